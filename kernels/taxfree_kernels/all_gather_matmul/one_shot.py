@@ -1,0 +1,127 @@
+"""One kernel of ours gathers A over symmetric memory, then the vendor's matmul.
+
+What an engine that knows symmetric memory would do: the collective's latency goes down to one
+signal, the re-layout for gather_dim 1 happens on the way out of the inbox, two launches remain.
+
+Protocol. Sender programs as in ``push``; behind them one program per (source, chunk) waits for it
+and copies it from the inbox to its place in A. Every rank waits for every peer in each call, so
+the two slots of the pool suffice.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+from taxfree_kernels.all_gather_matmul.baseline import matmul_into
+from taxfree_kernels.all_gather_matmul.problem import AllGatherMatmul
+from taxfree_kernels.all_gather_matmul.tile import push_chunk
+from taxfree_kernels.device import sync
+from taxfree_kernels.fabric.base import Fabric
+from taxfree_kernels.hardware import Hardware
+from taxfree_kernels.launch import Kernel
+from taxfree_kernels.variant import Config, Plan, Space, Variant
+
+
+@triton.jit(do_not_specialize=["rank", "own_rows"])
+def _gather(
+    a_ptr, own_rows, gathered_ptr, inbox_ptr, slot_elements, control_ptr, heap_bases, rank,
+    m, k, shard_rows, shard_columns,
+    WORLD: tl.constexpr, BACKEND: tl.constexpr, GATHER_DIM: tl.constexpr, CHUNKS: tl.constexpr,
+    SEND_BLOCK: tl.constexpr,
+):  # fmt: skip
+    program = tl.program_id(0)
+    generation = sync.running_generation(control_ptr)
+    slot_ptr = tl.multiple_of(inbox_ptr + (generation % 2) * slot_elements, 16)
+    senders = CHUNKS * (WORLD - 1)
+    if program < senders:
+        push_chunk(
+            program, a_ptr, own_rows, slot_ptr, control_ptr, generation, heap_bases, rank,
+            shard_rows, shard_columns, WORLD, BACKEND, CHUNKS, SEND_BLOCK,
+        )  # fmt: skip
+    else:
+        chunk = (program - senders) // WORLD
+        source = (rank + (program - senders) % WORLD) % WORLD
+        chunk_rows = tl.cdiv(shard_rows, CHUNKS)
+        first_row = tl.where(GATHER_DIM == 0, source * shard_rows, 0)
+        begin = chunk * chunk_rows
+        end = min(min(begin + chunk_rows, shard_rows), m - first_row)
+        arrived = rank >= 0
+        block_ptr = a_ptr
+        if source != rank:
+            arrived = sync.wait(
+                control_ptr, chunk, source, generation, heap_bases, rank,
+                WORLD=WORLD, BACKEND=BACKEND,
+            )  # fmt: skip
+            block_ptr = slot_ptr + source.to(tl.int64) * shard_rows * shard_columns
+        if shard_columns % 8 == 0:
+            block_ptr = tl.multiple_of(block_ptr, 16)
+        first_column = tl.where(GATHER_DIM == 0, 0, source * shard_columns)
+        target_ptr = gathered_ptr + first_row.to(tl.int64) * k + first_column
+        for start in range(begin * shard_columns, end * shard_columns, SEND_BLOCK):
+            at = start + tl.arange(0, SEND_BLOCK)
+            mask = at < end * shard_columns
+            tile = tl.load(block_ptr + at, mask=mask)
+            tile = tl.where(arrived, tile, float("nan"))
+            tl.store(target_ptr + at // shard_columns * k + at % shard_columns, tile, mask=mask)
+    sync.leave(control_ptr, generation, tl.num_programs(0), BACKEND)
+
+
+class OneShotPlan(Plan):
+    launches = 2
+
+    def __init__(self, problem: AllGatherMatmul, fabric: Fabric, config: Config) -> None:
+        dtype = getattr(torch, problem.dtype)
+        world, chunks = problem.world_size, config["CHUNKS"]
+        inbox, slot_elements = fabric.pool.slots(problem.gathered_elements, dtype)
+        self._own_rows = problem.rows_of(fabric.rank)
+        self._a = torch.empty(problem.m, problem.k, dtype=dtype, device=fabric.device)
+        self._fixed_args = (
+            self._a, inbox, slot_elements, fabric.pool.control, fabric.heap_bases, fabric.rank,
+            problem.m, problem.k, problem.shard_rows, problem.shard_columns,
+        )  # fmt: skip
+        self._gather = Kernel(
+            _gather,
+            grid=chunks * (2 * world - 1),
+            constants={
+                "WORLD": world,
+                "BACKEND": fabric.backend,
+                "GATHER_DIM": problem.gather_dim,
+                "CHUNKS": chunks,
+                "SEND_BLOCK": config["SEND_BLOCK"],
+            },
+        )
+
+    def __call__(
+        self, a: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor
+    ) -> torch.Tensor:
+        self._gather(a, self._own_rows, *self._fixed_args)
+        return matmul_into(out, self._a, weight, bias)
+
+
+class OneShot(Variant):
+    name = "one_shot"
+    fused = False
+
+    def refuses_problem(self, problem: Any, hardware: Hardware) -> str | None:
+        return "one rank has no peers" if problem.world_size == 1 else None
+
+    def space(self, problem: Any, hardware: Hardware) -> Space:
+        if hardware.backend == "interpreter":
+            return {"CHUNKS": (1, 2), "SEND_BLOCK": (1024,)}
+        counts = tuple(count for count in (1, 2, 4, 8, 16, 32) if count <= problem.shard_rows)
+        return {"CHUNKS": counts, "SEND_BLOCK": (4096, 8192)}
+
+    def refuses_config(self, problem: Any, hardware: Hardware, config: Config) -> str | None:
+        if config["CHUNKS"] > problem.shard_rows:
+            return f"CHUNKS {config['CHUNKS']} is more than the {problem.shard_rows} rows of a shard"
+        return None
+
+    def plan(self, problem: Any, fabric: Fabric, config: Config) -> Plan:
+        return OneShotPlan(problem, fabric, config)
+
+
+VARIANT = OneShot()

@@ -1,0 +1,69 @@
+"""Inputs and the float64 reference of all_gather_matmul."""
+
+from __future__ import annotations
+
+import torch
+
+from taxfree_kernels.all_gather_matmul.problem import AllGatherMatmul
+from taxfree_kernels.variant import Operation
+
+
+def _random(
+    size: tuple[int, ...], seed: int, device: torch.device, dtype: torch.dtype, integers: bool
+) -> torch.Tensor:
+    generator = torch.Generator(device=device).manual_seed(seed)
+    if integers:
+        return torch.randint(-1, 2, size, generator=generator, device=device).to(dtype)
+    return torch.randn(size, generator=generator, device=device).to(dtype)
+
+
+def _shard(
+    problem: AllGatherMatmul, rank: int, seed: int, device: torch.device, integers: bool
+) -> torch.Tensor:
+    size = (problem.rows_of(rank), problem.shard_columns)
+    return _random(size, 1000 * seed + rank, device, getattr(torch, problem.dtype), integers)
+
+
+def make_inputs(
+    problem: AllGatherMatmul, rank: int, seed: int, device: torch.device, integers: bool = False
+) -> tuple[torch.Tensor | None, ...]:
+    """a_shard [rows_of(rank), shard_columns], weight [k, n], bias [n] or None of one rank."""
+    dtype = getattr(torch, problem.dtype)
+    own = 1000 * seed + 100 * (rank + 1)  # distinct from every shard's: ranks are below 100
+    size = (problem.n, problem.k) if problem.weight_layout == "nk" else (problem.k, problem.n)
+    weight = _random(size, own + 1_000_000, device, dtype, integers)
+    if problem.weight_layout == "nk":
+        weight = weight.t()
+    bias = None
+    if problem.bias:
+        bias = _random((problem.n,), own + 2_000_000, device, dtype, integers)
+    return _shard(problem, rank, seed, device, integers), weight, bias
+
+
+def reference(
+    problem: AllGatherMatmul, rank: int, seed: int, device: torch.device, integers: bool = False
+) -> torch.Tensor:
+    """out float64 [m, n] of `rank`, from the same inputs as :func:`make_inputs`."""
+    shards = [
+        _shard(problem, peer, seed, device, integers).double()
+        for peer in range(problem.world_size)
+    ]
+    _, weight, bias = make_inputs(problem, rank, seed, device, integers)
+    assert weight is not None
+    out = torch.cat(shards, dim=problem.gather_dim) @ weight.double()
+    return out if bias is None else out + bias.double()
+
+
+def empty_output(problem: AllGatherMatmul, device: torch.device) -> torch.Tensor:
+    """out [m, n], uninitialised."""
+    return torch.empty(problem.m, problem.n, dtype=getattr(torch, problem.dtype), device=device)
+
+
+OPERATION = Operation(
+    name="all_gather_matmul",
+    problem=AllGatherMatmul,
+    near_fields=("m",),
+    make_inputs=make_inputs,
+    reference=reference,
+    empty_output=empty_output,
+)

@@ -1,0 +1,96 @@
+"""Dimensions of an all_gather_matmul, and what they cost."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from taxfree_kernels.errors import PlanError
+from taxfree_kernels.variant import Cost
+
+ITEM_BYTES = {"float16": 2, "bfloat16": 2}
+
+
+@dataclass(frozen=True)
+class AllGatherMatmul:
+    """out[M, N] = all_gather(a_shard)[M, K] @ weight[K, N] (+ bias[N]), as each rank computes it.
+
+    Args:
+        m: rows of the gathered A, over all ranks.
+        n: columns of this rank's weight.
+        k: columns of the gathered A.
+        gather_dim: 0: rank r holds rows [r * ceil(m / world_size), ...), the last ranks fewer or
+            none; 1: rank r holds columns [r * k / world_size, ...).
+        dtype: "float16" or "bfloat16", of A, weight, bias and output.
+        world_size: ranks.
+        weight_layout: which dimension of the weight is contiguous last: "nk" is K, as in the
+            transposed weight of a ``torch.nn.Linear``; "kn" is N.
+        bias: whether a bias is added.
+
+    Raises:
+        PlanError: on impossible dimensions.
+    """
+
+    m: int
+    n: int
+    k: int
+    gather_dim: int = 1
+    dtype: str = "float16"
+    world_size: int = 1
+    weight_layout: str = "nk"
+    bias: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("m", "n", "k", "world_size"):
+            if getattr(self, name) < 1:
+                raise PlanError(f"{name} is {getattr(self, name)}, must be at least 1")
+        if self.gather_dim not in (0, 1):
+            raise PlanError(f"gather_dim is {self.gather_dim}, must be 0 (rows) or 1 (columns)")
+        if self.dtype not in ITEM_BYTES:
+            raise PlanError(f"dtype {self.dtype} is not one of {', '.join(ITEM_BYTES)}")
+        if self.weight_layout not in ("nk", "kn"):
+            raise PlanError(f"weight_layout is {self.weight_layout!r}, must be 'nk' or 'kn'")
+        if self.gather_dim == 1 and self.k % self.world_size:
+            raise PlanError(
+                f"k={self.k} is not divisible by {self.world_size} ranks",
+                "with gather_dim=1 each rank holds k / world_size columns",
+            )
+
+    @property
+    def shard_rows(self) -> int:
+        """Rows of a full shard."""
+        return self.m if self.gather_dim == 1 else -(-self.m // self.world_size)
+
+    @property
+    def shard_columns(self) -> int:
+        return self.k // self.world_size if self.gather_dim == 1 else self.k
+
+    def rows_of(self, rank: int) -> int:
+        """Rows of the shard of `rank`: fewer, or none, at the end of a ragged M."""
+        if self.gather_dim == 1:
+            return self.m
+        return max(0, min(self.m - rank * self.shard_rows, self.shard_rows))
+
+    @property
+    def gathered_elements(self) -> int:
+        """Elements of A gathered in full shards: what an inbox holds."""
+        return self.world_size * self.shard_rows * self.shard_columns
+
+    @property
+    def cost(self) -> Cost:
+        """Per rank and call; the slowest rank's."""
+        item = ITEM_BYTES[self.dtype]
+        own = self.rows_of(self.world_size - 1) * self.shard_columns  # the smallest shard
+        elements = self.m * self.k + self.k * self.n + self.m * self.n
+        return Cost(
+            flops=2 * self.m * self.n * self.k,
+            memory_bytes=item * elements,
+            link_bytes=item * (self.m * self.k - own),
+        )
+
+    @property
+    def slot_bytes(self) -> int:
+        """Symmetric memory that a call of any variant needs in one payload slot."""
+        return ITEM_BYTES[self.dtype] * self.gathered_elements
+
+
+PROBLEM = AllGatherMatmul

@@ -1,0 +1,83 @@
+"""One fused kernel: every rank puts its shard into its outbox, tile programs load from peers.
+
+Removes the launch tax and the wait for the slowest transfer: a tile reads a peer's rows straight
+into registers once that peer has signalled. Each column of tiles fetches A again, so the link
+traffic grows with N / BLOCK_N: for few rows only.
+
+Protocol. Copy programs have the lowest ids, wait for nobody, and signal all peers with one
+instruction; the payload of call g is in slot g % 2 of the *owner's* pool. Everybody waits for
+everybody in each call, as in ``push``, so when a rank overwrites its slot in call g, each peer has
+finished call g - 2, the last one that read it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import triton
+import triton.language as tl
+
+from taxfree_kernels.all_gather_matmul.fused import FusedPlan, FusedVariant
+from taxfree_kernels.all_gather_matmul.tile import gathered_tile
+from taxfree_kernels.device import sync
+from taxfree_kernels.device.tiles import copy
+from taxfree_kernels.fabric.base import Fabric
+from taxfree_kernels.hardware import Hardware
+from taxfree_kernels.variant import Config, Plan, Space
+
+
+@triton.jit(do_not_specialize=["rank", "own_rows"])
+def _pull(
+    a_ptr, own_rows, w_ptr, stride_wk, stride_wn, bias_ptr, out_ptr,
+    outbox_ptr, slot_elements, control_ptr, partials_ptr, counters_ptr, heap_bases, rank,
+    m, n, k, shard_rows, shard_columns,
+    WORLD: tl.constexpr, BACKEND: tl.constexpr, GATHER_DIM: tl.constexpr, HAS_BIAS: tl.constexpr,
+    CHUNKS: tl.constexpr, SEND_BLOCK: tl.constexpr,
+    SOURCES_PER_WAIT: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr, SPLIT_K: tl.constexpr, EVEN_K: tl.constexpr,
+    SWAP_AB: tl.constexpr,
+):  # fmt: skip
+    program = tl.program_id(0)
+    generation = sync.running_generation(control_ptr)
+    slot_ptr = tl.multiple_of(outbox_ptr + (generation % 2) * slot_elements, 16)
+    if program < CHUNKS:
+        chunk_rows = tl.cdiv(shard_rows, CHUNKS)
+        begin = program * chunk_rows
+        end = min(begin + chunk_rows, own_rows)
+        copy(slot_ptr, a_ptr, begin * shard_columns, end * shard_columns, SEND_BLOCK)
+        peers: tl.constexpr = triton.next_power_of_2(WORLD)
+        peer = tl.arange(0, peers)
+        others = (peer < WORLD) & (peer != rank)
+        sync.signal(
+            control_ptr, program, tl.where(others, peer, rank), generation, heap_bases, rank,
+            mask=others, WORLD=WORLD, BACKEND=BACKEND,
+        )  # fmt: skip
+    else:
+        gathered_tile(
+            program - CHUNKS, a_ptr, w_ptr, stride_wk, stride_wn, bias_ptr, out_ptr,
+            slot_ptr, control_ptr, generation, partials_ptr, counters_ptr, heap_bases, rank,
+            m, n, k, shard_rows, shard_columns,
+            WORLD, BACKEND, GATHER_DIM, HAS_BIAS, CHUNKS, SOURCES_PER_WAIT, True,
+            BLOCK_M, BLOCK_N, BLOCK_K, GROUP_M, SPLIT_K, EVEN_K, SWAP_AB,
+        )  # fmt: skip
+    sync.leave(control_ptr, generation, tl.num_programs(0), BACKEND)
+
+
+class Pull(FusedVariant):
+    name = "pull"
+
+    def refuses_problem(self, problem: Any, hardware: Hardware) -> str | None:
+        if problem.m > 1024:
+            return "A would cross the link once per column of tiles"
+        return super().refuses_problem(problem, hardware)
+
+    def space(self, problem: Any, hardware: Hardware) -> Space:
+        space = super().space(problem, hardware)
+        return {**space, "SOURCES_PER_WAIT": (1,)}  # each source has its own base address
+
+    def plan(self, problem: Any, fabric: Fabric, config: Config) -> Plan:
+        constants = {"SEND_BLOCK": config["SEND_BLOCK"]}
+        return FusedPlan(problem, fabric, config, _pull, config["CHUNKS"], constants)
+
+
+VARIANT = Pull()

@@ -1,0 +1,68 @@
+"""One fused kernel: sender programs push this rank's shard, tile programs wait per source.
+
+Removes the launch tax (one kernel), most of the bulk-synchronous tax (a tile starts with its own
+rank's shard and then with what has arrived), and the locality tax of a gathered A in a second
+layout. Sends each byte over the link once.
+
+Protocol. Sender programs have the lowest ids and wait for nobody; tile programs wait for senders of
+peers only, so any order that starts low ids first makes progress. Tile programs of a rank wait,
+together, for every channel of every peer in every call: with gather_dim 1 each tile needs all
+sources; with gather_dim 0 every row has a tile, and the last tile also waits for sources without
+rows. That is the full exchange under which the two payload slots of a pool suffice
+(:class:`taxfree_kernels.fabric.heap.Pool`).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import triton
+import triton.language as tl
+
+from taxfree_kernels.all_gather_matmul.fused import FusedPlan, FusedVariant
+from taxfree_kernels.all_gather_matmul.tile import gathered_tile, push_chunk
+from taxfree_kernels.device import sync
+from taxfree_kernels.fabric.base import Fabric
+from taxfree_kernels.variant import Config, Plan
+
+
+@triton.jit(do_not_specialize=["rank", "own_rows"])
+def _push(
+    a_ptr, own_rows, w_ptr, stride_wk, stride_wn, bias_ptr, out_ptr,
+    inbox_ptr, slot_elements, control_ptr, partials_ptr, counters_ptr, heap_bases, rank,
+    m, n, k, shard_rows, shard_columns,
+    WORLD: tl.constexpr, BACKEND: tl.constexpr, GATHER_DIM: tl.constexpr, HAS_BIAS: tl.constexpr,
+    SENDERS: tl.constexpr, CHUNKS: tl.constexpr, SEND_BLOCK: tl.constexpr,
+    SOURCES_PER_WAIT: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr, SPLIT_K: tl.constexpr, EVEN_K: tl.constexpr,
+    SWAP_AB: tl.constexpr,
+):  # fmt: skip
+    program = tl.program_id(0)
+    generation = sync.running_generation(control_ptr)
+    slot_ptr = tl.multiple_of(inbox_ptr + (generation % 2) * slot_elements, 16)
+    if program < SENDERS:
+        push_chunk(
+            program, a_ptr, own_rows, slot_ptr, control_ptr, generation, heap_bases, rank,
+            shard_rows, shard_columns, WORLD, BACKEND, CHUNKS, SEND_BLOCK,
+        )  # fmt: skip
+    else:
+        gathered_tile(
+            program - SENDERS, a_ptr, w_ptr, stride_wk, stride_wn, bias_ptr, out_ptr,
+            slot_ptr, control_ptr, generation, partials_ptr, counters_ptr, heap_bases, rank,
+            m, n, k, shard_rows, shard_columns,
+            WORLD, BACKEND, GATHER_DIM, HAS_BIAS, CHUNKS, SOURCES_PER_WAIT, False,
+            BLOCK_M, BLOCK_N, BLOCK_K, GROUP_M, SPLIT_K, EVEN_K, SWAP_AB,
+        )  # fmt: skip
+    sync.leave(control_ptr, generation, tl.num_programs(0), BACKEND)
+
+
+class Push(FusedVariant):
+    name = "push"
+
+    def plan(self, problem: Any, fabric: Fabric, config: Config) -> Plan:
+        senders = config["CHUNKS"] * (problem.world_size - 1)
+        constants = {"SENDERS": senders, "SEND_BLOCK": config["SEND_BLOCK"]}
+        return FusedPlan(problem, fabric, config, _push, senders, constants)
+
+
+VARIANT = Push()

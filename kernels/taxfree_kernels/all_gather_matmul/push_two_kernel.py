@@ -1,0 +1,78 @@
+"""The push of the paper: one kernel sends the shard to every inbox, a second waits per source.
+
+Removes the bulk-synchronous tax only: a rank's tiles start as their sources arrive, whatever the
+other ranks do; but there are two launches, and the second starts when the first has sent all.
+Protocol and payload lifetime are those of ``push``; the second kernel ends the call.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+from taxfree_kernels.all_gather_matmul.fused import FusedPlan, FusedVariant
+from taxfree_kernels.all_gather_matmul.problem import AllGatherMatmul
+from taxfree_kernels.all_gather_matmul.push import _push
+from taxfree_kernels.all_gather_matmul.tile import push_chunk
+from taxfree_kernels.device import sync
+from taxfree_kernels.fabric.base import Fabric
+from taxfree_kernels.launch import Kernel
+from taxfree_kernels.variant import Config, Plan
+
+
+@triton.jit(do_not_specialize=["rank", "own_rows"])
+def _send(
+    a_ptr, own_rows, inbox_ptr, slot_elements, control_ptr, heap_bases, rank,
+    shard_rows, shard_columns,
+    WORLD: tl.constexpr, BACKEND: tl.constexpr, CHUNKS: tl.constexpr, SEND_BLOCK: tl.constexpr,
+):  # fmt: skip
+    generation = sync.running_generation(control_ptr)
+    slot_ptr = tl.multiple_of(inbox_ptr + (generation % 2) * slot_elements, 16)
+    push_chunk(
+        tl.program_id(0), a_ptr, own_rows, slot_ptr, control_ptr, generation, heap_bases, rank,
+        shard_rows, shard_columns, WORLD, BACKEND, CHUNKS, SEND_BLOCK,
+    )  # fmt: skip
+
+
+class PushTwoKernelPlan(FusedPlan):
+    launches = 2
+
+    def __init__(self, problem: AllGatherMatmul, fabric: Fabric, config: Config) -> None:
+        none = {"SENDERS": 0, "SEND_BLOCK": config["SEND_BLOCK"]}
+        super().__init__(problem, fabric, config, _push, 0, none)
+        inbox, slot_elements = fabric.pool.slots(
+            problem.gathered_elements, getattr(torch, problem.dtype)
+        )
+        self._send_args = (
+            inbox, slot_elements, fabric.pool.control, fabric.heap_bases, fabric.rank,
+            problem.shard_rows, problem.shard_columns,
+        )  # fmt: skip
+        self._send = Kernel(
+            _send,
+            grid=config["CHUNKS"] * (problem.world_size - 1),
+            constants={
+                "WORLD": problem.world_size,
+                "BACKEND": fabric.backend,
+                "CHUNKS": config["CHUNKS"],
+                "SEND_BLOCK": config["SEND_BLOCK"],
+            },
+        )
+
+    def __call__(
+        self, a: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor
+    ) -> torch.Tensor:
+        self._send(a, self._own_rows, *self._send_args)
+        return super().__call__(a, weight, bias, out)
+
+
+class PushTwoKernel(FusedVariant):
+    name = "push_two_kernel"
+
+    def plan(self, problem: Any, fabric: Fabric, config: Config) -> Plan:
+        return PushTwoKernelPlan(problem, fabric, config)
+
+
+VARIANT = PushTwoKernel()

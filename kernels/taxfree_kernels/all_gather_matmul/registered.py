@@ -1,0 +1,59 @@
+"""The library path on registered buffers: NCCL's low-latency kernels, then the vendor's matmul.
+
+Both ends of the collective live in a memory pool that is registered with the communicator as
+symmetric; the caller's shard is copied into it, which the time includes.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from taxfree_kernels.all_gather_matmul.baseline import BaselinePlan
+from taxfree_kernels.all_gather_matmul.problem import AllGatherMatmul
+from taxfree_kernels.errors import PlanError
+from taxfree_kernels.fabric.base import Fabric
+from taxfree_kernels.hardware import Hardware
+from taxfree_kernels.variant import Config, Plan, Variant
+
+
+class RegisteredPlan(BaselinePlan):
+    def __init__(self, problem: AllGatherMatmul, fabric: Fabric) -> None:
+        backend = fabric.group._get_backend(fabric.device)
+        if not hasattr(backend, "register_mem_pool"):
+            raise PlanError(f"the process group's {type(backend).__name__} registers no memory")
+        self._pool = torch.cuda.MemPool(backend.mem_allocator)
+        super().__init__(problem, fabric)
+        with torch.cuda.use_mem_pool(self._pool):
+            size = (problem.shard_rows, problem.shard_columns)
+            self._shard = torch.zeros(size, dtype=self._gathered.dtype, device=fabric.device)
+        backend.register_mem_pool(self._pool, symm=True)
+        self._padded = None
+        self.launches = 3 + (problem.gather_dim == 1)
+
+    def _buffer(self, fabric: Fabric, size: tuple[int, int], dtype: torch.dtype) -> torch.Tensor:
+        with torch.cuda.use_mem_pool(self._pool):
+            return torch.empty(size, dtype=dtype, device=fabric.device)
+
+    def __call__(
+        self, a: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor
+    ) -> torch.Tensor:
+        self._shard[: a.shape[0]].copy_(a)
+        return super().__call__(self._shard, weight, bias, out)
+
+
+class Registered(Variant):
+    name = "registered"
+    fused = False
+
+    def refuses_problem(self, problem: Any, hardware: Hardware) -> str | None:
+        if hardware.backend == "interpreter":
+            return "the host's collectives know no registered memory"
+        return "one rank has no peers" if problem.world_size == 1 else None
+
+    def plan(self, problem: Any, fabric: Fabric, config: Config) -> Plan:
+        return RegisteredPlan(problem, fabric)
+
+
+VARIANT = Registered()

@@ -1,0 +1,185 @@
+"""Device functions of the fused variants: send a chunk of the shard, compute a gathered tile."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from taxfree_kernels.device import sync
+from taxfree_kernels.device.tiles import accumulate, copy, tile_of
+
+
+@triton.jit
+def push_chunk(
+    sender, a_ptr, own_rows, slot_ptr, control_ptr, generation, heap_bases, rank,
+    shard_rows, shard_columns,
+    WORLD: tl.constexpr, BACKEND: tl.constexpr, CHUNKS: tl.constexpr, SEND_BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Send one chunk of rows of this rank's shard to one peer's inbox, and signal it.
+
+    The inbox is [source, shard_rows, shard_columns]; the channel is the chunk. Chunks without rows
+    are signalled too. Ranks start with different peers, so that no link is hit by all at once.
+    """
+    chunk = sender // (WORLD - 1)
+    peer = (rank + 1 + sender % (WORLD - 1)) % WORLD
+    chunk_rows = tl.cdiv(shard_rows, CHUNKS)
+    begin = chunk * chunk_rows
+    end = min(begin + chunk_rows, own_rows)
+    own_block = slot_ptr + rank.to(tl.int64) * shard_rows * shard_columns
+    target = sync.translate(own_block, heap_bases, rank, peer)
+    if shard_columns % 8 == 0:
+        target = tl.multiple_of(target, 16)
+    copy(target, a_ptr, begin * shard_columns, end * shard_columns, SEND_BLOCK)
+    sync.signal(
+        control_ptr, chunk, peer, generation, heap_bases, rank, WORLD=WORLD, BACKEND=BACKEND
+    )
+
+
+@triton.jit
+def wait_for_rows(
+    row_begin, row_end, first_step, end_step, control_ptr, generation, heap_bases, rank,
+    m, shard_rows,
+    WORLD: tl.constexpr, BACKEND: tl.constexpr, GATHER_DIM: tl.constexpr, CHUNKS: tl.constexpr,
+):  # fmt: skip
+    """Wait for the chunks that hold rows [row_begin, row_end) of the peers that matter.
+
+    With gather_dim 1 these are the peers at distances [first_step, end_step) from this rank; with
+    gather_dim 0 the peers whose shards have such rows, and for the last tile also those without
+    any, so that every rank waits for every peer in each call.
+    """
+    lanes: tl.constexpr = triton.next_power_of_2(WORLD * CHUNKS)
+    lane = tl.arange(0, lanes)
+    source, chunk = lane % WORLD, lane // WORLD
+    chunk_rows = tl.cdiv(shard_rows, CHUNKS)
+    begin = chunk * chunk_rows
+    end = tl.minimum(begin + chunk_rows, shard_rows)
+    if GATHER_DIM == 0:
+        begin = tl.minimum(source * shard_rows + begin, m)
+        end = tl.minimum(source * shard_rows + end, m)
+        needed = source != rank
+    else:
+        distance = (source - rank + WORLD) % WORLD
+        needed = (distance >= first_step) & (distance < end_step)
+    has_rows = (begin < row_end) & (end > row_begin)
+    last_row = tl.zeros_like(lane) + row_end
+    is_last = (begin >= end) & (last_row >= m)  # a chunk without rows falls to the last tile
+    needed = needed & (has_rows | is_last) & (lane < WORLD * CHUNKS)
+    return sync.wait(
+        control_ptr, chunk, source, generation, heap_bases, rank, mask=needed,
+        WORLD=WORLD, BACKEND=BACKEND,
+    )  # fmt: skip
+
+
+@triton.jit
+def gathered_tile(
+    index, a_ptr, w_ptr, stride_wk, stride_wn, bias_ptr, out_ptr,
+    slot_ptr, control_ptr, generation, partials_ptr, counters_ptr, heap_bases, rank,
+    m, n, k, shard_rows, shard_columns,
+    WORLD: tl.constexpr, BACKEND: tl.constexpr, GATHER_DIM: tl.constexpr, HAS_BIAS: tl.constexpr,
+    CHUNKS: tl.constexpr, SOURCES_PER_WAIT: tl.constexpr, PULL: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
+    SPLIT_K: tl.constexpr, EVEN_K: tl.constexpr, SWAP_AB: tl.constexpr,
+):  # fmt: skip
+    """Compute one tile of out = gathered A @ W + bias, waiting for what it needs of each source.
+
+    Args:
+        index: of the tile and its K split, splits fastest.
+        slot_ptr: the running slot: peers' shards in this rank's inbox, or, when PULL, each
+            peer's own shard in its outbox.
+        partials_ptr: float32 [SPLIT_K, m, n]; counters_ptr: int32 [tiles]. When SPLIT_K is 1 unused.
+    """
+    tiles_m, tiles_n = tl.cdiv(m, BLOCK_M), tl.cdiv(n, BLOCK_N)
+    tile, split = index // SPLIT_K, index % SPLIT_K
+    tile_m, tile_n = tile_of(tile, tiles_m, tiles_n, GROUP_M)
+    if GATHER_DIM == 0:  # the rows that are already here come first
+        tile_m = (tile_m + rank * shard_rows // BLOCK_M) % tiles_m
+    row_begin = tile_m * BLOCK_M
+    rows = row_begin + tl.arange(0, BLOCK_M)
+    cols = tile_n * BLOCK_N + tl.arange(0, BLOCK_N)
+    row_mask, col_mask = rows < m, cols < n
+    row_end = min(row_begin + BLOCK_M, m)
+    w_cols = w_ptr + cols.to(tl.int64) * stride_wn
+    if SWAP_AB:
+        acc = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
+    else:
+        acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+    arrived = rank >= 0
+
+    if GATHER_DIM == 0:
+        # -- one sweep over K; rows come from the own shard or from where their source put them --
+        steps = tl.cdiv(k, BLOCK_K)
+        step_begin, step_end = steps * split // SPLIT_K, steps * (split + 1) // SPLIT_K
+        arrived = wait_for_rows(
+            row_begin, row_end, 0, 0, control_ptr, generation, heap_bases, rank, m, shard_rows,
+            WORLD, BACKEND, GATHER_DIM, CHUNKS,
+        )  # fmt: skip
+        source = tl.minimum(rows // shard_rows, WORLD - 1)
+        own_row = (rows - rank * shard_rows).to(tl.int64)
+        if PULL:
+            shard_row = (rows - source * shard_rows).to(tl.int64)
+            a_rows = sync.translate(slot_ptr + shard_row * k, heap_bases, rank, source)
+        else:
+            a_rows = slot_ptr + rows.to(tl.int64) * k
+        a_rows = tl.where(source == rank, a_ptr + own_row * k, a_rows)
+        if EVEN_K:
+            a_rows = tl.multiple_of(a_rows, 16)
+        acc = accumulate(
+            acc, a_rows, 0, row_mask, w_cols, stride_wk, col_mask, 0, k, step_begin, step_end,
+            1, BLOCK_K, EVEN_K, SWAP_AB,
+        )  # fmt: skip
+    else:
+        # -- the own shard, then the peers in groups, each group behind one wait ----------------
+        row_offset = rows.to(tl.int64) * shard_columns
+        per_source = tl.cdiv(shard_columns, BLOCK_K)
+        steps = WORLD * per_source
+        step_begin, step_end = steps * split // SPLIT_K, steps * (split + 1) // SPLIT_K
+        acc = accumulate(
+            acc, a_ptr + row_offset, 0, row_mask, w_cols, stride_wk, col_mask, rank, shard_columns, step_begin, min(step_end, per_source),
+            WORLD, BLOCK_K, EVEN_K, SWAP_AB,
+        )  # fmt: skip
+        for first in range(1, WORLD, SOURCES_PER_WAIT):
+            begin = max(step_begin, first * per_source)
+            end = min(step_end, min(first + SOURCES_PER_WAIT, WORLD) * per_source)
+            if begin < end:
+                here = wait_for_rows(
+                    row_begin, row_end, begin // per_source, tl.cdiv(end, per_source),
+                    control_ptr, generation, heap_bases, rank, m, shard_rows,
+                    WORLD, BACKEND, GATHER_DIM, CHUNKS,
+                )  # fmt: skip
+                arrived = arrived & here
+                source_rows = slot_ptr + row_offset
+                stride_source = shard_rows * shard_columns
+                if PULL:
+                    peer = (rank + first) % WORLD
+                    source_rows = sync.translate(source_rows, heap_bases, rank, peer)
+                    stride_source = 0
+                if EVEN_K:
+                    source_rows = tl.multiple_of(source_rows, 16)
+                acc = accumulate(
+                    acc, source_rows, stride_source, row_mask, w_cols, stride_wk, col_mask,
+                    rank, shard_columns, begin, end, WORLD, BLOCK_K, EVEN_K, SWAP_AB,
+                )  # fmt: skip
+
+    acc = tl.where(arrived, acc, float("nan"))
+    if SWAP_AB:
+        acc = tl.trans(acc)
+    mask = row_mask[:, None] & col_mask[None, :]
+    at = rows.to(tl.int64)[:, None] * n + cols[None, :]
+    if SPLIT_K == 1:
+        _store(out_ptr + at, acc, mask, bias_ptr, cols, col_mask, HAS_BIAS)
+    else:
+        plane = m.to(tl.int64) * n
+        tl.store(partials_ptr + split * plane + at, acc, mask=mask)
+        if sync.arrive(counters_ptr + tile, SPLIT_K, BACKEND):
+            # The last split to finish adds all of them, always in the same order.
+            total = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+            for other in range(SPLIT_K):
+                total += tl.load(partials_ptr + other * plane + at, mask=mask, other=0.0)
+            _store(out_ptr + at, total, mask, bias_ptr, cols, col_mask, HAS_BIAS)
+
+
+@triton.jit
+def _store(out, acc, mask, bias_ptr, cols, col_mask, HAS_BIAS: tl.constexpr):
+    if HAS_BIAS:
+        acc += tl.load(bias_ptr + cols, mask=col_mask, other=0.0).to(tl.float32)[None, :]
+    tl.store(out, acc.to(out.dtype.element_ty), mask=mask)

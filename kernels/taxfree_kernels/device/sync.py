@@ -1,0 +1,206 @@
+"""The synchronisation of all fused kernels: signals between ranks, arrivals inside one.
+
+Every kernel of a call works in one *generation*: an int64 that starts at 1, only grows, and lives in
+the pool's control block in device memory, so that a captured graph can be replayed. A signal word
+holds the generation of the last message of (channel, source); nothing is ever cleared. 64 bits,
+because a word that a pool leaves unused for 2^31 calls would, in 32 bits, look like the future.
+
+Raw atomics appear in this file and nowhere else. The rules behind each line (which store drain,
+which barrier, which form of poll survives which compiler) are in ``docs/memory-model.md``; the
+compiled form is checked in the assembly, the protocol by the happens-before checker.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+import triton
+import triton.language as tl
+
+# -- layout of a pool's control block, in int64 words -----------------------------------------
+GENERATION = tl.constexpr(0)  # of the last finished call
+ARRIVALS = tl.constexpr(1)  # programs of the running call that are done
+LIMIT = tl.constexpr(2)  # bound of a wait, in ticks
+ABORT = tl.constexpr(3)  # not 0: a wait of this rank or of a peer timed out; written by peers too
+REPORTED = tl.constexpr(4)  # not 0: one program of this rank has written the report
+STATUS = tl.constexpr(5)  # address of the report, in host memory
+SIGNALS = tl.constexpr(16)  # signal words [channel, source]
+
+# -- layout of a timeout report, in int64 words -----------------------------------------------
+REPORT_WORDS = 8  # code, rank, program, channel, source, wanted, seen, spare
+TIMED_OUT = tl.constexpr(1)
+PEER_ABORTED = tl.constexpr(2)
+
+_F = TypeVar("_F", bound=Callable[..., object])
+
+
+def _interpreted_only(function: _F) -> _F:
+    """Let a jitted function name a plain Python one in a branch that is never compiled."""
+    function.__triton_builtin__ = True  # type: ignore[attr-defined]
+    return function
+
+
+@_interpreted_only
+def _yield_and_clock_us() -> int:
+    """Give the core to the other ranks, which may share it; then the time in microseconds."""
+    time.sleep(0)
+    return time.monotonic_ns() // 1000
+
+
+@triton.jit
+def translate(ptr, heap_bases, rank, peer):
+    """The address at which this rank sees `peer`'s copy of the symmetric object at `ptr`.
+
+    `ptr` and `peer` are scalars or blocks. Translate a base pointer early, hint its alignment
+    with ``tl.multiple_of``, then add offsets: without the hint accesses lose their 16 bytes.
+    """
+    shift = tl.load(heap_bases + peer) - tl.load(heap_bases + rank)
+    return tl.cast(tl.cast(ptr, tl.pointer_type(tl.int8)) + shift, ptr.dtype)
+
+
+@triton.jit
+def _drain_stores(BACKEND: tl.constexpr):
+    # On CDNA only the wave that issues the release waits for its own stores at the fence; every
+    # wave has to wait for its own before the barrier.
+    if BACKEND == "hip":
+        tl.inline_asm_elementwise(
+            "s_waitcnt vmcnt(0)\n\tv_mov_b32 $0, 0",
+            "=v",
+            [],
+            dtype=tl.int32,
+            is_pure=False,
+            pack=1,
+        )
+
+
+@triton.jit
+def _poll(words, want, mask, SEM: tl.constexpr):
+    """How far the most backward of `words` is from `want`: negative while one is missing."""
+    lead = tl.atomic_add(words, 0, sem=SEM, scope="sys", mask=mask) - want
+    if mask is not None:
+        lead = tl.where(mask, lead, 0)
+    if len(words.shape) > 0:
+        lead = tl.min(lead, 0)
+    return lead
+
+
+@triton.jit
+def signal(
+    control_ptr, channel, peer, generation, heap_bases, rank, mask=None,
+    WORLD: tl.constexpr = 1, BACKEND: tl.constexpr = "interpreter",
+):  # fmt: skip
+    """Tell `peer` that all this program has stored so far is complete, on `channel`.
+
+    Args:
+        channel, peer: scalars, or blocks of one shape to signal several peers with one instruction.
+        generation: of the running call.
+        mask: lanes that signal; for blocks.
+    """
+    word = translate(control_ptr + SIGNALS + channel * WORLD + rank, heap_bases, rank, peer)
+    _drain_stores(BACKEND)
+    tl.debug_barrier()
+    tl.atomic_xchg(word, generation, sem="release", scope="sys", mask=mask)
+
+
+@triton.jit
+def wait(
+    control_ptr, channel, source, generation, heap_bases, rank, mask=None,
+    WORLD: tl.constexpr = 1, BACKEND: tl.constexpr = "interpreter",
+):  # fmt: skip
+    """Wait until `source` has signalled `generation` on `channel`; then its stores are visible.
+
+    Args:
+        channel, source: scalars, or blocks of one shape to wait for all of them in one poll.
+        mask: lanes that matter; for blocks.
+
+    Returns:
+        Whether it came. False after the bound, or at once when this rank or a peer has already
+        given up: the program then goes on with garbage, must still count out, and writes NaN.
+    """
+    words = control_ptr + SIGNALS + channel * WORLD + source
+    limit = tl.load(control_ptr + LIMIT)
+    lead = _poll(words, generation, mask, "relaxed")
+    if lead < 0:
+        if tl.atomic_add(control_ptr + ABORT, 0, sem="relaxed", scope="sys") != 0:
+            limit = tl.zeros((), tl.int64)
+    ticks = tl.zeros((), tl.int64)
+    if BACKEND == "interpreter":
+        start = _yield_and_clock_us()
+    while (lead < 0) & (ticks < limit):
+        lead = _poll(words, generation, mask, "relaxed")
+        if BACKEND == "interpreter":
+            ticks = tl.full((), _yield_and_clock_us() - start, tl.int64)
+        else:
+            ticks += 1
+    # The acquire that orders what follows; some compilers delete it unless its result is used.
+    lead = _poll(words, generation, mask, "acquire")
+    arrived = lead >= 0
+    if lead < 0:
+        _give_up(control_ptr, channel, source, generation, generation + lead, heap_bases, rank,
+                 mask, words, WORLD)  # fmt: skip
+    tl.debug_barrier()
+    return arrived
+
+
+@triton.jit
+def _give_up(
+    control_ptr, channel, source, want, seen, heap_bases, rank, mask, words,
+    WORLD: tl.constexpr,
+):  # fmt: skip
+    """Report who waited for what, once per rank, and abort the pool of every peer."""
+    aborted = tl.atomic_xchg(control_ptr + ABORT, TIMED_OUT, sem="relaxed", scope="sys")
+    if tl.atomic_xchg(control_ptr + REPORTED, 1, sem="relaxed", scope="gpu") == 0:
+        late_channel = channel
+        late_source = source
+        if len(words.shape) > 0:
+            late = tl.atomic_add(words, 0, sem="relaxed", scope="sys", mask=mask) - want < 0
+            if mask is not None:
+                late = late & mask
+            late_channel = tl.max(tl.where(late, channel, 0), 0)
+            late_source = tl.max(tl.where(late, source, 0), 0)
+        report = tl.cast(tl.load(control_ptr + STATUS), tl.pointer_type(tl.int64))
+        none = tl.zeros((), tl.int64)
+        tl.store(report + 1, none + rank)
+        tl.store(report + 2, none + tl.program_id(0))
+        tl.store(report + 3, none + late_channel)
+        tl.store(report + 4, none + late_source)
+        tl.store(report + 5, want)
+        tl.store(report + 6, seen)
+        tl.debug_barrier()
+        code = none + tl.where(aborted == 0, TIMED_OUT, PEER_ABORTED)
+        tl.atomic_xchg(report, code, sem="release", scope="sys")
+        for step in range(1, WORLD):
+            peer = (rank + step) % WORLD
+            abort = translate(control_ptr + ABORT, heap_bases, rank, peer)
+            tl.atomic_xchg(abort, PEER_ABORTED, sem="relaxed", scope="sys")
+
+
+@triton.jit
+def running_generation(control_ptr):
+    """The generation of the running call; read it first, before the program can be last out."""
+    return tl.load(control_ptr + GENERATION) + 1
+
+
+@triton.jit
+def arrive(counter_ptr, programs, BACKEND: tl.constexpr):
+    """Count this program in; True in the last of `programs`, which then sees all their stores.
+
+    The last one leaves the counter at 0 for the next launch.
+    """
+    _drain_stores(BACKEND)
+    tl.debug_barrier()
+    before = tl.atomic_add(counter_ptr, 1, sem="acq_rel", scope="gpu")
+    is_last = before == programs - 1
+    if is_last:
+        tl.atomic_xchg(counter_ptr, 0, sem="relaxed", scope="gpu")
+    tl.debug_barrier()
+    return is_last
+
+
+@triton.jit
+def leave(control_ptr, generation, programs, BACKEND: tl.constexpr):
+    """Count this program out of the call; the last of `programs` advances the generation."""
+    if arrive(control_ptr + ARRIVALS, programs, BACKEND):
+        tl.store(control_ptr + GENERATION, generation)

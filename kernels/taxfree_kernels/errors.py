@@ -1,0 +1,46 @@
+"""What can go wrong below the dispatcher.
+
+KernelError
+├── FabricUnavailable   the asked fabric cannot serve on this machine
+├── PlanError           a variant cannot run this problem with this config
+│   └── HeapExhausted   the symmetric heap is too small for it
+└── PeerTimeout         a peer did not signal within the bound
+"""
+
+from __future__ import annotations
+
+
+class KernelError(Exception):
+    """Base of this package's errors: one line of message, one line of hint.
+
+    Args:
+        message: what happened, without a trailing full stop.
+        hint: what the user can do next; may be empty.
+    """
+
+    exit_code = 1
+
+    def __init__(self, message: str, hint: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+
+class FabricUnavailable(KernelError):
+    """The asked fabric or hardware is not there."""
+
+    exit_code = 3
+
+
+class PlanError(KernelError):
+    """A variant cannot run this problem with this config."""
+
+
+class HeapExhausted(PlanError):
+    """The symmetric heap is too small for what was asked of it."""
+
+
+class PeerTimeout(KernelError):
+    """A peer did not signal within the bound; its pool is unusable until it is reset."""
+
+    exit_code = 5

@@ -1,0 +1,1 @@
+"""Symmetric memory over which ranks exchange tiles: one interface, one module per provider."""

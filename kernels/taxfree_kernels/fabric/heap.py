@@ -1,0 +1,122 @@
+"""The symmetric heap, and the pool of inboxes that the plans of one stream share."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from taxfree_kernels.device import sync
+from taxfree_kernels.errors import HeapExhausted, PeerTimeout
+
+if TYPE_CHECKING:
+    from taxfree_kernels.fabric.base import Fabric
+
+ALIGNMENT = 256  # bytes; more than any vector access or bulk copy needs
+
+
+class SymmetricHeap:
+    """Sub-allocates one arena in call order; the same calls give the same layout on every rank.
+
+    Args:
+        arena: uint8 [heap_bytes] on the device, at `heap_bases[rank]`.
+    """
+
+    def __init__(self, arena: torch.Tensor) -> None:
+        self._arena = arena
+        self._used = 0
+
+    @property
+    def free_bytes(self) -> int:
+        return self._arena.numel() - self._used
+
+    def empty(self, count: int, dtype: torch.dtype) -> torch.Tensor:
+        """`count` elements of `dtype`, aligned to 256 bytes.
+
+        Raises:
+            HeapExhausted: they do not fit.
+        """
+        size = -(-count * dtype.itemsize // ALIGNMENT) * ALIGNMENT
+        if size > self.free_bytes:
+            raise HeapExhausted(
+                f"the symmetric heap has {self.free_bytes} bytes left, {size} are needed",
+                "give a larger heap_bytes",
+            )
+        block = self._arena[self._used : self._used + count * dtype.itemsize]
+        self._used += size
+        return block.view(dtype)
+
+
+class Pool:
+    """A control block and two payload slots, shared by all plans whose calls one stream orders.
+
+    There is one generation per pool: call g uses slot g % 2 whichever plan it belongs to. A rank
+    that is in call g has finished g - 1, in which every peer signalled it, so every peer has left
+    g - 2 and nobody reads slot g % 2 any more. This needs every rank to signal, and wait for,
+    every peer in each call.
+
+    Args:
+        fabric: whose heap it takes.
+        slot_bytes: of one payload slot; the rest of the heap, halved, when None.
+        timeout_s: bound of a wait in seconds.
+    """
+
+    CHANNELS = 64
+
+    def __init__(self, fabric: Fabric, slot_bytes: int | None = None, timeout_s: float = 30.0):
+        self._fabric = fabric
+        words = sync.SIGNALS.value + self.CHANNELS * fabric.world_size
+        self.control = fabric.heap.empty(words, torch.int64)
+        if slot_bytes is None:
+            slot_bytes = fabric.heap.free_bytes // 2 // ALIGNMENT * ALIGNMENT
+        self.slot_bytes = slot_bytes
+        self._slots = fabric.heap.empty(2 * slot_bytes, torch.uint8)
+        self._report = fabric.host_words(sync.REPORT_WORDS)
+        self._code = self._report.numpy()  # indexing a tensor costs a microsecond a call
+        self._limit = fabric.ticks(timeout_s)
+        self.timeout_s = timeout_s
+        self.reset()
+
+    def slots(self, count: int, dtype: torch.dtype) -> tuple[torch.Tensor, int]:
+        """The first slot as `count` elements, and the elements from a slot to the next.
+
+        Raises:
+            HeapExhausted: `count` elements are more than a slot holds.
+        """
+        if count * dtype.itemsize > self.slot_bytes:
+            raise HeapExhausted(
+                f"an inbox of {count * dtype.itemsize} bytes does not fit a slot of "
+                f"{self.slot_bytes} bytes",
+                "give a larger heap_bytes: two slots of the largest problem",
+            )
+        slots = self._slots.view(dtype)
+        return slots[:count], self.slot_bytes // dtype.itemsize
+
+    def check(self) -> None:
+        """Look, without a synchronisation, whether a wait of this rank has timed out.
+
+        Raises:
+            PeerTimeout: it has; the pool is unusable until all ranks reset it.
+        """
+        if not self._code[0]:
+            return
+        code, rank, program, channel, source, wanted, seen, _ = self._report.tolist()
+        if code == sync.PEER_ABORTED.value:
+            message = f"rank {rank} stopped waiting because a peer gave up"
+        else:
+            message = (
+                f"rank {rank} waited {self.timeout_s:g} s for rank {source} "
+                f"(program {program}, channel {channel}, generation {wanted}, seen {seen})"
+            )
+        raise PeerTimeout(message, "see which rank died or is stuck; then reset on all ranks")
+
+    def reset(self, generation: int = 0) -> None:
+        """Make the pool usable again; collective, with no call in flight on any rank."""
+        self._fabric.barrier()
+        self.control.fill_(generation)
+        self.control[: sync.SIGNALS.value] = 0
+        self.control[sync.GENERATION.value] = generation
+        self.control[sync.LIMIT.value] = self._limit
+        self.control[sync.STATUS.value] = self._report.data_ptr()
+        self._report.zero_()
+        self._fabric.barrier()

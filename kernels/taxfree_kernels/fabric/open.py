@@ -1,0 +1,60 @@
+"""Choosing a fabric by probing."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from taxfree_kernels.errors import FabricUnavailable
+from taxfree_kernels.fabric import cuda, host
+from taxfree_kernels.fabric.heap import Pool
+
+if TYPE_CHECKING:
+    import torch.distributed as dist
+
+    from taxfree_kernels.fabric.base import Fabric
+
+_PROVIDERS = {"cuda": (cuda.CudaFabric, cuda.unavailable), "host": (host.HostFabric, host.unavailable)}
+
+
+def probe() -> dict[str, str | None]:
+    """Fabric name -> why it cannot serve in this process, or None."""
+    return {name: unavailable() for name, (_, unavailable) in _PROVIDERS.items()}
+
+
+def choose(name: str = "auto") -> str:
+    """The fabric that `name` stands for on this machine.
+
+    ``auto`` is the GPUs' where there are any, and never the host's beside a GPU.
+
+    Raises:
+        FabricUnavailable: it cannot serve; the message says why.
+    """
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "host"
+    if name not in _PROVIDERS:
+        raise FabricUnavailable(f"unknown fabric {name!r}", f"one of: auto, {', '.join(_PROVIDERS)}")
+    reason = _PROVIDERS[name][1]()
+    if reason is not None:
+        raise FabricUnavailable(f"fabric {name}: {reason}", "see `taxfree doctor`")
+    return name
+
+
+def open_fabric(
+    name: str, group: dist.ProcessGroup | None, heap_bytes: int, timeout_s: float = 30.0
+) -> Fabric:
+    """Open a fabric with one pool on an initialised process group; collective.
+
+    Args:
+        name: "auto", "host" or "cuda".
+        group: the ranks; None for the default group.
+        heap_bytes: of each rank's arena.
+        timeout_s: bound of a wait in kernels, in seconds.
+
+    Raises:
+        FabricUnavailable: it cannot serve; the message says why.
+    """
+    fabric: Fabric = _PROVIDERS[choose(name)][0](group, heap_bytes)
+    fabric.pool = Pool(fabric, timeout_s=timeout_s)
+    return fabric

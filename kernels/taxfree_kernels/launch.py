@@ -1,0 +1,58 @@
+"""Launching kernels, and who else may want to know of a launch.
+
+Plans launch through :class:`Kernel`. By default that is Triton's own launcher; the compile screen
+records the launch instead, and the happens-before checker runs its programs itself, so that what
+is screened and checked is exactly what runs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A jitted function with everything about its launch that a plan fixes.
+
+    Args:
+        function: the ``triton.jit`` function.
+        grid: number of programs; grids are one-dimensional, because hardware and interpreter
+            order the dimensions of others differently.
+        constants: its constexpr arguments, by name.
+        options: compile options (``num_warps``, ``num_stages``, and the target's own).
+    """
+
+    function: Any
+    grid: int
+    constants: Mapping[str, Any] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def __call__(self, *args: Any) -> None:
+        launcher = _launcher.get()
+        if launcher is not None:
+            launcher(self, args)
+            return
+        self.function[(self.grid,)](*args, **self.constants, **self.options)
+
+
+class Launcher(Protocol):
+    """Takes the place of Triton's launcher."""
+
+    def __call__(self, kernel: Kernel, args: tuple[Any, ...]) -> None: ...
+
+
+_launcher: ContextVar[Launcher | None] = ContextVar("taxfree_launcher", default=None)
+
+
+@contextlib.contextmanager
+def launching_through(launcher: Launcher) -> Iterator[None]:
+    """Within the context, kernels go to `launcher` instead of the device."""
+    token = _launcher.set(launcher)
+    try:
+        yield
+    finally:
+        _launcher.reset(token)

@@ -1,0 +1,70 @@
+"""A hash of everything that decides what a variant computes and how fast.
+
+Measurements are valid for the code they were made with. The hash covers a variant's module and all
+modules of this package that it imports, directly or not, as syntax trees without docstrings, so
+that a comment makes nothing stale. It is the same interpreted and compiled.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import importlib.util
+from functools import cache
+from pathlib import Path
+
+_PACKAGE = "taxfree_kernels"
+
+
+def kernel_hash(op: str, variant: str) -> str:
+    """16 hex digits for a variant of an operation, from its sources as installed."""
+    digest = hashlib.sha256()
+    for module in sorted(_closure(f"{_PACKAGE}.{op}.{variant}")):
+        digest.update(module.encode())
+        digest.update(ast.dump(_syntax_tree(module)).encode())
+    return digest.hexdigest()[:16]
+
+
+def _closure(module: str) -> set[str]:
+    seen: set[str] = set()
+    waiting = [module]
+    while waiting:
+        module = waiting.pop()
+        if module not in seen:
+            seen.add(module)
+            waiting.extend(_imports(module) - seen)
+    return seen
+
+
+def _imports(module: str) -> set[str]:
+    found = set()
+    for node in ast.walk(_syntax_tree(module)):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(_PACKAGE):
+            names = {f"{node.module}.{alias.name}" for alias in node.names}
+            found |= {name for name in names if _path(name)} or {str(node.module)}
+    return found
+
+
+@cache
+def _path(module: str) -> Path | None:
+    try:
+        spec = importlib.util.find_spec(module)
+    except ModuleNotFoundError:
+        return None
+    return Path(spec.origin) if spec and spec.origin else None
+
+
+@cache
+def _syntax_tree(module: str) -> ast.Module:
+    path = _path(module)
+    assert path is not None, module
+    tree = ast.parse(path.read_text())
+    for node in ast.walk(tree):
+        body = getattr(node, "body", None)
+        if isinstance(body, list) and body and _is_docstring(body[0]):
+            del body[0]
+    return tree
+
+
+def _is_docstring(node: ast.AST) -> bool:
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)

@@ -1,0 +1,167 @@
+"""Operations, problems, variants and plans: what the tuner, the dispatcher and the reports share.
+
+An operation is a mathematical contract, a problem its dimensions, a variant one way to compute it,
+a plan that way made ready on a fabric for one problem and config. A variant is one module in the
+operation's folder that defines ``VARIANT``; there is no list to add it to.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import pkgutil
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from taxfree_kernels.errors import PlanError
+
+if TYPE_CHECKING:
+    import torch
+
+    from taxfree_kernels.fabric.base import Fabric
+    from taxfree_kernels.hardware import Hardware
+
+Config = Mapping[str, Any]
+Space = Mapping[str, tuple[Any, ...]]
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What one call does on one rank, whatever the variant.
+
+    Args:
+        flops: floating-point operations.
+        memory_bytes: of device memory, each input read once and each output written once.
+        link_bytes: that this rank has to receive from its peers.
+    """
+
+    flops: int
+    memory_bytes: int
+    link_bytes: int
+
+
+class Plan(ABC):
+    """A variant made ready for one problem on one fabric.
+
+    Making a plan is collective and may allocate; calling one allocates nothing but its output,
+    does not synchronise with the host, and can be captured in a graph.
+    """
+
+    #: kernels that one call launches, collectives counted as one.
+    launches: ClassVar[int] = 1
+
+    @abstractmethod
+    def __call__(self, *tensors: torch.Tensor | None) -> torch.Tensor:
+        """Run on the operation's inputs, the last one being the output to write; returns it."""
+
+
+class Variant(ABC):
+    """One way to compute an operation."""
+
+    #: as tables, configs and the command line name it; the module's name.
+    name: ClassVar[str]
+
+    #: a fused variant signals from inside kernels; a library path waits for collectives.
+    fused: ClassVar[bool] = True
+
+    def refuses_problem(self, problem: Any, hardware: Hardware) -> str | None:
+        """Why this variant cannot serve `problem` on `hardware`, or None."""
+        return None
+
+    def space(self, problem: Any, hardware: Hardware) -> Space:
+        """Knob -> the values worth trying. A variant without knobs has one config, ``{}``."""
+        return {}
+
+    def first_configs(self, problem: Any, hardware: Hardware) -> list[dict[str, Any]]:
+        """Good configs to try first; the very first is the default for an untuned problem."""
+        return [{name: values[0] for name, values in self.space(problem, hardware).items()}]
+
+    def refuses_config(self, problem: Any, hardware: Hardware, config: Config) -> str | None:
+        """Why `config` is not worth compiling for `problem`, or None."""
+        return None
+
+    @abstractmethod
+    def plan(self, problem: Any, fabric: Fabric, config: Config) -> Plan:
+        """Make a plan; collective.
+
+        Raises:
+            PlanError: the fabric or its heap cannot hold it.
+        """
+
+
+@dataclass(frozen=True)
+class Operation:
+    """A mathematical contract and what is needed to try any variant of it.
+
+    Args:
+        name: as in PyTorch; the folder's name.
+        problem: the frozen dataclass of its dimensions.
+        near_fields: problem fields in which a record may differ and still lend its config.
+        make_inputs: (problem, rank, seed, device, integers) -> the rank's tensors; small integers
+            give results that are exact in any order of summation.
+        reference: (problem, rank, seed, device, integers) -> the rank's result in float64.
+        empty_output: (problem, device) -> an uninitialised output.
+    """
+
+    name: str
+    problem: type[Any]
+    near_fields: tuple[str, ...]
+    make_inputs: Callable[..., tuple[torch.Tensor | None, ...]]
+    reference: Callable[..., torch.Tensor]
+    empty_output: Callable[..., torch.Tensor]
+
+
+def operation_names() -> list[str]:
+    """Names of all operations: the folders of this package that define problems."""
+    package = importlib.import_module("taxfree_kernels")
+    return sorted(
+        module.name
+        for module in pkgutil.iter_modules(package.__path__)
+        if module.ispkg and _has_problems(f"taxfree_kernels.{module.name}")
+    )
+
+
+def _has_problems(package: str) -> bool:
+    return importlib.util.find_spec(f"{package}.problem") is not None
+
+
+def problem_class(op: str) -> type[Any]:
+    """The dataclass of an operation's problems; imports no torch.
+
+    Raises:
+        PlanError: there is no such operation.
+    """
+    if op not in operation_names():
+        raise PlanError(f"unknown op {op!r}", f"one of: {', '.join(operation_names())}")
+    problem: type[Any] = importlib.import_module(f"taxfree_kernels.{op}.problem").PROBLEM
+    return problem
+
+
+@cache
+def operation(op: str) -> Operation:
+    """An operation by name.
+
+    Raises:
+        PlanError: there is no such operation.
+    """
+    problem_class(op)
+    found: Operation = importlib.import_module(f"taxfree_kernels.{op}.operation").OPERATION
+    return found
+
+
+@cache
+def variants(op: str) -> Mapping[str, Variant]:
+    """All variants of an operation, ``baseline`` first, then by name."""
+    problem_class(op)
+    found = {variant.name: variant for variant in _discover(f"taxfree_kernels.{op}")}
+    return dict(sorted(found.items(), key=lambda item: (item[0] != "baseline", item[0])))
+
+
+def _discover(package: str) -> Iterator[Variant]:
+    for module in pkgutil.iter_modules(importlib.import_module(package).__path__):
+        variant = getattr(importlib.import_module(f"{package}.{module.name}"), "VARIANT", None)
+        if variant is not None:
+            yield variant
