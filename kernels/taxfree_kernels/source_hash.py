@@ -1,8 +1,9 @@
 """A hash of everything that decides what a variant computes and how fast.
 
-Measurements are valid for the code they were made with. The hash covers a variant's module and all
+Measurements are valid for the code they were made with. The hash covers a variant's module and the
 modules of this package that it imports, directly or not, as syntax trees without docstrings, so
-that a comment makes nothing stale. It is the same interpreted and compiled.
+that a comment makes nothing stale. Interfaces and search spaces are left out: to search more
+configs does not change what one of them measured. It is the same interpreted and compiled.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from functools import cache
 from pathlib import Path
 
 _PACKAGE = "taxfree_kernels"
+_LEFT_OUT = ("errors", "hardware", "variant", "base", "operation", "problem", "spaces")
 
 
 def kernel_hash(op: str, variant: str) -> str:
@@ -42,7 +44,7 @@ def _imports(module: str) -> set[str]:
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(_PACKAGE):
             names = {f"{node.module}.{alias.name}" for alias in node.names}
             found |= {name for name in names if _path(name)} or {str(node.module)}
-    return found
+    return {name for name in found if name.rpartition(".")[2] not in _LEFT_OUT}
 
 
 @cache

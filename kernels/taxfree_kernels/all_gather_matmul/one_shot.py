@@ -16,6 +16,7 @@ import torch
 import triton
 import triton.language as tl
 
+from taxfree_kernels.all_gather_matmul import spaces
 from taxfree_kernels.all_gather_matmul.baseline import matmul_into
 from taxfree_kernels.all_gather_matmul.problem import AllGatherMatmul
 from taxfree_kernels.all_gather_matmul.tile import push_chunk
@@ -50,15 +51,13 @@ def _gather(
         begin = chunk * chunk_rows
         end = min(min(begin + chunk_rows, shard_rows), m - first_row)
         arrived = rank >= 0
-        block_ptr = a_ptr
         if source != rank:
             arrived = sync.wait(
                 control_ptr, chunk, source, generation, heap_bases, rank,
                 WORLD=WORLD, BACKEND=BACKEND,
             )  # fmt: skip
-            block_ptr = slot_ptr + source.to(tl.int64) * shard_rows * shard_columns
-        if shard_columns % 8 == 0:
-            block_ptr = tl.multiple_of(block_ptr, 16)
+        inbox_block_ptr = slot_ptr + source.to(tl.int64) * shard_rows * shard_columns
+        block_ptr = tl.where(source == rank, a_ptr, inbox_block_ptr)
         first_column = tl.where(GATHER_DIM == 0, 0, source * shard_columns)
         target_ptr = gathered_ptr + first_row.to(tl.int64) * k + first_column
         for start in range(begin * shard_columns, end * shard_columns, SEND_BLOCK):
@@ -110,15 +109,7 @@ class OneShot(Variant):
         return "one rank has no peers" if problem.world_size == 1 else None
 
     def space(self, problem: Any, hardware: Hardware) -> Space:
-        if hardware.backend == "interpreter":
-            return {"CHUNKS": (1, 2), "SEND_BLOCK": (1024,)}
-        counts = tuple(count for count in (1, 2, 4, 8, 16, 32) if count <= problem.shard_rows)
-        return {"CHUNKS": counts, "SEND_BLOCK": (4096, 8192)}
-
-    def refuses_config(self, problem: Any, hardware: Hardware, config: Config) -> str | None:
-        if config["CHUNKS"] > problem.shard_rows:
-            return f"CHUNKS {config['CHUNKS']} is more than the {problem.shard_rows} rows of a shard"
-        return None
+        return spaces.send_space(problem, hardware)
 
     def plan(self, problem: Any, fabric: Fabric, config: Config) -> Plan:
         return OneShotPlan(problem, fabric, config)

@@ -27,8 +27,6 @@ def push_chunk(
     end = min(begin + chunk_rows, own_rows)
     own_block = slot_ptr + rank.to(tl.int64) * shard_rows * shard_columns
     target = sync.translate(own_block, heap_bases, rank, peer)
-    if shard_columns % 8 == 0:
-        target = tl.multiple_of(target, 16)
     copy(target, a_ptr, begin * shard_columns, end * shard_columns, SEND_BLOCK)
     sync.signal(
         control_ptr, chunk, peer, generation, heap_bases, rank, WORLD=WORLD, BACKEND=BACKEND
@@ -121,8 +119,6 @@ def gathered_tile(
         else:
             a_rows = slot_ptr + rows.to(tl.int64) * k
         a_rows = tl.where(source == rank, a_ptr + own_row * k, a_rows)
-        if EVEN_K:
-            a_rows = tl.multiple_of(a_rows, 16)
         acc = accumulate(
             acc, a_rows, 0, row_mask, w_cols, stride_wk, col_mask, 0, k, step_begin, step_end,
             1, BLOCK_K, EVEN_K, SWAP_AB,
@@ -153,8 +149,6 @@ def gathered_tile(
                     peer = (rank + first) % WORLD
                     source_rows = sync.translate(source_rows, heap_bases, rank, peer)
                     stride_source = 0
-                if EVEN_K:
-                    source_rows = tl.multiple_of(source_rows, 16)
                 acc = accumulate(
                     acc, source_rows, stride_source, row_mask, w_cols, stride_wk, col_mask,
                     rank, shard_columns, begin, end, WORLD, BLOCK_K, EVEN_K, SWAP_AB,

@@ -53,10 +53,12 @@ def _yield_and_clock_us() -> int:
 def translate(ptr, heap_bases, rank, peer):
     """The address at which this rank sees `peer`'s copy of the symmetric object at `ptr`.
 
-    `ptr` and `peer` are scalars or blocks. Translate a base pointer early, hint its alignment
-    with ``tl.multiple_of``, then add offsets: without the hint accesses lose their 16 bytes.
+    `ptr` and `peer` are scalars or blocks. The result is as well aligned as `ptr`: arenas start
+    on pages, and the hint that says so is on the shift, because one on the result of a call is
+    lost when the call is inlined.
     """
     shift = tl.load(heap_bases + peer) - tl.load(heap_bases + rank)
+    shift = tl.multiple_of(shift, 256)
     return tl.cast(tl.cast(ptr, tl.pointer_type(tl.int8)) + shift, ptr.dtype)
 
 

@@ -13,6 +13,7 @@ from taxfree_kernels.fabric.heap import Pool, SymmetricHeap
 if TYPE_CHECKING:
     from types import TracebackType
 
+    from taxfree_kernels.fabric.barrier import DeviceBarrier
     from taxfree_kernels.hardware import Hardware
 
 
@@ -26,6 +27,8 @@ class Fabric(ABC):
         hardware: limits of the device.
         heap: this rank's arena.
         heap_bases: int64 [world_size] on the device: where this rank sees each rank's arena.
+        pool: the inboxes that plans share.
+        device_barrier: aligns all ranks' streams.
     """
 
     name: ClassVar[str]
@@ -40,6 +43,7 @@ class Fabric(ABC):
     heap: SymmetricHeap
     heap_bases: torch.Tensor
     pool: Pool
+    device_barrier: DeviceBarrier
 
     @abstractmethod
     def host_words(self, count: int) -> torch.Tensor:

@@ -8,6 +8,7 @@ import torch
 
 from taxfree_kernels.errors import FabricUnavailable
 from taxfree_kernels.fabric import cuda, host
+from taxfree_kernels.fabric.barrier import DeviceBarrier
 from taxfree_kernels.fabric.heap import Pool
 
 if TYPE_CHECKING:
@@ -56,5 +57,6 @@ def open_fabric(
         FabricUnavailable: it cannot serve; the message says why.
     """
     fabric: Fabric = _PROVIDERS[choose(name)][0](group, heap_bytes)
+    fabric.device_barrier = DeviceBarrier(fabric, timeout_s)
     fabric.pool = Pool(fabric, timeout_s=timeout_s)
     return fabric

@@ -1,0 +1,134 @@
+"""Vector clocks, and the messages that atomics leave on words for those who read them later.
+
+Every clock is kept in several worlds at once: the world as the kernels are written, and worlds in
+which one kind of mistake is repaired everywhere. When two accesses turn out to be unordered, the
+repaired world in which they are ordered names the missing edge.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import IntEnum
+from itertools import product
+from typing import Literal
+
+import numpy as np
+
+Scope = Literal["cta", "gpu", "sys"]
+
+
+class World(IntEnum):
+    """Which mistakes are repaired."""
+
+    AS_WRITTEN = 0
+    ACQUIRES = 1  # every read of a synchronisation word acquires
+    RELEASES = 2  # every write of one releases
+    SCOPES = 3  # every atomic has system scope
+    ALL = 4
+
+
+def _repairs(*, releases: bool, acquires: bool, reaches: bool) -> np.ndarray:
+    """In which worlds a message counts, as a column to broadcast over clocks."""
+    counts = [
+        (releases or world in (World.RELEASES, World.ALL))
+        and (acquires or world in (World.ACQUIRES, World.ALL))
+        and (reaches or world in (World.SCOPES, World.ALL))
+        for world in World
+    ]
+    return np.array(counts)[:, None]
+
+
+_COUNTS = {
+    flags: _repairs(releases=flags[0], acquires=flags[1], reaches=flags[2])
+    for flags in product((False, True), repeat=3)
+}
+
+
+@dataclass(eq=False)
+class Actor:
+    """Something that runs in order: a program, or a rank's host with its stream.
+
+    Args:
+        slot: its index in vector clocks. Programs of one id and rank share a slot, as kernel
+            boundaries order them.
+        rank: that it belongs to.
+        program: its id, or None for the host.
+        kernel: name of the kernel, or "host".
+        call: how many calls its rank had begun when it started; the generation, counted from 1.
+        clocks: int64 [worlds, slots].
+    """
+
+    slot: int
+    rank: int
+    program: int | None
+    kernel: str
+    call: int
+    clocks: np.ndarray
+    heard: dict[int, int] = field(default_factory=dict)  # rank -> latest call of it acquired from
+
+    @property
+    def epoch(self) -> int:
+        return int(self.clocks[0, self.slot])
+
+    def step(self) -> None:
+        """Begin a new epoch: what follows is not covered by what was released so far."""
+        self.clocks[:, self.slot] += 1
+
+    def join(self, clocks: np.ndarray) -> None:
+        np.maximum(self.clocks, clocks, out=self.clocks)
+
+    def has_seen(self, slot: int, epoch: int, world: World = World.AS_WRITTEN) -> bool:
+        """Whether what happened in `slot` at `epoch` happened before now."""
+        return epoch <= int(self.clocks[world, slot])
+
+
+@dataclass(frozen=True)
+class _Sender:
+    rank: int
+    scope: Scope
+    releases: bool
+
+
+@dataclass
+class _Message:
+    clocks: np.ndarray
+    call: int
+
+
+class Messages:
+    """What a synchronisation word carries: the release sequences that its value belongs to."""
+
+    def __init__(self) -> None:
+        self._by_sender: dict[_Sender, _Message] = {}
+
+    def leave(self, actor: Actor, scope: Scope, *, releases: bool, continues: bool) -> None:
+        """Record a write of the word.
+
+        Args:
+            continues: it is a read-modify-write, which keeps earlier releases alive.
+        """
+        if not continues:
+            self._by_sender.clear()
+        sender = _Sender(actor.rank, scope, releases)
+        message = self._by_sender.get(sender)
+        if message is None:
+            self._by_sender[sender] = _Message(actor.clocks.copy(), actor.call)
+            return
+        np.maximum(message.clocks, actor.clocks, out=message.clocks)
+        message.call = max(message.call, actor.call)
+
+    def take(self, actor: Actor, scope: Scope, *, acquires: bool) -> None:
+        """Record a read of the word: `actor` learns what the messages for it say."""
+        for sender, message in self._by_sender.items():
+            reaches = covers(sender.scope, scope, same_rank=sender.rank == actor.rank)
+            counts = _COUNTS[sender.releases, acquires, reaches]
+            np.maximum(actor.clocks, message.clocks, out=actor.clocks, where=counts)
+            heard = actor.heard.get(sender.rank, 0)
+            actor.heard[sender.rank] = max(heard, message.call)
+
+
+def covers(one: Scope, other: Scope, *, same_rank: bool) -> bool:
+    """Whether two atomics of different programs synchronise: both scopes include both programs."""
+    if same_rank:
+        return "cta" not in (one, other)
+    return one == other == "sys"

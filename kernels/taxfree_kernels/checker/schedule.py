@@ -1,0 +1,148 @@
+"""A seeded scheduler of coroutines: the same seed gives the same schedule, access by access.
+
+Tasks run until they pass a scheduling point; then the next one is drawn. How it is drawn differs
+from seed to seed, because bugs hide from schedules that treat everybody alike: tasks have weights,
+drawn once from very uneven ones, and go on for a number of points that is drawn, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable
+from dataclasses import dataclass, field
+from random import Random
+from typing import Generic, TypeVar
+
+from greenlet import GreenletExit, getcurrent, greenlet
+
+_WEIGHTS = ((1, 1, 1, 1), (1, 1, 1, 30), (1, 1, 1000, 1000), (1, 30, 1000, 30000))
+_STICKINESS = (0.0, 0.5, 0.9, 0.98)
+
+_Owner = TypeVar("_Owner")
+
+
+@dataclass(eq=False)
+class Task(Generic[_Owner]):
+    """A coroutine.
+
+    Args:
+        owner: what it does, for whoever looks at the tasks.
+        weight: how often it is drawn, relative to others.
+        waits_for: what has to be touched before it goes on; empty while it is ready.
+    """
+
+    owner: _Owner
+    weight: int
+    coroutine: greenlet
+    waits_for: frozenset[Hashable] = field(default_factory=frozenset)
+
+
+class Scheduler(Generic[_Owner]):
+    """Runs tasks in turns until all have ended, none can go on, or one calls :meth:`stop`.
+
+    Args:
+        rng: all of its decisions come from here.
+    """
+
+    def __init__(self, rng: Random) -> None:
+        self._rng = rng
+        self._weights = rng.choice(_WEIGHTS)
+        self._stickiness = rng.choice(_STICKINESS)
+        self._ready: list[Task[_Owner]] = []
+        self._asleep: list[Task[_Owner]] = []
+        self._current: Task[_Owner] | None = None
+        self._hub: greenlet | None = None
+        self._failure: BaseException | None = None
+        self._stopped = False
+
+    @property
+    def current(self) -> Task[_Owner]:
+        """The running task."""
+        assert self._current is not None, "no task is running"
+        return self._current
+
+    @property
+    def asleep(self) -> list[Task[_Owner]]:
+        """Tasks that wait."""
+        return list(self._asleep)
+
+    def draw_weight(self) -> int:
+        return self._rng.choice(self._weights)
+
+    def start(self, owner: _Owner, work: Callable[[], None], weight: int) -> Task[_Owner]:
+        """Add a task; it runs when it is drawn."""
+
+        def run() -> None:
+            try:
+                work()
+            except GreenletExit:
+                raise
+            except BaseException as error:
+                self._failure = error
+            self._ready.remove(task)
+
+        task = Task(owner, weight, greenlet(run))
+        self._ready.append(task)
+        return task
+
+    def run(self) -> None:
+        """Run until nothing is ready; tasks that are still asleep then wait for each other.
+
+        Raises:
+            BaseException: what a task raised.
+        """
+        self._hub = getcurrent()
+        try:
+            while self._ready and not self._stopped:
+                self._current = self._draw()
+                self._current.coroutine.parent = self._hub
+                self._current.coroutine.switch()
+                if self._failure is not None:
+                    raise self._failure
+        finally:
+            self._current = None
+
+    def point(self) -> None:
+        """Let others run, perhaps."""
+        if len(self._ready) > 1 and self._rng.random() >= self._stickiness:
+            self._to_hub()
+
+    def sleep(self, waits_for: Iterable[Hashable]) -> None:
+        """Let others run until one touches any of `waits_for`."""
+        task = self.current
+        task.waits_for = frozenset(waits_for)
+        self._ready.remove(task)
+        self._asleep.append(task)
+        self._to_hub()
+
+    def touch(self, things: Iterable[Hashable]) -> None:
+        """Wake all who wait for one of `things`."""
+        if not self._asleep:
+            return
+        touched = set(things)
+        woken = [task for task in self._asleep if not touched.isdisjoint(task.waits_for)]
+        for task in woken:
+            task.waits_for = frozenset()
+            self._asleep.remove(task)
+            self._ready.append(task)
+
+    def stop(self) -> None:
+        """End the run from inside a task; does not return."""
+        self._stopped = True
+        self._to_hub()
+
+    def abandon(self) -> None:
+        """Unwind all tasks that have not ended."""
+        for task in (*self._ready, *self._asleep):
+            if task.coroutine:
+                task.coroutine.throw(GreenletExit)
+        self._ready, self._asleep = [], []
+
+    def _to_hub(self) -> None:
+        assert self._hub is not None
+        self._hub.switch()
+
+    def _draw(self) -> Task[_Owner]:
+        ready = self._ready
+        if len(ready) == 1:
+            return ready[0]
+        return self._rng.choices(ready, [task.weight for task in ready])[0]

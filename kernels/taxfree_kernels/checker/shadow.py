@@ -1,0 +1,277 @@
+"""Shadow memory: for every two bytes, who wrote them last and who has read them since.
+
+Accesses are checked where they happen, against all earlier ones of the same memory. Plain accesses
+are checked in bulk with NumPy; synchronisation words, which atomics touch, one by one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from taxfree_kernels.checker.clocks import Actor, Messages, Scope, covers
+from taxfree_kernels.checker.sites import Site
+
+GRANULE = 2  # bytes; accesses of one byte share a granule
+
+
+@dataclass(frozen=True, eq=False)
+class Access:
+    """One load, store or atomic of a program, or one operation of a host on a tensor.
+
+    Args:
+        actor: who.
+        epoch: of the actor at that time.
+        site: the source lines.
+        writes: whether it changes memory.
+        scope: of an atomic; None for a plain access.
+        sem: of an atomic.
+    """
+
+    actor: Actor
+    epoch: int
+    site: Site
+    writes: bool
+    scope: Scope | None = None
+    sem: str = ""
+
+    @property
+    def is_atomic(self) -> bool:
+        return self.scope is not None
+
+    def happened_before(self, actor: Actor) -> bool:
+        return actor.has_seen(self.actor.slot, self.epoch)
+
+
+@dataclass(frozen=True)
+class Conflict:
+    """Two unordered accesses of the same memory, at least one of which writes."""
+
+    earlier: Access
+    later: Access
+    address: int
+
+
+@dataclass
+class _Word:
+    """A word that atomics touch: its messages, and everybody's last atomic read and write of it."""
+
+    messages: Messages = field(default_factory=Messages)
+    writes: dict[int, Access] = field(default_factory=dict)
+    reads: dict[int, Access] = field(default_factory=dict)
+
+
+@dataclass(eq=False)
+class Region:
+    """A piece of memory that belongs together.
+
+    Args:
+        name: for reports.
+        rank: that owns it.
+        begin, end: addresses.
+        word_bytes: not 0: it holds flag-in-data words of this size. They may be raced for, but
+            only as a whole.
+        synchronises: accesses of it are meant to order others.
+    """
+
+    name: str
+    rank: int
+    begin: int
+    end: int
+    word_bytes: int = 0
+    synchronises: bool = False
+    words: dict[int, _Word] = field(default_factory=dict)
+    reads: dict[int, np.ndarray] = field(default_factory=dict)
+    written: np.ndarray = field(init=False)
+    has_word: np.ndarray = field(init=False)
+
+    def __post_init__(self) -> None:
+        granules = -(-(self.end - self.begin) // GRANULE)
+        self.written = np.zeros(granules, np.int32)  # index of an access; 0 is none
+        self.has_word = np.zeros(granules, bool)
+
+    def word(self, address: int, size: int) -> _Word:
+        """The synchronisation word at `address`, which becomes one now if it is not yet."""
+        found = self.words.get(address)
+        if found is None:
+            found = self.words[address] = _Word()
+            at = (address - self.begin) // GRANULE
+            self.has_word[at : at + max(1, size // GRANULE)] = True
+        return found
+
+    def reads_of(self, slot: int) -> np.ndarray:
+        if slot not in self.reads:
+            self.reads[slot] = np.zeros_like(self.written)
+        return self.reads[slot]
+
+
+class Outside(Exception):
+    """An access of memory that belongs to no tensor of the simulation."""
+
+    def __init__(self, address: int) -> None:
+        super().__init__(hex(address))
+        self.address = address
+
+
+class Shadow:
+    """All memory of a simulation."""
+
+    def __init__(self) -> None:
+        self._regions: list[Region] = []
+        self._begins = np.zeros(0, np.uint64)
+        self._accesses: list[Access | None] = [None]
+        self._epochs = np.zeros(1024, np.int64)
+        self._slots = np.zeros(1024, np.int64)
+
+    def add(self, region: Region) -> None:
+        """Declare memory; what is known already is not declared again."""
+        if region.begin == region.end or self.find(region.begin) is not None:
+            return
+        self._regions.append(region)
+        self._regions.sort(key=lambda each: each.begin)
+        self._begins = np.array([each.begin for each in self._regions], np.uint64)
+
+    def find(self, address: int) -> Region | None:
+        """The region that `address` belongs to."""
+        index = int(np.searchsorted(self._begins, np.uint64(address), side="right")) - 1
+        if index < 0 or address >= self._regions[index].end:
+            return None
+        return self._regions[index]
+
+    def split(self, addresses: np.ndarray, size: int) -> Iterator[tuple[Region, np.ndarray]]:
+        """Addresses by the region that they are in.
+
+        Raises:
+            Outside: one is in none.
+        """
+        low, high = int(addresses.min()), int(addresses.max())
+        region = self.find(low)
+        if region is not None and high + size <= region.end:
+            yield region, addresses
+            return
+        indices = np.searchsorted(self._begins, addresses, side="right") - 1
+        for index in np.unique(indices).tolist():
+            inside = addresses[indices == index]
+            if index < 0 or int(inside.max()) + size > self._regions[index].end:
+                raise Outside(int(inside.max()))
+            yield self._regions[index], inside
+
+    # -- plain accesses ---------------------------------------------------------------------------
+
+    def plain(
+        self, access: Access, region: Region, addresses: np.ndarray, size: int
+    ) -> Conflict | None:
+        """Check and record a plain access of `size` bytes at each address of one region."""
+        number = self._number(access)
+        offsets = (addresses - np.uint64(region.begin)).astype(np.int64) // GRANULE
+        granules = offsets
+        if size > GRANULE:
+            granules = (offsets[:, None] + np.arange(size // GRANULE)).ravel()
+        if region.word_bytes:
+            return None  # raced for on purpose
+        conflict = self._against_plain(access, region, granules)
+        if conflict is None and region.words and region.has_word[granules].any():
+            conflict = self._plain_against_words(access, region, addresses, size)
+        if access.writes:
+            region.written[granules] = number
+        else:
+            region.reads_of(access.actor.slot)[granules] = number
+        return conflict
+
+    def _against_plain(
+        self, access: Access, region: Region, granules: np.ndarray
+    ) -> Conflict | None:
+        last = [region.written]
+        if access.writes:
+            last += [
+                reads for slot, reads in region.reads.items() if slot != access.actor.slot
+            ]
+        seen = access.actor.clocks[0]
+        for numbers in last:
+            earlier = numbers[granules]
+            unordered = self._epochs[earlier] > seen[self._slots[earlier]]
+            if unordered.any():
+                at = int(unordered.argmax())
+                address = region.begin + int(granules[at]) * GRANULE
+                return Conflict(self._access(int(earlier[at])), access, address)
+        return None
+
+    def _plain_against_words(
+        self, access: Access, region: Region, addresses: np.ndarray, size: int
+    ) -> Conflict | None:
+        touched = {
+            address: region.words[address]
+            for address in sorted(set(addresses.tolist()))
+            if address in region.words
+        }
+        conflict = None
+        for address, word in touched.items():
+            others = [*word.writes.values(), *(word.reads.values() if access.writes else ())]
+            for other in others:
+                if conflict is None and not other.happened_before(access.actor):
+                    conflict = Conflict(other, access, address)
+            if access.writes:
+                word.messages.leave(access.actor, "gpu", releases=False, continues=False)
+            else:
+                word.messages.take(access.actor, "gpu", acquires=False)
+        if access.writes and touched:
+            access.actor.step()
+        return conflict
+
+    # -- atomics ----------------------------------------------------------------------------------
+
+    def atomic(
+        self, access: Access, region: Region, address: int, size: int, *, reads: bool
+    ) -> Conflict | None:
+        """Check and record an atomic access of one word.
+
+        Args:
+            reads: it returns the old value to the program, and keeps release sequences alive; False
+                for an atomic store.
+        """
+        assert access.scope is not None
+        word, actor = region.word(address, size), access.actor
+        at = (address - region.begin) // GRANULE
+        conflict = self._against_plain(access, region, np.arange(at, at + max(1, size // GRANULE)))
+        conflict = conflict or _against_atomics(access, word, address)
+        if reads:
+            word.messages.take(actor, access.scope, acquires=access.sem in ("acquire", "acq_rel"))
+            word.reads[actor.slot] = access
+        if access.writes:
+            releases = access.sem in ("release", "acq_rel")
+            word.messages.leave(actor, access.scope, releases=releases, continues=reads)
+            word.writes[actor.slot] = access
+        return conflict
+
+    # -- accesses by number -----------------------------------------------------------------------
+
+    def _number(self, access: Access) -> int:
+        number = len(self._accesses)
+        self._accesses.append(access)
+        if number == len(self._epochs):
+            self._epochs = np.concatenate([self._epochs, np.zeros_like(self._epochs)])
+            self._slots = np.concatenate([self._slots, np.zeros_like(self._slots)])
+        self._epochs[number] = access.epoch
+        self._slots[number] = access.actor.slot
+        return number
+
+    def _access(self, number: int) -> Access:
+        access = self._accesses[number]
+        assert access is not None
+        return access
+
+
+def _against_atomics(access: Access, word: _Word, address: int) -> Conflict | None:
+    """Atomics of one word do not race, unless the scope of one leaves the other out."""
+    assert access.scope is not None
+    others = [*word.writes.values(), *(word.reads.values() if access.writes else ())]
+    for other in others:
+        if other.actor is access.actor or other.happened_before(access.actor):
+            continue
+        assert other.scope is not None
+        same_rank = other.actor.rank == access.actor.rank
+        if not covers(access.scope, other.scope, same_rank=same_rank):
+            return Conflict(other, access, address)
+    return None

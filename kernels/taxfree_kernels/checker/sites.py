@@ -1,0 +1,83 @@
+"""Where in the sources an access comes from."""
+
+from __future__ import annotations
+
+import linecache
+import sys
+import sysconfig
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from types import CodeType
+
+import torch
+import triton
+
+_PACKAGE = Path(__file__).parents[1]
+_NOT_KERNELS = tuple(
+    f"{folder}/"
+    for folder in (
+        Path(triton.__file__).parent,
+        Path(torch.__file__).parent,
+        Path(__file__).parent,
+        sysconfig.get_path("stdlib"),
+    )
+)
+SYNC_FILE = str(_PACKAGE / "device" / "sync.py")
+
+
+@dataclass(frozen=True)
+class Line:
+    """A line of a source file."""
+
+    file: str
+    number: int
+    function: str
+
+    @property
+    def where(self) -> str:
+        path = Path(self.file)
+        if path.is_relative_to(_PACKAGE):
+            path = path.relative_to(_PACKAGE)
+        return f"{path if not path.is_absolute() else path.name}:{self.number}"
+
+    @property
+    def text(self) -> str:
+        return linecache.getline(self.file, self.number).strip()
+
+
+@dataclass(frozen=True)
+class Site:
+    """The lines of an access: its own, then its callers', outwards."""
+
+    lines: tuple[Line, ...]
+
+    @property
+    def in_kernel(self) -> Line:
+        """The innermost line outside the synchronisation functions."""
+        return next((line for line in self.lines if line.file != SYNC_FILE), self.lines[-1])
+
+
+_NOWHERE = Site((Line("<unknown>", 0, "?"),))
+
+
+@cache
+def _is_kernel(code: CodeType) -> bool:
+    return not code.co_filename.startswith((*_NOT_KERNELS, "<"))
+
+
+@cache
+def _site(key: tuple[tuple[CodeType, int], ...]) -> Site:
+    lines = (Line(code.co_filename, number, code.co_name) for code, number in key)
+    return Site(tuple(lines)) if key else _NOWHERE
+
+
+def current_site() -> Site:
+    """The site of the code that is running, seen from inside the checker."""
+    frame = sys._getframe(1)
+    key = []
+    while frame is not None:
+        if _is_kernel(frame.f_code):
+            key.append((frame.f_code, frame.f_lineno))
+        frame = frame.f_back  # type: ignore[assignment]
+    return _site(tuple(key))

@@ -1,0 +1,368 @@
+"""Rules that the assembly of every kernel has to obey; each gate names one.
+
+The interpreter runs kernels as they are written; what the compiler made of their synchronisation,
+loads and loops shows only here. A gate takes a :class:`Subject` and returns what breaks its rule.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+from taxfree_kernels.compiled.assembly import Assembly, Instruction, Loop, Place, Role
+
+
+@dataclass(frozen=True)
+class Violation:
+    """A broken rule, and the line of the assembly that shows it."""
+
+    gate: str
+    message: str
+    line: int = 0
+    evidence: str = ""
+
+    def __str__(self) -> str:
+        where = f" (line {self.line}: {self.evidence})" if self.line else ""
+        return f"{self.gate}: {self.message}{where}"
+
+
+@dataclass(frozen=True)
+class Subject:
+    """One compiled kernel.
+
+    Args:
+        text: its PTX or amdgcn.
+        ttir, ttgir: what it was before.
+        num_warps, num_stages: it was compiled with.
+        spill_bytes: per thread.
+        aligned: rows of all matrices start at multiples of 16 bytes, so accesses can be wide.
+    """
+
+    text: str
+    ttir: str = ""
+    ttgir: str = ""
+    num_warps: int = 4
+    num_stages: int = 1
+    spill_bytes: int = 0
+    aligned: bool = True
+
+    @cached_property
+    def assembly(self) -> Assembly:
+        return Assembly(self.text)
+
+    @cached_property
+    def k_loops(self) -> list[Loop]:
+        """Loops with matrix instructions, without the loops around them."""
+        code = self.assembly
+        matrix = [loop for loop in code.loops if _any(code, loop, Role.MATRIX)]
+        return [loop for loop in matrix if not any(other.blocks < loop.blocks for other in matrix)]
+
+    @cached_property
+    def poll_loops(self) -> list[Loop]:
+        """Innermost loops that read a word that a peer writes."""
+        code = self.assembly
+        return [
+            loop for loop in code.loops if _any(code, loop, Role.POLL) and not code.nested(loop)
+        ]
+
+
+Gate = Callable[[Subject], Iterator[Violation]]
+GATES: dict[str, Gate] = {}
+
+
+def _gate(function: Gate) -> Gate:
+    GATES[function.__name__] = function
+    return function
+
+
+def violations(subject: Subject) -> list[Violation]:
+    """What `subject` breaks, gate by gate."""
+    return [violation for gate in GATES.values() for violation in gate(subject)]
+
+
+def _any(code: Assembly, loop: Loop, *roles: Role) -> bool:
+    return any(instruction.plays(*roles) for instruction in code.inside(loop))
+
+
+def _system(code: Assembly, role: Role) -> list[Place]:
+    return [place for place in code.places(role) if code.at(place).scope == "sys"]
+
+
+def _found(gate: Gate, message: str, at: Instruction) -> Violation:
+    return Violation(gate.__name__, message, at.line, at.text)
+
+
+# -- signals ------------------------------------------------------------------------------------
+
+
+@_gate
+def barrier_before_release(subject: Subject) -> Iterator[Violation]:
+    """Between a program's stores and its release there is a barrier of all its threads."""
+    code = subject.assembly
+    for place in code.places(Role.RELEASE):
+        for passed in code.walk(place, _is(Role.BARRIER), backwards=True):
+            if passed.plays(Role.STORE, Role.BULK_STORE):
+                yield _found(
+                    barrier_before_release, "no barrier between store and release", passed
+                )
+                break
+
+
+@_gate
+def stores_drained(subject: Subject) -> Iterator[Violation]:
+    """On CDNA each wave waits for its own stores before the barrier that precedes the release."""
+    code = subject.assembly
+    if code.is_ptx:
+        return
+    for place in code.places(Role.RELEASE):
+        for barrier in _last_barriers(code, place):
+            for passed in code.walk(barrier, _is(Role.DRAIN), backwards=True):
+                if passed.plays(Role.STORE):
+                    yield _found(stores_drained, "store not waited for by its own wave", passed)
+                    break
+
+
+@_gate
+def system_scope(subject: Subject) -> Iterator[Violation]:
+    """Signals reach the system: no release or acquire of the source lost its scope on the way.
+
+    Releases at device scope are those of counters, which acquire as well.
+    """
+    for semantics, scope in _orders(subject.ttir):
+        if scope != "sys" and semantics != "acq_rel":
+            yield Violation("system_scope", f"{semantics} at {scope} scope in the source")
+    code = subject.assembly
+    for role, names in (
+        (Role.RELEASE, ("release", "acq_rel")),
+        (Role.ACQUIRE, ("acquire", "acq_rel")),
+    ):
+        wanted = sum(
+            semantics in names and scope == "sys" for semantics, scope in _orders(subject.ttir)
+        )
+        there = len(_system(code, role))
+        if there < wanted:
+            yield Violation(
+                "system_scope",
+                f"{wanted} {names[0]} at system scope in the source, {there} in the assembly",
+            )
+
+
+@_gate
+def bulk_stores_done(subject: Subject) -> Iterator[Violation]:
+    """A release comes after bulk stores have completed, not only read their source."""
+    code = subject.assembly
+    for place in code.places(Role.RELEASE):
+        for passed in code.walk(place, _is(Role.BULK_DONE), backwards=True):
+            if passed.plays(Role.BULK_STORE, Role.BULK_READ):
+                yield _found(bulk_stores_done, "bulk store unfinished at the release", passed)
+                break
+
+
+# -- waits --------------------------------------------------------------------------------------
+
+
+@_gate
+def poll_in_loop(subject: Subject) -> Iterator[Violation]:
+    """The polled load was not moved out of its loop, nor the loop deleted."""
+    code = subject.assembly
+    if not _system(code, Role.ACQUIRE):
+        return
+    in_loops = {block for loop in subject.poll_loops for block in loop.blocks}
+    for place in _system(code, Role.ACQUIRE):
+        if not _reaches(code, place, in_loops) and not _spins(code, place):
+            yield _found(poll_in_loop, "acquire without a polling loop before it", code.at(place))
+
+
+@_gate
+def acquire_after_poll(subject: Subject) -> Iterator[Violation]:
+    """A loop of relaxed polls is left through an acquire at system scope, before any load."""
+    code = subject.assembly
+    for loop in subject.poll_loops:
+        if any(_is_system_acquire(instruction) for instruction in code.inside(loop)):
+            continue
+        place = next(at for at in code.places(Role.POLL) if at[0] in loop.blocks)
+        passed = list(code.walk(place, _is_system_acquire))
+        early = [one for one in passed if one.plays(Role.LOAD, Role.COPY)]
+        if early:
+            yield _found(acquire_after_poll, "load before the acquire", early[0])
+        elif not _acquires_after(code, place):
+            yield _found(acquire_after_poll, "poll without an acquire after it", code.at(place))
+
+
+@_gate
+def barrier_after_acquire(subject: Subject) -> Iterator[Violation]:
+    """All threads of a program wait for the one that acquired, before any of them loads."""
+    code = subject.assembly
+    for place in _system(code, Role.ACQUIRE):
+        for passed in code.walk(place, _is(Role.BARRIER)):
+            if passed.plays(Role.LOAD, Role.COPY):
+                yield _found(barrier_after_acquire, "no barrier between acquire and load", passed)
+                break
+
+
+@_gate
+def no_wait_in_k_loop(subject: Subject) -> Iterator[Violation]:
+    """No poll and no acquire in a loop of matrix instructions: its loads are issued ahead."""
+    code = subject.assembly
+    for loop in subject.k_loops:
+        for instruction in code.inside(loop):
+            if instruction.plays(Role.POLL) or _is_system_acquire(instruction):
+                yield _found(no_wait_in_k_loop, "wait inside a pipelined loop", instruction)
+                break
+
+
+@_gate
+def no_weak_poll(subject: Subject) -> Iterator[Violation]:
+    """Nothing is polled by compare-and-swap or volatile load: some compilers get them wrong."""
+    code = subject.assembly
+    for place in code.places(Role.CAS, Role.VOLATILE):
+        yield _found(no_weak_poll, "compare-and-swap or volatile load", code.at(place))
+
+
+# -- speed --------------------------------------------------------------------------------------
+
+
+@_gate
+def matrix_cores(subject: Subject) -> Iterator[Violation]:
+    """Every dot is done by matrix instructions, the widest that its shape allows."""
+    wanted = len(re.findall(r"\btt\.dot\b", subject.ttir))
+    if wanted and not subject.assembly.places(Role.MATRIX):
+        yield Violation("matrix_cores", f"{wanted} dots, no matrix instruction")
+    for line in re.findall(r"= tt\.dot .*", subject.ttgir):
+        shape = re.search(r"-> tensor<(\d+)x(\d+)x\w+, (#\w+)>", line)
+        if shape is None:
+            continue
+        rows, layout = int(shape.group(1)), shape.group(3)
+        if not layout.startswith("#mma"):
+            yield Violation("matrix_cores", f"dot by plain multiply-adds: {line.strip()[:80]}")
+        elif subject.assembly.is_ptx and rows >= 64 and subject.num_warps >= 4:
+            yield Violation("matrix_cores", f"{shape.group(0)} by mma.sync, not by wgmma")
+
+
+@_gate
+def pipelined(subject: Subject) -> Iterator[Violation]:
+    """The loads of a loop of matrix instructions are issued stages ahead."""
+    if not subject.aligned or subject.num_stages < 2:
+        return
+    code = subject.assembly
+    for loop in subject.k_loops:
+        inside = list(code.inside(loop))
+        if code.is_ptx:
+            if not any(one.plays(Role.COPY) for one in inside):
+                yield _found(pipelined, "no asynchronous copy in the k loop", inside[0])
+            for one in inside:
+                if one.plays(Role.LOAD):
+                    yield _found(pipelined, "synchronous load in the k loop", one)
+                    break
+        elif not _reads_shared_first(inside):
+            yield _found(pipelined, "the k loop waits for its own loads", inside[0])
+
+
+@_gate
+def wide_accesses(subject: Subject) -> Iterator[Violation]:
+    """Loops move 16 bytes per thread and instruction."""
+    if not subject.aligned:
+        return
+    code = subject.assembly
+    k_blocks = {block for loop in subject.k_loops for block in loop.blocks}
+    for loop in code.loops:
+        if code.nested(loop):
+            continue
+        inside = list(code.inside(loop))
+        copies = any(one.plays(Role.LOAD) for one in inside) and any(
+            one.plays(Role.STORE) for one in inside
+        )
+        if not copies and not loop.blocks <= k_blocks:
+            continue
+        narrow = [
+            one
+            for one in inside
+            if one.plays(Role.LOAD, Role.COPY, Role.STORE) and one.width < 16
+        ]
+        if narrow:
+            yield _found(
+                wide_accesses, f"{len(narrow)} accesses below 16 bytes in a loop", narrow[0]
+            )
+
+
+@_gate
+def no_spills(subject: Subject) -> Iterator[Violation]:
+    """Registers suffice."""
+    if subject.spill_bytes:
+        yield Violation("no_spills", f"{subject.spill_bytes} bytes a thread in local memory")
+
+
+@_gate
+def no_waterfall(subject: Subject) -> Iterator[Violation]:
+    """No loop over lanes around an access whose descriptor differs between lanes (CDNA)."""
+    code = subject.assembly
+    for loop in code.loops:
+        inside = list(code.inside(loop))
+        if len(loop.blocks) > 2 or not any(one.plays(Role.FIRST_LANE) for one in inside):
+            continue
+        accesses = [one for one in inside if one.text.startswith("buffer_")]
+        if accesses and not any(one.plays(Role.BARRIER, Role.MATRIX) for one in inside):
+            yield _found(no_waterfall, "one access per lane", accesses[0])
+
+
+# -- helpers ------------------------------------------------------------------------------------
+
+
+def _is(*roles: Role) -> Callable[[Instruction], bool]:
+    return lambda instruction: instruction.plays(*roles)
+
+
+def _is_system_acquire(instruction: Instruction) -> bool:
+    return instruction.plays(Role.ACQUIRE) and instruction.scope == "sys"
+
+
+def _orders(ttir: str) -> list[tuple[str, str]]:
+    """(semantics, scope) of the ordered atomics of the source."""
+    found = re.findall(r"tt\.atomic_(?:rmw \w+|cas|load|store)[, ]+(\w+), (\w+),", ttir)
+    return [(semantics, scope) for semantics, scope in found if semantics != "relaxed"]
+
+
+def _last_barriers(code: Assembly, place: Place) -> list[Place]:
+    """The first barriers met on the ways back from `place`."""
+    met: list[Instruction] = []
+
+    def stop(instruction: Instruction) -> bool:
+        if instruction.plays(Role.BARRIER):
+            met.append(instruction)
+        return instruction.plays(Role.BARRIER)
+
+    for _ in code.walk(place, stop, backwards=True):
+        pass
+    return [barrier for barrier in code.places(Role.BARRIER) if code.at(barrier) in met]
+
+
+def _reaches(code: Assembly, place: Place, blocks: set[int]) -> bool:
+    """Whether a way back from `place` meets a poll of `blocks` before another acquire."""
+    lines = {
+        instruction.line
+        for block in blocks
+        for instruction in code.blocks[block].instructions
+        if instruction.plays(Role.POLL)
+    }
+    return any(one.line in lines for one in code.walk(place, _is_system_acquire, backwards=True))
+
+
+def _spins(code: Assembly, place: Place) -> bool:
+    """Whether the acquire at `place` is itself the poll of a loop."""
+    return any(place[0] in loop.blocks and not code.nested(loop) for loop in code.loops)
+
+
+def _acquires_after(code: Assembly, place: Place) -> bool:
+    return any(_is_system_acquire(one) for one in code.walk(place, lambda _: False))
+
+
+def _reads_shared_first(inside: list[Instruction]) -> bool:
+    """Whether a loop begins with what an earlier iteration, or its prologue, has put into LDS."""
+    for instruction in inside:
+        if instruction.plays(Role.SHARED_LOAD, Role.COPY, Role.MATRIX):
+            return True
+        if instruction.plays(Role.SHARED_STORE):
+            return False
+    return False

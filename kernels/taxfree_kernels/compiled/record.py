@@ -1,0 +1,132 @@
+"""The launches of a plan, recorded without a device.
+
+A plan is made on a :class:`GhostFabric`, whose tensors have shapes and no memory, and called on
+such inputs; what it launches goes to a list instead of a device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from taxfree_kernels import variant as registry
+from taxfree_kernels.fabric.base import Fabric
+from taxfree_kernels.fabric.heap import ALIGNMENT, Pool, SymmetricHeap
+from taxfree_kernels.hardware import Hardware
+from taxfree_kernels.launch import Kernel, launching_through
+from taxfree_kernels.variant import Config
+
+_META = torch.device("meta")
+_CONTROL_BYTES = 1 << 20
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One kernel with the arguments of one call."""
+
+    kernel: Kernel
+    args: tuple[Any, ...]
+
+    @property
+    def name(self) -> str:
+        return str(self.kernel.function.fn.__name__).lstrip("_")
+
+
+class GhostFabric(Fabric):
+    """One rank of a group that is not there.
+
+    Args:
+        world_size: ranks of the group.
+        hardware: the device that plans believe to be on.
+        heap_bytes: of the arena. AMD's compiler asks whether a tensor's memory ends below 2 GiB, so
+            this should be what the real fabric will have.
+        rank: in the group.
+    """
+
+    name = "ghost"
+    has_graphs = True
+
+    def __init__(self, world_size: int, hardware: Hardware, heap_bytes: int, rank: int = 0) -> None:
+        self.backend = hardware.backend  # type: ignore[misc]
+        self.rank, self.world_size = rank, world_size
+        self.device, self.hardware = _META, hardware
+        self.heap = SymmetricHeap(torch.empty(heap_bytes, dtype=torch.uint8, device=_META))
+        self.heap_bases = torch.empty(world_size, dtype=torch.int64, device=_META)
+        self.pool = Pool(self)
+
+    def host_words(self, count: int) -> torch.Tensor:
+        return torch.zeros(count, dtype=torch.int64)
+
+    def ticks(self, seconds: float) -> int:
+        return 1
+
+    def synchronize(self) -> None:
+        """There is nothing to wait for."""
+
+    def barrier(self) -> None:
+        """There is nobody to wait for."""
+
+    def close(self) -> None:
+        """There is nothing to give back."""
+
+
+class _WithoutMemory(TorchFunctionMode):
+    """Makes tensors that name a device there without memory, and random ones not random."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = dict(kwargs or {})
+        if "device" in kwargs:
+            kwargs["device"] = _META
+            kwargs.pop("generator", None)
+        return func(*args, **kwargs)
+
+
+def heap_bytes_for(problem: Any) -> int:
+    """The smallest arena in which any variant of `problem` has its two slots."""
+    slot = -(-problem.slot_bytes // ALIGNMENT) * ALIGNMENT
+    return 2 * slot + _CONTROL_BYTES
+
+
+def record(
+    op: str,
+    variant: str,
+    problem: Any,
+    config: Config,
+    hardware: Hardware,
+    heap_bytes: int | None = None,
+) -> list[Launch]:
+    """What one call of a variant launches, in order; empty when it is all library calls.
+
+    Raises:
+        PlanError: the variant refuses, or needs a fabric that is there.
+    """
+    found = registry.variants(op)[variant]
+    if not found.fused and not _plans_kernels(found):
+        return []
+    if heap_bytes is None:
+        heap_bytes = heap_bytes_for(problem)
+    operation = registry.operation(op)
+    ghost = GhostFabric(problem.world_size, hardware, heap_bytes)
+    launches: list[Launch] = []
+    plan = found.plan(problem, ghost, config)
+    with _WithoutMemory():
+        cpu = torch.device("cpu")
+        inputs = operation.make_inputs(problem, ghost.rank, 0, cpu)
+        output = operation.empty_output(problem, cpu)
+    with launching_through(lambda kernel, args: launches.append(Launch(kernel, args))):
+        plan(*inputs, output)
+    return launches
+
+
+def _plans_kernels(variant: registry.Variant) -> bool:
+    """Whether the module of a library path has a kernel of ours beside the library's calls."""
+    import sys
+
+    module = sys.modules[type(variant).__module__]
+    return any(value is Kernel for value in vars(module).values())

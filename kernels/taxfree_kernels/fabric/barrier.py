@@ -1,0 +1,50 @@
+"""A barrier of all ranks on their streams, without the host: aligns what is timed next."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import triton
+import triton.language as tl
+
+from taxfree_kernels.device import sync
+from taxfree_kernels.fabric.heap import Pool
+from taxfree_kernels.launch import Kernel
+
+if TYPE_CHECKING:
+    from taxfree_kernels.fabric.base import Fabric
+
+
+@triton.jit(do_not_specialize=["rank"])
+def _barrier(control_ptr, heap_bases, rank, WORLD: tl.constexpr, BACKEND: tl.constexpr):
+    generation = sync.running_generation(control_ptr)
+    peers: tl.constexpr = triton.next_power_of_2(WORLD)
+    peer = tl.arange(0, peers)
+    others = (peer < WORLD) & (peer != rank)
+    peer = tl.where(others, peer, rank)
+    sync.signal(
+        control_ptr, 0, peer, generation, heap_bases, rank, mask=others,
+        WORLD=WORLD, BACKEND=BACKEND,
+    )  # fmt: skip
+    sync.wait(
+        control_ptr, 0, peer, generation, heap_bases, rank, mask=others,
+        WORLD=WORLD, BACKEND=BACKEND,
+    )  # fmt: skip
+    sync.leave(control_ptr, generation, tl.num_programs(0), BACKEND)
+
+
+class DeviceBarrier:
+    """A kernel that ends on every rank after it has begun on all of them."""
+
+    def __init__(self, fabric: Fabric, timeout_s: float) -> None:
+        self.pool = Pool(fabric, slot_bytes=0, timeout_s=timeout_s)
+        self._args = (self.pool.control, fabric.heap_bases, fabric.rank)
+        self._kernel = Kernel(
+            _barrier,
+            grid=1,
+            constants={"WORLD": fabric.world_size, "BACKEND": fabric.backend},
+            options={} if fabric.backend == "interpreter" else {"num_warps": 1},
+        )
+
+    def __call__(self) -> None:
+        self._kernel(*self._args)

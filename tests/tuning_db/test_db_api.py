@@ -1,0 +1,39 @@
+"""The package as others see it."""
+
+import taxfree_tuning_db
+from tests.tuning_db.examples import ROOT, start_python
+
+PUBLIC = """
+    MODES SCHEMA_VERSION TRIAL_STATES Database DatabaseCorrupt DatabaseError DatabaseFull
+    DatabaseLocked DatabaseMissing DatabaseReadOnly DatabaseTooNew DatabaseUnreadable ForeignRecord
+    HardwareFingerprint ImportReport InvalidRecord LookUp Measurement NotAnExport Record Rung Scalar
+    SoftwareFingerprint Table TrialRecord TrialState default_path differing_fields digest export
+    import_records look_up prune read_export record_key shipped_records stale_reason
+"""
+
+
+class TestPublicNames:
+    def test_all_is_the_promised_list(self):
+        assert sorted(taxfree_tuning_db.__all__) == sorted(PUBLIC.split())
+
+    def test_every_name_of_all_is_there(self):
+        assert all(hasattr(taxfree_tuning_db, name) for name in taxfree_tuning_db.__all__)
+
+    def test_the_errors_are_all_database_errors(self):
+        errors = [getattr(taxfree_tuning_db, name) for name in taxfree_tuning_db.__all__]
+        errors = [each for each in errors if isinstance(each, type) and issubclass(each, Exception)]
+        assert len(errors) == 11
+        assert all(issubclass(each, taxfree_tuning_db.DatabaseError) for each in errors)
+
+
+class TestImports:
+    def test_the_source_root_is_no_package(self):
+        assert not (ROOT / "tuning_db" / "__init__.py").exists()
+
+    def test_importing_it_loads_nothing_heavy(self):
+        script = (
+            "import sys, taxfree_tuning_db;"
+            "print(*{'torch', 'triton', 'optuna', 'typer', 'rich', 'taxfree'} & set(sys.modules))"
+        )
+        output, _ = start_python(script).communicate(timeout=60)
+        assert output == "\n"

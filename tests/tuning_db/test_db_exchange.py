@@ -1,0 +1,171 @@
+"""Export, import and the shipped tables."""
+
+import io
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from taxfree_tuning_db import (
+    Database,
+    DatabaseUnreadable,
+    ForeignRecord,
+    InvalidRecord,
+    NotAnExport,
+    Record,
+    export,
+    import_records,
+    read_export,
+    shipped_records,
+)
+from taxfree_tuning_db.tables import records_in
+from tests.tuning_db.examples import PUSH, SOFTWARE, record_of
+
+
+def document_of(*records: Record) -> dict:
+    return {"taxfree_tuning_db": 1, "records": [record.to_json() for record in records]}
+
+
+def created(time: str) -> dict[str, str]:
+    return {"source": "user", "created": time}
+
+
+@pytest.fixture
+def database(tmp_path):
+    with Database(tmp_path / "tuning.sqlite") as database:
+        yield database
+
+
+class TestExport:
+    def test_importing_an_export_gives_the_same_records(self, database, tmp_path):
+        records = [record_of(m) for m in (1, 16, 64)]
+        export(records, tmp_path / "out.json")
+        report = import_records(database, tmp_path / "out.json")
+        assert sorted(report.added, key=lambda record: record.problem["m"]) == records
+        again = io.StringIO()
+        export(database.records(), again)
+        assert again.getvalue() == (tmp_path / "out.json").read_text()
+
+    def test_the_document_does_not_depend_on_the_order(self):
+        one, other = io.StringIO(), io.StringIO()
+        export([record_of(1), record_of(2)], one)
+        export([record_of(2), record_of(1)], other)
+        assert one.getvalue() == other.getvalue()
+
+    def test_a_path_that_cannot_be_written_is_an_error_and_leaves_nothing(self, tmp_path):
+        (tmp_path / "folder").mkdir()
+        for path in (tmp_path / "folder", tmp_path / "none" / "out.json"):
+            with pytest.raises(DatabaseUnreadable, match="cannot be written"):
+                export([record_of()], path)
+        assert [each.name for each in tmp_path.iterdir()] == ["folder"]
+
+
+class TestImport:
+    def test_the_report_tells_what_became_of_each(self, database):
+        database.put(record_of(1))
+        database.put(record_of(2))
+        better = record_of(1, winner=replace(PUSH, samples=51))
+        worse = record_of(2, winner=replace(PUSH, samples=49))
+        document = document_of(better, worse, record_of(4))
+        document["records"].append({"op": "broken"})
+        report = import_records(database, document)
+        assert report.added == (record_of(4),)
+        assert report.replaced == (better,)
+        assert report.kept == (record_of(2),)
+        assert report.refused == (("records[3]", "problem: missing"),)
+        assert list(database.records()) == [better, record_of(2), record_of(4)]
+
+    @pytest.mark.parametrize(
+        ("known", "offered", "is_better"),
+        [
+            ({}, {}, False),
+            ({}, {"provenance": created("2026-01-02T03:04:06+00:00")}, True),
+            ({}, {"provenance": created("2026-01-02T04:04:05+02:00")}, False),
+            ({}, {"provenance": created("2026-01-02T03:04:06")}, True),
+            ({}, {"provenance": {}}, False),
+            ({"provenance": {}}, {}, True),
+            (
+                {"winner": replace(PUSH, samples=60)},
+                {"provenance": created("2027-01-01T00:00:00Z")},
+                False,
+            ),
+            (
+                {"winner": replace(PUSH, samples=60)},
+                {
+                    "provenance": created("2027-01-01T00:00:00Z"),
+                    "software": replace(SOFTWARE, taxfree="2.0.0"),
+                },
+                True,
+            ),
+        ],
+    )
+    def test_more_samples_are_better_then_newer_and_across_versions_newer(
+        self, database, known, offered, is_better
+    ):
+        database.put(record_of(16, **known))
+        report = import_records(database, document_of(record_of(16, **offered)))
+        assert (len(report.replaced), len(report.kept)) == ((1, 0) if is_better else (0, 1))
+        assert database.get(record_of(16).key) == record_of(16, **(offered if is_better else known))
+
+    def test_a_stream_will_do(self, database):
+        report = import_records(database, io.StringIO(json.dumps(document_of(record_of()))))
+        assert report.added == (record_of(),)
+
+    @pytest.mark.parametrize(
+        ("text", "why"),
+        [
+            ("", "not JSON"),
+            ("[" * 100_000, "not JSON"),
+            ("[]", "has no 'taxfree_tuning_db'"),
+            ('{"records": []}', "has no 'taxfree_tuning_db'"),
+            ('{"taxfree_tuning_db": 2, "records": []}', "version 2 is not 1"),
+            ('{"taxfree_tuning_db": 1}', "no list of records"),
+            ('{"taxfree_tuning_db": 1, "records": {}}', "no list of records"),
+            (b"\xff\xfe\x00", "not text"),
+        ],
+    )
+    def test_another_document_is_no_export(self, database, tmp_path, text, why):
+        database.put(record_of())
+        before = database.path.read_bytes()
+        path = tmp_path / "other.json"
+        path.write_bytes(text if isinstance(text, bytes) else text.encode())
+        with pytest.raises(NotAnExport, match=why) as caught:
+            import_records(database, path)
+        assert str(path) in caught.value.message
+        assert database.path.read_bytes() == before
+
+    def test_a_document_that_is_not_there_is_unreadable(self, tmp_path):
+        with pytest.raises(DatabaseUnreadable, match="No such file"):
+            read_export(tmp_path / "none.json")
+
+    def test_a_foreign_row_in_the_way_undoes_the_import(self, database):
+        with database.transaction():
+            database._records[record_of(2).key] = "{}"
+        before = database.path.read_bytes()
+        with pytest.raises(ForeignRecord):
+            import_records(database, document_of(record_of(1), record_of(2)))
+        assert database.path.read_bytes() == before
+
+
+class TestShippedTables:
+    def test_all_are_valid(self):
+        assert all(each.provenance["source"] == "shipped" for each in shipped_records())
+
+    def test_they_are_read_by_name_and_only_json(self, tmp_path):
+        export([record_of(2)], tmp_path / "b.json")
+        export([record_of(1)], tmp_path / "a.json")
+        (tmp_path / "notes.txt").touch()
+        assert records_in(tmp_path) == (record_of(1), record_of(2))
+
+    def test_a_table_that_is_no_export_is_an_error(self, tmp_path):
+        (tmp_path / "a.json").write_text("{}")
+        with pytest.raises(NotAnExport, match=r"a\.json"):
+            records_in(tmp_path)
+
+    def test_a_record_that_breaks_the_schema_is_an_error(self, tmp_path: Path):
+        document = document_of(record_of())
+        document["records"][0]["trials"] = "many"
+        (tmp_path / "a.json").write_text(json.dumps(document))
+        with pytest.raises(InvalidRecord, match="trials: is not an integer"):
+            records_in(tmp_path)

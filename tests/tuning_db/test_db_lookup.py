@@ -1,0 +1,210 @@
+"""Look-up: which record serves a problem, and why."""
+
+from dataclasses import replace
+
+import pytest
+
+from taxfree_tuning_db import (
+    Database,
+    InvalidRecord,
+    LookUp,
+    Record,
+    Table,
+    differing_fields,
+    look_up,
+    prune,
+    stale_reason,
+)
+from tests.tuning_db.examples import (
+    BASELINE,
+    H200,
+    HASHES,
+    MI300X,
+    OP,
+    PUSH,
+    SOFTWARE,
+    problem_of,
+    record_of,
+)
+
+STALE = replace(PUSH, kernel_hash="p0")
+
+
+def find(table: Table, m: int, near: tuple[str, ...] = ("m",), **fields: object) -> LookUp:
+    return look_up(table, OP, problem_of(m, **fields), H200, SOFTWARE, HASHES, near)
+
+
+def table_of(*records: Record) -> Table:
+    return Table(user=records)
+
+
+class TestExact:
+    def test_its_own_record_is_found(self):
+        answer = find(table_of(record_of(16), record_of(64)), 64)
+        assert (answer.kind, answer.record) == ("exact", record_of(64))
+        assert [rung.found for rung in answer.ladder] == [True, True]
+        assert answer.soft_mismatches == ()
+
+    @pytest.mark.parametrize("field", ["triton", "torch", "driver", "runtime", "collectives"])
+    def test_other_software_is_used_and_flagged(self, field):
+        record = record_of(16, software=replace(SOFTWARE, **{field: "older"}))
+        answer = find(table_of(record), 16)
+        assert answer.kind == "exact"
+        assert answer.soft_mismatches == (field,)
+
+    def test_another_taxfree_with_the_same_kernel_is_not_flagged(self):
+        record = record_of(16, software=replace(SOFTWARE, taxfree="0.9"))
+        assert find(table_of(record), 16).soft_mismatches == ()
+
+    def test_a_problem_that_is_no_problem_is_refused(self):
+        with pytest.raises(InvalidRecord, match="problem"):
+            find(table_of(), None)
+
+
+class TestUserOverShipped:
+    def test_the_users_record_stands_over_the_shipped_one(self):
+        table = Table([record_of(16, winner=BASELINE)], [record_of(16), record_of(64)])
+        assert find(table, 16).record.winner == BASELINE
+        assert find(table, 64).record == record_of(64)
+        assert len(table) == len(list(table.records())) == 2
+
+    def test_a_shipped_record_serves_where_the_users_is_stale(self):
+        table = Table([record_of(16, winner=STALE)], [record_of(16)])
+        answer = find(table, 16)
+        assert (answer.kind, answer.record) == ("exact", record_of(16))
+        assert [rung.found for rung in answer.ladder] == [True, False, True]
+
+    def test_the_digest_covers_both(self):
+        both = Table([record_of(16)], [record_of(64)])
+        assert both.digest() == Table([record_of(64)], [record_of(16)]).digest()
+        assert both.digest() != table_of(record_of(16)).digest()
+
+
+class TestStale:
+    def test_another_kernel_is_shown_and_not_used(self):
+        answer = find(table_of(record_of(16, winner=STALE)), 16)
+        assert (answer.kind, answer.record.winner) == ("stale", STALE)
+        assert "kernel of push has changed" in answer.ladder[1].why
+
+    def test_an_unknown_variant_is_shown_and_not_used(self):
+        answer = find(table_of(record_of(16, winner=replace(PUSH, variant="pull"))), 16)
+        assert answer.kind == "stale"
+        assert answer.ladder[1].why == "variant pull is unknown"
+
+    def test_a_fresh_neighbour_serves_instead(self):
+        answer = find(table_of(record_of(16, winner=STALE), record_of(64)), 16)
+        assert (answer.kind, answer.record) == ("neighbour", record_of(64))
+
+    def test_a_stale_record_is_nobodys_neighbour(self):
+        answer = find(table_of(record_of(16, winner=STALE)), 32)
+        assert (answer.kind, answer.record) == ("miss", None)
+        assert answer.nearest.winner == STALE
+
+    def test_only_the_winner_must_be_todays(self):
+        runners_up = (replace(PUSH, variant="pull"),)
+        assert stale_reason(record_of(16, runners_up=runners_up), HASHES) is None
+
+
+class TestNeighbour:
+    @pytest.mark.parametrize(
+        ("m", "nearest"), [(1, 12), (13, 12), (23, 12), (24, 12), (25, 48), (4096, 48)]
+    )
+    def test_it_is_the_nearest_by_ratio_and_the_smaller_of_two(self, m, nearest):
+        answer = find(table_of(record_of(48), record_of(12)), m)
+        assert answer.kind == "neighbour"
+        assert answer.record == record_of(nearest)
+        assert answer.ladder[-1].why == f"nearest is m={nearest}"
+
+    def test_distances_of_several_fields_add_up(self):
+        far_in_both = record_of(32, problem=problem_of(32, n=7168))
+        far_in_one = record_of(64)
+        table = table_of(far_in_one, far_in_both)
+        assert find(table, 16, ("m", "n"), n=7168).record == far_in_both
+        assert find(table, 16, ("m", "n")).record == far_in_both  # a tie: m decides
+
+    @pytest.mark.parametrize(
+        "fields", [{"n": 4096}, {"world_size": 4}, {"dtype": "float16"}, {"gather_dim": 1}]
+    )
+    def test_all_other_fields_must_agree(self, fields):
+        assert find(table_of(record_of(16)), 32, **fields).kind == "miss"
+
+    def test_both_must_have_the_same_fields(self):
+        assert find(table_of(record_of(16)), 32, layout="nk").kind == "miss"
+
+    def test_other_hardware_or_another_operation_is_no_neighbour(self):
+        table = table_of(record_of(16, hardware=MI300X), record_of(16, op="attention"))
+        assert find(table, 32).kind == "miss"
+
+    @pytest.mark.parametrize("m", [0, -4, True, "wide"])
+    def test_what_has_no_logarithm_has_no_neighbour(self, m):
+        assert find(table_of(record_of(16)), m).kind == "miss"
+        assert find(table_of(record_of(m)), 16).kind == "miss"
+
+    @pytest.mark.parametrize("field", ["world_size", "dtype"])
+    def test_world_size_and_dtype_never_vary(self, field):
+        with pytest.raises(ValueError, match=field):
+            find(table_of(), 16, ("m", field))
+
+    def test_without_near_fields_there_is_none(self):
+        assert find(table_of(record_of(16)), 32, ()).kind == "miss"
+
+
+class TestMiss:
+    def test_an_empty_table_says_so(self):
+        answer = find(table_of(), 16)
+        assert (answer.kind, answer.record, answer.nearest) == ("miss", None, None)
+        assert [rung.found for rung in answer.ladder] == [False, False, False]
+        assert answer.ladder[-1].why == f"{OP} was never tuned"
+
+    def test_the_nearest_differs_in_the_fewest_fields_and_then_the_least(self):
+        elsewhere = record_of(16, hardware=MI300X)
+        far = record_of(16, problem=problem_of(16, n=64))
+        near = record_of(16, problem=problem_of(16, n=4096))
+        answer = find(table_of(elsewhere, far, near), 16)
+        assert answer.nearest == near
+        assert answer.ladder[-1].why == "in the nearest, n is 4096, not 3584"
+
+    def test_differing_fields_are_shown_side_by_side(self):
+        asked = problem_of(32, layout="nk")
+        del asked["n"]
+        assert differing_fields(record_of(16), asked) == {
+            "m": (16, 32),
+            "n": (3584, None),
+            "layout": (None, "nk"),
+        }
+
+    def test_hardware_is_compared_where_it_is_given(self):
+        differing = differing_fields(record_of(16), problem_of(16), replace(H200, link="pcie"))
+        assert differing == {"hardware.link": ("nvlink-18", "pcie")}
+
+
+class TestPrune:
+    RECORDS = (
+        record_of(16),
+        record_of(32, winner=STALE),
+        record_of(64, hardware=MI300X),
+        record_of(128, op="attention"),
+    )
+
+    @pytest.fixture
+    def database(self, tmp_path):
+        with Database(tmp_path / "tuning.sqlite") as database:
+            for record in self.RECORDS:
+                database.put(record)
+            yield database
+
+    def test_nothing_to_compare_with_removes_nothing(self, database):
+        assert prune(database) == []
+        assert len(list(database.records())) == 4
+
+    def test_changed_kernels_are_removed_by_operation(self, database):
+        assert prune(database, kernel_hashes={OP: HASHES}) == [self.RECORDS[1]]
+        assert len(list(database.records())) == 3
+
+    def test_other_hardware_is_removed(self, database):
+        assert prune(database, hardware=H200) == [self.RECORDS[2]]
+
+    def test_both_together(self, database):
+        removed = prune(database, H200, {OP: HASHES, "attention": {}})
+        assert {record.key for record in removed} == {record.key for record in self.RECORDS[1:]}
+        assert list(database.records()) == [self.RECORDS[0]]

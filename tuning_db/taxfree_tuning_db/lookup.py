@@ -1,0 +1,272 @@
+"""Which record serves a problem, and the ladder of steps that led to it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Literal, TypeAlias
+
+from .records import (
+    HardwareFingerprint,
+    Record,
+    Scalar,
+    SoftwareFingerprint,
+    digest,
+    record_key,
+)
+from .staleness import stale_reason
+
+FIXED_FIELDS = ("world_size", "dtype")
+
+Kind: TypeAlias = Literal["exact", "neighbour", "stale", "miss"]
+
+
+class Table:
+    """Records in memory; the user's stand over the shipped ones, record by record.
+
+    A shipped record still serves where the user's own is stale.
+
+    Args:
+        user: the records of the user's database.
+        shipped: those that come with taxfree.
+    """
+
+    def __init__(self, user: Iterable[Record] = (), shipped: Iterable[Record] = ()) -> None:
+        self._layers: dict[str, list[Record]] = {}
+        for record in [*user, *shipped]:
+            self._layers.setdefault(record.key, []).append(record)
+
+    def __len__(self) -> int:
+        """Return the number of keys."""
+        return len(self._layers)
+
+    def records(self) -> Iterator[Record]:
+        """Yield the record that stands for each key."""
+        return (layers[0] for layers in self._layers.values())
+
+    def layers(self, key: str) -> tuple[Record, ...]:
+        """Return the records of a key, the user's first."""
+        return tuple(self._layers.get(key, ()))
+
+    def fresh(self, kernel_hashes: Mapping[str, str]) -> Iterator[Record]:
+        """Yield the first record of each key that is not stale."""
+        for layers in self._layers.values():
+            yield from [each for each in layers if stale_reason(each, kernel_hashes) is None][:1]
+
+    def digest(self) -> str:
+        """Return a hash over all layers that does not depend on their order."""
+        return digest(record for layers in self._layers.values() for record in layers)
+
+
+@dataclass(frozen=True)
+class Rung:
+    """One step of a look-up.
+
+    Args:
+        looked_for: what this step wanted.
+        found: whether it was there.
+        why: what was found, or why nothing was.
+    """
+
+    looked_for: str
+    found: bool
+    why: str
+
+
+@dataclass(frozen=True)
+class LookUp:
+    """The answer to a look-up.
+
+    Args:
+        kind: `exact` and `neighbour` may be used; `stale` may only be shown; `miss` has nothing.
+        record: the record of that kind, or None for a miss.
+        soft_mismatches: fields of the software fingerprint that differ from the record's.
+        ladder: the steps taken, in order.
+        nearest: for a miss, the record of the same operation that differs least; not for use.
+    """
+
+    kind: Kind
+    record: Record | None
+    soft_mismatches: tuple[str, ...]
+    ladder: tuple[Rung, ...]
+    nearest: Record | None = None
+
+
+def look_up(
+    table: Table,
+    op: str,
+    problem: Mapping[str, Scalar],
+    hardware: HardwareFingerprint,
+    software: SoftwareFingerprint,
+    kernel_hashes: Mapping[str, str],
+    near_fields: Sequence[str],
+) -> LookUp:
+    """Find the record for a problem: its own, else its nearest measured neighbour's.
+
+    A stale record of its own is returned as such only where no neighbour serves.
+
+    Args:
+        table: where to look.
+        op: name of the operation.
+        problem: fields of the problem.
+        hardware: the machine's.
+        software: today's; differences are flagged, never refused.
+        kernel_hashes: today's kernel hash of every variant of the operation.
+        near_fields: positive dimensions in which a neighbour may differ, such as `("m",)`.
+
+    Raises:
+        ValueError: `near_fields` names the world size or the dtype.
+        InvalidRecord: a field of the problem is not a finite scalar.
+    """
+    if fixed := set(near_fields).intersection(FIXED_FIELDS):
+        raise ValueError(f"a neighbour may not differ in {', '.join(sorted(fixed))}")
+    ladder: list[Rung] = []
+
+    def answer(kind: Kind, record: Record) -> LookUp:
+        return LookUp(kind, record, _soft_mismatches(record, software), tuple(ladder))
+
+    own = table.layers(record_key(op, problem, hardware))
+    ladder.append(_own_rung(op, problem, hardware, own))
+    for record in own:
+        reason = stale_reason(record, kernel_hashes)
+        ladder.append(Rung("today's kernel", reason is None, reason or "the hash is the same"))
+        if reason is None:
+            return answer("exact", record)
+
+    fresh = [record for record in table.fresh(kernel_hashes) if record.op == op]
+    neighbour = _neighbour(fresh, problem, hardware, near_fields)
+    ladder.append(_neighbour_rung(neighbour, near_fields))
+    if neighbour is not None:
+        return answer("neighbour", neighbour)
+    if own:
+        return answer("stale", own[0])
+
+    same_op = [record for record in table.records() if record.op == op]
+    nearest = _nearest(same_op, problem, hardware)
+    ladder.append(_nearest_rung(op, nearest, problem, hardware))
+    return LookUp("miss", None, (), tuple(ladder), nearest)
+
+
+def differing_fields(
+    record: Record, problem: Mapping[str, Scalar], hardware: HardwareFingerprint | None = None
+) -> dict[str, tuple[Scalar | None, Scalar | None]]:
+    """Return the fields in which a record differs, as (the record's, the asked one's).
+
+    Args:
+        record: the record.
+        problem: fields of the problem that was asked for; None stands for one that is missing.
+        hardware: the machine's, to compare it too, under names such as `hardware.gpu`.
+    """
+    ours, asked = dict(record.problem), dict(problem)
+    if hardware is not None:
+        ours |= _hardware_fields(record.hardware)
+        asked |= _hardware_fields(hardware)
+    names = [*ours, *(name for name in asked if name not in ours)]
+    pairs = {name: (ours.get(name), asked.get(name)) for name in names}
+    return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
+
+
+def _hardware_fields(hardware: HardwareFingerprint) -> dict[str, Scalar]:
+    return {f"hardware.{name}": value for name, value in asdict(hardware).items()}
+
+
+def _soft_mismatches(record: Record, software: SoftwareFingerprint) -> tuple[str, ...]:
+    ours, todays = asdict(record.software), asdict(software)
+    # another taxfree is no mismatch by itself: the kernel hash tells whether it matters
+    return tuple(name for name in ours if name != "taxfree" and ours[name] != todays[name])
+
+
+# -- distances --
+
+
+def _neighbour(
+    records: Iterable[Record],
+    problem: Mapping[str, Scalar],
+    hardware: HardwareFingerprint,
+    near_fields: Sequence[str],
+) -> Record | None:
+    near = set(near_fields)
+    if not near <= _sizes(problem).keys():
+        return None
+    candidates = [
+        record
+        for record in records
+        if record.hardware == hardware
+        and _without(record.problem, near) == _without(problem, near)
+        and near <= _sizes(record.problem).keys()
+    ]
+
+    def rank(record: Record) -> tuple[float, list[Scalar]]:
+        # of two that are equally near, the smaller
+        sizes = [record.problem[name] for name in near_fields]
+        return _distance(record.problem, problem, near), sizes
+
+    return min(candidates, key=rank, default=None)
+
+
+def _nearest(
+    records: Iterable[Record], problem: Mapping[str, Scalar], hardware: HardwareFingerprint
+) -> Record | None:
+    def rank(record: Record) -> tuple[int, float, str]:
+        differing = differing_fields(record, problem, hardware)
+        return len(differing), _distance(record.problem, problem, set(differing)), record.key
+
+    return min(records, key=rank, default=None)
+
+
+def _without(problem: Mapping[str, Scalar], names: set[str]) -> dict[str, Scalar]:
+    return {name: value for name, value in problem.items() if name not in names}
+
+
+def _sizes(problem: Mapping[str, Scalar]) -> dict[str, int | float]:
+    return {
+        name: value
+        for name, value in problem.items()
+        if isinstance(value, int | float) and not isinstance(value, bool) and value > 0
+    }
+
+
+def _distance(one: Mapping[str, Scalar], other: Mapping[str, Scalar], names: set[str]) -> float:
+    """Return the sum of |log2| ratios of the named sizes that both have."""
+    ours, theirs = _sizes(one), _sizes(other)
+    shared = names & ours.keys() & theirs.keys()
+    steps = [abs(math.log2(ours[name]) - math.log2(theirs[name])) for name in shared]
+    return round(math.fsum(steps), 9)  # so that 12 and 48 are equally far from 24
+
+
+# -- words --
+
+
+def _own_rung(
+    op: str, problem: Mapping[str, Scalar], hardware: HardwareFingerprint, own: Sequence[Record]
+) -> Rung:
+    sources = " and ".join(record.provenance.get("source", "unnamed") for record in own)
+    why = f"record: {sources}" if own else "not measured on this hardware"
+    return Rung(f"{op} with {_shown(problem)} on {hardware.gpu}", bool(own), why)
+
+
+def _neighbour_rung(neighbour: Record | None, near_fields: Sequence[str]) -> Rung:
+    looked_for = f"a neighbour that differs in {', '.join(near_fields) or 'nothing'}"
+    if neighbour is None:
+        return Rung(looked_for, False, "no record of today's kernels agrees in all other fields")
+    sizes = {name: neighbour.problem[name] for name in near_fields}
+    return Rung(looked_for, True, f"nearest is {_shown(sizes)}")
+
+
+def _nearest_rung(
+    op: str,
+    nearest: Record | None,
+    problem: Mapping[str, Scalar],
+    hardware: HardwareFingerprint,
+) -> Rung:
+    looked_for = f"any record of {op}, to show"
+    if nearest is None:
+        return Rung(looked_for, False, f"{op} was never tuned")
+    differing = differing_fields(nearest, problem, hardware)
+    differences = (f"{name} is {had}, not {asked}" for name, (had, asked) in differing.items())
+    return Rung(looked_for, True, f"in the nearest, {'; '.join(differences)}")
+
+
+def _shown(problem: Mapping[str, Scalar]) -> str:
+    return " ".join(f"{name}={value}" for name, value in problem.items())

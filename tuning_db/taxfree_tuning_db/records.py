@@ -1,0 +1,364 @@
+"""What is stored: fingerprints, measurements, records and trials.
+
+A value of these classes is valid: the constructors check, and raise `InvalidRecord` naming the
+field. JSON is the only form they take outside the program.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, fields
+from datetime import datetime
+from typing import Any, Literal, TypeAlias, TypeVar, get_args
+
+from .errors import InvalidRecord
+
+SCHEMA_VERSION = 1
+
+Scalar: TypeAlias = int | str | bool | float
+Mode: TypeAlias = Literal["eager", "graph"]
+TrialState: TypeAlias = Literal["measured", "refused", "failed", "wrong", "crashed", "hung"]
+
+MODES: tuple[str, ...] = get_args(Mode)
+TRIAL_STATES: tuple[str, ...] = get_args(TrialState)
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True)
+class HardwareFingerprint:
+    """The hardware a record was measured on; a record serves no other.
+
+    Args:
+        gpu: product name, as the driver gives it.
+        architecture: compiler target, such as `sm_90` or `gfx942`.
+        compute_units: SMs or CUs that are really there.
+        memory_bytes: device memory, in bytes.
+        link: topology between the GPUs, such as `nvlink-18`.
+        num_xcds: chiplets with an L2 cache of their own.
+    """
+
+    gpu: str
+    architecture: str
+    compute_units: int
+    memory_bytes: int
+    link: str
+    num_xcds: int = 1
+
+    def __post_init__(self) -> None:
+        for name in ("gpu", "architecture", "link"):
+            _text(name, getattr(self, name))
+        for name in ("compute_units", "memory_bytes", "num_xcds"):
+            _count(name, getattr(self, name))
+
+
+@dataclass(frozen=True)
+class SoftwareFingerprint:
+    """The versions a record was measured with; other versions are a soft mismatch.
+
+    Args:
+        taxfree: version of taxfree.
+        triton: version of Triton.
+        torch: version of torch.
+        driver: version of the GPU driver.
+        runtime: `cuda 13.0`, `rocm 7.1` or `cpu`.
+        collectives: the collective library and its version.
+    """
+
+    taxfree: str
+    triton: str
+    torch: str
+    driver: str
+    runtime: str
+    collectives: str
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            _text(field.name, getattr(self, field.name))
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """One variant with one configuration, measured.
+
+    Args:
+        variant: name of the variant.
+        config: its configuration.
+        kernel_hash: hash of the kernel's source, its helpers and the compile options.
+        median_us: median time per mode (`eager`, `graph`), in microseconds.
+        iqr_us: interquartile range for the same modes, in microseconds.
+        samples: repetitions behind the medians.
+        relative_error: against the fp64 reference, or None where it was not taken.
+    """
+
+    variant: str
+    config: dict[str, Scalar]
+    kernel_hash: str
+    median_us: dict[str, float]
+    iqr_us: dict[str, float]
+    samples: int
+    relative_error: float | None
+
+    def __post_init__(self) -> None:
+        _name("variant", self.variant)
+        _scalars("config", self.config)
+        _text("kernel_hash", self.kernel_hash)
+        _times("median_us", self.median_us)
+        _require(bool(self.median_us), "median_us", "holds no mode")
+        _times("iqr_us", self.iqr_us)
+        _require(self.iqr_us.keys() == self.median_us.keys(), "iqr_us", "modes unlike median_us")
+        _count("samples", self.samples, least=1)
+        if self.relative_error is not None:
+            _number("relative_error", self.relative_error)
+
+
+@dataclass(frozen=True)
+class Record:
+    """The outcome of tuning one problem on one machine.
+
+    Args:
+        op: name of the operation.
+        problem: fields of the problem, `world_size` and `dtype` among them.
+        hardware: what it was measured on.
+        software: what it was measured with.
+        winner: what to run; the baseline itself where nothing beat it.
+        baseline: the library's way.
+        runners_up: the next best, best first.
+        trials: candidates tried.
+        seconds_spent: time the search took, in seconds.
+        provenance: where it comes from: `source` ("user" or "shipped"), `created` (ISO time), ...
+        schema: version of this layout.
+    """
+
+    op: str
+    problem: dict[str, Scalar]
+    hardware: HardwareFingerprint
+    software: SoftwareFingerprint
+    winner: Measurement
+    baseline: Measurement
+    runners_up: tuple[Measurement, ...]
+    trials: int
+    seconds_spent: float
+    provenance: dict[str, str]
+    schema: int = SCHEMA_VERSION
+
+    def __post_init__(self) -> None:
+        _name("op", self.op)
+        _scalars("problem", self.problem)
+        _require("world_size" in self.problem, "problem.world_size", "missing")
+        _count("problem.world_size", self.problem["world_size"], least=1)
+        _require("dtype" in self.problem, "problem.dtype", "missing")
+        _name("problem.dtype", self.problem["dtype"])
+        _count("trials", self.trials)
+        _number("seconds_spent", self.seconds_spent)
+        _provenance(self.provenance)
+        _require(self.schema == SCHEMA_VERSION, "schema", f"is not {SCHEMA_VERSION}")
+
+    @property
+    def key(self) -> str:
+        """The key this record is stored under."""
+        return record_key(self.op, self.problem, self.hardware)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the record as a JSON document."""
+        return asdict(self) | {"runners_up": [asdict(each) for each in self.runners_up]}
+
+    @classmethod
+    def from_json(cls, document: object) -> Record:
+        """Return the record that a JSON document describes.
+
+        Raises:
+            InvalidRecord: naming the field that is missing, unknown or wrong.
+        """
+        _known_schema(document)
+        values = _values(cls, document)
+        values["hardware"] = _nested("hardware", HardwareFingerprint, values)
+        values["software"] = _nested("software", SoftwareFingerprint, values)
+        values["winner"] = _nested("winner", Measurement, values)
+        values["baseline"] = _nested("baseline", Measurement, values)
+        values["runners_up"] = _nested_list("runners_up", Measurement, values)
+        return cls(**values)
+
+
+@dataclass(frozen=True)
+class TrialRecord:
+    """One candidate that the tuner tried, whatever came of it.
+
+    Args:
+        variant: name of the variant.
+        config: its configuration.
+        state: what came of it.
+        reason: why it was not measured; empty for a measured one.
+        median_us: median time per mode, in microseconds; empty unless measured.
+        seconds: time the trial took, in seconds.
+        kernel_hash: as in `Measurement`.
+    """
+
+    variant: str
+    config: dict[str, Scalar]
+    state: TrialState
+    reason: str
+    median_us: dict[str, float]
+    seconds: float
+    kernel_hash: str
+
+    def __post_init__(self) -> None:
+        _name("variant", self.variant)
+        _scalars("config", self.config)
+        _require(self.state in TRIAL_STATES, "state", f"is none of {', '.join(TRIAL_STATES)}")
+        _text("reason", self.reason)
+        _times("median_us", self.median_us)
+        measured = self.state == "measured"
+        _require(bool(self.median_us) == measured, "median_us", f"does not fit {self.state!r}")
+        _number("seconds", self.seconds)
+        _text("kernel_hash", self.kernel_hash)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the trial as a JSON document."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, document: object) -> TrialRecord:
+        """Return the trial that a JSON document describes.
+
+        Raises:
+            InvalidRecord: naming the field that is missing, unknown or wrong.
+        """
+        return cls(**_values(cls, document))
+
+
+def record_key(op: str, problem: Mapping[str, Scalar], hardware: HardwareFingerprint) -> str:
+    """Return the key of a problem on a machine: canonical JSON, the same in every process.
+
+    Nothing else computes a key: a tuner and a run time that disagree miss silently.
+
+    Raises:
+        InvalidRecord: a field of the problem is not a finite scalar.
+    """
+    _scalars("problem", problem)
+    return canonical_json({"op": op, "problem": dict(problem), "hardware": asdict(hardware)})
+
+
+def digest(records: Iterable[Record]) -> str:
+    """Return a hash over records that does not depend on their order, for ranks to compare."""
+    lines = sorted(canonical_json(record.to_json()) for record in records)
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+
+
+def canonical_json(document: object) -> str:
+    """Return JSON in the one form that equal documents share.
+
+    Raises:
+        ValueError: a number is not finite.
+    """
+    return json.dumps(document, sort_keys=True, separators=(",", ":"), allow_nan=False)
+
+
+# -- checks --
+
+
+def _require(condition: bool, field: str, why: str) -> None:
+    if not condition:
+        raise InvalidRecord(field, why)
+
+
+def _text(field: str, value: object) -> None:
+    _require(isinstance(value, str), field, "is not text")
+
+
+def _name(field: str, value: object) -> None:
+    _text(field, value)
+    _require(value != "", field, "is empty")
+
+
+def _count(field: str, value: Any, least: int = 0) -> None:
+    # bool is a subclass of int
+    _require(isinstance(value, int) and not isinstance(value, bool), field, "is not an integer")
+    _require(value >= least, field, f"is below {least}")
+
+
+def _number(field: str, value: Any) -> None:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    _require(is_number, field, "is not a number")
+    _require(_is_finite(value), field, "is not finite")
+    _require(value >= 0, field, "is negative")
+
+
+def _is_finite(value: object) -> bool:
+    return not isinstance(value, float) or math.isfinite(value)
+
+
+def _items(field: str, value: object) -> Iterator[tuple[str, object]]:
+    if not isinstance(value, Mapping):
+        raise InvalidRecord(field, "is not a mapping")
+    for name, item in value.items():
+        _name(f"{field} name", name)
+        yield f"{field}.{name}", item
+
+
+def _scalars(field: str, value: object) -> None:
+    for path, item in _items(field, value):
+        _require(isinstance(item, int | str | float), path, "is not a scalar")
+        _require(_is_finite(item), path, "is not finite")
+
+
+def _times(field: str, value: object) -> None:
+    for path, item in _items(field, value):
+        _require(path.removeprefix(f"{field}.") in MODES, path, "is not a mode")
+        _number(path, item)
+
+
+def _provenance(value: object) -> None:
+    for path, item in _items("provenance", value):
+        _text(path, item)
+        if path == "provenance.created":
+            _time(path, item)
+
+
+def _time(field: str, value: Any) -> None:
+    try:
+        datetime.fromisoformat(value)
+    except ValueError:
+        raise InvalidRecord(field, "is not an ISO time") from None
+
+
+def _known_schema(document: object) -> None:
+    schema = document.get("schema") if isinstance(document, Mapping) else None
+    newer = isinstance(schema, int) and schema > SCHEMA_VERSION
+    _require(not newer, "schema", f"{schema} is newer than {SCHEMA_VERSION}: update taxfree")
+
+
+def _values(cls: type, document: object) -> dict[str, Any]:
+    if not isinstance(document, Mapping):
+        raise InvalidRecord("", "is not a JSON object")
+    names = [field.name for field in fields(cls)]
+    for name in names:
+        _require(name in document, name, "missing")
+    for name in document:
+        _require(name in names, str(name), "unknown field")
+    return dict(document)
+
+
+def _nested(name: str, cls: type[_T], values: Mapping[str, Any]) -> _T:
+    with _within(name):
+        return cls(**_values(cls, values[name]))
+
+
+def _nested_list(name: str, cls: type[_T], values: Mapping[str, Any]) -> tuple[_T, ...]:
+    items = values[name]
+    _require(isinstance(items, list), name, "is not a list")
+    numbered = {f"{name}[{index}]": item for index, item in enumerate(items)}
+    return tuple(_nested(path, cls, numbered) for path in numbered)
+
+
+@contextmanager
+def _within(path: str) -> Iterator[None]:
+    try:
+        yield
+    except InvalidRecord as error:
+        field = f"{path}.{error.field}" if error.field else path
+        raise InvalidRecord(field, error.why) from None

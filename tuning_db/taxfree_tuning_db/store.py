@@ -1,0 +1,261 @@
+"""The tuning database: one SQLite file behind sqlitedict, with JSON values.
+
+Values are decoded as JSON only. A pickled value is reported as foreign, never loaded: loading one
+runs code.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager
+from pathlib import Path
+from types import TracebackType
+from typing import TypeVar
+
+import platformdirs
+
+from .connection import Connection, SharedDict
+from .errors import (
+    DatabaseCorrupt,
+    DatabaseMissing,
+    DatabaseReadOnly,
+    DatabaseTooNew,
+    DatabaseUnreadable,
+    ForeignRecord,
+    InvalidRecord,
+)
+from .records import SCHEMA_VERSION, Record, TrialRecord, canonical_json, digest
+
+_TABLES = ("meta", "records", "trials")
+_TRIALS_OF = "FROM trials WHERE key > ? AND key < ?"
+
+_T = TypeVar("_T")
+
+
+def default_path() -> Path:
+    """Return where the database is: `TAXFREE_DB`, else in the platform's user data folder."""
+    if path := os.environ.get("TAXFREE_DB"):
+        return Path(path).expanduser()
+    return platformdirs.user_data_path() / "taxfree" / "tuning.sqlite"
+
+
+class Database:
+    """A tuning database, open from construction until `close` or the end of a `with` block.
+
+    No lock is held between calls, so it may stay open as long as one likes; it belongs to the
+    process and thread that opened it.
+
+    Args:
+        path: the file. For writing, it and its folders are created where they are missing.
+        read_only: refuse every change.
+
+    Raises:
+        DatabaseMissing: nothing to read there.
+        DatabaseTooNew: a newer taxfree wrote it.
+        DatabaseError: any other subclass that tells why it cannot be used.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], *, read_only: bool = False) -> None:
+        self.path = Path(path)
+        self.read_only = read_only
+        self._prepare_path()
+        self._connection = Connection(self.path, read_only=read_only)
+        try:
+            self._open_tables()
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> Database:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the file; again is harmless."""
+        self._connection.close()
+
+    def transaction(self) -> AbstractContextManager[None]:
+        """Hold the write lock over several calls: `with database.transaction(): ...`.
+
+        What is read inside stays true until the end. An exception undoes all of it.
+
+        Raises:
+            DatabaseLocked: another process has held the lock for too long.
+            DatabaseReadOnly: the database was opened, or may only be opened, for reading.
+        """
+        if self.read_only:
+            raise DatabaseReadOnly(
+                f"{self.path} is open for reading only", "open it without read_only to change it"
+            )
+        return self._connection.transaction()
+
+    def records(self) -> Iterator[Record]:
+        """Yield every record in the order of the keys, as they stood together at the first one.
+
+        Raises:
+            ForeignRecord: a row is not a record.
+        """
+        for key, stored in sorted(self._records.items()):
+            yield _record(key, stored)
+
+    def get(self, key: str) -> Record | None:
+        """Return the record of a key, or None.
+
+        Raises:
+            ForeignRecord: the row is not a record.
+        """
+        try:
+            return _record(key, self._records[key])
+        except KeyError:
+            return None
+
+    def put(self, record: Record) -> None:
+        """Store a record, in place of the one with the same key.
+
+        Raises:
+            InvalidRecord: one of its mappings was changed to what the schema forbids.
+        """
+        document = record.to_json()
+        Record.from_json(document)
+        with self.transaction():
+            self._records[record.key] = canonical_json(document)
+
+    def delete(self, keys: Iterable[str]) -> None:
+        """Delete records, foreign ones too; a key that is not there is skipped."""
+        with self.transaction():
+            for key in keys:
+                self._records.pop(key, None)
+
+    def add_trial(self, key: str, trial: TrialRecord) -> None:
+        """Add a trial to those of a record's key.
+
+        Raises:
+            InvalidRecord: as for `put`.
+        """
+        document = trial.to_json()
+        TrialRecord.from_json(document)
+        with self.transaction():
+            self._trials[self._next_trial_key(key)] = canonical_json(document)
+
+    def trials(self, key: str) -> tuple[TrialRecord, ...]:
+        """Return the trials of a record's key, oldest first.
+
+        Raises:
+            ForeignRecord: a row is not a trial.
+        """
+        rows = self._connection.select(
+            f"SELECT key, value {_TRIALS_OF} ORDER BY key", _trial_range(key)
+        )
+        return tuple(_decode(TrialRecord.from_json, *row) for row in rows)
+
+    def clear_trials(self, key: str) -> None:
+        """Delete the trials of a record's key."""
+        with self.transaction():
+            self._connection.execute(f"DELETE {_TRIALS_OF}", _trial_range(key))
+
+    def digest(self) -> str:
+        """Return a hash over all records that does not depend on their order."""
+        return digest(self.records())
+
+    def _next_trial_key(self, key: str) -> str:
+        ((last,),) = self._connection.select(f"SELECT MAX(key) {_TRIALS_OF}", _trial_range(key))
+        if last is None:
+            return f"{key} #{0:09}"
+        number = last.rpartition("#")[2]
+        if not number.isdecimal():
+            raise ForeignRecord(last, "is not the key of a trial")
+        return f"{key} #{int(number) + 1:09}"
+
+    def _prepare_path(self) -> None:
+        try:
+            if not self.read_only:
+                self.path.parent.mkdir(parents=True, exist_ok=True)
+            elif not self.path.exists():
+                raise _missing(self.path)
+        except OSError as error:
+            raise DatabaseUnreadable(
+                f"{self.path} cannot be reached: {error.strerror}",
+                "check the path and the permissions of its folders",
+            ) from error
+
+    def _open_tables(self) -> None:
+        if not self._table_names():
+            self._create_tables()
+        if "meta" not in self._table_names():
+            raise self._not_ours()
+        self._check_schema(SharedDict(self._connection, "meta"))
+        if not self._table_names().issuperset(_TABLES):
+            raise self._not_ours()
+        self._records = SharedDict(self._connection, "records")
+        self._trials = SharedDict(self._connection, "trials")
+        # Every opener must agree on the journal, and WAL fails on network file systems.
+        pragma = "query_only=ON" if self.read_only else "journal_mode=DELETE"
+        self._connection.execute(f"PRAGMA {pragma}")
+
+    def _create_tables(self) -> None:
+        if self.read_only:
+            raise _missing(self.path)
+        with self.transaction():
+            if self._table_names():  # another process was first
+                return
+            for name in _TABLES:
+                SharedDict(self._connection, name)
+            SharedDict(self._connection, "meta")["schema"] = str(SCHEMA_VERSION)
+
+    def _table_names(self) -> set[str]:
+        rows = self._connection.select("SELECT name FROM sqlite_master WHERE type = 'table'")
+        return {name for (name,) in rows}
+
+    def _check_schema(self, meta: SharedDict) -> None:
+        stored = meta.get("schema")
+        if not (isinstance(stored, str) and stored.isdecimal()):
+            raise self._not_ours()
+        if int(stored) > SCHEMA_VERSION:
+            raise DatabaseTooNew(
+                f"{self.path} has schema {stored}, newer than {SCHEMA_VERSION}",
+                "update taxfree, or point --db or TAXFREE_DB at another database",
+            )
+
+    def _not_ours(self) -> DatabaseCorrupt:
+        return DatabaseCorrupt(
+            f"{self.path} is not a tuning database",
+            "point --db or TAXFREE_DB at a tuning database",
+        )
+
+
+def _missing(path: Path) -> DatabaseMissing:
+    return DatabaseMissing(f"there is no tuning database at {path}", "run `taxfree tune` first")
+
+
+def _record(key: str, stored: object) -> Record:
+    record = _decode(Record.from_json, key, stored)
+    if record.key != key:
+        raise ForeignRecord(key, "holds the record of another key")
+    return record
+
+
+def _decode(build: Callable[[object], _T], key: str, stored: object) -> _T:
+    if not isinstance(stored, str):
+        raise ForeignRecord(key, "is not text")
+    try:
+        return build(json.loads(stored))
+    except InvalidRecord as error:
+        raise ForeignRecord(key, error.message) from error
+    except (ValueError, RecursionError):
+        raise ForeignRecord(key, "is not JSON") from None
+
+
+# A trial's key is its record's key and a number, zero-filled so that text sorts like numbers.
+
+
+def _trial_range(key: str) -> tuple[str, str]:
+    return f"{key} #", f"{key} $"  # "$" comes after "#"

@@ -1,0 +1,37 @@
+"""The tables that come with taxfree: one export (`taxfree db export`) per machine, as `*.json`.
+
+A file is named like the machine it was measured on, such as `nvidia-h200-x8.json`; its records say
+`shipped` as their source. The user's own records stand over them.
+"""
+
+from __future__ import annotations
+
+from importlib.resources import files
+from importlib.resources.abc import Traversable
+
+from ..exchange import read_export
+from ..records import Record
+
+
+def shipped_records() -> tuple[Record, ...]:
+    """Return the records of all shipped tables.
+
+    Raises:
+        NotAnExport: a table is not an export.
+        InvalidRecord: a table holds a record that breaks the schema.
+    """
+    return records_in(files(__name__))
+
+
+def records_in(folder: Traversable) -> tuple[Record, ...]:
+    """Return the records of the tables in a folder; see `shipped_records`."""
+    tables = sorted(
+        (each for each in folder.iterdir() if each.name.endswith(".json")),
+        key=lambda table: table.name,
+    )
+    return tuple(record for table in tables for record in _records_of(table))
+
+
+def _records_of(table: Traversable) -> list[Record]:
+    with table.open(encoding="utf-8") as stream:
+        return [Record.from_json(entry) for entry in read_export(stream)]
