@@ -27,7 +27,7 @@ from taxfree_kernels.launch import Kernel
 from taxfree_kernels.variant import Config, Plan, Space, Variant
 
 
-@triton.jit(do_not_specialize=["rank", "own_rows"])
+@triton.jit(do_not_specialize=["rank", "own_rows", "m", "shard_rows"])
 def _gather(
     a_ptr, own_rows, gathered_ptr, inbox_ptr, slot_elements, control_ptr, heap_bases, rank,
     m, k, shard_rows, shard_columns,
@@ -66,7 +66,7 @@ def _gather(
             tile = tl.load(block_ptr + at, mask=mask)
             tile = tl.where(arrived, tile, float("nan"))
             tl.store(target_ptr + at // shard_columns * k + at % shard_columns, tile, mask=mask)
-    sync.leave(control_ptr, generation, tl.num_programs(0), BACKEND)
+    sync.leave(control_ptr)
 
 
 class OneShotPlan(Plan):
@@ -110,6 +110,14 @@ class OneShot(Variant):
 
     def space(self, problem: Any, hardware: Hardware) -> Space:
         return spaces.send_space(problem, hardware)
+
+    def first_configs(self, problem: Any, hardware: Hardware) -> list[dict[str, Any]]:
+        counts = self.space(problem, hardware)["CHUNKS"]
+        nearest = min(counts, key=lambda count: abs(count - spaces.sending_chunks(problem)))
+        at = counts.index(nearest)
+        block = self.space(problem, hardware)["SEND_BLOCK"][-1]
+        order = (nearest, *counts[at + 1 : at + 2], *counts[max(0, at - 1) : at])
+        return [{"CHUNKS": count, "SEND_BLOCK": block} for count in order]
 
     def plan(self, problem: Any, fabric: Fabric, config: Config) -> Plan:
         return OneShotPlan(problem, fabric, config)

@@ -26,7 +26,7 @@ from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.variant import Config, Plan
 
 
-@triton.jit(do_not_specialize=["rank", "own_rows"])
+@triton.jit(do_not_specialize=["rank", "own_rows", "m", "shard_rows"])
 def _push(
     a_ptr, own_rows, w_ptr, stride_wk, stride_wn, bias_ptr, out_ptr,
     inbox_ptr, slot_elements, control_ptr, partials_ptr, counters_ptr, heap_bases, rank,
@@ -53,7 +53,7 @@ def _push(
             WORLD, BACKEND, GATHER_DIM, HAS_BIAS, CHUNKS, SOURCES_PER_WAIT, False,
             BLOCK_M, BLOCK_N, BLOCK_K, GROUP_M, SPLIT_K, EVEN_K, SWAP_AB,
         )  # fmt: skip
-    sync.leave(control_ptr, generation, tl.num_programs(0), BACKEND)
+    sync.leave(control_ptr)
 
 
 class Push(FusedVariant):

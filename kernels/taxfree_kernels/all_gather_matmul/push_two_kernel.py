@@ -23,7 +23,7 @@ from taxfree_kernels.launch import Kernel
 from taxfree_kernels.variant import Config, Plan
 
 
-@triton.jit(do_not_specialize=["rank", "own_rows"])
+@triton.jit(do_not_specialize=["rank", "own_rows", "shard_rows"])
 def _send(
     a_ptr, own_rows, inbox_ptr, slot_elements, control_ptr, heap_bases, rank,
     shard_rows, shard_columns,

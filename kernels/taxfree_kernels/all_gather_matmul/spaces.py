@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from taxfree_kernels.all_gather_matmul.problem import AllGatherMatmul
+from taxfree_kernels.all_gather_matmul.problem import ITEM_BYTES, AllGatherMatmul
 from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.variant import Config, Space
 
@@ -50,7 +50,7 @@ def send_space(problem: AllGatherMatmul, hardware: Hardware) -> Space:
     """How the shard is sent."""
     if hardware.backend == "interpreter":
         return {"CHUNKS": _up_to(problem.shard_rows, (1, 2)), "SEND_BLOCK": (1024,)}
-    chunks = _up_to(problem.shard_rows, (1, 2, 4, 8, 16))
+    chunks = _up_to(problem.shard_rows, (1, 2, 4, 8, 16, 32, 64))
     return {"CHUNKS": chunks, "SEND_BLOCK": (2048, 4096, 8192)}
 
 
@@ -66,28 +66,34 @@ def first_configs(
     elif hardware.backend == "hip":
         guesses = _first_on_cdna(rows)
     else:
-        guesses = _first_on_hopper(rows)
+        guesses = _first_on_hopper(rows, sending_chunks(problem))
     configs = [_within(space, guess) for guess in guesses]
     return [config for config in configs if refuses(problem, hardware, config) is None]
 
 
-def _first_on_hopper(rows: int) -> list[dict[str, Any]]:
+def sending_chunks(problem: AllGatherMatmul) -> int:
+    """Chunks of some 32 KiB: what one sender program moves in a few microseconds."""
+    shard_bytes = problem.shard_rows * problem.shard_columns * ITEM_BYTES[problem.dtype]
+    return max(1, min(64, shard_bytes >> 15))
+
+
+def _first_on_hopper(rows: int, chunks: int) -> list[dict[str, Any]]:
     if rows <= 64:
-        skinny = {"BLOCK_M": rows, "BLOCK_N": 64, "GROUP_M": 1, "SWAP_AB": True, "num_warps": 4}
+        skinny = {"BLOCK_M": rows, "BLOCK_N": 64, "GROUP_M": 1, "SWAP_AB": True, "num_warps": 4,
+                  "CHUNKS": chunks}  # fmt: skip
         return [
-            skinny | {"BLOCK_K": 128, "SPLIT_K": 2, "num_stages": 5, "CHUNKS": 1},
-            skinny | {"BLOCK_K": 128, "SPLIT_K": 2, "num_stages": 4, "CHUNKS": 4},
-            skinny | {"BLOCK_K": 128, "SPLIT_K": 1, "num_stages": 6, "CHUNKS": 1},
-            skinny | {"BLOCK_K": 64, "SPLIT_K": 4, "num_stages": 6, "CHUNKS": 2},
+            skinny | {"BLOCK_K": 128, "SPLIT_K": 2, "num_stages": 5},
+            skinny | {"BLOCK_K": 128, "SPLIT_K": 1, "num_stages": 6},
+            skinny | {"BLOCK_K": 64, "SPLIT_K": 4, "num_stages": 6},
         ]
-    wide = {"GROUP_M": 8, "BLOCK_K": 64, "SOURCES_PER_WAIT": 1}
+    wide = {"GROUP_M": 8, "BLOCK_K": 64, "CHUNKS": chunks}
     eight = wide | {"BLOCK_M": 128, "SPLIT_K": 1, "num_warps": 8}
     four = wide | {"SPLIT_K": 2, "num_warps": 4, "num_stages": 4}
     return [
-        eight | {"BLOCK_N": 128, "num_stages": 4, "CHUNKS": 8},
-        eight | {"BLOCK_N": 256, "num_stages": 3, "CHUNKS": 16},
-        four | {"BLOCK_M": 64, "BLOCK_N": 128, "CHUNKS": 4},
-        four | {"BLOCK_M": 128, "BLOCK_N": 64, "CHUNKS": 8},
+        eight | {"BLOCK_N": 128, "num_stages": 4},
+        eight | {"BLOCK_N": 256, "num_stages": 3},
+        four | {"BLOCK_M": 64, "BLOCK_N": 128},
+        four | {"BLOCK_M": 128, "BLOCK_N": 64},
     ]
 
 

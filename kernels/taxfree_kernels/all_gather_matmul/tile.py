@@ -119,6 +119,8 @@ def gathered_tile(
         else:
             a_rows = slot_ptr + rows.to(tl.int64) * k
         a_rows = tl.where(source == rank, a_ptr + own_row * k, a_rows)
+        if EVEN_K:  # Triton 3.9 forgets the alignment of a select
+            a_rows = tl.multiple_of(a_rows, 16)
         acc = accumulate(
             acc, a_rows, 0, row_mask, w_cols, stride_wk, col_mask, 0, k, step_begin, step_end,
             1, BLOCK_K, EVEN_K, SWAP_AB,

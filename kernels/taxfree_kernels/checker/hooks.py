@@ -10,9 +10,13 @@ from __future__ import annotations
 import contextlib
 import inspect
 from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import cache
 from typing import Any, Protocol
 
 import numpy as np
+import triton.language as tl
+from triton.language import core  # noqa: F401 - found by _patched_language
 
 from taxfree_kernels.checker.clocks import Scope
 from taxfree_kernels.interpreter import correct_bfloat16
@@ -59,25 +63,26 @@ def observed_by(observer: Observer) -> Iterator[None]:
     builder = interpreter.interpreter_builder
     hooks = _hooks(interpreter, builder, observer)
     language = _patched_language(interpreter)
-    original_patch = interpreter._patch_lang
+    original_patch, original_options = interpreter._patch_lang, builder.options
+    original_dtype = interpreter._get_np_dtype
     interpreter._patch_lang = lambda function: interpreter._LangPatchScope()
+    interpreter._get_np_dtype = cache(original_dtype)
+    # Looking for overflows in integer arithmetic is a third of the interpreter's time.
+    builder.options = replace(original_options, sanitize_overflow=False)
     builder.__dict__.update(hooks)
     try:
         yield
     finally:
         for name in hooks:
             del builder.__dict__[name]
-        interpreter._patch_lang = original_patch
+        interpreter._patch_lang, builder.options = original_patch, original_options
+        interpreter._get_np_dtype = original_dtype
         language.restore()
 
 
 def _patched_language(interpreter: Any) -> Any:
-    import triton.language as tl
-
-    def names_the_language() -> Any:
-        return tl
-
-    return interpreter._patch_lang(names_the_language)
+    """Patch what a function of this module sees of the language: `tl` and `core`."""
+    return interpreter._patch_lang(_patched_language)
 
 
 def _active(pointers: Any, mask: Any) -> np.ndarray:
@@ -148,7 +153,7 @@ def _hooks(interpreter: Any, builder: Any, observer: Observer) -> dict[str, Call
     def create_atomic_poll(
         pointers: Any, expected: Any, timeout_ns: Any, sem: Any, scope: Any
     ) -> Any:
-        everywhere = interpreter.TensorHandle(np.ones_like(pointers.data, dtype=bool), _bool())
+        everywhere = interpreter.TensorHandle(np.ones_like(pointers.data, dtype=bool), tl.int1)
         while True:
             seen = create_atomic_load(pointers, everywhere, sem, scope)
             if np.array_equal(seen.data, np.broadcast_to(expected.data, seen.data.shape)):
@@ -157,12 +162,6 @@ def _hooks(interpreter: Any, builder: Any, observer: Observer) -> dict[str, Call
     hooks = {name: hook for name, hook in locals().items() if name.startswith("create_")}
     newest_only = {name for name in hooks if not hasattr(type(builder), name)}
     return {name: hook for name, hook in hooks.items() if name not in newest_only}
-
-
-def _bool() -> Any:
-    import triton.language as tl
-
-    return tl.int1
 
 
 def program_arguments(function: Any, args: tuple[Any, ...], constants: Any) -> dict[str, Any]:

@@ -55,6 +55,10 @@ class Scheduler(Generic[_Owner]):
         self._stopped = False
 
     @property
+    def is_running(self) -> bool:
+        return self._current is not None
+
+    @property
     def current(self) -> Task[_Owner]:
         """The running task."""
         assert self._current is not None, "no task is running"
@@ -103,6 +107,8 @@ class Scheduler(Generic[_Owner]):
 
     def point(self) -> None:
         """Let others run, perhaps."""
+        if self._stopped:
+            self._to_hub()
         if len(self._ready) > 1 and self._rng.random() >= self._stickiness:
             self._to_hub()
 
@@ -125,10 +131,15 @@ class Scheduler(Generic[_Owner]):
             self._asleep.remove(task)
             self._ready.append(task)
 
-    def stop(self) -> None:
-        """End the run from inside a task; does not return."""
+    def stop(self, *, at_once: bool = True) -> None:
+        """End the run from inside a task.
+
+        Args:
+            at_once: does not return; else the run ends at the task's next scheduling point.
+        """
         self._stopped = True
-        self._to_hub()
+        if at_once:
+            self._to_hub()
 
     def abandon(self) -> None:
         """Unwind all tasks that have not ended."""

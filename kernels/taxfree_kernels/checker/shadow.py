@@ -6,7 +6,7 @@ are checked in bulk with NumPy; synchronisation words, which atomics touch, one 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -68,7 +68,7 @@ class Region:
     """A piece of memory that belongs together.
 
     Args:
-        name: for reports.
+        describe: byte offset -> what it is, for reports.
         rank: that owns it.
         begin, end: addresses.
         word_bytes: not 0: it holds flag-in-data words of this size. They may be raced for, but
@@ -76,7 +76,7 @@ class Region:
         synchronises: accesses of it are meant to order others.
     """
 
-    name: str
+    describe: Callable[[int], str]
     rank: int
     begin: int
     end: int

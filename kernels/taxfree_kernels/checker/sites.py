@@ -8,7 +8,7 @@ import sysconfig
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from types import CodeType
+from types import CodeType, FrameType
 
 import torch
 import triton
@@ -74,10 +74,14 @@ def _site(key: tuple[tuple[CodeType, int], ...]) -> Site:
 
 def current_site() -> Site:
     """The site of the code that is running, seen from inside the checker."""
-    frame = sys._getframe(1)
+    return site_of(sys._getframe(1))
+
+
+def site_of(frame: FrameType | None) -> Site:
+    """The site of a suspended frame."""
     key = []
     while frame is not None:
         if _is_kernel(frame.f_code):
             key.append((frame.f_code, frame.f_lineno))
-        frame = frame.f_back  # type: ignore[assignment]
+        frame = frame.f_back
     return _site(tuple(key))

@@ -60,6 +60,7 @@ class Block:
     label: str
     instructions: list[Instruction] = field(default_factory=list)
     successors: list[int] = field(default_factory=list)
+    skips_if_masked: bool = False
 
 
 Place = tuple[int, int]  # block, instruction in it
@@ -205,6 +206,7 @@ def _blocks(text: str, syntax: _Syntax) -> list[Block]:
         if branch := syntax.branch.match(line):
             targets[-1].append(branch.group("target"))
             falls_through[-1] = bool(branch.group("condition"))
+            blocks[-1].skips_if_masked = line.startswith("s_cbranch_execz")
             start("")
             continue
         if syntax.end.match(line):
@@ -227,6 +229,30 @@ def _connect(blocks: list[Block], targets: list[list[str]], falls_through: list[
         block.successors = [index_of[target] for target in targets[index] if target in index_of]
         if falls_through[index] and index + 1 < len(blocks):
             block.successors.append(index + 1)
+    _run_masked_acquires(blocks)
+    for index in set(range(len(blocks))) - _reachable(blocks):
+        blocks[index] = Block("unreachable")
+
+
+def _run_masked_acquires(blocks: list[Block]) -> None:
+    """Forget the jump of waves without active lanes over an acquire of the others."""
+    for index, block in enumerate(blocks):
+        if not block.skips_if_masked:
+            continue
+        skipped = blocks[index + 1 : block.successors[0]]
+        if any(one.plays(Role.ACQUIRE) for inner in skipped for one in inner.instructions):
+            block.successors = [index + 1]
+
+
+def _reachable(blocks: list[Block]) -> set[int]:
+    seen: set[int] = set()
+    pending = [0]
+    while pending:
+        index = pending.pop()
+        if index not in seen:
+            seen.add(index)
+            pending.extend(blocks[index].successors)
+    return seen
 
 
 # -- PTX ----------------------------------------------------------------------------------------

@@ -1,4 +1,9 @@
-"""Compile a recorded launch for a GPU that is not here, exactly as Triton's launcher would there."""
+"""Compile a recorded launch for a GPU that is not here, exactly as Triton's launcher would there.
+
+The launcher itself does it: only the driver, which it asks for the target, is replaced. So the
+specialisation of the arguments, the options and the key of Triton's cache are those of a real
+launch, and what is compiled here is found in the cache there.
+"""
 
 from __future__ import annotations
 
@@ -7,14 +12,40 @@ import subprocess
 import tempfile
 import time
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import triton
 from triton.backends.compiler import GPUTarget
 
 from taxfree_kernels.compiled.record import Launch
+from taxfree_kernels.compiled.resources import Resources, programs_per_unit
 from taxfree_kernels.hardware import Hardware
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """What the compiler made of one kernel.
+
+    Args:
+        kernel: its name.
+        architecture: it was compiled for.
+        triton: version of the compiler.
+        text: PTX or amdgcn.
+        ttir, ttgir: Triton's intermediate forms.
+        cache_key: of Triton's cache.
+        num_warps, num_stages: options that gates look at.
+    """
+
+    kernel: str
+    architecture: str
+    triton: str
+    text: str
+    ttir: str
+    ttgir: str
+    cache_key: str
+    num_warps: int
+    num_stages: int
+    resources: Resources
 
 
 def target_of(hardware: Hardware) -> GPUTarget:
@@ -40,9 +71,64 @@ class _AbsentDevice:
         return 0
 
 
-def jit(launch: Launch, hardware: Hardware):
+def compile_launch(launch: Launch, hardware: Hardware) -> Compiled:
+    """Compile one recorded launch; raises whatever the compiler raises.
+
+    Triton's driver of this process is replaced: for processes that do nothing else.
+    """
     triton.runtime.driver.set_active(_AbsentDevice(target_of(hardware)))
-    kernel = launch.kernel
-    return kernel.function.warmup(
+    kernel, begin = launch.kernel, time.monotonic()
+    binary = kernel.function.warmup(
         *launch.args, grid=(kernel.grid,), **kernel.constants, **kernel.options
     )
+    return Compiled(
+        kernel=launch.name,
+        architecture=hardware.architecture,
+        triton=triton.__version__,
+        text=binary.asm["ptx" if hardware.backend == "cuda" else "amdgcn"],
+        ttir=binary.asm["ttir"],
+        ttgir=binary.asm["ttgir"],
+        cache_key=binary.hash,
+        num_warps=binary.metadata.num_warps,
+        num_stages=binary.metadata.num_stages,
+        resources=_resources(binary, hardware, time.monotonic() - begin),
+    )
+
+
+def _resources(binary: Any, hardware: Hardware, seconds: float) -> Resources:
+    if hardware.backend == "cuda":
+        registers, spill_bytes = _sm_usage(binary.asm["cubin"])
+    else:
+        registers, spill_bytes = _cdna_usage(binary.asm["amdgcn"])
+    shared, warps = int(binary.metadata.shared), int(binary.metadata.num_warps)
+    return Resources(
+        registers=registers,
+        spill_bytes=spill_bytes,
+        shared_memory=shared,
+        programs_per_unit=programs_per_unit(hardware, registers, shared, warps),
+        seconds=round(seconds, 2),
+    )
+
+
+def _sm_usage(cubin: bytes) -> tuple[int, int]:
+    """Registers and bytes of stack a thread; these kernels have nothing but spills on the stack."""
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        report = subprocess.run(
+            [triton.knobs.nvidia.cuobjdump.path, "--dump-resource-usage", file.name],
+            check=True, capture_output=True, text=True,
+        ).stdout  # fmt: skip
+    return _number(r"REG:(\d+)", report), _number(r"STACK:(\d+)", report)
+
+
+def _cdna_usage(text: str) -> tuple[int, int]:
+    """Vector registers, with accumulators, and bytes of spills a lane."""
+    spilled = _number(r"\.vgpr_spill_count:\s*(\d+)", text)
+    scratch = _number(r"\.private_segment_fixed_size:\s*(\d+)", text)
+    return _number(r"\.vgpr_count:\s*(\d+)", text), max(4 * spilled, scratch)
+
+
+def _number(pattern: str, text: str) -> int:
+    found = re.search(pattern, text)
+    return int(found.group(1)) if found else 0

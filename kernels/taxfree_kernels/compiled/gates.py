@@ -6,6 +6,7 @@ loads and loops shows only here. A gate takes a :class:`Subject` and returns wha
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -262,10 +263,11 @@ def pipelined(subject: Subject) -> Iterator[Violation]:
 
 @_gate
 def wide_accesses(subject: Subject) -> Iterator[Violation]:
-    """Loops move 16 bytes per thread and instruction."""
+    """Loops move 16 bytes per thread and instruction, or all of a thread's share of a small tile."""
     if not subject.aligned:
         return
     code = subject.assembly
+    shares = _small_shares(subject)
     k_blocks = {block for loop in subject.k_loops for block in loop.blocks}
     for loop in code.loops:
         if code.nested(loop):
@@ -276,11 +278,8 @@ def wide_accesses(subject: Subject) -> Iterator[Violation]:
         )
         if not copies and not loop.blocks <= k_blocks:
             continue
-        narrow = [
-            one
-            for one in inside
-            if one.plays(Role.LOAD, Role.COPY, Role.STORE) and one.width < 16
-        ]
+        moves = [one for one in inside if one.plays(Role.LOAD, Role.COPY, Role.STORE)]
+        narrow = [one for one in moves if one.width < 16 and one.width not in shares]
         if narrow:
             yield _found(
                 wide_accesses, f"{len(narrow)} accesses below 16 bytes in a loop", narrow[0]
@@ -356,6 +355,19 @@ def _spins(code: Assembly, place: Place) -> bool:
 
 def _acquires_after(code: Assembly, place: Place) -> bool:
     return any(_is_system_acquire(one) for one in code.walk(place, lambda _: False))
+
+
+def _small_shares(subject: Subject) -> set[int]:
+    """Bytes per thread of tiles that are too small for 16."""
+    threads = subject.num_warps * (32 if subject.assembly.is_ptx else 64)
+    shares = set()
+    for dimensions, bits in re.findall(
+        r"(?:load|async_copy)\w*\b.*?(?::|->) tensor<([\dx]+)x(?:!tt\.ptr<)?[a-z]+(\d+)",
+        subject.ttgir,
+    ):
+        elements = math.prod(int(size) for size in dimensions.split("x"))
+        shares.add(elements * int(bits) // 8 // threads)
+    return {share for share in shares if share < 16}
 
 
 def _reads_shared_first(inside: list[Instruction]) -> bool:

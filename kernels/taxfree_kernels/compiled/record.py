@@ -14,6 +14,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from taxfree_kernels import variant as registry
+from taxfree_kernels.errors import PlanError
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.fabric.heap import ALIGNMENT, Pool, SymmetricHeap
 from taxfree_kernels.hardware import Hardware
@@ -34,6 +35,10 @@ class Launch:
     @property
     def name(self) -> str:
         return str(self.kernel.function.fn.__name__).lstrip("_")
+
+
+class NoGroup(PlanError):
+    """A library path asks for the process group that a ghost does not have."""
 
 
 class GhostFabric(Fabric):
@@ -57,6 +62,10 @@ class GhostFabric(Fabric):
         self.heap = SymmetricHeap(torch.empty(heap_bytes, dtype=torch.uint8, device=_META))
         self.heap_bases = torch.empty(world_size, dtype=torch.int64, device=_META)
         self.pool = Pool(self)
+
+    @property
+    def group(self) -> Any:  # type: ignore[override]
+        raise NoGroup("a ghost has no process group")
 
     def host_words(self, count: int) -> torch.Tensor:
         return torch.zeros(count, dtype=torch.int64)
@@ -104,17 +113,17 @@ def record(
     """What one call of a variant launches, in order; empty when it is all library calls.
 
     Raises:
-        PlanError: the variant refuses, or needs a fabric that is there.
+        PlanError: the variant refuses.
     """
-    found = registry.variants(op)[variant]
-    if not found.fused and not _plans_kernels(found):
-        return []
     if heap_bytes is None:
         heap_bytes = heap_bytes_for(problem)
     operation = registry.operation(op)
     ghost = GhostFabric(problem.world_size, hardware, heap_bytes)
     launches: list[Launch] = []
-    plan = found.plan(problem, ghost, config)
+    try:
+        plan = registry.variants(op)[variant].plan(problem, ghost, config)
+    except NoGroup:
+        return []
     with _WithoutMemory():
         cpu = torch.device("cpu")
         inputs = operation.make_inputs(problem, ghost.rank, 0, cpu)
@@ -122,11 +131,3 @@ def record(
     with launching_through(lambda kernel, args: launches.append(Launch(kernel, args))):
         plan(*inputs, output)
     return launches
-
-
-def _plans_kernels(variant: registry.Variant) -> bool:
-    """Whether the module of a library path has a kernel of ours beside the library's calls."""
-    import sys
-
-    module = sys.modules[type(variant).__module__]
-    return any(value is Kernel for value in vars(module).values())

@@ -20,13 +20,15 @@ import triton
 import triton.language as tl
 
 # -- layout of a pool's control block, in int64 words -----------------------------------------
-GENERATION = tl.constexpr(0)  # of the last finished call
-ARRIVALS = tl.constexpr(1)  # programs of the running call that are done
+GENERATION = tl.constexpr(0)  # of the last finished call, in units of ONE_CALL
 LIMIT = tl.constexpr(2)  # bound of a wait, in ticks
 ABORT = tl.constexpr(3)  # not 0: a wait of this rank or of a peer timed out; written by peers too
 REPORTED = tl.constexpr(4)  # not 0: one program of this rank has written the report
 STATUS = tl.constexpr(5)  # address of the report, in host memory
 SIGNALS = tl.constexpr(16)  # signal words [channel, source]
+
+#: What the programs of one call add to GENERATION, together; more than any grid has programs.
+ONE_CALL = tl.constexpr(1 << 24)
 
 # -- layout of a timeout report, in int64 words -----------------------------------------------
 REPORT_WORDS = 8  # code, rank, program, channel, source, wanted, seen, spare
@@ -123,7 +125,9 @@ def wait(
     """
     words = control_ptr + SIGNALS + channel * WORLD + source
     limit = tl.load(control_ptr + LIMIT)
-    lead = _poll(words, generation, mask, "relaxed")
+    # An acquire per poll is free on NVIDIA; on AMD it would invalidate the caches each time.
+    POLL: tl.constexpr = "relaxed" if BACKEND == "hip" else "acquire"
+    lead = _poll(words, generation, mask, POLL)
     if lead < 0:
         if tl.atomic_add(control_ptr + ABORT, 0, sem="relaxed", scope="sys") != 0:
             limit = tl.zeros((), tl.int64)
@@ -131,17 +135,17 @@ def wait(
     if BACKEND == "interpreter":
         start = _yield_and_clock_us()
     while (lead < 0) & (ticks < limit):
-        lead = _poll(words, generation, mask, "relaxed")
+        lead = _poll(words, generation, mask, POLL)
         if BACKEND == "interpreter":
             ticks = tl.full((), _yield_and_clock_us() - start, tl.int64)
         else:
             ticks += 1
-    # The acquire that orders what follows; some compilers delete it unless its result is used.
-    lead = _poll(words, generation, mask, "acquire")
+    if POLL == "relaxed":  # some compilers delete an acquire whose result is not used
+        lead = _poll(words, generation, mask, "acquire")
     arrived = lead >= 0
     if lead < 0:
         _give_up(control_ptr, channel, source, generation, generation + lead, heap_bases, rank,
-                 mask, words, WORLD)  # fmt: skip
+                 mask, words, WORLD, BACKEND)  # fmt: skip
     tl.debug_barrier()
     return arrived
 
@@ -149,7 +153,7 @@ def wait(
 @triton.jit
 def _give_up(
     control_ptr, channel, source, want, seen, heap_bases, rank, mask, words,
-    WORLD: tl.constexpr,
+    WORLD: tl.constexpr, BACKEND: tl.constexpr,
 ):  # fmt: skip
     """Report who waited for what, once per rank, and abort the pool of every peer."""
     aborted = tl.atomic_xchg(control_ptr + ABORT, TIMED_OUT, sem="relaxed", scope="sys")
@@ -170,6 +174,7 @@ def _give_up(
         tl.store(report + 4, none + late_source)
         tl.store(report + 5, want)
         tl.store(report + 6, seen)
+        _drain_stores(BACKEND)
         tl.debug_barrier()
         code = none + tl.where(aborted == 0, TIMED_OUT, PEER_ABORTED)
         tl.atomic_xchg(report, code, sem="release", scope="sys")
@@ -181,8 +186,23 @@ def _give_up(
 
 @triton.jit
 def running_generation(control_ptr):
-    """The generation of the running call; read it first, before the program can be last out."""
-    return tl.load(control_ptr + GENERATION) + 1
+    """The generation of the running call.
+
+    Stable until this program leaves: all the others together add less than ONE_CALL.
+    """
+    done = tl.atomic_add(control_ptr + GENERATION, 0, sem="relaxed", scope="gpu")
+    return done // ONE_CALL + 1
+
+
+@triton.jit
+def leave(control_ptr):
+    """Count this program out of the call; when all have left, the generation has advanced by one.
+
+    Every program of a call's last kernel leaves, once, after its last use of the generation. The
+    result of the atomic is not used, so nobody waits for it.
+    """
+    share = tl.where(tl.program_id(0) == 0, ONE_CALL - tl.num_programs(0) + 1, 1)
+    tl.atomic_add(control_ptr + GENERATION, share.to(tl.int64), sem="relaxed", scope="gpu")
 
 
 @triton.jit
@@ -199,10 +219,3 @@ def arrive(counter_ptr, programs, BACKEND: tl.constexpr):
         tl.atomic_xchg(counter_ptr, 0, sem="relaxed", scope="gpu")
     tl.debug_barrier()
     return is_last
-
-
-@triton.jit
-def leave(control_ptr, generation, programs, BACKEND: tl.constexpr):
-    """Count this program out of the call; the last of `programs` advances the generation."""
-    if arrive(control_ptr + ARRIVALS, programs, BACKEND):
-        tl.store(control_ptr + GENERATION, generation)

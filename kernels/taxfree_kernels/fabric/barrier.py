@@ -30,7 +30,7 @@ def _barrier(control_ptr, heap_bases, rank, WORLD: tl.constexpr, BACKEND: tl.con
         control_ptr, 0, peer, generation, heap_bases, rank, mask=others,
         WORLD=WORLD, BACKEND=BACKEND,
     )  # fmt: skip
-    sync.leave(control_ptr, generation, tl.num_programs(0), BACKEND)
+    sync.leave(control_ptr)
 
 
 class DeviceBarrier:

@@ -115,7 +115,7 @@ class Pool:
         self._fabric.barrier()
         self.control.fill_(generation)
         self.control[: sync.SIGNALS.value] = 0
-        self.control[sync.GENERATION.value] = generation
+        self.control[sync.GENERATION.value] = generation * sync.ONE_CALL.value
         self.control[sync.LIMIT.value] = self._limit
         self.control[sync.STATUS.value] = self._report.data_ptr()
         self._report.zero_()

@@ -1,0 +1,91 @@
+# `make` alone says what there is to make.
+
+PYTHON ?= python3
+TORCH_INDEX ?=
+PYTEST_ARGS ?= -n 2
+
+BIN := .venv/bin
+ENV := .venv/.stamp
+TRITON36 := .triton36/.stamp
+CONSTRAINTS := constraints-cpu.txt
+TORCH := $(shell grep '^torch==' $(CONSTRAINTS))
+
+DEMO_DB := .demo/tuning.sqlite
+DEMO := --op all_gather_matmul --shapes demo --gpus 2 --db $(DEMO_DB)
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help prerequisites env demo test lint check-types soak test-gpu wheel clean targets
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@echo
+	@echo "The environment in .venv is for the CPU. Where plain pip finds no CPU build of torch:"
+	@echo "  make env TORCH_INDEX=https://download.pytorch.org/whl/cpu"
+	@echo "Another Python (>= 3.11): make env PYTHON=python3.12"
+
+prerequisites:
+	@for tool in git $(PYTHON); do \
+	  command -v $$tool >/dev/null || { \
+	    echo "error: $$tool is not installed"; \
+	    echo "hint: apt install git make python3 python3-venv"; exit 1; } >&2; \
+	done
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	  echo "error: $(PYTHON) is older than 3.11"; \
+	  echo "hint: name a newer one: make PYTHON=python3.12"; exit 1; } >&2
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { \
+	  echo "error: $(PYTHON) has no venv module"; \
+	  echo "hint: apt install git make python3 python3-venv"; exit 1; } >&2
+
+env: $(ENV) ## the environment in .venv, for the CPU
+
+# The stamp is written last: without it an environment is half-made, and is made anew.
+# Torch comes first and alone, from its own index; the constraints then keep it.
+$(ENV): pyproject.toml $(CONSTRAINTS) | prerequisites
+	@test -e $@ || rm -rf .venv
+	@rm -f $@
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) $(TORCH)
+	$(BIN)/pip install -c $(CONSTRAINTS) -e '.[cpu,plot,check,dev]'
+	@touch $@
+
+# Kernels must compile under the oldest Triton too; nothing is interpreted with this one.
+$(TRITON36): | $(ENV)
+	@rm -rf .triton36
+	$(BIN)/pip install --no-deps --target .triton36 triton==3.6.0
+	@touch $@
+
+demo: $(ENV) ## tune, bench and explain three shapes on 2 CPU ranks
+	@rm -rf .demo
+	@mkdir .demo
+	$(BIN)/taxfree tune $(DEMO) --fabric host --trials 8
+	$(BIN)/taxfree db show $(DEMO) >/dev/null
+	$(BIN)/taxfree bench $(DEMO) --fabric host
+	$(BIN)/taxfree explain $(DEMO) --fabric host
+
+test: lint check-types $(TRITON36) ## lint, types, import layers and all tests that need no GPU
+	$(BIN)/pytest $(PYTEST_ARGS)
+
+lint: $(ENV) ## ruff and the import layers
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/lint-imports --no-cache
+
+check-types: $(ENV) ## mypy
+	$(BIN)/mypy
+
+soak: $(ENV) ## the long tests
+	$(BIN)/pytest -m soak --timeout 1800
+
+test-gpu: ## the tests that need GPUs, with the Python whose torch sees them
+	PYTHONPATH=.:kernels:tuning_db $(PYTHON) -m pytest -m gpu
+
+wheel: $(ENV) ## a wheel in dist/
+	$(BIN)/python -m build --wheel --no-isolation
+
+targets: $(ENV) ## each target with the measured figure and its file
+	$(BIN)/python benchmarks/targets.py
+
+clean: ## remove what was made here, but the environments
+	rm -rf .demo build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	find taxfree taxfree_cli kernels tuning_db tests -name __pycache__ -prune -exec rm -rf {} +

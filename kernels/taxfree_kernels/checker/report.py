@@ -1,0 +1,182 @@
+"""What the checker says: what went wrong, between whom, and which edge is missing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+from taxfree_kernels.checker.clocks import Actor, World
+from taxfree_kernels.checker.shadow import Access, Conflict, Region
+from taxfree_kernels.checker.sites import Site
+
+
+class Reason(Enum):
+    """What is wrong, in a word for tables and a sentence for people."""
+
+    NO_ACQUIRE = (
+        "no acquire",
+        "the signal was read, but not by an acquire: what follows the read may still see old data",
+    )
+    NO_RELEASE = (
+        "no release",
+        "the signal was written, but not by a release: what precedes it may become visible later",
+    )
+    SCOPE = (
+        "scope too narrow",
+        "an atomic of this chain does not include the other program; between ranks, only sys does",
+    )
+    SEVERAL = (
+        "several edges missing",
+        "a signal connects the two, but needs more than one of release, acquire and sys scope",
+    )
+    EARLY_SIGNAL = (
+        "signal before the data",
+        "the signal of this generation was waited for, but sent before this access was made",
+    )
+    STALE_SIGNAL = (
+        "stale signal",
+        "the wait was satisfied by a signal of an earlier generation",
+    )
+    LIFETIME = (
+        "payload lifetime",
+        "memory is used for a later generation while an earlier one may still be using it",
+    )
+    NO_WAIT = (
+        "no wait",
+        "nothing that was waited for comes from the other one: no signal connects the two",
+    )
+    GENERATION = (
+        "generation read too late",
+        "the last program out may already have advanced the generation word",
+    )
+    HOST_WRITE = (
+        "host write",
+        "the host writes a word that kernels may be using; without a barrier nothing orders that",
+    )
+    TORN = (
+        "torn flag-in-data word",
+        "a word that carries its own flag must be accessed as a whole, aligned, at once",
+    )
+    DEADLOCK = ("deadlock", "everybody waits")
+    LIVELOCK = ("livelock", "programs keep running without getting anywhere")
+    WRONG_RESULT = ("wrong result", "the output differs from the reference")
+    OUTSIDE = ("out of bounds", "the address belongs to no tensor of the simulation")
+    CRASH = ("crash", "a kernel raised an exception")
+
+    @property
+    def title(self) -> str:
+        return self.value[0]
+
+    @property
+    def sentence(self) -> str:
+        return self.value[1]
+
+
+@dataclass(frozen=True)
+class Violation:
+    """One finding.
+
+    Args:
+        reason: what is wrong.
+        details: lines about who and where.
+        lines: the source lines involved, innermost, as "file:number".
+        replay: the command that shows it again.
+    """
+
+    reason: Reason
+    details: tuple[str, ...]
+    lines: tuple[str, ...] = ()
+    replay: str = field(default="", compare=False)
+
+    def __str__(self) -> str:
+        head = [f"{self.reason.title}: {self.reason.sentence}"]
+        tail = [f"replay: {self.replay}"] if self.replay else []
+        return "\n".join([*head, *(f"  {line}" for line in self.details), *tail])
+
+
+def race(conflict: Conflict, region: Region, first_generation: int) -> Violation:
+    """Describe two unordered accesses.
+
+    Args:
+        first_generation: that the rank's first call has.
+    """
+    reason = _race_reason(conflict, region)
+    accesses = (conflict.earlier, conflict.later)
+    details = [f"unordered accesses of {where(region, conflict.address)}:"]
+    for access in accesses:
+        details += describe(access, first_generation)
+    lines = tuple(access.site.lines[0].where for access in accesses)
+    return Violation(reason, tuple(details), lines)
+
+
+def where(region: Region, address: int) -> str:
+    """Name a place in memory."""
+    return f"rank {region.rank}'s {region.describe(address - region.begin)}"
+
+
+def who(actor: Actor, first_generation: int) -> str:
+    """Name an actor."""
+    if actor.program is None:
+        return f"rank {actor.rank}, host, call {actor.call}"
+    generation = first_generation + actor.call - 1
+    return f"rank {actor.rank}, program {actor.program} of {actor.kernel}, generation {generation}"
+
+
+def describe(access: Access, first_generation: int) -> list[str]:
+    """Who made an access, how, and the source lines."""
+    kind = "stores" if access.writes else "loads"
+    if access.is_atomic:
+        kind = f"{'writes' if access.writes else 'reads'} (atomic, {access.sem}, {access.scope})"
+    return [f"{who(access.actor, first_generation)} {kind}", *source(access.site)]
+
+
+def source(site: Site) -> list[str]:
+    """The lines of a site, indented."""
+    first, *callers = site.lines
+    shown = [f"  {first.where}  {first.text}"]
+    return shown + [f"    called from {line.where}  {line.text}" for line in callers]
+
+
+def _race_reason(conflict: Conflict, region: Region) -> Reason:
+    one, other = conflict.earlier, conflict.later
+    hosts = [access for access in (one, other) if access.actor.program is None and access.writes]
+    if region.synchronises and hosts:
+        return Reason.HOST_WRITE
+    if one.is_atomic and other.is_atomic:
+        return Reason.SCOPE
+    if one.is_atomic or other.is_atomic:
+        plain = other if one.is_atomic else one
+        return Reason.NO_RELEASE if plain.writes else Reason.NO_ACQUIRE
+    if region.synchronises and one.actor.rank == other.actor.rank:
+        return Reason.GENERATION
+    return _repair(conflict) or _unconnected(conflict)
+
+
+def _repair(conflict: Conflict) -> Reason | None:
+    """The least repair that would order the two."""
+    repairs = {
+        World.ACQUIRES: Reason.NO_ACQUIRE,
+        World.RELEASES: Reason.NO_RELEASE,
+        World.SCOPES: Reason.SCOPE,
+        World.ALL: Reason.SEVERAL,
+    }
+    earlier, actor = conflict.earlier, conflict.later.actor
+    for world, reason in repairs.items():
+        if actor.has_seen(earlier.actor.slot, earlier.epoch, world):
+            return reason
+    return None
+
+
+def _unconnected(conflict: Conflict) -> Reason:
+    """What is missing where even repaired signals do not connect the two."""
+    one, other = conflict.earlier, conflict.later
+    writer, reader = (one, other) if one.writes else (other, one)
+    if one.writes and other.writes and one.actor.call != other.actor.call:
+        return Reason.LIFETIME
+    if writer.actor.call > reader.actor.call:
+        return Reason.LIFETIME
+    heard = reader.actor.heard.get(writer.actor.rank)
+    if heard is None or reader.actor.rank == writer.actor.rank:
+        return Reason.NO_WAIT
+    return Reason.STALE_SIGNAL if heard < writer.actor.call else Reason.EARLY_SIGNAL
+

@@ -1,0 +1,370 @@
+"""All ranks of a group in one process, every program a coroutine, every access checked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from random import Random
+from typing import Any, NoReturn
+
+import numpy as np
+import torch
+
+from taxfree_kernels.checker import hooks, waits
+from taxfree_kernels.checker.clocks import Actor, World
+from taxfree_kernels.checker.coverage import Coverage
+from taxfree_kernels.checker.report import Violation
+from taxfree_kernels.checker.schedule import Scheduler
+from taxfree_kernels.checker.shadow import Region, Shadow
+from taxfree_kernels.checker.watch import Thread, TorchOperations, Watch
+from taxfree_kernels.device import sync
+from taxfree_kernels.errors import KernelError
+from taxfree_kernels.fabric.base import Fabric
+from taxfree_kernels.fabric.heap import ALIGNMENT, Pool, SymmetricHeap
+from taxfree_kernels.hardware import KNOWN
+from taxfree_kernels.launch import Kernel, launching_through
+
+_FIRST_PROGRAMS = 31  # per launch that clocks have room for; a launch of more starts all over
+_ALL = 1_000_000
+_RESIDENTS = (1, 2, 3, 4, _ALL)
+_NEVER = 1 << 62  # ticks
+
+Call = Callable[[], object]
+Setup = Callable[["SimulatedFabric"], Sequence[Call]]
+
+
+class UsesCollectives(KernelError):
+    """A plan calls the collective library, which has no simulated ranks."""
+
+
+class _TooManyPrograms(Exception):
+    pass
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What one schedule showed.
+
+    Args:
+        violation: the first thing that went wrong, or None.
+        coverage: which synchronising lines were executed, and by whom.
+        accesses: how many the schedule had.
+    """
+
+    violation: Violation | None
+    coverage: Coverage
+    accesses: int
+
+
+@dataclass(eq=False)
+class _Launch:
+    """A kernel on its way through one rank."""
+
+    kernel: Kernel
+    arguments: dict[str, Any]
+    host: Actor
+    weight: int
+    ended: np.ndarray
+    next_program: int = 0
+    running: int = 0
+
+    @property
+    def name(self) -> str:
+        return str(self.kernel.function.__name__)
+
+
+class _Heap(SymmetricHeap):
+    """Declares what it allocates."""
+
+    def __init__(self, arena: torch.Tensor, declare: Callable[[torch.Tensor], None]) -> None:
+        super().__init__(arena)
+        self._declare = declare
+
+    def empty(self, count: int, dtype: torch.dtype) -> torch.Tensor:
+        block = super().empty(count, dtype)
+        self._declare(block)
+        return block
+
+
+class SimulatedFabric(Fabric):
+    """One rank of a simulation; plans are made on it as on any other fabric."""
+
+    name = "simulated"
+    backend = "interpreter"
+    has_graphs = False
+
+    def __init__(self, schedule: _Schedule, rank: int, arenas: Sequence[torch.Tensor]) -> None:
+        self._schedule = schedule
+        self.rank, self.world_size = rank, len(arenas)
+        self.device = torch.device("cpu")
+        self.hardware = KNOWN["cpu"]
+        self.heap_bases = torch.tensor([arena.data_ptr() for arena in arenas])
+        self.heap = _Heap(arenas[rank], partial(schedule.declare_block, rank))
+        schedule.declare(rank, "heap_bases", self.heap_bases)
+
+    def __getattr__(self, name: str) -> NoReturn:
+        if name == "group":
+            raise UsesCollectives("the collective library cannot be simulated")
+        raise AttributeError(name)
+
+    def host_words(self, count: int) -> torch.Tensor:
+        words = torch.zeros(count, dtype=torch.int64)
+        self._schedule.declare(self.rank, "host words", words)
+        return words
+
+    def ticks(self, seconds: float) -> int:
+        """No bound: a wait that nobody ends is a deadlock, and found as one."""
+        return _NEVER
+
+    def synchronize(self) -> None:
+        """A host's coroutine goes on when its launch has ended."""
+
+    def barrier(self) -> None:
+        self._schedule.barrier()
+
+    def close(self) -> None:
+        """The memory goes with the simulation."""
+
+    def declare_flag_words(self, words: torch.Tensor) -> None:
+        """Declare a block of the heap whose elements carry their own flag: to be raced for."""
+        self._schedule.declare_flag_words(words)
+
+
+class Simulation:
+    """A group of ranks to run schedules on.
+
+    Args:
+        world_size: ranks.
+        slot_bytes: of a payload slot of each rank's pool.
+        heap_bytes: of each rank's heap beyond its pool.
+    """
+
+    def __init__(self, world_size: int, slot_bytes: int = 4096, heap_bytes: int = 4096) -> None:
+        self.world_size = world_size
+        self.slot_bytes = -(-slot_bytes // ALIGNMENT) * ALIGNMENT
+        control_bytes = (sync.SIGNALS.value + Pool.CHANNELS * world_size) * 8
+        size = control_bytes + 2 * self.slot_bytes + heap_bytes + ALIGNMENT
+        self.arenas = [torch.empty(size, dtype=torch.uint8) for _ in range(world_size)]
+
+    def run(
+        self,
+        setup: Setup,
+        seed: int,
+        *,
+        resident: int | None = None,
+        first_generation: int = 1,
+    ) -> Outcome:
+        """Set up each rank, then run all ranks' calls back to back, with no barrier in between.
+
+        Args:
+            setup: makes the plans of a rank and returns its calls; called again for a schedule
+                that is started all over.
+            seed: of the schedule.
+            resident: programs of a launch that run at a time; drawn when None.
+            first_generation: of the pools.
+        """
+        programs = _FIRST_PROGRAMS
+        while True:
+            schedule = _Schedule(self, seed, resident, first_generation, programs)
+            try:
+                return schedule.run(setup)
+            except _TooManyPrograms:
+                programs = 4 * programs + 3
+
+
+class _Schedule:
+    """One run."""
+
+    def __init__(
+        self,
+        simulation: Simulation,
+        seed: int,
+        resident: int | None,
+        first_generation: int,
+        programs: int,
+    ) -> None:
+        rng = Random(seed)
+        self._simulation = simulation
+        self._first_generation = first_generation
+        self._programs = programs
+        self._resident = resident or rng.choice(_RESIDENTS)
+        self._shadow = Shadow()
+        self._scheduler: Scheduler[Thread] = Scheduler(rng)
+        self._watch = Watch(self._scheduler, self._shadow, first_generation)
+        self._launches: list[_Launch] = []
+        self._at_barrier: list[Actor] = []
+        self._kept: list[torch.Tensor] = []
+        self._hosts = [self._make_host(rank) for rank in range(simulation.world_size)]
+
+    def run(self, setup: Setup) -> Outcome:
+        scheduler, watch = self._scheduler, self._watch
+        calls = [setup(fabric) for fabric in self._make_fabrics()]
+        for host, work in zip(self._hosts, calls, strict=True):
+            run_host = partial(self._run_host, host, work)
+            scheduler.start(Thread(host), run_host, scheduler.draw_weight())
+        try:
+            with hooks.observed_by(watch), TorchOperations(watch.on_tensor):
+                scheduler.run()
+            violation = watch.violation or self._deadlock()
+        finally:
+            scheduler.abandon()
+        return Outcome(violation, watch.coverage, watch.accesses)
+
+    def _deadlock(self) -> Violation | None:
+        asleep = self._scheduler.asleep
+        if not asleep:
+            return None
+        others = [
+            f"rank {launch.host.rank}, programs {launch.next_program} to {launch.kernel.grid - 1} "
+            f"of {launch.name} have not started: {launch.running} run at a time"
+            for launch in self._launches
+            if launch.running and launch.next_program < launch.kernel.grid
+        ]
+        return waits.deadlock(asleep, others, self._shadow, self._first_generation)
+
+    # -- ranks and their memory -------------------------------------------------------------------
+
+    def _make_host(self, rank: int) -> Actor:
+        slots = self._simulation.world_size * (1 + self._programs)
+        clocks = np.zeros((len(World), slots), np.int64)
+        host = Actor(rank * (1 + self._programs), rank, None, "host", 0, clocks)
+        host.step()
+        return host
+
+    def _make_fabrics(self) -> list[SimulatedFabric]:
+        arenas = self._simulation.arenas
+        for arena in arenas:
+            arena.fill_(0xFF)  # NaN in every floating-point type
+        fabrics = [SimulatedFabric(self, rank, arenas) for rank in range(len(arenas))]
+        for fabric in fabrics:
+            fabric.pool = Pool(fabric, self._simulation.slot_bytes)
+            fabric.pool.reset(self._first_generation - 1)
+            self._describe_pool(fabric.pool)
+        return fabrics
+
+    def _describe_pool(self, pool: Pool) -> None:
+        control = self._shadow.find(pool.control.data_ptr())
+        slots = self._shadow.find(pool.slots(1, torch.uint8)[0].data_ptr())
+        assert control is not None and slots is not None
+        control.synchronises = True
+        control.describe = partial(_control_word, self._simulation.world_size)
+        slots.describe = partial(_slot_byte, self._simulation.slot_bytes)
+
+    def declare_block(self, rank: int, block: torch.Tensor) -> None:
+        """Make a block of a heap known."""
+        self._declare(rank, "heap block", block, block.data_ptr(), block.nbytes)
+
+    def declare(self, rank: int, name: str, tensor: torch.Tensor) -> None:
+        """Make a tensor's storage known, unless it is part of a heap."""
+        if self._shadow.find(tensor.data_ptr()) is not None:
+            return
+        storage = tensor.untyped_storage()
+        self._declare(rank, name, tensor, storage.data_ptr(), storage.nbytes())
+
+    def _declare(self, rank: int, name: str, tensor: torch.Tensor, begin: int, size: int) -> None:
+        self._kept.append(tensor)  # so that no address is used twice
+        element = tensor.element_size()
+        self._shadow.add(
+            Region(lambda offset: f"{name}[{offset // element}]", rank, begin, begin + size)
+        )
+
+    def declare_flag_words(self, words: torch.Tensor) -> None:
+        region = self._shadow.find(words.data_ptr())
+        assert region is not None, "flag-in-data words are a block of the heap"
+        size = region.word_bytes = words.element_size()
+        region.describe = lambda offset: f"flag-in-data word {offset // size}"
+
+    def barrier(self) -> None:
+        """Order all hosts; while the simulation is being set up, nothing is to be ordered."""
+        if not self._scheduler.is_running:
+            return
+        self._at_barrier.append(self._scheduler.current.owner.actor)
+        if len(self._at_barrier) < self._simulation.world_size:
+            self._scheduler.sleep(["barrier"])
+            return
+        together = np.maximum.reduce([host.clocks for host in self._at_barrier])
+        for host in self._at_barrier:
+            host.join(together)
+            host.step()
+        self._at_barrier = []
+        self._scheduler.touch(["barrier"])
+
+    def _run_host(self, host: Actor, calls: Sequence[Call]) -> None:
+        with launching_through(self._launch):
+            for call in calls:
+                host.call += 1
+                call()
+                self._scheduler.point()
+
+    # -- launches ---------------------------------------------------------------------------------
+
+    def _launch(self, kernel: Kernel, args: tuple[Any, ...]) -> None:
+        host = self._scheduler.current.owner.actor
+        if kernel.grid > self._programs:
+            raise _TooManyPrograms
+        for name, value in zip(kernel.function.arg_names, args, strict=False):
+            if isinstance(value, torch.Tensor):
+                self.declare(host.rank, name, value)
+        self._watch.coverage.expect(kernel)
+        arguments = hooks.program_arguments(kernel.function, args, kernel.constants)
+        weight = self._scheduler.draw_weight()
+        launch = _Launch(kernel, arguments, host, weight, host.clocks.copy())
+        self._launches.append(launch)
+        for _ in range(min(self._resident, kernel.grid)):
+            self._start_program(launch)
+        host.step()
+        self._scheduler.sleep([launch])
+
+    def _start_program(self, launch: _Launch) -> None:
+        host, program = launch.host, launch.next_program
+        launch.next_program += 1
+        launch.running += 1
+        slot = host.slot + 1 + program
+        actor = Actor(slot, host.rank, program, launch.name, host.call, host.clocks.copy())
+        actor.step()
+        weight = launch.weight * self._scheduler.draw_weight()
+        thread = Thread(actor, launch.kernel.grid)
+        self._scheduler.start(thread, partial(self._run_program, actor, launch), weight)
+
+    def _run_program(self, actor: Actor, launch: _Launch) -> None:
+        assert actor.program is not None
+        hooks.enter_program(actor.program, launch.kernel.grid)
+        try:
+            launch.kernel.function.rewrite()(**launch.arguments)
+        except Exception as error:
+            self._watch.crashed(actor, error)
+        np.maximum(launch.ended, actor.clocks, out=launch.ended)
+        launch.running -= 1
+        if launch.next_program < launch.kernel.grid:
+            self._start_program(launch)
+        elif launch.running == 0:
+            launch.host.join(launch.ended)
+            launch.host.step()
+            self._scheduler.touch([launch])
+
+
+def _control_word(world_size: int, offset: int) -> str:
+    """Name a word of a control block."""
+    names = {
+        word.value: name
+        for word, name in (
+            (sync.GENERATION, "generation word"),
+            (sync.ARRIVALS, "arrival counter"),
+            (sync.LIMIT, "bound of waits"),
+            (sync.ABORT, "abort word"),
+            (sync.REPORTED, "reported word"),
+            (sync.STATUS, "address of the report"),
+        )
+    }
+    index = offset // 8
+    if index < sync.SIGNALS.value:
+        return names.get(index, f"control word {index}")
+    channel, source = divmod(index - sync.SIGNALS.value, world_size)
+    return f"signal word of channel {channel}, source rank {source}"
+
+
+def _slot_byte(slot_bytes: int, offset: int) -> str:
+    """Name a place in the payload slots."""
+    slot, byte = divmod(offset, slot_bytes)
+    return f"payload slot {slot}, byte {byte}"

@@ -1,0 +1,225 @@
+"""Watches every access of a simulation: lets others run before it, checks it, records it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from taxfree_kernels.checker import hooks, report
+from taxfree_kernels.checker.clocks import Actor, Scope
+from taxfree_kernels.checker.coverage import Coverage
+from taxfree_kernels.checker.report import Reason, Violation
+from taxfree_kernels.checker.schedule import Scheduler
+from taxfree_kernels.checker.shadow import Access, Conflict, Outside, Region, Shadow
+from taxfree_kernels.checker.sites import current_site
+
+_MOST_ACCESSES = 300_000
+_PLAIN_POLLS = 8  # identical plain loads in a row that make a polling loop
+_FEW = 16  # addresses; an access of more is no poll
+
+
+@dataclass(eq=False)
+class Thread:
+    """What the scheduler runs: an actor, and what it did last, to know a poll by its repetition.
+
+    Args:
+        actor: a program or a host.
+        programs: of the program's launch.
+    """
+
+    actor: Actor
+    programs: int = 0
+    last: tuple[Any, ...] = ()
+    seen: tuple[int, ...] = ()
+    repeats: int = 0
+
+
+class Watch:
+    """Told by the interpreter of every access, by torch of every operation of a host.
+
+    Args:
+        scheduler: asked for the running thread, given scheduling points.
+        shadow: all known memory.
+        first_generation: of the first call, for reports.
+    """
+
+    def __init__(
+        self, scheduler: Scheduler[Thread], shadow: Shadow, first_generation: int
+    ) -> None:
+        self.coverage = Coverage()
+        self.violation: Violation | None = None
+        self.accesses = 0
+        self._scheduler, self._shadow = scheduler, shadow
+        self._first_generation = first_generation
+        self._versions: dict[int, int] = {}  # address -> times that it was written
+
+    def on_plain(self, addresses: np.ndarray, size: int, *, writes: bool) -> None:
+        thread = self._scheduler.current.owner
+        few = addresses.size <= _FEW
+        poll = ("plain", addresses.tobytes()) if few and not writes else ()
+        self._pass_point(thread, poll, addresses, _PLAIN_POLLS)
+        self._check_plain(self._access(thread.actor, writes=writes), addresses, size)
+        if writes and few:
+            self._touch(addresses)
+        self._remember(thread, poll, addresses)
+
+    def on_atomic(
+        self,
+        addresses: np.ndarray,
+        size: int,
+        sem: str,
+        scope: Scope,
+        *,
+        reads: bool,
+        writes: bool,
+    ) -> None:
+        thread = self._scheduler.current.owner
+        poll = () if writes else (sem, scope, addresses.tobytes())
+        self._pass_point(thread, poll, addresses, 1)
+        access = self._access(thread.actor, writes=writes, scope=scope, sem=sem)
+        self.coverage.note(access.site, access.actor)
+        for region, address in self._words(access, addresses, size):
+            self._race(self._shadow.atomic(access, region, address, size, reads=reads), region)
+        if writes:
+            access.actor.step()
+            self._touch(addresses)
+        self._remember(thread, poll, addresses)
+
+    def on_tensor(self, tensor: torch.Tensor, *, writes: bool) -> None:
+        """A library operation of a host touches a tensor; not a scheduling point."""
+        addresses = _element_addresses(tensor)
+        if not self._scheduler.is_running or self._shadow.find(int(addresses[0])) is None:
+            return
+        access = self._access(self._scheduler.current.owner.actor, writes=writes)
+        self._check_plain(access, addresses, tensor.element_size(), at_once=False)
+        if writes:
+            self._touch(addresses)
+
+    def crashed(self, actor: Actor, error: BaseException) -> None:
+        """Record that a program raised an exception."""
+        details = (report.who(actor, self._first_generation), f"  {error}")
+        self._found(Violation(Reason.CRASH, details))
+
+    # -- scheduling -------------------------------------------------------------------------------
+
+    def _pass_point(
+        self, thread: Thread, poll: tuple[Any, ...], addresses: np.ndarray, most: int
+    ) -> None:
+        """Let others run; a poll that would see what it saw last time sleeps until that changes."""
+        thread.repeats = thread.repeats + 1 if poll and poll == thread.last else 0
+        if thread.repeats >= most:
+            words = addresses.tolist()
+            while self._versions_of(words) == thread.seen:
+                self._scheduler.sleep(words)
+        else:
+            self._scheduler.point()
+        if thread.actor.program is not None:
+            hooks.enter_program(thread.actor.program, thread.programs)
+
+    def _remember(self, thread: Thread, poll: tuple[Any, ...], addresses: np.ndarray) -> None:
+        thread.last = poll
+        if poll:
+            thread.seen = self._versions_of(addresses.tolist())
+
+    def _versions_of(self, addresses: list[int]) -> tuple[int, ...]:
+        return tuple(self._versions.get(address, 0) for address in addresses)
+
+    def _touch(self, addresses: np.ndarray) -> None:
+        words = addresses.tolist()
+        for address in words:
+            self._versions[address] = self._versions.get(address, 0) + 1
+        self._scheduler.touch(words)
+
+    # -- checking ---------------------------------------------------------------------------------
+
+    def _access(
+        self, actor: Actor, *, writes: bool, scope: Scope | None = None, sem: str = ""
+    ) -> Access:
+        self.accesses += 1
+        if self.accesses > _MOST_ACCESSES:
+            self._found(Violation(Reason.LIVELOCK, (report.who(actor, self._first_generation),)))
+        return Access(actor, actor.epoch, current_site(), writes, scope, sem)
+
+    def _check_plain(
+        self, access: Access, addresses: np.ndarray, size: int, *, at_once: bool = True
+    ) -> None:
+        try:
+            for region, inside in self._shadow.split(addresses, size):
+                if region.word_bytes not in (0, size):
+                    self._torn(access, region, int(inside[0]))
+                self._race(self._shadow.plain(access, region, inside, size), region, at_once)
+        except Outside as outside:
+            self._outside(access, outside)
+
+    def _words(
+        self, access: Access, addresses: np.ndarray, size: int
+    ) -> list[tuple[Region, int]]:
+        try:
+            return [
+                (region, address)
+                for region, inside in self._shadow.split(addresses, size)
+                for address in inside.tolist()
+            ]
+        except Outside as outside:
+            self._outside(access, outside)
+            return []
+
+    def _found(self, violation: Violation, *, at_once: bool = True) -> None:
+        """Keep the first finding and end the run."""
+        if self.violation is None:
+            self.violation = violation
+            self._scheduler.stop(at_once=at_once)
+
+    def _race(self, conflict: Conflict | None, region: Region, at_once: bool = True) -> None:
+        if conflict is not None:
+            self._found(report.race(conflict, region, self._first_generation), at_once=at_once)
+
+    def _torn(self, access: Access, region: Region, address: int) -> None:
+        place = f"{report.where(region, address)}, {region.word_bytes} bytes, in parts:"
+        self._found(self._about(Reason.TORN, place, access))
+
+    def _outside(self, access: Access, outside: Outside) -> None:
+        self._found(self._about(Reason.OUTSIDE, f"address {outside.address:#x}:", access))
+
+    def _about(self, reason: Reason, place: str, access: Access) -> Violation:
+        details = (place, *report.describe(access, self._first_generation))
+        return Violation(reason, details, (access.site.lines[0].where,))
+
+
+class TorchOperations(TorchDispatchMode):
+    """Tells of the tensors that the host's torch operations read and write."""
+
+    def __init__(self, on_tensor: Callable[..., None]) -> None:
+        super().__init__()
+        self._on_tensor = on_tensor
+
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: tuple = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        named = dict(kwargs or {})
+        if not function.is_view:
+            parameters = function._schema.arguments
+            for parameter, value in zip(parameters, args, strict=False):
+                self._tell(parameter, value)
+            for parameter in parameters[len(args) :]:
+                self._tell(parameter, named.get(parameter.name))
+        return function(*args, **named)
+
+    def _tell(self, parameter: Any, value: Any) -> None:
+        writes = parameter.alias_info is not None and parameter.alias_info.is_write
+        for leaf in tree_leaves(value):
+            if isinstance(leaf, torch.Tensor) and leaf.numel():
+                self._on_tensor(leaf, writes=writes)
+
+
+def _element_addresses(tensor: torch.Tensor) -> np.ndarray:
+    offsets = np.zeros(1, np.int64)
+    for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
+        offsets = (offsets[:, None] + np.arange(size) * stride).ravel()
+    return (tensor.data_ptr() + offsets * tensor.element_size()).astype(np.uint64)

@@ -1,0 +1,100 @@
+"""Which problems and configs stand for all that the gates have to hold for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from taxfree_kernels import variant as registry
+from taxfree_kernels.hardware import KNOWN, Hardware
+from taxfree_kernels.variant import Config, Variant
+
+#: one device per architecture.
+DEVICES = ("h200", "mi300x", "mi350x")
+
+
+@dataclass(frozen=True)
+class Example:
+    """A problem that stands for a kind.
+
+    Args:
+        fields: of the operation's problem.
+        aligned: all rows start at multiples of 16 bytes, so that accesses can be wide.
+    """
+
+    fields: Config
+    aligned: bool = True
+
+
+#: operation -> its examples: few rows, many rows, the other layouts, ragged.
+EXAMPLES: dict[str, tuple[Example, ...]] = {
+    "all_gather_matmul": (
+        Example({"m": 16, "n": 7168, "k": 8192, "world_size": 8}),
+        Example({"m": 4096, "n": 4096, "k": 8192, "world_size": 8, "dtype": "bfloat16"}),
+        Example({"m": 64, "n": 4096, "k": 4096, "world_size": 8, "gather_dim": 0, "bias": True}),
+        Example({"m": 2048, "n": 4096, "k": 4096, "world_size": 4, "weight_layout": "kn"}),
+        Example({"m": 77, "n": 1000, "k": 8 * 129, "world_size": 8}, aligned=False),
+        Example({"m": 50, "n": 1001, "k": 1033, "world_size": 2, "gather_dim": 0}, aligned=False),
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """One candidate to compile for one device.
+
+    Args:
+        is_default: the config is the one of an untuned problem: it must not spill.
+    """
+
+    op: str
+    problem: Any
+    variant: str
+    config: Config
+    device: str
+    aligned: bool
+    is_default: bool
+
+    @property
+    def hardware(self) -> Hardware:
+        return KNOWN[self.device]
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self) | {"config": dict(self.config)}
+
+
+def cases(
+    op: str, device: str, corners: bool = False, variants: tuple[str, ...] | None = None
+) -> Iterator[Case]:
+    """The cases of an operation on a device: default configs, with `corners` also the extremes.
+
+    Raises:
+        KeyError: the operation has no examples here yet.
+    """
+    hardware = KNOWN[device]
+    for example in EXAMPLES[op]:
+        problem = registry.problem_class(op)(**example.fields)
+        for name, variant in registry.variants(op).items():
+            if variants is not None and name not in variants:
+                continue
+            if variant.refuses_problem(problem, hardware):
+                continue
+            default = variant.first_configs(problem, hardware)[0]
+            configs = [default, *(_others(variant, problem, hardware) if corners else ())]
+            for config in configs:
+                yield Case(
+                    op, problem, name, config, device, example.aligned, config is default
+                )
+
+
+def _others(variant: Variant, problem: Any, hardware: Hardware) -> list[Config]:
+    """Further first configs, and the default with one knob at an end of its range."""
+    default, *others = variant.first_configs(problem, hardware)
+    found: list[Config] = list(others)
+    for knob, values in variant.space(problem, hardware).items():
+        for value in (values[0], values[-1]):
+            config = {**default, knob: value}
+            if config != default and config not in found:
+                found.append(config)
+    return [one for one in found if not variant.refuses_config(problem, hardware, one)]

@@ -1,0 +1,65 @@
+"""What can go wrong in taxfree, each with the exit code that the command line gives it.
+
+    TaxfreeError              1  failed
+    ├── UsageError            2  what was asked for cannot be asked
+    ├── HardwareError         3  the asked fabric or hardware is not there
+    ├── WrongResult           4  a result differs from the reference
+    ├── WorkerLost            5  a rank died or hung
+    ├── NoRecord              1  TAXFREE_STRICT, and no record serves the problem
+    └── BelowTarget           1  slower than was asked for
+
+The kernels and the tuning database know nothing of this module. Their errors have the same shape,
+a `message`, a `hint` and perhaps an `exit_code`, and pass through unchanged.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class TaxfreeError(Exception):
+    """Base of the library's errors.
+
+    Args:
+        message: one line, what happened, without a trailing full stop.
+        hint: one line, what the user can do next; may be empty.
+    """
+
+    exit_code: ClassVar[int] = 1
+
+    def __init__(self, message: str, hint: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+
+class UsageError(TaxfreeError):
+    """An argument, a shape or an environment variable makes no sense."""
+
+    exit_code = 2
+
+
+class HardwareError(TaxfreeError):
+    """The asked fabric or hardware is not there."""
+
+    exit_code = 3
+
+
+class WrongResult(TaxfreeError):
+    """A result differs from the reference by more than the library's own does."""
+
+    exit_code = 4
+
+
+class WorkerLost(TaxfreeError):
+    """A rank died, or did not answer in time."""
+
+    exit_code = 5
+
+
+class NoRecord(TaxfreeError):
+    """No record serves a problem, and `TAXFREE_STRICT` allows nothing else."""
+
+
+class BelowTarget(TaxfreeError):
+    """A measurement is below what was asked for."""

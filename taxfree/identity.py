@@ -1,0 +1,89 @@
+"""Who measured: fingerprints of hardware and software, and the hashes of the kernels' sources."""
+
+from __future__ import annotations
+
+import importlib.metadata
+from functools import cache
+
+from taxfree_kernels.hardware import Hardware
+from taxfree_kernels.source_hash import kernel_hash
+from taxfree_kernels.variant import operation, variants
+from taxfree_tuning_db import HardwareFingerprint, SoftwareFingerprint
+
+from taxfree._version import __version__
+
+
+def hardware_fingerprint(hardware: Hardware, link: str = "") -> HardwareFingerprint:
+    """What of a device decides which config wins.
+
+    Args:
+        link: how the devices are joined, such as "nvlink"; by default what the backend implies.
+    """
+    links = {"cuda": "nvlink", "hip": "xgmi", "interpreter": "shared memory"}
+    return HardwareFingerprint(
+        gpu=hardware.name,
+        architecture=hardware.architecture,
+        compute_units=hardware.compute_units,
+        memory_bytes=_whole_gib(hardware.memory_bytes),
+        link=link or links[hardware.backend],
+        num_xcds=hardware.num_xcds,
+    )
+
+
+def _whole_gib(size: int) -> int:
+    # Drivers report a little less than the part has, and not always the same.
+    return round(size / (1 << 30)) << 30
+
+
+@cache
+def software_fingerprint() -> SoftwareFingerprint:
+    """The versions that are loaded."""
+    import torch
+    import triton
+
+    collectives = "gloo"
+    runtime, driver = "cpu", ""
+    if torch.version.hip is not None:
+        runtime = f"rocm {torch.version.hip}"
+    elif torch.version.cuda is not None:
+        runtime = f"cuda {torch.version.cuda}"
+    if torch.cuda.is_available():
+        collectives = "nccl " + ".".join(map(str, torch.cuda.nccl.version()))
+        driver = _driver_version()
+    return SoftwareFingerprint(
+        taxfree=__version__,
+        triton=triton.__version__,
+        torch=str(torch.__version__),
+        driver=driver,
+        runtime=runtime,
+        collectives=collectives,
+    )
+
+
+def _driver_version() -> str:
+    try:
+        import pynvml
+
+        pynvml.nvmlInit()
+        return str(pynvml.nvmlSystemGetDriverVersion())
+    except Exception:  # no library, or a driver that does not answer: the version is only shown
+        return "unknown"
+
+
+def installed(package: str) -> str:
+    """Version of an installed package, or "missing"."""
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return "missing"
+
+
+@cache
+def kernel_hashes(op: str) -> dict[str, str]:
+    """Variant -> hash of its sources."""
+    return {name: kernel_hash(op, name) for name in variants(op)}
+
+
+def near_fields(op: str) -> tuple[str, ...]:
+    """Problem fields in which a record may differ and still lend its config."""
+    return operation(op).near_fields

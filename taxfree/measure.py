@@ -1,0 +1,138 @@
+"""The measuring protocol: the one way in which anything here is timed.
+
+Candidates stand side by side in one group of ranks, on the same inputs, interleaved. Before each
+repetition all ranks' streams are aligned by a kernel that ends when it has begun everywhere. A
+repetition is a chain of calls over rotated inputs, which together are larger than the L2 cache; its
+time is the slowest rank's. Eager and captured in a graph are timed as different modes. On the host
+fabric, where a call is interpreted and takes milliseconds, a chain is one call.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from taxfree_kernels.fabric.base import Fabric
+
+CHAIN = 20  # calls of a repetition on a GPU
+ROTATED_BYTES = 256 << 20  # of inputs that a chain walks through, several times any L2
+
+#: one call on the i-th set of inputs
+Call = Callable[[int], Any]
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Times of one callable in one mode.
+
+    Args:
+        samples_us: microseconds per call, one per repetition, of the slowest rank.
+        skew_us: median over repetitions of slowest minus fastest rank, per call.
+    """
+
+    samples_us: tuple[float, ...]
+    skew_us: float
+
+    @property
+    def median_us(self) -> float:
+        return statistics.median(self.samples_us)
+
+    @property
+    def iqr_us(self) -> float:
+        """Distance of the quartiles, in microseconds."""
+        if len(self.samples_us) < 2:
+            return 0.0
+        first, _, third = statistics.quantiles(self.samples_us, n=4, method="inclusive")
+        return third - first
+
+
+def copies_needed(fabric: Fabric, input_bytes: int) -> int:
+    """Sets of inputs to rotate through, so that none is found in the L2 cache."""
+    if not fabric.has_graphs:
+        return 1
+    return max(2, min(CHAIN, -(-ROTATED_BYTES // max(1, input_bytes))))
+
+
+def time_together(
+    fabric: Fabric, calls: Sequence[tuple[Call, str]], repetitions: int
+) -> list[Timing]:
+    """Time callables in turn, `repetitions` times each; collective.
+
+    Args:
+        calls: callable and mode; every rank gives the same ones in the same order.
+        repetitions: of each.
+
+    Returns:
+        One timing per callable, the same on every rank.
+    """
+    chain = CHAIN if fabric.has_graphs else 1
+    runs = [_runner(fabric, call, mode, chain) for call, mode in calls]
+    clock = _device_clock if fabric.has_graphs else _host_clock
+    own = clock(fabric, runs, repetitions)
+    everyone: list[Any] = [None] * fabric.world_size
+    dist.all_gather_object(
+        everyone, [[s / chain for s in samples] for samples in own], fabric.group
+    )
+    return [_timing([ranks[index] for ranks in everyone]) for index in range(len(calls))]
+
+
+def _runner(fabric: Fabric, call: Call, mode: str, chain: int) -> Callable[[], None]:
+    def eager() -> None:
+        for step in range(chain):
+            call(step)
+
+    eager()
+    if mode == "eager":
+        return eager
+    fabric.barrier()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        eager()
+    graph.replay()  # the first one uploads it
+    return graph.replay
+
+
+def _device_clock(
+    fabric: Fabric, runs: Sequence[Callable[[], None]], repetitions: int
+) -> list[list[float]]:
+    events = []
+    for _ in range(repetitions):
+        fabric.barrier()
+        row = []
+        for run in runs:
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            fabric.device_barrier()
+            begin.record()
+            run()
+            end.record()
+            row.append((begin, end))
+            torch.cuda.synchronize(fabric.device)
+        events.append(row)
+    return [
+        [begin.elapsed_time(end) * 1e3 for begin, end in column]
+        for column in zip(*events, strict=True)
+    ]
+
+
+def _host_clock(
+    fabric: Fabric, runs: Sequence[Callable[[], None]], repetitions: int
+) -> list[list[float]]:
+    samples: list[list[float]] = [[] for _ in runs]
+    for _ in range(repetitions):
+        for index, run in enumerate(runs):
+            fabric.barrier()
+            begin = time.perf_counter()
+            run()
+            samples[index].append((time.perf_counter() - begin) * 1e6)
+    return samples
+
+
+def _timing(by_rank: list[list[float]]) -> Timing:
+    slowest = [max(samples) for samples in zip(*by_rank, strict=True)]
+    skews = [max(samples) - min(samples) for samples in zip(*by_rank, strict=True)]
+    return Timing(tuple(slowest), statistics.median(skews))

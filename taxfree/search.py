@@ -1,0 +1,178 @@
+"""Optuna's part in tuning: which candidate to try next.
+
+The variant is chosen first, then its own knobs, all categorical. Proposals that a variant refuses
+are told as pruned and asked again before anything is compiled; failures are told as pruned, because
+the sampler cannot see failed trials; duplicates are answered from memory.
+"""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import optuna
+from optuna.storages.journal import JournalFileBackend
+from optuna.trial import Trial, TrialState
+from taxfree_kernels.hardware import Hardware
+from taxfree_kernels.variant import Variant
+
+from taxfree.trial import Candidate
+
+_ASKS_PER_CANDIDATE = 50  # a space of which so much is refused holds nothing new worth finding
+
+optuna.logging.set_verbosity(optuna.logging.ERROR)
+warnings.filterwarnings("ignore", category=optuna.exceptions.ExperimentalWarning)
+
+
+class Search:
+    """A resumable study over all variants of one problem.
+
+    Args:
+        variants: name -> variant; those that can serve the problem.
+        problem, hardware: what they are asked to serve.
+        seed: of the sampler; with the same measurements it gives the same trials.
+        journal: file that keeps the study from one run to the next; None keeps it in memory.
+        name: of the study in the journal.
+    """
+
+    def __init__(
+        self,
+        variants: Mapping[str, Variant],
+        problem: Any,
+        hardware: Hardware,
+        seed: int,
+        journal: Path | None,
+        name: str,
+    ) -> None:
+        self._variants, self._problem, self._hardware = variants, problem, hardware
+        self._spaces = {name: v.space(problem, hardware) for name, v in variants.items()}
+        storage = None
+        if journal is not None:
+            journal.parent.mkdir(parents=True, exist_ok=True)
+            storage = optuna.storages.JournalStorage(JournalFileBackend(str(journal)))
+        self._study = optuna.create_study(
+            storage=storage,
+            study_name=name,
+            load_if_exists=True,
+            direction="minimize",
+            sampler=optuna.samplers.TPESampler(
+                seed=seed, multivariate=True, group=True, constant_liar=True
+            ),
+        )
+        self._known: dict[str, float | None] = {}
+        self._asked: dict[str, Trial] = {}
+        self.refused: dict[str, str] = {}
+        for trial in self._study.get_trials(deepcopy=False):
+            self._remember(trial)
+
+    def _remember(self, trial: optuna.trial.FrozenTrial) -> None:
+        candidate = self._candidate(trial.params)
+        if candidate is None:
+            return
+        if trial.state == TrialState.COMPLETE:
+            self._known[key(candidate)] = trial.value
+        elif trial.state == TrialState.PRUNED:
+            self._known.setdefault(key(candidate), None)
+        elif trial.state == TrialState.RUNNING:  # of a run that was ended; ask anew
+            self._study.tell(trial.number, state=TrialState.PRUNED)
+
+    @property
+    def measured(self) -> int:
+        """Candidates with a time."""
+        return sum(value is not None for value in self._known.values())
+
+    def enqueue(self, candidates: Sequence[Candidate]) -> None:
+        """Try these first, in their order, unless they are known."""
+        for candidate in candidates:
+            if key(candidate) not in self._known and candidate.variant in self._spaces:
+                values = {
+                    f"{candidate.variant}.{knob}": _text(candidate.config[knob])
+                    for knob, choices in self._spaces[candidate.variant].items()
+                    if candidate.config.get(knob) in choices
+                }
+                self._study.enqueue_trial(
+                    {"variant": candidate.variant, **values}, skip_if_exists=True
+                )
+
+    def ask(self, count: int) -> list[Candidate]:
+        """Up to `count` candidates that are new and that no variant refuses."""
+        found: list[Candidate] = []
+        for _ in range(_ASKS_PER_CANDIDATE * count):
+            if len(found) == count:
+                break
+            trial = self._study.ask()
+            candidate = self._suggest(trial)
+            if key(candidate) in self._asked:
+                self._study.tell(trial, state=TrialState.PRUNED)
+            elif key(candidate) in self._known:
+                self._tell(trial, self._known[key(candidate)])
+            else:
+                reason = self._refusal(candidate)
+                if reason is None:
+                    self._asked[key(candidate)] = trial
+                    found.append(candidate)
+                else:
+                    self.refused[key(candidate)] = reason
+                    self.tell_pruned(candidate, reason, trial)
+        return found
+
+    def _suggest(self, trial: Trial) -> Candidate:
+        name = trial.suggest_categorical("variant", list(self._variants))
+        config = {}
+        for knob, values in self._spaces[name].items():
+            texts = {_text(value): value for value in values}
+            config[knob] = texts[trial.suggest_categorical(f"{name}.{knob}", list(texts))]
+        return Candidate(name, config)
+
+    def _candidate(self, parameters: Mapping[str, Any]) -> Candidate | None:
+        name = parameters.get("variant")
+        if name not in self._spaces:
+            return None
+        config = {}
+        for knob, values in self._spaces[name].items():
+            texts = {_text(value): value for value in values}
+            if parameters.get(f"{name}.{knob}") not in texts:
+                return None
+            config[knob] = texts[parameters[f"{name}.{knob}"]]
+        return Candidate(name, config)
+
+    def _refusal(self, candidate: Candidate) -> str | None:
+        variant = self._variants[candidate.variant]
+        return variant.refuses_config(self._problem, self._hardware, candidate.config)
+
+    def tell(self, candidate: Candidate, median_us: float) -> None:
+        """A candidate was measured."""
+        self._known[key(candidate)] = median_us
+        self._tell(self._asked.pop(key(candidate)), median_us)
+
+    def tell_pruned(self, candidate: Candidate, reason: str, trial: Trial | None = None) -> None:
+        """A candidate cannot be used."""
+        self._known[key(candidate)] = None
+        trial = trial or self._asked.pop(key(candidate))
+        trial.set_user_attr("reason", reason)
+        self._tell(trial, None)
+
+    def _tell(self, trial: Trial, median_us: float | None) -> None:
+        if median_us is None:
+            self._study.tell(trial, state=TrialState.PRUNED)
+        else:
+            self._study.tell(trial, median_us)
+
+    def best(self, count: int) -> list[tuple[float, Candidate]]:
+        """The fastest candidates so far and their microseconds, fastest first."""
+        times = [(value, text) for text, value in self._known.items() if value is not None]
+        return [(value, Candidate(**json.loads(text))) for value, text in sorted(times)[:count]]
+
+
+def key(candidate: Candidate) -> str:
+    """A candidate as text, the same for equal ones."""
+    return json.dumps(
+        {"variant": candidate.variant, "config": dict(candidate.config)}, sort_keys=True
+    )
+
+
+def _text(value: Any) -> str:
+    return str(value)

@@ -1,0 +1,95 @@
+"""Environment variables, each read and described here and nowhere else in the library."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from taxfree.errors import UsageError
+
+DEFAULT_TIMEOUT_S = 30.0
+
+VARIABLES: Mapping[str, str] = {
+    "TAXFREE_DB": "path of the tuning database; default: in the platform's user data folder",
+    "TAXFREE_DISABLE": "1: every dispatch is the library's baseline",
+    "TAXFREE_STRICT": "1: a problem without a record is an error instead of the baseline",
+    "TAXFREE_TIMEOUT": f"seconds a rank waits for a peer; default: {DEFAULT_TIMEOUT_S:g}",
+    "TAXFREE_DEBUG": "1: errors show where they come from",
+}
+"""Name -> one line of help."""
+
+_ON = ("1", "true", "yes", "on")
+_OFF = ("", "0", "false", "no", "off")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the environment says.
+
+    Args:
+        db: the tuning database, or None for the platform's place.
+        disable: dispatch nothing but the baseline.
+        strict: raise where no record serves.
+        timeout_s: seconds a rank waits for a peer.
+        debug: show tracebacks.
+    """
+
+    db: Path | None = None
+    disable: bool = False
+    strict: bool = False
+    timeout_s: float = DEFAULT_TIMEOUT_S
+    debug: bool = False
+
+    @classmethod
+    def from_environment(cls, environ: Mapping[str, str] = os.environ) -> Settings:
+        """Read the variables.
+
+        Raises:
+            UsageError: one of them makes no sense; the message names it.
+        """
+        return cls(
+            db=_path(environ, "TAXFREE_DB"),
+            disable=_switch(environ, "TAXFREE_DISABLE"),
+            strict=_switch(environ, "TAXFREE_STRICT"),
+            timeout_s=_seconds(environ, "TAXFREE_TIMEOUT", DEFAULT_TIMEOUT_S),
+            debug=_switch(environ, "TAXFREE_DEBUG"),
+        )
+
+    def steering(self) -> dict[str, bool]:
+        """What decides between fused and library, so that all ranks must agree on it.
+
+        The path of the database is not in it: rank 0 alone reads the table. Neither is the timeout:
+        it bounds each rank's own waits.
+        """
+        return {"TAXFREE_DISABLE": self.disable, "TAXFREE_STRICT": self.strict}
+
+
+def _path(environ: Mapping[str, str], name: str) -> Path | None:
+    text = environ.get(name, "")
+    # os.path leaves an unknown ~user as it is; Path raises
+    return Path(os.path.expanduser(text)) if text else None
+
+
+def _switch(environ: Mapping[str, str], name: str) -> bool:
+    text = environ.get(name, "").strip().lower()
+    if text not in _ON + _OFF:
+        raise UsageError(f"{name}={text} is neither on nor off", f"set {name}=1 or {name}=0")
+    return text in _ON
+
+
+def _seconds(environ: Mapping[str, str], name: str, default: float) -> float:
+    text = environ.get(name, "").strip()
+    if not text:
+        return default
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not (math.isfinite(seconds) and seconds > 0):
+        raise UsageError(
+            f"{name}={text} is not a positive number of seconds", f"for example {name}=30"
+        )
+    return seconds

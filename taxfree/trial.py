@@ -1,0 +1,257 @@
+"""What rank workers do with candidates: make ready, check, time. Every step is a vote of all ranks.
+
+A candidate must be right on every rank before it is timed: exactly on small integers, and on random
+data not worse against a float64 reference than the library's own result by more than a quarter.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from taxfree_kernels.errors import KernelError, PeerTimeout
+from taxfree_kernels.fabric.base import Fabric
+from taxfree_kernels.launch import Kernel, launching_through
+from taxfree_kernels.variant import Config, Plan, operation, problem_class, variants
+
+from taxfree import measure
+
+ERROR_ALLOWANCE = 1.25  # of the library baseline's own relative error
+SEED = 1
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A variant and its config."""
+
+    variant: str
+    config: Config
+
+
+@dataclass
+class Outcome:
+    """What became of a candidate.
+
+    Args:
+        state: "measured", "failed" (does not compile or plan), "wrong", or "hung".
+        reason: why it was not measured.
+        timings: mode -> timing.
+        relative_error: Frobenius norm of (result - reference) over that of the reference; the
+            worst rank's.
+        launches: kernels of one call, collectives counted as one.
+    """
+
+    state: str
+    reason: str = ""
+    timings: dict[str, measure.Timing] = field(default_factory=dict)
+    relative_error: float | None = None
+    launches: int = 0
+
+
+class Bench:
+    """One problem made ready on one rank: inputs, references, and what the baseline's error is.
+
+    Args:
+        fabric: of this rank.
+        op, problem: the operation's name, and its problem's fields.
+    """
+
+    def __init__(self, fabric: Fabric, op: str, problem: dict[str, Any]) -> None:
+        self.fabric, self.op = fabric, op
+        self.operation = operation(op)
+        self.problem = problem_class(op)(**problem)
+        first = self._inputs(SEED)
+        copies = measure.copies_needed(fabric, sum(t.nbytes for t in first if t is not None))
+        self.inputs = [first, *(self._inputs(SEED + copy) for copy in range(1, copies))]
+        self.outputs = [self._output() for _ in range(copies)]
+        self._integers = self._inputs(SEED, integers=True)
+        self._exact = self._reference(integers=True).to(self.outputs[0].dtype)
+        self._reference64 = self._reference(integers=False)
+        self.baseline = self.plan(Candidate("baseline", {}))
+        self.baseline_error = self._worst(self._relative_error(self.baseline))
+
+    def _inputs(self, seed: int, integers: bool = False) -> tuple[torch.Tensor | None, ...]:
+        fabric = self.fabric
+        return self.operation.make_inputs(
+            self.problem, fabric.rank, seed, fabric.device, integers=integers
+        )
+
+    def _output(self) -> torch.Tensor:
+        return self.operation.empty_output(self.problem, self.fabric.device).fill_(float("nan"))
+
+    def _reference(self, integers: bool) -> torch.Tensor:
+        fabric = self.fabric
+        return self.operation.reference(
+            self.problem, fabric.rank, SEED, fabric.device, integers=integers
+        )
+
+    def plan(self, candidate: Candidate) -> Plan:
+        variant = variants(self.op)[candidate.variant]
+        return variant.plan(self.problem, self.fabric, candidate.config)
+
+    def call(self, plan: Plan, step: int) -> None:
+        copy = step % len(self.inputs)
+        plan(*self.inputs[copy], self.outputs[copy])
+
+    # -- correctness -------------------------------------------------------------------------
+
+    def _relative_error(self, plan: Plan) -> float:
+        out = plan(*self.inputs[0], self.outputs[0].fill_(float("nan"))).double()
+        return float((out - self._reference64).norm() / self._reference64.norm())
+
+    def _worst(self, error: float) -> float:
+        return max(self.vote(error if error == error else float("inf")))
+
+    def check(self, plan: Plan) -> tuple[str | None, float]:
+        """Why a plan is wrong on some rank, or None; and its relative error, the worst rank's."""
+        out = plan(*self._integers, self.outputs[0].fill_(float("nan")))
+        wrong = int((out != self._exact).sum())
+        error = self._worst(self._relative_error(plan))
+        wrong_by_rank = self.vote(wrong)
+        if any(wrong_by_rank):
+            rank = next(r for r, count in enumerate(wrong_by_rank) if count)
+            return f"{wrong_by_rank[rank]} of {out.numel()} values wrong on rank {rank}", error
+        if error > ERROR_ALLOWANCE * self.baseline_error:
+            return f"relative error {error:.2e}, the baseline has {self.baseline_error:.2e}", error
+        return None, error
+
+    def vote(self, value: Any) -> list[Any]:
+        """Everybody's value, by rank; collective."""
+        values: list[Any] = [None] * self.fabric.world_size
+        dist.all_gather_object(values, value, self.fabric.group)
+        return values
+
+
+_bench: Bench | None = None
+
+
+def open_bench(fabric: Fabric, op: str, problem: dict[str, Any]) -> Bench:
+    """The bench for a problem; kept from one task to the next, as inputs are large."""
+    global _bench
+    if _bench is None or _bench.op != op or _bench.problem != problem_class(op)(**problem):
+        _bench = None
+        gc.collect()
+        _bench = Bench(fabric, op, problem)
+    return _bench
+
+
+def try_candidates(
+    fabric: Fabric,
+    op: str,
+    problem: dict[str, Any],
+    candidates: Sequence[Candidate],
+    modes: Sequence[str],
+    repetitions: int,
+) -> list[Outcome]:
+    """Check candidates and time those that are right, together; a task of the workers.
+
+    Returns:
+        One outcome per candidate, the same on every rank.
+    """
+    bench = open_bench(fabric, op, problem)
+    _share_compilation(bench, candidates)
+    outcomes, ready = [], []
+    for candidate in candidates:
+        outcome, plan = _check(bench, candidate)
+        outcomes.append(outcome)
+        if plan is not None:
+            ready.append((outcome, plan))
+    calls = []
+    for outcome, plan in ready:
+        for mode in modes:
+            calls.append((_call(bench, plan), mode, outcome))
+    timings = measure.time_together(fabric, [(call, mode) for call, mode, _ in calls], repetitions)
+    for (_, mode, outcome), timing in zip(calls, timings, strict=True):
+        outcome.timings[mode] = timing
+    _raise_if_hung(bench)
+    return outcomes
+
+
+def _share_compilation(bench: Bench, candidates: Sequence[Candidate]) -> None:
+    """Each rank compiles its share into the compiler's cache, where the others then find it."""
+    rank, world_size = bench.fabric.rank, bench.fabric.world_size
+    fused = [c for c in candidates if variants(bench.op)[c.variant].fused]
+    for candidate in fused[rank::world_size]:
+        with contextlib.suppress(Exception):  # all ranks meet it again, and vote on it
+            _compile(bench, bench.plan(candidate))
+    bench.fabric.barrier()
+
+
+def _compile(bench: Bench, plan: Plan) -> None:
+    with launching_through(_compile_only):
+        plan(*bench.inputs[0], bench.outputs[0])
+
+
+def _call(bench: Bench, plan: Plan) -> measure.Call:
+    return lambda step: bench.call(plan, step)
+
+
+def _check(bench: Bench, candidate: Candidate) -> tuple[Outcome, Plan | None]:
+    if candidate.variant == "baseline":
+        plan = bench.baseline
+    else:
+        found = _ready(bench, candidate)
+        if isinstance(found, str):
+            return Outcome("failed", found), None
+        plan = found
+    why_wrong, error = bench.check(plan)
+    hang = _hang(bench)
+    if hang is not None:
+        return Outcome("hung", hang), None
+    if why_wrong is not None:
+        return Outcome("wrong", why_wrong, relative_error=error), None
+    return Outcome("measured", relative_error=error, launches=plan.launches), plan
+
+
+def _ready(bench: Bench, candidate: Candidate) -> Plan | str:
+    """A plan compiled on every rank, or why there is none on some."""
+    plan: Plan | None = None
+    reason = None
+    try:
+        plan = bench.plan(candidate)
+        _compile(bench, plan)
+    except KernelError as error:
+        reason = error.message
+    except Exception as error:  # whatever a compiler raises is a reason not to use the config
+        reason = f"{type(error).__name__}: {str(error).strip().splitlines()[0][:200]}"
+    reasons = [reason for reason in bench.vote(reason) if reason is not None]
+    if reasons or plan is None:
+        return str(reasons[0])
+    return plan
+
+
+def _compile_only(kernel: Kernel, args: tuple[Any, ...]) -> None:
+    """Compile and load a kernel without running it, so that no peer waits for a compiler."""
+    if not hasattr(kernel.function, "warmup"):
+        return
+    compiled = kernel.function.warmup(
+        *args, grid=(kernel.grid,), **kernel.constants, **kernel.options
+    )
+    if hasattr(compiled, "_init_handles"):
+        compiled._init_handles()
+
+
+def _hang(bench: Bench) -> str | None:
+    """Who gave up waiting for whom in what has run so far; the pool then works again."""
+    bench.fabric.synchronize()
+    reason = None
+    try:
+        bench.fabric.pool.check()
+    except PeerTimeout as error:
+        reason = error.message
+    reasons = [reason for reason in bench.vote(reason) if reason is not None]
+    if not reasons:
+        return None
+    bench.fabric.pool.reset()
+    return str(reasons[0])
+
+
+def _raise_if_hung(bench: Bench) -> None:
+    hang = _hang(bench)
+    if hang is not None:
+        raise PeerTimeout(hang, "a candidate that was right when checked hung when timed")

@@ -1,0 +1,382 @@
+"""The tuning controller: owns the search, the database and the deadline; workers come and go.
+
+A batch of candidates is screened by cross-compiling it, then handed to the rank workers, which
+vote on compilation and correctness before they time it beside the baseline. Whatever happens to a
+candidate is recorded, and never tried again. The best are measured once more, since the best time
+of a search is an optimistic one, and the winner is adopted only if it clearly beats the baseline.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, Protocol
+
+from taxfree_kernels.hardware import Hardware
+from taxfree_kernels.variant import Variant, variants
+from taxfree_tuning_db import Database, Measurement, Record, TrialRecord, record_key
+
+from taxfree import identity
+from taxfree._version import __version__
+from taxfree.errors import WorkerLost
+from taxfree.group import TaskFailed, WorkerGroup
+from taxfree.search import Search, key
+from taxfree.trial import Candidate, Outcome
+
+BASELINE = Candidate("baseline", {})
+LEAST_GAIN = 0.03  # by which a winner must beat the baseline to be adopted
+FINALISTS = 5
+BATCH = 6
+_DEADLINE_S = 120.0  # of a batch: compilation on all ranks, then milliseconds of running
+_NEIGHBOURS = 3
+
+
+@dataclass(frozen=True)
+class Budget:
+    """When to stop searching a problem.
+
+    Args:
+        trials: candidates measured.
+        seconds: wall clock, or None.
+    """
+
+    trials: int
+    seconds: float | None = None
+
+
+class Progress(Protocol):
+    """Told how a search goes on."""
+
+    def __call__(self, event: Event) -> None: ...
+
+
+@dataclass(frozen=True)
+class Event:
+    """A step of a search.
+
+    Args:
+        problem: what is tuned.
+        done, wanted: candidates measured, and the budget of them.
+        best_us, best: the fastest so far, None before any.
+        baseline_us: the library's, None before any.
+        note: what just happened to a candidate, if it was not measured.
+    """
+
+    problem: Any
+    done: int
+    wanted: int
+    best_us: float | None = None
+    best: Candidate | None = None
+    baseline_us: float | None = None
+    note: str = ""
+
+
+class Workers:
+    """A worker group that comes back after it was lost.
+
+    Args:
+        start: makes a new group.
+    """
+
+    def __init__(self, start: Callable[[], WorkerGroup]) -> None:
+        self._start = start
+        self._group: WorkerGroup | None = None
+
+    def group(self) -> WorkerGroup:
+        if self._group is None or not self._group.is_alive:
+            self._group = self._start()
+        return self._group
+
+    def close(self) -> None:
+        if self._group is not None:
+            self._group.close()
+
+    def kill(self) -> None:
+        if self._group is not None:
+            self._group.kill()
+
+
+class Screen(Protocol):
+    """Says before the device is asked which candidates cannot run."""
+
+    def refusals(
+        self, op: str, problem: Any, candidates: Sequence[Candidate]
+    ) -> list[str | None]: ...
+
+
+class Tuner:
+    """Tunes problems of one operation, one after another.
+
+    Args:
+        database: where records and trials go; opened for writing.
+        workers: the ranks.
+        hardware: of the ranks.
+        screen: a compile screen, or None.
+        seed: of the search.
+        only: names of variants to try; all by default.
+        progress: told of every step.
+    """
+
+    def __init__(
+        self,
+        database: Database,
+        workers: Workers,
+        hardware: Hardware,
+        screen: Screen | None = None,
+        seed: int = 0,
+        only: Sequence[str] | None = None,
+        progress: Progress = lambda event: None,
+    ) -> None:
+        self._database, self._workers, self._hardware = database, workers, hardware
+        self._screen, self._seed, self._only, self._progress = screen, seed, only, progress
+        self._fingerprint = identity.hardware_fingerprint(hardware)
+        self._mode = "graph" if hardware.backend != "interpreter" else "eager"
+        self.modes = ("graph", "eager") if self._mode == "graph" else ("eager",)
+
+    def tune(self, op: str, problem: Any, budget: Budget) -> Record:
+        """Search, decide, and store the record of one problem.
+
+        Raises:
+            WorkerLost: the baseline itself cannot be run.
+            DatabaseError: the record cannot be stored.
+        """
+        begun = time.monotonic()
+        search = self._search(op, problem)
+        baseline_us: float | None = None
+        while search.measured < budget.trials:
+            if budget.seconds is not None and time.monotonic() - begun > budget.seconds:
+                break
+            batch = search.ask(min(BATCH, budget.trials - search.measured))
+            if not batch:
+                break  # the space is exhausted
+            batch = self._screened(op, problem, search, batch)
+            outcomes = self._try(op, problem, [BASELINE, *batch], repetitions=self._repetitions)
+            baseline = outcomes[0]
+            if baseline.timings:
+                baseline_us = baseline.timings[self._mode].median_us
+            for candidate, outcome in zip(batch, outcomes[1:], strict=True):
+                self._tell(op, problem, search, candidate, outcome)
+                self._report(search, problem, budget, baseline_us, outcome)
+        record = self._decide(op, problem, search, time.monotonic() - begun)
+        self._database.put(record)
+        return record
+
+    @property
+    def _repetitions(self) -> int:
+        return 8 if self._mode == "graph" else 3
+
+    # -- the search --------------------------------------------------------------------------
+
+    def candidates(self, op: str, problem: Any) -> dict[str, Variant]:
+        """Variants, beside the baseline, that can serve the problem."""
+        return {
+            name: variant
+            for name, variant in variants(op).items()
+            if name != "baseline"
+            and (self._only is None or name in self._only)
+            and variant.refuses_problem(problem, self._hardware) is None
+        }
+
+    def _search(self, op: str, problem: Any) -> Search:
+        found = self.candidates(op, problem)
+        hashes = identity.kernel_hashes(op)
+        study = f"{self._key(op, problem)} {sorted((n, hashes[n]) for n in found)}"
+        search = Search(
+            found,
+            problem,
+            self._hardware,
+            self._seed,
+            self._database.path.with_suffix(".journal"),
+            study,
+        )
+        first = [
+            [Candidate(name, config) for config in v.first_configs(problem, self._hardware)]
+            for name, v in found.items()
+        ]
+        search.enqueue(self._winners_nearby(op, problem))
+        search.enqueue(list(_alternating(first)))
+        return search
+
+    def _winners_nearby(self, op: str, problem: Any) -> list[Candidate]:
+        """Configs that won on the most similar problems."""
+        near = identity.near_fields(op)
+        wanted = dataclasses.asdict(problem)
+
+        def distance(record: Record) -> float:
+            return sum(abs(_log2(record.problem[f]) - _log2(wanted[f])) for f in near)
+
+        alike = [
+            record
+            for record in self._database.records()
+            if record.op == op
+            and record.hardware == self._fingerprint
+            and all(record.problem.get(f) == wanted[f] for f in wanted if f not in near)
+        ]
+        found = []
+        for record in sorted(alike, key=distance)[:_NEIGHBOURS]:
+            for measured in (record.winner, *record.runners_up):
+                if measured.variant != "baseline":
+                    found.append(Candidate(measured.variant, measured.config))
+        return found
+
+    def _screened(
+        self, op: str, problem: Any, search: Search, batch: list[Candidate]
+    ) -> list[Candidate]:
+        if self._screen is None:
+            return batch
+        refusals = self._screen.refusals(op, problem, batch)
+        for candidate, reason in zip(batch, refusals, strict=True):
+            if reason is not None:
+                search.tell_pruned(candidate, reason)
+                self._store_trial(op, problem, candidate, Outcome("refused", reason))
+        return [c for c, reason in zip(batch, refusals, strict=True) if reason is None]
+
+    # -- the workers -------------------------------------------------------------------------
+
+    def _try(
+        self, op: str, problem: Any, candidates: Sequence[Candidate], repetitions: int
+    ) -> list[Outcome]:
+        """Outcomes of a batch; when it takes the group down, of each candidate on its own."""
+        try:
+            return self._call(op, problem, candidates, repetitions)
+        except (WorkerLost, TaskFailed) as error:
+            fatal = isinstance(error, TaskFailed) and error.kind == "FabricUnavailable"
+            if fatal or len(candidates) == 1:
+                raise
+        outcomes = self._call(op, problem, candidates[:1], repetitions)
+        for candidate in candidates[1:]:
+            try:
+                outcomes += self._call(op, problem, [candidate], repetitions)
+            except WorkerLost as error:
+                state = "hung" if "in time" in error.message else "crashed"
+                outcomes.append(Outcome(state, error.message))
+            except TaskFailed as error:
+                state = "hung" if error.kind == "PeerTimeout" else "failed"
+                outcomes.append(Outcome(state, error.message))
+        return outcomes
+
+    def _call(
+        self, op: str, problem: Any, candidates: Sequence[Candidate], repetitions: int
+    ) -> list[Outcome]:
+        outcomes: list[Outcome] = self._workers.group().call(
+            "taxfree.trial:try_candidates",
+            _DEADLINE_S,
+            op=op,
+            problem=dataclasses.asdict(problem),
+            candidates=list(candidates),
+            modes=self.modes,
+            repetitions=repetitions,
+        )[0]
+        return outcomes
+
+    # -- what comes of it --------------------------------------------------------------------
+
+    def _tell(
+        self, op: str, problem: Any, search: Search, candidate: Candidate, outcome: Outcome
+    ) -> None:
+        if outcome.state == "measured":
+            search.tell(candidate, outcome.timings[self._mode].median_us)
+        else:
+            search.tell_pruned(candidate, f"{outcome.state}: {outcome.reason}")
+        self._store_trial(op, problem, candidate, outcome)
+
+    def _store_trial(self, op: str, problem: Any, candidate: Candidate, outcome: Outcome) -> None:
+        trial = TrialRecord(
+            variant=candidate.variant,
+            config=dict(candidate.config),
+            state=outcome.state,  # type: ignore[arg-type]
+            reason=outcome.reason,
+            median_us={mode: timing.median_us for mode, timing in outcome.timings.items()},
+            seconds=0.0,
+            kernel_hash=identity.kernel_hashes(op)[candidate.variant],
+        )
+        self._database.add_trial(self._key(op, problem), trial)
+
+    def _key(self, op: str, problem: Any) -> str:
+        return record_key(op, dataclasses.asdict(problem), self._fingerprint)
+
+    def _decide(self, op: str, problem: Any, search: Search, seconds: float) -> Record:
+        finalists = [BASELINE, *(candidate for _, candidate in search.best(FINALISTS))]
+        outcomes = self._try(op, problem, finalists, 3 * self._repetitions)
+        measured = [
+            self._measurement(op, candidate, outcome)
+            for candidate, outcome in zip(finalists, outcomes, strict=True)
+            if outcome.state == "measured"
+        ]
+        if not measured or measured[0].variant != "baseline":
+            raise WorkerLost(f"the baseline itself failed: {outcomes[0].reason}", "see the trials")
+        baseline = measured[0]
+        ranked = sorted(measured[1:], key=lambda m: m.median_us[self._mode])
+        winner = ranked[0] if ranked and self._beats(ranked[0], baseline) else baseline
+        return Record(
+            op=op,
+            problem=dataclasses.asdict(problem),
+            hardware=self._fingerprint,
+            software=identity.software_fingerprint(),
+            winner=winner,
+            baseline=baseline,
+            runners_up=tuple(m for m in ranked if m is not winner),
+            trials=search.measured,
+            seconds_spent=seconds,
+            provenance={
+                "source": "user",
+                "created": datetime.now(UTC).isoformat(timespec="seconds"),
+                "taxfree": __version__,
+            },
+        )
+
+    def _measurement(self, op: str, candidate: Candidate, outcome: Outcome) -> Measurement:
+        return Measurement(
+            variant=candidate.variant,
+            config=dict(candidate.config),
+            kernel_hash=identity.kernel_hashes(op)[candidate.variant],
+            median_us={mode: timing.median_us for mode, timing in outcome.timings.items()},
+            iqr_us={mode: timing.iqr_us for mode, timing in outcome.timings.items()},
+            samples=len(outcome.timings[self._mode].samples_us),
+            relative_error=outcome.relative_error,
+        )
+
+    def _beats(self, winner: Measurement, baseline: Measurement) -> bool:
+        mode = self._mode
+        best = min(baseline.median_us.values())  # an engine would pick the faster mode
+        noise = max(winner.iqr_us[mode], baseline.iqr_us[mode])
+        return best - winner.median_us[mode] > max(LEAST_GAIN * best, 2 * noise)
+
+    def _report(
+        self,
+        search: Search,
+        problem: Any,
+        budget: Budget,
+        baseline_us: float | None,
+        outcome: Outcome,
+    ) -> None:
+        best = search.best(1)
+        note = f"{outcome.state}: {outcome.reason}" if outcome.state != "measured" else ""
+        self._progress(
+            Event(
+                problem,
+                search.measured,
+                budget.trials,
+                best[0][0] if best else None,
+                best[0][1] if best else None,
+                baseline_us,
+                note,
+            )
+        )
+
+
+def _alternating(lists: Iterable[Sequence[Candidate]]) -> Iterable[Candidate]:
+    """The first of each list, then the second of each, and so on."""
+    remaining = [list(each) for each in lists]
+    while any(remaining):
+        for each in remaining:
+            if each:
+                yield each.pop(0)
+
+
+def _log2(value: Any) -> float:
+    return math.log2(value)

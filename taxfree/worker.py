@@ -1,0 +1,111 @@
+"""A rank worker: one disposable process that runs tasks of its controller on an open fabric.
+
+Started by :class:`taxfree.group.WorkerGroup` as ``python -m taxfree.worker``. A task is any
+function ``(fabric, **arguments)``, named ``"module:function"``; all ranks run the same one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import importlib
+import os
+import signal
+import sys
+import traceback
+from datetime import timedelta
+from multiprocessing.connection import Connection
+from typing import Any
+
+_PR_SET_PDEATHSIG = 1
+
+
+def main() -> None:
+    """Serve tasks until the controller hangs up."""
+    parser = argparse.ArgumentParser()
+    for name in ("rank", "world_size", "connection", "heap_bytes"):
+        parser.add_argument(f"--{name}", type=int, required=True)
+    parser.add_argument("--store", required=True)
+    parser.add_argument("--fabric", required=True)
+    parser.add_argument("--timeout_s", type=float, required=True)
+    options = parser.parse_args()
+    _die_with_the_controller()
+    connection = Connection(options.connection)
+    try:
+        fabric = _open(options)
+    except Exception as error:
+        connection.send(_failure(error))
+        return
+    connection.send(("done", fabric.hardware))
+    _serve(connection, fabric)
+    sys.stdout.flush()
+    os._exit(0)  # captured collectives make an orderly teardown of NCCL take seconds
+
+
+def _die_with_the_controller() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the controller decides what Ctrl-C ends
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _open(options: argparse.Namespace) -> Any:
+    import torch
+    import torch.distributed as dist
+    from taxfree_kernels.fabric.open import choose, open_fabric
+
+    name = choose(options.fabric)
+    on_gpu = name != "host"
+    if on_gpu:
+        torch.cuda.set_device(options.rank)
+    else:
+        torch.set_num_threads(1)
+    dist.init_process_group(
+        "cpu:gloo,cuda:nccl" if on_gpu else "gloo",
+        store=dist.FileStore(options.store, options.world_size),
+        rank=options.rank,
+        world_size=options.world_size,
+        timeout=timedelta(seconds=max(60.0, 2 * options.timeout_s)),
+        device_id=torch.device("cuda", options.rank) if on_gpu else None,
+    )
+    return open_fabric(name, None, options.heap_bytes, options.timeout_s)
+
+
+def _serve(connection: Connection, fabric: Any) -> None:
+    while True:
+        try:
+            task, arguments = connection.recv()
+        except EOFError:
+            break
+        if task is None:
+            break
+        try:
+            reply = ("done", resolve(task)(fabric, **arguments))
+        except Exception as error:
+            reply = _failure(error)
+        connection.send(reply)
+    if fabric.backend == "interpreter":
+        import torch.distributed as dist
+
+        fabric.close()
+        dist.destroy_process_group()
+
+
+def resolve(task: str) -> Any:
+    """The function that ``"module:function"`` names."""
+    module, _, function = task.partition(":")
+    return getattr(importlib.import_module(module), function)
+
+
+def _failure(error: Exception) -> tuple[str, dict[str, Any]]:
+    details = {
+        "kind": type(error).__name__,
+        "message": getattr(error, "message", None) or f"{type(error).__name__}: {error}",
+        "hint": getattr(error, "hint", ""),
+        "exit_code": getattr(error, "exit_code", 1),
+        "traceback": traceback.format_exc(),
+    }
+    return "failed", details
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,141 @@
+"""The `taxfree` command: finds the module of a command, runs it, and turns errors into exit codes.
+
+A command is a module of this package that defines a function of its own name, or a `typer.Typer`
+of that name for a group of commands. It is imported when it is used, and imports torch, triton and
+optuna inside its function, so that help and the database need neither a GPU nor a second.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+import sys
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from taxfree._version import __version__
+from taxfree.errors import UsageError
+from taxfree.settings import VARIABLES, Settings
+from taxfree_cli.exits import ExitCode, failure
+from taxfree_cli.output import note, print_failure
+
+_COMMANDS = ("tune", "bench", "explain", "check", "doctor", "db", "shapes")
+
+
+class _CommandModules(Mapping[str, Any]):
+    """The commands whose modules exist, imported one by one when they are asked for."""
+
+    def __init__(self) -> None:
+        self._names = [
+            name for name in _COMMANDS if importlib.util.find_spec(f"taxfree_cli.{name}")
+        ]
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in self._names:
+            raise KeyError(name)
+        entry = getattr(importlib.import_module(f"taxfree_cli.{name}"), name)
+        if isinstance(entry, typer.Typer):
+            group = typer.main.get_group(entry)
+            group.name = name
+            return group
+        single = typer.Typer(add_completion=False, rich_markup_mode=None)
+        single.command(name)(entry)
+        return typer.main.get_command(single)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+
+class _Commands(TyperGroup):
+    """A group whose commands are found in modules."""
+
+    def __init__(self, **attributes: Any) -> None:
+        super().__init__(**attributes | {"commands": _CommandModules()})
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return list(self.commands)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"taxfree {__version__}")
+        raise typer.Exit
+
+
+# Plain help: boxes cut words off where the terminal is narrow.
+app = typer.Typer(
+    cls=_Commands,
+    invoke_without_command=True,
+    rich_markup_mode=None,
+    epilog="\n".join(
+        ["\b", "Environment:", *(f"  {name}: {text}" for name, text in VARIABLES.items())]
+    ),
+)
+
+
+@app.callback()
+def taxfree(
+    context: typer.Context,
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version."),
+    ] = False,
+) -> None:
+    """Fused multi-GPU kernels: tune them, see what they save, and why."""
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run a command line and return its exit code; nothing is raised but SystemExit."""
+    command = typer.main.get_command(app)
+    try:
+        # typer returns the code of an Exit here, and 130 for Ctrl-C
+        code = command.main(list(arguments), prog_name="taxfree", standalone_mode=False)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        return _stop_writing()
+    except Exception as error:
+        return _report(error)
+    if code == ExitCode.INTERRUPTED:
+        note("interrupted")
+    return code if isinstance(code, int) else ExitCode.DONE
+
+
+def main() -> None:
+    """Entry point of the `taxfree` script."""
+    sys.exit(run(sys.argv[1:]))
+
+
+def _report(error: Exception) -> int:
+    if _debugging():
+        traceback.print_exception(error)
+    told = failure(error)
+    print_failure(told)
+    return told.exit_code
+
+
+def _debugging() -> bool:
+    try:
+        return Settings.from_environment().debug
+    except UsageError:
+        return False
+
+
+def _stop_writing() -> int:
+    """End quietly when the reader of stdout has gone, such as `head`."""
+    # The interpreter flushes stdout once more as it exits, and would complain.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return ExitCode.FAILED
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,280 @@
+"""`taxfree db`: what is in the tuning database, and why a problem gets what it gets."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any, TypeAlias
+
+import typer
+
+from taxfree.errors import NoRecord, UsageError
+from taxfree.shapes import expand, written
+from taxfree_cli import options
+from taxfree_cli.exits import ExitCode
+from taxfree_cli.output import note, print_json, print_lines, warn
+from taxfree_cli.record_views import (
+    look_up_json,
+    print_list,
+    print_look_up,
+    print_record,
+    print_trials,
+)
+from taxfree_kernels.variant import operation, operation_names
+from taxfree_tuning_db import (
+    Database,
+    HardwareFingerprint,
+    Record,
+    SoftwareFingerprint,
+    Table,
+    TrialRecord,
+    export,
+    import_records,
+    look_up,
+    prune,
+    shipped_records,
+)
+
+db = typer.Typer(
+    invoke_without_command=True,
+    rich_markup_mode=None,
+    help="Look into the tuning database, and carry records in and out.",
+)
+
+Gpu: TypeAlias = Annotated[
+    str | None,
+    typer.Option("--gpu", metavar="NAME", help="Only records of GPUs with this in their name."),
+]
+Trials: TypeAlias = Annotated[
+    bool, typer.Option("--trials", help="Show each candidate that was tried, and its fate.")
+]
+ExportFile: TypeAlias = Annotated[
+    Path | None, typer.Argument(metavar="[FILE]", help="Where to write; without it, stdout.")
+]
+ImportFile: TypeAlias = Annotated[
+    Path, typer.Argument(metavar="FILE", help="What `taxfree db export` wrote.")
+]
+
+
+@db.callback()
+def _group(context: typer.Context) -> None:
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+
+
+@db.command("path")
+def path_command(db: options.Db = None, json: options.Json = False) -> None:
+    """Print where the database is."""
+    path = options.database_path(db)
+    if json:
+        print_json({"path": str(path), "exists": path.exists()})
+        return
+    print_lines([str(path)])
+
+
+@db.command("list")
+def list_command(
+    op: options.OnlyOp = None,
+    gpu: Gpu = None,
+    db: options.Db = None,
+    json: options.Json = False,
+) -> None:
+    """List the records, one line each; those that come with taxfree too."""
+    records = _selected(_table(db), op, gpu)
+    if json:
+        print_json({"records": [record.to_json() for record in records]})
+        return
+    print_list(records)
+
+
+@db.command("show")
+def show_command(
+    op: options.Op = options.DEFAULT_OP,
+    shapes: options.Shapes = None,
+    gpus: options.Gpus = None,
+    dtype: options.Dtype = None,
+    gpu: Gpu = None,
+    trials: Trials = False,
+    db: options.Db = None,
+    json: options.Json = False,
+) -> None:
+    """Show records with all that was measured; fails where a shape that was asked for has none."""
+    records = _selected(_table(db), op, gpu)
+    if shapes:
+        problems = _problems(op, shapes, gpus, dtype, records)
+        _require_records(op, problems, records, any_world=gpus is None)
+        records = [record for record in records if record.problem in problems]
+    tried = _trials(db, records) if trials else {}
+    if json:
+        documents = [
+            record.to_json() | {"tried": [asdict(each) for each in tried.get(record.key, ())]}
+            for record in records
+        ]
+        print_json({"records": documents})
+        return
+    for record in records:
+        print_record(record)
+        if trials:
+            print_trials(tried.get(record.key, ()))
+
+
+@db.command("why")
+def why_command(
+    op: options.Op = options.DEFAULT_OP,
+    shapes: options.Shapes = None,
+    gpus: options.Gpus = None,
+    dtype: options.Dtype = None,
+    gpu: Gpu = None,
+    db: options.Db = None,
+    json: options.Json = False,
+) -> None:
+    """Print, step by step, how a problem is looked up on the hardware that records know."""
+    if not shapes:
+        raise UsageError("no problem is given", 'for example --shapes "m=16 n=3584 k=8192"')
+    table = _table(db)
+    records = _selected(table, op, gpu)
+    asked = itertools.product(_problems(op, shapes, gpus, dtype, records), _machines(records))
+    today = _today(op)
+    answers = [
+        (problem, machine, look_up(table, op, problem, machine, *today))
+        for problem, machine in asked
+    ]
+    if json:
+        print_json({"op": op, "look_ups": [look_up_json(*answer) for answer in answers]})
+        return
+    for answer in answers:
+        print_look_up(op, *answer)
+
+
+@db.command("export")
+def export_command(
+    file: ExportFile = None, op: options.OnlyOp = None, gpu: Gpu = None, db: options.Db = None
+) -> None:
+    """Write your records as one JSON document."""
+    with _reading(db) as database:
+        records = _selected(Table(database.records()), op, gpu)
+    export(records, sys.stdout if file is None else file)
+    note(f"records exported: {len(records)}")
+
+
+@db.command("import")
+def import_command(file: ImportFile, db: options.Db = None, json: options.Json = False) -> None:
+    """Take the records of an export; of two for one problem, the better measured one stays."""
+    with Database(options.database_path(db)) as database:
+        report = import_records(database, file)
+    for what, reason in report.refused:
+        warn(f"{what} is refused: {reason}")
+    done = {"added": report.added, "replaced": report.replaced, "kept": report.kept}
+    if json:
+        keys = {name: [record.key for record in records] for name, records in done.items()}
+        print_json(keys | {"refused": [list(each) for each in report.refused]})
+    else:
+        print_lines(f"{len(records)} {name}" for name, records in done.items())
+    if report.refused:
+        raise typer.Exit(ExitCode.FAILED)
+
+
+@db.command("prune")
+def prune_command(db: options.Db = None, json: options.Json = False) -> None:
+    """Delete the records whose kernels have changed since they were measured."""
+    from taxfree.identity import kernel_hashes  # loads torch
+
+    with _reading(db) as database:
+        recorded = {record.op for record in database.records()}
+    hashes = {op: kernel_hashes(op) for op in operation_names() if op in recorded}
+    with Database(options.database_path(db)) as database:
+        deleted = prune(database, kernel_hashes=hashes)
+    if json:
+        print_json({"deleted": [record.to_json() for record in deleted]})
+        return
+    print_lines(f"deleted {record.op} {written(record.op, record.problem)}" for record in deleted)
+    print_lines([f"records deleted: {len(deleted)}"])
+
+
+# -- records --
+
+
+def _reading(db: Path | None) -> Database:
+    return Database(options.database_path(db), read_only=True)
+
+
+def _table(db: Path | None) -> Table:
+    """The user's records over the shipped ones; one that `--db` does not name may be missing."""
+    if db is None and not options.database_path(None).exists():
+        note("there is no tuning database yet: only what comes with taxfree is shown")
+        return Table(shipped=shipped_records())
+    with _reading(db) as database:
+        return Table(database.records(), shipped_records())
+
+
+def _selected(table: Table, op: str | None, gpu: str | None) -> list[Record]:
+    return [
+        record
+        for record in table.records()
+        if op in (None, record.op) and (gpu or "").lower() in record.hardware.gpu.lower()
+    ]
+
+
+def _today(op: str) -> tuple[SoftwareFingerprint, dict[str, str], tuple[str, ...]]:
+    """What a look-up compares records with: loads torch."""
+    from taxfree.identity import kernel_hashes, software_fingerprint
+
+    return software_fingerprint(), kernel_hashes(op), operation(op).near_fields
+
+
+def _machines(records: Sequence[Record]) -> list[HardwareFingerprint]:
+    machines = list(dict.fromkeys(record.hardware for record in records))
+    if not machines:
+        raise NoRecord("no record tells what hardware to look for", "run `taxfree tune` first")
+    return machines
+
+
+def _problems(
+    op: str,
+    shapes: list[str],
+    gpus: str | None,
+    dtype: str | None,
+    records: Iterable[Record],
+) -> list[dict[str, Any]]:
+    """The problems that shapes name; without `--gpus`, for the world sizes that records have."""
+    world_sizes = sorted({int(record.problem["world_size"]) for record in records}) or [1]
+    request = options.shape_request(
+        shapes, None, None, gpus, dtype, default_gpus=tuple(world_sizes)
+    )
+    return [asdict(problem) for problem in expand(op, request)]
+
+
+def _require_records(
+    op: str,
+    problems: Iterable[dict[str, Any]],
+    records: Iterable[Record],
+    *,
+    any_world: bool,
+) -> None:
+    """Fail unless each problem has a record, perhaps of another world size.
+
+    Raises:
+        NoRecord: naming the first that has none.
+    """
+
+    def identity(problem: Mapping[str, Any]) -> dict[str, Any]:
+        return {k: v for k, v in problem.items() if not (any_world and k == "world_size")}
+
+    known = [identity(record.problem) for record in records]
+    missing = [each for each in problems if identity(each) not in known]
+    if missing:
+        others = f" and {len(missing) - 1} more" if missing[1:] else ""
+        raise NoRecord(
+            f"no record of {written(op, missing[0])}{others}",
+            "`taxfree db list` shows what there is; `taxfree tune` makes records",
+        )
+
+
+def _trials(db: Path | None, records: Iterable[Record]) -> dict[str, tuple[TrialRecord, ...]]:
+    if not options.database_path(db).exists():  # all records are shipped ones, without trials
+        return {}
+    with _reading(db) as database:
+        return {record.key: database.trials(record.key) for record in records}

@@ -1,0 +1,105 @@
+"""The options that commands share, each declared once with its help."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal, TypeAlias
+
+import typer
+
+from taxfree.errors import UsageError
+from taxfree.shapes import ShapeRequest, parse_counts
+from taxfree_kernels.variant import operation_names
+from taxfree_tuning_db import default_path
+
+DEFAULT_OP = "all_gather_matmul"
+
+Op: TypeAlias = Annotated[
+    str,
+    typer.Option("--op", metavar="NAME", help="Operation.", autocompletion=operation_names),
+]
+OnlyOp: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        "--op", metavar="NAME", help="Only this operation.", autocompletion=operation_names
+    ),
+]
+Shapes: TypeAlias = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--shapes",
+        metavar="SHAPE",
+        help='Shapes, repeatable: "m=1,16 n=3584 k=8192", 1,16x3584x8192, a named set, or a YAML '
+        "file. `taxfree shapes` lists the sets.",
+    ),
+]
+Model: TypeAlias = Annotated[
+    Path | None,
+    typer.Option(
+        "--model",
+        metavar="PATH",
+        help="Config of a Hugging Face model, to take its matmuls as shapes.",
+    ),
+]
+Tp: TypeAlias = Annotated[
+    int | None,
+    typer.Option("--tp", metavar="RANKS", min=1, help="Ranks over which the model is split."),
+]
+Gpus: TypeAlias = Annotated[
+    str | None,
+    typer.Option("--gpus", metavar="COUNTS", help="World sizes, such as 8 or 2,4,8."),
+]
+Dtype: TypeAlias = Annotated[
+    Literal["fp16", "bf16", "float16", "bfloat16"] | None,
+    typer.Option("--dtype", help="Type of the tensors, for shapes that do not say."),
+]
+Fabric: TypeAlias = Annotated[
+    Literal["auto", "host", "cuda", "rocm"],
+    typer.Option("--fabric", help="How ranks reach each other's memory; host needs no GPU."),
+]
+Db: TypeAlias = Annotated[
+    Path | None,
+    typer.Option(
+        "--db",
+        metavar="PATH",
+        help="Tuning database; else TAXFREE_DB, else in the user data folder.",
+    ),
+]
+Json: TypeAlias = Annotated[
+    bool, typer.Option("--json", help="Print one JSON document instead of tables.")
+]
+
+
+def database_path(db: Path | None) -> Path:
+    """The database that a command works on."""
+    return db or default_path()
+
+
+def shape_request(
+    shapes: list[str] | None,
+    model: Path | None,
+    tp: int | None,
+    gpus: str | None,
+    dtype: str | None,
+    *,
+    default_gpus: tuple[int, ...],
+) -> ShapeRequest:
+    """Collect what a user said about shapes.
+
+    Args:
+        shapes: of `--shapes`.
+        model: of `--model`.
+        tp: of `--tp`.
+        gpus: of `--gpus`.
+        dtype: of `--dtype`.
+        default_gpus: world sizes without `--gpus`.
+
+    Raises:
+        UsageError: `--gpus` is no list of numbers, or differs from `--tp`.
+    """
+    world_sizes = default_gpus if gpus is None else parse_counts(gpus)
+    if tp is not None and gpus is not None and world_sizes != (tp,):
+        raise UsageError(
+            f"--tp {tp} and --gpus {gpus} differ", "--gpus alone splits the model over each"
+        )
+    return ShapeRequest(tuple(shapes or ()), model, tp, world_sizes, dtype)

@@ -1,0 +1,102 @@
+"""Results on stdout, everything else on stderr, and both from rank 0 alone."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterable
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from taxfree_cli.exits import Failure
+
+# Where nobody watches there is no width to keep to.
+_UNWATCHED_WIDTH = 240
+
+
+def rank() -> int:
+    """This process's rank: 0, except under torchrun."""
+    text = os.environ.get("RANK", "0")
+    return int(text) if text.isdecimal() else 0
+
+
+def results() -> Console:
+    """The console for results."""
+    return _console(stderr=False)
+
+
+def messages() -> Console:
+    """The console for progress; it is a terminal only where somebody watches."""
+    return _console(stderr=True)
+
+
+def note(text: str) -> None:
+    """Tell the user something that is neither a result nor a problem."""
+    messages().print(text, style="dim", markup=False, highlight=False, soft_wrap=True)
+
+
+def warn(text: str) -> None:
+    """Tell the user about a problem that does not stop the command."""
+    _labelled("warning", "yellow", text)
+
+
+def print_failure(failure: Failure) -> None:
+    """Tell the user why the command stops; every rank does, as each may have its own reason."""
+    where = f"rank {rank()}: " if rank() else ""
+    _labelled("error", "bold red", where + failure.message, every_rank=True)
+    if failure.hint:
+        _labelled("hint", "cyan", failure.hint, every_rank=True)
+
+
+def print_json(document: object) -> None:
+    """Print the one JSON document of a command."""
+    text = json.dumps(document, indent=2, allow_nan=False)
+    if rank() == 0:
+        sys.stdout.write(f"{text}\n")
+
+
+def print_table(columns: Iterable[str], rows: Iterable[Iterable[object]], title: str = "") -> None:
+    """Print a table of results; numbers stand on the right, nothing is cut off.
+
+    Args:
+        columns: headings.
+        rows: cells; strings are shown as they are, floats with four significant digits.
+        title: a line above the table.
+    """
+    cells = [list(row) for row in rows]
+    table = Table(title=title or None, title_justify="left", box=None, pad_edge=False)
+    for index, heading in enumerate(columns):
+        numbers = bool(cells) and all(isinstance(row[index], int | float) for row in cells)
+        table.add_column(heading, justify="right" if numbers else "left", overflow="fold")
+    for row in cells:
+        table.add_row(*(_cell(value) for value in row))
+    results().print(table)
+
+
+def print_lines(lines: Iterable[str]) -> None:
+    """Print plain lines of results, each unbroken."""
+    console = results()
+    for line in lines:
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+def _cell(value: object) -> Text:
+    return Text(f"{value:.4g}" if isinstance(value, float) else str(value))
+
+
+def _labelled(label: str, style: str, text: str, *, every_rank: bool = False) -> None:
+    line = Text.assemble((f"{label}:", style), f" {text}")
+    _console(stderr=True, every_rank=every_rank).print(line, soft_wrap=True)
+
+
+def _console(*, stderr: bool, every_rank: bool = False) -> Console:
+    stream = sys.stderr if stderr else sys.stdout
+    watched = stream.isatty() or "COLUMNS" in os.environ
+    return Console(
+        file=stream,
+        width=None if watched else _UNWATCHED_WIDTH,
+        quiet=rank() != 0 and not every_rank,
+    )

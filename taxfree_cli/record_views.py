@@ -1,0 +1,113 @@
+"""How records and look-ups of the tuning database are shown."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict
+from typing import Any
+
+from taxfree.shapes import written
+from taxfree_cli.output import print_lines, print_table
+from taxfree_tuning_db import HardwareFingerprint, LookUp, Measurement, Record, TrialRecord
+
+
+def words(values: Mapping[str, Any]) -> str:
+    """`block_m=16 stages=2`: a config or a fingerprint on one line."""
+    return " ".join(f"{name}={value}" for name, value in values.items())
+
+
+def print_list(records: Iterable[Record]) -> None:
+    """One line per record."""
+    columns = ["op", "problem", "gpu", "winner", "us", "baseline us", "speed-up", "source"]
+    print_table(columns, (_row(record) for record in records))
+
+
+def print_record(record: Record) -> None:
+    """All of one record."""
+    print_lines(
+        [
+            f"{record.op} {written(record.op, record.problem)}",
+            f"  hardware  {words(asdict(record.hardware))}",
+            f"  software  {words(asdict(record.software))}",
+            f"  from      {words(record.provenance)}",
+            f"  search    {record.trials} trials in {record.seconds_spent:.0f} s",
+        ]
+    )
+    measured = {"winner": record.winner, "baseline": record.baseline}
+    measured |= {f"no. {place}": each for place, each in enumerate(record.runners_up, start=2)}
+    columns = ["", "variant", "mode", "us", "iqr", "samples", "error", "config"]
+    print_table(columns, (row for role, each in measured.items() for row in _rows(role, each)))
+
+
+def print_trials(trials: Iterable[TrialRecord]) -> None:
+    """One line per trial, in the order in which they were tried."""
+    columns = ["trial", "variant", "us", "config", "reason"]
+    print_table(columns, (_trial_row(trial) for trial in trials))
+
+
+def look_up_json(
+    problem: Mapping[str, Any], hardware: HardwareFingerprint, answer: LookUp
+) -> dict[str, Any]:
+    """A look-up as a part of a JSON document."""
+    return {"problem": dict(problem), "hardware": asdict(hardware)} | asdict(answer)
+
+
+def print_look_up(
+    op: str, problem: Mapping[str, Any], hardware: HardwareFingerprint, answer: LookUp
+) -> None:
+    """The ladder of one look-up, and where it ends."""
+    print_lines([f"{op} {written(op, problem)} on {hardware.gpu}"])
+    print_lines(
+        f"  {'+' if rung.found else '-'} {rung.looked_for}: {rung.why}" for rung in answer.ladder
+    )
+    print_lines([f"  = {_outcome(answer)}"])
+
+
+def _outcome(answer: LookUp) -> str:
+    if answer.record is None or answer.kind not in ("exact", "neighbour"):
+        return f"{answer.kind}: the baseline runs"
+    winner = answer.record.winner
+    outcome = f"{answer.kind}: {winner.variant} {words(winner.config)}".rstrip()
+    if not answer.soft_mismatches:
+        return outcome
+    return f"{outcome} (measured with another {', '.join(answer.soft_mismatches)})"
+
+
+def _row(record: Record) -> list[object]:
+    ours, baseline = _best_us(record.winner), _best_us(record.baseline)
+    return [
+        record.op,
+        written(record.op, record.problem),
+        record.hardware.gpu,
+        record.winner.variant,
+        ours,
+        baseline,
+        baseline / ours if ours else 0.0,
+        record.provenance.get("source", ""),
+    ]
+
+
+def _rows(role: str, measured: Measurement) -> list[list[object]]:
+    error = measured.relative_error
+    return [
+        [
+            role,
+            measured.variant,
+            mode,
+            median,
+            measured.iqr_us[mode],
+            measured.samples,
+            "" if error is None else f"{error:.2g}",
+            words(measured.config),
+        ]
+        for mode, median in measured.median_us.items()
+    ]
+
+
+def _trial_row(trial: TrialRecord) -> list[object]:
+    us = f"{min(trial.median_us.values()):.4g}" if trial.median_us else ""
+    return [trial.state, trial.variant, us, words(trial.config), trial.reason]
+
+
+def _best_us(measured: Measurement) -> float:
+    return min(measured.median_us.values())

@@ -1,0 +1,41 @@
+"""`taxfree shapes`: the named sets, and what a `--shapes` argument stands for."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+from taxfree.shapes import expand, named_sets
+from taxfree_cli import options
+from taxfree_cli.output import print_json, print_table
+
+_DEFAULT_GPUS = (8,)
+
+
+def shapes(
+    op: options.Op = options.DEFAULT_OP,
+    shapes: options.Shapes = None,
+    model: options.Model = None,
+    tp: options.Tp = None,
+    gpus: options.Gpus = None,
+    dtype: options.Dtype = None,
+    json: options.Json = False,
+) -> None:
+    """List the named sets, or what shapes stand for (on 8 GPUs unless --gpus says otherwise)."""
+    request = options.shape_request(shapes, model, tp, gpus, dtype, default_gpus=_DEFAULT_GPUS)
+    if not (request.shapes or request.model):
+        _list_sets(op, json)
+        return
+    problems = [asdict(problem) for problem in expand(op, request)]
+    if json:
+        print_json({"op": op, "problems": problems})
+        return
+    print_table(problems[0], (problem.values() for problem in problems))
+
+
+def _list_sets(op: str, json: bool) -> None:
+    sets = named_sets(op)
+    if json:
+        print_json({"op": op, "sets": sets})
+        return
+    rows = [(name, shape) for name, shapes in sets.items() for shape in shapes]
+    print_table(["set", "shape"], rows)

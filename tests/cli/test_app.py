@@ -1,0 +1,241 @@
+"""The frame of the command line: finding commands, exit codes, errors, help."""
+
+from __future__ import annotations
+
+import json
+import re
+import textwrap
+
+import pytest
+
+import taxfree_cli.shapes
+from taxfree.errors import (
+    BelowTarget,
+    HardwareError,
+    NoRecord,
+    TaxfreeError,
+    UsageError,
+    WorkerLost,
+    WrongResult,
+)
+from taxfree_cli.output import print_json, warn
+from taxfree_kernels.errors import FabricUnavailable, PeerTimeout
+from taxfree_tuning_db import DatabaseError
+
+
+@pytest.fixture
+def failing(monkeypatch):
+    """Make `taxfree shapes` raise."""
+
+    def set_error(error):
+        def shapes() -> None:
+            raise error
+
+        monkeypatch.setattr(taxfree_cli.shapes, "shapes", shapes)
+
+    return set_error
+
+
+class TestExitCodes:
+    @pytest.mark.parametrize(
+        ("error", "code"),
+        [
+            (TaxfreeError("it failed"), 1),
+            (BelowTarget("too slow"), 1),
+            (NoRecord("no record"), 1),
+            (DatabaseError("database is locked", "wait"), 1),
+            (UsageError("no such thing"), 2),
+            (HardwareError("no GPU"), 3),
+            (FabricUnavailable("no NVLink", "use --fabric host"), 3),
+            (WrongResult("1 of 8 ranks is wrong"), 4),
+            (WorkerLost("rank 3 died"), 5),
+            (PeerTimeout("rank 0 waited for rank 3"), 5),
+            (KeyboardInterrupt(), 130),
+        ],
+    )
+    def test_each_error_has_its_code(self, cli, failing, error, code):
+        failing(error)
+        assert cli("shapes").code == code
+
+    @pytest.mark.parametrize(
+        "arguments",
+        [
+            ("shaps",),
+            ("--no-such-option",),
+            ("shapes", "--no-such-option"),
+            ("shapes", "surplus"),
+            ("shapes", "--gpus"),
+            ("shapes", "--gpus", "many"),
+            ("shapes", "--gpus", "0"),
+            ("shapes", "--tp", "0"),
+            ("shapes", "--model", "config.json", "--tp", "8", "--gpus", "2,4"),
+            ("shapes", "--dtype", "int8"),
+            ("shapes", "--op", "convolution"),
+            ("shapes", "--shapes", ""),
+            ("shapes", "--model", "/nowhere/config.json"),
+            ("db", "shw"),
+            ("db", "why"),
+            ("db", "import"),
+        ],
+    )
+    def test_usage_errors_are_2_and_say_how(self, cli, arguments):
+        outcome = cli(*arguments)
+        assert outcome.code == 2
+        assert outcome.out == ""
+        assert re.fullmatch(r"error: .+\nhint: .+\n", outcome.err)
+
+    def test_an_exit_code_of_a_command_is_kept(self, cli, failing):
+        failing(SystemExit(7))
+        with pytest.raises(SystemExit, match="7"):
+            cli("shapes")
+
+    def test_success_is_0(self, cli):
+        assert cli("shapes").code == 0
+
+
+class TestErrors:
+    def test_are_one_line_and_one_hint(self, cli, failing):
+        failing(TaxfreeError("two\nlines of text.", "do [this]\nnext"))
+        assert cli("shapes").err == "error: two lines of text\nhint: do [this] next\n"
+
+    def test_without_a_hint_are_one_line(self, cli, failing):
+        failing(TaxfreeError("it failed"))
+        assert cli("shapes").err == "error: it failed\n"
+
+    def test_are_not_broken_where_the_terminal_is_narrow(self, cli, failing, monkeypatch):
+        monkeypatch.setenv("COLUMNS", "40")
+        failing(TaxfreeError("long " * 30 + "end"))
+        assert cli("shapes").err.count("\n") == 1
+
+    def test_that_nobody_foresaw_show_no_traceback(self, cli, failing):
+        failing(ZeroDivisionError("division by zero"))
+        outcome = cli("shapes")
+        assert outcome.code == 1
+        assert outcome.err.startswith("error: ZeroDivisionError: division by zero\nhint: ")
+        assert "Traceback" not in outcome.err
+
+    def test_show_a_traceback_when_debugging(self, cli, failing, monkeypatch):
+        monkeypatch.setenv("TAXFREE_DEBUG", "1")
+        failing(ZeroDivisionError("division by zero"))
+        outcome = cli("shapes")
+        assert "Traceback" in outcome.err
+        assert "error: ZeroDivisionError" in outcome.err
+
+    def test_survive_a_wrong_debug_variable(self, cli, failing, monkeypatch):
+        monkeypatch.setenv("TAXFREE_DEBUG", "maybe")
+        failing(TaxfreeError("it failed"))
+        assert cli("shapes").err == "error: it failed\n"
+
+    def test_say_how_to_install_torch(self, cli, failing):
+        failing(ModuleNotFoundError("No module named 'torch'", name="torch"))
+        outcome = cli("shapes")
+        assert outcome.code == 1
+        assert "taxfree[cuda]" in outcome.err
+
+    def test_name_the_rank_that_is_not_the_first(self, cli, failing, monkeypatch):
+        monkeypatch.setenv("RANK", "3")
+        failing(TaxfreeError("it failed"))
+        assert cli("shapes").err == "error: rank 3: it failed\n"
+
+
+class TestCommands:
+    def test_help_fits_a_narrow_terminal(self, process):
+        result = process("-m", "taxfree_cli.app", "shapes", "--help", COLUMNS="40")
+        assert result.returncode == 0
+        assert "…" not in result.stdout
+        assert "--shapes" in result.stdout
+
+    def test_help_names_the_commands_and_the_environment(self, cli):
+        outcome = cli("--help")
+        for word in ("db", "shapes", "TAXFREE_DB", "--install-completion"):
+            assert word in outcome.out
+
+    def test_nothing_prints_the_help(self, cli):
+        assert cli() == cli("--help")
+        assert cli("db") == cli("db", "--help")
+
+    def test_the_version_is_printed(self, cli):
+        assert re.fullmatch(r"taxfree \d+\.\d+\.\d+\n", cli("--version").out)
+
+    def test_a_typo_gets_a_suggestion(self, cli):
+        assert "Did you mean 'shapes'" in cli("shaps").err
+
+    def test_the_function_named_like_its_module_is_the_command(self, cli, monkeypatch):
+        """The convention that each command's file relies on."""
+
+        def shapes(count: int = 1) -> None:
+            """Count."""
+            print(count + 1)
+
+        monkeypatch.setattr(taxfree_cli.shapes, "shapes", shapes)
+        assert cli("shapes", "--count", 4).out == "5\n"
+
+    @pytest.mark.parametrize(("typed", "offered"), [("sh", "shapes"), ("shapes --op all", "all_")])
+    def test_the_shell_completes(self, process, typed, offered):
+        result = process(
+            "-m",
+            "taxfree_cli.app",
+            _TAXFREE_COMPLETE="complete_bash",
+            COMP_WORDS=f"taxfree {typed}",
+            COMP_CWORD=str(len(typed.split())),
+        )
+        assert result.stdout.startswith(offered)
+
+
+class TestOutput:
+    def test_one_json_document_is_all_that_stdout_holds(self, process):
+        result = process("-m", "taxfree_cli.app", "shapes", "--shapes", "paper", "--json")
+        assert len(json.loads(result.stdout)["problems"]) == 11
+        assert result.stderr == ""
+
+    def test_other_ranks_are_silent(self, cli, monkeypatch):
+        monkeypatch.setenv("RANK", "1")
+        assert cli("shapes", "--shapes", "demo").out == ""
+        assert cli("shapes", "--shapes", "demo", "--json").out == ""
+
+    def test_no_colour_where_nobody_watches(self, cli):
+        assert "\x1b" not in cli("shapes").out + cli("shaps").err
+
+    def test_a_table_that_nobody_watches_is_not_broken(self, cli):
+        assert len(cli("shapes", "--shapes", "demo").out.splitlines()) == 4
+
+    def test_a_narrow_table_loses_nothing(self, cli, monkeypatch):
+        monkeypatch.setenv("COLUMNS", "40")
+        outcome = cli("shapes", "--shapes", "1x3584x8192")
+        assert max(map(len, outcome.out.splitlines())) <= 40
+        assert "…" not in outcome.out
+
+    def test_json_refuses_what_json_has_no_word_for(self):
+        with pytest.raises(ValueError, match="not JSON compliant"):
+            print_json({"us": float("nan")})
+
+    def test_warnings_go_to_stderr(self, capsys):
+        warn("old [driver]")
+        assert capsys.readouterr() == ("", "warning: old [driver]\n")
+
+    def test_a_reader_that_leaves_is_no_error(self, process):
+        script = textwrap.dedent("""
+            import subprocess, sys
+            shape = "m=" + ",".join(map(str, range(1, 4000))) + " n=64 k=64"
+            command = [sys.executable, "-m", "taxfree_cli.app", "shapes", "--json"]
+            with subprocess.Popen([*command, "--shapes", shape], stdout=-1) as writer:
+                writer.stdout.readline()
+                writer.stdout.close()
+        """)
+        assert process("-c", script).stderr == ""
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["shapes", "--shapes", "demo"], ["db", "list"], ["db", "path"]]
+)
+def test_what_needs_no_gpu_imports_no_heavy_library(process, arguments):
+    script = textwrap.dedent(f"""
+        import sys
+        from taxfree_cli.app import run
+        code = run({arguments!r})
+        heavy = {{"torch", "triton", "optuna", "matplotlib"}} & set(sys.modules)
+        assert not heavy, heavy
+        sys.exit(code)
+    """)
+    result = process("-c", script)
+    assert result.returncode == 0, result.stderr

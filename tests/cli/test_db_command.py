@@ -1,0 +1,245 @@
+"""`taxfree db`."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from taxfree import identity
+from taxfree_tuning_db import (
+    Database,
+    HardwareFingerprint,
+    Measurement,
+    Record,
+    SoftwareFingerprint,
+    TrialRecord,
+)
+
+H200 = HardwareFingerprint("NVIDIA H200", "sm_90", 132, 141 << 30, "nvlink")
+MI300X = HardwareFingerprint("AMD MI300X", "gfx942", 304, 192 << 30, "xgmi", 8)
+SOFTWARE = SoftwareFingerprint("0.1.0", "3.6.0", "2.11.0", "580.65", "cuda 13.0", "nccl 2.28.9")
+HASHES = {"push": "p1", "baseline": "b1"}
+PROBLEM = {
+    "m": 16,
+    "n": 3584,
+    "k": 8192,
+    "gather_dim": 1,
+    "dtype": "float16",
+    "world_size": 8,
+    "weight_layout": "nk",
+    "bias": False,
+}
+SHAPE = "m=16 n=3584 k=8192"
+
+
+def measured(variant, us):
+    return Measurement(
+        variant=variant,
+        config={"block_n": 64} if variant == "push" else {},
+        kernel_hash=HASHES[variant],
+        median_us={"graph": us},
+        iqr_us={"graph": 0.5},
+        samples=50,
+        relative_error=0.0004,
+    )
+
+
+RECORD = Record(
+    op="all_gather_matmul",
+    problem=PROBLEM,
+    hardware=H200,
+    software=SOFTWARE,
+    winner=measured("push", 30.0),
+    baseline=measured("baseline", 45.0),
+    runners_up=(),
+    trials=2,
+    seconds_spent=12.5,
+    provenance={"source": "user", "created": "2026-01-02T03:04:05+00:00"},
+)
+
+
+@pytest.fixture(autouse=True)
+def _kernels_of_today(monkeypatch):
+    monkeypatch.setattr(identity, "kernel_hashes", lambda op: HASHES)
+    monkeypatch.setattr(identity, "software_fingerprint", lambda: SOFTWARE)
+    monkeypatch.setattr("taxfree_cli.db.shipped_records", lambda: ())
+
+
+@pytest.fixture
+def stored(tmp_path):
+    """Put records where the command line looks for them, and give the path."""
+
+    def put(*records):
+        path = tmp_path / "tuning.sqlite"
+        with Database(path) as database:
+            for record in records:
+                database.put(record)
+        return path
+
+    return put
+
+
+def documents(outcome):
+    return json.loads(outcome.out)["records"]
+
+
+class TestPath:
+    def test_prints_what_the_environment_says(self, cli, tmp_path):
+        assert cli("db", "path").out == f"{tmp_path / 'tuning.sqlite'}\n"
+
+    def test_an_option_stands_over_the_environment(self, cli):
+        outcome = cli("db", "path", "--db", "/some/where.sqlite", "--json")
+        assert json.loads(outcome.out) == {"path": "/some/where.sqlite", "exists": False}
+
+
+class TestList:
+    def test_shows_a_line_per_record(self, cli, stored):
+        stored(RECORD, replace(RECORD, hardware=MI300X))
+        outcome = cli("db", "list")
+        assert len(outcome.out.splitlines()) == 3
+        assert "m=16 n=3584 k=8192 dtype=float16 world_size=8" in outcome.out
+        assert "1.5" in outcome.out
+
+    def test_selects_by_gpu_and_op(self, cli, stored):
+        stored(RECORD, replace(RECORD, hardware=MI300X))
+        (only,) = documents(cli("db", "list", "--gpu", "mi300", "--json"))
+        assert only["hardware"]["gpu"] == "AMD MI300X"
+        assert documents(cli("db", "list", "--op", "attention", "--json")) == []
+
+    def test_json_holds_whole_records(self, cli, stored):
+        stored(RECORD)
+        (document,) = documents(cli("db", "list", "--json"))
+        assert Record.from_json(document) == RECORD
+
+    def test_shows_shipped_records_where_there_is_no_database_yet(self, cli, monkeypatch):
+        monkeypatch.setattr("taxfree_cli.db.shipped_records", lambda: (RECORD,))
+        outcome = cli("db", "list", "--json")
+        assert len(documents(outcome)) == 1
+        assert "only what comes with taxfree" in outcome.err
+
+    def test_a_database_that_was_named_must_be_there(self, cli, tmp_path):
+        outcome = cli("db", "list", "--db", tmp_path / "none.sqlite")
+        assert outcome.code == 1
+        assert "error: there is no tuning database at" in outcome.err
+
+    def test_a_file_that_is_no_database_is_an_error(self, cli, tmp_path):
+        (tmp_path / "tuning.sqlite").write_text("not a database, but long enough to be one" * 50)
+        outcome = cli("db", "list")
+        assert outcome.code == 1
+        assert outcome.err.startswith("error: ")
+        assert len(outcome.err.splitlines()) == 2
+
+
+class TestShow:
+    def test_shows_all_that_was_measured(self, cli, stored):
+        stored(RECORD)
+        outcome = cli("db", "show", "--shapes", SHAPE)
+        for word in ("winner", "push", "block_n=64", "baseline", "45", "nccl 2.28.9", "2 trials"):
+            assert word in outcome.out
+
+    def test_shows_trials(self, cli, stored):
+        path = stored(RECORD)
+        hung = TrialRecord("push", {"block_n": 32}, "hung", "rank 3 is late", {}, 30.0, "p1")
+        with Database(path) as database:
+            database.add_trial(RECORD.key, hung)
+        assert "rank 3 is late" in cli("db", "show", "--trials").out
+        (document,) = documents(cli("db", "show", "--trials", "--json"))
+        assert document["tried"][0]["state"] == "hung"
+
+    def test_takes_any_world_size_unless_one_is_asked_for(self, cli, stored):
+        stored(RECORD, replace(RECORD, problem=PROBLEM | {"world_size": 4, "m": 32}))
+        assert len(documents(cli("db", "show", "--shapes", SHAPE, "--json"))) == 1
+        assert cli("db", "show", "--shapes", SHAPE, "--gpus", "4").code == 1
+
+    def test_fails_where_a_shape_has_no_record(self, cli, stored):
+        stored(RECORD)
+        outcome = cli("db", "show", "--shapes", "m=16,32,64 n=3584 k=8192")
+        assert outcome.code == 1
+        assert outcome.out == ""
+        assert "no record of m=32 n=3584 k=8192" in outcome.err
+        assert "and 1 more" in outcome.err
+
+
+class TestWhy:
+    @pytest.mark.parametrize(
+        ("shape", "kind", "words"),
+        [
+            (SHAPE, "exact", "exact: push block_n=64"),
+            ("m=20 n=3584 k=8192", "neighbour", "neighbour: push"),
+            ("m=16 n=64 k=64", "miss", "miss: the baseline runs"),
+        ],
+    )
+    def test_shows_where_the_ladder_ends(self, cli, stored, shape, kind, words):
+        stored(RECORD)
+        assert words in cli("db", "why", "--shapes", shape).out
+        (answer,) = json.loads(cli("db", "why", "--shapes", shape, "--json").out)["look_ups"]
+        assert answer["kind"] == kind
+        assert answer["ladder"]
+
+    def test_says_that_a_changed_kernel_is_stale(self, cli, stored, monkeypatch):
+        stored(RECORD)
+        monkeypatch.setattr(identity, "kernel_hashes", lambda op: HASHES | {"push": "p2"})
+        outcome = cli("db", "why", "--shapes", SHAPE)
+        assert "kernel of push has changed" in outcome.out
+        assert "stale: the baseline runs" in outcome.out
+
+    def test_flags_other_software(self, cli, stored, monkeypatch):
+        stored(RECORD)
+        newer = replace(SOFTWARE, triton="3.9.0")
+        monkeypatch.setattr(identity, "software_fingerprint", lambda: newer)
+        assert "(measured with another triton)" in cli("db", "why", "--shapes", SHAPE).out
+
+    def test_needs_a_record_to_know_the_hardware(self, cli, stored):
+        stored()
+        outcome = cli("db", "why", "--shapes", SHAPE)
+        assert outcome.code == 1
+        assert "what hardware" in outcome.err
+
+
+class TestExchange:
+    def test_what_is_exported_can_be_imported(self, cli, stored, tmp_path):
+        stored(RECORD)
+        file, other = tmp_path / "records.json", tmp_path / "other.sqlite"
+        assert cli("db", "export", file).code == 0
+        outcome = cli("db", "import", file, "--db", other)
+        assert outcome.code == 0
+        assert outcome.out == "1 added\n0 replaced\n0 kept\n"
+        again = json.loads(cli("db", "import", file, "--db", other, "--json").out)
+        assert again == {"added": [], "replaced": [], "kept": [RECORD.key], "refused": []}
+
+    def test_an_export_goes_to_stdout(self, cli, stored):
+        stored(RECORD)
+        outcome = cli("db", "export")
+        assert json.loads(outcome.out)["records"] == [json.loads(json.dumps(RECORD.to_json()))]
+        assert outcome.err == "records exported: 1\n"
+
+    def test_refused_records_are_warned_of_and_fail(self, cli, stored, tmp_path):
+        stored(RECORD)
+        file = tmp_path / "records.json"
+        cli("db", "export", file)
+        document = json.loads(file.read_text())
+        document["records"].append({"op": "all_gather_matmul"})
+        file.write_text(json.dumps(document))
+        outcome = cli("db", "import", file, "--db", tmp_path / "other.sqlite")
+        assert outcome.code == 1
+        assert outcome.out.startswith("1 added")
+        assert "warning: records[1] is refused" in outcome.err
+
+    def test_what_is_no_export_is_an_error(self, cli, tmp_path):
+        file = tmp_path / "records.json"
+        file.write_text("[]")
+        outcome = cli("db", "import", file)
+        assert outcome.code == 1
+        assert "is not a taxfree export" in outcome.err
+
+
+class TestPrune:
+    def test_deletes_records_of_changed_kernels(self, cli, stored, monkeypatch):
+        stored(RECORD, replace(RECORD, problem=PROBLEM | {"m": 32}, winner=RECORD.baseline))
+        assert cli("db", "prune").out == "records deleted: 0\n"
+        monkeypatch.setattr(identity, "kernel_hashes", lambda op: HASHES | {"push": "p2"})
+        (deleted,) = json.loads(cli("db", "prune", "--json").out)["deleted"]
+        assert deleted["problem"]["m"] == 16
+        assert len(documents(cli("db", "list", "--json"))) == 1

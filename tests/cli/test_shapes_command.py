@@ -1,0 +1,27 @@
+"""`taxfree shapes`."""
+
+from __future__ import annotations
+
+import json
+
+
+def test_without_arguments_it_lists_the_named_sets(cli):
+    outcome = cli("shapes")
+    for name in ("paper", "large", "demo"):
+        assert name in outcome.out
+    assert json.loads(cli("shapes", "--json").out)["sets"].keys() == {"paper", "large", "demo"}
+
+
+def test_it_expands_shapes_for_each_world_size(cli):
+    outcome = cli("shapes", "--shapes", "16x64x64", "--gpus", "2,4", "--dtype", "bf16", "--json")
+    problems = json.loads(outcome.out)["problems"]
+    assert [problem["world_size"] for problem in problems] == [2, 4]
+    assert {problem["dtype"] for problem in problems} == {"bfloat16"}
+
+
+def test_it_reads_a_model(cli, tmp_path):
+    config = {"hidden_size": 8192, "intermediate_size": 28672, "num_attention_heads": 64}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    outcome = cli("shapes", "--model", tmp_path, "--tp", 8, "--json")
+    problems = json.loads(outcome.out)["problems"]
+    assert {(problem["n"], problem["k"]) for problem in problems} == {(3072, 8192), (7168, 8192)}

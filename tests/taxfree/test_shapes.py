@@ -1,0 +1,396 @@
+"""From what a user types to problems."""
+
+from __future__ import annotations
+
+import json
+import os
+from contextlib import suppress
+from dataclasses import asdict
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from taxfree.errors import UsageError
+from taxfree.shapes import (
+    ShapeRequest,
+    choose,
+    expand,
+    field_specs,
+    named_sets,
+    parse_counts,
+    written,
+)
+from taxfree_kernels.variant import problem_class
+
+OP = "all_gather_matmul"
+LLAMA_70B = {
+    "hidden_size": 8192,
+    "intermediate_size": 28672,
+    "num_attention_heads": 64,
+    "num_key_value_heads": 8,
+}
+
+
+def problems(*shapes, **request):
+    return expand(OP, ShapeRequest(shapes, **request))
+
+
+def sizes(*shapes, **request):
+    return [(each.m, each.n, each.k) for each in problems(*shapes, **request)]
+
+
+class TestShape:
+    @pytest.mark.parametrize(
+        ("shape", "expected"),
+        [
+            ("m=16 n=3584 k=8192", [(16, 3584, 8192)]),
+            ("  K=8192   n=3584 M=16 ", [(16, 3584, 8192)]),
+            ("m=1,16 n=8 k=4,2", [(1, 8, 4), (1, 8, 2), (16, 8, 4), (16, 8, 2)]),
+            ("16x3584x8192", [(16, 3584, 8192)]),
+            ("1,16,64x3584x8192", [(1, 3584, 8192), (16, 3584, 8192), (64, 3584, 8192)]),
+            ("1,1x2x3", [(1, 2, 3)]),
+            ("demo", [(16, 64, 64), (32, 64, 128), (13, 40, 72)]),
+        ],
+    )
+    def test_names_problems(self, shape, expected):
+        assert sizes(shape) == expected
+
+    def test_may_say_every_field(self):
+        (problem,) = problems(
+            "m=16 n=64 k=64 gather_dim=0 dtype=bf16 world_size=4 weight_layout=kn bias=true"
+        )
+        assert asdict(problem) == {
+            "m": 16,
+            "n": 64,
+            "k": 64,
+            "gather_dim": 0,
+            "dtype": "bfloat16",
+            "world_size": 4,
+            "weight_layout": "kn",
+            "bias": True,
+        }
+
+    @pytest.mark.parametrize(
+        ("word", "dtype"),
+        [
+            ("fp16", "float16"),
+            ("float16", "float16"),
+            ("bf16", "bfloat16"),
+            ("bfloat16", "bfloat16"),
+        ],
+    )
+    def test_takes_either_name_of_a_dtype(self, word, dtype):
+        assert problems(f"1x2x4 dtype={word}")[0].dtype == dtype
+        assert problems("1x2x4", dtype=word)[0].dtype == dtype
+
+    def test_stands_over_the_options(self):
+        (problem,) = problems("1x2x4 dtype=bf16 world_size=2", dtype="fp16", world_sizes=(4,))
+        assert (problem.dtype, problem.world_size) == ("bfloat16", 2)
+
+    def test_is_combined_with_each_world_size(self):
+        assert [each.world_size for each in problems("1x2x8", world_sizes=(2, 4, 8))] == [2, 4, 8]
+
+    def test_is_taken_once(self):
+        assert sizes("1,2x2x4", "m=2,1 n=2 k=4") == [(1, 2, 4), (2, 2, 4)]
+
+    @pytest.mark.parametrize(
+        ("shape", "quoted"),
+        [
+            ("", "empty"),
+            ("   ", "empty"),
+            ("papr", "'papr'"),
+            ("m=16", "lacks n, k"),
+            ("16x3584", "'16x3584'"),
+            ("1x2x3x4", "'1x2x3x4'"),
+            ("ax2x3", "'ax2x3'"),
+            ("1xx3", "n=''"),
+            ("m= n=2 k=4", "m=''"),
+            ("m=1,,2 n=2 k=4", "m=''"),
+            ("m=0 n=2 k=4", "m is 0"),
+            ("m=-1 n=2 k=4", "m='-1'"),
+            ("m=1.5 n=2 k=4", "m='1.5'"),
+            ("m=1_0 n=2 k=4", "m='1_0'"),
+            ("m=٣ n=2 k=4", "m='٣'"),
+            ("m=2147483648 n=2 k=4", "m='2147483648'"),
+            ("m=" + "9" * 5000 + " n=2 k=4", "m='999"),
+            ("m=1 m=2 n=2 k=4", "m is given twice"),
+            ("m=1 n=2 k=4 q=5", "'q'"),
+            ("m=1 n=2 k=4 dtype=int8", "int8"),
+            ("m=1 n=2 k=4 dtype=", "dtype=''"),
+            ("m=1 n=2 k=4 bias=maybe", "bias='maybe'"),
+            ("m=1 n=2 k=4 gather_dim=2", "gather_dim is 2"),
+            ("m=1 n=2 k=4 weight_layout=tn", "'tn'"),
+            ("m=1 n=2 k=4 world_size=0", "world_size is 0"),
+            ("m=1 n=2 k=7 world_size=2", "k=7"),
+            ("paper large", "'large'"),
+            ("m=1 n=2 k=4 paper", "'paper'"),
+            ("paper m=x", "m='x'"),
+            ("model", "no model"),
+            ("nowhere.yaml", "nowhere.yaml"),
+            ("\0.yaml", "\\x00.yaml"),
+            ("m={0} n={0} k={0}".format(",".join(map(str, range(1, 200)))), "7880599 problems"),
+        ],
+    )
+    def test_that_makes_no_sense_is_quoted_with_a_hint(self, shape, quoted):
+        with pytest.raises(UsageError) as caught:
+            problems(shape)
+        assert quoted in caught.value.message
+        assert "\n" not in caught.value.message
+        assert len(caught.value.message) < 250
+        assert caught.value.hint
+
+    def test_a_typo_gets_a_suggestion(self):
+        with pytest.raises(UsageError) as caught:
+            problems("papr")
+        assert caught.value.hint == "did you mean 'paper'?"
+
+    def test_none_at_all_is_an_error(self):
+        with pytest.raises(UsageError, match="no shapes"):
+            problems()
+
+    def test_of_an_unknown_operation_is_an_error(self):
+        with pytest.raises(UsageError, match="no operation 'convolution'"):
+            expand("convolution", ShapeRequest(("1x2x3",)))
+
+
+class TestNamedSets:
+    def test_paper_is_the_papers(self):
+        found = problems("paper", world_sizes=(8,))
+        assert [each.m for each in found] == [2**power for power in range(11)]
+        fixed = {(p.n, p.k, p.gather_dim, p.dtype, p.world_size, p.bias) for p in found}
+        assert fixed == {(3584, 8192, 1, "float16", 8, False)}
+
+    def test_can_be_varied(self):
+        found = problems("paper m=16 gather_dim=0,1 dtype=bf16")
+        assert [(each.m, each.gather_dim, each.dtype) for each in found] == [
+            (16, 0, "bfloat16"),
+            (16, 1, "bfloat16"),
+        ]
+
+    def test_large_gathers_rows(self):
+        found = problems("large")
+        assert {each.gather_dim for each in found} == {0}
+        assert {(each.n, each.k) for each in found} == {(3584, 8192), (11008, 4096)}
+
+    @pytest.mark.parametrize("name", named_sets(OP))
+    @pytest.mark.parametrize("world_size", [1, 2, 4, 8])
+    def test_are_legal_on_every_world_size(self, name, world_size):
+        assert problems(name, world_sizes=(world_size,))
+
+
+class TestFile:
+    @pytest.fixture
+    def file(self, tmp_path):
+        def write(text):
+            path = tmp_path / "my shapes.yaml"
+            path.write_bytes(text if isinstance(text, bytes) else text.encode())
+            return str(path)
+
+        return write
+
+    def test_holds_shapes_as_text_or_mappings(self, file):
+        text = """
+            - m=1,2 n=2 k=4
+            - 3x2x4
+            - {m: [4, 5], n: 2, k: 4, bias: true, dtype: bf16}
+            - demo
+        """
+        found = problems(file(text))
+        assert [each.m for each in found] == [1, 2, 3, 4, 5, 16, 32, 13]
+        assert [each.bias for each in found] == [False] * 3 + [True] * 2 + [False] * 3
+
+    @pytest.mark.parametrize(
+        "text",
+        [
+            "",
+            "[]",
+            "m: 1",
+            "- ''",
+            "- [1, 2]",
+            "- {}",
+            "- {m: {n: 1}}",
+            "- {m: [[1]], n: 2, k: 3}",
+            "- {? [1]: 2}",
+            "- {? {a: 1}: 2}",
+            "- m=1",
+            "- other.yaml",
+            "a: b: c",
+            "\t",
+            "&a [*a]",
+            "[" * 5000,
+            b"\xff\xfe\x00",
+            b"\x80",
+        ],
+    )
+    def test_that_makes_no_sense_is_an_error(self, file, text):
+        with pytest.raises(UsageError) as caught:
+            problems(file(text))
+        assert "\n" not in caught.value.message
+
+
+class TestModel:
+    @pytest.fixture
+    def config(self, tmp_path):
+        def write(document):
+            path = tmp_path / "config.json"
+            path.write_text(document if isinstance(document, str) else json.dumps(document))
+            return path
+
+        return write
+
+    def test_gives_its_column_parallel_matmuls(self, config):
+        found = problems(model=config(LLAMA_70B), tp=8)
+        assert {(each.n, each.k) for each in found} == {(1280, 8192), (7168, 8192)}
+        assert {each.world_size for each in found} == {8}
+
+    def test_is_split_over_each_world_size_without_tp(self, config):
+        found = problems("model m=1", model=config(LLAMA_70B), world_sizes=(4, 8))
+        assert [(each.n, each.world_size) for each in found] == [
+            (2560, 4),
+            (14336, 4),
+            (1280, 8),
+            (7168, 8),
+        ]
+
+    def test_shares_kv_heads_among_more_ranks(self, config):
+        model = config(LLAMA_70B | {"num_key_value_heads": 2})
+        assert (8 + 2) * 128 in {each.n for each in problems(model=model, tp=8)}
+
+    def test_may_be_the_folder_of_the_config(self, config):
+        assert problems(model=config(LLAMA_70B).parent, tp=8)
+
+    def test_may_have_a_head_dim_of_its_own(self, config):
+        model = config(LLAMA_70B | {"head_dim": 64})
+        assert {each.n for each in problems(model=model, tp=8)} == {640, 7168}
+
+    def test_has_its_own_dtype_unless_one_is_asked_for(self, config):
+        model = config(LLAMA_70B | {"torch_dtype": "bfloat16"})
+        assert {each.dtype for each in problems(model=model, tp=8)} == {"bfloat16"}
+        assert {each.dtype for each in problems(model=model, tp=8, dtype="fp16")} == {"float16"}
+
+    def test_may_be_multimodal(self, config):
+        assert problems(model=config({"text_config": LLAMA_70B}), tp=8)
+
+    @pytest.mark.parametrize(
+        ("document", "quoted"),
+        [
+            ("{", "not JSON"),
+            ("[1]", "not an object"),
+            ("[" * 100_000, "not JSON"),
+            ({}, "num_attention_heads is 'None'"),
+            (LLAMA_70B | {"hidden_size": 0}, "hidden_size is '0'"),
+            (LLAMA_70B | {"hidden_size": True}, "hidden_size is 'True'"),
+            (LLAMA_70B | {"head_dim": "128"}, "head_dim"),
+            (LLAMA_70B | {"num_attention_heads": 60}, "60"),
+            (LLAMA_70B | {"intermediate_size": 28673}, "28673"),
+            (LLAMA_70B | {"intermediate_size": 2**31 - 8}, "n="),
+        ],
+    )
+    def test_that_makes_no_sense_is_an_error(self, config, document, quoted):
+        with pytest.raises(UsageError) as caught:
+            problems(model=config(document), tp=8 if quoted != "n=" else 1)
+        assert quoted in caught.value.message
+
+    def test_tp_without_a_model_is_an_error(self):
+        with pytest.raises(UsageError, match="--tp"):
+            problems("1x2x8", tp=8)
+
+
+class TestChoose:
+    def recorded(self, **fields):
+        (problem,) = problems("16x64x64", world_sizes=(2,))
+        return asdict(problem) | fields
+
+    def chosen(self, *recorded, **request):
+        return choose(OP, ShapeRequest(world_sizes=(2,), **request), lambda: recorded)
+
+    def test_takes_what_was_asked_for(self):
+        choice = choose(OP, ShapeRequest(("1x2x4",)), lambda: pytest.fail("nobody asked"))
+        assert [each.m for each in choice.problems] == [1]
+        assert choice.note == ""
+
+    def test_else_what_the_database_holds_and_says_so(self):
+        choice = self.chosen(self.recorded(), self.recorded(m=32))
+        assert [each.m for each in choice.problems] == [16, 32]
+        assert "2 that the database holds" in choice.note
+
+    def test_of_the_asked_world_sizes_and_dtype(self):
+        others = self.recorded(world_size=8), self.recorded(dtype="bfloat16")
+        choice = self.chosen(*others, self.recorded(m=1), dtype="fp16")
+        assert [each.m for each in choice.problems] == [1]
+
+    def test_else_the_papers_and_says_so(self):
+        choice = self.chosen()
+        assert len(choice.problems) == 11
+        assert "taking 'paper'" in choice.note
+
+    def test_leaves_out_records_of_another_time(self):
+        assert len(self.chosen(self.recorded(new_field=1)).problems) == 11
+
+
+class TestWritten:
+    def test_leaves_out_defaults(self):
+        (problem,) = problems("16x64x64 gather_dim=0", world_sizes=(2,))
+        text = written(OP, asdict(problem))
+        assert text == "m=16 n=64 k=64 gather_dim=0 dtype=float16 world_size=2"
+        assert problems(text) == [problem]
+
+    def test_shows_what_it_does_not_know(self):
+        assert written(OP, {"m": 1, "z": 2}) == "m=1 z=2"
+        assert written("unknown", {"b": 1, "a": 2}) == "a=2 b=1"
+
+
+def test_counts_are_lists_of_positive_integers():
+    assert parse_counts("8") == (8,)
+    assert parse_counts("2,4,8,4") == (2, 4, 8)
+    for text in ("", "0", "2,", "x", "-1", "1.5", "²"):
+        with pytest.raises(UsageError, match="GPUs"):
+            parse_counts(text)
+
+
+# -- fuzz: whatever is typed, only UsageError comes out --
+
+FIELDS = [f"{name}=" for name in field_specs(problem_class(OP))]
+VALUES = ["0", "1", "16", "-1", "3584", "99999999999", "fp16", "bf16", "true", ",", "x", "="]
+ODDITIES = ["paper", "demo", "model", ".yaml", " ", "\0", "\n", "²", "é", "\udc80"]
+WORDS = st.sampled_from(FIELDS + VALUES + ODDITIES)
+SHAPES = st.one_of(st.text(max_size=40), st.lists(WORDS, max_size=12).map("".join))
+
+
+@settings(max_examples=400, deadline=None)
+@given(st.lists(SHAPES, max_size=3))
+@example(["m=1 n=1 k=1" + " bias=1" * 3])
+def test_only_usage_errors_escape_the_parser(shapes):
+    with suppress(UsageError):
+        assert all(isinstance(each, problem_class(OP)) for each in problems(*shapes))
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.one_of(st.binary(max_size=60), SHAPES.map(os.fsencode)))
+def test_only_usage_errors_escape_a_file(tmp_path_factory, content):
+    path = tmp_path_factory.getbasetemp() / "fuzz.yaml"
+    path.write_bytes(b"- " + content)
+    with suppress(UsageError):
+        problems(str(path))
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.recursive(
+        st.one_of(st.none(), st.booleans(), st.integers(), st.text(max_size=5)),
+        lambda inner: st.dictionaries(st.sampled_from([*LLAMA_70B, "text_config"]), inner),
+        max_leaves=8,
+    )
+)
+def test_only_usage_errors_escape_a_config(tmp_path_factory, document):
+    path = tmp_path_factory.getbasetemp() / "fuzz.json"
+    path.write_text(json.dumps(document))
+    with suppress(UsageError):
+        problems(model=path, tp=2)
+
+
+def test_fields_are_those_of_the_problem():
+    specs = field_specs(problem_class(OP))
+    assert [name for name, spec in specs.items() if spec.required] == ["m", "n", "k"]
+    assert (specs["bias"].kind, specs["bias"].default) == (bool, False)

@@ -1,0 +1,73 @@
+"""The rooms: what they import, and what they must not contain."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tomllib
+from itertools import chain
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+SOURCES = [ROOT, ROOT / "kernels", ROOT / "tuning_db"]
+ENVIRONMENT = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, SOURCES))}
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+
+
+def imported_by(statement: str) -> set[str]:
+    """Top-level modules that a statement imports in a process of its own."""
+    script = f"{statement}\nimport sys\nprint(*{{name.split('.')[0] for name in sys.modules}})"
+    result = subprocess.run(
+        [sys.executable, "-c", script], env=ENVIRONMENT, capture_output=True, text=True, check=True
+    )
+    return set(result.stdout.split())
+
+
+def test_the_import_layers_hold():
+    command = [Path(sys.executable).with_name("lint-imports"), "--no-cache", "--no-logo"]
+    result = subprocess.run(command, cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True)
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
+@pytest.mark.parametrize("source_root", ["kernels", "tuning_db"])
+def test_source_roots_are_no_packages(source_root):
+    """`kernels` is the import name of another project that engines install too."""
+    assert (ROOT / source_root).is_dir()
+    assert not (ROOT / source_root / "__init__.py").exists()
+
+
+def test_the_library_brings_no_command_line_tuner_or_plots():
+    assert not imported_by("import taxfree") & {"typer", "rich", "optuna", "matplotlib"}
+
+
+def test_problems_and_shapes_need_no_torch():
+    statement = (
+        "from taxfree.shapes import *\n"
+        "from taxfree_kernels.variant import *\n"
+        "for op in operation_names(): problem_class(op)"
+    )
+    assert not imported_by(statement) & {"torch", "triton"}
+
+
+def test_the_tuning_database_needs_neither_torch_nor_the_kernels():
+    unwanted = {"torch", "triton", "optuna", "taxfree", "taxfree_kernels"}
+    assert not imported_by("import taxfree_tuning_db") & unwanted
+
+
+def test_core_dependencies_name_neither_torch_nor_triton():
+    """A ROCm build of torch brings its own Triton."""
+    core = " ".join(PYPROJECT["project"]["dependencies"])
+    assert "torch" not in core
+    assert "triton" not in core
+    assert "matplotlib" not in core
+
+
+def test_the_constraints_pin_all_that_is_named():
+    lines = (ROOT / "constraints-cpu.txt").read_text().splitlines()
+    pinned = {line.split("==")[0].lower() for line in lines if "==" in line}
+    project = PYPROJECT["project"]
+    named = [*project["dependencies"], *chain(*project["optional-dependencies"].values())]
+    assert {name.split(">")[0].lower() for name in named} <= pinned
