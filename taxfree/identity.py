@@ -5,12 +5,11 @@ from __future__ import annotations
 import importlib.metadata
 from functools import cache
 
+from taxfree._version import __version__
 from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.source_hash import kernel_hash
 from taxfree_kernels.variant import operation, variants
 from taxfree_tuning_db import HardwareFingerprint, SoftwareFingerprint
-
-from taxfree._version import __version__
 
 
 def hardware_fingerprint(hardware: Hardware, link: str = "") -> HardwareFingerprint:

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+
 from taxfree_kernels.fabric.base import Fabric
 
 CHAIN = 20  # calls of a repetition on a GPU

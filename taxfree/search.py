@@ -16,10 +16,10 @@ from typing import Any
 import optuna
 from optuna.storages.journal import JournalFileBackend
 from optuna.trial import Trial, TrialState
-from taxfree_kernels.hardware import Hardware
-from taxfree_kernels.variant import Variant
 
 from taxfree.trial import Candidate
+from taxfree_kernels.hardware import Hardware
+from taxfree_kernels.variant import Variant
 
 _ASKS_PER_CANDIDATE = 50  # a space of which so much is refused holds nothing new worth finding
 
@@ -64,7 +64,7 @@ class Search:
         )
         self._known: dict[str, float | None] = {}
         self._asked: dict[str, Trial] = {}
-        self.refused: dict[str, str] = {}
+        self._refused: list[tuple[Candidate, str]] = []
         for trial in self._study.get_trials(deepcopy=False):
             self._remember(trial)
 
@@ -115,9 +115,14 @@ class Search:
                     self._asked[key(candidate)] = trial
                     found.append(candidate)
                 else:
-                    self.refused[key(candidate)] = reason
+                    self._refused.append((candidate, reason))
                     self.tell_pruned(candidate, reason, trial)
         return found
+
+    def take_refused(self) -> list[tuple[Candidate, str]]:
+        """Candidates that variants refused since the last call, each with the reason."""
+        taken, self._refused = self._refused, []
+        return taken
 
     def _suggest(self, trial: Trial) -> Candidate:
         name = trial.suggest_categorical("variant", list(self._variants))

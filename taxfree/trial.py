@@ -14,12 +14,12 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from taxfree_kernels.errors import KernelError, PeerTimeout
-from taxfree_kernels.fabric.base import Fabric
-from taxfree_kernels.launch import Kernel, launching_through
-from taxfree_kernels.variant import Config, Plan, operation, problem_class, variants
 
 from taxfree import measure
+from taxfree_kernels.errors import KernelError, PeerTimeout
+from taxfree_kernels.fabric.base import Fabric
+from taxfree_kernels.launch import compiling
+from taxfree_kernels.variant import Config, Plan, operation, problem_class, variants
 
 ERROR_ALLOWANCE = 1.25  # of the library baseline's own relative error
 SEED = 1
@@ -105,7 +105,7 @@ class Bench:
         return float((out - self._reference64).norm() / self._reference64.norm())
 
     def _worst(self, error: float) -> float:
-        return max(self.vote(error if error == error else float("inf")))
+        return float(max(self.vote(error if error == error else float("inf"))))
 
     def check(self, plan: Plan) -> tuple[str | None, float]:
         """Why a plan is wrong on some rank, or None; and its relative error, the worst rank's."""
@@ -183,7 +183,7 @@ def _share_compilation(bench: Bench, candidates: Sequence[Candidate]) -> None:
 
 
 def _compile(bench: Bench, plan: Plan) -> None:
-    with launching_through(_compile_only):
+    with compiling():
         plan(*bench.inputs[0], bench.outputs[0])
 
 
@@ -223,17 +223,6 @@ def _ready(bench: Bench, candidate: Candidate) -> Plan | str:
     if reasons or plan is None:
         return str(reasons[0])
     return plan
-
-
-def _compile_only(kernel: Kernel, args: tuple[Any, ...]) -> None:
-    """Compile and load a kernel without running it, so that no peer waits for a compiler."""
-    if not hasattr(kernel.function, "warmup"):
-        return
-    compiled = kernel.function.warmup(
-        *args, grid=(kernel.grid,), **kernel.constants, **kernel.options
-    )
-    if hasattr(compiled, "_init_handles"):
-        compiled._init_handles()
 
 
 def _hang(bench: Bench) -> str | None:

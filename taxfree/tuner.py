@@ -11,21 +11,22 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from types import TracebackType
 from typing import Any, Protocol
-
-from taxfree_kernels.hardware import Hardware
-from taxfree_kernels.variant import Variant, variants
-from taxfree_tuning_db import Database, Measurement, Record, TrialRecord, record_key
 
 from taxfree import identity
 from taxfree._version import __version__
 from taxfree.errors import WorkerLost
 from taxfree.group import TaskFailed, WorkerGroup
-from taxfree.search import Search, key
+from taxfree.search import Search
 from taxfree.trial import Candidate, Outcome
+from taxfree_kernels.hardware import Hardware
+from taxfree_kernels.variant import Variant, variants
+from taxfree_tuning_db import Database, Measurement, Record, TrialRecord, record_key
 
 BASELINE = Candidate("baseline", {})
 LEAST_GAIN = 0.03  # by which a winner must beat the baseline to be adopted
@@ -91,13 +92,17 @@ class Workers:
             self._group = self._start()
         return self._group
 
-    def close(self) -> None:
-        if self._group is not None:
-            self._group.close()
+    def __enter__(self) -> Workers:
+        return self
 
-    def kill(self) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         if self._group is not None:
-            self._group.kill()
+            self._group.__exit__(kind, error, trace)
 
 
 class Screen(Protocol):
@@ -119,6 +124,10 @@ class Tuner:
         seed: of the search.
         only: names of variants to try; all by default.
         progress: told of every step.
+
+    Attributes:
+        mode: "graph" or "eager": the times that decide.
+        not_measured: of the last problem, state -> number of candidates that got no time.
     """
 
     def __init__(
@@ -134,8 +143,8 @@ class Tuner:
         self._database, self._workers, self._hardware = database, workers, hardware
         self._screen, self._seed, self._only, self._progress = screen, seed, only, progress
         self._fingerprint = identity.hardware_fingerprint(hardware)
-        self._mode = "graph" if hardware.backend != "interpreter" else "eager"
-        self.modes = ("graph", "eager") if self._mode == "graph" else ("eager",)
+        self.mode = "graph" if hardware.backend != "interpreter" else "eager"
+        self.modes = ("graph", "eager") if self.mode == "graph" else ("eager",)
 
     def tune(self, op: str, problem: Any, budget: Budget) -> Record:
         """Search, decide, and store the record of one problem.
@@ -145,19 +154,22 @@ class Tuner:
             DatabaseError: the record cannot be stored.
         """
         begun = time.monotonic()
+        self.not_measured: Counter[str] = Counter()
         search = self._search(op, problem)
         baseline_us: float | None = None
         while search.measured < budget.trials:
             if budget.seconds is not None and time.monotonic() - begun > budget.seconds:
                 break
             batch = search.ask(min(BATCH, budget.trials - search.measured))
+            for candidate, reason in search.take_refused():
+                self._store_trial(op, problem, candidate, Outcome("refused", reason))
             if not batch:
                 break  # the space is exhausted
             batch = self._screened(op, problem, search, batch)
             outcomes = self._try(op, problem, [BASELINE, *batch], repetitions=self._repetitions)
             baseline = outcomes[0]
             if baseline.timings:
-                baseline_us = baseline.timings[self._mode].median_us
+                baseline_us = baseline.timings[self.mode].median_us
             for candidate, outcome in zip(batch, outcomes[1:], strict=True):
                 self._tell(op, problem, search, candidate, outcome)
                 self._report(search, problem, budget, baseline_us, outcome)
@@ -167,7 +179,7 @@ class Tuner:
 
     @property
     def _repetitions(self) -> int:
-        return 8 if self._mode == "graph" else 3
+        return 8 if self.mode == "graph" else 3
 
     # -- the search --------------------------------------------------------------------------
 
@@ -279,12 +291,14 @@ class Tuner:
         self, op: str, problem: Any, search: Search, candidate: Candidate, outcome: Outcome
     ) -> None:
         if outcome.state == "measured":
-            search.tell(candidate, outcome.timings[self._mode].median_us)
+            search.tell(candidate, outcome.timings[self.mode].median_us)
         else:
             search.tell_pruned(candidate, f"{outcome.state}: {outcome.reason}")
         self._store_trial(op, problem, candidate, outcome)
 
     def _store_trial(self, op: str, problem: Any, candidate: Candidate, outcome: Outcome) -> None:
+        if outcome.state != "measured":
+            self.not_measured[outcome.state] += 1
         trial = TrialRecord(
             variant=candidate.variant,
             config=dict(candidate.config),
@@ -310,7 +324,7 @@ class Tuner:
         if not measured or measured[0].variant != "baseline":
             raise WorkerLost(f"the baseline itself failed: {outcomes[0].reason}", "see the trials")
         baseline = measured[0]
-        ranked = sorted(measured[1:], key=lambda m: m.median_us[self._mode])
+        ranked = sorted(measured[1:], key=lambda m: m.median_us[self.mode])
         winner = ranked[0] if ranked and self._beats(ranked[0], baseline) else baseline
         return Record(
             op=op,
@@ -336,12 +350,12 @@ class Tuner:
             kernel_hash=identity.kernel_hashes(op)[candidate.variant],
             median_us={mode: timing.median_us for mode, timing in outcome.timings.items()},
             iqr_us={mode: timing.iqr_us for mode, timing in outcome.timings.items()},
-            samples=len(outcome.timings[self._mode].samples_us),
+            samples=len(outcome.timings[self.mode].samples_us),
             relative_error=outcome.relative_error,
         )
 
     def _beats(self, winner: Measurement, baseline: Measurement) -> bool:
-        mode = self._mode
+        mode = self.mode
         best = min(baseline.median_us.values())  # an engine would pick the faster mode
         noise = max(winner.iqr_us[mode], baseline.iqr_us[mode])
         return best - winner.median_us[mode] > max(LEAST_GAIN * best, 2 * noise)

@@ -51,6 +51,7 @@ def _die_with_the_controller() -> None:
 def _open(options: argparse.Namespace) -> Any:
     import torch
     import torch.distributed as dist
+
     from taxfree_kernels.fabric.open import choose, open_fabric
 
     name = choose(options.fabric)

@@ -56,3 +56,22 @@ def launching_through(launcher: Launcher) -> Iterator[None]:
         yield
     finally:
         _launcher.reset(token)
+
+
+@contextlib.contextmanager
+def compiling() -> Iterator[None]:
+    """Within the context, kernels are compiled and loaded on this device but not run.
+
+    So that no rank waits inside a kernel for a peer that is still compiling. Interpreted kernels
+    have nothing to compile.
+    """
+    with launching_through(_compile):
+        yield
+
+
+def _compile(kernel: Kernel, args: tuple[Any, ...]) -> None:
+    compiled = kernel.function.warmup(
+        *args, grid=(kernel.grid,), **kernel.constants, **kernel.options
+    )
+    if hasattr(compiled, "_init_handles"):  # loads the binary; raises where it cannot run
+        compiled._init_handles()

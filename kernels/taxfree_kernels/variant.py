@@ -51,7 +51,7 @@ class Plan(ABC):
     """
 
     #: kernels that one call launches, collectives counted as one.
-    launches: ClassVar[int] = 1
+    launches: int = 1
 
     @abstractmethod
     def __call__(self, *tensors: torch.Tensor | None) -> torch.Tensor:

@@ -13,6 +13,7 @@ from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.launch import Kernel
 from taxfree_kernels.variant import Config, Plan, Space, Variant
 
+
 class FusedVariant(Variant):
     """A variant whose tiles are computed by ``gathered_tile``."""
 

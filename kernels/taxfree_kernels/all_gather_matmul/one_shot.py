@@ -21,6 +21,7 @@ from taxfree_kernels.all_gather_matmul.baseline import matmul_into
 from taxfree_kernels.all_gather_matmul.problem import AllGatherMatmul
 from taxfree_kernels.all_gather_matmul.tile import push_chunk
 from taxfree_kernels.device import sync
+from taxfree_kernels.device.tiles import select
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.launch import Kernel
@@ -32,7 +33,7 @@ def _gather(
     a_ptr, own_rows, gathered_ptr, inbox_ptr, slot_elements, control_ptr, heap_bases, rank,
     m, k, shard_rows, shard_columns,
     WORLD: tl.constexpr, BACKEND: tl.constexpr, GATHER_DIM: tl.constexpr, CHUNKS: tl.constexpr,
-    SEND_BLOCK: tl.constexpr,
+    SEND_BLOCK: tl.constexpr, ALIGNED: tl.constexpr,
 ):  # fmt: skip
     program = tl.program_id(0)
     generation = sync.running_generation(control_ptr)
@@ -57,7 +58,7 @@ def _gather(
                 WORLD=WORLD, BACKEND=BACKEND,
             )  # fmt: skip
         inbox_block_ptr = slot_ptr + source.to(tl.int64) * shard_rows * shard_columns
-        block_ptr = tl.where(source == rank, a_ptr, inbox_block_ptr)
+        block_ptr = select(source == rank, a_ptr, inbox_block_ptr, 16 if ALIGNED else 2)
         first_column = tl.where(GATHER_DIM == 0, 0, source * shard_columns)
         target_ptr = gathered_ptr + first_row.to(tl.int64) * k + first_column
         for start in range(begin * shard_columns, end * shard_columns, SEND_BLOCK):
@@ -91,6 +92,7 @@ class OneShotPlan(Plan):
                 "GATHER_DIM": problem.gather_dim,
                 "CHUNKS": chunks,
                 "SEND_BLOCK": config["SEND_BLOCK"],
+                "ALIGNED": problem.shard_columns % 8 == 0,
             },
         )
 
@@ -115,7 +117,10 @@ class OneShot(Variant):
         counts = self.space(problem, hardware)["CHUNKS"]
         nearest = min(counts, key=lambda count: abs(count - spaces.sending_chunks(problem)))
         at = counts.index(nearest)
-        block = self.space(problem, hardware)["SEND_BLOCK"][-1]
+        # Unaligned rows move element by element, with an address each.
+        block = self.space(problem, hardware)["SEND_BLOCK"][
+            -1 if problem.shard_columns % 8 == 0 else 0
+        ]
         order = (nearest, *counts[at + 1 : at + 2], *counts[max(0, at - 1) : at])
         return [{"CHUNKS": count, "SEND_BLOCK": block} for count in order]
 

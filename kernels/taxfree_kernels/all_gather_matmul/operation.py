@@ -45,8 +45,7 @@ def reference(
 ) -> torch.Tensor:
     """out float64 [m, n] of `rank`, from the same inputs as :func:`make_inputs`."""
     shards = [
-        _shard(problem, peer, seed, device, integers).double()
-        for peer in range(problem.world_size)
+        _shard(problem, peer, seed, device, integers).double() for peer in range(problem.world_size)
     ]
     _, weight, bias = make_inputs(problem, rank, seed, device, integers)
     assert weight is not None

@@ -79,12 +79,13 @@ def sending_chunks(problem: AllGatherMatmul) -> int:
 
 def _first_on_hopper(rows: int, chunks: int) -> list[dict[str, Any]]:
     if rows <= 64:
-        skinny = {"BLOCK_M": rows, "BLOCK_N": 64, "GROUP_M": 1, "SWAP_AB": True, "num_warps": 4,
-                  "CHUNKS": chunks}  # fmt: skip
+        skinny = {"BLOCK_M": rows, "BLOCK_N": 64, "BLOCK_K": 128, "GROUP_M": 1, "SWAP_AB": True,
+                  "num_warps": 4, "SEND_BLOCK": 8192}  # fmt: skip
         return [
-            skinny | {"BLOCK_K": 128, "SPLIT_K": 2, "num_stages": 5},
-            skinny | {"BLOCK_K": 128, "SPLIT_K": 1, "num_stages": 6},
-            skinny | {"BLOCK_K": 64, "SPLIT_K": 4, "num_stages": 6},
+            skinny | {"SPLIT_K": 4, "num_stages": 5, "CHUNKS": chunks},
+            skinny | {"SPLIT_K": 2, "num_stages": 5, "CHUNKS": 2 * chunks},
+            skinny | {"SPLIT_K": 4, "num_stages": 3, "CHUNKS": 2 * chunks},
+            skinny | {"SPLIT_K": 1, "num_stages": 4, "BLOCK_N": 32, "BLOCK_K": 256, "CHUNKS": 8},
         ]
     wide = {"GROUP_M": 8, "BLOCK_K": 64, "CHUNKS": chunks}
     eight = wide | {"BLOCK_M": 128, "SPLIT_K": 1, "num_warps": 8}
@@ -98,10 +99,10 @@ def _first_on_hopper(rows: int, chunks: int) -> list[dict[str, Any]]:
 
 
 def _first_on_cdna(rows: int) -> list[dict[str, Any]]:
-    """From the field's experience on MI300X: two stages, 64 of K (128 overflows the LDS), 8 warps."""
+    """From the field's experience on MI300X: two stages, and 64 of K where tiles are wide."""
     common = {"BLOCK_K": 64, "num_stages": 2, "matrix_instr_nonkdim": 16}
     if rows <= 64:
-        skinny = common | {"BLOCK_M": rows, "GROUP_M": 1, "num_warps": 4}
+        skinny = common | {"BLOCK_M": rows, "BLOCK_K": 128, "GROUP_M": 1, "num_warps": 4}
         return [
             skinny | {"BLOCK_N": 64, "SPLIT_K": 4, "CHUNKS": 1},
             skinny | {"BLOCK_N": 32, "SPLIT_K": 2, "CHUNKS": 4},

@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 
 from taxfree_kernels.device import sync
-from taxfree_kernels.device.tiles import accumulate, copy, tile_of
+from taxfree_kernels.device.tiles import accumulate, copy, select, tile_of
 
 
 @triton.jit
@@ -118,9 +118,7 @@ def gathered_tile(
             a_rows = sync.translate(slot_ptr + shard_row * k, heap_bases, rank, source)
         else:
             a_rows = slot_ptr + rows.to(tl.int64) * k
-        a_rows = tl.where(source == rank, a_ptr + own_row * k, a_rows)
-        if EVEN_K:  # Triton 3.9 forgets the alignment of a select
-            a_rows = tl.multiple_of(a_rows, 16)
+        a_rows = select(source == rank, a_ptr + own_row * k, a_rows, 16 if EVEN_K else 2)
         acc = accumulate(
             acc, a_rows, 0, row_mask, w_cols, stride_wk, col_mask, 0, k, step_begin, step_end,
             1, BLOCK_K, EVEN_K, SWAP_AB,

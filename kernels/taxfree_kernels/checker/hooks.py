@@ -11,7 +11,6 @@ import contextlib
 import inspect
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import cache
 from typing import Any, Protocol
 
 import numpy as np
@@ -66,7 +65,7 @@ def observed_by(observer: Observer) -> Iterator[None]:
     original_patch, original_options = interpreter._patch_lang, builder.options
     original_dtype = interpreter._get_np_dtype
     interpreter._patch_lang = lambda function: interpreter._LangPatchScope()
-    interpreter._get_np_dtype = cache(original_dtype)
+    interpreter._get_np_dtype = _by_name(original_dtype)
     # Looking for overflows in integer arithmetic is a third of the interpreter's time.
     builder.options = replace(original_options, sanitize_overflow=False)
     builder.__dict__.update(hooks)
@@ -83,6 +82,19 @@ def observed_by(observer: Observer) -> Iterator[None]:
 def _patched_language(interpreter: Any) -> Any:
     """Patch what a function of this module sees of the language: `tl` and `core`."""
     return interpreter._patch_lang(_patched_language)
+
+
+def _by_name(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Triton's look-up of NumPy types, which builds its table each time, remembered."""
+    known: dict[str, Any] = {}
+
+    def numpy_type(kind: Any) -> Any:
+        name = kind.scalar.name
+        if name not in known:
+            known[name] = original(kind)
+        return known[name]
+
+    return numpy_type
 
 
 def _active(pointers: Any, mask: Any) -> np.ndarray:

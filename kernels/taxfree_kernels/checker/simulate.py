@@ -350,7 +350,6 @@ def _control_word(world_size: int, offset: int) -> str:
         word.value: name
         for word, name in (
             (sync.GENERATION, "generation word"),
-            (sync.ARRIVALS, "arrival counter"),
             (sync.LIMIT, "bound of waits"),
             (sync.ABORT, "abort word"),
             (sync.REPORTED, "reported word"),

@@ -93,9 +93,9 @@ class Watch:
 
     def on_tensor(self, tensor: torch.Tensor, *, writes: bool) -> None:
         """A library operation of a host touches a tensor; not a scheduling point."""
-        addresses = _element_addresses(tensor)
-        if not self._scheduler.is_running or self._shadow.find(int(addresses[0])) is None:
+        if not self._scheduler.is_running or self._shadow.find(tensor.data_ptr()) is None:
             return
+        addresses = _element_addresses(tensor)
         access = self._access(self._scheduler.current.owner.actor, writes=writes)
         self._check_plain(access, addresses, tensor.element_size(), at_once=False)
         if writes:
@@ -199,23 +199,33 @@ class TorchOperations(TorchDispatchMode):
         super().__init__()
         self._on_tensor = on_tensor
 
-    def __torch_dispatch__(
-        self, function: Any, types: Any, args: tuple = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
-        named = dict(kwargs or {})
-        if not function.is_view:
-            parameters = function._schema.arguments
-            for parameter, value in zip(parameters, args, strict=False):
-                self._tell(parameter, value)
-            for parameter in parameters[len(args) :]:
-                self._tell(parameter, named.get(parameter.name))
-        return function(*args, **named)
-
-    def _tell(self, parameter: Any, value: Any) -> None:
+    def tell(self, parameter: Any, value: Any) -> None:
+        """Tell of one argument of an operation."""
         writes = parameter.alias_info is not None and parameter.alias_info.is_write
         for leaf in tree_leaves(value):
             if isinstance(leaf, torch.Tensor) and leaf.numel():
                 self._on_tensor(leaf, writes=writes)
+
+
+def _dispatch(
+    mode: TorchOperations,
+    function: Any,
+    types: Any,
+    args: tuple = (),
+    kwargs: Mapping[str, Any] | None = None,
+) -> Any:
+    named = dict(kwargs or {})
+    if not function.is_view:
+        parameters = function._schema.arguments
+        for parameter, value in zip(parameters, args, strict=False):
+            mode.tell(parameter, value)
+        for parameter in parameters[len(args) :]:
+            mode.tell(parameter, named.get(parameter.name))
+    return function(*args, **named)
+
+
+# Set from outside: a method of the class's body is wrapped in what imports torch's compiler, 2 s.
+TorchOperations.__torch_dispatch__ = _dispatch  # type: ignore[assignment, method-assign]
 
 
 def _element_addresses(tensor: torch.Tensor) -> np.ndarray:

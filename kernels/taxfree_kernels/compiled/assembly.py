@@ -96,13 +96,14 @@ class Assembly:
 
     @cached_property
     def loops(self) -> list[Loop]:
-        """Natural loops, one per header."""
+        """Natural loops, one per header; of two headers that one tail returns to, the outer."""
         dominators = self._dominators()
         bodies: dict[int, set[int]] = {}
         for tail, block in enumerate(self.blocks):
-            for header in block.successors:
-                if header in dominators[tail]:
-                    bodies.setdefault(header, {header}).update(self._body(header, tail))
+            headers = dominators[tail].intersection(block.successors)
+            if headers:
+                header = min(headers, key=lambda one: len(dominators[one]))
+                bodies.setdefault(header, {header}).update(self._body(header, tail))
         return [Loop(header, frozenset(body)) for header, body in bodies.items()]
 
     def places(self, *roles: Role) -> list[Place]:
@@ -230,8 +231,21 @@ def _connect(blocks: list[Block], targets: list[list[str]], falls_through: list[
         if falls_through[index] and index + 1 < len(blocks):
             block.successors.append(index + 1)
     _run_masked_acquires(blocks)
+    for block in blocks:
+        block.successors = [_through_empty(blocks, successor) for successor in block.successors]
     for index in set(range(len(blocks))) - _reachable(blocks):
         blocks[index] = Block("unreachable")
+
+
+def _through_empty(blocks: list[Block], index: int) -> int:
+    """Where a jump to `index` really ends."""
+    seen = {index}
+    while not blocks[index].instructions and len(blocks[index].successors) == 1:
+        index = blocks[index].successors[0]
+        if index in seen:
+            break
+        seen.add(index)
+    return index
 
 
 def _run_masked_acquires(blocks: list[Block]) -> None:

@@ -65,27 +65,28 @@ class Case:
 
 
 def cases(
-    op: str, device: str, corners: bool = False, variants: tuple[str, ...] | None = None
+    op: str, device: str, corners: bool = False, examples: int | None = None
 ) -> Iterator[Case]:
-    """The cases of an operation on a device: default configs, with `corners` also the extremes.
+    """The cases of an operation on a device, for every variant.
+
+    Args:
+        corners: not only default configs, also the further first ones and the ends of each knob.
+        examples: only so many of the operation's examples.
 
     Raises:
         KeyError: the operation has no examples here yet.
     """
     hardware = KNOWN[device]
-    for example in EXAMPLES[op]:
+    for example in EXAMPLES[op][:examples]:
         problem = registry.problem_class(op)(**example.fields)
         for name, variant in registry.variants(op).items():
-            if variants is not None and name not in variants:
-                continue
             if variant.refuses_problem(problem, hardware):
                 continue
             default = variant.first_configs(problem, hardware)[0]
             configs = [default, *(_others(variant, problem, hardware) if corners else ())]
             for config in configs:
-                yield Case(
-                    op, problem, name, config, device, example.aligned, config is default
-                )
+                is_default = config is default
+                yield Case(op, problem, name, config, device, example.aligned, is_default)
 
 
 def _others(variant: Variant, problem: Any, hardware: Hardware) -> list[Config]:

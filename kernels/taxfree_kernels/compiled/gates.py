@@ -64,10 +64,13 @@ class Subject:
     def poll_loops(self) -> list[Loop]:
         """Innermost loops that read a word that a peer writes."""
         code = self.assembly
-        return [
-            loop for loop in code.loops if _any(code, loop, Role.POLL) and not code.nested(loop)
-        ]
+        return [loop for loop in code.loops if _polls(code, loop) and not code.nested(loop)]
 
+
+_PROGRESS = (
+    Role.POLL, Role.ACQUIRE, Role.RELEASE, Role.CAS, Role.LOAD, Role.COPY, Role.STORE,
+    Role.SHARED_STORE, Role.MATRIX,
+)  # fmt: skip
 
 Gate = Callable[[Subject], Iterator[Violation]]
 GATES: dict[str, Gate] = {}
@@ -85,6 +88,13 @@ def violations(subject: Subject) -> list[Violation]:
 
 def _any(code: Assembly, loop: Loop, *roles: Role) -> bool:
     return any(instruction.plays(*roles) for instruction in code.inside(loop))
+
+
+def _polls(code: Assembly, loop: Loop) -> bool:
+    return any(
+        instruction.plays(Role.POLL) or _is_system_acquire(instruction)
+        for instruction in code.inside(loop)
+    )
 
 
 def _system(code: Assembly, role: Role) -> list[Place]:
@@ -127,27 +137,22 @@ def stores_drained(subject: Subject) -> Iterator[Violation]:
 
 @_gate
 def system_scope(subject: Subject) -> Iterator[Violation]:
-    """Signals reach the system: no release or acquire of the source lost its scope on the way.
+    """What is released and acquired at system scope in the source, is in the assembly.
 
-    Releases at device scope are those of counters, which acquire as well.
+    Device scope is for counters, which acquire and release at once.
     """
-    for semantics, scope in _orders(subject.ttir):
+    code, orders = subject.assembly, _orders(subject.ttir)
+    for semantics, scope in orders:
         if scope != "sys" and semantics != "acq_rel":
             yield Violation("system_scope", f"{semantics} at {scope} scope in the source")
-    code = subject.assembly
-    for role, names in (
-        (Role.RELEASE, ("release", "acq_rel")),
-        (Role.ACQUIRE, ("acquire", "acq_rel")),
-    ):
-        wanted = sum(
-            semantics in names and scope == "sys" for semantics, scope in _orders(subject.ttir)
-        )
-        there = len(_system(code, role))
-        if there < wanted:
-            yield Violation(
-                "system_scope",
-                f"{wanted} {names[0]} at system scope in the source, {there} in the assembly",
-            )
+    for role, name in ((Role.RELEASE, "release"), (Role.ACQUIRE, "acquire")):
+        wanted = sum(name in _ORDERS[semantics] and scope == "sys" for semantics, scope in orders)
+        if wanted and not _system(code, role):
+            yield Violation("system_scope", f"no {name} at system scope in the assembly")
+        narrow = [place for place in code.places(role) if code.at(place).scope != "sys"]
+        counters = sum(scope != "sys" for _, scope in orders)
+        if orders and len(narrow) > counters:
+            yield _found(system_scope, f"{name} lost its system scope", code.at(narrow[0]))
 
 
 @_gate
@@ -166,14 +171,23 @@ def bulk_stores_done(subject: Subject) -> Iterator[Violation]:
 
 @_gate
 def poll_in_loop(subject: Subject) -> Iterator[Violation]:
-    """The polled load was not moved out of its loop, nor the loop deleted."""
+    """The polled load was not moved out of its loop, nor the loop deleted.
+
+    An acquire is in a loop of polls, or before it (when the first poll acquires), or after it.
+    """
     code = subject.assembly
-    if not _system(code, Role.ACQUIRE):
-        return
-    in_loops = {block for loop in subject.poll_loops for block in loop.blocks}
+    spinning = {
+        code.at(place).line
+        for loop in subject.poll_loops
+        for place in code.places(Role.POLL, Role.ACQUIRE)
+        if place[0] in loop.blocks
+    }
     for place in _system(code, Role.ACQUIRE):
-        if not _reaches(code, place, in_loops) and not _spins(code, place):
-            yield _found(poll_in_loop, "acquire without a polling loop before it", code.at(place))
+        around = {code.at(place).line}
+        around.update(one.line for one in code.walk(place, _never))
+        around.update(one.line for one in code.walk(place, _never, backwards=True))
+        if not around & spinning:
+            yield _found(poll_in_loop, "acquire without a polling loop", code.at(place))
 
 
 @_gate
@@ -220,6 +234,23 @@ def no_weak_poll(subject: Subject) -> Iterator[Violation]:
     code = subject.assembly
     for place in code.places(Role.CAS, Role.VOLATILE):
         yield _found(no_weak_poll, "compare-and-swap or volatile load", code.at(place))
+
+
+@_gate
+def no_blind_spin(subject: Subject) -> Iterator[Violation]:
+    """No loop of barriers whose threads only look at shared memory that it does not write.
+
+    Some compilers part the thread that polls from the loop of those that wait for it.
+    """
+    code = subject.assembly
+    for loop in code.loops:
+        if code.nested(loop):
+            continue
+        inside = list(code.inside(loop))
+        looks = any(one.plays(Role.SHARED_LOAD) for one in inside)
+        waits = [one for one in inside if one.plays(Role.BARRIER)]
+        if looks and waits and not any(one.plays(*_PROGRESS) for one in inside):
+            yield _found(no_blind_spin, "a loop that waits for a thread outside of it", waits[0])
 
 
 # -- speed --------------------------------------------------------------------------------------
@@ -317,6 +348,13 @@ def _is_system_acquire(instruction: Instruction) -> bool:
     return instruction.plays(Role.ACQUIRE) and instruction.scope == "sys"
 
 
+_ORDERS = {
+    "release": ("release",),
+    "acquire": ("acquire",),
+    "acq_rel": ("acquire", "release"),
+}
+
+
 def _orders(ttir: str) -> list[tuple[str, str]]:
     """(semantics, scope) of the ordered atomics of the source."""
     found = re.findall(r"tt\.atomic_(?:rmw \w+|cas|load|store)[, ]+(\w+), (\w+),", ttir)
@@ -337,24 +375,12 @@ def _last_barriers(code: Assembly, place: Place) -> list[Place]:
     return [barrier for barrier in code.places(Role.BARRIER) if code.at(barrier) in met]
 
 
-def _reaches(code: Assembly, place: Place, blocks: set[int]) -> bool:
-    """Whether a way back from `place` meets a poll of `blocks` before another acquire."""
-    lines = {
-        instruction.line
-        for block in blocks
-        for instruction in code.blocks[block].instructions
-        if instruction.plays(Role.POLL)
-    }
-    return any(one.line in lines for one in code.walk(place, _is_system_acquire, backwards=True))
-
-
-def _spins(code: Assembly, place: Place) -> bool:
-    """Whether the acquire at `place` is itself the poll of a loop."""
-    return any(place[0] in loop.blocks and not code.nested(loop) for loop in code.loops)
+def _never(instruction: Instruction) -> bool:
+    return False
 
 
 def _acquires_after(code: Assembly, place: Place) -> bool:
-    return any(_is_system_acquire(one) for one in code.walk(place, lambda _: False))
+    return any(_is_system_acquire(one) for one in code.walk(place, _never))
 
 
 def _small_shares(subject: Subject) -> set[int]:

@@ -17,6 +17,17 @@ def tile_of(index, tiles_m, tiles_n, GROUP_M: tl.constexpr):
 
 
 @triton.jit
+def select(condition, one, other, ALIGNMENT: tl.constexpr):
+    """``tl.where`` for pointers into different tensors.
+
+    Through addresses, because Triton 3.6 cannot select pointers on AMD, and 3.9 forgets their
+    alignment: ALIGNMENT is what both are known to have, in bytes.
+    """
+    address = tl.where(condition, tl.cast(one, tl.int64), tl.cast(other, tl.int64))
+    return tl.multiple_of(tl.cast(address, one.dtype), ALIGNMENT)
+
+
+@triton.jit
 def copy(target_ptr, source_ptr, begin, end, BLOCK: tl.constexpr):
     """Copy elements [begin, end); both pointers should be known to be aligned to 16 bytes."""
     for start in range(begin, end, BLOCK):

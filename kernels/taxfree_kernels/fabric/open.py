@@ -16,7 +16,10 @@ if TYPE_CHECKING:
 
     from taxfree_kernels.fabric.base import Fabric
 
-_PROVIDERS = {"cuda": (cuda.CudaFabric, cuda.unavailable), "host": (host.HostFabric, host.unavailable)}
+_PROVIDERS = {
+    "cuda": (cuda.CudaFabric, cuda.unavailable),
+    "host": (host.HostFabric, host.unavailable),
+}
 
 
 def probe() -> dict[str, str | None]:
@@ -35,7 +38,9 @@ def choose(name: str = "auto") -> str:
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "host"
     if name not in _PROVIDERS:
-        raise FabricUnavailable(f"unknown fabric {name!r}", f"one of: auto, {', '.join(_PROVIDERS)}")
+        raise FabricUnavailable(
+            f"unknown fabric {name!r}", f"one of: auto, {', '.join(_PROVIDERS)}"
+        )
     reason = _PROVIDERS[name][1]()
     if reason is not None:
         raise FabricUnavailable(f"fabric {name}: {reason}", "see `taxfree doctor`")

@@ -1,0 +1,35 @@
+"""The protocol checker: races and deadlocks of fused kernels, found on a CPU.
+
+All ranks run in one process under a seeded scheduler; every access is checked against what happened
+before it. ``docs/memory-model.md`` says what this sees and what it cannot see. Needs kernels that
+are interpreted: ``TRITON_INTERPRET=1`` before Triton is imported.
+"""
+
+from taxfree_kernels.checker.check import (
+    MIXED,
+    Checked,
+    ProtocolError,
+    assert_protocol_holds,
+    check_variant,
+    checkable_variants,
+    coverage_rows,
+)
+from taxfree_kernels.checker.coverage import Wanted
+from taxfree_kernels.checker.report import Reason, Violation
+from taxfree_kernels.checker.simulate import Outcome, SimulatedFabric, Simulation
+
+__all__ = [
+    "MIXED",
+    "Checked",
+    "Outcome",
+    "ProtocolError",
+    "Reason",
+    "SimulatedFabric",
+    "Simulation",
+    "Violation",
+    "Wanted",
+    "assert_protocol_holds",
+    "check_variant",
+    "checkable_variants",
+    "coverage_rows",
+]

@@ -1,0 +1,248 @@
+"""Mutants of device functions: one synchronising construct deleted or weakened in each.
+
+They test the checker: what it does not report, it would not see in a new kernel either. A mutant is
+made from the function's syntax tree and put in the place of what the interpreter runs, so that
+every kernel that calls the function gets it; files and modules stay as they are.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import copy
+import inspect
+import textwrap
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from taxfree_kernels.checker.coverage import jitted, synchronises
+from taxfree_kernels.checker.sites import Line
+
+_WEAKER = {
+    "acquire": ("relaxed",),
+    "release": ("relaxed",),
+    "acq_rel": ("acquire", "release"),
+    "sys": ("gpu",),
+    "gpu": ("cta",),
+}
+# What changes for a call of these, by the name after the last dot: position -> what it is.
+_CHANNEL, _PEER, _LAST = 1, 2, 3
+_PLACES = {
+    "signal": {_CHANNEL: "channel", _PEER: "peer"},
+    "wait": {_CHANNEL: "channel", _PEER: "source"},
+    "translate": {_LAST: "peer"},
+}
+
+Change = tuple[str, ast.AST | None]  # what it does, and what stands in the node's place
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """A device function with one change.
+
+    Args:
+        function: the interpreted function.
+        line: that is changed.
+        change: in words.
+        node: which node of the function's tree, in walking order.
+        replacement: what takes its place; None deletes a statement.
+    """
+
+    function: Any
+    line: Line
+    change: str
+    node: int
+    replacement: ast.AST | None
+
+    def __str__(self) -> str:
+        return f"{self.line.where} {self.line.function}: {self.change}"
+
+    @contextlib.contextmanager
+    def installed(self) -> Iterator[None]:
+        """Within the context, the interpreter runs the mutant."""
+        from triton.runtime.interpreter import FunctionRewriter
+
+        rewriter = FunctionRewriter(self.function.fn, **self.function.kwargs)
+        rewriter.ast_transformer = _Mutating(self, rewriter.ast_transformer)
+        known, original = type(self.function).rewritten_fn, self.function.rewrite()
+        known[self.function.fn] = rewriter.rewrite_ast()
+        try:
+            yield
+        finally:
+            known[self.function.fn] = original
+
+
+def mutants(functions: Sequence[Any]) -> Iterator[Mutant]:
+    """All mutants of interpreted functions."""
+    for function in functions:
+        lines, first = inspect.getsourcelines(function.fn)
+        definition = _definition(ast.parse(textwrap.dedent("".join(lines))))
+        for index, node in enumerate(ast.walk(definition)):
+            for change, replacement in _changes(node, function):
+                number = first - 1 + getattr(node, "lineno", definition.lineno)
+                line = Line(inspect.getfile(function.fn), number, function.fn.__name__)
+                yield Mutant(function, line, change, index, replacement)
+
+
+def _definition(tree: ast.Module) -> ast.FunctionDef:
+    definition = tree.body[0]
+    assert isinstance(definition, ast.FunctionDef)
+    definition.decorator_list = []  # the interpreter's own tree begins below them
+    return definition
+
+
+class _Mutating:
+    """Stands before the interpreter's own transformation of the tree."""
+
+    def __init__(self, mutant: Mutant, original: Any) -> None:
+        self._mutant, self._original = mutant, original
+
+    def visit(self, tree: ast.Module) -> Any:
+        target = list(ast.walk(_definition(tree)))[self._mutant.node]
+        changed = _Replace(target, copy.deepcopy(self._mutant.replacement)).visit(tree)
+        return self._original.visit(ast.fix_missing_locations(changed))
+
+
+class _Replace(ast.NodeTransformer):
+    def __init__(self, target: ast.AST, replacement: ast.AST | None) -> None:
+        self._target, self._replacement = target, replacement
+
+    def visit(self, node: ast.AST) -> Any:
+        if node is not self._target:
+            return self.generic_visit(node)
+        if self._replacement is None:
+            return ast.copy_location(ast.Pass(), node)
+        replacement = ast.copy_location(self._replacement, node)
+        return replacement
+
+
+# -- what is changed ------------------------------------------------------------------------------
+
+
+def _changes(node: ast.AST, function: Any) -> Iterator[Change]:
+    match node:
+        case ast.Call():
+            yield from _changes_of_call(node, function)
+        case ast.Expr(value=ast.Call() as call) if _is_synchronising(call, function):
+            yield f"{_name(call)}(...) deleted", None
+        case ast.While():
+            yield "no polling loop", _with(node, test=ast.Constant(False))
+        case ast.Compare(left=ast.Name(id="lead"), comparators=[ast.Constant(value=0)]):
+            previous = _with(node, comparators=[ast.Constant(-1)])
+            yield "the previous generation will do", previous
+        case ast.BinOp():
+            yield from _changes_of_arithmetic(node)
+        case ast.FunctionDef() | ast.If():
+            yield from _signals_first(node)
+
+
+def _changes_of_call(call: ast.Call, function: Any) -> Iterator[Change]:
+    name = _name(call)
+    yield from _weaker_constants(call)
+    if name in ("wait", "wait_for_rows"):
+        yield f"{name}(...) deleted", ast.Constant(True)
+    if _is_synchronising(call, function):
+        yield from _other_generations(call)
+    for position, what in _PLACES.get(name, {}).items():
+        nothing = _product(call.args[position], 0)
+        if what == "channel":
+            yield f"{name}: channel 0", _with_argument(call, position, nothing)
+        else:
+            own = ast.BinOp(nothing, ast.Add(), ast.Name("rank", ast.Load()))
+            yield f"{name}: own rank as {what}", _with_argument(call, position, own)
+    match call.func:
+        case ast.Attribute(value=ast.Name(id="rank" | "source" as whose), attr="to"):
+            yield f"the block of {whose} 0", _product(call, 0)
+
+
+def _weaker_constants(call: ast.Call) -> Iterator[Change]:
+    for position, argument in enumerate(call.args):
+        for weaker in _weaker(argument):
+            change = f"{_name(call)}: {ast.unparse(argument)} -> {weaker.value!r}"
+            yield change, _with_argument(call, position, weaker)
+    for position, keyword in enumerate(call.keywords):
+        for weaker in _weaker(keyword.value):
+            keywords = list(call.keywords)
+            keywords[position] = ast.keyword(keyword.arg, weaker)
+            change = f"{_name(call)}: {ast.unparse(keyword)} -> {weaker.value!r}"
+            yield change, _with(call, keywords=keywords)
+
+
+def _weaker(value: ast.expr) -> list[ast.Constant]:
+    if isinstance(value, ast.Constant) and isinstance(value.value, str):
+        return [ast.Constant(weaker) for weaker in _WEAKER.get(value.value, ())]
+    return []
+
+
+def _other_generations(call: ast.Call) -> Iterator[Change]:
+    for position, argument in enumerate(call.args):
+        if isinstance(argument, ast.Name) and argument.id == "generation":
+            for operator, sign in ((ast.Sub(), "-"), (ast.Add(), "+")):
+                other = ast.BinOp(argument, operator, ast.Constant(1))
+                change = f"{_name(call)}: generation {sign} 1"
+                yield change, _with_argument(call, position, other)
+
+
+def _changes_of_arithmetic(node: ast.BinOp) -> Iterator[Change]:
+    match node:
+        case ast.BinOp(left=ast.Name(id="generation"), op=ast.Mod()):
+            yield "one payload slot", _with(node, right=ast.Constant(1))
+            yield "the other payload slot", _with(
+                node, left=ast.BinOp(node.left, ast.Add(), ast.Constant(1))
+            )
+        case ast.BinOp(op=ast.BitAnd() | ast.BitOr()):
+            yield f"{_short(node)}: only the left side", node.left
+            yield f"{_short(node)}: only the right side", node.right
+        case ast.BinOp(op=ast.Add() | ast.Sub(), right=ast.Constant(value=1)):
+            yield f"{_short(node)}: without the 1", node.left
+            yield f"{_short(node)}: 2", _with(node, right=ast.Constant(2))
+
+
+def _signals_first(node: ast.FunctionDef | ast.If) -> Iterator[Change]:
+    """The data stored after the signal that announces it."""
+    names = [
+        _name(each.value) if isinstance(each, ast.Expr) and isinstance(each.value, ast.Call) else ""
+        for each in node.body
+    ]
+    if "copy" in names and "signal" in names:
+        data, signal = names.index("copy"), names.index("signal")
+        body = [each for each in node.body if each is not node.body[data]]
+        body.insert(signal, node.body[data])
+        yield "signal before the data", _with(node, body=body)
+
+
+def _is_synchronising(call: ast.Call, function: Any) -> bool:
+    name = ast.unparse(call.func)
+    if name.startswith("tl.atomic_"):
+        return True
+    callee = jitted(name, function.fn.__globals__)
+    return callee is not None and synchronises(callee)
+
+
+def _name(call: ast.Call) -> str:
+    return ast.unparse(call.func).rpartition(".")[2]
+
+
+def _short(node: ast.AST) -> str:
+    text = ast.unparse(node)
+    return text if len(text) <= 50 else f"{text[:47]}..."
+
+
+def _product(value: ast.expr, factor: int) -> ast.expr:
+    return ast.BinOp(value, ast.Mult(), ast.Constant(factor))
+
+
+def _with_argument(call: ast.Call, position: int, value: ast.expr) -> ast.Call:
+    arguments = list(call.args)
+    arguments[position] = value
+    return _with(call, args=arguments)
+
+
+def _with(node: Any, **fields: Any) -> Any:
+    changed = copy.copy(node)
+    for name, value in fields.items():
+        setattr(changed, name, value)
+    return changed
+
+

@@ -1,0 +1,43 @@
+"""Tiny problems of each operation that, together, execute every synchronising line.
+
+They are ragged where that matters: shards without rows, more than one tile either way, K that is no
+multiple of a block.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from taxfree_kernels.errors import PlanError
+from taxfree_kernels.variant import problem_class
+
+WORLD_SIZES = (2, 3)
+
+
+def tiny_problems(op: str, world_size: int) -> list[Any]:
+    """The problems that a check of `op` runs on when none are given.
+
+    Raises:
+        PlanError: none are known.
+    """
+    make = problem_class(op)
+    if op not in _FIELDS:
+        raise PlanError(f"no problems to check {op} on are known", "give some with --shapes")
+    return [make(world_size=world_size, **fields) for fields in _FIELDS[op](world_size)]
+
+
+def _all_gather_matmul(world_size: int) -> list[dict[str, Any]]:
+    smallest: list[dict[str, Any]] = [
+        {"m": 5, "n": 32, "k": 16 * world_size, "gather_dim": 1, "bias": True},
+        {"m": 4, "n": 32, "k": 32, "gather_dim": 0},  # with 3 ranks, the last has no rows
+    ]
+    if world_size > 2:
+        return smallest
+    return [
+        *smallest,
+        {"m": 17, "n": 32, "k": 24 * world_size, "gather_dim": 1},
+        {"m": 19, "n": 40, "k": 32, "gather_dim": 0, "dtype": "bfloat16", "weight_layout": "kn"},
+    ]
+
+
+_FIELDS = {"all_gather_matmul": _all_gather_matmul}

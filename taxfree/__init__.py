@@ -1,0 +1,57 @@
+"""Fused multi-GPU kernels, chosen per shape from what was measured on this machine.
+
+    import taxfree
+
+    rt = taxfree.init()                       # on torch.distributed's default group
+    y = rt.all_gather_matmul(a_shard, weight)
+
+Names are imported when they are first used, so that the command line's help loads no torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from taxfree._version import __version__
+
+if TYPE_CHECKING:
+    from taxfree.dispatch import Choice
+    from taxfree.errors import NoRecord, TaxfreeError, UsageError
+    from taxfree.runtime import Memory, Runtime, init
+    from taxfree_kernels.errors import FabricUnavailable, PeerTimeout
+
+_HOMES = {
+    "Choice": "taxfree.dispatch",
+    "FabricUnavailable": "taxfree_kernels.errors",
+    "Memory": "taxfree.runtime",
+    "NoRecord": "taxfree.errors",
+    "PeerTimeout": "taxfree_kernels.errors",
+    "Runtime": "taxfree.runtime",
+    "TaxfreeError": "taxfree.errors",
+    "UsageError": "taxfree.errors",
+    "init": "taxfree.runtime",
+}
+
+__all__ = [
+    "Choice",
+    "FabricUnavailable",
+    "Memory",
+    "NoRecord",
+    "PeerTimeout",
+    "Runtime",
+    "TaxfreeError",
+    "UsageError",
+    "__version__",
+    "init",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'taxfree' has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

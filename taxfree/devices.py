@@ -1,0 +1,76 @@
+"""What this machine has, as far as the controller needs it: without initialising a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from taxfree.errors import HardwareError
+from taxfree_kernels.hardware import KNOWN
+
+_CONTROL_BYTES = 1 << 20
+_LEAST_HEAP_BYTES = 4 << 20
+_HOST_RANKS = 2
+
+
+def available_gpus() -> int:
+    """GPUs that torch can see; asks the driver, and initialises none."""
+    import torch
+
+    return torch.cuda.device_count()
+
+
+def fabric_for(name: str) -> str:
+    """The fabric that ``auto`` stands for on this machine, or `name` itself.
+
+    Raises:
+        HardwareError: a GPU fabric is asked for, and there is no GPU.
+    """
+    import torch
+
+    if name == "auto":
+        if not available_gpus():
+            return "host"
+        return "rocm" if torch.version.hip else "cuda"
+    if name != "host" and not available_gpus():
+        raise HardwareError(
+            f"fabric {name}: torch {torch.__version__} sees no GPU",
+            "--fabric host interprets the kernels on the CPU; see `taxfree doctor`",
+        )
+    return name
+
+
+def world_sizes(fabric: str) -> tuple[int, ...]:
+    """World sizes where none is asked for: all GPUs, or two ranks on the host."""
+    return (_HOST_RANKS,) if fabric == "host" else (available_gpus(),)
+
+
+def require(fabric: str, ranks: int) -> None:
+    """Check that every rank has a device of its own.
+
+    Raises:
+        HardwareError: there are fewer GPUs than ranks.
+    """
+    if fabric == "host":
+        return
+    count = available_gpus()
+    if ranks > count:
+        raise HardwareError(
+            f"{ranks} GPUs are asked for, {count} {'is' if count == 1 else 'are'} there",
+            f"--gpus {count}, or --fabric host to interpret the kernels on the CPU",
+        )
+
+
+def gpu_name(fabric: str) -> str | None:
+    """The name by which records know this machine's devices; None where the driver is silent."""
+    if fabric == "host":
+        return KNOWN["cpu"].name
+    from taxfree.environment import gpus
+
+    return next((str(gpu["name"]) for gpu in gpus()), None)
+
+
+def heap_bytes(problems: Sequence[Any]) -> int:
+    """Symmetric memory that any variant of these problems needs: two payload slots, and control."""
+    slot = max((problem.slot_bytes for problem in problems), default=0)
+    return max(_LEAST_HEAP_BYTES, 2 * slot + _CONTROL_BYTES)

@@ -1,0 +1,120 @@
+"""The choice between fused and library for a problem, from the tuning table alone.
+
+Depends only on what is equal on all ranks: the problem, the table, the sources, the settings.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from taxfree import identity
+from taxfree.errors import NoRecord
+from taxfree.settings import Settings
+from taxfree_kernels.hardware import Hardware
+from taxfree_kernels.variant import variants
+from taxfree_tuning_db import LookUp, Measurement, Table, differing_fields, look_up
+
+NEIGHBOUR_OCTAVES = 1.0  # beyond a factor of two another tile shape wins
+
+Kind = Literal["exact", "neighbour", "baseline", "disabled", "unprepared"]
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What runs for a problem, and why.
+
+    Args:
+        kind: "exact": its own record; "neighbour": a similar problem's config; "baseline": no
+            record serves; "disabled": the environment or a disagreement of ranks forbids fused
+            paths; "unprepared": met first under graph capture.
+        variant, config: what runs.
+        why: one line.
+    """
+
+    kind: Kind
+    variant: str
+    config: dict[str, Any] = field(default_factory=dict)
+    why: str = ""
+
+
+class Dispatcher:
+    """Chooses from a table.
+
+    Args:
+        table: the records.
+        hardware: of the ranks.
+        settings: what the environment says.
+    """
+
+    def __init__(self, table: Table, hardware: Hardware, settings: Settings | None = None) -> None:
+        self._table, self._hardware = table, hardware
+        self._settings = settings or Settings.from_environment()
+        self._fingerprint = identity.hardware_fingerprint(hardware)
+
+    def look_up(self, op: str, problem: Any) -> LookUp:
+        """The record that serves a problem, with the steps that led to it."""
+        return look_up(
+            self._table,
+            op,
+            dataclasses.asdict(problem),
+            self._fingerprint,
+            identity.software_fingerprint(),
+            identity.kernel_hashes(op),
+            identity.near_fields(op),
+        )
+
+    def choose(self, op: str, problem: Any) -> Choice:
+        """What to run.
+
+        Raises:
+            NoRecord: with ``TAXFREE_STRICT``, when the problem has no record of its own.
+        """
+        if self._settings.disable:
+            return Choice("disabled", "baseline", why="TAXFREE_DISABLE is set")
+        found = self.look_up(op, problem)
+        if self._settings.strict and found.kind != "exact":
+            raise NoRecord(*_explain_miss(problem, found))
+        if found.record is None or found.kind not in ("exact", "neighbour"):
+            return Choice("baseline", "baseline", why=found.ladder[-1].why)
+        winner = found.record.winner
+        if found.kind == "exact":
+            flags = ", ".join(found.soft_mismatches)
+            why = "its own record" + (f", measured with another {flags}" if flags else "")
+            return Choice("exact", winner.variant, dict(winner.config), why)
+        near = {name: found.record.problem[name] for name in identity.near_fields(op)}
+        lender = "the record of " + " ".join(f"{name}={value}" for name, value in near.items())
+        reason = _too_far(problem, near) or self._illegal(op, problem, winner)
+        if reason is not None:
+            return Choice("baseline", "baseline", why=f"{lender} does not fit: {reason}")
+        return Choice("neighbour", winner.variant, dict(winner.config), lender)
+
+    def _illegal(self, op: str, problem: Any, winner: Measurement) -> str | None:
+        """Why a neighbour's config does not serve a problem, or None."""
+        variant, config = variants(op)[winner.variant], winner.config
+        reason = variant.refuses_problem(problem, self._hardware)
+        if reason is not None:
+            return reason
+        space = variant.space(problem, self._hardware)
+        for knob, value in config.items():
+            if value not in space.get(knob, ()):
+                return f"{knob}={value} is not in the space of this problem"
+        return variant.refuses_config(problem, self._hardware, config)
+
+
+def _too_far(problem: Any, near: dict[str, Any]) -> str | None:
+    """Why a neighbour with these sizes is too unlike the problem, or None."""
+    octaves = sum(abs(math.log2(size / getattr(problem, name))) for name, size in near.items())
+    return f"{2**octaves:.3g} times off" if octaves > NEIGHBOUR_OCTAVES else None
+
+
+def _explain_miss(problem: Any, found: LookUp) -> tuple[str, str]:
+    message = f"no record of its own for {problem}"
+    nearest = found.record or found.nearest
+    if nearest is None:
+        return message, "the table is empty: run `taxfree tune`"
+    differing = differing_fields(nearest, dataclasses.asdict(problem)).items()
+    fields = ", ".join(f"{name}: {ours} there, {asked} asked" for name, (ours, asked) in differing)
+    return message, f"the nearest differs in {fields or 'its kernel hash (stale)'}"

@@ -1,0 +1,146 @@
+"""`taxfree check`: races and deadlocks of fused kernels, searched on a CPU."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from taxfree.errors import TaxfreeError, WrongResult
+from taxfree.shapes import expand
+from taxfree_cli import options
+from taxfree_cli.output import note, print_json, print_lines, print_table
+from taxfree_kernels.variant import operation_names
+
+if TYPE_CHECKING:
+    from taxfree_kernels.checker import Checked
+
+_DEFAULT_GPUS = (2, 3)
+
+_Variants = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--variant",
+        metavar="NAME",
+        help="Only this variant, repeatable; `mixed` draws one for each call.",
+    ),
+]
+_Seeds = Annotated[
+    int, typer.Option("--seeds", metavar="COUNT", min=1, help="Schedules per variant.")
+]
+_FirstSeed = Annotated[
+    int, typer.Option("--first-seed", metavar="SEED", min=0, help="Seed of the first schedule.")
+]
+
+
+def check(
+    op: options.OnlyOp = None,
+    shapes: options.Shapes = None,
+    variant: _Variants = None,
+    gpus: options.Gpus = None,
+    dtype: options.Dtype = None,
+    seeds: _Seeds = 100,
+    first_seed: _FirstSeed = 0,
+    json: options.Json = False,
+) -> None:
+    """Search kernels for races, deadlocks and wrong results under many schedules, on a CPU.
+
+    All ranks are simulated in this process: keep shapes tiny. Without --shapes, those that are
+    known to execute every synchronising line. Exit code 4 on a violation.
+    """
+    # Read when Triton is imported, which is below.
+    os.environ["TRITON_INTERPRET"] = "1"
+    found = []
+    for each in [op] if op else operation_names():
+        problems = _problems(each, shapes, gpus, dtype)
+        found += _check_operation(each, variant, problems, range(first_seed, first_seed + seeds))
+    if json:
+        print_json({"checks": [_as_json(checked) for checked in found]})
+    else:
+        _print(found)
+    _raise_for(found)
+
+
+def _problems(
+    op: str, shapes: list[str] | None, gpus: str | None, dtype: str | None
+) -> list[Any] | None:
+    request = options.shape_request(shapes, None, None, gpus, dtype, default_gpus=_DEFAULT_GPUS)
+    if request.shapes:
+        return expand(op, request)
+    from taxfree_kernels.checker.problems import tiny_problems
+
+    tiny = [problem for world in request.world_sizes for problem in tiny_problems(op, world)]
+    return [each for each in tiny if request.dtype is None or _has_dtype(each, request.dtype)]
+
+
+def _has_dtype(problem: Any, dtype: str) -> bool:
+    return bool(problem.dtype in (dtype, {"fp16": "float16", "bf16": "bfloat16"}.get(dtype)))
+
+
+def _check_operation(
+    op: str, names: list[str] | None, problems: list[Any] | None, seeds: range
+) -> list[Checked]:
+    from taxfree_kernels.checker import check_variant, checkable_variants
+
+    found = []
+    for name in names or checkable_variants(op):
+        note(f"{op} {name}")
+        found.append(check_variant(op, name, problems, seeds))
+    return found
+
+
+def _print(found: list[Checked]) -> None:
+    from taxfree_kernels.checker import coverage_rows
+
+    columns = ["op", "variant", "verdict", "schedules", "seconds"]
+    rows = [(each.op, each.variant, each.verdict, each.schedules, each.seconds) for each in found]
+    print_table(columns, rows)
+    covered = dict.fromkeys(row for each in found for row in coverage_rows(each))
+    if covered:
+        print_lines(["", "synchronising lines, and how many executed them:"])
+        print_table(["line", "text", "ranks", "programs", "generations"], covered)
+    for each in found:
+        if each.verdict in ("violation", "not covered"):
+            print_lines(["", *str(each).splitlines()])
+
+
+def _as_json(checked: Checked) -> dict[str, Any]:
+    from taxfree_kernels.checker import coverage_rows
+
+    violation = checked.violation
+    fields = ("line", "text", "ranks", "programs", "generations")
+    return {
+        "op": checked.op,
+        "variant": checked.variant,
+        "verdict": checked.verdict,
+        "schedules": checked.schedules,
+        "seconds": checked.seconds,
+        "coverage": [dict(zip(fields, row, strict=True)) for row in coverage_rows(checked)],
+        "violation": violation
+        and {
+            "reason": violation.reason.title,
+            "details": violation.details,
+            "lines": violation.lines,
+            "replay": violation.replay,
+        },
+    }
+
+
+def _raise_for(found: list[Checked]) -> None:
+    """Turn verdicts into the exit code.
+
+    Raises:
+        WrongResult: something is wrong.
+        TaxfreeError: nothing was found, but not everything was looked at.
+    """
+    wrong = [each for each in found if each.violation is not None]
+    if wrong:
+        names = ", ".join(f"{each.op} {each.variant}" for each in wrong)
+        assert wrong[0].violation is not None
+        raise WrongResult(f"violations in {names}", f"replay: {wrong[0].violation.replay}")
+    thin = [each for each in found if each.verdict == "not covered"]
+    if thin:
+        names = ", ".join(f"{each.op} {each.variant}" for each in thin)
+        hint = "give more --seeds, or --shapes that need these lines on several ranks and programs"
+        raise TaxfreeError(f"too little was executed to say anything of {names}", hint)

@@ -1,0 +1,218 @@
+"""`taxfree tune`: search the configs of problems on this machine, and store the winners."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
+
+import typer
+from rich.live import Live
+from rich.text import Text
+
+from taxfree.errors import UsageError
+from taxfree.shapes import choose, written
+from taxfree_cli import options
+from taxfree_cli.output import messages, note, print_json, print_table
+
+if TYPE_CHECKING:
+    from taxfree.tuner import Event, Tuner
+    from taxfree_tuning_db import Database, Record
+
+Trials: TypeAlias = Annotated[
+    int, typer.Option("--trials", metavar="COUNT", min=1, help="Candidates measured per problem.")
+]
+BudgetText: TypeAlias = Annotated[
+    str | None,
+    typer.Option("--budget", metavar="TIME", help="For all problems together: 90s, 10m or 1h."),
+]
+Seed: TypeAlias = Annotated[int, typer.Option("--seed", metavar="NUMBER", help="Of the search.")]
+OnlyVariants: TypeAlias = Annotated[
+    list[str] | None,
+    typer.Option("--variant", metavar="NAME", help="Only this variant; repeatable."),
+]
+
+_SECONDS = {"s": 1, "m": 60, "h": 3600}
+
+
+def tune(
+    op: options.Op = options.DEFAULT_OP,
+    shapes: options.Shapes = None,
+    model: options.Model = None,
+    tp: options.Tp = None,
+    gpus: options.Gpus = None,
+    dtype: options.Dtype = None,
+    fabric: options.Fabric = "auto",
+    db: options.Db = None,
+    trials: Trials = 32,
+    budget: BudgetText = None,
+    seed: Seed = 0,
+    variant: OnlyVariants = None,
+    json: options.Json = False,
+) -> None:
+    """Search the fastest config of each problem, and store it in the tuning database."""
+    from taxfree import devices
+    from taxfree_tuning_db import Database
+
+    seconds = None if budget is None else _seconds(budget)
+    _check_variants(op, variant or ())
+    fabric = devices.fabric_for(fabric)
+    counts = devices.world_sizes(fabric)
+    request = options.shape_request(shapes, model, tp, gpus, dtype, default_gpus=counts)
+    devices.require(fabric, max(request.world_sizes))
+    path = options.database_path(db)
+    rows: list[dict[str, Any]] = []
+    with Database(path) as database:
+        choice = choose(op, request, lambda: [r.problem for r in database.records() if r.op == op])
+        if choice.note:
+            note(choice.note)
+        session = _Session(op, database, fabric, trials, seconds, seed, variant)
+        session.remaining = len(choice.problems)
+        for world_size in request.world_sizes:
+            problems = [p for p in choice.problems if p.world_size == world_size]
+            rows += session.tune(problems) if problems else []
+    _print(op, rows, json)
+    note(f"stored in {path}")
+
+
+def _check_variants(op: str, names: Sequence[str]) -> None:
+    from taxfree_kernels.variant import variants
+
+    for name in names:
+        if name not in variants(op):
+            known = ", ".join(variants(op))
+            raise UsageError(f"{op} has no variant {name!r}", f"one of: {known}")
+
+
+@dataclass
+class _Session:
+    """All the tuning of one command, one world size after another."""
+
+    op: str
+    database: Database
+    fabric: str
+    trials: int
+    seconds: float | None
+    seed: int
+    only: Sequence[str] | None
+    remaining: int = 0
+    begun: float = field(default_factory=time.monotonic)
+
+    def tune(self, problems: Sequence[Any]) -> list[dict[str, Any]]:
+        """Tune problems of one world size on one group of workers."""
+        from taxfree import devices
+        from taxfree.group import WorkerGroup
+        from taxfree.settings import Settings
+        from taxfree.tuner import Tuner, Workers
+
+        world_size, heap_bytes = problems[0].world_size, devices.heap_bytes(problems)
+        timeout_s = Settings.from_environment().timeout_s
+
+        def start() -> WorkerGroup:
+            return WorkerGroup(world_size, self.fabric, heap_bytes, timeout_s)
+
+        with Workers(start) as workers, _Progress(self.op) as progress:
+            tuner = Tuner(
+                self.database,
+                workers,
+                workers.group().hardware,
+                seed=self.seed,
+                only=self.only,
+                progress=progress,
+            )
+            return [self._tune(tuner, problem) for problem in problems]
+
+    def _tune(self, tuner: Tuner, problem: Any) -> dict[str, Any]:
+        from taxfree.tuner import Budget
+
+        share = None
+        if self.seconds is not None:
+            share = (self.begun + self.seconds - time.monotonic()) / self.remaining
+        record = tuner.tune(self.op, problem, Budget(self.trials, share))
+        self.remaining -= 1
+        return _row(self.op, record, tuner)
+
+
+def _seconds(text: str) -> float:
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([smh])", text.strip())
+    if match is None or float(match[1]) == 0:
+        raise UsageError(f"--budget {text!r} is no time", "for example 90s, 10m or 1h")
+    return float(match[1]) * _SECONDS[match[2]]
+
+
+def _row(op: str, record: Record, tuner: Tuner) -> dict[str, Any]:
+    mode = tuner.mode
+    winner, baseline = record.winner, record.baseline
+    return {
+        "op": op,
+        "problem": record.problem,
+        "winner": winner.variant,
+        "config": winner.config,
+        "mode": mode,
+        "median_us": winner.median_us[mode],
+        "baseline_us": baseline.median_us[mode],
+        "speedup": baseline.median_us[mode] / winner.median_us[mode],
+        "measured": record.trials,
+        "not_measured": tuner.not_measured,
+        "seconds": record.seconds_spent,
+    }
+
+
+def _print(op: str, rows: Sequence[dict[str, Any]], json: bool) -> None:
+    if json:
+        print_json({"schema": 1, "rows": rows})
+        return
+    headings = ("problem", "winner", "us", "baseline", "speed-up", "measured", "not measured")
+    print_table(
+        headings,
+        [
+            (
+                written(op, row["problem"]),
+                row["winner"],
+                row["median_us"],
+                row["baseline_us"],
+                row["speedup"],
+                row["measured"],
+                ", ".join(f"{count} {state}" for state, count in row["not_measured"].items()),
+            )
+            for row in rows
+        ],
+    )
+
+
+class _Progress:
+    """The search as it goes: one live line where somebody watches, else a line per problem."""
+
+    def __init__(self, op: str) -> None:
+        self._op = op
+        self._current: Any = None
+        self._console = messages()
+        self._live = Live(console=self._console, transient=True, refresh_per_second=4)
+
+    def __enter__(self) -> _Progress:
+        if self._console.is_terminal:
+            self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._live.stop()
+
+    def __call__(self, event: Event) -> None:
+        if event.problem != self._current:
+            self._current = event.problem
+            if not self._console.is_terminal:
+                note(f"tuning {written(self._op, asdict(event.problem))}")
+        self._live.update(self._line(event))
+
+    def _line(self, event: Event) -> Text:
+        line = Text(f"{written(self._op, asdict(event.problem))}  {event.done}/{event.wanted}  ")
+        if event.best is not None and event.best_us is not None:
+            line.append(f"best {event.best_us:.4g} us {event.best.variant}", style="bold")
+        if event.baseline_us is not None and event.best_us is not None:
+            line.append(f"  baseline {event.baseline_us:.4g} us", style="dim")
+            line.append(f"  {event.baseline_us / event.best_us:.2f}x")
+        if event.note:
+            line.append(f"\n{event.note}", style="dim")
+        return line

@@ -1,0 +1,242 @@
+"""Small kernels, each breaking one rule or keeping it, compiled in a process of their own.
+
+Run as a script: the names to compile come as arguments, JSON goes to stdout.
+"""
+
+import json
+import sys
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def _drain(BACKEND: tl.constexpr):
+    if BACKEND == "hip":
+        tl.inline_asm_elementwise(
+            "s_waitcnt vmcnt(0)\n\tv_mov_b32 $0, 0", "=v", [], dtype=tl.int32, is_pure=False, pack=1
+        )
+
+
+@triton.jit
+def _fill(data, BLOCK: tl.constexpr):
+    at = tl.arange(0, BLOCK)
+    tl.store(data + at, at.to(data.dtype.element_ty))
+
+
+@triton.jit
+def good_signal(data, word, want, out, BLOCK: tl.constexpr, BACKEND: tl.constexpr):
+    _fill(data, BLOCK)
+    _drain(BACKEND)
+    tl.debug_barrier()
+    tl.atomic_xchg(word, want, sem="release", scope="sys")
+
+
+@triton.jit
+def signal_without_barrier(data, word, want, out, BLOCK: tl.constexpr, BACKEND: tl.constexpr):
+    _fill(data, BLOCK)
+    tl.atomic_xchg(word, want, sem="release", scope="sys")
+
+
+@triton.jit
+def signal_without_drain(data, word, want, out, BLOCK: tl.constexpr, BACKEND: tl.constexpr):
+    _fill(data, BLOCK)
+    tl.debug_barrier()
+    tl.atomic_xchg(word, want, sem="release", scope="sys")
+
+
+@triton.jit
+def signal_to_the_device(data, word, want, out, BLOCK: tl.constexpr, BACKEND: tl.constexpr):
+    _fill(data, BLOCK)
+    _drain(BACKEND)
+    tl.debug_barrier()
+    tl.atomic_xchg(word, want, sem="release", scope="gpu")
+
+
+@triton.jit
+def bulk_store_then_signal(data, word, want, out, BLOCK: tl.constexpr, BACKEND: tl.constexpr):
+    source = tl.make_tensor_descriptor(data, [BLOCK, BLOCK], [BLOCK, 1], [64, 64])
+    target = tl.make_tensor_descriptor(out, [BLOCK, BLOCK], [BLOCK, 1], [64, 64])
+    target.store([0, 0], source.load([0, 0]))
+    _drain(BACKEND)
+    tl.debug_barrier()
+    tl.atomic_xchg(word, want, sem="release", scope="sys")
+
+
+@triton.jit
+def _read(data, out, BLOCK: tl.constexpr):
+    at = tl.arange(0, BLOCK)
+    tl.store(out + at, tl.load(data + at))
+
+
+@triton.jit
+def _poll(word, want, limit):
+    """Bounded: without its second condition 3.6 miscompiles the loop for CDNA."""
+    seen = tl.atomic_add(word, 0, sem="relaxed", scope="sys")
+    polls = tl.zeros((), tl.int64)
+    while (seen < want) & (polls < limit):
+        seen = tl.atomic_add(word, 0, sem="relaxed", scope="sys")
+        polls += 1
+
+
+@triton.jit
+def good_wait(data, word, want, out, BLOCK: tl.constexpr, BACKEND: tl.constexpr):
+    _poll(word, want, tl.load(word + 1))
+    seen = tl.atomic_add(word, 0, sem="acquire", scope="sys")
+    tl.debug_barrier()
+    if seen >= want:
+        _read(data, out, BLOCK)
+
+
+@triton.jit
+def unbounded_wait(data, word, want, out, BLOCK: tl.constexpr, BACKEND: tl.constexpr):
+    seen = tl.atomic_add(word, 0, sem="relaxed", scope="sys")
+    while seen < want:
+        seen = tl.atomic_add(word, 0, sem="relaxed", scope="sys")
+    seen = tl.atomic_add(word, 0, sem="acquire", scope="sys")
+    tl.debug_barrier()
+    if seen >= want:
+        _read(data, out, BLOCK)
+
+
+@triton.jit
+def acquire_unused(data, word, want, out, BLOCK: tl.constexpr, BACKEND: tl.constexpr):
+    _poll(word, want, tl.load(word + 1))
+    tl.atomic_add(word, 0, sem="acquire", scope="sys")
+    tl.debug_barrier()
+    _read(data, out, BLOCK)
+
+
+@triton.jit
+def poll_by_plain_load(data, word, want, out, BLOCK: tl.constexpr, BACKEND: tl.constexpr):
+    while tl.load(word) < want:
+        pass
+    seen = tl.atomic_add(word, 0, sem="acquire", scope="sys")
+    tl.debug_barrier()
+    if seen >= want:
+        _read(data, out, BLOCK)
+
+
+@triton.jit
+def poll_by_volatile_load(data, word, want, out, BLOCK: tl.constexpr, BACKEND: tl.constexpr):
+    seen = tl.load(word, volatile=True)
+    while seen < want:
+        seen = tl.load(word, volatile=True)
+    seen = tl.atomic_add(word, 0, sem="acquire", scope="sys")
+    tl.debug_barrier()
+    if seen >= want:
+        _read(data, out, BLOCK)
+
+
+@triton.jit
+def poll_by_swap(data, word, want, out, BLOCK: tl.constexpr, BACKEND: tl.constexpr):
+    while tl.atomic_cas(word, want, want, sem="acquire", scope="sys") < want:
+        pass
+    tl.debug_barrier()
+    _read(data, out, BLOCK)
+
+
+@triton.jit
+def _multiply(
+    data, word, want, out, steps, WAIT: tl.constexpr, ALIGNED: tl.constexpr,
+    PRECISION: tl.constexpr,
+):  # fmt: skip
+    rows, inner = tl.arange(0, 64), tl.arange(0, 64)
+    acc = tl.zeros((64, 64), tl.float32)
+    first = data
+    if ALIGNED:
+        first = tl.multiple_of(data + want * 64, 16)
+    else:
+        first = data + want
+    for step in range(steps):
+        if WAIT:
+            seen = tl.atomic_add(word + step, 0, sem="acquire", scope="sys")
+            while seen < want:
+                seen = tl.atomic_add(word + step, 0, sem="acquire", scope="sys")
+            tl.debug_barrier()
+        tile = first + step * 4096 + rows[:, None] * 64 + inner[None, :]
+        a, b = tl.load(tile), tl.load(tile + 4096 * steps)
+        acc = tl.dot(a, b, acc, input_precision=PRECISION)
+    tl.store(out + rows[:, None] * 64 + inner[None, :], acc)
+
+
+@triton.jit
+def good_multiply(data, word, want, out, BLOCK: tl.constexpr, BACKEND: tl.constexpr):
+    _multiply(data, word, want, out, BLOCK, False, True, "tf32")
+
+
+@triton.jit
+def multiply_unaligned(data, word, want, out, BLOCK: tl.constexpr, BACKEND: tl.constexpr):
+    _multiply(data, word, want, out, BLOCK, False, False, "tf32")
+
+
+@triton.jit
+def wait_in_k_loop(data, word, want, out, BLOCK: tl.constexpr, BACKEND: tl.constexpr):
+    _multiply(data, word, want, out, BLOCK, True, True, "tf32")
+
+
+@triton.jit
+def acquire_in_k_loop(data, word, want, out, BLOCK: tl.constexpr, BACKEND: tl.constexpr):
+    rows, inner = tl.arange(0, 64), tl.arange(0, 64)
+    acc = tl.zeros((64, 64), tl.float32)
+    for step in range(BLOCK):
+        seen = tl.atomic_add(word + step, 0, sem="acquire", scope="sys")
+        tile = data + step * 4096 + rows[:, None] * 64 + inner[None, :]
+        acc = tl.dot(tl.load(tile), tl.load(tile + 4096 * BLOCK), acc)
+        acc = tl.where(seen >= want, acc, float("nan"))
+    tl.store(out + rows[:, None] * 64 + inner[None, :], acc)
+
+
+@triton.jit
+def multiply_by_adds(data, word, want, out, BLOCK: tl.constexpr, BACKEND: tl.constexpr):
+    _multiply(out, word, want, out, BLOCK, False, True, "ieee")
+
+
+@triton.jit
+def spill(data, word, want, out, BLOCK: tl.constexpr, BACKEND: tl.constexpr):
+    rows, inner = tl.arange(0, 256), tl.arange(0, 64)
+    acc = tl.zeros((256, 256), tl.float32)
+    for step in range(BLOCK):
+        tile = data + step * 4096 + rows[:, None] * 64 + inner[None, :]
+        acc = tl.dot(tl.load(tile), tl.trans(tl.load(tile + 4096 * BLOCK)), acc)
+    at = rows[:, None] * 256 + rows[None, :]
+    tl.store(out + at, acc)
+
+
+def _compile(name: str, device: str) -> dict[str, Any]:
+    from taxfree_kernels.compiled.compile import compile_launch
+    from taxfree_kernels.compiled.record import Launch
+    from taxfree_kernels.hardware import KNOWN
+    from taxfree_kernels.launch import Kernel
+
+    hardware, meta = KNOWN[device], torch.device("meta")
+    args = (
+        torch.empty(1 << 20, dtype=torch.float16, device=meta),
+        torch.empty(64, dtype=torch.int64, device=meta),
+        (1 << 40) + 3,  # an int64 that is nothing special
+        torch.empty(1 << 20, dtype=torch.float32, device=meta),
+    )
+    if name == "bulk_store_then_signal":
+        args = (*args[:3], args[0])
+    constants = {"BLOCK": 256, "BACKEND": hardware.backend}
+    kernel = Kernel(globals()[name], 1, constants, {"num_warps": 4, "num_stages": 3})
+    compiled = compile_launch(Launch(kernel, args), hardware)
+    return {
+        "text": compiled.text,
+        "ttir": compiled.ttir,
+        "ttgir": compiled.ttgir,
+        "num_warps": compiled.num_warps,
+        "num_stages": compiled.num_stages,
+        "spill_bytes": compiled.resources.spill_bytes,
+    }
+
+
+def main() -> None:
+    device, *names = sys.argv[1:]
+    print(json.dumps({name: _compile(name, device) for name in names}))
+
+
+if __name__ == "__main__":
+    main()
