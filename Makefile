@@ -58,7 +58,7 @@ $(TRITON36): | $(ENV)
 demo: $(ENV) ## tune, bench and explain three shapes on 2 CPU ranks
 	@rm -rf .demo
 	@mkdir .demo
-	$(BIN)/taxfree tune $(DEMO) --fabric host --trials 8
+	$(BIN)/taxfree tune $(DEMO) --fabric host --trials 10
 	$(BIN)/taxfree db show $(DEMO) >/dev/null
 	$(BIN)/taxfree bench $(DEMO) --fabric host
 	$(BIN)/taxfree explain $(DEMO) --fabric host

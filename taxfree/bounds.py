@@ -19,11 +19,11 @@ from functools import cache
 
 import torch
 import torch.distributed as dist
-from taxfree_kernels.fabric.base import Fabric
-from taxfree_kernels.variant import Cost
 
 from taxfree import measure
 from taxfree.trial import Bench
+from taxfree_kernels.fabric.base import Fabric
+from taxfree_kernels.variant import Cost
 
 _REPETITIONS = 5
 
@@ -126,9 +126,7 @@ def _copy(fabric: Fabric, size: int) -> measure.Call:
 
 def _all_gather(fabric: Fabric, shard_bytes: int) -> measure.Call:
     shard = torch.empty(shard_bytes, dtype=torch.uint8, device=fabric.device).random_()
-    gathered = torch.empty(
-        fabric.world_size * shard_bytes, dtype=torch.uint8, device=fabric.device
-    )
+    gathered = torch.empty(fabric.world_size * shard_bytes, dtype=torch.uint8, device=fabric.device)
     # torch 2.13 renamed it; earlier versions have only the old name.
     all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
     return lambda step: all_gather(gathered, shard, group=fabric.group)

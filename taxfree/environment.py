@@ -17,8 +17,10 @@ from typing import Any
 
 from taxfree import identity
 
-_PREFIXES = ("CUDA_", "HIP_", "HSA_", "NCCL_", "OMP_", "PYTORCH_", "RCCL_", "ROCR_")
-_PREFIXES += ("TAXFREE_", "TORCH_", "TRITON_")
+_PREFIXES = (
+    "CUDA_", "HIP_", "HSA_", "NCCL_", "OMP_", "PYTORCH_", "RCCL_", "ROCR_", "TAXFREE_", "TORCH_",
+    "TRITON_",
+)  # fmt: skip
 _PROBE_S = 20.0
 _SMI_FIELDS = {
     "name": "name",
@@ -31,8 +33,13 @@ _SMI_FIELDS = {
     "throttled": "clocks_event_reasons.active",
 }
 # Bits of NVML's clock event reasons: idle, set by applications and display settings do no harm.
-_THROTTLE_REASONS = {0x4: "power cap", 0x8: "hardware slowdown", 0x20: "temperature"}
-_THROTTLE_REASONS |= {0x40: "hardware temperature", 0x80: "power brake"}
+_THROTTLE_REASONS = {
+    0x4: "power cap",
+    0x8: "hardware slowdown",
+    0x20: "temperature",
+    0x40: "hardware temperature",
+    0x80: "power brake",
+}
 
 
 def record(fabric: str, hardware: Any) -> dict[str, Any]:
@@ -66,14 +73,17 @@ def variables(environ: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def gpus() -> list[dict[str, Any]]:
-    """Name, clocks (MHz), power (W), temperature and throttling of each GPU, as it is now.
+def gpus(uuid: str | None = None) -> list[dict[str, Any]]:
+    """Name, clocks (MHz), power (W), temperature and throttling of GPUs, as they are now.
 
-    Empty where the driver's tool is not there. Lists the GPUs of the machine, also those that
-    CUDA_VISIBLE_DEVICES hides.
+    Empty where the driver's tool is not there.
+
+    Args:
+        uuid: of one GPU; else all of the machine, also those that CUDA_VISIBLE_DEVICES hides.
     """
     query = ",".join(_SMI_FIELDS.values())
-    text = _said("nvidia-smi", f"--query-gpu={query}", "--format=csv,noheader,nounits")
+    command = ["nvidia-smi", f"--query-gpu={query}", "--format=csv,noheader,nounits"]
+    text = _said(*command, *([] if uuid is None else ["--id", uuid]))
     rows = csv.reader(io.StringIO(text), skipinitialspace=True)
     return [_gpu(row) for row in rows if len(row) == len(_SMI_FIELDS)]
 
@@ -118,9 +128,7 @@ def _cpu() -> str:
 def _said(*command: str) -> str:
     """What a tool prints; nothing where it is missing, fails or hangs."""
     try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, timeout=_PROBE_S, check=True
-        )
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_PROBE_S, check=True)
     except (OSError, subprocess.SubprocessError):
         return ""
     return done.stdout

@@ -9,10 +9,11 @@ of a search is an optimistic one, and the winner is adopted only if it clearly b
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from types import TracebackType
@@ -24,6 +25,7 @@ from taxfree.errors import WorkerLost
 from taxfree.group import TaskFailed, WorkerGroup
 from taxfree.search import Search
 from taxfree.trial import Candidate, Outcome
+from taxfree_kernels.compiled.screen import Screen, Verdict
 from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.variant import Variant, variants
 from taxfree_tuning_db import Database, Measurement, Record, TrialRecord, record_key
@@ -105,14 +107,6 @@ class Workers:
             self._group.__exit__(kind, error, trace)
 
 
-class Screen(Protocol):
-    """Says before the device is asked which candidates cannot run."""
-
-    def refusals(
-        self, op: str, problem: Any, candidates: Sequence[Candidate]
-    ) -> list[str | None]: ...
-
-
 class Tuner:
     """Tunes problems of one operation, one after another.
 
@@ -120,7 +114,7 @@ class Tuner:
         database: where records and trials go; opened for writing.
         workers: the ranks.
         hardware: of the ranks.
-        screen: a compile screen, or None.
+        screen: says before the device is asked which candidates cannot run.
         seed: of the search.
         only: names of variants to try; all by default.
         progress: told of every step.
@@ -135,7 +129,7 @@ class Tuner:
         database: Database,
         workers: Workers,
         hardware: Hardware,
-        screen: Screen | None = None,
+        screen: Screen,
         seed: int = 0,
         only: Sequence[str] | None = None,
         progress: Progress = lambda event: None,
@@ -183,18 +177,8 @@ class Tuner:
 
     # -- the search --------------------------------------------------------------------------
 
-    def candidates(self, op: str, problem: Any) -> dict[str, Variant]:
-        """Variants, beside the baseline, that can serve the problem."""
-        return {
-            name: variant
-            for name, variant in variants(op).items()
-            if name != "baseline"
-            and (self._only is None or name in self._only)
-            and variant.refuses_problem(problem, self._hardware) is None
-        }
-
     def _search(self, op: str, problem: Any) -> Search:
-        found = self.candidates(op, problem)
+        found = candidates(op, problem, self._hardware, self._only)
         hashes = identity.kernel_hashes(op)
         study = f"{self._key(op, problem)} {sorted((n, hashes[n]) for n in found)}"
         search = Search(
@@ -205,12 +189,8 @@ class Tuner:
             self._database.path.with_suffix(".journal"),
             study,
         )
-        first = [
-            [Candidate(name, config) for config in v.first_configs(problem, self._hardware)]
-            for name, v in found.items()
-        ]
         search.enqueue(self._winners_nearby(op, problem))
-        search.enqueue(list(_alternating(first)))
+        search.enqueue(first_candidates(found, problem, self._hardware))
         return search
 
     def _winners_nearby(self, op: str, problem: Any) -> list[Candidate]:
@@ -238,14 +218,12 @@ class Tuner:
     def _screened(
         self, op: str, problem: Any, search: Search, batch: list[Candidate]
     ) -> list[Candidate]:
-        if self._screen is None:
-            return batch
-        refusals = self._screen.refusals(op, problem, batch)
-        for candidate, reason in zip(batch, refusals, strict=True):
-            if reason is not None:
-                search.tell_pruned(candidate, reason)
-                self._store_trial(op, problem, candidate, Outcome("refused", reason))
-        return [c for c, reason in zip(batch, refusals, strict=True) if reason is None]
+        verdicts = self._screen.verdicts(op, problem, [(c.variant, c.config) for c in batch])
+        for candidate, verdict in zip(batch, verdicts, strict=True):
+            if verdict.refused is not None:
+                search.tell_pruned(candidate, verdict.refused)
+                self._store_trial(op, problem, candidate, Outcome("refused", verdict.refused))
+        return [c for c, v in zip(batch, verdicts, strict=True) if v.refused is None]
 
     # -- the workers -------------------------------------------------------------------------
 
@@ -383,13 +361,54 @@ class Tuner:
         )
 
 
-def _alternating(lists: Iterable[Sequence[Candidate]]) -> Iterable[Candidate]:
-    """The first of each list, then the second of each, and so on."""
-    remaining = [list(each) for each in lists]
-    while any(remaining):
-        for each in remaining:
-            if each:
-                yield each.pop(0)
+def candidates(
+    op: str, problem: Any, hardware: Hardware, only: Sequence[str] | None = None
+) -> dict[str, Variant]:
+    """Variants, beside the baseline, that can serve a problem.
+
+    Args:
+        only: names to choose from; all by default.
+    """
+    return {
+        name: variant
+        for name, variant in variants(op).items()
+        if name != "baseline"
+        and (only is None or name in only)
+        and variant.refuses_problem(problem, hardware) is None
+    }
+
+
+def first_candidates(
+    found: Mapping[str, Variant], problem: Any, hardware: Hardware
+) -> list[Candidate]:
+    """The first config of each variant, then the second of each, and so on."""
+    columns = [
+        [Candidate(name, config) for config in variant.first_configs(problem, hardware)]
+        for name, variant in found.items()
+    ]
+    rows = itertools.zip_longest(*columns)
+    return [candidate for row in rows for candidate in row if candidate is not None]
+
+
+def dry_run(
+    op: str,
+    problem: Any,
+    screen: Screen,
+    hardware: Hardware,
+    trials: int,
+    seed: int = 0,
+    only: Sequence[str] | None = None,
+) -> list[Verdict]:
+    """What a search would try first on `hardware`, and what it would refuse, without a device.
+
+    Without times the search cannot learn: later proposals of a real one differ.
+    """
+    found = candidates(op, problem, hardware, only)
+    search = Search(found, problem, hardware, seed, journal=None, name="dry run")
+    search.enqueue(first_candidates(found, problem, hardware))
+    asked = search.ask(trials)
+    refused = [Verdict(c.variant, c.config, {}, reason) for c, reason in search.take_refused()]
+    return screen.verdicts(op, problem, [(c.variant, c.config) for c in asked]) + refused
 
 
 def _log2(value: Any) -> float:

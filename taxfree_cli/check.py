@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
     from taxfree_kernels.checker import Checked
 
 _DEFAULT_GPUS = (2, 3)
+_DTYPES = {"fp16": "float16", "bf16": "bfloat16"}
 
 _Variants = Annotated[
     list[str] | None,
@@ -49,8 +52,9 @@ def check(
     All ranks are simulated in this process: keep shapes tiny. Without --shapes, those that are
     known to execute every synchronising line. Exit code 4 on a violation.
     """
-    # Read when Triton is imported, which is below.
-    os.environ["TRITON_INTERPRET"] = "1"
+    if importlib.util.find_spec("greenlet") is None:
+        raise TaxfreeError("greenlet is not installed", "pip install 'taxfree[check]'")
+    os.environ["TRITON_INTERPRET"] = "1"  # read when Triton is imported, which is below
     found = []
     for each in [op] if op else operation_names():
         problems = _problems(each, shapes, gpus, dtype)
@@ -71,11 +75,10 @@ def _problems(
     from taxfree_kernels.checker.problems import tiny_problems
 
     tiny = [problem for world in request.world_sizes for problem in tiny_problems(op, world)]
-    return [each for each in tiny if request.dtype is None or _has_dtype(each, request.dtype)]
-
-
-def _has_dtype(problem: Any, dtype: str) -> bool:
-    return bool(problem.dtype in (dtype, {"fp16": "float16", "bf16": "bfloat16"}.get(dtype)))
+    if request.dtype is None:
+        return tiny
+    dtype = _DTYPES.get(request.dtype, request.dtype)
+    return list(dict.fromkeys(replace(problem, dtype=dtype) for problem in tiny))
 
 
 def _check_operation(
@@ -139,6 +142,8 @@ def _raise_for(found: list[Checked]) -> None:
         names = ", ".join(f"{each.op} {each.variant}" for each in wrong)
         assert wrong[0].violation is not None
         raise WrongResult(f"violations in {names}", f"replay: {wrong[0].violation.replay}")
+    if all(each.verdict == "nothing to check" for each in found):
+        raise TaxfreeError("nothing to check: no variant asked for runs these shapes by kernels")
     thin = [each for each in found if each.verdict == "not covered"]
     if thin:
         names = ", ".join(f"{each.op} {each.variant}" for each in thin)

@@ -19,6 +19,7 @@ from taxfree_cli.output import messages, note, print_json, print_table
 
 if TYPE_CHECKING:
     from taxfree.tuner import Event, Tuner
+    from taxfree_kernels.compiled.screen import Verdict
     from taxfree_tuning_db import Database, Record
 
 Trials: TypeAlias = Annotated[
@@ -32,6 +33,14 @@ Seed: TypeAlias = Annotated[int, typer.Option("--seed", metavar="NUMBER", help="
 OnlyVariants: TypeAlias = Annotated[
     list[str] | None,
     typer.Option("--variant", metavar="NAME", help="Only this variant; repeatable."),
+]
+
+DryRun: TypeAlias = Annotated[
+    bool, typer.Option("--dry-run", help="List what would be tried and refused; measure nothing.")
+]
+HardwareName: TypeAlias = Annotated[
+    str | None,
+    typer.Option("--hardware", metavar="NAME", help="With --dry-run: h100, h200, mi300x, ..."),
 ]
 
 _SECONDS = {"s": 1, "m": 60, "h": 3600}
@@ -50,6 +59,8 @@ def tune(
     budget: BudgetText = None,
     seed: Seed = 0,
     variant: OnlyVariants = None,
+    dry_run: DryRun = False,
+    hardware: HardwareName = None,
     json: options.Json = False,
 ) -> None:
     """Search the fastest config of each problem, and store it in the tuning database."""
@@ -58,23 +69,70 @@ def tune(
 
     seconds = None if budget is None else _seconds(budget)
     _check_variants(op, variant or ())
-    fabric = devices.fabric_for(fabric)
-    counts = devices.world_sizes(fabric)
+    if hardware is not None and not dry_run:
+        raise UsageError("--hardware is for --dry-run", "tuning measures what is here")
+    if dry_run:
+        request = options.shape_request(shapes, model, tp, gpus, dtype, default_gpus=(8,))
+        problems = choose(op, request, lambda: ()).problems
+        _dry_run(op, problems, hardware or "h200", trials, seed, variant, json)
+        return
+    chosen = devices.fabric_for(fabric)
+    counts = devices.world_sizes(chosen)
     request = options.shape_request(shapes, model, tp, gpus, dtype, default_gpus=counts)
-    devices.require(fabric, max(request.world_sizes))
+    devices.require(chosen, max(request.world_sizes))
     path = options.database_path(db)
     rows: list[dict[str, Any]] = []
     with Database(path) as database:
         choice = choose(op, request, lambda: [r.problem for r in database.records() if r.op == op])
         if choice.note:
             note(choice.note)
-        session = _Session(op, database, fabric, trials, seconds, seed, variant)
+        session = _Session(op, database, chosen, trials, seconds, seed, variant)
         session.remaining = len(choice.problems)
         for world_size in request.world_sizes:
             problems = [p for p in choice.problems if p.world_size == world_size]
             rows += session.tune(problems) if problems else []
     _print(op, rows, json)
     note(f"stored in {path}")
+
+
+def _dry_run(
+    op: str,
+    problems: Sequence[Any],
+    name: str,
+    trials: int,
+    seed: int,
+    only: Sequence[str] | None,
+    json: bool,
+) -> None:
+    from taxfree import tuner
+    from taxfree_kernels.compiled.screen import Screen
+    from taxfree_kernels.hardware import KNOWN
+
+    if name not in KNOWN:
+        raise UsageError(f"unknown hardware {name!r}", f"one of: {', '.join(KNOWN)}")
+    rows = []
+    with Screen(KNOWN[name]) as screen:
+        for problem in problems:
+            verdicts = tuner.dry_run(op, problem, screen, KNOWN[name], trials, seed, only)
+            rows += [_verdict_row(op, problem, verdict) for verdict in verdicts]
+    if json:
+        print_json({"schema": 1, "hardware": name, "rows": rows})
+        return
+    headings = ("problem", "variant", "config", "registers", "spilled", "shared", "refused")
+    print_table(headings, [list(row.values()) for row in rows])
+
+
+def _verdict_row(op: str, problem: Any, verdict: Verdict) -> dict[str, Any]:
+    resources = list(verdict.kernels.values())
+    return {
+        "problem": written(op, asdict(problem)),
+        "variant": verdict.variant,
+        "config": " ".join(f"{knob}={value}" for knob, value in verdict.config.items()),
+        "registers": max((each.registers for each in resources), default=None),
+        "spilled": max((each.spill_bytes for each in resources), default=None),
+        "shared": max((each.shared_memory for each in resources), default=None),
+        "refused": verdict.refused,
+    }
 
 
 def _check_variants(op: str, names: Sequence[str]) -> None:
@@ -106,6 +164,7 @@ class _Session:
         from taxfree.group import WorkerGroup
         from taxfree.settings import Settings
         from taxfree.tuner import Tuner, Workers
+        from taxfree_kernels.compiled.screen import Screen
 
         world_size, heap_bytes = problems[0].world_size, devices.heap_bytes(problems)
         timeout_s = Settings.from_environment().timeout_s
@@ -114,15 +173,12 @@ class _Session:
             return WorkerGroup(world_size, self.fabric, heap_bytes, timeout_s)
 
         with Workers(start) as workers, _Progress(self.op) as progress:
-            tuner = Tuner(
-                self.database,
-                workers,
-                workers.group().hardware,
-                seed=self.seed,
-                only=self.only,
-                progress=progress,
-            )
-            return [self._tune(tuner, problem) for problem in problems]
+            hardware = workers.group().hardware
+            with Screen(hardware) as screen:
+                tuner = Tuner(
+                    self.database, workers, hardware, screen, self.seed, self.only, progress
+                )
+                return [self._tune(tuner, problem) for problem in problems]
 
     def _tune(self, tuner: Tuner, problem: Any) -> dict[str, Any]:
         from taxfree.tuner import Budget

@@ -80,6 +80,7 @@ class FusedPlan(Plan):
                 "HAS_BIAS": problem.bias,
                 "CHUNKS": config["CHUNKS"],
                 "SOURCES_PER_WAIT": config["SOURCES_PER_WAIT"],
+                "PREFETCH": config.get("PREFETCH", 0),
                 "EVEN_K": problem.shard_columns % config["BLOCK_K"] == 0,
             }
             | dict(constants),

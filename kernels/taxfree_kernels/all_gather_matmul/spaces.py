@@ -27,7 +27,7 @@ def tile_space(problem: AllGatherMatmul, hardware: Hardware) -> Space:
     if hardware.backend == "interpreter":  # its time goes by the number of operations, not by size
         return {
             "BLOCK_M": (16, 32), "BLOCK_N": (32, 64), "BLOCK_K": _up_to(widest_k, (16, 32, 64)),
-            "GROUP_M": (1, 4), "SPLIT_K": (1, 2, 4), "SWAP_AB": (False, True),
+            "GROUP_M": (1, 4), "SPLIT_K": (1, 2, 4, 8), "SWAP_AB": (False, True),
             "SOURCES_PER_WAIT": waits,
         }  # fmt: skip
     space: dict[str, tuple[Any, ...]] = {
@@ -41,6 +41,8 @@ def tile_space(problem: AllGatherMatmul, hardware: Hardware) -> Space:
         "num_warps": (4, 8),
         "num_stages": (2, 3, 4, 5, 6),
     }
+    if hardware.backend == "cuda" and problem.weight_layout == "nk":
+        space |= {"PREFETCH": (0, 4, 8, 16)}  # steps of weights, before the wait
     if hardware.backend == "hip":
         space |= {"waves_per_eu": (0, 1, 2), "matrix_instr_nonkdim": (16, 32)}
     return space
@@ -80,11 +82,11 @@ def sending_chunks(problem: AllGatherMatmul) -> int:
 def _first_on_hopper(rows: int, chunks: int) -> list[dict[str, Any]]:
     if rows <= 64:
         skinny = {"BLOCK_M": rows, "BLOCK_N": 64, "BLOCK_K": 128, "GROUP_M": 1, "SWAP_AB": True,
-                  "num_warps": 4, "SEND_BLOCK": 8192}  # fmt: skip
+                  "num_warps": 4, "SEND_BLOCK": 8192, "PREFETCH": 16}  # fmt: skip
         return [
             skinny | {"SPLIT_K": 4, "num_stages": 5, "CHUNKS": chunks},
             skinny | {"SPLIT_K": 2, "num_stages": 5, "CHUNKS": 2 * chunks},
-            skinny | {"SPLIT_K": 4, "num_stages": 3, "CHUNKS": 2 * chunks},
+            skinny | {"SPLIT_K": 4, "num_stages": 3, "CHUNKS": 2 * chunks, "PREFETCH": 8},
             skinny | {"SPLIT_K": 1, "num_stages": 4, "BLOCK_N": 32, "BLOCK_K": 256, "CHUNKS": 8},
         ]
     wide = {"GROUP_M": 8, "BLOCK_K": 64, "CHUNKS": chunks}

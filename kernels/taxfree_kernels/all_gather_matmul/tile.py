@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 
 from taxfree_kernels.device import sync
-from taxfree_kernels.device.tiles import accumulate, copy, select, tile_of
+from taxfree_kernels.device.tiles import accumulate, copy, prefetch, select, tile_of
 
 
 @triton.jit
@@ -76,7 +76,7 @@ def gathered_tile(
     WORLD: tl.constexpr, BACKEND: tl.constexpr, GATHER_DIM: tl.constexpr, HAS_BIAS: tl.constexpr,
     CHUNKS: tl.constexpr, SOURCES_PER_WAIT: tl.constexpr, PULL: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
-    SPLIT_K: tl.constexpr, EVEN_K: tl.constexpr, SWAP_AB: tl.constexpr,
+    SPLIT_K: tl.constexpr, EVEN_K: tl.constexpr, SWAP_AB: tl.constexpr, PREFETCH: tl.constexpr,
 ):  # fmt: skip
     """Compute one tile of out = gathered A @ W + bias, waiting for what it needs of each source.
 
@@ -97,6 +97,7 @@ def gathered_tile(
     row_mask, col_mask = rows < m, cols < n
     row_end = min(row_begin + BLOCK_M, m)
     w_cols = w_ptr + cols.to(tl.int64) * stride_wn
+    w_valid = w_ptr + tl.minimum(cols, n - 1).to(tl.int64) * stride_wn
     if SWAP_AB:
         acc = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
     else:
@@ -107,6 +108,11 @@ def gathered_tile(
         # -- one sweep over K; rows come from the own shard or from where their source put them --
         steps = tl.cdiv(k, BLOCK_K)
         step_begin, step_end = steps * split // SPLIT_K, steps * (split + 1) // SPLIT_K
+        if PREFETCH > 0:
+            prefetch(
+                w_valid, stride_wk, 0, k, step_begin, min(step_end, step_begin + PREFETCH),
+                1, BLOCK_K, BACKEND,
+            )  # fmt: skip
         arrived = wait_for_rows(
             row_begin, row_end, 0, 0, control_ptr, generation, heap_bases, rank, m, shard_rows,
             WORLD, BACKEND, GATHER_DIM, CHUNKS,
@@ -129,6 +135,12 @@ def gathered_tile(
         per_source = tl.cdiv(shard_columns, BLOCK_K)
         steps = WORLD * per_source
         step_begin, step_end = steps * split // SPLIT_K, steps * (split + 1) // SPLIT_K
+        if PREFETCH > 0:
+            first_awaited = max(step_begin, per_source)
+            prefetch(
+                w_valid, stride_wk, rank, shard_columns,
+                first_awaited, min(step_end, first_awaited + PREFETCH), WORLD, BLOCK_K, BACKEND,
+            )  # fmt: skip
         acc = accumulate(
             acc, a_ptr + row_offset, 0, row_mask, w_cols, stride_wk, col_mask, rank, shard_columns, step_begin, min(step_end, per_source),
             WORLD, BLOCK_K, EVEN_K, SWAP_AB,

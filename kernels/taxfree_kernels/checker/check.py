@@ -32,6 +32,7 @@ from taxfree_kernels.checker.simulate import (
 )
 from taxfree_kernels.errors import PlanError
 from taxfree_kernels.hardware import KNOWN
+from taxfree_kernels.interpreter import is_interpreting
 from taxfree_kernels.variant import Plan, Variant, operation, variants
 
 MIXED = "mixed"  # in the place of a variant: each call draws one, as they share a pool
@@ -41,6 +42,7 @@ SEEDS = 100
 _TOLERANCE = 0.02  # of the largest value; a wrong payload is off by more, or NaN
 # Generations go on beyond 32 bits; both sides of each edge are crossed within a few calls.
 _FIRST_GENERATIONS = (1, 2, 2**31 - 2, 2**32 - 2)
+_BACKENDS = ("cuda", "hip")  # waits differ
 _HARDWARE = KNOWN["cpu"]
 
 Verdict = Literal["pass", "violation", "not covered", "nothing to check"]
@@ -79,7 +81,7 @@ class Checked:
         head = f"{self.op} {self.variant}: {self.verdict}, {self.schedules} schedules"
         lines = [f"{head}, {self.seconds:.1f} s"]
         if self.violation is not None:
-            lines.append(str(self.violation))
+            return "\n".join([*lines, str(self.violation)])
         for line, executed in self.coverage.missing(self.wanted):
             lines.append(
                 f"  {line.where}  {line.text}: {len(executed.ranks)} ranks, "
@@ -129,10 +131,15 @@ def check_variant(
         seeds: each one schedule, one draw of configs, and nothing else that is random.
 
     Raises:
-        PlanError: no such variant, or it serves none of the problems.
+        PlanError: there is no such variant, or kernels are not interpreted.
     """
+    if not is_interpreting():
+        hint = "set TRITON_INTERPRET=1 before Triton is imported"
+        raise PlanError("the checker needs kernels that are interpreted", hint)
     begin = time.monotonic()
-    served = _served(op, _drawn_from(op, variant), problems)
+    if problems is None:
+        problems = [each for world in WORLD_SIZES for each in tiny_problems(op, world)]
+    served = _served(_drawn_from(op, variant, problems[0]), problems)
     coverage, violation, schedules = Coverage(), None, 0
     with _one_thread():
         for seed in seeds if served else ():
@@ -170,19 +177,18 @@ def coverage_rows(checked: Checked) -> list[tuple[str, str, int, int, int]]:
     return covered.table(checked.coverage)
 
 
-def _drawn_from(op: str, variant: str) -> list[Variant]:
+def _drawn_from(op: str, variant: str, problem: Any) -> list[Variant]:
     known = variants(op)
     if variant == MIXED:
-        return [each for each in known.values() if _launches_kernels(op, each)]
+        return [each for each in known.values() if _launches_kernels(op, each, problem)]
     if variant not in known:
         names = ", ".join(checkable_variants(op))
         raise PlanError(f"no variant {variant!r} of {op}", f"one of: {names}")
     return [known[variant]]
 
 
-def _launches_kernels(op: str, variant: Variant) -> bool:
+def _launches_kernels(op: str, variant: Variant, problem: Any) -> bool:
     """Whether a variant can be simulated: one that needs the collective library cannot."""
-    problem = tiny_problems(op, WORLD_SIZES[0])[0]
     if variant.refuses_problem(problem, _HARDWARE) is not None:
         return False
     try:
@@ -193,23 +199,14 @@ def _launches_kernels(op: str, variant: Variant) -> bool:
 
 
 def _served(
-    op: str, candidates: Sequence[Variant], problems: Sequence[Any] | None
+    candidates: Sequence[Variant], problems: Sequence[Any]
 ) -> list[tuple[Any, list[Variant]]]:
-    """Problems with the candidates that serve them."""
-    problems_given = problems is not None
-    if problems is None:
-        problems = [each for world in WORLD_SIZES for each in tiny_problems(op, world)]
-    served = []
-    reason = None
-    for problem in problems:
-        refusals = {each: each.refuses_problem(problem, _HARDWARE) for each in candidates}
-        serving = [each for each, refusal in refusals.items() if refusal is None]
-        reason = reason or next(filter(None, refusals.values()), None)
-        if serving:
-            served.append((problem, serving))
-    if not served and problems_given:
-        raise PlanError(f"nothing to check: {reason}")
-    return served
+    """Problems that a candidate serves, with those that do."""
+    serving = [
+        (problem, [each for each in candidates if not each.refuses_problem(problem, _HARDWARE)])
+        for problem in problems
+    ]
+    return [(problem, found) for problem, found in serving if found]
 
 
 def _draw_config(variant: Variant, problem: Any, rng: Random) -> dict[str, Any]:
@@ -229,6 +226,7 @@ class _Trial:
         self._op, self._problem, self._seed = operation(op), problem, seed
         rng = Random(seed)
         self._first_generation = rng.choice(_FIRST_GENERATIONS)
+        self._backend = rng.choice(_BACKENDS)
         self._variants = [rng.choice(candidates) for _ in range(CALLS)]
         self._configs = {
             each: _draw_config(each, problem, rng) for each in dict.fromkeys(self._variants)
@@ -248,7 +246,12 @@ class _Trial:
 
     def _simulate(self, setup: Setup) -> Outcome:
         simulation = Simulation(self._problem.world_size, self._problem.slot_bytes)
-        return simulation.run(setup, self._seed, first_generation=self._first_generation)
+        return simulation.run(
+            setup,
+            self._seed,
+            first_generation=self._first_generation,
+            backend=self._backend,
+        )
 
     def _setup(self, fabric: SimulatedFabric) -> list[Call]:
         if fabric.rank == 0:

@@ -100,13 +100,18 @@ class Messages:
 
     def __init__(self) -> None:
         self._by_sender: dict[_Sender, _Message] = {}
+        # Somebody releases or acquires it, or another rank writes it. A word that is nothing of
+        # that merely counts, and no repair makes a signal of it.
+        self.is_signal = False
 
     def leave(self, actor: Actor, scope: Scope, *, releases: bool, continues: bool) -> None:
         """Record a write of the word.
 
         Args:
+            releases: it is a release.
             continues: it is a read-modify-write, which keeps earlier releases alive.
         """
+        self.is_signal |= releases
         if not continues:
             self._by_sender.clear()
         sender = _Sender(actor.rank, scope, releases)
@@ -119,6 +124,9 @@ class Messages:
 
     def take(self, actor: Actor, scope: Scope, *, acquires: bool) -> None:
         """Record a read of the word: `actor` learns what the messages for it say."""
+        self.is_signal |= acquires
+        if not self.is_signal:
+            return
         for sender, message in self._by_sender.items():
             reaches = covers(sender.scope, scope, same_rank=sender.rank == actor.rank)
             counts = _COUNTS[sender.releases, acquires, reaches]

@@ -122,9 +122,7 @@ def _call_synchronises(call: ast.Call, caller: Any) -> bool:
 
 
 @cache
-def _reachable(
-    function: Any, constants: tuple[tuple[str, Any], ...], grid: int
-) -> frozenset[Line]:
+def _reachable(function: Any, constants: tuple[tuple[str, Any], ...], grid: int) -> frozenset[Line]:
     if inspect.getsourcefile(function.fn) == SYNC_FILE:
         return frozenset()
     definition, offset = _parsed(function)

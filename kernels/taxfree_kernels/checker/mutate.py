@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from taxfree_kernels.checker.coverage import jitted, synchronises
-from taxfree_kernels.checker.sites import Line
+from taxfree_kernels.checker.sites import SYNC_FILE, Line
 
 _WEAKER = {
     "acquire": ("relaxed",),
@@ -33,6 +33,9 @@ _PLACES = {
     "wait": {_CHANNEL: "channel", _PEER: "source"},
     "translate": {_LAST: "peer"},
 }
+
+# Runs only after a wait has timed out, which the checker leaves to the tests of lost peers.
+_AFTER_TIMEOUT = ("_give_up",)
 
 Change = tuple[str, ast.AST | None]  # what it does, and what stands in the node's place
 
@@ -113,8 +116,7 @@ class _Replace(ast.NodeTransformer):
             return self.generic_visit(node)
         if self._replacement is None:
             return ast.copy_location(ast.Pass(), node)
-        replacement = ast.copy_location(self._replacement, node)
-        return replacement
+        return ast.copy_location(self._replacement, node)
 
 
 # -- what is changed ------------------------------------------------------------------------------
@@ -128,11 +130,11 @@ def _changes(node: ast.AST, function: Any) -> Iterator[Change]:
             yield f"{_name(call)}(...) deleted", None
         case ast.While():
             yield "no polling loop", _with(node, test=ast.Constant(False))
-        case ast.Compare(left=ast.Name(id="lead"), comparators=[ast.Constant(value=0)]):
-            previous = _with(node, comparators=[ast.Constant(-1)])
-            yield "the previous generation will do", previous
+            yield "polls for the previous generation", _with(node, test=_one_earlier(node.test))
+        case ast.Compare() if _makes_mask(function):
+            yield from _narrower(node)
         case ast.BinOp():
-            yield from _changes_of_arithmetic(node)
+            yield from _changes_of_arithmetic(node, function)
         case ast.FunctionDef() | ast.If():
             yield from _signals_first(node)
 
@@ -184,19 +186,49 @@ def _other_generations(call: ast.Call) -> Iterator[Change]:
                 yield change, _with_argument(call, position, other)
 
 
-def _changes_of_arithmetic(node: ast.BinOp) -> Iterator[Change]:
+def _changes_of_arithmetic(node: ast.BinOp, function: Any) -> Iterator[Change]:
     match node:
         case ast.BinOp(left=ast.Name(id="generation"), op=ast.Mod()):
             yield "one payload slot", _with(node, right=ast.Constant(1))
-            yield "the other payload slot", _with(
-                node, left=ast.BinOp(node.left, ast.Add(), ast.Constant(1))
-            )
-        case ast.BinOp(op=ast.BitAnd() | ast.BitOr()):
+        case ast.BinOp(op=ast.BitOr()) if _makes_mask(function):
             yield f"{_short(node)}: only the left side", node.left
             yield f"{_short(node)}: only the right side", node.right
         case ast.BinOp(op=ast.Add() | ast.Sub(), right=ast.Constant(value=1)):
-            yield f"{_short(node)}: without the 1", node.left
-            yield f"{_short(node)}: 2", _with(node, right=ast.Constant(2))
+            if inspect.getsourcefile(function.fn) == SYNC_FILE:
+                yield f"{_short(node)}: without the 1", node.left
+
+
+def _makes_mask(function: Any) -> bool:
+    """Whether a function works out whom to signal or to wait for; elsewhere it is about tiles."""
+    tree = ast.parse(textwrap.dedent(inspect.getsource(function.fn)))
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    return any(
+        _name(call) in ("signal", "wait") and "mask" in [each.arg for each in call.keywords]
+        for call in calls
+    )
+
+
+def _narrower(node: ast.Compare) -> Iterator[Change]:
+    """A wait for fewer: the comparison leaves out one more value."""
+    right = node.comparators[0]
+    match node.ops[0]:
+        case ast.Lt():
+            narrow = ast.BinOp(right, ast.Sub(), ast.Constant(1))
+        case ast.Gt() | ast.GtE():
+            narrow = ast.BinOp(right, ast.Add(), ast.Constant(1))
+        case _:
+            return
+    changed = _with(node, comparators=[narrow])
+    yield f"{_short(node)}: {ast.unparse(changed)}", changed
+
+
+def _one_earlier(test: ast.expr) -> ast.expr:
+    """A test of `lead < 0` that is content with the generation before."""
+    changed = copy.deepcopy(test)
+    for node in ast.walk(changed):
+        if isinstance(node, ast.Compare) and ast.unparse(node) == "lead < 0":
+            node.comparators = [ast.Constant(-1)]
+    return changed
 
 
 def _signals_first(node: ast.FunctionDef | ast.If) -> Iterator[Change]:
@@ -214,6 +246,8 @@ def _signals_first(node: ast.FunctionDef | ast.If) -> Iterator[Change]:
 
 def _is_synchronising(call: ast.Call, function: Any) -> bool:
     name = ast.unparse(call.func)
+    if name in _AFTER_TIMEOUT:
+        return False
     if name.startswith("tl.atomic_"):
         return True
     callee = jitted(name, function.fn.__globals__)
@@ -244,5 +278,3 @@ def _with(node: Any, **fields: Any) -> Any:
     for name, value in fields.items():
         setattr(changed, name, value)
     return changed
-
-

@@ -36,7 +36,9 @@ def _all_gather_matmul(world_size: int) -> list[dict[str, Any]]:
     return [
         *smallest,
         {"m": 17, "n": 32, "k": 24 * world_size, "gather_dim": 1},
-        {"m": 19, "n": 40, "k": 32, "gather_dim": 0, "dtype": "bfloat16", "weight_layout": "kn"},
+        # tiles of 16 rows that share exactly one row with the peer's shard, their last or first
+        {"m": 29, "n": 32, "k": 32, "gather_dim": 0},
+        {"m": 17, "n": 40, "k": 32, "gather_dim": 0, "dtype": "bfloat16", "weight_layout": "kn"},
     ]
 
 

@@ -45,10 +45,6 @@ class Reason(Enum):
         "no wait",
         "nothing that was waited for comes from the other one: no signal connects the two",
     )
-    GENERATION = (
-        "generation read too late",
-        "the last program out may already have advanced the generation word",
-    )
     HOST_WRITE = (
         "host write",
         "the host writes a word that kernels may be using; without a barrier nothing orders that",
@@ -100,7 +96,7 @@ def race(conflict: Conflict, region: Region, first_generation: int) -> Violation
     Args:
         first_generation: that the rank's first call has.
     """
-    reason = _race_reason(conflict, region)
+    reason = _race_reason(conflict)
     accesses = (conflict.earlier, conflict.later)
     details = [f"unordered accesses of {where(region, conflict.address)}:"]
     for access in accesses:
@@ -137,18 +133,16 @@ def source(site: Site) -> list[str]:
     return shown + [f"    called from {line.where}  {line.text}" for line in callers]
 
 
-def _race_reason(conflict: Conflict, region: Region) -> Reason:
+def _race_reason(conflict: Conflict) -> Reason:
     one, other = conflict.earlier, conflict.later
     hosts = [access for access in (one, other) if access.actor.program is None and access.writes]
-    if region.synchronises and hosts:
+    if hosts and (one.is_atomic or other.is_atomic):
         return Reason.HOST_WRITE
     if one.is_atomic and other.is_atomic:
         return Reason.SCOPE
     if one.is_atomic or other.is_atomic:
         plain = other if one.is_atomic else one
         return Reason.NO_RELEASE if plain.writes else Reason.NO_ACQUIRE
-    if region.synchronises and one.actor.rank == other.actor.rank:
-        return Reason.GENERATION
     return _repair(conflict) or _unconnected(conflict)
 
 
@@ -179,4 +173,3 @@ def _unconnected(conflict: Conflict) -> Reason:
     if heard is None or reader.actor.rank == writer.actor.rank:
         return Reason.NO_WAIT
     return Reason.STALE_SIGNAL if heard < writer.actor.call else Reason.EARLY_SIGNAL
-

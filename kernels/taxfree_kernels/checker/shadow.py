@@ -73,7 +73,6 @@ class Region:
         begin, end: addresses.
         word_bytes: not 0: it holds flag-in-data words of this size. They may be raced for, but
             only as a whole.
-        synchronises: accesses of it are meant to order others.
     """
 
     describe: Callable[[int], str]
@@ -81,7 +80,6 @@ class Region:
     begin: int
     end: int
     word_bytes: int = 0
-    synchronises: bool = False
     words: dict[int, _Word] = field(default_factory=dict)
     reads: dict[int, np.ndarray] = field(default_factory=dict)
     written: np.ndarray = field(init=False)
@@ -185,9 +183,7 @@ class Shadow:
     ) -> Conflict | None:
         last = [region.written]
         if access.writes:
-            last += [
-                reads for slot, reads in region.reads.items() if slot != access.actor.slot
-            ]
+            last += [reads for slot, reads in region.reads.items() if slot != access.actor.slot]
         seen = access.actor.clocks[0]
         for numbers in last:
             earlier = numbers[granules]
@@ -236,6 +232,7 @@ class Shadow:
         at = (address - region.begin) // GRANULE
         conflict = self._against_plain(access, region, np.arange(at, at + max(1, size // GRANULE)))
         conflict = conflict or _against_atomics(access, word, address)
+        word.messages.is_signal |= access.writes and actor.rank != region.rank
         if reads:
             word.messages.take(actor, access.scope, acquires=access.sem in ("acquire", "acq_rel"))
             word.reads[actor.slot] = access

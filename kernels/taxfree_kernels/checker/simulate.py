@@ -91,11 +91,11 @@ class SimulatedFabric(Fabric):
     """One rank of a simulation; plans are made on it as on any other fabric."""
 
     name = "simulated"
-    backend = "interpreter"
     has_graphs = False
 
     def __init__(self, schedule: _Schedule, rank: int, arenas: Sequence[torch.Tensor]) -> None:
         self._schedule = schedule
+        self.backend = schedule.backend  # type: ignore[misc]
         self.rank, self.world_size = rank, len(arenas)
         self.device = torch.device("cpu")
         self.hardware = KNOWN["cpu"]
@@ -154,6 +154,7 @@ class Simulation:
         *,
         resident: int | None = None,
         first_generation: int = 1,
+        backend: str = "cuda",
     ) -> Outcome:
         """Set up each rank, then run all ranks' calls back to back, with no barrier in between.
 
@@ -163,10 +164,11 @@ class Simulation:
             seed: of the schedule.
             resident: programs of a launch that run at a time; drawn when None.
             first_generation: of the pools.
+            backend: whose branches of the kernels are run; inline assembly does nothing.
         """
         programs = _FIRST_PROGRAMS
         while True:
-            schedule = _Schedule(self, seed, resident, first_generation, programs)
+            schedule = _Schedule(self, seed, resident, first_generation, backend, programs)
             try:
                 return schedule.run(setup)
             except _TooManyPrograms:
@@ -182,8 +184,10 @@ class _Schedule:
         seed: int,
         resident: int | None,
         first_generation: int,
+        backend: str,
         programs: int,
     ) -> None:
+        self.backend = backend
         rng = Random(seed)
         self._simulation = simulation
         self._first_generation = first_generation
@@ -221,6 +225,12 @@ class _Schedule:
             for launch in self._launches
             if launch.running and launch.next_program < launch.kernel.grid
         ]
+        running = {task.owner.actor.rank for task in asleep}
+        others += [
+            f"rank {host.rank} has ended all its calls"
+            for host in self._hosts
+            if host.rank not in running
+        ]
         return waits.deadlock(asleep, others, self._shadow, self._first_generation)
 
     # -- ranks and their memory -------------------------------------------------------------------
@@ -246,8 +256,8 @@ class _Schedule:
     def _describe_pool(self, pool: Pool) -> None:
         control = self._shadow.find(pool.control.data_ptr())
         slots = self._shadow.find(pool.slots(1, torch.uint8)[0].data_ptr())
-        assert control is not None and slots is not None
-        control.synchronises = True
+        assert control is not None
+        assert slots is not None
         control.describe = partial(_control_word, self._simulation.world_size)
         slots.describe = partial(_slot_byte, self._simulation.slot_bytes)
 
@@ -281,14 +291,14 @@ class _Schedule:
             return
         self._at_barrier.append(self._scheduler.current.owner.actor)
         if len(self._at_barrier) < self._simulation.world_size:
-            self._scheduler.sleep(["barrier"])
+            self._scheduler.sleep([waits.BARRIER])
             return
         together = np.maximum.reduce([host.clocks for host in self._at_barrier])
         for host in self._at_barrier:
             host.join(together)
             host.step()
         self._at_barrier = []
-        self._scheduler.touch(["barrier"])
+        self._scheduler.touch([waits.BARRIER])
 
     def _run_host(self, host: Actor, calls: Sequence[Call]) -> None:
         with launching_through(self._launch):
@@ -331,7 +341,8 @@ class _Schedule:
         assert actor.program is not None
         hooks.enter_program(actor.program, launch.kernel.grid)
         try:
-            launch.kernel.function.rewrite()(**launch.arguments)
+            with np.errstate(all="ignore"):  # of its own: errstate belongs to a coroutine
+                launch.kernel.function.rewrite()(**launch.arguments)
         except Exception as error:
             self._watch.crashed(actor, error)
         np.maximum(launch.ended, actor.clocks, out=launch.ended)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Iterable, Iterator
 from types import FrameType
 
@@ -12,6 +13,8 @@ from taxfree_kernels.checker.shadow import Shadow
 from taxfree_kernels.checker.sites import SYNC_FILE, site_of
 from taxfree_kernels.checker.watch import Thread
 
+BARRIER = "barrier"  # what hosts wait for at one
+
 
 def deadlock(
     tasks: Iterable[Task[Thread]], others: Iterable[str], shadow: Shadow, first_generation: int
@@ -20,34 +23,45 @@ def deadlock(
 
     Args:
         tasks: asleep.
-        others: lines about who else is involved: programs that have not started.
+        others: lines about who else is involved.
     """
     details: list[str] = []
     lines: list[str] = []
     for task in tasks:
-        if task.owner.actor.program is None:
+        actor, site = task.owner.actor, site_of(task.coroutine.gr_frame)
+        if actor.program is None:
+            if BARRIER in task.waits_for:
+                details.append(f"rank {actor.rank}'s host waits at a barrier")
             continue
-        site = site_of(task.coroutine.gr_frame)
-        details.append(f"{report.who(task.owner.actor, first_generation)} waits{_wanted(task)} in")
+        wanted = _wanted(task)
+        what = "" if wanted is None else f" for generation {wanted}"
+        details.append(f"{report.who(actor, first_generation)} waits{what} in")
         details += report.source(site)
-        details += [f"  for {place}" for place in _places(task, shadow)]
+        details += [f"  for {place}" for place in _places(task, shadow, wanted)]
         lines.append(site.in_kernel.where)
     return Violation(Reason.DEADLOCK, (*details, *others), tuple(lines))
 
 
-def _places(task: Task[Thread], shadow: Shadow) -> Iterator[str]:
+def _places(task: Task[Thread], shadow: Shadow, wanted: int | None) -> Iterator[str]:
+    """The words that a task waits for and that have not come."""
     for address in sorted(each for each in task.waits_for if isinstance(each, int)):
         region = shadow.find(address)
-        if region is not None:
-            yield report.where(region, address)
+        if region is None:
+            continue
+        place = report.where(region, address)
+        if wanted is None:
+            yield place
+            continue
+        seen = ctypes.c_int64.from_address(address).value
+        if seen < wanted:
+            yield f"{place}, which holds {seen}"
 
 
-def _wanted(task: Task[Thread]) -> str:
+def _wanted(task: Task[Thread]) -> int | None:
     """The generation that a sleeping `wait` wants, from its own variables."""
     frame: FrameType | None = task.coroutine.gr_frame
     while frame is not None:
         if frame.f_code.co_filename == SYNC_FILE and frame.f_code.co_name == "wait":
-            wanted = frame.f_locals["generation"]
-            return f" for generation {int(wanted.handle.data.item())}"
+            return int(frame.f_locals["generation"].handle.data.item())
         frame = frame.f_back
-    return ""
+    return None

@@ -49,9 +49,7 @@ class Watch:
         first_generation: of the first call, for reports.
     """
 
-    def __init__(
-        self, scheduler: Scheduler[Thread], shadow: Shadow, first_generation: int
-    ) -> None:
+    def __init__(self, scheduler: Scheduler[Thread], shadow: Shadow, first_generation: int) -> None:
         self.coverage = Coverage()
         self.violation: Violation | None = None
         self.accesses = 0
@@ -157,9 +155,7 @@ class Watch:
         except Outside as outside:
             self._outside(access, outside)
 
-    def _words(
-        self, access: Access, addresses: np.ndarray, size: int
-    ) -> list[tuple[Region, int]]:
+    def _words(self, access: Access, addresses: np.ndarray, size: int) -> list[tuple[Region, int]]:
         try:
             return [
                 (region, address)

@@ -391,9 +391,7 @@ def _read_amdgcn(number: int, line: str, pending: str) -> Instruction:
     return Instruction(number, line, frozenset({role} if role else ()), scope)
 
 
-def _read_amd_access(
-    number: int, line: str, access: re.Match[str], pending: str
-) -> Instruction:
+def _read_amd_access(number: int, line: str, access: re.Match[str], pending: str) -> Instruction:
     action, what = access.group(2), access.group(3)
     width = next((size for name, size in _AMD_BYTES if name in what), 0)
     roles = set()

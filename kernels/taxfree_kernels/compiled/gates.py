@@ -115,9 +115,7 @@ def barrier_before_release(subject: Subject) -> Iterator[Violation]:
     for place in code.places(Role.RELEASE):
         for passed in code.walk(place, _is(Role.BARRIER), backwards=True):
             if passed.plays(Role.STORE, Role.BULK_STORE):
-                yield _found(
-                    barrier_before_release, "no barrier between store and release", passed
-                )
+                yield _found(barrier_before_release, "no barrier between store and release", passed)
                 break
 
 
@@ -294,7 +292,7 @@ def pipelined(subject: Subject) -> Iterator[Violation]:
 
 @_gate
 def wide_accesses(subject: Subject) -> Iterator[Violation]:
-    """Loops move 16 bytes per thread and instruction, or all of a thread's share of a small tile."""
+    """Loops move 16 bytes per thread and instruction, or all its share of a small tile."""
     if not subject.aligned:
         return
     code = subject.assembly

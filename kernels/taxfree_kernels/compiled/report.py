@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import importlib.metadata
 import json
+import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from functools import cache
@@ -99,8 +100,8 @@ def check(
 
 def triton_version(path: Path | None) -> str:
     """Version of the Triton in a folder, or of the installed one, without importing it."""
-    folders = {} if path is None else {"path": [str(path)]}
-    for distribution in importlib.metadata.distributions(**folders):
+    folders = sys.path if path is None else [str(path)]
+    for distribution in importlib.metadata.distributions(path=folders):
         if (distribution.name or "").lower() in ("triton", "pytorch-triton", "pytorch-triton-rocm"):
             return distribution.version
     return "unknown"
@@ -203,6 +204,4 @@ def summary(reports: Iterable[Report]) -> str:
     bad = [report for report in every if not report.is_good]
     versions = ", ".join(sorted({report.triton for report in every}))
     targets = ", ".join(sorted({report.architecture for report in every}))
-    return (
-        f"{len(every)} kernels for {targets} under Triton {versions}: {len(bad)} with violations"
-    )
+    return f"{len(every)} kernels for {targets} under Triton {versions}: {len(bad)} with violations"

@@ -47,8 +47,7 @@ def refuses(resources: Resources, hardware: Hardware, spill_limit: int) -> str |
     """Why a kernel is not worth launching, or None."""
     if resources.shared_memory > hardware.shared_memory:
         return (
-            f"{resources.shared_memory} bytes of shared memory, "
-            f"{hardware.shared_memory} are there"
+            f"{resources.shared_memory} bytes of shared memory, {hardware.shared_memory} are there"
         )
     if resources.spill_bytes > spill_limit:
         return f"spills {resources.spill_bytes} bytes a thread"

@@ -100,8 +100,7 @@ class Screen:
             return Verdict(name, config, {}, f"does not compile: {answer['error']}")
         kernels = {one["kernel"]: Resources(**one["resources"]) for one in answer["kernels"]}
         refusals = (
-            refuses(resources, self._hardware, self._spill_limit)
-            for resources in kernels.values()
+            refuses(resources, self._hardware, self._spill_limit) for resources in kernels.values()
         )
         return Verdict(name, config, kernels, next(filter(None, refusals), None))
 

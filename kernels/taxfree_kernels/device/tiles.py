@@ -37,6 +37,31 @@ def copy(target_ptr, source_ptr, begin, end, BLOCK: tl.constexpr):
 
 
 @triton.jit
+def prefetch(
+    w_cols, stride_wk, first_source, k_per_source, step_begin, step_end,
+    SOURCES: tl.constexpr, BLOCK_K: tl.constexpr, BACKEND: tl.constexpr,
+):  # fmt: skip
+    """Ask for the weights of steps [step_begin, step_end) of :func:`accumulate` in the L2 cache.
+
+    So that memory is busy while a program waits for activations. K must be the contiguous
+    dimension of W. Only where the hardware has such an instruction; nothing is waited for.
+    """
+    LINE: tl.constexpr = 128 // (w_cols.dtype.element_ty.primitive_bitwidth // 8)
+    if BACKEND == "cuda":
+        lines_per_step: tl.constexpr = max(1, BLOCK_K // LINE)
+        steps_per_source = tl.cdiv(k_per_source, BLOCK_K)
+        for step in range(step_begin, step_end):
+            source = (first_source + step // steps_per_source) % SOURCES
+            k = (step % steps_per_source) * BLOCK_K + tl.arange(0, lines_per_step) * LINE
+            k = source * k_per_source + tl.minimum(k, k_per_source - 1)
+            lines = w_cols[:, None] + k.to(tl.int64)[None, :] * stride_wk
+            tl.inline_asm_elementwise(
+                "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [tl.cast(lines, tl.int64)],
+                dtype=tl.int32, is_pure=False, pack=1,
+            )  # fmt: skip
+
+
+@triton.jit
 def accumulate(
     acc, a_rows, stride_a_source, row_mask, w_cols, stride_wk, col_mask,
     first_source, k_per_source, step_begin, step_end,

@@ -1,6 +1,6 @@
 """Small kernels, each breaking one rule or keeping it, compiled in a process of their own.
 
-Run as a script: the names to compile come as arguments, JSON goes to stdout.
+Run as a script: the device comes as argument, JSON goes to stdout.
 """
 
 import json
@@ -140,16 +140,11 @@ def poll_by_swap(data, word, want, out, BLOCK: tl.constexpr, BACKEND: tl.constex
 
 @triton.jit
 def _multiply(
-    data, word, want, out, steps, WAIT: tl.constexpr, ALIGNED: tl.constexpr,
-    PRECISION: tl.constexpr,
+    data, word, want, out, steps, WAIT: tl.constexpr, ALIGNED: tl.constexpr
 ):  # fmt: skip
     rows, inner = tl.arange(0, 64), tl.arange(0, 64)
     acc = tl.zeros((64, 64), tl.float32)
-    first = data
-    if ALIGNED:
-        first = tl.multiple_of(data + want * 64, 16)
-    else:
-        first = data + want
+    first = tl.multiple_of(data + want * 64, 16) if ALIGNED else data + want
     for step in range(steps):
         if WAIT:
             seen = tl.atomic_add(word + step, 0, sem="acquire", scope="sys")
@@ -158,23 +153,23 @@ def _multiply(
             tl.debug_barrier()
         tile = first + step * 4096 + rows[:, None] * 64 + inner[None, :]
         a, b = tl.load(tile), tl.load(tile + 4096 * steps)
-        acc = tl.dot(a, b, acc, input_precision=PRECISION)
+        acc = tl.dot(a, b, acc, input_precision="ieee")
     tl.store(out + rows[:, None] * 64 + inner[None, :], acc)
 
 
 @triton.jit
 def good_multiply(data, word, want, out, BLOCK: tl.constexpr, BACKEND: tl.constexpr):
-    _multiply(data, word, want, out, BLOCK, False, True, "tf32")
+    _multiply(data, word, want, out, BLOCK, False, True)
 
 
 @triton.jit
 def multiply_unaligned(data, word, want, out, BLOCK: tl.constexpr, BACKEND: tl.constexpr):
-    _multiply(data, word, want, out, BLOCK, False, False, "tf32")
+    _multiply(data, word, want, out, BLOCK, False, False)
 
 
 @triton.jit
 def wait_in_k_loop(data, word, want, out, BLOCK: tl.constexpr, BACKEND: tl.constexpr):
-    _multiply(data, word, want, out, BLOCK, True, True, "tf32")
+    _multiply(data, word, want, out, BLOCK, True, True)
 
 
 @triton.jit
@@ -191,7 +186,7 @@ def acquire_in_k_loop(data, word, want, out, BLOCK: tl.constexpr, BACKEND: tl.co
 
 @triton.jit
 def multiply_by_adds(data, word, want, out, BLOCK: tl.constexpr, BACKEND: tl.constexpr):
-    _multiply(out, word, want, out, BLOCK, False, True, "ieee")
+    _multiply(out, word, want, out, BLOCK, False, True)
 
 
 @triton.jit
@@ -234,8 +229,15 @@ def _compile(name: str, device: str) -> dict[str, Any]:
 
 
 def main() -> None:
-    device, *names = sys.argv[1:]
+    device = sys.argv[1]
+    names = [name for name, value in globals().items() if _is_kernel(name, value)]
+    if device != "h200":
+        names.remove("bulk_store_then_signal")
     print(json.dumps({name: _compile(name, device) for name in names}))
+
+
+def _is_kernel(name: str, value: Any) -> bool:
+    return isinstance(value, triton.JITFunction) and not name.startswith("_")
 
 
 if __name__ == "__main__":

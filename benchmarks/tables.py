@@ -1,0 +1,136 @@
+"""Writes the Markdown tables of the README and the docs from committed result files.
+
+A table stands between two markers. The first names a result file, and may fix fields of a problem:
+
+    <!-- results: benchmarks/results/all_gather_matmul/nvidia-h200-x8.json gather_dim=1 -->
+    <!-- end of results -->
+
+Between them come one table per combination of the other fields, with a row per M. `--check` writes
+nothing, and fails where a document does not say what the result files say.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from taxfree.results import Row, by_problem, fastest, load
+from taxfree.shapes import written
+
+ROOT = Path(__file__).parents[1]
+LIBRARY = ("baseline", "registered")
+COLUMNS = (
+    "M",
+    "library eager",
+    "library graph",
+    "one-shot + GEMM",
+    "best fused",
+    "dispatch",
+    "speed-up",
+    "x bound",
+)
+CAPTION = (
+    "Microseconds, median of the slowest rank; one-shot, fused and dispatch in a graph where there "
+    "are graphs. Speed-up: fastest library time / dispatch."
+)
+_BLOCK = re.compile(
+    r"(?P<begin><!-- results: (?P<file>\S+)(?P<where>[^\n]*?) -->\n)"
+    r".*?(?P<end><!-- end of results -->)",
+    re.DOTALL,
+)
+
+
+def main() -> int:
+    """Update the documents, or check them; returns the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--check", action="store_true", help="fail where a table is out of date")
+    options = parser.parse_args()
+    outdated = list(_outdated(ROOT))
+    for path, text in outdated:
+        if not options.check:
+            path.write_text(text, encoding="utf-8")
+        print(f"{path.relative_to(ROOT)} {'is out of date' if options.check else 'updated'}")
+    return 1 if options.check and outdated else 0
+
+
+def _outdated(root: Path) -> Iterator[tuple[Path, str]]:
+    """Documents whose tables differ from the result files, with what they should say."""
+    for path in sorted([*root.glob("*.md"), *root.glob("docs/**/*.md")]):
+        text = path.read_text(encoding="utf-8")
+        updated = update(text, root)
+        if updated != text:
+            yield path, updated
+
+
+def update(text: str, root: Path) -> str:
+    """A document with its tables made anew.
+
+    Args:
+        text: Markdown.
+        root: that the names of result files start from.
+    """
+
+    def block(match: re.Match[str]) -> str:
+        where = dict(word.split("=", 1) for word in match["where"].split())
+        return f"{match['begin']}{tables(load(root / match['file']).rows, where)}{match['end']}"
+
+    return _BLOCK.sub(block, text)
+
+
+def tables(rows: Iterable[Row], where: Mapping[str, str]) -> str:
+    """The tables of the rows whose problems have these fields, in Markdown."""
+    chosen = [row for row in rows if all(str(row.problem[f]) == v for f, v in where.items())]
+    by_title: dict[str, list[list[Row]]] = {}
+    for group in by_problem(chosen):
+        fields = {name: value for name, value in group[0].problem.items() if name != "m"}
+        # The direction of the gather is what tables differ in, so it is said even by default.
+        title = f"gather_dim={fields['gather_dim']} " if "gather_dim" in fields else ""
+        title += written(group[0].op, {n: v for n, v in fields.items() if n != "gather_dim"})
+        by_title.setdefault(title, []).append(group)
+    parts = [f"\n**{title}**\n\n{_table(groups)}" for title, groups in by_title.items()]
+    return "".join(parts) + f"\n{CAPTION}\n\n"
+
+
+def _table(groups: Sequence[Sequence[Row]]) -> str:
+    rows = [_cells(group) for group in sorted(groups, key=lambda group: group[0].problem["m"])]
+    lines = [COLUMNS, ["---:"] * len(COLUMNS), *rows]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def _cells(group: Sequence[Row]) -> list[str]:
+    mode = "graph" if any(row.mode == "graph" for row in group) else "eager"
+    library = [row for row in group if row.variant in LIBRARY]
+    timed = [row for row in group if row.mode == mode and row not in library]
+    others = [row for row in timed if row.variant != "dispatch"]
+    dispatch = fastest([row for row in timed if row.variant == "dispatch"])
+    best_library = fastest(library)
+    speedup = best_library.median_us / dispatch.median_us if best_library and dispatch else None
+    return [
+        str(group[0].problem["m"]),
+        _us(fastest([row for row in library if row.mode == "eager"])),
+        _us(fastest([row for row in library if row.mode == "graph"])),
+        _us(fastest([row for row in others if not row.fused])),
+        _named(fastest([row for row in others if row.fused])),
+        _named(dispatch),
+        "-" if speedup is None else f"{speedup:.2f}",
+        "-" if dispatch is None else f"{dispatch.x_bound:.2f}",
+    ]
+
+
+def _us(row: Row | None) -> str:
+    return "-" if row is None else f"{row.median_us:.1f}"
+
+
+def _named(row: Row | None) -> str:
+    if row is None:
+        return "-"
+    picked: Any = row.config.get("variant", row.variant)
+    return f"{row.median_us:.1f} ({picked})"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,140 @@
+"""Prints each target with the measured figure, its file, and whether its kernels are today's."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from taxfree.identity import kernel_hashes
+from taxfree.results import Row, by_problem, fastest, load
+from taxfree.shapes import written
+
+FOLDER = Path(__file__).parent
+Kind = Literal["at_most_us", "at_most_times", "speedup"]
+KINDS: tuple[Kind, ...] = ("at_most_us", "at_most_times", "speedup")
+
+
+@dataclass(frozen=True)
+class Target:
+    """One entry of targets.toml, which says what its fields mean."""
+
+    name: str
+    op: str
+    file: str
+    measured: Sequence[str]
+    kind: Kind
+    value: float
+    where: Mapping[str, Any]
+    against: Sequence[str] = ()
+    aim: float | None = None
+
+    @classmethod
+    def from_toml(cls, entry: Mapping[str, Any]) -> Target:
+        """Read an entry, which has exactly one of the kinds."""
+        fields = dict(entry)
+        ((kind, value),) = [(each, fields.pop(each)) for each in KINDS if each in fields]
+        return cls(kind=kind, value=value, **fields)
+
+    def is_met_by(self, figure: float) -> bool:
+        """Whether a measured figure is good enough."""
+        return figure >= self.value if self.kind == "speedup" else figure <= self.value
+
+    @property
+    def wanted(self) -> str:
+        """The target in a few words."""
+        sign, unit = (">=", "x") if self.kind == "speedup" else ("<=", "x")
+        unit = " us" if self.kind == "at_most_us" else unit
+        aim = "" if self.aim is None else f", aim {self.aim:g}{unit}"
+        return f"{sign} {self.value:g}{unit}{aim}"
+
+
+@dataclass(frozen=True)
+class Figure:
+    """What was measured for one problem of a target.
+
+    Args:
+        value: of the target's kind.
+        row: that it was measured in.
+        is_todays: whether the row's kernel has the hash of today's sources.
+    """
+
+    value: float
+    row: Row
+    is_todays: bool
+
+
+def figures(target: Target, rows: Iterable[Row]) -> list[Figure]:
+    """The figure of each problem that a target is about."""
+    found = []
+    for group in by_problem(row for row in rows if row.op == target.op):
+        if not _is_about(target, group[0].problem):
+            continue
+        measured = fastest(_named(group, target.measured))
+        against = fastest(_named(group, target.against))
+        value = _value(target, measured, against)
+        if measured is not None and value is not None:
+            found.append(Figure(value, measured, _is_todays(measured)))
+    return found
+
+
+def _is_about(target: Target, problem: Mapping[str, Any]) -> bool:
+    return all(
+        problem.get(name) in (wanted if isinstance(wanted, list) else [wanted])
+        for name, wanted in target.where.items()
+    )
+
+
+def _named(group: Iterable[Row], names: Sequence[str]) -> list[Row]:
+    return [row for row in group if f"{row.variant} {row.mode}" in names]
+
+
+def _value(target: Target, measured: Row | None, against: Row | None) -> float | None:
+    if measured is None:
+        return None
+    if target.kind == "at_most_us":
+        return measured.median_us
+    if against is None:
+        return None
+    ratio = measured.median_us / against.median_us
+    return 1 / ratio if target.kind == "speedup" else ratio
+
+
+def _is_todays(row: Row) -> bool:
+    variant = row.config.get("variant", row.variant)
+    return kernel_hashes(row.op).get(variant) == row.kernel_hash
+
+
+def report(target: Target, folder: Path) -> list[str]:
+    """Lines about one target: its worst problem, and where that was measured."""
+    lines = [f"{target.name}: {target.wanted}"]
+    path = folder / target.file
+    if not path.exists():
+        return [*lines, f"  not measured: there is no {target.file}"]
+    found = figures(target, load(path).rows)
+    if not found:
+        return [*lines, f"  not measured: {target.file} has no such rows"]
+    worst = (min if target.kind == "speedup" else max)(found, key=lambda figure: figure.value)
+    missed = [figure for figure in found if not target.is_met_by(figure.value)]
+    stale = [figure for figure in found if not figure.is_todays]
+    verdict = f"missed on {len(missed)} of {len(found)}" if missed else f"met on all {len(found)}"
+    kernels = f"{len(stale)} of another kernel than today's" if stale else "of today's kernels"
+    return [
+        *lines,
+        f"  {verdict}; worst {worst.value:.4g} at {written(target.op, worst.row.problem)}",
+        f"  {target.file}, {kernels}",
+    ]
+
+
+def main() -> None:
+    """Print all targets."""
+    with open(FOLDER / "targets.toml", "rb") as file:
+        entries = tomllib.load(file)["target"]
+    for entry in entries:
+        print("\n".join(report(Target.from_toml(entry), FOLDER / "results")))
+
+
+if __name__ == "__main__":
+    main()

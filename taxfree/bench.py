@@ -1,0 +1,445 @@
+"""Measures every variant of a problem beside the library's way and the dispatcher's pick.
+
+All of a problem runs in one task of the rank workers, interleaved: the baseline, each variant at
+its best known config, the dispatcher's own call, and the vendor's kernel alone for the bounds.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from taxfree import devices, environment, identity, measure
+from taxfree.bounds import Bounds, Peaks, bounds, peaks, vendor_kernel
+from taxfree.dispatch import Choice, Dispatcher
+from taxfree.errors import UsageError
+from taxfree.group import WorkerGroup
+from taxfree.results import Results, Row, Skipped
+from taxfree.runtime import Runtime
+from taxfree.settings import Settings
+from taxfree.trial import SEED, Bench, Candidate, Outcome, open_bench, try_candidates
+from taxfree_kernels.fabric.base import Fabric
+from taxfree_kernels.hardware import Hardware
+from taxfree_kernels.variant import Plan, Variant, variants
+from taxfree_tuning_db import (
+    Database,
+    DatabaseMissing,
+    Record,
+    Rung,
+    Table,
+    record_key,
+    shipped_records,
+)
+
+DISPATCH = "dispatch"
+_GPU_REPETITIONS, _HOST_REPETITIONS = 25, 5
+_GPU_DEADLINE_S, _HOST_DEADLINE_S = 600.0, 3600.0  # of a problem
+
+
+# -- what is known before --
+
+
+@dataclass(frozen=True)
+class Knowledge:
+    """What was tuned before.
+
+    Args:
+        records: the user's, then the shipped ones.
+        path: the user's database; None where there is none.
+    """
+
+    records: tuple[Record, ...]
+    path: Path | None
+
+    @classmethod
+    def read(cls, path: Path, required: bool) -> Knowledge:
+        """Read a database and what comes with taxfree.
+
+        Args:
+            required: whether a database that is not there is an error.
+
+        Raises:
+            DatabaseError: it cannot be read.
+        """
+        try:
+            with Database(path, read_only=True) as database:
+                return cls((*database.records(), *shipped_records()), path)
+        except DatabaseMissing:
+            if required:
+                raise
+            return cls(shipped_records(), None)
+
+    def problems(self, op: str, gpu: str | None) -> list[dict[str, Any]]:
+        """Problems of an operation that were tuned on a kind of device; None for any."""
+        return [
+            record.problem
+            for record in self.records
+            if record.op == op and gpu in (None, record.hardware.gpu)
+        ]
+
+    def candidates(self, key: str) -> list[Candidate]:
+        """What was measured under a record's key: winner, runners-up, trials; the best first."""
+        records = [record for record in self.records if record.key == key]
+        measured = [each for r in records for each in (r.winner, *r.runners_up)]
+        found = [Candidate(each.variant, each.config) for each in measured]
+        if self.path is None:
+            return found
+        with Database(self.path, read_only=True) as database:
+            trials = [trial for trial in database.trials(key) if trial.state == "measured"]
+        trials.sort(key=lambda trial: min(trial.median_us.values()))
+        return [*found, *(Candidate(trial.variant, trial.config) for trial in trials)]
+
+
+def candidates(
+    op: str, problem: Any, hardware: Hardware, knowledge: Knowledge, only: Sequence[str] | None
+) -> tuple[list[Candidate], list[Skipped]]:
+    """The baseline and each variant at its best known config; and those that do not serve.
+
+    Args:
+        only: variants to take beside the baseline; None for all.
+
+    Raises:
+        UsageError: there is no such variant.
+    """
+    known = variants(op)
+    for name in only or ():
+        if name not in known:
+            raise UsageError(f"{op} has no variant {name!r}", f"one of: {', '.join(known)}")
+    fields = dataclasses.asdict(problem)
+    measured = knowledge.candidates(record_key(op, fields, identity.hardware_fingerprint(hardware)))
+    taken, skipped = [], []
+    for name, variant in known.items():
+        if only is not None and name not in ("baseline", *only):
+            continue
+        config = _best_config(variant, problem, hardware, measured)
+        if isinstance(config, str):
+            skipped.append(Skipped(op, fields, name, {}, "refused", config))
+        else:
+            taken.append(Candidate(name, config))
+    return taken, skipped
+
+
+def _best_config(
+    variant: Variant, problem: Any, hardware: Hardware, measured: Sequence[Candidate]
+) -> Mapping[str, Any] | str:
+    """The first measured config that still serves, else the default; or why there is none."""
+    reason = variant.refuses_problem(problem, hardware)
+    if reason is not None:
+        return reason
+    knobs = variant.space(problem, hardware).keys()
+    for candidate in measured:
+        if candidate.variant != variant.name or candidate.config.keys() != knobs:
+            continue
+        if variant.refuses_config(problem, hardware, candidate.config) is None:
+            return candidate.config
+    first = variant.first_configs(problem, hardware)
+    return first[0] if first else "none of its first configs serves"
+
+
+# -- in the workers --
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What the workers found out about a problem; the same on every rank.
+
+    Args:
+        outcomes: by variant, "dispatch" among them.
+        wrong: wrong values by variant, for those that are not right.
+        choice: the dispatcher's.
+        bounds, peaks: of the problem, and of the machine.
+        gpus: clocks of each rank's GPU right after the measurement; empty without one.
+    """
+
+    outcomes: dict[str, Outcome]
+    wrong: dict[str, int]
+    choice: Choice
+    bounds: Bounds
+    peaks: Peaks
+    gpus: list[dict[str, Any]]
+
+
+class _DispatchPlan(Plan):
+    """The dispatcher's hot path, as a plan."""
+
+    def __init__(self, runtime: Runtime, op: str, problem: Any) -> None:
+        self._runtime, self._op, self._problem = runtime, op, problem
+
+    def __call__(self, *tensors: torch.Tensor | None) -> torch.Tensor:
+        *inputs, out = tensors
+        assert out is not None
+        return self._runtime.call(self._op, self._problem, inputs, out)
+
+
+def measure_problem(
+    fabric: Fabric,
+    op: str,
+    problem: dict[str, Any],
+    candidates: Sequence[Candidate],
+    records: Sequence[Record],
+    repetitions: int,
+) -> Measured:
+    """Check, then time, all variants of a problem together; a task of the workers.
+
+    Raises:
+        PeerTimeout: a wait exceeded its bound while dispatch was checked, or in the timing.
+    """
+    checked = try_candidates(fabric, op, problem, candidates, modes=(), repetitions=0)
+    outcomes = {c.variant: outcome for c, outcome in zip(candidates, checked, strict=True)}
+    bench = open_bench(fabric, op, problem)
+    plans = {
+        candidate.variant: _plan(bench, candidate)
+        for candidate in candidates
+        if outcomes[candidate.variant].state in ("measured", "wrong")
+    }
+    runtime = Runtime.on_fabric(fabric, records)
+    runtime.prepare(op, [bench.problem])
+    choice = runtime.choice(op, bench.problem)
+    plans[DISPATCH] = _DispatchPlan(runtime, op, bench.problem)
+    outcomes[DISPATCH] = _dispatch_outcome(bench, plans, choice)
+    wrong = {
+        name: _wrong_values(bench, plan)
+        for name, plan in plans.items()
+        if outcomes[name].state == "wrong"
+    }
+    rates = peaks(fabric, bench.problem.dtype)
+    right = {name: plan for name, plan in plans.items() if name not in wrong}
+    gemm_us = _time(bench, right, outcomes, repetitions)
+    return Measured(
+        outcomes,
+        wrong,
+        choice,
+        bounds(bench.problem.cost, rates, gemm_us),
+        rates,
+        _clocks(bench),
+    )
+
+
+def _plan(bench: Bench, candidate: Candidate) -> Plan:
+    return bench.baseline if candidate.variant == "baseline" else bench.plan(candidate)
+
+
+def _dispatch_outcome(bench: Bench, plans: Mapping[str, Plan], choice: Choice) -> Outcome:
+    picked = plans.get(choice.variant) or bench.plan(Candidate(choice.variant, choice.config))
+    why_wrong, error = bench.check(plans[DISPATCH])
+    _raise_if_a_peer_was_lost(bench.fabric)
+    if why_wrong is not None:
+        return Outcome("wrong", why_wrong, relative_error=error)
+    return Outcome("measured", relative_error=error, launches=picked.launches)
+
+
+def _wrong_values(bench: Bench, plan: Plan) -> int:
+    """Values that differ on small integers, over all ranks; collective."""
+    operation, problem, fabric = bench.operation, bench.problem, bench.fabric
+    where = (problem, fabric.rank, SEED, fabric.device)
+    out = operation.empty_output(problem, fabric.device).fill_(float("nan"))
+    plan(*operation.make_inputs(*where, integers=True), out)
+    exact = operation.reference(*where, integers=True).to(out.dtype)
+    return sum(bench.vote(int((out != exact).sum())))
+
+
+def _time(
+    bench: Bench, plans: Mapping[str, Plan], outcomes: Mapping[str, Outcome], repetitions: int
+) -> float | None:
+    """Fill in the timings of plans; returns the vendor's kernel alone, in microseconds."""
+    fabric = bench.fabric
+    modes = ("eager", "graph") if fabric.has_graphs else ("eager",)
+    slots = [(name, mode) for name in plans for mode in modes]
+    calls = [(_call(bench, plans[name]), mode) for name, mode in slots]
+    gemm = vendor_kernel(bench)
+    if gemm is not None:
+        calls.append((gemm, modes[-1]))
+    timings = measure.time_together(fabric, calls, repetitions)
+    _raise_if_a_peer_was_lost(fabric)
+    for (name, mode), timing in zip(slots, timings, strict=False):
+        outcomes[name].timings[mode] = timing
+    return None if gemm is None else timings[-1].median_us
+
+
+def _call(bench: Bench, plan: Plan) -> measure.Call:
+    return lambda step: bench.call(plan, step)
+
+
+def _raise_if_a_peer_was_lost(fabric: Fabric) -> None:
+    fabric.synchronize()
+    fabric.pool.check()
+
+
+def _clocks(bench: Bench) -> list[dict[str, Any]]:
+    device = bench.fabric.device
+    if device.type != "cuda":
+        return []
+    uuid = f"GPU-{torch.cuda.get_device_properties(device).uuid}"
+    return [gpu for own in bench.vote(environment.gpus(uuid)) for gpu in own]
+
+
+# -- in the controller --
+
+
+@dataclass(frozen=True)
+class ProblemResult:
+    """One problem, measured.
+
+    Args:
+        op, problem: what was measured.
+        rows: of all variants, the baseline's first and the dispatcher's last.
+        skipped: variants that were not timed.
+        choice: the dispatcher's.
+        ladder: the steps of its look-up.
+        bounds, peaks: of the problem, and of the machine.
+        hardware: of a rank's device.
+    """
+
+    op: str
+    problem: Any
+    rows: tuple[Row, ...]
+    skipped: tuple[Skipped, ...]
+    choice: Choice
+    ladder: tuple[Rung, ...]
+    bounds: Bounds
+    peaks: Peaks
+    hardware: Hardware
+
+
+def run(
+    op: str,
+    problems: Sequence[Any],
+    fabric: str,
+    knowledge: Knowledge,
+    only: Sequence[str] | None = None,
+) -> Iterator[ProblemResult]:
+    """Measure problems, with one group of workers per world size.
+
+    Args:
+        op: the operation.
+        problems: of any world sizes.
+        fabric: "host", "cuda" or "rocm".
+        knowledge: tells configs, and what the dispatcher picks.
+        only: variants beside the baseline and the dispatcher's pick; None for all.
+
+    Yields:
+        A result as soon as it is there; closing the iterator ends the workers.
+
+    Raises:
+        UsageError: there is no such variant.
+        TaskFailed: the fabric cannot be opened, or measuring failed.
+        WorkerLost: a worker died or hung.
+    """
+    timeout_s = Settings.from_environment().timeout_s
+    for world_size in dict.fromkeys(problem.world_size for problem in problems):
+        alike = [problem for problem in problems if problem.world_size == world_size]
+        with WorkerGroup(world_size, fabric, devices.heap_bytes(alike), timeout_s) as group:
+            for problem in alike:
+                yield _result(group, op, problem, knowledge, only)
+
+
+def _result(
+    group: WorkerGroup, op: str, problem: Any, knowledge: Knowledge, only: Sequence[str] | None
+) -> ProblemResult:
+    hardware = group.hardware
+    taken, skipped = candidates(op, problem, hardware, knowledge, only)
+    on_host = hardware.backend == "interpreter"
+    records = [record for record in knowledge.records if record.op == op]
+    measured: Measured = group.call(
+        "taxfree.bench:measure_problem",
+        _HOST_DEADLINE_S if on_host else _GPU_DEADLINE_S,
+        op=op,
+        problem=dataclasses.asdict(problem),
+        candidates=taken,
+        records=records,
+        repetitions=_HOST_REPETITIONS if on_host else _GPU_REPETITIONS,
+    )[0]
+    configs = {candidate.variant: dict(candidate.config) for candidate in taken}
+    picked = {"variant": measured.choice.variant, **measured.choice.config}
+    rows, failed = _rows(op, problem, measured, configs | {DISPATCH: picked})
+    dispatcher = Dispatcher(Table(user=records), hardware)
+    return ProblemResult(
+        op,
+        problem,
+        tuple(rows),
+        (*skipped, *failed),
+        measured.choice,
+        dispatcher.look_up(op, problem).ladder,
+        measured.bounds,
+        measured.peaks,
+        hardware,
+    )
+
+
+def _rows(
+    op: str, problem: Any, measured: Measured, configs: Mapping[str, dict[str, Any]]
+) -> tuple[list[Row], list[Skipped]]:
+    fields = dataclasses.asdict(problem)
+    baseline = measured.outcomes["baseline"].timings
+    clocks = [gpu["sm_mhz"] for gpu in measured.gpus if gpu["sm_mhz"] is not None]
+    throttled = sorted({reason for gpu in measured.gpus for reason in gpu["throttled"]})
+    rows, skipped = [], []
+    for name, outcome in measured.outcomes.items():
+        source = measured.choice.variant if name == DISPATCH else name
+        if outcome.state != "measured":
+            wrong = measured.wrong.get(name, 0)
+            skipped.append(
+                Skipped(op, fields, name, configs[name], outcome.state, outcome.reason, wrong)
+            )
+        for mode, timing in outcome.timings.items():
+            row = Row(
+                op=op,
+                problem=fields,
+                variant=name,
+                config=configs[name],
+                mode=mode,  # type: ignore[arg-type]
+                median_us=timing.median_us,
+                iqr_us=timing.iqr_us,
+                samples_us=timing.samples_us,
+                t_floor_us=measured.bounds.t_floor_us,
+                t_gemm_us=measured.bounds.t_gemm_us,
+                t_link_us=measured.bounds.t_link_us,
+                t_bound_us=measured.bounds.t_bound_us,
+                relative_error=outcome.relative_error,
+                kernel_hash=identity.kernel_hashes(op)[source],
+                fused=variants(op)[source].fused,
+                launches=outcome.launches,
+                skew_us=timing.skew_us,
+                speedup_eager=_ratio(baseline.get("eager"), timing),
+                speedup_graph=_ratio(baseline.get("graph"), timing),
+                tflops=problem.cost.flops / timing.median_us * 1e-6,
+                gbps=problem.cost.memory_bytes / timing.median_us * 1e-3,
+                sm_mhz=min(clocks, default=None),
+                throttled=tuple(throttled),
+            )
+            rows.append(row)
+    return rows, skipped
+
+
+def _ratio(baseline: measure.Timing | None, timing: measure.Timing) -> float | None:
+    return None if baseline is None else baseline.median_us / timing.median_us
+
+
+def collect(fabric: str, results: Sequence[ProblemResult]) -> Results:
+    """The content of a result file.
+
+    Args:
+        fabric: that they were measured on.
+        results: at least one.
+    """
+    rates = {(result.problem.world_size, result.problem.dtype): result.peaks for result in results}
+    machine = environment.record(fabric, results[0].hardware)
+    machine["peaks"] = [
+        {"world_size": world_size, "dtype": dtype} | _finite(dataclasses.asdict(peak))
+        for (world_size, dtype), peak in rates.items()
+    ]
+    return Results(
+        machine,
+        tuple(row for result in results for row in result.rows),
+        tuple(each for result in results for each in result.skipped),
+    )
+
+
+def _finite(rates: dict[str, float]) -> dict[str, float | None]:
+    return {name: rate if math.isfinite(rate) else None for name, rate in rates.items()}

@@ -1,0 +1,35 @@
+"""Nothing that fails may keep the rest from being reported."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+_T = TypeVar("_T")
+
+
+class Guard:
+    """Runs probes; one that raises leaves its reason in `problems`.
+
+    Attributes:
+        problems: what was looked at -> why it could not be found out, in one line.
+    """
+
+    def __init__(self) -> None:
+        self.problems: dict[str, str] = {}
+
+    def __call__(self, what: str, probe: Callable[[], _T], default: _T) -> _T:
+        """What `probe` returns; `default` where it raises."""
+        try:
+            return probe()
+        except Exception as error:
+            self.problems[what] = one_line(error)
+            return default
+
+
+def one_line(error: BaseException) -> str:
+    """An error in one line; without its type where it was made for a user."""
+    text = " ".join(str(error).split())[:300]
+    if hasattr(error, "hint"):
+        return text
+    return f"{type(error).__name__}: {text}".removesuffix(": ")

@@ -1,0 +1,277 @@
+"""Result files: what `bench` writes, and what tables, pictures and comparisons are made from.
+
+One JSON document: ``{"schema": 1, "environment": {...}, "rows": [...], "skipped": [...]}``. A row
+is one variant in one mode on one problem. What was not timed, since it is wrong or does not run,
+is among the skipped with its reason.
+"""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import io
+import json
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from taxfree.errors import TaxfreeError, UsageError
+
+SCHEMA = 1
+LEAST_CHANGE = 0.03  # of a time: less is not called a change, however quiet the machine
+
+Mode = Literal["eager", "graph"]
+Judgement = Literal["better", "same", "worse"]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One variant, measured in one mode on one problem. Times are in microseconds per call.
+
+    Args:
+        op, problem: the operation, and the problem's fields.
+        variant: "baseline", a variant's name, or "dispatch" for what the dispatcher picks.
+        config: of the variant; for "dispatch", what it picked: "variant" and its config.
+        mode: "eager", or "graph" for calls captured in one.
+        median_us, iqr_us: of the samples.
+        samples_us: one per repetition, each of the slowest rank.
+        t_floor_us, t_gemm_us, t_link_us, t_bound_us: see `taxfree.bounds`.
+        relative_error: Frobenius norm of the difference from the float64 reference over that of
+            the reference; the worst rank's.
+        kernel_hash: of the variant's sources; for "dispatch", of the picked variant's.
+        fused: whether the variant signals from inside kernels.
+        launches: kernels of one call, collectives counted as one.
+        skew_us: median over repetitions of slowest minus fastest rank.
+        wrong: values that differ on small-integer inputs, over all ranks.
+        speedup_eager, speedup_graph: the baseline's time in that mode over this row's; None where
+            the baseline has no such mode.
+        tflops: the problem's flops per rank and time, in TFLOP/s.
+        gbps: the problem's memory bytes per rank and time, in GB/s.
+        sm_mhz: the slowest GPU's clock right after the measurement; None without a driver's tool.
+        throttled: why GPUs held their clocks down then.
+    """
+
+    op: str
+    problem: dict[str, Any]
+    variant: str
+    config: dict[str, Any]
+    mode: Mode
+    median_us: float
+    iqr_us: float
+    samples_us: tuple[float, ...]
+    t_floor_us: float
+    t_gemm_us: float | None
+    t_link_us: float
+    t_bound_us: float
+    relative_error: float | None
+    kernel_hash: str = ""
+    fused: bool = False
+    launches: int = 0
+    skew_us: float = 0.0
+    wrong: int = 0
+    speedup_eager: float | None = None
+    speedup_graph: float | None = None
+    tflops: float = 0.0
+    gbps: float = 0.0
+    sm_mhz: float | None = None
+    throttled: tuple[str, ...] = ()
+
+    @property
+    def x_bound(self) -> float:
+        """Time over bound: 1 is as fast as this machine allows."""
+        return self.median_us / self.t_bound_us
+
+    @property
+    def speedup(self) -> float | None:
+        """Over the baseline in the row's own mode."""
+        return self.speedup_graph if self.mode == "graph" else self.speedup_eager
+
+    @property
+    def key(self) -> str:
+        """What rows of different runs are matched by."""
+        return json.dumps([self.op, self.problem, self.variant, self.mode], sort_keys=True)
+
+
+@dataclass(frozen=True)
+class Skipped:
+    """A variant that was not timed.
+
+    Args:
+        op, problem, variant, config: as in a row.
+        state: "refused" (does not serve the problem), "failed", "wrong" or "hung".
+        reason: one line.
+        wrong: values that differ on small-integer inputs, over all ranks.
+    """
+
+    op: str
+    problem: dict[str, Any]
+    variant: str
+    config: dict[str, Any]
+    state: str
+    reason: str
+    wrong: int = 0
+
+
+@dataclass(frozen=True)
+class Results:
+    """The content of a result file."""
+
+    environment: dict[str, Any]
+    rows: tuple[Row, ...]
+    skipped: tuple[Skipped, ...] = field(default=())
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "schema": SCHEMA,
+            "environment": self.environment,
+            "rows": [dataclasses.asdict(row) for row in self.rows],
+            "skipped": [dataclasses.asdict(each) for each in self.skipped],
+        }
+
+
+def load(path: Path) -> Results:
+    """Read a result file; fields that this version does not know are left out.
+
+    Raises:
+        UsageError: it cannot be read, or is no result file.
+    """
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{path} cannot be read as JSON", "give a file of bench --out") from error
+    if not isinstance(document, dict) or document.get("schema") != SCHEMA:
+        raise UsageError(f"{path} is no result file of schema {SCHEMA}", "see bench --out")
+    try:
+        rows = tuple(_row(row) for row in document["rows"])
+        skipped = tuple(Skipped(**each) for each in document.get("skipped", ()))
+        return Results(document["environment"], rows, skipped)
+    except (KeyError, TypeError) as error:
+        raise UsageError(f"{path}: a row is incomplete: {error}", "see bench --out") from error
+
+
+def _row(document: Mapping[str, Any]) -> Row:
+    known = {each.name for each in dataclasses.fields(Row)}
+    values = {name: value for name, value in document.items() if name in known}
+    values["samples_us"] = tuple(values["samples_us"])
+    values["throttled"] = tuple(values.get("throttled", ()))
+    return Row(**values)
+
+
+def save(results: Results, path: Path) -> None:
+    """Write a result file, whole or not at all.
+
+    Raises:
+        TaxfreeError: it cannot be written.
+    """
+    _write(path, json.dumps(results.to_json(), indent=1, allow_nan=False) + "\n")
+
+
+def save_csv(results: Results, path: Path) -> None:
+    """Write the rows as CSV, a column per field of a problem; samples are left out.
+
+    Raises:
+        TaxfreeError: it cannot be written.
+    """
+    rows = [_flat(row) for row in results.rows]
+    columns = list(dict.fromkeys(name for row in rows for name in row))
+    text = io.StringIO()
+    writer = csv.DictWriter(text, columns, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    _write(path, text.getvalue())
+
+
+def _flat(row: Row) -> dict[str, Any]:
+    values = dataclasses.asdict(row)
+    del values["samples_us"]
+    flat = {"op": values.pop("op"), **values.pop("problem"), **values}
+    flat["config"] = json.dumps(row.config)
+    flat["throttled"] = ", ".join(row.throttled)
+    return flat
+
+
+def _write(path: Path, text: str) -> None:
+    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        unfinished.write_text(text, encoding="utf-8")
+        unfinished.replace(path)
+    except OSError as error:
+        raise TaxfreeError(
+            f"{path} cannot be written: {error.strerror}", "check the path and its permissions"
+        ) from error
+
+
+# -- comparisons --
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """A row beside the same row of an earlier run.
+
+    Args:
+        row, before: today's, and the earlier one.
+        judgement: "same" where the times differ by less than the noise.
+    """
+
+    row: Row
+    before: Row
+    judgement: Judgement
+
+    @property
+    def change(self) -> float:
+        """Relative change of the time; negative is faster."""
+        return self.row.median_us / self.before.median_us - 1
+
+    def to_json(self) -> dict[str, Any]:
+        names = ("op", "problem", "variant", "mode", "median_us")
+        return {name: getattr(self.row, name) for name in names} | {
+            "before_us": self.before.median_us,
+            "change": self.change,
+            "judgement": self.judgement,
+        }
+
+
+def compare(rows: Iterable[Row], before: Iterable[Row]) -> list[Verdict]:
+    """Judge each row that an earlier run has too.
+
+    A change counts if it is beyond 3 % of the earlier time and beyond both spreads together.
+    """
+    earlier = {row.key: row for row in before}
+    return [
+        Verdict(row, earlier[row.key], _judge(row, earlier[row.key]))
+        for row in rows
+        if row.key in earlier
+    ]
+
+
+def _judge(row: Row, before: Row) -> Judgement:
+    noise = max(LEAST_CHANGE * before.median_us, row.iqr_us + before.iqr_us)
+    if abs(row.median_us - before.median_us) <= noise:
+        return "same"
+    return "better" if row.median_us < before.median_us else "worse"
+
+
+def below(rows: Iterable[Row], least: float) -> list[Row]:
+    """The dispatcher's rows that are not `least` times as fast as the baseline.
+
+    They are compared in a graph where there are graphs, else eagerly.
+    """
+    picked = [row for row in rows if row.variant == "dispatch"]
+    mode = "graph" if any(row.mode == "graph" for row in picked) else "eager"
+    return [row for row in picked if row.mode == mode and (row.speedup or 0.0) < least]
+
+
+def by_problem(rows: Iterable[Row]) -> Iterator[list[Row]]:
+    """The rows of each problem, in the order in which problems come."""
+    groups: dict[str, list[Row]] = {}
+    for row in rows:
+        groups.setdefault(json.dumps([row.op, row.problem], sort_keys=True), []).append(row)
+    yield from groups.values()
+
+
+def fastest(rows: Sequence[Row]) -> Row | None:
+    """The row with the least time, or None of none."""
+    return min(rows, key=lambda row: row.median_us, default=None)

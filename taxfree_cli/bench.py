@@ -1,0 +1,222 @@
+"""`taxfree bench`: every variant of a problem beside the library's way and the bounds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
+
+import typer
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from taxfree import results
+from taxfree.errors import BelowTarget, WrongResult
+from taxfree.shapes import choose, written
+from taxfree_cli import options
+from taxfree_cli.bench_views import plot as draw
+from taxfree_cli.bench_views import print_comparison, print_problem, require_matplotlib
+from taxfree_cli.output import messages, note, print_json
+
+if TYPE_CHECKING:
+    from taxfree.bench import Knowledge, ProblemResult
+
+OnlyVariants: TypeAlias = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--variant",
+        metavar="NAME",
+        help="Only this variant, beside the baseline and dispatch; repeatable.",
+    ),
+]
+MinSpeedup: TypeAlias = Annotated[
+    float | None,
+    typer.Option(
+        "--min-speedup",
+        metavar="X",
+        help="Fail where dispatch is not X times as fast as the baseline.",
+    ),
+]
+Compare: TypeAlias = Annotated[
+    Path | None,
+    typer.Option("--compare", metavar="FILE", help="Judge each row against an earlier --out."),
+]
+Out: TypeAlias = Annotated[
+    Path | None, typer.Option("--out", metavar="FILE", help="Write the JSON document there too.")
+]
+Csv: TypeAlias = Annotated[
+    Path | None, typer.Option("--csv", metavar="FILE", help="Write the rows as CSV.")
+]
+Plot: TypeAlias = Annotated[
+    Path | None,
+    typer.Option("--plot", metavar="FILE.png", help="Draw time / bound against the rows M."),
+]
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What there is to measure.
+
+    Args:
+        op: the operation.
+        problems: of any world sizes.
+        fabric: "host", "cuda" or "rocm".
+        knowledge: what was tuned before.
+        only: variants, or None for all.
+    """
+
+    op: str
+    problems: list[Any]
+    fabric: str
+    knowledge: Knowledge
+    only: Sequence[str] | None
+
+
+def bench(
+    op: options.Op = options.DEFAULT_OP,
+    shapes: options.Shapes = None,
+    model: options.Model = None,
+    tp: options.Tp = None,
+    gpus: options.Gpus = None,
+    dtype: options.Dtype = None,
+    fabric: options.Fabric = "auto",
+    variant: OnlyVariants = None,
+    db: options.Db = None,
+    min_speedup: MinSpeedup = None,
+    compare: Compare = None,
+    out: Out = None,
+    csv: Csv = None,
+    plot: Plot = None,
+    json: options.Json = False,
+) -> None:
+    """Measure all variants, the library's way and dispatch, against what the machine allows."""
+    if plot is not None:
+        require_matplotlib()
+    before = None if compare is None else results.load(compare).rows
+    from taxfree.bench import collect
+    from taxfree.identity import near_fields
+
+    asked = what_is_asked(op, shapes, model, tp, gpus, dtype, fabric, db, variant or None)
+    measured = []
+    for result in measuring(asked):
+        measured.append(result)
+        if not json:
+            print_problem(result)
+    found = collect(asked.fabric, measured)
+    verdicts = None if before is None else results.compare(found.rows, before)
+    if json:
+        document = found.to_json()
+        if verdicts is not None:
+            document["comparison"] = [verdict.to_json() for verdict in verdicts]
+        print_json(document)
+    elif verdicts is not None and compare is not None:
+        print_comparison(verdicts, compare)
+    if out is not None:
+        results.save(found, out)
+    if csv is not None:
+        results.save_csv(found, csv)
+    if plot is not None:
+        draw(found.rows, near_fields(op)[0], plot)
+    fail_if_wrong(found.skipped)
+    if min_speedup is not None:
+        _fail_if_below(found.rows, min_speedup)
+
+
+def what_is_asked(
+    op: str,
+    shapes: list[str] | None,
+    model: Path | None,
+    tp: int | None,
+    gpus: str | None,
+    dtype: str | None,
+    fabric: str,
+    db: Path | None,
+    only: Sequence[str] | None,
+) -> Asked:
+    """Find the problems to measure and the machine to do it on; says what was not asked for.
+
+    Raises:
+        UsageError: the shapes or counts make no sense.
+        HardwareError: the fabric or the GPUs are not there.
+        DatabaseError: the database that `--db` names cannot be read.
+    """
+    from taxfree import devices
+    from taxfree.bench import Knowledge
+
+    fabric = devices.fabric_for(fabric)
+    request = options.shape_request(
+        shapes, model, tp, gpus, dtype, default_gpus=devices.world_sizes(fabric)
+    )
+    knowledge = Knowledge.read(options.database_path(db), required=db is not None)
+    choice = choose(op, request, lambda: knowledge.problems(op, devices.gpu_name(fabric)))
+    if choice.note:
+        note(choice.note)
+    devices.require(fabric, max(problem.world_size for problem in choice.problems))
+    if fabric == "host":
+        note("host fabric: times are of interpreted kernels on a CPU, not of any GPU")
+    return Asked(op, choice.problems, fabric, knowledge, only)
+
+
+def measuring(asked: Asked) -> Iterator[ProblemResult]:
+    """Measure, with a bar on stderr that knows the remaining time."""
+    from taxfree.bench import run
+
+    found = run(asked.op, asked.problems, asked.fabric, asked.knowledge, asked.only)
+    progress = _progress()
+    task = progress.add_task("", total=len(asked.problems))
+    for problem in asked.problems:
+        progress.update(task, description=written(asked.op, asdict(problem)))
+        with _shown(progress):
+            result = next(found)
+        progress.advance(task)
+        yield result
+
+
+def _progress() -> Progress:
+    console = messages()
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=20),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        console=console,
+        transient=True,
+        redirect_stdout=False,
+        disable=not console.is_terminal,
+    )
+
+
+@contextmanager
+def _shown(progress: Progress) -> Iterator[None]:
+    """Show the bar only while something is measured: results are printed between."""
+    progress.start()
+    try:
+        yield
+    finally:
+        progress.stop()
+
+
+def fail_if_wrong(skipped: Sequence[results.Skipped]) -> None:
+    """Stop with the exit code for wrong results if there are any.
+
+    Raises:
+        WrongResult: naming the first.
+    """
+    wrong = [each for each in skipped if each.state == "wrong"]
+    if wrong:
+        first = wrong[0]
+        raise WrongResult(
+            f"{first.variant} is wrong on {written(first.op, first.problem)}: {first.reason}",
+            f"{len(wrong)} in all; they were not timed",
+        )
+
+
+def _fail_if_below(rows: Sequence[results.Row], least: float) -> None:
+    slow = results.below(rows, least)
+    if slow:
+        named = "; ".join(f"{written(r.op, r.problem)}: {r.speedup or 0:.2f}x" for r in slow)
+        raise BelowTarget(
+            f"dispatch is less than {least:g}x as fast as the baseline: {named}",
+            "tune these shapes with more --trials",
+        )

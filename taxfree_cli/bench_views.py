@@ -1,0 +1,202 @@
+"""How measured rows are shown: a table per problem that fits the terminal, and pictures."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.table import Table
+from rich.text import Text
+
+from taxfree.errors import TaxfreeError
+from taxfree.results import Row, Verdict, by_problem, fastest
+from taxfree.shapes import written
+from taxfree_cli.output import print_lines, print_table, results
+
+if TYPE_CHECKING:
+    from taxfree.bench import ProblemResult
+
+
+def us(time: float, digits: int = 4) -> str:
+    """Microseconds with so many significant digits, and never an exponent."""
+    return f"{time:.{digits}g}" if time < 10**digits - 1 else f"{time:.0f}"
+
+
+@dataclass(frozen=True)
+class _Column:
+    """A column of the table of a problem.
+
+    Args:
+        heading: above it.
+        cell: what stands in it for a row.
+        rank: how much it matters; where the terminal is narrow, the highest ranks go first.
+        is_number: numbers stand on the right.
+    """
+
+    heading: str
+    cell: Callable[[Row], str]
+    rank: int
+    is_number: bool = True
+
+
+_COLUMNS = (
+    _Column("mode", lambda row: row.mode, 2, is_number=False),
+    _Column("us", lambda row: us(row.median_us), 0),
+    _Column("x bound", lambda row: f"{row.x_bound:.2f}", 1),
+    _Column("vs eager", lambda row: _times(row.speedup_eager), 4),
+    _Column("vs graph", lambda row: _times(row.speedup_graph), 3),
+    _Column("±us", lambda row: us(row.iqr_us, 2), 5),
+    _Column("skew us", lambda row: us(row.skew_us, 2), 7),
+    _Column("#wrong", lambda row: str(row.wrong), 6),
+    _Column("TFLOP/s", lambda row: f"{row.tflops:.1f}", 8),
+    _Column("GB/s", lambda row: f"{row.gbps:.0f}", 9),
+)
+_GAP = 2
+
+
+def print_problem(result: ProblemResult) -> None:
+    """Print one problem: its bounds, its rows, what was not timed, and what dispatch picks."""
+    console = results()
+    bounds = result.bounds
+    gemm = "-" if bounds.t_gemm_us is None else us(bounds.t_gemm_us)
+    lines = [
+        f"{result.op} {written(result.op, asdict(result.problem))}",
+        f"bound {us(bounds.t_bound_us)} us (floor {us(bounds.t_floor_us)}, link "
+        f"{us(bounds.t_link_us)}), gemm alone {gemm} us",
+    ]
+    for line in lines:
+        console.print(line, markup=False, highlight=False)
+    if result.rows:
+        console.print(problem_table(result.rows, console.width))
+    for each in result.skipped:
+        if each.state != "refused":
+            line = f"{each.variant}: {each.state}, #wrong {each.wrong}: {each.reason}"
+            console.print(Text(line, style="red"))
+    choice = result.choice
+    console.print(
+        f"dispatch: {choice.variant} ({choice.kind}: {choice.why})\n",
+        markup=False,
+        highlight=False,
+    )
+
+
+def problem_table(rows: Sequence[Row], width: int) -> Table:
+    """The rows of one problem; the fastest is marked, and columns that do not fit are left out.
+
+    Args:
+        rows: at least one.
+        width: of the terminal, in characters.
+    """
+    best = fastest(rows)
+    columns = [column for column in _COLUMNS if any(column.cell(row) for row in rows)]
+    names = [f"{'*' if row is best else ' '}{row.variant}" for row in rows]
+    used = max(map(len, names)) + sum(_GAP + _width(column, rows) for column in columns)
+    for column in sorted(columns, key=lambda column: -column.rank):
+        if used <= width or len(columns) == 1:
+            break
+        columns.remove(column)
+        used -= _GAP + _width(column, rows)
+    table = Table(box=None, pad_edge=False)
+    table.add_column(" variant", overflow="fold")
+    for column in columns:
+        table.add_column(
+            column.heading, justify="right" if column.is_number else "left", no_wrap=True
+        )
+    for name, row in zip(names, rows, strict=True):
+        cells = (Text(column.cell(row)) for column in columns)
+        table.add_row(Text(name), *cells, style="bold" if row is best else "")
+    return table
+
+
+def _width(column: _Column, rows: Sequence[Row]) -> int:
+    return max(len(column.heading), *(len(column.cell(row)) for row in rows))
+
+
+def _times(ratio: float | None) -> str:
+    return "" if ratio is None else f"{ratio:.2f}x"
+
+
+def print_comparison(verdicts: Sequence[Verdict], before: Path) -> None:
+    """Print what became of each row since an earlier run."""
+    if not verdicts:
+        print_lines([f"{before} has none of these rows"])
+        return
+    columns = ("problem", "variant", "mode", "before us", "us", "change", "verdict")
+    rows = [
+        (
+            written(each.row.op, each.row.problem),
+            each.row.variant,
+            each.row.mode,
+            each.before.median_us,
+            each.row.median_us,
+            f"{each.change:+.1%}",
+            each.judgement,
+        )
+        for each in verdicts
+    ]
+    print_table(columns, rows, title=f"compared with {before}")
+
+
+# -- pictures --
+
+
+def require_matplotlib() -> None:
+    """Check, before anything is measured, that there can be a picture.
+
+    Raises:
+        TaxfreeError: matplotlib is not installed.
+    """
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError as error:
+        raise TaxfreeError(
+            "--plot needs matplotlib, which is not installed", "pip install 'taxfree[plot]'"
+        ) from error
+
+
+def plot(rows: Sequence[Row], along: str, path: Path) -> None:
+    """Draw time / t_bound against a field of the problem, a panel per other fields.
+
+    Args:
+        rows: measured; of each variant the graph's time, or the eager one without graphs.
+        along: the field on the horizontal axis.
+        path: a PNG, or what else matplotlib writes by that name.
+
+    Raises:
+        TaxfreeError: the picture cannot be written.
+    """
+    from matplotlib.figure import Figure
+
+    panels = _panels(rows, along)
+    figure = Figure(figsize=(7.0, 4.2 * len(panels)), layout="constrained")
+    axes = figure.subplots(len(panels), squeeze=False)[:, 0]
+    for axis, (title, curves) in zip(axes, panels.items(), strict=True):
+        for variant, points in curves.items():
+            style = {"color": "black", "linestyle": "--"} if variant == "baseline" else {}
+            axis.plot(*zip(*sorted(points), strict=True), marker="o", label=variant, **style)
+        axis.axhline(1.0, color="grey", linewidth=0.8)
+        axis.set_xscale("log", base=2)
+        axis.set(title=title, xlabel=along, ylabel="time / bound", ylim=(0, None))
+        axis.set_xticks(sorted({x for points in curves.values() for x, _ in points}))
+        axis.minorticks_off()
+        axis.xaxis.set_major_formatter("{x:.0f}")
+        axis.legend(fontsize="small")
+    try:
+        figure.savefig(path, dpi=150)
+    except (OSError, ValueError) as error:
+        raise TaxfreeError(f"{path} cannot be written: {error}", "name a .png file") from error
+
+
+def _panels(rows: Sequence[Row], along: str) -> dict[str, dict[str, list[tuple[float, float]]]]:
+    panels: dict[str, dict[str, list[tuple[float, float]]]] = {}
+    for group in by_problem(rows):
+        fields = {name: value for name, value in group[0].problem.items() if name != along}
+        curves = panels.setdefault(written(group[0].op, fields), {})
+        modes = {row.mode for row in group}
+        for row in group:
+            if row.mode == "graph" or "graph" not in modes:
+                point = (row.problem[along], row.x_bound)
+                curves.setdefault(row.variant, []).append(point)
+    return panels

@@ -1,0 +1,139 @@
+"""`taxfree bench`."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+
+import pytest
+from rich.console import Console
+
+from taxfree.bench import ProblemResult
+from taxfree.bounds import Bounds, Peaks
+from taxfree.dispatch import Choice
+from taxfree.results import Results, Row, Skipped, save
+from taxfree_cli.bench import fail_if_wrong
+from taxfree_cli.bench_views import problem_table, us
+from taxfree_cli.exits import ExitCode, failure
+from taxfree_kernels.all_gather_matmul.problem import AllGatherMatmul
+from taxfree_kernels.hardware import KNOWN
+
+HOST = AllGatherMatmul(m=5, n=32, k=32, world_size=2)
+SHAPE = ("--shapes", "m=5 n=32 k=32", "--gpus", 2, "--fabric", "host", "--variant", "one_shot")
+PROBLEM = {"m": 16, "n": 3584, "k": 8192, "gather_dim": 1, "dtype": "float16", "world_size": 8}
+
+
+def row(variant: str, mode: str, us: float, m: int = 16) -> Row:
+    return Row(
+        "all_gather_matmul", PROBLEM | {"m": m}, variant, {}, mode, us, 0.5, (us,), 14.0, 20.0,
+        3.0, 14.0, 0.001, speedup_eager=140 / us, speedup_graph=42 / us, tflops=33.0, gbps=2100.0,
+    )  # fmt: skip
+
+
+ROWS = [
+    row("baseline", "eager", 140.25),
+    row("baseline", "graph", 42.0),
+    row("push_two_kernel", "graph", 28.12),
+    row("dispatch", "graph", 28.25),
+]
+
+
+def shown(width: int) -> list[str]:
+    console = Console(width=width, color_system=None)
+    with console.capture() as capture:
+        console.print(problem_table(ROWS, width))
+    return capture.get().splitlines()
+
+
+class TestTable:
+    def test_a_narrow_terminal_shows_what_matters_most(self):
+        lines = shown(40)
+        assert lines[0].split() == ["variant", "mode", "us", "x", "bound"]
+        assert lines[3].split() == ["*push_two_kernel", "graph", "28.12", "2.01"]
+        assert len(lines) == 1 + len(ROWS)
+        assert max(map(len, lines)) <= 40
+
+    def test_a_wide_terminal_shows_everything(self):
+        lines = shown(120)
+        for heading in ("vs eager", "vs graph", "±us", "skew us", "#wrong", "TFLOP/s", "GB/s"):
+            assert heading in lines[0]
+        assert "4.98x" in lines[3]
+        assert "1.49x" in lines[3]
+
+    def test_only_the_fastest_row_is_marked(self):
+        assert [line[0] for line in shown(120)] == [" ", " ", " ", "*", " "]
+
+    @pytest.mark.parametrize(
+        ("time", "text"),
+        [(0.1234567, "0.1235"), (28.123, "28.12"), (67003.4, "67003"), (9999.6, "10000")],
+    )
+    def test_times_have_no_exponent(self, time, text):
+        assert us(time) == text
+
+
+def test_a_bench_on_the_host_writes_what_it_prints(cli, tmp_path):
+    out, csv, before = (tmp_path / name for name in ("rows.json", "rows.csv", "before.json"))
+    slow = dataclasses.replace(row("one_shot", "eager", 1e12), problem=dataclasses.asdict(HOST))
+    save(Results({}, (slow,)), before)
+    files = ("--out", out, "--csv", csv, "--compare", before)
+    outcome = cli("bench", *SHAPE, "--json", *files, "--min-speedup", 1000)
+    document = json.loads(outcome.out)
+    (verdict,) = document.pop("comparison")
+    assert (verdict["variant"], verdict["judgement"]) == ("one_shot", "better")
+    assert document == json.loads(out.read_text())
+    assert document["schema"] == 1
+    assert document["environment"]["fabric"] == "host"
+    assert document["environment"]["peaks"][0]["world_size"] == 2
+    variants = [row["variant"] for row in document["rows"]]
+    assert variants == ["baseline", "one_shot", "dispatch"]
+    assert {row["mode"] for row in document["rows"]} == {"eager"}
+    assert all(row["t_bound_us"] > 0 and row["wrong"] == 0 for row in document["rows"])
+    assert csv.read_text().count("\n") == 1 + len(document["rows"])
+    assert outcome.code == ExitCode.FAILED
+    assert "interpreted kernels" in outcome.err
+    assert "error: dispatch is less than 1000x as fast as the baseline: m=5 n=32" in outcome.err
+
+
+def test_without_json_it_prints_tables_and_verdicts(cli, monkeypatch, tmp_path):
+    wrong = Skipped("all_gather_matmul", PROBLEM, "pull", {}, "wrong", "3 of 160 values wrong", 3)
+    result = ProblemResult(
+        "all_gather_matmul", HOST, tuple(ROWS), (wrong,), Choice("exact", "push", {}, "its record"),
+        (), Bounds(14.0, 3.0, 20.2), Peaks(1.0, 1.0, 1.0), KNOWN["cpu"],
+    )  # fmt: skip
+    monkeypatch.setattr("taxfree_cli.bench.measuring", lambda asked: iter([result]))
+    save(Results({}, tuple(ROWS)), tmp_path / "before.json")
+    picture = tmp_path / "rows.png"
+    outcome = cli("bench", *SHAPE, "--compare", tmp_path / "before.json", "--plot", picture)
+    assert "bound 14 us (floor 14, link 3), gemm alone 20.2 us" in outcome.out
+    assert "pull: wrong, #wrong 3: 3 of 160 values wrong" in outcome.out
+    assert "dispatch: push (exact: its record)" in outcome.out
+    assert outcome.out.count("same") == len(ROWS)
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert outcome.code == ExitCode.WRONG_RESULT
+
+
+class TestErrors:
+    def test_a_missing_gpu_is_said_at_once(self, cli, monkeypatch):
+        monkeypatch.setattr("taxfree.devices.available_gpus", lambda: 2)
+        outcome = cli("bench", "--gpus", 8, "--shapes", "16x64x64")
+        assert outcome.code == ExitCode.NO_HARDWARE
+        assert outcome.err.splitlines()[0] == "error: 8 GPUs are asked for, 2 are there"
+
+    def test_a_bad_earlier_file_is_said_before_anything_is_measured(self, cli, tmp_path):
+        outcome = cli("bench", *SHAPE, "--compare", tmp_path / "none.json")
+        assert outcome.code == ExitCode.USAGE
+
+    def test_a_wrong_variant_has_its_exit_code(self):
+        wrong = Skipped("all_gather_matmul", PROBLEM, "push", {}, "wrong", "3 values", 3)
+        refused = dataclasses.replace(wrong, state="refused")
+        fail_if_wrong([refused])
+        with pytest.raises(Exception, match="push is wrong on m=16") as caught:
+            fail_if_wrong([refused, wrong])
+        assert failure(caught.value).exit_code == ExitCode.WRONG_RESULT
+
+    def test_a_picture_needs_matplotlib(self, cli, monkeypatch, tmp_path):
+        monkeypatch.setitem(sys.modules, "matplotlib", None)
+        outcome = cli("bench", *SHAPE, "--plot", tmp_path / "rows.png")
+        assert outcome.code == ExitCode.FAILED
+        assert "taxfree[plot]" in outcome.err

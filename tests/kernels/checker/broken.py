@@ -1,0 +1,224 @@
+"""Small kernels that exchange a message between two ranks, right or broken in one known way."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from taxfree_kernels.checker import Outcome, SimulatedFabric, Simulation
+from taxfree_kernels.device import sync
+from taxfree_kernels.launch import Kernel
+
+CALLS = 4
+LANES = 16
+
+
+@triton.jit
+def _send(target, data, flag, value, BREAK: tl.constexpr):
+    if BREAK == "signal first":
+        tl.atomic_xchg(flag, value, sem="release", scope="sys")
+        tl.store(target, data)
+    else:
+        tl.store(target, data)
+        if BREAK == "relaxed signal":
+            tl.atomic_xchg(flag, value, sem="relaxed", scope="sys")
+        elif BREAK == "gpu scope":
+            tl.atomic_xchg(flag, value, sem="release", scope="gpu")
+        else:
+            tl.atomic_xchg(flag, value, sem="release", scope="sys")
+
+
+@triton.jit
+def _await(flag, value, BREAK: tl.constexpr):
+    if BREAK == "plain poll":
+        while tl.load(flag, volatile=True) < value:
+            pass
+    elif BREAK == "relaxed poll":
+        while tl.atomic_add(flag, 0, sem="relaxed", scope="sys") < value:
+            pass
+    else:
+        while tl.atomic_add(flag, 0, sem="acquire", scope="sys") < value:
+            pass
+
+
+@triton.jit
+def _exchange(
+    data_ptr, inbox_ptr, out_ptr, flag_ptr, control_ptr, heap_bases, rank,
+    LANES: tl.constexpr, BREAK: tl.constexpr,
+):  # fmt: skip
+    """Program 0 sends, the others receive."""
+    program = tl.program_id(0)
+    if BREAK == "late generation":
+        sync.leave(control_ptr)
+    generation = sync.running_generation(control_ptr)
+    lanes = tl.arange(0, LANES)
+    slot = generation % 2
+    if BREAK == "one slot":
+        slot = generation % 1
+    inbox = inbox_ptr + slot * LANES + lanes
+    value = generation
+    if BREAK == "constant flag":
+        value = generation * 0 + 1
+    if program == 0:
+        peer = 1 - rank
+        target = sync.translate(inbox, heap_bases, rank, peer)
+        flag = sync.translate(flag_ptr, heap_bases, rank, peer)
+        _send(target, tl.load(data_ptr + lanes), flag, value, BREAK)
+    else:
+        _await(flag_ptr, value, BREAK)
+        tl.store(out_ptr + program * LANES + lanes, tl.load(inbox))
+    if BREAK != "late generation":
+        sync.leave(control_ptr)
+
+
+@triton.jit
+def _relay(data_ptr, box_ptr, out_ptr, flag_ptr, control_ptr, SENDER: tl.constexpr):
+    """One program of a rank hands a value to another of the same rank."""
+    generation = sync.running_generation(control_ptr)
+    if tl.program_id(0) == SENDER:
+        tl.store(box_ptr, tl.load(data_ptr))
+        tl.atomic_xchg(flag_ptr, generation, sem="release", scope="gpu")
+    else:
+        while tl.atomic_add(flag_ptr, 0, sem="acquire", scope="gpu") < generation:
+            pass
+        tl.store(out_ptr, tl.load(box_ptr))
+    sync.leave(control_ptr)
+
+
+@triton.jit
+def _handshake(flag_ptr, control_ptr, heap_bases, rank, WAITS_FIRST: tl.constexpr):
+    """Ranks tell each other that they are there."""
+    generation = sync.running_generation(control_ptr)
+    flag = sync.translate(flag_ptr, heap_bases, rank, 1 - rank)
+    if WAITS_FIRST:
+        _await(flag_ptr, generation, "")
+    tl.atomic_xchg(flag, generation, sem="release", scope="sys")
+    _await(flag_ptr, generation, "")
+    sync.leave(control_ptr)
+
+
+@triton.jit
+def _one_way(
+    data_ptr, inbox_ptr, out_ptr, flag_ptr, control_ptr, heap_bases, rank,
+    SIGNALS_EMPTY: tl.constexpr, AWAITS_EMPTY: tl.constexpr,
+):  # fmt: skip
+    """Rank 0 sends to rank 1; rank 1 has nothing to send, and should say so."""
+    generation = sync.running_generation(control_ptr)
+    slot = inbox_ptr + generation % 2
+    flag = sync.translate(flag_ptr, heap_bases, rank, 1 - rank)
+    if rank == 0:
+        tl.store(sync.translate(slot, heap_bases, rank, 1), tl.load(data_ptr))
+        tl.atomic_xchg(flag, generation, sem="release", scope="sys")
+        if AWAITS_EMPTY:
+            _await(flag_ptr, generation, "")
+    else:
+        if SIGNALS_EMPTY:
+            tl.atomic_xchg(flag, generation, sem="release", scope="sys")
+        _await(flag_ptr, generation, "")
+        tl.store(out_ptr, tl.load(slot))
+    sync.leave(control_ptr)
+
+
+@triton.jit
+def _flag_in_data(
+    data_ptr, words_ptr, out_ptr, flag_ptr, control_ptr, heap_bases, rank,
+    LANES: tl.constexpr, TORN: tl.constexpr,
+):  # fmt: skip
+    """Words of 8 bytes carry 4 bytes of payload and their generation."""
+    generation = sync.running_generation(control_ptr)
+    lanes = tl.arange(0, LANES)
+    words = words_ptr + generation % 2 * LANES + lanes
+    target = sync.translate(words, heap_bases, rank, 1 - rank)
+    payload = tl.load(data_ptr + lanes).to(tl.int64)
+    if TORN:
+        halves = tl.cast(target, tl.pointer_type(tl.int32))
+        tl.store(halves, payload.to(tl.int32))
+        tl.store(halves + 1, (payload * 0 + generation).to(tl.int32))
+    else:
+        tl.store(target, (generation << 32) | payload)
+    seen = tl.load(words, volatile=True)
+    while tl.min(seen >> 32, 0) < generation:
+        seen = tl.load(words, volatile=True)
+    tl.store(out_ptr + lanes, (seen & 0xFFFF).to(tl.float32))
+    sync.leave(control_ptr)
+
+
+def exchange(broken: str = "", seed: int = 0) -> Outcome:
+    constants = {"LANES": LANES, "BREAK": broken}
+    return _run(_exchange, 3, constants, seed, heap_bases=True)
+
+
+def relay(sender: int, seed: int = 0) -> Outcome:
+    return _run(_relay, 2, {"SENDER": sender}, seed, heap_bases=False)
+
+
+def one_way(*, signals_empty: bool, awaits_empty: bool, seed: int = 0) -> Outcome:
+    constants = {"SIGNALS_EMPTY": signals_empty, "AWAITS_EMPTY": awaits_empty}
+    return _run(_one_way, 1, constants, seed, heap_bases=True)
+
+
+def flag_in_data(*, torn: bool, seed: int = 0) -> Outcome:
+    constants = {"LANES": LANES, "TORN": torn}
+    return _run(_flag_in_data, 1, constants, seed, heap_bases=True, inbox=torch.int64)
+
+
+def handshake(*, waits_first: bool, seed: int = 0) -> Outcome:
+    def setup(fabric: SimulatedFabric) -> list:
+        kernel = Kernel(_handshake, 1, {"WAITS_FIRST": waits_first})
+        flag = fabric.heap.empty(1, torch.int64).zero_()
+        args = (flag, fabric.pool.control, fabric.heap_bases, fabric.rank)
+        return [lambda: kernel(*args)] * CALLS
+
+    return Simulation(2).run(setup, seed)
+
+
+def host_cleared_flag(*, barriers: bool, seed: int = 0) -> Outcome:
+    """A flag of constant value that the host clears before each call."""
+
+    def setup(fabric: SimulatedFabric) -> list:
+        kernel = Kernel(_exchange, 3, {"LANES": LANES, "BREAK": "constant flag"})
+        inbox = fabric.heap.empty(2 * LANES, torch.float32)
+        flag = fabric.heap.empty(1, torch.int64).zero_()
+        data, out = torch.ones(LANES), torch.empty(3 * LANES)
+        pool = fabric.pool.control
+
+        def call() -> None:
+            if barriers:
+                fabric.barrier()
+            flag.zero_()
+            if barriers:
+                fabric.barrier()
+            kernel(data, inbox, out, flag, pool, fabric.heap_bases, fabric.rank)
+
+        return [call] * CALLS
+
+    return Simulation(2).run(setup, seed)
+
+
+def _run(
+    function: object,
+    grid: int,
+    constants: dict,
+    seed: int,
+    *,
+    heap_bases: bool,
+    inbox: torch.dtype = torch.float32,
+) -> Outcome:
+    kernel = Kernel(function, grid, constants)
+
+    def setup(fabric: SimulatedFabric) -> list:
+        box = fabric.heap.empty(2 * LANES, inbox).zero_()
+        if inbox == torch.int64:
+            fabric.declare_flag_words(box)
+        flag = fabric.heap.empty(1, torch.int64).zero_()
+        ends = (fabric.heap_bases, fabric.rank) if heap_bases else ()
+
+        def call(number: int) -> None:
+            data = torch.full((LANES,), 10.0 * fabric.rank + number)
+            out = torch.empty(3 * LANES)
+            kernel(data, box, out, flag, fabric.pool.control, *ends)
+
+        return [lambda number=number: call(number) for number in range(CALLS)]
+
+    return Simulation(2).run(setup, seed)

@@ -1,0 +1,87 @@
+"""The checker on real variants: they pass, runs repeat exactly, thin coverage is no pass."""
+
+from __future__ import annotations
+
+import contextlib
+
+import pytest
+
+from taxfree_kernels.all_gather_matmul.problem import AllGatherMatmul
+from taxfree_kernels.checker import (
+    MIXED,
+    ProtocolError,
+    assert_protocol_holds,
+    check_variant,
+    checkable_variants,
+)
+from taxfree_kernels.checker.mutate import mutants
+from taxfree_kernels.device import sync
+from taxfree_kernels.errors import PlanError
+from taxfree_kernels.variant import operation_names
+
+OP = "all_gather_matmul"
+VARIANTS = [(op, name) for op in operation_names() for name in checkable_variants(op)]
+
+
+@contextlib.contextmanager
+def _relaxed_signals():
+    weaker = [each for each in mutants([sync.signal]) if "'release' -> 'relaxed'" in str(each)]
+    with weaker[0].installed():
+        yield
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(("op", "name"), VARIANTS)
+def test_a_variant_holds_its_protocol(op, name):
+    checked = check_variant(op, name)
+    assert checked.verdict in ("pass", "nothing to check"), str(checked)
+
+
+def test_every_variant_with_kernels_of_ours_has_something_to_check():
+    verdicts = {name: check_variant(OP, name, seeds=range(1)).verdict for _, name in VARIANTS}
+    nothing = {name for name, verdict in verdicts.items() if verdict == "nothing to check"}
+    assert nothing == {"baseline", "registered"}
+
+
+def test_a_violation_says_how_to_see_it_again():
+    with _relaxed_signals():
+        violation = check_variant(OP, "push", seeds=range(3, 4)).violation
+    assert violation.replay.startswith("taxfree check --op all_gather_matmul --variant push --sh")
+    assert violation.replay.endswith("--first-seed 3 --seeds 1")
+
+
+def test_a_seed_gives_the_same_report_each_time():
+    with _relaxed_signals():
+        reports = [str(check_variant(OP, MIXED, seeds=range(5, 6)).violation) for _ in range(3)]
+    assert reports[0] == reports[1] == reports[2]
+
+
+def test_a_report_names_both_lines_both_ranks_the_memory_and_the_edge():
+    with _relaxed_signals():
+        report = str(check_variant(OP, "push", seeds=range(1)).violation)
+    assert report.startswith("no release: ")
+    assert "payload slot" in report
+    assert "rank 0, program" in report
+    assert "rank 1, program" in report
+    assert "device/tiles.py" in report
+
+
+def test_a_failed_assertion_shows_the_report():
+    with _relaxed_signals(), pytest.raises(ProtocolError, match="no release"):
+        assert_protocol_holds(OP, "push", seeds=range(1))
+
+
+def test_one_schedule_is_too_little_for_a_pass():
+    assert check_variant(OP, "push", seeds=range(1)).verdict == "not covered"
+
+
+def test_lines_that_a_problem_cannot_reach_are_not_asked_for():
+    rows = [AllGatherMatmul(5, 32, 32, gather_dim=0, world_size=2)]
+    checked = check_variant(OP, "push", rows, seeds=range(4))
+    waits = [line.text for line in checked.coverage.lines if "wait_for_rows" in line.text]
+    assert waits == ["arrived = wait_for_rows("]
+
+
+def test_an_unknown_variant_is_an_error_for_users():
+    with pytest.raises(PlanError, match="no variant 'pusj'"):
+        check_variant(OP, "pusj")

@@ -1,0 +1,97 @@
+"""Every mutant of the real synchronisation is reported, but for those that change nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cache
+
+import pytest
+
+from taxfree_kernels.all_gather_matmul import one_shot, pull, push, push_two_kernel, tile
+from taxfree_kernels.checker import Violation, check_variant
+from taxfree_kernels.checker.mutate import Mutant, mutants
+from taxfree_kernels.device import sync
+
+pytestmark = pytest.mark.timeout(300)
+
+OP = "all_gather_matmul"
+SEEDS = range(14)
+
+_SYNC = (
+    sync._poll,
+    sync.signal,
+    sync.wait,
+    sync.running_generation,
+    sync.leave,
+    sync.arrive,
+)
+
+#: functions, and the variants in which their mutants are looked for
+GROUPS = {
+    "sync": (_SYNC, ("push", "one_shot")),
+    "tile: send": ((tile.push_chunk,), ("push",)),
+    "tile: receive": ((tile.wait_for_rows, tile.gathered_tile), ("push", "pull")),
+    "push": ((push._push,), ("push",)),
+    "pull": ((pull._pull,), ("pull",)),
+    "push_two_kernel": ((push_two_kernel._send,), ("push_two_kernel",)),
+    "one_shot": ((one_shot._gather,), ("one_shot",)),
+}
+
+#: mutants that are as right as the original as long as no wait times out, and why
+HARMLESS = {
+    "wait: _poll: generation + 1": "the first poll only decides whether the loop is entered",
+    "wait: _poll: generation - 1": "the last poll only acquires: the loop has seen the generation",
+    "wait: atomic_add: scope='sys' -> 'gpu'": "peers write the abort word only after a timeout",
+    "arrive: atomic_xchg: scope='gpu' -> 'cta'": "the last one in resets the counter, alone",
+}
+
+
+def _without_place(mutant: Mutant) -> str:
+    return str(mutant).partition(" ")[2]
+
+
+def _find(mutant: Mutant, names: tuple[str, ...]) -> Violation | None:
+    with mutant.installed():
+        for name in names:
+            violation = check_variant(OP, name, seeds=SEEDS).violation
+            if violation is not None:
+                return violation
+    return None
+
+
+@cache
+def _results(group: str) -> tuple[tuple[Mutant, Violation | None], ...]:
+    functions, names = GROUPS[group]
+    return tuple((mutant, _find(mutant, names)) for mutant in mutants(functions))
+
+
+def _all_results() -> Iterator[tuple[Mutant, Violation | None]]:
+    for group in GROUPS:
+        yield from _results(group)
+
+
+@pytest.mark.parametrize("group", GROUPS)
+def test_a_mutant_that_is_not_reported_changes_nothing(group):
+    survivors = [str(mutant) for mutant, violation in _results(group) if violation is None]
+    unexpected = [each for each in survivors if each.partition(" ")[2] not in HARMLESS]
+    assert unexpected == []
+
+
+def test_95_of_100_mutants_are_reported():
+    results = list(_all_results())
+    reported = [mutant for mutant, violation in results if violation is not None]
+    assert len(results) > 80
+    assert len(reported) >= 0.95 * len(results)
+
+
+def test_a_harmless_mutant_is_still_a_mutant():
+    """The list above has no entry that the sources no longer have."""
+    assert HARMLESS.keys() <= {_without_place(mutant) for mutant, _ in _all_results()}
+
+
+def test_the_original_is_back_after_a_mutant():
+    mutant = next(mutants([sync.signal]))
+    original = sync.signal.rewrite()
+    with mutant.installed():
+        assert sync.signal.rewrite() is not original
+    assert sync.signal.rewrite() is original

@@ -1,0 +1,57 @@
+"""Compilers side by side: the installed Triton, and the oldest supported one where it lies."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[2]
+TRITONS = {"oldest": ROOT / ".triton36", "installed": None}
+
+
+def triton_path(name: str) -> Path | None:
+    """Folder of a compiler by name; skips the test where it is not there."""
+    path = TRITONS[name]
+    if path is not None and not path.is_dir():
+        pytest.skip(f"no Triton in {path.name}")
+    return path
+
+
+def run_python(*arguments: str, triton: str = "installed", **environment: str) -> str:
+    """Standard output of a Python without an interpreter for kernels, under one of the Tritons."""
+    path = triton_path(triton)
+    paths = [*([str(path)] if path else []), str(ROOT / "kernels"), str(HERE)]
+    inherited = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", *arguments],
+        env={**inherited, "PYTHONPATH": os.pathsep.join(paths), **environment},
+        capture_output=True, text=True, check=False, timeout=100,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout
+
+
+class Snippets:
+    """Compiles the kernels of ``snippets.py``, all for one device and compiler at once."""
+
+    def __init__(self) -> None:
+        self._done: dict[tuple[str, str], dict[str, Any]] = {}
+
+    def compiled(self, name: str, device: str, triton: str) -> dict[str, Any]:
+        key = device, triton
+        if key not in self._done:
+            script = str(HERE / "snippets.py")
+            self._done[key] = json.loads(run_python(script, device, triton=triton))
+        return dict(self._done[key][name])
+
+
+@pytest.fixture(scope="session")
+def snippets() -> Snippets:
+    return Snippets()

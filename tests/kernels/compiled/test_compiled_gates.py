@@ -1,0 +1,114 @@
+"""Each gate finds what it is for, in what real compilers make of wrong kernels."""
+
+from __future__ import annotations
+
+import pytest
+
+from taxfree_kernels.compiled.gates import GATES, Subject, violations
+
+from .conftest import TRITONS, Snippets
+
+BOTH = tuple(TRITONS)
+#: kernel, device, compilers, gates that must find it.
+WRONG = [
+    ("signal_without_barrier", "h200", ("oldest",), {"barrier_before_release"}),
+    ("signal_without_barrier", "mi300x", ("oldest",), {"barrier_before_release"}),
+    ("signal_without_barrier", "mi300x", ("installed",), {"stores_drained"}),
+    ("signal_without_drain", "mi300x", BOTH, {"stores_drained"}),
+    ("signal_to_the_device", "h200", BOTH, {"system_scope"}),
+    ("signal_to_the_device", "mi300x", BOTH, {"system_scope"}),
+    ("bulk_store_then_signal", "h200", ("oldest",), {"bulk_stores_done"}),
+    ("acquire_unused", "h200", ("oldest",), {"system_scope", "acquire_after_poll"}),
+    ("poll_by_plain_load", "h200", BOTH, {"poll_in_loop"}),
+    ("poll_by_plain_load", "mi300x", BOTH, {"poll_in_loop"}),
+    ("poll_by_volatile_load", "h200", BOTH, {"no_weak_poll"}),
+    ("poll_by_volatile_load", "mi300x", ("oldest",), {"poll_in_loop"}),
+    ("poll_by_swap", "h200", BOTH, {"no_weak_poll"}),
+    ("poll_by_swap", "mi300x", ("oldest",), {"no_weak_poll", "system_scope"}),
+    ("poll_by_swap", "mi300x", ("installed",), {"no_weak_poll"}),
+    ("unbounded_wait", "mi300x", ("oldest",), {"poll_in_loop", "no_blind_spin"}),
+    ("wait_in_k_loop", "h200", BOTH, {"no_wait_in_k_loop", "pipelined"}),
+    ("wait_in_k_loop", "mi300x", BOTH, {"no_wait_in_k_loop", "pipelined"}),
+    ("acquire_in_k_loop", "h200", BOTH, {"no_wait_in_k_loop"}),
+    ("acquire_in_k_loop", "mi300x", BOTH, {"no_wait_in_k_loop"}),
+    ("multiply_unaligned", "h200", BOTH, {"pipelined", "wide_accesses"}),
+    ("multiply_unaligned", "mi300x", BOTH, {"pipelined", "wide_accesses"}),
+    ("multiply_by_adds", "h200", BOTH, {"matrix_cores"}),
+    ("spill", "h200", BOTH, {"no_spills"}),
+]
+RIGHT = ("good_signal", "good_wait", "good_multiply")
+
+
+def gates_of(subject: Subject) -> set[str]:
+    return {violation.gate for violation in violations(subject)}
+
+
+@pytest.mark.parametrize(
+    ("kernel", "device", "triton", "gates"),
+    [(name, device, triton, gates) for name, device, some, gates in WRONG for triton in some],
+)
+def test_a_wrong_kernel_is_found(
+    kernel: str, device: str, triton: str, gates: set[str], snippets: Snippets
+) -> None:
+    assert gates <= gates_of(Subject(**snippets.compiled(kernel, device, triton)))
+
+
+@pytest.mark.parametrize("triton", BOTH)
+@pytest.mark.parametrize("device", ["h200", "mi300x", "mi350x"])
+@pytest.mark.parametrize("kernel", RIGHT)
+def test_a_right_kernel_passes(kernel: str, device: str, triton: str, snippets: Snippets) -> None:
+    subject = Subject(**snippets.compiled(kernel, device, triton))
+    assert violations(subject) == []
+    assert subject.assembly.blocks
+
+
+#: kernel, device, what is replaced in its assembly, by what, the gate that must find it.
+EDITS = [
+    ("good_signal", "h200", "bar.sync", "// bar.sync", "barrier_before_release"),
+    ("good_signal", "h200", ".sys.", ".gpu.", "system_scope"),
+    ("good_signal", "mi300x", "s_barrier", "s_nop 0", "barrier_before_release"),
+    ("good_signal", "mi300x", "s_waitcnt vmcnt(0)", "s_nop 0", "stores_drained"),
+    ("good_signal", "mi300x", "buffer_wbl2 sc0 sc1", "buffer_wbl2 sc1", "system_scope"),
+    ("good_signal", "mi300x", " sc1", "", "system_scope"),
+    ("good_wait", "h200", "bar.sync", "// bar.sync", "barrier_after_acquire"),
+    ("good_wait", "h200", ".sys.acquire", ".gpu.acquire", "acquire_after_poll"),
+    ("good_wait", "h200", ".sys.relaxed", ".weak", "poll_in_loop"),
+    ("good_wait", "mi300x", "s_barrier", "s_nop 0", "barrier_after_acquire"),
+    ("good_wait", "mi300x", "buffer_inv sc0 sc1", "buffer_inv sc1", "acquire_after_poll"),
+    ("good_multiply", "h200", "wgmma.mma_async", "fma", "matrix_cores"),
+    ("good_multiply", "h200", ", 0x10", ", 0x8", "wide_accesses"),
+    ("good_multiply", "mi300x", "v_mfma", "v_fma", "matrix_cores"),
+    ("good_multiply", "mi300x", "load_dwordx4", "load_dword", "wide_accesses"),
+]
+
+
+@pytest.mark.parametrize(("kernel", "device", "old", "new", "gate"), EDITS)
+def test_an_edit_of_right_assembly_is_found(
+    kernel: str, device: str, old: str, new: str, gate: str, snippets: Snippets
+) -> None:
+    compiled = snippets.compiled(kernel, device, "installed")
+    assert old in compiled["text"]
+    compiled["text"] = compiled["text"].replace(old, new)
+    assert gate in gates_of(Subject(**compiled))
+
+
+WATERFALL = """
+	.amdhsa
+.LBB0_1:
+	v_readfirstlane_b32 s4, v0
+	v_cmp_eq_u64_e32 vcc, s[4:5], v[0:1]
+	s_and_saveexec_b64 vcc, vcc
+	buffer_load_dwordx4 v[4:7], v2, s[4:7], 0 offen
+	s_xor_b64 exec, exec, vcc
+	s_cbranch_execnz .LBB0_1
+	s_endpgm
+"""
+
+
+def test_an_access_per_lane_is_found() -> None:
+    assert "no_waterfall" in gates_of(Subject(WATERFALL))
+
+
+def test_every_gate_has_a_kernel_that_breaks_it() -> None:
+    broken = set().union(*(gates for _, _, _, gates in WRONG), {edit[4] for edit in EDITS})
+    assert set(GATES) == broken | {"no_waterfall"}

@@ -1,0 +1,47 @@
+"""Every kernel, for every architecture, under the oldest and the installed Triton, at the gates."""
+
+from __future__ import annotations
+
+import pytest
+
+from taxfree_kernels.compiled.coverage import DEVICES, EXAMPLES, Case, cases
+from taxfree_kernels.compiled.report import check, format_report
+from taxfree_kernels.variant import operation_names
+
+from .conftest import TRITONS, triton_path
+
+OPERATIONS = operation_names()
+
+
+def expect_good(wanted: list[Case], triton: str) -> None:
+    reports = list(check(wanted, triton_path(triton), workers=2))
+    assert reports
+    bad = [format_report(report) for report in reports if not report.is_good]
+    assert not bad, "\n\n".join(bad)
+
+
+@pytest.mark.parametrize("op", OPERATIONS)
+def test_each_operation_has_examples(op: str) -> None:
+    assert EXAMPLES[op]
+
+
+@pytest.mark.parametrize("triton", TRITONS)
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("op", OPERATIONS)
+def test_default_configs_pass_the_gates(op: str, device: str, triton: str) -> None:
+    expect_good(list(cases(op, device)), triton)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("op", OPERATIONS)
+def test_corners_of_the_spaces_pass_the_gates(op: str, device: str) -> None:
+    expect_good(list(cases(op, device, corners=True, examples=1)), "oldest")
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("triton", TRITONS)
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("op", OPERATIONS)
+def test_all_corners_pass_the_gates(op: str, device: str, triton: str) -> None:
+    expect_good(list(cases(op, device, corners=True)), triton)

@@ -1,0 +1,79 @@
+"""A recorded launch is specialised, and found in Triton's cache, as a real one would be."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from .conftest import TRITONS, run_python
+
+#: Prints, in turn, what Triton's launcher makes of the recorded arguments and of real tensors.
+SPECIALISE = """
+import itertools, json
+import torch, triton
+from triton import knobs
+from taxfree_kernels.compiled.compile import _AbsentDevice, target_of
+from taxfree_kernels.compiled.record import record
+from taxfree_kernels.hardware import KNOWN
+from taxfree_kernels.variant import problem_class, variants
+
+seen = []
+def hook(*, key, compile, **rest):
+    seen.append([str(key), str(compile["signature"]), str(compile["constants"]),
+                 str(compile["configs"])])
+    return True  # do not compile
+knobs.runtime.jit_cache_hook = hook
+
+for device, m in itertools.product(("h200", "mi300x"), (1, 16, 77)):
+    problem = problem_class("all_gather_matmul")(m=m, n=256, k=512, world_size=2)
+    hardware = KNOWN[device]
+    triton.runtime.driver.set_active(_AbsentDevice(target_of(hardware)))
+    for name, variant in variants("all_gather_matmul").items():
+        config = variant.first_configs(problem, hardware)[0]
+        for launch in record("all_gather_matmul", name, problem, config, hardware):
+            kernel = launch.kernel
+            given = dict(**kernel.constants, **kernel.options)
+            kernel.function.warmup(*launch.args, grid=(kernel.grid,), **given)
+            real = [torch.empty_strided(arg.shape, arg.stride(), dtype=arg.dtype)
+                    if isinstance(arg, torch.Tensor) else arg for arg in launch.args]
+            kernel.function[(kernel.grid,)](*real, **given)
+print(json.dumps(seen))
+"""
+
+
+@pytest.mark.parametrize("triton", TRITONS)
+def test_a_recorded_launch_is_specialised_as_a_real_one(triton: str) -> None:
+    seen = json.loads(run_python("-c", SPECIALISE, triton=triton))
+    assert len(seen) >= 6 * 2 * 4
+    for recorded, real in zip(seen[::2], seen[1::2], strict=True):
+        assert recorded == real
+
+
+#: Prints the keys under which two kernels are in Triton's cache.
+KEYS = """
+import json
+from taxfree_kernels.compiled.compile import compile_launch
+from taxfree_kernels.compiled.record import record
+from taxfree_kernels.hardware import KNOWN
+from taxfree_kernels.variant import problem_class, variants
+
+problem = problem_class("all_gather_matmul")(m=16, n=256, k=512, world_size=2)
+keys = []
+for device in ("h200", "mi300x"):
+    hardware = KNOWN[device]
+    config = variants("all_gather_matmul")["push"].first_configs(problem, hardware)[0]
+    for launch in record("all_gather_matmul", "push", problem, config, hardware):
+        keys.append(compile_launch(launch, hardware).cache_key)
+print(json.dumps(keys))
+"""
+
+
+@pytest.mark.parametrize("triton", TRITONS)
+def test_the_cache_key_is_the_same_in_each_process(triton: str) -> None:
+    first, second = (
+        json.loads(run_python("-c", KEYS, triton=triton, PYTHONHASHSEED=seed))
+        for seed in ("1", "2")
+    )
+    assert first == second
+    assert len(set(first)) == len(first) == 2

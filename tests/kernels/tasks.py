@@ -1,0 +1,304 @@
+"""What rank workers run for the tests of the kernels: each function takes the open fabric."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import random
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from taxfree_kernels.all_gather_matmul.operation import OPERATION
+from taxfree_kernels.all_gather_matmul.problem import AllGatherMatmul
+from taxfree_kernels.errors import KernelError
+from taxfree_kernels.fabric.base import Fabric
+from taxfree_kernels.fabric.open import open_fabric
+from taxfree_kernels.variant import Plan, variants
+
+OP = OPERATION.name
+
+
+@dataclass(frozen=True)
+class Case:
+    """A variant on a problem.
+
+    Args:
+        fields: of the problem, but for its world size.
+        config: the variant's default when None.
+        padded: give the weight rows that are longer than what is used of them.
+    """
+
+    variant: str
+    fields: Mapping[str, Any]
+    config: Mapping[str, Any] | None = None
+    padded: bool = False
+
+    def problem(self, world_size: int) -> AllGatherMatmul:
+        return AllGatherMatmul(**self.fields, world_size=world_size)
+
+    def plan(self, fabric: Fabric) -> Plan:
+        variant, problem = variants(OP)[self.variant], self.problem(fabric.world_size)
+        config = self.config
+        if config is None:
+            config = variant.first_configs(problem, fabric.hardware)[0]
+        return variant.plan(problem, fabric, config)
+
+
+def private(fabric: Fabric, timeout_s: float = 30.0, heap_bytes: int = 1 << 20) -> Fabric:
+    """A fabric among the same ranks with a heap of its own."""
+    return open_fabric("host", fabric.group, heap_bytes, timeout_s)
+
+
+def everybodys(fabric: Fabric, value: Any) -> list[Any]:
+    values: list[Any] = [None] * fabric.world_size
+    dist.all_gather_object(values, value, fabric.group)
+    return values
+
+
+class Inputs:
+    """One set of inputs of a case, and the result in float64 from what the ranks really hold."""
+
+    def __init__(self, fabric: Fabric, case: Case, seed: int, integers: bool) -> None:
+        problem = case.problem(fabric.world_size)
+        a, weight, bias = OPERATION.make_inputs(
+            problem, fabric.rank, seed, fabric.device, integers=integers
+        )
+        gathered = torch.cat(everybodys(fabric, a), dim=problem.gather_dim).double()
+        assert gathered.shape == (problem.m, problem.k)
+        self.exact = gathered @ weight.double() + (0 if bias is None else bias.double())
+        self.tensors = a, _padded(weight) if case.padded else weight, bias
+        self.dtype = a.dtype
+
+    def run(self, plan: Plan) -> torch.Tensor:
+        out = torch.full(self.exact.shape, float("nan"), dtype=self.dtype)
+        assert plan(*self.tensors, out) is out
+        return out
+
+    def relative_error(self, out: torch.Tensor) -> float:
+        return float((out.double() - self.exact).norm() / self.exact.norm())
+
+
+def _padded(weight: torch.Tensor) -> torch.Tensor:
+    if weight.stride(0) == 1:
+        return _padded(weight.t()).t()
+    rows, columns = weight.shape
+    wide = torch.full((rows, columns + 3), float("nan"), dtype=weight.dtype)
+    wide[:, :columns] = weight
+    return wide[:, :columns]
+
+
+def refusals(fabric: Fabric, fields: Mapping[str, Any]) -> dict[str, str | None]:
+    """Why each variant cannot serve a problem here, or None."""
+    problem = AllGatherMatmul(**fields, world_size=fabric.world_size)
+    return {
+        name: variant.refuses_problem(problem, fabric.hardware)
+        for name, variant in variants(OP).items()
+    }
+
+
+def extreme_configs(fabric: Fabric, case: Case, extra: int) -> list[dict[str, Any]]:
+    """The ends of a variant's space: all first, all last, one knob at its last; and some drawn."""
+    variant, problem = variants(OP)[case.variant], case.problem(fabric.world_size)
+    space = variant.space(problem, fabric.hardware)
+    first = {knob: values[0] for knob, values in space.items()}
+    last = {knob: values[-1] for knob, values in space.items()}
+    configs = [first, last, *(first | {knob: last[knob]} for knob in space)]
+    draw = random.Random(1)
+    configs += [{k: draw.choice(values) for k, values in space.items()} for _ in range(extra)]
+    kept = [c for c in configs if variant.refuses_config(problem, fabric.hardware, c) is None]
+    return [config for at, config in enumerate(kept) if config not in kept[:at]]
+
+
+# -- correctness --------------------------------------------------------------------------------
+
+
+def complaints(fabric: Fabric, cases: Sequence[Case]) -> list[str]:
+    """What is wrong on this rank with cases that run one after another on the fabric's pool."""
+    found = []
+    for case in cases:
+        plan = case.plan(fabric)
+        whole = Inputs(fabric, case, seed=1, integers=True)
+        out = whole.run(plan)
+        wrong = int((out != whole.exact.to(out.dtype)).sum())
+        if wrong:
+            found.append(f"{case}: {wrong} of {out.numel()} values wrong on integers")
+        random_data = Inputs(fabric, case, seed=2, integers=False)
+        baseline = Case("baseline", case.fields, padded=case.padded).plan(fabric)
+        allowed = 1.25 * random_data.relative_error(random_data.run(baseline))
+        error = random_data.relative_error(random_data.run(plan))
+        if not error <= allowed:
+            found.append(f"{case}: relative error {error:.2e}, {allowed:.2e} is allowed")
+        fabric.pool.check()
+    return found
+
+
+def back_to_back(
+    fabric: Fabric,
+    cases: Sequence[Case],
+    generations: int,
+    first_generation: int = 0,
+    seed: int = 0,
+) -> list[str]:
+    """Complaints of calls that take turns on one pool, with delays and without a barrier."""
+    with private(fabric) as own:
+        plans = [case.plan(own) for case in cases]
+        inputs = [
+            Inputs(own, cases[call % len(cases)], seed=call, integers=True)
+            for call in range(generations)
+        ]
+        own.pool.reset(first_generation)
+        outputs = []
+        late = random.Random(seed)  # the same on every rank
+        with shaken(seed * 100 + own.rank, 0.004):
+            for call in range(generations):
+                if late.randrange(own.world_size) == own.rank:
+                    time.sleep(0.02)
+                outputs.append(inputs[call].run(plans[call % len(plans)]))
+        own.pool.check()
+        return [
+            f"call {call} of {cases[call % len(cases)].variant}: {wrong} values wrong"
+            for call, out in enumerate(outputs)
+            if (wrong := int((out != inputs[call].exact.to(out.dtype)).sum()))
+        ]
+
+
+@contextlib.contextmanager
+def shaken(seed: int, most_s: float) -> Iterator[None]:
+    """Within the context, programs pause at random after an atomic, such as between wait and use."""
+    from triton.runtime.interpreter import interpreter_builder as builder
+
+    draw, original = random.Random(seed), builder.create_atomic_rmw
+
+    def create_atomic_rmw(*arguments: Any) -> Any:
+        result = original(*arguments)
+        if draw.random() < 0.2:
+            time.sleep(most_s * draw.random())
+        return result
+
+    builder.create_atomic_rmw = create_atomic_rmw
+    try:
+        yield
+    finally:
+        del builder.create_atomic_rmw
+
+
+def bits_of_calls(fabric: Fabric, case: Case, calls: int) -> list[bytes]:
+    """The outputs of calls on the same random inputs, with other delays each time."""
+    with private(fabric) as own:
+        plan, inputs = case.plan(own), Inputs(own, case, seed=3, integers=False)
+        found = []
+        for call in range(calls):
+            with shaken(10 * call + own.rank, 0.01):
+                found.append(inputs.run(plan).view(torch.int16).numpy().tobytes())
+        own.pool.check()
+        return found
+
+
+# -- the host fabric ----------------------------------------------------------------------------
+
+
+def _peek(address: int, count: int) -> list[int]:
+    return list((ctypes.c_int32 * count).from_address(address))
+
+
+def layout(fabric: Fabric) -> dict[str, Any]:
+    """Where two objects lie in a heap, and what is read there through every rank's base."""
+    with private(fabric) as own:
+        heap = private(fabric, heap_bytes=1 << 16).heap
+        del heap
+        first = own.pool.slots(8, torch.int32)[0]
+        second = own.pool.slots(8, torch.uint8)[0]
+        own_base = int(own.heap_bases[own.rank])
+        offset = first.data_ptr() - own_base
+        first.copy_(torch.arange(8) + 100 * own.rank)
+        own.barrier()
+        seen = [_peek(int(base) + offset, 8) for base in own.heap_bases]
+        own.barrier()
+        return {
+            "offset": offset,
+            "same slot": second.data_ptr() == first.data_ptr(),
+            "seen": seen,
+            "bases": own.heap_bases.tolist(),
+            "rank": own.rank,
+        }
+
+
+def writes_into_peers(fabric: Fabric) -> list[int]:
+    """Every rank writes one word into each peer's heap; what then stands in this rank's own."""
+    with private(fabric) as own:
+        words = own.pool.slots(own.world_size, torch.int32)[0]
+        words.fill_(-1)
+        own.barrier()
+        offset = words.data_ptr() - int(own.heap_bases[own.rank])
+        for peer, base in enumerate(own.heap_bases.tolist()):
+            at = base + offset + 4 * own.rank
+            ctypes.c_int32.from_address(at).value = 10 * own.rank + peer
+        own.barrier()
+        return words.tolist()
+
+
+def two_heaps(fabric: Fabric) -> list[list[int]]:
+    """Two fabrics of the same ranks: what each holds after every rank wrote to both."""
+    with private(fabric) as one, private(fabric) as other:
+        views = [each.pool.slots(4, torch.int32)[0] for each in (one, other)]
+        for value, view in enumerate(views):
+            view.fill_(value + 1)
+        fabric.barrier()
+        return [view.tolist() for view in views]
+
+
+def allocations(fabric: Fabric, sizes: Sequence[int]) -> tuple[list[int], str, int]:
+    """Offsets of allocations in a heap, the error of one too many, and what is then left."""
+    from taxfree_kernels.fabric.host import HostFabric
+
+    with HostFabric(fabric.group, 1 << 14) as own:
+        base = int(own.heap_bases[own.rank])
+        offsets = [own.heap.empty(size, torch.uint8).data_ptr() - base for size in sizes]
+        left = own.heap.free_bytes
+        try:
+            own.heap.empty(left + 1, torch.uint8)
+        except KernelError as error:
+            message = f"{type(error).__name__}: {error.message}"
+        assert own.heap.free_bytes == left
+        return offsets, message, left
+
+
+def on_subgroup(fabric: Fabric, members: Sequence[Sequence[int]], case: Case) -> dict[str, Any]:
+    """A call on groups that are parts of the world, all at the same time."""
+    groups = [dist.new_group(list(ranks)) for ranks in members]
+    own_group = next((g for g, ranks in zip(groups, members, strict=True) if fabric.rank in ranks), None)
+    if own_group is None:
+        return {}
+    with open_fabric("host", own_group, 1 << 20, 30.0) as own:
+        offset = own.pool.slots(1, torch.int32)[0].data_ptr() - int(own.heap_bases[own.rank])
+        own.pool.slots(1, torch.int32)[0].fill_(1000 + fabric.rank)
+        own.barrier()
+        seen = [_peek(base + offset, 1)[0] - 1000 for base in own.heap_bases.tolist()]
+        own.barrier()
+        return {
+            "rank": own.rank,
+            "world ranks seen": seen,
+            "complaints": complaints(own, [case] * 3),
+        }
+
+
+def open_files(fabric: Fabric) -> dict[str, list[str]]:
+    """Heap files that this process holds, and the heaps that it maps."""
+    folder = Path("/proc/self/fd")
+    with private(fabric):
+        targets = []
+        for entry in folder.iterdir():
+            with contextlib.suppress(OSError):
+                targets.append(os.readlink(entry))
+        maps = Path("/proc/self/maps").read_text().splitlines()
+        return {
+            "files": [target for target in targets if "taxfree" in target],
+            "maps": [line.split()[-2] for line in maps if "taxfree-heap" in line],
+        }

@@ -1,0 +1,146 @@
+"""The measuring kernels, interpreted in one process; and compiled for GPUs that are not here."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from taxfree_kernels.device import probes, sync
+
+WORLD = 2
+COMPILE = """
+import json, sys
+import torch
+from taxfree_kernels.compiled.compile import compile_launch
+from taxfree_kernels.compiled.gates import Subject, violations
+from taxfree_kernels.compiled.record import Launch
+from taxfree_kernels.device import probes
+from taxfree_kernels.hardware import KNOWN
+from taxfree_kernels.launch import Kernel
+
+def tensor(dtype):
+    return torch.empty(1 << 20, dtype=dtype, device="meta")
+
+f32, i32, i64 = map(tensor, (torch.float32, torch.int32, torch.int64))
+found = {}
+for name in ("h100", "mi300x"):
+    gpu = KNOWN[name]
+    play = {"WORLD": 8, "BACKEND": gpu.backend}
+    warps = {"num_warps": 1024 // gpu.warp_size}
+    copy = (f32, f32, 4096, i64, 1, 2)
+    launches = {
+        "push": (probes.transfer, {"PULL": False, "BLOCK": 4096}, {"num_warps": 8}, copy),
+        "pull": (probes.transfer, {"PULL": True, "BLOCK": 4096}, {"num_warps": 8}, copy),
+        "play": (probes.ping_pong, play, {"num_warps": 1}, (i64, i64, 0, 1, 1, 50)),
+        "order": (probes.start_order, {"BUSY": 20}, warps, (i32, i32)),
+    }
+    for what, (function, constants, options, args) in launches.items():
+        made = compile_launch(Launch(Kernel(function, 8, constants, options), args), gpu)
+        subject = Subject(made.text, made.ttir, made.ttgir, made.num_warps)
+        broken = [str(violation) for violation in violations(subject)]
+        found.setdefault(name, {})[what] = {"text": made.text, "broken": broken}
+json.dump(found, sys.stdout)
+"""
+
+
+@pytest.fixture
+def heaps() -> tuple[list[torch.Tensor], torch.Tensor]:
+    """The heaps of two ranks that are both here, and where they are."""
+    arenas = [torch.zeros(4096, dtype=torch.float32) for _ in range(WORLD)]
+    return arenas, torch.tensor([arena.data_ptr() for arena in arenas])
+
+
+class TestTransfer:
+    @pytest.mark.parametrize("rank", range(WORLD))
+    @pytest.mark.parametrize("pull", [False, True])
+    def test_copies_between_the_own_memory_and_the_peers(self, heaps, rank, pull):
+        arenas, bases = heaps
+        peer = 1 - rank
+        source_rank, target_rank = (peer, rank) if pull else (rank, peer)
+        arenas[source_rank][:192] = torch.arange(192.0)
+        own = arenas[rank]
+        probes.transfer[(3,)](own[1024:], own, 64, bases, rank, peer, PULL=pull, BLOCK=32)
+        assert torch.equal(arenas[target_rank][1024:1216], torch.arange(192.0))
+        assert not arenas[target_rank][1216:].any()
+        assert not arenas[source_rank][1024:].any()
+
+    def test_within_a_rank_takes_any_tensors(self, heaps):
+        _, bases = heaps
+        source, target = torch.arange(256.0), torch.zeros(256)
+        probes.transfer[(4,)](target, source, 64, bases, 1, 1, PULL=False, BLOCK=64)
+        assert torch.equal(target, source)
+
+
+class TestPingPong:
+    def control(self, signalled: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """A control block of rank 0 to which rank 1 has signalled this round, and its report."""
+        report = torch.zeros(sync.REPORT_WORDS, dtype=torch.int64)
+        words = torch.zeros(2, sync.SIGNALS.value + WORLD, dtype=torch.int64)
+        words[:, sync.LIMIT.value] = 20_000  # microseconds
+        words[:, sync.STATUS.value] = report.data_ptr()
+        words[0, sync.SIGNALS.value + 1] = signalled
+        return words, report
+
+    def play(self, words: torch.Tensor, first_round: int, rounds: int) -> None:
+        bases = torch.tensor([words[0].data_ptr(), words[1].data_ptr()])
+        probes.ping_pong[(1,)](
+            words[0], bases, 0, 1, first_round, rounds, WORLD=WORLD, BACKEND="interpreter"
+        )
+
+    def test_signals_each_round_to_the_peer(self):
+        words, report = self.control(signalled=7)
+        self.play(words, first_round=5, rounds=3)
+        assert words[1, sync.SIGNALS.value] == 7
+        assert not report.any()
+
+    def test_ends_at_the_first_answer_that_does_not_come(self):
+        words, report = self.control(signalled=2)
+        self.play(words, first_round=1, rounds=1000)
+        assert words[1, sync.SIGNALS.value] == 3
+        code, rank, _, _, source, wanted, seen, _ = report.tolist()
+        assert (code, rank, source, wanted, seen) == (sync.TIMED_OUT.value, 0, 1, 3, 2)
+
+
+def test_tickets_are_given_in_the_order_of_starts():
+    counter = torch.zeros(2, dtype=torch.int32)
+    tickets = torch.full((16,), -1, dtype=torch.int32)
+    probes.start_order[(16,)](counter, tickets, BUSY=3)
+    assert tickets.tolist() == list(range(16))
+
+
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory) -> dict[str, dict[str, dict[str, Any]]]:
+    """GPU and kernel -> assembly and broken rules, from a process that does not interpret."""
+    environment = os.environ | {
+        "PYTHONPATH": str(Path(__file__).parents[2] / "kernels"),
+        "TRITON_CACHE_DIR": str(tmp_path_factory.mktemp("cache")),
+        "TRITON_INTERPRET": "0",
+    }
+    command = [sys.executable, "-W", "ignore", "-c", COMPILE]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    return json.loads(done.stdout)
+
+
+class TestCompiled:
+    @pytest.mark.parametrize("kernel", ["push", "pull"])
+    def test_copies_move_16_bytes_at_once(self, compiled, kernel):
+        for gpu, accesses in (
+            ("h100", ("ld.global.v4.b32", "st.global.v4.b32")),
+            ("mi300x", ("load_dwordx4", "store_dwordx4")),
+        ):
+            text = compiled[gpu][kernel]["text"]
+            assert all(access in text for access in accesses)
+
+    def test_programs_of_the_order_probe_stay_busy(self, compiled):
+        assert compiled["h100"]["order"]["text"].count("ld.volatile.global") == 20
+        assert compiled["mi300x"]["order"]["text"].count("load_dword ") == 20
+
+    def test_synchronisation_keeps_the_rules_of_all_kernels(self, compiled):
+        assert [kernels["play"]["broken"] for kernels in compiled.values()] == [[], []]

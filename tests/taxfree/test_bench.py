@@ -1,0 +1,186 @@
+"""What is benched: candidates and their configs, and what becomes of them."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from taxfree import bench, identity
+from taxfree.bench import Knowledge, Measured
+from taxfree.bounds import Bounds, Peaks
+from taxfree.devices import fabric_for, heap_bytes, require
+from taxfree.dispatch import Choice
+from taxfree.errors import HardwareError, UsageError
+from taxfree.explain import explain
+from taxfree.measure import Timing
+from taxfree.trial import Outcome
+from taxfree_kernels.all_gather_matmul.problem import AllGatherMatmul
+from taxfree_kernels.hardware import KNOWN
+from taxfree_kernels.variant import operation, variants
+from taxfree_tuning_db import Database, Measurement, Record, TrialRecord
+
+OP = "all_gather_matmul"
+CPU = KNOWN["cpu"]
+PROBLEM = AllGatherMatmul(m=5, n=32, k=32, world_size=2)
+NOTHING = Knowledge((), None)
+SPACE = variants(OP)["push"].space(PROBLEM, CPU)
+DEFAULT = variants(OP)["push"].first_configs(PROBLEM, CPU)[0]
+TUNED = {name: values[-1] for name, values in SPACE.items()} | {"SPLIT_K": 1}
+
+
+def measurement(variant: str, config: dict) -> Measurement:
+    kernel_hash = identity.kernel_hashes(OP)[variant]
+    return Measurement(variant, config, kernel_hash, {"eager": 9.0}, {"eager": 1.0}, 3, 0.001)
+
+
+def record(winner: Measurement) -> Record:
+    return Record(
+        op=OP,
+        problem=asdict(PROBLEM),
+        hardware=identity.hardware_fingerprint(CPU),
+        software=identity.software_fingerprint(),
+        winner=winner,
+        baseline=measurement("baseline", {}),
+        runners_up=(),
+        trials=1,
+        seconds_spent=1.0,
+        provenance={"source": "user"},
+    )
+
+
+def configs(knowledge: Knowledge, only=None) -> dict:
+    taken, _ = bench.candidates(OP, PROBLEM, CPU, knowledge, only)
+    return {candidate.variant: candidate.config for candidate in taken}
+
+
+class TestCandidates:
+    def test_untuned_variants_run_their_default_beside_the_baseline(self):
+        found = configs(NOTHING)
+        assert next(iter(found)) == "baseline"
+        assert found["push"] == DEFAULT
+
+    def test_a_variant_that_does_not_serve_is_skipped_with_its_reason(self):
+        _, skipped = bench.candidates(OP, PROBLEM, CPU, NOTHING, None)
+        reasons = {each.variant: (each.state, each.reason) for each in skipped}
+        assert reasons["registered"][0] == "refused"
+        assert "registered memory" in reasons["registered"][1]
+
+    def test_a_record_gives_its_config(self):
+        assert configs(Knowledge((record(measurement("push", TUNED)),), None))["push"] == TUNED
+
+    def test_a_record_with_other_knobs_gives_none(self):
+        old = record(measurement("push", {"FORGOTTEN": 1}))
+        assert configs(Knowledge((old,), None))["push"] == DEFAULT
+
+    def test_a_variant_that_was_no_finalist_runs_its_best_trial(self, tmp_path):
+        with Database(tmp_path / "tuning.sqlite") as database:
+            won = record(measurement("baseline", {}))
+            database.put(won)
+            for config, us in ((DEFAULT, 20.0), (TUNED, 10.0)):
+                trial = TrialRecord("push", config, "measured", "", {"eager": us}, 1.0, "hash")
+                database.add_trial(won.key, trial)
+        knowledge = Knowledge.read(tmp_path / "tuning.sqlite", required=True)
+        assert configs(knowledge)["push"] == TUNED
+
+    def test_only_some_variants_still_include_the_baseline(self):
+        assert list(configs(NOTHING, only=["push"])) == ["baseline", "push"]
+
+    def test_an_unknown_variant_is_named(self):
+        with pytest.raises(UsageError, match="'shove'"):
+            configs(NOTHING, only=["shove"])
+
+
+class TestRows:
+    def measured(self, dispatch: Outcome, wrong: dict[str, int]) -> Measured:
+        baseline = Outcome("measured", timings={"eager": Timing((10.0,), 1.0)}, launches=3)
+        baseline.timings["graph"] = Timing((8.0,), 1.0)
+        return Measured(
+            {"baseline": baseline, "dispatch": dispatch},
+            wrong,
+            Choice("exact", "push", DEFAULT),
+            Bounds(2.0, 1.0, 3.0),
+            Peaks(1.0, 1.0, 1.0),
+            [{"sm_mhz": 1980.0, "throttled": []}, {"sm_mhz": 1755.0, "throttled": ["power cap"]}],
+        )
+
+    def test_each_mode_is_a_row_beside_both_baselines(self):
+        outcome = Outcome("measured", timings={"graph": Timing((4.0, 4.0), 0.5)}, launches=1)
+        picked = {"variant": "push", **DEFAULT}
+        measured = self.measured(outcome, {})
+        rows, skipped = bench._rows(OP, PROBLEM, measured, {"baseline": {}, "dispatch": picked})
+        assert [(row.variant, row.mode) for row in rows] == [
+            ("baseline", "eager"), ("baseline", "graph"), ("dispatch", "graph"),
+        ]  # fmt: skip
+        row = rows[-1]
+        assert (row.speedup_eager, row.speedup_graph, row.x_bound) == (2.5, 2.0, 2.0)
+        assert row.kernel_hash == identity.kernel_hashes(OP)["push"]
+        assert row.fused
+        assert row.tflops == pytest.approx(2 * 5 * 32 * 32 / 4e-6 / 1e12)
+        assert (row.sm_mhz, row.throttled) == (1755.0, ("power cap",))
+        assert not skipped
+
+    def test_what_is_wrong_is_not_a_row(self):
+        outcome = Outcome("wrong", "3 of 160 values wrong on rank 1")
+        measured = self.measured(outcome, {"dispatch": 3})
+        rows, skipped = bench._rows(OP, PROBLEM, measured, {"baseline": {}, "dispatch": {}})
+        assert {row.variant for row in rows} == {"baseline"}
+        assert [(each.state, each.wrong) for each in skipped] == [("wrong", 3)]
+
+
+def test_wrong_values_are_counted_on_all_ranks():
+    device = torch.device("cpu")
+    problem = AllGatherMatmul(m=5, n=32, k=32)
+    machine = SimpleNamespace(rank=0, device=device)
+    fake = SimpleNamespace(
+        operation=operation(OP), problem=problem, fabric=machine, vote=lambda value: [value, 4]
+    )
+
+    def plan(a, weight, bias, out):
+        out.copy_(a @ weight)
+        out[2, :3] += 1
+
+    assert bench._wrong_values(fake, plan) == 3 + 4
+
+
+class TestDevices:
+    def test_a_gpu_fabric_needs_a_gpu(self, monkeypatch):
+        monkeypatch.setattr("taxfree.devices.available_gpus", lambda: 0)
+        assert fabric_for("auto") == "host"
+        with pytest.raises(HardwareError, match="sees no GPU"):
+            fabric_for("cuda")
+
+    def test_auto_is_never_the_host_beside_a_gpu(self, monkeypatch):
+        monkeypatch.setattr("taxfree.devices.available_gpus", lambda: 2)
+        assert fabric_for("auto") == "cuda"
+        with pytest.raises(HardwareError, match="8 GPUs are asked for, 2 are there"):
+            require("cuda", 8)
+        require("host", 8)
+
+    def test_the_heap_holds_two_slots_of_the_largest_problem(self):
+        large = AllGatherMatmul(m=1024, n=8, k=8192, world_size=8)
+        assert heap_bytes([PROBLEM, large]) == 2 * 1024 * 8192 * 2 + (1 << 20)
+        assert heap_bytes([PROBLEM]) == 4 << 20
+
+
+def test_a_problem_is_measured_and_explained_on_the_host():
+    knowledge = Knowledge((record(measurement("push", DEFAULT)),), None)
+    (result,) = bench.run(OP, [PROBLEM], "host", knowledge, only=["one_shot"])
+    assert [row.variant for row in result.rows] == ["baseline", "one_shot", "dispatch"]
+    dispatch = result.rows[-1]
+    assert dispatch.config == {"variant": "push", **DEFAULT}
+    assert dispatch.launches == 1
+    assert all(len(row.samples_us) == 5 and row.median_us > 0 for row in result.rows)
+    assert result.bounds.t_gemm_us > 0
+    assert all(0 < rate < 1e16 for rate in vars(result.peaks).values())
+    explained = explain(result)
+    assert [pipeline.variant for pipeline in explained.pipelines] == [
+        "baseline", "one_shot", "push",
+    ]  # fmt: skip
+    assert explained.pipelines[-1].is_dispatched
+    assert explained.choice.kind == "exact"
+    assert any(rung.found for rung in explained.ladder)
+    assert explained.rows()[0]["t_graph_us"] is None
+    assert "t_graph_us" in explained.unmeasured

@@ -1,0 +1,127 @@
+"""The choice between fused and library, from synthetic tables."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from taxfree import identity
+from taxfree.dispatch import Dispatcher
+from taxfree.errors import NoRecord
+from taxfree.settings import Settings
+from taxfree_kernels.hardware import KNOWN
+from taxfree_kernels.variant import problem_class, variants
+from taxfree_tuning_db import Measurement, Record, Table
+
+OP = "all_gather_matmul"
+HARDWARE = KNOWN["h200"]
+PROBLEM = problem_class(OP)(m=64, n=3584, k=8192, dtype="bfloat16", world_size=8)
+
+
+def measurement(variant: str, median_us: float, **config: Any) -> Measurement:
+    return Measurement(
+        variant=variant,
+        config=config,
+        kernel_hash=identity.kernel_hashes(OP)[variant],
+        median_us={"graph": median_us},
+        iqr_us={"graph": 0.1},
+        samples=30,
+        relative_error=1e-3,
+    )
+
+
+def push_config(problem: Any) -> dict[str, Any]:
+    return variants(OP)["push"].first_configs(problem, HARDWARE)[0]
+
+
+def record(problem: Any = PROBLEM, **changes: Any) -> Record:
+    fields: dict[str, Any] = {
+        "op": OP,
+        "problem": dataclasses.asdict(problem),
+        "hardware": identity.hardware_fingerprint(HARDWARE),
+        "software": identity.software_fingerprint(),
+        "winner": measurement("push", 20.0, **push_config(problem)),
+        "baseline": measurement("baseline", 40.0),
+        "runners_up": (),
+        "trials": 10,
+        "seconds_spent": 1.0,
+        "provenance": {"source": "user"},
+    }
+    return Record(**fields | changes)
+
+
+def dispatcher(*records: Record, **settings: Any) -> Dispatcher:
+    return Dispatcher(Table(user=records), HARDWARE, Settings(**settings))
+
+
+class TestChoice:
+    def test_a_problem_with_its_own_record_gets_the_winner(self) -> None:
+        choice = dispatcher(record()).choose(OP, PROBLEM)
+        assert (choice.kind, choice.variant) == ("exact", "push")
+        assert choice.config == push_config(PROBLEM)
+
+    def test_a_record_may_say_that_the_library_is_faster(self) -> None:
+        baseline = measurement("baseline", 40.0)
+        choice = dispatcher(record(winner=baseline)).choose(OP, PROBLEM)
+        assert (choice.kind, choice.variant) == ("exact", "baseline")
+
+    def test_a_neighbour_within_a_factor_of_two_lends_its_config(self) -> None:
+        near = dataclasses.replace(PROBLEM, m=48)
+        choice = dispatcher(record()).choose(OP, near)
+        assert (choice.kind, choice.variant) == ("neighbour", "push")
+        assert "m=64" in choice.why
+
+    def test_a_neighbour_further_away_does_not(self) -> None:
+        far = dataclasses.replace(PROBLEM, m=200)
+        choice = dispatcher(record()).choose(OP, far)
+        assert (choice.kind, choice.variant) == ("baseline", "baseline")
+        assert "times off" in choice.why
+
+    def test_a_neighbour_whose_config_is_illegal_here_does_not(self) -> None:
+        config = push_config(PROBLEM) | {"CHUNKS": 64}
+        lender = record(winner=measurement("push", 20.0, **config))
+        choice = dispatcher(lender).choose(OP, dataclasses.replace(PROBLEM, m=33))
+        assert choice.variant == "baseline"
+        assert "CHUNKS=64" in choice.why
+
+    @pytest.mark.parametrize(
+        "change",
+        [{"n": 1024}, {"dtype": "float16"}, {"world_size": 4}, {"gather_dim": 0}, {"bias": True}],
+    )
+    def test_nothing_is_lent_across_other_fields(self, change: dict[str, Any]) -> None:
+        choice = dispatcher(record()).choose(OP, dataclasses.replace(PROBLEM, **change))
+        assert choice.variant == "baseline"
+
+    def test_a_stale_record_is_never_used(self) -> None:
+        stale = dataclasses.replace(record().winner, kernel_hash="0" * 16)
+        assert dispatcher(record(winner=stale)).choose(OP, PROBLEM).variant == "baseline"
+
+    def test_another_software_is_used_and_flagged(self) -> None:
+        software = dataclasses.replace(identity.software_fingerprint(), triton="3.0.0")
+        choice = dispatcher(record(software=software)).choose(OP, PROBLEM)
+        assert choice.kind == "exact"
+        assert "triton" in choice.why
+
+    def test_an_empty_table_gives_the_baseline(self) -> None:
+        assert dispatcher().choose(OP, PROBLEM).variant == "baseline"
+
+
+class TestEnvironment:
+    def test_disable_makes_every_dispatch_the_baseline(self) -> None:
+        choice = dispatcher(record(), disable=True).choose(OP, PROBLEM)
+        assert (choice.kind, choice.variant) == ("disabled", "baseline")
+
+    def test_strict_refuses_a_miss_and_shows_the_nearest_field_by_field(self) -> None:
+        other = dataclasses.replace(PROBLEM, n=1024)
+        with pytest.raises(NoRecord) as caught:
+            dispatcher(record(), strict=True).choose(OP, other)
+        assert "n: 3584 there, 1024 asked" in caught.value.hint
+
+    def test_strict_refuses_a_neighbour(self) -> None:
+        with pytest.raises(NoRecord):
+            dispatcher(record(), strict=True).choose(OP, dataclasses.replace(PROBLEM, m=48))
+
+    def test_strict_takes_an_exact_record(self) -> None:
+        assert dispatcher(record(), strict=True).choose(OP, PROBLEM).variant == "push"

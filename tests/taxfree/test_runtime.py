@@ -1,0 +1,282 @@
+"""The run-time dispatcher on two real ranks of the host fabric."""
+
+from __future__ import annotations
+
+import dataclasses
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from taxfree.errors import UsageError
+from taxfree.group import WorkerGroup
+
+OP = "all_gather_matmul"
+M, N, K, WORLD = 5, 32, 32, 2
+
+
+@pytest.fixture(scope="module")
+def ranks() -> Iterator[WorkerGroup]:
+    with WorkerGroup(WORLD, "host", 4 << 20, 10.0) as group:
+        yield group
+
+
+def run(ranks: WorkerGroup, scenario: str, **arguments: Any) -> list[Any]:
+    return ranks.call(f"{__name__}:on_rank", 60.0, scenario=scenario, **arguments)
+
+
+def on_rank(fabric: Any, scenario: str, **arguments: Any) -> Any:
+    return globals()[scenario](fabric, **arguments)
+
+
+# -- what runs on the ranks --------------------------------------------------------------------
+
+
+def problem_of(**changes: Any) -> Any:
+    from taxfree_kernels.variant import problem_class
+
+    return problem_class(OP)(**{"m": M, "n": N, "k": K, "world_size": WORLD, **changes})
+
+
+def tensors_of(fabric: Any, problem: Any, seed: int = 1) -> tuple[Any, torch.Tensor]:
+    from taxfree_kernels.variant import operation
+
+    found = operation(OP)
+    inputs = found.make_inputs(problem, fabric.rank, seed, fabric.device, integers=True)
+    reference = found.reference(problem, fabric.rank, seed, fabric.device, integers=True)
+    return inputs, reference.to(inputs[0].dtype)
+
+
+def record_of(fabric: Any, problem: Any, variant: str = "push") -> Any:
+    from taxfree import identity
+    from taxfree_kernels.variant import variants
+    from taxfree_tuning_db import Measurement, Record
+
+    def measured(name: str, config: dict[str, Any], us: float) -> Measurement:
+        hashes = identity.kernel_hashes(OP)
+        return Measurement(name, config, hashes[name], {"eager": us}, {"eager": 0.0}, 1, None)
+
+    config = variants(OP)[variant].first_configs(problem, fabric.hardware)[0]
+    return Record(
+        op=OP, problem=dataclasses.asdict(problem),
+        hardware=identity.hardware_fingerprint(fabric.hardware),
+        software=identity.software_fingerprint(),
+        winner=measured(variant, config, 1.0), baseline=measured("baseline", {}, 2.0),
+        runners_up=(), trials=1, seconds_spent=0.0, provenance={"source": "user"},
+    )  # fmt: skip
+
+
+def runtime_of(fabric: Any, *records: Any) -> Any:
+    import taxfree.ops  # noqa: F401  registers the torch ops
+    from taxfree.runtime import Runtime
+
+    return Runtime.on_fabric(fabric, records)
+
+
+def call_fused(fabric: Any, gather_dim: int, bias: bool, m: int) -> Any:
+    problem = problem_of(gather_dim=gather_dim, bias=bias, m=m)
+    rt = runtime_of(fabric, record_of(fabric, problem))
+    right = []
+    for seed in (1, 2, 3):
+        (a, weight, bias_row), expected = tensors_of(fabric, problem, seed)
+        y = rt.all_gather_matmul(a, weight, bias_row, gather_dim=gather_dim, m=m)
+        right.append(torch.equal(y, expected))
+    rt.check()
+    return all(right), rt.choice(OP, problem).variant, list(rt.stats().values())
+
+
+def call_neighbour(fabric: Any) -> Any:
+    near = problem_of(m=M + 1)
+    rt = runtime_of(fabric, record_of(fabric, problem_of()))
+    (a, weight, _), expected = tensors_of(fabric, near)
+    y = rt.all_gather_matmul(a, weight, gather_dim=1)
+    return torch.equal(y, expected), rt.choice(OP, near).kind
+
+
+def call_with_out(fabric: Any) -> Any:
+    problem = problem_of()
+    rt = runtime_of(fabric, record_of(fabric, problem))
+    (a, weight, _), expected = tensors_of(fabric, problem)
+    out = torch.empty_like(expected)
+    y = rt.all_gather_matmul(a, weight, gather_dim=1, out=out)
+    return y.data_ptr() == out.data_ptr(), torch.equal(out, expected)
+
+
+def call_compiled(fabric: Any) -> Any:
+    problem = problem_of()
+    rt = runtime_of(fabric, record_of(fabric, problem))
+    (a, weight, _), expected = tensors_of(fabric, problem)
+
+    def model(a: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        rt.all_gather_matmul(a, weight, gather_dim=1)  # unused, and yet the peers expect it
+        return rt.all_gather_matmul(a, weight, gather_dim=1) * 2
+
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    rt.prepare(OP, [problem])
+    before = next(iter(rt.stats().values()))["exact"]
+    right = torch.equal(compiled(a, weight), expected * 2)
+    return right, next(iter(rt.stats().values()))["exact"] - before
+
+
+def call_badly(fabric: Any, what: str) -> str:
+    rt = runtime_of(fabric)
+    (a, weight, _), _ = tensors_of(fabric, problem_of())
+    bad = {
+        "dtype": (a.float(), weight.float()),
+        "mixed dtypes": (a, weight.bfloat16()),
+        "vector": (a[0], weight),
+        "columns": (a[:, :-1].contiguous(), weight),
+        "strides": (a, torch.empty(2 * K, 2 * N, dtype=a.dtype)[::2, ::2]),
+        "device": (a, weight.to("meta")),
+    }[what]
+    try:
+        rt.all_gather_matmul(*bad, gather_dim=1)
+    except UsageError as error:
+        return error.message
+    return "no error"
+
+
+def plan_off(fabric: Any) -> Any:
+    from taxfree.dispatch import Dispatcher
+    from taxfree.runtime import Runtime
+    from taxfree_tuning_db import Table
+
+    problem = problem_of()
+    table = Table(user=[record_of(fabric, problem)])
+    rt = Runtime(fabric, Dispatcher(table, fabric.hardware), plan_on_first_call=False)
+    (a, weight, _), expected = tensors_of(fabric, problem)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        y = rt.all_gather_matmul(a, weight, gather_dim=1)
+        y = rt.all_gather_matmul(a, weight, gather_dim=1)
+    unprepared = rt.stats()
+    rt.prepare(OP, [problem])
+    rt.all_gather_matmul(a, weight, gather_dim=1)
+    said = [str(each.message) for each in caught if "prepare()" in str(each.message)]
+    return torch.equal(y, expected), len(said), unprepared, rt.choice(OP, problem).variant
+
+
+def heap_too_small(fabric: Any) -> Any:
+    problem = problem_of(m=40_000, k=64)
+    rt = runtime_of(fabric, record_of(fabric, problem))
+    rt.prepare(OP, [problem])
+    choice = rt.choice(OP, problem)
+    return choice.variant, choice.why
+
+
+def init_from(fabric: Any, db: str, disable_on: int | None) -> Any:
+    import os
+
+    import taxfree
+
+    if fabric.rank == disable_on:
+        os.environ["TAXFREE_DISABLE"] = "1"
+    try:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            rt = taxfree.init(db=db, timeout_s=10)
+    finally:
+        os.environ.pop("TAXFREE_DISABLE", None)
+    problem = problem_of()
+    (a, weight, _), expected = tensors_of(fabric, problem)
+    right = torch.equal(rt.all_gather_matmul(a, weight, gather_dim=1), expected)
+    choice, memory = rt.choice(OP, problem), rt.memory()
+    text = rt.explain(OP, problem)
+    rt.close()
+    said = [str(each.message) for each in caught if "differ from rank 0" in str(each.message)]
+    return right, choice.kind, choice.variant, memory.plans, text, said
+
+
+def on_a_group(fabric: Any) -> Any:
+    import taxfree
+
+    groups = [dist.new_group([rank]) for rank in range(WORLD)]
+    rt = taxfree.init(group=groups[fabric.rank], db="/nowhere/tuning.sqlite")
+    a = torch.ones(4, 8, dtype=torch.float16)
+    weight = torch.ones(3, 8, dtype=torch.float16).t()
+    return rt.world_size, rt.all_gather_matmul(a, weight, gather_dim=0).tolist()
+
+
+# -- tests -------------------------------------------------------------------------------------
+
+
+class TestCalls:
+    @pytest.mark.parametrize("gather_dim", [0, 1])
+    @pytest.mark.parametrize("bias", [False, True])
+    def test_a_recorded_problem_runs_its_fused_winner(
+        self, ranks: WorkerGroup, gather_dim: int, bias: bool
+    ) -> None:
+        for right, variant, stats in run(
+            ranks, "call_fused", gather_dim=gather_dim, bias=bias, m=M
+        ):
+            assert right
+            assert variant == "push"
+            assert stats == [{"exact": 3}]
+
+    def test_a_rank_may_have_no_rows(self, ranks: WorkerGroup) -> None:
+        assert all(each[0] for each in run(ranks, "call_fused", gather_dim=0, bias=False, m=1))
+
+    def test_a_similar_problem_borrows_a_config(self, ranks: WorkerGroup) -> None:
+        assert run(ranks, "call_neighbour") == [(True, "neighbour")] * WORLD
+
+    def test_the_caller_may_give_the_output(self, ranks: WorkerGroup) -> None:
+        assert run(ranks, "call_with_out") == [(True, True)] * WORLD
+
+    def test_compiled_code_calls_it_as_often_as_it_is_written(self, ranks: WorkerGroup) -> None:
+        assert run(ranks, "call_compiled") == [(True, 2)] * WORLD
+
+    @pytest.mark.parametrize(
+        ("what", "message"),
+        [
+            ("dtype", "not float16 or bfloat16"),
+            ("mixed dtypes", "weight is torch.bfloat16"),
+            ("vector", "must be matrices"),
+            ("columns", "columns, weight 32 rows"),
+            ("strides", "neither stride"),
+            ("device", "weight is on meta"),
+        ],
+    )
+    def test_tensors_that_do_not_fit_are_refused(
+        self, ranks: WorkerGroup, what: str, message: str
+    ) -> None:
+        assert all(message in said for said in run(ranks, "call_badly", what=what))
+
+
+class TestPlanning:
+    def test_an_unprepared_problem_runs_the_baseline_with_one_warning(
+        self, ranks: WorkerGroup
+    ) -> None:
+        for right, warned, stats, variant in run(ranks, "plan_off"):
+            assert right
+            assert warned == 1
+            assert list(stats.values()) == [{"unprepared": 2}]
+            assert variant == "push"
+
+    def test_a_problem_too_large_for_the_heap_runs_the_baseline(self, ranks: WorkerGroup) -> None:
+        for variant, why in run(ranks, "heap_too_small"):
+            assert variant == "baseline"
+            assert "does not fit" in why
+
+
+class TestInit:
+    def test_it_works_without_a_database(self, ranks: WorkerGroup, tmp_path: Any) -> None:
+        for right, kind, variant, plans, text, said in run(
+            ranks, "init_from", db=str(tmp_path / "none.sqlite"), disable_on=None
+        ):
+            assert right
+            assert (kind, variant, plans, said) == ("baseline", "baseline", 1, [])
+            assert "never tuned" in text
+
+    def test_ranks_that_disagree_run_the_baseline_with_one_warning(
+        self, ranks: WorkerGroup, tmp_path: Any
+    ) -> None:
+        results = run(ranks, "init_from", db=str(tmp_path / "none.sqlite"), disable_on=1)
+        assert [each[1] for each in results] == ["disabled", "disabled"]
+        assert [len(each[-1]) for each in results] == [1, 0]
+        assert all(each[0] for each in results)
+
+    def test_each_group_has_a_runtime_of_its_own(self, ranks: WorkerGroup) -> None:
+        assert run(ranks, "on_a_group") == [(1, [[8.0] * 3] * 4)] * WORLD
