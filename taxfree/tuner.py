@@ -33,7 +33,6 @@ from taxfree_tuning_db import Database, Measurement, Record, TrialRecord, record
 BASELINE = Candidate("baseline", {})
 LEAST_GAIN = 0.03  # by which a winner must beat the baseline to be adopted
 FINALISTS = 5
-BATCH = 6
 _DEADLINE_S = 120.0  # of a batch: compilation on all ranks, then milliseconds of running
 _NEIGHBOURS = 3
 
@@ -154,7 +153,7 @@ class Tuner:
         while search.measured < budget.trials:
             if budget.seconds is not None and time.monotonic() - begun > budget.seconds:
                 break
-            batch = search.ask(min(BATCH, budget.trials - search.measured))
+            batch = search.ask(min(self._batch, budget.trials - search.measured))
             for candidate, reason in search.take_refused():
                 self._store_trial(op, problem, candidate, Outcome("refused", reason))
             if not batch:
@@ -170,6 +169,11 @@ class Tuner:
         record = self._decide(op, problem, search, time.monotonic() - begun)
         self._database.put(record)
         return record
+
+    @property
+    def _batch(self) -> int:
+        # On a GPU a batch takes as long as its slowest compilation; on the host each is interpreted.
+        return 12 if self.mode == "graph" else 4
 
     @property
     def _repetitions(self) -> int:

@@ -99,7 +99,7 @@ def _print(found: list[Checked]) -> None:
     columns = ["op", "variant", "verdict", "schedules", "seconds"]
     rows = [(each.op, each.variant, each.verdict, each.schedules, each.seconds) for each in found]
     print_table(columns, rows)
-    covered = dict.fromkeys(row for each in found for row in coverage_rows(each))
+    covered = coverage_rows(found)
     if covered:
         print_lines(["", "synchronising lines, and how many executed them:"])
         print_table(["line", "text", "ranks", "programs", "generations"], covered)
@@ -119,7 +119,7 @@ def _as_json(checked: Checked) -> dict[str, Any]:
         "verdict": checked.verdict,
         "schedules": checked.schedules,
         "seconds": checked.seconds,
-        "coverage": [dict(zip(fields, row, strict=True)) for row in coverage_rows(checked)],
+        "coverage": [dict(zip(fields, row, strict=True)) for row in coverage_rows([checked])],
         "violation": violation
         and {
             "reason": violation.reason.title,

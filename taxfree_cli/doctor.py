@@ -179,11 +179,7 @@ def _measured(measured: Measured) -> Iterator[Line]:
         yield "signal", f"there and back from rank 0 in {', '.join(times)} us"
     if measured.barrier is not None:
         yield "barrier", f"{_figure(measured.barrier.eager_us)} us"
-        graph = measured.barrier.graph_us
-        yield (
-            "graph capture",
-            "no graphs" if graph is None else f"works, barrier {_figure(graph)} us",
-        )
+        yield "graph capture", _graph(measured.barrier.graph_us)
     if measured.order is not None:
         yield "start order", _order(measured.order)
 
@@ -195,6 +191,10 @@ def _peer_rates(measured: Measured, distance: int) -> Iterator[str]:
     for copy in measured.copies or ():
         if copy.distance == distance:
             yield f"copy {_figure(copy.copy_gb_s)}"
+
+
+def _graph(barrier_us: float | None) -> str:
+    return "no graphs" if barrier_us is None else f"works, barrier {_figure(barrier_us)} us"
 
 
 def _order(order: StartOrder) -> str:

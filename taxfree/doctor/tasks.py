@@ -1,16 +1,18 @@
 """The measured probes: each runs on every rank of a worker group, on its open fabric.
 
-All are collective, and return the same on every rank. Together they take a GPU some two seconds.
+All are collective, and return the same on every rank. Sizes are such that together they keep a GPU
+busy for a second or two.
 """
 
 from __future__ import annotations
 
 import ctypes
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+import torch.distributed as dist
 
 from taxfree.doctor.report import (
     BarrierTime,
@@ -78,7 +80,7 @@ def memory(fabric: Fabric) -> MemoryBandwidth:
 
 
 def order(fabric: Fabric) -> StartOrder:
-    """Let programs take tickets; those of a launch fill the device several times."""
+    """Let programs take tickets on each device; those of a launch fill it several times."""
     resident, options = 1, {}
     if fabric.backend != "interpreter":  # two programs of 1024 threads fill an SM, and a CU
         resident = 2 * fabric.hardware.compute_units
@@ -93,7 +95,9 @@ def order(fabric: Fabric) -> StartOrder:
         kernel(counter, tickets)
         fabric.synchronize()
         largest = max(largest, largest_inversion(tickets.tolist(), chiplets))
-    return StartOrder(programs, resident, chiplets, largest)
+    everyone = [0] * fabric.world_size
+    dist.all_gather_object(everyone, largest, fabric.group)
+    return StartOrder(programs, resident, chiplets, max(everyone))
 
 
 def largest_inversion(tickets: Sequence[int], chiplets: int = 1) -> int:
@@ -178,45 +182,43 @@ def _rates(fabric: Fabric, calls: Sequence[Call], size: int) -> list[float]:
 
 def _peer_rate(fabric: Fabric, distance: int, pull: bool) -> float:
     sizes = _sizes(fabric)
-    chunk, count = _chunks(sizes, sizes.peer_bytes)
+    chunk, _ = _chunks(sizes, sizes.peer_bytes)
+    source, target = _buffers(fabric)
     peer = (fabric.rank + distance) % fabric.world_size
     kernel = _transfer(fabric, sizes, pull=pull)
 
-    def call(source: torch.Tensor, target: torch.Tensor) -> None:
+    def call(_: int) -> None:
         kernel(target, source, chunk, fabric.heap_bases, fabric.rank, peer)
 
-    return _checked_rate(fabric, count, call, distance if pull else -distance)
+    return _checked_rate(fabric, call, distance if pull else -distance)
 
 
 def _copy_rate(fabric: Fabric, distance: int) -> float:
+    source, target = _buffers(fabric)
+    peers_target = _seen_at(fabric, target, (fabric.rank + distance) % fabric.world_size)
+    return _checked_rate(fabric, lambda _: peers_target.copy_(source), -distance)
+
+
+def _buffers(fabric: Fabric) -> tuple[torch.Tensor, torch.Tensor]:
+    """What is sent and where it arrives, float32, in the symmetric heap; always the same two."""
     sizes = _sizes(fabric)
     _, count = _chunks(sizes, sizes.peer_bytes)
-    peer = (fabric.rank + distance) % fabric.world_size
-
-    def call(source: torch.Tensor, target: torch.Tensor) -> None:
-        _seen_at(fabric, target, peer).copy_(source)
-
-    return _checked_rate(fabric, count, call, -distance)
-
-
-def _checked_rate(
-    fabric: Fabric,
-    count: int,
-    call: Callable[[torch.Tensor, torch.Tensor], None],
-    from_distance: int,
-) -> float:
-    """GB/s of `call(source, target)`, which fills the target of a rank from a peer's source."""
     both, _ = fabric.pool.slots(2 * count, torch.float32)
-    source, target = both[:count], both[count:]
+    return both[:count], both[count:]
+
+
+def _checked_rate(fabric: Fabric, call: Call, from_distance: int) -> float:
+    """GB/s of a call that fills each rank's target from the source of the rank at a distance."""
+    source, target = _buffers(fabric)
     source.fill_(fabric.rank)
     target.fill_(-1)
     fabric.barrier()
-    (rate,) = _rates(fabric, [lambda _: call(source, target)], source.nbytes)
+    (rate,) = _rates(fabric, [call], source.nbytes)
     sender = (fabric.rank + from_distance) % fabric.world_size
     wrong = int((target != sender).sum())
     fabric.barrier()  # nobody fills a target that is still looked at
     if wrong:
-        raise KernelError(f"{wrong} of {count} words from rank {sender} arrived wrong")
+        raise KernelError(f"{wrong} of {len(target)} words from rank {sender} arrived wrong")
     return rate
 
 
@@ -225,14 +227,16 @@ def _seen_at(fabric: Fabric, tensor: torch.Tensor, peer: int) -> torch.Tensor:
     bases = fabric.heap_bases.tolist()
     address = tensor.data_ptr() - bases[fabric.rank] + bases[peer]
     if fabric.backend == "interpreter":
-        words = (ctypes.c_float * tensor.numel()).from_address(address)
-        return torch.frombuffer(words, dtype=tensor.dtype)
+        words = (ctypes.c_float * len(tensor)).from_address(address)
+        return torch.frombuffer(words, dtype=torch.float32)
     import torch.distributed._symmetric_memory as symm_mem
 
-    handle = symm_mem.rendezvous(tensor, fabric.group.group_name)  # that of the arena: no exchange
-    start = handle.get_buffer(peer, (1,), tensor.dtype).data_ptr()
-    offset = (address - start) // tensor.itemsize
-    return handle.get_buffer(peer, tuple(tensor.shape), tensor.dtype, offset)
+    arena = tensor.new_empty(0).set_(tensor.untyped_storage())
+    handle = symm_mem.rendezvous(arena, fabric.group.group_name)  # known: nothing is exchanged
+    seen = handle.get_buffer(peer, tuple(tensor.shape), tensor.dtype, tensor.storage_offset())
+    if seen.data_ptr() != address:
+        raise KernelError("torch sees the peer's memory at another address than kernels do")
+    return seen
 
 
 def _ping_pong(fabric: Fabric, peer: int, rounds: int) -> Call:

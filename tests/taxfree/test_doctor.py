@@ -298,7 +298,7 @@ class TestTasks:
 
     def test_bandwidths_are_measured(self, run):
         assert all(rate > 0 for rate in dataclasses.astuple(run("memory")[0]))
-        ((peer,),) = {run("peers")[0]}
+        (peer,) = run("peers")[0]
         assert peer.distance == 1
         assert min(peer.push_gb_s, peer.pull_gb_s) > 0
         (copy,) = run("copies")[0]
@@ -322,14 +322,14 @@ class TestTasks:
         assert order.is_kept
 
     def test_data_that_does_not_arrive_is_noticed(self, ranks):
-        with pytest.raises(TaxfreeError, match="1024 of 1024 words from rank 1 arrived wrong"):
+        with pytest.raises(TaxfreeError, match=r"(\d+) of \1 words from rank 1 arrived wrong"):
             ranks.run(2, f"{__name__}:lose_data")
 
 
 def lose_data(fabric: Any) -> None:
     from taxfree.doctor.tasks import _checked_rate
 
-    _checked_rate(fabric, 1024, lambda source, target: None, 1)
+    _checked_rate(fabric, lambda _: None, 1)
 
 
 class FakeGroup:

@@ -172,9 +172,12 @@ def replay_command(op: str, variant: str, problem: Any, seed: int) -> str:
     )
 
 
-def coverage_rows(checked: Checked) -> list[tuple[str, str, int, int, int]]:
-    """Synchronising lines of a check: where, text, ranks, programs, generations."""
-    return covered.table(checked.coverage)
+def coverage_rows(checks: Iterable[Checked]) -> list[tuple[str, str, int, int, int]]:
+    """Synchronising lines of checks: where, text, ranks, programs, generations."""
+    together = Coverage()
+    for each in checks:
+        together.add(each.coverage)
+    return covered.table(together)
 
 
 def _drawn_from(op: str, variant: str, problem: Any) -> list[Variant]:

@@ -10,6 +10,8 @@ from taxfree_kernels.all_gather_matmul.problem import AllGatherMatmul
 from taxfree_kernels.checker import (
     MIXED,
     ProtocolError,
+    SimulatedFabric,
+    Simulation,
     assert_protocol_holds,
     check_variant,
     checkable_variants,
@@ -17,6 +19,7 @@ from taxfree_kernels.checker import (
 from taxfree_kernels.checker.mutate import mutants
 from taxfree_kernels.device import sync
 from taxfree_kernels.errors import PlanError
+from taxfree_kernels.fabric.barrier import DeviceBarrier
 from taxfree_kernels.variant import operation_names
 
 OP = "all_gather_matmul"
@@ -80,6 +83,15 @@ def test_lines_that_a_problem_cannot_reach_are_not_asked_for():
     checked = check_variant(OP, "push", rows, seeds=range(4))
     waits = [line.text for line in checked.coverage.lines if "wait_for_rows" in line.text]
     assert waits == ["arrived = wait_for_rows("]
+
+
+def test_the_barrier_on_the_device_holds_its_protocol():
+    def setup(fabric: SimulatedFabric) -> list:
+        barrier = DeviceBarrier(fabric, timeout_s=1.0)
+        return [barrier] * 4
+
+    outcomes = [Simulation(3, heap_bytes=8192).run(setup, seed) for seed in range(20)]
+    assert [str(each.violation) for each in outcomes if each.violation is not None] == []
 
 
 def test_an_unknown_variant_is_an_error_for_users():
