@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from taxfree import devices, environment, identity, measure
-from taxfree.bounds import Bounds, Peaks, bounds, peaks, vendor_kernel
+from taxfree.bounds import Bounds, Peaks, bounds, peaks, slot_bytes, vendor_kernel
 from taxfree.dispatch import Choice, Dispatcher
 from taxfree.errors import UsageError
 from taxfree.group import WorkerGroup
@@ -334,9 +334,14 @@ def run(
     timeout_s = Settings.from_environment().timeout_s
     for world_size in dict.fromkeys(problem.world_size for problem in problems):
         alike = [problem for problem in problems if problem.world_size == world_size]
-        with WorkerGroup(world_size, fabric, devices.heap_bytes(alike), timeout_s) as group:
+        with WorkerGroup(world_size, fabric, _heap_bytes(fabric, alike), timeout_s) as group:
             for problem in alike:
                 yield _result(group, op, problem, knowledge, only)
+
+
+def _heap_bytes(fabric: str, problems: Sequence[Any]) -> int:
+    for_rates = 2 * slot_bytes(fabric) + devices.CONTROL_BYTES
+    return max(devices.heap_bytes(problems), for_rates)
 
 
 def _result(

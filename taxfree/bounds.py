@@ -18,11 +18,12 @@ from dataclasses import dataclass
 from functools import cache
 
 import torch
-import torch.distributed as dist
 
 from taxfree import measure
 from taxfree.trial import Bench
+from taxfree_kernels.device import probes
 from taxfree_kernels.fabric.base import Fabric
+from taxfree_kernels.launch import Kernel
 from taxfree_kernels.variant import Cost
 
 _REPETITIONS = 5
@@ -34,9 +35,11 @@ class Peaks:
 
     Args:
         flops_per_s: of the vendor's matmul on large square matrices of random numbers.
-        memory_bytes_per_s: of a copy within device memory, read and written bytes counted.
-        link_bytes_per_s: that a rank receives in a large all-gather of the collective library,
-            from all peers together, while it sends to all of them; infinite for one rank.
+        memory_bytes_per_s: of a negation, which reads a large tensor and writes another; both
+            counted. A captured copy of this size takes the copy engine, at two thirds of it.
+        link_bytes_per_s: that a rank receives while a kernel of each rank pushes to one peer after
+            the other, all ranks at once, through the symmetric heap; infinite for one rank. The
+            collective library's all-gather reaches 214 GB/s on 2 H200s, this 361.
     """
 
     flops_per_s: float
@@ -76,15 +79,34 @@ def bounds(cost: Cost, peaks: Peaks, gemm_us: float | None) -> Bounds:
 
 @dataclass(frozen=True)
 class _Sizes:
-    """Large enough for the peak rate, small enough to take milliseconds."""
+    """Large enough for the peak rates, small enough to take milliseconds.
+
+    Args:
+        side: of the matrices.
+        elements: of 4 bytes, that are negated.
+        programs, blocks, block: of the pushing kernel: each program sends so many blocks of so
+            many elements of 4 bytes.
+    """
 
     side: int
-    copy_bytes: int
-    shard_bytes: int
+    elements: int
+    programs: int
+    blocks: int
+    block: int
+
+    @property
+    def pushed_elements(self) -> int:
+        """To one peer."""
+        return self.programs * self.blocks * self.block
 
 
-_ON_GPU = _Sizes(side=8192, copy_bytes=1 << 30, shard_bytes=64 << 20)
-_ON_HOST = _Sizes(side=256, copy_bytes=16 << 20, shard_bytes=4 << 20)
+_ON_GPU = _Sizes(side=8192, elements=1 << 28, programs=512, blocks=8, block=4096)
+_ON_HOST = _Sizes(side=256, elements=1 << 22, programs=2, blocks=2, block=1 << 15)
+
+
+def slot_bytes(fabric: str) -> int:
+    """Bytes that a slot of the pool must have for the rates of a fabric to be measured."""
+    return 4 * (_ON_HOST if fabric == "host" else _ON_GPU).pushed_elements
 
 
 @cache
@@ -96,11 +118,11 @@ def peaks(fabric: Fabric, dtype: str) -> Peaks:
         dtype: of the matmul.
     """
     sizes = _ON_GPU if fabric.has_graphs else _ON_HOST
-    steps = [_matmul(fabric, dtype, sizes.side), _copy(fabric, sizes.copy_bytes)]
-    amounts = [2 * sizes.side**3, 2 * sizes.copy_bytes]
+    steps = [_matmul(fabric, dtype, sizes.side), _negation(fabric, sizes.elements)]
+    amounts = [2 * sizes.side**3, 2 * 4 * sizes.elements]
     if fabric.world_size > 1:
-        steps.append(_all_gather(fabric, sizes.shard_bytes))
-        amounts.append((fabric.world_size - 1) * sizes.shard_bytes)
+        steps.append(_pushes(fabric, sizes))
+        amounts.append((fabric.world_size - 1) * 4 * sizes.pushed_elements)
     mode = "graph" if fabric.has_graphs else "eager"
     timings = measure.time_together(fabric, [(step, mode) for step in steps], _REPETITIONS)
     rates = [
@@ -118,18 +140,29 @@ def _matmul(fabric: Fabric, dtype: str, side: int) -> measure.Call:
     return lambda step: torch.mm(a, b.t(), out=out)
 
 
-def _copy(fabric: Fabric, size: int) -> measure.Call:
-    source, target = (torch.empty(size, dtype=torch.uint8, device=fabric.device) for _ in range(2))
-    source.random_()
-    return lambda step: target.copy_(source)
+def _negation(fabric: Fabric, elements: int) -> measure.Call:
+    source = torch.arange(elements, dtype=torch.int32, device=fabric.device)
+    target = torch.empty_like(source)
+    return lambda step: torch.neg(source, out=target)
 
 
-def _all_gather(fabric: Fabric, shard_bytes: int) -> measure.Call:
-    shard = torch.empty(shard_bytes, dtype=torch.uint8, device=fabric.device).random_()
-    gathered = torch.empty(fabric.world_size * shard_bytes, dtype=torch.uint8, device=fabric.device)
-    # torch 2.13 renamed it; earlier versions have only the old name.
-    all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-    return lambda step: all_gather(gathered, shard, group=fabric.group)
+def _pushes(fabric: Fabric, sizes: _Sizes) -> measure.Call:
+    """Write to a payload slot of every peer: what stands there between calls is read by nobody."""
+    inbox, _ = fabric.pool.slots(sizes.pushed_elements, torch.float32)
+    source = torch.randn(sizes.pushed_elements, device=fabric.device)
+    kernel = Kernel(
+        probes.transfer,
+        grid=sizes.programs,
+        constants={"PULL": False, "BLOCK": sizes.block},
+        options={"num_warps": 8} if fabric.has_graphs else {},
+    )
+
+    def call(step: int) -> None:
+        for distance in range(1, fabric.world_size):
+            peer = (fabric.rank + distance) % fabric.world_size
+            kernel(inbox, source, sizes.blocks * sizes.block, fabric.heap_bases, fabric.rank, peer)
+
+    return call
 
 
 # -- the vendor's kernel alone, by operation --

@@ -8,7 +8,7 @@ from typing import Any
 from taxfree.errors import HardwareError
 from taxfree_kernels.hardware import KNOWN
 
-_CONTROL_BYTES = 1 << 20
+CONTROL_BYTES = 1 << 20  # of a heap, for signals
 _LEAST_HEAP_BYTES = 4 << 20
 _HOST_RANKS = 2
 
@@ -73,4 +73,4 @@ def gpu_name(fabric: str) -> str | None:
 def heap_bytes(problems: Sequence[Any]) -> int:
     """Symmetric memory that any variant of these problems needs: two payload slots, and control."""
     slot = max((problem.slot_bytes for problem in problems), default=0)
-    return max(_LEAST_HEAP_BYTES, 2 * slot + _CONTROL_BYTES)
+    return max(_LEAST_HEAP_BYTES, 2 * slot + CONTROL_BYTES)

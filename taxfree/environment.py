@@ -10,6 +10,7 @@ import dataclasses
 import io
 import os
 import platform
+import re
 import subprocess
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -112,7 +113,7 @@ def _number(text: str) -> float | None:
 
 
 def _topology() -> list[str]:
-    text = _said("nvidia-smi", "topo", "-m")
+    text = re.sub(r"\x1b\[\d*m", "", _said("nvidia-smi", "topo", "-m"))  # headings are underlined
     return [line.rstrip() for line in text.partition("Legend")[0].splitlines() if line.strip()]
 
 

@@ -67,6 +67,7 @@ class WorkerGroup:
             "rank": rank,
             "world_size": self.world_size,
             "connection": theirs.fileno(),
+            "controller": os.getpid(),
             "heap_bytes": heap_bytes,
             "timeout_s": timeout_s,
             "store": str(Path(self._folder.name, "store")),

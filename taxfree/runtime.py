@@ -248,6 +248,7 @@ class Runtime:
         return _Entry(variants(op)["baseline"].plan(problem, self._fabric, {}), choice, problem)
 
     def _plan(self, op: str, problem: Any, choice: Choice) -> _Entry:
+        self._require_same(op, problem)
         before = self._allocated()
         plan, reason = None, None
         try:
@@ -261,6 +262,16 @@ class Runtime:
             plan = variants(op)["baseline"].plan(problem, self._fabric, {})
         self._workspace_bytes += self._allocated() - before
         return _Entry(plan, choice, problem)
+
+    def _require_same(self, op: str, problem: Any) -> None:
+        """Raise on every rank when one of them has come with another problem."""
+        for rank, other in enumerate(_vote(self._fabric, (op, problem))):
+            if other != (op, problem):
+                raise UsageError(
+                    f"rank {self._fabric.rank} calls {op} with {problem}, rank {rank} {other[0]} "
+                    f"with {other[1]}",
+                    "all ranks make the same calls in the same order",
+                )
 
     def _compile(self, op: str, problem: Any, plan: Plan) -> None:
         found = operation(op)

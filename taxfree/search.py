@@ -65,10 +65,13 @@ class Search:
         self._known: dict[str, float | None] = {}
         self._asked: dict[str, Trial] = {}
         self._refused: list[tuple[Candidate, str]] = []
+        self._waiting: list[dict[str, str]] = []
         for trial in self._study.get_trials(deepcopy=False):
             self._remember(trial)
 
     def _remember(self, trial: optuna.trial.FrozenTrial) -> None:
+        if trial.state == TrialState.WAITING:
+            self._waiting.append(trial.system_attrs.get("fixed_params", {}))
         candidate = self._candidate(trial.params)
         if candidate is None:
             return
@@ -85,17 +88,23 @@ class Search:
         return sum(value is not None for value in self._known.values())
 
     def enqueue(self, candidates: Sequence[Candidate]) -> None:
-        """Try these first, in their order, unless they are known."""
+        """Try these first, in their order, unless they are known or wait already."""
         for candidate in candidates:
-            if key(candidate) not in self._known and candidate.variant in self._spaces:
-                values = {
-                    f"{candidate.variant}.{knob}": _text(candidate.config[knob])
-                    for knob, choices in self._spaces[candidate.variant].items()
-                    if candidate.config.get(knob) in choices
-                }
-                self._study.enqueue_trial(
-                    {"variant": candidate.variant, **values}, skip_if_exists=True
-                )
+            if candidate.variant not in self._spaces or key(candidate) in self._known:
+                continue
+            parameters = self._parameters(candidate)
+            if parameters not in self._waiting:
+                self._waiting.append(parameters)
+                self._study.enqueue_trial(parameters)
+
+    def _parameters(self, candidate: Candidate) -> dict[str, str]:
+        """A candidate as the study knows it; what its space no longer offers is left to it."""
+        values = {
+            f"{candidate.variant}.{knob}": _text(candidate.config[knob])
+            for knob, choices in self._spaces[candidate.variant].items()
+            if candidate.config.get(knob) in choices
+        }
+        return {"variant": candidate.variant, **values}
 
     def ask(self, count: int) -> list[Candidate]:
         """Up to `count` candidates that are new and that no variant refuses."""

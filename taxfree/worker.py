@@ -23,13 +23,13 @@ _PR_SET_PDEATHSIG = 1
 def main() -> None:
     """Serve tasks until the controller hangs up."""
     parser = argparse.ArgumentParser()
-    for name in ("rank", "world_size", "connection", "heap_bytes"):
+    for name in ("rank", "world_size", "connection", "heap_bytes", "controller"):
         parser.add_argument(f"--{name}", type=int, required=True)
     parser.add_argument("--store", required=True)
     parser.add_argument("--fabric", required=True)
     parser.add_argument("--timeout_s", type=float, required=True)
     options = parser.parse_args()
-    _die_with_the_controller()
+    _die_with_the_controller(options.controller)
     connection = Connection(options.connection)
     try:
         fabric = _open(options)
@@ -42,10 +42,12 @@ def main() -> None:
     os._exit(0)  # captured collectives make an orderly teardown of NCCL take seconds
 
 
-def _die_with_the_controller() -> None:
+def _die_with_the_controller(controller: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the controller decides what Ctrl-C ends
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != controller:  # it died before this process could ask to follow
+        sys.exit(1)
 
 
 def _open(options: argparse.Namespace) -> Any:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
@@ -12,7 +11,7 @@ import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from taxfree import results
-from taxfree.errors import BelowTarget, WrongResult
+from taxfree.errors import BelowTarget, WorkerLost, WrongResult
 from taxfree.shapes import choose, written
 from taxfree_cli import options
 from taxfree_cli.bench_views import plot as draw
@@ -118,7 +117,7 @@ def bench(
         results.save_csv(found, csv)
     if plot is not None:
         draw(found.rows, near_fields(op)[0], plot)
-    fail_if_wrong(found.skipped)
+    fail_if_broken(found.skipped)
     if min_speedup is not None:
         _fail_if_below(found.rows, min_speedup)
 
@@ -159,23 +158,11 @@ def what_is_asked(
 
 
 def measuring(asked: Asked) -> Iterator[ProblemResult]:
-    """Measure, with a bar on stderr that knows the remaining time."""
+    """Measure, with a bar on stderr that knows the remaining time and goes while results print."""
     from taxfree.bench import run
 
-    found = run(asked.op, asked.problems, asked.fabric, asked.knowledge, asked.only)
-    progress = _progress()
-    task = progress.add_task("", total=len(asked.problems))
-    for problem in asked.problems:
-        progress.update(task, description=written(asked.op, asdict(problem)))
-        with _shown(progress):
-            result = next(found)
-        progress.advance(task)
-        yield result
-
-
-def _progress() -> Progress:
     console = messages()
-    return Progress(
+    progress = Progress(
         TextColumn("{task.description}"),
         BarColumn(bar_width=20),
         MofNCompleteColumn(),
@@ -185,31 +172,30 @@ def _progress() -> Progress:
         redirect_stdout=False,
         disable=not console.is_terminal,
     )
+    task = progress.add_task(asked.op, total=len(asked.problems))
+    with progress:
+        for result in run(asked.op, asked.problems, asked.fabric, asked.knowledge, asked.only):
+            progress.advance(task)
+            progress.stop()
+            yield result
+            progress.start()
 
 
-@contextmanager
-def _shown(progress: Progress) -> Iterator[None]:
-    """Show the bar only while something is measured: results are printed between."""
-    progress.start()
-    try:
-        yield
-    finally:
-        progress.stop()
-
-
-def fail_if_wrong(skipped: Sequence[results.Skipped]) -> None:
-    """Stop with the exit code for wrong results if there are any.
+def fail_if_broken(skipped: Sequence[results.Skipped]) -> None:
+    """Stop with the exit code for wrong or hanging variants if there are any.
 
     Raises:
-        WrongResult: naming the first.
+        WrongResult: naming the first that is wrong.
+        WorkerLost: naming the first that hangs.
     """
-    wrong = [each for each in skipped if each.state == "wrong"]
-    if wrong:
-        first = wrong[0]
-        raise WrongResult(
-            f"{first.variant} is wrong on {written(first.op, first.problem)}: {first.reason}",
-            f"{len(wrong)} in all; they were not timed",
-        )
+    for state, verb, error in (("wrong", "is wrong", WrongResult), ("hung", "hangs", WorkerLost)):
+        broken = [each for each in skipped if each.state == state]
+        if broken:
+            first = broken[0]
+            raise error(
+                f"{first.variant} {verb} on {written(first.op, first.problem)}: {first.reason}",
+                f"{len(broken)} in all; they were not timed",
+            )
 
 
 def _fail_if_below(rows: Sequence[results.Row], least: float) -> None:

@@ -70,6 +70,7 @@ def print_problem(result: ProblemResult) -> None:
         console.print(line, markup=False, highlight=False)
     if result.rows:
         console.print(problem_table(result.rows, console.width))
+        _print_clocks(result.rows[0])
     for each in result.skipped:
         if each.state != "refused":
             line = f"{each.variant}: {each.state}, #wrong {each.wrong}: {each.reason}"
@@ -80,6 +81,12 @@ def print_problem(result: ProblemResult) -> None:
         markup=False,
         highlight=False,
     )
+
+
+def _print_clocks(row: Row) -> None:
+    if row.sm_mhz is not None:
+        held_down = f", held down by {' and '.join(row.throttled)}" if row.throttled else ""
+        results().print(f"slowest GPU at {row.sm_mhz:.0f} MHz{held_down}", highlight=False)
 
 
 def problem_table(rows: Sequence[Row], width: int) -> Table:

@@ -9,7 +9,7 @@ from rich.tree import Tree
 
 from taxfree.shapes import written
 from taxfree_cli import options
-from taxfree_cli.bench import OnlyVariants, fail_if_wrong, measuring, what_is_asked
+from taxfree_cli.bench import OnlyVariants, fail_if_broken, measuring, what_is_asked
 from taxfree_cli.bench_views import us
 from taxfree_cli.output import print_json, results
 from taxfree_cli.record_views import words
@@ -51,7 +51,7 @@ def explain(
                 "unmeasured": explained[0].unmeasured,
             }
         )
-    fail_if_wrong([each for result in measured for each in result.skipped])
+    fail_if_broken([each for result in measured for each in result.skipped])
 
 
 def tree(explanation: Explanation) -> Tree:

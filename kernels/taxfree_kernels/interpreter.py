@@ -52,7 +52,10 @@ def correct_bfloat16() -> None:
             b = handle(_to_float32(b.data), tl.float32)
         return original_dot(a, b, d, *rest)
 
-    builder.cast_impl, builder.create_dot = cast_impl, create_dot
+    def get_bf16(value: float) -> Any:  # which 3.6 does not have at all
+        return cast_impl(builder.get_fp32(value), tl.bfloat16)
+
+    builder.cast_impl, builder.create_dot, builder.get_bf16 = cast_impl, create_dot, get_bf16
     builder.create_fp_to_fp = create_fp_to_fp
 
 

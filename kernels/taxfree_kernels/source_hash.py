@@ -39,12 +39,21 @@ def _closure(module: str) -> set[str]:
 
 
 def _imports(module: str) -> set[str]:
+    """Modules of this package that a module imports, in whatever form."""
     found = set()
     for node in ast.walk(_syntax_tree(module)):
-        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(_PACKAGE):
-            names = {f"{node.module}.{alias.name}" for alias in node.names}
-            found |= {name for name in names if _path(name)} or {str(node.module)}
-    return {name for name in found if name.rpartition(".")[2] not in _LEFT_OUT}
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            source = "." * node.level + (node.module or "")
+            source = importlib.util.resolve_name(source, module.rpartition(".")[0])
+            names = {f"{source}.{alias.name}" for alias in node.names}
+            found |= {name for name in names if _path(name)} or {source}
+    return {name for name in found if _counts(name)}
+
+
+def _counts(module: str) -> bool:
+    return module.startswith(f"{_PACKAGE}.") and module.rpartition(".")[2] not in _LEFT_OUT
 
 
 @cache

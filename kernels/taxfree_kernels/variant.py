@@ -8,12 +8,12 @@ operation's folder that defines ``VARIANT``; there is no list to add it to.
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import pkgutil
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from taxfree_kernels.errors import PlanError
@@ -118,14 +118,10 @@ def operation_names() -> list[str]:
     """Names of all operations: the folders of this package that define problems."""
     package = importlib.import_module("taxfree_kernels")
     return sorted(
-        module.name
-        for module in pkgutil.iter_modules(package.__path__)
-        if module.ispkg and _has_problems(f"taxfree_kernels.{module.name}")
+        problems.parent.name
+        for root in package.__path__
+        for problems in Path(root).glob("*/problem.py")
     )
-
-
-def _has_problems(package: str) -> bool:
-    return importlib.util.find_spec(f"{package}.problem") is not None
 
 
 def problem_class(op: str) -> type[Any]:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from taxfree.doctor.report import Report
 
-# A commit with the names that taxfree uses; its releases are not on any index.
+# Pinned: Iris is installed from git, and its main branch moves.
 IRIS_COMMIT = "03bd9d5d9ac64e856c9322f59f7abf7c09d10752"
 _IRIS = f"pip install git+https://github.com/ROCm/iris.git@{IRIS_COMMIT}"
 

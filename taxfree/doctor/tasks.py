@@ -233,7 +233,8 @@ def _seen_at(fabric: Fabric, tensor: torch.Tensor, peer: int) -> torch.Tensor:
 
     arena = tensor.new_empty(0).set_(tensor.untyped_storage())
     handle = symm_mem.rendezvous(arena, fabric.group.group_name)  # known: nothing is exchanged
-    seen = handle.get_buffer(peer, tuple(tensor.shape), tensor.dtype, tensor.storage_offset())
+    offset = int(tensor.storage_offset())
+    seen = handle.get_buffer(peer, tuple(tensor.shape), tensor.dtype, offset)
     if seen.data_ptr() != address:
         raise KernelError("torch sees the peer's memory at another address than kernels do")
     return seen

@@ -13,7 +13,7 @@ from taxfree.bench import ProblemResult
 from taxfree.bounds import Bounds, Peaks
 from taxfree.dispatch import Choice
 from taxfree.results import Results, Row, Skipped, save
-from taxfree_cli.bench import fail_if_wrong
+from taxfree_cli.bench import fail_if_broken
 from taxfree_cli.bench_views import problem_table, us
 from taxfree_cli.exits import ExitCode, failure
 from taxfree_kernels.all_gather_matmul.problem import AllGatherMatmul
@@ -124,13 +124,17 @@ class TestErrors:
         outcome = cli("bench", *SHAPE, "--compare", tmp_path / "none.json")
         assert outcome.code == ExitCode.USAGE
 
-    def test_a_wrong_variant_has_its_exit_code(self):
-        wrong = Skipped("all_gather_matmul", PROBLEM, "push", {}, "wrong", "3 values", 3)
-        refused = dataclasses.replace(wrong, state="refused")
-        fail_if_wrong([refused])
-        with pytest.raises(Exception, match="push is wrong on m=16") as caught:
-            fail_if_wrong([refused, wrong])
-        assert failure(caught.value).exit_code == ExitCode.WRONG_RESULT
+    @pytest.mark.parametrize(
+        ("state", "said", "code"),
+        [("wrong", "is wrong", ExitCode.WRONG_RESULT), ("hung", "hangs", ExitCode.PEER_LOST)],
+    )
+    def test_a_broken_variant_has_its_exit_code(self, state, said, code):
+        broken = Skipped("all_gather_matmul", PROBLEM, "push", {}, state, "3 values", 3)
+        refused = dataclasses.replace(broken, state="refused")
+        fail_if_broken([refused])
+        with pytest.raises(Exception, match=f"push {said} on m=16") as caught:
+            fail_if_broken([refused, broken])
+        assert failure(caught.value).exit_code == code
 
     def test_a_picture_needs_matplotlib(self, cli, monkeypatch, tmp_path):
         monkeypatch.setitem(sys.modules, "matplotlib", None)

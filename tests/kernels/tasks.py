@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import os
+import gc
 import random
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -103,15 +103,15 @@ def refusals(fabric: Fabric, fields: Mapping[str, Any]) -> dict[str, str | None]
     }
 
 
-def extreme_configs(fabric: Fabric, case: Case, extra: int) -> list[dict[str, Any]]:
-    """The ends of a variant's space: all first, all last, one knob at its last; and some drawn."""
+def extreme_configs(fabric: Fabric, case: Case) -> list[dict[str, Any]]:
+    """Ends of a variant's space, and some drawn: all first, all last, mixed, one knob at its last."""
     variant, problem = variants(OP)[case.variant], case.problem(fabric.world_size)
     space = variant.space(problem, fabric.hardware)
     first = {knob: values[0] for knob, values in space.items()}
     last = {knob: values[-1] for knob, values in space.items()}
-    configs = [first, last, *(first | {knob: last[knob]} for knob in space)]
     draw = random.Random(1)
-    configs += [{k: draw.choice(values) for k, values in space.items()} for _ in range(extra)]
+    drawn = [{k: draw.choice(values) for k, values in space.items()} for _ in range(100)]
+    configs = [first, last, *drawn[:2], *(first | {knob: last[knob]} for knob in space), *drawn]
     kept = [c for c in configs if variant.refuses_config(problem, fabric.hardware, c) is None]
     return [config for at, config in enumerate(kept) if config not in kept[:at]]
 
@@ -119,7 +119,7 @@ def extreme_configs(fabric: Fabric, case: Case, extra: int) -> list[dict[str, An
 # -- correctness --------------------------------------------------------------------------------
 
 
-def complaints(fabric: Fabric, cases: Sequence[Case]) -> list[str]:
+def complaints(fabric: Fabric, cases: Sequence[Case], random_data: bool = True) -> list[str]:
     """What is wrong on this rank with cases that run one after another on the fabric's pool."""
     found = []
     for case in cases:
@@ -129,14 +129,20 @@ def complaints(fabric: Fabric, cases: Sequence[Case]) -> list[str]:
         wrong = int((out != whole.exact.to(out.dtype)).sum())
         if wrong:
             found.append(f"{case}: {wrong} of {out.numel()} values wrong on integers")
-        random_data = Inputs(fabric, case, seed=2, integers=False)
-        baseline = Case("baseline", case.fields, padded=case.padded).plan(fabric)
-        allowed = 1.25 * random_data.relative_error(random_data.run(baseline))
-        error = random_data.relative_error(random_data.run(plan))
-        if not error <= allowed:
-            found.append(f"{case}: relative error {error:.2e}, {allowed:.2e} is allowed")
+        if random_data:
+            found += _inaccuracy(fabric, case, plan)
         fabric.pool.check()
     return found
+
+
+def _inaccuracy(fabric: Fabric, case: Case, plan: Plan) -> list[str]:
+    inputs = Inputs(fabric, case, seed=2, integers=False)
+    baseline = Case("baseline", case.fields, padded=case.padded).plan(fabric)
+    allowed = 1.25 * inputs.relative_error(inputs.run(baseline))
+    error = inputs.relative_error(inputs.run(plan))
+    if error <= allowed:
+        return []
+    return [f"{case}: relative error {error:.2e}, {allowed:.2e} is allowed"]
 
 
 def back_to_back(
@@ -211,8 +217,6 @@ def _peek(address: int, count: int) -> list[int]:
 def layout(fabric: Fabric) -> dict[str, Any]:
     """Where two objects lie in a heap, and what is read there through every rank's base."""
     with private(fabric) as own:
-        heap = private(fabric, heap_bytes=1 << 16).heap
-        del heap
         first = own.pool.slots(8, torch.int32)[0]
         second = own.pool.slots(8, torch.uint8)[0]
         own_base = int(own.heap_bases[own.rank])
@@ -289,16 +293,18 @@ def on_subgroup(fabric: Fabric, members: Sequence[Sequence[int]], case: Case) ->
         }
 
 
-def open_files(fabric: Fabric) -> dict[str, list[str]]:
-    """Heap files that this process holds, and the heaps that it maps."""
-    folder = Path("/proc/self/fd")
-    with private(fabric):
-        targets = []
-        for entry in folder.iterdir():
-            with contextlib.suppress(OSError):
-                targets.append(os.readlink(entry))
-        maps = Path("/proc/self/maps").read_text().splitlines()
-        return {
-            "files": [target for target in targets if "taxfree" in target],
-            "maps": [line.split()[-2] for line in maps if "taxfree-heap" in line],
-        }
+def heaps_mapped(fabric: Fabric) -> tuple[set[str], int, int]:
+    """Names of the heaps' memory files, how many are mapped with two more fabrics, and after."""
+    gc.collect()
+    before = len(_mapped_heaps())
+    with private(fabric) as one, private(fabric) as other:
+        names = _mapped_heaps()
+        more = len(names) - before
+    del one, other
+    gc.collect()
+    return set(names), more, len(_mapped_heaps()) - before
+
+
+def _mapped_heaps() -> list[str]:
+    maps = Path("/proc/self/maps").read_text().splitlines()
+    return [line.split(maxsplit=5)[5] for line in maps if "taxfree" in line]

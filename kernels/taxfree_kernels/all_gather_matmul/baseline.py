@@ -72,6 +72,8 @@ class BaselinePlan(Plan):
 
 
 class Baseline(Variant):
+    """The library, as good as an expert would call it."""
+
     name = "baseline"
     fused = False
 

@@ -80,7 +80,7 @@ class FusedPlan(Plan):
                 "HAS_BIAS": problem.bias,
                 "CHUNKS": config["CHUNKS"],
                 "SOURCES_PER_WAIT": config["SOURCES_PER_WAIT"],
-                "PREFETCH": config.get("PREFETCH", 0),
+                "PREFETCH": config.get("PREFETCH", False),
                 "EVEN_K": problem.shard_columns % config["BLOCK_K"] == 0,
             }
             | dict(constants),

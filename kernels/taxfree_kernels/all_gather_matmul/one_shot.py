@@ -71,6 +71,8 @@ def _gather(
 
 
 class OneShotPlan(Plan):
+    """Our gather into a buffer, then the vendor's matmul on it."""
+
     launches = 2
 
     def __init__(self, problem: AllGatherMatmul, fabric: Fabric, config: Config) -> None:
@@ -104,6 +106,8 @@ class OneShotPlan(Plan):
 
 
 class OneShot(Variant):
+    """One-shot gather of ours, vendor matmul."""
+
     name = "one_shot"
     fused = False
 

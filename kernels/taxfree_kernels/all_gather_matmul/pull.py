@@ -64,6 +64,8 @@ def _pull(
 
 
 class Pull(FusedVariant):
+    """Tiles load peers' rows from their outboxes."""
+
     name = "pull"
 
     def refuses_problem(self, problem: Any, hardware: Hardware) -> str | None:

@@ -57,6 +57,8 @@ def _push(
 
 
 class Push(FusedVariant):
+    """Senders and tiles in one kernel."""
+
     name = "push"
 
     def plan(self, problem: Any, fabric: Fabric, config: Config) -> Plan:

@@ -38,6 +38,8 @@ def _send(
 
 
 class PushTwoKernelPlan(FusedPlan):
+    """The send kernel, then the tiles of ``push`` without senders."""
+
     launches = 2
 
     def __init__(self, problem: AllGatherMatmul, fabric: Fabric, config: Config) -> None:
@@ -69,6 +71,8 @@ class PushTwoKernelPlan(FusedPlan):
 
 
 class PushTwoKernel(FusedVariant):
+    """Two kernels on one stream."""
+
     name = "push_two_kernel"
 
     def plan(self, problem: Any, fabric: Fabric, config: Config) -> Plan:

@@ -19,6 +19,8 @@ from taxfree_kernels.variant import Config, Plan, Variant
 
 
 class RegisteredPlan(BaselinePlan):
+    """The baseline's pipeline between registered buffers."""
+
     def __init__(self, problem: AllGatherMatmul, fabric: Fabric) -> None:
         backend = fabric.group._get_backend(fabric.device)
         if not hasattr(backend, "register_mem_pool"):
@@ -44,6 +46,8 @@ class RegisteredPlan(BaselinePlan):
 
 
 class Registered(Variant):
+    """The collective library on registered buffers."""
+
     name = "registered"
     fused = False
 

@@ -42,7 +42,7 @@ def tile_space(problem: AllGatherMatmul, hardware: Hardware) -> Space:
         "num_stages": (2, 3, 4, 5, 6),
     }
     if hardware.backend == "cuda" and problem.weight_layout == "nk":
-        space |= {"PREFETCH": (0, 4, 8, 16)}  # steps of weights, before the wait
+        space |= {"PREFETCH": (False, True)}  # of weights, before the wait
     if hardware.backend == "hip":
         space |= {"waves_per_eu": (0, 1, 2), "matrix_instr_nonkdim": (16, 32)}
     return space
@@ -64,7 +64,7 @@ def first_configs(
     if hardware.backend == "interpreter":
         guesses = [{"BLOCK_M": min(rows, 32), "BLOCK_N": 64, "BLOCK_K": 64, "CHUNKS": 1}]
     elif problem.shard_columns % 8:  # rows are not aligned: nothing is loaded 16 bytes at a time
-        guesses = [{"BLOCK_M": min(rows, 64), "BLOCK_N": 64, "BLOCK_K": 32, "num_warps": 4}]
+        guesses = [{"BLOCK_M": min(rows, 64), "BLOCK_N": 64, "BLOCK_K": 32, "num_warps": 8}]
     elif hardware.backend == "hip":
         guesses = _first_on_cdna(rows)
     else:
@@ -82,12 +82,13 @@ def sending_chunks(problem: AllGatherMatmul) -> int:
 def _first_on_hopper(rows: int, chunks: int) -> list[dict[str, Any]]:
     if rows <= 64:
         skinny = {"BLOCK_M": rows, "BLOCK_N": 64, "BLOCK_K": 128, "GROUP_M": 1, "SWAP_AB": True,
-                  "num_warps": 4, "SEND_BLOCK": 8192, "PREFETCH": 16}  # fmt: skip
+                  "num_warps": 4, "SEND_BLOCK": 8192}  # fmt: skip
         return [
-            skinny | {"SPLIT_K": 4, "num_stages": 5, "CHUNKS": chunks},
-            skinny | {"SPLIT_K": 2, "num_stages": 5, "CHUNKS": 2 * chunks},
-            skinny | {"SPLIT_K": 4, "num_stages": 3, "CHUNKS": 2 * chunks, "PREFETCH": 8},
-            skinny | {"SPLIT_K": 1, "num_stages": 4, "BLOCK_N": 32, "BLOCK_K": 256, "CHUNKS": 8},
+            skinny | {"SPLIT_K": 4, "num_stages": 5, "CHUNKS": 2 * chunks},
+            skinny | {"SPLIT_K": 4, "num_stages": 5, "CHUNKS": 2 * chunks, "PREFETCH": True},
+            skinny | {"SPLIT_K": 4, "num_stages": 3, "CHUNKS": 4 * chunks},
+            skinny | {"SPLIT_K": 4, "num_stages": 3, "CHUNKS": 2 * chunks, "PREFETCH": True},
+            skinny | {"SPLIT_K": 2, "num_stages": 5, "CHUNKS": 4 * chunks, "PREFETCH": True},
         ]
     wide = {"GROUP_M": 8, "BLOCK_K": 64, "CHUNKS": chunks}
     eight = wide | {"BLOCK_M": 128, "SPLIT_K": 1, "num_warps": 8}
@@ -143,6 +144,8 @@ def refuses(problem: AllGatherMatmul, hardware: Hardware, config: Config) -> str
         return f"accumulators of {block_m * block_n // threads} registers a thread"
     if config["SWAP_AB"] and block_m > 64:
         return "SWAP_AB is for few rows"
+    if config.get("PREFETCH") and problem.shard_columns % block_k:
+        return "PREFETCH takes whole steps of k"
     if config["SPLIT_K"] > 1 and problem.m * problem.n > 1 << 22:
         return "SPLIT_K is for outputs that leave compute units idle"
     return None

@@ -84,7 +84,7 @@ def gathered_tile(
         index: of the tile and its K split, splits fastest.
         slot_ptr: the running slot: peers' shards in this rank's inbox, or, when PULL, each
             peer's own shard in its outbox.
-        partials_ptr: float32 [SPLIT_K, m, n]; counters_ptr: int32 [tiles]. When SPLIT_K is 1 unused.
+        partials_ptr: float32 [SPLIT_K, m, n]; counters_ptr: int32 [tiles]. For a split K only.
     """
     tiles_m, tiles_n = tl.cdiv(m, BLOCK_M), tl.cdiv(n, BLOCK_N)
     tile, split = index // SPLIT_K, index % SPLIT_K
@@ -108,11 +108,8 @@ def gathered_tile(
         # -- one sweep over K; rows come from the own shard or from where their source put them --
         steps = tl.cdiv(k, BLOCK_K)
         step_begin, step_end = steps * split // SPLIT_K, steps * (split + 1) // SPLIT_K
-        if PREFETCH > 0:
-            prefetch(
-                w_valid, stride_wk, 0, k, step_begin, min(step_end, step_begin + PREFETCH),
-                1, BLOCK_K, BACKEND,
-            )  # fmt: skip
+        if PREFETCH:
+            prefetch(w_valid, step_begin * BLOCK_K, step_end * BLOCK_K, BACKEND)
         arrived = wait_for_rows(
             row_begin, row_end, 0, 0, control_ptr, generation, heap_bases, rank, m, shard_rows,
             WORLD, BACKEND, GATHER_DIM, CHUNKS,
@@ -135,14 +132,15 @@ def gathered_tile(
         per_source = tl.cdiv(shard_columns, BLOCK_K)
         steps = WORLD * per_source
         step_begin, step_end = steps * split // SPLIT_K, steps * (split + 1) // SPLIT_K
-        if PREFETCH > 0:
-            first_awaited = max(step_begin, per_source)
-            prefetch(
-                w_valid, stride_wk, rank, shard_columns,
-                first_awaited, min(step_end, first_awaited + PREFETCH), WORLD, BLOCK_K, BACKEND,
-            )  # fmt: skip
+        if PREFETCH:  # of what stands behind the wait, up to where the sources wrap around
+            awaited = max(step_begin, per_source)
+            source = (rank + awaited // per_source) % WORLD
+            k_begin = source * shard_columns + awaited % per_source * BLOCK_K
+            k_end = min(k, k_begin + (step_end - awaited) * BLOCK_K)
+            prefetch(w_valid, k_begin, k_end, BACKEND)
         acc = accumulate(
-            acc, a_ptr + row_offset, 0, row_mask, w_cols, stride_wk, col_mask, rank, shard_columns, step_begin, min(step_end, per_source),
+            acc, a_ptr + row_offset, 0, row_mask, w_cols, stride_wk, col_mask, rank,
+            shard_columns, step_begin, min(step_end, per_source),
             WORLD, BLOCK_K, EVEN_K, SWAP_AB,
         )  # fmt: skip
         for first in range(1, WORLD, SOURCES_PER_WAIT):

@@ -64,7 +64,7 @@ class GhostFabric(Fabric):
         self.pool = Pool(self)
 
     @property
-    def group(self) -> Any:  # type: ignore[override]
+    def group(self) -> Any:
         raise NoGroup("a ghost has no process group")
 
     def host_words(self, count: int) -> torch.Tensor:

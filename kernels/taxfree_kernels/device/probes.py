@@ -67,18 +67,9 @@ def start_order(counter_ptr, tickets_ptr, BUSY: tl.constexpr):
         BUSY: loads, one after another, for which a program stays on its compute unit: long enough
             that those of one wave have all started before the first of them ends.
     """
-    ticket = _ticket(counter_ptr)
+    ticket = sync.ticket(counter_ptr)
     seen = ticket
     for _ in range(BUSY):
         # The address depends on the last load, in a way that only we know to be none.
         seen = tl.load(counter_ptr + (seen < 0).to(tl.int32), volatile=True)
     tl.store(tickets_ptr + tl.program_id(0), ticket)
-
-
-# -- belongs to sync.py, where all other raw atomics are --
-
-
-@triton.jit
-def _ticket(counter_ptr):
-    """How many programs of this launch took a ticket before this one."""
-    return tl.atomic_add(counter_ptr, 1, sem="relaxed", scope="gpu")

@@ -1,9 +1,9 @@
 """The synchronisation of all fused kernels: signals between ranks, arrivals inside one.
 
-Every kernel of a call works in one *generation*: an int64 that starts at 1, only grows, and lives in
-the pool's control block in device memory, so that a captured graph can be replayed. A signal word
-holds the generation of the last message of (channel, source); nothing is ever cleared. 64 bits,
-because a word that a pool leaves unused for 2^31 calls would, in 32 bits, look like the future.
+Every kernel of a call works in one *generation*: an int64 that starts at 1, only grows, and lives
+in the pool's control block in device memory, so that a captured graph can be replayed. A signal
+word holds the generation of the last message of (channel, source); nothing is ever cleared. 64
+bits, because a word that a pool leaves unused for 2^31 calls would, in 32, look like the future.
 
 Raw atomics appear in this file and nowhere else. The rules behind each line (which store drain,
 which barrier, which form of poll survives which compiler) are in ``docs/memory-model.md``; the
@@ -22,7 +22,7 @@ import triton.language as tl
 # -- layout of a pool's control block, in int64 words -----------------------------------------
 GENERATION = tl.constexpr(0)  # of the last finished call, in units of ONE_CALL
 LIMIT = tl.constexpr(2)  # bound of a wait, in ticks
-ABORT = tl.constexpr(3)  # not 0: a wait of this rank or of a peer timed out; written by peers too
+ABORT = tl.constexpr(3)  # 1 + the rank that was lost; written by peers too; 0 while all is well
 REPORTED = tl.constexpr(4)  # not 0: one program of this rank has written the report
 STATUS = tl.constexpr(5)  # address of the report, in host memory
 SIGNALS = tl.constexpr(16)  # signal words [channel, source]
@@ -31,7 +31,7 @@ SIGNALS = tl.constexpr(16)  # signal words [channel, source]
 ONE_CALL = tl.constexpr(1 << 24)
 
 # -- layout of a timeout report, in int64 words -----------------------------------------------
-REPORT_WORDS = 8  # code, rank, program, channel, source, wanted, seen, spare
+REPORT_WORDS = 8  # code, rank, program, channel, source, wanted, seen, lost
 TIMED_OUT = tl.constexpr(1)
 PEER_ABORTED = tl.constexpr(2)
 
@@ -144,36 +144,41 @@ def wait(
         lead = _poll(words, generation, mask, "acquire")
     arrived = lead >= 0
     if lead < 0:
-        _give_up(control_ptr, channel, source, generation, generation + lead, heap_bases, rank,
-                 mask, words, WORLD, BACKEND)  # fmt: skip
+        _give_up(control_ptr, words, channel, source, generation, mask, heap_bases, rank,
+                 WORLD, BACKEND)  # fmt: skip
     tl.debug_barrier()
     return arrived
 
 
 @triton.jit
 def _give_up(
-    control_ptr, channel, source, want, seen, heap_bases, rank, mask, words,
+    control_ptr, words, channel, source, want, mask, heap_bases, rank,
     WORLD: tl.constexpr, BACKEND: tl.constexpr,
 ):  # fmt: skip
     """Report who waited for what, once per rank, and abort the pool of every peer."""
-    aborted = tl.atomic_xchg(control_ptr + ABORT, TIMED_OUT, sem="relaxed", scope="sys")
+    none = tl.zeros((), tl.int64)
+    lead = tl.atomic_add(words, 0, sem="relaxed", scope="sys", mask=mask) - want
+    late_channel = none + channel
+    late_source = none + source
+    if len(words.shape) > 0:
+        if mask is not None:
+            lead = tl.where(mask, lead, 1)
+        lane = tl.arange(0, words.shape[0])
+        latest = tl.min(tl.where(lead == tl.min(lead, 0), lane, words.shape[0]), 0)
+        late_channel = tl.max(tl.where(lane == latest, late_channel, 0), 0)
+        late_source = tl.max(tl.where(lane == latest, late_source, 0), 0)
+        lead = tl.min(lead, 0)
+    aborted = tl.atomic_xchg(control_ptr + ABORT, 1 + late_source, sem="relaxed", scope="sys")
+    lost = tl.where(aborted == 0, late_source, aborted - 1)
     if tl.atomic_xchg(control_ptr + REPORTED, 1, sem="relaxed", scope="gpu") == 0:
-        late_channel = channel
-        late_source = source
-        if len(words.shape) > 0:
-            late = tl.atomic_add(words, 0, sem="relaxed", scope="sys", mask=mask) - want < 0
-            if mask is not None:
-                late = late & mask
-            late_channel = tl.max(tl.where(late, channel, 0), 0)
-            late_source = tl.max(tl.where(late, source, 0), 0)
         report = tl.cast(tl.load(control_ptr + STATUS), tl.pointer_type(tl.int64))
-        none = tl.zeros((), tl.int64)
         tl.store(report + 1, none + rank)
         tl.store(report + 2, none + tl.program_id(0))
-        tl.store(report + 3, none + late_channel)
-        tl.store(report + 4, none + late_source)
+        tl.store(report + 3, late_channel)
+        tl.store(report + 4, late_source)
         tl.store(report + 5, want)
-        tl.store(report + 6, seen)
+        tl.store(report + 6, want + lead)
+        tl.store(report + 7, lost)
         _drain_stores(BACKEND)
         tl.debug_barrier()
         code = none + tl.where(aborted == 0, TIMED_OUT, PEER_ABORTED)
@@ -181,7 +186,7 @@ def _give_up(
         for step in range(1, WORLD):
             peer = (rank + step) % WORLD
             abort = translate(control_ptr + ABORT, heap_bases, rank, peer)
-            tl.atomic_xchg(abort, PEER_ABORTED, sem="relaxed", scope="sys")
+            tl.atomic_xchg(abort, 1 + lost, sem="relaxed", scope="sys")
 
 
 @triton.jit
@@ -219,3 +224,9 @@ def arrive(counter_ptr, programs, BACKEND: tl.constexpr):
         tl.atomic_xchg(counter_ptr, 0, sem="relaxed", scope="gpu")
     tl.debug_barrier()
     return is_last
+
+
+@triton.jit
+def ticket(counter_ptr):
+    """How many programs drew one before this: the order in which programs start."""
+    return tl.atomic_add(counter_ptr, 1, sem="relaxed", scope="gpu")

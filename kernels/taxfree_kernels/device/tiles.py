@@ -37,27 +37,22 @@ def copy(target_ptr, source_ptr, begin, end, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def prefetch(
-    w_cols, stride_wk, first_source, k_per_source, step_begin, step_end,
-    SOURCES: tl.constexpr, BLOCK_K: tl.constexpr, BACKEND: tl.constexpr,
-):  # fmt: skip
-    """Ask for the weights of steps [step_begin, step_end) of :func:`accumulate` in the L2 cache.
+def prefetch(w_cols, k_begin, k_end, BACKEND: tl.constexpr):
+    """Ask for rows [k_begin, k_end) of the columns at `w_cols` in the L2 cache, and go on.
 
     So that memory is busy while a program waits for activations. K must be the contiguous
-    dimension of W. Only where the hardware has such an instruction; nothing is waited for.
+    dimension of W, and the bounds multiples of 32. Only where the hardware copies in bulk.
     """
-    LINE: tl.constexpr = 128 // (w_cols.dtype.element_ty.primitive_bitwidth // 8)
     if BACKEND == "cuda":
-        lines_per_step: tl.constexpr = max(1, BLOCK_K // LINE)
-        steps_per_source = tl.cdiv(k_per_source, BLOCK_K)
-        for step in range(step_begin, step_end):
-            source = (first_source + step // steps_per_source) % SOURCES
-            k = (step % steps_per_source) * BLOCK_K + tl.arange(0, lines_per_step) * LINE
-            k = source * k_per_source + tl.minimum(k, k_per_source - 1)
-            lines = w_cols[:, None] + k.to(tl.int64)[None, :] * stride_wk
+        item_bytes: tl.constexpr = w_cols.dtype.element_ty.primitive_bitwidth // 8
+        half = (k_end - k_begin) // 2  # two requests a column: one for each thread of a tile
+        k = k_begin + half * tl.arange(0, 2)
+        address = tl.cast(w_cols, tl.int64)[:, None] + k[None, :] * item_bytes
+        size = tl.zeros_like(address).to(tl.int32) + half * item_bytes
+        if half > 0:
             tl.inline_asm_elementwise(
-                "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [tl.cast(lines, tl.int64)],
-                dtype=tl.int32, is_pure=False, pack=1,
+                "cp.async.bulk.prefetch.L2.global [$1], $2; mov.u32 $0, 0;", "=r,l,r",
+                [address, size], dtype=tl.int32, is_pure=False, pack=1,
             )  # fmt: skip
 
 
@@ -67,7 +62,7 @@ def accumulate(
     first_source, k_per_source, step_begin, step_end,
     SOURCES: tl.constexpr, BLOCK_K: tl.constexpr, EVEN_K: tl.constexpr, SWAP_AB: tl.constexpr,
 ):  # fmt: skip
-    """Add steps [step_begin, step_end) of gathered-A @ W to `acc`; a step is one BLOCK_K of a source.
+    """Add steps [step_begin, step_end) of A @ W to `acc`; a step is one BLOCK_K of a source.
 
     One loop runs over sources and k together, so that its pipeline is filled once. It contains no
     wait: the software pipeliner would issue the next loads above it.

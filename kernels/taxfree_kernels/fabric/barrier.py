@@ -43,7 +43,6 @@ class DeviceBarrier:
             _barrier,
             grid=1,
             constants={"WORLD": fabric.world_size, "BACKEND": fabric.backend},
-            options={} if fabric.backend == "interpreter" else {"num_warps": 1},
         )
 
     def __call__(self) -> None:

@@ -100,14 +100,14 @@ class Pool:
         """
         if not self._code[0]:
             return
-        code, rank, program, channel, source, wanted, seen, _ = self._report.tolist()
+        code, rank, program, channel, source, wanted, seen, lost = self._report.tolist()
+        what = f"program {program}, channel {channel}, generation {wanted}, seen {seen}"
         if code == sync.PEER_ABORTED.value:
-            message = f"rank {rank} stopped waiting because a peer gave up"
-        else:
             message = (
-                f"rank {rank} waited {self.timeout_s:g} s for rank {source} "
-                f"(program {program}, channel {channel}, generation {wanted}, seen {seen})"
+                f"rank {rank} gave up on rank {lost} as a peer did; waited for {source} ({what})"
             )
+        else:
+            message = f"rank {rank} waited {self.timeout_s:g} s for rank {source} ({what})"
         raise PeerTimeout(message, "see which rank died or is stuck; then reset on all ranks")
 
     def reset(self, generation: int = 0) -> None:

@@ -1,0 +1,250 @@
+"""Kernels and tasks that use the synchronisation primitives alone."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+from taxfree_kernels.device import sync
+from taxfree_kernels.errors import PeerTimeout
+from taxfree_kernels.fabric.base import Fabric
+from taxfree_kernels.launch import Kernel
+from tests.kernels.tasks import Case, Inputs, everybodys, private
+
+
+@triton.jit
+def _generations(control_ptr, out_ptr):
+    tl.store(out_ptr + tl.program_id(0), sync.running_generation(control_ptr))
+    sync.leave(control_ptr)
+
+
+@triton.jit
+def _signal(control_ptr, bases, rank, peer, channel, generation, data_ptr, WORLD: tl.constexpr):
+    target = sync.translate(data_ptr, bases, rank, peer)
+    tl.store(target, 100 * rank + generation)
+    sync.signal(control_ptr, channel, peer, generation, bases, rank, WORLD=WORLD)
+
+
+@triton.jit
+def _signal_some(control_ptr, bases, rank, generation, mask_ptr, LANES: tl.constexpr, WORLD: tl.constexpr):
+    lane = tl.arange(0, LANES)
+    mask = (lane < WORLD) & (tl.load(mask_ptr + lane, mask=lane < WORLD, other=0) != 0)
+    sync.signal(control_ptr, 1, lane % WORLD, generation, bases, rank, mask=mask, WORLD=WORLD)
+
+
+@triton.jit
+def _wait(control_ptr, bases, rank, source, channel, generation, out_ptr, WORLD: tl.constexpr):
+    arrived = sync.wait(control_ptr, channel, source, generation, bases, rank, WORLD=WORLD)
+    tl.store(out_ptr, arrived.to(tl.int32))
+
+
+@triton.jit
+def _wait_some(
+    control_ptr, bases, rank, generation, mask_ptr, out_ptr, LANES: tl.constexpr,
+    WORLD: tl.constexpr,
+):  # fmt: skip
+    lane = tl.arange(0, LANES)
+    inside = lane < 2 * WORLD  # channels 0 and 1 of every source
+    mask = inside & (tl.load(mask_ptr + lane, mask=inside, other=0) != 0)
+    arrived = sync.wait(
+        control_ptr, lane // WORLD % 2, lane % WORLD, generation, bases, rank, mask=mask, WORLD=WORLD
+    )
+    tl.store(out_ptr, arrived.to(tl.int32))
+
+
+@triton.jit
+def _arrive(counter_ptr, out_ptr, programs):
+    last = sync.arrive(counter_ptr, programs, "interpreter")
+    tl.store(out_ptr + tl.program_id(0), last.to(tl.int32))
+
+
+class Words:
+    """The primitives on one fabric's pool, called from Python."""
+
+    def __init__(self, fabric: Fabric) -> None:
+        self.fabric, self.pool = fabric, fabric.pool
+        self.world = {"WORLD": fabric.world_size}
+        self.to = (fabric.pool.control, fabric.heap_bases, fabric.rank)
+        self.data = fabric.pool.slots(16, torch.int64)[0]
+
+    def signal(self, peer: int, channel: int, generation: int) -> None:
+        at = self.data[self.fabric.rank :]
+        Kernel(_signal, 1, self.world)(*self.to, peer, channel, generation, at)
+
+    def signal_some(self, peers: Sequence[int], generation: int) -> None:
+        mask = torch.tensor([peer in peers for peer in range(self.fabric.world_size)]).int()
+        Kernel(_signal_some, 1, self.world | {"LANES": 4})(*self.to, generation, mask)
+
+    def wait(self, source: int, channel: int, generation: int) -> tuple[bool, float]:
+        out = torch.full((1,), -1, dtype=torch.int32)
+        begin = time.monotonic()
+        Kernel(_wait, 1, self.world)(*self.to, source, channel, generation, out)
+        return bool(out[0]), time.monotonic() - begin
+
+    def wait_some(self, lanes: Sequence[tuple[int, int]], generation: int) -> bool:
+        """Wait for several (channel, source) in one poll."""
+        mask = torch.zeros(2 * self.fabric.world_size, dtype=torch.int32)
+        for channel, source in lanes:
+            mask[channel * self.fabric.world_size + source] = 1
+        out = torch.full((1,), -1, dtype=torch.int32)
+        Kernel(_wait_some, 1, self.world | {"LANES": 8})(*self.to, generation, mask, out)
+        return bool(out[0])
+
+    def word(self, channel: int, source: int) -> int:
+        at = sync.SIGNALS.value + channel * self.fabric.world_size + source
+        return int(self.pool.control[at])
+
+
+def generations(fabric: Fabric, grids: Sequence[int], first: int) -> list[list[int]]:
+    """The generation that each program of successive calls sees."""
+    with private(fabric) as own:
+        own.pool.reset(first)
+        found = []
+        for grid in grids:
+            out = torch.zeros(grid, dtype=torch.int64)
+            Kernel(_generations, grid)(own.pool.control, out)
+            found.append(out.tolist())
+        return found
+
+
+def arrivals(fabric: Fabric, programs: Sequence[int]) -> list[tuple[list[int], int]]:
+    """Who of successive launches was last, and what the counter is afterwards."""
+    counter = torch.zeros(1, dtype=torch.int32)
+    found = []
+    for count in programs:
+        out = torch.full((count,), -1, dtype=torch.int32)
+        Kernel(_arrive, count)(counter, out, count)
+        found.append((out.tolist(), int(counter[0])))
+    return found
+
+
+def messages(fabric: Fabric, rounds: int) -> list[Any]:
+    """Each rank sends to its right neighbour, which waits; what it then finds."""
+    with private(fabric) as own:
+        words = Words(own)
+        right, left = (own.rank + 1) % own.world_size, (own.rank - 1) % own.world_size
+        found = []
+        for generation in range(1, rounds + 1):
+            time.sleep(0.01 * ((own.rank + generation) % own.world_size))
+            words.signal(right, 5, generation)
+            arrived, _ = words.wait(left, 5, generation)
+            found.append((arrived, int(words.data[left]) - 100 * left >= generation))
+        own.barrier()
+        touched = [
+            (channel, source)
+            for channel in range(own.pool.CHANNELS)
+            for source in range(own.world_size)
+            if words.word(channel, source)
+        ]
+        return [found, touched, words.word(5, left)]
+
+
+def masks(fabric: Fabric) -> dict[str, Any]:
+    """Vector signals and waits touch the lanes of their mask only."""
+    with private(fabric) as own:
+        words = Words(own)
+        if own.rank == 0:
+            words.signal_some([1], 4)
+            words.signal_some([0, 2], 9)
+        own.barrier()
+        found = {"word": words.word(1, 0), "other": words.word(0, 0)}
+        own.barrier()
+        if own.rank == 1:
+            found["those that came"] = words.wait_some([(1, 0)], 4)
+            found["nobody"] = words.wait_some([], 1000)
+            own.pool.check()
+        return found
+
+
+def later_generations(fabric: Fabric, word: int, wanted: Sequence[int]) -> list[bool]:
+    """Whether waits for these generations end at once with a word of that value."""
+    with private(fabric, timeout_s=0.05) as own:
+        words = Words(own)
+        own.pool.reset(word)
+        return [words.wait(own.rank, 0, generation)[0] for generation in wanted]
+
+
+def timeouts(fabric: Fabric, timeout_s: float) -> dict[str, Any]:
+    """Rank 0 waits for rank 2, which never comes; rank 1 waits afterwards, for rank 0."""
+    with private(fabric, timeout_s=timeout_s) as own:
+        words = Words(own)
+        found: dict[str, Any] = {}
+        if own.rank == 0:
+            found["first wait"] = words.wait(2, 3, 7)
+            found["next wait"] = words.wait(1, 3, 7)
+        own.barrier()
+        if own.rank == 1:
+            found["peer's wait"] = words.wait(0, 3, 7)
+        found["aborted"] = bool(own.pool.control[sync.ABORT.value])
+        found["errors"] = [_error(own.pool.check), _error(own.pool.check)]
+        own.pool.reset()
+        found["after the reset"] = _error(own.pool.check)
+        words.signal((own.rank + 1) % own.world_size, 3, 1)
+        found["works again"] = words.wait((own.rank - 1) % own.world_size, 3, 1)[0]
+        own.barrier()
+        return found
+
+
+def late_lane(fabric: Fabric, timeout_s: float) -> str | None:
+    """What rank 0 reports when only (channel 0, source 2) of several lanes is missing."""
+    with private(fabric, timeout_s=timeout_s) as own:
+        words = Words(own)
+        for channel, source in [(0, 1), (1, 1), (1, 2)]:
+            if own.rank == source:
+                words.signal(0, channel, 3)
+        own.barrier()
+        if own.rank == 0:
+            words.wait_some([(0, 1), (1, 1), (0, 2), (1, 2)], 3)
+        return _error(own.pool.check)
+
+
+def crossed_lanes(fabric: Fabric, timeout_s: float) -> str | None:
+    """What rank 0 reports when (channel 0, source 2) and (channel 1, source 1) are missing."""
+    with private(fabric, timeout_s=timeout_s) as own:
+        words = Words(own)
+        for channel, source in [(0, 1), (1, 2)]:
+            if own.rank == source:
+                words.signal(0, channel, 3)
+        own.barrier()
+        if own.rank == 0:
+            words.wait_some([(0, 1), (1, 1), (0, 2), (1, 2)], 3)
+        return _error(own.pool.check)
+
+
+def absent_peer(fabric: Fabric, case: Case, timeout_s: float) -> dict[str, Any]:
+    """Outputs of ranks whose peer, the last rank, does not call; and after a reset."""
+    with private(fabric, timeout_s=timeout_s) as own:
+        plan, inputs = case.plan(own), Inputs(own, case, seed=1, integers=True)
+        problem = case.problem(own.world_size)
+        found: dict[str, Any] = {}
+        if own.rank != own.world_size - 1:
+            begin = time.monotonic()
+            out = inputs.run(plan)
+            found["seconds"] = time.monotonic() - begin
+            found["error"] = _error(own.pool.check)
+            missing = out
+            if problem.gather_dim == 0:  # other rows do not depend on the absent rank
+                missing = out[(own.world_size - 1) * problem.shard_rows :]
+            found["NaN"] = bool(missing.isnan().all())
+            exact = inputs.exact.to(out.dtype)
+            found["neither right nor NaN"] = int(((out != exact) & ~out.isnan()).sum())
+        everybodys(own, None)
+        own.pool.reset()
+        found["right after the reset"] = [
+            bool((inputs.run(plan) == inputs.exact).all()) for _ in range(3)
+        ]
+        found["error after the reset"] = _error(own.pool.check)
+        return found
+
+
+def _error(call: Callable[[], None]) -> str | None:
+    try:
+        call()
+    except PeerTimeout as error:
+        return error.message
+    return None

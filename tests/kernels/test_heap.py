@@ -1,0 +1,115 @@
+"""The symmetric heap and the pool on it, without ranks."""
+
+from __future__ import annotations
+
+import pytest
+
+from taxfree_kernels.errors import HeapExhausted, PeerTimeout, PlanError
+
+
+class LoneFabric:
+    """As much of a fabric as a pool needs."""
+
+    world_size = 3
+
+    def __init__(self, heap_bytes=1 << 16):
+        import torch
+
+        from taxfree_kernels.fabric.heap import SymmetricHeap
+
+        self.heap = SymmetricHeap(torch.zeros(heap_bytes, dtype=torch.uint8))
+        self.barriers = 0
+
+    def host_words(self, count):
+        import torch
+
+        return torch.zeros(count, dtype=torch.int64)
+
+    def ticks(self, seconds):
+        return int(seconds * 1000)
+
+    def barrier(self):
+        self.barriers += 1
+
+
+@pytest.fixture
+def fabric():
+    return LoneFabric()
+
+
+@pytest.fixture
+def pool(fabric):
+    from taxfree_kernels.fabric.heap import Pool
+
+    return Pool(fabric, timeout_s=1.5)
+
+
+class TestHeap:
+    def test_gives_typed_aligned_blocks_in_order(self, fabric):
+        import torch
+
+        blocks = [fabric.heap.empty(count, dtype) for count, dtype in
+                  [(1, torch.uint8), (3, torch.int64), (100, torch.float16)]]  # fmt: skip
+        start = blocks[0].data_ptr()
+        assert [block.data_ptr() - start for block in blocks] == [0, 256, 512]
+        assert [block.numel() for block in blocks] == [1, 3, 100]
+        assert blocks[2].dtype == torch.float16
+
+    def test_can_be_used_to_its_last_byte_and_no_further(self, fabric):
+        import torch
+
+        fabric.heap.empty(fabric.heap.free_bytes, torch.uint8)
+        assert fabric.heap.free_bytes == 0
+        with pytest.raises(HeapExhausted, match="0 bytes left, 256 are needed"):
+            fabric.heap.empty(1, torch.uint8)
+
+    def test_exhaustion_is_a_reason_not_to_plan(self):
+        assert issubclass(HeapExhausted, PlanError)
+
+
+class TestPool:
+    def test_two_slots_share_what_the_control_block_leaves(self, fabric, pool):
+        assert fabric.heap.free_bytes < 2 * 256
+        assert pool.slot_bytes % 256 == 0
+        assert 2 * pool.slot_bytes <= (1 << 16) - pool.control.numel() * 8
+
+    def test_a_slot_is_typed_and_says_how_far_the_next_is(self, pool):
+        import torch
+
+        slot, stride = pool.slots(10, torch.float16)
+        assert slot.dtype == torch.float16
+        assert slot.numel() == 10
+        assert stride * 2 == pool.slot_bytes
+
+    def test_what_does_not_fit_a_slot_is_refused(self, pool):
+        import torch
+
+        pool.slots(pool.slot_bytes // 2, torch.float16)
+        with pytest.raises(HeapExhausted, match="does not fit a slot"):
+            pool.slots(pool.slot_bytes // 2 + 1, torch.float16)
+
+    def test_a_reset_is_collective_and_sets_every_word(self, fabric, pool):
+        from taxfree_kernels.device import sync
+
+        before = fabric.barriers
+        pool.control.fill_(99)
+        pool.reset(generation=7)
+        assert fabric.barriers == before + 2
+        words = pool.control.tolist()
+        assert words[sync.GENERATION.value] == 7 * sync.ONE_CALL.value
+        assert words[sync.LIMIT.value] == 1500
+        assert words[sync.ABORT.value] == 0
+        assert words[sync.REPORTED.value] == 0
+        assert set(words[sync.SIGNALS.value :]) == {7}
+
+    def test_a_report_raises_until_the_reset(self, pool):
+        import torch
+
+        pool.check()
+        pool._report.copy_(torch.tensor([1, 2, 3, 4, 0, 6, 5, 0]))
+        message = r"rank 2 waited 1.5 s for rank 0 \(program 3, channel 4, generation 6, seen 5\)"
+        for _ in range(2):
+            with pytest.raises(PeerTimeout, match=message):
+                pool.check()
+        pool.reset()
+        pool.check()

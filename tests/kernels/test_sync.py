@@ -1,0 +1,99 @@
+"""Signals, waits, arrivals and generations, and what happens when a signal does not come."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.ranks import variant_names
+
+TASKS = "tests.kernels.sync_tasks"
+BOUND = 0.4
+FUSED_OR_ONE_SHOT = [name for name in variant_names() if name not in ("baseline", "registered")]
+
+
+class TestGenerations:
+    @pytest.mark.parametrize("first", [0, 2**31 - 3, 2**32 - 3])
+    def test_each_call_advances_by_one_however_many_programs_it_has(self, ranks, first):
+        grids = [1, 7, 3, 100, 1, 2]
+        found = ranks.run(1, f"{TASKS}:generations", grids=grids, first=first)[0]
+        assert found == [[first + 1 + call] * grid for call, grid in enumerate(grids)]
+
+
+class TestArrivals:
+    def test_the_last_of_each_launch_is_told_so_and_leaves_the_counter_at_zero(self, ranks):
+        found = ranks.run(1, f"{TASKS}:arrivals", programs=[1, 5, 2, 5])[0]
+        assert [sum(last) for last, _ in found] == [1, 1, 1, 1]
+        assert [counter for _, counter in found] == [0, 0, 0, 0]
+
+
+class TestSignalsAndWaits:
+    def test_a_wait_ends_with_the_data_of_its_signal(self, ranks):
+        for found, _, _ in ranks.run(3, f"{TASKS}:messages", rounds=5):
+            assert found == [(True, True)] * 5
+
+    def test_a_signal_word_belongs_to_one_channel_and_source_and_is_never_cleared(self, ranks):
+        for rank, (_, touched, word) in enumerate(ranks.run(3, f"{TASKS}:messages", rounds=5)):
+            assert touched == [(5, (rank - 1) % 3)]
+            assert word == 5
+
+    def test_a_mask_says_who_is_signalled_and_who_matters(self, ranks):
+        found = ranks.run(3, f"{TASKS}:masks")
+        assert [rank["word"] for rank in found] == [9, 4, 9]
+        assert [rank["other"] for rank in found] == [0, 0, 0]
+        assert found[1]["those that came"]
+        assert found[1]["nobody"]
+
+    @pytest.mark.parametrize("word", [5, 2**31 - 1, 2**31 + 1, 2**38])
+    def test_a_word_serves_its_generation_and_all_before(self, ranks, word):
+        wanted = [word - 1, word, 0, word + 1]
+        found = ranks.run(1, f"{TASKS}:later_generations", word=word, wanted=wanted)[0]
+        assert found == [True, True, True, False]
+
+
+class TestTimeouts:
+    def test_who_waited_for_whom_is_told_and_everybody_stops_waiting(self, ranks):
+        first, second, third = ranks.run(3, f"{TASKS}:timeouts", timeout_s=BOUND)
+        arrived, seconds = first["first wait"]
+        assert not arrived
+        assert BOUND <= seconds < BOUND + 2
+        assert first["next wait"][0] is False
+        assert first["next wait"][1] < BOUND / 2
+        message = "rank 0 waited 0.4 s for rank 2 (program 0, channel 3, generation 7, seen 0)"
+        assert first["errors"] == [message] * 2
+        assert second["peer's wait"][0] is False
+        assert second["peer's wait"][1] < BOUND / 2
+        assert "rank 1 " in second["errors"][0]
+        assert "peer gave up" in second["errors"][0]
+        assert all(rank["aborted"] for rank in (first, second, third))
+
+    def test_a_reset_makes_the_pool_work_again(self, ranks):
+        for rank in ranks.run(3, f"{TASKS}:timeouts", timeout_s=BOUND):
+            assert rank["after the reset"] is None
+            assert rank["works again"]
+
+    def test_the_missing_one_of_many_is_named(self, ranks):
+        message = ranks.run(3, f"{TASKS}:late_lane", timeout_s=BOUND)[0]
+        assert "for rank 2 (program 0, channel 0, generation 3, seen 0)" in message
+
+    def test_a_channel_is_not_named_with_the_source_of_another(self, ranks):
+        message = ranks.run(3, f"{TASKS}:crossed_lanes", timeout_s=BOUND)[0]
+        pairs = ("rank 2 (program 0, channel 0,", "rank 1 (program 0, channel 1,")
+        assert any(pair in message for pair in pairs), message
+
+
+@pytest.mark.parametrize("variant", FUSED_OR_ONE_SHOT)
+class TestAbsentPeer:
+    @pytest.mark.parametrize("gather_dim", [0, 1])
+    def test_outputs_that_need_it_are_nan_until_a_reset(self, ranks, variant, gather_dim):
+        from tests.kernels.tasks import Case
+
+        case = Case(variant, {"m": 33, "n": 16, "k": 6, "gather_dim": gather_dim})
+        found = ranks.run(3, f"{TASKS}:absent_peer", case=case, timeout_s=BOUND)
+        for rank in found[:-1]:
+            assert rank["error"] is not None
+            assert rank["seconds"] < BOUND + 2
+            assert rank["NaN"]
+            assert rank["neither right nor NaN"] == 0
+        for rank in found:
+            assert rank["right after the reset"] == [True] * 3
+            assert rank["error after the reset"] is None

@@ -1,0 +1,107 @@
+"""Calls in which one rank dies, stops, or comes late."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from taxfree_kernels.errors import PeerTimeout
+from taxfree_kernels.fabric.base import Fabric
+from tests.kernels.tasks import Case, Inputs, private
+
+
+def call_with_a_fault(
+    fabric: Fabric, case: Case, kind: signal.Signals, signals: int, bound_s: float
+) -> dict[str, Any]:
+    """A right call, then two in the first of which the last rank sends itself a signal.
+
+    Args:
+        kind: SIGKILL or SIGSTOP.
+        signals: that the rank still sends to its peers before that.
+        bound_s: of waits.
+    """
+    fabric.pool._limit, fabric.pool.timeout_s = fabric.ticks(bound_s), bound_s
+    fabric.pool.reset()
+    plan, inputs = case.plan(fabric), Inputs(fabric, case, seed=1, integers=True)
+    found: dict[str, Any] = {"before": _is_right(inputs, inputs.run(plan)), "calls": []}
+    fabric.barrier()
+    if fabric.rank == fabric.world_size - 1:
+        with _interrupted(signals, lambda: os.kill(os.getpid(), kind)):
+            inputs.run(plan)
+            inputs.run(plan)
+        return found
+    for _ in range(2):
+        begin = time.monotonic()
+        out = inputs.run(plan)
+        error = _error(fabric)
+        found["calls"].append((_is_right(inputs, out), error, time.monotonic() - begin))
+        if error is not None:
+            break
+    return found
+
+
+def call_again(fabric: Fabric, case: Case) -> bool:
+    """Reset, and call three times."""
+    fabric.pool.reset()
+    plan, inputs = case.plan(fabric), Inputs(fabric, case, seed=2, integers=True)
+    right = [_is_right(inputs, inputs.run(plan)) for _ in range(3)]
+    fabric.pool.check()
+    return all(right)
+
+
+def call_with_a_late_rank(
+    fabric: Fabric, case: Case, late_s: float, bound_s: float
+) -> tuple[bool, str | None, float, bool]:
+    """The last rank comes late; whether the call is right, its error, its time; and a later call."""
+    with private(fabric, timeout_s=bound_s) as own:
+        plan, inputs = case.plan(own), Inputs(own, case, seed=1, integers=True)
+        inputs.run(plan)
+        own.barrier()
+        if own.rank == own.world_size - 1:
+            time.sleep(late_s)
+        begin = time.monotonic()
+        out = inputs.run(plan)
+        seconds = time.monotonic() - begin
+        error = _error(own)
+        own.barrier()
+        return _is_right(inputs, out), error, seconds, call_again(own, case)
+
+
+def _is_right(inputs: Inputs, out: Any) -> bool:
+    return bool((out == inputs.exact.to(out.dtype)).all())
+
+
+def _error(fabric: Fabric) -> str | None:
+    try:
+        fabric.pool.check()
+    except PeerTimeout as error:
+        return error.message
+    return None
+
+
+@contextlib.contextmanager
+def _interrupted(signals: int, interrupt: Callable[[], Any]) -> Iterator[None]:
+    """Within the context, do something once, before the next signal after so many to peers."""
+    from triton.runtime import interpreter
+
+    builder, ir = interpreter.interpreter_builder, interpreter._ir
+    original, sent = builder.create_atomic_rmw, 0
+
+    def create_atomic_rmw(op: Any, *arguments: Any) -> Any:
+        nonlocal sent
+        semantics = arguments[-2]
+        if op == ir.ATOMIC_OP.XCHG and semantics == ir.MEM_SEMANTIC.RELEASE:
+            if sent == signals:
+                interrupt()
+            sent += 1
+        return original(op, *arguments)
+
+    builder.create_atomic_rmw = create_atomic_rmw
+    try:
+        yield
+    finally:
+        del builder.create_atomic_rmw

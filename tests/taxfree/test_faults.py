@@ -1,0 +1,199 @@
+"""Ranks that die, stop or come late, as real processes: nobody hangs, and everybody is told."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.ranks import (
+    HEAP_BYTES,
+    PYTHON,
+    TIMEOUT_S,
+    environment,
+    processes,
+    replies_of_survivors,
+    variant_names,
+    wait_until_gone,
+)
+
+TASKS = "tests.taxfree.fault_tasks"
+BOUND = 1.0
+ALLOWED = BOUND + 2
+OURS = [name for name in variant_names() if name not in ("baseline", "registered")]
+
+#: two chunks of rows, so that push has four signals to send among three ranks, pull two
+FIELDS = {"m": 5, "n": 16, "k": 12, "gather_dim": 1}
+BEFORE, DURING = 0, 1
+AFTER = {"pull": 2}  # others send one signal per chunk and peer
+
+
+def case(variant):
+    from tests.kernels.tasks import Case
+    from taxfree_kernels.hardware import KNOWN
+    from taxfree_kernels.variant import problem_class, variants
+
+    problem = problem_class("all_gather_matmul")(**FIELDS, world_size=3)
+    config = variants("all_gather_matmul")[variant].first_configs(problem, KNOWN["cpu"])[0]
+    return Case(variant, FIELDS, config | {"CHUNKS": 2})
+
+
+@pytest.fixture
+def group():
+    from taxfree.group import WorkerGroup
+
+    found = WorkerGroup(3, "host", HEAP_BYTES, TIMEOUT_S)
+    pids = processes(found)
+    yield found
+    found.kill()
+    assert wait_until_gone(pids, 5) == []
+
+
+def survive(group, variant, kind, signals):
+    found = replies_of_survivors(
+        group, f"{TASKS}:call_with_a_fault", 30, [0, 1],
+        case=case(variant), kind=kind, signals=signals, bound_s=BOUND,
+    )  # fmt: skip
+    assert found.keys() == {0, 1}
+    assert all(each["before"] for each in found.values())
+    return [found[rank]["calls"] for rank in (0, 1)]
+
+
+def assert_told(call):
+    _, error, seconds = call
+    assert error is not None
+    assert seconds < ALLOWED
+    assert "rank 2" in error, error
+
+
+PHASES = [("push", "before"), ("push", "during"), ("push", "after"), ("pull", "during")]
+
+
+class TestARankThatDies:
+    @pytest.mark.parametrize(
+        ("variant", "phase"),
+        [
+            pytest.param(variant, phase, marks=[] if (variant, phase) in PHASES else pytest.mark.soak)
+            for variant in OURS
+            for phase in ("before", "during", "after")
+        ],
+    )
+    def test_is_named_by_all_survivors_within_the_bound(self, group, variant, phase):
+        signals = {"before": BEFORE, "during": DURING, "after": AFTER.get(variant, 4)}[phase]
+        for calls in survive(group, variant, signal.SIGKILL, signals):
+            assert_told(calls[-1])
+            if phase == "after":  # its part of the first call was done
+                assert len(calls) == 2
+                assert calls[0][:2] == (True, None)
+            else:
+                assert len(calls) == 1 or calls[0][0]
+
+
+class TestARankThatStops:
+    def test_is_named_and_after_it_goes_on_a_reset_helps(self, group):
+        for calls in survive(group, "push", signal.SIGSTOP, DURING):
+            assert_told(calls[-1])
+        os.kill(processes(group)[2], signal.SIGCONT)
+        state, _ = group._connections[2].recv()
+        assert state == "done"
+        assert group.call(f"{TASKS}:call_again", 30, case=case("push")) == [True] * 3
+
+    def test_is_killed_with_its_group(self, group):
+        from taxfree.errors import WorkerLost
+
+        os.kill(processes(group)[1], signal.SIGSTOP)
+        with pytest.raises(WorkerLost, match="did not finish call_again in time"):
+            group.call(f"{TASKS}:call_again", 2, case=case("push"))
+        assert not group.is_alive
+
+
+@pytest.mark.parametrize("variant", OURS)
+class TestARankThatIsLate:
+    def test_by_less_than_the_bound_changes_nothing(self, ranks, variant):
+        found = self.run(ranks, variant, late_s=0.5, bound_s=10.0)
+        assert [rank[:2] for rank in found] == [(True, None)] * 3
+        assert all(rank[3] for rank in found)
+
+    def test_by_more_than_the_bound_is_named_and_a_reset_helps(self, ranks, variant):
+        found = self.run(ranks, variant, late_s=2 * BOUND, bound_s=BOUND)
+        for _, error, seconds, _ in found[:2]:
+            assert_told((None, error, seconds))
+        assert all(rank[3] for rank in found)
+
+    @staticmethod
+    def run(ranks, variant, **times):
+        return ranks.run(3, f"{TASKS}:call_with_a_late_rank", case=case(variant), **times)
+
+
+class TestALostController:
+    SOURCE = (
+        "import time\n"
+        "from taxfree.group import WorkerGroup\n"
+        "group = WorkerGroup(2, 'host', 1 << 20, 30.0)\n"
+        "print(*(process.pid for process in group._processes), flush=True)\n"
+        "time.sleep(60)"
+    )
+
+    def test_takes_its_workers_with_it_and_leaves_no_shared_memory(self, tmp_path):
+        before = set(os.listdir("/dev/shm"))
+        controller = subprocess.Popen(
+            [PYTHON, "-c", self.SOURCE],
+            env=environment(TMPDIR=str(tmp_path)),
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        with controller:
+            pids = [int(pid) for pid in controller.stdout.readline().split()]
+            controller.kill()
+        assert len(pids) == 2
+        assert wait_until_gone(pids, 5) == []
+        assert set(os.listdir("/dev/shm")) == before
+
+    def test_that_dies_while_it_starts_them_leaves_none_behind(self, tmp_path):
+        source = (
+            "import os, taxfree.group as g\n"
+            "g.WorkerGroup._replies = lambda *_: (print(*(p.pid for p in seen[0]._processes),"
+            " flush=True), os.kill(os.getpid(), 9))\n"
+            "start, seen = g.WorkerGroup._start, []\n"
+            "g.WorkerGroup._start = lambda self, *rest: (seen.append(self), start(self, *rest))\n"
+            "g.WorkerGroup(2, 'host', 1 << 20, 30.0)\n"
+        )
+        done = subprocess.run(
+            [PYTHON, "-c", source],
+            env=environment(TMPDIR=str(tmp_path)),
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert done.returncode == -signal.SIGKILL
+        pids = [int(pid) for pid in done.stdout.split()]
+        assert len(pids) == 2
+        assert wait_until_gone(pids, 30) == []
+
+
+class TestAGroup:
+    """What a group says of a worker that is gone, in whatever phase."""
+
+    def test_says_who_died_how_and_where(self, group):
+        from taxfree.errors import WorkerLost
+
+        os.kill(processes(group)[1], signal.SIGKILL)
+        with pytest.raises(WorkerLost, match=r"rank 1 died in call_again \(SIGKILL\)") as caught:
+            group.call(f"{TASKS}:call_again", 30, case=case("push"))
+        assert caught.value.exit_code == 5
+        assert not group.is_alive
+
+    def test_that_cannot_open_its_fabric_says_why_and_is_gone(self):
+        from taxfree.group import TaskFailed, WorkerGroup
+
+        with pytest.raises(TaskFailed, match="fabric cuda: ") as caught:
+            WorkerGroup(2, "cuda", HEAP_BYTES, TIMEOUT_S)
+        assert caught.value.exit_code == 3
+
+    def test_cleans_up_its_folder_however_it_ends(self, group):
+        folder = Path(group._folder.name)
+        assert folder.is_dir()
+        group.kill()
+        assert not folder.exists()
