@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from taxfree.errors import HardwareError
+from taxfree.shapes import DEFAULT_SET, INTERPRETED_SET
 from taxfree_kernels.hardware import KNOWN
 
 CONTROL_BYTES = 1 << 20  # of a heap, for signals
@@ -43,6 +44,11 @@ def fabric_for(name: str) -> str:
 def world_sizes(fabric: str) -> tuple[int, ...]:
     """World sizes where none is asked for: all GPUs, or two ranks on the host."""
     return (_HOST_RANKS,) if fabric == "host" else (available_gpus(),)
+
+
+def default_shapes(fabric: str) -> str:
+    """The named set of a command that was given none, where nothing is tuned yet."""
+    return INTERPRETED_SET if fabric == "host" else DEFAULT_SET
 
 
 def require(fabric: str, ranks: int) -> None:

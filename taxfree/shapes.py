@@ -33,6 +33,7 @@ Axes: TypeAlias = Mapping[str, Sequence[Value]]
 EXAMPLE = 'for example --shapes "m=1,16 n=3584 k=8192", --shapes 1,16x3584x8192, --shapes paper'
 MODEL_SET = "model"
 DEFAULT_SET = "paper"
+INTERPRETED_SET = "demo"  # the default on a CPU, where the paper's shapes would take hours
 
 _ALWAYS_SAID = ("dtype", "world_size")
 _ALIASES = {"fp16": "float16", "bf16": "bfloat16"}
@@ -171,15 +172,19 @@ def named_sets(op: str) -> dict[str, list[str]]:
 
 
 def choose(
-    op: str, request: ShapeRequest, recorded: Callable[[], Iterable[Mapping[str, Any]]]
+    op: str,
+    request: ShapeRequest,
+    recorded: Callable[[], Iterable[Mapping[str, Any]]],
+    default: str = DEFAULT_SET,
 ) -> Choice:
-    """Return the problems that were asked for; else those already measured; else the paper's.
+    """Return the problems that were asked for; else those already measured; else a named set.
 
     Args:
         op: the operation.
         request: what the user asked for.
         recorded: gives the problems of the operation's records for this hardware; called only
             where nothing was asked for.
+        default: the set to fall back on.
 
     Raises:
         UsageError: as for `expand`.
@@ -190,8 +195,8 @@ def choose(
     if known:
         note = f"no --shapes: taking the {len(known)} that the database holds for this hardware"
         return Choice([problem_class(op)(**problem) for problem in known], note)
-    note = f"no --shapes, and the database holds none for this hardware: taking {DEFAULT_SET!r}"
-    return Choice(_problems(op, request, [DEFAULT_SET]), note)
+    note = f"no --shapes, and the database holds none for this hardware: taking {default!r}"
+    return Choice(_problems(op, request, [default]), note)
 
 
 def expand(op: str, request: ShapeRequest) -> list[Any]:

@@ -172,7 +172,7 @@ class Tuner:
 
     @property
     def _batch(self) -> int:
-        # On a GPU a batch takes as long as its slowest compilation; on the host each is interpreted.
+        # On a GPU a batch takes as long as its slowest compilation; on the host they add up.
         return 12 if self.mode == "graph" else 4
 
     @property

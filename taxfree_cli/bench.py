@@ -148,7 +148,12 @@ def what_is_asked(
         shapes, model, tp, gpus, dtype, default_gpus=devices.world_sizes(fabric)
     )
     knowledge = Knowledge.read(options.database_path(db), required=db is not None)
-    choice = choose(op, request, lambda: knowledge.problems(op, devices.gpu_name(fabric)))
+    choice = choose(
+        op,
+        request,
+        lambda: knowledge.problems(op, devices.gpu_name(fabric)),
+        devices.default_shapes(fabric),
+    )
     if choice.note:
         note(choice.note)
     devices.require(fabric, max(problem.world_size for problem in choice.problems))

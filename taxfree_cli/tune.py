@@ -83,7 +83,13 @@ def tune(
     path = options.database_path(db)
     rows: list[dict[str, Any]] = []
     with Database(path) as database:
-        choice = choose(op, request, lambda: [r.problem for r in database.records() if r.op == op])
+        gpu = devices.gpu_name(chosen)
+        choice = choose(
+            op,
+            request,
+            lambda: [r.problem for r in database.records() if (r.op, r.hardware.gpu) == (op, gpu)],
+            devices.default_shapes(chosen),
+        )
         if choice.note:
             note(choice.note)
         session = _Session(op, database, chosen, trials, seconds, seed, variant)

@@ -1,0 +1,266 @@
+"""The tuner: what it records of candidates, what it adopts, and how it goes on after losses."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+
+import pytest
+
+from taxfree_kernels.compiled.screen import Verdict
+from taxfree_kernels.hardware import KNOWN
+from taxfree_kernels.variant import problem_class
+from taxfree_tuning_db import Database
+from tests.ranks import (
+    KERNELS,
+    OP,
+    PYTHON,
+    copy_of_kernels,
+    environment,
+    wait_until_gone,
+)
+from tests.taxfree import candidates
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*is an experimental feature")
+PROBLEM = {"m": 5, "n": 16, "k": 12, "gather_dim": 1, "world_size": 2}
+
+
+class ScriptedGroup:
+    """A worker group whose outcomes a function makes up."""
+
+    is_alive = True
+    hardware = KNOWN["cpu"]
+
+    def __init__(self, script):
+        self.script, self.tried = script, []
+
+    def call(self, task, deadline_s, *, candidates, repetitions, **rest):
+        self.tried += [each for each in candidates if each.variant != "baseline"]
+        return [[self.script(each) for each in candidates]]
+
+
+class PassingScreen:
+    def verdicts(self, op, problem, asked):
+        return [Verdict(name, config, {}) for name, config in asked]
+
+
+def timed(median_us, noise_us=0.0):
+    """An outcome whose quartiles are `noise_us` apart."""
+    from taxfree.measure import Timing
+    from taxfree.trial import Outcome
+
+    samples = (median_us - noise_us, median_us, median_us + noise_us)
+    return Outcome("measured", timings={"eager": Timing(samples, 0.0)}, relative_error=1e-3)
+
+
+def tune(db, script, trials=6, **options):
+    """A record, the trials, and what was tried, of a run without processes."""
+    from taxfree.tuner import Budget, Tuner, Workers
+
+    group = ScriptedGroup(script)
+    with Database(db) as database:
+        tuner = Tuner(
+            database, Workers(lambda: group), group.hardware, PassingScreen(), **options
+        )
+        record = tuner.tune(OP, problem_class(OP)(**PROBLEM), Budget(trials))
+        return record, database.trials(record.key), group.tried
+
+
+def time_of(candidate):
+    """Some time that depends on the candidate alone."""
+    from taxfree.search import key
+
+    return timed(50.0 + sum(key(candidate).encode()) % 97)
+
+
+@pytest.fixture
+def db(tmp_path):
+    return tmp_path / "tuning.sqlite"
+
+
+class TestAdoption:
+    @pytest.mark.parametrize(
+        ("winner", "baseline", "adopted"),
+        [
+            (timed(96.9), timed(100.0), True),
+            (timed(97.1), timed(100.0), False),
+            (timed(100.1), timed(100.0), False),
+            (timed(90.0, 4.0), timed(100.0), True),
+            (timed(90.0, 6.0), timed(100.0), False),
+            (timed(90.0), timed(100.0, 6.0), False),
+        ],
+        ids=["beyond 3 %", "within 3 %", "slower", "little noise", "noisy", "noisy baseline"],
+    )
+    def test_needs_more_than_3_percent_and_twice_the_noise(self, db, winner, baseline, adopted):
+        def script(candidate):
+            return baseline if candidate.variant == "baseline" else winner
+
+        record, _, _ = tune(db, script, trials=2)
+        assert (record.winner.variant != "baseline") == adopted
+        assert record.baseline.median_us == {"eager": 100.0}
+        assert len(record.runners_up) == 2 - adopted
+
+    def test_the_fastest_finalist_wins(self, db):
+        record, _, tried = tune(db, time_of, trials=8)
+        best = min(tried, key=lambda each: time_of(each).timings["eager"].median_us)
+        assert (record.winner.variant, record.winner.config) == (best.variant, dict(best.config))
+
+
+class TestSearching:
+    def test_the_same_seed_and_times_give_the_same_trials(self, tmp_path):
+        runs = [tune(tmp_path / f"{i}.sqlite", time_of, trials=9, seed=3)[2] for i in (1, 2)]
+        assert runs[0] == runs[1]
+
+    def test_the_same_command_goes_on_where_it_was(self, db):
+        _, first, _ = tune(db, time_of, trials=5)
+        record, trials, tried = tune(db, time_of, trials=9)
+        assert trials[: len(first)] == first
+        measured = [json.dumps([t.variant, t.config], sort_keys=True) for t in trials
+                    if t.state == "measured"]  # fmt: skip
+        assert len(measured) == len(set(measured)) == 9
+        assert record.trials == 9
+        finals = 5
+        assert len(tried) == 4 + finals
+
+    def test_only_the_named_variants_are_tried(self, db):
+        _, _, tried = tune(db, time_of, trials=4, only=["push"])
+        assert {each.variant for each in tried} == {"push"}
+
+    def test_first_configs_of_every_variant_come_first(self, db):
+        _, _, tried = tune(db, time_of, trials=4)
+        assert [each.variant for each in tried[:4]] == [
+            "one_shot", "pull", "push", "push_two_kernel",
+        ]  # fmt: skip
+
+    def test_what_fails_is_recorded_with_its_reason_and_not_tried_again(self, db):
+        from taxfree.trial import Outcome
+
+        def script(candidate):
+            if candidate.variant == "pull":
+                return Outcome("wrong", "3 of 80 values wrong on rank 1")
+            return time_of(candidate)
+
+        record, trials, tried = tune(db, script, trials=6)
+        wrong = [trial for trial in trials if trial.variant == "pull"]
+        assert wrong
+        assert {trial.state for trial in wrong} <= {"wrong", "refused"}
+        assert "3 of 80 values wrong on rank 1" in {trial.reason for trial in wrong}
+        assert sum(trial.state == "measured" for trial in trials) == 6
+        assert record.winner.variant != "pull"
+        again = tune(db, script, trials=6)[2]
+        assert "pull" not in {each.variant for each in again}
+
+    def test_a_baseline_that_fails_ends_the_search(self, db):
+        from taxfree.errors import WorkerLost
+        from taxfree.trial import Outcome
+
+        def script(candidate):
+            failed = Outcome("failed", "no such library")
+            return failed if candidate.variant == "baseline" else time_of(candidate)
+
+        with pytest.raises(WorkerLost, match="baseline itself failed: no such library"):
+            tune(db, script, trials=2)
+
+
+# -- on real ranks ------------------------------------------------------------------------------
+
+
+def start(db, kernels=KERNELS, **options):
+    given = {
+        "db": str(db), "problem": PROBLEM, "trials": 2, "seed": 0, "only": None,
+        "deadline_s": 60.0, "timeout_s": 30.0,
+    } | options  # fmt: skip
+    return subprocess.Popen(
+        [PYTHON, "-W", "ignore", "-m", "tests.taxfree.tune_process", json.dumps(given)],
+        env=environment(kernels, TMPDIR=str(db.parent)),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def finish(process):
+    """What a controller said, by kind; the last of each."""
+    out, err = process.communicate(timeout=110)
+    assert process.returncode == 0, err
+    return dict(json.loads(line) for line in out.splitlines())
+
+
+def states(said):
+    return {trial["variant"]: (trial["state"], trial["reason"]) for trial in said["trials"]}
+
+
+class TestOnRealRanks:
+    def test_bad_candidates_are_recorded_with_their_reasons_and_skipped(self, db, tmp_path):
+        bad = candidates.REFUSED | candidates.WRONG | candidates.CRASHES | candidates.HANGS
+        bad |= candidates.RAISES
+        kernels = copy_of_kernels(tmp_path, **bad)
+        said = finish(start(db, kernels, trials=1, only=[*bad, "push"], timeout_s=1.5))
+        found = states(said)
+        assert found["refuses"] == ("failed", "the moon is wrong")
+        assert found["is_wrong"][0] == "wrong"
+        assert "values wrong on rank 1" in found["is_wrong"][1]
+        assert found["crashes"][0] == "crashed"
+        assert "rank 1 died in try_candidates (SIGABRT)" in found["crashes"][1]
+        assert found["raises"][0] == "failed"
+        assert "OSError: no" in found["raises"][1]
+        assert found["hangs"][0] == "hung"
+        assert "waited 1.5 s for rank" in found["hangs"][1] or "gave up" in found["hangs"][1]
+        assert found["push"][0] == "measured"
+        assert said["record"]["baseline"]["variant"] == "baseline"
+
+    def test_a_worker_killed_in_any_phase_of_a_trial_costs_that_candidate_only(self, db, tmp_path):
+        kernels = copy_of_kernels(tmp_path, **candidates.DIES)
+        said = finish(start(db, kernels, trials=2, only=["dies", "one_shot"]))
+        died = {t["config"]["PHASE"]: t for t in said["trials"] if t["variant"] == "dies"}
+        assert died.keys() == {"plan", "compile", "check", "time"}
+        for trial in died.values():
+            assert trial["state"] == "crashed"
+            assert "rank 1 died in try_candidates (SIGKILL)" in trial["reason"]
+        assert states(said)["one_shot"][0] == "measured"
+        assert said["record"]["trials"] >= 1
+
+    def test_a_candidate_that_never_returns_is_ended_at_the_deadline(self, db, tmp_path):
+        kernels = copy_of_kernels(tmp_path, **candidates.SLEEPS)
+        said = finish(start(db, kernels, trials=1, only=["sleeps"], deadline_s=6.0))
+        state, reason = states(said)["sleeps"]
+        assert state == "hung"
+        assert "did not finish try_candidates in time" in reason
+        assert said["record"]["winner"]["variant"] == "baseline"
+
+    def test_a_killed_controller_loses_only_what_was_in_flight(self, db):
+        process = start(db, trials=40)
+        pids, done = [], 0
+        with process:
+            for line in process.stdout:
+                kind, value = json.loads(line)
+                if kind == "group":
+                    pids += value
+                if kind == "event":
+                    done = value["done"]
+                    if done >= 3:
+                        os.kill(process.pid, signal.SIGKILL)
+                        break
+        assert wait_until_gone(pids, 5) == []
+        with Database(db) as database:
+            assert not list(database.records())
+            before = database.trials(key())
+        assert sum(trial.state == "measured" for trial in before) >= done
+        said = finish(start(db, trials=len(before) + 1))
+        after = [json.dumps([t["variant"], t["config"]], sort_keys=True) for t in said["trials"]]
+        assert len(after) == len(set(after)) > len(before)
+        assert [trial["variant"] for trial in said["trials"]][: len(before)] == [
+            trial.variant for trial in before
+        ]
+
+
+def key():
+    from taxfree.identity import hardware_fingerprint
+    from taxfree_tuning_db import record_key
+
+    fields = problem_class(OP)(**PROBLEM)
+    import dataclasses
+
+    return record_key(OP, dataclasses.asdict(fields), hardware_fingerprint(KNOWN["cpu"]))
