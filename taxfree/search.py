@@ -24,7 +24,6 @@ from taxfree_kernels.variant import Variant
 _ASKS_PER_CANDIDATE = 50  # a space of which so much is refused holds nothing new worth finding
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)
-warnings.filterwarnings("ignore", category=optuna.exceptions.ExperimentalWarning)
 
 
 class Search:
@@ -58,9 +57,7 @@ class Search:
             study_name=name,
             load_if_exists=True,
             direction="minimize",
-            sampler=optuna.samplers.TPESampler(
-                seed=seed, multivariate=True, group=True, constant_liar=True
-            ),
+            sampler=_sampler(seed),
         )
         self._known: dict[str, float | None] = {}
         self._asked: dict[str, Trial] = {}
@@ -79,13 +76,18 @@ class Search:
             self._known[key(candidate)] = trial.value
         elif trial.state == TrialState.PRUNED:
             self._known.setdefault(key(candidate), None)
-        elif trial.state == TrialState.RUNNING:  # of a run that was ended; ask anew
-            self._study.tell(trial.number, state=TrialState.PRUNED)
+        elif trial.state == TrialState.RUNNING:  # of a run that was ended; to be asked anew
+            self._study.tell(trial.number, state=TrialState.FAIL)
 
     @property
     def measured(self) -> int:
         """Candidates with a time."""
         return sum(value is not None for value in self._known.values())
+
+    @property
+    def has_tried(self) -> bool:
+        """Whether the fate of any candidate is known."""
+        return bool(self._known)
 
     def enqueue(self, candidates: Sequence[Candidate]) -> None:
         """Try these first, in their order, unless they are known or wait already."""
@@ -179,6 +181,14 @@ class Search:
         """The fastest candidates so far and their microseconds, fastest first."""
         times = [(value, text) for text, value in self._known.items() if value is not None]
         return [(value, Candidate(**json.loads(text))) for value, text in sorted(times)[:count]]
+
+
+def _sampler(seed: int) -> optuna.samplers.BaseSampler:
+    with warnings.catch_warnings():  # conditional spaces are experimental in Optuna
+        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+        return optuna.samplers.TPESampler(
+            seed=seed, multivariate=True, group=True, constant_liar=True
+        )
 
 
 def key(candidate: Candidate) -> str:

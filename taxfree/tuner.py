@@ -139,8 +139,12 @@ class Tuner:
         self.mode = "graph" if hardware.backend != "interpreter" else "eager"
         self.modes = ("graph", "eager") if self.mode == "graph" else ("eager",)
 
-    def tune(self, op: str, problem: Any, budget: Budget) -> Record:
+    def tune(self, op: str, problem: Any, budget: Budget) -> Record | None:
         """Search, decide, and store the record of one problem.
+
+        Returns:
+            The record; None when the time was over before anything was tried, which says nothing
+            about the problem, so that nothing is stored.
 
         Raises:
             WorkerLost: the baseline itself cannot be run.
@@ -166,6 +170,8 @@ class Tuner:
             for candidate, outcome in zip(batch, outcomes[1:], strict=True):
                 self._tell(op, problem, search, candidate, outcome)
                 self._report(search, problem, budget, baseline_us, outcome)
+        if candidates(op, problem, self._hardware, self._only) and not search.has_tried:
+            return None
         record = self._decide(op, problem, search, time.monotonic() - begun)
         self._database.put(record)
         return record

@@ -15,7 +15,7 @@ from rich.text import Text
 from taxfree.errors import UsageError
 from taxfree.shapes import choose, written
 from taxfree_cli import options
-from taxfree_cli.output import messages, note, print_json, print_table
+from taxfree_cli.output import messages, note, print_json, print_table, warn
 
 if TYPE_CHECKING:
     from taxfree.tuner import Event, Tuner
@@ -98,6 +98,8 @@ def tune(
             problems = [p for p in choice.problems if p.world_size == world_size]
             rows += session.tune(problems) if problems else []
     _print(op, rows, json)
+    if session.untuned:
+        warn(f"{session.untuned} problems were not tried: the budget ended; run it again to go on")
     note(f"stored in {path}")
 
 
@@ -162,6 +164,7 @@ class _Session:
     seed: int
     only: Sequence[str] | None
     remaining: int = 0
+    untuned: int = 0
     begun: float = field(default_factory=time.monotonic)
 
     def tune(self, problems: Sequence[Any]) -> list[dict[str, Any]]:
@@ -184,9 +187,10 @@ class _Session:
                 tuner = Tuner(
                     self.database, workers, hardware, screen, self.seed, self.only, progress
                 )
-                return [self._tune(tuner, problem) for problem in problems]
+                rows = [self._tune(tuner, problem) for problem in problems]
+        return [row for row in rows if row is not None]
 
-    def _tune(self, tuner: Tuner, problem: Any) -> dict[str, Any]:
+    def _tune(self, tuner: Tuner, problem: Any) -> dict[str, Any] | None:
         from taxfree.tuner import Budget
 
         share = None
@@ -194,6 +198,9 @@ class _Session:
             share = (self.begun + self.seconds - time.monotonic()) / self.remaining
         record = tuner.tune(self.op, problem, Budget(self.trials, share))
         self.remaining -= 1
+        if record is None:
+            self.untuned += 1
+            return None
         return _row(self.op, record, tuner)
 
 

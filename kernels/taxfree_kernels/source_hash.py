@@ -1,9 +1,10 @@
 """A hash of everything that decides what a variant computes and how fast.
 
 Measurements are valid for the code they were made with. The hash covers a variant's module and the
-modules of this package that it imports, directly or not, as syntax trees without docstrings, so
-that a comment makes nothing stale. Interfaces and search spaces are left out: to search more
-configs does not change what one of them measured. It is the same interpreted and compiled.
+modules of this package that it imports, directly or not, without comments, docstrings and empty
+lines, which make nothing stale. Interfaces and search spaces are left out: to search more configs
+does not change what one of them measured. It is taken of the text, because syntax trees differ
+between versions of Python, and is the same interpreted and compiled.
 """
 
 from __future__ import annotations
@@ -11,6 +12,9 @@ from __future__ import annotations
 import ast
 import hashlib
 import importlib.util
+import io
+import tokenize
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
@@ -23,7 +27,7 @@ def kernel_hash(op: str, variant: str) -> str:
     digest = hashlib.sha256()
     for module in sorted(_closure(f"{_PACKAGE}.{op}.{variant}")):
         digest.update(module.encode())
-        digest.update(ast.dump(_syntax_tree(module)).encode())
+        digest.update(_code(module).encode())
     return digest.hexdigest()[:16]
 
 
@@ -66,15 +70,35 @@ def _path(module: str) -> Path | None:
 
 
 @cache
-def _syntax_tree(module: str) -> ast.Module:
+def _source(module: str) -> str:
     path = _path(module)
     assert path is not None, module
-    tree = ast.parse(path.read_text())
+    return path.read_text(encoding="utf-8")
+
+
+@cache
+def _syntax_tree(module: str) -> ast.Module:
+    return ast.parse(_source(module))
+
+
+def _code(module: str) -> str:
+    """A module's lines without comments, docstrings and empty lines."""
+    lines = _source(module).splitlines()
+    for token in tokenize.generate_tokens(io.StringIO(_source(module)).readline):
+        if token.type == tokenize.COMMENT:
+            row, column = token.start
+            lines[row - 1] = lines[row - 1][:column]
+    for first, last in _docstrings(_syntax_tree(module)):
+        lines[first - 1 : last] = [""] * (last - first + 1)
+    return "\n".join(line.rstrip() for line in lines if line.strip())
+
+
+def _docstrings(tree: ast.Module) -> Iterator[tuple[int, int]]:
+    """First and last line of each docstring."""
     for node in ast.walk(tree):
         body = getattr(node, "body", None)
         if isinstance(body, list) and body and _is_docstring(body[0]):
-            del body[0]
-    return tree
+            yield body[0].lineno, body[0].end_lineno
 
 
 def _is_docstring(node: ast.AST) -> bool:

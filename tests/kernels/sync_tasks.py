@@ -31,7 +31,9 @@ def _signal(control_ptr, bases, rank, peer, channel, generation, data_ptr, WORLD
 
 
 @triton.jit
-def _signal_some(control_ptr, bases, rank, generation, mask_ptr, LANES: tl.constexpr, WORLD: tl.constexpr):
+def _signal_some(
+    control_ptr, bases, rank, generation, mask_ptr, LANES: tl.constexpr, WORLD: tl.constexpr
+):
     lane = tl.arange(0, LANES)
     mask = (lane < WORLD) & (tl.load(mask_ptr + lane, mask=lane < WORLD, other=0) != 0)
     sync.signal(control_ptr, 1, lane % WORLD, generation, bases, rank, mask=mask, WORLD=WORLD)
@@ -52,7 +54,14 @@ def _wait_some(
     inside = lane < 2 * WORLD  # channels 0 and 1 of every source
     mask = inside & (tl.load(mask_ptr + lane, mask=inside, other=0) != 0)
     arrived = sync.wait(
-        control_ptr, lane // WORLD % 2, lane % WORLD, generation, bases, rank, mask=mask, WORLD=WORLD
+        control_ptr,
+        lane // WORLD % 2,
+        lane % WORLD,
+        generation,
+        bases,
+        rank,
+        mask=mask,
+        WORLD=WORLD,
     )
     tl.store(out_ptr, arrived.to(tl.int32))
 

@@ -18,6 +18,7 @@ from tests.ranks import (
 )
 
 TASKS = "tests.kernels.tasks"
+FIELDS = {"m": 5, "n": 16, "k": 12, "gather_dim": 0}
 
 
 class TestMemory:
@@ -52,12 +53,10 @@ class TestMemory:
 
 
 class TestSubgroups:
-    CASE = {"m": 5, "n": 16, "k": 12, "gather_dim": 0}
-
     def test_bases_go_by_the_rank_in_the_group(self, ranks):
         from tests.kernels.tasks import Case
 
-        found = ranks.run(4, f"{TASKS}:on_subgroup", members=[[1, 3]], case=Case("push", self.CASE))
+        found = ranks.run(4, f"{TASKS}:on_subgroup", members=[[1, 3]], case=Case("push", FIELDS))
         assert found[0] == found[2] == {}
         for group_rank, world_rank in enumerate((1, 3)):
             assert found[world_rank] == {
@@ -70,7 +69,7 @@ class TestSubgroups:
         from tests.kernels.tasks import Case
 
         members = [[0, 3], [1, 2]]
-        found = ranks.run(4, f"{TASKS}:on_subgroup", members=members, case=Case("pull", self.CASE))
+        found = ranks.run(4, f"{TASKS}:on_subgroup", members=members, case=Case("pull", FIELDS))
         assert [rank["world ranks seen"] for rank in found] == [[0, 3], [1, 2], [1, 2], [0, 3]]
         assert [rank["complaints"] for rank in found] == [[]] * 4
 

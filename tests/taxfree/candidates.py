@@ -1,4 +1,4 @@
-"""Variants to add to a copy of the kernels' tree: wrong, hanging and crashing ones, and a good one."""
+"""Variants to add to a copy of the kernels' tree: bad ones of every kind, and a good one."""
 
 from __future__ import annotations
 
@@ -34,9 +34,14 @@ class ThePlan(BaselinePlan):
 
 class TheVariant(Variant):
     name = "{name}"
+    fused = False
 
     def space(self, problem, hardware):
         return {space}
+
+    def first_configs(self, problem, hardware):
+        knobs = self.space(problem, hardware)
+        return [{{knob: value}} for knob, values in knobs.items() for value in values] or [{{}}]
 
     def plan(self, problem, fabric, config):
         return ThePlan(problem, fabric, config)
@@ -59,8 +64,13 @@ def variant(
     }
 
 
+WORKS = variant("works", "Is the baseline")
 REFUSED = variant("refuses", "Cannot be planned", plan="raise PlanError('the moon is wrong')")
-RAISES = variant("raises", "Raises on one rank", call="if self.fabric.rank == 1: raise OSError('no')")
+RAISES = variant(
+    "raises",
+    "Raises on one rank",
+    call="if self.fabric.rank == 1 and self.calls: raise OSError('no')",
+)
 WRONG = variant(
     "is_wrong",
     "Is wrong on one rank",
@@ -68,13 +78,13 @@ WRONG = variant(
 )
 CRASHES = variant("crashes", "Aborts", call="if self.fabric.rank == 1 and self.calls: os.abort()")
 SLEEPS = variant("sleeps", "Never returns", call="if self.calls: time.sleep(1000)")
-#: dies at planning, when compiled, at its first call, when checked again, when it is timed
+#: dies when it is planned, compiled, checked or timed
 DIES = variant(
     "dies",
     "Dies in a phase of a trial",
     plan="if config['PHASE'] == 'plan' and fabric.rank: os.kill(os.getpid(), signal.SIGKILL)",
     call=(
-        "phase = 'compile' if compiling else {1: 'check', 2: 'check again'}.get(self.calls, 'time')\n"
+        "phase = 'compile' if compiling else 'check' if self.calls <= 2 else 'time'\n"
         "if self.config['PHASE'] == phase and self.fabric.rank:\n"
         "    os.kill(os.getpid(), signal.SIGKILL)"
     ),
@@ -129,14 +139,13 @@ VARIANT = Hangs()
 '''.lstrip()
 }
 
-#: a correct fused variant, written as a kernel author would: one program per rank gathers, then
-#: one per tile computes, on the primitives alone
+#: a correct fused variant on the primitives alone, as somebody's first kernel would be
 GOOD = {
     "two_steps": '''
-"""One kernel: a program sends the whole shard to every peer, tile programs wait for all of it.
+"""One kernel: a program per peer sends the whole shard, tile programs wait for all of it.
 
-Removes the launch tax. Program 0 has the lowest id and waits for nobody; every tile program waits
-for every peer, so two slots suffice.
+Removes the launch tax. The senders have the lowest ids and wait for nobody; every tile program
+waits for every peer, so two slots suffice.
 """
 
 from __future__ import annotations
@@ -164,21 +173,20 @@ def _two_steps(
     program = tl.program_id(0)
     generation = sync.running_generation(control_ptr)
     slot_ptr = tl.multiple_of(inbox_ptr + (generation % 2) * slot_elements, 16)
-    if program == 0:
+    if program < WORLD:
         block_ptr = slot_ptr + rank.to(tl.int64) * shard_rows * shard_columns
-        for step in range(WORLD):
-            peer = (rank + step) % WORLD
-            target = sync.translate(block_ptr, heap_bases, rank, peer)
-            copy(target, a_ptr, 0, own_rows * shard_columns, 1024)
-            sync.signal(control_ptr, 0, peer, generation, heap_bases, rank,
-                        WORLD=WORLD, BACKEND=BACKEND)
+        peer = (rank + program) % WORLD
+        target = sync.translate(block_ptr, heap_bases, rank, peer)
+        copy(target, a_ptr, 0, own_rows * shard_columns, 1024)
+        sync.signal(control_ptr, 0, peer, generation, heap_bases, rank,
+                    WORLD=WORLD, BACKEND=BACKEND)
     else:
         lane = tl.arange(0, triton.next_power_of_2(WORLD))
         arrived = sync.wait(control_ptr, 0, lane % WORLD, generation, heap_bases, rank,
                             mask=lane < WORLD, WORLD=WORLD, BACKEND=BACKEND)
         tiles_n = tl.cdiv(n, BLOCK)
-        rows = (program - 1) // tiles_n * BLOCK + tl.arange(0, BLOCK)
-        cols = (program - 1) % tiles_n * BLOCK + tl.arange(0, BLOCK)
+        rows = (program - WORLD) // tiles_n * BLOCK + tl.arange(0, BLOCK)
+        cols = (program - WORLD) % tiles_n * BLOCK + tl.arange(0, BLOCK)
         acc = tl.zeros((BLOCK, BLOCK), tl.float32)
         for begin in range(0, k, BLOCK):
             ks = begin + tl.arange(0, BLOCK)
@@ -186,7 +194,8 @@ def _two_steps(
                 at = rows[:, None] * k + ks[None, :]
             else:
                 source, column = ks // shard_columns, ks % shard_columns
-                at = (source * m * shard_columns + column)[None, :] + (rows * shard_columns)[:, None]
+                at = source * m * shard_columns + column
+                at = at[None, :] + (rows * shard_columns)[:, None]
             a = tl.load(slot_ptr + at, mask=(rows < m)[:, None] & (ks < k)[None, :], other=0.0)
             w_at = ks[:, None] * stride_wk + cols[None, :] * stride_wn
             w = tl.load(w_ptr + w_at, mask=(ks < k)[:, None] & (cols < n)[None, :], other=0.0)
@@ -211,7 +220,7 @@ class TwoStepsPlan(Plan):
         )  # fmt: skip
         self._kernel = Kernel(
             _two_steps,
-            grid=1 + -(-problem.m // block) * -(-problem.n // block),
+            grid=problem.world_size + -(-problem.m // block) * -(-problem.n // block),
             constants={
                 "WORLD": problem.world_size, "BACKEND": fabric.backend, "BLOCK": block,
                 "GATHER_DIM": problem.gather_dim, "HAS_BIAS": problem.bias,

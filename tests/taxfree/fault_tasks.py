@@ -56,7 +56,7 @@ def call_again(fabric: Fabric, case: Case) -> bool:
 def call_with_a_late_rank(
     fabric: Fabric, case: Case, late_s: float, bound_s: float
 ) -> tuple[bool, str | None, float, bool]:
-    """The last rank comes late; whether the call is right, its error, its time; and a later call."""
+    """The last rank comes late: whether the call is right, its error and time, and a later call."""
     with private(fabric, timeout_s=bound_s) as own:
         plan, inputs = case.plan(own), Inputs(own, case, seed=1, integers=True)
         inputs.run(plan)

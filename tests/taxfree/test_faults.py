@@ -32,9 +32,9 @@ AFTER = {"pull": 2}  # others send one signal per chunk and peer
 
 
 def case(variant):
-    from tests.kernels.tasks import Case
     from taxfree_kernels.hardware import KNOWN
     from taxfree_kernels.variant import problem_class, variants
+    from tests.kernels.tasks import Case
 
     problem = problem_class("all_gather_matmul")(**FIELDS, world_size=3)
     config = variants("all_gather_matmul")[variant].first_configs(problem, KNOWN["cpu"])[0]
@@ -76,7 +76,9 @@ class TestARankThatDies:
     @pytest.mark.parametrize(
         ("variant", "phase"),
         [
-            pytest.param(variant, phase, marks=[] if (variant, phase) in PHASES else pytest.mark.soak)
+            pytest.param(
+                variant, phase, marks=[] if (variant, phase) in PHASES else pytest.mark.soak
+            )
             for variant in OURS
             for phase in ("before", "during", "after")
         ],
