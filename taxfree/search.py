@@ -117,7 +117,7 @@ class Search:
             trial = self._study.ask()
             candidate = self._suggest(trial)
             if key(candidate) in self._asked:
-                self._study.tell(trial, state=TrialState.PRUNED)
+                self._study.tell(trial, state=TrialState.FAIL)
             elif key(candidate) in self._known:
                 self._tell(trial, self._known[key(candidate)])
             else:

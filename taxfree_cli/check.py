@@ -5,11 +5,12 @@ from __future__ import annotations
 import importlib.util
 import os
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from taxfree.errors import TaxfreeError, WrongResult
+from taxfree.errors import TaxfreeError, UsageError, WrongResult
 from taxfree.shapes import expand
 from taxfree_cli import options
 from taxfree_cli.output import note, print_json, print_lines, print_table
@@ -32,6 +33,20 @@ _Variants = Annotated[
 _Seeds = Annotated[
     int, typer.Option("--seeds", metavar="COUNT", min=1, help="Schedules per variant.")
 ]
+_Compiled = Annotated[
+    bool,
+    typer.Option(
+        "--compiled", help="Instead, compile for sm_90, gfx942 and gfx950 and check the assembly."
+    ),
+]
+_OtherTriton = Annotated[
+    Path | None,
+    typer.Option(
+        "--triton",
+        metavar="FOLDER",
+        help="With --compiled: another Triton's, beside the installed.",
+    ),
+]
 _FirstSeed = Annotated[
     int, typer.Option("--first-seed", metavar="SEED", min=0, help="Seed of the first schedule.")
 ]
@@ -45,6 +60,8 @@ def check(
     dtype: options.Dtype = None,
     seeds: _Seeds = 100,
     first_seed: _FirstSeed = 0,
+    compiled: _Compiled = False,
+    triton: _OtherTriton = None,
     json: options.Json = False,
 ) -> None:
     """Search kernels for races, deadlocks and wrong results under many schedules, on a CPU.
@@ -52,6 +69,11 @@ def check(
     All ranks are simulated in this process: keep shapes tiny. Without --shapes, those that are
     known to execute every synchronising line. Exit code 4 on a violation.
     """
+    if triton is not None and not compiled:
+        raise UsageError("--triton is for --compiled", "schedules are checked interpreted")
+    if compiled:
+        _check_compiled([op] if op else operation_names(), triton, json)
+        return
     if importlib.util.find_spec("greenlet") is None:
         raise TaxfreeError("greenlet is not installed", "pip install 'taxfree[check]'")
     os.environ["TRITON_INTERPRET"] = "1"  # read when Triton is imported, which is below
@@ -64,6 +86,27 @@ def check(
     else:
         _print(found)
     _raise_for(found)
+
+
+def _check_compiled(ops: list[str], triton: Path | None, json: bool) -> None:
+    """Put the default configs of all variants through the gates on their assembly."""
+    from taxfree_kernels.compiled.coverage import DEVICES, cases
+    from taxfree_kernels.compiled.report import check as reports_of
+    from taxfree_kernels.compiled.report import format_report, summary
+
+    every = [case for op in ops for device in DEVICES for case in cases(op, device)]
+    found = []
+    for compiler in (None, triton) if triton else (None,):
+        for report in reports_of(every, compiler):
+            found.append(report)
+            if not json:
+                print_lines([format_report(report)])
+    if json:
+        print_json({"reports": [report.as_json() for report in found]})
+    note(summary(found))
+    bad = sum(not report.is_good for report in found)
+    if bad:
+        raise WrongResult(f"{bad} kernels break rules in their assembly", "see the reports above")
 
 
 def _problems(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -131,24 +132,25 @@ class TestARankThatIsLate:
 
 
 class TestALostController:
-    SOURCE = (
-        "import time\n"
-        "from taxfree.group import WorkerGroup\n"
-        "group = WorkerGroup(2, 'host', 1 << 20, 30.0)\n"
-        "print(*(process.pid for process in group._processes), flush=True)\n"
-        "time.sleep(60)"
-    )
-
-    def test_takes_its_workers_with_it_and_leaves_no_shared_memory(self, tmp_path):
+    def test_takes_busy_workers_with_it_and_leaves_no_shared_memory(self, tmp_path):
+        source = (
+            "import pathlib, sys\n"
+            "from taxfree.group import WorkerGroup\n"
+            "group = WorkerGroup(2, 'host', 1 << 20, 30.0)\n"
+            "print(*(process.pid for process in group._processes), flush=True)\n"
+            f"group.call('{TASKS}:be_busy', 60, folder=pathlib.Path(sys.argv[1]))"
+        )
         before = set(os.listdir("/dev/shm"))
         controller = subprocess.Popen(
-            [PYTHON, "-c", self.SOURCE],
+            [PYTHON, "-c", source, str(tmp_path)],
             env=environment(TMPDIR=str(tmp_path)),
             stdout=subprocess.PIPE,
             text=True,
         )
         with controller:
             pids = [int(pid) for pid in controller.stdout.readline().split()]
+            while not all((tmp_path / rank).exists() for rank in "01"):
+                time.sleep(0.05)
             controller.kill()
         assert len(pids) == 2
         assert wait_until_gone(pids, 5) == []

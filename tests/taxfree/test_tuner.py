@@ -123,6 +123,17 @@ class TestSearching:
         finals = 5
         assert len(tried) == 4 + finals
 
+    def test_a_changed_kernel_is_searched_anew(self, db, monkeypatch):
+        from taxfree import identity
+
+        before = identity.kernel_hashes(OP)
+        tune(db, time_of, trials=4, only=["push", "pull"])
+        monkeypatch.setattr(identity, "kernel_hashes", lambda op: before | {"push": "f" * 16})
+        record, trials, _ = tune(db, time_of, trials=4, only=["push", "pull"])
+        assert sum(trial.state == "measured" for trial in trials) == 8
+        hashes = {each.variant: each.kernel_hash for each in (record.winner, *record.runners_up)}
+        assert hashes["push"] == "f" * 16
+
     def test_only_the_named_variants_are_tried(self, db):
         _, _, tried = tune(db, time_of, trials=4, only=["push"])
         assert {each.variant for each in tried} == {"push"}

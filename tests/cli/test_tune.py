@@ -1,0 +1,84 @@
+"""`taxfree tune`, and `taxfree check --compiled` as far as it needs no compiler."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from taxfree_cli.exits import ExitCode
+from taxfree_tuning_db import Database
+
+SHAPE = ("--shapes", "m=5 n=32 k=32", "--gpus", 2, "--fabric", "host")
+
+
+class TestTune:
+    def test_it_stores_a_record_and_goes_on_where_it_stopped(
+        self, cli: Callable[..., Any], tmp_path: Path
+    ) -> None:
+        first = cli("tune", *SHAPE, "--trials", 3, "--json")
+        row = json.loads(first.out)["rows"][0]
+        assert first.code == ExitCode.DONE
+        assert row["measured"] == 3
+        assert row["problem"]["m"] == 5
+
+        again = json.loads(cli("tune", *SHAPE, "--trials", 4, "--json").out)["rows"][0]
+        assert again["measured"] == 4  # one more, the others are known
+
+        with Database(tmp_path / "tuning.sqlite", read_only=True) as database:
+            (record,) = database.records()
+            assert len(database.trials(record.key)) >= 4
+
+    def test_a_problem_that_was_not_tried_gets_no_record(
+        self, cli: Callable[..., Any], tmp_path: Path
+    ) -> None:
+        outcome = cli("tune", *SHAPE, "--budget", "0.001s")
+        assert "1 problems were not tried" in outcome.err
+        with Database(tmp_path / "tuning.sqlite", read_only=True) as database:
+            assert list(database.records()) == []
+
+    def test_a_dry_run_says_what_does_not_fit_a_gpu_that_is_not_here(
+        self, process: Callable[..., Any]
+    ) -> None:
+        outcome = process(
+            "-m", "taxfree_cli.app", "tune", "--dry-run", "--hardware", "mi300x", "--variant",
+            "push", "--shapes", "m=16 n=512 k=1024", "--gpus", "8", "--trials", "3", "--json",
+            TRITON_INTERPRET="",
+        )  # fmt: skip
+        rows = json.loads(outcome.stdout)["rows"]
+        assert all(row["refused"] or row["registers"] > 0 for row in rows)
+        assert any(row["refused"] is None for row in rows)
+
+
+class TestBadInput:
+    @pytest.mark.parametrize(
+        ("arguments", "code", "said"),
+        [
+            (("tune", *SHAPE, "--budget", "soon"), ExitCode.USAGE, "is no time"),
+            (("tune", *SHAPE, "--budget", "0s"), ExitCode.USAGE, "is no time"),
+            (("tune", *SHAPE, "--variant", "teleport"), ExitCode.USAGE, "no variant 'teleport'"),
+            (("tune", *SHAPE, "--hardware", "mi300x"), ExitCode.USAGE, "--dry-run"),
+            (
+                ("tune", *SHAPE, "--dry-run", "--hardware", "abacus"),
+                ExitCode.USAGE,
+                "unknown hardware",
+            ),
+            (("tune", "--shapes", "m=0 n=1 k=1"), ExitCode.USAGE, "m"),
+            (("tune", *SHAPE, "--op", "teleport"), ExitCode.USAGE, "teleport"),
+            (("tune", "--fabric", "cuda", "--gpus", 2), ExitCode.NO_HARDWARE, "sees no GPU"),
+            (("check", "--triton", "somewhere"), ExitCode.USAGE, "--compiled"),
+        ],
+    )
+    def test_one_line_of_error_and_one_of_hint(
+        self, cli: Callable[..., Any], arguments: tuple[Any, ...], code: int, said: str
+    ) -> None:
+        outcome = cli(*arguments)
+        lines = [line for line in outcome.err.splitlines() if line]
+        assert outcome.code == code
+        assert said in outcome.err
+        assert lines[0].startswith("error: ")
+        assert "Traceback" not in outcome.err
+        assert outcome.out == ""
