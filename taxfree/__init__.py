@@ -19,9 +19,11 @@ if TYPE_CHECKING:
     from taxfree.dispatch import Choice
     from taxfree.errors import NoRecord, TaxfreeError, UsageError
     from taxfree.runtime import Memory, Runtime, init
+    from taxfree_kernels.all_gather_matmul.problem import AllGatherMatmul
     from taxfree_kernels.errors import FabricUnavailable, PeerTimeout
 
 _HOMES = {
+    "AllGatherMatmul": "taxfree_kernels.all_gather_matmul.problem",
     "Choice": "taxfree.dispatch",
     "FabricUnavailable": "taxfree_kernels.errors",
     "Memory": "taxfree.runtime",
@@ -34,6 +36,7 @@ _HOMES = {
 }
 
 __all__ = [
+    "AllGatherMatmul",
     "Choice",
     "FabricUnavailable",
     "Memory",

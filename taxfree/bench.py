@@ -168,13 +168,13 @@ class Measured:
 class _DispatchPlan(Plan):
     """The dispatcher's hot path, as a plan."""
 
-    def __init__(self, runtime: Runtime, op: str, problem: Any) -> None:
-        self._runtime, self._op, self._problem = runtime, op, problem
+    def __init__(self, runtime: Runtime, problem: Any) -> None:
+        self._runtime, self._problem = runtime, problem
 
     def __call__(self, *tensors: torch.Tensor | None) -> torch.Tensor:
         *inputs, out = tensors
         assert out is not None
-        return self._runtime.call(self._op, self._problem, inputs, out)
+        return self._runtime.call(self._problem, inputs, out)
 
 
 def measure_problem(
@@ -199,9 +199,9 @@ def measure_problem(
         if outcomes[candidate.variant].state in ("measured", "wrong")
     }
     runtime = Runtime.on_fabric(fabric, records)
-    runtime.prepare(op, [bench.problem])
-    choice = runtime.choice(op, bench.problem)
-    plans[DISPATCH] = _DispatchPlan(runtime, op, bench.problem)
+    runtime.prepare([bench.problem])
+    choice = runtime.choice(bench.problem)
+    plans[DISPATCH] = _DispatchPlan(runtime, bench.problem)
     outcomes[DISPATCH] = _dispatch_outcome(bench, plans, choice)
     wrong = {
         name: _wrong_values(bench, plan)

@@ -30,6 +30,7 @@ from taxfree_kernels.fabric.open import choose, open_fabric
 from taxfree_kernels.launch import compiling
 from taxfree_kernels.variant import (
     Plan,
+    op_of,
     operation,
     operation_names,
     problem_class,
@@ -93,7 +94,7 @@ class Runtime:
         self._plan_on_first_call = plan_on_first_call
         self._heap_bytes = heap_bytes
         self._workspace_bytes = 0
-        self._entries: dict[tuple[str, Any], _Entry] = {}
+        self._entries: dict[Any, _Entry] = {}  # by problem
         self._by_arguments: dict[Any, _Entry] = {}
         self._unprepared: Counter[Any] = Counter()
         self.group_name: str = fabric.group.group_name
@@ -150,7 +151,7 @@ class Runtime:
         entry = self._by_arguments.get(arguments)
         if entry is None:
             problem = self._all_gather_matmul_problem(a_shard, weight, bias, gather_dim, m)
-            entry = self._entry("all_gather_matmul", problem)
+            entry = self._entry(problem)
             if entry.choice.kind != "unprepared":
                 self._by_arguments[arguments] = entry
         if out is None:
@@ -199,82 +200,80 @@ class Runtime:
         return problem
 
     def call(
-        self, op: str, problem: Any, tensors: Sequence[torch.Tensor | None], out: torch.Tensor
+        self, problem: Any, tensors: Sequence[torch.Tensor | None], out: torch.Tensor
     ) -> torch.Tensor:
-        """Run an operation on a given problem; its tensors are not checked against it."""
-        entry = self._entries.get((op, problem)) or self._entry(op, problem)
+        """Run the operation of a given problem; its tensors are not checked against it."""
+        entry = self._entries.get(problem) or self._entry(problem)
         entry.calls += 1
         self._fabric.pool.check()
         return entry.plan(*tensors, out)
 
     # -- planning ----------------------------------------------------------------------------
 
-    def prepare(self, op: str, problems: Iterable[Any]) -> None:
+    def prepare(self, problems: Iterable[Any]) -> None:
         """Plan and compile problems ahead of time; collective.
 
         Args:
-            op: name of the operation.
-            problems: its problems, or dicts of their fields.
+            problems: such as :class:`taxfree.AllGatherMatmul`.
         """
         for problem in problems:
-            if isinstance(problem, dict):
-                problem = problem_class(op)(**problem)
-            if (op, problem) not in self._entries:
-                self._entries[op, problem] = self._plan(op, problem, self.choice(op, problem))
+            if problem not in self._entries:
+                self._entries[problem] = self._plan(problem, self.choice(problem))
         self._fabric.barrier()
 
-    def _entry(self, op: str, problem: Any) -> _Entry:
-        entry = self._entries.get((op, problem))
+    def _entry(self, problem: Any) -> _Entry:
+        entry = self._entries.get(problem)
         if entry is not None:
             return entry
         if _is_capturing():
-            return self._unprepared_entry(op, problem, "first met under graph capture")
+            return self._unprepared_entry(problem, "first met under graph capture")
         if not self._plan_on_first_call:
-            return self._unprepared_entry(op, problem, "not prepared")
-        entry = self._plan(op, problem, self.choice(op, problem))
+            return self._unprepared_entry(problem, "not prepared")
+        entry = self._plan(problem, self.choice(problem))
         self._fabric.barrier()  # nobody calls before all have compiled
-        self._entries[op, problem] = entry
+        self._entries[problem] = entry
         return entry
 
-    def _unprepared_entry(self, op: str, problem: Any, why: str) -> _Entry:
-        if not self._unprepared[op, problem]:
+    def _unprepared_entry(self, problem: Any, why: str) -> _Entry:
+        if not self._unprepared[problem]:
             warnings.warn(
-                f"{op}: {problem} runs the baseline: {why}; call prepare() before",
+                f"{problem} runs the baseline: {why}; call prepare() before",
                 RuntimeWarning,
                 stacklevel=4,
             )
-        self._unprepared[op, problem] += 1
+        self._unprepared[problem] += 1
         choice = Choice("unprepared", "baseline", why=why)
-        return _Entry(variants(op)["baseline"].plan(problem, self._fabric, {}), choice, problem)
+        plan = variants(op_of(problem))["baseline"].plan(problem, self._fabric, {})
+        return _Entry(plan, choice, problem)
 
-    def _plan(self, op: str, problem: Any, choice: Choice) -> _Entry:
-        self._require_same(op, problem)
+    def _plan(self, problem: Any, choice: Choice) -> _Entry:
+        self._require_same(problem)
+        known = variants(op_of(problem))
         before = self._allocated()
         plan, reason = None, None
         try:
-            plan = variants(op)[choice.variant].plan(problem, self._fabric, choice.config)
-            self._compile(op, problem, plan)
+            plan = known[choice.variant].plan(problem, self._fabric, choice.config)
+            self._compile(problem, plan)
         except PlanError as error:
             reason = error.message
         reasons = [each for each in _vote(self._fabric, reason) if each is not None]
         if plan is None or reasons:
             choice = Choice("baseline", "baseline", why=f"{choice.variant}: {reasons[0]}")
-            plan = variants(op)["baseline"].plan(problem, self._fabric, {})
+            plan = known["baseline"].plan(problem, self._fabric, {})
         self._workspace_bytes += self._allocated() - before
         return _Entry(plan, choice, problem)
 
-    def _require_same(self, op: str, problem: Any) -> None:
+    def _require_same(self, problem: Any) -> None:
         """Raise on every rank when one of them has come with another problem."""
-        for rank, other in enumerate(_vote(self._fabric, (op, problem))):
-            if other != (op, problem):
+        for rank, other in enumerate(_vote(self._fabric, problem)):
+            if other != problem:
                 raise UsageError(
-                    f"rank {self._fabric.rank} calls {op} with {problem}, rank {rank} {other[0]} "
-                    f"with {other[1]}",
+                    f"rank {self._fabric.rank} calls with {problem}, rank {rank} with {other}",
                     "all ranks make the same calls in the same order",
                 )
 
-    def _compile(self, op: str, problem: Any, plan: Plan) -> None:
-        found = operation(op)
+    def _compile(self, problem: Any, plan: Plan) -> None:
+        found = operation(op_of(problem))
         inputs = found.make_inputs(problem, self._fabric.rank, 0, self._fabric.device)
         with compiling():
             plan(*inputs, found.empty_output(problem, self._fabric.device))
@@ -286,27 +285,29 @@ class Runtime:
 
     # -- what it knows -----------------------------------------------------------------------
 
-    def choice(self, op: str, problem: Any) -> Choice:
+    def choice(self, problem: Any) -> Choice:
         """What runs, or would run, for a problem, and why."""
-        entry = self._entries.get((op, problem))
-        return entry.choice if entry is not None else self._dispatcher.choose(op, problem)
+        entry = self._entries.get(problem)
+        if entry is not None:
+            return entry.choice
+        return self._dispatcher.choose(op_of(problem), problem)
 
-    def explain(self, op: str, problem: Any) -> str:
+    def explain(self, problem: Any) -> str:
         """What would run for a problem and why, with the ladder of the look-up, as text."""
-        choice = self.choice(op, problem)
+        choice = self.choice(problem)
         lines = [f"{choice.variant} {choice.config or ''}".rstrip() + f" ({choice.kind})"]
         lines.append(f"because: {choice.why}")
-        for rung in self._dispatcher.look_up(op, problem).ladder:
+        for rung in self._dispatcher.look_up(op_of(problem), problem).ladder:
             lines.append(f"{'+' if rung.found else '-'} {rung.looked_for}: {rung.why}")
         return "\n".join(lines)
 
     def stats(self) -> dict[str, dict[str, int]]:
         """Calls by problem (as text) and kind of choice."""
         found: dict[str, Counter[str]] = {}
-        for (op, problem), entry in self._entries.items():
-            found.setdefault(f"{op} {problem}", Counter())[entry.choice.kind] += entry.calls
-        for (op, problem), calls in self._unprepared.items():
-            found.setdefault(f"{op} {problem}", Counter())["unprepared"] += calls
+        for problem, entry in self._entries.items():
+            found.setdefault(str(problem), Counter())[entry.choice.kind] += entry.calls
+        for problem, calls in self._unprepared.items():
+            found.setdefault(str(problem), Counter())["unprepared"] += calls
         return {problem: dict(kinds) for problem, kinds in found.items()}
 
     def memory(self) -> Memory:

@@ -136,6 +136,11 @@ def problem_class(op: str) -> type[Any]:
     return problem
 
 
+def op_of(problem: Any) -> str:
+    """The operation that a problem belongs to: the folder that defines its class."""
+    return type(problem).__module__.split(".")[-2]
+
+
 @cache
 def operation(op: str) -> Operation:
     """An operation by name.

@@ -12,7 +12,7 @@ from typing import Any
 
 from taxfree_kernels.errors import PeerTimeout
 from taxfree_kernels.fabric.base import Fabric
-from tests.kernels.tasks import Case, Inputs, private
+from tests.kernels.tasks import Case, Inputs, bound_waits, private
 
 
 def call_with_a_fault(
@@ -25,11 +25,9 @@ def call_with_a_fault(
         signals: that the rank still sends to its peers before that.
         bound_s: of waits.
     """
-    fabric.pool._limit, fabric.pool.timeout_s = fabric.ticks(bound_s), bound_s
-    fabric.pool.reset()
     plan, inputs = case.plan(fabric), Inputs(fabric, case, seed=1, integers=True)
     found: dict[str, Any] = {"before": _is_right(inputs, inputs.run(plan)), "calls": []}
-    fabric.barrier()
+    bound_waits(fabric, bound_s)
     if fabric.rank == fabric.world_size - 1:
         with _interrupted(signals, lambda: os.kill(os.getpid(), kind)):
             inputs.run(plan)
@@ -47,7 +45,7 @@ def call_with_a_fault(
 
 def call_again(fabric: Fabric, case: Case) -> bool:
     """Reset, and call three times."""
-    fabric.pool.reset()
+    bound_waits(fabric, 30.0)  # a busy machine is no fault
     plan, inputs = case.plan(fabric), Inputs(fabric, case, seed=2, integers=True)
     right = [_is_right(inputs, inputs.run(plan)) for _ in range(3)]
     fabric.pool.check()
@@ -58,10 +56,10 @@ def call_with_a_late_rank(
     fabric: Fabric, case: Case, late_s: float, bound_s: float
 ) -> tuple[bool, str | None, float, bool]:
     """The last rank comes late: whether the call is right, its error and time, and a later call."""
-    with private(fabric, timeout_s=bound_s) as own:
+    with private(fabric) as own:
         plan, inputs = case.plan(own), Inputs(own, case, seed=1, integers=True)
         inputs.run(plan)
-        own.barrier()
+        bound_waits(own, bound_s)
         if own.rank == own.world_size - 1:
             time.sleep(late_s)
         begin = time.monotonic()

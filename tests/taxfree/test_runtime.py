@@ -85,7 +85,7 @@ def call_fused(fabric: Any, gather_dim: int, bias: bool, m: int) -> Any:
         y = rt.all_gather_matmul(a, weight, bias_row, gather_dim=gather_dim, m=m)
         right.append(torch.equal(y, expected))
     rt.check()
-    return all(right), rt.choice(OP, problem).variant, list(rt.stats().values())
+    return all(right), rt.choice(problem).variant, list(rt.stats().values())
 
 
 def call_neighbour(fabric: Any) -> Any:
@@ -93,7 +93,7 @@ def call_neighbour(fabric: Any) -> Any:
     rt = runtime_of(fabric, record_of(fabric, problem_of()))
     (a, weight, _), expected = tensors_of(fabric, near)
     y = rt.all_gather_matmul(a, weight, gather_dim=1)
-    return torch.equal(y, expected), rt.choice(OP, near).kind
+    return torch.equal(y, expected), rt.choice(near).kind
 
 
 def call_with_out(fabric: Any) -> Any:
@@ -115,7 +115,7 @@ def call_compiled(fabric: Any) -> Any:
         return rt.all_gather_matmul(a, weight, gather_dim=1) * 2
 
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
-    rt.prepare(OP, [problem])
+    rt.prepare([problem])
     before = next(iter(rt.stats().values()))["exact"]
     right = torch.equal(compiled(a, weight), expected * 2)
     return right, next(iter(rt.stats().values()))["exact"] - before
@@ -153,17 +153,17 @@ def plan_off(fabric: Any) -> Any:
         y = rt.all_gather_matmul(a, weight, gather_dim=1)
         y = rt.all_gather_matmul(a, weight, gather_dim=1)
     unprepared = rt.stats()
-    rt.prepare(OP, [problem])
+    rt.prepare([problem])
     rt.all_gather_matmul(a, weight, gather_dim=1)
     said = [str(each.message) for each in caught if "prepare()" in str(each.message)]
-    return torch.equal(y, expected), len(said), unprepared, rt.choice(OP, problem).variant
+    return torch.equal(y, expected), len(said), unprepared, rt.choice(problem).variant
 
 
 def heap_too_small(fabric: Any) -> Any:
     problem = problem_of(m=40_000, k=64)
     rt = runtime_of(fabric, record_of(fabric, problem))
-    rt.prepare(OP, [problem])
-    choice = rt.choice(OP, problem)
+    rt.prepare([problem])
+    choice = rt.choice(problem)
     return choice.variant, choice.why
 
 
@@ -183,8 +183,8 @@ def init_from(fabric: Any, db: str, disable_on: int | None) -> Any:
     problem = problem_of()
     (a, weight, _), expected = tensors_of(fabric, problem)
     right = torch.equal(rt.all_gather_matmul(a, weight, gather_dim=1), expected)
-    choice, memory = rt.choice(OP, problem), rt.memory()
-    text = rt.explain(OP, problem)
+    choice, memory = rt.choice(problem), rt.memory()
+    text = rt.explain(problem)
     rt.close()
     said = [str(each.message) for each in caught if "differ from rank 0" in str(each.message)]
     return right, choice.kind, choice.variant, memory.plans, text, said

@@ -1,5 +1,0 @@
-"""Kernels are interpreted in these tests; what compiles them does so in processes of its own."""
-
-import os
-
-os.environ["TRITON_INTERPRET"] = "1"
