@@ -84,6 +84,10 @@ class Search:
         """Candidates with a time."""
         return sum(value is not None for value in self._known.values())
 
+    def learn(self, candidate: Candidate, median_us: float | None) -> None:
+        """Take over what is known from elsewhere: a time, or None for one that cannot be used."""
+        self._known[key(candidate)] = median_us
+
     @property
     def has_tried(self) -> bool:
         """Whether the fate of any candidate is known."""

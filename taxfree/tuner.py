@@ -199,6 +199,9 @@ class Tuner:
             self._database.path.with_suffix(".journal"),
             study,
         )
+        for trial in self._database.trials(self._key(op, problem)):
+            if trial.variant in found and trial.kernel_hash == hashes[trial.variant]:
+                search.learn(Candidate(trial.variant, trial.config), trial.median_us.get(self.mode))
         search.enqueue(self._winners_nearby(op, problem))
         search.enqueue(first_candidates(found, problem, self._hardware))
         return search
@@ -278,11 +281,12 @@ class Tuner:
     def _tell(
         self, op: str, problem: Any, search: Search, candidate: Candidate, outcome: Outcome
     ) -> None:
+        # Stored first: what is in the database is known to the next run, told or not.
+        self._store_trial(op, problem, candidate, outcome)
         if outcome.state == "measured":
             search.tell(candidate, outcome.timings[self.mode].median_us)
         else:
             search.tell_pruned(candidate, f"{outcome.state}: {outcome.reason}")
-        self._store_trial(op, problem, candidate, outcome)
 
     def _store_trial(self, op: str, problem: Any, candidate: Candidate, outcome: Outcome) -> None:
         if outcome.state != "measured":
@@ -304,11 +308,13 @@ class Tuner:
     def _decide(self, op: str, problem: Any, search: Search, seconds: float) -> Record:
         finalists = [BASELINE, *(candidate for _, candidate in search.best(FINALISTS))]
         outcomes = self._try(op, problem, finalists, 3 * self._repetitions)
-        measured = [
-            self._measurement(op, candidate, outcome)
-            for candidate, outcome in zip(finalists, outcomes, strict=True)
-            if outcome.state == "measured"
-        ]
+        measured = []
+        for candidate, outcome in zip(finalists, outcomes, strict=True):
+            if outcome.state == "measured":
+                measured.append(self._measurement(op, candidate, outcome))
+            else:
+                search.learn(candidate, None)
+                self._store_trial(op, problem, candidate, outcome)
         if not measured or measured[0].variant != "baseline":
             raise WorkerLost(f"the baseline itself failed: {outcomes[0].reason}", "see the trials")
         baseline = measured[0]
