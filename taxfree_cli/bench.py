@@ -16,7 +16,7 @@ from taxfree.shapes import choose, written
 from taxfree_cli import options
 from taxfree_cli.bench_views import plot as draw
 from taxfree_cli.bench_views import print_comparison, print_problem, require_matplotlib
-from taxfree_cli.output import messages, note, print_json
+from taxfree_cli.output import messages, note, print_json, rank
 
 if TYPE_CHECKING:
     from taxfree.bench import Knowledge, ProblemResult
@@ -90,6 +90,8 @@ def bench(
     json: options.Json = False,
 ) -> None:
     """Measure all variants, the library's way and dispatch, against what the machine allows."""
+    if rank() != 0:  # under torchrun: the first rank starts the workers, on its node
+        return
     if plot is not None:
         require_matplotlib()
     before = None if compare is None else results.load(compare).rows

@@ -11,7 +11,7 @@ from taxfree.shapes import written
 from taxfree_cli import options
 from taxfree_cli.bench import OnlyVariants, fail_if_broken, measuring, what_is_asked
 from taxfree_cli.bench_views import us
-from taxfree_cli.output import print_json, results
+from taxfree_cli.output import print_json, rank, results
 from taxfree_cli.record_views import words
 
 if TYPE_CHECKING:
@@ -31,6 +31,8 @@ def explain(
     json: options.Json = False,
 ) -> None:
     """Show times, launches and bounds of the baseline and of what dispatch picks, and why."""
+    if rank() != 0:  # under torchrun: the first rank starts the workers, on its node
+        return
     from taxfree.bench import collect
     from taxfree.explain import explain as arrange
 

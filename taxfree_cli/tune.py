@@ -15,7 +15,7 @@ from rich.text import Text
 from taxfree.errors import UsageError
 from taxfree.shapes import choose, written
 from taxfree_cli import options
-from taxfree_cli.output import messages, note, print_json, print_table, warn
+from taxfree_cli.output import messages, note, print_json, print_table, rank, warn
 
 if TYPE_CHECKING:
     from taxfree.tuner import Event, Tuner
@@ -64,6 +64,8 @@ def tune(
     json: options.Json = False,
 ) -> None:
     """Search the fastest config of each problem, and store it in the tuning database."""
+    if rank() != 0:  # under torchrun: the first rank starts the workers, on its node
+        return
     from taxfree import devices
     from taxfree_tuning_db import Database
 
