@@ -14,7 +14,7 @@ ORDER = ("cuda", "rocm", "host")
 def reasons(guard: Guard) -> dict[str, str | None]:
     """Fabric -> why it cannot serve on this machine, or None."""
     probed: dict[str, str | None] = guard("fabrics", _probe, {})
-    why = guard.problems.get("fabrics", "not in this version of taxfree")
+    why = guard.problems.get("fabrics")
     return {name: probed.get(name, why) for name in ORDER}
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from taxfree_kernels.errors import FabricUnavailable
-from taxfree_kernels.fabric import cuda, host
+from taxfree_kernels.fabric import cuda, host, rocm
 from taxfree_kernels.fabric.barrier import DeviceBarrier
 from taxfree_kernels.fabric.heap import Pool
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 _PROVIDERS = {
     "cuda": (cuda.CudaFabric, cuda.unavailable),
+    "rocm": (rocm.RocmFabric, rocm.unavailable),
     "host": (host.HostFabric, host.unavailable),
 }
 
@@ -36,7 +37,8 @@ def choose(name: str = "auto") -> str:
         FabricUnavailable: it cannot serve; the message says why.
     """
     if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "host"
+        gpus = "rocm" if torch.version.hip else "cuda"
+        name = gpus if torch.cuda.is_available() else "host"
     if name not in _PROVIDERS:
         raise FabricUnavailable(
             f"unknown fabric {name!r}", f"one of: auto, {', '.join(_PROVIDERS)}"
@@ -53,7 +55,7 @@ def open_fabric(
     """Open a fabric with one pool on an initialised process group; collective.
 
     Args:
-        name: "auto", "host" or "cuda".
+        name: "auto", "host", "cuda" or "rocm".
         group: the ranks; None for the default group.
         heap_bytes: of each rank's arena.
         timeout_s: bound of a wait in kernels, in seconds.

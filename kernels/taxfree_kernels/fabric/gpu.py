@@ -1,0 +1,86 @@
+"""What GPUs of both vendors share as fabrics: one process per GPU, one arena, polls as a clock."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+
+import torch
+import torch.distributed as dist
+
+from taxfree_kernels.device.calibrate import polls_per_second
+from taxfree_kernels.errors import FabricUnavailable
+from taxfree_kernels.fabric.base import Fabric
+from taxfree_kernels.fabric.heap import SymmetricHeap
+from taxfree_kernels.hardware import Hardware
+
+
+class GpuFabric(Fabric):
+    """Ranks as GPUs that are linked directly.
+
+    Args:
+        group: a process group with NCCL or RCCL; None for the default group.
+        heap_bytes: size of each rank's arena.
+
+    Raises:
+        FabricUnavailable: two ranks on one GPU, or no access between them.
+    """
+
+    has_graphs = True
+
+    def __init__(self, group: dist.ProcessGroup | None, heap_bytes: int) -> None:
+        self.group = group if group is not None else dist.distributed_c10d._get_default_group()
+        self.rank, self.world_size = dist.get_rank(self.group), dist.get_world_size(self.group)
+        self.device = current_device()
+        self.hardware = self._find_hardware()
+        self._refuse_shared_gpus()
+        self._arena, bases = self._map_arenas(heap_bytes)
+        self.heap = SymmetricHeap(self._arena)
+        self.heap_bases = torch.tensor(bases, dtype=torch.int64, device=self.device)
+        self._polls_per_second = polls_per_second(self)
+
+    @abstractmethod
+    def _find_hardware(self) -> Hardware:
+        """Limits of this rank's GPU."""
+
+    def _refuse_shared_gpus(self) -> None:
+        uuids: list[str] = [""] * self.world_size
+        own = str(torch.cuda.get_device_properties(self.device).uuid)
+        dist.all_gather_object(uuids, own, self.group)
+        if len(set(uuids)) < self.world_size:
+            raise FabricUnavailable(
+                "two ranks share one GPU", "set the device of each rank before taxfree.init"
+            )
+
+    def _map_arenas(self, heap_bytes: int) -> tuple[torch.Tensor, list[int]]:
+        """This rank's arena, and where it sees that of each rank of the group."""
+        if self.world_size == 1:  # nothing to exchange, and torch refuses a group of one
+            arena = torch.zeros(heap_bytes, dtype=torch.uint8, device=self.device)
+            return arena, [arena.data_ptr()]
+        import torch.distributed._symmetric_memory as symm_mem
+
+        try:
+            arena = symm_mem.empty(heap_bytes, dtype=torch.uint8, device=self.device)
+            self._handle = symm_mem.rendezvous(arena, self.group.group_name)
+        except RuntimeError as error:
+            raise FabricUnavailable(
+                f"torch symmetric memory failed: {str(error).splitlines()[0]}",
+                "are all GPUs in one NVLink or XGMI domain, with peer access?",
+            ) from error
+        return arena, [int(base) for base in self._handle.buffer_ptrs]
+
+    def host_words(self, count: int) -> torch.Tensor:
+        return torch.zeros(count, dtype=torch.int64, pin_memory=True)
+
+    def ticks(self, seconds: float) -> int:
+        return int(seconds * self._polls_per_second)
+
+    def synchronize(self) -> None:
+        torch.cuda.synchronize(self.device)
+
+    def close(self) -> None:
+        self.barrier()
+
+
+def current_device() -> torch.device:
+    """The GPU that was set for this process."""
+    return torch.device("cuda", torch.cuda.current_device())

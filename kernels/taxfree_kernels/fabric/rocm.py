@@ -1,0 +1,144 @@
+"""AMD GPUs as a fabric: heaps through ROCm's Iris, else in torch's symmetric memory.
+
+Of Iris one arena is taken, once, and the table of where each rank's heap is. Iris knows the default
+process group only, and gives rank r the GPU r modulo their number; where that does not fit on
+every rank, torch's symmetric memory serves, so that all ranks use the same.
+"""
+
+from __future__ import annotations
+
+import importlib
+from types import ModuleType
+
+import torch
+import torch.distributed as dist
+
+from taxfree_kernels.errors import FabricUnavailable
+from taxfree_kernels.fabric.gpu import GpuFabric
+from taxfree_kernels.hardware import Hardware
+from taxfree_kernels.interpreter import is_interpreting
+
+#: architecture -> bytes of LDS
+_LDS = {"gfx942": 64 * 1024, "gfx950": 160 * 1024}
+#: of ROCm's Iris, which shares its name with an unrelated package
+_NEEDED = ("zeros", "get_heap_bases", "get_rank", "get_num_ranks")
+_IRIS_SLACK = 2 << 20  # bytes, for the alignment of Iris' allocators
+
+
+def unavailable() -> str | None:
+    """Why this fabric cannot serve in this process, or None."""
+    if torch.version.hip is None:
+        return f"this torch ({torch.__version__}) is built without ROCm"
+    if not torch.cuda.is_available():
+        return "torch sees no ROCm device"
+    properties = torch.cuda.get_device_properties(torch.cuda.current_device())
+    if _architecture(properties) not in _LDS:
+        return f"{properties.name} is {_architecture(properties)}, not {' or '.join(_LDS)}"
+    if is_interpreting():
+        return "kernels are interpreted: TRITON_INTERPRET is set"
+    return None
+
+
+def find_iris() -> tuple[ModuleType | None, str]:
+    """ROCm's Iris, or None and why there is none."""
+    try:
+        module = importlib.import_module("iris")
+    except (ImportError, OSError) as error:  # it loads the HIP runtime: OSError without one
+        return None, f"iris is not importable ({_first_line(error)})"
+    context = getattr(module, "Iris", None)
+    if callable(getattr(module, "iris", None)) and all(hasattr(context, name) for name in _NEEDED):
+        return module, ""
+    return None, "the installed iris is another package of that name, or too old"
+
+
+class RocmFabric(GpuFabric):
+    """Ranks as the GPUs of one XGMI domain.
+
+    Args:
+        group: a process group with RCCL for tensors of GPUs; None for the default group.
+        heap_bytes: size of each rank's arena.
+
+    Raises:
+        FabricUnavailable: no such GPU, two ranks on one GPU, or no access between them.
+    """
+
+    name = "rocm"
+    backend = "hip"
+
+    def __init__(self, group: dist.ProcessGroup | None, heap_bytes: int) -> None:
+        reason = unavailable()
+        if reason is not None:
+            raise FabricUnavailable(f"fabric rocm: {reason}", "see `taxfree doctor`")
+        super().__init__(group, heap_bytes)
+
+    def _find_hardware(self) -> Hardware:
+        properties = torch.cuda.get_device_properties(self.device)
+        architecture = _architecture(properties)
+        return Hardware(
+            name=properties.name,
+            backend="hip",
+            architecture=architecture,
+            compute_units=properties.multi_processor_count,
+            warp_size=64,
+            shared_memory=_LDS[architecture],
+            registers=512,
+            memory_bytes=properties.total_memory,
+            num_xcds=8,
+        )
+
+    def _map_arenas(self, heap_bytes: int) -> tuple[torch.Tensor, list[int]]:
+        if self.world_size == 1:
+            return super()._map_arenas(heap_bytes)
+        iris, reason = self._agree_on_iris()
+        if iris is not None:
+            return self._map_by_iris(iris, heap_bytes)
+        try:
+            return super()._map_arenas(heap_bytes)
+        except FabricUnavailable as error:
+            message = f"{error.message}; and no Iris: {reason}"
+            raise FabricUnavailable(message, error.hint) from error
+
+    def _agree_on_iris(self) -> tuple[ModuleType | None, str]:
+        """Iris where it can serve every rank: its calls are collective; else a rank's reason."""
+        iris, reason = find_iris()
+        reason = reason or self._misfit()
+        reasons: list[str] = [""] * self.world_size
+        dist.all_gather_object(reasons, reason, self.group)
+        first = next(filter(None, reasons), "")
+        return (None, first) if first else (iris, "")
+
+    def _misfit(self) -> str:
+        """Why Iris cannot serve this rank; empty where it can."""
+        if self.world_size < dist.get_world_size():
+            return "it serves the default process group only, and this group is a part of it"
+        its_gpu, own = dist.get_rank() % torch.cuda.device_count(), torch.cuda.current_device()
+        return "" if own == its_gpu else f"it would use GPU {its_gpu}, this rank is on GPU {own}"
+
+    def _map_by_iris(self, iris: ModuleType, heap_bytes: int) -> tuple[torch.Tensor, list[int]]:
+        try:
+            self._iris = iris.iris(heap_size=heap_bytes + _IRIS_SLACK)  # unmaps all when it dies
+            arena = self._iris.zeros(heap_bytes, dtype=torch.uint8)
+        except (RuntimeError, OSError, MemoryError) as error:
+            raise FabricUnavailable(
+                f"Iris failed: {_first_line(error)}",
+                "are all GPUs in one XGMI domain, with peer access?",
+            ) from error
+        ranks = self._iris.get_rank(), self._iris.get_num_ranks()
+        if ranks != (dist.get_rank(), dist.get_world_size()):
+            raise FabricUnavailable(
+                "Iris counts ranks otherwise than torch.distributed",
+                "install the commit of Iris that `taxfree doctor` names",
+            )
+        bases = self._iris.get_heap_bases().tolist()  # only now: allocating maps peers anew
+        offset = arena.data_ptr() - bases[dist.get_rank()]
+        members = dist.get_process_group_ranks(self.group)
+        return arena, [bases[member] + offset for member in members]
+
+
+def _architecture(properties: object) -> str:
+    """``gfx942`` of ``gfx942:sramecc+:xnack-``."""
+    return str(getattr(properties, "gcnArchName", "unknown")).partition(":")[0]
+
+
+def _first_line(error: BaseException) -> str:
+    return next(iter(str(error).splitlines()), type(error).__name__)
