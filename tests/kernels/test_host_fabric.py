@@ -125,7 +125,7 @@ class TestChoosing:
         assert self.said("cuda").startswith("3 fabric cuda: ")
 
     def test_an_unknown_fabric_is_refused_with_the_known_ones(self):
-        assert "one of: auto, cuda, host" in self.said("ring", TRITON_INTERPRET="1")
+        assert "one of: auto, cuda, rocm, host" in self.said("ring", TRITON_INTERPRET="1")
 
 
 def shared_memory():
