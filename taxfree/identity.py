@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 from functools import cache
 
 from taxfree._version import __version__
@@ -67,14 +66,6 @@ def _driver_version() -> str:
         return str(pynvml.nvmlSystemGetDriverVersion())
     except Exception:  # no library, or a driver that does not answer: the version is only shown
         return "unknown"
-
-
-def installed(package: str) -> str:
-    """Version of an installed package, or "missing"."""
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return "missing"
 
 
 @cache

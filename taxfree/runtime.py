@@ -21,6 +21,7 @@ import torch
 import torch.distributed as dist
 
 from taxfree import identity
+from taxfree.devices import CONTROL_BYTES
 from taxfree.dispatch import Choice, Dispatcher
 from taxfree.errors import UsageError
 from taxfree.settings import Settings
@@ -47,7 +48,6 @@ from taxfree_tuning_db import (
 
 _GPU_SLOT_BYTES = 64 << 20
 _HOST_SLOT_BYTES = 2 << 20
-_CONTROL_BYTES = 1 << 20
 _DTYPES = {torch.float16: "float16", torch.bfloat16: "bfloat16"}
 
 
@@ -427,7 +427,7 @@ def _heap_bytes(records: Sequence[Record]) -> int:
     slot = _HOST_SLOT_BYTES if choose() == "host" else _GPU_SLOT_BYTES
     for record in records:
         slot = max(slot, problem_class(record.op)(**record.problem).slot_bytes)
-    return 2 * slot + _CONTROL_BYTES
+    return 2 * slot + CONTROL_BYTES
 
 
 def _vote(fabric: Fabric, value: Any) -> list[Any]:
