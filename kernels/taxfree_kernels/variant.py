@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from taxfree_kernels.errors import PlanError
 
@@ -43,6 +43,28 @@ class Cost:
     link_bytes: int
 
 
+@dataclass(frozen=True)
+class Step:
+    """A part of a call that begins when the part before it has ended.
+
+    Args:
+        name: as reports name it.
+        kind: "collective"; "copy", of what another layout would leave in place; "consumer", of what
+            was gathered; "fused", which communicates and computes at once.
+        run: launches it.
+        least: launches the same collective on as little data as it takes; None where there is none.
+        reads: the intermediate that a consumer reads; None for other kinds.
+        memory_bytes: that a copy reads and writes, or a consumer reads of the intermediate.
+    """
+
+    name: str
+    kind: Literal["collective", "copy", "consumer", "fused"]
+    run: Callable[[], Any]
+    least: Callable[[], Any] | None = None
+    reads: torch.Tensor | None = None
+    memory_bytes: int = 0
+
+
 class Plan(ABC):
     """A variant made ready for one problem on one fabric.
 
@@ -56,6 +78,10 @@ class Plan(ABC):
     @abstractmethod
     def __call__(self, *tensors: torch.Tensor | None) -> torch.Tensor:
         """Run on the operation's inputs, the last one being the output to write; returns it."""
+
+    def steps(self, *tensors: torch.Tensor | None) -> list[Step]:
+        """What a call on these tensors consists of, in order, for reports that time the parts."""
+        return [Step("kernel", "fused", lambda: self(*tensors))]
 
 
 class Variant(ABC):
@@ -104,6 +130,8 @@ class Operation:
             give results that are exact in any order of summation.
         reference: (problem, rank, seed, device, integers) -> the rank's result in float64.
         empty_output: (problem, device) -> an uninitialised output.
+        compile_inputs: (problem, device) -> tensors to compile kernels with, where those of
+            make_inputs are too large for an engine's device; the large ones are meta tensors.
     """
 
     name: str
@@ -112,6 +140,7 @@ class Operation:
     make_inputs: Callable[..., tuple[torch.Tensor | None, ...]]
     reference: Callable[..., torch.Tensor]
     empty_output: Callable[..., torch.Tensor]
+    compile_inputs: Callable[..., tuple[torch.Tensor | None, ...]] | None = None
 
 
 def operation_names() -> list[str]:

@@ -141,12 +141,14 @@ class Connection:
     def _explained(self) -> Iterator[None]:
         try:
             yield
-        except sqlite3.Error as error:
+        except (sqlite3.Error, UnicodeDecodeError) as error:
             raise self._explanation(error) from error
 
-    def _explanation(self, error: sqlite3.Error) -> DatabaseError:
+    def _explanation(self, error: Exception) -> DatabaseError:
+        # Text that is no text comes from a damaged page, or from SQLite's complaint about one.
+        text = "malformed" if isinstance(error, UnicodeDecodeError) else str(error)
         for said, cause, message, hint in _CAUSES:
-            if said in str(error):
+            if said in text:
                 return cause(f"{self._path} {message}", hint)
         return DatabaseUnreadable(
             f"{self._path} cannot be used: {error}",

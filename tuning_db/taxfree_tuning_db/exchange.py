@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from collections.abc import Iterable, Mapping
@@ -54,6 +55,8 @@ def export(records: Iterable[Record], target: Location) -> None:
         target.write(text)
         return
     try:
+        if Path(target).is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
         _replace(Path(target), text)
     except OSError as error:
         raise DatabaseUnreadable(
@@ -76,7 +79,9 @@ def read_export(source: Location) -> list[object]:
     return _entries(name, document)
 
 
-def import_records(database: Database, document: Location | Mapping[str, Any]) -> ImportReport:
+def import_records(
+    database: Database, document: Location | Mapping[str, Any] | list[object]
+) -> ImportReport:
     """Put the records of an export into a database, keeping the better-measured of two.
 
     Of two records of one taxfree version, the better has more samples behind its winner; if they
@@ -87,7 +92,8 @@ def import_records(database: Database, document: Location | Mapping[str, Any]) -
 
     Args:
         database: what to change.
-        document: an export: a path, a text stream, or the parsed document.
+        document: an export: a path, a text stream, the parsed document, or what `read_export`
+            returned of it.
 
     Raises:
         NotAnExport: the document is something else; the database is unchanged.
@@ -95,6 +101,8 @@ def import_records(database: Database, document: Location | Mapping[str, Any]) -
     """
     if isinstance(document, Mapping):
         entries = _entries("the document", document)
+    elif isinstance(document, list):
+        entries = document
     else:
         entries = read_export(document)
     valid, refused = _validated(entries)

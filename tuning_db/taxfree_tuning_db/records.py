@@ -267,7 +267,16 @@ def _require(condition: bool, field: str, why: str) -> None:
 
 
 def _text(field: str, value: object) -> None:
-    _require(isinstance(value, str), field, "is not text")
+    _require(isinstance(value, str) and _is_unicode(value), field, "is not text")
+
+
+def _is_unicode(text: str) -> bool:
+    """Whether it can be printed and stored; JSON can hold halves of characters."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _name(field: str, value: object) -> None:
@@ -279,6 +288,7 @@ def _count(field: str, value: Any, least: int = 0) -> None:
     # bool is a subclass of int
     _require(isinstance(value, int) and not isinstance(value, bool), field, "is not an integer")
     _require(value >= least, field, f"is below {least}")
+    _require(_is_finite(value), field, "is not finite")
 
 
 def _number(field: str, value: Any) -> None:
@@ -289,7 +299,10 @@ def _number(field: str, value: Any) -> None:
 
 
 def _is_finite(value: object) -> bool:
-    return not isinstance(value, float) or math.isfinite(value)
+    try:
+        return not isinstance(value, int | float) or math.isfinite(value)
+    except OverflowError:  # an integer beyond any float
+        return False
 
 
 def _items(field: str, value: object) -> Iterator[tuple[str, object]]:
@@ -303,6 +316,8 @@ def _items(field: str, value: object) -> Iterator[tuple[str, object]]:
 def _scalars(field: str, value: object) -> None:
     for path, item in _items(field, value):
         _require(isinstance(item, int | str | float), path, "is not a scalar")
+        if isinstance(item, str):
+            _text(path, item)
         _require(_is_finite(item), path, "is not finite")
 
 

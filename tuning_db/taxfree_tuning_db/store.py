@@ -6,6 +6,7 @@ runs code.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator
@@ -37,7 +38,7 @@ _T = TypeVar("_T")
 def default_path() -> Path:
     """Return where the database is: `TAXFREE_DB`, else in the platform's user data folder."""
     if path := os.environ.get("TAXFREE_DB"):
-        return Path(path).expanduser()
+        return Path(os.path.expanduser(path))  # leaves an unknown ~user as it is; Path raises
     return platformdirs.user_data_path() / "taxfree" / "tuning.sqlite"
 
 
@@ -98,13 +99,33 @@ class Database:
             )
         return self._connection.transaction()
 
+    def require_writable(self) -> None:
+        """Change something and take it back, to know now whether records can be stored later.
+
+        Raises:
+            DatabaseReadOnly: they cannot, nor can anything else be written.
+            DatabaseError: any other subclass that tells why.
+        """
+        with contextlib.suppress(_TakenBack), self.transaction():
+            self._connection.execute("UPDATE meta SET value = value")
+            raise _TakenBack
+        if not os.access(self.path.absolute().parent, os.W_OK):  # where SQLite's journal will be
+            raise DatabaseReadOnly(
+                f"the folder of {self.path} is read-only",
+                "make it writable, or point --db or TAXFREE_DB at a copy",
+            )
+
     def records(self) -> Iterator[Record]:
         """Yield every record in the order of the keys, as they stood together at the first one.
 
         Raises:
             ForeignRecord: a row is not a record.
         """
-        for key, stored in sorted(self._records.items()):
+        rows = list(self._records.items())
+        for key, _ in rows:
+            if not isinstance(key, str):
+                raise ForeignRecord(repr(key), "its key is not text")
+        for key, stored in sorted(rows, key=lambda row: row[0]):
             yield _record(key, stored)
 
     def get(self, key: str) -> Record | None:
@@ -230,6 +251,10 @@ class Database:
             f"{self.path} is not a tuning database",
             "point --db or TAXFREE_DB at a tuning database",
         )
+
+
+class _TakenBack(Exception):
+    """Ends a transaction without a change."""
 
 
 def _missing(path: Path) -> DatabaseMissing:

@@ -13,17 +13,8 @@ import torch.distributed as dist
 
 from taxfree_kernels.all_gather_matmul.problem import AllGatherMatmul
 from taxfree_kernels.fabric.base import Fabric
-from taxfree_kernels.variant import Config, Plan, Variant
-
-
-def matmul_into(
-    out: torch.Tensor, a: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
-) -> torch.Tensor:
-    """out = a @ weight (+ bias) by the vendor's library."""
-    if bias is None:
-        return torch.mm(a, weight, out=out)
-    return torch.addmm(bias, a, weight, out=out)
-
+from taxfree_kernels.variant import Config, Plan, Step, Variant
+from taxfree_kernels.vendor import matmul_into
 
 # torch 2.13 renamed it; earlier versions have only the old name.
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -37,7 +28,9 @@ class BaselinePlan(Plan):
 
     def __init__(self, problem: AllGatherMatmul, fabric: Fabric) -> None:
         self._problem, self._group = problem, fabric.group
-        self.launches = 2 + (problem.gather_dim == 1)
+        # With one row, the sources already stand side by side.
+        self._needs_layout = problem.gather_dim == 1 and problem.m > 1
+        self.launches = 2 + self._needs_layout
         dtype = getattr(torch, problem.dtype)
         rows, columns, world = problem.shard_rows, problem.shard_columns, problem.world_size
         self._gathered = self._buffer(fabric, (world * rows, columns), dtype)
@@ -45,7 +38,10 @@ class BaselinePlan(Plan):
         if problem.gather_dim == 0 and problem.m % world:
             self._padded = torch.zeros(rows, columns, dtype=dtype, device=fabric.device)
             self.launches += 1
-        self._a = torch.empty(problem.m, problem.k, dtype=dtype, device=fabric.device)
+        if self._needs_layout:
+            self._matrix = torch.empty(problem.m, problem.k, dtype=dtype, device=fabric.device)
+        else:
+            self._matrix = self._gathered.view(-1, problem.k)[: problem.m]
 
     def _buffer(self, fabric: Fabric, size: tuple[int, int], dtype: torch.dtype) -> torch.Tensor:
         return torch.empty(size, dtype=dtype, device=fabric.device)
@@ -54,21 +50,56 @@ class BaselinePlan(Plan):
         self, a: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor
     ) -> torch.Tensor:
         if self._padded is not None:
-            self._padded[: a.shape[0]].copy_(a)
-            a = self._padded
+            a = self._pad(a)
         _all_gather(self._gathered, a, group=self._group)
-        return matmul_into(out, self._as_matrix(), weight, bias)
+        if self._needs_layout:
+            self._lay_out()
+        return matmul_into(out, self._matrix, weight, bias)
 
-    def _as_matrix(self) -> torch.Tensor:
+    def steps(
+        self, a: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor
+    ) -> list[Step]:
+        steps, shard = [], a
+        if self._padded is not None:
+            shard = self._padded
+            steps.append(Step("pad", "copy", lambda: self._pad(a), memory_bytes=2 * a.nbytes))
+        steps.append(
+            Step(
+                "all-gather",
+                "collective",
+                lambda: _all_gather(self._gathered, shard, group=self._group),
+                least=lambda: self._gather_one_element(shard),
+            )
+        )
+        matrix = self._matrix
+        if self._needs_layout:
+            steps.append(Step("re-layout", "copy", self._lay_out, memory_bytes=2 * matrix.nbytes))
+        steps.append(
+            Step(
+                "matmul",
+                "consumer",
+                lambda: matmul_into(out, matrix, weight, bias),
+                reads=matrix,
+                memory_bytes=matrix.nbytes,
+            )
+        )
+        return steps
+
+    def _pad(self, a: torch.Tensor) -> torch.Tensor:
+        assert self._padded is not None
+        self._padded[: a.shape[0]].copy_(a)
+        return self._padded
+
+    def _gather_one_element(self, shard: torch.Tensor) -> None:
+        world = self._problem.world_size
+        _all_gather(self._gathered.view(-1)[:world], shard.view(-1)[:1], group=self._group)
+
+    def _lay_out(self) -> None:
+        """From [source, m, columns] to [m, source, columns]."""
         problem = self._problem
-        if problem.gather_dim == 0:
-            return self._gathered[: problem.m]
         by_source = self._gathered.view(problem.world_size, problem.m, problem.shard_columns)
-        if problem.m == 1:  # the sources already stand side by side
-            return by_source.view(1, problem.k)
-        columns = self._a.view(problem.m, problem.world_size, problem.shard_columns)
+        columns = self._matrix.view(problem.m, problem.world_size, problem.shard_columns)
         columns.copy_(by_source.transpose(0, 1))
-        return self._a
 
 
 class Baseline(Variant):

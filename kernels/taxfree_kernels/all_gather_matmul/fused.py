@@ -10,7 +10,7 @@ from taxfree_kernels.all_gather_matmul import spaces
 from taxfree_kernels.all_gather_matmul.problem import AllGatherMatmul
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.hardware import Hardware
-from taxfree_kernels.launch import Kernel
+from taxfree_kernels.launch import Kernel, compile_options
 from taxfree_kernels.variant import Config, Plan, Space, Variant
 
 
@@ -80,7 +80,7 @@ class FusedPlan(Plan):
                 "HAS_BIAS": problem.bias,
                 "CHUNKS": config["CHUNKS"],
                 "SOURCES_PER_WAIT": config["SOURCES_PER_WAIT"],
-                "PREFETCH": config.get("PREFETCH", False),
+                "XCDS": config.get("XCDS", 1),
                 "EVEN_K": problem.shard_columns % config["BLOCK_K"] == 0,
             }
             | dict(constants),
@@ -95,11 +95,3 @@ class FusedPlan(Plan):
             out if bias is None else bias, out, *self._fixed_args,
         )  # fmt: skip
         return out
-
-
-def compile_options(backend: str, config: Config) -> dict[str, Any]:
-    """What Triton is told beside the constants; fusing of multiply and add is always explicit."""
-    if backend == "interpreter":
-        return {}
-    names = ("num_warps", "num_stages", "waves_per_eu", "matrix_instr_nonkdim")
-    return {name: config[name] for name in names if name in config} | {"enable_fp_fusion": True}

@@ -17,7 +17,6 @@ import triton
 import triton.language as tl
 
 from taxfree_kernels.all_gather_matmul import spaces
-from taxfree_kernels.all_gather_matmul.baseline import matmul_into
 from taxfree_kernels.all_gather_matmul.problem import AllGatherMatmul
 from taxfree_kernels.all_gather_matmul.tile import push_chunk
 from taxfree_kernels.device import sync
@@ -25,7 +24,8 @@ from taxfree_kernels.device.tiles import select
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.launch import Kernel
-from taxfree_kernels.variant import Config, Plan, Space, Variant
+from taxfree_kernels.variant import Config, Plan, Space, Step, Variant
+from taxfree_kernels.vendor import matmul_into
 
 
 @triton.jit(do_not_specialize=["rank", "own_rows", "m", "shard_rows"])
@@ -103,6 +103,26 @@ class OneShotPlan(Plan):
     ) -> torch.Tensor:
         self._gather(a, self._own_rows, *self._fixed_args)
         return matmul_into(out, self._a, weight, bias)
+
+    def steps(
+        self, a: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor
+    ) -> list[Step]:
+        *args, _, shard_columns = self._fixed_args
+        return [
+            Step(
+                "gather",
+                "collective",
+                lambda: self._gather(a, self._own_rows, *self._fixed_args),
+                least=lambda: self._gather(a, 0, *args, 0, shard_columns),  # shards without rows
+            ),
+            Step(
+                "matmul",
+                "consumer",
+                lambda: matmul_into(out, self._a, weight, bias),
+                reads=self._a,
+                memory_bytes=self._a.nbytes,
+            ),
+        ]
 
 
 class OneShot(Variant):

@@ -35,7 +35,7 @@ def _pull(
     CHUNKS: tl.constexpr, SEND_BLOCK: tl.constexpr,
     SOURCES_PER_WAIT: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr, SPLIT_K: tl.constexpr, EVEN_K: tl.constexpr,
-    SWAP_AB: tl.constexpr, PREFETCH: tl.constexpr,
+    SWAP_AB: tl.constexpr, XCDS: tl.constexpr,
 ):  # fmt: skip
     program = tl.program_id(0)
     generation = sync.running_generation(control_ptr)
@@ -58,7 +58,7 @@ def _pull(
             slot_ptr, control_ptr, generation, partials_ptr, counters_ptr, heap_bases, rank,
             m, n, k, shard_rows, shard_columns,
             WORLD, BACKEND, GATHER_DIM, HAS_BIAS, CHUNKS, SOURCES_PER_WAIT, True,
-            BLOCK_M, BLOCK_N, BLOCK_K, GROUP_M, SPLIT_K, EVEN_K, SWAP_AB, PREFETCH,
+            BLOCK_M, BLOCK_N, BLOCK_K, GROUP_M, SPLIT_K, EVEN_K, SWAP_AB, XCDS,
         )  # fmt: skip
     sync.leave(control_ptr)
 

@@ -15,7 +15,7 @@ from taxfree_kernels.all_gather_matmul.problem import AllGatherMatmul
 from taxfree_kernels.errors import PlanError
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.hardware import Hardware
-from taxfree_kernels.variant import Config, Plan, Variant
+from taxfree_kernels.variant import Config, Plan, Step, Variant
 
 
 class RegisteredPlan(BaselinePlan):
@@ -32,7 +32,7 @@ class RegisteredPlan(BaselinePlan):
             self._shard = torch.zeros(size, dtype=self._gathered.dtype, device=fabric.device)
         backend.register_mem_pool(self._pool, symm=True)
         self._padded = None
-        self.launches = 3 + (problem.gather_dim == 1)
+        self.launches = 3 + self._needs_layout
 
     def _buffer(self, fabric: Fabric, size: tuple[int, int], dtype: torch.dtype) -> torch.Tensor:
         with torch.cuda.use_mem_pool(self._pool):
@@ -41,8 +41,17 @@ class RegisteredPlan(BaselinePlan):
     def __call__(
         self, a: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor
     ) -> torch.Tensor:
-        self._shard[: a.shape[0]].copy_(a)
+        self._copy_in(a)
         return super().__call__(self._shard, weight, bias, out)
+
+    def steps(
+        self, a: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor
+    ) -> list[Step]:
+        copy_in = Step("copy in", "copy", lambda: self._copy_in(a), memory_bytes=2 * a.nbytes)
+        return [copy_in, *super().steps(self._shard, weight, bias, out)]
+
+    def _copy_in(self, a: torch.Tensor) -> None:
+        self._shard[: a.shape[0]].copy_(a)
 
 
 class Registered(Variant):

@@ -6,34 +6,24 @@ from typing import Any
 
 from taxfree_kernels.all_gather_matmul.problem import ITEM_BYTES, AllGatherMatmul
 from taxfree_kernels.hardware import Hardware
+from taxfree_kernels.spaces import power_of_2, refuses_tile, up_to, within
 from taxfree_kernels.variant import Config, Space
-
-_NEXT_POWER_OF_2 = [1 << i for i in range(32)]
-
-
-def _round_up(value: int, least: int) -> int:
-    return max(least, next(power for power in _NEXT_POWER_OF_2 if power >= value))
-
-
-def _up_to(limit: int, values: tuple[int, ...]) -> tuple[int, ...]:
-    """The values that are not above `limit`; the smallest where all are."""
-    return tuple(value for value in values if value <= limit) or values[:1]
 
 
 def tile_space(problem: AllGatherMatmul, hardware: Hardware) -> Space:
     """How tiles are computed, for the device's own limits."""
     waits = (problem.world_size, 1)
-    widest_k = _round_up(problem.shard_columns, 16)
+    widest_k = power_of_2(problem.shard_columns, 16)
     if hardware.backend == "interpreter":  # its time goes by the number of operations, not by size
         return {
-            "BLOCK_M": (16, 32), "BLOCK_N": (32, 64), "BLOCK_K": _up_to(widest_k, (16, 32, 64)),
+            "BLOCK_M": (16, 32), "BLOCK_N": (32, 64), "BLOCK_K": up_to(widest_k, (16, 32, 64)),
             "GROUP_M": (1, 4), "SPLIT_K": (1, 2, 4, 8), "SWAP_AB": (False, True),
             "SOURCES_PER_WAIT": waits,
         }  # fmt: skip
     space: dict[str, tuple[Any, ...]] = {
-        "BLOCK_M": _up_to(_round_up(problem.m, 16), (16, 32, 64, 128, 256)),
+        "BLOCK_M": up_to(power_of_2(problem.m, 16), (16, 32, 64, 128, 256)),
         "BLOCK_N": (32, 64, 128, 256),
-        "BLOCK_K": _up_to(widest_k, (32, 64, 128, 256)),
+        "BLOCK_K": up_to(widest_k, (32, 64, 128, 256)),
         "GROUP_M": (1, 4, 8),
         "SPLIT_K": (1, 2, 3, 4, 8),
         "SWAP_AB": (False, True),
@@ -41,18 +31,35 @@ def tile_space(problem: AllGatherMatmul, hardware: Hardware) -> Space:
         "num_warps": (4, 8),
         "num_stages": (2, 3, 4, 5, 6),
     }
-    if hardware.backend == "cuda" and problem.weight_layout == "nk":
-        space |= {"PREFETCH": (False, True)}  # of weights, before the wait
     if hardware.backend == "hip":
-        space |= {"waves_per_eu": (0, 1, 2), "matrix_instr_nonkdim": (16, 32)}
+        space |= {
+            "XCDS": tuple(dict.fromkeys((hardware.num_xcds, 1))),
+            "waves_per_eu": (0, 1, 2),
+            "matrix_instr_nonkdim": (16, 32),
+        }
     return space
+
+
+def tma_space(problem: AllGatherMatmul, hardware: Hardware) -> Space:
+    """How tiles are computed whose operands TMA loads, and how many programs send."""
+    space = {**tile_space(problem, hardware), **send_space(problem, hardware)}
+    if hardware.backend == "interpreter":
+        return {**space, "SENDERS": (1, 2, 64)}
+    return {
+        **space,
+        "BLOCK_K": up_to(power_of_2(problem.shard_columns, 64), (64, 128)),
+        "num_stages": (3, 4, 5, 6),
+        "CHUNKS": up_to(problem.shard_rows, (1, 2, 3, 4, 6, 8, 12, 16, 32, 64)),
+        "SENDERS": (8, 12, 18, 24, 32, 64, 512),
+        "SEND_BLOCK": (8192, 16384, 32768),
+    }
 
 
 def send_space(problem: AllGatherMatmul, hardware: Hardware) -> Space:
     """How the shard is sent."""
     if hardware.backend == "interpreter":
-        return {"CHUNKS": _up_to(problem.shard_rows, (1, 2)), "SEND_BLOCK": (1024,)}
-    chunks = _up_to(problem.shard_rows, (1, 2, 4, 8, 16, 32, 64))
+        return {"CHUNKS": up_to(problem.shard_rows, (1, 2)), "SEND_BLOCK": (1024,)}
+    chunks = up_to(problem.shard_rows, (1, 2, 4, 8, 16, 32, 64))
     return {"CHUNKS": chunks, "SEND_BLOCK": (2048, 4096, 8192)}
 
 
@@ -60,17 +67,29 @@ def first_configs(
     problem: AllGatherMatmul, hardware: Hardware, space: Space
 ) -> list[dict[str, Any]]:
     """Configs that won on like shapes, cut down to `space`; the first is the default."""
-    rows = _round_up(problem.m, 16)
+    rows = power_of_2(problem.m, 16)
     if hardware.backend == "interpreter":
-        guesses = [{"BLOCK_M": min(rows, 32), "BLOCK_N": 64, "BLOCK_K": 64, "CHUNKS": 1}]
+        guesses = [_first_interpreted(rows)]
     elif problem.shard_columns % 8:  # rows are not aligned: nothing is loaded 16 bytes at a time
         guesses = [{"BLOCK_M": min(rows, 64), "BLOCK_N": 64, "BLOCK_K": 32, "num_warps": 8}]
     elif hardware.backend == "hip":
         guesses = _first_on_cdna(rows)
     else:
         guesses = _first_on_hopper(rows, sending_chunks(problem))
-    configs = [_within(space, guess) for guess in guesses]
-    return [config for config in configs if refuses(problem, hardware, config) is None]
+    return _allowed(problem, hardware, space, guesses)
+
+
+def _allowed(
+    problem: AllGatherMatmul, hardware: Hardware, space: Space, guesses: list[dict[str, Any]]
+) -> list[dict[str, Any]]:
+    """The guesses that can run; where K is too short to be split, the first one unsplit."""
+    configs = [within(space, guess) for guess in guesses]
+    allowed = [config for config in configs if refuses(problem, hardware, config) is None]
+    return allowed or [within(space, guesses[0] | {"SPLIT_K": 1})]
+
+
+def _first_interpreted(rows: int) -> dict[str, Any]:
+    return {"BLOCK_M": min(rows, 32), "BLOCK_N": 64, "BLOCK_K": 64, "CHUNKS": 1}
 
 
 def sending_chunks(problem: AllGatherMatmul) -> int:
@@ -85,10 +104,9 @@ def _first_on_hopper(rows: int, chunks: int) -> list[dict[str, Any]]:
                   "num_warps": 4, "SEND_BLOCK": 8192}  # fmt: skip
         return [
             skinny | {"SPLIT_K": 4, "num_stages": 5, "CHUNKS": 2 * chunks},
-            skinny | {"SPLIT_K": 4, "num_stages": 5, "CHUNKS": 2 * chunks, "PREFETCH": True},
             skinny | {"SPLIT_K": 4, "num_stages": 3, "CHUNKS": 4 * chunks},
-            skinny | {"SPLIT_K": 4, "num_stages": 3, "CHUNKS": 2 * chunks, "PREFETCH": True},
-            skinny | {"SPLIT_K": 2, "num_stages": 5, "CHUNKS": 4 * chunks, "PREFETCH": True},
+            skinny | {"SPLIT_K": 4, "num_stages": 3, "CHUNKS": 2 * chunks},
+            skinny | {"SPLIT_K": 2, "num_stages": 5, "CHUNKS": 4 * chunks},
         ]
     wide = {"GROUP_M": 8, "BLOCK_K": 64, "CHUNKS": chunks}
     eight = wide | {"BLOCK_M": 128, "SPLIT_K": 1, "num_warps": 8}
@@ -99,6 +117,48 @@ def _first_on_hopper(rows: int, chunks: int) -> list[dict[str, Any]]:
         four | {"BLOCK_M": 64, "BLOCK_N": 128},
         four | {"BLOCK_M": 128, "BLOCK_N": 64},
     ]
+
+
+def first_tma_configs(
+    problem: AllGatherMatmul, hardware: Hardware, space: Space
+) -> list[dict[str, Any]]:
+    """As :func:`first_configs`.
+
+    The tiles are those that were best alone on H200, by M. From M = 128 on they leave a few compute
+    units to as many senders, so that all programs run at once: a tile that starts when a sender
+    has ended comes too late.
+    """
+    rows, receivers = power_of_2(problem.m, 16), max(1, problem.world_size - 1)
+    waits, chunks = {"SOURCES_PER_WAIT": problem.world_size}, sending_chunks(problem)
+    few = {"CHUNKS": max(1, 12 // receivers), "SENDERS": 12, "SEND_BLOCK": 16384}
+    more = {"CHUNKS": max(1, 18 // receivers), "SENDERS": 18, "SEND_BLOCK": 16384}
+    skinny = waits | {"BLOCK_M": rows, "BLOCK_N": 64, "BLOCK_K": 128, "GROUP_M": 1, "SWAP_AB": True,
+                      "SPLIT_K": 2, "num_warps": 4, "num_stages": 4}  # fmt: skip
+    square = waits | {"BLOCK_M": 128, "BLOCK_N": 128, "BLOCK_K": 64, "GROUP_M": 8, "num_warps": 4,
+                      "num_stages": 6}  # fmt: skip
+    wide = square | {"BLOCK_N": 256, "num_warps": 8, "num_stages": 4}
+    if hardware.backend == "interpreter":
+        guesses = [_first_interpreted(rows)]
+    elif rows <= 64:
+        all_at_once = {"CHUNKS": chunks, "SENDERS": 512, "SEND_BLOCK": 8192}
+        guesses = [
+            skinny | all_at_once,
+            skinny | all_at_once | {"CHUNKS": 2 * chunks, "num_stages": 6},
+            skinny | all_at_once | {"CHUNKS": 2 * chunks, "SPLIT_K": 4, "num_stages": 3},
+        ]
+    elif rows == 128:
+        guesses = [skinny | more, skinny | few, skinny | more | {"SEND_BLOCK": 8192}]
+    elif rows == 256:
+        guesses = [square | {"SPLIT_K": 2} | few, square | {"SPLIT_K": 2} | more]
+    elif rows == 512:
+        guesses = [square | few, square | more, wide | {"SPLIT_K": 2} | few]
+    elif rows <= 2048:
+        guesses = [wide | few, wide | more]
+    else:  # many waves of tiles: pieces that arrive one after the other
+        guesses = [
+            wide | {"CHUNKS": 16, "SENDERS": count, "SEND_BLOCK": 16384} for count in (24, 12)
+        ]
+    return _allowed(problem, hardware, space, guesses)
 
 
 def _first_on_cdna(rows: int) -> list[dict[str, Any]]:
@@ -118,34 +178,6 @@ def _first_on_cdna(rows: int) -> list[dict[str, Any]]:
     ]
 
 
-def _within(space: Space, guess: dict[str, Any]) -> dict[str, Any]:
-    """`guess` with each value moved to the nearest that `space` offers; the rest at its first."""
-    config = {}
-    for knob, values in space.items():
-        wanted = guess.get(knob, values[0])
-        config[knob] = wanted if wanted in values else min(values, key=lambda v: abs(v - wanted))
-    return config
-
-
 def refuses(problem: AllGatherMatmul, hardware: Hardware, config: Config) -> str | None:
     """Why a config is not worth compiling, or None."""
-    block_m, block_n, block_k = config["BLOCK_M"], config["BLOCK_N"], config["BLOCK_K"]
-    steps = problem.k // block_k
-    if config["SPLIT_K"] > max(1, steps):
-        return f"SPLIT_K {config['SPLIT_K']} leaves splits without a step of k"
-    if hardware.backend == "interpreter":
-        return None
-    stages = config["num_stages"] if hardware.backend == "cuda" else config["num_stages"] - 1
-    shared = stages * (block_m + block_n) * block_k * 2
-    if shared > hardware.shared_memory:
-        return f"{shared} bytes of shared memory, {hardware.shared_memory} are there"
-    threads = config["num_warps"] * hardware.warp_size
-    if block_m * block_n > 160 * threads:
-        return f"accumulators of {block_m * block_n // threads} registers a thread"
-    if config["SWAP_AB"] and block_m > 64:
-        return "SWAP_AB is for few rows"
-    if config.get("PREFETCH") and problem.shard_columns % block_k:
-        return "PREFETCH takes whole steps of k"
-    if config["SPLIT_K"] > 1 and problem.m * problem.n > 1 << 22:
-        return "SPLIT_K is for outputs that leave compute units idle"
-    return None
+    return refuses_tile(hardware, config, problem.shard_columns, problem.m * problem.n, 128)

@@ -6,22 +6,27 @@ import triton
 import triton.language as tl
 
 from taxfree_kernels.device import sync
-from taxfree_kernels.device.tiles import accumulate, copy, prefetch, select, tile_of
+from taxfree_kernels.device.tiles import accumulate, copy, own_chiplet_first, select, tile_of
 
 
 @triton.jit
 def push_chunk(
-    sender, a_ptr, own_rows, slot_ptr, control_ptr, generation, heap_bases, rank,
+    message, a_ptr, own_rows, slot_ptr, control_ptr, generation, heap_bases, rank,
     shard_rows, shard_columns,
     WORLD: tl.constexpr, BACKEND: tl.constexpr, CHUNKS: tl.constexpr, SEND_BLOCK: tl.constexpr,
+    TO_SELF: tl.constexpr = False,
 ):  # fmt: skip
-    """Send one chunk of rows of this rank's shard to one peer's inbox, and signal it.
+    """Send one chunk of rows of this rank's shard to one rank's inbox, and signal it.
 
     The inbox is [source, shard_rows, shard_columns]; the channel is the chunk. Chunks without rows
     are signalled too. Ranks start with different peers, so that no link is hit by all at once.
+
+    Args:
+        message: of CHUNKS to each peer, and, when TO_SELF, as many to the own inbox.
     """
-    chunk = sender // (WORLD - 1)
-    peer = (rank + 1 + sender % (WORLD - 1)) % WORLD
+    receivers: tl.constexpr = WORLD - 1 + TO_SELF
+    chunk = message // receivers
+    peer = (rank + 1 + message % receivers) % WORLD
     chunk_rows = tl.cdiv(shard_rows, CHUNKS)
     begin = chunk * chunk_rows
     end = min(begin + chunk_rows, own_rows)
@@ -35,15 +40,16 @@ def push_chunk(
 
 @triton.jit
 def wait_for_rows(
-    row_begin, row_end, first_step, end_step, control_ptr, generation, heap_bases, rank,
+    row_begin, row_end, nearest, farthest, control_ptr, generation, heap_bases, rank,
     m, shard_rows,
     WORLD: tl.constexpr, BACKEND: tl.constexpr, GATHER_DIM: tl.constexpr, CHUNKS: tl.constexpr,
+    TO_SELF: tl.constexpr = False,
 ):  # fmt: skip
-    """Wait for the chunks that hold rows [row_begin, row_end) of the peers that matter.
+    """Wait for the chunks that hold rows [row_begin, row_end) of the ranks that matter.
 
-    With gather_dim 1 these are the peers at distances [first_step, end_step) from this rank; with
-    gather_dim 0 the peers whose shards have such rows, and for the last tile also those without
-    any, so that every rank waits for every peer in each call.
+    With gather_dim 1 these are the peers at distances [nearest, farthest) from this rank; with
+    gather_dim 0 the peers, when TO_SELF also this rank, whose shards have such rows, and for the
+    last tile also those without any, so that every rank waits for every peer in each call.
     """
     lanes: tl.constexpr = triton.next_power_of_2(WORLD * CHUNKS)
     lane = tl.arange(0, lanes)
@@ -54,10 +60,10 @@ def wait_for_rows(
     if GATHER_DIM == 0:
         begin = tl.minimum(source * shard_rows + begin, m)
         end = tl.minimum(source * shard_rows + end, m)
-        needed = source != rank
+        needed = (source != rank) | TO_SELF
     else:
         distance = (source - rank + WORLD) % WORLD
-        needed = (distance >= first_step) & (distance < end_step)
+        needed = (distance >= nearest) & (distance < farthest)
     has_rows = (begin < row_end) & (end > row_begin)
     last_row = tl.zeros_like(lane) + row_end
     is_last = (begin >= end) & (last_row >= m)  # a chunk without rows falls to the last tile
@@ -76,7 +82,7 @@ def gathered_tile(
     WORLD: tl.constexpr, BACKEND: tl.constexpr, GATHER_DIM: tl.constexpr, HAS_BIAS: tl.constexpr,
     CHUNKS: tl.constexpr, SOURCES_PER_WAIT: tl.constexpr, PULL: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
-    SPLIT_K: tl.constexpr, EVEN_K: tl.constexpr, SWAP_AB: tl.constexpr, PREFETCH: tl.constexpr,
+    SPLIT_K: tl.constexpr, EVEN_K: tl.constexpr, SWAP_AB: tl.constexpr, XCDS: tl.constexpr,
 ):  # fmt: skip
     """Compute one tile of out = gathered A @ W + bias, waiting for what it needs of each source.
 
@@ -84,9 +90,9 @@ def gathered_tile(
         index: of the tile and its K split, splits fastest.
         slot_ptr: the running slot: peers' shards in this rank's inbox, or, when PULL, each
             peer's own shard in its outbox.
-        partials_ptr: float32 [SPLIT_K, m, n]; counters_ptr: int32 [tiles]. For a split K only.
     """
     tiles_m, tiles_n = tl.cdiv(m, BLOCK_M), tl.cdiv(n, BLOCK_N)
+    index = own_chiplet_first(index, tiles_m * tiles_n * SPLIT_K, XCDS)
     tile, split = index // SPLIT_K, index % SPLIT_K
     tile_m, tile_n = tile_of(tile, tiles_m, tiles_n, GROUP_M)
     if GATHER_DIM == 0:  # the rows that are already here come first
@@ -97,19 +103,17 @@ def gathered_tile(
     row_mask, col_mask = rows < m, cols < n
     row_end = min(row_begin + BLOCK_M, m)
     w_cols = w_ptr + cols.to(tl.int64) * stride_wn
-    w_valid = w_ptr + tl.minimum(cols, n - 1).to(tl.int64) * stride_wn
     if SWAP_AB:
         acc = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
     else:
         acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
     arrived = rank >= 0
 
+    # Splits share each source, so that all of them begin with what is already here.
+    steps = tl.cdiv(shard_columns, BLOCK_K)
+    step_begin, step_end = steps * split // SPLIT_K, steps * (split + 1) // SPLIT_K
     if GATHER_DIM == 0:
         # -- one sweep over K; rows come from the own shard or from where their source put them --
-        steps = tl.cdiv(k, BLOCK_K)
-        step_begin, step_end = steps * split // SPLIT_K, steps * (split + 1) // SPLIT_K
-        if PREFETCH:
-            prefetch(w_valid, step_begin * BLOCK_K, step_end * BLOCK_K, BACKEND)
         arrived = wait_for_rows(
             row_begin, row_end, 0, 0, control_ptr, generation, heap_bases, rank, m, shard_rows,
             WORLD, BACKEND, GATHER_DIM, CHUNKS,
@@ -123,63 +127,68 @@ def gathered_tile(
             a_rows = slot_ptr + rows.to(tl.int64) * k
         a_rows = select(source == rank, a_ptr + own_row * k, a_rows, 16 if EVEN_K else 2)
         acc = accumulate(
-            acc, a_rows, 0, row_mask, w_cols, stride_wk, col_mask, 0, k, step_begin, step_end,
+            acc, a_rows, 0, row_mask, w_cols, stride_wk, col_mask, 0, 1, k, step_begin, step_end,
             1, BLOCK_K, EVEN_K, SWAP_AB,
         )  # fmt: skip
     else:
         # -- the own shard, then the peers in groups, each group behind one wait ----------------
         row_offset = rows.to(tl.int64) * shard_columns
-        per_source = tl.cdiv(shard_columns, BLOCK_K)
-        steps = WORLD * per_source
-        step_begin, step_end = steps * split // SPLIT_K, steps * (split + 1) // SPLIT_K
-        if PREFETCH:  # of what stands behind the wait, up to where the sources wrap around
-            awaited = max(step_begin, per_source)
-            source = (rank + awaited // per_source) % WORLD
-            k_begin = source * shard_columns + awaited % per_source * BLOCK_K
-            k_end = min(k, k_begin + (step_end - awaited) * BLOCK_K)
-            prefetch(w_valid, k_begin, k_end, BACKEND)
         acc = accumulate(
-            acc, a_ptr + row_offset, 0, row_mask, w_cols, stride_wk, col_mask, rank,
-            shard_columns, step_begin, min(step_end, per_source),
-            WORLD, BLOCK_K, EVEN_K, SWAP_AB,
+            acc, a_ptr + row_offset, 0, row_mask, w_cols, stride_wk, col_mask, rank, rank + 1,
+            shard_columns, step_begin, step_end, WORLD, BLOCK_K, EVEN_K, SWAP_AB,
         )  # fmt: skip
         for first in range(1, WORLD, SOURCES_PER_WAIT):
-            begin = max(step_begin, first * per_source)
-            end = min(step_end, min(first + SOURCES_PER_WAIT, WORLD) * per_source)
-            if begin < end:
-                here = wait_for_rows(
-                    row_begin, row_end, begin // per_source, tl.cdiv(end, per_source),
-                    control_ptr, generation, heap_bases, rank, m, shard_rows,
-                    WORLD, BACKEND, GATHER_DIM, CHUNKS,
-                )  # fmt: skip
-                arrived = arrived & here
-                source_rows = slot_ptr + row_offset
-                stride_source = shard_rows * shard_columns
-                if PULL:
-                    peer = (rank + first) % WORLD
-                    source_rows = sync.translate(source_rows, heap_bases, rank, peer)
-                    stride_source = 0
-                acc = accumulate(
-                    acc, source_rows, stride_source, row_mask, w_cols, stride_wk, col_mask,
-                    rank, shard_columns, begin, end, WORLD, BLOCK_K, EVEN_K, SWAP_AB,
-                )  # fmt: skip
+            last = min(first + SOURCES_PER_WAIT, WORLD)
+            here = wait_for_rows(
+                row_begin, row_end, first, last, control_ptr, generation, heap_bases, rank,
+                m, shard_rows, WORLD, BACKEND, GATHER_DIM, CHUNKS,
+            )  # fmt: skip
+            arrived = arrived & here
+            source_rows = slot_ptr + row_offset
+            stride_source = shard_rows * shard_columns
+            if PULL:
+                peer = (rank + first) % WORLD
+                source_rows = sync.translate(source_rows, heap_bases, rank, peer)
+                stride_source = 0
+            acc = accumulate(
+                acc, source_rows, stride_source, row_mask, w_cols, stride_wk, col_mask,
+                rank + first, rank + last, shard_columns, step_begin, step_end,
+                WORLD, BLOCK_K, EVEN_K, SWAP_AB,
+            )  # fmt: skip
 
+    finish_tile(
+        acc, arrived, tile, split, rows, cols, m, n, bias_ptr, out_ptr, partials_ptr, counters_ptr,
+        BACKEND, HAS_BIAS, SPLIT_K, SWAP_AB,
+    )  # fmt: skip
+
+
+@triton.jit
+def finish_tile(
+    acc, arrived, tile, split, rows, cols, m, n, bias_ptr, out_ptr, partials_ptr, counters_ptr,
+    BACKEND: tl.constexpr, HAS_BIAS: tl.constexpr, SPLIT_K: tl.constexpr, SWAP_AB: tl.constexpr,
+):  # fmt: skip
+    """Write a tile of the output; of a split K, the last split to finish writes the sum of all.
+
+    Args:
+        acc: float32 [rows, cols], or [cols, rows] when SWAP_AB.
+        arrived: whether all that it was made of has come; else NaN is written.
+        partials_ptr: float32 [SPLIT_K, m, n]; counters_ptr: int32 [tiles]. For a split K only.
+    """
     acc = tl.where(arrived, acc, float("nan"))
     if SWAP_AB:
         acc = tl.trans(acc)
-    mask = row_mask[:, None] & col_mask[None, :]
+    mask = (rows < m)[:, None] & (cols < n)[None, :]
     at = rows.to(tl.int64)[:, None] * n + cols[None, :]
     if SPLIT_K == 1:
-        _store(out_ptr + at, acc, mask, bias_ptr, cols, col_mask, HAS_BIAS)
+        _store(out_ptr + at, acc, mask, bias_ptr, cols, cols < n, HAS_BIAS)
     else:
         plane = m.to(tl.int64) * n
         tl.store(partials_ptr + split * plane + at, acc, mask=mask)
         if sync.arrive(counters_ptr + tile, SPLIT_K, BACKEND):
-            # The last split to finish adds all of them, always in the same order.
-            total = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+            total = tl.zeros_like(acc)  # always added in the same order
             for other in range(SPLIT_K):
                 total += tl.load(partials_ptr + other * plane + at, mask=mask, other=0.0)
-            _store(out_ptr + at, total, mask, bias_ptr, cols, col_mask, HAS_BIAS)
+            _store(out_ptr + at, total, mask, bias_ptr, cols, cols < n, HAS_BIAS)
 
 
 @triton.jit

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 import inspect
 import textwrap
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -23,21 +23,30 @@ _PROGRAM = "program"  # the name that kernels give to tl.program_id(0)
 
 @dataclass
 class Executed:
-    """Who has executed a line."""
+    """Who has executed a line.
+
+    Args:
+        most_programs: that can reach it in one launch.
+    """
 
     ranks: set[int] = field(default_factory=set)
     programs: set[int] = field(default_factory=set)
     calls: set[int] = field(default_factory=set)
+    most_programs: int = 0
 
     def add(self, other: Executed) -> None:
         self.ranks |= other.ranks
         self.programs |= other.programs
         self.calls |= other.calls
+        self.most_programs = max(self.most_programs, other.most_programs)
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """How much makes a line covered."""
+    """How much makes a line covered; of programs, no more than can reach it.
+
+    A protocol may have a single program in some role, such as the one that sends.
+    """
 
     ranks: int = 2
     programs: int = 2
@@ -53,8 +62,9 @@ class Coverage:
     def expect(self, kernel: Kernel) -> None:
         """Count the lines that a launch can reach."""
         constants = tuple(sorted(kernel.constants.items()))
-        for line in _reachable(kernel.function, constants, kernel.grid):
-            self.lines.setdefault(line, Executed())
+        for line, programs in _reachable(kernel.function, constants, range(kernel.grid)).items():
+            executed = self.lines.setdefault(line, Executed())
+            executed.most_programs = max(executed.most_programs, programs)
 
     def note(self, site: Site, actor: Actor) -> None:
         """Record an atomic access."""
@@ -77,7 +87,7 @@ class Coverage:
             (line, executed)
             for line, executed in sorted(self.lines.items(), key=lambda item: item[0].where)
             if len(executed.ranks) < wanted.ranks
-            or len(executed.programs) < wanted.programs
+            or len(executed.programs) < min(wanted.programs, executed.most_programs)
             or len(executed.calls) < wanted.calls
         ]
 
@@ -121,46 +131,57 @@ def _call_synchronises(call: ast.Call, caller: Any) -> bool:
     return callee is not None and callee is not caller and synchronises(callee)
 
 
+Programs = Sequence[int]  # ids
+
+
 @cache
-def _reachable(function: Any, constants: tuple[tuple[str, Any], ...], grid: int) -> frozenset[Line]:
+def _reachable(
+    function: Any, constants: tuple[tuple[str, Any], ...], programs: Programs
+) -> Mapping[Line, int]:
+    """Lines that some of these programs can reach -> how many can."""
     if inspect.getsourcefile(function.fn) == SYNC_FILE:
-        return frozenset()
+        return {}
     definition, offset = _parsed(function)
-    found: set[Line] = set()
-    for call in _calls(_live(definition.body, dict(constants), grid)):
-        if not _call_synchronises(call, function):
-            continue
-        found.add(Line(inspect.getfile(function.fn), call.lineno + offset, function.fn.__name__))
-        callee = jitted(ast.unparse(call.func), function.fn.__globals__)
-        if callee is not None:
-            found |= _reachable(callee, constants, grid)
-    return frozenset(found)
+    found: dict[Line, int] = {}
+    for statement, reaching in _live(definition.body, dict(constants), programs):
+        for call in _calls([statement]):
+            if not _call_synchronises(call, function):
+                continue
+            own = Line(inspect.getfile(function.fn), call.lineno + offset, function.fn.__name__)
+            reached = {own: len(reaching)}
+            callee = jitted(ast.unparse(call.func), function.fn.__globals__)
+            if callee is not None:
+                reached |= _reachable(callee, constants, reaching)
+            for line, count in reached.items():
+                found[line] = max(found.get(line, 0), count)
+    return found
 
 
-def _live(statements: list[ast.stmt], constants: dict[str, Any], grid: int) -> list[ast.stmt]:
-    """Statements without the branches that these constants rule out."""
-    live: list[ast.stmt] = []
+def _live(
+    statements: list[ast.stmt], constants: dict[str, Any], programs: Programs
+) -> Iterator[tuple[ast.stmt, Programs]]:
+    """Statements that these constants do not rule out, with the programs that can reach them."""
     for statement in statements:
         if not isinstance(statement, ast.If):
-            live.append(statement)
+            yield statement, programs
             continue
-        outcomes = _outcomes(statement.test, constants, grid)
-        live.append(ast.Expr(statement.test))
-        if True in outcomes:
-            live += _live(statement.body, constants, grid)
-        if False in outcomes:
-            live += _live(statement.orelse, constants, grid)
-    return live
+        yield ast.Expr(statement.test), programs
+        holding = _holding(statement.test, constants, programs)
+        for outcome, branch in ((True, statement.body), (False, statement.orelse)):
+            reaching = tuple(each for each, can_be in holding if outcome in can_be)
+            if reaching:
+                yield from _live(branch, constants, reaching)
 
 
-def _outcomes(test: ast.expr, constants: dict[str, Any], grid: int) -> set[bool]:
-    """What a condition can be, for any program of the launch; both when that is not known."""
+def _holding(
+    test: ast.expr, constants: dict[str, Any], programs: Programs
+) -> list[tuple[int, set[bool]]]:
+    """What a condition can be, for each program; both when that is not known."""
     names = {node.id for node in ast.walk(test) if isinstance(node, ast.Name)}
     if not names <= constants.keys() | {_PROGRAM}:
-        return {True, False}
+        return [(each, {True, False}) for each in programs]
     code = compile(ast.fix_missing_locations(ast.Expression(test)), "<condition>", "eval")
-    programs = range(grid) if _PROGRAM in names else range(1)
-    return {bool(eval(code, {}, constants | {_PROGRAM: each})) for each in programs}
+    return [(each, {bool(eval(code, {}, constants | {_PROGRAM: each}))}) for each in programs]
 
 
 def table(coverage: Coverage) -> list[tuple[str, str, int, int, int]]:

@@ -42,4 +42,40 @@ def _all_gather_matmul(world_size: int) -> list[dict[str, Any]]:
     ]
 
 
-_FIELDS = {"all_gather_matmul": _all_gather_matmul}
+def _matmul_all_reduce(world_size: int) -> list[dict[str, Any]]:
+    smallest: dict[str, Any] = {"m": 3, "n": 48, "k": 40, "bias": True, "residual": True}
+    if world_size > 2:
+        return [smallest]
+    return [
+        smallest,
+        {"m": 1, "n": 16, "k": 16, "dtype": "bfloat16"},  # too few elements for two chunks
+        {"m": 17, "n": 32, "k": 32, "weight_layout": "kn"},
+    ]
+
+
+def _matmul_reduce_scatter(world_size: int) -> list[dict[str, Any]]:
+    smallest: list[dict[str, Any]] = [
+        {"m": 4, "n": 48, "k": 40, "dtype": "bfloat16"},  # with 3 ranks, the last has no rows
+        {"m": 33, "n": 16 * world_size, "k": 16, "scatter_dim": 1},
+    ]
+    if world_size > 2:
+        return smallest
+    # a tile of rows that two shards share
+    return [*smallest, {"m": 39, "n": 24, "k": 32, "weight_layout": "kn"}]
+
+
+def _flash_decode(world_size: int) -> list[dict[str, Any]]:
+    small = {"batch": 1, "kv_heads": 1, "head_dim": 16, "kv_len_per_rank": 20}
+    if world_size > 2:
+        return [small | {"q_heads": 2}]
+    # chunks of 3 rows share tiles of the output; a rank sees a part of its keys
+    paged = {"kv_heads": 2, "page_size": 3, "window": 25, "dtype": "bfloat16"}
+    return [small | {"q_heads": 3}, small | paged | {"q_heads": 6}]
+
+
+_FIELDS = {
+    "all_gather_matmul": _all_gather_matmul,
+    "matmul_all_reduce": _matmul_all_reduce,
+    "matmul_reduce_scatter": _matmul_reduce_scatter,
+    "flash_decode": _flash_decode,
+}

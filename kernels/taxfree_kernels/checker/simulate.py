@@ -314,8 +314,9 @@ class _Schedule:
         if kernel.grid > self._programs:
             raise _TooManyPrograms
         for name, value in zip(kernel.function.arg_names, args, strict=False):
-            if isinstance(value, torch.Tensor):
-                self.declare(host.rank, name, value)
+            tensor = getattr(value, "base", value)  # a descriptor's
+            if isinstance(tensor, torch.Tensor):
+                self.declare(host.rank, name, tensor)
         self._watch.coverage.expect(kernel)
         arguments = hooks.program_arguments(kernel.function, args, kernel.constants)
         weight = self._scheduler.draw_weight()

@@ -19,6 +19,8 @@ class Role(Enum):
     POLL = auto()  # reads a word that a peer writes
     LOAD = auto()  # from global memory, into registers
     COPY = auto()  # from global memory, into shared memory, asynchronous
+    BULK_COPY = auto()  # such a copy by the TMA, through the asynchronous proxy
+    PROXY_FENCE = auto()  # orders it after what the generic proxy has seen in global memory
     STORE = auto()  # to global memory
     BULK_STORE = auto()  # to global memory, asynchronous
     BULK_READ = auto()  # waits until bulk stores have read their source, and no more
@@ -291,6 +293,8 @@ def _ptx_roles(op: str, parts: frozenset[str]) -> Iterator[Role]:
         yield Role.MATRIX
     elif op.startswith("cp.async.bulk"):
         yield from _ptx_bulk_roles(op, parts)
+    elif op.startswith("fence.proxy.async") and "shared" not in op:
+        yield Role.PROXY_FENCE
     elif op.startswith(("cp.async.cg", "cp.async.ca")):
         yield Role.COPY
     elif op.startswith(("atom.", "red.")) and "shared" not in parts:
@@ -316,6 +320,7 @@ def _ptx_bulk_roles(op: str, parts: frozenset[str]) -> Iterator[Role]:
         yield Role.BULK_STORE
     else:
         yield Role.COPY
+        yield Role.BULK_COPY
 
 
 def _ptx_atomic_roles(parts: frozenset[str]) -> Iterator[Role]:

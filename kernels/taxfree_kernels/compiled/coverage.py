@@ -27,6 +27,8 @@ class Example:
     aligned: bool = True
 
 
+_GROUPED = {"q_heads": 96, "kv_heads": 12, "head_dim": 128, "world_size": 8}  # the paper's
+
 #: operation -> its examples: few rows, many rows, the other layouts, ragged.
 EXAMPLES: dict[str, tuple[Example, ...]] = {
     "all_gather_matmul": (
@@ -36,6 +38,36 @@ EXAMPLES: dict[str, tuple[Example, ...]] = {
         Example({"m": 2048, "n": 4096, "k": 4096, "world_size": 4, "weight_layout": "kn"}),
         Example({"m": 77, "n": 1000, "k": 8 * 129, "world_size": 8}, aligned=False),
         Example({"m": 50, "n": 1001, "k": 1033, "world_size": 2, "gather_dim": 0}, aligned=False),
+    ),
+    "matmul_all_reduce": (
+        Example({"m": 16, "n": 8192, "k": 1024, "world_size": 8, "residual": True}),
+        Example({"m": 1024, "n": 8192, "k": 3584, "world_size": 4, "dtype": "bfloat16"}),
+        Example({"m": 128, "n": 4096, "k": 2048, "world_size": 8, "weight_layout": "kn"}),
+        Example({"m": 77, "n": 1001, "k": 129, "world_size": 8, "bias": True}, aligned=False),
+    ),
+    "matmul_reduce_scatter": (
+        Example({"m": 64, "n": 8192, "k": 3584, "world_size": 8}),
+        Example({"m": 4096, "n": 4096, "k": 1792, "world_size": 8, "dtype": "bfloat16"}),
+        Example({"m": 1024, "n": 4096, "k": 2048, "world_size": 4, "scatter_dim": 1}),
+        Example({"m": 77, "n": 1001, "k": 129, "world_size": 8}, aligned=False),
+    ),
+    "flash_decode": (
+        Example(_GROUPED | {"batch": 1, "kv_len_per_rank": 1 << 15}),
+        Example(_GROUPED | {"batch": 8, "kv_len_per_rank": 1 << 13, "page_size": 1}),
+        Example(_GROUPED | {"batch": 2, "kv_len_per_rank": 1 << 13, "page_size": 64}),
+        Example(
+            {"batch": 4, "q_heads": 16, "kv_heads": 16, "head_dim": 256, "world_size": 4}
+            | {"kv_len_per_rank": 5000, "soft_cap": True, "window": 4096, "dtype": "bfloat16"}
+        ),
+        Example(
+            {"batch": 2, "q_heads": 64, "kv_heads": 1, "head_dim": 192, "v_head_dim": 128}
+            | {"kv_len_per_rank": 1 << 14, "world_size": 8}
+        ),
+        Example(
+            {"batch": 3, "q_heads": 10, "kv_heads": 2, "head_dim": 70, "world_size": 2}
+            | {"kv_len_per_rank": 999, "page_size": 5},
+            aligned=False,
+        ),
     ),
 }
 

@@ -216,6 +216,21 @@ def barrier_after_acquire(subject: Subject) -> Iterator[Violation]:
 
 
 @_gate
+def proxy_fence_before_bulk_copies(subject: Subject) -> Iterator[Violation]:
+    """What was waited for is copied by the TMA only behind a fence between the two proxies."""
+    code = subject.assembly
+    for place in _system(code, Role.ACQUIRE):
+        for passed in code.walk(place, _is(Role.PROXY_FENCE)):
+            if passed.plays(Role.BULK_COPY):
+                yield _found(
+                    proxy_fence_before_bulk_copies,
+                    "no proxy fence between acquire and copy",
+                    passed,
+                )
+                break
+
+
+@_gate
 def no_wait_in_k_loop(subject: Subject) -> Iterator[Violation]:
     """No poll and no acquire in a loop of matrix instructions: its loads are issued ahead."""
     code = subject.assembly
@@ -390,7 +405,7 @@ def _small_shares(subject: Subject) -> set[int]:
         subject.ttgir,
     ):
         elements = math.prod(int(size) for size in dimensions.split("x"))
-        shares.add(elements * int(bits) // 8 // threads)
+        shares.add(max(1, elements // threads) * int(bits) // 8)
     return {share for share in shares if share < 16}
 
 

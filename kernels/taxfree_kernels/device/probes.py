@@ -58,6 +58,53 @@ def ping_pong(
 
 
 @triton.jit
+def _hand_over(
+    inbox_ptr, content, control_ptr, heap_bases, rank, peer,
+    WORLD: tl.constexpr, BACKEND: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    at = tl.arange(0, BLOCK)
+    target = sync.translate(inbox_ptr, heap_bases, rank, peer)
+    tl.store(target + at, tl.zeros((BLOCK,), tl.int64) + content)
+    sync.signal(control_ptr, 0, peer, content, heap_bases, rank, WORLD=WORLD, BACKEND=BACKEND)
+
+
+@triton.jit(do_not_specialize=["rank", "peer", "first_round", "rounds"])
+def hand_over(
+    inbox_ptr, stale_ptr, control_ptr, heap_bases, rank, peer, first_round, rounds,
+    WORLD: tl.constexpr, BACKEND: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """As `ping_pong`, but each signal follows words for the peer, always in the same place.
+
+    Between kernels that both run, memory that is cached with no regard to peers shows words of an
+    earlier round.
+
+    Args:
+        inbox_ptr: int64 [BLOCK], symmetric.
+        stale_ptr: int64 [BLOCK]: how often each word was not the round's.
+    """
+    at = tl.arange(0, BLOCK)
+    stale = tl.zeros((BLOCK,), tl.int64)
+    generation = tl.zeros((), tl.int64) + first_round
+    end = generation + rounds
+    arrived = rounds > 0
+    while (generation < end) & arrived:
+        if rank < peer:
+            _hand_over(
+                inbox_ptr, generation, control_ptr, heap_bases, rank, peer, WORLD, BACKEND, BLOCK
+            )
+        arrived = sync.wait(
+            control_ptr, 0, peer, generation, heap_bases, rank, WORLD=WORLD, BACKEND=BACKEND
+        )
+        stale += (tl.load(inbox_ptr + at) != generation).to(tl.int64)
+        if rank > peer:
+            _hand_over(
+                inbox_ptr, generation, control_ptr, heap_bases, rank, peer, WORLD, BACKEND, BLOCK
+            )
+        generation += 1
+    tl.store(stale_ptr + at, stale)
+
+
+@triton.jit
 def start_order(counter_ptr, tickets_ptr, BUSY: tl.constexpr):
     """Each program takes a ticket at its start, and stores it at its id.
 

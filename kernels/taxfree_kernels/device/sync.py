@@ -12,12 +12,13 @@ compiled form is checked in the assembly, the protocol by the happens-before che
 
 from __future__ import annotations
 
+import os
 import time
-from collections.abc import Callable
-from typing import TypeVar
 
 import triton
 import triton.language as tl
+
+from taxfree_kernels.device.clock import clock_ns, interpreted_only
 
 # -- layout of a pool's control block, in int64 words -----------------------------------------
 GENERATION = tl.constexpr(0)  # of the last finished call, in units of ONE_CALL
@@ -25,6 +26,7 @@ LIMIT = tl.constexpr(2)  # bound of a wait, in ticks
 ABORT = tl.constexpr(3)  # 1 + the rank that was lost; written by peers too; 0 while all is well
 REPORTED = tl.constexpr(4)  # not 0: one program of this rank has written the report
 STATUS = tl.constexpr(5)  # address of the report, in host memory
+LOG = tl.constexpr(6)  # address of the timeline; 0 for none
 SIGNALS = tl.constexpr(16)  # signal words [channel, source]
 
 #: What the programs of one call add to GENERATION, together; more than any grid has programs.
@@ -35,20 +37,34 @@ REPORT_WORDS = 8  # code, rank, program, channel, source, wanted, seen, lost
 TIMED_OUT = tl.constexpr(1)
 PEER_ABORTED = tl.constexpr(2)
 
-_F = TypeVar("_F", bound=Callable[..., object])
+# -- the timeline, [program, event, peer] in int64 nanoseconds --------------------------------
+#: The backend whose clock is read, or "": decided when kernels are defined, as interpreting is.
+#: Off, none of it is compiled.
+TIMELINE = tl.constexpr(os.environ.get("TAXFREE_TIMELINE", ""))
+PEERS = tl.constexpr(16)  # the most ranks
+STARTED = tl.constexpr(0)
+SENT = tl.constexpr(1)  # what was stored for the peer, and the signal behind it
+WAIT_BEGAN = tl.constexpr(2)
+WAIT_ENDED = tl.constexpr(3)
+DONE = tl.constexpr(4)
+EVENTS = tl.constexpr(5)
 
 
-def _interpreted_only(function: _F) -> _F:
-    """Let a jitted function name a plain Python one in a branch that is never compiled."""
-    function.__triton_builtin__ = True  # type: ignore[attr-defined]
-    return function
-
-
-@_interpreted_only
+@interpreted_only
 def _yield_and_clock_us() -> int:
     """Give the core to the other ranks, which may share it; then the time in microseconds."""
     time.sleep(0)
     return time.monotonic_ns() // 1000
+
+
+@triton.jit
+def _note(control_ptr, event, peer, mask):
+    """Note when this program came to an event; of several for one peer the last."""
+    log = tl.load(control_ptr + LOG)
+    if log != 0:
+        at = (tl.program_id(0) * EVENTS + event) * PEERS + peer
+        times = tl.cast(log, tl.pointer_type(tl.int64))
+        tl.store(times + at, clock_ns(TIMELINE), mask=mask)
 
 
 @triton.jit
@@ -106,6 +122,8 @@ def signal(
     _drain_stores(BACKEND)
     tl.debug_barrier()
     tl.atomic_xchg(word, generation, sem="release", scope="sys", mask=mask)
+    if TIMELINE != "":
+        _note(control_ptr, SENT, peer, mask)
 
 
 @triton.jit
@@ -123,6 +141,8 @@ def wait(
         Whether it came. False after the bound, or at once when this rank or a peer has already
         given up: the program then goes on with garbage, must still count out, and writes NaN.
     """
+    if TIMELINE != "":
+        _note(control_ptr, WAIT_BEGAN, source, mask)
     words = control_ptr + SIGNALS + channel * WORLD + source
     limit = tl.load(control_ptr + LIMIT)
     # An acquire per poll is free on NVIDIA; on AMD it would invalidate the caches each time.
@@ -147,7 +167,22 @@ def wait(
         _give_up(control_ptr, words, channel, source, generation, mask, heap_bases, rank,
                  WORLD, BACKEND)  # fmt: skip
     tl.debug_barrier()
+    if TIMELINE != "":
+        _note(control_ptr, WAIT_ENDED, source, mask)
     return arrived
+
+
+@triton.jit
+def before_tma_loads(BACKEND: tl.constexpr):
+    """After a wait, before TMA loads what was waited for.
+
+    The stores and the acquire belong to the generic proxy, TMA to the asynchronous one.
+    """
+    if BACKEND == "cuda":
+        tl.inline_asm_elementwise(
+            "fence.proxy.async.global;\n\tmov.u32 $0, 0;", "=r", [],
+            dtype=tl.int32, is_pure=False, pack=1,
+        )  # fmt: skip
 
 
 @triton.jit
@@ -195,6 +230,8 @@ def running_generation(control_ptr):
 
     Stable until this program leaves: all the others together add less than ONE_CALL.
     """
+    if TIMELINE != "":
+        _note(control_ptr, STARTED, 0, None)
     done = tl.atomic_add(control_ptr + GENERATION, 0, sem="relaxed", scope="gpu")
     return done // ONE_CALL + 1
 
@@ -206,6 +243,8 @@ def leave(control_ptr):
     Every program of a call's last kernel leaves, once, after its last use of the generation. The
     result of the atomic is not used, so nobody waits for it.
     """
+    if TIMELINE != "":
+        _note(control_ptr, DONE, 0, None)
     share = tl.where(tl.program_id(0) == 0, ONE_CALL - tl.num_programs(0) + 1, 1)
     tl.atomic_add(control_ptr + GENERATION, share.to(tl.int64), sem="relaxed", scope="gpu")
 

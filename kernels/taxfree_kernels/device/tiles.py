@@ -17,6 +17,20 @@ def tile_of(index, tiles_m, tiles_n, GROUP_M: tl.constexpr):
 
 
 @triton.jit
+def own_chiplet_first(index, count, XCDS: tl.constexpr):
+    """Renumber `count` programs so that each chiplet gets a run of consecutive numbers.
+
+    Devices of several chiplets (XCDs) deal programs out to them in turn, and each has an L2 of its
+    own: neighbouring tiles, which share rows or columns, should meet in one.
+    """
+    if XCDS > 1:
+        chiplet, turn = index % XCDS, index // XCDS
+        longer = count % XCDS  # chiplets that get one program more
+        index = chiplet * (count // XCDS) + min(chiplet, longer) + turn
+    return index
+
+
+@triton.jit
 def select(condition, one, other, ALIGNMENT: tl.constexpr):
     """``tl.where`` for pointers into different tensors.
 
@@ -37,32 +51,12 @@ def copy(target_ptr, source_ptr, begin, end, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def prefetch(w_cols, k_begin, k_end, BACKEND: tl.constexpr):
-    """Ask for rows [k_begin, k_end) of the columns at `w_cols` in the L2 cache, and go on.
-
-    So that memory is busy while a program waits for activations. K must be the contiguous
-    dimension of W, and the bounds multiples of 32. Only where the hardware copies in bulk.
-    """
-    if BACKEND == "cuda":
-        item_bytes: tl.constexpr = w_cols.dtype.element_ty.primitive_bitwidth // 8
-        half = (k_end - k_begin) // 2  # two requests a column: one for each thread of a tile
-        k = k_begin + half * tl.arange(0, 2)
-        address = tl.cast(w_cols, tl.int64)[:, None] + k[None, :] * item_bytes
-        size = tl.zeros_like(address).to(tl.int32) + half * item_bytes
-        if half > 0:
-            tl.inline_asm_elementwise(
-                "cp.async.bulk.prefetch.L2.global [$1], $2; mov.u32 $0, 0;", "=r,l,r",
-                [address, size], dtype=tl.int32, is_pure=False, pack=1,
-            )  # fmt: skip
-
-
-@triton.jit
 def accumulate(
     acc, a_rows, stride_a_source, row_mask, w_cols, stride_wk, col_mask,
-    first_source, k_per_source, step_begin, step_end,
+    source_begin, source_end, k_per_source, step_begin, step_end,
     SOURCES: tl.constexpr, BLOCK_K: tl.constexpr, EVEN_K: tl.constexpr, SWAP_AB: tl.constexpr,
 ):  # fmt: skip
-    """Add steps [step_begin, step_end) of A @ W to `acc`; a step is one BLOCK_K of a source.
+    """Add steps [step_begin, step_end) of each source to `acc`; a step is one BLOCK_K of A @ W.
 
     One loop runs over sources and k together, so that its pipeline is filled once. It contains no
     wait: the software pipeliner would issue the next loads above it.
@@ -72,15 +66,15 @@ def accumulate(
         a_rows: pointers [BLOCK_M] to the k = 0 element of each row, of source 0.
         stride_a_source: elements from a source's block of A to the next.
         w_cols: pointers [BLOCK_N] to the k = 0 element of each column.
-        first_source: the source of step 0; the others follow it, modulo SOURCES.
+        source_begin, source_end: the sources, modulo SOURCES.
         SWAP_AB: multiply W^T by A^T, so that the long side of W is the long side of the
             matrix instruction when there are few rows.
     """
-    steps_per_source = tl.cdiv(k_per_source, BLOCK_K)
+    steps = max(step_end - step_begin, 1)
     arange_k = tl.arange(0, BLOCK_K)
-    for step in range(step_begin, step_end):
-        source = (first_source + step // steps_per_source) % SOURCES
-        k_begin = (step % steps_per_source) * BLOCK_K
+    for step in range((source_end - source_begin) * (step_end - step_begin)):
+        source = (source_begin + step // steps) % SOURCES
+        k_begin = (step_begin + step % steps) * BLOCK_K
         k_mask = arange_k < k_per_source - k_begin
         a_offset = source.to(tl.int64) * stride_a_source + k_begin
         w_offset = (source * k_per_source + k_begin).to(tl.int64) * stride_wk

@@ -1,0 +1,72 @@
+"""The device's clocks.
+
+Time is `%globaltimer` on NVIDIA, whose step depends on GPU and driver (32 ns to 1 us), the 100 MHz
+counter of `s_memrealtime` on AMD, and the monotonic clock of the host when interpreted. Clocks of
+different GPUs are unrelated.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+import triton
+import triton.language as tl
+
+AMD_TICK_NS = tl.constexpr(10)
+
+_F = TypeVar("_F", bound=Callable[..., object])
+
+
+def interpreted_only(function: _F) -> _F:
+    """Let a jitted function name a plain Python one in a branch that is never compiled."""
+    function.__triton_builtin__ = True  # type: ignore[attr-defined]
+    return function
+
+
+@interpreted_only
+def _host_clock_ns() -> int:
+    return time.perf_counter_ns()
+
+
+@triton.jit
+def clock_ns(BACKEND: tl.constexpr):
+    """This device's time in nanoseconds, int64."""
+    if BACKEND == "cuda":
+        now = tl.inline_asm_elementwise(
+            "mov.u64 $0, %globaltimer;", "=l", [], dtype=tl.int64, is_pure=False, pack=1
+        )
+    elif BACKEND == "hip":
+        now = AMD_TICK_NS * tl.inline_asm_elementwise(
+            "s_memrealtime $0\n\ts_waitcnt lgkmcnt(0)",
+            "=s",
+            [],
+            dtype=tl.int64,
+            is_pure=False,
+            pack=1,
+        )
+    else:
+        now = tl.full((), _host_clock_ns(), tl.int64)
+    return now
+
+
+@triton.jit
+def cycles(BACKEND: tl.constexpr):
+    """Cycles of this program's compute unit, int64; nanoseconds when interpreted."""
+    if BACKEND == "cuda":
+        now = tl.inline_asm_elementwise(
+            "mov.u64 $0, %clock64;", "=l", [], dtype=tl.int64, is_pure=False, pack=1
+        )
+    elif BACKEND == "hip":
+        now = tl.inline_asm_elementwise(
+            "s_memtime $0\n\ts_waitcnt lgkmcnt(0)",
+            "=s",
+            [],
+            dtype=tl.int64,
+            is_pure=False,
+            pack=1,
+        )
+    else:
+        now = tl.full((), _host_clock_ns(), tl.int64)
+    return now

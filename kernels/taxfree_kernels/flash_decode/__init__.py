@@ -1,0 +1,1 @@
+"""Attention of one query token per sequence over a KV cache that is sharded by sequence."""

@@ -1,0 +1,162 @@
+"""Device function of all variants: attention of some query heads over a split of this rank's keys.
+
+The online softmax works in base 2. A *part* is what comes of some of a query's keys: float32
+[rows, v_head_dim] of outputs, each normalised by its own keys, then float32 [rows] of their
+log-sum-exps (base 2; minus infinity, and an output of 0, where there were no keys).
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from taxfree_kernels.device.tiles import own_chiplet_first
+
+_LOG2_E = tl.constexpr(1.4426950408889634)
+
+
+@triton.jit
+def attend(
+    index, q_ptr, k_ptr, v_ptr, lens_ptr, table_ptr, scaling_ptr,
+    stride_kb, stride_kn, stride_kh, stride_vb, stride_vn, stride_vh,
+    batch, capacity, parts_ptr, part_elements, rank,
+    WORLD: tl.constexpr, Q_HEADS: tl.constexpr, KV_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr, V_DIM: tl.constexpr, PAGE: tl.constexpr, SOFT_CAP: tl.constexpr,
+    WINDOW: tl.constexpr, SPLITS: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_N: tl.constexpr,
+    XCDS: tl.constexpr,
+):  # fmt: skip
+    """Write the part of one split of one sequence for up to BLOCK_H query heads of one kv head.
+
+    How many keys a split has depends on the length that stands in device memory: the blocks of
+    keys that there are go evenly over the splits, and late splits of a short sequence have none.
+
+    Args:
+        index: of split, sequence, kv head and block of query heads, these fastest.
+        q_ptr: [batch, Q_HEADS, HEAD_DIM], contiguous.
+        k_ptr, v_ptr: [batch, capacity, KV_HEADS, .] with strides (b, n, h), or, if PAGE, pages
+            [., PAGE, KV_HEADS, .]; heads are contiguous.
+        lens_ptr: int32 [WORLD, batch].
+        table_ptr: int32 [batch, cdiv(capacity, PAGE)].
+        scaling_ptr: float32 [2]: scale and soft cap.
+        parts_ptr: SPLITS parts, part_elements apart.
+
+    Returns:
+        The index without its split: which heads of which sequence.
+    """
+    HEADS: tl.constexpr = Q_HEADS // KV_HEADS
+    HEAD_BLOCKS: tl.constexpr = (HEADS + BLOCK_H - 1) // BLOCK_H
+    BLOCK_D: tl.constexpr = triton.next_power_of_2(HEAD_DIM)
+    BLOCK_V: tl.constexpr = triton.next_power_of_2(V_DIM)
+    groups = batch * KV_HEADS * HEAD_BLOCKS
+    index = own_chiplet_first(index, groups * SPLITS, XCDS)
+    split, group = index // groups, index % groups
+    kv_head = group // HEAD_BLOCKS % KV_HEADS
+    sequence = group // HEAD_BLOCKS // KV_HEADS
+    head = group % HEAD_BLOCKS * BLOCK_H + tl.arange(0, BLOCK_H)  # of the group
+    head_mask = head < HEADS
+    row = sequence * Q_HEADS + kv_head * HEADS + head
+    d, dv = tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_V)
+    d_mask, dv_mask = d < HEAD_DIM, dv < V_DIM
+
+    q = tl.load(
+        q_ptr + row[:, None] * HEAD_DIM + d[None, :],
+        mask=head_mask[:, None] & d_mask[None, :], other=0.0,
+    )  # fmt: skip
+    factor = tl.load(scaling_ptr) * _LOG2_E
+    if SOFT_CAP:
+        cap = tl.load(scaling_ptr + 1)
+        factor, cap_log2 = tl.load(scaling_ptr) / cap, cap * _LOG2_E
+    visible_begin, visible_end = _visible_keys(
+        lens_ptr, sequence, batch, capacity, rank, WORLD, WINDOW
+    )
+    blocks = tl.cdiv(visible_end - visible_begin, BLOCK_N)
+    each, longer = blocks // SPLITS, blocks % SPLITS
+    begin = visible_begin + (split * each + min(split, longer)) * BLOCK_N
+    end = min(begin + (each + tl.where(split < longer, 1, 0)) * BLOCK_N, visible_end)
+
+    if PAGE > 0:
+        table_ptr += sequence.to(tl.int64) * tl.cdiv(capacity, PAGE)
+    else:
+        k_ptr += sequence.to(tl.int64) * stride_kb
+        v_ptr += sequence.to(tl.int64) * stride_vb
+    k_ptr += kv_head * stride_kh
+    v_ptr += kv_head * stride_vh
+    arange_n = tl.arange(0, BLOCK_N)
+    top = tl.full((BLOCK_H,), float("-inf"), tl.float32)
+    total = tl.zeros((BLOCK_H,), tl.float32)
+    acc = tl.zeros((BLOCK_H, BLOCK_V), tl.float32)
+    for start in range(begin, end, BLOCK_N):
+        n = start + arange_n
+        n_mask = n < end
+        if PAGE > 0:
+            page = tl.load(table_ptr + n // PAGE, mask=n_mask, other=0).to(tl.int64)
+            k_rows = k_ptr + page * stride_kb + n % PAGE * stride_kn
+            v_rows = v_ptr + page * stride_vb + n % PAGE * stride_vn
+        else:
+            first = tl.cast(start, tl.int64)
+            k_rows = k_ptr + first * stride_kn + arange_n * stride_kn
+            v_rows = v_ptr + first * stride_vn + arange_n * stride_vn
+        k_mask = n_mask[None, :]
+        if HEAD_DIM != BLOCK_D:
+            k_mask = k_mask & d_mask[:, None]
+        k = tl.load(k_rows[None, :] + d[:, None], mask=k_mask, other=0.0)
+        logits = tl.dot(q, k) * factor
+        if SOFT_CAP:
+            logits = _tanh(logits) * cap_log2
+        logits = tl.where(n_mask[None, :], logits, float("-inf"))
+        new_top = tl.maximum(top, tl.max(logits, 1))
+        weights = tl.exp2(logits - new_top[:, None])
+        kept = tl.exp2(top - new_top)
+        total = total * kept + tl.sum(weights, 1)
+        v_mask = n_mask[:, None]
+        if V_DIM != BLOCK_V:
+            v_mask = v_mask & dv_mask[None, :]
+        v = tl.load(v_rows[:, None] + dv[None, :], mask=v_mask, other=0.0)
+        acc = tl.dot(weights.to(v.dtype), v, acc * kept[:, None])
+        top = new_top
+
+    divisor = tl.where(total > 0, total, 1.0)
+    out = acc / divisor[:, None]
+    lse = tl.where(total > 0, top + tl.log2(divisor), float("-inf"))
+    part_ptr = parts_ptr + split.to(tl.int64) * part_elements
+    store_rows(part_ptr, out, lse, row, head_mask, batch * Q_HEADS, V_DIM)
+    return group
+
+
+@triton.jit
+def _visible_keys(
+    lens_ptr, sequence, batch, capacity, rank, WORLD: tl.constexpr, WINDOW: tl.constexpr
+):
+    """The range of this rank's keys that a sequence's query sees; ranks follow one another."""
+    end = tl.load(lens_ptr + rank * batch + sequence)
+    end = max(0, min(end, capacity))
+    begin = end * 0
+    if WINDOW > 0:
+        sources: tl.constexpr = triton.next_power_of_2(WORLD)
+        source = tl.arange(0, sources)
+        is_later = (source > rank) & (source < WORLD)
+        later = tl.load(lens_ptr + source * batch + sequence, mask=is_later, other=0)
+        later = tl.sum(tl.minimum(later, WINDOW).to(tl.int64), 0)
+        begin = max(0, end - tl.maximum(0, WINDOW - later).to(tl.int32))
+    return begin, end
+
+
+@triton.jit
+def _tanh(x):
+    small = tl.exp2(tl.abs(x) * (-2 * _LOG2_E))
+    tanh = (1 - small) / (1 + small)
+    return tl.where(x < 0, -tanh, tanh)
+
+
+@triton.jit
+def store_rows(part_ptr, out, lse, row, row_mask, rows, V_DIM: tl.constexpr):
+    """Write some of a part's `rows`.
+
+    Args:
+        out: float32 [ROWS, next_power_of_2(V_DIM)]; lse: float32 [ROWS].
+        row: int32 [ROWS]: which.
+    """
+    dv = tl.arange(0, out.shape[1])
+    mask = row_mask[:, None] & (dv < V_DIM)[None, :]
+    tl.store(part_ptr + row[:, None] * V_DIM + dv[None, :], out, mask=mask)
+    tl.store(part_ptr + rows * V_DIM + row, lse, mask=row_mask)

@@ -1,0 +1,70 @@
+"""The library path: our attention to the rank's own keys, the collective library, our merge.
+
+Pays all three taxes: four launches, an all-gather that starts when the slowest rank arrives and
+ends before the merge begins, and partial results that go through memory between kernels.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from taxfree_kernels.fabric.base import Fabric
+from taxfree_kernels.flash_decode import spaces
+from taxfree_kernels.flash_decode.local import Attention, Merge
+from taxfree_kernels.flash_decode.problem import FlashDecode
+from taxfree_kernels.variant import Config, Plan, Variant
+
+# torch 2.13 renamed it; earlier versions have only the old name.
+_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+
+
+class BaselinePlan(Plan):
+    """Splits, their merge into one part, all-gather of the parts, their merge.
+
+    A part holds outputs and log-sum-exps side by side, so that there is one collective. A single
+    rank merges its splits into the output.
+    """
+
+    def __init__(self, problem: FlashDecode, fabric: Fabric, config: Config) -> None:
+        self._group = fabric.group
+        self._attention = Attention(problem, fabric, config)
+        splits, world, rows = config["SPLITS"], problem.world_size, config["OUT_ROWS"]
+        self._alone = world == 1
+        self.launches = 2 if self._alone else 4
+        self._merge_splits = Merge(problem, fabric, splits, rows, self._alone)
+        if not self._alone:
+            self._merge_ranks = Merge(problem, fabric, world, rows, into_output=True)
+            self._own = torch.empty(
+                problem.part_elements, dtype=torch.float32, device=fabric.device
+            )
+            self._gathered = torch.empty(
+                world * problem.part_elements, dtype=torch.float32, device=fabric.device
+            )
+
+    def __call__(self, *tensors: torch.Tensor | None) -> torch.Tensor:
+        *inputs, out = tensors
+        assert out is not None
+        self._attention.launch(inputs)
+        if self._alone:
+            self._merge_splits.launch(self._attention.parts, out)
+            return out
+        self._merge_splits.launch(self._attention.parts, self._own)
+        _all_gather(self._gathered, self._own, group=self._group)
+        self._merge_ranks.launch(self._gathered, out)
+        return out
+
+
+class Baseline(Variant):
+    """The library, as good as an expert would call it, with our default splits."""
+
+    name = "baseline"
+    fused = False
+
+    def plan(self, problem: Any, fabric: Fabric, config: Config) -> Plan:
+        return BaselinePlan(problem, fabric, spaces.first_configs(problem, fabric.hardware)[0])
+
+
+VARIANT = Baseline()

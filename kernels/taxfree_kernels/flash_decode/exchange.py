@@ -1,0 +1,141 @@
+"""Device functions that exchange parts: each rank's inbox holds a part of every rank.
+
+A chunk of rows has a channel of its own. A rank sends to itself, too, so that its own part is
+waited for like the others.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from taxfree_kernels.device import sync
+from taxfree_kernels.device.tiles import copy
+from taxfree_kernels.flash_decode.merge import merge_into_output, merge_rows
+
+_LSE_BLOCK = tl.constexpr(64)  # log-sum-exps that are copied at a time
+
+
+@triton.jit
+def every_rank(rank, WORLD: tl.constexpr):
+    """A block of all ranks, and its mask; they begin with the next, to meet no peer all at once."""
+    lanes: tl.constexpr = triton.next_power_of_2(WORLD)
+    lane = tl.arange(0, lanes)
+    return (rank + 1 + lane) % WORLD, lane < WORLD
+
+
+@triton.jit
+def store_tile_at_peers(peer_ptrs, peer_mask, tile, row, row_mask, V_DIM: tl.constexpr):
+    """Store rows of the same [., V_DIM] at several addresses, with one instruction.
+
+    Args:
+        peer_ptrs, peer_mask: where row 0 is, for each of a block of peers.
+        tile: [ROWS, next_power_of_2(V_DIM)]; row, row_mask: [ROWS].
+    """
+    dv = tl.arange(0, tile.shape[1])
+    offsets = row[:, None] * V_DIM + dv[None, :]
+    mask = row_mask[:, None] & (dv < V_DIM)[None, :]
+    peers: tl.constexpr = peer_ptrs.shape[0]
+    tile = tl.broadcast_to(tile[None, :, :], (peers, tile.shape[0], tile.shape[1]))
+    tl.store(
+        peer_ptrs[:, None, None] + offsets[None, :, :],
+        tile.to(peer_ptrs.dtype.element_ty),
+        mask=peer_mask[:, None, None] & mask[None, :, :],
+    )
+
+
+@triton.jit
+def merge_into_inboxes(
+    chunk, peer, peer_mask, parts_ptr, slot_ptr, part_elements, rows, heap_bases, rank,
+    CHUNK_ROWS: tl.constexpr, PARTS: tl.constexpr, PARTS_BLOCK: tl.constexpr,
+    V_DIM: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    """Merge one chunk of rows of this rank's parts into the inboxes of a block of ranks."""
+    end = min((chunk + 1) * CHUNK_ROWS, rows)
+    own_ptr = slot_ptr + rank.to(tl.int64) * part_elements
+    peer_ptrs = sync.translate(own_ptr + peer * 0, heap_bases, rank, peer)
+    for first in range(chunk * CHUNK_ROWS, end, ROWS):
+        row = first + tl.arange(0, ROWS)
+        row_mask = row < end
+        out, lse = merge_rows(
+            parts_ptr, part_elements, row, row_mask, rows, PARTS, PARTS_BLOCK, V_DIM, ROWS
+        )
+        store_tile_at_peers(peer_ptrs, peer_mask, out, row, row_mask, V_DIM)
+        tl.store(
+            peer_ptrs[:, None] + (rows * V_DIM + row)[None, :],
+            tl.broadcast_to(lse[None, :], (peer.shape[0], ROWS)),
+            mask=peer_mask[:, None] & row_mask[None, :],
+        )
+
+
+@triton.jit
+def merge_and_push(
+    chunk, parts_ptr, slot_ptr, part_elements, rows, control_ptr, generation, heap_bases, rank,
+    WORLD: tl.constexpr, BACKEND: tl.constexpr, CHUNK_ROWS: tl.constexpr,
+    PARTS: tl.constexpr, PARTS_BLOCK: tl.constexpr, V_DIM: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    """Merge one chunk of rows of this rank's parts into every rank's inbox, and signal all."""
+    peer, peer_mask = every_rank(rank, WORLD)
+    merge_into_inboxes(
+        chunk, peer, peer_mask, parts_ptr, slot_ptr, part_elements, rows, heap_bases, rank,
+        CHUNK_ROWS, PARTS, PARTS_BLOCK, V_DIM, ROWS,
+    )  # fmt: skip
+    sync.signal(
+        control_ptr, chunk, peer, generation, heap_bases, rank, mask=peer_mask,
+        WORLD=WORLD, BACKEND=BACKEND,
+    )  # fmt: skip
+
+
+@triton.jit
+def send_chunk(
+    sender, part_ptr, slot_ptr, part_elements, rows, control_ptr, generation, heap_bases, rank,
+    WORLD: tl.constexpr, BACKEND: tl.constexpr, CHUNK_ROWS: tl.constexpr, V_DIM: tl.constexpr,
+    SEND_BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Send one chunk of this rank's part to one rank's inbox, and signal it."""
+    chunk = sender // WORLD
+    peer = (rank + 1 + sender % WORLD) % WORLD  # not all ranks to the same peer at once
+    begin = chunk * CHUNK_ROWS
+    end = min(begin + CHUNK_ROWS, rows)
+    own_ptr = slot_ptr + rank.to(tl.int64) * part_elements
+    target_ptr = sync.translate(own_ptr, heap_bases, rank, peer)
+    copy(target_ptr, part_ptr, begin * V_DIM, end * V_DIM, SEND_BLOCK)
+    copy(target_ptr + rows * V_DIM, part_ptr + rows * V_DIM, begin, end, _LSE_BLOCK)
+    sync.signal(
+        control_ptr, chunk, peer, generation, heap_bases, rank, WORLD=WORLD, BACKEND=BACKEND
+    )
+
+
+@triton.jit
+def wait_for_rows(
+    begin, end, control_ptr, generation, heap_bases, rank,
+    WORLD: tl.constexpr, BACKEND: tl.constexpr, CHUNK_ROWS: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    """Wait for every rank's chunks that hold rows [begin, end), at most ROWS; whether all came."""
+    most_chunks: tl.constexpr = (ROWS + CHUNK_ROWS - 2) // CHUNK_ROWS + 1
+    lanes: tl.constexpr = triton.next_power_of_2(WORLD * most_chunks)
+    lane = tl.arange(0, lanes)
+    source, chunk = lane % WORLD, begin // CHUNK_ROWS + lane // WORLD
+    needed = chunk * CHUNK_ROWS < end
+    return sync.wait(
+        control_ptr, tl.where(needed, chunk, 0), source, generation, heap_bases, rank,
+        mask=needed, WORLD=WORLD, BACKEND=BACKEND,
+    )  # fmt: skip
+
+
+@triton.jit
+def combine(
+    tile, slot_ptr, out_ptr, part_elements, rows, control_ptr, generation, heap_bases, rank,
+    WORLD: tl.constexpr, BACKEND: tl.constexpr, CHUNK_ROWS: tl.constexpr,
+    SOURCES_BLOCK: tl.constexpr, V_DIM: tl.constexpr, OUT_ROWS: tl.constexpr,
+):  # fmt: skip
+    """Merge all ranks' parts of a tile of OUT_ROWS rows into the output, once they have come."""
+    begin = tile * OUT_ROWS
+    arrived = wait_for_rows(
+        begin, min(begin + OUT_ROWS, rows), control_ptr, generation, heap_bases, rank,
+        WORLD, BACKEND, CHUNK_ROWS, OUT_ROWS,
+    )  # fmt: skip
+    merge_into_output(
+        tile, slot_ptr, out_ptr, part_elements, rows, arrived,
+        WORLD, SOURCES_BLOCK, V_DIM, OUT_ROWS,
+    )  # fmt: skip

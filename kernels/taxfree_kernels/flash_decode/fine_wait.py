@@ -1,0 +1,101 @@
+"""``gather`` with the wait moved into the combiners: each waits for its own rows only.
+
+Removes the wait for the last byte of the slowest rank before any row is combined, and a copy of all
+parts. Parts still go through memory between the merge of the splits and the sending kernel.
+
+Protocol. The sending kernel waits for nobody; the combining kernel, which ends the call, waits for
+every source's chunk of its rows. Every row has a combiner, so in each call every rank signals, and
+waits for, every peer on every channel, and the two payload slots of a pool suffice, as in
+``fused``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+from taxfree_kernels.device import sync
+from taxfree_kernels.fabric.base import Fabric
+from taxfree_kernels.flash_decode import spaces
+from taxfree_kernels.flash_decode.exchange import combine, send_chunk
+from taxfree_kernels.flash_decode.local import Attention, Exchange, ExchangingVariant, Merge
+from taxfree_kernels.flash_decode.problem import FlashDecode
+from taxfree_kernels.launch import Kernel, compile_options
+from taxfree_kernels.variant import Config, Plan
+
+
+@triton.jit(do_not_specialize=["rank", "rows"])
+def _send(
+    part_ptr, inbox_ptr, slot_elements, part_elements, rows, control_ptr, heap_bases, rank,
+    WORLD: tl.constexpr, BACKEND: tl.constexpr, CHUNK_ROWS: tl.constexpr, V_DIM: tl.constexpr,
+    SEND_BLOCK: tl.constexpr,
+):  # fmt: skip
+    generation = sync.running_generation(control_ptr)
+    slot_ptr = tl.multiple_of(inbox_ptr + (generation % 2) * slot_elements, 16)
+    send_chunk(
+        tl.program_id(0), part_ptr, slot_ptr, part_elements, rows,
+        control_ptr, generation, heap_bases, rank, WORLD, BACKEND, CHUNK_ROWS, V_DIM, SEND_BLOCK,
+    )  # fmt: skip
+
+
+@triton.jit(do_not_specialize=["rank", "rows"])
+def _combine(
+    out_ptr, inbox_ptr, slot_elements, part_elements, rows, control_ptr, heap_bases, rank,
+    WORLD: tl.constexpr, BACKEND: tl.constexpr, CHUNK_ROWS: tl.constexpr,
+    SOURCES_BLOCK: tl.constexpr, V_DIM: tl.constexpr, OUT_ROWS: tl.constexpr,
+):  # fmt: skip
+    generation = sync.running_generation(control_ptr)
+    slot_ptr = tl.multiple_of(inbox_ptr + (generation % 2) * slot_elements, 16)
+    combine(
+        tl.program_id(0), slot_ptr, out_ptr, part_elements, rows,
+        control_ptr, generation, heap_bases, rank,
+        WORLD, BACKEND, CHUNK_ROWS, SOURCES_BLOCK, V_DIM, OUT_ROWS,
+    )  # fmt: skip
+    sync.leave(control_ptr)
+
+
+class FineWaitPlan(Plan):
+    """Splits, their merge into one part, a kernel that sends it, and combiners."""
+
+    launches = 4
+
+    def __init__(self, problem: FlashDecode, fabric: Fabric, config: Config) -> None:
+        self._attention = Attention(problem, fabric, config)
+        self._merge_splits = Merge(
+            problem, fabric, config["SPLITS"], config["OUT_ROWS"], into_output=False
+        )
+        self._own = torch.empty(problem.part_elements, dtype=torch.float32, device=fabric.device)
+        exchange = Exchange(problem, fabric, config, spaces.chunk_rows(problem, config))
+        self._fixed_args = exchange.args
+        options = compile_options(fabric.backend, {})
+        self._send = Kernel(
+            _send,
+            grid=problem.world_size * exchange.chunks,
+            constants=exchange.sending_constants,
+            options=options,
+        )
+        self._combine = Kernel(_combine, exchange.combiners, exchange.constants, options)
+
+    def __call__(self, *tensors: torch.Tensor | None) -> torch.Tensor:
+        *inputs, out = tensors
+        assert out is not None
+        self._attention.launch(inputs)
+        self._merge_splits.launch(self._attention.parts, self._own)
+        self._send(self._own, *self._fixed_args)
+        self._combine(out, *self._fixed_args)
+        return out
+
+
+class FineWait(ExchangingVariant):
+    """Four kernels, of which only the last waits."""
+
+    name = "fine_wait"
+
+    def plan(self, problem: Any, fabric: Fabric, config: Config) -> Plan:
+        return FineWaitPlan(problem, fabric, config)
+
+
+VARIANT = FineWait()

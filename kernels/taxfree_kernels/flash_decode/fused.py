@@ -1,0 +1,98 @@
+"""Two kernels: the splits; then programs that merge and push a chunk of rows, and combiners.
+
+Removes the wait for the slowest rank and for the last byte, two launches, and the trip of the
+merged part through memory: what a program has merged, it stores into every rank's inbox at once.
+One launch remains between the splits and their merge.
+
+Protocol. In the second kernel, pushing programs have the lowest ids and wait for nobody; each sends
+a chunk of rows to all ranks and signals them on a channel of its own. A combiner waits for every
+rank's signal for its rows. Every row has a combiner and every chunk has rows, so in each call every
+rank signals, and waits for, every peer on every channel: the full exchange under which the two
+payload slots of a pool suffice (:class:`taxfree_kernels.fabric.heap.Pool`).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+from taxfree_kernels.device import sync
+from taxfree_kernels.fabric.base import Fabric
+from taxfree_kernels.flash_decode import spaces
+from taxfree_kernels.flash_decode.exchange import combine, merge_and_push
+from taxfree_kernels.flash_decode.local import (
+    Attention,
+    Exchange,
+    ExchangingVariant,
+    merge_constants,
+)
+from taxfree_kernels.flash_decode.problem import FlashDecode
+from taxfree_kernels.launch import Kernel, compile_options
+from taxfree_kernels.variant import Config, Plan
+
+
+@triton.jit(do_not_specialize=["rank", "rows"])
+def _push_and_combine(
+    parts_ptr, out_ptr, inbox_ptr, slot_elements, part_elements, rows,
+    control_ptr, heap_bases, rank,
+    WORLD: tl.constexpr, BACKEND: tl.constexpr, CHUNK_ROWS: tl.constexpr, PUSHERS: tl.constexpr,
+    PARTS: tl.constexpr, PARTS_BLOCK: tl.constexpr, V_DIM: tl.constexpr, ROWS: tl.constexpr,
+    SOURCES_BLOCK: tl.constexpr, OUT_ROWS: tl.constexpr,
+):  # fmt: skip
+    program = tl.program_id(0)
+    generation = sync.running_generation(control_ptr)
+    slot_ptr = tl.multiple_of(inbox_ptr + (generation % 2) * slot_elements, 16)
+    if program < PUSHERS:
+        merge_and_push(
+            program, parts_ptr, slot_ptr, part_elements, rows,
+            control_ptr, generation, heap_bases, rank,
+            WORLD, BACKEND, CHUNK_ROWS, PARTS, PARTS_BLOCK, V_DIM, ROWS,
+        )  # fmt: skip
+    else:
+        combine(
+            program - PUSHERS, slot_ptr, out_ptr, part_elements, rows,
+            control_ptr, generation, heap_bases, rank,
+            WORLD, BACKEND, CHUNK_ROWS, SOURCES_BLOCK, V_DIM, OUT_ROWS,
+        )  # fmt: skip
+    sync.leave(control_ptr)
+
+
+class FusedPlan(Plan):
+    """The splits, then merge, push and combine."""
+
+    launches = 2
+
+    def __init__(self, problem: FlashDecode, fabric: Fabric, config: Config) -> None:
+        self._attention = Attention(problem, fabric, config)
+        exchange = Exchange(problem, fabric, config, spaces.chunk_rows(problem, config))
+        self._fixed_args = exchange.args
+        self._kernel = Kernel(
+            _push_and_combine,
+            grid=exchange.chunks + exchange.combiners,
+            constants=exchange.constants
+            | merge_constants(problem, config["SPLITS"], config["ROWS"])
+            | {"PUSHERS": exchange.chunks},
+            options=compile_options(fabric.backend, {}),
+        )
+
+    def __call__(self, *tensors: torch.Tensor | None) -> torch.Tensor:
+        *inputs, out = tensors
+        assert out is not None
+        self._attention.launch(inputs)
+        self._kernel(self._attention.parts, out, *self._fixed_args)
+        return out
+
+
+class Fused(ExchangingVariant):
+    """Splits, then one kernel for all the rest."""
+
+    name = "fused"
+
+    def plan(self, problem: Any, fabric: Fabric, config: Config) -> Plan:
+        return FusedPlan(problem, fabric, config)
+
+
+VARIANT = Fused()

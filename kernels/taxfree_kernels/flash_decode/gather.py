@@ -1,0 +1,120 @@
+"""The baseline with an all-gather of our own: one kernel pushes parts to inboxes and waits there.
+
+Removes the collective library's latency. The gathering kernel still ends when the slowest rank's
+part has come, and all parts go through memory.
+
+Protocol. Sending programs have the lowest ids, wait for nobody, and signal one rank each; each
+receiving program waits for one chunk of one source and copies it out of the inbox. Every chunk of
+every source is waited for in each call, so the two payload slots of a pool suffice, as in
+``fused``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+from taxfree_kernels.device import sync
+from taxfree_kernels.fabric.base import Fabric
+from taxfree_kernels.flash_decode import spaces
+from taxfree_kernels.flash_decode.attend import store_rows
+from taxfree_kernels.flash_decode.exchange import send_chunk
+from taxfree_kernels.flash_decode.local import Attention, Exchange, ExchangingVariant, Merge
+from taxfree_kernels.flash_decode.problem import FlashDecode
+from taxfree_kernels.launch import Kernel, compile_options
+from taxfree_kernels.variant import Config, Plan
+
+
+@triton.jit
+def _copy_rows(
+    target_ptr, source_ptr, begin, end, rows, arrived, V_DIM: tl.constexpr, ROWS: tl.constexpr
+):
+    """Copy rows [begin, end) of a part; NaN if they have not arrived."""
+    BLOCK_V: tl.constexpr = triton.next_power_of_2(V_DIM)
+    dv = tl.arange(0, BLOCK_V)
+    for first in range(begin, end, ROWS):
+        row = first + tl.arange(0, ROWS)
+        row_mask = row < end
+        mask = row_mask[:, None] & (dv < V_DIM)[None, :]
+        out = tl.load(source_ptr + row[:, None] * V_DIM + dv[None, :], mask=mask)
+        lse = tl.load(source_ptr + rows * V_DIM + row, mask=row_mask)
+        out = tl.where(arrived, out, float("nan"))
+        store_rows(target_ptr, out, lse, row, row_mask, rows, V_DIM)
+
+
+@triton.jit(do_not_specialize=["rank", "rows"])
+def _gather(
+    part_ptr, gathered_ptr, inbox_ptr, slot_elements, part_elements, rows,
+    control_ptr, heap_bases, rank,
+    WORLD: tl.constexpr, BACKEND: tl.constexpr, CHUNK_ROWS: tl.constexpr, SENDERS: tl.constexpr,
+    V_DIM: tl.constexpr, SEND_BLOCK: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    program = tl.program_id(0)
+    generation = sync.running_generation(control_ptr)
+    slot_ptr = tl.multiple_of(inbox_ptr + (generation % 2) * slot_elements, 16)
+    if program < SENDERS:
+        send_chunk(
+            program, part_ptr, slot_ptr, part_elements, rows,
+            control_ptr, generation, heap_bases, rank,
+            WORLD, BACKEND, CHUNK_ROWS, V_DIM, SEND_BLOCK,
+        )  # fmt: skip
+    else:
+        chunk, source = (program - SENDERS) // WORLD, (program - SENDERS) % WORLD
+        begin = chunk * CHUNK_ROWS
+        end = min(begin + CHUNK_ROWS, rows)
+        arrived = sync.wait(
+            control_ptr, chunk, source, generation, heap_bases, rank, WORLD=WORLD, BACKEND=BACKEND
+        )
+        offset = source.to(tl.int64) * part_elements
+        _copy_rows(gathered_ptr + offset, slot_ptr + offset, begin, end, rows, arrived, V_DIM, ROWS)
+    sync.leave(control_ptr)
+
+
+class GatherPlan(Plan):
+    """Splits, their merge into one part, our all-gather of the parts, their merge."""
+
+    launches = 4
+
+    def __init__(self, problem: FlashDecode, fabric: Fabric, config: Config) -> None:
+        world, rows = problem.world_size, config["OUT_ROWS"]
+        self._attention = Attention(problem, fabric, config)
+        self._merge_splits = Merge(problem, fabric, config["SPLITS"], rows, into_output=False)
+        self._merge_ranks = Merge(problem, fabric, world, rows, into_output=True)
+        exchange = Exchange(problem, fabric, config, spaces.chunk_rows(problem, config))
+        self._fixed_args = exchange.args
+        elements = problem.part_elements
+        self._own, self._gathered = (
+            torch.empty(count * elements, dtype=torch.float32, device=fabric.device)
+            for count in (1, world)
+        )
+        self._gather = Kernel(
+            _gather,
+            grid=2 * world * exchange.chunks,
+            constants=exchange.sending_constants
+            | {"SENDERS": world * exchange.chunks, "ROWS": config["ROWS"]},
+            options=compile_options(fabric.backend, {}),
+        )
+
+    def __call__(self, *tensors: torch.Tensor | None) -> torch.Tensor:
+        *inputs, out = tensors
+        assert out is not None
+        self._attention.launch(inputs)
+        self._merge_splits.launch(self._attention.parts, self._own)
+        self._gather(self._own, self._gathered, *self._fixed_args)
+        self._merge_ranks.launch(self._gathered, out)
+        return out
+
+
+class Gather(ExchangingVariant):
+    """Four kernels, all ours."""
+
+    name = "gather"
+
+    def plan(self, problem: Any, fabric: Fabric, config: Config) -> Plan:
+        return GatherPlan(problem, fabric, config)
+
+
+VARIANT = Gather()

@@ -1,0 +1,26 @@
+"""The library path with its kernels tuned: what the baseline would be if it had knobs.
+
+Measured beside the fused variants, so that what they gain is not what their splits gain.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from taxfree_kernels.fabric.base import Fabric
+from taxfree_kernels.flash_decode.baseline import BaselinePlan
+from taxfree_kernels.flash_decode.local import DecodeVariant
+from taxfree_kernels.variant import Config, Plan
+
+
+class Library(DecodeVariant):
+    """The baseline's pipeline with other splits; for one rank, its attention alone."""
+
+    name = "library"
+    fused = False
+
+    def plan(self, problem: Any, fabric: Fabric, config: Config) -> Plan:
+        return BaselinePlan(problem, fabric, config)
+
+
+VARIANT = Library()

@@ -1,0 +1,251 @@
+"""Inputs and the float64 reference of flash_decode."""
+
+from __future__ import annotations
+
+import torch
+
+from taxfree_kernels.flash_decode.problem import FlashDecode
+from taxfree_kernels.variant import Operation
+
+_CHUNK_ELEMENTS = 1 << 24  # of keys that the reference widens at a time
+#: How much larger a query's dot product with the one key it looks for is made than with others:
+#: every weight but one is then exactly 0 in float32, and the result is that key's value.
+_SHARPNESS = 64
+
+
+def make_inputs(
+    problem: FlashDecode, rank: int, seed: int, device: torch.device, integers: bool = False
+) -> tuple[torch.Tensor | None, ...]:
+    """The tensors of one rank.
+
+    Random numbers fill the cache, as they are what is timed. Integers have lengths of all kinds:
+    a rank may hold nothing of a sequence, and one sequence may be empty.
+
+    Returns:
+        q [batch, q_heads, head_dim], the same on all ranks;
+        k [batch, kv_len_per_rank, kv_heads, head_dim] and v [..., v_head_dim]; when paged,
+        [pages, page_size, kv_heads, ...];
+        kv_lens int32 [world_size, batch], the same on all ranks: keys that each rank holds;
+        block_table int32 [batch, pages_per_sequence], or None;
+        scaling float32 [2]: what logits are multiplied by, and their soft cap. Plans also take
+        None, for head_dim**-0.5 and no cap.
+    """
+    lengths = _lengths(problem, seed, integers)
+    k, v, table = _cache(problem, rank, seed, device, integers)
+    codes = _random((problem.rows, problem.head_dim), seed, device, problem.dtype, integers)
+    q = codes.view(problem.batch, problem.q_heads, problem.head_dim)
+    if integers:
+        q = _look_for_one_key_each(problem, rank, seed, lengths, q, k, table)
+    kv_lens = torch.tensor(lengths, dtype=torch.int32, device=device)
+    scale, cap = (1.0, 65536.0) if integers else (problem.head_dim**-0.5, 2.0)
+    scaling = torch.tensor([scale, cap], dtype=torch.float32, device=device)
+    return q, k, v, kv_lens, table, scaling
+
+
+def compile_inputs(problem: FlashDecode, device: torch.device) -> tuple[torch.Tensor | None, ...]:
+    """Like :func:`make_inputs`, with a cache that has no memory: an engine's may fill the device.
+
+    A block table has room for sequences that are longer than what is in the pages of all.
+    """
+    kind, meta = getattr(torch, problem.dtype), torch.device("meta")
+    q = torch.empty(problem.batch, problem.q_heads, problem.head_dim, dtype=kind, device=device)
+    lead, table = _cache_size(problem), None
+    if problem.page_size:
+        size = (problem.batch, problem.pages_per_sequence)
+        table = torch.empty(size, dtype=torch.int32, device=device)
+    k, v = (
+        torch.empty(*lead, problem.kv_heads, dim, dtype=kind, device=meta)
+        for dim in (problem.head_dim, problem.v_head_dim)
+    )
+    size = (problem.world_size, problem.batch)
+    kv_lens = torch.empty(size, dtype=torch.int32, device=device)
+    return q, k, v, kv_lens, table, torch.empty(2, device=device)
+
+
+def reference(
+    problem: FlashDecode, rank: int, seed: int, device: torch.device, integers: bool = False
+) -> torch.Tensor:
+    """out float64 [batch, q_heads, v_head_dim], from the same inputs as :func:`make_inputs`."""
+    attention = Attention64(problem, device)
+    for peer in range(problem.world_size):
+        attention.add(peer, *make_inputs(problem, peer, seed, device, integers))
+    return attention.result
+
+
+def empty_output(problem: FlashDecode, device: torch.device) -> torch.Tensor:
+    """out [batch, q_heads, v_head_dim], uninitialised."""
+    size = (problem.batch, problem.q_heads, problem.v_head_dim)
+    return torch.empty(size, dtype=getattr(torch, problem.dtype), device=device)
+
+
+class Attention64:
+    """Attention in float64 over the caches of one rank after another, a chunk of keys at a time."""
+
+    def __init__(self, problem: FlashDecode, device: torch.device) -> None:
+        self._problem = problem
+        heads = (problem.batch, problem.kv_heads, problem.group_size)
+        self._top = torch.full(heads, -torch.inf, dtype=torch.float64, device=device)
+        self._total = torch.zeros(heads, dtype=torch.float64, device=device)
+        self._sum = torch.zeros(*heads, problem.v_head_dim, dtype=torch.float64, device=device)
+
+    def add(
+        self,
+        rank: int,
+        q: torch.Tensor | None,
+        k: torch.Tensor | None,
+        v: torch.Tensor | None,
+        kv_lens: torch.Tensor | None,
+        table: torch.Tensor | None,
+        scaling: torch.Tensor | None,
+    ) -> None:
+        """Add the keys that a rank holds; arguments as :func:`make_inputs` returns them."""
+        assert q is not None
+        assert k is not None
+        assert v is not None
+        assert kv_lens is not None
+        assert scaling is not None
+        problem = self._problem
+        scale, cap = scaling.double()
+        queries = q.double().view(*self._top.shape, problem.head_dim)
+        own, later = kv_lens[rank], kv_lens[rank + 1 :].sum(0)
+        chunk = max(1, _CHUNK_ELEMENTS // (problem.batch * problem.kv_heads * problem.head_dim))
+        for begin in range(0, problem.kv_len_per_rank, chunk):
+            at = torch.arange(
+                begin, min(begin + chunk, problem.kv_len_per_rank), device=kv_lens.device
+            )
+            seen = at < own[:, None]
+            if problem.window:
+                seen &= at >= own[:, None] - (problem.window - later[:, None])
+            logits = torch.einsum("bhgd,bnhd->bhgn", queries, _keys(problem, k, table, at)) * scale
+            if problem.soft_cap:
+                logits = cap * torch.tanh(logits / cap)
+            logits = logits.masked_fill(~seen[:, None, None, :], -torch.inf)
+            top = torch.maximum(self._top, logits.amax(-1))
+            finite = torch.where(top == -torch.inf, 0.0, top)
+            kept = torch.exp(self._top - finite)
+            weights = torch.exp(logits - finite[..., None])
+            self._sum = self._sum * kept[..., None] + torch.einsum(
+                "bhgn,bnhd->bhgd", weights, _keys(problem, v, table, at)
+            )
+            self._total = self._total * kept + weights.sum(-1)
+            self._top = top
+
+    @property
+    def result(self) -> torch.Tensor:
+        """float64 [batch, q_heads, v_head_dim]; zeros where a sequence has no key."""
+        total = torch.where(self._total > 0, self._total, 1.0)
+        return (self._sum / total[..., None]).flatten(1, 2)
+
+
+def _keys(
+    problem: FlashDecode, cache: torch.Tensor, table: torch.Tensor | None, at: torch.Tensor
+) -> torch.Tensor:
+    """Keys or values at positions `at` of every sequence, float64 [batch, len(at), kv_heads, .]."""
+    if table is None:
+        return cache[:, at].double()
+    return cache[table[:, at // problem.page_size].long(), at % problem.page_size].double()
+
+
+# -- what the inputs are made of ----------------------------------------------------------------
+
+
+def _random(
+    size: tuple[int, ...], seed: int, device: torch.device, dtype: str, integers: bool
+) -> torch.Tensor:
+    """Normal numbers; or -1 and 1, of which no two long rows are alike."""
+    generator = torch.Generator(device=device).manual_seed(seed)
+    kind = getattr(torch, dtype)
+    if not integers:
+        return torch.randn(size, generator=generator, device=device, dtype=kind)
+    bits = torch.randint(0, 2, size, generator=generator, device=device, dtype=torch.int8)
+    return (2 * bits - 1).to(kind)
+
+
+def _lengths(problem: FlashDecode, seed: int, integers: bool) -> list[list[int]]:
+    """Keys of each sequence by rank."""
+    size = (problem.world_size, problem.batch)
+    if not integers:
+        return [[problem.kv_len_per_rank] * problem.batch] * problem.world_size
+    generator = torch.Generator().manual_seed(seed)
+    lengths = torch.randint(1, problem.kv_len_per_rank + 1, size, generator=generator)
+    lengths[torch.rand(size, generator=generator) < 0.25] = 0
+    lengths[torch.rand(size, generator=generator) < 0.25] = problem.kv_len_per_rank
+    empty = seed % (problem.batch + 1)
+    if empty < problem.batch:
+        lengths[:, empty] = 0
+    found: list[list[int]] = lengths.tolist()
+    return found
+
+
+def _cache_size(problem: FlashDecode) -> tuple[int, int]:
+    """Of keys or values, but for their heads."""
+    if problem.page_size:
+        return problem.batch * problem.pages_per_sequence, problem.page_size
+    return problem.batch, problem.kv_len_per_rank
+
+
+def _cache(
+    problem: FlashDecode, rank: int, seed: int, device: torch.device, integers: bool
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+    """Keys, values and block table of a rank; pages lie in random order."""
+    own = 1000 * seed + 10 * (rank + 1)
+    lead, table = _cache_size(problem), None
+    if problem.page_size:
+        order = torch.randperm(lead[0], generator=torch.Generator().manual_seed(own))
+        by_sequence = order.view(problem.batch, problem.pages_per_sequence)
+        table = by_sequence.to(device=device, dtype=torch.int32)
+    k, v = (
+        _random((*lead, problem.kv_heads, dim), own + which, device, problem.dtype, integers)
+        for which, dim in ((1, problem.head_dim), (2, problem.v_head_dim))
+    )
+    return k, v, table
+
+
+def _look_for_one_key_each(
+    problem: FlashDecode,
+    rank: int,
+    seed: int,
+    lengths: list[list[int]],
+    codes: torch.Tensor,
+    k: torch.Tensor,
+    table: torch.Tensor | None,
+) -> torch.Tensor:
+    """Queries that each match one key, which is planted where it belongs if that is this rank.
+
+    The keys that the query heads of a group look for are spread evenly over the sequence.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    shift = torch.randint(0, 1 << 30, (problem.batch, problem.kv_heads), generator=generator)
+    q = codes.clone()
+    for sequence in range(problem.batch):
+        own = [by_sequence[sequence] for by_sequence in lengths]
+        total = sum(own)
+        visible = min(total, problem.window or total)
+        distinct = min(problem.group_size, visible)
+        first = sum(own[:rank])
+        for head in range(problem.q_heads if visible else 0):
+            group, member = divmod(head, problem.group_size)
+            member %= distinct
+            code = codes[sequence, group * problem.group_size + member]
+            q[sequence, head] = code
+            offset = int(shift[sequence, group]) + member * (visible // distinct)
+            at = total - visible + offset % visible - first
+            if not 0 <= at < own[rank]:
+                continue
+            if table is None:
+                k[sequence, at, group] = code
+            else:
+                page, within = divmod(at, problem.page_size)
+                k[int(table[sequence, page]), within, group] = code
+    return q * _SHARPNESS
+
+
+OPERATION = Operation(
+    name="flash_decode",
+    problem=FlashDecode,
+    near_fields=("batch", "kv_len_per_rank"),
+    make_inputs=make_inputs,
+    reference=reference,
+    empty_output=empty_output,
+    compile_inputs=compile_inputs,
+)

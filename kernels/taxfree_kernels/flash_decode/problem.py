@@ -1,0 +1,121 @@
+"""Dimensions of a flash_decode, and what they cost."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from taxfree_kernels.errors import PlanError
+from taxfree_kernels.variant import Cost
+
+DTYPES = ("float16", "bfloat16")
+ITEM_BYTES = 2  # of either
+LEAST_HEAD_DIM, MOST_HEAD_DIM = 16, 256
+
+
+@dataclass(frozen=True)
+class FlashDecode:
+    """One query token per sequence attends to keys of which each rank holds a part.
+
+    Lengths are no part of a problem: they are read on the device, so that they may change between
+    replays of a graph.
+
+    Args:
+        batch: sequences.
+        q_heads: query heads, replicated on all ranks.
+        kv_heads: key and value heads; each serves q_heads / kv_heads query heads.
+        head_dim: of queries and keys.
+        kv_len_per_rank: keys of one sequence that a rank has room for.
+        v_head_dim: of values and of the output; 0 stands for head_dim.
+        page_size: keys of a page of the cache; 0: the cache is dense.
+        soft_cap: whether logits are capped by cap * tanh(logit / cap).
+        window: the last keys, over all ranks, that a query sees; 0: all.
+        dtype: "float16" or "bfloat16", of queries, cache and output.
+        world_size: ranks.
+
+    Raises:
+        PlanError: on impossible dimensions.
+    """
+
+    batch: int
+    q_heads: int
+    kv_heads: int
+    head_dim: int
+    kv_len_per_rank: int
+    v_head_dim: int = 0
+    page_size: int = 0
+    soft_cap: bool = False
+    window: int = 0
+    dtype: str = "float16"
+    world_size: int = 1
+
+    def __post_init__(self) -> None:
+        if self.v_head_dim == 0:  # so that one problem is written, hashed and recorded one way
+            object.__setattr__(self, "v_head_dim", self.head_dim)
+        for name in ("batch", "q_heads", "kv_heads", "kv_len_per_rank", "world_size"):
+            if getattr(self, name) < 1:
+                raise PlanError(f"{name} is {getattr(self, name)}, must be at least 1")
+        for name in ("page_size", "window"):
+            if getattr(self, name) < 0:
+                raise PlanError(f"{name} is {getattr(self, name)}, must not be negative")
+        for name in ("head_dim", "v_head_dim"):
+            if not LEAST_HEAD_DIM <= getattr(self, name) <= MOST_HEAD_DIM:
+                raise PlanError(
+                    f"{name} is {getattr(self, name)}, must be from {LEAST_HEAD_DIM} to "
+                    f"{MOST_HEAD_DIM}"
+                )
+        if self.dtype not in DTYPES:
+            raise PlanError(f"dtype {self.dtype} is not one of {', '.join(DTYPES)}")
+        if self.q_heads % self.kv_heads:
+            raise PlanError(
+                f"q_heads={self.q_heads} is not divisible by kv_heads={self.kv_heads}",
+                "each kv head serves the same number of query heads",
+            )
+
+    @property
+    def group_size(self) -> int:
+        """Query heads that share a kv head."""
+        return self.q_heads // self.kv_heads
+
+    @property
+    def rows(self) -> int:
+        """Query heads of all sequences: each is a row of the output."""
+        return self.batch * self.q_heads
+
+    @property
+    def is_aligned(self) -> bool:
+        """Whether all rows of a contiguous cache start at multiples of 16 bytes."""
+        return self.head_dim % 8 == 0 and self.v_head_dim % 8 == 0
+
+    @property
+    def pages_per_sequence(self) -> int:
+        """Columns of the block table of a paged cache."""
+        return -(-self.kv_len_per_rank // self.page_size)
+
+    @property
+    def part_elements(self) -> int:
+        """float32 values of one part: its rows, then their log-sum-exps, padded to 256 bytes."""
+        return -(-self.rows * (self.v_head_dim + 1) // 64) * 64
+
+    @property
+    def cost(self) -> Cost:
+        """Per rank and call, when every rank is full."""
+        keys = min(self.kv_len_per_rank, self.window or self.kv_len_per_rank)
+        dims = self.head_dim + self.v_head_dim
+        cache = self.batch * keys * self.kv_heads * dims
+        table = 4 * self.batch * self.pages_per_sequence if self.page_size else 0
+        return Cost(
+            flops=2 * self.rows * keys * dims,
+            memory_bytes=ITEM_BYTES * (cache + self.rows * dims) + table,
+            link_bytes=4 * (self.world_size - 1) * self.rows * (self.v_head_dim + 1),
+        )
+
+    @property
+    def slot_bytes(self) -> int:
+        """Symmetric memory that a call of any variant needs in one payload slot.
+
+        A part of every rank, and the rows of the output as ranks that combine them send them.
+        """
+        return 4 * (self.world_size + 1) * self.part_elements
+
+
+PROBLEM = FlashDecode

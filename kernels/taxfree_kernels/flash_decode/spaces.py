@@ -1,0 +1,136 @@
+"""The knobs of the variants: what is worth trying, what to try first, what cannot run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from taxfree_kernels.fabric.heap import Pool
+from taxfree_kernels.flash_decode.problem import ITEM_BYTES, FlashDecode
+from taxfree_kernels.hardware import Hardware
+from taxfree_kernels.spaces import power_of_2, up_to, within
+from taxfree_kernels.variant import Config, Space
+
+_WAVES = (1, 2, 3, 4, 6, 8)  # programs for each compute unit that splits are worth making for
+
+
+def split_space(problem: FlashDecode, hardware: Hardware) -> Space:
+    """How a rank attends to its own keys."""
+    heads = power_of_2(problem.group_size, 16)
+    if hardware.backend == "interpreter":  # its time goes by the number of operations, not by size
+        return {"BLOCK_H": up_to(heads, (16, 32)), "BLOCK_N": (16, 32), "SPLITS": (1, 2)}
+    space: dict[str, tuple[Any, ...]] = {
+        "BLOCK_H": up_to(heads, (16, 32, 64)),
+        "BLOCK_N": (32, 64, 128),
+        "SPLITS": tuple(sorted({splits_of(problem, hardware, waves) for waves in _WAVES})),
+        "num_warps": (2, 4, 8),
+        "num_stages": (2, 3, 4, 5, 6),
+    }
+    if problem.page_size and hardware.backend == "cuda":  # page numbers have to be ahead of keys
+        space["num_stages"] = (3, 4, 5, 6)
+    if hardware.backend == "hip":
+        space |= {
+            "XCDS": tuple(dict.fromkeys((hardware.num_xcds, 1))),
+            "waves_per_eu": (0, 1, 2),
+        }
+    return space
+
+
+def splits_of(problem: FlashDecode, hardware: Hardware, waves: int) -> int:
+    """Splits with which there are at most `waves` programs for each compute unit."""
+    heads = min(64, power_of_2(problem.group_size, 16))
+    programs = problem.batch * problem.kv_heads * -(-problem.group_size // heads)
+    most = -(-problem.kv_len_per_rank // 64)
+    return max(1, min(most, hardware.compute_units * waves // programs))
+
+
+def merge_space(problem: FlashDecode, hardware: Hardware) -> Space:
+    """How the parts of all ranks are merged."""
+    values = (2, 4) if hardware.backend == "interpreter" else (1, 2, 4, 8)
+    return {"OUT_ROWS": up_to(power_of_2(problem.rows, 1), values)}
+
+
+def push_space(problem: FlashDecode, hardware: Hardware) -> Space:
+    """How parts are sent: rows merged at a time, and chunks of rows that have a signal each."""
+    rows = power_of_2(problem.rows, 1)
+    if hardware.backend == "interpreter":
+        return {"ROWS": up_to(rows, (2, 4)), "CHUNKS": up_to(rows, (1, 3))}
+    return {
+        "ROWS": up_to(rows, (1, 2, 4, 8, 16)),
+        "CHUNKS": up_to(min(rows, Pool.CHANNELS), (1, 4, 16, 32, 64)),
+    }
+
+
+def chunk_rows(problem: FlashDecode, config: Config) -> int:
+    """Rows of a chunk: at most CHUNKS chunks of whole tiles."""
+    tiles = -(-problem.rows // config["ROWS"])
+    return int(config["ROWS"] * -(-tiles // config["CHUNKS"]))
+
+
+def first_configs(
+    problem: FlashDecode, hardware: Hardware, space: Space | None = None
+) -> list[dict[str, Any]]:
+    """Configs to try first, cut down to `space`; the first is the default.
+
+    Without a space, those of the splits and of the last merge.
+    """
+    if space is None:
+        space = {**split_space(problem, hardware), **merge_space(problem, hardware)}
+    merging = {"ROWS": max(1, min(16, problem.rows // 48)), "CHUNKS": 64, "OUT_ROWS": 1}
+    if hardware.backend == "interpreter":
+        guesses = [{"SPLITS": 2, "OUT_ROWS": 4, "CHUNKS": 3}]
+    elif hardware.backend == "hip":
+        guesses = _first_on_cdna(problem, hardware, merging)
+    else:
+        guesses = _first_on_hopper(problem, hardware, merging)
+    configs = [within(space, guess) for guess in guesses]
+    return [config for config in configs if refuses(problem, hardware, config) is None]
+
+
+def _first_on_hopper(
+    problem: FlashDecode, hardware: Hardware, merging: Config
+) -> list[dict[str, Any]]:
+    """Some 64 KiB in flight per SM hide the memory's latency at full rate."""
+    narrow = problem.head_dim + problem.v_head_dim > 256 or not problem.is_aligned
+    common = {
+        "BLOCK_H": 64,
+        "BLOCK_N": 32 if narrow else 64,
+        "num_warps": 4 if problem.group_size <= 32 else 8,
+        **merging,
+    }
+    tables = 2 if problem.page_size else 0  # stages in which page numbers are under way
+    return [
+        common | {"SPLITS": splits_of(problem, hardware, waves), "num_stages": stages + tables}
+        for waves, stages in ((2, 3), (1, 4), (3, 3), (4, 3), (2, 4))
+    ]
+
+
+def _first_on_cdna(
+    problem: FlashDecode, hardware: Hardware, merging: Config
+) -> list[dict[str, Any]]:
+    """Two stages, and tiles of which both fit into 64 KiB."""
+    warps = 4 if problem.is_aligned else 8
+    common = {"BLOCK_H": 64, "BLOCK_N": 32, "num_warps": warps, "num_stages": 2, **merging}
+    wider = 64 if problem.head_dim + problem.v_head_dim <= 256 else 32
+    return [
+        common | {"SPLITS": splits_of(problem, hardware, waves), "BLOCK_N": keys}
+        for waves, keys in ((2, 32), (4, 32), (2, wider))
+    ]
+
+
+def refuses(problem: FlashDecode, hardware: Hardware, config: Config) -> str | None:
+    """Why a config is not worth compiling, or None."""
+    if hardware.backend == "interpreter":
+        return None
+    blocks = -(-problem.kv_len_per_rank // config["BLOCK_N"])
+    if config["SPLITS"] > blocks:
+        return f"SPLITS {config['SPLITS']} of {blocks} blocks of keys"
+    dims = power_of_2(problem.head_dim, 16) + power_of_2(problem.v_head_dim, 16)
+    stages = config["num_stages"] if hardware.backend == "cuda" else config["num_stages"] - 1
+    shared = stages * config["BLOCK_N"] * dims * ITEM_BYTES
+    if shared > hardware.shared_memory:
+        return f"{shared} bytes of shared memory, {hardware.shared_memory} are there"
+    threads = config["num_warps"] * hardware.warp_size
+    held = config["BLOCK_H"] * (dims + config["BLOCK_N"])
+    if held > 160 * threads:
+        return f"a query and accumulators of {held // threads} registers a thread"
+    return None

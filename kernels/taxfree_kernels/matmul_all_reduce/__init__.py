@@ -1,0 +1,1 @@
+"""A matmul whose K is split over the ranks, summed on all of them."""

@@ -1,0 +1,63 @@
+"""Device functions of our collectives: a flat partial sum is sent and summed in chunks.
+
+Flat tensors have a multiple of 16 elements here, and chunks begin and end at such multiples, so
+that accesses can be 16 bytes wide whatever the dimensions are.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from taxfree_kernels.device.tiles import select
+
+
+@triton.jit
+def bounds_of_chunk(chunk, begin, end, CHUNKS: tl.constexpr):
+    """Where one of CHUNKS parts of [begin, end) begins and ends, all in units of 16 elements."""
+    per_chunk = tl.cdiv(end - begin, CHUNKS)
+    chunk_begin = min(begin + chunk * per_chunk, end)
+    return chunk_begin, min(chunk_begin + per_chunk, end)
+
+
+@triton.jit
+def summed_block(
+    at, mask, own_ptr, inbox_ptr, stride_source, rank, WORLD: tl.constexpr, BLOCK: tl.constexpr
+):
+    """float32 [BLOCK]: elements `at` of all ranks' partial sums, added in the ranks' order.
+
+    Args:
+        own_ptr: this rank's; inbox_ptr: rank 0's, the others `stride_source` elements apart.
+    """
+    total = tl.zeros((BLOCK,), tl.float32)
+    for source in tl.static_range(WORLD):
+        source_ptr = select(rank == source, own_ptr, inbox_ptr + source * stride_source, 16)
+        total += tl.load(source_ptr + at, mask=mask, other=0.0).to(tl.float32)
+    return total
+
+
+@triton.jit
+def offsets_in_rows(at, columns, stride_row, CONTIGUOUS: tl.constexpr):
+    """Where elements `at`, counted in rows of `columns`, are when rows are `stride_row` apart."""
+    if CONTIGUOUS:
+        place = at
+    else:
+        place = (at // columns).to(tl.int64) * stride_row + at % columns
+    return place
+
+
+@triton.jit
+def with_addends(
+    total, at, place, mask, bias_ptr, residual_ptr, columns,
+    HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr,
+):  # fmt: skip
+    """`total`, elements `at` in rows of `columns`, plus the bias and the residual that are given.
+
+    Args:
+        place: offsets in the residual.
+    """
+    if HAS_BIAS:
+        total += tl.load(bias_ptr + at % columns, mask=mask, other=0.0).to(tl.float32)
+    if HAS_RESIDUAL:
+        total += tl.load(residual_ptr + place, mask=mask, other=0.0).to(tl.float32)
+    return total

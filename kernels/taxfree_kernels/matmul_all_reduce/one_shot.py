@@ -1,0 +1,154 @@
+"""The vendor's matmul, then one kernel of ours that sums over symmetric memory in one step.
+
+What an engine that knows symmetric memory would do: the collective's latency goes down to one
+signal, bias and residual are added on the way out, two launches remain. Every rank sends its whole
+partial sum to every peer, in the problem's own type: for few rows.
+
+Protocol. Sender programs have the lowest ids: each stores a chunk of this rank's partial sum into
+one peer's inbox, signals it, and waits for nobody. Above them, programs wait for a chunk from all
+peers and add the partial sums in the order of the ranks, so that all ranks have the same bits.
+Each chunk, also an empty one, is signalled to, and waited for from, every peer in every call, so
+the two slots of the pool suffice.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+from taxfree_kernels.device import sync
+from taxfree_kernels.device.exchange import wait_for_peers
+from taxfree_kernels.device.tiles import copy
+from taxfree_kernels.fabric.base import Fabric
+from taxfree_kernels.fabric.heap import Pool
+from taxfree_kernels.hardware import Hardware
+from taxfree_kernels.launch import Kernel, compile_options
+from taxfree_kernels.matmul_all_reduce import spaces
+from taxfree_kernels.matmul_all_reduce.chunks import bounds_of_chunk, summed_block, with_addends
+from taxfree_kernels.matmul_all_reduce.problem import (
+    ONE_SHOT_ELEMENTS,
+    MatmulAllReduce,
+    padded_elements,
+)
+from taxfree_kernels.variant import Config, Plan, Space, Variant
+from taxfree_kernels.vendor import matmul_into
+
+
+@triton.jit(do_not_specialize=["rank"])
+def _one_shot(
+    partial_ptr, bias_ptr, residual_ptr, out_ptr,
+    inbox_ptr, slot_elements, stride_source, control_ptr, heap_bases, rank, sixteens, count, n,
+    WORLD: tl.constexpr, BACKEND: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr,
+    CHUNKS: tl.constexpr, REDUCERS: tl.constexpr, SEND_BLOCK: tl.constexpr,
+):  # fmt: skip
+    program = tl.program_id(0)
+    generation = sync.running_generation(control_ptr)
+    slot_ptr = tl.multiple_of(inbox_ptr + (generation % 2) * slot_elements, 16)
+    senders = CHUNKS * (WORLD - 1)
+    if program < senders:
+        chunk = program // (WORLD - 1)
+        peer = (rank + 1 + program % (WORLD - 1)) % WORLD
+        begin, end = bounds_of_chunk(chunk, 0, sixteens, CHUNKS)
+        own_ptr = slot_ptr + rank.to(tl.int64) * stride_source
+        target_ptr = sync.translate(own_ptr, heap_bases, rank, peer)
+        copy(target_ptr, partial_ptr, begin * 16, end * 16, SEND_BLOCK)
+        sync.signal(
+            control_ptr, chunk, peer, generation, heap_bases, rank, WORLD=WORLD, BACKEND=BACKEND
+        )
+    else:
+        chunk = (program - senders) // REDUCERS
+        begin, end = bounds_of_chunk(chunk, 0, sixteens, CHUNKS)
+        begin, end = bounds_of_chunk((program - senders) % REDUCERS, begin, end, REDUCERS)
+        arrived = wait_for_peers(control_ptr, chunk, generation, heap_bases, rank, WORLD, BACKEND)
+        for start in range(begin * 16, end * 16, SEND_BLOCK):
+            at = start + tl.arange(0, SEND_BLOCK)
+            mask = at < end * 16
+            total = summed_block(
+                at, mask, partial_ptr, slot_ptr, stride_source, rank, WORLD, SEND_BLOCK
+            )
+            mask = mask & (at < count)
+            total = with_addends(
+                total, at, at, mask, bias_ptr, residual_ptr, n, HAS_BIAS, HAS_RESIDUAL
+            )
+            total = tl.where(arrived, total, float("nan"))
+            tl.store(out_ptr + at, total.to(out_ptr.dtype.element_ty), mask=mask)
+    sync.leave(control_ptr)
+
+
+class OneShotPlan(Plan):
+    """The vendor's matmul into a buffer, then our sum of all ranks' buffers."""
+
+    launches = 2
+
+    def __init__(self, problem: MatmulAllReduce, fabric: Fabric, config: Config) -> None:
+        dtype = getattr(torch, problem.dtype)
+        world, chunks = problem.world_size, config["CHUNKS"]
+        plane = padded_elements(problem.m, problem.n)
+        inbox, slot_elements = fabric.pool.slots(world * plane, dtype)
+        sixteens = -(-problem.elements // 16)
+        buffer = torch.zeros(16 * sixteens, dtype=dtype, device=fabric.device)
+        self._partial = buffer[: problem.elements].view(problem.m, problem.n)
+        self._fixed_args = (
+            inbox, slot_elements, plane, fabric.pool.control, fabric.heap_bases, fabric.rank,
+            sixteens, problem.elements, problem.n,
+        )  # fmt: skip
+        self._sum = Kernel(
+            _one_shot,
+            grid=chunks * (world - 1 + config["REDUCERS"]),
+            constants={
+                "WORLD": world,
+                "BACKEND": fabric.backend,
+                "HAS_BIAS": problem.bias,
+                "HAS_RESIDUAL": problem.residual,
+                "CHUNKS": chunks,
+                "REDUCERS": config["REDUCERS"],
+                "SEND_BLOCK": config["SEND_BLOCK"],
+            },
+            options=compile_options(fabric.backend, config),
+        )
+
+    def __call__(
+        self,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        residual: torch.Tensor | None,
+        out: torch.Tensor,
+    ) -> torch.Tensor:
+        partial = matmul_into(self._partial, x, weight, None)
+        self._sum(
+            partial, out if bias is None else bias, out if residual is None else residual, out,
+            *self._fixed_args,
+        )  # fmt: skip
+        return out
+
+
+class OneShot(Variant):
+    """Vendor matmul, one-shot all-reduce of ours."""
+
+    name = "one_shot"
+    fused = False
+
+    def refuses_problem(self, problem: Any, hardware: Hardware) -> str | None:
+        if problem.world_size == 1:
+            return "one rank has no peers"
+        if problem.elements > ONE_SHOT_ELEMENTS:
+            return "all of the partial sum would cross the link to every peer"
+        return None
+
+    def space(self, problem: Any, hardware: Hardware) -> Space:
+        space = spaces.send_space(hardware, Pool.CHANNELS)
+        return {**space, "REDUCERS": (1, 2) if hardware.backend == "interpreter" else (1, 2, 4)}
+
+    def first_configs(self, problem: Any, hardware: Hardware) -> list[dict[str, Any]]:
+        sent = spaces.partial_bytes(problem)
+        return spaces.first_sends(self.space(problem, hardware), sent, problem.n)
+
+    def plan(self, problem: Any, fabric: Fabric, config: Config) -> Plan:
+        return OneShotPlan(problem, fabric, config)
+
+
+VARIANT = OneShot()

@@ -1,0 +1,103 @@
+"""Dimensions of a matmul_all_reduce, and what they cost."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from taxfree_kernels.errors import PlanError
+from taxfree_kernels.variant import Cost
+
+ITEM_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4}
+
+#: Most elements of the output for which every rank sends its whole partial sum to every peer, and
+#: keeps an inbox for each: beyond it the links carry too much, and inboxes are too large.
+ONE_SHOT_ELEMENTS = 1 << 23
+
+
+@dataclass(frozen=True)
+class MatmulAllReduce:
+    """out[M, N] = sum over ranks of x[M, K] @ weight[K, N] (+ bias[N]) (+ residual[M, N]).
+
+    Bias and residual are the same on all ranks and are added once, to the sum.
+
+    Args:
+        m: rows of x and of the output.
+        n: columns of the weight and of the output.
+        k: columns of this rank's x: the ranks' share of the summed dimension.
+        dtype: "float16" or "bfloat16", of all tensors.
+        world_size: ranks.
+        weight_layout: which dimension of the weight is contiguous last: "nk" is K, as in the
+            transposed weight of a ``torch.nn.Linear``; "kn" is N.
+        bias, residual: whether they are added.
+
+    Raises:
+        PlanError: on impossible dimensions.
+    """
+
+    m: int
+    n: int
+    k: int
+    dtype: str = "float16"
+    world_size: int = 1
+    weight_layout: str = "nk"
+    bias: bool = False
+    residual: bool = False
+
+    def __post_init__(self) -> None:
+        require_matmul(self)
+
+    @property
+    def elements(self) -> int:
+        """Elements of the output, and of each rank's partial sum."""
+        return self.m * self.n
+
+    @property
+    def cost(self) -> Cost:
+        """Per rank and call: every rank receives a share of the partial sums and of the result."""
+        item, elements = ITEM_BYTES[self.dtype], self.elements
+        received = 2 * (elements - elements // self.world_size)
+        return Cost(
+            flops=2 * self.m * self.n * self.k,
+            memory_bytes=item
+            * (self.m * self.k + self.k * self.n + (1 + self.residual) * elements),
+            link_bytes=item * received,
+        )
+
+    @property
+    def slot_bytes(self) -> int:
+        """Symmetric memory that a call of any variant needs in one payload slot.
+
+        Two shots need room for a partial sum and a result; one shot needs every rank's partial sum,
+        in float32 at most. Both lie in padded rows.
+        """
+        padded = padded_elements(self.m, self.n)
+        if self.elements > ONE_SHOT_ELEMENTS:
+            return ITEM_BYTES[self.dtype] * (2 * padded + 32 * self.world_size)
+        in_float32 = ITEM_BYTES["float32"] * self.world_size * padded
+        return in_float32 + ITEM_BYTES[self.dtype] * (padded + 32 * self.world_size)
+
+
+def require_matmul(problem: Any) -> None:
+    """Raise :class:`PlanError` when a partial matmul cannot have a problem's dimensions."""
+    for name in ("m", "n", "k", "world_size"):
+        value = getattr(problem, name)
+        if value < 1:
+            raise PlanError(f"{name} is {value}, must be at least 1")
+    if problem.dtype not in ("float16", "bfloat16"):
+        raise PlanError(f"dtype {problem.dtype} is not one of float16, bfloat16")
+    if problem.weight_layout not in ("nk", "kn"):
+        raise PlanError(f"weight_layout is {problem.weight_layout!r}, must be 'nk' or 'kn'")
+
+
+def padded_columns(n: int) -> int:
+    """Columns of a row in an inbox: a multiple of 16, so that each row starts at 16 bytes."""
+    return -(-n // 16) * 16
+
+
+def padded_elements(m: int, n: int) -> int:
+    """Elements of an inbox for [m, n]: a multiple of 256 bytes in any type."""
+    return -(-m * padded_columns(n) // 128) * 128
+
+
+PROBLEM = MatmulAllReduce

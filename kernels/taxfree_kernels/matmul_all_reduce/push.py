@@ -1,0 +1,192 @@
+"""One fused kernel: each finished tile goes to every rank, and every rank adds the partial sums.
+
+Removes the launch tax (one kernel), the bulk-synchronous tax (a tile leaves when it is finished,
+and is summed when all ranks' have come), and the locality tax of a partial sum that is written,
+read by a collective, and written again. Sends a whole partial sum to every peer: for few rows.
+
+Protocol. Tile programs have the lowest ids. They compute a tile of this rank's partial sum, store
+it into every rank's inbox, the own one included, and wait for nobody. One signal to everybody
+announces a group of tiles, because a large problem has more tiles than a pool has channels: the
+last program of a group to finish sends it. Above them, one program per tile waits for its group
+from all ranks and adds what they sent in the order of the ranks, so that all have the same bits.
+So programs wait only for tile programs, of whom the own rank's have lower ids, and any order that
+starts low ids first makes progress. Every tile waits for every rank in every call: the full
+exchange under which the two payload slots of a pool suffice
+(:class:`taxfree_kernels.fabric.heap.Pool`).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+from taxfree_kernels.device import sync
+from taxfree_kernels.device.exchange import wait_for_everybody
+from taxfree_kernels.device.tiles import own_chiplet_first, tile_of
+from taxfree_kernels.fabric.base import Fabric
+from taxfree_kernels.fabric.heap import Pool
+from taxfree_kernels.hardware import Hardware
+from taxfree_kernels.launch import Kernel, compile_options
+from taxfree_kernels.matmul_all_reduce import spaces
+from taxfree_kernels.matmul_all_reduce.problem import (
+    ONE_SHOT_ELEMENTS,
+    MatmulAllReduce,
+    padded_columns,
+    padded_elements,
+)
+from taxfree_kernels.matmul_all_reduce.tile import (
+    addends,
+    announce_tile,
+    partial_tile,
+    sum_of_sources,
+)
+from taxfree_kernels.variant import Config, Plan, Space, Variant
+
+
+@triton.jit(do_not_specialize=["rank", "m"])
+def _push(
+    x_ptr, w_ptr, stride_wk, stride_wn, bias_ptr, residual_ptr, out_ptr,
+    inbox_ptr, slot_elements, stride_source, stride_row, control_ptr, partials_ptr, counters_ptr,
+    heap_bases, rank, m, n, k,
+    WORLD: tl.constexpr, BACKEND: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr,
+    TILES_PER_SIGNAL: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr, SPLIT_K: tl.constexpr, EVEN_K: tl.constexpr,
+    SWAP_AB: tl.constexpr, XCDS: tl.constexpr,
+):  # fmt: skip
+    program = tl.program_id(0)
+    generation = sync.running_generation(control_ptr)
+    slot_ptr = tl.multiple_of(inbox_ptr + (generation % 2) * slot_elements, 16)
+    tiles_m, tiles_n = tl.cdiv(m, BLOCK_M), tl.cdiv(n, BLOCK_N)
+    tiles = tiles_m * tiles_n
+    senders = tiles * SPLIT_K
+    if program < senders:
+        index = own_chiplet_first(program, senders, XCDS)
+        tile, split = index // SPLIT_K, index % SPLIT_K
+        tile_m, tile_n = tile_of(tile, tiles_m, tiles_n, GROUP_M)
+        row_begin, col_begin = tile_m * BLOCK_M, tile_n * BLOCK_N
+        acc, is_whole = partial_tile(
+            tile, split, tiles, row_begin, m, col_begin, n,
+            x_ptr, w_ptr, stride_wk, stride_wn, partials_ptr, counters_ptr, k,
+            BACKEND, BLOCK_M, BLOCK_N, BLOCK_K, SPLIT_K, EVEN_K, SWAP_AB,
+        )  # fmt: skip
+        if is_whole:
+            rows = row_begin + tl.arange(0, BLOCK_M)
+            cols = col_begin + tl.arange(0, BLOCK_N)
+            at = rows.to(tl.int64)[:, None] * stride_row + cols[None, :]
+            mask = (rows < m)[:, None] & (cols < stride_row)[None, :]
+            own_ptr = slot_ptr + rank.to(tl.int64) * stride_source
+            for step in tl.static_range(WORLD):
+                target_ptr = sync.translate(own_ptr, heap_bases, rank, (rank + step) % WORLD)
+                tl.store(target_ptr + at, acc.to(slot_ptr.dtype.element_ty), mask=mask)
+            announce_tile(
+                tile, tiles, counters_ptr + tiles, control_ptr, generation, heap_bases, rank,
+                WORLD, BACKEND, TILES_PER_SIGNAL,
+            )  # fmt: skip
+    else:
+        tile = program - senders
+        tile_m, tile_n = tile_of(tile, tiles_m, tiles_n, GROUP_M)
+        rows = tile_m * BLOCK_M + tl.arange(0, BLOCK_M)
+        cols = tile_n * BLOCK_N + tl.arange(0, BLOCK_N)
+        row_mask, col_mask = rows < m, cols < n
+        added = addends(
+            rows, cols, row_mask, col_mask, bias_ptr, residual_ptr, n, HAS_BIAS, HAS_RESIDUAL
+        )
+        arrived = wait_for_everybody(
+            control_ptr, tile // TILES_PER_SIGNAL, generation, heap_bases, rank, WORLD, BACKEND
+        )
+        at = rows.to(tl.int64)[:, None] * stride_row + cols[None, :]
+        mask = row_mask[:, None] & (cols < stride_row)[None, :]
+        total = sum_of_sources(slot_ptr, stride_source, at, mask, WORLD, BLOCK_M, BLOCK_N) + added
+        total = tl.where(arrived, total, float("nan"))
+        out = out_ptr + rows.to(tl.int64)[:, None] * n + cols[None, :]
+        mask = row_mask[:, None] & col_mask[None, :]
+        tl.store(out, total.to(out_ptr.dtype.element_ty), mask=mask)
+    sync.leave(control_ptr)
+
+
+class PushPlan(Plan):
+    """One launch: tiles, then sums."""
+
+    def __init__(self, problem: MatmulAllReduce, fabric: Fabric, config: Config) -> None:
+        world, split_k = problem.world_size, config["SPLIT_K"]
+        tiles = -(-problem.m // config["BLOCK_M"]) * -(-problem.n // config["BLOCK_N"])
+        tile_elements = config["BLOCK_M"] * config["BLOCK_N"]
+        plane = padded_elements(problem.m, problem.n)
+        inbox, slot_elements = fabric.pool.slots(world * plane, getattr(torch, config["WIRE"]))
+        partials = split_k * tiles * tile_elements if split_k > 1 else 1
+        self._fixed_args = (
+            inbox,
+            slot_elements,
+            plane,
+            padded_columns(problem.n),
+            fabric.pool.control,
+            torch.empty(partials, dtype=torch.float32, device=fabric.device),
+            torch.zeros(tiles + Pool.CHANNELS, dtype=torch.int32, device=fabric.device),
+            fabric.heap_bases,
+            fabric.rank,
+            problem.m,
+            problem.n,
+            problem.k,
+        )
+        self._kernel = Kernel(
+            _push,
+            grid=tiles * (split_k + 1),
+            constants={
+                **spaces.tile_constants(problem, config),
+                "WORLD": world,
+                "BACKEND": fabric.backend,
+                "HAS_BIAS": problem.bias,
+                "HAS_RESIDUAL": problem.residual,
+                "TILES_PER_SIGNAL": -(-tiles // config["SIGNALS"]),
+            },
+            options=compile_options(fabric.backend, config),
+        )
+
+    def __call__(
+        self,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        residual: torch.Tensor | None,
+        out: torch.Tensor,
+    ) -> torch.Tensor:
+        self._kernel(
+            x, weight, weight.stride(0), weight.stride(1), out if bias is None else bias,
+            out if residual is None else residual, out, *self._fixed_args,
+        )  # fmt: skip
+        return out
+
+
+class Push(Variant):
+    """Tiles to everybody, and their sums, in one kernel."""
+
+    name = "push"
+
+    def refuses_problem(self, problem: Any, hardware: Hardware) -> str | None:
+        if problem.world_size == 1:
+            return "one rank has no peers"
+        if problem.elements > ONE_SHOT_ELEMENTS:
+            return "all of the partial sum would cross the link to every peer"
+        return None
+
+    def space(self, problem: Any, hardware: Hardware) -> Space:
+        return {
+            **spaces.tile_space(problem, hardware),
+            "SIGNALS": spaces.signal_counts(hardware, Pool.CHANNELS),
+            "WIRE": (problem.dtype, "float32"),
+        }
+
+    def first_configs(self, problem: Any, hardware: Hardware) -> list[dict[str, Any]]:
+        return spaces.first_configs(problem, hardware, self.space(problem, hardware))
+
+    def refuses_config(self, problem: Any, hardware: Hardware, config: Config) -> str | None:
+        return spaces.refuses(problem, hardware, config)
+
+    def plan(self, problem: Any, fabric: Fabric, config: Config) -> Plan:
+        return PushPlan(problem, fabric, config)
+
+
+VARIANT = Push()

@@ -1,0 +1,178 @@
+"""The knobs of the variants: what is worth trying, what to try first, what cannot run."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+from taxfree_kernels.hardware import Hardware
+from taxfree_kernels.matmul_all_reduce.problem import ITEM_BYTES
+from taxfree_kernels.spaces import power_of_2, refuses_tile, up_to, within
+from taxfree_kernels.variant import Config, Space
+
+_CHUNK_BYTES = 1 << 13  # what one sender moves in a few microseconds
+TILE_KNOBS = ("BLOCK_M", "BLOCK_N", "BLOCK_K", "GROUP_M", "SPLIT_K", "SWAP_AB")
+
+
+def tile_space(problem: Any, hardware: Hardware) -> Space:
+    """How tiles of a partial sum are computed, for the device's own limits.
+
+    Args:
+        problem: with m, n and k of a rank's own matmul.
+    """
+    widest_k = power_of_2(problem.k, 16)
+    if hardware.backend == "interpreter":  # its time goes by the number of operations, not by size
+        return {
+            "BLOCK_M": (16, 32), "BLOCK_N": (32, 64), "BLOCK_K": up_to(widest_k, (16, 32, 64)),
+            "GROUP_M": (1, 4), "SPLIT_K": (1, 2, 4), "SWAP_AB": (False, True),
+        }  # fmt: skip
+    space: dict[str, tuple[Any, ...]] = {
+        "BLOCK_M": up_to(power_of_2(problem.m, 16), (16, 32, 64, 128, 256)),
+        "BLOCK_N": (32, 64, 128, 256),
+        "BLOCK_K": up_to(widest_k, (32, 64, 128, 256)),
+        "GROUP_M": (1, 4, 8),
+        "SPLIT_K": (1, 2, 4),
+        "SWAP_AB": (False, True),
+        "num_warps": (4, 8),
+        "num_stages": (2, 3, 4, 5, 6),
+    }
+    if hardware.backend == "hip":
+        space |= {
+            "XCDS": tuple(dict.fromkeys((hardware.num_xcds, 1))),
+            "waves_per_eu": (0, 1, 2),
+            "matrix_instr_nonkdim": (16, 32),
+        }
+    return space
+
+
+def signal_counts(hardware: Hardware, most: int) -> tuple[int, ...]:
+    """How many signals a rank may send to each peer: the fewer, the more tiles share one.
+
+    Args:
+        most: for which the protocol has channels.
+    """
+    return (most, 2) if hardware.backend == "interpreter" else (most, most // 4)
+
+
+def tile_constants(problem: Any, config: Config) -> dict[str, Any]:
+    """The constants by which a kernel computes tiles of a partial sum."""
+    return {knob: config[knob] for knob in TILE_KNOBS} | {
+        "XCDS": config.get("XCDS", 1),
+        "EVEN_K": problem.k % config["BLOCK_K"] == 0,
+    }
+
+
+def first_configs(problem: Any, hardware: Hardware, space: Space) -> list[dict[str, Any]]:
+    """Configs that should suit a problem, cut down to `space`; the first is the default."""
+    rows = power_of_2(problem.m, 16)
+    if hardware.backend == "interpreter":
+        guesses = [{"BLOCK_M": min(rows, 32), "BLOCK_N": 64, "BLOCK_K": 64}]
+    elif problem.k % 8:  # rows are not aligned: nothing is loaded 16 bytes at a time
+        guesses = [{"BLOCK_M": min(rows, 64), "BLOCK_N": 64, "BLOCK_K": 32, "num_warps": 8}]
+    elif hardware.backend == "hip":
+        guesses = _first_on_cdna(rows)
+    else:
+        guesses = _first_on_hopper(problem, rows)
+    configs = [within(space, guess) for guess in guesses]
+    return [config for config in configs if refuses(problem, hardware, config) is None]
+
+
+def _first_on_hopper(problem: Any, rows: int) -> list[dict[str, Any]]:
+    if rows <= 64:
+        # As many tiles as there are SMs stream the weight at full rate without a split K.
+        split = 1 if problem.n >= 64 * 96 else 2
+        skinny = {"BLOCK_M": rows, "BLOCK_N": 64, "BLOCK_K": 128, "GROUP_M": 1, "SWAP_AB": True,
+                  "SPLIT_K": split, "num_warps": 4}  # fmt: skip
+        return [
+            skinny | {"num_stages": 5},
+            skinny | {"num_stages": 3},
+            skinny | {"BLOCK_N": 128, "SPLIT_K": 2 * split, "num_stages": 4},
+            skinny | {"SPLIT_K": 2 * split, "num_stages": 4},
+        ]
+    wide = {"GROUP_M": 8, "BLOCK_K": 64, "SPLIT_K": 1}
+    return [
+        wide | {"BLOCK_M": 128, "BLOCK_N": 128, "num_warps": 8, "num_stages": 4},
+        wide | {"BLOCK_M": 128, "BLOCK_N": 256, "num_warps": 8, "num_stages": 3},
+        wide | {"BLOCK_M": 64, "BLOCK_N": 128, "num_warps": 4, "num_stages": 4},
+        wide | {"BLOCK_M": 64, "BLOCK_N": 256, "num_warps": 8, "num_stages": 4},
+    ]
+
+
+def _first_on_cdna(rows: int) -> list[dict[str, Any]]:
+    """From the field's experience on MI300X: two stages, and 64 of K where tiles are wide."""
+    common = {"BLOCK_K": 64, "num_stages": 2, "matrix_instr_nonkdim": 16}
+    if rows <= 64:
+        skinny = common | {"BLOCK_M": rows, "BLOCK_K": 128, "GROUP_M": 1, "num_warps": 4}
+        return [
+            skinny | {"BLOCK_N": 32, "SPLIT_K": 1},
+            skinny | {"BLOCK_N": 64, "SPLIT_K": 2},
+        ]
+    wide = common | {"BLOCK_M": 128, "num_warps": 8}
+    return [
+        wide | {"BLOCK_N": 128, "GROUP_M": 4},
+        wide | {"BLOCK_N": 256, "GROUP_M": 8},
+    ]
+
+
+def refuses(problem: Any, hardware: Hardware, config: Config) -> str | None:
+    """Why a config is not worth compiling, or None."""
+    return refuses_tile(hardware, config, problem.k, problem.m * problem.n, 64)
+
+
+# -- our collectives between library kernels ----------------------------------------------------
+
+
+def send_space(hardware: Hardware, most_chunks: int) -> Space:
+    """How a partial sum is sent and summed, in chunks.
+
+    Args:
+        most_chunks: for which the protocol has channels.
+    """
+    if hardware.backend == "interpreter":
+        return {"CHUNKS": (1, 2), "SEND_BLOCK": (256,)}
+    return {
+        "CHUNKS": up_to(most_chunks, (1, 2, 4, 8, 16, 32, 64)),
+        "SEND_BLOCK": (2048, 4096, 8192),
+        "num_warps": (4, 8),
+    }
+
+
+def first_sends(space: Space, sent_bytes: int, row_elements: int) -> list[dict[str, Any]]:
+    """Configs for so many bytes to each peer: chunks near what one sender should move, and beside.
+
+    Args:
+        space: of :func:`send_space`.
+        row_elements: after which addresses may jump.
+    """
+    counts = space["CHUNKS"]
+    wanted = max(1, sent_bytes // _CHUNK_BYTES)
+    nearest = min(counts, key=lambda count: abs(count - wanted))
+    at = counts.index(nearest)
+    order = (nearest, *counts[at + 1 : at + 2], *counts[max(0, at - 1) : at])
+    if row_elements % 16:  # elements move one by one, each with an address
+        guess = {"SEND_BLOCK": 2048, "num_warps": 8}
+    elif wanted <= 2 * nearest:
+        guess = {"SEND_BLOCK": 4096, "num_warps": 4}
+    else:
+        guess = {"SEND_BLOCK": 8192, "num_warps": 8}
+    return [within(space, guess | {"CHUNKS": count}) for count in order]
+
+
+def partial_bytes(problem: Any) -> int:
+    """Of a rank's partial sum in the problem's own type."""
+    return int(problem.m * problem.n * ITEM_BYTES[problem.dtype])
+
+
+# -- matmuls in parts ---------------------------------------------------------------------------
+
+
+def part_counts(hardware: Hardware, length: int) -> tuple[int, ...]:
+    """Into how many parts of 16 or more a dimension may be cut."""
+    return (2,) if hardware.backend == "interpreter" else up_to(length // 16, (2, 3, 4, 8))
+
+
+def parts_of(length: int, count: int) -> list[slice]:
+    """A dimension cut into `count` parts at multiples of 16."""
+    sixteens = -(-length // 16)
+    ends = [*(16 * (sixteens * part // count) for part in range(count)), length]
+    return [slice(begin, end) for begin, end in pairwise(ends)]

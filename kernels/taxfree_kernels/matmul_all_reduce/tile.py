@@ -1,0 +1,114 @@
+"""Device functions of the fused variants: a tile of this rank's partial sum, and sums of tiles."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from taxfree_kernels.device import sync
+from taxfree_kernels.device.exchange import signal_everybody
+from taxfree_kernels.device.tiles import accumulate
+
+
+@triton.jit
+def partial_tile(
+    tile, split, tiles, row_begin, row_end, col_begin, col_end,
+    x_ptr, w_ptr, stride_wk, stride_wn, partials_ptr, counters_ptr, k,
+    BACKEND: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    SPLIT_K: tl.constexpr, EVEN_K: tl.constexpr, SWAP_AB: tl.constexpr,
+):  # fmt: skip
+    """One tile of this rank's x @ weight, at (row_begin, col_begin) and 0 from the ends on.
+
+    Args:
+        tile, split, tiles: which of how many tiles, and which of the SPLIT_K shares of its K.
+        x_ptr: [.., k], contiguous.
+        partials_ptr: float32 [SPLIT_K, tiles, BLOCK_M, BLOCK_N]; counters_ptr: int32 [tiles]. For
+            a split K only.
+
+    Returns:
+        The tile, float32 [BLOCK_M, BLOCK_N], and whether this program has all of it: the last one
+        of those that share its K, which then adds their shares, always in the same order.
+    """
+    rows = row_begin + tl.arange(0, BLOCK_M)
+    cols = col_begin + tl.arange(0, BLOCK_N)
+    row_mask, col_mask = rows < row_end, cols < col_end
+    x_rows = x_ptr + rows.to(tl.int64) * k
+    w_cols = w_ptr + cols.to(tl.int64) * stride_wn
+    steps = tl.cdiv(k, BLOCK_K)
+    step_begin, step_end = steps * split // SPLIT_K, steps * (split + 1) // SPLIT_K
+    if SWAP_AB:
+        acc = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
+    else:
+        acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+    acc = accumulate(
+        acc, x_rows, 0, row_mask, w_cols, stride_wk, col_mask, 0, 1, k, step_begin, step_end,
+        1, BLOCK_K, EVEN_K, SWAP_AB,
+    )  # fmt: skip
+    if SWAP_AB:
+        acc = tl.trans(acc)
+    is_whole = split >= 0
+    if SPLIT_K > 1:
+        within = tl.arange(0, BLOCK_M)[:, None] * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
+        stored = row_mask[:, None]
+        share_ptr = partials_ptr + tile.to(tl.int64) * (BLOCK_M * BLOCK_N)
+        shares = tiles.to(tl.int64) * (BLOCK_M * BLOCK_N)
+        tl.store(share_ptr + split * shares + within, acc, mask=stored)
+        is_whole = sync.arrive(counters_ptr + tile, SPLIT_K, BACKEND)
+        if is_whole:
+            acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+            for other in range(SPLIT_K):
+                acc += tl.load(share_ptr + other * shares + within, mask=stored, other=0.0)
+    return acc, is_whole
+
+
+@triton.jit
+def announce_tile(
+    tile, tiles, counters_ptr, control_ptr, generation, heap_bases, rank,
+    WORLD: tl.constexpr, BACKEND: tl.constexpr, TILES_PER_SIGNAL: tl.constexpr,
+):  # fmt: skip
+    """Signal everybody when all tiles of this one's group are stored; the channel is the group.
+
+    Args:
+        counters_ptr: int32 [groups].
+    """
+    group = tile // TILES_PER_SIGNAL
+    is_complete = tile >= 0
+    if TILES_PER_SIGNAL > 1:
+        members = min(TILES_PER_SIGNAL, tiles - group * TILES_PER_SIGNAL)
+        is_complete = sync.arrive(counters_ptr + group, members, BACKEND)
+    if is_complete:
+        signal_everybody(control_ptr, group, generation, heap_bases, rank, WORLD, BACKEND)
+
+
+@triton.jit
+def sum_of_sources(
+    source_ptr, stride_source, at, mask,
+    WORLD: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """float32 [BLOCK_M, BLOCK_N]: what all ranks have put at offsets `at`, in the ranks' order."""
+    total = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+    if BLOCK_M * BLOCK_N <= 4096:  # unrolled, so that the loads of all sources are in flight
+        for source in tl.static_range(WORLD):
+            part = tl.load(source_ptr + source * stride_source + at, mask=mask, other=0.0)
+            total += part.to(tl.float32)
+    else:  # one source's loads fill the registers
+        for source in range(WORLD):
+            part = tl.load(source_ptr + source * stride_source + at, mask=mask, other=0.0)
+            total += part.to(tl.float32)
+    return total
+
+
+@triton.jit
+def addends(
+    rows, cols, row_mask, col_mask, bias_ptr, residual_ptr, n,
+    HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr,
+):  # fmt: skip
+    """float32 [rows, cols]: the bias and the residual, of those that are given."""
+    found = tl.zeros((rows.shape[0], cols.shape[0]), tl.float32)
+    if HAS_BIAS:
+        found += tl.load(bias_ptr + cols, mask=col_mask, other=0.0).to(tl.float32)[None, :]
+    if HAS_RESIDUAL:
+        at = rows.to(tl.int64)[:, None] * n + cols[None, :]
+        mask = row_mask[:, None] & col_mask[None, :]
+        found += tl.load(residual_ptr + at, mask=mask, other=0.0).to(tl.float32)
+    return found

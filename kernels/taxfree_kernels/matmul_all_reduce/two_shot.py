@@ -1,0 +1,216 @@
+"""The vendor's matmul, then one kernel of ours that sums over symmetric memory in two steps.
+
+Each rank owns a block of the output: all ranks send it their partial sums of that block, it adds
+them and sends the result to all. Every link carries 2 / world_size of what one shot sends, for one
+more signal: for many rows. Bias and residual are added by the owner; two launches remain.
+
+Protocol. Three roles, by ascending program ids. Senders store a chunk of a peer's block of this
+rank's partial sum into that peer's inbox, signal it, and wait for nobody. Reducers wait for a
+chunk of the own block from all peers, add in the order of the ranks, store the result into the
+output and into every peer's second inbox, and signal everybody on channels of their own. Copiers
+wait for the reducer of a peer's chunk and copy the result into the output. Reducers wait for
+senders of peers only, copiers for reducers of peers only, so any order that starts low ids first
+makes progress. All ranks have the bits that the owner made. Each chunk, also an empty one, is
+waited for from every peer in every call, so the two slots of the pool suffice for both inboxes.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+from taxfree_kernels.device import sync
+from taxfree_kernels.device.exchange import signal_everybody, wait_for_peers
+from taxfree_kernels.device.tiles import copy
+from taxfree_kernels.fabric.base import Fabric
+from taxfree_kernels.fabric.heap import Pool
+from taxfree_kernels.hardware import Hardware
+from taxfree_kernels.launch import Kernel, compile_options
+from taxfree_kernels.matmul_all_reduce import spaces
+from taxfree_kernels.matmul_all_reduce.chunks import (
+    bounds_of_chunk,
+    offsets_in_rows,
+    summed_block,
+    with_addends,
+)
+from taxfree_kernels.matmul_all_reduce.problem import MatmulAllReduce
+from taxfree_kernels.variant import Config, Plan, Space, Variant
+from taxfree_kernels.vendor import matmul_into
+
+
+@triton.jit(do_not_specialize=["rank"])
+def _two_shot(
+    partial_ptr, bias_ptr, residual_ptr, out_ptr,
+    inbox_ptr, slot_elements, control_ptr, heap_bases, rank, block_sixteens, sixteens, count,
+    columns, stride_out,
+    WORLD: tl.constexpr, BACKEND: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr,
+    CHUNKS: tl.constexpr, SEND_BLOCK: tl.constexpr, CONTIGUOUS: tl.constexpr,
+):  # fmt: skip
+    program = tl.program_id(0)
+    generation = sync.running_generation(control_ptr)
+    slot_ptr = tl.multiple_of(inbox_ptr + (generation % 2) * slot_elements, 16)
+    block = block_sixteens.to(tl.int64) * 16
+    result_ptr = slot_ptr + WORLD * block
+    senders, reducers = CHUNKS * (WORLD - 1), CHUNKS
+    if program < senders:
+        chunk = program // (WORLD - 1)
+        peer = (rank + 1 + program % (WORLD - 1)) % WORLD
+        begin, end = chunk_of_owner(peer, chunk, block_sixteens, sixteens, CHUNKS)
+        # The inbox is [source, block]; element 0 of the flat sum would lie before it.
+        own_ptr = slot_ptr + (rank - peer) * block
+        target_ptr = sync.translate(own_ptr, heap_bases, rank, peer)
+        copy(target_ptr, partial_ptr, begin, end, SEND_BLOCK)
+        sync.signal(
+            control_ptr, chunk, peer, generation, heap_bases, rank, WORLD=WORLD, BACKEND=BACKEND
+        )
+    elif program < senders + reducers:
+        chunk = program - senders
+        begin, end = chunk_of_owner(rank, chunk, block_sixteens, sixteens, CHUNKS)
+        distance = tl.arange(0, triton.next_power_of_2(WORLD))
+        results_ptr = sync.translate(result_ptr, heap_bases, rank, (rank + distance) % WORLD)
+        is_peer = (distance > 0) & (distance < WORLD)
+        arrived = wait_for_peers(control_ptr, chunk, generation, heap_bases, rank, WORLD, BACKEND)
+        for start in range(begin, end, SEND_BLOCK):
+            at = start + tl.arange(0, SEND_BLOCK)
+            mask = at < end
+            total = summed_block(
+                at, mask, partial_ptr, slot_ptr - rank * block, block, rank, WORLD, SEND_BLOCK
+            )
+            stored = mask & (at < count)
+            place = offsets_in_rows(at, columns, stride_out, CONTIGUOUS)
+            total = with_addends(
+                total, at, place, stored, bias_ptr, residual_ptr, columns, HAS_BIAS, HAS_RESIDUAL
+            )
+            total = tl.where(arrived, total, float("nan")).to(out_ptr.dtype.element_ty)
+            tl.store(out_ptr + place, total, mask=stored)
+            everywhere = results_ptr[:, None] + at[None, :]
+            tl.store(everywhere, total[None, :], mask=is_peer[:, None] & mask[None, :])
+        signal_everybody(control_ptr, CHUNKS + chunk, generation, heap_bases, rank, WORLD, BACKEND)
+    else:
+        index = program - senders - reducers
+        chunk = index // (WORLD - 1)
+        source = (rank + 1 + index % (WORLD - 1)) % WORLD
+        begin, end = chunk_of_owner(source, chunk, block_sixteens, sixteens, CHUNKS)
+        arrived = sync.wait(
+            control_ptr, CHUNKS + chunk, source, generation, heap_bases, rank,
+            WORLD=WORLD, BACKEND=BACKEND,
+        )  # fmt: skip
+        for start in range(begin, end, SEND_BLOCK):
+            at = start + tl.arange(0, SEND_BLOCK)
+            mask = (at < end) & (at < count)
+            result = tl.where(arrived, tl.load(result_ptr + at, mask=mask), float("nan"))
+            place = offsets_in_rows(at, columns, stride_out, CONTIGUOUS)
+            tl.store(out_ptr + place, result, mask=mask)
+    sync.leave(control_ptr)
+
+
+@triton.jit
+def chunk_of_owner(owner, chunk, block_sixteens, sixteens, CHUNKS: tl.constexpr):
+    """First and last element of a chunk of the block that a rank owns."""
+    begin = min(owner * block_sixteens, sixteens)
+    end = min(begin + block_sixteens, sixteens)
+    begin, end = bounds_of_chunk(chunk, begin, end, CHUNKS)
+    return begin * 16, end * 16
+
+
+class TwoShotSum:
+    """Our two-step sum of some columns of the output; a call of its own to the pool."""
+
+    def __init__(
+        self, problem: MatmulAllReduce, fabric: Fabric, config: Config, part: slice
+    ) -> None:
+        dtype = getattr(torch, problem.dtype)
+        world, chunks, columns = problem.world_size, config["CHUNKS"], part.stop - part.start
+        count = problem.m * columns
+        sixteens = -(-count // 16)
+        block_sixteens = -(-sixteens // world)
+        inbox, slot_elements = fabric.pool.slots(16 * (world * block_sixteens + sixteens), dtype)
+        buffer = torch.zeros(16 * sixteens, dtype=dtype, device=fabric.device)
+        self._columns = part
+        self._partial = buffer[:count].view(problem.m, columns)
+        self._fixed_args = (
+            inbox, slot_elements, fabric.pool.control, fabric.heap_bases, fabric.rank,
+            block_sixteens, sixteens, count, columns, problem.n,
+        )  # fmt: skip
+        self._kernel = Kernel(
+            _two_shot,
+            grid=chunks * (2 * world - 1),
+            constants={
+                "WORLD": world,
+                "BACKEND": fabric.backend,
+                "HAS_BIAS": problem.bias,
+                "HAS_RESIDUAL": problem.residual,
+                "CHUNKS": chunks,
+                "SEND_BLOCK": config["SEND_BLOCK"],
+                "CONTIGUOUS": columns == problem.n,
+            },
+            options=compile_options(fabric.backend, config),
+        )
+
+    def multiply(self, x: torch.Tensor, weight: torch.Tensor) -> None:
+        """Launch the vendor's matmul for this rank's partial sum of the columns."""
+        matmul_into(self._partial, x, weight[:, self._columns], None)
+
+    def add_up(
+        self, bias: torch.Tensor | None, residual: torch.Tensor | None, out: torch.Tensor
+    ) -> None:
+        """Launch the sum of what all ranks have multiplied."""
+        target = out[:, self._columns]
+        self._kernel(
+            self._partial,
+            target if bias is None else bias[self._columns],
+            target if residual is None else residual[:, self._columns],
+            target,
+            *self._fixed_args,
+        )
+
+
+class TwoShotPlan(Plan):
+    """The vendor's matmul into a buffer, then our two-step sum of all ranks' buffers."""
+
+    launches = 2
+
+    def __init__(self, problem: MatmulAllReduce, fabric: Fabric, config: Config) -> None:
+        self._sum = TwoShotSum(problem, fabric, config, slice(0, problem.n))
+
+    def __call__(
+        self,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        residual: torch.Tensor | None,
+        out: torch.Tensor,
+    ) -> torch.Tensor:
+        self._sum.multiply(x, weight)
+        self._sum.add_up(bias, residual, out)
+        return out
+
+
+class TwoShot(Variant):
+    """Vendor matmul, two-shot all-reduce of ours."""
+
+    name = "two_shot"
+    fused = False
+
+    def refuses_problem(self, problem: Any, hardware: Hardware) -> str | None:
+        if problem.world_size == 1:
+            return "one rank has no peers"
+        if problem.elements > 1 << 30:
+            return "its elements are counted in 32 bits"
+        return None
+
+    def space(self, problem: Any, hardware: Hardware) -> Space:
+        return spaces.send_space(hardware, Pool.CHANNELS // 2)  # half are for results
+
+    def first_configs(self, problem: Any, hardware: Hardware) -> list[dict[str, Any]]:
+        sent = spaces.partial_bytes(problem) // problem.world_size
+        return spaces.first_sends(self.space(problem, hardware), sent, problem.n)
+
+    def plan(self, problem: Any, fabric: Fabric, config: Config) -> Plan:
+        return TwoShotPlan(problem, fabric, config)
+
+
+VARIANT = TwoShot()

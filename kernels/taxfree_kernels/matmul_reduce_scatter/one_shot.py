@@ -1,0 +1,192 @@
+"""The vendor's matmul, then one kernel of ours that scatters and sums over symmetric memory.
+
+What an engine that knows symmetric memory would do: the collective's latency goes down to one
+signal, the re-layout for scatter_dim 1 happens on the way into the inboxes, two launches remain.
+
+Protocol. Sender programs have the lowest ids: each stores a chunk of a peer's shard of this rank's
+partial sum, in the problem's own type, into that peer's inbox, signals it, and waits for nobody.
+Above them, programs wait for a chunk of the own shard from all peers and add the partial sums in
+the order of the ranks. Each chunk, also an empty one, is signalled to, and waited for from, every
+peer in every call, so the two slots of the pool suffice.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+from taxfree_kernels.device import sync
+from taxfree_kernels.device.exchange import wait_for_peers
+from taxfree_kernels.device.tiles import select
+from taxfree_kernels.fabric.base import Fabric
+from taxfree_kernels.fabric.heap import Pool
+from taxfree_kernels.hardware import Hardware
+from taxfree_kernels.launch import Kernel, compile_options
+from taxfree_kernels.matmul_all_reduce import spaces
+from taxfree_kernels.matmul_all_reduce.chunks import bounds_of_chunk, offsets_in_rows
+from taxfree_kernels.matmul_all_reduce.problem import padded_elements
+from taxfree_kernels.matmul_reduce_scatter.problem import MatmulReduceScatter
+from taxfree_kernels.variant import Config, Plan, Space, Variant
+from taxfree_kernels.vendor import matmul_into
+
+
+@triton.jit
+def in_partial_sum(at, owner, n, shard_rows, shard_columns, SCATTER_DIM: tl.constexpr):
+    """Where elements `at` of a shard, counted row by row, are in a partial sum [m, n]."""
+    if SCATTER_DIM == 0:
+        return owner.to(tl.int64) * shard_rows * n + at
+    row, column = at // shard_columns, at % shard_columns
+    return row.to(tl.int64) * n + owner * shard_columns + column
+
+
+@triton.jit(do_not_specialize=["rank", "m", "shard_rows"])
+def _one_shot(
+    partial_ptr, out_ptr, inbox_ptr, slot_elements, stride_source, control_ptr, heap_bases, rank,
+    m, n, shard_rows, shard_columns, stride_out,
+    WORLD: tl.constexpr, BACKEND: tl.constexpr, SCATTER_DIM: tl.constexpr, CHUNKS: tl.constexpr,
+    SEND_BLOCK: tl.constexpr, CONTIGUOUS: tl.constexpr,
+):  # fmt: skip
+    program = tl.program_id(0)
+    generation = sync.running_generation(control_ptr)
+    slot_ptr = tl.multiple_of(inbox_ptr + (generation % 2) * slot_elements, 16)
+    senders = CHUNKS * (WORLD - 1)
+    sixteens = tl.cdiv(shard_rows * shard_columns, 16)
+    if program < senders:
+        chunk = program // (WORLD - 1)
+        peer = (rank + 1 + program % (WORLD - 1)) % WORLD
+        begin, end = bounds_of_chunk(chunk, 0, sixteens, CHUNKS)
+        count = elements_of_shard(peer, m, shard_rows, shard_columns, SCATTER_DIM)
+        own_ptr = slot_ptr + rank.to(tl.int64) * stride_source
+        target_ptr = sync.translate(own_ptr, heap_bases, rank, peer)
+        for start in range(begin * 16, end * 16, SEND_BLOCK):
+            at = start + tl.arange(0, SEND_BLOCK)
+            mask = (at < end * 16) & (at < count)
+            source = in_partial_sum(at, peer, n, shard_rows, shard_columns, SCATTER_DIM)
+            tl.store(target_ptr + at, tl.load(partial_ptr + source, mask=mask), mask=mask)
+        sync.signal(
+            control_ptr, chunk, peer, generation, heap_bases, rank, WORLD=WORLD, BACKEND=BACKEND
+        )
+    else:
+        chunk = program - senders
+        begin, end = bounds_of_chunk(chunk, 0, sixteens, CHUNKS)
+        count = elements_of_shard(rank, m, shard_rows, shard_columns, SCATTER_DIM)
+        arrived = wait_for_peers(control_ptr, chunk, generation, heap_bases, rank, WORLD, BACKEND)
+        for start in range(begin * 16, end * 16, SEND_BLOCK):
+            at = start + tl.arange(0, SEND_BLOCK)
+            mask = (at < end * 16) & (at < count)
+            own = in_partial_sum(at, rank, n, shard_rows, shard_columns, SCATTER_DIM)
+            total = tl.zeros((SEND_BLOCK,), tl.float32)
+            for source in tl.static_range(WORLD):
+                inbox_block_ptr = slot_ptr + source * stride_source
+                source_ptr = select(rank == source, partial_ptr, inbox_block_ptr, 16)
+                part = source_ptr + tl.where(rank == source, own, at)
+                total += tl.load(part, mask=mask, other=0.0).to(tl.float32)
+            total = tl.where(arrived, total, float("nan"))
+            stored = (at < end * 16) & (at < shard_rows * shard_columns)
+            place = offsets_in_rows(at, shard_columns, stride_out, CONTIGUOUS)
+            tl.store(out_ptr + place, total.to(out_ptr.dtype.element_ty), mask=stored)
+    sync.leave(control_ptr)
+
+
+@triton.jit
+def elements_of_shard(rank, m, shard_rows, shard_columns, SCATTER_DIM: tl.constexpr):
+    """Elements of the shard of a rank that lie in rows below m."""
+    rows = shard_rows
+    if SCATTER_DIM == 0:
+        rows = max(0, min(m - rank * shard_rows, shard_rows))
+    return rows * shard_columns
+
+
+class ScatterSum:
+    """Our scatter and sum of a part of the partial sums; a call of its own to the pool.
+
+    Args:
+        part: of the dimension that is not scattered.
+    """
+
+    def __init__(
+        self, problem: MatmulReduceScatter, fabric: Fabric, config: Config, part: slice
+    ) -> None:
+        world, chunks, length = problem.world_size, config["CHUNKS"], part.stop - part.start
+        self._by_columns, self._part = problem.scatter_dim == 0, part
+        cut = {"n": length} if self._by_columns else {"m": length}
+        cut_problem = replace(problem, **cut)
+        rows, columns = cut_problem.shard_rows, cut_problem.shard_columns
+        dtype = getattr(torch, problem.dtype)
+        inbox, slot_elements = fabric.pool.slots(cut_problem.inbox_elements, dtype)
+        size = (cut_problem.m, cut_problem.n)
+        self._partial = torch.empty(size, dtype=dtype, device=fabric.device)
+        self._fixed_args = (
+            inbox, slot_elements, padded_elements(rows, columns), fabric.pool.control,
+            fabric.heap_bases, fabric.rank, *size, rows, columns, problem.shard_columns,
+        )  # fmt: skip
+        self._kernel = Kernel(
+            _one_shot,
+            grid=chunks * world,
+            constants={
+                "WORLD": world,
+                "BACKEND": fabric.backend,
+                "SCATTER_DIM": problem.scatter_dim,
+                "CHUNKS": chunks,
+                "SEND_BLOCK": config["SEND_BLOCK"],
+                "CONTIGUOUS": columns == problem.shard_columns,
+            },
+            options=compile_options(fabric.backend, config),
+        )
+
+    def multiply(self, x: torch.Tensor, weight: torch.Tensor) -> None:
+        """Launch the vendor's matmul for this rank's part of its partial sum."""
+        if self._by_columns:
+            matmul_into(self._partial, x, weight[:, self._part], None)
+        else:
+            matmul_into(self._partial, x[self._part], weight, None)
+
+    def add_up(self, out: torch.Tensor) -> None:
+        """Launch the scatter and sum of what all ranks have multiplied."""
+        target = out[:, self._part] if self._by_columns else out[self._part]
+        self._kernel(self._partial, target, *self._fixed_args)
+
+
+class OneShotPlan(Plan):
+    """The vendor's matmul into a buffer, then our scatter and sum."""
+
+    launches = 2
+
+    def __init__(self, problem: MatmulReduceScatter, fabric: Fabric, config: Config) -> None:
+        self._sum = ScatterSum(problem, fabric, config, slice(0, problem.unscattered))
+
+    def __call__(self, x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+        self._sum.multiply(x, weight)
+        self._sum.add_up(out)
+        return out
+
+
+class OneShot(Variant):
+    """Vendor matmul, reduce-scatter of ours."""
+
+    name = "one_shot"
+    fused = False
+
+    def refuses_problem(self, problem: Any, hardware: Hardware) -> str | None:
+        if problem.world_size == 1:
+            return "one rank has no peers"
+        if problem.elements > 1 << 30:
+            return "its elements are counted in 32 bits"
+        return None
+
+    def space(self, problem: Any, hardware: Hardware) -> Space:
+        return spaces.send_space(hardware, Pool.CHANNELS)
+
+    def first_configs(self, problem: Any, hardware: Hardware) -> list[dict[str, Any]]:
+        sent = spaces.partial_bytes(problem) // problem.world_size
+        return spaces.first_sends(self.space(problem, hardware), sent, problem.shard_columns)
+
+    def plan(self, problem: Any, fabric: Fabric, config: Config) -> Plan:
+        return OneShotPlan(problem, fabric, config)
+
+
+VARIANT = OneShot()

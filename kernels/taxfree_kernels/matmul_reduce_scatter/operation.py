@@ -1,0 +1,53 @@
+"""Inputs and the float64 reference of matmul_reduce_scatter."""
+
+from __future__ import annotations
+
+import torch
+
+from taxfree_kernels.matmul_all_reduce.operation import make_factors, sum_of_products
+from taxfree_kernels.matmul_reduce_scatter.problem import MatmulReduceScatter
+from taxfree_kernels.variant import Operation
+
+
+def make_inputs(
+    problem: MatmulReduceScatter,
+    rank: int,
+    seed: int,
+    device: torch.device,
+    integers: bool = False,
+) -> tuple[torch.Tensor | None, ...]:
+    """x [m, k] and weight [k, n] of one rank."""
+    return make_factors(problem, rank, seed, device, integers)
+
+
+def reference(
+    problem: MatmulReduceScatter,
+    rank: int,
+    seed: int,
+    device: torch.device,
+    integers: bool = False,
+) -> torch.Tensor:
+    """float64 [shard_rows, shard_columns] of `rank`, from the inputs of :func:`make_inputs`."""
+    total = sum_of_products(problem, seed, device, integers)
+    if problem.scatter_dim == 1:
+        return total[:, rank * problem.shard_columns :][:, : problem.shard_columns]
+    shard = total.new_zeros(problem.shard_rows, problem.n)
+    rows = problem.rows_of(rank)
+    shard[:rows] = total[rank * problem.shard_rows :][:rows]
+    return shard
+
+
+def empty_output(problem: MatmulReduceScatter, device: torch.device) -> torch.Tensor:
+    """A full shard, uninitialised."""
+    size = (problem.shard_rows, problem.shard_columns)
+    return torch.empty(size, dtype=getattr(torch, problem.dtype), device=device)
+
+
+OPERATION = Operation(
+    name="matmul_reduce_scatter",
+    problem=MatmulReduceScatter,
+    near_fields=("m",),
+    make_inputs=make_inputs,
+    reference=reference,
+    empty_output=empty_output,
+)

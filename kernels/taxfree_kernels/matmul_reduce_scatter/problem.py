@@ -1,0 +1,111 @@
+"""Dimensions of a matmul_reduce_scatter, and what they cost."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from taxfree_kernels.errors import PlanError
+from taxfree_kernels.matmul_all_reduce.problem import (
+    ITEM_BYTES,
+    padded_elements,
+    require_matmul,
+)
+from taxfree_kernels.variant import Cost
+
+#: Most elements of the whole sum whose partial sums may travel as float32.
+WIDE_WIRE_ELEMENTS = 1 << 24
+
+
+@dataclass(frozen=True)
+class MatmulReduceScatter:
+    """A shard, on each rank, of the sum over ranks of x[M, K] @ weight[K, N].
+
+    All shards have the same size; where M is ragged, rows beyond it are zero.
+
+    Args:
+        m: rows of x and of the sum.
+        n: columns of the weight and of the sum.
+        k: columns of this rank's x: the ranks' share of the summed dimension.
+        scatter_dim: 0: rank r keeps rows [r * ceil(m / world_size), ...); 1: rank r keeps columns
+            [r * n / world_size, ...).
+        dtype: "float16" or "bfloat16", of all tensors.
+        world_size: ranks.
+        weight_layout: which dimension of the weight is contiguous last: "nk" is K, as in the
+            transposed weight of a ``torch.nn.Linear``; "kn" is N.
+
+    Raises:
+        PlanError: on impossible dimensions.
+    """
+
+    m: int
+    n: int
+    k: int
+    scatter_dim: int = 0
+    dtype: str = "float16"
+    world_size: int = 1
+    weight_layout: str = "nk"
+
+    def __post_init__(self) -> None:
+        require_matmul(self)
+        if self.scatter_dim not in (0, 1):
+            raise PlanError(f"scatter_dim is {self.scatter_dim}, must be 0 (rows) or 1 (columns)")
+        if self.scatter_dim == 1 and self.n % self.world_size:
+            raise PlanError(
+                f"n={self.n} is not divisible by {self.world_size} ranks",
+                "with scatter_dim=1 each rank keeps n / world_size columns",
+            )
+
+    @property
+    def elements(self) -> int:
+        """Elements of the whole sum, and of each rank's partial sum."""
+        return self.m * self.n
+
+    @property
+    def shard_rows(self) -> int:
+        """Rows of a shard."""
+        return self.m if self.scatter_dim == 1 else -(-self.m // self.world_size)
+
+    @property
+    def shard_columns(self) -> int:
+        return self.n // self.world_size if self.scatter_dim == 1 else self.n
+
+    @property
+    def unscattered(self) -> int:
+        """Length of the dimension that every rank keeps whole."""
+        return self.n if self.scatter_dim == 0 else self.m
+
+    def rows_of(self, rank: int) -> int:
+        """Rows of the shard of `rank` that are below M: fewer, or none, at its ragged end."""
+        if self.scatter_dim == 1:
+            return self.m
+        return max(0, min(self.m - rank * self.shard_rows, self.shard_rows))
+
+    @property
+    def wires(self) -> tuple[str, ...]:
+        """The types in which partial sums may travel."""
+        wide = ("float32",) if self.elements <= WIDE_WIRE_ELEMENTS else ()
+        return (self.dtype, *wide)
+
+    @property
+    def cost(self) -> Cost:
+        """Per rank and call; the slowest rank's."""
+        item = ITEM_BYTES[self.dtype]
+        shard = self.shard_rows * self.shard_columns
+        return Cost(
+            flops=2 * self.m * self.n * self.k,
+            memory_bytes=item * (self.m * self.k + self.k * self.n + shard),
+            link_bytes=item * (self.world_size - 1) * shard,
+        )
+
+    @property
+    def inbox_elements(self) -> int:
+        """Elements of an inbox: a shard, its rows padded, from every rank."""
+        return self.world_size * padded_elements(self.shard_rows, self.shard_columns)
+
+    @property
+    def slot_bytes(self) -> int:
+        """Symmetric memory that a call of any variant needs in one payload slot."""
+        return ITEM_BYTES[self.wires[-1]] * self.inbox_elements
+
+
+PROBLEM = MatmulReduceScatter

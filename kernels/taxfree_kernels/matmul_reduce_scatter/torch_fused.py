@@ -1,0 +1,62 @@
+"""PyTorch's own fused op: a matmul per shard, pipelined with copies over symmetric memory.
+
+It allocates its result, which is copied into the output here; the time includes that.
+"""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import torch
+
+from taxfree_kernels.errors import PlanError
+from taxfree_kernels.fabric.base import Fabric
+from taxfree_kernels.hardware import Hardware
+from taxfree_kernels.matmul_reduce_scatter.problem import MatmulReduceScatter
+from taxfree_kernels.variant import Config, Plan, Variant
+
+
+class TorchFusedPlan(Plan):
+    """One call of ``torch.ops.symm_mem.fused_matmul_reduce_scatter``."""
+
+    def __init__(self, problem: MatmulReduceScatter, fabric: Fabric) -> None:
+        import torch.distributed._symmetric_memory as symm_mem  # registers the op
+
+        if not hasattr(torch.ops.symm_mem, "fused_matmul_reduce_scatter"):
+            raise PlanError("this torch has no fused_matmul_reduce_scatter")
+        self._group_name, self._scatter_dim = fabric.group.group_name, problem.scatter_dim
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # newer versions enable every group
+            symm_mem.enable_symm_mem_for_group(self._group_name)
+        # Per shard a matmul and a copy, but for the own one; then the sum, and the copy here.
+        self.launches = 2 * problem.world_size + 1
+
+    def __call__(self, x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+        return out.copy_(
+            torch.ops.symm_mem.fused_matmul_reduce_scatter(
+                x, weight, "sum", self._scatter_dim, self._group_name
+            )
+        )
+
+
+class TorchFused(Variant):
+    """PyTorch's pipelined op."""
+
+    name = "torch_fused"
+    fused = False
+
+    def refuses_problem(self, problem: Any, hardware: Hardware) -> str | None:
+        if hardware.backend != "cuda":
+            return "torch's fused op needs CUDA"
+        if problem.world_size == 1:
+            return "one rank has no peers"
+        if problem.m % problem.world_size and problem.scatter_dim == 0:
+            return "torch's fused op splits rows evenly"
+        return None
+
+    def plan(self, problem: Any, fabric: Fabric, config: Config) -> Plan:
+        return TorchFusedPlan(problem, fabric)
+
+
+VARIANT = TorchFused()

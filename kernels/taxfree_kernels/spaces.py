@@ -1,0 +1,56 @@
+"""Small helpers for the search spaces of all operations."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from taxfree_kernels.hardware import Hardware
+from taxfree_kernels.variant import Config, Space
+
+
+def power_of_2(value: int, least: int) -> int:
+    """The smallest power of two that is not below `value`, nor below `least`, itself one."""
+    return max(least, 1 << (value - 1).bit_length())
+
+
+def up_to(limit: int, values: tuple[int, ...]) -> tuple[int, ...]:
+    """The values that are not above `limit`; the first where none is."""
+    return tuple(value for value in values if value <= limit) or values[:1]
+
+
+def within(space: Space, guess: Config) -> dict[str, Any]:
+    """`guess` with each value moved to the nearest that `space` offers; the rest at its first."""
+    config = {}
+    for knob, values in space.items():
+        wanted = guess.get(knob, values[0])
+        config[knob] = wanted if wanted in values else min(values, key=lambda v: abs(v - wanted))
+    return config
+
+
+def refuses_tile(
+    hardware: Hardware, config: Config, k: int, outputs: int, swappable_rows: int
+) -> str | None:
+    """Why a matmul's tiles cannot run, or are not worth compiling, or None.
+
+    Args:
+        k: of one loop over K, before it is split.
+        outputs: elements of the whole result.
+        swappable_rows: most rows of a tile whose operands may be swapped.
+    """
+    block_m, block_n, block_k = config["BLOCK_M"], config["BLOCK_N"], config["BLOCK_K"]
+    if config["SPLIT_K"] > max(1, k // block_k):
+        return f"SPLIT_K {config['SPLIT_K']} leaves splits without a step of k"
+    if hardware.backend == "interpreter":
+        return None
+    stages = config["num_stages"] if hardware.backend == "cuda" else config["num_stages"] - 1
+    shared = stages * (block_m + block_n) * block_k * 2
+    if shared > hardware.shared_memory:
+        return f"{shared} bytes of shared memory, {hardware.shared_memory} are there"
+    threads = config["num_warps"] * hardware.warp_size
+    if block_m * block_n > 160 * threads:
+        return f"accumulators of {block_m * block_n // threads} registers a thread"
+    if config["SWAP_AB"] and block_m > swappable_rows:
+        return "SWAP_AB is for few rows"
+    if config["SPLIT_K"] > 1 and outputs > 1 << 22:
+        return "SPLIT_K is for outputs that leave compute units idle"
+    return None
