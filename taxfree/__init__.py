@@ -21,11 +21,17 @@ if TYPE_CHECKING:
     from taxfree.runtime import Memory, Runtime, init
     from taxfree_kernels.all_gather_matmul.problem import AllGatherMatmul
     from taxfree_kernels.errors import FabricUnavailable, PeerTimeout
+    from taxfree_kernels.flash_decode.problem import FlashDecode
+    from taxfree_kernels.matmul_all_reduce.problem import MatmulAllReduce
+    from taxfree_kernels.matmul_reduce_scatter.problem import MatmulReduceScatter
 
 _HOMES = {
     "AllGatherMatmul": "taxfree_kernels.all_gather_matmul.problem",
     "Choice": "taxfree.dispatch",
     "FabricUnavailable": "taxfree_kernels.errors",
+    "MatmulAllReduce": "taxfree_kernels.matmul_all_reduce.problem",
+    "MatmulReduceScatter": "taxfree_kernels.matmul_reduce_scatter.problem",
+    "FlashDecode": "taxfree_kernels.flash_decode.problem",
     "Memory": "taxfree.runtime",
     "NoRecord": "taxfree.errors",
     "PeerTimeout": "taxfree_kernels.errors",
@@ -39,6 +45,9 @@ __all__ = [
     "AllGatherMatmul",
     "Choice",
     "FabricUnavailable",
+    "FlashDecode",
+    "MatmulAllReduce",
+    "MatmulReduceScatter",
     "Memory",
     "NoRecord",
     "PeerTimeout",

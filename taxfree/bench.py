@@ -331,34 +331,62 @@ def run(
         TaskFailed: the fabric cannot be opened, or measuring failed.
         WorkerLost: a worker died or hung.
     """
+    for group, problem in on_groups(problems, fabric):
+        yield run_one(group, op, problem, knowledge, only)
+
+
+def on_groups(problems: Sequence[Any], fabric: str) -> Iterator[tuple[WorkerGroup, Any]]:
+    """Each problem with an open group of workers of its size.
+
+    Raises:
+        TaskFailed: the fabric cannot be opened.
+    """
     timeout_s = Settings.from_environment().timeout_s
     for world_size in dict.fromkeys(problem.world_size for problem in problems):
         alike = [problem for problem in problems if problem.world_size == world_size]
-        with WorkerGroup(world_size, fabric, _heap_bytes(fabric, alike), timeout_s) as group:
+        with WorkerGroup(world_size, fabric, heap_bytes(fabric, alike), timeout_s) as group:
             for problem in alike:
-                yield _result(group, op, problem, knowledge, only)
+                yield group, problem
 
 
-def _heap_bytes(fabric: str, problems: Sequence[Any]) -> int:
+def deadline_s(hardware: Hardware) -> float:
+    """Seconds after which a task on one problem counts as hung."""
+    return _HOST_DEADLINE_S if hardware.backend == "interpreter" else _GPU_DEADLINE_S
+
+
+def heap_bytes(fabric: str, problems: Sequence[Any]) -> int:
+    """Symmetric memory for problems, and for measuring the rates of the fabric."""
     for_rates = 2 * slot_bytes(fabric) + devices.CONTROL_BYTES
     return max(devices.heap_bytes(problems), for_rates)
 
 
-def _result(
-    group: WorkerGroup, op: str, problem: Any, knowledge: Knowledge, only: Sequence[str] | None
+def run_one(
+    group: WorkerGroup,
+    op: str,
+    problem: Any,
+    knowledge: Knowledge,
+    only: Sequence[str] | None,
+    repetitions: int | None = None,
 ) -> ProblemResult:
+    """Measure one problem on an open group; arguments and errors as of `run`.
+
+    Args:
+        repetitions: of each variant and mode, where it should not be the usual number.
+    """
     hardware = group.hardware
     taken, skipped = candidates(op, problem, hardware, knowledge, only)
     on_host = hardware.backend == "interpreter"
+    if repetitions is None:
+        repetitions = _HOST_REPETITIONS if on_host else _GPU_REPETITIONS
     records = [record for record in knowledge.records if record.op == op]
     measured: Measured = group.call(
         "taxfree.bench:measure_problem",
-        _HOST_DEADLINE_S if on_host else _GPU_DEADLINE_S,
+        deadline_s(hardware),
         op=op,
         problem=dataclasses.asdict(problem),
         candidates=taken,
         records=records,
-        repetitions=_HOST_REPETITIONS if on_host else _GPU_REPETITIONS,
+        repetitions=repetitions,
     )[0]
     configs = {candidate.variant: dict(candidate.config) for candidate in taken}
     picked = {"variant": measured.choice.variant, **measured.choice.config}

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from functools import cache
 
 import torch
+from torch.nn.functional import scaled_dot_product_attention
 
 from taxfree import measure
 from taxfree.trial import Bench
@@ -25,6 +26,7 @@ from taxfree_kernels.device import probes
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.launch import Kernel
 from taxfree_kernels.variant import Cost
+from taxfree_kernels.vendor import matmul_into
 
 _REPETITIONS = 5
 
@@ -175,8 +177,6 @@ def vendor_kernel(bench: Bench) -> measure.Call | None:
 
 
 def _gathered_matmul(bench: Bench) -> measure.Call:
-    from taxfree_kernels.all_gather_matmul.baseline import matmul_into
-
     problem, dtype = bench.problem, getattr(torch, bench.problem.dtype)
     a = torch.randn(problem.m, problem.k, device=bench.fabric.device).to(dtype)
 
@@ -189,6 +189,42 @@ def _gathered_matmul(bench: Bench) -> measure.Call:
     return call
 
 
-_VENDOR_KERNELS: dict[str, Callable[[Bench], measure.Call]] = {
-    "all_gather_matmul": _gathered_matmul
+def _partial_matmul(bench: Bench) -> measure.Call:
+    problem = bench.problem
+    partial = torch.empty(
+        problem.m, problem.n, dtype=getattr(torch, problem.dtype), device=bench.fabric.device
+    )
+
+    def call(step: int) -> torch.Tensor:
+        x, weight, *_ = bench.inputs[step % len(bench.inputs)]
+        assert x is not None
+        assert weight is not None
+        return matmul_into(partial, x, weight, None)
+
+    return call
+
+
+def _own_attention(bench: Bench) -> measure.Call | None:
+    """torch's attention to the rank's own keys, where it knows of what the problem asks for."""
+    problem = bench.problem
+    if problem.page_size or problem.soft_cap or problem.window:
+        return None
+
+    def call(step: int) -> torch.Tensor:
+        q, k, v, *_ = bench.inputs[step % len(bench.inputs)]
+        assert q is not None
+        assert k is not None
+        assert v is not None
+        return scaled_dot_product_attention(
+            q.unsqueeze(2), k.transpose(1, 2), v.transpose(1, 2), enable_gqa=True
+        )
+
+    return call
+
+
+_VENDOR_KERNELS: dict[str, Callable[[Bench], measure.Call | None]] = {
+    "all_gather_matmul": _gathered_matmul,
+    "flash_decode": _own_attention,
+    "matmul_all_reduce": _partial_matmul,
+    "matmul_reduce_scatter": _partial_matmul,
 }

@@ -12,6 +12,7 @@ from taxfree_kernels.hardware import KNOWN
 CONTROL_BYTES = 1 << 20  # of a heap, for signals
 _LEAST_HEAP_BYTES = 4 << 20
 _HOST_RANKS = 2
+_MOST_HOST_RANKS = 64  # processes that interpret, each with a torch of its own
 
 
 def available_gpus() -> int:
@@ -25,12 +26,14 @@ def fabric_for(name: str) -> str:
     """The fabric that ``auto`` stands for on this machine, or `name` itself.
 
     Raises:
-        HardwareError: a GPU fabric is asked for, and there is no GPU.
+        HardwareError: a GPU fabric is asked for, and there is no GPU; or the machine has GPUs, and
+            torch cannot use them.
     """
     import torch
 
     if name == "auto":
         if not available_gpus():
+            _require_no_driver()
             return "host"
         return "rocm" if torch.version.hip else "cuda"
     if name != "host" and not available_gpus():
@@ -39,6 +42,25 @@ def fabric_for(name: str) -> str:
             "--fabric host interprets the kernels on the CPU; see `taxfree doctor`",
         )
     return name
+
+
+def _require_no_driver() -> None:
+    """Refuse to interpret kernels on a machine with GPUs whose owner did not ask for it.
+
+    Raises:
+        HardwareError: a driver is loaded.
+    """
+    import torch
+
+    from taxfree.doctor import amd, nvidia
+
+    drivers = {"NVIDIA": nvidia.DRIVER, "AMD": amd.DRIVER}
+    for vendor, driver in drivers.items():
+        if driver.exists():
+            raise HardwareError(
+                f"there is a driver of {vendor}, but torch {torch.__version__} sees no GPU",
+                "see `taxfree doctor`; --fabric host interprets the kernels on the CPU",
+            )
 
 
 def world_sizes(fabric: str) -> tuple[int, ...]:
@@ -58,6 +80,11 @@ def require(fabric: str, ranks: int) -> None:
         HardwareError: there are fewer GPUs than ranks.
     """
     if fabric == "host":
+        if ranks > _MOST_HOST_RANKS:
+            raise HardwareError(
+                f"{ranks} ranks are asked for, the host fabric has at most {_MOST_HOST_RANKS}",
+                "--gpus 2 shows what any number does",
+            )
         return
     count = available_gpus()
     if ranks > count:

@@ -1,40 +1,63 @@
-"""What a call of the library costs, what the dispatcher's pick costs, and why it picks that."""
+"""Where the time of a problem goes, as the library runs it and as variants do.
+
+Measured, by the protocol of everything that is timed and by clock readings in place
+(`taxfree.stamping`), or modelled, for hardware that is not there (`taxfree.cost_model`). Either way
+the times become accounts of the three taxes (`taxfree.taxes`).
+"""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
-from taxfree.bench import DISPATCH, ProblemResult
+import numpy as np
+
+from taxfree import bench
+from taxfree.bench import DISPATCH, Knowledge, ProblemResult
 from taxfree.bounds import Bounds
+from taxfree.cost_model import Machine, modelled
 from taxfree.dispatch import Choice
-from taxfree.results import Row, Skipped
+from taxfree.group import WorkerGroup
+from taxfree.results import Skipped
+from taxfree.stamping import Span, Stamped
+from taxfree.taxes import Account, accounts, slowest
+from taxfree.timeline import Activity, record
+from taxfree.trial import Candidate
+from taxfree_kernels.variant import problem_class, variants
 from taxfree_tuning_db import Rung
 
-NO_GRAPHS = "interpreted kernels cannot be captured in a graph"
+_Timed = TypeVar("_Timed", Span, Activity)
+
+SCHEMA = 1
+_BENCH_REPETITIONS = 3  # of what is timed before, for its bounds and the dispatcher's choice
+_GPU_REPETITIONS, _HOST_REPETITIONS = 15, 5
 
 
 @dataclass(frozen=True)
 class Pipeline:
-    """One way to compute a problem, with its times in microseconds.
+    """One way to compute a problem, and where its time goes.
 
     Args:
         variant, config: what runs.
-        launches: kernels of one call, collectives counted as one.
-        t_eager_us, t_graph_us: called from the host, and captured in a graph; None where the
-            fabric has no such mode.
-        is_dispatched: whether the dispatcher picks it; its times are then those of a call through
-            the dispatcher.
+        is_dispatched: whether the dispatcher picks it.
+        kernels: of one call, as counted in its graph; as the plan says where there are none.
+        accounts: by rank.
+        stamped: what they are made of; None where they are modelled.
     """
 
     variant: str
     config: dict[str, Any]
-    launches: int
-    t_eager_us: float | None
-    t_graph_us: float | None
     is_dispatched: bool
+    kernels: int
+    accounts: tuple[Account, ...]
+    stamped: Stamped | None
+
+    @property
+    def slowest(self) -> Account:
+        """The account of the rank whose eager calls take longest."""
+        return slowest(self.accounts)
 
 
 @dataclass(frozen=True)
@@ -43,59 +66,298 @@ class Explanation:
 
     Args:
         op, problem: what is explained.
+        hardware: the device's name.
         bounds: of the problem.
         pipelines: the baseline first.
         skipped: variants that were asked for and not timed.
-        choice, ladder: what the dispatcher picks, why, and the steps of its look-up.
-        unmeasured: name of a time -> why no pipeline has it.
+        choice, ladder: what the dispatcher picks, and the steps of its look-up; None and empty
+            where times are modelled.
     """
 
     op: str
     problem: dict[str, Any]
+    hardware: str
     bounds: Bounds
     pipelines: tuple[Pipeline, ...]
     skipped: tuple[Skipped, ...]
-    choice: Choice
+    choice: Choice | None
     ladder: tuple[Rung, ...]
-    unmeasured: dict[str, str]
+
+    @property
+    def is_modelled(self) -> bool:
+        return self.choice is None
 
     def rows(self) -> list[dict[str, Any]]:
-        """A row per pipeline, as JSON."""
-        times = dataclasses.asdict(self.bounds) | {"t_bound_us": self.bounds.t_bound_us}
-        common = {"op": self.op, "problem": self.problem}
-        return [common | dataclasses.asdict(pipeline) | times for pipeline in self.pipelines]
+        """A row per pipeline, as JSON: the slowest rank's account, and those of all ranks."""
+        return [self._row(pipeline) for pipeline in self.pipelines]
 
-    def dispatch_json(self) -> dict[str, Any]:
+    def _row(self, pipeline: Pipeline) -> dict[str, Any]:
+        account = pipeline.slowest
+        row: dict[str, Any] = {
+            "op": self.op,
+            "problem": self.problem,
+            "hardware": self.hardware,
+            "variant": pipeline.variant,
+            "config": pipeline.config,
+            "is_dispatched": pipeline.is_dispatched,
+            "is_modelled": self.is_modelled,
+            "kernels": pipeline.kernels,
+            **account.to_json(),
+            **dataclasses.asdict(self.bounds),
+            "unsplit": account.unsplit,
+            "open": [] if self.is_modelled else account.problems(),
+        }
+        if pipeline.stamped is not None:
+            row["ranks"] = [_of_rank(each) for each in pipeline.accounts]
+            row |= _instrument(pipeline.stamped)
+        return row
+
+    def dispatch_json(self) -> dict[str, Any] | None:
         """What the dispatcher picks and why, as JSON."""
+        if self.choice is None:
+            return None
         ladder = [dataclasses.asdict(rung) for rung in self.ladder]
         common = {"op": self.op, "problem": self.problem}
         return common | dataclasses.asdict(self.choice) | {"ladder": ladder}
 
 
-def explain(result: ProblemResult) -> Explanation:
-    """Arrange what `taxfree.bench` measured by pipelines."""
-    by_variant: dict[str, list[Row]] = {}
-    for row in result.rows:
-        by_variant.setdefault(row.variant, []).append(row)
+def _of_rank(account: Account) -> dict[str, Any]:
+    """An account without what is the same on all ranks."""
+    row = account.to_json()
+    row["parts"] = {part.name: part.us for part in account.parts}
+    return row
+
+
+def _instrument(stamped: Stamped) -> dict[str, Any]:
+    """How the parts were measured, and what each step takes elsewhere than in place."""
+    measured = stamped.measurement
+    in_place = np.median(measured.in_place.step_us(), axis=1).max(axis=0).tolist()
+    alone = {each.name: each for each in stamped.alone}
+    return {
+        "stamp_us": float(measured.stamp_us().max()),
+        "gap_us": measured.gap_us,
+        "clock_step_us": measured.alignment.step_ns * 1e-3,
+        "clock_error_us": float(measured.alignment.error_ns.max()) * 1e-3,
+        "mhz": stamped.mhz,
+        "steps": [
+            dataclasses.asdict(step)
+            | {
+                "in_place_us": in_place[index],
+                "eager_us": stamped.eager_step_us[index],
+                "alone_us": alone[step.name].us if step.name in alone else None,
+                "alone_mhz": alone[step.name].mhz if step.name in alone else None,
+            }
+            for index, step in enumerate(measured.steps)
+        ],
+    }
+
+
+# -- measured --
+
+
+def run(
+    op: str,
+    problems: Sequence[Any],
+    fabric: str,
+    knowledge: Knowledge,
+    only: Sequence[str] = (),
+) -> Iterator[tuple[ProblemResult, Explanation]]:
+    """Measure where the time of problems goes.
+
+    Args:
+        op, problems, fabric, knowledge: as of `taxfree.bench.run`.
+        only: variants beside the baseline and what the dispatcher picks.
+
+    Yields:
+        What was benched, and what explains it.
+
+    Raises:
+        UsageError: there is no such variant.
+        TaskFailed: the fabric cannot be opened, or measuring failed.
+        WorkerLost: a worker died or hung.
+    """
+    for group, problem in bench.on_groups(problems, fabric):
+        result = bench.run_one(group, op, problem, knowledge, only, _BENCH_REPETITIONS)
+        yield result, _explain(group, result)
+
+
+def _explain(group: WorkerGroup, result: ProblemResult) -> Explanation:
     on_host = result.hardware.backend == "interpreter"
-    return Explanation(
+    taken = [
+        Candidate(row.variant, row.config)
+        for row in result.rows
+        if row.variant != DISPATCH and row.mode == "eager"
+    ]
+    picked = Candidate(result.choice.variant, result.choice.config)
+    if picked.variant not in [candidate.variant for candidate in taken]:
+        taken.append(picked)
+    found: list[Stamped] = group.call(
+        "taxfree.stamping:measure_pipelines",
+        bench.deadline_s(result.hardware),
         op=result.op,
         problem=dataclasses.asdict(result.problem),
-        bounds=result.bounds,
-        pipelines=tuple(_pipeline(rows) for rows in by_variant.values()),
-        skipped=result.skipped,
-        choice=result.choice,
-        ladder=result.ladder,
-        unmeasured={"t_graph_us": NO_GRAPHS} if on_host else {},
+        candidates=taken,
+        repetitions=_HOST_REPETITIONS if on_host else _GPU_REPETITIONS,
+    )[0]
+    launches = {
+        row.config["variant"] if row.variant == DISPATCH else row.variant: row.launches
+        for row in result.rows
+    }
+    return Explanation(
+        result.op,
+        dataclasses.asdict(result.problem),
+        result.hardware.name,
+        result.bounds,
+        tuple(
+            Pipeline(
+                candidate.variant,
+                dict(candidate.config),
+                candidate.variant == picked.variant,
+                stamped.measurement.kernels or launches[candidate.variant],
+                accounts(stamped.measurement, result.bounds),
+                stamped,
+            )
+            for candidate, stamped in zip(taken, found, strict=True)
+        ),
+        result.skipped,
+        result.choice,
+        result.ladder,
     )
 
 
-def _pipeline(rows: Sequence[Row]) -> Pipeline:
-    row = rows[0]
-    is_dispatched = row.variant == DISPATCH
-    config = dict(row.config)
-    variant = config.pop("variant") if is_dispatched else row.variant
-    times = {each.mode: each.median_us for each in rows}
-    return Pipeline(
-        variant, config, row.launches, times.get("eager"), times.get("graph"), is_dispatched
+# -- timelines --
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """What a pipeline did in one call; times are in microseconds since its first event.
+
+    Args:
+        variant: the pipeline.
+        steps: of a pipeline that consists of them, on all ranks.
+        activities: of a fused one's programs, on all ranks.
+    """
+
+    variant: str
+    steps: tuple[Span, ...] = ()
+    activities: tuple[Activity, ...] = ()
+
+    @property
+    def ranks(self) -> list[int]:
+        """Those that did anything, in order."""
+        found = {step.rank for step in self.steps}
+        return sorted(found | {activity.rank for activity in self.activities})
+
+
+def timelines(explanation: Explanation, fabric: str) -> tuple[Timeline, ...]:
+    """A call of each pipeline: steps as they were timed, fused kernels run again instrumented.
+
+    Raises:
+        TaskFailed: the fabric cannot be opened again, or a kernel failed.
+        WorkerLost: a worker died or hung.
+    """
+    fused = [p for p in explanation.pipelines if variants(explanation.op)[p.variant].fused]
+    noted: dict[str, tuple[Activity, ...]] = {}
+    if fused:
+        problem = problem_class(explanation.op)(**explanation.problem)
+        candidates = [Candidate(pipeline.variant, pipeline.config) for pipeline in fused]
+        recorded = record(explanation.op, problem, fabric, candidates)
+        noted = {p.variant: each for p, each in zip(fused, recorded, strict=True)}
+    return tuple(
+        Timeline(pipeline.variant, activities=_from_zero(noted[pipeline.variant]))
+        if pipeline.variant in noted
+        else Timeline(pipeline.variant, steps=_from_zero(_middle_call(pipeline)))
+        for pipeline in explanation.pipelines
+    )
+
+
+def _middle_call(pipeline: Pipeline) -> tuple[Span, ...]:
+    """One call of the chain that was timed, away from its ends."""
+    assert pipeline.stamped is not None
+    steps = len(pipeline.stamped.measurement.steps)
+    first = pipeline.stamped.measurement.calls // 2 * steps
+    found: list[Span] = []
+    for rank in range(len(pipeline.accounts)):
+        own = [span for span in pipeline.stamped.spans if span.rank == rank]
+        found += own[first : first + steps]
+    return tuple(found)
+
+
+def _from_zero(timed: tuple[_Timed, ...]) -> tuple[_Timed, ...]:
+    start = min((each.begin_us for each in timed), default=0.0)
+    return tuple(
+        dataclasses.replace(each, begin_us=each.begin_us - start, end_us=each.end_us - start)
+        for each in timed
+    )
+
+
+def trace(found: Sequence[Timeline]) -> dict[str, Any]:
+    """Timelines as a Chrome trace: a process per pipeline and rank, a track per program."""
+    events: list[dict[str, Any]] = []
+    process = 0
+    for timeline in found:
+        for rank in timeline.ranks:
+            name = {"name": f"{timeline.variant} rank {rank}"}
+            events.append({"ph": "M", "pid": process, "name": "process_name", "args": name})
+            events += [
+                _slice(process, 0, step.name, step) for step in timeline.steps if step.rank == rank
+            ]
+            events += [
+                _slice(process, each.program, _named(each), each)
+                for each in timeline.activities
+                if each.rank == rank
+            ]
+            process += 1
+    return {"traceEvents": events, "displayTimeUnit": "ns"}
+
+
+def _slice(process: int, track: int, name: str, timed: Span | Activity) -> dict[str, Any]:
+    return {
+        "ph": "X",
+        "pid": process,
+        "tid": track,
+        "name": name,
+        "ts": timed.begin_us,
+        "dur": timed.end_us - timed.begin_us,
+    }
+
+
+def _named(activity: Activity) -> str:
+    return activity.kind if activity.peer is None else f"{activity.kind} {activity.peer}"
+
+
+# -- modelled --
+
+
+def model(op: str, problem: Any, machine: Machine, only: Sequence[str] = ()) -> Explanation:
+    """Where the time of a problem would go on hardware that is not there.
+
+    Args:
+        machine: its rates.
+        only: variants beside the baseline, each at its first config.
+    """
+    pipelines, skipped = [], []
+    for name, variant in variants(op).items():
+        if name != "baseline" and name not in only:
+            continue
+        reason = variant.refuses_problem(problem, machine.hardware)
+        configs = variant.first_configs(problem, machine.hardware)
+        fields = dataclasses.asdict(problem)
+        if reason is not None or not configs:
+            why = reason or "none of its first configs serves"
+            skipped.append(Skipped(op, fields, name, {}, "refused", why))
+            continue
+        account = modelled(machine, problem, name, configs[0])
+        pipelines.append(
+            Pipeline(name, configs[0], False, account.kernels, (account.account,), None)
+        )
+    return Explanation(
+        op,
+        dataclasses.asdict(problem),
+        machine.hardware.name,
+        machine.bounds(problem),
+        tuple(pipelines),
+        tuple(skipped),
+        None,
+        (),
     )

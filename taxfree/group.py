@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -34,7 +34,7 @@ class TaskFailed(TaxfreeError):
         self.rank = rank
         self.kind: str = details["kind"]
         self.exit_code = details["exit_code"]  # type: ignore[misc]
-        self.worker_traceback: str = details["traceback"]
+        self.add_note(details["traceback"])  # shown with TAXFREE_DEBUG
 
 
 class WorkerGroup:
@@ -45,21 +45,33 @@ class WorkerGroup:
         fabric: "host", "cuda" or "auto".
         heap_bytes: symmetric heap of each rank.
         timeout_s: bound of a wait inside kernels, in seconds.
+        variables: what workers have in their environment beside this process's.
 
     Raises:
         TaskFailed: the fabric cannot be opened; the message says why.
         WorkerLost: a worker died at its start.
     """
 
-    def __init__(self, world_size: int, fabric: str, heap_bytes: int, timeout_s: float) -> None:
+    def __init__(
+        self,
+        world_size: int,
+        fabric: str,
+        heap_bytes: int,
+        timeout_s: float,
+        variables: Mapping[str, str] | None = None,
+    ) -> None:
         self.world_size = world_size
+        self._variables = _environment(fabric) | dict(variables or {})
         self._folder = tempfile.TemporaryDirectory(prefix="taxfree-")
         self._processes: list[subprocess.Popen[bytes]] = []
         self._connections: list[Connection] = []
-        with self._killed_on_error():
+        try:
             for rank in range(world_size):
                 self._start(rank, fabric, heap_bytes, timeout_s)
             self.hardware = self._replies("open", time.monotonic() + START_DEADLINE_S)[0]
+        except BaseException:
+            self.kill()
+            raise
 
     def _start(self, rank: int, fabric: str, heap_bytes: int, timeout_s: float) -> None:
         ours, theirs = Pipe()
@@ -78,7 +90,7 @@ class WorkerGroup:
         with open(self._log(rank), "wb") as log:
             process = subprocess.Popen(
                 command,
-                env=_environment(fabric),
+                env=self._variables,
                 pass_fds=(theirs.fileno(),),
                 stdin=subprocess.DEVNULL,
                 stdout=log,

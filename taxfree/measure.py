@@ -34,10 +34,12 @@ class Timing:
     Args:
         samples_us: microseconds per call, one per repetition, of the slowest rank.
         skew_us: median over repetitions of slowest minus fastest rank, per call.
+        by_rank_us: microseconds per call, [rank][repetition].
     """
 
     samples_us: tuple[float, ...]
     skew_us: float
+    by_rank_us: tuple[tuple[float, ...], ...] = ()
 
     @property
     def median_us(self) -> float:
@@ -59,22 +61,31 @@ def copies_needed(fabric: Fabric, input_bytes: int) -> int:
     return max(2, min(CHAIN, -(-ROTATED_BYTES // max(1, input_bytes))))
 
 
+def chain_of(fabric: Fabric) -> int:
+    """Calls of a repetition."""
+    return CHAIN if fabric.has_graphs else 1
+
+
 def time_together(
-    fabric: Fabric, calls: Sequence[tuple[Call, str]], repetitions: int
+    fabric: Fabric,
+    calls: Sequence[tuple[Call, str]],
+    repetitions: int,
+    after: Callable[[int], None] = lambda index: None,
 ) -> list[Timing]:
     """Time callables in turn, `repetitions` times each; collective.
 
     Args:
         calls: callable and mode; every rank gives the same ones in the same order.
         repetitions: of each.
+        after: told the index of a callable when a repetition of it has ended and was timed.
 
     Returns:
         One timing per callable, the same on every rank.
     """
-    chain = CHAIN if fabric.has_graphs else 1
+    chain = chain_of(fabric)
     runs = [_runner(fabric, call, mode, chain) for call, mode in calls]
     clock = _device_clock if fabric.has_graphs else _host_clock
-    own = clock(fabric, runs, repetitions)
+    own = clock(fabric, runs, repetitions, after)
     everyone: list[Any] = [None] * fabric.world_size
     dist.all_gather_object(
         everyone, [[s / chain for s in samples] for samples in own], fabric.group
@@ -99,13 +110,16 @@ def _runner(fabric: Fabric, call: Call, mode: str, chain: int) -> Callable[[], N
 
 
 def _device_clock(
-    fabric: Fabric, runs: Sequence[Callable[[], None]], repetitions: int
+    fabric: Fabric,
+    runs: Sequence[Callable[[], None]],
+    repetitions: int,
+    after: Callable[[int], None],
 ) -> list[list[float]]:
     events = []
     for _ in range(repetitions):
         fabric.barrier()
         row = []
-        for run in runs:
+        for index, run in enumerate(runs):
             begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             fabric.device_barrier()
             begin.record()
@@ -113,6 +127,7 @@ def _device_clock(
             end.record()
             row.append((begin, end))
             torch.cuda.synchronize(fabric.device)
+            after(index)
         events.append(row)
     return [
         [begin.elapsed_time(end) * 1e3 for begin, end in column]
@@ -121,7 +136,10 @@ def _device_clock(
 
 
 def _host_clock(
-    fabric: Fabric, runs: Sequence[Callable[[], None]], repetitions: int
+    fabric: Fabric,
+    runs: Sequence[Callable[[], None]],
+    repetitions: int,
+    after: Callable[[int], None],
 ) -> list[list[float]]:
     samples: list[list[float]] = [[] for _ in runs]
     for _ in range(repetitions):
@@ -130,10 +148,11 @@ def _host_clock(
             begin = time.perf_counter()
             run()
             samples[index].append((time.perf_counter() - begin) * 1e6)
+            after(index)
     return samples
 
 
 def _timing(by_rank: list[list[float]]) -> Timing:
     slowest = [max(samples) for samples in zip(*by_rank, strict=True)]
     skews = [max(samples) - min(samples) for samples in zip(*by_rank, strict=True)]
-    return Timing(tuple(slowest), statistics.median(skews))
+    return Timing(tuple(slowest), statistics.median(skews), tuple(map(tuple, by_rank)))

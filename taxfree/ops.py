@@ -7,12 +7,29 @@ compiler must neither drop nor reorder them: they are registered as ordered effe
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch.library import Library
 
 from taxfree.runtime import runtime_of
 
 _library = Library("taxfree", "DEF")
+
+
+def _register(
+    schema: str, run: Callable[..., torch.Tensor], shape: Callable[..., torch.Tensor]
+) -> None:
+    """Define an op: what it runs, and an empty tensor of the shape that it returns."""
+    name = schema[: schema.index("(")]
+    _library.define(schema)
+    _library.impl(name, run, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"taxfree::{name}", shape, lib=_library)
+    # Imported late: this module of torch is slow to import, and moved its enumeration.
+    from torch._higher_order_ops import effects
+
+    kinds = getattr(effects, "_EffectType", None) or effects.EffectType
+    effects._register_effectful_op(getattr(torch.ops.taxfree, name).default, kinds.ORDERED)
 
 
 def _all_gather_matmul(
@@ -40,19 +57,89 @@ def _all_gather_matmul_shape(
     return a_shard.new_empty(m, weight.shape[1])
 
 
-_library.define(
+_register(
     "all_gather_matmul(Tensor a_shard, Tensor weight, Tensor? bias, int gather_dim, int? m, "
-    "str group_name) -> Tensor"
+    "str group_name) -> Tensor",
+    _all_gather_matmul,
+    _all_gather_matmul_shape,
 )
-_library.impl("all_gather_matmul", _all_gather_matmul, "CompositeExplicitAutograd")
-torch.library.register_fake("taxfree::all_gather_matmul", _all_gather_matmul_shape, lib=_library)
 
 
-def _register_as_ordered(op: torch._ops.OpOverload) -> None:
-    from torch._higher_order_ops import effects
+def _matmul_all_reduce(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    residual: torch.Tensor | None,
+    group_name: str,
+) -> torch.Tensor:
+    return runtime_of(group_name).matmul_all_reduce(x, weight, bias, residual)
 
-    kinds = getattr(effects, "_EffectType", None) or effects.EffectType
-    effects._register_effectful_op(op, kinds.ORDERED)
+
+def _matmul_all_reduce_shape(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    residual: torch.Tensor | None,
+    group_name: str,
+) -> torch.Tensor:
+    return x.new_empty(x.shape[0], weight.shape[1])
 
 
-_register_as_ordered(torch.ops.taxfree.all_gather_matmul.default)
+_register(
+    "matmul_all_reduce(Tensor x, Tensor weight, Tensor? bias, Tensor? residual, "
+    "str group_name) -> Tensor",
+    _matmul_all_reduce,
+    _matmul_all_reduce_shape,
+)
+
+
+def _matmul_reduce_scatter(
+    x: torch.Tensor, weight: torch.Tensor, scatter_dim: int, group_name: str
+) -> torch.Tensor:
+    return runtime_of(group_name).matmul_reduce_scatter(x, weight, scatter_dim)
+
+
+def _matmul_reduce_scatter_shape(
+    x: torch.Tensor, weight: torch.Tensor, scatter_dim: int, group_name: str
+) -> torch.Tensor:
+    (m, _), (_, n), world_size = x.shape, weight.shape, runtime_of(group_name).world_size
+    if scatter_dim == 1:
+        return x.new_empty(m, n // world_size)
+    return x.new_empty(-(-m // world_size), n)
+
+
+_register(
+    "matmul_reduce_scatter(Tensor x, Tensor weight, int scatter_dim, str group_name) -> Tensor",
+    _matmul_reduce_scatter,
+    _matmul_reduce_scatter_shape,
+)
+
+
+def _flash_decode(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    kv_lens: torch.Tensor,
+    block_table: torch.Tensor | None,
+    scale: float | None,
+    soft_cap: float | None,
+    window: int | None,
+    group_name: str,
+) -> torch.Tensor:
+    return runtime_of(group_name).flash_decode(
+        q, k, v, kv_lens, block_table, scale, soft_cap, window
+    )
+
+
+def _flash_decode_shape(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *others: object
+) -> torch.Tensor:
+    return q.new_empty(q.shape[0], q.shape[1], v.shape[3])
+
+
+_register(
+    "flash_decode(Tensor q, Tensor k, Tensor v, Tensor kv_lens, Tensor? block_table, "
+    "float? scale, float? soft_cap, int? window, str group_name) -> Tensor",
+    _flash_decode,
+    _flash_decode_shape,
+)

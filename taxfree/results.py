@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import csv
 import dataclasses
+import errno
 import io
 import json
+import math
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar, get_args
 
 from taxfree.errors import TaxfreeError, UsageError
 
@@ -24,6 +26,8 @@ LEAST_CHANGE = 0.03  # of a time: less is not called a change, however quiet the
 
 Mode = Literal["eager", "graph"]
 Judgement = Literal["better", "same", "worse"]
+
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
@@ -139,24 +143,68 @@ def load(path: Path) -> Results:
     """
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise UsageError(f"{path} cannot be read as JSON", "give a file of bench --out") from error
     if not isinstance(document, dict) or document.get("schema") != SCHEMA:
         raise UsageError(f"{path} is no result file of schema {SCHEMA}", "see bench --out")
     try:
-        rows = tuple(_row(row) for row in document["rows"])
-        skipped = tuple(Skipped(**each) for each in document.get("skipped", ()))
-        return Results(document["environment"], rows, skipped)
-    except (KeyError, TypeError) as error:
-        raise UsageError(f"{path}: a row is incomplete: {error}", "see bench --out") from error
+        environment: Any = document.get("environment")
+        _require(isinstance(environment, dict), "environment", "is not an object")
+        rows = _list(Row, document.get("rows"), "rows")
+        skipped = _list(Skipped, document.get("skipped", []), "skipped")
+        return Results(environment, rows, skipped)
+    except ValueError as error:
+        raise UsageError(f"{path}: {error}", "see bench --out") from error
 
 
-def _row(document: Mapping[str, Any]) -> Row:
-    known = {each.name for each in dataclasses.fields(Row)}
-    values = {name: value for name, value in document.items() if name in known}
-    values["samples_us"] = tuple(values["samples_us"])
-    values["throttled"] = tuple(values.get("throttled", ()))
-    return Row(**values)
+def _is_number(value: object) -> bool:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # an integer beyond any float
+        return False
+
+
+#: annotation of a field -> whether a value of a document is of it
+_IS: Mapping[str, Callable[[Any], bool]] = {
+    "str": lambda value: isinstance(value, str),
+    "bool": lambda value: isinstance(value, bool),
+    "int": lambda value: isinstance(value, int),
+    "float": lambda value: _is_number(value) and value >= 0,
+    "float | None": lambda value: value is None or (_is_number(value) and value >= 0),
+    "Mode": lambda value: value in get_args(Mode),
+    "dict[str, Any]": lambda value: isinstance(value, dict),
+    "tuple[float, ...]": lambda value: isinstance(value, list) and all(map(_is_number, value)),
+    "tuple[str, ...]": lambda value: (
+        isinstance(value, list) and all(isinstance(each, str) for each in value)
+    ),
+}
+_DIVISORS = ("median_us", "t_bound_us")
+
+
+def _list(kind: type[_T], entries: Any, name: str) -> tuple[_T, ...]:
+    _require(isinstance(entries, list), name, "is not a list")
+    return tuple(_entry(kind, f"{name}[{at}]", each) for at, each in enumerate(entries))
+
+
+def _entry(kind: Any, where: str, document: Any) -> Any:
+    _require(isinstance(document, dict), where, "is not an object")
+    values = {}
+    for each in dataclasses.fields(kind):
+        if each.name not in document:
+            _require(each.default is not dataclasses.MISSING, f"{where}.{each.name}", "is missing")
+            continue
+        value = document[each.name]
+        fits = _IS[str(each.type)](value) and not (each.name in _DIVISORS and value == 0)
+        _require(fits, f"{where}.{each.name}", "makes no sense")
+        values[each.name] = tuple(value) if isinstance(value, list) else value
+    return kind(**values)
+
+
+def _require(holds: bool, where: str, why: str) -> None:
+    if not holds:
+        raise ValueError(f"{where} {why}")
 
 
 def save(results: Results, path: Path) -> None:
@@ -192,7 +240,28 @@ def _flat(row: Row) -> dict[str, Any]:
     return flat
 
 
+def require_writable(path: Path) -> None:
+    """Check, before anything is measured, that a file can be written; it is not made yet.
+
+    Raises:
+        TaxfreeError: it cannot.
+    """
+    folder = next(each for each in path.absolute().parents if each.exists())
+    if path.is_dir():
+        why = errno.EISDIR
+    elif not folder.is_dir():
+        why = errno.ENOTDIR
+    elif not os.access(path if path.exists() else folder, os.W_OK):
+        why = errno.EACCES
+    else:
+        return
+    raise TaxfreeError(
+        f"{path} cannot be written: {os.strerror(why)}", "check the path and its permissions"
+    )
+
+
 def _write(path: Path, text: str) -> None:
+    require_writable(path)
     unfinished = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

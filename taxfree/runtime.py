@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import math
 import warnings
 import weakref
 from collections import Counter
@@ -20,12 +21,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from taxfree import identity
+from taxfree import identity, problems
 from taxfree.devices import CONTROL_BYTES
 from taxfree.dispatch import Choice, Dispatcher
-from taxfree.errors import UsageError
+from taxfree.errors import TaxfreeError, UsageError
 from taxfree.settings import Settings
-from taxfree_kernels.errors import PlanError
+from taxfree.shapes import recorded_problem
+from taxfree_kernels.errors import PeerTimeout, PlanError
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.fabric.open import choose, open_fabric
 from taxfree_kernels.launch import compiling
@@ -34,11 +36,11 @@ from taxfree_kernels.variant import (
     op_of,
     operation,
     operation_names,
-    problem_class,
     variants,
 )
 from taxfree_tuning_db import (
     Database,
+    DatabaseError,
     DatabaseMissing,
     Record,
     Table,
@@ -48,7 +50,6 @@ from taxfree_tuning_db import (
 
 _GPU_SLOT_BYTES = 64 << 20
 _HOST_SLOT_BYTES = 2 << 20
-_DTYPES = {torch.float16: "float16", torch.bfloat16: "bfloat16"}
 
 
 @dataclass
@@ -97,6 +98,7 @@ class Runtime:
         self._entries: dict[Any, _Entry] = {}  # by problem
         self._by_arguments: dict[Any, _Entry] = {}
         self._unprepared: Counter[Any] = Counter()
+        self._scalings: dict[tuple[float, float], torch.Tensor] = {}
         self.group_name: str = fabric.group.group_name
         self.world_size = fabric.world_size
         _runtimes[self.group_name] = self
@@ -145,65 +147,184 @@ class Runtime:
             )
             return result
         arguments = (
-            a_shard.shape, a_shard.dtype, a_shard.device, weight.shape, weight.stride(),
-            weight.dtype, bias is None or bias.shape, gather_dim, m,
+            "all_gather_matmul", a_shard.shape, a_shard.dtype, a_shard.device, _layout(weight),
+            _layout(bias), _layout(out), gather_dim, m,
         )  # fmt: skip
         entry = self._by_arguments.get(arguments)
         if entry is None:
-            problem = self._all_gather_matmul_problem(a_shard, weight, bias, gather_dim, m)
-            entry = self._entry(problem)
-            if entry.choice.kind != "unprepared":
-                self._by_arguments[arguments] = entry
+            problem = problems.all_gather_matmul(self._fabric, a_shard, weight, bias, gather_dim, m)
+            problems.require_output(self._fabric, out, (problem.m, problem.n), problem.dtype)
+            entry = self._entry_of(arguments, problem)
         if out is None:
             out = a_shard.new_empty(entry.problem.m, entry.problem.n)
-        entry.calls += 1
-        self._fabric.pool.check()
-        return entry.plan(a_shard.contiguous(), weight, bias, out)
+        return self._run(entry, (a_shard.contiguous(), weight, bias), out)
 
-    def _all_gather_matmul_problem(
+    def flash_decode(
         self,
-        a_shard: torch.Tensor,
-        weight: torch.Tensor,
-        bias: torch.Tensor | None,
-        gather_dim: int,
-        m: int | None,
-    ) -> Any:
-        rank, world_size = self._fabric.rank, self._fabric.world_size
-        _require(a_shard.dim() == 2 and weight.dim() == 2, "a_shard and weight must be matrices")
-        _require(a_shard.dtype in _DTYPES, f"a_shard is {a_shard.dtype}, not float16 or bfloat16")
-        for name, tensor in (("weight", weight), ("bias", bias)):
-            if tensor is not None:
-                _require(tensor.dtype == a_shard.dtype, f"{name} is {tensor.dtype}, a_shard not")
-                _require(
-                    tensor.device == a_shard.device == self._fabric.device,
-                    f"{name} is on {tensor.device}, a_shard on {a_shard.device}, the fabric on "
-                    f"{self._fabric.device}",
-                )
-        _require(1 in weight.stride(), "neither stride of weight is 1")
-        _require(gather_dim in (0, 1), f"gather_dim is {gather_dim}, must be 0 or 1")
-        rows, columns = a_shard.shape
-        k, n = weight.shape
-        if gather_dim == 0:
-            m = m if m is not None else rows * world_size
-        else:
-            columns *= world_size
-            m = m if m is not None else rows
-        _require(columns == k, f"the gathered A has {columns} columns, weight {k} rows")
-        _require(bias is None or bias.shape == (n,), f"bias is not [{n}]")
-        problem = problem_class("all_gather_matmul")(
-            m=m, n=n, k=k, gather_dim=gather_dim, dtype=_DTYPES[a_shard.dtype],
-            world_size=world_size, weight_layout="nk" if weight.stride(0) == 1 else "kn",
-            bias=bias is not None,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        kv_lens: torch.Tensor,
+        block_table: torch.Tensor | None = None,
+        scale: float | None = None,
+        soft_cap: float | None = None,
+        window: int | None = None,
+        out: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Attention of one query token per sequence to keys of which each rank holds a part.
+
+        The keys of a sequence are those of rank 0, then those of rank 1, and so on; the query
+        comes after all of them. Lengths may change between replays of a graph.
+
+        Args:
+            q: [batch, q_heads, head_dim], the same on every rank; float16 or bfloat16.
+            k, v: this rank's cache, [batch, capacity, kv_heads, head_dim] and [..., v_head_dim];
+                with a block table [pages, page_size, kv_heads, ...]. Each head contiguous.
+            kv_lens: int32 [world_size, batch], the same on every rank: keys that each rank holds
+                of each sequence. A sequence without any gets zeros.
+            block_table: int32 [batch, pages], contiguous: this rank's pages of each sequence.
+            scale: of the logits; ``head_dim**-0.5`` when None. A captured call with another scale,
+                or a soft cap, that no eager call had before is two small kernels slower.
+            soft_cap: logits become ``soft_cap * tanh(logits / soft_cap)``.
+            window: how many of the last keys a query sees; None for all.
+            out: [batch, q_heads, v_head_dim], contiguous, to write into.
+
+        Returns:
+            [batch, q_heads, v_head_dim] of q's dtype, the same bits on every rank.
+
+        Raises:
+            UsageError: the tensors do not fit together.
+            PeerTimeout: an earlier call lost a peer.
+        """
+        if torch.compiler.is_compiling():
+            result: torch.Tensor = torch.ops.taxfree.flash_decode(
+                q, k, v, kv_lens, block_table, scale, soft_cap, window, self.group_name
+            )
+            return result
+        arguments = (
+            "flash_decode", q.shape, q.dtype, q.device, _layout(k), _layout(v), _layout(kv_lens),
+            _layout(block_table), _layout(out), scale, soft_cap, window,
         )  # fmt: skip
-        own_rows = problem.rows_of(rank)
-        _require(rows == own_rows, f"a_shard has {rows} rows, rank {rank} of m={m} has {own_rows}")
-        return problem
+        entry = self._by_arguments.get(arguments)
+        if entry is None:
+            problem = problems.flash_decode(
+                self._fabric, q, k, v, kv_lens, block_table, scale, soft_cap, window
+            )
+            problems.require_output(self._fabric, out, (*q.shape[:2], v.shape[3]), problem.dtype)
+            entry = self._entry_of(arguments, problem)
+        if out is None:
+            out = q.new_empty(*q.shape[:2], v.shape[3])
+        scaling = None
+        if scale is not None or soft_cap is not None:
+            scaling = self._scaling(scale or q.shape[2] ** -0.5, soft_cap or 0.0)
+        return self._run(entry, (q.contiguous(), k, v, kv_lens, block_table, scaling), out)
+
+    def _scaling(self, scale: float, soft_cap: float) -> torch.Tensor:
+        """float32 [2] on the device, made once; under capture it is part of the graph."""
+        scaling = self._scalings.get((scale, soft_cap))
+        if scaling is None:
+            scaling = torch.full((2,), scale, device=self._fabric.device)
+            scaling[1:].fill_(soft_cap)
+            if not _is_capturing():
+                self._scalings[scale, soft_cap] = scaling
+        return scaling
+
+    def matmul_all_reduce(
+        self,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None = None,
+        residual: torch.Tensor | None = None,
+        out: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """The sum over all ranks of x @ weight (+ bias) (+ residual); the same bits on each rank.
+
+        Args:
+            x: [m, k], this rank's columns; float16 or bfloat16.
+            weight: [k, n] of the same dtype, this rank's rows; one of its strides 1.
+            bias: [n], or None; the same on all ranks, and added once.
+            residual: [m, n], or None; the same on all ranks, and added once.
+            out: [m, n], contiguous, to write into; not the residual.
+
+        Returns:
+            [m, n] of the inputs' dtype.
+
+        Raises:
+            UsageError: the tensors do not fit together.
+            PeerTimeout: an earlier call lost a peer.
+        """
+        if torch.compiler.is_compiling():
+            result: torch.Tensor = torch.ops.taxfree.matmul_all_reduce(
+                x, weight, bias, residual, self.group_name
+            )
+            return result
+        arguments = (
+            "matmul_all_reduce", x.shape, x.dtype, x.device, _layout(weight), _layout(bias),
+            None if residual is None else (residual.shape, residual.dtype, residual.device),
+            _layout(out),
+        )  # fmt: skip
+        entry = self._by_arguments.get(arguments)
+        if entry is None:
+            problem = problems.matmul_all_reduce(self._fabric, x, weight, bias, residual)
+            problems.require_output(self._fabric, out, (problem.m, problem.n), problem.dtype)
+            entry = self._entry_of(arguments, problem)
+        if out is None:
+            out = x.new_empty(entry.problem.m, entry.problem.n)
+        if residual is not None:
+            residual = residual.contiguous()
+        return self._run(entry, (x.contiguous(), weight, bias, residual), out)
+
+    def matmul_reduce_scatter(
+        self,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        scatter_dim: int = 0,
+        out: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """This rank's shard of the sum over all ranks of x @ weight.
+
+        Args:
+            x: [m, k], this rank's columns; float16 or bfloat16.
+            weight: [k, n] of the same dtype, this rank's rows; one of its strides 1.
+            scatter_dim: 0: shards are rows; 1: shards are columns, n divides over the ranks.
+            out: of the result's shape, contiguous, to write into.
+
+        Returns:
+            [ceil(m / world_size), n] for scatter_dim 0, where rows beyond m are zero; [m, n /
+            world_size] for scatter_dim 1; of the inputs' dtype.
+
+        Raises:
+            UsageError: the tensors do not fit together.
+            PeerTimeout: an earlier call lost a peer.
+        """
+        if torch.compiler.is_compiling():
+            result: torch.Tensor = torch.ops.taxfree.matmul_reduce_scatter(
+                x, weight, scatter_dim, self.group_name
+            )
+            return result
+        arguments = (
+            "matmul_reduce_scatter", x.shape, x.dtype, x.device, _layout(weight), _layout(out),
+            scatter_dim,
+        )  # fmt: skip
+        entry = self._by_arguments.get(arguments)
+        if entry is None:
+            problem = problems.matmul_reduce_scatter(self._fabric, x, weight, scatter_dim)
+            shape = (problem.shard_rows, problem.shard_columns)
+            problems.require_output(self._fabric, out, shape, problem.dtype)
+            entry = self._entry_of(arguments, problem)
+        if out is None:
+            out = x.new_empty(entry.problem.shard_rows, entry.problem.shard_columns)
+        return self._run(entry, (x.contiguous(), weight), out)
 
     def call(
         self, problem: Any, tensors: Sequence[torch.Tensor | None], out: torch.Tensor
     ) -> torch.Tensor:
         """Run the operation of a given problem; its tensors are not checked against it."""
-        entry = self._entries.get(problem) or self._entry(problem)
+        return self._run(self._entries.get(problem) or self._entry(problem), tensors, out)
+
+    def _run(
+        self, entry: _Entry, tensors: Sequence[torch.Tensor | None], out: torch.Tensor
+    ) -> torch.Tensor:
         entry.calls += 1
         self._fabric.pool.check()
         return entry.plan(*tensors, out)
@@ -215,11 +336,23 @@ class Runtime:
 
         Args:
             problems: such as :class:`taxfree.AllGatherMatmul`.
+
+        Raises:
+            UsageError: one of them is no problem, or of another world size.
+            PeerTimeout: not all ranks prepare.
         """
         for problem in problems:
+            self._require_ours(problem)
             if problem not in self._entries:
                 self._entries[problem] = self._plan(problem, self.choice(problem))
         self._fabric.barrier()
+
+    def _entry_of(self, arguments: tuple[Any, ...], problem: Any) -> _Entry:
+        """The entry of a problem, found by these arguments from now on."""
+        entry = self._entry(problem)
+        if entry.choice.kind != "unprepared":
+            self._by_arguments[arguments] = entry
+        return entry
 
     def _entry(self, problem: Any) -> _Entry:
         entry = self._entries.get(problem)
@@ -256,16 +389,28 @@ class Runtime:
             self._compile(problem, plan)
         except PlanError as error:
             reason = error.message
-        reasons = [each for each in _vote(self._fabric, reason) if each is not None]
+        except Exception as error:  # of a compiler: the peers must not wait for this rank's vote
+            reason = f"{type(error).__name__}: {error}".partition("\n")[0]
+        reasons = [each for each in _vote(self._fabric.group, reason) if each is not None]
         if plan is None or reasons:
             choice = Choice("baseline", "baseline", why=f"{choice.variant}: {reasons[0]}")
             plan = known["baseline"].plan(problem, self._fabric, {})
         self._workspace_bytes += self._allocated() - before
         return _Entry(plan, choice, problem)
 
+    def _require_ours(self, problem: Any) -> None:
+        world_size = getattr(problem, "world_size", None)
+        if world_size is None:
+            raise UsageError(f"{problem!r} is no problem", "for example taxfree.AllGatherMatmul")
+        if world_size != self.world_size:
+            raise UsageError(
+                f"{problem} is for {world_size} ranks, this group has {self.world_size}",
+                f"give the problem world_size={self.world_size}",
+            )
+
     def _require_same(self, problem: Any) -> None:
         """Raise on every rank when one of them has come with another problem."""
-        for rank, other in enumerate(_vote(self._fabric, problem)):
+        for rank, other in enumerate(_vote(self._fabric.group, problem)):
             if other != problem:
                 raise UsageError(
                     f"rank {self._fabric.rank} calls with {problem}, rank {rank} with {other}",
@@ -372,16 +517,18 @@ def init(
         db: the tuning database; by default ``TAXFREE_DB`` or the user's.
 
     Raises:
-        UsageError: there is no process group.
+        UsageError: there is no process group, or an argument or a variable makes no sense.
+        DatabaseError: rank 0 cannot read the table.
+        TaxfreeError: one of the above happened on another rank, which the message names.
         FabricUnavailable: no fabric serves here; the message says why.
+        HeapExhausted: `heap_bytes` does not even hold the control words.
     """
     if not dist.is_initialized():
         raise UsageError(
             "no process group", "call torch.distributed.init_process_group() before taxfree.init()"
         )
     importlib.import_module("taxfree.ops")  # registers the torch ops, which call back into here
-    settings = Settings.from_environment()
-    records = _agreed_records(group, Path(db) if db is not None else None, settings)
+    settings, records = _agreed(group, heap_bytes, timeout_s, db)
     if records is None:
         settings, records = dataclasses.replace(settings, disable=True), []
     if heap_bytes is None:
@@ -392,16 +539,33 @@ def init(
     return Runtime(fabric, dispatcher, plan_on_first_call, heap_bytes)
 
 
-def _agreed_records(
-    group: dist.ProcessGroup | None, path: Path | None, settings: Settings
-) -> list[Record] | None:
-    """Rank 0's table, if all ranks run the same sources under the same settings; else None."""
-    rank, world_size = dist.get_rank(group), dist.get_world_size(group)
-    table: list[Any] = [_read_table(path or settings.db) if rank == 0 else None]
-    dist.broadcast_object_list(table, group=group, group_src=0)
+def _agreed(
+    group: dist.ProcessGroup | None,
+    heap_bytes: int | None,
+    timeout_s: float | None,
+    db: str | Path | None,
+) -> tuple[Settings, list[Record] | None]:
+    """The settings, and rank 0's table if all ranks run the same sources under the same ones.
+
+    What is wrong on one rank is raised on all of them.
+    """
+    rank = dist.get_rank(group)
+    settings, table, problem = Settings(), None, None
+    try:
+        _require_positive(heap_bytes=heap_bytes, timeout_s=timeout_s)
+        settings = Settings.from_environment()
+        table = _read_table(Path(db) if db is not None else settings.db) if rank == 0 else None
+    except (UsageError, DatabaseError) as error:
+        problem = error
+    told = None if problem is None else (problem.message, problem.hint)
     own = (settings.steering(), {op: identity.kernel_hashes(op) for op in operation_names()})
-    everyone: list[Any] = [None] * world_size
-    dist.all_gather_object(everyone, own, group)
+    answers = _vote(group, (told, table, own))
+    if problem is not None:
+        raise problem
+    for other, (told, _, _) in enumerate(answers):
+        if told is not None:
+            raise TaxfreeError(f"rank {other}: {told[0]}", told[1])
+    table, everyone = answers[0][1], [own for _, _, own in answers]
     differing = [rank for rank, other in enumerate(everyone) if other != everyone[0]]
     if differing:
         if rank == 0:
@@ -411,8 +575,14 @@ def _agreed_records(
                 RuntimeWarning,
                 stacklevel=3,
             )
-        return None
-    return [Record.from_json(document) for document in table[0]]
+        return settings, None
+    return settings, [Record.from_json(document) for document in table]
+
+
+def _require_positive(**arguments: float | None) -> None:
+    for name, value in arguments.items():
+        if value is not None and not 0 < value < math.inf:
+            raise UsageError(f"{name} is {value}", f"leave {name} out, or give a positive number")
 
 
 def _read_table(path: Path | None) -> list[dict[str, Any]]:
@@ -426,20 +596,36 @@ def _read_table(path: Path | None) -> list[dict[str, Any]]:
 def _heap_bytes(records: Sequence[Record]) -> int:
     slot = _HOST_SLOT_BYTES if choose() == "host" else _GPU_SLOT_BYTES
     for record in records:
-        slot = max(slot, problem_class(record.op)(**record.problem).slot_bytes)
+        problem = recorded_problem(record.op, record.problem)
+        if problem is not None:
+            slot = max(slot, problem.slot_bytes)
     return 2 * slot + CONTROL_BYTES
 
 
-def _vote(fabric: Fabric, value: Any) -> list[Any]:
-    values: list[Any] = [None] * fabric.world_size
-    dist.all_gather_object(values, value, fabric.group)
+def _vote(group: dist.ProcessGroup | None, value: Any) -> list[Any]:
+    """Everybody's value, by rank; collective.
+
+    Raises:
+        PeerTimeout: not all ranks have come within the group's own timeout.
+    """
+    values: list[Any] = [None] * dist.get_world_size(group)
+    try:
+        dist.all_gather_object(values, value, group)
+    except RuntimeError as error:  # each backend says it in its own way
+        raise PeerTimeout(
+            f"rank {dist.get_rank(group)} waited in vain for its peers: "
+            f"{str(error).partition(chr(10))[0]}",
+            "all ranks make the same calls in the same order; one may have failed before",
+        ) from error
     return values
+
+
+def _layout(tensor: torch.Tensor | None) -> Any:
+    """What of a tensor must be as it was when its call was checked."""
+    if tensor is None:
+        return None
+    return tensor.shape, tensor.stride(), tensor.dtype, tensor.device
 
 
 def _is_capturing() -> bool:
     return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
-
-
-def _require(holds: bool, message: str) -> None:
-    if not holds:
-        raise UsageError(message, "see Runtime.all_gather_matmul for what the tensors must be")

@@ -7,6 +7,7 @@ the sampler cannot see failed trials; duplicates are answered from memory.
 
 from __future__ import annotations
 
+import fcntl
 import json
 import warnings
 from collections.abc import Mapping, Sequence
@@ -17,6 +18,7 @@ import optuna
 from optuna.storages.journal import JournalFileBackend
 from optuna.trial import Trial, TrialState
 
+from taxfree.errors import TaxfreeError
 from taxfree.trial import Candidate
 from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.variant import Variant
@@ -48,10 +50,7 @@ class Search:
     ) -> None:
         self._variants, self._problem, self._hardware = variants, problem, hardware
         self._spaces = {name: v.space(problem, hardware) for name, v in variants.items()}
-        storage = None
-        if journal is not None:
-            journal.parent.mkdir(parents=True, exist_ok=True)
-            storage = optuna.storages.JournalStorage(JournalFileBackend(str(journal)))
+        storage = None if journal is None else _storage(journal)
         self._study = optuna.create_study(
             storage=storage,
             study_name=name,
@@ -185,6 +184,44 @@ class Search:
         """The fastest candidates so far and their microseconds, fastest first."""
         times = [(value, text) for text, value in self._known.items() if value is not None]
         return [(value, Candidate(**json.loads(text))) for value, text in sorted(times)[:count]]
+
+
+class _Lock:
+    """A lock on a journal that ends with its process, however that ends.
+
+    Optuna's own is a file: it outlives a kill by half a minute, and an interrupt while it is taken
+    or given back comes out as another error.
+    """
+
+    def __init__(self, journal: Path) -> None:
+        self._journal = journal
+
+    def acquire(self) -> bool:
+        self._file = self._journal.open("ab")
+        fcntl.flock(self._file, fcntl.LOCK_EX)
+        return True
+
+    def release(self) -> None:
+        self._file.close()
+
+
+def _storage(journal: Path) -> optuna.storages.BaseStorage:
+    """What is in a journal, which is made where it is missing.
+
+    Raises:
+        TaxfreeError: it is damaged.
+    """
+    journal.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        backend = JournalFileBackend(str(journal), _Lock(journal))  # type: ignore[arg-type]
+        return optuna.storages.JournalStorage(backend)
+    except OSError:
+        raise
+    except Exception as error:  # it is replayed, so that a wrong line may break anything
+        raise TaxfreeError(
+            f"{journal} is no journal of a search, or damaged",
+            "move it away: the database holds the trials too",
+        ) from error
 
 
 def _sampler(seed: int) -> optuna.samplers.BaseSampler:

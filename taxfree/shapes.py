@@ -111,12 +111,14 @@ class _Conventions:
     Args:
         shorthand: the fields of `1x2x3`, in order.
         sets: named sets, each a list of shapes.
-        of_model: (model, tp) -> shapes, without their rows.
+        of_model: (model, tp) -> shapes, without `model_axes`.
+        model_axes: what a model's config does not say.
     """
 
     shorthand: tuple[str, ...] = ()
     sets: Mapping[str, Sequence[str]] = field(default_factory=dict)
     of_model: Callable[[_Model, int], list[str]] | None = None
+    model_axes: str = f"m={_MODEL_ROWS}"
 
 
 @dataclass(frozen=True)
@@ -139,10 +141,41 @@ def parse_counts(text: str) -> tuple[int, ...]:
     return tuple(dict.fromkeys(count for count in counts if count is not None))
 
 
+def require_operation(op: str) -> None:
+    """Check the name of an operation.
+
+    Raises:
+        UsageError: there is no such operation; the hint names those that there are.
+    """
+    known = operation_names()
+    if op not in known:
+        raise UsageError(f"there is no operation {_quoted(op)}", f"one of: {', '.join(known)}")
+
+
 def field_specs(problem: type[Any]) -> dict[str, FieldSpec]:
     """Return how the fields of a problem dataclass are written."""
     types = get_type_hints(problem)
     return {each.name: FieldSpec(types[each.name], each.default) for each in fields(problem)}
+
+
+def recorded_problem(op: str, problem: Mapping[str, Any]) -> Any | None:
+    """Return the problem that a record was made for; None where today's cannot be like it.
+
+    Args:
+        op: the operation of the record, perhaps one of another version of taxfree.
+        problem: the record's fields.
+    """
+    if op not in operation_names():
+        return None
+    specs = field_specs(problem_class(op))
+    if problem.keys() != specs.keys():
+        return None
+    if any(type(problem[name]) is not spec.kind for name, spec in specs.items()):
+        return None
+    try:
+        return problem_class(op)(**problem)
+    except PlanError:
+        return None
 
 
 def written(op: str, problem: Mapping[str, Any]) -> str:
@@ -191,10 +224,11 @@ def choose(
     """
     if request.shapes or request.model:
         return Choice(expand(op, request))
-    known = [problem for problem in recorded() if _is_wanted(op, problem, request)]
+    found = [recorded_problem(op, fields) for fields in recorded()]
+    known = [each for each in found if each is not None and _is_wanted(each, request)]
     if known:
         note = f"no --shapes: taking the {len(known)} that the database holds for this hardware"
-        return Choice([problem_class(op)(**problem) for problem in known], note)
+        return Choice(known, note)
     note = f"no --shapes, and the database holds none for this hardware: taking {default!r}"
     return Choice(_problems(op, request, [default]), note)
 
@@ -232,12 +266,10 @@ def _check_count(unsaid: Axes, shapes: Iterable[_Shape]) -> None:
         )
 
 
-def _is_wanted(op: str, problem: Mapping[str, Any], request: ShapeRequest) -> bool:
-    """Whether a recorded problem still has today's fields, and is one that was asked for."""
-    if problem.keys() != field_specs(problem_class(op)).keys():
-        return False
+def _is_wanted(problem: Any, request: ShapeRequest) -> bool:
+    """Whether a recorded problem is one that was asked for."""
     axes = {"world_size": request.world_sizes} | _dtype_axis(request)
-    return all(problem[name] in values for name, values in axes.items())
+    return all(getattr(problem, name) in values for name, values in axes.items())
 
 
 class _Parser:
@@ -329,7 +361,7 @@ class _Parser:
             return _bad(text, "there is no model", "name its config: --model path/to/config.json")
         if close := get_close_matches(word, self._sets, n=1):
             return _bad(text, f"no set or shape {_quoted(word)}", f"did you mean {close[0]!r}?")
-        short = "x".join(self._shorthand).upper()
+        short = "x".join(name.upper() for name in self._shorthand)
         known = f"sets: {', '.join(self._sets)}; " if self._sets else ""
         return _bad(
             text, f"no set or shape {_quoted(word)}", f"{known}shorthand: {short or 'none'}"
@@ -407,12 +439,17 @@ def _entry_text(name: str, entry: object, hint: str) -> str:
     if isinstance(entry, str) and entry.strip():
         return entry
     if not isinstance(entry, dict) or not entry:
-        raise UsageError(f"shape file {name}: {_quoted(str(entry))} is not a shape", hint)
-    return " ".join(f"{key}={_scalars_text(value)}" for key, value in entry.items())
+        raise UsageError(f"shape file {name}: an entry is not a shape", hint)
+    return " ".join(f"{key}={_values_text(name, value, hint)}" for key, value in entry.items())
 
 
-def _scalars_text(value: object) -> str:
-    return ",".join(map(str, value)) if isinstance(value, list) else str(value)
+def _values_text(name: str, value: object, hint: str) -> str:
+    values = value if isinstance(value, list) else [value]
+    texts = [each for each in values if isinstance(each, str)]
+    # What is nested is not shown either: a few aliases can stand for gigabytes of text.
+    if len(texts) < len(values):
+        raise UsageError(f"shape file {name}: an entry is nested too deeply", hint)
+    return ",".join(texts)
 
 
 # -- models --
@@ -430,9 +467,10 @@ def _model_set(op: str, request: ShapeRequest) -> dict[str, Sequence[str]]:
     model = _model(request.model, config)
     dtype = "" if request.dtype else _model_dtype(config)
     splits = request.world_sizes if request.tp is None else [request.tp]
+    axes = _conventions(op).model_axes
     return {
         MODEL_SET: [
-            f"m={_MODEL_ROWS} {shape} world_size={split}{dtype}"
+            f"{axes} {shape} world_size={split}{dtype}"
             for split in splits
             for shape in of_model(model, split)
         ]
@@ -488,6 +526,20 @@ def _column_parallel(model: _Model, tp: int) -> list[str]:
 
     With more ranks than kv heads, each kv head is held by several ranks.
     """
+    _require_split(model, tp)
+    qkv = (model.heads // tp + 2 * max(1, model.kv_heads // tp)) * model.head_dim
+    gate_up = 2 * model.intermediate // tp
+    return [f"n={columns} k={model.hidden}" for columns in (qkv, gate_up)]
+
+
+def _row_parallel(model: _Model, tp: int) -> list[str]:
+    """The attention's output projection and the down projection, one rank's rows of each."""
+    _require_split(model, tp)
+    heads, down = model.heads // tp * model.head_dim, model.intermediate // tp
+    return [f"n={model.hidden} k={rows}" for rows in (heads, down)]
+
+
+def _require_split(model: _Model, tp: int) -> None:
     for name, count in (
         ("num_attention_heads", model.heads),
         ("intermediate_size", model.intermediate),
@@ -496,13 +548,16 @@ def _column_parallel(model: _Model, tp: int) -> list[str]:
             raise UsageError(
                 f"{name} {count} of the model does not split over {tp} ranks", "try another --tp"
             )
-    qkv = (model.heads // tp + 2 * max(1, model.kv_heads // tp)) * model.head_dim
-    gate_up = 2 * model.intermediate // tp
-    return [f"n={columns} k={model.hidden}" for columns in (qkv, gate_up)]
+
+
+def _sequence_parallel(model: _Model, tp: int) -> list[str]:
+    """All heads on every rank: the sequences are what is split."""
+    return [f"q_heads={model.heads} kv_heads={model.kv_heads} head_dim={model.head_dim}"]
 
 
 # -- operations --
 
+_PAPER_HEADS = "q_heads=96 kv_heads=12 head_dim=128"
 
 _CONVENTIONS: Mapping[str, _Conventions] = {
     "all_gather_matmul": _Conventions(
@@ -517,12 +572,52 @@ _CONVENTIONS: Mapping[str, _Conventions] = {
             "demo": ["m=16 n=64 k=64", "m=32 n=64 k=128", "m=13 n=40 k=72"],
         },
         of_model=_column_parallel,
-    )
+    ),
+    "matmul_all_reduce": _Conventions(
+        shorthand=("m", "n", "k"),
+        sets={
+            "paper": ["m=1,16,64,128,256,512,1024 n=8192 k=1024,3584"],
+            "decode": ["m=1,16,64 n=8192 k=1024,3584"],
+            "large": ["m=2048,4096,8192 n=8192 k=1024,3584"],
+            # small enough for the interpreter; the last is ragged
+            "demo": ["m=16 n=64 k=32", "m=32 n=64 k=64", "m=13 n=40 k=24 bias=1 residual=1"],
+        },
+        of_model=_row_parallel,
+    ),
+    "matmul_reduce_scatter": _Conventions(
+        shorthand=("m", "n", "k"),
+        sets={
+            # down projections of 70B, 72B and 8B models over 8 ranks
+            "paper": [
+                "m=64,256,1024,4096 n=8192 k=3584,3696",
+                "m=64,256,1024,4096 n=4096 k=1792",
+            ],
+            "large": ["m=8192,16384 n=8192 k=3584"],
+            "demo": ["m=16 n=64 k=32", "m=32 n=64 k=64 scatter_dim=1", "m=13 n=40 k=24"],
+        },
+        of_model=_row_parallel,
+    ),
+    "flash_decode": _Conventions(
+        shorthand=("batch", "kv_len_per_rank", "q_heads", "kv_heads", "head_dim"),
+        sets={
+            "paper": [
+                "batch=1 kv_len_per_rank=8192,16384,32768,65536,131072,262144,524288 "
+                + _PAPER_HEADS
+            ],
+            "batches": [f"batch=4,8,16 kv_len_per_rank=8192,32768 {_PAPER_HEADS}"],
+            "paged": [f"batch=1,8 kv_len_per_rank=8192 page_size=1,16,64 {_PAPER_HEADS}"],
+            # small enough for the interpreter
+            "demo": [
+                "batch=1 kv_len_per_rank=128 q_heads=8 kv_heads=2 head_dim=64",
+                "batch=2 kv_len_per_rank=70 q_heads=4 kv_heads=1 head_dim=64 page_size=16",
+            ],
+        },
+        of_model=_sequence_parallel,
+        model_axes="batch=1,4,16 kv_len_per_rank=8192,32768,131072",
+    ),
 }
 
 
 def _conventions(op: str) -> _Conventions:
-    known = operation_names()
-    if op not in known:
-        raise UsageError(f"there is no operation {_quoted(op)}", f"one of: {', '.join(known)}")
+    require_operation(op)
     return _CONVENTIONS.get(op, _Conventions())

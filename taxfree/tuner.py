@@ -24,6 +24,7 @@ from taxfree._version import __version__
 from taxfree.errors import WorkerLost
 from taxfree.group import TaskFailed, WorkerGroup
 from taxfree.search import Search
+from taxfree.shapes import recorded_problem
 from taxfree.trial import Candidate, Outcome
 from taxfree_kernels.compiled.screen import Screen, Verdict
 from taxfree_kernels.hardware import Hardware
@@ -202,8 +203,9 @@ class Tuner:
         for trial in self._database.trials(self._key(op, problem)):
             if trial.variant in found and trial.kernel_hash == hashes[trial.variant]:
                 search.learn(Candidate(trial.variant, trial.config), trial.median_us.get(self.mode))
-        search.enqueue(self._winners_nearby(op, problem))
-        search.enqueue(first_candidates(found, problem, self._hardware))
+        firsts = first_candidates(found, problem, self._hardware)
+        defaults, others = firsts[: len(found)], firsts[len(found) :]
+        search.enqueue([*defaults, *self._winners_nearby(op, problem), *others])
         return search
 
     def _winners_nearby(self, op: str, problem: Any) -> list[Candidate]:
@@ -218,6 +220,7 @@ class Tuner:
             record
             for record in self._database.records()
             if record.op == op
+            and recorded_problem(op, record.problem) is not None
             and record.hardware == self._fingerprint
             and all(record.problem.get(f) == wanted[f] for f in wanted if f not in near)
         ]

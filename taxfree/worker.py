@@ -10,12 +10,15 @@ import argparse
 import ctypes
 import importlib
 import os
+import re
 import signal
 import sys
 import traceback
 from datetime import timedelta
 from multiprocessing.connection import Connection
 from typing import Any
+
+from taxfree.errors import HardwareError, TaxfreeError
 
 _PR_SET_PDEATHSIG = 1
 
@@ -100,14 +103,33 @@ def resolve(task: str) -> Any:
 
 
 def _failure(error: Exception) -> tuple[str, dict[str, Any]]:
+    is_for_users = isinstance(getattr(error, "message", None), str)
+    told: Any = error if is_for_users else _explanation(error)
     details = {
         "kind": type(error).__name__,
-        "message": getattr(error, "message", None) or f"{type(error).__name__}: {error}",
-        "hint": getattr(error, "hint", ""),
-        "exit_code": getattr(error, "exit_code", 1),
+        "message": told.message,
+        "hint": getattr(told, "hint", ""),
+        "exit_code": getattr(told, "exit_code", 1),
         "traceback": traceback.format_exc(),
     }
     return "failed", details
+
+
+def _explanation(error: Exception) -> TaxfreeError:
+    """What a user is told of an error that was not made for users."""
+    said = f"{type(error).__name__}: {error}".partition("\n")[0]
+    if "out of memory" in said:
+        return HardwareError(
+            f"out of GPU memory: {said}", "`taxfree doctor` names other processes on the GPUs"
+        )
+    if re.search(r"(CUDA|HIP|NCCL) error|No (CUDA|HIP) GPUs", said):
+        return HardwareError(
+            f"a GPU or its driver fails: {said}",
+            "`taxfree doctor` names other processes on the GPUs, and what drivers say",
+        )
+    if isinstance(error, MemoryError) or "can't allocate memory" in said:
+        return TaxfreeError(f"out of memory: {said}", "try smaller shapes, or fewer ranks")
+    return TaxfreeError(said, "this should not happen; TAXFREE_DEBUG=1 shows where it did")
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import io
 import os
 import sys
 import traceback
@@ -21,8 +22,8 @@ from typer.core import TyperGroup
 from taxfree._version import __version__
 from taxfree.errors import UsageError
 from taxfree.settings import VARIABLES, Settings
-from taxfree_cli.exits import ExitCode, failure
-from taxfree_cli.output import note, print_failure
+from taxfree_cli.exits import INTERRUPTED, ExitCode, failure
+from taxfree_cli.output import print_failure
 
 _COMMANDS = ("tune", "bench", "explain", "check", "doctor", "db", "shapes")
 
@@ -104,14 +105,18 @@ def run(arguments: Sequence[str]) -> int:
     except BrokenPipeError:
         return _stop_writing()
     except Exception as error:
-        return _report(error)
+        code = _report(error)
+        _give_up_what_cannot_be_printed()
+        return code
     if code == ExitCode.INTERRUPTED:
-        note("interrupted")
+        print_failure(INTERRUPTED)
     return code if isinstance(code, int) else ExitCode.DONE
 
 
 def main() -> None:
     """Entry point of the `taxfree` script."""
+    if isinstance(sys.stdout, io.TextIOWrapper):  # a path may be no text, a terminal no Unicode
+        sys.stdout.reconfigure(errors="backslashreplace")
     sys.exit(run(sys.argv[1:]))
 
 
@@ -132,9 +137,21 @@ def _debugging() -> bool:
 
 def _stop_writing() -> int:
     """End quietly when the reader of stdout has gone, such as `head`."""
+    _discard_output()
+    return ExitCode.FAILED
+
+
+def _give_up_what_cannot_be_printed() -> None:
+    """Keep a full disk behind stdout from being reported once more."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        _discard_output()
+
+
+def _discard_output() -> None:
     # The interpreter flushes stdout once more as it exits, and would complain.
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return ExitCode.FAILED
 
 
 if __name__ == "__main__":

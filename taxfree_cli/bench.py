@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, TypeVar
 
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from taxfree import results
-from taxfree.errors import BelowTarget, WorkerLost, WrongResult
+from taxfree.errors import BelowTarget, UsageError, WorkerLost, WrongResult
 from taxfree.shapes import choose, written
 from taxfree_cli import options
 from taxfree_cli.bench_views import plot as draw
-from taxfree_cli.bench_views import print_comparison, print_problem, require_matplotlib
+from taxfree_cli.bench_views import print_comparison, print_problem, require_picture
 from taxfree_cli.output import messages, note, print_json, rank
 
 if TYPE_CHECKING:
     from taxfree.bench import Knowledge, ProblemResult
+
+_T = TypeVar("_T")
 
 OnlyVariants: TypeAlias = Annotated[
     list[str] | None,
@@ -93,7 +96,14 @@ def bench(
     if rank() != 0:  # under torchrun: the first rank starts the workers, on its node
         return
     if plot is not None:
-        require_matplotlib()
+        require_picture(plot)
+    if min_speedup is not None and not 0 < min_speedup < math.inf:
+        raise UsageError(
+            f"--min-speedup {min_speedup} is no positive number", "for example --min-speedup 1.1"
+        )
+    for path in (out, csv, plot):
+        if path is not None:
+            results.require_writable(path)
     before = None if compare is None else results.load(compare).rows
     from taxfree.bench import collect
     from taxfree.identity import near_fields
@@ -145,6 +155,7 @@ def what_is_asked(
     from taxfree import devices
     from taxfree.bench import Knowledge
 
+    options.require_variants(op, only or ())
     fabric = devices.fabric_for(fabric)
     request = options.shape_request(
         shapes, model, tp, gpus, dtype, default_gpus=devices.world_sizes(fabric)
@@ -165,9 +176,16 @@ def what_is_asked(
 
 
 def measuring(asked: Asked) -> Iterator[ProblemResult]:
-    """Measure, with a bar on stderr that knows the remaining time and goes while results print."""
+    """Measure, watched by the user."""
     from taxfree.bench import run
 
+    yield from watched(
+        asked, run(asked.op, asked.problems, asked.fabric, asked.knowledge, asked.only)
+    )
+
+
+def watched(asked: Asked, results: Iterator[_T]) -> Iterator[_T]:
+    """Results with a bar on stderr that knows the remaining time and goes while they print."""
     console = messages()
     progress = Progress(
         TextColumn("{task.description}"),
@@ -181,7 +199,7 @@ def measuring(asked: Asked) -> Iterator[ProblemResult]:
     )
     task = progress.add_task(asked.op, total=len(asked.problems))
     with progress:
-        for result in run(asked.op, asked.problems, asked.fabric, asked.knowledge, asked.only):
+        for result in results:
             progress.advance(task)
             progress.stop()
             yield result

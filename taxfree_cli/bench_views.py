@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from rich.table import Table
 from rich.text import Text
 
-from taxfree.errors import TaxfreeError
+from taxfree.errors import TaxfreeError, UsageError
 from taxfree.results import Row, Verdict, by_problem, fastest
 from taxfree.shapes import written
 from taxfree_cli.output import print_lines, print_table, results
@@ -149,11 +149,12 @@ def print_comparison(verdicts: Sequence[Verdict], before: Path) -> None:
 # -- pictures --
 
 
-def require_matplotlib() -> None:
+def require_picture(path: Path) -> None:
     """Check, before anything is measured, that there can be a picture.
 
     Raises:
         TaxfreeError: matplotlib is not installed.
+        UsageError: it writes no such pictures.
     """
     try:
         import matplotlib  # noqa: F401
@@ -161,6 +162,11 @@ def require_matplotlib() -> None:
         raise TaxfreeError(
             "--plot needs matplotlib, which is not installed", "pip install 'taxfree[plot]'"
         ) from error
+    from matplotlib.backend_bases import FigureCanvasBase
+
+    kinds = FigureCanvasBase.get_supported_filetypes()
+    if path.suffix.removeprefix(".") not in kinds:
+        raise UsageError(f"--plot {path}: no such kind of picture", f"one of: {', '.join(kinds)}")
 
 
 def plot(rows: Sequence[Row], along: str, path: Path) -> None:
@@ -191,6 +197,7 @@ def plot(rows: Sequence[Row], along: str, path: Path) -> None:
         axis.xaxis.set_major_formatter("{x:.0f}")
         axis.legend(fontsize="small")
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(path, dpi=150)
     except (OSError, ValueError) as error:
         raise TaxfreeError(f"{path} cannot be written: {error}", "name a .png file") from error

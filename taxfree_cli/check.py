@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from taxfree.errors import TaxfreeError, UsageError, WrongResult
-from taxfree.shapes import expand
+from taxfree.shapes import expand, require_operation
 from taxfree_cli import options
 from taxfree_cli.output import note, print_json, print_lines, print_table
 from taxfree_kernels.variant import operation_names
@@ -71,14 +72,25 @@ def check(
     """
     if triton is not None and not compiled:
         raise UsageError("--triton is for --compiled", "schedules are checked interpreted")
+    if triton is not None and not (triton / "triton").is_dir():
+        raise UsageError(
+            f"there is no Triton in {str(triton)!r}",
+            f"pip install --no-deps --target {triton} triton",
+        )
+    if op is not None:
+        require_operation(op)
+    ops = operation_names() if op is None else [op]
     if compiled:
-        _check_compiled([op] if op else operation_names(), triton, json)
+        _check_compiled(ops, variant, triton, json)
         return
     if importlib.util.find_spec("greenlet") is None:
         raise TaxfreeError("greenlet is not installed", "pip install 'taxfree[check]'")
     os.environ["TRITON_INTERPRET"] = "1"  # read when Triton is imported, which is below
+    from taxfree_kernels.checker import checkable_variants
+
+    _require_variants(ops, [name for each in ops for name in checkable_variants(each)], variant)
     found = []
-    for each in [op] if op else operation_names():
+    for each in ops:
         problems = _problems(each, shapes, gpus, dtype)
         found += _check_operation(each, variant, problems, range(first_seed, first_seed + seeds))
     if json:
@@ -88,13 +100,17 @@ def check(
     _raise_for(found)
 
 
-def _check_compiled(ops: list[str], triton: Path | None, json: bool) -> None:
-    """Put the default configs of all variants through the gates on their assembly."""
+def _check_compiled(
+    ops: list[str], names: list[str] | None, triton: Path | None, json: bool
+) -> None:
+    """Put the default configs of variants, all by default, through the gates on their assembly."""
     from taxfree_kernels.compiled.coverage import DEVICES, cases
     from taxfree_kernels.compiled.report import check as reports_of
     from taxfree_kernels.compiled.report import format_report, summary
 
     every = [case for op in ops for device in DEVICES for case in cases(op, device)]
+    _require_variants(ops, [case.variant for case in every], names)
+    every = [case for case in every if not names or case.variant in names]
     found = []
     for compiler in (None, triton) if triton else (None,):
         for report in reports_of(every, compiler):
@@ -124,13 +140,29 @@ def _problems(
     return list(dict.fromkeys(replace(problem, dtype=dtype) for problem in tiny))
 
 
+def _require_variants(ops: list[str], known: Iterable[str], names: list[str] | None) -> None:
+    """Check that each name is that of a variant of some operation.
+
+    Raises:
+        UsageError: naming the first that is not.
+    """
+    known = dict.fromkeys(known)
+    for name in names or ():
+        if name not in known:
+            raise UsageError(
+                f"{', '.join(ops)} has no variant {name!r}", f"one of: {', '.join(known)}"
+            )
+
+
 def _check_operation(
     op: str, names: list[str] | None, problems: list[Any] | None, seeds: range
 ) -> list[Checked]:
     from taxfree_kernels.checker import check_variant, checkable_variants
 
     found = []
-    for name in names or checkable_variants(op):
+    for name in checkable_variants(op):
+        if names and name not in names:
+            continue
         note(f"{op} {name}")
         found.append(check_variant(op, name, problems, seeds))
     return found

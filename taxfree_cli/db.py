@@ -11,10 +11,9 @@ from typing import Annotated, Any, TypeAlias
 
 import typer
 
-from taxfree.errors import NoRecord, UsageError
+from taxfree.errors import NoRecord, TaxfreeError, UsageError
 from taxfree.shapes import expand, written
 from taxfree_cli import options
-from taxfree_cli.exits import ExitCode
 from taxfree_cli.output import note, print_json, print_lines, warn
 from taxfree_cli.record_views import (
     look_up_json,
@@ -35,6 +34,7 @@ from taxfree_tuning_db import (
     import_records,
     look_up,
     prune,
+    read_export,
     shipped_records,
 )
 
@@ -163,8 +163,9 @@ def export_command(
 @db.command("import")
 def import_command(file: ImportFile, db: options.Db = None, json: options.Json = False) -> None:
     """Take the records of an export; of two for one problem, the better measured one stays."""
+    entries = read_export(file)  # before a database is made for them
     with Database(options.database_path(db)) as database:
-        report = import_records(database, file)
+        report = import_records(database, entries)
     for what, reason in report.refused:
         warn(f"{what} is refused: {reason}")
     done = {"added": report.added, "replaced": report.replaced, "kept": report.kept}
@@ -174,7 +175,10 @@ def import_command(file: ImportFile, db: options.Db = None, json: options.Json =
     else:
         print_lines(f"{len(records)} {name}" for name, records in done.items())
     if report.refused:
-        raise typer.Exit(ExitCode.FAILED)
+        raise TaxfreeError(
+            f"{len(report.refused)} of {len(entries)} records are refused",
+            "the warnings say why; the others are imported",
+        )
 
 
 @db.command("prune")

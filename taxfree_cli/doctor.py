@@ -15,7 +15,15 @@ from taxfree_cli import options
 from taxfree_cli.output import messages, print_json, print_lines, rank, results
 
 if TYPE_CHECKING:
-    from taxfree.doctor.report import Gpu, GpuProcess, Measured, Package, Report, StartOrder
+    from taxfree.doctor.report import (
+        Coherence,
+        Gpu,
+        GpuProcess,
+        Measured,
+        Package,
+        Report,
+        StartOrder,
+    )
 
 Gpus: TypeAlias = Annotated[
     int | None,
@@ -174,6 +182,8 @@ def _measured(measured: Measured) -> Iterator[Line]:
     for distance in range(1, measured.world_size):
         if rates := ", ".join(_peer_rates(measured, distance)):
             yield f"to rank + {distance}", f"{rates} GB/s"
+    if measured.coherence is not None:
+        yield "coherence", _coherence(measured.coherence)
     if measured.signals:
         times = (f"{_figure(each.round_trip_us)} (rank {each.peer})" for each in measured.signals)
         yield "signal", f"there and back from rank 0 in {', '.join(times)} us"
@@ -195,6 +205,12 @@ def _peer_rates(measured: Measured, distance: int) -> Iterator[str]:
 
 def _graph(barrier_us: float | None) -> str:
     return "no graphs" if barrier_us is None else f"works, barrier {_figure(barrier_us)} us"
+
+
+def _coherence(coherence: Coherence) -> str:
+    if coherence.stale_words:
+        return f"{coherence.stale_words} words were STALE when their signal had come"
+    return f"words arrive before their signals, {coherence.rounds} rounds with each peer"
 
 
 def _order(order: StartOrder) -> str:

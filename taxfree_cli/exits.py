@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -35,6 +37,21 @@ class Failure:
     exit_code: int
 
 
+MEANINGS: Mapping[ExitCode, str] = {
+    ExitCode.DONE: "done",
+    ExitCode.FAILED: "failed: the database, a file, no record, slower than `--min-speedup`",
+    ExitCode.USAGE: "what was typed, or an environment variable, makes no sense",
+    ExitCode.NO_HARDWARE: "the fabric or the hardware is not there, or does not work",
+    ExitCode.WRONG_RESULT: "a kernel gives wrong results, or breaks its protocol",
+    ExitCode.PEER_LOST: "a rank died or hung",
+    ExitCode.INTERRUPTED: "interrupted",
+}
+INTERRUPTED = Failure(
+    "interrupted", "what was finished is kept; the same command goes on", ExitCode.INTERRUPTED
+)
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
 def failure(error: BaseException) -> Failure:
     """Describe an error.
 
@@ -49,6 +66,11 @@ def failure(error: BaseException) -> Failure:
         )
     if isinstance(error, TyperException):
         return Failure(_one_line(error.format_message()), _usage_hint(error), error.exit_code)
+    if isinstance(error, OSError) and error.strerror:
+        where = f"{error.filename}: " if error.filename else ""
+        room = "free some space, or choose another place"
+        hint = room if error.errno in _NO_ROOM else "check the path and its permissions"
+        return Failure(_one_line(where + error.strerror), hint, ExitCode.FAILED)
     message = getattr(error, "message", None)
     if not isinstance(message, str):
         return Failure(

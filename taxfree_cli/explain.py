@@ -1,21 +1,55 @@
-"""`taxfree explain`: what a problem costs as the library runs it, and as the dispatcher does."""
+"""`taxfree explain`: where the time of a problem goes, in the library's way and in variants."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import json as json_module
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
-from rich.text import Text
-from rich.tree import Tree
+import typer
 
-from taxfree.shapes import written
+from taxfree.errors import TaxfreeError, UsageError
+from taxfree.shapes import choose, written
 from taxfree_cli import options
-from taxfree_cli.bench import OnlyVariants, fail_if_broken, measuring, what_is_asked
-from taxfree_cli.bench_views import us
-from taxfree_cli.output import print_json, rank, results
-from taxfree_cli.record_views import words
+from taxfree_cli.bench import OnlyVariants, fail_if_broken, watched, what_is_asked
+from taxfree_cli.bench_views import require_picture, us
+from taxfree_cli.explain_views import draw_timelines, print_explanation, print_sweep
+from taxfree_cli.explain_views import plot as draw
+from taxfree_cli.output import note, print_json, rank
 
 if TYPE_CHECKING:
-    from taxfree.explain import Explanation, Pipeline
+    from taxfree.explain import Explanation
+
+HardwareName: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        "--hardware",
+        metavar="NAME",
+        help="Model this GPU instead of measuring: h200, mi300x or mi325x.",
+    ),
+]
+Sweep: TypeAlias = Annotated[
+    bool, typer.Option("--sweep", help="One row per shape and variant instead of all parts.")
+]
+Plot: TypeAlias = Annotated[
+    Path | None,
+    typer.Option("--plot", metavar="FILE.png", help="Draw the taxes as stacked bars."),
+]
+TraceFile: TypeAlias = Annotated[
+    Path | None,
+    typer.Option(
+        "--trace",
+        metavar="FILE.json",
+        help="Write what ranks and programs do when, for Perfetto; needs a single shape.",
+    ),
+]
+TimelineFile: TypeAlias = Annotated[
+    Path | None,
+    typer.Option("--timeline", metavar="FILE.png", help="Draw what --trace writes."),
+]
+
+_DEFAULT_GPUS = (8,)  # of a model
 
 
 def explain(
@@ -26,66 +60,121 @@ def explain(
     gpus: options.Gpus = None,
     dtype: options.Dtype = None,
     fabric: options.Fabric = "auto",
+    hardware: HardwareName = None,
     variant: OnlyVariants = None,
     db: options.Db = None,
+    sweep: Sweep = False,
+    plot: Plot = None,
+    trace: TraceFile = None,
+    timeline: TimelineFile = None,
     json: options.Json = False,
 ) -> None:
-    """Show times, launches and bounds of the baseline and of what dispatch picks, and why."""
+    """Show the three taxes of the library's way and of what dispatch picks, part by part."""
     if rank() != 0:  # under torchrun: the first rank starts the workers, on its node
         return
-    from taxfree.bench import collect
-    from taxfree.explain import explain as arrange
+    for picture in (plot, timeline):
+        if picture is not None:
+            require_picture(picture)
+    wants_timelines = trace is not None or timeline is not None
+    at_once = not (sweep or json)
+    if hardware is not None:
+        if wants_timelines:
+            raise UsageError("timelines need a measurement", "leave --hardware out")
+        request = options.shape_request(shapes, model, tp, gpus, dtype, default_gpus=_DEFAULT_GPUS)
+        problems = choose(op, request, lambda: ()).problems
+        explained = _model(op, problems, hardware, variant or (), at_once)
+        environment: dict[str, Any] = {"hardware": explained[0].hardware, "modelled": True}
+    else:
+        asked = what_is_asked(op, shapes, model, tp, gpus, dtype, fabric, db, variant or ())
+        if wants_timelines and len(asked.problems) > 1:
+            raise UsageError(
+                f"--trace and --timeline are of one shape, not {len(asked.problems)}",
+                "name one with --shapes",
+            )
+        from taxfree.bench import collect
+        from taxfree.explain import run
 
-    asked = what_is_asked(op, shapes, model, tp, gpus, dtype, fabric, db, variant or ())
-    measured = []
-    for result in measuring(asked):
-        measured.append(result)
-        if not json:
-            results().print(tree(arrange(result)))
+        explained, measured = [], []
+        found = run(asked.op, asked.problems, asked.fabric, asked.knowledge, asked.only or ())
+        for result, explanation in watched(asked, found):
+            measured.append(result)
+            explained.append(explanation)
+            if at_once:
+                print_explanation(explanation)
+        environment = collect(asked.fabric, measured).environment
     if json:
-        explained = [arrange(result) for result in measured]
-        print_json(
-            {
-                "schema": 1,
-                "environment": collect(asked.fabric, measured).environment,
-                "rows": [row for each in explained for row in each.rows()],
-                "dispatch": [each.dispatch_json() for each in explained],
-                "unmeasured": explained[0].unmeasured,
-            }
-        )
-    fail_if_broken([each for result in measured for each in result.skipped])
+        _print_json(explained, environment)
+    elif sweep:
+        print_sweep(explained)
+    if plot is not None:
+        draw([row for each in explained for row in each.rows()], plot)
+    if wants_timelines:
+        _write_timelines(explained[0], asked.fabric, trace, timeline)
+    fail_if_broken([each for explanation in explained for each in explanation.skipped])
+    _fail_below_bound(explained)
 
 
-def tree(explanation: Explanation) -> Tree:
-    """One problem as a tree of short lines."""
-    root = Tree(Text(f"{explanation.op} {written(explanation.op, explanation.problem)}"))
-    bounds = explanation.bounds
-    limits = root.add("bounds")
-    limits.add(_line("t_bound", bounds.t_bound_us, "the longer of floor and link"))
-    limits.add(_line("t_floor", bounds.t_floor_us, "flops and memory at measured rates"))
-    limits.add(_line("t_link", bounds.t_link_us, "bytes to receive at the measured rate"))
-    limits.add(_line("t_gemm", bounds.t_gemm_us, "the vendor's kernel alone"))
-    for pipeline in explanation.pipelines:
-        _add_pipeline(root, explanation, pipeline)
-    for each in explanation.skipped:
-        root.add(Text(f"{each.variant}: {each.state}: {each.reason}"))
-    choice = explanation.choice
-    why = root.add(Text(f"dispatch picks {choice.variant} ({choice.kind}): {choice.why}"))
-    for rung in explanation.ladder:
-        why.add(Text(f"{'+' if rung.found else '-'} {rung.looked_for}: {rung.why}"))
-    return root
+def _model(
+    op: str, problems: Sequence[Any], hardware: str, only: Sequence[str], at_once: bool
+) -> list[Explanation]:
+    from taxfree import cost_model
+    from taxfree.explain import model
+
+    note("modelled: nothing was measured; docs/cost-model.md says how, and how wrong it is on H200")
+    explained = []
+    for problem in problems:
+        explained.append(model(op, problem, cost_model.machine(hardware), only))
+        if at_once:
+            print_explanation(explained[-1])
+    return explained
 
 
-def _add_pipeline(root: Tree, explanation: Explanation, pipeline: Pipeline) -> None:
-    name = f"{pipeline.variant} {words(pipeline.config)}".rstrip()
-    branch = root.add(Text(f"dispatch: {name}" if pipeline.is_dispatched else name))
-    bound = explanation.bounds.t_bound_us
-    for label, time in (("t_eager", pipeline.t_eager_us), ("t_graph", pipeline.t_graph_us)):
-        reason = explanation.unmeasured.get(f"{label}_us", "")
-        branch.add(_line(label, time, reason if time is None else f"{time / bound:.2f} x bound"))
-    branch.add(Text(f"launches {pipeline.launches}"))
+def _print_json(explained: Sequence[Explanation], environment: dict[str, Any]) -> None:
+    from taxfree.explain import SCHEMA
+
+    dispatch = [each.dispatch_json() for each in explained]
+    print_json(
+        {
+            "schema": SCHEMA,
+            "environment": environment,
+            "rows": [row for each in explained for row in each.rows()],
+            "dispatch": [each for each in dispatch if each is not None],
+        }
+    )
 
 
-def _line(label: str, time_us: float | None, remark: str) -> Text:
-    time = "-" if time_us is None else f"{us(time_us)} us"
-    return Text.assemble(f"{label:<8} {time:>10}", (f"  {remark}", "dim"))
+def _write_timelines(
+    explanation: Explanation, fabric: str, trace_path: Path | None, picture: Path | None
+) -> None:
+    from taxfree.explain import timelines, trace
+
+    note("fused kernels run once more, built to note what their programs do")
+    found = timelines(explanation, fabric)
+    if trace_path is not None:
+        try:
+            trace_path.write_text(json_module.dumps(trace(found)), encoding="utf-8")
+        except OSError as error:
+            raise TaxfreeError(
+                f"{trace_path} cannot be written: {error.strerror}",
+                "check the path and its permissions",
+            ) from error
+    if picture is not None:
+        title = f"{written(explanation.op, explanation.problem)}, {explanation.hardware}"
+        draw_timelines(found, title, picture)
+
+
+def _fail_below_bound(explained: Sequence[Explanation]) -> None:
+    """Stop where something is faster than is possible.
+
+    Raises:
+        TaxfreeError: naming the first.
+    """
+    for explanation in explained:
+        for pipeline in explanation.pipelines:
+            account = pipeline.slowest
+            if account.is_below_bound() and not explanation.is_modelled:
+                raise TaxfreeError(
+                    f"{pipeline.variant} on {written(explanation.op, explanation.problem)} is "
+                    f"faster than its bound of {us(account.t_bound_us)} us",
+                    "the bound's rates or the time are wrong: was another program on the GPUs?",
+                )

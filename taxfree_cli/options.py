@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Literal, TypeAlias
 
 import typer
 
 from taxfree.errors import UsageError
-from taxfree.shapes import ShapeRequest, parse_counts
+from taxfree.shapes import ShapeRequest, parse_counts, require_operation
 from taxfree_kernels.variant import operation_names
 from taxfree_tuning_db import default_path
 
@@ -73,6 +74,20 @@ Json: TypeAlias = Annotated[
 def database_path(db: Path | None) -> Path:
     """The database that a command works on."""
     return db or default_path()
+
+
+def require_variants(op: str, names: Iterable[str]) -> None:
+    """Check the names of an operation's variants; loads torch where there are any.
+
+    Raises:
+        UsageError: there is no such operation, or no such variant; the hint names those there are.
+    """
+    require_operation(op)
+    for name in names:
+        from taxfree_kernels.variant import variants
+
+        if name not in variants(op):
+            raise UsageError(f"{op} has no variant {name!r}", f"one of: {', '.join(variants(op))}")
 
 
 def shape_request(

@@ -22,7 +22,7 @@ def shapes(
 ) -> None:
     """List the named sets, or what shapes stand for (on 8 GPUs unless --gpus says otherwise)."""
     request = options.shape_request(shapes, model, tp, gpus, dtype, default_gpus=_DEFAULT_GPUS)
-    if not (request.shapes or request.model):
+    if not (request.shapes or request.model or request.tp):
         _list_sets(op, json)
         return
     problems = [asdict(problem) for problem in expand(op, request)]

@@ -6,6 +6,7 @@ import re
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import typer
@@ -29,7 +30,9 @@ BudgetText: TypeAlias = Annotated[
     str | None,
     typer.Option("--budget", metavar="TIME", help="For all problems together: 90s, 10m or 1h."),
 ]
-Seed: TypeAlias = Annotated[int, typer.Option("--seed", metavar="NUMBER", help="Of the search.")]
+Seed: TypeAlias = Annotated[
+    int, typer.Option("--seed", metavar="NUMBER", min=0, max=2**32 - 1, help="Of the search.")
+]
 OnlyVariants: TypeAlias = Annotated[
     list[str] | None,
     typer.Option("--variant", metavar="NAME", help="Only this variant; repeatable."),
@@ -70,7 +73,7 @@ def tune(
     from taxfree_tuning_db import Database
 
     seconds = None if budget is None else _seconds(budget)
-    _check_variants(op, variant or ())
+    options.require_variants(op, variant or ())
     if hardware is not None and not dry_run:
         raise UsageError("--hardware is for --dry-run", "tuning measures what is here")
     if dry_run:
@@ -81,28 +84,36 @@ def tune(
     chosen = devices.fabric_for(fabric)
     counts = devices.world_sizes(chosen)
     request = options.shape_request(shapes, model, tp, gpus, dtype, default_gpus=counts)
-    devices.require(chosen, max(request.world_sizes))
     path = options.database_path(db)
+    gpu = devices.gpu_name(chosen)
+    choice = choose(op, request, lambda: _recorded(path, op, gpu), devices.default_shapes(chosen))
+    if choice.note:
+        note(choice.note)
+    world_sizes = sorted({problem.world_size for problem in choice.problems})
+    devices.require(chosen, world_sizes[-1])
     rows: list[dict[str, Any]] = []
     with Database(path) as database:
-        gpu = devices.gpu_name(chosen)
-        choice = choose(
-            op,
-            request,
-            lambda: [r.problem for r in database.records() if (r.op, r.hardware.gpu) == (op, gpu)],
-            devices.default_shapes(chosen),
-        )
-        if choice.note:
-            note(choice.note)
+        database.require_writable()  # before hours of measuring
         session = _Session(op, database, chosen, trials, seconds, seed, variant)
         session.remaining = len(choice.problems)
-        for world_size in request.world_sizes:
-            problems = [p for p in choice.problems if p.world_size == world_size]
-            rows += session.tune(problems) if problems else []
+        for world_size in world_sizes:
+            rows += session.tune([p for p in choice.problems if p.world_size == world_size])
     _print(op, rows, json)
     if session.untuned:
         warn(f"{session.untuned} problems were not tried: the budget ended; run it again to go on")
     note(f"stored in {path}")
+
+
+def _recorded(path: Path, op: str, gpu: str | None) -> list[dict[str, Any]]:
+    """The problems that were tuned on these devices; none where there is no database yet."""
+    from taxfree_tuning_db import Database, DatabaseMissing
+
+    try:
+        with Database(path, read_only=True) as database:
+            known = list(database.records())
+    except DatabaseMissing:
+        return []
+    return [record.problem for record in known if (record.op, record.hardware.gpu) == (op, gpu)]
 
 
 def _dry_run(
@@ -143,15 +154,6 @@ def _verdict_row(op: str, problem: Any, verdict: Verdict) -> dict[str, Any]:
         "shared": max((each.shared_memory for each in resources), default=None),
         "refused": verdict.refused,
     }
-
-
-def _check_variants(op: str, names: Sequence[str]) -> None:
-    from taxfree_kernels.variant import variants
-
-    for name in names:
-        if name not in variants(op):
-            known = ", ".join(variants(op))
-            raise UsageError(f"{op} has no variant {name!r}", f"one of: {known}")
 
 
 @dataclass

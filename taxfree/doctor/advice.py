@@ -41,6 +41,12 @@ def _warnings(report: Report) -> Iterator[str]:
         yield "other processes use the GPUs: what is measured beside them is not to be trusted"
     if any(gpu.slowed_by for gpu in report.machine.gpus):
         yield "some GPUs are slowed down: compare times only at the same clocks"
+    coherence = report.measured.coherence if report.measured else None
+    if coherence is not None and coherence.stale_words:
+        yield (
+            "kernels see old contents of the symmetric heap (is it fine-grained memory?): fused "
+            "kernels give wrong results; use the baseline, TAXFREE_DISABLE=1"
+        )
     order = report.measured.order if report.measured else None
     if order is not None and not order.is_kept:
         yield "programs start out of order here: fused kernels may time out; use the baseline"

@@ -14,17 +14,18 @@ from taxfree.errors import TaxfreeError
 from taxfree.group import WorkerGroup
 from taxfree.settings import Settings
 
-#: field of Measured, and task -> what it is; signals are last: a lost one leaves the pool aborted
+#: field of Measured, and task -> what it is; last those whose lost signals leave the pool aborted
 PROBES = {
     "memory": "memory bandwidth",
     "order": "program start order",
     "barrier": "graph capture",
     "peers": "peer bandwidth",
     "copies": "peer copies by torch",
+    "coherence": "coherence of the heap",
     "signals": "signal round trip",
 }
 
-_NEED_PEERS = ("peers", "copies", "signals")
+_NEED_PEERS = ("peers", "copies", "coherence", "signals")
 _DEADLINE_S = 60.0  # of a probe: compilation, a wait that times out, and a second of running
 _LONGEST_WAIT_S = 10.0  # of a rank for a peer
 _GROUPS = 2  # that may be started: the second when a probe has lost the first

@@ -199,6 +199,22 @@ class SignalTime:
 
 
 @dataclass(frozen=True)
+class Coherence:
+    """Whether a running kernel sees what a peer's running kernel has stored and signalled.
+
+    Fused kernels live by it. It needs symmetric memory that GPUs do not cache on their own, which
+    HIP calls fine-grained.
+
+    Args:
+        rounds: hand-overs in each direction between rank 0 and each peer, all in one place.
+        stale_words: that had an older content when their signal had come; over all ranks.
+    """
+
+    rounds: int
+    stale_words: int
+
+
+@dataclass(frozen=True)
 class Measured:
     """What was measured on a group of ranks; None is a probe that failed.
 
@@ -216,6 +232,7 @@ class Measured:
     barrier: BarrierTime | None = None
     peers: tuple[PeerBandwidth, ...] | None = None
     copies: tuple[PeerCopy, ...] | None = None
+    coherence: Coherence | None = None
     signals: tuple[SignalTime, ...] | None = None
 
 

@@ -10,12 +10,14 @@ import ctypes
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from taxfree.doctor.report import (
     BarrierTime,
+    Coherence,
     MemoryBandwidth,
     PeerBandwidth,
     PeerCopy,
@@ -30,6 +32,7 @@ from taxfree_kernels.launch import Kernel
 
 _LAUNCHES = 3  # of the start order
 _WAVES = 8
+_WORDS = 1024  # of int64, that are handed over
 
 
 @dataclass(frozen=True)
@@ -143,6 +146,22 @@ def copies(fabric: Fabric) -> tuple[PeerCopy, ...]:
     )
 
 
+def coherence(fabric: Fabric) -> Coherence:
+    """Hand words over between running kernels of rank 0 and each peer in turn.
+
+    Uses the pool's signals and a slot, as `signals` does.
+    """
+    rounds, stale = _sizes(fabric).rounds, 0
+    for peer in range(1, fabric.world_size):
+        stale += _hand_over(fabric, peer, rounds)
+        fabric.pool.check()
+        fabric.barrier()
+    fabric.pool.reset()
+    everyone = [0] * fabric.world_size
+    dist.all_gather_object(everyone, stale, fabric.group)
+    return Coherence(rounds, sum(everyone))
+
+
 def signals(fabric: Fabric) -> tuple[SignalTime, ...]:
     """Play ping-pong between rank 0 and each peer in turn.
 
@@ -240,16 +259,34 @@ def _seen_at(fabric: Fabric, tensor: torch.Tensor, peer: int) -> torch.Tensor:
     return seen
 
 
+def _hand_over(fabric: Fabric, peer: int, rounds: int) -> int:
+    """Stale words that this rank saw in rounds of rank 0 with `peer`."""
+    if fabric.rank not in (0, peer):
+        return 0
+    inbox, _ = fabric.pool.slots(_WORDS, torch.int64)
+    stale = torch.zeros(_WORDS, dtype=torch.int64, device=fabric.device)
+    other = peer if fabric.rank == 0 else 0
+    kernel = _between_two(fabric, probes.hand_over, BLOCK=_WORDS)
+    kernel(inbox, stale, fabric.pool.control, fabric.heap_bases, fabric.rank, other, 1, rounds)
+    fabric.synchronize()
+    return int(stale.sum())
+
+
+def _between_two(fabric: Fabric, function: Any, **constants: int) -> Kernel:
+    """A kernel of one program on each of two ranks."""
+    return Kernel(
+        function,
+        grid=1,
+        constants={"WORLD": fabric.world_size, "BACKEND": fabric.backend} | constants,
+        options={} if fabric.backend == "interpreter" else {"num_warps": 1},
+    )
+
+
 def _ping_pong(fabric: Fabric, peer: int, rounds: int) -> Call:
     """Rounds of rank 0 with `peer`, numbered on from call to call; other ranks do nothing."""
     if fabric.rank not in (0, peer):
         return lambda _: None
-    kernel = Kernel(
-        probes.ping_pong,
-        grid=1,
-        constants={"WORLD": fabric.world_size, "BACKEND": fabric.backend},
-        options={} if fabric.backend == "interpreter" else {"num_warps": 1},
-    )
+    kernel = _between_two(fabric, probes.ping_pong)
     first_round = itertools.count(1, rounds)
 
     def call(_: int) -> None:

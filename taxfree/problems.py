@@ -1,0 +1,191 @@
+"""The problem that a call's tensors pose, and what they must be to pose one.
+
+One function per operation, with the arguments of the runtime's method of that name. All raise
+:class:`UsageError` when the tensors do not fit together.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from taxfree.errors import UsageError
+from taxfree_kernels.errors import PlanError
+from taxfree_kernels.fabric.base import Fabric
+from taxfree_kernels.variant import problem_class
+
+_HINT = "the docstring of the runtime's method says what tensors must be"
+_DTYPES = {torch.float16: "float16", torch.bfloat16: "bfloat16"}
+
+
+def all_gather_matmul(
+    fabric: Fabric,
+    a_shard: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    gather_dim: int,
+    m: int | None,
+) -> Any:
+    """See :meth:`taxfree.Runtime.all_gather_matmul`."""
+    _require(a_shard.dim() == 2 and weight.dim() == 2, "a_shard and weight must be matrices")
+    dtype = _common_dtype(fabric, a_shard=a_shard, weight=weight, bias=bias)
+    _require(1 in weight.stride(), "neither stride of weight is 1")
+    _require(gather_dim in (0, 1), f"gather_dim is {gather_dim}, must be 0 or 1")
+    rows, columns = a_shard.shape
+    k, n = weight.shape
+    if gather_dim == 0:
+        m = m if m is not None else rows * fabric.world_size
+    else:
+        columns *= fabric.world_size
+        m = m if m is not None else rows
+    _require(columns == k, f"the gathered A has {columns} columns, weight {k} rows")
+    _require_bias(bias, n)
+    problem = _problem(
+        "all_gather_matmul", m=m, n=n, k=k, gather_dim=gather_dim, dtype=dtype,
+        world_size=fabric.world_size, weight_layout=_layout(weight), bias=bias is not None,
+    )  # fmt: skip
+    own_rows = problem.rows_of(fabric.rank)
+    _require(
+        rows == own_rows, f"a_shard has {rows} rows, rank {fabric.rank} of m={m} has {own_rows}"
+    )
+    return problem
+
+
+def matmul_all_reduce(
+    fabric: Fabric,
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    residual: torch.Tensor | None,
+) -> Any:
+    """See :meth:`taxfree.Runtime.matmul_all_reduce`."""
+    dtype = _common_dtype(fabric, x=x, weight=weight, bias=bias, residual=residual)
+    m, k, n = _matmul_sizes(x, weight)
+    _require_bias(bias, n)
+    _require(residual is None or residual.shape == (m, n), f"residual is not [{m}, {n}]")
+    return _problem(
+        "matmul_all_reduce", m=m, n=n, k=k, dtype=dtype, world_size=fabric.world_size,
+        weight_layout=_layout(weight), bias=bias is not None, residual=residual is not None,
+    )  # fmt: skip
+
+
+def matmul_reduce_scatter(
+    fabric: Fabric, x: torch.Tensor, weight: torch.Tensor, scatter_dim: int
+) -> Any:
+    """See :meth:`taxfree.Runtime.matmul_reduce_scatter`."""
+    dtype = _common_dtype(fabric, x=x, weight=weight)
+    m, k, n = _matmul_sizes(x, weight)
+    return _problem(
+        "matmul_reduce_scatter", m=m, n=n, k=k, scatter_dim=scatter_dim, dtype=dtype,
+        world_size=fabric.world_size, weight_layout=_layout(weight),
+    )  # fmt: skip
+
+
+def _require_bias(bias: torch.Tensor | None, n: int) -> None:
+    _require(
+        bias is None or (bias.shape == (n,) and bias.is_contiguous()),
+        f"bias is not a contiguous [{n}]",
+    )
+
+
+def _matmul_sizes(x: torch.Tensor, weight: torch.Tensor) -> tuple[int, int, int]:
+    """m, k and n of x [m, k] and weight [k, n], which must be such matrices."""
+    _require(x.dim() == 2 and weight.dim() == 2, "x and weight must be matrices")
+    _require(1 in weight.stride(), "neither stride of weight is 1")
+    (m, k), (rows, n) = x.shape, weight.shape
+    _require(k == rows, f"x has {k} columns, weight {rows} rows")
+    return m, k, n
+
+
+def require_output(
+    fabric: Fabric, out: torch.Tensor | None, shape: tuple[int, ...], dtype: str
+) -> None:
+    """Check a tensor that the caller gives to write into: kernels store to it by these sizes."""
+    if out is None:
+        return
+    _require(out.shape == shape and out.is_contiguous(), f"out is not a contiguous {list(shape)}")
+    _require(_DTYPES.get(out.dtype) == dtype, f"out is {out.dtype}, the result {dtype}")
+    _require(out.device == fabric.device, f"out is on {out.device}, the fabric on {fabric.device}")
+
+
+def _problem(op: str, **fields: Any) -> Any:
+    try:
+        return problem_class(op)(**fields)
+    except PlanError as error:
+        raise UsageError(error.message, error.hint or _HINT) from error
+
+
+def flash_decode(
+    fabric: Fabric,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    kv_lens: torch.Tensor,
+    block_table: torch.Tensor | None,
+    scale: float | None,
+    soft_cap: float | None,
+    window: int | None,
+) -> Any:
+    """See :meth:`taxfree.Runtime.flash_decode`."""
+    _require(q.dim() == 3, "q is not [batch, q_heads, head_dim]")
+    _require(k.dim() == 4 and v.dim() == 4, "k and v do not have 4 dimensions")
+    _require(k.shape[:3] == v.shape[:3], f"k is {list(k.shape)}, v {list(v.shape)}")
+    _require(k.shape[3] == q.shape[2], f"heads of k have {k.shape[3]} values, of q {q.shape[2]}")
+    _require(k.stride(3) == 1 and v.stride(3) == 1, "the heads of k or v are not contiguous")
+    dtype = _common_dtype(fabric, q=q, k=k, v=v)
+    batch, capacity, page_size = q.shape[0], k.shape[1], 0
+    _require_integers(fabric, "kv_lens", kv_lens, (fabric.world_size, batch))
+    if block_table is not None:
+        page_size = capacity
+        _require(block_table.dim() == 2, "block_table is not [batch, pages]")
+        capacity *= block_table.shape[1]
+        _require_integers(fabric, "block_table", block_table, (batch, block_table.shape[1]))
+    else:
+        _require(k.shape[0] == batch, f"k has {k.shape[0]} sequences, q {batch}")
+    _require(scale is None or scale > 0, f"scale is {scale}, must be positive")
+    _require(soft_cap is None or soft_cap > 0, f"soft_cap is {soft_cap}, must be positive")
+    _require(window is None or window > 0, f"window is {window}, must be positive")
+    return problem_class("flash_decode")(
+        batch=batch, q_heads=q.shape[1], kv_heads=k.shape[2], head_dim=q.shape[2],
+        kv_len_per_rank=capacity, v_head_dim=v.shape[3], page_size=page_size,
+        soft_cap=soft_cap is not None, window=window or 0, dtype=dtype,
+        world_size=fabric.world_size,
+    )  # fmt: skip
+
+
+def _require_integers(
+    fabric: Fabric, name: str, tensor: torch.Tensor, shape: tuple[int, ...]
+) -> None:
+    wanted = f"int32 {list(shape)} on {fabric.device}, contiguous"
+    holds = (
+        tensor.shape == shape
+        and tensor.dtype == torch.int32
+        and tensor.device == fabric.device
+        and tensor.is_contiguous()
+    )
+    _require(holds, f"{name} is {tensor.dtype} {list(tensor.shape)}, must be {wanted}")
+
+
+def _layout(weight: torch.Tensor) -> str:
+    """Which dimension of a [K, N] weight is contiguous, as problems name it."""
+    return "nk" if weight.stride(0) == 1 else "kn"
+
+
+def _common_dtype(fabric: Fabric, **tensors: torch.Tensor | None) -> str:
+    """The name of the dtype of the tensors given, which must share it and the fabric's device."""
+    given = [(name, tensor) for name, tensor in tensors.items() if tensor is not None]
+    first_name, first = given[0]
+    _require(first.dtype in _DTYPES, f"{first_name} is {first.dtype}, not float16 or bfloat16")
+    for name, tensor in given:
+        _require(tensor.dtype == first.dtype, f"{name} is {tensor.dtype}, {first_name} not")
+        _require(
+            tensor.device == fabric.device,
+            f"{name} is on {tensor.device}, the fabric on {fabric.device}",
+        )
+    return _DTYPES[first.dtype]
+
+
+def _require(holds: bool, message: str) -> None:
+    if not holds:
+        raise UsageError(message, _HINT)
