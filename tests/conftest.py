@@ -20,10 +20,23 @@ os.environ["TRITON_INTERPRET"] = "1"
 
 
 @pytest.fixture(scope="session")
-def ranks() -> Iterator[Ranks]:
-    """Worker groups, one per world size, for all tests of the session."""
+def started() -> Iterator[dict[str, Ranks]]:
+    """Worker groups by fabric, for all tests of the session."""
     from tests.ranks import Ranks
 
-    found = Ranks()
+    found = {fabric: Ranks(fabric) for fabric in ("host", "cuda")}
     yield found
-    found.close()
+    for ranks in found.values():
+        ranks.close()
+
+
+@pytest.fixture
+def fabric(request: pytest.FixtureRequest) -> str:
+    """The fabric that a test runs on; see `on_every_fabric`."""
+    return getattr(request, "param", "host")
+
+
+@pytest.fixture
+def ranks(started: dict[str, Ranks], fabric: str) -> Ranks:
+    """Worker groups of the test's fabric, one per world size."""
+    return started[fabric]

@@ -1,16 +1,26 @@
-"""Real ranks for tests: worker groups of the host fabric, and copies of the kernels' tree."""
+"""Real ranks for tests: worker groups of the host fabric and of GPUs; copies of the kernels' tree.
+
+A test that runs on GPUs as well takes ``ranks`` of each fabric::
+
+    @on_every_fabric
+    def test_it(ranks): ...
+"""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
 import sys
 import time
 from collections.abc import Mapping
+from functools import cache
 from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from taxfree.group import WorkerGroup
 
@@ -18,27 +28,68 @@ ROOT = Path(__file__).parents[1]
 KERNELS = ROOT / "kernels"
 OP = "all_gather_matmul"
 HEAP_BYTES = 2 << 20
+GPU_HEAP_BYTES = 512 << 20  # two slots of what the doctor's probes move
 TIMEOUT_S = 30.0  # long: several groups share few cores
 DEADLINE_S = 100.0
 
 
-def variant_names() -> list[str]:
-    """All variants of the operation, found without importing torch or triton."""
-    folder = KERNELS / "taxfree_kernels" / OP
+def variant_names(op: str = OP) -> list[str]:
+    """All variants of an operation, found without importing torch or triton."""
+    folder = KERNELS / "taxfree_kernels" / op
     return sorted(p.stem for p in folder.glob("*.py") if "\nVARIANT = " in p.read_text())
 
 
-class Ranks:
-    """One group per world size, started when it is first asked for, kept until `close`."""
+#: for tests and classes of tests: once with ranks of the host, and once, marked `gpu`, of GPUs
+on_every_fabric = pytest.mark.parametrize(
+    "fabric", ["host", pytest.param("cuda", marks=pytest.mark.gpu)], indirect=True
+)
 
-    def __init__(self) -> None:
+
+@cache
+def gpus() -> int:
+    """GPUs of this machine; none are initialised."""
+    import torch
+
+    return torch.cuda.device_count()
+
+
+def require(world_size: int, fabric: str) -> None:
+    """Skip a test where there are fewer GPUs than ranks."""
+    if fabric != "host" and gpus() < world_size:
+        pytest.skip(f"needs {world_size} GPUs, {gpus()} are there")
+
+
+def start_group(world_size: int, fabric: str) -> WorkerGroup:
+    """Start ranks for a test; skips it where there are too few GPUs."""
+    require(world_size, fabric)
+    heap_bytes = HEAP_BYTES if fabric == "host" else GPU_HEAP_BYTES
+    return WorkerGroup(world_size, fabric, heap_bytes, TIMEOUT_S)
+
+
+class Ranks:
+    """One group per world size, started when it is first asked for, kept until `close`.
+
+    Args:
+        fabric: "host" or "cuda".
+    """
+
+    def __init__(self, fabric: str = "host") -> None:
+        self.fabric = fabric
         self._groups: dict[int, WorkerGroup] = {}
+
+    @property
+    def few(self) -> int:
+        """A world size for tests to which any will do.
+
+        Small where kernels are interpreted. On GPUs it is that of the tests which need three
+        ranks, since starting another group takes longer than all that it would run.
+        """
+        return 2 if self.fabric == "host" else min(3, max(2, gpus()))
 
     def __call__(self, world_size: int) -> WorkerGroup:
         group = self._groups.get(world_size)
         if group is None or not group.is_alive:
-            group = WorkerGroup(world_size, "host", HEAP_BYTES, TIMEOUT_S)
-            self._groups[world_size] = group
+            group = self._groups[world_size] = start_group(world_size, self.fabric)
         return group
 
     def run(self, world_size: int, task: str, **arguments: Any) -> list[Any]:
@@ -54,6 +105,16 @@ class Ranks:
 def processes(group: WorkerGroup) -> list[int]:
     """Process ids of a group, by rank."""
     return [process.pid for process in group._processes]
+
+
+def workers_of(controller: int) -> list[int]:
+    """Process ids of the rank workers that a process has started."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):  # it has ended meanwhile
+            if f"--controller={controller}" in path.read_text().split("\0"):
+                found.append(int(path.parent.name))
+    return found
 
 
 def replies_of_survivors(
@@ -114,7 +175,8 @@ def environment(kernels: Path = KERNELS, **variables: str) -> Mapping[str, str]:
         for name, value in os.environ.items()
         if not name.startswith("TAXFREE_") and name != "TRITON_INTERPRET"
     }
-    path = os.pathsep.join(map(str, (kernels, ROOT, ROOT / "tuning_db")))
+    roots = [str(kernels), str(ROOT), str(ROOT / "tuning_db")]
+    path = os.pathsep.join([*roots, *filter(None, [kept.get("PYTHONPATH")])])
     return kept | {"PYTHONPATH": path, "PYTHONUNBUFFERED": "1"} | variables
 
 

@@ -213,6 +213,10 @@ class TestOutput:
         warn("old [driver]")
         assert capsys.readouterr() == ("", "warning: old [driver]\n")
 
+    def test_what_the_terminal_cannot_show_is_escaped(self, process):
+        result = process("-m", "taxfree_cli.app", "db", "path", "--db", "\udcff")
+        assert (result.returncode, result.stdout) == (0, "\\udcff\n")
+
     def test_a_reader_that_leaves_is_no_error(self, process):
         script = textwrap.dedent("""
             import subprocess, sys

@@ -9,6 +9,7 @@ import pytest
 import taxfree.doctor
 from taxfree.doctor.report import (
     BarrierTime,
+    Coherence,
     Gpu,
     GpuProcess,
     Iris,
@@ -35,6 +36,7 @@ MEASURED = Measured(
     barrier=BarrierTime(9.87, 4.32),
     peers=(PeerBandwidth(1, 338.1, 328.2), PeerBandwidth(2, 338.3, 328.4)),
     copies=(PeerCopy(1, 368.0), PeerCopy(2, 367.0)),
+    coherence=Coherence(50, 0),
     signals=(SignalTime(1, 2.113), SignalTime(2, 2.2)),
 )
 
@@ -108,6 +110,7 @@ class TestShown:
             "  cuda           can serve",
             "  memory copy    kernel 4012, torch 4100 GB/s read + written",
             "  to rank + 2    push 338, pull 328, copy 367 GB/s",
+            "  coherence      words arrive before their signals, 50 rounds with each peer",
             "  signal         there and back from rank 0 in 2.11 (rank 1), 2.2 (rank 2) us",
             "  barrier        9.87 us",
             "  graph capture  works, barrier 4.32 us",

@@ -3,86 +3,339 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 import json
+from pathlib import Path
 
+import pytest
 from rich.console import Console
 
 from taxfree.bench import ProblemResult
 from taxfree.bounds import Bounds, Peaks
 from taxfree.dispatch import Choice
-from taxfree.explain import NO_GRAPHS, Explanation, Pipeline
+from taxfree.explain import Explanation, Pipeline, Timeline, timelines, trace
 from taxfree.results import Row
+from taxfree.stamping import Alone, Span, Stamped
+from taxfree.taxes import INSIDE, accounts
+from taxfree.timeline import Activity
+from taxfree_cli import explain_views
 from taxfree_cli.exits import ExitCode
-from taxfree_cli.explain import tree
 from taxfree_kernels.all_gather_matmul.problem import AllGatherMatmul
 from taxfree_kernels.hardware import KNOWN
 from taxfree_tuning_db import Rung
+from tests.taxfree.pipelines import Truth
 
 OP = "all_gather_matmul"
-PROBLEM = {"m": 16, "n": 3584, "k": 8192, "dtype": "float16", "world_size": 8}
-EXPLANATION = Explanation(
-    op=OP,
-    problem=PROBLEM,
-    bounds=Bounds(14.0, 3.0, 20.2),
-    pipelines=(
-        Pipeline("baseline", {}, 3, 147.0, None, False),
-        Pipeline("push", {"BLOCK_M": 16}, 1, 60.0, None, True),
-    ),
-    skipped=(),
-    choice=Choice("exact", "push", {"BLOCK_M": 16}, "its own record"),
-    ladder=(Rung("all_gather_matmul with m=16", True, "record: user"),),
-    unmeasured={"t_graph_us": NO_GRAPHS},
-)
+ROOT = Path(__file__).parents[2]
+PROBLEM = AllGatherMatmul(m=16, n=3584, k=6144, world_size=3)
+BOUNDS = Bounds(t_floor_us=14.0, t_link_us=3.0, t_gemm_us=20.2)
+WIDTHS = (60, 100, 160)
+
+
+def stamped(truth: Truth, fused: bool) -> Stamped:
+    measured = truth.measurement()
+    if fused:
+        steps = tuple(dataclasses.replace(step, kind="fused") for step in measured.steps)
+        measured = dataclasses.replace(measured, steps=steps)
+    spans = tuple(
+        Span(rank, step.name, 10.0 * index + rank, 10.0 * index + rank + 9)
+        for rank in range(truth.ranks)
+        for index, step in enumerate(measured.steps)
+    )
+    alone = (Alone("all-gather", 30.0, 1980.0), Alone("matmul", 25.0, 1755.0))
+    return Stamped(measured, (70.0, 5.0, 30.0), alone, {"graph": 1900.0}, spans)
+
+
+def pipeline(
+    variant: str, config: dict, picked: bool, truth: Truth, fused: bool = False
+) -> Pipeline:
+    found = stamped(truth, fused)
+    return Pipeline(variant, config, picked, 3, accounts(found.measurement, BOUNDS), found)
+
+
+def explanation(m: int = 16, host: float = 50.0) -> Explanation:
+    return Explanation(
+        op=OP,
+        problem=dataclasses.asdict(dataclasses.replace(PROBLEM, m=m)),
+        hardware="NVIDIA H200",
+        bounds=BOUNDS,
+        pipelines=(
+            pipeline("baseline", {}, False, Truth(host=host, late=1.0)),
+            pipeline("push", {"BLOCK_M": 16}, True, Truth(host=20.0, latency=1.0), fused=True),
+        ),
+        skipped=(),
+        choice=Choice("exact", "push", {"BLOCK_M": 16}, "its own record"),
+        ladder=(Rung("all_gather_matmul with m=16", True, "record: user"),),
+    )
 
 
 def shown(width: int) -> str:
     console = Console(width=width, color_system=None)
     with console.capture() as capture:
-        console.print(tree(EXPLANATION))
+        for line in explain_views.lines(explanation(), width):
+            console.print(line)
     return capture.get()
 
 
-def test_the_tree_names_every_time_and_launch():
-    text = shown(100)
-    for name in ("t_eager", "t_graph", "t_gemm", "t_floor", "t_link", "t_bound", "launches 3"):
-        assert name in text
-    assert "dispatch: push BLOCK_M=16" in text
-    assert "10.50 x bound" in text
-    assert "dispatch picks push (exact): its own record" in text
-    assert "+ all_gather_matmul with m=16: record: user" in text
+class TestAccount:
+    def test_every_part_has_its_time_spread_share_and_method(self):
+        text = shown(160)
+        for name in ("host", "gaps", "skew", "latency", "transfer", "re-layout", "matmul"):
+            (line, *_) = [line for line in text.splitlines() if line.startswith(f"    {name} ")]
+            assert "±" in line
+            assert "%" in line
+            assert len(line.split("%", 1)[1]) > 10
+        for tax in ("launch", "bulk synchronous", "locality", "residual", "bound"):
+            assert f"\n  {tax} " in text
+
+    def test_the_dispatcher_and_what_stays_unsplit_are_explained(self):
+        text = shown(160)
+        assert "dispatch: push BLOCK_M=16" in text
+        assert "dispatch picks push (exact): its own record" in text
+        assert "+ all_gather_matmul with m=16: record: user" in text
+        assert INSIDE in text
+
+    def test_the_instrument_tells_how_exact_it_is(self):
+        text = " ".join(shown(160).split())
+        assert "a clock reading adds 1.7 us" in text
+        assert "the clock moves by 0.032 us" in text
+        assert "all-gather 30 at 1980 MHz + matmul 25 at 1755 MHz = 55 us" in text
+
+    def test_all_ranks_are_shown_by_part_where_there_is_room(self):
+        wide, narrow = shown(160), shown(60)
+        assert any(
+            line.split()[:4] == ["rank", "eager", "host", "gaps"] for line in wide.splitlines()
+        )
+        assert any(line.split()[:3] == ["rank", "eager", "launch"] for line in narrow.splitlines())
+
+    @pytest.mark.parametrize("width", [40, *WIDTHS])
+    def test_it_fits_any_terminal(self, width):
+        assert max(map(len, shown(width).splitlines())) <= width
+
+    @pytest.mark.parametrize("width", WIDTHS)
+    def test_bars_are_in_proportion(self, width):
+        lines = shown(width).splitlines()
+        launch = next(line for line in lines if line.startswith("  launch"))
+        bound = next(line for line in lines if line.startswith("  bound"))
+        assert launch.count("█") > bound.count("█") > 0
 
 
-def test_what_cannot_be_measured_has_a_reason():
-    assert f"-  {NO_GRAPHS}" in shown(120)
+class TestSweep:
+    def table(self, width: int) -> list[list[str]]:
+        console = Console(width=width, color_system=None)
+        with console.capture() as capture:
+            console.print(explain_views.sweep([explanation(16), explanation(64)], width))
+        return [line.split() for line in capture.get().splitlines()]
+
+    def test_a_row_per_problem_and_pipeline(self):
+        heading, *rows = self.table(160)
+        assert heading[:5] == ["m", "variant", "eager", "launch", "bulk"]
+        assert [row[:2] for row in rows] == [
+            ["16", "baseline"], ["16", "push*!"], ["64", "baseline"], ["64", "push*!"],
+        ]  # fmt: skip
+
+    def test_what_fields_have_in_common_is_said_once(self):
+        title = explain_views.sweep_title([explanation(16), explanation(64)])
+        assert title == f"{OP} n=3584 k=6144 dtype=float16 world_size=3, NVIDIA H200, us"
+
+    @pytest.mark.parametrize("width", [30, *WIDTHS])
+    def test_columns_that_do_not_fit_are_left_out(self, width):
+        table = self.table(width)
+        assert max(len(" ".join(row)) for row in table) <= width
+        assert table[0][2] == "eager"
 
 
-def test_the_tree_fits_a_narrow_terminal():
-    assert max(map(len, shown(40).splitlines())) <= 40
+TIMELINES = (
+    Timeline("baseline", steps=(Span(0, "all-gather", 0.0, 9.0), Span(1, "all-gather", 1.0, 9.5))),
+    Timeline(
+        "push",
+        activities=(
+            Activity(0, 0, "send", 1, 0.0, 4.0),
+            Activity(1, 3, "compute", None, 1.0, 8.0),
+            Activity(1, 3, "wait", 0, 2.0, 4.5),
+        ),
+    ),
+)
 
 
-def test_it_prints_one_document(cli, monkeypatch):
-    problem = AllGatherMatmul(m=5, n=32, k=32, world_size=2)
-    fields = dataclasses.asdict(problem)
-    row = Row(
-        OP, fields, "baseline", {}, "eager", 9.0, 1.0, (9.0,), 2.0, 3.0, 1.0, 2.0, 0.001,
-        launches=3,
-    )  # fmt: skip
-    result = ProblemResult(
-        OP, problem, (row,), (), EXPLANATION.choice, EXPLANATION.ladder, Bounds(2.0, 1.0, 3.0),
-        Peaks(1.0, 1.0, 1.0), KNOWN["cpu"],
-    )  # fmt: skip
-    monkeypatch.setattr("taxfree_cli.explain.measuring", lambda asked: iter([result]))
-    outcome = cli("explain", "--shapes", "m=5 n=32 k=32", "--fabric", "host", "--json")
-    document = json.loads(outcome.out)
-    assert document["schema"] == 1
-    (row,) = document["rows"]
-    assert (row["variant"], row["launches"]) == ("baseline", 3)
-    times = {name: row[name] for name in row if name.startswith("t_")}
-    assert times == {
-        "t_eager_us": 9.0, "t_graph_us": None, "t_gemm_us": 3.0, "t_floor_us": 2.0,
-        "t_link_us": 1.0, "t_bound_us": 2.0,
-    }  # fmt: skip
-    assert document["unmeasured"] == {"t_graph_us": NO_GRAPHS}
-    assert document["dispatch"][0]["ladder"][0]["why"] == "record: user"
-    assert "interpreted kernels" in outcome.err
-    assert outcome.code == ExitCode.DONE
+class TestTimelines:
+    def test_a_trace_has_a_process_per_rank_and_a_track_per_program(self):
+        events = trace(TIMELINES)["traceEvents"]
+        names = [event["args"]["name"] for event in events if event["ph"] == "M"]
+        assert names == ["baseline rank 0", "baseline rank 1", "push rank 0", "push rank 1"]
+        slices = [(e["pid"], e["tid"], e["name"], e["ts"], e["dur"]) for e in events if "ts" in e]
+        assert slices == [
+            (0, 0, "all-gather", 0.0, 9.0), (1, 0, "all-gather", 1.0, 8.5),
+            (2, 0, "send 1", 0.0, 4.0), (3, 3, "compute", 1.0, 7.0), (3, 3, "wait 0", 2.0, 2.5),
+        ]  # fmt: skip
+
+    def test_a_call_of_the_library_comes_from_the_middle_of_its_chain(self):
+        found = explanation()
+        library = dataclasses.replace(found, pipelines=found.pipelines[:1])
+        spans = tuple(
+            Span(rank, f"step {index % 3}", 10.0 * index, 10.0 * index + 9)
+            for rank in range(3)
+            for index in range(60)
+        )
+        (pipeline,) = library.pipelines
+        stamped = dataclasses.replace(pipeline.stamped, spans=spans)
+        pipelines = (dataclasses.replace(pipeline, stamped=stamped),)
+        (timeline,) = timelines(dataclasses.replace(library, pipelines=pipelines), "host")
+        assert timeline.ranks == [0, 1, 2]
+        assert [(step.name, step.begin_us) for step in timeline.steps[:3]] == [
+            ("step 0", 0.0), ("step 1", 10.0), ("step 2", 20.0),
+        ]  # fmt: skip
+
+    def test_are_drawn_on_one_axis(self, tmp_path):
+        path = tmp_path / "timelines.png"
+        explain_views.draw_timelines(TIMELINES, "m=16", path)
+        assert path.read_bytes().startswith(b"\x89PNG")
+
+
+class TestPlot:
+    def test_writes_a_picture(self, tmp_path):
+        path = tmp_path / "taxes.png"
+        rows = [*explanation(16).rows(), *explanation(64, host=-10).rows()]
+        explain_views.plot(rows, path)
+        assert path.read_bytes().startswith(b"\x89PNG")
+
+
+def taxes_script():
+    spec = importlib.util.spec_from_file_location("taxes", ROOT / "benchmarks/taxes.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+# -- the command --
+
+ROW = Row(
+    OP, dataclasses.asdict(PROBLEM), "baseline", {}, "eager", 9.0, 1.0, (9.0,), 2.0, 3.0, 1.0, 2.0,
+    0.001, launches=3,
+)  # fmt: skip
+RESULT = ProblemResult(
+    OP, PROBLEM, (ROW,), (), Choice("exact", "push", {}, ""), (), BOUNDS, Peaks(1.0, 1.0, 1.0),
+    KNOWN["cpu"],
+)  # fmt: skip
+
+
+@pytest.fixture
+def explained(cli, monkeypatch):
+    """Run the command on made-up measurements."""
+
+    def call(*arguments: object, found: Explanation | None = None):
+        pair = (RESULT, found or explanation())
+        monkeypatch.setattr("taxfree.explain.run", lambda *_: iter([pair]))
+        return cli("explain", "--shapes", "m=16 n=32 k=32", "--fabric", "host", *arguments)
+
+    return call
+
+
+class TestCommand:
+    def test_prints_one_document(self, explained):
+        outcome = explained("--json")
+        document = json.loads(outcome.out)
+        assert (document["schema"], outcome.code) == (1, ExitCode.DONE)
+        baseline, push = document["rows"]
+        assert (baseline["variant"], baseline["kernels"], baseline["rank"]) == ("baseline", 3, 2)
+        taxes = ("launch_us", "bulk_synchronous_us", "locality_us", "residual_us", "t_bound_us")
+        assert sum(baseline[name] for name in taxes) == pytest.approx(baseline["t_eager_us"])
+        assert [rank["rank"] for rank in baseline["ranks"]] == [0, 1, 2]
+        assert baseline["steps"][2]["alone_mhz"] is None or baseline["steps"][2]["alone_mhz"] > 0
+        assert push["bulk_synchronous_us"] is None
+        assert push["open"]
+        assert document["dispatch"][0]["ladder"][0]["why"] == "record: user"
+        assert "interpreted kernels" in outcome.err
+
+    def test_a_sweep_is_one_table(self, explained):
+        outcome = explained("--sweep")
+        assert "push*!" in outcome.out
+        assert "skew" not in outcome.out
+
+    def test_writes_traces_and_pictures(self, explained, monkeypatch, tmp_path):
+        monkeypatch.setattr("taxfree.explain.timelines", lambda *_: TIMELINES)
+        files = {name: tmp_path / f"{name}.out.png" for name in ("plot", "timeline")}
+        trace_file = tmp_path / "trace.json"
+        asked = [text for name, file in files.items() for text in (f"--{name}", file)]
+        outcome = explained("--trace", trace_file, *asked)
+        assert outcome.code == ExitCode.DONE
+        assert json.loads(trace_file.read_text())["traceEvents"]
+        assert all(file.stat().st_size > 0 for file in files.values())
+
+    def test_timelines_are_of_one_shape(self, cli, tmp_path):
+        shapes = ("--shapes", "m=16,32 n=32 k=32", "--fabric", "host")
+        outcome = cli("explain", *shapes, "--trace", tmp_path / "trace.json")
+        assert outcome.code == ExitCode.USAGE
+        assert "of one shape, not 2" in outcome.err
+
+    def test_a_time_below_its_bound_is_an_error(self, explained):
+        impossible = Bounds(t_floor_us=500.0, t_link_us=3.0, t_gemm_us=20.0)
+        found = explanation()
+        below = dataclasses.replace(
+            found,
+            pipelines=tuple(
+                dataclasses.replace(each, accounts=accounts(each.stamped.measurement, impossible))
+                for each in found.pipelines
+            ),
+        )
+        outcome = explained(found=below)
+        assert outcome.code == ExitCode.FAILED
+        assert "baseline on m=16 n=3584 k=6144" in outcome.err
+        assert "faster than its bound of 500 us" in outcome.err
+
+
+class TestDocument:
+    def test_tables_say_what_the_files_say(self, process):
+        done = process(str(ROOT / "benchmarks/taxes.py"), "--check")
+        assert done.returncode == 0, done.stdout + done.stderr
+
+    def test_a_file_becomes_a_table_and_a_list_of_open_rows(self, tmp_path):
+        rows = [*explanation(16).rows(), *explanation(64).rows()]
+        file = tmp_path / "results.json"
+        file.write_text(json.dumps({"rows": rows}))
+        text = "<!-- taxes: results.json -->\n<!-- end of taxes -->"
+        made = taxes_script().update(text, tmp_path)
+        assert "| m | variant | eager | graph | launch |" in made
+        cells = [
+            line.split("|")[2].strip() for line in made.splitlines() if line.startswith("| 16")
+        ]
+        assert cells == ["baseline", "push"]
+        assert "Open rows, 2 of 4:" in made
+        assert "- m=64 push: the residual is" in made
+        assert "pictures/taxes-results.png" in made
+        assert taxes_script().update(made, tmp_path) == made
+
+    def test_without_a_file_it_says_that_nothing_was_measured(self, tmp_path):
+        text = "<!-- taxes: none.json -->\n<!-- end of taxes -->"
+        assert "Nothing was measured yet." in taxes_script().update(text, tmp_path)
+
+
+class TestModel:
+    SHAPE = ("--shapes", "m=16 n=3584 k=8192")
+
+    @pytest.mark.parametrize("hardware", ["h200", "mi300x", "mi325x"])
+    def test_every_line_of_an_account_says_modelled(self, cli, hardware):
+        outcome = cli("explain", *self.SHAPE, "--hardware", hardware, "--variant", "one_shot")
+        assert outcome.code == ExitCode.DONE
+        accounts = [line for line in outcome.out.splitlines() if "%" in line or " us " in line]
+        assert len(accounts) > 15
+        assert [line for line in accounts if "modelled" not in line] == []
+
+    def test_its_rows_say_so_too(self, cli):
+        outcome = cli("explain", *self.SHAPE, "--hardware", "mi300x", "--gpus", "8", "--json")
+        document = json.loads(outcome.out)
+        (row,) = document["rows"]
+        assert row["is_modelled"]
+        assert row["problem"]["world_size"] == 8
+        assert document["environment"] == {"hardware": "AMD MI300X", "modelled": True}
+        assert document["dispatch"] == []
+
+    def test_unknown_hardware_is_refused(self, cli):
+        outcome = cli("explain", *self.SHAPE, "--hardware", "tpu")
+        assert outcome.code == ExitCode.USAGE
+        assert "no cost model for 'tpu'" in outcome.err
+
+    def test_there_is_no_trace_of_a_model(self, cli, tmp_path):
+        trace_file = tmp_path / "t.json"
+        outcome = cli("explain", *self.SHAPE, "--hardware", "h200", "--trace", trace_file)
+        assert outcome.code == ExitCode.USAGE

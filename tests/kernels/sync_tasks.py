@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -13,7 +13,7 @@ import triton.language as tl
 from taxfree_kernels.device import sync
 from taxfree_kernels.errors import PeerTimeout
 from taxfree_kernels.fabric.base import Fabric
-from taxfree_kernels.launch import Kernel
+from taxfree_kernels.launch import Kernel, compiling
 from tests.kernels.tasks import Case, Inputs, bound_waits, everybodys, private
 
 
@@ -23,86 +23,100 @@ def _generations(control_ptr, out_ptr):
     sync.leave(control_ptr)
 
 
-@triton.jit
-def _signal(control_ptr, bases, rank, peer, channel, generation, data_ptr, WORLD: tl.constexpr):
+@triton.jit(do_not_specialize=["rank", "peer", "channel", "generation"])
+def _signal(
+    control_ptr, bases, rank, peer, channel, generation, data_ptr,
+    WORLD: tl.constexpr, BACKEND: tl.constexpr,
+):  # fmt: skip
     target = sync.translate(data_ptr, bases, rank, peer)
     tl.store(target, 100 * rank + generation)
-    sync.signal(control_ptr, channel, peer, generation, bases, rank, WORLD=WORLD)
+    sync.signal(control_ptr, channel, peer, generation, bases, rank, WORLD=WORLD, BACKEND=BACKEND)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rank", "generation"])
 def _signal_some(
-    control_ptr, bases, rank, generation, mask_ptr, LANES: tl.constexpr, WORLD: tl.constexpr
-):
+    control_ptr, bases, rank, generation, mask_ptr,
+    WORLD: tl.constexpr, BACKEND: tl.constexpr, LANES: tl.constexpr,
+):  # fmt: skip
     lane = tl.arange(0, LANES)
     mask = (lane < WORLD) & (tl.load(mask_ptr + lane, mask=lane < WORLD, other=0) != 0)
-    sync.signal(control_ptr, 1, lane % WORLD, generation, bases, rank, mask=mask, WORLD=WORLD)
+    sync.signal(
+        control_ptr, 1, lane % WORLD, generation, bases, rank, mask=mask,
+        WORLD=WORLD, BACKEND=BACKEND,
+    )  # fmt: skip
 
 
-@triton.jit
-def _wait(control_ptr, bases, rank, source, channel, generation, out_ptr, WORLD: tl.constexpr):
-    arrived = sync.wait(control_ptr, channel, source, generation, bases, rank, WORLD=WORLD)
+@triton.jit(do_not_specialize=["rank", "source", "channel", "generation"])
+def _wait(
+    control_ptr, bases, rank, source, channel, generation, out_ptr,
+    WORLD: tl.constexpr, BACKEND: tl.constexpr,
+):  # fmt: skip
+    arrived = sync.wait(
+        control_ptr, channel, source, generation, bases, rank, WORLD=WORLD, BACKEND=BACKEND
+    )
     tl.store(out_ptr, arrived.to(tl.int32))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rank", "generation"])
 def _wait_some(
-    control_ptr, bases, rank, generation, mask_ptr, out_ptr, LANES: tl.constexpr,
-    WORLD: tl.constexpr,
+    control_ptr, bases, rank, generation, mask_ptr, out_ptr,
+    WORLD: tl.constexpr, BACKEND: tl.constexpr, LANES: tl.constexpr,
 ):  # fmt: skip
     lane = tl.arange(0, LANES)
     inside = lane < 2 * WORLD  # channels 0 and 1 of every source
     mask = inside & (tl.load(mask_ptr + lane, mask=inside, other=0) != 0)
     arrived = sync.wait(
-        control_ptr,
-        lane // WORLD % 2,
-        lane % WORLD,
-        generation,
-        bases,
-        rank,
-        mask=mask,
-        WORLD=WORLD,
-    )
+        control_ptr, lane // WORLD % 2, lane % WORLD, generation, bases, rank, mask=mask,
+        WORLD=WORLD, BACKEND=BACKEND,
+    )  # fmt: skip
     tl.store(out_ptr, arrived.to(tl.int32))
 
 
-@triton.jit
-def _arrive(counter_ptr, out_ptr, programs):
-    last = sync.arrive(counter_ptr, programs, "interpreter")
+@triton.jit(do_not_specialize=["programs"])
+def _arrive(counter_ptr, out_ptr, programs, BACKEND: tl.constexpr):
+    last = sync.arrive(counter_ptr, programs, BACKEND)
     tl.store(out_ptr + tl.program_id(0), last.to(tl.int32))
 
 
 class Words:
-    """The primitives on one fabric's pool, called from Python."""
+    """The primitives on one fabric's pool, called from Python; a wait returns when it has ended."""
 
     def __init__(self, fabric: Fabric) -> None:
         self.fabric, self.pool = fabric, fabric.pool
-        self.world = {"WORLD": fabric.world_size}
+        constants = {"WORLD": fabric.world_size, "BACKEND": fabric.backend}
+        self._signal, self._wait = (Kernel(each, 1, constants) for each in (_signal, _wait))
+        self._signal_some = Kernel(_signal_some, 1, constants | {"LANES": 4})
+        self._wait_some = Kernel(_wait_some, 1, constants | {"LANES": 8})
         self.to = (fabric.pool.control, fabric.heap_bases, fabric.rank)
         self.data = fabric.pool.slots(16, torch.int64)[0]
+        with compiling():  # so that waits, which are timed, find their kernel ready
+            self.wait(0, 0, 1)
+            self.wait_some([], 1)
 
     def signal(self, peer: int, channel: int, generation: int) -> None:
-        at = self.data[self.fabric.rank :]
-        Kernel(_signal, 1, self.world)(*self.to, peer, channel, generation, at)
+        self._signal(*self.to, peer, channel, generation, self.data[self.fabric.rank :])
 
     def signal_some(self, peers: Sequence[int], generation: int) -> None:
-        mask = torch.tensor([peer in peers for peer in range(self.fabric.world_size)]).int()
-        Kernel(_signal_some, 1, self.world | {"LANES": 4})(*self.to, generation, mask)
+        mask = [peer in peers for peer in range(self.fabric.world_size)]
+        self._signal_some(*self.to, generation, self._words(mask))
 
     def wait(self, source: int, channel: int, generation: int) -> tuple[bool, float]:
-        out = torch.full((1,), -1, dtype=torch.int32)
+        out = self._words([-1])
         begin = time.monotonic()
-        Kernel(_wait, 1, self.world)(*self.to, source, channel, generation, out)
+        self._wait(*self.to, source, channel, generation, out)
         return bool(out[0]), time.monotonic() - begin
 
     def wait_some(self, lanes: Sequence[tuple[int, int]], generation: int) -> bool:
         """Wait for several (channel, source) in one poll."""
-        mask = torch.zeros(2 * self.fabric.world_size, dtype=torch.int32)
-        for channel, source in lanes:
-            mask[channel * self.fabric.world_size + source] = 1
-        out = torch.full((1,), -1, dtype=torch.int32)
-        Kernel(_wait_some, 1, self.world | {"LANES": 8})(*self.to, generation, mask, out)
+        pairs = [
+            (channel, source) for channel in (0, 1) for source in range(self.fabric.world_size)
+        ]
+        out = self._words([-1])
+        self._wait_some(*self.to, generation, self._words([p in lanes for p in pairs]), out)
         return bool(out[0])
+
+    def _words(self, values: Sequence[int]) -> torch.Tensor:
+        return torch.tensor(values, dtype=torch.int32, device=self.fabric.device)
 
     def word(self, channel: int, source: int) -> int:
         at = sync.SIGNALS.value + channel * self.fabric.world_size + source
@@ -115,7 +129,7 @@ def generations(fabric: Fabric, grids: Sequence[int], first: int) -> list[list[i
         own.pool.reset(first)
         found = []
         for grid in grids:
-            out = torch.zeros(grid, dtype=torch.int64)
+            out = torch.zeros(grid, dtype=torch.int64, device=own.device)
             Kernel(_generations, grid)(own.pool.control, out)
             found.append(out.tolist())
         return found
@@ -123,11 +137,11 @@ def generations(fabric: Fabric, grids: Sequence[int], first: int) -> list[list[i
 
 def arrivals(fabric: Fabric, programs: Sequence[int]) -> list[tuple[list[int], int]]:
     """Who of successive launches was last, and what the counter is afterwards."""
-    counter = torch.zeros(1, dtype=torch.int32)
+    counter = torch.zeros(1, dtype=torch.int32, device=fabric.device)
     found = []
     for count in programs:
-        out = torch.full((count,), -1, dtype=torch.int32)
-        Kernel(_arrive, count)(counter, out, count)
+        out = torch.full((count,), -1, dtype=torch.int32, device=fabric.device)
+        Kernel(_arrive, count, {"BACKEND": fabric.backend})(counter, out, count)
         found.append((out.tolist(), int(counter[0])))
     return found
 
@@ -190,9 +204,9 @@ def timeouts(fabric: Fabric, timeout_s: float) -> dict[str, Any]:
         if own.rank == 1:
             found["peer's wait"] = words.wait(0, 3, 7)
         found["aborted"] = bool(own.pool.control[sync.ABORT.value])
-        found["errors"] = [_error(own.pool.check), _error(own.pool.check)]
+        found["errors"] = [_error(own), _error(own)]
         own.pool.reset()
-        found["after the reset"] = _error(own.pool.check)
+        found["after the reset"] = _error(own)
         words.signal((own.rank + 1) % own.world_size, 3, 1)
         found["works again"] = words.wait((own.rank - 1) % own.world_size, 3, 1)[0]
         own.barrier()
@@ -209,7 +223,7 @@ def late_lane(fabric: Fabric, timeout_s: float) -> str | None:
         own.barrier()
         if own.rank == 0:
             words.wait_some([(0, 1), (1, 1), (0, 2), (1, 2)], 3)
-        return _error(own.pool.check)
+        return _error(own)
 
 
 def crossed_lanes(fabric: Fabric, timeout_s: float) -> str | None:
@@ -222,7 +236,7 @@ def crossed_lanes(fabric: Fabric, timeout_s: float) -> str | None:
         own.barrier()
         if own.rank == 0:
             words.wait_some([(0, 1), (1, 1), (0, 2), (1, 2)], 3)
-        return _error(own.pool.check)
+        return _error(own)
 
 
 def absent_peer(fabric: Fabric, case: Case, timeout_s: float) -> dict[str, Any]:
@@ -233,7 +247,7 @@ def absent_peer(fabric: Fabric, case: Case, timeout_s: float) -> dict[str, Any]:
         found: dict[str, Any] = {}
         if own.rank != own.world_size - 1:
             out = inputs.run(plan)
-            found["error"] = _error(own.pool.check)
+            found["error"] = _error(own)
             missing = out
             if problem.gather_dim == 0:  # other rows do not depend on the absent rank
                 missing = out[(own.world_size - 1) * problem.shard_rows :]
@@ -245,13 +259,14 @@ def absent_peer(fabric: Fabric, case: Case, timeout_s: float) -> dict[str, Any]:
         found["right after the reset"] = [
             bool((inputs.run(plan) == inputs.exact).all()) for _ in range(3)
         ]
-        found["error after the reset"] = _error(own.pool.check)
+        found["error after the reset"] = _error(own)
         return found
 
 
-def _error(call: Callable[[], None]) -> str | None:
+def _error(fabric: Fabric) -> str | None:
+    fabric.synchronize()
     try:
-        call()
+        fabric.pool.check()
     except PeerTimeout as error:
         return error.message
     return None

@@ -15,14 +15,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from taxfree_kernels.all_gather_matmul.operation import OPERATION
-from taxfree_kernels.all_gather_matmul.problem import AllGatherMatmul
 from taxfree_kernels.errors import KernelError
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.fabric.open import open_fabric
-from taxfree_kernels.variant import Plan, variants
-
-OP = OPERATION.name
+from taxfree_kernels.interpreter import is_interpreting
+from taxfree_kernels.launch import compiling
+from taxfree_kernels.variant import Plan, operation, problem_class, variants
+from tests.ranks import OP
 
 
 @dataclass(frozen=True)
@@ -31,29 +30,36 @@ class Case:
 
     Args:
         fields: of the problem, but for its world size.
-        config: the variant's default when None.
+        config: knobs that differ from the variant's default.
         padded: give the weight rows that are longer than what is used of them.
+        op: the operation.
     """
 
     variant: str
     fields: Mapping[str, Any]
     config: Mapping[str, Any] | None = None
     padded: bool = False
+    op: str = OP
 
-    def problem(self, world_size: int) -> AllGatherMatmul:
-        return AllGatherMatmul(**self.fields, world_size=world_size)
+    def problem(self, world_size: int) -> Any:
+        return problem_class(self.op)(**self.fields, world_size=world_size)
 
     def plan(self, fabric: Fabric) -> Plan:
-        variant, problem = variants(OP)[self.variant], self.problem(fabric.world_size)
-        config = self.config
-        if config is None:
-            config = variant.first_configs(problem, fabric.hardware)[0]
-        return variant.plan(problem, fabric, config)
+        variant, problem = variants(self.op)[self.variant], self.problem(fabric.world_size)
+        default = variant.first_configs(problem, fabric.hardware)[0]
+        return variant.plan(problem, fabric, default | dict(self.config or {}))
+
+    def tensors(self, fabric: Fabric, seed: int, integers: bool) -> tuple[Any, ...]:
+        """A rank's own tensors."""
+        a, weight, *others = operation(self.op).make_inputs(
+            self.problem(fabric.world_size), fabric.rank, seed, fabric.device, integers=integers
+        )
+        return a, _padded(weight) if self.padded else weight, *others
 
 
 def private(fabric: Fabric, timeout_s: float = 30.0, heap_bytes: int = 1 << 20) -> Fabric:
     """A fabric among the same ranks with a heap of its own."""
-    return open_fabric("host", fabric.group, heap_bytes, timeout_s)
+    return open_fabric(fabric.name, fabric.group, heap_bytes, timeout_s)
 
 
 def bound_waits(fabric: Fabric, seconds: float) -> None:
@@ -74,45 +80,83 @@ class Inputs:
 
     def __init__(self, fabric: Fabric, case: Case, seed: int, integers: bool) -> None:
         problem = case.problem(fabric.world_size)
-        a, weight, bias = OPERATION.make_inputs(
-            problem, fabric.rank, seed, fabric.device, integers=integers
-        )
-        gathered = torch.cat(everybodys(fabric, a), dim=problem.gather_dim).double()
-        assert gathered.shape == (problem.m, problem.k)
-        self.exact = gathered @ weight.double() + (0 if bias is None else bias.double())
-        self.tensors = a, _padded(weight) if case.padded else weight, bias
-        self.dtype = a.dtype
+        self.tensors = case.tensors(fabric, seed, integers)
+        self.exact = _EXACT[case.op](fabric, problem, *self.tensors)
 
     def run(self, plan: Plan) -> torch.Tensor:
-        out = torch.full(self.exact.shape, float("nan"), dtype=self.dtype)
+        out = self.exact.new_full(self.exact.shape, float("nan"), dtype=self.tensors[0].dtype)
         assert plan(*self.tensors, out) is out
         return out
 
     def relative_error(self, out: torch.Tensor) -> float:
-        return float((out.double() - self.exact).norm() / self.exact.norm())
+        norm = float(self.exact.norm())
+        return float((out.double() - self.exact).norm()) / norm if norm else 0.0
+
+
+def _everybodys_tensor(fabric: Fabric, tensor: torch.Tensor) -> list[torch.Tensor]:
+    return [each.to(fabric.device) for each in everybodys(fabric, tensor.cpu())]
+
+
+def _gathered_matmul(
+    fabric: Fabric, problem: Any, a: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
+) -> torch.Tensor:
+    gathered = torch.cat(_everybodys_tensor(fabric, a), dim=problem.gather_dim).double()
+    assert gathered.shape == (problem.m, problem.k)
+    return gathered @ weight.double() + (0 if bias is None else bias.double())
+
+
+def _reduced_matmul(
+    fabric: Fabric, problem: Any, x: torch.Tensor, weight: torch.Tensor, *addends: Any
+) -> torch.Tensor:
+    total = torch.stack(_everybodys_tensor(fabric, x.double() @ weight.double())).sum(0)
+    assert total.shape == (problem.m, problem.n)
+    for addend in addends:
+        if addend is not None:
+            assert all(torch.equal(addend, other) for other in _everybodys_tensor(fabric, addend))
+            total += addend.double()
+    return total
+
+
+def _scattered_matmul(
+    fabric: Fabric, problem: Any, x: torch.Tensor, weight: torch.Tensor
+) -> torch.Tensor:
+    total = _reduced_matmul(fabric, problem, x, weight)
+    if problem.scatter_dim == 1:
+        return total.chunk(fabric.world_size, dim=1)[fabric.rank]
+    missing = fabric.world_size * problem.shard_rows - problem.m
+    padded = torch.nn.functional.pad(total, (0, 0, 0, missing))
+    return padded.chunk(fabric.world_size)[fabric.rank]
+
+
+#: operation -> the result in float64 of one rank, from what all ranks hold
+_EXACT = {
+    "all_gather_matmul": _gathered_matmul,
+    "matmul_all_reduce": _reduced_matmul,
+    "matmul_reduce_scatter": _scattered_matmul,
+}
 
 
 def _padded(weight: torch.Tensor) -> torch.Tensor:
     if weight.stride(0) == 1:
         return _padded(weight.t()).t()
     rows, columns = weight.shape
-    wide = torch.full((rows, columns + 3), float("nan"), dtype=weight.dtype)
+    wide = weight.new_full((rows, columns + 3), float("nan"))
     wide[:, :columns] = weight
     return wide[:, :columns]
 
 
-def refusals(fabric: Fabric, fields: Mapping[str, Any]) -> dict[str, str | None]:
+def refusals(fabric: Fabric, fields: Mapping[str, Any], op: str = OP) -> dict[str, str | None]:
     """Why each variant cannot serve a problem here, or None."""
-    problem = AllGatherMatmul(**fields, world_size=fabric.world_size)
+    problem = problem_class(op)(**fields, world_size=fabric.world_size)
     return {
         name: variant.refuses_problem(problem, fabric.hardware)
-        for name, variant in variants(OP).items()
+        for name, variant in variants(op).items()
     }
 
 
 def extreme_configs(fabric: Fabric, case: Case) -> list[dict[str, Any]]:
     """Ends of a variant's space: all first, all last, two drawn, one knob at its last; and more."""
-    variant, problem = variants(OP)[case.variant], case.problem(fabric.world_size)
+    variant, problem = variants(case.op)[case.variant], case.problem(fabric.world_size)
     space = variant.space(problem, fabric.hardware)
     first = {knob: values[0] for knob, values in space.items()}
     last = {knob: values[-1] for knob, values in space.items()}
@@ -129,6 +173,7 @@ def extreme_configs(fabric: Fabric, case: Case) -> list[dict[str, Any]]:
 def complaints(fabric: Fabric, cases: Sequence[Case], random_data: bool = True) -> list[str]:
     """What is wrong on this rank with cases that run one after another on the fabric's pool."""
     found = []
+    _share_compilation(fabric, cases)
     for case in cases:
         plan = case.plan(fabric)
         whole = Inputs(fabric, case, seed=1, integers=True)
@@ -142,9 +187,22 @@ def complaints(fabric: Fabric, cases: Sequence[Case], random_data: bool = True) 
     return found
 
 
+def _share_compilation(fabric: Fabric, cases: Sequence[Case]) -> None:
+    """Each rank compiles its share into the compiler's cache; nothing to do where there is none."""
+    if not fabric.has_graphs:
+        return
+    fused = [case for case in cases if variants(case.op)[case.variant].fused]
+    for case in fused[fabric.rank :: fabric.world_size]:
+        tensors = case.tensors(fabric, seed=1, integers=True)
+        out = operation(case.op).empty_output(case.problem(fabric.world_size), fabric.device)
+        with compiling():
+            case.plan(fabric)(*tensors, out)
+    fabric.barrier()
+
+
 def _inaccuracy(fabric: Fabric, case: Case, plan: Plan) -> list[str]:
     inputs = Inputs(fabric, case, seed=2, integers=False)
-    baseline = Case("baseline", case.fields, padded=case.padded).plan(fabric)
+    baseline = Case("baseline", case.fields, padded=case.padded, op=case.op).plan(fabric)
     allowed = 1.25 * inputs.relative_error(inputs.run(baseline))
     error = inputs.relative_error(inputs.run(plan))
     if error <= allowed:
@@ -186,7 +244,13 @@ def back_to_back(
 
 @contextlib.contextmanager
 def shaken(seed: int, most_s: float) -> Iterator[None]:
-    """Within the context, programs pause at random after an atomic, as between wait and use."""
+    """Within the context, programs pause at random after an atomic, as between wait and use.
+
+    Compiled kernels do not: the soak has pauses for them.
+    """
+    if not is_interpreting():
+        yield
+        return
     from triton.runtime.interpreter import interpreter_builder as builder
 
     draw, original = random.Random(seed), builder.create_atomic_rmw
@@ -211,7 +275,7 @@ def bits_of_calls(fabric: Fabric, case: Case, calls: int) -> list[bytes]:
         found = []
         for call in range(calls):
             with shaken(10 * call + own.rank, 0.01):
-                found.append(inputs.run(plan).view(torch.int16).numpy().tobytes())
+                found.append(inputs.run(plan).view(torch.int16).cpu().numpy().tobytes())
         own.pool.check()
         return found
 

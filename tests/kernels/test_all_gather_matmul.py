@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import product
 
 import pytest
 
-from tests.ranks import variant_names
+from tests.ranks import on_every_fabric, variant_names
 
 OP = "all_gather_matmul"
 TASKS = "tests.kernels.tasks"
 LIBRARY = ("baseline",)
 SERVED = [name for name in variant_names() if name != "registered"]  # needs NCCL
 OURS = [name for name in SERVED if name not in LIBRARY]
+
+ALIGNED = ("push_tma",)  # wants rows that start at multiples of 16 bytes
 
 #: odd and ragged in every dimension, for both ways to gather
 SMALL = {"m": 17, "n": 37, "k": 66}
@@ -21,7 +24,10 @@ SMALL = {"m": 17, "n": 37, "k": 66}
 def case(variant, gather_dim, config=None, padded=False, **fields):
     from tests.kernels.tasks import Case
 
-    return Case(variant, SMALL | {"gather_dim": gather_dim} | fields, config, padded)
+    fields = SMALL | {"gather_dim": gather_dim} | fields
+    if variant in ALIGNED:
+        fields |= {"n": -(-fields["n"] // 8) * 8, "k": 8 * fields["k"]}
+    return Case(variant, fields, config, padded)
 
 
 def complaints(ranks, world_size, cases):
@@ -31,7 +37,8 @@ def complaints(ranks, world_size, cases):
 
 class TestServing:
     def test_every_known_variant_but_the_registered_one_serves_the_host(self, ranks):
-        refusals = ranks.run(2, f"{TASKS}:refusals", fields=SMALL)[0]
+        aligned = SMALL | {"k": 64}
+        refusals = ranks.run(2, f"{TASKS}:refusals", fields=aligned)[0]
         assert sorted(name for name, why in refusals.items() if why is None) == SERVED
         assert {"one_shot", "pull", "push", "push_two_kernel"} <= set(OURS)
 
@@ -41,6 +48,7 @@ class TestServing:
         assert complaints(ranks, 1, [case("baseline", dim) for dim in (0, 1)]) == []
 
 
+@on_every_fabric
 @pytest.mark.parametrize("variant", SERVED)
 class TestEveryVariant:
     def test_is_right_for_all_types_layouts_and_biases(self, ranks, variant):
@@ -51,7 +59,7 @@ class TestEveryVariant:
             )
             if padded == (bias and dtype == "bfloat16")  # half of the pairs: the rest is alike
         ]
-        assert complaints(ranks, 2, cases) == []
+        assert complaints(ranks, ranks.few, cases) == []
 
     @pytest.mark.parametrize("gather_dim", [0, 1])
     def test_is_right_for_few_and_ragged_rows_and_odd_sizes(self, ranks, variant, gather_dim):
@@ -79,9 +87,7 @@ class TestConfigs:
     def check(ranks, tried, which, world_size=2):
         configs = ranks.run(world_size, f"{TASKS}:extreme_configs", case=tried)[0][which]
         assert len(configs) >= 2
-        gather_dim = tried.fields["gather_dim"]
-        fields = {k: v for k, v in tried.fields.items() if k != "gather_dim"}
-        cases = [case(tried.variant, gather_dim, config, **fields) for config in configs]
+        cases = [replace(tried, config=config) for config in configs]
         assert complaints(ranks, world_size, cases) == []
 
 
@@ -112,9 +118,10 @@ class TestBackToBack:
         found = self.run(ranks, 2, cases, generations=6, first_generation=2**31 - 3)
         assert found == []
 
+    @on_every_fabric
     def test_results_repeat_bit_for_bit(self, ranks, variant):
         space_end = {"BLOCK_M": 16, "BLOCK_N": 32, "BLOCK_K": 16, "GROUP_M": 1, "SPLIT_K": 4,
-                     "SWAP_AB": False, "SOURCES_PER_WAIT": 1, "CHUNKS": 2,
+                     "SWAP_AB": False, "SOURCES_PER_WAIT": 1, "CHUNKS": 2, "SENDERS": 1,
                      "SEND_BLOCK": 1024}  # fmt: skip
         tried = case(variant, 1, space_end)
         for bits in ranks.run(3, f"{TASKS}:bits_of_calls", case=tried, calls=3):
@@ -132,6 +139,7 @@ class TestBackToBack:
         return [text for texts in found for text in texts]
 
 
+@on_every_fabric
 class TestOnePool:
     def test_variants_and_problems_take_turns(self, ranks):
         cases = [

@@ -39,6 +39,10 @@ for name in ("h100", "mi300x"):
         "push": (probes.transfer, {"PULL": False, "BLOCK": 4096}, {"num_warps": 8}, copy),
         "pull": (probes.transfer, {"PULL": True, "BLOCK": 4096}, {"num_warps": 8}, copy),
         "play": (probes.ping_pong, play, {"num_warps": 1}, (i64, i64, 0, 1, 1, 50)),
+        "hand over": (
+            probes.hand_over, play | {"BLOCK": 1024}, {"num_warps": 1},
+            (i64, i64, i64, i64, 0, 1, 1, 50),
+        ),
         "order": (probes.start_order, {"BUSY": 20}, warps, (i32, i32)),
     }
     for what, (function, constants, options, args) in launches.items():
@@ -78,16 +82,20 @@ class TestTransfer:
         assert torch.equal(target, source)
 
 
-class TestPingPong:
-    def control(self, signalled: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """A control block of rank 0 to which rank 1 has signalled this round, and its report."""
-        report = torch.zeros(sync.REPORT_WORDS, dtype=torch.int64)
-        words = torch.zeros(2, sync.SIGNALS.value + WORLD, dtype=torch.int64)
-        words[:, sync.LIMIT.value] = 20_000  # microseconds
-        words[:, sync.STATUS.value] = report.data_ptr()
-        words[0, sync.SIGNALS.value + 1] = signalled
-        return words, report
+def control_blocks(signalled: int, more: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+    """Control blocks of two ranks, `more` words behind each, and the report of rank 0.
 
+    To rank 0, rank 1 has signalled the round `signalled`.
+    """
+    report = torch.zeros(sync.REPORT_WORDS, dtype=torch.int64)
+    words = torch.zeros(2, sync.SIGNALS.value + WORLD + more, dtype=torch.int64)
+    words[:, sync.LIMIT.value] = 20_000  # microseconds
+    words[:, sync.STATUS.value] = report.data_ptr()
+    words[0, sync.SIGNALS.value + 1] = signalled
+    return words, report
+
+
+class TestPingPong:
     def play(self, words: torch.Tensor, first_round: int, rounds: int) -> None:
         bases = torch.tensor([words[0].data_ptr(), words[1].data_ptr()])
         probes.ping_pong[(1,)](
@@ -95,17 +103,35 @@ class TestPingPong:
         )
 
     def test_signals_each_round_to_the_peer(self):
-        words, report = self.control(signalled=7)
+        words, report = control_blocks(signalled=7)
         self.play(words, first_round=5, rounds=3)
         assert words[1, sync.SIGNALS.value] == 7
         assert not report.any()
 
     def test_ends_at_the_first_answer_that_does_not_come(self):
-        words, report = self.control(signalled=2)
+        words, report = control_blocks(signalled=2)
         self.play(words, first_round=1, rounds=1000)
         assert words[1, sync.SIGNALS.value] == 3
         code, rank, _, _, source, wanted, seen, _ = report.tolist()
         assert (code, rank, source, wanted, seen) == (sync.TIMED_OUT.value, 0, 1, 3, 2)
+
+
+class TestHandOver:
+    @pytest.mark.parametrize("stale_words", [0, 1, 16])
+    def test_words_of_an_earlier_round_are_counted(self, stale_words):
+        words, report = control_blocks(signalled=7, more=16)
+        inboxes = words[:, sync.SIGNALS.value + WORLD :]
+        inboxes[0] = 7
+        inboxes[0, :stale_words] = 6
+        found = torch.full((16,), -1)
+        bases = torch.tensor([words[0].data_ptr(), words[1].data_ptr()])
+        probes.hand_over[(1,)](
+            inboxes[0], found, words[0], bases, 0, 1, 7, 1,
+            WORLD=WORLD, BACKEND="interpreter", BLOCK=16,
+        )  # fmt: skip
+        assert found.tolist() == [1] * stale_words + [0] * (16 - stale_words)
+        assert inboxes[1].tolist() == [7] * 16
+        assert not report.any()
 
 
 def test_tickets_are_given_in_the_order_of_starts():

@@ -65,8 +65,8 @@ class TestKernelHash:
         edit(tree, "device/sync.py", r"time\.sleep\((.*)\)", r"time.sleep(1 * \1)")
         assert {"push", "pull", "push_two_kernel", "one_shot"} <= stale(tree, unchanged)
 
-    def test_an_edit_of_the_compile_options_concerns_the_fused(self, tree, unchanged):
-        edit(tree, f"{OP}/fused.py", '"enable_fp_fusion": True', '"enable_fp_fusion": False')
+    def test_an_edit_of_the_fused_plan_concerns_the_fused(self, tree, unchanged):
+        edit(tree, f"{OP}/fused.py", r"split_k > 1 else 1", "split_k > 1 else 2")
         assert stale(tree, unchanged) == {"push", "pull", "push_two_kernel"}
 
     def test_a_wider_space_makes_nothing_stale(self, tree, unchanged):

@@ -4,28 +4,32 @@ from __future__ import annotations
 
 import pytest
 
-from tests.ranks import variant_names
+from tests.ranks import on_every_fabric, variant_names
 
 TASKS = "tests.kernels.sync_tasks"
 BOUND = 0.8
+SHORTEST = {"host": BOUND, "cuda": 0.9 * BOUND}  # GPUs count polls, of which the rate is measured
 FUSED_OR_ONE_SHOT = [name for name in variant_names() if name not in ("baseline", "registered")]
 
 
+@on_every_fabric
 class TestGenerations:
     @pytest.mark.parametrize("first", [0, 2**31 - 3, 2**32 - 3])
     def test_each_call_advances_by_one_however_many_programs_it_has(self, ranks, first):
         grids = [1, 7, 3, 100, 1, 2]
-        found = ranks.run(1, f"{TASKS}:generations", grids=grids, first=first)[0]
+        found = ranks.run(ranks.few, f"{TASKS}:generations", grids=grids, first=first)[0]
         assert found == [[first + 1 + call] * grid for call, grid in enumerate(grids)]
 
 
+@on_every_fabric
 class TestArrivals:
     def test_the_last_of_each_launch_is_told_so_and_leaves_the_counter_at_zero(self, ranks):
-        found = ranks.run(1, f"{TASKS}:arrivals", programs=[1, 5, 2, 5])[0]
+        found = ranks.run(ranks.few, f"{TASKS}:arrivals", programs=[1, 5, 2, 5])[0]
         assert [sum(last) for last, _ in found] == [1, 1, 1, 1]
         assert [counter for _, counter in found] == [0, 0, 0, 0]
 
 
+@on_every_fabric
 class TestSignalsAndWaits:
     def test_a_wait_ends_with_the_data_of_its_signal(self, ranks):
         for found, _, _ in ranks.run(3, f"{TASKS}:messages", rounds=5):
@@ -46,16 +50,17 @@ class TestSignalsAndWaits:
     @pytest.mark.parametrize("word", [5, 2**31 - 1, 2**31 + 1, 2**38])
     def test_a_word_serves_its_generation_and_all_before(self, ranks, word):
         wanted = [word - 1, word, 0, word + 1]
-        found = ranks.run(1, f"{TASKS}:later_generations", word=word, wanted=wanted)[0]
+        found = ranks.run(ranks.few, f"{TASKS}:later_generations", word=word, wanted=wanted)[0]
         assert found == [True, True, True, False]
 
 
+@on_every_fabric
 class TestTimeouts:
     def test_who_waited_for_whom_is_told_and_everybody_stops_waiting(self, ranks):
         first, second, third = ranks.run(3, f"{TASKS}:timeouts", timeout_s=BOUND)
         arrived, seconds = first["first wait"]
         assert not arrived
-        assert BOUND <= seconds < BOUND + 10  # on a busy machine
+        assert SHORTEST[ranks.fabric] <= seconds < BOUND + 10  # on a busy machine
         assert first["next wait"][0] is False
         assert first["next wait"][1] < BOUND / 2
         message = "rank 0 waited 0.8 s for rank 2 (program 0, channel 3, generation 7, seen 0)"
@@ -80,13 +85,14 @@ class TestTimeouts:
         assert any(pair in message for pair in pairs), message
 
 
+@on_every_fabric
 @pytest.mark.parametrize("variant", FUSED_OR_ONE_SHOT)
 class TestAbsentPeer:
     @pytest.mark.parametrize("gather_dim", [0, 1])
     def test_outputs_that_need_it_are_nan_until_a_reset(self, ranks, variant, gather_dim):
         from tests.kernels.tasks import Case
 
-        case = Case(variant, {"m": 33, "n": 16, "k": 6, "gather_dim": gather_dim})
+        case = Case(variant, {"m": 33, "n": 16, "k": 48, "gather_dim": gather_dim})
         found = ranks.run(3, f"{TASKS}:absent_peer", case=case, timeout_s=BOUND)
         for rank in found[:-1]:
             assert rank["error"] is not None

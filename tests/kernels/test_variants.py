@@ -13,7 +13,27 @@ PROBLEMS = [
     {"m": m, "n": 3584, "k": 8192, "gather_dim": dim, "world_size": 8}
     for m in (1, 64, 1024)
     for dim in (0, 1)
-] + [{"m": 17, "n": 37, "k": 66, "gather_dim": 1, "world_size": 2}]
+] + [
+    {"m": 17, "n": 37, "k": 66, "gather_dim": 1, "world_size": 2},
+    {"m": 5, "n": 32, "k": 32, "gather_dim": 1, "world_size": 2},  # too short a K to be split
+]
+SPACED = {
+    OP: PROBLEMS,
+    "matmul_all_reduce": [
+        *(
+            {"m": m, "n": 8192, "k": k, "world_size": 8}
+            for m in (1, 64, 1024)
+            for k in (1024, 3584)
+        ),
+        {"m": 8192, "n": 8192, "k": 3584, "world_size": 4, "dtype": "bfloat16"},
+        {"m": 17, "n": 37, "k": 33, "world_size": 2},
+    ],
+    "matmul_reduce_scatter": [
+        *({"m": m, "n": 8192, "k": 3584, "world_size": 8} for m in (1, 64, 1024, 16384)),
+        {"m": 256, "n": 4096, "k": 1792, "world_size": 4, "scatter_dim": 1, "dtype": "bfloat16"},
+        {"m": 17, "n": 37, "k": 33, "world_size": 2},
+    ],
+}
 
 
 def problem(**fields):
@@ -47,13 +67,15 @@ class TestDiscovery:
         )
 
 
-@pytest.mark.parametrize("name", variant_names())
+@pytest.mark.parametrize(
+    ("op", "name"), [(op, name) for op in SPACED for name in variant_names(op)]
+)
 @pytest.mark.parametrize("hardware", KNOWN.values(), ids=list(KNOWN))
 class TestSpaces:
-    def test_first_configs_lie_in_the_space_and_are_not_refused(self, name, hardware):
-        variant = variants(OP)[name]
-        for fields in PROBLEMS:
-            tried = problem_class(OP)(**fields)
+    def test_first_configs_lie_in_the_space_and_are_not_refused(self, op, name, hardware):
+        variant = variants(op)[name]
+        for fields in SPACED[op]:
+            tried = problem_class(op)(**fields)
             if variant.refuses_problem(tried, hardware) is not None:
                 continue
             space, first = variant.space(tried, hardware), variant.first_configs(tried, hardware)
@@ -64,9 +86,9 @@ class TestSpaces:
                 assert all(config[knob] in values for knob, values in space.items()), config
                 assert variant.refuses_config(tried, hardware, config) is None, config
 
-    def test_knobs_have_no_value_twice(self, name, hardware):
-        for fields in PROBLEMS:
-            space = variants(OP)[name].space(problem_class(OP)(**fields), hardware)
+    def test_knobs_have_no_value_twice(self, op, name, hardware):
+        for fields in SPACED[op]:
+            space = variants(op)[name].space(problem_class(op)(**fields), hardware)
             assert all(len(set(values)) == len(values) for values in space.values())
 
 
@@ -107,3 +129,60 @@ class TestProblem:
 
     def test_the_rank_without_rows_receives_everything(self):
         assert problem(m=5, gather_dim=0).cost.link_bytes == 2 * 5 * 64
+
+
+class TestReducedProblem:
+    @pytest.mark.parametrize(
+        ("fields", "message"),
+        [
+            ({"k": 0}, "k is 0"),
+            ({"world_size": 0}, "world_size is 0"),
+            ({"dtype": "float32"}, "float32 is not one of"),
+            ({"weight_layout": "mn"}, "weight_layout"),
+        ],
+    )
+    def test_impossible_dimensions_are_refused(self, fields, message):
+        with pytest.raises(PlanError, match=message):
+            reduced(**fields)
+
+    def test_the_cost_counts_each_element_once_and_what_two_shots_receive(self):
+        cost = reduced(residual=True).cost
+        assert cost.flops == 2 * 16 * 32 * 64
+        assert cost.memory_bytes == 2 * (16 * 64 + 64 * 32 + 2 * 16 * 32)
+        assert cost.link_bytes == 2 * 2 * 16 * 32 * 3 // 4
+
+    def test_a_slot_holds_all_partial_sums_only_where_one_shot_serves(self):
+        small, large = reduced(m=1024, n=8192), reduced(m=1025, n=8192)
+        assert small.slot_bytes >= 4 * 4 * 1024 * 8192
+        assert large.slot_bytes < small.slot_bytes
+        assert large.slot_bytes >= 2 * 2 * 1025 * 8192
+
+
+class TestScatteredProblem:
+    def test_columns_that_do_not_split_are_refused(self):
+        with pytest.raises(PlanError, match="n=30 is not divisible by 4 ranks"):
+            reduced("matmul_reduce_scatter", n=30, scatter_dim=1)
+        with pytest.raises(PlanError, match="scatter_dim is 2"):
+            reduced("matmul_reduce_scatter", scatter_dim=2)
+
+    @pytest.mark.parametrize("m", [1, 3, 4, 5, 9, 16])
+    def test_shards_have_one_size_and_their_rows_add_up(self, m):
+        tried = reduced("matmul_reduce_scatter", m=m)
+        rows = [tried.rows_of(rank) for rank in range(4)]
+        assert sum(rows) == m
+        assert max(rows) == tried.shard_rows
+
+    def test_the_cost_counts_what_a_shard_receives(self):
+        for dim in (0, 1):
+            cost = reduced("matmul_reduce_scatter", scatter_dim=dim).cost
+            assert cost.memory_bytes == 2 * (16 * 64 + 64 * 32 + 16 * 32 // 4)
+            assert cost.link_bytes == 2 * 3 * 16 * 32 // 4
+
+    def test_large_sums_do_not_travel_as_float32(self):
+        assert reduced("matmul_reduce_scatter").wires == ("float16", "float32")
+        assert reduced("matmul_reduce_scatter", m=4096, n=8192).wires == ("float16",)
+
+
+def reduced(op="matmul_all_reduce", **fields):
+    sizes = {"m": 16, "n": 32, "k": 64, "world_size": 4}
+    return problem_class(op)(**sizes | fields)

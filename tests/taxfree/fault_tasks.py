@@ -7,49 +7,58 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator
+from contextvars import Context
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from taxfree_kernels.errors import PeerTimeout
 from taxfree_kernels.fabric.base import Fabric
+from taxfree_kernels.launch import Kernel, launching_through
 from tests.kernels.tasks import Case, Inputs, bound_waits, private
 
 
 def call_with_a_fault(
-    fabric: Fabric, case: Case, kind: signal.Signals, signals: int, bound_s: float
+    fabric: Fabric, case: Case, kind: signal.Signals, phase: str, bound_s: float
 ) -> dict[str, Any]:
-    """A right call, then two in the first of which the last rank sends itself a signal.
+    """A right call, then two in one of which the last rank sends itself a signal.
 
     Args:
         kind: SIGKILL or SIGSTOP.
-        signals: that the rank still sends to its peers before that.
+        phase: of the two calls: "before" the rank has signalled any peer, "during" its sends, or
+            "after" them, before those of the second call.
         bound_s: of waits.
     """
     plan, inputs = case.plan(fabric), Inputs(fabric, case, seed=1, integers=True)
     found: dict[str, Any] = {"before": _is_right(inputs, inputs.run(plan)), "calls": []}
     bound_waits(fabric, bound_s)
     if fabric.rank == fabric.world_size - 1:
-        with _interrupted(signals, lambda: os.kill(os.getpid(), kind)):
+        if phase == "after":
             inputs.run(plan)
+            fabric.synchronize()
+        interrupted = _interrupted if fabric.backend == "interpreter" else _cut_short
+        with interrupted(int(phase == "during"), lambda: os.kill(os.getpid(), kind)):
             inputs.run(plan)
         return found
     for _ in range(2):
         begin = time.monotonic()
         out = inputs.run(plan)
         error = _error(fabric)
-        found["calls"].append((_is_right(inputs, out), error, time.monotonic() - begin))
+        seconds = time.monotonic() - begin
+        found["calls"].append((_is_right(inputs, out), error, seconds))
         if error is not None:
             break
     return found
 
 
 def call_again(fabric: Fabric, case: Case) -> bool:
-    """Reset, and call three times."""
+    """Reset, and call three times: whether all is well."""
     bound_waits(fabric, 30.0)  # a busy machine is no fault
     plan, inputs = case.plan(fabric), Inputs(fabric, case, seed=2, integers=True)
     right = [_is_right(inputs, inputs.run(plan)) for _ in range(3)]
-    fabric.pool.check()
-    return all(right)
+    return all(right) and _error(fabric) is None
 
 
 def call_with_a_late_rank(
@@ -64,8 +73,8 @@ def call_with_a_late_rank(
             time.sleep(late_s)
         begin = time.monotonic()
         out = inputs.run(plan)
-        seconds = time.monotonic() - begin
         error = _error(own)
+        seconds = time.monotonic() - begin
         own.barrier()
         return _is_right(inputs, out), error, seconds, call_again(own, case)
 
@@ -81,6 +90,7 @@ def _is_right(inputs: Inputs, out: Any) -> bool:
 
 
 def _error(fabric: Fabric) -> str | None:
+    fabric.synchronize()
     try:
         fabric.pool.check()
     except PeerTimeout as error:
@@ -110,3 +120,21 @@ def _interrupted(signals: int, interrupt: Callable[[], Any]) -> Iterator[None]:
         yield
     finally:
         del builder.create_atomic_rmw
+
+
+@contextlib.contextmanager
+def _cut_short(programs: int, interrupt: Callable[[], Any]) -> Iterator[None]:
+    """Within the context, do something before a launch, of which so many programs have then run.
+
+    These are senders, whose ids are the lowest. Compiled kernels cannot be interrupted.
+    """
+
+    def launch(kernel: Kernel, args: tuple[Any, ...]) -> None:
+        if programs:
+            Context().run(replace(kernel, grid=programs), *args)
+            torch.cuda.synchronize()
+        interrupt()
+        Context().run(kernel, *args)
+
+    with launching_through(launch):
+        yield

@@ -8,13 +8,12 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from taxfree import bench, identity
+from taxfree import bench, explain, identity
 from taxfree.bench import Knowledge, Measured
 from taxfree.bounds import Bounds, Peaks
 from taxfree.devices import fabric_for, heap_bytes, require
 from taxfree.dispatch import Choice
 from taxfree.errors import HardwareError, UsageError
-from taxfree.explain import explain
 from taxfree.measure import Timing
 from taxfree.trial import Outcome
 from taxfree_kernels.all_gather_matmul.problem import AllGatherMatmul
@@ -165,7 +164,7 @@ class TestDevices:
         assert heap_bytes([PROBLEM]) == 4 << 20
 
 
-def test_a_problem_is_measured_and_explained_on_the_host():
+def test_a_problem_is_measured_on_the_host():
     knowledge = Knowledge((record(measurement("push", DEFAULT)),), None)
     (result,) = bench.run(OP, [PROBLEM], "host", knowledge, only=["one_shot"])
     assert [row.variant for row in result.rows] == ["baseline", "one_shot", "dispatch"]
@@ -175,12 +174,26 @@ def test_a_problem_is_measured_and_explained_on_the_host():
     assert all(len(row.samples_us) == 5 and row.median_us > 0 for row in result.rows)
     assert result.bounds.t_gemm_us > 0
     assert all(0 < rate < 1e16 for rate in vars(result.peaks).values())
-    explained = explain(result)
-    assert [pipeline.variant for pipeline in explained.pipelines] == [
-        "baseline", "one_shot", "push",
+
+
+def test_a_problem_is_explained_on_the_host():
+    knowledge = Knowledge((record(measurement("push", DEFAULT)),), None)
+    ((_, explained),) = explain.run(OP, [PROBLEM], "host", knowledge, only=["one_shot"])
+    assert [(each.variant, each.is_dispatched) for each in explained.pipelines] == [
+        ("baseline", False), ("one_shot", False), ("push", True),
     ]  # fmt: skip
-    assert explained.pipelines[-1].is_dispatched
+    assert [each.kernels for each in explained.pipelines] == [3, 2, 1]
     assert explained.choice.kind == "exact"
     assert any(rung.found for rung in explained.ladder)
-    assert explained.rows()[0]["t_graph_us"] is None
-    assert "t_graph_us" in explained.unmeasured
+    for row in explained.rows():
+        assert row["t_graph_us"] is None
+        assert row["launch_us"] is None
+        assert "no graphs" in row["unsplit"]
+        assert [rank["rank"] for rank in row["ranks"]] == [0, 1]
+        known = sum(part["us"] for part in row["parts"]) + row["t_bound_us"] + row["residual_us"]
+        assert known == pytest.approx(row["t_eager_us"])
+    baseline = explained.rows()[0]
+    assert [part["name"] for part in baseline["parts"]] == [
+        "skew", "latency", "transfer", "re-layout", "matmul",
+    ]  # fmt: skip
+    assert baseline["parts"][3]["memory_bytes"] == 2 * PROBLEM.m * PROBLEM.k * 2

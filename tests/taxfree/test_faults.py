@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import time
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -15,10 +17,14 @@ from tests.ranks import (
     PYTHON,
     TIMEOUT_S,
     environment,
+    on_every_fabric,
     processes,
     replies_of_survivors,
+    require,
+    start_group,
     variant_names,
     wait_until_gone,
+    workers_of,
 )
 
 TASKS = "tests.taxfree.fault_tasks"
@@ -27,36 +33,28 @@ ALLOWED = BOUND + 2
 OURS = [name for name in variant_names() if name not in ("baseline", "registered")]
 
 #: two chunks of rows, so that push has four signals to send among three ranks, pull two
-FIELDS = {"m": 5, "n": 16, "k": 12, "gather_dim": 1}
-BEFORE, DURING = 0, 1
-AFTER = {"pull": 2}  # others send one signal per chunk and peer
+FIELDS = {"m": 5, "n": 16, "k": 48, "gather_dim": 1}
 
 
 def case(variant):
-    from taxfree_kernels.hardware import KNOWN
-    from taxfree_kernels.variant import problem_class, variants
     from tests.kernels.tasks import Case
 
-    problem = problem_class("all_gather_matmul")(**FIELDS, world_size=3)
-    config = variants("all_gather_matmul")[variant].first_configs(problem, KNOWN["cpu"])[0]
-    return Case(variant, FIELDS, config | {"CHUNKS": 2})
+    return Case(variant, FIELDS, {"CHUNKS": 2})
 
 
 @pytest.fixture
-def group():
-    from taxfree.group import WorkerGroup
-
-    found = WorkerGroup(3, "host", HEAP_BYTES, TIMEOUT_S)
+def group(fabric):
+    found = start_group(3, fabric)
     pids = processes(found)
     yield found
     found.kill()
     assert wait_until_gone(pids, 5) == []
 
 
-def survive(group, variant, kind, signals):
+def survive(group, variant, kind, phase):
     found = replies_of_survivors(
         group, f"{TASKS}:call_with_a_fault", 30, [0, 1],
-        case=case(variant), kind=kind, signals=signals, bound_s=BOUND,
+        case=case(variant), kind=kind, phase=phase, bound_s=BOUND,
     )  # fmt: skip
     assert found.keys() == {0, 1}
     assert all(each["before"] for each in found.values())
@@ -70,23 +68,23 @@ def assert_told(call):
     assert "rank 2" in error, error
 
 
-PHASES = [("push", "before"), ("push", "during"), ("push", "after"), ("pull", "during")]
+PHASES = ("before", "during", "after")
+OFTEN = [("push", phase) for phase in PHASES] + [("pull", "during")]
+
+
+def deaths():
+    """Fabric, variant and phase: a few always, and what takes long with the long tests."""
+    for variant, phase in product(OURS, PHASES):
+        marks = [] if (variant, phase) in OFTEN else pytest.mark.soak
+        yield pytest.param("host", variant, phase, marks=marks)
+    for phase in PHASES:
+        yield pytest.param("cuda", "push", phase, marks=pytest.mark.gpu)
 
 
 class TestARankThatDies:
-    @pytest.mark.parametrize(
-        ("variant", "phase"),
-        [
-            pytest.param(
-                variant, phase, marks=[] if (variant, phase) in PHASES else pytest.mark.soak
-            )
-            for variant in OURS
-            for phase in ("before", "during", "after")
-        ],
-    )
+    @pytest.mark.parametrize(("fabric", "variant", "phase"), list(deaths()), indirect=["fabric"])
     def test_is_named_by_all_survivors_within_the_bound(self, group, variant, phase):
-        signals = {"before": BEFORE, "during": DURING, "after": AFTER.get(variant, 4)}[phase]
-        for calls in survive(group, variant, signal.SIGKILL, signals):
+        for calls in survive(group, variant, signal.SIGKILL, phase):
             assert_told(calls[-1])
             if phase == "after":  # its part of the first call was done
                 assert len(calls) == 2
@@ -96,8 +94,9 @@ class TestARankThatDies:
 
 
 class TestARankThatStops:
+    @on_every_fabric
     def test_is_named_and_after_it_goes_on_a_reset_helps(self, group):
-        for calls in survive(group, "push", signal.SIGSTOP, DURING):
+        for calls in survive(group, "push", signal.SIGSTOP, "during"):
             assert_told(calls[-1])
         os.kill(processes(group)[2], signal.SIGCONT)
         state, _ = group._connections[2].recv()
@@ -113,6 +112,7 @@ class TestARankThatStops:
         assert not group.is_alive
 
 
+@on_every_fabric
 @pytest.mark.parametrize("variant", OURS)
 class TestARankThatIsLate:
     def test_by_less_than_the_bound_changes_nothing(self, ranks, variant):
@@ -131,6 +131,11 @@ class TestARankThatIsLate:
         return ranks.run(3, f"{TASKS}:call_with_a_late_rank", case=case(variant), **times)
 
 
+def shared_memory():
+    """Names of shared memory; NCCL's own is left behind by ranks that die while it opens."""
+    return {name for name in os.listdir("/dev/shm") if not name.startswith("nccl-")}
+
+
 class TestALostController:
     def test_takes_busy_workers_with_it_and_leaves_no_shared_memory(self, tmp_path):
         source = (
@@ -140,7 +145,7 @@ class TestALostController:
             "print(*(process.pid for process in group._processes), flush=True)\n"
             f"group.call('{TASKS}:be_busy', 60, folder=pathlib.Path(sys.argv[1]))"
         )
-        before = set(os.listdir("/dev/shm"))
+        before = shared_memory()
         controller = subprocess.Popen(
             [PYTHON, "-c", source, str(tmp_path)],
             env=environment(TMPDIR=str(tmp_path)),
@@ -154,7 +159,7 @@ class TestALostController:
             controller.kill()
         assert len(pids) == 2
         assert wait_until_gone(pids, 5) == []
-        assert set(os.listdir("/dev/shm")) == before
+        assert shared_memory() == before
 
     def test_that_dies_while_it_starts_them_leaves_none_behind(self, tmp_path):
         source = (
@@ -201,3 +206,34 @@ class TestAGroup:
         assert folder.is_dir()
         group.kill()
         assert not folder.exists()
+
+
+class TestTheCommandLine:
+    @on_every_fabric
+    def test_ends_with_code_5_when_a_rank_is_killed_and_leaves_nothing_behind(
+        self, fabric, tmp_path
+    ):
+        require(2, fabric)
+        before = shared_memory()
+        bench = ["bench", "--fabric", fabric, "--gpus", "2", "--shapes", "m=5 n=32 k=32"]
+        variables = {"TMPDIR": str(tmp_path), "TAXFREE_DB": str(tmp_path / "tuning.sqlite")}
+        process = subprocess.Popen(
+            [PYTHON, "-m", "taxfree_cli.app", *bench],
+            env=environment(**variables),
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        with process:
+            while len(pids := workers_of(process.pid)) < 2:
+                assert process.poll() is None
+                time.sleep(0.05)
+            time.sleep(3.0)  # they open the fabric, or measure
+            os.kill(pids[1], signal.SIGKILL)
+            errors = process.stderr.read()
+        assert process.returncode == 5
+        assert re.search(r"^error: rank \d died in \w+ \(SIGKILL\)", errors, re.MULTILINE)
+        assert "Traceback" not in errors
+        assert wait_until_gone(pids, 5) == []
+        assert shared_memory() == before
+        assert list(tmp_path.glob("taxfree-*")) == []

@@ -150,7 +150,7 @@ class TestTables:
         half = dataclasses.replace(ROWS[0], problem=ROWS[0].problem | {"dtype": "bfloat16"})
         save(Results({}, (*ROWS, half)), tmp_path / "r.json")
         text = script("tables").update(self.TEXT.replace(" dtype=float16", ""), tmp_path)
-        assert text.count("| M |") == 2
+        assert text.count("| m |") == 2
 
     def test_the_documents_are_up_to_date(self):
         command = [sys.executable, "benchmarks/tables.py", "--check"]

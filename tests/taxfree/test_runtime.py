@@ -1,10 +1,9 @@
-"""The run-time dispatcher on two real ranks of the host fabric."""
+"""The run-time dispatcher on real ranks: of the host fabric, and what depends on it on GPUs."""
 
 from __future__ import annotations
 
 import dataclasses
 import warnings
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -12,20 +11,15 @@ import torch
 import torch.distributed as dist
 
 from taxfree.errors import UsageError
-from taxfree.group import WorkerGroup
+from tests.ranks import Ranks, on_every_fabric
 
 OP = "all_gather_matmul"
-M, N, K, WORLD = 5, 32, 32, 2
+M, N, K = 5, 32, 36
+WORLD = 2  # of ranks of the host; on GPUs those that are there
 
 
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[WorkerGroup]:
-    with WorkerGroup(WORLD, "host", 4 << 20, 10.0) as group:
-        yield group
-
-
-def run(ranks: WorkerGroup, scenario: str, **arguments: Any) -> list[Any]:
-    return ranks.call(f"{__name__}:on_rank", 60.0, scenario=scenario, **arguments)
+def run(ranks: Ranks, scenario: str, **arguments: Any) -> list[Any]:
+    return ranks.run(ranks.few, f"{__name__}:on_rank", scenario=scenario, **arguments)
 
 
 def on_rank(fabric: Any, scenario: str, **arguments: Any) -> Any:
@@ -35,16 +29,17 @@ def on_rank(fabric: Any, scenario: str, **arguments: Any) -> Any:
 # -- what runs on the ranks --------------------------------------------------------------------
 
 
-def problem_of(**changes: Any) -> Any:
+def problem_of(op: str = OP, **changes: Any) -> Any:
     from taxfree_kernels.variant import problem_class
 
-    return problem_class(OP)(**{"m": M, "n": N, "k": K, "world_size": WORLD, **changes})
+    world = {"world_size": dist.get_world_size()}
+    return problem_class(op)(**{"m": M, "n": N, "k": K} | world | changes)
 
 
 def tensors_of(fabric: Any, problem: Any, seed: int = 1) -> tuple[Any, torch.Tensor]:
-    from taxfree_kernels.variant import operation
+    from taxfree_kernels.variant import op_of, operation
 
-    found = operation(OP)
+    found = operation(op_of(problem))
     inputs = found.make_inputs(problem, fabric.rank, seed, fabric.device, integers=True)
     reference = found.reference(problem, fabric.rank, seed, fabric.device, integers=True)
     return inputs, reference.to(inputs[0].dtype)
@@ -52,16 +47,18 @@ def tensors_of(fabric: Any, problem: Any, seed: int = 1) -> tuple[Any, torch.Ten
 
 def record_of(fabric: Any, problem: Any, variant: str = "push") -> Any:
     from taxfree import identity
-    from taxfree_kernels.variant import variants
+    from taxfree_kernels.variant import op_of, variants
     from taxfree_tuning_db import Measurement, Record
 
+    op = op_of(problem)
+
     def measured(name: str, config: dict[str, Any], us: float) -> Measurement:
-        hashes = identity.kernel_hashes(OP)
+        hashes = identity.kernel_hashes(op)
         return Measurement(name, config, hashes[name], {"eager": us}, {"eager": 0.0}, 1, None)
 
-    config = variants(OP)[variant].first_configs(problem, fabric.hardware)[0]
+    config = variants(op)[variant].first_configs(problem, fabric.hardware)[0]
     return Record(
-        op=OP, problem=dataclasses.asdict(problem),
+        op=op, problem=dataclasses.asdict(problem),
         hardware=identity.hardware_fingerprint(fabric.hardware),
         software=identity.software_fingerprint(),
         winner=measured(variant, config, 1.0), baseline=measured("baseline", {}, 2.0),
@@ -86,6 +83,68 @@ def call_fused(fabric: Any, gather_dim: int, bias: bool, m: int) -> Any:
         right.append(torch.equal(y, expected))
     rt.check()
     return all(right), rt.choice(problem).variant, list(rt.stats().values())
+
+
+def call_reduction(fabric: Any, bias: bool, residual: bool) -> Any:
+    problem = problem_of("matmul_all_reduce", bias=bias, residual=residual)
+    rt = runtime_of(fabric, record_of(fabric, problem))
+    (x, weight, *addends), expected = tensors_of(fabric, problem)
+    right = [torch.equal(rt.matmul_all_reduce(x, weight, *addends), expected) for _ in range(3)]
+    out = torch.empty_like(expected)
+    given = rt.matmul_all_reduce(x, weight, *addends, out=out) is out
+
+    def model(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return rt.matmul_all_reduce(x, weight, *addends) * 2
+
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")(x, weight)
+    right += [given, torch.equal(out, expected), torch.equal(compiled, expected * 2)]
+    return all(right), rt.choice(problem).variant, list(rt.stats().values())
+
+
+def call_scatter(fabric: Any, scatter_dim: int, m: int) -> Any:
+    problem = problem_of("matmul_reduce_scatter", scatter_dim=scatter_dim, m=m)
+    rt = runtime_of(fabric, record_of(fabric, problem))
+    (x, weight), expected = tensors_of(fabric, problem)
+
+    def model(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return rt.matmul_reduce_scatter(x, weight, scatter_dim) * 2
+
+    out = torch.empty_like(expected)
+    right = [
+        torch.equal(rt.matmul_reduce_scatter(x, weight, scatter_dim), expected),
+        rt.matmul_reduce_scatter(x, weight, scatter_dim, out=out) is out,
+        torch.equal(out, expected),
+        torch.equal(torch.compile(model, fullgraph=True, backend="aot_eager")(x, weight), 2 * out),
+    ]
+    return all(right), rt.choice(problem).variant, list(rt.stats().values())
+
+
+def call_scatter_badly(fabric: Any, n: int, scatter_dim: int) -> str:
+    rt = runtime_of(fabric)
+    x, weight = torch.zeros(M, K).half(), torch.zeros(K, n).half()
+    try:
+        rt.matmul_reduce_scatter(x, weight, scatter_dim)
+    except UsageError as error:
+        return error.message
+    return "no error"
+
+
+def call_reduction_badly(fabric: Any, what: str) -> str:
+    rt = runtime_of(fabric)
+    (x, weight, *_), _ = tensors_of(fabric, problem_of("matmul_all_reduce"))
+    bias, residual = x.new_zeros(N), x.new_zeros(M, N)
+    bad = {
+        "rows": (x[:, :-1], weight),
+        "vector": (x[0], weight),
+        "bias": (x, weight, bias[1:]),
+        "residual": (x, weight, bias, residual[1:]),
+        "dtype": (x, weight, bias, residual.float()),
+    }[what]
+    try:
+        rt.matmul_all_reduce(*bad)
+    except UsageError as error:
+        return error.message
+    return "no error"
 
 
 def call_neighbour(fabric: Any) -> Any:
@@ -119,6 +178,38 @@ def call_compiled(fabric: Any) -> Any:
     before = next(iter(rt.stats().values()))["exact"]
     right = torch.equal(compiled(a, weight), expected * 2)
     return right, next(iter(rt.stats().values()))["exact"] - before
+
+
+def call_in_a_graph(fabric: Any) -> Any:
+    problem = problem_of()
+    rt = runtime_of(fabric, record_of(fabric, problem))
+    (a, weight, _), _ = tensors_of(fabric, problem)
+    rt.prepare([problem])
+    rt.all_gather_matmul(a, weight, gather_dim=1)
+    fabric.barrier()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        outputs = [rt.all_gather_matmul(a, weight, gather_dim=1) for _ in range(3)]
+    right = []
+    for seed in range(5):
+        (new_a, new_weight, _), expected = tensors_of(fabric, problem, seed)
+        a.copy_(new_a)
+        weight.copy_(new_weight)
+        graph.replay()
+        right += [torch.equal(out, expected) for out in outputs]
+    rt.check()
+    return right
+
+
+def call_alike_but_for_one(fabric: Any) -> str:
+    rt = runtime_of(fabric)
+    problem = problem_of(m=M + (fabric.rank == 0))
+    (a, weight, _), _ = tensors_of(fabric, problem)
+    try:
+        rt.all_gather_matmul(a, weight, gather_dim=1)
+    except UsageError as error:
+        return error.message
+    return "no error"
 
 
 def call_badly(fabric: Any, what: str) -> str:
@@ -204,10 +295,11 @@ def on_a_group(fabric: Any) -> Any:
 
 
 class TestCalls:
+    @on_every_fabric
     @pytest.mark.parametrize("gather_dim", [0, 1])
     @pytest.mark.parametrize("bias", [False, True])
     def test_a_recorded_problem_runs_its_fused_winner(
-        self, ranks: WorkerGroup, gather_dim: int, bias: bool
+        self, ranks: Ranks, gather_dim: int, bias: bool
     ) -> None:
         for right, variant, stats in run(
             ranks, "call_fused", gather_dim=gather_dim, bias=bias, m=M
@@ -216,17 +308,71 @@ class TestCalls:
             assert variant == "push"
             assert stats == [{"exact": 3}]
 
-    def test_a_rank_may_have_no_rows(self, ranks: WorkerGroup) -> None:
+    @on_every_fabric
+    def test_a_rank_may_have_no_rows(self, ranks: Ranks) -> None:
         assert all(each[0] for each in run(ranks, "call_fused", gather_dim=0, bias=False, m=1))
 
-    def test_a_similar_problem_borrows_a_config(self, ranks: WorkerGroup) -> None:
+    @pytest.mark.parametrize(("bias", "residual"), [(False, False), (True, True)])
+    def test_a_reduction_runs_its_fused_winner(
+        self, ranks: Ranks, bias: bool, residual: bool
+    ) -> None:
+        for right, variant, stats in run(ranks, "call_reduction", bias=bias, residual=residual):
+            assert right
+            assert variant == "push"
+            assert stats == [{"exact": 5}]
+
+    @pytest.mark.parametrize(
+        ("what", "message"),
+        [
+            ("rows", "x has 35 columns, weight 36 rows"),
+            ("vector", "must be matrices"),
+            ("bias", "bias is not a contiguous [32]"),
+            ("residual", "residual is not [5, 32]"),
+            ("dtype", "residual is torch.float32"),
+        ],
+    )
+    def test_tensors_that_do_not_reduce_are_refused(
+        self, ranks: Ranks, what: str, message: str
+    ) -> None:
+        assert all(message in said for said in run(ranks, "call_reduction_badly", what=what))
+
+    @pytest.mark.parametrize(("scatter_dim", "m"), [(0, M), (0, 1), (1, M)])
+    def test_a_scatter_runs_its_fused_winner(self, ranks: Ranks, scatter_dim: int, m: int) -> None:
+        for right, variant, stats in run(ranks, "call_scatter", scatter_dim=scatter_dim, m=m):
+            assert right
+            assert variant == "push"
+            assert stats == [{"exact": 3}]
+
+    @pytest.mark.parametrize(
+        ("n", "scatter_dim", "message"),
+        [(N, 2, "scatter_dim is 2"), (N + 1, 1, "n=33 is not divisible by 2 ranks")],
+    )
+    def test_what_does_not_scatter_is_refused(
+        self, ranks: Ranks, n: int, scatter_dim: int, message: str
+    ) -> None:
+        found = run(ranks, "call_scatter_badly", n=n, scatter_dim=scatter_dim)
+        assert all(message in said for said in found)
+
+    def test_a_similar_problem_borrows_a_config(self, ranks: Ranks) -> None:
         assert run(ranks, "call_neighbour") == [(True, "neighbour")] * WORLD
 
-    def test_the_caller_may_give_the_output(self, ranks: WorkerGroup) -> None:
+    @pytest.mark.gpu
+    @pytest.mark.parametrize("fabric", ["cuda"], indirect=True)
+    def test_a_captured_graph_sees_the_inputs_of_each_replay(self, ranks: Ranks) -> None:
+        assert all(all(right) for right in run(ranks, "call_in_a_graph"))
+
+    def test_the_caller_may_give_the_output(self, ranks: Ranks) -> None:
         assert run(ranks, "call_with_out") == [(True, True)] * WORLD
 
-    def test_compiled_code_calls_it_as_often_as_it_is_written(self, ranks: WorkerGroup) -> None:
-        assert run(ranks, "call_compiled") == [(True, 2)] * WORLD
+    @on_every_fabric
+    def test_compiled_code_calls_it_as_often_as_it_is_written(self, ranks: Ranks) -> None:
+        assert run(ranks, "call_compiled") == [(True, 2)] * ranks.few
+
+    @on_every_fabric
+    def test_a_rank_that_comes_with_another_shape_is_named_by_all(self, ranks: Ranks) -> None:
+        first, *others = run(ranks, "call_alike_but_for_one")
+        assert f"rank 0 calls with AllGatherMatmul(m={M + 1}," in first
+        assert all(f"rank 0 with AllGatherMatmul(m={M + 1}," in said for said in others)
 
     @pytest.mark.parametrize(
         ("what", "message"),
@@ -234,35 +380,33 @@ class TestCalls:
             ("dtype", "not float16 or bfloat16"),
             ("mixed dtypes", "weight is torch.bfloat16"),
             ("vector", "must be matrices"),
-            ("columns", "columns, weight 32 rows"),
+            ("columns", "columns, weight 36 rows"),
             ("strides", "neither stride"),
             ("device", "weight is on meta"),
         ],
     )
     def test_tensors_that_do_not_fit_are_refused(
-        self, ranks: WorkerGroup, what: str, message: str
+        self, ranks: Ranks, what: str, message: str
     ) -> None:
         assert all(message in said for said in run(ranks, "call_badly", what=what))
 
 
 class TestPlanning:
-    def test_an_unprepared_problem_runs_the_baseline_with_one_warning(
-        self, ranks: WorkerGroup
-    ) -> None:
+    def test_an_unprepared_problem_runs_the_baseline_with_one_warning(self, ranks: Ranks) -> None:
         for right, warned, stats, variant in run(ranks, "plan_off"):
             assert right
             assert warned == 1
             assert list(stats.values()) == [{"unprepared": 2}]
             assert variant == "push"
 
-    def test_a_problem_too_large_for_the_heap_runs_the_baseline(self, ranks: WorkerGroup) -> None:
+    def test_a_problem_too_large_for_the_heap_runs_the_baseline(self, ranks: Ranks) -> None:
         for variant, why in run(ranks, "heap_too_small"):
             assert variant == "baseline"
             assert "does not fit" in why
 
 
 class TestInit:
-    def test_it_works_without_a_database(self, ranks: WorkerGroup, tmp_path: Any) -> None:
+    def test_it_works_without_a_database(self, ranks: Ranks, tmp_path: Any) -> None:
         for right, kind, variant, plans, text, said in run(
             ranks, "init_from", db=str(tmp_path / "none.sqlite"), disable_on=None
         ):
@@ -271,12 +415,12 @@ class TestInit:
             assert "never tuned" in text
 
     def test_ranks_that_disagree_run_the_baseline_with_one_warning(
-        self, ranks: WorkerGroup, tmp_path: Any
+        self, ranks: Ranks, tmp_path: Any
     ) -> None:
         results = run(ranks, "init_from", db=str(tmp_path / "none.sqlite"), disable_on=1)
         assert [each[1] for each in results] == ["disabled", "disabled"]
         assert [len(each[-1]) for each in results] == [1, 0]
         assert all(each[0] for each in results)
 
-    def test_each_group_has_a_runtime_of_its_own(self, ranks: WorkerGroup) -> None:
+    def test_each_group_has_a_runtime_of_its_own(self, ranks: Ranks) -> None:
         assert run(ranks, "on_a_group") == [(1, [[8.0] * 3] * 4)] * WORLD

@@ -244,6 +244,11 @@ class TestModel:
         assert {(each.n, each.k) for each in found} == {(1280, 8192), (7168, 8192)}
         assert {each.world_size for each in found} == {8}
 
+    def test_gives_its_row_parallel_matmuls_to_be_reduced(self, config):
+        request = ShapeRequest(model=config(LLAMA_70B), tp=8)
+        found = expand("matmul_all_reduce", request)
+        assert {(each.n, each.k) for each in found} == {(8192, 1024), (8192, 3584)}
+
     def test_is_split_over_each_world_size_without_tp(self, config):
         found = problems("model m=1", model=config(LLAMA_70B), world_sizes=(4, 8))
         assert [(each.n, each.world_size) for each in found] == [
@@ -394,3 +399,15 @@ def test_fields_are_those_of_the_problem():
     specs = field_specs(problem_class(OP))
     assert [name for name, spec in specs.items() if spec.required] == ["m", "n", "k"]
     assert (specs["bias"].kind, specs["bias"].default) == (bool, False)
+
+
+def test_flash_decode_has_the_papers_sweep_and_the_heads_of_a_model(tmp_path):
+    sweep = expand("flash_decode", ShapeRequest(["paper"], world_sizes=(8,)))
+    assert [each.kv_len_per_rank for each in sweep] == [8192 << step for step in range(7)]
+    assert {(each.batch, each.q_heads, each.kv_heads, each.head_dim) for each in sweep} == {
+        (1, 96, 12, 128)
+    }
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA_70B))
+    found = expand("flash_decode", ShapeRequest(model=tmp_path, tp=4))
+    assert {(each.q_heads, each.kv_heads, each.head_dim) for each in found} == {(64, 8, 128)}
+    assert {each.world_size for each in found} == {4}

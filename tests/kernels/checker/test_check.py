@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 
 import pytest
+import triton
+import triton.language as tl
 
 from taxfree_kernels.all_gather_matmul.problem import AllGatherMatmul
 from taxfree_kernels.checker import (
@@ -12,14 +14,17 @@ from taxfree_kernels.checker import (
     ProtocolError,
     SimulatedFabric,
     Simulation,
+    Wanted,
     assert_protocol_holds,
     check_variant,
     checkable_variants,
 )
+from taxfree_kernels.checker.coverage import Coverage, Executed
 from taxfree_kernels.checker.mutate import mutants
 from taxfree_kernels.device import sync
 from taxfree_kernels.errors import PlanError
 from taxfree_kernels.fabric.barrier import DeviceBarrier
+from taxfree_kernels.launch import Kernel
 from taxfree_kernels.variant import operation_names
 
 OP = "all_gather_matmul"
@@ -41,9 +46,9 @@ def test_a_variant_holds_its_protocol(op, name):
 
 
 def test_every_variant_with_kernels_of_ours_has_something_to_check():
-    verdicts = {name: check_variant(OP, name, seeds=range(1)).verdict for _, name in VARIANTS}
-    nothing = {name for name, verdict in verdicts.items() if verdict == "nothing to check"}
-    assert nothing == {"baseline", "registered"}
+    verdicts = {each: check_variant(*each, seeds=range(1)).verdict for each in VARIANTS}
+    nothing = {name for (_, name), verdict in verdicts.items() if verdict == "nothing to check"}
+    assert nothing == {"baseline", "library", "registered", "torch_fused"}
 
 
 def test_a_violation_says_how_to_see_it_again():
@@ -83,6 +88,29 @@ def test_lines_that_a_problem_cannot_reach_are_not_asked_for():
     checked = check_variant(OP, "push", rows, seeds=range(4))
     waits = [line.text for line in checked.coverage.lines if "wait_for_rows" in line.text]
     assert waits == ["arrived = wait_for_rows("]
+
+
+@triton.jit
+def _one_sender(control_ptr, bases, rank, WORLD: tl.constexpr):
+    program = tl.program_id(0)
+    if program == 0:
+        sync.signal(control_ptr, 0, 1 - rank, 1, bases, rank, WORLD=WORLD)
+    else:
+        sync.wait(control_ptr, 0, 1 - rank, 1, bases, rank, WORLD=WORLD)
+
+
+def test_one_program_covers_a_line_that_no_other_can_reach():
+    coverage = Coverage()
+    coverage.expect(Kernel(_one_sender, 3, {"WORLD": 2}))
+    by_text = {line.text.partition("(")[0]: executed for line, executed in coverage.lines.items()}
+    assert {text: executed.most_programs for text, executed in by_text.items()} == {
+        "sync.signal": 1,
+        "sync.wait": 2,
+    }
+    for executed in by_text.values():
+        executed.add(Executed(ranks={0, 1}, programs={0}, calls={1, 2, 3}))
+    missing = [line.text.partition("(")[0] for line, _ in coverage.missing(Wanted())]
+    assert missing == ["sync.wait"]
 
 
 def test_the_barrier_on_the_device_holds_its_protocol():

@@ -8,9 +8,15 @@ from functools import cache
 import pytest
 
 from taxfree_kernels.all_gather_matmul import one_shot, pull, push, push_two_kernel, tile
-from taxfree_kernels.checker import Violation, check_variant
+from taxfree_kernels.checker import MIXED, Violation, check_variant
 from taxfree_kernels.checker.mutate import Mutant, mutants
-from taxfree_kernels.device import sync
+from taxfree_kernels.device import exchange, sync
+from taxfree_kernels.matmul_all_reduce import one_shot as sum_one_shot
+from taxfree_kernels.matmul_all_reduce import push as sum_push
+from taxfree_kernels.matmul_all_reduce import tile as sum_tile
+from taxfree_kernels.matmul_all_reduce import two_shot as sum_two_shot
+from taxfree_kernels.matmul_reduce_scatter import one_shot as scatter_one_shot
+from taxfree_kernels.matmul_reduce_scatter import push as scatter_push
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -26,15 +32,27 @@ _SYNC = (
     sync.arrive,
 )
 
-#: functions, and the variants in which their mutants are looked for
-GROUPS = {
+#: functions, the variants in which their mutants are looked for, and of which operation if not OP
+GROUPS: dict[str, tuple] = {
     "sync": (_SYNC, ("push", "one_shot")),
     "tile: send": ((tile.push_chunk,), ("push",)),
-    "tile: receive": ((tile.wait_for_rows, tile.gathered_tile), ("push", "pull")),
+    "tile: receive": ((tile.wait_for_rows, tile.gathered_tile), ("push", "pull", "push_tma")),
     "push": ((push._push,), ("push",)),
     "pull": ((pull._pull,), ("pull",)),
     "push_two_kernel": ((push_two_kernel._send,), ("push_two_kernel",)),
     "one_shot": ((one_shot._gather,), ("one_shot",)),
+    "exchange: everybody": (
+        (exchange.signal_everybody, exchange.wait_for_everybody),
+        ("push",),
+        "matmul_all_reduce",
+    ),
+    "exchange: peers": ((exchange.wait_for_peers,), ("one_shot",), "matmul_all_reduce"),
+    "sum: push": ((sum_push._push, sum_tile.announce_tile), ("push",), "matmul_all_reduce"),
+    "sum: one_shot": ((sum_one_shot._one_shot,), ("one_shot",), "matmul_all_reduce"),
+    "scatter: push": ((scatter_push._push,), ("push",), "matmul_reduce_scatter"),
+    "scatter: one_shot": ((scatter_one_shot._one_shot,), ("one_shot",), "matmul_reduce_scatter"),
+    # alone it would hold its protocol with one payload slot: it waits for everybody twice
+    "sum: two_shot": ((sum_two_shot._two_shot,), ("two_shot", MIXED), "matmul_all_reduce"),
 }
 
 #: mutants that are as right as the original as long as no wait times out, and why
@@ -50,10 +68,10 @@ def _without_place(mutant: Mutant) -> str:
     return str(mutant).partition(" ")[2]
 
 
-def _find(mutant: Mutant, names: tuple[str, ...]) -> Violation | None:
+def _find(mutant: Mutant, names: tuple[str, ...], op: str = OP) -> Violation | None:
     with mutant.installed():
         for name in names:
-            violation = check_variant(OP, name, seeds=SEEDS).violation
+            violation = check_variant(op, name, seeds=SEEDS).violation
             if violation is not None:
                 return violation
     return None
@@ -61,8 +79,8 @@ def _find(mutant: Mutant, names: tuple[str, ...]) -> Violation | None:
 
 @cache
 def _results(group: str) -> tuple[tuple[Mutant, Violation | None], ...]:
-    functions, names = GROUPS[group]
-    return tuple((mutant, _find(mutant, names)) for mutant in mutants(functions))
+    functions, *where = GROUPS[group]
+    return tuple((mutant, _find(mutant, *where)) for mutant in mutants(functions))
 
 
 def _all_results() -> Iterator[tuple[Mutant, Violation | None]]:

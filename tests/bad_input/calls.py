@@ -1,0 +1,239 @@
+"""Calls that are refused, as ranks of the host fabric make them.
+
+Each function makes one such call on a fabric, and lets its error pass.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import sqlite3
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+import taxfree
+from taxfree.runtime import Runtime
+from taxfree.settings import Settings
+from taxfree_cli.exits import failure
+from taxfree_kernels.fabric.open import open_fabric
+from taxfree_kernels.variant import operation
+from taxfree_tuning_db import Database
+
+M, N, K = 5, 32, 32
+OP = "all_gather_matmul"
+PATIENCE_S = 1.5
+
+
+def refused(fabric: Any, call: str, folder: Path) -> dict[str, Any] | None:
+    """What this rank is told by the call of a function of this module; None if nothing."""
+    try:
+        globals()[call](fabric, folder)
+    except Exception as error:
+        return asdict(failure(error))
+    return None
+
+
+def problem_of(**changes: Any) -> taxfree.AllGatherMatmul:
+    return taxfree.AllGatherMatmul(**{"m": M, "n": N, "k": K, "world_size": 2, **changes})
+
+
+def tensors(fabric: Any, **changes: Any) -> Any:
+    """a_shard, weight and bias of a problem that both ranks can call."""
+    problem = problem_of(bias=True, **changes)
+    return operation(OP).make_inputs(problem, fabric.rank, 1, fabric.device)
+
+
+def call(fabric: Any, change: Callable[..., Any], **options: Any) -> None:
+    """Call with tensors of which something is changed."""
+    runtime = Runtime.on_fabric(fabric, ())
+    runtime.all_gather_matmul(*change(*tensors(fabric)), gather_dim=1, **options)
+
+
+# -- tensors --
+
+
+def of_float32(fabric: Any, _: Path) -> None:
+    call(fabric, lambda a, weight, bias: (a.float(), weight.float(), bias.float()))
+
+
+def of_two_dtypes(fabric: Any, _: Path) -> None:
+    call(fabric, lambda a, weight, bias: (a, weight.bfloat16(), bias))
+
+
+def of_a_bias_of_another_dtype(fabric: Any, _: Path) -> None:
+    call(fabric, lambda a, weight, bias: (a, weight, bias.float()))
+
+
+def on_another_device(fabric: Any, _: Path) -> None:
+    call(fabric, lambda a, weight, bias: (a, weight.to("meta"), bias))
+
+
+def on_another_device_later(fabric: Any, _: Path) -> None:
+    a, weight, bias = tensors(fabric)
+    runtime = Runtime.on_fabric(fabric, ())
+    runtime.all_gather_matmul(a, weight, bias, gather_dim=1)
+    runtime.all_gather_matmul(a, weight.to("meta"), bias, gather_dim=1)
+
+
+def vectors(fabric: Any, _: Path) -> None:
+    call(fabric, lambda a, weight, bias: (a[0], weight, bias))
+
+
+def of_other_columns(fabric: Any, _: Path) -> None:
+    call(fabric, lambda a, weight, bias: (a[:, 1:], weight, bias))
+
+
+def with_strides_over_one(fabric: Any, _: Path) -> None:
+    wide = torch.empty(2 * K, 2 * N, dtype=torch.float16)
+    call(fabric, lambda a, weight, bias: (a, wide[::2, ::2], bias))
+
+
+def with_a_long_bias(fabric: Any, _: Path) -> None:
+    call(fabric, lambda a, weight, bias: (a, weight, bias.repeat(2)))
+
+
+def with_a_strided_bias(fabric: Any, _: Path) -> None:
+    call(fabric, lambda a, weight, bias: (a, weight, bias.repeat(2)[::2]))
+
+
+def with_other_rows(fabric: Any, _: Path) -> None:
+    call(fabric, lambda *tensors: tensors, m=M + 1)
+
+
+def with_no_rows(fabric: Any, _: Path) -> None:
+    call(fabric, lambda a, weight, bias: (a[:0], weight, bias))
+
+
+def with_a_third_dimension(fabric: Any, _: Path) -> None:
+    Runtime.on_fabric(fabric, ()).all_gather_matmul(*tensors(fabric), gather_dim=2)
+
+
+def into_a_small_output(fabric: Any, _: Path) -> None:
+    call(fabric, lambda *tensors: tensors, out=torch.empty(M - 1, N, dtype=torch.float16))
+
+
+def into_a_transposed_output(fabric: Any, _: Path) -> None:
+    call(fabric, lambda *tensors: tensors, out=torch.empty(N, M, dtype=torch.float16).t())
+
+
+def into_an_output_of_float32(fabric: Any, _: Path) -> None:
+    call(fabric, lambda *tensors: tensors, out=torch.empty(M, N))
+
+
+def into_a_small_output_later(fabric: Any, _: Path) -> None:
+    inputs, runtime = tensors(fabric), Runtime.on_fabric(fabric, ())
+    runtime.all_gather_matmul(*inputs, gather_dim=1)
+    small = torch.empty(M - 1, N, dtype=torch.float16)
+    runtime.all_gather_matmul(*inputs, gather_dim=1, out=small)
+
+
+# -- ranks that differ --
+
+
+def with_different_sizes(fabric: Any, _: Path) -> None:
+    inputs = tensors(fabric, m=M + fabric.rank)
+    Runtime.on_fabric(fabric, ()).all_gather_matmul(*inputs, gather_dim=1)
+
+
+def with_different_dtypes(fabric: Any, _: Path) -> None:
+    inputs = tensors(fabric, dtype=("float16", "bfloat16")[fabric.rank])
+    Runtime.on_fabric(fabric, ()).all_gather_matmul(*inputs, gather_dim=1)
+
+
+def with_wrong_tensors_on_one_rank(fabric: Any, _: Path) -> None:
+    impatient = dist.new_group(timeout=timedelta(seconds=PATIENCE_S))
+    own = open_fabric("host", impatient, 1 << 20)
+    a, weight, bias = tensors(fabric)
+    if fabric.rank == 1:
+        weight = weight.bfloat16()
+    Runtime.on_fabric(own, ()).all_gather_matmul(a, weight, bias, gather_dim=1)
+
+
+def on_one_rank_alone(fabric: Any, _: Path) -> None:
+    own = open_fabric("host", fabric.group, 1 << 20, PATIENCE_S)
+    inputs, problem = tensors(fabric), problem_of(bias=True)
+    from tests.taxfree.test_runtime import record_of
+
+    runtime = Runtime.on_fabric(own, [record_of(own, problem)])
+    runtime.prepare([problem])
+    if fabric.rank == 0:
+        runtime.all_gather_matmul(*inputs, gather_dim=1)
+        runtime.check()
+
+
+# -- planning --
+
+
+def prepare_for_other_ranks(fabric: Any, _: Path) -> None:
+    Runtime.on_fabric(fabric, ()).prepare([problem_of(world_size=4)])
+
+
+def prepare_no_problem(fabric: Any, _: Path) -> None:
+    Runtime.on_fabric(fabric, ()).prepare([{"m": M, "n": N, "k": K}])
+
+
+def a_problem_that_does_not_split(_: Any, __: Path) -> None:
+    problem_of(k=K + 1)
+
+
+def strictly_without_a_record(fabric: Any, _: Path) -> None:
+    runtime = Runtime.on_fabric(fabric, (), Settings(strict=True))
+    runtime.all_gather_matmul(*tensors(fabric), gather_dim=1)
+
+
+# -- init --
+
+
+def init_on_no_memory(_: Any, __: Path) -> None:
+    taxfree.init(heap_bytes=0)
+
+
+def init_on_a_small_heap(_: Any, __: Path) -> None:
+    taxfree.init(heap_bytes=1000)
+
+
+def init_without_time(_: Any, __: Path) -> None:
+    taxfree.init(timeout_s=-1.0)
+
+
+def init_with_a_wrong_variable_on_one_rank(fabric: Any, _: Path) -> None:
+    with _variable("TAXFREE_TIMEOUT", "soon" if fabric.rank == 1 else "30"):
+        taxfree.init(db="none.sqlite")
+
+
+def init_from_text(_: Any, folder: Path) -> None:
+    path = folder / "text.sqlite"
+    path.write_text("no database at all\n" * 100)
+    taxfree.init(db=path)
+
+
+def init_from_a_newer_database(fabric: Any, folder: Path) -> None:
+    path = folder / "newer.sqlite"
+    if fabric.rank == 0:
+        Database(path).close()
+        with contextlib.closing(sqlite3.connect(path)) as sqlite, sqlite:
+            sqlite.execute("UPDATE meta SET value = '2'")
+    taxfree.init(db=path)
+
+
+def use_a_group_without_a_runtime(_: Any, __: Path) -> None:
+    importlib.import_module("taxfree.ops")  # registers the torch ops
+
+    a = torch.ones(2, 2)
+    torch.ops.taxfree.all_gather_matmul(a, a, None, 1, None, "nobodys")
+
+
+@contextlib.contextmanager
+def _variable(name: str, value: str) -> Iterator[None]:
+    os.environ[name] = value
+    try:
+        yield
+    finally:
+        del os.environ[name]

@@ -1,0 +1,113 @@
+"""Writes docs/cli.md: `python -m tests.bad_input.document`, or `make docs`.
+
+The commands come from the command line itself, the exit codes from where they are defined, and what
+can go wrong from the table that the tests run.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from taxfree.settings import VARIABLES
+from taxfree_cli.app import app
+from taxfree_cli.exits import MEANINGS
+from tests.bad_input.table import COMMANDS, INTERRUPTED, TENSORS
+
+PATH = Path(__file__).parents[2] / "docs" / "cli.md"
+_WIDTH = 100
+_LONGEST_COMMAND = 90
+
+_HEAD = """\
+# The command line
+
+<!-- Written by `make docs`: change the code or the table of bad inputs, not this page. -->
+
+Results go to stdout, as tables or with `--json` as one document; progress and warnings go to
+stderr. An error is one line `error: ...` and one line `hint: ...` at the end of stderr, never a
+traceback unless `TAXFREE_DEBUG=1` asks for one.
+"""
+_BAD_INPUT = """\
+## What can go wrong
+
+Each row is a test: the command ends with the code, says this (among other words) in its two lines,
+and leaves the database and its folder as they were, byte for byte. What is spoiled at random by
+`tests/bad_input/test_fuzz.py` is held to the same. GPUs, their drivers and a full disk are stood in
+for; `tests/bad_input/places.py` says by what.
+"""
+_CALLS = """\
+### Calls from Python
+
+Errors of the library have a `message` and a `hint`; the code is what a command would end with.
+"""
+
+
+def document() -> str:
+    """The whole page."""
+    parts = [
+        _HEAD,
+        "## Exit codes\n",
+        _table(("code", "meaning"), ((f"{c.value}", text) for c, text in MEANINGS.items())),
+        "## Environment\n",
+        _table(("variable", "meaning"), ((f"`{n}`", text) for n, text in VARIABLES.items())),
+        "## Commands\n",
+        *_commands(),
+        _BAD_INPUT,
+        *_bad_input(),
+    ]
+    return "\n".join(parts)
+
+
+def _commands() -> Iterator[str]:
+    group: Any = typer.main.get_command(app)
+    for name, command in _leaves("taxfree", group):
+        context = typer.Context(command, info_name=name, terminal_width=_WIDTH)
+        lines = (line.rstrip() for line in command.get_help(context).splitlines())
+        yield f"### {name}\n"
+        yield "```text\n" + "\n".join(lines) + "\n```\n"
+
+
+def _leaves(name: str, command: Any) -> Iterator[tuple[str, Any]]:
+    """The commands that do something, with what is typed for them."""
+    if not hasattr(command, "commands"):
+        yield name, command
+        return
+    for each in command.commands:
+        yield from _leaves(f"{name} {each}", command.commands[each])
+
+
+def _bad_input() -> Iterator[str]:
+    headings = ("what happened", "for example", "code", "error", "hint")
+    for section, rows in (*COMMANDS.items(), ("Interrupts", [INTERRUPTED])):
+        yield f"### {section}\n"
+        cells = ((r.did, _code(r.command), f"{r.code}", r.error, r.hint) for r in rows)
+        yield _table(headings, cells)
+    yield _CALLS
+    cells = ((call.did, f"{call.code}", call.error, call.hint) for call in TENSORS)
+    yield _table(("what happened", "code", "error", "hint"), cells)
+
+
+def _code(command: str) -> str:
+    shown = f"taxfree {command}".encode(errors="backslashreplace").decode()
+    if len(shown) > _LONGEST_COMMAND:
+        shown = f"{shown[:_LONGEST_COMMAND]} ..."
+    return f"`{shown}`"
+
+
+def _table(headings: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+    head = list(headings)
+    lines = [head, ["---"] * len(head), *rows]
+    return "".join(f"| {' | '.join(map(_cell, line))} |\n" for line in lines)
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("<", "&lt;")
+
+
+if __name__ == "__main__":
+    os.environ.pop("COLUMNS", None)
+    PATH.write_text(document(), encoding="utf-8")

@@ -1,0 +1,462 @@
+"""Everything that users are known to do wrong, or that goes wrong for them.
+
+The tests run each row; `docs/cli.md` shows them. A command runs in a folder of its own, with its
+files and with a tuned database, in the state that one of the `places` gives it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from taxfree_cli.exits import ExitCode
+from tests.bad_input import places
+from tests.bad_input.places import Place, config_json
+
+FAILED, USAGE, NO_HARDWARE = ExitCode.FAILED, ExitCode.USAGE, ExitCode.NO_HARDWARE
+WRONG_RESULT, PEER_LOST = ExitCode.WRONG_RESULT, ExitCode.PEER_LOST
+
+
+@dataclass(frozen=True)
+class Row:
+    """A command that is refused.
+
+    Args:
+        did: what the user did, or what happened, in words; names the row.
+        command: as typed after `taxfree`.
+        code: the exit code.
+        error: a part of the line that says what is wrong.
+        hint: a part of the line that says what to do.
+        files: name -> content, in the current folder.
+        environment: variables.
+        leaves: files that the command makes before it is refused.
+        place: the state of the machine, the database and the terminal.
+    """
+
+    did: str
+    command: str
+    code: ExitCode
+    error: str
+    hint: str
+    files: Mapping[str, str | bytes] = field(default_factory=dict)
+    environment: Mapping[str, str] = field(default_factory=dict)
+    leaves: tuple[str, ...] = ()
+    place: Callable[[Place], None] = lambda _: None
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call in a user's own program that is refused on some rank.
+
+    Args:
+        did: what the user did, in words.
+        task: the function of `tests.bad_input.calls` that does it.
+        code: the exit code that the error stands for.
+        error, hint: as in a row.
+        ranks: those that are told; all by default.
+    """
+
+    did: str
+    task: str
+    code: ExitCode
+    error: str
+    hint: str
+    ranks: tuple[int, ...] = (0, 1)
+
+
+SEE = "the docstring"
+EXAMPLE = 'for example --shapes "m=1,16 n=3584 k=8192"'
+JOURNAL = "tuning.journal"
+RANK = "--fabric host --gpus 1"
+HOST = "--fabric host --gpus 2"
+SHAPE = '--shapes "m=16 n=64 k=64"'
+
+
+def _shapes(did: str, shape: str, error: str, hint: str = EXAMPLE, more: str = "") -> Row:
+    return Row(did, f"shapes --shapes {shape!r} {more}".rstrip(), USAGE, error, hint)
+
+
+def _file(did: str, content: str | bytes, error: str, hint: str = "a list of shapes") -> Row:
+    command = "shapes --shapes shapes.yaml"
+    return Row(did, command, USAGE, error, hint, {"shapes.yaml": content})
+
+
+def _model(did: str, content: str | bytes, error: str, hint: str = "Hugging Face") -> Row:
+    command = "shapes --model config.json --tp 8"
+    return Row(did, command, USAGE, error, hint, {"config.json": content})
+
+
+def _stored(
+    did: str,
+    place: Callable[[Place], None],
+    error: str,
+    hint: str,
+    command: str = "db list",
+    leaves: tuple[str, ...] = (),
+) -> Row:
+    return Row(did, command, FAILED, error, hint, leaves=leaves, place=place)
+
+
+def _import(did: str, content: str | bytes, error: str, hint: str = "taxfree db export") -> Row:
+    return Row(did, "db import records.json", FAILED, error, hint, {"records.json": content})
+
+
+def _earlier(did: str, content: str | bytes, error: str) -> Row:
+    command = f"bench {HOST} {SHAPE} --compare old.json"
+    return Row(did, command, USAGE, error, "bench --out", {"old.json": content})
+
+
+def _variable(name: str, value: str, command: str, error: str, hint: str) -> Row:
+    return Row(f"{name}={value}", command, USAGE, error, hint, environment={name: value})
+
+
+SHAPES = [
+    _shapes("an empty shape", "", "a shape is empty"),
+    _shapes("a blank shape", "  ", "a shape is empty"),
+    _shapes("a field without a value", "m= n=64 k=64", "m='' is not an integer"),
+    _shapes("a hole in a list", "m=1,,4 n=64 k=64", "m='' is not an integer"),
+    _shapes("a size that is a word", "m=some n=64 k=64", "m='some' is not an integer"),
+    _shapes("a negative size", "m=-1 n=64 k=64", "m='-1' is not an integer"),
+    _shapes("a size with a decimal point", "m=1.5 n=64 k=64", "m='1.5' is not an integer"),
+    _shapes("a size of zero", "m=0 n=64 k=64", "m is 0, must be at least 1"),
+    _shapes("a size of 10^20", f"m=1{'0' * 20} n=64 k=64", "is not an integer up to 2147483647"),
+    _shapes("a size is missing", "m=16 n=64", "lacks k"),
+    _shapes("a size twice", "m=1 m=2 n=64 k=64", "m is given twice", "m=1,2"),
+    _shapes("an unknown field", "m=16 n=64 k=64 q=1", "no field 'q'", "fields: m, n, k"),
+    _shapes("an unknown dtype in a shape", "m=16 n=64 k=64 dtype=int4", "dtype int4 is not one of"),
+    _shapes("an unknown layout", "m=16 n=64 k=64 weight_layout=mn", "must be 'nk' or 'kn'"),
+    _shapes("gather_dim 2", "m=16 n=64 k=64 gather_dim=2", "gather_dim is 2"),
+    _shapes("a shorthand of two sizes", "16x64", "no set or shape '16x64'", "shorthand: MxNxK"),
+    _shapes("a misspelt set", "papr", "no set or shape 'papr'", "did you mean 'paper'?"),
+    _shapes("an unknown set", "everything", "no set or shape", "sets: paper, large, demo"),
+    _shapes("the set of a model, and no model", "model m=1", "there is no model", "--model"),
+    _shapes(
+        "K is not divisible by the ranks", "m=16 n=64 k=100", "k=100 is not divisible by 8 ranks",
+        "each rank holds k / world_size columns", "--gpus 8",
+    ),
+    _shapes("a set that does not split", "paper", "k=8192 is not divisible by 3",
+            "each rank holds k / world_size columns", "--gpus 3"),
+    _shapes(
+        "more problems than anybody measures", "m=1,2,3,4,5,6,7,8,9,10 "
+        + " ".join(f"{name}={','.join(map(str, range(1, 41)))}" for name in "nk"),
+        "are 16000 problems, more than 10000", "give several --shapes", "--gpus 1 --dtype bf16",
+    ),
+    Row("bytes that are no text", "shapes --shapes \udcff", USAGE, "no set or shape", "sets:"),
+    Row("a shape file is not there", "shapes --shapes none.yaml", USAGE,
+        "shape file 'none.yaml' cannot be read: No such file", "check the path"),
+    _file("a shape file is empty", "", "is not a list of shapes"),
+    _file("a shape file is not YAML", "- [m=16", "is not YAML"),
+    _file("a shape file is no list", "m: 16", "is not a list of shapes"),
+    _file("a shape file holds a number", "- 16", "no set or shape '16'", "shorthand"),
+    _file("a shape file holds an empty entry", "- {}", "an entry is not a shape"),
+    _file("a shape file holds nested lists", "- [[16]]", "an entry is not a shape"),
+    _file("a shape file holds a nested mapping", "- {m: {n: 1}}", "an entry is nested too deeply"),
+    _file("a shape file names keys that are lists", "- {[m]: 1}", "is not YAML"),
+    _file("a shape file of 10^9 words by aliases", places.alias_bomb(), "an entry is not a shape"),
+    _file("a shape file is a pickle", places.a_pickle(), "is not text", "check the path"),
+    _file("a shape file is deeply nested", "[" * 1000, "is not YAML"),
+]  # fmt: skip
+
+MODELS = [
+    Row("a model's config is not there", "shapes --model none.json", USAGE,
+        "model config 'none.json' cannot be read", "check the path"),
+    Row("a model's folder has no config", "shapes --model . --tp 8", USAGE,
+        "model config 'config.json' cannot be read", "check the path"),
+    _model("a model's config is not JSON", "{", "is not JSON"),
+    _model("a model's config is a list", "[]", "is not an object"),
+    _model("a model's config is deeply nested", "[" * 100_000, "is not JSON"),
+    _model("a model's config has a number of 5000 digits", "9" * 5000, "is not JSON"),
+    _model("a model's config is a pickle", places.a_pickle(), "is not text", "check the path"),
+    _model("a model's config is of another kind", '{"d_model": 512}', "num_attention_heads is"),
+    _model("a model's size is text", config_json(hidden_size="4096"), "hidden_size is '4096'"),
+    _model("a model's size is negative", config_json(hidden_size=-1), "hidden_size is '-1'"),
+    _model("a model's size is huge", config_json(hidden_size=10**12), "hidden_size is"),
+    _model("a model's heads are many", config_json(head_dim=2**31 - 1), "is not an integer up to",
+           "for example"),
+    _model("heads do not split over the ranks", config_json(num_attention_heads=30),
+           "num_attention_heads 30 of the model does not split over 8 ranks", "another --tp"),
+    Row("--tp without a model", "shapes --tp 8", USAGE, "--tp says how a model is split",
+        "add --model"),
+    Row("--tp and --gpus differ", "shapes --model config.json --tp 8 --gpus 4", USAGE,
+        "--tp 8 and --gpus 4 differ", "--gpus alone", {"config.json": config_json()}),
+]  # fmt: skip
+
+OPTIONS = [
+    Row("an unknown command", "tuen", USAGE, "No such command 'tuen'", "taxfree --help"),
+    Row("an unknown command of db", "db shw", USAGE, "No such command 'shw'", "taxfree db --help"),
+    Row("an unknown option", "tune --speed 3", USAGE, "No such option", "taxfree tune --help"),
+    Row("an option without its value", "shapes --gpus", USAGE, "requires an argument", "--help"),
+    Row("a surplus argument", "shapes paper", USAGE, "unexpected extra argument", "--help"),
+    Row("a missing argument", "db import", USAGE, "Missing argument", "taxfree db import --help"),
+    Row("an unknown operation", "shapes --op convolution", USAGE,
+        "there is no operation 'convolution'", "one of: all_gather_matmul"),
+    Row("an unknown operation to tune", f"tune {HOST} --op convolution", USAGE,
+        "there is no operation 'convolution'", "one of: all_gather_matmul"),
+    Row("an unknown operation to bench", f"bench {HOST} --op convolution", USAGE,
+        "there is no operation 'convolution'", "one of: all_gather_matmul"),
+    Row("an unknown operation to explain", f"explain {HOST} --op convolution", USAGE,
+        "there is no operation 'convolution'", "one of: all_gather_matmul"),
+    Row("an unknown operation to check", "check --op convolution", USAGE,
+        "there is no operation 'convolution'", "one of: all_gather_matmul"),
+    Row("an unknown operation to compile", "check --compiled --op convolution", USAGE,
+        "there is no operation 'convolution'", "one of: all_gather_matmul"),
+    Row("an unknown operation to look up", f"db why --op convolution {SHAPE}", USAGE,
+        "there is no operation 'convolution'", "one of: all_gather_matmul"),
+    Row("an unknown variant to tune", f"tune {HOST} {SHAPE} --variant teleport", USAGE,
+        "has no variant 'teleport'", "one of: baseline"),
+    Row("an unknown variant to bench", f"bench {HOST} {SHAPE} --variant teleport", USAGE,
+        "has no variant 'teleport'", "one of: baseline"),
+    Row("an unknown variant to explain", f"explain {HOST} {SHAPE} --variant teleport", USAGE,
+        "has no variant 'teleport'", "one of: baseline"),
+    Row("an unknown variant to check", "check --variant teleport", USAGE,
+        "has no variant 'teleport'", "one of: "),
+    Row("an unknown variant to compile", "check --compiled --variant teleport", USAGE,
+        "has no variant 'teleport'", "one of: "),
+    Row("an unknown dtype", "shapes --dtype int4", USAGE, "'int4' is not one of", "--help"),
+    Row("an unknown fabric", "tune --fabric ether", USAGE, "'ether' is not one of", "--help"),
+    Row("an unknown hardware", f"tune --dry-run --hardware abacus {SHAPE}", USAGE,
+        "unknown hardware 'abacus'", "one of: h100, h200"),
+    Row("hardware that is not here, to measure on", f"tune {HOST} {SHAPE} --hardware h200", USAGE,
+        "--hardware is for --dry-run", "tuning measures what is here"),
+    Row("GPUs in words", "tune --gpus many", USAGE, "'many' is no number of GPUs", "--gpus 8"),
+    Row("no GPUs", "tune --gpus 0", USAGE, "'0' is no number of GPUs", "--gpus 8"),
+    Row("a hole in a list of GPUs", "bench --gpus 2,,4", USAGE, "is no number of GPUs", "2,4,8"),
+    Row("no trials", f"tune {HOST} {SHAPE} --trials 0", USAGE, "greater than or equal to 1",
+        "--help"),
+    Row("a budget without a unit", f"tune {HOST} {SHAPE} --budget 10", USAGE,
+        "--budget '10' is no time", "90s, 10m or 1h"),
+    Row("a budget of nothing", f"tune {HOST} {SHAPE} --budget 0s", USAGE, "is no time", "90s"),
+    Row("a negative seed", f"tune {HOST} {SHAPE} --seed -1", USAGE, "greater than or equal to 0",
+        "--help"),
+    Row("no schedules to check", "check --seeds 0", USAGE, "greater than or equal to 1", "--help"),
+    Row("another Triton without --compiled", "check --triton .", USAGE, "--triton is for",
+        "interpreted"),
+    Row("another Triton that is not there", "check --compiled --triton nowhere", USAGE,
+        "there is no Triton in 'nowhere'", "pip install --no-deps --target nowhere"),
+    Row("a speed-up that is no number", f"bench {HOST} {SHAPE} --min-speedup nan", USAGE,
+        "--min-speedup nan is no positive number", "--min-speedup 1.1"),
+    Row("no problem to look up", "db why", USAGE, "no problem is given", "--shapes"),
+    Row("a problem that was never tuned", f"db show {SHAPE}", FAILED, "no record of m=16 n=64 k=64",
+        "taxfree tune"),
+    _variable("TAXFREE_TIMEOUT", "soon", f"tune {HOST} {SHAPE}",
+              "TAXFREE_TIMEOUT=soon is not a positive number of seconds", "TAXFREE_TIMEOUT=30"),
+    _variable("TAXFREE_DISABLE", "maybe", f"bench {HOST} {SHAPE}",
+              "TAXFREE_DISABLE=maybe is neither on nor off", "TAXFREE_DISABLE=1"),
+    _variable("TAXFREE_STRICT", "maybe", f"explain {HOST} {SHAPE}",
+              "TAXFREE_STRICT=maybe is neither on nor off", "TAXFREE_STRICT=1"),
+    Row("TAXFREE_DB in the home of nobody", "db export", FAILED,
+        "there is no tuning database at ~nobody-here/tuning.sqlite", "taxfree tune",
+        environment={"TAXFREE_DB": "~nobody-here/tuning.sqlite"}),
+]  # fmt: skip
+
+FILES = [
+    Row("results into a path through a file", f"bench {HOST} {SHAPE} --out file/new.json", FAILED,
+        "file/new.json cannot be written: Not a directory", "check the path", {"file": ""}),
+    Row("results into a folder", f"bench {HOST} {SHAPE} --csv .", FAILED,
+        ". cannot be written: Is a directory", "check the path"),
+    Row("a picture of an unknown kind", f"bench {HOST} {SHAPE} --plot picture.txt", USAGE,
+        "--plot picture.txt: no such kind of picture", "png"),
+    Row("earlier results are not there", f"bench {HOST} {SHAPE} --compare none.json", USAGE,
+        "none.json cannot be read", "bench --out"),
+    _earlier("earlier results are not JSON", "{", "cannot be read as JSON"),
+    _earlier("earlier results are deeply nested", "[" * 100_000, "cannot be read as JSON"),
+    _earlier("earlier results are of no schema", "{}", "is no result file of schema"),
+    _earlier("earlier results have no rows", '{"schema": 1, "environment": {}}', "rows"),
+    _earlier("earlier results have rows of text",
+             '{"schema": 1, "environment": {}, "rows": ["fast"]}', "rows[0]"),
+    _earlier("earlier results have an incomplete row",
+             '{"schema": 1, "environment": {}, "rows": [{"op": "x"}]}', "rows[0]"),
+    Row("an export into a path through a file", "db export file/records.json", FAILED,
+        "file/records.json cannot be written: Not a directory", "choose another path",
+        {"file": ""}),
+    Row("an export into a folder", "db export .", FAILED, ". cannot be written: ",
+        "choose another path"),
+    Row("an import is not there", "db import none.json", FAILED, "none.json cannot be read",
+        "check the path"),
+    Row("an import is a folder", "db import .", FAILED, "cannot be read: Is a directory",
+        "check the path"),
+    _import("an import is empty", "", "records.json is not a taxfree export: it is not JSON"),
+    _import("an import is not JSON", "{", "is not a taxfree export: it is not JSON"),
+    _import("an import is a pickle", places.a_pickle(), "is not a taxfree export: it is not text"),
+    _import("an import is deeply nested", "[" * 100_000, "it is not JSON"),
+    _import("an import is another document", '{"records": []}', "it has no 'taxfree_tuning_db'"),
+    _import("an import is of a newer version", '{"taxfree_tuning_db": 2}', "version 2 is not 1"),
+    _import("an import without records", '{"taxfree_tuning_db": 1}', "it has no list of records"),
+    Row("an import with a record that is none", "db import records.json --json", FAILED,
+        "1 of 1 records are refused", "the warnings say why",
+        {"records.json": '{"taxfree_tuning_db": 1, "records": [{}]}'}),
+    Row("an import that is not an export, and no database yet", "db import records.json", FAILED,
+        "is not a taxfree export", "taxfree db export", {"records.json": "{}"},
+        place=places.no_database),
+    Row("an import into a read-only database", "db import records.json", FAILED, "is read-only",
+        "make it writable", {"records.json": places.exported()}, place=places.read_only),
+    Row("an import into a locked database", "db import records.json", FAILED,
+        "is locked by another process", "wait", {"records.json": places.exported()},
+        place=places.locked),
+]  # fmt: skip
+
+DATABASE = [
+    _stored("the database is not there", places.no_database,
+            "there is no tuning database at tuning.sqlite", "run `taxfree tune` first",
+            "db list --db tuning.sqlite"),
+    _stored("the database to measure with is not there", places.no_database,
+            "there is no tuning database at none.sqlite", "run `taxfree tune` first",
+            f"bench {HOST} {SHAPE} --db none.sqlite"),
+    _stored("the database is a folder", places.a_folder, "cannot be used", "check the path"),
+    _stored("the database's path goes through a file", places.a_path_through_a_file,
+            "cannot be reached: ", "check the path", f"tune {HOST} {SHAPE}"),
+    _stored("the database may not be read", places.unreadable, "cannot be used", "permissions"),
+    _stored("the database is read-only", places.read_only, "is read-only", "make it writable",
+            f"tune {HOST} {SHAPE}"),
+    _stored("the database's folder is read-only", places.in_a_read_only_folder,
+            "the folder of tuning.sqlite is read-only", "make it writable", f"tune {HOST} {SHAPE}"),
+    _stored("the database is text", places.not_sqlite, "is not a SQLite database", "point --db"),
+    _stored("the database to tune into is text", places.not_sqlite, "is not a SQLite database",
+            "point --db", f"tune {HOST} {SHAPE}"),
+    _stored("the database is cut off", places.cut_off, "is damaged", "move it away"),
+    _stored("the database is damaged", places.damaged, "is damaged", "move it away"),
+    _stored("a damaged database, to tune into", places.damaged, "is damaged", "move it away",
+            f"tune {HOST}"),
+    _stored("the database is another program's", places.of_another_program,
+            "is not a tuning database", "point --db"),
+    _stored("the database is locked by another process", places.locked,
+            "is locked by another process", "wait for the other taxfree command"),
+    _stored("a locked database, to tune into", places.locked, "is locked by another process",
+            "wait for the other taxfree command", f"tune {HOST} {SHAPE}"),
+    _stored("the database is of a newer schema", places.newer, "has schema 2, newer than 1",
+            "update taxfree"),
+    _stored("a database of a newer schema, to tune into", places.newer, "has schema 2",
+            "update taxfree", f"tune {HOST} {SHAPE}"),
+    _stored("the database has a pickle as schema", places.of_no_schema, "is not a tuning database",
+            "point --db"),
+    _stored("the database has a pickle as record", places.with_a_pickled_record,
+            "foreign record", "move it away"),
+    _stored("a pickle as record, to measure with", places.with_a_pickled_record,
+            "foreign record", "move it away", f"bench {HOST} {SHAPE}"),
+    _stored("a pickle as record, to prune", places.with_a_pickled_record, "foreign record",
+            "move it away", "db prune"),
+    _stored("the database has a pickle as trial", places.with_a_pickled_trial, "foreign record",
+            "move it away", "db show --trials"),
+    _stored("a record is not JSON", places.with_a_record_that_is_not_json,
+            "foreign record", "move it away"),
+    _stored("a record stands under bytes", places.with_a_record_under_bytes,
+            "its key is not text", "move it away"),
+    _stored("a record stands under another key", places.with_a_record_under_another_key,
+            "foreign record moved: holds the record of another key", "move it away"),
+    _stored("the disk is full", places.full, "cannot grow: the disk is full", "free some space",
+            f"tune {HOST} {SHAPE} --variant one_shot --trials 1", leaves=(JOURNAL,)),
+    _stored("the journal of the search is damaged", places.with_a_damaged_journal,
+            "tuning.journal is no journal", "move it away", f"tune {HOST} {SHAPE}"),
+    _stored("the disk is full for an export", places.no_room_for_files,
+            "records.json cannot be written: File too large", "choose another path",
+            "db export records.json"),
+    _stored("nowhere to print to", places.a_full_terminal, "No space left on device",
+            "free some space", "db export"),
+]  # fmt: skip
+
+MACHINE = [
+    Row("GPUs are asked for, and there are none", f"tune --fabric cuda --gpus 2 {SHAPE}",
+        NO_HARDWARE, "fabric cuda: torch", "--fabric host", place=places.no_gpus),
+    Row("an AMD fabric without a GPU", f"bench --fabric rocm --gpus 2 {SHAPE}",
+        NO_HARDWARE, "sees no GPU", "--fabric host", place=places.no_gpus),
+    Row("more GPUs than there are", f"tune --gpus 8 {SHAPE}", NO_HARDWARE,
+        "8 GPUs are asked for, 2 are there", "--gpus 2", place=places.two_gpus),
+    Row("more GPUs than there are, to bench", f"bench --gpus 2,4 {SHAPE}", NO_HARDWARE,
+        "4 GPUs are asked for, 2 are there", "--gpus 2", place=places.two_gpus),
+    Row("more ranks than a CPU can be", "tune --fabric host --gpus 4096 --shapes 16x64x4096",
+        NO_HARDWARE,
+        "4096 ranks are asked for, the host fabric has at most", "--gpus", place=places.no_gpus),
+    Row("a broken GPU driver", f"tune {SHAPE}", NO_HARDWARE,
+        "there is a driver of NVIDIA, but torch", "taxfree doctor", place=places.a_broken_driver),
+    Row("a broken GPU driver, to bench with", f"bench {SHAPE}", NO_HARDWARE,
+        "there is a driver of NVIDIA, but torch", "taxfree doctor", place=places.a_broken_driver),
+    Row("a broken GPU driver, looked at", "doctor --fabric cuda --json", NO_HARDWARE, "fabric cuda",
+        "the report", place=places.a_broken_driver),
+    Row("a second process has the GPUs' memory", f"tune {RANK} {SHAPE}", NO_HARDWARE,
+        "out of GPU memory", "taxfree doctor",
+        place=places.ranks_that_fail(
+            "torch.OutOfMemoryError('CUDA out of memory. Tried to allocate 2.00 GiB.')")),
+    Row("a second process has the GPUs to itself", f"bench {RANK} {SHAPE}", NO_HARDWARE,
+        "busy or unavailable", "taxfree doctor",
+        place=places.ranks_that_fail(
+            "RuntimeError('CUDA error: CUDA-capable device(s) is/are busy or unavailable\\n"
+            "For debugging consider passing CUDA_LAUNCH_BLOCKING=1')")),
+    Row("the GPU driver fails in a rank", f"explain {RANK} {SHAPE}", NO_HARDWARE,
+        "a GPU or its driver fails: AcceleratorError: CUDA error", "taxfree doctor",
+        place=places.ranks_that_fail("torch.AcceleratorError('CUDA error: unknown error')")),
+]  # fmt: skip
+
+INTERRUPTED = Row(
+    "Ctrl-C while it measures",
+    "tune --fabric host --gpus 2 --shapes 5x32x32 --variant push --trials 1000",
+    ExitCode.INTERRUPTED, "interrupted", "what was finished is kept",
+)  # fmt: skip
+
+COMMANDS: Mapping[str, list[Row]] = {
+    "Shapes": SHAPES,
+    "Models": MODELS,
+    "Commands, options and variables": OPTIONS,
+    "Files and imports": FILES,
+    "The database": DATABASE,
+    "The machine": MACHINE,
+}
+"""Section of the documentation -> rows."""
+
+TENSORS = [
+    Call("tensors of float32", "of_float32", USAGE, "a_shard is torch.float32, not float16", SEE),
+    Call("two dtypes", "of_two_dtypes", USAGE, "weight is torch.bfloat16, a_shard not", SEE),
+    Call("a bias of another dtype", "of_a_bias_of_another_dtype", USAGE, "bias is torch.float32",
+         SEE),
+    Call("another device", "on_another_device", USAGE, "weight is on meta, the fabric on cpu", SEE),
+    Call("another device, after a right call", "on_another_device_later", USAGE,
+         "weight is on meta, the fabric on cpu", SEE),
+    Call("vectors", "vectors", USAGE, "must be matrices", SEE),
+    Call("shards that do not fit the weight", "of_other_columns", USAGE,
+         "the gathered A has 30 columns, weight 32 rows", SEE),
+    Call("a weight without a stride of 1", "with_strides_over_one", USAGE, "neither stride", SEE),
+    Call("a bias that is too long", "with_a_long_bias", USAGE, "bias is not a contiguous [32]",
+         SEE),
+    Call("a strided bias", "with_a_strided_bias", USAGE, "bias is not a contiguous [32]", SEE),
+    Call("an m that the shards have not", "with_other_rows", USAGE, "a_shard has 5 rows", SEE),
+    Call("no rows", "with_no_rows", USAGE, "m is 0, must be at least 1", SEE),
+    Call("gather_dim 2", "with_a_third_dimension", USAGE, "gather_dim is 2", SEE),
+    Call("an output that is too small", "into_a_small_output", USAGE,
+         "out is not a contiguous [5, 32]", SEE),
+    Call("an output that is too small, after a right call", "into_a_small_output_later", USAGE,
+         "out is not a contiguous [5, 32]", SEE),
+    Call("a transposed output", "into_a_transposed_output", USAGE,
+         "out is not a contiguous [5, 32]", SEE),
+    Call("an output of float32", "into_an_output_of_float32", USAGE, "out is torch.float32", SEE),
+    Call("different sizes on different ranks", "with_different_sizes", USAGE, "rank 1",
+         "all ranks make the same calls"),
+    Call("different dtypes on different ranks", "with_different_dtypes", USAGE, "rank 1",
+         "all ranks make the same calls"),
+    Call("wrong tensors on one rank: that rank", "with_wrong_tensors_on_one_rank", USAGE,
+         "weight is torch.bfloat16", SEE, ranks=(1,)),
+    Call("wrong tensors on one rank: its peer", "with_wrong_tensors_on_one_rank", PEER_LOST,
+         "rank 0 waited in vain", "all ranks make the same calls", ranks=(0,)),
+    Call("a rank that does not call", "on_one_rank_alone", PEER_LOST, "rank 0 waited 1.5 s for",
+         "reset on all ranks", ranks=(0,)),
+    Call("a problem of another world size", "prepare_for_other_ranks", USAGE,
+         "is for 4 ranks, this group has 2", "world_size=2"),
+    Call("a dict for a problem", "prepare_no_problem", USAGE, "is no problem",
+         "taxfree.AllGatherMatmul"),
+    Call("K is not divisible by the ranks", "a_problem_that_does_not_split", FAILED,
+         "k=33 is not divisible by 2 ranks", "each rank holds k / world_size columns"),
+    Call("no record under TAXFREE_STRICT", "strictly_without_a_record", FAILED,
+         "no record of its own", "run `taxfree tune`"),
+    Call("a heap of no bytes", "init_on_no_memory", USAGE, "heap_bytes is 0", "leave heap_bytes"),
+    Call("a heap that is too small", "init_on_a_small_heap", FAILED,
+         "the symmetric heap has 1000 bytes left", "give a larger heap_bytes"),
+    Call("a negative timeout", "init_without_time", USAGE, "timeout_s is -1.0", "leave timeout_s"),
+    Call("TAXFREE_TIMEOUT=soon on one rank: that rank", "init_with_a_wrong_variable_on_one_rank",
+         USAGE, "TAXFREE_TIMEOUT=soon", "TAXFREE_TIMEOUT=30", ranks=(1,)),
+    Call("TAXFREE_TIMEOUT=soon on one rank: its peer", "init_with_a_wrong_variable_on_one_rank",
+         FAILED, "rank 1: TAXFREE_TIMEOUT=soon", "TAXFREE_TIMEOUT=30", ranks=(0,)),
+    Call("a database that is text", "init_from_text", FAILED, "is not a SQLite database",
+         "point --db"),
+    Call("a database of a newer schema", "init_from_a_newer_database", FAILED, "has schema 2",
+         "update taxfree"),
+    Call("a group without a runtime", "use_a_group_without_a_runtime", USAGE,
+         "no taxfree runtime on group 'nobodys'", "call taxfree.init() first"),
+]  # fmt: skip

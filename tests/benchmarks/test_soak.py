@@ -1,0 +1,49 @@
+"""The soak: passes with what is there, and finds what is broken."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks.soak import soak
+from tests.ranks import on_every_fabric, variant_names
+
+TASKS = "tests.benchmarks.soak_tasks"
+OURS = {f"all_gather_matmul {name}" for name in variant_names()} - {
+    "all_gather_matmul baseline",
+    "all_gather_matmul registered",
+}
+
+
+@pytest.fixture
+def broken(ranks):
+    """A group whose kernels do not wait for signals."""
+    group = ranks(2)
+    group.call(f"{TASKS}:wait_for_nothing", 10)
+    yield group
+    group.call(f"{TASKS}:wait_again", 10)
+
+
+@pytest.mark.timeout(300)
+class TestSoak:
+    @on_every_fabric
+    def test_every_variant_with_kernels_is_called_alone_and_in_turns(self, ranks):
+        modes, calls = {"host": (["eager"], 1), "cuda": (["graph", "eager"], 8000)}[ranks.fabric]
+        rows = list(soak(ranks(ranks.few), "between", modes, calls, seed=1))
+        alone = {f"{row.op} {row.variant}" for row in rows} - {"all mixed"}
+        assert alone >= OURS
+        assert sum(row.calls for row in rows) >= calls
+        assert {row.mode for row in rows} == set(modes)
+        for row in rows:
+            assert row.mismatches == 0
+            expected = alone if row.variant == "mixed" else {f"{row.op} {row.variant}"}
+            assert row.calls_by_variant.keys() <= expected
+
+    def test_programs_pause_too(self, ranks):
+        (row, *_) = soak(ranks(2), "inside", ["eager"], 1, seed=2)
+        assert row.calls == 4
+
+    def test_a_wait_that_does_not_wait_is_found_and_named(self, broken):
+        from taxfree.errors import WrongResult
+
+        with pytest.raises(WrongResult, match=r"mismatches on rank \d .*first in call \d+: All"):
+            list(soak(broken, "between", ["eager"], 100, seed=3))

@@ -1,0 +1,131 @@
+"""matmul_all_reduce on real ranks of the host fabric: every variant, whatever the problem."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from tests.ranks import on_every_fabric, variant_names
+
+OP = "matmul_all_reduce"
+TASKS = "tests.kernels.tasks"
+LIBRARY = ("baseline",)
+SERVED = [name for name in variant_names(OP) if name != "registered"]  # needs NCCL
+OURS = [name for name in SERVED if name not in LIBRARY]
+
+#: odd and ragged in every dimension
+SMALL = {"m": 17, "n": 37, "k": 33}
+#: cheap to interpret many times
+TINY = {"m": 3, "n": 20, "k": 12}
+
+
+def case(variant, config=None, padded=False, **fields):
+    from tests.kernels.tasks import Case
+
+    fields = SMALL | fields
+    if variant == "overlap":  # its parts have aligned rows
+        fields["n"] = 48
+    return Case(variant, fields, config, padded, OP)
+
+
+def complaints(ranks, world_size, cases, **options):
+    found = ranks.run(world_size, f"{TASKS}:complaints", cases=cases, **options)
+    return [f"rank {rank}: {text}" for rank, texts in enumerate(found) for text in texts]
+
+
+def back_to_back(ranks, world_size, cases, **options):
+    found = ranks.run(world_size, f"{TASKS}:back_to_back", cases=cases, **options)
+    return [text for texts in found for text in texts]
+
+
+class TestServing:
+    def test_every_known_variant_but_the_registered_one_serves_the_host(self, ranks):
+        refusals = ranks.run(2, f"{TASKS}:refusals", fields=SMALL, op=OP)[0]
+        served = sorted(name for name, why in refusals.items() if why is None)
+        assert served == [name for name in SERVED if name != "overlap"]  # wants aligned rows
+        assert {"one_shot", "two_shot", "push"} <= set(served)
+
+    def test_a_single_rank_has_only_the_library(self, ranks):
+        refusals = ranks.run(1, f"{TASKS}:refusals", fields=SMALL, op=OP)[0]
+        assert [name for name, why in refusals.items() if why is None] == ["baseline"]
+        assert complaints(ranks, 1, [case("baseline", bias=True, residual=True)]) == []
+
+
+@on_every_fabric
+@pytest.mark.parametrize("variant", SERVED)
+class TestEveryVariant:
+    def test_is_right_for_all_types_layouts_and_addends(self, ranks, variant):
+        cases = [
+            case(variant, padded=bias, dtype=dtype, weight_layout=layout, bias=bias, residual=other)
+            for dtype, layout, bias, other in [
+                ("float16", "nk", False, True),
+                ("bfloat16", "nk", True, False),
+                ("bfloat16", "kn", True, True),
+            ]
+        ]
+        assert complaints(ranks, ranks.few, cases) == []
+
+    def test_is_right_for_few_and_ragged_rows_and_odd_sizes(self, ranks, variant):
+        cases = [
+            case(variant, m=m, n=n, k=k, dtype="bfloat16") for m, n, k in [(1, 1, 1), (34, 5, 129)]
+        ]
+        assert complaints(ranks, 3, cases) == []
+
+
+@pytest.mark.parametrize("variant", OURS)
+class TestConfigs:
+    def test_the_ends_of_the_space_are_right(self, ranks, variant):
+        self.check(ranks, case(variant), slice(0, 4))
+
+    @pytest.mark.soak
+    @pytest.mark.parametrize("world_size", [2, 3, 4])
+    def test_many_drawn_configs_are_right(self, ranks, variant, world_size):
+        tried = case(variant, m=35, n=70, k=35, dtype="bfloat16", bias=True, residual=True)
+        self.check(ranks, tried, slice(0, 60), world_size)
+
+    @staticmethod
+    def check(ranks, tried, which, world_size=2):
+        configs = ranks.run(world_size, f"{TASKS}:extreme_configs", case=tried)[0][which]
+        assert len(configs) >= 2
+        cases = [replace(tried, config=config) for config in configs]
+        assert complaints(ranks, world_size, cases) == []
+
+
+class TestEightRanks:
+    def test_blocks_and_tiles_are_right_also_where_ranks_own_nothing(self, ranks):
+        """Eight ranks share few cores: one small problem."""
+        cases = [
+            case(variant, m=1, n=40, k=5, dtype="bfloat16") for variant in ("two_shot", "push")
+        ]
+        assert complaints(ranks, 8, cases, random_data=False) == []
+
+
+@pytest.mark.parametrize("variant", OURS)
+class TestBackToBack:
+    def test_calls_without_a_barrier_see_only_their_own_inputs(self, ranks, variant):
+        assert back_to_back(ranks, 3, [case(variant, **TINY)], generations=6) == []
+
+    def test_generations_cross_the_wrap_of_32_bits(self, ranks, variant):
+        tried = [case(variant, **TINY)]
+        found = back_to_back(ranks, 2, tried, generations=4, first_generation=2**31 - 3)
+        assert found == []
+
+    def test_all_ranks_have_the_same_bits_each_time(self, ranks, variant):
+        tried = case(variant, dtype="bfloat16", bias=True, residual=True)
+        found = ranks.run(3, f"{TASKS}:bits_of_calls", case=tried, calls=2)
+        assert len({bits for calls in found for bits in calls}) == 1
+
+    @pytest.mark.soak
+    @pytest.mark.parametrize("seed", range(10))
+    def test_many_schedules(self, ranks, variant, seed):
+        tried = [case(variant, **TINY)]
+        assert back_to_back(ranks, 3, tried, generations=60, seed=seed) == []
+
+
+class TestOnePool:
+    def test_variants_take_turns_also_with_another_operation(self, ranks):
+        from tests.kernels.tasks import Case
+
+        cases = [*(case(name, **TINY) for name in SERVED), Case("push", {"m": 5, "n": 16, "k": 12})]
+        assert back_to_back(ranks, 3, cases, generations=len(cases)) == []

@@ -1,0 +1,125 @@
+"""Pipelines whose taxes are known, simulated: what the clocks of ranks would have read."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from taxfree.taxes import Alignment, Measurement, Stamps, StepInfo
+
+CALLS, REPETITIONS = 20, 5
+EPOCH_NS = 1_700_000_000_000_000_000  # a GPU's clock counts since 1970
+
+
+@dataclass(frozen=True)
+class Truth:
+    """What is true of a pipeline of a collective, a copy and a consumer; in microseconds.
+
+    Args:
+        host: of an eager call beyond its time in a graph.
+        gap, stamp: between two kernels, and of a clock reading.
+        latency, transfer: of the collective, from the arrival of the last rank.
+        copy, copy_kernels: of all kernels of the copy together, and how many they are.
+        consumer, missed: on an input in cache, and what it takes longer in place.
+        late: by which the consumer of the last rank takes longer than the others'.
+        offsets_ms, drift: of the ranks' clocks.
+        step_ns: by which clocks move.
+    """
+
+    host: float = 50.0
+    gap: float = 1.0
+    stamp: float = 0.7
+    latency: float = 9.0
+    transfer: float = 12.0
+    copy: float = 4.0
+    copy_kernels: int = 1
+    consumer: float = 20.0
+    missed: float = 3.0
+    late: float = 0.0
+    offsets_ms: Sequence[float] = (0.0, 3.7, -250.0)
+    drift: Sequence[float] = (0.0, 20e-6, -5e-6)
+    step_ns: int = 32
+
+    @property
+    def ranks(self) -> int:
+        return len(self.offsets_ms)
+
+    def _own_clock(self, rank: int, true_us: np.ndarray) -> np.ndarray:
+        nanoseconds = true_us * 1e3 * (1 + self.drift[rank]) + self.offsets_ms[rank] * 1e6
+        return EPOCH_NS + (nanoseconds // self.step_ns).astype(np.int64) * self.step_ns
+
+    def run(
+        self, start: float, *, stamped: bool, transfer: float, missed: float
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Run a chain of calls from a common start.
+
+        Returns:
+            Microseconds per call, [rank]; and readings of own clocks, [rank, reading].
+        """
+        now = np.full(self.ranks, start)
+        late = np.where(np.arange(self.ranks) == self.ranks - 1, self.late, 0.0)
+        readings: list[np.ndarray] = []
+
+        def read() -> None:
+            nonlocal now
+            if stamped:
+                readings.append(now + self.gap)
+                now = now + self.gap + self.stamp
+
+        for _ in range(CALLS):
+            read()
+            now = np.full(self.ranks, (now + self.gap).max() + self.latency + transfer)
+            read()
+            now = now + self.copy_kernels * self.gap + self.copy
+            read()
+            now = now + self.gap + self.consumer + missed + late
+        read()
+        clocks = [self._own_clock(rank, own) for rank, own in enumerate(np.array(readings).T)]
+        return (now - start) / CALLS, np.array(clocks)
+
+    def measurement(self) -> Measurement:
+        """What would be measured of it."""
+        names = {"plain": (False, self.transfer, self.missed)}
+        names["in place"] = (True, self.transfer, self.missed)
+        names["least"] = (True, 0.0, self.missed)
+        names["hot"] = (True, self.transfer, 0.0)
+        times: dict[str, list] = {name: [] for name in names}
+        clocks: dict[str, list] = {name: [] for name in names}
+        start = 1000.0
+        for _ in range(REPETITIONS):
+            for name, (stamped, transfer, missed) in names.items():
+                took, read = self.run(start, stamped=stamped, transfer=transfer, missed=missed)
+                times[name].append(took)
+                clocks[name].append(read)
+                start += 12_345.678
+        stamps = {
+            n: Stamps(np.array(c).swapaxes(0, 1), 3) for n, c in clocks.items() if n != "plain"
+        }
+        graph = np.array(times["plain"]).T
+        return Measurement(
+            steps=(
+                StepInfo("all-gather", "collective", 1, 0),
+                StepInfo("re-layout", "copy", self.copy_kernels, 2048),
+                StepInfo("matmul", "consumer", 1, 1024),
+            ),
+            eager_us=graph + self.host,
+            graph_us=graph,
+            stamped_us=np.array(times["in place"]).T,
+            calls=CALLS,
+            in_place=stamps["in place"],
+            least=stamps["least"],
+            hot=stamps["hot"],
+            cold=None,
+            gap_us=self.gap,
+            gap_iqr_us=0.0,
+            alignment=self.alignment(start),
+        )
+
+    def alignment(self, end: float) -> Alignment:
+        """Two comparisons of clocks: before everything, and after it."""
+        at = np.array(
+            [[self._own_clock(r, np.array(t)) for r in range(self.ranks)] for t in (0.0, end)]
+        )
+        return Alignment(at, at - at[:, :1], np.full(self.ranks, 700.0), float(self.step_ns))

@@ -1,0 +1,78 @@
+"""Clock readings in place, on ranks that are processes of this machine."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from taxfree import stamping
+from taxfree.bounds import Bounds
+from taxfree.taxes import accounts
+from taxfree_kernels.all_gather_matmul.problem import AllGatherMatmul
+from tests.ranks import variant_names
+
+OP = "all_gather_matmul"
+TASKS = "tests.taxfree.stamping_tasks"
+PROBLEM = dataclasses.asdict(AllGatherMatmul(m=5, n=32, k=32, world_size=2))
+
+
+@pytest.fixture(scope="module")
+def late(started) -> stamping.Stamped:
+    return started["host"].run(2, f"{TASKS}:late_rank", seconds=0.05, repetitions=3)[0]
+
+
+class TestTimeSteps:
+    def test_a_rank_that_is_late_is_waited_for(self, late):
+        first, last = accounts(late.measurement, Bounds(1.0, 0.0, None))
+        waited = {part.name: part.us for part in first.parts}
+        assert waited["skew"] == pytest.approx(50_000, rel=0.3)
+        assert waited["compute"] < 10_000
+        took = {part.name: part.us for part in last.parts}
+        assert took["skew"] < 10_000
+        assert took["compute"] == pytest.approx(50_000, rel=0.3)
+
+    def test_every_sequence_is_read_in_every_repetition(self, late):
+        measured = late.measurement
+        for stamps in (measured.in_place, measured.least, measured.hot):
+            assert stamps.clock_ns.shape == (2, 3, 4)
+            assert (np.diff(stamps.clock_ns, axis=2) > 0).all()
+        assert measured.cold is None
+        assert measured.graph_us is None
+        assert measured.eager_us.shape == (2, 3)
+
+    def test_spans_are_on_one_clock(self, late):
+        assert [span.name for span in late.spans] == 2 * ["compute", "barrier", "sum"]
+        barriers = [span for span in late.spans if span.name == "barrier"]
+        assert abs(barriers[0].end_us - barriers[1].end_us) < 10_000
+        assert barriers[1].begin_us - barriers[0].begin_us > 30_000
+
+
+@pytest.mark.parametrize("gather_dim", [0, 1])
+@pytest.mark.parametrize("variant", sorted({*variant_names()} - {"registered"}))
+def test_steps_in_order_are_a_call(ranks, variant, gather_dim):
+    problem = PROBLEM | {"gather_dim": gather_dim}
+    kinds = ranks.run(2, f"{TASKS}:steps_and_call", op=OP, variant=variant, problem=problem)[0]
+    if variant == "baseline":
+        copies = ["copy", "collective"] if gather_dim == 0 else ["collective", "copy"]
+        assert kinds == [*copies, "consumer"]
+    elif variant == "one_shot":
+        assert kinds == ["collective", "consumer"]
+    else:
+        assert kinds == ["fused"]
+
+
+class TestClocks:
+    def test_the_shortest_round_trip_counts(self):
+        lower = [(0, 9_000), (20_000, 21_000), (40_000, 49_000)]
+        higher = [(1_008_000, 1_008_000), (1_020_400, 1_020_400), (1_041_000, 1_041_000)]
+        found = stamping.compare(lower, higher)
+        assert (found.offset_ns, found.error_ns) == (1_020_400 - 20_500, 500.0)
+        assert found.at_ns == 1_020_400
+
+    def test_the_same_clock_is_found_to_be_the_same(self, ranks):
+        first, *others = ranks.run(2, f"{TASKS}:clocks", rounds=10)
+        assert (first.offset_ns, first.error_ns) == (0, 0.0)
+        for other in others:
+            assert abs(other.offset_ns) <= other.error_ns
