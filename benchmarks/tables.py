@@ -5,7 +5,8 @@ A table stands between two markers. The first names a result file, and may fix f
     <!-- results: benchmarks/results/all_gather_matmul/nvidia-h200-x8.json gather_dim=1 -->
     <!-- end of results -->
 
-Between them come one table per combination of the other fields, with a row per M. `--check` writes
+Between them come one table per combination of the other fields, with a row per M, or per length of
+the KV cache. `--check` writes
 nothing, and fails where a document does not say what the result files say.
 """
 
@@ -18,24 +19,24 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from taxfree.identity import near_fields
 from taxfree.results import Row, by_problem, fastest, load
 from taxfree.shapes import written
 
 ROOT = Path(__file__).parents[1]
-LIBRARY = ("baseline", "registered")
+LIBRARY = ("baseline", "registered", "library", "torch_fused")
 COLUMNS = (
-    "M",
     "library eager",
     "library graph",
-    "one-shot + GEMM",
+    "ours, unfused",
     "best fused",
     "dispatch",
     "speed-up",
     "x bound",
 )
 CAPTION = (
-    "Microseconds, median of the slowest rank; one-shot, fused and dispatch in a graph where there "
-    "are graphs. Speed-up: fastest library time / dispatch."
+    "Microseconds, median of the slowest rank; ours and dispatch in a graph if there are any. "
+    "Speed-up: fastest library time / dispatch."
 )
 _BLOCK = re.compile(
     r"(?P<begin><!-- results: (?P<file>\S+)(?P<where>[^\n]*?) -->\n)"
@@ -86,7 +87,8 @@ def tables(rows: Iterable[Row], where: Mapping[str, str]) -> str:
     chosen = [row for row in rows if all(str(row.problem[f]) == v for f, v in where.items())]
     by_title: dict[str, list[list[Row]]] = {}
     for group in by_problem(chosen):
-        fields = {name: value for name, value in group[0].problem.items() if name != "m"}
+        along = _along(group)
+        fields = {name: value for name, value in group[0].problem.items() if name != along}
         # The direction of the gather is what tables differ in, so it is said even by default.
         title = f"gather_dim={fields['gather_dim']} " if "gather_dim" in fields else ""
         title += written(group[0].op, {n: v for n, v in fields.items() if n != "gather_dim"})
@@ -96,9 +98,16 @@ def tables(rows: Iterable[Row], where: Mapping[str, str]) -> str:
 
 
 def _table(groups: Sequence[Sequence[Row]]) -> str:
-    rows = [_cells(group) for group in sorted(groups, key=lambda group: group[0].problem["m"])]
-    lines = [COLUMNS, ["---:"] * len(COLUMNS), *rows]
+    along = _along(groups[0])
+    rows = [_cells(group) for group in sorted(groups, key=lambda group: group[0].problem[along])]
+    header = [along, *COLUMNS]
+    lines = [header, ["---:"] * len(header), *rows]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def _along(group: Sequence[Row]) -> str:
+    """The field that rows of a table differ in."""
+    return near_fields(group[0].op)[-1]
 
 
 def _cells(group: Sequence[Row]) -> list[str]:
@@ -110,7 +119,7 @@ def _cells(group: Sequence[Row]) -> list[str]:
     best_library = fastest(library)
     speedup = best_library.median_us / dispatch.median_us if best_library and dispatch else None
     return [
-        str(group[0].problem["m"]),
+        str(group[0].problem[_along(group)]),
         _us(fastest([row for row in library if row.mode == "eager"])),
         _us(fastest([row for row in library if row.mode == "graph"])),
         _us(fastest([row for row in others if not row.fused])),

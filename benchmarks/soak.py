@@ -1,0 +1,230 @@
+"""Calls every variant that has kernels of ours very often, and compares every output.
+
+    python -m benchmarks.soak --gpus 4 --calls 1000000
+
+All operations' variants take turns on one pool, each also alone; in captured graphs and eagerly;
+with pauses between calls and between the kernels of one, then with pauses inside kernels, too. In
+each of these, generations start so that they pass, halfway, what a word of 32 bits holds, and so
+that they end just below what the generation word holds. It stops at the first mismatch, exit code
+4, and at a lost peer, 5. The record goes under ``benchmarks/results/soak``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import sys
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks import soak_ranks
+from benchmarks.soak_ranks import Member, Stretch
+from taxfree import devices, environment
+from taxfree.errors import TaxfreeError, WrongResult
+from taxfree.group import WorkerGroup
+from taxfree_kernels.checker.problems import tiny_problems
+from taxfree_kernels.device import sync
+from taxfree_kernels.errors import KernelError
+from taxfree_kernels.variant import operation_names
+
+FOLDER = Path(__file__).parent / "results" / "soak"
+PAUSES = ("between", "inside")
+SHARES = {"graph": 0.85, "eager": 0.15}  # of the calls
+TIMEOUT_S = 20.0
+DEADLINE_S = 300.0
+
+_TASKS = soak_ranks.__name__
+_END = 2**63 // sync.ONE_CALL.value  # the generation that its word does not hold any more
+
+
+@dataclass(frozen=True)
+class Row:
+    """Calls of one variant alone, or of all in turns, in one mode.
+
+    Args:
+        op, variant: of the calls; "all" and "mixed" where they take turns.
+        mode: "graph" or "eager".
+        pauses: "between" calls and between a call's kernels, or "inside" kernels as well.
+        calls, mismatches: on each rank, and over all ranks.
+        seconds: of the slowest rank; pauses and comparisons included.
+        calls_by_variant: "op variant" -> calls.
+    """
+
+    op: str
+    variant: str
+    mode: str
+    pauses: str
+    calls: int
+    mismatches: int
+    seconds: float
+    calls_by_variant: dict[str, int]
+
+    @property
+    def calls_per_s(self) -> float:
+        return self.calls / self.seconds
+
+    def __str__(self) -> str:
+        return (
+            f"{self.pauses:8}{self.mode:6}{self.op} {self.variant}: {self.calls:,} calls, "
+            f"{self.mismatches} mismatches, {self.calls_per_s:,.0f} calls/s"
+        )
+
+
+def soak(
+    group: WorkerGroup, pauses: str, modes: Sequence[str], calls: int, seed: int
+) -> Iterator[Row]:
+    """Soak one group of ranks that has run no kernels yet, about `calls` times.
+
+    Raises:
+        WrongResult: an output differed; says where.
+        TaskFailed: a peer was lost.
+        TaxfreeError: a variant could not be made ready.
+    """
+    members = _members(group, seed, pauses)
+    alone: dict[tuple[str, str], list[int]] = {}
+    for index, member in enumerate(members):
+        alone.setdefault((member.op, member.variant), []).append(index)
+    everything = {("all", "mixed"): list(range(len(members)))}
+    for mode in modes:
+        most = calls * SHARES[mode] / sum(SHARES[each] for each in modes) / 2
+        for choices, share in ((everything, most), (alone, most / len(alone))):
+            for (op, variant), chosen in choices.items():
+                yield _row(group, op, variant, mode, pauses, members, chosen, share)
+
+
+def _members(group: WorkerGroup, seed: int, pauses: str) -> list[Member]:
+    """The members of a soak, made ready on all ranks.
+
+    Raises:
+        TaxfreeError: no config of some variant could be compiled.
+    """
+    arguments = {"seed": seed, "configs": 2, "inside": pauses == "inside"}
+    members: list[Member]
+    left_out: list[tuple[Member, str]]
+    members, left_out = group.call(f"{_TASKS}:make_ready", DEADLINE_S, **arguments)[0]
+    there = {(member.op, member.variant) for member in members}
+    for member, reason in left_out:
+        print(f"left out: {member}: {reason}", file=sys.stderr)
+        if (member.op, member.variant) not in there:
+            raise TaxfreeError(f"{member.op} {member.variant} cannot be compiled: {reason}")
+    return members
+
+
+def _row(
+    group: WorkerGroup,
+    op: str,
+    variant: str,
+    mode: str,
+    pauses: str,
+    members: Sequence[Member],
+    chosen: Sequence[int],
+    calls: float,
+) -> Row:
+    made: Counter[str] = Counter()
+    seconds = 0.0
+    for first, count in _stretches(calls, mode):
+        run = {"members": chosen, "mode": mode, "first_generation": first, "calls": count}
+        stretches: list[Stretch] = group.call(f"{_TASKS}:run", DEADLINE_S, **run)
+        for rank, stretch in enumerate(stretches):
+            _require_right(rank, stretch, members, f"{mode}, pauses {pauses}, from {first} on")
+        for member, times in zip(members, stretches[0].calls, strict=True):
+            made[f"{member.op} {member.variant}"] += times
+        seconds += max(stretch.seconds for stretch in stretches)
+    by_variant = {name: times for name, times in made.items() if times}
+    return Row(op, variant, mode, pauses, made.total(), 0, seconds, by_variant)
+
+
+def _stretches(calls: float, mode: str) -> list[tuple[int, int]]:
+    """First generation and number of calls of each stretch."""
+    whole = soak_ranks.GRAPH_CALLS if mode == "graph" else 1
+    each = -(-calls // (4 * whole)) * whole
+    # A call takes one generation, or a few; the captured ones' first calls take some, too.
+    firsts = (0, 2**31 - each // 2, 2**32 - each // 2, _END - 4 * each)
+    return [(first, each) for first in firsts]
+
+
+def _require_right(rank: int, stretch: Stretch, members: Sequence[Member], where: str) -> None:
+    wrong = {index: count for index, count in enumerate(stretch.mismatches) if count}
+    if not wrong:
+        return
+    first = min(wrong, key=lambda index: stretch.first_mismatch[index])
+    member = members[first]
+    raise WrongResult(
+        f"{member.op} {member.variant}: {sum(wrong.values())} mismatches on rank {rank} ({where}), "
+        f"first in call {stretch.first_mismatch[first]}: {member.problem}, {member.config}",
+        "the same --seed makes the same calls in the same order",
+    )
+
+
+def record(
+    rows: Sequence[Row], seed: int, us_per_load: float, machine: dict[str, Any]
+) -> dict[str, Any]:
+    """The content of a record, as JSON."""
+    calls, seconds = sum(row.calls for row in rows), sum(row.seconds for row in rows)
+    longest = soak_ranks.MOST_LOADS * us_per_load
+    longest_inside = soak_ranks.MOST_LOADS_INSIDE * us_per_load
+    return {
+        "schema": 1,
+        "environment": machine,
+        "seed": seed,
+        "pauses": {
+            "between": f"half of them; up to {longest:.1f} us before a call and its later kernels",
+            "inside": f"as between; up to {longest_inside:.1f} us before signals, behind waits",
+        },
+        "calls": calls,
+        "mismatches": sum(row.mismatches for row in rows),
+        "seconds": round(seconds, 3),
+        "calls_per_s": round(calls / seconds, 1),
+        "rows": [dataclasses.asdict(r) | {"calls_per_s": round(r.calls_per_s, 1)} for r in rows],
+    }
+
+
+def main() -> int:
+    """Soak the GPUs that are asked for; returns the exit code."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--gpus", type=int, help="ranks; all GPUs by default")
+    parser.add_argument("--calls", type=int, default=1_000_000, help="at least so many, in total")
+    parser.add_argument("--fabric", default="auto")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", type=Path, help="the record's file")
+    options = parser.parse_args()
+    try:
+        _soak_all(options)
+    except (TaxfreeError, KernelError) as error:
+        print(f"error: {error.message}\nhint: {error.hint}", file=sys.stderr)
+        return error.exit_code
+    return 0
+
+
+def _soak_all(options: argparse.Namespace) -> None:
+    fabric = devices.fabric_for(options.fabric)
+    world_size = options.gpus or devices.world_sizes(fabric)[0]
+    devices.require(fabric, world_size)
+    problems = [each for op in operation_names() for each in tiny_problems(op, world_size)]
+    modes = ["eager"] if fabric == "host" else ["graph", "eager"]
+    rows: list[Row] = []
+    for pauses in PAUSES:  # each with kernels of its own, hence with processes of its own
+        with WorkerGroup(world_size, fabric, devices.heap_bytes(problems), TIMEOUT_S) as group:
+            for row in soak(group, pauses, modes, options.calls // len(PAUSES), options.seed):
+                print(row, flush=True)
+                rows.append(row)
+            us_per_load = max(group.call(f"{_TASKS}:us_per_load", DEADLINE_S))
+            machine = environment.record(fabric, group.hardware)
+    found = record(rows, options.seed, us_per_load, machine)
+    print(
+        f"{found['calls']:,} calls, {found['mismatches']} mismatches, {found['seconds']:.1f} s, "
+        f"{found['calls_per_s']:,.0f} calls/s; the longest pause was {us_per_load * 64:.0f} us"
+    )
+    name = group.hardware.name.lower().replace(" ", "-")
+    path = options.out or FOLDER / f"{name}-x{world_size}.json"
+    if options.out or fabric != "host":
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,512 @@
+"""What the ranks of a soak do: calls in random order, pauses, changing inputs, outputs compared.
+
+What happens between two calls happens on the device, without the host: one kernel pauses, takes one
+of a few sets of inputs and poisons the output; behind the call, another compares the output with
+what belongs to that set. Which set, and how long each rank pauses, is drawn from the number of the
+call, which is in device memory: so a graph that is replayed draws anew each time.
+
+Inputs are small integers, for which a result is exact in any order of summation: one value that
+differs is a mismatch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextvars import Context
+from dataclasses import dataclass, replace
+from functools import partial
+from random import Random
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import triton
+import triton.language as tl
+
+from taxfree_kernels.checker.problems import tiny_problems
+from taxfree_kernels.compiled.record import record
+from taxfree_kernels.device import sync
+from taxfree_kernels.fabric.base import Fabric
+from taxfree_kernels.fabric.heap import ALIGNMENT
+from taxfree_kernels.launch import Kernel, compiling, launching_through
+from taxfree_kernels.variant import Plan, Variant, operation, operation_names, variants
+
+SETS = 16  # of inputs, for each problem
+_TIMES_K = 8  # few enough for sums of small integers to be exact in bfloat16
+GRAPH_CALLS = 200
+GRAPHS = 2  # orders of calls that are captured, for each choice of members
+MOST_LOADS = 64  # of a pause, one after another
+MOST_LOADS_INSIDE = 16  # of a pause inside a kernel: many programs make one
+
+# -- kernels ------------------------------------------------------------------------------------
+
+_INSIDE = tl.constexpr(MOST_LOADS_INSIDE)
+_ROUNDS = tl.constexpr(4)  # of the generator: enough for calls to be unlike
+
+
+@triton.jit
+def _draw(stream, number):
+    """A random number >= 0: the `number`-th of a stream."""
+    return (tl.randint(stream, number, _ROUNDS) & 0x7FFFFFFF).to(tl.int32)
+
+
+@triton.jit(do_not_specialize=["loads"])
+def _load(word_ptr, loads):
+    """Load a word that is not negative, so many times, one after another."""
+    seen = tl.zeros((), tl.int64)
+    for _ in range(loads):
+        # The address depends on the last load, in a way that only we know to be none.
+        seen = tl.load(word_ptr + (seen < 0).to(tl.int32), volatile=True)
+
+
+@triton.jit
+def _pause(word_ptr, stream, number, MOST: tl.constexpr):
+    """Load a word up to MOST times; half of the time not at all."""
+    _load(word_ptr, _draw(stream, number) % (2 * MOST) - MOST)
+
+
+@triton.jit(do_not_specialize=["stream"])
+def _pause_between(call_ptr, stream, MOST: tl.constexpr):
+    _pause(call_ptr, stream, tl.load(call_ptr), MOST)
+
+
+@triton.jit(do_not_specialize=["seed", "stream", "words", "elements"])
+def _begin(
+    call_ptr, rows_ptr, inputs_ptr, words, out_ptr, elements, seed, stream,
+    SETS: tl.constexpr, MOST: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Pause, put one row of `rows_ptr` in the place of the inputs, fill the output with NaN.
+
+    Args:
+        call_ptr: int64, the number of the call.
+        rows_ptr: int32 [SETS, words]; inputs_ptr: int32 [words].
+        out_ptr: [elements].
+        seed, stream: of what all ranks draw alike, and of what each draws for itself.
+    """
+    call = tl.load(call_ptr)
+    _pause(call_ptr, stream, call, MOST)
+    row_ptr = rows_ptr + _draw(seed, call) % SETS * words
+    for begin in range(0, words, BLOCK):
+        at = begin + tl.arange(0, BLOCK)
+        tl.store(inputs_ptr + at, tl.load(row_ptr + at, mask=at < words), mask=at < words)
+    nothing = tl.full((BLOCK,), float("nan"), tl.float32).to(out_ptr.dtype.element_ty)
+    for begin in range(0, elements, BLOCK):
+        at = begin + tl.arange(0, BLOCK)
+        tl.store(out_ptr + at, nothing, mask=at < elements)
+
+
+@triton.jit(do_not_specialize=["seed", "elements", "member"])
+def _end(
+    call_ptr, results_ptr, out_ptr, elements, seed, wrong_ptr, first_ptr, member,
+    SETS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Compare the output with the result of its set, count a mismatch, and count the call.
+
+    Args:
+        results_ptr: [SETS, elements].
+        wrong_ptr, first_ptr: int64 [members]: mismatches, and the number of the first such call.
+    """
+    call = tl.load(call_ptr)
+    result_ptr = results_ptr + _draw(seed, call) % SETS * elements
+    differs = tl.zeros((BLOCK,), tl.int32)
+    for begin in range(0, elements, BLOCK):
+        at = begin + tl.arange(0, BLOCK)
+        found = tl.load(out_ptr + at, mask=at < elements, other=0.0).to(tl.float32)
+        wanted = tl.load(result_ptr + at, mask=at < elements, other=0.0).to(tl.float32)
+        differs += (found != wanted).to(tl.int32)
+    if tl.max(differs, 0) > 0:
+        wrong = tl.load(wrong_ptr + member)
+        if wrong == 0:
+            tl.store(first_ptr + member, call)
+        tl.store(wrong_ptr + member, wrong + 1)
+    tl.store(call_ptr, call + 1)
+
+
+# -- pauses inside kernels ----------------------------------------------------------------------
+
+_signal, _wait = sync.signal, sync.wait
+
+
+@triton.jit
+def _pause_inside(control_ptr, generation, rank):
+    number = generation * 4096 + tl.program_id(0)
+    _pause(control_ptr + sync.LIMIT, rank, number, _INSIDE)
+
+
+@triton.jit
+def _late_signal(
+    control_ptr, channel, peer, generation, heap_bases, rank, mask=None,
+    WORLD: tl.constexpr = 1, BACKEND: tl.constexpr = "interpreter",
+):  # fmt: skip
+    _pause_inside(control_ptr, generation, rank)
+    _signal(
+        control_ptr, channel, peer, generation, heap_bases, rank, mask=mask,
+        WORLD=WORLD, BACKEND=BACKEND,
+    )  # fmt: skip
+
+
+@triton.jit
+def _late_wait(
+    control_ptr, channel, source, generation, heap_bases, rank, mask=None,
+    WORLD: tl.constexpr = 1, BACKEND: tl.constexpr = "interpreter",
+):  # fmt: skip
+    arrived = _wait(
+        control_ptr, channel, source, generation, heap_bases, rank, mask=mask,
+        WORLD=WORLD, BACKEND=BACKEND,
+    )  # fmt: skip
+    _pause_inside(control_ptr, generation, rank)
+    return arrived
+
+
+@contextlib.contextmanager
+def pausing_inside() -> Iterator[None]:
+    """Within the context, programs pause between data and signal, and between wait and use.
+
+    For kernels that have not run yet in this process: compiled ones stay as they are.
+    """
+    sync.signal, sync.wait = _late_signal, _late_wait
+    try:
+        yield
+    finally:
+        sync.signal, sync.wait = _signal, _wait
+
+
+# -- what is called -----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Member:
+    """One plan of a soak: a variant with a config on a problem."""
+
+    op: str
+    problem: Any
+    variant: str
+    config: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """What came of calls made back to back, on one rank.
+
+    Args:
+        seconds: from a barrier until this rank was done.
+        calls, mismatches: by member.
+        first_mismatch: number of the call, by member; -1 for none.
+    """
+
+    seconds: float
+    calls: list[int]
+    mismatches: list[int]
+    first_mismatch: list[int]
+
+
+class _Bank:
+    """The sets of inputs of a problem with their results, and the buffers that calls use."""
+
+    def __init__(self, fabric: Fabric, op: str, problem: Any) -> None:
+        found, rank, device = operation(op), fabric.rank, fabric.device
+        sets = [found.make_inputs(problem, rank, s, device, integers=True) for s in range(SETS)]
+        results = [found.reference(problem, rank, s, device, integers=True) for s in range(SETS)]
+        self.out = found.empty_output(problem, device)
+        self.results = torch.stack(results).to(self.out.dtype)
+        self.rows = torch.stack([_packed(each, device) for each in sets])
+        self.row = torch.empty_like(self.rows[0])
+        self.inputs = _unpacked(self.row, sets[0])
+
+
+def _packed(tensors: Sequence[torch.Tensor | None], device: torch.device) -> torch.Tensor:
+    """The storages of tensors, one behind the other and aligned, as int32."""
+    parts = [torch.empty(0, dtype=torch.uint8, device=device)]
+    for tensor in tensors:
+        if tensor is not None:
+            storage = parts[0].new_empty(0).set_(tensor.untyped_storage())
+            parts += [storage, storage.new_zeros(-storage.numel() % ALIGNMENT)]
+    return torch.cat(parts).view(torch.int32)
+
+
+def _unpacked(
+    row: torch.Tensor, like: Sequence[torch.Tensor | None]
+) -> tuple[torch.Tensor | None, ...]:
+    """Tensors laid out as those that were packed, in the memory of `row`."""
+    found: list[torch.Tensor | None] = []
+    begin, row = 0, row.view(torch.uint8)
+    for tensor in like:
+        if tensor is None:
+            found.append(None)
+            continue
+        size = tensor.untyped_storage().nbytes()
+        own = row[begin : begin + size].view(tensor.dtype)
+        offset = own.storage_offset() + tensor.storage_offset()
+        found.append(own.as_strided(tensor.shape, tensor.stride(), offset))
+        begin += size + -size % ALIGNMENT
+    return tuple(found)
+
+
+class _PausingLauncher:
+    """Takes the launcher's place for one call: a pause before each kernel but the first."""
+
+    def __init__(self, pause: Callable[[], None]) -> None:
+        self._pause, self._has_begun = pause, False
+
+    def __call__(self, kernel: Kernel, args: tuple[Any, ...]) -> None:
+        normally = Context()  # in which nobody takes the launcher's place
+        if self._has_begun:
+            normally.run(self._pause)
+        self._has_begun = True
+        normally.run(kernel, *args)
+
+
+class _Caller:
+    """A member's plan with the kernels that go before, between and behind its own.
+
+    Args:
+        counters: the number of the call; mismatches and the first one, by member.
+        streams: of random numbers: one that all ranks share, two of this rank alone.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        bank: _Bank,
+        member: int,
+        counters: tuple[torch.Tensor, ...],
+        streams: tuple[int, int, int],
+    ) -> None:
+        self._plan, self._bank = plan, bank
+        call, wrong, first = counters
+        shared, before, between = streams
+        words, elements = bank.row.numel(), bank.out.numel()
+        blocks = {"BLOCK": 1024, "SETS": SETS}
+        begin, pause, end = (
+            Kernel(_begin, 1, {"MOST": MOST_LOADS, **blocks}),
+            Kernel(_pause_between, 1, {"MOST": MOST_LOADS}),
+            Kernel(_end, 1, blocks),
+        )
+        self._begin = partial(
+            begin, call, bank.rows, bank.row, words, bank.out, elements, shared, before
+        )
+        self._pause = partial(pause, call, between)
+        self._end = partial(
+            end, call, bank.results, bank.out, elements, shared, wrong, first, member
+        )
+
+    def call(self) -> None:
+        """Make one call, and all that belongs to it."""
+        self._begin()
+        with launching_through(_PausingLauncher(self._pause)):
+            self._run()
+        self._end()
+
+    def compile(self) -> None:
+        """Compile the kernels of a call, and run none of them."""
+        with compiling():
+            for part in (self._begin, self._pause, self._run, self._end):
+                part()
+
+    def _run(self) -> None:
+        self._plan(*self._bank.inputs, self._bank.out)
+
+
+class Soak:
+    """One rank's side: members with their plans, counters on the device, captured graphs.
+
+    Args:
+        fabric: of this rank; all members share its pool.
+        seed: of configs, of the order of calls and of all that is drawn on the device.
+        configs: of each variant on each problem: its default, and others drawn from its space.
+            One that a compiler refuses is left out.
+        inside: whether programs pause, too; for kernels that have not run in this process.
+    """
+
+    def __init__(self, fabric: Fabric, seed: int, configs: int, inside: bool) -> None:
+        self.members: list[Member] = []
+        self.left_out: list[tuple[Member, str]] = []
+        self._fabric, self._seed, self._random = fabric, seed, Random(seed)
+        self._pauses = pausing_inside if inside else contextlib.nullcontext
+        self._callers: list[_Caller] = []
+        self._banks: dict[Any, _Bank] = {}
+        self._graphs: dict[tuple[int, ...], list[tuple[torch.cuda.CUDAGraph, Counter[int]]]] = {}
+        with self._pauses():
+            candidates = list(_candidates(fabric, self._random, configs))
+            self._call = torch.zeros(2, dtype=torch.int64, device=fabric.device)
+            self._wrong = torch.zeros(len(candidates), dtype=torch.int64, device=fabric.device)
+            self._first = torch.full_like(self._wrong, -1)
+            self._share_compilation(candidates)
+            for member in candidates:
+                self._add(member)
+
+    # -- making ready ----------------------------------------------------------------------------
+
+    def _caller(self, member: Member) -> _Caller:
+        if member.problem not in self._banks:
+            self._banks[member.problem] = _Bank(self._fabric, member.op, member.problem)
+        plan = _variant(member).plan(member.problem, self._fabric, member.config)
+        counters = (self._call, self._wrong, self._first)
+        shared, own = 1000 * self._seed, 1000 * self._seed + self._fabric.rank
+        streams = (shared, own + 100, own + 200)
+        return _Caller(plan, self._banks[member.problem], len(self.members), counters, streams)
+
+    def _share_compilation(self, candidates: Sequence[Member]) -> None:
+        """Each rank compiles its share into the compiler's cache, where the others find it."""
+        fabric = self._fabric
+        fused = [member for member in candidates if _variant(member).fused]
+        for member in fused[fabric.rank :: fabric.world_size]:
+            with contextlib.suppress(Exception):  # all ranks meet it again, and vote on it
+                self._caller(member).compile()
+        fabric.barrier()
+
+    def _add(self, member: Member) -> None:
+        """Add a member, if every rank can plan and compile it."""
+        caller, reason = None, None
+        try:
+            caller = self._caller(member)
+            caller.compile()
+        except Exception as error:  # whatever a compiler raises is a reason to leave it out
+            reason = f"{type(error).__name__}: {error}"
+        reasons: list[str | None] = [None] * self._fabric.world_size
+        dist.all_gather_object(reasons, reason, self._fabric.group)
+        if caller is None or any(reasons):
+            self.left_out.append((member, next(each for each in reasons if each)))
+            return
+        self.members.append(member)
+        self._callers.append(caller)
+
+    # -- calls -----------------------------------------------------------------------------------
+
+    def run(self, members: Sequence[int], mode: str, first_generation: int, calls: int) -> Stretch:
+        """Make calls of members in random order, back to back, on a pool that is reset; collective.
+
+        Args:
+            members: by index.
+            mode: "eager", or "graph", where only whole graphs are replayed.
+            first_generation: of the pool.
+            calls: at least so many.
+
+        Raises:
+            PeerTimeout: a wait exceeded its bound.
+        """
+        fabric = self._fabric
+        made: Counter[int] = Counter()
+        self._wrong.zero_()
+        self._first.fill_(-1)
+        with self._pauses():
+            graphs = self._captured(tuple(members)) if mode == "graph" else []
+            fabric.pool.reset(first_generation)
+            begin = time.monotonic()
+            while made.total() < calls:
+                if graphs:
+                    graph, ordered = self._random.choice(graphs)
+                    graph.replay()
+                    made += ordered
+                else:
+                    member = self._random.choice(members)
+                    self._callers[member].call()
+                    made[member] += 1
+            fabric.synchronize()
+            seconds = time.monotonic() - begin
+        fabric.pool.check()
+        fabric.pool.reset()
+        count = len(self.members)
+        return Stretch(
+            seconds,
+            [made[member] for member in range(count)],
+            self._wrong[:count].tolist(),
+            self._first[:count].tolist(),
+        )
+
+    def _captured(
+        self, members: tuple[int, ...]
+    ) -> list[tuple[torch.cuda.CUDAGraph, Counter[int]]]:
+        """Graphs of these members' calls in different orders, with how often each is called."""
+        if members not in self._graphs:
+            for member in members:  # before the first capture, libraries have to set themselves up
+                self._callers[member].call()
+            self._fabric.barrier()
+            self._graphs[members] = [self._capture(members) for _ in range(GRAPHS)]
+        return self._graphs[members]
+
+    def _capture(self, members: Sequence[int]) -> tuple[torch.cuda.CUDAGraph, Counter[int]]:
+        order = [self._random.choice(members) for _ in range(GRAPH_CALLS)]
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+            for member in order:
+                self._callers[member].call()
+        return graph, Counter(order)
+
+
+def _variant(member: Member) -> Variant:
+    return variants(member.op)[member.variant]
+
+
+def _candidates(fabric: Fabric, random: Random, configs: int) -> Iterator[Member]:
+    """What launches kernels of ours: variants on tiny problems, each with a few configs."""
+    for op in operation_names():
+        for problem in _problems(op, fabric):
+            for name, variant in variants(op).items():
+                if variant.refuses_problem(problem, fabric.hardware) is not None:
+                    continue
+                for config in _configs(variant, problem, fabric, random, configs):
+                    if record(op, name, problem, config, fabric.hardware):
+                        yield Member(op, problem, name, config)
+
+
+def _problems(op: str, fabric: Fabric) -> list[Any]:
+    """The checker's problems; on GPUs with more of K, which has too few steps there to be split."""
+    problems = tiny_problems(op, fabric.world_size)
+    if not fabric.has_graphs:
+        return problems
+    return [
+        replace(problem, k=_TIMES_K * problem.k) if hasattr(problem, "k") else problem
+        for problem in problems
+    ]
+
+
+def _configs(
+    variant: Variant, problem: Any, fabric: Fabric, random: Random, count: int
+) -> list[dict[str, Any]]:
+    """The default config, and others that the variant does not refuse."""
+    hardware = fabric.hardware
+    found = variant.first_configs(problem, hardware)[:1]
+    space = variant.space(problem, hardware)
+    for _ in range(100):
+        if len(found) == count:
+            break
+        config = {knob: random.choice(values) for knob, values in space.items()}
+        if config not in found and variant.refuses_config(problem, hardware, config) is None:
+            found.append(config)
+    return found
+
+
+# -- tasks --------------------------------------------------------------------------------------
+
+_soak: Soak | None = None
+
+
+def make_ready(
+    fabric: Fabric, seed: int, configs: int, inside: bool
+) -> tuple[list[Member], list[tuple[Member, str]]]:
+    """Plan and compile all members of a soak; returns them, and who is left out and why."""
+    global _soak
+    _soak = Soak(fabric, seed, configs, inside)
+    return _soak.members, _soak.left_out
+
+
+def run(fabric: Fabric, **arguments: Any) -> Stretch:
+    """Make calls: :meth:`Soak.run`."""
+    assert _soak is not None, "make_ready comes first"
+    return _soak.run(**arguments)
+
+
+def us_per_load(fabric: Fabric) -> float:
+    """How long one load of a pause takes, in microseconds."""
+    word = torch.zeros(2, dtype=torch.int64, device=fabric.device)
+    loads = 20_000 if fabric.has_graphs else 200
+    for _ in range(2):  # the first time, it is compiled
+        fabric.synchronize()
+        begin = time.monotonic()
+        Kernel(_load, 1)(word, loads)
+        fabric.synchronize()
+    return (time.monotonic() - begin) / loads * 1e6

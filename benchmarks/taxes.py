@@ -1,0 +1,147 @@
+"""Writes the tables of docs/taxes.md, and its pictures, from committed files of `explain --json`.
+
+    python benchmarks/taxes.py           # update
+    python benchmarks/taxes.py --check   # fail where a table does not say what the files say
+
+A table stands between two markers. The first names a file; while there is none, the document says
+that nothing was measured. The picture beside it has the file's name.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from taxfree.shapes import written
+from taxfree_cli.explain_views import plot, varying
+
+ROOT = Path(__file__).parents[1]
+DOCUMENT = ROOT / "docs/taxes.md"
+PICTURES = ROOT / "docs/pictures"
+NOTHING = "Nothing was measured yet.\n"
+COLUMNS = {
+    "eager": "t_eager_us",
+    "graph": "t_graph_us",
+    "launch": "launch_us",
+    "bulk synchronous": "bulk_synchronous_us",
+    "locality": "locality_us",
+    "graph penalty": "graph_penalty_us",
+    "residual": "residual_us",
+    "bound": "t_bound_us",
+}
+_BLOCK = re.compile(
+    r"(?P<begin><!-- taxes: (?P<file>\S+) -->\n).*?(?P<end><!-- end of taxes -->)", re.DOTALL
+)
+
+
+def main() -> int:
+    """Update the document and its pictures, or check it; returns the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--check", action="store_true", help="fail where a table is out of date")
+    options = parser.parse_args()
+    text = DOCUMENT.read_text(encoding="utf-8")
+    updated = update(text, ROOT)
+    if options.check:
+        return int(updated != text)
+    DOCUMENT.write_text(updated, encoding="utf-8")
+    for file in [ROOT / match["file"] for match in _BLOCK.finditer(text)]:
+        if file.exists():
+            PICTURES.mkdir(exist_ok=True)
+            plot(rows_of(file), picture(file))
+            print(f"drew {picture(file).relative_to(ROOT)}")
+    return 0
+
+
+def update(text: str, root: Path) -> str:
+    """A document with its tables made anew.
+
+    Args:
+        text: Markdown.
+        root: that the names of files start from.
+    """
+
+    def block(match: re.Match[str]) -> str:
+        file = root / match["file"]
+        made = f"\n{section(rows_of(file), file)}\n" if file.exists() else f"\n{NOTHING}\n"
+        return f"{match['begin']}{made}{match['end']}"
+
+    return _BLOCK.sub(block, text)
+
+
+def rows_of(file: Path) -> list[dict[str, Any]]:
+    """The rows of a file of `explain --json`."""
+    rows: list[dict[str, Any]] = json.loads(file.read_text(encoding="utf-8"))["rows"]
+    return rows
+
+
+def picture(file: Path) -> Path:
+    """Where the picture of a file stands."""
+    return PICTURES / f"taxes-{file.stem}.png"
+
+
+def section(rows: Sequence[Mapping[str, Any]], file: Path) -> str:
+    """The table of all rows, the open ones with their reasons, and why parts differ alone."""
+    differ = varying([row["problem"] for row in rows])
+    first = rows[0]
+    same = {name: value for name, value in first["problem"].items() if name not in differ}
+    lines = [[*differ, "variant", *COLUMNS], ["---:"] * (len(differ) + 1 + len(COLUMNS))]
+    for row in rows:
+        fields = [str(row["problem"][name]) for name in differ]
+        lines.append([*fields, row["variant"], *(_us(row[field]) for field in COLUMNS.values())])
+    parts = [
+        f"{first['op']} {written(first['op'], same)}, {first['hardware']}; microseconds per call "
+        f"of the slowest rank. [Picture](pictures/{picture(file).name}).\n",
+        _table(lines),
+        _alone(rows, differ),
+        _open(rows, differ),
+    ]
+    return "\n".join(part for part in parts if part)
+
+
+def _alone(rows: Sequence[Mapping[str, Any]], differ: Sequence[str]) -> str:
+    """Where the steps alone take longer than the whole, with the clocks of both."""
+    lines = []
+    for row in rows:
+        times = [step["alone_us"] for step in row.get("steps", [])]
+        if row["t_graph_us"] is None or not times or None in times:
+            continue
+        whole, clocks = row["t_graph_us"], [step["alone_mhz"] for step in row["steps"]]
+        if sum(times) > 1.02 * whole and None not in clocks:
+            in_graph = row["mhz"].get("graph")
+            steps = " + ".join(
+                f"{step['name']} {step['alone_us']:.1f} at {step['alone_mhz']:.0f} MHz"
+                for step in row["steps"]
+            )
+            lines.append(
+                f"- {_named(row, differ)}: {steps} = {sum(times):.1f} us; together {whole:.1f} us "
+                f"at {in_graph:.0f} MHz\n"
+            )
+    return f"Steps that take longer alone than in place:\n\n{''.join(lines)}" if lines else ""
+
+
+def _open(rows: Sequence[Mapping[str, Any]], differ: Sequence[str]) -> str:
+    """Rows whose account is not closed."""
+    lines = [f"- {_named(row, differ)}: {'; '.join(row['open'])}\n" for row in rows if row["open"]]
+    return f"Open rows, {len(lines)} of {len(rows)}:\n\n{''.join(lines)}" if lines else ""
+
+
+def _named(row: Mapping[str, Any], differ: Sequence[str]) -> str:
+    fields = " ".join(f"{name}={row['problem'][name]}" for name in differ)
+    return f"{fields} {row['variant']}".strip()
+
+
+def _us(time: float | None) -> str:
+    return "-" if time is None else f"{time:.1f}"
+
+
+def _table(lines: Sequence[Sequence[str]]) -> str:
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
