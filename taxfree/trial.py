@@ -229,16 +229,17 @@ def _ready(bench: Bench, candidate: Candidate) -> Plan | str:
 def _hang(bench: Bench) -> str | None:
     """Who gave up waiting for whom in what has run so far; the pool then works again."""
     bench.fabric.synchronize()
-    reason = None
+    found = None
     try:
         bench.fabric.pool.check()
     except PeerTimeout as error:
-        reason = error.message
-    reasons = [reason for reason in bench.vote(reason) if reason is not None]
-    if not reasons:
+        found = error.is_echo, error.message
+    timeouts = [each for each in bench.vote(found) if each is not None]
+    if not timeouts:
         return None
     bench.fabric.pool.reset()
-    return str(reasons[0])
+    _, message = min(timeouts, key=lambda each: each[0])  # who waited, before whoever followed
+    return str(message)
 
 
 def _raise_if_hung(bench: Bench) -> None:

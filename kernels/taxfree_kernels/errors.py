@@ -41,6 +41,14 @@ class HeapExhausted(PlanError):
 
 
 class PeerTimeout(KernelError):
-    """A peer did not signal within the bound; its pool is unusable until it is reset."""
+    """A peer did not signal within the bound; its pool is unusable until it is reset.
+
+    Args:
+        is_echo: this rank gave up because a peer had; what that one says is nearer to the cause.
+    """
 
     exit_code = 5
+
+    def __init__(self, message: str, hint: str = "", is_echo: bool = False) -> None:
+        super().__init__(message, hint)
+        self.is_echo = is_echo

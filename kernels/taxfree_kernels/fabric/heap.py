@@ -102,13 +102,15 @@ class Pool:
             return
         code, rank, program, channel, source, wanted, seen, lost = self._report.tolist()
         what = f"program {program}, channel {channel}, generation {wanted}, seen {seen}"
-        if code == sync.PEER_ABORTED.value:
+        is_echo = code == sync.PEER_ABORTED.value
+        if is_echo:
             message = (
                 f"rank {rank} gave up on rank {lost} as a peer did; waited for {source} ({what})"
             )
         else:
             message = f"rank {rank} waited {self.timeout_s:g} s for rank {source} ({what})"
-        raise PeerTimeout(message, "see which rank died or is stuck; then reset on all ranks")
+        hint = "see which rank died or is stuck; then reset on all ranks"
+        raise PeerTimeout(message, hint, is_echo)
 
     def reset(self, generation: int = 0) -> None:
         """Make the pool usable again; collective, with no call in flight on any rank."""
