@@ -2,7 +2,7 @@
 
 PYTHON ?= python3
 TORCH_INDEX ?=
-PYTEST_ARGS ?= -n 2
+PYTEST_ARGS ?= -n 2 --dist worksteal
 GPUS ?=
 CALLS ?= 1000000
 
