@@ -2,7 +2,7 @@
 
 PYTHON ?= python3
 TORCH_INDEX ?=
-PYTEST_ARGS ?= -n 2 --dist worksteal
+PYTEST_ARGS ?= -n 2 --maxschedchunk 1
 GPUS ?=
 CALLS ?= 1000000
 
