@@ -12,6 +12,7 @@ from taxfree_kernels.checker import MIXED, Violation, check_variant
 from taxfree_kernels.checker.mutate import Mutant, mutants
 from taxfree_kernels.device import exchange, sync
 from taxfree_kernels.matmul_all_reduce import one_shot as sum_one_shot
+from taxfree_kernels.matmul_all_reduce import one_shot_ll as sum_one_shot_ll
 from taxfree_kernels.matmul_all_reduce import push as sum_push
 from taxfree_kernels.matmul_all_reduce import tile as sum_tile
 from taxfree_kernels.matmul_all_reduce import two_shot as sum_two_shot
@@ -35,6 +36,11 @@ _SYNC = (
 #: functions, the variants in which their mutants are looked for, and of which operation if not OP
 GROUPS: dict[str, tuple] = {
     "sync": (_SYNC, ("push", "one_shot")),
+    "sync: words": (
+        (sync.send, sync.receive, sync._count_late),
+        ("one_shot_ll",),
+        "matmul_all_reduce",
+    ),
     "tile: send": ((tile.push_chunk,), ("push",)),
     "tile: receive": ((tile.wait_for_rows, tile.gathered_tile), ("push", "pull", "push_tma")),
     "push": ((push._push,), ("push",)),
@@ -49,6 +55,7 @@ GROUPS: dict[str, tuple] = {
     "exchange: peers": ((exchange.wait_for_peers,), ("one_shot",), "matmul_all_reduce"),
     "sum: push": ((sum_push._push, sum_tile.announce_tile), ("push",), "matmul_all_reduce"),
     "sum: one_shot": ((sum_one_shot._one_shot,), ("one_shot",), "matmul_all_reduce"),
+    "sum: one_shot_ll": ((sum_one_shot_ll._one_shot_ll,), ("one_shot_ll",), "matmul_all_reduce"),
     "scatter: push": ((scatter_push._push,), ("push",), "matmul_reduce_scatter"),
     "scatter: one_shot": ((scatter_one_shot._one_shot,), ("one_shot",), "matmul_reduce_scatter"),
     # alone it would hold its protocol with one payload slot: it waits for everybody twice
@@ -60,6 +67,7 @@ HARMLESS = {
     "wait: _poll: generation + 1": "the first poll only decides whether the loop is entered",
     "wait: _poll: generation - 1": "the last poll only acquires: the loop has seen the generation",
     "wait: atomic_add: scope='sys' -> 'gpu'": "peers write the abort word only after a timeout",
+    "receive: atomic_add: scope='sys' -> 'gpu'": "peers write the abort word only after a timeout",
     "arrive: atomic_xchg: scope='gpu' -> 'cta'": "the last one in resets the counter, alone",
 }
 
