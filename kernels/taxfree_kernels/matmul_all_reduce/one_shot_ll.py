@@ -25,8 +25,9 @@ from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.launch import Kernel, compile_options
 from taxfree_kernels.matmul_all_reduce import spaces
 from taxfree_kernels.matmul_all_reduce.chunks import with_addends
-from taxfree_kernels.matmul_all_reduce.one_shot import OneShot, OneShotPlan
+from taxfree_kernels.matmul_all_reduce.one_shot import OneShot, OneShotSum
 from taxfree_kernels.matmul_all_reduce.problem import MatmulAllReduce
+from taxfree_kernels.matmul_all_reduce.sums import SumsPlan
 from taxfree_kernels.variant import Config, Plan, Space
 
 #: Most elements of the output: their words from 8 ranks fill a pool's slot of them.
@@ -85,8 +86,8 @@ def _one_shot_ll(
     sync.leave(control_ptr)
 
 
-class OneShotLLPlan(OneShotPlan):
-    """The vendor's matmul into a buffer, then our sum of all ranks' words."""
+class OneShotLLSum(OneShotSum):
+    """Our one-step sum of words."""
 
     def __init__(self, problem: MatmulAllReduce, fabric: Fabric, config: Config) -> None:
         world, block = problem.world_size, config["BLOCK"]
@@ -99,7 +100,7 @@ class OneShotLLPlan(OneShotPlan):
             flags, slot_words, words, fabric.pool.control, fabric.heap_bases, fabric.rank,
             problem.elements, problem.n,
         )  # fmt: skip
-        self._sum = Kernel(
+        self._kernel = Kernel(
             _one_shot_ll,
             grid=programs,
             constants={
@@ -133,7 +134,7 @@ class OneShotLL(OneShot):
         return spaces.refuses_words(hardware, config, problem.world_size)
 
     def plan(self, problem: Any, fabric: Fabric, config: Config) -> Plan:
-        return OneShotLLPlan(problem, fabric, config)
+        return SumsPlan(fabric, [OneShotLLSum(problem, fabric, config)])
 
 
 VARIANT = OneShotLL()

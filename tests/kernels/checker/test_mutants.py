@@ -47,12 +47,11 @@ GROUPS: dict[str, tuple] = {
     "pull": ((pull._pull,), ("pull",)),
     "push_two_kernel": ((push_two_kernel._send,), ("push_two_kernel",)),
     "one_shot": ((one_shot._gather,), ("one_shot",)),
-    "exchange: everybody": (
+    "exchange": (
         (exchange.signal_everybody, exchange.wait_for_everybody),
-        ("push",),
+        ("push", "one_shot"),
         "matmul_all_reduce",
     ),
-    "exchange: peers": ((exchange.wait_for_peers,), ("one_shot",), "matmul_all_reduce"),
     "sum: push": ((sum_push._push, sum_tile.announce_tile), ("push",), "matmul_all_reduce"),
     "sum: one_shot": ((sum_one_shot._one_shot,), ("one_shot",), "matmul_all_reduce"),
     "sum: one_shot_ll": ((sum_one_shot_ll._one_shot_ll,), ("one_shot_ll",), "matmul_all_reduce"),
