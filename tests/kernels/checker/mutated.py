@@ -13,6 +13,7 @@ from taxfree_kernels.flash_decode import exchange as decode_exchange
 from taxfree_kernels.flash_decode import fine_wait, fused, gather, persistent
 from taxfree_kernels.flash_decode import two_shot as decode_two_shot
 from taxfree_kernels.matmul_all_reduce import one_shot as sum_one_shot
+from taxfree_kernels.matmul_all_reduce import one_shot_ll as sum_one_shot_ll
 from taxfree_kernels.matmul_all_reduce import push as sum_push
 from taxfree_kernels.matmul_all_reduce import tile as sum_tile
 from taxfree_kernels.matmul_all_reduce import two_shot as sum_two_shot
@@ -59,10 +60,10 @@ GROUPS = {
             sync.arrive,
         ),
     ),
-    "exchange: everybody": Group(
-        _SUM, ("push",), (exchange.signal_everybody, exchange.wait_for_everybody)
+    "sync: words": Group(_SUM, ("one_shot_ll",), (sync.send, sync.receive, sync._count_late)),
+    "exchange": Group(
+        _SUM, ("push", "one_shot"), (exchange.signal_everybody, exchange.wait_for_everybody)
     ),
-    "exchange: peers": Group(_SUM, ("one_shot",), (exchange.wait_for_peers,)),
     "gather: send": Group(_GATHER, ("push",), (tile.push_chunk,)),
     "gather: receive": Group(
         _GATHER, ("push", "pull", "push_tma"), (tile.wait_for_rows, tile.gathered_tile)
@@ -73,6 +74,7 @@ GROUPS = {
     "gather: one_shot": Group(_GATHER, ("one_shot",), (one_shot._gather,)),
     "sum: push": Group(_SUM, ("push",), (sum_push._push, sum_tile.announce_tile)),
     "sum: one_shot": Group(_SUM, ("one_shot",), (sum_one_shot._one_shot,)),
+    "sum: one_shot_ll": Group(_SUM, ("one_shot_ll",), (sum_one_shot_ll._one_shot_ll,)),
     # alone it would hold its protocol with one payload slot: it waits for everybody twice
     "sum: two_shot": Group(_SUM, ("two_shot", MIXED), (sum_two_shot._two_shot,)),
     "scatter: push": Group(_SCATTER, ("push",), (scatter_push._push,)),
@@ -110,6 +112,9 @@ HARMLESS = {
         "the last poll only acquires: the loop has seen the right generation"
     ),
     ("sync", "wait: atomic_add: scope='sys' -> 'gpu'"): (
+        "peers write the abort word only after a timeout"
+    ),
+    ("sync: words", "receive: atomic_add: scope='sys' -> 'gpu'"): (
         "peers write the abort word only after a timeout"
     ),
     ("sync", "arrive: atomic_xchg: scope='gpu' -> 'cta'"): (
