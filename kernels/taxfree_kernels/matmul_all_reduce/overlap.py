@@ -21,7 +21,6 @@ from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.matmul_all_reduce import spaces
 from taxfree_kernels.matmul_all_reduce.problem import MatmulAllReduce
-from taxfree_kernels.matmul_all_reduce.side_stream import SideStream
 from taxfree_kernels.matmul_all_reduce.two_shot import TwoShot, TwoShotSum
 from taxfree_kernels.variant import Config, Plan, Space
 
@@ -31,7 +30,7 @@ class OverlapPlan(Plan):
 
     def __init__(self, problem: MatmulAllReduce, fabric: Fabric, config: Config) -> None:
         self.launches = 2 * config["PARTS"]
-        self._side = SideStream(fabric.device)
+        self._side = fabric.side_stream()
         self._sums = [
             TwoShotSum(problem, fabric, config, columns)
             for columns in spaces.parts_of(problem.n, config["PARTS"])

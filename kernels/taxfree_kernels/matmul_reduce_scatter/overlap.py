@@ -20,7 +20,6 @@ import torch
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.matmul_all_reduce import spaces
-from taxfree_kernels.matmul_all_reduce.side_stream import SideStream
 from taxfree_kernels.matmul_reduce_scatter.one_shot import OneShot, ScatterSum
 from taxfree_kernels.matmul_reduce_scatter.problem import MatmulReduceScatter
 from taxfree_kernels.variant import Config, Plan, Space
@@ -31,7 +30,7 @@ class OverlapPlan(Plan):
 
     def __init__(self, problem: MatmulReduceScatter, fabric: Fabric, config: Config) -> None:
         self.launches = 2 * config["PARTS"]
-        self._side = SideStream(fabric.device)
+        self._side = fabric.side_stream()
         self._sums = [
             ScatterSum(problem, fabric, config, part)
             for part in spaces.parts_of(problem.unscattered, config["PARTS"])

@@ -7,7 +7,7 @@ from functools import cache
 
 import pytest
 
-from taxfree_kernels.all_gather_matmul import one_shot, pull, push, push_two_kernel, tile
+from taxfree_kernels.all_gather_matmul import one_shot, overlap, pull, push, push_two_kernel, tile
 from taxfree_kernels.checker import MIXED, Violation, check_variant
 from taxfree_kernels.checker.mutate import Mutant, mutants
 from taxfree_kernels.device import exchange, sync
@@ -27,6 +27,7 @@ _SYNC = (
     sync._poll,
     sync.signal,
     sync.wait,
+    sync.has_given_up,
     sync.running_generation,
     sync.leave,
     sync.arrive,
@@ -41,6 +42,7 @@ GROUPS: dict[str, tuple] = {
     "pull": ((pull._pull,), ("pull",)),
     "push_two_kernel": ((push_two_kernel._send,), ("push_two_kernel",)),
     "one_shot": ((one_shot._gather,), ("one_shot",)),
+    "overlap": ((overlap._enter, overlap._announce, overlap._await), ("overlap",)),
     "exchange: everybody": (
         (exchange.signal_everybody, exchange.wait_for_everybody),
         ("push",),
@@ -59,7 +61,7 @@ GROUPS: dict[str, tuple] = {
 HARMLESS = {
     "wait: _poll: generation + 1": "the first poll only decides whether the loop is entered",
     "wait: _poll: generation - 1": "the last poll only acquires: the loop has seen the generation",
-    "wait: atomic_add: scope='sys' -> 'gpu'": "peers write the abort word only after a timeout",
+    "has_given_up: atomic_add: scope='sys' -> 'gpu'": "only a timeout makes peers write that word",
     "arrive: atomic_xchg: scope='gpu' -> 'cta'": "the last one in resets the counter, alone",
 }
 
