@@ -72,6 +72,9 @@ class HostFabric(Fabric):
         os.close(own)
         return arenas
 
+    def _arena_of(self, peer: int) -> torch.Tensor:
+        return self._arenas[peer]
+
     def host_words(self, count: int) -> torch.Tensor:
         return torch.zeros(count, dtype=torch.int64)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from taxfree_kernels.all_gather_matmul import one_shot, pull, push, push_two_kernel, tile
+from taxfree_kernels.all_gather_matmul import one_shot, overlap, pull, push, push_two_kernel, tile
 from taxfree_kernels.checker import MIXED, Violation, check_variant
 from taxfree_kernels.checker.mutate import Mutant, mutants
 from taxfree_kernels.device import exchange, sync
@@ -55,6 +55,7 @@ GROUPS = {
             sync._poll,
             sync.signal,
             sync.wait,
+            sync.has_given_up,
             sync.running_generation,
             sync.leave,
             sync.arrive,
@@ -72,6 +73,9 @@ GROUPS = {
     "gather: pull": Group(_GATHER, ("pull",), (pull._pull,)),
     "gather: push_two_kernel": Group(_GATHER, ("push_two_kernel",), (push_two_kernel._send,)),
     "gather: one_shot": Group(_GATHER, ("one_shot",), (one_shot._gather,)),
+    "gather: overlap": Group(
+        _GATHER, ("overlap",), (overlap._enter, overlap._announce, overlap._await)
+    ),
     "sum: push": Group(_SUM, ("push",), (sum_push._push, sum_tile.announce_tile)),
     "sum: one_shot": Group(_SUM, ("one_shot",), (sum_one_shot._one_shot,)),
     "sum: one_shot_ll": Group(_SUM, ("one_shot_ll",), (sum_one_shot_ll._one_shot_ll,)),
@@ -111,10 +115,7 @@ HARMLESS = {
     ("sync", "wait: _poll: generation - 1"): (
         "the last poll only acquires: the loop has seen the right generation"
     ),
-    ("sync", "wait: atomic_add: scope='sys' -> 'gpu'"): (
-        "peers write the abort word only after a timeout"
-    ),
-    ("sync: words", "receive: atomic_add: scope='sys' -> 'gpu'"): (
+    ("sync", "has_given_up: atomic_add: scope='sys' -> 'gpu'"): (
         "peers write the abort word only after a timeout"
     ),
     ("sync", "arrive: atomic_xchg: scope='gpu' -> 'cta'"): (
