@@ -124,10 +124,10 @@ def noted(noting: WorkerGroup, **delays: float) -> Notes:
 
 
 def parts_of_ranks(noting: WorkerGroup, *delays: str) -> dict[str, float]:
-    """Of the first rank, the median of calls in which so much takes longer."""
+    """Of the first rank, with delays in each call; the least of each part, as others' load adds."""
     found = noted(noting, **dict.fromkeys(delays, DELAY_US * 1e-6))
     calls = [dataclasses.asdict(inside(found, 0, each)) for each in range(REPETITIONS)]
-    return {name: float(np.median([call[name] for call in calls])) for name in calls[0]}
+    return {name: min(call[name] for call in calls) for name in calls[0]}
 
 
 @pytest.fixture(scope="module")
@@ -144,9 +144,9 @@ class TestRanks:
     )
     def test_a_delay_is_found_where_it_was_put(self, noting, usual, delay, part):
         found = parts_of_ranks(noting, delay)
-        assert found[part] - usual[part] == pytest.approx(DELAY_US, rel=0.2)
+        assert found[part] - usual[part] == pytest.approx(DELAY_US, rel=0.3)
         others = [name for name in found if name != part]
-        assert max(abs(found[name] - usual[name]) for name in others) < 0.2 * DELAY_US
+        assert max(abs(found[name] - usual[name]) for name in others) < 0.3 * DELAY_US
 
     def test_every_program_of_every_rank_is_there(self, noting):
         found = list(activities(noted(noting)))
