@@ -144,9 +144,9 @@ class TestRanks:
     )
     def test_a_delay_is_found_where_it_was_put(self, noting, usual, delay, part):
         found = parts_of_ranks(noting, delay)
-        assert found[part] - usual[part] == pytest.approx(DELAY_US, rel=0.3)
+        assert found[part] - usual[part] == pytest.approx(DELAY_US, rel=0.5)
         others = [name for name in found if name != part]
-        assert max(abs(found[name] - usual[name]) for name in others) < 0.3 * DELAY_US
+        assert max(abs(found[name] - usual[name]) for name in others) < 0.5 * DELAY_US
 
     def test_every_program_of_every_rank_is_there(self, noting):
         found = list(activities(noted(noting)))
