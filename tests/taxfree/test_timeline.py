@@ -16,7 +16,7 @@ from tests.ranks import HEAP_BYTES, TIMEOUT_S
 from tests.taxfree.pipelines import TRUE_CLOCKS, Fused
 
 TASKS = "tests.taxfree.timeline_tasks"
-DELAY_US, REPETITIONS = 100_000.0, 5
+DELAY_US, REPETITIONS = 200_000.0, 5
 AMOUNTS = (5.0, 20.0, 100.0)
 EVENTS = {
     "started": sync.STARTED.value,
@@ -125,7 +125,7 @@ def noted(noting: WorkerGroup, **delays: float) -> Notes:
 
 def parts_of_ranks(noting: WorkerGroup, *delays: str) -> dict[str, float]:
     """Of the first rank, with delays in each call; the least of each part, as others' load adds."""
-    found = noted(noting, **dict.fromkeys(delays, DELAY_US * 1e-6))
+    found = noted(noting, **dict.fromkeys(delays, DELAY_US))
     calls = [dataclasses.asdict(inside(found, 0, each)) for each in range(REPETITIONS)]
     return {name: min(call[name] for call in calls) for name in calls[0]}
 
@@ -140,7 +140,7 @@ class TestRanks:
 
     @pytest.mark.parametrize(
         ("delay", "part"),
-        [("late", "skew"), ("send", "transfer"), ("tile", "work"), ("host", "outside")],
+        [("late", "skew"), ("send", "transfer"), ("tile", "work"), ("other", "outside")],
     )
     def test_a_delay_is_found_where_it_was_put(self, noting, usual, delay, part):
         found = parts_of_ranks(noting, delay)

@@ -4,33 +4,48 @@ from __future__ import annotations
 
 import time
 
-import torch
 import triton
 import triton.language as tl
 
 from taxfree import timeline
 from taxfree.taxes import Notes
 from taxfree_kernels.device import sync
-from taxfree_kernels.device.clock import interpreted_only
+from taxfree_kernels.device.clock import clock_ns, interpreted_only
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.launch import Kernel
 
 
 @interpreted_only
-def _sleep(microseconds: int) -> None:
-    time.sleep(float(microseconds) * 1e-6)
+def _sleep(nanoseconds: int) -> None:
+    time.sleep(float(nanoseconds) * 1e-9)
 
 
-@triton.jit(do_not_specialize=["rank", "send_us", "tile_us"])
+@triton.jit
+def _delay(nanoseconds, BACKEND: tl.constexpr):
+    if BACKEND == "interpreter":  # the cores are other ranks' too
+        _sleep(nanoseconds)
+    else:
+        begin = clock_ns(BACKEND)
+        now = begin
+        while now - begin < nanoseconds:
+            now = clock_ns(BACKEND)
+
+
+@triton.jit(do_not_specialize=["nanoseconds"])
+def _other(nanoseconds, BACKEND: tl.constexpr):
+    _delay(nanoseconds, BACKEND)
+
+
+@triton.jit(do_not_specialize=["rank", "send_ns", "tile_ns"])
 def _send_and_wait(
-    control_ptr, heap_bases, rank, send_us, tile_us,
+    control_ptr, heap_bases, rank, send_ns, tile_ns,
     WORLD: tl.constexpr, BACKEND: tl.constexpr,
 ):  # fmt: skip
     """A program that signals all peers, and a tile that waits for them."""
     generation = sync.running_generation(control_ptr)
     lane = tl.arange(0, WORLD)
     if tl.program_id(0) == 0:
-        _sleep(send_us)
+        _delay(send_ns, BACKEND)
         sync.signal(
             control_ptr, 0, lane, generation, heap_bases, rank, mask=lane != rank,
             WORLD=WORLD, BACKEND=BACKEND,
@@ -40,7 +55,7 @@ def _send_and_wait(
             control_ptr, 0, lane, generation, heap_bases, rank, mask=lane != rank,
             WORLD=WORLD, BACKEND=BACKEND,
         )  # fmt: skip
-        _sleep(tile_us)
+        _delay(tile_ns, BACKEND)
     sync.leave(control_ptr)
 
 
@@ -50,23 +65,26 @@ def delayed(
     late: float = 0.0,
     send: float = 0.0,
     tile: float = 0.0,
-    host: float = 0.0,
+    other: float = 0.0,
 ) -> Notes:
-    """Notes of a kernel with delays, in seconds.
+    """Notes of a kernel with delays, in microseconds.
 
     Args:
         late: of the last rank's call.
         send: of the last rank's signals.
         tile: of the tile, on all ranks.
-        host: before a call, on all ranks.
+        other: of a kernel before it, on all ranks.
     """
     is_last = fabric.rank == fabric.world_size - 1
-    kernel = Kernel(_send_and_wait, 2, {"WORLD": fabric.world_size, "BACKEND": fabric.backend})
-    delays = [round(1e6 * seconds) for seconds in (send * is_last, tile)]
+    backend = {"BACKEND": fabric.backend}
+    before = Kernel(_other, 1, backend)
+    kernel = Kernel(_send_and_wait, 2, backend | {"WORLD": fabric.world_size})
+    before_ns, *delays_ns = (
+        round(1000 * us) for us in (other + late * is_last, send * is_last, tile)
+    )
 
-    def call(_: int) -> torch.Tensor:
-        time.sleep(host + late * is_last)
-        kernel(fabric.pool.control, fabric.heap_bases, fabric.rank, *delays)
-        return fabric.pool.control
+    def call(_: int) -> None:
+        before(before_ns)
+        kernel(fabric.pool.control, fabric.heap_bases, fabric.rank, *delays_ns)
 
     return timeline.note_plan(fabric, call, repetitions)
