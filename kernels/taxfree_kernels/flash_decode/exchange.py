@@ -11,7 +11,7 @@ import triton.language as tl
 
 from taxfree_kernels.device import sync
 from taxfree_kernels.device.tiles import copy
-from taxfree_kernels.flash_decode.merge import merge_into_output, merge_rows
+from taxfree_kernels.flash_decode.merge import merge_ranks, merge_splits, store_output
 
 _LSE_BLOCK = tl.constexpr(64)  # log-sum-exps that are copied at a time
 
@@ -46,19 +46,20 @@ def store_tile_at_peers(peer_ptrs, peer_mask, tile, row, row_mask, V_DIM: tl.con
 
 @triton.jit
 def merge_into_inboxes(
-    chunk, peer, peer_mask, parts_ptr, slot_ptr, part_elements, rows, heap_bases, rank,
-    CHUNK_ROWS: tl.constexpr, PARTS: tl.constexpr, PARTS_BLOCK: tl.constexpr,
-    V_DIM: tl.constexpr, ROWS: tl.constexpr,
+    chunk, peer, peer_mask, parts_ptr, split_elements, runs_ptr, slot_ptr, part_elements, rows,
+    heap_bases, rank,
+    CHUNK_ROWS: tl.constexpr, Q_HEADS: tl.constexpr, PARTS: tl.constexpr,
+    PARTS_BLOCK: tl.constexpr, V_DIM: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """Merge one chunk of rows of this rank's parts into the inboxes of a block of ranks."""
+    """Merge this rank's splits for one chunk of rows into the inboxes of a block of ranks."""
     end = min((chunk + 1) * CHUNK_ROWS, rows)
     own_ptr = slot_ptr + rank.to(tl.int64) * part_elements
     peer_ptrs = sync.translate(own_ptr + peer * 0, heap_bases, rank, peer)
     for first in range(chunk * CHUNK_ROWS, end, ROWS):
         row = first + tl.arange(0, ROWS)
         row_mask = row < end
-        out, lse = merge_rows(
-            parts_ptr, part_elements, row, row_mask, rows, PARTS, PARTS_BLOCK, V_DIM, ROWS
+        out, lse = merge_splits(
+            row, row_mask, parts_ptr, split_elements, runs_ptr, Q_HEADS, PARTS, PARTS_BLOCK, V_DIM
         )
         store_tile_at_peers(peer_ptrs, peer_mask, out, row, row_mask, V_DIM)
         tl.store(
@@ -70,15 +71,16 @@ def merge_into_inboxes(
 
 @triton.jit
 def merge_and_push(
-    chunk, parts_ptr, slot_ptr, part_elements, rows, control_ptr, generation, heap_bases, rank,
-    WORLD: tl.constexpr, BACKEND: tl.constexpr, CHUNK_ROWS: tl.constexpr,
+    chunk, parts_ptr, split_elements, runs_ptr, slot_ptr, part_elements, rows,
+    control_ptr, generation, heap_bases, rank,
+    WORLD: tl.constexpr, BACKEND: tl.constexpr, CHUNK_ROWS: tl.constexpr, Q_HEADS: tl.constexpr,
     PARTS: tl.constexpr, PARTS_BLOCK: tl.constexpr, V_DIM: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """Merge one chunk of rows of this rank's parts into every rank's inbox, and signal all."""
+    """Merge this rank's splits for one chunk of rows into every rank's inbox, and signal all."""
     peer, peer_mask = every_rank(rank, WORLD)
     merge_into_inboxes(
-        chunk, peer, peer_mask, parts_ptr, slot_ptr, part_elements, rows, heap_bases, rank,
-        CHUNK_ROWS, PARTS, PARTS_BLOCK, V_DIM, ROWS,
+        chunk, peer, peer_mask, parts_ptr, split_elements, runs_ptr, slot_ptr, part_elements, rows,
+        heap_bases, rank, CHUNK_ROWS, Q_HEADS, PARTS, PARTS_BLOCK, V_DIM, ROWS,
     )  # fmt: skip
     sync.signal(
         control_ptr, chunk, peer, generation, heap_bases, rank, mask=peer_mask,
@@ -135,7 +137,7 @@ def combine(
         begin, min(begin + OUT_ROWS, rows), control_ptr, generation, heap_bases, rank,
         WORLD, BACKEND, CHUNK_ROWS, OUT_ROWS,
     )  # fmt: skip
-    merge_into_output(
-        tile, slot_ptr, out_ptr, part_elements, rows, arrived,
-        WORLD, SOURCES_BLOCK, V_DIM, OUT_ROWS,
-    )  # fmt: skip
+    row = begin + tl.arange(0, OUT_ROWS)
+    row_mask = row < rows
+    out, _ = merge_ranks(row, row_mask, slot_ptr, part_elements, rows, WORLD, SOURCES_BLOCK, V_DIM)
+    store_output(out_ptr, tl.where(arrived, out, float("nan")), row, row_mask, V_DIM)
