@@ -55,6 +55,25 @@ class TestSignalsAndWaits:
 
 
 @on_every_fabric
+class TestFlagInData:
+    @pytest.mark.parametrize("first", [0, 2**31 - 2, 2**32 - 3])
+    def test_words_come_as_they_were_sent_in_each_generation(self, ranks, first):
+        for found in ranks.run(3, f"{TASKS}:flagged_words", first=first, calls=5):
+            assert found == [True] * 5
+
+    def test_missing_words_end_in_a_timeout_that_names_their_sender(self, ranks):
+        found = ranks.run(3, f"{TASKS}:missing_words", timeout_s=BOUND)
+        message = "rank 0 waited 0.8 s for rank 2 (program 0, words, generation 2, seen 0)"
+        assert found[0]["error"] == message
+        for rank, each in enumerate(found):
+            assert each["masked"]
+            assert each["first error"] is None
+            assert each["all"] == (rank != 0)
+            assert each["aborted"]
+            assert each["works again"]
+
+
+@on_every_fabric
 class TestTimeouts:
     def test_who_waited_for_whom_is_told_and_everybody_stops_waiting(self, ranks):
         first, second, third = ranks.run(3, f"{TASKS}:timeouts", timeout_s=BOUND)

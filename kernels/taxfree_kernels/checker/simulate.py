@@ -21,7 +21,8 @@ from taxfree_kernels.checker.watch import Thread, TorchOperations, Watch
 from taxfree_kernels.device import sync
 from taxfree_kernels.errors import KernelError
 from taxfree_kernels.fabric.base import Fabric
-from taxfree_kernels.fabric.heap import ALIGNMENT, Pool, SymmetricHeap
+from taxfree_kernels.fabric.heap import Pool, SymmetricHeap
+from taxfree_kernels.fabric.layout import ALIGNMENT
 from taxfree_kernels.hardware import KNOWN
 from taxfree_kernels.launch import Kernel, launching_through
 
@@ -126,10 +127,6 @@ class SimulatedFabric(Fabric):
     def close(self) -> None:
         """The memory goes with the simulation."""
 
-    def declare_flag_words(self, words: torch.Tensor) -> None:
-        """Declare a block of the heap whose elements carry their own flag: to be raced for."""
-        self._schedule.declare_flag_words(words)
-
 
 class Simulation:
     """A group of ranks to run schedules on.
@@ -143,8 +140,10 @@ class Simulation:
     def __init__(self, world_size: int, slot_bytes: int = 4096, heap_bytes: int = 4096) -> None:
         self.world_size = world_size
         self.slot_bytes = -(-slot_bytes // ALIGNMENT) * ALIGNMENT
+        self.flag_bytes = 2 * self.slot_bytes  # whatever fits a slot, as words of half payload
         control_bytes = (sync.SIGNALS.value + Pool.CHANNELS * world_size) * 8
-        size = control_bytes + 2 * self.slot_bytes + heap_bytes + ALIGNMENT
+        slots = 2 * (self.slot_bytes + self.flag_bytes)
+        size = control_bytes + slots + heap_bytes + ALIGNMENT
         self.arenas = [torch.empty(size, dtype=torch.uint8) for _ in range(world_size)]
 
     def run(
@@ -248,7 +247,7 @@ class _Schedule:
             arena.fill_(0xFF)  # NaN in every floating-point type
         fabrics = [SimulatedFabric(self, rank, arenas) for rank in range(len(arenas))]
         for fabric in fabrics:
-            fabric.pool = Pool(fabric, self._simulation.slot_bytes)
+            fabric.pool = Pool(fabric, self._simulation.slot_bytes, self._simulation.flag_bytes)
             fabric.pool.reset(self._first_generation - 1)
             self._describe_pool(fabric.pool)
         return fabrics
@@ -260,6 +259,7 @@ class _Schedule:
         assert slots is not None
         control.describe = partial(_control_word, self._simulation.world_size)
         slots.describe = partial(_slot_byte, self._simulation.slot_bytes)
+        self.declare_flag_words(pool.flags)
 
     def declare_block(self, rank: int, block: torch.Tensor) -> None:
         """Make a block of a heap known."""
@@ -280,6 +280,7 @@ class _Schedule:
         )
 
     def declare_flag_words(self, words: torch.Tensor) -> None:
+        """Declare a block of a heap whose elements carry their own flag: to be raced for."""
         region = self._shadow.find(words.data_ptr())
         assert region is not None, "flag-in-data words are a block of the heap"
         size = region.word_bytes = words.element_size()

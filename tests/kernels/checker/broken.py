@@ -208,9 +208,10 @@ def _run(
     kernel = Kernel(function, grid, constants)
 
     def setup(fabric: SimulatedFabric) -> list:
-        box = fabric.heap.empty(2 * LANES, inbox).zero_()
-        if inbox == torch.int64:
-            fabric.declare_flag_words(box)
+        if inbox == torch.int64:  # words of the pool's own, slot by slot
+            box = fabric.pool.flags
+        else:
+            box = fabric.heap.empty(2 * LANES, inbox).zero_()
         flag = fabric.heap.empty(1, torch.int64).zero_()
         ends = (fabric.heap_bases, fabric.rank) if heap_bases else ()
 
