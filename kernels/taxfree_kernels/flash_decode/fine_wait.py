@@ -58,7 +58,7 @@ def _combine(
     combine(
         tl.program_id(0), slot_ptr, out_ptr, part_elements, rows,
         control_ptr, generation, heap_bases, rank,
-        WORLD, BACKEND, CHUNK_ROWS, SOURCES_BLOCK, V_DIM, OUT_ROWS,
+        WORLD, BACKEND, CHUNK_ROWS, False, SOURCES_BLOCK, V_DIM, OUT_ROWS,
     )  # fmt: skip
     sync.leave(control_ptr)
 

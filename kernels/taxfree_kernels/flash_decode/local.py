@@ -243,8 +243,8 @@ class Exchange:
     Attributes:
         chunks: how many there are, each with a channel.
         combiners: programs that combine all rows.
-        args: of such a kernel: inbox, slot_elements, part_elements, rows, control, heap_bases,
-            rank.
+        args: of such a kernel: inbox (flag-in-data words if the config says so), slot_elements,
+            part_elements, rows, control, heap_bases, rank.
         constants: WORLD, BACKEND, CHUNK_ROWS, and those of ``combine``.
         sending_constants: of a kernel that sends chunks of a part.
     """
@@ -252,7 +252,11 @@ class Exchange:
     def __init__(
         self, problem: FlashDecode, fabric: Fabric, config: Config, chunk_rows: int
     ) -> None:
-        inbox, slot_elements = fabric.pool.slots(problem.slot_bytes // 4, torch.float32)
+        if config.get("IN_DATA"):
+            words = problem.world_size * problem.part_elements
+            inbox, slot_elements = fabric.pool.flag_slots(words)
+        else:
+            inbox, slot_elements = fabric.pool.slots(problem.slot_bytes // 4, torch.float32)
         self.chunks = -(-problem.rows // chunk_rows)
         self.combiners = -(-problem.rows // config["OUT_ROWS"])
         self.args = (

@@ -20,6 +20,7 @@ import triton.language as tl
 from taxfree_kernels.device import sync
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.fabric.heap import Pool
+from taxfree_kernels.flash_decode import spaces
 from taxfree_kernels.flash_decode.attend import attend
 from taxfree_kernels.flash_decode.exchange import combine, merge_and_push
 from taxfree_kernels.flash_decode.local import Attention, Exchange, ExchangingVariant
@@ -27,7 +28,7 @@ from taxfree_kernels.flash_decode.problem import FlashDecode
 from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.launch import Kernel
 from taxfree_kernels.spaces import within
-from taxfree_kernels.variant import Config, Plan
+from taxfree_kernels.variant import Config, Plan, Space
 
 
 @triton.jit(do_not_specialize=["rank", "batch", "capacity", "rows"])
@@ -40,8 +41,8 @@ def _decode(
     HEAD_DIM: tl.constexpr, V_DIM: tl.constexpr, PAGE: tl.constexpr, SOFT_CAP: tl.constexpr,
     WINDOW: tl.constexpr, BATCH_BLOCK: tl.constexpr, SPLITS: tl.constexpr, BLOCK_H: tl.constexpr,
     BLOCK_N: tl.constexpr, XCDS: tl.constexpr, ATTENDING: tl.constexpr, COLUMNS: tl.constexpr,
-    CHUNK_GROUPS: tl.constexpr, CHUNK_ROWS: tl.constexpr, PARTS: tl.constexpr,
-    PARTS_BLOCK: tl.constexpr, ROWS: tl.constexpr, SOURCES_BLOCK: tl.constexpr,
+    CHUNK_GROUPS: tl.constexpr, CHUNK_ROWS: tl.constexpr, IN_DATA: tl.constexpr,
+    PARTS: tl.constexpr, PARTS_BLOCK: tl.constexpr, ROWS: tl.constexpr, SOURCES_BLOCK: tl.constexpr,
     OUT_ROWS: tl.constexpr,
 ):  # fmt: skip
     program = tl.program_id(0)
@@ -62,14 +63,14 @@ def _decode(
                     chunk, parts_ptr, split_elements, runs_ptr,
                     inbox_ptr + (generation % 2) * slot_elements, part_elements, rows,
                     control_ptr, generation, heap_bases, rank,
-                    WORLD, BACKEND, CHUNK_ROWS, Q_HEADS, PARTS, PARTS_BLOCK, V_DIM, ROWS,
+                    WORLD, BACKEND, CHUNK_ROWS, IN_DATA, Q_HEADS, PARTS, PARTS_BLOCK, V_DIM, ROWS,
                 )  # fmt: skip
     else:
         generation = sync.running_generation(control_ptr)
         combine(
             program - ATTENDING, inbox_ptr + (generation % 2) * slot_elements, out_ptr,
             part_elements, rows, control_ptr, generation, heap_bases, rank,
-            WORLD, BACKEND, CHUNK_ROWS, SOURCES_BLOCK, V_DIM, OUT_ROWS,
+            WORLD, BACKEND, CHUNK_ROWS, IN_DATA, SOURCES_BLOCK, V_DIM, OUT_ROWS,
         )  # fmt: skip
     sync.leave(control_ptr)
 
@@ -105,6 +106,7 @@ class PersistentPlan(Plan):
                 "ATTENDING": self._attention.programs,
                 "COLUMNS": problem.kv_heads * head_blocks,
                 "CHUNK_GROUPS": kv_heads * head_blocks,
+                "IN_DATA": config["IN_DATA"],
             },
             options=self._attention.options,
         )
@@ -126,6 +128,9 @@ class Persistent(ExchangingVariant):
     """Splits, merges and combiners in one kernel."""
 
     name = "persistent"
+
+    def space(self, problem: Any, hardware: Hardware) -> Space:
+        return {**super().space(problem, hardware), **spaces.words_space(problem)}
 
     def first_configs(self, problem: Any, hardware: Hardware) -> list[dict[str, Any]]:
         """With few programs for the merges: each merges a chunk at once, or nearly so."""

@@ -5,11 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from taxfree_kernels.fabric.heap import Pool
+from taxfree_kernels.fabric.layout import FLAG_BYTES
 from taxfree_kernels.flash_decode.problem import ITEM_BYTES, FlashDecode
 from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.spaces import power_of_2, up_to, within
 from taxfree_kernels.variant import Config, Space
 
+_MOST_WORDS = 8192  # that a program of 4 warps polls at a time
 _WAVES = (1, 2, 3, 4, 6, 8)  # programs for each compute unit that splits are worth making for
 
 
@@ -64,6 +66,12 @@ def push_space(problem: FlashDecode, hardware: Hardware) -> Space:
     }
 
 
+def words_space(problem: FlashDecode) -> Space:
+    """Whether values that are pushed carry their flag, or a signal follows them."""
+    fits = 8 * problem.world_size * problem.part_elements <= FLAG_BYTES
+    return {"IN_DATA": (False, True) if fits else (False,)}
+
+
 def early_space(hardware: Hardware) -> Space:
     """Whether the kernel behind the splits is launched before they have ended."""
     return {"launch_pdl": (False, True)} if hardware.backend == "cuda" else {}
@@ -110,7 +118,8 @@ def _first_on_hopper(
     narrow = problem.head_dim + problem.v_head_dim > 256 or not problem.is_aligned
     keys = 32 if narrow else 64
     tables = 2 if problem.page_size else 0  # stages in which page numbers are under way
-    common = {"BLOCK_H": 64, "num_warps": 4 if problem.group_size <= 32 else 8, **merging}
+    warps = 4 if problem.group_size <= 32 and problem.is_aligned else 8
+    common = {"BLOCK_H": 64, "num_warps": warps, **merging}
 
     def guess(waves: int, stages: int, block_n: int = keys, **others: Any) -> dict[str, Any]:
         splits = splits_of(problem, hardware, waves)
@@ -123,14 +132,15 @@ def _first_on_hopper(
         programs = splits_of(problem, hardware, waves) * _columns(problem)
         return programs < 0.9 * waves * hardware.compute_units
 
+    newest = {"launch_pdl": True, "IN_DATA": True}  # not the default before they are measured
     resident = sorted(((1, 4), (2, 4), (3, 3)), key=lambda each: leaves_idle(each[0]))
     return [
         guess(*resident[0]),
-        guess(*resident[0], launch_pdl=True),
-        *(guess(*each, launch_pdl=True) for each in resident[1:]),
-        guess(1, 4, 2 * keys, num_warps=8, launch_pdl=True),
-        guess(2, 3, launch_pdl=True),
-        guess(1, 6, launch_pdl=True),
+        guess(*resident[0], **newest),
+        *(guess(*each, **newest) for each in resident[1:]),
+        guess(1, 4, 2 * keys, **newest | {"num_warps": 8}),
+        guess(2, 3, **newest),
+        guess(1, 6, **newest),
     ]
 
 
@@ -158,6 +168,11 @@ def refuses(problem: FlashDecode, hardware: Hardware, config: Config) -> str | N
     shared = (config["num_stages"] - 1) * config["BLOCK_N"] * dims * ITEM_BYTES
     if shared > hardware.shared_memory:
         return f"{shared} bytes of shared memory, {hardware.shared_memory} are there"
+    if config.get("IN_DATA"):
+        values = power_of_2(problem.v_head_dim, 16)
+        words = 2 * power_of_2(problem.world_size, 1) * config["OUT_ROWS"] * values
+        if words > _MOST_WORDS:
+            return f"{words} flag-in-data words are polled at a time"
     threads = config["num_warps"] * hardware.warp_size
     held = config["BLOCK_H"] * (dims + 2 * config["BLOCK_N"])
     if held > 160 * threads:

@@ -29,7 +29,7 @@ from taxfree_kernels.flash_decode.early import wait_for_the_last
 from taxfree_kernels.flash_decode.exchange import (
     every_rank,
     merge_into_inboxes,
-    store_tile_at_peers,
+    store_at_peers,
     wait_for_rows,
 )
 from taxfree_kernels.flash_decode.local import (
@@ -68,7 +68,9 @@ def _combine_for_all(
             row, row_mask, slot_ptr, part_elements, rows, WORLD, SOURCES_BLOCK, V_DIM
         )
         out = tl.where(arrived, out, float("nan"))
-        store_tile_at_peers(peer_ptrs, peer_mask, out, row, row_mask, V_DIM)
+        store_at_peers(
+            peer_ptrs, peer_mask, out, row, row_mask, control_ptr, peer, generation, V_DIM, False
+        )
     sync.signal(
         control_ptr, CHUNKS + chunk, peer, generation, heap_bases, rank, mask=peer_mask,
         WORLD=WORLD, BACKEND=BACKEND,
@@ -117,8 +119,8 @@ def _two_shot(
         owners = owner + tl.arange(0, 1)
         merge_into_inboxes(
             program, owners, owners >= 0, parts_ptr, split_elements, runs_ptr,
-            slot_ptr, part_elements, rows, heap_bases, rank,
-            CHUNK_ROWS, Q_HEADS, PARTS, PARTS_BLOCK, V_DIM, ROWS,
+            slot_ptr, part_elements, rows, control_ptr, generation, heap_bases, rank,
+            CHUNK_ROWS, False, Q_HEADS, PARTS, PARTS_BLOCK, V_DIM, ROWS,
         )  # fmt: skip
         sync.signal(
             control_ptr, program, owner, generation, heap_bases, rank, WORLD=WORLD, BACKEND=BACKEND

@@ -28,7 +28,7 @@ FUNCTIONS = {
         fused._push_and_combine,
         exchange.merge_into_inboxes,
         exchange.merge_and_push,
-        exchange.store_tile_at_peers,
+        exchange.store_at_peers,
         exchange.wait_for_rows,
         exchange.combine,
     ),
