@@ -48,6 +48,10 @@ class Observer(Protocol):
         writes: bool,
     ) -> None: ...
 
+    def holds_flags(self, addresses: np.ndarray) -> bool: ...
+
+    def first_of(self, count: int) -> np.ndarray: ...
+
 
 @contextlib.contextmanager
 def observed_by(observer: Observer) -> Iterator[None]:
@@ -139,8 +143,22 @@ def _hooks(interpreter: Any, builder: Any, observer: Observer) -> dict[str, Call
         return load(pointers, mask, other, *rest, **named)
 
     def create_masked_store(pointers: Any, value: Any, mask: Any, *rest: Any, **named: Any) -> Any:
-        plain(pointers, mask, writes=True)
-        return store(pointers, value, mask, *rest, **named)
+        for part in arriving_together(pointers, mask):
+            plain(pointers, part, writes=True)
+            store(pointers, value, part, *rest, **named)
+
+    def arriving_together(pointers: Any, mask: Any) -> list[Any]:
+        """Masks of what a store makes visible at once: flag-in-data words may come in two parts."""
+        addresses = _active(pointers, mask)
+        if addresses.size < 2 or not observer.holds_flags(addresses):
+            return [mask]
+        shape = pointers.data.shape
+        stored = np.broadcast_to(True if mask is None else mask.data, shape)
+        first = observer.first_of(stored.size).reshape(shape)
+        return [
+            interpreter.TensorHandle(np.ascontiguousarray(part), tl.int1)
+            for part in (stored & first, stored & ~first)
+        ]
 
     def create_atomic_rmw(
         operation: Any, pointers: Any, value: Any, mask: Any, sem: Any, scope: Any

@@ -237,9 +237,7 @@ class _Schedule:
     def _make_host(self, rank: int) -> Actor:
         slots = self._simulation.world_size * (1 + self._programs)
         clocks = np.zeros((len(World), slots), np.int64)
-        host = Actor(rank * (1 + self._programs), rank, None, "host", 0, clocks)
-        host.step()
-        return host
+        return Actor(rank * (1 + self._programs), rank, None, "host", 0, clocks)
 
     def _make_fabrics(self) -> list[SimulatedFabric]:
         arenas = self._simulation.arenas
@@ -334,7 +332,6 @@ class _Schedule:
         launch.running += 1
         slot = host.slot + 1 + program
         actor = Actor(slot, host.rank, program, launch.name, host.call, host.clocks.copy())
-        actor.step()
         weight = launch.weight * self._scheduler.draw_weight()
         thread = Thread(actor, launch.kernel.grid)
         self._scheduler.start(thread, partial(self._run_program, actor, launch), weight)
