@@ -90,7 +90,7 @@ GROUPS = {
             fused._push_and_combine,
             decode_exchange.merge_into_inboxes,
             decode_exchange.merge_and_push,
-            decode_exchange.store_tile_at_peers,
+            decode_exchange.store_at_peers,
             decode_exchange.wait_for_rows,
             decode_exchange.combine,
         ),
