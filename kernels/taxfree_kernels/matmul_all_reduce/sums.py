@@ -16,7 +16,7 @@ from collections.abc import Sequence
 import torch
 
 from taxfree_kernels.fabric.base import Fabric
-from taxfree_kernels.variant import Plan
+from taxfree_kernels.variant import Plan, Step
 from taxfree_kernels.vendor import matmul_into
 
 
@@ -53,3 +53,11 @@ class SumsPlan(Plan):
             self._side.join()
         self._last.add_up(*rest)
         return rest[-1]
+
+    def steps(self, x: torch.Tensor, weight: torch.Tensor, *rest: torch.Tensor) -> list[Step]:
+        if self._first:  # nothing of it begins when something before it has ended
+            return super().steps(x, weight, *rest)
+        return [
+            Step("matmul", "producer", lambda: self._last.multiply(x, weight)),
+            Step("sum", "collective", lambda: self._last.add_up(*rest)),
+        ]
