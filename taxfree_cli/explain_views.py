@@ -291,15 +291,30 @@ def _optional(time: float | None) -> str:
 
 # -- pictures --
 
-#: field of a row -> what it is called, and its colour; the lowest of a bar first
+#: part of a row -> its colour; the lowest of a bar first
 _STACK = {
-    "t_bound_us": ("bound", "#4c9f70"),
-    "residual_us": ("residual", "#8fa3bf"),
-    "locality_us": ("locality", "#b48ead"),
-    "bulk_synchronous_us": ("bulk synchronous", "#e0b04a"),
-    "launch_us": ("launch", "#cf5c5c"),
-    "graph_penalty_us": ("graph penalty", "#5c2b2b"),
+    "bound": "#4c9f70",
+    "kernels": "#8fa3bf",
+    "residual": "#c9d1de",
+    "locality": "#b48ead",
+    "bulk synchronous": "#e0b04a",
+    "launch": "#cf5c5c",
+    "graph penalty": "#5c2b2b",
 }
+
+
+def _stacked(row: Mapping[str, Any]) -> dict[str, float]:
+    """The parts of a row, the residual less what was seen to be work of kernels."""
+    kernels = row.get("kernel_us") or 0.0
+    return {
+        "bound": row["t_bound_us"],
+        "kernels": kernels,
+        "residual": row["residual_us"] - kernels,
+        "locality": row["locality_us"] or 0.0,
+        "bulk synchronous": row["bulk_synchronous_us"] or 0.0,
+        "launch": row["launch_us"] or 0.0,
+        "graph penalty": row["graph_penalty_us"] or 0.0,
+    }
 
 
 def plot(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
@@ -313,7 +328,6 @@ def plot(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
         TaxfreeError: the picture cannot be written.
     """
     from matplotlib.figure import Figure
-    from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 
     along = varying([row["problem"] for row in rows])[:1]
@@ -321,16 +335,18 @@ def plot(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
     for row in rows:
         panels.setdefault(_panel(row, along), []).append(row)
     widest = max(map(len, panels.values()))
-    size = (max(8.0, 2.0 + 0.5 * widest), 3.6 * len(panels))
+    size = (max(8.0, 1.0 + 0.75 * widest), 0.6 + 3.4 * len(panels))
     figure = Figure(figsize=size, layout="constrained")
     axes = figure.subplots(len(panels), 1, squeeze=False)[:, 0]
     for axis, (title, panel) in zip(axes, panels.items(), strict=True):
         _bars(axis, panel, along)
-        axis.set_title(title, fontsize="small")
-    shown = {field: style for field, style in _STACK.items() if any(row[field] for row in rows)}
-    swatches = [Patch(color=colour, label=name) for name, colour in reversed(shown.values())]
-    line = Line2D([], [], color="black", linewidth=1, label="t_bound")
-    figure.legend(handles=[*swatches, line], loc="outside right upper", fontsize="x-small")
+        axis.set_title(title, fontsize="small", loc="left")
+    shown = [name for name in _STACK if any(_stacked(row)[name] for row in rows)]
+    swatches = [Patch(color=_STACK[name], label=name) for name in shown]
+    figure.legend(
+        handles=swatches, loc="outside upper left", ncols=len(shown), fontsize="small",
+        frameon=False,
+    )  # fmt: skip
     try:
         figure.savefig(path, dpi=150)
     except (OSError, ValueError) as error:
@@ -347,29 +363,35 @@ def _panel(row: Mapping[str, Any], along: Sequence[str]) -> str:
 
 def _bars(axis: Axes, panel: Sequence[Mapping[str, Any]], along: Sequence[str]) -> None:
     at, lowest, highest = 0.0, 0.0, 0.0
-    ticks, names = [], []
-    problem = None
+    places: list[float] = []
+    groups: dict[str, list[float]] = {}
     for row in panel:
-        name = row["variant"]
-        if row["problem"] != problem:
-            problem = row["problem"]
-            at += 0.6
-            name = " ".join([*(f"{field}={problem[field]}" for field in along), "", name])
+        problem = " ".join(f"{field}={row['problem'][field]}" for field in along)
+        at += 1.0 if problem in groups else 1.7
+        places.append(at)
+        groups.setdefault(problem, []).append(at)
         above = below = 0.0
-        for field, (_, colour) in _STACK.items():
-            time = row[field] or 0.0
-            axis.bar(at, time, 0.9, bottom=above if time >= 0 else below, color=colour)
+        for name, time in _stacked(row).items():
+            axis.bar(at, time, 0.85, bottom=above if time >= 0 else below, color=_STACK[name])
             above, below = above + max(0.0, time), below + min(0.0, time)
-        axis.hlines(row["t_bound_us"], at - 0.5, at + 0.5, "black", linewidth=1)
+        axis.text(at, above, us(row["t_eager_us"], 3), ha="center", va="bottom", fontsize="x-small")
         lowest, highest = min(lowest, below), max(highest, above)
-        ticks.append(at)
-        names.append(name)
-        at += 1
-    axis.set_xticks(ticks, names, rotation=90, fontsize="x-small")
-    axis.set_xlim(-0.2, at - 0.2)
-    axis.set_ylim(1.05 * lowest, 1.05 * highest)  # bars stick to the edges by themselves
-    axis.set_ylabel("us per call, eager")
+    axis.set_ylim(1.05 * lowest, 1.2 * highest)
+    for problem, own in groups.items():
+        middle = (own[0] + own[-1]) / 2
+        axis.text(middle, 1.18 * highest, problem, ha="center", va="top", fontsize="small")
+    axis.set_xticks(places, [row["variant"] for row in panel], fontsize="x-small")
+    axis.set_xlim(places[0] - 0.9, places[-1] + 0.9)
+    axis.set_ylabel("us per eager call", fontsize="small")
+    axis.tick_params(axis="x", length=0)
+    axis.tick_params(axis="y", labelsize="x-small")
     axis.axhline(0, color="black", linewidth=0.5)
+    _without_frame(axis)
+
+
+def _without_frame(axis: Axes) -> None:
+    for side in ("top", "right"):
+        axis.spines[side].set_visible(False)
 
 
 _ACTIVITIES = {"send": "#e0b04a", "compute": "#4c9f70", "wait": "#cf5c5c"}  # the last on top
@@ -416,8 +438,13 @@ def draw_timelines(timelines: Sequence[Timeline], title: str, path: Path) -> Non
         axis.set_ylim(ranks - 0.5, -0.5)
         axis.set_title(timeline.variant, fontsize="small", loc="left")
         swatches = [Patch(color=colours[name], label=name) for name in bars]
-        axis.legend(handles=swatches, fontsize="x-small", loc="upper left", bbox_to_anchor=(1, 1))
-    axes[-1].set_xlabel("us since the first event of the call")
+        axis.legend(
+            handles=swatches, fontsize="x-small", loc="upper left", bbox_to_anchor=(1, 1),
+            frameon=False,
+        )  # fmt: skip
+        axis.tick_params(labelsize="x-small")
+        _without_frame(axis)
+    axes[-1].set_xlabel("us since the first event of the call", fontsize="small")
     figure.suptitle(title, fontsize="small")
     try:
         figure.savefig(path, dpi=150)
