@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any
 from rich.table import Table
 from rich.text import Text
 
-from taxfree.errors import TaxfreeError
 from taxfree.shapes import written
-from taxfree_cli.bench_views import us
+from taxfree_cli.bench_views import save_picture, us
 from taxfree_cli.output import results
 from taxfree_cli.record_views import words
 
@@ -25,8 +24,8 @@ if TYPE_CHECKING:
     from taxfree.taxes import Account, Part
     from taxfree.timeline import Activity
 
-_LABEL, _TIME, _SPREAD, _SHARE = 20, 9, 8, 6
-_FIGURES = _LABEL + _TIME + _SPREAD + _SHARE
+#: widths of label, time, spread and share; spreads are left out where the terminal is narrow
+_COLUMNS, _NARROW_COLUMNS, _NARROW = (20, 9, 8, 6), (18, 7, 0, 5), 54
 _WIDEST_BAR = 40
 _STYLES = {
     "launch": "red",
@@ -51,24 +50,34 @@ def lines(explanation: Explanation, width: int) -> list[Text | Table]:
     modelled = " modelled" if explanation.is_modelled else ""
     bounds = explanation.bounds
     gemm = "-" if bounds.t_gemm_us is None else us(bounds.t_gemm_us)
-    found: list[Text | Table] = [
-        Text(f"{explanation.op} {written(explanation.op, explanation.problem)}", style="bold"),
-        Text(
-            f"{explanation.hardware}: bound {us(bounds.t_bound_us)} us (floor "
-            f"{us(bounds.t_floor_us)}, link {us(bounds.t_link_us)}), gemm alone {gemm} us{modelled}"
-        ),
-    ]
+    title = f"{explanation.op} {written(explanation.op, explanation.problem)}"
+    limits = (
+        f"{explanation.hardware}: bound {us(bounds.t_bound_us)} us (floor "
+        f"{us(bounds.t_floor_us)}, link {us(bounds.t_link_us)}), gemm alone {gemm} us{modelled}"
+    )
+    found: list[Text | Table] = [*_wrapped(title, width, style="bold"), *_wrapped(limits, width)]
     for pipeline in explanation.pipelines:
         found += _pipeline(pipeline, width, modelled)
     for each in explanation.skipped:
-        found.append(Text(f"{each.variant}: {each.state}: {each.reason}"))
+        found += _wrapped(f"{each.variant}: {each.state}: {each.reason}", width)
     if explanation.choice is not None:
         choice = explanation.choice
-        found.append(Text(f"dispatch picks {choice.variant} ({choice.kind}): {choice.why}"))
+        picks = f"dispatch picks {choice.variant} ({choice.kind}): {choice.why}"
+        found += [Text(), *_wrapped(picks, width)]
         for rung in explanation.ladder:
             mark = "+" if rung.found else "-"
-            found.append(Text(f"  {mark} {rung.looked_for}: {rung.why}", style="dim"))
+            found += _wrapped(f"{mark} {rung.looked_for}: {rung.why}", width, 2, "dim")
     return found
+
+
+def _wrapped(text: str, width: int, indent: int = 0, style: str = "") -> list[Text]:
+    """A text in lines that fit; those after the first are two deeper."""
+    first, others = " " * indent, " " * (indent + 2)
+    width = max(20, width)
+    return [
+        Text(line, style=style)
+        for line in textwrap.wrap(text, width, initial_indent=first, subsequent_indent=others)
+    ]
 
 
 # -- one pipeline --
@@ -80,9 +89,12 @@ def _pipeline(pipeline: Pipeline, width: int, modelled: str) -> list[Text | Tabl
     kernels = f"{pipeline.kernels} kernel{'s' if pipeline.kernels > 1 else ''}"
     graph = "" if account.t_graph_us is None else f", {us(account.t_graph_us)} in a graph"
     ranks = f"; slowest: rank {account.rank}" if len(pipeline.accounts) > 1 else ""
+    picked = "dispatch: " if pipeline.is_dispatched else ""
+    times = f"{us(account.t_eager_us)} us eager{graph}, {kernels}{ranks}{modelled}"
     found: list[Text | Table] = [
-        Text(f"\n{'dispatch: ' if pipeline.is_dispatched else ''}{name}", style="bold"),
-        Text(f"{us(account.t_eager_us)} us eager{graph}, {kernels}{ranks}{modelled}"),
+        Text(),
+        *_wrapped(f"{picked}{name}", width, style="bold"),
+        *_wrapped(times, width),
     ]
     for tax in dict.fromkeys(part.tax for part in account.parts):
         time = account.tax_us(tax)
@@ -94,13 +106,16 @@ def _pipeline(pipeline: Pipeline, width: int, modelled: str) -> list[Text | Tabl
     residual = account.residual_us
     found.append(_tax("residual", residual, account.residual_iqr_us, account, width, modelled))
     if account.kernel_us is not None:
-        found.append(_of_residual("kernels", account.kernel_us, account))
-        found.append(_of_residual("unexplained", account.residual_us - account.kernel_us, account))
+        rest = account.residual_us - account.kernel_us
+        for name, time in (("kernels", account.kernel_us), ("unexplained", rest)):
+            share = time / account.t_eager_us
+            found.append(Text(_figures(f"    {name}", time, None, share, width)))
     if account.unsplit:
         found += _remark(account.unsplit, width)
     found.append(_tax("bound", account.t_bound_us, None, account, width, modelled))
     if pipeline.stamped is not None:
-        found += [Text(f"  open: {problem}", style="red") for problem in account.problems()]
+        for problem in account.problems():
+            found += _wrapped(f"open: {problem}", width, 2, "red")
         found += _instrument(pipeline, width)
         if len(pipeline.accounts) > 1:
             found.append(_ranks(pipeline.accounts, width))
@@ -111,13 +126,14 @@ def _tax(
     name: str, time: float, spread: float | None, account: Account, width: int, remark: str
 ) -> Text:
     share = time / account.t_eager_us
-    line = Text(_figures(f"  {name}", time, spread, share) + remark)
+    line = Text(_figures(f"  {name}", time, spread, share, width) + remark)
     room = min(_WIDEST_BAR, width - len(line) - 2)
     return line.append("  ").append("█" * round(room * max(0.0, share)), style=_STYLES[name])
 
 
 def _part(part: Part, account: Account, width: int) -> list[Text]:
-    line = Text(_figures(f"    {part.name}", part.us, part.iqr_us, part.us / account.t_eager_us))
+    share = part.us / account.t_eager_us
+    line = Text(_figures(f"    {part.name}", part.us, part.iqr_us, share, width))
     method = part.method
     if part.memory_bytes:
         method += f"; {_bytes(part.memory_bytes)}"
@@ -126,13 +142,13 @@ def _part(part: Part, account: Account, width: int) -> list[Text]:
     return [line, *_remark(method, width)]
 
 
-def _of_residual(name: str, time: float, account: Account) -> Text:
-    return Text(_figures(f"    {name}", time, None, time / account.t_eager_us))
-
-
-def _figures(label: str, time: float, spread: float | None, share: float) -> str:
-    iqr = "" if spread is None else f"±{_signed(spread)}"
-    return f"{label:<{_LABEL}}{_signed(time):>{_TIME}}{iqr:>{_SPREAD}}{share:>{_SHARE}.0%}"
+def _figures(label: str, time: float, spread: float | None, share: float, width: int) -> str:
+    columns = _COLUMNS if width >= _NARROW else _NARROW_COLUMNS
+    iqr = "" if spread is None or not columns[2] else f"±{_signed(spread)}"
+    return (
+        f"{label:<{columns[0]}}{_signed(time):>{columns[1]}}{iqr:>{columns[2]}}"
+        f"{share:>{columns[3]}.0%}"
+    )
 
 
 def _signed(time: float) -> str:
@@ -147,21 +163,21 @@ def _bytes(count: int) -> str:
 
 
 def _remark(text: str, width: int) -> list[Text]:
-    return [Text(f"      {line}", style="dim") for line in textwrap.wrap(text, max(20, width - 6))]
+    return [Text(f"      {line}", style="dim") for line in textwrap.wrap(text, max(14, width - 6))]
 
 
 def _instrument(pipeline: Pipeline, width: int) -> list[Text]:
     """How exact it is, and what steps take elsewhere than in place."""
     assert pipeline.stamped is not None
     measured = pipeline.stamped.measurement
-    said = [
-        f"a clock reading adds {us(float(measured.stamp_us().max()), 3)} us, taken off each step; "
-        f"the clock moves by {us(measured.alignment.step_ns * 1e-3, 3)} us"
-    ]
-    if measured.notes is not None:
+    clock = f"the clock moves by {us(measured.alignment.step_ns * 1e-3, 3)} us"
+    if measured.notes is None:
+        reading = us(float(measured.stamp_us().max()), 3)
+        said = [f"a clock reading adds {reading} us, taken off each step; {clock}"]
+    else:
         notes_us = measured.notes_us()
         share = notes_us / (pipeline.slowest.t_graph_us or pipeline.slowest.t_eager_us)
-        said.append(f"noting what programs do adds {_signed(notes_us)} us, {share:.0%}")
+        said = [f"noting what programs do adds {_signed(notes_us)} us, {share:.0%}; {clock}"]
     alone = pipeline.stamped.alone
     if alone:
         each = " + ".join(f"{step.name} {us(step.us)}{_at(step.mhz)}" for step in alone)
@@ -347,10 +363,7 @@ def plot(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
         handles=swatches, loc="outside upper left", ncols=len(shown), fontsize="small",
         frameon=False,
     )  # fmt: skip
-    try:
-        figure.savefig(path, dpi=150)
-    except (OSError, ValueError) as error:
-        raise TaxfreeError(f"{path} cannot be written: {error}", "name a .png file") from error
+    save_picture(figure, path)
 
 
 def _panel(row: Mapping[str, Any], along: Sequence[str]) -> str:
@@ -446,10 +459,7 @@ def draw_timelines(timelines: Sequence[Timeline], title: str, path: Path) -> Non
         _without_frame(axis)
     axes[-1].set_xlabel("us since the first event of the call", fontsize="small")
     figure.suptitle(title, fontsize="small")
-    try:
-        figure.savefig(path, dpi=150)
-    except (OSError, ValueError) as error:
-        raise TaxfreeError(f"{path} cannot be written: {error}", "name a .png file") from error
+    save_picture(figure, path)
 
 
 _Bar = list[tuple[float, float]]

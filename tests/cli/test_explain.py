@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
+from rich.text import Text
 
 from taxfree.bench import ProblemResult
 from taxfree.bounds import Bounds, Peaks
@@ -121,6 +122,8 @@ class TestAccount:
 
     @pytest.mark.parametrize("width", [40, *WIDTHS])
     def test_it_fits_any_terminal(self, width):
+        found = explain_views.lines(explanation(), width)
+        assert max(len(line) for line in found if isinstance(line, Text)) <= width
         assert max(map(len, shown(width).splitlines())) <= width
 
     @pytest.mark.parametrize("width", WIDTHS)
