@@ -30,7 +30,7 @@ from taxfree_kernels.checker.problems import tiny_problems
 from taxfree_kernels.compiled.record import record
 from taxfree_kernels.device import sync
 from taxfree_kernels.fabric.base import Fabric
-from taxfree_kernels.fabric.heap import ALIGNMENT
+from taxfree_kernels.fabric.layout import ALIGNMENT
 from taxfree_kernels.launch import Kernel, compiling, launching_through
 from taxfree_kernels.variant import Plan, Variant, operation, operation_names, variants
 

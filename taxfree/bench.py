@@ -25,6 +25,7 @@ from taxfree.runtime import Runtime
 from taxfree.settings import Settings
 from taxfree.trial import SEED, Bench, Candidate, Outcome, open_bench, try_candidates
 from taxfree_kernels.fabric.base import Fabric
+from taxfree_kernels.fabric.layout import arena_bytes
 from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.variant import Plan, Variant, variants
 from taxfree_tuning_db import (
@@ -370,8 +371,7 @@ def deadline_s(hardware: Hardware) -> float:
 
 def heap_bytes(fabric: str, problems: Sequence[Any]) -> int:
     """Symmetric memory for problems, and for measuring the rates of the fabric."""
-    for_rates = 2 * slot_bytes(fabric) + devices.CONTROL_BYTES
-    return max(devices.heap_bytes(problems), for_rates)
+    return max(devices.heap_bytes(problems), arena_bytes(slot_bytes(fabric)))
 
 
 def run_one(

@@ -7,10 +7,9 @@ from typing import Any
 
 from taxfree.errors import HardwareError
 from taxfree.shapes import DEFAULT_SET, INTERPRETED_SET
+from taxfree_kernels.fabric.layout import arena_bytes
 from taxfree_kernels.hardware import KNOWN
 
-CONTROL_BYTES = 1 << 20  # of a heap, for signals
-_LEAST_HEAP_BYTES = 4 << 20
 _HOST_RANKS = 2
 _MOST_HOST_RANKS = 64  # processes that interpret, each with a torch of its own
 
@@ -104,6 +103,5 @@ def gpu_name(fabric: str) -> str | None:
 
 
 def heap_bytes(problems: Sequence[Any]) -> int:
-    """Symmetric memory that any variant of these problems needs: two payload slots, and control."""
-    slot = max((problem.slot_bytes for problem in problems), default=0)
-    return max(_LEAST_HEAP_BYTES, 2 * slot + CONTROL_BYTES)
+    """Symmetric memory that any variant of these problems needs."""
+    return arena_bytes(max((problem.slot_bytes for problem in problems), default=0))

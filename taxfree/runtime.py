@@ -22,13 +22,13 @@ import torch
 import torch.distributed as dist
 
 from taxfree import identity, problems
-from taxfree.devices import CONTROL_BYTES
 from taxfree.dispatch import Choice, Dispatcher
 from taxfree.errors import TaxfreeError, UsageError
 from taxfree.settings import Settings
 from taxfree.shapes import recorded_problem
 from taxfree_kernels.errors import PeerTimeout, PlanError
 from taxfree_kernels.fabric.base import Fabric
+from taxfree_kernels.fabric.layout import arena_bytes
 from taxfree_kernels.fabric.open import choose, open_fabric
 from taxfree_kernels.launch import compiling
 from taxfree_kernels.variant import (
@@ -599,7 +599,7 @@ def _heap_bytes(records: Sequence[Record]) -> int:
         problem = recorded_problem(record.op, record.problem)
         if problem is not None:
             slot = max(slot, problem.slot_bytes)
-    return 2 * slot + CONTROL_BYTES
+    return arena_bytes(slot)
 
 
 def _vote(group: dist.ProcessGroup | None, value: Any) -> list[Any]:

@@ -309,14 +309,12 @@ def _account(measured: Measurement, bounds: Bounds, rank: int) -> Account:
     if measured.notes is not None:
         inside, work = _inside(measured, measured.notes, bounds, rank)
         found += inside
-    elif measured.only("collective") is None or measured.only("consumer") is None:
+    elif measured.only("collective") is None:
         unsplit.append(INSIDE)
     else:
         found += _bulk_synchronous(measured, bounds, rank)
         found += _locality(measured, rank)
-        if measured.hot is not None:
-            consumer = measured.only("consumer")
-            work = _kernel_us(measured, measured.hot, rank)[:, consumer] - bounds.t_floor_us
+        work = _work(measured, rank) - bounds.t_floor_us
     # Of the notes there may be another number of repetitions.
     spent = sum(
         (part.us if len(times) != len(eager) else times for part, times in found), 0 * eager
@@ -393,6 +391,18 @@ def _locality(measured: Measurement, rank: int) -> list[tuple[Part, Times]]:
         method += f"; evicted {limit:+.2f} us"
     step = measured.steps[consumer]
     return [*found, _part(step.name, "locality", in_place - hot, method, step.memory_bytes)]
+
+
+def _work(measured: Measurement, rank: int) -> Times:
+    """What producers take in their place, and consumers on an input that was just read."""
+    of_kind = {
+        kind: [index for index, step in enumerate(measured.steps) if step.kind == kind]
+        for kind in ("producer", "consumer")
+    }
+    hot = measured.in_place if measured.hot is None else measured.hot
+    produced = _kernel_us(measured, measured.in_place, rank)[:, of_kind["producer"]]
+    consumed = _kernel_us(measured, hot, rank)[:, of_kind["consumer"]]
+    return np.asarray(produced.sum(axis=1) + consumed.sum(axis=1), dtype=np.float64)
 
 
 # -- inside fused kernels --

@@ -78,6 +78,31 @@ def _arrive(counter_ptr, out_ptr, programs, BACKEND: tl.constexpr):
     tl.store(out_ptr + tl.program_id(0), last.to(tl.int32))
 
 
+@triton.jit(do_not_specialize=["rank", "slot_words"])
+def _exchange_words(
+    control_ptr, flags_ptr, slot_words, bases, rank, receivers_ptr, sources_ptr, out_ptr,
+    WORLD: tl.constexpr, BACKEND: tl.constexpr, LANES: tl.constexpr,
+):  # fmt: skip
+    """Send 100 rank + lane - 1000 to each receiver, and note what each source has sent."""
+    generation = sync.running_generation(control_ptr)
+    slot = tl.multiple_of(flags_ptr + (generation % 2) * slot_words, 16)
+    lane = tl.arange(0, LANES)
+    own = sync.translate(slot + rank.to(tl.int64) * LANES, bases, rank, rank)
+    for peer in range(WORLD):
+        if tl.load(receivers_ptr + peer) != 0:
+            target = sync.translate(own, bases, rank, peer)
+            payload = (100 * rank + lane - 1000).to(tl.int32)
+            sync.send(control_ptr, target + lane, payload, peer, generation)
+    source = tl.minimum(tl.arange(0, triton.next_power_of_2(WORLD)), WORLD - 1)[:, None]
+    payload, arrived = sync.receive(
+        control_ptr, slot + source * LANES + lane[None, :], source, generation, bases, rank,
+        mask=tl.load(sources_ptr + source) != 0, WORLD=WORLD, BACKEND=BACKEND,
+    )  # fmt: skip
+    tl.store(out_ptr, arrived.to(tl.int32))
+    tl.store(out_ptr + 1 + source * LANES + lane[None, :], payload)
+    sync.leave(control_ptr)
+
+
 class Words:
     """The primitives on one fabric's pool, called from Python; a wait returns when it has ended."""
 
@@ -209,6 +234,64 @@ def timeouts(fabric: Fabric, timeout_s: float) -> dict[str, Any]:
         found["after the reset"] = _error(own)
         words.signal((own.rank + 1) % own.world_size, 3, 1)
         found["works again"] = words.wait((own.rank - 1) % own.world_size, 3, 1)[0]
+        own.barrier()
+        return found
+
+
+class Flagged:
+    """Calls that exchange flag-in-data words, 8 between each two ranks."""
+
+    LANES = 8
+
+    def __init__(self, fabric: Fabric) -> None:
+        world = fabric.world_size
+        self.fabric = fabric
+        constants = {"WORLD": world, "BACKEND": fabric.backend, "LANES": self.LANES}
+        self._kernel = Kernel(_exchange_words, 1, constants)
+        self._flags, self._slot_words = fabric.pool.flag_slots(world * self.LANES)
+        with compiling():
+            self.call([], [])
+
+    def call(self, receivers: Sequence[int], sources: Sequence[int]) -> tuple[bool, Any]:
+        """Whether the words of all sources came, and what the slot holds, [world, lanes]."""
+        fabric, world = self.fabric, self.fabric.world_size
+        out = torch.full((1 + world * self.LANES,), -1, dtype=torch.int32, device=fabric.device)
+        masks = (
+            torch.tensor([rank in ranks for rank in range(world)], device=fabric.device).int()
+            for ranks in (receivers, sources)
+        )
+        ends = (fabric.heap_bases, fabric.rank)
+        self._kernel(fabric.pool.control, self._flags, self._slot_words, *ends, *masks, out)
+        return bool(out[0]), out[1:].view(world, self.LANES).tolist()
+
+
+def flagged_words(fabric: Fabric, first: int, calls: int) -> list[bool]:
+    """Whether each of successive calls gets the words of that call from everybody."""
+    with private(fabric) as own:
+        own.pool.reset(first)
+        words, everybody = Flagged(own), range(own.world_size)
+        wanted = [[100 * rank + lane - 1000 for lane in range(8)] for rank in everybody]
+        found = []
+        for call in range(calls):
+            time.sleep(0.01 * ((own.rank + call) % own.world_size))
+            found.append(words.call(everybody, everybody) == (True, wanted))
+        own.barrier()
+        return found
+
+
+def missing_words(fabric: Fabric, timeout_s: float) -> dict[str, Any]:
+    """Rank 2 sends nothing to rank 0, whose wait does not mind at first; then all is as before."""
+    with private(fabric, timeout_s=timeout_s) as own:
+        words = Flagged(own)
+        receivers = [0, 1, 2] if own.rank != 2 else [1, 2]
+        found = {"masked": words.call(receivers, [0, 1])[0], "first error": _error(own)}
+        own.barrier()
+        found["all"] = words.call(receivers, [0, 1, 2] if own.rank == 0 else [])[0]
+        own.barrier()
+        found["error"] = _error(own)
+        found["aborted"] = bool(own.pool.control[sync.ABORT.value])
+        own.pool.reset()
+        found["works again"] = words.call([0, 1, 2], [0, 1, 2])[0]
         own.barrier()
         return found
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.ranks import on_every_fabric, variant_names
+from tests.ranks import gather_dims, on_every_fabric, variant_names
 
 TASKS = "tests.kernels.sync_tasks"
 BOUND = 0.8
@@ -55,6 +55,25 @@ class TestSignalsAndWaits:
 
 
 @on_every_fabric
+class TestFlagInData:
+    @pytest.mark.parametrize("first", [0, 2**31 - 2, 2**32 - 3])
+    def test_words_come_as_they_were_sent_in_each_generation(self, ranks, first):
+        for found in ranks.run(3, f"{TASKS}:flagged_words", first=first, calls=5):
+            assert found == [True] * 5
+
+    def test_missing_words_end_in_a_timeout_that_names_their_sender(self, ranks):
+        found = ranks.run(3, f"{TASKS}:missing_words", timeout_s=BOUND)
+        message = "rank 0 waited 0.8 s for rank 2 (program 0, words, generation 2, seen 0)"
+        assert found[0]["error"] == message
+        for rank, each in enumerate(found):
+            assert each["masked"]
+            assert each["first error"] is None
+            assert each["all"] == (rank != 0)
+            assert each["aborted"]
+            assert each["works again"]
+
+
+@on_every_fabric
 class TestTimeouts:
     def test_who_waited_for_whom_is_told_and_everybody_stops_waiting(self, ranks):
         first, second, third = ranks.run(3, f"{TASKS}:timeouts", timeout_s=BOUND)
@@ -86,9 +105,11 @@ class TestTimeouts:
 
 
 @on_every_fabric
-@pytest.mark.parametrize("variant", FUSED_OR_ONE_SHOT)
+@pytest.mark.parametrize(
+    ("variant", "gather_dim"),
+    [(name, dim) for name in FUSED_OR_ONE_SHOT for dim in gather_dims(name)],
+)
 class TestAbsentPeer:
-    @pytest.mark.parametrize("gather_dim", [0, 1])
     def test_outputs_that_need_it_are_nan_until_a_reset(self, ranks, variant, gather_dim):
         from tests.kernels.tasks import Case
 

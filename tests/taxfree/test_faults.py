@@ -17,6 +17,7 @@ from tests.ranks import (
     PYTHON,
     TIMEOUT_S,
     environment,
+    gather_dims,
     on_every_fabric,
     processes,
     replies_of_survivors,
@@ -33,13 +34,13 @@ ALLOWED = BOUND + 2
 OURS = [name for name in variant_names() if name not in ("baseline", "registered")]
 
 #: two chunks of rows, so that push has four signals to send among three ranks, pull two
-FIELDS = {"m": 5, "n": 16, "k": 48, "gather_dim": 1}
+FIELDS = {"m": 5, "n": 16, "k": 48}
 
 
 def case(variant):
     from tests.kernels.tasks import Case
 
-    return Case(variant, FIELDS, {"CHUNKS": 2})
+    return Case(variant, FIELDS | {"gather_dim": gather_dims(variant)[-1]}, {"CHUNKS": 2})
 
 
 @pytest.fixture

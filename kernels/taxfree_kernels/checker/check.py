@@ -263,9 +263,6 @@ class _Trial:
             variant: variant.plan(self._problem, fabric, config)
             for variant, config in self._configs.items()
         }
-        for plan in plans.values():
-            for words in getattr(plan, "flag_words", ()):
-                fabric.declare_flag_words(words)
         return [
             partial(self._call, fabric, plans[variant], number)
             for number, variant in enumerate(self._variants)

@@ -2,7 +2,8 @@
 
 Every clock is kept in several worlds at once: the world as the kernels are written, and worlds in
 which one kind of mistake is repaired everywhere. When two accesses turn out to be unordered, the
-repaired world in which they are ordered names the missing edge.
+repaired world in which they are ordered names the missing edge. One more world knows what
+flag-in-data words tell: too little for loads, enough for stores.
 """
 
 from __future__ import annotations
@@ -25,6 +26,9 @@ class World(IntEnum):
     RELEASES = 2  # every write of one releases
     SCOPES = 3  # every atomic has system scope
     ALL = 4
+    #: As written; and who has seen a flag-in-data word knows that the kernels before its sender's
+    #: have ended. Nothing is visible by that, but their memory may be used again.
+    ENDED = 5
 
 
 def _repairs(*, releases: bool, acquires: bool, reaches: bool) -> np.ndarray:
@@ -64,7 +68,12 @@ class Actor:
     kernel: str
     call: int
     clocks: np.ndarray
+    began: int = field(init=False)  # its own clock before its first epoch
     heard: dict[int, int] = field(default_factory=dict)  # rank -> latest call of it acquired from
+
+    def __post_init__(self) -> None:
+        self.began = self.epoch
+        self.step()
 
     @property
     def epoch(self) -> int:
@@ -76,6 +85,12 @@ class Actor:
 
     def join(self, clocks: np.ndarray) -> None:
         np.maximum(self.clocks, clocks, out=self.clocks)
+
+    def ended_before(self) -> np.ndarray:
+        """What had ended when this actor began, or what it has acquired since, int64 [slots]."""
+        ended = self.clocks[World.ENDED].copy()
+        ended[self.slot] = self.began
+        return ended
 
     def has_seen(self, slot: int, epoch: int, world: World = World.AS_WRITTEN) -> bool:
         """Whether what happened in `slot` at `epoch` happened before now."""

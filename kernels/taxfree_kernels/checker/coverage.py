@@ -1,6 +1,7 @@
 """Which synchronising lines a check has executed, and by whom: without that, a pass says nothing.
 
-A line synchronises when it calls a raw atomic, or a device function that does so, however deep.
+A line synchronises when it calls a raw atomic, accesses flag-in-data words, or calls a device
+function that does so, however deep.
 The synchronisation functions themselves are left out: what counts is where kernels call them.
 """
 
@@ -123,10 +124,19 @@ def synchronises(function: Any) -> bool:
     return any(_call_synchronises(call, function) for call in _calls(definition.body))
 
 
-def _call_synchronises(call: ast.Call, caller: Any) -> bool:
+def accesses_synchronisation_words(call: ast.Call) -> bool:
+    """Whether a call is a raw atomic, or a load or store of words that are raced for on purpose."""
     name = ast.unparse(call.func)
     if name.startswith("tl.atomic_"):
         return True
+    how = {keyword.arg for keyword in call.keywords}
+    return name in ("tl.load", "tl.store") and not how.isdisjoint(("volatile", "cache_modifier"))
+
+
+def _call_synchronises(call: ast.Call, caller: Any) -> bool:
+    if accesses_synchronisation_words(call):
+        return True
+    name = ast.unparse(call.func)
     callee = jitted(name, caller.fn.__globals__)
     return callee is not None and callee is not caller and synchronises(callee)
 

@@ -16,7 +16,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from taxfree_kernels.checker.coverage import jitted, synchronises
+from taxfree_kernels.checker.coverage import (
+    accesses_synchronisation_words,
+    jitted,
+    synchronises,
+)
 from taxfree_kernels.checker.sites import SYNC_FILE, Line
 
 _WEAKER = {
@@ -35,7 +39,7 @@ _PLACES = {
 }
 
 # Runs only after a wait has timed out, which the checker leaves to the tests of lost peers.
-_AFTER_TIMEOUT = ("_give_up",)
+_AFTER_TIMEOUT = ("_give_up", "_give_up_words")
 
 Change = tuple[str, ast.AST | None]  # what it does, and what stands in the node's place
 
@@ -128,9 +132,12 @@ def _changes(node: ast.AST, function: Any) -> Iterator[Change]:
             yield from _changes_of_call(node, function)
         case ast.Expr(value=ast.Call() as call) if _is_synchronising(call, function):
             yield f"{_name(call)}(...) deleted", None
+            if _name(call) == "store":
+                yield "half of each word stored", _half_stored(call)
         case ast.While():
             yield "no polling loop", _with(node, test=ast.Constant(False))
-            yield "polls for the previous generation", _with(node, test=_one_earlier(node.test))
+            if "lead < 0" in ast.unparse(node.test):
+                yield "polls for the previous generation", _with(node, test=_one_earlier(node.test))
         case ast.Compare() if _makes_mask(function):
             yield from _narrower(node)
         case ast.BinOp():
@@ -142,6 +149,9 @@ def _changes(node: ast.AST, function: Any) -> Iterator[Change]:
 def _changes_of_call(call: ast.Call, function: Any) -> Iterator[Change]:
     name = _name(call)
     yield from _weaker_constants(call)
+    if ast.unparse(call.func) == "tl.sum" and inspect.getsourcefile(function.fn) == SYNC_FILE:
+        first = ast.Attribute(ast.Name("tl", ast.Load()), "min", ast.Load())
+        yield "content with one of the words", _with(call, func=first)
     if name in ("wait", "wait_for_rows"):
         yield f"{name}(...) deleted", ast.Constant(True)
     if _is_synchronising(call, function):
@@ -190,6 +200,9 @@ def _changes_of_arithmetic(node: ast.BinOp, function: Any) -> Iterator[Change]:
     match node:
         case ast.BinOp(left=ast.Name(id="generation"), op=ast.Mod()):
             yield "one payload slot", _with(node, right=ast.Constant(1))
+        case ast.BinOp(left=ast.Name(id="generation"), op=ast.LShift()):
+            one = ast.BinOp(_product(node.left, 0), ast.Add(), ast.Constant(1))
+            yield "a flag of constant value", _with(node, left=one)
         case ast.BinOp(op=ast.BitOr()) if _makes_mask(function):
             yield f"{_short(node)}: only the left side", node.left
             yield f"{_short(node)}: only the right side", node.right
@@ -231,6 +244,13 @@ def _one_earlier(test: ast.expr) -> ast.expr:
     return changed
 
 
+def _half_stored(call: ast.Call) -> ast.stmt:
+    """Flag-in-data words of which only the payload is stored."""
+    words, word = (ast.unparse(each) for each in call.args)
+    halves = f"tl.cast({words}, tl.pointer_type(tl.int32))"
+    return ast.parse(f"tl.store({halves}, ({word}).to(tl.int32))").body[0]
+
+
 def _signals_first(node: ast.FunctionDef | ast.If) -> Iterator[Change]:
     """The data stored after the signal that announces it."""
     names = [
@@ -248,7 +268,7 @@ def _is_synchronising(call: ast.Call, function: Any) -> bool:
     name = ast.unparse(call.func)
     if name in _AFTER_TIMEOUT:
         return False
-    if name.startswith("tl.atomic_"):
+    if accesses_synchronisation_words(call):
         return True
     callee = jitted(name, function.fn.__globals__)
     return callee is not None and synchronises(callee)

@@ -72,6 +72,10 @@ class Scheduler(Generic[_Owner]):
     def draw_weight(self) -> int:
         return self._rng.choice(self._weights)
 
+    def draw_some(self, count: int) -> list[bool]:
+        """Which of so many things, each as likely as not."""
+        return [self._rng.random() < 0.5 for _ in range(count)]
+
     def start(self, owner: _Owner, work: Callable[[], None], weight: int) -> Task[_Owner]:
         """Add a task; it runs when it is drawn."""
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from taxfree_kernels.checker.clocks import Actor, Messages, Scope, covers
+from taxfree_kernels.checker.clocks import Actor, Messages, Scope, World, covers
 from taxfree_kernels.checker.sites import Site
 
 GRANULE = 2  # bytes; accesses of one byte share a granule
@@ -71,8 +71,8 @@ class Region:
         describe: byte offset -> what it is, for reports.
         rank: that owns it.
         begin, end: addresses.
-        word_bytes: not 0: it holds flag-in-data words of this size. They may be raced for, but
-            only as a whole.
+        word_bytes: not 0: it holds flag-in-data words of this size. Those of one generation may
+            be raced for, but only as a whole.
     """
 
     describe: Callable[[int], str]
@@ -82,6 +82,7 @@ class Region:
     word_bytes: int = 0
     words: dict[int, _Word] = field(default_factory=dict)
     reads: dict[int, np.ndarray] = field(default_factory=dict)
+    told: dict[int, np.ndarray] = field(default_factory=dict)  # by flag-in-data words: what ended
     written: np.ndarray = field(init=False)
     has_word: np.ndarray = field(init=False)
 
@@ -122,6 +123,7 @@ class Shadow:
         self._accesses: list[Access | None] = [None]
         self._epochs = np.zeros(1024, np.int64)
         self._slots = np.zeros(1024, np.int64)
+        self._calls = np.zeros(1024, np.int64)
 
     def add(self, region: Region) -> None:
         """Declare memory; what is known already is not declared again."""
@@ -167,8 +169,6 @@ class Shadow:
         granules = offsets
         if size > GRANULE:
             granules = (offsets[:, None] + np.arange(size // GRANULE)).ravel()
-        if region.word_bytes:
-            return None  # raced for on purpose
         conflict = self._against_plain(access, region, granules)
         if conflict is None and region.words and region.has_word[granules].any():
             conflict = self._plain_against_words(access, region, addresses, size)
@@ -181,18 +181,39 @@ class Shadow:
     def _against_plain(
         self, access: Access, region: Region, granules: np.ndarray
     ) -> Conflict | None:
+        for numbers in self._last(access, region):
+            earlier = numbers[granules]
+            unordered = self._unordered(access, earlier)
+            if unordered.any():
+                return self._conflict(access, region, granules, earlier, unordered)
+        return None
+
+    def _last(self, access: Access, region: Region) -> list[np.ndarray]:
+        """The last accesses by others that an access may conflict with, by number."""
         last = [region.written]
         if access.writes:
             last += [reads for slot, reads in region.reads.items() if slot != access.actor.slot]
-        seen = access.actor.clocks[0]
-        for numbers in last:
-            earlier = numbers[granules]
-            unordered = self._epochs[earlier] > seen[self._slots[earlier]]
-            if unordered.any():
-                at = int(unordered.argmax())
-                address = region.begin + int(granules[at]) * GRANULE
-                return Conflict(self._access(int(earlier[at])), access, address)
-        return None
+        return last
+
+    def _unordered(self, access: Access, earlier: np.ndarray) -> np.ndarray:
+        """Which of earlier accesses, by number, did not happen before this one.
+
+        For a store it is enough that they have ended; a load has to see what they stored.
+        """
+        world = World.ENDED if access.writes else World.AS_WRITTEN
+        return self._epochs[earlier] > access.actor.clocks[world][self._slots[earlier]]
+
+    def _conflict(
+        self,
+        access: Access,
+        region: Region,
+        granules: np.ndarray,
+        earlier: np.ndarray,
+        unordered: np.ndarray,
+    ) -> Conflict:
+        at = int(unordered.argmax())
+        address = region.begin + int(granules[at]) * GRANULE
+        return Conflict(self._access(int(earlier[at])), access, address)
 
     def _plain_against_words(
         self, access: Access, region: Region, addresses: np.ndarray, size: int
@@ -214,6 +235,36 @@ class Shadow:
                 word.messages.take(access.actor, "gpu", acquires=False)
         if access.writes and touched:
             access.actor.step()
+        return conflict
+
+    # -- flag-in-data words -----------------------------------------------------------------------
+
+    def flagged(self, access: Access, region: Region, addresses: np.ndarray) -> Conflict | None:
+        """Check and record an access of whole flag-in-data words of one region.
+
+        A poll may find any word of its own generation or of an earlier one. A store has to come
+        after all accesses that belong to other generations, and after all other stores.
+        """
+        number, actor = self._number(access), access.actor
+        granules = (addresses - np.uint64(region.begin)).astype(np.int64) // GRANULE
+        conflict = None
+        for numbers in self._last(access, region):
+            earlier = numbers[granules]
+            if access.writes:
+                racing = (self._calls[earlier] == actor.call) & (numbers is not region.written)
+                wrong = self._unordered(access, earlier) & ~racing
+            else:
+                wrong = self._calls[earlier] > actor.call
+            if conflict is None and wrong.any():
+                conflict = self._conflict(access, region, granules, earlier, wrong)
+        if access.writes:
+            region.written[granules] = number
+            region.told.update(dict.fromkeys(addresses.tolist(), actor.ended_before()))
+        else:
+            region.reads_of(actor.slot)[granules] = number
+            found = [region.told.get(address) for address in addresses.tolist()]
+            for ended in {id(each): each for each in found if each is not None}.values():
+                np.maximum(actor.clocks[World.ENDED], ended, out=actor.clocks[World.ENDED])
         return conflict
 
     # -- atomics ----------------------------------------------------------------------------------
@@ -250,8 +301,10 @@ class Shadow:
         if number == len(self._epochs):
             self._epochs = np.concatenate([self._epochs, np.zeros_like(self._epochs)])
             self._slots = np.concatenate([self._slots, np.zeros_like(self._slots)])
+            self._calls = np.concatenate([self._calls, np.zeros_like(self._calls)])
         self._epochs[number] = access.epoch
         self._slots[number] = access.actor.slot
+        self._calls[number] = access.actor.call
         return number
 
     def _access(self, number: int) -> Access:

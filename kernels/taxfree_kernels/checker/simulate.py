@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from random import Random
@@ -21,7 +22,9 @@ from taxfree_kernels.checker.watch import Thread, TorchOperations, Watch
 from taxfree_kernels.device import sync
 from taxfree_kernels.errors import KernelError
 from taxfree_kernels.fabric.base import Fabric
-from taxfree_kernels.fabric.heap import ALIGNMENT, Pool, SymmetricHeap
+from taxfree_kernels.fabric.heap import Pool, SymmetricHeap
+from taxfree_kernels.fabric.layout import ALIGNMENT
+from taxfree_kernels.fabric.side_stream import SideStream
 from taxfree_kernels.hardware import KNOWN
 from taxfree_kernels.launch import Kernel, launching_through
 
@@ -39,6 +42,10 @@ class UsesCollectives(KernelError):
 
 
 class _TooManyPrograms(Exception):
+    pass
+
+
+class _TooManyStreams(Exception):
     pass
 
 
@@ -87,6 +94,41 @@ class _Heap(SymmetricHeap):
         return block
 
 
+class _Stream(SideStream):
+    """A side stream: what runs there is ordered by forks and joins only.
+
+    Everything runs when it is issued, as on the host; but of what was not ordered, that is seen.
+
+    Attributes:
+        is_joined: whether nothing was issued here since the last join.
+    """
+
+    def __init__(self, schedule: _Schedule, actor: Actor) -> None:
+        self._schedule, self._actor = schedule, actor
+        self.is_joined = True
+
+    def fork(self) -> None:
+        caller = self._schedule.thread.actor
+        self._actor.join(caller.clocks)
+        self._actor.call = caller.call
+        caller.step()
+
+    @contextlib.contextmanager
+    def entered(self) -> Iterator[None]:
+        self.is_joined = False
+        thread = self._schedule.thread
+        caller, thread.actor = thread.actor, self._actor
+        try:
+            yield
+        finally:
+            thread.actor = caller
+
+    def join(self) -> None:
+        self.is_joined = True
+        self._schedule.thread.actor.join(self._actor.clocks)
+        self._actor.step()
+
+
 class SimulatedFabric(Fabric):
     """One rank of a simulation; plans are made on it as on any other fabric."""
 
@@ -100,6 +142,7 @@ class SimulatedFabric(Fabric):
         self.device = torch.device("cpu")
         self.hardware = KNOWN["cpu"]
         self.heap_bases = torch.tensor([arena.data_ptr() for arena in arenas])
+        self._arenas = arenas
         self.heap = _Heap(arenas[rank], partial(schedule.declare_block, rank))
         schedule.declare(rank, "heap_bases", self.heap_bases)
 
@@ -107,6 +150,12 @@ class SimulatedFabric(Fabric):
         if name == "group":
             raise UsesCollectives("the collective library cannot be simulated")
         raise AttributeError(name)
+
+    def _arena_of(self, peer: int) -> torch.Tensor:
+        return self._arenas[peer]
+
+    def side_stream(self) -> SideStream:
+        return self._schedule.side_stream(self.rank)
 
     def host_words(self, count: int) -> torch.Tensor:
         words = torch.zeros(count, dtype=torch.int64)
@@ -126,10 +175,6 @@ class SimulatedFabric(Fabric):
     def close(self) -> None:
         """The memory goes with the simulation."""
 
-    def declare_flag_words(self, words: torch.Tensor) -> None:
-        """Declare a block of the heap whose elements carry their own flag: to be raced for."""
-        self._schedule.declare_flag_words(words)
-
 
 class Simulation:
     """A group of ranks to run schedules on.
@@ -143,8 +188,10 @@ class Simulation:
     def __init__(self, world_size: int, slot_bytes: int = 4096, heap_bytes: int = 4096) -> None:
         self.world_size = world_size
         self.slot_bytes = -(-slot_bytes // ALIGNMENT) * ALIGNMENT
+        self.flag_bytes = 2 * self.slot_bytes  # whatever fits a slot, as words of half payload
         control_bytes = (sync.SIGNALS.value + Pool.CHANNELS * world_size) * 8
-        size = control_bytes + 2 * self.slot_bytes + heap_bytes + ALIGNMENT
+        slots = 2 * (self.slot_bytes + self.flag_bytes)
+        size = control_bytes + slots + heap_bytes + ALIGNMENT
         self.arenas = [torch.empty(size, dtype=torch.uint8) for _ in range(world_size)]
 
     def run(
@@ -166,13 +213,15 @@ class Simulation:
             first_generation: of the pools.
             backend: whose branches of the kernels are run; inline assembly does nothing.
         """
-        programs = _FIRST_PROGRAMS
+        programs, streams = _FIRST_PROGRAMS, 1
         while True:
-            schedule = _Schedule(self, seed, resident, first_generation, backend, programs)
+            schedule = _Schedule(self, seed, resident, first_generation, backend, programs, streams)
             try:
                 return schedule.run(setup)
             except _TooManyPrograms:
                 programs = 4 * programs + 3
+            except _TooManyStreams:
+                streams += 2
 
 
 class _Schedule:
@@ -186,12 +235,14 @@ class _Schedule:
         first_generation: int,
         backend: str,
         programs: int,
+        streams: int,
     ) -> None:
         self.backend = backend
         rng = Random(seed)
         self._simulation = simulation
         self._first_generation = first_generation
-        self._programs = programs
+        self._programs, self._streams = programs, streams
+        self._side_streams: list[list[_Stream]] = [[] for _ in range(simulation.world_size)]
         self._resident = resident or rng.choice(_RESIDENTS)
         self._shadow = Shadow()
         self._scheduler: Scheduler[Thread] = Scheduler(rng)
@@ -199,7 +250,7 @@ class _Schedule:
         self._launches: list[_Launch] = []
         self._at_barrier: list[Actor] = []
         self._kept: list[torch.Tensor] = []
-        self._hosts = [self._make_host(rank) for rank in range(simulation.world_size)]
+        self._hosts = [self._make_actor(rank, 0, "host") for rank in range(simulation.world_size)]
 
     def run(self, setup: Setup) -> Outcome:
         scheduler, watch = self._scheduler, self._watch
@@ -235,12 +286,29 @@ class _Schedule:
 
     # -- ranks and their memory -------------------------------------------------------------------
 
-    def _make_host(self, rank: int) -> Actor:
-        slots = self._simulation.world_size * (1 + self._programs)
+    def _make_actor(self, rank: int, stream: int, name: str) -> Actor:
+        """What issues work on a stream; slots behind its own are for programs of its launches."""
+        per_stream = 1 + self._programs
+        slots = self._simulation.world_size * self._streams * per_stream
         clocks = np.zeros((len(World), slots), np.int64)
-        host = Actor(rank * (1 + self._programs), rank, None, "host", 0, clocks)
-        host.step()
-        return host
+        slot = (rank * self._streams + stream) * per_stream
+        actor = Actor(slot, rank, None, name, 0, clocks)
+        actor.step()
+        return actor
+
+    def side_stream(self, rank: int) -> SideStream:
+        """Another stream of a rank, beside that of its host."""
+        known = self._side_streams[rank]
+        number = 1 + len(known)
+        if number >= self._streams:
+            raise _TooManyStreams
+        known.append(_Stream(self, self._make_actor(rank, number, f"side stream {number}")))
+        return known[-1]
+
+    @property
+    def thread(self) -> Thread:
+        """The running one."""
+        return self._scheduler.current.owner
 
     def _make_fabrics(self) -> list[SimulatedFabric]:
         arenas = self._simulation.arenas
@@ -248,7 +316,7 @@ class _Schedule:
             arena.fill_(0xFF)  # NaN in every floating-point type
         fabrics = [SimulatedFabric(self, rank, arenas) for rank in range(len(arenas))]
         for fabric in fabrics:
-            fabric.pool = Pool(fabric, self._simulation.slot_bytes)
+            fabric.pool = Pool(fabric, self._simulation.slot_bytes, self._simulation.flag_bytes)
             fabric.pool.reset(self._first_generation - 1)
             self._describe_pool(fabric.pool)
         return fabrics
@@ -260,6 +328,7 @@ class _Schedule:
         assert slots is not None
         control.describe = partial(_control_word, self._simulation.world_size)
         slots.describe = partial(_slot_byte, self._simulation.slot_bytes)
+        self.declare_flag_words(pool.flags)
 
     def declare_block(self, rank: int, block: torch.Tensor) -> None:
         """Make a block of a heap known."""
@@ -280,6 +349,7 @@ class _Schedule:
         )
 
     def declare_flag_words(self, words: torch.Tensor) -> None:
+        """Declare a block of a heap whose elements carry their own flag: to be raced for."""
         region = self._shadow.find(words.data_ptr())
         assert region is not None, "flag-in-data words are a block of the heap"
         size = region.word_bytes = words.element_size()
@@ -289,7 +359,7 @@ class _Schedule:
         """Order all hosts; while the simulation is being set up, nothing is to be ordered."""
         if not self._scheduler.is_running:
             return
-        self._at_barrier.append(self._scheduler.current.owner.actor)
+        self._at_barrier.append(self.thread.actor)
         if len(self._at_barrier) < self._simulation.world_size:
             self._scheduler.sleep([waits.BARRIER])
             return
@@ -305,12 +375,17 @@ class _Schedule:
             for call in calls:
                 host.call += 1
                 call()
+                if not all(stream.is_joined for stream in self._side_streams[host.rank]):
+                    error = RuntimeError(
+                        "work on a side stream outlives its call: it is not joined"
+                    )
+                    self._watch.crashed(host, error)
                 self._scheduler.point()
 
     # -- launches ---------------------------------------------------------------------------------
 
     def _launch(self, kernel: Kernel, args: tuple[Any, ...]) -> None:
-        host = self._scheduler.current.owner.actor
+        host = self.thread.actor
         if kernel.grid > self._programs:
             raise _TooManyPrograms
         for name, value in zip(kernel.function.arg_names, args, strict=False):
@@ -333,7 +408,6 @@ class _Schedule:
         launch.running += 1
         slot = host.slot + 1 + program
         actor = Actor(slot, host.rank, program, launch.name, host.call, host.clocks.copy())
-        actor.step()
         weight = launch.weight * self._scheduler.draw_weight()
         thread = Thread(actor, launch.kernel.grid)
         self._scheduler.start(thread, partial(self._run_program, actor, launch), weight)

@@ -59,13 +59,26 @@ class Watch:
 
     def on_plain(self, addresses: np.ndarray, size: int, *, writes: bool) -> None:
         thread = self._scheduler.current.owner
-        few = addresses.size <= _FEW
+        flagged = self.holds_flags(addresses)
+        few = flagged or addresses.size <= _FEW
         poll = ("plain", addresses.tobytes()) if few and not writes else ()
-        self._pass_point(thread, poll, addresses, _PLAIN_POLLS)
-        self._check_plain(self._access(thread.actor, writes=writes), addresses, size)
+        self._pass_point(thread, poll, addresses, 1 if flagged else _PLAIN_POLLS)
+        access = self._access(thread.actor, writes=writes)
+        if flagged:
+            self.coverage.note(access.site, access.actor)
+        self._check_plain(access, addresses, size)
         if writes and few:
             self._touch(addresses)
         self._remember(thread, poll, addresses)
+
+    def holds_flags(self, addresses: np.ndarray) -> bool:
+        """Whether these are addresses of flag-in-data words."""
+        region = self._shadow.find(int(addresses[0]))
+        return region is not None and region.word_bytes > 0
+
+    def first_of(self, count: int) -> np.ndarray:
+        """Which of so many flag-in-data words, stored at once, arrive first; bool [count]."""
+        return np.array(self._scheduler.draw_some(count))
 
     def on_atomic(
         self,
@@ -151,7 +164,10 @@ class Watch:
             for region, inside in self._shadow.split(addresses, size):
                 if region.word_bytes not in (0, size):
                     self._torn(access, region, int(inside[0]))
-                self._race(self._shadow.plain(access, region, inside, size), region, at_once)
+                elif region.word_bytes:
+                    self._race(self._shadow.flagged(access, region, inside), region, at_once)
+                else:
+                    self._race(self._shadow.plain(access, region, inside, size), region, at_once)
         except Outside as outside:
             self._outside(access, outside)
 

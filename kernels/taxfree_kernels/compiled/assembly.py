@@ -41,8 +41,9 @@ class Instruction:
         line: in the assembly, from 1.
         text: as it is there.
         roles: what it does.
-        scope: "sys" or "gpu", for releases, acquires and polls.
+        scope: "sys" or "gpu", for releases, acquires, polls, and stores past the caches.
         width: bytes per thread, for loads, copies and stores.
+        element: bytes that are sure to be accessed at once.
     """
 
     line: int
@@ -50,6 +51,7 @@ class Instruction:
     roles: frozenset[Role] = frozenset()
     scope: str = ""
     width: int = 0
+    element: int = 0
 
     def plays(self, *roles: Role) -> bool:
         return not self.roles.isdisjoint(roles)
@@ -283,7 +285,11 @@ def _read_ptx(number: int, line: str, _pending: str) -> Instruction:
     parts = frozenset(op.split("."))
     roles = frozenset(_ptx_roles(op, parts))
     scope = next((name for name in ("sys", "gpu", "cta") if name in parts), "")
-    return Instruction(number, line, roles, scope, _ptx_width(op, text))
+    if parts & {"volatile", "wt"}:
+        scope = "sys"
+    bits = _PTX_BITS.search(op)
+    element = int(bits.group(2)) // 8 if bits else 0
+    return Instruction(number, line, roles, scope, _ptx_width(op, text), element)
 
 
 def _ptx_roles(op: str, parts: frozenset[str]) -> Iterator[Role]:
@@ -418,7 +424,7 @@ def _read_amd_access(number: int, line: str, access: re.Match[str], pending: str
         roles.add(Role.RELEASE)
         # Both the write-back and the access itself have to reach the system.
         scope = "sys" if pending == "sys" and "sc1" in line else "gpu"
-    return Instruction(number, line, frozenset(roles), scope, width)
+    return Instruction(number, line, frozenset(roles), scope, width, min(width, 8))
 
 
 def _amd_opens_release(line: str) -> str:

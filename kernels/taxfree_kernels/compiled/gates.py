@@ -53,6 +53,11 @@ class Subject:
     def assembly(self) -> Assembly:
         return Assembly(self.text)
 
+    @property
+    def is_one_wave(self) -> bool:
+        """A program of one wave waits for no other threads: compilers leave its barriers out."""
+        return self.num_warps == 1 and not self.assembly.is_ptx
+
     @cached_property
     def k_loops(self) -> list[Loop]:
         """Loops with matrix instructions, without the loops around them."""
@@ -66,6 +71,16 @@ class Subject:
         code = self.assembly
         return [loop for loop in code.loops if _polls(code, loop) and not code.nested(loop)]
 
+    @cached_property
+    def flag_loops(self) -> int:
+        """Loops of the source that poll flag-in-data words: blocks of them, by volatile loads."""
+        return sum(bool(_FLAG_POLL.search(body)) for _, body in _WHILE.findall(self.ttir))
+
+
+#: in Triton's IR: a loop, up to the brace that closes it; a poll and a store of such words.
+_WHILE = re.compile(r"^( *)(?:%.* = )?scf\.while\b(.*?)^\1\}(?! do)", re.MULTILINE | re.DOTALL)
+_FLAG_POLL = re.compile(r"tt\.load .*isVolatile = true.*: tensor<[\dx]+x!tt\.ptr<i64>>")
+_FLAG_STORE = re.compile(r"tt\.store .*cache_?[mM]odifier = wt.*: tensor<[\dx]+x!tt\.ptr<i64>>")
 
 _PROGRESS = (
     Role.POLL, Role.ACQUIRE, Role.RELEASE, Role.CAS, Role.LOAD, Role.COPY, Role.STORE,
@@ -97,6 +112,16 @@ def _polls(code: Assembly, loop: Loop) -> bool:
     )
 
 
+def _polls_words(code: Assembly, loop: Loop) -> bool:
+    """Whether a loop loads whole flag-in-data words past the caches."""
+    return any(
+        instruction.plays(Role.POLL, Role.VOLATILE)
+        and instruction.scope == "sys"
+        and instruction.element >= 8
+        for instruction in code.inside(loop)
+    )
+
+
 def _system(code: Assembly, role: Role) -> list[Place]:
     return [place for place in code.places(role) if code.at(place).scope == "sys"]
 
@@ -112,6 +137,8 @@ def _found(gate: Gate, message: str, at: Instruction) -> Violation:
 def barrier_before_release(subject: Subject) -> Iterator[Violation]:
     """Between a program's stores and its release there is a barrier of all its threads."""
     code = subject.assembly
+    if subject.is_one_wave:
+        return
     for place in code.places(Role.RELEASE):
         for passed in code.walk(place, _is(Role.BARRIER), backwards=True):
             if passed.plays(Role.STORE, Role.BULK_STORE):
@@ -190,8 +217,12 @@ def poll_in_loop(subject: Subject) -> Iterator[Violation]:
 
 @_gate
 def acquire_after_poll(subject: Subject) -> Iterator[Violation]:
-    """A loop of relaxed polls is left through an acquire at system scope, before any load."""
+    """A loop of relaxed polls is left through an acquire at system scope, before any load.
+
+    Polls of flag-in-data words need none; on CDNA they look like others, and are counted.
+    """
     code = subject.assembly
+    found = []
     for loop in subject.poll_loops:
         if any(_is_system_acquire(instruction) for instruction in code.inside(loop)):
             continue
@@ -199,15 +230,19 @@ def acquire_after_poll(subject: Subject) -> Iterator[Violation]:
         passed = list(code.walk(place, _is_system_acquire))
         early = [one for one in passed if one.plays(Role.LOAD, Role.COPY)]
         if early:
-            yield _found(acquire_after_poll, "load before the acquire", early[0])
+            found.append(_found(acquire_after_poll, "load before the acquire", early[0]))
         elif not _acquires_after(code, place):
-            yield _found(acquire_after_poll, "poll without an acquire after it", code.at(place))
+            late = code.at(place)
+            found.append(_found(acquire_after_poll, "poll without an acquire after it", late))
+    yield from found[0 if code.is_ptx else subject.flag_loops :]
 
 
 @_gate
 def barrier_after_acquire(subject: Subject) -> Iterator[Violation]:
     """All threads of a program wait for the one that acquired, before any of them loads."""
     code = subject.assembly
+    if subject.is_one_wave:
+        return
     for place in _system(code, Role.ACQUIRE):
         for passed in code.walk(place, _is(Role.BARRIER)):
             if passed.plays(Role.LOAD, Role.COPY):
@@ -236,17 +271,39 @@ def no_wait_in_k_loop(subject: Subject) -> Iterator[Violation]:
     code = subject.assembly
     for loop in subject.k_loops:
         for instruction in code.inside(loop):
-            if instruction.plays(Role.POLL) or _is_system_acquire(instruction):
+            if instruction.plays(Role.POLL, Role.VOLATILE) or _is_system_acquire(instruction):
                 yield _found(no_wait_in_k_loop, "wait inside a pipelined loop", instruction)
                 break
 
 
 @_gate
 def no_weak_poll(subject: Subject) -> Iterator[Violation]:
-    """Nothing is polled by compare-and-swap or volatile load: some compilers get them wrong."""
+    """Nothing is polled by compare-and-swap or volatile load: some compilers get them wrong.
+
+    Except blocks of flag-in-data words.
+    """
     code = subject.assembly
-    for place in code.places(Role.CAS, Role.VOLATILE):
+    weak = (Role.CAS,) if subject.flag_loops else (Role.CAS, Role.VOLATILE)
+    for place in code.places(*weak):
         yield _found(no_weak_poll, "compare-and-swap or volatile load", code.at(place))
+
+
+@_gate
+def whole_flag_words(subject: Subject) -> Iterator[Violation]:
+    """Flag-in-data words are stored and polled 8 bytes or more at a time, past all caches."""
+    code = subject.assembly
+    polled = [loop for loop in code.loops if not code.nested(loop) and _polls_words(code, loop)]
+    if len(polled) < subject.flag_loops:
+        message = f"{subject.flag_loops} loops of the source poll words, {len(polled)} do"
+        yield Violation("whole_flag_words", message)
+    stores = [code.at(place) for place in code.places(Role.STORE)]
+    if _FLAG_STORE.search(subject.ttir):
+        if not any(one.scope == "sys" for one in stores):
+            yield Violation("whole_flag_words", "no store of words goes past the caches")
+        words = [*stores, *(code.at(place) for place in code.places(Role.VOLATILE))]
+        for one in words:
+            if one.scope == "sys" and one.element < 8:
+                yield _found(whole_flag_words, "a word in parts", one)
 
 
 @_gate

@@ -16,13 +16,13 @@ from torch.overrides import TorchFunctionMode
 from taxfree_kernels import variant as registry
 from taxfree_kernels.errors import PlanError
 from taxfree_kernels.fabric.base import Fabric
-from taxfree_kernels.fabric.heap import ALIGNMENT, Pool, SymmetricHeap
+from taxfree_kernels.fabric.heap import Pool, SymmetricHeap
+from taxfree_kernels.fabric.layout import arena_bytes
 from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.launch import Kernel, launching_through
 from taxfree_kernels.variant import Config
 
 _META = torch.device("meta")
-_CONTROL_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -59,13 +59,17 @@ class GhostFabric(Fabric):
         self.backend = hardware.backend  # type: ignore[misc]
         self.rank, self.world_size = rank, world_size
         self.device, self.hardware = _META, hardware
-        self.heap = SymmetricHeap(torch.empty(heap_bytes, dtype=torch.uint8, device=_META))
+        self._arena = torch.empty(heap_bytes, dtype=torch.uint8, device=_META)
+        self.heap = SymmetricHeap(self._arena)
         self.heap_bases = torch.empty(world_size, dtype=torch.int64, device=_META)
         self.pool = Pool(self)
 
     @property
     def group(self) -> Any:
         raise NoGroup("a ghost has no process group")
+
+    def _arena_of(self, peer: int) -> torch.Tensor:
+        return self._arena
 
     def host_words(self, count: int) -> torch.Tensor:
         return torch.zeros(count, dtype=torch.int64)
@@ -96,12 +100,6 @@ class _WithoutMemory(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
-def heap_bytes_for(problem: Any) -> int:
-    """The smallest arena in which any variant of `problem` has its two slots."""
-    slot = -(-problem.slot_bytes // ALIGNMENT) * ALIGNMENT
-    return 2 * slot + _CONTROL_BYTES
-
-
 def record(
     op: str,
     variant: str,
@@ -116,7 +114,7 @@ def record(
         PlanError: the variant refuses.
     """
     if heap_bytes is None:
-        heap_bytes = heap_bytes_for(problem)
+        heap_bytes = arena_bytes(problem.slot_bytes)
     operation = registry.operation(op)
     ghost = GhostFabric(problem.world_size, hardware, heap_bytes)
     launches: list[Launch] = []

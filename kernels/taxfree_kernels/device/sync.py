@@ -5,9 +5,13 @@ in the pool's control block in device memory, so that a captured graph can be re
 word holds the generation of the last message of (channel, source); nothing is ever cleared. 64
 bits, because a word that a pool leaves unused for 2^31 calls would, in 32, look like the future.
 
-Raw atomics appear in this file and nowhere else. The rules behind each line (which store drain,
-which barrier, which form of poll survives which compiler) are in ``docs/memory-model.md``; the
-compiled form is checked in the assembly, the protocol by the happens-before checker.
+Messages of a few kilobytes can do without a signal: `send` and `receive` exchange words that carry
+4 bytes of payload and the lower half of the generation, stored and loaded as one.
+
+Raw atomics, and polls of any kind, appear in this file and nowhere else. The rules behind each line
+(which store drain, which barrier, which form of poll survives which compiler) are in
+``docs/memory-model.md``; the compiled form is checked in the assembly, the protocol by the
+happens-before checker.
 """
 
 from __future__ import annotations
@@ -36,6 +40,7 @@ ONE_CALL = tl.constexpr(1 << 24)
 REPORT_WORDS = 8  # code, rank, program, channel, source, wanted, seen, lost
 TIMED_OUT = tl.constexpr(1)
 PEER_ABORTED = tl.constexpr(2)
+IN_DATA = tl.constexpr(-1)  # in the place of a channel: waited for flag-in-data words
 
 # -- the timeline, [program, event, peer] in int64 nanoseconds --------------------------------
 #: The backend whose clock is read, or "": decided when kernels are defined, as interpreting is.
@@ -149,7 +154,7 @@ def wait(
     POLL: tl.constexpr = "relaxed" if BACKEND == "hip" else "acquire"
     lead = _poll(words, generation, mask, POLL)
     if lead < 0:
-        if tl.atomic_add(control_ptr + ABORT, 0, sem="relaxed", scope="sys") != 0:
+        if has_given_up(control_ptr):
             limit = tl.zeros((), tl.int64)
     ticks = tl.zeros((), tl.int64)
     if BACKEND == "interpreter":
@@ -173,6 +178,97 @@ def wait(
 
 
 @triton.jit
+def send(control_ptr, words, payload, peer, generation, mask=None):
+    """Store flag-in-data words in a peer's memory; nothing else has to tell the peer.
+
+    No drain, barrier, release or signal: each word says by itself that it is there. Nothing is
+    said of this program's other stores.
+
+    Args:
+        words: pointers to int64 in the running slot of the peer's flag-in-data words.
+        payload: int32, for each word.
+        peer: whose they are, for the timeline.
+        mask: words that are sent.
+    """
+    # A relaxed store at system scope: a plain one may stay in a cache of this device.
+    word = (generation << 32) | (payload.to(tl.int64) & 0xFFFFFFFF)
+    tl.store(words, word, mask=mask, cache_modifier=".wt")
+    if TIMELINE != "":
+        _note(control_ptr, SENT, peer, None)
+
+
+@triton.jit
+def receive(
+    control_ptr, words, source, generation, heap_bases, rank, mask=None,
+    WORLD: tl.constexpr = 1, BACKEND: tl.constexpr = "interpreter",
+):  # fmt: skip
+    """Wait until all of `words` have come in `generation`; returns what they carry.
+
+    They are polled together, so what is returned was seen by one poll. A word has come when it has
+    the lower half of the generation: one that nobody has sent for exactly a multiple of 2^32 calls
+    would pass.
+
+    Args:
+        words: a block of pointers to int64 in the running slot of this rank's flag-in-data words.
+            All are loaded, so that loads can be wide, and have to be in the slot.
+        source: who sends them: a scalar, or a block that broadcasts to that of `words`.
+        mask: words that matter.
+
+    Returns:
+        The payload, int32, and whether all have come; false as for :func:`wait`.
+    """
+    if TIMELINE != "":
+        _note(control_ptr, WAIT_BEGAN, source, None)
+    limit = tl.load(control_ptr + LIMIT)
+    seen = _load_words(words, BACKEND)
+    late = _count_late(seen, generation, mask)
+    if late > 0:
+        if has_given_up(control_ptr):
+            limit = tl.zeros((), tl.int64)
+    ticks = tl.zeros((), tl.int64)
+    if BACKEND == "interpreter":
+        start = _yield_and_clock_us()
+    while (late > 0) & (ticks < limit):
+        seen = _load_words(words, BACKEND)
+        late = _count_late(seen, generation, mask)
+        if BACKEND == "interpreter":
+            ticks = tl.full((), _yield_and_clock_us() - start, tl.int64)
+        else:
+            ticks += 1
+    if late > 0:
+        _give_up_words(control_ptr, seen, source, generation, mask, heap_bases, rank,
+                       WORLD, BACKEND)  # fmt: skip
+    if TIMELINE != "":
+        _note(control_ptr, WAIT_ENDED, source, None)
+    return seen.to(tl.int32), late == 0
+
+
+@triton.jit
+def _load_words(words, BACKEND: tl.constexpr):
+    # Relaxed loads at system scope, 16 bytes wide: an atomic that adds 0 would stay an atomic.
+    if BACKEND == "hip":
+        found = tl.load(words, volatile=True, cache_modifier=".cv")
+    else:
+        found = tl.load(words, volatile=True)
+    return found
+
+
+@triton.jit
+def _count_late(seen, generation, mask):
+    """How many words do not have the generation."""
+    late = ((seen ^ (generation << 32)) >> 32) != 0
+    if mask is not None:
+        late = late & mask
+    return tl.sum(late.to(tl.int32))
+
+
+@triton.jit
+def has_given_up(control_ptr):
+    """Whether this rank or a peer has given up waiting: what a call computes may be garbage."""
+    return tl.atomic_add(control_ptr + ABORT, 0, sem="relaxed", scope="sys") != 0
+
+
+@triton.jit
 def before_tma_loads(BACKEND: tl.constexpr):
     """After a wait, before TMA loads what was waited for.
 
@@ -190,7 +286,7 @@ def _give_up(
     control_ptr, words, channel, source, want, mask, heap_bases, rank,
     WORLD: tl.constexpr, BACKEND: tl.constexpr,
 ):  # fmt: skip
-    """Report who waited for what, once per rank, and abort the pool of every peer."""
+    """Give up on the signal that is most behind."""
     none = tl.zeros((), tl.int64)
     lead = tl.atomic_add(words, 0, sem="relaxed", scope="sys", mask=mask) - want
     late_channel = none + channel
@@ -203,16 +299,43 @@ def _give_up(
         late_channel = tl.max(tl.where(lane == latest, late_channel, 0), 0)
         late_source = tl.max(tl.where(lane == latest, late_source, 0), 0)
         lead = tl.min(lead, 0)
+    _report(control_ptr, late_channel, late_source, want, want + lead, heap_bases, rank,
+            WORLD, BACKEND)  # fmt: skip
+
+
+@triton.jit
+def _give_up_words(
+    control_ptr, seen, source, want, mask, heap_bases, rank,
+    WORLD: tl.constexpr, BACKEND: tl.constexpr,
+):  # fmt: skip
+    """Give up on the word that is most behind."""
+    behind = (want - (seen >> 32)) & 0xFFFFFFFF
+    if mask is not None:
+        behind = tl.where(mask, behind, 0)
+    most = tl.max(behind)
+    sources = tl.zeros_like(seen) + source
+    late_source = tl.max(tl.where(behind == most, sources, 0))
+    _report(control_ptr, IN_DATA, late_source, want, want - most, heap_bases, rank,
+            WORLD, BACKEND)  # fmt: skip
+
+
+@triton.jit
+def _report(
+    control_ptr, late_channel, late_source, want, seen, heap_bases, rank,
+    WORLD: tl.constexpr, BACKEND: tl.constexpr,
+):  # fmt: skip
+    """Report who waited for what, once per rank, and abort the pool of every peer."""
+    none = tl.zeros((), tl.int64)
     aborted = tl.atomic_xchg(control_ptr + ABORT, 1 + late_source, sem="relaxed", scope="sys")
     lost = tl.where(aborted == 0, late_source, aborted - 1)
     if tl.atomic_xchg(control_ptr + REPORTED, 1, sem="relaxed", scope="gpu") == 0:
         report = tl.cast(tl.load(control_ptr + STATUS), tl.pointer_type(tl.int64))
         tl.store(report + 1, none + rank)
         tl.store(report + 2, none + tl.program_id(0))
-        tl.store(report + 3, late_channel)
+        tl.store(report + 3, none + late_channel)
         tl.store(report + 4, late_source)
         tl.store(report + 5, want)
-        tl.store(report + 6, want + lead)
+        tl.store(report + 6, seen)
         tl.store(report + 7, lost)
         _drain_stores(BACKEND)
         tl.debug_barrier()
@@ -237,15 +360,19 @@ def running_generation(control_ptr):
 
 
 @triton.jit
-def leave(control_ptr):
-    """Count this program out of the call; when all have left, the generation has advanced by one.
+def leave(control_ptr, generations=1):
+    """Count this program out of the call; when all have left, the next generation begins.
 
     Every program of a call's last kernel leaves, once, after its last use of the generation. The
     result of the atomic is not used, so nobody waits for it.
+
+    Args:
+        generations: that the call takes; the same in all programs of all ranks.
     """
     if TIMELINE != "":
         _note(control_ptr, DONE, 0, None)
-    share = tl.where(tl.program_id(0) == 0, ONE_CALL - tl.num_programs(0) + 1, 1)
+    others = tl.num_programs(0) - 1
+    share = tl.where(tl.program_id(0) == 0, generations * ONE_CALL - others, 1)
     tl.atomic_add(control_ptr + GENERATION, share.to(tl.int64), sem="relaxed", scope="gpu")
 
 

@@ -8,11 +8,10 @@ import torch
 
 from taxfree_kernels.device import sync
 from taxfree_kernels.errors import HeapExhausted, PeerTimeout
+from taxfree_kernels.fabric.layout import ALIGNMENT, FLAG_BYTES
 
 if TYPE_CHECKING:
     from taxfree_kernels.fabric.base import Fabric
-
-ALIGNMENT = 256  # bytes; more than any vector access or bulk copy needs
 
 
 class SymmetricHeap:
@@ -46,27 +45,45 @@ class SymmetricHeap:
         self._used += size
         return block.view(dtype)
 
+    def offset_of(self, block: torch.Tensor) -> int:
+        """Bytes from the begin of the arena to a block of it; the same on every rank."""
+        return block.data_ptr() - self._arena.data_ptr()
+
 
 class Pool:
-    """A control block and two payload slots, shared by all plans whose calls one stream orders.
+    """Control words and two slots, shared by all plans whose calls one stream orders.
 
     There is one generation per pool: call g uses slot g % 2 whichever plan it belongs to. A rank
     that is in call g has finished g - 1, in which every peer signalled it, so every peer has left
     g - 2 and nobody reads slot g % 2 any more. This needs every rank to signal, and wait for,
-    every peer in each call.
+    every peer in each call. A call may write to the first slot in any generation if it waits for
+    all peers to enter it before, and makes the next generation odd when it leaves.
+
+    Flag-in-data words have two slots of their own: whatever such a word holds was sent as one, so
+    that no payload of another plan is taken for a word of the running generation.
 
     Args:
         fabric: whose heap it takes.
-        slot_bytes: of one payload slot; the rest of the heap, halved, when None.
+        slot_bytes, flag_bytes: of one payload slot, and of one slot of flag-in-data words; when
+            None, what the heap has is shared out.
         timeout_s: bound of a wait in seconds.
     """
 
     CHANNELS = 64
 
-    def __init__(self, fabric: Fabric, slot_bytes: int | None = None, timeout_s: float = 30.0):
+    def __init__(
+        self,
+        fabric: Fabric,
+        slot_bytes: int | None = None,
+        flag_bytes: int | None = None,
+        timeout_s: float = 30.0,
+    ) -> None:
         self._fabric = fabric
         words = sync.SIGNALS.value + self.CHANNELS * fabric.world_size
         self.control = fabric.heap.empty(words, torch.int64)
+        if flag_bytes is None:
+            flag_bytes = min(FLAG_BYTES, fabric.heap.free_bytes // 4 // ALIGNMENT * ALIGNMENT)
+        self.flags = fabric.heap.empty(2 * flag_bytes // 8, torch.int64)
         if slot_bytes is None:
             slot_bytes = fabric.heap.free_bytes // 2 // ALIGNMENT * ALIGNMENT
         self.slot_bytes = slot_bytes
@@ -92,6 +109,20 @@ class Pool:
         slots = self._slots.view(dtype)
         return slots[:count], self.slot_bytes // dtype.itemsize
 
+    def flag_slots(self, count: int) -> tuple[torch.Tensor, int]:
+        """The first slot of flag-in-data words as `count` int64, and how far the next slot is.
+
+        Raises:
+            HeapExhausted: `count` words are more than a slot holds.
+        """
+        slot_words = self.flags.numel() // 2
+        if count > slot_words:
+            raise HeapExhausted(
+                f"{count} flag-in-data words do not fit a slot of {slot_words}",
+                "give a larger heap_bytes, or send less at once",
+            )
+        return self.flags[:count], slot_words
+
     def check(self) -> None:
         """Look, without a synchronisation, whether a wait of this rank has timed out.
 
@@ -101,7 +132,8 @@ class Pool:
         if not self._code[0]:
             return
         code, rank, program, channel, source, wanted, seen, lost = self._report.tolist()
-        what = f"program {program}, channel {channel}, generation {wanted}, seen {seen}"
+        where = "words" if channel == sync.IN_DATA.value else f"channel {channel}"
+        what = f"program {program}, {where}, generation {wanted}, seen {seen}"
         is_echo = code == sync.PEER_ABORTED.value
         if is_echo:
             message = (
@@ -120,5 +152,7 @@ class Pool:
         self.control[sync.GENERATION.value] = generation * sync.ONE_CALL.value
         self.control[sync.LIMIT.value] = self._limit
         self.control[sync.STATUS.value] = self._report.data_ptr()
+        flag = generation % 2**32 << 32
+        self.flags.fill_(flag - 2**64 if flag >= 2**63 else flag)
         self._report.zero_()
         self._fabric.barrier()

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 import triton
 import triton.language as tl
 
-from taxfree_kernels.checker import Outcome, SimulatedFabric, Simulation
+from taxfree_kernels.checker import Outcome, Reason, SimulatedFabric, Simulation, Violation
 from taxfree_kernels.device import sync
 from taxfree_kernels.launch import Kernel
 
@@ -122,25 +124,49 @@ def _one_way(
 
 @triton.jit
 def _flag_in_data(
-    data_ptr, words_ptr, out_ptr, flag_ptr, control_ptr, heap_bases, rank,
-    LANES: tl.constexpr, TORN: tl.constexpr,
+    data_ptr, words_ptr, slot_words, out_ptr, control_ptr, heap_bases, rank,
+    LANES: tl.constexpr, BREAK: tl.constexpr,
 ):  # fmt: skip
     """Words of 8 bytes carry 4 bytes of payload and their generation."""
     generation = sync.running_generation(control_ptr)
     lanes = tl.arange(0, LANES)
-    words = words_ptr + generation % 2 * LANES + lanes
+    slot = generation % (1 if BREAK == "one slot" else 2)
+    words = words_ptr + slot * slot_words + lanes
     target = sync.translate(words, heap_bases, rank, 1 - rank)
     payload = tl.load(data_ptr + lanes).to(tl.int64)
-    if TORN:
+    flag = generation * 0 + 1 if BREAK == "constant flag" else generation & 0x7FFFFFFF
+    if BREAK == "torn":
         halves = tl.cast(target, tl.pointer_type(tl.int32))
         tl.store(halves, payload.to(tl.int32))
-        tl.store(halves + 1, (payload * 0 + generation).to(tl.int32))
+        tl.store(halves + 1, (payload * 0 + flag).to(tl.int32))
     else:
-        tl.store(target, (generation << 32) | payload)
+        tl.store(target, (flag << 32) | payload)
     seen = tl.load(words, volatile=True)
-    while tl.min(seen >> 32, 0) < generation:
-        seen = tl.load(words, volatile=True)
+    if BREAK == "one word":
+        while tl.max(seen >> 32, 0) != flag:
+            seen = tl.load(words, volatile=True)
+    else:
+        while (tl.min(seen >> 32, 0) != flag) | (tl.max(seen >> 32, 0) != flag):
+            seen = tl.load(words, volatile=True)
     tl.store(out_ptr + lanes, (seen & 0xFFFF).to(tl.float32))
+    sync.leave(control_ptr)
+
+
+@triton.jit
+def _told_by_words(
+    data_ptr, words_ptr, slot_words, out_ptr, control_ptr, heap_bases, rank,
+    LANES: tl.constexpr, BREAK: tl.constexpr,
+):  # fmt: skip
+    """Words that say that other data is there, which is what they cannot say."""
+    generation = sync.running_generation(control_ptr)
+    lanes = tl.arange(0, LANES)
+    words = words_ptr + generation % 2 * slot_words + lanes
+    box = control_ptr + sync.SIGNALS + LANES + generation % 2
+    tl.store(sync.translate(box, heap_bases, rank, 1 - rank), generation)
+    target = sync.translate(words, heap_bases, rank, 1 - rank)
+    sync.send(control_ptr, target, lanes, 1 - rank, generation)
+    sync.receive(control_ptr, words, 1 - rank, generation, heap_bases, rank, WORLD=2)
+    tl.store(out_ptr, tl.load(box).to(tl.float32))
     sync.leave(control_ptr)
 
 
@@ -158,9 +184,28 @@ def one_way(*, signals_empty: bool, awaits_empty: bool, seed: int = 0) -> Outcom
     return _run(_one_way, 1, constants, seed, heap_bases=True)
 
 
-def flag_in_data(*, torn: bool, seed: int = 0) -> Outcome:
-    constants = {"LANES": LANES, "TORN": torn}
-    return _run(_flag_in_data, 1, constants, seed, heap_bases=True, inbox=torch.int64)
+def flag_in_data(broken: str = "", seed: int = 0) -> Outcome:
+    """In the last call's output is what was received in it, if nothing is wrong."""
+    function = _told_by_words if broken == "other data" else _flag_in_data
+    kernel = Kernel(function, 1, {"LANES": LANES, "BREAK": broken})
+    outputs = []
+
+    def setup(fabric: SimulatedFabric) -> list:
+        words, slot_words = fabric.pool.flag_slots(LANES)
+        ends = (fabric.pool.control, fabric.heap_bases, fabric.rank)
+
+        def call(number: int) -> None:
+            data, out = torch.full((LANES,), 10.0 * fabric.rank + number), torch.zeros(LANES)
+            kernel(data, words, slot_words, out, *ends)
+            outputs.append((fabric.rank, number, out))
+
+        return [lambda number=number: call(number) for number in range(CALLS)]
+
+    outcome = Simulation(2).run(setup, seed)
+    wrong = [out for rank, number, out in outputs if not (out == 10.0 * (1 - rank) + number).all()]
+    if outcome.violation is None and wrong:
+        return replace(outcome, violation=Violation(Reason.WRONG_RESULT, (str(wrong[0]),)))
+    return outcome
 
 
 def handshake(*, waits_first: bool, seed: int = 0) -> Outcome:
@@ -203,14 +248,11 @@ def _run(
     seed: int,
     *,
     heap_bases: bool,
-    inbox: torch.dtype = torch.float32,
 ) -> Outcome:
     kernel = Kernel(function, grid, constants)
 
     def setup(fabric: SimulatedFabric) -> list:
-        box = fabric.heap.empty(2 * LANES, inbox).zero_()
-        if inbox == torch.int64:
-            fabric.declare_flag_words(box)
+        box = fabric.heap.empty(2 * LANES, torch.float32).zero_()
         flag = fabric.heap.empty(1, torch.int64).zero_()
         ends = (fabric.heap_bases, fabric.rank) if heap_bases else ()
 

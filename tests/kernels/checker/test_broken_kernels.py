@@ -32,7 +32,11 @@ MISTAKES = {
         partial(broken.one_way, signals_empty=False, awaits_empty=False),
         Reason.LIFETIME,
     ),
-    "torn word": (partial(broken.flag_in_data, torn=True), Reason.TORN),
+    "torn word": (partial(broken.flag_in_data, "torn"), Reason.TORN),
+    "constant flag in data": (partial(broken.flag_in_data, "constant flag"), Reason.WRONG_RESULT),
+    "one slot of words": (partial(broken.flag_in_data, "one slot"), Reason.LIFETIME),
+    "one word for all": (partial(broken.flag_in_data, "one word"), Reason.WRONG_RESULT),
+    "data that words announce": (partial(broken.flag_in_data, "other data"), Reason.NO_WAIT),
 }
 
 TWINS = {
@@ -41,7 +45,7 @@ TWINS = {
     "lower program id": partial(broken.relay, 0),
     "handshake": partial(broken.handshake, waits_first=False),
     "empty message signalled": partial(broken.one_way, signals_empty=True, awaits_empty=True),
-    "whole words": partial(broken.flag_in_data, torn=False),
+    "whole words": broken.flag_in_data,
 }
 
 

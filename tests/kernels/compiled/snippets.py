@@ -170,6 +170,27 @@ def poll_by_swap(data, word, want, out, BLOCK: tl.constexpr, BACKEND: tl.constex
 
 
 @triton.jit
+def good_words(data, word, want, out, BLOCK: tl.constexpr, BACKEND: tl.constexpr):
+    at = tl.arange(0, BLOCK)
+    words = tl.cast(out, tl.pointer_type(tl.int64)) + at
+    sync.send(word, words + BLOCK, tl.load(data + at).to(tl.int32), 0, want)
+    seen, arrived = sync.receive(word, words, 0, want, word, 0, BACKEND=BACKEND)
+    if arrived:
+        tl.store(data + at, seen.to(tl.float16))
+
+
+@triton.jit
+def words_polled_in_a_cache(data, word, want, out, BLOCK: tl.constexpr, BACKEND: tl.constexpr):
+    at = tl.arange(0, BLOCK)
+    words = tl.cast(out, tl.pointer_type(tl.int64)) + at
+    seen, polls = tl.load(words, volatile=True), tl.zeros((), tl.int64)
+    while (tl.min(seen >> 32) < want) & (polls < tl.load(word)):
+        seen = tl.load(words, volatile=True)
+        polls += 1
+    tl.store(data + at, seen.to(tl.float16))
+
+
+@triton.jit
 def _multiply(
     data, word, want, out, steps, WAIT: tl.constexpr, ALIGNED: tl.constexpr
 ):  # fmt: skip

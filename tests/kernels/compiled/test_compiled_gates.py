@@ -29,6 +29,7 @@ WRONG = [
     ("poll_by_swap", "h200", BOTH, {"no_weak_poll"}),
     ("poll_by_swap", "mi300x", ("oldest",), {"no_weak_poll", "system_scope"}),
     ("poll_by_swap", "mi300x", ("installed",), {"no_weak_poll"}),
+    ("words_polled_in_a_cache", "mi300x", BOTH, {"whole_flag_words"}),
     ("unbounded_wait", "mi300x", ("oldest",), {"poll_in_loop", "no_blind_spin"}),
     ("wait_in_k_loop", "h200", BOTH, {"no_wait_in_k_loop", "pipelined"}),
     ("wait_in_k_loop", "mi300x", BOTH, {"no_wait_in_k_loop", "pipelined"}),
@@ -39,7 +40,7 @@ WRONG = [
     ("multiply_by_adds", "h200", BOTH, {"matrix_cores"}),
     ("spill", "h200", BOTH, {"no_spills"}),
 ]
-RIGHT = ("good_signal", "good_wait", "good_multiply")
+RIGHT = ("good_signal", "good_wait", "good_words", "good_multiply")
 
 
 def gates_of(subject: Subject) -> set[str]:
@@ -80,6 +81,11 @@ EDITS = [
     ("good_wait", "h200", ".sys.relaxed", ".weak", "poll_in_loop"),
     ("good_wait", "mi300x", "s_barrier", "s_nop 0", "barrier_after_acquire"),
     ("good_wait", "mi300x", "buffer_inv sc0 sc1", "buffer_inv sc1", "acquire_after_poll"),
+    ("good_words", "h200", "ld.volatile.global.v2.b64", "ld.global.v2.b64", "whole_flag_words"),
+    ("good_words", "h200", "volatile.global.v2.b64", "volatile.global.v4.b32", "whole_flag_words"),
+    ("good_words", "h200", "st.global.wt.v2.b64", "st.global.v2.b64", "whole_flag_words"),
+    ("good_words", "mi300x", "dwordx2 v", "dword v", "whole_flag_words"),
+    ("good_words", "mi300x", " sc0 sc1", "", "whole_flag_words"),
     ("good_multiply", "h200", "wgmma.mma_async", "fma", "matrix_cores"),
     ("good_multiply", "h200", ", 0x10", ", 0x8", "wide_accesses"),
     ("good_multiply", "mi300x", "v_mfma", "v_fma", "matrix_cores"),
