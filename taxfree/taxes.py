@@ -304,7 +304,7 @@ def _account(measured: Measurement, bounds: Bounds, rank: int) -> Account:
     eager = measured.eager_us[rank]
     graph = None if measured.graph_us is None else measured.graph_us[rank]
     found = [] if graph is None else _launch(measured, eager - graph)
-    unsplit = [NO_GRAPHS] if graph is None else []
+    unsplit = [NO_GRAPHS] if graph is None and measured.notes is None else []
     work: Times | None = None
     if measured.notes is not None:
         inside, work = _inside(measured, measured.notes, bounds, rank)

@@ -14,6 +14,7 @@ from types import ModuleType
 import pytest
 
 from taxfree import environment, identity
+from taxfree.doctor import nvidia
 from taxfree.errors import UsageError
 from taxfree.results import Results, Row, Skipped, below, by_problem, compare, load, save, save_csv
 
@@ -119,9 +120,11 @@ class TestEnvironment:
         assert recorded == {"NCCL_ALGO": "Ring"}
 
     def test_clocks_and_throttling_are_read(self, monkeypatch):
-        line = "NVIDIA H200, 1755, 1980, 3201, 690.10, 700.00, 61, 0x0000000000000004\n"
-        monkeypatch.setattr(environment, "_said", lambda *command: line)
-        (gpu,) = environment.gpus()
+        line = (
+            "0, NVIDIA H200, GPU-a, 143771, 17, 1755, 1980, 3201, 3201, 61, 690.10, 700.00, 0x6\n"
+        )
+        monkeypatch.setattr(nvidia, "output", lambda *command: line)
+        (gpu,) = environment.gpus("GPU-a")
         assert (gpu["name"], gpu["sm_mhz"], gpu["throttled"]) == (
             "NVIDIA H200", 1755.0, ["power cap"],
         )  # fmt: skip
@@ -129,6 +132,7 @@ class TestEnvironment:
     def test_a_machine_without_the_tool_is_recorded_too(self, monkeypatch):
         monkeypatch.setenv("PATH", "")
         assert environment.gpus() == []
+        assert environment._topology() == []
 
 
 class TestTables:
