@@ -7,12 +7,12 @@ from itertools import product
 
 import pytest
 
-from tests.ranks import gather_dims, on_every_fabric, variant_names
+from tests.ranks import ELSEWHERE, gather_dims, on_every_fabric, variant_names
 
 OP = "all_gather_matmul"
 TASKS = "tests.kernels.tasks"
 LIBRARY = ("baseline",)
-SERVED = [name for name in variant_names() if name != "registered"]  # needs NCCL
+SERVED = [name for name in variant_names() if name not in ELSEWHERE]
 OURS = [name for name in SERVED if name not in LIBRARY]
 
 ALIGNED = ("push_tma",)  # wants rows that start at multiples of 16 bytes
@@ -37,7 +37,7 @@ def complaints(ranks, world_size, cases):
 
 
 class TestServing:
-    def test_every_known_variant_but_the_registered_one_serves_the_host(self, ranks):
+    def test_every_known_variant_but_those_of_gpus_serves_the_host(self, ranks):
         aligned = SMALL | {"k": 64}
         for dim in (0, 1):
             fields = aligned | {"gather_dim": dim}

@@ -11,7 +11,7 @@ from taxfree import stamping
 from taxfree.bounds import Bounds
 from taxfree.taxes import accounts
 from taxfree_kernels.all_gather_matmul.problem import AllGatherMatmul
-from tests.ranks import gather_dims, variant_names
+from tests.ranks import ELSEWHERE, gather_dims, variant_names
 
 OP = "all_gather_matmul"
 TASKS = "tests.taxfree.stamping_tasks"
@@ -51,7 +51,7 @@ class TestTimeSteps:
 
 @pytest.mark.parametrize(
     ("variant", "gather_dim"),
-    [(name, dim) for name in variant_names() if name != "registered" for dim in gather_dims(name)],
+    [(name, dim) for name in variant_names() if name not in ELSEWHERE for dim in gather_dims(name)],
 )
 def test_steps_in_order_are_a_call(ranks, variant, gather_dim):
     problem = PROBLEM | {"gather_dim": gather_dim}

@@ -55,11 +55,6 @@ def tma_space(problem: AllGatherMatmul, hardware: Hardware) -> Space:
     }
 
 
-def sends_to_self(problem: AllGatherMatmul, config: Config) -> bool:
-    """Whether tiles that TMA loads have rows of several ranks: then all are in the inbox."""
-    return problem.gather_dim == 0 and problem.shard_rows % config["BLOCK_M"] > 0
-
-
 def send_space(problem: AllGatherMatmul, hardware: Hardware) -> Space:
     """How the shard is sent."""
     if hardware.backend == "interpreter":
@@ -197,7 +192,7 @@ _WIDE = _SQUARE | {"BLOCK_N": 256, "num_warps": 8, "num_stages": 4}
 
 def _one_round(problem: AllGatherMatmul, tiles: Config, senders: int) -> dict[str, Any]:
     """Each of a few senders has one message."""
-    receivers = max(1, problem.world_size - 1 + sends_to_self(problem, tiles))
+    receivers = max(1, problem.world_size - 1 + problem.tiles_mix_ranks(tiles["BLOCK_M"]))
     return {
         **tiles,
         "CHUNKS": max(1, senders // receivers),
