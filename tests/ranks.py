@@ -33,6 +33,10 @@ TIMEOUT_S = 30.0  # long: several groups share few cores
 DEADLINE_S = 100.0
 
 
+#: variants that the host fabric cannot serve: they need NCCL, and CUDA
+ELSEWHERE = ("registered", "torch_fused")
+
+
 def variant_names(op: str = OP) -> list[str]:
     """All variants of an operation, found without importing torch or triton."""
     folder = KERNELS / "taxfree_kernels" / op

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.ranks import (
+    ELSEWHERE,
     HEAP_BYTES,
     PYTHON,
     TIMEOUT_S,
@@ -43,7 +44,7 @@ OURS = [
     (op, name)
     for op in FIELDS
     for name in variant_names(op)
-    if name not in ("baseline", "registered") and not name.startswith("torch_")
+    if name not in ("baseline", *ELSEWHERE)
 ]
 #: those that signal; others send words that carry their flags
 SIGNALLING = [(op, name) for op, name in OURS if not name.endswith("_ll")]

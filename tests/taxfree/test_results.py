@@ -165,7 +165,8 @@ class TestTables:
 class TestTargets:
     def target(self, **entry: object):
         common = {"name": "fast", "op": OP, "file": "r.json", "measured": ["dispatch graph"]}
-        return script("targets").Target.from_toml({"where": {}} | common | entry)
+        (target,) = script("targets").Target.from_toml({"where": {}} | common | entry)
+        return target
 
     def test_a_target_in_microseconds(self, tmp_path):
         save(Results({}, ROWS), tmp_path / "r.json")
@@ -187,6 +188,13 @@ class TestTargets:
         save(Results({}, ROWS), tmp_path / "r.json")
         target = self.target(where={"m": [1, 64]}, at_most_us=26)
         assert "no such rows" in script("targets").report(target, tmp_path)[1]
+
+    def test_an_entry_can_have_a_value_for_each_m(self):
+        entry = {"name": "fast", "op": OP, "file": "r.json", "measured": ["dispatch graph"]}
+        values = {"where": {"n": 8}, "at_most_us": {"1": 25, "16": 26}, "aim": {"1": 21, "16": 22}}
+        first, second = script("targets").Target.from_toml(entry | values)
+        assert (first.where, first.wanted) == ({"n": 8, "m": 1}, "<= 25 us, aim 21 us")
+        assert (second.name, second.value, second.aim) == ("fast, m=16", 26, 22)
 
     def test_the_committed_targets_can_be_read(self):
         done = subprocess.run(
