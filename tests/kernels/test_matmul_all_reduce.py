@@ -92,6 +92,15 @@ class TestConfigs:
         assert complaints(ranks, world_size, cases) == []
 
 
+class TestTilesOfBoxes:
+    def test_what_the_tma_loads_is_right_beyond_the_ends_of_matrices(self, ranks):
+        cases = [
+            case("push", {"TMA": True}, m=34, n=40, k=40, weight_layout=layout, bias=True)
+            for layout in ("nk", "kn")
+        ]
+        assert complaints(ranks, 2, cases) == []
+
+
 class TestEightRanks:
     def test_blocks_and_tiles_are_right_also_where_ranks_own_nothing(self, ranks):
         """Eight ranks share few cores: one small problem."""

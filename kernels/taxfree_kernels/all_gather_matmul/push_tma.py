@@ -24,44 +24,13 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from taxfree_kernels.all_gather_matmul import spaces
 from taxfree_kernels.all_gather_matmul.problem import AllGatherMatmul
 from taxfree_kernels.all_gather_matmul.tile import finish_tile, push_chunk, wait_for_rows
+from taxfree_kernels.boxes import aligned, rows_in_boxes, weight_in_boxes
 from taxfree_kernels.device import sync
-from taxfree_kernels.device.tiles import tile_of
+from taxfree_kernels.device.tiles import accumulate_boxes, tile_of
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.launch import Kernel, compile_options
 from taxfree_kernels.variant import Config, Plan, Space, Variant
-
-
-@triton.jit
-def _accumulate(
-    acc, a_desc, slot, row, w_desc, col,
-    source_begin, source_end, step_begin, step_end,
-    SOURCES: tl.constexpr, A_SOURCES: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr, SWAP_AB: tl.constexpr, W_NK: tl.constexpr,
-):  # fmt: skip
-    """Add steps [step_begin, step_end) of each source to `acc`; a step is one BLOCK_K of A @ W.
-
-    Args:
-        a_desc: of [slots, sources, rows, k of a source].
-        w_desc: of [sources, n, k of a source] when W_NK, else of [sources, k of a source, n].
-            What of a box lies beyond the last row or k of a source is not touched and reads as 0.
-        source_begin, source_end: the sources, modulo SOURCES; A_SOURCES of them, or one, are in
-            `a_desc`.
-    """
-    steps = max(step_end - step_begin, 1)
-    for step in range((source_end - source_begin) * (step_end - step_begin)):
-        source = (source_begin + step // steps) % SOURCES
-        k_begin = (step_begin + step % steps) * BLOCK_K
-        a = a_desc.load([slot, source % A_SOURCES, row, k_begin]).reshape(BLOCK_M, BLOCK_K)
-        if W_NK:
-            w = w_desc.load([source, col, k_begin]).reshape(BLOCK_N, BLOCK_K).T
-        else:
-            w = w_desc.load([source, k_begin, col]).reshape(BLOCK_K, BLOCK_N)
-        if SWAP_AB:
-            acc = tl.dot(w.T, a.T, acc)
-        else:
-            acc = tl.dot(a, w, acc)
-    return acc
 
 
 @triton.jit(do_not_specialize=["rank", "own_rows", "m", "shard_rows"])
@@ -108,12 +77,12 @@ def _push_tma(
                 WORLD, BACKEND, GATHER_DIM, CHUNKS, TO_SELF,
             )  # fmt: skip
             sync.before_tma_loads(BACKEND)
-            acc = _accumulate(
+            acc = accumulate_boxes(
                 acc, inbox_desc, slot, row, w_desc, col, 0, 1, step_begin, step_end,
                 1, 1, BLOCK_M, BLOCK_N, BLOCK_K, SWAP_AB, W_NK,
             )  # fmt: skip
         else:
-            acc = _accumulate(
+            acc = accumulate_boxes(
                 acc, a_desc, 0, row, w_desc, col, rank, rank + 1, step_begin, step_end,
                 WORLD, 1, BLOCK_M, BLOCK_N, BLOCK_K, SWAP_AB, W_NK,
             )  # fmt: skip
@@ -125,7 +94,7 @@ def _push_tma(
                 )  # fmt: skip
                 arrived = arrived & here
                 sync.before_tma_loads(BACKEND)
-                acc = _accumulate(
+                acc = accumulate_boxes(
                     acc, inbox_desc, slot, row, w_desc, col, rank + first, rank + last,
                     step_begin, step_end, WORLD, WORLD, BLOCK_M, BLOCK_N, BLOCK_K, SWAP_AB, W_NK,
                 )  # fmt: skip
@@ -200,32 +169,14 @@ class PushTmaPlan(Plan):
     ) -> torch.Tensor:
         a_desc = self._inbox_desc
         if self._reads_own_shard:
-            a = _aligned(a)
-            a_desc = TensorDescriptor(
-                a, [1, 1, *a.shape], [a.numel(), a.numel(), *a.stride()], self._a_box
-            )
+            a = aligned(a)
+            a_desc = rows_in_boxes(a, self._a_box)
+        w_desc = weight_in_boxes(weight, self._columns, self._w_box, self._w_is_nk)
         self._kernel(
-            a, self._own_rows, a_desc, self._describe(weight), out if bias is None else bias, out,
+            a, self._own_rows, a_desc, w_desc, out if bias is None else bias, out,
             *self._fixed_args,
         )  # fmt: skip
         return out
-
-    def _describe(self, weight: torch.Tensor) -> TensorDescriptor:
-        """The rows of each source's columns of A: [sources, n, k] or [sources, k, n]."""
-        rows = _aligned(weight.t() if self._w_is_nk else weight)
-        pitch, (sources, n) = rows.stride(0), (weight.shape[0] // self._columns, weight.shape[1])
-        if self._w_is_nk:
-            shape, strides = [sources, n, self._columns], [self._columns, pitch, 1]
-        else:
-            shape, strides = [sources, self._columns, n], [self._columns * pitch, pitch, 1]
-        return TensorDescriptor(rows, shape, strides, self._w_box)
-
-
-def _aligned(matrix: torch.Tensor) -> torch.Tensor:
-    """A matrix whose rows start at multiples of 16 bytes: itself, or for odd views a copy."""
-    if (matrix.data_ptr() | matrix.stride(0) * matrix.itemsize) % 16:
-        return matrix.clone(memory_format=torch.contiguous_format)
-    return matrix
 
 
 class PushTma(Variant):
