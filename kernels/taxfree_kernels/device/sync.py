@@ -247,6 +247,7 @@ def receive(
 def _load_words(words, BACKEND: tl.constexpr):
     # Relaxed loads at system scope, 16 bytes wide: an atomic that adds 0 would stay an atomic.
     if BACKEND == "hip":
+        tl.debug_barrier()  # without one between two polls, LLVM takes buffer loads for the same
         found = tl.load(words, volatile=True, cache_modifier=".cv")
     else:
         found = tl.load(words, volatile=True)
