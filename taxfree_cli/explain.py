@@ -109,7 +109,7 @@ def explain(
     if plot is not None:
         draw([row for each in explained for row in each.rows()], plot)
     if wants_timelines:
-        _write_timelines(explained[0], asked.fabric, trace, timeline)
+        _write_timelines(explained[0], trace, timeline)
     fail_if_broken([each for explanation in explained for each in explanation.skipped])
     _fail_below_bound(explained)
 
@@ -144,12 +144,11 @@ def _print_json(explained: Sequence[Explanation], environment: dict[str, Any]) -
 
 
 def _write_timelines(
-    explanation: Explanation, fabric: str, trace_path: Path | None, picture: Path | None
+    explanation: Explanation, trace_path: Path | None, picture: Path | None
 ) -> None:
     from taxfree.explain import timelines, trace
 
-    note("fused kernels run once more, built to note what their programs do")
-    found = timelines(explanation, fabric)
+    found = timelines(explanation)
     if trace_path is not None:
         try:
             trace_path.write_text(json_module.dumps(trace(found)), encoding="utf-8")

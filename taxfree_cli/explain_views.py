@@ -93,6 +93,9 @@ def _pipeline(pipeline: Pipeline, width: int, modelled: str) -> list[Text | Tabl
                 found += _part(part, account, width)
     residual = account.residual_us
     found.append(_tax("residual", residual, account.residual_iqr_us, account, width, modelled))
+    if account.kernel_us is not None:
+        found.append(_of_residual("kernels", account.kernel_us, account))
+        found.append(_of_residual("unexplained", account.residual_us - account.kernel_us, account))
     if account.unsplit:
         found += _remark(account.unsplit, width)
     found.append(_tax("bound", account.t_bound_us, None, account, width, modelled))
@@ -123,6 +126,10 @@ def _part(part: Part, account: Account, width: int) -> list[Text]:
     return [line, *_remark(method, width)]
 
 
+def _of_residual(name: str, time: float, account: Account) -> Text:
+    return Text(_figures(f"    {name}", time, None, time / account.t_eager_us))
+
+
 def _figures(label: str, time: float, spread: float | None, share: float) -> str:
     iqr = "" if spread is None else f"±{_signed(spread)}"
     return f"{label:<{_LABEL}}{_signed(time):>{_TIME}}{iqr:>{_SPREAD}}{share:>{_SHARE}.0%}"
@@ -151,6 +158,10 @@ def _instrument(pipeline: Pipeline, width: int) -> list[Text]:
         f"a clock reading adds {us(float(measured.stamp_us().max()), 3)} us, taken off each step; "
         f"the clock moves by {us(measured.alignment.step_ns * 1e-3, 3)} us"
     ]
+    if measured.notes is not None:
+        notes_us = measured.notes_us()
+        share = notes_us / (pipeline.slowest.t_graph_us or pipeline.slowest.t_eager_us)
+        said.append(f"noting what programs do adds {_signed(notes_us)} us, {share:.0%}")
     alone = pipeline.stamped.alone
     if alone:
         each = " + ".join(f"{step.name} {us(step.us)}{_at(step.mhz)}" for step in alone)

@@ -39,6 +39,11 @@ def variant_names(op: str = OP) -> list[str]:
     return sorted(p.stem for p in folder.glob("*.py") if "\nVARIANT = " in p.read_text())
 
 
+def gather_dims(variant: str) -> tuple[int, ...]:
+    """The dimensions in which a variant of all_gather_matmul gathers."""
+    return (0,) if variant == "overlap" else (0, 1)
+
+
 #: for tests and classes of tests: once with ranks of the host, and once, marked `gpu`, of GPUs
 on_every_fabric = pytest.mark.parametrize(
     "fabric", ["host", pytest.param("cuda", marks=pytest.mark.gpu)], indirect=True

@@ -11,7 +11,10 @@ import contextlib
 from collections.abc import Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    import torch
 
 
 @dataclass(frozen=True)
@@ -43,8 +46,17 @@ def compile_options(backend: str, config: Mapping[str, Any]) -> dict[str, Any]:
     """What Triton is told beside the constants; fusing of multiply and add is always explicit."""
     if backend == "interpreter":
         return {}
-    names = ("num_warps", "num_stages", "waves_per_eu", "matrix_instr_nonkdim")
+    names = ("num_warps", "num_stages", "waves_per_eu", "matrix_instr_nonkdim", "launch_pdl")
     return {name: config[name] for name in names if name in config} | {"enable_fp_fusion": True}
+
+
+def copy_to_peer(target: torch.Tensor, source: torch.Tensor) -> None:
+    """Let a copy engine store into a peer's memory, on the current stream.
+
+    Where kernels are only compiled nothing is copied: the signals that make room for it do not run.
+    """
+    if _launcher.get() is not _compile:
+        target.copy_(source)
 
 
 class Launcher(Protocol):

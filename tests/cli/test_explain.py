@@ -23,7 +23,7 @@ from taxfree_cli.exits import ExitCode
 from taxfree_kernels.all_gather_matmul.problem import AllGatherMatmul
 from taxfree_kernels.hardware import KNOWN
 from taxfree_tuning_db import Rung
-from tests.taxfree.pipelines import Truth
+from tests.taxfree.pipelines import Fused, Truth
 
 OP = "all_gather_matmul"
 ROOT = Path(__file__).parents[2]
@@ -36,7 +36,7 @@ def stamped(truth: Truth, fused: bool) -> Stamped:
     measured = truth.measurement()
     if fused:
         steps = tuple(dataclasses.replace(step, kind="fused") for step in measured.steps)
-        measured = dataclasses.replace(measured, steps=steps)
+        measured = dataclasses.replace(measured, steps=steps, notes=Fused().notes())
     spans = tuple(
         Span(rank, step.name, 10.0 * index + rank, 10.0 * index + rank + 9)
         for rank in range(truth.ranks)
@@ -88,12 +88,23 @@ class TestAccount:
         for tax in ("launch", "bulk synchronous", "locality", "residual", "bound"):
             assert f"\n  {tax} " in text
 
-    def test_the_dispatcher_and_what_stays_unsplit_are_explained(self):
+    def test_the_dispatcher_is_explained(self):
         text = shown(160)
         assert "dispatch: push BLOCK_M=16" in text
         assert "dispatch picks push (exact): its own record" in text
         assert "+ all_gather_matmul with m=16: record: user" in text
-        assert INSIDE in text
+
+    def test_fused_kernels_are_split_by_what_their_programs_noted(self):
+        text = shown(160)
+        fused = text[text.index("dispatch: push") :]
+        for name in ("ends", "start", "skew", "latency", "transfer", "kernels", "unexplained"):
+            assert f"\n    {name} " in fused
+        assert "noting what programs do adds" in fused
+
+    def test_what_stays_unsplit_is_said(self):
+        measured = stamped(Truth(), fused=True).measurement
+        (account, *_) = accounts(dataclasses.replace(measured, notes=None), BOUNDS)
+        assert account.unsplit == INSIDE
 
     def test_the_instrument_tells_how_exact_it_is(self):
         text = " ".join(shown(160).split())
@@ -169,6 +180,11 @@ class TestTimelines:
             (2, 0, "send 1", 0.0, 4.0), (3, 3, "compute", 1.0, 7.0), (3, 3, "wait 0", 2.0, 2.5),
         ]  # fmt: skip
 
+    def test_a_call_of_a_fused_kernel_is_what_its_programs_noted(self):
+        _, push = timelines(explanation())
+        assert {each.kind for each in push.activities} == {"send", "compute", "wait"}
+        assert min(each.begin_us for each in push.activities) == 0.0
+
     def test_a_call_of_the_library_comes_from_the_middle_of_its_chain(self):
         found = explanation()
         library = dataclasses.replace(found, pipelines=found.pipelines[:1])
@@ -180,7 +196,7 @@ class TestTimelines:
         (pipeline,) = library.pipelines
         stamped = dataclasses.replace(pipeline.stamped, spans=spans)
         pipelines = (dataclasses.replace(pipeline, stamped=stamped),)
-        (timeline,) = timelines(dataclasses.replace(library, pipelines=pipelines), "host")
+        (timeline,) = timelines(dataclasses.replace(library, pipelines=pipelines))
         assert timeline.ranks == [0, 1, 2]
         assert [(step.name, step.begin_us) for step in timeline.steps[:3]] == [
             ("step 0", 0.0), ("step 1", 10.0), ("step 2", 20.0),
@@ -242,7 +258,9 @@ class TestCommand:
         assert sum(baseline[name] for name in taxes) == pytest.approx(baseline["t_eager_us"])
         assert [rank["rank"] for rank in baseline["ranks"]] == [0, 1, 2]
         assert baseline["steps"][2]["alone_mhz"] is None or baseline["steps"][2]["alone_mhz"] > 0
-        assert push["bulk_synchronous_us"] is None
+        assert push["kernel_us"] + push["unexplained_us"] == pytest.approx(push["residual_us"])
+        assert push["notes_us"] is not None
+        assert "notes_us" not in baseline
         assert push["open"]
         assert document["dispatch"][0]["ladder"][0]["why"] == "record: user"
         assert "interpreted kernels" in outcome.err

@@ -22,21 +22,27 @@ import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from taxfree_kernels.all_gather_matmul import spaces
+from taxfree_kernels.all_gather_matmul.fused import FusedPlan, FusedVariant
 from taxfree_kernels.all_gather_matmul.problem import AllGatherMatmul
-from taxfree_kernels.all_gather_matmul.tile import finish_tile, push_chunk, wait_for_rows
+from taxfree_kernels.all_gather_matmul.tile import (
+    finish_tile,
+    nothing_yet,
+    place_of,
+    push_chunk,
+    wait_for_rows,
+)
 from taxfree_kernels.boxes import aligned, rows_in_boxes, weight_in_boxes
 from taxfree_kernels.device import sync
-from taxfree_kernels.device.tiles import accumulate_boxes, tile_of
+from taxfree_kernels.device.tiles import accumulate_boxes
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.hardware import Hardware
-from taxfree_kernels.launch import Kernel, compile_options
-from taxfree_kernels.variant import Config, Plan, Space, Variant
+from taxfree_kernels.variant import Config, Plan, Space
 
 
 @triton.jit(do_not_specialize=["rank", "own_rows", "m", "shard_rows"])
 def _push_tma(
-    a_ptr, own_rows, a_desc, w_desc, bias_ptr, out_ptr,
-    inbox_desc, inbox_ptr, slot_elements, control_ptr, partials_ptr, counters_ptr, heap_bases, rank,
+    a_ptr, own_rows, a_desc, w_desc, inbox_desc, bias_ptr, out_ptr,
+    inbox_ptr, slot_elements, control_ptr, partials_ptr, counters_ptr, heap_bases, rank,
     m, n, k, shard_rows, shard_columns,
     WORLD: tl.constexpr, BACKEND: tl.constexpr, GATHER_DIM: tl.constexpr, HAS_BIAS: tl.constexpr,
     SENDERS: tl.constexpr, CHUNKS: tl.constexpr, SEND_BLOCK: tl.constexpr,
@@ -57,20 +63,13 @@ def _push_tma(
     else:
         index = program - SENDERS
         slot = (generation % 2).to(tl.int32)
-        tiles_m, tiles_n = tl.cdiv(m, BLOCK_M), tl.cdiv(n, BLOCK_N)
-        tile, split = index // SPLIT_K, index % SPLIT_K
-        tile_m, tile_n = tile_of(tile, tiles_m, tiles_n, GROUP_M)
-        if GATHER_DIM == 0:  # the rows that are already here come first
-            tile_m = (tile_m + rank * shard_rows // BLOCK_M) % tiles_m
-        row, col = tile_m * BLOCK_M, tile_n * BLOCK_N
+        tile, split, row, col, step_begin, step_end = place_of(
+            index, rank, m, n, shard_rows, shard_columns,
+            GATHER_DIM, BLOCK_M, BLOCK_N, BLOCK_K, GROUP_M, SPLIT_K, 1,
+        )  # fmt: skip
         row_end = min(row + BLOCK_M, m)
-        if SWAP_AB:
-            acc = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
-        else:
-            acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+        acc = nothing_yet(BLOCK_M, BLOCK_N, SWAP_AB)
         arrived = rank >= 0
-        steps = tl.cdiv(shard_columns, BLOCK_K)
-        step_begin, step_end = steps * split // SPLIT_K, steps * (split + 1) // SPLIT_K
         if GATHER_DIM == 0:
             arrived = wait_for_rows(
                 row, row_end, 0, 0, control_ptr, generation, heap_bases, rank, m, shard_rows,
@@ -106,102 +105,53 @@ def _push_tma(
     sync.leave(control_ptr)
 
 
-class PushTmaPlan(Plan):
+class PushTmaPlan(FusedPlan):
     """One launch: senders, then tiles."""
 
     def __init__(self, problem: AllGatherMatmul, fabric: Fabric, config: Config) -> None:
-        dtype = getattr(torch, problem.dtype)
+        self._reads_own_shard = problem.gather_dim == 1
+        messages = config["CHUNKS"] * (problem.world_size - self._reads_own_shard)
+        senders = min(config["SENDERS"], messages)
+        self._w_is_nk, self._columns = problem.weight_layout == "nk", problem.shard_columns
+        constants = {"SENDERS": senders, "W_NK": self._w_is_nk}
+        super().__init__(problem, fabric, config, _push_tma, senders, constants)
         block_m, block_n, block_k = (config[f"BLOCK_{side}"] for side in "MNK")
-        split_k, chunks = config["SPLIT_K"], config["CHUNKS"]
-        tiles = -(-problem.m // block_m) * -(-problem.n // block_n)
-        partials = split_k * problem.m * problem.n if split_k > 1 else 1
-        inbox, slot_elements = fabric.pool.slots(problem.gathered_elements, dtype)
-        columns = problem.shard_columns
-        self._a_box, self._reads_own_shard = [1, 1, block_m, block_k], problem.gather_dim == 1
-        self._w_is_nk = problem.weight_layout == "nk"
+        self._a_box = [1, 1, block_m, block_k]
         self._w_box = [1, block_n, block_k] if self._w_is_nk else [1, block_k, block_n]
-        self._columns = columns
+        inbox, slot_elements = self._inbox
         self._inbox_desc = TensorDescriptor(
             inbox,
-            [2, problem.world_size if self._reads_own_shard else 1, problem.m, columns],
-            [slot_elements, problem.shard_rows * columns, columns, 1],
+            [2, problem.world_size if self._reads_own_shard else 1, problem.m, self._columns],
+            [slot_elements, problem.shard_rows * self._columns, self._columns, 1],
             self._a_box,
         )
-        self._own_rows = problem.rows_of(fabric.rank)
-        self._fixed_args = (
-            self._inbox_desc,
-            inbox,
-            slot_elements,
-            fabric.pool.control,
-            torch.empty(partials, dtype=torch.float32, device=fabric.device),
-            torch.zeros(tiles, dtype=torch.int32, device=fabric.device),
-            fabric.heap_bases,
-            fabric.rank,
-            problem.m,
-            problem.n,
-            problem.k,
-            problem.shard_rows,
-            columns,
-        )
-        messages = chunks * (problem.world_size - self._reads_own_shard)
-        senders = min(config["SENDERS"], messages)
-        knobs = (
-            "CHUNKS", "SEND_BLOCK", "SOURCES_PER_WAIT", "BLOCK_M", "BLOCK_N", "BLOCK_K", "GROUP_M",
-            "SPLIT_K", "SWAP_AB",
-        )  # fmt: skip
-        self._kernel = Kernel(
-            _push_tma,
-            grid=senders + tiles * split_k,
-            constants={knob: config[knob] for knob in knobs}
-            | {
-                "WORLD": problem.world_size,
-                "BACKEND": fabric.backend,
-                "GATHER_DIM": problem.gather_dim,
-                "HAS_BIAS": problem.bias,
-                "SENDERS": senders,
-                "W_NK": self._w_is_nk,
-            },
-            options=compile_options(fabric.backend, config),
-        )
 
-    def __call__(
-        self, a: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor
-    ) -> torch.Tensor:
-        a_desc = self._inbox_desc
+    def _operands(self, a: torch.Tensor, weight: torch.Tensor) -> tuple[Any, ...]:
+        a_desc = self._inbox_desc  # of gather_dim 0 nothing else is read
         if self._reads_own_shard:
-            a = aligned(a)
-            a_desc = rows_in_boxes(a, self._a_box)
+            a_desc = rows_in_boxes(aligned(a), self._a_box)
         w_desc = weight_in_boxes(weight, self._columns, self._w_box, self._w_is_nk)
-        self._kernel(
-            a, self._own_rows, a_desc, w_desc, out if bias is None else bias, out,
-            *self._fixed_args,
-        )  # fmt: skip
-        return out
+        return a_desc, w_desc, self._inbox_desc
 
 
-class PushTma(Variant):
+class PushTma(FusedVariant):
     """Senders and TMA tiles in one kernel."""
 
     name = "push_tma"
 
     def refuses_problem(self, problem: Any, hardware: Hardware) -> str | None:
-        if problem.world_size == 1:
-            return "one rank has no peers"
         if hardware.architecture not in ("sm_90", "cpu"):
             return f"not written for {hardware.architecture}"
         rows_of_w = problem.k if problem.weight_layout == "nk" else problem.n
         if problem.shard_columns % 8 or rows_of_w % 8:
             return "rows do not start at multiples of 16 bytes"
-        return None
+        return super().refuses_problem(problem, hardware)
 
     def space(self, problem: Any, hardware: Hardware) -> Space:
         return spaces.tma_space(problem, hardware)
 
     def first_configs(self, problem: Any, hardware: Hardware) -> list[dict[str, Any]]:
         return spaces.first_tma_configs(problem, hardware, self.space(problem, hardware))
-
-    def refuses_config(self, problem: Any, hardware: Hardware, config: Config) -> str | None:
-        return spaces.refuses(problem, hardware, config)
 
     def plan(self, problem: Any, fabric: Fabric, config: Config) -> Plan:
         return PushTmaPlan(problem, fabric, config)

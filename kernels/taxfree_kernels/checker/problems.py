@@ -68,9 +68,9 @@ def _flash_decode(world_size: int) -> list[dict[str, Any]]:
     small = {"batch": 1, "kv_heads": 1, "head_dim": 16, "kv_len_per_rank": 20}
     if world_size > 2:
         return [small | {"q_heads": 2}]
-    # chunks of 3 rows share tiles of the output; a rank sees a part of its keys
-    paged = {"kv_heads": 2, "page_size": 3, "window": 25, "dtype": "bfloat16"}
-    return [small | {"q_heads": 3}, small | paged | {"q_heads": 6}]
+    # chunks of 3 rows share tiles of the output; splits are dealt out to sequences by their lengths
+    paged = {"batch": 2, "page_size": 3, "window": 25, "dtype": "bfloat16"}
+    return [small | {"q_heads": 3}, small | paged | {"q_heads": 3}]
 
 
 _FIELDS = {

@@ -19,42 +19,47 @@ _LOG2_E = tl.constexpr(1.4426950408889634)
 def attend(
     index, q_ptr, k_ptr, v_ptr, lens_ptr, table_ptr, scaling_ptr,
     stride_kb, stride_kn, stride_kh, stride_vb, stride_vn, stride_vh,
-    batch, capacity, parts_ptr, part_elements, rank,
+    batch, capacity, parts_ptr, split_elements, runs_ptr, rank,
     WORLD: tl.constexpr, Q_HEADS: tl.constexpr, KV_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr, V_DIM: tl.constexpr, PAGE: tl.constexpr, SOFT_CAP: tl.constexpr,
-    WINDOW: tl.constexpr, SPLITS: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_N: tl.constexpr,
-    XCDS: tl.constexpr,
+    WINDOW: tl.constexpr, BATCH_BLOCK: tl.constexpr, SPLITS: tl.constexpr, BLOCK_H: tl.constexpr,
+    BLOCK_N: tl.constexpr, XCDS: tl.constexpr,
 ):  # fmt: skip
     """Write the part of one split of one sequence for up to BLOCK_H query heads of one kv head.
 
-    How many keys a split has depends on the length that stands in device memory: the blocks of
-    keys that there are go evenly over the splits, and late splits of a short sequence have none.
-
     Args:
-        index: of split, sequence, kv head and block of query heads, these fastest.
+        index: of slot, kv head and block of query heads, these fastest. There are batch * SPLITS
+            slots, dealt out to the sequences by :func:`_split_of`.
         q_ptr: [batch, Q_HEADS, HEAD_DIM], contiguous.
         k_ptr, v_ptr: [batch, capacity, KV_HEADS, .] with strides (b, n, h), or, if PAGE, pages
             [., PAGE, KV_HEADS, .]; heads are contiguous.
         lens_ptr: int32 [WORLD, batch].
         table_ptr: int32 [batch, cdiv(capacity, PAGE)].
         scaling_ptr: float32 [2]: scale and soft cap.
-        parts_ptr: SPLITS parts, part_elements apart.
+        parts_ptr: a part of Q_HEADS rows for each slot, split_elements apart.
+        runs_ptr: int32 [batch * Q_HEADS, 2]: the first slot of the row's sequence, and how many it
+            has; written if there are several sequences.
+        BATCH_BLOCK: next_power_of_2(batch).
 
     Returns:
-        The index without its split: which heads of which sequence.
+        group: of sequence, kv head and block of query heads; -1 for a slot that is left over.
+        splits: int32 [BATCH_BLOCK]: of each sequence.
     """
     HEADS: tl.constexpr = Q_HEADS // KV_HEADS
     HEAD_BLOCKS: tl.constexpr = (HEADS + BLOCK_H - 1) // BLOCK_H
     BLOCK_D: tl.constexpr = triton.next_power_of_2(HEAD_DIM)
     BLOCK_V: tl.constexpr = triton.next_power_of_2(V_DIM)
-    groups = batch * KV_HEADS * HEAD_BLOCKS
-    index = own_chiplet_first(index, groups * SPLITS, XCDS)
-    split, group = index // groups, index % groups
-    kv_head = group // HEAD_BLOCKS % KV_HEADS
-    sequence = group // HEAD_BLOCKS // KV_HEADS
-    head = group % HEAD_BLOCKS * BLOCK_H + tl.arange(0, BLOCK_H)  # of the group
-    head_mask = head < HEADS
-    row = sequence * Q_HEADS + kv_head * HEADS + head
+    columns: tl.constexpr = KV_HEADS * HEAD_BLOCKS
+    index = own_chiplet_first(index, batch * SPLITS * columns, XCDS)
+    slot, column = index // columns, index % columns
+    kv_head = column // HEAD_BLOCKS
+    sequence, split, own_splits, begin, end, splits = _split_of(
+        slot, lens_ptr, batch, capacity, rank, WORLD, WINDOW, BATCH_BLOCK, SPLITS, BLOCK_N
+    )
+    head = column % HEAD_BLOCKS * BLOCK_H + tl.arange(0, BLOCK_H)  # of the group
+    head_mask = head < tl.where(sequence < batch, HEADS, 0)
+    head += kv_head * HEADS
+    row = sequence * Q_HEADS + head
     d, dv = tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_V)
     d_mask, dv_mask = d < HEAD_DIM, dv < V_DIM
 
@@ -66,13 +71,10 @@ def attend(
     if SOFT_CAP:
         cap = tl.load(scaling_ptr + 1)
         factor, cap_log2 = tl.load(scaling_ptr) / cap, cap * _LOG2_E
-    visible_begin, visible_end = _visible_keys(
-        lens_ptr, sequence, batch, capacity, rank, WORLD, WINDOW
-    )
-    blocks = tl.cdiv(visible_end - visible_begin, BLOCK_N)
-    each, longer = blocks // SPLITS, blocks % SPLITS
-    begin = visible_begin + (split * each + min(split, longer)) * BLOCK_N
-    end = min(begin + (each + tl.where(split < longer, 1, 0)) * BLOCK_N, visible_end)
+    if BATCH_BLOCK > 1:
+        if split == 0:
+            tl.store(runs_ptr + 2 * row, slot + row * 0, mask=head_mask)
+            tl.store(runs_ptr + 2 * row + 1, own_splits + row * 0, mask=head_mask)
 
     if PAGE > 0:
         table_ptr += sequence.to(tl.int64) * tl.cdiv(capacity, PAGE)
@@ -83,7 +85,8 @@ def attend(
     v_ptr += kv_head * stride_vh
     arange_n = tl.arange(0, BLOCK_N)
     top = tl.full((BLOCK_H,), float("-inf"), tl.float32)
-    total = tl.zeros((BLOCK_H,), tl.float32)
+    # Summed up behind the loop: a sum over keys in it would go through shared memory each time.
+    totals = tl.zeros((BLOCK_H, BLOCK_N), tl.float32)
     acc = tl.zeros((BLOCK_H, BLOCK_V), tl.float32)
     for start in range(begin, end, BLOCK_N):
         n = start + arange_n
@@ -107,7 +110,7 @@ def attend(
         new_top = tl.maximum(top, tl.max(logits, 1))
         weights = tl.exp2(logits - new_top[:, None])
         kept = tl.exp2(top - new_top)
-        total = total * kept + tl.sum(weights, 1)
+        totals = totals * kept[:, None] + weights
         v_mask = n_mask[:, None]
         if V_DIM != BLOCK_V:
             v_mask = v_mask & dv_mask[None, :]
@@ -115,29 +118,75 @@ def attend(
         acc = tl.dot(weights.to(v.dtype), v, acc * kept[:, None])
         top = new_top
 
+    total = tl.sum(totals, 1)
     divisor = tl.where(total > 0, total, 1.0)
     out = acc / divisor[:, None]
     lse = tl.where(total > 0, top + tl.log2(divisor), float("-inf"))
-    part_ptr = parts_ptr + split.to(tl.int64) * part_elements
-    store_rows(part_ptr, out, lse, row, head_mask, batch * Q_HEADS, V_DIM)
-    return group
+    part_ptr = parts_ptr + slot.to(tl.int64) * split_elements
+    store_rows(part_ptr, out, lse, head, head_mask, Q_HEADS, V_DIM)
+    group = tl.where(sequence < batch, sequence * columns + column, -1)
+    return group, splits
+
+
+@triton.jit
+def _split_of(
+    slot, lens_ptr, batch, capacity, rank,
+    WORLD: tl.constexpr, WINDOW: tl.constexpr, BATCH_BLOCK: tl.constexpr, SPLITS: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """What one of batch * SPLITS slots is for, by the lengths that stand in device memory.
+
+    Each sequence has a slot, and of the others a share that goes by its blocks of keys, rounded
+    down; so the slots of a sequence that is longer than others have no more to do than theirs. The
+    blocks of a sequence go evenly over its slots.
+
+    Returns:
+        sequence: not below batch for a slot that is left over.
+        split: of own_splits.
+        begin, end: its keys.
+        splits: int32 [BATCH_BLOCK]: of each sequence.
+    """
+    every = tl.arange(0, BATCH_BLOCK)
+    is_sequence = every < batch
+    begins, ends = _visible_keys(lens_ptr, every, is_sequence, batch, capacity, rank, WORLD, WINDOW)
+    blocks = tl.cdiv(ends - begins, BLOCK_N)
+    splits = tl.where(is_sequence, SPLITS, 0)
+    if BATCH_BLOCK > 1:
+        spare = (batch * (SPLITS - 1)).to(tl.int64)
+        share = spare * blocks // tl.maximum(tl.sum(blocks.to(tl.int64), 0), 1)
+        splits = tl.where(is_sequence, 1 + share.to(tl.int32), 0)
+    next_first = tl.cumsum(splits, 0)
+    sequence = tl.sum((next_first <= slot).to(tl.int32), 0)
+    is_own = every == sequence
+    own_splits = tl.sum(tl.where(is_own, splits, 0), 0)
+    own_blocks = tl.sum(tl.where(is_own, blocks, 0), 0)
+    split = slot - tl.sum(tl.where(is_own, next_first - splits, 0), 0)
+    each, longer = own_blocks // max(own_splits, 1), own_blocks % max(own_splits, 1)
+    begin = tl.sum(tl.where(is_own, begins, 0), 0) + (split * each + min(split, longer)) * BLOCK_N
+    end = min(
+        begin + (each + tl.where(split < longer, 1, 0)) * BLOCK_N,
+        tl.sum(tl.where(is_own, ends, 0), 0),
+    )
+    return sequence, split, own_splits, begin, end, splits
 
 
 @triton.jit
 def _visible_keys(
-    lens_ptr, sequence, batch, capacity, rank, WORLD: tl.constexpr, WINDOW: tl.constexpr
+    lens_ptr, sequence, mask, batch, capacity, rank, WORLD: tl.constexpr, WINDOW: tl.constexpr
 ):
-    """The range of this rank's keys that a sequence's query sees; ranks follow one another."""
-    end = tl.load(lens_ptr + rank * batch + sequence)
-    end = max(0, min(end, capacity))
+    """The ranges of this rank's keys that sequences' queries see; ranks follow one another."""
+    end = tl.load(lens_ptr + rank * batch + sequence, mask=mask, other=0)
+    end = tl.maximum(0, tl.minimum(end, capacity))
     begin = end * 0
     if WINDOW > 0:
-        sources: tl.constexpr = triton.next_power_of_2(WORLD)
-        source = tl.arange(0, sources)
+        source = tl.arange(0, triton.next_power_of_2(WORLD))
         is_later = (source > rank) & (source < WORLD)
-        later = tl.load(lens_ptr + source * batch + sequence, mask=is_later, other=0)
+        later = tl.load(
+            lens_ptr + source[:, None] * batch + sequence[None, :],
+            mask=is_later[:, None] & mask[None, :], other=0,
+        )  # fmt: skip
         later = tl.sum(tl.minimum(later, WINDOW).to(tl.int64), 0)
-        begin = max(0, end - tl.maximum(0, WINDOW - later).to(tl.int32))
+        begin = tl.maximum(0, end - tl.maximum(0, WINDOW - later).to(tl.int32))
     return begin, end
 
 

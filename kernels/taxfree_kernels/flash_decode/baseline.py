@@ -13,7 +13,12 @@ import torch.distributed as dist
 
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.flash_decode import spaces
-from taxfree_kernels.flash_decode.local import Attention, Merge
+from taxfree_kernels.flash_decode.local import (
+    DecodePlan,
+    RanksMerge,
+    SplitsMerge,
+    empty_parts,
+)
 from taxfree_kernels.flash_decode.problem import FlashDecode
 from taxfree_kernels.variant import Config, Plan, Variant
 
@@ -21,7 +26,7 @@ from taxfree_kernels.variant import Config, Plan, Variant
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
 
-class BaselinePlan(Plan):
+class BaselinePlan(DecodePlan):
     """Splits, their merge into one part, all-gather of the parts, their merge.
 
     A part holds outputs and log-sum-exps side by side, so that there is one collective. A single
@@ -29,32 +34,25 @@ class BaselinePlan(Plan):
     """
 
     def __init__(self, problem: FlashDecode, fabric: Fabric, config: Config) -> None:
-        self._group = fabric.group
-        self._attention = Attention(problem, fabric, config)
-        splits, world, rows = config["SPLITS"], problem.world_size, config["OUT_ROWS"]
+        super().__init__(problem, fabric, config)
+        world, rows = problem.world_size, config["OUT_ROWS"]
         self._alone = world == 1
         self.launches = 2 if self._alone else 4
-        self._merge_splits = Merge(problem, fabric, splits, rows, self._alone)
+        self._merge_splits = SplitsMerge(
+            problem, fabric, self.attention, rows, into_output=self._alone
+        )
         if not self._alone:
-            self._merge_ranks = Merge(problem, fabric, world, rows, into_output=True)
-            self._own = torch.empty(
-                problem.part_elements, dtype=torch.float32, device=fabric.device
-            )
-            self._gathered = torch.empty(
-                world * problem.part_elements, dtype=torch.float32, device=fabric.device
-            )
+            self._group = fabric.group
+            self._own, self._gathered = (empty_parts(problem, fabric, n) for n in (1, world))
+            self._merge_ranks = RanksMerge(problem, fabric, rows)
 
-    def __call__(self, *tensors: torch.Tensor | None) -> torch.Tensor:
-        *inputs, out = tensors
-        assert out is not None
-        self._attention.launch(inputs)
+    def finish(self, out: torch.Tensor) -> None:
         if self._alone:
-            self._merge_splits.launch(self._attention.parts, out)
-            return out
-        self._merge_splits.launch(self._attention.parts, self._own)
+            self._merge_splits.launch(out)
+            return
+        self._merge_splits.launch(self._own)
         _all_gather(self._gathered, self._own, group=self._group)
         self._merge_ranks.launch(self._gathered, out)
-        return out
 
 
 class Baseline(Variant):

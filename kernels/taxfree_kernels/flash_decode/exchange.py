@@ -11,7 +11,7 @@ import triton.language as tl
 
 from taxfree_kernels.device import sync
 from taxfree_kernels.device.tiles import copy
-from taxfree_kernels.flash_decode.merge import merge_into_output, merge_rows
+from taxfree_kernels.flash_decode.merge import merge_ranks, merge_splits, store_output
 
 _LSE_BLOCK = tl.constexpr(64)  # log-sum-exps that are copied at a time
 
@@ -25,65 +25,76 @@ def every_rank(rank, WORLD: tl.constexpr):
 
 
 @triton.jit
-def store_tile_at_peers(peer_ptrs, peer_mask, tile, row, row_mask, V_DIM: tl.constexpr):
-    """Store rows of the same [., V_DIM] at several addresses, with one instruction.
+def store_at_peers(
+    peer_ptrs, peer_mask, tile, row, row_mask, control_ptr, peer, generation,
+    WIDTH: tl.constexpr, IN_DATA: tl.constexpr,
+):  # fmt: skip
+    """Store rows of the same [., WIDTH] at several addresses, with one instruction.
 
     Args:
         peer_ptrs, peer_mask: where row 0 is, for each of a block of peers.
-        tile: [ROWS, next_power_of_2(V_DIM)]; row, row_mask: [ROWS].
+        tile: [ROWS, next_power_of_2(WIDTH)]; row, row_mask: [ROWS].
+        IN_DATA: the addresses are those of flag-in-data words, for float32 values.
     """
-    dv = tl.arange(0, tile.shape[1])
-    offsets = row[:, None] * V_DIM + dv[None, :]
-    mask = row_mask[:, None] & (dv < V_DIM)[None, :]
+    column = tl.arange(0, tile.shape[1])
+    offsets = row[:, None] * WIDTH + column[None, :]
+    mask = peer_mask[:, None, None] & (row_mask[:, None] & (column < WIDTH)[None, :])[None, :, :]
     peers: tl.constexpr = peer_ptrs.shape[0]
     tile = tl.broadcast_to(tile[None, :, :], (peers, tile.shape[0], tile.shape[1]))
-    tl.store(
-        peer_ptrs[:, None, None] + offsets[None, :, :],
-        tile.to(peer_ptrs.dtype.element_ty),
-        mask=peer_mask[:, None, None] & mask[None, :, :],
-    )
+    ptrs = peer_ptrs[:, None, None] + offsets[None, :, :]
+    if IN_DATA:
+        payload = tile.to(tl.int32, bitcast=True)
+        sync.send(control_ptr, ptrs, payload, peer, generation, mask=mask)
+    else:
+        tl.store(ptrs, tile.to(peer_ptrs.dtype.element_ty), mask=mask)
 
 
 @triton.jit
 def merge_into_inboxes(
-    chunk, peer, peer_mask, parts_ptr, slot_ptr, part_elements, rows, heap_bases, rank,
-    CHUNK_ROWS: tl.constexpr, PARTS: tl.constexpr, PARTS_BLOCK: tl.constexpr,
-    V_DIM: tl.constexpr, ROWS: tl.constexpr,
+    chunk, peer, peer_mask, parts_ptr, split_elements, runs_ptr, slot_ptr, part_elements, rows,
+    control_ptr, generation, heap_bases, rank,
+    CHUNK_ROWS: tl.constexpr, IN_DATA: tl.constexpr, Q_HEADS: tl.constexpr, PARTS: tl.constexpr,
+    PARTS_BLOCK: tl.constexpr, V_DIM: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """Merge one chunk of rows of this rank's parts into the inboxes of a block of ranks."""
+    """Merge this rank's splits for one chunk of rows into the inboxes of a block of ranks."""
     end = min((chunk + 1) * CHUNK_ROWS, rows)
     own_ptr = slot_ptr + rank.to(tl.int64) * part_elements
     peer_ptrs = sync.translate(own_ptr + peer * 0, heap_bases, rank, peer)
     for first in range(chunk * CHUNK_ROWS, end, ROWS):
         row = first + tl.arange(0, ROWS)
         row_mask = row < end
-        out, lse = merge_rows(
-            parts_ptr, part_elements, row, row_mask, rows, PARTS, PARTS_BLOCK, V_DIM, ROWS
+        out, lse = merge_splits(
+            row, row_mask, parts_ptr, split_elements, runs_ptr, Q_HEADS, PARTS, PARTS_BLOCK, V_DIM
         )
-        store_tile_at_peers(peer_ptrs, peer_mask, out, row, row_mask, V_DIM)
-        tl.store(
-            peer_ptrs[:, None] + (rows * V_DIM + row)[None, :],
-            tl.broadcast_to(lse[None, :], (peer.shape[0], ROWS)),
-            mask=peer_mask[:, None] & row_mask[None, :],
+        store_at_peers(
+            peer_ptrs, peer_mask, out, row, row_mask, control_ptr, peer, generation, V_DIM, IN_DATA
         )
+        store_at_peers(
+            peer_ptrs + rows * V_DIM, peer_mask, lse[:, None], row, row_mask,
+            control_ptr, peer, generation, 1, IN_DATA,
+        )  # fmt: skip
 
 
 @triton.jit
 def merge_and_push(
-    chunk, parts_ptr, slot_ptr, part_elements, rows, control_ptr, generation, heap_bases, rank,
-    WORLD: tl.constexpr, BACKEND: tl.constexpr, CHUNK_ROWS: tl.constexpr,
-    PARTS: tl.constexpr, PARTS_BLOCK: tl.constexpr, V_DIM: tl.constexpr, ROWS: tl.constexpr,
+    chunk, parts_ptr, split_elements, runs_ptr, slot_ptr, part_elements, rows,
+    control_ptr, generation, heap_bases, rank,
+    WORLD: tl.constexpr, BACKEND: tl.constexpr, CHUNK_ROWS: tl.constexpr, IN_DATA: tl.constexpr,
+    Q_HEADS: tl.constexpr, PARTS: tl.constexpr, PARTS_BLOCK: tl.constexpr, V_DIM: tl.constexpr,
+    ROWS: tl.constexpr,
 ):  # fmt: skip
-    """Merge one chunk of rows of this rank's parts into every rank's inbox, and signal all."""
+    """Merge this rank's splits for one chunk of rows into every rank's inbox, and tell all."""
     peer, peer_mask = every_rank(rank, WORLD)
     merge_into_inboxes(
-        chunk, peer, peer_mask, parts_ptr, slot_ptr, part_elements, rows, heap_bases, rank,
-        CHUNK_ROWS, PARTS, PARTS_BLOCK, V_DIM, ROWS,
+        chunk, peer, peer_mask, parts_ptr, split_elements, runs_ptr, slot_ptr, part_elements, rows,
+        control_ptr, generation, heap_bases, rank,
+        CHUNK_ROWS, IN_DATA, Q_HEADS, PARTS, PARTS_BLOCK, V_DIM, ROWS,
     )  # fmt: skip
-    sync.signal(
-        control_ptr, chunk, peer, generation, heap_bases, rank, mask=peer_mask,
-        WORLD=WORLD, BACKEND=BACKEND,
-    )  # fmt: skip
+    if not IN_DATA:
+        sync.signal(
+            control_ptr, chunk, peer, generation, heap_bases, rank, mask=peer_mask,
+            WORLD=WORLD, BACKEND=BACKEND,
+        )  # fmt: skip
 
 
 @triton.jit
@@ -126,16 +137,59 @@ def wait_for_rows(
 @triton.jit
 def combine(
     tile, slot_ptr, out_ptr, part_elements, rows, control_ptr, generation, heap_bases, rank,
-    WORLD: tl.constexpr, BACKEND: tl.constexpr, CHUNK_ROWS: tl.constexpr,
+    WORLD: tl.constexpr, BACKEND: tl.constexpr, CHUNK_ROWS: tl.constexpr, IN_DATA: tl.constexpr,
     SOURCES_BLOCK: tl.constexpr, V_DIM: tl.constexpr, OUT_ROWS: tl.constexpr,
 ):  # fmt: skip
     """Merge all ranks' parts of a tile of OUT_ROWS rows into the output, once they have come."""
     begin = tile * OUT_ROWS
-    arrived = wait_for_rows(
-        begin, min(begin + OUT_ROWS, rows), control_ptr, generation, heap_bases, rank,
-        WORLD, BACKEND, CHUNK_ROWS, OUT_ROWS,
+    row = begin + tl.arange(0, OUT_ROWS)
+    row_mask = row < rows
+    if IN_DATA:
+        out, arrived = _received_rows(
+            tl.minimum(row, rows - 1), slot_ptr, part_elements, rows,
+            control_ptr, generation, heap_bases, rank, WORLD, BACKEND, V_DIM,
+        )  # fmt: skip
+    else:
+        arrived = wait_for_rows(
+            begin, min(begin + OUT_ROWS, rows), control_ptr, generation, heap_bases, rank,
+            WORLD, BACKEND, CHUNK_ROWS, OUT_ROWS,
+        )  # fmt: skip
+        out, _ = merge_ranks(
+            row, row_mask, slot_ptr, part_elements, rows, WORLD, SOURCES_BLOCK, V_DIM
+        )
+    store_output(out_ptr, tl.where(arrived, out, float("nan")), row, row_mask, V_DIM)
+
+
+@triton.jit
+def _received_rows(
+    row, slot_ptr, part_elements, rows, control_ptr, generation, heap_bases, rank,
+    WORLD: tl.constexpr, BACKEND: tl.constexpr, V_DIM: tl.constexpr,
+):  # fmt: skip
+    """Wait for all ranks' words of some rows, and merge them.
+
+    A poll loads the log-sum-exp of a row once for each value: one wait is for both, and they meet
+    in one lane.
+
+    Returns:
+        out float32 [ROWS, next_power_of_2(V_DIM)], and whether all words have come.
+    """
+    BLOCK_V: tl.constexpr = triton.next_power_of_2(V_DIM)
+    SOURCES: tl.constexpr = triton.next_power_of_2(WORLD)
+    lane, column = tl.arange(0, SOURCES), tl.arange(0, 2 * BLOCK_V)
+    source = lane % WORLD
+    offsets = tl.where(
+        column[None, :] < V_DIM, row[:, None] * V_DIM + column[None, :], rows * V_DIM + row[:, None]
+    )
+    parts = slot_ptr + source.to(tl.int64) * part_elements
+    payload, arrived = sync.receive(
+        control_ptr, parts[:, None, None] + offsets[None, :, :], source[:, None, None],
+        generation, heap_bases, rank, WORLD=WORLD, BACKEND=BACKEND,
     )  # fmt: skip
-    merge_into_output(
-        tile, slot_ptr, out_ptr, part_elements, rows, arrived,
-        WORLD, SOURCES_BLOCK, V_DIM, OUT_ROWS,
-    )  # fmt: skip
+    both = tl.reshape(payload.to(tl.float32, bitcast=True), (SOURCES, row.shape[0], 2, BLOCK_V))
+    out, lse = tl.split(tl.permute(both, (0, 1, 3, 2)))
+    lse = tl.where((lane < WORLD)[:, None, None], lse, float("-inf"))
+    top = tl.max(lse, 0)
+    top = tl.where(top == float("-inf"), 0.0, top)  # rows without keys: all weights become 0
+    weight = tl.exp2(lse - top[None, :, :])
+    total = tl.sum(weight, 0)
+    return tl.sum(out * weight, 0) / tl.where(total > 0, total, 1.0), arrived

@@ -21,7 +21,13 @@ from taxfree_kernels.device import sync
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.flash_decode import spaces
 from taxfree_kernels.flash_decode.exchange import combine, send_chunk
-from taxfree_kernels.flash_decode.local import Attention, Exchange, ExchangingVariant, Merge
+from taxfree_kernels.flash_decode.local import (
+    DecodePlan,
+    Exchange,
+    ExchangingVariant,
+    SplitsMerge,
+    empty_parts,
+)
 from taxfree_kernels.flash_decode.problem import FlashDecode
 from taxfree_kernels.launch import Kernel, compile_options
 from taxfree_kernels.variant import Config, Plan
@@ -34,7 +40,7 @@ def _send(
     SEND_BLOCK: tl.constexpr,
 ):  # fmt: skip
     generation = sync.running_generation(control_ptr)
-    slot_ptr = tl.multiple_of(inbox_ptr + (generation % 2) * slot_elements, 16)
+    slot_ptr = inbox_ptr + (generation % 2) * slot_elements
     send_chunk(
         tl.program_id(0), part_ptr, slot_ptr, part_elements, rows,
         control_ptr, generation, heap_bases, rank, WORLD, BACKEND, CHUNK_ROWS, V_DIM, SEND_BLOCK,
@@ -48,28 +54,26 @@ def _combine(
     SOURCES_BLOCK: tl.constexpr, V_DIM: tl.constexpr, OUT_ROWS: tl.constexpr,
 ):  # fmt: skip
     generation = sync.running_generation(control_ptr)
-    slot_ptr = tl.multiple_of(inbox_ptr + (generation % 2) * slot_elements, 16)
+    slot_ptr = inbox_ptr + (generation % 2) * slot_elements
     combine(
         tl.program_id(0), slot_ptr, out_ptr, part_elements, rows,
         control_ptr, generation, heap_bases, rank,
-        WORLD, BACKEND, CHUNK_ROWS, SOURCES_BLOCK, V_DIM, OUT_ROWS,
+        WORLD, BACKEND, CHUNK_ROWS, False, SOURCES_BLOCK, V_DIM, OUT_ROWS,
     )  # fmt: skip
     sync.leave(control_ptr)
 
 
-class FineWaitPlan(Plan):
+class FineWaitPlan(DecodePlan):
     """Splits, their merge into one part, a kernel that sends it, and combiners."""
 
     launches = 4
 
     def __init__(self, problem: FlashDecode, fabric: Fabric, config: Config) -> None:
-        self._attention = Attention(problem, fabric, config)
-        self._merge_splits = Merge(
-            problem, fabric, config["SPLITS"], config["OUT_ROWS"], into_output=False
-        )
-        self._own = torch.empty(problem.part_elements, dtype=torch.float32, device=fabric.device)
+        super().__init__(problem, fabric, config)
+        self._own = empty_parts(problem, fabric, 1)
+        self._merge_splits = SplitsMerge(problem, fabric, self.attention, config["OUT_ROWS"])
         exchange = Exchange(problem, fabric, config, spaces.chunk_rows(problem, config))
-        self._fixed_args = exchange.args
+        self._exchange_args = exchange.args
         options = compile_options(fabric.backend, {})
         self._send = Kernel(
             _send,
@@ -79,14 +83,10 @@ class FineWaitPlan(Plan):
         )
         self._combine = Kernel(_combine, exchange.combiners, exchange.constants, options)
 
-    def __call__(self, *tensors: torch.Tensor | None) -> torch.Tensor:
-        *inputs, out = tensors
-        assert out is not None
-        self._attention.launch(inputs)
-        self._merge_splits.launch(self._attention.parts, self._own)
-        self._send(self._own, *self._fixed_args)
-        self._combine(out, *self._fixed_args)
-        return out
+    def finish(self, out: torch.Tensor) -> None:
+        self._merge_splits.launch(self._own)
+        self._send(self._own, *self._exchange_args)
+        self._combine(out, *self._exchange_args)
 
 
 class FineWait(ExchangingVariant):

@@ -22,74 +22,80 @@ import triton.language as tl
 from taxfree_kernels.device import sync
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.flash_decode import spaces
+from taxfree_kernels.flash_decode.early import wait_for_the_last
 from taxfree_kernels.flash_decode.exchange import combine, merge_and_push
 from taxfree_kernels.flash_decode.local import (
-    Attention,
+    DecodePlan,
     Exchange,
     ExchangingVariant,
-    merge_constants,
+    finishing_options,
 )
 from taxfree_kernels.flash_decode.problem import FlashDecode
-from taxfree_kernels.launch import Kernel, compile_options
-from taxfree_kernels.variant import Config, Plan
+from taxfree_kernels.hardware import Hardware
+from taxfree_kernels.launch import Kernel
+from taxfree_kernels.variant import Config, Plan, Space
 
 
 @triton.jit(do_not_specialize=["rank", "rows"])
 def _push_and_combine(
-    parts_ptr, out_ptr, inbox_ptr, slot_elements, part_elements, rows,
+    parts_ptr, split_elements, runs_ptr, out_ptr, inbox_ptr, slot_elements, part_elements, rows,
     control_ptr, heap_bases, rank,
     WORLD: tl.constexpr, BACKEND: tl.constexpr, CHUNK_ROWS: tl.constexpr, PUSHERS: tl.constexpr,
-    PARTS: tl.constexpr, PARTS_BLOCK: tl.constexpr, V_DIM: tl.constexpr, ROWS: tl.constexpr,
-    SOURCES_BLOCK: tl.constexpr, OUT_ROWS: tl.constexpr,
+    IN_DATA: tl.constexpr, Q_HEADS: tl.constexpr, PARTS: tl.constexpr, PARTS_BLOCK: tl.constexpr,
+    V_DIM: tl.constexpr, ROWS: tl.constexpr, SOURCES_BLOCK: tl.constexpr, OUT_ROWS: tl.constexpr,
 ):  # fmt: skip
     program = tl.program_id(0)
     generation = sync.running_generation(control_ptr)
-    slot_ptr = tl.multiple_of(inbox_ptr + (generation % 2) * slot_elements, 16)
+    slot_ptr = inbox_ptr + (generation % 2) * slot_elements
+    wait_for_the_last(BACKEND)
     if program < PUSHERS:
         merge_and_push(
-            program, parts_ptr, slot_ptr, part_elements, rows,
+            program, parts_ptr, split_elements, runs_ptr, slot_ptr, part_elements, rows,
             control_ptr, generation, heap_bases, rank,
-            WORLD, BACKEND, CHUNK_ROWS, PARTS, PARTS_BLOCK, V_DIM, ROWS,
+            WORLD, BACKEND, CHUNK_ROWS, IN_DATA, Q_HEADS, PARTS, PARTS_BLOCK, V_DIM, ROWS,
         )  # fmt: skip
     else:
         combine(
             program - PUSHERS, slot_ptr, out_ptr, part_elements, rows,
             control_ptr, generation, heap_bases, rank,
-            WORLD, BACKEND, CHUNK_ROWS, SOURCES_BLOCK, V_DIM, OUT_ROWS,
+            WORLD, BACKEND, CHUNK_ROWS, IN_DATA, SOURCES_BLOCK, V_DIM, OUT_ROWS,
         )  # fmt: skip
     sync.leave(control_ptr)
 
 
-class FusedPlan(Plan):
+class FusedPlan(DecodePlan):
     """The splits, then merge, push and combine."""
 
     launches = 2
 
     def __init__(self, problem: FlashDecode, fabric: Fabric, config: Config) -> None:
-        self._attention = Attention(problem, fabric, config)
+        super().__init__(problem, fabric, config)
         exchange = Exchange(problem, fabric, config, spaces.chunk_rows(problem, config))
-        self._fixed_args = exchange.args
+        self._exchange_args = exchange.args
         self._kernel = Kernel(
             _push_and_combine,
             grid=exchange.chunks + exchange.combiners,
             constants=exchange.constants
-            | merge_constants(problem, config["SPLITS"], config["ROWS"])
-            | {"PUSHERS": exchange.chunks},
-            options=compile_options(fabric.backend, {}),
+            | self.attention.merging_constants(config["ROWS"])
+            | {"PUSHERS": exchange.chunks, "IN_DATA": config["IN_DATA"]},
+            options=finishing_options(fabric, config),
         )
 
-    def __call__(self, *tensors: torch.Tensor | None) -> torch.Tensor:
-        *inputs, out = tensors
-        assert out is not None
-        self._attention.launch(inputs)
-        self._kernel(self._attention.parts, out, *self._fixed_args)
-        return out
+    def finish(self, out: torch.Tensor) -> None:
+        self._kernel(*self.attention.parts, out, *self._exchange_args)
 
 
 class Fused(ExchangingVariant):
     """Splits, then one kernel for all the rest."""
 
     name = "fused"
+
+    def space(self, problem: Any, hardware: Hardware) -> Space:
+        return {
+            **super().space(problem, hardware),
+            **spaces.words_space(problem),
+            **spaces.early_space(hardware),
+        }
 
     def plan(self, problem: Any, fabric: Fabric, config: Config) -> Plan:
         return FusedPlan(problem, fabric, config)

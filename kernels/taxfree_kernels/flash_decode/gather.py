@@ -22,7 +22,14 @@ from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.flash_decode import spaces
 from taxfree_kernels.flash_decode.attend import store_rows
 from taxfree_kernels.flash_decode.exchange import send_chunk
-from taxfree_kernels.flash_decode.local import Attention, Exchange, ExchangingVariant, Merge
+from taxfree_kernels.flash_decode.local import (
+    DecodePlan,
+    Exchange,
+    ExchangingVariant,
+    RanksMerge,
+    SplitsMerge,
+    empty_parts,
+)
 from taxfree_kernels.flash_decode.problem import FlashDecode
 from taxfree_kernels.launch import Kernel, compile_options
 from taxfree_kernels.variant import Config, Plan
@@ -54,7 +61,7 @@ def _gather(
 ):  # fmt: skip
     program = tl.program_id(0)
     generation = sync.running_generation(control_ptr)
-    slot_ptr = tl.multiple_of(inbox_ptr + (generation % 2) * slot_elements, 16)
+    slot_ptr = inbox_ptr + (generation % 2) * slot_elements
     if program < SENDERS:
         send_chunk(
             program, part_ptr, slot_ptr, part_elements, rows,
@@ -73,23 +80,18 @@ def _gather(
     sync.leave(control_ptr)
 
 
-class GatherPlan(Plan):
+class GatherPlan(DecodePlan):
     """Splits, their merge into one part, our all-gather of the parts, their merge."""
 
     launches = 4
 
     def __init__(self, problem: FlashDecode, fabric: Fabric, config: Config) -> None:
+        super().__init__(problem, fabric, config)
         world, rows = problem.world_size, config["OUT_ROWS"]
-        self._attention = Attention(problem, fabric, config)
-        self._merge_splits = Merge(problem, fabric, config["SPLITS"], rows, into_output=False)
-        self._merge_ranks = Merge(problem, fabric, world, rows, into_output=True)
+        self._own, self._gathered = (empty_parts(problem, fabric, n) for n in (1, world))
+        self._merge_splits = SplitsMerge(problem, fabric, self.attention, rows)
         exchange = Exchange(problem, fabric, config, spaces.chunk_rows(problem, config))
-        self._fixed_args = exchange.args
-        elements = problem.part_elements
-        self._own, self._gathered = (
-            torch.empty(count * elements, dtype=torch.float32, device=fabric.device)
-            for count in (1, world)
-        )
+        self._exchange_args = exchange.args
         self._gather = Kernel(
             _gather,
             grid=2 * world * exchange.chunks,
@@ -97,15 +99,12 @@ class GatherPlan(Plan):
             | {"SENDERS": world * exchange.chunks, "ROWS": config["ROWS"]},
             options=compile_options(fabric.backend, {}),
         )
+        self._merge_ranks = RanksMerge(problem, fabric, rows)
 
-    def __call__(self, *tensors: torch.Tensor | None) -> torch.Tensor:
-        *inputs, out = tensors
-        assert out is not None
-        self._attention.launch(inputs)
-        self._merge_splits.launch(self._attention.parts, self._own)
-        self._gather(self._own, self._gathered, *self._fixed_args)
+    def finish(self, out: torch.Tensor) -> None:
+        self._merge_splits.launch(self._own)
+        self._gather(self._own, self._gathered, *self._exchange_args)
         self._merge_ranks.launch(self._gathered, out)
-        return out
 
 
 class Gather(ExchangingVariant):

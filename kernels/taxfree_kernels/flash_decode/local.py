@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,72 +12,87 @@ import triton.language as tl
 
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.flash_decode import spaces
-from taxfree_kernels.flash_decode.attend import attend
-from taxfree_kernels.flash_decode.merge import merge_into_output, merge_into_part
+from taxfree_kernels.flash_decode.attend import attend, store_rows
+from taxfree_kernels.flash_decode.early import let_the_next_begin
+from taxfree_kernels.flash_decode.merge import merge_ranks, merge_splits, store_output
 from taxfree_kernels.flash_decode.problem import FlashDecode
 from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.launch import Kernel, compile_options
 from taxfree_kernels.spaces import power_of_2
-from taxfree_kernels.variant import Config, Space, Variant
+from taxfree_kernels.variant import Config, Plan, Space, Variant
 
 _SEND_BLOCK = 2048  # float32 values that a sending program copies at a time
-_MERGED_ELEMENTS = 8192  # float32 values of parts that a program of 4 warps loads at a time
+_MERGED_ELEMENTS = 4096  # float32 values of parts that a program of 4 warps loads at a time
 
 
 @triton.jit(do_not_specialize=["rank", "batch", "capacity"])
 def _attend(
     q_ptr, k_ptr, v_ptr, lens_ptr, table_ptr, scaling_ptr,
     stride_kb, stride_kn, stride_kh, stride_vb, stride_vn, stride_vh,
-    batch, capacity, parts_ptr, part_elements, rank,
-    WORLD: tl.constexpr, Q_HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr,
-    V_DIM: tl.constexpr, PAGE: tl.constexpr, SOFT_CAP: tl.constexpr, WINDOW: tl.constexpr,
-    SPLITS: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_N: tl.constexpr, XCDS: tl.constexpr,
+    batch, capacity, parts_ptr, split_elements, runs_ptr, rank,
+    WORLD: tl.constexpr, BACKEND: tl.constexpr, Q_HEADS: tl.constexpr, KV_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr, V_DIM: tl.constexpr, PAGE: tl.constexpr, SOFT_CAP: tl.constexpr,
+    WINDOW: tl.constexpr, BATCH_BLOCK: tl.constexpr, SPLITS: tl.constexpr, BLOCK_H: tl.constexpr,
+    BLOCK_N: tl.constexpr, XCDS: tl.constexpr,
 ):  # fmt: skip
+    let_the_next_begin(BACKEND)
     attend(
         tl.program_id(0), q_ptr, k_ptr, v_ptr, lens_ptr, table_ptr, scaling_ptr,
         stride_kb, stride_kn, stride_kh, stride_vb, stride_vn, stride_vh,
-        batch, capacity, parts_ptr, part_elements, rank,
+        batch, capacity, parts_ptr, split_elements, runs_ptr, rank,
         WORLD, Q_HEADS, KV_HEADS, HEAD_DIM, V_DIM, PAGE, SOFT_CAP, WINDOW,
-        SPLITS, BLOCK_H, BLOCK_N, XCDS,
+        BATCH_BLOCK, SPLITS, BLOCK_H, BLOCK_N, XCDS,
     )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["rows"])
-def _merge(
-    parts_ptr, target_ptr, part_elements, rows,
-    PARTS: tl.constexpr, PARTS_BLOCK: tl.constexpr, V_DIM: tl.constexpr, ROWS: tl.constexpr,
-    INTO_OUTPUT: tl.constexpr,
+def _merge_splits(
+    parts_ptr, split_elements, runs_ptr, target_ptr, rows,
+    Q_HEADS: tl.constexpr, PARTS: tl.constexpr, PARTS_BLOCK: tl.constexpr, V_DIM: tl.constexpr,
+    ROWS: tl.constexpr, INTO_OUTPUT: tl.constexpr,
 ):  # fmt: skip
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    row_mask = row < rows
+    out, lse = merge_splits(
+        row, row_mask, parts_ptr, split_elements, runs_ptr, Q_HEADS, PARTS, PARTS_BLOCK, V_DIM
+    )
     if INTO_OUTPUT:
-        merge_into_output(
-            tl.program_id(0), parts_ptr, target_ptr, part_elements, rows, rows > 0,
-            PARTS, PARTS_BLOCK, V_DIM, ROWS,
-        )  # fmt: skip
+        store_output(target_ptr, out, row, row_mask, V_DIM)
     else:
-        merge_into_part(
-            tl.program_id(0), parts_ptr, target_ptr, part_elements, rows,
-            PARTS, PARTS_BLOCK, V_DIM, ROWS,
-        )  # fmt: skip
+        store_rows(target_ptr, out, lse, row, row_mask, rows, V_DIM)
+
+
+@triton.jit(do_not_specialize=["rows"])
+def _merge_ranks(
+    parts_ptr, part_elements, out_ptr, rows,
+    WORLD: tl.constexpr, SOURCES_BLOCK: tl.constexpr, V_DIM: tl.constexpr, OUT_ROWS: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0) * OUT_ROWS + tl.arange(0, OUT_ROWS)
+    row_mask = row < rows
+    out, _ = merge_ranks(row, row_mask, parts_ptr, part_elements, rows, WORLD, SOURCES_BLOCK, V_DIM)
+    store_output(out_ptr, out, row, row_mask, V_DIM)
 
 
 class Attention:
-    """The split of one rank's keys, ready to be launched as a kernel of its own or within another.
+    """One rank's attention to its own keys, as a kernel of its own or within another.
 
     Attributes:
-        parts: float32 [SPLITS, part_elements] that the splits write.
-        programs: that they take.
+        programs: that the splits take.
         constants, options: of their kernel.
+        parts: of a kernel that merges splits: the parts, split_elements, runs.
     """
 
     def __init__(self, problem: FlashDecode, fabric: Fabric, config: Config) -> None:
-        splits = config["SPLITS"]
-        head_blocks = -(-problem.group_size // config["BLOCK_H"])
-        self.parts = torch.empty(
-            splits * problem.part_elements, dtype=torch.float32, device=fabric.device
-        )
-        self.programs = problem.batch * problem.kv_heads * head_blocks * splits
+        self._problem, self._fabric = problem, fabric
+        slots = problem.batch * config["SPLITS"]
+        split_elements = -(-problem.q_heads * (problem.v_head_dim + 1) // 64) * 64
+        parts = torch.empty(slots * split_elements, dtype=torch.float32, device=fabric.device)
+        runs = torch.empty(2 * problem.rows, dtype=torch.int32, device=fabric.device)
+        self.parts = (parts, split_elements, runs)
+        self.programs = slots * problem.kv_heads * -(-problem.group_size // config["BLOCK_H"])
         self.constants = {
             "WORLD": problem.world_size,
+            "BACKEND": fabric.backend,
             "Q_HEADS": problem.q_heads,
             "KV_HEADS": problem.kv_heads,
             "HEAD_DIM": problem.head_dim,
@@ -84,15 +100,13 @@ class Attention:
             "PAGE": problem.page_size,
             "SOFT_CAP": problem.soft_cap,
             "WINDOW": problem.window,
-            "SPLITS": splits,
+            "BATCH_BLOCK": power_of_2(problem.batch, 1),
+            "SPLITS": config["SPLITS"],
             "BLOCK_H": config["BLOCK_H"],
             "BLOCK_N": config["BLOCK_N"],
             "XCDS": config.get("XCDS", 1),
         }
         self.options = compile_options(fabric.backend, config)
-        self._fixed_args = (
-            problem.batch, problem.kv_len_per_rank, self.parts, problem.part_elements, fabric.rank
-        )  # fmt: skip
         # By filling: planning under graph capture must not copy from the host.
         self._scaling = torch.full((2,), problem.head_dim**-0.5, device=fabric.device)
         self._kernel = Kernel(_attend, self.programs, self.constants, self.options)
@@ -107,48 +121,117 @@ class Attention:
         return (
             q, k, v, kv_lens, kv_lens if table is None else table,
             self._scaling if scaling is None else scaling,
-            *k.stride()[:3], *v.stride()[:3], *self._fixed_args,
+            *k.stride()[:3], *v.stride()[:3],
+            self._problem.batch, self._problem.kv_len_per_rank, *self.parts, self._fabric.rank,
         )  # fmt: skip
 
     def launch(self, inputs: Sequence[Any]) -> None:
         """Compute all parts, in a kernel of its own."""
         self._kernel(*self.args(inputs))
 
+    def merging_constants(self, rows: int) -> dict[str, Any]:
+        """Constants of a kernel that merges splits, so many rows at a time."""
+        splits = self.constants["SPLITS"]
+        return {
+            "Q_HEADS": self._problem.q_heads,
+            "PARTS": splits if self._problem.batch == 1 else 0,
+            "PARTS_BLOCK": _parts_at_a_time(self._problem, splits, rows),
+            "V_DIM": self._problem.v_head_dim,
+            "ROWS": rows,
+        }
 
-def merge_constants(problem: FlashDecode, parts: int, rows: int) -> dict[str, Any]:
-    """Constants of a merge of so many parts, `rows` rows at a time."""
-    row_elements = rows * power_of_2(problem.v_head_dim, 16)
-    at_a_time = max(1, _MERGED_ELEMENTS // row_elements)
-    return {
-        "PARTS": parts,
-        "PARTS_BLOCK": min(power_of_2(parts, 1), at_a_time),
-        "V_DIM": problem.v_head_dim,
-        "ROWS": rows,
-    }
+
+def _parts_at_a_time(problem: FlashDecode, parts: int, rows: int) -> int:
+    most = _MERGED_ELEMENTS // (rows * power_of_2(problem.v_head_dim, 16))
+    return max(1, min(power_of_2(parts, 1), most))
 
 
-class Merge:
-    """A kernel that merges parts into one, or into the output.
+class SplitsMerge:
+    """A kernel that merges a rank's splits into one part, or into the output.
 
     Args:
-        parts: how many.
         rows: merged by one program.
         into_output: the target is the output, not a part.
     """
 
     def __init__(
-        self, problem: FlashDecode, fabric: Fabric, parts: int, rows: int, into_output: bool
+        self,
+        problem: FlashDecode,
+        fabric: Fabric,
+        attention: Attention,
+        rows: int,
+        into_output: bool = False,
     ) -> None:
-        self._fixed_args = problem.part_elements, problem.rows
+        self._parts, self._rows = attention.parts, problem.rows
         self._kernel = Kernel(
-            _merge,
+            _merge_splits,
             grid=-(-problem.rows // rows),
-            constants=merge_constants(problem, parts, rows) | {"INTO_OUTPUT": into_output},
+            constants=attention.merging_constants(rows) | {"INTO_OUTPUT": into_output},
             options=compile_options(fabric.backend, {}),
         )
 
-    def launch(self, parts: torch.Tensor, target: torch.Tensor) -> None:
-        self._kernel(parts, target, *self._fixed_args)
+    def launch(self, target: torch.Tensor) -> None:
+        self._kernel(*self._parts, target, self._rows)
+
+
+class RanksMerge:
+    """A kernel that merges the parts of all ranks into the output, so many rows per program."""
+
+    def __init__(self, problem: FlashDecode, fabric: Fabric, rows: int) -> None:
+        self._elements, self._rows = problem.part_elements, problem.rows
+        self._kernel = Kernel(
+            _merge_ranks,
+            grid=-(-problem.rows // rows),
+            constants=combining_constants(problem, rows),
+            options=compile_options(fabric.backend, {}),
+        )
+
+    def launch(self, parts: torch.Tensor, out: torch.Tensor) -> None:
+        self._kernel(parts, self._elements, out, self._rows)
+
+
+def combining_constants(problem: FlashDecode, rows: int) -> dict[str, Any]:
+    """Constants of a kernel that merges all ranks' parts, so many rows at a time."""
+    return {
+        "WORLD": problem.world_size,
+        "SOURCES_BLOCK": _parts_at_a_time(problem, problem.world_size, rows),
+        "V_DIM": problem.v_head_dim,
+        "OUT_ROWS": rows,
+    }
+
+
+def empty_parts(problem: FlashDecode, fabric: Fabric, count: int) -> torch.Tensor:
+    """Room for so many parts of all rows."""
+    return torch.empty(count * problem.part_elements, dtype=torch.float32, device=fabric.device)
+
+
+def finishing_options(fabric: Fabric, config: Config) -> dict[str, Any]:
+    """Options of a kernel behind the splits, whose own knobs are not its."""
+    return compile_options(
+        fabric.backend, {name: config[name] for name in ("launch_pdl",) if name in config}
+    )
+
+
+class DecodePlan(Plan):
+    """A plan whose calls begin with a kernel for the splits.
+
+    Attributes:
+        attention: what that kernel is.
+    """
+
+    def __init__(self, problem: FlashDecode, fabric: Fabric, config: Config) -> None:
+        self.attention = Attention(problem, fabric, config)
+
+    def __call__(self, *tensors: torch.Tensor | None) -> torch.Tensor:
+        *inputs, out = tensors
+        assert out is not None
+        self.attention.launch(inputs)
+        self.finish(out)
+        return out
+
+    @abstractmethod
+    def finish(self, out: torch.Tensor) -> None:
+        """Launch what makes the output of the splits' parts."""
 
 
 class Exchange:
@@ -160,8 +243,8 @@ class Exchange:
     Attributes:
         chunks: how many there are, each with a channel.
         combiners: programs that combine all rows.
-        args: of such a kernel: inbox, slot_elements, part_elements, rows, control, heap_bases,
-            rank.
+        args: of such a kernel: inbox (flag-in-data words if the config says so), slot_elements,
+            part_elements, rows, control, heap_bases, rank.
         constants: WORLD, BACKEND, CHUNK_ROWS, and those of ``combine``.
         sending_constants: of a kernel that sends chunks of a part.
     """
@@ -169,23 +252,21 @@ class Exchange:
     def __init__(
         self, problem: FlashDecode, fabric: Fabric, config: Config, chunk_rows: int
     ) -> None:
-        inbox, slot_elements = fabric.pool.slots(problem.slot_bytes // 4, torch.float32)
+        if config.get("IN_DATA"):
+            words = problem.world_size * problem.part_elements
+            inbox, slot_elements = fabric.pool.flag_slots(words)
+        else:
+            inbox, slot_elements = fabric.pool.slots(problem.slot_bytes // 4, torch.float32)
         self.chunks = -(-problem.rows // chunk_rows)
         self.combiners = -(-problem.rows // config["OUT_ROWS"])
         self.args = (
             inbox, slot_elements, problem.part_elements, problem.rows,
             fabric.pool.control, fabric.heap_bases, fabric.rank,
         )  # fmt: skip
-        merging = merge_constants(problem, problem.world_size, config["OUT_ROWS"])
-        self.constants = {
-            "WORLD": problem.world_size,
+        self.constants = combining_constants(problem, config["OUT_ROWS"]) | {
             "BACKEND": fabric.backend,
             "CHUNK_ROWS": chunk_rows,
-            "SOURCES_BLOCK": merging["PARTS_BLOCK"],
-            "V_DIM": problem.v_head_dim,
-            "OUT_ROWS": config["OUT_ROWS"],
         }
-
         names = ("WORLD", "BACKEND", "CHUNK_ROWS", "V_DIM")
         self.sending_constants = {name: self.constants[name] for name in names} | {
             "SEND_BLOCK": _SEND_BLOCK

@@ -1,107 +1,107 @@
-"""Device functions that merge parts: those of a rank's splits, and those of all ranks."""
+"""Device functions that merge parts: those of a sequence's splits, and those of all ranks."""
 
 from __future__ import annotations
 
 import triton
 import triton.language as tl
 
-from taxfree_kernels.flash_decode.attend import store_rows
-
 
 @triton.jit
-def merge_rows(
-    parts_ptr, part_elements, row, row_mask, rows,
-    PARTS: tl.constexpr, PARTS_BLOCK: tl.constexpr, V_DIM: tl.constexpr, ROWS: tl.constexpr,
+def merge_splits(
+    row, row_mask, parts_ptr, split_elements, runs_ptr,
+    Q_HEADS: tl.constexpr, PARTS: tl.constexpr, PARTS_BLOCK: tl.constexpr, V_DIM: tl.constexpr,
 ):  # fmt: skip
-    """Merge rows of PARTS parts, always in the same order.
+    """Merge the parts of this rank's splits for some rows.
 
     Args:
-        parts_ptr: the first part; part_elements: from one to the next.
-        row: int32 [ROWS] of the parts' `rows`.
+        row: int32 [ROWS] of batch * Q_HEADS.
+        parts_ptr, split_elements, runs_ptr: as ``attend`` writes them.
+        PARTS: of each row; 0 if that stands in runs_ptr.
         PARTS_BLOCK: parts that are loaded at a time.
 
     Returns:
         out float32 [ROWS, next_power_of_2(V_DIM)] and lse float32 [ROWS].
     """
-    BLOCK_V: tl.constexpr = triton.next_power_of_2(V_DIM)
-    lse_ptr = parts_ptr + rows * V_DIM + row
-    all_parts: tl.constexpr = triton.next_power_of_2(PARTS)
-    part = tl.arange(0, all_parts).to(tl.int64)
-    lse = tl.load(
-        lse_ptr[None, :] + (part * part_elements)[:, None],
-        mask=(part < PARTS)[:, None] & row_mask[None, :], other=float("-inf"),
+    head = row % Q_HEADS
+    count = tl.where(row_mask, PARTS, 0)
+    if PARTS == 0:
+        first = tl.load(runs_ptr + 2 * row, mask=row_mask, other=0).to(tl.int64)
+        parts_ptr += first * split_elements
+        count = tl.load(runs_ptr + 2 * row + 1, mask=row_mask, other=0)
+    return _merge(
+        parts_ptr + head * V_DIM, parts_ptr + Q_HEADS * V_DIM + head, split_elements, count,
+        PARTS, PARTS_BLOCK, V_DIM,
     )  # fmt: skip
-    top = tl.max(lse, 0)
-    top = tl.where(top == float("-inf"), 0.0, top)  # rows without keys: all weights become 0
-    total = tl.sum(tl.exp2(lse - top[None, :]), 0)
 
-    dv = tl.arange(0, BLOCK_V)
-    mask = row_mask[:, None] & (dv < V_DIM)[None, :]
-    out_ptr = parts_ptr + row[:, None] * V_DIM + dv[None, :]
-    out = tl.zeros((ROWS, BLOCK_V), tl.float32)
-    if PARTS <= 4 * PARTS_BLOCK:  # unrolled, all loads are under way together
+
+@triton.jit
+def merge_ranks(
+    row, row_mask, parts_ptr, part_elements, rows,
+    WORLD: tl.constexpr, SOURCES_BLOCK: tl.constexpr, V_DIM: tl.constexpr,
+):  # fmt: skip
+    """Merge some of the `rows` of the parts of all ranks; returns out and lse as for splits."""
+    return _merge(
+        parts_ptr + row * V_DIM, parts_ptr + rows * V_DIM + row, part_elements,
+        tl.where(row_mask, WORLD, 0), WORLD, SOURCES_BLOCK, V_DIM,
+    )  # fmt: skip
+
+
+@triton.jit
+def _merge(
+    out_ptrs, lse_ptrs, part_elements, count,
+    PARTS: tl.constexpr, PARTS_BLOCK: tl.constexpr, V_DIM: tl.constexpr,
+):  # fmt: skip
+    """Merge `count` parts of each row, always in the same order.
+
+    Args:
+        out_ptrs, lse_ptrs: [ROWS], where a row is in its first part.
+        count: int32 [ROWS]; at most PARTS unless that is 0.
+    """
+    top = tl.full(count.shape, float("-inf"), tl.float32)
+    total = tl.zeros(count.shape, tl.float32)
+    out = tl.zeros((count.shape[0], triton.next_power_of_2(V_DIM)), tl.float32)
+    if PARTS > 0 and PARTS <= 4 * PARTS_BLOCK:  # unrolled, all loads are under way together
         for first in tl.static_range(0, PARTS, PARTS_BLOCK):
-            out += _weighted_sum(
-                out_ptr, lse_ptr, part_elements, first, top, row_mask, mask, PARTS, PARTS_BLOCK
+            out, total, top = _add_parts(
+                out, total, top, first, out_ptrs, lse_ptrs, part_elements, count, PARTS_BLOCK, V_DIM
             )
     else:
-        for first in range(0, PARTS, PARTS_BLOCK):
-            out += _weighted_sum(
-                out_ptr, lse_ptr, part_elements, first, top, row_mask, mask, PARTS, PARTS_BLOCK
+        for first in range(0, tl.max(count, 0), PARTS_BLOCK):
+            out, total, top = _add_parts(
+                out, total, top, first, out_ptrs, lse_ptrs, part_elements, count, PARTS_BLOCK, V_DIM
             )
     divisor = tl.where(total > 0, total, 1.0)
     return out / divisor[:, None], tl.where(total > 0, top + tl.log2(divisor), float("-inf"))
 
 
 @triton.jit
-def _weighted_sum(
-    out_ptr, lse_ptr, part_elements, first, top, row_mask, mask,
-    PARTS: tl.constexpr, PARTS_BLOCK: tl.constexpr,
+def _add_parts(
+    out, total, top, first, out_ptrs, lse_ptrs, part_elements, count,
+    PARTS_BLOCK: tl.constexpr, V_DIM: tl.constexpr,
 ):  # fmt: skip
-    """The sum of PARTS_BLOCK parts' outputs, each times two to the power of its lse - top."""
-    part = first + tl.arange(0, PARTS_BLOCK).to(tl.int64)
-    is_part = part < PARTS
-    offset = part * part_elements
-    lse = tl.load(
-        lse_ptr[None, :] + offset[:, None],
-        mask=is_part[:, None] & row_mask[None, :], other=float("-inf"),
-    )  # fmt: skip
+    """Add PARTS_BLOCK parts; their outputs are under way while their log-sum-exps are."""
+    part = first + tl.arange(0, PARTS_BLOCK)
+    is_part = part[:, None] < count[None, :]
+    offset = part.to(tl.int64) * part_elements
+    dv = tl.arange(0, out.shape[1])
     tile = tl.load(
-        out_ptr[None, :, :] + offset[:, None, None],
-        mask=is_part[:, None, None] & mask[None, :, :], other=0.0,
+        out_ptrs[None, :, None] + offset[:, None, None] + dv[None, None, :],
+        mask=is_part[:, :, None] & (dv < V_DIM)[None, None, :], other=0.0,
     )  # fmt: skip
-    return tl.sum(tile * tl.exp2(lse - top[None, :])[:, :, None], 0)
+    lse = tl.load(lse_ptrs[None, :] + offset[:, None], mask=is_part, other=float("-inf"))
+    new_top = tl.maximum(top, tl.max(lse, 0))
+    base = tl.where(new_top == float("-inf"), 0.0, new_top)  # no keys so far: all weights become 0
+    weight, kept = tl.exp2(lse - base[None, :]), tl.exp2(top - base)
+    out = out * kept[:, None] + tl.sum(tile * weight[:, :, None], 0)
+    return out, total * kept + tl.sum(weight, 0), new_top
 
 
 @triton.jit
-def merge_into_part(
-    tile, parts_ptr, part_ptr, part_elements, rows,
-    PARTS: tl.constexpr, PARTS_BLOCK: tl.constexpr, V_DIM: tl.constexpr, ROWS: tl.constexpr,
-):  # fmt: skip
-    """Merge a tile of ROWS rows into a part."""
-    row = tile * ROWS + tl.arange(0, ROWS)
-    row_mask = row < rows
-    out, lse = merge_rows(
-        parts_ptr, part_elements, row, row_mask, rows, PARTS, PARTS_BLOCK, V_DIM, ROWS
-    )
-    store_rows(part_ptr, out, lse, row, row_mask, rows, V_DIM)
-
-
-@triton.jit
-def merge_into_output(
-    tile, parts_ptr, out_ptr, part_elements, rows, arrived,
-    PARTS: tl.constexpr, PARTS_BLOCK: tl.constexpr, V_DIM: tl.constexpr, ROWS: tl.constexpr,
-):  # fmt: skip
-    """Merge a tile of ROWS rows into out [rows, V_DIM]; NaN if not all have arrived."""
-    BLOCK_V: tl.constexpr = triton.next_power_of_2(V_DIM)
-    row = tile * ROWS + tl.arange(0, ROWS)
-    row_mask = row < rows
-    out, _ = merge_rows(
-        parts_ptr, part_elements, row, row_mask, rows, PARTS, PARTS_BLOCK, V_DIM, ROWS
-    )
-    out = tl.where(arrived, out, float("nan"))
-    dv = tl.arange(0, BLOCK_V)
+def store_output(out_ptr, out, row, row_mask, V_DIM: tl.constexpr):
+    """Write rows of out [., V_DIM], in its own type."""
+    dv = tl.arange(0, out.shape[1])
     tl.store(
-        out_ptr + row[:, None] * V_DIM + dv[None, :], out.to(out_ptr.dtype.element_ty),
+        out_ptr + row[:, None] * V_DIM + dv[None, :],
+        out.to(out_ptr.dtype.element_ty),
         mask=row_mask[:, None] & (dv < V_DIM)[None, :],
-    )  # fmt: skip
+    )

@@ -20,58 +20,68 @@ import triton.language as tl
 from taxfree_kernels.device import sync
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.fabric.heap import Pool
+from taxfree_kernels.flash_decode import spaces
 from taxfree_kernels.flash_decode.attend import attend
 from taxfree_kernels.flash_decode.exchange import combine, merge_and_push
-from taxfree_kernels.flash_decode.local import (
-    Attention,
-    Exchange,
-    ExchangingVariant,
-    merge_constants,
-)
+from taxfree_kernels.flash_decode.local import Attention, Exchange, ExchangingVariant
 from taxfree_kernels.flash_decode.problem import FlashDecode
+from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.launch import Kernel
-from taxfree_kernels.variant import Config, Plan
+from taxfree_kernels.spaces import within
+from taxfree_kernels.variant import Config, Plan, Space
 
 
 @triton.jit(do_not_specialize=["rank", "batch", "capacity", "rows"])
 def _decode(
     q_ptr, k_ptr, v_ptr, lens_ptr, table_ptr, scaling_ptr,
     stride_kb, stride_kn, stride_kh, stride_vb, stride_vn, stride_vh,
-    batch, capacity, parts_ptr, part_elements, rank, out_ptr, counters_ptr,
-    inbox_ptr, slot_elements, rows, control_ptr, heap_bases,
+    batch, capacity, parts_ptr, split_elements, runs_ptr, rank, out_ptr, counters_ptr,
+    inbox_ptr, slot_elements, part_elements, rows, control_ptr, heap_bases,
     WORLD: tl.constexpr, BACKEND: tl.constexpr, Q_HEADS: tl.constexpr, KV_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr, V_DIM: tl.constexpr, PAGE: tl.constexpr, SOFT_CAP: tl.constexpr,
-    WINDOW: tl.constexpr, SPLITS: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_N: tl.constexpr,
-    XCDS: tl.constexpr, ATTENDING: tl.constexpr, CHUNK_GROUPS: tl.constexpr,
-    CHUNK_ROWS: tl.constexpr, PARTS: tl.constexpr, PARTS_BLOCK: tl.constexpr, ROWS: tl.constexpr,
-    SOURCES_BLOCK: tl.constexpr, OUT_ROWS: tl.constexpr,
+    WINDOW: tl.constexpr, BATCH_BLOCK: tl.constexpr, SPLITS: tl.constexpr, BLOCK_H: tl.constexpr,
+    BLOCK_N: tl.constexpr, XCDS: tl.constexpr, ATTENDING: tl.constexpr, COLUMNS: tl.constexpr,
+    CHUNK_GROUPS: tl.constexpr, CHUNK_ROWS: tl.constexpr, IN_DATA: tl.constexpr,
+    PARTS: tl.constexpr, PARTS_BLOCK: tl.constexpr, ROWS: tl.constexpr, SOURCES_BLOCK: tl.constexpr,
+    OUT_ROWS: tl.constexpr,
 ):  # fmt: skip
     program = tl.program_id(0)
-    generation = sync.running_generation(control_ptr)
-    slot_ptr = tl.multiple_of(inbox_ptr + (generation % 2) * slot_elements, 16)
     if program < ATTENDING:
-        group = attend(
+        group, splits = attend(
             program, q_ptr, k_ptr, v_ptr, lens_ptr, table_ptr, scaling_ptr,
             stride_kb, stride_kn, stride_kh, stride_vb, stride_vn, stride_vh,
-            batch, capacity, parts_ptr, part_elements, rank,
+            batch, capacity, parts_ptr, split_elements, runs_ptr, rank,
             WORLD, Q_HEADS, KV_HEADS, HEAD_DIM, V_DIM, PAGE, SOFT_CAP, WINDOW,
-            SPLITS, BLOCK_H, BLOCK_N, XCDS,
+            BATCH_BLOCK, SPLITS, BLOCK_H, BLOCK_N, XCDS,
         )  # fmt: skip
-        chunk = group // CHUNK_GROUPS
-        members = min(ATTENDING // SPLITS - chunk * CHUNK_GROUPS, CHUNK_GROUPS) * SPLITS
-        if sync.arrive(counters_ptr + chunk, members, BACKEND):
-            merge_and_push(
-                chunk, parts_ptr, slot_ptr, part_elements, rows,
-                control_ptr, generation, heap_bases, rank,
-                WORLD, BACKEND, CHUNK_ROWS, PARTS, PARTS_BLOCK, V_DIM, ROWS,
-            )  # fmt: skip
+        if group >= 0:
+            chunk = group // CHUNK_GROUPS
+            members = _members(chunk, splits, COLUMNS, CHUNK_GROUPS)
+            if sync.arrive(counters_ptr + chunk, members, BACKEND):
+                generation = sync.running_generation(control_ptr)
+                merge_and_push(
+                    chunk, parts_ptr, split_elements, runs_ptr,
+                    inbox_ptr + (generation % 2) * slot_elements, part_elements, rows,
+                    control_ptr, generation, heap_bases, rank,
+                    WORLD, BACKEND, CHUNK_ROWS, IN_DATA, Q_HEADS, PARTS, PARTS_BLOCK, V_DIM, ROWS,
+                )  # fmt: skip
     else:
+        generation = sync.running_generation(control_ptr)
         combine(
-            program - ATTENDING, slot_ptr, out_ptr, part_elements, rows,
-            control_ptr, generation, heap_bases, rank,
-            WORLD, BACKEND, CHUNK_ROWS, SOURCES_BLOCK, V_DIM, OUT_ROWS,
+            program - ATTENDING, inbox_ptr + (generation % 2) * slot_elements, out_ptr,
+            part_elements, rows, control_ptr, generation, heap_bases, rank,
+            WORLD, BACKEND, CHUNK_ROWS, IN_DATA, SOURCES_BLOCK, V_DIM, OUT_ROWS,
         )  # fmt: skip
     sync.leave(control_ptr)
+
+
+@triton.jit
+def _members(chunk, splits, COLUMNS: tl.constexpr, CHUNK_GROUPS: tl.constexpr):
+    """Programs that attend for a chunk of groups; each sequence has COLUMNS groups, one by one."""
+    first = tl.arange(0, splits.shape[0]) * COLUMNS
+    begin = chunk * CHUNK_GROUPS
+    within = tl.minimum(first + COLUMNS, begin + CHUNK_GROUPS) - tl.maximum(first, begin)
+    return tl.sum(splits * tl.maximum(within, 0), 0)
 
 
 class PersistentPlan(Plan):
@@ -84,23 +94,27 @@ class PersistentPlan(Plan):
         head_blocks = -(-problem.group_size // config["BLOCK_H"])
         kv_heads = _kv_heads_per_chunk(problem, config)
         exchange = Exchange(problem, fabric, config, kv_heads * problem.group_size)
-        inbox, slot_elements, _, rows, control, heap_bases, _ = exchange.args
-        counters = torch.zeros(exchange.chunks, dtype=torch.int32, device=fabric.device)
-        self._fixed_args = counters, inbox, slot_elements, rows, control, heap_bases
+        *self._exchange_args, _ = exchange.args
+        self._counters = torch.zeros(exchange.chunks, dtype=torch.int32, device=fabric.device)
         self._kernel = Kernel(
             _decode,
             grid=self._attention.programs + exchange.combiners,
             constants=self._attention.constants
             | exchange.constants
-            | merge_constants(problem, config["SPLITS"], config["ROWS"])
-            | {"ATTENDING": self._attention.programs, "CHUNK_GROUPS": kv_heads * head_blocks},
+            | self._attention.merging_constants(config["ROWS"])
+            | {
+                "ATTENDING": self._attention.programs,
+                "COLUMNS": problem.kv_heads * head_blocks,
+                "CHUNK_GROUPS": kv_heads * head_blocks,
+                "IN_DATA": config["IN_DATA"],
+            },
             options=self._attention.options,
         )
 
     def __call__(self, *tensors: torch.Tensor | None) -> torch.Tensor:
         *inputs, out = tensors
         assert out is not None
-        self._kernel(*self._attention.args(inputs), out, *self._fixed_args)
+        self._kernel(*self._attention.args(inputs), out, self._counters, *self._exchange_args)
         return out
 
 
@@ -114,6 +128,20 @@ class Persistent(ExchangingVariant):
     """Splits, merges and combiners in one kernel."""
 
     name = "persistent"
+
+    def space(self, problem: Any, hardware: Hardware) -> Space:
+        return {**super().space(problem, hardware), **spaces.words_space(problem)}
+
+    def first_configs(self, problem: Any, hardware: Hardware) -> list[dict[str, Any]]:
+        """With few programs for the merges: each merges a chunk at once, or nearly so."""
+        space = self.space(problem, hardware)
+        found = super().first_configs(problem, hardware)
+        if hardware.backend == "interpreter":
+            return found
+        chunk = _kv_heads_per_chunk(problem, found[0]) * problem.group_size
+        combined = -(-problem.rows // hardware.compute_units)
+        sizes = {"ROWS": chunk, "OUT_ROWS": combined}
+        return [within(space, config | sizes) for config in found]
 
     def plan(self, problem: Any, fabric: Fabric, config: Config) -> Plan:
         return PersistentPlan(problem, fabric, config)

@@ -5,11 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from taxfree_kernels.fabric.heap import Pool
+from taxfree_kernels.fabric.layout import FLAG_BYTES
 from taxfree_kernels.flash_decode.problem import ITEM_BYTES, FlashDecode
 from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.spaces import power_of_2, up_to, within
 from taxfree_kernels.variant import Config, Space
 
+_MOST_WORDS = 8192  # that a program of 4 warps polls at a time
 _WAVES = (1, 2, 3, 4, 6, 8)  # programs for each compute unit that splits are worth making for
 
 
@@ -37,10 +39,14 @@ def split_space(problem: FlashDecode, hardware: Hardware) -> Space:
 
 def splits_of(problem: FlashDecode, hardware: Hardware, waves: int) -> int:
     """Splits with which there are at most `waves` programs for each compute unit."""
-    heads = min(64, power_of_2(problem.group_size, 16))
-    programs = problem.batch * problem.kv_heads * -(-problem.group_size // heads)
     most = -(-problem.kv_len_per_rank // 64)
-    return max(1, min(most, hardware.compute_units * waves // programs))
+    return max(1, min(most, hardware.compute_units * waves // _columns(problem)))
+
+
+def _columns(problem: FlashDecode) -> int:
+    """Programs of one split of every sequence, with as many heads in each as a program can have."""
+    heads = min(64, power_of_2(problem.group_size, 16))
+    return problem.batch * problem.kv_heads * -(-problem.group_size // heads)
 
 
 def merge_space(problem: FlashDecode, hardware: Hardware) -> Space:
@@ -58,6 +64,17 @@ def push_space(problem: FlashDecode, hardware: Hardware) -> Space:
         "ROWS": up_to(rows, (1, 2, 4, 8, 16)),
         "CHUNKS": up_to(min(rows, Pool.CHANNELS), (1, 4, 16, 32, 64)),
     }
+
+
+def words_space(problem: FlashDecode) -> Space:
+    """Whether values that are pushed carry their flag, or a signal follows them."""
+    fits = 8 * problem.world_size * problem.part_elements <= FLAG_BYTES
+    return {"IN_DATA": (False, True) if fits else (False,)}
+
+
+def early_space(hardware: Hardware) -> Space:
+    """Whether the kernel behind the splits is launched before they have ended."""
+    return {"launch_pdl": (False, True)} if hardware.backend == "cuda" else {}
 
 
 def chunk_rows(problem: FlashDecode, config: Config) -> int:
@@ -82,25 +99,48 @@ def first_configs(
         guesses = _first_on_cdna(problem, hardware, merging)
     else:
         guesses = _first_on_hopper(problem, hardware, merging)
-    configs = [within(space, guess) for guess in guesses]
-    return [config for config in configs if refuses(problem, hardware, config) is None]
+    configs: list[dict[str, Any]] = []
+    for guess in guesses:
+        config = within(space, guess)
+        if config not in configs and refuses(problem, hardware, config) is None:
+            configs.append(config)
+    return configs
 
 
 def _first_on_hopper(
     problem: FlashDecode, hardware: Hardware, merging: Config
 ) -> list[dict[str, Any]]:
-    """Some 64 KiB in flight per SM hide the memory's latency at full rate."""
+    """Programs that all fit at once, with some 64 KiB in flight per SM or more.
+
+    One stage of 64 keys is 32 KiB at the paper's dimensions; the pipeline has one buffer less than
+    stages. Where one program per SM would leave many SMs without, there are more, each with less.
+    """
     narrow = problem.head_dim + problem.v_head_dim > 256 or not problem.is_aligned
-    common = {
-        "BLOCK_H": 64,
-        "BLOCK_N": 32 if narrow else 64,
-        "num_warps": 4 if problem.group_size <= 32 else 8,
-        **merging,
-    }
+    keys = 32 if narrow else 64
     tables = 2 if problem.page_size else 0  # stages in which page numbers are under way
+    warps = 4 if problem.group_size <= 32 and problem.is_aligned else 8
+    common = {"BLOCK_H": 64, "num_warps": warps, **merging}
+
+    def guess(waves: int, stages: int, block_n: int = keys, **others: Any) -> dict[str, Any]:
+        splits = splits_of(problem, hardware, waves)
+        if not problem.is_aligned:  # what is under way is in registers
+            stages = min(stages, 3)
+        sizes = {"BLOCK_N": block_n, "num_stages": stages + tables}
+        return common | {"SPLITS": splits} | sizes | others
+
+    def leaves_idle(waves: int) -> bool:
+        programs = splits_of(problem, hardware, waves) * _columns(problem)
+        return programs < 0.9 * waves * hardware.compute_units
+
+    newest = {"launch_pdl": True, "IN_DATA": True}  # not the default before they are measured
+    resident = sorted(((1, 4), (2, 4), (3, 3)), key=lambda each: leaves_idle(each[0]))
     return [
-        common | {"SPLITS": splits_of(problem, hardware, waves), "num_stages": stages + tables}
-        for waves, stages in ((2, 3), (1, 4), (3, 3), (4, 3), (2, 4))
+        guess(*resident[0]),
+        guess(*resident[0], **newest),
+        *(guess(*each, **newest) for each in resident[1:]),
+        guess(1, 4, 2 * keys, **newest | {"num_warps": 8}),
+        guess(2, 3, **newest),
+        guess(1, 6, **newest),
     ]
 
 
@@ -125,12 +165,16 @@ def refuses(problem: FlashDecode, hardware: Hardware, config: Config) -> str | N
     if config["SPLITS"] > blocks:
         return f"SPLITS {config['SPLITS']} of {blocks} blocks of keys"
     dims = power_of_2(problem.head_dim, 16) + power_of_2(problem.v_head_dim, 16)
-    stages = config["num_stages"] if hardware.backend == "cuda" else config["num_stages"] - 1
-    shared = stages * config["BLOCK_N"] * dims * ITEM_BYTES
+    shared = (config["num_stages"] - 1) * config["BLOCK_N"] * dims * ITEM_BYTES
     if shared > hardware.shared_memory:
         return f"{shared} bytes of shared memory, {hardware.shared_memory} are there"
+    if config.get("IN_DATA"):
+        values = power_of_2(problem.v_head_dim, 16)
+        words = 2 * power_of_2(problem.world_size, 1) * config["OUT_ROWS"] * values
+        if words > _MOST_WORDS:
+            return f"{words} flag-in-data words are polled at a time"
     threads = config["num_warps"] * hardware.warp_size
-    held = config["BLOCK_H"] * (dims + config["BLOCK_N"])
+    held = config["BLOCK_H"] * (dims + 2 * config["BLOCK_N"])
     if held > 160 * threads:
         return f"a query and accumulators of {held // threads} registers a thread"
     return None

@@ -25,22 +25,23 @@ from taxfree_kernels.device import sync
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.fabric.heap import Pool
 from taxfree_kernels.flash_decode import spaces
+from taxfree_kernels.flash_decode.early import wait_for_the_last
 from taxfree_kernels.flash_decode.exchange import (
     every_rank,
     merge_into_inboxes,
-    store_tile_at_peers,
+    store_at_peers,
     wait_for_rows,
 )
 from taxfree_kernels.flash_decode.local import (
-    Attention,
+    DecodePlan,
     Exchange,
     ExchangingVariant,
-    merge_constants,
+    finishing_options,
 )
-from taxfree_kernels.flash_decode.merge import merge_rows
+from taxfree_kernels.flash_decode.merge import merge_ranks
 from taxfree_kernels.flash_decode.problem import FlashDecode
 from taxfree_kernels.hardware import Hardware
-from taxfree_kernels.launch import Kernel, compile_options
+from taxfree_kernels.launch import Kernel
 from taxfree_kernels.spaces import up_to
 from taxfree_kernels.variant import Config, Plan, Space
 
@@ -63,11 +64,13 @@ def _combine_for_all(
     for first in range(begin, end, OUT_ROWS):
         row = first + tl.arange(0, OUT_ROWS)
         row_mask = row < end
-        out, _ = merge_rows(
-            slot_ptr, part_elements, row, row_mask, rows, WORLD, SOURCES_BLOCK, V_DIM, OUT_ROWS
+        out, _ = merge_ranks(
+            row, row_mask, slot_ptr, part_elements, rows, WORLD, SOURCES_BLOCK, V_DIM
         )
         out = tl.where(arrived, out, float("nan"))
-        store_tile_at_peers(peer_ptrs, peer_mask, out, row, row_mask, V_DIM)
+        store_at_peers(
+            peer_ptrs, peer_mask, out, row, row_mask, control_ptr, peer, generation, V_DIM, False
+        )
     sync.signal(
         control_ptr, CHUNKS + chunk, peer, generation, heap_bases, rank, mask=peer_mask,
         WORLD=WORLD, BACKEND=BACKEND,
@@ -99,22 +102,25 @@ def _receive(
 
 @triton.jit(do_not_specialize=["rank", "rows"])
 def _two_shot(
-    parts_ptr, out_ptr, inbox_ptr, slot_elements, part_elements, rows,
+    parts_ptr, split_elements, runs_ptr, out_ptr, inbox_ptr, slot_elements, part_elements, rows,
     control_ptr, heap_bases, rank,
     WORLD: tl.constexpr, BACKEND: tl.constexpr, CHUNKS: tl.constexpr, COMBINERS: tl.constexpr,
-    CHUNK_ROWS: tl.constexpr, PARTS: tl.constexpr, PARTS_BLOCK: tl.constexpr, V_DIM: tl.constexpr,
-    ROWS: tl.constexpr, SOURCES_BLOCK: tl.constexpr, OUT_ROWS: tl.constexpr,
+    CHUNK_ROWS: tl.constexpr, Q_HEADS: tl.constexpr, PARTS: tl.constexpr,
+    PARTS_BLOCK: tl.constexpr, V_DIM: tl.constexpr, ROWS: tl.constexpr,
+    SOURCES_BLOCK: tl.constexpr, OUT_ROWS: tl.constexpr,
 ):  # fmt: skip
     program = tl.program_id(0)
     generation = sync.running_generation(control_ptr)
-    slot_ptr = tl.multiple_of(inbox_ptr + (generation % 2) * slot_elements, 16)
+    slot_ptr = inbox_ptr + (generation % 2) * slot_elements
     finished_ptr = tl.cast(slot_ptr + WORLD * part_elements, out_ptr.dtype)
+    wait_for_the_last(BACKEND)
     if program < CHUNKS:
         owner = program % WORLD
         owners = owner + tl.arange(0, 1)
         merge_into_inboxes(
-            program, owners, owners >= 0, parts_ptr, slot_ptr, part_elements, rows,
-            heap_bases, rank, CHUNK_ROWS, PARTS, PARTS_BLOCK, V_DIM, ROWS,
+            program, owners, owners >= 0, parts_ptr, split_elements, runs_ptr,
+            slot_ptr, part_elements, rows, control_ptr, generation, heap_bases, rank,
+            CHUNK_ROWS, False, Q_HEADS, PARTS, PARTS_BLOCK, V_DIM, ROWS,
         )  # fmt: skip
         sync.signal(
             control_ptr, program, owner, generation, heap_bases, rank, WORLD=WORLD, BACKEND=BACKEND
@@ -136,31 +142,27 @@ def _two_shot(
     sync.leave(control_ptr)
 
 
-class TwoShotPlan(Plan):
+class TwoShotPlan(DecodePlan):
     """The splits, then push, combine and receive."""
 
     launches = 2
 
     def __init__(self, problem: FlashDecode, fabric: Fabric, config: Config) -> None:
-        self._attention = Attention(problem, fabric, config)
+        super().__init__(problem, fabric, config)
         exchange = Exchange(problem, fabric, config, spaces.chunk_rows(problem, config))
         combiners = -(-exchange.chunks // problem.world_size)
-        self._fixed_args = exchange.args
+        self._exchange_args = exchange.args
         self._kernel = Kernel(
             _two_shot,
             grid=2 * exchange.chunks + combiners,
             constants=exchange.constants
-            | merge_constants(problem, config["SPLITS"], config["ROWS"])
+            | self.attention.merging_constants(config["ROWS"])
             | {"CHUNKS": exchange.chunks, "COMBINERS": combiners},
-            options=compile_options(fabric.backend, {}),
+            options=finishing_options(fabric, config),
         )
 
-    def __call__(self, *tensors: torch.Tensor | None) -> torch.Tensor:
-        *inputs, out = tensors
-        assert out is not None
-        self._attention.launch(inputs)
-        self._kernel(self._attention.parts, out, *self._fixed_args)
-        return out
+    def finish(self, out: torch.Tensor) -> None:
+        self._kernel(*self.attention.parts, out, *self._exchange_args)
 
 
 class TwoShot(ExchangingVariant):
@@ -169,7 +171,7 @@ class TwoShot(ExchangingVariant):
     name = "two_shot"
 
     def space(self, problem: Any, hardware: Hardware) -> Space:
-        space = super().space(problem, hardware)
+        space = {**super().space(problem, hardware), **spaces.early_space(hardware)}
         chunks = [count for count in space["CHUNKS"] if 2 * count <= Pool.CHANNELS]
         return {**space, "CHUNKS": tuple(chunks)}
 

@@ -16,8 +16,7 @@ from collections.abc import Sequence
 import torch
 
 from taxfree_kernels.fabric.base import Fabric
-from taxfree_kernels.matmul_all_reduce.side_stream import SideStream
-from taxfree_kernels.variant import Plan
+from taxfree_kernels.variant import Plan, Step
 from taxfree_kernels.vendor import matmul_into
 
 
@@ -40,17 +39,25 @@ class SumsPlan(Plan):
 
     def __init__(self, fabric: Fabric, sums: Sequence[Sum]) -> None:
         self.launches = 2 * len(sums)
-        self._sums = sums
-        self._side = SideStream(fabric.device)
+        *self._first, self._last = sums
+        if self._first:
+            self._side = fabric.side_stream()
 
     def __call__(self, x: torch.Tensor, weight: torch.Tensor, *rest: torch.Tensor) -> torch.Tensor:
-        *first, last = self._sums
-        for part in first:
+        for part in self._first:
             part.multiply(x, weight)
             with self._side.forked():
                 part.add_up(*rest)
-        last.multiply(x, weight)
-        if first:  # joining costs the host some microseconds
+        self._last.multiply(x, weight)
+        if self._first:
             self._side.join()
-        last.add_up(*rest)
+        self._last.add_up(*rest)
         return rest[-1]
+
+    def steps(self, x: torch.Tensor, weight: torch.Tensor, *rest: torch.Tensor) -> list[Step]:
+        if self._first:  # nothing of it begins when something before it has ended
+            return super().steps(x, weight, *rest)
+        return [
+            Step("matmul", "producer", lambda: self._last.multiply(x, weight)),
+            Step("sum", "collective", lambda: self._last.add_up(*rest)),
+        ]
