@@ -98,6 +98,16 @@ class TestConfigs:
         assert complaints(ranks, world_size, cases) == []
 
 
+class TestTilesOfBoxes:
+    def test_what_the_tma_loads_is_right_beyond_the_ends_of_matrices(self, ranks):
+        cases = [
+            case("push", dim, {"TMA": True}, m=34, n=48, k=40, weight_layout=layout)
+            for dim in (0, 1)
+            for layout in ("nk", "kn")
+        ]
+        assert complaints(ranks, 2, cases) == []
+
+
 @pytest.mark.parametrize("variant", OURS)
 class TestBackToBack:
     @pytest.mark.parametrize("scatter_dim", [0, 1])
