@@ -8,9 +8,12 @@ from benchmarks.soak import soak
 from tests.ranks import on_every_fabric, variant_names
 
 TASKS = "tests.benchmarks.soak_tasks"
-OURS = {f"all_gather_matmul {name}" for name in variant_names()} - {
-    "all_gather_matmul baseline",
-    "all_gather_matmul registered",
+LIBRARY = ("baseline", "library", "registered")
+OURS = {
+    f"{op} {name}"
+    for op in ("all_gather_matmul", "flash_decode")
+    for name in variant_names(op)
+    if name not in LIBRARY
 }
 
 

@@ -31,14 +31,25 @@ TASKS = "tests.taxfree.fault_tasks"
 BOUND = 1.5
 ALLOWED = BOUND + 2
 OURS = [name for name in variant_names() if name not in ("baseline", "registered")]
+#: flash_decode's that stand for its ways to tell peers. In two_shot a peer waits for the lost rank
+#: before it finishes its share, and may be named by those whose wait for that ends as soon.
+DECODING = {
+    "decode fused": ("fused", {"CHUNKS": 3, "ROWS": 2}),
+    "decode in words": ("fused", {"CHUNKS": 3, "ROWS": 2, "IN_DATA": True}),
+    "decode persistent": ("persistent", {}),
+}
 
 #: two chunks of rows, so that push has four signals to send among three ranks, pull two
 FIELDS = {"m": 5, "n": 16, "k": 48, "gather_dim": 1}
+DECODING_FIELDS = {"batch": 2, "q_heads": 3, "kv_heads": 1, "head_dim": 16, "kv_len_per_rank": 20}
 
 
 def case(variant):
     from tests.kernels.tasks import Case
 
+    if variant in DECODING:
+        name, config = DECODING[variant]
+        return Case(name, DECODING_FIELDS, config, op="flash_decode")
     return Case(variant, FIELDS, {"CHUNKS": 2})
 
 
@@ -69,12 +80,13 @@ def assert_told(call):
 
 
 PHASES = ("before", "during", "after")
-OFTEN = [("push", phase) for phase in PHASES] + [("pull", "during")]
+OFTEN = [("push", phase) for phase in PHASES]
+OFTEN += [("pull", "during"), ("decode in words", "during")]
 
 
 def deaths():
     """Fabric, variant and phase: a few always, and what takes long with the long tests."""
-    for variant, phase in product(OURS, PHASES):
+    for variant, phase in product([*OURS, *DECODING], PHASES):
         marks = [] if (variant, phase) in OFTEN else pytest.mark.soak
         yield pytest.param("host", variant, phase, marks=marks)
     for phase in PHASES:
@@ -113,7 +125,7 @@ class TestARankThatStops:
 
 
 @on_every_fabric
-@pytest.mark.parametrize("variant", OURS)
+@pytest.mark.parametrize("variant", [*OURS, "decode in words"])
 class TestARankThatIsLate:
     def test_by_less_than_the_bound_changes_nothing(self, ranks, variant):
         found = self.run(ranks, variant, late_s=0.5, bound_s=10.0)
