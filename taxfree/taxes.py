@@ -130,6 +130,11 @@ class Notes:
     call_us: Times
     launches: int
 
+    @property
+    def shows_starts(self) -> bool:
+        """Whether all programs noted when they started, and none did something before."""
+        return not (np.isnan(self.started) & ~np.isnan(self.done)).any()
+
 
 @dataclass(frozen=True)
 class Measurement:
@@ -307,8 +312,8 @@ def _account(measured: Measurement, bounds: Bounds, rank: int) -> Account:
     unsplit = [NO_GRAPHS] if graph is None and measured.notes is None else []
     work: Times | None = None
     if measured.notes is not None:
-        inside, work = _inside(measured, measured.notes, bounds, rank)
-        found += inside
+        parts, work = _inside(measured, measured.notes, bounds, rank)
+        found += parts
     elif measured.only("collective") is None:
         unsplit.append(INSIDE)
     else:
@@ -413,7 +418,7 @@ class Inside:
     """Where the time of one noted call went on one rank, in microseconds.
 
     Args:
-        outside: when none of its programs ran.
+        outside: when none of its programs was seen to run.
         starting: until the critical programs ran.
         skew, latency, transfer: of their waits.
         work: of theirs, the rest.
@@ -518,17 +523,22 @@ def _inside(
     allowed = np.minimum(exposed, by_name["transfer"])
     transfer, work = by_name["transfer"] - allowed, by_name["work"] - (exposed - allowed)
     found = []
-    if notes.launches == 1:
+    # Else other kernels of the call ran, or programs that had noted nothing yet.
+    if notes.shows_starts and notes.launches == 1:
         method = "a call - from its first program's start to its last one's end"
         found.append(_part("ends", "launch", by_name["outside"], method))
-    else:  # other kernels of the call
+    else:
         work = work + by_name["outside"] - max(0, measured.kernels - 1) * measured.gap_us
+    if notes.shows_starts:
+        method = "until critical programs run"
+        found.append(_part("start", "launch", by_name["starting"], method))
+    else:
+        work = work + by_name["starting"]
     bulk: Tax = "bulk synchronous"
     error = float(measured.alignment.error_ns.max()) * 1e-3
     clocks = f"clocks aligned to {error:.2f} us"
     taken_off = f" - {exposed:.1f} us of the bound" if exposed else ""
     found += [
-        _part("start", "launch", by_name["starting"], "until critical programs run"),
         _part("skew", bulk, by_name["skew"], f"waits for a rank whose call began later, {clocks}"),
         _part("latency", bulk, by_name["latency"], "waits after the last signal was sent"),
         _part("transfer", bulk, transfer, f"other waits of critical programs{taken_off}"),

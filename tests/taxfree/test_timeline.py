@@ -105,6 +105,13 @@ class TestInside:
         found = self.parts(dataclasses.replace(USUAL, send=0.5))
         assert (found["transfer"], found["skew"]) == (0.0, 0.0)
 
+    def test_a_program_may_note_its_start_late(self):
+        usual = USUAL.notes()
+        assert usual.shows_starts
+        started = usual.started.copy()
+        started[0, 0, 0] = np.nan  # the sender, which reads the generation late
+        assert not dataclasses.replace(usual, started=started).shows_starts
+
     def test_programs_of_an_earlier_launch_are_outside(self):
         second = {(rank, 0, "started", 0): 10.0 for rank in range(3)}
         second |= {(rank, 0, "done", 0): 30.0 for rank in range(3)}
