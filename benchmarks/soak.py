@@ -141,7 +141,7 @@ def _row(
 def _stretches(calls: float, mode: str) -> list[tuple[int, int]]:
     """First generation and number of calls of each stretch."""
     whole = soak_ranks.GRAPH_CALLS if mode == "graph" else 1
-    each = -(-calls // (4 * whole)) * whole
+    each = int(-(-calls // (4 * whole))) * whole
     # A call takes one generation, or a few; the captured ones' first calls take some, too.
     firsts = (0, 2**31 - each // 2, 2**32 - each // 2, _END - 4 * each)
     return [(first, each) for first in firsts]
