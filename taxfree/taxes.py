@@ -131,9 +131,14 @@ class Notes:
     launches: int
 
     @property
+    def shows_programs(self) -> bool:
+        """Whether in every call each rank has a program of which start and end were noted."""
+        return bool((self.done >= self.started).any(axis=2).all())
+
+    @property
     def shows_starts(self) -> bool:
         """Whether all programs noted when they started, and none did something before."""
-        return not (np.isnan(self.started) & ~np.isnan(self.done)).any()
+        return not bool((np.isnan(self.started) & ~np.isnan(self.done)).any())
 
 
 @dataclass(frozen=True)
@@ -311,7 +316,7 @@ def _account(measured: Measurement, bounds: Bounds, rank: int) -> Account:
     found = [] if graph is None else _launch(measured, eager - graph)
     unsplit = [NO_GRAPHS] if graph is None and measured.notes is None else []
     work: Times | None = None
-    if measured.notes is not None:
+    if measured.notes is not None and measured.notes.shows_programs:
         parts, work = _inside(measured, measured.notes, bounds, rank)
         found += parts
     elif measured.only("collective") is None:
@@ -439,7 +444,7 @@ def inside(notes: Notes, rank: int, repetition: int) -> Inside:
     before it did, which is critical too; and so on.
     """
     started, done = notes.started[:, repetition], notes.done[:, repetition]
-    ran = done > started  # not so of programs of earlier launches, which are outside
+    ran = done >= started  # not so of programs of earlier launches, which are outside
     begin = np.nanmin(np.where(ran, started, np.nan), axis=1)
     own_done = np.where(ran[rank], done[rank], -np.inf)
     program = int(np.argmax(own_done))
@@ -455,7 +460,8 @@ def inside(notes: Notes, rank: int, repetition: int) -> Inside:
             waiting += wait.end - wait.begin
             latency += after
             skew += min(late, wait.end - wait.begin - after)
-        before = np.where(own_done <= start, own_done, -np.inf)
+        # A coarse clock gives short programs no length: without the start, one could be its own.
+        before = np.where((own_done <= start) & (started[rank] < start), own_done, -np.inf)
         previous = int(np.argmax(before))
         if before[previous] == -np.inf:
             starting += start - float(begin[rank])
