@@ -2,7 +2,7 @@
 
 PYTHON ?= python3
 TORCH_INDEX ?=
-PYTEST_ARGS ?= -n 2
+PYTEST_ARGS ?= -n 2 --maxschedchunk 1
 GPUS ?=
 CALLS ?= 1000000
 
@@ -91,8 +91,9 @@ test-gpu: ## the tests that need GPUs, on up to 4 of them, with PYTHON's torch
 soak-gpu: ## CALLS calls of all variants on GPUS GPUs, with PYTHON's torch
 	$(ON_GPUS) -m benchmarks.soak $(addprefix --gpus ,$(GPUS)) --calls $(CALLS)
 
-docs: $(ENV) ## docs/cli.md, from the command line and the table of bad inputs
+docs: $(ENV) ## docs/cli.md and docs/mutants.md, from the code and its tests
 	$(BIN)/python -m tests.bad_input.document
+	$(BIN)/python -m tests.kernels.checker.document
 
 wheel: $(ENV) ## a wheel in dist/
 	$(BIN)/python -m build --wheel --no-isolation

@@ -1,50 +1,51 @@
 """The cost model: how long each variant would take, from a machine's rates. There is one.
 
-Times are in microseconds, sizes in bytes, of one rank. W ranks, A [M, K], weights [K, N]::
+A call is a row of pieces, each a kernel or what the collective library does in one call. Times are
+in microseconds, sizes in bytes, of one rank of W::
 
-    gemm       = start + max(2 ceil(M, 64) N K / flops, memory_bytes / memory)
-    collective = latency + (W - 1) / W * gathered_bytes / collective
-    copy       = start_copy + 2 * A_bytes / copy
-    send       = signal + max(bytes to receive / link, bytes of a chunk / sender)
-    tiles      = waves * tile,  waves = ceil(programs / (compute units * resident))
-    tile       = max(2 BM BN K / splits / (flops / compute units * tile efficiency),
-                     memory_bytes / memory / waves)
-    pulled     = signal + bytes to receive * ceil(N / BN) / pull
+    matmul      = start + max(2 ceil(M, 64) N K / flops, its bytes / memory) + split
+    collective  = latency + received / rate
+    copy        = start + 2 * bytes / copy
+    exchange    = signal + max(received / link, rounds * message * round_trip / block)
+    tiles       = waves * tile, at least the problem's bytes / memory
+    waves       = ceil(programs / compute units)
+    tile        = max(2 BM BN K' / (flops / compute units), (BM + BN) K' item / loads)
+    pulled      = signal + received * ceil(N / BN) / pull
 
-    baseline         = collective + copy (gather_dim 1, or ragged M) + gemm
-    registered       = the same with the registered collective, and a copy in
-    one_shot         = send + 2 * A_bytes / memory + gemm
-    push             = start + max(tiles, send + tile * what waits)
-    push_two_kernel  = start + send + tiles
-    pull             = start + max(tiles, pulled)
+The vendor's matmul splits K where its tiles (of 128 x 64) fill less than half of the compute units,
+and then adds the parts: `split`, else 0. A tile is bound by what its compute unit can load, mostly
+from the L2 cache, and that differs between loads by threads (cp.async) and by TMA. A sender has one
+block under way at a time (Little's law). K' is K / SPLIT_K. `_FORMULAS` says which pieces a variant
+consists of, and
 
-    t_graph = the kernels + gap * (kernels - 1)
+    t_graph = the pieces + gap * (pieces - 1)
     t_eager = max(t_graph, host)
 
-What waits is all of a tile for gather_dim 0, and (W - 1) / W of it for gather_dim 1. `host` is what
-the host takes for a call: a constant per call, per kernel, and per collective. Skew, power and
-noise are not modelled. The rates of H200 are fitted to measured rows (benchmarks/model_error.py,
-which also says how wrong the model is). Other machines are taken to reach the same fractions of
-their data sheets, with the same overheads: no measurement stands behind them.
+where the host takes so much per call, and more per piece, by its kind. Skew, power and noise are
+not modelled. The rates of H200 are fitted to measured rows (benchmarks/model_error.py, which also
+says how wrong the model is). Other machines are taken to reach the same fractions of their data
+sheets, with the same overheads: no measurement stands behind them.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from taxfree.bounds import Bounds, Peaks, bounds
 from taxfree.errors import UsageError
 from taxfree.taxes import INSIDE, Account, Part, Tax
-from taxfree_kernels.all_gather_matmul.problem import AllGatherMatmul
 from taxfree_kernels.hardware import KNOWN, Hardware
-
-VARIANTS = ("baseline", "registered", "one_shot", "push", "push_two_kernel", "pull")
+from taxfree_kernels.variant import op_of
 
 _GEMM_ROWS = 64  # a matrix instruction's rows, to which M is rounded up
+_VENDOR_TILE = 128, 64
+_ITEM_BYTES = 2  # of float16 and bfloat16, which all problems have
+
+Config = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -56,46 +57,77 @@ class Machine:
         flops_per_s: of the vendor's matmul on large matrices.
         memory_bytes_per_s: of device memory.
         link_bytes_per_s: that a rank receives from all peers through symmetric memory.
-        collective_bytes_per_s, registered_bytes_per_s: that the collective library delivers, on
-            ordinary and on registered buffers.
-        pull_bytes_per_s: of loads from peers by tiles.
         copy_bytes_per_s: read and written by a strided copy.
-        sender_bytes_per_s: of one sending program.
-        tile_efficiency: of a Triton tile, of a compute unit's share of the flops.
-        resident: programs of a tile kernel per compute unit.
+        collective_bytes_per_s: that the collective library delivers; gathers on registered buffers
+            reach the link's rate.
+        pull_bytes_per_s: of loads from peers by tiles.
+        loads_bytes_per_s, tma_bytes_per_s: that one compute unit's tiles load, by threads or TMA.
         latency_us, registered_latency_us: of the collective on next to nothing.
         signal_us: from a rank's signal to the end of a peer's wait, and what is around it.
-        gemm_start_us, tile_start_us, copy_start_us: from launch to full speed, and back.
+        round_trip_us: that a sender takes for each block.
+        matmul_start_us, tile_start_us, kernel_start_us: from launch to full speed, and back: of the
+            vendor's matmul, of our kernels of tiles, of any other.
+        split_us: that the vendor's matmul takes longer when it splits K.
+        engine_us: of a shard that torch's own pipelined op copies and computes.
         gap_us: from one kernel to the next in a graph.
-        host_call_us, host_kernel_us, host_collective_us: of the host, per call, kernel, collective.
+        host_call_us: of the host, per call.
+        host_kernel_us, host_descriptor_us, host_collective_us, host_fork_us: and per kernel, kernel
+            with TMA descriptors, collective, and work on a second stream.
     """
 
     hardware: Hardware
     flops_per_s: float
     memory_bytes_per_s: float
     link_bytes_per_s: float
-    collective_bytes_per_s: float
-    registered_bytes_per_s: float
-    pull_bytes_per_s: float
     copy_bytes_per_s: float
-    sender_bytes_per_s: float
-    tile_efficiency: float
-    resident: float
+    collective_bytes_per_s: float
+    pull_bytes_per_s: float
+    loads_bytes_per_s: float
+    tma_bytes_per_s: float
     latency_us: float
     registered_latency_us: float
     signal_us: float
-    gemm_start_us: float
+    round_trip_us: float
+    matmul_start_us: float
+    split_us: float
     tile_start_us: float
-    copy_start_us: float
+    kernel_start_us: float
+    engine_us: float
     gap_us: float
     host_call_us: float
     host_kernel_us: float
+    host_descriptor_us: float
     host_collective_us: float
+    host_fork_us: float
 
     def bounds(self, problem: Any) -> Bounds:
         """The bounds of a problem at this machine's rates."""
         peaks = Peaks(self.flops_per_s, self.memory_bytes_per_s, self.link_bytes_per_s)
-        return bounds(problem.cost, peaks, gemm_us(self, problem))
+        return bounds(problem.cost, peaks, vendor_us(self, problem))
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A part of a call that begins when the part before it has ended.
+
+    Args:
+        kind: as of `taxfree_kernels.variant.Step`.
+        us: microseconds.
+        host_us: that the host takes to launch it.
+        latency_us: what of a collective is there on next to nothing.
+        memory_bytes: that a copy moves.
+        kernels: launched.
+    """
+
+    kind: Literal["collective", "copy", "consumer", "fused"]
+    us: float
+    host_us: float
+    latency_us: float = 0.0
+    memory_bytes: float = 0.0
+    kernels: int = 1
+
+
+Formula = Callable[[Machine, Any, Config], list[Piece]]
 
 
 @dataclass(frozen=True)
@@ -103,19 +135,18 @@ class Times:
     """One variant on one problem, modelled; microseconds per call.
 
     Args:
-        kernels: of a call, collectives counted as one.
-        collective_us: of the collective's kernel, latency included; 0 for fused variants.
-        latency_us: of the collective on next to nothing.
-        copies_us: of re-layout copies.
+        pieces: of a call, in order.
         t_graph_us, t_eager_us: of a call.
     """
 
-    kernels: int
-    collective_us: float
-    latency_us: float
-    copies_us: float
+    pieces: tuple[Piece, ...]
     t_graph_us: float
     t_eager_us: float
+
+    @property
+    def kernels(self) -> int:
+        """Of a call, collectives counted as one."""
+        return sum(piece.kernels for piece in self.pieces)
 
 
 def machine(name: str) -> Machine:
@@ -129,118 +160,353 @@ def machine(name: str) -> Machine:
     return MACHINES[name]
 
 
-# -- parts --
-
-
-def gemm_us(machine: Machine, problem: AllGatherMatmul) -> float:
-    """The vendor's kernel alone."""
-    rows = -(-problem.m // _GEMM_ROWS) * _GEMM_ROWS
-    flops = 2 * rows * problem.n * problem.k / machine.flops_per_s
-    memory = problem.cost.memory_bytes / machine.memory_bytes_per_s
-    return machine.gemm_start_us + max(flops, memory) * 1e6
-
-
-def _received(problem: AllGatherMatmul) -> float:
-    """Bytes from peers, in full shards."""
-    gathered: int = problem.slot_bytes
-    return gathered * (1 - 1 / problem.world_size)
-
-
-def _send_us(machine: Machine, problem: AllGatherMatmul, config: Mapping[str, Any]) -> float:
-    shard = problem.slot_bytes / problem.world_size
-    chunk: float = shard / config["CHUNKS"] / machine.sender_bytes_per_s
-    return machine.signal_us + 1e6 * max(_received(problem) / machine.link_bytes_per_s, chunk)
-
-
-def _tiles_us(
-    machine: Machine, problem: AllGatherMatmul, config: Mapping[str, Any]
-) -> tuple[float, float]:
-    """All tiles, and one wave of them."""
-    block_m, block_n, splits = config["BLOCK_M"], config["BLOCK_N"], config["SPLIT_K"]
-    programs = -(-problem.m // block_m) * -(-problem.n // block_n) * splits
-    units = machine.hardware.compute_units
-    waves = max(1, math.ceil(programs / (units * machine.resident)))
-    per_unit = machine.flops_per_s / units * machine.tile_efficiency
-    # Programs that share a unit share its rate.
-    sharing = min(machine.resident, max(1.0, programs / units))
-    compute = 2 * block_m * block_n * problem.k / splits / per_unit * sharing
-    memory = problem.cost.memory_bytes / machine.memory_bytes_per_s / waves
-    wave = 1e6 * max(compute, memory)
-    return waves * wave, wave
-
-
-# -- variants --
-
-
-def times(
-    machine: Machine, problem: AllGatherMatmul, variant: str, config: Mapping[str, Any]
-) -> Times:
+def times(machine: Machine, problem: Any, variant: str, config: Config) -> Times:
     """A variant's times.
 
     Args:
         config: the variant's knobs.
 
     Raises:
-        UsageError: there is no model of the operation or the variant.
+        UsageError: there is no model of the variant.
     """
-    if not isinstance(problem, AllGatherMatmul) or variant not in VARIANTS:
+    op = op_of(problem)
+    if variant not in modelled_variants(op):
         raise UsageError(
-            f"no cost model of {variant} on {type(problem).__name__}",
-            f"all_gather_matmul has one of: {', '.join(VARIANTS)}",
+            f"no cost model of {variant} of {op}",
+            f"{op} has one of: {', '.join(modelled_variants(op))}",
         )
-    if variant in ("baseline", "registered"):
-        return _library(machine, problem, variant == "registered")
-    if variant == "one_shot":
-        laid_out = 2e6 * problem.slot_bytes / machine.memory_bytes_per_s
-        gather = _send_us(machine, problem, config) + laid_out
-        kernels = gather + gemm_us(machine, problem)
-        return _times(machine, kernels, 2, collective=gather, latency=machine.signal_us)
-    tiles, wave = _tiles_us(machine, problem, config)
-    if variant == "pull":
-        columns = -(-problem.n // config["BLOCK_N"])
-        pulled = 1e6 * _received(problem) * columns / machine.pull_bytes_per_s
-        return _times(machine, machine.tile_start_us + max(tiles, machine.signal_us + pulled), 1)
-    send = _send_us(machine, problem, config)
-    if variant == "push_two_kernel":
-        return _times(machine, machine.tile_start_us + send + tiles, 2)
-    waiting = 1.0
-    if problem.gather_dim == 1:
-        waiting = (problem.world_size - 1) / problem.world_size
-    return _times(machine, machine.tile_start_us + max(tiles, send + waiting * wave), 1)
+    pieces = tuple(_FORMULAS[op][variant](machine, problem, config))
+    graph = sum(piece.us for piece in pieces) + machine.gap_us * (len(pieces) - 1)
+    host = machine.host_call_us + sum(piece.host_us for piece in pieces)
+    return Times(pieces, graph, max(graph, host))
 
 
-def _library(machine: Machine, problem: AllGatherMatmul, registered: bool) -> Times:
-    latency, rate = machine.latency_us, machine.collective_bytes_per_s
-    if registered:
-        latency, rate = machine.registered_latency_us, machine.registered_bytes_per_s
-    collective = latency + 1e6 * _received(problem) / rate
-    shard = problem.slot_bytes / problem.world_size
-    moved = []
-    if registered or (problem.gather_dim == 0 and problem.m % problem.world_size):
-        moved.append(shard)
-    if problem.gather_dim == 1 and problem.m > 1:
-        moved.append(problem.slot_bytes)
-    copies = sum(machine.copy_start_us + 2e6 * size / machine.copy_bytes_per_s for size in moved)
-    kernels = collective + copies + gemm_us(machine, problem)
-    return _times(
-        machine, kernels, 2 + len(moved), collectives=1, collective=collective,
-        latency=latency, copies=copies,
-    )  # fmt: skip
+def modelled_variants(op: str) -> tuple[str, ...]:
+    """The variants of an operation that have a model."""
+    return tuple(_FORMULAS.get(op, ()))
 
 
-def _times(
-    machine: Machine,
-    kernels_us: float,
-    kernels: int,
-    collectives: int = 0,
-    collective: float = 0.0,
-    latency: float = 0.0,
-    copies: float = 0.0,
-) -> Times:
-    graph = kernels_us + machine.gap_us * (kernels - 1)
-    host = machine.host_call_us + machine.host_kernel_us * (kernels - collectives)
-    host += machine.host_collective_us * collectives
-    return Times(kernels, collective, latency, copies, graph, max(graph, host))
+# -- pieces --
+
+
+def matmul_us(machine: Machine, m: int, n: int, k: int) -> float:
+    """The vendor's kernel alone."""
+    rows = -(-m // _GEMM_ROWS) * _GEMM_ROWS
+    moved = _ITEM_BYTES * (m * k + k * n + m * n)
+    longer = max(2 * rows * n * k / machine.flops_per_s, moved / machine.memory_bytes_per_s)
+    tiles = -(-m // _VENDOR_TILE[0]) * -(-n // _VENDOR_TILE[1])
+    is_split = tiles < machine.hardware.compute_units / 2
+    return machine.matmul_start_us + 1e6 * longer + is_split * machine.split_us
+
+
+def vendor_us(machine: Machine, problem: Any) -> float:
+    """The vendor's kernel on what a rank computes itself: a matmul, or attention."""
+    if op_of(problem) == "flash_decode":
+        return _attention(machine, problem).us
+    return matmul_us(machine, problem.m, problem.n, problem.k)
+
+
+def exchange_us(
+    machine: Machine, received: float, message: float, block: int, rounds: int = 1
+) -> float:
+    """Senders that each store one message after another at a peer, and signal.
+
+    Args:
+        received: bytes that a rank receives from all peers.
+        message: bytes of a message.
+        block: bytes that a sender has under way at a time.
+        rounds: messages of a sender.
+    """
+    link = received / machine.link_bytes_per_s
+    sender = rounds * message * machine.round_trip_us * 1e-6 / block
+    return machine.signal_us + 1e6 * max(link, sender)
+
+
+def tiles_us(machine: Machine, problem: Any, config: Config, *, tma: bool) -> tuple[float, float]:
+    """All tiles of a matmul, and one wave of them."""
+    block_m, block_n = config["BLOCK_M"], config["BLOCK_N"]
+    depth = problem.k / config["SPLIT_K"]
+    programs = -(-problem.m // block_m) * -(-problem.n // block_n) * config["SPLIT_K"]
+    units = machine.hardware.compute_units
+    waves = math.ceil(programs / units)
+    flops = 2 * block_m * block_n * depth / (machine.flops_per_s / units)
+    rate = machine.tma_bytes_per_s if tma else machine.loads_bytes_per_s
+    loads = _ITEM_BYTES * (block_m + block_n) * depth / rate
+    memory = problem.cost.memory_bytes / machine.memory_bytes_per_s / waves
+    wave = 1e6 * max(flops, loads, memory)
+    return waves * wave, wave
+
+
+def _matmul(machine: Machine, m: int, n: int, k: int) -> Piece:
+    return Piece("consumer", matmul_us(machine, m, n, k), machine.host_kernel_us)
+
+
+def _collective(machine: Machine, received: float, *, registered: bool, sums: bool) -> Piece:
+    """The collective library's.
+
+    Args:
+        received: bytes that a rank receives.
+        registered: whether its buffers are.
+        sums: whether it adds what it receives.
+    """
+    latency = machine.registered_latency_us if registered else machine.latency_us
+    rate = machine.collective_bytes_per_s
+    if registered and not sums:
+        rate = machine.link_bytes_per_s
+    us = latency + 1e6 * received / rate
+    return Piece("collective", us, machine.host_collective_us, latency_us=latency)
+
+
+def _copy(machine: Machine, size: float) -> Piece:
+    us = machine.kernel_start_us + 2e6 * size / machine.copy_bytes_per_s
+    return Piece("copy", us, machine.host_kernel_us, memory_bytes=2 * size)
+
+
+def _own_collective(machine: Machine, exchanges: list[float], memory_bytes: float) -> Piece:
+    """A kernel of ours between library kernels: exchanges one after another, and local traffic."""
+    local = 1e6 * memory_bytes / machine.memory_bytes_per_s
+    us = machine.kernel_start_us + sum(exchanges) + local
+    latency = machine.kernel_start_us + len(exchanges) * machine.signal_us
+    return Piece("collective", us, machine.host_kernel_us, latency_us=latency)
+
+
+def _small(machine: Machine, memory_bytes: float = 0.0) -> Piece:
+    """A kernel that does little."""
+    us = machine.kernel_start_us + 1e6 * memory_bytes / machine.memory_bytes_per_s
+    return Piece("copy", us, machine.host_kernel_us, memory_bytes=memory_bytes)
+
+
+# -- all_gather_matmul --
+
+
+def _shard_bytes(problem: Any) -> float:
+    size: int = problem.slot_bytes
+    return size / int(problem.world_size)
+
+
+def _gathers(*, registered: bool) -> Formula:
+    def formula(machine: Machine, problem: Any, config: Config) -> list[Piece]:
+        shard = _shard_bytes(problem)
+        pieces = []
+        if registered or (problem.gather_dim == 0 and problem.m % problem.world_size):
+            pieces.append(_copy(machine, shard))
+        received = (problem.world_size - 1) * shard
+        pieces.append(_collective(machine, received, registered=registered, sums=False))
+        if problem.gather_dim == 1 and problem.m > 1:
+            pieces.append(_copy(machine, problem.slot_bytes))
+        return [*pieces, _matmul(machine, problem.m, problem.n, problem.k)]
+
+    return formula
+
+
+def _gather_exchange(machine: Machine, problem: Any, config: Config) -> float:
+    """Of an all-gather's shards, by programs that each send one chunk, or SENDERS that walk."""
+    world, chunks, shard = problem.world_size, config["CHUNKS"], _shard_bytes(problem)
+    receivers = world - (problem.gather_dim == 1 or "SENDERS" not in config)
+    messages = chunks * receivers
+    rounds = math.ceil(messages / min(messages, config.get("SENDERS", messages)))
+    block = _ITEM_BYTES * config["SEND_BLOCK"]
+    return exchange_us(machine, (world - 1) * shard, shard / chunks, block, rounds)
+
+
+def _gather_one_shot(machine: Machine, problem: Any, config: Config) -> list[Piece]:
+    gather = _gather_exchange(machine, problem, config)
+    return [
+        _own_collective(machine, [gather], 2 * problem.slot_bytes),
+        _matmul(machine, problem.m, problem.n, problem.k),
+    ]
+
+
+def _gather_push(*, tma: bool) -> Formula:
+    def formula(machine: Machine, problem: Any, config: Config) -> list[Piece]:
+        tiles, wave = tiles_us(machine, problem, config, tma=tma)
+        send = _gather_exchange(machine, problem, config)
+        # By columns, the first wave's tiles have their own rank's share of K before they wait.
+        own = wave / problem.world_size if problem.gather_dim == 1 else 0.0
+        us = machine.tile_start_us + max(tiles, max(own, send) + tiles - own)
+        host = machine.host_descriptor_us if tma else machine.host_kernel_us
+        return [Piece("fused", us, host)]
+
+    return formula
+
+
+def _gather_push_two_kernel(machine: Machine, problem: Any, config: Config) -> list[Piece]:
+    tiles, _ = tiles_us(machine, problem, config, tma=False)
+    send = _gather_exchange(machine, problem, config)
+    us = machine.tile_start_us + send + tiles
+    return [Piece("fused", us, 2 * machine.host_kernel_us, kernels=2)]
+
+
+def _gather_pull(machine: Machine, problem: Any, config: Config) -> list[Piece]:
+    tiles, _ = tiles_us(machine, problem, config, tma=False)
+    received = (problem.world_size - 1) * _shard_bytes(problem)
+    columns = -(-problem.n // config["BLOCK_N"])
+    pulled = machine.signal_us + 1e6 * received * columns / machine.pull_bytes_per_s
+    return [Piece("fused", machine.tile_start_us + max(tiles, pulled), machine.host_kernel_us)]
+
+
+# -- matmul_all_reduce and matmul_reduce_scatter --
+
+
+def _sums(*, registered: bool) -> Formula:
+    """The library's matmul, then its sum; registered buffers cost a copy out."""
+
+    def formula(machine: Machine, problem: Any, config: Config) -> list[Piece]:
+        pieces = [_matmul(machine, problem.m, problem.n, problem.k)]
+        whole = _ITEM_BYTES * problem.m * problem.n
+        if getattr(problem, "scatter_dim", 0) == 1:
+            pieces.append(_copy(machine, whole))
+        received = problem.cost.link_bytes
+        pieces.append(_collective(machine, received, registered=registered, sums=True))
+        if registered:
+            pieces.append(_copy(machine, _kept_bytes(problem)))
+        return pieces
+
+    return formula
+
+
+def _kept_bytes(problem: Any) -> float:
+    """Of the sum that a rank keeps: all of it, or its shard."""
+    rows: int = getattr(problem, "shard_rows", problem.m)
+    columns: int = getattr(problem, "shard_columns", problem.n)
+    return float(_ITEM_BYTES * rows * columns)
+
+
+def _one_shot_sum(machine: Machine, problem: Any, config: Config, part: float = 1.0) -> Piece:
+    """Everybody's partial sum of what a rank keeps is sent to it, and added there."""
+    kept, world = part * _kept_bytes(problem), problem.world_size
+    block = _ITEM_BYTES * config["SEND_BLOCK"]
+    sent = exchange_us(machine, (world - 1) * kept, kept / config["CHUNKS"], block)
+    return _own_collective(machine, [sent], (world + 1) * kept)
+
+
+def _two_shot_sum(machine: Machine, problem: Any, config: Config, part: float = 1.0) -> Piece:
+    """Each rank adds a block, and sends the sum to all."""
+    world, size = problem.world_size, part * _kept_bytes(problem)
+    block = _ITEM_BYTES * config["SEND_BLOCK"]
+    received, message = size * (world - 1) / world, size / world / config["CHUNKS"]
+    shot = exchange_us(machine, received, message, block)
+    return _own_collective(machine, [shot, shot], 3 * size)
+
+
+def _then(add: Callable[[Machine, Any, Config, float], Piece]) -> Formula:
+    """The vendor's matmul, then a sum of ours; in PARTS, where the config has them.
+
+    A sum beside the next part's matmul hides its latency, but not its traffic: the two share memory
+    and compute units.
+    """
+
+    def formula(machine: Machine, problem: Any, config: Config) -> list[Piece]:
+        parts = config.get("PARTS", 1)
+        of_columns = getattr(problem, "scatter_dim", 0) == 0
+        m, n = (problem.m, problem.n // parts) if of_columns else (problem.m // parts, problem.n)
+        pieces = []
+        for part in range(parts):
+            added = add(machine, problem, config, 1 / parts)
+            if part < parts - 1:  # it is given to a second stream
+                hidden = added.us - added.latency_us
+                added = dataclasses.replace(
+                    added, us=hidden, latency_us=0.0, host_us=machine.host_fork_us
+                )
+            pieces += [_matmul(machine, m, n, problem.k), added]
+        return pieces
+
+    return formula
+
+
+def _push_sum(machine: Machine, problem: Any, config: Config) -> list[Piece]:
+    """Tiles leave when they are finished; the sum of the last one is waited for."""
+    tiles, wave = tiles_us(machine, problem, config, tma=False)
+    kept, world = _kept_bytes(problem), problem.world_size
+    link = 1e6 * (world - 1) * kept / machine.link_bytes_per_s
+    added = 1e6 * (world + 1) * kept / machine.memory_bytes_per_s
+    us = machine.tile_start_us + max(tiles, wave + link) + machine.signal_us + added
+    return [Piece("fused", us, machine.host_kernel_us)]
+
+
+def _torch_fused(machine: Machine, problem: Any, config: Config) -> list[Piece]:
+    """A matmul per shard, pipelined with copies by the copy engine."""
+    world = problem.world_size
+    us = matmul_us(machine, problem.m, problem.n, problem.k) + world * machine.engine_us
+    host = world * (machine.host_kernel_us + machine.host_fork_us)
+    return [Piece("fused", us, host, kernels=2 * world + 1)]
+
+
+# -- flash_decode --
+
+
+def _attention(machine: Machine, problem: Any) -> Piece:
+    cost = problem.cost
+    longer = max(cost.flops / machine.flops_per_s, cost.memory_bytes / machine.memory_bytes_per_s)
+    return Piece("consumer", machine.tile_start_us + 1e6 * longer, machine.host_kernel_us)
+
+
+def _decode(pieces: Callable[[Machine, Any], list[Piece]], *, attends: bool = True) -> Formula:
+    def formula(machine: Machine, problem: Any, config: Config) -> list[Piece]:
+        first = [_attention(machine, problem)] if attends else []
+        return [*first, *pieces(machine, problem)]
+
+    return formula
+
+
+def _part_bytes(problem: Any) -> float:
+    return float(4 * problem.part_elements)
+
+
+def _parts_exchanged(machine: Machine, problem: Any, shots: int = 1) -> Piece:
+    """Parts are small: the link and signals are what they take."""
+    received = (problem.world_size - 1) * _part_bytes(problem)
+    us = machine.signal_us + 1e6 * received / machine.link_bytes_per_s
+    return _own_collective(machine, shots * [us], received)
+
+
+def _decode_library(machine: Machine, problem: Any) -> list[Piece]:
+    received = (problem.world_size - 1) * _part_bytes(problem)
+    gathered = _collective(machine, received, registered=False, sums=False)
+    return [_small(machine), gathered, _small(machine)]
+
+
+def _decode_persistent(machine: Machine, problem: Any, config: Config) -> list[Piece]:
+    attention, rest = _attention(machine, problem), _parts_exchanged(machine, problem)
+    return [Piece("fused", attention.us + rest.us, machine.host_kernel_us)]
+
+
+_FORMULAS: dict[str, dict[str, Formula]] = {
+    "all_gather_matmul": {
+        "baseline": _gathers(registered=False),
+        "registered": _gathers(registered=True),
+        "one_shot": _gather_one_shot,
+        "push": _gather_push(tma=False),
+        "push_tma": _gather_push(tma=True),
+        "push_two_kernel": _gather_push_two_kernel,
+        "pull": _gather_pull,
+    },
+    "matmul_all_reduce": {
+        "baseline": _sums(registered=False),
+        "registered": _sums(registered=True),
+        "one_shot": _then(_one_shot_sum),
+        "two_shot": _then(_two_shot_sum),
+        "overlap": _then(_two_shot_sum),
+        "push": _push_sum,
+    },
+    "matmul_reduce_scatter": {
+        "baseline": _sums(registered=False),
+        "registered": _sums(registered=True),
+        "one_shot": _then(_one_shot_sum),
+        "overlap": _then(_one_shot_sum),
+        "push": _push_sum,
+        "torch_fused": _torch_fused,
+    },
+    "flash_decode": {
+        "baseline": _decode(_decode_library),
+        "library": _decode(_decode_library),
+        "gather": _decode(lambda m, p: [_small(m), _parts_exchanged(m, p), _small(m)]),
+        "fine_wait": _decode(lambda m, p: [_small(m), _parts_exchanged(m, p), _small(m)]),
+        "fused": _decode(lambda m, p: [_parts_exchanged(m, p)]),
+        "two_shot": _decode(lambda m, p: [_parts_exchanged(m, p, shots=2)]),
+        "persistent": _decode_persistent,
+    },
+}
 
 
 # -- the account --
@@ -254,31 +520,32 @@ class Modelled:
     kernels: int
 
 
-def modelled(
-    machine: Machine, problem: AllGatherMatmul, variant: str, config: Mapping[str, Any]
-) -> Modelled:
+def modelled(machine: Machine, problem: Any, variant: str, config: Config) -> Modelled:
     """The account of the taxes that a variant pays; each part says that it is modelled."""
     found = times(machine, problem, variant, config)
     limits = machine.bounds(problem)
-    gaps = machine.gap_us * (found.kernels - 1)
+    gaps = machine.gap_us * (len(found.pieces) - 1)
     parts = [
         _part("host", "launch", found.t_eager_us - found.t_graph_us, "host time beyond t_graph"),
-        _part("gaps", "launch", gaps, f"{found.kernels - 1} x {machine.gap_us:.1f} us"),
+        _part("gaps", "launch", gaps, f"{len(found.pieces) - 1} x {machine.gap_us:.1f} us"),
     ]
-    unsplit = ""
-    if found.collective_us:
+    collectives = [piece for piece in found.pieces if piece.kind == "collective"]
+    copies = [piece for piece in found.pieces if piece.kind == "copy"]
+    if collectives:
         exposed = max(0.0, limits.t_link_us - limits.t_floor_us)
-        transfer = found.collective_us - found.latency_us - exposed
+        latency = sum(piece.latency_us for piece in collectives)
+        transfer = sum(piece.us for piece in collectives) - latency - exposed
         bulk: Tax = "bulk synchronous"
-        parts.append(_part("latency", bulk, found.latency_us, "of the collective"))
+        parts.append(_part("latency", bulk, latency, "of the collective"))
         parts.append(_part("transfer", bulk, transfer, "bytes to receive / rate"))
-        size = 2 * problem.slot_bytes if found.copies_us else 0
-        parts.append(_part("copies", "locality", found.copies_us, "start + bytes / rate", size))
-    else:
-        unsplit = INSIDE
+    if copies:
+        size = round(sum(piece.memory_bytes for piece in copies))
+        copied = sum(piece.us for piece in copies)
+        parts.append(_part("copies", "locality", copied, "start + bytes / rate", size))
     account = Account(
-        0, found.t_eager_us, found.t_graph_us, limits.t_bound_us, tuple(parts), None, unsplit
-    )
+        0, found.t_eager_us, found.t_graph_us, limits.t_bound_us, tuple(parts), None,
+        "" if collectives else INSIDE,
+    )  # fmt: skip
     return Modelled(account, found.kernels)
 
 
@@ -290,28 +557,31 @@ def _part(name: str, tax: Tax, us: float, formula: str, memory_bytes: int = 0) -
 
 H200 = Machine(
     hardware=KNOWN["h200"],
-    # measured: the peaks in the result files
+    # measured: the peaks in the result files, and re-layout copies in place
     flops_per_s=769e12,
     memory_bytes_per_s=4.25e12,
     link_bytes_per_s=357e9,
-    # fitted
-    collective_bytes_per_s=143e9,
-    registered_bytes_per_s=361e9,
-    pull_bytes_per_s=282e9,
     copy_bytes_per_s=1.9e12,
-    sender_bytes_per_s=7.5e9,
-    tile_efficiency=0.6,
-    latency_us=8.8,
-    registered_latency_us=5.3,
-    signal_us=2.4,
-    gemm_start_us=6.9,
-    tile_start_us=6.7,
-    copy_start_us=1.7,
-    host_call_us=19.0,
-    host_kernel_us=23.5,
-    host_collective_us=34.0,
-    # assumed: rows without a profile do not tell these from the starts above
-    resident=2.0,
+    # fitted
+    collective_bytes_per_s=177e9,
+    pull_bytes_per_s=278e9,
+    loads_bytes_per_s=51.3e9,
+    tma_bytes_per_s=99.1e9,
+    latency_us=9.26,
+    registered_latency_us=6.33,
+    signal_us=3.01,
+    round_trip_us=0.994,
+    matmul_start_us=3.39,
+    split_us=3.16,
+    tile_start_us=6.15,
+    kernel_start_us=1.19,
+    engine_us=20.5,
+    host_call_us=30.8,
+    host_kernel_us=9.31,
+    host_descriptor_us=40.0,
+    host_collective_us=20.8,
+    host_fork_us=65.1,
+    # assumed: rows without a profile do not tell it from the starts above
     gap_us=1.0,
 )
 
@@ -333,6 +603,7 @@ def _scaled(hardware: Hardware, sheet: _DataSheet) -> Machine:
     flops = sheet.flops_per_s / _H200_SHEET.flops_per_s
     memory = sheet.memory_bytes_per_s / _H200_SHEET.memory_bytes_per_s
     link = sheet.link_bytes_per_s / _H200_SHEET.link_bytes_per_s
+    of_a_unit = flops * H200.hardware.compute_units / hardware.compute_units
     return dataclasses.replace(
         H200,
         hardware=hardware,
@@ -340,9 +611,10 @@ def _scaled(hardware: Hardware, sheet: _DataSheet) -> Machine:
         memory_bytes_per_s=H200.memory_bytes_per_s * memory,
         link_bytes_per_s=H200.link_bytes_per_s * link,
         collective_bytes_per_s=H200.collective_bytes_per_s * link,
-        registered_bytes_per_s=H200.registered_bytes_per_s * link,
         pull_bytes_per_s=H200.pull_bytes_per_s * link,
         copy_bytes_per_s=H200.copy_bytes_per_s * memory,
+        loads_bytes_per_s=H200.loads_bytes_per_s * of_a_unit,
+        tma_bytes_per_s=H200.tma_bytes_per_s * of_a_unit,
     )
 
 

@@ -1,12 +1,14 @@
 """Where the time of a problem goes, as the library runs it and as variants do.
 
-Measured, by the protocol of everything that is timed and by clock readings in place
-(`taxfree.stamping`), or modelled, for hardware that is not there (`taxfree.cost_model`). Either way
-the times become accounts of the three taxes (`taxfree.taxes`).
+Measured, by the protocol of everything that is timed and by clock readings in place: between the
+kernels of the library (`taxfree.stamping`), and inside fused ones (`taxfree.timeline`). Or
+modelled, for hardware that is not there (`taxfree.cost_model`). Either way the times become
+accounts of the three taxes (`taxfree.taxes`).
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -22,10 +24,10 @@ from taxfree.dispatch import Choice
 from taxfree.group import WorkerGroup
 from taxfree.results import Skipped
 from taxfree.stamping import Span, Stamped
-from taxfree.taxes import Account, accounts, slowest
-from taxfree.timeline import Activity, record
+from taxfree.taxes import Account, Notes, accounts, slowest
+from taxfree.timeline import Activity, activities, variables
 from taxfree.trial import Candidate
-from taxfree_kernels.variant import problem_class, variants
+from taxfree_kernels.variant import variants
 from taxfree_tuning_db import Rung
 
 _Timed = TypeVar("_Timed", Span, Activity)
@@ -33,6 +35,7 @@ _Timed = TypeVar("_Timed", Span, Activity)
 SCHEMA = 1
 _BENCH_REPETITIONS = 3  # of what is timed before, for its bounds and the dispatcher's choice
 _GPU_REPETITIONS, _HOST_REPETITIONS = 15, 5
+_NOTED_REPETITIONS = 5  # of calls of which each program's notes are kept
 
 
 @dataclass(frozen=True)
@@ -131,9 +134,10 @@ def _of_rank(account: Account) -> dict[str, Any]:
 def _instrument(stamped: Stamped) -> dict[str, Any]:
     """How the parts were measured, and what each step takes elsewhere than in place."""
     measured = stamped.measurement
+    noted = {} if measured.notes is None else {"notes_us": measured.notes_us()}
     in_place = np.median(measured.in_place.step_us(), axis=1).max(axis=0).tolist()
     alone = {each.name: each for each in stamped.alone}
-    return {
+    return noted | {
         "stamp_us": float(measured.stamp_us().max()),
         "gap_us": measured.gap_us,
         "clock_step_us": measured.alignment.step_ns * 1e-3,
@@ -176,12 +180,24 @@ def run(
         TaskFailed: the fabric cannot be opened, or measuring failed.
         WorkerLost: a worker died or hung.
     """
-    for group, problem in bench.on_groups(problems, fabric):
-        result = bench.run_one(group, op, problem, knowledge, only, _BENCH_REPETITIONS)
-        yield result, _explain(group, result)
+    one_build = fabric == "host"  # there, kernels that can note cost little when they do not
+    with contextlib.ExitStack() as opened:
+        noting: dict[int, WorkerGroup] = {}
+        groups = bench.on_groups(problems, fabric, variables(fabric) if one_build else None)
+        for group, problem in groups:
+            world_size = problem.world_size
+            if one_build:
+                noting[world_size] = group
+            elif world_size not in noting:
+                alike = [each for each in problems if each.world_size == world_size]
+                noting[world_size] = opened.enter_context(
+                    bench.group_for(alike, fabric, variables(fabric))
+                )
+            result = bench.run_one(group, op, problem, knowledge, only, _BENCH_REPETITIONS)
+            yield result, _explain(group, noting[world_size], result)
 
 
-def _explain(group: WorkerGroup, result: ProblemResult) -> Explanation:
+def _explain(group: WorkerGroup, noting: WorkerGroup, result: ProblemResult) -> Explanation:
     on_host = result.hardware.backend == "interpreter"
     taken = [
         Candidate(row.variant, row.config)
@@ -191,14 +207,31 @@ def _explain(group: WorkerGroup, result: ProblemResult) -> Explanation:
     picked = Candidate(result.choice.variant, result.choice.config)
     if picked.variant not in [candidate.variant for candidate in taken]:
         taken.append(picked)
+    common = {"op": result.op, "problem": dataclasses.asdict(result.problem)}
     found: list[Stamped] = group.call(
         "taxfree.stamping:measure_pipelines",
         bench.deadline_s(result.hardware),
-        op=result.op,
-        problem=dataclasses.asdict(result.problem),
+        **common,
         candidates=taken,
         repetitions=_HOST_REPETITIONS if on_host else _GPU_REPETITIONS,
     )[0]
+    fused = [each for each in taken if variants(result.op)[each.variant].fused]
+    notes: list[Notes] = (
+        noting.call(
+            "taxfree.timeline:note_calls",
+            bench.deadline_s(result.hardware),
+            **common,
+            candidates=fused,
+            repetitions=_NOTED_REPETITIONS,
+        )[0]
+        if fused
+        else []
+    )
+    by_variant = {each.variant: noted for each, noted in zip(fused, notes, strict=True)}
+    found = [
+        _with_notes(stamped, by_variant.get(candidate.variant))
+        for candidate, stamped in zip(taken, found, strict=True)
+    ]
     launches = {
         row.config["variant"] if row.variant == DISPATCH else row.variant: row.launches
         for row in result.rows
@@ -225,6 +258,11 @@ def _explain(group: WorkerGroup, result: ProblemResult) -> Explanation:
     )
 
 
+def _with_notes(stamped: Stamped, notes: Notes | None) -> Stamped:
+    measurement = dataclasses.replace(stamped.measurement, notes=notes)
+    return dataclasses.replace(stamped, measurement=measurement)
+
+
 # -- timelines --
 
 
@@ -248,27 +286,39 @@ class Timeline:
         found = {step.rank for step in self.steps}
         return sorted(found | {activity.rank for activity in self.activities})
 
+    def to_json(self) -> dict[str, Any]:
+        """As JSON, in hundredths of microseconds."""
+        return {
+            "variant": self.variant,
+            "steps": [_rounded(step) for step in self.steps],
+            "activities": [_rounded(activity) for activity in self.activities],
+        }
 
-def timelines(explanation: Explanation, fabric: str) -> tuple[Timeline, ...]:
-    """A call of each pipeline: steps as they were timed, fused kernels run again instrumented.
+    @classmethod
+    def from_json(cls, document: dict[str, Any]) -> Timeline:
+        return cls(
+            document["variant"],
+            tuple(Span(*fields) for fields in document["steps"]),
+            tuple(Activity(*fields) for fields in document["activities"]),
+        )
 
-    Raises:
-        TaskFailed: the fabric cannot be opened again, or a kernel failed.
-        WorkerLost: a worker died or hung.
-    """
-    fused = [p for p in explanation.pipelines if variants(explanation.op)[p.variant].fused]
-    noted: dict[str, tuple[Activity, ...]] = {}
-    if fused:
-        problem = problem_class(explanation.op)(**explanation.problem)
-        candidates = [Candidate(pipeline.variant, pipeline.config) for pipeline in fused]
-        recorded = record(explanation.op, problem, fabric, candidates)
-        noted = {p.variant: each for p, each in zip(fused, recorded, strict=True)}
-    return tuple(
-        Timeline(pipeline.variant, activities=_from_zero(noted[pipeline.variant]))
-        if pipeline.variant in noted
-        else Timeline(pipeline.variant, steps=_from_zero(_middle_call(pipeline)))
-        for pipeline in explanation.pipelines
-    )
+
+def _rounded(timed: Span | Activity) -> list[Any]:
+    fields = dataclasses.astuple(timed)
+    return [round(each, 2) if isinstance(each, float) else each for each in fields]
+
+
+def timelines(explanation: Explanation) -> tuple[Timeline, ...]:
+    """A call of each pipeline: the steps as they were timed, and what fused kernels noted."""
+    return tuple(_timeline(pipeline) for pipeline in explanation.pipelines)
+
+
+def _timeline(pipeline: Pipeline) -> Timeline:
+    assert pipeline.stamped is not None
+    notes = pipeline.stamped.measurement.notes
+    if notes is None:
+        return Timeline(pipeline.variant, steps=_from_zero(_middle_call(pipeline)))
+    return Timeline(pipeline.variant, activities=_from_zero(tuple(activities(notes))))
 
 
 def _middle_call(pipeline: Pipeline) -> tuple[Span, ...]:

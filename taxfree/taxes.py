@@ -5,8 +5,8 @@ For each rank, in microseconds per call::
     t_eager = t_bound + launch + bulk synchronous + locality + graph penalty + residual
 
 The definitions, and why each part is measured as it is, are in docs/taxes.md. Parts may be negative
-and stay so. What cannot be told apart, such as waiting inside a fused kernel, is no part and is
-therefore in the residual.
+and stay so. What cannot be told apart is no part and is therefore in the residual. Of the residual
+it is said what was seen to be work of kernels, beyond what the bound allows for.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ Times: TypeAlias = npt.NDArray[np.float64]
 Nanoseconds: TypeAlias = npt.NDArray[np.int64]
 
 TAXES: tuple[Tax, ...] = ("launch", "bulk synchronous", "locality", "graph penalty")
-INSIDE = "waits and loads inside a fused kernel are in the residual"
+INSIDE = "what happens inside the kernels is in the residual"
+NO_GRAPHS = "no graphs on this fabric: launches are in the residual"
 ALLOWED = 0.1  # of t_eager, for the residual and for any negative part
 
 
@@ -108,6 +109,29 @@ class Stamps:
 
 
 @dataclass(frozen=True)
+class Notes:
+    """What the programs of a fused kernel noted, built to do so: a call of each repetition.
+
+    Times are in microseconds on the ranks' common clock, NaN where nothing was noted.
+
+    Args:
+        started, done: [rank, repetition, program].
+        sent: the last signal to each peer, [rank, repetition, program, peer].
+        began, ended: the last wait for each source, [rank, repetition, program, source].
+        call_us: per call of the chain, [rank, repetition].
+        launches: of our kernels in a call; programs are those of the last one.
+    """
+
+    started: Times
+    done: Times
+    sent: Times
+    began: Times
+    ended: Times
+    call_us: Times
+    launches: int
+
+
+@dataclass(frozen=True)
 class Measurement:
     """One pipeline, measured on all ranks, its sequences interleaved.
 
@@ -122,6 +146,7 @@ class Measurement:
         gap_us: an empty kernel's period in a chain; 0 where launches cannot be told from kernels.
         gap_iqr_us: its spread.
         alignment: of the ranks' clocks.
+        notes: of fused kernels, from a build that makes them; None for others.
     """
 
     steps: tuple[StepInfo, ...]
@@ -136,6 +161,7 @@ class Measurement:
     gap_us: float
     gap_iqr_us: float
     alignment: Alignment
+    notes: Notes | None = None
 
     @property
     def kernels(self) -> int:
@@ -147,6 +173,13 @@ class Measurement:
         added = np.median(self.stamped_us, axis=1) - np.median(plain, axis=1)
         readings = self.calls * len(self.steps) + 1
         return np.asarray(added * self.calls / readings, dtype=np.float64)
+
+    def notes_us(self) -> float:
+        """What noting adds to a call, of the slowest rank."""
+        assert self.notes is not None
+        plain = self.eager_us if self.graph_us is None else self.graph_us
+        noted, usual = (np.median(each, axis=1).max() for each in (self.notes.call_us, plain))
+        return float(noted - usual)
 
     def only(self, kind: str) -> int | None:
         """Index of the first step of a kind."""
@@ -187,6 +220,8 @@ class Account:
         parts: of the taxes, in order.
         residual_iqr_us: spread of the residual; None where it is modelled.
         unsplit: why taxes have no parts; empty where they have.
+        kernel_us: what of the residual was seen to be work of kernels beyond the bound; None where
+            it was not seen.
     """
 
     rank: int
@@ -196,6 +231,7 @@ class Account:
     parts: tuple[Part, ...]
     residual_iqr_us: float | None
     unsplit: str = ""
+    kernel_us: float | None = None
 
     def tax_us(self, tax: Tax) -> float | None:
         """The sum of a tax's parts; None where it has none."""
@@ -207,6 +243,11 @@ class Account:
         """What is neither bound nor tax: the kernels' inefficiency, and what is not told apart."""
         return self.t_eager_us - self.t_bound_us - sum(part.us for part in self.parts)
 
+    @property
+    def unexplained_us(self) -> float | None:
+        """What of the residual was not seen to be anything; None where nothing of it was."""
+        return None if self.kernel_us is None else self.residual_us - self.kernel_us
+
     def problems(self) -> list[str]:
         """What keeps the account from being closed, one line each."""
         allowed = ALLOWED * self.t_eager_us
@@ -217,7 +258,14 @@ class Account:
         ]
         if abs(self.residual_us) > allowed:
             share = self.residual_us / self.t_eager_us
-            found.append(f"the residual is {share:.0%} of t_eager")
+            text = f"the residual is {share:.0%} of t_eager"
+            if self.kernel_us is not None and self.unexplained_us is not None:
+                kernels, rest = (
+                    self.kernel_us / self.t_eager_us,
+                    self.unexplained_us / self.t_eager_us,
+                )
+                text += f": work of kernels {kernels:.0%}, unexplained {rest:.0%}"
+            found.append(text)
         return found
 
     def is_below_bound(self) -> bool:
@@ -236,6 +284,8 @@ class Account:
             **{names[tax]: self.tax_us(tax) for tax in TAXES},
             "residual_us": self.residual_us,
             "residual_iqr_us": self.residual_iqr_us,
+            "kernel_us": self.kernel_us,
+            "unexplained_us": self.unexplained_us,
             "parts": [dataclasses.asdict(part) for part in self.parts],
         }
 
@@ -254,13 +304,21 @@ def _account(measured: Measurement, bounds: Bounds, rank: int) -> Account:
     eager = measured.eager_us[rank]
     graph = None if measured.graph_us is None else measured.graph_us[rank]
     found = [] if graph is None else _launch(measured, eager - graph)
-    unsplit = "no graphs on this fabric: launches are in the residual" if graph is None else ""
-    if measured.only("collective") is None or measured.only("consumer") is None:
-        unsplit = f"{unsplit}; {INSIDE}" if unsplit else INSIDE
+    unsplit = [NO_GRAPHS] if graph is None and measured.notes is None else []
+    work: Times | None = None
+    if measured.notes is not None:
+        inside, work = _inside(measured, measured.notes, bounds, rank)
+        found += inside
+    elif measured.only("collective") is None:
+        unsplit.append(INSIDE)
     else:
         found += _bulk_synchronous(measured, bounds, rank)
         found += _locality(measured, rank)
-    spent = sum((times for _, times in found), np.zeros_like(eager))
+        work = _work(measured, rank) - bounds.t_floor_us
+    # Of the notes there may be another number of repetitions.
+    spent = sum(
+        (part.us if len(times) != len(eager) else times for part, times in found), 0 * eager
+    )
     return Account(
         rank,
         float(np.median(eager)),
@@ -268,7 +326,8 @@ def _account(measured: Measurement, bounds: Bounds, rank: int) -> Account:
         bounds.t_bound_us,
         tuple(part for part, _ in found),
         _iqr(eager - spent),
-        unsplit,
+        "; ".join(unsplit),
+        None if work is None else float(np.median(work)),
     )
 
 
@@ -332,6 +391,149 @@ def _locality(measured: Measurement, rank: int) -> list[tuple[Part, Times]]:
         method += f"; evicted {limit:+.2f} us"
     step = measured.steps[consumer]
     return [*found, _part(step.name, "locality", in_place - hot, method, step.memory_bytes)]
+
+
+def _work(measured: Measurement, rank: int) -> Times:
+    """What producers take in their place, and consumers on an input that was just read."""
+    of_kind = {
+        kind: [index for index, step in enumerate(measured.steps) if step.kind == kind]
+        for kind in ("producer", "consumer")
+    }
+    hot = measured.in_place if measured.hot is None else measured.hot
+    produced = _kernel_us(measured, measured.in_place, rank)[:, of_kind["producer"]]
+    consumed = _kernel_us(measured, hot, rank)[:, of_kind["consumer"]]
+    return np.asarray(produced.sum(axis=1) + consumed.sum(axis=1), dtype=np.float64)
+
+
+# -- inside fused kernels --
+
+
+@dataclass(frozen=True)
+class Inside:
+    """Where the time of one noted call went on one rank, in microseconds.
+
+    Args:
+        outside: when none of its programs ran.
+        starting: until the critical programs ran.
+        skew, latency, transfer: of their waits.
+        work: of theirs, the rest.
+    """
+
+    outside: float
+    starting: float
+    skew: float
+    latency: float
+    transfer: float
+    work: float
+
+
+def inside(notes: Notes, rank: int, repetition: int) -> Inside:
+    """Follow the programs that the end of a call on a rank waited for.
+
+    The last program to end is critical. What it waited for to start is the program that ended last
+    before it did, which is critical too; and so on.
+    """
+    started, done = notes.started[:, repetition], notes.done[:, repetition]
+    ran = done > started  # not so of programs of earlier launches, which are outside
+    begin = np.nanmin(np.where(ran, started, np.nan), axis=1)
+    own_done = np.where(ran[rank], done[rank], -np.inf)
+    program = int(np.argmax(own_done))
+    outside = float(notes.call_us[rank, repetition]) - float(own_done[program] - begin[rank])
+    starting = skew = latency = work = waiting = 0.0
+    while True:
+        start = float(started[rank, program])
+        work += float(own_done[program]) - start
+        for wait in _waits(notes, rank, repetition, program):
+            source, signalled = _last_signal(notes, rank, repetition, wait)
+            after = max(0.0, wait.end - max(wait.begin, signalled))
+            late = max(0.0, float(begin[source] - begin[rank]))
+            waiting += wait.end - wait.begin
+            latency += after
+            skew += min(late, wait.end - wait.begin - after)
+        before = np.where(own_done <= start, own_done, -np.inf)
+        previous = int(np.argmax(before))
+        if before[previous] == -np.inf:
+            starting += start - float(begin[rank])
+            break
+        starting += start - float(before[previous])
+        program = previous
+    transfer = waiting - skew - latency
+    return Inside(outside, starting, skew, latency, transfer, work - waiting)
+
+
+@dataclass(frozen=True)
+class _Wait:
+    """A wait of a program: when, and for whom."""
+
+    begin: float
+    end: float
+    sources: tuple[int, ...]
+
+
+def _waits(notes: Notes, rank: int, repetition: int, program: int) -> list[_Wait]:
+    """When a program waited; for several sources at a time once."""
+    began = notes.began[rank, repetition, program]
+    ended = notes.ended[rank, repetition, program]
+    since = notes.started[rank, repetition, program]
+    found: list[_Wait] = []
+    for source in np.argsort(began).tolist():
+        begin, end = float(began[source]), float(ended[source])
+        if not since <= begin <= end:  # nothing was noted, or by an earlier launch
+            continue
+        if found and begin < found[-1].end:
+            last = found.pop()
+            found.append(_Wait(last.begin, max(end, last.end), (*last.sources, source)))
+        else:
+            found.append(_Wait(begin, end, (source,)))
+    return found
+
+
+def _last_signal(notes: Notes, rank: int, repetition: int, wait: _Wait) -> tuple[int, float]:
+    """Who sent the signal that ended a wait, and when: of each source the last one until then.
+
+    A signal is noted behind its release, which may have been seen by then.
+    """
+    latest = []
+    for source in wait.sources:
+        sent = notes.sent[source, repetition, :, rank]
+        sent = sent[~np.isnan(sent)]
+        seen = sent[sent <= wait.end]
+        first = sent.min() if len(sent) else wait.begin
+        latest.append((float(seen.max() if len(seen) else first), source))
+    when, source = max(latest)
+    return source, when
+
+
+def _inside(
+    measured: Measurement, notes: Notes, bounds: Bounds, rank: int
+) -> tuple[list[tuple[Part, Times]], Times]:
+    """Parts of a fused kernel's account, and its work beyond the bound."""
+    calls = [inside(notes, rank, each) for each in range(notes.call_us.shape[1])]
+    by_name = {
+        field.name: np.array([getattr(call, field.name) for call in calls])
+        for field in dataclasses.fields(Inside)
+    }
+    # What of the link's time the bound contains cannot be hidden; senders may show it as work.
+    exposed = max(0.0, bounds.t_link_us - bounds.t_floor_us)
+    allowed = np.minimum(exposed, by_name["transfer"])
+    transfer, work = by_name["transfer"] - allowed, by_name["work"] - (exposed - allowed)
+    found = []
+    if notes.launches == 1:
+        method = "a call - from its first program's start to its last one's end"
+        found.append(_part("ends", "launch", by_name["outside"], method))
+    else:  # other kernels of the call
+        work = work + by_name["outside"] - max(0, measured.kernels - 1) * measured.gap_us
+    bulk: Tax = "bulk synchronous"
+    error = float(measured.alignment.error_ns.max()) * 1e-3
+    clocks = f"clocks aligned to {error:.2f} us"
+    taken_off = f" - {exposed:.1f} us of the bound" if exposed else ""
+    found += [
+        _part("start", "launch", by_name["starting"], "until critical programs run"),
+        _part("skew", bulk, by_name["skew"], f"waits for a rank whose call began later, {clocks}"),
+        _part("latency", bulk, by_name["latency"], "waits after the last signal was sent"),
+        _part("transfer", bulk, transfer, f"other waits of critical programs{taken_off}"),
+    ]
+    return found, work - bounds.t_floor_us
 
 
 def _kernel_us(measured: Measurement, stamps: Stamps, rank: int) -> Times:

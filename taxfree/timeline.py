@@ -1,32 +1,31 @@
 """What programs of fused kernels do when, from kernels that were built to note it.
 
 Such a build is a process of its own: workers that have `TAXFREE_TIMELINE` in their environment.
-Noting costs a store per event, so times of it are for looking at, and in no account.
+Noting costs stores, so the times of calls are those of the usual build; what noting adds is printed
+beside them. On the host one build serves for both: whether a call notes is decided when it runs.
 """
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import numpy as np
+import numpy.typing as npt
 import torch
 import torch.distributed as dist
 
-from taxfree.bench import deadline_s, heap_bytes
-from taxfree.group import WorkerGroup
-from taxfree.settings import Settings
+from taxfree import measure
 from taxfree.stamping import aligned, compare_clocks
-from taxfree.trial import Candidate, open_bench
+from taxfree.taxes import Alignment, Notes, Times
+from taxfree.trial import Bench, Candidate, open_bench
 from taxfree_kernels.device import sync
 from taxfree_kernels.fabric.base import Fabric
-from taxfree_kernels.launch import Kernel, launching_through
+from taxfree_kernels.launch import Kernel, compiling, launching_through
 from taxfree_kernels.variant import Plan
 
-VARIABLE = "TAXFREE_TIMELINE"
 _BACKENDS = {"cuda": "cuda", "rocm": "hip", "host": "interpreter"}
-_WARM_UP = 3
 
 Kind = Literal["send", "wait", "compute"]
 
@@ -50,95 +49,127 @@ class Activity:
     end_us: float
 
 
-def record(
-    op: str, problem: Any, fabric: str, candidates: Sequence[Candidate]
-) -> list[tuple[Activity, ...]]:
-    """Run one call of each candidate on instrumented ranks.
+def variables(fabric: str) -> dict[str, str]:
+    """What workers must have in their environment so that their kernels can note."""
+    return {"TAXFREE_TIMELINE": _BACKENDS[fabric]}
 
-    Raises:
-        TaskFailed: the fabric cannot be opened, or a candidate failed.
-        WorkerLost: a worker died or hung.
+
+# -- in instrumented workers --
+
+
+def note_calls(
+    fabric: Fabric,
+    op: str,
+    problem: dict[str, Any],
+    candidates: Sequence[Candidate],
+    repetitions: int,
+) -> list[Notes]:
+    """Time chains of calls that note; a task of instrumented workers.
+
+    Returns:
+        The last call of each chain, by candidate; nothing on ranks but the first.
     """
-    variables = {VARIABLE: _BACKENDS[fabric]}
-    size, timeout_s = heap_bytes(fabric, [problem]), Settings.from_environment().timeout_s
-    with WorkerGroup(problem.world_size, fabric, size, timeout_s, variables) as group:
-        found: list[tuple[Activity, ...]] = group.call(
-            "taxfree.timeline:record_calls",
-            deadline_s(group.hardware),
-            op=op,
-            problem=dataclasses.asdict(problem),
-            candidates=list(candidates),
-        )[0]
-    return found
-
-
-def record_calls(
-    fabric: Fabric, op: str, problem: dict[str, Any], candidates: Sequence[Candidate]
-) -> list[tuple[Activity, ...]]:
-    """Activities of one call of each candidate, of all ranks; a task of instrumented workers."""
     bench = open_bench(fabric, op, problem)
-    found = []
-    for candidate in candidates:
-        plan = bench.plan(candidate)
-        size = _programs(bench, plan) * sync.EVENTS.value * sync.PEERS.value
-        log = torch.zeros(size, dtype=torch.int64, device=fabric.device)
-        for step in range(_WARM_UP):
-            bench.call(plan, step)
-        first = compare_clocks(fabric)
-        fabric.pool.control[sync.LOG.value] = log.data_ptr()
-        fabric.barrier()
-        fabric.device_barrier()
-        bench.call(plan, _WARM_UP)
-        fabric.synchronize()
-        fabric.pool.control[sync.LOG.value] = 0
-        second = compare_clocks(fabric)
-        fabric.pool.check()
-        everyone: list[Any] = [None] * fabric.world_size
-        dist.all_gather_object(everyone, (log.cpu().numpy(), first, second), fabric.group)
-        alignment = aligned([own[1:3] for own in everyone], 0.0)
-        activities: list[Activity] = []
-        for rank, (own, _, _) in enumerate(everyone):
-            events = own.reshape(-1, sync.EVENTS.value, sync.PEERS.value)
-            times = alignment.common_us(rank, events)
-            activities += activities_of(rank, events > 0, times, fabric.world_size)
-        found.append(tuple(activities))
-    return found
+    found = [
+        note_plan(fabric, _caller(bench, plan), repetitions) for plan in map(bench.plan, candidates)
+    ]
+    fabric.synchronize()
+    fabric.pool.check()
+    return found if fabric.rank == 0 else []
 
 
-def _programs(bench: Any, plan: Plan) -> int:
-    """Of the largest launch of a plan."""
-    grids = []
+def _caller(bench: Bench, plan: Plan) -> measure.Call:
+    return lambda step: bench.call(plan, step)
+
+
+def note_plan(fabric: Fabric, call: measure.Call, repetitions: int) -> Notes:
+    """Time chains of a call that notes; collective."""
+    grids = _grids(call)
+    with compiling():
+        call(0)
+    fabric.barrier()
+    size = (max(grids), sync.EVENTS.value, sync.PEERS.value)
+    log = torch.zeros(size, dtype=torch.int64, device=fabric.device)
+    logs: list[npt.NDArray[np.int64]] = []
+
+    def after(_: int) -> None:
+        logs.append(log[:, :, : fabric.world_size].cpu().numpy().copy())
+
+    first = compare_clocks(fabric)
+    fabric.pool.control[sync.LOG.value] = log.data_ptr()
+    fabric.barrier()
+    mode = "graph" if fabric.has_graphs else "eager"
+    (timing,) = measure.time_together(fabric, [(call, mode)], repetitions, after)
+    fabric.pool.control[sync.LOG.value] = 0
+    own = (first, compare_clocks(fabric), np.array(logs))
+    everyone = [own] * fabric.world_size
+    dist.all_gather_object(everyone, own, fabric.group)
+    alignment = aligned([each[:2] for each in everyone], 0.0)
+    events = [each[2] for each in everyone]
+    return notes_of(events, alignment, np.array(timing.by_rank_us), len(grids))
+
+
+def _grids(call: measure.Call) -> list[int]:
+    """Programs of each launch of a call."""
+    grids: list[int] = []
 
     def launch(kernel: Kernel, args: tuple[Any, ...]) -> None:
         grids.append(kernel.grid)
 
     with launching_through(launch):
-        plan(*bench.inputs[0], bench.outputs[0])
-    return max(grids)
+        call(0)
+    return grids
 
 
-def activities_of(rank: int, noted: Any, times: Any, world_size: int) -> Iterator[Activity]:
-    """What the programs of one rank did.
+def notes_of(
+    events: Sequence[npt.NDArray[np.int64]], alignment: Alignment, call_us: Times, launches: int
+) -> Notes:
+    """Notes on the ranks' common clock.
 
     Args:
-        noted: whether there is a time, [program, event, peer].
-        times: of events, in microseconds, [program, event, peer].
+        events: logs of each rank, in nanoseconds of its own clock, 0 where nothing was noted,
+            [repetition, program, event, peer].
+        call_us, launches: as of `Notes`.
     """
-    started, done = sync.STARTED.value, sync.DONE.value
-    sent, began, ended = sync.SENT.value, sync.WAIT_BEGAN.value, sync.WAIT_ENDED.value
-    for program in range(len(times)):
-        if not noted[program, started, 0]:
-            continue
-        begin = float(times[program, started, 0])
-        peers = [p for p in range(world_size) if noted[program, sent, p]]
-        last = max(peers, key=lambda peer: times[program, sent, peer], default=0)
-        # Of a plan with two launches, the second notes over the first, but for the signals.
-        if peers and times[program, sent, last] >= begin:
-            yield Activity(rank, program, "send", last, begin, float(times[program, sent, last]))
-        elif noted[program, done, 0]:
-            end = float(times[program, done, 0])
+    times = np.array(
+        [
+            np.where(own > 0, alignment.common_us(rank, own), np.nan)
+            for rank, own in enumerate(events)
+        ]
+    )
+
+    def of(event: Any) -> Times:
+        return np.asarray(times[:, :, :, event.value], dtype=np.float64)
+
+    return Notes(
+        started=of(sync.STARTED)[..., 0],
+        done=of(sync.DONE)[..., 0],
+        sent=of(sync.SENT),
+        began=of(sync.WAIT_BEGAN),
+        ended=of(sync.WAIT_ENDED),
+        call_us=call_us,
+        launches=launches,
+    )
+
+
+# -- what programs did --
+
+
+def activities(notes: Notes) -> Iterator[Activity]:
+    """What the programs of all ranks did in the last call."""
+    started, done, sent, began, ended = (
+        times[:, -1] for times in (notes.started, notes.done, notes.sent, notes.began, notes.ended)
+    )
+    for rank, program in np.argwhere(~np.isnan(started)).tolist():
+        begin, end = float(started[rank, program]), float(done[rank, program])
+        # Of a call of two launches, the second notes over the first, but for the signals.
+        signals = np.where(sent[rank, program] >= begin, sent[rank, program], -np.inf)
+        last = int(np.argmax(signals))
+        if signals[last] > -np.inf:
+            yield Activity(rank, program, "send", last, begin, float(signals[last]))
+        elif end >= begin:
             yield Activity(rank, program, "compute", None, begin, end)
-        for peer in range(world_size):
-            if noted[program, began, peer] and noted[program, ended, peer]:
-                span = times[program, began, peer], times[program, ended, peer]
-                yield Activity(rank, program, "wait", peer, float(span[0]), float(span[1]))
+        for peer in range(len(signals)):
+            span = float(began[rank, program, peer]), float(ended[rank, program, peer])
+            if begin <= span[0] <= span[1]:
+                yield Activity(rank, program, "wait", peer, *span)

@@ -11,11 +11,13 @@ from rich.table import Table
 from rich.text import Text
 
 from taxfree.errors import TaxfreeError, UsageError
-from taxfree.results import Row, Verdict, by_problem, fastest
+from taxfree.results import Row, Verdict, by_problem, fastest, require_writable
 from taxfree.shapes import written
 from taxfree_cli.output import print_lines, print_table, results
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
     from taxfree.bench import ProblemResult
 
 
@@ -149,24 +151,41 @@ def print_comparison(verdicts: Sequence[Verdict], before: Path) -> None:
 # -- pictures --
 
 
-def require_picture(path: Path) -> None:
+def require_picture(path: Path, option: str = "--plot") -> None:
     """Check, before anything is measured, that there can be a picture.
 
+    Args:
+        option: that names it.
+
     Raises:
-        TaxfreeError: matplotlib is not installed.
+        TaxfreeError: matplotlib is not installed, or the file cannot be written.
         UsageError: it writes no such pictures.
     """
     try:
         import matplotlib  # noqa: F401
     except ImportError as error:
         raise TaxfreeError(
-            "--plot needs matplotlib, which is not installed", "pip install 'taxfree[plot]'"
+            f"{option} needs matplotlib, which is not installed", "pip install 'taxfree[plot]'"
         ) from error
     from matplotlib.backend_bases import FigureCanvasBase
 
     kinds = FigureCanvasBase.get_supported_filetypes()
     if path.suffix.removeprefix(".") not in kinds:
-        raise UsageError(f"--plot {path}: no such kind of picture", f"one of: {', '.join(kinds)}")
+        raise UsageError(f"{option} {path}: no such kind of picture", f"one of: {', '.join(kinds)}")
+    require_writable(path)
+
+
+def save_picture(figure: Figure, path: Path) -> None:
+    """Write a picture.
+
+    Raises:
+        TaxfreeError: it cannot be written.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(path, dpi=150)
+    except (OSError, ValueError) as error:
+        raise TaxfreeError(f"{path} cannot be written: {error}", "name a .png file") from error
 
 
 def plot(rows: Sequence[Row], along: str, path: Path) -> None:
@@ -196,11 +215,7 @@ def plot(rows: Sequence[Row], along: str, path: Path) -> None:
         axis.minorticks_off()
         axis.xaxis.set_major_formatter("{x:.0f}")
         axis.legend(fontsize="small")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(path, dpi=150)
-    except (OSError, ValueError) as error:
-        raise TaxfreeError(f"{path} cannot be written: {error}", "name a .png file") from error
+    save_picture(figure, path)
 
 
 def _panels(rows: Sequence[Row], along: str) -> dict[str, dict[str, list[tuple[float, float]]]]:

@@ -19,6 +19,11 @@ if TYPE_CHECKING:
 os.environ["TRITON_INTERPRET"] = "1"
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests that may take long begin first, so that all workers end at about the same time."""
+    items.sort(key=lambda item: item.get_closest_marker("timeout") is None)
+
+
 @pytest.fixture(scope="session")
 def started() -> Iterator[dict[str, Ranks]]:
     """Worker groups by fabric, for all tests of the session."""

@@ -33,10 +33,19 @@ TIMEOUT_S = 30.0  # long: several groups share few cores
 DEADLINE_S = 100.0
 
 
+#: variants that the host fabric cannot serve: they need NCCL, and CUDA
+ELSEWHERE = ("registered", "torch_fused")
+
+
 def variant_names(op: str = OP) -> list[str]:
     """All variants of an operation, found without importing torch or triton."""
     folder = KERNELS / "taxfree_kernels" / op
     return sorted(p.stem for p in folder.glob("*.py") if "\nVARIANT = " in p.read_text())
+
+
+def gather_dims(variant: str) -> tuple[int, ...]:
+    """The dimensions in which a variant of all_gather_matmul gathers."""
+    return (0,) if variant == "overlap" else (0, 1)
 
 
 #: for tests and classes of tests: once with ranks of the host, and once, marked `gpu`, of GPUs

@@ -8,15 +8,24 @@ is screened and checked is exactly what runs.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
+
+from triton.backends.compiler import GPUTarget
+
+if TYPE_CHECKING:
+    import torch
 
 
 @dataclass(frozen=True)
 class Kernel:
     """A jitted function with everything about its launch that a plan fixes.
+
+    Triton looks a compiled kernel up by all that it depends on, at every launch, which takes the
+    host several times longer than the launch itself. Here it is remembered by the arguments that
+    change. Not on AMD, where kernels also depend on where a tensor's memory ends.
 
     Args:
         function: the ``triton.jit`` function.
@@ -30,13 +39,35 @@ class Kernel:
     grid: int
     constants: Mapping[str, Any] = field(default_factory=dict)
     options: Mapping[str, Any] = field(default_factory=dict)
+    _runners: dict[tuple[Any, ...], Callable[..., Any]] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
 
     def __call__(self, *args: Any) -> None:
         launcher = _launcher.get()
         if launcher is not None:
             launcher(self, args)
             return
-        self.function[(self.grid,)](*args, **self.constants, **self.options)
+        kinds = tuple([arg if type(arg) is int else _kind(arg) for arg in args])
+        run = self._runners.get(kinds)
+        if run is not None:
+            run(*args)
+            return
+        compiled = self.function[(self.grid,)](*args, **self.constants, **self.options)
+        if getattr(getattr(compiled, "metadata", None), "target", _OTHER).backend == "cuda":
+            rest = [self.constants[name] for name in self.function.arg_names[len(args) :]]
+            again = compiled[(self.grid, 1, 1)]
+            self._runners[kinds] = lambda *args: again(*args, *rest)
+
+
+_OTHER = GPUTarget("", "", 0)
+
+
+def _kind(arg: Any) -> Any:
+    """What of a tensor, or of a descriptor, a kernel is compiled for on NVIDIA."""
+    if hasattr(arg, "data_ptr"):
+        return arg.dtype, arg.data_ptr() % 16 == 0
+    return arg.base.dtype, *arg.block_shape
 
 
 def compile_options(backend: str, config: Mapping[str, Any]) -> dict[str, Any]:
@@ -45,6 +76,15 @@ def compile_options(backend: str, config: Mapping[str, Any]) -> dict[str, Any]:
         return {}
     names = ("num_warps", "num_stages", "waves_per_eu", "matrix_instr_nonkdim", "launch_pdl")
     return {name: config[name] for name in names if name in config} | {"enable_fp_fusion": True}
+
+
+def copy_to_peer(target: torch.Tensor, source: torch.Tensor) -> None:
+    """Let a copy engine store into a peer's memory, on the current stream.
+
+    Where kernels are only compiled nothing is copied: the signals that make room for it do not run.
+    """
+    if _launcher.get() is not _compile:
+        target.copy_(source)
 
 
 class Launcher(Protocol):

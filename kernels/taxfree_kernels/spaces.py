@@ -18,6 +18,12 @@ def up_to(limit: int, values: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(value for value in values if value <= limit) or values[:1]
 
 
+def nearest_first(values: tuple[int, ...], wanted: int) -> tuple[int, ...]:
+    """Of ascending `values` the nearest to `wanted`, then the next larger, the next smaller."""
+    at = min(range(len(values)), key=lambda index: abs(values[index] - wanted))
+    return (values[at], *values[at + 1 : at + 2], *values[max(0, at - 1) : at])
+
+
 def within(space: Space, guess: Config) -> dict[str, Any]:
     """`guess` with each value moved to the nearest that `space` offers; the rest at its first."""
     config = {}

@@ -49,8 +49,9 @@ class Step:
 
     Args:
         name: as reports name it.
-        kind: "collective"; "copy", of what another layout would leave in place; "consumer", of what
-            was gathered; "fused", which communicates and computes at once.
+        kind: "producer", of what is then sent; "collective"; "copy", of what a fused kernel would
+            leave in place; "consumer", of what was gathered; "fused", which communicates and
+            computes at once.
         run: launches it.
         least: launches the same collective on as little data as it takes; None where there is none.
         reads: the intermediate that a consumer reads; None for other kinds.
@@ -58,7 +59,7 @@ class Step:
     """
 
     name: str
-    kind: Literal["collective", "copy", "consumer", "fused"]
+    kind: Literal["producer", "collective", "copy", "consumer", "fused"]
     run: Callable[[], Any]
     least: Callable[[], Any] | None = None
     reads: torch.Tensor | None = None

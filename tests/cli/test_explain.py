@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
+from rich.text import Text
 
 from taxfree.bench import ProblemResult
 from taxfree.bounds import Bounds, Peaks
@@ -23,7 +24,7 @@ from taxfree_cli.exits import ExitCode
 from taxfree_kernels.all_gather_matmul.problem import AllGatherMatmul
 from taxfree_kernels.hardware import KNOWN
 from taxfree_tuning_db import Rung
-from tests.taxfree.pipelines import Truth
+from tests.taxfree.pipelines import Fused, Truth
 
 OP = "all_gather_matmul"
 ROOT = Path(__file__).parents[2]
@@ -36,7 +37,7 @@ def stamped(truth: Truth, fused: bool) -> Stamped:
     measured = truth.measurement()
     if fused:
         steps = tuple(dataclasses.replace(step, kind="fused") for step in measured.steps)
-        measured = dataclasses.replace(measured, steps=steps)
+        measured = dataclasses.replace(measured, steps=steps, notes=Fused().notes())
     spans = tuple(
         Span(rank, step.name, 10.0 * index + rank, 10.0 * index + rank + 9)
         for rank in range(truth.ranks)
@@ -88,12 +89,23 @@ class TestAccount:
         for tax in ("launch", "bulk synchronous", "locality", "residual", "bound"):
             assert f"\n  {tax} " in text
 
-    def test_the_dispatcher_and_what_stays_unsplit_are_explained(self):
+    def test_the_dispatcher_is_explained(self):
         text = shown(160)
         assert "dispatch: push BLOCK_M=16" in text
         assert "dispatch picks push (exact): its own record" in text
         assert "+ all_gather_matmul with m=16: record: user" in text
-        assert INSIDE in text
+
+    def test_fused_kernels_are_split_by_what_their_programs_noted(self):
+        text = shown(160)
+        fused = text[text.index("dispatch: push") :]
+        for name in ("ends", "start", "skew", "latency", "transfer", "kernels", "unexplained"):
+            assert f"\n    {name} " in fused
+        assert "noting what programs do adds" in fused
+
+    def test_what_stays_unsplit_is_said(self):
+        measured = stamped(Truth(), fused=True).measurement
+        (account, *_) = accounts(dataclasses.replace(measured, notes=None), BOUNDS)
+        assert account.unsplit == INSIDE
 
     def test_the_instrument_tells_how_exact_it_is(self):
         text = " ".join(shown(160).split())
@@ -110,6 +122,8 @@ class TestAccount:
 
     @pytest.mark.parametrize("width", [40, *WIDTHS])
     def test_it_fits_any_terminal(self, width):
+        found = explain_views.lines(explanation(), width)
+        assert max(len(line) for line in found if isinstance(line, Text)) <= width
         assert max(map(len, shown(width).splitlines())) <= width
 
     @pytest.mark.parametrize("width", WIDTHS)
@@ -169,6 +183,11 @@ class TestTimelines:
             (2, 0, "send 1", 0.0, 4.0), (3, 3, "compute", 1.0, 7.0), (3, 3, "wait 0", 2.0, 2.5),
         ]  # fmt: skip
 
+    def test_a_call_of_a_fused_kernel_is_what_its_programs_noted(self):
+        _, push = timelines(explanation())
+        assert {each.kind for each in push.activities} == {"send", "compute", "wait"}
+        assert min(each.begin_us for each in push.activities) == 0.0
+
     def test_a_call_of_the_library_comes_from_the_middle_of_its_chain(self):
         found = explanation()
         library = dataclasses.replace(found, pipelines=found.pipelines[:1])
@@ -180,11 +199,18 @@ class TestTimelines:
         (pipeline,) = library.pipelines
         stamped = dataclasses.replace(pipeline.stamped, spans=spans)
         pipelines = (dataclasses.replace(pipeline, stamped=stamped),)
-        (timeline,) = timelines(dataclasses.replace(library, pipelines=pipelines), "host")
+        (timeline,) = timelines(dataclasses.replace(library, pipelines=pipelines))
         assert timeline.ranks == [0, 1, 2]
         assert [(step.name, step.begin_us) for step in timeline.steps[:3]] == [
             ("step 0", 0.0), ("step 1", 10.0), ("step 2", 20.0),
         ]  # fmt: skip
+
+    def test_are_kept_as_json(self):
+        for timeline in timelines(explanation()):
+            kept = json.loads(json.dumps(timeline.to_json()))
+            found = Timeline.from_json(kept)
+            assert found.to_json() == kept
+            assert (found.variant, found.ranks) == (timeline.variant, timeline.ranks)
 
     def test_are_drawn_on_one_axis(self, tmp_path):
         path = tmp_path / "timelines.png"
@@ -242,7 +268,9 @@ class TestCommand:
         assert sum(baseline[name] for name in taxes) == pytest.approx(baseline["t_eager_us"])
         assert [rank["rank"] for rank in baseline["ranks"]] == [0, 1, 2]
         assert baseline["steps"][2]["alone_mhz"] is None or baseline["steps"][2]["alone_mhz"] > 0
-        assert push["bulk_synchronous_us"] is None
+        assert push["kernel_us"] + push["unexplained_us"] == pytest.approx(push["residual_us"])
+        assert push["notes_us"] is not None
+        assert "notes_us" not in baseline
         assert push["open"]
         assert document["dispatch"][0]["ladder"][0]["why"] == "record: user"
         assert "interpreted kernels" in outcome.err
@@ -304,6 +332,24 @@ class TestDocument:
         assert "- m=64 push: the residual is" in made
         assert "pictures/taxes-results.png" in made
         assert taxes_script().update(made, tmp_path) == made
+
+    def test_what_noting_costs_is_a_table_by_variant_with_its_pictures(self, tmp_path):
+        problem = dataclasses.asdict(PROBLEM)
+        rows = [
+            {"op": OP, "problem": problem | {"m": m}, "variant": variant, "cost": cost}
+            for m, variant, cost in ((1, "push", 0.03), (2, "push", 0.08), (1, "pull", -0.01))
+        ]
+        drawn = {"op": OP, "problem": problem, "hardware": "CPU", "timelines": []}
+        (tmp_path / "x.json").write_text(json.dumps({"rows": rows, "pictures": [drawn]}))
+        text = "<!-- timeline: x.json -->\n<!-- end of timeline -->"
+        made = taxes_script().update(text, tmp_path)
+        cells = [[c.strip() for c in line.split("|")[1:5]] for line in made.splitlines()[4:7]]
+        assert cells == [
+            ["push", "2", "+5.5%", "+8.0%"],
+            ["pull", "1", "-1.0%", "-1.0%"],
+            ["**all**", "3", "+3.0%", "+8.0%"],
+        ]
+        assert "(pictures/timeline-x-0.png)" in made
 
     def test_without_a_file_it_says_that_nothing_was_measured(self, tmp_path):
         text = "<!-- taxes: none.json -->\n<!-- end of taxes -->"

@@ -96,7 +96,8 @@ class TestEightRanks:
     def test_blocks_and_tiles_are_right_also_where_ranks_own_nothing(self, ranks):
         """Eight ranks share few cores: one small problem."""
         cases = [
-            case(variant, m=1, n=40, k=5, dtype="bfloat16") for variant in ("two_shot", "push")
+            case(variant, m=1, n=40, k=5, dtype="bfloat16")
+            for variant in ("one_shot_ll", "two_shot", "push")
         ]
         assert complaints(ranks, 8, cases, random_data=False) == []
 

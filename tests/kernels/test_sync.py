@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from tests.ranks import on_every_fabric, variant_names
+from tests.ranks import ELSEWHERE, gather_dims, on_every_fabric, variant_names
 
 TASKS = "tests.kernels.sync_tasks"
 BOUND = 0.8
 SHORTEST = {"host": BOUND, "cuda": 0.9 * BOUND}  # GPUs count polls, of which the rate is measured
-FUSED_OR_ONE_SHOT = [name for name in variant_names() if name not in ("baseline", "registered")]
+FUSED_OR_ONE_SHOT = [name for name in variant_names() if name not in ("baseline", *ELSEWHERE)]
 
 
 @on_every_fabric
@@ -105,9 +105,11 @@ class TestTimeouts:
 
 
 @on_every_fabric
-@pytest.mark.parametrize("variant", FUSED_OR_ONE_SHOT)
+@pytest.mark.parametrize(
+    ("variant", "gather_dim"),
+    [(name, dim) for name in FUSED_OR_ONE_SHOT for dim in gather_dims(name)],
+)
 class TestAbsentPeer:
-    @pytest.mark.parametrize("gather_dim", [0, 1])
     def test_outputs_that_need_it_are_nan_until_a_reset(self, ranks, variant, gather_dim):
         from tests.kernels.tasks import Case
 

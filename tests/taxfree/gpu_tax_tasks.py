@@ -6,7 +6,12 @@ the cache, and a consumer. One knob at a time is turned from its usual value.
 
 from __future__ import annotations
 
+import contextlib
+import gc
+import os
+import statistics
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,7 +47,7 @@ class Knobs:
     """What a pipeline costs.
 
     Args:
-        host_us: that the host waits in a call.
+        host_us: that the host takes for a call, all in all.
         empty_kernels: of the copies.
         late_us: by which the consumer of the last rank takes longer.
         blocks: of the consumer's input, which something evicts before it is read.
@@ -66,38 +71,86 @@ class _Pipeline:
         self._nothing = Kernel(stamps.nothing, 1, options=one_warp)
         self._busy = Kernel(stamps.busy, 1, {"BACKEND": fabric.backend}, one_warp)
         self._read = Kernel(_read, 1, {"BLOCK": _BLOCK}, {"num_warps": 4})
+        self.host_us: list[float] = []
 
     def steps(self, _: int) -> list[Step]:
         return [
             Step("barrier", "collective", self._fabric.device_barrier,
                  least=self._fabric.device_barrier),
             Step("empty", "copy", self._run_empty),
-            Step("evict", "copy", lambda: self._other.sum()),
+            Step("evict", "copy", self.evict),
             Step("read", "consumer", self._consume, reads=self._data,
                  memory_bytes=self._data.nbytes),
         ]  # fmt: skip
 
     def call(self, index: int) -> None:
+        """Launch the steps, then wait until the host has taken its time.
+
+        A pace, not a pause: what launching takes varies by more than what is to be found.
+        """
+        begin = now = time.perf_counter()
         for step in self.steps(index):
             step.run()
-        until = time.perf_counter() + self._knobs.host_us * 1e-6
-        while time.perf_counter() < until:
-            pass
+        while now - begin < self._knobs.host_us * 1e-6:
+            now = time.perf_counter()
+        self.host_us.append((time.perf_counter() - begin) * 1e6)
+
+    def evict(self) -> None:
+        self._other.sum()
+
+    def touch(self) -> None:
+        self._data.sum()
+
+    def read(self) -> None:
+        self._read(self._total, self._data, self._knobs.blocks)
 
     def _run_empty(self) -> None:
         for _ in range(self._knobs.empty_kernels):
             self._nothing(self._log)
 
     def _consume(self) -> None:
-        self._read(self._total, self._data, self._knobs.blocks)
+        self.read()
         if self._knobs.late_us:
             last = self._fabric.rank == self._fabric.world_size - 1
             self._busy(self._log, round(1000 * self._knobs.late_us * last))
 
 
+@contextlib.contextmanager
+def _undisturbed(fabric: Fabric) -> Iterator[None]:
+    """Within the context, this thread has a core of its own, and Python collects no garbage."""
+    cores = os.sched_getaffinity(0)
+    gc.collect()
+    gc.disable()
+    os.sched_setaffinity(0, {sorted(cores)[fabric.rank % len(cores)]})
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, cores)
+        gc.enable()
+
+
 def parts_with(fabric: Fabric, **knobs: Any) -> list[dict[str, float]]:
     """The parts of a pipeline with some knobs turned, by rank."""
-    pipeline = _Pipeline(fabric, Knobs(**knobs))
+    return _timed(fabric, _Pipeline(fabric, Knobs(**knobs)))
+
+
+def paced(fabric: Fabric, host_us: float) -> tuple[list[dict[str, float]], float]:
+    """The parts of a pipeline whose calls take the host so long; and how long they took it."""
+    pipeline = _Pipeline(fabric, Knobs(host_us=host_us))
+    with _undisturbed(fabric):
+        parts = _timed(fabric, pipeline)
+    return parts, statistics.median(pipeline.host_us)
+
+
+def evicted(fabric: Fabric, blocks: int) -> tuple[list[dict[str, float]], float]:
+    """The parts of a pipeline whose consumer reads so much; and what reading it cold costs."""
+    pipeline = _Pipeline(fabric, Knobs(blocks=blocks))
+    before = _cold_minus_warm(fabric, pipeline)
+    parts = _timed(fabric, pipeline)
+    return parts, (before + _cold_minus_warm(fabric, pipeline)) / 2
+
+
+def _timed(fabric: Fabric, pipeline: _Pipeline) -> list[dict[str, float]]:
     timed = stamping.time_steps(
         fabric, stamping.Pipeline(pipeline.call, pipeline.steps), REPETITIONS
     )
@@ -107,25 +160,26 @@ def parts_with(fabric: Fabric, **knobs: Any) -> list[dict[str, float]]:
     ]
 
 
-def missed_us_per_block(fabric: Fabric) -> float:
-    """What a block of evicted input takes longer than one that was just read, without stamps."""
-    pipeline = _Pipeline(fabric, Knobs(blocks=200))
-    _, _, evict, read = pipeline.steps(0)
-    touch = pipeline._data.sum
+def _cold_minus_warm(fabric: Fabric, pipeline: _Pipeline) -> float:
+    """What a read of evicted data takes longer than one of data just read, without readings.
 
-    def chain(*functions: Any) -> measure.Call:
-        def call(_: int) -> None:
-            for function in functions:
-                function()
-
-        return call
-
-    chains = [(evict.run, touch), (evict.run, touch, read.run), (evict.run,), (evict.run, read.run)]
+    Both follow a touch: of the data, or, as what is launched before a kernel may matter, of a twin.
+    """
+    twin = torch.zeros_like(pipeline._data)
+    warm = (pipeline.evict, pipeline.touch, pipeline.read)
+    cold = (pipeline.evict, twin.sum, pipeline.read)
     timings = measure.time_together(
-        fabric, [(chain(*functions), "graph") for functions in chains], REPETITIONS
+        fabric, [(_chain(*functions), "graph") for functions in (warm, cold)], REPETITIONS
     )
-    touched, hot, evicted, cold = (timing.median_us for timing in timings)
-    return ((cold - evicted) - (hot - touched)) / 200
+    return timings[1].median_us - timings[0].median_us
+
+
+def _chain(*functions: Any) -> measure.Call:
+    def call(_: int) -> None:
+        for function in functions:
+            function()
+
+    return call
 
 
 def instrument(fabric: Fabric) -> dict[str, float]:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from taxfree.taxes import Alignment, Measurement, Stamps, StepInfo
+from taxfree.taxes import Alignment, Measurement, Notes, Stamps, StepInfo
 
 CALLS, REPETITIONS = 20, 5
 EPOCH_NS = 1_700_000_000_000_000_000  # a GPU's clock counts since 1970
@@ -123,3 +123,71 @@ class Truth:
             [[self._own_clock(r, np.array(t)) for r in range(self.ranks)] for t in (0.0, end)]
         )
         return Alignment(at, at - at[:, :1], np.full(self.ranks, 700.0), float(self.step_ns))
+
+
+# -- inside a fused kernel --
+
+#: one clock for all ranks, in nanoseconds
+TRUE_CLOCKS = Alignment(np.zeros((2, 3), dtype=np.int64), np.zeros((2, 3), dtype=np.int64),
+                        np.zeros(3), 1.0)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Fused:
+    """A call of three ranks: a sender, and waves of tiles that wait for the senders of all peers.
+
+    Args:
+        begin: of the call.
+        gap: outside of the call's programs.
+        ramp, dispatch: until the first tile starts, and from the end of a tile to the next's start.
+        before, tile: of a tile, until it waits and after that.
+        send: of a sender, from its start to its signal.
+        latency: from a signal to the end of a wait for it.
+        late: by which the last rank's call begins later.
+        waves: of tiles.
+    """
+
+    begin: float = 1000.0
+    gap: float = 3.0
+    ramp: float = 1.5
+    dispatch: float = 0.5
+    before: float = 4.0
+    tile: float = 18.0
+    send: float = 11.5
+    latency: float = 2.0
+    late: float = 0.0
+    waves: int = 1
+
+    def _begin(self, rank: int) -> float:
+        return self.begin + self.late * (rank == 2)
+
+    def _tiles(self, rank: int) -> Iterator[tuple[float, float, float, float]]:
+        """Start, begin and end of the wait, and end, of a tile of each wave."""
+        sent = max(self._begin(peer) for peer in range(3) if peer != rank) + self.send
+        start = self._begin(rank) + self.ramp
+        for _ in range(self.waves):
+            began = start + self.before
+            ended = max(began, sent + self.latency)
+            yield start, began, ended, ended + self.tile
+            start = ended + self.tile + self.dispatch
+
+    def call_us(self, rank: int) -> float:
+        *_, (_, _, _, end) = self._tiles(rank)
+        return end - self._begin(rank) + self.gap
+
+    def notes(self) -> Notes:
+        """What programs would have noted: the sender is program 0."""
+        shape = (3, 1, 1 + self.waves)
+        started, done = np.full(shape, np.nan), np.full(shape, np.nan)
+        sent, began, ended = (np.full((*shape, 3), np.nan) for _ in range(3))
+        for rank in range(3):
+            peers = [peer for peer in range(3) if peer != rank]
+            begin = self._begin(rank)
+            started[rank, 0, 0], done[rank, 0, 0] = begin, begin + self.send
+            sent[rank, 0, 0, peers] = begin + self.send
+            for program, times in enumerate(self._tiles(rank), 1):
+                started[rank, 0, program], done[rank, 0, program] = times[0], times[3]
+                began[rank, 0, program, peers] = times[1]
+                ended[rank, 0, program, peers] = times[2]
+        call_us = np.array([[self.call_us(rank)] for rank in range(3)])
+        return Notes(started, done, sent, began, ended, call_us, launches=1)

@@ -13,10 +13,12 @@ from pathlib import Path
 import pytest
 
 from tests.ranks import (
+    ELSEWHERE,
     HEAP_BYTES,
     PYTHON,
     TIMEOUT_S,
     environment,
+    gather_dims,
     on_every_fabric,
     processes,
     replies_of_survivors,
@@ -28,29 +30,43 @@ from tests.ranks import (
 )
 
 TASKS = "tests.taxfree.fault_tasks"
-BOUND = 1.5
+BOUND = 1.0
 ALLOWED = BOUND + 2
-OURS = [name for name in variant_names() if name not in ("baseline", "registered")]
-#: flash_decode's that stand for its ways to tell peers. In two_shot a peer waits for the lost rank
-#: before it finishes its share, and may be named by those whose wait for that ends as soon.
-DECODING = {
-    "decode fused": ("fused", {"CHUNKS": 3, "ROWS": 2}),
-    "decode in words": ("fused", {"CHUNKS": 3, "ROWS": 2, "IN_DATA": True}),
-    "decode persistent": ("persistent", {}),
-}
-
+GATHER, ALL_REDUCE, SCATTER = "all_gather_matmul", "matmul_all_reduce", "matmul_reduce_scatter"
+DECODE = "flash_decode"
 #: two chunks of rows, so that push has four signals to send among three ranks, pull two
-FIELDS = {"m": 5, "n": 16, "k": 48, "gather_dim": 1}
-DECODING_FIELDS = {"batch": 2, "q_heads": 3, "kv_heads": 1, "head_dim": 16, "kv_len_per_rank": 20}
+FIELDS = {
+    GATHER: {"m": 5, "n": 16, "k": 48},
+    ALL_REDUCE: {"m": 5, "n": 48, "k": 12},
+    SCATTER: {"m": 5, "n": 48, "k": 12},
+    DECODE: {"batch": 2, "q_heads": 3, "kv_heads": 1, "head_dim": 16, "kv_len_per_rank": 20},
+}
+#: those that wait for peers in kernels of ours
+OURS = [
+    *(
+        (op, name)
+        for op in (GATHER, ALL_REDUCE, SCATTER)
+        for name in variant_names(op)
+        if name not in ("baseline", *ELSEWHERE)
+    ),
+    # These stand for all: the others send, and wait, by the same functions. In two_shot a peer
+    # waits for the lost rank before it finishes its share, and may be named in its place.
+    (DECODE, "fused"),
+    (DECODE, "fused in words"),
+    (DECODE, "persistent"),
+]
 
 
-def case(variant):
+def case(variant, op=GATHER):
     from tests.kernels.tasks import Case
 
-    if variant in DECODING:
-        name, config = DECODING[variant]
-        return Case(name, DECODING_FIELDS, config, op="flash_decode")
-    return Case(variant, FIELDS, {"CHUNKS": 2})
+    fields = FIELDS[op]
+    if op == DECODE:
+        name, _, in_words = variant.partition(" in ")
+        return Case(name, fields, {"IN_DATA": in_words == "words"}, op=op)
+    if op == GATHER:
+        fields = fields | {"gather_dim": gather_dims(variant)[-1]}
+    return Case(variant, fields, {"CHUNKS": 2} if op == GATHER else None, op=op)
 
 
 @pytest.fixture
@@ -62,10 +78,10 @@ def group(fabric):
     assert wait_until_gone(pids, 5) == []
 
 
-def survive(group, variant, kind, phase):
+def survive(group, tried, kind, phase):
     found = replies_of_survivors(
         group, f"{TASKS}:call_with_a_fault", 30, [0, 1],
-        case=case(variant), kind=kind, phase=phase, bound_s=BOUND,
+        case=tried, kind=kind, phase=phase, bound_s=BOUND,
     )  # fmt: skip
     assert found.keys() == {0, 1}
     assert all(each["before"] for each in found.values())
@@ -80,23 +96,26 @@ def assert_told(call):
 
 
 PHASES = ("before", "during", "after")
-OFTEN = [("push", phase) for phase in PHASES]
-OFTEN += [("pull", "during"), ("decode in words", "during")]
+OFTEN = [(GATHER, "push", phase) for phase in PHASES]
+OFTEN += [(GATHER, "pull", "during"), (SCATTER, "push", "during")]
+OFTEN += [(DECODE, "fused in words", "during")]
 
 
 def deaths():
-    """Fabric, variant and phase: a few always, and what takes long with the long tests."""
-    for variant, phase in product([*OURS, *DECODING], PHASES):
-        marks = [] if (variant, phase) in OFTEN else pytest.mark.soak
-        yield pytest.param("host", variant, phase, marks=marks)
+    """Fabric, operation, variant and phase: a few always, all with the long tests."""
+    for (op, variant), phase in product(OURS, PHASES):
+        marks = [] if (op, variant, phase) in OFTEN else pytest.mark.soak
+        yield pytest.param("host", op, variant, phase, marks=marks)
     for phase in PHASES:
-        yield pytest.param("cuda", "push", phase, marks=pytest.mark.gpu)
+        yield pytest.param("cuda", GATHER, "push", phase, marks=pytest.mark.gpu)
 
 
 class TestARankThatDies:
-    @pytest.mark.parametrize(("fabric", "variant", "phase"), list(deaths()), indirect=["fabric"])
-    def test_is_named_by_all_survivors_within_the_bound(self, group, variant, phase):
-        for calls in survive(group, variant, signal.SIGKILL, phase):
+    @pytest.mark.parametrize(
+        ("fabric", "op", "variant", "phase"), list(deaths()), indirect=["fabric"]
+    )
+    def test_is_named_by_all_survivors_within_the_bound(self, group, op, variant, phase):
+        for calls in survive(group, case(variant, op), signal.SIGKILL, phase):
             assert_told(calls[-1])
             if phase == "after":  # its part of the first call was done
                 assert len(calls) == 2
@@ -108,7 +127,7 @@ class TestARankThatDies:
 class TestARankThatStops:
     @on_every_fabric
     def test_is_named_and_after_it_goes_on_a_reset_helps(self, group):
-        for calls in survive(group, "push", signal.SIGSTOP, "during"):
+        for calls in survive(group, case("push"), signal.SIGSTOP, "during"):
             assert_told(calls[-1])
         os.kill(processes(group)[2], signal.SIGCONT)
         state, _ = group._connections[2].recv()
@@ -125,22 +144,23 @@ class TestARankThatStops:
 
 
 @on_every_fabric
-@pytest.mark.parametrize("variant", [*OURS, "decode in words"])
 class TestARankThatIsLate:
+    @pytest.mark.parametrize("variant", [name for op, name in OURS if op == GATHER])
     def test_by_less_than_the_bound_changes_nothing(self, ranks, variant):
-        found = self.run(ranks, variant, late_s=0.5, bound_s=10.0)
+        found = self.run(ranks, case(variant), late_s=0.5, bound_s=10.0)
         assert [rank[:2] for rank in found] == [(True, None)] * 3
         assert all(rank[3] for rank in found)
 
-    def test_by_more_than_the_bound_is_named_and_a_reset_helps(self, ranks, variant):
-        found = self.run(ranks, variant, late_s=2 * BOUND, bound_s=BOUND)
+    @pytest.mark.parametrize(("op", "variant"), OURS)
+    def test_by_more_than_the_bound_is_named_and_a_reset_helps(self, ranks, op, variant):
+        found = self.run(ranks, case(variant, op), late_s=2 * BOUND, bound_s=BOUND)
         for _, error, seconds, _ in found[:2]:
             assert_told((None, error, seconds))
         assert all(rank[3] for rank in found)
 
     @staticmethod
-    def run(ranks, variant, **times):
-        return ranks.run(3, f"{TASKS}:call_with_a_late_rank", case=case(variant), **times)
+    def run(ranks, tried, **times):
+        return ranks.run(3, f"{TASKS}:call_with_a_late_rank", case=tried, **times)
 
 
 def shared_memory():
@@ -240,7 +260,7 @@ class TestTheCommandLine:
             while len(pids := workers_of(process.pid)) < 2:
                 assert process.poll() is None
                 time.sleep(0.05)
-            time.sleep(3.0)  # they open the fabric, or measure
+            time.sleep(1.0)  # they open the fabric, or measure
             os.kill(pids[1], signal.SIGKILL)
             errors = process.stderr.read()
         assert process.returncode == 5

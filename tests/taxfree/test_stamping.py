@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import numpy as np
 import pytest
 
 from taxfree import stamping
 from taxfree.bounds import Bounds
 from taxfree.taxes import accounts
-from taxfree_kernels.all_gather_matmul.problem import AllGatherMatmul
-from tests.ranks import variant_names
 
-OP = "all_gather_matmul"
 TASKS = "tests.taxfree.stamping_tasks"
-PROBLEM = dataclasses.asdict(AllGatherMatmul(m=5, n=32, k=32, world_size=2))
 
 
 @pytest.fixture(scope="module")
@@ -49,18 +43,35 @@ class TestTimeSteps:
         assert barriers[1].begin_us - barriers[0].begin_us > 30_000
 
 
-@pytest.mark.parametrize("gather_dim", [0, 1])
-@pytest.mark.parametrize("variant", sorted({*variant_names()} - {"registered"}))
-def test_steps_in_order_are_a_call(ranks, variant, gather_dim):
-    problem = PROBLEM | {"gather_dim": gather_dim}
-    kinds = ranks.run(2, f"{TASKS}:steps_and_call", op=OP, variant=variant, problem=problem)[0]
-    if variant == "baseline":
-        copies = ["copy", "collective"] if gather_dim == 0 else ["collective", "copy"]
-        assert kinds == [*copies, "consumer"]
-    elif variant == "one_shot":
-        assert kinds == ["collective", "consumer"]
-    else:
-        assert kinds == ["fused"]
+GATHER, ALL_REDUCE, SCATTER = "all_gather_matmul", "matmul_all_reduce", "matmul_reduce_scatter"
+DECODE = "flash_decode"
+RAGGED = {"m": 5, "n": 32, "k": 24, "world_size": 2}
+ATTENTION = {"batch": 1, "q_heads": 4, "kv_heads": 2, "head_dim": 16, "kv_len_per_rank": 40,
+             "world_size": 2}  # fmt: skip
+#: operation, fields beside RAGGED, variant, kinds of steps; what is not here is one fused step
+PIPELINES = [
+    (GATHER, {"gather_dim": 0}, "baseline", ["copy", "collective", "consumer"]),
+    (GATHER, {"gather_dim": 1}, "baseline", ["collective", "copy", "consumer"]),
+    (GATHER, {"gather_dim": 0}, "one_shot", ["collective", "consumer"]),
+    (GATHER, {"gather_dim": 1}, "one_shot", ["collective", "consumer"]),
+    (GATHER, {"gather_dim": 0}, "push", ["fused"]),
+    (ALL_REDUCE, {}, "baseline", ["producer", "collective"]),
+    (ALL_REDUCE, {"residual": True}, "baseline", ["producer", "collective", "copy"]),
+    (ALL_REDUCE, {"bias": True}, "one_shot", ["producer", "collective"]),
+    (ALL_REDUCE, {}, "two_shot", ["producer", "collective"]),
+    (ALL_REDUCE, {}, "overlap", ["fused"]),
+    (SCATTER, {}, "baseline", ["producer", "collective"]),
+    (SCATTER, {"scatter_dim": 1}, "baseline", ["producer", "copy", "collective"]),
+    (SCATTER, {"scatter_dim": 1}, "one_shot", ["producer", "collective"]),
+    (DECODE, {}, "baseline", ["producer", "producer", "collective", "consumer"]),
+]
+
+
+@pytest.mark.parametrize(("op", "fields", "variant", "kinds"), PIPELINES)
+def test_steps_in_order_are_a_call(ranks, op, fields, variant, kinds):
+    problem = (ATTENTION if op == DECODE else RAGGED) | fields
+    found = ranks.run(2, f"{TASKS}:steps_and_call", op=op, variant=variant, problem=problem)
+    assert found == [kinds, kinds]
 
 
 class TestClocks:

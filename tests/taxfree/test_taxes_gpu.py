@@ -2,27 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import dataclasses
+from collections.abc import Iterator, Mapping
 
+import numpy as np
 import pytest
 
 from taxfree.group import WorkerGroup
+from taxfree.taxes import inside
+from taxfree.timeline import variables
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600)]
 
 TASKS = "tests.taxfree.gpu_tax_tasks"
 AMOUNTS = (5.0, 20.0, 100.0)
 DEADLINE_S = 120.0
+PACE_US = 400.0  # more than the host and the device take for a call
+REPETITIONS = 15
 
 
 @pytest.fixture(scope="module")
 def gpus() -> Iterator[WorkerGroup]:
+    yield from group({})
+
+
+@pytest.fixture(scope="module")
+def noting() -> Iterator[WorkerGroup]:
+    yield from group(variables("cuda"))
+
+
+def group(environment: Mapping[str, str]) -> Iterator[WorkerGroup]:
     import torch
 
     if torch.cuda.device_count() < 2:
         pytest.skip("needs two GPUs")
-    with WorkerGroup(2, "auto", 64 << 20, 30.0) as group:
-        yield group
+    with WorkerGroup(2, "auto", 64 << 20, 30.0, environment) as found:
+        yield found
 
 
 @pytest.fixture(scope="module")
@@ -35,8 +50,13 @@ def parts(gpus: WorkerGroup, **knobs: float) -> list[dict[str, float]]:
     return gpus.call(f"{TASKS}:parts_with", DEADLINE_S, **knobs)[0]
 
 
+def in_graph(found: Mapping[str, float]) -> dict[str, float]:
+    """Without what is of eager calls too, whose noise is the host's."""
+    return {name: us for name, us in found.items() if name not in ("host", "residual")}
+
+
 def assert_only(
-    before: dict[str, float], after: dict[str, float], name: str, amount: float
+    before: Mapping[str, float], after: Mapping[str, float], name: str, amount: float
 ) -> None:
     """The amount has come to one part, and to no other."""
     allowed = max(1.5, 0.1 * amount)
@@ -57,29 +77,53 @@ def test_the_clocks_serve(gpus):
 
 @pytest.mark.parametrize("amount", AMOUNTS)
 class TestKnownTaxes:
-    def test_a_host_delay_is_launch(self, gpus, usual, amount):
-        # Above the host's own time, so that calls of either pipeline are the host's to delay.
-        before, after = (parts(gpus, host_us=100.0 + each)[0] for each in (0.0, amount))
-        assert_only(before, after, "host", amount)
+    def test_a_host_delay_is_launch(self, gpus, amount):
+        (before, pace), (after, slower) = (
+            gpus.call(f"{TASKS}:paced", DEADLINE_S, host_us=PACE_US + each)[0]
+            for each in (0.0, amount)
+        )
+        assert slower - pace == pytest.approx(amount, rel=0.5)  # else the pace was not kept
+        assert_only(before[0], after[0], "host", slower - pace)
 
-    def test_a_late_rank_is_skew_of_the_others(self, gpus, usual, amount):
+    def test_a_late_rank_is_skew_of_the_others(self, gpus, amount):
         # A kernel more, which does nothing where the rank is not late.
         before, after = (parts(gpus, late_us=each) for each in (0.01, amount))
-        in_graph = {name: us for name, us in after[0].items() if name not in ("host", "residual")}
         # The first call of a chain finds all ranks aligned.
-        assert_only(before[0], in_graph, "skew", amount * 19 / 20)
+        assert_only(before[0], in_graph(after[0]), "skew", amount * 19 / 20)
         assert after[1]["skew"] - before[1]["skew"] == pytest.approx(0, abs=1.5)
 
     def test_a_chain_of_empty_kernels_is_launch(self, gpus, usual, amount):
         gap = gpus.call(f"{TASKS}:instrument", DEADLINE_S)[0]["gap_us"]
         kernels = round(amount / gap)
         after = parts(gpus, empty_kernels=1 + kernels)[0]
-        in_graph = {name: us for name, us in after.items() if name not in ("host", "residual")}
-        assert_only(usual[0], in_graph, "gaps", kernels * gap)
+        assert_only(usual[0], in_graph(after), "gaps", kernels * gap)
 
     def test_evicted_input_is_locality(self, gpus, usual, amount):
-        per_block = gpus.call(f"{TASKS}:missed_us_per_block", DEADLINE_S)[0]
-        blocks = 1 + round(amount / per_block)
-        after = parts(gpus, blocks=blocks)[0]
-        in_graph = {name: us for name, us in after.items() if name not in ("host", "residual")}
-        assert_only(usual[0], in_graph, "read", (blocks - 1) * per_block)
+        _, of_hundred = gpus.call(f"{TASKS}:evicted", DEADLINE_S, blocks=100)[0]
+        blocks = max(2, round(100 * amount / of_hundred))
+        after, truth = gpus.call(f"{TASKS}:evicted", DEADLINE_S, blocks=blocks)[0]
+        assert truth == pytest.approx(amount, rel=0.5)  # else the size does not tell the time
+        nothing = dict(usual[0]) | {"read": 0.0}
+        assert_only(nothing, in_graph(after[0]), "read", truth)
+
+
+@pytest.mark.parametrize("amount", AMOUNTS)
+class TestInsideFusedKernels:
+    """A kernel that notes what its programs do, one of which takes longer."""
+
+    def parts(self, noting: WorkerGroup, **delays: float) -> dict[str, float]:
+        notes = noting.call(
+            "tests.taxfree.timeline_tasks:delayed",
+            DEADLINE_S,
+            repetitions=REPETITIONS,
+            **delays,
+        )[0]
+        calls = [dataclasses.asdict(inside(notes, 0, each)) for each in range(REPETITIONS)]
+        return {name: float(np.median([call[name] for call in calls])) for name in calls[0]}
+
+    @pytest.mark.parametrize(
+        ("delay", "part"),
+        [("late", "skew"), ("send", "transfer"), ("tile", "work"), ("other", "outside")],
+    )
+    def test_a_delay_is_found_where_it_was_put(self, noting, delay, part, amount):
+        assert_only(self.parts(noting), self.parts(noting, **{delay: amount}), part, amount)

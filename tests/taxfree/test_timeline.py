@@ -1,73 +1,160 @@
-"""What programs of fused kernels do when."""
+"""What programs of fused kernels do when, and the taxes that it shows."""
 
 from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 import pytest
 
-from taxfree import timeline
-from taxfree.timeline import Activity, activities_of
-from taxfree.trial import Candidate
-from taxfree_kernels.all_gather_matmul.problem import AllGatherMatmul
+from taxfree.group import WorkerGroup
+from taxfree.taxes import Notes, inside
+from taxfree.timeline import Activity, activities, notes_of, variables
 from taxfree_kernels.device import sync
-from taxfree_kernels.hardware import KNOWN
-from taxfree_kernels.variant import variants
+from tests.ranks import HEAP_BYTES, TIMEOUT_S
+from tests.taxfree.pipelines import TRUE_CLOCKS, Fused
 
-OP = "all_gather_matmul"
-PROBLEM = AllGatherMatmul(m=32, n=128, k=64, world_size=2)
-STARTED, SENT, BEGAN, ENDED, DONE = (
-    event.value for event in (sync.STARTED, sync.SENT, sync.WAIT_BEGAN, sync.WAIT_ENDED, sync.DONE)
-)
+TASKS = "tests.taxfree.timeline_tasks"
+DELAY_US, REPETITIONS = 200_000.0, 5
+AMOUNTS = (5.0, 20.0, 100.0)
+EVENTS = {
+    "started": sync.STARTED.value,
+    "sent": sync.SENT.value,
+    "began": sync.WAIT_BEGAN.value,
+    "ended": sync.WAIT_ENDED.value,
+    "done": sync.DONE.value,
+}
 
 
-def activities(events: dict[tuple[int, int, int], float], programs: int) -> list[Activity]:
-    """Of one rank of three; events are (program, event, peer) -> time."""
-    times = np.full((programs, sync.EVENTS.value, sync.PEERS.value), np.nan)
-    for place, time in events.items():
-        times[place] = time
-    return list(activities_of(1, ~np.isnan(times), times, 3))
+def notes(events: Mapping[tuple[int, int, str, int], float], programs: int = 3) -> Notes:
+    """Of one call of three ranks; events are (rank, program, event, peer) -> microseconds."""
+    log = np.zeros((3, 1, programs, sync.EVENTS.value, 3), dtype=np.int64)
+    for (rank, program, event, peer), us in events.items():
+        log[rank, 0, program, EVENTS[event], peer] = round(us * 1000)
+    return notes_of(list(log), TRUE_CLOCKS, np.full((3, 1), 100.0), launches=1)
 
 
 class TestActivities:
     def test_a_sender_sends_until_its_last_signal(self):
-        events = {(0, STARTED, 0): 1.0, (0, SENT, 0): 5.0, (0, SENT, 2): 4.0, (0, DONE, 0): 6.0}
-        assert activities(events, 1) == [Activity(1, 0, "send", 0, 1.0, 5.0)]
+        sender = {(1, 0, "started", 0): 1.0, (1, 0, "sent", 0): 5.0, (1, 0, "sent", 2): 4.0}
+        found = activities(notes(sender | {(1, 0, "done", 0): 6.0}))
+        assert list(found) == [Activity(1, 0, "send", 0, 1.0, 5.0)]
 
     def test_a_tile_computes_and_waits_for_each_source(self):
-        events = {(1, STARTED, 0): 1.0, (1, DONE, 0): 9.0}
-        events |= {(1, BEGAN, 0): 2.0, (1, ENDED, 0): 3.0, (1, BEGAN, 2): 5.0, (1, ENDED, 2): 7.0}
-        assert activities(events, 3) == [
+        tile = {(1, 1, "started", 0): 1.0, (1, 1, "done", 0): 9.0}
+        tile |= {(1, 1, "began", 0): 2.0, (1, 1, "ended", 0): 3.0}
+        tile |= {(1, 1, "began", 2): 5.0, (1, 1, "ended", 2): 7.0}
+        assert list(activities(notes(tile))) == [
             Activity(1, 1, "compute", None, 1.0, 9.0),
             Activity(1, 1, "wait", 0, 2.0, 3.0),
             Activity(1, 1, "wait", 2, 5.0, 7.0),
         ]
 
     def test_a_second_launch_notes_over_the_first(self):
-        events = {(0, STARTED, 0): 5.0, (0, SENT, 0): 3.0, (0, DONE, 0): 8.0}
-        assert activities(events, 1) == [Activity(1, 0, "compute", None, 5.0, 8.0)]
+        program = {(1, 0, "started", 0): 5.0, (1, 0, "sent", 0): 3.0, (1, 0, "done", 0): 8.0}
+        assert list(activities(notes(program))) == [Activity(1, 0, "compute", None, 5.0, 8.0)]
+
+
+USUAL = Fused()
+
+
+class TestInside:
+    """The taxes of a made-up kernel: one thing is changed, and one part changes."""
+
+    def parts(self, fused: Fused, rank: int = 0) -> dict[str, float]:
+        return dataclasses.asdict(inside(fused.notes(), rank, 0))
+
+    def assert_only(self, changed: Fused, name: str, amount: float) -> None:
+        before, after = self.parts(USUAL), self.parts(changed)
+        expected = dict.fromkeys(before, 0.0) | {name: amount}
+        found = {each: after[each] - before[each] for each in before}
+        assert found == pytest.approx(expected, abs=0.01)
+
+    def test_the_parts_of_the_usual_kernel(self):
+        assert self.parts(USUAL) == pytest.approx(
+            {"outside": 3.0, "starting": 1.5, "skew": 0.0, "latency": 2.0, "transfer": 6.0,
+             "work": 22.0}, abs=0.01,
+        )  # fmt: skip
+
+    @pytest.mark.parametrize("fused", [USUAL, Fused(late=4.0, waves=3, tile=1.0)])
+    @pytest.mark.parametrize("rank", range(3))
+    def test_they_sum_to_the_time_of_a_call(self, fused, rank):
+        assert sum(self.parts(fused, rank).values()) == pytest.approx(fused.call_us(rank), abs=0.01)
+
+    @pytest.mark.parametrize("amount", AMOUNTS)
+    @pytest.mark.parametrize(
+        ("knob", "part"),
+        [("gap", "outside"), ("ramp", "starting"), ("late", "skew"), ("latency", "latency"),
+         ("send", "transfer"), ("tile", "work")],
+    )  # fmt: skip
+    def test_each_is_found_and_nowhere_else(self, knob, part, amount):
+        changed = dataclasses.replace(USUAL, **{knob: getattr(USUAL, knob) + amount})
+        if knob == "ramp":  # what starts later has waited less when the signal comes
+            changed = dataclasses.replace(changed, send=changed.send + amount)
+        self.assert_only(changed, part, amount)
+
+    def test_a_wave_waits_for_the_one_before(self):
+        found = self.parts(dataclasses.replace(USUAL, waves=3))
+        usual = self.parts(USUAL)
+        assert found["work"] == pytest.approx(3 * usual["work"], abs=0.01)
+        assert found["starting"] == pytest.approx(usual["starting"] + 2 * USUAL.dispatch, abs=0.01)
+        assert found["transfer"] == pytest.approx(usual["transfer"], abs=0.01)
+
+    def test_what_has_come_is_not_waited_for(self):
+        found = self.parts(dataclasses.replace(USUAL, send=0.5))
+        assert (found["transfer"], found["skew"]) == (0.0, 0.0)
+
+    def test_programs_of_an_earlier_launch_are_outside(self):
+        second = {(rank, 0, "started", 0): 10.0 for rank in range(3)}
+        second |= {(rank, 0, "done", 0): 30.0 for rank in range(3)}
+        first = {(0, 1, "started", 0): 1.0, (0, 2, "started", 0): 1.0, (0, 2, "done", 0): 0.5}
+        found = inside(notes(second | first), 0, 0)
+        assert (found.work, found.outside, found.starting) == (20.0, 80.0, 0.0)
 
 
 @pytest.fixture(scope="module")
-def push() -> tuple[Activity, ...]:
-    config = variants(OP)["push"].first_configs(PROBLEM, KNOWN["cpu"])[0]
-    return timeline.record(OP, PROBLEM, "host", [Candidate("push", config)])[0]
+def noting() -> Iterator[WorkerGroup]:
+    with WorkerGroup(2, "host", HEAP_BYTES, TIMEOUT_S, variables("host")) as group:
+        yield group
 
 
-class TestRecord:
-    def test_every_program_of_every_rank_is_there(self, push):
-        who = {(each.rank, each.program): each.kind for each in push if each.kind != "wait"}
-        kinds = {0: "send", 1: "compute", 2: "compute"}
-        assert who == {(rank, p): kind for rank in range(2) for p, kind in kinds.items()}
+def noted(noting: WorkerGroup, **delays: float) -> Notes:
+    return noting.call(f"{TASKS}:delayed", 60.0, repetitions=REPETITIONS, **delays)[0]
 
-    def test_waits_end_after_what_they_wait_for_was_sent(self, push):
-        sent = {each.rank: each.end_us for each in push if each.kind == "send"}
-        waits = [each for each in push if each.kind == "wait"]
-        assert {each.peer for each in waits if each.rank == 0} == {1}
-        # A signal is noted behind its release, which the peer may have seen by then.
-        assert all(wait.end_us > sent[wait.peer] - 20_000 for wait in waits)
 
-    def test_waits_are_within_their_programs(self, push):
-        whole = {(each.rank, each.program): each for each in push if each.kind == "compute"}
-        for wait in (each for each in push if each.kind == "wait"):
+def parts_of_ranks(noting: WorkerGroup, *delays: str) -> dict[str, float]:
+    """Of the first rank, with delays in each call; the least of each part, as others' load adds."""
+    found = noted(noting, **dict.fromkeys(delays, DELAY_US))
+    calls = [dataclasses.asdict(inside(found, 0, each)) for each in range(REPETITIONS)]
+    return {name: min(call[name] for call in calls) for name in calls[0]}
+
+
+@pytest.fixture(scope="module")
+def usual(noting) -> dict[str, float]:
+    return parts_of_ranks(noting)
+
+
+class TestRanks:
+    """Interpreted programs that note, with delays that are known."""
+
+    @pytest.mark.parametrize(
+        ("delay", "part"),
+        [("late", "skew"), ("send", "transfer"), ("tile", "work"), ("other", "outside")],
+    )
+    def test_a_delay_is_found_where_it_was_put(self, noting, usual, delay, part):
+        found = parts_of_ranks(noting, delay)
+        assert found[part] - usual[part] == pytest.approx(DELAY_US, rel=0.5)
+        others = [name for name in found if name != part]
+        assert max(abs(found[name] - usual[name]) for name in others) < 0.5 * DELAY_US
+
+    def test_every_program_of_every_rank_is_there(self, noting):
+        found = list(activities(noted(noting)))
+        kinds = {(a.rank, a.program): a.kind for a in found if a.kind != "wait"}
+        assert kinds == {(r, p): kind for r in (0, 1) for p, kind in ((0, "send"), (1, "compute"))}
+        whole = {(a.rank, a.program): a for a in found if a.kind == "compute"}
+        waits = [a for a in found if a.kind == "wait"]
+        assert {(a.rank, a.program, a.peer) for a in waits} == {(0, 1, 1), (1, 1, 0)}
+        for wait in waits:
             program = whole[wait.rank, wait.program]
             assert program.begin_us < wait.begin_us < wait.end_us < program.end_us

@@ -13,6 +13,11 @@ from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.launch import Kernel, compile_options
 from taxfree_kernels.variant import Config, Plan, Space, Variant
 
+_KNOBS = (
+    "CHUNKS", "SEND_BLOCK", "SOURCES_PER_WAIT", "BLOCK_M", "BLOCK_N", "BLOCK_K", "GROUP_M",
+    "SPLIT_K", "SWAP_AB",
+)  # fmt: skip
+
 
 class FusedVariant(Variant):
     """A variant whose tiles are computed by ``gathered_tile``."""
@@ -34,9 +39,9 @@ class FusedPlan(Plan):
     """One launch whose last programs compute tiles.
 
     Args:
-        function: the kernel; its arguments are those of ``_push`` and ``_pull``.
+        function: the kernel; its arguments are those of ``_push``, or begin with other operands.
         first_programs: programs of the launch before the tiles'.
-        constants: of the kernel, beside those of the tiles.
+        constants: of the kernel, beside those that all have.
     """
 
     def __init__(
@@ -52,11 +57,10 @@ class FusedPlan(Plan):
         split_k = config["SPLIT_K"]
         tiles = -(-problem.m // config["BLOCK_M"]) * -(-problem.n // config["BLOCK_N"])
         partials = split_k * problem.m * problem.n if split_k > 1 else 1
-        inbox, slot_elements = fabric.pool.slots(problem.gathered_elements, dtype)
+        self._inbox = fabric.pool.slots(problem.gathered_elements, dtype)
         self._own_rows = problem.rows_of(fabric.rank)
         self._fixed_args = (
-            inbox,
-            slot_elements,
+            *self._inbox,
             fabric.pool.control,
             torch.empty(partials, dtype=torch.float32, device=fabric.device),
             torch.zeros(tiles, dtype=torch.int32, device=fabric.device),
@@ -68,20 +72,15 @@ class FusedPlan(Plan):
             problem.shard_rows,
             problem.shard_columns,
         )
-        knobs = ("BLOCK_M", "BLOCK_N", "BLOCK_K", "GROUP_M", "SPLIT_K", "SWAP_AB")
         self._kernel = Kernel(
             function,
             grid=first_programs + tiles * split_k,
-            constants={knob: config[knob] for knob in knobs}
+            constants={knob: config[knob] for knob in _KNOBS}
             | {
                 "WORLD": problem.world_size,
                 "BACKEND": fabric.backend,
                 "GATHER_DIM": problem.gather_dim,
                 "HAS_BIAS": problem.bias,
-                "CHUNKS": config["CHUNKS"],
-                "SOURCES_PER_WAIT": config["SOURCES_PER_WAIT"],
-                "XCDS": config.get("XCDS", 1),
-                "EVEN_K": problem.shard_columns % config["BLOCK_K"] == 0,
             }
             | dict(constants),
             options=compile_options(fabric.backend, config),
@@ -91,7 +90,17 @@ class FusedPlan(Plan):
         self, a: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor
     ) -> torch.Tensor:
         self._kernel(
-            a, self._own_rows, weight, weight.stride(0), weight.stride(1),
-            out if bias is None else bias, out, *self._fixed_args,
+            a, self._own_rows, *self._operands(a, weight), out if bias is None else bias, out,
+            *self._fixed_args,
         )  # fmt: skip
         return out
+
+    def _operands(self, a: torch.Tensor, weight: torch.Tensor) -> tuple[Any, ...]:
+        """How the kernel is given what tiles read."""
+        return weight, weight.stride(0), weight.stride(1)
+
+
+def pointer_constants(problem: AllGatherMatmul, config: Config) -> dict[str, Any]:
+    """Constants of tiles that are loaded through pointers, on any device."""
+    even_k = problem.shard_columns % config["BLOCK_K"] == 0
+    return {"XCDS": config.get("XCDS", 1), "EVEN_K": even_k}

@@ -24,6 +24,7 @@ from taxfree_kernels.device.tiles import select
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.launch import Kernel
+from taxfree_kernels.spaces import nearest_first
 from taxfree_kernels.variant import Config, Plan, Space, Step, Variant
 from taxfree_kernels.vendor import matmul_into
 
@@ -138,14 +139,10 @@ class OneShot(Variant):
         return spaces.send_space(problem, hardware)
 
     def first_configs(self, problem: Any, hardware: Hardware) -> list[dict[str, Any]]:
-        counts = self.space(problem, hardware)["CHUNKS"]
-        nearest = min(counts, key=lambda count: abs(count - spaces.sending_chunks(problem)))
-        at = counts.index(nearest)
+        space = self.space(problem, hardware)
         # Unaligned rows move element by element, with an address each.
-        block = self.space(problem, hardware)["SEND_BLOCK"][
-            -1 if problem.shard_columns % 8 == 0 else 0
-        ]
-        order = (nearest, *counts[at + 1 : at + 2], *counts[max(0, at - 1) : at])
+        block = space["SEND_BLOCK"][-1 if problem.shard_columns % 8 == 0 else 0]
+        order = nearest_first(space["CHUNKS"], spaces.sending_chunks(problem))
         return [{"CHUNKS": count, "SEND_BLOCK": block} for count in order]
 
     def plan(self, problem: Any, fabric: Fabric, config: Config) -> Plan:

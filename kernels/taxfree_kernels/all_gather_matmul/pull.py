@@ -17,7 +17,7 @@ from typing import Any
 import triton
 import triton.language as tl
 
-from taxfree_kernels.all_gather_matmul.fused import FusedPlan, FusedVariant
+from taxfree_kernels.all_gather_matmul.fused import FusedPlan, FusedVariant, pointer_constants
 from taxfree_kernels.all_gather_matmul.tile import gathered_tile
 from taxfree_kernels.device import sync
 from taxfree_kernels.device.tiles import copy
@@ -78,7 +78,7 @@ class Pull(FusedVariant):
         return {**space, "SOURCES_PER_WAIT": (1,)}  # each source has its own base address
 
     def plan(self, problem: Any, fabric: Fabric, config: Config) -> Plan:
-        constants = {"SEND_BLOCK": config["SEND_BLOCK"]}
+        constants = pointer_constants(problem, config)
         return FusedPlan(problem, fabric, config, _pull, config["CHUNKS"], constants)
 
 

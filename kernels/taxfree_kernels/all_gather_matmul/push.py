@@ -19,7 +19,7 @@ from typing import Any
 import triton
 import triton.language as tl
 
-from taxfree_kernels.all_gather_matmul.fused import FusedPlan, FusedVariant
+from taxfree_kernels.all_gather_matmul.fused import FusedPlan, FusedVariant, pointer_constants
 from taxfree_kernels.all_gather_matmul.tile import gathered_tile, push_chunk
 from taxfree_kernels.device import sync
 from taxfree_kernels.fabric.base import Fabric
@@ -63,7 +63,7 @@ class Push(FusedVariant):
 
     def plan(self, problem: Any, fabric: Fabric, config: Config) -> Plan:
         senders = config["CHUNKS"] * (problem.world_size - 1)
-        constants = {"SENDERS": senders, "SEND_BLOCK": config["SEND_BLOCK"]}
+        constants = {"SENDERS": senders, **pointer_constants(problem, config)}
         return FusedPlan(problem, fabric, config, _push, senders, constants)
 
 

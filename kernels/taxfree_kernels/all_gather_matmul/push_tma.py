@@ -8,8 +8,9 @@ shard does not keep tiles from starting.
 
 Protocol. As ``push``, with two differences. Peers' stores reach the inbox through the generic proxy
 and TMA reads through the asynchronous one, so a fence between the two follows each wait. And since
-a box is read from one tensor, with gather_dim 0 a rank sends its rows to its own inbox too; tiles
-wait for them as for others', whose senders are programs of lower ids.
+a box is read from one tensor, a rank whose rows share tiles with those of peers (gather_dim 0,
+shards that are no multiple of BLOCK_M) sends its rows to its own inbox too; tiles wait for them as
+for others', whose senders are programs of lower ids.
 """
 
 from __future__ import annotations
@@ -22,14 +23,19 @@ import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from taxfree_kernels.all_gather_matmul import spaces
+from taxfree_kernels.all_gather_matmul.fused import FusedPlan, FusedVariant
 from taxfree_kernels.all_gather_matmul.problem import AllGatherMatmul
-from taxfree_kernels.all_gather_matmul.tile import finish_tile, push_chunk, wait_for_rows
+from taxfree_kernels.all_gather_matmul.tile import (
+    finish_tile,
+    nothing_yet,
+    place_of,
+    push_chunk,
+    wait_for_rows,
+)
 from taxfree_kernels.device import sync
-from taxfree_kernels.device.tiles import tile_of
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.hardware import Hardware
-from taxfree_kernels.launch import Kernel, compile_options
-from taxfree_kernels.variant import Config, Plan, Space, Variant
+from taxfree_kernels.variant import Config, Plan, Space
 
 
 @triton.jit
@@ -66,18 +72,17 @@ def _accumulate(
 
 @triton.jit(do_not_specialize=["rank", "own_rows", "m", "shard_rows"])
 def _push_tma(
-    a_ptr, own_rows, a_desc, w_desc, bias_ptr, out_ptr,
-    inbox_desc, inbox_ptr, slot_elements, control_ptr, partials_ptr, counters_ptr, heap_bases, rank,
+    a_ptr, own_rows, a_desc, w_desc, inbox_desc, bias_ptr, out_ptr,
+    inbox_ptr, slot_elements, control_ptr, partials_ptr, counters_ptr, heap_bases, rank,
     m, n, k, shard_rows, shard_columns,
     WORLD: tl.constexpr, BACKEND: tl.constexpr, GATHER_DIM: tl.constexpr, HAS_BIAS: tl.constexpr,
     SENDERS: tl.constexpr, CHUNKS: tl.constexpr, SEND_BLOCK: tl.constexpr,
     SOURCES_PER_WAIT: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr, SPLIT_K: tl.constexpr, SWAP_AB: tl.constexpr,
-    W_NK: tl.constexpr,
+    W_NK: tl.constexpr, TO_SELF: tl.constexpr,
 ):  # fmt: skip
     program = tl.program_id(0)
     generation = sync.running_generation(control_ptr)
-    TO_SELF: tl.constexpr = GATHER_DIM == 0
     if program < SENDERS:
         slot_ptr = tl.multiple_of(inbox_ptr + (generation % 2) * slot_elements, 16)
         for message in range(program, CHUNKS * (WORLD - 1 + TO_SELF), SENDERS):
@@ -88,28 +93,28 @@ def _push_tma(
     else:
         index = program - SENDERS
         slot = (generation % 2).to(tl.int32)
-        tiles_m, tiles_n = tl.cdiv(m, BLOCK_M), tl.cdiv(n, BLOCK_N)
-        tile, split = index // SPLIT_K, index % SPLIT_K
-        tile_m, tile_n = tile_of(tile, tiles_m, tiles_n, GROUP_M)
-        if GATHER_DIM == 0:  # the rows that are already here come first
-            tile_m = (tile_m + rank * shard_rows // BLOCK_M) % tiles_m
-        row, col = tile_m * BLOCK_M, tile_n * BLOCK_N
+        tile, split, row, col, step_begin, step_end = place_of(
+            index, rank, m, n, shard_rows, shard_columns,
+            GATHER_DIM, BLOCK_M, BLOCK_N, BLOCK_K, GROUP_M, SPLIT_K, 1,
+        )  # fmt: skip
         row_end = min(row + BLOCK_M, m)
-        if SWAP_AB:
-            acc = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
-        else:
-            acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+        acc = nothing_yet(BLOCK_M, BLOCK_N, SWAP_AB)
         arrived = rank >= 0
-        steps = tl.cdiv(shard_columns, BLOCK_K)
-        step_begin, step_end = steps * split // SPLIT_K, steps * (split + 1) // SPLIT_K
         if GATHER_DIM == 0:
+            first = 0
+            if not TO_SELF:  # of a tile of the own rows no source is left
+                first = (row // shard_rows == rank).to(tl.int32)
+                acc = _accumulate(
+                    acc, a_desc, 0, row - rank * shard_rows, w_desc, col, 0, first,
+                    step_begin, step_end, 1, 1, BLOCK_M, BLOCK_N, BLOCK_K, SWAP_AB, W_NK,
+                )  # fmt: skip
             arrived = wait_for_rows(
                 row, row_end, 0, 0, control_ptr, generation, heap_bases, rank, m, shard_rows,
                 WORLD, BACKEND, GATHER_DIM, CHUNKS, TO_SELF,
             )  # fmt: skip
             sync.before_tma_loads(BACKEND)
             acc = _accumulate(
-                acc, inbox_desc, slot, row, w_desc, col, 0, 1, step_begin, step_end,
+                acc, inbox_desc, slot, row, w_desc, col, first, 1, step_begin, step_end,
                 1, 1, BLOCK_M, BLOCK_N, BLOCK_K, SWAP_AB, W_NK,
             )  # fmt: skip
         else:
@@ -137,80 +142,41 @@ def _push_tma(
     sync.leave(control_ptr)
 
 
-class PushTmaPlan(Plan):
+class PushTmaPlan(FusedPlan):
     """One launch: senders, then tiles."""
 
     def __init__(self, problem: AllGatherMatmul, fabric: Fabric, config: Config) -> None:
-        dtype = getattr(torch, problem.dtype)
+        to_self = problem.tiles_mix_ranks(config["BLOCK_M"])
+        # A tensor map of no rows is none; a rank without rows has no tile that would read them.
+        self._reads_own_shard = not to_self and problem.rows_of(fabric.rank) > 0
+        messages = config["CHUNKS"] * (problem.world_size - 1 + to_self)
+        senders = min(config["SENDERS"], messages)
+        self._w_is_nk, self._columns = problem.weight_layout == "nk", problem.shard_columns
+        constants = {"SENDERS": senders, "W_NK": self._w_is_nk, "TO_SELF": to_self}
+        super().__init__(problem, fabric, config, _push_tma, senders, constants)
         block_m, block_n, block_k = (config[f"BLOCK_{side}"] for side in "MNK")
-        split_k, chunks = config["SPLIT_K"], config["CHUNKS"]
-        tiles = -(-problem.m // block_m) * -(-problem.n // block_n)
-        partials = split_k * problem.m * problem.n if split_k > 1 else 1
-        inbox, slot_elements = fabric.pool.slots(problem.gathered_elements, dtype)
-        columns = problem.shard_columns
-        self._a_box, self._reads_own_shard = [1, 1, block_m, block_k], problem.gather_dim == 1
-        self._w_is_nk = problem.weight_layout == "nk"
+        self._a_box = [1, 1, block_m, block_k]
         self._w_box = [1, block_n, block_k] if self._w_is_nk else [1, block_k, block_n]
-        self._columns = columns
+        inbox, slot_elements = self._inbox
         self._inbox_desc = TensorDescriptor(
             inbox,
-            [2, problem.world_size if self._reads_own_shard else 1, problem.m, columns],
-            [slot_elements, problem.shard_rows * columns, columns, 1],
+            [2, problem.world_size if problem.gather_dim == 1 else 1, problem.m, self._columns],
+            [slot_elements, problem.shard_rows * self._columns, self._columns, 1],
             self._a_box,
         )
-        self._own_rows = problem.rows_of(fabric.rank)
-        self._fixed_args = (
-            self._inbox_desc,
-            inbox,
-            slot_elements,
-            fabric.pool.control,
-            torch.empty(partials, dtype=torch.float32, device=fabric.device),
-            torch.zeros(tiles, dtype=torch.int32, device=fabric.device),
-            fabric.heap_bases,
-            fabric.rank,
-            problem.m,
-            problem.n,
-            problem.k,
-            problem.shard_rows,
-            columns,
-        )
-        messages = chunks * (problem.world_size - self._reads_own_shard)
-        senders = min(config["SENDERS"], messages)
-        knobs = (
-            "CHUNKS", "SEND_BLOCK", "SOURCES_PER_WAIT", "BLOCK_M", "BLOCK_N", "BLOCK_K", "GROUP_M",
-            "SPLIT_K", "SWAP_AB",
-        )  # fmt: skip
-        self._kernel = Kernel(
-            _push_tma,
-            grid=senders + tiles * split_k,
-            constants={knob: config[knob] for knob in knobs}
-            | {
-                "WORLD": problem.world_size,
-                "BACKEND": fabric.backend,
-                "GATHER_DIM": problem.gather_dim,
-                "HAS_BIAS": problem.bias,
-                "SENDERS": senders,
-                "W_NK": self._w_is_nk,
-            },
-            options=compile_options(fabric.backend, config),
-        )
 
-    def __call__(
-        self, a: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor
-    ) -> torch.Tensor:
-        a_desc = self._inbox_desc
-        if self._reads_own_shard:
-            a = _aligned(a)
-            a_desc = TensorDescriptor(
-                a, [1, 1, *a.shape], [a.numel(), a.numel(), *a.stride()], self._a_box
-            )
-        self._kernel(
-            a, self._own_rows, a_desc, self._describe(weight), out if bias is None else bias, out,
-            *self._fixed_args,
-        )  # fmt: skip
-        return out
+    def _operands(self, a: torch.Tensor, weight: torch.Tensor) -> tuple[Any, ...]:
+        return self._describe_shard(a), self._describe_weight(weight), self._inbox_desc
 
-    def _describe(self, weight: torch.Tensor) -> TensorDescriptor:
+    def _describe_shard(self, a: torch.Tensor) -> TensorDescriptor:
+        """This rank's own rows, as one slot with one source, where they are read in their place."""
+        if not self._reads_own_shard:
+            return self._inbox_desc
+        a = _aligned(a)
+        shape, strides = [1, 1, *a.shape], [a.numel(), a.numel(), *a.stride()]
+        return TensorDescriptor(a, shape, strides, self._a_box)
+
+    def _describe_weight(self, weight: torch.Tensor) -> TensorDescriptor:
         """The rows of each source's columns of A: [sources, n, k] or [sources, k, n]."""
         rows = _aligned(weight.t() if self._w_is_nk else weight)
         pitch, (sources, n) = rows.stride(0), (weight.shape[0] // self._columns, weight.shape[1])
@@ -228,29 +194,24 @@ def _aligned(matrix: torch.Tensor) -> torch.Tensor:
     return matrix
 
 
-class PushTma(Variant):
+class PushTma(FusedVariant):
     """Senders and TMA tiles in one kernel."""
 
     name = "push_tma"
 
     def refuses_problem(self, problem: Any, hardware: Hardware) -> str | None:
-        if problem.world_size == 1:
-            return "one rank has no peers"
         if hardware.architecture not in ("sm_90", "cpu"):
             return f"not written for {hardware.architecture}"
         rows_of_w = problem.k if problem.weight_layout == "nk" else problem.n
         if problem.shard_columns % 8 or rows_of_w % 8:
             return "rows do not start at multiples of 16 bytes"
-        return None
+        return super().refuses_problem(problem, hardware)
 
     def space(self, problem: Any, hardware: Hardware) -> Space:
         return spaces.tma_space(problem, hardware)
 
     def first_configs(self, problem: Any, hardware: Hardware) -> list[dict[str, Any]]:
         return spaces.first_tma_configs(problem, hardware, self.space(problem, hardware))
-
-    def refuses_config(self, problem: Any, hardware: Hardware, config: Config) -> str | None:
-        return spaces.refuses(problem, hardware, config)
 
     def plan(self, problem: Any, fabric: Fabric, config: Config) -> Plan:
         return PushTmaPlan(problem, fabric, config)

@@ -13,7 +13,7 @@ import torch
 import triton
 import triton.language as tl
 
-from taxfree_kernels.all_gather_matmul.fused import FusedPlan, FusedVariant
+from taxfree_kernels.all_gather_matmul.fused import FusedPlan, FusedVariant, pointer_constants
 from taxfree_kernels.all_gather_matmul.problem import AllGatherMatmul
 from taxfree_kernels.all_gather_matmul.push import _push
 from taxfree_kernels.all_gather_matmul.tile import push_chunk
@@ -43,13 +43,10 @@ class PushTwoKernelPlan(FusedPlan):
     launches = 2
 
     def __init__(self, problem: AllGatherMatmul, fabric: Fabric, config: Config) -> None:
-        none = {"SENDERS": 0, "SEND_BLOCK": config["SEND_BLOCK"]}
-        super().__init__(problem, fabric, config, _push, 0, none)
-        inbox, slot_elements = fabric.pool.slots(
-            problem.gathered_elements, getattr(torch, problem.dtype)
-        )
+        constants = {"SENDERS": 0, **pointer_constants(problem, config)}
+        super().__init__(problem, fabric, config, _push, 0, constants)
         self._send_args = (
-            inbox, slot_elements, fabric.pool.control, fabric.heap_bases, fabric.rank,
+            *self._inbox, fabric.pool.control, fabric.heap_bases, fabric.rank,
             problem.shard_rows, problem.shard_columns,
         )  # fmt: skip
         self._send = Kernel(

@@ -12,31 +12,25 @@ import torch
 
 from taxfree_kernels.all_gather_matmul.baseline import BaselinePlan
 from taxfree_kernels.all_gather_matmul.problem import AllGatherMatmul
-from taxfree_kernels.errors import PlanError
 from taxfree_kernels.fabric.base import Fabric
-from taxfree_kernels.hardware import Hardware
-from taxfree_kernels.variant import Config, Plan, Step, Variant
+from taxfree_kernels.registered import RegisteredMemory, RegisteredVariant
+from taxfree_kernels.variant import Config, Plan, Step
 
 
 class RegisteredPlan(BaselinePlan):
     """The baseline's pipeline between registered buffers."""
 
     def __init__(self, problem: AllGatherMatmul, fabric: Fabric) -> None:
-        backend = fabric.group._get_backend(fabric.device)
-        if not hasattr(backend, "register_mem_pool"):
-            raise PlanError(f"the process group's {type(backend).__name__} registers no memory")
-        self._pool = torch.cuda.MemPool(backend.mem_allocator)
+        self._memory = RegisteredMemory(fabric)
         super().__init__(problem, fabric)
-        with torch.cuda.use_mem_pool(self._pool):
-            size = (problem.shard_rows, problem.shard_columns)
-            self._shard = torch.zeros(size, dtype=self._gathered.dtype, device=fabric.device)
-        backend.register_mem_pool(self._pool, symm=True)
+        size = (problem.shard_rows, problem.shard_columns)
+        self._shard = self._memory.zeros(size, self._gathered.dtype)
+        self._memory.register()
         self._padded = None
         self.launches = 3 + self._needs_layout
 
     def _buffer(self, fabric: Fabric, size: tuple[int, int], dtype: torch.dtype) -> torch.Tensor:
-        with torch.cuda.use_mem_pool(self._pool):
-            return torch.empty(size, dtype=dtype, device=fabric.device)
+        return self._memory.zeros(size, dtype)
 
     def __call__(
         self, a: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor
@@ -54,16 +48,8 @@ class RegisteredPlan(BaselinePlan):
         self._shard[: a.shape[0]].copy_(a)
 
 
-class Registered(Variant):
-    """The collective library on registered buffers."""
-
-    name = "registered"
-    fused = False
-
-    def refuses_problem(self, problem: Any, hardware: Hardware) -> str | None:
-        if hardware.backend == "interpreter":
-            return "the host's collectives know no registered memory"
-        return "one rank has no peers" if problem.world_size == 1 else None
+class Registered(RegisteredVariant):
+    """All-gather between registered buffers, vendor matmul."""
 
     def plan(self, problem: Any, fabric: Fabric, config: Config) -> Plan:
         return RegisteredPlan(problem, fabric)

@@ -19,14 +19,16 @@ def push_chunk(
     """Send one chunk of rows of this rank's shard to one rank's inbox, and signal it.
 
     The inbox is [source, shard_rows, shard_columns]; the channel is the chunk. Chunks without rows
-    are signalled too. Ranks start with different peers, so that no link is hit by all at once.
+    are signalled too. A rank needs its own rows first, then those of the ranks after it: so all
+    chunks go to the rank before this one, then to that before it. Ranks start with different peers,
+    and no link is hit by all at once.
 
     Args:
-        message: of CHUNKS to each peer, and, when TO_SELF, as many to the own inbox.
+        message: of CHUNKS to each peer, after as many to the own inbox when TO_SELF.
     """
-    receivers: tl.constexpr = WORLD - 1 + TO_SELF
-    chunk = message // receivers
-    peer = (rank + 1 + message % receivers) % WORLD
+    distance = message // CHUNKS + 1 - TO_SELF
+    chunk = message % CHUNKS
+    peer = (rank + WORLD - distance) % WORLD
     chunk_rows = tl.cdiv(shard_rows, CHUNKS)
     begin = chunk * chunk_rows
     end = min(begin + chunk_rows, own_rows)
@@ -75,6 +77,39 @@ def wait_for_rows(
 
 
 @triton.jit
+def place_of(
+    index, rank, m, n, shard_rows, shard_columns,
+    GATHER_DIM: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    GROUP_M: tl.constexpr, SPLIT_K: tl.constexpr, XCDS: tl.constexpr,
+):  # fmt: skip
+    """What a tile program computes, by its number, splits of K fastest.
+
+    Returns:
+        The tile and the split; first row and column; first and last step of K in each source.
+        Splits share each source, so that all of them begin with what is already here.
+    """
+    tiles_m, tiles_n = tl.cdiv(m, BLOCK_M), tl.cdiv(n, BLOCK_N)
+    index = own_chiplet_first(index, tiles_m * tiles_n * SPLIT_K, XCDS)
+    tile, split = index // SPLIT_K, index % SPLIT_K
+    tile_m, tile_n = tile_of(tile, tiles_m, tiles_n, GROUP_M)
+    if GATHER_DIM == 0:  # the rows that are already here come first
+        tile_m = (tile_m + rank * shard_rows // BLOCK_M) % tiles_m
+    steps = tl.cdiv(shard_columns, BLOCK_K)
+    step_begin, step_end = steps * split // SPLIT_K, steps * (split + 1) // SPLIT_K
+    return tile, split, tile_m * BLOCK_M, tile_n * BLOCK_N, step_begin, step_end
+
+
+@triton.jit
+def nothing_yet(BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, SWAP_AB: tl.constexpr):
+    """The accumulator of a tile, float32 zeros [BLOCK_M, BLOCK_N], or transposed when SWAP_AB."""
+    if SWAP_AB:
+        acc = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
+    else:
+        acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+    return acc
+
+
+@triton.jit
 def gathered_tile(
     index, a_ptr, w_ptr, stride_wk, stride_wn, bias_ptr, out_ptr,
     slot_ptr, control_ptr, generation, partials_ptr, counters_ptr, heap_bases, rank,
@@ -91,31 +126,20 @@ def gathered_tile(
         slot_ptr: the running slot: peers' shards in this rank's inbox, or, when PULL, each
             peer's own shard in its outbox.
     """
-    tiles_m, tiles_n = tl.cdiv(m, BLOCK_M), tl.cdiv(n, BLOCK_N)
-    index = own_chiplet_first(index, tiles_m * tiles_n * SPLIT_K, XCDS)
-    tile, split = index // SPLIT_K, index % SPLIT_K
-    tile_m, tile_n = tile_of(tile, tiles_m, tiles_n, GROUP_M)
-    if GATHER_DIM == 0:  # the rows that are already here come first
-        tile_m = (tile_m + rank * shard_rows // BLOCK_M) % tiles_m
-    row_begin = tile_m * BLOCK_M
-    rows = row_begin + tl.arange(0, BLOCK_M)
-    cols = tile_n * BLOCK_N + tl.arange(0, BLOCK_N)
+    tile, split, row, col, step_begin, step_end = place_of(
+        index, rank, m, n, shard_rows, shard_columns,
+        GATHER_DIM, BLOCK_M, BLOCK_N, BLOCK_K, GROUP_M, SPLIT_K, XCDS,
+    )  # fmt: skip
+    rows, cols = row + tl.arange(0, BLOCK_M), col + tl.arange(0, BLOCK_N)
     row_mask, col_mask = rows < m, cols < n
-    row_end = min(row_begin + BLOCK_M, m)
+    row_end = min(row + BLOCK_M, m)
     w_cols = w_ptr + cols.to(tl.int64) * stride_wn
-    if SWAP_AB:
-        acc = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
-    else:
-        acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+    acc = nothing_yet(BLOCK_M, BLOCK_N, SWAP_AB)
     arrived = rank >= 0
-
-    # Splits share each source, so that all of them begin with what is already here.
-    steps = tl.cdiv(shard_columns, BLOCK_K)
-    step_begin, step_end = steps * split // SPLIT_K, steps * (split + 1) // SPLIT_K
     if GATHER_DIM == 0:
         # -- one sweep over K; rows come from the own shard or from where their source put them --
         arrived = wait_for_rows(
-            row_begin, row_end, 0, 0, control_ptr, generation, heap_bases, rank, m, shard_rows,
+            row, row_end, 0, 0, control_ptr, generation, heap_bases, rank, m, shard_rows,
             WORLD, BACKEND, GATHER_DIM, CHUNKS,
         )  # fmt: skip
         source = tl.minimum(rows // shard_rows, WORLD - 1)
@@ -140,7 +164,7 @@ def gathered_tile(
         for first in range(1, WORLD, SOURCES_PER_WAIT):
             last = min(first + SOURCES_PER_WAIT, WORLD)
             here = wait_for_rows(
-                row_begin, row_end, first, last, control_ptr, generation, heap_bases, rank,
+                row, row_end, first, last, control_ptr, generation, heap_bases, rank,
                 m, shard_rows, WORLD, BACKEND, GATHER_DIM, CHUNKS,
             )  # fmt: skip
             arrived = arrived & here
@@ -186,7 +210,7 @@ def finish_tile(
         tl.store(partials_ptr + split * plane + at, acc, mask=mask)
         if sync.arrive(counters_ptr + tile, SPLIT_K, BACKEND):
             total = tl.zeros_like(acc)  # always added in the same order
-            for other in range(SPLIT_K):
+            for other in tl.static_range(SPLIT_K):  # takes fewer registers than a loop
                 total += tl.load(partials_ptr + other * plane + at, mask=mask, other=0.0)
             _store(out_ptr + at, total, mask, bias_ptr, cols, cols < n, HAS_BIAS)
 

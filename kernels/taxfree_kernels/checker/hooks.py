@@ -10,15 +10,13 @@ from __future__ import annotations
 import contextlib
 import inspect
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from typing import Any, Protocol
 
 import numpy as np
 import triton.language as tl
-from triton.language import core  # noqa: F401 - found by _patched_language
 
 from taxfree_kernels.checker.clocks import Scope
-from taxfree_kernels.interpreter import correct_bfloat16
+from taxfree_kernels.interpreter import correct_bfloat16, hasten
 
 _SEMANTICS = {
     "ACQUIRE": "acquire",
@@ -55,50 +53,21 @@ class Observer(Protocol):
 
 @contextlib.contextmanager
 def observed_by(observer: Observer) -> Iterator[None]:
-    """Within the context, the interpreter tells `observer` of accesses.
-
-    The language stays patched for the interpreter meanwhile; Triton would do that again at each
-    call of a device function, which takes several times longer than most calls.
-    """
+    """Within the context, the interpreter tells `observer` of accesses."""
     from triton.runtime import interpreter
 
     correct_bfloat16()
+    hasten()
     builder = interpreter.interpreter_builder
     hooks = _hooks(interpreter, builder, observer)
-    language = _patched_language(interpreter)
-    original_patch, original_options = interpreter._patch_lang, builder.options
-    original_dtype = interpreter._get_np_dtype
-    interpreter._patch_lang = lambda function: interpreter._LangPatchScope()
-    interpreter._get_np_dtype = _by_name(original_dtype)
-    # Looking for overflows in integer arithmetic is a third of the interpreter's time.
-    builder.options = replace(original_options, sanitize_overflow=False)
+    language = interpreter._patch_lang(observed_by)
     builder.__dict__.update(hooks)
     try:
         yield
     finally:
         for name in hooks:
             del builder.__dict__[name]
-        interpreter._patch_lang, builder.options = original_patch, original_options
-        interpreter._get_np_dtype = original_dtype
         language.restore()
-
-
-def _patched_language(interpreter: Any) -> Any:
-    """Patch what a function of this module sees of the language: `tl` and `core`."""
-    return interpreter._patch_lang(_patched_language)
-
-
-def _by_name(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Triton's look-up of NumPy types, which builds its table each time, remembered."""
-    known: dict[str, Any] = {}
-
-    def numpy_type(kind: Any) -> Any:
-        name = kind.scalar.name
-        if name not in known:
-            known[name] = original(kind)
-        return known[name]
-
-    return numpy_type
 
 
 def _active(pointers: Any, mask: Any) -> np.ndarray:

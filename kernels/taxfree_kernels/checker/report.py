@@ -113,7 +113,7 @@ def where(region: Region, address: int) -> str:
 def who(actor: Actor, first_generation: int) -> str:
     """Name an actor."""
     if actor.program is None:
-        return f"rank {actor.rank}, host, call {actor.call}"
+        return f"rank {actor.rank}, {actor.kernel}, call {actor.call}"
     generation = first_generation + actor.call - 1
     return f"rank {actor.rank}, program {actor.program} of {actor.kernel}, generation {generation}"
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from random import Random
@@ -23,6 +24,7 @@ from taxfree_kernels.errors import KernelError
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.fabric.heap import Pool, SymmetricHeap
 from taxfree_kernels.fabric.layout import ALIGNMENT
+from taxfree_kernels.fabric.side_stream import SideStream
 from taxfree_kernels.hardware import KNOWN
 from taxfree_kernels.launch import Kernel, launching_through
 
@@ -40,6 +42,10 @@ class UsesCollectives(KernelError):
 
 
 class _TooManyPrograms(Exception):
+    pass
+
+
+class _TooManyStreams(Exception):
     pass
 
 
@@ -88,6 +94,41 @@ class _Heap(SymmetricHeap):
         return block
 
 
+class _Stream(SideStream):
+    """A side stream: what runs there is ordered by forks and joins only.
+
+    Everything runs when it is issued, as on the host; but of what was not ordered, that is seen.
+
+    Attributes:
+        is_joined: whether nothing was issued here since the last join.
+    """
+
+    def __init__(self, schedule: _Schedule, actor: Actor) -> None:
+        self._schedule, self._actor = schedule, actor
+        self.is_joined = True
+
+    def fork(self) -> None:
+        caller = self._schedule.thread.actor
+        self._actor.join(caller.clocks)
+        self._actor.call = caller.call
+        caller.step()
+
+    @contextlib.contextmanager
+    def entered(self) -> Iterator[None]:
+        self.is_joined = False
+        thread = self._schedule.thread
+        caller, thread.actor = thread.actor, self._actor
+        try:
+            yield
+        finally:
+            thread.actor = caller
+
+    def join(self) -> None:
+        self.is_joined = True
+        self._schedule.thread.actor.join(self._actor.clocks)
+        self._actor.step()
+
+
 class SimulatedFabric(Fabric):
     """One rank of a simulation; plans are made on it as on any other fabric."""
 
@@ -101,6 +142,7 @@ class SimulatedFabric(Fabric):
         self.device = torch.device("cpu")
         self.hardware = KNOWN["cpu"]
         self.heap_bases = torch.tensor([arena.data_ptr() for arena in arenas])
+        self._arenas = arenas
         self.heap = _Heap(arenas[rank], partial(schedule.declare_block, rank))
         schedule.declare(rank, "heap_bases", self.heap_bases)
 
@@ -108,6 +150,12 @@ class SimulatedFabric(Fabric):
         if name == "group":
             raise UsesCollectives("the collective library cannot be simulated")
         raise AttributeError(name)
+
+    def _arena_of(self, peer: int) -> torch.Tensor:
+        return self._arenas[peer]
+
+    def side_stream(self) -> SideStream:
+        return self._schedule.side_stream(self.rank)
 
     def host_words(self, count: int) -> torch.Tensor:
         words = torch.zeros(count, dtype=torch.int64)
@@ -165,13 +213,15 @@ class Simulation:
             first_generation: of the pools.
             backend: whose branches of the kernels are run; inline assembly does nothing.
         """
-        programs = _FIRST_PROGRAMS
+        programs, streams = _FIRST_PROGRAMS, 1
         while True:
-            schedule = _Schedule(self, seed, resident, first_generation, backend, programs)
+            schedule = _Schedule(self, seed, resident, first_generation, backend, programs, streams)
             try:
                 return schedule.run(setup)
             except _TooManyPrograms:
                 programs = 4 * programs + 3
+            except _TooManyStreams:
+                streams += 2
 
 
 class _Schedule:
@@ -185,12 +235,14 @@ class _Schedule:
         first_generation: int,
         backend: str,
         programs: int,
+        streams: int,
     ) -> None:
         self.backend = backend
         rng = Random(seed)
         self._simulation = simulation
         self._first_generation = first_generation
-        self._programs = programs
+        self._programs, self._streams = programs, streams
+        self._side_streams: list[list[_Stream]] = [[] for _ in range(simulation.world_size)]
         self._resident = resident or rng.choice(_RESIDENTS)
         self._shadow = Shadow()
         self._scheduler: Scheduler[Thread] = Scheduler(rng)
@@ -198,7 +250,7 @@ class _Schedule:
         self._launches: list[_Launch] = []
         self._at_barrier: list[Actor] = []
         self._kept: list[torch.Tensor] = []
-        self._hosts = [self._make_host(rank) for rank in range(simulation.world_size)]
+        self._hosts = [self._make_actor(rank, 0, "host") for rank in range(simulation.world_size)]
 
     def run(self, setup: Setup) -> Outcome:
         scheduler, watch = self._scheduler, self._watch
@@ -234,10 +286,29 @@ class _Schedule:
 
     # -- ranks and their memory -------------------------------------------------------------------
 
-    def _make_host(self, rank: int) -> Actor:
-        slots = self._simulation.world_size * (1 + self._programs)
+    def _make_actor(self, rank: int, stream: int, name: str) -> Actor:
+        """What issues work on a stream; slots behind its own are for programs of its launches."""
+        per_stream = 1 + self._programs
+        slots = self._simulation.world_size * self._streams * per_stream
         clocks = np.zeros((len(World), slots), np.int64)
-        return Actor(rank * (1 + self._programs), rank, None, "host", 0, clocks)
+        slot = (rank * self._streams + stream) * per_stream
+        actor = Actor(slot, rank, None, name, 0, clocks)
+        actor.step()
+        return actor
+
+    def side_stream(self, rank: int) -> SideStream:
+        """Another stream of a rank, beside that of its host."""
+        known = self._side_streams[rank]
+        number = 1 + len(known)
+        if number >= self._streams:
+            raise _TooManyStreams
+        known.append(_Stream(self, self._make_actor(rank, number, f"side stream {number}")))
+        return known[-1]
+
+    @property
+    def thread(self) -> Thread:
+        """The running one."""
+        return self._scheduler.current.owner
 
     def _make_fabrics(self) -> list[SimulatedFabric]:
         arenas = self._simulation.arenas
@@ -288,7 +359,7 @@ class _Schedule:
         """Order all hosts; while the simulation is being set up, nothing is to be ordered."""
         if not self._scheduler.is_running:
             return
-        self._at_barrier.append(self._scheduler.current.owner.actor)
+        self._at_barrier.append(self.thread.actor)
         if len(self._at_barrier) < self._simulation.world_size:
             self._scheduler.sleep([waits.BARRIER])
             return
@@ -304,12 +375,17 @@ class _Schedule:
             for call in calls:
                 host.call += 1
                 call()
+                if not all(stream.is_joined for stream in self._side_streams[host.rank]):
+                    error = RuntimeError(
+                        "work on a side stream outlives its call: it is not joined"
+                    )
+                    self._watch.crashed(host, error)
                 self._scheduler.point()
 
     # -- launches ---------------------------------------------------------------------------------
 
     def _launch(self, kernel: Kernel, args: tuple[Any, ...]) -> None:
-        host = self._scheduler.current.owner.actor
+        host = self.thread.actor
         if kernel.grid > self._programs:
             raise _TooManyPrograms
         for name, value in zip(kernel.function.arg_names, args, strict=False):

@@ -35,7 +35,10 @@ EXAMPLES: dict[str, tuple[Example, ...]] = {
         Example({"m": 16, "n": 7168, "k": 8192, "world_size": 8}),
         Example({"m": 4096, "n": 4096, "k": 8192, "world_size": 8, "dtype": "bfloat16"}),
         Example({"m": 64, "n": 4096, "k": 4096, "world_size": 8, "gather_dim": 0, "bias": True}),
-        Example({"m": 2048, "n": 4096, "k": 4096, "world_size": 4, "weight_layout": "kn"}),
+        Example(
+            {"m": 1024, "n": 4096, "k": 4096, "world_size": 4}
+            | {"gather_dim": 0, "weight_layout": "kn"}
+        ),
         Example({"m": 77, "n": 1000, "k": 8 * 129, "world_size": 8}, aligned=False),
         Example({"m": 50, "n": 1001, "k": 1033, "world_size": 2, "gather_dim": 0}, aligned=False),
     ),
@@ -102,7 +105,7 @@ def cases(
     """The cases of an operation on a device, for every variant.
 
     Args:
-        corners: not only default configs, also the further first ones and the ends of each knob.
+        corners: not only default configs, also the further first ones and the ends of all knobs.
         examples: only so many of the operation's examples.
 
     Raises:
@@ -122,12 +125,18 @@ def cases(
 
 
 def _others(variant: Variant, problem: Any, hardware: Hardware) -> list[Config]:
-    """Further first configs, and the default with one knob at an end of its range."""
+    """Further first configs, and the default with two knobs at a time at an end of their ranges."""
+
+    def is_refused(config: Config) -> bool:
+        return variant.refuses_config(problem, hardware, config) is not None
+
     default, *others = variant.first_configs(problem, hardware)
     found: list[Config] = list(others)
-    for knob, values in variant.space(problem, hardware).items():
-        for value in (values[0], values[-1]):
-            config = {**default, knob: value}
-            if config != default and config not in found:
-                found.append(config)
-    return [one for one in found if not variant.refuses_config(problem, hardware, one)]
+    for end in (0, -1):
+        ends = {knob: values[end] for knob, values in variant.space(problem, hardware).items()}
+        moved = [(knob, value) for knob, value in ends.items() if value != default[knob]]
+        for pair in (moved[start : start + 2] for start in range(0, len(moved), 2)):
+            together = {**default, **dict(pair)}
+            alone = [{**default, knob: value} for knob, value in pair]
+            found += alone if is_refused(together) else [together]
+    return [one for one in found if not is_refused(one)]

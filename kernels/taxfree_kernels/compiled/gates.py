@@ -53,6 +53,11 @@ class Subject:
     def assembly(self) -> Assembly:
         return Assembly(self.text)
 
+    @property
+    def is_one_wave(self) -> bool:
+        """A program of one wave waits for no other threads: compilers leave its barriers out."""
+        return self.num_warps == 1 and not self.assembly.is_ptx
+
     @cached_property
     def k_loops(self) -> list[Loop]:
         """Loops with matrix instructions, without the loops around them."""
@@ -132,6 +137,8 @@ def _found(gate: Gate, message: str, at: Instruction) -> Violation:
 def barrier_before_release(subject: Subject) -> Iterator[Violation]:
     """Between a program's stores and its release there is a barrier of all its threads."""
     code = subject.assembly
+    if subject.is_one_wave:
+        return
     for place in code.places(Role.RELEASE):
         for passed in code.walk(place, _is(Role.BARRIER), backwards=True):
             if passed.plays(Role.STORE, Role.BULK_STORE):
@@ -234,6 +241,8 @@ def acquire_after_poll(subject: Subject) -> Iterator[Violation]:
 def barrier_after_acquire(subject: Subject) -> Iterator[Violation]:
     """All threads of a program wait for the one that acquired, before any of them loads."""
     code = subject.assembly
+    if subject.is_one_wave:
+        return
     for place in _system(code, Role.ACQUIRE):
         for passed in code.walk(place, _is(Role.BARRIER)):
             if passed.plays(Role.LOAD, Role.COPY):

@@ -59,13 +59,17 @@ class GhostFabric(Fabric):
         self.backend = hardware.backend  # type: ignore[misc]
         self.rank, self.world_size = rank, world_size
         self.device, self.hardware = _META, hardware
-        self.heap = SymmetricHeap(torch.empty(heap_bytes, dtype=torch.uint8, device=_META))
+        self._arena = torch.empty(heap_bytes, dtype=torch.uint8, device=_META)
+        self.heap = SymmetricHeap(self._arena)
         self.heap_bases = torch.empty(world_size, dtype=torch.int64, device=_META)
         self.pool = Pool(self)
 
     @property
     def group(self) -> Any:
         raise NoGroup("a ghost has no process group")
+
+    def _arena_of(self, peer: int) -> torch.Tensor:
+        return self._arena
 
     def host_words(self, count: int) -> torch.Tensor:
         return torch.zeros(count, dtype=torch.int64)

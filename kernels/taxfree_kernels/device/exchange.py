@@ -25,26 +25,15 @@ def signal_everybody(
 @triton.jit
 def wait_for_everybody(
     control_ptr, channel, generation, heap_bases, rank,
-    WORLD: tl.constexpr, BACKEND: tl.constexpr,
+    WORLD: tl.constexpr, BACKEND: tl.constexpr, BUT_SELF: tl.constexpr = False,
 ):  # fmt: skip
-    """Wait until all ranks, this one included, have signalled; returns whether they did."""
+    """Wait until all ranks have signalled; BUT_SELF: all but this one. Returns whether they did."""
     lane = tl.arange(0, triton.next_power_of_2(WORLD))
     source = lane % WORLD
+    needed = lane == source
+    if BUT_SELF:
+        needed = needed & (source != rank)
     return sync.wait(
-        control_ptr, channel, source, generation, heap_bases, rank, mask=lane == source,
+        control_ptr, channel, source, generation, heap_bases, rank, mask=needed,
         WORLD=WORLD, BACKEND=BACKEND,
-    )  # fmt: skip
-
-
-@triton.jit
-def wait_for_peers(
-    control_ptr, channel, generation, heap_bases, rank,
-    WORLD: tl.constexpr, BACKEND: tl.constexpr,
-):  # fmt: skip
-    """Wait until all other ranks have signalled on `channel`; returns whether they did."""
-    lane = tl.arange(0, triton.next_power_of_2(WORLD))
-    source = lane % WORLD
-    return sync.wait(
-        control_ptr, channel, source, generation, heap_bases, rank,
-        mask=(lane == source) & (source != rank), WORLD=WORLD, BACKEND=BACKEND,
     )  # fmt: skip

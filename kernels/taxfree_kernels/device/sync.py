@@ -154,7 +154,7 @@ def wait(
     POLL: tl.constexpr = "relaxed" if BACKEND == "hip" else "acquire"
     lead = _poll(words, generation, mask, POLL)
     if lead < 0:
-        if tl.atomic_add(control_ptr + ABORT, 0, sem="relaxed", scope="sys") != 0:
+        if has_given_up(control_ptr):
             limit = tl.zeros((), tl.int64)
     ticks = tl.zeros((), tl.int64)
     if BACKEND == "interpreter":
@@ -223,7 +223,7 @@ def receive(
     seen = _load_words(words, BACKEND)
     late = _count_late(seen, generation, mask)
     if late > 0:
-        if tl.atomic_add(control_ptr + ABORT, 0, sem="relaxed", scope="sys") != 0:
+        if has_given_up(control_ptr):
             limit = tl.zeros((), tl.int64)
     ticks = tl.zeros((), tl.int64)
     if BACKEND == "interpreter":
@@ -260,6 +260,12 @@ def _count_late(seen, generation, mask):
     if mask is not None:
         late = late & mask
     return tl.sum(late.to(tl.int32))
+
+
+@triton.jit
+def has_given_up(control_ptr):
+    """Whether this rank or a peer has given up waiting: what a call computes may be garbage."""
+    return tl.atomic_add(control_ptr + ABORT, 0, sem="relaxed", scope="sys") != 0
 
 
 @triton.jit
@@ -354,15 +360,19 @@ def running_generation(control_ptr):
 
 
 @triton.jit
-def leave(control_ptr):
-    """Count this program out of the call; when all have left, the generation has advanced by one.
+def leave(control_ptr, generations=1):
+    """Count this program out of the call; when all have left, the next generation begins.
 
     Every program of a call's last kernel leaves, once, after its last use of the generation. The
     result of the atomic is not used, so nobody waits for it.
+
+    Args:
+        generations: that the call takes; the same in all programs of all ranks.
     """
     if TIMELINE != "":
         _note(control_ptr, DONE, 0, None)
-    share = tl.where(tl.program_id(0) == 0, ONE_CALL - tl.num_programs(0) + 1, 1)
+    others = tl.num_programs(0) - 1
+    share = tl.where(tl.program_id(0) == 0, generations * ONE_CALL - others, 1)
     tl.atomic_add(control_ptr + GENERATION, share.to(tl.int64), sem="relaxed", scope="gpu")
 
 

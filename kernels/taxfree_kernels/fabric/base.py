@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 import torch.distributed as dist
 
+from taxfree_kernels.errors import PlanError
 from taxfree_kernels.fabric.heap import Pool, SymmetricHeap
+from taxfree_kernels.fabric.side_stream import SideStream
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -52,6 +54,23 @@ class Fabric(ABC):
     @abstractmethod
     def ticks(self, seconds: float) -> int:
         """The bound of a wait in the unit in which this fabric's kernels count it."""
+
+    def peer_view(self, block: torch.Tensor, peer: int) -> torch.Tensor:
+        """`peer`'s copy of a block of the heap, for torch's own operations on this rank's device.
+
+        Raises:
+            PlanError: the fabric shows peers' heaps to kernels only.
+        """
+        begin = self.heap.offset_of(block)
+        view = self._arena_of(peer)[begin : begin + block.nbytes]
+        return view.view(block.dtype).view(block.shape)
+
+    def _arena_of(self, peer: int) -> torch.Tensor:
+        raise PlanError(f"fabric {self.name} shows peers' memory to kernels only")
+
+    def side_stream(self) -> SideStream:
+        """A stream beside the caller's."""
+        return SideStream(self.device)
 
     @abstractmethod
     def synchronize(self) -> None:

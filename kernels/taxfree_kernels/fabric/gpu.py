@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -26,6 +27,7 @@ class GpuFabric(Fabric):
     """
 
     has_graphs = True
+    _handle: Any = None  # of torch's symmetric memory, where the heaps are in it
 
     def __init__(self, group: dist.ProcessGroup | None, heap_bytes: int) -> None:
         self.group = group if group is not None else dist.distributed_c10d._get_default_group()
@@ -67,6 +69,12 @@ class GpuFabric(Fabric):
                 "are all GPUs in one NVLink or XGMI domain, with peer access?",
             ) from error
         return arena, [int(base) for base in self._handle.buffer_ptrs]
+
+    def _arena_of(self, peer: int) -> torch.Tensor:
+        if self._handle is None:
+            return super()._arena_of(peer)
+        arena: torch.Tensor = self._handle.get_buffer(peer, self._arena.shape, torch.uint8)
+        return arena
 
     def host_words(self, count: int) -> torch.Tensor:
         return torch.zeros(count, dtype=torch.int64, pin_memory=True)

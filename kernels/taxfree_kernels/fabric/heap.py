@@ -45,6 +45,10 @@ class SymmetricHeap:
         self._used += size
         return block.view(dtype)
 
+    def offset_of(self, block: torch.Tensor) -> int:
+        """Bytes from the begin of the arena to a block of it; the same on every rank."""
+        return block.data_ptr() - self._arena.data_ptr()
+
 
 class Pool:
     """Control words and two slots, shared by all plans whose calls one stream orders.
@@ -52,7 +56,8 @@ class Pool:
     There is one generation per pool: call g uses slot g % 2 whichever plan it belongs to. A rank
     that is in call g has finished g - 1, in which every peer signalled it, so every peer has left
     g - 2 and nobody reads slot g % 2 any more. This needs every rank to signal, and wait for,
-    every peer in each call.
+    every peer in each call. A call may write to the first slot in any generation if it waits for
+    all peers to enter it before, and makes the next generation odd when it leaves.
 
     Flag-in-data words have two slots of their own: whatever such a word holds was sent as one, so
     that no payload of another plan is taken for a word of the running generation.

@@ -17,7 +17,7 @@ from taxfree_kernels.errors import FabricUnavailable
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.fabric.heap import SymmetricHeap
 from taxfree_kernels.hardware import KNOWN
-from taxfree_kernels.interpreter import correct_bfloat16, is_interpreting
+from taxfree_kernels.interpreter import correct_bfloat16, hasten, is_interpreting
 
 
 def unavailable() -> str | None:
@@ -49,6 +49,7 @@ class HostFabric(Fabric):
         if reason is not None:
             raise FabricUnavailable(f"fabric host: {reason}", "try --fabric auto")
         correct_bfloat16()
+        hasten()
         self.group = group if group is not None else dist.distributed_c10d._get_default_group()
         self.rank, self.world_size = dist.get_rank(self.group), dist.get_world_size(self.group)
         self.device = torch.device("cpu")
@@ -70,6 +71,9 @@ class HostFabric(Fabric):
         dist.barrier(self.group)  # every peer has opened this rank's file
         os.close(own)
         return arenas
+
+    def _arena_of(self, peer: int) -> torch.Tensor:
+        return self._arenas[peer]
 
     def host_words(self, count: int) -> torch.Tensor:
         return torch.zeros(count, dtype=torch.int64)

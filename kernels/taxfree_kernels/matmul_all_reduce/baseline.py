@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.matmul_all_reduce.problem import MatmulAllReduce
-from taxfree_kernels.variant import Config, Plan, Variant
+from taxfree_kernels.variant import Config, Plan, Step, Variant
 from taxfree_kernels.vendor import matmul_into
 
 
@@ -23,7 +23,11 @@ class BaselinePlan(Plan):
 
     def __init__(self, problem: MatmulAllReduce, fabric: Fabric) -> None:
         self._group, self._adds_bias = fabric.group, fabric.rank == 0
+        self._one = self._buffer(fabric, (1, 1), getattr(torch, problem.dtype))
         self.launches = 2 + problem.residual
+
+    def _buffer(self, fabric: Fabric, size: tuple[int, int], dtype: torch.dtype) -> torch.Tensor:
+        return torch.zeros(size, dtype=dtype, device=fabric.device)
 
     def __call__(
         self,
@@ -33,9 +37,40 @@ class BaselinePlan(Plan):
         residual: torch.Tensor | None,
         out: torch.Tensor,
     ) -> torch.Tensor:
-        matmul_into(out, x, weight, bias if self._adds_bias else None)
-        dist.all_reduce(out, group=self._group)
+        self._multiply(x, weight, bias, out)
+        self._reduce(out)
         return out if residual is None else out.add_(residual)
+
+    def steps(
+        self,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        residual: torch.Tensor | None,
+        out: torch.Tensor,
+    ) -> list[Step]:
+        steps = [
+            Step("matmul", "producer", lambda: self._multiply(x, weight, bias, out)),
+            Step(
+                "all-reduce",
+                "collective",
+                lambda: self._reduce(out),
+                least=lambda: self._reduce(self._one),
+            ),
+        ]
+        if residual is not None:
+            steps.append(
+                Step("residual", "copy", lambda: out.add_(residual), memory_bytes=3 * out.nbytes)
+            )
+        return steps
+
+    def _multiply(
+        self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor
+    ) -> None:
+        matmul_into(out, x, weight, bias if self._adds_bias else None)
+
+    def _reduce(self, partial: torch.Tensor) -> None:
+        dist.all_reduce(partial, group=self._group)
 
 
 class Baseline(Variant):

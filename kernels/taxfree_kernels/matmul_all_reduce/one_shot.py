@@ -20,7 +20,7 @@ import triton
 import triton.language as tl
 
 from taxfree_kernels.device import sync
-from taxfree_kernels.device.exchange import wait_for_peers
+from taxfree_kernels.device.exchange import wait_for_everybody
 from taxfree_kernels.device.tiles import copy
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.fabric.heap import Pool
@@ -33,8 +33,8 @@ from taxfree_kernels.matmul_all_reduce.problem import (
     MatmulAllReduce,
     padded_elements,
 )
+from taxfree_kernels.matmul_all_reduce.sums import Sum, SumsPlan
 from taxfree_kernels.variant import Config, Plan, Space, Variant
-from taxfree_kernels.vendor import matmul_into
 
 
 @triton.jit(do_not_specialize=["rank"])
@@ -62,7 +62,9 @@ def _one_shot(
         chunk = (program - senders) // REDUCERS
         begin, end = bounds_of_chunk(chunk, 0, sixteens, CHUNKS)
         begin, end = bounds_of_chunk((program - senders) % REDUCERS, begin, end, REDUCERS)
-        arrived = wait_for_peers(control_ptr, chunk, generation, heap_bases, rank, WORLD, BACKEND)
+        arrived = wait_for_everybody(
+            control_ptr, chunk, generation, heap_bases, rank, WORLD, BACKEND, BUT_SELF=True
+        )
         for start in range(begin * 16, end * 16, SEND_BLOCK):
             at = start + tl.arange(0, SEND_BLOCK)
             mask = at < end * 16
@@ -78,10 +80,11 @@ def _one_shot(
     sync.leave(control_ptr)
 
 
-class OneShotPlan(Plan):
-    """The vendor's matmul into a buffer, then our sum of all ranks' buffers."""
+class OneShotSum(Sum):
+    """Our one-step sum."""
 
-    launches = 2
+    _kernel: Kernel
+    _fixed_args: tuple[Any, ...]
 
     def __init__(self, problem: MatmulAllReduce, fabric: Fabric, config: Config) -> None:
         dtype = getattr(torch, problem.dtype)
@@ -95,7 +98,7 @@ class OneShotPlan(Plan):
             inbox, slot_elements, plane, fabric.pool.control, fabric.heap_bases, fabric.rank,
             sixteens, problem.elements, problem.n,
         )  # fmt: skip
-        self._sum = Kernel(
+        self._kernel = Kernel(
             _one_shot,
             grid=chunks * (world - 1 + config["REDUCERS"]),
             constants={
@@ -110,20 +113,15 @@ class OneShotPlan(Plan):
             options=compile_options(fabric.backend, config),
         )
 
-    def __call__(
-        self,
-        x: torch.Tensor,
-        weight: torch.Tensor,
-        bias: torch.Tensor | None,
-        residual: torch.Tensor | None,
-        out: torch.Tensor,
-    ) -> torch.Tensor:
-        partial = matmul_into(self._partial, x, weight, None)
-        self._sum(
-            partial, out if bias is None else bias, out if residual is None else residual, out,
+    def add_up(self, *addends_and_out: torch.Tensor | None) -> None:
+        bias, residual, out = addends_and_out
+        self._kernel(
+            self._partial,
+            out if bias is None else bias,
+            out if residual is None else residual,
+            out,
             *self._fixed_args,
-        )  # fmt: skip
-        return out
+        )
 
 
 class OneShot(Variant):
@@ -148,7 +146,7 @@ class OneShot(Variant):
         return spaces.first_sends(self.space(problem, hardware), sent, problem.n)
 
     def plan(self, problem: Any, fabric: Fabric, config: Config) -> Plan:
-        return OneShotPlan(problem, fabric, config)
+        return SumsPlan(fabric, [OneShotSum(problem, fabric, config)])
 
 
 VARIANT = OneShot()

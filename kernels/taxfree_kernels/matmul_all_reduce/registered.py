@@ -9,31 +9,26 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
-from taxfree_kernels.errors import PlanError
 from taxfree_kernels.fabric.base import Fabric
-from taxfree_kernels.hardware import Hardware
+from taxfree_kernels.matmul_all_reduce.baseline import BaselinePlan
 from taxfree_kernels.matmul_all_reduce.problem import MatmulAllReduce
-from taxfree_kernels.variant import Config, Plan, Variant
-from taxfree_kernels.vendor import matmul_into
+from taxfree_kernels.registered import RegisteredMemory, RegisteredVariant
+from taxfree_kernels.variant import Config, Plan, Step
 
 
-class RegisteredPlan(Plan):
+class RegisteredPlan(BaselinePlan):
     """Matmul into a registered buffer, all-reduce there, one kernel that reads the result."""
 
-    launches = 3
-
     def __init__(self, problem: MatmulAllReduce, fabric: Fabric) -> None:
-        backend = fabric.group._get_backend(fabric.device)
-        if not hasattr(backend, "register_mem_pool"):
-            raise PlanError(f"the process group's {type(backend).__name__} registers no memory")
-        self._group, self._adds_bias = fabric.group, fabric.rank == 0
-        self._pool = torch.cuda.MemPool(backend.mem_allocator)
-        with torch.cuda.use_mem_pool(self._pool):
-            dtype = getattr(torch, problem.dtype)
-            self._sum = torch.empty(problem.m, problem.n, dtype=dtype, device=fabric.device)
-        backend.register_mem_pool(self._pool, symm=True)
+        self._memory = RegisteredMemory(fabric)
+        super().__init__(problem, fabric)
+        self._sum = self._memory.zeros((problem.m, problem.n), self._one.dtype)
+        self._memory.register()
+        self.launches = 3
+
+    def _buffer(self, fabric: Fabric, size: tuple[int, int], dtype: torch.dtype) -> torch.Tensor:
+        return self._memory.zeros(size, dtype)
 
     def __call__(
         self,
@@ -43,23 +38,31 @@ class RegisteredPlan(Plan):
         residual: torch.Tensor | None,
         out: torch.Tensor,
     ) -> torch.Tensor:
-        matmul_into(self._sum, x, weight, bias if self._adds_bias else None)
-        dist.all_reduce(self._sum, group=self._group)
+        super().__call__(x, weight, bias, None, self._sum)
+        return self._copy_out(residual, out)
+
+    def steps(
+        self,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        residual: torch.Tensor | None,
+        out: torch.Tensor,
+    ) -> list[Step]:
+        moved = (2 if residual is None else 3) * out.nbytes
+        copy_out = Step(
+            "copy out", "copy", lambda: self._copy_out(residual, out), memory_bytes=moved
+        )
+        return [*super().steps(x, weight, bias, None, self._sum), copy_out]
+
+    def _copy_out(self, residual: torch.Tensor | None, out: torch.Tensor) -> torch.Tensor:
         if residual is None:
             return out.copy_(self._sum)
         return torch.add(self._sum, residual, out=out)
 
 
-class Registered(Variant):
-    """The collective library on registered buffers."""
-
-    name = "registered"
-    fused = False
-
-    def refuses_problem(self, problem: Any, hardware: Hardware) -> str | None:
-        if hardware.backend == "interpreter":
-            return "the host's collectives know no registered memory"
-        return "one rank has no peers" if problem.world_size == 1 else None
+class Registered(RegisteredVariant):
+    """Vendor matmul, all-reduce in a registered buffer."""
 
     def plan(self, problem: Any, fabric: Fabric, config: Config) -> Plan:
         return RegisteredPlan(problem, fabric)

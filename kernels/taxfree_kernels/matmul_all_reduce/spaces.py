@@ -158,6 +158,38 @@ def first_sends(space: Space, sent_bytes: int, row_elements: int) -> list[dict[s
     return [within(space, guess | {"CHUNKS": count}) for count in order]
 
 
+def word_space(hardware: Hardware) -> Space:
+    """How many words that carry their flags a program sends to, and polls from, each rank."""
+    if hardware.backend == "interpreter":
+        return {"BLOCK": (32, 64)}
+    return {"BLOCK": (64, 128, 256, 512, 1024), "num_warps": (1, 2, 4, 8)}
+
+
+def first_words(space: Space, elements: int) -> list[dict[str, Any]]:
+    """Configs for a sum of so many elements: few words a program while compute units are idle.
+
+    Args:
+        space: of :func:`word_space`.
+    """
+    small = {"BLOCK": 128, "num_warps": 2}
+    large = {"BLOCK": 256, "num_warps": 4}
+    guesses = (small, large) if elements <= 1 << 15 else (large, small)
+    smallest = {"BLOCK": 64, "num_warps": 1}
+    return [within(space, guess) for guess in (*guesses, smallest)]
+
+
+def refuses_words(hardware: Hardware, config: Config, world_size: int) -> str | None:
+    """Why a block of words cannot be polled well, or None."""
+    if hardware.backend == "interpreter":
+        return None
+    threads = config["num_warps"] * hardware.warp_size
+    if config["BLOCK"] < threads:
+        return f"{threads} threads for {config['BLOCK']} words"
+    if power_of_2(world_size, 1) * config["BLOCK"] > 32 * threads:
+        return f"more than 32 words a thread from {world_size} ranks"
+    return None
+
+
 def partial_bytes(problem: Any) -> int:
     """Of a rank's partial sum in the problem's own type."""
     return int(problem.m * problem.n * ITEM_BYTES[problem.dtype])

@@ -23,7 +23,7 @@ import triton
 import triton.language as tl
 
 from taxfree_kernels.device import sync
-from taxfree_kernels.device.exchange import signal_everybody, wait_for_peers
+from taxfree_kernels.device.exchange import signal_everybody, wait_for_everybody
 from taxfree_kernels.device.tiles import copy
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.fabric.heap import Pool
@@ -37,8 +37,8 @@ from taxfree_kernels.matmul_all_reduce.chunks import (
     with_addends,
 )
 from taxfree_kernels.matmul_all_reduce.problem import MatmulAllReduce
+from taxfree_kernels.matmul_all_reduce.sums import Sum, SumsPlan
 from taxfree_kernels.variant import Config, Plan, Space, Variant
-from taxfree_kernels.vendor import matmul_into
 
 
 @triton.jit(do_not_specialize=["rank"])
@@ -72,7 +72,9 @@ def _two_shot(
         distance = tl.arange(0, triton.next_power_of_2(WORLD))
         results_ptr = sync.translate(result_ptr, heap_bases, rank, (rank + distance) % WORLD)
         is_peer = (distance > 0) & (distance < WORLD)
-        arrived = wait_for_peers(control_ptr, chunk, generation, heap_bases, rank, WORLD, BACKEND)
+        arrived = wait_for_everybody(
+            control_ptr, chunk, generation, heap_bases, rank, WORLD, BACKEND, BUT_SELF=True
+        )
         for start in range(begin, end, SEND_BLOCK):
             at = start + tl.arange(0, SEND_BLOCK)
             mask = at < end
@@ -116,8 +118,8 @@ def chunk_of_owner(owner, chunk, block_sixteens, sixteens, CHUNKS: tl.constexpr)
     return begin * 16, end * 16
 
 
-class TwoShotSum:
-    """Our two-step sum of some columns of the output; a call of its own to the pool."""
+class TwoShotSum(Sum):
+    """Our two-step sum of some columns of the output."""
 
     def __init__(
         self, problem: MatmulAllReduce, fabric: Fabric, config: Config, part: slice
@@ -151,13 +153,11 @@ class TwoShotSum:
         )
 
     def multiply(self, x: torch.Tensor, weight: torch.Tensor) -> None:
-        """Launch the vendor's matmul for this rank's partial sum of the columns."""
-        matmul_into(self._partial, x, weight[:, self._columns], None)
+        super().multiply(x, weight[:, self._columns])
 
-    def add_up(
-        self, bias: torch.Tensor | None, residual: torch.Tensor | None, out: torch.Tensor
-    ) -> None:
-        """Launch the sum of what all ranks have multiplied."""
+    def add_up(self, *addends_and_out: torch.Tensor | None) -> None:
+        bias, residual, out = addends_and_out
+        assert out is not None
         target = out[:, self._columns]
         self._kernel(
             self._partial,
@@ -166,27 +166,6 @@ class TwoShotSum:
             target,
             *self._fixed_args,
         )
-
-
-class TwoShotPlan(Plan):
-    """The vendor's matmul into a buffer, then our two-step sum of all ranks' buffers."""
-
-    launches = 2
-
-    def __init__(self, problem: MatmulAllReduce, fabric: Fabric, config: Config) -> None:
-        self._sum = TwoShotSum(problem, fabric, config, slice(0, problem.n))
-
-    def __call__(
-        self,
-        x: torch.Tensor,
-        weight: torch.Tensor,
-        bias: torch.Tensor | None,
-        residual: torch.Tensor | None,
-        out: torch.Tensor,
-    ) -> torch.Tensor:
-        self._sum.multiply(x, weight)
-        self._sum.add_up(bias, residual, out)
-        return out
 
 
 class TwoShot(Variant):
@@ -210,7 +189,7 @@ class TwoShot(Variant):
         return spaces.first_sends(self.space(problem, hardware), sent, problem.n)
 
     def plan(self, problem: Any, fabric: Fabric, config: Config) -> Plan:
-        return TwoShotPlan(problem, fabric, config)
+        return SumsPlan(fabric, [TwoShotSum(problem, fabric, config, slice(0, problem.n))])
 
 
 VARIANT = TwoShot()

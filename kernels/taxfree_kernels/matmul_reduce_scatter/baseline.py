@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.matmul_reduce_scatter.problem import MatmulReduceScatter
-from taxfree_kernels.variant import Config, Plan, Variant
+from taxfree_kernels.variant import Config, Plan, Step, Variant
 from taxfree_kernels.vendor import matmul_into
 
 # torch 2.13 renamed it; earlier versions have only the old name.
@@ -40,14 +40,38 @@ class BaselinePlan(Plan):
         return torch.zeros(size, dtype=getattr(torch, self._problem.dtype), device=fabric.device)
 
     def __call__(self, x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
-        problem = self._problem
         matmul_into(self._partial, x, weight, None)
-        if problem.scatter_dim == 1:
-            columns = self._partial.view(problem.m, problem.world_size, problem.shard_columns)
-            blocks = self._by_owner.view(problem.world_size, problem.m, problem.shard_columns)
-            blocks.copy_(columns.transpose(0, 1))
+        if self._problem.scatter_dim == 1:
+            self._lay_out()
         _reduce_scatter(out, self._by_owner, group=self._group)
         return out
+
+    def steps(self, x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> list[Step]:
+        partial = self._partial
+        steps = [Step("matmul", "producer", lambda: matmul_into(partial, x, weight, None))]
+        if self._problem.scatter_dim == 1:
+            moved = 2 * partial.nbytes
+            steps.append(Step("re-layout", "copy", self._lay_out, memory_bytes=moved))
+        steps.append(
+            Step(
+                "reduce-scatter",
+                "collective",
+                lambda: _reduce_scatter(out, self._by_owner, group=self._group),
+                least=lambda: self._scatter_one_element(out),
+            )
+        )
+        return steps
+
+    def _lay_out(self) -> None:
+        """From [m, owner, columns] to [owner, m, columns]."""
+        problem = self._problem
+        columns = self._partial.view(problem.m, problem.world_size, problem.shard_columns)
+        blocks = self._by_owner.view(problem.world_size, problem.m, problem.shard_columns)
+        blocks.copy_(columns.transpose(0, 1))
+
+    def _scatter_one_element(self, out: torch.Tensor) -> None:
+        one_each = self._by_owner.view(-1)[: self._problem.world_size]
+        _reduce_scatter(out.view(-1)[:1], one_each, group=self._group)
 
 
 class Baseline(Variant):

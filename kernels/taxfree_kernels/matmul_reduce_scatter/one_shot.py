@@ -20,7 +20,7 @@ import triton
 import triton.language as tl
 
 from taxfree_kernels.device import sync
-from taxfree_kernels.device.exchange import wait_for_peers
+from taxfree_kernels.device.exchange import wait_for_everybody
 from taxfree_kernels.device.tiles import select
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.fabric.heap import Pool
@@ -29,9 +29,9 @@ from taxfree_kernels.launch import Kernel, compile_options
 from taxfree_kernels.matmul_all_reduce import spaces
 from taxfree_kernels.matmul_all_reduce.chunks import bounds_of_chunk, offsets_in_rows
 from taxfree_kernels.matmul_all_reduce.problem import padded_elements
+from taxfree_kernels.matmul_all_reduce.sums import Sum, SumsPlan
 from taxfree_kernels.matmul_reduce_scatter.problem import MatmulReduceScatter
 from taxfree_kernels.variant import Config, Plan, Space, Variant
-from taxfree_kernels.vendor import matmul_into
 
 
 @triton.jit
@@ -74,7 +74,9 @@ def _one_shot(
         chunk = program - senders
         begin, end = bounds_of_chunk(chunk, 0, sixteens, CHUNKS)
         count = elements_of_shard(rank, m, shard_rows, shard_columns, SCATTER_DIM)
-        arrived = wait_for_peers(control_ptr, chunk, generation, heap_bases, rank, WORLD, BACKEND)
+        arrived = wait_for_everybody(
+            control_ptr, chunk, generation, heap_bases, rank, WORLD, BACKEND, BUT_SELF=True
+        )
         for start in range(begin * 16, end * 16, SEND_BLOCK):
             at = start + tl.arange(0, SEND_BLOCK)
             mask = (at < end * 16) & (at < count)
@@ -101,8 +103,8 @@ def elements_of_shard(rank, m, shard_rows, shard_columns, SCATTER_DIM: tl.conste
     return rows * shard_columns
 
 
-class ScatterSum:
-    """Our scatter and sum of a part of the partial sums; a call of its own to the pool.
+class ScatterSum(Sum):
+    """Our scatter and sum of a part of the partial sums.
 
     Args:
         part: of the dimension that is not scattered.
@@ -139,30 +141,16 @@ class ScatterSum:
         )
 
     def multiply(self, x: torch.Tensor, weight: torch.Tensor) -> None:
-        """Launch the vendor's matmul for this rank's part of its partial sum."""
         if self._by_columns:
-            matmul_into(self._partial, x, weight[:, self._part], None)
+            super().multiply(x, weight[:, self._part])
         else:
-            matmul_into(self._partial, x[self._part], weight, None)
+            super().multiply(x[self._part], weight)
 
-    def add_up(self, out: torch.Tensor) -> None:
-        """Launch the scatter and sum of what all ranks have multiplied."""
+    def add_up(self, *addends_and_out: torch.Tensor | None) -> None:
+        (out,) = addends_and_out
+        assert out is not None
         target = out[:, self._part] if self._by_columns else out[self._part]
         self._kernel(self._partial, target, *self._fixed_args)
-
-
-class OneShotPlan(Plan):
-    """The vendor's matmul into a buffer, then our scatter and sum."""
-
-    launches = 2
-
-    def __init__(self, problem: MatmulReduceScatter, fabric: Fabric, config: Config) -> None:
-        self._sum = ScatterSum(problem, fabric, config, slice(0, problem.unscattered))
-
-    def __call__(self, x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
-        self._sum.multiply(x, weight)
-        self._sum.add_up(out)
-        return out
 
 
 class OneShot(Variant):
@@ -186,7 +174,9 @@ class OneShot(Variant):
         return spaces.first_sends(self.space(problem, hardware), sent, problem.shard_columns)
 
     def plan(self, problem: Any, fabric: Fabric, config: Config) -> Plan:
-        return OneShotPlan(problem, fabric, config)
+        return SumsPlan(
+            fabric, [ScatterSum(problem, fabric, config, slice(0, problem.unscattered))]
+        )
 
 
 VARIANT = OneShot()

@@ -202,9 +202,7 @@ def flag_in_data(broken: str = "", seed: int = 0) -> Outcome:
         return [lambda number=number: call(number) for number in range(CALLS)]
 
     outcome = Simulation(2).run(setup, seed)
-    wrong = [
-        out for rank, number, out in outputs if not (out == 10.0 * (1 - rank) + number).all()
-    ]
+    wrong = [out for rank, number, out in outputs if not (out == 10.0 * (1 - rank) + number).all()]
     if outcome.violation is None and wrong:
         return replace(outcome, violation=Violation(Reason.WRONG_RESULT, (str(wrong[0]),)))
     return outcome

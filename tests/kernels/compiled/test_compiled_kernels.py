@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from itertools import chain
+
 import pytest
 
 from taxfree_kernels.compiled.coverage import DEVICES, EXAMPLES, Case, cases
@@ -13,8 +16,8 @@ from .conftest import TRITONS, triton_path
 OPERATIONS = operation_names()
 
 
-def expect_good(wanted: list[Case], triton: str) -> None:
-    reports = list(check(wanted, triton_path(triton), workers=2))
+def expect_good(wanted: Iterable[Case], triton: str) -> None:
+    reports = list(check(wanted, triton_path(triton), workers=1))
     assert reports
     bad = [format_report(report) for report in reports if not report.is_good]
     assert not bad, "\n\n".join(bad)
@@ -25,19 +28,22 @@ def test_each_operation_has_examples(op: str) -> None:
     assert EXAMPLES[op]
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("triton", TRITONS)
-@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("op", OPERATIONS)
-def test_default_configs_pass_the_gates(op: str, device: str, triton: str) -> None:
-    expect_good(list(cases(op, device)), triton)
+def test_default_configs_pass_the_gates(op: str, triton: str) -> None:
+    """Of all examples where compilers have failed most; of few and of many rows everywhere."""
+    every = {("oldest", "h200"), ("oldest", "mi300x")}
+    examples = {device: None if (triton, device) in every else 2 for device in DEVICES}
+    expect_good(chain(*(cases(op, device, examples=n) for device, n in examples.items())), triton)
 
 
-@pytest.mark.timeout(600)
-@pytest.mark.parametrize("device", ["h200", "mi300x"])
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("op", OPERATIONS)
-def test_corners_of_the_spaces_pass_the_gates(op: str, device: str) -> None:
-    expect_good(list(cases(op, device, corners=True, examples=1)), "oldest")
+def test_corners_of_the_spaces_pass_the_gates(op: str) -> None:
+    devices = ("h200", "mi300x")
+    wanted = (cases(op, device, corners=True, examples=1) for device in devices)
+    expect_good(chain(*wanted), "oldest")
 
 
 @pytest.mark.soak
@@ -46,4 +52,4 @@ def test_corners_of_the_spaces_pass_the_gates(op: str, device: str) -> None:
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("op", OPERATIONS)
 def test_all_corners_pass_the_gates(op: str, device: str, triton: str) -> None:
-    expect_good(list(cases(op, device, corners=True)), triton)
+    expect_good(cases(op, device, corners=True), triton)

@@ -1,0 +1,140 @@
+"""``one_shot`` in the low-latency protocol: each word that is sent carries its own flag.
+
+For decode sizes, where a collective is all latency: no store is drained, nothing is released, no
+signal follows the data. A word of 8 bytes is two elements and the generation; it doubles the bytes
+on the links, which is why larger sums do better with signals.
+
+Protocol. Programs are alike: each sends its block of this rank's partial sum to every peer, then
+waits for the same block of every peer's, and adds in the order of the ranks. A program waits for
+programs of its own number only, which send before they wait, so any order that starts low ids first
+makes progress. Every rank sends to, and receives from, every peer in every call, so two slots of
+words suffice (:class:`taxfree_kernels.fabric.heap.Pool`).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+from taxfree_kernels.device import sync
+from taxfree_kernels.fabric.base import Fabric
+from taxfree_kernels.hardware import Hardware
+from taxfree_kernels.launch import Kernel, compile_options
+from taxfree_kernels.matmul_all_reduce import spaces
+from taxfree_kernels.matmul_all_reduce.chunks import with_addends
+from taxfree_kernels.matmul_all_reduce.one_shot import OneShot, OneShotSum
+from taxfree_kernels.matmul_all_reduce.problem import MatmulAllReduce
+from taxfree_kernels.matmul_all_reduce.sums import SumsPlan
+from taxfree_kernels.variant import Config, Plan, Space
+
+#: Most elements of the output: their words from 8 ranks fill a pool's slot of them.
+_MOST_ELEMENTS = 1 << 17
+
+
+@triton.jit
+def _halves(words, ELEMENT: tl.constexpr):
+    """The two elements that each of `words`, int32, consists of, as float32."""
+    low = (words & 0xFFFF).to(tl.uint16).to(ELEMENT, bitcast=True)
+    high = ((words >> 16) & 0xFFFF).to(tl.uint16).to(ELEMENT, bitcast=True)
+    return low.to(tl.float32), high.to(tl.float32)
+
+
+@triton.jit(do_not_specialize=["rank", "slot_words"])
+def _one_shot_ll(
+    partial_ptr, bias_ptr, residual_ptr, out_ptr,
+    flags_ptr, slot_words, stride_source, control_ptr, heap_bases, rank, count, n,
+    WORLD: tl.constexpr, BACKEND: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    program = tl.program_id(0)
+    generation = sync.running_generation(control_ptr)
+    slot_ptr = tl.multiple_of(flags_ptr + (generation % 2) * slot_words, 16)
+    at = program * BLOCK + tl.arange(0, BLOCK)
+    own = tl.load(tl.cast(partial_ptr, tl.pointer_type(tl.int32)) + at)
+    own_ptr = slot_ptr + rank.to(tl.int64) * stride_source
+    for step in tl.static_range(1, WORLD):
+        peer = (rank + step) % WORLD
+        target_ptr = sync.translate(own_ptr, heap_bases, rank, peer)
+        sync.send(control_ptr, target_ptr + at, own, peer, generation)
+
+    # -- one poll for all ranks; lanes beyond the last rank look at its words again ------------
+    lane = tl.arange(0, triton.next_power_of_2(WORLD))[:, None]
+    source = tl.minimum(lane, WORLD - 1)
+    words, arrived = sync.receive(
+        control_ptr, slot_ptr + source * stride_source + at[None, :], source, generation,
+        heap_bases, rank, mask=source != rank, WORLD=WORLD, BACKEND=BACKEND,
+    )  # fmt: skip
+    words = tl.where(source == rank, own[None, :], words)
+    total_low, total_high = tl.zeros((BLOCK,), tl.float32), tl.zeros((BLOCK,), tl.float32)
+    for rank_to_add in tl.static_range(WORLD):
+        row = tl.sum(tl.where(lane == rank_to_add, words, 0), 0)
+        low, high = _halves(row, out_ptr.dtype.element_ty)
+        total_low += low
+        total_high += high
+
+    element = program * (2 * BLOCK) + tl.arange(0, 2 * BLOCK)
+    mask = element < count
+    total = tl.reshape(tl.join(total_low, total_high), [2 * BLOCK])
+    total = with_addends(
+        total, element, element, mask, bias_ptr, residual_ptr, n, HAS_BIAS, HAS_RESIDUAL
+    )
+    total = tl.where(arrived, total, float("nan"))
+    tl.store(out_ptr + element, total.to(out_ptr.dtype.element_ty), mask=mask)
+    sync.leave(control_ptr)
+
+
+class OneShotLLSum(OneShotSum):
+    """Our one-step sum of words."""
+
+    def __init__(self, problem: MatmulAllReduce, fabric: Fabric, config: Config) -> None:
+        world, block = problem.world_size, config["BLOCK"]
+        programs = -(-problem.elements // (2 * block))
+        words = programs * block
+        flags, slot_words = fabric.pool.flag_slots(world * words)
+        buffer = torch.zeros(2 * words, dtype=getattr(torch, problem.dtype), device=fabric.device)
+        self._partial = buffer[: problem.elements].view(problem.m, problem.n)
+        self._fixed_args = (
+            flags, slot_words, words, fabric.pool.control, fabric.heap_bases, fabric.rank,
+            problem.elements, problem.n,
+        )  # fmt: skip
+        self._kernel = Kernel(
+            _one_shot_ll,
+            grid=programs,
+            constants={
+                "WORLD": world,
+                "BACKEND": fabric.backend,
+                "HAS_BIAS": problem.bias,
+                "HAS_RESIDUAL": problem.residual,
+                "BLOCK": block,
+            },
+            options=compile_options(fabric.backend, config),
+        )
+
+
+class OneShotLL(OneShot):
+    """Vendor matmul, one-shot all-reduce of ours whose words carry their flags."""
+
+    name = "one_shot_ll"
+
+    def refuses_problem(self, problem: Any, hardware: Hardware) -> str | None:
+        if problem.elements > _MOST_ELEMENTS:
+            return "larger sums gain nothing from words that carry their flags"
+        return super().refuses_problem(problem, hardware)
+
+    def space(self, problem: Any, hardware: Hardware) -> Space:
+        return spaces.word_space(hardware)
+
+    def first_configs(self, problem: Any, hardware: Hardware) -> list[dict[str, Any]]:
+        return spaces.first_words(self.space(problem, hardware), problem.elements)
+
+    def refuses_config(self, problem: Any, hardware: Hardware, config: Config) -> str | None:
+        return spaces.refuses_words(hardware, config, problem.world_size)
+
+    def plan(self, problem: Any, fabric: Fabric, config: Config) -> Plan:
+        return SumsPlan(fabric, [OneShotLLSum(problem, fabric, config)])
+
+
+VARIANT = OneShotLL()

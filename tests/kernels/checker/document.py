@@ -1,0 +1,77 @@
+"""Writes docs/mutants.md: `python -m tests.kernels.checker.document`, or `make docs`; some minutes.
+
+Each mutant is looked for as in the tests, and counted by the first reason that a check gave.
+"""
+
+from __future__ import annotations
+
+import os
+
+os.environ["TRITON_INTERPRET"] = "1"
+
+from collections import Counter
+from collections.abc import Iterator
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from tests.kernels.checker.mutated import GROUPS, HARMLESS, Group, without_place
+
+PATH = Path(__file__).parents[3] / "docs" / "mutants.md"
+
+_HEAD = """\
+# Mutants of the kernels
+
+<!-- Written by `make docs`: change tests/kernels/checker/mutated.py, not this page. -->
+
+What the happens-before checker is worth shows where kernels are wrong. Here they are: real device
+functions in which one construct at a time is deleted or weakened, and how the checker reports them.
+
+Mutated are: each acquire, release and scope; each wait and signal, deleted or for another
+generation, channel or rank; the polling loop; the step of the generation; the number of payload
+slots and the place in them; the order of data and signal; and whom a wait is for, narrowed by one.
+Not mutated is what runs only after a timeout.
+
+| function | of | mutants | reported | as |
+|---|---|---|---|---|"""
+_HARMLESS = """
+Not reported are the following, which are as right as the original as long as no wait times out:
+
+| mutant | why it changes nothing |
+|---|---|"""
+
+
+def main() -> None:
+    """Write the page."""
+    rows = [row for name, group in GROUPS.items() for row in _rows(name, group)]
+    total, reported = (sum(row[at] for row in rows) for at in (2, 3))
+    lines = [_HEAD, *(_line(*row) for row in rows), _line("all", "", total, reported, "")]
+    lines.append(_HARMLESS)
+    lines += [f"| `{mutant}` | {why} |" for (_, mutant), why in HARMLESS.items()]
+    PATH.write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def _rows(name: str, group: Group) -> Iterator[tuple[str, str, int, int, str]]:
+    for function, each in groupby(group.mutants(), lambda mutant: mutant.function.fn):
+        reasons = Counter(_reason(name, group, mutant) for mutant in each)
+        harmless = reasons.pop("harmless", 0)
+        said = ", ".join(f"{reason} {count}" for reason, count in reasons.most_common())
+        where = f"`{function.__name__}` ({Path(function.__code__.co_filename).name})"
+        yield where, group.op, reasons.total() + harmless, reasons.total(), said
+
+
+def _reason(name: str, group: Group, mutant: Any) -> str:
+    violation = group.find(mutant)
+    if violation is not None:
+        return violation.reason.title
+    if (name, without_place(mutant)) in HARMLESS:
+        return "harmless"
+    raise SystemExit(f"not reported: {mutant}")
+
+
+def _line(*cells: object) -> str:
+    return "| " + " | ".join(map(str, cells)) + " |"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,138 @@
+"""What is mutated, in which checks each mutant is looked for, and which mutants change nothing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from taxfree_kernels.all_gather_matmul import one_shot, overlap, pull, push, push_two_kernel, tile
+from taxfree_kernels.checker import MIXED, Violation, check_variant
+from taxfree_kernels.checker.mutate import Mutant, mutants
+from taxfree_kernels.device import exchange, sync
+from taxfree_kernels.flash_decode import exchange as decode_exchange
+from taxfree_kernels.flash_decode import fine_wait, fused, gather, persistent
+from taxfree_kernels.flash_decode import two_shot as decode_two_shot
+from taxfree_kernels.matmul_all_reduce import one_shot as sum_one_shot
+from taxfree_kernels.matmul_all_reduce import one_shot_ll as sum_one_shot_ll
+from taxfree_kernels.matmul_all_reduce import push as sum_push
+from taxfree_kernels.matmul_all_reduce import tile as sum_tile
+from taxfree_kernels.matmul_all_reduce import two_shot as sum_two_shot
+from taxfree_kernels.matmul_reduce_scatter import one_shot as scatter_one_shot
+from taxfree_kernels.matmul_reduce_scatter import push as scatter_push
+
+_SEEDS = range(14)
+
+
+@dataclass(frozen=True)
+class Group:
+    """Device functions, and the variants of an operation whose checks should report mutants."""
+
+    op: str
+    variants: tuple[str, ...]
+    functions: tuple[Any, ...]
+
+    def mutants(self) -> list[Mutant]:
+        return list(mutants(self.functions))
+
+    def find(self, mutant: Mutant) -> Violation | None:
+        """What a check reports with the mutant in place."""
+        with mutant.installed():
+            for variant in self.variants:
+                violation = check_variant(self.op, variant, seeds=_SEEDS).violation
+                if violation is not None:
+                    return violation
+        return None
+
+
+_GATHER, _SUM, _SCATTER = "all_gather_matmul", "matmul_all_reduce", "matmul_reduce_scatter"
+_DECODE = "flash_decode"
+
+GROUPS = {
+    "sync": Group(
+        _GATHER,
+        ("push", "one_shot"),
+        (
+            sync._poll,
+            sync.signal,
+            sync.wait,
+            sync.has_given_up,
+            sync.running_generation,
+            sync.leave,
+            sync.arrive,
+        ),
+    ),
+    "sync: words": Group(_SUM, ("one_shot_ll",), (sync.send, sync.receive, sync._count_late)),
+    "exchange": Group(
+        _SUM, ("push", "one_shot"), (exchange.signal_everybody, exchange.wait_for_everybody)
+    ),
+    "gather: send": Group(_GATHER, ("push",), (tile.push_chunk,)),
+    "gather: receive": Group(
+        _GATHER, ("push", "pull", "push_tma"), (tile.wait_for_rows, tile.gathered_tile)
+    ),
+    "gather: push": Group(_GATHER, ("push",), (push._push,)),
+    "gather: pull": Group(_GATHER, ("pull",), (pull._pull,)),
+    "gather: push_two_kernel": Group(_GATHER, ("push_two_kernel",), (push_two_kernel._send,)),
+    "gather: one_shot": Group(_GATHER, ("one_shot",), (one_shot._gather,)),
+    "gather: overlap": Group(
+        _GATHER, ("overlap",), (overlap._enter, overlap._announce, overlap._await)
+    ),
+    "sum: push": Group(_SUM, ("push",), (sum_push._push, sum_tile.announce_tile)),
+    "sum: one_shot": Group(_SUM, ("one_shot",), (sum_one_shot._one_shot,)),
+    "sum: one_shot_ll": Group(_SUM, ("one_shot_ll",), (sum_one_shot_ll._one_shot_ll,)),
+    # alone it would hold its protocol with one payload slot: it waits for everybody twice
+    "sum: two_shot": Group(_SUM, ("two_shot", MIXED), (sum_two_shot._two_shot,)),
+    "scatter: push": Group(_SCATTER, ("push",), (scatter_push._push,)),
+    "scatter: one_shot": Group(_SCATTER, ("one_shot",), (scatter_one_shot._one_shot,)),
+    "decode: fused": Group(
+        _DECODE,
+        ("fused",),
+        (
+            fused._push_and_combine,
+            decode_exchange.merge_into_inboxes,
+            decode_exchange.merge_and_push,
+            decode_exchange._merge_into_words,
+            decode_exchange._send_to_peers,
+            decode_exchange._received_rows,
+            decode_exchange.combine,
+        ),
+    ),
+    "decode: gather": Group(
+        _DECODE, ("gather",), (gather._gather, gather._copy_rows, decode_exchange.send_chunk)
+    ),
+    "decode: fine_wait": Group(
+        _DECODE,
+        ("fine_wait",),
+        (fine_wait._send, fine_wait._combine, decode_exchange.wait_for_rows),
+    ),
+    "decode: persistent": Group(_DECODE, ("persistent",), (persistent._decode,)),
+    "decode: two_shot": Group(
+        _DECODE,
+        ("two_shot",),
+        (decode_two_shot._two_shot, decode_two_shot._combine_for_all, decode_two_shot._receive),
+    ),
+}
+
+#: (group, mutant) -> why it is as right as the original, as long as no wait times out
+HARMLESS = {
+    ("sync", "wait: _poll: generation + 1"): (
+        "the first poll only decides whether the loop is entered, which polls again"
+    ),
+    ("sync", "wait: _poll: generation - 1"): (
+        "the last poll only acquires: the loop has seen the right generation"
+    ),
+    ("sync", "has_given_up: atomic_add: scope='sys' -> 'gpu'"): (
+        "peers write the abort word only after a timeout"
+    ),
+    ("sync", "arrive: atomic_xchg: scope='gpu' -> 'cta'"): (
+        "the last program in resets the counter, alone and before the next launch"
+    ),
+    ("decode: two_shot", "_two_shot: one payload slot"): (
+        "whoever goes on to the next call has heard from owners that have read what was sent to "
+        "them; other variants on the same pool need the second slot"
+    ),
+}
+
+
+def without_place(mutant: Mutant) -> str:
+    """A mutant without its file and line."""
+    return str(mutant).partition(" ")[2]
