@@ -93,7 +93,6 @@ GROUPS = {
             decode_exchange._merge_into_words,
             decode_exchange._send_to_peers,
             decode_exchange._received_rows,
-            decode_exchange.store_at_peers,
             decode_exchange.combine,
         ),
     ),
