@@ -27,7 +27,7 @@ from taxfree.group import WorkerGroup
 ROOT = Path(__file__).parents[1]
 KERNELS = ROOT / "kernels"
 OP = "all_gather_matmul"
-HEAP_BYTES = 2 << 20
+HEAP_BYTES = 4 << 20
 GPU_HEAP_BYTES = 512 << 20  # two slots of what the doctor's probes move
 TIMEOUT_S = 30.0  # long: several groups share few cores
 DEADLINE_S = 100.0
