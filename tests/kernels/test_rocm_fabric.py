@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from taxfree.doctor.advice import IRIS_COMMIT
-from taxfree_kernels.errors import FabricUnavailable
+from taxfree_kernels.errors import FabricUnavailable, PlanError
 from taxfree_kernels.fabric import gpu, rocm
 from taxfree_kernels.fabric.gpu import GpuFabric
 from taxfree_kernels.fabric.open import choose, probe
@@ -153,6 +153,11 @@ class TestIris:
         for field in ("backend", "architecture", "compute_units", "warp_size", "shared_memory",
                       "registers", "memory_bytes", "num_xcds"):  # fmt: skip
             assert getattr(fabric.hardware, field) == getattr(known, field)
+
+    def test_peers_memory_is_for_kernels_only(self, node):
+        fabric = open_rocm()
+        with pytest.raises(PlanError, match="fabric rocm shows peers' memory to kernels only"):
+            fabric.peer_view(fabric.heap.empty(4, torch.float32), 1)
 
     def test_it_must_count_ranks_as_torch_does(self, node, monkeypatch):
         monkeypatch.setitem(sys.modules, "iris", stand_in(rank=0, world=1))

@@ -17,7 +17,7 @@ between the two payload slots: all go to the first one. On both sides of the cal
 Each copy is followed on its stream by a kernel that signals it; on the caller's stream a kernel
 waits for the rows of a part before that part is multiplied. Copying streams wait only for peers to
 enter, and entering waits for nobody: however the device shares itself among the streams, all copies
-are made.
+are made. Also where all work runs one after another as it was issued: copies before waits for rows.
 """
 
 from __future__ import annotations

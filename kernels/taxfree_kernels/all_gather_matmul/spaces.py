@@ -169,14 +169,14 @@ def first_tma_configs(
     elif rows == 128:
         few, more = (_one_round(problem, skinny, senders) for senders in (12, 18))
         guesses = [more, few, more | {"SEND_BLOCK": 8192}]
-    elif problem.gather_dim == 0 and problem.shard_rows % 64 == 0 and rows <= 2048:
-        guesses = _first_in_turns(problem, hardware)
     elif rows <= 2048:
         # With as many messages to each peer, 12 senders are 7 on 8 ranks, 18 are 14.
         order = (12, 18) if problem.world_size <= 4 else (18, 12)
         tiles = {256: _SQUARE | {"SPLIT_K": 2}, 512: _SQUARE}.get(rows, _WIDE)
         guesses = [_one_round(problem, tiles, senders) for senders in order]
         guesses.append(_one_round(problem, _WIDE | {"SPLIT_K": 2}, order[0]))
+        if problem.gather_dim == 0 and problem.shard_rows % 64 == 0:
+            guesses = [*_first_in_turns(problem, hardware), guesses[0]]
     else:  # many waves of tiles: pieces that arrive one after the other
         guesses = [
             _WIDE | {"CHUNKS": 16, "SENDERS": count, "SEND_BLOCK": 16384} for count in (24, 12)
