@@ -127,7 +127,7 @@ def _end(
 
 # -- pauses inside kernels ----------------------------------------------------------------------
 
-_signal, _wait = sync.signal, sync.wait
+_signal, _wait, _send, _receive = sync.signal, sync.wait, sync.send, sync.receive
 
 
 @triton.jit
@@ -161,6 +161,25 @@ def _late_wait(
     return arrived
 
 
+@triton.jit
+def _late_send(control_ptr, words, payload, peer, generation, mask=None):
+    _pause_inside(control_ptr, generation, peer)
+    _send(control_ptr, words, payload, peer, generation, mask=mask)
+
+
+@triton.jit
+def _late_receive(
+    control_ptr, words, source, generation, heap_bases, rank, mask=None,
+    WORLD: tl.constexpr = 1, BACKEND: tl.constexpr = "interpreter",
+):  # fmt: skip
+    payload, arrived = _receive(
+        control_ptr, words, source, generation, heap_bases, rank, mask=mask,
+        WORLD=WORLD, BACKEND=BACKEND,
+    )  # fmt: skip
+    _pause_inside(control_ptr, generation, rank)
+    return payload, arrived
+
+
 @contextlib.contextmanager
 def pausing_inside() -> Iterator[None]:
     """Within the context, programs pause between data and signal, and between wait and use.
@@ -168,10 +187,11 @@ def pausing_inside() -> Iterator[None]:
     For kernels that have not run yet in this process: compiled ones stay as they are.
     """
     sync.signal, sync.wait = _late_signal, _late_wait
+    sync.send, sync.receive = _late_send, _late_receive
     try:
         yield
     finally:
-        sync.signal, sync.wait = _signal, _wait
+        sync.signal, sync.wait, sync.send, sync.receive = _signal, _wait, _send, _receive
 
 
 # -- what is called -----------------------------------------------------------------------------

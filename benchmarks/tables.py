@@ -25,7 +25,7 @@ from taxfree.results import Row, by_problem, fastest, load
 from taxfree.shapes import written
 
 ROOT = Path(__file__).parents[1]
-LIBRARY = ("baseline", "registered", "library", "torch_fused")
+LIBRARY = ("baseline", "registered", "library", "torch_fused", "torch_symm_mem")
 COLUMNS = (
     "library eager",
     "library graph",

@@ -19,11 +19,19 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from taxfree.bench import ProblemResult
+    from taxfree.bounds import Bounds
 
 
 def us(time: float, digits: int = 4) -> str:
     """Microseconds with so many significant digits, and never an exponent."""
     return f"{time:.{digits}g}" if time < 10**digits - 1 else f"{time:.0f}"
+
+
+def bounds_line(bounds: Bounds) -> str:
+    """The bounds of a problem, in words."""
+    floor, link = us(bounds.t_floor_us), us(bounds.t_link_us)
+    line = f"bound {us(bounds.t_bound_us)} us (floor {floor}, link {link})"
+    return line if bounds.t_gemm_us is None else f"{line}, gemm alone {us(bounds.t_gemm_us)} us"
 
 
 @dataclass(frozen=True)
@@ -61,14 +69,8 @@ _GAP = 2
 def print_problem(result: ProblemResult) -> None:
     """Print one problem: its bounds, its rows, what was not timed, and what dispatch picks."""
     console = results()
-    bounds = result.bounds
-    gemm = "-" if bounds.t_gemm_us is None else us(bounds.t_gemm_us)
-    lines = [
-        f"{result.op} {written(result.op, asdict(result.problem))}",
-        f"bound {us(bounds.t_bound_us)} us (floor {us(bounds.t_floor_us)}, link "
-        f"{us(bounds.t_link_us)}), gemm alone {gemm} us",
-    ]
-    for line in lines:
+    title = f"{result.op} {written(result.op, asdict(result.problem))}"
+    for line in (title, bounds_line(result.bounds)):
         console.print(line, markup=False, highlight=False)
     if result.rows:
         console.print(problem_table(result.rows, console.width))

@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from taxfree.shapes import written
-from taxfree_cli.bench_views import save_picture, us
+from taxfree_cli.bench_views import bounds_line, save_picture, us
 from taxfree_cli.output import results
 from taxfree_cli.record_views import words
 
@@ -48,13 +48,8 @@ def print_explanation(explanation: Explanation) -> None:
 def lines(explanation: Explanation, width: int) -> list[Text | Table]:
     """One problem as lines that fit `width` characters."""
     modelled = " modelled" if explanation.is_modelled else ""
-    bounds = explanation.bounds
-    gemm = "-" if bounds.t_gemm_us is None else us(bounds.t_gemm_us)
     title = f"{explanation.op} {written(explanation.op, explanation.problem)}"
-    limits = (
-        f"{explanation.hardware}: bound {us(bounds.t_bound_us)} us (floor "
-        f"{us(bounds.t_floor_us)}, link {us(bounds.t_link_us)}), gemm alone {gemm} us{modelled}"
-    )
+    limits = f"{explanation.hardware}: {bounds_line(explanation.bounds)}{modelled}"
     found: list[Text | Table] = [*_wrapped(title, width, style="bold"), *_wrapped(limits, width)]
     for pipeline in explanation.pipelines:
         found += _pipeline(pipeline, width, modelled)

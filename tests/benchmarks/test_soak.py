@@ -5,15 +5,10 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.soak import soak
-from tests.ranks import ELSEWHERE, on_every_fabric, variant_names
+from tests.ranks import on_every_fabric, our_names
 
 TASKS = "tests.benchmarks.soak_tasks"
-OURS = {
-    f"{op} {name}"
-    for op in ("all_gather_matmul", "flash_decode")
-    for name in variant_names(op)
-    if name not in ("baseline", "library", *ELSEWHERE)
-}
+OURS = {f"{op} {name}" for op in ("all_gather_matmul", "flash_decode") for name in our_names(op)}
 
 
 @pytest.fixture

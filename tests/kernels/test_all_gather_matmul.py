@@ -7,13 +7,11 @@ from itertools import product
 
 import pytest
 
-from tests.ranks import ELSEWHERE, gather_dims, on_every_fabric, variant_names
+from tests.ranks import gather_dims, on_every_fabric, our_names, served_names
 
 OP = "all_gather_matmul"
 TASKS = "tests.kernels.tasks"
-LIBRARY = ("baseline",)
-SERVED = [name for name in variant_names() if name not in ELSEWHERE]
-OURS = [name for name in SERVED if name not in LIBRARY]
+SERVED, OURS = served_names(), our_names()
 
 ALIGNED = ("push_tma",)  # wants rows that start at multiples of 16 bytes
 EACH_WAY = [(name, dim) for name in OURS for dim in gather_dims(name)]

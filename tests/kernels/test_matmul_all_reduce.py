@@ -6,13 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from tests.ranks import on_every_fabric, variant_names
+from tests.ranks import on_every_fabric, our_names, served_names
 
 OP = "matmul_all_reduce"
 TASKS = "tests.kernels.tasks"
-LIBRARY = ("baseline",)
-SERVED = [name for name in variant_names(OP) if name != "registered"]  # needs NCCL
-OURS = [name for name in SERVED if name not in LIBRARY]
+SERVED, OURS = served_names(OP), our_names(OP)
 
 #: odd and ragged in every dimension
 SMALL = {"m": 17, "n": 37, "k": 33}
@@ -40,11 +38,11 @@ def back_to_back(ranks, world_size, cases, **options):
 
 
 class TestServing:
-    def test_every_known_variant_but_the_registered_one_serves_the_host(self, ranks):
+    def test_every_variant_that_needs_no_gpu_serves_the_host(self, ranks):
         refusals = ranks.run(2, f"{TASKS}:refusals", fields=SMALL, op=OP)[0]
         served = sorted(name for name, why in refusals.items() if why is None)
         assert served == [name for name in SERVED if name != "overlap"]  # wants aligned rows
-        assert {"one_shot", "two_shot", "push"} <= set(served)
+        assert {"one_shot", "one_shot_ll", "two_shot", "push"} <= set(served)
 
     def test_a_single_rank_has_only_the_library(self, ranks):
         refusals = ranks.run(1, f"{TASKS}:refusals", fields=SMALL, op=OP)[0]
@@ -90,6 +88,15 @@ class TestConfigs:
         assert len(configs) >= 2
         cases = [replace(tried, config=config) for config in configs]
         assert complaints(ranks, world_size, cases) == []
+
+
+class TestTilesOfBoxes:
+    def test_what_the_tma_loads_is_right_beyond_the_ends_of_matrices(self, ranks):
+        cases = [
+            case("push", {"TMA": True}, m=34, n=40, k=40, weight_layout=layout, bias=True)
+            for layout in ("nk", "kn")
+        ]
+        assert complaints(ranks, 2, cases) == []
 
 
 class TestEightRanks:

@@ -6,14 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from tests.ranks import on_every_fabric, variant_names
+from tests.ranks import on_every_fabric, our_names, served_names
 
 OP = "matmul_reduce_scatter"
 TASKS = "tests.kernels.tasks"
-LIBRARY = ("baseline",)
-ELSEWHERE = ("registered", "torch_fused")  # need NCCL, and CUDA
-SERVED = [name for name in variant_names(OP) if name not in ELSEWHERE]
-OURS = [name for name in SERVED if name not in LIBRARY]
+SERVED, OURS = served_names(OP), our_names(OP)
 
 #: odd and ragged in every dimension that may be
 SMALL = {"m": 17, "n": 36, "k": 33}
@@ -96,6 +93,16 @@ class TestConfigs:
         assert len(configs) >= 2
         cases = [replace(tried, config=config) for config in configs]
         assert complaints(ranks, world_size, cases) == []
+
+
+class TestTilesOfBoxes:
+    def test_what_the_tma_loads_is_right_beyond_the_ends_of_matrices(self, ranks):
+        cases = [
+            case("push", dim, {"TMA": True}, m=34, n=48, k=40, weight_layout=layout)
+            for dim in (0, 1)
+            for layout in ("nk", "kn")
+        ]
+        assert complaints(ranks, 2, cases) == []
 
 
 @pytest.mark.parametrize("variant", OURS)

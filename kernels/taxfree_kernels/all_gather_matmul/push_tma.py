@@ -32,42 +32,12 @@ from taxfree_kernels.all_gather_matmul.tile import (
     push_chunk,
     wait_for_rows,
 )
+from taxfree_kernels.boxes import aligned, rows_in_boxes, weight_in_boxes
 from taxfree_kernels.device import sync
+from taxfree_kernels.device.tiles import accumulate_boxes
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.variant import Config, Plan, Space
-
-
-@triton.jit
-def _accumulate(
-    acc, a_desc, slot, row, w_desc, col,
-    source_begin, source_end, step_begin, step_end,
-    SOURCES: tl.constexpr, A_SOURCES: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr, SWAP_AB: tl.constexpr, W_NK: tl.constexpr,
-):  # fmt: skip
-    """Add steps [step_begin, step_end) of each source to `acc`; a step is one BLOCK_K of A @ W.
-
-    Args:
-        a_desc: of [slots, sources, rows, k of a source].
-        w_desc: of [sources, n, k of a source] when W_NK, else of [sources, k of a source, n].
-            What of a box lies beyond the last row or k of a source is not touched and reads as 0.
-        source_begin, source_end: the sources, modulo SOURCES; A_SOURCES of them, or one, are in
-            `a_desc`.
-    """
-    steps = max(step_end - step_begin, 1)
-    for step in range((source_end - source_begin) * (step_end - step_begin)):
-        source = (source_begin + step // steps) % SOURCES
-        k_begin = (step_begin + step % steps) * BLOCK_K
-        a = a_desc.load([slot, source % A_SOURCES, row, k_begin]).reshape(BLOCK_M, BLOCK_K)
-        if W_NK:
-            w = w_desc.load([source, col, k_begin]).reshape(BLOCK_N, BLOCK_K).T
-        else:
-            w = w_desc.load([source, k_begin, col]).reshape(BLOCK_K, BLOCK_N)
-        if SWAP_AB:
-            acc = tl.dot(w.T, a.T, acc)
-        else:
-            acc = tl.dot(a, w, acc)
-    return acc
 
 
 @triton.jit(do_not_specialize=["rank", "own_rows", "m", "shard_rows"])
@@ -104,7 +74,7 @@ def _push_tma(
             first = 0
             if not TO_SELF:  # of a tile of the own rows no source is left
                 first = (row // shard_rows == rank).to(tl.int32)
-                acc = _accumulate(
+                acc = accumulate_boxes(
                     acc, a_desc, 0, row - rank * shard_rows, w_desc, col, 0, first,
                     step_begin, step_end, 1, 1, BLOCK_M, BLOCK_N, BLOCK_K, SWAP_AB, W_NK,
                 )  # fmt: skip
@@ -113,12 +83,12 @@ def _push_tma(
                 WORLD, BACKEND, GATHER_DIM, CHUNKS, TO_SELF,
             )  # fmt: skip
             sync.before_tma_loads(BACKEND)
-            acc = _accumulate(
+            acc = accumulate_boxes(
                 acc, inbox_desc, slot, row, w_desc, col, first, 1, step_begin, step_end,
                 1, 1, BLOCK_M, BLOCK_N, BLOCK_K, SWAP_AB, W_NK,
             )  # fmt: skip
         else:
-            acc = _accumulate(
+            acc = accumulate_boxes(
                 acc, a_desc, 0, row, w_desc, col, rank, rank + 1, step_begin, step_end,
                 WORLD, 1, BLOCK_M, BLOCK_N, BLOCK_K, SWAP_AB, W_NK,
             )  # fmt: skip
@@ -130,7 +100,7 @@ def _push_tma(
                 )  # fmt: skip
                 arrived = arrived & here
                 sync.before_tma_loads(BACKEND)
-                acc = _accumulate(
+                acc = accumulate_boxes(
                     acc, inbox_desc, slot, row, w_desc, col, rank + first, rank + last,
                     step_begin, step_end, WORLD, WORLD, BLOCK_M, BLOCK_N, BLOCK_K, SWAP_AB, W_NK,
                 )  # fmt: skip
@@ -166,32 +136,11 @@ class PushTmaPlan(FusedPlan):
         )
 
     def _operands(self, a: torch.Tensor, weight: torch.Tensor) -> tuple[Any, ...]:
-        return self._describe_shard(a), self._describe_weight(weight), self._inbox_desc
-
-    def _describe_shard(self, a: torch.Tensor) -> TensorDescriptor:
-        """This rank's own rows, as one slot with one source, where they are read in their place."""
-        if not self._reads_own_shard:
-            return self._inbox_desc
-        a = _aligned(a)
-        shape, strides = [1, 1, *a.shape], [a.numel(), a.numel(), *a.stride()]
-        return TensorDescriptor(a, shape, strides, self._a_box)
-
-    def _describe_weight(self, weight: torch.Tensor) -> TensorDescriptor:
-        """The rows of each source's columns of A: [sources, n, k] or [sources, k, n]."""
-        rows = _aligned(weight.t() if self._w_is_nk else weight)
-        pitch, (sources, n) = rows.stride(0), (weight.shape[0] // self._columns, weight.shape[1])
-        if self._w_is_nk:
-            shape, strides = [sources, n, self._columns], [self._columns, pitch, 1]
-        else:
-            shape, strides = [sources, self._columns, n], [self._columns * pitch, pitch, 1]
-        return TensorDescriptor(rows, shape, strides, self._w_box)
-
-
-def _aligned(matrix: torch.Tensor) -> torch.Tensor:
-    """A matrix whose rows start at multiples of 16 bytes: itself, or for odd views a copy."""
-    if (matrix.data_ptr() | matrix.stride(0) * matrix.itemsize) % 16:
-        return matrix.clone(memory_format=torch.contiguous_format)
-    return matrix
+        a_desc = self._inbox_desc  # of gather_dim 0 nothing else is read
+        if self._reads_own_shard:
+            a_desc = rows_in_boxes(aligned(a), self._a_box)
+        w_desc = weight_in_boxes(weight, self._columns, self._w_box, self._w_is_nk)
+        return a_desc, w_desc, self._inbox_desc
 
 
 class PushTma(FusedVariant):

@@ -14,6 +14,7 @@ from taxfree_kernels.checker.sites import SYNC_FILE, site_of
 from taxfree_kernels.checker.watch import Thread
 
 BARRIER = "barrier"  # what hosts wait for at one
+_MOST_PLACES = 4  # that are listed of one program
 
 
 def deadlock(
@@ -37,7 +38,10 @@ def deadlock(
         what = "" if wanted is None else f" for generation {wanted}"
         details.append(f"{report.who(actor, first_generation)} waits{what} in")
         details += report.source(site)
-        details += [f"  for {place}" for place in _places(task, shadow, wanted)]
+        places = list(_places(task, shadow, wanted))
+        details += [f"  for {place}" for place in places[:_MOST_PLACES]]
+        if len(places) > _MOST_PLACES:
+            details.append(f"  and {len(places) - _MOST_PLACES} more")
         lines.append(site.in_kernel.where)
     return Violation(Reason.DEADLOCK, (*details, *others), tuple(lines))
 
@@ -53,15 +57,19 @@ def _places(task: Task[Thread], shadow: Shadow, wanted: int | None) -> Iterator[
             yield place
             continue
         seen = ctypes.c_int64.from_address(address).value
-        if seen < wanted:
+        if region.word_bytes:
+            flag = seen >> 32 & 0xFFFFFFFF
+            if flag != wanted & 0xFFFFFFFF:
+                yield f"{place}, which has the flag {flag}"
+        elif seen < wanted:
             yield f"{place}, which holds {seen}"
 
 
 def _wanted(task: Task[Thread]) -> int | None:
-    """The generation that a sleeping `wait` wants, from its own variables."""
+    """The generation that a sleeping `wait` or `receive` wants, from its own variables."""
     frame: FrameType | None = task.coroutine.gr_frame
     while frame is not None:
-        if frame.f_code.co_filename == SYNC_FILE and frame.f_code.co_name == "wait":
+        if frame.f_code.co_filename == SYNC_FILE and frame.f_code.co_name in ("wait", "receive"):
             return int(frame.f_locals["generation"].handle.data.item())
         frame = frame.f_back
     return None

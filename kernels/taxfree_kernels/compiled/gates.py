@@ -55,7 +55,7 @@ class Subject:
 
     @property
     def is_one_wave(self) -> bool:
-        """A program of one wave waits for no other threads: compilers leave its barriers out."""
+        """Whether its threads run in step, on CDNA: compilers then leave barriers out."""
         return self.num_warps == 1 and not self.assembly.is_ptx
 
     @cached_property
@@ -153,7 +153,7 @@ def stores_drained(subject: Subject) -> Iterator[Violation]:
     if code.is_ptx:
         return
     for place in code.places(Role.RELEASE):
-        for barrier in _last_barriers(code, place):
+        for barrier in [place] if subject.is_one_wave else _last_barriers(code, place):
             for passed in code.walk(barrier, _is(Role.DRAIN), backwards=True):
                 if passed.plays(Role.STORE):
                     yield _found(stores_drained, "store not waited for by its own wave", passed)

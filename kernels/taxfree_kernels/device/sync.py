@@ -218,7 +218,7 @@ def receive(
         The payload, int32, and whether all have come; false as for :func:`wait`.
     """
     if TIMELINE != "":
-        _note(control_ptr, WAIT_BEGAN, source, None)
+        _note(control_ptr, WAIT_BEGAN, source, source != rank)
     limit = tl.load(control_ptr + LIMIT)
     seen = _load_words(words, BACKEND)
     late = _count_late(seen, generation, mask)
@@ -239,7 +239,7 @@ def receive(
         _give_up_words(control_ptr, seen, source, generation, mask, heap_bases, rank,
                        WORLD, BACKEND)  # fmt: skip
     if TIMELINE != "":
-        _note(control_ptr, WAIT_ENDED, source, None)
+        _note(control_ptr, WAIT_ENDED, source, source != rank)
     return seen.to(tl.int32), late == 0
 
 
@@ -247,6 +247,7 @@ def receive(
 def _load_words(words, BACKEND: tl.constexpr):
     # Relaxed loads at system scope, 16 bytes wide: an atomic that adds 0 would stay an atomic.
     if BACKEND == "hip":
+        tl.debug_barrier()  # without one between two polls, LLVM takes buffer loads for the same
         found = tl.load(words, volatile=True, cache_modifier=".cv")
     else:
         found = tl.load(words, volatile=True)

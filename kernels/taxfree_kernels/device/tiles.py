@@ -97,3 +97,35 @@ def accumulate(
             w = tl.load(w_tile, mask=w_mask, other=0.0)
             acc = tl.dot(a, w, acc)
     return acc
+
+
+@triton.jit
+def accumulate_boxes(
+    acc, a_desc, slot, row, w_desc, col,
+    source_begin, source_end, step_begin, step_end,
+    SOURCES: tl.constexpr, A_SOURCES: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr, SWAP_AB: tl.constexpr, W_NK: tl.constexpr,
+):  # fmt: skip
+    """As :func:`accumulate`, from boxes that the TMA loads: no thread computes an address.
+
+    Args:
+        a_desc: of [slots, sources, rows, k of a source].
+        w_desc: of [sources, n, k of a source] when W_NK, else of [sources, k of a source, n].
+            What of a box lies beyond the last row or k of a source is not touched and reads as 0.
+        source_begin, source_end: the sources, modulo SOURCES; A_SOURCES of them, or one, are in
+            `a_desc`.
+    """
+    steps = max(step_end - step_begin, 1)
+    for step in range((source_end - source_begin) * (step_end - step_begin)):
+        source = (source_begin + step // steps) % SOURCES
+        k_begin = (step_begin + step % steps) * BLOCK_K
+        a = a_desc.load([slot, source % A_SOURCES, row, k_begin]).reshape(BLOCK_M, BLOCK_K)
+        if W_NK:
+            w = w_desc.load([source, col, k_begin]).reshape(BLOCK_N, BLOCK_K).T
+        else:
+            w = w_desc.load([source, k_begin, col]).reshape(BLOCK_K, BLOCK_N)
+        if SWAP_AB:
+            acc = tl.dot(w.T, a.T, acc)
+        else:
+            acc = tl.dot(a, w, acc)
+    return acc

@@ -53,6 +53,11 @@ class MatmulAllReduce:
         return self.m * self.n
 
     @property
+    def wires(self) -> tuple[str, ...]:
+        """The types in which partial sums may travel."""
+        return (self.dtype, "float32")
+
+    @property
     def cost(self) -> Cost:
         """Per rank and call: every rank receives a share of the partial sums and of the result."""
         item, elements = ITEM_BYTES[self.dtype], self.elements

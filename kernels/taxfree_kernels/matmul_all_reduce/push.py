@@ -19,7 +19,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 import triton
 import triton.language as tl
 
@@ -27,34 +26,27 @@ from taxfree_kernels.device import sync
 from taxfree_kernels.device.exchange import wait_for_everybody
 from taxfree_kernels.device.tiles import own_chiplet_first, tile_of
 from taxfree_kernels.fabric.base import Fabric
-from taxfree_kernels.fabric.heap import Pool
 from taxfree_kernels.hardware import Hardware
-from taxfree_kernels.launch import Kernel, compile_options
-from taxfree_kernels.matmul_all_reduce import spaces
-from taxfree_kernels.matmul_all_reduce.problem import (
-    ONE_SHOT_ELEMENTS,
-    MatmulAllReduce,
-    padded_columns,
-    padded_elements,
-)
+from taxfree_kernels.matmul_all_reduce.fused import FusedPlan, FusedVariant
+from taxfree_kernels.matmul_all_reduce.problem import ONE_SHOT_ELEMENTS
 from taxfree_kernels.matmul_all_reduce.tile import (
     addends,
     announce_tile,
     partial_tile,
     sum_of_sources,
 )
-from taxfree_kernels.variant import Config, Plan, Space, Variant
+from taxfree_kernels.variant import Config, Plan
 
 
 @triton.jit(do_not_specialize=["rank", "m"])
 def _push(
-    x_ptr, w_ptr, stride_wk, stride_wn, bias_ptr, residual_ptr, out_ptr,
+    x, w, stride_wk, stride_wn, bias_ptr, residual_ptr, out_ptr,
     inbox_ptr, slot_elements, stride_source, stride_row, control_ptr, partials_ptr, counters_ptr,
     heap_bases, rank, m, n, k,
     WORLD: tl.constexpr, BACKEND: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr,
     TILES_PER_SIGNAL: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr, SPLIT_K: tl.constexpr, EVEN_K: tl.constexpr,
-    SWAP_AB: tl.constexpr, XCDS: tl.constexpr,
+    SWAP_AB: tl.constexpr, XCDS: tl.constexpr, TMA: tl.constexpr, W_NK: tl.constexpr,
 ):  # fmt: skip
     program = tl.program_id(0)
     generation = sync.running_generation(control_ptr)
@@ -69,8 +61,8 @@ def _push(
         row_begin, col_begin = tile_m * BLOCK_M, tile_n * BLOCK_N
         acc, is_whole = partial_tile(
             tile, split, tiles, row_begin, m, col_begin, n,
-            x_ptr, w_ptr, stride_wk, stride_wn, partials_ptr, counters_ptr, k,
-            BACKEND, BLOCK_M, BLOCK_N, BLOCK_K, SPLIT_K, EVEN_K, SWAP_AB,
+            x, w, stride_wk, stride_wn, partials_ptr, counters_ptr, k,
+            BACKEND, BLOCK_M, BLOCK_N, BLOCK_K, SPLIT_K, EVEN_K, SWAP_AB, TMA, W_NK,
         )  # fmt: skip
         if is_whole:
             rows = row_begin + tl.arange(0, BLOCK_M)
@@ -107,86 +99,21 @@ def _push(
     sync.leave(control_ptr)
 
 
-class PushPlan(Plan):
-    """One launch: tiles, then sums."""
-
-    def __init__(self, problem: MatmulAllReduce, fabric: Fabric, config: Config) -> None:
-        world, split_k = problem.world_size, config["SPLIT_K"]
-        tiles = -(-problem.m // config["BLOCK_M"]) * -(-problem.n // config["BLOCK_N"])
-        tile_elements = config["BLOCK_M"] * config["BLOCK_N"]
-        plane = padded_elements(problem.m, problem.n)
-        inbox, slot_elements = fabric.pool.slots(world * plane, getattr(torch, config["WIRE"]))
-        partials = split_k * tiles * tile_elements if split_k > 1 else 1
-        self._fixed_args = (
-            inbox,
-            slot_elements,
-            plane,
-            padded_columns(problem.n),
-            fabric.pool.control,
-            torch.empty(partials, dtype=torch.float32, device=fabric.device),
-            torch.zeros(tiles + Pool.CHANNELS, dtype=torch.int32, device=fabric.device),
-            fabric.heap_bases,
-            fabric.rank,
-            problem.m,
-            problem.n,
-            problem.k,
-        )
-        self._kernel = Kernel(
-            _push,
-            grid=tiles * (split_k + 1),
-            constants={
-                **spaces.tile_constants(problem, config),
-                "WORLD": world,
-                "BACKEND": fabric.backend,
-                "HAS_BIAS": problem.bias,
-                "HAS_RESIDUAL": problem.residual,
-                "TILES_PER_SIGNAL": -(-tiles // config["SIGNALS"]),
-            },
-            options=compile_options(fabric.backend, config),
-        )
-
-    def __call__(
-        self,
-        x: torch.Tensor,
-        weight: torch.Tensor,
-        bias: torch.Tensor | None,
-        residual: torch.Tensor | None,
-        out: torch.Tensor,
-    ) -> torch.Tensor:
-        self._kernel(
-            x, weight, weight.stride(0), weight.stride(1), out if bias is None else bias,
-            out if residual is None else residual, out, *self._fixed_args,
-        )  # fmt: skip
-        return out
-
-
-class Push(Variant):
+class Push(FusedVariant):
     """Tiles to everybody, and their sums, in one kernel."""
 
     name = "push"
 
     def refuses_problem(self, problem: Any, hardware: Hardware) -> str | None:
-        if problem.world_size == 1:
-            return "one rank has no peers"
         if problem.elements > ONE_SHOT_ELEMENTS:
             return "all of the partial sum would cross the link to every peer"
-        return None
-
-    def space(self, problem: Any, hardware: Hardware) -> Space:
-        return {
-            **spaces.tile_space(problem, hardware),
-            "SIGNALS": spaces.signal_counts(hardware, Pool.CHANNELS),
-            "WIRE": (problem.dtype, "float32"),
-        }
-
-    def first_configs(self, problem: Any, hardware: Hardware) -> list[dict[str, Any]]:
-        return spaces.first_configs(problem, hardware, self.space(problem, hardware))
-
-    def refuses_config(self, problem: Any, hardware: Hardware, config: Config) -> str | None:
-        return spaces.refuses(problem, hardware, config)
+        return super().refuses_problem(problem, hardware)
 
     def plan(self, problem: Any, fabric: Fabric, config: Config) -> Plan:
-        return PushPlan(problem, fabric, config)
+        tiles = -(-problem.m // config["BLOCK_M"]) * -(-problem.n // config["BLOCK_N"])
+        size = (problem.m, problem.n)
+        constants = {"HAS_BIAS": problem.bias, "HAS_RESIDUAL": problem.residual}
+        return FusedPlan(problem, fabric, config, _push, tiles, tiles, size, (), constants)
 
 
 VARIANT = Push()

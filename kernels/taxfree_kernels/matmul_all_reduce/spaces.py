@@ -11,7 +11,7 @@ from taxfree_kernels.spaces import power_of_2, refuses_tile, up_to, within
 from taxfree_kernels.variant import Config, Space
 
 _CHUNK_BYTES = 1 << 13  # what one sender moves in a few microseconds
-TILE_KNOBS = ("BLOCK_M", "BLOCK_N", "BLOCK_K", "GROUP_M", "SPLIT_K", "SWAP_AB")
+TILE_KNOBS = ("BLOCK_M", "BLOCK_N", "BLOCK_K", "GROUP_M", "SPLIT_K", "SWAP_AB", "TMA")
 
 
 def tile_space(problem: Any, hardware: Hardware) -> Space:
@@ -25,6 +25,7 @@ def tile_space(problem: Any, hardware: Hardware) -> Space:
         return {
             "BLOCK_M": (16, 32), "BLOCK_N": (32, 64), "BLOCK_K": up_to(widest_k, (16, 32, 64)),
             "GROUP_M": (1, 4), "SPLIT_K": (1, 2, 4), "SWAP_AB": (False, True),
+            "TMA": ways_to_load(problem, hardware),
         }  # fmt: skip
     space: dict[str, tuple[Any, ...]] = {
         "BLOCK_M": up_to(power_of_2(problem.m, 16), (16, 32, 64, 128, 256)),
@@ -33,6 +34,7 @@ def tile_space(problem: Any, hardware: Hardware) -> Space:
         "GROUP_M": (1, 4, 8),
         "SPLIT_K": (1, 2, 4),
         "SWAP_AB": (False, True),
+        "TMA": ways_to_load(problem, hardware),
         "num_warps": (4, 8),
         "num_stages": (2, 3, 4, 5, 6),
     }
@@ -43,6 +45,14 @@ def tile_space(problem: Any, hardware: Hardware) -> Space:
             "matrix_instr_nonkdim": (16, 32),
         }
     return space
+
+
+def ways_to_load(problem: Any, hardware: Hardware) -> tuple[bool, ...]:
+    """Whether the TMA may load tiles: Hopper's, of rows that start at multiples of 16 bytes."""
+    rows_of_w = problem.k if problem.weight_layout == "nk" else problem.n
+    is_aligned = problem.k % 8 == 0 and rows_of_w % 8 == 0
+    has_tma = hardware.architecture in ("sm_90", "cpu")
+    return (False, True) if has_tma and is_aligned else (False,)
 
 
 def signal_counts(hardware: Hardware, most: int) -> tuple[int, ...]:
@@ -59,6 +69,7 @@ def tile_constants(problem: Any, config: Config) -> dict[str, Any]:
     return {knob: config[knob] for knob in TILE_KNOBS} | {
         "XCDS": config.get("XCDS", 1),
         "EVEN_K": problem.k % config["BLOCK_K"] == 0,
+        "W_NK": problem.weight_layout == "nk",
     }
 
 
@@ -78,23 +89,25 @@ def first_configs(problem: Any, hardware: Hardware, space: Space) -> list[dict[s
 
 
 def _first_on_hopper(problem: Any, rows: int) -> list[dict[str, Any]]:
+    """Tiles by the TMA are twice as fast as others, alone; see all_gather_matmul's push_tma."""
     if rows <= 64:
         # As many tiles as there are SMs stream the weight at full rate without a split K.
         split = 1 if problem.n >= 64 * 96 else 2
         skinny = {"BLOCK_M": rows, "BLOCK_N": 64, "BLOCK_K": 128, "GROUP_M": 1, "SWAP_AB": True,
                   "SPLIT_K": split, "num_warps": 4}  # fmt: skip
         return [
+            skinny | {"num_stages": 5, "TMA": True},
+            skinny | {"SPLIT_K": 2 * split, "num_stages": 4, "TMA": True},
             skinny | {"num_stages": 5},
-            skinny | {"num_stages": 3},
-            skinny | {"BLOCK_N": 128, "SPLIT_K": 2 * split, "num_stages": 4},
             skinny | {"SPLIT_K": 2 * split, "num_stages": 4},
         ]
     wide = {"GROUP_M": 8, "BLOCK_K": 64, "SPLIT_K": 1}
+    square = wide | {"BLOCK_M": 128, "BLOCK_N": 128, "num_warps": 4, "num_stages": 6, "TMA": True}
+    widest = wide | {"BLOCK_M": 128, "BLOCK_N": 256, "num_warps": 8, "num_stages": 4, "TMA": True}
     return [
+        *((square, widest) if rows <= 512 else (widest, square)),
         wide | {"BLOCK_M": 128, "BLOCK_N": 128, "num_warps": 8, "num_stages": 4},
-        wide | {"BLOCK_M": 128, "BLOCK_N": 256, "num_warps": 8, "num_stages": 3},
         wide | {"BLOCK_M": 64, "BLOCK_N": 128, "num_warps": 4, "num_stages": 4},
-        wide | {"BLOCK_M": 64, "BLOCK_N": 256, "num_warps": 8, "num_stages": 4},
     ]
 
 

@@ -7,21 +7,23 @@ import triton.language as tl
 
 from taxfree_kernels.device import sync
 from taxfree_kernels.device.exchange import signal_everybody
-from taxfree_kernels.device.tiles import accumulate
+from taxfree_kernels.device.tiles import accumulate, accumulate_boxes
 
 
 @triton.jit
 def partial_tile(
     tile, split, tiles, row_begin, row_end, col_begin, col_end,
-    x_ptr, w_ptr, stride_wk, stride_wn, partials_ptr, counters_ptr, k,
+    x, w, stride_wk, stride_wn, partials_ptr, counters_ptr, k,
     BACKEND: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-    SPLIT_K: tl.constexpr, EVEN_K: tl.constexpr, SWAP_AB: tl.constexpr,
+    SPLIT_K: tl.constexpr, EVEN_K: tl.constexpr, SWAP_AB: tl.constexpr, TMA: tl.constexpr,
+    W_NK: tl.constexpr,
 ):  # fmt: skip
-    """One tile of this rank's x @ weight, at (row_begin, col_begin) and 0 from the ends on.
+    """One tile of this rank's x @ weight, at (row_begin, col_begin); void beyond the ends.
 
     Args:
         tile, split, tiles: which of how many tiles, and which of the SPLIT_K shares of its K.
-        x_ptr: [.., k], contiguous.
+        x, w: pointers to x [.., k], contiguous, and to the weight [k, ..]; when TMA, descriptors
+            of x [1, 1, .., k], and of the weight, [1, .., k] when W_NK, else [1, k, ..].
         partials_ptr: float32 [SPLIT_K, tiles, BLOCK_M, BLOCK_N]; counters_ptr: int32 [tiles]. For
             a split K only.
 
@@ -32,18 +34,24 @@ def partial_tile(
     rows = row_begin + tl.arange(0, BLOCK_M)
     cols = col_begin + tl.arange(0, BLOCK_N)
     row_mask, col_mask = rows < row_end, cols < col_end
-    x_rows = x_ptr + rows.to(tl.int64) * k
-    w_cols = w_ptr + cols.to(tl.int64) * stride_wn
     steps = tl.cdiv(k, BLOCK_K)
     step_begin, step_end = steps * split // SPLIT_K, steps * (split + 1) // SPLIT_K
     if SWAP_AB:
         acc = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
     else:
         acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
-    acc = accumulate(
-        acc, x_rows, 0, row_mask, w_cols, stride_wk, col_mask, 0, 1, k, step_begin, step_end,
-        1, BLOCK_K, EVEN_K, SWAP_AB,
-    )  # fmt: skip
+    if TMA:
+        acc = accumulate_boxes(
+            acc, x, 0, row_begin, w, col_begin, 0, 1, step_begin, step_end,
+            1, 1, BLOCK_M, BLOCK_N, BLOCK_K, SWAP_AB, W_NK,
+        )  # fmt: skip
+    else:
+        x_rows = x + rows.to(tl.int64) * k
+        w_cols = w + cols.to(tl.int64) * stride_wn
+        acc = accumulate(
+            acc, x_rows, 0, row_mask, w_cols, stride_wk, col_mask, 0, 1, k, step_begin, step_end,
+            1, BLOCK_K, EVEN_K, SWAP_AB,
+        )  # fmt: skip
     if SWAP_AB:
         acc = tl.trans(acc)
     is_whole = split >= 0

@@ -20,7 +20,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 import triton
 import triton.language as tl
 
@@ -28,25 +27,20 @@ from taxfree_kernels.device import sync
 from taxfree_kernels.device.exchange import wait_for_everybody
 from taxfree_kernels.device.tiles import own_chiplet_first, tile_of
 from taxfree_kernels.fabric.base import Fabric
-from taxfree_kernels.fabric.heap import Pool
-from taxfree_kernels.hardware import Hardware
-from taxfree_kernels.launch import Kernel, compile_options
-from taxfree_kernels.matmul_all_reduce import spaces
-from taxfree_kernels.matmul_all_reduce.problem import padded_columns, padded_elements
+from taxfree_kernels.matmul_all_reduce.fused import FusedPlan, FusedVariant
 from taxfree_kernels.matmul_all_reduce.tile import announce_tile, partial_tile, sum_of_sources
-from taxfree_kernels.matmul_reduce_scatter.problem import MatmulReduceScatter
-from taxfree_kernels.variant import Config, Plan, Space, Variant
+from taxfree_kernels.variant import Config, Plan
 
 
 @triton.jit(do_not_specialize=["rank", "m", "shard_rows"])
 def _push(
-    x_ptr, w_ptr, stride_wk, stride_wn, out_ptr,
+    x, w, stride_wk, stride_wn, out_ptr,
     inbox_ptr, slot_elements, stride_source, stride_row, control_ptr, partials_ptr, counters_ptr,
     heap_bases, rank, m, n, k, shard_rows, shard_columns,
     WORLD: tl.constexpr, BACKEND: tl.constexpr, SCATTER_DIM: tl.constexpr,
     TILES_PER_SIGNAL: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr, SPLIT_K: tl.constexpr, EVEN_K: tl.constexpr,
-    SWAP_AB: tl.constexpr, XCDS: tl.constexpr,
+    SWAP_AB: tl.constexpr, XCDS: tl.constexpr, TMA: tl.constexpr, W_NK: tl.constexpr,
 ):  # fmt: skip
     program = tl.program_id(0)
     generation = sync.running_generation(control_ptr)
@@ -67,21 +61,21 @@ def _push(
             shard_row = rows - owner * shard_rows
             first_col = 0
         else:
-            owner = tl.zeros_like(rows) + tile_n // owner_tiles
+            owner = tile_n // owner_tiles
             shard_row = rows
-            first_col = tile_n // owner_tiles * shard_columns
+            first_col = owner * shard_columns
         shard_col = tile_n % owner_tiles * BLOCK_N
         acc, is_whole = partial_tile(
             tile, split, tiles, tile_m * BLOCK_M, m,
             first_col + shard_col, first_col + shard_columns,
-            x_ptr, w_ptr, stride_wk, stride_wn, partials_ptr, counters_ptr, k,
-            BACKEND, BLOCK_M, BLOCK_N, BLOCK_K, SPLIT_K, EVEN_K, SWAP_AB,
+            x, w, stride_wk, stride_wn, partials_ptr, counters_ptr, k,
+            BACKEND, BLOCK_M, BLOCK_N, BLOCK_K, SPLIT_K, EVEN_K, SWAP_AB, TMA, W_NK,
         )  # fmt: skip
         if is_whole:
             cols = shard_col + tl.arange(0, BLOCK_N)
             own_ptr = slot_ptr + rank.to(tl.int64) * stride_source
-            row_ptr = own_ptr + shard_row.to(tl.int64) * stride_row
-            target_ptr = sync.translate(row_ptr, heap_bases, rank, owner)
+            target_ptr = sync.translate(own_ptr, heap_bases, rank, owner)
+            target_ptr += shard_row.to(tl.int64) * stride_row
             mask = (rows < m)[:, None] & (cols < stride_row)[None, :]
             target = target_ptr[:, None] + cols[None, :]
             tl.store(target, acc.to(slot_ptr.dtype.element_ty), mask=mask)
@@ -91,11 +85,13 @@ def _push(
             )  # fmt: skip
     else:
         index = program - senders
-        shard_begin = rank * shard_rows if SCATTER_DIM == 0 else rank * 0
-        tile_m = shard_begin // BLOCK_M + index // owner_tiles
-        tile_n = index % owner_tiles
+        tile_m, tile_n = index // owner_tiles, index % owner_tiles
+        if SCATTER_DIM == 0:
+            tile_m += rank * shard_rows // BLOCK_M
         rows = tile_m * BLOCK_M + tl.arange(0, BLOCK_M)
-        shard_row = rows - shard_begin
+        shard_row = rows
+        if SCATTER_DIM == 0:
+            shard_row -= rank * shard_rows
         cols = tile_n * BLOCK_N + tl.arange(0, BLOCK_N)
         if SCATTER_DIM == 1:
             tile_n += rank * owner_tiles
@@ -103,7 +99,9 @@ def _push(
         arrived = wait_for_everybody(
             control_ptr, tile // TILES_PER_SIGNAL, generation, heap_bases, rank, WORLD, BACKEND
         )
-        own_rows = (shard_row >= 0) & (shard_row < shard_rows)
+        own_rows = shard_row < shard_rows
+        if SCATTER_DIM == 0:
+            own_rows = own_rows & (shard_row >= 0)
         at = shard_row.to(tl.int64)[:, None] * stride_row + cols[None, :]
         mask = (own_rows & (rows < m))[:, None] & (cols < stride_row)[None, :]
         total = sum_of_sources(slot_ptr, stride_source, at, mask, WORLD, BLOCK_M, BLOCK_N)
@@ -122,79 +120,23 @@ def index_of_tile(tile_m, tile_n, tiles_m, tiles_n, GROUP_M: tl.constexpr):
     return first_m * tiles_n + tile_n * group_size + tile_m - first_m
 
 
-class PushPlan(Plan):
-    """One launch: tiles, then sums."""
+class Push(FusedVariant):
+    """Tiles to their owners, and their sums, in one kernel."""
 
-    def __init__(self, problem: MatmulReduceScatter, fabric: Fabric, config: Config) -> None:
-        world, split_k, block_m = problem.world_size, config["SPLIT_K"], config["BLOCK_M"]
+    name = "push"
+
+    def plan(self, problem: Any, fabric: Fabric, config: Config) -> Plan:
+        block_m = config["BLOCK_M"]
         owner_tiles = -(-problem.shard_columns // config["BLOCK_N"])
         tiles = -(-problem.m // block_m) * owner_tiles
         sums = tiles
         if problem.scatter_dim == 0:  # a shard may begin and end within a tile
             sums = (-(-problem.shard_rows // block_m) + 1) * owner_tiles
         else:
-            tiles *= world
-        inbox, slot_elements = fabric.pool.slots(
-            problem.inbox_elements, getattr(torch, config["WIRE"])
-        )
-        partials = split_k * tiles * block_m * config["BLOCK_N"] if split_k > 1 else 1
-        self._fixed_args = (
-            inbox,
-            slot_elements,
-            padded_elements(problem.shard_rows, problem.shard_columns),
-            padded_columns(problem.shard_columns),
-            fabric.pool.control,
-            torch.empty(partials, dtype=torch.float32, device=fabric.device),
-            torch.zeros(tiles + Pool.CHANNELS, dtype=torch.int32, device=fabric.device),
-            fabric.heap_bases,
-            fabric.rank,
-            problem.m,
-            problem.n,
-            problem.k,
-            problem.shard_rows,
-            problem.shard_columns,
-        )
-        self._kernel = Kernel(
-            _push,
-            grid=tiles * split_k + sums,
-            constants={
-                **spaces.tile_constants(problem, config),
-                "WORLD": world,
-                "BACKEND": fabric.backend,
-                "SCATTER_DIM": problem.scatter_dim,
-                "TILES_PER_SIGNAL": -(-tiles // config["SIGNALS"]),
-            },
-            options=compile_options(fabric.backend, config),
-        )
-
-    def __call__(self, x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
-        self._kernel(x, weight, weight.stride(0), weight.stride(1), out, *self._fixed_args)
-        return out
-
-
-class Push(Variant):
-    """Tiles to their owners, and their sums, in one kernel."""
-
-    name = "push"
-
-    def refuses_problem(self, problem: Any, hardware: Hardware) -> str | None:
-        return "one rank has no peers" if problem.world_size == 1 else None
-
-    def space(self, problem: Any, hardware: Hardware) -> Space:
-        return {
-            **spaces.tile_space(problem, hardware),
-            "SIGNALS": spaces.signal_counts(hardware, Pool.CHANNELS),
-            "WIRE": problem.wires,
-        }
-
-    def first_configs(self, problem: Any, hardware: Hardware) -> list[dict[str, Any]]:
-        return spaces.first_configs(problem, hardware, self.space(problem, hardware))
-
-    def refuses_config(self, problem: Any, hardware: Hardware, config: Config) -> str | None:
-        return spaces.refuses(problem, hardware, config)
-
-    def plan(self, problem: Any, fabric: Fabric, config: Config) -> Plan:
-        return PushPlan(problem, fabric, config)
+            tiles *= problem.world_size
+        size = (problem.shard_rows, problem.shard_columns)
+        constants = {"SCATTER_DIM": problem.scatter_dim}
+        return FusedPlan(problem, fabric, config, _push, tiles, sums, size, size, constants)
 
 
 VARIANT = Push()

@@ -15,6 +15,8 @@ from taxfree_kernels.device import sync
 
 #: kernels that only Hopper can run.
 HOPPER = ("bulk_store_then_signal", "bulk_copy_after_wait", "good_bulk_copy")
+#: kernels that only CDNA can run.
+CDNA = ("words_polled_once_by_one_warp",)
 
 
 @triton.jit
@@ -180,6 +182,26 @@ def good_words(data, word, want, out, BLOCK: tl.constexpr, BACKEND: tl.constexpr
 
 
 @triton.jit
+def good_words_of_one_warp(data, word, want, out, BLOCK: tl.constexpr, BACKEND: tl.constexpr):
+    words = tl.cast(out, tl.pointer_type(tl.int64)) + tl.arange(0, BLOCK)
+    seen, arrived = sync.receive(word, words, 0, want, word, 0, BACKEND=BACKEND)
+    tl.store(data + tl.arange(0, BLOCK), tl.where(arrived, seen, 0).to(tl.float16))
+
+
+@triton.jit
+def words_polled_once_by_one_warp(
+    data, word, want, out, BLOCK: tl.constexpr, BACKEND: tl.constexpr
+):
+    words = tl.cast(out, tl.pointer_type(tl.int64)) + tl.arange(0, BLOCK)
+    limit, polls = tl.load(word), tl.zeros((), tl.int64)
+    seen = tl.load(words, volatile=True, cache_modifier=".cv")
+    while (tl.min(seen >> 32) < want) & (polls < limit):
+        seen = tl.load(words, volatile=True, cache_modifier=".cv")
+        polls += 1
+    tl.store(data + tl.arange(0, BLOCK), seen.to(tl.float16))
+
+
+@triton.jit
 def words_polled_in_a_cache(data, word, want, out, BLOCK: tl.constexpr, BACKEND: tl.constexpr):
     at = tl.arange(0, BLOCK)
     words = tl.cast(out, tl.pointer_type(tl.int64)) + at
@@ -268,7 +290,8 @@ def _compile(name: str, device: str) -> dict[str, Any]:
     if name == "bulk_store_then_signal":
         args = (*args[:3], args[0])
     constants = {"BLOCK": 256, "BACKEND": hardware.backend}
-    kernel = Kernel(globals()[name], 1, constants, {"num_warps": 4, "num_stages": 3})
+    num_warps = 1 if name.endswith("one_warp") else 4
+    kernel = Kernel(globals()[name], 1, constants, {"num_warps": num_warps, "num_stages": 3})
     compiled = compile_launch(Launch(kernel, args), hardware)
     return {
         "text": compiled.text,
@@ -283,8 +306,8 @@ def _compile(name: str, device: str) -> dict[str, Any]:
 def main() -> None:
     device = sys.argv[1]
     names = [name for name, value in globals().items() if _is_kernel(name, value)]
-    if device != "h200":
-        names = [name for name in names if name not in HOPPER]
+    elsewhere = CDNA if device == "h200" else HOPPER
+    names = [name for name in names if name not in elsewhere]
     print(json.dumps({name: _compile(name, device) for name in names}))
 
 

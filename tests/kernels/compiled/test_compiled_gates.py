@@ -30,6 +30,7 @@ WRONG = [
     ("poll_by_swap", "mi300x", ("oldest",), {"no_weak_poll", "system_scope"}),
     ("poll_by_swap", "mi300x", ("installed",), {"no_weak_poll"}),
     ("words_polled_in_a_cache", "mi300x", BOTH, {"whole_flag_words"}),
+    ("words_polled_once_by_one_warp", "mi300x", BOTH, {"whole_flag_words"}),
     ("unbounded_wait", "mi300x", ("oldest",), {"poll_in_loop", "no_blind_spin"}),
     ("wait_in_k_loop", "h200", BOTH, {"no_wait_in_k_loop", "pipelined"}),
     ("wait_in_k_loop", "mi300x", BOTH, {"no_wait_in_k_loop", "pipelined"}),
@@ -40,7 +41,7 @@ WRONG = [
     ("multiply_by_adds", "h200", BOTH, {"matrix_cores"}),
     ("spill", "h200", BOTH, {"no_spills"}),
 ]
-RIGHT = ("good_signal", "good_wait", "good_words", "good_multiply")
+RIGHT = ("good_signal", "good_wait", "good_words", "good_words_of_one_warp", "good_multiply")
 
 
 def gates_of(subject: Subject) -> set[str]:

@@ -1,0 +1,153 @@
+"""Times the MLP block of a model end to end: dispatched by taxfree, by NCCL, by PyTorch's own ops.
+
+    python -m benchmarks.block --gpus 8 --hidden 8192 --intermediate 28672 --rows 1,16,64,512,2048
+
+All paths of a block are timed together, eagerly and in a graph, on weights that are rotated. What
+the dispatcher picks is in the tuning database. The record goes under ``benchmarks/results/block``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks import block_ranks
+from benchmarks.block_ranks import Block, Measured
+from taxfree import devices, environment
+from taxfree.bench import Knowledge
+from taxfree.errors import TaxfreeError, UsageError, WrongResult
+from taxfree.group import WorkerGroup
+from taxfree.settings import Settings
+from taxfree_kernels.errors import KernelError
+from taxfree_tuning_db import default_path
+from taxfree_tuning_db.errors import DatabaseError
+
+FOLDER = Path(__file__).parent / "results" / "block"
+WORST_ERROR = 1.25  # times the library's
+DEADLINE_S = 600.0
+
+
+def rows_of(block: Block, measured: Sequence[Measured]) -> Iterator[dict[str, Any]]:
+    """What a record says of a block, as JSON.
+
+    Raises:
+        WrongResult: a path is less exact than the library may be.
+    """
+    library = {each.mode: each for each in measured if each.path == "library"}
+    for each in measured:
+        worst = WORST_ERROR * library[each.mode].relative_error
+        if not each.relative_error <= worst:
+            raise WrongResult(
+                f"{each.path} on {block}: relative error {each.relative_error:.3g}, "
+                f"{worst:.3g} is allowed",
+                f"it ran {dict(each.choices)}",
+            )
+        yield {
+            "block": dataclasses.asdict(block),
+            "path": each.path,
+            "mode": each.mode,
+            "choices": dict(each.choices),
+            "median_us": each.timing.median_us,
+            "iqr_us": each.timing.iqr_us,
+            "skew_us": each.timing.skew_us,
+            "speedup": library[each.mode].timing.median_us / each.timing.median_us,
+            "relative_error": each.relative_error,
+            "samples_us": each.timing.samples_us,
+        }
+
+
+def time_block(
+    group: WorkerGroup, block: Block, knowledge: Knowledge, repetitions: int
+) -> list[dict[str, Any]]:
+    """Rows of a record for one block.
+
+    Raises:
+        WrongResult: a path is less exact than the library may be.
+        TaskFailed: a rank could not run it.
+    """
+    measured: list[Measured] = group.call(
+        f"{block_ranks.__name__}:measure",
+        DEADLINE_S,
+        block=block,
+        records=knowledge.records,
+        repetitions=repetitions,
+    )[0]
+    return list(rows_of(block, measured))
+
+
+def blocks(options: argparse.Namespace, world_size: int) -> list[Block]:
+    """The blocks that are asked for: sharded ones where rows divide over the ranks.
+
+    Raises:
+        UsageError: the inside of the block does not divide.
+    """
+    if options.intermediate % world_size:
+        raise UsageError(
+            f"{options.intermediate} columns do not divide over {world_size} ranks",
+            "give another --intermediate",
+        )
+    common = (options.hidden, options.intermediate)
+    ends = (options.dtype, world_size)
+    rows = [int(each) for each in options.rows.split(",")]
+    return [
+        *(Block(m, *common, "replicated", *ends) for m in rows),
+        *(Block(m, *common, "sharded", *ends) for m in rows if m % world_size == 0),
+    ]
+
+
+def main() -> int:
+    """Time the blocks that are asked for; returns the exit code."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--gpus", type=int, help="ranks; all GPUs by default")
+    parser.add_argument("--fabric", default="auto")
+    parser.add_argument("--hidden", type=int, default=8192)
+    parser.add_argument("--intermediate", type=int, default=28672)
+    parser.add_argument("--rows", default="1,16,64,512,2048")
+    parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--repetitions", type=int, default=25)
+    parser.add_argument("--db", type=Path, help="the tuning database; the user's by default")
+    parser.add_argument("--out", type=Path, help="the record's file")
+    options = parser.parse_args()
+    try:
+        _time_all(options)
+    except (TaxfreeError, KernelError, DatabaseError) as error:
+        print(f"error: {error.message}\nhint: {error.hint}", file=sys.stderr)
+        return error.exit_code
+    return 0
+
+
+def _time_all(options: argparse.Namespace) -> None:
+    fabric, settings = devices.fabric_for(options.fabric), Settings.from_environment()
+    world_size = options.gpus or devices.world_sizes(fabric)[0]
+    devices.require(fabric, world_size)
+    wanted = blocks(options, world_size)
+    path = options.db or settings.db or default_path()
+    knowledge = Knowledge.read(path, required=options.db is not None)
+    heap_bytes = devices.heap_bytes([each for block in wanted for each in block.problems])
+    rows: list[dict[str, Any]] = []
+    with WorkerGroup(world_size, fabric, heap_bytes, settings.timeout_s) as group:
+        for block in wanted:
+            for row in time_block(group, block, knowledge, options.repetitions):
+                rows.append(row)
+                print(
+                    f"m={block.m} {block.activations:11}{row['path']:9}{row['mode']:6}"
+                    f"{row['median_us']:9.1f} us  x{row['speedup']:.2f}  "
+                    f"{' + '.join(row['choices'].values())}",
+                    flush=True,
+                )
+        machine = environment.record(fabric, group.hardware)
+    name = group.hardware.name.lower().replace(" ", "-")
+    file = options.out or FOLDER / f"{name}-x{world_size}.json"
+    if options.out or fabric != "host":
+        file.parent.mkdir(parents=True, exist_ok=True)
+        found = {"schema": 1, "environment": machine, "rows": rows}
+        file.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,116 @@
+"""What the fused variants of the reductions share: their knobs, and how a launch is laid out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from taxfree_kernels.boxes import aligned, rows_in_boxes, weight_in_boxes
+from taxfree_kernels.fabric.base import Fabric
+from taxfree_kernels.fabric.heap import Pool
+from taxfree_kernels.hardware import Hardware
+from taxfree_kernels.launch import Kernel, compile_options
+from taxfree_kernels.matmul_all_reduce import spaces
+from taxfree_kernels.matmul_all_reduce.problem import padded_columns, padded_elements
+from taxfree_kernels.variant import Config, Plan, Space, Variant
+
+
+class FusedPlan(Plan):
+    """One launch: programs that compute tiles and send them, then programs that add.
+
+    Args:
+        problem: with m, n and k of a rank's own matmul.
+        function: the kernel. It takes x and the weight (see ``tile.partial_tile``), the strides of
+            the weight, the call's other tensors, what `__init__` lists, and `sizes`.
+        tiles: of this rank's partial sum.
+        sums: programs that add.
+        size: rows and columns of what a rank gets from each source.
+        sizes: that the kernel wants beside m, n and k.
+        constants: that only this kernel has.
+    """
+
+    def __init__(
+        self,
+        problem: Any,
+        fabric: Fabric,
+        config: Config,
+        function: Any,
+        tiles: int,
+        sums: int,
+        size: tuple[int, int],
+        sizes: tuple[int, ...],
+        constants: Mapping[str, Any],
+    ) -> None:
+        world, split_k = problem.world_size, config["SPLIT_K"]
+        block_m, block_n, block_k = (config[f"BLOCK_{side}"] for side in "MNK")
+        self._is_nk, self._tma = problem.weight_layout == "nk", config["TMA"]
+        self._x_box = [1, 1, block_m, block_k]
+        self._w_box = [1, block_n, block_k] if self._is_nk else [1, block_k, block_n]
+        plane = padded_elements(*size)
+        inbox, slot_elements = fabric.pool.slots(world * plane, getattr(torch, config["WIRE"]))
+        partials = split_k * tiles * block_m * block_n if split_k > 1 else 1
+        self._fixed_args = (
+            inbox,
+            slot_elements,
+            plane,
+            padded_columns(size[1]),
+            fabric.pool.control,
+            torch.empty(partials, dtype=torch.float32, device=fabric.device),
+            torch.zeros(tiles + Pool.CHANNELS, dtype=torch.int32, device=fabric.device),
+            fabric.heap_bases,
+            fabric.rank,
+            problem.m,
+            problem.n,
+            problem.k,
+            *sizes,
+        )
+        self._kernel = Kernel(
+            function,
+            grid=tiles * split_k + sums,
+            constants={
+                **spaces.tile_constants(problem, config),
+                "WORLD": world,
+                "BACKEND": fabric.backend,
+                "TILES_PER_SIGNAL": -(-tiles // config["SIGNALS"]),
+                **constants,
+            },
+            options=compile_options(fabric.backend, config),
+        )
+
+    def __call__(self, *tensors: torch.Tensor | None) -> torch.Tensor:
+        x, weight, *others, out = tensors
+        assert x is not None
+        assert weight is not None
+        assert out is not None
+        x_operand: Any = x
+        w_operand: Any = weight
+        if self._tma:
+            x_operand = rows_in_boxes(aligned(x), self._x_box)
+            w_operand = weight_in_boxes(weight, weight.shape[0], self._w_box, self._is_nk)
+        self._kernel(
+            x_operand, w_operand, weight.stride(0), weight.stride(1),
+            *(out if other is None else other for other in others), out, *self._fixed_args,
+        )  # fmt: skip
+        return out
+
+
+class FusedVariant(Variant):
+    """Tiles of a partial sum that are sent as they are finished."""
+
+    def refuses_problem(self, problem: Any, hardware: Hardware) -> str | None:
+        return "one rank has no peers" if problem.world_size == 1 else None
+
+    def space(self, problem: Any, hardware: Hardware) -> Space:
+        return {
+            **spaces.tile_space(problem, hardware),
+            "SIGNALS": spaces.signal_counts(hardware, Pool.CHANNELS),
+            "WIRE": problem.wires,
+        }
+
+    def first_configs(self, problem: Any, hardware: Hardware) -> list[dict[str, Any]]:
+        return spaces.first_configs(problem, hardware, self.space(problem, hardware))
+
+    def refuses_config(self, problem: Any, hardware: Hardware, config: Config) -> str | None:
+        return spaces.refuses(problem, hardware, config)
