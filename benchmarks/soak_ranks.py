@@ -163,7 +163,8 @@ def _late_wait(
 
 @triton.jit
 def _late_send(control_ptr, words, payload, peer, generation, mask=None):
-    _pause_inside(control_ptr, generation, peer)
+    stream = tl.max(peer + tl.arange(0, 1))  # of a block, the highest
+    _pause_inside(control_ptr, generation, stream)
     _send(control_ptr, words, payload, peer, generation, mask=mask)
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from taxfree.identity import kernel_hashes
+from taxfree.identity import kernel_hashes, near_fields
 from taxfree.results import Row, by_problem, fastest, load
 from taxfree.shapes import written
 
@@ -33,16 +33,17 @@ class Target:
 
     @classmethod
     def from_toml(cls, entry: Mapping[str, Any]) -> Iterator[Target]:
-        """Read an entry, which has exactly one of the kinds: a target, or one for each m."""
+        """Read an entry, which has exactly one of the kinds: a target, or one for each row."""
         fields = dict(entry)
         ((kind, value),) = [(each, fields.pop(each)) for each in KINDS if each in fields]
         if not isinstance(value, Mapping):
             yield cls(kind=kind, value=value, **fields)
             return
-        name, where, aims = (fields.pop(each) for each in ("name", "where", "aim"))
-        for m, each in value.items():
-            at_m = {"name": f"{name}, m={m}", "where": where | {"m": int(m)}, "aim": aims[m]}
-            yield cls(kind=kind, value=each, **at_m, **fields)
+        name, where, aims = fields.pop("name"), fields.pop("where"), fields.pop("aim", {})
+        along = near_fields(fields["op"])[-1]
+        for at, each in value.items():
+            own = {"name": f"{name}, {along}={at}", "where": where | {along: int(at)}}
+            yield cls(kind=kind, value=each, aim=aims.get(at), **own, **fields)
 
     def is_met_by(self, figure: float) -> bool:
         """Whether a measured figure is good enough."""

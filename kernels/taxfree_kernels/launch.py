@@ -74,7 +74,7 @@ def compile_options(backend: str, config: Mapping[str, Any]) -> dict[str, Any]:
     """What Triton is told beside the constants; fusing of multiply and add is always explicit."""
     if backend == "interpreter":
         return {}
-    names = ("num_warps", "num_stages", "waves_per_eu", "matrix_instr_nonkdim", "launch_pdl")
+    names = ("num_warps", "num_stages", "waves_per_eu", "matrix_instr_nonkdim")
     return {name: config[name] for name in names if name in config} | {"enable_fp_fusion": True}
 
 

@@ -206,10 +206,9 @@ def empty_parts(problem: FlashDecode, fabric: Fabric, count: int) -> torch.Tenso
 
 
 def finishing_options(fabric: Fabric, config: Config) -> dict[str, Any]:
-    """Options of a kernel behind the splits, whose own knobs are not its."""
-    return compile_options(
-        fabric.backend, {name: config[name] for name in ("launch_pdl",) if name in config}
-    )
+    """Options of the kernel behind the splits, the only one of a call that is launched early."""
+    options = compile_options(fabric.backend, {})
+    return options | {"launch_pdl": True} if config.get("launch_pdl") else options
 
 
 class DecodePlan(Plan):

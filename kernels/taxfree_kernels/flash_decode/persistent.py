@@ -6,7 +6,8 @@ run, and combiners stand ready on compute units as these become free.
 Protocol. Splits have the lowest ids and wait for nobody, those that merge and push included: they
 count themselves in, and the last one of a chunk goes on. Combiners wait for signals of pushing
 splits only, of this rank (lower ids) and of peers (which never wait). Every row has a combiner, so
-in each call every rank signals, and waits for, every peer on every channel, as in ``fused``.
+in each call every rank signals, and waits for, every peer on every channel, as in ``fused``; or, if
+`IN_DATA`, sends it flag-in-data words, and receives its.
 """
 
 from __future__ import annotations
