@@ -163,7 +163,7 @@ def _late_wait(
 
 @triton.jit
 def _late_send(control_ptr, words, payload, peer, generation, mask=None):
-    _pause_inside(control_ptr, generation, peer)
+    _pause_inside(control_ptr, generation, tl.program_id(0))
     _send(control_ptr, words, payload, peer, generation, mask=mask)
 
 

@@ -30,7 +30,8 @@ functions in which one construct at a time is deleted or weakened, and how the c
 Mutated are: each acquire, release and scope; each wait and signal, deleted or for another
 generation, channel or rank; the polling loop; the step of the generation; the number of payload
 slots and the place in them; the order of data and signal; and whom a wait is for, narrowed by one.
-Not mutated is what runs only after a timeout.
+Of flag-in-data words: stores, deleted or halved; flags, of constant value; polls, content with one
+word. Not mutated is what runs only after a timeout.
 
 | function | of | mutants | reported | as |
 |---|---|---|---|---|"""
