@@ -6,8 +6,9 @@ A table stands between two markers. The first names a result file, and may fix f
     <!-- end of results -->
 
 Between them come one table per combination of the other fields, with a row per M, or per length of
-the KV cache. `--check` writes
-nothing, and fails where a document does not say what the result files say.
+the KV cache. Between `<!-- evolution: FILE ... -->` and `<!-- end of evolution -->` comes a table
+per combination with a row per variant, in the order in which each removes one thing more.
+`--check` writes nothing, and fails where a document does not say what the result files say.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from __future__ import annotations
 import argparse
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,9 +39,24 @@ CAPTION = (
     "Microseconds, median of the slowest rank; ours and dispatch in a graph if there are any. "
     "Speed-up: fastest library time / dispatch."
 )
+EVOLUTION_CAPTION = (
+    "Microseconds in a graph, median of the slowest rank; in brackets what the step has changed. "
+    "Each variant at its best config that is known."
+)
+#: operation -> its variants in the order of their evolution: what is gone, and which tax that was
+EVOLUTION: Mapping[str, Mapping[str, tuple[str, str]]] = {
+    "flash_decode": {
+        "baseline": ("", ""),
+        "library": ("untuned splits", "-"),
+        "gather": ("the collective's latency", "bulk synchronous"),
+        "fine_wait": ("the wait for the last byte; a copy", "bulk synchronous, locality"),
+        "fused": ("two launches; the merged part's trip through memory", "launch, locality"),
+        "persistent": ("the last launch", "launch"),
+    }
+}
 _BLOCK = re.compile(
-    r"(?P<begin><!-- results: (?P<file>\S+)(?P<where>[^\n]*?) -->\n)"
-    r".*?(?P<end><!-- end of results -->)",
+    r"(?P<begin><!-- (?P<kind>results|evolution): (?P<file>\S+)(?P<where>[^\n]*?) -->\n)"
+    r".*?(?P<end><!-- end of (?P=kind) -->)",
     re.DOTALL,
 )
 
@@ -77,13 +93,29 @@ def update(text: str, root: Path) -> str:
 
     def block(match: re.Match[str]) -> str:
         where = dict(word.split("=", 1) for word in match["where"].split())
-        return f"{match['begin']}{tables(load(root / match['file']).rows, where)}{match['end']}"
+        make = {"results": tables, "evolution": evolution}[match["kind"]]
+        return f"{match['begin']}{make(load(root / match['file']).rows, where)}{match['end']}"
 
     return _BLOCK.sub(block, text)
 
 
 def tables(rows: Iterable[Row], where: Mapping[str, str]) -> str:
     """The tables of the rows whose problems have these fields, in Markdown."""
+    return _titled(rows, where, _table, CAPTION)
+
+
+def evolution(rows: Iterable[Row], where: Mapping[str, str]) -> str:
+    """For the rows whose problems have these fields: what each step has removed, in Markdown."""
+    return _titled(rows, where, _evolution_table, EVOLUTION_CAPTION)
+
+
+def _titled(
+    rows: Iterable[Row],
+    where: Mapping[str, str],
+    table: Callable[[Sequence[Sequence[Row]]], str],
+    caption: str,
+) -> str:
+    """A table for the problems that differ in one field only, under what they have in common."""
     chosen = [row for row in rows if all(str(row.problem[f]) == v for f, v in where.items())]
     by_title: dict[str, list[list[Row]]] = {}
     for group in by_problem(chosen):
@@ -93,15 +125,40 @@ def tables(rows: Iterable[Row], where: Mapping[str, str]) -> str:
         title = f"gather_dim={fields['gather_dim']} " if "gather_dim" in fields else ""
         title += written(group[0].op, {n: v for n, v in fields.items() if n != "gather_dim"})
         by_title.setdefault(title, []).append(group)
-    parts = [f"\n**{title}**\n\n{_table(groups)}" for title, groups in by_title.items()]
-    return "".join(parts) + f"\n{CAPTION}\n\n"
+    parts = [f"\n**{title}**\n\n{table(groups)}" for title, groups in by_title.items()]
+    return "".join(parts) + f"\n{caption}\n\n"
 
 
 def _table(groups: Sequence[Sequence[Row]]) -> str:
     along = _along(groups[0])
     rows = [_cells(group) for group in sorted(groups, key=lambda group: group[0].problem[along])]
     header = [along, *COLUMNS]
-    lines = [header, ["---:"] * len(header), *rows]
+    return _markdown([header, ["---:"] * len(header), *rows])
+
+
+def _evolution_table(groups: Sequence[Sequence[Row]]) -> str:
+    along = _along(groups[0])
+    ordered = sorted(groups, key=lambda group: group[0].problem[along])
+    header = ["step", "what is gone", "tax", *(f"{g[0].problem[along]}" for g in ordered)]
+    lines = [header, ["---", "---", "---", *["---:"] * len(ordered)]]
+    before: list[Row | None] = [None] * len(ordered)
+    for name, (gone, tax) in EVOLUTION[groups[0][0].op].items():
+        found = [
+            fastest([row for row in group if row.variant == name and row.mode == "graph"])
+            for group in ordered
+        ]
+        lines.append([name, gone, tax, *map(_step, found, before)])
+        before = [row or earlier for row, earlier in zip(found, before, strict=True)]
+    return _markdown(lines)
+
+
+def _step(row: Row | None, before: Row | None) -> str:
+    if row is None or before is None:
+        return _us(row)
+    return f"{row.median_us:.1f} ({row.median_us - before.median_us:+.1f})"
+
+
+def _markdown(lines: Iterable[Sequence[str]]) -> str:
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 

@@ -1,10 +1,11 @@
-"""Writes the tables of docs/taxes.md, and its pictures, from committed files of `explain --json`.
+"""Writes the tables of docs/taxes.md, and its pictures, from committed files.
 
     python benchmarks/taxes.py           # update
     python benchmarks/taxes.py --check   # fail where a table does not say what the files say
 
-A table stands between two markers. The first names a file; while there is none, the document says
-that nothing was measured. The picture beside it has the file's name.
+A table stands between two markers. The first names a file, of `explain --json` or, for what noting
+costs, of `benchmarks.timeline_cost`; while there is none, the document says that nothing was
+measured. The pictures beside it have the file's name.
 """
 
 from __future__ import annotations
@@ -12,13 +13,15 @@ from __future__ import annotations
 import argparse
 import json
 import re
+import statistics
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from taxfree.explain import Timeline
 from taxfree.shapes import written
-from taxfree_cli.explain_views import plot, varying
+from taxfree_cli.explain_views import draw_timelines, plot, varying
 
 ROOT = Path(__file__).parents[1]
 DOCUMENT = ROOT / "docs/taxes.md"
@@ -32,10 +35,13 @@ COLUMNS = {
     "locality": "locality_us",
     "graph penalty": "graph_penalty_us",
     "residual": "residual_us",
+    "of it kernels": "kernel_us",
     "bound": "t_bound_us",
 }
 _BLOCK = re.compile(
-    r"(?P<begin><!-- taxes: (?P<file>\S+) -->\n).*?(?P<end><!-- end of taxes -->)", re.DOTALL
+    r"(?P<begin><!-- (?P<kind>taxes|timeline): (?P<file>\S+) -->\n).*?"
+    r"(?P<end><!-- end of (?P=kind) -->)",
+    re.DOTALL,
 )
 
 
@@ -49,12 +55,28 @@ def main() -> int:
     if options.check:
         return int(updated != text)
     DOCUMENT.write_text(updated, encoding="utf-8")
-    for file in [ROOT / match["file"] for match in _BLOCK.finditer(text)]:
+    PICTURES.mkdir(exist_ok=True)
+    for match in _BLOCK.finditer(text):
+        file = ROOT / match["file"]
         if file.exists():
-            PICTURES.mkdir(exist_ok=True)
-            plot(rows_of(file), picture(file))
-            print(f"drew {picture(file).relative_to(ROOT)}")
+            for path in _draw(match["kind"], file):
+                print(f"drew {path.relative_to(ROOT)}")
     return 0
+
+
+def _draw(kind: str, file: Path) -> Iterator[Path]:
+    """Draw the pictures of a file."""
+    if kind == "taxes":
+        plot(rows_of(file), picture(file))
+        yield picture(file)
+        return
+    for index, drawn in enumerate(json.loads(file.read_text(encoding="utf-8"))["pictures"]):
+        path = timeline_picture(file, index)
+        timelines = [Timeline.from_json(each) for each in drawn["timelines"]]
+        draw_timelines(
+            timelines, f"{written(drawn['op'], drawn['problem'])}, {drawn['hardware']}", path
+        )
+        yield path
 
 
 def update(text: str, root: Path) -> str:
@@ -67,7 +89,8 @@ def update(text: str, root: Path) -> str:
 
     def block(match: re.Match[str]) -> str:
         file = root / match["file"]
-        made = f"\n{section(rows_of(file), file)}\n" if file.exists() else f"\n{NOTHING}\n"
+        make = section if match["kind"] == "taxes" else cost_section
+        made = f"\n{make(rows_of(file), file)}\n" if file.exists() else f"\n{NOTHING}\n"
         return f"{match['begin']}{made}{match['end']}"
 
     return _BLOCK.sub(block, text)
@@ -84,6 +107,37 @@ def picture(file: Path) -> Path:
     return PICTURES / f"taxes-{file.stem}.png"
 
 
+def timeline_picture(file: Path, index: int) -> Path:
+    """Where a timeline of a file stands."""
+    return PICTURES / f"timeline-{file.stem}-{index}.png"
+
+
+def cost_section(rows: Sequence[Mapping[str, Any]], file: Path) -> str:
+    """What noting costs, by variant, and where the pictures are."""
+    lines = [
+        ["variant", "problems", "median", "worst", "at"],
+        ["---", "---:", "---:", "---:", "---"],
+    ]
+    for variant in dict.fromkeys(row["variant"] for row in rows):
+        own = [row for row in rows if row["variant"] == variant]
+        lines.append([variant, *_costs(own)])
+    lines.append(["**all**", *_costs(rows)])
+    drawn = json.loads(file.read_text(encoding="utf-8"))["pictures"]
+    names = [written(each["op"], each["problem"]) for each in drawn]
+    links = [
+        f"- [{name}](pictures/{timeline_picture(file, index).name})\n"
+        for index, name in enumerate(names)
+    ]
+    return "\n".join(part for part in (_table(lines), "".join(links)) if part)
+
+
+def _costs(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    worst = max(rows, key=lambda row: row["cost"])
+    median = statistics.median(row["cost"] for row in rows)
+    where = written(worst["op"], worst["problem"])
+    return [str(len(rows)), f"{median:+.1%}", f"{worst['cost']:+.1%}", where]
+
+
 def section(rows: Sequence[Mapping[str, Any]], file: Path) -> str:
     """The table of all rows, the open ones with their reasons, and why parts differ alone."""
     differ = varying([row["problem"] for row in rows])
@@ -92,7 +146,9 @@ def section(rows: Sequence[Mapping[str, Any]], file: Path) -> str:
     lines = [[*differ, "variant", *COLUMNS], ["---:"] * (len(differ) + 1 + len(COLUMNS))]
     for row in rows:
         fields = [str(row["problem"][name]) for name in differ]
-        lines.append([*fields, row["variant"], *(_us(row[field]) for field in COLUMNS.values())])
+        lines.append(
+            [*fields, row["variant"], *(_us(row.get(field)) for field in COLUMNS.values())]
+        )
     parts = [
         f"{first['op']} {written(first['op'], same)}, {first['hardware']}; microseconds per call "
         f"of the slowest rank. [Picture](pictures/{picture(file).name}).\n",

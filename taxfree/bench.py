@@ -347,13 +347,21 @@ def on_groups(
     Raises:
         TaskFailed: the fabric cannot be opened.
     """
-    timeout_s = Settings.from_environment().timeout_s
     for world_size in dict.fromkeys(problem.world_size for problem in problems):
         alike = [problem for problem in problems if problem.world_size == world_size]
-        size = heap_bytes(fabric, alike)
-        with WorkerGroup(world_size, fabric, size, timeout_s, variables) as group:
+        with group_for(alike, fabric, variables) as group:
             for problem in alike:
                 yield group, problem
+
+
+def group_for(
+    problems: Sequence[Any], fabric: str, variables: Mapping[str, str] | None = None
+) -> WorkerGroup:
+    """A group of workers for problems of one world size; arguments and errors as of `on_groups`."""
+    timeout_s = Settings.from_environment().timeout_s
+    return WorkerGroup(
+        problems[0].world_size, fabric, heap_bytes(fabric, problems), timeout_s, variables
+    )
 
 
 def deadline_s(hardware: Hardware) -> float:

@@ -237,6 +237,10 @@ def tiles_us(machine: Machine, problem: Any, config: Config, *, tma: bool) -> tu
     return waves * wave, wave
 
 
+def _launch_us(machine: Machine, *, tma: bool) -> float:
+    return machine.host_descriptor_us if tma else machine.host_kernel_us
+
+
 def _matmul(machine: Machine, m: int, n: int, k: int) -> Piece:
     return Piece("consumer", matmul_us(machine, m, n, k), machine.host_kernel_us)
 
@@ -324,8 +328,7 @@ def _gather_push(*, tma: bool) -> Formula:
         # By columns, the first wave's tiles have their own rank's share of K before they wait.
         own = wave / problem.world_size if problem.gather_dim == 1 else 0.0
         us = machine.tile_start_us + max(tiles, max(own, send) + tiles - own)
-        host = machine.host_descriptor_us if tma else machine.host_kernel_us
-        return [Piece("fused", us, host)]
+        return [Piece("fused", us, _launch_us(machine, tma=tma))]
 
     return formula
 
@@ -416,12 +419,13 @@ def _then(add: Callable[[Machine, Any, Config, float], Piece]) -> Formula:
 
 def _push_sum(machine: Machine, problem: Any, config: Config) -> list[Piece]:
     """Tiles leave when they are finished; the sum of the last one is waited for."""
-    tiles, wave = tiles_us(machine, problem, config, tma=False)
+    tma = config.get("TMA", False)
+    tiles, wave = tiles_us(machine, problem, config, tma=tma)
     kept, world = _kept_bytes(problem), problem.world_size
     link = 1e6 * (world - 1) * kept / machine.link_bytes_per_s
     added = 1e6 * (world + 1) * kept / machine.memory_bytes_per_s
     us = machine.tile_start_us + max(tiles, wave + link) + machine.signal_us + added
-    return [Piece("fused", us, machine.host_kernel_us)]
+    return [Piece("fused", us, _launch_us(machine, tma=tma))]
 
 
 def _torch_fused(machine: Machine, problem: Any, config: Config) -> list[Piece]:
@@ -480,6 +484,7 @@ _FORMULAS: dict[str, dict[str, Formula]] = {
         "push_tma": _gather_push(tma=True),
         "push_two_kernel": _gather_push_two_kernel,
         "pull": _gather_pull,
+        "torch_fused": _torch_fused,
     },
     "matmul_all_reduce": {
         "baseline": _sums(registered=False),

@@ -23,7 +23,6 @@ from taxfree.cost_model import Machine, modelled
 from taxfree.dispatch import Choice
 from taxfree.group import WorkerGroup
 from taxfree.results import Skipped
-from taxfree.settings import Settings
 from taxfree.stamping import Span, Stamped
 from taxfree.taxes import Account, Notes, accounts, slowest
 from taxfree.timeline import Activity, activities, variables
@@ -191,20 +190,11 @@ def run(
                 noting[world_size] = group
             elif world_size not in noting:
                 alike = [each for each in problems if each.world_size == world_size]
-                noting[world_size] = opened.enter_context(_instrumented(fabric, alike))
+                noting[world_size] = opened.enter_context(
+                    bench.group_for(alike, fabric, variables(fabric))
+                )
             result = bench.run_one(group, op, problem, knowledge, only, _BENCH_REPETITIONS)
             yield result, _explain(group, noting[world_size], result)
-
-
-def _instrumented(fabric: str, problems: Sequence[Any]) -> WorkerGroup:
-    """Ranks of an instrumented build, beside those of the usual one."""
-    return WorkerGroup(
-        problems[0].world_size,
-        fabric,
-        bench.heap_bytes(fabric, problems),
-        Settings.from_environment().timeout_s,
-        variables(fabric),
-    )
 
 
 def _explain(group: WorkerGroup, noting: WorkerGroup, result: ProblemResult) -> Explanation:
@@ -295,6 +285,27 @@ class Timeline:
         """Those that did anything, in order."""
         found = {step.rank for step in self.steps}
         return sorted(found | {activity.rank for activity in self.activities})
+
+    def to_json(self) -> dict[str, Any]:
+        """As JSON, in hundredths of microseconds."""
+        return {
+            "variant": self.variant,
+            "steps": [_rounded(step) for step in self.steps],
+            "activities": [_rounded(activity) for activity in self.activities],
+        }
+
+    @classmethod
+    def from_json(cls, document: dict[str, Any]) -> Timeline:
+        return cls(
+            document["variant"],
+            tuple(Span(*fields) for fields in document["steps"]),
+            tuple(Activity(*fields) for fields in document["activities"]),
+        )
+
+
+def _rounded(timed: Span | Activity) -> list[Any]:
+    fields = dataclasses.astuple(timed)
+    return [round(each, 2) if isinstance(each, float) else each for each in fields]
 
 
 def timelines(explanation: Explanation) -> tuple[Timeline, ...]:

@@ -213,7 +213,7 @@ def save(results: Results, path: Path) -> None:
     Raises:
         TaxfreeError: it cannot be written.
     """
-    _write(path, json.dumps(results.to_json(), indent=1, allow_nan=False) + "\n")
+    write(path, json.dumps(results.to_json(), indent=1, allow_nan=False) + "\n")
 
 
 def save_csv(results: Results, path: Path) -> None:
@@ -228,7 +228,7 @@ def save_csv(results: Results, path: Path) -> None:
     writer = csv.DictWriter(text, columns, lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)
-    _write(path, text.getvalue())
+    write(path, text.getvalue())
 
 
 def _flat(row: Row) -> dict[str, Any]:
@@ -260,7 +260,12 @@ def require_writable(path: Path) -> None:
     )
 
 
-def _write(path: Path, text: str) -> None:
+def write(path: Path, text: str) -> None:
+    """Write a file, whole or not at all.
+
+    Raises:
+        TaxfreeError: it cannot be written.
+    """
     require_writable(path)
     unfinished = path.with_name(f".{path.name}.{os.getpid()}")
     try:

@@ -40,6 +40,7 @@ _ALIASES = {"fp16": "float16", "bf16": "bfloat16"}
 _FLAGS = {"0": False, "false": False, "no": False, "1": True, "true": True, "yes": True}
 _LARGEST = 2**31 - 1
 _MOST_PROBLEMS = 10_000
+_LISTED_WORLD_SIZES = (1, 2, 4, 8)
 _MODEL_ROWS = "1,16,64,256,1024,4096"
 
 
@@ -111,12 +112,14 @@ class _Conventions:
     Args:
         shorthand: the fields of `1x2x3`, in order.
         sets: named sets, each a list of shapes.
+        scaling: named sets of what is split over the ranks: world size -> shapes.
         of_model: (model, tp) -> shapes, without `model_axes`.
         model_axes: what a model's config does not say.
     """
 
     shorthand: tuple[str, ...] = ()
     sets: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    scaling: Mapping[str, Callable[[int], list[str]]] = field(default_factory=dict)
     of_model: Callable[[_Model, int], list[str]] | None = None
     model_axes: str = f"m={_MODEL_ROWS}"
 
@@ -201,7 +204,15 @@ def named_sets(op: str) -> dict[str, list[str]]:
     Raises:
         UsageError: there is no such operation.
     """
-    return {name: list(shapes) for name, shapes in _conventions(op).sets.items()}
+    fixed = {name: list(shapes) for name, shapes in _conventions(op).sets.items()}
+    return fixed | _scaling_sets(op, _LISTED_WORLD_SIZES)
+
+
+def _scaling_sets(op: str, world_sizes: Sequence[int]) -> dict[str, list[str]]:
+    return {
+        name: [f"{shape} world_size={ranks}" for ranks in world_sizes for shape in of_ranks(ranks)]
+        for name, of_ranks in _conventions(op).scaling.items()
+    }
 
 
 def choose(
@@ -243,7 +254,12 @@ def expand(op: str, request: ShapeRequest) -> list[Any]:
 
 
 def _problems(op: str, request: ShapeRequest, arguments: Sequence[str]) -> list[Any]:
-    parser = _Parser(op, {**_conventions(op).sets, **_model_set(op, request)})
+    sets = {
+        **_conventions(op).sets,
+        **_scaling_sets(op, request.world_sizes),
+        **_model_set(op, request),
+    }
+    parser = _Parser(op, sets)
     shapes = [shape for argument in arguments for shape in parser.shapes(argument)]
     if not shapes:
         raise UsageError("no shapes are given", EXAMPLE)
@@ -559,6 +575,13 @@ def _sequence_parallel(model: _Model, tp: int) -> list[str]:
 
 _PAPER_HEADS = "q_heads=96 kv_heads=12 head_dim=128"
 
+
+def _strong(ranks: int) -> list[str]:
+    """As many keys in all, however many ranks they are spread over."""
+    lengths = ",".join(str(-(-total // ranks)) for total in (1 << 17, 1 << 20))
+    return [f"batch=1 kv_len_per_rank={lengths} {_PAPER_HEADS}"]
+
+
 _CONVENTIONS: Mapping[str, _Conventions] = {
     "all_gather_matmul": _Conventions(
         shorthand=("m", "n", "k"),
@@ -612,6 +635,7 @@ _CONVENTIONS: Mapping[str, _Conventions] = {
                 "batch=2 kv_len_per_rank=70 q_heads=4 kv_heads=1 head_dim=64 page_size=16",
             ],
         },
+        scaling={"strong": _strong},
         of_model=_sequence_parallel,
         model_axes="batch=1,4,16 kv_len_per_rank=8192,32768,131072",
     ),

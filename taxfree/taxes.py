@@ -130,6 +130,16 @@ class Notes:
     call_us: Times
     launches: int
 
+    @property
+    def shows_programs(self) -> bool:
+        """Whether in every call each rank has a program of which start and end were noted."""
+        return bool((self.done >= self.started).any(axis=2).all())
+
+    @property
+    def shows_starts(self) -> bool:
+        """Whether all programs noted when they started, and none did something before."""
+        return not bool((np.isnan(self.started) & ~np.isnan(self.done)).any())
+
 
 @dataclass(frozen=True)
 class Measurement:
@@ -304,11 +314,11 @@ def _account(measured: Measurement, bounds: Bounds, rank: int) -> Account:
     eager = measured.eager_us[rank]
     graph = None if measured.graph_us is None else measured.graph_us[rank]
     found = [] if graph is None else _launch(measured, eager - graph)
-    unsplit = [NO_GRAPHS] if graph is None else []
+    unsplit = [NO_GRAPHS] if graph is None and measured.notes is None else []
     work: Times | None = None
-    if measured.notes is not None:
-        inside, work = _inside(measured, measured.notes, bounds, rank)
-        found += inside
+    if measured.notes is not None and measured.notes.shows_programs:
+        parts, work = _inside(measured, measured.notes, bounds, rank)
+        found += parts
     elif measured.only("collective") is None:
         unsplit.append(INSIDE)
     else:
@@ -413,7 +423,7 @@ class Inside:
     """Where the time of one noted call went on one rank, in microseconds.
 
     Args:
-        outside: when none of its programs ran.
+        outside: when none of its programs was seen to run.
         starting: until the critical programs ran.
         skew, latency, transfer: of their waits.
         work: of theirs, the rest.
@@ -434,7 +444,7 @@ def inside(notes: Notes, rank: int, repetition: int) -> Inside:
     before it did, which is critical too; and so on.
     """
     started, done = notes.started[:, repetition], notes.done[:, repetition]
-    ran = done > started  # not so of programs of earlier launches, which are outside
+    ran = done >= started  # not so of programs of earlier launches, which are outside
     begin = np.nanmin(np.where(ran, started, np.nan), axis=1)
     own_done = np.where(ran[rank], done[rank], -np.inf)
     program = int(np.argmax(own_done))
@@ -450,7 +460,8 @@ def inside(notes: Notes, rank: int, repetition: int) -> Inside:
             waiting += wait.end - wait.begin
             latency += after
             skew += min(late, wait.end - wait.begin - after)
-        before = np.where(own_done <= start, own_done, -np.inf)
+        # A coarse clock gives short programs no length: without the start, one could be its own.
+        before = np.where((own_done <= start) & (started[rank] < start), own_done, -np.inf)
         previous = int(np.argmax(before))
         if before[previous] == -np.inf:
             starting += start - float(begin[rank])
@@ -518,17 +529,22 @@ def _inside(
     allowed = np.minimum(exposed, by_name["transfer"])
     transfer, work = by_name["transfer"] - allowed, by_name["work"] - (exposed - allowed)
     found = []
-    if notes.launches == 1:
+    # Else other kernels of the call ran, or programs that had noted nothing yet.
+    if notes.shows_starts and notes.launches == 1:
         method = "a call - from its first program's start to its last one's end"
         found.append(_part("ends", "launch", by_name["outside"], method))
-    else:  # other kernels of the call
+    else:
         work = work + by_name["outside"] - max(0, measured.kernels - 1) * measured.gap_us
+    if notes.shows_starts:
+        method = "until critical programs run"
+        found.append(_part("start", "launch", by_name["starting"], method))
+    else:
+        work = work + by_name["starting"]
     bulk: Tax = "bulk synchronous"
     error = float(measured.alignment.error_ns.max()) * 1e-3
     clocks = f"clocks aligned to {error:.2f} us"
     taken_off = f" - {exposed:.1f} us of the bound" if exposed else ""
     found += [
-        _part("start", "launch", by_name["starting"], "until critical programs run"),
         _part("skew", bulk, by_name["skew"], f"waits for a rank whose call began later, {clocks}"),
         _part("latency", bulk, by_name["latency"], "waits after the last signal was sent"),
         _part("transfer", bulk, transfer, f"other waits of critical programs{taken_off}"),

@@ -101,8 +101,12 @@ class Bench:
     # -- correctness -------------------------------------------------------------------------
 
     def _relative_error(self, plan: Plan) -> float:
-        out = plan(*self.inputs[0], self.outputs[0].fill_(float("nan"))).double()
-        error, norm = float((out - self._reference64).norm()), float(self._reference64.norm())
+        return self.error_of(plan(*self.inputs[0], self.outputs[0].fill_(float("nan"))))
+
+    def error_of(self, out: torch.Tensor) -> float:
+        """The relative error on this rank of a result on the first inputs."""
+        error = float((out.double() - self._reference64).norm())
+        norm = float(self._reference64.norm())
         return error / norm if norm else error  # a rank's share of the result may be all zero
 
     def _worst(self, error: float) -> float:

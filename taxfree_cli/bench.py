@@ -101,7 +101,7 @@ def bench(
         raise UsageError(
             f"--min-speedup {min_speedup} is no positive number", "for example --min-speedup 1.1"
         )
-    for path in (out, csv, plot):
+    for path in (out, csv):
         if path is not None:
             results.require_writable(path)
     before = None if compare is None else results.load(compare).rows

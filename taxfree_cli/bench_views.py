@@ -11,17 +11,27 @@ from rich.table import Table
 from rich.text import Text
 
 from taxfree.errors import TaxfreeError, UsageError
-from taxfree.results import Row, Verdict, by_problem, fastest
+from taxfree.results import Row, Verdict, by_problem, fastest, require_writable
 from taxfree.shapes import written
 from taxfree_cli.output import print_lines, print_table, results
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
     from taxfree.bench import ProblemResult
+    from taxfree.bounds import Bounds
 
 
 def us(time: float, digits: int = 4) -> str:
     """Microseconds with so many significant digits, and never an exponent."""
     return f"{time:.{digits}g}" if time < 10**digits - 1 else f"{time:.0f}"
+
+
+def bounds_line(bounds: Bounds) -> str:
+    """The bounds of a problem, in words."""
+    floor, link = us(bounds.t_floor_us), us(bounds.t_link_us)
+    line = f"bound {us(bounds.t_bound_us)} us (floor {floor}, link {link})"
+    return line if bounds.t_gemm_us is None else f"{line}, gemm alone {us(bounds.t_gemm_us)} us"
 
 
 @dataclass(frozen=True)
@@ -59,14 +69,8 @@ _GAP = 2
 def print_problem(result: ProblemResult) -> None:
     """Print one problem: its bounds, its rows, what was not timed, and what dispatch picks."""
     console = results()
-    bounds = result.bounds
-    gemm = "-" if bounds.t_gemm_us is None else us(bounds.t_gemm_us)
-    lines = [
-        f"{result.op} {written(result.op, asdict(result.problem))}",
-        f"bound {us(bounds.t_bound_us)} us (floor {us(bounds.t_floor_us)}, link "
-        f"{us(bounds.t_link_us)}), gemm alone {gemm} us",
-    ]
-    for line in lines:
+    title = f"{result.op} {written(result.op, asdict(result.problem))}"
+    for line in (title, bounds_line(result.bounds)):
         console.print(line, markup=False, highlight=False)
     if result.rows:
         console.print(problem_table(result.rows, console.width))
@@ -149,24 +153,41 @@ def print_comparison(verdicts: Sequence[Verdict], before: Path) -> None:
 # -- pictures --
 
 
-def require_picture(path: Path) -> None:
+def require_picture(path: Path, option: str = "--plot") -> None:
     """Check, before anything is measured, that there can be a picture.
 
+    Args:
+        option: that names it.
+
     Raises:
-        TaxfreeError: matplotlib is not installed.
+        TaxfreeError: matplotlib is not installed, or the file cannot be written.
         UsageError: it writes no such pictures.
     """
     try:
         import matplotlib  # noqa: F401
     except ImportError as error:
         raise TaxfreeError(
-            "--plot needs matplotlib, which is not installed", "pip install 'taxfree[plot]'"
+            f"{option} needs matplotlib, which is not installed", "pip install 'taxfree[plot]'"
         ) from error
     from matplotlib.backend_bases import FigureCanvasBase
 
     kinds = FigureCanvasBase.get_supported_filetypes()
     if path.suffix.removeprefix(".") not in kinds:
-        raise UsageError(f"--plot {path}: no such kind of picture", f"one of: {', '.join(kinds)}")
+        raise UsageError(f"{option} {path}: no such kind of picture", f"one of: {', '.join(kinds)}")
+    require_writable(path)
+
+
+def save_picture(figure: Figure, path: Path) -> None:
+    """Write a picture.
+
+    Raises:
+        TaxfreeError: it cannot be written.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(path, dpi=150)
+    except (OSError, ValueError) as error:
+        raise TaxfreeError(f"{path} cannot be written: {error}", "name a .png file") from error
 
 
 def plot(rows: Sequence[Row], along: str, path: Path) -> None:
@@ -196,11 +217,7 @@ def plot(rows: Sequence[Row], along: str, path: Path) -> None:
         axis.minorticks_off()
         axis.xaxis.set_major_formatter("{x:.0f}")
         axis.legend(fontsize="small")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(path, dpi=150)
-    except (OSError, ValueError) as error:
-        raise TaxfreeError(f"{path} cannot be written: {error}", "name a .png file") from error
+    save_picture(figure, path)
 
 
 def _panels(rows: Sequence[Row], along: str) -> dict[str, dict[str, list[tuple[float, float]]]]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import typer
 
+from taxfree import results
 from taxfree.errors import TaxfreeError, UsageError
 from taxfree.shapes import choose, written
 from taxfree_cli import options
@@ -72,9 +73,12 @@ def explain(
     """Show the three taxes of the library's way and of what dispatch picks, part by part."""
     if rank() != 0:  # under torchrun: the first rank starts the workers, on its node
         return
-    for picture in (plot, timeline):
-        if picture is not None:
-            require_picture(picture)
+    if plot is not None:
+        require_picture(plot)
+    if timeline is not None:
+        require_picture(timeline, "--timeline")
+    if trace is not None:
+        results.require_writable(trace)
     wants_timelines = trace is not None or timeline is not None
     at_once = not (sweep or json)
     if hardware is not None:
@@ -120,10 +124,11 @@ def _model(
     from taxfree import cost_model
     from taxfree.explain import model
 
+    machine = cost_model.machine(hardware)
     note("modelled: nothing was measured; docs/cost-model.md says how, and how wrong it is on H200")
     explained = []
     for problem in problems:
-        explained.append(model(op, problem, cost_model.machine(hardware), only))
+        explained.append(model(op, problem, machine, only))
         if at_once:
             print_explanation(explained[-1])
     return explained
@@ -150,13 +155,7 @@ def _write_timelines(
 
     found = timelines(explanation)
     if trace_path is not None:
-        try:
-            trace_path.write_text(json_module.dumps(trace(found)), encoding="utf-8")
-        except OSError as error:
-            raise TaxfreeError(
-                f"{trace_path} cannot be written: {error.strerror}",
-                "check the path and its permissions",
-            ) from error
+        results.write(trace_path, json_module.dumps(trace(found)))
     if picture is not None:
         title = f"{written(explanation.op, explanation.problem)}, {explanation.hardware}"
         draw_timelines(found, title, picture)

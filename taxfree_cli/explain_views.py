@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any
 from rich.table import Table
 from rich.text import Text
 
-from taxfree.errors import TaxfreeError
 from taxfree.shapes import written
-from taxfree_cli.bench_views import us
+from taxfree_cli.bench_views import bounds_line, save_picture, us
 from taxfree_cli.output import results
 from taxfree_cli.record_views import words
 
@@ -25,8 +24,8 @@ if TYPE_CHECKING:
     from taxfree.taxes import Account, Part
     from taxfree.timeline import Activity
 
-_LABEL, _TIME, _SPREAD, _SHARE = 20, 9, 8, 6
-_FIGURES = _LABEL + _TIME + _SPREAD + _SHARE
+#: widths of label, time, spread and share; spreads are left out where the terminal is narrow
+_COLUMNS, _NARROW_COLUMNS, _NARROW = (20, 9, 8, 6), (18, 7, 0, 5), 54
 _WIDEST_BAR = 40
 _STYLES = {
     "launch": "red",
@@ -49,26 +48,31 @@ def print_explanation(explanation: Explanation) -> None:
 def lines(explanation: Explanation, width: int) -> list[Text | Table]:
     """One problem as lines that fit `width` characters."""
     modelled = " modelled" if explanation.is_modelled else ""
-    bounds = explanation.bounds
-    gemm = "-" if bounds.t_gemm_us is None else us(bounds.t_gemm_us)
-    found: list[Text | Table] = [
-        Text(f"{explanation.op} {written(explanation.op, explanation.problem)}", style="bold"),
-        Text(
-            f"{explanation.hardware}: bound {us(bounds.t_bound_us)} us (floor "
-            f"{us(bounds.t_floor_us)}, link {us(bounds.t_link_us)}), gemm alone {gemm} us{modelled}"
-        ),
-    ]
+    title = f"{explanation.op} {written(explanation.op, explanation.problem)}"
+    limits = f"{explanation.hardware}: {bounds_line(explanation.bounds)}{modelled}"
+    found: list[Text | Table] = [*_wrapped(title, width, style="bold"), *_wrapped(limits, width)]
     for pipeline in explanation.pipelines:
         found += _pipeline(pipeline, width, modelled)
     for each in explanation.skipped:
-        found.append(Text(f"{each.variant}: {each.state}: {each.reason}"))
+        found += _wrapped(f"{each.variant}: {each.state}: {each.reason}", width)
     if explanation.choice is not None:
         choice = explanation.choice
-        found.append(Text(f"dispatch picks {choice.variant} ({choice.kind}): {choice.why}"))
+        picks = f"dispatch picks {choice.variant} ({choice.kind}): {choice.why}"
+        found += [Text(), *_wrapped(picks, width)]
         for rung in explanation.ladder:
             mark = "+" if rung.found else "-"
-            found.append(Text(f"  {mark} {rung.looked_for}: {rung.why}", style="dim"))
+            found += _wrapped(f"{mark} {rung.looked_for}: {rung.why}", width, 2, "dim")
     return found
+
+
+def _wrapped(text: str, width: int, indent: int = 0, style: str = "") -> list[Text]:
+    """A text in lines that fit; those after the first are two deeper."""
+    first, others = " " * indent, " " * (indent + 2)
+    width = max(20, width)
+    return [
+        Text(line, style=style)
+        for line in textwrap.wrap(text, width, initial_indent=first, subsequent_indent=others)
+    ]
 
 
 # -- one pipeline --
@@ -80,9 +84,12 @@ def _pipeline(pipeline: Pipeline, width: int, modelled: str) -> list[Text | Tabl
     kernels = f"{pipeline.kernels} kernel{'s' if pipeline.kernels > 1 else ''}"
     graph = "" if account.t_graph_us is None else f", {us(account.t_graph_us)} in a graph"
     ranks = f"; slowest: rank {account.rank}" if len(pipeline.accounts) > 1 else ""
+    picked = "dispatch: " if pipeline.is_dispatched else ""
+    times = f"{us(account.t_eager_us)} us eager{graph}, {kernels}{ranks}{modelled}"
     found: list[Text | Table] = [
-        Text(f"\n{'dispatch: ' if pipeline.is_dispatched else ''}{name}", style="bold"),
-        Text(f"{us(account.t_eager_us)} us eager{graph}, {kernels}{ranks}{modelled}"),
+        Text(),
+        *_wrapped(f"{picked}{name}", width, style="bold"),
+        *_wrapped(times, width),
     ]
     for tax in dict.fromkeys(part.tax for part in account.parts):
         time = account.tax_us(tax)
@@ -94,13 +101,16 @@ def _pipeline(pipeline: Pipeline, width: int, modelled: str) -> list[Text | Tabl
     residual = account.residual_us
     found.append(_tax("residual", residual, account.residual_iqr_us, account, width, modelled))
     if account.kernel_us is not None:
-        found.append(_of_residual("kernels", account.kernel_us, account))
-        found.append(_of_residual("unexplained", account.residual_us - account.kernel_us, account))
+        rest = account.residual_us - account.kernel_us
+        for name, time in (("kernels", account.kernel_us), ("unexplained", rest)):
+            share = time / account.t_eager_us
+            found.append(Text(_figures(f"    {name}", time, None, share, width)))
     if account.unsplit:
         found += _remark(account.unsplit, width)
     found.append(_tax("bound", account.t_bound_us, None, account, width, modelled))
     if pipeline.stamped is not None:
-        found += [Text(f"  open: {problem}", style="red") for problem in account.problems()]
+        for problem in account.problems():
+            found += _wrapped(f"open: {problem}", width, 2, "red")
         found += _instrument(pipeline, width)
         if len(pipeline.accounts) > 1:
             found.append(_ranks(pipeline.accounts, width))
@@ -111,13 +121,14 @@ def _tax(
     name: str, time: float, spread: float | None, account: Account, width: int, remark: str
 ) -> Text:
     share = time / account.t_eager_us
-    line = Text(_figures(f"  {name}", time, spread, share) + remark)
+    line = Text(_figures(f"  {name}", time, spread, share, width) + remark)
     room = min(_WIDEST_BAR, width - len(line) - 2)
     return line.append("  ").append("█" * round(room * max(0.0, share)), style=_STYLES[name])
 
 
 def _part(part: Part, account: Account, width: int) -> list[Text]:
-    line = Text(_figures(f"    {part.name}", part.us, part.iqr_us, part.us / account.t_eager_us))
+    share = part.us / account.t_eager_us
+    line = Text(_figures(f"    {part.name}", part.us, part.iqr_us, share, width))
     method = part.method
     if part.memory_bytes:
         method += f"; {_bytes(part.memory_bytes)}"
@@ -126,13 +137,13 @@ def _part(part: Part, account: Account, width: int) -> list[Text]:
     return [line, *_remark(method, width)]
 
 
-def _of_residual(name: str, time: float, account: Account) -> Text:
-    return Text(_figures(f"    {name}", time, None, time / account.t_eager_us))
-
-
-def _figures(label: str, time: float, spread: float | None, share: float) -> str:
-    iqr = "" if spread is None else f"±{_signed(spread)}"
-    return f"{label:<{_LABEL}}{_signed(time):>{_TIME}}{iqr:>{_SPREAD}}{share:>{_SHARE}.0%}"
+def _figures(label: str, time: float, spread: float | None, share: float, width: int) -> str:
+    columns = _COLUMNS if width >= _NARROW else _NARROW_COLUMNS
+    iqr = "" if spread is None or not columns[2] else f"±{_signed(spread)}"
+    return (
+        f"{label:<{columns[0]}}{_signed(time):>{columns[1]}}{iqr:>{columns[2]}}"
+        f"{share:>{columns[3]}.0%}"
+    )
 
 
 def _signed(time: float) -> str:
@@ -147,21 +158,21 @@ def _bytes(count: int) -> str:
 
 
 def _remark(text: str, width: int) -> list[Text]:
-    return [Text(f"      {line}", style="dim") for line in textwrap.wrap(text, max(20, width - 6))]
+    return [Text(f"      {line}", style="dim") for line in textwrap.wrap(text, max(14, width - 6))]
 
 
 def _instrument(pipeline: Pipeline, width: int) -> list[Text]:
     """How exact it is, and what steps take elsewhere than in place."""
     assert pipeline.stamped is not None
     measured = pipeline.stamped.measurement
-    said = [
-        f"a clock reading adds {us(float(measured.stamp_us().max()), 3)} us, taken off each step; "
-        f"the clock moves by {us(measured.alignment.step_ns * 1e-3, 3)} us"
-    ]
-    if measured.notes is not None:
+    clock = f"the clock moves by {us(measured.alignment.step_ns * 1e-3, 3)} us"
+    if measured.notes is None:
+        reading = us(float(measured.stamp_us().max()), 3)
+        said = [f"a clock reading adds {reading} us, taken off each step; {clock}"]
+    else:
         notes_us = measured.notes_us()
         share = notes_us / (pipeline.slowest.t_graph_us or pipeline.slowest.t_eager_us)
-        said.append(f"noting what programs do adds {_signed(notes_us)} us, {share:.0%}")
+        said = [f"noting what programs do adds {_signed(notes_us)} us, {share:.0%}; {clock}"]
     alone = pipeline.stamped.alone
     if alone:
         each = " + ".join(f"{step.name} {us(step.us)}{_at(step.mhz)}" for step in alone)
@@ -291,15 +302,30 @@ def _optional(time: float | None) -> str:
 
 # -- pictures --
 
-#: field of a row -> what it is called, and its colour; the lowest of a bar first
+#: part of a row -> its colour; the lowest of a bar first
 _STACK = {
-    "t_bound_us": ("bound", "#4c9f70"),
-    "residual_us": ("residual", "#8fa3bf"),
-    "locality_us": ("locality", "#b48ead"),
-    "bulk_synchronous_us": ("bulk synchronous", "#e0b04a"),
-    "launch_us": ("launch", "#cf5c5c"),
-    "graph_penalty_us": ("graph penalty", "#5c2b2b"),
+    "bound": "#4c9f70",
+    "kernels": "#8fa3bf",
+    "residual": "#c9d1de",
+    "locality": "#b48ead",
+    "bulk synchronous": "#e0b04a",
+    "launch": "#cf5c5c",
+    "graph penalty": "#5c2b2b",
 }
+
+
+def _stacked(row: Mapping[str, Any]) -> dict[str, float]:
+    """The parts of a row, the residual less what was seen to be work of kernels."""
+    kernels = row.get("kernel_us") or 0.0
+    return {
+        "bound": row["t_bound_us"],
+        "kernels": kernels,
+        "residual": row["residual_us"] - kernels,
+        "locality": row["locality_us"] or 0.0,
+        "bulk synchronous": row["bulk_synchronous_us"] or 0.0,
+        "launch": row["launch_us"] or 0.0,
+        "graph penalty": row["graph_penalty_us"] or 0.0,
+    }
 
 
 def plot(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
@@ -313,7 +339,6 @@ def plot(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
         TaxfreeError: the picture cannot be written.
     """
     from matplotlib.figure import Figure
-    from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 
     along = varying([row["problem"] for row in rows])[:1]
@@ -321,20 +346,19 @@ def plot(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
     for row in rows:
         panels.setdefault(_panel(row, along), []).append(row)
     widest = max(map(len, panels.values()))
-    size = (max(8.0, 2.0 + 0.5 * widest), 3.6 * len(panels))
+    size = (max(8.0, 1.0 + 0.75 * widest), 0.6 + 3.4 * len(panels))
     figure = Figure(figsize=size, layout="constrained")
     axes = figure.subplots(len(panels), 1, squeeze=False)[:, 0]
     for axis, (title, panel) in zip(axes, panels.items(), strict=True):
         _bars(axis, panel, along)
-        axis.set_title(title, fontsize="small")
-    shown = {field: style for field, style in _STACK.items() if any(row[field] for row in rows)}
-    swatches = [Patch(color=colour, label=name) for name, colour in reversed(shown.values())]
-    line = Line2D([], [], color="black", linewidth=1, label="t_bound")
-    figure.legend(handles=[*swatches, line], loc="outside right upper", fontsize="x-small")
-    try:
-        figure.savefig(path, dpi=150)
-    except (OSError, ValueError) as error:
-        raise TaxfreeError(f"{path} cannot be written: {error}", "name a .png file") from error
+        axis.set_title(title, fontsize="small", loc="left")
+    shown = [name for name in _STACK if any(_stacked(row)[name] for row in rows)]
+    swatches = [Patch(color=_STACK[name], label=name) for name in shown]
+    figure.legend(
+        handles=swatches, loc="outside upper left", ncols=len(shown), fontsize="small",
+        frameon=False,
+    )  # fmt: skip
+    save_picture(figure, path)
 
 
 def _panel(row: Mapping[str, Any], along: Sequence[str]) -> str:
@@ -347,29 +371,35 @@ def _panel(row: Mapping[str, Any], along: Sequence[str]) -> str:
 
 def _bars(axis: Axes, panel: Sequence[Mapping[str, Any]], along: Sequence[str]) -> None:
     at, lowest, highest = 0.0, 0.0, 0.0
-    ticks, names = [], []
-    problem = None
+    places: list[float] = []
+    groups: dict[str, list[float]] = {}
     for row in panel:
-        name = row["variant"]
-        if row["problem"] != problem:
-            problem = row["problem"]
-            at += 0.6
-            name = " ".join([*(f"{field}={problem[field]}" for field in along), "", name])
+        problem = " ".join(f"{field}={row['problem'][field]}" for field in along)
+        at += 1.0 if problem in groups else 1.7
+        places.append(at)
+        groups.setdefault(problem, []).append(at)
         above = below = 0.0
-        for field, (_, colour) in _STACK.items():
-            time = row[field] or 0.0
-            axis.bar(at, time, 0.9, bottom=above if time >= 0 else below, color=colour)
+        for name, time in _stacked(row).items():
+            axis.bar(at, time, 0.85, bottom=above if time >= 0 else below, color=_STACK[name])
             above, below = above + max(0.0, time), below + min(0.0, time)
-        axis.hlines(row["t_bound_us"], at - 0.5, at + 0.5, "black", linewidth=1)
+        axis.text(at, above, us(row["t_eager_us"], 3), ha="center", va="bottom", fontsize="x-small")
         lowest, highest = min(lowest, below), max(highest, above)
-        ticks.append(at)
-        names.append(name)
-        at += 1
-    axis.set_xticks(ticks, names, rotation=90, fontsize="x-small")
-    axis.set_xlim(-0.2, at - 0.2)
-    axis.set_ylim(1.05 * lowest, 1.05 * highest)  # bars stick to the edges by themselves
-    axis.set_ylabel("us per call, eager")
+    axis.set_ylim(1.05 * lowest, 1.2 * highest)
+    for problem, own in groups.items():
+        middle = (own[0] + own[-1]) / 2
+        axis.text(middle, 1.18 * highest, problem, ha="center", va="top", fontsize="small")
+    axis.set_xticks(places, [row["variant"] for row in panel], fontsize="x-small")
+    axis.set_xlim(places[0] - 0.9, places[-1] + 0.9)
+    axis.set_ylabel("us per eager call", fontsize="small")
+    axis.tick_params(axis="x", length=0)
+    axis.tick_params(axis="y", labelsize="x-small")
     axis.axhline(0, color="black", linewidth=0.5)
+    _without_frame(axis)
+
+
+def _without_frame(axis: Axes) -> None:
+    for side in ("top", "right"):
+        axis.spines[side].set_visible(False)
 
 
 _ACTIVITIES = {"send": "#e0b04a", "compute": "#4c9f70", "wait": "#cf5c5c"}  # the last on top
@@ -416,13 +446,15 @@ def draw_timelines(timelines: Sequence[Timeline], title: str, path: Path) -> Non
         axis.set_ylim(ranks - 0.5, -0.5)
         axis.set_title(timeline.variant, fontsize="small", loc="left")
         swatches = [Patch(color=colours[name], label=name) for name in bars]
-        axis.legend(handles=swatches, fontsize="x-small", loc="upper left", bbox_to_anchor=(1, 1))
-    axes[-1].set_xlabel("us since the first event of the call")
+        axis.legend(
+            handles=swatches, fontsize="x-small", loc="upper left", bbox_to_anchor=(1, 1),
+            frameon=False,
+        )  # fmt: skip
+        axis.tick_params(labelsize="x-small")
+        _without_frame(axis)
+    axes[-1].set_xlabel("us since the first event of the call", fontsize="small")
     figure.suptitle(title, fontsize="small")
-    try:
-        figure.savefig(path, dpi=150)
-    except (OSError, ValueError) as error:
-        raise TaxfreeError(f"{path} cannot be written: {error}", "name a .png file") from error
+    save_picture(figure, path)
 
 
 _Bar = list[tuple[float, float]]

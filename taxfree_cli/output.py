@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
+from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -61,19 +62,38 @@ def print_json(document: object) -> None:
 def print_table(columns: Iterable[str], rows: Iterable[Iterable[object]], title: str = "") -> None:
     """Print a table of results; numbers stand on the right, nothing is cut off.
 
+    A table that is wider than the terminal becomes a list: each row its first cell, and below it a
+    line for each other one.
+
     Args:
         columns: headings.
-        rows: cells; strings are shown as they are, floats with four significant digits.
+        rows: cells; strings are shown as they are, floats with four digits, None as nothing.
         title: a line above the table.
     """
-    cells = [list(row) for row in rows]
+    headings, cells = list(columns), [list(row) for row in rows]
     table = Table(title=title or None, title_justify="left", box=None, pad_edge=False)
-    for index, heading in enumerate(columns):
-        numbers = bool(cells) and all(isinstance(row[index], int | float) for row in cells)
+    widths = []
+    for index, heading in enumerate(headings):
+        column = [row[index] for row in cells]
+        numbers = bool(cells) and all(isinstance(value, int | float) for value in column)
         table.add_column(heading, justify="right" if numbers else "left", overflow="fold")
+        widths.append(max(cell_len(text) for text in [heading, *map(_shown, column)]))
     for row in cells:
-        table.add_row(*(_cell(value) for value in row))
-    results().print(table)
+        table.add_row(*(Text(_shown(value)) for value in row))
+    console = results()
+    if sum(widths) + 2 * (len(widths) - 1) <= console.width:
+        console.print(table)
+    else:
+        print_lines([*filter(None, [title]), *_listed(headings, cells)])
+
+
+def _listed(headings: list[str], cells: list[list[object]]) -> Iterator[str]:
+    indent = max(map(len, headings[1:]), default=0) + 2
+    for first, *others in cells:
+        yield _shown(first)
+        for heading, value in zip(headings[1:], others, strict=True):
+            if _shown(value):
+                yield f"  {heading:{indent}}{_shown(value)}"
 
 
 def print_lines(lines: Iterable[str]) -> None:
@@ -83,8 +103,12 @@ def print_lines(lines: Iterable[str]) -> None:
         console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
-def _cell(value: object) -> Text:
-    return Text(f"{value:.4g}" if isinstance(value, float) else str(value))
+def _shown(value: object) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, float):
+        return f"{value:.4g}" if abs(value) < 1e4 else f"{value:.0f}"
+    return str(value)
 
 
 def _labelled(label: str, style: str, text: str, *, every_rank: bool = False) -> None:

@@ -27,16 +27,32 @@ from taxfree.group import WorkerGroup
 ROOT = Path(__file__).parents[1]
 KERNELS = ROOT / "kernels"
 OP = "all_gather_matmul"
-HEAP_BYTES = 2 << 20
+HEAP_BYTES = 4 << 20
 GPU_HEAP_BYTES = 512 << 20  # two slots of what the doctor's probes move
 TIMEOUT_S = 30.0  # long: several groups share few cores
 DEADLINE_S = 100.0
+
+
+#: variants without kernels of ours that wait for peers
+LIBRARY = ("baseline", "library")
+#: library paths that the host fabric cannot serve: they need NCCL, and CUDA
+ELSEWHERE = ("registered", "torch_fused", "torch_symm_mem")
 
 
 def variant_names(op: str = OP) -> list[str]:
     """All variants of an operation, found without importing torch or triton."""
     folder = KERNELS / "taxfree_kernels" / op
     return sorted(p.stem for p in folder.glob("*.py") if "\nVARIANT = " in p.read_text())
+
+
+def served_names(op: str = OP) -> list[str]:
+    """Those that the host fabric serves."""
+    return [name for name in variant_names(op) if name not in ELSEWHERE]
+
+
+def our_names(op: str = OP) -> list[str]:
+    """Those whose kernels wait for peers."""
+    return [name for name in served_names(op) if name not in LIBRARY]
 
 
 def gather_dims(variant: str) -> tuple[int, ...]:

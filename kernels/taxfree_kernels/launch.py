@@ -8,10 +8,12 @@ is screened and checked is exactly what runs.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
+
+from triton.backends.compiler import GPUTarget
 
 if TYPE_CHECKING:
     import torch
@@ -20,6 +22,10 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class Kernel:
     """A jitted function with everything about its launch that a plan fixes.
+
+    Triton looks a compiled kernel up by all that it depends on, at every launch, which takes the
+    host several times longer than the launch itself. Here it is remembered by the arguments that
+    change. Not on AMD, where kernels also depend on where a tensor's memory ends.
 
     Args:
         function: the ``triton.jit`` function.
@@ -33,13 +39,35 @@ class Kernel:
     grid: int
     constants: Mapping[str, Any] = field(default_factory=dict)
     options: Mapping[str, Any] = field(default_factory=dict)
+    _runners: dict[tuple[Any, ...], Callable[..., Any]] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
 
     def __call__(self, *args: Any) -> None:
         launcher = _launcher.get()
         if launcher is not None:
             launcher(self, args)
             return
-        self.function[(self.grid,)](*args, **self.constants, **self.options)
+        kinds = tuple([arg if type(arg) is int else _kind(arg) for arg in args])
+        run = self._runners.get(kinds)
+        if run is not None:
+            run(*args)
+            return
+        compiled = self.function[(self.grid,)](*args, **self.constants, **self.options)
+        if getattr(getattr(compiled, "metadata", None), "target", _OTHER).backend == "cuda":
+            rest = [self.constants[name] for name in self.function.arg_names[len(args) :]]
+            again = compiled[(self.grid, 1, 1)]
+            self._runners[kinds] = lambda *args: again(*args, *rest)
+
+
+_OTHER = GPUTarget("", "", 0)
+
+
+def _kind(arg: Any) -> Any:
+    """What of a tensor, or of a descriptor, a kernel is compiled for on NVIDIA."""
+    if hasattr(arg, "data_ptr"):
+        return arg.dtype, arg.data_ptr() % 16 == 0
+    return arg.base.dtype, *arg.block_shape
 
 
 def compile_options(backend: str, config: Mapping[str, Any]) -> dict[str, Any]:

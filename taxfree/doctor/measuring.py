@@ -13,6 +13,7 @@ from taxfree.doctor.report import Measured
 from taxfree.errors import TaxfreeError
 from taxfree.group import WorkerGroup
 from taxfree.settings import Settings
+from taxfree_kernels.fabric.layout import arena_bytes
 
 #: field of Measured, and task -> what it is; last those whose lost signals leave the pool aborted
 PROBES = {
@@ -29,8 +30,9 @@ _NEED_PEERS = ("peers", "copies", "coherence", "signals")
 _DEADLINE_S = 60.0  # of a probe: compilation, a wait that times out, and a second of running
 _LONGEST_WAIT_S = 10.0  # of a rank for a peer
 _GROUPS = 2  # that may be started: the second when a probe has lost the first
-_HOST_HEAP_BYTES = 4 << 20
-_GPU_HEAP_BYTES = 260 << 20  # two slots, each for what a peer sends and what it receives
+
+#: to or from a peer, in one go; a slot of the pool holds what is sent and what is received
+HOST_PEER_BYTES, GPU_PEER_BYTES = 256 << 10, 64 << 20
 
 
 def measure(
@@ -52,7 +54,7 @@ def measure(
     """
     settings = guard("settings", Settings.from_environment, Settings())
     timeout_s = min(settings.timeout_s, _LONGEST_WAIT_S)
-    heap_bytes = _HOST_HEAP_BYTES if fabric == "host" else _GPU_HEAP_BYTES
+    heap_bytes = arena_bytes(2 * (HOST_PEER_BYTES if fabric == "host" else GPU_PEER_BYTES))
     tell(f"opening fabric {fabric} on {world_size} ranks")
     ranks = _Ranks(lambda: WorkerGroup(world_size, fabric, heap_bytes, timeout_s), deadline_s)
     measured = Measured(fabric, world_size, interpreted=fabric == "host")

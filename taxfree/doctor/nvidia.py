@@ -28,16 +28,23 @@ _REASONS = {
     0x100: "display clocks",
 }  # 0x1 is an idle GPU
 
+#: reasons for a lower clock that somebody chose
+CHOSEN = ("application clocks", "sync boost", "display clocks")
 
-def gpus() -> tuple[Gpu, ...]:
-    """The GPUs, whether or not this process may use them."""
-    reasons = _slowed_by()
-    return tuple(_gpu(row, reasons.get(row[0], ())) for row in _query("gpu", _FIELDS))
+
+def gpus(uuid: str | None = None) -> tuple[Gpu, ...]:
+    """The GPUs, whether or not this process may use them; or one of them."""
+    which = () if uuid is None else ("--id", uuid)
+    try:
+        rows = _query("gpu", f"{_FIELDS},clocks_event_reasons.active", *which)
+    except RuntimeError:  # drivers before 535 know another name
+        rows = _query("gpu", f"{_FIELDS},clocks_throttle_reasons.active", *which)
+    return tuple(map(_gpu, rows))
 
 
 def processes() -> tuple[GpuProcess, ...]:
     """Processes that compute on a GPU."""
-    indices = {row[2]: int(row[0]) for row in _query("gpu", _FIELDS)}
+    indices = {uuid: int(index) for index, uuid in _query("gpu", "index,uuid")}
     rows = _query("compute-apps", "gpu_uuid,pid,process_name,used_memory")
     return tuple(
         GpuProcess(indices.get(uuid), int(pid), name, whole(used, _MIB))
@@ -47,7 +54,12 @@ def processes() -> tuple[GpuProcess, ...]:
 
 def links() -> tuple[tuple[str, ...], ...]:
     """[gpu][gpu]: NV18 is 18 NVLinks; PIX, PXB, PHB, NODE and SYS are ever longer ways by PCIe."""
-    return link_matrix(output(TOOL, "topo", "-m"))
+    return link_matrix(topology())
+
+
+def topology() -> str:
+    """How GPUs, processors and network cards are joined, as the tool prints it."""
+    return output(TOOL, "topo", "-m")
 
 
 def driver_version() -> str:
@@ -55,13 +67,13 @@ def driver_version() -> str:
     return _query("gpu", "driver_version")[0][0]
 
 
-def _query(what: str, fields: str) -> list[list[str]]:
-    text = output(TOOL, f"--query-{what}={fields}", "--format=csv,noheader,nounits")
+def _query(what: str, fields: str, *which: str) -> list[list[str]]:
+    text = output(TOOL, f"--query-{what}={fields}", "--format=csv,noheader,nounits", *which)
     return [row for row in csv.reader(text.splitlines(), skipinitialspace=True) if row]
 
 
-def _gpu(row: Sequence[str], slowed_by: tuple[str, ...]) -> Gpu:
-    index, name, _, memory, used, *rest = row
+def _gpu(row: Sequence[str]) -> Gpu:
+    index, name, _, memory, used, *rest, reasons = row
     compute, compute_max, clock, clock_max, temperature, power, limit = map(number, rest)
     return Gpu(
         index=int(index),
@@ -75,16 +87,8 @@ def _gpu(row: Sequence[str], slowed_by: tuple[str, ...]) -> Gpu:
         temperature_c=temperature,
         power_w=power,
         power_limit_w=limit,
-        slowed_by=slowed_by,
+        slowed_by=_decoded(reasons),
     )
-
-
-def _slowed_by() -> dict[str, tuple[str, ...]]:
-    try:
-        rows = _query("gpu", "index,clocks_event_reasons.active")
-    except RuntimeError:  # drivers before 535 know another name
-        rows = _query("gpu", "index,clocks_throttle_reasons.active")
-    return {index: _decoded(active) for index, active in rows}
 
 
 def _decoded(active: str) -> tuple[str, ...]:

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from taxfree.doctor.measuring import GPU_PEER_BYTES, HOST_PEER_BYTES
 from taxfree.doctor.report import (
     BarrierTime,
     Coherence,
@@ -59,9 +60,9 @@ class _Sizes:
 
 def _sizes(fabric: Fabric) -> _Sizes:
     if fabric.backend == "interpreter":
-        return _Sizes(256 << 10, 16 << 20, 2, 1 << 15, rounds=20, busy=1, repetitions=3)
+        return _Sizes(HOST_PEER_BYTES, 16 << 20, 2, 1 << 15, rounds=20, busy=1, repetitions=3)
     programs = 4 * fabric.hardware.compute_units
-    return _Sizes(64 << 20, 256 << 20, programs, 4096, rounds=50, busy=20, repetitions=5)
+    return _Sizes(GPU_PEER_BYTES, 256 << 20, programs, 4096, rounds=50, busy=20, repetitions=5)
 
 
 def memory(fabric: Fabric) -> MemoryBandwidth:

@@ -5,13 +5,10 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.soak import soak
-from tests.ranks import on_every_fabric, variant_names
+from tests.ranks import on_every_fabric, our_names
 
 TASKS = "tests.benchmarks.soak_tasks"
-OURS = {f"all_gather_matmul {name}" for name in variant_names()} - {
-    "all_gather_matmul baseline",
-    "all_gather_matmul registered",
-}
+OURS = {f"{op} {name}" for op in ("all_gather_matmul", "flash_decode") for name in our_names(op)}
 
 
 @pytest.fixture

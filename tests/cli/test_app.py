@@ -18,7 +18,7 @@ from taxfree.errors import (
     WorkerLost,
     WrongResult,
 )
-from taxfree_cli.output import print_json, warn
+from taxfree_cli.output import print_json, print_table, warn
 from taxfree_kernels.errors import FabricUnavailable, PeerTimeout
 from taxfree_tuning_db import DatabaseError
 
@@ -243,3 +243,34 @@ def test_what_needs_no_gpu_imports_no_heavy_library(process, arguments):
     """)
     result = process("-c", script)
     assert result.returncode == 0, result.stderr
+
+
+class TestTables:
+    ROWS = (("m=16 n=64", 12.345, 3, None), ("m=5 n=8", 61234.5, 20, "no heap"))
+
+    @pytest.fixture
+    def shown(self, capsys, monkeypatch):
+        def show(width):
+            monkeypatch.setenv("COLUMNS", str(width))
+            print_table(("problem", "us", "runs", "refused"), self.ROWS)
+            return capsys.readouterr().out.splitlines()
+
+        return show
+
+    def test_a_row_is_a_line_where_there_is_room(self, shown):
+        assert [line.split() for line in shown(60)] == [
+            ["problem", "us", "runs", "refused"],
+            ["m=16", "n=64", "12.35", "3"],
+            ["m=5", "n=8", "61234", "20", "no", "heap"],
+        ]
+
+    def test_a_row_is_a_list_where_there_is_not(self, shown):
+        assert shown(20) == [
+            "m=16 n=64",
+            "  us       12.35",
+            "  runs     3",
+            "m=5 n=8",
+            "  us       61234",
+            "  runs     20",
+            "  refused  no heap",
+        ]

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
+from rich.text import Text
 
 from taxfree.bench import ProblemResult
 from taxfree.bounds import Bounds, Peaks
@@ -121,6 +122,8 @@ class TestAccount:
 
     @pytest.mark.parametrize("width", [40, *WIDTHS])
     def test_it_fits_any_terminal(self, width):
+        found = explain_views.lines(explanation(), width)
+        assert max(len(line) for line in found if isinstance(line, Text)) <= width
         assert max(map(len, shown(width).splitlines())) <= width
 
     @pytest.mark.parametrize("width", WIDTHS)
@@ -201,6 +204,13 @@ class TestTimelines:
         assert [(step.name, step.begin_us) for step in timeline.steps[:3]] == [
             ("step 0", 0.0), ("step 1", 10.0), ("step 2", 20.0),
         ]  # fmt: skip
+
+    def test_are_kept_as_json(self):
+        for timeline in timelines(explanation()):
+            kept = json.loads(json.dumps(timeline.to_json()))
+            found = Timeline.from_json(kept)
+            assert found.to_json() == kept
+            assert (found.variant, found.ranks) == (timeline.variant, timeline.ranks)
 
     def test_are_drawn_on_one_axis(self, tmp_path):
         path = tmp_path / "timelines.png"
@@ -322,6 +332,24 @@ class TestDocument:
         assert "- m=64 push: the residual is" in made
         assert "pictures/taxes-results.png" in made
         assert taxes_script().update(made, tmp_path) == made
+
+    def test_what_noting_costs_is_a_table_by_variant_with_its_pictures(self, tmp_path):
+        problem = dataclasses.asdict(PROBLEM)
+        rows = [
+            {"op": OP, "problem": problem | {"m": m}, "variant": variant, "cost": cost}
+            for m, variant, cost in ((1, "push", 0.03), (2, "push", 0.08), (1, "pull", -0.01))
+        ]
+        drawn = {"op": OP, "problem": problem, "hardware": "CPU", "timelines": []}
+        (tmp_path / "x.json").write_text(json.dumps({"rows": rows, "pictures": [drawn]}))
+        text = "<!-- timeline: x.json -->\n<!-- end of timeline -->"
+        made = taxes_script().update(text, tmp_path)
+        cells = [[c.strip() for c in line.split("|")[1:5]] for line in made.splitlines()[4:7]]
+        assert cells == [
+            ["push", "2", "+5.5%", "+8.0%"],
+            ["pull", "1", "-1.0%", "-1.0%"],
+            ["**all**", "3", "+3.0%", "+8.0%"],
+        ]
+        assert "(pictures/timeline-x-0.png)" in made
 
     def test_without_a_file_it_says_that_nothing_was_measured(self, tmp_path):
         text = "<!-- taxes: none.json -->\n<!-- end of taxes -->"

@@ -9,6 +9,7 @@ import random
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -81,7 +82,12 @@ class Inputs:
     def __init__(self, fabric: Fabric, case: Case, seed: int, integers: bool) -> None:
         problem = case.problem(fabric.world_size)
         self.tensors = case.tensors(fabric, seed, integers)
-        self.exact = _EXACT[case.op](fabric, problem, *self.tensors)
+        self._find_exact = partial(_EXACT[case.op], fabric, problem, *self.tensors)
+        self.exact = self._find_exact()
+
+    def changed(self) -> None:
+        """The tensors hold something else now, on all ranks; collective."""
+        self.exact = self._find_exact()
 
     def run(self, plan: Plan) -> torch.Tensor:
         out = self.exact.new_full(self.exact.shape, float("nan"), dtype=self.tensors[0].dtype)
@@ -128,8 +134,42 @@ def _scattered_matmul(
     return padded.chunk(fabric.world_size)[fabric.rank]
 
 
+def _attention(
+    fabric: Fabric,
+    problem: Any,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    kv_lens: torch.Tensor,
+    table: torch.Tensor | None,
+    scaling: torch.Tensor,
+) -> torch.Tensor:
+    """By softmax over all visible keys of a sequence at once."""
+    if table is not None:
+        k, v = (cache[table.long()].flatten(1, 2) for cache in (k, v))
+    caches = [_everybodys_tensor(fabric, each) for each in (k, v)]
+    scale, cap = scaling.double()
+    results = []
+    for sequence, lengths in enumerate(kv_lens.t().tolist()):
+        keys, values = (
+            torch.cat([own[sequence, :length] for own, length in zip(cache, lengths, strict=True)])[
+                -problem.window :
+            ]
+            .repeat_interleave(problem.group_size, 1)
+            .double()
+            for cache in caches
+        )
+        logits = torch.einsum("hd,nhd->hn", q[sequence].double(), keys) * scale
+        if problem.soft_cap:
+            logits = cap * torch.tanh(logits / cap)
+        weights = torch.softmax(logits, 1) if len(keys) else logits
+        results.append(torch.einsum("hn,nhd->hd", weights, values))
+    return torch.stack(results)
+
+
 #: operation -> the result in float64 of one rank, from what all ranks hold
 _EXACT = {
+    "flash_decode": _attention,
     "all_gather_matmul": _gathered_matmul,
     "matmul_all_reduce": _reduced_matmul,
     "matmul_reduce_scatter": _scattered_matmul,

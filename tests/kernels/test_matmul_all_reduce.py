@@ -6,14 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from tests.ranks import on_every_fabric, variant_names
+from tests.ranks import on_every_fabric, our_names, served_names
 
 OP = "matmul_all_reduce"
 TASKS = "tests.kernels.tasks"
-LIBRARY = ("baseline",)
-ELSEWHERE = ("registered", "torch_symm_mem")  # need NCCL, and CUDA
-SERVED = [name for name in variant_names(OP) if name not in ELSEWHERE]
-OURS = [name for name in SERVED if name not in LIBRARY]
+SERVED, OURS = served_names(OP), our_names(OP)
 
 #: odd and ragged in every dimension
 SMALL = {"m": 17, "n": 37, "k": 33}

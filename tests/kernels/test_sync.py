@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from tests.ranks import gather_dims, on_every_fabric, variant_names
+from tests.ranks import gather_dims, on_every_fabric, our_names
 
 TASKS = "tests.kernels.sync_tasks"
 BOUND = 0.8
 SHORTEST = {"host": BOUND, "cuda": 0.9 * BOUND}  # GPUs count polls, of which the rate is measured
-FUSED_OR_ONE_SHOT = [name for name in variant_names() if name not in ("baseline", "registered")]
+FUSED_OR_ONE_SHOT = our_names()
 
 
 @on_every_fabric

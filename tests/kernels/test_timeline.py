@@ -67,7 +67,8 @@ def test_the_usual_build_is_that_of_kernels_that_cannot_note(folder, usual):
     bare = copy_of_kernels(folder)
     sync = bare / "taxfree_kernels/device/sync.py"
     text, notes = _NOTE.subn("\n\n", sync.read_text())
-    assert notes == 8
+    assert notes >= 5
+    assert re.findall(r"\n +_note\(", text) == []  # all notes stand behind the switch
     sync.write_text(text)
     without = compiled(folder, bare, *_CLOCK)
     assert {what: instructions(text) for what, text in usual.items()} == {

@@ -12,8 +12,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from taxfree_kernels.errors import PeerTimeout
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.launch import Kernel, launching_through
@@ -39,7 +37,7 @@ def call_with_a_fault(
             inputs.run(plan)
             fabric.synchronize()
         interrupted = _interrupted if fabric.backend == "interpreter" else _cut_short
-        with interrupted(int(phase == "during"), lambda: os.kill(os.getpid(), kind)):
+        with interrupted(fabric, int(phase == "during"), lambda: os.kill(os.getpid(), kind)):
             inputs.run(plan)
         return found
     for _ in range(2):
@@ -99,31 +97,45 @@ def _error(fabric: Fabric) -> str | None:
 
 
 @contextlib.contextmanager
-def _interrupted(signals: int, interrupt: Callable[[], Any]) -> Iterator[None]:
-    """Within the context, do something once, before the next signal after so many to peers."""
+def _interrupted(fabric: Fabric, messages: int, interrupt: Callable[[], Any]) -> Iterator[None]:
+    """Within the context, do something once, before the next message after so many to peers.
+
+    A message is a signal, or a store of flag-in-data words.
+    """
     from triton.runtime import interpreter
 
     builder, ir = interpreter.interpreter_builder, interpreter._ir
-    original, sent = builder.create_atomic_rmw, 0
+    atomic, store, sent = builder.create_atomic_rmw, builder.create_masked_store, 0
+    bases, flags = fabric.heap_bases.tolist(), fabric.pool.flags
+    offset = flags.data_ptr() - bases[fabric.rank]
+    words = [range(base + offset, base + offset + flags.nbytes) for base in bases]
+
+    def send() -> None:
+        nonlocal sent
+        if sent == messages:
+            interrupt()
+        sent += 1
 
     def create_atomic_rmw(op: Any, *arguments: Any) -> Any:
-        nonlocal sent
-        semantics = arguments[-2]
-        if op == ir.ATOMIC_OP.XCHG and semantics == ir.MEM_SEMANTIC.RELEASE:
-            if sent == signals:
-                interrupt()
-            sent += 1
-        return original(op, *arguments)
+        if op == ir.ATOMIC_OP.XCHG and arguments[-2] == ir.MEM_SEMANTIC.RELEASE:
+            send()
+        return atomic(op, *arguments)
+
+    def create_masked_store(pointers: Any, *arguments: Any) -> Any:
+        if any(int(pointers.data.flat[0]) in own for own in words):
+            send()
+        return store(pointers, *arguments)
 
     builder.create_atomic_rmw = create_atomic_rmw
+    builder.create_masked_store = create_masked_store
     try:
         yield
     finally:
-        del builder.create_atomic_rmw
+        del builder.create_atomic_rmw, builder.create_masked_store
 
 
 @contextlib.contextmanager
-def _cut_short(programs: int, interrupt: Callable[[], Any]) -> Iterator[None]:
+def _cut_short(fabric: Fabric, programs: int, interrupt: Callable[[], Any]) -> Iterator[None]:
     """Within the context, do something before a launch, of which so many programs have then run.
 
     These are senders, whose ids are the lowest. Compiled kernels cannot be interrupted.
@@ -132,7 +144,7 @@ def _cut_short(programs: int, interrupt: Callable[[], Any]) -> Iterator[None]:
     def launch(kernel: Kernel, args: tuple[Any, ...]) -> None:
         if programs:
             Context().run(replace(kernel, grid=programs), *args)
-            torch.cuda.synchronize()
+            fabric.synchronize()
         interrupt()
         Context().run(kernel, *args)
 

@@ -19,11 +19,11 @@ from tests.ranks import (
     environment,
     gather_dims,
     on_every_fabric,
+    our_names,
     processes,
     replies_of_survivors,
     require,
     start_group,
-    variant_names,
     wait_until_gone,
     workers_of,
 )
@@ -32,30 +32,36 @@ TASKS = "tests.taxfree.fault_tasks"
 BOUND = 1.0
 ALLOWED = BOUND + 2
 GATHER, ALL_REDUCE, SCATTER = "all_gather_matmul", "matmul_all_reduce", "matmul_reduce_scatter"
+DECODE = "flash_decode"
 #: two chunks of rows, so that push has four signals to send among three ranks, pull two
 FIELDS = {
     GATHER: {"m": 5, "n": 16, "k": 48},
     ALL_REDUCE: {"m": 5, "n": 48, "k": 12},
     SCATTER: {"m": 5, "n": 48, "k": 12},
+    DECODE: {"batch": 2, "q_heads": 3, "kv_heads": 1, "head_dim": 16, "kv_len_per_rank": 20},
 }
-#: those that wait for peers in kernels of ours
-OURS = [
-    (op, name)
-    for op in FIELDS
-    for name in variant_names(op)
-    if name not in ("baseline", "registered") and not name.startswith("torch_")
-]
-#: those that signal; others send words that carry their flags
-SIGNALLING = [(op, name) for op, name in OURS if not name.endswith("_ll")]
+#: name -> operation, variant, what differs from its default config
+TRIED = {
+    f"{op} {name}": (op, name, {"CHUNKS": 2} if op == GATHER else {})
+    for op in (GATHER, ALL_REDUCE, SCATTER)
+    for name in our_names(op)
+}
+# Those that stand for flash_decode's ways to tell peers. In its two_shot a peer waits for the lost
+# rank before it finishes its share, and may be named by those whose wait for that ends as soon.
+TRIED |= {
+    "flash_decode fused": (DECODE, "fused", {"CHUNKS": 3, "ROWS": 2}),
+    "flash_decode in words": (DECODE, "fused", {"CHUNKS": 3, "ROWS": 2, "IN_DATA": True}),
+    "flash_decode persistent": (DECODE, "persistent", {}),
+}
+PUSH = f"{GATHER} push"
 
 
-def case(variant, op=GATHER):
+def case(tried=PUSH):
     from tests.kernels.tasks import Case
 
-    fields = FIELDS[op]
-    if op == GATHER:
-        fields = fields | {"gather_dim": gather_dims(variant)[-1]}
-    return Case(variant, fields, {"CHUNKS": 2} if op == GATHER else None, op=op)
+    op, variant, config = TRIED[tried]
+    fields = FIELDS[op] | ({"gather_dim": gather_dims(variant)[-1]} if op == GATHER else {})
+    return Case(variant, fields, config, op=op)
 
 
 @pytest.fixture
@@ -67,10 +73,10 @@ def group(fabric):
     assert wait_until_gone(pids, 5) == []
 
 
-def survive(group, tried, kind, phase):
+def survive(group, interrupted, kind, phase):
     found = replies_of_survivors(
         group, f"{TASKS}:call_with_a_fault", 30, [0, 1],
-        case=tried, kind=kind, phase=phase, bound_s=BOUND,
+        case=interrupted, kind=kind, phase=phase, bound_s=BOUND,
     )  # fmt: skip
     assert found.keys() == {0, 1}
     assert all(each["before"] for each in found.values())
@@ -85,25 +91,25 @@ def assert_told(call):
 
 
 PHASES = ("before", "during", "after")
-OFTEN = [(GATHER, "push", phase) for phase in PHASES]
-OFTEN += [(GATHER, "pull", "during"), (SCATTER, "push", "during")]
+OFTEN = [(PUSH, phase) for phase in PHASES]
+OFTEN += [
+    (name, "during") for name in (f"{GATHER} pull", f"{SCATTER} push", "flash_decode in words")
+]
 
 
 def deaths():
-    """Fabric, operation, variant and phase: a few always, all with the long tests."""
-    for (op, variant), phase in product(SIGNALLING, PHASES):
-        marks = [] if (op, variant, phase) in OFTEN else pytest.mark.soak
-        yield pytest.param("host", op, variant, phase, marks=marks)
+    """Fabric, variant and phase: a few always, and what takes long with the long tests."""
+    for tried, phase in product(TRIED, PHASES):
+        marks = [] if (tried, phase) in OFTEN else pytest.mark.soak
+        yield pytest.param("host", tried, phase, marks=marks)
     for phase in PHASES:
-        yield pytest.param("cuda", GATHER, "push", phase, marks=pytest.mark.gpu)
+        yield pytest.param("cuda", PUSH, phase, marks=pytest.mark.gpu)
 
 
 class TestARankThatDies:
-    @pytest.mark.parametrize(
-        ("fabric", "op", "variant", "phase"), list(deaths()), indirect=["fabric"]
-    )
-    def test_is_named_by_all_survivors_within_the_bound(self, group, op, variant, phase):
-        for calls in survive(group, case(variant, op), signal.SIGKILL, phase):
+    @pytest.mark.parametrize(("fabric", "tried", "phase"), list(deaths()), indirect=["fabric"])
+    def test_is_named_by_all_survivors_within_the_bound(self, group, tried, phase):
+        for calls in survive(group, case(tried), signal.SIGKILL, phase):
             assert_told(calls[-1])
             if phase == "after":  # its part of the first call was done
                 assert len(calls) == 2
@@ -115,40 +121,40 @@ class TestARankThatDies:
 class TestARankThatStops:
     @on_every_fabric
     def test_is_named_and_after_it_goes_on_a_reset_helps(self, group):
-        for calls in survive(group, case("push"), signal.SIGSTOP, "during"):
+        for calls in survive(group, case(), signal.SIGSTOP, "during"):
             assert_told(calls[-1])
         os.kill(processes(group)[2], signal.SIGCONT)
         state, _ = group._connections[2].recv()
         assert state == "done"
-        assert group.call(f"{TASKS}:call_again", 30, case=case("push")) == [True] * 3
+        assert group.call(f"{TASKS}:call_again", 30, case=case()) == [True] * 3
 
     def test_is_killed_with_its_group(self, group):
         from taxfree.errors import WorkerLost
 
         os.kill(processes(group)[1], signal.SIGSTOP)
         with pytest.raises(WorkerLost, match="did not finish call_again in time"):
-            group.call(f"{TASKS}:call_again", 2, case=case("push"))
+            group.call(f"{TASKS}:call_again", 2, case=case())
         assert not group.is_alive
 
 
 @on_every_fabric
 class TestARankThatIsLate:
-    @pytest.mark.parametrize("variant", [name for op, name in OURS if op == GATHER])
-    def test_by_less_than_the_bound_changes_nothing(self, ranks, variant):
-        found = self.run(ranks, case(variant), late_s=0.5, bound_s=10.0)
+    @pytest.mark.parametrize("tried", [name for name in TRIED if name.startswith(GATHER)])
+    def test_by_less_than_the_bound_changes_nothing(self, ranks, tried):
+        found = self.run(ranks, case(tried), late_s=0.5, bound_s=10.0)
         assert [rank[:2] for rank in found] == [(True, None)] * 3
         assert all(rank[3] for rank in found)
 
-    @pytest.mark.parametrize(("op", "variant"), OURS)
-    def test_by_more_than_the_bound_is_named_and_a_reset_helps(self, ranks, op, variant):
-        found = self.run(ranks, case(variant, op), late_s=2 * BOUND, bound_s=BOUND)
+    @pytest.mark.parametrize("tried", TRIED)
+    def test_by_more_than_the_bound_is_named_and_a_reset_helps(self, ranks, tried):
+        found = self.run(ranks, case(tried), late_s=2 * BOUND, bound_s=BOUND)
         for _, error, seconds, _ in found[:2]:
             assert_told((None, error, seconds))
         assert all(rank[3] for rank in found)
 
     @staticmethod
-    def run(ranks, tried, **times):
-        return ranks.run(3, f"{TASKS}:call_with_a_late_rank", case=tried, **times)
+    def run(ranks, late, **times):
+        return ranks.run(3, f"{TASKS}:call_with_a_late_rank", case=late, **times)
 
 
 def shared_memory():
@@ -210,7 +216,7 @@ class TestAGroup:
 
         os.kill(processes(group)[1], signal.SIGKILL)
         with pytest.raises(WorkerLost, match=r"rank 1 died in call_again \(SIGKILL\)") as caught:
-            group.call(f"{TASKS}:call_again", 30, case=case("push"))
+            group.call(f"{TASKS}:call_again", 30, case=case())
         assert caught.value.exit_code == 5
         assert not group.is_alive
 

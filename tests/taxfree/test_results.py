@@ -14,6 +14,7 @@ from types import ModuleType
 import pytest
 
 from taxfree import environment, identity
+from taxfree.doctor import nvidia
 from taxfree.errors import UsageError
 from taxfree.results import Results, Row, Skipped, below, by_problem, compare, load, save, save_csv
 
@@ -119,9 +120,11 @@ class TestEnvironment:
         assert recorded == {"NCCL_ALGO": "Ring"}
 
     def test_clocks_and_throttling_are_read(self, monkeypatch):
-        line = "NVIDIA H200, 1755, 1980, 3201, 690.10, 700.00, 61, 0x0000000000000004\n"
-        monkeypatch.setattr(environment, "_said", lambda *command: line)
-        (gpu,) = environment.gpus()
+        line = (
+            "0, NVIDIA H200, GPU-a, 143771, 17, 1755, 1980, 3201, 3201, 61, 690.10, 700.00, 0x6\n"
+        )
+        monkeypatch.setattr(nvidia, "output", lambda *command: line)
+        (gpu,) = environment.gpus("GPU-a")
         assert (gpu["name"], gpu["sm_mhz"], gpu["throttled"]) == (
             "NVIDIA H200", 1755.0, ["power cap"],
         )  # fmt: skip
@@ -129,6 +132,7 @@ class TestEnvironment:
     def test_a_machine_without_the_tool_is_recorded_too(self, monkeypatch):
         monkeypatch.setenv("PATH", "")
         assert environment.gpus() == []
+        assert environment._topology() == []
 
 
 class TestTables:
@@ -152,6 +156,20 @@ class TestTables:
         text = script("tables").update(self.TEXT.replace(" dtype=float16", ""), tmp_path)
         assert text.count("| m |") == 2
 
+    def test_an_evolution_has_a_row_per_step_and_what_it_has_changed(self):
+        common = {"batch": 1, "q_heads": 8, "kv_heads": 1, "head_dim": 64}
+        common |= {"kv_len_per_rank": 128, "dtype": "float16", "world_size": 2}
+        times = {"baseline": 30.0, "gather": 26.0, "fused": 20.5}
+        rows = [
+            dataclasses.replace(row(name, "graph", us), op="flash_decode", problem=common)
+            for name, us in times.items()
+        ]
+        lines = script("tables").evolution(rows, {}).splitlines()
+        assert "| step | what is gone | tax | 128 |" in lines
+        assert "| gather | the collective's latency | bulk synchronous | 26.0 (-4.0) |" in lines
+        assert any(line.startswith("| fused |") and "20.5 (-5.5)" in line for line in lines)
+        assert any(line.startswith("| persistent |") and line.endswith("| - |") for line in lines)
+
     def test_the_documents_are_up_to_date(self):
         command = [sys.executable, "benchmarks/tables.py", "--check"]
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
@@ -161,7 +179,8 @@ class TestTables:
 class TestTargets:
     def target(self, **entry: object):
         common = {"name": "fast", "op": OP, "file": "r.json", "measured": ["dispatch graph"]}
-        return script("targets").Target.from_toml({"where": {}} | common | entry)
+        (target,) = script("targets").Target.from_toml({"where": {}} | common | entry)
+        return target
 
     def test_a_target_in_microseconds(self, tmp_path):
         save(Results({}, ROWS), tmp_path / "r.json")
@@ -183,6 +202,13 @@ class TestTargets:
         save(Results({}, ROWS), tmp_path / "r.json")
         target = self.target(where={"m": [1, 64]}, at_most_us=26)
         assert "no such rows" in script("targets").report(target, tmp_path)[1]
+
+    def test_an_entry_can_have_a_value_for_each_m(self):
+        entry = {"name": "fast", "op": OP, "file": "r.json", "measured": ["dispatch graph"]}
+        values = {"where": {"n": 8}, "at_most_us": {"1": 25, "16": 26}, "aim": {"1": 21, "16": 22}}
+        first, second = script("targets").Target.from_toml(entry | values)
+        assert (first.where, first.wanted) == ({"n": 8, "m": 1}, "<= 25 us, aim 21 us")
+        assert (second.name, second.value, second.aim) == ("fast, m=16", 26, 22)
 
     def test_the_committed_targets_can_be_read(self):
         done = subprocess.run(

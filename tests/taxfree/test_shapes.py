@@ -411,3 +411,16 @@ def test_flash_decode_has_the_papers_sweep_and_the_heads_of_a_model(tmp_path):
     found = expand("flash_decode", ShapeRequest(model=tmp_path, tp=4))
     assert {(each.q_heads, each.kv_heads, each.head_dim) for each in found} == {(64, 8, 128)}
     assert {each.world_size for each in found} == {4}
+
+
+def test_strong_scaling_spreads_the_same_keys_over_more_ranks():
+    found = expand("flash_decode", ShapeRequest(["strong batch=4"], world_sizes=(2, 3)))
+    assert [(each.world_size, each.kv_len_per_rank, each.batch) for each in found] == [
+        (2, 65536, 4),
+        (2, 524288, 4),
+        (3, 43691, 4),
+        (3, 349526, 4),
+    ]
+    assert [text.split()[-1] for text in named_sets("flash_decode")["strong"]] == [
+        f"world_size={ranks}" for ranks in (1, 2, 4, 8)
+    ]

@@ -44,7 +44,10 @@ class TestTimeSteps:
 
 
 GATHER, ALL_REDUCE, SCATTER = "all_gather_matmul", "matmul_all_reduce", "matmul_reduce_scatter"
+DECODE = "flash_decode"
 RAGGED = {"m": 5, "n": 32, "k": 24, "world_size": 2}
+ATTENTION = {"batch": 1, "q_heads": 4, "kv_heads": 2, "head_dim": 16, "kv_len_per_rank": 40,
+             "world_size": 2}  # fmt: skip
 #: operation, fields beside RAGGED, variant, kinds of steps; what is not here is one fused step
 PIPELINES = [
     (GATHER, {"gather_dim": 0}, "baseline", ["copy", "collective", "consumer"]),
@@ -60,12 +63,13 @@ PIPELINES = [
     (SCATTER, {}, "baseline", ["producer", "collective"]),
     (SCATTER, {"scatter_dim": 1}, "baseline", ["producer", "copy", "collective"]),
     (SCATTER, {"scatter_dim": 1}, "one_shot", ["producer", "collective"]),
+    (DECODE, {}, "baseline", ["producer", "producer", "collective", "consumer"]),
 ]
 
 
 @pytest.mark.parametrize(("op", "fields", "variant", "kinds"), PIPELINES)
 def test_steps_in_order_are_a_call(ranks, op, fields, variant, kinds):
-    problem = RAGGED | fields
+    problem = (ATTENTION if op == DECODE else RAGGED) | fields
     found = ranks.run(2, f"{TASKS}:steps_and_call", op=op, variant=variant, problem=problem)
     assert found == [kinds, kinds]
 

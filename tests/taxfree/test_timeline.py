@@ -105,6 +105,28 @@ class TestInside:
         found = self.parts(dataclasses.replace(USUAL, send=0.5))
         assert (found["transfer"], found["skew"]) == (0.0, 0.0)
 
+    def test_a_program_may_note_its_start_late(self):
+        usual = USUAL.notes()
+        assert usual.shows_starts
+        started = usual.started.copy()
+        started[0, 0, 0] = np.nan  # the sender, which reads the generation late
+        assert not dataclasses.replace(usual, started=started).shows_starts
+
+    def test_a_coarse_clock_gives_programs_no_length(self):
+        usual = USUAL.notes()
+        coarse = dataclasses.replace(
+            usual, started=usual.started // 50 * 50, done=usual.done // 50 * 50,
+            began=usual.began // 50 * 50, ended=usual.ended // 50 * 50,
+        )  # fmt: skip
+        found = inside(coarse, 0, 0)
+        assert (found.work, found.starting) == (0.0, 0.0)
+        assert found.outside == pytest.approx(USUAL.call_us(0))
+
+    def test_without_notes_of_programs_there_is_nothing_to_see(self):
+        nothing = notes({(0, 0, "sent", 1): 3.0})
+        assert not nothing.shows_programs
+        assert USUAL.notes().shows_programs
+
     def test_programs_of_an_earlier_launch_are_outside(self):
         second = {(rank, 0, "started", 0): 10.0 for rank in range(3)}
         second |= {(rank, 0, "done", 0): 30.0 for rank in range(3)}

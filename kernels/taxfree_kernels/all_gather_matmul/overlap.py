@@ -115,7 +115,10 @@ class OverlapPlan(Plan):
         inbox, _ = fabric.pool.slots(problem.gathered_elements, dtype)
         self._inbox = inbox.view(world * problem.shard_rows, problem.k)
         self._own = _rows_of_chunk(problem, rank, 0, 1)
-        self._parts = _parts(problem, rank, chunks, config["CHUNKS_PER_WAIT"])
+        self._parts = [
+            (rows, self._inbox[rows])
+            for rows in _parts(problem, rank, chunks, config["CHUNKS_PER_WAIT"])
+        ]
         self._messages = list(self._messages_of(problem, fabric, chunks))
         self._streams = [fabric.side_stream() for _ in range(config["STREAMS"])]
         self._ends = (fabric.pool.control, fabric.heap_bases, rank)
@@ -152,9 +155,9 @@ class OverlapPlan(Plan):
             with stream.entered():
                 copy_to_peer(message.target, a[message.rows])
                 self._announce(*self._ends, message.chunk, message.peer)
-        for rows in self._parts:
+        for rows, arrived in self._parts:
             self._await(*self._ends, rows.start, rows.stop, *self._shape)
-            matmul_into(out[rows], self._inbox[rows], weight, bias)
+            matmul_into(out[rows], arrived, weight, bias)
         for stream in self._streams:
             stream.join()
         self._finish(self._ends[0], out, out.numel())

@@ -70,6 +70,10 @@ class AllGatherMatmul:
             return self.m
         return max(0, min(self.m - rank * self.shard_rows, self.shard_rows))
 
+    def tiles_mix_ranks(self, block_m: int) -> bool:
+        """Whether tiles of `block_m` rows of the gathered A hold rows from several ranks."""
+        return self.gather_dim == 0 and self.shard_rows % block_m > 0
+
     @property
     def gathered_elements(self) -> int:
         """Elements of A gathered in full shards: what an inbox holds."""

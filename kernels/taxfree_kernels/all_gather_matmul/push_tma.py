@@ -8,8 +8,9 @@ shard does not keep tiles from starting.
 
 Protocol. As ``push``, with two differences. Peers' stores reach the inbox through the generic proxy
 and TMA reads through the asynchronous one, so a fence between the two follows each wait. And since
-a box is read from one tensor, with gather_dim 0 a rank sends its rows to its own inbox too; tiles
-wait for them as for others', whose senders are programs of lower ids.
+a box is read from one tensor, a rank whose rows share tiles with those of peers (gather_dim 0,
+shards that are no multiple of BLOCK_M) sends its rows to its own inbox too; tiles wait for them as
+for others', whose senders are programs of lower ids.
 """
 
 from __future__ import annotations
@@ -48,11 +49,10 @@ def _push_tma(
     SENDERS: tl.constexpr, CHUNKS: tl.constexpr, SEND_BLOCK: tl.constexpr,
     SOURCES_PER_WAIT: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr, SPLIT_K: tl.constexpr, SWAP_AB: tl.constexpr,
-    W_NK: tl.constexpr,
+    W_NK: tl.constexpr, TO_SELF: tl.constexpr,
 ):  # fmt: skip
     program = tl.program_id(0)
     generation = sync.running_generation(control_ptr)
-    TO_SELF: tl.constexpr = GATHER_DIM == 0
     if program < SENDERS:
         slot_ptr = tl.multiple_of(inbox_ptr + (generation % 2) * slot_elements, 16)
         for message in range(program, CHUNKS * (WORLD - 1 + TO_SELF), SENDERS):
@@ -71,13 +71,20 @@ def _push_tma(
         acc = nothing_yet(BLOCK_M, BLOCK_N, SWAP_AB)
         arrived = rank >= 0
         if GATHER_DIM == 0:
+            first = 0
+            if not TO_SELF:  # of a tile of the own rows no source is left
+                first = (row // shard_rows == rank).to(tl.int32)
+                acc = accumulate_boxes(
+                    acc, a_desc, 0, row - rank * shard_rows, w_desc, col, 0, first,
+                    step_begin, step_end, 1, 1, BLOCK_M, BLOCK_N, BLOCK_K, SWAP_AB, W_NK,
+                )  # fmt: skip
             arrived = wait_for_rows(
                 row, row_end, 0, 0, control_ptr, generation, heap_bases, rank, m, shard_rows,
                 WORLD, BACKEND, GATHER_DIM, CHUNKS, TO_SELF,
             )  # fmt: skip
             sync.before_tma_loads(BACKEND)
             acc = accumulate_boxes(
-                acc, inbox_desc, slot, row, w_desc, col, 0, 1, step_begin, step_end,
+                acc, inbox_desc, slot, row, w_desc, col, first, 1, step_begin, step_end,
                 1, 1, BLOCK_M, BLOCK_N, BLOCK_K, SWAP_AB, W_NK,
             )  # fmt: skip
         else:
@@ -109,11 +116,13 @@ class PushTmaPlan(FusedPlan):
     """One launch: senders, then tiles."""
 
     def __init__(self, problem: AllGatherMatmul, fabric: Fabric, config: Config) -> None:
-        self._reads_own_shard = problem.gather_dim == 1
-        messages = config["CHUNKS"] * (problem.world_size - self._reads_own_shard)
+        to_self = problem.tiles_mix_ranks(config["BLOCK_M"])
+        # A tensor map of no rows is none; a rank without rows has no tile that would read them.
+        self._reads_own_shard = not to_self and problem.rows_of(fabric.rank) > 0
+        messages = config["CHUNKS"] * (problem.world_size - 1 + to_self)
         senders = min(config["SENDERS"], messages)
         self._w_is_nk, self._columns = problem.weight_layout == "nk", problem.shard_columns
-        constants = {"SENDERS": senders, "W_NK": self._w_is_nk}
+        constants = {"SENDERS": senders, "W_NK": self._w_is_nk, "TO_SELF": to_self}
         super().__init__(problem, fabric, config, _push_tma, senders, constants)
         block_m, block_n, block_k = (config[f"BLOCK_{side}"] for side in "MNK")
         self._a_box = [1, 1, block_m, block_k]
@@ -121,7 +130,7 @@ class PushTmaPlan(FusedPlan):
         inbox, slot_elements = self._inbox
         self._inbox_desc = TensorDescriptor(
             inbox,
-            [2, problem.world_size if self._reads_own_shard else 1, problem.m, self._columns],
+            [2, problem.world_size if problem.gather_dim == 1 else 1, problem.m, self._columns],
             [slot_elements, problem.shard_rows * self._columns, self._columns, 1],
             self._a_box,
         )

@@ -24,7 +24,7 @@ def tile_space(problem: AllGatherMatmul, hardware: Hardware) -> Space:
         "BLOCK_M": up_to(power_of_2(problem.m, 16), (16, 32, 64, 128, 256)),
         "BLOCK_N": (32, 64, 128, 256),
         "BLOCK_K": up_to(widest_k, (32, 64, 128, 256)),
-        "GROUP_M": (1, 4, 8),
+        "GROUP_M": (1, 2, 4, 8),
         "SPLIT_K": (1, 2, 3, 4, 8),
         "SWAP_AB": (False, True),
         "SOURCES_PER_WAIT": waits,
@@ -50,7 +50,7 @@ def tma_space(problem: AllGatherMatmul, hardware: Hardware) -> Space:
         "BLOCK_K": up_to(power_of_2(problem.shard_columns, 64), (64, 128)),
         "num_stages": (3, 4, 5, 6),
         "CHUNKS": up_to(problem.shard_rows, (1, 2, 3, 4, 6, 8, 12, 16, 32, 64)),
-        "SENDERS": (8, 12, 18, 24, 32, 64, 512),
+        "SENDERS": (8, 12, 16, 18, 24, 32, 64, 512),
         "SEND_BLOCK": (8192, 16384, 32768),
     }
 
@@ -154,15 +154,9 @@ def first_tma_configs(
     units to as many senders, so that all programs run at once: a tile that starts when a sender
     has ended comes too late.
     """
-    rows, receivers = power_of_2(problem.m, 16), max(1, problem.world_size - 1)
-    waits, chunks = {"SOURCES_PER_WAIT": problem.world_size}, sending_chunks(problem)
-    few = {"CHUNKS": max(1, 12 // receivers), "SENDERS": 12, "SEND_BLOCK": 16384}
-    more = {"CHUNKS": max(1, 18 // receivers), "SENDERS": 18, "SEND_BLOCK": 16384}
-    skinny = waits | {"BLOCK_M": rows, "BLOCK_N": 64, "BLOCK_K": 128, "GROUP_M": 1, "SWAP_AB": True,
-                      "SPLIT_K": 2, "num_warps": 4, "num_stages": 4}  # fmt: skip
-    square = waits | {"BLOCK_M": 128, "BLOCK_N": 128, "BLOCK_K": 64, "GROUP_M": 8, "num_warps": 4,
-                      "num_stages": 6}  # fmt: skip
-    wide = square | {"BLOCK_N": 256, "num_warps": 8, "num_stages": 4}
+    rows, chunks = power_of_2(problem.m, 16), sending_chunks(problem)
+    skinny = {"BLOCK_M": rows, "BLOCK_N": 64, "BLOCK_K": 128, "GROUP_M": 1, "SWAP_AB": True,
+              "SPLIT_K": 2, "num_warps": 4, "num_stages": 4}  # fmt: skip
     if hardware.backend == "interpreter":
         guesses = [_first_interpreted(rows)]
     elif rows <= 64:
@@ -173,18 +167,58 @@ def first_tma_configs(
             skinny | all_at_once | {"CHUNKS": 2 * chunks, "SPLIT_K": 4, "num_stages": 3},
         ]
     elif rows == 128:
-        guesses = [skinny | more, skinny | few, skinny | more | {"SEND_BLOCK": 8192}]
-    elif rows == 256:
-        guesses = [square | {"SPLIT_K": 2} | few, square | {"SPLIT_K": 2} | more]
-    elif rows == 512:
-        guesses = [square | few, square | more, wide | {"SPLIT_K": 2} | few]
+        few, more = (_one_round(problem, skinny, senders) for senders in (12, 18))
+        guesses = [more, few, more | {"SEND_BLOCK": 8192}]
+    elif problem.gather_dim == 0 and problem.shard_rows % 64 == 0 and rows <= 2048:
+        guesses = _first_in_turns(problem, hardware)
     elif rows <= 2048:
-        guesses = [wide | few, wide | more]
+        # With as many messages to each peer, 12 senders are 7 on 8 ranks, 18 are 14.
+        order = (12, 18) if problem.world_size <= 4 else (18, 12)
+        tiles = {256: _SQUARE | {"SPLIT_K": 2}, 512: _SQUARE}.get(rows, _WIDE)
+        guesses = [_one_round(problem, tiles, senders) for senders in order]
+        guesses.append(_one_round(problem, _WIDE | {"SPLIT_K": 2}, order[0]))
     else:  # many waves of tiles: pieces that arrive one after the other
         guesses = [
-            wide | {"CHUNKS": 16, "SENDERS": count, "SEND_BLOCK": 16384} for count in (24, 12)
+            _WIDE | {"CHUNKS": 16, "SENDERS": count, "SEND_BLOCK": 16384} for count in (24, 12)
         ]
-    return _allowed(problem, hardware, space, guesses)
+    waits = {"SOURCES_PER_WAIT": problem.world_size}
+    return _allowed(problem, hardware, space, [guess | waits for guess in guesses])
+
+
+_SQUARE = {"BLOCK_M": 128, "BLOCK_N": 128, "BLOCK_K": 64, "GROUP_M": 8, "num_warps": 4,
+           "num_stages": 6}  # fmt: skip
+_WIDE = _SQUARE | {"BLOCK_N": 256, "num_warps": 8, "num_stages": 4}
+
+
+def _one_round(problem: AllGatherMatmul, tiles: Config, senders: int) -> dict[str, Any]:
+    """Each of a few senders has one message."""
+    receivers = max(1, problem.world_size - 1 + problem.tiles_mix_ranks(tiles["BLOCK_M"]))
+    return {
+        **tiles,
+        "CHUNKS": max(1, senders // receivers),
+        "SENDERS": senders,
+        "SEND_BLOCK": 16384,
+    }
+
+
+def _first_in_turns(problem: AllGatherMatmul, hardware: Hardware) -> list[dict[str, Any]]:
+    """Two waves of tiles of whole rows, all senders at work for one peer at a time.
+
+    The first wave is of the own rows, which are there, and of the ranks that come first; the other
+    rows arrive meanwhile. A wave takes half of the rows, so that W is read twice.
+    """
+    senders = 16
+    sends = {"CHUNKS": senders, "SENDERS": senders, "SEND_BLOCK": 16384}
+    block_m = 128 if problem.shard_rows % 128 == 0 else 64
+    tiles_m, found = -(-problem.m // block_m), []
+    for tiles in (_WIDE, _SQUARE) if problem.m >= 1024 else (_SQUARE, _WIDE):
+        count = tiles_m * -(-problem.n // tiles["BLOCK_N"])
+        wanted = 2 * (hardware.compute_units - senders) / count
+        split = min((1, 2, 4), key=lambda splits: abs(splits - wanted))
+        warps = tiles["num_warps"] if block_m == 128 else 4
+        halves = {"BLOCK_M": block_m, "GROUP_M": max(1, tiles_m // 2), "SPLIT_K": split}
+        found.append(tiles | sends | halves | {"num_warps": warps})
+    return [*found, found[0] | {"SENDERS": 24}]
 
 
 def _first_on_cdna(rows: int) -> list[dict[str, Any]]:

@@ -19,14 +19,16 @@ def push_chunk(
     """Send one chunk of rows of this rank's shard to one rank's inbox, and signal it.
 
     The inbox is [source, shard_rows, shard_columns]; the channel is the chunk. Chunks without rows
-    are signalled too. Ranks start with different peers, so that no link is hit by all at once.
+    are signalled too. A rank needs its own rows first, then those of the ranks after it: so all
+    chunks go to the rank before this one, then to that before it. Ranks start with different peers,
+    and no link is hit by all at once.
 
     Args:
-        message: of CHUNKS to each peer, and, when TO_SELF, as many to the own inbox.
+        message: of CHUNKS to each peer, after as many to the own inbox when TO_SELF.
     """
-    receivers: tl.constexpr = WORLD - 1 + TO_SELF
-    chunk = message // receivers
-    peer = (rank + 1 + message % receivers) % WORLD
+    distance = message // CHUNKS + 1 - TO_SELF
+    chunk = message % CHUNKS
+    peer = (rank + WORLD - distance) % WORLD
     chunk_rows = tl.cdiv(shard_rows, CHUNKS)
     begin = chunk * chunk_rows
     end = min(begin + chunk_rows, own_rows)
@@ -208,7 +210,7 @@ def finish_tile(
         tl.store(partials_ptr + split * plane + at, acc, mask=mask)
         if sync.arrive(counters_ptr + tile, SPLIT_K, BACKEND):
             total = tl.zeros_like(acc)  # always added in the same order
-            for other in range(SPLIT_K):
+            for other in tl.static_range(SPLIT_K):  # takes fewer registers than a loop
                 total += tl.load(partials_ptr + other * plane + at, mask=mask, other=0.0)
             _store(out_ptr + at, total, mask, bias_ptr, cols, cols < n, HAS_BIAS)
 

@@ -39,6 +39,7 @@ def _all_gather_matmul(world_size: int) -> list[dict[str, Any]]:
         # tiles of 16 rows that share exactly one row with the peer's shard, their last or first
         {"m": 29, "n": 32, "k": 32, "gather_dim": 0},
         {"m": 17, "n": 40, "k": 32, "gather_dim": 0, "dtype": "bfloat16", "weight_layout": "kn"},
+        {"m": 31, "n": 32, "k": 32, "gather_dim": 0},  # each rank's rows are whole tiles
     ]
 
 

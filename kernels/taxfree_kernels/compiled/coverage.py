@@ -35,7 +35,10 @@ EXAMPLES: dict[str, tuple[Example, ...]] = {
         Example({"m": 16, "n": 7168, "k": 8192, "world_size": 8}),
         Example({"m": 4096, "n": 4096, "k": 8192, "world_size": 8, "dtype": "bfloat16"}),
         Example({"m": 64, "n": 4096, "k": 4096, "world_size": 8, "gather_dim": 0, "bias": True}),
-        Example({"m": 2048, "n": 4096, "k": 4096, "world_size": 4, "weight_layout": "kn"}),
+        Example(
+            {"m": 1024, "n": 4096, "k": 4096, "world_size": 4}
+            | {"gather_dim": 0, "weight_layout": "kn"}
+        ),
         Example({"m": 77, "n": 1000, "k": 8 * 129, "world_size": 8}, aligned=False),
         Example({"m": 50, "n": 1001, "k": 1033, "world_size": 2, "gather_dim": 0}, aligned=False),
     ),

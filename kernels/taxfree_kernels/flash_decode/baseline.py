@@ -20,7 +20,7 @@ from taxfree_kernels.flash_decode.local import (
     empty_parts,
 )
 from taxfree_kernels.flash_decode.problem import FlashDecode
-from taxfree_kernels.variant import Config, Plan, Variant
+from taxfree_kernels.variant import Config, Plan, Step, Variant
 
 # torch 2.13 renamed it; earlier versions have only the old name.
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -51,8 +51,36 @@ class BaselinePlan(DecodePlan):
             self._merge_splits.launch(out)
             return
         self._merge_splits.launch(self._own)
-        _all_gather(self._gathered, self._own, group=self._group)
+        self._gather(self._gathered, self._own)
         self._merge_ranks.launch(self._gathered, out)
+
+    def steps(self, *tensors: torch.Tensor | None) -> list[Step]:
+        if self._alone:
+            return super().steps(*tensors)
+        *inputs, out = tensors
+        assert out is not None
+        own, gathered = self._own, self._gathered
+        one_of_each = gathered[: len(gathered) // len(own)]
+        return [
+            Step("attention", "producer", lambda: self.attention.launch(inputs)),
+            Step("merge of splits", "producer", lambda: self._merge_splits.launch(own)),
+            Step(
+                "all-gather",
+                "collective",
+                lambda: self._gather(gathered, own),
+                least=lambda: self._gather(one_of_each, own[:1]),
+            ),
+            Step(
+                "merge of ranks",
+                "consumer",
+                lambda: self._merge_ranks.launch(gathered, out),
+                reads=gathered,
+                memory_bytes=gathered.nbytes,
+            ),
+        ]
+
+    def _gather(self, gathered: torch.Tensor, own: torch.Tensor) -> None:
+        _all_gather(gathered, own, group=self._group)
 
 
 class Baseline(Variant):

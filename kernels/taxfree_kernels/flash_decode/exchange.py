@@ -25,53 +25,85 @@ def every_rank(rank, WORLD: tl.constexpr):
 
 
 @triton.jit
-def store_at_peers(
-    peer_ptrs, peer_mask, tile, row, row_mask, control_ptr, peer, generation,
-    WIDTH: tl.constexpr, IN_DATA: tl.constexpr,
-):  # fmt: skip
-    """Store rows of the same [., WIDTH] at several addresses, with one instruction.
+def _at_peers(peer_ptrs, peer_mask, tile, row, row_mask, WIDTH: tl.constexpr):
+    """Rows of the same [., WIDTH] at several addresses: pointers, values and mask of one store.
 
     Args:
         peer_ptrs, peer_mask: where row 0 is, for each of a block of peers.
         tile: [ROWS, next_power_of_2(WIDTH)]; row, row_mask: [ROWS].
-        IN_DATA: the addresses are those of flag-in-data words, for float32 values.
     """
     column = tl.arange(0, tile.shape[1])
     offsets = row[:, None] * WIDTH + column[None, :]
-    mask = peer_mask[:, None, None] & (row_mask[:, None] & (column < WIDTH)[None, :])[None, :, :]
+    mask = row_mask[:, None] & (column < WIDTH)[None, :]
     peers: tl.constexpr = peer_ptrs.shape[0]
     tile = tl.broadcast_to(tile[None, :, :], (peers, tile.shape[0], tile.shape[1]))
-    ptrs = peer_ptrs[:, None, None] + offsets[None, :, :]
-    if IN_DATA:
-        payload = tile.to(tl.int32, bitcast=True)
-        sync.send(control_ptr, ptrs, payload, peer, generation, mask=mask)
-    else:
-        tl.store(ptrs, tile.to(peer_ptrs.dtype.element_ty), mask=mask)
+    return (
+        peer_ptrs[:, None, None] + offsets[None, :, :],
+        tile,
+        peer_mask[:, None, None] & mask[None, :, :],
+    )
+
+
+@triton.jit
+def store_at_peers(peer_ptrs, peer_mask, tile, row, row_mask, WIDTH: tl.constexpr):
+    """Store rows at several peers; arguments as of :func:`_at_peers`."""
+    ptrs, tile, mask = _at_peers(peer_ptrs, peer_mask, tile, row, row_mask, WIDTH)
+    tl.store(ptrs, tile.to(peer_ptrs.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def _send_to_peers(
+    peer_ptrs, peer_mask, tile, row, row_mask, control_ptr, peer, generation, WIDTH: tl.constexpr
+):
+    """Store float32 rows at several peers as flag-in-data words."""
+    ptrs, tile, mask = _at_peers(peer_ptrs, peer_mask, tile, row, row_mask, WIDTH)
+    payload = tile.to(tl.int32, bitcast=True)
+    sync.send(control_ptr, ptrs, payload, peer, generation, mask=mask)
 
 
 @triton.jit
 def merge_into_inboxes(
     chunk, peer, peer_mask, parts_ptr, split_elements, runs_ptr, slot_ptr, part_elements, rows,
-    control_ptr, generation, heap_bases, rank,
-    CHUNK_ROWS: tl.constexpr, IN_DATA: tl.constexpr, Q_HEADS: tl.constexpr, PARTS: tl.constexpr,
+    heap_bases, rank,
+    CHUNK_ROWS: tl.constexpr, Q_HEADS: tl.constexpr, PARTS: tl.constexpr,
     PARTS_BLOCK: tl.constexpr, V_DIM: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     """Merge this rank's splits for one chunk of rows into the inboxes of a block of ranks."""
     end = min((chunk + 1) * CHUNK_ROWS, rows)
     own_ptr = slot_ptr + rank.to(tl.int64) * part_elements
-    peer_ptrs = sync.translate(own_ptr + peer * 0, heap_bases, rank, peer)
+    out_ptrs = sync.translate(own_ptr + peer * 0, heap_bases, rank, peer)
     for first in range(chunk * CHUNK_ROWS, end, ROWS):
         row = first + tl.arange(0, ROWS)
-        row_mask = row < end
+        mask = row < end
         out, lse = merge_splits(
-            row, row_mask, parts_ptr, split_elements, runs_ptr, Q_HEADS, PARTS, PARTS_BLOCK, V_DIM
+            row, mask, parts_ptr, split_elements, runs_ptr, Q_HEADS, PARTS, PARTS_BLOCK, V_DIM
         )
-        store_at_peers(
-            peer_ptrs, peer_mask, out, row, row_mask, control_ptr, peer, generation, V_DIM, IN_DATA
+        store_at_peers(out_ptrs, peer_mask, out, row, mask, V_DIM)
+        store_at_peers(out_ptrs + rows * V_DIM, peer_mask, lse[:, None], row, mask, 1)
+
+
+@triton.jit
+def _merge_into_words(
+    chunk, peer, peer_mask, parts_ptr, split_elements, runs_ptr, slot_ptr, part_elements, rows,
+    control_ptr, generation, heap_bases, rank,
+    CHUNK_ROWS: tl.constexpr, Q_HEADS: tl.constexpr, PARTS: tl.constexpr,
+    PARTS_BLOCK: tl.constexpr, V_DIM: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    """As :func:`merge_into_inboxes`, but what is stored are flag-in-data words."""
+    end = min((chunk + 1) * CHUNK_ROWS, rows)
+    own_ptr = slot_ptr + rank.to(tl.int64) * part_elements
+    out_ptrs = sync.translate(own_ptr + peer * 0, heap_bases, rank, peer)
+    to = peer[:, None, None]
+    for first in range(chunk * CHUNK_ROWS, end, ROWS):
+        row = first + tl.arange(0, ROWS)
+        mask = row < end
+        out, lse = merge_splits(
+            row, mask, parts_ptr, split_elements, runs_ptr, Q_HEADS, PARTS, PARTS_BLOCK, V_DIM
         )
-        store_at_peers(
-            peer_ptrs + rows * V_DIM, peer_mask, lse[:, None], row, row_mask,
-            control_ptr, peer, generation, 1, IN_DATA,
+        _send_to_peers(out_ptrs, peer_mask, out, row, mask, control_ptr, to, generation, V_DIM)
+        _send_to_peers(
+            out_ptrs + rows * V_DIM, peer_mask, lse[:, None], row, mask, control_ptr, to,
+            generation, 1,
         )  # fmt: skip
 
 
@@ -83,14 +115,24 @@ def merge_and_push(
     Q_HEADS: tl.constexpr, PARTS: tl.constexpr, PARTS_BLOCK: tl.constexpr, V_DIM: tl.constexpr,
     ROWS: tl.constexpr,
 ):  # fmt: skip
-    """Merge this rank's splits for one chunk of rows into every rank's inbox, and tell all."""
+    """Merge this rank's splits for one chunk of rows into every rank's inbox, and tell all.
+
+    Args:
+        slot_ptr: float32, or flag-in-data words if IN_DATA: these say by themselves that they came.
+    """
     peer, peer_mask = every_rank(rank, WORLD)
-    merge_into_inboxes(
-        chunk, peer, peer_mask, parts_ptr, split_elements, runs_ptr, slot_ptr, part_elements, rows,
-        control_ptr, generation, heap_bases, rank,
-        CHUNK_ROWS, IN_DATA, Q_HEADS, PARTS, PARTS_BLOCK, V_DIM, ROWS,
-    )  # fmt: skip
-    if not IN_DATA:
+    if IN_DATA:
+        _merge_into_words(
+            chunk, peer, peer_mask, parts_ptr, split_elements, runs_ptr,
+            slot_ptr, part_elements, rows, control_ptr, generation, heap_bases, rank,
+            CHUNK_ROWS, Q_HEADS, PARTS, PARTS_BLOCK, V_DIM, ROWS,
+        )  # fmt: skip
+    else:
+        merge_into_inboxes(
+            chunk, peer, peer_mask, parts_ptr, split_elements, runs_ptr,
+            slot_ptr, part_elements, rows, heap_bases, rank,
+            CHUNK_ROWS, Q_HEADS, PARTS, PARTS_BLOCK, V_DIM, ROWS,
+        )  # fmt: skip
         sync.signal(
             control_ptr, chunk, peer, generation, heap_bases, rank, mask=peer_mask,
             WORLD=WORLD, BACKEND=BACKEND,

@@ -245,7 +245,7 @@ class Exchange:
         combiners: programs that combine all rows.
         args: of such a kernel: inbox (flag-in-data words if the config says so), slot_elements,
             part_elements, rows, control, heap_bases, rank.
-        constants: WORLD, BACKEND, CHUNK_ROWS, and those of ``combine``.
+        constants: WORLD, BACKEND, CHUNK_ROWS, and those of ``combine`` but IN_DATA.
         sending_constants: of a kernel that sends chunks of a part.
     """
 

@@ -27,7 +27,7 @@ from taxfree_kernels.flash_decode.local import Attention, Exchange, ExchangingVa
 from taxfree_kernels.flash_decode.problem import FlashDecode
 from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.launch import Kernel
-from taxfree_kernels.spaces import within
+from taxfree_kernels.spaces import power_of_2, within
 from taxfree_kernels.variant import Config, Plan, Space
 
 
@@ -140,7 +140,7 @@ class Persistent(ExchangingVariant):
             return found
         chunk = _kv_heads_per_chunk(problem, found[0]) * problem.group_size
         combined = -(-problem.rows // hardware.compute_units)
-        sizes = {"ROWS": chunk, "OUT_ROWS": combined}
+        sizes = {"ROWS": power_of_2(chunk, 1), "OUT_ROWS": combined}
         return [within(space, config | sizes) for config in found]
 
     def plan(self, problem: Any, fabric: Fabric, config: Config) -> Plan:

@@ -137,9 +137,11 @@ def _first_on_hopper(
     return [
         guess(*resident[0]),
         guess(*resident[0], **newest),
-        *(guess(*each, **newest) for each in resident[1:]),
+        guess(*resident[0], launch_pdl=True),
+        guess(*resident[1]),
+        guess(*resident[2], **newest),
         guess(1, 4, 2 * keys, **newest | {"num_warps": 8}),
-        guess(2, 3, **newest),
+        guess(2, 3),
         guess(1, 6, **newest),
     ]
 

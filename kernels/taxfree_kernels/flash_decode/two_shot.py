@@ -68,9 +68,7 @@ def _combine_for_all(
             row, row_mask, slot_ptr, part_elements, rows, WORLD, SOURCES_BLOCK, V_DIM
         )
         out = tl.where(arrived, out, float("nan"))
-        store_at_peers(
-            peer_ptrs, peer_mask, out, row, row_mask, control_ptr, peer, generation, V_DIM, False
-        )
+        store_at_peers(peer_ptrs, peer_mask, out, row, row_mask, V_DIM)
     sync.signal(
         control_ptr, CHUNKS + chunk, peer, generation, heap_bases, rank, mask=peer_mask,
         WORLD=WORLD, BACKEND=BACKEND,
@@ -119,8 +117,8 @@ def _two_shot(
         owners = owner + tl.arange(0, 1)
         merge_into_inboxes(
             program, owners, owners >= 0, parts_ptr, split_elements, runs_ptr,
-            slot_ptr, part_elements, rows, control_ptr, generation, heap_bases, rank,
-            CHUNK_ROWS, False, Q_HEADS, PARTS, PARTS_BLOCK, V_DIM, ROWS,
+            slot_ptr, part_elements, rows, heap_bases, rank,
+            CHUNK_ROWS, Q_HEADS, PARTS, PARTS_BLOCK, V_DIM, ROWS,
         )  # fmt: skip
         sync.signal(
             control_ptr, program, owner, generation, heap_bases, rank, WORLD=WORLD, BACKEND=BACKEND

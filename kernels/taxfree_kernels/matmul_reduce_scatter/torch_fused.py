@@ -5,39 +5,28 @@ It allocates its result, which is copied into the output here; the time includes
 
 from __future__ import annotations
 
-import warnings
 from typing import Any
 
 import torch
 
-from taxfree_kernels.errors import PlanError
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.matmul_reduce_scatter.problem import MatmulReduceScatter
 from taxfree_kernels.variant import Config, Plan, Variant
+from taxfree_kernels.vendor import symm_mem_op
 
 
 class TorchFusedPlan(Plan):
     """One call of ``torch.ops.symm_mem.fused_matmul_reduce_scatter``."""
 
     def __init__(self, problem: MatmulReduceScatter, fabric: Fabric) -> None:
-        import torch.distributed._symmetric_memory as symm_mem  # registers the op
-
-        if not hasattr(torch.ops.symm_mem, "fused_matmul_reduce_scatter"):
-            raise PlanError("this torch has no fused_matmul_reduce_scatter")
+        self._op = symm_mem_op("fused_matmul_reduce_scatter", fabric.group)
         self._group_name, self._scatter_dim = fabric.group.group_name, problem.scatter_dim
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", FutureWarning)  # newer versions enable every group
-            symm_mem.enable_symm_mem_for_group(self._group_name)
         # Per shard a matmul and a copy, but for the own one; then the sum, and the copy here.
         self.launches = 2 * problem.world_size + 1
 
     def __call__(self, x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
-        return out.copy_(
-            torch.ops.symm_mem.fused_matmul_reduce_scatter(
-                x, weight, "sum", self._scatter_dim, self._group_name
-            )
-        )
+        return out.copy_(self._op(x, weight, "sum", self._scatter_dim, self._group_name))
 
 
 class TorchFused(Variant):

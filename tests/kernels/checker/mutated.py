@@ -90,15 +90,20 @@ GROUPS = {
             fused._push_and_combine,
             decode_exchange.merge_into_inboxes,
             decode_exchange.merge_and_push,
-            decode_exchange.store_at_peers,
-            decode_exchange.wait_for_rows,
+            decode_exchange._merge_into_words,
+            decode_exchange._send_to_peers,
+            decode_exchange._received_rows,
             decode_exchange.combine,
         ),
     ),
     "decode: gather": Group(
         _DECODE, ("gather",), (gather._gather, gather._copy_rows, decode_exchange.send_chunk)
     ),
-    "decode: fine_wait": Group(_DECODE, ("fine_wait",), (fine_wait._send, fine_wait._combine)),
+    "decode: fine_wait": Group(
+        _DECODE,
+        ("fine_wait",),
+        (fine_wait._send, fine_wait._combine, decode_exchange.wait_for_rows),
+    ),
     "decode: persistent": Group(_DECODE, ("persistent",), (persistent._decode,)),
     "decode: two_shot": Group(
         _DECODE,

@@ -1,0 +1,310 @@
+"""Times our attention to the keys of one GPU beside torch's and FlashInfer's, on the same inputs.
+
+    python -m benchmarks.local_decode --shapes paper --shapes batches
+
+All of a problem run in one worker, interleaved, over rotated caches that together are larger than
+L2. Ours are `baseline`, as it is without tuning, and `library` at each of its first configs. What
+plans on the host does so outside of the timing. One table goes to stdout, and the result file, with
+every sample, under ``benchmarks/results/flash_decode``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import functools
+import importlib
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.attention.flex_attention import flex_attention
+from torch.nn.functional import scaled_dot_product_attention
+
+from taxfree import devices, environment, identity, measure
+from taxfree.bench import deadline_s, heap_bytes
+from taxfree.bounds import Bounds, Peaks, bounds, peaks
+from taxfree.errors import TaxfreeError
+from taxfree.group import WorkerGroup
+from taxfree.results import Results, Row, Skipped, save
+from taxfree.settings import Settings
+from taxfree.shapes import ShapeRequest, expand
+from taxfree.trial import Bench, Candidate, open_bench
+from taxfree_kernels.errors import KernelError
+from taxfree_kernels.fabric.base import Fabric
+from taxfree_kernels.variant import variants
+
+FOLDER = Path(__file__).parent / "results" / "flash_decode"
+OP = "flash_decode"
+PAGE = 16  # of a dense cache as FlashInfer sees it
+_WORKSPACE_BYTES = 128 << 20
+_REPETITIONS = {True: 25, False: 3}  # with, and without graphs
+
+_TASKS = "benchmarks.local_decode"
+
+#: one call on the i-th set of inputs; returns [batch, q_heads, v_head_dim], perhaps with ones
+Attend = Callable[[int], torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One implementation, measured.
+
+    Args:
+        name: "baseline", "library" or a peer's.
+        config: of ours.
+        relative_error: against float64.
+        timings: by mode; empty if it was not timed.
+        reason: why it was not.
+    """
+
+    name: str
+    config: dict[str, Any]
+    relative_error: float | None = None
+    timings: Mapping[str, measure.Timing] = dataclasses.field(default_factory=dict)
+    reason: str = ""
+
+
+# -- in the worker -------------------------------------------------------------------------------
+
+
+def measure_problem(fabric: Fabric, problem: dict[str, Any]) -> tuple[list[Outcome], Bounds, Peaks]:
+    """Check, then time, all implementations of a problem together; a task of the worker."""
+    bench = open_bench(fabric, OP, problem)
+    made: list[tuple[str, dict[str, Any], Callable[[], Attend]]] = [
+        ("baseline", {}, lambda: _ours(bench, Candidate("baseline", {}))),
+        *(
+            ("library", config, functools.partial(_ours, bench, Candidate("library", config)))
+            for config in variants(OP)["library"].first_configs(bench.problem, fabric.hardware)
+        ),
+        *((name, {}, functools.partial(make, bench)) for name, make in PEERS.items()),
+    ]
+    outcomes, ready = [], []
+    for name, config, make in made:
+        outcome, attend = _checked(bench, name, config, make)
+        if attend is not None:
+            ready.append((len(outcomes), attend))
+        outcomes.append(outcome)
+    modes = ("eager", "graph") if fabric.has_graphs else ("eager",)
+    slots = [(index, attend, mode) for index, attend in ready for mode in modes]
+    timings = measure.time_together(
+        fabric, [(attend, mode) for _, attend, mode in slots], _REPETITIONS[fabric.has_graphs]
+    )
+    for (index, _, mode), timing in zip(slots, timings, strict=True):
+        found = dict(outcomes[index].timings) | {mode: timing}
+        outcomes[index] = dataclasses.replace(outcomes[index], timings=found)
+    rates = peaks(fabric, bench.problem.dtype)
+    return outcomes, bounds(bench.problem.cost, rates, None), rates
+
+
+def _checked(
+    bench: Bench, name: str, config: dict[str, Any], make: Callable[[], Attend]
+) -> tuple[Outcome, Attend | None]:
+    """Make an implementation and compare its result with the reference's."""
+    try:
+        attend = make()
+        out = attend(0)
+    except Exception as error:  # whatever a library raises is a reason to do without it
+        lines = str(error).strip().splitlines() or [""]
+        reason = f"{type(error).__name__}: {lines[0][:200]}"
+        return Outcome(name, config, reason=reason), None
+    error = bench.error_of(out.reshape(bench.outputs[0].shape))
+    if not error <= 0.01:
+        return Outcome(name, config, error, reason=f"relative error {error:.2e}"), None
+    return Outcome(name, config, error), attend
+
+
+def _ours(bench: Bench, candidate: Candidate) -> Attend:
+    plan = bench.plan(candidate)
+
+    def attend(step: int) -> torch.Tensor:
+        bench.call(plan, step)
+        return bench.outputs[step % len(bench.inputs)]
+
+    return attend
+
+
+def _torch(bench: Bench, backend: SDPBackend | None) -> Attend:
+    """torch's attention, with the backend that it picks if none is given."""
+    _require_plain(bench.problem, "scaled_dot_product_attention")
+
+    def attend(step: int) -> torch.Tensor:
+        q, k, v = _of_torch(bench, step)
+        with sdpa_kernel(backend) if backend is not None else nullcontext():
+            return scaled_dot_product_attention(q, k, v, enable_gqa=True)
+
+    return attend
+
+
+def _flex(bench: Bench) -> Attend:
+    """torch's FlexAttention, compiled where there is a GPU."""
+    _require_plain(bench.problem, "flex_attention")
+    compiled = torch.compile(flex_attention, dynamic=False)
+    function = compiled if bench.fabric.has_graphs else flex_attention
+
+    def attend(step: int) -> torch.Tensor:
+        out = function(*_of_torch(bench, step), enable_gqa=True)
+        assert isinstance(out, torch.Tensor)
+        return out
+
+    return attend
+
+
+def _of_torch(bench: Bench, step: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Query, keys and values of a set of inputs, as [batch, heads, tokens, .]."""
+    q, k, v, *_ = bench.inputs[step % len(bench.inputs)]
+    assert q is not None
+    assert k is not None
+    assert v is not None
+    return q.unsqueeze(2), k.transpose(1, 2), v.transpose(1, 2)
+
+
+def flashinfer_decode(bench: Bench, library: Any) -> Attend:
+    """FlashInfer's decode of a paged cache; a dense one is seen as pages of 16 keys.
+
+    Args:
+        library: the module ``flashinfer``.
+    """
+    problem, device = bench.problem, bench.fabric.device
+    if problem.soft_cap or problem.window or problem.head_dim != problem.v_head_dim:
+        raise TaxfreeError("no soft cap, window or other head dimension of values is tried")
+    page = problem.page_size or PAGE
+    if problem.kv_len_per_rank % page:
+        raise TaxfreeError(f"a cache of {problem.kv_len_per_rank} keys is not whole pages")
+    pages = problem.kv_len_per_rank // page
+    per_sequence = torch.arange(problem.batch + 1, dtype=torch.int32, device=device) * pages
+    full = torch.full((problem.batch,), page, dtype=torch.int32, device=device)
+    workspace = torch.empty(_WORKSPACE_BYTES, dtype=torch.uint8, device=device)
+    calls = []
+    for (q, k, v, _, table, _), out in zip(bench.inputs, bench.outputs, strict=True):
+        assert k is not None
+        assert v is not None
+        if table is None:
+            k, v = (each.view(-1, page, *each.shape[2:]) for each in (k, v))
+            table = torch.arange(problem.batch * pages, dtype=torch.int32, device=device)
+        wrapper = library.BatchDecodeWithPagedKVCacheWrapper(
+            workspace, kv_layout="NHD", use_tensor_cores=problem.group_size > 1
+        )
+        wrapper.plan(
+            per_sequence, table.flatten(), full, problem.q_heads, problem.kv_heads,
+            problem.head_dim, page, q_data_type=k.dtype, kv_data_type=k.dtype,
+        )  # fmt: skip
+        calls.append(functools.partial(wrapper.run, q, (k, v), out=out))
+    return lambda step: calls[step % len(calls)]()
+
+
+def _flashinfer(bench: Bench) -> Attend:
+    return flashinfer_decode(bench, importlib.import_module("flashinfer"))
+
+
+def _require_plain(problem: Any, name: str) -> None:
+    if problem.page_size or problem.soft_cap or problem.window:
+        raise TaxfreeError(f"{name} knows no pages, and no soft cap or window here")
+
+
+#: name -> what makes a peer's implementation; raises what says why there is none
+PEERS: Mapping[str, Callable[[Bench], Attend]] = {
+    "torch_sdpa": functools.partial(_torch, backend=None),
+    "torch_flash": functools.partial(_torch, backend=SDPBackend.FLASH_ATTENTION),
+    "torch_cudnn": functools.partial(_torch, backend=SDPBackend.CUDNN_ATTENTION),
+    "torch_flex": _flex,
+    "flashinfer": _flashinfer,
+}
+
+
+# -- in the controller ---------------------------------------------------------------------------
+
+
+def run(fabric: str, problems: Sequence[Any]) -> Results:
+    """Measure problems of one rank each, and print a line for each implementation.
+
+    Raises:
+        TaskFailed: the fabric cannot be opened, or measuring failed.
+    """
+    rows: list[Row] = []
+    skipped: list[Skipped] = []
+    timeout_s = Settings.from_environment().timeout_s
+    with WorkerGroup(1, fabric, heap_bytes(fabric, problems), timeout_s) as group:
+        machine = environment.record(fabric, group.hardware)
+        for problem in problems:
+            fields = dataclasses.asdict(problem)
+            task = f"{_TASKS}:measure_problem"
+            answer = group.call(task, deadline_s(group.hardware), problem=fields)[0]
+            outcomes, limits, rates = answer
+            found = [row for each in outcomes for row in _rows(problem, each, limits)]
+            skipped += [
+                Skipped(OP, fields, each.name, each.config, "failed", each.reason)
+                for each in outcomes
+                if each.reason
+            ]
+            rows += found
+            _print(problem, found, rates)
+    machine["peaks"] = [dataclasses.asdict(rates) | {"link_bytes_per_s": None, "world_size": 1}]
+    return Results(machine, tuple(rows), tuple(skipped))
+
+
+def _rows(problem: Any, outcome: Outcome, limits: Bounds) -> list[Row]:
+    cost, is_ours = problem.cost, outcome.name in variants(OP)
+    return [
+        Row(
+            op=OP,
+            problem=dataclasses.asdict(problem),
+            variant=outcome.name,
+            config=outcome.config,
+            mode=mode,  # type: ignore[arg-type]
+            median_us=timing.median_us,
+            iqr_us=timing.iqr_us,
+            samples_us=timing.samples_us,
+            t_floor_us=limits.t_floor_us,
+            t_gemm_us=None,
+            t_link_us=limits.t_link_us,
+            t_bound_us=limits.t_bound_us,
+            relative_error=outcome.relative_error,
+            kernel_hash=identity.kernel_hashes(OP)[outcome.name] if is_ours else "",
+            tflops=cost.flops / timing.median_us * 1e-6,
+            gbps=cost.memory_bytes / timing.median_us * 1e-3,
+        )
+        for mode, timing in outcome.timings.items()
+    ]
+
+
+def _print(problem: Any, rows: Sequence[Row], rates: Peaks) -> None:
+    copy = rates.memory_bytes_per_s * 1e-9
+    print(f"{problem}: copy {copy:,.0f} GB/s")
+    for row in sorted(rows, key=lambda each: each.median_us):
+        share = row.gbps / copy
+        config = " ".join(f"{name}={value}" for name, value in row.config.items())
+        print(
+            f"  {row.median_us:9.1f} us {row.mode:5} {share:6.1%} of copy  {row.variant} {config}",
+            flush=True,
+        )
+
+
+def main() -> int:
+    """Compare on one GPU; returns the exit code."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--shapes", action="append", help="as for taxfree bench; paper by default")
+    parser.add_argument("--fabric", default="auto")
+    parser.add_argument("--out", type=Path, help="the result file")
+    options = parser.parse_args()
+    try:
+        fabric = devices.fabric_for(options.fabric)
+        shapes = options.shapes or [devices.default_shapes(fabric)]
+        problems = expand(OP, ShapeRequest(shapes, world_sizes=(1,)))
+        results = run(fabric, problems)
+        if options.out or fabric != "host":
+            gpu = results.environment["hardware"]["gpu"].lower().replace(" ", "-")
+            save(results, options.out or FOLDER / f"local-{gpu}.json")
+    except (TaxfreeError, KernelError) as error:
+        print(f"error: {error.message}\nhint: {error.hint}", file=sys.stderr)
+        return error.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

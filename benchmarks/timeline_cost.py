@@ -1,0 +1,167 @@
+"""Measures what it costs that fused kernels note what their programs do, over a sweep.
+
+    python -m benchmarks.timeline_cost --gpus 4 --dtype bfloat16 --picture "m=64 n=3584 k=8192"
+
+Every fused variant is timed as it is and from the build that notes, in turns, each on ranks of its
+own. The record goes under ``benchmarks/results/timeline``, with a call of each ``--picture``;
+``benchmarks/taxes.py`` makes the table of docs/taxes.md and the pictures from it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import statistics
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from taxfree import environment, explain, timeline
+from taxfree.bench import candidates, deadline_s, group_for
+from taxfree.errors import TaxfreeError, UsageError
+from taxfree.group import WorkerGroup
+from taxfree.shapes import ShapeRequest, choose, written
+from taxfree_cli.bench import Asked, what_is_asked
+from taxfree_kernels.errors import KernelError
+from taxfree_kernels.variant import variants
+
+FOLDER = Path(__file__).parent / "results" / "timeline"
+ROUNDS = 3
+_GPU_REPETITIONS, _HOST_REPETITIONS = 15, 3  # of a round
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """What noting costs one variant on one problem.
+
+    Args:
+        op, problem, variant, config: what runs.
+        plain_us, noted_us: per call of the slowest rank, the median of each round.
+    """
+
+    op: str
+    problem: dict[str, Any]
+    variant: str
+    config: dict[str, Any]
+    plain_us: list[float]
+    noted_us: list[float]
+
+    @property
+    def cost(self) -> float:
+        """As a fraction of the plain time."""
+        return statistics.median(self.noted_us) / statistics.median(self.plain_us) - 1
+
+    def __str__(self) -> str:
+        return (
+            f"{written(self.op, self.problem)} {self.variant}: "
+            f"{statistics.median(self.plain_us):.2f} us, {self.cost:+.1%} when it notes"
+        )
+
+
+def costs(asked: Asked, plain: WorkerGroup, noting: WorkerGroup, rounds: int) -> Iterator[Row]:
+    """Time every fused variant of each problem.
+
+    Args:
+        asked: problems of one world size.
+        plain, noting: ranks of the usual build, and of the one that notes.
+        rounds: in which the two take turns.
+    """
+    on_host = asked.fabric == "host"
+    mode = "eager" if on_host else "graph"
+    for problem in asked.problems:
+        known, _ = candidates(
+            asked.op, problem, plain.hardware, asked.knowledge, asked.only or None
+        )
+        taken = [each for each in known if variants(asked.op)[each.variant].fused]
+        rows = [
+            Row(asked.op, dataclasses.asdict(problem), each.variant, dict(each.config), [], [])
+            for each in taken
+        ]
+        arguments: dict[str, Any] = {
+            "deadline_s": deadline_s(plain.hardware),
+            "op": asked.op,
+            "problem": dataclasses.asdict(problem),
+            "candidates": taken,
+            "repetitions": _HOST_REPETITIONS if on_host else _GPU_REPETITIONS,
+        }
+        for _ in range(rounds):
+            outcomes = plain.call("taxfree.trial:try_candidates", modes=(mode,), **arguments)[0]
+            notes = noting.call("taxfree.timeline:note_calls", **arguments)[0]
+            for row, outcome, note in zip(rows, outcomes, notes, strict=True):
+                if outcome.state == "measured":
+                    row.plain_us.append(outcome.timings[mode].median_us)
+                    row.noted_us.append(statistics.median(note.call_us.max(axis=0).tolist()))
+        yield from (row for row in rows if row.plain_us)
+
+
+def pictures(asked: Asked, shapes: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """Timelines of shapes: of the library's pipeline, and of what is asked for or dispatched."""
+    first = asked.problems[0]
+    request = ShapeRequest(shapes, world_sizes=(first.world_size,), dtype=first.dtype)
+    problems = choose(asked.op, request, lambda: ()).problems if shapes else []
+    found = explain.run(asked.op, problems, asked.fabric, asked.knowledge, asked.only or ())
+    for _, explanation in found:
+        yield {
+            "op": explanation.op,
+            "problem": explanation.problem,
+            "hardware": explanation.hardware,
+            "timelines": [each.to_json() for each in explain.timelines(explanation)],
+        }
+
+
+def main() -> int:
+    """Run the command line; returns the exit code."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--op", default="all_gather_matmul")
+    parser.add_argument("--shapes", action="append", help="as of taxfree; the paper's by default")
+    parser.add_argument("--gpus", help="ranks; all GPUs by default")
+    parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--fabric", default="auto")
+    parser.add_argument("--variant", action="append", default=[], help="all fused by default")
+    parser.add_argument("--picture", action="append", default=[], metavar="SHAPE")
+    parser.add_argument("--db", type=Path)
+    parser.add_argument("--out", type=Path, help="the record's file")
+    options = parser.parse_args()
+    try:
+        _measure(options)
+    except (TaxfreeError, KernelError) as error:
+        print(f"error: {error.message}\nhint: {error.hint}", file=sys.stderr)
+        return error.exit_code
+    return 0
+
+
+def _measure(options: argparse.Namespace) -> None:
+    asked = what_is_asked(
+        options.op, options.shapes or ["paper"], None, None, options.gpus, options.dtype,
+        options.fabric, options.db, options.variant,
+    )  # fmt: skip
+    world_sizes = {problem.world_size for problem in asked.problems}
+    if len(world_sizes) > 1:
+        raise UsageError("one record is of one number of GPUs", "--gpus 4, for example")
+    variables = timeline.variables(asked.fabric)
+    rows = []
+    with (
+        group_for(asked.problems, asked.fabric) as plain,
+        group_for(asked.problems, asked.fabric, variables) as noting,
+    ):
+        for row in costs(asked, plain, noting, ROUNDS):
+            print(row, flush=True)
+            rows.append(row)
+        machine = environment.record(asked.fabric, plain.hardware)
+    found = {
+        "schema": 1,
+        "environment": machine,
+        "rows": [dataclasses.asdict(row) | {"cost": row.cost} for row in rows],
+        "pictures": list(pictures(asked, options.picture)),
+    }
+    name = machine["hardware"]["gpu"].lower().replace(" ", "-")
+    path = options.out or FOLDER / f"{name}-x{world_sizes.pop()}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(found) + "\n", encoding="utf-8")
+    print(f"wrote {path}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

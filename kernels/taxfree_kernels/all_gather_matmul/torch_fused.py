@@ -1,0 +1,56 @@
+"""PyTorch's own fused op: copies over symmetric memory, pipelined with a matmul per shard.
+
+It allocates its result, which is copied into the output here; the time includes that.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from taxfree_kernels.all_gather_matmul.problem import AllGatherMatmul
+from taxfree_kernels.fabric.base import Fabric
+from taxfree_kernels.hardware import Hardware
+from taxfree_kernels.variant import Config, Plan, Variant
+from taxfree_kernels.vendor import symm_mem_op
+
+
+class TorchFusedPlan(Plan):
+    """One call of ``torch.ops.symm_mem.fused_all_gather_matmul``."""
+
+    def __init__(self, problem: AllGatherMatmul, fabric: Fabric) -> None:
+        self._op = symm_mem_op("fused_all_gather_matmul", fabric.group)
+        self._group_name = fabric.group.group_name
+        # Per shard a copy and a matmul, but for the own one a matmul only; then the copy here.
+        self.launches = 2 * problem.world_size
+
+    def __call__(
+        self, a: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor
+    ) -> torch.Tensor:
+        _, (product,) = self._op(a, [weight], 0, self._group_name, return_A=False)
+        return out.copy_(product) if bias is None else torch.add(product, bias, out=out)
+
+
+class TorchFused(Variant):
+    """PyTorch's pipelined op."""
+
+    name = "torch_fused"
+    fused = False
+
+    def refuses_problem(self, problem: Any, hardware: Hardware) -> str | None:
+        if hardware.backend != "cuda":
+            return "torch's fused op needs CUDA"
+        if problem.world_size == 1:
+            return "one rank has no peers"
+        if problem.gather_dim == 1:
+            return "torch's fused op rounds the sum after each rank's columns"
+        if problem.m % problem.world_size:
+            return "torch's fused op gathers equal shards"
+        return None
+
+    def plan(self, problem: Any, fabric: Fabric, config: Config) -> Plan:
+        return TorchFusedPlan(problem, fabric)
+
+
+VARIANT = TorchFused()

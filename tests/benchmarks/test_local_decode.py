@@ -1,0 +1,76 @@
+"""The comparison of local kernels: its wiring on the CPU, and FlashInfer's part with a stand-in."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+
+from benchmarks import local_decode
+from benchmarks.local_decode import flashinfer_decode
+from taxfree.results import load, save
+from taxfree_kernels.flash_decode.operation import empty_output, make_inputs, reference
+from taxfree_kernels.flash_decode.problem import FlashDecode
+
+DENSE = FlashDecode(2, 4, 2, 16, 32, world_size=1)
+PAGED = FlashDecode(2, 4, 2, 16, 32, page_size=16, world_size=1)
+
+
+def test_ours_and_torchs_are_timed_and_the_rest_say_why_not(tmp_path, capsys):
+    results = local_decode.run("host", [DENSE, PAGED])
+    assert {row.variant for row in results.rows if row.problem["page_size"] == 0} >= {
+        "baseline",
+        "library",
+        "torch_sdpa",
+        "torch_flex",
+    }
+    assert {row.variant for row in results.rows if row.problem["page_size"]} == {
+        "baseline",
+        "library",
+    }
+    assert all(row.relative_error < 0.01 for row in results.rows)
+    assert [row.kernel_hash != "" for row in results.rows] == [
+        row.variant in ("baseline", "library") for row in results.rows
+    ]
+    why = {each.variant: each.reason for each in results.skipped}
+    assert why["flashinfer"].startswith("ModuleNotFoundError")
+    save(results, tmp_path / "local.json")
+    assert load(tmp_path / "local.json").rows == results.rows
+    assert "of copy" in capsys.readouterr().out
+
+
+class Wrapper:
+    """FlashInfer's wrapper of a decode, by torch."""
+
+    def __init__(self, workspace, kv_layout, use_tensor_cores):
+        assert kv_layout == "NHD"
+
+    def plan(self, indptr, indices, last_page_len, q_heads, kv_heads, head_dim, page_size, **types):
+        self.pages = [indices[begin:end] for begin, end in pairwise(indptr)]
+        assert (last_page_len == page_size).all()
+
+    def run(self, q, caches, out):
+        for sequence, pages in enumerate(self.pages):
+            k, v = (cache[pages].flatten(0, 1).transpose(0, 1) for cache in caches)
+            out[sequence] = scaled_dot_product_attention(
+                q[sequence].unsqueeze(1), k, v, enable_gqa=True
+            )[:, 0]
+        return out
+
+
+@pytest.mark.parametrize("problem", [DENSE, PAGED], ids=["dense", "paged"])
+def test_flashinfer_sees_the_same_keys(problem):
+    device = torch.device("cpu")
+    bench = SimpleNamespace(
+        problem=problem,
+        fabric=SimpleNamespace(device=device),
+        inputs=[make_inputs(problem, 0, seed, device) for seed in (1, 2)],
+        outputs=[empty_output(problem, device) for _ in (1, 2)],
+    )
+    attend = flashinfer_decode(bench, SimpleNamespace(BatchDecodeWithPagedKVCacheWrapper=Wrapper))
+    for step, seed in enumerate((1, 2, 1)):
+        exact = reference(problem, 0, seed, device)
+        assert (attend(step) - exact).abs().max() < 0.01
