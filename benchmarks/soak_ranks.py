@@ -163,8 +163,7 @@ def _late_wait(
 
 @triton.jit
 def _late_send(control_ptr, words, payload, peer, generation, mask=None):
-    stream = tl.max(peer + tl.arange(0, 1))  # of a block, the highest
-    _pause_inside(control_ptr, generation, stream)
+    _pause_inside(control_ptr, generation, tl.program_id(0))
     _send(control_ptr, words, payload, peer, generation, mask=mask)
 
 

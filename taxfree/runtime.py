@@ -65,7 +65,8 @@ class Memory:
     """What a runtime holds, in bytes.
 
     Args:
-        heap_bytes: the symmetric heap: two slots for payloads, and control words.
+        heap_bytes: the symmetric heap: two slots for payloads, two for flag-in-data words, and
+            control words.
         slot_bytes: the largest payload that fused plans can exchange.
         workspace_bytes: that plans hold beside the heap; counted on GPUs only.
         plans: number of plans.

@@ -71,6 +71,20 @@ class TestEveryVariant:
         assert complaints(ranks, 3, cases) == []
 
 
+@pytest.mark.parametrize("fabric", [pytest.param("cuda", marks=pytest.mark.gpu)], indirect=True)
+@pytest.mark.parametrize(
+    ("variant", "config"),
+    [("registered", None), ("torch_symm_mem", {"SHOTS": 1}), ("torch_symm_mem", {"SHOTS": 2})],
+)
+class TestLibrariesOfGpus:
+    def test_is_right_with_and_without_addends(self, ranks, variant, config):
+        cases = [
+            case(variant, config, m=m, n=40, k=64, dtype="bfloat16", bias=adds, residual=adds)
+            for m, adds in [(1, False), (34, True)]
+        ]
+        assert complaints(ranks, ranks.few, cases) == []
+
+
 @pytest.mark.parametrize("variant", OURS)
 class TestConfigs:
     def test_the_ends_of_the_space_are_right(self, ranks, variant):

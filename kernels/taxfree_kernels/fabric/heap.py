@@ -8,7 +8,7 @@ import torch
 
 from taxfree_kernels.device import sync
 from taxfree_kernels.errors import HeapExhausted, PeerTimeout
-from taxfree_kernels.fabric.layout import ALIGNMENT, FLAG_BYTES
+from taxfree_kernels.fabric.layout import ALIGNMENT, FLAG_BYTES, FLAG_SHARE
 
 if TYPE_CHECKING:
     from taxfree_kernels.fabric.base import Fabric
@@ -82,7 +82,8 @@ class Pool:
         words = sync.SIGNALS.value + self.CHANNELS * fabric.world_size
         self.control = fabric.heap.empty(words, torch.int64)
         if flag_bytes is None:
-            flag_bytes = min(FLAG_BYTES, fabric.heap.free_bytes // 4 // ALIGNMENT * ALIGNMENT)
+            share = fabric.heap.free_bytes // FLAG_SHARE // ALIGNMENT * ALIGNMENT
+            flag_bytes = min(FLAG_BYTES, share)
         self.flags = fabric.heap.empty(2 * flag_bytes // 8, torch.int64)
         if slot_bytes is None:
             slot_bytes = fabric.heap.free_bytes // 2 // ALIGNMENT * ALIGNMENT

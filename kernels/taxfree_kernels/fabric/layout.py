@@ -11,10 +11,12 @@ FLAG_BYTES = 4 << 20
 _CONTROL_BYTES = 1 << 20
 
 
-def arena_bytes(slot_bytes: int) -> int:
-    """An arena whose pool has payload slots of so many bytes, and all else in full.
+#: Of a heap that is smaller than it should be, a slot of flag-in-data words is no more than this
+#: part: payload matters more.
+FLAG_SHARE = 16
 
-    Of a smaller one a pool keeps half for flag-in-data words.
-    """
+
+def arena_bytes(slot_bytes: int) -> int:
+    """An arena whose pool has payload slots of so many bytes, and all else in full."""
     slot = -(-slot_bytes // ALIGNMENT) * ALIGNMENT
-    return 2 * max(slot, FLAG_BYTES) + 2 * FLAG_BYTES + _CONTROL_BYTES
+    return max(2 * slot + 2 * FLAG_BYTES, FLAG_SHARE * FLAG_BYTES) + _CONTROL_BYTES

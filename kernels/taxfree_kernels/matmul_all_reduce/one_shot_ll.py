@@ -128,7 +128,7 @@ class OneShotLL(OneShot):
         return spaces.word_space(hardware)
 
     def first_configs(self, problem: Any, hardware: Hardware) -> list[dict[str, Any]]:
-        return spaces.first_words(self.space(problem, hardware), problem.elements)
+        return spaces.first_words(hardware, self.space(problem, hardware), problem.elements)
 
     def refuses_config(self, problem: Any, hardware: Hardware, config: Config) -> str | None:
         return spaces.refuses_words(hardware, config, problem.world_size)

@@ -178,17 +178,17 @@ def word_space(hardware: Hardware) -> Space:
     return {"BLOCK": (64, 128, 256, 512, 1024), "num_warps": (1, 2, 4, 8)}
 
 
-def first_words(space: Space, elements: int) -> list[dict[str, Any]]:
-    """Configs for a sum of so many elements: few words a program while compute units are idle.
+def first_words(hardware: Hardware, space: Space, elements: int) -> list[dict[str, Any]]:
+    """Configs for a sum of so many elements: two words, 16 bytes, a thread.
 
     Args:
         space: of :func:`word_space`.
     """
-    small = {"BLOCK": 128, "num_warps": 2}
-    large = {"BLOCK": 256, "num_warps": 4}
-    guesses = (small, large) if elements <= 1 << 15 else (large, small)
-    smallest = {"BLOCK": 64, "num_warps": 1}
-    return [within(space, guess) for guess in (*guesses, smallest)]
+    sizes = (128, 256, 64) if elements <= 1 << 15 else (256, 128, 64)
+    guesses = [
+        {"BLOCK": size, "num_warps": max(1, size // (2 * hardware.warp_size))} for size in sizes
+    ]
+    return [within(space, guess) for guess in guesses]
 
 
 def refuses_words(hardware: Hardware, config: Config, world_size: int) -> str | None:

@@ -11,13 +11,12 @@ from typing import Any
 
 import torch
 
-from taxfree_kernels.errors import PlanError
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.matmul_all_reduce.problem import MatmulAllReduce
 from taxfree_kernels.matmul_all_reduce.spaces import partial_bytes
 from taxfree_kernels.variant import Config, Plan, Space, Variant
-from taxfree_kernels.vendor import matmul_into
+from taxfree_kernels.vendor import matmul_into, symm_mem_op
 
 _ONE_SHOT_BYTES = 1 << 18  # up to which one shot is tried first
 
@@ -26,14 +25,12 @@ class TorchSymmMemPlan(Plan):
     """Matmul into a symmetric buffer, PyTorch's all-reduce, one addition for a residual."""
 
     def __init__(self, problem: MatmulAllReduce, fabric: Fabric, config: Config) -> None:
-        import torch.distributed._symmetric_memory as symm_mem  # registers the ops
+        import torch.distributed._symmetric_memory as symm_mem
 
         name = {1: "one_shot_all_reduce_out", 2: "two_shot_all_reduce_out"}[config["SHOTS"]]
-        if not hasattr(torch.ops.symm_mem, name):
-            raise PlanError(f"this torch has no {name}")
-        self._all_reduce = getattr(torch.ops.symm_mem, name)
-        dtype = getattr(torch, problem.dtype)
+        self._all_reduce = symm_mem_op(name, fabric.group)
         self._group_name, self._adds_bias = fabric.group.group_name, fabric.rank == 0
+        dtype = getattr(torch, problem.dtype)
         self._partial = symm_mem.empty(problem.m, problem.n, dtype=dtype, device=fabric.device)
         symm_mem.rendezvous(self._partial, self._group_name)
         self.launches = 2 + problem.residual
