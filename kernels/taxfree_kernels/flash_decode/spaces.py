@@ -130,7 +130,8 @@ def _first_on_hopper(
 
     def leaves_idle(waves: int) -> bool:
         programs = splits_of(problem, hardware, waves) * _columns(problem)
-        return programs < 0.9 * waves * hardware.compute_units
+        rounds = -(-programs // hardware.compute_units)
+        return programs < 0.9 * rounds * hardware.compute_units
 
     newest = {"launch_pdl": True, "IN_DATA": True}  # not the default before they are measured
     resident = sorted(((1, 4), (2, 4), (3, 3)), key=lambda each: leaves_idle(each[0]))
