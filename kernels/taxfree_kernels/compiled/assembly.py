@@ -21,6 +21,7 @@ class Role(Enum):
     COPY = auto()  # from global memory, into shared memory, asynchronous
     BULK_COPY = auto()  # such a copy by the TMA, through the asynchronous proxy
     PROXY_FENCE = auto()  # orders it after what the generic proxy has seen in global memory
+    EARLY_WAIT = auto()  # of a kernel that was launched early, until the one before has ended
     STORE = auto()  # to global memory
     BULK_STORE = auto()  # to global memory, asynchronous
     BULK_READ = auto()  # waits until bulk stores have read their source, and no more
@@ -301,6 +302,8 @@ def _ptx_roles(op: str, parts: frozenset[str]) -> Iterator[Role]:
         yield from _ptx_bulk_roles(op, parts)
     elif op.startswith("fence.proxy.async") and "shared" not in op:
         yield Role.PROXY_FENCE
+    elif op.startswith("griddepcontrol.wait"):
+        yield Role.EARLY_WAIT
     elif op.startswith(("cp.async.cg", "cp.async.ca")):
         yield Role.COPY
     elif op.startswith(("atom.", "red.")) and "shared" not in parts:

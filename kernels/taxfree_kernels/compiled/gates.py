@@ -266,6 +266,20 @@ def proxy_fence_before_bulk_copies(subject: Subject) -> Iterator[Violation]:
 
 
 @_gate
+def nothing_before_early_wait(subject: Subject) -> Iterator[Violation]:
+    """A kernel that may be launched early loads and stores nothing before it waits.
+
+    But for the generation, by an atomic of the device: the calls before this one have ended.
+    """
+    code = subject.assembly
+    for place in code.places(Role.EARLY_WAIT):
+        for passed in code.walk(place, lambda _: False, backwards=True):
+            if passed.plays(Role.LOAD, Role.COPY, Role.BULK_COPY, Role.STORE, Role.BULK_STORE):
+                yield _found(nothing_before_early_wait, "memory is used before the wait", passed)
+                break
+
+
+@_gate
 def no_wait_in_k_loop(subject: Subject) -> Iterator[Violation]:
     """No poll and no acquire in a loop of matrix instructions: its loads are issued ahead."""
     code = subject.assembly

@@ -12,9 +12,16 @@ import triton
 import triton.language as tl
 
 from taxfree_kernels.device import sync
+from taxfree_kernels.flash_decode import early
 
 #: kernels that only Hopper can run.
-HOPPER = ("bulk_store_then_signal", "bulk_copy_after_wait", "good_bulk_copy")
+HOPPER = (
+    "bulk_store_then_signal",
+    "bulk_copy_after_wait",
+    "good_bulk_copy",
+    "load_before_early_wait",
+    "good_early_wait",
+)
 #: kernels that only CDNA can run.
 CDNA = ("words_polled_once_by_one_warp",)
 
@@ -121,6 +128,20 @@ def good_bulk_copy(data, word, want, out, BLOCK: tl.constexpr, BACKEND: tl.const
     if seen >= want:
         sync.before_tma_loads(BACKEND)
         _read_box(data, out, BLOCK)
+
+
+@triton.jit
+def load_before_early_wait(data, word, want, out, BLOCK: tl.constexpr, BACKEND: tl.constexpr):
+    first = tl.load(data)
+    early.wait_for_the_last(BACKEND)
+    tl.store(out, first.to(tl.float32))
+
+
+@triton.jit
+def good_early_wait(data, word, want, out, BLOCK: tl.constexpr, BACKEND: tl.constexpr):
+    generation = tl.atomic_add(word, 0, sem="relaxed", scope="gpu")
+    early.wait_for_the_last(BACKEND)
+    _read(data + generation, out, BLOCK)
 
 
 @triton.jit

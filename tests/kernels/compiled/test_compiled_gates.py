@@ -21,6 +21,7 @@ WRONG = [
     ("signal_to_the_device", "mi300x", BOTH, {"system_scope"}),
     ("bulk_store_then_signal", "h200", ("oldest",), {"bulk_stores_done"}),
     ("bulk_copy_after_wait", "h200", BOTH, {"proxy_fence_before_bulk_copies"}),
+    ("load_before_early_wait", "h200", BOTH, {"nothing_before_early_wait"}),
     ("acquire_unused", "h200", ("oldest",), {"system_scope", "acquire_after_poll"}),
     ("poll_by_plain_load", "h200", BOTH, {"poll_in_loop"}),
     ("poll_by_plain_load", "mi300x", BOTH, {"poll_in_loop"}),
@@ -61,7 +62,11 @@ def test_a_wrong_kernel_is_found(
 @pytest.mark.parametrize("triton", BOTH)
 @pytest.mark.parametrize(
     ("kernel", "device"),
-    [*product(RIGHT, ("h200", "mi300x", "mi350x")), ("good_bulk_copy", "h200")],
+    [
+        *product(RIGHT, ("h200", "mi300x", "mi350x")),
+        ("good_bulk_copy", "h200"),
+        ("good_early_wait", "h200"),
+    ],
 )
 def test_a_right_kernel_passes(kernel: str, device: str, triton: str, snippets: Snippets) -> None:
     subject = Subject(**snippets.compiled(kernel, device, triton))
