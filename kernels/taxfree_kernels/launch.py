@@ -55,9 +55,10 @@ class Kernel:
             return
         compiled = self.function[(self.grid,)](*args, **self.constants, **self.options)
         if getattr(getattr(compiled, "metadata", None), "target", _OTHER).backend == "cuda":
-            rest = [self.constants[name] for name in self.function.arg_names[len(args) :]]
-            again = compiled[(self.grid, 1, 1)]
-            self._runners[kinds] = lambda *args: again(*args, *rest)
+            rest = self.function.arg_names[len(args) :]
+            if self.constants.keys() >= set(rest):  # no argument is left to its default
+                again, values = compiled[(self.grid, 1, 1)], [self.constants[each] for each in rest]
+                self._runners[kinds] = lambda *args: again(*args, *values)
 
 
 _OTHER = GPUTarget("", "", 0)
