@@ -378,11 +378,19 @@ def pipelined(subject: Subject) -> Iterator[Violation]:
 
 @_gate
 def wide_accesses(subject: Subject) -> Iterator[Violation]:
-    """Loops move 16 bytes per thread and instruction, or all its share of a small tile."""
+    """Loops move 16 bytes per thread and instruction, or all its share of a small tile.
+
+    CDNA copies into shared memory by 4 or 16 bytes: a share of 8 is two copies.
+    """
     if not subject.aligned:
         return
     code = subject.assembly
     shares = _small_shares(subject)
+
+    def is_narrow(one: Instruction) -> bool:
+        width = 2 * one.width if one.plays(Role.COPY) and not code.is_ptx else one.width
+        return one.width < 16 and not shares & {one.width, width}
+
     k_blocks = {block for loop in subject.k_loops for block in loop.blocks}
     for loop in code.loops:
         if code.nested(loop):
@@ -394,7 +402,7 @@ def wide_accesses(subject: Subject) -> Iterator[Violation]:
         if not copies and not loop.blocks <= k_blocks:
             continue
         moves = [one for one in inside if one.plays(Role.LOAD, Role.COPY, Role.STORE)]
-        narrow = [one for one in moves if one.width < 16 and one.width not in shares]
+        narrow = [one for one in moves if is_narrow(one)]
         if narrow:
             yield _found(
                 wide_accesses, f"{len(narrow)} accesses below 16 bytes in a loop", narrow[0]
