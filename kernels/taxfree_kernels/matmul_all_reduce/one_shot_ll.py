@@ -23,11 +23,11 @@ from taxfree_kernels.device import sync
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.launch import Kernel, compile_options
-from taxfree_kernels.matmul_all_reduce import spaces
-from taxfree_kernels.matmul_all_reduce.chunks import with_addends
 from taxfree_kernels.matmul_all_reduce.one_shot import OneShot, OneShotSum
 from taxfree_kernels.matmul_all_reduce.problem import MatmulAllReduce
-from taxfree_kernels.matmul_all_reduce.sums import SumsPlan
+from taxfree_kernels.partial_sums import spaces
+from taxfree_kernels.partial_sums.chunks import with_addends
+from taxfree_kernels.partial_sums.sums import SumsPlan
 from taxfree_kernels.variant import Config, Plan, Space
 
 #: Most elements of the output: their words from 8 ranks fill a pool's slot of them.

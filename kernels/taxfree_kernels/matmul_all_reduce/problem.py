@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
-from taxfree_kernels.errors import PlanError
+from taxfree_kernels.partial_sums.sizes import ITEM_BYTES, padded_elements, require_matmul
 from taxfree_kernels.variant import Cost
-
-ITEM_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4}
 
 #: Most elements of the output for which every rank sends its whole partial sum to every peer, and
 #: keeps an inbox for each: beyond it the links carry too much, and inboxes are too large.
@@ -81,28 +78,6 @@ class MatmulAllReduce:
             return ITEM_BYTES[self.dtype] * (2 * padded + 32 * self.world_size)
         in_float32 = ITEM_BYTES["float32"] * self.world_size * padded
         return in_float32 + ITEM_BYTES[self.dtype] * (padded + 32 * self.world_size)
-
-
-def require_matmul(problem: Any) -> None:
-    """Raise :class:`PlanError` when a partial matmul cannot have a problem's dimensions."""
-    for name in ("m", "n", "k", "world_size"):
-        value = getattr(problem, name)
-        if value < 1:
-            raise PlanError(f"{name} is {value}, must be at least 1")
-    if problem.dtype not in ("float16", "bfloat16"):
-        raise PlanError(f"dtype {problem.dtype} is not one of float16, bfloat16")
-    if problem.weight_layout not in ("nk", "kn"):
-        raise PlanError(f"weight_layout is {problem.weight_layout!r}, must be 'nk' or 'kn'")
-
-
-def padded_columns(n: int) -> int:
-    """Columns of a row in an inbox: a multiple of 16, so that each row starts at 16 bytes."""
-    return -(-n // 16) * 16
-
-
-def padded_elements(m: int, n: int) -> int:
-    """Elements of an inbox for [m, n]: a multiple of 256 bytes in any type."""
-    return -(-m * padded_columns(n) // 128) * 128
 
 
 PROBLEM = MatmulAllReduce

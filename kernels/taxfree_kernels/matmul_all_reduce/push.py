@@ -27,9 +27,9 @@ from taxfree_kernels.device.exchange import wait_for_everybody
 from taxfree_kernels.device.tiles import own_chiplet_first, tile_of
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.hardware import Hardware
-from taxfree_kernels.matmul_all_reduce.fused import FusedPlan, FusedVariant
 from taxfree_kernels.matmul_all_reduce.problem import ONE_SHOT_ELEMENTS
-from taxfree_kernels.matmul_all_reduce.tile import (
+from taxfree_kernels.partial_sums.fused import FusedPlan, FusedVariant
+from taxfree_kernels.partial_sums.tile import (
     addends,
     announce_tile,
     partial_tile,

@@ -14,7 +14,7 @@ import torch
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.matmul_all_reduce.problem import MatmulAllReduce
-from taxfree_kernels.matmul_all_reduce.spaces import partial_bytes
+from taxfree_kernels.partial_sums.spaces import partial_bytes
 from taxfree_kernels.variant import Config, Plan, Space, Variant
 from taxfree_kernels.vendor import matmul_into, symm_mem_op
 

@@ -29,15 +29,15 @@ from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.fabric.heap import Pool
 from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.launch import Kernel, compile_options
-from taxfree_kernels.matmul_all_reduce import spaces
-from taxfree_kernels.matmul_all_reduce.chunks import (
+from taxfree_kernels.matmul_all_reduce.problem import MatmulAllReduce
+from taxfree_kernels.partial_sums import spaces
+from taxfree_kernels.partial_sums.chunks import (
     bounds_of_chunk,
     offsets_in_rows,
     summed_block,
     with_addends,
 )
-from taxfree_kernels.matmul_all_reduce.problem import MatmulAllReduce
-from taxfree_kernels.matmul_all_reduce.sums import Sum, SumsPlan
+from taxfree_kernels.partial_sums.sums import Sum, SumsPlan
 from taxfree_kernels.variant import Config, Plan, Space, Variant
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from taxfree_kernels.matmul_all_reduce.operation import make_factors, sum_of_products
 from taxfree_kernels.matmul_reduce_scatter.problem import MatmulReduceScatter
+from taxfree_kernels.partial_sums.inputs import make_factors, sum_of_products
 from taxfree_kernels.variant import Operation
 
 

@@ -13,9 +13,9 @@ from typing import Any
 
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.hardware import Hardware
-from taxfree_kernels.matmul_all_reduce import spaces
-from taxfree_kernels.matmul_all_reduce.sums import SumsPlan
 from taxfree_kernels.matmul_reduce_scatter.one_shot import OneShot, ScatterSum
+from taxfree_kernels.partial_sums import spaces
+from taxfree_kernels.partial_sums.sums import SumsPlan
 from taxfree_kernels.variant import Config, Plan, Space
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from taxfree_kernels.errors import PlanError
-from taxfree_kernels.matmul_all_reduce.problem import (
+from taxfree_kernels.partial_sums.sizes import (
     ITEM_BYTES,
     padded_elements,
     require_matmul,

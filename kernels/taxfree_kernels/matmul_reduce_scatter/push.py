@@ -27,8 +27,8 @@ from taxfree_kernels.device import sync
 from taxfree_kernels.device.exchange import wait_for_everybody
 from taxfree_kernels.device.tiles import own_chiplet_first, tile_of
 from taxfree_kernels.fabric.base import Fabric
-from taxfree_kernels.matmul_all_reduce.fused import FusedPlan, FusedVariant
-from taxfree_kernels.matmul_all_reduce.tile import announce_tile, partial_tile, sum_of_sources
+from taxfree_kernels.partial_sums.fused import FusedPlan, FusedVariant
+from taxfree_kernels.partial_sums.tile import announce_tile, partial_tile, sum_of_sources
 from taxfree_kernels.variant import Config, Plan
 
 

@@ -15,10 +15,10 @@ from taxfree_kernels.flash_decode import two_shot as decode_two_shot
 from taxfree_kernels.matmul_all_reduce import one_shot as sum_one_shot
 from taxfree_kernels.matmul_all_reduce import one_shot_ll as sum_one_shot_ll
 from taxfree_kernels.matmul_all_reduce import push as sum_push
-from taxfree_kernels.matmul_all_reduce import tile as sum_tile
 from taxfree_kernels.matmul_all_reduce import two_shot as sum_two_shot
 from taxfree_kernels.matmul_reduce_scatter import one_shot as scatter_one_shot
 from taxfree_kernels.matmul_reduce_scatter import push as scatter_push
+from taxfree_kernels.partial_sums import tile as sum_tile
 
 _SEEDS = range(14)
 

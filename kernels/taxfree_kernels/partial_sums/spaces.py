@@ -6,7 +6,7 @@ from itertools import pairwise
 from typing import Any
 
 from taxfree_kernels.hardware import Hardware
-from taxfree_kernels.matmul_all_reduce.problem import ITEM_BYTES
+from taxfree_kernels.partial_sums.sizes import ITEM_BYTES
 from taxfree_kernels.spaces import power_of_2, refuses_tile, up_to, within
 from taxfree_kernels.variant import Config, Space
 

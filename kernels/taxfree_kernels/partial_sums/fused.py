@@ -12,8 +12,8 @@ from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.fabric.heap import Pool
 from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.launch import Kernel, compile_options
-from taxfree_kernels.matmul_all_reduce import spaces
-from taxfree_kernels.matmul_all_reduce.problem import padded_columns, padded_elements
+from taxfree_kernels.partial_sums import spaces
+from taxfree_kernels.partial_sums.sizes import padded_columns, padded_elements
 from taxfree_kernels.variant import Config, Plan, Space, Variant
 
 

@@ -1,0 +1,53 @@
+"""Inputs of partial matmuls, and their sum in float64."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+_TERMS = 64  # of a sum of small integers, about: none then comes near 256, where bfloat16 rounds
+
+
+def random_tensor(
+    size: tuple[int, ...],
+    seed: int,
+    device: torch.device,
+    dtype: torch.dtype,
+    integers: bool,
+    density: float = 1.0,
+) -> torch.Tensor:
+    """Normal numbers, or -1, 0, 1, of which all but a share of `density` are made 0."""
+    generator = torch.Generator(device=device).manual_seed(seed)
+    if not integers:
+        return torch.randn(size, generator=generator, device=device).to(dtype)
+    values = torch.randint(-1, 2, size, generator=generator, device=device).to(dtype)
+    if density < 1:
+        values *= torch.rand(size, generator=generator, device=device) < density
+    return values
+
+
+def make_factors(
+    problem: Any, rank: int, seed: int, device: torch.device, integers: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """x [m, k] and weight [k, n] of one rank; small integers stay exact in narrow partial sums.
+
+    Args:
+        problem: of an operation that sums the ranks' products.
+    """
+    dtype = getattr(torch, problem.dtype)
+    own = 1000 * seed + rank
+    density = min(1.0, _TERMS / (problem.k * problem.world_size))
+    x = random_tensor((problem.m, problem.k), own, device, dtype, integers, density)
+    size = (problem.n, problem.k) if problem.weight_layout == "nk" else (problem.k, problem.n)
+    weight = random_tensor(size, own + 1_000_000, device, dtype, integers)
+    return x, weight.t() if problem.weight_layout == "nk" else weight
+
+
+def sum_of_products(problem: Any, seed: int, device: torch.device, integers: bool) -> torch.Tensor:
+    """float64 [m, n]: the ranks' x @ weight, summed."""
+    total = torch.zeros(problem.m, problem.n, dtype=torch.float64, device=device)
+    for rank in range(problem.world_size):
+        x, weight = make_factors(problem, rank, seed, device, integers)
+        total.addmm_(x.double(), weight.double())
+    return total
