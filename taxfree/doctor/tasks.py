@@ -153,6 +153,7 @@ def coherence(fabric: Fabric) -> Coherence:
     Uses the pool's signals and a slot, as `signals` does.
     """
     rounds, stale = _sizes(fabric).rounds, 0
+    fabric.pool.reset()
     for peer in range(1, fabric.world_size):
         stale += _hand_over(fabric, peer, rounds)
         fabric.pool.check()
@@ -166,9 +167,10 @@ def coherence(fabric: Fabric) -> Coherence:
 def signals(fabric: Fabric) -> tuple[SignalTime, ...]:
     """Play ping-pong between rank 0 and each peer in turn.
 
-    Uses the pool's own signals, with generations of its own: the pool is reset behind it.
+    Uses the pool's own signals, with generations of its own: the pool is reset around it.
     """
     rounds = _sizes(fabric).rounds
+    fabric.pool.reset()
     times = []
     for peer in range(1, fabric.world_size):
         call = _ping_pong(fabric, peer, rounds)

@@ -418,7 +418,7 @@ def _read_amd_access(number: int, line: str, access: re.Match[str], pending: str
         roles.add(Role.STORE)
     elif "sc1" in line:
         roles.add(Role.POLL)
-    elif re.search(r"\blds\b", line):
+    elif re.search(r"\blds\b|_lds_", line):
         roles.add(Role.COPY)
     else:
         roles.add(Role.LOAD)

@@ -139,4 +139,5 @@ def _others(variant: Variant, problem: Any, hardware: Hardware) -> list[Config]:
             together = {**default, **dict(pair)}
             alone = [{**default, knob: value} for knob, value in pair]
             found += alone if is_refused(together) else [together]
-    return [one for one in found if not is_refused(one)]
+    distinct = [one for at, one in enumerate(found) if one not in (default, *found[:at])]
+    return [one for one in distinct if not is_refused(one)]

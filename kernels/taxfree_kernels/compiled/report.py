@@ -86,15 +86,13 @@ def check(
     version = triton_version(triton_path)
     folder = cache_dir or platformdirs.user_cache_path("taxfree") / "compiled"
     wanted = [(case, folder / f"{_key(case, version)}.json") for case in cases]
-    missing = [(case, file) for case, file in wanted if not file.exists()]
+    missing = {file: case for case, file in wanted if not file.exists()}  # each once
     with CompilePool(workers, triton_path=triton_path) as pool:
-        answers = pool.answers(_request(case) for case, _ in missing)
-        fresh = {file: case for case, file in missing}
+        answers = pool.answers(_request(case) for case in missing.values())
         for case, file in wanted:
-            if file in fresh:
-                reports = _reports(case, version, next(answers))
-                del fresh[file]
-                _save(file, reports)
+            if file in missing:
+                _save(file, _reports(case, version, next(answers)))
+                del missing[file]
             yield from _load(file)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from itertools import chain
+from pathlib import Path
 
 import pytest
 
@@ -26,6 +27,16 @@ def expect_good(wanted: Iterable[Case], triton: str) -> None:
 @pytest.mark.parametrize("op", OPERATIONS)
 def test_each_operation_has_examples(op: str) -> None:
     assert EXAMPLES[op]
+
+
+def test_each_case_gets_its_own_report(tmp_path: Path) -> None:
+    """Also one that is asked for twice, and those behind it."""
+    few = [c for c in cases("matmul_all_reduce", "h200", examples=1) if "shot" in c.variant]
+    asked = [few[0], few[0], *few[1:]]
+    found = list(check(asked, workers=1, cache_dir=tmp_path))
+    assert [(each.variant, each.kernel) for each in found] == [
+        (c.variant, c.variant) for c in asked
+    ]
 
 
 @pytest.mark.timeout(900)
