@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from taxfree_kernels.hardware import Hardware
@@ -31,6 +32,19 @@ def within(space: Space, guess: Config) -> dict[str, Any]:
         wanted = guess.get(knob, values[0])
         config[knob] = wanted if wanted in values else min(values, key=lambda v: abs(v - wanted))
     return config
+
+
+def allowed(
+    problem: Any,
+    hardware: Hardware,
+    space: Space,
+    guesses: Sequence[Config],
+    refuses: Callable[[Any, Hardware, Config], str | None],
+) -> list[dict[str, Any]]:
+    """The guesses that can run; where K is too short to be split, the first one unsplit."""
+    configs = [within(space, guess) for guess in guesses]
+    found = [config for config in configs if refuses(problem, hardware, config) is None]
+    return found or [within(space, {**guesses[0], "SPLIT_K": 1})]
 
 
 def refuses_tile(

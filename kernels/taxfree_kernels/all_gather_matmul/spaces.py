@@ -6,7 +6,7 @@ from typing import Any
 
 from taxfree_kernels.all_gather_matmul.problem import ITEM_BYTES, AllGatherMatmul
 from taxfree_kernels.hardware import Hardware
-from taxfree_kernels.spaces import nearest_first, power_of_2, refuses_tile, up_to, within
+from taxfree_kernels.spaces import allowed, nearest_first, power_of_2, refuses_tile, up_to
 from taxfree_kernels.variant import Config, Space
 
 
@@ -102,16 +102,7 @@ def first_configs(
         guesses = _first_on_cdna(rows)
     else:
         guesses = _first_on_hopper(rows, sending_chunks(problem))
-    return _allowed(problem, hardware, space, guesses)
-
-
-def _allowed(
-    problem: AllGatherMatmul, hardware: Hardware, space: Space, guesses: list[dict[str, Any]]
-) -> list[dict[str, Any]]:
-    """The guesses that can run; where K is too short to be split, the first one unsplit."""
-    configs = [within(space, guess) for guess in guesses]
-    allowed = [config for config in configs if refuses(problem, hardware, config) is None]
-    return allowed or [within(space, guesses[0] | {"SPLIT_K": 1})]
+    return allowed(problem, hardware, space, guesses, refuses)
 
 
 def _first_interpreted(rows: int) -> dict[str, Any]:
@@ -182,7 +173,7 @@ def first_tma_configs(
             _WIDE | {"CHUNKS": 16, "SENDERS": count, "SEND_BLOCK": 16384} for count in (24, 12)
         ]
     waits = {"SOURCES_PER_WAIT": problem.world_size}
-    return _allowed(problem, hardware, space, [guess | waits for guess in guesses])
+    return allowed(problem, hardware, space, [guess | waits for guess in guesses], refuses)
 
 
 _SQUARE = {"BLOCK_M": 128, "BLOCK_N": 128, "BLOCK_K": 64, "GROUP_M": 8, "num_warps": 4,

@@ -74,6 +74,21 @@ EXAMPLES: dict[str, tuple[Example, ...]] = {
     ),
 }
 
+_SMALL = {"n": 16, "k": 32, "world_size": 2}
+
+#: operation -> a problem for which compilers put 1 in the place of arguments. It has to compile,
+#: and to be right.
+SMALLEST: dict[str, Example] = {
+    "all_gather_matmul": Example({"m": 1, **_SMALL}, aligned=False),
+    "matmul_all_reduce": Example({"m": 1, **_SMALL}, aligned=False),
+    "matmul_reduce_scatter": Example({"m": 2, **_SMALL}, aligned=False),
+    "flash_decode": Example(
+        {"batch": 1, "q_heads": 1, "kv_heads": 1, "head_dim": 16, "world_size": 2}
+        | {"kv_len_per_rank": 1},
+        aligned=False,
+    ),
+}
+
 
 @dataclass(frozen=True)
 class Case:
@@ -111,17 +126,25 @@ def cases(
     Raises:
         KeyError: the operation has no examples here yet.
     """
-    hardware = KNOWN[device]
     for example in EXAMPLES[op][:examples]:
-        problem = registry.problem_class(op)(**example.fields)
-        for name, variant in registry.variants(op).items():
-            if variant.refuses_problem(problem, hardware):
-                continue
-            default = variant.first_configs(problem, hardware)[0]
-            configs = [default, *(_others(variant, problem, hardware) if corners else ())]
-            for config in configs:
-                is_default = config is default
-                yield Case(op, problem, name, config, device, example.aligned, is_default)
+        yield from _cases_of(example, op, device, corners)
+
+
+def smallest_cases(op: str, device: str) -> Iterator[Case]:
+    """The default configs of every variant for an operation's smallest problem, on a device."""
+    return _cases_of(SMALLEST[op], op, device, corners=False)
+
+
+def _cases_of(example: Example, op: str, device: str, corners: bool) -> Iterator[Case]:
+    hardware, problem = KNOWN[device], registry.problem_class(op)(**example.fields)
+    for name, variant in registry.variants(op).items():
+        if variant.refuses_problem(problem, hardware):
+            continue
+        default = variant.first_configs(problem, hardware)[0]
+        configs = [default, *(_others(variant, problem, hardware) if corners else ())]
+        for config in configs:
+            is_default = config is default
+            yield Case(op, problem, name, config, device, example.aligned, is_default)
 
 
 def _others(variant: Variant, problem: Any, hardware: Hardware) -> list[Config]:

@@ -80,6 +80,9 @@ class Subject:
 #: in Triton's IR: a loop, up to the brace that closes it; a poll and a store of such words.
 _WHILE = re.compile(r"^( *)(?:%.* = )?scf\.while\b(.*?)^\1\}(?! do)", re.MULTILINE | re.DOTALL)
 _FLAG_POLL = re.compile(r"tt\.load .*isVolatile = true.*: tensor<[\dx]+x!tt\.ptr<i64>>")
+_POLLED = re.compile(
+    r"(?:tt\.load .*isVolatile = true|buffer_load .*\bcv\b).* tensor<([\dx]+)x(?:!tt\.ptr<)?i64"
+)
 _FLAG_STORE = re.compile(r"tt\.store .*cache_?[mM]odifier = wt.*: tensor<[\dx]+x!tt\.ptr<i64>>")
 
 _PROGRESS = (
@@ -318,6 +321,22 @@ def whole_flag_words(subject: Subject) -> Iterator[Violation]:
         for one in words:
             if one.scope == "sys" and one.element < 8:
                 yield _found(whole_flag_words, "a word in parts", one)
+
+
+@_gate
+def own_flag_words(subject: Subject) -> Iterator[Violation]:
+    """No flag-in-data word is polled by two threads, or twice: one may see what the other has not.
+
+    Compilers give the words of a block that is smaller than the program to several threads, and
+    load such a block again for each layout that it is used in.
+    """
+    polls = [math.prod(map(int, shape.split("x"))) for shape in _POLLED.findall(subject.ttgir)]
+    if len(polls) > len(_FLAG_POLL.findall(subject.ttir)):
+        yield Violation("own_flag_words", "the compiler has doubled a load of words")
+    threads = subject.num_warps * (32 if subject.assembly.is_ptx else 64)
+    for words in polls:
+        if words < threads:
+            yield Violation("own_flag_words", f"{words} words are polled by {threads} threads")
 
 
 @_gate

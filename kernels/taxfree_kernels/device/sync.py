@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import os
 import time
+from typing import Any
 
 import triton
 import triton.language as tl
@@ -217,8 +218,18 @@ def receive(
     Returns:
         The payload, int32, and whether all have come; false as for :func:`wait`.
     """
+    shape: tl.constexpr = words.shape
+    # Of a block of fewer words than threads, compilers give one word to several threads, each of
+    # which sees what it loads itself, and load it anew for each layout: copies have one each.
+    copies: tl.constexpr = max(1, _threads() // words.numel)
     if TIMELINE != "":
         _note(control_ptr, WAIT_BEGAN, source, source != rank)
+    if copies > 1:
+        addresses = _repeat(words.to(tl.int64), shape, copies)  # pointers cannot be reshaped
+        words = tl.cast(addresses, words.dtype)
+        source = _repeat(source, shape, copies)
+        if mask is not None:
+            mask = _repeat(mask, shape, copies)
     limit = tl.load(control_ptr + LIMIT)
     seen = _load_words(words, BACKEND)
     late = _count_late(seen, generation, mask)
@@ -238,9 +249,30 @@ def receive(
     if late > 0:
         _give_up_words(control_ptr, seen, source, generation, mask, heap_bases, rank,
                        WORLD, BACKEND)  # fmt: skip
+    payload = seen.to(tl.int32)
+    if copies > 1:
+        payload = tl.reshape(tl.max(payload, 0), shape)
     if TIMELINE != "":
         _note(control_ptr, WAIT_ENDED, source, source != rank)
-    return seen.to(tl.int32), late == 0
+    return payload, late == 0
+
+
+def _threads(_semantic: Any = None) -> Any:
+    """Threads of one program; an interpreted one has no other than itself."""
+    if _semantic is None:
+        return 1
+    options = _semantic.builder.options
+    return tl.constexpr(options.num_warps * options.warp_size)
+
+
+_threads.__triton_builtin__ = True  # type: ignore[attr-defined]
+
+
+@triton.jit
+def _repeat(block, shape, copies: tl.constexpr):
+    """A block that broadcasts to `shape`, flat, as the rows of [copies, numel]."""
+    whole = tl.broadcast_to(block, shape)
+    return tl.broadcast_to(tl.reshape(whole, (1, whole.numel)), (copies, whole.numel))
 
 
 @triton.jit

@@ -41,7 +41,7 @@ from taxfree_kernels.partial_sums.sums import Sum, SumsPlan
 from taxfree_kernels.variant import Config, Plan, Space, Variant
 
 
-@triton.jit(do_not_specialize=["rank"])
+@triton.jit(do_not_specialize=["rank", "block_sixteens"])
 def _two_shot(
     partial_ptr, bias_ptr, residual_ptr, out_ptr,
     inbox_ptr, slot_elements, control_ptr, heap_bases, rank, block_sixteens, sixteens, count,

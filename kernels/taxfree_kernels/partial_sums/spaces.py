@@ -7,7 +7,7 @@ from typing import Any
 
 from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.partial_sums.sizes import ITEM_BYTES
-from taxfree_kernels.spaces import power_of_2, refuses_tile, up_to, within
+from taxfree_kernels.spaces import allowed, power_of_2, refuses_tile, up_to, within
 from taxfree_kernels.variant import Config, Space
 
 _CHUNK_BYTES = 1 << 13  # what one sender moves in a few microseconds
@@ -84,8 +84,7 @@ def first_configs(problem: Any, hardware: Hardware, space: Space) -> list[dict[s
         guesses = _first_on_cdna(rows)
     else:
         guesses = _first_on_hopper(problem, rows)
-    configs = [within(space, guess) for guess in guesses]
-    return [config for config in configs if refuses(problem, hardware, config) is None]
+    return allowed(problem, hardware, space, guesses, refuses)
 
 
 def _first_on_hopper(problem: Any, rows: int) -> list[dict[str, Any]]:

@@ -223,6 +223,18 @@ def words_polled_once_by_one_warp(
 
 
 @triton.jit
+def words_polled_by_several_threads(
+    data, word, want, out, BLOCK: tl.constexpr, BACKEND: tl.constexpr
+):
+    words = tl.cast(out, tl.pointer_type(tl.int64)) + tl.arange(0, 32)
+    seen, polls = sync._load_words(words, BACKEND), tl.zeros((), tl.int64)
+    while (tl.min(seen >> 32) < want) & (polls < tl.load(word)):
+        seen = sync._load_words(words, BACKEND)
+        polls += 1
+    tl.store(data + tl.arange(0, 32), seen.to(tl.float16))
+
+
+@triton.jit
 def words_polled_in_a_cache(data, word, want, out, BLOCK: tl.constexpr, BACKEND: tl.constexpr):
     at = tl.arange(0, BLOCK)
     words = tl.cast(out, tl.pointer_type(tl.int64)) + at

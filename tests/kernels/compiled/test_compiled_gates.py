@@ -32,6 +32,8 @@ WRONG = [
     ("poll_by_swap", "mi300x", ("installed",), {"no_weak_poll"}),
     ("words_polled_in_a_cache", "mi300x", BOTH, {"whole_flag_words"}),
     ("words_polled_once_by_one_warp", "mi300x", BOTH, {"whole_flag_words"}),
+    ("words_polled_by_several_threads", "h200", BOTH, {"own_flag_words"}),
+    ("words_polled_by_several_threads", "mi300x", BOTH, {"own_flag_words"}),
     ("unbounded_wait", "mi300x", ("oldest",), {"poll_in_loop", "no_blind_spin"}),
     ("wait_in_k_loop", "h200", BOTH, {"no_wait_in_k_loop", "pipelined"}),
     ("wait_in_k_loop", "mi300x", BOTH, {"no_wait_in_k_loop", "pipelined"}),

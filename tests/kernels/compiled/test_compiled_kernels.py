@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from taxfree_kernels.compiled.coverage import DEVICES, EXAMPLES, Case, cases
+from taxfree_kernels.compiled.coverage import DEVICES, EXAMPLES, Case, cases, smallest_cases
 from taxfree_kernels.compiled.report import check, format_report
 from taxfree_kernels.variant import operation_names
 
@@ -58,6 +58,17 @@ def test_corners_of_the_spaces_pass_the_gates(op: str, triton: str) -> None:
     corners = (list(cases(op, device, corners=True, examples=1)) for device in DEVICES)
     dealt = (each[(first + turn) % 3 :: 3] for turn, each in enumerate(corners))
     expect_good(chain(*dealt), triton)
+
+
+@pytest.mark.parametrize("triton", TRITONS)
+@pytest.mark.parametrize("op", OPERATIONS)
+def test_the_smallest_problems_compile(op: str, triton: str) -> None:
+    """What is right has to be right here, too; what is for speed may fail."""
+    wanted = chain(*(smallest_cases(op, device) for device in ("h200", "mi300x")))
+    reports = list(check(wanted, triton_path(triton), workers=1))
+    found = [violation for report in reports for violation in report.violations]
+    assert [report.error for report in reports if report.error] == []
+    assert {violation.gate for violation in found} <= {"no_spills", "no_waterfall"}
 
 
 @pytest.mark.soak
