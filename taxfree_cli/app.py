@@ -11,6 +11,7 @@ import importlib
 import importlib.util
 import io
 import os
+import signal
 import sys
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
@@ -117,6 +118,8 @@ def main() -> None:
     """Entry point of the `taxfree` script."""
     if isinstance(sys.stdout, io.TextIOWrapper):  # a path may be no text, a terminal no Unicode
         sys.stdout.reconfigure(errors="backslashreplace")
+    # What ends jobs, as `timeout` and schedulers do, leaves behind what Ctrl-C does.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     sys.exit(run(sys.argv[1:]))
 
 

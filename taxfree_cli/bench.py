@@ -110,11 +110,18 @@ def bench(
 
     asked = what_is_asked(op, shapes, model, tp, gpus, dtype, fabric, db, variant or None)
     measured = []
-    for result in measuring(asked):
-        measured.append(result)
-        if not json:
-            print_problem(result)
-    found = collect(asked.fabric, measured)
+    try:
+        for result in measuring(asked):
+            measured.append(result)
+            if not json:
+                print_problem(result)
+    finally:  # what is finished is kept, also where the rest is not
+        if measured:
+            found = collect(asked.fabric, measured)
+            if out is not None:
+                results.save(found, out)
+            if csv is not None:
+                results.save_csv(found, csv)
     verdicts = None if before is None else results.compare(found.rows, before)
     if json:
         document = found.to_json()
@@ -123,10 +130,6 @@ def bench(
         print_json(document)
     elif verdicts is not None and compare is not None:
         print_comparison(verdicts, compare)
-    if out is not None:
-        results.save(found, out)
-    if csv is not None:
-        results.save_csv(found, csv)
     if plot is not None:
         draw(found.rows, near_fields(op)[0], plot)
     fail_if_broken(found.skipped)

@@ -1,8 +1,9 @@
-"""Ctrl-C while `taxfree tune` measures: what was finished is kept, and nothing else is left."""
+"""Ctrl-C, or a scheduler, ends a command: what was finished is kept, and nothing else is left."""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import shlex
 import signal
@@ -20,14 +21,13 @@ from tests.bad_input.table import INTERRUPTED
 from tests.ranks import PYTHON, environment, wait_until_gone
 
 
-@pytest.fixture
-def tuning(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
-    """A run that has stored a trial and goes on, as the head of a group as in a terminal."""
-    (tmp_path / "tmp").mkdir()
-    database = tmp_path / "tuning.sqlite"
+@contextlib.contextmanager
+def running(command: str, folder: Path) -> Iterator[subprocess.Popen[str]]:
+    """A command that runs in `folder`, as the head of a group as in a terminal."""
+    (folder / "tmp").mkdir()
     run = subprocess.Popen(
-        [PYTHON, "-m", "taxfree_cli.app", *shlex.split(INTERRUPTED.command)],
-        env=environment(TAXFREE_DB=str(database), TMPDIR=str(tmp_path / "tmp")),
+        [PYTHON, "-m", "taxfree_cli.app", *shlex.split(command)],
+        env=environment(TAXFREE_DB=str(folder / "tuning.sqlite"), TMPDIR=str(folder / "tmp")),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -36,14 +36,21 @@ def tuning(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
         preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
     )
     try:
-        while not trials(database):
-            assert run.poll() is None, run.communicate()
-            time.sleep(0.05)
         yield run
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(run.pid, signal.SIGKILL)
         run.communicate()
+
+
+@pytest.fixture
+def tuning(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
+    """A search that has stored a trial and goes on."""
+    with running(INTERRUPTED.command, tmp_path) as run:
+        while not trials(tmp_path / "tuning.sqlite"):
+            assert run.poll() is None, run.communicate()
+            time.sleep(0.05)
+        yield run
 
 
 def trials(database: Path) -> list[tuple[str, str]]:
@@ -67,14 +74,14 @@ def test_an_interrupted_search_keeps_what_it_found(
     tuning: subprocess.Popen[str], tmp_path: Path
 ) -> None:
     known, shared = trials(tmp_path / "tuning.sqlite"), set(os.listdir("/dev/shm"))
-    running = processes_of(tuning.pid)
-    assert len(running) >= 3  # the controller and two ranks
+    alive = processes_of(tuning.pid)
+    assert len(alive) >= 3  # the controller and two ranks
     os.killpg(tuning.pid, signal.SIGINT)
     out, err = tuning.communicate(timeout=60)
     outcome = Outcome(tuning.returncode, out, err)
     assert_is_refused(outcome, INTERRUPTED.code, INTERRUPTED.error, INTERRUPTED.hint)
     assert outcome.out == ""
-    assert wait_until_gone(running, 5) == []
+    assert wait_until_gone(alive, 5) == []
     assert set(os.listdir("/dev/shm")) <= shared
     assert list((tmp_path / "tmp").iterdir()) == []
     assert {path.name for path in tmp_path.iterdir()} == {"tmp", "tuning.sqlite", "tuning.journal"}
@@ -83,3 +90,19 @@ def test_an_interrupted_search_keeps_what_it_found(
     with Database(tmp_path / "tuning.sqlite", read_only=True) as database:
         key = kept[0][0].rpartition(" #")[0]
         assert len(database.trials(key)) == len(kept)  # each of them whole
+
+
+def test_a_bench_that_is_ended_writes_what_it_measured(tmp_path: Path) -> None:
+    file = tmp_path / "rows.json"
+    command = f"bench --fabric host --gpus 2 --shapes 1,2,3,4,5x32x32 --out {file}"
+    with running(command, tmp_path) as run:
+        assert run.stdout is not None
+        while "dispatch:" not in run.stdout.readline():  # the end of a problem
+            assert run.poll() is None, run.communicate()
+        alive = processes_of(run.pid)
+        run.send_signal(signal.SIGTERM)
+        assert run.wait(timeout=60) == INTERRUPTED.code
+        assert wait_until_gone(alive, 5) == []
+    measured = {row["problem"]["m"] for row in json.loads(file.read_text())["rows"]}
+    assert 1 in measured
+    assert 5 not in measured

@@ -120,7 +120,12 @@ class PersistentPlan(Plan):
 
 
 def _kv_heads_per_chunk(problem: FlashDecode, config: Config) -> int:
-    """As many as CHUNKS asks for, or more where there would be more chunks than channels."""
+    """As many as CHUNKS asks for, or more where there would be more chunks than channels.
+
+    One where words need no signal.
+    """
+    if config["IN_DATA"]:
+        return 1
     kv_heads = problem.batch * problem.kv_heads
     return -(-kv_heads // min(config["CHUNKS"], Pool.CHANNELS))
 

@@ -78,7 +78,9 @@ def early_space(hardware: Hardware) -> Space:
 
 
 def chunk_rows(problem: FlashDecode, config: Config) -> int:
-    """Rows of a chunk: at most CHUNKS chunks of whole tiles."""
+    """Rows of a chunk: at most CHUNKS chunks of whole tiles; a tile where words need no signal."""
+    if config.get("IN_DATA"):
+        return int(config["ROWS"])
     tiles = -(-problem.rows // config["ROWS"])
     return int(config["ROWS"] * -(-tiles // config["CHUNKS"]))
 
@@ -93,6 +95,8 @@ def first_configs(
     if space is None:
         space = {**split_space(problem, hardware), **merge_space(problem, hardware)}
     merging = {"ROWS": max(1, min(16, problem.rows // 48)), "CHUNKS": 64, "OUT_ROWS": 1}
+    if True in space.get("IN_DATA", ()) and hardware.backend == "cuda":
+        merging |= {"IN_DATA": True, "CHUNKS": 1, "ROWS": max(1, min(16, problem.rows // 128))}
     if hardware.backend == "interpreter":
         guesses = [{"SPLITS": 2, "OUT_ROWS": 4, "CHUNKS": 3}]
     elif hardware.backend == "hip":
@@ -119,7 +123,7 @@ def _first_on_hopper(
     keys = 32 if narrow else 64
     tables = 2 if problem.page_size else 0  # stages in which page numbers are under way
     warps = 4 if problem.group_size <= 32 and problem.is_aligned else 8
-    common = {"BLOCK_H": 64, "num_warps": warps, **merging}
+    common = {"BLOCK_H": 64, "num_warps": warps, "launch_pdl": True, **merging}
 
     def guess(waves: int, stages: int, block_n: int = keys, **others: Any) -> dict[str, Any]:
         splits = splits_of(problem, hardware, waves)
@@ -133,17 +137,16 @@ def _first_on_hopper(
         rounds = -(-programs // hardware.compute_units)
         return programs < 0.9 * rounds * hardware.compute_units
 
-    newest = {"launch_pdl": True, "IN_DATA": True}  # not the default before they are measured
     resident = sorted(((1, 4), (2, 4), (3, 3)), key=lambda each: leaves_idle(each[0]))
     return [
         guess(*resident[0]),
-        guess(*resident[0], **newest),
-        guess(*resident[0], launch_pdl=True),
+        guess(*resident[0], ROWS=2 * merging["ROWS"]),
         guess(*resident[1]),
-        guess(*resident[2], **newest),
-        guess(1, 4, 2 * keys, **newest | {"num_warps": 8}),
+        guess(*resident[2]),
+        guess(1, 4, 2 * keys, num_warps=8),
         guess(2, 3),
-        guess(1, 6, **newest),
+        guess(1, 6),
+        guess(*resident[0], IN_DATA=False, CHUNKS=64, ROWS=max(1, min(16, problem.rows // 48))),
     ]
 
 
@@ -172,6 +175,8 @@ def refuses(problem: FlashDecode, hardware: Hardware, config: Config) -> str | N
     if shared > hardware.shared_memory:
         return f"{shared} bytes of shared memory, {hardware.shared_memory} are there"
     if config.get("IN_DATA"):
+        if config["CHUNKS"] > 1:
+            return "chunks are for signals, which words do not need"
         values = power_of_2(problem.v_head_dim, 16)
         words = 2 * power_of_2(problem.world_size, 1) * config["OUT_ROWS"] * values
         if words > _MOST_WORDS:
