@@ -455,11 +455,12 @@ def inside(notes: Notes, rank: int, repetition: int) -> Inside:
         work += float(own_done[program]) - start
         for wait in _waits(notes, rank, repetition, program):
             source, signalled = _last_signal(notes, rank, repetition, wait)
-            after = max(0.0, wait.end - max(wait.begin, signalled))
+            since = _own_part(notes, rank, repetition, wait)
+            after = max(0.0, wait.end - max(since, signalled))
             late = max(0.0, float(begin[source] - begin[rank]))
-            waiting += wait.end - wait.begin
+            waiting += wait.end - since
             latency += after
-            skew += min(late, wait.end - wait.begin - after)
+            skew += min(late, wait.end - since - after)
         # A coarse clock gives short programs no length: without the start, one could be its own.
         before = np.where((own_done <= start) & (started[rank] < start), own_done, -np.inf)
         previous = int(np.argmax(before))
@@ -497,6 +498,13 @@ def _waits(notes: Notes, rank: int, repetition: int, program: int) -> list[_Wait
         else:
             found.append(_Wait(begin, end, (source,)))
     return found
+
+
+def _own_part(notes: Notes, rank: int, repetition: int, wait: _Wait) -> float:
+    """Since when a wait is for others: until a rank has sent itself its own part, it works."""
+    sent = notes.sent[rank, repetition, :, rank]
+    meanwhile = sent[(sent >= wait.begin) & (sent <= wait.end)]
+    return float(meanwhile.max()) if len(meanwhile) else wait.begin
 
 
 def _last_signal(notes: Notes, rank: int, repetition: int, wait: _Wait) -> tuple[int, float]:

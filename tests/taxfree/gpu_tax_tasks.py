@@ -13,6 +13,7 @@ import statistics
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -195,3 +196,13 @@ def instrument(fabric: Fabric) -> dict[str, float]:
         "empty_kernels": measured.steps[1].kernels,
         "mhz": timed.mhz["graph"],
     }
+
+
+def kernels_of_copies(fabric: Fabric, rows: list[int]) -> list[int]:
+    """How many kernels copies of so many rows are counted to have."""
+    found = []
+    for count in rows:
+        target = torch.zeros(count, 64, device=fabric.device)
+        step = Step("copy", "copy", partial(target.copy_, torch.ones_like(target)))
+        found.append(stamping._kernels(fabric, step))
+    return found

@@ -75,6 +75,10 @@ def test_the_clocks_serve(gpus):
     assert 300 < found["mhz"] < 3000
 
 
+def test_a_rank_may_have_nothing_to_launch(gpus):
+    assert gpus.call(f"{TASKS}:kernels_of_copies", DEADLINE_S, rows=[0, 3]) == [[0, 1], [0, 1]]
+
+
 @pytest.mark.parametrize("amount", AMOUNTS)
 class TestKnownTaxes:
     def test_a_host_delay_is_launch(self, gpus, amount):

@@ -134,6 +134,16 @@ class TestInside:
         found = inside(notes(second | first), 0, 0)
         assert (found.work, found.outside, found.starting) == (20.0, 80.0, 0.0)
 
+    def test_to_wait_for_the_own_part_is_work(self):
+        combiner = {(rank, 0, "started", 0): 1.0 for rank in range(3)}
+        combiner |= {(rank, 0, "done", 0): 32.0 for rank in range(3)}
+        combiner |= {(0, 0, "began", 1): 1.0, (0, 0, "ended", 1): 31.0}
+        combiner |= {(1, 1, "sent", 0): 29.0}
+        sent_itself = {(0, 1, "sent", 0): 21.0}
+        before, after = (inside(notes(each), 0, 0) for each in (combiner, combiner | sent_itself))
+        assert (before.work, before.transfer, before.latency) == (1.0, 28.0, 2.0)
+        assert (after.work, after.transfer, after.latency) == (21.0, 8.0, 2.0)
+
 
 @pytest.fixture(scope="module")
 def noting() -> Iterator[WorkerGroup]:

@@ -17,6 +17,7 @@ from typing import Any
 
 from taxfree_kernels.checker.clocks import Actor
 from taxfree_kernels.checker.sites import SYNC_FILE, Line, Site
+from taxfree_kernels.device import sync
 from taxfree_kernels.launch import Kernel
 
 _PROGRAM = "program"  # the name that kernels give to tl.program_id(0)
@@ -188,10 +189,11 @@ def _holding(
 ) -> list[tuple[int, set[bool]]]:
     """What a condition can be, for each program; both when that is not known."""
     names = {node.id for node in ast.walk(test) if isinstance(node, ast.Name)}
-    if not names <= constants.keys() | {_PROGRAM}:
+    known = constants | {"sync": sync}  # has constants, too
+    if not names <= known.keys() | {_PROGRAM}:
         return [(each, {True, False}) for each in programs]
     code = compile(ast.fix_missing_locations(ast.Expression(test)), "<condition>", "eval")
-    return [(each, {bool(eval(code, {}, constants | {_PROGRAM: each}))}) for each in programs]
+    return [(each, {bool(eval(code, {}, known | {_PROGRAM: each}))}) for each in programs]
 
 
 def table(coverage: Coverage) -> list[tuple[str, str, int, int, int]]:

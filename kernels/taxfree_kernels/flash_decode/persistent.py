@@ -47,6 +47,8 @@ def _decode(
     OUT_ROWS: tl.constexpr,
 ):  # fmt: skip
     program = tl.program_id(0)
+    if sync.TIMELINE != "":
+        sync.running_generation(control_ptr)  # notes the start; splits read it when they are done
     if program < ATTENDING:
         group, splits = attend(
             program, q_ptr, k_ptr, v_ptr, lens_ptr, table_ptr, scaling_ptr,
