@@ -96,7 +96,7 @@ def first_configs(
         space = {**split_space(problem, hardware), **merge_space(problem, hardware)}
     merging = {"ROWS": max(1, min(16, problem.rows // 48)), "CHUNKS": 64, "OUT_ROWS": 1}
     if True in space.get("IN_DATA", ()) and hardware.backend == "cuda":
-        merging |= {"IN_DATA": True, "CHUNKS": 1, "ROWS": max(1, min(16, problem.rows // 128))}
+        merging |= {"IN_DATA": True, "CHUNKS": 1, "ROWS": 2}
     if hardware.backend == "interpreter":
         guesses = [{"SPLITS": 2, "OUT_ROWS": 4, "CHUNKS": 3}]
     elif hardware.backend == "hip":
@@ -137,14 +137,13 @@ def _first_on_hopper(
         rounds = -(-programs // hardware.compute_units)
         return programs < 0.9 * rounds * hardware.compute_units
 
-    resident = sorted(((1, 4), (2, 4), (3, 3)), key=lambda each: leaves_idle(each[0]))
+    resident = sorted(((1, 4), (2, 4), (4, 4), (3, 3)), key=lambda each: leaves_idle(each[0]))
     return [
         guess(*resident[0]),
-        guess(*resident[0], ROWS=2 * merging["ROWS"]),
         guess(*resident[1]),
         guess(*resident[2]),
         guess(1, 4, 2 * keys, num_warps=8),
-        guess(2, 3),
+        guess(8, 4),
         guess(1, 6),
         guess(*resident[0], IN_DATA=False, CHUNKS=64, ROWS=max(1, min(16, problem.rows // 48))),
     ]
