@@ -131,7 +131,7 @@ def hosts(machine: Machine, measured: Sequence[Measured]) -> dict[str, Host]:
             return _distance(dict.fromkeys(visits, host.of(machine)), group) + moved / 50
 
         names = ["slowness", "launches"] if visit != visits[-1] else ["slowness"]
-        found[visit] = _descend(Host(), names, distance)
+        found[visit] = _descend(Host(), names, distance) if group else Host()
     return found
 
 
@@ -247,12 +247,11 @@ def table_of_hosts(machine: Machine, measured: Sequence[Measured]) -> str:
             for each in measured
             if each.visit == visit and each.row.mode == "eager" and not each.is_fitted
         ]
-        medians = (
-            statistics.median(abs(error(each_machine, each)) for each in group)
-            for each_machine in (machine, host.of(machine))
-        )
-        numbers = (f"{host.slowness:.2f}", f"{host.launches:.2f}")
-        lines.append((visit, *numbers, *(f"{median:.0%}" for median in medians)))
+        medians = [
+            _percent(statistics.median, [abs(error(with_host, each)) for each in group])
+            for with_host in (machine, host.of(machine))
+        ]
+        lines.append((visit, f"{host.slowness:.2f}", f"{host.launches:.2f}", *medians))
     return _markdown(columns, 1, lines)
 
 
@@ -268,11 +267,15 @@ def _cells(by_visit: Mapping[str, Machine], measured: Sequence[Measured]) -> tup
     held_out = [found for found, is_fitted in errors if not is_fitted]
     return (
         str(len(fitted)),
-        f"{statistics.median(fitted):.0%}",
+        _percent(statistics.median, fitted),
         str(len(held_out)),
-        f"{statistics.median(held_out):.0%}",
-        f"{max(held_out):.0%}",
+        _percent(statistics.median, held_out),
+        _percent(max, held_out),
     )
+
+
+def _percent(of: Callable[[Sequence[float]], float], errors: Sequence[float]) -> str:
+    return f"{of(errors):.0%}" if errors else ""
 
 
 def held_out_errors(machine: Machine, measured: Sequence[Measured]) -> dict[str, float]:

@@ -175,6 +175,10 @@ class TestFormulas:
         assert after.t_eager_us == pytest.approx(before.t_eager_us + 1000)
         assert after.t_graph_us == before.t_graph_us
 
+    @pytest.mark.parametrize("op", PROBLEMS)
+    def test_every_variant_has_a_model(self, op):
+        assert set(modelled_variants(op)) == set(variants(op))
+
     def test_what_has_no_model_is_refused(self):
         with pytest.raises(UsageError, match="no cost model of another"):
             times(H200, PROBLEM, "another", {})
