@@ -1,11 +1,14 @@
 """How wrong the cost model is on measured rows, and where its fitted numbers come from.
 
-    python benchmarks/model_error.py           # the table of errors, as in docs/cost-model.md
-    python benchmarks/model_error.py --check   # fails where that table is out of date
+    python benchmarks/model_error.py           # the tables of errors, into docs/cost-model.md
+    python benchmarks/model_error.py --check   # fails where those are out of date
     python benchmarks/model_error.py --fit     # the numbers of H200, fitted anew
 
 Rows are of benchmarks/results/<op>/nvidia-h200-x*.json. Those of the sizes in FITTED are fitted to;
 all others are held out. The dispatcher's rows repeat those of variants and are left out.
+
+Each file was measured on a host of its own: how fast that was is fitted to the file's fitted rows,
+by two numbers (`Host`), and taken into account for its other rows.
 """
 
 from __future__ import annotations
@@ -16,9 +19,10 @@ import math
 import re
 import statistics
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from taxfree.cost_model import H200, Machine, modelled_variants, times, vendor_us
 from taxfree.results import Row, load
@@ -35,31 +39,105 @@ FITTED = {
 }
 DOCUMENT = ROOT / "docs/cost-model.md"
 _BLOCK = re.compile(r"(<!-- model error -->\n).*?(<!-- end of model error -->)", re.DOTALL)
+_TURNS = 3
+
+_T = TypeVar("_T")
 
 
-def rows() -> list[Row]:
-    """All measured rows of variants that are modelled, but for the dispatcher's."""
-    paths = [path for op in FITTED for path in sorted(RESULTS.glob(f"{op}/nvidia-h200-x*.json"))]
+@dataclass(frozen=True)
+class Measured:
+    """A row, and the file that it is from."""
+
+    row: Row
+    visit: str
+
+    @property
+    def problem(self) -> Any:
+        return problem_class(self.row.op)(**self.row.problem)
+
+    @property
+    def is_fitted(self) -> bool:
+        """Whether the machine's numbers were fitted to this row among others."""
+        field, values = FITTED[self.row.op]
+        return self.row.problem[field] in values
+
+
+def rows() -> list[Measured]:
+    """All measured rows of variants that are modelled, but for the dispatcher's; by their age."""
+    paths = [path for op in FITTED for path in RESULTS.glob(f"{op}/nvidia-h200-x*.json")]
+    results = {str(path.relative_to(RESULTS).with_suffix("")): load(path) for path in paths}
+    visits = sorted(results, key=lambda visit: results[visit].environment["created"])
     return [
-        row for path in paths for row in load(path).rows if row.variant in modelled_variants(row.op)
+        Measured(row, visit)
+        for visit in visits
+        for row in results[visit].rows
+        if row.variant in modelled_variants(row.op)
     ]
 
 
-def error(machine: Machine, row: Row) -> float:
+def error(machine: Machine, measured: Measured) -> float:
     """Modelled over measured time, minus one."""
-    found = times(machine, _problem(row), row.variant, row.config)
+    row = measured.row
+    found = times(machine, measured.problem, row.variant, row.config)
     modelled_us = found.t_eager_us if row.mode == "eager" else found.t_graph_us
     return modelled_us / row.median_us - 1
 
 
-def _problem(row: Row) -> Any:
-    return problem_class(row.op)(**row.problem)
+# -- hosts --
 
 
-def is_fitted(row: Row) -> bool:
-    """Whether the machine's numbers were fitted to this row among others."""
-    field, values = FITTED[row.op]
-    return row.problem[field] in values
+@dataclass(frozen=True)
+class Host:
+    """The host of a visit, beside the machine's.
+
+    Args:
+        slowness: how many times as long it takes for whatever it does.
+        launches: and how many times for launches of our kernels beyond that, which differ by the
+            version that was measured.
+    """
+
+    slowness: float = 1.0
+    launches: float = 1.0
+
+    def of(self, machine: Machine) -> Machine:
+        """The machine with this host."""
+        names = [field.name for field in dataclasses.fields(Machine)]
+        numbers = {
+            name: self.slowness * getattr(machine, name)
+            for name in names
+            if name.startswith("host_")
+        }
+        for name in ("host_kernel_us", "host_descriptors_us"):
+            numbers[name] *= self.launches
+        return dataclasses.replace(machine, **numbers)
+
+
+def hosts(machine: Machine, measured: Sequence[Measured]) -> dict[str, Host]:
+    """The host of each visit, from rows that may be fitted to.
+
+    The machine's launches are those of the newest visit. What rows do not tell stays near 1.
+    """
+    visits = list(dict.fromkeys(each.visit for each in measured))
+    found = {}
+    for visit in visits:
+        group = [
+            each
+            for each in measured
+            if each.visit == visit and each.is_fitted and each.row.mode == "eager"
+        ]
+
+        def distance(host: Host, group: Sequence[Measured] = group) -> float:
+            moved = abs(math.log(host.slowness)) + abs(math.log(host.launches))
+            return _distance(dict.fromkeys(visits, host.of(machine)), group) + moved / 50
+
+        names = ["slowness", "launches"] if visit != visits[-1] else ["slowness"]
+        found[visit] = _descend(Host(), names, distance) if group else Host()
+    return found
+
+
+def machines(machine: Machine, measured: Sequence[Measured]) -> dict[str, Machine]:
+    """The machine with the host of each visit."""
+    return {visit: host.of(machine) for visit, host in hosts(machine, measured).items()}
 
 
 # -- the fit --
@@ -71,105 +149,154 @@ _GIVEN = (
     "link_bytes_per_s",
     "copy_bytes_per_s",
     "gap_us",
+    "round_trip_us",
 )
 _OF_THE_VENDOR = ("matmul_start_us", "split_us")
 
 
-def fit(measured: Sequence[Row], machine: Machine) -> Machine:
+def fit(measured: Sequence[Measured], machine: Machine) -> Machine:
     """The machine whose times are nearest to those of the rows that may be fitted to.
 
     Rates that result files hold are given, and so is what only a profile could tell. The vendor's
-    matmul is fitted to its times alone.
+    matmul is fitted to its times alone. The rest is fitted in turns with the visits' hosts.
     """
-    measured = [row for row in measured if is_fitted(row)]
-    matmuls = [row for row in measured if row.op != "flash_decode" and row.t_gemm_us is not None]
+    measured = [each for each in measured if each.is_fitted]
+    matmuls = [each for each in measured if each.row.op != "flash_decode"]
     names = [field.name for field in dataclasses.fields(Machine)]
     others = [name for name in names if name not in (*_GIVEN, *_OF_THE_VENDOR)]
     machine = _descend(machine, _OF_THE_VENDOR, lambda moved: _of_the_vendor(moved, matmuls))
-    return _descend(machine, others, lambda moved: _distance(moved, measured))
+    for _ in range(_TURNS):
+        by_visit = hosts(machine, measured)
+        machine = _descend(
+            machine,
+            others,
+            lambda moved, found=by_visit: _distance(
+                {visit: host.of(moved) for visit, host in found.items()}, measured
+            ),
+        )
+    return machine
 
 
-def _descend(
-    machine: Machine, names: Sequence[str], distance: Callable[[Machine], float]
-) -> Machine:
+def _descend(start: _T, names: Sequence[str], distance: Callable[[_T], float]) -> _T:
     """Move one number after the other while the distance gets less."""
-    best = distance(machine)
+    at, best = start, distance(start)
     step = 1.5
     while step > 1.01:
         improved = False
         for name in names:
             for factor in (step, 1 / step):
-                moved = dataclasses.replace(machine, **{name: getattr(machine, name) * factor})
+                moved = dataclasses.replace(at, **{name: getattr(at, name) * factor})
                 if (found := distance(moved)) < best - 1e-6:
-                    machine, best, improved = moved, found, True
+                    at, best, improved = moved, found, True
         if not improved:
             step = math.sqrt(step)
-    return machine
+    return at
 
 
-def _of_the_vendor(machine: Machine, measured: Sequence[Row]) -> float:
+def _of_the_vendor(machine: Machine, measured: Sequence[Measured]) -> float:
     return statistics.fmean(
-        abs(math.log(vendor_us(machine, _problem(row)) / row.t_gemm_us))
-        for row in measured
-        if row.t_gemm_us is not None
+        abs(math.log(vendor_us(machine, each.problem) / each.row.t_gemm_us))
+        for each in measured
+        if each.row.t_gemm_us is not None
     )
 
 
-def _distance(machine: Machine, measured: Iterable[Row]) -> float:
+def _distance(by_visit: Mapping[str, Machine], measured: Iterable[Measured]) -> float:
     """The mean over groups of one operation, variant and mode, which weigh sqrt(their rows)."""
     groups: dict[tuple[str, str, str], list[float]] = {}
-    for row in measured:
-        distance = abs(math.log1p(error(machine, row)))
+    for each in measured:
+        row, distance = each.row, abs(math.log1p(error(by_visit[each.visit], each)))
         groups.setdefault((row.op, row.variant, row.mode), []).append(distance)
     weights = [math.sqrt(len(group)) for group in groups.values()]
     return statistics.fmean(map(statistics.fmean, groups.values()), weights)
 
 
-# -- the table --
+# -- the tables --
 
 
-def table(machine: Machine, measured: Sequence[Row]) -> str:
+def tables(machine: Machine, measured: Sequence[Measured]) -> str:
+    """Both, as in the document."""
+    return f"{table(machine, measured)}\n{table_of_hosts(machine, measured)}"
+
+
+def table(machine: Machine, measured: Sequence[Measured]) -> str:
     """Median and worst error by variant and mode, fitted and held-out rows apart, in Markdown."""
+    by_visit = machines(machine, measured)
     columns = ("variant", "mode", "fitted rows", "median", "held-out rows", "median", "worst")
     lines = []
     for op in FITTED:
-        own = [row for row in measured if row.op == op]
-        lines += [(f"**{op}**", "", *_cells(machine, own))]
-        for variant in dict.fromkeys(row.variant for row in own):
+        own = [each for each in measured if each.row.op == op]
+        lines += [(f"**{op}**", "", *_cells(by_visit, own))]
+        for variant in dict.fromkeys(each.row.variant for each in own):
             for mode in ("eager", "graph"):
-                group = [row for row in own if (row.variant, row.mode) == (variant, mode)]
-                lines.append((variant, mode, *_cells(machine, group)))
-    lines.append(("**all**", "", *_cells(machine, measured)))
-    lines = [columns, ("---", "---", *["---:"] * 5), *lines]
-    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+                group = [
+                    each for each in own if (each.row.variant, each.row.mode) == (variant, mode)
+                ]
+                lines.append((variant, mode, *_cells(by_visit, group)))
+    lines.append(("**all**", "", *_cells(by_visit, measured)))
+    return _markdown(columns, 2, lines)
 
 
-def _cells(machine: Machine, measured: Sequence[Row]) -> tuple[str, ...]:
-    fitted = [abs(error(machine, row)) for row in measured if is_fitted(row)]
-    held_out = [abs(error(machine, row)) for row in measured if not is_fitted(row)]
+def table_of_hosts(machine: Machine, measured: Sequence[Measured]) -> str:
+    """The visits' hosts, and the median error of held-out eager rows without and with them."""
+    columns = ("measured rows", "host", "launches of ours", "eager, one host", "eager, own host")
+    lines = []
+    for visit, host in hosts(machine, measured).items():
+        group = [
+            each
+            for each in measured
+            if each.visit == visit and each.row.mode == "eager" and not each.is_fitted
+        ]
+        medians = [
+            _percent(statistics.median, [abs(error(with_host, each)) for each in group])
+            for with_host in (machine, host.of(machine))
+        ]
+        lines.append((visit, f"{host.slowness:.2f}", f"{host.launches:.2f}", *medians))
+    return _markdown(columns, 1, lines)
+
+
+def _markdown(columns: Sequence[str], names: int, lines: Iterable[Sequence[str]]) -> str:
+    """A table whose first columns are names, and the others numbers."""
+    rule = [*["---"] * names, *["---:"] * (len(columns) - names)]
+    return "".join(f"| {' | '.join(line)} |\n" for line in (columns, rule, *lines))
+
+
+def _cells(by_visit: Mapping[str, Machine], measured: Sequence[Measured]) -> tuple[str, ...]:
+    errors = [(abs(error(by_visit[each.visit], each)), each.is_fitted) for each in measured]
+    fitted = [found for found, is_fitted in errors if is_fitted]
+    held_out = [found for found, is_fitted in errors if not is_fitted]
     return (
         str(len(fitted)),
-        f"{statistics.median(fitted):.0%}",
+        _percent(statistics.median, fitted),
         str(len(held_out)),
-        f"{statistics.median(held_out):.0%}",
-        f"{max(held_out):.0%}",
+        _percent(statistics.median, held_out),
+        _percent(max, held_out),
     )
 
 
-def held_out_errors(machine: Machine, measured: Sequence[Row]) -> dict[str, float]:
+def _percent(of: Callable[[Sequence[float]], float], errors: Sequence[float]) -> str:
+    return f"{of(errors):.0%}" if errors else ""
+
+
+def held_out_errors(machine: Machine, measured: Sequence[Measured]) -> dict[str, float]:
     """Operation -> median over the rows that nothing was fitted to."""
+    by_visit = machines(machine, measured)
     return {
         op: statistics.median(
-            abs(error(machine, row)) for row in measured if row.op == op and not is_fitted(row)
+            abs(error(by_visit[each.visit], each))
+            for each in measured
+            if each.row.op == op and not each.is_fitted
         )
         for op in FITTED
     }
 
 
 def main() -> int:
-    """Write the table, check it, or fit; returns the exit code."""
+    """Write the tables, check them, or fit; returns the exit code."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--check", action="store_true", help="fail where the table is out of date")
+    parser.add_argument(
+        "--check", action="store_true", help="fail where the tables are out of date"
+    )
     parser.add_argument("--fit", action="store_true", help="print the fitted numbers of H200")
     options = parser.parse_args()
     measured = rows()
@@ -178,7 +305,8 @@ def main() -> int:
             print(f"{name}={value:.3g}" if isinstance(value, float) else f"{name}: given")
         return 0
     text = DOCUMENT.read_text(encoding="utf-8")
-    updated = _BLOCK.sub(lambda block: f"{block[1]}\n{table(H200, measured)}\n{block[2]}", text)
+    found = tables(H200, measured)
+    updated = _BLOCK.sub(lambda block: f"{block[1]}\n{found}\n{block[2]}", text)
     if updated == text:
         return 0
     if not options.check:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib.util
 import re
-from pathlib import Path
 
 import pytest
 
+from benchmarks import model_error as errors
 from taxfree import cost_model
 from taxfree.cost_model import H200, MACHINES, modelled, modelled_variants, times
 from taxfree.errors import UsageError
@@ -18,8 +17,9 @@ from taxfree_kernels.matmul_all_reduce.problem import MatmulAllReduce
 from taxfree_kernels.matmul_reduce_scatter.problem import MatmulReduceScatter
 from taxfree_kernels.variant import variants
 
-ROOT = Path(__file__).parents[2]
 PROBLEM = AllGatherMatmul(m=256, n=3584, k=8192, world_size=8)
+COPIES = {"CHUNKS": 1, "CHUNKS_PER_WAIT": 4, "STREAMS": 2}
+TMA = {"CHUNKS": 16, "SEND_BLOCK": 16384}
 PUSH = variants("all_gather_matmul")["push"].first_configs(PROBLEM, H200.hardware)[0]
 PROBLEMS = {
     "all_gather_matmul": PROBLEM,
@@ -28,13 +28,6 @@ PROBLEMS = {
     "flash_decode": FlashDecode(1, 96, 12, 128, 32768, world_size=8),
 }
 MODELLED = [(op, name) for op in PROBLEMS for name in modelled_variants(op)]
-
-
-def script(name: str):
-    spec = importlib.util.spec_from_file_location(name, ROOT / f"benchmarks/{name}.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def collective_of(machine, problem, variant, config):
@@ -86,8 +79,20 @@ class TestFormulas:
     def test_a_sender_has_a_block_under_way_at_a_time(self):
         narrow_link = cost_model.exchange_us(H200, 357e3, 0.0, 1)
         assert narrow_link == pytest.approx(H200.signal_us + 1.0)
+        one_block = cost_model.exchange_us(H200, 0.0, 10.0, 10)
+        assert one_block == H200.signal_us
         one_sender = cost_model.exchange_us(H200, 0.0, 100.0, 10, rounds=3)
-        assert one_sender == pytest.approx(H200.signal_us + 30 * H200.round_trip_us)
+        assert one_sender == pytest.approx(H200.signal_us + 29 * H200.round_trip_us)
+
+    def test_a_second_wave_of_rows_hides_what_it_waits_for(self):
+        problem = AllGatherMatmul(m=1024, n=3584, k=8192, gather_dim=0, world_size=2)
+        config = {**TMA, "BLOCK_M": 128, "BLOCK_N": 256, "SPLIT_K": 1, "SENDERS": 16}
+        tiles, wave = cost_model.tiles_us(H200, problem, config, tma=True)
+        assert tiles == wave
+        halves = config | {"SPLIT_K": 2}
+        assert cost_model.tiles_us(H200, problem, halves, tma=True)[1] < wave
+        one, two = (times(H200, problem, "push_tma", each).t_graph_us for each in (config, halves))
+        assert two < one
 
     def test_eager_calls_take_what_the_host_takes(self):
         slow_host = dataclasses.replace(H200, host_call_us=1000.0)
@@ -113,6 +118,67 @@ class TestFormulas:
         assert (whole.kernels, parts.kernels) == (2, 8)
         assert [piece.latency_us > 0 for piece in parts.pieces[1::2]] == [False] * 3 + [True]
 
+    def test_copy_engines_hide_behind_the_own_rows_where_those_are_many(self):
+        slow = dataclasses.replace(H200, engine_us=H200.engine_us + 5)
+        few, many = (
+            AllGatherMatmul(m=m, n=3584, k=8192, gather_dim=0, world_size=2) for m in (64, 4096)
+        )
+        later = [
+            times(slow, each, "overlap", COPIES).t_graph_us
+            - times(H200, each, "overlap", COPIES).t_graph_us
+            for each in (few, many)
+        ]
+        assert later == pytest.approx([5.0, 0.0])
+
+    def test_the_last_rank_multiplies_once_where_no_rows_are_its_own(self):
+        two_rows, one_row = (
+            times(H200, AllGatherMatmul(m, 3584, 8192, 0, world_size=2), "overlap", COPIES)
+            for m in (2, 1)
+        )
+        assert two_rows.kernels == one_row.kernels + 1
+        assert two_rows.t_eager_us == pytest.approx(one_row.t_eager_us + H200.host_op_us)
+
+    def test_words_with_flags_save_half_a_signal_and_send_twice_the_bytes(self):
+        few, many = (MatmulAllReduce(m, 8192, 3584, world_size=8) for m in (1, 1024))
+        words, sends = {"BLOCK": 128, "num_warps": 2}, {"CHUNKS": 64, "SEND_BLOCK": 8192}
+        for problem, is_faster in ((few, True), (many, False)):
+            by_words = collective_of(H200, problem, "one_shot_ll", words)
+            by_signal = collective_of(H200, problem, "one_shot", sends)
+            saved = by_signal.latency_us - by_words.latency_us
+            assert saved == pytest.approx(H200.signal_us / 2)
+            assert (by_words.us < by_signal.us) == is_faster
+
+    def test_torchs_two_shots_are_for_large_sums(self):
+        for m, best in ((1, 1), (1024, 2)):
+            problem = MatmulAllReduce(m, 8192, 3584, world_size=8)
+            found = {
+                shots: times(H200, problem, "torch_symm_mem", {"SHOTS": shots}).t_graph_us
+                for shots in (1, 2)
+            }
+            assert min(found, key=found.get) == best
+
+    @pytest.mark.parametrize("variant", ["baseline", "registered", "torch_symm_mem"])
+    def test_the_library_adds_a_residual_by_itself(self, variant):
+        problem = PROBLEMS["matmul_all_reduce"]
+        config = variants("matmul_all_reduce")[variant].first_configs(problem, H200.hardware)[0]
+        without, added = (
+            times(H200, dataclasses.replace(problem, residual=residual), variant, config)
+            for residual in (False, True)
+        )
+        assert added.kernels == without.kernels + (variant != "registered")
+        assert added.t_graph_us > without.t_graph_us
+
+    @pytest.mark.parametrize("op", ["all_gather_matmul", "matmul_reduce_scatter"])
+    def test_what_torch_composes_in_python_takes_the_host_that_much_longer(self, op):
+        slow = dataclasses.replace(H200, host_composed_us=H200.host_composed_us + 1000)
+        before, after = (times(each, PROBLEMS[op], "torch_fused", {}) for each in (H200, slow))
+        assert after.t_eager_us == pytest.approx(before.t_eager_us + 1000)
+        assert after.t_graph_us == before.t_graph_us
+
+    @pytest.mark.parametrize("op", PROBLEMS)
+    def test_every_variant_has_a_model(self, op):
+        assert set(modelled_variants(op)) == set(variants(op))
+
     def test_what_has_no_model_is_refused(self):
         with pytest.raises(UsageError, match="no cost model of another"):
             times(H200, PROBLEM, "another", {})
@@ -135,19 +201,39 @@ class TestAccounts:
 
 
 class TestError:
-    def test_the_median_on_rows_that_nothing_was_fitted_to_is_below_20_percent(
-        self,
-    ):
-        errors = script("model_error")
+    def test_the_median_on_rows_that_nothing_was_fitted_to_is_below_20_percent(self):
         measured = errors.rows()
-        held_out = [row for row in measured if not errors.is_fitted(row)]
+        held_out = [each for each in measured if not each.is_fitted]
         assert len(held_out) > len(measured) / 2
         found = errors.held_out_errors(H200, measured)
         assert found.keys() == PROBLEMS.keys()
         assert max(found.values()) <= 0.2
 
     def test_the_table_says_what_the_result_files_say(self):
-        errors = script("model_error")
         text = errors.DOCUMENT.read_text()
-        table = re.search(r"<!-- model error -->\n\n(.*?)\n<!--", text, re.DOTALL)[1]
-        assert table == errors.table(H200, errors.rows())
+        found = re.search(r"<!-- model error -->\n\n(.*?)\n<!--", text, re.DOTALL)[1]
+        assert found == errors.tables(H200, errors.rows())
+
+    def test_the_host_of_a_file_is_told_by_its_fitted_rows(self):
+        host = errors.Host(slowness=2.0, launches=1.5)
+        slow = host.of(H200)
+        assert slow.host_kernel_us == 3 * H200.host_kernel_us
+        assert slow.signal_us == H200.signal_us
+
+        def on(machine, each):
+            found = times(machine, each.problem, each.row.variant, each.row.config)
+            return dataclasses.replace(
+                each, row=dataclasses.replace(each.row, median_us=found.t_eager_us)
+            )
+
+        measured = [each for each in errors.rows() if each.row.mode == "eager"]
+        first, last = measured[0].visit, measured[-1].visit
+        rows = [
+            on(slow if each.visit == first and each.is_fitted else H200, each)
+            for each in measured
+            if each.visit in (first, last)
+        ]
+        found = errors.hosts(H200, rows)
+        assert found[last] == errors.Host()
+        assert found[first].slowness == pytest.approx(2.0, rel=0.1)
+        assert found[first].launches == pytest.approx(1.5, rel=0.1)
