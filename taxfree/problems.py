@@ -6,7 +6,6 @@ One function per operation, with the arguments of the runtime's method of that n
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
@@ -18,6 +17,7 @@ from taxfree_kernels.variant import problem_class
 
 _HINT = "the docstring of the runtime's method says what tensors must be"
 _DTYPES = {torch.float16: "float16", torch.bfloat16: "bfloat16"}
+_FLOAT32 = torch.finfo(torch.float32)
 
 
 def all_gather_matmul(
@@ -74,7 +74,7 @@ def matmul_all_reduce_rms_norm(
     eps: float,
 ) -> Any:
     """See :meth:`taxfree.Runtime.matmul_all_reduce_rms_norm`."""
-    _require(0 < eps < math.inf, f"eps is {eps}, must be positive and finite")
+    _require(_FLOAT32.tiny <= eps <= _FLOAT32.max, f"eps is {eps}, must be a positive float32")
     return _reduction(fabric, x, weight, norm_weight, bias, residual)
 
 

@@ -304,7 +304,7 @@ class Runtime:
             inputs' dtype.
 
         Raises:
-            UsageError: the tensors do not fit together, or eps is not positive and finite.
+            UsageError: the tensors do not fit together, or eps is not a positive float32.
             PeerTimeout: an earlier call lost a peer.
         """
         if torch.compiler.is_compiling():
