@@ -333,15 +333,13 @@ def absent_peer(fabric: Fabric, case: Case, timeout_s: float) -> dict[str, Any]:
             out = inputs.run(plan)
             found["error"] = _error(own)
             missing = out
-            if getattr(problem, "gather_dim", 1) == 0:  # other rows do not depend on the absent rank
+            if getattr(problem, "gather_dim", 1) == 0:  # other rows do not depend on that rank
                 missing = out[(own.world_size - 1) * problem.shard_rows :]
             found["NaN"] = bool(missing.isnan().all())
             found["neither right nor NaN"] = int(((out != exact) & ~out.isnan()).sum())
         everybodys(own, None)
         bound_waits(own, 30.0)  # a busy machine is no fault
-        found["right after the reset"] = [
-            bool((inputs.run(plan) == exact).all()) for _ in range(3)
-        ]
+        found["right after the reset"] = [bool((inputs.run(plan) == exact).all()) for _ in range(3)]
         found["error after the reset"] = _error(own)
         return found
 
