@@ -79,8 +79,9 @@ GROUPS = {
     "gather: overlap": Group(
         _GATHER, ("overlap",), (overlap._enter, overlap._announce, overlap._await)
     ),
-    "sum: push": Group(_SUM, ("push",), (sum_push._push, sum_tile.announce_tile)),
-    "sum: rows": Group(_SUM, ("push", "one_shot"), (sum_rows.sum_and_normalise,)),
+    "sum: push": Group(
+        _SUM, ("push",), (sum_push._push, sum_tile.announce_tile, sum_rows.sum_and_normalise)
+    ),
     "sum: one_shot": Group(_SUM, ("one_shot",), (sum_one_shot._one_shot,)),
     "sum: one_shot_ll": Group(_SUM, ("one_shot_ll",), (sum_one_shot_ll._one_shot_ll,)),
     # alone it would hold its protocol with one payload slot: it waits for everybody twice
