@@ -167,13 +167,15 @@ def _planned(
 
 
 def _of_plan(plan: Plan, problem: Any) -> _Op:
-    size = (problem.m, problem.n)
+    size, rest = (problem.m, problem.n), ()
     if isinstance(problem, MatmulReduceScatter):
         size = (problem.shard_rows, problem.shard_columns)
+    if isinstance(problem, MatmulAllReduce):
+        rest = (None, None)  # of the RMSNorm that it does not ask for
 
     def run(*tensors: torch.Tensor | None) -> torch.Tensor:
         assert tensors[0] is not None
-        return plan(*tensors, tensors[0].new_empty(size))
+        return plan(*tensors, *rest, tensors[0].new_empty(size))
 
     return run
 

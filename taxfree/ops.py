@@ -93,6 +93,36 @@ _register(
 )
 
 
+def _matmul_all_reduce_rms_norm(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    norm_weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    residual: torch.Tensor | None,
+    eps: float,
+    group_name: str,
+) -> torch.Tensor:
+    out = x.new_empty(2, x.shape[0], weight.shape[1])
+    runtime_of(group_name).matmul_all_reduce_rms_norm(
+        x, weight, norm_weight, bias, residual, eps, out
+    )
+    return out  # one tensor: what an op returns may not share memory
+
+
+def _matmul_all_reduce_rms_norm_shape(
+    x: torch.Tensor, weight: torch.Tensor, *others: object
+) -> torch.Tensor:
+    return x.new_empty(2, x.shape[0], weight.shape[1])
+
+
+_register(
+    "matmul_all_reduce_rms_norm(Tensor x, Tensor weight, Tensor norm_weight, Tensor? bias, "
+    "Tensor? residual, float eps, str group_name) -> Tensor",
+    _matmul_all_reduce_rms_norm,
+    _matmul_all_reduce_rms_norm_shape,
+)
+
+
 def _matmul_reduce_scatter(
     x: torch.Tensor, weight: torch.Tensor, scatter_dim: int, group_name: str
 ) -> torch.Tensor:

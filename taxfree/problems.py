@@ -17,6 +17,7 @@ from taxfree_kernels.variant import problem_class
 
 _HINT = "the docstring of the runtime's method says what tensors must be"
 _DTYPES = {torch.float16: "float16", torch.bfloat16: "bfloat16"}
+_FLOAT32 = torch.finfo(torch.float32)
 
 
 def all_gather_matmul(
@@ -40,7 +41,7 @@ def all_gather_matmul(
         columns *= fabric.world_size
         m = m if m is not None else rows
     _require(columns == k, f"the gathered A has {columns} columns, weight {k} rows")
-    _require_bias(bias, n)
+    _require_row("bias", bias, n)
     problem = _problem(
         "all_gather_matmul", m=m, n=n, k=k, gather_dim=gather_dim, dtype=dtype,
         world_size=fabric.world_size, weight_layout=_layout(weight), bias=bias is not None,
@@ -60,13 +61,42 @@ def matmul_all_reduce(
     residual: torch.Tensor | None,
 ) -> Any:
     """See :meth:`taxfree.Runtime.matmul_all_reduce`."""
-    dtype = _common_dtype(fabric, x=x, weight=weight, bias=bias, residual=residual)
+    return _reduction(fabric, x, weight, None, bias, residual)
+
+
+def matmul_all_reduce_rms_norm(
+    fabric: Fabric,
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    norm_weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    residual: torch.Tensor | None,
+    eps: float,
+) -> Any:
+    """See :meth:`taxfree.Runtime.matmul_all_reduce_rms_norm`."""
+    _require(_FLOAT32.tiny <= eps <= _FLOAT32.max, f"eps is {eps}, must be a positive float32")
+    return _reduction(fabric, x, weight, norm_weight, bias, residual)
+
+
+def _reduction(
+    fabric: Fabric,
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    norm_weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    residual: torch.Tensor | None,
+) -> Any:
+    dtype = _common_dtype(
+        fabric, x=x, weight=weight, norm_weight=norm_weight, bias=bias, residual=residual
+    )
     m, k, n = _matmul_sizes(x, weight)
-    _require_bias(bias, n)
+    _require_row("norm_weight", norm_weight, n)
+    _require_row("bias", bias, n)
     _require(residual is None or residual.shape == (m, n), f"residual is not [{m}, {n}]")
     return _problem(
         "matmul_all_reduce", m=m, n=n, k=k, dtype=dtype, world_size=fabric.world_size,
         weight_layout=_layout(weight), bias=bias is not None, residual=residual is not None,
+        rms_norm=norm_weight is not None,
     )  # fmt: skip
 
 
@@ -82,10 +112,10 @@ def matmul_reduce_scatter(
     )  # fmt: skip
 
 
-def _require_bias(bias: torch.Tensor | None, n: int) -> None:
+def _require_row(name: str, row: torch.Tensor | None, n: int) -> None:
     _require(
-        bias is None or (bias.shape == (n,) and bias.is_contiguous()),
-        f"bias is not a contiguous [{n}]",
+        row is None or (row.shape == (n,) and row.is_contiguous()),
+        f"{name} is not a contiguous [{n}]",
     )
 
 

@@ -99,7 +99,7 @@ class Runtime:
         self._entries: dict[Any, _Entry] = {}  # by problem
         self._by_arguments: dict[Any, _Entry] = {}
         self._unprepared: Counter[Any] = Counter()
-        self._scalings: dict[tuple[float, float], torch.Tensor] = {}
+        self._numbers: dict[tuple[float, ...], torch.Tensor] = {}
         self.group_name: str = fabric.group.group_name
         self.world_size = fabric.world_size
         _runtimes[self.group_name] = self
@@ -217,18 +217,19 @@ class Runtime:
             out = q.new_empty(*q.shape[:2], v.shape[3])
         scaling = None
         if scale is not None or soft_cap is not None:
-            scaling = self._scaling(scale or q.shape[2] ** -0.5, soft_cap or 0.0)
+            scaling = self._on_device(scale or q.shape[2] ** -0.5, soft_cap or 0.0)
         return self._run(entry, (q.contiguous(), k, v, kv_lens, block_table, scaling), out)
 
-    def _scaling(self, scale: float, soft_cap: float) -> torch.Tensor:
-        """float32 [2] on the device, made once; under capture it is part of the graph."""
-        scaling = self._scalings.get((scale, soft_cap))
-        if scaling is None:
-            scaling = torch.full((2,), scale, device=self._fabric.device)
-            scaling[1:].fill_(soft_cap)
+    def _on_device(self, *numbers: float) -> torch.Tensor:
+        """float32 [len(numbers)], made once; under capture it is part of the graph."""
+        found = self._numbers.get(numbers)
+        if found is None:
+            found = torch.empty(len(numbers), dtype=torch.float32, device=self._fabric.device)
+            for at, number in enumerate(numbers):  # a kernel each: copies from the host would wait
+                found[at].fill_(number)
             if not _is_capturing():
-                self._scalings[scale, soft_cap] = scaling
-        return scaling
+                self._numbers[numbers] = found
+        return found
 
     def matmul_all_reduce(
         self,
@@ -261,8 +262,7 @@ class Runtime:
             return result
         arguments = (
             "matmul_all_reduce", x.shape, x.dtype, x.device, _layout(weight), _layout(bias),
-            None if residual is None else (residual.shape, residual.dtype, residual.device),
-            _layout(out),
+            _kind(residual), _layout(out),
         )  # fmt: skip
         entry = self._by_arguments.get(arguments)
         if entry is None:
@@ -273,7 +273,63 @@ class Runtime:
             out = x.new_empty(entry.problem.m, entry.problem.n)
         if residual is not None:
             residual = residual.contiguous()
-        return self._run(entry, (x.contiguous(), weight, bias, residual), out)
+        return self._run(entry, (x.contiguous(), weight, bias, residual, None, None), out)
+
+    def matmul_all_reduce_rms_norm(
+        self,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        norm_weight: torch.Tensor,
+        bias: torch.Tensor | None = None,
+        residual: torch.Tensor | None = None,
+        eps: float = 1e-6,
+        out: torch.Tensor | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """:meth:`matmul_all_reduce`, normalised by rows (RMSNorm), and as it is.
+
+        The sum is normalised before it is rounded: sum * rsqrt(mean(sum^2) + eps) * norm_weight.
+
+        Args:
+            x: [m, k], this rank's columns; float16 or bfloat16.
+            weight: [k, n] of the same dtype, this rank's rows; one of its strides 1.
+            norm_weight: [n], the same on all ranks.
+            bias: [n], or None; the same on all ranks, and added once.
+            residual: [m, n], or None; the same on all ranks, and added once.
+            eps: the same on all ranks. A captured call with one that no eager call had before is a
+                small kernel slower.
+            out: [2, m, n], contiguous, to write both into; not the residual.
+
+        Returns:
+            The normalised sum, and the sum, which is the next layer's residual: [m, n] each, of the
+            inputs' dtype.
+
+        Raises:
+            UsageError: the tensors do not fit together, or eps is not a positive float32.
+            PeerTimeout: an earlier call lost a peer.
+        """
+        if torch.compiler.is_compiling():
+            both: torch.Tensor = torch.ops.taxfree.matmul_all_reduce_rms_norm(
+                x, weight, norm_weight, bias, residual, eps, self.group_name
+            )
+            return both[0], both[1]
+        arguments = (
+            "matmul_all_reduce_rms_norm", x.shape, x.dtype, x.device, _layout(weight),
+            _layout(norm_weight), _layout(bias), _kind(residual), _layout(out), eps,
+        )  # fmt: skip
+        entry = self._by_arguments.get(arguments)
+        if entry is None:
+            problem = problems.matmul_all_reduce_rms_norm(
+                self._fabric, x, weight, norm_weight, bias, residual, eps
+            )
+            problems.require_output(self._fabric, out, (2, problem.m, problem.n), problem.dtype)
+            entry = self._entry_of(arguments, problem)
+        if out is None:
+            out = x.new_empty(2, entry.problem.m, entry.problem.n)
+        if residual is not None:
+            residual = residual.contiguous()
+        tensors = (x.contiguous(), weight, bias, residual, norm_weight, self._on_device(eps))
+        self._run(entry, tensors, out)
+        return out[0], out[1]
 
     def matmul_reduce_scatter(
         self,
@@ -626,6 +682,11 @@ def _layout(tensor: torch.Tensor | None) -> Any:
     if tensor is None:
         return None
     return tensor.shape, tensor.stride(), tensor.dtype, tensor.device
+
+
+def _kind(tensor: torch.Tensor | None) -> Any:
+    """What of a tensor that may have any strides must be as it was when its call was checked."""
+    return None if tensor is None else (tensor.shape, tensor.dtype, tensor.device)
 
 
 def _is_capturing() -> bool:

@@ -134,6 +134,42 @@ def into_a_small_output_later(fabric: Any, _: Path) -> None:
     runtime.all_gather_matmul(*inputs, gather_dim=1, out=small)
 
 
+def call_normalised(fabric: Any, change: Callable[..., Any], **options: Any) -> None:
+    """Call with tensors, x, weight and norm_weight, of which something is changed."""
+    dtype = torch.float16
+    x, weight, norm_weight = (torch.ones(size, dtype=dtype) for size in ((M, K), (K, N), (N,)))
+    runtime = Runtime.on_fabric(fabric, ())
+    runtime.matmul_all_reduce_rms_norm(*change(x, weight, norm_weight), **options)
+
+
+def with_a_short_norm_weight(fabric: Any, _: Path) -> None:
+    call_normalised(fabric, lambda x, weight, norm_weight: (x, weight, norm_weight[1:]))
+
+
+def of_a_norm_weight_of_float32(fabric: Any, _: Path) -> None:
+    call_normalised(fabric, lambda x, weight, norm_weight: (x, weight, norm_weight.float()))
+
+
+def with_a_norm_weight_on_another_device(fabric: Any, _: Path) -> None:
+    call_normalised(fabric, lambda x, weight, norm_weight: (x, weight, norm_weight.to("meta")))
+
+
+def normalised_without_eps(fabric: Any, _: Path) -> None:
+    call_normalised(fabric, lambda *tensors: tensors, eps=0.0)
+
+
+def normalised_by_a_small_eps(fabric: Any, _: Path) -> None:
+    call_normalised(fabric, lambda *tensors: tensors, eps=1e-50)
+
+
+def normalised_by_no_number(fabric: Any, _: Path) -> None:
+    call_normalised(fabric, lambda *tensors: tensors, eps=float("nan"))
+
+
+def normalised_into_one_output(fabric: Any, _: Path) -> None:
+    call_normalised(fabric, lambda *tensors: tensors, out=torch.empty(M, N, dtype=torch.float16))
+
+
 # -- ranks that differ --
 
 

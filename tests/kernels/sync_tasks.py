@@ -327,21 +327,19 @@ def absent_peer(fabric: Fabric, case: Case, timeout_s: float) -> dict[str, Any]:
     with private(fabric, timeout_s=timeout_s) as own:
         plan, inputs = case.plan(own), Inputs(own, case, seed=1, integers=True)
         problem = case.problem(own.world_size)
+        exact = inputs.exact.to(inputs.tensors[0].dtype)
         found: dict[str, Any] = {}
         if own.rank != own.world_size - 1:
             out = inputs.run(plan)
             found["error"] = _error(own)
             missing = out
-            if problem.gather_dim == 0:  # other rows do not depend on the absent rank
+            if getattr(problem, "gather_dim", 1) == 0:  # other rows do not depend on that rank
                 missing = out[(own.world_size - 1) * problem.shard_rows :]
             found["NaN"] = bool(missing.isnan().all())
-            exact = inputs.exact.to(out.dtype)
             found["neither right nor NaN"] = int(((out != exact) & ~out.isnan()).sum())
         everybodys(own, None)
         bound_waits(own, 30.0)  # a busy machine is no fault
-        found["right after the reset"] = [
-            bool((inputs.run(plan) == inputs.exact).all()) for _ in range(3)
-        ]
+        found["right after the reset"] = [bool((inputs.run(plan) == exact).all()) for _ in range(3)]
         found["error after the reset"] = _error(own)
         return found
 

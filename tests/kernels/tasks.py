@@ -112,21 +112,40 @@ def _gathered_matmul(
 
 
 def _reduced_matmul(
-    fabric: Fabric, problem: Any, x: torch.Tensor, weight: torch.Tensor, *addends: Any
+    fabric: Fabric,
+    problem: Any,
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    residual: torch.Tensor | None,
+    norm_weight: torch.Tensor | None,
+    eps: torch.Tensor | None,
+) -> torch.Tensor:
+    total = _sum_of_products(fabric, problem, x, weight)
+    replicated = [each for each in (bias, residual, norm_weight, eps) if each is not None]
+    for tensor in replicated:
+        assert all(torch.equal(tensor, other) for other in _everybodys_tensor(fabric, tensor))
+    for addend in (bias, residual):
+        if addend is not None:
+            total += addend.double()
+    if norm_weight is None or eps is None:
+        return total
+    sizes = (total.square().mean(1) + eps.double()).sqrt()
+    return torch.stack([total / sizes[:, None] * norm_weight.double(), total])
+
+
+def _sum_of_products(
+    fabric: Fabric, problem: Any, x: torch.Tensor, weight: torch.Tensor
 ) -> torch.Tensor:
     total = torch.stack(_everybodys_tensor(fabric, x.double() @ weight.double())).sum(0)
     assert total.shape == (problem.m, problem.n)
-    for addend in addends:
-        if addend is not None:
-            assert all(torch.equal(addend, other) for other in _everybodys_tensor(fabric, addend))
-            total += addend.double()
     return total
 
 
 def _scattered_matmul(
     fabric: Fabric, problem: Any, x: torch.Tensor, weight: torch.Tensor
 ) -> torch.Tensor:
-    total = _reduced_matmul(fabric, problem, x, weight)
+    total = _sum_of_products(fabric, problem, x, weight)
     if problem.scatter_dim == 1:
         return total.chunk(fabric.world_size, dim=1)[fabric.rank]
     missing = fabric.world_size * problem.shard_rows - problem.m
@@ -225,6 +244,19 @@ def complaints(fabric: Fabric, cases: Sequence[Case], random_data: bool = True) 
             found += _inaccuracy(fabric, case, plan)
         fabric.pool.check()
     return found
+
+
+def errors_by_output(fabric: Fabric, case: Case) -> tuple[list[float], list[float]]:
+    """The relative error of each of a case's outputs, and of the baseline's."""
+    inputs = Inputs(fabric, case, seed=2, integers=False)
+    baseline = Case("baseline", case.fields, op=case.op).plan(fabric)
+    found = []
+    for plan in (case.plan(fabric), baseline):
+        out = inputs.run(plan).double()
+        pairs = zip(out, inputs.exact, strict=True)
+        found.append([float((own - exact).norm() / exact.norm()) for own, exact in pairs])
+    fabric.pool.check()
+    return found[0], found[1]
 
 
 def _share_compilation(fabric: Fabric, cases: Sequence[Case]) -> None:

@@ -11,6 +11,7 @@ from tests.ranks import on_every_fabric, our_names, served_names
 OP = "matmul_all_reduce"
 TASKS = "tests.kernels.tasks"
 SERVED, OURS = served_names(OP), our_names(OP)
+NORMALISING = ("baseline", "one_shot", "push")
 
 #: odd and ragged in every dimension
 SMALL = {"m": 17, "n": 37, "k": 33}
@@ -69,6 +70,42 @@ class TestEveryVariant:
             case(variant, m=m, n=n, k=k, dtype="bfloat16") for m, n, k in [(1, 1, 1), (34, 5, 129)]
         ]
         assert complaints(ranks, 3, cases) == []
+
+
+@on_every_fabric
+@pytest.mark.parametrize("variant", NORMALISING)
+class TestRMSNorm:
+    def test_is_right_for_all_types_addends_and_sizes(self, ranks, variant):
+        cases = [
+            case(variant, rms_norm=True, m=m, n=n, dtype=dtype, bias=bias, residual=other)
+            for m, n, dtype, bias, other in [
+                (1, 1, "float16", False, True),
+                (17, 37, "bfloat16", True, False),
+                (3, 64, "float16", True, True),
+            ]
+        ]
+        assert complaints(ranks, ranks.few, cases) == []
+
+    def test_both_outputs_are_no_less_exact_than_the_librarys(self, ranks, variant):
+        """Each alone, as the error of both could be that of one."""
+        tried = case(variant, rms_norm=True, m=4, n=256, k=64, dtype="bfloat16", residual=True)
+        for errors, of_library in ranks.run(ranks.few, f"{TASKS}:errors_by_output", case=tried):
+            for error, allowed in zip(errors, of_library, strict=True):
+                assert 0 < error <= 1.25 * allowed
+
+
+class TestWhoNormalises:
+    def test_who_has_no_whole_rows_says_so(self, ranks):
+        refusals = ranks.run(2, f"{TASKS}:refusals", fields=SMALL | {"rms_norm": True}, op=OP)[0]
+        assert {name for name, why in refusals.items() if why is None} == set(NORMALISING)
+        assert "whole rows" in refusals["one_shot_ll"]
+        assert "whole rows" in refusals["two_shot"]
+
+    def test_rows_beyond_the_registers_are_the_librarys(self, ranks):
+        fields = {"m": 1, "n": (1 << 14) + 1, "k": 8, "rms_norm": True}
+        refusals = ranks.run(2, f"{TASKS}:refusals", fields=fields, op=OP)[0]
+        assert [name for name, why in refusals.items() if why is None] == ["baseline"]
+        assert "16384 elements at most" in refusals["push"]
 
 
 @pytest.mark.parametrize("fabric", [pytest.param("cuda", marks=pytest.mark.gpu)], indirect=True)
@@ -134,7 +171,8 @@ class TestBackToBack:
         assert found == []
 
     def test_all_ranks_have_the_same_bits_each_time(self, ranks, variant):
-        tried = case(variant, dtype="bfloat16", bias=True, residual=True)
+        normalises = variant in NORMALISING
+        tried = case(variant, dtype="bfloat16", bias=True, residual=True, rms_norm=normalises)
         found = ranks.run(3, f"{TASKS}:bits_of_calls", case=tried, calls=2)
         assert len({bits for calls in found for bits in calls}) == 1
 
@@ -149,5 +187,9 @@ class TestOnePool:
     def test_variants_take_turns_also_with_another_operation(self, ranks):
         from tests.kernels.tasks import Case
 
-        cases = [*(case(name, **TINY) for name in SERVED), Case("push", {"m": 5, "n": 16, "k": 12})]
+        cases = [
+            *(case(name, **TINY) for name in SERVED),
+            *(case(name, **TINY, rms_norm=True) for name in NORMALISING),
+            Case("push", {"m": 5, "n": 16, "k": 12}),
+        ]
         assert back_to_back(ranks, 3, cases, generations=len(cases)) == []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.ranks import gather_dims, on_every_fabric, our_names
+from tests.ranks import OP, gather_dims, on_every_fabric, our_names
 
 TASKS = "tests.kernels.sync_tasks"
 BOUND = 0.8
@@ -106,14 +106,24 @@ class TestTimeouts:
 
 @on_every_fabric
 @pytest.mark.parametrize(
-    ("variant", "gather_dim"),
-    [(name, dim) for name in FUSED_OR_ONE_SHOT for dim in gather_dims(name)],
+    ("op", "variant", "fields"),
+    [
+        *(
+            (OP, name, {"m": 33, "n": 16, "k": 48, "gather_dim": dim})
+            for name in FUSED_OR_ONE_SHOT
+            for dim in gather_dims(name)
+        ),
+        *(
+            ("matmul_all_reduce", name, {"m": 5, "n": 48, "k": 12, "rms_norm": True})
+            for name in ("one_shot", "push")
+        ),
+    ],
 )
 class TestAbsentPeer:
-    def test_outputs_that_need_it_are_nan_until_a_reset(self, ranks, variant, gather_dim):
+    def test_outputs_that_need_it_are_nan_until_a_reset(self, ranks, op, variant, fields):
         from tests.kernels.tasks import Case
 
-        case = Case(variant, {"m": 33, "n": 16, "k": 48, "gather_dim": gather_dim})
+        case = Case(variant, fields, op=op)
         found = ranks.run(3, f"{TASKS}:absent_peer", case=case, timeout_s=BOUND)
         for rank in found[:-1]:
             assert rank["error"] is not None

@@ -27,6 +27,10 @@ SPACED = {
         ),
         {"m": 8192, "n": 8192, "k": 3584, "world_size": 4, "dtype": "bfloat16"},
         {"m": 17, "n": 37, "k": 33, "world_size": 2},
+        *(
+            {"m": m, "n": n, "k": 3584, "world_size": 8, "rms_norm": True}
+            for m, n in [(1, 16384), (64, 7168)]
+        ),
     ],
     "matmul_reduce_scatter": [
         *({"m": m, "n": 8192, "k": 3584, "world_size": 8} for m in (1, 64, 1024, 16384)),
@@ -159,6 +163,8 @@ class TestReducedProblem:
         assert cost.flops == 2 * 16 * 32 * 64
         assert cost.memory_bytes == 2 * (16 * 64 + 64 * 32 + 2 * 16 * 32)
         assert cost.link_bytes == 2 * 2 * 16 * 32 * 3 // 4
+        both = reduced(residual=True, rms_norm=True).cost
+        assert both.memory_bytes - cost.memory_bytes == 2 * (16 * 32 + 32)  # out, norm_weight
 
     def test_a_slot_holds_all_partial_sums_only_where_one_shot_serves(self):
         small, large = reduced(m=1024, n=8192), reduced(m=1025, n=8192)

@@ -88,7 +88,7 @@ def call_fused(fabric: Any, gather_dim: int, bias: bool, m: int) -> Any:
 def call_reduction(fabric: Any, bias: bool, residual: bool) -> Any:
     problem = problem_of("matmul_all_reduce", bias=bias, residual=residual)
     rt = runtime_of(fabric, record_of(fabric, problem))
-    (x, weight, *addends), expected = tensors_of(fabric, problem)
+    (x, weight, *addends, _, _), expected = tensors_of(fabric, problem)
     right = [torch.equal(rt.matmul_all_reduce(x, weight, *addends), expected) for _ in range(3)]
     out = torch.empty_like(expected)
     given = rt.matmul_all_reduce(x, weight, *addends, out=out) is out
@@ -98,6 +98,30 @@ def call_reduction(fabric: Any, bias: bool, residual: bool) -> Any:
 
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager")(x, weight)
     right += [given, torch.equal(out, expected), torch.equal(compiled, expected * 2)]
+    return all(right), rt.choice(problem).variant, list(rt.stats().values())
+
+
+def call_normalised(fabric: Any, bias: bool, residual: bool) -> Any:
+    problem = problem_of("matmul_all_reduce", bias=bias, residual=residual, rms_norm=True)
+    rt = runtime_of(fabric, record_of(fabric, problem))
+    (x, weight, *addends, norm_weight, eps), expected = tensors_of(fabric, problem)
+    arguments = (norm_weight, *addends, float(eps))
+
+    def model(x: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        normed, total = rt.matmul_all_reduce_rms_norm(x, weight, *arguments)
+        return normed * 2, total
+
+    out = torch.empty_like(expected)
+    results = [
+        torch.stack(rt.matmul_all_reduce_rms_norm(x, weight, *arguments)),
+        torch.stack(rt.matmul_all_reduce_rms_norm(x, weight, *arguments, out=out)),
+        out,
+    ]
+    double, total = torch.compile(model, fullgraph=True, backend="aot_eager")(x, weight)
+    results.append(torch.stack([double / 2, total]))
+    right = [torch.equal(result, expected) for result in results]
+    flat, _ = rt.matmul_all_reduce_rms_norm(x, weight, *arguments[:-1], eps=1e6)
+    right.append(float(flat.abs().max()) < float(expected[0].abs().max()) / 10)
     return all(right), rt.choice(problem).variant, list(rt.stats().values())
 
 
@@ -320,6 +344,15 @@ class TestCalls:
             assert right
             assert variant == "push"
             assert stats == [{"exact": 5}]
+
+    @pytest.mark.parametrize(("bias", "residual"), [(False, False), (True, True)])
+    def test_a_normalised_reduction_runs_its_fused_winner(
+        self, ranks: Ranks, bias: bool, residual: bool
+    ) -> None:
+        for right, variant, stats in run(ranks, "call_normalised", bias=bias, residual=residual):
+            assert right
+            assert variant == "push"
+            assert stats == [{"exact": 4}]
 
     @pytest.mark.parametrize(
         ("what", "message"),

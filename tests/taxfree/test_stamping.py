@@ -57,6 +57,7 @@ PIPELINES = [
     (GATHER, {"gather_dim": 0}, "push", ["fused"]),
     (ALL_REDUCE, {}, "baseline", ["producer", "collective"]),
     (ALL_REDUCE, {"residual": True}, "baseline", ["producer", "collective", "copy"]),
+    (ALL_REDUCE, {"rms_norm": True}, "baseline", ["producer", "collective", "copy"]),
     (ALL_REDUCE, {"bias": True}, "one_shot", ["producer", "collective"]),
     (ALL_REDUCE, {}, "two_shot", ["producer", "collective"]),
     (ALL_REDUCE, {}, "overlap", ["fused"]),

@@ -152,7 +152,7 @@ def _changes_of_call(call: ast.Call, function: Any) -> Iterator[Change]:
     if ast.unparse(call.func) == "tl.sum" and inspect.getsourcefile(function.fn) == SYNC_FILE:
         first = ast.Attribute(ast.Name("tl", ast.Load()), "min", ast.Load())
         yield "content with one of the words", _with(call, func=first)
-    if name in ("wait", "wait_for_rows"):
+    if name in ("wait", "wait_for_rows", "wait_for_channels"):
         yield f"{name}(...) deleted", ast.Constant(True)
     if _is_synchronising(call, function):
         yield from _other_generations(call)

@@ -45,10 +45,13 @@ def _all_gather_matmul(world_size: int) -> list[dict[str, Any]]:
 
 def _matmul_all_reduce(world_size: int) -> list[dict[str, Any]]:
     smallest: dict[str, Any] = {"m": 3, "n": 48, "k": 40, "bias": True, "residual": True}
+    # rows that share a tile, and of which one is in two chunks
+    normalised = {"m": 3, "n": 48, "k": 40, "residual": True, "rms_norm": True}
     if world_size > 2:
-        return [smallest]
+        return [smallest, normalised]
     return [
         smallest,
+        normalised,
         {"m": 1, "n": 16, "k": 16, "dtype": "bfloat16"},  # too few elements for two chunks
         {"m": 17, "n": 32, "k": 32, "weight_layout": "kn"},
     ]

@@ -45,6 +45,9 @@ EXAMPLES: dict[str, tuple[Example, ...]] = {
     "matmul_all_reduce": (
         Example({"m": 16, "n": 8192, "k": 1024, "world_size": 8, "residual": True}),
         Example({"m": 1024, "n": 8192, "k": 3584, "world_size": 4, "dtype": "bfloat16"}),
+        Example(
+            {"m": 16, "n": 8192, "k": 1024, "world_size": 8, "residual": True, "rms_norm": True}
+        ),
         Example({"m": 128, "n": 4096, "k": 2048, "world_size": 8, "weight_layout": "kn"}),
         Example({"m": 77, "n": 1001, "k": 129, "world_size": 8, "bias": True}, aligned=False),
     ),
@@ -76,16 +79,21 @@ EXAMPLES: dict[str, tuple[Example, ...]] = {
 
 _SMALL = {"n": 16, "k": 32, "world_size": 2}
 
-#: operation -> a problem for which compilers put 1 in the place of arguments. It has to compile,
+#: operation -> problems for which compilers put 1 in the place of arguments. They have to compile,
 #: and to be right.
-SMALLEST: dict[str, Example] = {
-    "all_gather_matmul": Example({"m": 1, **_SMALL}, aligned=False),
-    "matmul_all_reduce": Example({"m": 1, **_SMALL}, aligned=False),
-    "matmul_reduce_scatter": Example({"m": 2, **_SMALL}, aligned=False),
-    "flash_decode": Example(
-        {"batch": 1, "q_heads": 1, "kv_heads": 1, "head_dim": 16, "world_size": 2}
-        | {"kv_len_per_rank": 1},
-        aligned=False,
+SMALLEST: dict[str, tuple[Example, ...]] = {
+    "all_gather_matmul": (Example({"m": 1, **_SMALL}, aligned=False),),
+    "matmul_all_reduce": (
+        Example({"m": 1, **_SMALL}, aligned=False),
+        Example({"m": 1, **_SMALL, "rms_norm": True}, aligned=False),
+    ),
+    "matmul_reduce_scatter": (Example({"m": 2, **_SMALL}, aligned=False),),
+    "flash_decode": (
+        Example(
+            {"batch": 1, "q_heads": 1, "kv_heads": 1, "head_dim": 16, "world_size": 2}
+            | {"kv_len_per_rank": 1},
+            aligned=False,
+        ),
     ),
 }
 
@@ -131,8 +139,9 @@ def cases(
 
 
 def smallest_cases(op: str, device: str) -> Iterator[Case]:
-    """The default configs of every variant for an operation's smallest problem, on a device."""
-    return _cases_of(SMALLEST[op], op, device, corners=False)
+    """The default configs of every variant for an operation's smallest problems, on a device."""
+    for example in SMALLEST[op]:
+        yield from _cases_of(example, op, device, corners=False)
 
 
 def _cases_of(example: Example, op: str, device: str, corners: bool) -> Iterator[Case]:

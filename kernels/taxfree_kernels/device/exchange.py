@@ -28,12 +28,23 @@ def wait_for_everybody(
     WORLD: tl.constexpr, BACKEND: tl.constexpr, BUT_SELF: tl.constexpr = False,
 ):  # fmt: skip
     """Wait until all ranks have signalled; BUT_SELF: all but this one. Returns whether they did."""
-    lane = tl.arange(0, triton.next_power_of_2(WORLD))
-    source = lane % WORLD
-    needed = lane == source
+    return wait_for_channels(
+        control_ptr, channel, channel + 1, generation, heap_bases, rank, WORLD, BACKEND, 1, BUT_SELF
+    )
+
+
+@triton.jit
+def wait_for_channels(
+    control_ptr, begin, end, generation, heap_bases, rank,
+    WORLD: tl.constexpr, BACKEND: tl.constexpr, MOST: tl.constexpr, BUT_SELF: tl.constexpr = False,
+):  # fmt: skip
+    """As :func:`wait_for_everybody`, on channels [begin, end), at most MOST, in one poll."""
+    lane = tl.arange(0, triton.next_power_of_2(WORLD * MOST))
+    source, channel = lane % WORLD, begin + lane // WORLD
+    needed = channel < end
     if BUT_SELF:
         needed = needed & (source != rank)
     return sync.wait(
-        control_ptr, channel, source, generation, heap_bases, rank, mask=needed,
-        WORLD=WORLD, BACKEND=BACKEND,
+        control_ptr, tl.where(needed, channel, begin), source, generation, heap_bases, rank,
+        mask=needed, WORLD=WORLD, BACKEND=BACKEND,
     )  # fmt: skip

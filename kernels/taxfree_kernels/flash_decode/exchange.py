@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 
 from taxfree_kernels.device import sync
+from taxfree_kernels.device.exchange import wait_for_channels
 from taxfree_kernels.device.tiles import copy
 from taxfree_kernels.flash_decode.merge import merge_ranks, merge_splits, store_output
 
@@ -166,13 +167,9 @@ def wait_for_rows(
 ):  # fmt: skip
     """Wait for every rank's chunks that hold rows [begin, end), at most ROWS; whether all came."""
     most_chunks: tl.constexpr = (ROWS + CHUNK_ROWS - 2) // CHUNK_ROWS + 1
-    lanes: tl.constexpr = triton.next_power_of_2(WORLD * most_chunks)
-    lane = tl.arange(0, lanes)
-    source, chunk = lane % WORLD, begin // CHUNK_ROWS + lane // WORLD
-    needed = chunk * CHUNK_ROWS < end
-    return sync.wait(
-        control_ptr, tl.where(needed, chunk, 0), source, generation, heap_bases, rank,
-        mask=needed, WORLD=WORLD, BACKEND=BACKEND,
+    return wait_for_channels(
+        control_ptr, begin // CHUNK_ROWS, tl.cdiv(end, CHUNK_ROWS), generation, heap_bases, rank,
+        WORLD, BACKEND, most_chunks,
     )  # fmt: skip
 
 

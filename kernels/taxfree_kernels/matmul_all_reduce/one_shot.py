@@ -1,14 +1,15 @@
 """The vendor's matmul, then one kernel of ours that sums over symmetric memory in one step.
 
 What an engine that knows symmetric memory would do: the collective's latency goes down to one
-signal, bias and residual are added on the way out, two launches remain. Every rank sends its whole
-partial sum to every peer, in the problem's own type: for few rows.
+signal, bias and residual are added, and the sum is normalised, on the way out, two launches remain.
+Every rank sends its whole partial sum to every peer, in the problem's own type: for few rows.
 
 Protocol. Sender programs have the lowest ids: each stores a chunk of this rank's partial sum into
 one peer's inbox, signals it, and waits for nobody. Above them, programs wait for a chunk from all
 peers and add the partial sums in the order of the ranks, so that all ranks have the same bits.
-Each chunk, also an empty one, is signalled to, and waited for from, every peer in every call, so
-the two slots of the pool suffice.
+When the sum is normalised, each of these programs takes a row, and waits for the chunks that have
+elements of it. Each chunk, also an empty one, is signalled to every peer in every call, and each
+that has elements is waited for from every peer, so the two slots of the pool suffice.
 """
 
 from __future__ import annotations
@@ -28,7 +29,13 @@ from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.launch import Kernel, compile_options
 from taxfree_kernels.matmul_all_reduce.problem import ONE_SHOT_ELEMENTS, MatmulAllReduce
 from taxfree_kernels.partial_sums import spaces
-from taxfree_kernels.partial_sums.chunks import bounds_of_chunk, summed_block, with_addends
+from taxfree_kernels.partial_sums.chunks import (
+    bounds_of_chunk,
+    chunks_with,
+    with_addends,
+    with_sources,
+)
+from taxfree_kernels.partial_sums.rows import sum_and_normalise
 from taxfree_kernels.partial_sums.sizes import padded_elements
 from taxfree_kernels.partial_sums.sums import Sum, SumsPlan
 from taxfree_kernels.variant import Config, Plan, Space, Variant
@@ -36,11 +43,12 @@ from taxfree_kernels.variant import Config, Plan, Space, Variant
 
 @triton.jit(do_not_specialize=["rank"])
 def _one_shot(
-    partial_ptr, bias_ptr, residual_ptr, out_ptr,
+    partial_ptr, bias_ptr, residual_ptr, norm_weight_ptr, eps_ptr, out_ptr,
     inbox_ptr, slot_elements, stride_source, control_ptr, heap_bases, rank, sixteens, count, n,
     WORLD: tl.constexpr, BACKEND: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr,
-    CHUNKS: tl.constexpr, REDUCERS: tl.constexpr, SEND_BLOCK: tl.constexpr,
+    BLOCK_ROW: tl.constexpr, CHUNKS: tl.constexpr, REDUCERS: tl.constexpr, SEND_BLOCK: tl.constexpr,
 ):  # fmt: skip
+    """See the module; BLOCK_ROW is 0 when the sum is not normalised, else no less than n."""
     program = tl.program_id(0)
     generation = sync.running_generation(control_ptr)
     slot_ptr = tl.multiple_of(inbox_ptr + (generation % 2) * slot_elements, 16)
@@ -55,6 +63,15 @@ def _one_shot(
         sync.signal(
             control_ptr, chunk, peer, generation, heap_bases, rank, WORLD=WORLD, BACKEND=BACKEND
         )
+    elif BLOCK_ROW > 0:
+        row = program - senders
+        chunk, chunk_end = chunks_with(row * n, (row + 1) * n, sixteens, CHUNKS)
+        sum_and_normalise(
+            row, chunk, chunk_end, partial_ptr, slot_ptr, stride_source, n,
+            bias_ptr, residual_ptr, norm_weight_ptr, eps_ptr, out_ptr, count, n,
+            control_ptr, generation, heap_bases, rank,
+            WORLD, BACKEND, HAS_BIAS, HAS_RESIDUAL, CHUNKS, BLOCK_ROW, BUT_SELF=True,
+        )  # fmt: skip
     else:
         chunk = (program - senders) // REDUCERS
         begin, end = bounds_of_chunk(chunk, 0, sixteens, CHUNKS)
@@ -65,9 +82,8 @@ def _one_shot(
         for start in range(begin * 16, end * 16, SEND_BLOCK):
             at = start + tl.arange(0, SEND_BLOCK)
             mask = at < end * 16
-            total = summed_block(
-                at, mask, partial_ptr, slot_ptr, stride_source, rank, WORLD, SEND_BLOCK
-            )
+            total = tl.zeros((SEND_BLOCK,), tl.float32)
+            total = with_sources(total, at, mask, partial_ptr, slot_ptr, stride_source, rank, WORLD)
             mask = mask & (at < count)
             total = with_addends(
                 total, at, at, mask, bias_ptr, residual_ptr, n, HAS_BIAS, HAS_RESIDUAL
@@ -89,6 +105,7 @@ class OneShotSum(Sum):
         plane = padded_elements(problem.m, problem.n)
         inbox, slot_elements = fabric.pool.slots(world * plane, dtype)
         sixteens = -(-problem.elements // 16)
+        reducers = problem.m if problem.rms_norm else chunks * config["REDUCERS"]
         buffer = torch.zeros(16 * sixteens, dtype=dtype, device=fabric.device)
         self._partial = buffer[: problem.elements].view(problem.m, problem.n)
         self._fixed_args = (
@@ -97,12 +114,13 @@ class OneShotSum(Sum):
         )  # fmt: skip
         self._kernel = Kernel(
             _one_shot,
-            grid=chunks * (world - 1 + config["REDUCERS"]),
+            grid=chunks * (world - 1) + reducers,
             constants={
                 "WORLD": world,
                 "BACKEND": fabric.backend,
                 "HAS_BIAS": problem.bias,
                 "HAS_RESIDUAL": problem.residual,
+                "BLOCK_ROW": spaces.block_row(problem),
                 "CHUNKS": chunks,
                 "REDUCERS": config["REDUCERS"],
                 "SEND_BLOCK": config["SEND_BLOCK"],
@@ -111,14 +129,9 @@ class OneShotSum(Sum):
         )
 
     def add_up(self, *addends_and_out: torch.Tensor | None) -> None:
-        bias, residual, out = addends_and_out
-        self._kernel(
-            self._partial,
-            out if bias is None else bias,
-            out if residual is None else residual,
-            out,
-            *self._fixed_args,
-        )
+        *others, out = addends_and_out
+        given = [out if other is None else other for other in others]
+        self._kernel(self._partial, *given, out, *self._fixed_args)
 
 
 class OneShot(Variant):
@@ -132,15 +145,21 @@ class OneShot(Variant):
             return "one rank has no peers"
         if problem.elements > ONE_SHOT_ELEMENTS:
             return "all of the partial sum would cross the link to every peer"
-        return None
+        return spaces.refuses_rows(problem)
 
     def space(self, problem: Any, hardware: Hardware) -> Space:
-        space = spaces.send_space(hardware, Pool.CHANNELS)
-        return {**space, "REDUCERS": (1, 2) if hardware.backend == "interpreter" else (1, 2, 4)}
+        reducers: tuple[int, ...] = (1, 2) if hardware.backend == "interpreter" else (1, 2, 4)
+        if problem.rms_norm:  # one a row, whatever the chunks are
+            reducers = (1,)
+        return {**spaces.send_space(hardware, Pool.CHANNELS), "REDUCERS": reducers}
 
     def first_configs(self, problem: Any, hardware: Hardware) -> list[dict[str, Any]]:
         sent = spaces.partial_bytes(problem)
-        return spaces.first_sends(self.space(problem, hardware), sent, problem.n)
+        configs = spaces.first_sends(self.space(problem, hardware), sent, problem.n)
+        return [spaces.with_room_for_rows(problem, hardware, config) for config in configs]
+
+    def refuses_config(self, problem: Any, hardware: Hardware, config: Config) -> str | None:
+        return spaces.refuses_warps(problem, hardware, config)
 
     def plan(self, problem: Any, fabric: Fabric, config: Config) -> Plan:
         return SumsPlan(fabric, [OneShotSum(problem, fabric, config)])

@@ -23,11 +23,11 @@ from taxfree_kernels.device import sync
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.launch import Kernel, compile_options
-from taxfree_kernels.matmul_all_reduce.one_shot import OneShot, OneShotSum
+from taxfree_kernels.matmul_all_reduce.one_shot import OneShot
 from taxfree_kernels.matmul_all_reduce.problem import MatmulAllReduce
 from taxfree_kernels.partial_sums import spaces
 from taxfree_kernels.partial_sums.chunks import with_addends
-from taxfree_kernels.partial_sums.sums import SumsPlan
+from taxfree_kernels.partial_sums.sums import Sum, SumsPlan
 from taxfree_kernels.variant import Config, Plan, Space
 
 #: Most elements of the output: their words from 8 ranks fill a pool's slot of them.
@@ -86,7 +86,7 @@ def _one_shot_ll(
     sync.leave(control_ptr)
 
 
-class OneShotLLSum(OneShotSum):
+class OneShotLLSum(Sum):
     """Our one-step sum of words."""
 
     def __init__(self, problem: MatmulAllReduce, fabric: Fabric, config: Config) -> None:
@@ -113,6 +113,11 @@ class OneShotLLSum(OneShotSum):
             options=compile_options(fabric.backend, config),
         )
 
+    def add_up(self, *addends_and_out: torch.Tensor | None) -> None:
+        bias, residual, _, _, out = addends_and_out
+        given = [out if other is None else other for other in (bias, residual)]
+        self._kernel(self._partial, *given, out, *self._fixed_args)
+
 
 class OneShotLL(OneShot):
     """Vendor matmul, one-shot all-reduce of ours whose words carry their flags."""
@@ -122,6 +127,8 @@ class OneShotLL(OneShot):
     def refuses_problem(self, problem: Any, hardware: Hardware) -> str | None:
         if problem.elements > _MOST_ELEMENTS:
             return "larger sums gain nothing from words that carry their flags"
+        if problem.rms_norm:
+            return "no program has whole rows of the sum"
         return super().refuses_problem(problem, hardware)
 
     def space(self, problem: Any, hardware: Hardware) -> Space:

@@ -8,6 +8,8 @@ from taxfree_kernels.matmul_all_reduce.problem import MatmulAllReduce
 from taxfree_kernels.partial_sums.inputs import make_factors, random_tensor, sum_of_products
 from taxfree_kernels.variant import Operation
 
+_EPS = 1e-5
+
 
 def _addends(
     problem: MatmulAllReduce, seed: int, device: torch.device, integers: bool
@@ -22,28 +24,78 @@ def _addends(
     return bias, residual
 
 
+def _norm_weight(problem: MatmulAllReduce, seed: int, device: torch.device) -> torch.Tensor:
+    """[n], the same on all ranks; such that the normalised sum is about as large as the sum.
+
+    An error of either then shows in the norm of the error of both.
+    """
+    dtype = getattr(torch, problem.dtype)
+    weight = random_tensor((problem.n,), seed + 4_000_000, device, dtype, integers=False)
+    return weight * (problem.k * problem.world_size) ** 0.5
+
+
+def _alike(columns: torch.Tensor, seed: int) -> torch.Tensor:
+    """Put the first of some columns [..., n], or its negative, in the place of all.
+
+    A sum [m, n] of such products and addends is made like that, too. All of a row is then as large
+    as its mean, and is normalised to the weights of its columns, or their negatives: exactly, as
+    what eps and rsqrt change is lost when the result is rounded.
+    """
+    size, device = tuple(columns.shape[-1:]), columns.device
+    draws = random_tensor(size, seed + 5_000_000, device, columns.dtype, integers=True)
+    return columns.copy_(columns[..., :1] * torch.where(draws > 0, 1, -1))
+
+
 def make_inputs(
     problem: MatmulAllReduce, rank: int, seed: int, device: torch.device, integers: bool = False
 ) -> tuple[torch.Tensor | None, ...]:
-    """x [m, k], weight [k, n], bias [n] or None, residual [m, n] or None of one rank."""
-    factors = make_factors(problem, rank, seed, device, integers)
-    return *factors, *_addends(problem, seed, device, integers)
+    """The tensors of one rank.
+
+    Returns:
+        x [m, k]; weight [k, n]; bias [n] or None; residual [m, n] or None;
+        norm_weight [n] and eps float32 [1], or None and None.
+    """
+    x, weight = make_factors(problem, rank, seed, device, integers)
+    addends = _addends(problem, seed, device, integers)
+    if not problem.rms_norm:
+        return x, weight, *addends, None, None
+    if integers:
+        for columns in (weight, *addends):
+            if columns is not None:
+                _alike(columns, seed)
+    eps = torch.full((1,), _EPS, dtype=torch.float32, device=device)
+    return x, weight, *addends, _norm_weight(problem, seed, device), eps
 
 
 def reference(
     problem: MatmulAllReduce, rank: int, seed: int, device: torch.device, integers: bool = False
 ) -> torch.Tensor:
-    """out float64 [m, n], the same on all ranks, from the inputs of :func:`make_inputs`."""
+    """out float64, the same on all ranks, from the inputs of :func:`make_inputs`.
+
+    [m, n], or [2, m, n] of the normalised sum and the sum.
+    """
     total = sum_of_products(problem, seed, device, integers)
     for addend in _addends(problem, seed, device, integers):
         if addend is not None:
             total += addend.double()
-    return total
+    if not problem.rms_norm:
+        return total
+    if integers:
+        _alike(total, seed)
+    norm_weight = _norm_weight(problem, seed, device).double()
+    return torch.stack([rms_norm(total, norm_weight, _EPS), total])
+
+
+def rms_norm(total: torch.Tensor, norm_weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """The rows of a sum [m, n] normalised, in its own type."""
+    return total * torch.rsqrt(total.square().mean(1, keepdim=True) + eps) * norm_weight
 
 
 def empty_output(problem: MatmulAllReduce, device: torch.device) -> torch.Tensor:
-    """out [m, n], uninitialised."""
-    return torch.empty(problem.m, problem.n, dtype=getattr(torch, problem.dtype), device=device)
+    """out [m, n], or [2, m, n] of the normalised sum and the sum; uninitialised."""
+    outputs = (2,) if problem.rms_norm else ()
+    size = (*outputs, problem.m, problem.n)
+    return torch.empty(size, dtype=getattr(torch, problem.dtype), device=device)
 
 
 OPERATION = Operation(

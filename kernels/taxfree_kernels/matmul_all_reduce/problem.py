@@ -16,7 +16,9 @@ ONE_SHOT_ELEMENTS = 1 << 23
 class MatmulAllReduce:
     """out[M, N] = sum over ranks of x[M, K] @ weight[K, N] (+ bias[N]) (+ residual[M, N]).
 
-    Bias and residual are the same on all ranks and are added once, to the sum.
+    Bias and residual are the same on all ranks and are added once, to the sum. With `rms_norm`,
+    out[2, M, N] is that sum normalised, sum * rsqrt(mean of its row's squares + eps) *
+    norm_weight[N], then the sum. Eps is read on the device.
 
     Args:
         m: rows of x and of the output.
@@ -27,6 +29,7 @@ class MatmulAllReduce:
         weight_layout: which dimension of the weight is contiguous last: "nk" is K, as in the
             transposed weight of a ``torch.nn.Linear``; "kn" is N.
         bias, residual: whether they are added.
+        rms_norm: whether the sum is also normalised.
 
     Raises:
         PlanError: on impossible dimensions.
@@ -40,13 +43,14 @@ class MatmulAllReduce:
     weight_layout: str = "nk"
     bias: bool = False
     residual: bool = False
+    rms_norm: bool = False
 
     def __post_init__(self) -> None:
         require_matmul(self)
 
     @property
     def elements(self) -> int:
-        """Elements of the output, and of each rank's partial sum."""
+        """Elements of the sum, and of each rank's partial sum."""
         return self.m * self.n
 
     @property
@@ -59,10 +63,11 @@ class MatmulAllReduce:
         """Per rank and call: every rank receives a share of the partial sums and of the result."""
         item, elements = ITEM_BYTES[self.dtype], self.elements
         received = 2 * (elements - elements // self.world_size)
+        factors, sums = self.m * self.k + self.k * self.n, (1 + self.residual) * elements
+        normalised = self.rms_norm * (elements + self.n)
         return Cost(
             flops=2 * self.m * self.n * self.k,
-            memory_bytes=item
-            * (self.m * self.k + self.k * self.n + (1 + self.residual) * elements),
+            memory_bytes=item * (factors + sums + normalised),
             link_bytes=item * received,
         )
 

@@ -9,6 +9,7 @@ it into every rank's inbox, the own one included, and wait for nobody. One signa
 announces a group of tiles, because a large problem has more tiles than a pool has channels: the
 last program of a group to finish sends it. Above them, one program per tile waits for its group
 from all ranks and adds what they sent in the order of the ranks, so that all have the same bits.
+When the sum is normalised, each of these programs takes a row, and waits for all groups.
 So programs wait only for tile programs, of whom the own rank's have lower ids, and any order that
 starts low ids first makes progress. Every tile waits for every rank in every call: the full
 exchange under which the two payload slots of a pool suffice
@@ -28,26 +29,31 @@ from taxfree_kernels.device.tiles import own_chiplet_first, tile_of
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.matmul_all_reduce.problem import ONE_SHOT_ELEMENTS
+from taxfree_kernels.partial_sums import spaces
 from taxfree_kernels.partial_sums.fused import FusedPlan, FusedVariant
+from taxfree_kernels.partial_sums.rows import sum_and_normalise
 from taxfree_kernels.partial_sums.tile import (
     addends,
     announce_tile,
     partial_tile,
     sum_of_sources,
 )
+from taxfree_kernels.spaces import power_of_2
 from taxfree_kernels.variant import Config, Plan
 
 
 @triton.jit(do_not_specialize=["rank", "m"])
 def _push(
-    x, w, stride_wk, stride_wn, bias_ptr, residual_ptr, out_ptr,
+    x, w, stride_wk, stride_wn, bias_ptr, residual_ptr, norm_weight_ptr, eps_ptr, out_ptr,
     inbox_ptr, slot_elements, stride_source, stride_row, control_ptr, partials_ptr, counters_ptr,
     heap_bases, rank, m, n, k,
     WORLD: tl.constexpr, BACKEND: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr,
-    TILES_PER_SIGNAL: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr, SPLIT_K: tl.constexpr, EVEN_K: tl.constexpr,
-    SWAP_AB: tl.constexpr, XCDS: tl.constexpr, TMA: tl.constexpr, W_NK: tl.constexpr,
+    BLOCK_ROW: tl.constexpr, GROUPS: tl.constexpr, TILES_PER_SIGNAL: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
+    SPLIT_K: tl.constexpr, EVEN_K: tl.constexpr, SWAP_AB: tl.constexpr, XCDS: tl.constexpr,
+    TMA: tl.constexpr, W_NK: tl.constexpr,
 ):  # fmt: skip
+    """See the module; BLOCK_ROW is 0 when the sum is not normalised, else no less than n."""
     program = tl.program_id(0)
     generation = sync.running_generation(control_ptr)
     slot_ptr = tl.multiple_of(inbox_ptr + (generation % 2) * slot_elements, 16)
@@ -77,6 +83,15 @@ def _push(
                 tile, tiles, counters_ptr + tiles, control_ptr, generation, heap_bases, rank,
                 WORLD, BACKEND, TILES_PER_SIGNAL,
             )  # fmt: skip
+    elif BLOCK_ROW > 0:
+        own_ptr = slot_ptr + rank.to(tl.int64) * stride_source
+        sum_and_normalise(
+            program - senders, 0, tl.cdiv(tiles, TILES_PER_SIGNAL),
+            own_ptr, slot_ptr, stride_source, stride_row,
+            bias_ptr, residual_ptr, norm_weight_ptr, eps_ptr, out_ptr, m * n, n,
+            control_ptr, generation, heap_bases, rank,
+            WORLD, BACKEND, HAS_BIAS, HAS_RESIDUAL, GROUPS, BLOCK_ROW, BUT_SELF=False,
+        )  # fmt: skip
     else:
         tile = program - senders
         tile_m, tile_n = tile_of(tile, tiles_m, tiles_n, GROUP_M)
@@ -107,13 +122,28 @@ class Push(FusedVariant):
     def refuses_problem(self, problem: Any, hardware: Hardware) -> str | None:
         if problem.elements > ONE_SHOT_ELEMENTS:
             return "all of the partial sum would cross the link to every peer"
-        return super().refuses_problem(problem, hardware)
+        return spaces.refuses_rows(problem) or super().refuses_problem(problem, hardware)
+
+    def first_configs(self, problem: Any, hardware: Hardware) -> list[dict[str, Any]]:
+        configs = super().first_configs(problem, hardware)
+        return [spaces.with_room_for_rows(problem, hardware, config) for config in configs]
+
+    def refuses_config(self, problem: Any, hardware: Hardware, config: Config) -> str | None:
+        crowded = spaces.refuses_warps(problem, hardware, config)
+        return crowded or super().refuses_config(problem, hardware, config)
 
     def plan(self, problem: Any, fabric: Fabric, config: Config) -> Plan:
         tiles = -(-problem.m // config["BLOCK_M"]) * -(-problem.n // config["BLOCK_N"])
         size = (problem.m, problem.n)
-        constants = {"HAS_BIAS": problem.bias, "HAS_RESIDUAL": problem.residual}
-        return FusedPlan(problem, fabric, config, _push, tiles, tiles, size, (), constants)
+        groups = -(-tiles // spaces.tiles_per_signal(tiles, config))
+        constants = {
+            "HAS_BIAS": problem.bias,
+            "HAS_RESIDUAL": problem.residual,
+            "BLOCK_ROW": spaces.block_row(problem),
+            "GROUPS": power_of_2(groups, 1) if problem.rms_norm else 0,
+        }
+        sums = problem.m if problem.rms_norm else tiles
+        return FusedPlan(problem, fabric, config, _push, tiles, sums, size, (), constants)
 
 
 VARIANT = Push()

@@ -1,7 +1,8 @@
 """The library path on registered buffers: the vendor's matmul, then NCCL's low-latency kernels.
 
 The matmul writes into a buffer that is registered with the communicator as symmetric, where the
-all-reduce then works in place; from there the result is copied, or added to the residual.
+all-reduce then works in place; from there the result is copied, added to the residual, or
+normalised.
 """
 
 from __future__ import annotations
@@ -14,11 +15,13 @@ from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.matmul_all_reduce.baseline import BaselinePlan
 from taxfree_kernels.matmul_all_reduce.problem import MatmulAllReduce
 from taxfree_kernels.registered import RegisteredMemory, RegisteredVariant
-from taxfree_kernels.variant import Config, Plan, Step
+from taxfree_kernels.variant import Config, Plan
 
 
 class RegisteredPlan(BaselinePlan):
     """Matmul into a registered buffer, all-reduce there, one kernel that reads the result."""
+
+    _finish_name = "copy out"
 
     def __init__(self, problem: MatmulAllReduce, fabric: Fabric) -> None:
         self._memory = RegisteredMemory(fabric)
@@ -30,35 +33,15 @@ class RegisteredPlan(BaselinePlan):
     def _buffer(self, fabric: Fabric, size: tuple[int, int], dtype: torch.dtype) -> torch.Tensor:
         return self._memory.zeros(size, dtype)
 
-    def __call__(
-        self,
-        x: torch.Tensor,
-        weight: torch.Tensor,
-        bias: torch.Tensor | None,
-        residual: torch.Tensor | None,
-        out: torch.Tensor,
+    def _total(self, out: torch.Tensor) -> torch.Tensor:
+        return self._sum
+
+    def _add(
+        self, total: torch.Tensor, residual: torch.Tensor | None, out: torch.Tensor
     ) -> torch.Tensor:
-        super().__call__(x, weight, bias, None, self._sum)
-        return self._copy_out(residual, out)
-
-    def steps(
-        self,
-        x: torch.Tensor,
-        weight: torch.Tensor,
-        bias: torch.Tensor | None,
-        residual: torch.Tensor | None,
-        out: torch.Tensor,
-    ) -> list[Step]:
-        moved = (2 if residual is None else 3) * out.nbytes
-        copy_out = Step(
-            "copy out", "copy", lambda: self._copy_out(residual, out), memory_bytes=moved
-        )
-        return [*super().steps(x, weight, bias, None, self._sum), copy_out]
-
-    def _copy_out(self, residual: torch.Tensor | None, out: torch.Tensor) -> torch.Tensor:
         if residual is None:
-            return out.copy_(self._sum)
-        return torch.add(self._sum, residual, out=out)
+            return out.copy_(total)
+        return torch.add(total, residual, out=out)
 
 
 class Registered(RegisteredVariant):

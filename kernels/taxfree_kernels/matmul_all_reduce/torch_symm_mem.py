@@ -41,6 +41,8 @@ class TorchSymmMemPlan(Plan):
         weight: torch.Tensor,
         bias: torch.Tensor | None,
         residual: torch.Tensor | None,
+        norm_weight: None,
+        eps: None,
         out: torch.Tensor,
     ) -> torch.Tensor:
         matmul_into(self._partial, x, weight, bias if self._adds_bias else None)
@@ -59,6 +61,8 @@ class TorchSymmMem(Variant):
             return "torch's ops need CUDA"
         if problem.world_size == 1:
             return "one rank has no peers"
+        if problem.rms_norm:
+            return "it does not normalise"
         if problem.dtype != "bfloat16":
             return "torch's ops add bfloat16 or float32"
         if problem.elements % 8:

@@ -34,8 +34,8 @@ from taxfree_kernels.partial_sums import spaces
 from taxfree_kernels.partial_sums.chunks import (
     bounds_of_chunk,
     offsets_in_rows,
-    summed_block,
     with_addends,
+    with_sources,
 )
 from taxfree_kernels.partial_sums.sums import Sum, SumsPlan
 from taxfree_kernels.variant import Config, Plan, Space, Variant
@@ -78,8 +78,9 @@ def _two_shot(
         for start in range(begin, end, SEND_BLOCK):
             at = start + tl.arange(0, SEND_BLOCK)
             mask = at < end
-            total = summed_block(
-                at, mask, partial_ptr, slot_ptr - rank * block, block, rank, WORLD, SEND_BLOCK
+            total = tl.zeros((SEND_BLOCK,), tl.float32)
+            total = with_sources(
+                total, at, mask, partial_ptr, slot_ptr - rank * block, block, rank, WORLD
             )
             stored = mask & (at < count)
             place = offsets_in_rows(at, columns, stride_out, CONTIGUOUS)
@@ -156,7 +157,7 @@ class TwoShotSum(Sum):
         super().multiply(x, weight[:, self._columns])
 
     def add_up(self, *addends_and_out: torch.Tensor | None) -> None:
-        bias, residual, out = addends_and_out
+        bias, residual, _, _, out = addends_and_out
         assert out is not None
         target = out[:, self._columns]
         self._kernel(
@@ -177,6 +178,8 @@ class TwoShot(Variant):
     def refuses_problem(self, problem: Any, hardware: Hardware) -> str | None:
         if problem.world_size == 1:
             return "one rank has no peers"
+        if problem.rms_norm:
+            return "no rank has whole rows of the sum"
         if problem.elements > 1 << 30:
             return "its elements are counted in 32 bits"
         return None

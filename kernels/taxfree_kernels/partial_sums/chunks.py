@@ -21,15 +21,23 @@ def bounds_of_chunk(chunk, begin, end, CHUNKS: tl.constexpr):
 
 
 @triton.jit
-def summed_block(
-    at, mask, own_ptr, inbox_ptr, stride_source, rank, WORLD: tl.constexpr, BLOCK: tl.constexpr
-):
-    """float32 [BLOCK]: elements `at` of all ranks' partial sums, added in the ranks' order.
+def chunks_with(begin, end, sixteens, CHUNKS: tl.constexpr):
+    """The first of CHUNKS chunks that elements [begin, end) are in, and the one after the last.
+
+    Args:
+        sixteens: all elements, in units of 16.
+    """
+    per_chunk = 16 * tl.cdiv(sixteens, CHUNKS)
+    return begin // per_chunk, tl.cdiv(end, per_chunk)
+
+
+@triton.jit
+def with_sources(total, at, mask, own_ptr, inbox_ptr, stride_source, rank, WORLD: tl.constexpr):
+    """`total`, float32, plus elements `at` of all ranks' partial sums, in the ranks' order.
 
     Args:
         own_ptr: this rank's; inbox_ptr: rank 0's, the others `stride_source` elements apart.
     """
-    total = tl.zeros((BLOCK,), tl.float32)
     for source in tl.static_range(WORLD):
         source_ptr = select(rank == source, own_ptr, inbox_ptr + source * stride_source, 16)
         total += tl.load(source_ptr + at, mask=mask, other=0.0).to(tl.float32)

@@ -73,7 +73,7 @@ class FusedPlan(Plan):
                 **spaces.tile_constants(problem, config),
                 "WORLD": world,
                 "BACKEND": fabric.backend,
-                "TILES_PER_SIGNAL": -(-tiles // config["SIGNALS"]),
+                "TILES_PER_SIGNAL": spaces.tiles_per_signal(tiles, config),
                 **constants,
             },
             options=compile_options(fabric.backend, config),

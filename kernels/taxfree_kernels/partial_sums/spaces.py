@@ -64,6 +64,11 @@ def signal_counts(hardware: Hardware, most: int) -> tuple[int, ...]:
     return (most, 2) if hardware.backend == "interpreter" else (most, most // 4)
 
 
+def tiles_per_signal(tiles: int, config: Config) -> int:
+    """How many tiles share a signal."""
+    return int(-(-tiles // config["SIGNALS"]))
+
+
 def tile_constants(problem: Any, config: Config) -> dict[str, Any]:
     """The constants by which a kernel computes tiles of a partial sum."""
     return {knob: config[knob] for knob in TILE_KNOBS} | {
@@ -205,6 +210,41 @@ def refuses_words(hardware: Hardware, config: Config, world_size: int) -> str | 
 def partial_bytes(problem: Any) -> int:
     """Of a rank's partial sum in the problem's own type."""
     return int(problem.m * problem.n * ITEM_BYTES[problem.dtype])
+
+
+# -- rows that one program normalises -----------------------------------------------------------
+
+_MOST_OF_A_ROW = 1 << 14  # elements
+_MOST_A_THREAD = 64  # elements, in float32: a quarter of its registers
+
+
+def refuses_rows(problem: Any) -> str | None:
+    """Why no program can hold a row that it has to normalise, or None."""
+    if problem.rms_norm and problem.n > _MOST_OF_A_ROW:
+        return f"one program normalises a row, of {_MOST_OF_A_ROW} elements at most"
+    return None
+
+
+def refuses_warps(problem: Any, hardware: Hardware, config: Config) -> str | None:
+    """Why a program of a config cannot hold a row that it has to normalise, or None."""
+    if not problem.rms_norm or hardware.backend == "interpreter":
+        return None
+    threads = config["num_warps"] * hardware.warp_size
+    if block_row(problem) > _MOST_A_THREAD * threads:
+        return f"{block_row(problem) // threads} elements of a row a thread"
+    return None
+
+
+def with_room_for_rows(problem: Any, hardware: Hardware, config: Config) -> dict[str, Any]:
+    """A config with as many warps as it takes to hold a row that is normalised."""
+    if refuses_warps(problem, hardware, config) is None:
+        return dict(config)
+    return {**config, "num_warps": block_row(problem) // (_MOST_A_THREAD * hardware.warp_size)}
+
+
+def block_row(problem: Any) -> int:
+    """Lanes for a row that is normalised; 0 when none is."""
+    return power_of_2(problem.n, 1) if problem.rms_norm else 0
 
 
 # -- matmuls in parts ---------------------------------------------------------------------------

@@ -18,6 +18,7 @@ from taxfree_kernels.matmul_all_reduce import push as sum_push
 from taxfree_kernels.matmul_all_reduce import two_shot as sum_two_shot
 from taxfree_kernels.matmul_reduce_scatter import one_shot as scatter_one_shot
 from taxfree_kernels.matmul_reduce_scatter import push as scatter_push
+from taxfree_kernels.partial_sums import rows as sum_rows
 from taxfree_kernels.partial_sums import tile as sum_tile
 
 _SEEDS = range(14)
@@ -63,7 +64,9 @@ GROUPS = {
     ),
     "sync: words": Group(_SUM, ("one_shot_ll",), (sync.send, sync.receive, sync._count_late)),
     "exchange": Group(
-        _SUM, ("push", "one_shot"), (exchange.signal_everybody, exchange.wait_for_everybody)
+        _SUM,
+        ("push", "one_shot"),
+        (exchange.signal_everybody, exchange.wait_for_everybody, exchange.wait_for_channels),
     ),
     "gather: send": Group(_GATHER, ("push",), (tile.push_chunk,)),
     "gather: receive": Group(
@@ -76,7 +79,9 @@ GROUPS = {
     "gather: overlap": Group(
         _GATHER, ("overlap",), (overlap._enter, overlap._announce, overlap._await)
     ),
-    "sum: push": Group(_SUM, ("push",), (sum_push._push, sum_tile.announce_tile)),
+    "sum: push": Group(
+        _SUM, ("push",), (sum_push._push, sum_tile.announce_tile, sum_rows.sum_and_normalise)
+    ),
     "sum: one_shot": Group(_SUM, ("one_shot",), (sum_one_shot._one_shot,)),
     "sum: one_shot_ll": Group(_SUM, ("one_shot_ll",), (sum_one_shot_ll._one_shot_ll,)),
     # alone it would hold its protocol with one payload slot: it waits for everybody twice

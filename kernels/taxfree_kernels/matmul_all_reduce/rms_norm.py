@@ -1,0 +1,65 @@
+"""The kernel with which library paths end: a residual added and the sum normalised, row by row.
+
+As engines have it beside their collectives: the residual costs no launch of its own.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from taxfree_kernels.fabric.base import Fabric
+from taxfree_kernels.launch import Kernel, compile_options
+from taxfree_kernels.matmul_all_reduce.problem import MatmulAllReduce
+from taxfree_kernels.partial_sums.chunks import with_addends
+from taxfree_kernels.partial_sums.rows import store_normalised
+from taxfree_kernels.partial_sums.spaces import block_row
+
+_MOST_THREADS = 1024
+_A_THREAD = 32  # elements of a row
+
+
+@triton.jit(do_not_specialize=["count"])
+def _add_and_normalise(
+    total_ptr, residual_ptr, norm_weight_ptr, eps_ptr, out_ptr, count, n,
+    HAS_RESIDUAL: tl.constexpr, BLOCK_ROW: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0)
+    column = tl.arange(0, BLOCK_ROW)
+    mask = column < n
+    at = row.to(tl.int64) * n + column
+    total = tl.load(total_ptr + at, mask=mask, other=0.0).to(tl.float32)
+    total = with_addends(
+        total, column, at, mask, residual_ptr, residual_ptr, n,
+        HAS_BIAS=False, HAS_RESIDUAL=HAS_RESIDUAL,
+    )  # fmt: skip
+    norm_weight = tl.load(norm_weight_ptr + column, mask=mask, other=0.0)
+    store_normalised(total, at, mask, norm_weight, eps_ptr, out_ptr, count, n)
+
+
+class RMSNorm:
+    """out[2, m, n] from a sum [m, n], which may be out[1]."""
+
+    def __init__(self, problem: MatmulAllReduce, fabric: Fabric) -> None:
+        self._sizes = problem.elements, problem.n
+        block, warp_size = block_row(problem), fabric.hardware.warp_size
+        threads = min(_MOST_THREADS, max(warp_size, block // _A_THREAD))
+        self._kernel = Kernel(
+            _add_and_normalise,
+            grid=problem.m,
+            constants={"HAS_RESIDUAL": problem.residual, "BLOCK_ROW": block},
+            options=compile_options(fabric.backend, {"num_warps": threads // warp_size}),
+        )
+
+    def __call__(
+        self,
+        total: torch.Tensor,
+        residual: torch.Tensor | None,
+        norm_weight: torch.Tensor | None,
+        eps: torch.Tensor | None,
+        out: torch.Tensor,
+    ) -> torch.Tensor:
+        given = total if residual is None else residual
+        self._kernel(total, given, norm_weight, eps, out, *self._sizes)
+        return out
