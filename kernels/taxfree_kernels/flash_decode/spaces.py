@@ -33,6 +33,7 @@ def split_space(problem: FlashDecode, hardware: Hardware) -> Space:
         space |= {
             "XCDS": tuple(dict.fromkeys((hardware.num_xcds, 1))),
             "waves_per_eu": (0, 1, 2),
+            "num_stages": (2, 3, 4),  # with more, and pages, CDNA loads lane by lane
         }
     return space
 
