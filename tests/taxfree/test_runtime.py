@@ -225,6 +225,34 @@ def call_in_a_graph(fabric: Any) -> Any:
     return right
 
 
+def normalise_in_a_graph(fabric: Any) -> Any:
+    """With an eps that an eager call had before, and one that is new."""
+    problem = problem_of("matmul_all_reduce", residual=True, rms_norm=True)
+    rt = runtime_of(fabric, record_of(fabric, problem))
+    tensors, _ = tensors_of(fabric, problem)
+    x, weight, _, residual, norm_weight, eps = tensors
+    known = float(eps)
+    new = known / 2  # no result depends on it
+    rt.matmul_all_reduce_rms_norm(x, weight, norm_weight, None, residual, known)
+    rt.prepare([problem])
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        outputs = [
+            rt.matmul_all_reduce_rms_norm(x, weight, norm_weight, None, residual, each)
+            for each in (known, new, known)
+        ]
+    right = []
+    for seed in range(5):
+        changed, expected = tensors_of(fabric, problem, seed)
+        for tensor, other in zip(tensors, changed, strict=True):
+            if tensor is not None:
+                tensor.copy_(other)
+        graph.replay()
+        right += [torch.equal(torch.stack(both), expected) for both in outputs]
+    rt.check()
+    return right
+
+
 def call_alike_but_for_one(fabric: Any) -> str:
     rt = runtime_of(fabric)
     problem = problem_of(m=M + (fabric.rank == 0))
@@ -391,8 +419,11 @@ class TestCalls:
 
     @pytest.mark.gpu
     @pytest.mark.parametrize("fabric", ["cuda"], indirect=True)
-    def test_a_captured_graph_sees_the_inputs_of_each_replay(self, ranks: Ranks) -> None:
-        assert all(all(right) for right in run(ranks, "call_in_a_graph"))
+    @pytest.mark.parametrize("scenario", ["call_in_a_graph", "normalise_in_a_graph"])
+    def test_a_captured_graph_sees_the_inputs_of_each_replay(
+        self, ranks: Ranks, scenario: str
+    ) -> None:
+        assert all(all(right) for right in run(ranks, scenario))
 
     def test_the_caller_may_give_the_output(self, ranks: Ranks) -> None:
         assert run(ranks, "call_with_out") == [(True, True)] * WORLD

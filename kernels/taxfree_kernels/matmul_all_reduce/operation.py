@@ -82,13 +82,8 @@ def reference(
         return total
     if integers:
         _alike(total, seed)
-    norm_weight = _norm_weight(problem, seed, device).double()
-    return torch.stack([rms_norm(total, norm_weight, _EPS), total])
-
-
-def rms_norm(total: torch.Tensor, norm_weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """The rows of a sum [m, n] normalised, in its own type."""
-    return total * torch.rsqrt(total.square().mean(1, keepdim=True) + eps) * norm_weight
+    scale = torch.rsqrt(total.square().mean(1, keepdim=True) + _EPS)
+    return torch.stack([total * scale * _norm_weight(problem, seed, device).double(), total])
 
 
 def empty_output(problem: MatmulAllReduce, device: torch.device) -> torch.Tensor:
