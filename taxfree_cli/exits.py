@@ -47,7 +47,7 @@ MEANINGS: Mapping[ExitCode, str] = {
     ExitCode.INTERRUPTED: "interrupted",
 }
 INTERRUPTED = Failure(
-    "interrupted", "what was finished is kept; the same command goes on", ExitCode.INTERRUPTED
+    "interrupted", "what was finished is kept; a search goes on from it", ExitCode.INTERRUPTED
 )
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
