@@ -7,7 +7,9 @@ A table stands between two markers. The first names a result file, and may fix f
 
 Between them come one table per combination of the other fields, with a row per M, or per length of
 the KV cache. Between `<!-- evolution: FILE ... -->` and `<!-- end of evolution -->` comes a table
-per combination with a row per variant, in the order in which each removes one thing more.
+per combination with a row per variant, in the order in which each removes one thing more. Between
+`<!-- summary: MACHINE -->` and `<!-- end of summary -->` comes one table of a few problems of all
+operations, from the machine's result files.
 `--check` writes nothing, and fails where a document does not say what the result files say.
 """
 
@@ -54,8 +56,23 @@ EVOLUTION: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "persistent": ("the last launch", "launch"),
     }
 }
+#: operation, what follows the machine in the file's name, and the problems: field -> values
+SUMMARY: Sequence[tuple[str, str, Mapping[str, Sequence[Any]]]] = (
+    ("all_gather_matmul", "", {"gather_dim": (1,), "m": (1, 64, 512, 1024)}),
+    ("all_gather_matmul", "", {"gather_dim": (0,), "m": (1, 64, 256, 1024)}),
+    ("all_gather_matmul", "-large", {"m": (4096,)}),
+    ("matmul_all_reduce", "", {"k": (3584,), "residual": (False,), "m": (1, 64, 256, 1024)}),
+    ("matmul_all_reduce", "", {"rms_norm": (True,), "m": (16,)}),
+    ("matmul_reduce_scatter", "", {"m": (256, 1024)}),
+    ("flash_decode", "", {"batch": (1, 4, 16), "kv_len_per_rank": (8192,)}),
+)
+SUMMARY_CAPTION = (
+    "Microseconds, median of the slowest rank: our fastest variant in a graph, fused or not, and "
+    "the library's fastest, in a graph or eager; all at the best config that is known."
+)
+_UNSAID = ("dtype", "world_size", "v_head_dim")  # alike in the whole table
 _BLOCK = re.compile(
-    r"(?P<begin><!-- (?P<kind>results|evolution): (?P<file>\S+)(?P<where>[^\n]*?) -->\n)"
+    r"(?P<begin><!-- (?P<kind>results|evolution|summary): (?P<file>\S+)(?P<where>[^\n]*?) -->\n)"
     r".*?(?P<end><!-- end of (?P=kind) -->)",
     re.DOTALL,
 )
@@ -92,6 +109,8 @@ def update(text: str, root: Path) -> str:
     """
 
     def block(match: re.Match[str]) -> str:
+        if match["kind"] == "summary":
+            return f"{match['begin']}{summary(root, match['file'])}{match['end']}"
         where = dict(word.split("=", 1) for word in match["where"].split())
         make = {"results": tables, "evolution": evolution}[match["kind"]]
         return f"{match['begin']}{make(load(root / match['file']).rows, where)}{match['end']}"
@@ -107,6 +126,28 @@ def tables(rows: Iterable[Row], where: Mapping[str, str]) -> str:
 def evolution(rows: Iterable[Row], where: Mapping[str, str]) -> str:
     """For the rows whose problems have these fields: what each step has removed, in Markdown."""
     return _titled(rows, where, _evolution_table, EVOLUTION_CAPTION)
+
+
+def summary(root: Path, machine: str) -> str:
+    """A few problems of all operations on a machine, in Markdown."""
+    lines = [["", "ours", "library", "speed-up"], ["---", "---:", "---:", "---:"]]
+    for op, suffix, wanted in SUMMARY:
+        rows = load(root / f"benchmarks/results/{op}/{machine}{suffix}.json").rows
+        chosen = [row for row in rows if all(row.problem[f] in v for f, v in wanted.items())]
+        for group in sorted(by_problem(chosen), key=lambda group: group[0].problem[_along(group)]):
+            library = fastest([row for row in group if row.variant in LIBRARY])
+            ours = fastest([row for row in group if _is_ours(row)])
+            assert ours is not None
+            assert library is not None
+            fields = {f: v for f, v in group[0].problem.items() if f not in _UNSAID}
+            times = library.median_us / ours.median_us
+            named = [_named(ours), _named(library)]
+            lines.append([f"{op} {written(op, fields)}", *named, f"{times:.2f}"])
+    return f"\n{_markdown(lines)}\n{SUMMARY_CAPTION}\n\n"
+
+
+def _is_ours(row: Row) -> bool:
+    return row.mode == "graph" and row.variant not in (*LIBRARY, "dispatch")
 
 
 def _titled(
