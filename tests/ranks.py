@@ -87,6 +87,11 @@ def start_group(world_size: int, fabric: str) -> WorkerGroup:
     return WorkerGroup(world_size, fabric, heap_bytes, TIMEOUT_S)
 
 
+def several(fabric: str) -> int:
+    """Three ranks; two where there are no more GPUs."""
+    return 3 if fabric == "host" else min(3, max(2, gpus()))
+
+
 class Ranks:
     """One group per world size, started when it is first asked for, kept until `close`.
 
@@ -102,10 +107,15 @@ class Ranks:
     def few(self) -> int:
         """A world size for tests to which any will do.
 
-        Small where kernels are interpreted. On GPUs it is that of the tests which need three
+        Small where kernels are interpreted. On GPUs it is that of the tests which want three
         ranks, since starting another group takes longer than all that it would run.
         """
-        return 2 if self.fabric == "host" else min(3, max(2, gpus()))
+        return 2 if self.fabric == "host" else self.several
+
+    @property
+    def several(self) -> int:
+        """A world size with more than two ranks, where there are so many."""
+        return several(self.fabric)
 
     def __call__(self, world_size: int) -> WorkerGroup:
         group = self._groups.get(world_size)

@@ -128,7 +128,7 @@ class TestBackToBack:
                      "SWAP_AB": False, "SOURCES_PER_WAIT": 1, "CHUNKS": 2, "SENDERS": 1,
                      "SEND_BLOCK": 1024}  # fmt: skip
         tried = case(variant, gather_dims(variant)[-1], space_end)
-        for bits in ranks.run(3, f"{TASKS}:bits_of_calls", case=tried, calls=3):
+        for bits in ranks.run(ranks.several, f"{TASKS}:bits_of_calls", case=tried, calls=3):
             assert len(set(bits)) == 1
 
     @pytest.mark.soak
@@ -153,5 +153,7 @@ class TestOnePool:
             )
             for dim in gather_dims(variant)
         ]
-        found = ranks.run(3, f"{TASKS}:back_to_back", cases=cases, generations=len(cases))
+        found = ranks.run(
+            ranks.several, f"{TASKS}:back_to_back", cases=cases, generations=len(cases)
+        )
         assert [text for texts in found for text in texts] == []

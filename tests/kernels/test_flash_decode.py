@@ -58,8 +58,8 @@ class TestEveryVariant:
         assert complaints(ranks, 2, [case("persistent", **kind) for kind in KINDS]) == []
 
     @pytest.mark.parametrize("variant", VARIANTS)
-    def test_is_right_on_three_ranks(self, ranks, variant):
-        assert complaints(ranks, 3, [case(variant)]) == []
+    def test_is_right_on_several_ranks(self, ranks, variant):
+        assert complaints(ranks, ranks.several, [case(variant)]) == []
 
     @pytest.mark.parametrize("variant", ["library", "fused", "persistent"])
     def test_lengths_are_read_at_each_call(self, ranks, variant):
@@ -93,7 +93,7 @@ class TestBackToBack:
         cases = [case(name, batch=1) for name in EXCHANGING]
         cases += [case(*tried, batch=1) for tried in WORDS]
         run = {"cases": cases, "generations": 2 * len(cases), "first_generation": 2**31 - 5}
-        found = ranks.run(3, f"{TASKS}:back_to_back", **run)
+        found = ranks.run(ranks.several, f"{TASKS}:back_to_back", **run)
         assert [text for texts in found for text in texts] == []
 
     @pytest.mark.parametrize("tried", [*((name, {}) for name in EXCHANGING), *WORDS], ids=str)

@@ -32,12 +32,13 @@ class TestArrivals:
 @on_every_fabric
 class TestSignalsAndWaits:
     def test_a_wait_ends_with_the_data_of_its_signal(self, ranks):
-        for found, _, _ in ranks.run(3, f"{TASKS}:messages", rounds=5):
+        for found, _, _ in ranks.run(ranks.several, f"{TASKS}:messages", rounds=5):
             assert found == [(True, True)] * 5
 
     def test_a_signal_word_belongs_to_one_channel_and_source_and_is_never_cleared(self, ranks):
-        for rank, (_, touched, word) in enumerate(ranks.run(3, f"{TASKS}:messages", rounds=5)):
-            assert touched == [(5, (rank - 1) % 3)]
+        found = ranks.run(ranks.several, f"{TASKS}:messages", rounds=5)
+        for rank, (_, touched, word) in enumerate(found):
+            assert touched == [(5, (rank - 1) % ranks.several)]
             assert word == 5
 
     def test_a_mask_says_who_is_signalled_and_who_matters(self, ranks):
@@ -58,7 +59,7 @@ class TestSignalsAndWaits:
 class TestFlagInData:
     @pytest.mark.parametrize("first", [0, 2**31 - 2, 2**32 - 3])
     def test_words_come_as_they_were_sent_in_each_generation(self, ranks, first):
-        for found in ranks.run(3, f"{TASKS}:flagged_words", first=first, calls=5):
+        for found in ranks.run(ranks.several, f"{TASKS}:flagged_words", first=first, calls=5):
             assert found == [True] * 5
 
     def test_missing_words_end_in_a_timeout_that_names_their_sender(self, ranks):
@@ -124,7 +125,7 @@ class TestAbsentPeer:
         from tests.kernels.tasks import Case
 
         case = Case(variant, fields, op=op)
-        found = ranks.run(3, f"{TASKS}:absent_peer", case=case, timeout_s=BOUND)
+        found = ranks.run(ranks.several, f"{TASKS}:absent_peer", case=case, timeout_s=BOUND)
         for rank in found[:-1]:
             assert rank["error"] is not None
             assert rank["NaN"]
