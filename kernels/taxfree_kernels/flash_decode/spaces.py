@@ -95,15 +95,14 @@ def first_configs(
     """
     if space is None:
         space = {**split_space(problem, hardware), **merge_space(problem, hardware)}
-    merging = {"ROWS": max(1, min(16, problem.rows // 48)), "CHUNKS": 64, "OUT_ROWS": 1}
-    if True in space.get("IN_DATA", ()) and hardware.backend == "cuda":
-        merging |= {"IN_DATA": True, "CHUNKS": 1, "ROWS": 2}
+    signals = {"ROWS": max(1, min(16, problem.rows // 48)), "CHUNKS": 64, "OUT_ROWS": 1}
+    words = {"IN_DATA": True, "CHUNKS": 1, "ROWS": 2} if True in space.get("IN_DATA", ()) else {}
     if hardware.backend == "interpreter":
         guesses = [{"SPLITS": 2, "OUT_ROWS": 4, "CHUNKS": 3}]
     elif hardware.backend == "hip":
-        guesses = _first_on_cdna(problem, hardware, merging)
+        guesses = _first_on_cdna(problem, hardware, signals)
     else:
-        guesses = _first_on_hopper(problem, hardware, merging)
+        guesses = _first_on_hopper(problem, hardware, signals, words)
     configs: list[dict[str, Any]] = []
     for guess in guesses:
         config = within(space, guess)
@@ -113,9 +112,9 @@ def first_configs(
 
 
 def _first_on_hopper(
-    problem: FlashDecode, hardware: Hardware, merging: Config
+    problem: FlashDecode, hardware: Hardware, signals: Config, words: Config
 ) -> list[dict[str, Any]]:
-    """Programs that all fit at once, with some 64 KiB in flight per SM or more.
+    """Programs that all fit at once, with some 64 KiB in flight per SM or more; words if there are.
 
     One stage of 64 keys is 32 KiB at the paper's dimensions; the pipeline has one buffer less than
     stages. Where one program per SM would leave many SMs without, there are more, each with less.
@@ -124,7 +123,7 @@ def _first_on_hopper(
     keys = 32 if narrow else 64
     tables = 2 if problem.page_size else 0  # stages in which page numbers are under way
     warps = 4 if problem.group_size <= 32 and problem.is_aligned else 8
-    common = {"BLOCK_H": 64, "num_warps": warps, "launch_pdl": True, **merging}
+    common = {"BLOCK_H": 64, "num_warps": warps, "launch_pdl": True, **signals, **words}
 
     def guess(waves: int, stages: int, block_n: int = keys, **others: Any) -> dict[str, Any]:
         splits = splits_of(problem, hardware, waves)
@@ -146,16 +145,16 @@ def _first_on_hopper(
         guess(1, 4, 2 * keys, num_warps=8),
         guess(8, 4),
         guess(1, 6),
-        guess(*resident[0], IN_DATA=False, CHUNKS=64, ROWS=max(1, min(16, problem.rows // 48))),
+        guess(*resident[0], **signals, IN_DATA=False),
     ]
 
 
 def _first_on_cdna(
-    problem: FlashDecode, hardware: Hardware, merging: Config
+    problem: FlashDecode, hardware: Hardware, signals: Config
 ) -> list[dict[str, Any]]:
     """Two stages, and tiles of which both fit into 64 KiB."""
     warps = 4 if problem.is_aligned else 8
-    common = {"BLOCK_H": 64, "BLOCK_N": 32, "num_warps": warps, "num_stages": 2, **merging}
+    common = {"BLOCK_H": 64, "BLOCK_N": 32, "num_warps": warps, "num_stages": 2, **signals}
     wider = 64 if problem.head_dim + problem.v_head_dim <= 256 else 32
     return [
         common | {"SPLITS": splits_of(problem, hardware, waves), "BLOCK_N": keys}
