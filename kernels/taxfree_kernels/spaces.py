@@ -34,6 +34,14 @@ def within(space: Space, guess: Config) -> dict[str, Any]:
     return config
 
 
+def cdna_space(hardware: Hardware) -> Space:
+    """What every kernel has on CDNA: chiplets to number programs for, and a hint at occupancy."""
+    return {
+        "XCDS": tuple(dict.fromkeys((hardware.num_xcds, 1))),
+        "waves_per_eu": (0, 1, 2),
+    }
+
+
 def allowed(
     problem: Any,
     hardware: Hardware,

@@ -6,7 +6,14 @@ from typing import Any
 
 from taxfree_kernels.all_gather_matmul.problem import ITEM_BYTES, AllGatherMatmul
 from taxfree_kernels.hardware import Hardware
-from taxfree_kernels.spaces import allowed, nearest_first, power_of_2, refuses_tile, up_to
+from taxfree_kernels.spaces import (
+    allowed,
+    cdna_space,
+    nearest_first,
+    power_of_2,
+    refuses_tile,
+    up_to,
+)
 from taxfree_kernels.variant import Config, Space
 
 
@@ -32,11 +39,7 @@ def tile_space(problem: AllGatherMatmul, hardware: Hardware) -> Space:
         "num_stages": (2, 3, 4, 5, 6),
     }
     if hardware.backend == "hip":
-        space |= {
-            "XCDS": tuple(dict.fromkeys((hardware.num_xcds, 1))),
-            "waves_per_eu": (0, 1, 2),
-            "matrix_instr_nonkdim": (16, 32),
-        }
+        space |= {**cdna_space(hardware), "matrix_instr_nonkdim": (16, 32)}
     return space
 
 

@@ -54,6 +54,11 @@ class Subject:
         return Assembly(self.text)
 
     @property
+    def threads(self) -> int:
+        """Of one program."""
+        return self.num_warps * (32 if self.assembly.is_ptx else 64)
+
+    @property
     def is_one_wave(self) -> bool:
         """Whether its threads run in step, on CDNA: compilers then leave barriers out."""
         return self.num_warps == 1 and not self.assembly.is_ptx
@@ -333,10 +338,10 @@ def own_flag_words(subject: Subject) -> Iterator[Violation]:
     polls = [math.prod(map(int, shape.split("x"))) for shape in _POLLED.findall(subject.ttgir)]
     if len(polls) > len(_FLAG_POLL.findall(subject.ttir)):
         yield Violation("own_flag_words", "the compiler has doubled a load of words")
-    threads = subject.num_warps * (32 if subject.assembly.is_ptx else 64)
     for words in polls:
-        if words < threads:
-            yield Violation("own_flag_words", f"{words} words are polled by {threads} threads")
+        if words < subject.threads:
+            message = f"{words} words are polled by {subject.threads} threads"
+            yield Violation("own_flag_words", message)
 
 
 @_gate
@@ -496,14 +501,13 @@ def _acquires_after(code: Assembly, place: Place) -> bool:
 
 def _small_shares(subject: Subject) -> set[int]:
     """Bytes per thread of tiles that are too small for 16."""
-    threads = subject.num_warps * (32 if subject.assembly.is_ptx else 64)
     shares = set()
     for dimensions, bits in re.findall(
         r"(?:load|async_copy)\w*\b.*?(?::|->) tensor<([\dx]+)x(?:!tt\.ptr<)?[a-z]+(\d+)",
         subject.ttgir,
     ):
         elements = math.prod(int(size) for size in dimensions.split("x"))
-        shares.add(max(1, elements // threads) * int(bits) // 8)
+        shares.add(max(1, elements // subject.threads) * int(bits) // 8)
     return {share for share in shares if share < 16}
 
 

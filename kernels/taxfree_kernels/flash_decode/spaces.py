@@ -8,7 +8,7 @@ from taxfree_kernels.fabric.heap import Pool
 from taxfree_kernels.fabric.layout import FLAG_BYTES
 from taxfree_kernels.flash_decode.problem import ITEM_BYTES, FlashDecode
 from taxfree_kernels.hardware import Hardware
-from taxfree_kernels.spaces import power_of_2, up_to, within
+from taxfree_kernels.spaces import cdna_space, power_of_2, up_to, within
 from taxfree_kernels.variant import Config, Space
 
 _MOST_WORDS = 8192  # that a program of 4 warps polls at a time
@@ -30,11 +30,8 @@ def split_space(problem: FlashDecode, hardware: Hardware) -> Space:
     if problem.page_size and hardware.backend == "cuda":  # page numbers have to be ahead of keys
         space["num_stages"] = (3, 4, 5, 6)
     if hardware.backend == "hip":
-        space |= {
-            "XCDS": tuple(dict.fromkeys((hardware.num_xcds, 1))),
-            "waves_per_eu": (0, 1, 2),
-            "num_stages": (2, 3, 4),  # with more, and pages, CDNA loads lane by lane
-        }
+        space |= cdna_space(hardware)
+        space["num_stages"] = (2, 3, 4)  # with more, and pages, CDNA loads lane by lane
     return space
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.partial_sums.sizes import ITEM_BYTES
-from taxfree_kernels.spaces import allowed, power_of_2, refuses_tile, up_to, within
+from taxfree_kernels.spaces import allowed, cdna_space, power_of_2, refuses_tile, up_to, within
 from taxfree_kernels.variant import Config, Space
 
 _CHUNK_BYTES = 1 << 13  # what one sender moves in a few microseconds
@@ -39,11 +39,7 @@ def tile_space(problem: Any, hardware: Hardware) -> Space:
         "num_stages": (2, 3, 4, 5, 6),
     }
     if hardware.backend == "hip":
-        space |= {
-            "XCDS": tuple(dict.fromkeys((hardware.num_xcds, 1))),
-            "waves_per_eu": (0, 1, 2),
-            "matrix_instr_nonkdim": (16, 32),
-        }
+        space |= {**cdna_space(hardware), "matrix_instr_nonkdim": (16, 32)}
     return space
 
 
