@@ -26,7 +26,7 @@ from typing import Any, TypeVar
 
 from taxfree.cost_model import H200, Machine, modelled_variants, times, vendor_us
 from taxfree.results import Row, load
-from taxfree_kernels.variant import problem_class
+from taxfree_kernels.variant import problem_class, variants
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks/results"
@@ -71,8 +71,14 @@ def rows() -> list[Measured]:
         Measured(row, visit)
         for visit in visits
         for row in results[visit].rows
-        if row.variant in modelled_variants(row.op)
+        if row.variant in modelled_variants(row.op) and _has_its_knobs(row)
     ]
+
+
+def _has_its_knobs(row: Row) -> bool:
+    """Whether a row's variant is still made of the same parts."""
+    problem = problem_class(row.op)(**row.problem)
+    return row.config.keys() <= variants(row.op)[row.variant].space(problem, H200.hardware).keys()
 
 
 def error(machine: Machine, measured: Measured) -> float:

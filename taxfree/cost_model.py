@@ -470,20 +470,20 @@ def _addition(machine: Machine, problem: Any) -> Piece:
     return _copy(machine, 1.5 * _kept_bytes(problem))
 
 
-def _one_shot_sum(machine: Machine, problem: Any, config: Config, part: float = 1.0) -> Piece:
+def _one_shot_sum(machine: Machine, problem: Any, config: Config) -> Piece:
     """Everybody's partial sum of what a rank keeps is sent to it, and added there."""
-    kept, world = part * _kept_bytes(problem), problem.world_size
+    kept, world = _kept_bytes(problem), problem.world_size
     block = _ITEM_BYTES * config["SEND_BLOCK"]
     sent = exchange_us(machine, (world - 1) * kept, kept / config["CHUNKS"], block)
     return _own_collective(machine, [sent], (world + 1) * kept)
 
 
-def _words_sum(machine: Machine, problem: Any, config: Config, part: float = 1.0) -> Piece:
+def _words_sum(machine: Machine, problem: Any, config: Config) -> Piece:
     """As `_one_shot_sum`, in words of which half is a flag: twice the bytes, and half the signal.
 
     A signal is sent when the data before it has arrived; a word travels once.
     """
-    kept, world = part * _kept_bytes(problem), problem.world_size
+    kept, world = _kept_bytes(problem), problem.world_size
     latency = machine.kernel_start_us + machine.signal_us / 2
     link = 1e6 * 2 * (world - 1) * kept / machine.link_bytes_per_s
     local = 1e6 * 2 * (world + 1) * kept / machine.memory_bytes_per_s
@@ -491,39 +491,55 @@ def _words_sum(machine: Machine, problem: Any, config: Config, part: float = 1.0
     return Piece("collective", us, machine.host_kernel_us, latency_us=latency)
 
 
-def _two_shot_sum(machine: Machine, problem: Any, config: Config, part: float = 1.0) -> Piece:
+def _two_shot_sum(machine: Machine, problem: Any, config: Config) -> Piece:
     """Each rank adds a block, and sends the sum to all."""
-    world, size = problem.world_size, part * _kept_bytes(problem)
+    world, size = problem.world_size, _kept_bytes(problem)
     block = _ITEM_BYTES * config["SEND_BLOCK"]
     received, message = size * (world - 1) / world, size / world / config["CHUNKS"]
     shot = exchange_us(machine, received, message, block)
     return _own_collective(machine, [shot, shot], 3 * size)
 
 
-def _then(add: Callable[[Machine, Any, Config, float], Piece]) -> Formula:
-    """The vendor's matmul, then a sum of ours; in PARTS, where the config has them.
-
-    A sum beside the next part's matmul hides its latency, but not its traffic: the two share memory
-    and compute units.
-    """
+def _then(add: Callable[[Machine, Any, Config], Piece]) -> Formula:
+    """The vendor's matmul, then a sum of ours."""
 
     def formula(machine: Machine, problem: Any, config: Config) -> list[Piece]:
-        parts = config.get("PARTS", 1)
-        of_columns = getattr(problem, "scatter_dim", 0) == 0
-        m, n = (problem.m, problem.n // parts) if of_columns else (problem.m // parts, problem.n)
-        pieces = []
-        for part in range(parts):
-            added = add(machine, problem, config, 1 / parts)
-            if parts > 1:  # on a second stream, which waits; the last one waits for that stream
-                host = added.host_us + machine.host_stream_us
-                added = dataclasses.replace(added, host_us=host)
-            if part < parts - 1:
-                hidden = added.us - added.latency_us
-                added = dataclasses.replace(added, us=hidden, latency_us=0.0)
-            pieces += [_matmul(machine, m, n, problem.k), added]
-        return pieces
+        return [
+            _matmul(machine, problem.m, problem.n, problem.k),
+            add(machine, problem, config),
+        ]
 
     return formula
+
+
+def _copied_sum(machine: Machine, problem: Any, config: Config) -> list[Piece]:
+    """Copy engines scatter while the vendor's matmul computes, peers' shards first, in parts.
+
+    Then each rank adds; and where all keep the whole sum, it fetches the others' shards.
+    """
+    world, m, n = problem.world_size, problem.m, problem.n
+    m, n = (m, n // world) if getattr(problem, "scatter_dim", 0) == 1 else (-(-m // world), n)
+    is_whole = not hasattr(problem, "scatter_dim")
+    messages = (world - 1) * config["CHUNKS"]
+    parts = -(-messages // config["CHUNKS_PER_WAIT"])
+    start, gap = machine.kernel_start_us, machine.gap_us
+    shard = float(_ITEM_BYTES * m * n)
+    link = 1e6 * (world - 1) * shard / machine.link_bytes_per_s
+    # What leaves a matmul waits for an engine, and a kernel announces it.
+    copy = gap + machine.engine_us + gap + start + machine.signal_us
+    part = matmul_us(machine, -(-(world - 1) * m // parts), n, problem.k) + gap
+    own = parts * part + matmul_us(machine, m, n, problem.k)
+    us = max(own, parts * part + copy + link / parts, part + copy + link)
+    us += gap + start + 1e6 * (world + 1) * shard / machine.memory_bytes_per_s  # the addition
+    if is_whole:
+        us += gap + _barrier_us(machine) + gap + machine.engine_us + link
+    us += gap + start  # a kernel ends the call
+    kernels = 3 + messages + is_whole
+    ops = parts + 1 + messages + is_whole * (world - 1)
+    waits = config["STREAMS"] * (parts + 2 + 2 * is_whole)
+    host = kernels * machine.host_kernel_us + ops * machine.host_op_us
+    host += waits * machine.host_stream_us
+    return [Piece("fused", us, host, kernels=kernels + ops)]
 
 
 def _push_sum(machine: Machine, problem: Any, config: Config) -> list[Piece]:
@@ -640,14 +656,14 @@ _FORMULAS: dict[str, dict[str, Formula]] = {
         "one_shot": _then(_one_shot_sum),
         "one_shot_ll": _then(_words_sum),
         "two_shot": _then(_two_shot_sum),
-        "overlap": _then(_two_shot_sum),
+        "overlap": _copied_sum,
         "push": _push_sum,
     },
     "matmul_reduce_scatter": {
         "baseline": _sums(registered=False),
         "registered": _sums(registered=True),
         "one_shot": _then(_one_shot_sum),
-        "overlap": _then(_one_shot_sum),
+        "overlap": _copied_sum,
         "push": _push_sum,
         "torch_fused": _torch_pipelined_sum,
     },

@@ -79,8 +79,8 @@ def compile_options(backend: str, config: Mapping[str, Any]) -> dict[str, Any]:
     return {name: config[name] for name in names if name in config} | {"enable_fp_fusion": True}
 
 
-def copy_to_peer(target: torch.Tensor, source: torch.Tensor) -> None:
-    """Let a copy engine store into a peer's memory, on the current stream.
+def copy_between_ranks(target: torch.Tensor, source: torch.Tensor) -> None:
+    """Let a copy engine store into a peer's memory, or load from it, on the current stream.
 
     Where kernels are only compiled nothing is copied: the signals that make room for it do not run.
     """

@@ -82,3 +82,37 @@ def refuses_tile(
     if config["SPLIT_K"] > 1 and outputs > 1 << 22:
         return "SPLIT_K is for outputs that leave compute units idle"
     return None
+
+
+def copy_space(problem: Any, hardware: Hardware) -> Space:
+    """In what pieces copy engines move a rank's shard, and what is multiplied at once.
+
+    Args:
+        problem: with `shard_rows` of `world_size` ranks.
+    """
+    most = 2 if hardware.backend == "interpreter" else 4
+    return {
+        "CHUNKS": up_to(min(most, problem.shard_rows), (1, 2, 4)),
+        "CHUNKS_PER_WAIT": up_to(most * max(1, problem.world_size - 1), (1, 2, 4, 8)),
+        "STREAMS": (1, 2),
+    }
+
+
+def first_copies(problem: Any, space: Space, rows_at_once: int) -> list[dict[str, Any]]:
+    """Configs for copies of a problem's shards; the first is the default.
+
+    The second stream is for the time between two copies of the first.
+
+    Args:
+        space: of :func:`copy_space`.
+        rows_at_once: below which the vendor's matmul gets slow.
+    """
+    shards = nearest_first(space["CHUNKS_PER_WAIT"], -(-rows_at_once // problem.shard_rows))
+    whole = [{"CHUNKS": 1, "CHUNKS_PER_WAIT": count, "STREAMS": 2} for count in shards]
+    if problem.shard_rows < 128:  # takes longer to begin a copy than to move it
+        return whole[:1]
+    return [
+        *whole[:2],
+        whole[0] | {"STREAMS": 1},
+        whole[0] | {"CHUNKS": space["CHUNKS"][-1]},
+    ]

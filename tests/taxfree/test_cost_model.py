@@ -108,21 +108,17 @@ class TestFormulas:
             assert kinds.count("copy") == copies
             assert found.kernels == 2 + copies
 
-    def test_parts_hide_the_latency_of_all_sums_but_the_last(self):
-        problem = PROBLEMS["matmul_all_reduce"]
-        config = {"CHUNKS": 32, "SEND_BLOCK": 8192, "num_warps": 8}
-        whole, parts = (
-            times(H200, problem, name, config | {"PARTS": count})
-            for name, count in (("two_shot", 1), ("overlap", 4))
-        )
-        assert (whole.kernels, parts.kernels) == (2, 8)
-        assert [piece.latency_us > 0 for piece in parts.pieces[1::2]] == [False] * 3 + [True]
-
-    def test_copy_engines_hide_behind_the_own_rows_where_those_are_many(self):
+    @pytest.mark.parametrize(
+        "problem",
+        [
+            AllGatherMatmul(1, 3584, 8192, gather_dim=0, world_size=2),
+            MatmulReduceScatter(1, 8192, 3584, world_size=2),
+        ],
+        ids=["gathered", "scattered"],
+    )
+    def test_copy_engines_hide_behind_the_own_rows_where_those_are_many(self, problem):
         slow = dataclasses.replace(H200, engine_us=H200.engine_us + 5)
-        few, many = (
-            AllGatherMatmul(m=m, n=3584, k=8192, gather_dim=0, world_size=2) for m in (64, 4096)
-        )
+        few, many = (dataclasses.replace(problem, m=m) for m in (64, 4096))
         later = [
             times(slow, each, "overlap", COPIES).t_graph_us
             - times(H200, each, "overlap", COPIES).t_graph_us

@@ -9,7 +9,6 @@ from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.spaces import (
     allowed,
     cdna_space,
-    nearest_first,
     power_of_2,
     refuses_tile,
     up_to,
@@ -64,32 +63,6 @@ def send_space(problem: AllGatherMatmul, hardware: Hardware) -> Space:
         return {"CHUNKS": up_to(problem.shard_rows, (1, 2)), "SEND_BLOCK": (1024,)}
     chunks = up_to(problem.shard_rows, (1, 2, 4, 8, 16, 32, 64))
     return {"CHUNKS": chunks, "SEND_BLOCK": (2048, 4096, 8192)}
-
-
-def overlap_space(problem: AllGatherMatmul, hardware: Hardware) -> Space:
-    """In what pieces copy engines move the shard, and what is multiplied at once."""
-    most = 2 if hardware.backend == "interpreter" else 4
-    return {
-        "CHUNKS": up_to(min(most, problem.shard_rows), (1, 2, 4)),
-        "CHUNKS_PER_WAIT": up_to(most * max(1, problem.world_size - 1), (1, 2, 4, 8)),
-        "STREAMS": (1, 2),
-    }
-
-
-def first_overlaps(problem: AllGatherMatmul, space: Space) -> list[dict[str, Any]]:
-    """As :func:`first_configs`: at least 1024 rows at once, as vendors' matmuls like them.
-
-    The second stream is for the time between two copies of the first.
-    """
-    shards = nearest_first(space["CHUNKS_PER_WAIT"], -(-1024 // problem.shard_rows))
-    whole = [{"CHUNKS": 1, "CHUNKS_PER_WAIT": count, "STREAMS": 2} for count in shards]
-    if problem.shard_rows < 128:  # takes longer to begin a copy than to move it
-        return whole[:1]
-    return [
-        *whole[:2],
-        whole[0] | {"STREAMS": 1},
-        whole[0] | {"CHUNKS": space["CHUNKS"][-1]},
-    ]
 
 
 def first_configs(

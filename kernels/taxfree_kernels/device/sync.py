@@ -400,7 +400,8 @@ def leave(control_ptr, generations=1):
     result of the atomic is not used, so nobody waits for it.
 
     Args:
-        generations: that the call takes; the same in all programs of all ranks.
+        generations: that the call takes; the same on all ranks. More than one in a kernel of one
+            program only.
     """
     if TIMELINE != "":
         _note(control_ptr, DONE, 0, None)

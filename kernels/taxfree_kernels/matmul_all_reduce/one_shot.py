@@ -37,7 +37,7 @@ from taxfree_kernels.partial_sums.chunks import (
 )
 from taxfree_kernels.partial_sums.rows import sum_and_normalise
 from taxfree_kernels.partial_sums.sizes import padded_elements
-from taxfree_kernels.partial_sums.sums import Sum, SumsPlan
+from taxfree_kernels.partial_sums.sums import SumPlan
 from taxfree_kernels.variant import Config, Plan, Space, Variant
 
 
@@ -93,7 +93,7 @@ def _one_shot(
     sync.leave(control_ptr)
 
 
-class OneShotSum(Sum):
+class OneShotPlan(SumPlan):
     """Our one-step sum."""
 
     _kernel: Kernel
@@ -162,7 +162,7 @@ class OneShot(Variant):
         return spaces.refuses_warps(problem, hardware, config)
 
     def plan(self, problem: Any, fabric: Fabric, config: Config) -> Plan:
-        return SumsPlan(fabric, [OneShotSum(problem, fabric, config)])
+        return OneShotPlan(problem, fabric, config)
 
 
 VARIANT = OneShot()

@@ -27,7 +27,7 @@ from taxfree_kernels.matmul_all_reduce.one_shot import OneShot
 from taxfree_kernels.matmul_all_reduce.problem import MatmulAllReduce
 from taxfree_kernels.partial_sums import spaces
 from taxfree_kernels.partial_sums.chunks import with_addends
-from taxfree_kernels.partial_sums.sums import Sum, SumsPlan
+from taxfree_kernels.partial_sums.sums import SumPlan
 from taxfree_kernels.variant import Config, Plan, Space
 
 #: Most elements of the output: their words from 8 ranks fill a pool's slot of them.
@@ -86,7 +86,7 @@ def _one_shot_ll(
     sync.leave(control_ptr)
 
 
-class OneShotLLSum(Sum):
+class OneShotLLPlan(SumPlan):
     """Our one-step sum of words."""
 
     def __init__(self, problem: MatmulAllReduce, fabric: Fabric, config: Config) -> None:
@@ -141,7 +141,7 @@ class OneShotLL(OneShot):
         return spaces.refuses_words(hardware, config, problem.world_size)
 
     def plan(self, problem: Any, fabric: Fabric, config: Config) -> Plan:
-        return SumsPlan(fabric, [OneShotLLSum(problem, fabric, config)])
+        return OneShotLLPlan(problem, fabric, config)
 
 
 VARIANT = OneShotLL()

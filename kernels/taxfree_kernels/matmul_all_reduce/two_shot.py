@@ -33,11 +33,10 @@ from taxfree_kernels.matmul_all_reduce.problem import MatmulAllReduce
 from taxfree_kernels.partial_sums import spaces
 from taxfree_kernels.partial_sums.chunks import (
     bounds_of_chunk,
-    offsets_in_rows,
     with_addends,
     with_sources,
 )
-from taxfree_kernels.partial_sums.sums import Sum, SumsPlan
+from taxfree_kernels.partial_sums.sums import SumPlan
 from taxfree_kernels.variant import Config, Plan, Space, Variant
 
 
@@ -45,9 +44,9 @@ from taxfree_kernels.variant import Config, Plan, Space, Variant
 def _two_shot(
     partial_ptr, bias_ptr, residual_ptr, out_ptr,
     inbox_ptr, slot_elements, control_ptr, heap_bases, rank, block_sixteens, sixteens, count,
-    columns, stride_out,
+    columns,
     WORLD: tl.constexpr, BACKEND: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr,
-    CHUNKS: tl.constexpr, SEND_BLOCK: tl.constexpr, CONTIGUOUS: tl.constexpr,
+    CHUNKS: tl.constexpr, SEND_BLOCK: tl.constexpr,
 ):  # fmt: skip
     program = tl.program_id(0)
     generation = sync.running_generation(control_ptr)
@@ -83,12 +82,11 @@ def _two_shot(
                 total, at, mask, partial_ptr, slot_ptr - rank * block, block, rank, WORLD
             )
             stored = mask & (at < count)
-            place = offsets_in_rows(at, columns, stride_out, CONTIGUOUS)
             total = with_addends(
-                total, at, place, stored, bias_ptr, residual_ptr, columns, HAS_BIAS, HAS_RESIDUAL
+                total, at, at, stored, bias_ptr, residual_ptr, columns, HAS_BIAS, HAS_RESIDUAL
             )
             total = tl.where(arrived, total, float("nan")).to(out_ptr.dtype.element_ty)
-            tl.store(out_ptr + place, total, mask=stored)
+            tl.store(out_ptr + at, total, mask=stored)
             everywhere = results_ptr[:, None] + at[None, :]
             tl.store(everywhere, total[None, :], mask=is_peer[:, None] & mask[None, :])
         signal_everybody(control_ptr, CHUNKS + chunk, generation, heap_bases, rank, WORLD, BACKEND)
@@ -105,8 +103,7 @@ def _two_shot(
             at = start + tl.arange(0, SEND_BLOCK)
             mask = (at < end) & (at < count)
             result = tl.where(arrived, tl.load(result_ptr + at, mask=mask), float("nan"))
-            place = offsets_in_rows(at, columns, stride_out, CONTIGUOUS)
-            tl.store(out_ptr + place, result, mask=mask)
+            tl.store(out_ptr + at, result, mask=mask)
     sync.leave(control_ptr)
 
 
@@ -119,24 +116,20 @@ def chunk_of_owner(owner, chunk, block_sixteens, sixteens, CHUNKS: tl.constexpr)
     return begin * 16, end * 16
 
 
-class TwoShotSum(Sum):
-    """Our two-step sum of some columns of the output."""
+class TwoShotPlan(SumPlan):
+    """The vendor's matmul, our two-step sum."""
 
-    def __init__(
-        self, problem: MatmulAllReduce, fabric: Fabric, config: Config, part: slice
-    ) -> None:
+    def __init__(self, problem: MatmulAllReduce, fabric: Fabric, config: Config) -> None:
         dtype = getattr(torch, problem.dtype)
-        world, chunks, columns = problem.world_size, config["CHUNKS"], part.stop - part.start
-        count = problem.m * columns
+        world, chunks, count = problem.world_size, config["CHUNKS"], problem.elements
         sixteens = -(-count // 16)
         block_sixteens = -(-sixteens // world)
         inbox, slot_elements = fabric.pool.slots(16 * (world * block_sixteens + sixteens), dtype)
         buffer = torch.zeros(16 * sixteens, dtype=dtype, device=fabric.device)
-        self._columns = part
-        self._partial = buffer[:count].view(problem.m, columns)
+        self._partial = buffer[:count].view(problem.m, problem.n)
         self._fixed_args = (
             inbox, slot_elements, fabric.pool.control, fabric.heap_bases, fabric.rank,
-            block_sixteens, sixteens, count, columns, problem.n,
+            block_sixteens, sixteens, count, problem.n,
         )  # fmt: skip
         self._kernel = Kernel(
             _two_shot,
@@ -148,25 +141,14 @@ class TwoShotSum(Sum):
                 "HAS_RESIDUAL": problem.residual,
                 "CHUNKS": chunks,
                 "SEND_BLOCK": config["SEND_BLOCK"],
-                "CONTIGUOUS": columns == problem.n,
             },
             options=compile_options(fabric.backend, config),
         )
 
-    def multiply(self, x: torch.Tensor, weight: torch.Tensor) -> None:
-        super().multiply(x, weight[:, self._columns])
-
     def add_up(self, *addends_and_out: torch.Tensor | None) -> None:
         bias, residual, _, _, out = addends_and_out
-        assert out is not None
-        target = out[:, self._columns]
-        self._kernel(
-            self._partial,
-            target if bias is None else bias[self._columns],
-            target if residual is None else residual[:, self._columns],
-            target,
-            *self._fixed_args,
-        )
+        given = [out if other is None else other for other in (bias, residual)]
+        self._kernel(self._partial, *given, out, *self._fixed_args)
 
 
 class TwoShot(Variant):
@@ -192,7 +174,7 @@ class TwoShot(Variant):
         return spaces.first_sends(self.space(problem, hardware), sent, problem.n)
 
     def plan(self, problem: Any, fabric: Fabric, config: Config) -> Plan:
-        return SumsPlan(fabric, [TwoShotSum(problem, fabric, config, slice(0, problem.n))])
+        return TwoShotPlan(problem, fabric, config)
 
 
 VARIANT = TwoShot()

@@ -12,7 +12,6 @@ peer in every call, so the two slots of the pool suffice.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -28,9 +27,9 @@ from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.launch import Kernel, compile_options
 from taxfree_kernels.matmul_reduce_scatter.problem import MatmulReduceScatter
 from taxfree_kernels.partial_sums import spaces
-from taxfree_kernels.partial_sums.chunks import bounds_of_chunk, offsets_in_rows
+from taxfree_kernels.partial_sums.chunks import bounds_of_chunk
 from taxfree_kernels.partial_sums.sizes import padded_elements
-from taxfree_kernels.partial_sums.sums import Sum, SumsPlan
+from taxfree_kernels.partial_sums.sums import SumPlan
 from taxfree_kernels.variant import Config, Plan, Space, Variant
 
 
@@ -46,9 +45,9 @@ def in_partial_sum(at, owner, n, shard_rows, shard_columns, SCATTER_DIM: tl.cons
 @triton.jit(do_not_specialize=["rank", "m", "shard_rows"])
 def _one_shot(
     partial_ptr, out_ptr, inbox_ptr, slot_elements, stride_source, control_ptr, heap_bases, rank,
-    m, n, shard_rows, shard_columns, stride_out,
+    m, n, shard_rows, shard_columns,
     WORLD: tl.constexpr, BACKEND: tl.constexpr, SCATTER_DIM: tl.constexpr, CHUNKS: tl.constexpr,
-    SEND_BLOCK: tl.constexpr, CONTIGUOUS: tl.constexpr,
+    SEND_BLOCK: tl.constexpr,
 ):  # fmt: skip
     program = tl.program_id(0)
     generation = sync.running_generation(control_ptr)
@@ -89,8 +88,7 @@ def _one_shot(
                 total += tl.load(part, mask=mask, other=0.0).to(tl.float32)
             total = tl.where(arrived, total, float("nan"))
             stored = (at < end * 16) & (at < shard_rows * shard_columns)
-            place = offsets_in_rows(at, shard_columns, stride_out, CONTIGUOUS)
-            tl.store(out_ptr + place, total.to(out_ptr.dtype.element_ty), mask=stored)
+            tl.store(out_ptr + at, total.to(out_ptr.dtype.element_ty), mask=stored)
     sync.leave(control_ptr)
 
 
@@ -103,28 +101,19 @@ def elements_of_shard(rank, m, shard_rows, shard_columns, SCATTER_DIM: tl.conste
     return rows * shard_columns
 
 
-class ScatterSum(Sum):
-    """Our scatter and sum of a part of the partial sums.
+class OneShotPlan(SumPlan):
+    """The vendor's matmul, our scatter and sum."""
 
-    Args:
-        part: of the dimension that is not scattered.
-    """
-
-    def __init__(
-        self, problem: MatmulReduceScatter, fabric: Fabric, config: Config, part: slice
-    ) -> None:
-        world, chunks, length = problem.world_size, config["CHUNKS"], part.stop - part.start
-        self._by_columns, self._part = problem.scatter_dim == 0, part
-        cut = {"n": length} if self._by_columns else {"m": length}
-        cut_problem = replace(problem, **cut)
-        rows, columns = cut_problem.shard_rows, cut_problem.shard_columns
+    def __init__(self, problem: MatmulReduceScatter, fabric: Fabric, config: Config) -> None:
+        world, chunks = problem.world_size, config["CHUNKS"]
+        rows, columns = problem.shard_rows, problem.shard_columns
         dtype = getattr(torch, problem.dtype)
-        inbox, slot_elements = fabric.pool.slots(cut_problem.inbox_elements, dtype)
-        size = (cut_problem.m, cut_problem.n)
+        inbox, slot_elements = fabric.pool.slots(problem.inbox_elements, dtype)
+        size = (problem.m, problem.n)
         self._partial = torch.empty(size, dtype=dtype, device=fabric.device)
         self._fixed_args = (
             inbox, slot_elements, padded_elements(rows, columns), fabric.pool.control,
-            fabric.heap_bases, fabric.rank, *size, rows, columns, problem.shard_columns,
+            fabric.heap_bases, fabric.rank, *size, rows, columns,
         )  # fmt: skip
         self._kernel = Kernel(
             _one_shot,
@@ -135,22 +124,12 @@ class ScatterSum(Sum):
                 "SCATTER_DIM": problem.scatter_dim,
                 "CHUNKS": chunks,
                 "SEND_BLOCK": config["SEND_BLOCK"],
-                "CONTIGUOUS": columns == problem.shard_columns,
             },
             options=compile_options(fabric.backend, config),
         )
 
-    def multiply(self, x: torch.Tensor, weight: torch.Tensor) -> None:
-        if self._by_columns:
-            super().multiply(x, weight[:, self._part])
-        else:
-            super().multiply(x[self._part], weight)
-
     def add_up(self, *addends_and_out: torch.Tensor | None) -> None:
-        (out,) = addends_and_out
-        assert out is not None
-        target = out[:, self._part] if self._by_columns else out[self._part]
-        self._kernel(self._partial, target, *self._fixed_args)
+        self._kernel(self._partial, *addends_and_out, *self._fixed_args)
 
 
 class OneShot(Variant):
@@ -174,9 +153,7 @@ class OneShot(Variant):
         return spaces.first_sends(self.space(problem, hardware), sent, problem.shard_columns)
 
     def plan(self, problem: Any, fabric: Fabric, config: Config) -> Plan:
-        return SumsPlan(
-            fabric, [ScatterSum(problem, fabric, config, slice(0, problem.unscattered))]
-        )
+        return OneShotPlan(problem, fabric, config)
 
 
 VARIANT = OneShot()

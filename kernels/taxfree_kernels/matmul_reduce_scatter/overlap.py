@@ -1,49 +1,63 @@
-"""The vendor's matmul in parts, each scattered and summed by our kernel while the next is computed.
+"""Copy engines scatter what the vendor's matmul has computed while it computes the next part.
 
-Removes most of the bulk-synchronous tax where a rank computes for as long as it sends: only the
-last part's sum is not hidden. The parts are of the dimension that is not scattered, so that each
-rank keeps some of every part. Costs two launches a part.
+Removes most of the bulk-synchronous tax where there are many rows, and leaves the compute units to
+the matmul: peers' shards first, the own one last, then the addition of what has come. Costs two
+launches a copy, and copies take microseconds to start: not for few rows.
 
-Protocol. That of ``one_shot`` for each part, and how :class:`SumsPlan` orders the parts.
+Protocol. That of :mod:`taxfree_kernels.partial_sums.copied`.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.hardware import Hardware
-from taxfree_kernels.matmul_reduce_scatter.one_shot import OneShot, ScatterSum
+from taxfree_kernels.matmul_reduce_scatter.problem import MatmulReduceScatter
 from taxfree_kernels.partial_sums import spaces
-from taxfree_kernels.partial_sums.sums import SumsPlan
-from taxfree_kernels.variant import Config, Plan, Space
+from taxfree_kernels.partial_sums.copied import CopiedSum
+from taxfree_kernels.spaces import copy_space, first_copies
+from taxfree_kernels.variant import Config, Plan, Space, Variant
 
 
-class Overlap(OneShot):
-    """Vendor matmul in parts, our reduce-scatter of each beside the next."""
+class OverlapPlan(Plan):
+    """A matmul for each part, copies beside the next, and one addition."""
+
+    def __init__(self, problem: MatmulReduceScatter, fabric: Fabric, config: Config) -> None:
+        self._sum = CopiedSum(problem, fabric, config)
+        self.launches = self._sum.launches + 1
+
+    def __call__(self, *tensors: torch.Tensor | None) -> torch.Tensor:
+        x, weight, out = tensors
+        assert x is not None
+        assert weight is not None
+        assert out is not None
+        self._sum(x, weight, None, None, out)
+        self._sum.copies.finish(out)
+        return out
+
+
+class Overlap(Variant):
+    """Copy engines scatter beside the vendor's matmul."""
 
     name = "overlap"
-    fused = True
 
     def refuses_problem(self, problem: Any, hardware: Hardware) -> str | None:
-        if problem.unscattered < 32 or problem.shard_columns % 16:
-            return "shards do not split into parts of aligned rows"
-        return super().refuses_problem(problem, hardware)
+        return spaces.refuses_copies(problem, problem.shard_columns)
 
     def space(self, problem: Any, hardware: Hardware) -> Space:
-        counts = spaces.part_counts(hardware, problem.unscattered)
-        return {**super().space(problem, hardware), "PARTS": counts}
+        space = copy_space(problem, hardware)
+        if problem.scatter_dim == 1:  # shards are not rows of one matmul
+            space = {**space, "CHUNKS_PER_WAIT": (1,)}
+        return space
 
     def first_configs(self, problem: Any, hardware: Hardware) -> list[dict[str, Any]]:
-        counts = spaces.part_counts(hardware, problem.unscattered)
-        sent = spaces.partial_bytes(problem) // problem.world_size // counts[0]
-        space = super().space(problem, hardware)
-        first = spaces.first_sends(space, sent, problem.shard_columns)
-        return [{**config, "PARTS": count} for count in counts for config in first[:2]]
+        return first_copies(problem, self.space(problem, hardware), rows_at_once=512)
 
     def plan(self, problem: Any, fabric: Fabric, config: Config) -> Plan:
-        parts = spaces.parts_of(problem.unscattered, config["PARTS"])
-        return SumsPlan(fabric, [ScatterSum(problem, fabric, config, part) for part in parts])
+        return OverlapPlan(problem, fabric, config)
 
 
 VARIANT = Overlap()

@@ -69,11 +69,6 @@ class MatmulReduceScatter:
     def shard_columns(self) -> int:
         return self.n // self.world_size if self.scatter_dim == 1 else self.n
 
-    @property
-    def unscattered(self) -> int:
-        """Length of the dimension that every rank keeps whole."""
-        return self.n if self.scatter_dim == 0 else self.m
-
     def rows_of(self, rank: int) -> int:
         """Rows of the shard of `rank` that are below M: fewer, or none, at its ragged end."""
         if self.scatter_dim == 1:

@@ -45,16 +45,6 @@ def with_sources(total, at, mask, own_ptr, inbox_ptr, stride_source, rank, WORLD
 
 
 @triton.jit
-def offsets_in_rows(at, columns, stride_row, CONTIGUOUS: tl.constexpr):
-    """Where elements `at`, counted in rows of `columns`, are when rows are `stride_row` apart."""
-    if CONTIGUOUS:
-        place = at
-    else:
-        place = (at // columns).to(tl.int64) * stride_row + at % columns
-    return place
-
-
-@triton.jit
 def with_addends(
     total, at, place, mask, bias_ptr, residual_ptr, columns,
     HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
 from typing import Any
 
 from taxfree_kernels.hardware import Hardware
@@ -243,16 +242,15 @@ def block_row(problem: Any) -> int:
     return power_of_2(problem.n, 1) if problem.rms_norm else 0
 
 
-# -- matmuls in parts ---------------------------------------------------------------------------
+# -- copies ------------------------------------------------------------------------------------
 
 
-def part_counts(hardware: Hardware, length: int) -> tuple[int, ...]:
-    """Into how many parts of 16 or more a dimension may be cut."""
-    return (2,) if hardware.backend == "interpreter" else up_to(length // 16, (2, 3, 4, 8))
-
-
-def parts_of(length: int, count: int) -> list[slice]:
-    """A dimension cut into `count` parts at multiples of 16."""
-    sixteens = -(-length // 16)
-    ends = [*(16 * (sixteens * part // count) for part in range(count)), length]
-    return [slice(begin, end) for begin, end in pairwise(ends)]
+def refuses_copies(problem: Any, columns: int) -> str | None:
+    """Why copy engines cannot move shards with rows of so many elements, or None."""
+    if problem.world_size == 1:
+        return "one rank has no peers"
+    if columns % 16:
+        return "shards do not split into parts of aligned rows"
+    if problem.elements > 1 << 30:
+        return "its elements are counted in 32 bits"
+    return None

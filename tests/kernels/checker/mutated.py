@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from taxfree_kernels import copies
 from taxfree_kernels.all_gather_matmul import one_shot, overlap, pull, push, push_two_kernel, tile
 from taxfree_kernels.checker import MIXED, Violation, check_variant
 from taxfree_kernels.checker.mutate import Mutant, mutants
@@ -18,6 +19,7 @@ from taxfree_kernels.matmul_all_reduce import push as sum_push
 from taxfree_kernels.matmul_all_reduce import two_shot as sum_two_shot
 from taxfree_kernels.matmul_reduce_scatter import one_shot as scatter_one_shot
 from taxfree_kernels.matmul_reduce_scatter import push as scatter_push
+from taxfree_kernels.partial_sums import copied as sum_copied
 from taxfree_kernels.partial_sums import rows as sum_rows
 from taxfree_kernels.partial_sums import tile as sum_tile
 
@@ -77,7 +79,7 @@ GROUPS = {
     "gather: push_two_kernel": Group(_GATHER, ("push_two_kernel",), (push_two_kernel._send,)),
     "gather: one_shot": Group(_GATHER, ("one_shot",), (one_shot._gather,)),
     "gather: overlap": Group(
-        _GATHER, ("overlap",), (overlap._enter, overlap._announce, overlap._await)
+        _GATHER, ("overlap",), (copies._meet, copies._announce, overlap._await)
     ),
     "sum: push": Group(
         _SUM, ("push",), (sum_push._push, sum_tile.announce_tile, sum_rows.sum_and_normalise)
@@ -86,6 +88,7 @@ GROUPS = {
     "sum: one_shot_ll": Group(_SUM, ("one_shot_ll",), (sum_one_shot_ll._one_shot_ll,)),
     # alone it would hold its protocol with one payload slot: it waits for everybody twice
     "sum: two_shot": Group(_SUM, ("two_shot", MIXED), (sum_two_shot._two_shot,)),
+    "sum: overlap": Group(_SUM, ("overlap",), (copies._meet, sum_copied._add)),
     "scatter: push": Group(_SCATTER, ("push",), (scatter_push._push,)),
     "scatter: one_shot": Group(_SCATTER, ("one_shot",), (scatter_one_shot._one_shot,)),
     "decode: fused": Group(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from taxfree_kernels.all_gather_matmul import overlap
+from taxfree_kernels import copies
 from taxfree_kernels.checker import Reason, SimulatedFabric, Simulation, check_variant
 from taxfree_kernels.checker.mutate import mutants
 from taxfree_kernels.checker.simulate import _Stream
@@ -33,7 +33,7 @@ def test_the_call_after_copies_uses_the_other_slot(change):
     if change is None:
         assert turns() == []
         return
-    (mutant,) = [each for each in mutants([overlap._finish]) if each.change == change]
+    (mutant,) = [each for each in mutants([copies._finish]) if each.change == change]
     with mutant.installed():
         assert len(turns()) == len(SEEDS)
 

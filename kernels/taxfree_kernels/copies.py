@@ -1,0 +1,163 @@
+"""Copy engines that move data between ranks while the compute units multiply.
+
+For plans of the vendor's matmul with many rows: a copy takes microseconds to start, but no compute
+unit. Copies go on side streams, each followed by a kernel that signals it.
+
+Protocol. The addresses of copies are fixed when a graph is captured, so they cannot take turns
+between the two payload slots: all go to the first one. On both sides of the call it is free:
+
+- Before: a kernel on a copying stream signals all ranks that this one has entered the call, behind
+  all that the caller's stream was given earlier, and waits for the same from all peers. Copies come
+  after it. So nobody reads an earlier payload any more. This is also the full exchange that the
+  proof of the two slots asks of each call.
+- After: the call takes one generation or two, so that the next one is odd, and uses the second
+  slot. The one after that finds, as always, that all ranks have left this call.
+
+Copying streams wait for peers to enter, which waits for nobody, and for what the plan has put on
+the caller's stream before. So a plan that issues its copies before what waits for them makes
+progress, however the device shares itself among the streams.
+"""
+
+from __future__ import annotations
+
+from itertools import cycle, product
+from typing import TYPE_CHECKING, Any
+
+import triton
+import triton.language as tl
+
+from taxfree_kernels.device import sync
+from taxfree_kernels.device.exchange import signal_everybody, wait_for_everybody
+from taxfree_kernels.launch import Kernel, compile_options, copy_between_ranks
+
+if TYPE_CHECKING:
+    import torch
+
+    from taxfree_kernels.fabric.base import Fabric
+
+
+@triton.jit(do_not_specialize=["rank", "channel"])
+def _meet(control_ptr, heap_bases, rank, channel, WORLD: tl.constexpr, BACKEND: tl.constexpr):
+    """Tell all ranks that this one has come here on its stream; wait until all peers have."""
+    generation = sync.running_generation(control_ptr)
+    signal_everybody(control_ptr, channel, generation, heap_bases, rank, WORLD, BACKEND)
+    wait_for_everybody(
+        control_ptr, channel, generation, heap_bases, rank, WORLD, BACKEND, BUT_SELF=True
+    )
+
+
+@triton.jit(do_not_specialize=["rank", "channel", "peer"])
+def _announce(
+    control_ptr, heap_bases, rank, channel, peer, WORLD: tl.constexpr, BACKEND: tl.constexpr
+):
+    """Tell a peer that what was copied before is complete."""
+    generation = sync.running_generation(control_ptr)
+    sync.signal(
+        control_ptr, channel, peer, generation, heap_bases, rank, WORLD=WORLD, BACKEND=BACKEND
+    )
+
+
+@triton.jit
+def _finish(control_ptr, out_ptr, elements, BLOCK: tl.constexpr):
+    """End the call; the output is NaN if it may be garbage.
+
+    One program: the generation is not stable while several leave that take two.
+    """
+    if sync.has_given_up(control_ptr):
+        for start in range(0, elements, BLOCK):
+            at = start + tl.arange(0, BLOCK)
+            tl.store(out_ptr + at, float("nan"), mask=at < elements)
+    generation = sync.running_generation(control_ptr)
+    sync.leave(control_ptr, 1 + generation % 2)  # whatever comes next is odd
+
+
+class PeerCopies:
+    """The copies of one plan.
+
+    Args:
+        fabric: whose pool the plan uses.
+        channels: that announce copies; the two after them are taken, too.
+        streams: which copies take in turns.
+    """
+
+    def __init__(self, fabric: Fabric, channels: int, streams: int) -> None:
+        self._entered, self._added = channels, channels + 1
+        self._streams = [fabric.side_stream() for _ in range(streams)]
+        self._turns = cycle(self._streams)
+        self._ends = (fabric.pool.control, fabric.heap_bases, fabric.rank)
+        ranks = {"WORLD": fabric.world_size, "BACKEND": fabric.backend}
+        options = compile_options(fabric.backend, {"num_warps": 1})  # finds a place beside a matmul
+        self._meet = Kernel(_meet, 1, ranks, options)
+        self._announce = Kernel(_announce, 1, ranks, options)
+        self._finish = Kernel(_finish, 1, {"BLOCK": 1024}, options)
+
+    def begin(self) -> None:
+        """Enter the call: copies come after all ranks have."""
+        first, *others = self._streams
+        self._turns = cycle(self._streams)
+        with first.forked():
+            self._meet(*self._ends, self._entered)
+            for stream in others:
+                stream.fork()
+
+    def follow(self) -> None:
+        """Make later copies come after all that the caller's stream has been given."""
+        for stream in self._streams:
+            stream.fork()
+
+    def send(self, target: torch.Tensor, source: torch.Tensor, channel: int, peer: int) -> None:
+        """Copy into a peer's memory, and tell it."""
+        with next(self._turns).entered():
+            copy_between_ranks(target, source)
+            self._announce(*self._ends, channel, peer)
+
+    def meet(self) -> None:
+        """On the caller's stream, wait until all ranks are here: their results can be fetched."""
+        self._meet(*self._ends, self._added)
+
+    def fetch(self, target: torch.Tensor, source: torch.Tensor) -> None:
+        """Copy from a peer's memory."""
+        with next(self._turns).entered():
+            copy_between_ranks(target, source)
+
+    def join(self) -> None:
+        """Make the caller's stream wait for all copies."""
+        for stream in self._streams:
+            stream.join()
+
+    def finish(self, out: torch.Tensor) -> None:
+        """End the call on the caller's stream, which has joined; `out` is NaN if a wait failed."""
+        self._finish(self._ends[0], out, out.numel())
+
+
+def rows_of_chunk(problem: Any, owner: int, chunk: int, chunks: int) -> slice:
+    """Which rows of all ranks' shards, one below the other, a chunk of a rank's shard is.
+
+    The last chunks may be empty.
+
+    Args:
+        problem: with `shard_rows`, and `rows_of` a rank.
+    """
+    per_chunk, rows = -(-problem.shard_rows // chunks), problem.rows_of(owner)
+    first = owner * problem.shard_rows
+    begin, end = (first + min(each * per_chunk, rows) for each in (chunk, chunk + 1))
+    return slice(begin, end)
+
+
+def parts_of_peers(problem: Any, rank: int, chunks: int, chunks_per_part: int) -> list[slice]:
+    """The peers' rows in parts of so many chunks, beginning with the next rank's.
+
+    A part that goes on at row 0 is two.
+    """
+    pieces = [
+        rows_of_chunk(problem, (rank + distance) % problem.world_size, chunk, chunks)
+        for distance, chunk in product(range(1, problem.world_size), range(chunks))
+    ]
+    parts: list[slice] = []
+    for number, piece in enumerate(pieces):
+        goes_on = number % chunks_per_part > 0 and parts and parts[-1].stop == piece.start
+        if goes_on:
+            parts[-1] = slice(parts[-1].start, piece.stop)
+        elif piece.start < piece.stop:
+            parts.append(piece)
+    return parts

@@ -1,0 +1,224 @@
+"""The vendor's matmul in parts, which copy engines scatter to their owners while it goes on.
+
+Every rank owns a shard of the sum. A rank multiplies what its peers own first, the next rank's
+before all, and copy engines take each part away while the next is computed; what it owns itself
+comes last, so that nothing but the addition of what all ranks have sent is left.
+
+Protocol. That of :mod:`taxfree_kernels.copies`, each chunk of a peer's shard being signalled to it.
+The kernel that adds waits for all chunks of all peers. Copies are issued before it, and wait for
+this rank's matmuls only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import product
+
+import torch
+import triton
+import triton.language as tl
+
+from taxfree_kernels.copies import PeerCopies, parts_of_peers, rows_of_chunk
+from taxfree_kernels.device import sync
+from taxfree_kernels.device.exchange import wait_for_channels
+from taxfree_kernels.fabric.base import Fabric
+from taxfree_kernels.launch import Kernel, compile_options
+from taxfree_kernels.matmul_reduce_scatter.problem import MatmulReduceScatter
+from taxfree_kernels.partial_sums.chunks import with_addends, with_sources
+from taxfree_kernels.partial_sums.sizes import padded_elements
+from taxfree_kernels.variant import Config
+from taxfree_kernels.vendor import matmul_into
+
+_BLOCK, _INTERPRETED_BLOCK = 2048, 64  # elements that a program adds at a time
+_PROGRAMS = 4  # that add, for each compute unit
+
+
+@triton.jit(do_not_specialize=["rank", "first", "count", "size"])
+def _add(
+    partial_ptr, bias_ptr, residual_ptr, out_ptr, result_ptr,
+    inbox_ptr, stride_source, control_ptr, heap_bases, rank, first, count, size, columns,
+    WORLD: tl.constexpr, BACKEND: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr,
+    IS_WHOLE: tl.constexpr, CHUNKS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Add what all ranks have computed of the own shard, in the order of the ranks.
+
+    Args:
+        partial_ptr: what this rank has computed of it; inbox_ptr: [WORLD, stride_source].
+        first: where the shard begins in the output; like all sizes in units of 16 elements.
+        count: what of the shard is in rows of the sum; the rest, up to `size`, is zero.
+        result_ptr: gets the shard, too, if IS_WHOLE.
+    """
+    generation = sync.running_generation(control_ptr)
+    wait_for_channels(
+        control_ptr, 0, CHUNKS, generation, heap_bases, rank, WORLD, BACKEND, CHUNKS, BUT_SELF=True
+    )
+    for start in range(tl.program_id(0) * BLOCK, size * 16, tl.num_programs(0) * BLOCK):
+        at = start + tl.arange(0, BLOCK)
+        mask, place = at < count * 16, first * 16 + at
+        total = tl.zeros((BLOCK,), tl.float32)
+        total = with_sources(total, at, mask, partial_ptr, inbox_ptr, stride_source, rank, WORLD)
+        total = with_addends(
+            total, at, place, mask, bias_ptr, residual_ptr, columns, HAS_BIAS, HAS_RESIDUAL
+        )
+        total = total.to(out_ptr.dtype.element_ty)
+        tl.store(out_ptr + place, total, mask=at < size * 16)
+        if IS_WHOLE:
+            tl.store(result_ptr + at, total, mask=mask)
+
+
+@dataclass(frozen=True)
+class _Message:
+    """A chunk of a peer's shard on its way there.
+
+    Args:
+        rows: of all ranks' shards, one below the other.
+        source, target: those rows, here and in the peer's memory.
+    """
+
+    peer: int
+    chunk: int
+    rows: slice
+    source: torch.Tensor
+    target: torch.Tensor
+
+
+@dataclass(frozen=True)
+class _Part:
+    """What is multiplied at once, and what is sent then.
+
+    Args:
+        rows, columns: of x, and of the weight.
+        product: where they go.
+    """
+
+    rows: slice
+    columns: slice
+    product: torch.Tensor
+    messages: list[_Message]
+
+
+class CopiedSum:
+    """A matmul whose partial sums are scattered by copies, and their addition.
+
+    Args:
+        problem: says which rank owns what.
+        config: CHUNKS of a shard that are copied one by one, CHUNKS_PER_WAIT that are multiplied at
+            once, STREAMS that copy.
+        has_bias, has_residual: whether they are added.
+        is_whole: the output has all ranks' shards, and peers will fetch `result`.
+    """
+
+    def __init__(
+        self,
+        problem: MatmulReduceScatter,
+        fabric: Fabric,
+        config: Config,
+        has_bias: bool = False,
+        has_residual: bool = False,
+        is_whole: bool = False,
+    ) -> None:
+        world, rank, chunks = problem.world_size, fabric.rank, config["CHUNKS"]
+        rows, columns = problem.shard_rows, problem.shard_columns
+        sixteens = columns // 16
+        dtype, stride = getattr(torch, problem.dtype), padded_elements(rows, columns)
+        slot, _ = fabric.pool.slots(world * stride + is_whole * rows * columns, dtype)
+        inbox, result = slot[: world * stride], slot[world * stride :]
+        #: this rank's shard of the sum, for peers.
+        self.result = result.view(-1, columns)
+        self.copies = PeerCopies(fabric, chunks, config["STREAMS"])
+        shards = torch.empty((world * rows, columns), dtype=dtype, device=fabric.device)
+        messages = list(_messages(problem, fabric, chunks, shards, inbox.view(world, stride)))
+        #: chunks without rows, which are waited for as well.
+        self._empty = [each for each in messages if each.rows.start == each.rows.stop]
+        own = rows_of_chunk(problem, rank, 0, 1)
+        self._parts = [
+            _part(problem, part, shards, messages)
+            for part in (*parts_of_peers(problem, rank, chunks, config["CHUNKS_PER_WAIT"]), own)
+            if part.start < part.stop
+        ]
+        self.launches = 2 + len(self._parts) + 2 * len(messages)
+        self._partial = shards[rank * rows :]
+        self._fixed_args = (
+            result if is_whole else inbox,
+            inbox,
+            stride,
+            fabric.pool.control,
+            fabric.heap_bases,
+            rank,
+            is_whole * rank * rows * sixteens,
+            (own.stop - own.start) * sixteens,
+            (own.stop - own.start if is_whole else rows) * sixteens,
+            columns,
+        )
+        block = _INTERPRETED_BLOCK if fabric.backend == "interpreter" else _BLOCK
+        self._add = Kernel(
+            _add,
+            grid=min(-(-rows * columns // block), _PROGRAMS * fabric.hardware.compute_units),
+            constants={
+                "WORLD": world,
+                "BACKEND": fabric.backend,
+                "HAS_BIAS": has_bias,
+                "HAS_RESIDUAL": has_residual,
+                "IS_WHOLE": is_whole,
+                "CHUNKS": chunks,
+                "BLOCK": block,
+            },
+            options=compile_options(fabric.backend, {"num_warps": 4}),
+        )
+
+    def __call__(
+        self,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        residual: torch.Tensor | None,
+        out: torch.Tensor,
+    ) -> None:
+        """Launch all but the end of the call; `out` gets this rank's shard."""
+        self.copies.begin()
+        self._send(self._empty)
+        for part in self._parts:
+            matmul_into(part.product, x[part.rows], weight[:, part.columns], None)
+            self.copies.follow()
+            self._send(part.messages)
+        self.copies.join()
+        given = [out if other is None else other for other in (bias, residual)]
+        self._add(self._partial, *given, out, *self._fixed_args)
+
+    def _send(self, messages: list[_Message]) -> None:
+        for message in messages:
+            self.copies.send(message.target, message.source, message.chunk, message.peer)
+
+
+def _messages(
+    problem: MatmulReduceScatter,
+    fabric: Fabric,
+    chunks: int,
+    shards: torch.Tensor,
+    inbox: torch.Tensor,
+) -> Iterator[_Message]:
+    """In the order in which they are computed; each rank begins with another peer."""
+    world, rank = problem.world_size, fabric.rank
+    for distance, chunk in product(range(1, world), range(chunks)):
+        peer = (rank + distance) % world
+        rows = rows_of_chunk(problem, peer, chunk, chunks)
+        source = shards[rows]
+        begin = (rows.start - peer * problem.shard_rows) * problem.shard_columns
+        place = fabric.peer_view(inbox, peer)[rank][begin : begin + source.numel()]
+        yield _Message(peer, chunk, rows, source, place.view(source.shape))
+
+
+def _part(
+    problem: MatmulReduceScatter, part: slice, shards: torch.Tensor, messages: list[_Message]
+) -> _Part:
+    """The part of all ranks' shards in these rows."""
+    rows, columns = part, slice(0, problem.n)
+    if problem.scatter_dim == 1:  # a part of one rank's shard, all of whose rows are the same
+        owner, width = part.start // problem.m, problem.shard_columns
+        rows = slice(part.start - owner * problem.m, part.stop - owner * problem.m)
+        columns = slice(owner * width, (owner + 1) * width)
+    within = [
+        each for each in messages if part.start <= each.rows.start < each.rows.stop <= part.stop
+    ]
+    return _Part(rows, columns, shards[part], within)
