@@ -228,11 +228,16 @@ def _plan(bench: Bench, candidate: Candidate) -> Plan:
 
 def _dispatch_outcome(bench: Bench, plans: Mapping[str, Plan], choice: Choice) -> Outcome:
     picked = plans.get(choice.variant) or bench.plan(Candidate(choice.variant, choice.config))
-    why_wrong, error = bench.check(plans[DISPATCH])
+    checked = [plans[DISPATCH]]  # eagerly
+    if choice.eager is not None:
+        checked.append(bench.plan(Candidate(choice.variant, choice.config)))
+    found = [bench.check(plan) for plan in checked]
     _raise_if_a_peer_was_lost(bench.fabric)
-    if why_wrong is not None:
-        return Outcome("wrong", why_wrong, relative_error=error)
-    return Outcome("measured", relative_error=error, launches=picked.launches)
+    errors = [error for _, error in found if error is not None]
+    for why_wrong, error in found:
+        if why_wrong is not None:
+            return Outcome("wrong", why_wrong, relative_error=error)
+    return Outcome("measured", relative_error=max(errors, default=None), launches=picked.launches)
 
 
 def _wrong_values(bench: Bench, plan: Plan) -> int:
@@ -403,8 +408,7 @@ def run_one(
         repetitions=repetitions,
     )[0]
     configs = {candidate.variant: dict(candidate.config) for candidate in taken}
-    picked = {"variant": measured.choice.variant, **measured.choice.config}
-    rows, failed = _rows(op, problem, measured, configs | {DISPATCH: picked})
+    rows, failed = _rows(op, problem, measured, configs)
     dispatcher = Dispatcher(Table(user=records), hardware)
     return ProblemResult(
         op,
@@ -428,18 +432,16 @@ def _rows(
     throttled = sorted({reason for gpu in measured.gpus for reason in gpu["throttled"]})
     rows, skipped = [], []
     for name, outcome in measured.outcomes.items():
-        source = measured.choice.variant if name == DISPATCH else name
         if outcome.state != "measured":
-            wrong = measured.wrong.get(name, 0)
-            skipped.append(
-                Skipped(op, fields, name, configs[name], outcome.state, outcome.reason, wrong)
-            )
+            wrong, (_, config) = measured.wrong.get(name, 0), _ran(name, "graph", measured, configs)
+            skipped.append(Skipped(op, fields, name, config, outcome.state, outcome.reason, wrong))
         for mode, timing in outcome.timings.items():
+            source, config = _ran(name, mode, measured, configs)
             row = Row(
                 op=op,
                 problem=fields,
                 variant=name,
-                config=configs[name],
+                config=config,
                 mode=mode,  # type: ignore[arg-type]
                 median_us=timing.median_us,
                 iqr_us=timing.iqr_us,
@@ -451,7 +453,7 @@ def _rows(
                 relative_error=outcome.relative_error,
                 kernel_hash=identity.kernel_hashes(op)[source],
                 fused=variants(op)[source].fused,
-                launches=outcome.launches,
+                launches=measured.outcomes.get(source, outcome).launches,
                 skew_us=timing.skew_us,
                 speedup_eager=_ratio(baseline.get("eager"), timing),
                 speedup_graph=_ratio(baseline.get("graph"), timing),
@@ -462,6 +464,16 @@ def _rows(
             )
             rows.append(row)
     return rows, skipped
+
+
+def _ran(
+    name: str, mode: str, measured: Measured, configs: Mapping[str, dict[str, Any]]
+) -> tuple[str, dict[str, Any]]:
+    """Which variant a row is of, and the row's config."""
+    if name != DISPATCH:
+        return name, configs[name]
+    picked = measured.choice.of(mode)
+    return picked.variant, {"variant": picked.variant, **picked.config}
 
 
 def _ratio(baseline: measure.Timing | None, timing: measure.Timing) -> float | None:

@@ -15,9 +15,10 @@ from taxfree.errors import NoRecord
 from taxfree.settings import Settings
 from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.variant import variants
-from taxfree_tuning_db import LookUp, Measurement, Table, differing_fields, look_up
+from taxfree_tuning_db import LookUp, Measurement, Record, Table, differing_fields, look_up
 
 NEIGHBOUR_OCTAVES = 1.0  # beyond a factor of two another tile shape wins
+_WORTH_A_PLAN = 0.97  # of the winner's eager time: what is not faster gets no plan of its own
 
 Kind = Literal["exact", "neighbour", "baseline", "disabled", "unprepared"]
 
@@ -32,12 +33,19 @@ class Choice:
             paths; "unprepared": met first under graph capture.
         variant, config: what runs.
         why: one line.
+        eager: what runs instead where no graph is captured, if another was faster there: plans of
+            many launches win in graphs and lose outside.
     """
 
     kind: Kind
     variant: str
     config: dict[str, Any] = field(default_factory=dict)
     why: str = ""
+    eager: Choice | None = None
+
+    def of(self, mode: str) -> Choice:
+        """What runs in a mode, "eager" or "graph"."""
+        return self.eager if mode == "eager" and self.eager is not None else self
 
 
 class Dispatcher:
@@ -83,17 +91,38 @@ class Dispatcher:
         if found.kind == "exact":
             flags = ", ".join(found.soft_mismatches)
             why = "its own record" + (f", measured with another {flags}" if flags else "")
-            return Choice("exact", winner.variant, dict(winner.config), why)
+            eager = self._eager("exact", op, problem, found.record)
+            return Choice("exact", winner.variant, dict(winner.config), why, eager)
         near = {name: found.record.problem[name] for name in identity.near_fields(op)}
         lender = "the record of " + " ".join(f"{name}={value}" for name, value in near.items())
         reason = _too_far(problem, near) or self._illegal(op, problem, winner)
         if reason is not None:
             return Choice("baseline", "baseline", why=f"{lender} does not fit: {reason}")
-        return Choice("neighbour", winner.variant, dict(winner.config), lender)
+        eager = self._eager("neighbour", op, problem, found.record)
+        return Choice("neighbour", winner.variant, dict(winner.config), lender, eager)
 
-    def _illegal(self, op: str, problem: Any, winner: Measurement) -> str | None:
-        """Why a neighbour's config does not serve a problem, or None."""
-        variant, config = variants(op)[winner.variant], winner.config
+    def _eager(self, kind: Kind, op: str, problem: Any, record: Record) -> Choice | None:
+        """What of a record is faster than its winner in eager calls, and still runs."""
+        winner, hashes = record.winner, identity.kernel_hashes(op)
+        known = [
+            each
+            for each in (record.baseline, *record.runners_up)
+            if "eager" in each.median_us
+            and each.kernel_hash == hashes.get(each.variant)
+            and self._illegal(op, problem, each) is None
+        ]
+        if winner.variant == "baseline" or "eager" not in winner.median_us or not known:
+            return None
+        fastest = min(known, key=lambda each: each.median_us["eager"])
+        theirs, ours = (each.median_us["eager"] for each in (fastest, winner))
+        if theirs > _WORTH_A_PLAN * ours:
+            return None
+        why = f"outside of graphs {theirs:.3g} us, {winner.variant} {ours:.3g}"
+        return Choice(kind, fastest.variant, dict(fastest.config), why)
+
+    def _illegal(self, op: str, problem: Any, measured: Measurement) -> str | None:
+        """Why a measured config does not serve a problem, or None."""
+        variant, config = variants(op)[measured.variant], measured.config
         reason = variant.refuses_problem(problem, self._hardware)
         if reason is not None:
             return reason

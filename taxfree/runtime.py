@@ -54,9 +54,12 @@ _HOST_SLOT_BYTES = 2 << 20
 
 @dataclass
 class _Entry:
+    """What a problem runs; `eager`, if given, where no graph is captured."""
+
     plan: Plan
     choice: Choice
     problem: Any
+    eager: Plan | None = None
     calls: int = 0
 
 
@@ -384,7 +387,8 @@ class Runtime:
     ) -> torch.Tensor:
         entry.calls += 1
         self._fabric.pool.check()
-        return entry.plan(*tensors, out)
+        plan = entry.plan if entry.eager is None or _is_capturing() else entry.eager
+        return plan(*tensors, out)
 
     # -- planning ----------------------------------------------------------------------------
 
@@ -438,8 +442,17 @@ class Runtime:
 
     def _plan(self, problem: Any, choice: Choice) -> _Entry:
         self._require_same(problem)
-        known = variants(op_of(problem))
         before = self._allocated()
+        plan, ran = self._planned(problem, choice)
+        eager = None
+        if ran is choice and choice.eager is not None:
+            eager, _ = self._planned(problem, choice.eager)
+        self._workspace_bytes += self._allocated() - before
+        return _Entry(plan, ran, problem, eager)
+
+    def _planned(self, problem: Any, choice: Choice) -> tuple[Plan, Choice]:
+        """The plan of a choice, or the baseline's where a rank cannot make it."""
+        known = variants(op_of(problem))
         plan, reason = None, None
         try:
             plan = known[choice.variant].plan(problem, self._fabric, choice.config)
@@ -452,8 +465,7 @@ class Runtime:
         if plan is None or reasons:
             choice = Choice("baseline", "baseline", why=f"{choice.variant}: {reasons[0]}")
             plan = known["baseline"].plan(problem, self._fabric, {})
-        self._workspace_bytes += self._allocated() - before
-        return _Entry(plan, choice, problem)
+        return plan, choice
 
     def _require_ours(self, problem: Any) -> None:
         world_size = getattr(problem, "world_size", None)
@@ -499,6 +511,8 @@ class Runtime:
         choice = self.choice(problem)
         lines = [f"{choice.variant} {choice.config or ''}".rstrip() + f" ({choice.kind})"]
         lines.append(f"because: {choice.why}")
+        if choice.eager is not None:
+            lines.append(f"in eager calls {choice.eager.variant}: {choice.eager.why}")
         for rung in self._dispatcher.look_up(op_of(problem), problem).ladder:
             lines.append(f"{'+' if rung.found else '-'} {rung.looked_for}: {rung.why}")
         return "\n".join(lines)
@@ -518,7 +532,7 @@ class Runtime:
             heap_bytes=self._heap_bytes,
             slot_bytes=self._fabric.pool.slot_bytes,
             workspace_bytes=self._workspace_bytes,
-            plans=len(self._entries),
+            plans=sum(1 + (entry.eager is not None) for entry in self._entries.values()),
         )
 
     def check(self) -> None:

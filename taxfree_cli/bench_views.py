@@ -80,8 +80,9 @@ def print_problem(result: ProblemResult) -> None:
             line = f"{each.variant}: {each.state}, #wrong {each.wrong}: {each.reason}"
             console.print(Text(line, style="red"))
     choice = result.choice
+    eagerly = f"; in eager calls {choice.eager.variant}: {choice.eager.why}" if choice.eager else ""
     console.print(
-        f"dispatch: {choice.variant} ({choice.kind}: {choice.why})\n",
+        f"dispatch: {choice.variant} ({choice.kind}: {choice.why}){eagerly}\n",
         markup=False,
         highlight=False,
     )

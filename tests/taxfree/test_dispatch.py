@@ -20,13 +20,16 @@ HARDWARE = KNOWN["h200"]
 PROBLEM = problem_class(OP)(m=64, n=3584, k=8192, dtype="bfloat16", world_size=8)
 
 
-def measurement(variant: str, median_us: float, **config: Any) -> Measurement:
+def measurement(
+    variant: str, median_us: float, eager_us: float | None = None, **config: Any
+) -> Measurement:
+    times = {"graph": median_us} | ({} if eager_us is None else {"eager": eager_us})
     return Measurement(
         variant=variant,
         config=config,
         kernel_hash=identity.kernel_hashes(OP)[variant],
-        median_us={"graph": median_us},
-        iqr_us={"graph": 0.1},
+        median_us=times,
+        iqr_us=dict.fromkeys(times, 0.1),
         samples=30,
         relative_error=1e-3,
     )
@@ -57,6 +60,24 @@ def dispatcher(*records: Record, **settings: Any) -> Dispatcher:
 
 
 class TestChoice:
+    def test_outside_of_graphs_runs_what_was_faster_there(self) -> None:
+        winner = measurement("push", 20.0, 60.0, **push_config(PROBLEM))
+        for theirs, runs in ((50.0, "baseline"), (59.0, "push"), (None, "push")):
+            found = record(winner=winner, baseline=measurement("baseline", 40.0, theirs))
+            choice = dispatcher(found).choose(OP, PROBLEM)
+            assert [choice.of(mode).variant for mode in ("graph", "eager")] == ["push", runs]
+
+    def test_a_runner_up_may_be_the_fastest_outside_of_graphs(self) -> None:
+        winner = measurement("push", 20.0, 60.0, **push_config(PROBLEM))
+        space = variants(OP)["one_shot"].first_configs(PROBLEM, HARDWARE)[0]
+        second = measurement("one_shot", 25.0, 45.0, **space)
+        changes = {"winner": winner, "baseline": measurement("baseline", 40.0, 50.0)}
+        choice = dispatcher(record(**changes, runners_up=(second,))).choose(OP, PROBLEM)
+        assert choice.of("eager").variant == "one_shot"
+        stale = dataclasses.replace(second, kernel_hash="0" * 16)
+        choice = dispatcher(record(**changes, runners_up=(stale,))).choose(OP, PROBLEM)
+        assert choice.of("eager").variant == "baseline"
+
     def test_a_problem_with_its_own_record_gets_the_winner(self) -> None:
         choice = dispatcher(record()).choose(OP, PROBLEM)
         assert (choice.kind, choice.variant) == ("exact", "push")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import warnings
 from typing import Any
 
@@ -302,6 +303,26 @@ def plan_off(fabric: Any) -> Any:
     return torch.equal(y, expected), len(said), unprepared, rt.choice(problem).variant
 
 
+def faster_in_graphs_only(fabric: Any) -> Any:
+    from unittest import mock
+
+    problem = problem_of()
+    record = record_of(fabric, problem)
+    slow = dataclasses.replace(record.winner, median_us={"eager": 3.0})
+    rt = runtime_of(fabric, dataclasses.replace(record, winner=slow))
+    (a, weight, _), expected = tensors_of(fabric, problem)
+    rt.prepare([problem])
+    generations = [int(fabric.pool.control[0])]
+    right = []
+    for capturing in (False, True):
+        with mock.patch("taxfree.runtime._is_capturing", lambda capturing=capturing: capturing):
+            right.append(torch.equal(rt.all_gather_matmul(a, weight, gather_dim=1), expected))
+        rt.check()
+        generations.append(int(fabric.pool.control[0]))
+    moved = [after > before for before, after in itertools.pairwise(generations)]
+    return right, moved, rt.memory().plans, rt.explain(problem)
+
+
 def heap_too_small(fabric: Any) -> Any:
     problem = problem_of(m=40_000, k=64)
     rt = runtime_of(fabric, record_of(fabric, problem))
@@ -462,6 +483,13 @@ class TestPlanning:
             assert warned == 1
             assert list(stats.values()) == [{"unprepared": 2}]
             assert variant == "push"
+
+    def test_what_is_faster_in_graphs_only_runs_there_only(self, ranks: Ranks) -> None:
+        for right, fused, plans, text in run(ranks, "faster_in_graphs_only"):
+            assert right == [True, True]
+            assert fused == [False, True]
+            assert plans == 2
+            assert "in eager calls baseline: outside of graphs 2 us, push 3" in text
 
     def test_a_problem_too_large_for_the_heap_runs_the_baseline(self, ranks: Ranks) -> None:
         for variant, why in run(ranks, "heap_too_small"):
