@@ -515,11 +515,13 @@ def _then(add: Callable[[Machine, Any, Config], Piece]) -> Formula:
 def _copied_sum(machine: Machine, problem: Any, config: Config) -> list[Piece]:
     """Copy engines scatter while the vendor's matmul computes, peers' shards first, in parts.
 
-    Then each rank adds; and where all keep the whole sum, it fetches the others' shards.
+    Then each rank adds; and where all keep the whole sum, it fetches the others' shards. With
+    PARTS of the rows this is so for each, and all but the last one's are hidden.
     """
-    world, m, n = problem.world_size, problem.m, problem.n
-    m, n = (m, n // world) if getattr(problem, "scatter_dim", 0) == 1 else (-(-m // world), n)
+    world, turns = problem.world_size, config.get("PARTS", 1)
     is_whole = not hasattr(problem, "scatter_dim")
+    m, n = -(-problem.m // turns), problem.n
+    m, n = (m, n // world) if getattr(problem, "scatter_dim", 0) == 1 else (-(-m // world), n)
     messages = (world - 1) * config["CHUNKS"]
     parts = -(-messages // config["CHUNKS_PER_WAIT"])
     start, gap = machine.kernel_start_us, machine.gap_us
@@ -528,15 +530,15 @@ def _copied_sum(machine: Machine, problem: Any, config: Config) -> list[Piece]:
     # What leaves a matmul waits for an engine, and a kernel announces it.
     copy = gap + machine.engine_us + gap + start + machine.signal_us
     part = matmul_us(machine, -(-(world - 1) * m // parts), n, problem.k) + gap
-    own = parts * part + matmul_us(machine, m, n, problem.k)
-    us = max(own, parts * part + copy + link / parts, part + copy + link)
+    turn = parts * part + matmul_us(machine, m, n, problem.k) + gap
+    us = max(turn, parts * part + copy + link / parts, part + copy + link) + (turns - 1) * turn
     us += gap + start + 1e6 * (world + 1) * shard / machine.memory_bytes_per_s  # the addition
     if is_whole:
         us += gap + _barrier_us(machine) + gap + machine.engine_us + link
     us += gap + start  # a kernel ends the call
-    kernels = 3 + messages + is_whole
-    ops = parts + 1 + messages + is_whole * (world - 1)
-    waits = config["STREAMS"] * (parts + 2 + 2 * is_whole)
+    kernels = 2 + turns * (1 + messages + is_whole)
+    ops = turns * (parts + 1 + messages + is_whole * (world - 1))
+    waits = config["STREAMS"] * (turns * (parts + 1 + is_whole) + 2)
     host = kernels * machine.host_kernel_us + ops * machine.host_op_us
     host += waits * machine.host_stream_us
     return [Piece("fused", us, host, kernels=kernels + ops)]

@@ -20,6 +20,7 @@ progress, however the device shares itself among the streams.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import cycle, product
 from typing import TYPE_CHECKING, Any
 
@@ -71,19 +72,46 @@ def _finish(control_ptr, out_ptr, elements, BLOCK: tl.constexpr):
     sync.leave(control_ptr, 1 + generation % 2)  # whatever comes next is odd
 
 
-class PeerCopies:
-    """The copies of one plan.
+class CopyStreams:
+    """Side streams that copies take in turns.
+
+    Args:
+        fabric: whose memory is copied.
+        count: of the streams.
+    """
+
+    def __init__(self, fabric: Fabric, count: int) -> None:
+        self._streams = [fabric.side_stream() for _ in range(count)]
+        self._turns = cycle(self._streams)
+
+    def follow(self) -> None:
+        """Make later copies come after all that the current stream has been given."""
+        for stream in self._streams:
+            stream.fork()
+
+    def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
+        """Copy between ranks on the next stream."""
+        with next(self._turns).entered():
+            copy_between_ranks(target, source)
+
+    def join(self) -> None:
+        """Make the current stream wait for all copies."""
+        for stream in self._streams:
+            stream.join()
+
+
+class PeerCopies(CopyStreams):
+    """Copies into peers' memory, and the call that consists of them.
 
     Args:
         fabric: whose pool the plan uses.
-        channels: that announce copies; the two after them are taken, too.
+        channels: on which the plan signals; one more announces that a rank has entered.
         streams: which copies take in turns.
     """
 
     def __init__(self, fabric: Fabric, channels: int, streams: int) -> None:
-        self._entered, self._added = channels, channels + 1
-        self._streams = [fabric.side_stream() for _ in range(streams)]
-        self._turns = cycle(self._streams)
+        super().__init__(fabric, streams)
+        self._entered = channels
         self._ends = (fabric.pool.control, fabric.heap_bases, fabric.rank)
         ranks = {"WORLD": fabric.world_size, "BACKEND": fabric.backend}
         options = compile_options(fabric.backend, {"num_warps": 1})  # finds a place beside a matmul
@@ -96,34 +124,19 @@ class PeerCopies:
         first, *others = self._streams
         self._turns = cycle(self._streams)
         with first.forked():
-            self._meet(*self._ends, self._entered)
+            self.meet(self._entered)
             for stream in others:
                 stream.fork()
 
-    def follow(self) -> None:
-        """Make later copies come after all that the caller's stream has been given."""
-        for stream in self._streams:
-            stream.fork()
-
     def send(self, target: torch.Tensor, source: torch.Tensor, channel: int, peer: int) -> None:
-        """Copy into a peer's memory, and tell it."""
+        """Copy on the next stream, then tell the peer."""
         with next(self._turns).entered():
             copy_between_ranks(target, source)
             self._announce(*self._ends, channel, peer)
 
-    def meet(self) -> None:
-        """On the caller's stream, wait until all ranks are here: their results can be fetched."""
-        self._meet(*self._ends, self._added)
-
-    def fetch(self, target: torch.Tensor, source: torch.Tensor) -> None:
-        """Copy from a peer's memory."""
-        with next(self._turns).entered():
-            copy_between_ranks(target, source)
-
-    def join(self) -> None:
-        """Make the caller's stream wait for all copies."""
-        for stream in self._streams:
-            stream.join()
+    def meet(self, channel: int) -> None:
+        """Make the current stream wait until those of all ranks have come here."""
+        self._meet(*self._ends, channel)
 
     def finish(self, out: torch.Tensor) -> None:
         """End the call on the caller's stream, which has joined; `out` is NaN if a wait failed."""
@@ -144,14 +157,14 @@ def rows_of_chunk(problem: Any, owner: int, chunk: int, chunks: int) -> slice:
     return slice(begin, end)
 
 
-def parts_of_peers(problem: Any, rank: int, chunks: int, chunks_per_part: int) -> list[slice]:
-    """The peers' rows in parts of so many chunks, beginning with the next rank's.
+def parts_of(problem: Any, owners: Sequence[int], chunks: int, chunks_per_part: int) -> list[slice]:
+    """The rows of owners, one after the other, in parts of so many chunks.
 
     A part that goes on at row 0 is two.
     """
     pieces = [
-        rows_of_chunk(problem, (rank + distance) % problem.world_size, chunk, chunks)
-        for distance, chunk in product(range(1, problem.world_size), range(chunks))
+        rows_of_chunk(problem, owner, chunk, chunks)
+        for owner, chunk in product(owners, range(chunks))
     ]
     parts: list[slice] = []
     for number, piece in enumerate(pieces):

@@ -23,7 +23,7 @@ import triton.language as tl
 
 from taxfree_kernels.all_gather_matmul.problem import AllGatherMatmul
 from taxfree_kernels.all_gather_matmul.tile import wait_for_rows
-from taxfree_kernels.copies import PeerCopies, parts_of_peers, rows_of_chunk
+from taxfree_kernels.copies import PeerCopies, parts_of, rows_of_chunk
 from taxfree_kernels.device import sync
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.hardware import Hardware
@@ -70,9 +70,10 @@ class OverlapPlan(Plan):
         inbox, _ = fabric.pool.slots(problem.gathered_elements, dtype)
         self._inbox = inbox.view(world * problem.shard_rows, problem.k)
         self._own = rows_of_chunk(problem, rank, 0, 1)
+        peers = [(rank + distance) % world for distance in range(1, world)]
         self._parts = [
             (rows, self._inbox[rows])
-            for rows in parts_of_peers(problem, rank, chunks, config["CHUNKS_PER_WAIT"])
+            for rows in parts_of(problem, peers, chunks, config["CHUNKS_PER_WAIT"])
         ]
         self._messages = list(self._messages_of(problem, fabric, chunks))
         self._copies = PeerCopies(fabric, chunks, config["STREAMS"])

@@ -1,65 +1,117 @@
 """Copy engines scatter partial sums beside the vendor's matmul, and gather what owners have added.
 
 Removes most of the bulk-synchronous tax where there are many rows, and leaves the compute units to
-the matmul: only the addition of the own rows and the gathering of all others' are not hidden. Costs
-two launches a copy, and copies take microseconds to start: not for few rows.
+the matmul. The rows are cut into PARTS: while one is multiplied, those before are scattered, added
+and gathered; only the last part's addition and gathering are not hidden. Costs two launches a copy,
+and copies take microseconds to start: not for few rows.
 
-Protocol. That of :mod:`taxfree_kernels.partial_sums.copied`, each rank owning rows of the output.
-When an owner has added, it meets all ranks; then each fetches the rows that peers own.
+Protocol. That of :mod:`taxfree_kernels.partial_sums.copied` for each part, of whose rows each rank
+owns a shard. When it has added them, on a stream beside the caller's, it meets all ranks there, and
+fetches the rows that peers own. Additions wait for peers' copies, which wait for matmuls that all
+ranks have been given before; meetings wait for additions.
 """
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import torch
 
-from taxfree_kernels.copies import rows_of_chunk
+from taxfree_kernels.copies import CopyStreams, PeerCopies, rows_of_chunk
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.matmul_all_reduce.problem import MatmulAllReduce
 from taxfree_kernels.matmul_reduce_scatter.problem import MatmulReduceScatter
 from taxfree_kernels.partial_sums import spaces
-from taxfree_kernels.partial_sums.copied import CopiedSum
-from taxfree_kernels.spaces import copy_space, first_copies
+from taxfree_kernels.partial_sums.copied import CopiedSum, slot_elements
+from taxfree_kernels.spaces import copy_space, first_copies, up_to
 from taxfree_kernels.variant import Config, Plan, Space, Variant
+
+_LEAST_ROWS = 4  # of a part, for each rank
+_GOOD_ROWS = 512  # at once, of which the vendor's matmul makes good tiles
+
+
+class _Part:
+    """Some rows of the output: their sum, and where what peers own of it comes from."""
+
+    def __init__(
+        self,
+        rows: slice,
+        number: int,
+        problem: MatmulAllReduce,
+        fabric: Fabric,
+        config: Config,
+        copies: PeerCopies,
+        slot: torch.Tensor,
+    ) -> None:
+        shards, world = _shards(problem, rows), problem.world_size
+        self.rows = rows
+        self.sum = CopiedSum(
+            shards, fabric, config, copies, slot, number * config["CHUNKS"],
+            problem.bias, problem.residual, is_whole=True,
+        )  # fmt: skip
+        self.fetched = []
+        for distance in range(1, world):
+            peer = (fabric.rank + distance) % world
+            owned = rows_of_chunk(shards, peer, 0, 1)
+            source = fabric.peer_view(self.sum.result, peer)[: owned.stop - owned.start]
+            self.fetched.append((owned, source))
 
 
 class OverlapPlan(Plan):
-    """A matmul for each part, copies beside the next, one addition, and a copy from each peer."""
+    """For each part of the rows matmuls and copies; then, beside the next, a sum and copies."""
 
     def __init__(self, problem: MatmulAllReduce, fabric: Fabric, config: Config) -> None:
-        shards, world = _shards(problem), problem.world_size
-        self._sum = CopiedSum(shards, fabric, config, problem.bias, problem.residual, is_whole=True)
-        self._copies = self._sum.copies
-        self._fetched = []
-        for distance in range(1, world):
-            peer = (fabric.rank + distance) % world
-            rows = rows_of_chunk(shards, peer, 0, 1)
-            source = fabric.peer_view(self._sum.result, peer)[: rows.stop - rows.start]
-            self._fetched.append((rows, source))
-        self.launches = self._sum.launches + len(self._fetched) + 2
+        parts = _parts(problem, config)
+        sizes = [slot_elements(_shards(problem, rows), is_whole=True) for rows in parts]
+        slot, _ = fabric.pool.slots(sum(sizes), getattr(torch, problem.dtype))
+        self._first_meeting = config["CHUNKS"] * len(parts)
+        channels = self._first_meeting + len(parts)
+        self._copies = PeerCopies(fabric, channels, config["STREAMS"])
+        self._fetches = CopyStreams(fabric, config["STREAMS"])
+        self._adding = fabric.side_stream()
+        self._parts = [
+            _Part(rows, number, problem, fabric, config, self._copies, own_slot)
+            for number, (rows, own_slot) in enumerate(zip(parts, slot.split(sizes), strict=True))
+        ]
+        fetched = sum(1 + len(part.fetched) for part in self._parts)
+        self.launches = 2 + fetched + sum(part.sum.launches for part in self._parts)
 
     def __call__(self, *tensors: torch.Tensor | None) -> torch.Tensor:
         x, weight, bias, residual, _, _, out = tensors
         assert x is not None
         assert weight is not None
         assert out is not None
-        self._sum(x, weight, bias, residual, out)
-        self._copies.meet()
-        self._copies.follow()
-        for rows, source in self._fetched:
-            self._copies.fetch(out[rows], source)
-        self._copies.join()
+        self._copies.begin()
+        for number, part in enumerate(self._parts):
+            rows, target = part.rows, out[part.rows]
+            part.sum.multiply(x[rows], weight)
+            with self._adding.forked():
+                part.sum.add(bias, None if residual is None else residual[rows], target)
+                self._copies.meet(self._first_meeting + number)
+                self._fetches.follow()
+            for owned, source in part.fetched:
+                self._fetches.copy(target[owned], source)
+        for streams in (self._copies, self._adding, self._fetches):
+            streams.join()
         self._copies.finish(out)
         return out
 
 
-def _shards(problem: MatmulAllReduce) -> MatmulReduceScatter:
-    """The rows that each rank adds up."""
+def _parts(problem: MatmulAllReduce, config: Config) -> list[slice]:
+    """The rows of the output that are exchanged together."""
+    count = config["PARTS"]
+    ends = [problem.m * part // count for part in range(count + 1)]
+    return [slice(*each) for each in pairwise(ends)]
+
+
+def _shards(problem: MatmulAllReduce, rows: slice) -> MatmulReduceScatter:
+    """What of some rows each rank adds up."""
     return MatmulReduceScatter(
-        problem.m, problem.n, problem.k, 0, problem.dtype, problem.world_size, problem.weight_layout
-    )
+        rows.stop - rows.start, problem.n, problem.k, 0,
+        problem.dtype, problem.world_size, problem.weight_layout,
+    )  # fmt: skip
 
 
 class Overlap(Variant):
@@ -70,15 +122,27 @@ class Overlap(Variant):
     def refuses_problem(self, problem: Any, hardware: Hardware) -> str | None:
         if problem.rms_norm:
             return "what is fetched is not normalised"
-        if problem.m < 4 * problem.world_size:
+        if problem.m < _LEAST_ROWS * problem.world_size:
             return "too few rows for each rank to own some"
         return spaces.refuses_copies(problem, problem.n)
 
     def space(self, problem: Any, hardware: Hardware) -> Space:
-        return copy_space(_shards(problem), hardware)
+        whole = _shards(problem, slice(0, problem.m))
+        return {**copy_space(whole, hardware), "PARTS": self._part_counts(problem, hardware)}
 
     def first_configs(self, problem: Any, hardware: Hardware) -> list[dict[str, Any]]:
-        return first_copies(_shards(problem), self.space(problem, hardware), rows_at_once=512)
+        least = 1 if hardware.backend == "interpreter" else _GOOD_ROWS
+        found = []
+        for count in reversed(self._part_counts(problem, hardware)):
+            part = _shards(problem, slice(0, problem.m // count))
+            if part.m >= least or count == 1:
+                first = first_copies(part, copy_space(part, hardware), rows_at_once=_GOOD_ROWS)
+                found += [{**config, "PARTS": count} for config in first[:2]]
+        return found
+
+    def _part_counts(self, problem: Any, hardware: Hardware) -> tuple[int, ...]:
+        counts = (1, 2) if hardware.backend == "interpreter" else (1, 2, 4)
+        return up_to(problem.m // (_LEAST_ROWS * problem.world_size), counts)
 
     def plan(self, problem: Any, fabric: Fabric, config: Config) -> Plan:
         return OverlapPlan(problem, fabric, config)

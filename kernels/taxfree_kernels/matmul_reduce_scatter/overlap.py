@@ -13,11 +13,12 @@ from typing import Any
 
 import torch
 
+from taxfree_kernels.copies import PeerCopies
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.matmul_reduce_scatter.problem import MatmulReduceScatter
 from taxfree_kernels.partial_sums import spaces
-from taxfree_kernels.partial_sums.copied import CopiedSum
+from taxfree_kernels.partial_sums.copied import CopiedSum, slot_elements
 from taxfree_kernels.spaces import copy_space, first_copies
 from taxfree_kernels.variant import Config, Plan, Space, Variant
 
@@ -26,16 +27,17 @@ class OverlapPlan(Plan):
     """A matmul for each part, copies beside the next, and one addition."""
 
     def __init__(self, problem: MatmulReduceScatter, fabric: Fabric, config: Config) -> None:
-        self._sum = CopiedSum(problem, fabric, config)
-        self.launches = self._sum.launches + 1
+        self._copies = PeerCopies(fabric, config["CHUNKS"], config["STREAMS"])
+        slot, _ = fabric.pool.slots(slot_elements(problem), getattr(torch, problem.dtype))
+        self._sum = CopiedSum(problem, fabric, config, self._copies, slot)
+        self.launches = self._sum.launches + 2
 
-    def __call__(self, *tensors: torch.Tensor | None) -> torch.Tensor:
-        x, weight, out = tensors
-        assert x is not None
-        assert weight is not None
-        assert out is not None
-        self._sum(x, weight, None, None, out)
-        self._sum.copies.finish(out)
+    def __call__(self, x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+        self._copies.begin()
+        self._sum.multiply(x, weight)
+        self._copies.join()
+        self._sum.add(None, None, out)
+        self._copies.finish(out)
         return out
 
 

@@ -2,7 +2,7 @@
 
 Every rank owns a shard of the sum. A rank multiplies what its peers own first, the next rank's
 before all, and copy engines take each part away while the next is computed; what it owns itself
-comes last, so that nothing but the addition of what all ranks have sent is left.
+comes last, so that little but the addition of what all ranks have sent is left.
 
 Protocol. That of :mod:`taxfree_kernels.copies`, each chunk of a peer's shard being signalled to it.
 The kernel that adds waits for all chunks of all peers. Copies are issued before it, and wait for
@@ -19,7 +19,7 @@ import torch
 import triton
 import triton.language as tl
 
-from taxfree_kernels.copies import PeerCopies, parts_of_peers, rows_of_chunk
+from taxfree_kernels.copies import PeerCopies, parts_of, rows_of_chunk
 from taxfree_kernels.device import sync
 from taxfree_kernels.device.exchange import wait_for_channels
 from taxfree_kernels.fabric.base import Fabric
@@ -34,10 +34,10 @@ _BLOCK, _INTERPRETED_BLOCK = 2048, 64  # elements that a program adds at a time
 _PROGRAMS = 4  # that add, for each compute unit
 
 
-@triton.jit(do_not_specialize=["rank", "first", "count", "size"])
+@triton.jit(do_not_specialize=["channel", "rank", "first", "count", "size"])
 def _add(
     partial_ptr, bias_ptr, residual_ptr, out_ptr, result_ptr,
-    inbox_ptr, stride_source, control_ptr, heap_bases, rank, first, count, size, columns,
+    inbox_ptr, stride_source, control_ptr, channel, heap_bases, rank, first, count, size, columns,
     WORLD: tl.constexpr, BACKEND: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr,
     IS_WHOLE: tl.constexpr, CHUNKS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -45,14 +45,16 @@ def _add(
 
     Args:
         partial_ptr: what this rank has computed of it; inbox_ptr: [WORLD, stride_source].
+        channel: the first of CHUNKS on which peers announce theirs.
         first: where the shard begins in the output; like all sizes in units of 16 elements.
         count: what of the shard is in rows of the sum; the rest, up to `size`, is zero.
         result_ptr: gets the shard, too, if IS_WHOLE.
     """
     generation = sync.running_generation(control_ptr)
     wait_for_channels(
-        control_ptr, 0, CHUNKS, generation, heap_bases, rank, WORLD, BACKEND, CHUNKS, BUT_SELF=True
-    )
+        control_ptr, channel, channel + CHUNKS, generation, heap_bases, rank, WORLD, BACKEND,
+        CHUNKS, BUT_SELF=True,
+    )  # fmt: skip
     for start in range(tl.program_id(0) * BLOCK, size * 16, tl.num_programs(0) * BLOCK):
         at = start + tl.arange(0, BLOCK)
         mask, place = at < count * 16, first * 16 + at
@@ -103,8 +105,12 @@ class CopiedSum:
 
     Args:
         problem: says which rank owns what.
-        config: CHUNKS of a shard that are copied one by one, CHUNKS_PER_WAIT that are multiplied at
-            once, STREAMS that copy.
+        fabric: where.
+        config: CHUNKS of a shard that are copied one by one, and CHUNKS_PER_WAIT that are
+            multiplied at once.
+        copies: of the call.
+        slot: of :func:`slot_elements`.
+        channel: the first of those that announce the chunks.
         has_bias, has_residual: whether they are added.
         is_whole: the output has all ranks' shards, and peers will fetch `result`.
     """
@@ -114,43 +120,39 @@ class CopiedSum:
         problem: MatmulReduceScatter,
         fabric: Fabric,
         config: Config,
+        copies: PeerCopies,
+        slot: torch.Tensor,
+        channel: int = 0,
         has_bias: bool = False,
         has_residual: bool = False,
         is_whole: bool = False,
     ) -> None:
         world, rank, chunks = problem.world_size, fabric.rank, config["CHUNKS"]
         rows, columns = problem.shard_rows, problem.shard_columns
-        sixteens = columns // 16
-        dtype, stride = getattr(torch, problem.dtype), padded_elements(rows, columns)
-        slot, _ = fabric.pool.slots(world * stride + is_whole * rows * columns, dtype)
-        inbox, result = slot[: world * stride], slot[world * stride :]
+        stride, sixteens = padded_elements(rows, columns), columns // 16
+        inbox, result = slot[: world * stride], slot[world * stride :][: rows * columns]
         #: this rank's shard of the sum, for peers.
         self.result = result.view(-1, columns)
-        self.copies = PeerCopies(fabric, chunks, config["STREAMS"])
-        shards = torch.empty((world * rows, columns), dtype=dtype, device=fabric.device)
+        self._copies, self._first_channel = copies, channel
+        shards = slot.new_empty((world * rows, columns), device=fabric.device)
         messages = list(_messages(problem, fabric, chunks, shards, inbox.view(world, stride)))
         #: chunks without rows, which are waited for as well.
         self._empty = [each for each in messages if each.rows.start == each.rows.stop]
-        own = rows_of_chunk(problem, rank, 0, 1)
+        owners = [(rank + distance) % world for distance in range(1, world + 1)]
         self._parts = [
             _part(problem, part, shards, messages)
-            for part in (*parts_of_peers(problem, rank, chunks, config["CHUNKS_PER_WAIT"]), own)
-            if part.start < part.stop
+            for part in parts_of(problem, owners, chunks, config["CHUNKS_PER_WAIT"])
         ]
-        self.launches = 2 + len(self._parts) + 2 * len(messages)
+        self.launches = len(self._parts) + 2 * len(messages) + 1
+        own = rows_of_chunk(problem, rank, 0, 1)
+        count = own.stop - own.start
         self._partial = shards[rank * rows :]
         self._fixed_args = (
-            result if is_whole else inbox,
-            inbox,
-            stride,
-            fabric.pool.control,
-            fabric.heap_bases,
-            rank,
-            is_whole * rank * rows * sixteens,
-            (own.stop - own.start) * sixteens,
-            (own.stop - own.start if is_whole else rows) * sixteens,
-            columns,
-        )
+            result if is_whole else inbox, inbox, stride,
+            fabric.pool.control, channel, fabric.heap_bases, rank,
+            is_whole * rank * rows * sixteens, count * sixteens,
+            (count if is_whole else rows) * sixteens, columns,
+        )  # fmt: skip
         block = _INTERPRETED_BLOCK if fabric.backend == "interpreter" else _BLOCK
         self._add = Kernel(
             _add,
@@ -167,28 +169,31 @@ class CopiedSum:
             options=compile_options(fabric.backend, {"num_warps": 4}),
         )
 
-    def __call__(
-        self,
-        x: torch.Tensor,
-        weight: torch.Tensor,
-        bias: torch.Tensor | None,
-        residual: torch.Tensor | None,
-        out: torch.Tensor,
-    ) -> None:
-        """Launch all but the end of the call; `out` gets this rank's shard."""
-        self.copies.begin()
+    def multiply(self, x: torch.Tensor, weight: torch.Tensor) -> None:
+        """Launch the matmul on the current stream, and the copies."""
         self._send(self._empty)
         for part in self._parts:
             matmul_into(part.product, x[part.rows], weight[:, part.columns], None)
-            self.copies.follow()
+            self._copies.follow()
             self._send(part.messages)
-        self.copies.join()
+
+    def _send(self, messages: list[_Message]) -> None:
+        for each in messages:
+            channel = self._first_channel + each.chunk
+            self._copies.send(each.target, each.source, channel, each.peer)
+
+    def add(
+        self, bias: torch.Tensor | None, residual: torch.Tensor | None, out: torch.Tensor
+    ) -> None:
+        """Launch the addition of this rank's shard on the current stream."""
         given = [out if other is None else other for other in (bias, residual)]
         self._add(self._partial, *given, out, *self._fixed_args)
 
-    def _send(self, messages: list[_Message]) -> None:
-        for message in messages:
-            self.copies.send(message.target, message.source, message.chunk, message.peer)
+
+def slot_elements(problem: MatmulReduceScatter, is_whole: bool = False) -> int:
+    """What a :class:`CopiedSum` needs of a slot: an inbox for each rank, and perhaps the result."""
+    shard = problem.shard_rows * problem.shard_columns
+    return problem.inbox_elements + (padded_elements(1, shard) if is_whole else 0)
 
 
 def _messages(
