@@ -30,14 +30,10 @@ from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.matmul_all_reduce.problem import ONE_SHOT_ELEMENTS
 from taxfree_kernels.partial_sums import spaces
+from taxfree_kernels.partial_sums.addends import with_addends
 from taxfree_kernels.partial_sums.fused import FusedPlan, FusedVariant
 from taxfree_kernels.partial_sums.rows import sum_and_normalise
-from taxfree_kernels.partial_sums.tile import (
-    addends,
-    announce_tile,
-    partial_tile,
-    sum_of_sources,
-)
+from taxfree_kernels.partial_sums.tile import announce_tile, partial_tile, sum_of_sources
 from taxfree_kernels.spaces import power_of_2
 from taxfree_kernels.variant import Config, Plan
 
@@ -97,20 +93,20 @@ def _push(
         tile_m, tile_n = tile_of(tile, tiles_m, tiles_n, GROUP_M)
         rows = tile_m * BLOCK_M + tl.arange(0, BLOCK_M)
         cols = tile_n * BLOCK_N + tl.arange(0, BLOCK_N)
-        row_mask, col_mask = rows < m, cols < n
-        added = addends(
-            rows, cols, row_mask, col_mask, bias_ptr, residual_ptr, n, HAS_BIAS, HAS_RESIDUAL
-        )
+        row_mask, col_mask = (rows < m)[:, None], (cols < n)[None, :]
+        place = rows.to(tl.int64)[:, None] * n + cols[None, :]
+        added = with_addends(
+            tl.zeros((BLOCK_M, BLOCK_N), tl.float32), cols[None, :], col_mask,
+            place, row_mask & col_mask, bias_ptr, residual_ptr, HAS_BIAS, HAS_RESIDUAL,
+        )  # fmt: skip
         arrived = wait_for_everybody(
             control_ptr, tile // TILES_PER_SIGNAL, generation, heap_bases, rank, WORLD, BACKEND
         )
         at = rows.to(tl.int64)[:, None] * stride_row + cols[None, :]
-        mask = row_mask[:, None] & (cols < stride_row)[None, :]
+        mask = row_mask & (cols < stride_row)[None, :]
         total = sum_of_sources(slot_ptr, stride_source, at, mask, WORLD, BLOCK_M, BLOCK_N) + added
         total = tl.where(arrived, total, float("nan"))
-        out = out_ptr + rows.to(tl.int64)[:, None] * n + cols[None, :]
-        mask = row_mask[:, None] & col_mask[None, :]
-        tl.store(out, total.to(out_ptr.dtype.element_ty), mask=mask)
+        tl.store(out_ptr + place, total.to(out_ptr.dtype.element_ty), mask=row_mask & col_mask)
     sync.leave(control_ptr)
 
 

@@ -52,20 +52,3 @@ def offsets_in_rows(at, columns, stride_row, CONTIGUOUS: tl.constexpr):
     else:
         place = (at // columns).to(tl.int64) * stride_row + at % columns
     return place
-
-
-@triton.jit
-def with_addends(
-    total, at, place, mask, bias_ptr, residual_ptr, columns,
-    HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr,
-):  # fmt: skip
-    """`total`, elements `at` in rows of `columns`, plus the bias and the residual that are given.
-
-    Args:
-        place: offsets in the residual.
-    """
-    if HAS_BIAS:
-        total += tl.load(bias_ptr + at % columns, mask=mask, other=0.0).to(tl.float32)
-    if HAS_RESIDUAL:
-        total += tl.load(residual_ptr + place, mask=mask, other=0.0).to(tl.float32)
-    return total

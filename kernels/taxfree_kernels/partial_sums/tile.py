@@ -104,19 +104,3 @@ def sum_of_sources(
             part = tl.load(source_ptr + source * stride_source + at, mask=mask, other=0.0)
             total += part.to(tl.float32)
     return total
-
-
-@triton.jit
-def addends(
-    rows, cols, row_mask, col_mask, bias_ptr, residual_ptr, n,
-    HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr,
-):  # fmt: skip
-    """float32 [rows, cols]: the bias and the residual, of those that are given."""
-    found = tl.zeros((rows.shape[0], cols.shape[0]), tl.float32)
-    if HAS_BIAS:
-        found += tl.load(bias_ptr + cols, mask=col_mask, other=0.0).to(tl.float32)[None, :]
-    if HAS_RESIDUAL:
-        at = rows.to(tl.int64)[:, None] * n + cols[None, :]
-        mask = row_mask[:, None] & col_mask[None, :]
-        found += tl.load(residual_ptr + at, mask=mask, other=0.0).to(tl.float32)
-    return found
