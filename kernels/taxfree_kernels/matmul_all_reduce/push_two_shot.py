@@ -49,14 +49,19 @@ from taxfree_kernels.variant import Config, Plan, Space
 def _push_two_shot(
     x, w, stride_wk, stride_wn, bias_ptr, residual_ptr, out_ptr,
     inbox_ptr, stride_slot, control_ptr, partials_ptr, counters_ptr, heap_bases, rank, m, n, k,
-    ahead,
+    stride_row, ahead,
     WORLD: tl.constexpr, BACKEND: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr,
     PIECES: tl.constexpr, TILES_PER_SIGNAL: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
     SPLIT_K: tl.constexpr, EVEN_K: tl.constexpr, SWAP_AB: tl.constexpr, XCDS: tl.constexpr,
     TMA: tl.constexpr, W_NK: tl.constexpr,
 ):  # fmt: skip
-    """See the module; `ahead`: tile programs of whole groups before the first adder, or all."""
+    """See the module.
+
+    Args:
+        stride_row: see :func:`offsets_in_tile`.
+        ahead: tile programs of whole groups that come before the first adder, or all.
+    """
     program = tl.program_id(0)
     generation = sync.running_generation(control_ptr)
     slot_ptr = tl.multiple_of(inbox_ptr + (generation % 2) * stride_slot, 16)
@@ -85,7 +90,7 @@ def _push_two_shot(
         )  # fmt: skip
         if is_whole:
             row = tl.arange(0, BLOCK_M)
-            at = row[:, None] * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
+            at = offsets_in_tile(row, stride_row, BLOCK_N)
             own_ptr = slot_ptr + rank.to(tl.int64) * stride_source
             target_ptr = sync.translate(own_ptr, heap_bases, rank, tile % WORLD)
             target_ptr += (tile // WORLD).to(tl.int64) * ELEMENTS
@@ -103,7 +108,7 @@ def _push_two_shot(
         col = tl.arange(0, BLOCK_N)
         rows = tile_m * BLOCK_M + row
         row_mask = rows < tl.where(tile < tiles, m, 0)
-        at = row[:, None] * BLOCK_N + col[None, :]
+        at = offsets_in_tile(row, stride_row, BLOCK_N)
         total, place, mask = total_of_tile(
             rows, tile_n * BLOCK_N + col, row_mask, n, bias_ptr, residual_ptr,
             slot_ptr + own.to(tl.int64) * ELEMENTS, stride_source, at, row_mask[:, None],
@@ -134,11 +139,22 @@ def _push_two_shot(
                 rank, WORLD=WORLD, BACKEND=BACKEND,
             )  # fmt: skip
             result_ptr = results_ptr + tile.to(tl.int64) * ELEMENTS
-            at = row[:, None] * BLOCK_N + col[None, :]
+            at = offsets_in_tile(row, stride_row, BLOCK_N)
             result = tl.where(arrived, tl.load(result_ptr + at, mask=mask), float("nan"))
             place = rows.to(tl.int64)[:, None] * n + cols[None, :]
             tl.store(out_ptr + place, result, mask=mask)
     sync.leave(control_ptr)
+
+
+@triton.jit
+def offsets_in_tile(row, stride_row, BLOCK_N: tl.constexpr):
+    """int64: of all elements of these rows of a tile.
+
+    Args:
+        stride_row: BLOCK_N, at run time. A compiler that knows how small the offsets are makes
+            CDNA's buffer accesses of them, which go lane by lane where their base was loaded.
+    """
+    return row.to(tl.int64)[:, None] * stride_row + tl.arange(0, BLOCK_N)[None, :]
 
 
 class PushTwoShotPlan(FusedPlan):
@@ -201,7 +217,7 @@ class PushTwoShot(FusedVariant):
         }
         return PushTwoShotPlan(
             problem, fabric, config, _push_two_shot, tiles, others,
-            _slot_elements(problem, config), (ahead,), constants,
+            _slot_elements(problem, config), (config["BLOCK_N"], ahead), constants,
         )  # fmt: skip
 
 
