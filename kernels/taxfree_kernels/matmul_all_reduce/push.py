@@ -32,7 +32,12 @@ from taxfree_kernels.partial_sums import spaces
 from taxfree_kernels.partial_sums.fused import FusedPlan, FusedVariant
 from taxfree_kernels.partial_sums.rows import sum_and_normalise
 from taxfree_kernels.partial_sums.sizes import padded_columns, padded_elements, tiles_of
-from taxfree_kernels.partial_sums.tile import announce_tile, partial_tile, total_of_tile
+from taxfree_kernels.partial_sums.tile import (
+    announce_tile,
+    partial_tile,
+    store_tile,
+    total_of_tile,
+)
 from taxfree_kernels.spaces import power_of_2
 from taxfree_kernels.variant import Config, Plan
 
@@ -93,13 +98,13 @@ def _push(
         rows = tile_m * BLOCK_M + tl.arange(0, BLOCK_M)
         cols = tile_n * BLOCK_N + tl.arange(0, BLOCK_N)
         at = rows.to(tl.int64)[:, None] * stride_row + cols[None, :]
-        total, place, mask = total_of_tile(
+        total = total_of_tile(
             rows, cols, rows < m, n, bias_ptr, residual_ptr,
             slot_ptr, stride_source, at, (rows < m)[:, None] & (cols < stride_row)[None, :],
             tile // TILES_PER_SIGNAL, control_ptr, generation, heap_bases, rank,
             WORLD, BACKEND, HAS_BIAS, HAS_RESIDUAL,
         )  # fmt: skip
-        tl.store(out_ptr + place, total.to(out_ptr.dtype.element_ty), mask=mask)
+        store_tile(out_ptr, rows, cols, rows < m, n, total)
     sync.leave(control_ptr)
 
 

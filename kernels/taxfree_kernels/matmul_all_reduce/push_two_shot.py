@@ -41,7 +41,12 @@ from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.partial_sums import spaces
 from taxfree_kernels.partial_sums.fused import FusedPlan, FusedVariant
 from taxfree_kernels.partial_sums.sizes import ITEM_BYTES, tiles_of
-from taxfree_kernels.partial_sums.tile import announce_tile, partial_tile, total_of_tile
+from taxfree_kernels.partial_sums.tile import (
+    announce_tile,
+    partial_tile,
+    store_tile,
+    total_of_tile,
+)
 from taxfree_kernels.variant import Config, Plan, Space
 
 
@@ -105,12 +110,11 @@ def _push_two_shot(
         tile = own * WORLD + rank
         tile_m, tile_n = tile_of(min(tile, tiles - 1), tiles_m, tiles_n, GROUP_M)
         row = piece * (BLOCK_M // PIECES) + tl.arange(0, BLOCK_M // PIECES)
-        col = tl.arange(0, BLOCK_N)
-        rows = tile_m * BLOCK_M + row
+        rows, cols = tile_m * BLOCK_M + row, tile_n * BLOCK_N + tl.arange(0, BLOCK_N)
         row_mask = rows < tl.where(tile < tiles, m, 0)
         at = offsets_in_tile(row, stride_row, BLOCK_N)
-        total, place, mask = total_of_tile(
-            rows, tile_n * BLOCK_N + col, row_mask, n, bias_ptr, residual_ptr,
+        total = total_of_tile(
+            rows, cols, row_mask, n, bias_ptr, residual_ptr,
             slot_ptr + own.to(tl.int64) * ELEMENTS, stride_source, at, row_mask[:, None],
             own // OWNED_PER_SIGNAL, control_ptr, generation, heap_bases, rank,
             WORLD, BACKEND, HAS_BIAS, HAS_RESIDUAL,
@@ -124,25 +128,24 @@ def _push_two_shot(
             number, adders, groups, counters_ptr + tiles + groups, control_ptr, generation,
             heap_bases, rank, WORLD, BACKEND, ADDERS_PER_SIGNAL,
         )  # fmt: skip
-        tl.store(out_ptr + place, result, mask=mask)
+        store_tile(out_ptr, rows, cols, row_mask, n, result)
     else:
         copier = number - adders
         own, source = copier // (WORLD - 1), (rank + 1 + copier % (WORLD - 1)) % WORLD
         tile = own * WORLD + source
         if tile < tiles:
             tile_m, tile_n = tile_of(tile, tiles_m, tiles_n, GROUP_M)
-            row, col = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_N)
-            rows, cols = tile_m * BLOCK_M + row, tile_n * BLOCK_N + col
-            mask = (rows < m)[:, None] & (cols < n)[None, :]
+            row = tl.arange(0, BLOCK_M)
+            rows, cols = tile_m * BLOCK_M + row, tile_n * BLOCK_N + tl.arange(0, BLOCK_N)
             arrived = sync.wait(
                 control_ptr, groups + own // OWNED_PER_SIGNAL, source, generation, heap_bases,
                 rank, WORLD=WORLD, BACKEND=BACKEND,
             )  # fmt: skip
             result_ptr = results_ptr + tile.to(tl.int64) * ELEMENTS
             at = offsets_in_tile(row, stride_row, BLOCK_N)
-            result = tl.where(arrived, tl.load(result_ptr + at, mask=mask), float("nan"))
-            place = rows.to(tl.int64)[:, None] * n + cols[None, :]
-            tl.store(out_ptr + place, result, mask=mask)
+            result = tl.load(result_ptr + at, mask=(rows < m)[:, None])
+            result = tl.where(arrived, result, float("nan"))
+            store_tile(out_ptr, rows, cols, rows < m, n, result)
     sync.leave(control_ptr)
 
 

@@ -105,18 +105,25 @@ def total_of_tile(
         channel: on which ranks signal them.
 
     Returns:
-        The total, float32, NaN when they have not come; where it is in the sum, and which of it.
+        The total, float32; NaN when they have not come.
     """
     col_mask = (cols < n)[None, :]
     place = rows.to(tl.int64)[:, None] * n + cols[None, :]
-    mask = row_mask[:, None] & col_mask
     added = with_addends(
-        tl.zeros(at.shape, tl.float32), cols[None, :], col_mask, place, mask,
-        bias_ptr, residual_ptr, HAS_BIAS, HAS_RESIDUAL,
+        tl.zeros(at.shape, tl.float32), cols[None, :], col_mask,
+        place, row_mask[:, None] & col_mask, bias_ptr, residual_ptr, HAS_BIAS, HAS_RESIDUAL,
     )  # fmt: skip
     arrived = wait_for_everybody(control_ptr, channel, generation, heap_bases, rank, WORLD, BACKEND)
     total = sum_of_sources(source_ptr, stride_source, at, at_mask, WORLD) + added
-    return tl.where(arrived, total, float("nan")), place, mask
+    return tl.where(arrived, total, float("nan"))
+
+
+@triton.jit
+def store_tile(out_ptr, rows, cols, row_mask, n, tile):
+    """Store a tile of a sum of n columns, in the type of `out_ptr`."""
+    place = rows.to(tl.int64)[:, None] * n + cols[None, :]
+    mask = row_mask[:, None] & (cols < n)[None, :]
+    tl.store(out_ptr + place, tile.to(out_ptr.dtype.element_ty), mask=mask)
 
 
 @triton.jit
