@@ -191,6 +191,8 @@ class PushTwoShot(FusedVariant):
         pieces = self.space(problem, hardware)["PIECES"]
         configs = []
         for config in super().first_configs(problem, hardware):
+            if self.refuses_config(problem, hardware, config):
+                continue
             adders = -(-_tiles(problem, config) // problem.world_size)
             enough = [count for count in pieces if 2 * count * adders >= hardware.compute_units]
             configs.append({**config, "PIECES": enough[0] if enough else pieces[-1]})
