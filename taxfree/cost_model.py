@@ -555,6 +555,18 @@ def _push_sum(machine: Machine, problem: Any, config: Config) -> list[Piece]:
     return [Piece("fused", us, _launch_us(machine, tma=tma))]
 
 
+def _push_two_shot_sum(machine: Machine, problem: Any, config: Config) -> list[Piece]:
+    """Tiles leave when they are finished; so do sums, but the last AHEAD waves' come behind."""
+    tma = config.get("TMA", False)
+    tiles, wave = tiles_us(machine, problem, config, tma=tma)
+    kept, world = _kept_bytes(problem), problem.world_size
+    shot = 1e6 * kept * (world - 1) / world / machine.link_bytes_per_s
+    behind = min(1.0, config["AHEAD"] * wave / tiles) * shot
+    added = 1e6 * 3 * kept / machine.memory_bytes_per_s
+    us = max(tiles, wave + 2 * shot - behind) + behind + 2 * machine.signal_us + added
+    return [Piece("fused", machine.tile_start_us + us, _launch_us(machine, tma=tma))]
+
+
 _TORCH_BLOCKS = 24  # that PyTorch's all-reduces over symmetric memory have at most
 _TORCH_THREADS = {1: 512, 2: 1024}  # of such a block, by shots; each has 16 bytes under way
 
@@ -660,6 +672,7 @@ _FORMULAS: dict[str, dict[str, Formula]] = {
         "two_shot": _then(_two_shot_sum),
         "overlap": _copied_sum,
         "push": _push_sum,
+        "push_two_shot": _push_two_shot_sum,
     },
     "matmul_reduce_scatter": {
         "baseline": _sums(registered=False),

@@ -98,8 +98,8 @@ class TestWhoNormalises:
     def test_who_has_no_whole_rows_says_so(self, ranks):
         refusals = ranks.run(2, f"{TASKS}:refusals", fields=SMALL | {"rms_norm": True}, op=OP)[0]
         assert {name for name, why in refusals.items() if why is None} == set(NORMALISING)
-        assert "whole rows" in refusals["one_shot_ll"]
-        assert "whole rows" in refusals["two_shot"]
+        for variant in ("one_shot_ll", "two_shot", "push_two_shot"):
+            assert "whole rows" in refusals[variant]
 
     def test_rows_beyond_the_registers_are_the_librarys(self, ranks):
         fields = {"m": 1, "n": (1 << 14) + 1, "k": 8, "rms_norm": True}
@@ -144,8 +144,8 @@ class TestConfigs:
 class TestTilesOfBoxes:
     def test_what_the_tma_loads_is_right_beyond_the_ends_of_matrices(self, ranks):
         cases = [
-            case("push", {"TMA": True}, m=34, n=40, k=40, weight_layout=layout, bias=True)
-            for layout in ("nk", "kn")
+            case(variant, {"TMA": True}, m=34, n=40, k=40, weight_layout=layout, bias=True)
+            for variant, layout in (("push", "nk"), ("push", "kn"), ("push_two_shot", "kn"))
         ]
         assert complaints(ranks, 2, cases) == []
 
@@ -155,7 +155,7 @@ class TestEightRanks:
         """Eight ranks share few cores: one small problem."""
         cases = [
             case(variant, m=1, n=40, k=5, dtype="bfloat16")
-            for variant in ("one_shot_ll", "two_shot", "push")
+            for variant in ("one_shot_ll", "two_shot", "push", "push_two_shot")
         ]
         assert complaints(ranks, 8, cases, random_data=False) == []
 

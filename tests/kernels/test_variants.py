@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import pytest
 
 from taxfree_kernels.errors import PlanError
 from taxfree_kernels.hardware import KNOWN
+from taxfree_kernels.partial_sums import spaces
 from taxfree_kernels.variant import operation_names, problem_class, variants
 from tests.ranks import OP, variant_names
 
@@ -171,6 +174,16 @@ class TestReducedProblem:
         assert small.slot_bytes >= 4 * 4 * 1024 * 8192
         assert large.slot_bytes < small.slot_bytes
         assert large.slot_bytes >= 2 * 2 * 1025 * 8192
+        assert large.slot_bytes < 1.2 * 2 * 2 * 1025 * 8192
+
+    @pytest.mark.parametrize("device", ["h200", "mi300x", "cpu"])
+    def test_a_slot_holds_whole_tiles_of_any_first_config_unless_columns_are_few(self, device):
+        variant, hardware = variants("matmul_all_reduce")["push_two_shot"], KNOWN[device]
+        for m, n, k, world in product((1, 65, 130, 4097), (5, 8192), (129, 1024), (2, 3, 8)):
+            problem = reduced(m=m, n=n, k=k, world_size=world)
+            space = variant.space(problem, hardware)
+            wanted = 1 if n == 5 else len(spaces.first_configs(problem, hardware, space))
+            assert len(variant.first_configs(problem, hardware)) >= wanted
 
 
 class TestScatteredProblem:

@@ -53,7 +53,7 @@ def _matmul_all_reduce(world_size: int) -> list[dict[str, Any]]:
         smallest,
         normalised,
         {"m": 1, "n": 16, "k": 16, "dtype": "bfloat16"},  # too few elements for two chunks
-        {"m": 17, "n": 32, "k": 32, "weight_layout": "kn"},
+        {"m": 17, "n": 96, "k": 32, "weight_layout": "kn"},
     ]
 
 

@@ -31,6 +31,28 @@ def own_chiplet_first(index, count, XCDS: tl.constexpr):
 
 
 @triton.jit
+def in_turns(program, count, ahead, every, others, XCDS: tl.constexpr):
+    """The role of a program where two lists of programs take turns.
+
+    The first list has `count` programs. `ahead` of them have the lowest ids. Then `others` of the
+    second list follow each `every` of the first, as long as that has so many; what remains of both
+    comes last.
+
+    Returns:
+        Whether the program is of the first list, and its number in the list that it is of. Of the
+        first, those of one turn are numbered for chiplets: see :func:`own_chiplet_first`.
+    """
+    is_ahead = program < ahead
+    turn = min(max(program - ahead, 0) // (every + others), (count - ahead) // every)
+    begin = tl.where(is_ahead, 0, ahead + turn * every)
+    length = tl.where(is_ahead, ahead, min(every, count - begin))
+    place = program - begin - turn * others
+    is_first = place < length
+    first = begin + own_chiplet_first(place, length, XCDS)
+    return is_first, tl.where(is_first, first, turn * others + place - length)
+
+
+@triton.jit
 def select(condition, one, other, ALIGNMENT: tl.constexpr):
     """``tl.where`` for pointers into different tensors.
 

@@ -29,10 +29,10 @@ from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.launch import Kernel, compile_options
 from taxfree_kernels.matmul_all_reduce.problem import ONE_SHOT_ELEMENTS, MatmulAllReduce
 from taxfree_kernels.partial_sums import spaces
+from taxfree_kernels.partial_sums.addends import with_addends
 from taxfree_kernels.partial_sums.chunks import (
     bounds_of_chunk,
     chunks_with,
-    with_addends,
     with_sources,
 )
 from taxfree_kernels.partial_sums.rows import sum_and_normalise
@@ -86,7 +86,7 @@ def _one_shot(
             total = with_sources(total, at, mask, partial_ptr, slot_ptr, stride_source, rank, WORLD)
             mask = mask & (at < count)
             total = with_addends(
-                total, at, at, mask, bias_ptr, residual_ptr, n, HAS_BIAS, HAS_RESIDUAL
+                total, at % n, mask, at, mask, bias_ptr, residual_ptr, HAS_BIAS, HAS_RESIDUAL
             )
             total = tl.where(arrived, total, float("nan"))
             tl.store(out_ptr + at, total.to(out_ptr.dtype.element_ty), mask=mask)

@@ -26,7 +26,7 @@ from taxfree_kernels.launch import Kernel, compile_options
 from taxfree_kernels.matmul_all_reduce.one_shot import OneShot
 from taxfree_kernels.matmul_all_reduce.problem import MatmulAllReduce
 from taxfree_kernels.partial_sums import spaces
-from taxfree_kernels.partial_sums.chunks import with_addends
+from taxfree_kernels.partial_sums.addends import with_addends
 from taxfree_kernels.partial_sums.sums import SumPlan
 from taxfree_kernels.variant import Config, Plan, Space
 
@@ -79,7 +79,7 @@ def _one_shot_ll(
     mask = element < count
     total = tl.reshape(tl.join(total_low, total_high), [2 * BLOCK])
     total = with_addends(
-        total, element, element, mask, bias_ptr, residual_ptr, n, HAS_BIAS, HAS_RESIDUAL
+        total, element % n, mask, element, mask, bias_ptr, residual_ptr, HAS_BIAS, HAS_RESIDUAL
     )
     total = tl.where(arrived, total, float("nan"))
     tl.store(out_ptr + element, total.to(out_ptr.dtype.element_ty), mask=mask)

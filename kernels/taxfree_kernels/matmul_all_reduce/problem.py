@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from taxfree_kernels.partial_sums.sizes import ITEM_BYTES, padded_elements, require_matmul
+from taxfree_kernels.partial_sums.sizes import (
+    ITEM_BYTES,
+    padded_elements,
+    require_matmul,
+    tiles_of,
+)
+from taxfree_kernels.spaces import power_of_2
 from taxfree_kernels.variant import Cost
 
 #: Most elements of the output for which every rank sends its whole partial sum to every peer, and
@@ -56,7 +62,8 @@ class MatmulAllReduce:
     @property
     def wires(self) -> tuple[str, ...]:
         """The types in which partial sums may travel."""
-        return (self.dtype, "float32")
+        wide = ("float32",) if self.elements <= ONE_SHOT_ELEMENTS else ()
+        return (self.dtype, *wide)
 
     @property
     def cost(self) -> Cost:
@@ -75,14 +82,16 @@ class MatmulAllReduce:
     def slot_bytes(self) -> int:
         """Symmetric memory that a call of any variant needs in one payload slot.
 
-        Two shots need room for a partial sum and a result; one shot needs every rank's partial sum,
-        in float32 at most. Both lie in padded rows.
+        Two shots need room for a partial sum and a result, in whole tiles at most, of which each
+        rank owns equally many. One shot needs every rank's partial sum, in padded rows.
         """
-        padded = padded_elements(self.m, self.n)
+        rows, columns = min(128, power_of_2(self.m, 16)), min(256, power_of_2(self.n, 128))
+        tiles, wire = tiles_of(self.m, self.n, rows, columns), ITEM_BYTES[self.wires[-1]]
+        owned_by_all = -(-tiles // self.world_size) * self.world_size
+        in_two = rows * columns * (wire * owned_by_all + ITEM_BYTES[self.dtype] * tiles)
         if self.elements > ONE_SHOT_ELEMENTS:
-            return ITEM_BYTES[self.dtype] * (2 * padded + 32 * self.world_size)
-        in_float32 = ITEM_BYTES["float32"] * self.world_size * padded
-        return in_float32 + ITEM_BYTES[self.dtype] * (padded + 32 * self.world_size)
+            return in_two
+        return max(in_two, wire * self.world_size * padded_elements(self.m, self.n))
 
 
 PROBLEM = MatmulAllReduce

@@ -24,7 +24,6 @@ import triton
 import triton.language as tl
 
 from taxfree_kernels.device import sync
-from taxfree_kernels.device.exchange import wait_for_everybody
 from taxfree_kernels.device.tiles import own_chiplet_first, tile_of
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.hardware import Hardware
@@ -32,11 +31,12 @@ from taxfree_kernels.matmul_all_reduce.problem import ONE_SHOT_ELEMENTS
 from taxfree_kernels.partial_sums import spaces
 from taxfree_kernels.partial_sums.fused import FusedPlan, FusedVariant
 from taxfree_kernels.partial_sums.rows import sum_and_normalise
+from taxfree_kernels.partial_sums.sizes import padded_columns, padded_elements, tiles_of
 from taxfree_kernels.partial_sums.tile import (
-    addends,
     announce_tile,
     partial_tile,
-    sum_of_sources,
+    store_tile,
+    total_of_tile,
 )
 from taxfree_kernels.spaces import power_of_2
 from taxfree_kernels.variant import Config, Plan
@@ -45,8 +45,8 @@ from taxfree_kernels.variant import Config, Plan
 @triton.jit(do_not_specialize=["rank", "m"])
 def _push(
     x, w, stride_wk, stride_wn, bias_ptr, residual_ptr, norm_weight_ptr, eps_ptr, out_ptr,
-    inbox_ptr, slot_elements, stride_source, stride_row, control_ptr, partials_ptr, counters_ptr,
-    heap_bases, rank, m, n, k,
+    inbox_ptr, stride_slot, control_ptr, partials_ptr, counters_ptr,
+    heap_bases, rank, m, n, k, stride_source, stride_row,
     WORLD: tl.constexpr, BACKEND: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr,
     BLOCK_ROW: tl.constexpr, GROUPS: tl.constexpr, TILES_PER_SIGNAL: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
@@ -56,7 +56,7 @@ def _push(
     """See the module; BLOCK_ROW is 0 when the sum is not normalised, else no less than n."""
     program = tl.program_id(0)
     generation = sync.running_generation(control_ptr)
-    slot_ptr = tl.multiple_of(inbox_ptr + (generation % 2) * slot_elements, 16)
+    slot_ptr = tl.multiple_of(inbox_ptr + (generation % 2) * stride_slot, 16)
     tiles_m, tiles_n = tl.cdiv(m, BLOCK_M), tl.cdiv(n, BLOCK_N)
     tiles = tiles_m * tiles_n
     senders = tiles * SPLIT_K
@@ -80,7 +80,7 @@ def _push(
                 target_ptr = sync.translate(own_ptr, heap_bases, rank, (rank + step) % WORLD)
                 tl.store(target_ptr + at, acc.to(slot_ptr.dtype.element_ty), mask=mask)
             announce_tile(
-                tile, tiles, counters_ptr + tiles, control_ptr, generation, heap_bases, rank,
+                tile, tiles, 0, counters_ptr + tiles, control_ptr, generation, heap_bases, rank,
                 WORLD, BACKEND, TILES_PER_SIGNAL,
             )  # fmt: skip
     elif BLOCK_ROW > 0:
@@ -97,20 +97,14 @@ def _push(
         tile_m, tile_n = tile_of(tile, tiles_m, tiles_n, GROUP_M)
         rows = tile_m * BLOCK_M + tl.arange(0, BLOCK_M)
         cols = tile_n * BLOCK_N + tl.arange(0, BLOCK_N)
-        row_mask, col_mask = rows < m, cols < n
-        added = addends(
-            rows, cols, row_mask, col_mask, bias_ptr, residual_ptr, n, HAS_BIAS, HAS_RESIDUAL
-        )
-        arrived = wait_for_everybody(
-            control_ptr, tile // TILES_PER_SIGNAL, generation, heap_bases, rank, WORLD, BACKEND
-        )
         at = rows.to(tl.int64)[:, None] * stride_row + cols[None, :]
-        mask = row_mask[:, None] & (cols < stride_row)[None, :]
-        total = sum_of_sources(slot_ptr, stride_source, at, mask, WORLD, BLOCK_M, BLOCK_N) + added
-        total = tl.where(arrived, total, float("nan"))
-        out = out_ptr + rows.to(tl.int64)[:, None] * n + cols[None, :]
-        mask = row_mask[:, None] & col_mask[None, :]
-        tl.store(out, total.to(out_ptr.dtype.element_ty), mask=mask)
+        total = total_of_tile(
+            rows, cols, rows < m, n, bias_ptr, residual_ptr,
+            slot_ptr, stride_source, at, (rows < m)[:, None] & (cols < stride_row)[None, :],
+            tile // TILES_PER_SIGNAL, control_ptr, generation, heap_bases, rank,
+            WORLD, BACKEND, HAS_BIAS, HAS_RESIDUAL,
+        )  # fmt: skip
+        store_tile(out_ptr, rows, cols, rows < m, n, total)
     sync.leave(control_ptr)
 
 
@@ -133,8 +127,8 @@ class Push(FusedVariant):
         return crowded or super().refuses_config(problem, hardware, config)
 
     def plan(self, problem: Any, fabric: Fabric, config: Config) -> Plan:
-        tiles = -(-problem.m // config["BLOCK_M"]) * -(-problem.n // config["BLOCK_N"])
-        size = (problem.m, problem.n)
+        tiles = tiles_of(problem.m, problem.n, config["BLOCK_M"], config["BLOCK_N"])
+        plane = padded_elements(problem.m, problem.n)
         groups = -(-tiles // spaces.tiles_per_signal(tiles, config))
         constants = {
             "HAS_BIAS": problem.bias,
@@ -143,7 +137,10 @@ class Push(FusedVariant):
             "GROUPS": power_of_2(groups, 1) if problem.rms_norm else 0,
         }
         sums = problem.m if problem.rms_norm else tiles
-        return FusedPlan(problem, fabric, config, _push, tiles, sums, size, (), constants)
+        return FusedPlan(
+            problem, fabric, config, _push, tiles, sums, problem.world_size * plane,
+            (plane, padded_columns(problem.n)), constants,
+        )  # fmt: skip
 
 
 VARIANT = Push()

@@ -12,7 +12,7 @@ import triton.language as tl
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.launch import Kernel, compile_options
 from taxfree_kernels.matmul_all_reduce.problem import MatmulAllReduce
-from taxfree_kernels.partial_sums.chunks import with_addends
+from taxfree_kernels.partial_sums.addends import with_addends
 from taxfree_kernels.partial_sums.rows import store_normalised
 from taxfree_kernels.partial_sums.spaces import block_row
 
@@ -31,7 +31,7 @@ def _add_and_normalise(
     at = row.to(tl.int64) * n + column
     total = tl.load(total_ptr + at, mask=mask, other=0.0).to(tl.float32)
     total = with_addends(
-        total, column, at, mask, residual_ptr, residual_ptr, n,
+        total, column, mask, at, mask, residual_ptr, residual_ptr,
         HAS_BIAS=False, HAS_RESIDUAL=HAS_RESIDUAL,
     )  # fmt: skip
     norm_weight = tl.load(norm_weight_ptr + column, mask=mask, other=0.0)

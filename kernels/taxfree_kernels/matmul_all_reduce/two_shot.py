@@ -31,9 +31,9 @@ from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.launch import Kernel, compile_options
 from taxfree_kernels.matmul_all_reduce.problem import MatmulAllReduce
 from taxfree_kernels.partial_sums import spaces
+from taxfree_kernels.partial_sums.addends import with_addends
 from taxfree_kernels.partial_sums.chunks import (
     bounds_of_chunk,
-    with_addends,
     with_sources,
 )
 from taxfree_kernels.partial_sums.sums import SumPlan
@@ -83,8 +83,9 @@ def _two_shot(
             )
             stored = mask & (at < count)
             total = with_addends(
-                total, at, at, stored, bias_ptr, residual_ptr, columns, HAS_BIAS, HAS_RESIDUAL
-            )
+                total, at % columns, stored, at, stored, bias_ptr, residual_ptr,
+                HAS_BIAS, HAS_RESIDUAL,
+            )  # fmt: skip
             total = tl.where(arrived, total, float("nan")).to(out_ptr.dtype.element_ty)
             tl.store(out_ptr + at, total, mask=stored)
             everywhere = results_ptr[:, None] + at[None, :]

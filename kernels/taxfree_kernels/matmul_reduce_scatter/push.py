@@ -28,6 +28,7 @@ from taxfree_kernels.device.exchange import wait_for_everybody
 from taxfree_kernels.device.tiles import own_chiplet_first, tile_of
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.partial_sums.fused import FusedPlan, FusedVariant
+from taxfree_kernels.partial_sums.sizes import padded_columns, padded_elements
 from taxfree_kernels.partial_sums.tile import announce_tile, partial_tile, sum_of_sources
 from taxfree_kernels.variant import Config, Plan
 
@@ -35,8 +36,8 @@ from taxfree_kernels.variant import Config, Plan
 @triton.jit(do_not_specialize=["rank", "m", "shard_rows"])
 def _push(
     x, w, stride_wk, stride_wn, out_ptr,
-    inbox_ptr, slot_elements, stride_source, stride_row, control_ptr, partials_ptr, counters_ptr,
-    heap_bases, rank, m, n, k, shard_rows, shard_columns,
+    inbox_ptr, stride_slot, control_ptr, partials_ptr, counters_ptr,
+    heap_bases, rank, m, n, k, shard_rows, shard_columns, stride_source, stride_row,
     WORLD: tl.constexpr, BACKEND: tl.constexpr, SCATTER_DIM: tl.constexpr,
     TILES_PER_SIGNAL: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr, SPLIT_K: tl.constexpr, EVEN_K: tl.constexpr,
@@ -44,7 +45,7 @@ def _push(
 ):  # fmt: skip
     program = tl.program_id(0)
     generation = sync.running_generation(control_ptr)
-    slot_ptr = tl.multiple_of(inbox_ptr + (generation % 2) * slot_elements, 16)
+    slot_ptr = tl.multiple_of(inbox_ptr + (generation % 2) * stride_slot, 16)
     # Columns of tiles never cross from one rank's shard to the next; rows of tiles may.
     owner_tiles = tl.cdiv(shard_columns, BLOCK_N)
     tiles_m = tl.cdiv(m, BLOCK_M)
@@ -80,7 +81,7 @@ def _push(
             target = target_ptr[:, None] + cols[None, :]
             tl.store(target, acc.to(slot_ptr.dtype.element_ty), mask=mask)
             announce_tile(
-                tile, tiles, counters_ptr + tiles, control_ptr, generation, heap_bases, rank,
+                tile, tiles, 0, counters_ptr + tiles, control_ptr, generation, heap_bases, rank,
                 WORLD, BACKEND, TILES_PER_SIGNAL,
             )  # fmt: skip
     else:
@@ -104,7 +105,7 @@ def _push(
             own_rows = own_rows & (shard_row >= 0)
         at = shard_row.to(tl.int64)[:, None] * stride_row + cols[None, :]
         mask = (own_rows & (rows < m))[:, None] & (cols < stride_row)[None, :]
-        total = sum_of_sources(slot_ptr, stride_source, at, mask, WORLD, BLOCK_M, BLOCK_N)
+        total = sum_of_sources(slot_ptr, stride_source, at, mask, WORLD)
         total = tl.where(arrived, total, float("nan"))
         out = out_ptr + shard_row.to(tl.int64)[:, None] * shard_columns + cols[None, :]
         mask = own_rows[:, None] & (cols < shard_columns)[None, :]
@@ -134,9 +135,12 @@ class Push(FusedVariant):
             sums = (-(-problem.shard_rows // block_m) + 1) * owner_tiles
         else:
             tiles *= problem.world_size
-        size = (problem.shard_rows, problem.shard_columns)
+        rows, columns = problem.shard_rows, problem.shard_columns
+        sizes = (rows, columns, padded_elements(rows, columns), padded_columns(columns))
         constants = {"SCATTER_DIM": problem.scatter_dim}
-        return FusedPlan(problem, fabric, config, _push, tiles, sums, size, size, constants)
+        return FusedPlan(
+            problem, fabric, config, _push, tiles, sums, problem.inbox_elements, sizes, constants
+        )
 
 
 VARIANT = Push()

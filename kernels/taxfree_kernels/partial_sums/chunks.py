@@ -42,20 +42,3 @@ def with_sources(total, at, mask, own_ptr, inbox_ptr, stride_source, rank, WORLD
         source_ptr = select(rank == source, own_ptr, inbox_ptr + source * stride_source, 16)
         total += tl.load(source_ptr + at, mask=mask, other=0.0).to(tl.float32)
     return total
-
-
-@triton.jit
-def with_addends(
-    total, at, place, mask, bias_ptr, residual_ptr, columns,
-    HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr,
-):  # fmt: skip
-    """`total`, elements `at` in rows of `columns`, plus the bias and the residual that are given.
-
-    Args:
-        place: offsets in the residual.
-    """
-    if HAS_BIAS:
-        total += tl.load(bias_ptr + at % columns, mask=mask, other=0.0).to(tl.float32)
-    if HAS_RESIDUAL:
-        total += tl.load(residual_ptr + place, mask=mask, other=0.0).to(tl.float32)
-    return total

@@ -25,7 +25,8 @@ from taxfree_kernels.device.exchange import wait_for_channels
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.launch import Kernel, compile_options
 from taxfree_kernels.matmul_reduce_scatter.problem import MatmulReduceScatter
-from taxfree_kernels.partial_sums.chunks import with_addends, with_sources
+from taxfree_kernels.partial_sums.addends import with_addends
+from taxfree_kernels.partial_sums.chunks import with_sources
 from taxfree_kernels.partial_sums.sizes import padded_elements
 from taxfree_kernels.variant import Config
 from taxfree_kernels.vendor import matmul_into
@@ -61,7 +62,7 @@ def _add(
         total = tl.zeros((BLOCK,), tl.float32)
         total = with_sources(total, at, mask, partial_ptr, inbox_ptr, stride_source, rank, WORLD)
         total = with_addends(
-            total, at, place, mask, bias_ptr, residual_ptr, columns, HAS_BIAS, HAS_RESIDUAL
+            total, at % columns, mask, place, mask, bias_ptr, residual_ptr, HAS_BIAS, HAS_RESIDUAL
         )
         total = total.to(out_ptr.dtype.element_ty)
         tl.store(out_ptr + place, total, mask=at < size * 16)

@@ -13,7 +13,6 @@ from taxfree_kernels.fabric.heap import Pool
 from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.launch import Kernel, compile_options
 from taxfree_kernels.partial_sums import spaces
-from taxfree_kernels.partial_sums.sizes import padded_columns, padded_elements
 from taxfree_kernels.variant import Config, Plan, Space, Variant
 
 
@@ -25,8 +24,8 @@ class FusedPlan(Plan):
         function: the kernel. It takes x and the weight (see ``tile.partial_tile``), the strides of
             the weight, the call's other tensors, what `__init__` lists, and `sizes`.
         tiles: of this rank's partial sum.
-        sums: programs that add.
-        size: rows and columns of what a rank gets from each source.
+        others: programs beside those that compute tiles.
+        slot_elements: that the kernel stores in a payload slot, in the type of the wire.
         sizes: that the kernel wants beside m, n and k.
         constants: that only this kernel has.
     """
@@ -38,24 +37,21 @@ class FusedPlan(Plan):
         config: Config,
         function: Any,
         tiles: int,
-        sums: int,
-        size: tuple[int, int],
+        others: int,
+        slot_elements: int,
         sizes: tuple[int, ...],
         constants: Mapping[str, Any],
     ) -> None:
-        world, split_k = problem.world_size, config["SPLIT_K"]
+        split_k = config["SPLIT_K"]
         block_m, block_n, block_k = (config[f"BLOCK_{side}"] for side in "MNK")
         self._is_nk, self._tma = problem.weight_layout == "nk", config["TMA"]
         self._x_box = [1, 1, block_m, block_k]
         self._w_box = [1, block_n, block_k] if self._is_nk else [1, block_k, block_n]
-        plane = padded_elements(*size)
-        inbox, slot_elements = fabric.pool.slots(world * plane, getattr(torch, config["WIRE"]))
+        inbox, stride_slot = fabric.pool.slots(slot_elements, getattr(torch, config["WIRE"]))
         partials = split_k * tiles * block_m * block_n if split_k > 1 else 1
         self._fixed_args = (
             inbox,
-            slot_elements,
-            plane,
-            padded_columns(size[1]),
+            stride_slot,
             fabric.pool.control,
             torch.empty(partials, dtype=torch.float32, device=fabric.device),
             torch.zeros(tiles + Pool.CHANNELS, dtype=torch.int32, device=fabric.device),
@@ -68,10 +64,10 @@ class FusedPlan(Plan):
         )
         self._kernel = Kernel(
             function,
-            grid=tiles * split_k + sums,
+            grid=tiles * split_k + others,
             constants={
                 **spaces.tile_constants(problem, config),
-                "WORLD": world,
+                "WORLD": problem.world_size,
                 "BACKEND": fabric.backend,
                 "TILES_PER_SIGNAL": spaces.tiles_per_signal(tiles, config),
                 **constants,

@@ -10,7 +10,8 @@ import triton
 import triton.language as tl
 
 from taxfree_kernels.device.exchange import wait_for_channels
-from taxfree_kernels.partial_sums.chunks import with_addends, with_sources
+from taxfree_kernels.partial_sums.addends import with_addends
+from taxfree_kernels.partial_sums.chunks import with_sources
 
 
 @triton.jit
@@ -34,7 +35,7 @@ def sum_and_normalise(
     mask = column < n
     at = row.to(tl.int64) * n + column
     total = with_addends(
-        tl.zeros((BLOCK_ROW,), tl.float32), column, at, mask, bias_ptr, residual_ptr, n,
+        tl.zeros((BLOCK_ROW,), tl.float32), column, mask, at, mask, bias_ptr, residual_ptr,
         HAS_BIAS, HAS_RESIDUAL,
     )  # fmt: skip
     norm_weight = tl.load(norm_weight_ptr + column, mask=mask, other=0.0)

@@ -6,8 +6,9 @@ import triton
 import triton.language as tl
 
 from taxfree_kernels.device import sync
-from taxfree_kernels.device.exchange import signal_everybody
+from taxfree_kernels.device.exchange import signal_everybody, wait_for_everybody
 from taxfree_kernels.device.tiles import accumulate, accumulate_boxes
+from taxfree_kernels.partial_sums.addends import with_addends
 
 
 @triton.jit
@@ -71,12 +72,13 @@ def partial_tile(
 
 @triton.jit
 def announce_tile(
-    tile, tiles, counters_ptr, control_ptr, generation, heap_bases, rank,
+    tile, tiles, channel, counters_ptr, control_ptr, generation, heap_bases, rank,
     WORLD: tl.constexpr, BACKEND: tl.constexpr, TILES_PER_SIGNAL: tl.constexpr,
 ):  # fmt: skip
-    """Signal everybody when all tiles of this one's group are stored; the channel is the group.
+    """Signal everybody when all tiles of this one's group are stored.
 
     Args:
+        channel: of the first group; each has one.
         counters_ptr: int32 [groups].
     """
     group = tile // TILES_PER_SIGNAL
@@ -85,17 +87,50 @@ def announce_tile(
         members = min(TILES_PER_SIGNAL, tiles - group * TILES_PER_SIGNAL)
         is_complete = sync.arrive(counters_ptr + group, members, BACKEND)
     if is_complete:
-        signal_everybody(control_ptr, group, generation, heap_bases, rank, WORLD, BACKEND)
+        signal_everybody(control_ptr, channel + group, generation, heap_bases, rank, WORLD, BACKEND)
 
 
 @triton.jit
-def sum_of_sources(
-    source_ptr, stride_source, at, mask,
-    WORLD: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+def total_of_tile(
+    rows, cols, row_mask, n, bias_ptr, residual_ptr,
+    source_ptr, stride_source, at, at_mask,
+    channel, control_ptr, generation, heap_bases, rank,
+    WORLD: tl.constexpr, BACKEND: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr,
 ):  # fmt: skip
-    """float32 [BLOCK_M, BLOCK_N]: what all ranks have put at offsets `at`, in the ranks' order."""
-    total = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
-    if BLOCK_M * BLOCK_N <= 4096:  # unrolled, so that the loads of all sources are in flight
+    """Wait for all ranks' partial sums of a tile, and add them, the bias and the residual.
+
+    Args:
+        rows, cols, row_mask: of the tile, in a sum of n columns.
+        at, at_mask: see :func:`sum_of_sources`.
+        channel: on which ranks signal them.
+
+    Returns:
+        The total, float32; NaN when they have not come.
+    """
+    col_mask = (cols < n)[None, :]
+    place = rows.to(tl.int64)[:, None] * n + cols[None, :]
+    added = with_addends(
+        tl.zeros(at.shape, tl.float32), cols[None, :], col_mask,
+        place, row_mask[:, None] & col_mask, bias_ptr, residual_ptr, HAS_BIAS, HAS_RESIDUAL,
+    )  # fmt: skip
+    arrived = wait_for_everybody(control_ptr, channel, generation, heap_bases, rank, WORLD, BACKEND)
+    total = sum_of_sources(source_ptr, stride_source, at, at_mask, WORLD) + added
+    return tl.where(arrived, total, float("nan"))
+
+
+@triton.jit
+def store_tile(out_ptr, rows, cols, row_mask, n, tile):
+    """Store a tile of a sum of n columns, in the type of `out_ptr`."""
+    place = rows.to(tl.int64)[:, None] * n + cols[None, :]
+    mask = row_mask[:, None] & (cols < n)[None, :]
+    tl.store(out_ptr + place, tile.to(out_ptr.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def sum_of_sources(source_ptr, stride_source, at, mask, WORLD: tl.constexpr):
+    """float32: what all ranks have put at offsets `at`, a block, in the ranks' order."""
+    total = tl.zeros(at.shape, tl.float32)
+    if at.numel <= 4096:  # unrolled, so that the loads of all sources are in flight
         for source in tl.static_range(WORLD):
             part = tl.load(source_ptr + source * stride_source + at, mask=mask, other=0.0)
             total += part.to(tl.float32)
@@ -104,19 +139,3 @@ def sum_of_sources(
             part = tl.load(source_ptr + source * stride_source + at, mask=mask, other=0.0)
             total += part.to(tl.float32)
     return total
-
-
-@triton.jit
-def addends(
-    rows, cols, row_mask, col_mask, bias_ptr, residual_ptr, n,
-    HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr,
-):  # fmt: skip
-    """float32 [rows, cols]: the bias and the residual, of those that are given."""
-    found = tl.zeros((rows.shape[0], cols.shape[0]), tl.float32)
-    if HAS_BIAS:
-        found += tl.load(bias_ptr + cols, mask=col_mask, other=0.0).to(tl.float32)[None, :]
-    if HAS_RESIDUAL:
-        at = rows.to(tl.int64)[:, None] * n + cols[None, :]
-        mask = row_mask[:, None] & col_mask[None, :]
-        found += tl.load(residual_ptr + at, mask=mask, other=0.0).to(tl.float32)
-    return found

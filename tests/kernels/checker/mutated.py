@@ -16,6 +16,7 @@ from taxfree_kernels.flash_decode import two_shot as decode_two_shot
 from taxfree_kernels.matmul_all_reduce import one_shot as sum_one_shot
 from taxfree_kernels.matmul_all_reduce import one_shot_ll as sum_one_shot_ll
 from taxfree_kernels.matmul_all_reduce import push as sum_push
+from taxfree_kernels.matmul_all_reduce import push_two_shot as sum_push_two_shot
 from taxfree_kernels.matmul_all_reduce import two_shot as sum_two_shot
 from taxfree_kernels.matmul_reduce_scatter import one_shot as scatter_one_shot
 from taxfree_kernels.matmul_reduce_scatter import push as scatter_push
@@ -82,13 +83,23 @@ GROUPS = {
         _GATHER, ("overlap",), (copies._meet, copies._announce, overlap._await)
     ),
     "sum: push": Group(
-        _SUM, ("push",), (sum_push._push, sum_tile.announce_tile, sum_rows.sum_and_normalise)
+        _SUM,
+        ("push",),
+        (
+            sum_push._push,
+            sum_tile.announce_tile,
+            sum_tile.total_of_tile,
+            sum_rows.sum_and_normalise,
+        ),
     ),
     "sum: one_shot": Group(_SUM, ("one_shot",), (sum_one_shot._one_shot,)),
     "sum: one_shot_ll": Group(_SUM, ("one_shot_ll",), (sum_one_shot_ll._one_shot_ll,)),
-    # alone it would hold its protocol with one payload slot: it waits for everybody twice
+    # alone these two would hold their protocol with one payload slot: they wait for everybody twice
     "sum: two_shot": Group(_SUM, ("two_shot", MIXED), (sum_two_shot._two_shot,)),
     "sum: overlap": Group(_SUM, ("overlap",), (copies._meet, sum_copied._add)),
+    "sum: push_two_shot": Group(
+        _SUM, ("push_two_shot", MIXED), (sum_push_two_shot._push_two_shot,)
+    ),
     "scatter: push": Group(_SCATTER, ("push",), (scatter_push._push,)),
     "scatter: one_shot": Group(_SCATTER, ("one_shot",), (scatter_one_shot._one_shot,)),
     "decode: fused": Group(

@@ -1,0 +1,244 @@
+"""One fused kernel: each finished tile goes to the rank that owns it, which sends the sum to all.
+
+Removes the launch tax (one kernel), the bulk-synchronous tax (a tile leaves when it is finished,
+is summed when all ranks' have come, and is sent on, while others are computed), and the locality
+tax of a partial sum that is written, read by a collective, and written again. Every link carries
+2 / world_size of what ``push`` sends, for one more signal: for many rows, and many ranks.
+
+Tile t belongs to rank t % WORLD, so that consecutive tiles take different links, and a ragged M is
+shared evenly. A slot has the partial sums of the own tiles from every source, in the type of the
+wire, [source, own tile, BLOCK_M, BLOCK_N]; behind them the sums of all tiles, in that of the
+output, [tile, BLOCK_M, BLOCK_N].
+
+Protocol. Three roles. Tile programs compute a tile of this rank's partial sum, store it into the
+owner's inbox, and wait for nobody. One signal to everybody announces a group of tiles, of which
+each rank owns equally many: the last program of a group to finish sends it. Adders wait for a group
+from all ranks, add a piece of an own tile in the order of the ranks, store it into the output and
+into every peer's slot, and announce the group's sums in the same way, on channels of their own.
+Copiers wait for the owner of a peer's tile, and copy the sum into the output. The adders of a group
+have higher ids than its tile programs, some between those of later groups, so that sums travel
+while tiles are computed; copiers have the highest. So a program waits for roles only that, on every
+rank, have lower ids than it, and any order that starts low ids first makes progress. All ranks have
+the bits that the owner made; where a wait has failed, those are NaN, which is sent on. There are as
+many adders on each rank, also on one that owns fewer tiles, or none. So in each call every rank
+signals everybody, and waits for everybody, on each group's channel: the full exchange under which
+the two payload slots of a pool suffice (:class:`taxfree_kernels.fabric.heap.Pool`).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+from taxfree_kernels.device import sync
+from taxfree_kernels.device.tiles import in_turns, tile_of
+from taxfree_kernels.fabric.base import Fabric
+from taxfree_kernels.fabric.heap import Pool
+from taxfree_kernels.hardware import Hardware
+from taxfree_kernels.partial_sums import spaces
+from taxfree_kernels.partial_sums.fused import FusedPlan, FusedVariant
+from taxfree_kernels.partial_sums.sizes import ITEM_BYTES, tiles_of
+from taxfree_kernels.partial_sums.tile import (
+    announce_tile,
+    partial_tile,
+    store_tile,
+    total_of_tile,
+)
+from taxfree_kernels.variant import Config, Plan, Space
+
+
+@triton.jit(do_not_specialize=["rank", "m", "ahead"])
+def _push_two_shot(
+    x, w, stride_wk, stride_wn, bias_ptr, residual_ptr, out_ptr,
+    inbox_ptr, stride_slot, control_ptr, partials_ptr, counters_ptr, heap_bases, rank, m, n, k,
+    stride_row, ahead,
+    WORLD: tl.constexpr, BACKEND: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr,
+    PIECES: tl.constexpr, TILES_PER_SIGNAL: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
+    SPLIT_K: tl.constexpr, EVEN_K: tl.constexpr, SWAP_AB: tl.constexpr, XCDS: tl.constexpr,
+    TMA: tl.constexpr, W_NK: tl.constexpr,
+):  # fmt: skip
+    """See the module.
+
+    Args:
+        stride_row: see :func:`offsets_in_tile`.
+        ahead: tile programs of whole groups that come before the first adder, or all.
+    """
+    program = tl.program_id(0)
+    generation = sync.running_generation(control_ptr)
+    slot_ptr = tl.multiple_of(inbox_ptr + (generation % 2) * stride_slot, 16)
+    tiles_m, tiles_n = tl.cdiv(m, BLOCK_M), tl.cdiv(n, BLOCK_N)
+    tiles = tiles_m * tiles_n
+    groups, owned = tl.cdiv(tiles, TILES_PER_SIGNAL), tl.cdiv(tiles, WORLD)
+    senders, adders = tiles * SPLIT_K, owned * PIECES
+    OWNED_PER_SIGNAL: tl.constexpr = TILES_PER_SIGNAL // WORLD
+    ADDERS_PER_SIGNAL: tl.constexpr = OWNED_PER_SIGNAL * PIECES
+    ELEMENTS: tl.constexpr = BLOCK_M * BLOCK_N
+    stride_source = owned.to(tl.int64) * ELEMENTS
+    results_ptr = tl.cast(
+        slot_ptr + WORLD * stride_source, tl.pointer_type(out_ptr.dtype.element_ty)
+    )
+    is_sender, number = in_turns(
+        program, senders, ahead, TILES_PER_SIGNAL * SPLIT_K, ADDERS_PER_SIGNAL, XCDS
+    )
+    if is_sender:
+        tile, split = number // SPLIT_K, number % SPLIT_K
+        tile_m, tile_n = tile_of(tile, tiles_m, tiles_n, GROUP_M)
+        row_begin = tile_m * BLOCK_M
+        acc, is_whole = partial_tile(
+            tile, split, tiles, row_begin, m, tile_n * BLOCK_N, n,
+            x, w, stride_wk, stride_wn, partials_ptr, counters_ptr, k,
+            BACKEND, BLOCK_M, BLOCK_N, BLOCK_K, SPLIT_K, EVEN_K, SWAP_AB, TMA, W_NK,
+        )  # fmt: skip
+        if is_whole:
+            row = tl.arange(0, BLOCK_M)
+            at = offsets_in_tile(row, stride_row, BLOCK_N)
+            own_ptr = slot_ptr + rank.to(tl.int64) * stride_source
+            target_ptr = sync.translate(own_ptr, heap_bases, rank, tile % WORLD)
+            target_ptr += (tile // WORLD).to(tl.int64) * ELEMENTS
+            mask = (row_begin + row < m)[:, None]
+            tl.store(target_ptr + at, acc.to(slot_ptr.dtype.element_ty), mask=mask)
+            announce_tile(
+                tile, tiles, 0, counters_ptr + tiles, control_ptr, generation, heap_bases, rank,
+                WORLD, BACKEND, TILES_PER_SIGNAL,
+            )  # fmt: skip
+    elif number < adders:
+        own, piece = number // PIECES, number % PIECES
+        tile = own * WORLD + rank
+        tile_m, tile_n = tile_of(min(tile, tiles - 1), tiles_m, tiles_n, GROUP_M)
+        row = piece * (BLOCK_M // PIECES) + tl.arange(0, BLOCK_M // PIECES)
+        rows, cols = tile_m * BLOCK_M + row, tile_n * BLOCK_N + tl.arange(0, BLOCK_N)
+        row_mask = rows < tl.where(tile < tiles, m, 0)
+        at = offsets_in_tile(row, stride_row, BLOCK_N)
+        total = total_of_tile(
+            rows, cols, row_mask, n, bias_ptr, residual_ptr,
+            slot_ptr + own.to(tl.int64) * ELEMENTS, stride_source, at, row_mask[:, None],
+            own // OWNED_PER_SIGNAL, control_ptr, generation, heap_bases, rank,
+            WORLD, BACKEND, HAS_BIAS, HAS_RESIDUAL,
+        )  # fmt: skip
+        result = total.to(out_ptr.dtype.element_ty)
+        result_ptr = results_ptr + tile.to(tl.int64) * ELEMENTS
+        for step in tl.static_range(1, WORLD):
+            target_ptr = sync.translate(result_ptr, heap_bases, rank, (rank + step) % WORLD)
+            tl.store(target_ptr + at, result, mask=row_mask[:, None])
+        announce_tile(
+            number, adders, groups, counters_ptr + tiles + groups, control_ptr, generation,
+            heap_bases, rank, WORLD, BACKEND, ADDERS_PER_SIGNAL,
+        )  # fmt: skip
+        store_tile(out_ptr, rows, cols, row_mask, n, result)
+    else:
+        copier = number - adders
+        own, source = copier // (WORLD - 1), (rank + 1 + copier % (WORLD - 1)) % WORLD
+        tile = own * WORLD + source
+        if tile < tiles:
+            tile_m, tile_n = tile_of(tile, tiles_m, tiles_n, GROUP_M)
+            row = tl.arange(0, BLOCK_M)
+            rows, cols = tile_m * BLOCK_M + row, tile_n * BLOCK_N + tl.arange(0, BLOCK_N)
+            arrived = sync.wait(
+                control_ptr, groups + own // OWNED_PER_SIGNAL, source, generation, heap_bases,
+                rank, WORLD=WORLD, BACKEND=BACKEND,
+            )  # fmt: skip
+            result_ptr = results_ptr + tile.to(tl.int64) * ELEMENTS
+            at = offsets_in_tile(row, stride_row, BLOCK_N)
+            result = tl.load(result_ptr + at, mask=(rows < m)[:, None])
+            result = tl.where(arrived, result, float("nan"))
+            store_tile(out_ptr, rows, cols, rows < m, n, result)
+    sync.leave(control_ptr)
+
+
+@triton.jit
+def offsets_in_tile(row, stride_row, BLOCK_N: tl.constexpr):
+    """int64: of all elements of these rows of a tile.
+
+    Args:
+        stride_row: BLOCK_N, at run time. A compiler that knows how small the offsets are makes
+            CDNA's buffer accesses of them, which go lane by lane where their base was loaded.
+    """
+    return row.to(tl.int64)[:, None] * stride_row + tl.arange(0, BLOCK_N)[None, :]
+
+
+class PushTwoShotPlan(FusedPlan):
+    """What sums that are not normalised are called with."""
+
+    def __call__(self, *tensors: torch.Tensor | None) -> torch.Tensor:
+        *operands_and_addends, _, _, out = tensors
+        return super().__call__(*operands_and_addends, out)
+
+
+class PushTwoShot(FusedVariant):
+    """Tiles to their owners, and sums to everybody, in one kernel."""
+
+    name = "push_two_shot"
+
+    def refuses_problem(self, problem: Any, hardware: Hardware) -> str | None:
+        if problem.rms_norm:
+            return "no rank has whole rows of the sum"
+        return super().refuses_problem(problem, hardware)
+
+    def space(self, problem: Any, hardware: Hardware) -> Space:
+        is_gpu = hardware.backend != "interpreter"
+        return {
+            **super().space(problem, hardware),
+            "SIGNALS": spaces.signal_counts(hardware, Pool.CHANNELS // 2),  # half are for sums
+            "PIECES": (1, 2, 4) if is_gpu else (1, 2),
+            "AHEAD": (1, 2, 4, _ALL_WAVES) if is_gpu else (0, 1),
+        }
+
+    def first_configs(self, problem: Any, hardware: Hardware) -> list[dict[str, Any]]:
+        pieces = self.space(problem, hardware)["PIECES"]
+        configs = []
+        for config in super().first_configs(problem, hardware):
+            if self.refuses_config(problem, hardware, config):
+                continue
+            adders = -(-_tiles(problem, config) // problem.world_size)
+            enough = [count for count in pieces if 2 * count * adders >= hardware.compute_units]
+            configs.append({**config, "PIECES": enough[0] if enough else pieces[-1]})
+        if hardware.backend == "interpreter":
+            return configs
+        return [*configs, {**configs[0], "AHEAD": _ALL_WAVES}]
+
+    def refuses_config(self, problem: Any, hardware: Hardware, config: Config) -> str | None:
+        needed = ITEM_BYTES[config["WIRE"]] * _slot_elements(problem, config)
+        if needed > problem.slot_bytes:
+            return f"{needed} bytes of whole tiles in a slot of {problem.slot_bytes}"
+        return super().refuses_config(problem, hardware, config)
+
+    def plan(self, problem: Any, fabric: Fabric, config: Config) -> Plan:
+        world, tiles = problem.world_size, _tiles(problem, config)
+        owned = -(-tiles // world)
+        per_signal = -(-spaces.tiles_per_signal(tiles, config) // world) * world
+        turn = per_signal * config["SPLIT_K"]
+        turns_ahead = -(-config["AHEAD"] * fabric.hardware.compute_units // turn)
+        ahead = min(turns_ahead * turn, tiles * config["SPLIT_K"])
+        others = owned * (config["PIECES"] + world - 1)
+        constants = {
+            "HAS_BIAS": problem.bias,
+            "HAS_RESIDUAL": problem.residual,
+            "PIECES": config["PIECES"],
+            "TILES_PER_SIGNAL": per_signal,
+        }
+        return PushTwoShotPlan(
+            problem, fabric, config, _push_two_shot, tiles, others,
+            _slot_elements(problem, config), (config["BLOCK_N"], ahead), constants,
+        )  # fmt: skip
+
+
+_ALL_WAVES = 64  # of tile programs, one for each compute unit: more than there are
+
+
+def _tiles(problem: Any, config: Config) -> int:
+    return tiles_of(problem.m, problem.n, config["BLOCK_M"], config["BLOCK_N"])
+
+
+def _slot_elements(problem: Any, config: Config) -> int:
+    """What a slot has to hold, in the type of the wire: own tiles of every source, and all sums."""
+    tiles, elements = _tiles(problem, config), config["BLOCK_M"] * config["BLOCK_N"]
+    inboxes = -(-tiles // problem.world_size) * problem.world_size
+    wire, own = ITEM_BYTES[config["WIRE"]], ITEM_BYTES[problem.dtype]
+    return int(inboxes * elements + tiles * elements * own // wire)
+
+
+VARIANT = PushTwoShot()
