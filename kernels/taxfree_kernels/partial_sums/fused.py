@@ -26,7 +26,8 @@ class FusedPlan(Plan):
             the weight, the call's other tensors, what `__init__` lists, and `sizes`.
         tiles: of this rank's partial sum.
         sums: programs that add.
-        size: rows and columns of what a rank gets from each source.
+        size: rows and columns of what a rank gets from each source. With `IN_DATA` in the config
+            they come in flag-in-data words, rows of which have room for whole tiles.
         sizes: that the kernel wants beside m, n and k.
         constants: that only this kernel has.
     """
@@ -48,14 +49,19 @@ class FusedPlan(Plan):
         self._is_nk, self._tma = problem.weight_layout == "nk", config["TMA"]
         self._x_box = [1, 1, block_m, block_k]
         self._w_box = [1, block_n, block_k] if self._is_nk else [1, block_k, block_n]
-        plane = padded_elements(*size)
-        inbox, slot_elements = fabric.pool.slots(world * plane, getattr(torch, config["WIRE"]))
+        if config.get("IN_DATA"):
+            row = -(-size[1] // block_n) * block_n // 2
+            plane = size[0] * row
+            inbox, slot_elements = fabric.pool.flag_slots(world * plane)
+        else:
+            row, plane = padded_columns(size[1]), padded_elements(*size)
+            inbox, slot_elements = fabric.pool.slots(world * plane, getattr(torch, config["WIRE"]))
         partials = split_k * tiles * block_m * block_n if split_k > 1 else 1
         self._fixed_args = (
             inbox,
             slot_elements,
             plane,
-            padded_columns(size[1]),
+            row,
             fabric.pool.control,
             torch.empty(partials, dtype=torch.float32, device=fabric.device),
             torch.zeros(tiles + Pool.CHANNELS, dtype=torch.int32, device=fabric.device),
@@ -66,6 +72,9 @@ class FusedPlan(Plan):
             problem.k,
             *sizes,
         )
+        signals = {}
+        if "SIGNALS" in config:
+            signals["TILES_PER_SIGNAL"] = spaces.tiles_per_signal(tiles, config)
         self._kernel = Kernel(
             function,
             grid=tiles * split_k + sums,
@@ -73,7 +82,7 @@ class FusedPlan(Plan):
                 **spaces.tile_constants(problem, config),
                 "WORLD": world,
                 "BACKEND": fabric.backend,
-                "TILES_PER_SIGNAL": spaces.tiles_per_signal(tiles, config),
+                **signals,
                 **constants,
             },
             options=compile_options(fabric.backend, config),
@@ -105,7 +114,7 @@ class FusedVariant(Variant):
     def space(self, problem: Any, hardware: Hardware) -> Space:
         return {
             **spaces.tile_space(problem, hardware),
-            "SIGNALS": spaces.signal_counts(hardware, Pool.CHANNELS),
+            "SIGNALS": spaces.signal_counts(hardware, spaces.MOST_SIGNALS),
             "WIRE": problem.wires,
         }
 

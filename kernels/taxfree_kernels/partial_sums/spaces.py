@@ -11,6 +11,10 @@ from taxfree_kernels.spaces import allowed, cdna_space, power_of_2, refuses_tile
 from taxfree_kernels.variant import Config, Space
 
 _CHUNK_BYTES = 1 << 13  # what one sender moves in a few microseconds
+#: Channels on which tiles or chunks are worth announcing to programs that wait for several.
+MOST_SIGNALS = 64
+#: Elements that a thread can keep in float32 while it waits: a quarter of its registers.
+MOST_A_THREAD = 64
 TILE_KNOBS = ("BLOCK_M", "BLOCK_N", "BLOCK_K", "GROUP_M", "SPLIT_K", "SWAP_AB", "TMA")
 
 
@@ -191,14 +195,14 @@ def first_words(hardware: Hardware, space: Space, elements: int) -> list[dict[st
     return [within(space, guess) for guess in guesses]
 
 
-def refuses_words(hardware: Hardware, config: Config, world_size: int) -> str | None:
-    """Why a block of words cannot be polled well, or None."""
+def refuses_words(hardware: Hardware, config: Config, words: int, world_size: int) -> str | None:
+    """Why a program cannot poll so many words from each rank well, or None."""
     if hardware.backend == "interpreter":
         return None
     threads = config["num_warps"] * hardware.warp_size
-    if config["BLOCK"] < threads:
-        return f"{threads} threads for {config['BLOCK']} words"
-    if power_of_2(world_size, 1) * config["BLOCK"] > 32 * threads:
+    if words < threads:
+        return f"{threads} threads for {words} words"
+    if power_of_2(world_size, 1) * words > 32 * threads:
         return f"more than 32 words a thread from {world_size} ranks"
     return None
 
@@ -211,7 +215,6 @@ def partial_bytes(problem: Any) -> int:
 # -- rows that one program normalises -----------------------------------------------------------
 
 _MOST_OF_A_ROW = 1 << 14  # elements
-_MOST_A_THREAD = 64  # elements, in float32: a quarter of its registers
 
 
 def refuses_rows(problem: Any) -> str | None:
@@ -226,7 +229,7 @@ def refuses_warps(problem: Any, hardware: Hardware, config: Config) -> str | Non
     if not problem.rms_norm or hardware.backend == "interpreter":
         return None
     threads = config["num_warps"] * hardware.warp_size
-    if block_row(problem) > _MOST_A_THREAD * threads:
+    if block_row(problem) > MOST_A_THREAD * threads:
         return f"{block_row(problem) // threads} elements of a row a thread"
     return None
 
@@ -235,7 +238,7 @@ def with_room_for_rows(problem: Any, hardware: Hardware, config: Config) -> dict
     """A config with as many warps as it takes to hold a row that is normalised."""
     if refuses_warps(problem, hardware, config) is None:
         return dict(config)
-    return {**config, "num_warps": block_row(problem) // (_MOST_A_THREAD * hardware.warp_size)}
+    return {**config, "num_warps": block_row(problem) // (MOST_A_THREAD * hardware.warp_size)}
 
 
 def block_row(problem: Any) -> int:

@@ -89,21 +89,44 @@ def announce_tile(
 
 
 @triton.jit
+def send_tile(
+    part, own_ptr, at, mask, heap_bases, rank, WORLD: tl.constexpr, TO_SELF: tl.constexpr
+):
+    """Store a tile at offsets `at` of this rank's part of all inboxes, the own one if TO_SELF."""
+    for step in tl.static_range(0 if TO_SELF else 1, WORLD):
+        target_ptr = sync.translate(own_ptr, heap_bases, rank, (rank + step) % WORLD)
+        tl.store(target_ptr + at, part, mask=mask)
+
+
+@triton.jit
 def sum_of_sources(
     source_ptr, stride_source, at, mask,
-    WORLD: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    WORLD: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, own=None, rank=0,
 ):  # fmt: skip
-    """float32 [BLOCK_M, BLOCK_N]: what all ranks have put at offsets `at`, in the ranks' order."""
+    """float32 [BLOCK_M, BLOCK_N]: what all ranks have put at offsets `at`, in the ranks' order.
+
+    Args:
+        own: what this rank would have put there, if it has not; else None.
+    """
     total = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
     if BLOCK_M * BLOCK_N <= 4096:  # unrolled, so that the loads of all sources are in flight
         for source in tl.static_range(WORLD):
-            part = tl.load(source_ptr + source * stride_source + at, mask=mask, other=0.0)
-            total += part.to(tl.float32)
+            total += _part_of(source, source_ptr + source * stride_source + at, mask, own, rank)
     else:  # one source's loads fill the registers
         for source in range(WORLD):
-            part = tl.load(source_ptr + source * stride_source + at, mask=mask, other=0.0)
-            total += part.to(tl.float32)
+            total += _part_of(source, source_ptr + source * stride_source + at, mask, own, rank)
     return total
+
+
+@triton.jit
+def _part_of(source, ptrs, mask, own, rank):
+    """What one rank has put there, float32."""
+    if own is None:
+        part = tl.load(ptrs, mask=mask, other=0.0)
+    else:
+        others = tl.where(rank == source, False, mask)
+        part = tl.where(rank == source, own, tl.load(ptrs, mask=others, other=0.0))
+    return part.to(tl.float32)
 
 
 @triton.jit

@@ -1,0 +1,201 @@
+"""One fused kernel for few tiles: who has computed a tile sends it, and adds its peers' in place.
+
+``push`` without the programs that add: these start when programs of tiles, which fill the shared
+memory, have left, and they load again what those had in registers. Here a program keeps its part
+of the sum, and its addends, while it waits. For decode sizes tiles travel as words that carry their
+own flags (`IN_DATA`): no store is drained, no signal follows; else each tile has a signal, and a
+channel, of its own.
+
+Protocol. A program that has all of a tile sends it to every peer, then waits for the same tile of
+every peer, and adds in the order of the ranks, so that all have the same bits. It waits for
+programs of that tile only, which do not wait before they have sent. Of all ranks consider the one
+that has started the fewest programs. Those that wait there are each the last of a tile's SPLIT_K
+programs, so all of the tile's have started there, and everywhere else, since all ranks start the
+same programs in the same order: the tile will be sent. So the programs of that rank end, and it
+makes progress, however few are resident. This is why tiles cannot share a channel: a signal for
+several of them might wait for a program that has not started. Every rank sends every tile to, and
+receives it from, every peer in every call, so two slots suffice, of words as of payload
+(:class:`taxfree_kernels.fabric.heap.Pool`).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import triton
+import triton.language as tl
+
+from taxfree_kernels.device import sync
+from taxfree_kernels.device.exchange import signal_everybody, wait_for_everybody
+from taxfree_kernels.device.tiles import own_chiplet_first, tile_of
+from taxfree_kernels.fabric.base import Fabric
+from taxfree_kernels.fabric.heap import Pool
+from taxfree_kernels.hardware import Hardware
+from taxfree_kernels.matmul_all_reduce.problem import ONE_SHOT_ELEMENTS
+from taxfree_kernels.partial_sums import spaces
+from taxfree_kernels.partial_sums.fused import FusedPlan, FusedVariant
+from taxfree_kernels.partial_sums.tile import addends, partial_tile, send_tile, sum_of_sources
+from taxfree_kernels.partial_sums.words import MOST_ELEMENTS, sum_by_words, words_of
+from taxfree_kernels.variant import Config, Plan, Space
+
+
+@triton.jit(do_not_specialize=["rank", "m"])
+def _push_in_place(
+    x, w, stride_wk, stride_wn, bias_ptr, residual_ptr, norm_weight_ptr, eps_ptr, out_ptr,
+    inbox_ptr, slot_elements, stride_source, stride_row, control_ptr, partials_ptr, counters_ptr,
+    heap_bases, rank, m, n, k,
+    WORLD: tl.constexpr, BACKEND: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr,
+    IN_DATA: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
+    SPLIT_K: tl.constexpr, EVEN_K: tl.constexpr, SWAP_AB: tl.constexpr, XCDS: tl.constexpr,
+    TMA: tl.constexpr, W_NK: tl.constexpr,
+):  # fmt: skip
+    generation = sync.running_generation(control_ptr)
+    slot_ptr = tl.multiple_of(inbox_ptr + (generation % 2) * slot_elements, 16)
+    tiles_m, tiles_n = tl.cdiv(m, BLOCK_M), tl.cdiv(n, BLOCK_N)
+    tiles = tiles_m * tiles_n
+    index = own_chiplet_first(tl.program_id(0), tiles * SPLIT_K, XCDS)
+    tile, split = index // SPLIT_K, index % SPLIT_K
+    tile_m, tile_n = tile_of(tile, tiles_m, tiles_n, GROUP_M)
+    row_begin, col_begin = tile_m * BLOCK_M, tile_n * BLOCK_N
+    acc, is_whole = partial_tile(
+        tile, split, tiles, row_begin, m, col_begin, n,
+        x, w, stride_wk, stride_wn, partials_ptr, counters_ptr, k,
+        BACKEND, BLOCK_M, BLOCK_N, BLOCK_K, SPLIT_K, EVEN_K, SWAP_AB, TMA, W_NK,
+    )  # fmt: skip
+    if is_whole:
+        rows, cols = row_begin + tl.arange(0, BLOCK_M), col_begin + tl.arange(0, BLOCK_N)
+        row_mask, col_mask = rows < m, cols < n
+        added = addends(
+            rows, cols, row_mask, col_mask, bias_ptr, residual_ptr, n, HAS_BIAS, HAS_RESIDUAL
+        )
+        if IN_DATA:
+            total, arrived = _sum_by_words(
+                acc, row_begin, col_begin, m, slot_ptr, stride_source, stride_row,
+                control_ptr, generation, heap_bases, rank,
+                out_ptr.dtype.element_ty, WORLD, BACKEND, BLOCK_M, BLOCK_N,
+            )  # fmt: skip
+        else:
+            total, arrived = _sum_by_signal(
+                acc, tile, rows, cols, row_mask, slot_ptr, stride_source, stride_row,
+                control_ptr, generation, heap_bases, rank, WORLD, BACKEND, BLOCK_M, BLOCK_N,
+            )  # fmt: skip
+        total = tl.where(arrived, total + added, float("nan"))
+        out = out_ptr + rows.to(tl.int64)[:, None] * n + cols[None, :]
+        mask = row_mask[:, None] & col_mask[None, :]
+        tl.store(out, total.to(out_ptr.dtype.element_ty), mask=mask)
+    sync.leave(control_ptr)
+
+
+@triton.jit
+def _sum_by_words(
+    acc, row_begin, col_begin, m, slot_ptr, stride_source, stride_row,
+    control_ptr, generation, heap_bases, rank,
+    ELEMENT: tl.constexpr, WORLD: tl.constexpr, BACKEND: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """All ranks' sum of a tile, float32, exchanged as words; and whether all have come.
+
+    Args:
+        slot_ptr: words [WORLD, m, stride_row]; a row has room for all columns of its tiles.
+    """
+    lane = tl.arange(0, BLOCK_M * BLOCK_N // 2)
+    row = row_begin + lane // (BLOCK_N // 2)
+    col = col_begin // 2 + lane % (BLOCK_N // 2)
+    total, arrived = sum_by_words(
+        words_of(acc, ELEMENT), tl.minimum(row, m - 1) * stride_row + col, row < m,
+        slot_ptr, stride_source, control_ptr, generation, heap_bases, rank, ELEMENT, WORLD, BACKEND,
+    )  # fmt: skip
+    return tl.reshape(total, [BLOCK_M, BLOCK_N]), arrived
+
+
+@triton.jit
+def _sum_by_signal(
+    acc, tile, rows, cols, row_mask, slot_ptr, stride_source, stride_row,
+    control_ptr, generation, heap_bases, rank,
+    WORLD: tl.constexpr, BACKEND: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """As :func:`_sum_by_words`, through inboxes: one signal to everybody, on the tile's channel."""
+    at = rows.to(tl.int64)[:, None] * stride_row + cols[None, :]
+    mask = row_mask[:, None] & (cols < stride_row)[None, :]
+    own = acc.to(slot_ptr.dtype.element_ty)
+    own_ptr = slot_ptr + rank.to(tl.int64) * stride_source
+    send_tile(own, own_ptr, at, mask, heap_bases, rank, WORLD, TO_SELF=False)
+    signal_everybody(control_ptr, tile, generation, heap_bases, rank, WORLD, BACKEND)
+    arrived = wait_for_everybody(control_ptr, tile, generation, heap_bases, rank, WORLD, BACKEND)
+    total = sum_of_sources(slot_ptr, stride_source, at, mask, WORLD, BLOCK_M, BLOCK_N, own, rank)
+    return total, arrived
+
+
+class PushInPlace(FusedVariant):
+    """Tiles to everybody, summed by the programs that computed them."""
+
+    name = "push_in_place"
+
+    def refuses_problem(self, problem: Any, hardware: Hardware) -> str | None:
+        if problem.elements > ONE_SHOT_ELEMENTS:
+            return "all of the partial sum would cross the link to every peer"
+        if problem.rms_norm:
+            return "no program has whole rows of the sum"
+        if not self.first_configs(problem, hardware):
+            return f"each tile has a channel, of which there are {Pool.CHANNELS}"
+        return super().refuses_problem(problem, hardware)
+
+    def space(self, problem: Any, hardware: Hardware) -> Space:
+        return {
+            **spaces.tile_space(problem, hardware),
+            "WIRE": problem.wires,
+            "IN_DATA": (True, False) if problem.elements <= MOST_ELEMENTS else (False,),
+        }
+
+    def first_configs(self, problem: Any, hardware: Hardware) -> list[dict[str, Any]]:
+        ways = self.space(problem, hardware)["IN_DATA"]
+        tiles = super().first_configs(problem, hardware)
+        configs = [
+            _with_room_for_tile(hardware, config) | {"IN_DATA": in_data}
+            for config in tiles
+            for in_data in ways
+        ]
+        return [each for each in configs if not self.refuses_config(problem, hardware, each)]
+
+    def refuses_config(self, problem: Any, hardware: Hardware, config: Config) -> str | None:
+        crowded = _refuses_exchange(problem, hardware, config)
+        return crowded or super().refuses_config(problem, hardware, config)
+
+    def plan(self, problem: Any, fabric: Fabric, config: Config) -> Plan:
+        tiles = -(-problem.m // config["BLOCK_M"]) * -(-problem.n // config["BLOCK_N"])
+        constants = {
+            "HAS_BIAS": problem.bias,
+            "HAS_RESIDUAL": problem.residual,
+            "IN_DATA": config["IN_DATA"],
+        }
+        size = (problem.m, problem.n)
+        return FusedPlan(problem, fabric, config, _push_in_place, tiles, 0, size, (), constants)
+
+
+def _with_room_for_tile(hardware: Hardware, config: Config) -> dict[str, Any]:
+    """A config with as many warps as it takes to keep a tile."""
+    if hardware.backend == "interpreter":
+        return dict(config)
+    elements = config["BLOCK_M"] * config["BLOCK_N"]
+    least = elements // (spaces.MOST_A_THREAD * hardware.warp_size)
+    return {**config, "num_warps": max(config["num_warps"], least)}
+
+
+def _refuses_exchange(problem: Any, hardware: Hardware, config: Config) -> str | None:
+    """Why tiles of a config cannot be exchanged and kept, or None."""
+    block_m, block_n = config["BLOCK_M"], config["BLOCK_N"]
+    tiles_m, tiles_n = -(-problem.m // block_m), -(-problem.n // block_n)
+    if _with_room_for_tile(hardware, config) != config:
+        return f"more than {spaces.MOST_A_THREAD} elements of a tile a thread"
+    if not config["IN_DATA"]:
+        too_many = tiles_m * tiles_n > Pool.CHANNELS
+        return f"{tiles_m * tiles_n} tiles, {Pool.CHANNELS} channels" if too_many else None
+    if config["WIRE"] != problem.dtype:
+        return "words hold elements of the tensors' own type"
+    if problem.m * tiles_n * block_n > MOST_ELEMENTS:
+        return f"words of {tiles_n * block_n} columns do not fit the slot"
+    return spaces.refuses_words(hardware, config, block_m * block_n // 2, problem.world_size)
+
+
+VARIANT = PushInPlace()
