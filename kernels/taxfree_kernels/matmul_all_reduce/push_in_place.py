@@ -36,6 +36,7 @@ from taxfree_kernels.partial_sums import spaces
 from taxfree_kernels.partial_sums.fused import FusedPlan, FusedVariant
 from taxfree_kernels.partial_sums.tile import addends, partial_tile, send_tile, sum_of_sources
 from taxfree_kernels.partial_sums.words import MOST_ELEMENTS, sum_by_words, words_of
+from taxfree_kernels.spaces import within
 from taxfree_kernels.variant import Config, Plan, Space
 
 
@@ -149,12 +150,12 @@ class PushInPlace(FusedVariant):
         }
 
     def first_configs(self, problem: Any, hardware: Hardware) -> list[dict[str, Any]]:
-        ways = self.space(problem, hardware)["IN_DATA"]
-        tiles = super().first_configs(problem, hardware)
+        space = self.space(problem, hardware)
         configs = [
-            _with_room_for_tile(hardware, config) | {"IN_DATA": in_data}
-            for config in tiles
-            for in_data in ways
+            within(space, config | {"num_warps": warps, "IN_DATA": in_data})
+            for config in super().first_configs(problem, hardware)
+            for warps in [max(config.get("num_warps", 0), _least_warps(hardware, config))]
+            for in_data in space["IN_DATA"]
         ]
         return [each for each in configs if not self.refuses_config(problem, hardware, each)]
 
@@ -173,20 +174,17 @@ class PushInPlace(FusedVariant):
         return FusedPlan(problem, fabric, config, _push_in_place, tiles, 0, size, (), constants)
 
 
-def _with_room_for_tile(hardware: Hardware, config: Config) -> dict[str, Any]:
-    """A config with as many warps as it takes to keep a tile."""
-    if hardware.backend == "interpreter":
-        return dict(config)
+def _least_warps(hardware: Hardware, config: Config) -> int:
+    """Warps that can keep a tile of a config while they wait."""
     elements = config["BLOCK_M"] * config["BLOCK_N"]
-    least = elements // (spaces.MOST_A_THREAD * hardware.warp_size)
-    return {**config, "num_warps": max(config["num_warps"], least)}
+    return int(-(-elements // (spaces.MOST_A_THREAD * hardware.warp_size)))
 
 
 def _refuses_exchange(problem: Any, hardware: Hardware, config: Config) -> str | None:
     """Why tiles of a config cannot be exchanged and kept, or None."""
     block_m, block_n = config["BLOCK_M"], config["BLOCK_N"]
     tiles_m, tiles_n = -(-problem.m // block_m), -(-problem.n // block_n)
-    if _with_room_for_tile(hardware, config) != config:
+    if hardware.backend != "interpreter" and config["num_warps"] < _least_warps(hardware, config):
         return f"more than {spaces.MOST_A_THREAD} elements of a tile a thread"
     if not config["IN_DATA"]:
         too_many = tiles_m * tiles_n > Pool.CHANNELS
