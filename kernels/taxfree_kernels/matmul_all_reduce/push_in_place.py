@@ -70,62 +70,34 @@ def _push_in_place(
         added = addends(
             rows, cols, row_mask, col_mask, bias_ptr, residual_ptr, n, HAS_BIAS, HAS_RESIDUAL
         )
-        if IN_DATA:
-            total, arrived = _sum_by_words(
-                acc, row_begin, col_begin, m, slot_ptr, stride_source, stride_row,
+        if IN_DATA:  # words [WORLD, m, stride_row]; a row has room for all columns of its tiles
+            lane = tl.arange(0, BLOCK_M * BLOCK_N // 2)
+            row = row_begin + lane // (BLOCK_N // 2)
+            at = tl.minimum(row, m - 1) * stride_row + col_begin // 2 + lane % (BLOCK_N // 2)
+            total, arrived = sum_by_words(
+                words_of(acc, out_ptr.dtype.element_ty), at, row < m, slot_ptr, stride_source,
                 control_ptr, generation, heap_bases, rank,
-                out_ptr.dtype.element_ty, WORLD, BACKEND, BLOCK_M, BLOCK_N,
+                out_ptr.dtype.element_ty, WORLD, BACKEND,
             )  # fmt: skip
+            total = tl.reshape(total, [BLOCK_M, BLOCK_N])
         else:
-            total, arrived = _sum_by_signal(
-                acc, tile, rows, cols, row_mask, slot_ptr, stride_source, stride_row,
-                control_ptr, generation, heap_bases, rank, WORLD, BACKEND, BLOCK_M, BLOCK_N,
-            )  # fmt: skip
+            at = rows.to(tl.int64)[:, None] * stride_row + cols[None, :]
+            mask = row_mask[:, None] & (cols < stride_row)[None, :]
+            part = acc.to(slot_ptr.dtype.element_ty)
+            own_ptr = slot_ptr + rank.to(tl.int64) * stride_source
+            send_tile(part, own_ptr, at, mask, heap_bases, rank, WORLD, TO_SELF=False)
+            signal_everybody(control_ptr, tile, generation, heap_bases, rank, WORLD, BACKEND)
+            arrived = wait_for_everybody(
+                control_ptr, tile, generation, heap_bases, rank, WORLD, BACKEND
+            )
+            total = sum_of_sources(
+                slot_ptr, stride_source, at, mask, WORLD, BLOCK_M, BLOCK_N, part, rank
+            )
         total = tl.where(arrived, total + added, float("nan"))
         out = out_ptr + rows.to(tl.int64)[:, None] * n + cols[None, :]
         mask = row_mask[:, None] & col_mask[None, :]
         tl.store(out, total.to(out_ptr.dtype.element_ty), mask=mask)
     sync.leave(control_ptr)
-
-
-@triton.jit
-def _sum_by_words(
-    acc, row_begin, col_begin, m, slot_ptr, stride_source, stride_row,
-    control_ptr, generation, heap_bases, rank,
-    ELEMENT: tl.constexpr, WORLD: tl.constexpr, BACKEND: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-):  # fmt: skip
-    """All ranks' sum of a tile, float32, exchanged as words; and whether all have come.
-
-    Args:
-        slot_ptr: words [WORLD, m, stride_row]; a row has room for all columns of its tiles.
-    """
-    lane = tl.arange(0, BLOCK_M * BLOCK_N // 2)
-    row = row_begin + lane // (BLOCK_N // 2)
-    col = col_begin // 2 + lane % (BLOCK_N // 2)
-    total, arrived = sum_by_words(
-        words_of(acc, ELEMENT), tl.minimum(row, m - 1) * stride_row + col, row < m,
-        slot_ptr, stride_source, control_ptr, generation, heap_bases, rank, ELEMENT, WORLD, BACKEND,
-    )  # fmt: skip
-    return tl.reshape(total, [BLOCK_M, BLOCK_N]), arrived
-
-
-@triton.jit
-def _sum_by_signal(
-    acc, tile, rows, cols, row_mask, slot_ptr, stride_source, stride_row,
-    control_ptr, generation, heap_bases, rank,
-    WORLD: tl.constexpr, BACKEND: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-):  # fmt: skip
-    """As :func:`_sum_by_words`, through inboxes: one signal to everybody, on the tile's channel."""
-    at = rows.to(tl.int64)[:, None] * stride_row + cols[None, :]
-    mask = row_mask[:, None] & (cols < stride_row)[None, :]
-    own = acc.to(slot_ptr.dtype.element_ty)
-    own_ptr = slot_ptr + rank.to(tl.int64) * stride_source
-    send_tile(own, own_ptr, at, mask, heap_bases, rank, WORLD, TO_SELF=False)
-    signal_everybody(control_ptr, tile, generation, heap_bases, rank, WORLD, BACKEND)
-    arrived = wait_for_everybody(control_ptr, tile, generation, heap_bases, rank, WORLD, BACKEND)
-    total = sum_of_sources(slot_ptr, stride_source, at, mask, WORLD, BLOCK_M, BLOCK_N, own, rank)
-    return total, arrived
 
 
 class PushInPlace(FusedVariant):
