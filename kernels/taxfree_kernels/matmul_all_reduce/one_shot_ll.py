@@ -32,7 +32,7 @@ from taxfree_kernels.partial_sums.words import MOST_ELEMENTS, sum_by_words
 from taxfree_kernels.variant import Config, Plan, Space
 
 
-@triton.jit(do_not_specialize=["rank", "slot_words"])
+@triton.jit(do_not_specialize=["rank"])
 def _one_shot_ll(
     partial_ptr, bias_ptr, residual_ptr, out_ptr,
     flags_ptr, slot_words, stride_source, control_ptr, heap_bases, rank, count, n,
