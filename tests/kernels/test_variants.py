@@ -110,8 +110,8 @@ def test_push_tma_begins_with_the_tiles_that_were_fastest(m, block_n):
     [
         (16, 8192, [True, False]),  # as many words as the slot has
         (17, 8192, [False]),
-        (512, 8192, [False]),  # 256 tiles of 128 x 128
-        (513, 8192, []),
+        (256, 8192, [False]),  # 256 tiles of 128 x 64
+        (257, 8192, []),
     ],
 )
 def test_tiles_that_are_added_in_place_are_few(m, n, ways):

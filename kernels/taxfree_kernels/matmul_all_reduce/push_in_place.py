@@ -39,6 +39,9 @@ from taxfree_kernels.partial_sums.words import MOST_ELEMENTS, sum_by_words, word
 from taxfree_kernels.spaces import within
 from taxfree_kernels.variant import Config, Plan, Space
 
+_MOST_WARPS = 8
+_MOST_A_THREAD = 32  # elements, as a part, an addend, a sum and what was loaded: some 160 registers
+
 
 @triton.jit(do_not_specialize=["rank", "m"])
 def _push_in_place(
@@ -122,14 +125,13 @@ class PushInPlace(FusedVariant):
         }
 
     def first_configs(self, problem: Any, hardware: Hardware) -> list[dict[str, Any]]:
-        space = self.space(problem, hardware)
-        configs = [
-            within(space, config | {"num_warps": warps, "IN_DATA": in_data})
-            for config in super().first_configs(problem, hardware)
-            for warps in [max(config.get("num_warps", 0), _least_warps(hardware, config))]
-            for in_data in space["IN_DATA"]
-        ]
-        return [each for each in configs if not self.refuses_config(problem, hardware, each)]
+        space, configs = self.space(problem, hardware), []
+        for tile in super().first_configs(problem, hardware):
+            for in_data in space["IN_DATA"]:
+                config = within(space, {**_with_room(hardware, tile), "IN_DATA": in_data})
+                if config not in configs and not self.refuses_config(problem, hardware, config):
+                    configs.append(config)
+        return configs
 
     def refuses_config(self, problem: Any, hardware: Hardware, config: Config) -> str | None:
         crowded = _refuses_exchange(problem, hardware, config)
@@ -146,18 +148,22 @@ class PushInPlace(FusedVariant):
         return FusedPlan(problem, fabric, config, _push_in_place, tiles, 0, size, (), constants)
 
 
-def _least_warps(hardware: Hardware, config: Config) -> int:
-    """Warps that can keep a tile of a config while they wait."""
-    elements = config["BLOCK_M"] * config["BLOCK_N"]
-    return int(-(-elements // (spaces.MOST_A_THREAD * hardware.warp_size)))
+def _with_room(hardware: Hardware, config: Config) -> dict[str, Any]:
+    """A config with more warps, and then fewer columns, until these can keep a tile."""
+    if hardware.backend == "interpreter":
+        return dict(config)
+    rows, most = config["BLOCK_M"], _MOST_A_THREAD * hardware.warp_size
+    columns = min(config["BLOCK_N"], _MOST_WARPS * most // rows)
+    warps = max(config["num_warps"], rows * columns // most)
+    return {**config, "BLOCK_N": columns, "num_warps": warps}
 
 
 def _refuses_exchange(problem: Any, hardware: Hardware, config: Config) -> str | None:
     """Why tiles of a config cannot be exchanged and kept, or None."""
     block_m, block_n = config["BLOCK_M"], config["BLOCK_N"]
     tiles_m, tiles_n = -(-problem.m // block_m), -(-problem.n // block_n)
-    if hardware.backend != "interpreter" and config["num_warps"] < _least_warps(hardware, config):
-        return f"more than {spaces.MOST_A_THREAD} elements of a tile a thread"
+    if _with_room(hardware, config) != config:
+        return f"more than {_MOST_A_THREAD} elements of a tile a thread"
     if not config["IN_DATA"]:
         too_many = tiles_m * tiles_n > Pool.CHANNELS
         return f"{tiles_m * tiles_n} tiles, {Pool.CHANNELS} channels" if too_many else None

@@ -13,8 +13,6 @@ from taxfree_kernels.variant import Config, Space
 _CHUNK_BYTES = 1 << 13  # what one sender moves in a few microseconds
 #: Channels on which tiles or chunks are worth announcing to programs that wait for several.
 MOST_SIGNALS = 64
-#: Elements that a thread can keep in float32 while it waits: a quarter of its registers.
-MOST_A_THREAD = 64
 TILE_KNOBS = ("BLOCK_M", "BLOCK_N", "BLOCK_K", "GROUP_M", "SPLIT_K", "SWAP_AB", "TMA")
 
 
@@ -215,6 +213,7 @@ def partial_bytes(problem: Any) -> int:
 # -- rows that one program normalises -----------------------------------------------------------
 
 _MOST_OF_A_ROW = 1 << 14  # elements
+_MOST_A_THREAD = 64  # elements, in float32: a quarter of its registers
 
 
 def refuses_rows(problem: Any) -> str | None:
@@ -229,7 +228,7 @@ def refuses_warps(problem: Any, hardware: Hardware, config: Config) -> str | Non
     if not problem.rms_norm or hardware.backend == "interpreter":
         return None
     threads = config["num_warps"] * hardware.warp_size
-    if block_row(problem) > MOST_A_THREAD * threads:
+    if block_row(problem) > _MOST_A_THREAD * threads:
         return f"{block_row(problem) // threads} elements of a row a thread"
     return None
 
@@ -238,7 +237,7 @@ def with_room_for_rows(problem: Any, hardware: Hardware, config: Config) -> dict
     """A config with as many warps as it takes to hold a row that is normalised."""
     if refuses_warps(problem, hardware, config) is None:
         return dict(config)
-    return {**config, "num_warps": block_row(problem) // (MOST_A_THREAD * hardware.warp_size)}
+    return {**config, "num_warps": block_row(problem) // (_MOST_A_THREAD * hardware.warp_size)}
 
 
 def block_row(problem: Any) -> int:
