@@ -567,6 +567,21 @@ def _push_two_shot_sum(machine: Machine, problem: Any, config: Config) -> list[P
     return [Piece("fused", machine.tile_start_us + us, _launch_us(machine, tma=tma))]
 
 
+def _push_in_place_sum(machine: Machine, problem: Any, config: Config) -> list[Piece]:
+    """As `_push_sum`, but each wave of tiles waits for its peers, and the own part is not stored.
+
+    Words are as in `_words_sum`: twice the bytes, and half a signal.
+    """
+    tiles, wave = tiles_us(machine, problem, config, tma=config["TMA"])
+    words = 1 + config["IN_DATA"]
+    kept, peers = _kept_bytes(problem), problem.world_size - 1
+    link = 1e6 * words * peers * kept / machine.link_bytes_per_s
+    waits = tiles / wave * machine.signal_us / words
+    added = 1e6 * (words * peers + 1) * kept / machine.memory_bytes_per_s
+    us = machine.tile_start_us + max(tiles, wave + link) + waits + added
+    return [Piece("fused", us, _launch_us(machine, tma=config["TMA"]))]
+
+
 _TORCH_BLOCKS = 24  # that PyTorch's all-reduces over symmetric memory have at most
 _TORCH_THREADS = {1: 512, 2: 1024}  # of such a block, by shots; each has 16 bytes under way
 
@@ -673,6 +688,7 @@ _FORMULAS: dict[str, dict[str, Formula]] = {
         "overlap": _copied_sum,
         "push": _push_sum,
         "push_two_shot": _push_two_shot_sum,
+        "push_in_place": _push_in_place_sum,
     },
     "matmul_reduce_scatter": {
         "baseline": _sums(registered=False),

@@ -43,7 +43,7 @@ class TestServing:
         refusals = ranks.run(2, f"{TASKS}:refusals", fields=SMALL, op=OP)[0]
         served = sorted(name for name, why in refusals.items() if why is None)
         assert served == [name for name in SERVED if name != "overlap"]  # wants aligned rows
-        assert {"one_shot", "one_shot_ll", "two_shot", "push"} <= set(served)
+        assert {"one_shot", "one_shot_ll", "two_shot", "push", "push_in_place"} <= set(served)
 
     def test_a_single_rank_has_only_the_library(self, ranks):
         refusals = ranks.run(1, f"{TASKS}:refusals", fields=SMALL, op=OP)[0]
@@ -145,7 +145,12 @@ class TestTilesOfBoxes:
     def test_what_the_tma_loads_is_right_beyond_the_ends_of_matrices(self, ranks):
         cases = [
             case(variant, {"TMA": True}, m=34, n=40, k=40, weight_layout=layout, bias=True)
-            for variant, layout in (("push", "nk"), ("push", "kn"), ("push_two_shot", "kn"))
+            for variant, layout in (
+                ("push", "nk"),
+                ("push", "kn"),
+                ("push_in_place", "kn"),
+                ("push_two_shot", "kn"),
+            )
         ]
         assert complaints(ranks, 2, cases) == []
 
@@ -155,7 +160,7 @@ class TestEightRanks:
         """Eight ranks share few cores: one small problem."""
         cases = [
             case(variant, m=1, n=40, k=5, dtype="bfloat16")
-            for variant in ("one_shot_ll", "two_shot", "push", "push_two_shot")
+            for variant in ("one_shot_ll", "two_shot", "push", "push_in_place", "push_two_shot")
         ]
         assert complaints(ranks, 8, cases, random_data=False) == []
 

@@ -108,6 +108,23 @@ def test_push_tma_begins_with_the_tiles_that_were_fastest(m, block_n):
     assert (first["SENDERS"], first["CHUNKS"]) == (12, 4)
 
 
+@pytest.mark.parametrize(
+    ("m", "n", "ways"),
+    [
+        (16, 8192, [True, False]),  # as many words as the slot has
+        (17, 8192, [False]),
+        (256, 8192, [False]),  # 256 tiles of 128 x 64
+        (257, 8192, []),
+    ],
+)
+def test_tiles_that_are_added_in_place_are_few(m, n, ways):
+    tried = problem_class("matmul_all_reduce")(m, n, 1024, world_size=8)
+    variant, hardware = variants("matmul_all_reduce")["push_in_place"], KNOWN["h200"]
+    first = variant.first_configs(tried, hardware)
+    assert list(dict.fromkeys(config["IN_DATA"] for config in first)) == ways
+    assert (variant.refuses_problem(tried, hardware) is None) == bool(ways)
+
+
 class TestProblem:
     @pytest.mark.parametrize(
         ("fields", "message"),

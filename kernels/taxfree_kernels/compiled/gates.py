@@ -88,7 +88,7 @@ _FLAG_POLL = re.compile(r"tt\.load .*isVolatile = true.*: tensor<[\dx]+x!tt\.ptr
 _POLLED = re.compile(
     r"(?:tt\.load .*isVolatile = true|buffer_load .*\bcv\b).* tensor<([\dx]+)x(?:!tt\.ptr<)?i64"
 )
-_FLAG_STORE = re.compile(r"tt\.store .*cache_?[mM]odifier = wt.*: tensor<[\dx]+x!tt\.ptr<i64>>")
+_FLAG_STORE = re.compile(r"tt\.store .*cache_?[mM]odifier = wt.*: tensor<([\dx]+)x!tt\.ptr<i64>")
 
 _PROGRESS = (
     Role.POLL, Role.ACQUIRE, Role.RELEASE, Role.CAS, Role.LOAD, Role.COPY, Role.STORE,
@@ -335,7 +335,7 @@ def own_flag_words(subject: Subject) -> Iterator[Violation]:
     Compilers give the words of a block that is smaller than the program to several threads, and
     load such a block again for each layout that it is used in.
     """
-    polls = [math.prod(map(int, shape.split("x"))) for shape in _POLLED.findall(subject.ttgir)]
+    polls = _sizes(_POLLED, subject.ttgir)
     if len(polls) > len(_FLAG_POLL.findall(subject.ttir)):
         yield Violation("own_flag_words", "the compiler has doubled a load of words")
     for words in polls:
@@ -434,6 +434,20 @@ def wide_accesses(subject: Subject) -> Iterator[Violation]:
 
 
 @_gate
+def wide_flag_words(subject: Subject) -> Iterator[Violation]:
+    """Threads that have two flag-in-data words or more of every block send two at a time."""
+    code = subject.assembly
+    sent = _sizes(_FLAG_STORE, subject.ttgir)
+    if not subject.aligned or not sent or min(sent) < 2 * subject.threads:
+        return
+    for place in code.places(Role.STORE):
+        one = code.at(place)
+        if one.scope == "sys" and one.width < 16:
+            yield _found(wide_flag_words, "a word is sent alone", one)
+            break
+
+
+@_gate
 def no_spills(subject: Subject) -> Iterator[Violation]:
     """Registers suffice."""
     if subject.spill_bytes:
@@ -454,6 +468,11 @@ def no_waterfall(subject: Subject) -> Iterator[Violation]:
 
 
 # -- helpers ------------------------------------------------------------------------------------
+
+
+def _sizes(blocks: re.Pattern[str], code: str) -> list[int]:
+    """Elements of the blocks whose shapes are found."""
+    return [math.prod(map(int, shape.split("x"))) for shape in blocks.findall(code)]
 
 
 def _is(*roles: Role) -> Callable[[Instruction], bool]:

@@ -69,7 +69,8 @@ class Pool:
         timeout_s: bound of a wait in seconds.
     """
 
-    CHANNELS = 64
+    #: Signal words of each source: one for each tile, where programs wait for tiles one by one.
+    CHANNELS = 256
 
     def __init__(
         self,

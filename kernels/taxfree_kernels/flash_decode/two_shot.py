@@ -23,7 +23,6 @@ import triton.language as tl
 
 from taxfree_kernels.device import sync
 from taxfree_kernels.fabric.base import Fabric
-from taxfree_kernels.fabric.heap import Pool
 from taxfree_kernels.flash_decode import spaces
 from taxfree_kernels.flash_decode.early import wait_for_the_last
 from taxfree_kernels.flash_decode.exchange import (
@@ -170,8 +169,7 @@ class TwoShot(ExchangingVariant):
 
     def space(self, problem: Any, hardware: Hardware) -> Space:
         space = {**super().space(problem, hardware), **spaces.early_space(hardware)}
-        chunks = [count for count in space["CHUNKS"] if 2 * count <= Pool.CHANNELS]
-        return {**space, "CHUNKS": tuple(chunks)}
+        return {**space, "CHUNKS": up_to(32, space["CHUNKS"])}  # each has two signals
 
     def first_configs(self, problem: Any, hardware: Hardware) -> list[dict[str, Any]]:
         space = self.space(problem, hardware)["OUT_ROWS"]

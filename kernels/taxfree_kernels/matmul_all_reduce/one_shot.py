@@ -24,7 +24,6 @@ from taxfree_kernels.device import sync
 from taxfree_kernels.device.exchange import wait_for_everybody
 from taxfree_kernels.device.tiles import copy
 from taxfree_kernels.fabric.base import Fabric
-from taxfree_kernels.fabric.heap import Pool
 from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.launch import Kernel, compile_options
 from taxfree_kernels.matmul_all_reduce.problem import ONE_SHOT_ELEMENTS, MatmulAllReduce
@@ -151,7 +150,7 @@ class OneShot(Variant):
         reducers: tuple[int, ...] = (1, 2) if hardware.backend == "interpreter" else (1, 2, 4)
         if problem.rms_norm:  # one a row, whatever the chunks are
             reducers = (1,)
-        return {**spaces.send_space(hardware, Pool.CHANNELS), "REDUCERS": reducers}
+        return {**spaces.send_space(hardware, spaces.MOST_SIGNALS), "REDUCERS": reducers}
 
     def first_configs(self, problem: Any, hardware: Hardware) -> list[dict[str, Any]]:
         sent = spaces.partial_bytes(problem)

@@ -28,21 +28,11 @@ from taxfree_kernels.matmul_all_reduce.problem import MatmulAllReduce
 from taxfree_kernels.partial_sums import spaces
 from taxfree_kernels.partial_sums.addends import with_addends
 from taxfree_kernels.partial_sums.sums import SumPlan
+from taxfree_kernels.partial_sums.words import MOST_ELEMENTS, sum_by_words
 from taxfree_kernels.variant import Config, Plan, Space
 
-#: Most elements of the output: their words from 8 ranks fill a pool's slot of them.
-_MOST_ELEMENTS = 1 << 17
 
-
-@triton.jit
-def _halves(words, ELEMENT: tl.constexpr):
-    """The two elements that each of `words`, int32, consists of, as float32."""
-    low = (words & 0xFFFF).to(tl.uint16).to(ELEMENT, bitcast=True)
-    high = ((words >> 16) & 0xFFFF).to(tl.uint16).to(ELEMENT, bitcast=True)
-    return low.to(tl.float32), high.to(tl.float32)
-
-
-@triton.jit(do_not_specialize=["rank", "slot_words"])
+@triton.jit(do_not_specialize=["rank"])
 def _one_shot_ll(
     partial_ptr, bias_ptr, residual_ptr, out_ptr,
     flags_ptr, slot_words, stride_source, control_ptr, heap_bases, rank, count, n,
@@ -54,30 +44,12 @@ def _one_shot_ll(
     slot_ptr = tl.multiple_of(flags_ptr + (generation % 2) * slot_words, 16)
     at = program * BLOCK + tl.arange(0, BLOCK)
     own = tl.load(tl.cast(partial_ptr, tl.pointer_type(tl.int32)) + at)
-    own_ptr = slot_ptr + rank.to(tl.int64) * stride_source
-    for step in tl.static_range(1, WORLD):
-        peer = (rank + step) % WORLD
-        target_ptr = sync.translate(own_ptr, heap_bases, rank, peer)
-        sync.send(control_ptr, target_ptr + at, own, peer, generation)
-
-    # -- one poll for all ranks; lanes beyond the last rank look at its words again ------------
-    lane = tl.arange(0, triton.next_power_of_2(WORLD))[:, None]
-    source = tl.minimum(lane, WORLD - 1)
-    words, arrived = sync.receive(
-        control_ptr, slot_ptr + source * stride_source + at[None, :], source, generation,
-        heap_bases, rank, mask=source != rank, WORLD=WORLD, BACKEND=BACKEND,
+    total, arrived = sum_by_words(
+        own, at, None, slot_ptr, stride_source, control_ptr, generation, heap_bases, rank,
+        out_ptr.dtype.element_ty, WORLD, BACKEND,
     )  # fmt: skip
-    words = tl.where(source == rank, own[None, :], words)
-    total_low, total_high = tl.zeros((BLOCK,), tl.float32), tl.zeros((BLOCK,), tl.float32)
-    for rank_to_add in tl.static_range(WORLD):
-        row = tl.sum(tl.where(lane == rank_to_add, words, 0), 0)
-        low, high = _halves(row, out_ptr.dtype.element_ty)
-        total_low += low
-        total_high += high
-
     element = program * (2 * BLOCK) + tl.arange(0, 2 * BLOCK)
     mask = element < count
-    total = tl.reshape(tl.join(total_low, total_high), [2 * BLOCK])
     total = with_addends(
         total, element % n, mask, element, mask, bias_ptr, residual_ptr, HAS_BIAS, HAS_RESIDUAL
     )
@@ -125,7 +97,7 @@ class OneShotLL(OneShot):
     name = "one_shot_ll"
 
     def refuses_problem(self, problem: Any, hardware: Hardware) -> str | None:
-        if problem.elements > _MOST_ELEMENTS:
+        if problem.elements > MOST_ELEMENTS:
             return "larger sums gain nothing from words that carry their flags"
         if problem.rms_norm:
             return "no program has whole rows of the sum"
@@ -138,7 +110,7 @@ class OneShotLL(OneShot):
         return spaces.first_words(hardware, self.space(problem, hardware), problem.elements)
 
     def refuses_config(self, problem: Any, hardware: Hardware, config: Config) -> str | None:
-        return spaces.refuses_words(hardware, config, problem.world_size)
+        return spaces.refuses_words(hardware, config, config["BLOCK"], problem.world_size)
 
     def plan(self, problem: Any, fabric: Fabric, config: Config) -> Plan:
         return OneShotLLPlan(problem, fabric, config)

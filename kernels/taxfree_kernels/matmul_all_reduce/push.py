@@ -35,6 +35,7 @@ from taxfree_kernels.partial_sums.sizes import padded_columns, padded_elements, 
 from taxfree_kernels.partial_sums.tile import (
     announce_tile,
     partial_tile,
+    send_tile,
     store_tile,
     total_of_tile,
 )
@@ -76,9 +77,8 @@ def _push(
             at = rows.to(tl.int64)[:, None] * stride_row + cols[None, :]
             mask = (rows < m)[:, None] & (cols < stride_row)[None, :]
             own_ptr = slot_ptr + rank.to(tl.int64) * stride_source
-            for step in tl.static_range(WORLD):
-                target_ptr = sync.translate(own_ptr, heap_bases, rank, (rank + step) % WORLD)
-                tl.store(target_ptr + at, acc.to(slot_ptr.dtype.element_ty), mask=mask)
+            part = acc.to(slot_ptr.dtype.element_ty)
+            send_tile(part, own_ptr, at, mask, heap_bases, rank, WORLD, TO_SELF=True)
             announce_tile(
                 tile, tiles, 0, counters_ptr + tiles, control_ptr, generation, heap_bases, rank,
                 WORLD, BACKEND, TILES_PER_SIGNAL,

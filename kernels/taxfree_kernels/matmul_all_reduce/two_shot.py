@@ -26,7 +26,6 @@ from taxfree_kernels.device import sync
 from taxfree_kernels.device.exchange import signal_everybody, wait_for_everybody
 from taxfree_kernels.device.tiles import copy
 from taxfree_kernels.fabric.base import Fabric
-from taxfree_kernels.fabric.heap import Pool
 from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.launch import Kernel, compile_options
 from taxfree_kernels.matmul_all_reduce.problem import MatmulAllReduce
@@ -168,7 +167,7 @@ class TwoShot(Variant):
         return None
 
     def space(self, problem: Any, hardware: Hardware) -> Space:
-        return spaces.send_space(hardware, Pool.CHANNELS // 2)  # half are for results
+        return spaces.send_space(hardware, spaces.MOST_SIGNALS // 2)  # half are for results
 
     def first_configs(self, problem: Any, hardware: Hardware) -> list[dict[str, Any]]:
         sent = spaces.partial_bytes(problem) // problem.world_size

@@ -22,7 +22,6 @@ from taxfree_kernels.device import sync
 from taxfree_kernels.device.exchange import wait_for_everybody
 from taxfree_kernels.device.tiles import select
 from taxfree_kernels.fabric.base import Fabric
-from taxfree_kernels.fabric.heap import Pool
 from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.launch import Kernel, compile_options
 from taxfree_kernels.matmul_reduce_scatter.problem import MatmulReduceScatter
@@ -146,7 +145,7 @@ class OneShot(Variant):
         return None
 
     def space(self, problem: Any, hardware: Hardware) -> Space:
-        return spaces.send_space(hardware, Pool.CHANNELS)
+        return spaces.send_space(hardware, spaces.MOST_SIGNALS)
 
     def first_configs(self, problem: Any, hardware: Hardware) -> list[dict[str, Any]]:
         sent = spaces.partial_bytes(problem) // problem.world_size

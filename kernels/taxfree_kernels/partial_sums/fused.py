@@ -25,7 +25,8 @@ class FusedPlan(Plan):
             the weight, the call's other tensors, what `__init__` lists, and `sizes`.
         tiles: of this rank's partial sum.
         others: programs beside those that compute tiles.
-        slot_elements: that the kernel stores in a payload slot, in the type of the wire.
+        slot_elements: that the kernel stores in a payload slot, in the type of the wire; with
+            `IN_DATA` in the config, in a slot of flag-in-data words.
         sizes: that the kernel wants beside m, n and k.
         constants: that only this kernel has.
     """
@@ -47,7 +48,10 @@ class FusedPlan(Plan):
         self._is_nk, self._tma = problem.weight_layout == "nk", config["TMA"]
         self._x_box = [1, 1, block_m, block_k]
         self._w_box = [1, block_n, block_k] if self._is_nk else [1, block_k, block_n]
-        inbox, stride_slot = fabric.pool.slots(slot_elements, getattr(torch, config["WIRE"]))
+        if config.get("IN_DATA"):
+            inbox, stride_slot = fabric.pool.flag_slots(slot_elements)
+        else:
+            inbox, stride_slot = fabric.pool.slots(slot_elements, getattr(torch, config["WIRE"]))
         partials = split_k * tiles * block_m * block_n if split_k > 1 else 1
         self._fixed_args = (
             inbox,
@@ -62,6 +66,9 @@ class FusedPlan(Plan):
             problem.k,
             *sizes,
         )
+        signals = {}
+        if "SIGNALS" in config:
+            signals["TILES_PER_SIGNAL"] = spaces.tiles_per_signal(tiles, config)
         self._kernel = Kernel(
             function,
             grid=tiles * split_k + others,
@@ -69,7 +76,7 @@ class FusedPlan(Plan):
                 **spaces.tile_constants(problem, config),
                 "WORLD": problem.world_size,
                 "BACKEND": fabric.backend,
-                "TILES_PER_SIGNAL": spaces.tiles_per_signal(tiles, config),
+                **signals,
                 **constants,
             },
             options=compile_options(fabric.backend, config),
@@ -101,7 +108,7 @@ class FusedVariant(Variant):
     def space(self, problem: Any, hardware: Hardware) -> Space:
         return {
             **spaces.tile_space(problem, hardware),
-            "SIGNALS": spaces.signal_counts(hardware, Pool.CHANNELS),
+            "SIGNALS": spaces.signal_counts(hardware, spaces.MOST_SIGNALS),
             "WIRE": problem.wires,
         }
 

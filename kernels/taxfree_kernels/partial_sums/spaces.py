@@ -10,6 +10,8 @@ from taxfree_kernels.spaces import allowed, cdna_space, power_of_2, refuses_tile
 from taxfree_kernels.variant import Config, Space
 
 _CHUNK_BYTES = 1 << 13  # what one sender moves in a few microseconds
+#: Channels on which tiles or chunks are worth announcing to programs that wait for several.
+MOST_SIGNALS = 64
 TILE_KNOBS = ("BLOCK_M", "BLOCK_N", "BLOCK_K", "GROUP_M", "SPLIT_K", "SWAP_AB", "TMA")
 
 
@@ -190,14 +192,14 @@ def first_words(hardware: Hardware, space: Space, elements: int) -> list[dict[st
     return [within(space, guess) for guess in guesses]
 
 
-def refuses_words(hardware: Hardware, config: Config, world_size: int) -> str | None:
-    """Why a block of words cannot be polled well, or None."""
+def refuses_words(hardware: Hardware, config: Config, words: int, world_size: int) -> str | None:
+    """Why a program cannot poll so many words from each rank well, or None."""
     if hardware.backend == "interpreter":
         return None
     threads = config["num_warps"] * hardware.warp_size
-    if config["BLOCK"] < threads:
-        return f"{threads} threads for {config['BLOCK']} words"
-    if power_of_2(world_size, 1) * config["BLOCK"] > 32 * threads:
+    if words < threads:
+        return f"{threads} threads for {words} words"
+    if power_of_2(world_size, 1) * words > 32 * threads:
         return f"more than 32 words a thread from {world_size} ranks"
     return None
 

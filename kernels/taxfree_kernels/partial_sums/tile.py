@@ -91,6 +91,16 @@ def announce_tile(
 
 
 @triton.jit
+def send_tile(
+    part, own_ptr, at, mask, heap_bases, rank, WORLD: tl.constexpr, TO_SELF: tl.constexpr
+):
+    """Store a tile at offsets `at` of this rank's part of all inboxes, the own one if TO_SELF."""
+    for step in tl.static_range(0 if TO_SELF else 1, WORLD):
+        target_ptr = sync.translate(own_ptr, heap_bases, rank, (rank + step) % WORLD)
+        tl.store(target_ptr + at, part, mask=mask)
+
+
+@triton.jit
 def total_of_tile(
     rows, cols, row_mask, n, bias_ptr, residual_ptr,
     source_ptr, stride_source, at, at_mask,
@@ -107,15 +117,25 @@ def total_of_tile(
     Returns:
         The total, float32; NaN when they have not come.
     """
-    col_mask = (cols < n)[None, :]
-    place = rows.to(tl.int64)[:, None] * n + cols[None, :]
-    added = with_addends(
-        tl.zeros(at.shape, tl.float32), cols[None, :], col_mask,
-        place, row_mask[:, None] & col_mask, bias_ptr, residual_ptr, HAS_BIAS, HAS_RESIDUAL,
-    )  # fmt: skip
+    added = addends_of_tile(rows, cols, row_mask, n, bias_ptr, residual_ptr, HAS_BIAS, HAS_RESIDUAL)
     arrived = wait_for_everybody(control_ptr, channel, generation, heap_bases, rank, WORLD, BACKEND)
     total = sum_of_sources(source_ptr, stride_source, at, at_mask, WORLD) + added
     return tl.where(arrived, total, float("nan"))
+
+
+@triton.jit
+def addends_of_tile(
+    rows, cols, row_mask, n, bias_ptr, residual_ptr,
+    HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr,
+):  # fmt: skip
+    """float32 [rows, cols]: what is added once to a tile of a sum of n columns."""
+    none = tl.zeros((rows.shape[0], cols.shape[0]), tl.float32)
+    col_mask = (cols < n)[None, :]
+    place = rows.to(tl.int64)[:, None] * n + cols[None, :]
+    return with_addends(
+        none, cols[None, :], col_mask, place, row_mask[:, None] & col_mask,
+        bias_ptr, residual_ptr, HAS_BIAS, HAS_RESIDUAL,
+    )  # fmt: skip
 
 
 @triton.jit
@@ -127,15 +147,28 @@ def store_tile(out_ptr, rows, cols, row_mask, n, tile):
 
 
 @triton.jit
-def sum_of_sources(source_ptr, stride_source, at, mask, WORLD: tl.constexpr):
-    """float32: what all ranks have put at offsets `at`, a block, in the ranks' order."""
+def sum_of_sources(source_ptr, stride_source, at, mask, WORLD: tl.constexpr, own=None, rank=0):
+    """float32: what all ranks have put at offsets `at`, a block, in the ranks' order.
+
+    Args:
+        own: what this rank would have put there, if it has not; else None.
+    """
     total = tl.zeros(at.shape, tl.float32)
     if at.numel <= 4096:  # unrolled, so that the loads of all sources are in flight
         for source in tl.static_range(WORLD):
-            part = tl.load(source_ptr + source * stride_source + at, mask=mask, other=0.0)
-            total += part.to(tl.float32)
+            total += _part_of(source, source_ptr + source * stride_source + at, mask, own, rank)
     else:  # one source's loads fill the registers
         for source in range(WORLD):
-            part = tl.load(source_ptr + source * stride_source + at, mask=mask, other=0.0)
-            total += part.to(tl.float32)
+            total += _part_of(source, source_ptr + source * stride_source + at, mask, own, rank)
     return total
+
+
+@triton.jit
+def _part_of(source, ptrs, mask, own, rank):
+    """What one rank has put there, float32."""
+    if own is None:
+        part = tl.load(ptrs, mask=mask, other=0.0)
+    else:
+        others = tl.where(rank == source, False, mask)
+        part = tl.where(rank == source, own, tl.load(ptrs, mask=others, other=0.0))
+    return part.to(tl.float32)

@@ -16,6 +16,7 @@ from taxfree_kernels.flash_decode import two_shot as decode_two_shot
 from taxfree_kernels.matmul_all_reduce import one_shot as sum_one_shot
 from taxfree_kernels.matmul_all_reduce import one_shot_ll as sum_one_shot_ll
 from taxfree_kernels.matmul_all_reduce import push as sum_push
+from taxfree_kernels.matmul_all_reduce import push_in_place as sum_in_place
 from taxfree_kernels.matmul_all_reduce import push_two_shot as sum_push_two_shot
 from taxfree_kernels.matmul_all_reduce import two_shot as sum_two_shot
 from taxfree_kernels.matmul_reduce_scatter import one_shot as scatter_one_shot
@@ -23,6 +24,7 @@ from taxfree_kernels.matmul_reduce_scatter import push as scatter_push
 from taxfree_kernels.partial_sums import copied as sum_copied
 from taxfree_kernels.partial_sums import rows as sum_rows
 from taxfree_kernels.partial_sums import tile as sum_tile
+from taxfree_kernels.partial_sums import words as sum_words
 
 _SEEDS = range(14)
 
@@ -87,13 +89,17 @@ GROUPS = {
         ("push",),
         (
             sum_push._push,
+            sum_tile.send_tile,
             sum_tile.announce_tile,
             sum_tile.total_of_tile,
             sum_rows.sum_and_normalise,
         ),
     ),
+    "sum: push_in_place": Group(_SUM, ("push_in_place", MIXED), (sum_in_place._push_in_place,)),
     "sum: one_shot": Group(_SUM, ("one_shot",), (sum_one_shot._one_shot,)),
-    "sum: one_shot_ll": Group(_SUM, ("one_shot_ll",), (sum_one_shot_ll._one_shot_ll,)),
+    "sum: one_shot_ll": Group(
+        _SUM, ("one_shot_ll",), (sum_one_shot_ll._one_shot_ll, sum_words.sum_by_words)
+    ),
     # alone these two would hold their protocol with one payload slot: they wait for everybody twice
     "sum: two_shot": Group(_SUM, ("two_shot", MIXED), (sum_two_shot._two_shot,)),
     "sum: overlap": Group(_SUM, ("overlap",), (copies._meet, sum_copied._add)),
@@ -131,6 +137,10 @@ GROUPS = {
     ),
 }
 
+_ANOTHER_FLAG = (
+    "sent and awaited alike: it still differs from all flags that calls have left in the slot"
+)
+
 #: (group, mutant) -> why it is as right as the original, as long as no wait times out
 HARMLESS = {
     ("sync", "wait: _poll: generation + 1"): (
@@ -145,6 +155,8 @@ HARMLESS = {
     ("sync", "arrive: atomic_xchg: scope='gpu' -> 'cta'"): (
         "the last program in resets the counter, alone and before the next launch"
     ),
+    ("sum: push_in_place", "_push_in_place: sum_by_words: generation + 1"): _ANOTHER_FLAG,
+    ("sum: one_shot_ll", "_one_shot_ll: sum_by_words: generation + 1"): _ANOTHER_FLAG,
     ("decode: two_shot", "_two_shot: one payload slot"): (
         "whoever goes on to the next call has heard from owners that have read what was sent to "
         "them; other variants on the same pool need the second slot"

@@ -92,6 +92,7 @@ EDITS = [
     ("good_words", "h200", "ld.volatile.global.v2.b64", "ld.global.v2.b64", "whole_flag_words"),
     ("good_words", "h200", "volatile.global.v2.b64", "volatile.global.v4.b32", "whole_flag_words"),
     ("good_words", "h200", "st.global.wt.v2.b64", "st.global.v2.b64", "whole_flag_words"),
+    ("good_words", "h200", "st.global.wt.v2.b64", "st.global.wt.b64", "wide_flag_words"),
     ("good_words", "mi300x", "dwordx2 v", "dword v", "whole_flag_words"),
     ("good_words", "mi300x", " sc0 sc1", "", "whole_flag_words"),
     ("good_multiply", "h200", "wgmma.mma_async", "fma", "matrix_cores"),

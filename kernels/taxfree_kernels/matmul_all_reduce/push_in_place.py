@@ -1,0 +1,187 @@
+"""One fused kernel for few tiles: who has computed a tile sends it, and adds its peers' in place.
+
+``push`` without the programs that add: these start when programs of tiles, which fill the shared
+memory, have left, and they load again what those had in registers. Here a program keeps its part
+of the sum, and its addends, while it waits. For decode sizes tiles travel as words that carry their
+own flags (`IN_DATA`): no store is drained, no signal follows; else each tile has a signal, and a
+channel, of its own.
+
+Protocol. A program that has all of a tile sends it to every peer, then waits for the same tile of
+every peer, and adds in the order of the ranks, so that all have the same bits. It waits for
+programs of that tile only, which do not wait before they have sent. Of all ranks consider the one
+that has started the fewest programs. Those that wait there are each the last of a tile's SPLIT_K
+programs, so all of the tile's have started there, and everywhere else, since all ranks start the
+same programs in the same order: the tile will be sent. So the programs of that rank end, and it
+makes progress, however few are resident. This is why tiles cannot share a channel: a signal for
+several of them might wait for a program that has not started. Every rank sends every tile to, and
+receives it from, every peer in every call, so two slots suffice, of words as of payload
+(:class:`taxfree_kernels.fabric.heap.Pool`).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import triton
+import triton.language as tl
+
+from taxfree_kernels.device import sync
+from taxfree_kernels.device.exchange import signal_everybody, wait_for_everybody
+from taxfree_kernels.device.tiles import own_chiplet_first, tile_of
+from taxfree_kernels.fabric.base import Fabric
+from taxfree_kernels.fabric.heap import Pool
+from taxfree_kernels.hardware import Hardware
+from taxfree_kernels.matmul_all_reduce.problem import ONE_SHOT_ELEMENTS
+from taxfree_kernels.partial_sums import spaces
+from taxfree_kernels.partial_sums.fused import FusedPlan, FusedVariant
+from taxfree_kernels.partial_sums.sizes import padded_columns, padded_elements, tiles_of
+from taxfree_kernels.partial_sums.tile import (
+    addends_of_tile,
+    partial_tile,
+    send_tile,
+    store_tile,
+    sum_of_sources,
+)
+from taxfree_kernels.partial_sums.words import MOST_ELEMENTS, sum_by_words, words_of
+from taxfree_kernels.spaces import within
+from taxfree_kernels.variant import Config, Plan, Space
+
+_MOST_WARPS = 8
+_MOST_A_THREAD = 32  # elements, as a part, an addend, a sum and what was loaded: some 160 registers
+
+
+@triton.jit(do_not_specialize=["rank", "m"])
+def _push_in_place(
+    x, w, stride_wk, stride_wn, bias_ptr, residual_ptr, norm_weight_ptr, eps_ptr, out_ptr,
+    inbox_ptr, stride_slot, control_ptr, partials_ptr, counters_ptr, heap_bases, rank, m, n, k,
+    stride_source, stride_row,
+    WORLD: tl.constexpr, BACKEND: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr,
+    IN_DATA: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
+    SPLIT_K: tl.constexpr, EVEN_K: tl.constexpr, SWAP_AB: tl.constexpr, XCDS: tl.constexpr,
+    TMA: tl.constexpr, W_NK: tl.constexpr,
+):  # fmt: skip
+    generation = sync.running_generation(control_ptr)
+    slot_ptr = tl.multiple_of(inbox_ptr + (generation % 2) * stride_slot, 16)
+    tiles_m, tiles_n = tl.cdiv(m, BLOCK_M), tl.cdiv(n, BLOCK_N)
+    tiles = tiles_m * tiles_n
+    index = own_chiplet_first(tl.program_id(0), tiles * SPLIT_K, XCDS)
+    tile, split = index // SPLIT_K, index % SPLIT_K
+    tile_m, tile_n = tile_of(tile, tiles_m, tiles_n, GROUP_M)
+    row_begin, col_begin = tile_m * BLOCK_M, tile_n * BLOCK_N
+    acc, is_whole = partial_tile(
+        tile, split, tiles, row_begin, m, col_begin, n,
+        x, w, stride_wk, stride_wn, partials_ptr, counters_ptr, k,
+        BACKEND, BLOCK_M, BLOCK_N, BLOCK_K, SPLIT_K, EVEN_K, SWAP_AB, TMA, W_NK,
+    )  # fmt: skip
+    if is_whole:
+        rows, cols = row_begin + tl.arange(0, BLOCK_M), col_begin + tl.arange(0, BLOCK_N)
+        row_mask = rows < m
+        added = addends_of_tile(
+            rows, cols, row_mask, n, bias_ptr, residual_ptr, HAS_BIAS, HAS_RESIDUAL
+        )
+        if IN_DATA:  # words [WORLD, m, stride_row]; a row has room for all columns of its tiles
+            lane = tl.arange(0, BLOCK_M * BLOCK_N // 2)
+            row = row_begin + lane // (BLOCK_N // 2)
+            at = tl.minimum(row, m - 1) * stride_row + col_begin // 2 + lane % (BLOCK_N // 2)
+            total, arrived = sum_by_words(
+                words_of(acc, out_ptr.dtype.element_ty), at, row < m, slot_ptr, stride_source,
+                control_ptr, generation, heap_bases, rank,
+                out_ptr.dtype.element_ty, WORLD, BACKEND,
+            )  # fmt: skip
+            total = tl.reshape(total, [BLOCK_M, BLOCK_N])
+        else:
+            at = rows.to(tl.int64)[:, None] * stride_row + cols[None, :]
+            mask = row_mask[:, None] & (cols < stride_row)[None, :]
+            part = acc.to(slot_ptr.dtype.element_ty)
+            own_ptr = slot_ptr + rank.to(tl.int64) * stride_source
+            send_tile(part, own_ptr, at, mask, heap_bases, rank, WORLD, TO_SELF=False)
+            signal_everybody(control_ptr, tile, generation, heap_bases, rank, WORLD, BACKEND)
+            arrived = wait_for_everybody(
+                control_ptr, tile, generation, heap_bases, rank, WORLD, BACKEND
+            )
+            total = sum_of_sources(slot_ptr, stride_source, at, mask, WORLD, part, rank)
+        total = tl.where(arrived, total + added, float("nan"))
+        store_tile(out_ptr, rows, cols, row_mask, n, total)
+    sync.leave(control_ptr)
+
+
+class PushInPlace(FusedVariant):
+    """Tiles to everybody, summed by the programs that computed them."""
+
+    name = "push_in_place"
+
+    def refuses_problem(self, problem: Any, hardware: Hardware) -> str | None:
+        if problem.elements > ONE_SHOT_ELEMENTS:
+            return "all of the partial sum would cross the link to every peer"
+        if problem.rms_norm:
+            return "no program has whole rows of the sum"
+        if not self.first_configs(problem, hardware):
+            return f"each tile has a channel, of which there are {Pool.CHANNELS}"
+        return super().refuses_problem(problem, hardware)
+
+    def space(self, problem: Any, hardware: Hardware) -> Space:
+        return {
+            **spaces.tile_space(problem, hardware),
+            "WIRE": problem.wires,
+            "IN_DATA": (True, False) if problem.elements <= MOST_ELEMENTS else (False,),
+        }
+
+    def first_configs(self, problem: Any, hardware: Hardware) -> list[dict[str, Any]]:
+        space, configs = self.space(problem, hardware), []
+        for tile in super().first_configs(problem, hardware):
+            for in_data in space["IN_DATA"]:
+                config = within(space, {**_with_room(hardware, tile), "IN_DATA": in_data})
+                if config not in configs and not self.refuses_config(problem, hardware, config):
+                    configs.append(config)
+        return configs
+
+    def refuses_config(self, problem: Any, hardware: Hardware, config: Config) -> str | None:
+        crowded = _refuses_exchange(problem, hardware, config)
+        return crowded or super().refuses_config(problem, hardware, config)
+
+    def plan(self, problem: Any, fabric: Fabric, config: Config) -> Plan:
+        tiles = tiles_of(problem.m, problem.n, config["BLOCK_M"], config["BLOCK_N"])
+        constants = {
+            "HAS_BIAS": problem.bias,
+            "HAS_RESIDUAL": problem.residual,
+            "IN_DATA": config["IN_DATA"],
+        }
+        if config["IN_DATA"]:  # a row has room for all columns of its tiles
+            row = -(-problem.n // config["BLOCK_N"]) * config["BLOCK_N"] // 2
+            plane = problem.m * row
+        else:
+            row, plane = padded_columns(problem.n), padded_elements(problem.m, problem.n)
+        return FusedPlan(
+            problem, fabric, config, _push_in_place, tiles, 0, problem.world_size * plane,
+            (plane, row), constants,
+        )  # fmt: skip
+
+
+def _with_room(hardware: Hardware, config: Config) -> dict[str, Any]:
+    """A config with more warps, and then fewer columns, until these can keep a tile."""
+    if hardware.backend == "interpreter":
+        return dict(config)
+    rows, most = config["BLOCK_M"], _MOST_A_THREAD * hardware.warp_size
+    columns = min(config["BLOCK_N"], _MOST_WARPS * most // rows)
+    warps = max(config["num_warps"], rows * columns // most)
+    return {**config, "BLOCK_N": columns, "num_warps": warps}
+
+
+def _refuses_exchange(problem: Any, hardware: Hardware, config: Config) -> str | None:
+    """Why tiles of a config cannot be exchanged and kept, or None."""
+    block_m, block_n = config["BLOCK_M"], config["BLOCK_N"]
+    tiles_m, tiles_n = -(-problem.m // block_m), -(-problem.n // block_n)
+    if _with_room(hardware, config) != config:
+        return f"more than {_MOST_A_THREAD} elements of a tile a thread"
+    if not config["IN_DATA"]:
+        too_many = tiles_m * tiles_n > Pool.CHANNELS
+        return f"{tiles_m * tiles_n} tiles, {Pool.CHANNELS} channels" if too_many else None
+    if config["WIRE"] != problem.dtype:
+        return "words hold elements of the tensors' own type"
+    if problem.m * tiles_n * block_n > MOST_ELEMENTS:
+        return f"words of {tiles_n * block_n} columns do not fit the slot"
+    return spaces.refuses_words(hardware, config, block_m * block_n // 2, problem.world_size)
+
+
+VARIANT = PushInPlace()

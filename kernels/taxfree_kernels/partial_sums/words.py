@@ -1,0 +1,69 @@
+"""Device functions for partial sums that travel as flag-in-data words, of two elements each."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from taxfree_kernels.device import sync
+
+#: Most elements of the output: their words from 8 ranks fill a pool's slot of them.
+MOST_ELEMENTS = 1 << 17
+
+
+@triton.jit
+def words_of(tile, ELEMENT: tl.constexpr):
+    """int32 [M * N / 2]: the elements of `tile`, [M, N], rounded to 16 bits, two in a word."""
+    pairs = tl.reshape(tile.to(ELEMENT), [tile.numel // 2, 2]).to(tl.uint16, bitcast=True)
+    low, high = tl.split(pairs.to(tl.int32))
+    return low | (high << 16)
+
+
+@triton.jit
+def _halves(words, ELEMENT: tl.constexpr):
+    """The two elements that each of `words`, int32, consists of, as float32."""
+    low = (words & 0xFFFF).to(tl.uint16).to(ELEMENT, bitcast=True)
+    high = ((words >> 16) & 0xFFFF).to(tl.uint16).to(ELEMENT, bitcast=True)
+    return low.to(tl.float32), high.to(tl.float32)
+
+
+@triton.jit
+def sum_by_words(
+    own, at, mask, slot_ptr, stride_source, control_ptr, generation, heap_bases, rank,
+    ELEMENT: tl.constexpr, WORLD: tl.constexpr, BACKEND: tl.constexpr,
+):  # fmt: skip
+    """Send words to every peer, wait for the same words of every peer's, and add them.
+
+    Args:
+        own: int32 [WORDS], of this rank.
+        at: their places among a source's words, all of which are in the slot.
+        mask: which of them are exchanged; None for all.
+        slot_ptr: rank 0's words, the others `stride_source` words apart.
+
+    Returns:
+        float32 [2 * WORDS], added in the ranks' order, and whether all words have come.
+    """
+    own_ptr = slot_ptr + rank.to(tl.int64) * stride_source
+    for step in tl.static_range(1, WORLD):
+        peer = (rank + step) % WORLD
+        target_ptr = sync.translate(own_ptr, heap_bases, rank, peer)
+        sync.send(control_ptr, target_ptr + at, own, peer, generation, mask=mask)
+
+    # -- one poll for all ranks; lanes beyond the last rank look at its words again ------------
+    lane = tl.arange(0, triton.next_power_of_2(WORLD))[:, None]
+    source = tl.minimum(lane, WORLD - 1)
+    needed = source != rank
+    if mask is not None:
+        needed = needed & mask[None, :]
+    words, arrived = sync.receive(
+        control_ptr, slot_ptr + source * stride_source + at[None, :], source, generation,
+        heap_bases, rank, mask=needed, WORLD=WORLD, BACKEND=BACKEND,
+    )  # fmt: skip
+    words = tl.where(source == rank, own[None, :], words)
+    total_low = tl.zeros(own.shape, tl.float32)
+    total_high = tl.zeros(own.shape, tl.float32)
+    for rank_to_add in tl.static_range(WORLD):
+        low, high = _halves(tl.sum(tl.where(lane == rank_to_add, words, 0), 0), ELEMENT)
+        total_low += low
+        total_high += high
+    return tl.reshape(tl.join(total_low, total_high), [2 * own.numel]), arrived
