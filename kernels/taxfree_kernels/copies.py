@@ -13,14 +13,16 @@ between the two payload slots: all go to the first one. On both sides of the cal
 - After: the call takes one generation or two, so that the next one is odd, and uses the second
   slot. The one after that finds, as always, that all ranks have left this call.
 
-Copying streams wait for peers to enter, which waits for nobody, and for what the plan has put on
-the caller's stream before. So a plan that issues its copies before what waits for them makes
-progress, however the device shares itself among the streams.
+A captured graph, or a device with few queues, may run what events do not order one by one, and in
+any order. Therefore whatever waits for peers' copies of a part comes after this rank's copies of
+it, by an event, and parts come one after the other. Of all ranks, consider the one that waits for
+the earliest part: its peers have copied that part, or have nothing that waits before it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import cycle, product
 from typing import TYPE_CHECKING, Any
 
@@ -157,20 +159,29 @@ def rows_of_chunk(problem: Any, owner: int, chunk: int, chunks: int) -> slice:
     return slice(begin, end)
 
 
-def parts_of(problem: Any, owners: Sequence[int], chunks: int, chunks_per_part: int) -> list[slice]:
+@dataclass(frozen=True)
+class Part:
+    """What is multiplied at once.
+
+    Args:
+        rows: of all ranks' shards.
+        chunks: of those in their order, up to its end.
+    """
+
+    rows: slice
+    chunks: int
+
+
+def parts_of(problem: Any, owners: Sequence[int], chunks: int, chunks_per_part: int) -> list[Part]:
     """The rows of owners, one after the other, in parts of so many chunks.
 
-    A part that goes on at row 0 is two.
+    A part that goes on at row 0 is two; chunks without rows are no part of their own.
     """
-    pieces = [
-        rows_of_chunk(problem, owner, chunk, chunks)
-        for owner, chunk in product(owners, range(chunks))
-    ]
-    parts: list[slice] = []
-    for number, piece in enumerate(pieces):
-        goes_on = number % chunks_per_part > 0 and parts and parts[-1].stop == piece.start
-        if goes_on:
-            parts[-1] = slice(parts[-1].start, piece.stop)
-        elif piece.start < piece.stop:
-            parts.append(piece)
+    parts: list[Part] = []
+    for number, (owner, chunk) in enumerate(product(owners, range(chunks))):
+        rows, done = rows_of_chunk(problem, owner, chunk, chunks), number + 1
+        if number % chunks_per_part > 0 and parts and parts[-1].rows.stop == rows.start:
+            parts[-1] = Part(slice(parts[-1].rows.start, rows.stop), done)
+        elif rows.start < rows.stop:
+            parts.append(Part(rows, done))
     return parts

@@ -118,6 +118,7 @@ class TestTimeouts:
             ("matmul_all_reduce", name, {"m": 5, "n": 48, "k": 12, "rms_norm": True})
             for name in ("one_shot", "push")
         ),
+        ("matmul_all_reduce", "push_two_shot", {"m": 5, "n": 96, "k": 12}),
     ],
 )
 class TestAbsentPeer:

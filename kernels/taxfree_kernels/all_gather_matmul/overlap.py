@@ -6,8 +6,7 @@ two a part of the matmul, and copies take microseconds to start: not for few row
 
 Protocol. That of :mod:`taxfree_kernels.copies`. Each copy of a chunk is signalled to the peer that
 gets it. On the caller's stream a kernel waits for the rows of a part before that part is
-multiplied. Copies wait for peers to enter the call only, and are issued before the waits for rows,
-so that they are made also where all work runs one after another.
+multiplied, behind this rank's own copies for the same part of peers.
 """
 
 from __future__ import annotations
@@ -71,11 +70,14 @@ class OverlapPlan(Plan):
         self._inbox = inbox.view(world * problem.shard_rows, problem.k)
         self._own = rows_of_chunk(problem, rank, 0, 1)
         peers = [(rank + distance) % world for distance in range(1, world)]
+        messages = list(self._messages_of(problem, fabric, chunks))
+        parts = parts_of(problem, peers, chunks, config["CHUNKS_PER_WAIT"])
+        begins = [0, *(part.chunks for part in parts)]
         self._parts = [
-            (rows, self._inbox[rows])
-            for rows in parts_of(problem, peers, chunks, config["CHUNKS_PER_WAIT"])
+            (messages[begin : part.chunks], part.rows, self._inbox[part.rows])
+            for begin, part in zip(begins, parts, strict=False)
         ]
-        self._messages = list(self._messages_of(problem, fabric, chunks))
+        self._last_messages = messages[begins[-1] :]
         self._copies = PeerCopies(fabric, chunks, config["STREAMS"])
         self._await = Kernel(
             _await,
@@ -86,7 +88,7 @@ class OverlapPlan(Plan):
         self._await_args = (
             fabric.pool.control, fabric.heap_bases, rank, problem.m, problem.shard_rows
         )  # fmt: skip
-        self.launches = 3 + 2 * len(self._messages) + 2 * len(self._parts)
+        self.launches = 3 + 2 * len(messages) + 2 * len(self._parts)
 
     def _messages_of(
         self, problem: AllGatherMatmul, fabric: Fabric, chunks: int
@@ -104,14 +106,19 @@ class OverlapPlan(Plan):
     ) -> torch.Tensor:
         self._copies.begin()
         matmul_into(out[self._own], a, weight, bias)
-        for message in self._messages:
-            self._copies.send(message.target, a[message.rows], message.chunk, message.peer)
-        for rows, arrived in self._parts:
+        for messages, rows, arrived in self._parts:
+            self._send(messages, a)
+            self._copies.join()
             self._await(*self._await_args, rows.start, rows.stop)
             matmul_into(out[rows], arrived, weight, bias)
+        self._send(self._last_messages, a)
         self._copies.join()
         self._copies.finish(out)
         return out
+
+    def _send(self, messages: list[_Message], a: torch.Tensor) -> None:
+        for each in messages:
+            self._copies.send(each.target, a[each.rows], each.chunk, each.peer)
 
 
 class Overlap(Variant):

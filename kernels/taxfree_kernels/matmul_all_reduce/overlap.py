@@ -7,8 +7,8 @@ and copies take microseconds to start: not for few rows.
 
 Protocol. That of :mod:`taxfree_kernels.partial_sums.copied` for each part, of whose rows each rank
 owns a shard. When it has added them, on a stream beside the caller's, it meets all ranks there, and
-fetches the rows that peers own. Additions wait for peers' copies, which wait for matmuls that all
-ranks have been given before; meetings wait for additions.
+fetches the rows that peers own. So what waits are the additions and meetings of the parts, one
+after the other, each behind this rank's copies of the same part.
 """
 
 from __future__ import annotations
@@ -88,6 +88,7 @@ class OverlapPlan(Plan):
             rows, target = part.rows, out[part.rows]
             part.sum.multiply(x[rows], weight)
             with self._adding.forked():
+                self._copies.join()
                 part.sum.add(bias, None if residual is None else residual[rows], target)
                 self._copies.meet(self._first_meeting + number)
                 self._fetches.follow()

@@ -12,17 +12,18 @@ output, [tile, BLOCK_M, BLOCK_N].
 
 Protocol. Three roles. Tile programs compute a tile of this rank's partial sum, store it into the
 owner's inbox, and wait for nobody. One signal to everybody announces a group of tiles, of which
-each rank owns equally many: the last program of a group to finish sends it. Adders wait for a group
-from all ranks, add a piece of an own tile in the order of the ranks, store it into the output and
-into every peer's slot, and announce the group's sums in the same way, on channels of their own.
-Copiers wait for the owner of a peer's tile, and copy the sum into the output. The adders of a group
-have higher ids than its tile programs, some between those of later groups, so that sums travel
-while tiles are computed; copiers have the highest. So a program waits for roles only that, on every
-rank, have lower ids than it, and any order that starts low ids first makes progress. All ranks have
-the bits that the owner made; where a wait has failed, those are NaN, which is sent on. There are as
-many adders on each rank, also on one that owns fewer tiles, or none. So in each call every rank
-signals everybody, and waits for everybody, on each group's channel: the full exchange under which
-the two payload slots of a pool suffice (:class:`taxfree_kernels.fabric.heap.Pool`).
+each rank owns as many as any other, but for the last group: the last program to finish sends it.
+Adders wait for a group from all ranks, add a piece of an own tile in the order of the ranks, store
+it into the output and into every peer's slot, and announce the group's sums in the same way, on
+channels of their own. Copiers wait for the owner of a peer's tile, and copy the sum into the
+output. The adders of a group have higher ids than its tile programs, some between those of later
+groups, so that sums travel while tiles are computed; copiers have the highest. So what a program
+waits for has lower ids than it, on every rank, and any order that starts low ids first makes
+progress. All ranks have the bits that the owner made; where a wait has failed, those are NaN, which
+is sent on. There are as many adders on each rank, also on one that owns fewer tiles, or none. So in
+each call every rank signals everybody, and waits for everybody, on each group's channel: the full
+exchange under which the two payload slots of a pool suffice
+(:class:`taxfree_kernels.fabric.heap.Pool`).
 """
 
 from __future__ import annotations
@@ -188,17 +189,17 @@ class PushTwoShot(FusedVariant):
         }
 
     def first_configs(self, problem: Any, hardware: Hardware) -> list[dict[str, Any]]:
-        pieces = self.space(problem, hardware)["PIECES"]
+        space, units = self.space(problem, hardware), hardware.compute_units
         configs = []
         for config in super().first_configs(problem, hardware):
             if self.refuses_config(problem, hardware, config):
                 continue
             adders = -(-_tiles(problem, config) // problem.world_size)
-            enough = [count for count in pieces if 2 * count * adders >= hardware.compute_units]
-            configs.append({**config, "PIECES": enough[0] if enough else pieces[-1]})
-        if hardware.backend == "interpreter":
-            return configs
-        return [*configs, {**configs[0], "AHEAD": _ALL_WAVES}]
+            enough = (count for count in space["PIECES"] if 2 * count * adders >= units)
+            configs.append({**config, "PIECES": next(enough, space["PIECES"][-1]), "AHEAD": 1})
+        if _tiles(problem, configs[0]) * configs[0]["SPLIT_K"] > units:  # more than one wave
+            configs.append({**configs[0], "AHEAD": space["AHEAD"][-1]})
+        return configs
 
     def refuses_config(self, problem: Any, hardware: Hardware, config: Config) -> str | None:
         needed = ITEM_BYTES[config["WIRE"]] * _slot_elements(problem, config)

@@ -5,8 +5,7 @@ before all, and copy engines take each part away while the next is computed; wha
 comes last, so that little but the addition of what all ranks have sent is left.
 
 Protocol. That of :mod:`taxfree_kernels.copies`, each chunk of a peer's shard being signalled to it.
-The kernel that adds waits for all chunks of all peers. Copies are issued before it, and wait for
-this rank's matmuls only.
+The kernel that adds waits for all chunks of all peers, and comes after all copies of this rank.
 """
 
 from __future__ import annotations
@@ -141,7 +140,7 @@ class CopiedSum:
         self._empty = [each for each in messages if each.rows.start == each.rows.stop]
         owners = [(rank + distance) % world for distance in range(1, world + 1)]
         self._parts = [
-            _part(problem, part, shards, messages)
+            _part(problem, part.rows, shards, messages)
             for part in parts_of(problem, owners, chunks, config["CHUNKS_PER_WAIT"])
         ]
         self.launches = len(self._parts) + 2 * len(messages) + 1
