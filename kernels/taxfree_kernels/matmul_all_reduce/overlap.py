@@ -25,11 +25,7 @@ from taxfree_kernels.matmul_all_reduce.problem import MatmulAllReduce
 from taxfree_kernels.matmul_reduce_scatter.problem import MatmulReduceScatter
 from taxfree_kernels.partial_sums import spaces
 from taxfree_kernels.partial_sums.copied import CopiedSum, slot_elements
-from taxfree_kernels.spaces import copy_space, first_copies, up_to
 from taxfree_kernels.variant import Config, Plan, Space, Variant
-
-_LEAST_ROWS = 4  # of a part, for each rank
-_GOOD_ROWS = 512  # at once, of which the vendor's matmul makes good tiles
 
 
 class _Part:
@@ -123,27 +119,13 @@ class Overlap(Variant):
     def refuses_problem(self, problem: Any, hardware: Hardware) -> str | None:
         if problem.rms_norm:
             return "what is fetched is not normalised"
-        if problem.m < _LEAST_ROWS * problem.world_size:
-            return "too few rows for each rank to own some"
-        return spaces.refuses_copies(problem, problem.n)
+        return spaces.refuses_copies(problem, problem.n) or spaces.refuses_parts(problem)
 
     def space(self, problem: Any, hardware: Hardware) -> Space:
-        whole = _shards(problem, slice(0, problem.m))
-        return {**copy_space(whole, hardware), "PARTS": self._part_counts(problem, hardware)}
+        return spaces.parts_space(problem, hardware)
 
     def first_configs(self, problem: Any, hardware: Hardware) -> list[dict[str, Any]]:
-        least = 1 if hardware.backend == "interpreter" else _GOOD_ROWS
-        found = []
-        for count in reversed(self._part_counts(problem, hardware)):
-            part = _shards(problem, slice(0, problem.m // count))
-            if part.m >= least or count == 1:
-                first = first_copies(part, copy_space(part, hardware), rows_at_once=_GOOD_ROWS)
-                found += [{**config, "PARTS": count} for config in first[:2]]
-        return found
-
-    def _part_counts(self, problem: Any, hardware: Hardware) -> tuple[int, ...]:
-        counts = (1, 2) if hardware.backend == "interpreter" else (1, 2, 4)
-        return up_to(problem.m // (_LEAST_ROWS * problem.world_size), counts)
+        return spaces.first_parts(problem, self.space(problem, hardware))
 
     def plan(self, problem: Any, fabric: Fabric, config: Config) -> Plan:
         return OverlapPlan(problem, fabric, config)

@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.partial_sums.sizes import ITEM_BYTES
-from taxfree_kernels.spaces import allowed, cdna_space, power_of_2, refuses_tile, up_to, within
+from taxfree_kernels.spaces import (
+    allowed,
+    cdna_space,
+    copy_space,
+    first_copies,
+    nearest_first,
+    power_of_2,
+    refuses_tile,
+    up_to,
+    within,
+)
 from taxfree_kernels.variant import Config, Space
 
 _CHUNK_BYTES = 1 << 13  # what one sender moves in a few microseconds
@@ -256,3 +266,49 @@ def refuses_copies(problem: Any, columns: int) -> str | None:
     if problem.elements > 1 << 30:
         return "its elements are counted in 32 bits"
     return None
+
+
+class _Shards(NamedTuple):
+    """Of some rows, those that each rank adds up."""
+
+    shard_rows: int
+    world_size: int
+
+
+_LEAST_ROWS = 4  # of a part, for each rank
+_WORTH_A_PART = 1024  # rows that the vendor's matmul multiplies, in pieces, about as fast as whole
+
+
+def refuses_parts(problem: Any) -> str | None:
+    """Why ranks cannot each add up some rows, or None."""
+    if problem.m < _LEAST_ROWS * problem.world_size:
+        return "too few rows for each rank to own some"
+    return None
+
+
+def parts_space(problem: Any, hardware: Hardware) -> Space:
+    """In how many parts of the rows a sum is scattered, added and gathered, and by what copies."""
+    counts = (1, 2) if hardware.backend == "interpreter" else (1, 2, 4)
+    return {
+        **copy_space(_shards_of(problem, 1), hardware),
+        "PARTS": up_to(problem.m // (_LEAST_ROWS * problem.world_size), counts),
+    }
+
+
+def first_parts(problem: Any, space: Space) -> list[dict[str, Any]]:
+    """Configs for a sum in parts; the first is the default.
+
+    Args:
+        space: of :func:`parts_space`.
+    """
+    wanted = max(1, problem.m // _WORTH_A_PART)
+    counts = nearest_first(space["PARTS"], wanted)
+    return [
+        within(space, {**config, "PARTS": count})
+        for count in counts
+        for config in first_copies(_shards_of(problem, count), space, rows_at_once=512)[:2]
+    ]
+
+
+def _shards_of(problem: Any, parts: int) -> _Shards:
+    return _Shards(-(-(problem.m // parts) // problem.world_size), problem.world_size)
