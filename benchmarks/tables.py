@@ -62,8 +62,9 @@ SUMMARY: Sequence[tuple[str, str, Mapping[str, Sequence[Any]]]] = (
     ("all_gather_matmul", "", {"gather_dim": (0,), "m": (1, 64, 256, 1024)}),
     ("all_gather_matmul", "-large", {"m": (4096,)}),
     ("matmul_all_reduce", "", {"k": (3584,), "residual": (False,), "m": (1, 64, 256, 1024)}),
+    ("matmul_all_reduce", "-large", {"m": (4096,)}),
     ("matmul_all_reduce", "", {"rms_norm": (True,), "m": (16,)}),
-    ("matmul_reduce_scatter", "", {"m": (256, 1024)}),
+    ("matmul_reduce_scatter", "", {"m": (256, 1024, 4096)}),
     ("flash_decode", "", {"batch": (1, 4, 16), "kv_len_per_rank": (8192,)}),
 )
 SUMMARY_CAPTION = (
