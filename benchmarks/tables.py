@@ -9,13 +9,15 @@ Between them come one table per combination of the other fields, with a row per 
 the KV cache. Between `<!-- evolution: FILE ... -->` and `<!-- end of evolution -->` comes a table
 per combination with a row per variant, in the order in which each removes one thing more. Between
 `<!-- summary: MACHINE -->` and `<!-- end of summary -->` comes one table of a few problems of all
-operations, from the machine's result files.
+operations, from the machine's result files. Between `<!-- block: FILE -->` and
+`<!-- end of block -->` come those of a model's block.
 `--check` writes nothing, and fails where a document does not say what the result files say.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -71,9 +73,13 @@ SUMMARY_CAPTION = (
     "Microseconds, median of the slowest rank: our fastest variant in a graph, fused or not, and "
     "the library's fastest, in a graph or eager; all at the best config that is known."
 )
+#: path of a block -> as tables name it
+BLOCK_PATHS = {"library": "NCCL + cuBLAS", "torch": "PyTorch's ops", "dispatch": "taxfree"}
+BLOCK_CAPTION = "Microseconds for the whole block, median of the slowest rank; what ran in a graph."
 _UNSAID = ("dtype", "world_size", "v_head_dim")  # alike in the whole table
 _BLOCK = re.compile(
-    r"(?P<begin><!-- (?P<kind>results|evolution|summary): (?P<file>\S+)(?P<where>[^\n]*?) -->\n)"
+    r"(?P<begin><!-- (?P<kind>results|evolution|summary|block): "
+    r"(?P<file>\S+)(?P<where>[^\n]*?) -->\n)"
     r".*?(?P<end><!-- end of (?P=kind) -->)",
     re.DOTALL,
 )
@@ -112,6 +118,9 @@ def update(text: str, root: Path) -> str:
     def block(match: re.Match[str]) -> str:
         if match["kind"] == "summary":
             return f"{match['begin']}{summary(root, match['file'])}{match['end']}"
+        if match["kind"] == "block":
+            rows = json.loads((root / match["file"]).read_text(encoding="utf-8"))["rows"]
+            return f"{match['begin']}{block_tables(rows)}{match['end']}"
         where = dict(word.split("=", 1) for word in match["where"].split())
         make = {"results": tables, "evolution": evolution}[match["kind"]]
         return f"{match['begin']}{make(load(root / match['file']).rows, where)}{match['end']}"
@@ -145,6 +154,31 @@ def summary(root: Path, machine: str) -> str:
             named = [_named(ours), _named(library)]
             lines.append([f"{op} {written(op, fields)}", *named, f"{times:.2f}"])
     return f"\n{_markdown(lines)}\n{SUMMARY_CAPTION}\n\n"
+
+
+def block_tables(rows: Iterable[Mapping[str, Any]]) -> str:
+    """A model's block end to end, for each way to keep its activations, in Markdown.
+
+    Args:
+        rows: of a record of ``benchmarks/block.py``.
+    """
+    found: dict[str, dict[int, dict[tuple[str, str], Mapping[str, Any]]]] = {}
+    for row in rows:
+        of_rows = found.setdefault(row["block"]["activations"], {})
+        of_rows.setdefault(row["block"]["m"], {})[row["path"], row["mode"]] = row
+    columns = [(path, mode) for path in BLOCK_PATHS for mode in ("eager", "graph")]
+    header = ["m", *(f"{BLOCK_PATHS[path]} {mode}" for path, mode in columns), "dispatched"]
+    parts = []
+    for activations, of_rows in found.items():
+        lines = [header, ["---:"] * len(header)]
+        for m, paths in sorted(of_rows.items()):
+            times = [
+                f"{paths[each]['median_us']:.1f}" if each in paths else "-" for each in columns
+            ]
+            ran = " + ".join(paths["dispatch", "graph"]["choices"].values())
+            lines.append([str(m), *times, ran])
+        parts.append(f"\n**{activations} activations**\n\n{_markdown(lines)}")
+    return "".join(parts) + f"\n{BLOCK_CAPTION}\n\n"
 
 
 def _is_ours(row: Row) -> bool:
