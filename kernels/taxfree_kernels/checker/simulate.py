@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -31,6 +32,7 @@ from taxfree_kernels.launch import Kernel, launching_through
 _FIRST_PROGRAMS = 31  # per launch that clocks have room for; a launch of more starts all over
 _ALL = 1_000_000
 _RESIDENTS = (1, 2, 3, 4, _ALL)
+_HOW_SOON = (0.0, 0.3, 0.7, 1.0)  # chance that what waits on a side stream runs as it is issued
 _NEVER = 1 << 62  # ticks
 
 Call = Callable[[], object]
@@ -94,39 +96,95 @@ class _Heap(SymmetricHeap):
         return block
 
 
+@dataclass(eq=False)
+class _Event:
+    """A point in the work of a stream, and what has happened before it once that has run."""
+
+    stream: _Stream | None
+    call: int
+    clocks: np.ndarray | None = None
+
+
 class _Stream(SideStream):
     """A side stream: what runs there is ordered by forks and joins only.
 
-    Everything runs when it is issued, as on the host; but of what was not ordered, that is seen.
-
-    Attributes:
-        is_joined: whether nothing was issued here since the last join.
+    A rank runs one thing at a time, in any order that these allow: what is issued here waits for
+    its turn, which comes at random, or when something that runs has to come after it.
     """
 
     def __init__(self, schedule: _Schedule, actor: Actor) -> None:
         self._schedule, self._actor = schedule, actor
-        self.is_joined = True
+        self._work: deque[Callable[[], object]] = deque()
+        self._is_joined = True
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether all that was issued here has been joined, and has run."""
+        return self._is_joined and not self._work
 
     def fork(self) -> None:
-        caller = self._schedule.thread.actor
-        self._actor.join(caller.clocks)
-        self._actor.call = caller.call
-        caller.step()
+        event = self._schedule.record(self._schedule.thread)
+        self.issue(partial(self._wait, event))
 
     @contextlib.contextmanager
     def entered(self) -> Iterator[None]:
-        self.is_joined = False
+        self._is_joined = False
         thread = self._schedule.thread
-        caller, thread.actor = thread.actor, self._actor
+        before, thread.stream = thread.stream, self
         try:
             yield
         finally:
-            thread.actor = caller
+            thread.stream = before
 
     def join(self) -> None:
-        self.is_joined = True
-        self._schedule.thread.actor.join(self._actor.clocks)
+        self._is_joined = True
+        thread, event = self._schedule.thread, self.record()
+        if isinstance(thread.stream, _Stream):
+            thread.stream.issue(partial(thread.stream._wait, event))
+        else:
+            self._run_until(event)
+            assert event.clocks is not None
+            thread.actor.join(event.clocks)
+
+    def issue(self, work: Callable[[], object]) -> None:
+        """Put work behind what was issued here."""
+        self._work.append(work)
+
+    def run(self) -> None:
+        """Run all that is waiting here."""
+        while self._work:
+            self._step()
+
+    def record(self) -> _Event:
+        """A point behind all that was issued here."""
+        event = _Event(self, self._schedule.thread.actor.call)
+        self._work.append(partial(self._note, event))
+        return event
+
+    def _run_until(self, event: _Event) -> None:
+        while event.clocks is None:
+            self._step()
+
+    def _step(self) -> None:
+        work = self._work.popleft()
+        thread = self._schedule.thread
+        before, thread.actor = thread.actor, self._actor
+        stream, thread.stream = thread.stream, None
+        try:
+            work()
+        finally:
+            thread.actor, thread.stream = before, stream
+
+    def _note(self, event: _Event) -> None:
+        event.clocks = self._actor.clocks.copy()
         self._actor.step()
+
+    def _wait(self, event: _Event) -> None:
+        if event.stream is not None:
+            event.stream._run_until(event)
+        assert event.clocks is not None
+        self._actor.join(event.clocks)
+        self._actor.call = event.call
 
 
 class SimulatedFabric(Fabric):
@@ -243,6 +301,8 @@ class _Schedule:
         self._first_generation = first_generation
         self._programs, self._streams = programs, streams
         self._side_streams: list[list[_Stream]] = [[] for _ in range(simulation.world_size)]
+        self._order = Random(f"the order of streams {seed}")
+        self._how_soon = self._order.choice(_HOW_SOON)
         self._resident = resident or rng.choice(_RESIDENTS)
         self._shadow = Shadow()
         self._scheduler: Scheduler[Thread] = Scheduler(rng)
@@ -259,7 +319,7 @@ class _Schedule:
             run_host = partial(self._run_host, host, work)
             scheduler.start(Thread(host), run_host, scheduler.draw_weight())
         try:
-            with hooks.observed_by(watch), TorchOperations(watch.on_tensor):
+            with hooks.observed_by(watch), TorchOperations(watch.on_tensor, self._postpones):
                 scheduler.run()
             violation = watch.violation or self._deadlock()
         finally:
@@ -309,6 +369,18 @@ class _Schedule:
     def thread(self) -> Thread:
         """The running one."""
         return self._scheduler.current.owner
+
+    def draws_now(self) -> bool:
+        """Whether what waits on a side stream has its turn."""
+        return self._order.random() < self._how_soon
+
+    def record(self, thread: Thread) -> _Event:
+        """A point behind all that a thread has issued where it issues now."""
+        if isinstance(thread.stream, _Stream):
+            return thread.stream.record()
+        event = _Event(None, thread.actor.call, thread.actor.clocks.copy())
+        thread.actor.step()
+        return event
 
     def _make_fabrics(self) -> list[SimulatedFabric]:
         arenas = self._simulation.arenas
@@ -371,11 +443,11 @@ class _Schedule:
         self._scheduler.touch([waits.BARRIER])
 
     def _run_host(self, host: Actor, calls: Sequence[Call]) -> None:
-        with launching_through(self._launch):
+        with launching_through(self._issue):
             for call in calls:
                 host.call += 1
                 call()
-                if not all(stream.is_joined for stream in self._side_streams[host.rank]):
+                if not all(stream.has_ended for stream in self._side_streams[host.rank]):
                     error = RuntimeError(
                         "work on a side stream outlives its call: it is not joined"
                     )
@@ -383,6 +455,30 @@ class _Schedule:
                 self._scheduler.point()
 
     # -- launches ---------------------------------------------------------------------------------
+
+    def _issue(self, kernel: Kernel, args: tuple[Any, ...]) -> None:
+        """Run a kernel, or leave it to the side stream where it is issued, for later perhaps.
+
+        Before one of the caller's own stream, what waits elsewhere may have its turn.
+        """
+        stream = self.thread.stream
+        if isinstance(stream, _Stream):
+            stream.issue(partial(self._launch, kernel, args))
+            if self.draws_now():
+                stream.run()
+            return
+        streams = self._side_streams[self.thread.actor.rank]
+        for each in self._order.sample(streams, len(streams)):
+            if self.draws_now():
+                each.run()
+        self._launch(kernel, args)
+
+    def _postpones(self, work: Callable[[], object]) -> bool:
+        """Leave a copy to the side stream where it is issued, if it is; it is too early to run."""
+        stream = self.thread.stream
+        if isinstance(stream, _Stream):
+            stream.issue(work)
+        return stream is not None
 
     def _launch(self, kernel: Kernel, args: tuple[Any, ...]) -> None:
         host = self.thread.actor

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -31,10 +32,12 @@ class Thread:
     Args:
         actor: a program or a host.
         programs: of the program's launch.
+        stream: where a host issues, if not on its own stream.
     """
 
     actor: Actor
     programs: int = 0
+    stream: object | None = None
     last: tuple[Any, ...] = ()
     seen: tuple[int, ...] = ()
     repeats: int = 0
@@ -205,11 +208,21 @@ class Watch:
 
 
 class TorchOperations(TorchDispatchMode):
-    """Tells of the tensors that the host's torch operations read and write."""
+    """Tells of the tensors that the host's torch operations read and write.
 
-    def __init__(self, on_tensor: Callable[..., None]) -> None:
+    Args:
+        on_tensor: is told.
+        postpones: takes a copy that has to wait for its turn, or returns False.
+    """
+
+    def __init__(
+        self,
+        on_tensor: Callable[..., None],
+        postpones: Callable[[Callable[[], object]], bool],
+    ) -> None:
         super().__init__()
         self._on_tensor = on_tensor
+        self.postpones = postpones
 
     def tell(self, parameter: Any, value: Any) -> None:
         """Tell of one argument of an operation."""
@@ -227,6 +240,8 @@ def _dispatch(
     kwargs: Mapping[str, Any] | None = None,
 ) -> Any:
     named = dict(kwargs or {})
+    if function is torch.ops.aten.copy_.default and mode.postpones(partial(args[0].copy_, args[1])):
+        return args[0]
     if not function.is_view:
         parameters = function._schema.arguments
         for parameter, value in zip(parameters, args, strict=False):
