@@ -72,6 +72,7 @@ class Dispatcher:
             identity.software_fingerprint(),
             identity.kernel_hashes(op),
             identity.near_fields(op),
+            identity.free_fields(op),
         )
 
     def choose(self, op: str, problem: Any) -> Choice:
@@ -94,7 +95,13 @@ class Dispatcher:
             eager = self._eager("exact", op, problem, found.record)
             return Choice("exact", winner.variant, dict(winner.config), why, eager)
         near = {name: found.record.problem[name] for name in identity.near_fields(op)}
-        lender = "the record of " + " ".join(f"{name}={value}" for name, value in near.items())
+        unlike = {
+            name: found.record.problem[name]
+            for name in identity.free_fields(op)
+            if found.record.problem[name] != getattr(problem, name)
+        }
+        said = " ".join(f"{name}={value}" for name, value in (near | unlike).items())
+        lender = f"the record of {said}"
         reason = _too_far(problem, near) or self._illegal(op, problem, winner)
         if reason is not None:
             return Choice("baseline", "baseline", why=f"{lender} does not fit: {reason}")

@@ -77,3 +77,8 @@ def kernel_hashes(op: str) -> dict[str, str]:
 def near_fields(op: str) -> tuple[str, ...]:
     """Problem fields in which a record may differ and still lend its config."""
     return operation(op).near_fields
+
+
+def free_fields(op: str) -> tuple[str, ...]:
+    """And those in which it may differ because they hardly change what is fastest."""
+    return operation(op).free_fields

@@ -211,6 +211,7 @@ class Tuner:
     def _winners_nearby(self, op: str, problem: Any) -> list[Candidate]:
         """Configs that won on the most similar problems."""
         near = identity.near_fields(op)
+        may_differ = {*near, *identity.free_fields(op)}
         wanted = dataclasses.asdict(problem)
 
         def distance(record: Record) -> float:
@@ -222,7 +223,7 @@ class Tuner:
             if record.op == op
             and recorded_problem(op, record.problem) is not None
             and record.hardware == self._fingerprint
-            and all(record.problem.get(f) == wanted[f] for f in wanted if f not in near)
+            and all(record.problem.get(f) == wanted[f] for f in wanted if f not in may_differ)
         ]
         found = []
         for record in sorted(alike, key=distance)[:_NEIGHBOURS]:

@@ -222,11 +222,14 @@ def _selected(table: Table, op: str | None, gpu: str | None) -> list[Record]:
     ]
 
 
-def _today(op: str) -> tuple[SoftwareFingerprint, dict[str, str], tuple[str, ...]]:
+def _today(
+    op: str,
+) -> tuple[SoftwareFingerprint, dict[str, str], tuple[str, ...], tuple[str, ...]]:
     """What a look-up compares records with: loads torch."""
     from taxfree.identity import kernel_hashes, software_fingerprint
 
-    return software_fingerprint(), kernel_hashes(op), operation(op).near_fields
+    fields = operation(op)
+    return software_fingerprint(), kernel_hashes(op), fields.near_fields, fields.free_fields
 
 
 def _machines(records: Sequence[Record]) -> list[HardwareFingerprint]:

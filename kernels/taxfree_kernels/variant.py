@@ -131,6 +131,7 @@ class Operation:
             give results that are exact in any order of summation.
         reference: (problem, rank, seed, device, integers) -> the rank's result in float64.
         empty_output: (problem, device) -> an uninitialised output.
+        free_fields: fields that hardly change what is fastest: a lender may differ in any of them.
         compile_inputs: (problem, device) -> tensors to compile kernels with, where those of
             make_inputs are too large for an engine's device; the large ones are meta tensors.
     """
@@ -141,6 +142,7 @@ class Operation:
     make_inputs: Callable[..., tuple[torch.Tensor | None, ...]]
     reference: Callable[..., torch.Tensor]
     empty_output: Callable[..., torch.Tensor]
+    free_fields: tuple[str, ...] = ()
     compile_inputs: Callable[..., tuple[torch.Tensor | None, ...]] | None = None
 
 

@@ -60,6 +60,14 @@ def dispatcher(*records: Record, **settings: Any) -> Dispatcher:
 
 
 class TestChoice:
+    def test_a_record_lends_its_config_whatever_is_added(self) -> None:
+        biased = dataclasses.replace(PROBLEM, bias=True)
+        choice = dispatcher(record()).choose(OP, biased)
+        assert (choice.kind, choice.variant) == ("neighbour", "push")
+        assert choice.why == "the record of m=64 bias=False"
+        own = record(biased, winner=measurement("baseline", 40.0))
+        assert dispatcher(record(), own).choose(OP, biased).kind == "exact"
+
     def test_outside_of_graphs_runs_what_was_faster_there(self) -> None:
         winner = measurement("push", 20.0, 60.0, **push_config(PROBLEM))
         for theirs, runs in ((50.0, "baseline"), (59.0, "push"), (None, "push")):
@@ -108,8 +116,7 @@ class TestChoice:
         assert "CHUNKS=64" in choice.why
 
     @pytest.mark.parametrize(
-        "change",
-        [{"n": 1024}, {"dtype": "float16"}, {"world_size": 4}, {"gather_dim": 0}, {"bias": True}],
+        "change", [{"n": 1024}, {"dtype": "float16"}, {"world_size": 4}, {"gather_dim": 0}]
     )
     def test_nothing_is_lent_across_other_fields(self, change: dict[str, Any]) -> None:
         choice = dispatcher(record()).choose(OP, dataclasses.replace(PROBLEM, **change))

@@ -30,8 +30,14 @@ from tests.tuning_db.examples import (
 STALE = replace(PUSH, kernel_hash="p0")
 
 
-def find(table: Table, m: int, near: tuple[str, ...] = ("m",), **fields: object) -> LookUp:
-    return look_up(table, OP, problem_of(m, **fields), H200, SOFTWARE, HASHES, near)
+def find(
+    table: Table,
+    m: int,
+    near: tuple[str, ...] = ("m",),
+    free: tuple[str, ...] = (),
+    **fields: object,
+) -> LookUp:
+    return look_up(table, OP, problem_of(m, **fields), H200, SOFTWARE, HASHES, near, free)
 
 
 def table_of(*records: Record) -> Table:
@@ -144,6 +150,15 @@ class TestNeighbour:
     def test_world_size_and_dtype_never_vary(self, field):
         with pytest.raises(ValueError, match=field):
             find(table_of(), 16, ("m", field))
+
+    def test_it_may_differ_in_free_fields_and_agrees_in_more_of_them(self):
+        plain, biased = (record_of(16, problem=problem_of(16, bias=bias)) for bias in (False, True))
+        other = table_of(plain)
+        assert find(other, 16, bias=True).kind == "miss"
+        assert find(other, 16, free=("bias",), bias=True).record == plain
+        far = record_of(128, problem=problem_of(128, bias=True))
+        assert find(table_of(far, plain), 16, free=("bias",), bias=True).record == plain
+        assert find(table_of(plain, biased), 32, free=("bias",), bias=True).record == biased
 
     def test_without_near_fields_there_is_none(self):
         assert find(table_of(record_of(16)), 32, ()).kind == "miss"

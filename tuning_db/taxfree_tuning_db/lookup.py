@@ -101,6 +101,7 @@ def look_up(
     software: SoftwareFingerprint,
     kernel_hashes: Mapping[str, str],
     near_fields: Sequence[str],
+    free_fields: Sequence[str] = (),
 ) -> LookUp:
     """Find the record for a problem: its own, else its nearest measured neighbour's.
 
@@ -114,12 +115,14 @@ def look_up(
         software: today's; differences are flagged, never refused.
         kernel_hashes: today's kernel hash of every variant of the operation.
         near_fields: positive dimensions in which a neighbour may differ, such as `("m",)`.
+        free_fields: fields in which it may differ as well; of two equally near, the one that
+            agrees in more of them is taken.
 
     Raises:
-        ValueError: `near_fields` names the world size or the dtype.
+        ValueError: one of these names the world size or the dtype.
         InvalidRecord: a field of the problem is not a finite scalar.
     """
-    if fixed := set(near_fields).intersection(FIXED_FIELDS):
+    if fixed := {*near_fields, *free_fields}.intersection(FIXED_FIELDS):
         raise ValueError(f"a neighbour may not differ in {', '.join(sorted(fixed))}")
     ladder: list[Rung] = []
 
@@ -135,8 +138,8 @@ def look_up(
             return answer("exact", record)
 
     fresh = [record for record in table.fresh(kernel_hashes) if record.op == op]
-    neighbour = _neighbour(fresh, problem, hardware, near_fields)
-    ladder.append(_neighbour_rung(neighbour, near_fields))
+    neighbour = _neighbour(fresh, problem, hardware, near_fields, free_fields)
+    ladder.append(_neighbour_rung(neighbour, (*near_fields, *free_fields)))
     if neighbour is not None:
         return answer("neighbour", neighbour)
     if own:
@@ -185,22 +188,25 @@ def _neighbour(
     problem: Mapping[str, Scalar],
     hardware: HardwareFingerprint,
     near_fields: Sequence[str],
+    free_fields: Sequence[str],
 ) -> Record | None:
     near = set(near_fields)
+    apart = near.union(free_fields)
     if not near <= _sizes(problem).keys():
         return None
     candidates = [
         record
         for record in records
         if record.hardware == hardware
-        and _without(record.problem, near) == _without(problem, near)
+        and _without(record.problem, apart) == _without(problem, apart)
         and near <= _sizes(record.problem).keys()
     ]
 
-    def rank(record: Record) -> tuple[float, list[Scalar]]:
-        # of two that are equally near, the smaller
+    def rank(record: Record) -> tuple[float, int, list[Scalar]]:
+        # of two that are equally near, the more alike, then the smaller
+        unlike = sum(record.problem.get(name) != problem.get(name) for name in free_fields)
         sizes = [record.problem[name] for name in near_fields]
-        return _distance(record.problem, problem, near), sizes
+        return _distance(record.problem, problem, near), unlike, sizes
 
     return min(candidates, key=rank, default=None)
 
@@ -246,11 +252,11 @@ def _own_rung(
     return Rung(f"{op} with {_shown(problem)} on {hardware.gpu}", bool(own), why)
 
 
-def _neighbour_rung(neighbour: Record | None, near_fields: Sequence[str]) -> Rung:
-    looked_for = f"a neighbour that differs in {', '.join(near_fields) or 'nothing'}"
+def _neighbour_rung(neighbour: Record | None, may_differ: Sequence[str]) -> Rung:
+    looked_for = f"a neighbour that differs in {', '.join(may_differ) or 'nothing'}"
     if neighbour is None:
         return Rung(looked_for, False, "no record of today's kernels agrees in all other fields")
-    sizes = {name: neighbour.problem[name] for name in near_fields}
+    sizes = {name: neighbour.problem[name] for name in may_differ}
     return Rung(looked_for, True, f"nearest is {_shown(sizes)}")
 
 

@@ -62,6 +62,7 @@ OPERATION = Operation(
     name="all_gather_matmul",
     problem=AllGatherMatmul,
     near_fields=("m",),
+    free_fields=("bias",),
     make_inputs=make_inputs,
     reference=reference,
     empty_output=empty_output,

@@ -97,6 +97,7 @@ OPERATION = Operation(
     name="matmul_all_reduce",
     problem=MatmulAllReduce,
     near_fields=("m",),
+    free_fields=("bias", "residual"),
     make_inputs=make_inputs,
     reference=reference,
     empty_output=empty_output,
