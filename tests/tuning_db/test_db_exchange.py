@@ -156,7 +156,9 @@ class TestShippedTables:
         export([record_of(2)], tmp_path / "b.json")
         export([record_of(1)], tmp_path / "a.json")
         (tmp_path / "notes.txt").touch()
-        assert records_in(tmp_path) == (record_of(1), record_of(2))
+        found = records_in(tmp_path)
+        assert [each.problem for each in found] == [record_of(m).problem for m in (1, 2)]
+        assert {each.provenance["source"] for each in found} == {"shipped"}
 
     def test_a_table_that_is_no_export_is_an_error(self, tmp_path):
         (tmp_path / "a.json").write_text("{}")

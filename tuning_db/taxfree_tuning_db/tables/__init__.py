@@ -1,11 +1,13 @@
 """The tables that come with taxfree: one export (`taxfree db export`) per machine, as `*.json`.
 
-A file is named like the machine it was measured on, such as `nvidia-h200-x8.json`; its records say
-`shipped` as their source. The user's own records stand over them.
+A file is named like the machine it was measured on, such as `nvidia-h200-x8.json`. Its records get
+`shipped` as their source. The user's own records stand over them; and where a kernel has changed
+since, they are stale like any others.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 
@@ -34,4 +36,5 @@ def records_in(folder: Traversable) -> tuple[Record, ...]:
 
 def _records_of(table: Traversable) -> list[Record]:
     with table.open(encoding="utf-8") as stream:
-        return [Record.from_json(entry) for entry in read_export(stream)]
+        records = [Record.from_json(entry) for entry in read_export(stream)]
+    return [replace(each, provenance={**each.provenance, "source": "shipped"}) for each in records]
