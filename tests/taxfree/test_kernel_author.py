@@ -45,7 +45,7 @@ class TestOneMoreVariant:
         (tuned,) = json.loads(author("tune", *ranks, "--trials", "2", "--json"))["rows"]
         assert tuned["measured"] == 2
         assert tuned["winner"] in (NAME, "baseline")
-        (record,) = json.loads(author("db", "show", "--json"))["records"]
+        (record,) = json.loads(author("db", "show", "--gpu", "cpu", "--json"))["records"]
         measured = [record["winner"], *record["runners_up"]]
         assert [each["variant"] for each in measured].count(NAME) == 2
         rows = json.loads(author("bench", *ranks, "--json"))["rows"]
