@@ -116,14 +116,18 @@ def update(text: str, root: Path) -> str:
     """
 
     def block(match: re.Match[str]) -> str:
-        if match["kind"] == "summary":
-            return f"{match['begin']}{summary(root, match['file'])}{match['end']}"
-        if match["kind"] == "block":
-            rows = json.loads((root / match["file"]).read_text(encoding="utf-8"))["rows"]
-            return f"{match['begin']}{block_tables(rows)}{match['end']}"
+        path = root / match["file"]
         where = dict(word.split("=", 1) for word in match["where"].split())
-        make = {"results": tables, "evolution": evolution}[match["kind"]]
-        return f"{match['begin']}{make(load(root / match['file']).rows, where)}{match['end']}"
+        match match["kind"]:
+            case "summary":
+                made = summary(root, match["file"])
+            case "block":
+                made = block_tables(json.loads(path.read_text(encoding="utf-8"))["rows"])
+            case "evolution":
+                made = evolution(load(path).rows, where)
+            case _:
+                made = tables(load(path).rows, where)
+        return match["begin"] + made + match["end"]
 
     return _BLOCK.sub(block, text)
 

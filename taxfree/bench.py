@@ -227,10 +227,11 @@ def _plan(bench: Bench, candidate: Candidate) -> Plan:
 
 
 def _dispatch_outcome(bench: Bench, plans: Mapping[str, Plan], choice: Choice) -> Outcome:
-    picked = plans.get(choice.variant) or bench.plan(Candidate(choice.variant, choice.config))
-    checked = [plans[DISPATCH]]  # eagerly
-    if choice.eager is not None:
-        checked.append(bench.plan(Candidate(choice.variant, choice.config)))
+    picked, checked = plans.get(choice.variant), [plans[DISPATCH]]
+    if picked is None or choice.eager is not None:
+        picked = bench.plan(Candidate(choice.variant, choice.config))
+    if choice.eager is not None:  # dispatch is checked eagerly, where it runs another
+        checked.append(picked)
     found = [bench.check(plan) for plan in checked]
     _raise_if_a_peer_was_lost(bench.fabric)
     errors = [error for _, error in found if error is not None]

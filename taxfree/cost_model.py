@@ -519,9 +519,11 @@ def _copied_sum(machine: Machine, problem: Any, config: Config) -> list[Piece]:
     PARTS of the rows this is so for each, and all but the last one's are hidden.
     """
     world, turns = problem.world_size, config.get("PARTS", 1)
-    is_whole = not hasattr(problem, "scatter_dim")
-    m, n = -(-problem.m // turns), problem.n
-    m, n = (m, n // world) if getattr(problem, "scatter_dim", 0) == 1 else (-(-m // world), n)
+    is_whole = not hasattr(problem, "shard_rows")
+    if is_whole:
+        m, n = -(-problem.m // (turns * world)), problem.n
+    else:
+        m, n = problem.shard_rows, problem.shard_columns
     messages = (world - 1) * config["CHUNKS"]
     parts = -(-messages // config["CHUNKS_PER_WAIT"])
     start, gap = machine.kernel_start_us, machine.gap_us

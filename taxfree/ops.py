@@ -102,7 +102,7 @@ def _matmul_all_reduce_rms_norm(
     eps: float,
     group_name: str,
 ) -> torch.Tensor:
-    out = x.new_empty(2, x.shape[0], weight.shape[1])
+    out = _matmul_all_reduce_rms_norm_shape(x, weight)
     runtime_of(group_name).matmul_all_reduce_rms_norm(
         x, weight, norm_weight, bias, residual, eps, out
     )

@@ -511,8 +511,8 @@ class Runtime:
         choice = self.choice(problem)
         lines = [f"{choice.variant} {choice.config or ''}".rstrip() + f" ({choice.kind})"]
         lines.append(f"because: {choice.why}")
-        if choice.eager is not None:
-            lines.append(f"in eager calls {choice.eager.variant}: {choice.eager.why}")
+        if choice.in_eager_calls:
+            lines.append(choice.in_eager_calls)
         for rung in self._dispatcher.look_up(op_of(problem), problem).ladder:
             lines.append(f"{'+' if rung.found else '-'} {rung.looked_for}: {rung.why}")
         return "\n".join(lines)

@@ -80,9 +80,9 @@ def print_problem(result: ProblemResult) -> None:
             line = f"{each.variant}: {each.state}, #wrong {each.wrong}: {each.reason}"
             console.print(Text(line, style="red"))
     choice = result.choice
-    eagerly = f"; in eager calls {choice.eager.variant}: {choice.eager.why}" if choice.eager else ""
+    picks = f"dispatch: {choice.variant} ({choice.kind}: {choice.why})"
     console.print(
-        f"dispatch: {choice.variant} ({choice.kind}: {choice.why}){eagerly}\n",
+        "; ".join(filter(None, (picks, choice.in_eager_calls))) + "\n",
         markup=False,
         highlight=False,
     )

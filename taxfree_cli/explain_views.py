@@ -58,9 +58,8 @@ def lines(explanation: Explanation, width: int) -> list[Text | Table]:
     if explanation.choice is not None:
         choice = explanation.choice
         picks = f"dispatch picks {choice.variant} ({choice.kind}): {choice.why}"
-        if choice.eager is not None:
-            picks += f"; in eager calls {choice.eager.variant}: {choice.eager.why}"
-        found += [Text(), *_wrapped(picks, width)]
+        said = "; ".join(filter(None, (picks, choice.in_eager_calls)))
+        found += [Text(), *_wrapped(said, width)]
         for rung in explanation.ladder:
             mark = "+" if rung.found else "-"
             found += _wrapped(f"{mark} {rung.looked_for}: {rung.why}", width, 2, "dim")

@@ -6,13 +6,7 @@ from typing import Any
 
 from taxfree_kernels.all_gather_matmul.problem import ITEM_BYTES, AllGatherMatmul
 from taxfree_kernels.hardware import Hardware
-from taxfree_kernels.spaces import (
-    allowed,
-    cdna_space,
-    power_of_2,
-    refuses_tile,
-    up_to,
-)
+from taxfree_kernels.spaces import allowed, cdna_space, power_of_2, refuses_tile, up_to
 from taxfree_kernels.variant import Config, Space
 
 

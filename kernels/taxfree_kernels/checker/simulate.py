@@ -96,13 +96,26 @@ class _Heap(SymmetricHeap):
         return block
 
 
-@dataclass(eq=False)
 class _Event:
-    """A point in the work of a stream, and what has happened before it once that has run."""
+    """A point in the work of an actor.
 
-    stream: _Stream | None
-    call: int
-    clocks: np.ndarray | None = None
+    Args:
+        call: the actor's.
+        stream: where it is still to come; None where it has.
+        clocks: what has happened before it, if it has come.
+    """
+
+    def __init__(
+        self, call: int, stream: _Stream | None = None, clocks: np.ndarray | None = None
+    ) -> None:
+        self.call, self._stream, self.clocks = call, stream, clocks
+
+    def reached(self) -> np.ndarray:
+        """What has happened before it; runs all that comes before it."""
+        while self.clocks is None:
+            assert self._stream is not None
+            self._stream.step()
+        return self.clocks
 
 
 class _Stream(SideStream):
@@ -123,8 +136,7 @@ class _Stream(SideStream):
         return self._is_joined and not self._work
 
     def fork(self) -> None:
-        event = self._schedule.record(self._schedule.thread)
-        self.issue(partial(self._wait, event))
+        self.issue(partial(self._come_after, self._schedule.record()))
 
     @contextlib.contextmanager
     def entered(self) -> Iterator[None]:
@@ -138,52 +150,44 @@ class _Stream(SideStream):
 
     def join(self) -> None:
         self._is_joined = True
-        thread, event = self._schedule.thread, self.record()
-        if isinstance(thread.stream, _Stream):
-            thread.stream.issue(partial(thread.stream._wait, event))
+        event, stream = self.record(), self._schedule.stream
+        if stream is not None:
+            stream.issue(partial(stream._come_after, event))
         else:
-            self._run_until(event)
-            assert event.clocks is not None
-            thread.actor.join(event.clocks)
+            self._schedule.thread.actor.join(event.reached())
 
     def issue(self, work: Callable[[], object]) -> None:
         """Put work behind what was issued here."""
         self._work.append(work)
 
+    def record(self) -> _Event:
+        """A point behind what was issued here."""
+        event = _Event(self._schedule.thread.actor.call, self)
+        self.issue(partial(self._note, event))
+        return event
+
     def run(self) -> None:
         """Run all that is waiting here."""
         while self._work:
-            self._step()
+            self.step()
 
-    def record(self) -> _Event:
-        """A point behind all that was issued here."""
-        event = _Event(self, self._schedule.thread.actor.call)
-        self._work.append(partial(self._note, event))
-        return event
-
-    def _run_until(self, event: _Event) -> None:
-        while event.clocks is None:
-            self._step()
-
-    def _step(self) -> None:
+    def step(self) -> None:
+        """Run what has waited longest."""
         work = self._work.popleft()
         thread = self._schedule.thread
-        before, thread.actor = thread.actor, self._actor
-        stream, thread.stream = thread.stream, None
+        before = thread.actor, thread.stream
+        thread.actor, thread.stream = self._actor, None
         try:
             work()
         finally:
-            thread.actor, thread.stream = before, stream
+            thread.actor, thread.stream = before
 
     def _note(self, event: _Event) -> None:
         event.clocks = self._actor.clocks.copy()
         self._actor.step()
 
-    def _wait(self, event: _Event) -> None:
-        if event.stream is not None:
-            event.stream._run_until(event)
-        assert event.clocks is not None
-        self._actor.join(event.clocks)
+    def _come_after(self, event: _Event) -> None:
+        self._actor.join(event.reached())
         self._actor.call = event.call
 
 
@@ -370,16 +374,20 @@ class _Schedule:
         """The running one."""
         return self._scheduler.current.owner
 
-    def draws_now(self) -> bool:
-        """Whether what waits on a side stream has its turn."""
-        return self._order.random() < self._how_soon
+    @property
+    def stream(self) -> _Stream | None:
+        """The side stream on which the running host issues, if not on its own."""
+        stream = self.thread.stream
+        assert stream is None or isinstance(stream, _Stream)
+        return stream
 
-    def record(self, thread: Thread) -> _Event:
-        """A point behind all that a thread has issued where it issues now."""
-        if isinstance(thread.stream, _Stream):
-            return thread.stream.record()
-        event = _Event(None, thread.actor.call, thread.actor.clocks.copy())
-        thread.actor.step()
+    def record(self) -> _Event:
+        """A point behind all that the running host has issued where it issues now."""
+        if self.stream is not None:
+            return self.stream.record()
+        actor = self.thread.actor
+        event = _Event(actor.call, clocks=actor.clocks.copy())
+        actor.step()
         return event
 
     def _make_fabrics(self) -> list[SimulatedFabric]:
@@ -461,24 +469,27 @@ class _Schedule:
 
         Before one of the caller's own stream, what waits elsewhere may have its turn.
         """
-        stream = self.thread.stream
-        if isinstance(stream, _Stream):
-            stream.issue(partial(self._launch, kernel, args))
-            if self.draws_now():
-                stream.run()
+        work = partial(self._launch, kernel, args)
+        if self.stream is not None:
+            self.stream.issue(work)
+            self._give_turns([self.stream])
             return
         streams = self._side_streams[self.thread.actor.rank]
-        for each in self._order.sample(streams, len(streams)):
-            if self.draws_now():
-                each.run()
-        self._launch(kernel, args)
+        self._give_turns(self._order.sample(streams, len(streams)))
+        work()
 
-    def _postpones(self, work: Callable[[], object]) -> bool:
+    def _give_turns(self, streams: Sequence[_Stream]) -> None:
+        """Run what waits on some of these streams."""
+        for stream in streams:
+            if self._order.random() < self._how_soon:
+                stream.run()
+
+    def _postpones(self, copy: Callable[[], object]) -> bool:
         """Leave a copy to the side stream where it is issued, if it is; it is too early to run."""
-        stream = self.thread.stream
-        if isinstance(stream, _Stream):
-            stream.issue(work)
-        return stream is not None
+        if self.stream is None:
+            return False
+        self.stream.issue(copy)
+        return True
 
     def _launch(self, kernel: Kernel, args: tuple[Any, ...]) -> None:
         host = self.thread.actor

@@ -472,7 +472,12 @@ def no_waterfall(subject: Subject) -> Iterator[Violation]:
 
 def _sizes(blocks: re.Pattern[str], code: str) -> list[int]:
     """Elements of the blocks whose shapes are found."""
-    return [math.prod(map(int, shape.split("x"))) for shape in blocks.findall(code)]
+    return [_size(shape) for shape in blocks.findall(code)]
+
+
+def _size(shape: str) -> int:
+    """Elements of a block: 128, of 2x64."""
+    return math.prod(map(int, shape.split("x")))
 
 
 def _is(*roles: Role) -> Callable[[Instruction], bool]:
@@ -525,8 +530,7 @@ def _small_shares(subject: Subject) -> set[int]:
         r"(?:load|async_copy)\w*\b.*?(?::|->) tensor<([\dx]+)x(?:!tt\.ptr<)?[a-z]+(\d+)",
         subject.ttgir,
     ):
-        elements = math.prod(int(size) for size in dimensions.split("x"))
-        shares.add(max(1, elements // subject.threads) * int(bits) // 8)
+        shares.add(max(1, _size(dimensions) // subject.threads) * int(bits) // 8)
     return {share for share in shares if share < 16}
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 from taxfree_kernels.hardware import Hardware
+from taxfree_kernels.matmul_reduce_scatter.problem import MatmulReduceScatter
 from taxfree_kernels.partial_sums.sizes import ITEM_BYTES
 from taxfree_kernels.spaces import (
     allowed,
@@ -268,13 +269,6 @@ def refuses_copies(problem: Any, columns: int) -> str | None:
     return None
 
 
-class _Shards(NamedTuple):
-    """Of some rows, those that each rank adds up."""
-
-    shard_rows: int
-    world_size: int
-
-
 _LEAST_ROWS = 4  # of a part, for each rank
 _WORTH_A_PART = 1024  # rows that the vendor's matmul multiplies, in pieces, about as fast as whole
 
@@ -310,5 +304,7 @@ def first_parts(problem: Any, space: Space) -> list[dict[str, Any]]:
     ]
 
 
-def _shards_of(problem: Any, parts: int) -> _Shards:
-    return _Shards(-(-(problem.m // parts) // problem.world_size), problem.world_size)
+def _shards_of(problem: Any, parts: int) -> MatmulReduceScatter:
+    """What of a part of the rows each rank adds up."""
+    rows = problem.m // parts
+    return MatmulReduceScatter(rows, problem.n, problem.k, world_size=problem.world_size)
