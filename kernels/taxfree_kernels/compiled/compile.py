@@ -7,6 +7,7 @@ launch, and what is compiled here is found in the cache there.
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import tempfile
@@ -16,6 +17,7 @@ from typing import Any
 
 import triton
 from triton.backends.compiler import GPUTarget
+from triton.backends.nvidia.compiler import get_ptxas
 
 from taxfree_kernels.compiled.record import Launch
 from taxfree_kernels.compiled.resources import Resources, programs_per_unit
@@ -93,6 +95,29 @@ def compile_launch(launch: Launch, hardware: Hardware) -> Compiled:
         num_stages=binary.metadata.num_stages,
         resources=_resources(binary, hardware, time.monotonic() - begin),
     )
+
+
+def matrix_remarks(text: str) -> list[str]:
+    """What ptxas says of matrix instructions (wgmma) that it lets wait for one another.
+
+    It does so where anything else may have written their accumulators, on any path, and goes on; the
+    loop over K then takes up to a quarter longer.
+
+    Args:
+        text: PTX or amdgcn.
+    """
+    target = re.search(r"^\.target (sm_(\d+)\w*)", text, re.MULTILINE)
+    if target is None or "wgmma.mma_async" not in text:
+        return []
+    ptxas = get_ptxas(int(target[2])).path
+    with tempfile.NamedTemporaryFile("w", suffix=".ptx") as file:
+        file.write(text)
+        file.flush()
+        said = subprocess.run(
+            [ptxas, "-v", f"--gpu-name={target[1]}", file.name, "-o", os.devnull],
+            check=True, capture_output=True, text=True,
+        ).stderr  # fmt: skip
+    return re.findall(r"\(C75\d\d\) (.*)", said)
 
 
 def _resources(binary: Any, hardware: Hardware, seconds: float) -> Resources:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -38,6 +38,7 @@ class Subject:
         ttir, ttgir: what it was before.
         num_warps, num_stages: it was compiled with.
         spill_bytes: per thread.
+        matrix_remarks: see :func:`taxfree_kernels.compiled.compile.matrix_remarks`.
         aligned: rows of all matrices start at multiples of 16 bytes, so accesses can be wide.
     """
 
@@ -47,6 +48,7 @@ class Subject:
     num_warps: int = 4
     num_stages: int = 1
     spill_bytes: int = 0
+    matrix_remarks: Sequence[str] = ()
     aligned: bool = True
 
     @cached_property
@@ -379,6 +381,13 @@ def matrix_cores(subject: Subject) -> Iterator[Violation]:
             yield Violation("matrix_cores", f"dot by plain multiply-adds: {line.strip()[:80]}")
         elif subject.assembly.is_ptx and rows >= 64 and subject.num_warps >= 4:
             yield Violation("matrix_cores", f"{shape.group(0)} by mma.sync, not by wgmma")
+
+
+@_gate
+def overlapping_matrices(subject: Subject) -> Iterator[Violation]:
+    """Matrix instructions that run asynchronously do not wait for one another."""
+    for remark in subject.matrix_remarks:
+        yield Violation("overlapping_matrices", remark)
 
 
 @_gate

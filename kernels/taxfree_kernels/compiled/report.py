@@ -21,7 +21,8 @@ from taxfree_kernels.compiled.pool import CompilePool
 from taxfree_kernels.compiled.resources import Resources, refuses
 from taxfree_kernels.compiled.screen import request
 
-_DEFAULT_ONLY = {"no_spills"}  # gates that hold for default configs; the screen sees to the others
+#: gates that hold for default configs; the screen and the clock see to the others
+_DEFAULT_ONLY = {"no_spills", "overlapping_matrices"}
 
 
 @dataclass(frozen=True)

@@ -53,6 +53,7 @@ def _answer(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def _violations(compiled: Any, aligned: bool) -> list[dict[str, Any]]:
+    from taxfree_kernels.compiled.compile import matrix_remarks
     from taxfree_kernels.compiled.gates import Subject, violations
 
     subject = Subject(
@@ -62,6 +63,7 @@ def _violations(compiled: Any, aligned: bool) -> list[dict[str, Any]]:
         num_warps=compiled.num_warps,
         num_stages=compiled.num_stages,
         spill_bytes=compiled.resources.spill_bytes,
+        matrix_remarks=matrix_remarks(compiled.text),
         aligned=aligned,
     )
     return [asdict(violation) for violation in violations(subject)]

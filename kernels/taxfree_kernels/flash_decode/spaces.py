@@ -12,6 +12,7 @@ from taxfree_kernels.spaces import cdna_space, power_of_2, up_to, within
 from taxfree_kernels.variant import Config, Space
 
 _MOST_WORDS = 8192  # that a program of 4 warps polls at a time
+_UNDER_WAY = 8_600_000  # bytes: what 4.3 TB/s deliver in the 2 us that a load takes
 _WAVES = (1, 2, 3, 4, 6, 8)  # programs for each compute unit that splits are worth making for
 
 
@@ -111,10 +112,10 @@ def first_configs(
 def _first_on_hopper(
     problem: FlashDecode, hardware: Hardware, signals: Config, words: Config
 ) -> list[dict[str, Any]]:
-    """Programs that all fit at once, with some 64 KiB in flight per SM or more; words if there are.
+    """As few programs as keep the memory busy; words if there are.
 
     One stage of 64 keys is 32 KiB at the paper's dimensions; the pipeline has one buffer less than
-    stages. Where one program per SM would leave many SMs without, there are more, each with less.
+    stages. Where a program for most SMs has too little under way, there are more of them.
     """
     narrow = problem.head_dim + problem.v_head_dim > 256 or not problem.is_aligned
     keys = 32 if narrow else 64
@@ -129,12 +130,12 @@ def _first_on_hopper(
         sizes = {"BLOCK_N": block_n, "num_stages": stages + tables}
         return common | {"SPLITS": splits} | sizes | others
 
-    def leaves_idle(waves: int) -> bool:
-        programs = splits_of(problem, hardware, waves) * _columns(problem)
-        rounds = -(-programs // hardware.compute_units)
-        return programs < 0.9 * rounds * hardware.compute_units
+    def starves_memory(waves: int, stages: int) -> bool:
+        dims = problem.head_dim + problem.v_head_dim
+        under_way = (stages - 1) * keys * dims * ITEM_BYTES
+        return splits_of(problem, hardware, waves) * _columns(problem) * under_way < _UNDER_WAY
 
-    resident = sorted(((1, 4), (2, 4), (4, 4), (3, 3)), key=lambda each: leaves_idle(each[0]))
+    resident = sorted(((1, 4), (2, 4), (4, 4), (3, 3)), key=lambda each: starves_memory(*each))
     return [
         guess(*resident[0]),
         guess(*resident[1]),

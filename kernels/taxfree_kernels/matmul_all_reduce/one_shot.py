@@ -95,9 +95,6 @@ def _one_shot(
 class OneShotPlan(SumPlan):
     """Our one-step sum."""
 
-    _kernel: Kernel
-    _fixed_args: tuple[Any, ...]
-
     def __init__(self, problem: MatmulAllReduce, fabric: Fabric, config: Config) -> None:
         dtype = getattr(torch, problem.dtype)
         world, chunks = problem.world_size, config["CHUNKS"]

@@ -34,7 +34,7 @@ from taxfree_kernels.partial_sums.rows import sum_and_normalise
 from taxfree_kernels.partial_sums.sizes import padded_columns, padded_elements, tiles_of
 from taxfree_kernels.partial_sums.tile import (
     announce_tile,
-    partial_tile,
+    numbered_tile,
     send_tile,
     store_tile,
     total_of_tile,
@@ -62,14 +62,10 @@ def _push(
     tiles = tiles_m * tiles_n
     senders = tiles * SPLIT_K
     if program < senders:
-        index = own_chiplet_first(program, senders, XCDS)
-        tile, split = index // SPLIT_K, index % SPLIT_K
-        tile_m, tile_n = tile_of(tile, tiles_m, tiles_n, GROUP_M)
-        row_begin, col_begin = tile_m * BLOCK_M, tile_n * BLOCK_N
-        acc, is_whole = partial_tile(
-            tile, split, tiles, row_begin, m, col_begin, n,
-            x, w, stride_wk, stride_wn, partials_ptr, counters_ptr, k,
-            BACKEND, BLOCK_M, BLOCK_N, BLOCK_K, SPLIT_K, EVEN_K, SWAP_AB, TMA, W_NK,
+        tile, row_begin, col_begin, acc, is_whole = numbered_tile(
+            own_chiplet_first(program, senders, XCDS),
+            m, n, k, x, w, stride_wk, stride_wn, partials_ptr, counters_ptr,
+            BACKEND, BLOCK_M, BLOCK_N, BLOCK_K, GROUP_M, SPLIT_K, EVEN_K, SWAP_AB, TMA, W_NK,
         )  # fmt: skip
         if is_whole:
             rows = row_begin + tl.arange(0, BLOCK_M)

@@ -27,7 +27,7 @@ import triton.language as tl
 
 from taxfree_kernels.device import sync
 from taxfree_kernels.device.exchange import signal_everybody, wait_for_everybody
-from taxfree_kernels.device.tiles import own_chiplet_first, tile_of
+from taxfree_kernels.device.tiles import own_chiplet_first
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.fabric.heap import Pool
 from taxfree_kernels.hardware import Hardware
@@ -37,7 +37,7 @@ from taxfree_kernels.partial_sums.fused import FusedPlan, FusedVariant
 from taxfree_kernels.partial_sums.sizes import padded_columns, padded_elements, tiles_of
 from taxfree_kernels.partial_sums.tile import (
     addends_of_tile,
-    partial_tile,
+    numbered_tile,
     send_tile,
     store_tile,
     sum_of_sources,
@@ -63,16 +63,11 @@ def _push_in_place(
 ):  # fmt: skip
     generation = sync.running_generation(control_ptr)
     slot_ptr = tl.multiple_of(inbox_ptr + (generation % 2) * stride_slot, 16)
-    tiles_m, tiles_n = tl.cdiv(m, BLOCK_M), tl.cdiv(n, BLOCK_N)
-    tiles = tiles_m * tiles_n
-    index = own_chiplet_first(tl.program_id(0), tiles * SPLIT_K, XCDS)
-    tile, split = index // SPLIT_K, index % SPLIT_K
-    tile_m, tile_n = tile_of(tile, tiles_m, tiles_n, GROUP_M)
-    row_begin, col_begin = tile_m * BLOCK_M, tile_n * BLOCK_N
-    acc, is_whole = partial_tile(
-        tile, split, tiles, row_begin, m, col_begin, n,
-        x, w, stride_wk, stride_wn, partials_ptr, counters_ptr, k,
-        BACKEND, BLOCK_M, BLOCK_N, BLOCK_K, SPLIT_K, EVEN_K, SWAP_AB, TMA, W_NK,
+    programs = tl.cdiv(m, BLOCK_M) * tl.cdiv(n, BLOCK_N) * SPLIT_K
+    tile, row_begin, col_begin, acc, is_whole = numbered_tile(
+        own_chiplet_first(tl.program_id(0), programs, XCDS),
+        m, n, k, x, w, stride_wk, stride_wn, partials_ptr, counters_ptr,
+        BACKEND, BLOCK_M, BLOCK_N, BLOCK_K, GROUP_M, SPLIT_K, EVEN_K, SWAP_AB, TMA, W_NK,
     )  # fmt: skip
     if is_whole:
         rows, cols = row_begin + tl.arange(0, BLOCK_M), col_begin + tl.arange(0, BLOCK_N)

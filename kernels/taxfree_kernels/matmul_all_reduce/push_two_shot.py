@@ -44,7 +44,7 @@ from taxfree_kernels.partial_sums.fused import FusedPlan, FusedVariant
 from taxfree_kernels.partial_sums.sizes import ITEM_BYTES, tiles_of
 from taxfree_kernels.partial_sums.tile import (
     announce_tile,
-    partial_tile,
+    numbered_tile,
     store_tile,
     total_of_tile,
 )
@@ -86,13 +86,9 @@ def _push_two_shot(
         program, senders, ahead, TILES_PER_SIGNAL * SPLIT_K, ADDERS_PER_SIGNAL, XCDS
     )
     if is_sender:
-        tile, split = number // SPLIT_K, number % SPLIT_K
-        tile_m, tile_n = tile_of(tile, tiles_m, tiles_n, GROUP_M)
-        row_begin = tile_m * BLOCK_M
-        acc, is_whole = partial_tile(
-            tile, split, tiles, row_begin, m, tile_n * BLOCK_N, n,
-            x, w, stride_wk, stride_wn, partials_ptr, counters_ptr, k,
-            BACKEND, BLOCK_M, BLOCK_N, BLOCK_K, SPLIT_K, EVEN_K, SWAP_AB, TMA, W_NK,
+        tile, row_begin, _, acc, is_whole = numbered_tile(
+            number, m, n, k, x, w, stride_wk, stride_wn, partials_ptr, counters_ptr,
+            BACKEND, BLOCK_M, BLOCK_N, BLOCK_K, GROUP_M, SPLIT_K, EVEN_K, SWAP_AB, TMA, W_NK,
         )  # fmt: skip
         if is_whole:
             row = tl.arange(0, BLOCK_M)

@@ -116,8 +116,9 @@ def _first_on_hopper(problem: Any, rows: int) -> list[dict[str, Any]]:
     wide = {"GROUP_M": 8, "BLOCK_K": 64, "SPLIT_K": 1}
     square = wide | {"BLOCK_M": 128, "BLOCK_N": 128, "num_warps": 4, "num_stages": 6, "TMA": True}
     widest = wide | {"BLOCK_M": 128, "BLOCK_N": 256, "num_warps": 8, "num_stages": 4, "TMA": True}
+    two_at_once = square | {"num_stages": 3}  # on an SM: one computes while the other sends
     return [
-        *((square, widest) if rows <= 512 else (widest, square)),
+        *((square, widest) if rows <= 512 else (widest, square, two_at_once)),
         wide | {"BLOCK_M": 128, "BLOCK_N": 128, "num_warps": 8, "num_stages": 4},
         wide | {"BLOCK_M": 64, "BLOCK_N": 128, "num_warps": 4, "num_stages": 4},
     ]

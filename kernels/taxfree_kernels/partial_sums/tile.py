@@ -7,7 +7,7 @@ import triton.language as tl
 
 from taxfree_kernels.device import sync
 from taxfree_kernels.device.exchange import signal_everybody, wait_for_everybody
-from taxfree_kernels.device.tiles import accumulate, accumulate_boxes
+from taxfree_kernels.device.tiles import accumulate, accumulate_boxes, tile_of
 from taxfree_kernels.partial_sums.addends import with_addends
 
 
@@ -26,7 +26,7 @@ def partial_tile(
         x, w: pointers to x [.., k], contiguous, and to the weight [k, ..]; when TMA, descriptors
             of x [1, 1, .., k], and of the weight, [1, .., k] when W_NK, else [1, k, ..].
         partials_ptr: float32 [SPLIT_K, tiles, BLOCK_M, BLOCK_N]; counters_ptr: int32 [tiles]. For
-            a split K only.
+            a split K only, of which each share has a step of BLOCK_K.
 
     Returns:
         The tile, float32 [BLOCK_M, BLOCK_N], and whether this program has all of it: the last one
@@ -37,6 +37,10 @@ def partial_tile(
     row_mask, col_mask = rows < row_end, cols < col_end
     steps = tl.cdiv(k, BLOCK_K)
     step_begin, step_end = steps * split // SPLIT_K, steps * (split + 1) // SPLIT_K
+    if BLOCK_M * BLOCK_N > 128 * 128:
+        # Were it possible that there is no step, zeros would meet the sum behind the loop, and ptxas
+        # would run the loop's matrix instructions one by one. Of smaller tiles it might just then.
+        tl.assume(step_end > step_begin)
     if SWAP_AB:
         acc = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
     else:
@@ -68,6 +72,30 @@ def partial_tile(
             for other in range(SPLIT_K):
                 acc += tl.load(share_ptr + other * shares + within, mask=stored, other=0.0)
     return acc, is_whole
+
+
+@triton.jit
+def numbered_tile(
+    number, m, n, k, x, w, stride_wk, stride_wn, partials_ptr, counters_ptr,
+    BACKEND: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    GROUP_M: tl.constexpr, SPLIT_K: tl.constexpr, EVEN_K: tl.constexpr, SWAP_AB: tl.constexpr,
+    TMA: tl.constexpr, W_NK: tl.constexpr,
+):  # fmt: skip
+    """:func:`partial_tile` of all of x [m, k] @ weight [k, n], by number, shares of K fastest.
+
+    Returns:
+        The tile's number, its first row and column; the tile, and whether this program has it.
+    """
+    tiles_m, tiles_n = tl.cdiv(m, BLOCK_M), tl.cdiv(n, BLOCK_N)
+    tile, split = number // SPLIT_K, number % SPLIT_K
+    tile_m, tile_n = tile_of(tile, tiles_m, tiles_n, GROUP_M)
+    row_begin, col_begin = tile_m * BLOCK_M, tile_n * BLOCK_N
+    acc, is_whole = partial_tile(
+        tile, split, tiles_m * tiles_n, row_begin, m, col_begin, n,
+        x, w, stride_wk, stride_wn, partials_ptr, counters_ptr, k,
+        BACKEND, BLOCK_M, BLOCK_N, BLOCK_K, SPLIT_K, EVEN_K, SWAP_AB, TMA, W_NK,
+    )  # fmt: skip
+    return tile, row_begin, col_begin, acc, is_whole
 
 
 @triton.jit

@@ -308,7 +308,7 @@ def spill(data, word, want, out, BLOCK: tl.constexpr, BACKEND: tl.constexpr):
 
 
 def _compile(name: str, device: str) -> dict[str, Any]:
-    from taxfree_kernels.compiled.compile import compile_launch
+    from taxfree_kernels.compiled.compile import compile_launch, matrix_remarks
     from taxfree_kernels.compiled.record import Launch
     from taxfree_kernels.hardware import KNOWN
     from taxfree_kernels.launch import Kernel
@@ -333,6 +333,7 @@ def _compile(name: str, device: str) -> dict[str, Any]:
         "num_warps": compiled.num_warps,
         "num_stages": compiled.num_stages,
         "spill_bytes": compiled.resources.spill_bytes,
+        "matrix_remarks": matrix_remarks(compiled.text),
     }
 
 

@@ -6,6 +6,7 @@ from itertools import product
 
 import pytest
 
+from taxfree_kernels.compiled.compile import matrix_remarks
 from taxfree_kernels.compiled.gates import GATES, Subject, violations
 
 from .conftest import TRITONS, Snippets
@@ -42,7 +43,7 @@ WRONG = [
     ("multiply_unaligned", "h200", BOTH, {"pipelined", "wide_accesses"}),
     ("multiply_unaligned", "mi300x", BOTH, {"pipelined", "wide_accesses"}),
     ("multiply_by_adds", "h200", BOTH, {"matrix_cores"}),
-    ("spill", "h200", BOTH, {"no_spills"}),
+    ("spill", "h200", BOTH, {"no_spills", "overlapping_matrices"}),
 ]
 RIGHT = ("good_signal", "good_wait", "good_words", "good_words_of_one_warp", "good_multiply")
 
@@ -127,6 +128,40 @@ WATERFALL = """
 
 def test_an_access_per_lane_is_found() -> None:
     assert "no_waterfall" in gates_of(Subject(WATERFALL))
+
+
+#: two matrix instructions into the same accumulators, and what is between them.
+TWO_PRODUCTS = """
+.version 8.0
+.target sm_90a
+.address_size 64
+.visible .entry multiply(.param .u64 tile, .param .u64 out)
+{
+    .reg .f32 %%f<4>;
+    .reg .b64 %%rd<2>;
+    ld.param.u64 %%rd0, [tile];
+    ld.param.u64 %%rd1, [out];
+    mov.f32 %%f0, 0f00000000;
+    mov.f32 %%f1, 0f00000000;
+    mov.f32 %%f2, 0f00000000;
+    mov.f32 %%f3, 0f00000000;
+    wgmma.fence.sync.aligned;
+    wgmma.mma_async.sync.aligned.m64n8k16.f32.f16.f16
+        {%%f0, %%f1, %%f2, %%f3}, %%rd0, %%rd0, 1, 1, 1, 0, 0;
+    %s
+    wgmma.mma_async.sync.aligned.m64n8k16.f32.f16.f16
+        {%%f0, %%f1, %%f2, %%f3}, %%rd0, %%rd0, 1, 1, 1, 0, 0;
+    wgmma.commit_group.sync.aligned;
+    wgmma.wait_group.sync.aligned 0;
+    st.global.v4.f32 [%%rd1], {%%f0, %%f1, %%f2, %%f3};
+    ret;
+}
+"""
+
+
+def test_ptxas_is_asked_what_it_made_wait() -> None:
+    assert matrix_remarks(TWO_PRODUCTS % "") == []
+    assert matrix_remarks(TWO_PRODUCTS % "add.f32 %f1, %f1, %f1;")
 
 
 def test_every_gate_has_a_kernel_that_breaks_it() -> None:
