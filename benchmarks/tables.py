@@ -10,7 +10,7 @@ the KV cache. Between `<!-- evolution: FILE ... -->` and `<!-- end of evolution 
 per combination with a row per variant, in the order in which each removes one thing more. Between
 `<!-- summary: MACHINE -->` and `<!-- end of summary -->` comes one table of a few problems of all
 operations, from the machine's result files. Between `<!-- block: FILE -->` and
-`<!-- end of block -->` come those of a model's block.
+`<!-- end of block -->` come those of a model's block; `attention` is of a rank's attention by itself.
 `--check` writes nothing, and fails where a document does not say what the result files say.
 """
 
@@ -63,11 +63,10 @@ SUMMARY: Sequence[tuple[str, str, Mapping[str, Sequence[Any]]]] = (
     ("all_gather_matmul", "", {"gather_dim": (1,), "m": (1, 64, 512, 1024)}),
     ("all_gather_matmul", "", {"gather_dim": (0,), "m": (1, 64, 256, 1024)}),
     ("all_gather_matmul", "-large", {"m": (4096,)}),
-    ("matmul_all_reduce", "", {"k": (3584,), "residual": (False,), "m": (1, 64, 256, 1024)}),
-    ("matmul_all_reduce", "-large", {"m": (4096,)}),
+    ("matmul_all_reduce", "", {"k": (3584,), "residual": (False,), "m": (1, 64, 256, 1024, 4096)}),
     ("matmul_all_reduce", "", {"rms_norm": (True,), "m": (16,)}),
     ("matmul_reduce_scatter", "", {"m": (256, 1024, 4096)}),
-    ("flash_decode", "", {"batch": (1, 4, 16), "kv_len_per_rank": (8192,)}),
+    ("flash_decode", "", {"batch": (1, 8, 16), "kv_len_per_rank": (8192,)}),
 )
 SUMMARY_CAPTION = (
     "Microseconds, median of the slowest rank: our fastest variant in a graph, fused or not, and "
@@ -76,9 +75,18 @@ SUMMARY_CAPTION = (
 #: path of a block -> as tables name it
 BLOCK_PATHS = {"library": "NCCL + cuBLAS", "torch": "PyTorch's ops", "dispatch": "taxfree"}
 BLOCK_CAPTION = "Microseconds for the whole block, median of the slowest rank; what ran in a graph."
+#: variant -> as the table of attention on one GPU names it
+ATTENTIONS = {
+    "flashinfer": "FlashInfer",
+    "torch_cudnn": "cuDNN",
+    "torch_sdpa": "PyTorch's choice",
+    "torch_flash": "FlashAttention",
+    "torch_flex": "FlexAttention",
+}
+ATTENTION_CAPTION = "Microseconds in a graph; ours at its best config; the bound is a copy's rate."
 _UNSAID = ("dtype", "world_size", "v_head_dim")  # alike in the whole table
 _BLOCK = re.compile(
-    r"(?P<begin><!-- (?P<kind>results|evolution|summary|block): "
+    r"(?P<begin><!-- (?P<kind>results|evolution|summary|block|attention): "
     r"(?P<file>\S+)(?P<where>[^\n]*?) -->\n)"
     r".*?(?P<end><!-- end of (?P=kind) -->)",
     re.DOTALL,
@@ -123,6 +131,8 @@ def update(text: str, root: Path) -> str:
                 made = summary(root, match["file"])
             case "block":
                 made = block_tables(json.loads(path.read_text(encoding="utf-8"))["rows"])
+            case "attention":
+                made = attention(load(path).rows)
             case "evolution":
                 made = evolution(load(path).rows, where)
             case _:
@@ -183,6 +193,24 @@ def block_tables(rows: Iterable[Mapping[str, Any]]) -> str:
             lines.append([str(m), *times, ran])
         parts.append(f"\n**{activations} activations**\n\n{_markdown(lines)}")
     return "".join(parts) + f"\n{BLOCK_CAPTION}\n\n"
+
+
+def attention(rows: Iterable[Row]) -> str:
+    """A rank's attention by itself beside other implementations, in Markdown.
+
+    Args:
+        rows: of a record of ``benchmarks/local_decode.py``.
+    """
+    header = ["batch", "keys", "bound", "ours", "of the copy", *ATTENTIONS.values()]
+    lines = [header, ["---:"] * len(header)]
+    for group in by_problem(row for row in rows if row.mode == "graph"):
+        ours = fastest([row for row in group if row.variant not in ATTENTIONS])
+        assert ours is not None
+        problem = group[0].problem
+        times = [f"{ours.t_bound_us:.1f}", _us(ours), f"{1 / ours.x_bound:.0%}"]
+        others = [_us(fastest([row for row in group if row.variant == v])) for v in ATTENTIONS]
+        lines.append([str(problem["batch"]), str(problem["kv_len_per_rank"]), *times, *others])
+    return f"\n{_markdown(lines)}\n{ATTENTION_CAPTION}\n\n"
 
 
 def _is_ours(row: Row) -> bool:

@@ -2,9 +2,10 @@
 
 Measurements are valid for the code they were made with. The hash covers a variant's module and the
 modules of this package that it imports, directly or not, without comments, docstrings and empty
-lines, which make nothing stale. Interfaces and search spaces are left out: to search more configs
-does not change what one of them measured. It is taken of the text, because syntax trees differ
-between versions of Python, and is the same interpreted and compiled.
+lines, which make nothing stale. Interfaces and search spaces are left out, and with them the methods
+of variants that say what is searched: to search other configs does not change what one of them
+measured. It is taken of the text, because syntax trees differ between versions of Python, and is
+the same interpreted and compiled.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from pathlib import Path
 
 _PACKAGE = "taxfree_kernels"
 _LEFT_OUT = ("errors", "hardware", "variant", "base", "operation", "problem", "spaces")
+_SEARCHING = ("space", "first_configs", "refuses_problem", "refuses_config")
 
 
 def kernel_hash(op: str, variant: str) -> str:
@@ -85,23 +87,27 @@ def _syntax_tree(module: str) -> ast.Module:
 
 
 def _code(module: str) -> str:
-    """A module's lines without comments, docstrings and empty lines."""
+    """A module's lines that count."""
     lines = _source(module).splitlines()
     for token in tokenize.generate_tokens(io.StringIO(_source(module)).readline):
         if token.type == tokenize.COMMENT:
             row, column = token.start
             lines[row - 1] = lines[row - 1][:column]
-    for first, last in _docstrings(_syntax_tree(module)):
-        lines[first - 1 : last] = [""] * (last - first + 1)
+    for node in ast.walk(_syntax_tree(module)):
+        for first, last in _uncounted(node):
+            lines[first - 1 : last] = [""] * (last - first + 1)
     return "\n".join(line.rstrip() for line in lines if line.strip())
 
 
-def _docstrings(tree: ast.Module) -> Iterator[tuple[int, int]]:
-    """First and last line of each docstring."""
-    for node in ast.walk(tree):
-        body = getattr(node, "body", None)
-        if isinstance(body, list) and body and _is_docstring(body[0]):
-            yield body[0].lineno, body[0].end_lineno
+def _uncounted(node: ast.AST) -> Iterator[tuple[int, int]]:
+    """First and last line of what of a node does not count."""
+    body = getattr(node, "body", None)
+    if isinstance(body, list) and body and _is_docstring(body[0]):
+        yield body[0].lineno, body[0].end_lineno
+    if isinstance(node, ast.ClassDef):
+        for method in node.body:
+            if isinstance(method, ast.FunctionDef) and method.name in _SEARCHING:
+                yield method.lineno, method.end_lineno or method.lineno
 
 
 def _is_docstring(node: ast.AST) -> bool:

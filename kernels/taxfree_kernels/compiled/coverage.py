@@ -44,7 +44,10 @@ EXAMPLES: dict[str, tuple[Example, ...]] = {
     ),
     "matmul_all_reduce": (
         Example({"m": 16, "n": 8192, "k": 1024, "world_size": 8, "residual": True}),
-        Example({"m": 1024, "n": 8192, "k": 3584, "world_size": 4, "dtype": "bfloat16"}),
+        Example(
+            {"m": 1024, "n": 8192, "k": 3584, "world_size": 4, "dtype": "bfloat16"}
+            | {"residual": True}
+        ),
         Example(
             {"m": 16, "n": 8192, "k": 1024, "world_size": 8, "residual": True, "rms_norm": True}
         ),

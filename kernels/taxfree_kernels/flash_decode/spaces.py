@@ -112,10 +112,11 @@ def first_configs(
 def _first_on_hopper(
     problem: FlashDecode, hardware: Hardware, signals: Config, words: Config
 ) -> list[dict[str, Any]]:
-    """As few programs as keep the memory busy; words if there are.
+    """Programs that all fit at once, with some 64 KiB in flight per SM or more; words if there are.
 
     One stage of 64 keys is 32 KiB at the paper's dimensions; the pipeline has one buffer less than
-    stages. Where a program for most SMs has too little under way, there are more of them.
+    stages. Nothing is split where whole sequences keep the memory busy. Where one program per SM
+    would leave many SMs without, there are more, each with less.
     """
     narrow = problem.head_dim + problem.v_head_dim > 256 or not problem.is_aligned
     keys = 32 if narrow else 64
@@ -130,12 +131,16 @@ def _first_on_hopper(
         sizes = {"BLOCK_N": block_n, "num_stages": stages + tables}
         return common | {"SPLITS": splits} | sizes | others
 
-    def starves_memory(waves: int, stages: int) -> bool:
-        dims = problem.head_dim + problem.v_head_dim
-        under_way = (stages - 1) * keys * dims * ITEM_BYTES
-        return splits_of(problem, hardware, waves) * _columns(problem) * under_way < _UNDER_WAY
+    def leaves_idle(waves: int, stages: int) -> bool:
+        splits = splits_of(problem, hardware, waves)
+        programs = splits * _columns(problem)
+        if splits == 1:
+            dims = problem.head_dim + problem.v_head_dim
+            return programs * (stages - 1) * keys * dims * ITEM_BYTES < _UNDER_WAY
+        rounds = -(-programs // hardware.compute_units)
+        return programs < 0.9 * rounds * hardware.compute_units
 
-    resident = sorted(((1, 4), (2, 4), (4, 4), (3, 3)), key=lambda each: starves_memory(*each))
+    resident = sorted(((1, 4), (2, 4), (4, 4), (3, 3)), key=lambda each: leaves_idle(*each))
     return [
         guess(*resident[0]),
         guess(*resident[1]),

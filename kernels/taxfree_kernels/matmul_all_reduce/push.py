@@ -116,7 +116,9 @@ class Push(FusedVariant):
 
     def first_configs(self, problem: Any, hardware: Hardware) -> list[dict[str, Any]]:
         configs = super().first_configs(problem, hardware)
-        return [spaces.with_room_for_rows(problem, hardware, config) for config in configs]
+        if problem.rms_norm:
+            return [spaces.with_room_for_rows(problem, hardware, config) for config in configs]
+        return [config for config in configs if spaces.fits_addends(problem, hardware, config)]
 
     def refuses_config(self, problem: Any, hardware: Hardware, config: Config) -> str | None:
         crowded = spaces.refuses_warps(problem, hardware, config)

@@ -191,7 +191,12 @@ class PushTwoShot(FusedVariant):
             if self.refuses_config(problem, hardware, config):
                 continue
             adders = -(-_tiles(problem, config) // problem.world_size)
-            enough = (count for count in space["PIECES"] if 2 * count * adders >= units)
+            enough = (
+                count
+                for count in space["PIECES"]
+                if 2 * count * adders >= units
+                and spaces.fits_addends(problem, hardware, config, count)
+            )
             configs.append({**config, "PIECES": next(enough, space["PIECES"][-1]), "AHEAD": 1})
         if _tiles(problem, configs[0]) * configs[0]["SPLIT_K"] > units:  # more than one wave
             configs.append({**configs[0], "AHEAD": space["AHEAD"][-1]})

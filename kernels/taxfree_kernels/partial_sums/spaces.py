@@ -221,10 +221,18 @@ def partial_bytes(problem: Any) -> int:
     return int(problem.m * problem.n * ITEM_BYTES[problem.dtype])
 
 
-# -- rows that one program normalises -----------------------------------------------------------
+# -- what programs that add have in registers ---------------------------------------------------
 
 _MOST_OF_A_ROW = 1 << 14  # elements
 _MOST_A_THREAD = 64  # elements, in float32: a quarter of its registers
+
+
+def fits_addends(problem: Any, hardware: Hardware, config: Config, pieces: int = 1) -> bool:
+    """Whether who adds one of so many pieces of a tile has registers for bias and residual too."""
+    if hardware.backend != "cuda" or not (problem.bias or problem.residual):
+        return True
+    threads = pieces * config["num_warps"] * hardware.warp_size
+    return int(config["BLOCK_M"] * config["BLOCK_N"]) <= _MOST_A_THREAD * threads
 
 
 def refuses_rows(problem: Any) -> str | None:
