@@ -10,7 +10,7 @@ the KV cache. Between `<!-- evolution: FILE ... -->` and `<!-- end of evolution 
 per combination with a row per variant, in the order in which each removes one thing more. Between
 `<!-- summary: MACHINE -->` and `<!-- end of summary -->` comes one table of a few problems of all
 operations, from the machine's result files. Between `<!-- block: FILE -->` and
-`<!-- end of block -->` come those of a model's block; `attention` is of a rank's attention by itself.
+`<!-- end of block -->` come those of a model's block; an `attention` is of a rank's by itself.
 `--check` writes nothing, and fails where a document does not say what the result files say.
 """
 

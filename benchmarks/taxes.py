@@ -3,9 +3,9 @@
     python benchmarks/taxes.py           # update
     python benchmarks/taxes.py --check   # fail where a table does not say what the files say
 
-A table stands between two markers. The first names a file, of `explain --json` or, for what noting
-costs, of `benchmarks.timeline_cost`; while there is none, the document says that nothing was
-measured. The pictures beside it have the file's name.
+A table stands between two markers. The first names a file: of `explain --json`; for what noting
+costs, of `benchmarks.timeline_cost`; for what the instrument finds, of `make test-gpu`. While there
+is none, the document says that nothing was measured. The pictures beside it have the file's name.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ COLUMNS = {
     "bound": "t_bound_us",
 }
 _BLOCK = re.compile(
-    r"(?P<begin><!-- (?P<kind>taxes|timeline): (?P<file>\S+) -->\n).*?"
+    r"(?P<begin><!-- (?P<kind>taxes|timeline|instrument): (?P<file>\S+) -->\n).*?"
     r"(?P<end><!-- end of (?P=kind) -->)",
     re.DOTALL,
 )
@@ -69,6 +69,7 @@ def _draw(kind: str, file: Path) -> Iterator[Path]:
     if kind == "taxes":
         plot(rows_of(file), picture(file))
         yield picture(file)
+    if kind != "timeline":
         return
     for index, drawn in enumerate(json.loads(file.read_text(encoding="utf-8"))["pictures"]):
         path = timeline_picture(file, index)
@@ -89,7 +90,7 @@ def update(text: str, root: Path) -> str:
 
     def block(match: re.Match[str]) -> str:
         file = root / match["file"]
-        make = section if match["kind"] == "taxes" else cost_section
+        make = SECTIONS[match["kind"]]
         made = f"\n{make(rows_of(file), file)}\n" if file.exists() else f"\n{NOTHING}\n"
         return f"{match['begin']}{made}{match['end']}"
 
@@ -159,6 +160,19 @@ def section(rows: Sequence[Mapping[str, Any]], file: Path) -> str:
     return "\n".join(part for part in parts if part)
 
 
+def instrument_section(rows: Sequence[Mapping[str, Any]], file: Path) -> str:
+    """What was put into pipelines and kernels, and where how much of it was found."""
+    lines = [
+        ["part", "put", "found", "allowed", "most elsewhere", "in"],
+        ["---", "---:", "---:", "---:", "---:", "---"],
+    ]
+    for row in sorted(rows, key=lambda row: (row["part"], row["put_us"])):
+        times = [f"{row['put_us']:.1f}", f"{row['found_us']:.2f}", f"±{row['allowed_us']:.1f}"]
+        lines.append([row["part"], *times, f"{row['elsewhere_us']:+.2f}", row["elsewhere"]])
+    machine = json.loads(file.read_text(encoding="utf-8"))["environment"]["hardware"]["gpu"]
+    return f"{machine}; microseconds.\n\n{_table(lines)}"
+
+
 def _alone(rows: Sequence[Mapping[str, Any]], differ: Sequence[str]) -> str:
     """Where the steps alone take longer than the whole, with the clocks of both."""
     lines = []
@@ -198,6 +212,8 @@ def _us(time: float | None) -> str:
 def _table(lines: Sequence[Sequence[str]]) -> str:
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
+
+SECTIONS = {"taxes": section, "timeline": cost_section, "instrument": instrument_section}
 
 if __name__ == "__main__":
     sys.exit(main())

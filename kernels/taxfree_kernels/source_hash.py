@@ -2,10 +2,10 @@
 
 Measurements are valid for the code they were made with. The hash covers a variant's module and the
 modules of this package that it imports, directly or not, without comments, docstrings and empty
-lines, which make nothing stale. Interfaces and search spaces are left out, and with them the methods
-of variants that say what is searched: to search other configs does not change what one of them
-measured. It is taken of the text, because syntax trees differ between versions of Python, and is
-the same interpreted and compiled.
+lines, which make nothing stale. Interfaces and search spaces are left out, and with them the
+methods of variants that say what is searched: to search other configs does not change what one of
+them measured. It is taken of the text, because syntax trees differ between versions of Python, and
+is the same interpreted and compiled.
 """
 
 from __future__ import annotations

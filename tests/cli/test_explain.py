@@ -351,6 +351,19 @@ class TestDocument:
         ]
         assert "(pictures/timeline-x-0.png)" in made
 
+    def test_what_the_instrument_found_is_a_table_by_part(self, tmp_path):
+        put = {"allowed_us": 2.0, "elsewhere": "gaps", "elsewhere_us": -0.31}
+        rows = [put | {"part": "skew", "put_us": us, "found_us": us + 0.5} for us in (20.0, 5.0)]
+        environment = {"hardware": {"gpu": "NVIDIA H200"}}
+        (tmp_path / "x.json").write_text(json.dumps({"rows": rows, "environment": environment}))
+        text = "<!-- instrument: x.json -->\n<!-- end of instrument -->"
+        made = taxes_script().update(text, tmp_path)
+        assert "NVIDIA H200" in made
+        assert [line for line in made.splitlines() if line.startswith("| skew")] == [
+            "| skew | 5.0 | 5.50 | ±2.0 | -0.31 | gaps |",
+            "| skew | 20.0 | 20.50 | ±2.0 | -0.31 | gaps |",
+        ]
+
     def test_without_a_file_it_says_that_nothing_was_measured(self, tmp_path):
         text = "<!-- taxes: none.json -->\n<!-- end of taxes -->"
         assert "Nothing was measured yet." in taxes_script().update(text, tmp_path)

@@ -125,6 +125,19 @@ def test_tiles_that_are_added_in_place_are_few(m, n, ways):
     assert (variant.refuses_problem(tried, hardware) is None) == bool(ways)
 
 
+@pytest.mark.parametrize("m", [256, 512, 1024])
+@pytest.mark.parametrize("name", ["push", "push_two_shot"])
+def test_who_adds_a_residual_has_registers_for_it(name, m):
+    tried = reduced(m=m, n=8192, k=3584, residual=True)
+    first = variants("matmul_all_reduce")[name].first_configs(tried, KNOWN["h200"])
+    elements = [
+        each["BLOCK_M"] * each["BLOCK_N"] / (32 * each["num_warps"] * each.get("PIECES", 1))
+        for each in first
+    ]
+    assert first
+    assert max(elements) <= 64
+
+
 class TestProblem:
     @pytest.mark.parametrize(
         ("fields", "message"),

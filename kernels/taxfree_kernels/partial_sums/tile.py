@@ -38,8 +38,9 @@ def partial_tile(
     steps = tl.cdiv(k, BLOCK_K)
     step_begin, step_end = steps * split // SPLIT_K, steps * (split + 1) // SPLIT_K
     if BLOCK_M * BLOCK_N > 128 * 128:
-        # Were it possible that there is no step, zeros would meet the sum behind the loop, and ptxas
-        # would run the loop's matrix instructions one by one. Of smaller tiles it might just then.
+        # Were it possible that there is no step, zeros would meet the sum behind the loop, and
+        # ptxas would run the loop's matrix instructions one by one. Of smaller tiles it does not,
+        # but some, assumed to have steps, it does run so.
         tl.assume(step_end > step_begin)
     if SWAP_AB:
         acc = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
