@@ -68,7 +68,8 @@ def test_the_smallest_problems_compile(op: str, triton: str) -> None:
     reports = list(check(wanted, triton_path(triton), workers=1))
     found = [violation for report in reports for violation in report.violations]
     assert [report.error for report in reports if report.error] == []
-    assert {violation.gate for violation in found} <= {"no_spills", "no_waterfall"}
+    for_speed = {"no_spills", "no_waterfall", "overlapping_matrices"}
+    assert {violation.gate for violation in found} <= for_speed
 
 
 @pytest.mark.soak
