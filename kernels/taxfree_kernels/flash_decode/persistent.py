@@ -141,15 +141,22 @@ class Persistent(ExchangingVariant):
         return {**super().space(problem, hardware), **spaces.words_space(problem)}
 
     def first_configs(self, problem: Any, hardware: Hardware) -> list[dict[str, Any]]:
-        """With few programs for the merges: each merges a chunk at once, or nearly so."""
+        """With few programs for the merges: each merges a chunk at once, or nearly so.
+
+        Signals first: combiners wait while splits run, and each look at all of their words would
+        take memory's time from these.
+        """
         space = self.space(problem, hardware)
         found = super().first_configs(problem, hardware)
         if hardware.backend == "interpreter":
             return found
-        chunk = _kv_heads_per_chunk(problem, found[0]) * problem.group_size
         combined = -(-problem.rows // hardware.compute_units)
-        sizes = {"ROWS": power_of_2(chunk, 1), "OUT_ROWS": combined}
-        return [within(space, config | sizes) for config in found]
+
+        def sized(config: Config) -> dict[str, Any]:
+            chunk = _kv_heads_per_chunk(problem, config) * problem.group_size
+            return within(space, {**config, "ROWS": power_of_2(chunk, 1), "OUT_ROWS": combined})
+
+        return [sized(config) for config in sorted(found, key=lambda each: bool(each["IN_DATA"]))]
 
     def plan(self, problem: Any, fabric: Fabric, config: Config) -> Plan:
         return PersistentPlan(problem, fabric, config)
