@@ -137,6 +137,7 @@ class Tuner:
         self._database, self._workers, self._hardware = database, workers, hardware
         self._screen, self._seed, self._only, self._progress = screen, seed, only, progress
         self._fingerprint = identity.hardware_fingerprint(hardware)
+        self._pace_s: float | None = None  # of a candidate, with its share of all that is around it
         self.mode = "graph" if hardware.backend != "interpreter" else "eager"
         self.modes = ("graph", "eager") if self.mode == "graph" else ("eager",)
 
@@ -154,11 +155,14 @@ class Tuner:
         begun = time.monotonic()
         self.not_measured: Counter[str] = Counter()
         search = self._search(op, problem)
+        known = search.measured
         baseline_us: float | None = None
         while search.measured < budget.trials:
-            if budget.seconds is not None and time.monotonic() - begun > budget.seconds:
+            spent = time.monotonic() - begun
+            count = self._affordable(budget, spent, is_first=search.measured == known)
+            if count == 0:
                 break
-            batch = search.ask(min(self._batch, budget.trials - search.measured))
+            batch = search.ask(min(count, budget.trials - search.measured))
             for candidate, reason in search.take_refused():
                 self._store_trial(op, problem, candidate, Outcome("refused", reason))
             if not batch:
@@ -175,7 +179,23 @@ class Tuner:
             return None
         record = self._decide(op, problem, search, time.monotonic() - begun)
         self._database.put(record)
+        if search.measured > known:
+            self._pace_s = (time.monotonic() - begun) / (search.measured - known)
         return record
+
+    def _affordable(self, budget: Budget, spent: float, is_first: bool) -> int:
+        """How many candidates the next batch may have, for the time that problems so far took.
+
+        The first of a problem has one at least, so that a problem whose turn has come is tried.
+        """
+        if budget.seconds is None:
+            return self._batch
+        left = budget.seconds - spent
+        if left < 0:
+            return 0
+        if self._pace_s is None:
+            return self._batch
+        return max(int(is_first), min(self._batch, int(left / self._pace_s)))
 
     @property
     def _batch(self) -> int:

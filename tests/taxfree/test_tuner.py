@@ -107,6 +107,44 @@ class TestAdoption:
         assert (record.winner.variant, record.winner.config) == (best.variant, dict(best.config))
 
 
+class TestBudget:
+    """With a clock on which a candidate takes a second, also in the finals."""
+
+    @pytest.fixture
+    def tuned(self, db, monkeypatch):
+        """Candidates tried on one problem after the other, each with so many seconds."""
+        from taxfree import tuner as module
+        from taxfree.tuner import Budget, Tuner, Workers
+
+        now = [0.0]
+        monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
+
+        def script(candidate):
+            now[0] += 1.0
+            return time_of(candidate)
+
+        def run(*seconds):
+            group, counts = ScriptedGroup(script), []
+            with Database(db) as database:
+                tuner = Tuner(database, Workers(lambda: group), group.hardware, PassingScreen())
+                for m, allowed in enumerate(seconds, 5):
+                    problem = problem_class(OP)(**PROBLEM | {"m": m})
+                    record = tuner.tune(OP, problem, Budget(40, allowed))
+                    counts.append(record and record.trials)
+            return counts
+
+        return run
+
+    def test_batches_are_cut_to_what_the_pace_allows(self, tuned):
+        first, second, third = tuned(9.0, 6.0, 1.0)
+        assert first == 8  # two batches of four: no pace is known
+        assert 1 < second <= 4
+        assert third == 1
+
+    def test_a_problem_whose_time_is_over_is_not_tried(self, tuned):
+        assert tuned(9.0, -1.0) == [8, None]
+
+
 class TestSearching:
     def test_the_same_seed_and_times_give_the_same_trials(self, tmp_path):
         runs = [tune(tmp_path / f"{i}.sqlite", time_of, trials=9, seed=3)[2] for i in (1, 2)]
