@@ -18,7 +18,7 @@ DEMO := --op all_gather_matmul --shapes demo --gpus 2 --db $(DEMO_DB)
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help prerequisites env demo test lint check-types soak soak-gpu test-gpu docs wheel clean
-.PHONY: targets
+.PHONY: measure targets
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -87,6 +87,9 @@ ON_GPUS := PYTHONPATH=.:kernels:tuning_db$(addprefix :,$(PYTHONPATH)) $(PYTHON)
 test-gpu: ## the tests that need GPUs, with PYTHON's torch; what the instrument found to RECORD
 	$(addprefix TAXFREE_INSTRUMENT_RECORD=,$(RECORD)) $(ON_GPUS) -m pytest -m gpu -v --durations 10 \
 	  $$(grep -rlE 'on_every_fabric|mark\.gpu' tests --include='test_*.py')
+
+measure: ## all that the documents show, on GPUS GPUs, with PYTHON's torch: an hour or more
+	$(ON_GPUS) -m benchmarks.measure --gpus $(GPUS)
 
 soak-gpu: ## CALLS calls of all variants on GPUS GPUs, with PYTHON's torch
 	$(ON_GPUS) -m benchmarks.soak $(addprefix --gpus ,$(GPUS)) --calls $(CALLS)

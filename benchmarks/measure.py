@@ -1,0 +1,197 @@
+"""Measures everything that the documents show, on the GPUs of one node: an hour or more.
+
+    python -m benchmarks.measure --gpus 8             # everything
+    python -m benchmarks.measure --gpus 8 --dry-run   # only say what would be run
+    python -m benchmarks.measure --gpus 8 --only tune --only bench
+
+Each step is a command that can be given by itself. Records go to the tuning database, and
+results to the files under ``benchmarks/results`` that tables, targets and pictures are made from;
+those of a step that fails stay as they were. What a search has found is kept, so that a second
+run goes on from the first.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import os
+import shlex
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+RESULTS = Path("benchmarks/results")  # it runs where the sources are
+INTERMEDIATE = 3584  # of a model's block, on each rank: a Llama 70B's over 8
+_BLOCK_ROWS = "1,16,64,512,2048"
+_BLOCK_SUMS = f"n=8192 k={INTERMEDIATE}"
+_MINUTES = 10  # that most steps are given
+#: operation -> the shapes of its result file
+SHAPES: Mapping[str, Sequence[str]] = {
+    "all_gather_matmul": (
+        "paper gather_dim=0,1",
+        "large",
+        f"m=16,64,512,2048 n={2 * INTERMEDIATE} k=8192 gather_dim=0",
+    ),
+    "matmul_all_reduce": (
+        "m=1,2,4,8,16,32,64,128,256,512,1024,2048,4096 n=8192 k=1024,3584",
+        f"m={_BLOCK_ROWS} {_BLOCK_SUMS} residual=1",
+        f"m=16,64 {_BLOCK_SUMS} residual=1 rms_norm=1",
+    ),
+    "matmul_reduce_scatter": (
+        f"m=16,64,128,256,512,1024,2048,4096,8192,16384 {_BLOCK_SUMS}",
+        "m=64,256,1024,4096,16384 n=8192 k=3696",
+        "m=64,256,1024,4096,16384 n=4096 k=1792",
+    ),
+    "flash_decode": ("paper", "batches", "strong"),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Step:
+    """A command.
+
+    Args:
+        kind: "tune", "bench", ...: what `--only` asks for.
+        arguments: of Python.
+        minutes: after which it is ended.
+        file: that it makes.
+        option: before the file's name in the arguments; None when it prints what goes there, and
+            a name in capitals for a variable of its environment.
+    """
+
+    kind: str
+    arguments: tuple[str, ...]
+    minutes: float
+    file: Path | None = None
+    option: str | None = None
+
+    def __str__(self) -> str:
+        words = ["python", *self.arguments]
+        if self.file is None:
+            return shlex.join(words)
+        if self.option is None:
+            return f"{shlex.join(words)} > {self.file}"
+        if self.option.isupper():
+            return f"{self.option}={self.file} {shlex.join(words)}"
+        return shlex.join([*words, self.option, str(self.file)])
+
+    def run(self) -> str | None:
+        """Run it; returns what went wrong, or None."""
+        if self.file is None:
+            return self._run_to(None)
+        with tempfile.TemporaryDirectory() as folder:
+            made = Path(folder, "made.json")
+            failed = self._run_to(made)
+            if failed is None and not made.exists():
+                failed = "it made no file"  # all of its tests were skipped
+            if failed is None:
+                text = json.dumps(json.loads(made.read_text(encoding="utf-8"))) + "\n"
+                self.file.parent.mkdir(parents=True, exist_ok=True)
+                self.file.write_text(text, encoding="utf-8")
+        return failed
+
+    def _run_to(self, file: Path | None) -> str | None:
+        command, variables = [sys.executable, *self.arguments], dict(os.environ)
+        if file is not None and self.option is not None:
+            if self.option.isupper():
+                variables[self.option] = str(file)
+            else:
+                command += [self.option, str(file)]
+        prints = file is not None and self.option is None
+        with open(file if file is not None and prints else os.devnull, "w") as output:
+            try:
+                done = subprocess.run(
+                    command,
+                    env=variables,
+                    stdout=output if prints else None,
+                    timeout=60 * self.minutes,
+                    check=False,
+                )
+            except subprocess.TimeoutExpired:
+                return f"ended after {self.minutes:g} minutes"
+        return f"exit code {done.returncode}" if done.returncode else None
+
+
+def steps(gpus: int, machine: str, trials: int, budget: int) -> Iterator[Step]:
+    """All steps on so many GPUs, in the order of need.
+
+    Args:
+        machine: as result files name it, "nvidia-h200".
+        trials: of each problem.
+        budget: minutes of each operation's search.
+    """
+    name = f"{machine}-x{gpus}.json"
+
+    def taxfree(command: str, op: str, *options: str) -> tuple[str, ...]:
+        dtype = () if op == "flash_decode" else ("--dtype", "bf16")
+        words = ("-m", "taxfree_cli.app", command, "--op", op, "--gpus", str(gpus), *dtype)
+        return (*words, *options)
+
+    def script(module: str, *options: str) -> tuple[str, ...]:
+        return ("-m", f"benchmarks.{module}", "--gpus", str(gpus), *options)
+
+    for op, wanted in SHAPES.items():
+        shapes = tuple(word for shape in wanted for word in ("--shapes", shape))
+        search = ("--trials", str(trials), "--budget", f"{budget}m")
+        yield Step("tune", taxfree("tune", op, *shapes, *search), budget + _MINUTES)
+        file = RESULTS / op / name
+        yield Step("bench", taxfree("bench", op, *shapes), 3 * _MINUTES, file, "--out")
+    gather = SHAPES["all_gather_matmul"][:2]
+    shapes = tuple(word for shape in gather for word in ("--shapes", shape))
+    swept = taxfree("explain", "all_gather_matmul", *shapes, "--sweep", "--json")
+    yield Step("explain", swept, _MINUTES, RESULTS / "explain" / name)
+    pictures = ("--picture", "m=64,1024 n=3584 k=8192")
+    file = RESULTS / "timeline" / name
+    yield Step("timeline", script("timeline_cost", *pictures), _MINUTES, file, "--out")
+    block = ("--intermediate", str(gpus * INTERMEDIATE), "--rows", _BLOCK_ROWS)
+    file = RESULTS / "block" / name
+    yield Step("block", script("block", *block), _MINUTES, file, "--out")
+    tests = ("-m", "pytest", "-q", "-m", "gpu", "tests/taxfree/test_taxes_gpu.py")
+    file = RESULTS / "instrument" / name
+    yield Step("instrument", tests, _MINUTES, file, "TAXFREE_INSTRUMENT_RECORD")
+    file = RESULTS / "soak" / name
+    yield Step("soak", script("soak"), 6 * _MINUTES, file, "--out")
+    local = ("-m", "benchmarks.local_decode", "--shapes", "paper", "--shapes", "batches")
+    file = RESULTS / "flash_decode" / f"local-{machine}.json"
+    yield Step("local", local, _MINUTES, file, "--out")
+
+
+def run_all(wanted: Sequence[Step]) -> int:
+    """Run steps one after the other, whatever becomes of each; returns the exit code."""
+    failed = []
+    for number, step in enumerate(wanted, 1):
+        print(f"[{number}/{len(wanted)}] {step}", flush=True)
+        if reason := step.run():
+            failed.append(f"{step.kind}: {reason}: {step}")
+            print(f"failed: {reason}", file=sys.stderr, flush=True)
+    print("\n".join(["", *failed]) if failed else "all steps are done", flush=True)
+    return 1 if failed else 0
+
+
+def main() -> int:
+    """Run the command line; returns the exit code."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--gpus", type=int, required=True)
+    parser.add_argument("--machine", default="nvidia-h200", help="in the names of result files")
+    parser.add_argument("--trials", type=int, default=40, help="of each problem")
+    parser.add_argument("--budget", type=int, default=20, help="minutes of each operation's search")
+    kinds = list(dict.fromkeys(step.kind for step in steps(2, "", 1, 1)))
+    parser.add_argument("--only", action="append", choices=kinds, help="all by default")
+    parser.add_argument("--dry-run", action="store_true", help="print the commands")
+    options = parser.parse_args()
+    every = steps(options.gpus, options.machine, options.trials, options.budget)
+    wanted = [step for step in every if options.only is None or step.kind in options.only]
+    if options.dry_run:
+        print("\n".join(map(str, wanted)))
+        return 0
+    try:
+        return run_all(wanted)
+    except KeyboardInterrupt:
+        return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main())

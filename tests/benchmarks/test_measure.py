@@ -1,0 +1,100 @@
+"""Measuring everything: what it runs, and what becomes of steps that fail."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from benchmarks import measure
+from benchmarks.measure import SHAPES, Step, run_all, steps
+from taxfree.shapes import ShapeRequest, choose
+from taxfree_kernels.variant import operation_names
+
+TARGETS = Path(measure.__file__).parent / "targets.toml"
+
+
+def problems(op: str, gpus: int) -> list[dict[str, object]]:
+    dtype = None if op == "flash_decode" else "bfloat16"
+    request = ShapeRequest(SHAPES[op], world_sizes=(gpus,), dtype=dtype)
+    found = choose(op, request, lambda: ()).problems
+    return [dataclasses.asdict(each) for each in found]
+
+
+def test_every_operation_is_searched_and_benched():
+    found = list(steps(4, "nvidia-h200", 40, 20))
+    for kind in ("tune", "bench"):
+        assert sum(step.kind == kind for step in found) == len(operation_names()) == len(SHAPES)
+
+
+def test_files_are_those_that_targets_are_about():
+    made = {str(step.file) for step in steps(8, "nvidia-h200", 40, 20) if step.file}
+    wanted = {entry["file"] for entry in tomllib.loads(TARGETS.read_text())["target"]}
+    ours = {
+        f"benchmarks/results/{file}" for file in wanted if "x2" not in file and "x4" not in file
+    }
+    assert ours <= made
+
+
+@pytest.mark.parametrize("op", operation_names())
+def test_every_target_of_8_gpus_has_problems(op):
+    def fits(problem: dict[str, object], where: dict[str, object]) -> bool:
+        return all(
+            problem[field] in value if isinstance(value, list) else problem[field] == value
+            for field, value in where.items()
+        )
+
+    for entry in tomllib.loads(TARGETS.read_text())["target"]:
+        if entry["op"] == op and "x8" in entry["file"]:
+            chosen = [each for each in problems(op, 8) if fits(each, entry["where"])]
+            assert chosen, entry["name"]
+            for field, values in entry["where"].items():
+                if isinstance(values, list):
+                    assert {each[field] for each in chosen} == set(values), entry["name"]
+
+
+def python(source: str, **fields: object) -> Step:
+    return Step("test", ("-c", source), 1, **fields)  # type: ignore[arg-type]
+
+
+PRINTS = "print('{\"rows\": [1]}')"
+STORES = "import sys; open(sys.argv[2], 'w').write('{\"rows\": [2]}')"
+KEEPS = "import os; open(os.environ['RECORD'], 'w').write('{\"rows\": [3]}')"
+
+
+@pytest.mark.parametrize(
+    ("source", "option", "rows"), [(PRINTS, None, 1), (STORES, "--out", 2), (KEEPS, "RECORD", 3)]
+)
+def test_a_file_is_made_in_any_of_three_ways(tmp_path, source, option, rows):
+    file = tmp_path / "new" / "r.json"
+    assert python(source, file=file, option=option).run() is None
+    assert file.read_text() == f'{{"rows": [{rows}]}}\n'
+
+
+def test_a_step_that_fails_leaves_its_file_and_the_others_run(tmp_path, capfd):
+    file = tmp_path / "r.json"
+    file.write_text("old")
+    broken = python(f"{PRINTS}; raise SystemExit(4)", file=file)
+    nothing = python("pass", file=file, option="--out")
+    late = Step("test", ("-c", "import time; time.sleep(60)"), 0.005)
+    done = python("print('ran')")
+    assert run_all([broken, nothing, late, done]) == 1
+    assert file.read_text() == "old"
+    out = capfd.readouterr().out
+    assert "ran" in out
+    for reason in ("exit code 4", "it made no file", "ended after 0.005 minutes"):
+        assert f"test: {reason}: python -c" in out
+
+
+def test_commands_are_printed_instead(monkeypatch, capsys):
+    arguments = ["measure", "--gpus", "2", "--only", "tune", "--only", "instrument", "--dry-run"]
+    monkeypatch.setattr(sys, "argv", arguments)
+    assert measure.main() == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == len(SHAPES) + 1
+    assert all("--gpus 2" in line for line in lines[:-1])
+    record = "benchmarks/results/instrument/nvidia-h200-x2.json"
+    assert lines[-1].startswith(f"TAXFREE_INSTRUMENT_RECORD={record} python -m pytest")
