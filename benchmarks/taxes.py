@@ -38,6 +38,8 @@ COLUMNS = {
     "of it kernels": "kernel_us",
     "bound": "t_bound_us",
 }
+#: field -> values of the rows that are also drawn by themselves, to be read at a glance
+FEW: Mapping[str, Sequence[int]] = {"gather_dim": (1,), "m": (1, 16, 64, 256, 1024)}
 _BLOCK = re.compile(
     r"(?P<begin><!-- (?P<kind>taxes|timeline|instrument): (?P<file>\S+) -->\n).*?"
     r"(?P<end><!-- end of (?P=kind) -->)",
@@ -67,8 +69,13 @@ def main() -> int:
 def _draw(kind: str, file: Path) -> Iterator[Path]:
     """Draw the pictures of a file."""
     if kind == "taxes":
-        plot(rows_of(file), picture(file))
+        rows = rows_of(file)
+        few = [row for row in rows if all(row["problem"][f] in v for f, v in FEW.items())]
+        plot(rows, picture(file))
         yield picture(file)
+        if few and len(few) < len(rows):
+            plot(few, picture(file, "-few"))
+            yield picture(file, "-few")
     if kind != "timeline":
         return
     for index, drawn in enumerate(json.loads(file.read_text(encoding="utf-8"))["pictures"]):
@@ -103,9 +110,9 @@ def rows_of(file: Path) -> list[dict[str, Any]]:
     return rows
 
 
-def picture(file: Path) -> Path:
-    """Where the picture of a file stands."""
-    return PICTURES / f"taxes-{file.stem}.png"
+def picture(file: Path, which: str = "") -> Path:
+    """Where the picture of a file stands, or that of a few of its rows."""
+    return PICTURES / f"taxes-{file.stem}{which}.png"
 
 
 def timeline_picture(file: Path, index: int) -> Path:
