@@ -228,7 +228,7 @@ _MOST_A_THREAD = 64  # elements, in float32: a quarter of its registers
 
 
 def fits_addends(problem: Any, hardware: Hardware, config: Config, pieces: int = 1) -> bool:
-    """Whether who adds one of so many pieces of a tile has registers for bias and residual too."""
+    """Whether a program that adds one of `pieces` of a tile can hold bias and residual as well."""
     if hardware.backend != "cuda" or not (problem.bias or problem.residual):
         return True
     threads = pieces * config["num_warps"] * hardware.warp_size
