@@ -2,7 +2,7 @@
 
     python -m benchmarks.measure --gpus 8             # everything
     python -m benchmarks.measure --gpus 8 --dry-run   # only say what would be run
-    python -m benchmarks.measure --gpus 8 --only tune --only bench
+    python -m benchmarks.measure --gpus 8 --only tune --only bench --op matmul_all_reduce
 
 Each step is a command that can be given by itself. Records go to the tuning database, and
 results to the files under ``benchmarks/results`` that tables, targets and pictures are made from;
@@ -179,11 +179,17 @@ def main() -> int:
     parser.add_argument("--trials", type=int, default=40, help="of each problem")
     parser.add_argument("--budget", type=int, default=20, help="minutes of each operation's search")
     kinds = list(dict.fromkeys(step.kind for step in steps(2, "", 1, 1)))
-    parser.add_argument("--only", action="append", choices=kinds, help="all by default")
+    parser.add_argument("--only", action="append", choices=kinds, help="steps; all by default")
+    parser.add_argument("--op", action="append", choices=SHAPES, help="steps of this operation")
     parser.add_argument("--dry-run", action="store_true", help="print the commands")
     options = parser.parse_args()
     every = steps(options.gpus, options.machine, options.trials, options.budget)
-    wanted = [step for step in every if options.only is None or step.kind in options.only]
+    wanted = [
+        step
+        for step in every
+        if (options.only is None or step.kind in options.only)
+        and (options.op is None or any(op in step.arguments for op in options.op))
+    ]
     if options.dry_run:
         print("\n".join(map(str, wanted)))
         return 0

@@ -98,3 +98,11 @@ def test_commands_are_printed_instead(monkeypatch, capsys):
     assert all("--gpus 2" in line for line in lines[:-1])
     record = "benchmarks/results/instrument/nvidia-h200-x2.json"
     assert lines[-1].startswith(f"TAXFREE_INSTRUMENT_RECORD={record} python -m pytest")
+
+
+def test_an_operation_can_be_measured_by_itself(monkeypatch, capsys):
+    arguments = ["measure", "--gpus", "2", "--op", "flash_decode", "--dry-run"]
+    monkeypatch.setattr(sys, "argv", arguments)
+    assert measure.main() == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[3] for line in lines] == ["tune", "bench"]
