@@ -89,7 +89,7 @@ test-gpu: ## the tests that need GPUs, with PYTHON's torch; what the instrument 
 	  $$(grep -rlE 'on_every_fabric|mark\.gpu' tests --include='test_*.py')
 
 measure: ## all that the documents show, on GPUS GPUs, with PYTHON's torch: an hour or more
-	$(ON_GPUS) -m benchmarks.measure --gpus $(GPUS)
+	$(ON_GPUS) -m benchmarks.measure $(addprefix --gpus ,$(GPUS))
 
 soak-gpu: ## CALLS calls of all variants on GPUS GPUs, with PYTHON's torch
 	$(ON_GPUS) -m benchmarks.soak $(addprefix --gpus ,$(GPUS)) --calls $(CALLS)

@@ -22,6 +22,7 @@ from taxfree import devices, environment
 from taxfree.bench import Knowledge
 from taxfree.errors import TaxfreeError, UsageError, WrongResult
 from taxfree.group import WorkerGroup
+from taxfree.results import machine_name, write
 from taxfree.settings import Settings
 from taxfree_kernels.errors import KernelError
 from taxfree_tuning_db import default_path
@@ -141,12 +142,11 @@ def _time_all(options: argparse.Namespace) -> None:
                     flush=True,
                 )
         machine = environment.record(fabric, group.hardware)
-    name = group.hardware.name.lower().replace(" ", "-")
+    name = machine_name(group.hardware.name)
     file = options.out or FOLDER / f"{name}-x{world_size}.json"
     if options.out or fabric != "host":
-        file.parent.mkdir(parents=True, exist_ok=True)
         found = {"schema": 1, "environment": machine, "rows": rows}
-        file.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+        write(file, json.dumps(found, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -31,7 +31,7 @@ from taxfree.bench import deadline_s, heap_bytes
 from taxfree.bounds import Bounds, Peaks, bounds, peaks
 from taxfree.errors import TaxfreeError
 from taxfree.group import WorkerGroup
-from taxfree.results import Results, Row, Skipped, save
+from taxfree.results import Results, Row, Skipped, machine_name, save
 from taxfree.settings import Settings
 from taxfree.shapes import ShapeRequest, expand
 from taxfree.trial import Bench, Candidate, open_bench
@@ -298,7 +298,7 @@ def main() -> int:
         problems = expand(OP, ShapeRequest(shapes, world_sizes=(1,)))
         results = run(fabric, problems)
         if options.out or fabric != "host":
-            gpu = results.environment["hardware"]["gpu"].lower().replace(" ", "-")
+            gpu = machine_name(results.environment["hardware"]["gpu"])
             save(results, options.out or FOLDER / f"local-{gpu}.json")
     except (TaxfreeError, KernelError) as error:
         print(f"error: {error.message}\nhint: {error.hint}", file=sys.stderr)

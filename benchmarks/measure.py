@@ -13,6 +13,7 @@ run goes on from the first.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import json
 import os
@@ -22,6 +23,9 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+
+from taxfree import devices
+from taxfree.results import machine_name, write
 
 RESULTS = Path("benchmarks/results")  # it runs where the sources are
 INTERMEDIATE = 3584  # of a model's block, on each rank: a Llama 70B's over 8
@@ -68,47 +72,42 @@ class Step:
     file: Path | None = None
     option: str | None = None
 
-    def __str__(self) -> str:
-        words = ["python", *self.arguments]
-        if self.file is None:
-            return shlex.join(words)
+    def _command(self, file: Path | None) -> tuple[dict[str, str], list[str], Path | None]:
+        """Variables, Python's arguments, and where output goes, so that `file` is made."""
+        if file is None:
+            return {}, [*self.arguments], None
         if self.option is None:
-            return f"{shlex.join(words)} > {self.file}"
+            return {}, [*self.arguments], file
         if self.option.isupper():
-            return f"{self.option}={self.file} {shlex.join(words)}"
-        return shlex.join([*words, self.option, str(self.file)])
+            return {self.option: str(file)}, [*self.arguments], None
+        return {}, [*self.arguments, self.option, str(file)], None
+
+    def __str__(self) -> str:
+        variables, arguments, output = self._command(self.file)
+        words = [f"{name}={value}" for name, value in variables.items()]
+        words.append(shlex.join(["python", *arguments]))
+        return " ".join(words) + (f" > {output}" if output else "")
 
     def run(self) -> str | None:
         """Run it; returns what went wrong, or None."""
         if self.file is None:
-            return self._run_to(None)
+            return self._run(None)
         with tempfile.TemporaryDirectory() as folder:
             made = Path(folder, "made.json")
-            failed = self._run_to(made)
+            failed = self._run(made)
             if failed is None and not made.exists():
                 failed = "it made no file"  # all of its tests were skipped
             if failed is None:
-                text = json.dumps(json.loads(made.read_text(encoding="utf-8"))) + "\n"
-                self.file.parent.mkdir(parents=True, exist_ok=True)
-                self.file.write_text(text, encoding="utf-8")
+                write(self.file, json.dumps(json.loads(made.read_text(encoding="utf-8"))) + "\n")
         return failed
 
-    def _run_to(self, file: Path | None) -> str | None:
-        command, variables = [sys.executable, *self.arguments], dict(os.environ)
-        if file is not None and self.option is not None:
-            if self.option.isupper():
-                variables[self.option] = str(file)
-            else:
-                command += [self.option, str(file)]
-        prints = file is not None and self.option is None
-        with open(file if file is not None and prints else os.devnull, "w") as output:
+    def _run(self, file: Path | None) -> str | None:
+        variables, arguments, output = self._command(file)
+        command, environment = [sys.executable, *arguments], os.environ | variables
+        with output.open("w") if output else contextlib.nullcontext() as stdout:
             try:
                 done = subprocess.run(
-                    command,
-                    env=variables,
-                    stdout=output if prints else None,
-                    timeout=60 * self.minutes,
-                    check=False,
+                    command, env=environment, stdout=stdout, timeout=60 * self.minutes, check=False
                 )
             except subprocess.TimeoutExpired:
                 return f"ended after {self.minutes:g} minutes"
@@ -125,6 +124,9 @@ def steps(gpus: int, machine: str, trials: int, budget: int) -> Iterator[Step]:
     """
     name = f"{machine}-x{gpus}.json"
 
+    def said(shapes: Sequence[str]) -> tuple[str, ...]:
+        return tuple(word for shape in shapes for word in ("--shapes", shape))
+
     def taxfree(command: str, op: str, *options: str) -> tuple[str, ...]:
         dtype = () if op == "flash_decode" else ("--dtype", "bf16")
         words = ("-m", "taxfree_cli.app", command, "--op", op, "--gpus", str(gpus), *dtype)
@@ -134,13 +136,12 @@ def steps(gpus: int, machine: str, trials: int, budget: int) -> Iterator[Step]:
         return ("-m", f"benchmarks.{module}", "--gpus", str(gpus), *options)
 
     for op, wanted in SHAPES.items():
-        shapes = tuple(word for shape in wanted for word in ("--shapes", shape))
+        shapes = said(wanted)
         search = ("--trials", str(trials), "--budget", f"{budget}m")
         yield Step("tune", taxfree("tune", op, *shapes, *search), budget + _MINUTES)
         file = RESULTS / op / name
         yield Step("bench", taxfree("bench", op, *shapes), 3 * _MINUTES, file, "--out")
-    gather = SHAPES["all_gather_matmul"][:2]
-    shapes = tuple(word for shape in gather for word in ("--shapes", shape))
+    shapes = said(SHAPES["all_gather_matmul"][:2])
     swept = taxfree("explain", "all_gather_matmul", *shapes, "--sweep", "--json")
     yield Step("explain", swept, _MINUTES, RESULTS / "explain" / name)
     pictures = ("--picture", "m=64,1024 n=3584 k=8192")
@@ -154,7 +155,7 @@ def steps(gpus: int, machine: str, trials: int, budget: int) -> Iterator[Step]:
     yield Step("instrument", tests, _MINUTES, file, "TAXFREE_INSTRUMENT_RECORD")
     file = RESULTS / "soak" / name
     yield Step("soak", script("soak"), 6 * _MINUTES, file, "--out")
-    local = ("-m", "benchmarks.local_decode", "--shapes", "paper", "--shapes", "batches")
+    local = ("-m", "benchmarks.local_decode", *said(("paper", "batches")))
     file = RESULTS / "flash_decode" / f"local-{machine}.json"
     yield Step("local", local, _MINUTES, file, "--out")
 
@@ -175,7 +176,7 @@ def main() -> int:
     """Run the command line; returns the exit code."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--gpus", type=int, required=True)
-    parser.add_argument("--machine", default="nvidia-h200", help="in the names of result files")
+    parser.add_argument("--machine", help="in the names of result files; as the driver says")
     parser.add_argument("--trials", type=int, default=40, help="of each problem")
     parser.add_argument("--budget", type=int, default=20, help="minutes of each operation's search")
     kinds = list(dict.fromkeys(step.kind for step in steps(2, "", 1, 1)))
@@ -183,7 +184,11 @@ def main() -> int:
     parser.add_argument("--op", action="append", choices=SHAPES, help="steps of this operation")
     parser.add_argument("--dry-run", action="store_true", help="print the commands")
     options = parser.parse_args()
-    every = steps(options.gpus, options.machine, options.trials, options.budget)
+    gpu = devices.gpu_name("cuda")
+    machine = options.machine or (machine_name(gpu) if gpu else None)
+    if machine is None and not options.dry_run:
+        parser.error("the driver names no GPU: give its name in result files by --machine")
+    every = steps(options.gpus, machine or "nvidia-h200", options.trials, options.budget)
     wanted = [
         step
         for step in every

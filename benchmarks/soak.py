@@ -26,6 +26,7 @@ from benchmarks.soak_ranks import Member, Stretch
 from taxfree import devices, environment
 from taxfree.errors import TaxfreeError, WrongResult
 from taxfree.group import WorkerGroup
+from taxfree.results import machine_name, write
 from taxfree_kernels.checker.problems import tiny_problems
 from taxfree_kernels.device import sync
 from taxfree_kernels.errors import KernelError
@@ -219,11 +220,10 @@ def _soak_all(options: argparse.Namespace) -> None:
         f"{found['calls']:,} calls, {found['mismatches']} mismatches, {found['seconds']:.1f} s, "
         f"{found['calls_per_s']:,.0f} calls/s; the longest pause was {us_per_load * 64:.0f} us"
     )
-    name = group.hardware.name.lower().replace(" ", "-")
+    name = machine_name(group.hardware.name)
     path = options.out or FOLDER / f"{name}-x{world_size}.json"
     if options.out or fabric != "host":
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+        write(path, json.dumps(found, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -68,23 +68,22 @@ def main() -> int:
 
 def _draw(kind: str, file: Path) -> Iterator[Path]:
     """Draw the pictures of a file."""
-    if kind == "taxes":
-        rows = rows_of(file)
-        few = [row for row in rows if all(row["problem"][f] in v for f, v in FEW.items())]
-        plot(rows, picture(file))
-        yield picture(file)
-        if few and len(few) < len(rows):
-            plot(few, picture(file, "-few"))
-            yield picture(file, "-few")
-    if kind != "timeline":
-        return
-    for index, drawn in enumerate(json.loads(file.read_text(encoding="utf-8"))["pictures"]):
-        path = timeline_picture(file, index)
-        timelines = [Timeline.from_json(each) for each in drawn["timelines"]]
-        draw_timelines(
-            timelines, f"{written(drawn['op'], drawn['problem'])}, {drawn['hardware']}", path
-        )
-        yield path
+    match kind:
+        case "taxes":
+            rows = _document(file)["rows"]
+            few = [row for row in rows if all(row["problem"].get(f) in v for f, v in FEW.items())]
+            plot(rows, picture(file))
+            yield picture(file)
+            if few and len(few) < len(rows):
+                plot(few, picture(file, "-few"))
+                yield picture(file, "-few")
+        case "timeline":
+            for index, drawn in enumerate(_document(file)["pictures"]):
+                path = timeline_picture(file, index)
+                timelines = [Timeline.from_json(each) for each in drawn["timelines"]]
+                title = f"{written(drawn['op'], drawn['problem'])}, {drawn['hardware']}"
+                draw_timelines(timelines, title, path)
+                yield path
 
 
 def update(text: str, root: Path) -> str:
@@ -97,17 +96,19 @@ def update(text: str, root: Path) -> str:
 
     def block(match: re.Match[str]) -> str:
         file = root / match["file"]
-        make = SECTIONS[match["kind"]]
-        made = f"\n{make(rows_of(file), file)}\n" if file.exists() else f"\n{NOTHING}\n"
-        return f"{match['begin']}{made}{match['end']}"
+        made = NOTHING
+        if file.exists():
+            makers = {"taxes": section, "timeline": cost_section, "instrument": instrument_section}
+            made = makers[match["kind"]](_document(file), file)
+        return f"{match['begin']}\n{made}\n{match['end']}"
 
     return _BLOCK.sub(block, text)
 
 
-def rows_of(file: Path) -> list[dict[str, Any]]:
-    """The rows of a file of `explain --json`."""
-    rows: list[dict[str, Any]] = json.loads(file.read_text(encoding="utf-8"))["rows"]
-    return rows
+def _document(file: Path) -> dict[str, Any]:
+    """What is in a file."""
+    document: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    return document
 
 
 def picture(file: Path, which: str = "") -> Path:
@@ -120,8 +121,9 @@ def timeline_picture(file: Path, index: int) -> Path:
     return PICTURES / f"timeline-{file.stem}-{index}.png"
 
 
-def cost_section(rows: Sequence[Mapping[str, Any]], file: Path) -> str:
+def cost_section(document: Mapping[str, Any], file: Path) -> str:
     """What noting costs, by variant, and where the pictures are."""
+    rows = document["rows"]
     lines = [
         ["variant", "problems", "median", "worst", "at"],
         ["---", "---:", "---:", "---:", "---"],
@@ -130,8 +132,7 @@ def cost_section(rows: Sequence[Mapping[str, Any]], file: Path) -> str:
         own = [row for row in rows if row["variant"] == variant]
         lines.append([variant, *_costs(own)])
     lines.append(["**all**", *_costs(rows)])
-    drawn = json.loads(file.read_text(encoding="utf-8"))["pictures"]
-    names = [written(each["op"], each["problem"]) for each in drawn]
+    names = [written(each["op"], each["problem"]) for each in document["pictures"]]
     links = [
         f"- [{name}](pictures/{timeline_picture(file, index).name})\n"
         for index, name in enumerate(names)
@@ -146,8 +147,9 @@ def _costs(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     return [str(len(rows)), f"{median:+.1%}", f"{worst['cost']:+.1%}", where]
 
 
-def section(rows: Sequence[Mapping[str, Any]], file: Path) -> str:
+def section(document: Mapping[str, Any], file: Path) -> str:
     """The table of all rows, the open ones with their reasons, and why parts differ alone."""
+    rows = document["rows"]
     differ = varying([row["problem"] for row in rows])
     first = rows[0]
     same = {name: value for name, value in first["problem"].items() if name not in differ}
@@ -167,17 +169,16 @@ def section(rows: Sequence[Mapping[str, Any]], file: Path) -> str:
     return "\n".join(part for part in parts if part)
 
 
-def instrument_section(rows: Sequence[Mapping[str, Any]], file: Path) -> str:
+def instrument_section(document: Mapping[str, Any], _: Path) -> str:
     """What was put into pipelines and kernels, and where how much of it was found."""
     lines = [
         ["part", "put", "found", "allowed", "most elsewhere", "in"],
         ["---", "---:", "---:", "---:", "---:", "---"],
     ]
-    for row in sorted(rows, key=lambda row: (row["part"], row["put_us"])):
+    for row in sorted(document["rows"], key=lambda row: (row["part"], row["put_us"])):
         times = [f"{row['put_us']:.1f}", f"{row['found_us']:.2f}", f"±{row['allowed_us']:.1f}"]
         lines.append([row["part"], *times, f"{row['elsewhere_us']:+.2f}", row["elsewhere"]])
-    machine = json.loads(file.read_text(encoding="utf-8"))["environment"]["hardware"]["gpu"]
-    return f"{machine}; microseconds.\n\n{_table(lines)}"
+    return f"{document['environment']['hardware']['gpu']}; microseconds.\n\n{_table(lines)}"
 
 
 def _alone(rows: Sequence[Mapping[str, Any]], differ: Sequence[str]) -> str:
@@ -219,8 +220,6 @@ def _us(time: float | None) -> str:
 def _table(lines: Sequence[Sequence[str]]) -> str:
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
-
-SECTIONS = {"taxes": section, "timeline": cost_section, "instrument": instrument_section}
 
 if __name__ == "__main__":
     sys.exit(main())

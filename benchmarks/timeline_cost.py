@@ -22,6 +22,7 @@ from taxfree import environment, explain, timeline
 from taxfree.bench import candidates, deadline_s, group_for
 from taxfree.errors import TaxfreeError, UsageError
 from taxfree.group import WorkerGroup
+from taxfree.results import machine_name, write
 from taxfree.shapes import ShapeRequest, choose, written
 from taxfree_cli.bench import Asked, what_is_asked
 from taxfree_kernels.errors import KernelError
@@ -156,10 +157,9 @@ def _measure(options: argparse.Namespace) -> None:
         "rows": [dataclasses.asdict(row) | {"cost": row.cost} for row in rows],
         "pictures": list(pictures(asked, options.picture)),
     }
-    name = machine["hardware"]["gpu"].lower().replace(" ", "-")
+    name = machine_name(machine["hardware"]["gpu"])
     path = options.out or FOLDER / f"{name}-x{world_sizes.pop()}.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(found) + "\n", encoding="utf-8")
+    write(path, json.dumps(found) + "\n")
     print(f"wrote {path}")
 
 

@@ -260,6 +260,11 @@ def require_writable(path: Path) -> None:
     )
 
 
+def machine_name(gpu: str) -> str:
+    """A GPU as result files are named by it: "nvidia-h200"."""
+    return gpu.lower().replace(" ", "-")
+
+
 def write(path: Path, text: str) -> None:
     """Write a file, whole or not at all.
 

@@ -188,14 +188,11 @@ class Tuner:
 
         The first of a problem has one at least, so that a problem whose turn has come is tried.
         """
-        if budget.seconds is None:
-            return self._batch
-        left = budget.seconds - spent
+        left = math.inf if budget.seconds is None else budget.seconds - spent
         if left < 0:
             return 0
-        if self._pace_s is None:
-            return self._batch
-        return max(int(is_first), min(self._batch, int(left / self._pace_s)))
+        affordable = math.inf if self._pace_s is None else left / self._pace_s
+        return max(int(is_first), int(min(self._batch, affordable)))
 
     @property
     def _batch(self) -> int:

@@ -17,6 +17,7 @@ import pytest
 
 from taxfree import environment
 from taxfree.group import WorkerGroup
+from taxfree.results import write
 from taxfree.taxes import inside
 from taxfree.timeline import variables
 
@@ -56,8 +57,7 @@ def record(gpus) -> Iterator[list[dict[str, Any]]]:
     if path := os.environ.get("TAXFREE_INSTRUMENT_RECORD"):
         machine = environment.record("cuda", gpus.hardware)
         document = {"schema": 1, "environment": machine, "rows": rows}
-        Path(path).parent.mkdir(parents=True, exist_ok=True)
-        Path(path).write_text(json.dumps(document) + "\n", encoding="utf-8")
+        write(Path(path), json.dumps(document) + "\n")
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,6 @@ from typing import Any
 
 import triton
 from triton.backends.compiler import GPUTarget
-from triton.backends.nvidia.compiler import get_ptxas
 
 from taxfree_kernels.compiled.record import Launch
 from taxfree_kernels.compiled.resources import Resources, programs_per_unit
@@ -109,6 +108,8 @@ def matrix_remarks(text: str) -> list[str]:
     target = re.search(r"^\.target (sm_(\d+)\w*)", text, re.MULTILINE)
     if target is None or "wgmma.mma_async" not in text:
         return []
+    from triton.backends.nvidia.compiler import get_ptxas  # Triton of ROCm may be without
+
     ptxas = get_ptxas(int(target[2])).path
     with tempfile.NamedTemporaryFile("w", suffix=".ptx") as file:
         file.write(text)

@@ -118,8 +118,8 @@ def _first_on_hopper(
     stages. Nothing is split where whole sequences keep the memory busy. Where one program per SM
     would leave many SMs without, there are more, each with less.
     """
-    narrow = problem.head_dim + problem.v_head_dim > 256 or not problem.is_aligned
-    keys = 32 if narrow else 64
+    dims = problem.head_dim + problem.v_head_dim
+    keys = 64 if dims <= 256 and problem.is_aligned else 32
     tables = 2 if problem.page_size else 0  # stages in which page numbers are under way
     warps = 4 if problem.group_size <= 32 and problem.is_aligned else 8
     common = {"BLOCK_H": 64, "num_warps": warps, "launch_pdl": True, **signals, **words}
@@ -135,7 +135,6 @@ def _first_on_hopper(
         splits = splits_of(problem, hardware, waves)
         programs = splits * _columns(problem)
         if splits == 1:
-            dims = problem.head_dim + problem.v_head_dim
             return programs * (stages - 1) * keys * dims * ITEM_BYTES < _UNDER_WAY
         rounds = -(-programs // hardware.compute_units)
         return programs < 0.9 * rounds * hardware.compute_units

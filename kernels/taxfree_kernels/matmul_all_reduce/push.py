@@ -115,10 +115,11 @@ class Push(FusedVariant):
         return spaces.refuses_rows(problem) or super().refuses_problem(problem, hardware)
 
     def first_configs(self, problem: Any, hardware: Hardware) -> list[dict[str, Any]]:
-        configs = super().first_configs(problem, hardware)
-        if problem.rms_norm:
-            return [spaces.with_room_for_rows(problem, hardware, config) for config in configs]
-        return [config for config in configs if spaces.fits_addends(problem, hardware, config)]
+        return [
+            spaces.with_room_for_rows(problem, hardware, config)
+            for config in super().first_configs(problem, hardware)
+            if spaces.fits_addends(problem, hardware, config)
+        ]
 
     def refuses_config(self, problem: Any, hardware: Hardware, config: Config) -> str | None:
         crowded = spaces.refuses_warps(problem, hardware, config)

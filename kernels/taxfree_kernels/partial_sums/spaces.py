@@ -228,8 +228,12 @@ _MOST_A_THREAD = 64  # elements, in float32: a quarter of its registers
 
 
 def fits_addends(problem: Any, hardware: Hardware, config: Config, pieces: int = 1) -> bool:
-    """Whether a program that adds one of `pieces` of a tile can hold bias and residual as well."""
-    if hardware.backend != "cuda" or not (problem.bias or problem.residual):
+    """Whether a program that adds one of `pieces` of a tile can hold bias and residual as well.
+
+    Of a sum that is normalised, programs add rows.
+    """
+    has_addends = (problem.bias or problem.residual) and not problem.rms_norm
+    if hardware.backend != "cuda" or not has_addends:
         return True
     threads = pieces * config["num_warps"] * hardware.warp_size
     return int(config["BLOCK_M"] * config["BLOCK_N"]) <= _MOST_A_THREAD * threads
