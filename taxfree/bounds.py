@@ -37,11 +37,12 @@ class Peaks:
 
     Args:
         flops_per_s: of the vendor's matmul on large square matrices of random numbers.
-        memory_bytes_per_s: of a negation, which reads a large tensor and writes another; both
-            counted. A captured copy of this size takes the copy engine, at two thirds of it.
-        link_bytes_per_s: that a rank receives while a kernel of each rank pushes to one peer after
-            the other, all ranks at once, through the symmetric heap; infinite for one rank. The
-            collective library's all-gather reaches 214 GB/s on 2 H200s, this 361.
+        memory_bytes_per_s: the higher of two rates: of reading a large tensor, and of a negation,
+            which reads one and writes another, both counted. A captured copy of this size takes the
+            copy engine, at two thirds of it.
+        link_bytes_per_s: that a rank receives while a kernel of each rank pushes to all peers at
+            once, through the symmetric heap; infinite for one rank. Pushes to one peer after the
+            other need ranks in step: on 4 H200s they reached anything from 233 to 361 GB/s.
     """
 
     flops_per_s: float
@@ -85,25 +86,26 @@ class _Sizes:
 
     Args:
         side: of the matrices.
-        elements: of 4 bytes, that are negated.
+        elements: of 4 bytes, that are read, and negated.
+        reading_block: of them, that a program reads.
         programs, blocks, block: of the pushing kernel: each program sends so many blocks of so
             many elements of 4 bytes.
     """
 
     side: int
     elements: int
+    reading_block: int
     programs: int
     blocks: int
     block: int
 
     @property
     def pushed_elements(self) -> int:
-        """To one peer."""
         return self.programs * self.blocks * self.block
 
 
-_ON_GPU = _Sizes(side=8192, elements=1 << 28, programs=512, blocks=8, block=4096)
-_ON_HOST = _Sizes(side=256, elements=1 << 22, programs=2, blocks=2, block=1 << 15)
+_ON_GPU = _Sizes(8192, 1 << 28, 1 << 13, programs=528, blocks=16, block=4096)
+_ON_HOST = _Sizes(256, 1 << 22, 1 << 20, programs=4, blocks=2, block=1 << 15)
 
 
 def slot_bytes(fabric: str) -> int:
@@ -120,18 +122,24 @@ def peaks(fabric: Fabric, dtype: str) -> Peaks:
         dtype: of the matmul.
     """
     sizes = _ON_GPU if fabric.has_graphs else _ON_HOST
-    steps = [_matmul(fabric, dtype, sizes.side), _negation(fabric, sizes.elements)]
-    amounts = [2 * sizes.side**3, 2 * 4 * sizes.elements]
+    tensor = torch.arange(sizes.elements, dtype=torch.int32, device=fabric.device)
+    steps = [
+        _matmul(fabric, dtype, sizes.side),
+        _negation(tensor),
+        _reading(fabric, tensor, sizes.reading_block),
+    ]
+    amounts = [2 * sizes.side**3, 2 * tensor.nbytes, tensor.nbytes]
     if fabric.world_size > 1:
         steps.append(_pushes(fabric, sizes))
-        amounts.append((fabric.world_size - 1) * 4 * sizes.pushed_elements)
+        amounts.append(4 * sizes.pushed_elements)
     mode = "graph" if fabric.has_graphs else "eager"
     timings = measure.time_together(fabric, [(step, mode) for step in steps], _REPETITIONS)
     rates = [
         amount / (min(timing.samples_us) * 1e-6)
         for amount, timing in zip(amounts, timings, strict=True)
     ]
-    return Peaks(rates[0], rates[1], rates[2] if fabric.world_size > 1 else math.inf)
+    flops_per_s, *memory_bytes_per_s = rates[:3]
+    return Peaks(flops_per_s, max(memory_bytes_per_s), *rates[3:] or [math.inf])
 
 
 def _matmul(fabric: Fabric, dtype: str, side: int) -> measure.Call:
@@ -142,10 +150,16 @@ def _matmul(fabric: Fabric, dtype: str, side: int) -> measure.Call:
     return lambda step: torch.mm(a, b.t(), out=out)
 
 
-def _negation(fabric: Fabric, elements: int) -> measure.Call:
-    source = torch.arange(elements, dtype=torch.int32, device=fabric.device)
-    target = torch.empty_like(source)
-    return lambda step: torch.neg(source, out=target)
+def _negation(tensor: torch.Tensor) -> measure.Call:
+    target = torch.empty_like(tensor)
+    return lambda step: torch.neg(tensor, out=target)
+
+
+def _reading(fabric: Fabric, tensor: torch.Tensor, block: int) -> measure.Call:
+    options = {"num_warps": 8} if fabric.has_graphs else {}
+    kernel = Kernel(probes.read, tensor.numel() // block, {"BLOCK": block}, options)
+    maxima = torch.empty(kernel.grid, dtype=tensor.dtype, device=fabric.device)
+    return lambda step: kernel(maxima, tensor)
 
 
 def _pushes(fabric: Fabric, sizes: _Sizes) -> measure.Call:
@@ -153,16 +167,15 @@ def _pushes(fabric: Fabric, sizes: _Sizes) -> measure.Call:
     inbox, _ = fabric.pool.slots(sizes.pushed_elements, torch.float32)
     source = torch.randn(sizes.pushed_elements, device=fabric.device)
     kernel = Kernel(
-        probes.transfer,
+        probes.spread,
         grid=sizes.programs,
-        constants={"PULL": False, "BLOCK": sizes.block},
+        constants={"WORLD": fabric.world_size, "BLOCK": sizes.block},
         options={"num_warps": 8} if fabric.has_graphs else {},
     )
 
     def call(step: int) -> None:
-        for distance in range(1, fabric.world_size):
-            peer = (fabric.rank + distance) % fabric.world_size
-            kernel(inbox, source, sizes.blocks * sizes.block, fabric.heap_bases, fabric.rank, peer)
+        chunk = sizes.blocks * sizes.block
+        kernel(inbox, source, chunk, fabric.heap_bases, fabric.rank)
 
     return call
 

@@ -137,7 +137,7 @@ class Tuner:
         self._database, self._workers, self._hardware = database, workers, hardware
         self._screen, self._seed, self._only, self._progress = screen, seed, only, progress
         self._fingerprint = identity.hardware_fingerprint(hardware)
-        self._pace_s: float | None = None  # of a candidate, with its share of all that is around it
+        self._pace_s: float | None = None  # of a unit, with its share of all that is around it
         self.mode = "graph" if hardware.backend != "interpreter" else "eager"
         self.modes = ("graph", "eager") if self.mode == "graph" else ("eager",)
 
@@ -180,24 +180,29 @@ class Tuner:
         record = self._decide(op, problem, search, time.monotonic() - begun)
         self._database.put(record)
         if search.measured > known:
-            self._pace_s = (time.monotonic() - begun) / (search.measured - known)
+            units = -(-(search.measured - known) // self._unit)
+            self._pace_s = (time.monotonic() - begun) / units
         return record
 
     def _affordable(self, budget: Budget, spent: float, is_first: bool) -> int:
         """How many candidates the next batch may have, for the time that problems so far took.
 
-        The first of a problem has one at least, so that a problem whose turn has come is tried.
+        The first of a problem is never empty, so that a problem whose turn has come is tried.
         """
         left = math.inf if budget.seconds is None else budget.seconds - spent
         if left < 0:
             return 0
-        affordable = math.inf if self._pace_s is None else left / self._pace_s
-        return max(int(is_first), int(min(self._batch, affordable)))
+        units = math.inf if self._pace_s is None else left / self._pace_s
+        return min(self._batch, self._unit * max(int(is_first), int(min(self._batch, units))))
 
     @property
     def _batch(self) -> int:
-        # On a GPU a batch takes as long as its slowest compilation; on the host they add up.
         return 12 if self.mode == "graph" else 4
+
+    @property
+    def _unit(self) -> int:
+        """Candidates that take as long as one: all of a batch on a GPU, where compiling decides."""
+        return self._batch if self.mode == "graph" else 1
 
     @property
     def _repetitions(self) -> int:

@@ -38,6 +38,10 @@ for name in ("h100", "mi300x"):
     launches = {
         "push": (probes.transfer, {"PULL": False, "BLOCK": 4096}, {"num_warps": 8}, copy),
         "pull": (probes.transfer, {"PULL": True, "BLOCK": 4096}, {"num_warps": 8}, copy),
+        "spread": (
+            probes.spread, {"WORLD": 8, "BLOCK": 4096}, {"num_warps": 8}, (f32, f32, 4096, i64, 1)
+        ),
+        "read": (probes.read, {"BLOCK": 8192}, {"num_warps": 8}, (i32, i32)),
         "play": (probes.ping_pong, play, {"num_warps": 1}, (i64, i64, 0, 1, 1, 50)),
         "hand over": (
             probes.hand_over, play | {"BLOCK": 1024}, {"num_warps": 1},
@@ -80,6 +84,27 @@ class TestTransfer:
         source, target = torch.arange(256.0), torch.zeros(256)
         probes.transfer[(4,)](target, source, 64, bases, 1, 1, PULL=False, BLOCK=64)
         assert torch.equal(target, source)
+
+
+class TestSpread:
+    def test_each_program_sends_its_chunk_to_the_next_peer(self):
+        world, rank, chunk = 4, 2, 32
+        arenas = [torch.zeros(4096, dtype=torch.float32) for _ in range(world)]
+        bases = torch.tensor([arena.data_ptr() for arena in arenas])
+        source = torch.arange(1.0, 4 * chunk + 1)
+        probes.spread[(4,)](arenas[rank], source, chunk, bases, rank, WORLD=world, BLOCK=16)
+        to = [3, 0, 1, 3]  # the rank after this one, and so on, and again
+        for peer, arena in enumerate(arenas):
+            sent = [peer == wanted for wanted in to for _ in range(chunk)]
+            assert torch.equal(arena[: 4 * chunk], torch.where(torch.tensor(sent), source, 0.0))
+            assert not arena[4 * chunk :].any()
+
+
+def test_reading_finds_the_maximum_of_each_block():
+    source = torch.arange(64, dtype=torch.int32)
+    maxima = torch.full((5,), -1, dtype=torch.int32)
+    probes.read[(4,)](maxima, source, BLOCK=16)
+    assert maxima.tolist() == [15, 31, 47, 63, -1]
 
 
 def control_blocks(signalled: int, more: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
@@ -155,7 +180,7 @@ def compiled(tmp_path_factory) -> dict[str, dict[str, dict[str, Any]]]:
 
 
 class TestCompiled:
-    @pytest.mark.parametrize("kernel", ["push", "pull"])
+    @pytest.mark.parametrize("kernel", ["push", "pull", "spread"])
     def test_copies_move_16_bytes_at_once(self, compiled, kernel):
         for gpu, accesses in (
             ("h100", ("ld.global.v4.b32", "st.global.v4.b32")),
@@ -163,6 +188,12 @@ class TestCompiled:
         ):
             text = compiled[gpu][kernel]["text"]
             assert all(access in text for access in accesses)
+
+    @pytest.mark.parametrize(
+        ("gpu", "load"), [("h100", "ld.global.v4.b32"), ("mi300x", "load_dwordx4")]
+    )
+    def test_a_thread_that_reads_has_many_loads_under_way(self, compiled, gpu, load):
+        assert compiled[gpu]["read"]["text"].count(load) >= 4
 
     def test_programs_of_the_order_probe_stay_busy(self, compiled):
         assert compiled["h100"]["order"]["text"].count("ld.volatile.global") == 20

@@ -29,6 +29,40 @@ def transfer(
     tiles.copy(target_ptr, source_ptr, begin, begin + chunk, BLOCK)
 
 
+@triton.jit(do_not_specialize=["rank"])
+def spread(
+    target_ptr, source_ptr, chunk, heap_bases, rank,
+    WORLD: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Send to all peers at once: each program copies one chunk to one of them, in turn.
+
+    Each peer so receives as much from each rank at any time, however far apart ranks run.
+
+    Args:
+        target_ptr: of as many elements as the source, symmetric.
+        source_ptr: of num_programs * chunk elements.
+        chunk: elements; a multiple of 16.
+    """
+    program = tl.program_id(0)
+    peer = (rank + 1 + program % (WORLD - 1)) % WORLD
+    target_ptr = sync.translate(target_ptr, heap_bases, rank, peer)
+    begin = program * chunk
+    tiles.copy(target_ptr, source_ptr, begin, begin + chunk, BLOCK)
+
+
+@triton.jit
+def read(maxima_ptr, source_ptr, BLOCK: tl.constexpr):
+    """Load what another cannot leave out: each program stores the maximum of one block.
+
+    Args:
+        maxima_ptr: tensor of num_programs elements.
+        source_ptr: of num_programs * BLOCK elements of the same dtype.
+    """
+    program = tl.program_id(0)
+    block = tl.load(source_ptr + program.to(tl.int64) * BLOCK + tl.arange(0, BLOCK))
+    tl.store(maxima_ptr + program, tl.max(block))
+
+
 @triton.jit(do_not_specialize=["rank", "peer", "first_round", "rounds"])
 def ping_pong(
     control_ptr, heap_bases, rank, peer, first_round, rounds,
