@@ -34,7 +34,7 @@ RESULTS = ROOT / "benchmarks/results"
 FITTED = {
     "all_gather_matmul": ("m", (1, 8, 64, 512)),
     "flash_decode": ("kv_len_per_rank", (32768,)),
-    "matmul_all_reduce": ("m", (1, 64)),
+    "matmul_all_reduce": ("m", (1, 64, 1024)),
     "matmul_reduce_scatter": ("m", (1024,)),
 }
 DOCUMENT = ROOT / "docs/cost-model.md"

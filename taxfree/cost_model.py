@@ -4,7 +4,7 @@ A call is a row of pieces, each a kernel or what the collective library does in 
 in microseconds, sizes in bytes, of one rank of W::
 
     matmul      = start + max(2 ceil(M, 64) N K / flops, its bytes / memory) + split
-    collective  = latency + received / rate
+    collective  = latency + received / rate; a sum's 1 / rate = 1 / link + 1 / ((W - 1) summed)
     copy        = start + 2 * bytes / copy
     exchange    = signal + max(received / link, (blocks of a sender - 1) * round_trip)
     tiles       = waves * tile, at least the problem's bytes / memory
@@ -12,7 +12,7 @@ in microseconds, sizes in bytes, of one rank of W::
     tile        = max(2 BM BN K' / (flops / compute units), (BM + BN) K' item / loads)
     pulled      = signal + received * ceil(N / BN) / pull
     barrier     = start + signal
-    engine copy = engine + received / link
+    engine copy = engine + received / link; announced ones of a stream take turns
 
 The vendor's matmul splits K where its tiles (of 128 x 64) fill less than half of the compute units,
 and then adds the parts: `split`, else 0. A tile is bound by what its compute unit can load, mostly
@@ -61,8 +61,9 @@ class Machine:
         memory_bytes_per_s: of device memory.
         link_bytes_per_s: that a rank receives from all peers through symmetric memory.
         copy_bytes_per_s: read and written by a strided copy.
-        collective_bytes_per_s: that the collective library delivers; gathers on registered buffers
-            reach the link's rate.
+        collective_bytes_per_s: that the collective library gathers; on registered buffers it
+            reaches the link's rate.
+        summed_bytes_per_s: that it adds from each peer, beside the link.
         pull_bytes_per_s: of loads from peers by tiles.
         loads_bytes_per_s, tma_bytes_per_s: that one compute unit's tiles load, by threads or TMA.
         latency_us, registered_latency_us: of the collective on next to nothing.
@@ -87,6 +88,7 @@ class Machine:
     link_bytes_per_s: float
     copy_bytes_per_s: float
     collective_bytes_per_s: float
+    summed_bytes_per_s: float
     pull_bytes_per_s: float
     loads_bytes_per_s: float
     tma_bytes_per_s: float
@@ -254,19 +256,24 @@ def _matmul(machine: Machine, m: int, n: int, k: int) -> Piece:
     return Piece("consumer", matmul_us(machine, m, n, k), machine.host_op_us)
 
 
-def _collective(machine: Machine, received: float, *, registered: bool, sums: bool) -> Piece:
+def _collective(
+    machine: Machine, received: float, *, registered: bool, peers: int | None = None
+) -> Piece:
     """The collective library's.
 
     Args:
         received: bytes that a rank receives.
         registered: whether its buffers are.
-        sums: whether it adds what it receives.
+        peers: whose contributions it adds; None for a gather.
     """
     latency = machine.registered_latency_us if registered else machine.latency_us
-    rate = machine.collective_bytes_per_s
-    if registered and not sums:
-        rate = machine.link_bytes_per_s
-    us = latency + 1e6 * received / rate
+    if peers is not None:
+        pace = 1 / machine.link_bytes_per_s + 1 / (peers * machine.summed_bytes_per_s)
+    elif registered:
+        pace = 1 / machine.link_bytes_per_s
+    else:
+        pace = 1 / machine.collective_bytes_per_s
+    us = latency + 1e6 * received * pace
     return Piece("collective", us, machine.host_collective_us, latency_us=latency)
 
 
@@ -323,7 +330,7 @@ def _gathers(*, registered: bool) -> Formula:
         if registered or (problem.gather_dim == 0 and problem.m % problem.world_size):
             pieces.append(_copy(machine, shard, views=True))
         received = (problem.world_size - 1) * shard
-        pieces.append(_collective(machine, received, registered=registered, sums=False))
+        pieces.append(_collective(machine, received, registered=registered))
         if problem.gather_dim == 1 and problem.m > 1:
             pieces.append(_copy(machine, problem.slot_bytes, views=True))
         return [*pieces, _matmul(machine, problem.m, problem.n, problem.k)]
@@ -406,17 +413,23 @@ def _gather_overlap(machine: Machine, problem: Any, config: Config) -> list[Piec
     own = matmul_us(machine, rows, problem.n, problem.k) if filled == world else 0.0
     start, gap = machine.kernel_start_us, machine.gap_us
 
-    # A rank enters, an engine copies, and a kernel announces the copy.
-    first = 2 * _barrier_us(machine) + machine.engine_us + 2 * gap
-    link = 1e6 * received / machine.link_bytes_per_s
+    # A rank enters; on each stream an engine copies, and a kernel announces the copy, and so on.
+    turns = -(-messages // config["STREAMS"])
+    link = turns * _announced_copy_us(machine) + 1e6 * received / machine.link_bytes_per_s
+    entered = _barrier_us(machine) + gap
     multiplied = matmul_us(machine, -(-others * rows // parts), problem.n, problem.k)
     step = start + gap + multiplied + gap  # a kernel waits, then the matmul
-    us = max(max(own, first + link / parts) + parts * step, first + link + step)
+    us = max(max(own, entered + link / parts) + parts * step, entered + link + step)
     us += start  # a kernel ends the call
     kernels, ops = 2 + messages + parts, messages + parts + (filled == world)
     host = kernels * machine.host_kernel_us + ops * machine.host_op_us
     host += 2 * config["STREAMS"] * machine.host_stream_us
     return [Piece("fused", us, host, kernels=kernels + ops)]
+
+
+def _announced_copy_us(machine: Machine) -> float:
+    """Of a copy by an engine, and the kernel that announces it; without the bytes."""
+    return machine.engine_us + machine.gap_us + _barrier_us(machine) + machine.gap_us
 
 
 def _torch_pipelined_gather(machine: Machine, problem: Any, config: Config) -> list[Piece]:
@@ -447,8 +460,8 @@ def _sums(*, registered: bool) -> Formula:
         whole = _ITEM_BYTES * problem.m * problem.n
         if getattr(problem, "scatter_dim", 0) == 1:
             pieces.append(_copy(machine, whole, views=True))
-        received = problem.cost.link_bytes
-        pieces.append(_collective(machine, received, registered=registered, sums=True))
+        received, peers = problem.cost.link_bytes, problem.world_size - 1
+        pieces.append(_collective(machine, received, registered=registered, peers=peers))
         if getattr(problem, "residual", False):
             pieces.append(_addition(machine, problem))
         elif registered:
@@ -529,13 +542,14 @@ def _copied_sum(machine: Machine, problem: Any, config: Config) -> list[Piece]:
     start, gap = machine.kernel_start_us, machine.gap_us
     shard = float(_ITEM_BYTES * m * n)
     link = 1e6 * (world - 1) * shard / machine.link_bytes_per_s
-    # What leaves a matmul waits for an engine, and a kernel announces it.
-    copy = gap + machine.engine_us + gap + start + machine.signal_us
+    # What leaves a matmul waits for what its stream copies before.
+    copied = -(-messages // config["STREAMS"]) * _announced_copy_us(machine) + link
     part = matmul_us(machine, -(-(world - 1) * m // parts), n, problem.k) + gap
     turn = parts * part + matmul_us(machine, m, n, problem.k) + gap
-    us = max(turn, parts * part + copy + link / parts, part + copy + link) + (turns - 1) * turn
+    us = max(turn, parts * part + copied / parts, part + copied) + (turns - 1) * turn
     us += gap + start + 1e6 * (world + 1) * shard / machine.memory_bytes_per_s  # the addition
     if is_whole:
+        # Nothing stands between these copies: they follow each other at once.
         us += gap + _barrier_us(machine) + gap + machine.engine_us + link
     us += gap + start  # a kernel ends the call
     kernels = 2 + turns * (1 + messages + is_whole)
@@ -659,7 +673,7 @@ def _parts_exchanged(machine: Machine, problem: Any, shots: int = 1) -> Piece:
 
 def _decode_library(machine: Machine, problem: Any) -> list[Piece]:
     received = (problem.world_size - 1) * _part_bytes(problem)
-    gathered = _collective(machine, received, registered=False, sums=False)
+    gathered = _collective(machine, received, registered=False)
     return [_small(machine), gathered, _small(machine)]
 
 
@@ -761,30 +775,31 @@ def _part(name: str, tax: Tax, us: float, formula: str, memory_bytes: int = 0) -
 H200 = Machine(
     hardware=KNOWN["h200"],
     # measured: the peaks in the result files, and re-layout copies in place
-    flops_per_s=769e12,
-    memory_bytes_per_s=4.25e12,
-    link_bytes_per_s=357e9,
+    flops_per_s=770e12,
+    memory_bytes_per_s=4.63e12,
+    link_bytes_per_s=355e9,
     copy_bytes_per_s=1.9e12,
     # fitted
-    collective_bytes_per_s=173e9,
+    collective_bytes_per_s=162e9,
+    summed_bytes_per_s=363e9,
     pull_bytes_per_s=278e9,
-    loads_bytes_per_s=60.4e9,
-    tma_bytes_per_s=63.6e9,
-    latency_us=8.8,
-    registered_latency_us=7.87,
-    signal_us=3.16,
-    matmul_start_us=3.66,
-    split_us=2.93,
-    tile_start_us=5.77,
-    kernel_start_us=1.1,
-    engine_us=15.6,
-    host_call_us=7.6,
+    loads_bytes_per_s=58.1e9,
+    tma_bytes_per_s=71.3e9,
+    latency_us=9.62,
+    registered_latency_us=7.29,
+    signal_us=3.2,
+    matmul_start_us=4.0,
+    split_us=3.78,
+    tile_start_us=7.07,
+    kernel_start_us=1.42,
+    engine_us=15.4,
+    host_call_us=6.28,
     host_kernel_us=12.8,
-    host_descriptors_us=16.9,
-    host_op_us=9.37,
-    host_composed_us=120.0,
-    host_collective_us=31.0,
-    host_stream_us=29.3,
+    host_descriptors_us=18.9,
+    host_op_us=10.4,
+    host_composed_us=143.0,
+    host_collective_us=38.0,
+    host_stream_us=28.9,
     # assumed: rows without a profile do not tell it from the starts above
     gap_us=1.0,
     # assumed: more would contradict the rows, less would not
@@ -817,6 +832,7 @@ def _scaled(hardware: Hardware, sheet: _DataSheet) -> Machine:
         memory_bytes_per_s=H200.memory_bytes_per_s * memory,
         link_bytes_per_s=H200.link_bytes_per_s * link,
         collective_bytes_per_s=H200.collective_bytes_per_s * link,
+        summed_bytes_per_s=H200.summed_bytes_per_s * link,
         pull_bytes_per_s=H200.pull_bytes_per_s * link,
         copy_bytes_per_s=H200.copy_bytes_per_s * memory,
         loads_bytes_per_s=H200.loads_bytes_per_s * of_a_unit,

@@ -1,14 +1,17 @@
 """The measuring protocol: the one way in which anything here is timed.
 
-Candidates stand side by side in one group of ranks, on the same inputs, interleaved. Before each
-repetition all ranks' streams are aligned by a kernel that ends when it has begun everywhere. A
-repetition is a chain of calls over rotated inputs, which together are larger than the L2 cache; its
-time is the slowest rank's. Eager and captured in a graph are timed as different modes. On the host
-fabric, where a call is interpreted and takes milliseconds, a chain is one call.
+Candidates stand side by side in one group of ranks, on the same inputs, interleaved, each time in
+another order: what ran before leaves its heat behind, and under a power cap the same kernel took
+7 % longer in one place than in another. Before each repetition all ranks' streams are aligned by a
+kernel that ends when it has begun everywhere. A repetition is a chain of calls over rotated inputs,
+which together are larger than the L2 cache; its time is the slowest rank's. Eager and captured in a
+graph are timed as different modes. On the host fabric, where a call is interpreted and takes
+milliseconds, a chain is one call.
 """
 
 from __future__ import annotations
 
+import random
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -72,7 +75,7 @@ def time_together(
     repetitions: int,
     after: Callable[[int], None] = lambda index: None,
 ) -> list[Timing]:
-    """Time callables in turn, `repetitions` times each; collective.
+    """Time callables in turns of changing order, `repetitions` times each; collective.
 
     Args:
         calls: callable and mode; every rank gives the same ones in the same order.
@@ -115,24 +118,19 @@ def _device_clock(
     repetitions: int,
     after: Callable[[int], None],
 ) -> list[list[float]]:
-    events = []
-    for _ in range(repetitions):
+    events: list[list[tuple[torch.cuda.Event, torch.cuda.Event]]] = [[] for _ in runs]
+    for turn in range(repetitions):
         fabric.barrier()
-        row = []
-        for index, run in enumerate(runs):
+        for index in _order(len(runs), turn):
             begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             fabric.device_barrier()
             begin.record()
-            run()
+            runs[index]()
             end.record()
-            row.append((begin, end))
+            events[index].append((begin, end))
             torch.cuda.synchronize(fabric.device)
             after(index)
-        events.append(row)
-    return [
-        [begin.elapsed_time(end) * 1e3 for begin, end in column]
-        for column in zip(*events, strict=True)
-    ]
+    return [[begin.elapsed_time(end) * 1e3 for begin, end in column] for column in events]
 
 
 def _host_clock(
@@ -142,14 +140,19 @@ def _host_clock(
     after: Callable[[int], None],
 ) -> list[list[float]]:
     samples: list[list[float]] = [[] for _ in runs]
-    for _ in range(repetitions):
-        for index, run in enumerate(runs):
+    for turn in range(repetitions):
+        for index in _order(len(runs), turn):
             fabric.barrier()
             begin = time.perf_counter()
-            run()
+            runs[index]()
             samples[index].append((time.perf_counter() - begin) * 1e6)
             after(index)
     return samples
+
+
+def _order(count: int, turn: int) -> list[int]:
+    """In which callables run this time: any, but the same on all ranks."""
+    return random.Random(turn).sample(range(count), count)
 
 
 def _timing(by_rank: list[list[float]]) -> Timing:

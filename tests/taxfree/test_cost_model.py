@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from collections import Counter
 
 import pytest
 
@@ -77,7 +78,7 @@ class TestFormulas:
         assert by_threads / by_tma == pytest.approx(H200.tma_bytes_per_s / H200.loads_bytes_per_s)
 
     def test_a_sender_has_a_block_under_way_at_a_time(self):
-        narrow_link = cost_model.exchange_us(H200, 357e3, 0.0, 1)
+        narrow_link = cost_model.exchange_us(H200, H200.link_bytes_per_s * 1e-6, 0.0, 1)
         assert narrow_link == pytest.approx(H200.signal_us + 1.0)
         one_block = cost_model.exchange_us(H200, 0.0, 10.0, 10)
         assert one_block == H200.signal_us
@@ -234,7 +235,9 @@ class TestError:
             )
 
         measured = [each for each in errors.rows() if each.row.mode == "eager"]
-        first, last = measured[0].visit, measured[-1].visit
+        last = measured[-1].visit
+        others = Counter(each.visit for each in measured if each.is_fitted and each.visit != last)
+        ((first, _),) = others.most_common(1)
         rows = [
             on(slow if each.visit == first and each.is_fitted else H200, each)
             for each in measured
