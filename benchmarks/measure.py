@@ -141,9 +141,11 @@ def steps(gpus: int, machine: str, trials: int, budget: int) -> Iterator[Step]:
         yield Step("tune", taxfree("tune", op, *shapes, *search), budget + _MINUTES)
         file = RESULTS / op / name
         yield Step("bench", taxfree("bench", op, *shapes), 3 * _MINUTES, file, "--out")
-    shapes = said(SHAPES["all_gather_matmul"][:2])
-    swept = taxfree("explain", "all_gather_matmul", *shapes, "--sweep", "--json")
-    yield Step("explain", swept, _MINUTES, RESULTS / "explain" / name)
+    paper, large, *_ = SHAPES["all_gather_matmul"]
+    for shape, suffix in ((paper, ""), (large, "-large")):
+        swept = taxfree("explain", "all_gather_matmul", *said([shape]), "--sweep", "--json")
+        file = RESULTS / "explain" / f"{machine}-x{gpus}{suffix}.json"
+        yield Step("explain", swept, _MINUTES, file)
     pictures = ("--picture", "m=64,1024 n=3584 k=8192")
     file = RESULTS / "timeline" / name
     yield Step("timeline", script("timeline_cost", *pictures), _MINUTES, file, "--out")
@@ -151,7 +153,7 @@ def steps(gpus: int, machine: str, trials: int, budget: int) -> Iterator[Step]:
     file = RESULTS / "block" / name
     yield Step("block", script("block", *block), _MINUTES, file, "--out")
     tests = ("-m", "pytest", "-q", "-m", "gpu", "tests/taxfree/test_taxes_gpu.py")
-    file = RESULTS / "instrument" / name
+    file = RESULTS / "instrument" / f"{machine}-x2.json"  # the tests take two, whatever is there
     yield Step("instrument", tests, _MINUTES, file, "TAXFREE_INSTRUMENT_RECORD")
     file = RESULTS / "soak" / name
     yield Step("soak", script("soak"), 6 * _MINUTES, file, "--out")

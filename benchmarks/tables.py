@@ -58,15 +58,14 @@ EVOLUTION: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "persistent": ("the last launch", "launch"),
     }
 }
-#: operation, what follows the machine in the file's name, and the problems: field -> values
-SUMMARY: Sequence[tuple[str, str, Mapping[str, Sequence[Any]]]] = (
-    ("all_gather_matmul", "", {"gather_dim": (1,), "m": (1, 64, 512, 1024)}),
-    ("all_gather_matmul", "", {"gather_dim": (0,), "m": (1, 64, 256, 1024)}),
-    ("all_gather_matmul", "-large", {"m": (4096,)}),
-    ("matmul_all_reduce", "", {"k": (3584,), "residual": (False,), "m": (1, 64, 256, 1024, 4096)}),
-    ("matmul_all_reduce", "", {"rms_norm": (True,), "m": (16,)}),
-    ("matmul_reduce_scatter", "", {"m": (256, 1024, 4096)}),
-    ("flash_decode", "", {"batch": (1, 8, 16), "kv_len_per_rank": (8192,)}),
+#: operation, and the problems: field -> values
+SUMMARY: Sequence[tuple[str, Mapping[str, Sequence[Any]]]] = (
+    ("all_gather_matmul", {"gather_dim": (1,), "m": (1, 64, 512, 1024)}),
+    ("all_gather_matmul", {"gather_dim": (0,), "m": (1, 64, 256, 1024, 4096)}),
+    ("matmul_all_reduce", {"k": (3584,), "residual": (False,), "m": (1, 64, 256, 1024, 4096)}),
+    ("matmul_all_reduce", {"rms_norm": (True,), "m": (16,)}),
+    ("matmul_reduce_scatter", {"m": (256, 1024, 4096)}),
+    ("flash_decode", {"batch": (1, 8, 16), "kv_len_per_rank": (8192,)}),
 )
 SUMMARY_CAPTION = (
     "Microseconds, median of the slowest rank: our fastest variant in a graph, fused or not, and "
@@ -155,8 +154,10 @@ def evolution(rows: Iterable[Row], where: Mapping[str, str]) -> str:
 def summary(root: Path, machine: str) -> str:
     """A few problems of all operations on a machine, in Markdown."""
     lines = [["", "ours", "library", "speed-up"], ["---", "---:", "---:", "---:"]]
-    for op, suffix, wanted in SUMMARY:
-        rows = load(root / f"benchmarks/results/{op}/{machine}{suffix}.json").rows
+    for op, wanted in SUMMARY:
+        folder = root / "benchmarks/results" / op
+        paths = [folder / f"{machine}.json", *sorted(folder.glob(f"{machine}-*.json"))]
+        rows = [row for path in paths for row in load(path).rows]
         chosen = [row for row in rows if all(row.problem[f] in v for f, v in wanted.items())]
         for group in sorted(by_problem(chosen), key=lambda group: group[0].problem[_along(group)]):
             library = fastest([row for row in group if row.variant in LIBRARY])

@@ -170,6 +170,12 @@ def machine(name: str) -> Machine:
     return MACHINES[name]
 
 
+def machine_like(hardware: Hardware) -> Machine | None:
+    """The machine that is of the same architecture, or None."""
+    alike = (m for m in MACHINES.values() if m.hardware.architecture == hardware.architecture)
+    return next(alike, None)
+
+
 def times(machine: Machine, problem: Any, variant: str, config: Config) -> Times:
     """A variant's times.
 

@@ -21,6 +21,7 @@ from typing import Any, Protocol
 
 from taxfree import identity
 from taxfree._version import __version__
+from taxfree.cost_model import machine_like, modelled_variants, times
 from taxfree.errors import WorkerLost
 from taxfree.group import TaskFailed, WorkerGroup
 from taxfree.search import Search
@@ -34,6 +35,7 @@ from taxfree_tuning_db import Database, Measurement, Record, TrialRecord, record
 BASELINE = Candidate("baseline", {})
 LEAST_GAIN = 0.03  # by which a winner must beat the baseline to be adopted
 FINALISTS = 5
+_PROMISING = 1.3  # times the least expected; the model is rarely that wrong
 _DEADLINE_S = 120.0  # of a batch: compilation on all ranks, then milliseconds of running
 _NEIGHBOURS = 3
 
@@ -225,9 +227,8 @@ class Tuner:
         for trial in self._database.trials(self._key(op, problem)):
             if trial.variant in found and trial.kernel_hash == hashes[trial.variant]:
                 search.learn(Candidate(trial.variant, trial.config), trial.median_us.get(self.mode))
-        firsts = first_candidates(found, problem, self._hardware)
-        defaults, others = firsts[: len(found)], firsts[len(found) :]
-        search.enqueue([*defaults, *self._winners_nearby(op, problem), *others])
+        nearby = self._winners_nearby(op, problem)
+        search.enqueue(first_candidates(op, found, problem, self._hardware, nearby))
         return search
 
     def _winners_nearby(self, op: str, problem: Any) -> list[Candidate]:
@@ -421,15 +422,54 @@ def candidates(
 
 
 def first_candidates(
-    found: Mapping[str, Variant], problem: Any, hardware: Hardware
+    op: str,
+    found: Mapping[str, Variant],
+    problem: Any,
+    hardware: Hardware,
+    nearby: Sequence[Candidate] = (),
 ) -> list[Candidate]:
+    """What is tried first, most promising first, so that a few trials find what many would.
+
+    First the defaults of variants that the cost model expects to be among the fastest, then what
+    won nearby, then those variants' other first configs; the same of all other variants follows.
+
+    Args:
+        found: the variants.
+        nearby: configs that won on similar problems.
+    """
+    expected = _expected_us(op, found, problem, hardware)
+    limit = _PROMISING * min(expected.values(), default=0.0)
+    names = sorted(found, key=lambda name: expected[name])
+    promising = [found[name] for name in names if expected[name] <= limit]
+    others = [found[name] for name in names if expected[name] > limit]
+    defaults, *more = _rows_of_first_configs(promising, problem, hardware) or [[]]
+    rest = _rows_of_first_configs(others, problem, hardware)
+    return [*defaults, *nearby, *itertools.chain(*more, *rest)]
+
+
+def _expected_us(
+    op: str, found: Mapping[str, Variant], problem: Any, hardware: Hardware
+) -> dict[str, float]:
+    """Of each variant's default by the cost model; 0 where nothing is known."""
+    machine, modelled = machine_like(hardware), modelled_variants(op)
+    return {
+        name: times(machine, problem, name, variant.first_configs(problem, hardware)[0]).t_graph_us
+        if machine is not None and name in modelled
+        else 0.0
+        for name, variant in found.items()
+    }
+
+
+def _rows_of_first_configs(
+    variants: Sequence[Variant], problem: Any, hardware: Hardware
+) -> list[list[Candidate]]:
     """The first config of each variant, then the second of each, and so on."""
     columns = [
-        [Candidate(name, config) for config in variant.first_configs(problem, hardware)]
-        for name, variant in found.items()
+        [Candidate(variant.name, config) for config in variant.first_configs(problem, hardware)]
+        for variant in variants
     ]
     rows = itertools.zip_longest(*columns)
-    return [candidate for row in rows for candidate in row if candidate is not None]
+    return [[candidate for candidate in row if candidate is not None] for row in rows]
 
 
 def dry_run(
@@ -447,7 +487,7 @@ def dry_run(
     """
     found = candidates(op, problem, hardware, only)
     search = Search(found, problem, hardware, seed, journal=None, name="dry run")
-    search.enqueue(first_candidates(found, problem, hardware))
+    search.enqueue(first_candidates(op, found, problem, hardware))
     asked = search.ask(trials)
     refused = [Verdict(c.variant, c.config, {}, reason) for c, reason in search.take_refused()]
     return screen.verdicts(op, problem, [(c.variant, c.config) for c in asked]) + refused

@@ -137,7 +137,7 @@ def first_tma_configs(
         guesses = [_one_round(problem, tiles, senders) for senders in order]
         guesses.append(_one_round(problem, _WIDE | {"SPLIT_K": 2}, order[0]))
         if problem.gather_dim == 0 and problem.shard_rows % 64 == 0:
-            guesses = [guesses[0], *_first_in_turns(problem, hardware)]
+            guesses = [*guesses[:2], *_first_in_turns(problem, hardware)]
     else:  # many waves of tiles: pieces that arrive one after the other
         guesses = [
             _WIDE | {"CHUNKS": 16, "SENDERS": count, "SEND_BLOCK": 16384} for count in (24, 12)
