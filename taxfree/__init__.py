@@ -18,7 +18,8 @@ from taxfree._version import __version__
 if TYPE_CHECKING:
     from taxfree.dispatch import Choice
     from taxfree.errors import NoRecord, TaxfreeError, UsageError
-    from taxfree.runtime import Memory, Runtime, init
+    from taxfree.runtime import Memory, Runtime
+    from taxfree.start import init
     from taxfree_kernels.all_gather_matmul.problem import AllGatherMatmul
     from taxfree_kernels.errors import FabricUnavailable, PeerTimeout
     from taxfree_kernels.flash_decode.problem import FlashDecode
@@ -38,7 +39,7 @@ _HOMES = {
     "Runtime": "taxfree.runtime",
     "TaxfreeError": "taxfree.errors",
     "UsageError": "taxfree.errors",
-    "init": "taxfree.runtime",
+    "init": "taxfree.start",
 }
 
 __all__ = [

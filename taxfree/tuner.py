@@ -9,11 +9,10 @@ of a search is an optimistic one, and the winner is adopted only if it clearly b
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from types import TracebackType
@@ -21,7 +20,7 @@ from typing import Any, Protocol
 
 from taxfree import identity
 from taxfree._version import __version__
-from taxfree.cost_model import machine_like, modelled_variants, times
+from taxfree.candidates import first_candidates, variants_for
 from taxfree.errors import WorkerLost
 from taxfree.group import TaskFailed, WorkerGroup
 from taxfree.search import Search
@@ -29,13 +28,11 @@ from taxfree.shapes import recorded_problem
 from taxfree.trial import Candidate, Outcome
 from taxfree_kernels.compiled.screen import Screen, Verdict
 from taxfree_kernels.hardware import Hardware
-from taxfree_kernels.variant import Variant, variants
 from taxfree_tuning_db import Database, Measurement, Record, TrialRecord, record_key
 
 BASELINE = Candidate("baseline", {})
 LEAST_GAIN = 0.03  # by which a winner must beat the baseline to be adopted
 FINALISTS = 5
-_PROMISING = 1.3  # times the least expected; the model is rarely that wrong
 _DEADLINE_S = 120.0  # of a batch: compilation on all ranks, then milliseconds of running
 _NEIGHBOURS = 3
 
@@ -177,7 +174,7 @@ class Tuner:
             for candidate, outcome in zip(batch, outcomes[1:], strict=True):
                 self._tell(op, problem, search, candidate, outcome)
                 self._report(search, problem, budget, baseline_us, outcome)
-        if candidates(op, problem, self._hardware, self._only) and not search.has_tried:
+        if variants_for(problem, self._hardware, self._only) and not search.has_tried:
             return None
         record = self._decide(op, problem, search, time.monotonic() - begun)
         self._database.put(record)
@@ -213,7 +210,7 @@ class Tuner:
     # -- the search --------------------------------------------------------------------------
 
     def _search(self, op: str, problem: Any) -> Search:
-        found = candidates(op, problem, self._hardware, self._only)
+        found = variants_for(problem, self._hardware, self._only)
         hashes = identity.kernel_hashes(op)
         study = f"{self._key(op, problem)} {sorted((n, hashes[n]) for n in found)}"
         search = Search(
@@ -228,7 +225,7 @@ class Tuner:
             if trial.variant in found and trial.kernel_hash == hashes[trial.variant]:
                 search.learn(Candidate(trial.variant, trial.config), trial.median_us.get(self.mode))
         nearby = self._winners_nearby(op, problem)
-        search.enqueue(first_candidates(op, found, problem, self._hardware, nearby))
+        search.enqueue(first_candidates(found, problem, self._hardware, nearby))
         return search
 
     def _winners_nearby(self, op: str, problem: Any) -> list[Candidate]:
@@ -404,74 +401,6 @@ class Tuner:
         )
 
 
-def candidates(
-    op: str, problem: Any, hardware: Hardware, only: Sequence[str] | None = None
-) -> dict[str, Variant]:
-    """Variants, beside the baseline, that can serve a problem.
-
-    Args:
-        only: names to choose from; all by default.
-    """
-    return {
-        name: variant
-        for name, variant in variants(op).items()
-        if name != "baseline"
-        and (only is None or name in only)
-        and variant.refuses_problem(problem, hardware) is None
-    }
-
-
-def first_candidates(
-    op: str,
-    found: Mapping[str, Variant],
-    problem: Any,
-    hardware: Hardware,
-    nearby: Sequence[Candidate] = (),
-) -> list[Candidate]:
-    """What is tried first, most promising first, so that a few trials find what many would.
-
-    First the defaults of variants that the cost model expects to be among the fastest, then what
-    won nearby, then those variants' other first configs; the same of all other variants follows.
-
-    Args:
-        found: the variants.
-        nearby: configs that won on similar problems.
-    """
-    expected = _expected_us(op, found, problem, hardware)
-    limit = _PROMISING * min(expected.values(), default=0.0)
-    names = sorted(found, key=lambda name: expected[name])
-    promising = [found[name] for name in names if expected[name] <= limit]
-    others = [found[name] for name in names if expected[name] > limit]
-    defaults, *more = _rows_of_first_configs(promising, problem, hardware) or [[]]
-    rest = _rows_of_first_configs(others, problem, hardware)
-    return [*defaults, *nearby, *itertools.chain(*more, *rest)]
-
-
-def _expected_us(
-    op: str, found: Mapping[str, Variant], problem: Any, hardware: Hardware
-) -> dict[str, float]:
-    """Of each variant's default by the cost model; 0 where nothing is known."""
-    machine, modelled = machine_like(hardware), modelled_variants(op)
-    return {
-        name: times(machine, problem, name, variant.first_configs(problem, hardware)[0]).t_graph_us
-        if machine is not None and name in modelled
-        else 0.0
-        for name, variant in found.items()
-    }
-
-
-def _rows_of_first_configs(
-    variants: Sequence[Variant], problem: Any, hardware: Hardware
-) -> list[list[Candidate]]:
-    """The first config of each variant, then the second of each, and so on."""
-    columns = [
-        [Candidate(variant.name, config) for config in variant.first_configs(problem, hardware)]
-        for variant in variants
-    ]
-    rows = itertools.zip_longest(*columns)
-    return [[candidate for candidate in row if candidate is not None] for row in rows]
-
-
 def dry_run(
     op: str,
     problem: Any,
@@ -485,9 +414,9 @@ def dry_run(
 
     Without times the search cannot learn: later proposals of a real one differ.
     """
-    found = candidates(op, problem, hardware, only)
+    found = variants_for(problem, hardware, only)
     search = Search(found, problem, hardware, seed, journal=None, name="dry run")
-    search.enqueue(first_candidates(op, found, problem, hardware))
+    search.enqueue(first_candidates(found, problem, hardware))
     asked = search.ask(trials)
     refused = [Verdict(c.variant, c.config, {}, reason) for c, reason in search.take_refused()]
     return screen.verdicts(op, problem, [(c.variant, c.config) for c in asked]) + refused

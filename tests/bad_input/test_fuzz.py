@@ -25,7 +25,7 @@ import pytest
 import yaml
 
 from taxfree import results
-from taxfree.runtime import _heap_bytes
+from taxfree.start import _heap_bytes
 from taxfree_cli.app import run
 from taxfree_cli.bench import what_is_asked
 from taxfree_cli.exits import ExitCode

@@ -10,10 +10,9 @@ import subprocess
 
 import pytest
 
-from benchmarks.model_error import rows as measured_rows
 from taxfree_kernels.compiled.screen import Verdict
 from taxfree_kernels.hardware import KNOWN
-from taxfree_kernels.variant import op_of, problem_class
+from taxfree_kernels.variant import problem_class
 from taxfree_tuning_db import Database, record_key
 from tests.ranks import (
     KERNELS,
@@ -150,49 +149,6 @@ class TestBudget:
 
     def test_a_problem_whose_time_is_over_is_not_tried(self, tuned):
         assert tuned(9.0, -1.0) == [8, None]
-
-
-class TestFirstCandidates:
-    H200 = KNOWN["h200"]
-
-    def first(self, problem, hardware):
-        """Names of variants, before and after what won nearby."""
-        from taxfree.trial import Candidate
-        from taxfree.tuner import candidates as serving
-        from taxfree.tuner import first_candidates
-
-        op, nearby = op_of(problem), Candidate("won nearby", {})
-        found = serving(op, problem, hardware)
-        names = [each.variant for each in first_candidates(op, found, problem, hardware, [nearby])]
-        at = names.index(nearby.variant)
-        assert set(names) == {*found, nearby.variant}
-        return names[:at], names[at + 1 :]
-
-    def test_what_is_expected_to_win_comes_first_and_what_loses_last(self):
-        problem = problem_class("matmul_all_reduce")(m=1024, n=8192, k=3584, world_size=4)
-        before, after = self.first(problem, self.H200)
-        assert before[0] == "push_two_shot"
-        assert "push_two_shot" in after[:3]  # its second config
-        assert "push" not in before
-        assert after.index("push") > after.index("push_two_shot")
-
-    def test_machines_without_a_model_try_all_variants_in_turn(self):
-        problem = problem_class(OP)(m=256, n=3584, k=8192, world_size=4)
-        before, after = self.first(problem, KNOWN["mi350x"])
-        assert len(before) == len(set(before))
-        assert set(after) <= set(before)
-
-    def test_the_fastest_that_was_measured_is_among_the_promising(self):
-        fastest = {}
-        for each in measured_rows():
-            if each.row.mode == "graph" and each.row.variant != "baseline":
-                at = each.visit, str(each.row.problem)
-                if at not in fastest or each.row.median_us < fastest[at].row.median_us:
-                    fastest[at] = each
-        assert len(fastest) > 100
-        for each in fastest.values():
-            before, _ = self.first(each.problem, self.H200)
-            assert each.row.variant in before, each
 
 
 class TestSearching:

@@ -1,0 +1,84 @@
+"""What there is to try for a problem, and what of it comes first."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from taxfree.cost_model import machine_like, modelled_variants, times
+from taxfree.trial import Candidate
+from taxfree_kernels.hardware import Hardware
+from taxfree_kernels.variant import Variant, op_of, variants
+
+_PROMISING = (
+    1.3  # times the least expected; of what won so far, nothing was expected to take longer
+)
+
+
+def variants_for(
+    problem: Any, hardware: Hardware, only: Sequence[str] | None = None
+) -> dict[str, Variant]:
+    """Variants, beside the baseline, that can serve a problem.
+
+    Args:
+        only: names to choose from; all by default.
+    """
+    return {
+        name: variant
+        for name, variant in variants(op_of(problem)).items()
+        if name != "baseline"
+        and (only is None or name in only)
+        and variant.refuses_problem(problem, hardware) is None
+    }
+
+
+def first_candidates(
+    found: Mapping[str, Variant],
+    problem: Any,
+    hardware: Hardware,
+    nearby: Sequence[Candidate] = (),
+) -> list[Candidate]:
+    """What is tried first, most promising first, so that a few trials find what many would.
+
+    First the defaults of variants that the cost model expects to be among the fastest, then what
+    won nearby, then those variants' other first configs; the same of all other variants follows.
+
+    Args:
+        found: the variants.
+        nearby: configs that won on similar problems.
+    """
+    expected = _expected_us(found, problem, hardware)
+    least = min(expected.values(), default=0.0)
+    names = sorted(found, key=lambda name: expected.get(name, least))
+    promising = [found[name] for name in names if expected.get(name, least) <= _PROMISING * least]
+    others = [found[name] for name in names if found[name] not in promising]
+    defaults, *more = _rows_of_first_configs(promising, problem, hardware) or [[]]
+    rest = _rows_of_first_configs(others, problem, hardware)
+    return [*defaults, *nearby, *itertools.chain(*more, *rest)]
+
+
+def _expected_us(
+    found: Mapping[str, Variant], problem: Any, hardware: Hardware
+) -> dict[str, float]:
+    """Of each variant's default in a graph, where machine and variant are modelled."""
+    machine, modelled = machine_like(hardware), modelled_variants(op_of(problem))
+    if machine is None:
+        return {}
+    return {
+        name: times(machine, problem, name, variant.first_configs(problem, hardware)[0]).t_graph_us
+        for name, variant in found.items()
+        if name in modelled
+    }
+
+
+def _rows_of_first_configs(
+    variants: Sequence[Variant], problem: Any, hardware: Hardware
+) -> list[list[Candidate]]:
+    """The first config of each variant, then the second of each, and so on."""
+    columns = [
+        [Candidate(variant.name, config) for config in variant.first_configs(problem, hardware)]
+        for variant in variants
+    ]
+    rows = itertools.zip_longest(*columns)
+    return [[candidate for candidate in row if candidate is not None] for row in rows]

@@ -1,0 +1,58 @@
+"""What the search tries first."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+from benchmarks.model_error import rows as measured_rows
+from taxfree.candidates import first_candidates, variants_for
+from taxfree.trial import Candidate
+from taxfree_kernels.hardware import KNOWN
+from taxfree_kernels.variant import problem_class
+from tests.ranks import OP
+
+
+class TestFirstCandidates:
+    H200 = KNOWN["h200"]
+
+    def first(self, problem, hardware, **others):
+        """Names of variants, before and after what won nearby."""
+        nearby = Candidate("won nearby", {})
+        found = variants_for(problem, hardware) | others
+        names = [each.variant for each in first_candidates(found, problem, hardware, [nearby])]
+        at = names.index(nearby.variant)
+        assert set(names) == {*found, nearby.variant}
+        return names[:at], names[at + 1 :]
+
+    def test_what_is_expected_to_win_comes_first_and_what_loses_last(self):
+        problem = problem_class("matmul_all_reduce")(m=1024, n=8192, k=3584, world_size=4)
+        before, after = self.first(problem, self.H200)
+        assert before[0] == "push_two_shot"
+        assert "push_two_shot" in after[:3]  # its second config
+        assert "push" not in before
+        assert after.index("push") > after.index("push_two_shot")
+
+    def test_machines_without_a_model_try_all_variants_in_turn(self):
+        problem = problem_class(OP)(m=256, n=3584, k=8192, world_size=4)
+        before, after = self.first(problem, KNOWN["mi350x"])
+        assert len(before) == len(set(before))
+        assert set(after) <= set(before)
+
+    def test_the_fastest_that_was_measured_is_among_the_promising(self):
+        fastest = {}
+        for each in measured_rows():
+            if each.row.mode == "graph" and each.row.variant != "baseline":
+                at = each.visit, str(each.row.problem)
+                if at not in fastest or each.row.median_us < fastest[at].row.median_us:
+                    fastest[at] = each
+        assert len(fastest) > 100
+        for each in fastest.values():
+            before, _ = self.first(each.problem, self.H200)
+            assert each.row.variant in before, each
+
+    def test_a_variant_without_a_model_is_not_held_back(self):
+        problem = problem_class(OP)(m=1024, n=3584, k=8192, world_size=4)
+        added = SimpleNamespace(name="added", first_configs=lambda problem, hardware: [{}])
+        before, after = self.first(problem, self.H200, added=added)
+        assert {"added", "push_tma"} <= set(before)
+        assert "pull" in after
