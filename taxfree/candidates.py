@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from taxfree.cost_model import machine_like, modelled_variants, times
+from taxfree.cost_model import Times, machine_like, modelled_variants, times
 from taxfree.trial import Candidate
 from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.variant import Variant, op_of, variants
@@ -41,35 +41,43 @@ def first_candidates(
 ) -> list[Candidate]:
     """What is tried first, most promising first, so that a few trials find what many would.
 
-    First the defaults of variants that the cost model expects to be among the fastest, then what
-    won nearby, then those variants' other first configs; the same of all other variants follows.
+    First the defaults of variants that the cost model expects to be among the fastest, in graphs or
+    in eager calls, then what won nearby, then those variants' other first configs; the same of all
+    other variants follows.
 
     Args:
         found: the variants.
         nearby: configs that won on similar problems.
     """
-    expected = _expected_us(found, problem, hardware)
-    least = min(expected.values(), default=0.0)
-    names = sorted(found, key=lambda name: expected.get(name, least))
-    promising = [found[name] for name in names if expected.get(name, least) <= _PROMISING * least]
+    expected = _expected(found, problem, hardware)
+    names = sorted(found, key=lambda name: name in expected and expected[name].t_graph_us)
+    promising = [found[name] for name in names if _is_promising(name, expected)]
     others = [found[name] for name in names if found[name] not in promising]
     defaults, *more = _rows_of_first_configs(promising, problem, hardware) or [[]]
     rest = _rows_of_first_configs(others, problem, hardware)
     return [*defaults, *nearby, *itertools.chain(*more, *rest)]
 
 
-def _expected_us(
-    found: Mapping[str, Variant], problem: Any, hardware: Hardware
-) -> dict[str, float]:
-    """Of each variant's default in a graph, where machine and variant are modelled."""
+def _expected(found: Mapping[str, Variant], problem: Any, hardware: Hardware) -> dict[str, Times]:
+    """Of each variant's default, where machine and variant are modelled."""
     machine, modelled = machine_like(hardware), modelled_variants(op_of(problem))
     if machine is None:
         return {}
     return {
-        name: times(machine, problem, name, variant.first_configs(problem, hardware)[0]).t_graph_us
+        name: times(machine, problem, name, variant.first_configs(problem, hardware)[0])
         for name, variant in found.items()
         if name in modelled
     }
+
+
+def _is_promising(name: str, expected: Mapping[str, Times]) -> bool:
+    """Whether a variant may be the fastest in a graph, or outside of one; or nothing is known."""
+    if name not in expected:
+        return True
+    own, others = expected[name], expected.values()
+    return own.t_graph_us <= _PROMISING * min(
+        other.t_graph_us for other in others
+    ) or own.t_eager_us <= _PROMISING * min(other.t_eager_us for other in others)
 
 
 def _rows_of_first_configs(
