@@ -10,8 +10,9 @@ the KV cache. Between `<!-- evolution: FILE ... -->` and `<!-- end of evolution 
 per combination with a row per variant, in the order in which each removes one thing more. Between
 `<!-- summary: MACHINE -->` and `<!-- end of summary -->` comes one table of a few problems of all
 operations, from the machine's result files. Between `<!-- block: FILE -->` and
-`<!-- end of block -->` come those of a model's block; an `attention` is of a rank's by itself.
-`--check` writes nothing, and fails where a document does not say what the result files say.
+`<!-- end of block -->` come those of a model's block; an `attention` is of a rank's by itself; a
+`plot` is a picture, of time / bound. `--check` writes nothing, and fails where a document does not
+say what the result files say.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ from typing import Any
 
 from taxfree.identity import near_fields
 from taxfree.results import Row, by_problem, fastest, load
-from taxfree.shapes import written
+from taxfree.shapes import heading, written
+from taxfree_cli.bench_views import plot
 
 ROOT = Path(__file__).parents[1]
 LIBRARY = ("baseline", "registered", "library", "torch_fused", "torch_symm_mem")
@@ -83,9 +85,13 @@ ATTENTIONS = {
     "torch_flex": "FlexAttention",
 }
 ATTENTION_CAPTION = "Microseconds in a graph; ours at its best config; the bound is a copy's rate."
+PLOT_CAPTION = (
+    "Time in a graph over the bound. Fused variants are drawn through, others dashed; the broad "
+    "line is what dispatch runs."
+)
 _UNSAID = ("dtype", "world_size", "v_head_dim")  # alike in the whole table
 _BLOCK = re.compile(
-    r"(?P<begin><!-- (?P<kind>results|evolution|summary|block|attention): "
+    r"(?P<begin><!-- (?P<kind>results|evolution|summary|block|attention|plot): "
     r"(?P<file>\S+)(?P<where>[^\n]*?) -->\n)"
     r".*?(?P<end><!-- end of (?P=kind) -->)",
     re.DOTALL,
@@ -102,12 +108,30 @@ def main() -> int:
         if not options.check:
             path.write_text(text, encoding="utf-8")
         print(f"{path.relative_to(ROOT)} {'is out of date' if options.check else 'updated'}")
-    return 1 if options.check and outdated else 0
+    if options.check:
+        return 1 if outdated else 0
+    for document in _documents(ROOT):
+        for match in _BLOCK.finditer(document.read_text(encoding="utf-8")):
+            if match["kind"] == "plot":
+                rows, picture = load(ROOT / match["file"]).rows, document.parent / _picture(match)
+                plot(rows, _along(rows), picture)
+                print(f"drew {picture.relative_to(ROOT)}")
+    return 0
+
+
+def _documents(root: Path) -> list[Path]:
+    return sorted([*root.glob("*.md"), *root.glob("docs/**/*.md")])
+
+
+def _picture(match: re.Match[str]) -> Path:
+    """The picture of a result file, seen from the document."""
+    file = Path(match["file"])
+    return Path(f"pictures/{file.parent.name}-{file.stem}.png")
 
 
 def _outdated(root: Path) -> Iterator[tuple[Path, str]]:
     """Documents whose tables differ from the result files, with what they should say."""
-    for path in sorted([*root.glob("*.md"), *root.glob("docs/**/*.md")]):
+    for path in _documents(root):
         text = path.read_text(encoding="utf-8")
         updated = update(text, root)
         if updated != text:
@@ -130,6 +154,8 @@ def update(text: str, root: Path) -> str:
                 made = summary(root, match["file"])
             case "block":
                 made = block_tables(json.loads(path.read_text(encoding="utf-8"))["rows"])
+            case "plot":
+                made = f"\n![{PLOT_CAPTION}]({_picture(match)})\n\n{PLOT_CAPTION}\n\n"
             case "attention":
                 made = attention(load(path).rows)
             case "evolution":
@@ -230,10 +256,7 @@ def _titled(
     for group in by_problem(chosen):
         along = _along(group)
         fields = {name: value for name, value in group[0].problem.items() if name != along}
-        # The direction of the gather is what tables differ in, so it is said even by default.
-        title = f"gather_dim={fields['gather_dim']} " if "gather_dim" in fields else ""
-        title += written(group[0].op, {n: v for n, v in fields.items() if n != "gather_dim"})
-        by_title.setdefault(title, []).append(group)
+        by_title.setdefault(heading(group[0].op, fields), []).append(group)
     parts = [f"\n**{title}**\n\n{table(groups)}" for title, groups in by_title.items()]
     return "".join(parts) + f"\n{caption}\n\n"
 

@@ -198,6 +198,17 @@ def written(op: str, problem: Mapping[str, Any]) -> str:
     return " ".join(f"{name}={problem[name]}" for name in said)
 
 
+def heading(op: str, problem: Mapping[str, Any]) -> str:
+    """As `written`, for a table or picture: the direction is what they differ in, so it is said."""
+    directions = {name: problem[name] for name in _DIRECTIONS if name in problem}
+    others = {name: value for name, value in problem.items() if name not in directions}
+    said = [f"{name}={value}" for name, value in directions.items()]
+    return " ".join([*said, written(op, others)])
+
+
+_DIRECTIONS = ("gather_dim", "scatter_dim")
+
+
 def named_sets(op: str) -> dict[str, list[str]]:
     """Return the named sets of an operation, each as the shapes it stands for.
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 from rich.table import Table
 from rich.text import Text
 
-from taxfree.shapes import written
-from taxfree_cli.bench_views import bounds_line, save_picture, us
+from taxfree.shapes import heading, written
+from taxfree_cli.bench_views import bounds_line, save_picture, us, without_frame
 from taxfree_cli.output import results
 from taxfree_cli.record_views import words
 
@@ -228,8 +228,8 @@ def _width(cells: _Cells) -> int:
 
 def _rendered(cells: _Cells) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for heading in cells[0]:
-        table.add_column(heading, justify="right", no_wrap=True)
+    for title in cells[0]:
+        table.add_column(title, justify="right", no_wrap=True)
     for row in cells[1:]:
         table.add_row(*map(Text, row))
     return table
@@ -364,10 +364,8 @@ def plot(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
 
 def _panel(row: Mapping[str, Any], along: Sequence[str]) -> str:
     fields = {name: value for name, value in row["problem"].items() if name not in along}
-    # The direction of the gather is what panels differ in, so it is said even by default.
-    title = f"gather_dim={fields.pop('gather_dim')} " if "gather_dim" in fields else ""
     modelled = ", modelled" if row["is_modelled"] else ""
-    return f"{title}{written(row['op'], fields)}, {row['hardware']}{modelled}"
+    return f"{heading(row['op'], fields)}, {row['hardware']}{modelled}"
 
 
 def _bars(axis: Axes, panel: Sequence[Mapping[str, Any]], along: Sequence[str]) -> None:
@@ -395,12 +393,7 @@ def _bars(axis: Axes, panel: Sequence[Mapping[str, Any]], along: Sequence[str]) 
     axis.tick_params(axis="x", length=0)
     axis.tick_params(axis="y", labelsize="x-small")
     axis.axhline(0, color="black", linewidth=0.5)
-    _without_frame(axis)
-
-
-def _without_frame(axis: Axes) -> None:
-    for side in ("top", "right"):
-        axis.spines[side].set_visible(False)
+    without_frame(axis)
 
 
 _ACTIVITIES = {"send": "#e0b04a", "compute": "#4c9f70", "wait": "#cf5c5c"}  # the last on top
@@ -452,7 +445,7 @@ def draw_timelines(timelines: Sequence[Timeline], title: str, path: Path) -> Non
             frameon=False,
         )  # fmt: skip
         axis.tick_params(labelsize="x-small")
-        _without_frame(axis)
+        without_frame(axis)
     axes[-1].set_xlabel("us since the first event of the call", fontsize="small")
     figure.suptitle(title, fontsize="small")
     save_picture(figure, path)
