@@ -104,8 +104,8 @@ class _Sizes:
         return self.programs * self.blocks * self.block
 
 
-_ON_GPU = _Sizes(8192, 1 << 28, 1 << 13, programs=528, blocks=16, block=4096)
-_ON_HOST = _Sizes(256, 1 << 22, 1 << 20, programs=4, blocks=2, block=1 << 15)
+_ON_GPU = _Sizes(8192, 1 << 28, 1 << 13, programs=528, blocks=15, block=4096)
+_ON_HOST = _Sizes(256, 1 << 22, 1 << 20, programs=4, blocks=2, block=1 << 14)
 
 
 def slot_bytes(fabric: str) -> int:

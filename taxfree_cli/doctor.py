@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         GpuProcess,
         Measured,
         Package,
+        Rates,
         Report,
         StartOrder,
     )
@@ -176,6 +177,8 @@ def _measured_title(measured: Measured) -> str:
 def _measured(measured: Measured) -> Iterator[Line]:
     if measured.interpreted:
         yield "interpreted", "these figures say that it works, not how fast a GPU is"
+    if measured.rates is not None:
+        yield "bounds", _rates(measured.rates)
     if measured.memory is not None:
         kernel, torch = measured.memory.kernel_gb_s, measured.memory.torch_gb_s
         yield "memory copy", f"kernel {_figure(kernel)}, torch {_figure(torch)} GB/s read + written"
@@ -192,6 +195,12 @@ def _measured(measured: Measured) -> Iterator[Line]:
         yield "graph capture", _graph(measured.barrier.graph_us)
     if measured.order is not None:
         yield "start order", _order(measured.order)
+
+
+def _rates(rates: Rates) -> str:
+    matmul, memory = _figure(rates.matmul_tflop_s), _figure(rates.memory_gb_s)
+    links = "" if rates.links_gb_s is None else f", links {_figure(rates.links_gb_s)} GB/s"
+    return f"bfloat16 matmul {matmul} TFLOP/s, memory {memory} GB/s{links}"
 
 
 def _peer_rates(measured: Measured, distance: int) -> Iterator[str]:

@@ -17,6 +17,7 @@ from taxfree_kernels.fabric.layout import arena_bytes
 
 #: field of Measured, and task -> what it is; last those whose lost signals leave the pool aborted
 PROBES = {
+    "rates": "rates of bounds",
     "memory": "memory bandwidth",
     "order": "program start order",
     "barrier": "graph capture",
@@ -31,7 +32,8 @@ _DEADLINE_S = 60.0  # of a probe: compilation, a wait that times out, and a seco
 _LONGEST_WAIT_S = 10.0  # of a rank for a peer
 _GROUPS = 2  # that may be started: the second when a probe has lost the first
 
-#: to or from a peer, in one go; a slot of the pool holds what is sent and what is received
+#: to or from a peer, in one go; a slot of the pool holds what is sent and what is received, or as
+#: much for all peers
 HOST_PEER_BYTES, GPU_PEER_BYTES = 256 << 10, 64 << 20
 
 

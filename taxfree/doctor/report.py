@@ -130,6 +130,21 @@ class MemoryBandwidth:
 
 
 @dataclass(frozen=True)
+class Rates:
+    """The rates that bounds are computed with; see :class:`taxfree.bounds.Peaks`.
+
+    Args:
+        matmul_tflop_s: of bfloat16.
+        memory_gb_s: of device memory.
+        links_gb_s: that a rank receives from all peers at once; None for one rank.
+    """
+
+    matmul_tflop_s: float
+    memory_gb_s: float
+    links_gb_s: float | None
+
+
+@dataclass(frozen=True)
 class StartOrder:
     """In which order the programs of one launch start.
 
@@ -227,6 +242,7 @@ class Measured:
     fabric: str
     world_size: int
     interpreted: bool
+    rates: Rates | None = None
     memory: MemoryBandwidth | None = None
     order: StartOrder | None = None
     barrier: BarrierTime | None = None

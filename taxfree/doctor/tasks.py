@@ -15,6 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from taxfree.bounds import peaks
 from taxfree.doctor.measuring import GPU_PEER_BYTES, HOST_PEER_BYTES
 from taxfree.doctor.report import (
     BarrierTime,
@@ -22,6 +23,7 @@ from taxfree.doctor.report import (
     MemoryBandwidth,
     PeerBandwidth,
     PeerCopy,
+    Rates,
     SignalTime,
     StartOrder,
 )
@@ -63,6 +65,13 @@ def _sizes(fabric: Fabric) -> _Sizes:
         return _Sizes(HOST_PEER_BYTES, 16 << 20, 2, 1 << 15, rounds=20, busy=1, repetitions=3)
     programs = 4 * fabric.hardware.compute_units
     return _Sizes(GPU_PEER_BYTES, 256 << 20, programs, 4096, rounds=50, busy=20, repetitions=5)
+
+
+def rates(fabric: Fabric) -> Rates:
+    """Measure what bounds are computed with."""
+    found = peaks(fabric, "bfloat16")
+    links = found.link_bytes_per_s * 1e-9 if fabric.world_size > 1 else None
+    return Rates(found.flops_per_s * 1e-12, found.memory_bytes_per_s * 1e-9, links)
 
 
 def memory(fabric: Fabric) -> MemoryBandwidth:

@@ -19,6 +19,7 @@ from taxfree.doctor.report import (
     Package,
     PeerBandwidth,
     PeerCopy,
+    Rates,
     Report,
     SignalTime,
     Software,
@@ -31,6 +32,7 @@ MEASURED = Measured(
     "cuda",
     3,
     interpreted=False,
+    rates=Rates(771.2, 4612.0, 355.1),
     memory=MemoryBandwidth(4012.3, 4100.0),
     order=StartOrder(2112, 264, 1, 12),
     barrier=BarrierTime(9.87, 4.32),
@@ -108,6 +110,7 @@ class TestShown:
             "  processes      python 4711 on gpu 1 (3.0 GiB)",
             "  NCCL_DEBUG=INFO",
             "  cuda           can serve",
+            "  bounds         bfloat16 matmul 771 TFLOP/s, memory 4612 GB/s, links 355 GB/s",
             "  memory copy    kernel 4012, torch 4100 GB/s read + written",
             "  to rank + 2    push 338, pull 328, copy 367 GB/s",
             "  coherence      words arrive before their signals, 50 rounds with each peer",
@@ -192,7 +195,9 @@ def test_the_host_fabric_is_measured(cli):
     assert document["serves"] is True
     measured = document["measured"]
     assert (measured["world_size"], measured["interpreted"]) == (2, True)
-    assert all(measured[name] for name in ("memory", "order", "barrier", "peers", "copies"))
+    assert all(
+        measured[name] for name in ("rates", "memory", "order", "barrier", "peers", "copies")
+    )
     assert measured["signals"][0]["round_trip_us"] > 0
     assert not {"memory bandwidth", "signal round trip"} & set(document["problems"])
     assert document["advice"]

@@ -300,7 +300,8 @@ class TestTasks:
         return lambda task: ranks.run(ranks.few, f"taxfree.doctor.tasks:{task}")
 
     def test_bandwidths_are_measured(self, run, ranks):
-        assert all(rate > 0 for rate in dataclasses.astuple(run("memory")[0]))
+        for task in ("rates", "memory"):
+            assert all(rate > 0 for rate in dataclasses.astuple(run(task)[0]))
         peers, copies = run("peers")[0], run("copies")[0]
         assert [peer.distance for peer in peers] == list(range(1, ranks.few))
         assert all(min(peer.push_gb_s, peer.pull_gb_s) > 0 for peer in peers)
@@ -406,7 +407,8 @@ class TestMeasuring:
         assert len(self.groups) == 2
 
     def test_one_rank_has_no_peers(self, measure):
-        measured = measure({"memory": 1, "order": 2, "barrier": 3}, world_size=1)
+        answers = {"rates": 0, "memory": 1, "order": 2, "barrier": 3}
+        measured = measure(answers, world_size=1)
         assert measured.peers is None
         assert list(self.guard.problems) == ["peers"]
 
