@@ -4,7 +4,8 @@ A call is a row of pieces, each a kernel or what the collective library does in 
 in microseconds, sizes in bytes, of one rank of W::
 
     matmul      = start + max(2 ceil(M, 64) N K / flops, its bytes / memory) + split
-    collective  = latency + received / rate; a sum's 1 / rate = 1 / link + 1 / ((W - 1) summed)
+    collective  = latency + steps of a ring * step + received / rate
+    rate of sums: 1 / rate = 1 / link + 1 / ((W - 1) summed)
     copy        = start + 2 * bytes / copy
     exchange    = signal + max(received / link, (blocks of a sender - 1) * round_trip)
     tiles       = waves * tile, at least the problem's bytes / memory
@@ -67,6 +68,7 @@ class Machine:
         pull_bytes_per_s: of loads from peers by tiles.
         loads_bytes_per_s, tma_bytes_per_s: that one compute unit's tiles load, by threads or TMA.
         latency_us, registered_latency_us: of the collective on next to nothing.
+        step_us: and for each step of its ring, where buffers are not registered.
         signal_us: from a rank's signal to the end of a peer's wait, and what is around it.
         round_trip_us: that a sender takes for each block but the last.
         matmul_start_us, tile_start_us, kernel_start_us: from launch to full speed, and back: of the
@@ -94,6 +96,7 @@ class Machine:
     tma_bytes_per_s: float
     latency_us: float
     registered_latency_us: float
+    step_us: float
     signal_us: float
     round_trip_us: float
     matmul_start_us: float
@@ -263,17 +266,19 @@ def _matmul(machine: Machine, m: int, n: int, k: int) -> Piece:
 
 
 def _collective(
-    machine: Machine, received: float, *, registered: bool, peers: int | None = None
+    machine: Machine, received: float, peers: int, *, registered: bool, rounds: int = 0
 ) -> Piece:
     """The collective library's.
 
     Args:
         received: bytes that a rank receives.
         registered: whether its buffers are.
-        peers: whose contributions it adds; None for a gather.
+        rounds: of its ring, for sums: one if they are scattered, two for all; none for a gather.
     """
-    latency = machine.registered_latency_us if registered else machine.latency_us
-    if peers is not None:
+    latency = machine.registered_latency_us
+    if not registered:
+        latency = machine.latency_us + max(1, rounds) * peers * machine.step_us
+    if rounds:
         pace = 1 / machine.link_bytes_per_s + 1 / (peers * machine.summed_bytes_per_s)
     elif registered:
         pace = 1 / machine.link_bytes_per_s
@@ -335,8 +340,8 @@ def _gathers(*, registered: bool) -> Formula:
         pieces = []
         if registered or (problem.gather_dim == 0 and problem.m % problem.world_size):
             pieces.append(_copy(machine, shard, views=True))
-        received = (problem.world_size - 1) * shard
-        pieces.append(_collective(machine, received, registered=registered))
+        peers = problem.world_size - 1
+        pieces.append(_collective(machine, peers * shard, peers, registered=registered))
         if problem.gather_dim == 1 and problem.m > 1:
             pieces.append(_copy(machine, problem.slot_bytes, views=True))
         return [*pieces, _matmul(machine, problem.m, problem.n, problem.k)]
@@ -467,7 +472,9 @@ def _sums(*, registered: bool) -> Formula:
         if getattr(problem, "scatter_dim", 0) == 1:
             pieces.append(_copy(machine, whole, views=True))
         received, peers = problem.cost.link_bytes, problem.world_size - 1
-        pieces.append(_collective(machine, received, registered=registered, peers=peers))
+        rounds = 1 if hasattr(problem, "shard_rows") else 2
+        summed = _collective(machine, received, peers, registered=registered, rounds=rounds)
+        pieces.append(summed)
         if getattr(problem, "residual", False):
             pieces.append(_addition(machine, problem))
         elif registered:
@@ -678,8 +685,8 @@ def _parts_exchanged(machine: Machine, problem: Any, shots: int = 1) -> Piece:
 
 
 def _decode_library(machine: Machine, problem: Any) -> list[Piece]:
-    received = (problem.world_size - 1) * _part_bytes(problem)
-    gathered = _collective(machine, received, registered=False)
+    peers = problem.world_size - 1
+    gathered = _collective(machine, peers * _part_bytes(problem), peers, registered=False)
     return [_small(machine), gathered, _small(machine)]
 
 
@@ -786,13 +793,14 @@ H200 = Machine(
     link_bytes_per_s=355e9,
     copy_bytes_per_s=1.9e12,
     # fitted
-    collective_bytes_per_s=162e9,
-    summed_bytes_per_s=363e9,
+    collective_bytes_per_s=150e9,
+    summed_bytes_per_s=328e9,
     pull_bytes_per_s=278e9,
     loads_bytes_per_s=58.1e9,
     tma_bytes_per_s=71.3e9,
-    latency_us=9.62,
-    registered_latency_us=7.29,
+    latency_us=6.66,
+    registered_latency_us=6.93,
+    step_us=0.943,
     signal_us=3.2,
     matmul_start_us=4.0,
     split_us=3.78,
@@ -804,7 +812,7 @@ H200 = Machine(
     host_descriptors_us=18.9,
     host_op_us=10.4,
     host_composed_us=143.0,
-    host_collective_us=38.0,
+    host_collective_us=38.5,
     host_stream_us=28.9,
     # assumed: rows without a profile do not tell it from the starts above
     gap_us=1.0,
