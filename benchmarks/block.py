@@ -18,18 +18,17 @@ from typing import Any
 
 from benchmarks import block_ranks
 from benchmarks.block_ranks import Block, Measured
+from benchmarks.commands import exit_code
 from taxfree import devices, environment
 from taxfree.bench import Knowledge
-from taxfree.errors import TaxfreeError, UsageError, WrongResult
+from taxfree.errors import UsageError, WrongResult
 from taxfree.group import WorkerGroup
 from taxfree.results import machine_name, write
 from taxfree.settings import Settings
-from taxfree_kernels.errors import KernelError
+from taxfree.trial import ERROR_ALLOWANCE
 from taxfree_tuning_db import default_path
-from taxfree_tuning_db.errors import DatabaseError
 
 FOLDER = Path(__file__).parent / "results" / "block"
-WORST_ERROR = 1.25  # times the library's
 DEADLINE_S = 600.0
 
 
@@ -41,7 +40,7 @@ def rows_of(block: Block, measured: Sequence[Measured]) -> Iterator[dict[str, An
     """
     library = {each.mode: each for each in measured if each.path == "library"}
     for each in measured:
-        worst = WORST_ERROR * library[each.mode].relative_error
+        worst = ERROR_ALLOWANCE * library[each.mode].relative_error
         if not each.relative_error <= worst:
             raise WrongResult(
                 f"{each.path} on {block}: relative error {each.relative_error:.3g}, "
@@ -114,12 +113,7 @@ def main() -> int:
     parser.add_argument("--db", type=Path, help="the tuning database; the user's by default")
     parser.add_argument("--out", type=Path, help="the record's file")
     options = parser.parse_args()
-    try:
-        _time_all(options)
-    except (TaxfreeError, KernelError, DatabaseError) as error:
-        print(f"error: {error.message}\nhint: {error.hint}", file=sys.stderr)
-        return error.exit_code
-    return 0
+    return exit_code(lambda: _time_all(options))
 
 
 def _time_all(options: argparse.Namespace) -> None:

@@ -26,16 +26,16 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.flex_attention import flex_attention
 from torch.nn.functional import scaled_dot_product_attention
 
+from benchmarks.commands import exit_code
 from taxfree import devices, environment, identity, measure
 from taxfree.bench import deadline_s, heap_bytes
 from taxfree.bounds import Bounds, Peaks, bounds, peaks
-from taxfree.errors import TaxfreeError
+from taxfree.errors import TaxfreeError, one_line
 from taxfree.group import WorkerGroup
 from taxfree.results import Results, Row, Skipped, machine_name, save
 from taxfree.settings import Settings
 from taxfree.shapes import ShapeRequest, expand
 from taxfree.trial import Bench, Candidate, open_bench
-from taxfree_kernels.errors import KernelError
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.variant import variants
 
@@ -110,9 +110,7 @@ def _checked(
         attend = make()
         out = attend(0)
     except Exception as error:  # whatever a library raises is a reason to do without it
-        lines = str(error).strip().splitlines() or [""]
-        reason = f"{type(error).__name__}: {lines[0][:200]}"
-        return Outcome(name, config, reason=reason), None
+        return Outcome(name, config, reason=one_line(error)), None
     error = bench.error_of(out.reshape(bench.outputs[0].shape))
     if not error <= 0.01:
         return Outcome(name, config, error, reason=f"relative error {error:.2e}"), None
@@ -292,18 +290,17 @@ def main() -> int:
     parser.add_argument("--fabric", default="auto")
     parser.add_argument("--out", type=Path, help="the result file")
     options = parser.parse_args()
-    try:
-        fabric = devices.fabric_for(options.fabric)
-        shapes = options.shapes or [devices.default_shapes(fabric)]
-        problems = expand(OP, ShapeRequest(shapes, world_sizes=(1,)))
-        results = run(fabric, problems)
-        if options.out or fabric != "host":
-            gpu = machine_name(results.environment["hardware"]["gpu"])
-            save(results, options.out or FOLDER / f"local-{gpu}.json")
-    except (TaxfreeError, KernelError) as error:
-        print(f"error: {error.message}\nhint: {error.hint}", file=sys.stderr)
-        return error.exit_code
-    return 0
+    return exit_code(lambda: _compare(options))
+
+
+def _compare(options: argparse.Namespace) -> None:
+    fabric = devices.fabric_for(options.fabric)
+    shapes = options.shapes or [devices.default_shapes(fabric)]
+    problems = expand(OP, ShapeRequest(shapes, world_sizes=(1,)))
+    results = run(fabric, problems)
+    if options.out or fabric != "host":
+        gpu = machine_name(results.environment["hardware"]["gpu"])
+        save(results, options.out or FOLDER / f"local-{gpu}.json")
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import soak_ranks
+from benchmarks.commands import exit_code
 from benchmarks.soak_ranks import Member, Stretch
 from taxfree import devices, environment
 from taxfree.errors import TaxfreeError, WrongResult
@@ -29,7 +30,6 @@ from taxfree.group import WorkerGroup
 from taxfree.results import machine_name, write
 from taxfree_kernels.checker.problems import tiny_problems
 from taxfree_kernels.device import sync
-from taxfree_kernels.errors import KernelError
 from taxfree_kernels.variant import operation_names
 
 FOLDER = Path(__file__).parent / "results" / "soak"
@@ -193,12 +193,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, help="the record's file")
     options = parser.parse_args()
-    try:
-        _soak_all(options)
-    except (TaxfreeError, KernelError) as error:
-        print(f"error: {error.message}\nhint: {error.hint}", file=sys.stderr)
-        return error.exit_code
-    return 0
+    return exit_code(lambda: _soak_all(options))
 
 
 def _soak_all(options: argparse.Namespace) -> None:
@@ -216,9 +211,10 @@ def _soak_all(options: argparse.Namespace) -> None:
             us_per_load = max(group.call(f"{_TASKS}:us_per_load", DEADLINE_S))
             machine = environment.record(fabric, group.hardware)
     found = record(rows, options.seed, us_per_load, machine)
+    longest_us = us_per_load * soak_ranks.MOST_LOADS
     print(
         f"{found['calls']:,} calls, {found['mismatches']} mismatches, {found['seconds']:.1f} s, "
-        f"{found['calls_per_s']:,.0f} calls/s; the longest pause was {us_per_load * 64:.0f} us"
+        f"{found['calls_per_s']:,.0f} calls/s; the longest pause was {longest_us:.0f} us"
     )
     name = machine_name(group.hardware.name)
     path = options.out or FOLDER / f"{name}-x{world_size}.json"

@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from taxfree.identity import near_fields
+from taxfree.identity import size_field
 from taxfree.results import Row, by_problem, fastest, load
 from taxfree.shapes import heading, written
 from taxfree_cli.bench_views import plot
@@ -114,7 +114,7 @@ def main() -> int:
         for match in _BLOCK.finditer(document.read_text(encoding="utf-8")):
             if match["kind"] == "plot":
                 rows, picture = load(ROOT / match["file"]).rows, document.parent / _picture(match)
-                plot(rows, _along(rows), picture)
+                plot(rows, size_field(rows[0].op), picture)
                 print(f"drew {picture.relative_to(ROOT)}")
     return 0
 
@@ -185,7 +185,9 @@ def summary(root: Path, machine: str) -> str:
         paths = [folder / f"{machine}.json", *sorted(folder.glob(f"{machine}-*.json"))]
         rows = [row for path in paths for row in load(path).rows]
         chosen = [row for row in rows if all(row.problem[f] in v for f, v in wanted.items())]
-        for group in sorted(by_problem(chosen), key=lambda group: group[0].problem[_along(group)]):
+        for group in sorted(
+            by_problem(chosen), key=lambda group: group[0].problem[size_field(group[0].op)]
+        ):
             library = fastest([row for row in group if row.variant in LIBRARY])
             ours = fastest([row for row in group if _is_ours(row)])
             assert ours is not None
@@ -254,7 +256,7 @@ def _titled(
     chosen = [row for row in rows if all(str(row.problem[f]) == v for f, v in where.items())]
     by_title: dict[str, list[list[Row]]] = {}
     for group in by_problem(chosen):
-        along = _along(group)
+        along = size_field(group[0].op)
         fields = {name: value for name, value in group[0].problem.items() if name != along}
         by_title.setdefault(heading(group[0].op, fields), []).append(group)
     parts = [f"\n**{title}**\n\n{table(groups)}" for title, groups in by_title.items()]
@@ -262,14 +264,14 @@ def _titled(
 
 
 def _table(groups: Sequence[Sequence[Row]]) -> str:
-    along = _along(groups[0])
+    along = size_field(groups[0][0].op)
     rows = [_cells(group) for group in sorted(groups, key=lambda group: group[0].problem[along])]
     header = [along, *COLUMNS]
     return _markdown([header, ["---:"] * len(header), *rows])
 
 
 def _evolution_table(groups: Sequence[Sequence[Row]]) -> str:
-    along = _along(groups[0])
+    along = size_field(groups[0][0].op)
     ordered = sorted(groups, key=lambda group: group[0].problem[along])
     header = ["step", "what is gone", "tax", *(f"{g[0].problem[along]}" for g in ordered)]
     lines = [header, ["---", "---", "---", *["---:"] * len(ordered)]]
@@ -294,11 +296,6 @@ def _markdown(lines: Iterable[Sequence[str]]) -> str:
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
-def _along(group: Sequence[Row]) -> str:
-    """The field that rows of a table differ in."""
-    return near_fields(group[0].op)[-1]
-
-
 def _cells(group: Sequence[Row]) -> list[str]:
     mode = "graph" if any(row.mode == "graph" for row in group) else "eager"
     library = [row for row in group if row.variant in LIBRARY]
@@ -308,7 +305,7 @@ def _cells(group: Sequence[Row]) -> list[str]:
     best_library = fastest(library)
     speedup = best_library.median_us / dispatch.median_us if best_library and dispatch else None
     return [
-        str(group[0].problem[_along(group)]),
+        str(group[0].problem[size_field(group[0].op)]),
         _us(fastest([row for row in library if row.mode == "eager"])),
         _us(fastest([row for row in library if row.mode == "graph"])),
         _us(fastest([row for row in others if not row.fused])),

@@ -18,14 +18,14 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.commands import exit_code
 from taxfree import environment, explain, timeline
 from taxfree.bench import candidates, deadline_s, group_for
-from taxfree.errors import TaxfreeError, UsageError
+from taxfree.errors import UsageError
 from taxfree.group import WorkerGroup
 from taxfree.results import machine_name, write
 from taxfree.shapes import ShapeRequest, choose, written
 from taxfree_cli.bench import Asked, what_is_asked
-from taxfree_kernels.errors import KernelError
 from taxfree_kernels.variant import variants
 
 FOLDER = Path(__file__).parent / "results" / "timeline"
@@ -125,12 +125,7 @@ def main() -> int:
     parser.add_argument("--db", type=Path)
     parser.add_argument("--out", type=Path, help="the record's file")
     options = parser.parse_args()
-    try:
-        _measure(options)
-    except (TaxfreeError, KernelError) as error:
-        print(f"error: {error.message}\nhint: {error.hint}", file=sys.stderr)
-        return error.exit_code
-    return 0
+    return exit_code(lambda: _measure(options))
 
 
 def _measure(options: argparse.Namespace) -> None:

@@ -279,7 +279,7 @@ def _collective(
     if not registered:
         latency = machine.latency_us + max(1, rounds) * peers * machine.step_us
     if rounds:
-        pace = 1 / machine.link_bytes_per_s + 1 / (peers * machine.summed_bytes_per_s)
+        pace = 1 / machine.link_bytes_per_s + 1 / (max(1, peers) * machine.summed_bytes_per_s)
     elif registered:
         pace = 1 / machine.link_bytes_per_s
     else:
@@ -665,10 +665,9 @@ def _attention(machine: Machine, problem: Any) -> Piece:
     return Piece("consumer", machine.tile_start_us + 1e6 * longer, machine.host_kernel_us)
 
 
-def _decode(pieces: Callable[[Machine, Any], list[Piece]], *, attends: bool = True) -> Formula:
+def _decode(pieces: Callable[[Machine, Any], list[Piece]]) -> Formula:
     def formula(machine: Machine, problem: Any, config: Config) -> list[Piece]:
-        first = [_attention(machine, problem)] if attends else []
-        return [*first, *pieces(machine, problem)]
+        return [_attention(machine, problem), *pieces(machine, problem)]
 
     return formula
 
@@ -688,6 +687,10 @@ def _decode_library(machine: Machine, problem: Any) -> list[Piece]:
     peers = problem.world_size - 1
     gathered = _collective(machine, peers * _part_bytes(problem), peers, registered=False)
     return [_small(machine), gathered, _small(machine)]
+
+
+def _decode_gather(machine: Machine, problem: Any) -> list[Piece]:
+    return [_small(machine), _parts_exchanged(machine, problem), _small(machine)]
 
 
 def _decode_persistent(machine: Machine, problem: Any, config: Config) -> list[Piece]:
@@ -730,8 +733,8 @@ _FORMULAS: dict[str, dict[str, Formula]] = {
     "flash_decode": {
         "baseline": _decode(_decode_library),
         "library": _decode(_decode_library),
-        "gather": _decode(lambda m, p: [_small(m), _parts_exchanged(m, p), _small(m)]),
-        "fine_wait": _decode(lambda m, p: [_small(m), _parts_exchanged(m, p), _small(m)]),
+        "gather": _decode(_decode_gather),
+        "fine_wait": _decode(_decode_gather),
         "fused": _decode(lambda m, p: [_parts_exchanged(m, p)]),
         "two_shot": _decode(lambda m, p: [_parts_exchanged(m, p, shots=2)]),
         "persistent": _decode_persistent,

@@ -89,7 +89,7 @@ class Dispatcher:
             NoRecord: with ``TAXFREE_STRICT``, when the problem has no record of its own.
         """
         if self._settings.disable:
-            return Choice("disabled", "baseline", why="TAXFREE_DISABLE is set")
+            return Choice("disabled", "baseline", why="TAXFREE_DISABLE is set, or ranks differ")
         found = self.look_up(op, problem)
         if self._settings.strict and found.kind != "exact":
             raise NoRecord(*_explain_miss(problem, found))

@@ -52,9 +52,17 @@ class WrongResult(TaxfreeError):
 
 
 class WorkerLost(TaxfreeError):
-    """A rank died, or did not answer in time."""
+    """A rank died, or did not answer in time.
+
+    Args:
+        is_late: it did not answer.
+    """
 
     exit_code = 5
+
+    def __init__(self, message: str, hint: str = "", is_late: bool = False) -> None:
+        super().__init__(message, hint)
+        self.is_late = is_late
 
 
 class NoRecord(TaxfreeError):
@@ -63,3 +71,11 @@ class NoRecord(TaxfreeError):
 
 class BelowTarget(TaxfreeError):
     """A measurement is below what was asked for."""
+
+
+def one_line(error: BaseException) -> str:
+    """An error in one line; without its type where it was made for a user."""
+    text = " ".join(str(error).split())[:300]
+    if hasattr(error, "hint"):
+        return text
+    return f"{type(error).__name__}: {text}".removesuffix(": ")

@@ -205,7 +205,9 @@ def _explain(group: WorkerGroup, noting: WorkerGroup, result: ProblemResult) -> 
         if row.variant != DISPATCH and row.mode == "eager"
     ]
     picked = Candidate(result.choice.variant, result.choice.config)
-    if picked.variant not in [candidate.variant for candidate in taken]:
+    if picked.variant in [candidate.variant for candidate in taken]:
+        taken = [picked if each.variant == picked.variant else each for each in taken]
+    else:
         taken.append(picked)
     common = {"op": result.op, "problem": dataclasses.asdict(result.problem)}
     found: list[Stamped] = group.call(

@@ -42,7 +42,7 @@ class WorkerGroup:
 
     Args:
         world_size: ranks; on GPUs, rank r takes device r.
-        fabric: "host", "cuda" or "auto".
+        fabric: "host", "cuda" or "rocm".
         heap_bytes: symmetric heap of each rank.
         timeout_s: bound of a wait inside kernels, in seconds.
         variables: what workers have in their environment beside this process's.
@@ -143,6 +143,7 @@ class WorkerGroup:
                 raise WorkerLost(
                     f"{_ranks(late)} did not finish {task.rpartition(':')[2]} in time",
                     "a hang; the other ranks were ended with it",
+                    is_late=True,
                 )
         for rank in range(self.world_size):
             if replies[rank][0] == "failed":

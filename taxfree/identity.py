@@ -79,6 +79,11 @@ def near_fields(op: str) -> tuple[str, ...]:
     return operation(op).near_fields
 
 
+def size_field(op: str) -> str:
+    """The one of them that tables and pictures go along."""
+    return near_fields(op)[-1]
+
+
 def free_fields(op: str) -> tuple[str, ...]:
-    """And those in which it may differ because they hardly change what is fastest."""
+    """Fields in which it may differ as well, because they hardly change what is fastest."""
     return operation(op).free_fields

@@ -251,7 +251,7 @@ def require_writable(path: Path) -> None:
         why = errno.EISDIR
     elif not folder.is_dir():
         why = errno.ENOTDIR
-    elif not os.access(path if path.exists() else folder, os.W_OK):
+    elif not all(os.access(each, os.W_OK) for each in (folder, path) if each.exists()):
         why = errno.EACCES
     else:
         return
@@ -281,6 +281,8 @@ def write(path: Path, text: str) -> None:
         raise TaxfreeError(
             f"{path} cannot be written: {error.strerror}", "check the path and its permissions"
         ) from error
+    finally:
+        unfinished.unlink(missing_ok=True)
 
 
 # -- comparisons --

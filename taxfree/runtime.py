@@ -19,9 +19,9 @@ import torch.distributed as dist
 
 from taxfree import problems
 from taxfree.dispatch import Choice, Dispatcher
-from taxfree.errors import UsageError
+from taxfree.errors import UsageError, one_line
 from taxfree.settings import Settings
-from taxfree_kernels.errors import PeerTimeout, PlanError
+from taxfree_kernels.errors import PeerTimeout
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.launch import compiling
 from taxfree_kernels.variant import Plan, op_of, operation, variants
@@ -409,7 +409,7 @@ class Runtime:
             warnings.warn(
                 f"{problem} runs the baseline: {why}; call prepare() before",
                 RuntimeWarning,
-                stacklevel=4,
+                stacklevel=5,  # of whoever calls an operation
             )
         self._unprepared[problem] += 1
         choice = Choice("unprepared", "baseline", why=why)
@@ -433,10 +433,8 @@ class Runtime:
         try:
             plan = known[choice.variant].plan(problem, self._fabric, choice.config)
             self._compile(problem, plan)
-        except PlanError as error:
-            reason = error.message
         except Exception as error:  # of a compiler: the peers must not wait for this rank's vote
-            reason = f"{type(error).__name__}: {error}".partition("\n")[0]
+            reason = one_line(error)
         reasons = [each for each in vote(self._fabric.group, reason) if each is not None]
         if plan is None or reasons:
             choice = Choice("baseline", "baseline", why=f"{choice.variant}: {reasons[0]}")
@@ -526,7 +524,8 @@ class Runtime:
 
     def close(self) -> None:
         """Give the symmetric heap back; collective."""
-        _runtimes.pop(self.group_name, None)
+        if _runtimes.get(self.group_name) is self:
+            del _runtimes[self.group_name]
         self._fabric.close()
 
 

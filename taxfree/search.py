@@ -87,6 +87,10 @@ class Search:
         """Take over what is known from elsewhere: a time, or None for one that cannot be used."""
         self._known[key(candidate)] = median_us
 
+    def knows(self, candidate: Candidate) -> bool:
+        """Whether a candidate has a time that holds for today's kernels."""
+        return self._known.get(key(candidate)) is not None
+
     @property
     def has_tried(self) -> bool:
         """Whether the fate of any candidate is known."""

@@ -16,7 +16,8 @@ import torch
 import torch.distributed as dist
 
 from taxfree import measure
-from taxfree_kernels.errors import KernelError, PeerTimeout
+from taxfree.errors import one_line
+from taxfree_kernels.errors import PeerTimeout
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.launch import compiling
 from taxfree_kernels.variant import Config, Plan, operation, problem_class, variants
@@ -38,7 +39,8 @@ class Outcome:
     """What became of a candidate.
 
     Args:
-        state: "measured", "failed" (does not compile or plan), "wrong", or "hung".
+        state: "measured", "refused" (by its variant or the screen), "failed" (does not compile or
+            plan), "wrong", "hung", or "crashed".
         reason: why it was not measured.
         timings: mode -> timing.
         relative_error: Frobenius norm of (result - reference) over that of the reference; the
@@ -220,10 +222,8 @@ def _ready(bench: Bench, candidate: Candidate) -> Plan | str:
     try:
         plan = bench.plan(candidate)
         _compile(bench, plan)
-    except KernelError as error:
-        reason = error.message
     except Exception as error:  # whatever a compiler raises is a reason not to use the config
-        reason = f"{type(error).__name__}: {str(error).strip().splitlines()[0][:200]}"
+        reason = one_line(error)
     reasons = [reason for reason in bench.vote(reason) if reason is not None]
     if reasons or plan is None:
         return str(reasons[0])

@@ -21,7 +21,7 @@ from typing import Any, Protocol
 from taxfree import identity
 from taxfree._version import __version__
 from taxfree.candidates import first_candidates, variants_for
-from taxfree.errors import WorkerLost
+from taxfree.errors import WorkerLost, WrongResult
 from taxfree.group import TaskFailed, WorkerGroup
 from taxfree.search import Search
 from taxfree.shapes import recorded_problem
@@ -33,6 +33,7 @@ from taxfree_tuning_db import Database, Measurement, Record, TrialRecord, record
 BASELINE = Candidate("baseline", {})
 LEAST_GAIN = 0.03  # by which a winner must beat the baseline to be adopted
 FINALISTS = 5
+OTHER_FINALISTS = 2
 _DEADLINE_S = 120.0  # of a batch: compilation on all ranks, then milliseconds of running
 _NEIGHBOURS = 3
 
@@ -119,7 +120,7 @@ class Tuner:
         progress: told of every step.
 
     Attributes:
-        mode: "graph" or "eager": the times that decide.
+        mode, modes: "graph" or "eager": the times that decide, and all that are taken.
         not_measured: of the last problem, state -> number of candidates that got no time.
     """
 
@@ -136,7 +137,7 @@ class Tuner:
         self._database, self._workers, self._hardware = database, workers, hardware
         self._screen, self._seed, self._only, self._progress = screen, seed, only, progress
         self._fingerprint = identity.hardware_fingerprint(hardware)
-        self._pace_s: float | None = None  # of a unit, with its share of all that is around it
+        self._pace_s: float | None = None  # of a unit, with its share of the finals
         self.mode = "graph" if hardware.backend != "interpreter" else "eager"
         self.modes = ("graph", "eager") if self.mode == "graph" else ("eager",)
 
@@ -148,20 +149,21 @@ class Tuner:
             about the problem, so that nothing is stored.
 
         Raises:
-            WorkerLost: the baseline itself cannot be run.
+            WorkerLost, TaskFailed: ranks cannot be started, or the baseline itself cannot be run.
+            WrongResult: the baseline is wrong.
             DatabaseError: the record cannot be stored.
         """
         begun = time.monotonic()
         self.not_measured: Counter[str] = Counter()
         search = self._search(op, problem)
-        known = search.measured
+        asked = 0
         baseline_us: float | None = None
         while search.measured < budget.trials:
-            spent = time.monotonic() - begun
-            count = self._affordable(budget, spent, is_first=search.measured == known)
+            count = self._affordable(budget, time.monotonic() - begun, asked)
             if count == 0:
                 break
             batch = search.ask(min(count, budget.trials - search.measured))
+            asked += len(batch)
             for candidate, reason in search.take_refused():
                 self._store_trial(op, problem, candidate, Outcome("refused", reason))
             if not batch:
@@ -178,21 +180,26 @@ class Tuner:
             return None
         record = self._decide(op, problem, search, time.monotonic() - begun)
         self._database.put(record)
-        if search.measured > known:
-            units = -(-(search.measured - known) // self._unit)
-            self._pace_s = (time.monotonic() - begun) / units
+        if asked:
+            self._pace_s = (time.monotonic() - begun) / self._units(asked)
         return record
 
-    def _affordable(self, budget: Budget, spent: float, is_first: bool) -> int:
-        """How many candidates the next batch may have, for the time that problems so far took.
+    def _affordable(self, budget: Budget, spent: float, asked: int) -> int:
+        """How many candidates the next batch may have, at the pace of the last problem.
 
         The first of a problem is never empty, so that a problem whose turn has come is tried.
         """
-        left = math.inf if budget.seconds is None else budget.seconds - spent
-        if left < 0:
+        if budget.seconds is None:
+            return self._batch
+        if spent > budget.seconds:
             return 0
-        units = math.inf if self._pace_s is None else left / self._pace_s
-        return min(self._batch, self._unit * max(int(is_first), int(min(self._batch, units))))
+        if self._pace_s is None:
+            return self._batch
+        units = int(budget.seconds / self._pace_s) - self._units(asked)
+        return min(self._batch, self._unit * max(int(asked == 0), units))
+
+    def _units(self, candidates: int) -> int:
+        return -(-candidates // self._unit)
 
     @property
     def _batch(self) -> int:
@@ -235,7 +242,7 @@ class Tuner:
         wanted = dataclasses.asdict(problem)
 
         def distance(record: Record) -> float:
-            return sum(abs(_log2(record.problem[f]) - _log2(wanted[f])) for f in near)
+            return sum(abs(math.log2(int(record.problem[f]) / wanted[f])) for f in near)
 
         alike = [
             record
@@ -276,11 +283,11 @@ class Tuner:
                 raise
         outcomes = self._call(op, problem, candidates[:1], repetitions)
         for candidate in candidates[1:]:
+            self._workers.group()  # if it cannot be started, that is not the candidate's fault
             try:
                 outcomes += self._call(op, problem, [candidate], repetitions)
             except WorkerLost as error:
-                state = "hung" if "in time" in error.message else "crashed"
-                outcomes.append(Outcome(state, error.message))
+                outcomes.append(Outcome("hung" if error.is_late else "crashed", error.message))
             except TaskFailed as error:
                 state = "hung" if error.kind == "PeerTimeout" else "failed"
                 outcomes.append(Outcome(state, error.message))
@@ -329,8 +336,21 @@ class Tuner:
     def _key(self, op: str, problem: Any) -> str:
         return record_key(op, dataclasses.asdict(problem), self._fingerprint)
 
+    def _finalists(self, op: str, problem: Any, search: Search) -> list[Candidate]:
+        """The fastest in the mode that decides, then in the other, where dispatch may run them."""
+        found = [candidate for _, candidate in search.best(FINALISTS)]
+        for mode in self.modes[1:]:
+            measured = [
+                (trial.median_us[mode], Candidate(trial.variant, trial.config))
+                for trial in self._database.trials(self._key(op, problem))
+                if mode in trial.median_us and search.knows(Candidate(trial.variant, trial.config))
+            ]
+            fastest = sorted(measured, key=lambda each: each[0])[:OTHER_FINALISTS]
+            found += [candidate for _, candidate in fastest if candidate not in found]
+        return found
+
     def _decide(self, op: str, problem: Any, search: Search, seconds: float) -> Record:
-        finalists = [BASELINE, *(candidate for _, candidate in search.best(FINALISTS))]
+        finalists = [BASELINE, *self._finalists(op, problem, search)]
         outcomes = self._try(op, problem, finalists, 3 * self._repetitions)
         measured = []
         for candidate, outcome in zip(finalists, outcomes, strict=True):
@@ -340,7 +360,8 @@ class Tuner:
                 search.learn(candidate, None)
                 self._store_trial(op, problem, candidate, outcome)
         if not measured or measured[0].variant != "baseline":
-            raise WorkerLost(f"the baseline itself failed: {outcomes[0].reason}", "see the trials")
+            kind = WrongResult if outcomes[0].state == "wrong" else WorkerLost
+            raise kind(f"the baseline itself failed: {outcomes[0].reason}", "see the trials")
         baseline = measured[0]
         ranked = sorted(measured[1:], key=lambda m: m.median_us[self.mode])
         winner = ranked[0] if ranked and self._beats(ranked[0], baseline) else baseline
@@ -420,7 +441,3 @@ def dry_run(
     asked = search.ask(trials)
     refused = [Verdict(c.variant, c.config, {}, reason) for c, reason in search.take_refused()]
     return screen.verdicts(op, problem, [(c.variant, c.config) for c in asked]) + refused
-
-
-def _log2(value: Any) -> float:
-    return math.log2(value)

@@ -18,7 +18,7 @@ from datetime import timedelta
 from multiprocessing.connection import Connection
 from typing import Any
 
-from taxfree.errors import HardwareError, TaxfreeError
+from taxfree.errors import HardwareError, TaxfreeError, one_line
 
 _PR_SET_PDEATHSIG = 1
 
@@ -117,7 +117,7 @@ def _failure(error: Exception) -> tuple[str, dict[str, Any]]:
 
 def _explanation(error: Exception) -> TaxfreeError:
     """What a user is told of an error that was not made for users."""
-    said = f"{type(error).__name__}: {error}".partition("\n")[0]
+    said = one_line(error)
     if "out of memory" in said:
         return HardwareError(
             f"out of GPU memory: {said}", "`taxfree doctor` names other processes on the GPUs"

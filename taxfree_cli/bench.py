@@ -52,7 +52,7 @@ Csv: TypeAlias = Annotated[
 ]
 Plot: TypeAlias = Annotated[
     Path | None,
-    typer.Option("--plot", metavar="FILE.png", help="Draw time / bound against the rows M."),
+    typer.Option("--plot", metavar="FILE.png", help="Draw time / bound against the size."),
 ]
 
 
@@ -106,7 +106,7 @@ def bench(
             results.require_writable(path)
     before = None if compare is None else results.load(compare).rows
     from taxfree.bench import collect
-    from taxfree.identity import near_fields
+    from taxfree.identity import size_field
 
     asked = what_is_asked(op, shapes, model, tp, gpus, dtype, fabric, db, variant or None)
     measured = []
@@ -130,8 +130,8 @@ def bench(
         print_json(document)
     elif verdicts is not None and compare is not None:
         print_comparison(verdicts, compare)
-    if plot is not None:
-        draw(found.rows, near_fields(op)[0], plot)
+    if plot is not None and found.rows:
+        draw(found.rows, size_field(op), plot)
     fail_if_broken(found.skipped)
     if min_speedup is not None:
         _fail_if_below(found.rows, min_speedup)

@@ -7,8 +7,9 @@ from dataclasses import replace
 
 from taxfree import devices
 from taxfree.doctor import advice, fabrics, machine, measuring, software
-from taxfree.doctor.guard import Guard, one_line
+from taxfree.doctor.guard import Guard
 from taxfree.doctor.report import Measured, Report
+from taxfree.errors import one_line
 
 __all__ = ["Report", "examine"]
 

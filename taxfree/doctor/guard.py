@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeVar
 
+from taxfree.errors import one_line
+
 _T = TypeVar("_T")
 
 
@@ -25,11 +27,3 @@ class Guard:
         except Exception as error:
             self.problems[what] = one_line(error)
             return default
-
-
-def one_line(error: BaseException) -> str:
-    """An error in one line; without its type where it was made for a user."""
-    text = " ".join(str(error).split())[:300]
-    if hasattr(error, "hint"):
-        return text
-    return f"{type(error).__name__}: {text}".removesuffix(": ")

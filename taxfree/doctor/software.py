@@ -10,8 +10,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from taxfree._version import __version__
-from taxfree.doctor.guard import Guard, one_line
+from taxfree.doctor.guard import Guard
 from taxfree.doctor.report import Iris, Package, Software
+from taxfree.errors import one_line
 
 _PACKAGES = ("torch", "triton", "numpy", "optuna", "sqlitedict")
 _NCCL = ("nvidia-nccl-cu13", "nvidia-nccl-cu12")

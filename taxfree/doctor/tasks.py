@@ -6,7 +6,6 @@ busy for a second or two.
 
 from __future__ import annotations
 
-import ctypes
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -88,8 +87,7 @@ def memory(fabric: Fabric) -> MemoryBandwidth:
     def by_torch(_: int) -> None:
         target.copy_(source)
 
-    rates = _rates(fabric, [by_kernel, by_torch], 2 * source.nbytes)
-    return MemoryBandwidth(*rates)
+    return MemoryBandwidth(*_gb_s(fabric, [by_kernel, by_torch], 2 * source.nbytes))
 
 
 def order(fabric: Fabric) -> StartOrder:
@@ -205,7 +203,7 @@ def _transfer(fabric: Fabric, sizes: _Sizes, *, pull: bool) -> Kernel:
     return Kernel(probes.transfer, sizes.programs, constants, options)
 
 
-def _rates(fabric: Fabric, calls: Sequence[Call], size: int) -> list[float]:
+def _gb_s(fabric: Fabric, calls: Sequence[Call], size: int) -> list[float]:
     """GB/s of calls that move `size` bytes each."""
     timings = time_together(fabric, [(call, "eager") for call in calls], _sizes(fabric).repetitions)
     return [size / timing.median_us * 1e-3 for timing in timings]
@@ -226,7 +224,7 @@ def _peer_rate(fabric: Fabric, distance: int, pull: bool) -> float:
 
 def _copy_rate(fabric: Fabric, distance: int) -> float:
     source, target = _buffers(fabric)
-    peers_target = _seen_at(fabric, target, (fabric.rank + distance) % fabric.world_size)
+    peers_target = fabric.peer_view(target, (fabric.rank + distance) % fabric.world_size)
     return _checked_rate(fabric, lambda _: peers_target.copy_(source), -distance)
 
 
@@ -244,31 +242,13 @@ def _checked_rate(fabric: Fabric, call: Call, from_distance: int) -> float:
     source.fill_(fabric.rank)
     target.fill_(-1)
     fabric.barrier()
-    (rate,) = _rates(fabric, [call], source.nbytes)
+    (rate,) = _gb_s(fabric, [call], source.nbytes)
     sender = (fabric.rank + from_distance) % fabric.world_size
     wrong = int((target != sender).sum())
     fabric.barrier()  # nobody fills a target that is still looked at
     if wrong:
         raise KernelError(f"{wrong} of {len(target)} words from rank {sender} arrived wrong")
     return rate
-
-
-def _seen_at(fabric: Fabric, tensor: torch.Tensor, peer: int) -> torch.Tensor:
-    """A peer's copy of a symmetric float32 tensor, as a tensor of this rank."""
-    bases = fabric.heap_bases.tolist()
-    address = tensor.data_ptr() - bases[fabric.rank] + bases[peer]
-    if fabric.backend == "interpreter":
-        words = (ctypes.c_float * len(tensor)).from_address(address)
-        return torch.frombuffer(words, dtype=torch.float32)
-    import torch.distributed._symmetric_memory as symm_mem
-
-    arena = tensor.new_empty(0).set_(tensor.untyped_storage())
-    handle = symm_mem.rendezvous(arena, fabric.group.group_name)  # known: nothing is exchanged
-    offset = int(tensor.storage_offset())
-    seen = handle.get_buffer(peer, tuple(tensor.shape), tensor.dtype, offset)
-    if seen.data_ptr() != address:
-        raise KernelError("torch sees the peer's memory at another address than kernels do")
-    return seen
 
 
 def _hand_over(fabric: Fabric, peer: int, rounds: int) -> int:

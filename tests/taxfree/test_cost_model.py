@@ -208,6 +208,15 @@ class TestAccounts:
         assert not account.is_below_bound()
 
 
+class TestOneRank:
+    @pytest.mark.parametrize(("op", "name"), MODELLED)
+    def test_the_library_of_one_rank_is_modelled(self, op, name):
+        alone = dataclasses.replace(PROBLEMS[op], world_size=1)
+        if variants(op)[name].refuses_problem(alone, H200.hardware) is None:
+            (config, *_) = variants(op)[name].first_configs(alone, H200.hardware) or [{}]
+            assert times(H200, alone, name, config).t_graph_us > 0
+
+
 class TestError:
     def test_the_median_on_rows_that_nothing_was_fitted_to_is_below_20_percent(self):
         measured = errors.rows()

@@ -13,7 +13,7 @@ import pytest
 from taxfree import doctor
 from taxfree.doctor import amd, fabrics, machine, measuring, nvidia, software
 from taxfree.doctor.advice import advice
-from taxfree.doctor.guard import Guard, one_line
+from taxfree.doctor.guard import Guard
 from taxfree.doctor.report import (
     Gpu,
     GpuProcess,
@@ -26,7 +26,7 @@ from taxfree.doctor.report import (
     StartOrder,
 )
 from taxfree.doctor.tool import link_matrix, number, output, whole
-from taxfree.errors import TaxfreeError, WorkerLost
+from taxfree.errors import TaxfreeError, WorkerLost, one_line
 from tests.ranks import on_every_fabric
 
 NVIDIA_TOPOLOGY = """\

@@ -57,7 +57,7 @@ class _Worker:
             return {"error": self._complaint("the compiler's process died")}
         answer: dict[str, Any] = json.loads(line)
         if "error" in answer:
-            answer["error"] = self._complaint(answer["error"].strip().splitlines()[0])
+            answer["error"] = self._complaint(answer["error"].strip().partition("\n")[0])
         return answer
 
     def _complaint(self, otherwise: str) -> str:
