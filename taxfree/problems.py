@@ -173,6 +173,9 @@ def flash_decode(
         _require_integers(fabric, "block_table", block_table, (batch, block_table.shape[1]))
     else:
         _require(k.shape[0] == batch, f"k has {k.shape[0]} sequences, q {batch}")
+    for name, cache in (("k", k), ("v", v)):
+        furthest = (cache.shape[2] - 1) * cache.stride(2)
+        _require(furthest < 1 << 31, f"the heads of {name} are {cache.stride(2)} elements apart")
     _require(scale is None or scale > 0, f"scale is {scale}, must be positive")
     _require(soft_cap is None or soft_cap > 0, f"soft_cap is {soft_cap}, must be positive")
     _require(window is None or window > 0, f"window is {window}, must be positive")

@@ -137,7 +137,7 @@ class Runtime:
             entry = self._entry_of(arguments, problem)
         if out is None:
             out = a_shard.new_empty(entry.problem.m, entry.problem.n)
-        return self._run(entry, (a_shard.contiguous(), weight, bias), out)
+        return self._run(entry, (_from_16_bytes(a_shard), weight, bias), out)
 
     def flash_decode(
         self,
@@ -572,6 +572,12 @@ def _layout(tensor: torch.Tensor | None) -> Any:
 def _kind(tensor: torch.Tensor | None) -> Any:
     """What of a tensor that may have any strides must be as it was when its call was checked."""
     return None if tensor is None else (tensor.shape, tensor.dtype, tensor.device)
+
+
+def _from_16_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """A contiguous tensor that begins at a multiple of 16 bytes: itself, or a copy of odd views."""
+    tensor = tensor.contiguous()
+    return tensor.clone() if tensor.data_ptr() % 16 else tensor
 
 
 def _is_capturing() -> bool:

@@ -16,7 +16,8 @@ between the two payload slots: all go to the first one. On both sides of the cal
 A captured graph, or a device with few queues, may run what events do not order one by one, and in
 any order. Therefore whatever waits for peers' copies of a part comes after this rank's copies of
 it, by an event, and parts come one after the other. Of all ranks, consider the one that waits for
-the earliest part: its peers have copied that part, or have nothing that waits before it.
+the earliest part: its peers have copied that part, or have nothing that waits before it. That is so
+where each part has rows of each chunk that is waited for: chunks without rows are refused.
 """
 
 from __future__ import annotations

@@ -50,9 +50,23 @@ def allowed(
     refuses: Callable[[Any, Hardware, Config], str | None],
 ) -> list[dict[str, Any]]:
     """The guesses that can run; where K is too short to be split, the first one unsplit."""
-    configs = [within(space, guess) for guess in guesses]
+    configs = distinct([within(space, guess) for guess in guesses])
     found = [config for config in configs if refuses(problem, hardware, config) is None]
     return found or [within(space, {**guesses[0], "SPLIT_K": 1})]
+
+
+def distinct(configs: Sequence[Config]) -> list[dict[str, Any]]:
+    """Configs without those that come again."""
+    found: list[dict[str, Any]] = []
+    for config in configs:
+        if config not in found:
+            found.append(dict(config))
+    return found
+
+
+def accumulators(hardware: Hardware) -> int:
+    """Most elements of float32 that a thread can keep beside what else it needs."""
+    return 160 * hardware.registers // 255
 
 
 def refuses_tile(
@@ -75,7 +89,7 @@ def refuses_tile(
     if shared > hardware.shared_memory:
         return f"{shared} bytes of shared memory, {hardware.shared_memory} are there"
     threads = config["num_warps"] * hardware.warp_size
-    if block_m * block_n > 160 * threads:
+    if block_m * block_n > accumulators(hardware) * threads:
         return f"accumulators of {block_m * block_n // threads} registers a thread"
     if config["SWAP_AB"] and block_m > swappable_rows:
         return "SWAP_AB is for few rows"

@@ -14,6 +14,7 @@ TASKS = "tests.kernels.tasks"
 SERVED, OURS = served_names(), our_names()
 
 ALIGNED = ("push_tma",)  # wants rows that start at multiples of 16 bytes
+COPIED = ("overlap",)  # wants rows on each rank
 EACH_WAY = [(name, dim) for name in OURS for dim in gather_dims(name)]
 
 #: odd and ragged in every dimension, for both ways to gather
@@ -26,6 +27,8 @@ def case(variant, gather_dim, config=None, padded=False, **fields):
     fields = SMALL | {"gather_dim": gather_dim} | fields
     if variant in ALIGNED:
         fields |= {"n": -(-fields["n"] // 8) * 8, "k": 8 * fields["k"]}
+    if variant in COPIED and fields["m"] < 16:
+        fields |= {"m": 8 * fields["m"]}
     return Case(variant, fields, config, padded)
 
 

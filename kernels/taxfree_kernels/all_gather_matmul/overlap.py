@@ -131,13 +131,22 @@ class Overlap(Variant):
             return "one rank has no peers"
         if problem.gather_dim == 1:
             return "parts of K would be rounded before they are added"
-        return None
+        return self.refuses_config(problem, hardware, {"CHUNKS": 1})
+
+    def refuses_config(self, problem: Any, hardware: Hardware, config: Config) -> str | None:
+        # Whoever waits for the last rows waits for empty chunks, too, and so for ranks that
+        # announce them behind waits of their own: nobody could go on.
+        last = rows_of_chunk(
+            problem, problem.world_size - 1, config["CHUNKS"] - 1, config["CHUNKS"]
+        )
+        return None if last.stop > last.start else "a chunk without rows"
 
     def space(self, problem: Any, hardware: Hardware) -> Space:
         return copy_space(problem, hardware)
 
     def first_configs(self, problem: Any, hardware: Hardware) -> list[dict[str, Any]]:
-        return first_copies(problem, self.space(problem, hardware), rows_at_once=1024)
+        configs = first_copies(problem, self.space(problem, hardware), rows_at_once=1024)
+        return [each for each in configs if not self.refuses_config(problem, hardware, each)]
 
     def plan(self, problem: Any, fabric: Fabric, config: Config) -> Plan:
         return OverlapPlan(problem, fabric, config)

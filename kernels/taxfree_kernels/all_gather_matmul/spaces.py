@@ -95,7 +95,7 @@ def _first_on_hopper(rows: int, chunks: int) -> list[dict[str, Any]]:
             skinny | {"SPLIT_K": 4, "num_stages": 3, "CHUNKS": 2 * chunks},
             skinny | {"SPLIT_K": 2, "num_stages": 5, "CHUNKS": 4 * chunks},
         ]
-    wide = {"GROUP_M": 8, "BLOCK_K": 64, "CHUNKS": chunks}
+    wide = {"GROUP_M": 8, "BLOCK_K": 64, "CHUNKS": chunks, "SEND_BLOCK": 8192}
     eight = wide | {"BLOCK_M": 128, "SPLIT_K": 1, "num_warps": 8}
     four = wide | {"SPLIT_K": 2, "num_warps": 4, "num_stages": 4}
     return [
@@ -184,7 +184,7 @@ def _first_in_turns(problem: AllGatherMatmul, hardware: Hardware) -> list[dict[s
 
 def _first_on_cdna(rows: int) -> list[dict[str, Any]]:
     """From the field's experience on MI300X: two stages, and 64 of K where tiles are wide."""
-    common = {"BLOCK_K": 64, "num_stages": 2, "matrix_instr_nonkdim": 16}
+    common = {"BLOCK_K": 64, "num_stages": 2, "matrix_instr_nonkdim": 16, "SEND_BLOCK": 8192}
     if rows <= 64:
         skinny = common | {"BLOCK_M": rows, "BLOCK_K": 128, "GROUP_M": 1, "num_warps": 4}
         return [

@@ -32,7 +32,8 @@ def _all_gather_matmul(world_size: int) -> list[dict[str, Any]]:
         {"m": 4, "n": 32, "k": 32, "gather_dim": 0},  # with 3 ranks, the last has no rows
     ]
     if world_size > 2:
-        return smallest
+        every_chunk_has_rows = {"m": 4 * world_size - 1, "n": 32, "k": 16, "gather_dim": 0}
+        return [*smallest, every_chunk_has_rows]
     return [
         *smallest,
         {"m": 17, "n": 32, "k": 24 * world_size, "gather_dim": 1},

@@ -8,7 +8,14 @@ from taxfree_kernels.fabric.heap import Pool
 from taxfree_kernels.fabric.layout import FLAG_BYTES
 from taxfree_kernels.flash_decode.problem import ITEM_BYTES, FlashDecode
 from taxfree_kernels.hardware import Hardware
-from taxfree_kernels.spaces import cdna_space, power_of_2, up_to, within
+from taxfree_kernels.spaces import (
+    accumulators,
+    cdna_space,
+    distinct,
+    power_of_2,
+    up_to,
+    within,
+)
 from taxfree_kernels.variant import Config, Space
 
 _MOST_WORDS = 8192  # that a program of 4 warps polls at a time
@@ -101,12 +108,8 @@ def first_configs(
         guesses = _first_on_cdna(problem, hardware, signals)
     else:
         guesses = _first_on_hopper(problem, hardware, signals, words)
-    configs: list[dict[str, Any]] = []
-    for guess in guesses:
-        config = within(space, guess)
-        if config not in configs and refuses(problem, hardware, config) is None:
-            configs.append(config)
-    return configs
+    configs = distinct([within(space, guess) for guess in guesses])
+    return [config for config in configs if refuses(problem, hardware, config) is None]
 
 
 def _first_on_hopper(
@@ -184,6 +187,6 @@ def refuses(problem: FlashDecode, hardware: Hardware, config: Config) -> str | N
             return f"{words} flag-in-data words are polled at a time"
     threads = config["num_warps"] * hardware.warp_size
     held = config["BLOCK_H"] * (dims + 2 * config["BLOCK_N"])
-    if held > 160 * threads:
+    if held > accumulators(hardware) * threads:
         return f"a query and accumulators of {held // threads} registers a thread"
     return None

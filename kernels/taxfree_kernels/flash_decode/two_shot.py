@@ -42,7 +42,7 @@ from taxfree_kernels.flash_decode.merge import merge_ranks
 from taxfree_kernels.flash_decode.problem import FlashDecode
 from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.launch import Kernel
-from taxfree_kernels.spaces import up_to, within
+from taxfree_kernels.spaces import distinct, up_to, within
 from taxfree_kernels.variant import Config, Plan, Space
 
 
@@ -177,10 +177,12 @@ class TwoShot(ExchangingVariant):
         space = self.space(problem, hardware)
         first, *others = super().first_configs(problem, hardware)
         finer = within(space, {**first, "CHUNKS": 128, "ROWS": max(1, first["ROWS"] // 4)})
-        return [  # one program combines a whole chunk
-            {**config, "OUT_ROWS": up_to(config["ROWS"], space["OUT_ROWS"])[-1]}
-            for config in (first, finer, *others)
-        ]
+        return distinct(
+            [  # one program combines a whole chunk
+                {**config, "OUT_ROWS": up_to(config["ROWS"], space["OUT_ROWS"])[-1]}
+                for config in (first, finer, *others)
+            ]
+        )
 
     def plan(self, problem: Any, fabric: Fabric, config: Config) -> Plan:
         return TwoShotPlan(problem, fabric, config)

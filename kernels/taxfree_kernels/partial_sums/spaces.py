@@ -120,6 +120,7 @@ def _first_on_hopper(problem: Any, rows: int) -> list[dict[str, Any]]:
     in_halves = widest | {"SPLIT_K": 2}  # more waves: sums of the first leave while others compute
     return [
         *((square, widest, in_halves) if rows <= 512 else (widest, square, two_at_once, in_halves)),
+        square | {"num_warps": 8},  # holds a residual as well
         wide | {"BLOCK_M": 128, "BLOCK_N": 128, "num_warps": 8, "num_stages": 4},
         wide | {"BLOCK_M": 64, "BLOCK_N": 128, "num_warps": 4, "num_stages": 4},
     ]
@@ -173,7 +174,7 @@ def first_sends(space: Space, sent_bytes: int, row_elements: int) -> list[dict[s
     """
     counts = space["CHUNKS"]
     wanted = max(1, sent_bytes // _CHUNK_BYTES)
-    nearest = min(counts, key=lambda count: abs(count - wanted))
+    nearest = nearest_first(counts, wanted)[0]
     at = counts.index(nearest)
     order = (nearest, *counts[at + 1 : at + 2], *counts[max(0, at - 1) : at])
     if row_elements % 16:  # elements move one by one, each with an address
