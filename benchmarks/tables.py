@@ -40,10 +40,11 @@ COLUMNS = (
     "dispatch",
     "speed-up",
     "x bound",
+    "dispatch eager",
 )
 CAPTION = (
     "Microseconds, median of the slowest rank; ours and dispatch in a graph if there are any. "
-    "Speed-up: fastest library time / dispatch."
+    "Speed-up: fastest library time / dispatch. Last, dispatch in eager calls."
 )
 EVOLUTION_CAPTION = (
     "Microseconds in a graph, median of the slowest rank; in brackets what the step has changed. "
@@ -63,15 +64,15 @@ EVOLUTION: Mapping[str, Mapping[str, tuple[str, str]]] = {
 #: operation, and the problems: field -> values
 SUMMARY: Sequence[tuple[str, Mapping[str, Sequence[Any]]]] = (
     ("all_gather_matmul", {"gather_dim": (1,), "m": (1, 64, 512, 1024)}),
-    ("all_gather_matmul", {"gather_dim": (0,), "m": (1, 64, 256, 1024, 4096)}),
+    ("all_gather_matmul", {"gather_dim": (0,), "m": (1, 64, 256, 1024, 4096, 8192)}),
     ("matmul_all_reduce", {"k": (3584,), "residual": (False,), "m": (1, 64, 256, 1024, 4096)}),
     ("matmul_all_reduce", {"rms_norm": (True,), "m": (16,)}),
-    ("matmul_reduce_scatter", {"m": (256, 1024, 4096)}),
+    ("matmul_reduce_scatter", {"m": (256, 1024, 4096, 8192)}),
     ("flash_decode", {"batch": (1, 8, 16), "kv_len_per_rank": (8192,)}),
 )
 SUMMARY_CAPTION = (
-    "Microseconds, median of the slowest rank: our fastest variant in a graph, fused or not, and "
-    "the library's fastest, in a graph or eager; all at the best config that is known."
+    "Microseconds, median of the slowest rank: our fastest variant in a graph, fused or not; what "
+    "dispatch runs there; the library's fastest, in a graph or eager, and its time over dispatch's."
 )
 #: path of a block -> as tables name it
 BLOCK_PATHS = {"library": "NCCL + cuBLAS", "torch": "PyTorch's ops", "dispatch": "taxfree"}
@@ -84,7 +85,7 @@ ATTENTIONS = {
     "torch_flash": "FlashAttention",
     "torch_flex": "FlexAttention",
 }
-ATTENTION_CAPTION = "Microseconds in a graph; ours at its best config; the bound is a copy's rate."
+ATTENTION_CAPTION = "Microseconds in a graph; ours at its best config; bound: bytes / memory rate."
 PLOT_CAPTION = (
     "Time in a graph over the bound. Fused variants are drawn through, others dashed; the broad "
     "line is what dispatch runs."
@@ -179,22 +180,26 @@ def evolution(rows: Iterable[Row], where: Mapping[str, str]) -> str:
 
 def summary(root: Path, machine: str) -> str:
     """A few problems of all operations on a machine, in Markdown."""
-    lines = [["", "ours", "library", "speed-up"], ["---", "---:", "---:", "---:"]]
+    header = ["", "ours", "dispatch", "library", "speed-up"]
+    lines = [header, ["---", *["---:"] * (len(header) - 1)]]
     for op, wanted in SUMMARY:
         folder = root / "benchmarks/results" / op
         paths = [folder / f"{machine}.json", *sorted(folder.glob(f"{machine}-*.json"))]
         rows = [row for path in paths for row in load(path).rows]
         chosen = [row for row in rows if all(row.problem[f] in v for f, v in wanted.items())]
-        for group in sorted(
-            by_problem(chosen), key=lambda group: group[0].problem[size_field(group[0].op)]
-        ):
+        size = size_field(op)
+        for group in sorted(by_problem(chosen), key=lambda each: each[0].problem[size]):
             library = fastest([row for row in group if row.variant in LIBRARY])
             ours = fastest([row for row in group if _is_ours(row)])
             assert ours is not None
             assert library is not None
             fields = {f: v for f, v in group[0].problem.items() if f not in _UNSAID}
-            times = library.median_us / ours.median_us
-            named = [_named(ours), _named(library)]
+            dispatch = fastest(
+                [row for row in group if row.variant == "dispatch" and row.mode == ours.mode]
+            )
+            assert dispatch is not None
+            times = library.median_us / dispatch.median_us
+            named = [_named(ours), _us(dispatch), _named(library)]
             lines.append([f"{op} {written(op, fields)}", *named, f"{times:.2f}"])
     return f"\n{_markdown(lines)}\n{SUMMARY_CAPTION}\n\n"
 
@@ -230,7 +235,7 @@ def attention(rows: Iterable[Row]) -> str:
     Args:
         rows: of a record of ``benchmarks/local_decode.py``.
     """
-    header = ["batch", "keys", "bound", "ours", "of the copy", *ATTENTIONS.values()]
+    header = ["batch", "keys", "bound", "ours", "of the bound", *ATTENTIONS.values()]
     lines = [header, ["---:"] * len(header)]
     for group in by_problem(row for row in rows if row.mode == "graph"):
         ours = fastest([row for row in group if row.variant not in ATTENTIONS])
@@ -313,6 +318,7 @@ def _cells(group: Sequence[Row]) -> list[str]:
         _named(dispatch),
         "-" if speedup is None else f"{speedup:.2f}",
         "-" if dispatch is None else f"{dispatch.x_bound:.2f}",
+        _us(fastest([row for row in group if (row.variant, row.mode) == ("dispatch", "eager")])),
     ]
 
 
