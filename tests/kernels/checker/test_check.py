@@ -25,7 +25,7 @@ from taxfree_kernels.device import sync
 from taxfree_kernels.errors import PlanError
 from taxfree_kernels.fabric.barrier import DeviceBarrier
 from taxfree_kernels.launch import Kernel
-from taxfree_kernels.variant import operation_names
+from taxfree_kernels.variant import operation_names, problem_class
 
 OP = "all_gather_matmul"
 VARIANTS = [(op, name) for op in operation_names() for name in checkable_variants(op)]
@@ -43,6 +43,33 @@ def _relaxed_signals():
 def test_a_variant_holds_its_protocol(op, name):
     checked = check_variant(op, name)
     assert checked.verdict in ("pass", "nothing to check"), str(checked)
+
+
+#: on five ranks, of which several have nothing
+SPARSE = {
+    "all_gather_matmul": [
+        {"m": 2, "n": 16, "k": 16, "gather_dim": 0},
+        {"m": 6, "n": 16, "k": 16, "gather_dim": 0},
+        {"m": 2, "n": 16, "k": 80, "gather_dim": 1},
+    ],
+    "matmul_all_reduce": [{"m": 2, "n": 48, "k": 16}],
+    "matmul_reduce_scatter": [
+        {"m": 2, "n": 16, "k": 16},
+        {"m": 6, "n": 16, "k": 16},
+        {"m": 2, "n": 80, "k": 16, "scatter_dim": 1},
+    ],
+    "flash_decode": [
+        {"batch": 1, "q_heads": 2, "kv_heads": 1, "head_dim": 16, "kv_len_per_rank": 20}
+    ],
+}
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(("op", "name"), VARIANTS)
+def test_a_variant_holds_its_protocol_where_ranks_have_nothing(op, name):
+    problems = [problem_class(op)(world_size=5, **fields) for fields in SPARSE[op]]
+    checked = check_variant(op, name, problems, seeds=range(4))
+    assert checked.violation is None, str(checked)
 
 
 def test_every_variant_with_kernels_of_ours_has_something_to_check():
