@@ -109,15 +109,24 @@ def main() -> int:
         if not options.check:
             path.write_text(text, encoding="utf-8")
         print(f"{path.relative_to(ROOT)} {'is out of date' if options.check else 'updated'}")
+    pictures = dict(_pictures(ROOT))
     if options.check:
-        return 1 if outdated else 0
-    for document in _documents(ROOT):
+        missing = [path for path in pictures if not path.exists()]
+        print("".join(f"{path.relative_to(ROOT)} is missing\n" for path in missing), end="")
+        return 1 if outdated or missing else 0
+    for path, file in pictures.items():
+        rows = load(file).rows
+        plot(rows, size_field(rows[0].op), path)
+        print(f"drew {path.relative_to(ROOT)}")
+    return 0
+
+
+def _pictures(root: Path) -> Iterator[tuple[Path, Path]]:
+    """The pictures of documents, each with its result file."""
+    for document in _documents(root):
         for match in _BLOCK.finditer(document.read_text(encoding="utf-8")):
             if match["kind"] == "plot":
-                rows, picture = load(ROOT / match["file"]).rows, document.parent / _picture(match)
-                plot(rows, size_field(rows[0].op), picture)
-                print(f"drew {picture.relative_to(ROOT)}")
-    return 0
+                yield document.parent / _picture(match), root / match["file"]
 
 
 def _documents(root: Path) -> list[Path]:

@@ -55,6 +55,8 @@ def main() -> int:
     text = DOCUMENT.read_text(encoding="utf-8")
     updated = update(text, ROOT)
     if options.check:
+        if updated != text:
+            print(f"{DOCUMENT.relative_to(ROOT)} is out of date")
         return int(updated != text)
     DOCUMENT.write_text(updated, encoding="utf-8")
     PICTURES.mkdir(exist_ok=True)

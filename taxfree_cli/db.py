@@ -190,7 +190,7 @@ def prune_command(db: options.Db = None, json: options.Json = False) -> None:
         recorded = {record.op for record in database.records()}
     hashes = {op: kernel_hashes(op) for op in operation_names() if op in recorded}
     with Database(options.database_path(db)) as database:
-        deleted = prune(database, kernel_hashes=hashes)
+        deleted = prune(database, hashes)
     if json:
         print_json({"deleted": [record.to_json() for record in deleted]})
         return

@@ -6,7 +6,8 @@ import math
 
 import pytest
 
-from taxfree.bounds import Peaks, bounds
+from taxfree.bounds import Peaks, bounds, slot_bytes
+from taxfree.doctor.measuring import GPU_PEER_BYTES, HOST_PEER_BYTES
 from taxfree_kernels.variant import Cost
 
 PEAKS = Peaks(flops_per_s=1e12, memory_bytes_per_s=1e9, link_bytes_per_s=1e8)
@@ -22,6 +23,13 @@ def test_the_bound_is_the_longer_of_floor_and_link():
     assert found.t_link_us == pytest.approx(5.0)
     assert found.t_bound_us == found.t_link_us
     assert found.t_gemm_us == 7.0
+
+
+@pytest.mark.parametrize(
+    ("fabric", "peer_bytes"), [("host", HOST_PEER_BYTES), ("cuda", GPU_PEER_BYTES)]
+)
+def test_the_slots_of_the_doctor_hold_what_is_pushed(fabric, peer_bytes):
+    assert slot_bytes(fabric) <= 2 * peer_bytes
 
 
 def test_one_rank_waits_for_no_link():

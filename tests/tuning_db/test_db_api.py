@@ -7,7 +7,7 @@ PUBLIC = """
     MODES SCHEMA_VERSION TRIAL_STATES Database DatabaseCorrupt DatabaseError DatabaseFull
     DatabaseLocked DatabaseMissing DatabaseReadOnly DatabaseTooNew DatabaseUnreadable ForeignRecord
     HardwareFingerprint ImportReport InvalidRecord LookUp Measurement NotAnExport Record Rung Scalar
-    SoftwareFingerprint Table TrialRecord TrialState default_path differing_fields digest export
+    SoftwareFingerprint Table TrialRecord TrialState default_path differing_fields export
     import_records look_up prune read_export record_key shipped_records stale_reason
 """
 

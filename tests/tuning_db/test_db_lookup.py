@@ -72,18 +72,13 @@ class TestUserOverShipped:
         table = Table([record_of(16, winner=BASELINE)], [record_of(16), record_of(64)])
         assert find(table, 16).record.winner == BASELINE
         assert find(table, 64).record == record_of(64)
-        assert len(table) == len(list(table.records())) == 2
+        assert len(list(table.records())) == 2
 
     def test_a_shipped_record_serves_where_the_users_is_stale(self):
         table = Table([record_of(16, winner=STALE)], [record_of(16)])
         answer = find(table, 16)
         assert (answer.kind, answer.record) == ("exact", record_of(16))
         assert [rung.found for rung in answer.ladder] == [True, False, True]
-
-    def test_the_digest_covers_both(self):
-        both = Table([record_of(16)], [record_of(64)])
-        assert both.digest() == Table([record_of(64)], [record_of(16)]).digest()
-        assert both.digest() != table_of(record_of(16)).digest()
 
 
 class TestStale:
@@ -208,18 +203,14 @@ class TestPrune:
                 database.put(record)
             yield database
 
-    def test_nothing_to_compare_with_removes_nothing(self, database):
-        assert prune(database) == []
+    def test_operations_that_are_not_named_are_left_alone(self, database):
+        assert prune(database, {}) == []
         assert len(list(database.records())) == 4
 
     def test_changed_kernels_are_removed_by_operation(self, database):
-        assert prune(database, kernel_hashes={OP: HASHES}) == [self.RECORDS[1]]
+        assert prune(database, {OP: HASHES}) == [self.RECORDS[1]]
         assert len(list(database.records())) == 3
 
-    def test_other_hardware_is_removed(self, database):
-        assert prune(database, hardware=H200) == [self.RECORDS[2]]
-
-    def test_both_together(self, database):
-        removed = prune(database, H200, {OP: HASHES, "attention": {}})
-        assert {record.key for record in removed} == {record.key for record in self.RECORDS[1:]}
-        assert list(database.records()) == [self.RECORDS[0]]
+    def test_unknown_variants_are_stale(self, database):
+        removed = prune(database, {OP: HASHES, "attention": {}})
+        assert {record.key for record in removed} == {self.RECORDS[i].key for i in (1, 3)}

@@ -13,10 +13,9 @@ from taxfree_tuning_db import (
     Measurement,
     Record,
     TrialRecord,
-    digest,
     record_key,
 )
-from tests.tuning_db.examples import BASELINE, H200, HUNG, MI300X, OP, PUSH, TRIAL, problem_of
+from tests.tuning_db.examples import H200, HUNG, MI300X, OP, PUSH, TRIAL, problem_of
 from tests.tuning_db.examples import record_of as a_record
 
 names = st.text(min_size=1, max_size=8)
@@ -193,13 +192,3 @@ class TestKey:
     def test_a_problem_that_json_cannot_hold_is_refused(self):
         with pytest.raises(InvalidRecord, match=r"problem\.m: is not finite"):
             record_key(OP, problem_of(float("nan")), H200)
-
-
-class TestDigest:
-    def test_it_does_not_depend_on_the_order(self):
-        one, other = a_record(16), a_record(32)
-        assert digest([one, other]) == digest([other, one])
-
-    def test_it_changes_with_any_record(self):
-        faster = a_record(16, winner=BASELINE)
-        assert len({digest([]), digest([a_record(16)]), digest([faster])}) == 3

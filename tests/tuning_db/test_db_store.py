@@ -26,7 +26,6 @@ from taxfree_tuning_db import (
     InvalidRecord,
     connection,
     default_path,
-    digest,
 )
 from tests.tuning_db.examples import BASELINE, HUNG, TRIAL, record_of, start_python
 
@@ -95,10 +94,6 @@ class TestRecords:
             database.delete([record_of(64).key])
             assert list(seen) == [record_of(64)]
 
-    def test_the_digest_is_that_of_the_records(self, path):
-        with Database(path) as database:
-            assert database.digest() == digest([record_of(64), record_of(16)])
-
     def test_the_values_are_json_text(self, path):
         with raw(path) as sqlite:
             kinds = sqlite.execute("SELECT DISTINCT typeof(value) FROM records").fetchall()
@@ -126,13 +121,6 @@ class TestTrials:
             database.add_trial(record_of(1).key, TRIAL)
             assert database.get(record_of(1).key) is None
 
-    def test_clearing_one_key_leaves_the_others(self, path):
-        with Database(path) as database:
-            database.add_trial(record_of(64).key, HUNG)
-            database.clear_trials(record_of(16).key)
-            assert database.trials(record_of(16).key) == ()
-            assert database.trials(record_of(64).key) == (HUNG,)
-
     def test_they_outlive_their_record(self, path):
         with Database(path) as database:
             database.delete([record_of(16).key])
@@ -145,7 +133,7 @@ class TestTransaction:
         with Database(path) as database:
             with contextlib.suppress(KeyboardInterrupt), database.transaction():
                 database.put(record_of(128))
-                database.clear_trials(record_of(16).key)
+                database.add_trial(record_of(16).key, HUNG)
                 raise KeyboardInterrupt
             assert len(list(database.records())) == 2
         assert path.read_bytes() == before
@@ -242,7 +230,6 @@ class TestErrors:
             lambda database: database.put(record_of(128)),
             lambda database: database.delete([record_of(16).key]),
             lambda database: database.add_trial("key", TRIAL),
-            lambda database: database.clear_trials("key"),
         ],
     )
     def test_read_only_refuses_every_change(self, path, change):
@@ -389,8 +376,6 @@ class TestForeignRows:
                 database.get(key)
             with pytest.raises(ForeignRecord, match="not text"):
                 database.trials(key)
-            with pytest.raises(ForeignRecord, match="not text"):
-                database.digest()
         assert caught.value.key == key
         assert not bait.exists()
 

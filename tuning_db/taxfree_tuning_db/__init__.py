@@ -29,7 +29,6 @@ from .records import (
     SoftwareFingerprint,
     TrialRecord,
     TrialState,
-    digest,
     record_key,
 )
 from .staleness import prune, stale_reason
@@ -65,7 +64,6 @@ __all__ = [
     "TrialState",
     "default_path",
     "differing_fields",
-    "digest",
     "export",
     "import_records",
     "look_up",

@@ -12,7 +12,6 @@ from .records import (
     Record,
     Scalar,
     SoftwareFingerprint,
-    digest,
     record_key,
 )
 from .staleness import stale_reason
@@ -37,10 +36,6 @@ class Table:
         for record in [*user, *shipped]:
             self._layers.setdefault(record.key, []).append(record)
 
-    def __len__(self) -> int:
-        """Return the number of keys."""
-        return len(self._layers)
-
     def records(self) -> Iterator[Record]:
         """Yield the record that stands for each key."""
         return (layers[0] for layers in self._layers.values())
@@ -53,10 +48,6 @@ class Table:
         """Yield the first record of each key that is not stale."""
         for layers in self._layers.values():
             yield from [each for each in layers if stale_reason(each, kernel_hashes) is None][:1]
-
-    def digest(self) -> str:
-        """Return a hash over all layers that does not depend on their order."""
-        return digest(record for layers in self._layers.values() for record in layers)
 
 
 @dataclass(frozen=True)

@@ -6,10 +6,9 @@ field. JSON is the only form they take outside the program.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
 from datetime import datetime
@@ -241,12 +240,6 @@ def record_key(op: str, problem: Mapping[str, Scalar], hardware: HardwareFingerp
     """
     _scalars("problem", problem)
     return canonical_json({"op": op, "problem": dict(problem), "hardware": asdict(hardware)})
-
-
-def digest(records: Iterable[Record]) -> str:
-    """Return a hash over records that does not depend on their order, for ranks to compare."""
-    lines = sorted(canonical_json(record.to_json()) for record in records)
-    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
 
 def canonical_json(document: object) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from .records import HardwareFingerprint, Record
+from .records import Record
 from .store import Database
 
 
@@ -23,28 +23,20 @@ def stale_reason(record: Record, kernel_hashes: Mapping[str, str]) -> str | None
     return None
 
 
-def prune(
-    database: Database,
-    hardware: HardwareFingerprint | None = None,
-    kernel_hashes: Mapping[str, Mapping[str, str]] | None = None,
-) -> list[Record]:
+def prune(database: Database, kernel_hashes: Mapping[str, Mapping[str, str]]) -> list[Record]:
     """Delete the stale records of a database, and return them. Trials stay.
 
     Args:
         database: where to delete.
-        hardware: records of any other hardware are stale.
         kernel_hashes: today's kernel hashes by operation, then variant: records of another kernel
             are stale, operations that it does not name are left alone.
     """
-
-    def is_stale(record: Record) -> bool:
-        if hardware is not None and record.hardware != hardware:
-            return True
-        if kernel_hashes is None or record.op not in kernel_hashes:
-            return False
-        return stale_reason(record, kernel_hashes[record.op]) is not None
-
     with database.transaction():
-        stale = [record for record in database.records() if is_stale(record)]
+        stale = [
+            record
+            for record in database.records()
+            if record.op in kernel_hashes
+            and stale_reason(record, kernel_hashes[record.op]) is not None
+        ]
         database.delete(record.key for record in stale)
     return stale

@@ -27,7 +27,7 @@ from .errors import (
     ForeignRecord,
     InvalidRecord,
 )
-from .records import SCHEMA_VERSION, Record, TrialRecord, canonical_json, digest
+from .records import SCHEMA_VERSION, Record, TrialRecord, canonical_json
 
 _TABLES = ("meta", "records", "trials")
 _TRIALS_OF = "FROM trials WHERE key > ? AND key < ?"
@@ -177,15 +177,6 @@ class Database:
             f"SELECT key, value {_TRIALS_OF} ORDER BY key", _trial_range(key)
         )
         return tuple(_decode(TrialRecord.from_json, *row) for row in rows)
-
-    def clear_trials(self, key: str) -> None:
-        """Delete the trials of a record's key."""
-        with self.transaction():
-            self._connection.execute(f"DELETE {_TRIALS_OF}", _trial_range(key))
-
-    def digest(self) -> str:
-        """Return a hash over all records that does not depend on their order."""
-        return digest(self.records())
 
     def _next_trial_key(self, key: str) -> str:
         ((last,),) = self._connection.select(f"SELECT MAX(key) {_TRIALS_OF}", _trial_range(key))
