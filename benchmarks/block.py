@@ -121,7 +121,7 @@ def _time_all(options: argparse.Namespace) -> None:
     world_size = options.gpus or devices.world_sizes(fabric)[0]
     devices.require(fabric, world_size)
     wanted = blocks(options, world_size)
-    path = options.db or settings.db or default_path()
+    path = options.db or default_path()
     knowledge = Knowledge.read(path, required=options.db is not None)
     heap_bytes = devices.heap_bytes([each for block in wanted for each in block.problems])
     rows: list[dict[str, Any]] = []

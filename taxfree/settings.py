@@ -1,4 +1,4 @@
-"""Environment variables, each read and described here and nowhere else in the library."""
+"""Environment variables: all are described here, and read but for the tuning database's own."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 from taxfree.errors import UsageError
 
@@ -30,14 +29,12 @@ class Settings:
     """What the environment says.
 
     Args:
-        db: the tuning database, or None for the platform's place.
         disable: dispatch nothing but the baseline.
         strict: raise where no record serves.
         timeout_s: seconds a rank waits for a peer.
         debug: show tracebacks.
     """
 
-    db: Path | None = None
     disable: bool = False
     strict: bool = False
     timeout_s: float = DEFAULT_TIMEOUT_S
@@ -51,7 +48,6 @@ class Settings:
             UsageError: one of them makes no sense; the message names it.
         """
         return cls(
-            db=_path(environ, "TAXFREE_DB"),
             disable=_switch(environ, "TAXFREE_DISABLE"),
             strict=_switch(environ, "TAXFREE_STRICT"),
             timeout_s=_seconds(environ, "TAXFREE_TIMEOUT", DEFAULT_TIMEOUT_S),
@@ -65,12 +61,6 @@ class Settings:
         it bounds each rank's own waits.
         """
         return {"TAXFREE_DISABLE": self.disable, "TAXFREE_STRICT": self.strict}
-
-
-def _path(environ: Mapping[str, str], name: str) -> Path | None:
-    text = environ.get(name, "")
-    # os.path leaves an unknown ~user as it is; Path raises
-    return Path(os.path.expanduser(text)) if text else None
 
 
 def _switch(environ: Mapping[str, str], name: str) -> bool:

@@ -90,7 +90,7 @@ def _agreed(
     try:
         _require_positive(heap_bytes=heap_bytes, timeout_s=timeout_s)
         settings = Settings.from_environment()
-        table = _read_table(Path(db) if db is not None else settings.db) if rank == 0 else None
+        table = _read_table(default_path() if db is None else Path(db)) if rank == 0 else None
     except (UsageError, DatabaseError) as error:
         problem = error
     told = None if problem is None else (problem.message, problem.hint)
@@ -121,9 +121,9 @@ def _require_positive(**arguments: float | None) -> None:
             raise UsageError(f"{name} is {value}", f"leave {name} out, or give a positive number")
 
 
-def _read_table(path: Path | None) -> list[dict[str, Any]]:
+def _read_table(path: Path) -> list[dict[str, Any]]:
     try:
-        with Database(path or default_path(), read_only=True) as database:
+        with Database(path, read_only=True) as database:
             return [record.to_json() for record in database.records()]
     except DatabaseMissing:
         return []  # nothing tuned yet: what is shipped, else the baseline

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from taxfree.errors import UsageError
@@ -11,7 +9,7 @@ from taxfree.settings import VARIABLES, Settings
 
 
 def test_an_empty_environment_has_defaults():
-    assert Settings.from_environment({}) == Settings(None, False, False, 30.0, False)
+    assert Settings.from_environment({}) == Settings(False, False, 30.0, False)
 
 
 def test_empty_variables_are_as_good_as_none():
@@ -27,13 +25,8 @@ def test_all_are_read():
         "TAXFREE_DEBUG": "ON",
     }
     assert environment.keys() == VARIABLES.keys()
-    expected = Settings(Path("/some/where.sqlite"), True, True, 2.5, True)
+    expected = Settings(True, True, 2.5, True)
     assert Settings.from_environment(environment) == expected
-
-
-def test_the_home_folder_is_found():
-    assert Settings.from_environment({"TAXFREE_DB": "~/db"}).db == Path.home() / "db"
-    assert Settings.from_environment({"TAXFREE_DB": "~nobody-here/db"}).db
 
 
 @pytest.mark.parametrize(
