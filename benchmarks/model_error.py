@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from benchmarks.documents import table
 from taxfree.cost_model import H200, Machine, modelled_variants, times, vendor_us
 from taxfree.results import Row, load
 from taxfree_kernels.variant import problem_class, variants
@@ -222,10 +223,10 @@ def _distance(by_visit: Mapping[str, Machine], measured: Iterable[Measured]) -> 
 
 def tables(machine: Machine, measured: Sequence[Measured]) -> str:
     """Both, as in the document."""
-    return f"{table(machine, measured)}\n{table_of_hosts(machine, measured)}"
+    return f"{table_of_errors(machine, measured)}\n{table_of_hosts(machine, measured)}"
 
 
-def table(machine: Machine, measured: Sequence[Measured]) -> str:
+def table_of_errors(machine: Machine, measured: Sequence[Measured]) -> str:
     """Median and worst error by variant and mode, fitted and held-out rows apart, in Markdown."""
     by_visit = machines(machine, measured)
     columns = ("variant", "mode", "fitted rows", "median", "held-out rows", "median", "worst")
@@ -240,7 +241,7 @@ def table(machine: Machine, measured: Sequence[Measured]) -> str:
                 ]
                 lines.append((variant, mode, *_cells(by_visit, group)))
     lines.append(("**all**", "", *_cells(by_visit, measured)))
-    return _markdown(columns, 2, lines)
+    return table(columns, lines, text=[0, 1])
 
 
 def table_of_hosts(machine: Machine, measured: Sequence[Measured]) -> str:
@@ -258,13 +259,7 @@ def table_of_hosts(machine: Machine, measured: Sequence[Measured]) -> str:
             for with_host in (machine, host.of(machine))
         ]
         lines.append((visit, f"{host.slowness:.2f}", f"{host.launches:.2f}", *medians))
-    return _markdown(columns, 1, lines)
-
-
-def _markdown(columns: Sequence[str], names: int, lines: Iterable[Sequence[str]]) -> str:
-    """A table whose first columns are names, and the others numbers."""
-    rule = [*["---"] * names, *["---:"] * (len(columns) - names)]
-    return "".join(f"| {' | '.join(line)} |\n" for line in (columns, rule, *lines))
+    return table(columns, lines, text=[0])
 
 
 def _cells(by_visit: Mapping[str, Machine], measured: Sequence[Measured]) -> tuple[str, ...]:

@@ -25,6 +25,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.documents import table, us
 from taxfree.identity import size_field
 from taxfree.results import Row, by_problem, fastest, load
 from taxfree.shapes import heading, written
@@ -190,7 +191,7 @@ def evolution(rows: Iterable[Row], where: Mapping[str, str]) -> str:
 def summary(root: Path, machine: str) -> str:
     """A few problems of all operations on a machine, in Markdown."""
     header = ["", "ours", "dispatch", "library", "speed-up"]
-    lines = [header, ["---", *["---:"] * (len(header) - 1)]]
+    lines = []
     for op, wanted in SUMMARY:
         folder = root / "benchmarks/results" / op
         paths = [folder / f"{machine}.json", *sorted(folder.glob(f"{machine}-*.json"))]
@@ -210,7 +211,7 @@ def summary(root: Path, machine: str) -> str:
             times = library.median_us / dispatch.median_us
             named = [_named(ours), _us(dispatch), _named(library)]
             lines.append([f"{op} {written(op, fields)}", *named, f"{times:.2f}"])
-    return f"\n{_markdown(lines)}\n{SUMMARY_CAPTION}\n\n"
+    return f"\n{table(header, lines, text=[0])}\n{SUMMARY_CAPTION}\n\n"
 
 
 def block_tables(rows: Iterable[Mapping[str, Any]]) -> str:
@@ -227,14 +228,14 @@ def block_tables(rows: Iterable[Mapping[str, Any]]) -> str:
     header = ["m", *(f"{BLOCK_PATHS[path]} {mode}" for path, mode in columns), "dispatched"]
     parts = []
     for activations, of_rows in found.items():
-        lines = [header, ["---:"] * len(header)]
+        lines = []
         for m, paths in sorted(of_rows.items()):
             times = [
                 f"{paths[each]['median_us']:.1f}" if each in paths else "-" for each in columns
             ]
             ran = " + ".join(paths["dispatch", "graph"]["choices"].values())
             lines.append([str(m), *times, ran])
-        parts.append(f"\n**{activations} activations**\n\n{_markdown(lines)}")
+        parts.append(f"\n**{activations} activations**\n\n{table(header, lines)}")
     return "".join(parts) + f"\n{BLOCK_CAPTION}\n\n"
 
 
@@ -245,7 +246,7 @@ def attention(rows: Iterable[Row]) -> str:
         rows: of a record of ``benchmarks/local_decode.py``.
     """
     header = ["batch", "keys", "bound", "ours", "of the bound", *ATTENTIONS.values()]
-    lines = [header, ["---:"] * len(header)]
+    lines = []
     for group in by_problem(row for row in rows if row.mode == "graph"):
         ours = fastest([row for row in group if row.variant not in ATTENTIONS])
         assert ours is not None
@@ -253,7 +254,7 @@ def attention(rows: Iterable[Row]) -> str:
         times = [f"{ours.t_bound_us:.1f}", _us(ours), f"{1 / ours.x_bound:.0%}"]
         others = [_us(fastest([row for row in group if row.variant == v])) for v in ATTENTIONS]
         lines.append([str(problem["batch"]), str(problem["kv_len_per_rank"]), *times, *others])
-    return f"\n{_markdown(lines)}\n{ATTENTION_CAPTION}\n\n"
+    return f"\n{table(header, lines)}\n{ATTENTION_CAPTION}\n\n"
 
 
 def _is_ours(row: Row) -> bool:
@@ -263,7 +264,7 @@ def _is_ours(row: Row) -> bool:
 def _titled(
     rows: Iterable[Row],
     where: Mapping[str, str],
-    table: Callable[[Sequence[Sequence[Row]]], str],
+    made: Callable[[Sequence[Sequence[Row]]], str],
     caption: str,
 ) -> str:
     """A table for the problems that differ in one field only, under what they have in common."""
@@ -273,7 +274,7 @@ def _titled(
         along = size_field(group[0].op)
         fields = {name: value for name, value in group[0].problem.items() if name != along}
         by_title.setdefault(heading(group[0].op, fields), []).append(group)
-    parts = [f"\n**{title}**\n\n{table(groups)}" for title, groups in by_title.items()]
+    parts = [f"\n**{title}**\n\n{made(groups)}" for title, groups in by_title.items()]
     return "".join(parts) + f"\n{caption}\n\n"
 
 
@@ -281,14 +282,14 @@ def _table(groups: Sequence[Sequence[Row]]) -> str:
     along = size_field(groups[0][0].op)
     rows = [_cells(group) for group in sorted(groups, key=lambda group: group[0].problem[along])]
     header = [along, *COLUMNS]
-    return _markdown([header, ["---:"] * len(header), *rows])
+    return table(header, rows)
 
 
 def _evolution_table(groups: Sequence[Sequence[Row]]) -> str:
     along = size_field(groups[0][0].op)
     ordered = sorted(groups, key=lambda group: group[0].problem[along])
     header = ["step", "what is gone", "tax", *(f"{g[0].problem[along]}" for g in ordered)]
-    lines = [header, ["---", "---", "---", *["---:"] * len(ordered)]]
+    lines = []
     before: list[Row | None] = [None] * len(ordered)
     for name, (gone, tax) in EVOLUTION[groups[0][0].op].items():
         found = [
@@ -297,17 +298,13 @@ def _evolution_table(groups: Sequence[Sequence[Row]]) -> str:
         ]
         lines.append([name, gone, tax, *map(_step, found, before)])
         before = [row or earlier for row, earlier in zip(found, before, strict=True)]
-    return _markdown(lines)
+    return table(header, lines, text=[0, 1, 2])
 
 
 def _step(row: Row | None, before: Row | None) -> str:
     if row is None or before is None:
         return _us(row)
     return f"{row.median_us:.1f} ({row.median_us - before.median_us:+.1f})"
-
-
-def _markdown(lines: Iterable[Sequence[str]]) -> str:
-    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
 def _cells(group: Sequence[Row]) -> list[str]:
@@ -332,7 +329,7 @@ def _cells(group: Sequence[Row]) -> list[str]:
 
 
 def _us(row: Row | None) -> str:
-    return "-" if row is None else f"{row.median_us:.1f}"
+    return us(None if row is None else row.median_us)
 
 
 def _named(row: Row | None) -> str:

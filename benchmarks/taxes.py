@@ -19,6 +19,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.documents import table, us
 from taxfree.explain import Timeline
 from taxfree.shapes import written
 from taxfree_cli.explain_views import draw_timelines, plot, varying
@@ -126,10 +127,7 @@ def timeline_picture(file: Path, index: int) -> Path:
 def cost_section(document: Mapping[str, Any], file: Path) -> str:
     """What noting costs, by variant, and where the pictures are."""
     rows = document["rows"]
-    lines = [
-        ["variant", "problems", "median", "worst", "at"],
-        ["---", "---:", "---:", "---:", "---"],
-    ]
+    header, lines = ["variant", "problems", "median", "worst", "at"], []
     for variant in dict.fromkeys(row["variant"] for row in rows):
         own = [row for row in rows if row["variant"] == variant]
         lines.append([variant, *_costs(own)])
@@ -139,7 +137,7 @@ def cost_section(document: Mapping[str, Any], file: Path) -> str:
         f"- [{name}](pictures/{timeline_picture(file, index).name})\n"
         for index, name in enumerate(names)
     ]
-    return "\n".join(part for part in (_table(lines), "".join(links)) if part)
+    return "\n".join(part for part in (table(header, lines, text=[0, -1]), "".join(links)) if part)
 
 
 def _costs(rows: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -155,16 +153,14 @@ def section(document: Mapping[str, Any], file: Path) -> str:
     differ = varying([row["problem"] for row in rows])
     first = rows[0]
     same = {name: value for name, value in first["problem"].items() if name not in differ}
-    lines = [[*differ, "variant", *COLUMNS], ["---:"] * (len(differ) + 1 + len(COLUMNS))]
+    lines = []
     for row in rows:
         fields = [str(row["problem"][name]) for name in differ]
-        lines.append(
-            [*fields, row["variant"], *(_us(row.get(field)) for field in COLUMNS.values())]
-        )
+        lines.append([*fields, row["variant"], *(us(row.get(field)) for field in COLUMNS.values())])
     parts = [
         f"{first['op']} {written(first['op'], same)}, {first['hardware']}; microseconds per call "
         f"of the slowest rank. [Picture](pictures/{picture(file).name}).\n",
-        _table(lines),
+        table([*differ, "variant", *COLUMNS], lines),
         _alone(rows, differ),
         _open(rows, differ),
     ]
@@ -173,14 +169,12 @@ def section(document: Mapping[str, Any], file: Path) -> str:
 
 def instrument_section(document: Mapping[str, Any], _: Path) -> str:
     """What was put into pipelines and kernels, and where how much of it was found."""
-    lines = [
-        ["part", "put", "found", "allowed", "most elsewhere", "in"],
-        ["---", "---:", "---:", "---:", "---:", "---"],
-    ]
+    header, lines = ["part", "put", "found", "allowed", "most elsewhere", "in"], []
     for row in sorted(document["rows"], key=lambda row: (row["part"], row["put_us"])):
         times = [f"{row['put_us']:.1f}", f"{row['found_us']:.2f}", f"±{row['allowed_us']:.1f}"]
         lines.append([row["part"], *times, f"{row['elsewhere_us']:+.2f}", row["elsewhere"]])
-    return f"{document['environment']['hardware']['gpu']}; microseconds.\n\n{_table(lines)}"
+    made = table(header, lines, text=[0, -1])
+    return f"{document['environment']['hardware']['gpu']}; microseconds.\n\n{made}"
 
 
 def _alone(rows: Sequence[Mapping[str, Any]], differ: Sequence[str]) -> str:
@@ -213,14 +207,6 @@ def _open(rows: Sequence[Mapping[str, Any]], differ: Sequence[str]) -> str:
 def _named(row: Mapping[str, Any], differ: Sequence[str]) -> str:
     fields = " ".join(f"{name}={row['problem'][name]}" for name in differ)
     return f"{fields} {row['variant']}".strip()
-
-
-def _us(time: float | None) -> str:
-    return "-" if time is None else f"{time:.1f}"
-
-
-def _table(lines: Sequence[Sequence[str]]) -> str:
-    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
 if __name__ == "__main__":
