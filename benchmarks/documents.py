@@ -10,7 +10,7 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]], text: Sequence[i
 
     Args:
         header, rows: of as many cells each.
-        text: the columns that are no numbers, which stand right.
+        text: the columns of words, which stand left; numbers stand right.
     """
     columns = range(len(header))
     named = [columns[each] for each in text]
