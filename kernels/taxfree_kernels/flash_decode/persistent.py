@@ -28,7 +28,7 @@ from taxfree_kernels.flash_decode.local import Attention, Exchange, ExchangingVa
 from taxfree_kernels.flash_decode.problem import FlashDecode
 from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.launch import Kernel
-from taxfree_kernels.spaces import distinct, power_of_2, within
+from taxfree_kernels.spaces import power_of_2, within
 from taxfree_kernels.variant import Config, Plan, Space
 
 
@@ -157,11 +157,7 @@ class Persistent(ExchangingVariant):
             return within(space, {**config, "ROWS": power_of_2(chunk, 1), "OUT_ROWS": combined})
 
         signals_first = sorted(found, key=lambda each: bool(each["IN_DATA"]))
-        return [
-            config
-            for config in distinct([sized(each) for each in signals_first])
-            if self.refuses_config(problem, hardware, config) is None
-        ]
+        return spaces.runnable(problem, hardware, [sized(each) for each in signals_first])
 
     def plan(self, problem: Any, fabric: Fabric, config: Config) -> Plan:
         return PersistentPlan(problem, fabric, config)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from taxfree_kernels.fabric.heap import Pool
@@ -68,7 +69,8 @@ def push_space(problem: FlashDecode, hardware: Hardware) -> Space:
         return {"ROWS": up_to(rows, (2, 4)), "CHUNKS": up_to(rows, (1, 3))}
     return {
         "ROWS": up_to(rows, (1, 2, 4, 8, 16)),
-        "CHUNKS": up_to(min(rows, Pool.CHANNELS), (1, 4, 16, 32, 64, 128)),
+        # A chunk has two signals in two_shot.
+        "CHUNKS": up_to(min(rows, Pool.CHANNELS // 2), (1, 4, 16, 32, 64, 128)),
     }
 
 
@@ -108,8 +110,14 @@ def first_configs(
         guesses = _first_on_cdna(problem, hardware, signals)
     else:
         guesses = _first_on_hopper(problem, hardware, signals, words)
-    configs = distinct([within(space, guess) for guess in guesses])
-    return [config for config in configs if refuses(problem, hardware, config) is None]
+    return runnable(problem, hardware, [within(space, guess) for guess in guesses])
+
+
+def runnable(
+    problem: FlashDecode, hardware: Hardware, configs: Sequence[Config]
+) -> list[dict[str, Any]]:
+    """Configs that are worth compiling, each once."""
+    return [each for each in distinct(configs) if refuses(problem, hardware, each) is None]
 
 
 def _first_on_hopper(

@@ -23,7 +23,6 @@ import triton.language as tl
 
 from taxfree_kernels.device import sync
 from taxfree_kernels.fabric.base import Fabric
-from taxfree_kernels.fabric.heap import Pool
 from taxfree_kernels.flash_decode import spaces
 from taxfree_kernels.flash_decode.early import wait_for_the_last
 from taxfree_kernels.flash_decode.exchange import (
@@ -42,7 +41,7 @@ from taxfree_kernels.flash_decode.merge import merge_ranks
 from taxfree_kernels.flash_decode.problem import FlashDecode
 from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.launch import Kernel
-from taxfree_kernels.spaces import distinct, up_to, within
+from taxfree_kernels.spaces import up_to
 from taxfree_kernels.variant import Config, Plan, Space
 
 
@@ -169,20 +168,18 @@ class TwoShot(ExchangingVariant):
     name = "two_shot"
 
     def space(self, problem: Any, hardware: Hardware) -> Space:
-        space = {**super().space(problem, hardware), **spaces.early_space(hardware)}
-        # Each chunk has two signals.
-        return {**space, "CHUNKS": up_to(Pool.CHANNELS // 2, space["CHUNKS"])}
+        return {**super().space(problem, hardware), **spaces.early_space(hardware)}
 
     def first_configs(self, problem: Any, hardware: Hardware) -> list[dict[str, Any]]:
         space = self.space(problem, hardware)
         first, *others = super().first_configs(problem, hardware)
-        finer = within(space, {**first, "CHUNKS": 128, "ROWS": max(1, first["ROWS"] // 4)})
-        return distinct(
-            [  # one program combines a whole chunk
-                {**config, "OUT_ROWS": up_to(config["ROWS"], space["OUT_ROWS"])[-1]}
-                for config in (first, finer, *others)
-            ]
-        )
+        rows = up_to(max(first["ROWS"] // 4, 1), space["ROWS"])[-1]
+        finer = first | {"CHUNKS": space["CHUNKS"][-1], "ROWS": rows}
+        combined = [  # one program combines a whole chunk
+            config | {"OUT_ROWS": up_to(config["ROWS"], space["OUT_ROWS"])[-1]}
+            for config in (first, finer, *others)
+        ]
+        return spaces.runnable(problem, hardware, combined)
 
     def plan(self, problem: Any, fabric: Fabric, config: Config) -> Plan:
         return TwoShotPlan(problem, fabric, config)
