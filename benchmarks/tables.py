@@ -264,7 +264,7 @@ def _is_ours(row: Row) -> bool:
 def _titled(
     rows: Iterable[Row],
     where: Mapping[str, str],
-    made: Callable[[Sequence[Sequence[Row]]], str],
+    table_of: Callable[[Sequence[Sequence[Row]]], str],
     caption: str,
 ) -> str:
     """A table for the problems that differ in one field only, under what they have in common."""
@@ -274,7 +274,7 @@ def _titled(
         along = size_field(group[0].op)
         fields = {name: value for name, value in group[0].problem.items() if name != along}
         by_title.setdefault(heading(group[0].op, fields), []).append(group)
-    parts = [f"\n**{title}**\n\n{made(groups)}" for title, groups in by_title.items()]
+    parts = [f"\n**{title}**\n\n{table_of(groups)}" for title, groups in by_title.items()]
     return "".join(parts) + f"\n{caption}\n\n"
 
 

@@ -104,8 +104,12 @@ class _Sizes:
         return self.programs * self.blocks * self.block
 
 
-_ON_GPU = _Sizes(8192, 1 << 28, 1 << 13, programs=528, blocks=15, block=4096)
-_ON_HOST = _Sizes(256, 1 << 22, 1 << 20, programs=4, blocks=2, block=1 << 14)
+_ON_GPU = _Sizes(
+    side=8192, elements=1 << 28, reading_block=1 << 13, programs=528, blocks=15, block=4096
+)
+_ON_HOST = _Sizes(
+    side=256, elements=1 << 22, reading_block=1 << 20, programs=4, blocks=2, block=1 << 14
+)
 
 
 def slot_bytes(fabric: str) -> int:
@@ -138,8 +142,8 @@ def peaks(fabric: Fabric, dtype: str) -> Peaks:
         amount / (min(timing.samples_us) * 1e-6)
         for amount, timing in zip(amounts, timings, strict=True)
     ]
-    flops_per_s, *memory_bytes_per_s = rates[:3]
-    return Peaks(flops_per_s, max(memory_bytes_per_s), *rates[3:] or [math.inf])
+    multiplied, negated, read, *pushed = rates
+    return Peaks(multiplied, max(negated, read), pushed[0] if pushed else math.inf)
 
 
 def _matmul(fabric: Fabric, dtype: str, side: int) -> measure.Call:

@@ -11,9 +11,7 @@ from taxfree.trial import Candidate
 from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.variant import Variant, op_of, variants
 
-_PROMISING = (
-    1.3  # times the least expected; of what won so far, nothing was expected to take longer
-)
+_PROMISING = 1.3  # times the least expected: nothing that has won was expected to take longer
 
 
 def variants_for(
@@ -50,9 +48,9 @@ def first_candidates(
         nearby: configs that won on similar problems.
     """
     expected = _expected(found, problem, hardware)
-    names = sorted(found, key=lambda name: name in expected and expected[name].t_graph_us)
+    names = sorted(found, key=lambda name: expected[name].t_graph_us if name in expected else 0.0)
     promising = [found[name] for name in names if _is_promising(name, expected)]
-    others = [found[name] for name in names if found[name] not in promising]
+    others = [found[name] for name in names if not _is_promising(name, expected)]
     defaults, *more = _rows_of_first_configs(promising, problem, hardware) or [[]]
     rest = _rows_of_first_configs(others, problem, hardware)
     return [*defaults, *nearby, *itertools.chain(*more, *rest)]

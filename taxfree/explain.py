@@ -199,16 +199,13 @@ def run(
 
 def _explain(group: WorkerGroup, noting: WorkerGroup, result: ProblemResult) -> Explanation:
     on_host = result.hardware.backend == "interpreter"
-    taken = [
-        Candidate(row.variant, row.config)
+    picked = Candidate(result.choice.variant, result.choice.config)
+    known = {
+        row.variant: Candidate(row.variant, row.config)
         for row in result.rows
         if row.variant != DISPATCH and row.mode == "eager"
-    ]
-    picked = Candidate(result.choice.variant, result.choice.config)
-    if picked.variant in [candidate.variant for candidate in taken]:
-        taken = [picked if each.variant == picked.variant else each for each in taken]
-    else:
-        taken.append(picked)
+    }
+    taken = list((known | {picked.variant: picked}).values())
     common = {"op": result.op, "problem": dataclasses.asdict(result.problem)}
     found: list[Stamped] = group.call(
         "taxfree.stamping:measure_pipelines",

@@ -339,13 +339,15 @@ class Tuner:
     def _finalists(self, op: str, problem: Any, search: Search) -> list[Candidate]:
         """The fastest in the mode that decides, then in the other, where dispatch may run them."""
         found = [candidate for _, candidate in search.best(FINALISTS)]
+        trials = self._database.trials(self._key(op, problem))
         for mode in self.modes[1:]:
-            measured = [
+            tried = [
                 (trial.median_us[mode], Candidate(trial.variant, trial.config))
-                for trial in self._database.trials(self._key(op, problem))
-                if mode in trial.median_us and search.knows(Candidate(trial.variant, trial.config))
+                for trial in trials
+                if mode in trial.median_us
             ]
-            fastest = sorted(measured, key=lambda each: each[0])[:OTHER_FINALISTS]
+            valid = [each for each in tried if search.knows(each[1])]
+            fastest = sorted(valid, key=lambda each: each[0])[:OTHER_FINALISTS]
             found += [candidate for _, candidate in fastest if candidate not in found]
         return found
 
