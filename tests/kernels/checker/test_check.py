@@ -21,11 +21,13 @@ from taxfree_kernels.checker import (
 )
 from taxfree_kernels.checker.coverage import Coverage, Executed
 from taxfree_kernels.checker.mutate import mutants
+from taxfree_kernels.checker.problems import tiny_problems
 from taxfree_kernels.device import sync
 from taxfree_kernels.errors import PlanError
 from taxfree_kernels.fabric.barrier import DeviceBarrier
+from taxfree_kernels.hardware import KNOWN
 from taxfree_kernels.launch import Kernel
-from taxfree_kernels.variant import operation_names, problem_class
+from taxfree_kernels.variant import operation_names, problem_class, variants
 
 OP = "all_gather_matmul"
 VARIANTS = [(op, name) for op in operation_names() for name in checkable_variants(op)]
@@ -52,7 +54,7 @@ SPARSE = {
         {"m": 6, "n": 16, "k": 16, "gather_dim": 0},
         {"m": 2, "n": 16, "k": 80, "gather_dim": 1},
     ],
-    "matmul_all_reduce": [{"m": 2, "n": 48, "k": 16}],
+    "matmul_all_reduce": [{"m": 2, "n": 48, "k": 16}, {"m": 22, "n": 16, "k": 16}],
     "matmul_reduce_scatter": [
         {"m": 2, "n": 16, "k": 16},
         {"m": 6, "n": 16, "k": 16},
@@ -76,6 +78,23 @@ def test_every_variant_with_kernels_of_ours_has_something_to_check():
     verdicts = {each: check_variant(*each, seeds=range(1)).verdict for each in VARIANTS}
     nothing = {name for (_, name), verdict in verdicts.items() if verdict == "nothing to check"}
     assert nothing == {"baseline", "library", "registered", "torch_fused", "torch_symm_mem"}
+
+
+@pytest.mark.parametrize("world_size", range(2, 9))
+def test_some_tiny_problem_is_for_each_variant_that_any_is_for(world_size):
+    """The soak takes these problems on any number of ranks."""
+
+    def served(op, ranks):
+        return {
+            name
+            for name, variant in variants(op).items()
+            for problem in tiny_problems(op, ranks)
+            if variant.refuses_problem(problem, KNOWN["h200"]) is None
+        }
+
+    for op in operation_names():
+        lost = served(op, 2) - served(op, world_size)
+        assert lost <= {"torch_fused", "torch_symm_mem"}  # these have no kernels of ours
 
 
 def test_a_violation_says_how_to_see_it_again():
