@@ -102,7 +102,7 @@ wheel: $(ENV) ## a wheel in dist/
 	$(BIN)/python -m build --wheel --no-isolation
 
 targets: $(ENV) ## each target with the measured figure and its file
-	$(BIN)/python benchmarks/targets.py
+	$(BIN)/python -m benchmarks.targets
 
 clean: ## remove what was made here, but the environments
 	rm -rf .demo build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache

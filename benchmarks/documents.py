@@ -1,8 +1,11 @@
-"""What the scripts that write documents share: tables in Markdown."""
+"""What the scripts that write documents share: tables in Markdown, and how old a row is."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+
+from taxfree.identity import kernel_hashes
+from taxfree.results import Row
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]], text: Sequence[int] = ()) -> str:
@@ -21,3 +24,9 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]], text: Sequence[i
 def us(time: float | None) -> str:
     """Microseconds, or nothing."""
     return "-" if time is None else f"{time:.1f}"
+
+
+def is_todays(row: Row) -> bool:
+    """Whether what was measured is what stands in the sources today; or no kernel of ours."""
+    variant = row.config.get("variant", row.variant)
+    return row.kernel_hash == kernel_hashes(row.op).get(variant, "")

@@ -11,8 +11,9 @@ per combination with a row per variant, in the order in which each removes one t
 `<!-- summary: MACHINE -->` and `<!-- end of summary -->` comes one table of a few problems of all
 operations, from the machine's result files. Between `<!-- block: FILE -->` and
 `<!-- end of block -->` come those of a model's block; an `attention` is of a rank's by itself; a
-`plot` is a picture, of time / bound. `--check` writes nothing, and fails where a document does not
-say what the result files say.
+`plot` is a picture, of time / bound. Under tables stand the variants that have changed since they
+were measured. `--check` writes nothing, and fails where a document does not say what the result
+files say.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.documents import table, us
+from benchmarks.documents import is_todays, table, us
 from taxfree.identity import size_field
 from taxfree.results import Row, by_problem, fastest, load
 from taxfree.shapes import heading, written
@@ -191,12 +192,13 @@ def evolution(rows: Iterable[Row], where: Mapping[str, str]) -> str:
 def summary(root: Path, machine: str) -> str:
     """A few problems of all operations on a machine, in Markdown."""
     header = ["", "ours", "dispatch", "library", "speed-up"]
-    lines = []
+    lines, shown = [], []
     for op, wanted in SUMMARY:
         folder = root / "benchmarks/results" / op
         paths = [folder / f"{machine}.json", *sorted(folder.glob(f"{machine}-*.json"))]
         rows = [row for path in paths for row in load(path).rows]
         chosen = [row for row in rows if all(row.problem[f] in v for f, v in wanted.items())]
+        shown += chosen
         size = size_field(op)
         for group in sorted(by_problem(chosen), key=lambda each: each[0].problem[size]):
             library = fastest([row for row in group if row.variant in LIBRARY])
@@ -211,7 +213,7 @@ def summary(root: Path, machine: str) -> str:
             times = library.median_us / dispatch.median_us
             named = [_named(ours), _us(dispatch), _named(library)]
             lines.append([f"{op} {written(op, fields)}", *named, f"{times:.2f}"])
-    return f"\n{table(header, lines, text=[0])}\n{SUMMARY_CAPTION}\n\n"
+    return f"\n{table(header, lines, text=[0])}\n{SUMMARY_CAPTION}{_age(shown)}\n\n"
 
 
 def block_tables(rows: Iterable[Mapping[str, Any]]) -> str:
@@ -246,15 +248,15 @@ def attention(rows: Iterable[Row]) -> str:
         rows: of a record of ``benchmarks/local_decode.py``.
     """
     header = ["batch", "keys", "bound", "ours", "of the bound", *ATTENTIONS.values()]
-    lines = []
-    for group in by_problem(row for row in rows if row.mode == "graph"):
+    lines, shown = [], [row for row in rows if row.mode == "graph"]
+    for group in by_problem(shown):
         ours = fastest([row for row in group if row.variant not in ATTENTIONS])
         assert ours is not None
         problem = group[0].problem
         times = [f"{ours.t_bound_us:.1f}", _us(ours), f"{1 / ours.x_bound:.0%}"]
         others = [_us(fastest([row for row in group if row.variant == v])) for v in ATTENTIONS]
         lines.append([str(problem["batch"]), str(problem["kv_len_per_rank"]), *times, *others])
-    return f"\n{table(header, lines)}\n{ATTENTION_CAPTION}\n\n"
+    return f"\n{table(header, lines)}\n{ATTENTION_CAPTION}{_age(shown)}\n\n"
 
 
 def _is_ours(row: Row) -> bool:
@@ -275,7 +277,13 @@ def _titled(
         fields = {name: value for name, value in group[0].problem.items() if name != along}
         by_title.setdefault(heading(group[0].op, fields), []).append(group)
     parts = [f"\n**{title}**\n\n{table_of(groups)}" for title, groups in by_title.items()]
-    return "".join(parts) + f"\n{caption}\n\n"
+    return "".join(parts) + f"\n{caption}{_age(chosen)}\n\n"
+
+
+def _age(rows: Iterable[Row]) -> str:
+    """A sentence that names the variants of rows whose kernels have changed since, or nothing."""
+    stale = {row.config.get("variant", row.variant) for row in rows if not is_todays(row)}
+    return f" Changed since: {', '.join(sorted(stale))}." if stale else ""
 
 
 def _table(groups: Sequence[Sequence[Row]]) -> str:

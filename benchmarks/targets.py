@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from taxfree.identity import kernel_hashes, near_fields
+from benchmarks.documents import is_todays
+from taxfree.identity import near_fields
 from taxfree.results import Row, by_problem, fastest, load
 from taxfree.shapes import written
 
@@ -83,7 +84,7 @@ def figures(target: Target, rows: Iterable[Row]) -> list[Figure]:
         against = fastest(_named(group, target.against))
         value = _value(target, measured, against)
         if measured is not None and value is not None:
-            found.append(Figure(value, measured, _is_todays(measured)))
+            found.append(Figure(value, measured, is_todays(measured)))
     return found
 
 
@@ -107,11 +108,6 @@ def _value(target: Target, measured: Row | None, against: Row | None) -> float |
         return None
     ratio = measured.median_us / against.median_us
     return 1 / ratio if target.kind == "speedup" else ratio
-
-
-def _is_todays(row: Row) -> bool:
-    variant = row.config.get("variant", row.variant)
-    return kernel_hashes(row.op).get(variant) == row.kernel_hash
 
 
 def report(target: Target, folder: Path) -> list[str]:

@@ -157,6 +157,16 @@ class TestTables:
         text = script("tables").update(self.TEXT.replace(" dtype=float16", ""), tmp_path)
         assert text.count("| m |") == 2
 
+    def test_a_table_names_the_variants_that_have_changed_since(self):
+        hashes, of_another = identity.kernel_hashes("all_gather_matmul"), {"kernel_hash": "0" * 16}
+        new = dataclasses.replace(row("one_shot", "graph", 9.0), kernel_hash=hashes["one_shot"])
+        old = dataclasses.replace(row("push", "graph", 9.0), **of_another)
+        picked = row("dispatch", "graph", 9.0)
+        picked = dataclasses.replace(picked, config={"variant": "pull"}, **of_another)
+        text = script("tables").tables([new, old, picked], {})
+        assert text.rstrip().endswith("Changed since: pull, push.")
+        assert "Changed since" not in script("tables").tables([new], {})
+
     def test_an_evolution_has_a_row_per_step_and_what_it_has_changed(self):
         common = {"batch": 1, "q_heads": 8, "kv_heads": 1, "head_dim": 64}
         common |= {"kv_len_per_rank": 128, "dtype": "float16", "world_size": 2}
