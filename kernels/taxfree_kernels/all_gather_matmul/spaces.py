@@ -135,15 +135,16 @@ def first_tma_configs(
         order = (12, 18) if problem.world_size <= 4 else (18, 12)
         tiles = {256: _SQUARE | {"SPLIT_K": 2}, 512: _SQUARE}.get(rows, _WIDE)
         guesses = [_one_round(problem, tiles, senders) for senders in order]
+        if problem.gather_dim == 1 and rows >= 1024:  # one source after the other
+            each = {"CHUNKS": 8, "SENDERS": 16, "SEND_BLOCK": 16384, "SOURCES_PER_WAIT": 1}
+            guesses.insert(1, tiles | each)
         guesses.append(_one_round(problem, _WIDE | {"SPLIT_K": 2}, order[0]))
-        if problem.gather_dim == 0 and problem.shard_rows % 64 == 0:
-            guesses = [*guesses[:2], *_first_in_turns(problem, hardware)]
     else:  # many waves of tiles: pieces that arrive one after the other
         guesses = [
             _WIDE | {"CHUNKS": 16, "SENDERS": count, "SEND_BLOCK": 16384} for count in (24, 12)
         ]
     waits = {"SOURCES_PER_WAIT": problem.world_size}
-    return allowed(problem, hardware, space, [guess | waits for guess in guesses], refuses)
+    return allowed(problem, hardware, space, [waits | guess for guess in guesses], refuses)
 
 
 _SQUARE = {"BLOCK_M": 128, "BLOCK_N": 128, "BLOCK_K": 64, "GROUP_M": 8, "num_warps": 4,
@@ -160,26 +161,6 @@ def _one_round(problem: AllGatherMatmul, tiles: Config, senders: int) -> dict[st
         "SENDERS": senders,
         "SEND_BLOCK": 16384,
     }
-
-
-def _first_in_turns(problem: AllGatherMatmul, hardware: Hardware) -> list[dict[str, Any]]:
-    """Two waves of tiles of whole rows, all senders at work for one peer at a time.
-
-    The first wave is of the own rows, which are there, and of the ranks that come first; the other
-    rows arrive meanwhile. A wave takes half of the rows, so that W is read twice.
-    """
-    senders = 16
-    sends = {"CHUNKS": senders, "SENDERS": senders, "SEND_BLOCK": 16384}
-    block_m = 128 if problem.shard_rows % 128 == 0 else 64
-    tiles_m, found = -(-problem.m // block_m), []
-    for tiles in (_WIDE, _SQUARE) if problem.m >= 1024 else (_SQUARE, _WIDE):
-        count = tiles_m * -(-problem.n // tiles["BLOCK_N"])
-        wanted = 2 * (hardware.compute_units - senders) / count
-        split = min((1, 2, 4), key=lambda splits: abs(splits - wanted))
-        warps = tiles["num_warps"] if block_m == 128 else 4
-        halves = {"BLOCK_M": block_m, "GROUP_M": max(1, tiles_m // 2), "SPLIT_K": split}
-        found.append(tiles | sends | halves | {"num_warps": warps})
-    return [*found, found[0] | {"SENDERS": 24}]
 
 
 def _first_on_cdna(rows: int) -> list[dict[str, Any]]:

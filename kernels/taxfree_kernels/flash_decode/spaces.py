@@ -151,14 +151,18 @@ def _first_on_hopper(
         return programs < 0.9 * rounds * hardware.compute_units
 
     resident = sorted(((1, 4), (2, 4), (4, 4), (3, 3)), key=lambda each: leaves_idle(*each))
+    by_signals = guess(*resident[0], **signals, IN_DATA=False)
+    # Words of each row go to all ranks: to many from a program for each row, or not at all.
+    to_many = [guess(*resident[0], ROWS=1), by_signals] if words and problem.world_size > 4 else []
     return [
         guess(*resident[0]),
+        *to_many,
         guess(*resident[1]),
         guess(*resident[2]),
         guess(1, 4, 2 * keys, num_warps=8),
         guess(8, 4),
         guess(1, 6),
-        guess(*resident[0], **signals, IN_DATA=False),
+        by_signals,
     ]
 
 

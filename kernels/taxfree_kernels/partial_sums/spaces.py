@@ -117,9 +117,10 @@ def _first_on_hopper(problem: Any, rows: int) -> list[dict[str, Any]]:
     square = wide | {"BLOCK_M": 128, "BLOCK_N": 128, "num_warps": 4, "num_stages": 6, "TMA": True}
     widest = wide | {"BLOCK_M": 128, "BLOCK_N": 256, "num_warps": 8, "num_stages": 4, "TMA": True}
     two_at_once = square | {"num_stages": 3}  # on an SM: one computes while the other sends
-    in_halves = widest | {"SPLIT_K": 2}  # more waves: sums of the first leave while others compute
+    narrow = square | {"BLOCK_N": 64, "BLOCK_K": 128, "num_stages": 4}  # a tile for each SM
+    most = {128: (narrow, square), 256: (square, widest), 512: (square, widest)}
     return [
-        *((square, widest, in_halves) if rows <= 512 else (widest, square, two_at_once, in_halves)),
+        *most.get(rows, (widest, square, two_at_once)),
         square | {"num_warps": 8},  # holds a residual as well
         wide | {"BLOCK_M": 128, "BLOCK_N": 128, "num_warps": 8, "num_stages": 4},
         wide | {"BLOCK_M": 64, "BLOCK_N": 128, "num_warps": 4, "num_stages": 4},
