@@ -206,7 +206,7 @@ class Runtime:
             found = torch.empty(len(numbers), dtype=torch.float32, device=self._fabric.device)
             for at, number in enumerate(numbers):  # a kernel each: copies from the host would wait
                 found[at].fill_(number)
-            if not _is_capturing():
+            if not self._is_capturing():
                 self._numbers[numbers] = found
         return found
 
@@ -363,8 +363,11 @@ class Runtime:
     ) -> torch.Tensor:
         entry.calls += 1
         self._fabric.pool.check()
-        plan = entry.plan if entry.eager is None or _is_capturing() else entry.eager
+        plan = entry.plan if entry.eager is None or self._is_capturing() else entry.eager
         return plan(*tensors, out)
+
+    def _is_capturing(self) -> bool:
+        return self._fabric.has_graphs and torch.cuda.is_current_stream_capturing()
 
     # -- planning ----------------------------------------------------------------------------
 
@@ -395,7 +398,7 @@ class Runtime:
         entry = self._entries.get(problem)
         if entry is not None:
             return entry
-        if _is_capturing():
+        if self._is_capturing():
             return self._unprepared_entry(problem, "first met under graph capture")
         if not self._plan_on_first_call:
             return self._unprepared_entry(problem, "not prepared")
@@ -578,7 +581,3 @@ def _from_16_bytes(tensor: torch.Tensor) -> torch.Tensor:
     """A contiguous tensor that begins at a multiple of 16 bytes: itself, or a copy of odd views."""
     tensor = tensor.contiguous()
     return tensor.clone() if tensor.data_ptr() % 16 else tensor
-
-
-def _is_capturing() -> bool:
-    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
