@@ -464,10 +464,13 @@ class Runtime:
                 )
 
     def _compile(self, problem: Any, plan: Plan) -> None:
-        found = operation(op_of(problem))
-        inputs = found.make_inputs(problem, self._fabric.rank, 0, self._fabric.device)
+        found, device = operation(op_of(problem)), self._fabric.device
+        if found.compile_inputs is None:
+            inputs = found.make_inputs(problem, self._fabric.rank, 0, device)
+        else:
+            inputs = found.compile_inputs(problem, device)
         with compiling():
-            plan(*inputs, found.empty_output(problem, self._fabric.device))
+            plan(*inputs, found.empty_output(problem, device))
 
     def _allocated(self) -> int:
         if self._fabric.device.type != "cuda":

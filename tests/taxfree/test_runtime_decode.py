@@ -142,7 +142,36 @@ def call_badly(fabric: Any, what: str) -> str:
     return "no error"
 
 
+def prepare_without_a_cache(fabric: Any, variant: str, fields: dict[str, Any]) -> Any:
+    from unittest import mock
+
+    from taxfree_kernels.flash_decode import operation
+
+    found = operation.OPERATION
+    forbidden = dataclasses.replace(found, make_inputs=mock.Mock(side_effect=AssertionError))
+    problem = problem_of(**fields)
+    rt = runtime_of(fabric, problem, variant)
+    with mock.patch.object(operation, "OPERATION", forbidden):
+        rt.prepare([problem])
+    return rt.choice(problem).variant
+
+
 # -- tests -------------------------------------------------------------------------------------
+
+
+def launched(problem: Any, variant: str, found: Any) -> list[Any]:
+    """What a call on H200 launches, with what kernels depend on."""
+    from unittest import mock
+
+    from taxfree_kernels.compiled.record import record
+    from taxfree_kernels.flash_decode import operation
+    from taxfree_kernels.hardware import KNOWN
+    from taxfree_kernels.variant import variants
+
+    config = variants(OP)[variant].first_configs(problem, KNOWN["h200"])[0]
+    with mock.patch.object(operation, "OPERATION", found):
+        launches = record(OP, variant, problem, config, KNOWN["h200"])
+    return [(each.name, [getattr(arg, "dtype", arg) for arg in each.args]) for each in launches]
 
 
 @pytest.mark.parametrize("fields", [{}, PAGED], ids=["dense", "paged"])
@@ -150,6 +179,30 @@ def test_a_recorded_problem_runs_its_fused_winner(
     ranks: WorkerGroup, fields: dict[str, Any]
 ) -> None:
     assert run(ranks, "call_fused", fields=fields) == [(True, "persistent", [{"exact": 2}])] * WORLD
+
+
+@pytest.mark.parametrize("fields", [{}, PAGED], ids=["dense", "paged"])
+@pytest.mark.parametrize("variant", ["library", "gather", "fine_wait", "fused", "two_shot"])
+def test_preparing_takes_no_memory_for_a_second_cache(
+    ranks: WorkerGroup, variant: str, fields: dict[str, Any]
+) -> None:
+    found = run(ranks, "prepare_without_a_cache", variant=variant, fields=fields)
+    assert found == [variant] * WORLD
+
+
+@pytest.mark.parametrize("fields", [{}, PAGED], ids=["dense", "paged"])
+@pytest.mark.parametrize("variant", ["gather", "fine_wait", "fused", "persistent", "two_shot"])
+def test_what_is_prepared_is_what_a_call_launches(variant: str, fields: dict[str, Any]) -> None:
+    from taxfree_kernels.flash_decode.operation import OPERATION, compile_inputs
+
+    def make_inputs(problem: Any, rank: int, seed: int, device: torch.device) -> Any:
+        return compile_inputs(problem, device)
+
+    prepared = dataclasses.replace(OPERATION, make_inputs=make_inputs)
+    problem = problem_of(**fields)
+    calls = launched(problem, variant, OPERATION)
+    assert calls
+    assert launched(problem, variant, prepared) == calls
 
 
 def test_the_scale_has_a_default(ranks: WorkerGroup) -> None:
