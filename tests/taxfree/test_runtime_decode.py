@@ -145,13 +145,12 @@ def call_badly(fabric: Any, what: str) -> str:
 def prepare_without_a_cache(fabric: Any, variant: str, fields: dict[str, Any]) -> Any:
     from unittest import mock
 
-    from taxfree_kernels.flash_decode import operation
+    from taxfree_kernels.flash_decode.operation import OPERATION
 
-    found = operation.OPERATION
-    forbidden = dataclasses.replace(found, make_inputs=mock.Mock(side_effect=AssertionError))
+    forbidden = dataclasses.replace(OPERATION, make_inputs=mock.Mock(side_effect=AssertionError))
     problem = problem_of(**fields)
     rt = runtime_of(fabric, problem, variant)
-    with mock.patch.object(operation, "OPERATION", forbidden):
+    with mock.patch("taxfree.runtime.operation", lambda op: forbidden):
         rt.prepare([problem])
     return rt.choice(problem).variant
 
@@ -163,13 +162,12 @@ def launched(problem: Any, variant: str, found: Any) -> list[Any]:
     """What a call on H200 launches, with what kernels depend on."""
     from unittest import mock
 
+    from taxfree_kernels import variant as registry
     from taxfree_kernels.compiled.record import record
-    from taxfree_kernels.flash_decode import operation
     from taxfree_kernels.hardware import KNOWN
-    from taxfree_kernels.variant import variants
 
-    config = variants(OP)[variant].first_configs(problem, KNOWN["h200"])[0]
-    with mock.patch.object(operation, "OPERATION", found):
+    config = registry.variants(OP)[variant].first_configs(problem, KNOWN["h200"])[0]
+    with mock.patch.object(registry, "operation", lambda op: found):
         launches = record(OP, variant, problem, config, KNOWN["h200"])
     return [(each.name, [getattr(arg, "dtype", arg) for arg in each.args]) for each in launches]
 
