@@ -150,7 +150,7 @@ def prepare_without_a_cache(fabric: Any, variant: str, fields: dict[str, Any]) -
     forbidden = dataclasses.replace(OPERATION, make_inputs=mock.Mock(side_effect=AssertionError))
     problem = problem_of(**fields)
     rt = runtime_of(fabric, problem, variant)
-    with mock.patch("taxfree.runtime.operation", lambda op: forbidden):
+    with mock.patch("taxfree.runtime.operation", return_value=forbidden):
         rt.prepare([problem])
     return rt.choice(problem).variant
 
@@ -167,7 +167,7 @@ def launched(problem: Any, variant: str, found: Any) -> list[Any]:
     from taxfree_kernels.hardware import KNOWN
 
     config = registry.variants(OP)[variant].first_configs(problem, KNOWN["h200"])[0]
-    with mock.patch.object(registry, "operation", lambda op: found):
+    with mock.patch.object(registry, "operation", return_value=found):
         launches = record(OP, variant, problem, config, KNOWN["h200"])
     return [(each.name, [getattr(arg, "dtype", arg) for arg in each.args]) for each in launches]
 
