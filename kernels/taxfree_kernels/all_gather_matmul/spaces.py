@@ -12,13 +12,14 @@ from taxfree_kernels.variant import Config, Space
 
 def tile_space(problem: AllGatherMatmul, hardware: Hardware) -> Space:
     """How tiles are computed, for the device's own limits."""
-    waits = (problem.world_size, 1)
+    world_size = problem.world_size
+    waits = tuple(dict.fromkeys((world_size, -(-world_size // 2), min(2, world_size), 1)))
     widest_k = power_of_2(problem.shard_columns, 16)
     if hardware.backend == "interpreter":  # its time goes by the number of operations, not by size
         return {
             "BLOCK_M": (16, 32), "BLOCK_N": (32, 64), "BLOCK_K": up_to(widest_k, (16, 32, 64)),
             "GROUP_M": (1, 4), "SPLIT_K": (1, 2, 4, 8), "SWAP_AB": (False, True),
-            "SOURCES_PER_WAIT": waits,
+            "SOURCES_PER_WAIT": (world_size, 1),
         }  # fmt: skip
     space: dict[str, tuple[Any, ...]] = {
         "BLOCK_M": up_to(power_of_2(problem.m, 16), (16, 32, 64, 128, 256)),
@@ -135,9 +136,12 @@ def first_tma_configs(
         order = (12, 18) if problem.world_size <= 4 else (18, 12)
         tiles = {256: _SQUARE | {"SPLIT_K": 2}, 512: _SQUARE}.get(rows, _WIDE)
         guesses = [_one_round(problem, tiles, senders) for senders in order]
-        if problem.gather_dim == 1 and rows >= 1024:  # one source after the other
-            each = {"CHUNKS": 8, "SENDERS": 16, "SEND_BLOCK": 16384, "SOURCES_PER_WAIT": 1}
-            guesses.insert(1, tiles | each)
+        if problem.gather_dim == 1 and problem.world_size > 2 and rows >= 512:
+            # Sources come, and are awaited, in turns: a wait costs a refilled pipeline.
+            each = {"CHUNKS": 8, "SENDERS": 16, "SEND_BLOCK": 16384}
+            counts = (1, 2) if problem.world_size <= 4 else (2, 4)
+            turns = [tiles | each | {"SOURCES_PER_WAIT": count} for count in counts]
+            guesses = [guesses[0], *turns, guesses[1]]
         guesses.append(_one_round(problem, _WIDE | {"SPLIT_K": 2}, order[0]))
     else:  # many waves of tiles: pieces that arrive one after the other
         guesses = [
