@@ -14,7 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from taxfree import results
 from taxfree.errors import BelowTarget, UsageError, WorkerLost, WrongResult
 from taxfree.shapes import choose, written
-from taxfree_cli import options
+from taxfree_cli import interpreting, options
 from taxfree_cli.bench_views import plot as draw
 from taxfree_cli.bench_views import print_comparison, print_problem, require_picture
 from taxfree_cli.output import messages, note, print_json, rank
@@ -174,7 +174,7 @@ def what_is_asked(
         note(choice.note)
     devices.require(fabric, max(problem.world_size for problem in choice.problems))
     if fabric == "host":
-        note("host fabric: times are of interpreted kernels on a CPU, not of any GPU")
+        interpreting.announce(op, choice.problems)
     return Asked(op, choice.problems, fabric, knowledge, only)
 
 

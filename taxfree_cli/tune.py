@@ -15,7 +15,7 @@ from rich.text import Text
 
 from taxfree.errors import UsageError
 from taxfree.shapes import choose, written
-from taxfree_cli import options
+from taxfree_cli import interpreting, options
 from taxfree_cli.output import messages, note, print_json, print_table, rank, warn
 
 if TYPE_CHECKING:
@@ -91,6 +91,8 @@ def tune(
         note(choice.note)
     world_sizes = sorted({problem.world_size for problem in choice.problems})
     devices.require(chosen, world_sizes[-1])
+    if chosen == "host":
+        interpreting.announce(op, choice.problems)
     rows: list[dict[str, Any]] = []
     with Database(path) as database:
         database.require_writable()  # before hours of measuring
