@@ -105,17 +105,20 @@ def copy_space(problem: Any, hardware: Hardware) -> Space:
         problem: with `shard_rows` of `world_size` ranks.
     """
     most = 2 if hardware.backend == "interpreter" else 4
+    copies = most * max(1, problem.world_size - 1)
     return {
         "CHUNKS": up_to(min(most, problem.shard_rows), (1, 2, 4)),
-        "CHUNKS_PER_WAIT": up_to(most * max(1, problem.world_size - 1), (1, 2, 4, 8)),
-        "STREAMS": (1, 2),
+        "CHUNKS_PER_WAIT": up_to(copies, (1, 2, 4, 8)),
+        "STREAMS": up_to(copies, (1, 2, 4, 8)),
     }
 
 
 def first_copies(problem: Any, space: Space, rows_at_once: int) -> list[dict[str, Any]]:
     """Configs for copies of a problem's shards; the first is the default.
 
-    The second stream is for the time between two copies of the first.
+    The second stream is for the time between two copies of the first, in which a kernel announces
+    what was copied: some 20 us, and more where it has to find a place beside a matmul. With a
+    stream for each peer these times pass together, but what comes first is no peer's alone.
 
     Args:
         space: of :func:`copy_space`.
@@ -125,8 +128,11 @@ def first_copies(problem: Any, space: Space, rows_at_once: int) -> list[dict[str
     whole = [{"CHUNKS": 1, "CHUNKS_PER_WAIT": count, "STREAMS": 2} for count in shards]
     if problem.shard_rows < 128:  # takes longer to begin a copy than to move it
         return whole[:1]
+    to_each = [count for count in space["STREAMS"] if count >= problem.world_size - 1][:1]
     return [
-        *whole[:2],
+        whole[0],
+        *(whole[0] | {"STREAMS": count} for count in to_each if count > 2),
+        *whole[1:2],
         whole[0] | {"STREAMS": 1},
         whole[0] | {"CHUNKS": space["CHUNKS"][-1]},
     ]
