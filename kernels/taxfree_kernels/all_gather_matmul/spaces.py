@@ -139,7 +139,7 @@ def first_tma_configs(
         if problem.gather_dim == 1 and problem.world_size > 2 and rows >= 512:
             # Sources come, and are awaited, in turns: a wait costs a refilled pipeline.
             each = {"CHUNKS": 8, "SENDERS": 16, "SEND_BLOCK": 16384}
-            counts = (1, 2) if problem.world_size <= 4 else (2, 4)
+            counts = (1, 2) if problem.world_size <= 4 else (1, 2, 4)
             turns = [tiles | each | {"SOURCES_PER_WAIT": count} for count in counts]
             guesses = [guesses[0], *turns, guesses[1]]
         guesses.append(_one_round(problem, _WIDE | {"SPLIT_K": 2}, order[0]))
@@ -186,4 +186,8 @@ def _first_on_cdna(rows: int) -> list[dict[str, Any]]:
 
 def refuses(problem: AllGatherMatmul, hardware: Hardware, config: Config) -> str | None:
     """Why a config is not worth compiling, or None."""
+    is_wide = config["BLOCK_M"] * config["BLOCK_N"] > 128 * 128
+    if is_wide and 1 < config["SOURCES_PER_WAIT"] < problem.world_size:
+        # Not known to have steps, the loop behind a wait meets moves that ptxas takes for writes.
+        return "matrix instructions would run one by one"
     return refuses_tile(hardware, config, problem.shard_columns, problem.m * problem.n, 128)
