@@ -41,7 +41,8 @@ def first_candidates(
 
     First the defaults of variants that the cost model expects to be among the fastest, in graphs or
     in eager calls, then what won nearby, then those variants' other first configs; the same of all
-    other variants follows.
+    other variants follows. What won nearby, and other configs, that the model expects to be slow
+    here come last.
 
     Args:
         found: the variants.
@@ -53,7 +54,44 @@ def first_candidates(
     others = [found[name] for name in names if not _is_promising(name, expected)]
     defaults, *more = _rows_of_first_configs(promising, problem, hardware) or [[]]
     rest = _rows_of_first_configs(others, problem, hardware)
-    return [*defaults, *nearby, *itertools.chain(*more, *rest)]
+    further = [*nearby, *itertools.chain(*more, *rest)]
+    return [*defaults, *_promising_first(further, defaults, found, problem, hardware)]
+
+
+def _promising_first(
+    candidates: Sequence[Candidate],
+    before: Sequence[Candidate],
+    found: Mapping[str, Variant],
+    problem: Any,
+    hardware: Hardware,
+) -> list[Candidate]:
+    """The candidates in their order, but that those come last which the model expects to be slow.
+
+    Args:
+        before: what comes before them.
+        found: their variants; of what has other knobs than these, nothing is expected.
+    """
+    machine, modelled = machine_like(hardware), modelled_variants(op_of(problem))
+    if machine is None:
+        return list(candidates)
+    knobs = {
+        name: variant.space(problem, hardware).keys()
+        for name, variant in found.items()
+        if name in modelled
+    }
+
+    def expected_us(candidate: Candidate) -> float | None:
+        if knobs.get(candidate.variant) != candidate.config.keys():
+            return None
+        return times(machine, problem, candidate.variant, candidate.config).t_graph_us
+
+    expected = [(candidate, expected_us(candidate)) for candidate in candidates]
+    known = [
+        us for us in (*map(expected_us, before), *(us for _, us in expected)) if us is not None
+    ]
+    most = _PROMISING * min(known, default=0.0)
+    slow = [candidate for candidate, us in expected if us is not None and us > most]
+    return [candidate for candidate, _ in expected if candidate not in slow] + slow
 
 
 def _expected(found: Mapping[str, Variant], problem: Any, hardware: Hardware) -> dict[str, Times]:

@@ -9,6 +9,7 @@ from taxfree.candidates import first_candidates, variants_for
 from taxfree.trial import Candidate
 from taxfree_kernels.hardware import KNOWN
 from taxfree_kernels.variant import problem_class
+from taxfree_tuning_db.tables import shipped_records
 from tests.ranks import OP
 
 
@@ -49,6 +50,34 @@ class TestFirstCandidates:
         for each in fastest.values():
             before, _ = self.first(each.problem, self.H200)
             assert each.row.variant in before, each
+
+    def test_what_has_won_is_tried_early_or_something_as_fast(self):
+        records = [each for each in shipped_records() if each.winner.variant != "baseline"]
+        assert len(records) > 100
+        for record in records:
+            problem = problem_class(record.op)(**record.problem)
+            found = variants_for(problem, self.H200)
+            best = record.winner.median_us["graph"]
+            as_fast = [
+                Candidate(each.variant, each.config)
+                for each in (record.winner, *record.runners_up)
+                if each.median_us["graph"] <= 1.01 * best
+            ]
+            first = first_candidates(found, problem, self.H200, as_fast)
+            assert min(map(first.index, as_fast)) <= len(found), record
+
+    def test_what_is_slow_here_comes_last_although_it_has_won_nearby(self):
+        problem = problem_class("matmul_all_reduce")(m=1024, n=8192, k=3584, world_size=8)
+        found = variants_for(problem, self.H200)
+        small = {"BLOCK_M": 64, "BLOCK_N": 64, "num_warps": 4, "num_stages": 4, "SWAP_AB": True}
+        default = found["push_two_shot"].first_configs(problem, self.H200)[0]
+        slow = Candidate("push_two_shot", default | small)
+        unknown = Candidate("push_two_shot", {"an": "old knob"})
+        first = first_candidates(found, problem, self.H200, [slow, unknown])
+        second = found["push_two_shot"].first_configs(problem, self.H200)[1]
+        assert first.index(unknown) < first.index(Candidate("push_two_shot", second))
+        assert first.index(Candidate("push_two_shot", second)) < first.index(slow)
+        assert len(first) == len(first_candidates(found, problem, self.H200)) + 2
 
     def test_a_variant_without_a_model_is_not_held_back(self):
         problem = problem_class(OP)(m=1024, n=3584, k=8192, world_size=4)
