@@ -45,7 +45,7 @@ class Row:
         relative_error: Frobenius norm of the difference from the float64 reference over that of
             the reference; the worst rank's.
         kernel_hash: of the variant's sources; for "dispatch", of the picked variant's.
-        fused: whether the variant signals from inside kernels.
+        fused: as of `taxfree_kernels.variant.Variant`.
         launches: kernels of one call, collectives counted as one.
         skew_us: median over repetitions of slowest minus fastest rank.
         wrong: values that differ on small-integer inputs, over all ranks.

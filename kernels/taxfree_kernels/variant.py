@@ -91,7 +91,8 @@ class Variant(ABC):
     #: as tables, configs and the command line name it; the module's name.
     name: ClassVar[str]
 
-    #: a fused variant signals from inside kernels; a library path waits for collectives.
+    #: whether it exchanges beside what it computes, and calls no collective, so that single ranks
+    #: can compile its plans; library paths, and ours that only replace the collective, are not.
     fused: ClassVar[bool] = True
 
     def refuses_problem(self, problem: Any, hardware: Hardware) -> str | None:
