@@ -258,7 +258,7 @@ def _time(
     fabric = bench.fabric
     modes = ("eager", "graph") if fabric.has_graphs else ("eager",)
     slots = [(name, mode) for name in plans for mode in modes]
-    calls = [(_call(bench, plans[name]), mode) for name, mode in slots]
+    calls = [(bench.call(plans[name]), mode) for name, mode in slots]
     gemm = vendor_kernel(bench)
     if gemm is not None:
         calls.append((gemm, modes[-1]))
@@ -267,10 +267,6 @@ def _time(
     for (name, mode), timing in zip(slots, timings, strict=False):
         outcomes[name].timings[mode] = timing
     return None if gemm is None else timings[-1].median_us
-
-
-def _call(bench: Bench, plan: Plan) -> measure.Call:
-    return lambda step: bench.call(plan, step)
 
 
 def _raise_if_a_peer_was_lost(fabric: Fabric) -> None:

@@ -109,14 +109,11 @@ def measure_pipelines(
     for candidate in candidates:
         plan = bench.baseline if candidate.variant == "baseline" else bench.plan(candidate)
 
-        def call(step: int, plan: Any = plan) -> None:
-            bench.call(plan, step)
-
         def steps(step: int, plan: Any = plan) -> Sequence[Step]:
             copy = step % len(bench.inputs)
             return list(plan.steps(*bench.inputs[copy], bench.outputs[copy]))
 
-        found.append(time_steps(fabric, Pipeline(call, steps), repetitions))
+        found.append(time_steps(fabric, Pipeline(bench.call(plan), steps), repetitions))
     fabric.synchronize()
     fabric.pool.check()
     return found

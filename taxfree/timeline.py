@@ -19,11 +19,10 @@ import torch.distributed as dist
 from taxfree import measure
 from taxfree.stamping import aligned, compare_clocks
 from taxfree.taxes import Alignment, Notes, Times
-from taxfree.trial import Bench, Candidate, open_bench
+from taxfree.trial import Candidate, open_bench
 from taxfree_kernels.device import sync
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.launch import Kernel, compiling, launching_through
-from taxfree_kernels.variant import Plan
 
 _BACKENDS = {"cuda": "cuda", "rocm": "hip", "host": "interpreter"}
 
@@ -71,15 +70,11 @@ def note_calls(
     """
     bench = open_bench(fabric, op, problem)
     found = [
-        note_plan(fabric, _caller(bench, plan), repetitions) for plan in map(bench.plan, candidates)
+        note_plan(fabric, bench.call(plan), repetitions) for plan in map(bench.plan, candidates)
     ]
     fabric.synchronize()
     fabric.pool.check()
     return found if fabric.rank == 0 else []
-
-
-def _caller(bench: Bench, plan: Plan) -> measure.Call:
-    return lambda step: bench.call(plan, step)
 
 
 def note_plan(fabric: Fabric, call: measure.Call, repetitions: int) -> Notes:

@@ -96,9 +96,14 @@ class Bench:
         variant = variants(self.op)[candidate.variant]
         return variant.plan(self.problem, self.fabric, candidate.config)
 
-    def call(self, plan: Plan, step: int) -> None:
-        copy = step % len(self.inputs)
-        plan(*self.inputs[copy], self.outputs[copy])
+    def call(self, plan: Plan) -> measure.Call:
+        """Calls of a plan, whose inputs change with each step."""
+
+        def run(step: int) -> None:
+            copy = step % len(self.inputs)
+            plan(*self.inputs[copy], self.outputs[copy])
+
+        return run
 
     # -- correctness -------------------------------------------------------------------------
 
@@ -171,7 +176,7 @@ def try_candidates(
     calls = []
     for outcome, plan in ready:
         for mode in modes:
-            calls.append((_call(bench, plan), mode, outcome))
+            calls.append((bench.call(plan), mode, outcome))
     timings = measure.time_together(fabric, [(call, mode) for call, mode, _ in calls], repetitions)
     for (_, mode, outcome), timing in zip(calls, timings, strict=True):
         outcome.timings[mode] = timing
@@ -192,10 +197,6 @@ def _share_compilation(bench: Bench, candidates: Sequence[Candidate]) -> None:
 def _compile(bench: Bench, plan: Plan) -> None:
     with compiling():
         plan(*bench.inputs[0], bench.outputs[0])
-
-
-def _call(bench: Bench, plan: Plan) -> measure.Call:
-    return lambda step: bench.call(plan, step)
 
 
 def _check(bench: Bench, candidate: Candidate) -> tuple[Outcome, Plan | None]:
