@@ -186,7 +186,7 @@ def _first_on_cdna(rows: int) -> list[dict[str, Any]]:
 
 def refuses(problem: AllGatherMatmul, hardware: Hardware, config: Config) -> str | None:
     """Why a config is not worth compiling, or None."""
-    is_wide = config["BLOCK_M"] * config["BLOCK_N"] > 128 * 128
+    is_wide = hardware.backend == "cuda" and config["BLOCK_M"] * config["BLOCK_N"] > 128 * 128
     if is_wide and 1 < config["SOURCES_PER_WAIT"] < problem.world_size:
         # Not known to have steps, the loop behind a wait meets moves that ptxas takes for writes.
         return "matrix instructions would run one by one"
