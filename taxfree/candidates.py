@@ -11,7 +11,7 @@ from taxfree.trial import Candidate
 from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.variant import Variant, op_of, variants
 
-_PROMISING = 1.3  # times the least expected: nothing that has won was expected to take longer
+_PROMISING = 1.3  # times the least expected: no variant that has won was expected to take longer
 
 
 def variants_for(
@@ -85,13 +85,10 @@ def _promising_first(
             return None
         return times(machine, problem, candidate.variant, candidate.config).t_graph_us
 
-    expected = [(candidate, expected_us(candidate)) for candidate in candidates]
-    known = [
-        us for us in (*map(expected_us, before), *(us for _, us in expected)) if us is not None
-    ]
-    most = _PROMISING * min(known, default=0.0)
-    slow = [candidate for candidate, us in expected if us is not None and us > most]
-    return [candidate for candidate, _ in expected if candidate not in slow] + slow
+    expected = [(candidate, expected_us(candidate)) for candidate in (*before, *candidates)]
+    most = _PROMISING * min((us for _, us in expected if us is not None), default=0.0)
+    in_order = sorted(expected[len(before) :], key=lambda each: (each[1] or 0.0) > most)
+    return [candidate for candidate, _ in in_order]
 
 
 def _expected(found: Mapping[str, Variant], problem: Any, hardware: Hardware) -> dict[str, Times]:
