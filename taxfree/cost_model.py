@@ -373,8 +373,11 @@ def _gather_push(*, tma: bool) -> Formula:
         tiles, wave = tiles_us(machine, problem, config, tma=tma)
         send = _gather_exchange(machine, problem, config)
         if problem.gather_dim == 1:  # the first wave has its own rank's share of K before it waits
-            own = wave / problem.world_size
-            computed = max(own, send) + tiles - own
+            own, peers = wave / problem.world_size, problem.world_size - 1
+            waits = -(-peers // config["SOURCES_PER_WAIT"]) if tma else 1
+            computed = _in_turns(own, waits, send, wave - own) + tiles - wave
+        elif tma and config["K_PARTS"] > 1:
+            computed = _in_turns(0.0, config["K_PARTS"], send, wave) + tiles - wave
         elif problem.tiles_mix_ranks(config["BLOCK_M"]):
             computed = send + tiles
         else:
@@ -383,6 +386,14 @@ def _gather_push(*, tma: bool) -> Formula:
         return [Piece("fused", us, _launch_us(machine, tma=tma))]
 
     return formula
+
+
+def _in_turns(begin: float, parts: int, send: float, work: float) -> float:
+    """Until tiles, which wait for each of so many parts of what is sent, have multiplied all."""
+    end = begin
+    for part in range(1, parts + 1):
+        end = max(end, send * part / parts) + work / parts
+    return end
 
 
 def _waves_of_rows(machine: Machine, problem: Any, tiles: float, wave: float, send: float) -> float:

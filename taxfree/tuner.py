@@ -28,7 +28,14 @@ from taxfree.shapes import recorded_problem
 from taxfree.trial import Candidate, Outcome
 from taxfree_kernels.compiled.screen import Screen, Verdict
 from taxfree_kernels.hardware import Hardware
-from taxfree_tuning_db import Database, Measurement, Record, TrialRecord, record_key
+from taxfree_tuning_db import (
+    Database,
+    Measurement,
+    Record,
+    TrialRecord,
+    record_key,
+    shipped_records,
+)
 
 BASELINE = Candidate("baseline", {})
 LEAST_GAIN = 0.03  # by which a winner must beat the baseline to be adopted
@@ -236,17 +243,21 @@ class Tuner:
         return search
 
     def _winners_nearby(self, op: str, problem: Any) -> list[Candidate]:
-        """Configs that won on the most similar problems."""
+        """Configs that won on the most similar problems, in the user's records and shipped ones.
+
+        Those of the other type of 16 bits too: it is as large, and multiplied as fast.
+        """
         near = identity.near_fields(op)
-        may_differ = {*near, *identity.free_fields(op)}
+        may_differ = {*near, *identity.free_fields(op), "dtype"}
         wanted = dataclasses.asdict(problem)
 
-        def distance(record: Record) -> float:
-            return sum(abs(math.log2(int(record.problem[f]) / wanted[f])) for f in near)
+        def distance(record: Record) -> tuple[float, bool]:
+            sizes = sum(abs(math.log2(int(record.problem[f]) / wanted[f])) for f in near)
+            return sizes, record.problem["dtype"] != wanted["dtype"]
 
         alike = [
             record
-            for record in self._database.records()
+            for record in (*self._database.records(), *shipped_records())
             if record.op == op
             and recorded_problem(op, record.problem) is not None
             and record.hardware == self._fingerprint

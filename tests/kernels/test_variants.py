@@ -101,11 +101,11 @@ class TestSpaces:
 
 @pytest.mark.parametrize(("m", "block_n"), [(512, 128), (1024, 256), (2048, 256)])
 def test_push_tma_begins_with_the_tiles_that_were_fastest(m, block_n):
-    """On four H200s, one wave of them and of 12 senders: a neighbour's tiles cost 20 us at 1024."""
+    """On four H200s, one wave of them and of 16 senders: a neighbour's tiles cost 20 us at 1024."""
     tried = problem(m=m, n=3584, k=8192, dtype="bfloat16")
     first = variants(OP)["push_tma"].first_configs(tried, KNOWN["h200"])[0]
     assert (first["BLOCK_M"], first["BLOCK_N"], first["SPLIT_K"]) == (128, block_n, 1)
-    assert (first["SENDERS"], first["CHUNKS"]) == (12, 4)
+    assert (first["SENDERS"], first["CHUNKS"], first["SOURCES_PER_WAIT"]) == (16, 8, 2)
 
 
 @pytest.mark.parametrize(

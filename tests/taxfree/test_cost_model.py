@@ -20,7 +20,7 @@ from taxfree_kernels.variant import variants
 
 PROBLEM = AllGatherMatmul(m=256, n=3584, k=8192, world_size=8)
 COPIES = {"CHUNKS": 1, "CHUNKS_PER_WAIT": 4, "STREAMS": 2}
-TMA = {"CHUNKS": 16, "SEND_BLOCK": 16384}
+TMA = {"CHUNKS": 16, "SEND_BLOCK": 16384, "K_PARTS": 1, "SOURCES_PER_WAIT": 8}
 PUSH = variants("all_gather_matmul")["push"].first_configs(PROBLEM, H200.hardware)[0]
 PROBLEMS = {
     "all_gather_matmul": PROBLEM,
@@ -94,6 +94,17 @@ class TestFormulas:
         assert cost_model.tiles_us(H200, problem, halves, tma=True)[1] < wave
         one, two = (times(H200, problem, "push_tma", each).t_graph_us for each in (config, halves))
         assert two < one
+
+    @pytest.mark.parametrize(("gather_dim", "knob"), [(0, "K_PARTS"), (1, "SOURCES_PER_WAIT")])
+    def test_tiles_that_wait_for_one_part_after_the_other_hide_the_rest(self, gather_dim, knob):
+        problem = AllGatherMatmul(m=1024, n=3584, k=8192, gather_dim=gather_dim, world_size=8)
+        config = {**TMA, "BLOCK_M": 128, "BLOCK_N": 256, "SPLIT_K": 1, "SENDERS": 16}
+        once, in_turns = (
+            times(H200, problem, "push_tma", config | each).t_graph_us
+            for each in ({}, {knob: 4 if knob == "K_PARTS" else 2})
+        )
+        tiles, _ = cost_model.tiles_us(H200, problem, config, tma=True)
+        assert tiles < in_turns < once - 15
 
     def test_eager_calls_take_what_the_host_takes(self):
         slow_host = dataclasses.replace(H200, host_call_us=1000.0)

@@ -56,14 +56,15 @@ def timed(median_us, noise_us=0.0):
     return Outcome("measured", timings=timings, relative_error=1e-3)
 
 
-def tune(db, script, trials=6, hardware=KNOWN["cpu"], **options):
+def tune(db, script, trials=6, hardware=KNOWN["cpu"], dtype="float16", **options):
     """A record, the trials, and what was tried, of a run without processes."""
     from taxfree.tuner import Budget, Tuner, Workers
 
     group = ScriptedGroup(script, hardware)
     with Database(db) as database:
         tuner = Tuner(database, Workers(lambda: group), hardware, PassingScreen(), **options)
-        record = tuner.tune(OP, problem_class(OP)(**PROBLEM), Budget(trials))
+        problem = problem_class(OP)(**PROBLEM, dtype=dtype)
+        record = tuner.tune(OP, problem, Budget(trials))
         return record, database.trials(record.key), group.tried
 
 
@@ -208,6 +209,19 @@ class TestSearching:
         assert [each.variant for each in tried[:4]] == [
             "one_shot", "pull", "push", "push_two_kernel",
         ]  # fmt: skip
+
+    @pytest.mark.parametrize("place", ["user", "shipped"])
+    def test_what_won_with_the_other_type_is_tried_behind_the_defaults(
+        self, db, tmp_path, monkeypatch, place
+    ):
+        first = db if place == "user" else tmp_path / "first.sqlite"
+        record, _, tried = tune(first, time_of, trials=60, dtype="bfloat16", only=["push"])
+        winner = (record.winner.variant, record.winner.config)
+        assert (tried[0].variant, tried[0].config) != winner
+        if place == "shipped":
+            monkeypatch.setattr("taxfree.tuner.shipped_records", lambda: (record,))
+        _, _, tried = tune(db, time_of, trials=2, only=["push"])
+        assert (tried[1].variant, tried[1].config) == winner
 
     def test_what_fails_is_recorded_with_its_reason_and_not_tried_again(self, db):
         from taxfree.trial import Outcome

@@ -4,13 +4,16 @@ Boxes of W and A go to shared memory without a thread computing an address, whic
 of a tile: on one H200 with all waits passing, 86 us at M = 1024 where ``push``'s tiles take 162. So
 from M = 64 on a fused kernel, which removes the launch and most of the bulk-synchronous tax, beats
 the vendor's matmul after a gather. SENDERS programs walk through all messages, so that a large
-shard does not keep tiles from starting.
+shard does not keep tiles from starting. From M = 256 on, where the link takes half as long as the
+matmul, tiles begin with what comes first: of rows with the first of K_PARTS of K, which goes to all
+ranks before the next, and of columns with the next SOURCES_PER_WAIT ranks.
 
-Protocol. As ``push``, with two differences. Peers' stores reach the inbox through the generic proxy
-and TMA reads through the asynchronous one, so a fence between the two follows each wait. And since
-a box is read from one tensor, a rank whose rows share tiles with those of peers (gather_dim 0,
-shards that are no multiple of BLOCK_M) sends its rows to its own inbox too; tiles wait for them as
-for others', whose senders are programs of lower ids.
+Protocol. As ``push``, with three differences. Peers' stores reach the inbox through the generic
+proxy and TMA reads through the asynchronous one, so a fence between the two follows each wait. Each
+part of K has channels of its own, and tiles wait for one part after the other. And since a box is
+read from one tensor, a rank whose rows come in parts, or share tiles with those of peers (shards
+that are no multiple of BLOCK_M), sends its rows to its own inbox too; tiles wait for them as for
+others', whose senders are programs of lower ids.
 """
 
 from __future__ import annotations
@@ -30,6 +33,7 @@ from taxfree_kernels.all_gather_matmul.tile import (
     nothing_yet,
     place_of,
     push_chunk,
+    share_of_split,
     wait_for_rows,
 )
 from taxfree_kernels.boxes import aligned, rows_in_boxes, weight_in_boxes
@@ -49,16 +53,22 @@ def _push_tma(
     SENDERS: tl.constexpr, CHUNKS: tl.constexpr, SEND_BLOCK: tl.constexpr,
     SOURCES_PER_WAIT: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr, SPLIT_K: tl.constexpr, SWAP_AB: tl.constexpr,
-    W_NK: tl.constexpr, TO_SELF: tl.constexpr,
+    W_NK: tl.constexpr, TO_SELF: tl.constexpr, K_PARTS: tl.constexpr, PART_STEPS: tl.constexpr,
+    SEND_STAGES: tl.constexpr,
 ):  # fmt: skip
+    # Were it possible that a loop over k, behind a wait in a loop, has no step, ptxas would run its
+    # matrix instructions one by one; of smaller tiles it does not: see ``partial_tile``.
+    IN_PARTS: tl.constexpr = K_PARTS > 1 or SOURCES_PER_WAIT < WORLD
+    HAS_STEPS: tl.constexpr = IN_PARTS and BLOCK_M * BLOCK_N > 128 * 128
     program = tl.program_id(0)
     generation = sync.running_generation(control_ptr)
     if program < SENDERS:
         slot_ptr = tl.multiple_of(inbox_ptr + (generation % 2) * slot_elements, 16)
-        for message in range(program, CHUNKS * (WORLD - 1 + TO_SELF), SENDERS):
+        for message in range(program, K_PARTS * CHUNKS * (WORLD - 1 + TO_SELF), SENDERS):
             push_chunk(
                 message, a_ptr, own_rows, slot_ptr, control_ptr, generation, heap_bases, rank,
                 shard_rows, shard_columns, WORLD, BACKEND, CHUNKS, SEND_BLOCK, TO_SELF,
+                K_PARTS, PART_STEPS * BLOCK_K, SEND_STAGES,
             )  # fmt: skip
     else:
         index = program - SENDERS
@@ -69,25 +79,35 @@ def _push_tma(
         )  # fmt: skip
         row_end = min(row + BLOCK_M, m)
         acc = nothing_yet(BLOCK_M, BLOCK_N, SWAP_AB)
-        arrived = rank >= 0
+        if HAS_STEPS:
+            tl.assume(step_end > step_begin)
         if GATHER_DIM == 0:
-            first = 0
+            first, arrived = 0, tl.full((), True, tl.int1)
             if not TO_SELF:  # of a tile of the own rows no source is left
                 first = (row // shard_rows == rank).to(tl.int32)
                 acc = accumulate_boxes(
                     acc, a_desc, 0, row - rank * shard_rows, w_desc, col, 0, first,
                     step_begin, step_end, 1, 1, BLOCK_M, BLOCK_N, BLOCK_K, SWAP_AB, W_NK,
                 )  # fmt: skip
-            arrived = wait_for_rows(
-                row, row_end, 0, 0, control_ptr, generation, heap_bases, rank, m, shard_rows,
-                WORLD, BACKEND, GATHER_DIM, CHUNKS, TO_SELF,
-            )  # fmt: skip
-            sync.before_tma_loads(BACKEND)
-            acc = accumulate_boxes(
-                acc, inbox_desc, slot, row, w_desc, col, first, 1, step_begin, step_end,
-                1, 1, BLOCK_M, BLOCK_N, BLOCK_K, SWAP_AB, W_NK,
-            )  # fmt: skip
+            for part in range(K_PARTS):
+                here = wait_for_rows(
+                    row, row_end, 0, 0, control_ptr, generation, heap_bases, rank, m, shard_rows,
+                    WORLD, BACKEND, GATHER_DIM, CHUNKS, TO_SELF, part,
+                )  # fmt: skip
+                arrived = arrived & here
+                sync.before_tma_loads(BACKEND)
+                begin, end = step_begin, step_end
+                if K_PARTS > 1:
+                    part_end = min((part + 1) * PART_STEPS, tl.cdiv(shard_columns, BLOCK_K))
+                    begin, end = share_of_split(part * PART_STEPS, part_end, split, SPLIT_K)
+                if HAS_STEPS:
+                    tl.assume(end > begin)
+                acc = accumulate_boxes(
+                    acc, inbox_desc, slot, row, w_desc, col, first, 1, begin, end,
+                    1, 1, BLOCK_M, BLOCK_N, BLOCK_K, SWAP_AB, W_NK,
+                )  # fmt: skip
         else:
+            arrived = rank >= 0
             acc = accumulate_boxes(
                 acc, a_desc, 0, row, w_desc, col, rank, rank + 1, step_begin, step_end,
                 WORLD, 1, BLOCK_M, BLOCK_N, BLOCK_K, SWAP_AB, W_NK,
@@ -100,6 +120,8 @@ def _push_tma(
                 )  # fmt: skip
                 arrived = arrived & here
                 sync.before_tma_loads(BACKEND)
+                if HAS_STEPS:
+                    tl.assume(last > first)
                 acc = accumulate_boxes(
                     acc, inbox_desc, slot, row, w_desc, col, rank + first, rank + last,
                     step_begin, step_end, WORLD, WORLD, BLOCK_M, BLOCK_N, BLOCK_K, SWAP_AB, W_NK,
@@ -116,13 +138,21 @@ class PushTmaPlan(FusedPlan):
     """One launch: senders, then tiles."""
 
     def __init__(self, problem: AllGatherMatmul, fabric: Fabric, config: Config) -> None:
-        to_self = problem.tiles_mix_ranks(config["BLOCK_M"])
+        to_self = problem.tiles_mix_ranks(config["BLOCK_M"]) or config["K_PARTS"] > 1
         # A tensor map of no rows is none; a rank without rows has no tile that would read them.
         self._reads_own_shard = not to_self and problem.rows_of(fabric.rank) > 0
-        messages = config["CHUNKS"] * (problem.world_size - 1 + to_self)
+        parts = config["K_PARTS"]
+        messages = parts * config["CHUNKS"] * (problem.world_size - 1 + to_self)
         senders = min(config["SENDERS"], messages)
         self._w_is_nk, self._columns = problem.weight_layout == "nk", problem.shard_columns
-        constants = {"SENDERS": senders, "W_NK": self._w_is_nk, "TO_SELF": to_self}
+        constants = {
+            "SENDERS": senders,
+            "W_NK": self._w_is_nk,
+            "TO_SELF": to_self,
+            "K_PARTS": parts,
+            "SEND_STAGES": config["SEND_STAGES"],
+            "PART_STEPS": spaces.steps_of_part(problem, config),
+        }
         super().__init__(problem, fabric, config, _push_tma, senders, constants)
         block_m, block_n, block_k = (config[f"BLOCK_{side}"] for side in "MNK")
         self._a_box = [1, 1, block_m, block_k]
@@ -161,6 +191,9 @@ class PushTma(FusedVariant):
 
     def first_configs(self, problem: Any, hardware: Hardware) -> list[dict[str, Any]]:
         return spaces.first_tma_configs(problem, hardware, self.space(problem, hardware))
+
+    def refuses_config(self, problem: Any, hardware: Hardware, config: Config) -> str | None:
+        return spaces.refuses_tma(problem, hardware, config)
 
     def plan(self, problem: Any, fabric: Fabric, config: Config) -> Plan:
         return PushTmaPlan(problem, fabric, config)

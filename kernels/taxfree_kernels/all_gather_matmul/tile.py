@@ -10,11 +10,36 @@ from taxfree_kernels.device.tiles import accumulate, copy, own_chiplet_first, se
 
 
 @triton.jit
+def _copy_columns(
+    target_ptr, source_ptr, pitch, row_begin, row_end, column_begin, column_end,
+    BLOCK: tl.constexpr, COLUMNS: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """Copy some rows and columns of matrices with `pitch` elements a row, aligned to 16 bytes.
+
+    Args:
+        BLOCK: elements at a time.
+        COLUMNS: that there are at most.
+        STAGES: blocks under way: all but one are loaded, into shared memory, ahead of the one that
+            is stored, because loads take long where tiles load as well.
+    """
+    WIDTH: tl.constexpr = min(triton.next_power_of_2(COLUMNS), BLOCK)
+    HEIGHT: tl.constexpr = BLOCK // WIDTH
+    across = tl.cdiv(column_end - column_begin, WIDTH)
+    for block in tl.range(0, tl.cdiv(row_end - row_begin, HEIGHT) * across, num_stages=STAGES):
+        rows = row_begin + block // across * HEIGHT + tl.arange(0, HEIGHT)
+        columns = column_begin + block % across * WIDTH + tl.arange(0, WIDTH)
+        at = (rows * pitch)[:, None] + columns[None, :]
+        mask = (rows < row_end)[:, None] & (columns < column_end)[None, :]
+        tl.store(target_ptr + at, tl.load(source_ptr + at, mask=mask), mask=mask)
+
+
+@triton.jit
 def push_chunk(
     message, a_ptr, own_rows, slot_ptr, control_ptr, generation, heap_bases, rank,
     shard_rows, shard_columns,
     WORLD: tl.constexpr, BACKEND: tl.constexpr, CHUNKS: tl.constexpr, SEND_BLOCK: tl.constexpr,
-    TO_SELF: tl.constexpr = False,
+    TO_SELF: tl.constexpr = False, K_PARTS: tl.constexpr = 1, PART_COLUMNS: tl.constexpr = 0,
+    SEND_STAGES: tl.constexpr = 1,
 ):  # fmt: skip
     """Send one chunk of rows of this rank's shard to one rank's inbox, and signal it.
 
@@ -23,9 +48,17 @@ def push_chunk(
     chunks go to the rank before this one, then to that before it. Ranks start with different peers,
     and no link is hit by all at once.
 
+    Rows may go in K_PARTS of PART_COLUMNS, the last perhaps narrower: one part to all ranks before
+    the next, each chunk of it on a channel of its own.
+
     Args:
-        message: of CHUNKS to each peer, after as many to the own inbox when TO_SELF.
+        message: of CHUNKS to each peer, after as many to the own inbox when TO_SELF; of each part.
+        SEND_STAGES: see :func:`_copy_columns`.
     """
+    part = 0
+    if K_PARTS > 1:
+        messages: tl.constexpr = CHUNKS * (WORLD - 1 + TO_SELF)
+        part, message = message // messages, message % messages
     distance = message // CHUNKS + 1 - TO_SELF
     chunk = message % CHUNKS
     peer = (rank + WORLD - distance) % WORLD
@@ -34,10 +67,19 @@ def push_chunk(
     end = min(begin + chunk_rows, own_rows)
     own_block = slot_ptr + rank.to(tl.int64) * shard_rows * shard_columns
     target = sync.translate(own_block, heap_bases, rank, peer)
-    copy(target, a_ptr, begin * shard_columns, end * shard_columns, SEND_BLOCK)
+    if K_PARTS == 1 and SEND_STAGES == 1:
+        copy(target, a_ptr, begin * shard_columns, end * shard_columns, SEND_BLOCK)
+    else:
+        column = part * PART_COLUMNS
+        column_end = min(column + PART_COLUMNS, shard_columns)
+        _copy_columns(
+            target, a_ptr, shard_columns, begin, end, column, column_end, SEND_BLOCK,
+            PART_COLUMNS, SEND_STAGES,
+        )  # fmt: skip
     sync.signal(
-        control_ptr, chunk, peer, generation, heap_bases, rank, WORLD=WORLD, BACKEND=BACKEND
-    )
+        control_ptr, part * CHUNKS + chunk, peer, generation, heap_bases, rank,
+        WORLD=WORLD, BACKEND=BACKEND,
+    )  # fmt: skip
 
 
 @triton.jit
@@ -45,9 +87,9 @@ def wait_for_rows(
     row_begin, row_end, nearest, farthest, control_ptr, generation, heap_bases, rank,
     m, shard_rows,
     WORLD: tl.constexpr, BACKEND: tl.constexpr, GATHER_DIM: tl.constexpr, CHUNKS: tl.constexpr,
-    TO_SELF: tl.constexpr = False,
+    TO_SELF: tl.constexpr = False, part=0,
 ):  # fmt: skip
-    """Wait for the chunks that hold rows [row_begin, row_end) of the ranks that matter.
+    """Wait for the chunks, of a part of K, that hold rows [row_begin, row_end) of some ranks.
 
     With gather_dim 1 these are the peers at distances [nearest, farthest) from this rank; with
     gather_dim 0 the peers, when TO_SELF also this rank, whose shards have such rows, and for the
@@ -71,7 +113,7 @@ def wait_for_rows(
     is_last = (begin >= end) & (last_row >= m)  # a chunk without rows falls to the last tile
     needed = needed & (has_rows | is_last) & (lane < WORLD * CHUNKS)
     return sync.wait(
-        control_ptr, chunk, source, generation, heap_bases, rank, mask=needed,
+        control_ptr, part * CHUNKS + chunk, source, generation, heap_bases, rank, mask=needed,
         WORLD=WORLD, BACKEND=BACKEND,
     )  # fmt: skip
 
@@ -94,9 +136,15 @@ def place_of(
     tile_m, tile_n = tile_of(tile, tiles_m, tiles_n, GROUP_M)
     if GATHER_DIM == 0:  # the rows that are already here come first
         tile_m = (tile_m + rank * shard_rows // BLOCK_M) % tiles_m
-    steps = tl.cdiv(shard_columns, BLOCK_K)
-    step_begin, step_end = steps * split // SPLIT_K, steps * (split + 1) // SPLIT_K
+    step_begin, step_end = share_of_split(0, tl.cdiv(shard_columns, BLOCK_K), split, SPLIT_K)
     return tile, split, tile_m * BLOCK_M, tile_n * BLOCK_N, step_begin, step_end
+
+
+@triton.jit
+def share_of_split(begin, end, split, SPLIT_K: tl.constexpr):
+    """First and last step of a split of K, of steps [begin, end)."""
+    steps = end - begin
+    return begin + steps * split // SPLIT_K, begin + steps * (split + 1) // SPLIT_K
 
 
 @triton.jit
