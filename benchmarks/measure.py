@@ -127,21 +127,23 @@ def steps(gpus: int, machine: str, trials: int, budget: int) -> Iterator[Step]:
     def said(shapes: Sequence[str]) -> tuple[str, ...]:
         return tuple(word for shape in shapes for word in ("--shapes", shape))
 
-    def taxfree(command: str, op: str, *options: str) -> tuple[str, ...]:
-        dtype = () if op == "flash_decode" else ("--dtype", "bf16")
-        words = ("-m", "taxfree_cli.app", command, "--op", op, "--gpus", str(gpus), *dtype)
+    def taxfree(command: str, op: str, *options: str, dtype: str = "bf16") -> tuple[str, ...]:
+        typed = () if op == "flash_decode" else ("--dtype", dtype)
+        words = ("-m", "taxfree_cli.app", command, "--op", op, "--gpus", str(gpus), *typed)
         return (*words, *options)
 
     def script(module: str, *options: str) -> tuple[str, ...]:
         return ("-m", f"benchmarks.{module}", "--gpus", str(gpus), *options)
 
-    for op, wanted in SHAPES.items():
-        shapes = said(wanted)
-        search = ("--trials", str(trials), "--budget", f"{budget}m")
-        yield Step("tune", taxfree("tune", op, *shapes, *search), budget + _MINUTES)
-        file = RESULTS / op / name
-        yield Step("bench", taxfree("bench", op, *shapes), 3 * _MINUTES, file, "--out")
     paper, large, *_ = SHAPES["all_gather_matmul"]
+    wanted = [(op, shapes, "bf16", "") for op, shapes in SHAPES.items()]
+    for op, shapes, dtype, suffix in (*wanted, ("all_gather_matmul", (paper,), "fp16", "-fp16")):
+        search = ("--trials", str(trials), "--budget", f"{budget}m")
+        tuned = taxfree("tune", op, *said(shapes), *search, dtype=dtype)
+        yield Step("tune", tuned, budget + _MINUTES)
+        timed = taxfree("bench", op, *said(shapes), dtype=dtype)
+        file = RESULTS / op / f"{machine}-x{gpus}{suffix}.json"
+        yield Step("bench", timed, 3 * _MINUTES, file, "--out")
     for shape, suffix in ((paper, ""), (large, "-large")):
         swept = taxfree("explain", "all_gather_matmul", *said([shape]), "--sweep", "--json")
         file = RESULTS / "explain" / f"{machine}-x{gpus}{suffix}.json"

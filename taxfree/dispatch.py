@@ -109,10 +109,12 @@ class Dispatcher:
         }
         said = " ".join(f"{name}={value}" for name, value in (near | unlike).items())
         lender = f"the record of {said}"
+        record = identity.lent(found.record, problem)
+        winner = record.winner
         reason = _too_far(problem, near) or self._illegal(op, problem, winner)
         if reason is not None:
             return Choice("baseline", "baseline", why=f"{lender} does not fit: {reason}")
-        eager = self._eager("neighbour", op, problem, found.record)
+        eager = self._eager("neighbour", op, problem, record)
         return Choice("neighbour", winner.variant, dict(winner.config), lender, eager)
 
     def _eager(self, kind: Kind, op: str, problem: Any, record: Record) -> Choice | None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 from functools import cache
+from typing import Any
 
 from taxfree._version import __version__
 from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.source_hash import kernel_hash
 from taxfree_kernels.variant import operation, variants
-from taxfree_tuning_db import HardwareFingerprint, SoftwareFingerprint
+from taxfree_tuning_db import HardwareFingerprint, Measurement, Record, SoftwareFingerprint
 
 
 def hardware_fingerprint(hardware: Hardware, link: str = "") -> HardwareFingerprint:
@@ -87,3 +89,20 @@ def size_field(op: str) -> str:
 def free_fields(op: str) -> tuple[str, ...]:
     """Fields in which it may differ as well, because they hardly change what is fastest."""
     return operation(op).free_fields
+
+
+def lent(record: Record, problem: Any) -> Record:
+    """A neighbour's record, whose configs name this problem's type where they named their own."""
+
+    def translated(measured: Measurement) -> Measurement:
+        config = {
+            knob: problem.dtype if value == record.problem["dtype"] else value
+            for knob, value in measured.config.items()
+        }
+        return dataclasses.replace(measured, config=config)
+
+    return dataclasses.replace(
+        record,
+        winner=translated(record.winner),
+        runners_up=tuple(translated(each) for each in record.runners_up),
+    )

@@ -243,17 +243,14 @@ class Tuner:
         return search
 
     def _winners_nearby(self, op: str, problem: Any) -> list[Candidate]:
-        """Configs that won on the most similar problems, in the user's records and shipped ones.
-
-        Those of the other type of 16 bits too: it is as large, and multiplied as fast.
-        """
-        near = identity.near_fields(op)
-        may_differ = {*near, *identity.free_fields(op), "dtype"}
+        """Configs that won on the most similar problems, in the user's records and shipped ones."""
+        near, free = identity.near_fields(op), identity.free_fields(op)
+        may_differ = {*near, *free}
         wanted = dataclasses.asdict(problem)
 
-        def distance(record: Record) -> tuple[float, bool]:
+        def distance(record: Record) -> tuple[float, int]:
             sizes = sum(abs(math.log2(int(record.problem[f]) / wanted[f])) for f in near)
-            return sizes, record.problem["dtype"] != wanted["dtype"]
+            return sizes, sum(record.problem.get(f) != wanted[f] for f in free)
 
         alike = [
             record
@@ -264,7 +261,8 @@ class Tuner:
             and all(record.problem.get(f) == wanted[f] for f in wanted if f not in may_differ)
         ]
         found = []
-        for record in sorted(alike, key=distance)[:_NEIGHBOURS]:
+        for neighbour in sorted(alike, key=distance)[:_NEIGHBOURS]:
+            record = identity.lent(neighbour, problem)
             for measured in (record.winner, *record.runners_up):
                 if measured.variant != "baseline":
                     found.append(Candidate(measured.variant, measured.config))

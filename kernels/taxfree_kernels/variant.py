@@ -133,6 +133,7 @@ class Operation:
         reference: (problem, rank, seed, device, integers) -> the rank's result in float64.
         empty_output: (problem, device) -> an uninitialised output.
         free_fields: fields that hardly change what is fastest: a lender may differ in any of them.
+            The type is one: both are of 16 bits, and multiplied as fast.
         compile_inputs: (problem, device) -> tensors to compile kernels with, where those of
             make_inputs are too large for an engine's device; the large ones are meta tensors.
     """

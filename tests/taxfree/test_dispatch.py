@@ -115,9 +115,29 @@ class TestChoice:
         assert choice.variant == "baseline"
         assert "CHUNKS=64" in choice.why
 
-    @pytest.mark.parametrize(
-        "change", [{"n": 1024}, {"dtype": "float16"}, {"world_size": 4}, {"gather_dim": 0}]
-    )
+    def test_the_other_type_of_as_many_bits_lends_its_config(self) -> None:
+        half = dataclasses.replace(PROBLEM, dtype="float16")
+        near = record(dataclasses.replace(half, m=128))
+        assert "m=64 dtype=bfloat16" in dispatcher(record(), near).choose(OP, half).why
+
+    def test_what_names_its_type_is_lent_with_the_other(self) -> None:
+        op = "matmul_all_reduce"
+        lender = problem_class(op)(m=512, n=8192, k=3584, dtype="bfloat16", world_size=8)
+        config = variants(op)["push"].first_configs(lender, HARDWARE)[0]
+        hashes = identity.kernel_hashes(op)
+        winner = dataclasses.replace(
+            measurement("push", 20.0, **config), kernel_hash=hashes["push"]
+        )
+        baseline = dataclasses.replace(winner, variant="baseline", config={}, kernel_hash="")
+        lent = dataclasses.replace(
+            record(), op=op, problem=dataclasses.asdict(lender), winner=winner, baseline=baseline
+        )
+        half = dataclasses.replace(lender, dtype="float16")
+        choice = dispatcher(lent).choose(op, half)
+        assert (choice.kind, config["WIRE"]) == ("neighbour", "bfloat16")
+        assert choice.config == config | {"WIRE": "float16"}
+
+    @pytest.mark.parametrize("change", [{"n": 1024}, {"world_size": 4}, {"gather_dim": 0}])
     def test_nothing_is_lent_across_other_fields(self, change: dict[str, Any]) -> None:
         choice = dispatcher(record()).choose(OP, dataclasses.replace(PROBLEM, **change))
         assert choice.variant == "baseline"

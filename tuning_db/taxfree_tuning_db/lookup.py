@@ -16,7 +16,7 @@ from .records import (
 )
 from .staleness import stale_reason
 
-FIXED_FIELDS = ("world_size", "dtype")
+_FIXED = "world_size"  # no other field decides as much over what is fastest
 
 Kind: TypeAlias = Literal["exact", "neighbour", "stale", "miss"]
 
@@ -110,11 +110,11 @@ def look_up(
             agrees in more of them is taken.
 
     Raises:
-        ValueError: one of these names the world size or the dtype.
+        ValueError: one of these names the world size.
         InvalidRecord: a field of the problem is not a finite scalar.
     """
-    if fixed := {*near_fields, *free_fields}.intersection(FIXED_FIELDS):
-        raise ValueError(f"a neighbour may not differ in {', '.join(sorted(fixed))}")
+    if _FIXED in {*near_fields, *free_fields}:
+        raise ValueError(f"a neighbour may not differ in {_FIXED}")
     ladder: list[Rung] = []
 
     def answer(kind: Kind, record: Record) -> LookUp:

@@ -244,6 +244,7 @@ OPERATION = Operation(
     name="flash_decode",
     problem=FlashDecode,
     near_fields=("batch", "kv_len_per_rank"),
+    free_fields=("dtype",),
     make_inputs=make_inputs,
     reference=reference,
     empty_output=empty_output,

@@ -47,6 +47,7 @@ OPERATION = Operation(
     name="matmul_reduce_scatter",
     problem=MatmulReduceScatter,
     near_fields=("m",),
+    free_fields=("dtype",),
     make_inputs=make_inputs,
     reference=reference,
     empty_output=empty_output,
