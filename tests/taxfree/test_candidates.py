@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 from types import SimpleNamespace
 
 from benchmarks.model_error import rows as measured_rows
@@ -39,17 +40,18 @@ class TestFirstCandidates:
         assert len(before) == len(set(before))
         assert set(after) <= set(before)
 
-    def test_the_fastest_that_was_measured_is_among_the_promising(self):
-        fastest = {}
+    def test_the_promising_are_as_fast_as_any_that_was_measured(self):
+        """In eager calls a host decides, which is not the same in two runs: a tenth is nothing."""
+        measured = collections.defaultdict(list)
         for each in measured_rows():
             if each.row.variant != "baseline":
-                at = each.visit, each.row.mode, str(each.row.problem)
-                if at not in fastest or each.row.median_us < fastest[at].row.median_us:
-                    fastest[at] = each
-        assert len(fastest) > 200  # in graphs and in eager calls
-        for each in fastest.values():
-            before, _ = self.first(each.problem, self.H200)
-            assert each.row.variant in before, each
+                measured[each.visit, each.row.mode, each.problem].append(each.row)
+        assert len(measured) > 200  # in graphs and in eager calls
+        for (visit, mode, problem), rows in measured.items():
+            before, _ = self.first(problem, self.H200)
+            promising = min(row.median_us for row in rows if row.variant in before)
+            slack = 1.1 if mode == "eager" else 1.0
+            assert promising <= slack * min(row.median_us for row in rows), (visit, problem)
 
     def test_what_has_won_is_tried_early_or_something_as_fast(self):
         records = [each for each in shipped_records() if each.winner.variant != "baseline"]

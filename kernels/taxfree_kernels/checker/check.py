@@ -39,6 +39,7 @@ MIXED = "mixed"  # in the place of a variant: each call draws one, as they share
 CALLS = 3
 SEEDS = 100
 
+_DRAWN = Wanted(calls=2)  # of variants drawn by chance, each of which has a check of its own
 _TOLERANCE = 0.02  # of the largest value; a wrong payload is off by more, or NaN
 # Generations go on beyond 32 bits; both sides of each edge are crossed within a few calls.
 _FIRST_GENERATIONS = (1, 2, 2**31 - 2, 2**32 - 2)
@@ -155,7 +156,8 @@ def check_variant(
                 violation = replace(outcome.violation, replay=replay)
                 break
     seconds = time.monotonic() - begin
-    return Checked(op, variant, schedules, seconds, violation, coverage, wanted or Wanted())
+    wanted = wanted or (_DRAWN if variant == MIXED else Wanted())
+    return Checked(op, variant, schedules, seconds, violation, coverage, wanted)
 
 
 def replay_command(op: str, variant: str, problem: Any, seed: int) -> str:

@@ -50,6 +50,10 @@ class Observer(Protocol):
 
     def first_of(self, count: int) -> np.ndarray: ...
 
+    def on_next_may_begin(self) -> None: ...
+
+    def on_wait_for_the_last(self) -> None: ...
+
 
 @contextlib.contextmanager
 def observed_by(observer: Observer) -> Iterator[None]:
@@ -161,6 +165,10 @@ def _hooks(interpreter: Any, builder: Any, observer: Observer) -> dict[str, Call
     def create_inline_asm(
         assembly: str, constraints: str, values: Any, types: list[Any], *rest: Any
     ) -> Any:
+        if "griddepcontrol.launch_dependents" in assembly:
+            observer.on_next_may_begin()
+        elif "griddepcontrol.wait" in assembly:
+            observer.on_wait_for_the_last()
         return _NoResults(interpreter, types)
 
     hooks = {name: hook for name, hook in locals().items() if name.startswith("create_")}
@@ -169,7 +177,7 @@ def _hooks(interpreter: Any, builder: Any, observer: Observer) -> dict[str, Call
 
 
 class _NoResults:
-    """Of inline assembly, which is there for its effects, and those are not simulated: zeros."""
+    """Of inline assembly, which is there for its effects: zeros."""
 
     def __init__(self, interpreter: Any, types: list[Any]) -> None:
         self._interpreter, self._types = interpreter, types

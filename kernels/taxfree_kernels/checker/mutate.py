@@ -160,7 +160,7 @@ def _changes_of_call(call: ast.Call, function: Any) -> Iterator[Change]:
     if ast.unparse(call.func) == "tl.sum" and inspect.getsourcefile(function.fn) == SYNC_FILE:
         first = ast.Attribute(ast.Name("tl", ast.Load()), "min", ast.Load())
         yield "content with one of the words", _with(call, func=first)
-    if name in ("wait", "wait_for_rows", "wait_for_channels"):
+    if name in ("wait", "wait_for_rows", "wait_for_channels", "wait_for_the_last"):
         yield f"{name}(...) deleted", ast.Constant(True)
     if _is_synchronising(call, function):
         yield from _other_generations(call)
@@ -261,15 +261,22 @@ def _half_stored(call: ast.Call) -> ast.stmt:
 
 def _signals_first(node: ast.FunctionDef | ast.If) -> Iterator[Change]:
     """The data stored after the signal that announces it."""
-    names = [
-        _name(each.value) if isinstance(each, ast.Expr) and isinstance(each.value, ast.Call) else ""
-        for each in node.body
+    called = [
+        {_name(call) for call in ast.walk(each) if isinstance(call, ast.Call)} for each in node.body
     ]
-    if "copy" in names and "signal" in names:
-        data, signal = names.index("copy"), names.index("signal")
-        body = [each for each in node.body if each is not node.body[data]]
-        body.insert(signal, node.body[data])
+    stores = [at for at, names in enumerate(called) if "copy" in names and "signal" not in names]
+    signals = [at for at, each in enumerate(node.body) if _is_call(each, "signal")]
+    if stores and signals:
+        body = [each for each in node.body if each is not node.body[stores[0]]]
+        body.insert(signals[0], node.body[stores[0]])
         yield "signal before the data", _with(node, body=body)
+
+
+def _is_call(statement: ast.stmt, name: str) -> bool:
+    match statement:
+        case ast.Expr(value=ast.Call() as call):
+            return _name(call) == name
+    return False
 
 
 def _is_synchronising(call: ast.Call, function: Any) -> bool:

@@ -16,6 +16,7 @@ import torch
 from taxfree_kernels.checker import hooks, waits
 from taxfree_kernels.checker.clocks import Actor, World
 from taxfree_kernels.checker.coverage import Coverage
+from taxfree_kernels.checker.launches import Launch, waits_for_the_last
 from taxfree_kernels.checker.report import Violation
 from taxfree_kernels.checker.schedule import Scheduler
 from taxfree_kernels.checker.shadow import Region, Shadow
@@ -64,23 +65,6 @@ class Outcome:
     violation: Violation | None
     coverage: Coverage
     accesses: int
-
-
-@dataclass(eq=False)
-class _Launch:
-    """A kernel on its way through one rank."""
-
-    kernel: Kernel
-    arguments: dict[str, Any]
-    host: Actor
-    weight: int
-    ended: np.ndarray
-    next_program: int = 0
-    running: int = 0
-
-    @property
-    def name(self) -> str:
-        return str(self.kernel.function.__name__)
 
 
 class _Heap(SymmetricHeap):
@@ -311,7 +295,8 @@ class _Schedule:
         self._shadow = Shadow()
         self._scheduler: Scheduler[Thread] = Scheduler(rng)
         self._watch = Watch(self._scheduler, self._shadow, first_generation)
-        self._launches: list[_Launch] = []
+        self._launches: list[Launch] = []
+        self._open: dict[Actor, Launch] = {}  # of a host: what may not have ended when it goes on
         self._at_barrier: list[Actor] = []
         self._kept: list[torch.Tensor] = []
         self._hosts = [self._make_actor(rank, 0, "host") for rank in range(simulation.world_size)]
@@ -323,7 +308,7 @@ class _Schedule:
             run_host = partial(self._run_host, host, work)
             scheduler.start(Thread(host), run_host, scheduler.draw_weight())
         try:
-            with hooks.observed_by(watch), TorchOperations(watch.on_tensor, self._postpones):
+            with hooks.observed_by(watch), TorchOperations(self._on_tensor, self._postpones):
                 scheduler.run()
             violation = watch.violation or self._deadlock()
         finally:
@@ -338,7 +323,7 @@ class _Schedule:
             f"rank {launch.host.rank}, programs {launch.next_program} to {launch.kernel.grid - 1} "
             f"of {launch.name} have not started: {launch.running} run at a time"
             for launch in self._launches
-            if launch.running and launch.next_program < launch.kernel.grid
+            if launch.running and not launch.has_started
         ]
         running = {task.owner.actor.rank for task in asleep}
         others += [
@@ -385,6 +370,7 @@ class _Schedule:
         """A point behind all that the running host has issued where it issues now."""
         if self.stream is not None:
             return self.stream.record()
+        self._close()
         actor = self.thread.actor
         event = _Event(actor.call, clocks=actor.clocks.copy())
         actor.step()
@@ -439,6 +425,7 @@ class _Schedule:
         """Order all hosts; while the simulation is being set up, nothing is to be ordered."""
         if not self._scheduler.is_running:
             return
+        self._close()
         self._at_barrier.append(self.thread.actor)
         if len(self._at_barrier) < self._simulation.world_size:
             self._scheduler.sleep([waits.BARRIER])
@@ -455,6 +442,7 @@ class _Schedule:
             for call in calls:
                 host.call += 1
                 call()
+                self._close()
                 if not all(stream.has_ended for stream in self._side_streams[host.rank]):
                     error = RuntimeError(
                         "work on a side stream outlives its call: it is not joined"
@@ -491,9 +479,20 @@ class _Schedule:
         self.stream.issue(copy)
         return True
 
+    def _on_tensor(self, tensor: torch.Tensor, *, writes: bool) -> None:
+        """A library operation of a host touches a tensor."""
+        if self._scheduler.is_running and self.thread.actor in self._open:
+            raise NotImplementedError("a library operation behind a kernel that lets it begin")
+        self._watch.on_tensor(tensor, writes=writes)
+
     def _launch(self, kernel: Kernel, args: tuple[Any, ...]) -> None:
+        """Run a kernel to its end, or until it lets the next launch of its host begin."""
         host = self.thread.actor
-        if kernel.grid > self._programs:
+        before = self._open.get(host)
+        if before is not None and not self._begins_early(kernel):
+            self._close()
+            before = None
+        if kernel.grid + (0 if before is None else before.kernel.grid) > self._programs:
             raise _TooManyPrograms
         for name, value in zip(kernel.function.arg_names, args, strict=False):
             tensor = getattr(value, "base", value)  # a descriptor's
@@ -501,25 +500,45 @@ class _Schedule:
                 self.declare(host.rank, name, tensor)
         self._watch.coverage.expect(kernel)
         arguments = hooks.program_arguments(kernel.function, args, kernel.constants)
-        weight = self._scheduler.draw_weight()
-        launch = _Launch(kernel, arguments, host, weight, host.clocks.copy())
+        launch = Launch(kernel, arguments, host, self._scheduler.draw_weight(), before)
         self._launches.append(launch)
         for _ in range(min(self._resident, kernel.grid)):
             self._start_program(launch)
         host.step()
-        self._scheduler.sleep([launch])
+        if before is not None:
+            self._close()
+        self._open[host] = launch
+        while not (launch.has_ended or launch.lets_the_next_begin):
+            self._scheduler.sleep([launch])
+        if host not in self._hosts or not launch.lets_the_next_begin:
+            self._close()
 
-    def _start_program(self, launch: _Launch) -> None:
+    def _begins_early(self, kernel: Kernel) -> bool:
+        """Whether a kernel is launched before the last has ended: some configs do, some do not."""
+        return waits_for_the_last(kernel) and self._order.random() < 0.5
+
+    def _close(self) -> None:
+        """Wait until what the running host has launched has ended."""
+        host = self.thread.actor
+        launch = self._open.pop(host, None)
+        if launch is None:
+            return
+        while not launch.has_ended:
+            self._scheduler.sleep([launch])
+        host.join(launch.ended)
+        host.step()
+
+    def _start_program(self, launch: Launch) -> None:
         host, program = launch.host, launch.next_program
         launch.next_program += 1
         launch.running += 1
-        slot = host.slot + 1 + program
-        actor = Actor(slot, host.rank, program, launch.name, host.call, host.clocks.copy())
+        slot = host.slot + 1 + launch.first_slot + program
+        actor = Actor(slot, host.rank, program, launch.name, host.call, launch.begun.copy())
         weight = launch.weight * self._scheduler.draw_weight()
-        thread = Thread(actor, launch.kernel.grid)
+        thread = Thread(actor, launch.kernel.grid, launch)
         self._scheduler.start(thread, partial(self._run_program, actor, launch), weight)
 
-    def _run_program(self, actor: Actor, launch: _Launch) -> None:
+    def _run_program(self, actor: Actor, launch: Launch) -> None:
         assert actor.program is not None
         hooks.enter_program(actor.program, launch.kernel.grid)
         try:
@@ -529,11 +548,9 @@ class _Schedule:
             self._watch.crashed(actor, error)
         np.maximum(launch.ended, actor.clocks, out=launch.ended)
         launch.running -= 1
-        if launch.next_program < launch.kernel.grid:
+        if not launch.has_started:
             self._start_program(launch)
-        elif launch.running == 0:
-            launch.host.join(launch.ended)
-            launch.host.step()
+        elif launch.has_ended:
             self._scheduler.touch([launch])
 
 

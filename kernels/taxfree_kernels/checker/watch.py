@@ -15,6 +15,7 @@ from torch.utils._pytree import tree_leaves
 from taxfree_kernels.checker import hooks, report
 from taxfree_kernels.checker.clocks import Actor, Scope
 from taxfree_kernels.checker.coverage import Coverage
+from taxfree_kernels.checker.launches import Launch
 from taxfree_kernels.checker.report import Reason, Violation
 from taxfree_kernels.checker.schedule import Scheduler
 from taxfree_kernels.checker.shadow import Access, Conflict, Outside, Region, Shadow
@@ -32,11 +33,13 @@ class Thread:
     Args:
         actor: a program or a host.
         programs: of the program's launch.
+        launch: the program's.
         stream: where a host issues, if not on its own stream.
     """
 
     actor: Actor
     programs: int = 0
+    launch: Launch | None = None
     stream: object | None = None
     last: tuple[Any, ...] = ()
     seen: tuple[int, ...] = ()
@@ -114,6 +117,26 @@ class Watch:
         self._check_plain(access, addresses, tensor.element_size(), at_once=False)
         if writes:
             self._touch(addresses)
+
+    def on_next_may_begin(self) -> None:
+        """A program lets the launch behind its own begin, once all programs do."""
+        launch = self._scheduler.current.owner.launch
+        assert launch is not None
+        launch.let_the_next_begin()
+        if launch.lets_the_next_begin:
+            self._scheduler.touch([launch])
+
+    def on_wait_for_the_last(self) -> None:
+        """A program waits for the end of the launch before its own."""
+        thread = self._scheduler.current.owner
+        before = None if thread.launch is None else thread.launch.before
+        if before is None:
+            return
+        while not before.has_ended:
+            self._scheduler.sleep([before])
+        assert thread.actor.program is not None
+        hooks.enter_program(thread.actor.program, thread.programs)
+        thread.actor.join(before.ended)
 
     def crashed(self, actor: Actor, error: BaseException) -> None:
         """Record that a program raised an exception."""

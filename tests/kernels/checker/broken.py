@@ -10,6 +10,7 @@ import triton.language as tl
 
 from taxfree_kernels.checker import Outcome, Reason, SimulatedFabric, Simulation, Violation
 from taxfree_kernels.device import sync
+from taxfree_kernels.flash_decode.early import let_the_next_begin, wait_for_the_last
 from taxfree_kernels.launch import Kernel
 
 CALLS = 4
@@ -168,6 +169,43 @@ def _told_by_words(
     sync.receive(control_ptr, words, 1 - rank, generation, heap_bases, rank, WORLD=2)
     tl.store(out_ptr, tl.load(box).to(tl.float32))
     sync.leave(control_ptr)
+
+
+@triton.jit
+def _first_of_two(data_ptr, box_ptr):
+    let_the_next_begin("cuda")
+    tl.store(box_ptr + tl.program_id(0), tl.load(data_ptr + tl.program_id(0)))
+
+
+@triton.jit
+def _second_of_two(box_ptr, out_ptr, control_ptr, LANES: tl.constexpr, BREAK: tl.constexpr):
+    """Hands on what the kernel before, which may not have ended, stores."""
+    lanes = tl.arange(0, LANES)
+    sync.running_generation(control_ptr)
+    if BREAK != "waits late":
+        wait_for_the_last("cuda")
+    loaded = tl.load(box_ptr + lanes)
+    if BREAK == "waits late":
+        wait_for_the_last("cuda")
+    tl.store(out_ptr + tl.program_id(0) * LANES + lanes, loaded)
+    sync.leave(control_ptr)
+
+
+def early(broken: str = "", seed: int = 0) -> Outcome:
+    """A kernel that may begin before the one before it has ended."""
+    first = Kernel(_first_of_two, 3)
+    second = Kernel(_second_of_two, 2, {"LANES": 2, "BREAK": broken})
+
+    def setup(fabric: SimulatedFabric) -> list:
+        data, box, out = torch.ones(4), torch.zeros(4), torch.zeros(4)
+
+        def call() -> None:
+            first(data, box)
+            second(box, out, fabric.pool.control)
+
+        return [call] * CALLS
+
+    return Simulation(2).run(setup, seed)
 
 
 def exchange(broken: str = "", seed: int = 0) -> Outcome:

@@ -36,6 +36,7 @@ MISTAKES = {
     "constant flag in data": (partial(broken.flag_in_data, "constant flag"), Reason.WRONG_RESULT),
     "one slot of words": (partial(broken.flag_in_data, "one slot"), Reason.LIFETIME),
     "one word for all": (partial(broken.flag_in_data, "one word"), Reason.WRONG_RESULT),
+    "early kernel that waits late": (partial(broken.early, "waits late"), Reason.NO_WAIT),
     "data that words announce": (partial(broken.flag_in_data, "other data"), Reason.NO_WAIT),
 }
 
@@ -46,6 +47,7 @@ TWINS = {
     "handshake": partial(broken.handshake, waits_first=False),
     "empty message signalled": partial(broken.one_way, signals_empty=True, awaits_empty=True),
     "whole words": broken.flag_in_data,
+    "early kernel that waits": broken.early,
 }
 
 

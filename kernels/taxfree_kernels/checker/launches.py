@@ -1,0 +1,69 @@
+"""A kernel on its way through one rank of a simulation."""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from taxfree_kernels.checker.clocks import Actor
+from taxfree_kernels.launch import Kernel
+
+
+@dataclass(eq=False)
+class Launch:
+    """One launch.
+
+    Args:
+        kernel, arguments: what is launched.
+        host: whose it is.
+        weight: of its programs, for the scheduler.
+        before: the launch before it, if this one began before that had ended.
+    """
+
+    kernel: Kernel
+    arguments: dict[str, Any]
+    host: Actor
+    weight: int
+    before: Launch | None = None
+    begun: np.ndarray = field(init=False)  # what had happened before it
+    ended: np.ndarray = field(init=False)  # what has happened in it
+    next_program: int = 0
+    running: int = 0
+    _ready: int = 0  # programs that let the next launch begin, or have ended
+
+    def __post_init__(self) -> None:
+        self.begun, self.ended = self.host.clocks.copy(), self.host.clocks.copy()
+
+    @property
+    def name(self) -> str:
+        return str(self.kernel.function.__name__)
+
+    @property
+    def first_slot(self) -> int:
+        """Where its programs' clocks begin, behind those of a launch that is still running."""
+        return 0 if self.before is None else self.before.kernel.grid
+
+    @property
+    def has_started(self) -> bool:
+        """Whether all of its programs have."""
+        return self.next_program == self.kernel.grid
+
+    @property
+    def has_ended(self) -> bool:
+        return self.has_started and self.running == 0
+
+    def let_the_next_begin(self) -> None:
+        """One of its programs does, as far as it is concerned."""
+        self._ready += 1
+
+    @property
+    def lets_the_next_begin(self) -> bool:
+        return self._ready == self.kernel.grid
+
+
+def waits_for_the_last(kernel: Kernel) -> bool:
+    """Whether a kernel waits for the end of the one before, so that it may be launched early."""
+    return "wait_for_the_last(" in inspect.getsource(kernel.function.fn)
