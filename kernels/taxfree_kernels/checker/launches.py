@@ -44,7 +44,11 @@ class Launch:
     @property
     def first_slot(self) -> int:
         """Where its programs' clocks begin, behind those of a launch that is still running."""
-        return 0 if self.before is None else self.before.kernel.grid
+        return 0 if self.before is None else self.before.end_slot
+
+    @property
+    def end_slot(self) -> int:
+        return self.first_slot + self.kernel.grid
 
     @property
     def has_started(self) -> bool:

@@ -492,8 +492,6 @@ class _Schedule:
         if before is not None and not self._begins_early(kernel):
             self._close()
             before = None
-        if kernel.grid + (0 if before is None else before.kernel.grid) > self._programs:
-            raise _TooManyPrograms
         for name, value in zip(kernel.function.arg_names, args, strict=False):
             tensor = getattr(value, "base", value)  # a descriptor's
             if isinstance(tensor, torch.Tensor):
@@ -501,6 +499,8 @@ class _Schedule:
         self._watch.coverage.expect(kernel)
         arguments = hooks.program_arguments(kernel.function, args, kernel.constants)
         launch = Launch(kernel, arguments, host, self._scheduler.draw_weight(), before)
+        if launch.end_slot > self._programs:
+            raise _TooManyPrograms
         self._launches.append(launch)
         for _ in range(min(self._resident, kernel.grid)):
             self._start_program(launch)
