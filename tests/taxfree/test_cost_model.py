@@ -24,7 +24,7 @@ TMA = {"CHUNKS": 16, "SEND_BLOCK": 16384, "K_PARTS": 1, "SOURCES_PER_WAIT": 8}
 PUSH = variants("all_gather_matmul")["push"].first_configs(PROBLEM, H200.hardware)[0]
 PROBLEMS = {
     "all_gather_matmul": PROBLEM,
-    "matmul_all_reduce": MatmulAllReduce(m=256, n=8192, k=3584, world_size=8),
+    "matmul_all_reduce": MatmulAllReduce(m=64, n=8192, k=3584, world_size=8),
     "matmul_reduce_scatter": MatmulReduceScatter(m=256, n=8192, k=3584, world_size=8),
     "flash_decode": FlashDecode(1, 96, 12, 128, 32768, world_size=8),
 }

@@ -85,7 +85,7 @@ class Subject:
 
 
 #: in Triton's IR: a loop, up to the brace that closes it; a poll and a store of such words.
-_WHILE = re.compile(r"^( *)(?:%.* = )?scf\.while\b(.*?)^\1\}(?! do)", re.MULTILINE | re.DOTALL)
+_WHILE = re.compile(r"^( *)(?:%[^\n]*? = )?scf\.while\b(.*?)^\1\}(?! do)", re.MULTILINE | re.DOTALL)
 _FLAG_POLL = re.compile(r"tt\.load .*isVolatile = true.*: tensor<[\dx]+x!tt\.ptr<i64>>")
 _POLLED = re.compile(
     r"(?:tt\.load .*isVolatile = true|buffer_load .*\bcv\b).* tensor<([\dx]+)x(?:!tt\.ptr<)?i64"

@@ -7,8 +7,9 @@ import triton.language as tl
 
 from taxfree_kernels.device import sync
 
+MOST_WORDS = 1 << 19  # that a pool's slot of them has
 #: Most elements of the output: their words from 8 ranks fill a pool's slot of them.
-MOST_ELEMENTS = 1 << 17
+MOST_ELEMENTS = MOST_WORDS * 2 // 8
 
 
 @triton.jit
@@ -20,7 +21,7 @@ def words_of(tile, ELEMENT: tl.constexpr):
 
 
 @triton.jit
-def _halves(words, ELEMENT: tl.constexpr):
+def halves_of(words, ELEMENT: tl.constexpr):
     """The two elements that each of `words`, int32, consists of, as float32."""
     low = (words & 0xFFFF).to(tl.uint16).to(ELEMENT, bitcast=True)
     high = ((words >> 16) & 0xFFFF).to(tl.uint16).to(ELEMENT, bitcast=True)
@@ -63,7 +64,7 @@ def sum_by_words(
     total_low = tl.zeros(own.shape, tl.float32)
     total_high = tl.zeros(own.shape, tl.float32)
     for rank_to_add in tl.static_range(WORLD):
-        low, high = _halves(tl.sum(tl.where(lane == rank_to_add, words, 0), 0), ELEMENT)
+        low, high = halves_of(tl.sum(tl.where(lane == rank_to_add, words, 0), 0), ELEMENT)
         total_low += low
         total_high += high
     return tl.reshape(tl.join(total_low, total_high), [2 * own.numel]), arrived

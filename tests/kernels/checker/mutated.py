@@ -18,6 +18,7 @@ from taxfree_kernels.matmul_all_reduce import one_shot_ll as sum_one_shot_ll
 from taxfree_kernels.matmul_all_reduce import push as sum_push
 from taxfree_kernels.matmul_all_reduce import push_in_place as sum_in_place
 from taxfree_kernels.matmul_all_reduce import push_two_shot as sum_push_two_shot
+from taxfree_kernels.matmul_all_reduce import push_two_shot_ll as sum_push_two_shot_ll
 from taxfree_kernels.matmul_all_reduce import two_shot as sum_two_shot
 from taxfree_kernels.matmul_reduce_scatter import one_shot as scatter_one_shot
 from taxfree_kernels.matmul_reduce_scatter import push as scatter_push
@@ -96,6 +97,11 @@ GROUPS = {
         ),
     ),
     "sum: push_in_place": Group(_SUM, ("push_in_place", MIXED), (sum_in_place._push_in_place,)),
+    "sum: push_two_shot_ll": Group(
+        _SUM,
+        ("push_two_shot_ll", MIXED),
+        (sum_push_two_shot_ll._push_two_shot_ll, sum_push_two_shot_ll._sum_of_parts),
+    ),
     "sum: one_shot": Group(_SUM, ("one_shot",), (sum_one_shot._one_shot,)),
     "sum: one_shot_ll": Group(
         _SUM, ("one_shot_ll",), (sum_one_shot_ll._one_shot_ll, sum_words.sum_by_words)

@@ -1,0 +1,208 @@
+"""One fused kernel for few tiles: each rank adds a slice of every tile, in flag-in-data words.
+
+``push_in_place`` with a second shot. There a tile goes to every peer; here each peer gets the slice
+of it that it adds, and sends the sum to all, so that 2 / world_size as much crosses every link.
+Nothing is drained and no signal follows either of the two shots, and the program that has computed
+a tile does all of it. For decode sizes on many ranks, where a tile to every peer fills the link.
+
+Protocol. Of a tile's words, in slices as many as there are ranks or a few more, slice s belongs to
+rank (s + tile) % world_size: few rows fill the first slices only, which fall to ranks in turns. A
+program that has all of a tile sends each peer its slices; waits for the own ones from every peer,
+and adds in the order of the ranks; sends the sums to every peer; and waits for the peers' slices,
+so that all ranks have the bits that the owners made. Words of the two shots have places of their
+own. A program waits for programs of its tile only, which send the first shot before they wait at
+all, and the second when they have the first from everybody. Of all ranks consider the one that has
+started the fewest programs: those of a tile that waits there have started everywhere, since all
+ranks start the same programs in the same order, so first shots come, and then second ones. Where a
+wait has failed, the slice is NaN, which is sent on. A tile has a row, so that whoever waits for it
+hears of an owner, who has heard of all ranks: the full exchange under which two slots of words
+suffice (:class:`taxfree_kernels.fabric.heap.Pool`).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import triton
+import triton.language as tl
+
+from taxfree_kernels.device import sync
+from taxfree_kernels.device.tiles import own_chiplet_first
+from taxfree_kernels.fabric.base import Fabric
+from taxfree_kernels.hardware import Hardware
+from taxfree_kernels.partial_sums import spaces
+from taxfree_kernels.partial_sums.addends import with_addends
+from taxfree_kernels.partial_sums.fused import FusedPlan, FusedVariant
+from taxfree_kernels.partial_sums.sizes import tiles_of
+from taxfree_kernels.partial_sums.tile import numbered_tile, store_tile
+from taxfree_kernels.partial_sums.words import MOST_WORDS, halves_of, words_of
+from taxfree_kernels.spaces import power_of_2
+from taxfree_kernels.variant import Config, Plan, Space
+
+
+@triton.jit(do_not_specialize=["rank", "m"])
+def _push_two_shot_ll(
+    x, w, stride_wk, stride_wn, bias_ptr, residual_ptr, out_ptr,
+    inbox_ptr, stride_slot, control_ptr, partials_ptr, counters_ptr, heap_bases, rank, m, n, k,
+    WORLD: tl.constexpr, BACKEND: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
+    SPLIT_K: tl.constexpr, EVEN_K: tl.constexpr, SWAP_AB: tl.constexpr, XCDS: tl.constexpr,
+    TMA: tl.constexpr, W_NK: tl.constexpr,
+):  # fmt: skip
+    ELEMENT: tl.constexpr = out_ptr.dtype.element_ty
+    WORDS: tl.constexpr = BLOCK_M * BLOCK_N // 2
+    SLICES: tl.constexpr = triton.next_power_of_2(WORLD)
+    SLICE: tl.constexpr = WORDS // SLICES
+    ROUNDS: tl.constexpr = triton.cdiv(SLICES, WORLD)  # slices of a tile that a rank may own
+    generation = sync.running_generation(control_ptr)
+    slot_ptr = tl.multiple_of(inbox_ptr + (generation % 2) * stride_slot, 16)
+    tiles = tl.cdiv(m, BLOCK_M) * tl.cdiv(n, BLOCK_N)
+    tile, row_begin, col_begin, acc, is_whole = numbered_tile(
+        own_chiplet_first(tl.program_id(0), tiles * SPLIT_K, XCDS),
+        m, n, k, x, w, stride_wk, stride_wn, partials_ptr, counters_ptr,
+        BACKEND, BLOCK_M, BLOCK_N, BLOCK_K, GROUP_M, SPLIT_K, EVEN_K, SWAP_AB, TMA, W_NK,
+    )  # fmt: skip
+    if is_whole:
+        lane = tl.arange(0, WORDS)
+        owner = (lane // SLICE + tile) % WORLD
+        has_row = row_begin + lane // (BLOCK_N // 2) < m
+        words = words_of(acc, ELEMENT)
+
+        # -- the first shot, [source, tile, ROUNDS, SLICE]: each peer's slices ---------------------
+        stride_source = (tiles * ROUNDS * SLICE).to(tl.int64)
+        part_ptr = slot_ptr + rank * stride_source
+        at = (tile * ROUNDS + lane // (WORLD * SLICE)) * SLICE + lane % SLICE
+        for step in tl.static_range(1, WORLD):
+            peer = (rank + step) % WORLD
+            target_ptr = sync.translate(part_ptr, heap_bases, rank, peer)
+            mask = has_row & (owner == peer)
+            sync.send(control_ptr, target_ptr + at, words, peer, generation, mask=mask)
+
+        # -- the second, [tile, WORDS]: sums of the own slices to every peer -----------------------
+        sums_ptr = slot_ptr + WORLD * stride_source
+        number = tl.arange(0, SLICES)[:, None]
+        slices, sums = tl.reshape(words, (SLICES, SLICE)), tl.zeros((SLICES, SLICE), tl.int32)
+        for turn in tl.static_range(ROUNDS):
+            own = (rank + WORLD - tile % WORLD) % WORLD + turn * WORLD
+            first, in_slice = own * SLICE, tl.arange(0, SLICE)
+            row = row_begin + (first + in_slice) // (BLOCK_N // 2)
+            is_there = row < tl.where(own < SLICES, m, 0)
+            low, high, arrived = _sum_of_parts(
+                tl.sum(tl.where(number == own, slices, 0), 0),
+                slot_ptr + (tile * ROUNDS + turn) * SLICE + in_slice, stride_source, is_there,
+                control_ptr, generation, heap_bases, rank, ELEMENT, WORLD, BACKEND,
+            )  # fmt: skip
+            col = col_begin + (first + in_slice) % (BLOCK_N // 2) * 2
+            total = tl.reshape(tl.join(low, high), (2 * SLICE,))
+            rows, cols = _twice(row, 0), _twice(col, 1)
+            total = with_addends(
+                total, cols, cols < n, rows.to(tl.int64) * n + cols, (rows < m) & (cols < n),
+                bias_ptr, residual_ptr, HAS_BIAS, HAS_RESIDUAL,
+            )  # fmt: skip
+            sent = words_of(tl.where(arrived, total, float("nan")), ELEMENT)
+            for step in tl.static_range(1, WORLD):
+                peer = (rank + step) % WORLD
+                target_ptr = sync.translate(sums_ptr, heap_bases, rank, peer)
+                at = tile * WORDS + first + in_slice
+                sync.send(control_ptr, target_ptr + at, sent, peer, generation, mask=is_there)
+            sums = tl.where(number == own, sent[None, :], sums)
+        found, came = sync.receive(
+            control_ptr, sums_ptr + tile * WORDS + lane, owner, generation, heap_bases, rank,
+            mask=has_row & (owner != rank), WORLD=WORLD, BACKEND=BACKEND,
+        )  # fmt: skip
+        found = tl.where(owner == rank, tl.reshape(sums, (WORDS,)), found)
+        low, high = halves_of(found, ELEMENT)
+        result = tl.reshape(tl.join(low, high), (BLOCK_M, BLOCK_N))
+        rows, cols = row_begin + tl.arange(0, BLOCK_M), col_begin + tl.arange(0, BLOCK_N)
+        store_tile(out_ptr, rows, cols, rows < m, n, tl.where(came, result, float("nan")))
+    sync.leave(control_ptr)
+
+
+@triton.jit
+def _sum_of_parts(
+    own, part_ptrs, stride_source, mask, control_ptr, generation, heap_bases, rank,
+    ELEMENT: tl.constexpr, WORLD: tl.constexpr, BACKEND: tl.constexpr,
+):  # fmt: skip
+    """Wait for every peer's words of a slice; add them, and the own, in the order of the ranks.
+
+    Returns:
+        float32: the sums of the words' first and second elements; and whether all have come.
+    """
+    number = tl.arange(0, triton.next_power_of_2(WORLD))[:, None]
+    source = tl.minimum(number, WORLD - 1)  # lanes beyond the last rank look at its words again
+    words, arrived = sync.receive(
+        control_ptr, part_ptrs[None, :] + source * stride_source, source, generation, heap_bases,
+        rank, mask=(source != rank) & mask[None, :], WORLD=WORLD, BACKEND=BACKEND,
+    )  # fmt: skip
+    words = tl.where(source == rank, own[None, :], words)
+    low, high = tl.zeros(own.shape, tl.float32), tl.zeros(own.shape, tl.float32)
+    for rank_to_add in tl.static_range(WORLD):
+        part = tl.sum(tl.where(number == rank_to_add, words, 0), 0)
+        part_low, part_high = halves_of(part, ELEMENT)
+        low += part_low
+        high += part_high
+    return low, high, arrived
+
+
+@triton.jit
+def _twice(block, step):
+    """Each element, and behind it the same and `step`."""
+    return tl.reshape(tl.join(block, block + step), (2 * block.numel,))
+
+
+class PushTwoShotLlPlan(FusedPlan):
+    """What sums that are not normalised are called with."""
+
+    def __call__(self, *tensors: Any) -> Any:
+        *operands_and_addends, _, _, out = tensors
+        return super().__call__(*operands_and_addends, out)
+
+
+class PushTwoShotLl(FusedVariant):
+    """Slices of tiles to their owners and back, by the programs that computed them."""
+
+    name = "push_two_shot_ll"
+
+    def refuses_problem(self, problem: Any, hardware: Hardware) -> str | None:
+        if problem.rms_norm:
+            return "no rank has whole rows of the sum"
+        if not self.first_configs(problem, hardware):
+            return "its words do not fit a slot"
+        return super().refuses_problem(problem, hardware)
+
+    def space(self, problem: Any, hardware: Hardware) -> Space:
+        return {**spaces.tile_space(problem, hardware), "WIRE": problem.wires[:1]}
+
+    def first_configs(self, problem: Any, hardware: Hardware) -> list[dict[str, Any]]:
+        configs = super().first_configs(problem, hardware)
+        return [each for each in configs if not self.refuses_config(problem, hardware, each)]
+
+    def refuses_config(self, problem: Any, hardware: Hardware, config: Config) -> str | None:
+        words = config["BLOCK_M"] * config["BLOCK_N"] // 2
+        if _words(problem, config) > MOST_WORDS:
+            return "more words than a slot holds"
+        crowded = spaces.refuses_words(hardware, config, words, 1)
+        return crowded or super().refuses_config(problem, hardware, config)
+
+    def plan(self, problem: Any, fabric: Fabric, config: Config) -> Plan:
+        tiles, words = _tiles(problem, config), _words(problem, config)
+        constants = {"HAS_BIAS": problem.bias, "HAS_RESIDUAL": problem.residual}
+        return PushTwoShotLlPlan(
+            problem, fabric, {**config, "IN_DATA": True}, _push_two_shot_ll, tiles, 0, words, (),
+            constants,
+        )  # fmt: skip
+
+
+def _tiles(problem: Any, config: Config) -> int:
+    return tiles_of(problem.m, problem.n, config["BLOCK_M"], config["BLOCK_N"])
+
+
+def _words(problem: Any, config: Config) -> int:
+    """Of both shots."""
+    world, words = problem.world_size, config["BLOCK_M"] * config["BLOCK_N"] // 2
+    slices = power_of_2(world, 1)
+    received = world * -(-slices // world) * words // slices
+    return int(_tiles(problem, config) * (received + words))
+
+
+VARIANT = PushTwoShotLl()
