@@ -42,7 +42,7 @@ from taxfree_kernels.variant import Config, Plan, Space
 
 @triton.jit(do_not_specialize=["rank", "m"])
 def _push_two_shot_ll(
-    x, w, stride_wk, stride_wn, bias_ptr, residual_ptr, out_ptr,
+    x, w, stride_wk, stride_wn, bias_ptr, residual_ptr, norm_weight_ptr, eps_ptr, out_ptr,
     inbox_ptr, stride_slot, control_ptr, partials_ptr, counters_ptr, heap_bases, rank, m, n, k,
     WORLD: tl.constexpr, BACKEND: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
@@ -150,14 +150,6 @@ def _twice(block, step):
     return tl.reshape(tl.join(block, block + step), (2 * block.numel,))
 
 
-class PushTwoShotLlPlan(FusedPlan):
-    """What sums that are not normalised are called with."""
-
-    def __call__(self, *tensors: Any) -> Any:
-        *operands_and_addends, _, _, out = tensors
-        return super().__call__(*operands_and_addends, out)
-
-
 class PushTwoShotLl(FusedVariant):
     """Slices of tiles to their owners and back, by the programs that computed them."""
 
@@ -187,7 +179,7 @@ class PushTwoShotLl(FusedVariant):
     def plan(self, problem: Any, fabric: Fabric, config: Config) -> Plan:
         tiles, words = _tiles(problem, config), _words(problem, config)
         constants = {"HAS_BIAS": problem.bias, "HAS_RESIDUAL": problem.residual}
-        return PushTwoShotLlPlan(
+        return FusedPlan(
             problem, fabric, {**config, "IN_DATA": True}, _push_two_shot_ll, tiles, 0, words, (),
             constants,
         )  # fmt: skip
