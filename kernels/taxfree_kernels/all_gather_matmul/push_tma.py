@@ -138,7 +138,7 @@ class PushTmaPlan(FusedPlan):
     """One launch: senders, then tiles."""
 
     def __init__(self, problem: AllGatherMatmul, fabric: Fabric, config: Config) -> None:
-        to_self = problem.tiles_mix_ranks(config["BLOCK_M"]) or config["K_PARTS"] > 1
+        to_self = spaces.sends_to_self(problem, config)
         # A tensor map of no rows is none; a rank without rows has no tile that would read them.
         self._reads_own_shard = not to_self and problem.rows_of(fabric.rank) > 0
         parts = config["K_PARTS"]

@@ -178,8 +178,7 @@ def _as_it_comes(problem: AllGatherMatmul, tiles: Config) -> list[dict[str, Any]
 
 def _one_round(problem: AllGatherMatmul, tiles: Config, senders: int) -> dict[str, Any]:
     """Each of a few senders has one message of each part."""
-    to_self = problem.tiles_mix_ranks(tiles["BLOCK_M"]) or tiles.get("K_PARTS", 1) > 1
-    receivers = max(1, problem.world_size - 1 + to_self)
+    receivers = max(1, problem.world_size - 1 + sends_to_self(problem, {"K_PARTS": 1, **tiles}))
     return {
         **tiles,
         "CHUNKS": max(1, senders // receivers),
@@ -203,6 +202,11 @@ def _first_on_cdna(rows: int) -> list[dict[str, Any]]:
         wide | {"BLOCK_N": 128, "GROUP_M": 4, "CHUNKS": 4},
         wide | {"BLOCK_M": 256, "BLOCK_N": 256, "GROUP_M": 8, "CHUNKS": 16},
     ]
+
+
+def sends_to_self(problem: AllGatherMatmul, config: Config) -> bool:
+    """Whether a tile reads own rows from the inbox, because it reads peers', or parts, as well."""
+    return problem.tiles_mix_ranks(config["BLOCK_M"]) or config["K_PARTS"] > 1
 
 
 def steps_of_part(problem: AllGatherMatmul, config: Config) -> int:

@@ -35,7 +35,7 @@ from taxfree_kernels.partial_sums.addends import with_addends
 from taxfree_kernels.partial_sums.fused import FusedPlan, FusedVariant
 from taxfree_kernels.partial_sums.sizes import tiles_of
 from taxfree_kernels.partial_sums.tile import numbered_tile, store_tile
-from taxfree_kernels.partial_sums.words import MOST_WORDS, halves_of, words_of
+from taxfree_kernels.partial_sums.words import MOST_WORDS, halves_of, sum_of_words, words_of
 from taxfree_kernels.spaces import power_of_2
 from taxfree_kernels.variant import Config, Plan, Space
 
@@ -87,13 +87,12 @@ def _push_two_shot_ll(
             first, in_slice = own * SLICE, tl.arange(0, SLICE)
             row = row_begin + (first + in_slice) // (BLOCK_N // 2)
             is_there = row < tl.where(own < SLICES, m, 0)
-            low, high, arrived = _sum_of_parts(
+            total, arrived = sum_of_words(
                 tl.sum(tl.where(number == own, slices, 0), 0),
-                slot_ptr + (tile * ROUNDS + turn) * SLICE + in_slice, stride_source, is_there,
+                (tile * ROUNDS + turn) * SLICE + in_slice, is_there, slot_ptr, stride_source,
                 control_ptr, generation, heap_bases, rank, ELEMENT, WORLD, BACKEND,
             )  # fmt: skip
             col = col_begin + (first + in_slice) % (BLOCK_N // 2) * 2
-            total = tl.reshape(tl.join(low, high), (2 * SLICE,))
             rows, cols = _twice(row, 0), _twice(col, 1)
             total = with_addends(
                 total, cols, cols < n, rows.to(tl.int64) * n + cols, (rows < m) & (cols < n),
@@ -116,32 +115,6 @@ def _push_two_shot_ll(
         rows, cols = row_begin + tl.arange(0, BLOCK_M), col_begin + tl.arange(0, BLOCK_N)
         store_tile(out_ptr, rows, cols, rows < m, n, tl.where(came, result, float("nan")))
     sync.leave(control_ptr)
-
-
-@triton.jit
-def _sum_of_parts(
-    own, part_ptrs, stride_source, mask, control_ptr, generation, heap_bases, rank,
-    ELEMENT: tl.constexpr, WORLD: tl.constexpr, BACKEND: tl.constexpr,
-):  # fmt: skip
-    """Wait for every peer's words of a slice; add them, and the own, in the order of the ranks.
-
-    Returns:
-        float32: the sums of the words' first and second elements; and whether all have come.
-    """
-    number = tl.arange(0, triton.next_power_of_2(WORLD))[:, None]
-    source = tl.minimum(number, WORLD - 1)  # lanes beyond the last rank look at its words again
-    words, arrived = sync.receive(
-        control_ptr, part_ptrs[None, :] + source * stride_source, source, generation, heap_bases,
-        rank, mask=(source != rank) & mask[None, :], WORLD=WORLD, BACKEND=BACKEND,
-    )  # fmt: skip
-    words = tl.where(source == rank, own[None, :], words)
-    low, high = tl.zeros(own.shape, tl.float32), tl.zeros(own.shape, tl.float32)
-    for rank_to_add in tl.static_range(WORLD):
-        part = tl.sum(tl.where(number == rank_to_add, words, 0), 0)
-        part_low, part_high = halves_of(part, ELEMENT)
-        low += part_low
-        high += part_high
-    return low, high, arrived
 
 
 @triton.jit

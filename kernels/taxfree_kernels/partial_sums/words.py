@@ -49,8 +49,19 @@ def sum_by_words(
         peer = (rank + step) % WORLD
         target_ptr = sync.translate(own_ptr, heap_bases, rank, peer)
         sync.send(control_ptr, target_ptr + at, own, peer, generation, mask=mask)
+    return sum_of_words(
+        own, at, mask, slot_ptr, stride_source, control_ptr, generation, heap_bases, rank,
+        ELEMENT, WORLD, BACKEND,
+    )  # fmt: skip
 
-    # -- one poll for all ranks; lanes beyond the last rank look at its words again ------------
+
+@triton.jit
+def sum_of_words(
+    own, at, mask, slot_ptr, stride_source, control_ptr, generation, heap_bases, rank,
+    ELEMENT: tl.constexpr, WORLD: tl.constexpr, BACKEND: tl.constexpr,
+):  # fmt: skip
+    """As :func:`sum_by_words`, of words that are sent elsewhere."""
+    # One poll for all ranks; lanes beyond the last rank look at its words again.
     lane = tl.arange(0, triton.next_power_of_2(WORLD))[:, None]
     source = tl.minimum(lane, WORLD - 1)
     needed = source != rank

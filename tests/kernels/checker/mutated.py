@@ -100,11 +100,13 @@ GROUPS = {
     "sum: push_two_shot_ll": Group(
         _SUM,
         ("push_two_shot_ll", MIXED),
-        (sum_push_two_shot_ll._push_two_shot_ll, sum_push_two_shot_ll._sum_of_parts),
+        (sum_push_two_shot_ll._push_two_shot_ll,),
     ),
     "sum: one_shot": Group(_SUM, ("one_shot",), (sum_one_shot._one_shot,)),
     "sum: one_shot_ll": Group(
-        _SUM, ("one_shot_ll",), (sum_one_shot_ll._one_shot_ll, sum_words.sum_by_words)
+        _SUM,
+        ("one_shot_ll",),
+        (sum_one_shot_ll._one_shot_ll, sum_words.sum_by_words, sum_words.sum_of_words),
     ),
     # alone these two would hold their protocol with one payload slot: they wait for everybody twice
     "sum: two_shot": Group(_SUM, ("two_shot", MIXED), (sum_two_shot._two_shot,)),
