@@ -14,7 +14,11 @@ LIBRARY = ("baseline", "library")
 VARIANTS = variant_names(OP)
 EXCHANGING = [name for name in VARIANTS if name not in LIBRARY]
 #: variants that push flag-in-data words if told to
-WORDS = [(name, {"IN_DATA": True}) for name in ("fused", "persistent")]
+WORDS = [
+    (name, {"IN_DATA": True, "PACKED": packed})
+    for name in ("fused", "persistent")
+    for packed in (False, True)
+]
 
 SMALL = {"batch": 2, "q_heads": 3, "kv_heads": 1, "head_dim": 16, "kv_len_per_rank": 20}
 #: what a problem can differ in; each is also ragged somewhere

@@ -44,8 +44,9 @@ def _push_and_combine(
     parts_ptr, split_elements, runs_ptr, out_ptr, inbox_ptr, slot_elements, part_elements, rows,
     control_ptr, heap_bases, rank,
     WORLD: tl.constexpr, BACKEND: tl.constexpr, CHUNK_ROWS: tl.constexpr, PUSHERS: tl.constexpr,
-    IN_DATA: tl.constexpr, Q_HEADS: tl.constexpr, PARTS: tl.constexpr, PARTS_BLOCK: tl.constexpr,
-    V_DIM: tl.constexpr, ROWS: tl.constexpr, SOURCES_BLOCK: tl.constexpr, OUT_ROWS: tl.constexpr,
+    IN_DATA: tl.constexpr, PACKED: tl.constexpr, Q_HEADS: tl.constexpr, PARTS: tl.constexpr,
+    PARTS_BLOCK: tl.constexpr, V_DIM: tl.constexpr, ROWS: tl.constexpr, SOURCES_BLOCK: tl.constexpr,
+    OUT_ROWS: tl.constexpr,
 ):  # fmt: skip
     program = tl.program_id(0)
     generation = sync.running_generation(control_ptr)
@@ -55,13 +56,14 @@ def _push_and_combine(
         merge_and_push(
             program, parts_ptr, split_elements, runs_ptr, slot_ptr, part_elements, rows,
             control_ptr, generation, heap_bases, rank,
-            WORLD, BACKEND, CHUNK_ROWS, IN_DATA, Q_HEADS, PARTS, PARTS_BLOCK, V_DIM, ROWS,
+            WORLD, BACKEND, CHUNK_ROWS, IN_DATA, PACKED, Q_HEADS, PARTS, PARTS_BLOCK, V_DIM,
+            ROWS,
         )  # fmt: skip
     else:
         combine(
             program - PUSHERS, slot_ptr, out_ptr, part_elements, rows,
             control_ptr, generation, heap_bases, rank,
-            WORLD, BACKEND, CHUNK_ROWS, IN_DATA, SOURCES_BLOCK, V_DIM, OUT_ROWS,
+            WORLD, BACKEND, CHUNK_ROWS, IN_DATA, SOURCES_BLOCK, V_DIM, OUT_ROWS, PACKED,
         )  # fmt: skip
     sync.leave(control_ptr)
 
@@ -80,7 +82,11 @@ class FusedPlan(DecodePlan):
             grid=exchange.chunks + exchange.combiners,
             constants=exchange.constants
             | self.attention.merging_constants(config["ROWS"])
-            | {"PUSHERS": exchange.chunks, "IN_DATA": config["IN_DATA"]},
+            | {
+                "PUSHERS": exchange.chunks,
+                "IN_DATA": config["IN_DATA"],
+                "PACKED": config["PACKED"],
+            },
             options=finishing_options(fabric, config),
         )
 

@@ -244,22 +244,24 @@ class Exchange:
         combiners: programs that combine all rows.
         args: of such a kernel: inbox (flag-in-data words if the config says so), slot_elements,
             part_elements, rows, control, heap_bases, rank.
-        constants: WORLD, BACKEND, CHUNK_ROWS, and those of ``combine`` but IN_DATA.
+        constants: WORLD, BACKEND, CHUNK_ROWS, and those of ``combine`` but IN_DATA and
+            PACKED.
         sending_constants: of a kernel that sends chunks of a part.
     """
 
     def __init__(
         self, problem: FlashDecode, fabric: Fabric, config: Config, chunk_rows: int
     ) -> None:
+        part_elements = problem.part_elements
         if config.get("IN_DATA"):
-            words = problem.world_size * problem.part_elements
-            inbox, slot_elements = fabric.pool.flag_slots(words)
+            part_elements = spaces.words_of_part(problem, config["PACKED"])
+            inbox, slot_elements = fabric.pool.flag_slots(problem.world_size * part_elements)
         else:
             inbox, slot_elements = fabric.pool.slots(problem.slot_bytes // 4, torch.float32)
         self.chunks = -(-problem.rows // chunk_rows)
         self.combiners = -(-problem.rows // config["OUT_ROWS"])
         self.args = (
-            inbox, slot_elements, problem.part_elements, problem.rows,
+            inbox, slot_elements, part_elements, problem.rows,
             fabric.pool.control, fabric.heap_bases, fabric.rank,
         )  # fmt: skip
         self.constants = combining_constants(problem, config["OUT_ROWS"]) | {

@@ -43,8 +43,8 @@ def _decode(
     WINDOW: tl.constexpr, BATCH_BLOCK: tl.constexpr, SPLITS: tl.constexpr, BLOCK_H: tl.constexpr,
     BLOCK_N: tl.constexpr, XCDS: tl.constexpr, ATTENDING: tl.constexpr, COLUMNS: tl.constexpr,
     CHUNK_GROUPS: tl.constexpr, CHUNK_ROWS: tl.constexpr, IN_DATA: tl.constexpr,
-    PARTS: tl.constexpr, PARTS_BLOCK: tl.constexpr, ROWS: tl.constexpr, SOURCES_BLOCK: tl.constexpr,
-    OUT_ROWS: tl.constexpr,
+    PACKED: tl.constexpr, PARTS: tl.constexpr, PARTS_BLOCK: tl.constexpr, ROWS: tl.constexpr,
+    SOURCES_BLOCK: tl.constexpr, OUT_ROWS: tl.constexpr,
 ):  # fmt: skip
     program = tl.program_id(0)
     if sync.TIMELINE != "":
@@ -66,14 +66,15 @@ def _decode(
                     chunk, parts_ptr, split_elements, runs_ptr,
                     inbox_ptr + (generation % 2) * slot_elements, part_elements, rows,
                     control_ptr, generation, heap_bases, rank,
-                    WORLD, BACKEND, CHUNK_ROWS, IN_DATA, Q_HEADS, PARTS, PARTS_BLOCK, V_DIM, ROWS,
+                    WORLD, BACKEND, CHUNK_ROWS, IN_DATA, PACKED, Q_HEADS, PARTS, PARTS_BLOCK, V_DIM,
+                    ROWS,
                 )  # fmt: skip
     else:
         generation = sync.running_generation(control_ptr)
         combine(
             program - ATTENDING, inbox_ptr + (generation % 2) * slot_elements, out_ptr,
             part_elements, rows, control_ptr, generation, heap_bases, rank,
-            WORLD, BACKEND, CHUNK_ROWS, IN_DATA, SOURCES_BLOCK, V_DIM, OUT_ROWS,
+            WORLD, BACKEND, CHUNK_ROWS, IN_DATA, SOURCES_BLOCK, V_DIM, OUT_ROWS, PACKED,
         )  # fmt: skip
     sync.leave(control_ptr)
 
@@ -110,6 +111,7 @@ class PersistentPlan(Plan):
                 "COLUMNS": problem.kv_heads * head_blocks,
                 "CHUNK_GROUPS": kv_heads * head_blocks,
                 "IN_DATA": config["IN_DATA"],
+                "PACKED": config["PACKED"],
             },
             options=self._attention.options,
         )

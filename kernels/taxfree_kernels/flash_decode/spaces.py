@@ -75,9 +75,24 @@ def push_space(problem: FlashDecode, hardware: Hardware) -> Space:
 
 
 def words_space(problem: FlashDecode) -> Space:
-    """Whether values that are pushed carry their flag, or a signal follows them."""
-    fits = 8 * problem.world_size * problem.part_elements <= FLAG_BYTES
-    return {"IN_DATA": (False, True) if fits else (False,)}
+    """Whether values that are pushed carry their flag, two in a word, or a signal follows them."""
+    packed = (False, True) if problem.v_head_dim % 2 == 0 else (False,)
+    fits = any(_fits_words(problem, each) for each in packed)
+    return {
+        "IN_DATA": (False, True) if fits else (False,),
+        "PACKED": packed if fits else (False,),
+    }
+
+
+def words_of_part(problem: FlashDecode, packed: bool) -> int:
+    """Flag-in-data words of one part, padded to 512 bytes."""
+    if not packed:
+        return problem.part_elements
+    return -(-problem.rows * (problem.v_head_dim // 2 + 2) // 64) * 64
+
+
+def _fits_words(problem: FlashDecode, packed: bool) -> bool:
+    return 8 * problem.world_size * words_of_part(problem, packed) <= FLAG_BYTES
 
 
 def early_space(hardware: Hardware) -> Space:
@@ -103,7 +118,9 @@ def first_configs(
     if space is None:
         space = {**split_space(problem, hardware), **merge_space(problem, hardware)}
     signals = {"ROWS": max(1, min(16, problem.rows // 48)), "CHUNKS": 64, "OUT_ROWS": 1}
-    words = {"IN_DATA": True, "CHUNKS": 1, "ROWS": 2} if True in space.get("IN_DATA", ()) else {}
+    words = {"IN_DATA": True, "PACKED": _is_packed_first(problem, space), "CHUNKS": 1, "ROWS": 2}
+    if True not in space.get("IN_DATA", ()):
+        words = {}
     if hardware.backend == "interpreter":
         guesses = [{"SPLITS": 2, "OUT_ROWS": 4, "CHUNKS": 3}]
     elif hardware.backend == "hip":
@@ -111,6 +128,12 @@ def first_configs(
     else:
         guesses = _first_on_hopper(problem, hardware, signals, words)
     return runnable(problem, hardware, [within(space, guess) for guess in guesses])
+
+
+def _is_packed_first(problem: FlashDecode, space: Space) -> bool:
+    """Whether words have two values each at first: for many ranks, or where they fit only so."""
+    can = True in space.get("PACKED", ())
+    return can and (problem.world_size > 4 or not _fits_words(problem, packed=False))
 
 
 def runnable(
@@ -151,12 +174,14 @@ def _first_on_hopper(
         return programs < 0.9 * rounds * hardware.compute_units
 
     resident = sorted(((1, 4), (2, 4), (4, 4), (3, 3)), key=lambda each: leaves_idle(*each))
-    by_signals = guess(*resident[0], **signals, IN_DATA=False)
+    by_signals = guess(*resident[0], **signals, IN_DATA=False, PACKED=False)
     # Words of each row go to all ranks: to many from a program for each row, or not at all.
     to_many = [guess(*resident[0], ROWS=1), by_signals] if words and problem.world_size > 4 else []
+    other_words = {**words, "PACKED": not words["PACKED"]} if words else {}
     return [
         guess(*resident[0]),
         *to_many,
+        guess(*resident[0], **other_words),
         guess(*resident[1]),
         guess(*resident[2]),
         guess(1, 4, 2 * keys, num_warps=8),
@@ -181,6 +206,10 @@ def _first_on_cdna(
 
 def refuses(problem: FlashDecode, hardware: Hardware, config: Config) -> str | None:
     """Why a config is not worth compiling, or None."""
+    if config.get("PACKED") and not config["IN_DATA"]:
+        return "values are packed into words only"
+    if config.get("IN_DATA") and not _fits_words(problem, config["PACKED"]):
+        return "the words of all ranks do not fit a slot"
     if hardware.backend == "interpreter":
         return None
     blocks = -(-problem.kv_len_per_rank // config["BLOCK_N"])
@@ -194,7 +223,8 @@ def refuses(problem: FlashDecode, hardware: Hardware, config: Config) -> str | N
         if config["CHUNKS"] > 1:
             return "chunks are for signals, which words do not need"
         values = power_of_2(problem.v_head_dim, 16)
-        words = 2 * power_of_2(problem.world_size, 1) * config["OUT_ROWS"] * values
+        loads = 1 if config["PACKED"] else 2  # for each value
+        words = loads * power_of_2(problem.world_size, 1) * config["OUT_ROWS"] * values
         if words > _MOST_WORDS:
             return f"{words} flag-in-data words are polled at a time"
     threads = config["num_warps"] * hardware.warp_size

@@ -60,7 +60,7 @@ def _push_two_shot(
     PIECES: tl.constexpr, TILES_PER_SIGNAL: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
     SPLIT_K: tl.constexpr, EVEN_K: tl.constexpr, SWAP_AB: tl.constexpr, XCDS: tl.constexpr,
-    TMA: tl.constexpr, W_NK: tl.constexpr,
+    TMA: tl.constexpr, W_NK: tl.constexpr, STAGGERED: tl.constexpr,
 ):  # fmt: skip
     """See the module.
 
@@ -74,7 +74,7 @@ def _push_two_shot(
     tiles_m, tiles_n = tl.cdiv(m, BLOCK_M), tl.cdiv(n, BLOCK_N)
     tiles = tiles_m * tiles_n
     groups, owned = tl.cdiv(tiles, TILES_PER_SIGNAL), tl.cdiv(tiles, WORLD)
-    senders, adders = tiles * SPLIT_K, owned * PIECES
+    senders, adders = tiles * SPLIT_K + STAGGERED, owned * PIECES
     OWNED_PER_SIGNAL: tl.constexpr = TILES_PER_SIGNAL // WORLD
     ADDERS_PER_SIGNAL: tl.constexpr = OWNED_PER_SIGNAL * PIECES
     ELEMENTS: tl.constexpr = BLOCK_M * BLOCK_N
@@ -89,6 +89,7 @@ def _push_two_shot(
         tile, row_begin, _, acc, is_whole = numbered_tile(
             number, m, n, k, x, w, stride_wk, stride_wn, partials_ptr, counters_ptr,
             BACKEND, BLOCK_M, BLOCK_N, BLOCK_K, GROUP_M, SPLIT_K, EVEN_K, SWAP_AB, TMA, W_NK,
+            STAGGERED,
         )  # fmt: skip
         if is_whole:
             row = tl.arange(0, BLOCK_M)
@@ -182,6 +183,7 @@ class PushTwoShot(FusedVariant):
             "SIGNALS": spaces.signal_counts(hardware, Pool.CHANNELS // 2),  # half are for sums
             "PIECES": (1, 2, 4) if is_gpu else (1, 2),
             "AHEAD": (1, 2, 4, _ALL_WAVES) if is_gpu else (0, 1),
+            "STAGGERED": (False, True),
         }
 
     def first_configs(self, problem: Any, hardware: Hardware) -> list[dict[str, Any]]:
@@ -190,22 +192,31 @@ class PushTwoShot(FusedVariant):
         for config in super().first_configs(problem, hardware):
             if self.refuses_config(problem, hardware, config):
                 continue
-            adders = -(-_tiles(problem, config) // problem.world_size)
+            tiles = _tiles(problem, config)
+            adders = -(-tiles // problem.world_size)
             enough = (
                 count
                 for count in space["PIECES"]
                 if 2 * count * adders >= units
+                and problem.world_size <= spaces.FEW_RANKS
                 and spaces.fits_addends(problem, hardware, config, count)
             )
-            configs.append({**config, "PIECES": next(enough, space["PIECES"][-1]), "AHEAD": 1})
-        if _tiles(problem, configs[0]) * configs[0]["SPLIT_K"] > units:  # more than one wave
-            configs.append({**configs[0], "AHEAD": space["AHEAD"][-1]})
-        return configs
+            config["PIECES"] = next(enough, space["PIECES"][-1])
+            config["AHEAD"] = min(2, spaces.tiles_at_once(hardware, config))
+            configs.append(spaces.staggered_if_worth_it(problem, hardware, config, tiles))
+        first = configs[0]
+        if _tiles(problem, first) * first["SPLIT_K"] > units:  # more than one wave
+            configs.append({**first, "STAGGERED": not first["STAGGERED"]})
+            configs.append({**first, "AHEAD": space["AHEAD"][-1]})
+        return [each for each in configs if self.refuses_config(problem, hardware, each) is None]
 
     def refuses_config(self, problem: Any, hardware: Hardware, config: Config) -> str | None:
         needed = ITEM_BYTES[config["WIRE"]] * _slot_elements(problem, config)
         if needed > problem.slot_bytes:
             return f"{needed} bytes of whole tiles in a slot of {problem.slot_bytes}"
+        reason = spaces.refuses_staggered(hardware, config, _tiles(problem, config), problem.k)
+        if reason is not None:
+            return reason
         return super().refuses_config(problem, hardware, config)
 
     def plan(self, problem: Any, fabric: Fabric, config: Config) -> Plan:
@@ -214,13 +225,15 @@ class PushTwoShot(FusedVariant):
         per_signal = -(-spaces.tiles_per_signal(tiles, config) // world) * world
         turn = per_signal * config["SPLIT_K"]
         turns_ahead = -(-config["AHEAD"] * fabric.hardware.compute_units // turn)
-        ahead = min(turns_ahead * turn, tiles * config["SPLIT_K"])
+        staggered = spaces.staggered_tiles(fabric.hardware, config)
+        ahead = min(turns_ahead * turn, tiles * config["SPLIT_K"]) + staggered
         others = owned * (config["PIECES"] + world - 1)
         constants = {
             "HAS_BIAS": problem.bias,
             "HAS_RESIDUAL": problem.residual,
             "PIECES": config["PIECES"],
             "TILES_PER_SIGNAL": per_signal,
+            "STAGGERED": staggered,
         }
         return PushTwoShotPlan(
             problem, fabric, config, _push_two_shot, tiles, others,

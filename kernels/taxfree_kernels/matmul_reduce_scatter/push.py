@@ -27,10 +27,18 @@ from taxfree_kernels.device import sync
 from taxfree_kernels.device.exchange import wait_for_everybody
 from taxfree_kernels.device.tiles import own_chiplet_first, tile_of
 from taxfree_kernels.fabric.base import Fabric
+from taxfree_kernels.hardware import Hardware
+from taxfree_kernels.partial_sums import spaces
 from taxfree_kernels.partial_sums.fused import FusedPlan, FusedVariant
 from taxfree_kernels.partial_sums.sizes import padded_columns, padded_elements
-from taxfree_kernels.partial_sums.tile import announce_tile, partial_tile, sum_of_sources
-from taxfree_kernels.variant import Config, Plan
+from taxfree_kernels.partial_sums.tile import (
+    announce_tile,
+    partial_tile,
+    sum_of_sources,
+    tile_and_share,
+)
+from taxfree_kernels.spaces import distinct
+from taxfree_kernels.variant import Config, Plan, Space
 
 
 @triton.jit(do_not_specialize=["rank", "m", "shard_rows"])
@@ -42,6 +50,7 @@ def _push(
     TILES_PER_SIGNAL: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr, SPLIT_K: tl.constexpr, EVEN_K: tl.constexpr,
     SWAP_AB: tl.constexpr, XCDS: tl.constexpr, TMA: tl.constexpr, W_NK: tl.constexpr,
+    STAGGERED: tl.constexpr,
 ):  # fmt: skip
     program = tl.program_id(0)
     generation = sync.running_generation(control_ptr)
@@ -51,10 +60,10 @@ def _push(
     tiles_m = tl.cdiv(m, BLOCK_M)
     tiles_n = owner_tiles * WORLD if SCATTER_DIM == 1 else owner_tiles
     tiles = tiles_m * tiles_n
-    senders = tiles * SPLIT_K
+    senders = tiles * SPLIT_K + STAGGERED
     if program < senders:
         index = own_chiplet_first(program, senders, XCDS)
-        tile, split = index // SPLIT_K, index % SPLIT_K
+        tile, split = tile_and_share(index, SPLIT_K, STAGGERED)
         tile_m, tile_n = tile_of(tile, tiles_m, tiles_n, GROUP_M)
         rows = tile_m * BLOCK_M + tl.arange(0, BLOCK_M)
         if SCATTER_DIM == 0:
@@ -70,7 +79,7 @@ def _push(
             tile, split, tiles, tile_m * BLOCK_M, m,
             first_col + shard_col, first_col + shard_columns,
             x, w, stride_wk, stride_wn, partials_ptr, counters_ptr, k,
-            BACKEND, BLOCK_M, BLOCK_N, BLOCK_K, SPLIT_K, EVEN_K, SWAP_AB, TMA, W_NK,
+            BACKEND, BLOCK_M, BLOCK_N, BLOCK_K, SPLIT_K, EVEN_K, SWAP_AB, TMA, W_NK, STAGGERED,
         )  # fmt: skip
         if is_whole:
             cols = shard_col + tl.arange(0, BLOCK_N)
@@ -126,21 +135,48 @@ class Push(FusedVariant):
 
     name = "push"
 
+    def space(self, problem: Any, hardware: Hardware) -> Space:
+        return {**super().space(problem, hardware), "STAGGERED": (False, True)}
+
+    def first_configs(self, problem: Any, hardware: Hardware) -> list[dict[str, Any]]:
+        configs = super().first_configs(problem, hardware)
+        return distinct(
+            [
+                spaces.staggered_if_worth_it(
+                    problem, hardware, each, _tiles_and_sums(problem, each)[0]
+                )
+                for each in configs
+            ]
+            + configs[:1]
+        )
+
+    def refuses_config(self, problem: Any, hardware: Hardware, config: Config) -> str | None:
+        tiles, _ = _tiles_and_sums(problem, config)
+        reason = spaces.refuses_staggered(hardware, config, tiles, problem.k)
+        return reason or super().refuses_config(problem, hardware, config)
+
     def plan(self, problem: Any, fabric: Fabric, config: Config) -> Plan:
-        block_m = config["BLOCK_M"]
-        owner_tiles = -(-problem.shard_columns // config["BLOCK_N"])
-        tiles = -(-problem.m // block_m) * owner_tiles
-        sums = tiles
-        if problem.scatter_dim == 0:  # a shard may begin and end within a tile
-            sums = (-(-problem.shard_rows // block_m) + 1) * owner_tiles
-        else:
-            tiles *= problem.world_size
+        tiles, sums = _tiles_and_sums(problem, config)
         rows, columns = problem.shard_rows, problem.shard_columns
         sizes = (rows, columns, padded_elements(rows, columns), padded_columns(columns))
-        constants = {"SCATTER_DIM": problem.scatter_dim}
+        constants = {
+            "SCATTER_DIM": problem.scatter_dim,
+            "STAGGERED": spaces.staggered_tiles(fabric.hardware, config),
+        }
         return FusedPlan(
             problem, fabric, config, _push, tiles, sums, problem.inbox_elements, sizes, constants
         )
+
+
+def _tiles_and_sums(problem: Any, config: Config) -> tuple[int, int]:
+    """Tiles of the partial sum, and programs that add."""
+    block_m = config["BLOCK_M"]
+    owner_tiles = -(-problem.shard_columns // config["BLOCK_N"])
+    tiles = -(-problem.m // block_m) * owner_tiles
+    if problem.scatter_dim == 1:
+        return tiles * problem.world_size, tiles
+    # a shard may begin and end within a tile
+    return tiles, (-(-problem.shard_rows // block_m) + 1) * owner_tiles
 
 
 VARIANT = Push()

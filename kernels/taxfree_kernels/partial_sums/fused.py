@@ -52,12 +52,15 @@ class FusedPlan(Plan):
             inbox, stride_slot = fabric.pool.flag_slots(slot_elements)
         else:
             inbox, stride_slot = fabric.pool.slots(slot_elements, getattr(torch, config["WIRE"]))
-        partials = split_k * tiles * block_m * block_n if split_k > 1 else 1
+        staggered = constants.get("STAGGERED", 0)
+        shares = 2 * staggered + (split_k * tiles if split_k > 1 else 0)
         self._fixed_args = (
             inbox,
             stride_slot,
             fabric.pool.control,
-            torch.empty(partials, dtype=torch.float32, device=fabric.device),
+            torch.empty(
+                max(1, shares * block_m * block_n), dtype=torch.float32, device=fabric.device
+            ),
             torch.zeros(tiles + Pool.CHANNELS, dtype=torch.int32, device=fabric.device),
             fabric.heap_bases,
             fabric.rank,
@@ -71,7 +74,7 @@ class FusedPlan(Plan):
             signals["TILES_PER_SIGNAL"] = spaces.tiles_per_signal(tiles, config)
         self._kernel = Kernel(
             function,
-            grid=tiles * split_k + others,
+            grid=tiles * split_k + staggered + others,
             constants={
                 **spaces.tile_constants(problem, config),
                 "WORLD": problem.world_size,

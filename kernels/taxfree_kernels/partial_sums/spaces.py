@@ -86,6 +86,43 @@ def tile_constants(problem: Any, config: Config) -> dict[str, Any]:
     }
 
 
+_LONG_K = 2048  # of which a tile takes far longer than its start and its stores
+FEW_RANKS = 4  # a rank keeps so much of a partial sum that links are not what tiles wait for
+
+
+def staggered_if_worth_it(
+    problem: Any, hardware: Hardware, config: Config, tiles: int
+) -> dict[str, Any]:
+    """A config whose tiles end one after the other, where that should pay.
+
+    Not where a program that adds has to have the registers for a bias or a residual as well.
+    """
+    has_addends = getattr(problem, "bias", False) or getattr(problem, "residual", False)
+    is_worth_it = problem.k >= _LONG_K and problem.world_size > FEW_RANKS and not has_addends
+    staggered = {**config, "STAGGERED": is_worth_it}
+    if refuses_staggered(hardware, staggered, tiles, problem.k) is not None:
+        return {**staggered, "STAGGERED": False}
+    return staggered
+
+
+def staggered_tiles(hardware: Hardware, config: Config) -> int:
+    """How many tiles two programs share, so that tiles end one after the other; 0 for none."""
+    return max(1, hardware.compute_units // 2) if config["STAGGERED"] else 0
+
+
+def refuses_staggered(hardware: Hardware, config: Config, tiles: int, k: int) -> str | None:
+    """Why tiles cannot be shared so, or it is not worth it; or None."""
+    if not config["STAGGERED"]:
+        return None
+    if config["SPLIT_K"] > 1:
+        return "K is split already"
+    if -(-k // config["BLOCK_K"]) < 2:
+        return "there is one step of K"
+    if tiles <= hardware.compute_units:
+        return "tiles are one wave, which ends at once"
+    return None
+
+
 def first_configs(problem: Any, hardware: Hardware, space: Space) -> list[dict[str, Any]]:
     """Configs that should suit a problem, cut down to `space`; the first is the default."""
     rows = power_of_2(problem.m, 16)
@@ -119,6 +156,9 @@ def _first_on_hopper(problem: Any, rows: int) -> list[dict[str, Any]]:
     two_at_once = square | {"num_stages": 3}  # on an SM: one computes while the other sends
     narrow = square | {"BLOCK_N": 64, "BLOCK_K": 128, "num_stages": 4}  # a tile for each SM
     most = {128: (narrow, square), 256: (square, widest), 512: (square, widest)}
+    if problem.world_size > FEW_RANKS:
+        most |= dict.fromkeys((1024, 2048), (square, widest))
+        most |= {rows: most.get(rows, (two_at_once, widest))}
     return [
         *most.get(rows, (widest, square, two_at_once)),
         square | {"num_warps": 8},  # holds a residual as well
@@ -141,6 +181,14 @@ def _first_on_cdna(rows: int) -> list[dict[str, Any]]:
         wide | {"BLOCK_N": 128, "GROUP_M": 4},
         wide | {"BLOCK_N": 256, "GROUP_M": 8},
     ]
+
+
+def tiles_at_once(hardware: Hardware, config: Config) -> int:
+    """Programs of tiles that a compute unit has room for, by the shared memory they take."""
+    if hardware.backend != "cuda":
+        return 1
+    stage = (config["BLOCK_M"] + config["BLOCK_N"]) * config["BLOCK_K"] * 2
+    return int(hardware.shared_memory // (config["num_stages"] * stage))
 
 
 def refuses(problem: Any, hardware: Hardware, config: Config) -> str | None:

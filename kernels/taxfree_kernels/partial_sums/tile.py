@@ -17,7 +17,7 @@ def partial_tile(
     x, w, stride_wk, stride_wn, partials_ptr, counters_ptr, k,
     BACKEND: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
     SPLIT_K: tl.constexpr, EVEN_K: tl.constexpr, SWAP_AB: tl.constexpr, TMA: tl.constexpr,
-    W_NK: tl.constexpr,
+    W_NK: tl.constexpr, STAGGERED: tl.constexpr = 0,
 ):  # fmt: skip
     """One tile of this rank's x @ weight, at (row_begin, col_begin); void beyond the ends.
 
@@ -27,6 +27,8 @@ def partial_tile(
             of x [1, 1, .., k], and of the weight, [1, .., k] when W_NK, else [1, k, ..].
         partials_ptr: float32 [SPLIT_K, tiles, BLOCK_M, BLOCK_N]; counters_ptr: int32 [tiles]. For
             a split K only, of which each share has a step of BLOCK_K.
+        STAGGERED: see :func:`tile_and_share`; of the first so many tiles, each of two programs has
+            a share, and partials_ptr is [2, STAGGERED, ..].
 
     Returns:
         The tile, float32 [BLOCK_M, BLOCK_N], and whether this program has all of it: the last one
@@ -37,6 +39,10 @@ def partial_tile(
     row_mask, col_mask = rows < row_end, cols < col_end
     steps = tl.cdiv(k, BLOCK_K)
     step_begin, step_end = steps * split // SPLIT_K, steps * (split + 1) // SPLIT_K
+    if STAGGERED > 0:
+        cut = min(max(steps * (2 * tile + 1) // (2 * STAGGERED), 1), steps - 1)
+        step_begin = tl.where((tile < STAGGERED) & (split == 1), cut, 0)
+        step_end = tl.where((tile < STAGGERED) & (split == 0), cut, steps)
     if BLOCK_M * BLOCK_N > 128 * 128:
         # Were it possible that there is no step, zeros would meet the sum behind the loop, and
         # ptxas would run the loop's matrix instructions one by one. Of smaller tiles it does not,
@@ -61,18 +67,54 @@ def partial_tile(
     if SWAP_AB:
         acc = tl.trans(acc)
     is_whole = split >= 0
-    if SPLIT_K > 1:
-        within = tl.arange(0, BLOCK_M)[:, None] * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
-        stored = row_mask[:, None]
-        share_ptr = partials_ptr + tile.to(tl.int64) * (BLOCK_M * BLOCK_N)
-        shares = tiles.to(tl.int64) * (BLOCK_M * BLOCK_N)
-        tl.store(share_ptr + split * shares + within, acc, mask=stored)
-        is_whole = sync.arrive(counters_ptr + tile, SPLIT_K, BACKEND)
-        if is_whole:
-            acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
-            for other in range(SPLIT_K):
-                acc += tl.load(share_ptr + other * shares + within, mask=stored, other=0.0)
+    SHARES: tl.constexpr = 2 if STAGGERED > 0 else SPLIT_K
+    if SHARES > 1:
+        is_shared = True
+        if STAGGERED > 0:
+            is_shared = tile < STAGGERED
+            tiles = STAGGERED
+        if is_shared:
+            acc, is_whole = _together(
+                acc, tile, split, tiles, row_mask, partials_ptr, counters_ptr, BACKEND, SHARES
+            )
     return acc, is_whole
+
+
+@triton.jit
+def _together(
+    acc, tile, split, tiles, row_mask, partials_ptr, counters_ptr,
+    BACKEND: tl.constexpr, SHARES: tl.constexpr,
+):  # fmt: skip
+    """Store a share of a tile; the last of SHARES programs has all of them, and their sum."""
+    BLOCK_M: tl.constexpr = acc.shape[0]
+    BLOCK_N: tl.constexpr = acc.shape[1]
+    within = tl.arange(0, BLOCK_M)[:, None] * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
+    stored = row_mask[:, None]
+    share_ptr = partials_ptr + tile.to(tl.int64) * (BLOCK_M * BLOCK_N)
+    shares = tl.cast(tiles, tl.int64) * (BLOCK_M * BLOCK_N)
+    tl.store(share_ptr + split * shares + within, acc, mask=stored)
+    is_whole = sync.arrive(counters_ptr + tile, SHARES, BACKEND)
+    if is_whole:
+        acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+        for other in range(SHARES):
+            acc += tl.load(share_ptr + other * shares + within, mask=stored, other=0.0)
+    return acc, is_whole
+
+
+@triton.jit
+def tile_and_share(number, SPLIT_K: tl.constexpr, STAGGERED: tl.constexpr):
+    """Which tile, and which share of its K, a program computes.
+
+    Tiles that all begin at once end at once, and their stores wait for the same link. The first
+    STAGGERED tiles are shared by two programs each, of which the first has from nearly nothing to
+    nearly all of K: whatever follows on their compute units begins, and ends, one after the other.
+    """
+    tile, split = number // SPLIT_K, number % SPLIT_K
+    if STAGGERED > 0:
+        is_shared = number < 2 * STAGGERED
+        tile = tl.where(is_shared, number // 2, number - STAGGERED)
+        split = tl.where(is_shared, number % 2, 0)
+    return tile, split
 
 
 @triton.jit
@@ -80,7 +122,7 @@ def numbered_tile(
     number, m, n, k, x, w, stride_wk, stride_wn, partials_ptr, counters_ptr,
     BACKEND: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
     GROUP_M: tl.constexpr, SPLIT_K: tl.constexpr, EVEN_K: tl.constexpr, SWAP_AB: tl.constexpr,
-    TMA: tl.constexpr, W_NK: tl.constexpr,
+    TMA: tl.constexpr, W_NK: tl.constexpr, STAGGERED: tl.constexpr = 0,
 ):  # fmt: skip
     """:func:`partial_tile` of all of x [m, k] @ weight [k, n], by number, shares of K fastest.
 
@@ -88,13 +130,13 @@ def numbered_tile(
         The tile's number, its first row and column; the tile, and whether this program has it.
     """
     tiles_m, tiles_n = tl.cdiv(m, BLOCK_M), tl.cdiv(n, BLOCK_N)
-    tile, split = number // SPLIT_K, number % SPLIT_K
+    tile, split = tile_and_share(number, SPLIT_K, STAGGERED)
     tile_m, tile_n = tile_of(tile, tiles_m, tiles_n, GROUP_M)
     row_begin, col_begin = tile_m * BLOCK_M, tile_n * BLOCK_N
     acc, is_whole = partial_tile(
         tile, split, tiles_m * tiles_n, row_begin, m, col_begin, n,
         x, w, stride_wk, stride_wn, partials_ptr, counters_ptr, k,
-        BACKEND, BLOCK_M, BLOCK_N, BLOCK_K, SPLIT_K, EVEN_K, SWAP_AB, TMA, W_NK,
+        BACKEND, BLOCK_M, BLOCK_N, BLOCK_K, SPLIT_K, EVEN_K, SWAP_AB, TMA, W_NK, STAGGERED,
     )  # fmt: skip
     return tile, row_begin, col_begin, acc, is_whole
 
