@@ -1,0 +1,143 @@
+"""Times kernels of more ranks than there are GPUs: two play all of them. For who writes kernels.
+
+    python -m benchmarks.rehearse --ranks 8 --op matmul_all_reduce --dtype bf16 \\
+        --shapes "m=1024 n=8192 k=3584" --try "push_two_shot STAGGERED=False,True" --try push
+
+Each of two GPUs computes what one of `--ranks` would, stores as much for its peers, and waits for
+as much of theirs; all of it goes to, and comes from, the other. So its compute units, its memory
+and its link do what they would do among `--ranks`. What is missing is the switch between many, the
+slowest of many, and right results: nothing is compared. Times are printed as rehearsed, beside the
+config, and are no measurement of `--ranks` GPUs; ``docs/rehearsal.md`` has both side by side.
+
+Variants that call a collective or a copy engine have no part in this, nor has one whose channels
+depend on who sends, as `two_shot` of ``flash_decode``. On the host fabric it shows that protocols
+go through; times are none.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import itertools
+import sys
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from benchmarks import rehearse_ranks
+from benchmarks.commands import exit_code
+from benchmarks.rehearse_ranks import Rehearsed
+from taxfree import devices
+from taxfree.bench import deadline_s
+from taxfree.errors import UsageError
+from taxfree.group import WorkerGroup
+from taxfree.shapes import ShapeRequest, expand, written
+from taxfree.trial import Candidate
+from taxfree_cli import interpreting
+from taxfree_kernels.fabric.layout import arena_bytes
+from taxfree_kernels.hardware import Hardware
+from taxfree_kernels.variant import variants
+
+_HERE = 2  # GPUs, whatever the ranks
+
+
+def candidates(
+    op: str, problem: Any, hardware: Hardware, attempts: Sequence[str]
+) -> list[Candidate]:
+    """What is tried: the default config of each fused variant, or what `attempts` say.
+
+    Args:
+        attempts: each a variant and knobs that differ from its default config, as in
+            "push SIGNALS=64,16 num_warps=8"; lists are combined with each other.
+
+    Raises:
+        UsageError: there is no such variant or knob.
+    """
+    if not attempts:
+        attempts = [name for name, variant in variants(op).items() if variant.fused]
+    found = []
+    for attempt in attempts:
+        name, *knobs = attempt.split()
+        if name not in variants(op):
+            raise UsageError(f"{op} has no variant {name!r}", f"one of: {', '.join(variants(op))}")
+        variant = variants(op)[name]
+        if variant.refuses_problem(problem, hardware) is not None:
+            continue
+        default, space = (
+            variant.first_configs(problem, hardware)[0],
+            variant.space(problem, hardware),
+        )
+        lists = dict(_values(knob, space) for knob in knobs)
+        for values in itertools.product(*lists.values()):
+            config = default | dict(zip(lists, values, strict=True))
+            if variant.refuses_config(problem, hardware, config) is None:
+                found.append(Candidate(name, config))
+    return found
+
+
+def _values(knob: str, space: Any) -> tuple[str, list[Any]]:
+    """A knob, and the values of its space that are asked for."""
+    name, _, said = knob.partition("=")
+    by_text = {str(value): value for value in space.get(name, ())}
+    unknown = [each for each in said.split(",") if each not in by_text]
+    if unknown:
+        raise UsageError(
+            f"{knob!r}: {name} cannot be {unknown[0]!r}", f"one of: {', '.join(by_text) or 'none'}"
+        )
+    return name, [by_text[each] for each in said.split(",")]
+
+
+def rehearsals(
+    op: str, problems: Sequence[Any], fabric: str, attempts: Sequence[str], repetitions: int
+) -> Iterator[tuple[Any, list[Rehearsed]]]:
+    """Rehearse problems one by one, each in processes of its own."""
+    for problem in problems:
+        arena = arena_bytes(problem.slot_bytes)
+        heap = arena_bytes(problem.world_size * arena)
+        with WorkerGroup(_HERE, fabric, heap, rehearse_ranks.TIMEOUT_S) as group:
+            tried = candidates(op, problem, group.hardware, attempts)
+            found: list[Rehearsed] = group.call(
+                f"{rehearse_ranks.__name__}:rehearse", deadline_s(group.hardware), op=op,
+                problem=dataclasses.asdict(problem), candidates=tried, arena_bytes=arena,
+                repetitions=repetitions,
+            )[0]  # fmt: skip
+        yield problem, sorted(found, key=_time)
+
+
+def _time(rehearsed: Rehearsed) -> float:
+    return float("inf") if rehearsed.timing is None else rehearsed.timing.median_us
+
+
+def main() -> int:
+    """Rehearse what is asked for; returns the exit code."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--ranks", type=int, default=8, help="that two GPUs play")
+    parser.add_argument("--op", default="all_gather_matmul")
+    parser.add_argument("--shapes", action="append", required=True)
+    parser.add_argument("--dtype", help="for shapes that do not say")
+    parser.add_argument("--try", dest="attempts", action="append", default=[], metavar="VARIANT")
+    parser.add_argument("--repetitions", type=int, default=12, help="each of a chain of calls")
+    parser.add_argument("--fabric", default="auto")
+    options = parser.parse_args()
+    return exit_code(lambda: _print_all(options))
+
+
+def _print_all(options: argparse.Namespace) -> None:
+    fabric = devices.fabric_for(options.fabric)
+    devices.require(fabric, _HERE)
+    request = ShapeRequest(options.shapes, world_sizes=(options.ranks,), dtype=options.dtype)
+    problems = expand(options.op, request)
+    if any(problem.world_size <= _HERE for problem in problems):
+        raise UsageError("two GPUs need not rehearse two ranks", "give more --ranks, or use bench")
+    if fabric == "host":
+        interpreting.announce(options.op, problems)
+    found = rehearsals(options.op, problems, fabric, options.attempts, options.repetitions)
+    for problem, rehearsed in found:
+        print(written(options.op, dataclasses.asdict(problem)))
+        for each in rehearsed:
+            config = " ".join(f"{name}={value}" for name, value in each.candidate.config.items())
+            us = "-" if each.timing is None else f"{each.timing.median_us:.1f} us rehearsed"
+            print(f"  {us:>20}  {each.candidate.variant} {each.reason or config}", flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,178 @@
+"""What the two ranks of a rehearsal run; see :mod:`benchmarks.rehearse`.
+
+Rank 0 and rank 1 are there, and each plays to the other all those that are not. The arenas of
+these lie on the other GPU, so that what is stored for them crosses the link and lands in memory of
+its own. A signal that a rank sends to the one that is `distance` behind it arrives as if sent by
+the one that is as far before the receiver: what ranks do at the same time, they do to each other.
+Flag-in-data words arrive as their sender's own, and are waited for from ranks that are there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import triton
+import triton.language as tl
+
+from taxfree import measure
+from taxfree.errors import one_line
+from taxfree.trial import SEED, Candidate
+from taxfree_kernels.device import sync
+from taxfree_kernels.errors import PeerTimeout
+from taxfree_kernels.fabric.barrier import DeviceBarrier
+from taxfree_kernels.fabric.base import Fabric
+from taxfree_kernels.fabric.heap import Pool, SymmetricHeap
+from taxfree_kernels.launch import compiling
+from taxfree_kernels.variant import Plan, operation, problem_class, variants
+
+TIMEOUT_S = 5.0  # a wait of a kernel that cannot be rehearsed
+
+_signal, _receive = sync.signal, sync.receive
+
+
+@triton.jit
+def _signal_as_another(
+    control_ptr, channel, peer, generation, heap_bases, rank, mask=None,
+    WORLD: tl.constexpr = 1, BACKEND: tl.constexpr = "interpreter",
+):  # fmt: skip
+    source = tl.where(peer == rank, rank, (1 - peer + WORLD) % WORLD)
+    receiver = tl.where(peer == rank, rank, 1 - rank)
+    _signal(
+        control_ptr + (source - rank), channel, receiver, generation, heap_bases, rank, mask=mask,
+        WORLD=WORLD, BACKEND=BACKEND,
+    )  # fmt: skip
+
+
+@triton.jit
+def _receive_from_two(
+    control_ptr, words, source, generation, heap_bases, rank, mask=None,
+    WORLD: tl.constexpr = 1, BACKEND: tl.constexpr = "interpreter",
+):  # fmt: skip
+    needed = tl.broadcast_to((source == rank) | (source == 1 - rank), words.shape)
+    if mask is not None:
+        needed = needed & mask
+    payload, arrived = _receive(
+        control_ptr, words, source, generation, heap_bases, rank, mask=needed,
+        WORLD=WORLD, BACKEND=BACKEND,
+    )  # fmt: skip
+    return payload, arrived
+
+
+@dataclass(frozen=True)
+class Rehearsed:
+    """A candidate's time, or why it has none.
+
+    Args:
+        timing: of calls in a graph, or eager on the host.
+        reason: empty if it was timed.
+    """
+
+    candidate: Candidate
+    timing: measure.Timing | None
+    reason: str = ""
+
+
+def rehearse(
+    fabric: Fabric,
+    op: str,
+    problem: dict[str, Any],
+    candidates: Sequence[Candidate],
+    arena_bytes: int,
+    repetitions: int,
+) -> list[Rehearsed]:
+    """Time candidates of a problem of more ranks than there are; a task of two workers.
+
+    Args:
+        problem: fields of the operation's problem.
+        arena_bytes: of each rank; those of all of them have to fit a slot of the pool.
+    """
+    sync.signal, sync.receive = _signal_as_another, _receive_from_two
+    asked = problem_class(op)(**problem)
+    _play_others(fabric, asked.world_size, arena_bytes)
+    call = _Calls(fabric, op, asked)
+    plans = [_plan_or_reason(fabric, op, asked, candidate, call) for candidate in candidates]
+    mode = "graph" if fabric.has_graphs else "eager"
+    calls = [(call.of(plan), mode) for plan in plans if isinstance(plan, Plan)]
+    fabric.world_size = 2  # who is there to gather times from
+    timings = iter(measure.time_together(fabric, calls, repetitions))
+    fabric.synchronize()
+    fabric.pool.check()
+    return [
+        Rehearsed(candidate, next(timings))
+        if isinstance(plan, Plan)
+        else Rehearsed(candidate, None, plan)
+        for candidate, plan in zip(candidates, plans, strict=True)
+    ]
+
+
+def _play_others(fabric: Fabric, ranks: int, arena_bytes: int) -> None:
+    """Make a fabric of two look like one of `ranks`, whose arenas are in a slot of its pool."""
+    arenas, _ = fabric.pool.slots(ranks * arena_bytes, torch.uint8)
+    begins = fabric.heap_bases + fabric.heap.offset_of(arenas)
+    rank = torch.arange(ranks, device=fabric.device)
+    own = fabric.rank
+    fabric.heap_bases = torch.where(rank == own, begins[own], begins[1 - own]) + rank * arena_bytes
+    fabric.heap = SymmetricHeap(arenas[own * arena_bytes : (own + 1) * arena_bytes])
+    fabric.world_size = ranks
+    fabric.device_barrier = DeviceBarrier(fabric, TIMEOUT_S)
+    fabric.pool = Pool(fabric, timeout_s=TIMEOUT_S)
+
+
+class _Calls:
+    """Calls on inputs that change, as a trial makes them."""
+
+    def __init__(self, fabric: Fabric, op: str, problem: Any) -> None:
+        def inputs(seed: int) -> tuple[torch.Tensor | None, ...]:
+            rank, device = fabric.rank, fabric.device
+            return operation(op).make_inputs(problem, rank, seed, device, integers=False)
+
+        first = inputs(SEED)
+        size = sum(each.nbytes for each in first if each is not None)
+        copies = measure.copies_needed(fabric, size)
+        self._inputs = [first, *(inputs(SEED + copy) for copy in range(1, copies))]
+        self._out = operation(op).empty_output(problem, fabric.device)
+
+    def of(self, plan: Plan) -> measure.Call:
+        return lambda step: plan(*self._inputs[step % len(self._inputs)], self._out)
+
+
+def _plan_or_reason(
+    fabric: Fabric, op: str, problem: Any, candidate: Candidate, calls: _Calls
+) -> Plan | str:
+    """A plan that has run once, or why there is none; the same on both ranks."""
+    plan, reason = None, None
+    try:
+        plan = variants(op)[candidate.variant].plan(problem, fabric, candidate.config)
+        with compiling():
+            calls.of(plan)(0)
+    except Exception as error:  # whatever a compiler raises is a reason not to have a time
+        reason = one_line(error)
+    reasons = _from_both(fabric, reason)
+    if plan is None or reasons:
+        return str(reasons[0])
+    calls.of(plan)(0)
+    fabric.synchronize()
+    waits = _from_both(fabric, _timeout(fabric))
+    if waits:
+        fabric.pool.reset()
+        return f"its signals tell who sends them: {waits[0]}"
+    return plan
+
+
+def _timeout(fabric: Fabric) -> str | None:
+    try:
+        fabric.pool.check()
+    except PeerTimeout as error:
+        return error.message
+    return None
+
+
+def _from_both(fabric: Fabric, value: str | None) -> list[str]:
+    """What both ranks give, but for None."""
+    found: list[str | None] = [None, None]
+    dist.all_gather_object(found, value, fabric.group)
+    return [each for each in found if each is not None]
