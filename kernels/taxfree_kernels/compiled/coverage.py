@@ -51,12 +51,13 @@ EXAMPLES: dict[str, tuple[Example, ...]] = {
         Example(
             {"m": 16, "n": 8192, "k": 1024, "world_size": 8, "residual": True, "rms_norm": True}
         ),
+        Example({"m": 4096, "n": 8192, "k": 3584, "world_size": 8, "dtype": "bfloat16"}),
         Example({"m": 128, "n": 4096, "k": 2048, "world_size": 8, "weight_layout": "kn"}),
         Example({"m": 77, "n": 1001, "k": 129, "world_size": 8, "bias": True}, aligned=False),
     ),
     "matmul_reduce_scatter": (
         Example({"m": 64, "n": 8192, "k": 3584, "world_size": 8}),
-        Example({"m": 4096, "n": 4096, "k": 1792, "world_size": 8, "dtype": "bfloat16"}),
+        Example({"m": 4096, "n": 4096, "k": 3584, "world_size": 8, "dtype": "bfloat16"}),
         Example({"m": 1024, "n": 4096, "k": 2048, "world_size": 4, "scatter_dim": 1}),
         Example({"m": 77, "n": 1001, "k": 129, "world_size": 8}, aligned=False),
     ),

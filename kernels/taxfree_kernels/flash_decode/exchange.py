@@ -67,16 +67,19 @@ def _packed(rows):
     """Rows as integers of 16 bits, two in a word, of a row's largest magnitude / 32767.
 
     Args:
-        rows: float32 [ROWS, WIDTH]. One with an infinity or a NaN becomes NaN as a whole.
+        rows: float32 [ROWS, WIDTH]. One with an infinity or a NaN becomes NaN as a whole, one
+            of less than 1e-30 becomes 0.
 
     Returns:
         int32 [ROWS, WIDTH / 2], and the unit of each row, float32 [ROWS].
     """
     largest = tl.max(tl.abs(rows), 1)
-    per_unit = tl.where(largest > 0, 32767 / largest, 0.0)
+    is_zero = largest < 1e-30  # the reciprocal of less may be infinite
+    per_unit = 32767 / tl.where(is_zero, 1.0, largest)
     integers = tl.floor(rows * per_unit[:, None] + 0.5).to(tl.int32)
     low, high = tl.split(tl.reshape(integers, (rows.shape[0], rows.shape[1] // 2, 2)))
-    return (low & 0xFFFF) | (high << 16), largest / 32767 + tl.sum(rows * 0.0, 1)
+    unit = tl.where(is_zero, 0.0, largest / 32767) + tl.sum(rows * 0.0, 1)
+    return (low & 0xFFFF) | (high << 16), unit
 
 
 @triton.jit
@@ -222,15 +225,15 @@ def combine(
     row = begin + tl.arange(0, OUT_ROWS)
     row_mask = row < rows
     if IN_DATA:
-        row_there = tl.minimum(row, rows - 1)
+        row_in_slot = tl.minimum(row, rows - 1)
         if PACKED:
             out, arrived = _received_packed_rows(
-                row_there, slot_ptr, part_elements, rows,
+                row_in_slot, slot_ptr, part_elements, rows,
                 control_ptr, generation, heap_bases, rank, WORLD, BACKEND, V_DIM,
             )  # fmt: skip
         else:
             out, arrived = _received_rows(
-                row_there, slot_ptr, part_elements, rows,
+                row_in_slot, slot_ptr, part_elements, rows,
                 control_ptr, generation, heap_bases, rank, WORLD, BACKEND, V_DIM,
             )  # fmt: skip
     else:

@@ -95,10 +95,10 @@ def staggered_if_worth_it(
 ) -> dict[str, Any]:
     """A config whose tiles end one after the other, where that should pay.
 
-    Not where a program that adds has to have the registers for a bias or a residual as well.
+    Not where addresses of scattered columns, a bias or a residual take the registers for it.
     """
-    has_addends = getattr(problem, "bias", False) or getattr(problem, "residual", False)
-    is_worth_it = problem.k >= _LONG_K and problem.world_size > FEW_RANKS and not has_addends
+    is_crowded = any(getattr(problem, each, 0) for each in ("bias", "residual", "scatter_dim"))
+    is_worth_it = problem.k >= _LONG_K and problem.world_size > FEW_RANKS and not is_crowded
     staggered = {**config, "STAGGERED": is_worth_it}
     if refuses_staggered(hardware, staggered, tiles, problem.k) is not None:
         return {**staggered, "STAGGERED": False}
