@@ -9,7 +9,6 @@ of a search is an optimistic one, and the winner is adopted only if it clearly b
 from __future__ import annotations
 
 import dataclasses
-import math
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -33,6 +32,7 @@ from taxfree_tuning_db import (
     Measurement,
     Record,
     TrialRecord,
+    neighbours,
     record_key,
     shipped_records,
 )
@@ -244,24 +244,20 @@ class Tuner:
 
     def _winners_nearby(self, op: str, problem: Any) -> list[Candidate]:
         """Configs that won on the most similar problems, in the user's records and shipped ones."""
-        near, free = identity.near_fields(op), identity.free_fields(op)
-        may_differ = {*near, *free}
-        wanted = dataclasses.asdict(problem)
-
-        def distance(record: Record) -> tuple[float, int]:
-            sizes = sum(abs(math.log2(int(record.problem[f]) / wanted[f])) for f in near)
-            return sizes, sum(record.problem.get(f) != wanted[f] for f in free)
-
-        alike = [
+        records = [
             record
             for record in (*self._database.records(), *shipped_records())
-            if record.op == op
-            and recorded_problem(op, record.problem) is not None
-            and record.hardware == self._fingerprint
-            and all(record.problem.get(f) == wanted[f] for f in wanted if f not in may_differ)
+            if record.op == op and recorded_problem(op, record.problem) is not None
         ]
+        nearest = neighbours(
+            records,
+            dataclasses.asdict(problem),
+            self._fingerprint,
+            identity.near_fields(op),
+            identity.free_fields(op),
+        )
         found = []
-        for neighbour in sorted(alike, key=distance)[:_NEIGHBOURS]:
+        for neighbour in nearest[:_NEIGHBOURS]:
             record = identity.lent(neighbour, problem)
             for measured in (record.winner, *record.runners_up):
                 if measured.variant != "baseline":

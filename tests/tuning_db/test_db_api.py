@@ -8,7 +8,7 @@ PUBLIC = """
     DatabaseLocked DatabaseMissing DatabaseReadOnly DatabaseTooNew DatabaseUnreadable ForeignRecord
     HardwareFingerprint ImportReport InvalidRecord LookUp Measurement NotAnExport Record Rung Scalar
     SoftwareFingerprint Table TrialRecord TrialState default_path differing_fields export
-    import_records look_up prune read_export record_key shipped_records stale_reason
+    import_records look_up neighbours prune read_export record_key shipped_records stale_reason
 """
 
 

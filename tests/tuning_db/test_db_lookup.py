@@ -12,6 +12,7 @@ from taxfree_tuning_db import (
     Table,
     differing_fields,
     look_up,
+    neighbours,
     prune,
     stale_reason,
 )
@@ -156,6 +157,12 @@ class TestNeighbour:
 
     def test_without_near_fields_there_is_none(self):
         assert find(table_of(record_of(16)), 32, ()).kind == "miss"
+
+    def test_all_that_may_lend_are_there_the_nearest_first(self):
+        others = [record_of(m) for m in (128, 8, 64)]
+        foreign = [record_of(16, hardware=MI300X), record_of(16, problem=problem_of(16, n=4096))]
+        found = neighbours([*foreign, *others], problem_of(32), H200, ("m",), ())
+        assert [record.problem["m"] for record in found] == [64, 8, 128]
 
 
 class TestMiss:

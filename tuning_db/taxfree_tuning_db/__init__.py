@@ -17,7 +17,7 @@ from .errors import (
     NotAnExport,
 )
 from .exchange import ImportReport, export, import_records, read_export
-from .lookup import LookUp, Rung, Table, differing_fields, look_up
+from .lookup import LookUp, Rung, Table, differing_fields, look_up, neighbours
 from .records import (
     MODES,
     SCHEMA_VERSION,
@@ -67,6 +67,7 @@ __all__ = [
     "export",
     "import_records",
     "look_up",
+    "neighbours",
     "prune",
     "read_export",
     "record_key",

@@ -129,7 +129,7 @@ def look_up(
             return answer("exact", record)
 
     fresh = [record for record in table.fresh(kernel_hashes) if record.op == op]
-    neighbour = _neighbour(fresh, problem, hardware, near_fields, free_fields)
+    neighbour = next(iter(neighbours(fresh, problem, hardware, near_fields, free_fields)), None)
     ladder.append(_neighbour_rung(neighbour, (*near_fields, *free_fields)))
     if neighbour is not None:
         return answer("neighbour", neighbour)
@@ -140,6 +140,41 @@ def look_up(
     nearest = _nearest(same_op, problem, hardware)
     ladder.append(_nearest_rung(op, nearest, problem, hardware))
     return LookUp("miss", None, (), tuple(ladder), nearest)
+
+
+def neighbours(
+    records: Iterable[Record],
+    problem: Mapping[str, Scalar],
+    hardware: HardwareFingerprint,
+    near_fields: Sequence[str],
+    free_fields: Sequence[str],
+) -> list[Record]:
+    """Return the records that may lend a problem their configs, the nearest first.
+
+    Args:
+        records: of one operation.
+        problem, hardware: fields of the problem that is asked for, and the machine's.
+        near_fields, free_fields: as of :func:`look_up`.
+    """
+    near = set(near_fields)
+    apart = near.union(free_fields)
+    if not near <= _sizes(problem).keys():
+        return []
+    alike = [
+        record
+        for record in records
+        if record.hardware == hardware
+        and _without(record.problem, apart) == _without(problem, apart)
+        and near <= _sizes(record.problem).keys()
+    ]
+
+    def rank(record: Record) -> tuple[float, int, list[Scalar]]:
+        # of two that are equally near, the more alike, then the smaller
+        unlike = sum(record.problem.get(name) != problem.get(name) for name in free_fields)
+        sizes = [record.problem[name] for name in near_fields]
+        return _distance(record.problem, problem, near), unlike, sizes
+
+    return sorted(alike, key=rank)
 
 
 def differing_fields(
@@ -172,34 +207,6 @@ def _soft_mismatches(record: Record, software: SoftwareFingerprint) -> tuple[str
 
 
 # -- distances --
-
-
-def _neighbour(
-    records: Iterable[Record],
-    problem: Mapping[str, Scalar],
-    hardware: HardwareFingerprint,
-    near_fields: Sequence[str],
-    free_fields: Sequence[str],
-) -> Record | None:
-    near = set(near_fields)
-    apart = near.union(free_fields)
-    if not near <= _sizes(problem).keys():
-        return None
-    candidates = [
-        record
-        for record in records
-        if record.hardware == hardware
-        and _without(record.problem, apart) == _without(problem, apart)
-        and near <= _sizes(record.problem).keys()
-    ]
-
-    def rank(record: Record) -> tuple[float, int, list[Scalar]]:
-        # of two that are equally near, the more alike, then the smaller
-        unlike = sum(record.problem.get(name) != problem.get(name) for name in free_fields)
-        sizes = [record.problem[name] for name in near_fields]
-        return _distance(record.problem, problem, near), unlike, sizes
-
-    return min(candidates, key=rank, default=None)
 
 
 def _nearest(
