@@ -25,12 +25,7 @@ from taxfree_kernels.device import sync
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.flash_decode import spaces
 from taxfree_kernels.flash_decode.early import wait_for_the_last
-from taxfree_kernels.flash_decode.exchange import (
-    every_rank,
-    merge_into_inboxes,
-    store_at_peers,
-    wait_for_rows,
-)
+from taxfree_kernels.flash_decode.exchange import merge_into_inboxes, wait_for_rows
 from taxfree_kernels.flash_decode.local import (
     DecodePlan,
     Exchange,
@@ -38,6 +33,7 @@ from taxfree_kernels.flash_decode.local import (
     finishing_options,
 )
 from taxfree_kernels.flash_decode.merge import merge_ranks
+from taxfree_kernels.flash_decode.peers import every_rank, store_at_peers
 from taxfree_kernels.flash_decode.problem import FlashDecode
 from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.launch import Kernel
