@@ -6,13 +6,22 @@ from dataclasses import dataclass
 from typing import Any
 
 from taxfree_kernels import copies
-from taxfree_kernels.all_gather_matmul import one_shot, overlap, pull, push, push_two_kernel, tile
+from taxfree_kernels.all_gather_matmul import (
+    one_shot,
+    overlap,
+    pull,
+    push,
+    push_tma,
+    push_two_kernel,
+    tile,
+)
 from taxfree_kernels.checker import MIXED, Violation, check_variant
 from taxfree_kernels.checker.mutate import Mutant, mutants
 from taxfree_kernels.device import exchange, sync
 from taxfree_kernels.flash_decode import exchange as decode_exchange
 from taxfree_kernels.flash_decode import fine_wait, fused, gather, persistent
 from taxfree_kernels.flash_decode import two_shot as decode_two_shot
+from taxfree_kernels.flash_decode import words as decode_words
 from taxfree_kernels.matmul_all_reduce import one_shot as sum_one_shot
 from taxfree_kernels.matmul_all_reduce import one_shot_ll as sum_one_shot_ll
 from taxfree_kernels.matmul_all_reduce import push as sum_push
@@ -79,6 +88,7 @@ GROUPS = {
         _GATHER, ("push", "pull", "push_tma"), (tile.wait_for_rows, tile.gathered_tile)
     ),
     "gather: push": Group(_GATHER, ("push",), (push._push,)),
+    "gather: push_tma": Group(_GATHER, ("push_tma",), (push_tma._push_tma, tile.finish_tile)),
     "gather: pull": Group(_GATHER, ("pull",), (pull._pull,)),
     "gather: push_two_kernel": Group(_GATHER, ("push_two_kernel",), (push_two_kernel._send,)),
     "gather: one_shot": Group(_GATHER, ("one_shot",), (one_shot._gather,)),
@@ -115,6 +125,8 @@ GROUPS = {
         _SUM, ("push_two_shot", MIXED), (sum_push_two_shot._push_two_shot,)
     ),
     "scatter: push": Group(_SCATTER, ("push",), (scatter_push._push,)),
+    # alone it would do without the odd generation that comes next
+    "scatter: overlap": Group(_SCATTER, ("overlap", MIXED), (copies._meet, copies._finish)),
     "scatter: one_shot": Group(_SCATTER, ("one_shot",), (scatter_one_shot._one_shot,)),
     "decode: fused": Group(
         _DECODE,
@@ -123,10 +135,12 @@ GROUPS = {
             fused._push_and_combine,
             decode_exchange.merge_into_inboxes,
             decode_exchange.merge_and_push,
-            decode_exchange._merge_into_words,
-            decode_exchange._send_to_peers,
-            decode_exchange._received_rows,
             decode_exchange.combine,
+            decode_words.merge_into_words,
+            decode_words._send_to_peers,
+            decode_words.received_rows,
+            decode_words._received_floats,
+            decode_words._received_integers,
         ),
     ),
     "decode: gather": Group(
