@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from random import Random
@@ -20,6 +18,7 @@ from taxfree_kernels.checker.launches import Launch, waits_for_the_last
 from taxfree_kernels.checker.report import Violation
 from taxfree_kernels.checker.schedule import Scheduler
 from taxfree_kernels.checker.shadow import Region, Shadow
+from taxfree_kernels.checker.streams import Event, Stream
 from taxfree_kernels.checker.watch import Thread, TorchOperations, Watch
 from taxfree_kernels.device import sync
 from taxfree_kernels.errors import KernelError
@@ -78,101 +77,6 @@ class _Heap(SymmetricHeap):
         block = super().empty(count, dtype)
         self._declare(block)
         return block
-
-
-class _Event:
-    """A point in the work of an actor.
-
-    Args:
-        call: the actor's.
-        stream: where it is still to come; None where it has.
-        clocks: what has happened before it, if it has come.
-    """
-
-    def __init__(
-        self, call: int, stream: _Stream | None = None, clocks: np.ndarray | None = None
-    ) -> None:
-        self.call, self._stream, self.clocks = call, stream, clocks
-
-    def reached(self) -> np.ndarray:
-        """What has happened before it; runs all that comes before it."""
-        while self.clocks is None:
-            assert self._stream is not None
-            self._stream.step()
-        return self.clocks
-
-
-class _Stream(SideStream):
-    """A side stream: what runs there is ordered by forks and joins only.
-
-    A rank runs one thing at a time, in any order that these allow: what is issued here waits for
-    its turn, which comes at random, or when something that runs has to come after it.
-    """
-
-    def __init__(self, schedule: _Schedule, actor: Actor) -> None:
-        self._schedule, self._actor = schedule, actor
-        self._work: deque[Callable[[], object]] = deque()
-        self._is_joined = True
-
-    @property
-    def has_ended(self) -> bool:
-        """Whether all that was issued here has been joined, and has run."""
-        return self._is_joined and not self._work
-
-    def fork(self) -> None:
-        self.issue(partial(self._come_after, self._schedule.record()))
-
-    @contextlib.contextmanager
-    def entered(self) -> Iterator[None]:
-        self._is_joined = False
-        thread = self._schedule.thread
-        before, thread.stream = thread.stream, self
-        try:
-            yield
-        finally:
-            thread.stream = before
-
-    def join(self) -> None:
-        self._is_joined = True
-        event, stream = self.record(), self._schedule.stream
-        if stream is not None:
-            stream.issue(partial(stream._come_after, event))
-        else:
-            self._schedule.thread.actor.join(event.reached())
-
-    def issue(self, work: Callable[[], object]) -> None:
-        """Put work behind what was issued here."""
-        self._work.append(work)
-
-    def record(self) -> _Event:
-        """A point behind what was issued here."""
-        event = _Event(self._schedule.thread.actor.call, self)
-        self.issue(partial(self._note, event))
-        return event
-
-    def run(self) -> None:
-        """Run all that is waiting here."""
-        while self._work:
-            self.step()
-
-    def step(self) -> None:
-        """Run what has waited longest."""
-        work = self._work.popleft()
-        thread = self._schedule.thread
-        before = thread.actor, thread.stream
-        thread.actor, thread.stream = self._actor, None
-        try:
-            work()
-        finally:
-            thread.actor, thread.stream = before
-
-    def _note(self, event: _Event) -> None:
-        event.clocks = self._actor.clocks.copy()
-        self._actor.step()
-
-    def _come_after(self, event: _Event) -> None:
-        self._actor.join(event.reached())
-        self._actor.call = event.call
 
 
 class SimulatedFabric(Fabric):
@@ -288,7 +192,7 @@ class _Schedule:
         self._simulation = simulation
         self._first_generation = first_generation
         self._programs, self._streams = programs, streams
-        self._side_streams: list[list[_Stream]] = [[] for _ in range(simulation.world_size)]
+        self._side_streams: list[list[Stream]] = [[] for _ in range(simulation.world_size)]
         self._order = Random(f"the order of streams {seed}")
         self._how_soon = self._order.choice(_HOW_SOON)
         self._resident = resident or rng.choice(_RESIDENTS)
@@ -351,7 +255,7 @@ class _Schedule:
         number = 1 + len(known)
         if number >= self._streams:
             raise _TooManyStreams
-        known.append(_Stream(self, self._make_actor(rank, number, f"side stream {number}")))
+        known.append(Stream(self, self._make_actor(rank, number, f"side stream {number}")))
         return known[-1]
 
     @property
@@ -360,19 +264,19 @@ class _Schedule:
         return self._scheduler.current.owner
 
     @property
-    def stream(self) -> _Stream | None:
+    def stream(self) -> Stream | None:
         """The side stream on which the running host issues, if not on its own."""
         stream = self.thread.stream
-        assert stream is None or isinstance(stream, _Stream)
+        assert stream is None or isinstance(stream, Stream)
         return stream
 
-    def record(self) -> _Event:
+    def record(self) -> Event:
         """A point behind all that the running host has issued where it issues now."""
         if self.stream is not None:
             return self.stream.record()
         self._close()
         actor = self.thread.actor
-        event = _Event(actor.call, clocks=actor.clocks.copy())
+        event = Event(actor.call, clocks=actor.clocks.copy())
         actor.step()
         return event
 
@@ -466,7 +370,7 @@ class _Schedule:
         self._give_turns(self._order.sample(streams, len(streams)))
         work()
 
-    def _give_turns(self, streams: Sequence[_Stream]) -> None:
+    def _give_turns(self, streams: Sequence[Stream]) -> None:
         """Run what waits on some of these streams."""
         for stream in streams:
             if self._order.random() < self._how_soon:

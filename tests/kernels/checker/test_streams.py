@@ -7,7 +7,7 @@ import pytest
 from taxfree_kernels import copies
 from taxfree_kernels.checker import Reason, SimulatedFabric, Simulation, check_variant
 from taxfree_kernels.checker.mutate import mutants
-from taxfree_kernels.checker.simulate import _Stream
+from taxfree_kernels.checker.streams import Stream
 from taxfree_kernels.variant import operation, problem_class, variants
 
 OP = "all_gather_matmul"
@@ -21,12 +21,12 @@ def reasons(op: str) -> set:
 
 
 def test_copies_that_do_not_wait_for_the_caller_s_stream_are_reported(monkeypatch):
-    monkeypatch.setattr(_Stream, "fork", lambda stream: None)
+    monkeypatch.setattr(Stream, "fork", lambda stream: None)
     assert reasons(OP) <= {Reason.LIFETIME, Reason.NO_WAIT, Reason.STALE_SIGNAL}
 
 
 def test_copies_that_outlive_their_call_are_reported(monkeypatch):
-    monkeypatch.setattr(_Stream, "join", lambda stream: None)
+    monkeypatch.setattr(Stream, "join", lambda stream: None)
     assert reasons(OP) == {Reason.CRASH, Reason.DEADLOCK}
 
 
@@ -34,13 +34,13 @@ def test_copies_that_outlive_their_call_are_reported(monkeypatch):
 def test_a_wait_that_may_stand_before_the_own_copies_is_a_deadlock(order, monkeypatch):
     """As a graph may run it: two ranks, each of which waits before it has copied."""
     if order == "any":
-        join = _Stream.join
+        join = Stream.join
 
         def join_for_the_caller_only(stream):
-            if stream._schedule.thread.stream is None:
+            if stream._issuer.thread.stream is None:
                 join(stream)
 
-        monkeypatch.setattr(_Stream, "join", join_for_the_caller_only)
+        monkeypatch.setattr(Stream, "join", join_for_the_caller_only)
     found = reasons("matmul_all_reduce") - {None}
     assert found == ({Reason.DEADLOCK} if order == "any" else set())
 

@@ -1,0 +1,125 @@
+"""Side streams of a simulation: work that waits for its turn, ordered by forks and joins only."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import deque
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Protocol
+
+import numpy as np
+
+from taxfree_kernels.checker.clocks import Actor
+from taxfree_kernels.checker.watch import Thread
+from taxfree_kernels.fabric.side_stream import SideStream
+
+
+class Issuer(Protocol):
+    """Whose hosts issue work on streams."""
+
+    @property
+    def thread(self) -> Thread:
+        """The running one."""
+
+    @property
+    def stream(self) -> Stream | None:
+        """The side stream on which the running host issues, if not on its own."""
+
+    def record(self) -> Event:
+        """A point behind all that the running host has issued where it issues now."""
+
+
+class Event:
+    """A point in the work of an actor.
+
+    Args:
+        call: the actor's.
+        stream: where it is still to come; None where it has.
+        clocks: what has happened before it, if it has come.
+    """
+
+    def __init__(
+        self, call: int, stream: Stream | None = None, clocks: np.ndarray | None = None
+    ) -> None:
+        self.call, self._stream, self.clocks = call, stream, clocks
+
+    def reached(self) -> np.ndarray:
+        """What has happened before it; runs all that comes before it."""
+        while self.clocks is None:
+            assert self._stream is not None
+            self._stream.step()
+        return self.clocks
+
+
+class Stream(SideStream):
+    """A side stream: what runs there is ordered by forks and joins only.
+
+    A rank runs one thing at a time, in any order that these allow: what is issued here waits for
+    its turn, which comes at random, or when something that runs has to come after it.
+    """
+
+    def __init__(self, issuer: Issuer, actor: Actor) -> None:
+        self._issuer, self._actor = issuer, actor
+        self._work: deque[Callable[[], object]] = deque()
+        self._is_joined = True
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether all that was issued here has been joined, and has run."""
+        return self._is_joined and not self._work
+
+    def fork(self) -> None:
+        self.issue(partial(self._come_after, self._issuer.record()))
+
+    @contextlib.contextmanager
+    def entered(self) -> Iterator[None]:
+        self._is_joined = False
+        thread = self._issuer.thread
+        before, thread.stream = thread.stream, self
+        try:
+            yield
+        finally:
+            thread.stream = before
+
+    def join(self) -> None:
+        self._is_joined = True
+        event, stream = self.record(), self._issuer.stream
+        if stream is not None:
+            stream.issue(partial(stream._come_after, event))
+        else:
+            self._issuer.thread.actor.join(event.reached())
+
+    def issue(self, work: Callable[[], object]) -> None:
+        """Put work behind what was issued here."""
+        self._work.append(work)
+
+    def record(self) -> Event:
+        """A point behind what was issued here."""
+        event = Event(self._issuer.thread.actor.call, self)
+        self.issue(partial(self._note, event))
+        return event
+
+    def run(self) -> None:
+        """Run all that is waiting here."""
+        while self._work:
+            self.step()
+
+    def step(self) -> None:
+        """Run what has waited longest."""
+        work = self._work.popleft()
+        thread = self._issuer.thread
+        before = thread.actor, thread.stream
+        thread.actor, thread.stream = self._actor, None
+        try:
+            work()
+        finally:
+            thread.actor, thread.stream = before
+
+    def _note(self, event: Event) -> None:
+        event.clocks = self._actor.clocks.copy()
+        self._actor.step()
+
+    def _come_after(self, event: Event) -> None:
+        self._actor.join(event.reached())
+        self._actor.call = event.call
