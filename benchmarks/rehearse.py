@@ -62,10 +62,8 @@ def candidates(
         variant = variants(op)[name]
         if variant.refuses_problem(problem, hardware) is not None:
             continue
-        default, space = (
-            variant.first_configs(problem, hardware)[0],
-            variant.space(problem, hardware),
-        )
+        default = variant.first_configs(problem, hardware)[0]
+        space = variant.space(problem, hardware)
         lists = dict(_values(knob, space) for knob in knobs)
         for values in itertools.product(*lists.values()):
             config = default | dict(zip(lists, values, strict=True))

@@ -14,20 +14,16 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.distributed as dist
 import triton
 import triton.language as tl
 
 from taxfree import measure
-from taxfree.errors import one_line
-from taxfree.trial import SEED, Candidate
+from taxfree.trial import Calls, Candidate
 from taxfree_kernels.device import sync
-from taxfree_kernels.errors import PeerTimeout
 from taxfree_kernels.fabric.barrier import DeviceBarrier
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.fabric.heap import Pool, SymmetricHeap
-from taxfree_kernels.launch import compiling
-from taxfree_kernels.variant import Plan, operation, problem_class, variants
+from taxfree_kernels.variant import Plan
 
 TIMEOUT_S = 5.0  # a wait of a kernel that cannot be rehearsed
 
@@ -91,14 +87,13 @@ def rehearse(
         arena_bytes: of each rank; those of all of them have to fit a slot of the pool.
     """
     sync.signal, sync.receive = _signal_as_another, _receive_from_two
-    asked = problem_class(op)(**problem)
-    _play_others(fabric, asked.world_size, arena_bytes)
-    call = _Calls(fabric, op, asked)
-    plans = [_plan_or_reason(fabric, op, asked, candidate, call) for candidate in candidates]
+    _play_others(fabric, problem["world_size"], arena_bytes)
+    calls = Calls(fabric, op, problem)
+    calls.share_compilation(candidates)
+    plans = [_plan_or_reason(calls, candidate) for candidate in candidates]
     mode = "graph" if fabric.has_graphs else "eager"
-    calls = [(call.of(plan), mode) for plan in plans if isinstance(plan, Plan)]
-    fabric.world_size = 2  # who is there to gather times from
-    timings = iter(measure.time_together(fabric, calls, repetitions))
+    timed = [(calls.call(plan), mode) for plan in plans if isinstance(plan, Plan)]
+    timings = iter(measure.time_together(fabric, timed, repetitions))
     fabric.synchronize()
     fabric.pool.check()
     return [
@@ -122,57 +117,11 @@ def _play_others(fabric: Fabric, ranks: int, arena_bytes: int) -> None:
     fabric.pool = Pool(fabric, timeout_s=TIMEOUT_S)
 
 
-class _Calls:
-    """Calls on inputs that change, as a trial makes them."""
-
-    def __init__(self, fabric: Fabric, op: str, problem: Any) -> None:
-        def inputs(seed: int) -> tuple[torch.Tensor | None, ...]:
-            rank, device = fabric.rank, fabric.device
-            return operation(op).make_inputs(problem, rank, seed, device, integers=False)
-
-        first = inputs(SEED)
-        size = sum(each.nbytes for each in first if each is not None)
-        copies = measure.copies_needed(fabric, size)
-        self._inputs = [first, *(inputs(SEED + copy) for copy in range(1, copies))]
-        self._out = operation(op).empty_output(problem, fabric.device)
-
-    def of(self, plan: Plan) -> measure.Call:
-        return lambda step: plan(*self._inputs[step % len(self._inputs)], self._out)
-
-
-def _plan_or_reason(
-    fabric: Fabric, op: str, problem: Any, candidate: Candidate, calls: _Calls
-) -> Plan | str:
+def _plan_or_reason(calls: Calls, candidate: Candidate) -> Plan | str:
     """A plan that has run once, or why there is none; the same on both ranks."""
-    plan, reason = None, None
-    try:
-        plan = variants(op)[candidate.variant].plan(problem, fabric, candidate.config)
-        with compiling():
-            calls.of(plan)(0)
-    except Exception as error:  # whatever a compiler raises is a reason not to have a time
-        reason = one_line(error)
-    reasons = _from_both(fabric, reason)
-    if plan is None or reasons:
-        return str(reasons[0])
-    calls.of(plan)(0)
-    fabric.synchronize()
-    waits = _from_both(fabric, _timeout(fabric))
-    if waits:
-        fabric.pool.reset()
-        return f"its signals tell who sends them: {waits[0]}"
-    return plan
-
-
-def _timeout(fabric: Fabric) -> str | None:
-    try:
-        fabric.pool.check()
-    except PeerTimeout as error:
-        return error.message
-    return None
-
-
-def _from_both(fabric: Fabric, value: str | None) -> list[str]:
-    """What both ranks give, but for None."""
-    found: list[str | None] = [None, None]
-    dist.all_gather_object(found, value, fabric.group)
-    return [each for each in found if each is not None]
+    plan = calls.ready(candidate)
+    if isinstance(plan, str):
+        return plan
+    calls.call(plan)(0)
+    hang = calls.hang()
+    return plan if hang is None else f"its signals tell who sends them: {hang}"

@@ -89,7 +89,7 @@ def time_together(
     runs = [_runner(fabric, call, mode, chain) for call, mode in calls]
     clock = _device_clock if fabric.has_graphs else _host_clock
     own = clock(fabric, runs, repetitions, after)
-    everyone: list[Any] = [None] * fabric.world_size
+    everyone: list[Any] = [None] * dist.get_world_size(fabric.group)
     dist.all_gather_object(
         everyone, [[s / chain for s in samples] for samples in own], fabric.group
     )

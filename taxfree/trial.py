@@ -55,8 +55,8 @@ class Outcome:
     launches: int = 0
 
 
-class Bench:
-    """One problem made ready on one rank: inputs, references, and what the baseline's error is.
+class Calls:
+    """One problem made ready on one rank: plans, and inputs that change from call to call.
 
     Args:
         fabric: of this rank.
@@ -71,11 +71,6 @@ class Bench:
         copies = measure.copies_needed(fabric, sum(t.nbytes for t in first if t is not None))
         self.inputs = [first, *(self._inputs(SEED + copy) for copy in range(1, copies))]
         self.outputs = [self._output() for _ in range(copies)]
-        self._integers = self._inputs(SEED, integers=True)
-        self._exact = self._reference(integers=True).to(self.outputs[0].dtype)
-        self._reference64 = self._reference(integers=False)
-        self.baseline = self.plan(Candidate("baseline", {}))
-        self.baseline_error = self._worst(self._relative_error(self.baseline))
 
     def _inputs(self, seed: int, integers: bool = False) -> tuple[torch.Tensor | None, ...]:
         fabric = self.fabric
@@ -85,12 +80,6 @@ class Bench:
 
     def _output(self) -> torch.Tensor:
         return self.operation.empty_output(self.problem, self.fabric.device).fill_(float("nan"))
-
-    def _reference(self, integers: bool) -> torch.Tensor:
-        fabric = self.fabric
-        return self.operation.reference(
-            self.problem, fabric.rank, SEED, fabric.device, integers=integers
-        )
 
     def plan(self, candidate: Candidate) -> Plan:
         variant = variants(self.op)[candidate.variant]
@@ -104,6 +93,72 @@ class Bench:
             plan(*self.inputs[copy], self.outputs[copy])
 
         return run
+
+    def vote(self, value: Any) -> list[Any]:
+        """Everybody's value, by rank; collective."""
+        values: list[Any] = [None] * dist.get_world_size(self.fabric.group)
+        dist.all_gather_object(values, value, self.fabric.group)
+        return values
+
+    def share_compilation(self, candidates: Sequence[Candidate]) -> None:
+        """Each rank compiles its share into the compiler's cache, where the others then find it."""
+        rank, world_size = self.fabric.rank, dist.get_world_size(self.fabric.group)
+        fused = [c for c in candidates if variants(self.op)[c.variant].fused]
+        for candidate in fused[rank::world_size]:
+            with contextlib.suppress(Exception):  # all ranks meet it again, and vote on it
+                self._compile(self.plan(candidate))
+        self.fabric.barrier()
+
+    def ready(self, candidate: Candidate) -> Plan | str:
+        """A plan compiled on every rank, or why there is none on some."""
+        plan: Plan | None = None
+        reason = None
+        try:
+            plan = self.plan(candidate)
+            self._compile(plan)
+        except Exception as error:  # whatever a compiler raises is a reason not to use the config
+            reason = one_line(error)
+        reasons = [reason for reason in self.vote(reason) if reason is not None]
+        if reasons or plan is None:
+            return str(reasons[0])
+        return plan
+
+    def _compile(self, plan: Plan) -> None:
+        with compiling():
+            plan(*self.inputs[0], self.outputs[0])
+
+    def hang(self) -> str | None:
+        """Who gave up waiting for whom in what has run so far; the pool then works again."""
+        self.fabric.synchronize()
+        found = None
+        try:
+            self.fabric.pool.check()
+        except PeerTimeout as error:
+            found = error.is_echo, error.message
+        timeouts = [each for each in self.vote(found) if each is not None]
+        if not timeouts:
+            return None
+        self.fabric.pool.reset()
+        _, message = min(timeouts, key=lambda each: each[0])  # who waited, before whoever followed
+        return str(message)
+
+
+class Bench(Calls):
+    """A problem's calls, the results that they should have, and what the baseline's error is."""
+
+    def __init__(self, fabric: Fabric, op: str, problem: dict[str, Any]) -> None:
+        super().__init__(fabric, op, problem)
+        self._integers = self._inputs(SEED, integers=True)
+        self._exact = self._reference(integers=True).to(self.outputs[0].dtype)
+        self._reference64 = self._reference(integers=False)
+        self.baseline = self.plan(Candidate("baseline", {}))
+        self.baseline_error = self._worst(self._relative_error(self.baseline))
+
+    def _reference(self, integers: bool) -> torch.Tensor:
+        fabric = self.fabric
+        return self.operation.reference(
+            self.problem, fabric.rank, SEED, fabric.device, integers=integers
+        )
 
     # -- correctness -------------------------------------------------------------------------
 
@@ -131,12 +186,6 @@ class Bench:
         if error > ERROR_ALLOWANCE * self.baseline_error:
             return f"relative error {error:.2e}, the baseline has {self.baseline_error:.2e}", error
         return None, error
-
-    def vote(self, value: Any) -> list[Any]:
-        """Everybody's value, by rank; collective."""
-        values: list[Any] = [None] * self.fabric.world_size
-        dist.all_gather_object(values, value, self.fabric.group)
-        return values
 
 
 _bench: Bench | None = None
@@ -166,7 +215,7 @@ def try_candidates(
         One outcome per candidate, the same on every rank.
     """
     bench = open_bench(fabric, op, problem)
-    _share_compilation(bench, candidates)
+    bench.share_compilation(candidates)
     outcomes, ready = [], []
     for candidate in candidates:
         outcome, plan = _check(bench, candidate)
@@ -184,31 +233,16 @@ def try_candidates(
     return outcomes
 
 
-def _share_compilation(bench: Bench, candidates: Sequence[Candidate]) -> None:
-    """Each rank compiles its share into the compiler's cache, where the others then find it."""
-    rank, world_size = bench.fabric.rank, bench.fabric.world_size
-    fused = [c for c in candidates if variants(bench.op)[c.variant].fused]
-    for candidate in fused[rank::world_size]:
-        with contextlib.suppress(Exception):  # all ranks meet it again, and vote on it
-            _compile(bench, bench.plan(candidate))
-    bench.fabric.barrier()
-
-
-def _compile(bench: Bench, plan: Plan) -> None:
-    with compiling():
-        plan(*bench.inputs[0], bench.outputs[0])
-
-
 def _check(bench: Bench, candidate: Candidate) -> tuple[Outcome, Plan | None]:
     if candidate.variant == "baseline":
         plan = bench.baseline
     else:
-        found = _ready(bench, candidate)
+        found = bench.ready(candidate)
         if isinstance(found, str):
             return Outcome("failed", found), None
         plan = found
     why_wrong, error = bench.check(plan)
-    hang = _hang(bench)
+    hang = bench.hang()
     if hang is not None:
         return Outcome("hung", hang), None
     if why_wrong is not None:
@@ -216,38 +250,7 @@ def _check(bench: Bench, candidate: Candidate) -> tuple[Outcome, Plan | None]:
     return Outcome("measured", relative_error=error, launches=plan.launches), plan
 
 
-def _ready(bench: Bench, candidate: Candidate) -> Plan | str:
-    """A plan compiled on every rank, or why there is none on some."""
-    plan: Plan | None = None
-    reason = None
-    try:
-        plan = bench.plan(candidate)
-        _compile(bench, plan)
-    except Exception as error:  # whatever a compiler raises is a reason not to use the config
-        reason = one_line(error)
-    reasons = [reason for reason in bench.vote(reason) if reason is not None]
-    if reasons or plan is None:
-        return str(reasons[0])
-    return plan
-
-
-def _hang(bench: Bench) -> str | None:
-    """Who gave up waiting for whom in what has run so far; the pool then works again."""
-    bench.fabric.synchronize()
-    found = None
-    try:
-        bench.fabric.pool.check()
-    except PeerTimeout as error:
-        found = error.is_echo, error.message
-    timeouts = [each for each in bench.vote(found) if each is not None]
-    if not timeouts:
-        return None
-    bench.fabric.pool.reset()
-    _, message = min(timeouts, key=lambda each: each[0])  # who waited, before whoever followed
-    return str(message)
-
-
 def _raise_if_hung(bench: Bench) -> None:
-    hang = _hang(bench)
+    hang = bench.hang()
     if hang is not None:
         raise PeerTimeout(hang, "a candidate that was right when checked hung when timed")
