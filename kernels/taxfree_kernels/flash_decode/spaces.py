@@ -19,6 +19,7 @@ from taxfree_kernels.spaces import (
 )
 from taxfree_kernels.variant import Config, Space
 
+_FEW_RANKS = 4  # to all of which a row goes in words at little cost
 _MOST_WORDS = 8192  # that a program of 4 warps polls at a time
 _UNDER_WAY = 8_600_000  # bytes: what 4.3 TB/s deliver in the 2 us that a load takes
 _WAVES = (1, 2, 3, 4, 6, 8)  # programs for each compute unit that splits are worth making for
@@ -119,21 +120,20 @@ def first_configs(
         space = {**split_space(problem, hardware), **merge_space(problem, hardware)}
     signals = {"ROWS": max(1, min(16, problem.rows // 48)), "CHUNKS": 64, "OUT_ROWS": 1}
     words = {"IN_DATA": True, "PACKED": _is_packed_first(problem, space), "CHUNKS": 1, "ROWS": 2}
-    if True not in space.get("IN_DATA", ()):
-        words = {}
     if hardware.backend == "interpreter":
         guesses = [{"SPLITS": 2, "OUT_ROWS": 4, "CHUNKS": 3}]
     elif hardware.backend == "hip":
         guesses = _first_on_cdna(problem, hardware, signals)
     else:
-        guesses = _first_on_hopper(problem, hardware, signals, words)
+        has_words = True in space.get("IN_DATA", ())
+        guesses = _first_on_hopper(problem, hardware, signals, words if has_words else {})
     return runnable(problem, hardware, [within(space, guess) for guess in guesses])
 
 
 def _is_packed_first(problem: FlashDecode, space: Space) -> bool:
     """Whether words have two values each at first: for many ranks, or where they fit only so."""
     can = True in space.get("PACKED", ())
-    return can and (problem.world_size > 4 or not _fits_words(problem, packed=False))
+    return can and (problem.world_size > _FEW_RANKS or not _fits_words(problem, packed=False))
 
 
 def runnable(
@@ -176,7 +176,8 @@ def _first_on_hopper(
     resident = sorted(((1, 4), (2, 4), (4, 4), (3, 3)), key=lambda each: leaves_idle(*each))
     by_signals = guess(*resident[0], **signals, IN_DATA=False, PACKED=False)
     # Words of each row go to all ranks: to many from a program for each row, or not at all.
-    to_many = [guess(*resident[0], ROWS=1), by_signals] if words and problem.world_size > 4 else []
+    is_many = problem.world_size > _FEW_RANKS
+    to_many = [guess(*resident[0], ROWS=1), by_signals] if words and is_many else []
     other_words = {**words, "PACKED": not words["PACKED"]} if words else {}
     return [
         guess(*resident[0]),

@@ -88,82 +88,65 @@ def received_rows(
 ):  # fmt: skip
     """Wait for all ranks' words of some rows, and merge them.
 
+    One wait is for a row's values and for its log-sum-exp, which is loaded once for each value, so
+    that they meet in one lane. Of packed rows half as much is loaded, as who polls takes memory's
+    time from those who still send: log-sum-exp and unit in turns, one for each word of two values.
+
     Returns:
         out float32 [ROWS, next_power_of_2(V_DIM)], and whether all words have come.
     """
+    SOURCES: tl.constexpr = triton.next_power_of_2(WORLD)
+    WIDTH: tl.constexpr = V_DIM // 2 if PACKED else V_DIM
+    HALF: tl.constexpr = triton.next_power_of_2(V_DIM) // (2 if PACKED else 1)
+    lane, column = tl.arange(0, SOURCES), tl.arange(0, 2 * HALF)
+    source = lane % WORLD
     if PACKED:
-        out, arrived = _received_integers(
-            row, slot_ptr, part_elements, rows, control_ptr, generation, heap_bases, rank,
-            WORLD, BACKEND, V_DIM,
-        )  # fmt: skip
+        offsets = tl.where(
+            column[None, :] < HALF,
+            row[:, None] * WIDTH + tl.minimum(column, WIDTH - 1)[None, :],
+            rows * WIDTH + row[:, None] * 2 + column[None, :] % 2,
+        )
     else:
-        out, arrived = _received_floats(
-            row, slot_ptr, part_elements, rows, control_ptr, generation, heap_bases, rank,
-            WORLD, BACKEND, V_DIM,
+        offsets = tl.where(
+            column[None, :] < WIDTH, row[:, None] * WIDTH + column[None, :],
+            rows * WIDTH + row[:, None],
         )  # fmt: skip
+    parts = slot_ptr + source.to(tl.int64) * part_elements
+    payload, arrived = sync.receive(
+        control_ptr, parts[:, None, None] + offsets[None, :, :], source[:, None, None],
+        generation, heap_bases, rank, WORLD=WORLD, BACKEND=BACKEND,
+    )  # fmt: skip
+    if PACKED:
+        out = _merged_integers(payload, lane < WORLD)
+    else:
+        out = _merged_floats(payload, lane < WORLD)
     return out, arrived
 
 
 @triton.jit
-def _received_floats(
-    row, slot_ptr, part_elements, rows, control_ptr, generation, heap_bases, rank,
-    WORLD: tl.constexpr, BACKEND: tl.constexpr, V_DIM: tl.constexpr,
-):  # fmt: skip
-    """As :func:`received_rows`.
-
-    A poll loads the log-sum-exp of a row once for each value: one wait is for both, and they meet
-    in one lane.
-    """
-    BLOCK_V: tl.constexpr = triton.next_power_of_2(V_DIM)
-    SOURCES: tl.constexpr = triton.next_power_of_2(WORLD)
-    lane, column = tl.arange(0, SOURCES), tl.arange(0, 2 * BLOCK_V)
-    source = lane % WORLD
-    offsets = tl.where(
-        column[None, :] < V_DIM, row[:, None] * V_DIM + column[None, :], rows * V_DIM + row[:, None]
+def _merged_floats(payload, is_source):
+    """Merge [SOURCES, ROWS, 2 * WIDTH]: values, then the log-sum-exp for each of them."""
+    WIDTH: tl.constexpr = payload.shape[2] // 2
+    both = tl.reshape(
+        payload.to(tl.float32, bitcast=True), (payload.shape[0], payload.shape[1], 2, WIDTH)
     )
-    parts = slot_ptr + source.to(tl.int64) * part_elements
-    payload, arrived = sync.receive(
-        control_ptr, parts[:, None, None] + offsets[None, :, :], source[:, None, None],
-        generation, heap_bases, rank, WORLD=WORLD, BACKEND=BACKEND,
-    )  # fmt: skip
-    both = tl.reshape(payload.to(tl.float32, bitcast=True), (SOURCES, row.shape[0], 2, BLOCK_V))
     out, lse = tl.split(tl.permute(both, (0, 1, 3, 2)))
-    weight, total = _weights(lse, lane < WORLD)
-    return tl.sum(out * weight, 0) / tl.where(total > 0, total, 1.0), arrived
+    weight, total = _weights(lse, is_source)
+    return tl.sum(out * weight, 0) / tl.where(total > 0, total, 1.0)
 
 
 @triton.jit
-def _received_integers(
-    row, slot_ptr, part_elements, rows, control_ptr, generation, heap_bases, rank,
-    WORLD: tl.constexpr, BACKEND: tl.constexpr, V_DIM: tl.constexpr,
-):  # fmt: skip
-    """As :func:`_received_floats`, with half of its loads.
-
-    Who polls takes memory's time from those who still send. A row's log-sum-exp and unit are loaded
-    in turns, one for each word of two values: two words, four values, meet both in one lane.
-    """
-    PAIRS: tl.constexpr = triton.next_power_of_2(V_DIM) // 2
-    SOURCES: tl.constexpr = triton.next_power_of_2(WORLD)
-    lane, column = tl.arange(0, SOURCES), tl.arange(0, 2 * PAIRS)
-    source = lane % WORLD
-    offsets = tl.where(
-        column[None, :] < PAIRS,
-        row[:, None] * (V_DIM // 2) + tl.minimum(column, V_DIM // 2 - 1)[None, :],
-        rows * (V_DIM // 2) + row[:, None] * 2 + column[None, :] % 2,
-    )
-    parts = slot_ptr + source.to(tl.int64) * part_elements
-    payload, arrived = sync.receive(
-        control_ptr, parts[:, None, None] + offsets[None, :, :], source[:, None, None],
-        generation, heap_bases, rank, WORLD=WORLD, BACKEND=BACKEND,
-    )  # fmt: skip
-    both = tl.reshape(payload, (SOURCES, row.shape[0], 2, PAIRS // 2, 2))
+def _merged_integers(payload, is_source):
+    """Merge [SOURCES, ROWS, 2 * WORDS]: words, then log-sum-exp and unit for each two of them."""
+    PAIRS: tl.constexpr = payload.shape[2] // 4
+    both = tl.reshape(payload, (payload.shape[0], payload.shape[1], 2, PAIRS, 2))
     words, lse_and_unit = tl.split(tl.permute(both, (0, 1, 3, 4, 2)))
     lse, unit = tl.split(lse_and_unit)
-    weight, total = _weights(lse.to(tl.float32, bitcast=True), lane < WORLD)
+    weight, total = _weights(lse.to(tl.float32, bitcast=True), is_source)
     scale = weight * unit.to(tl.float32, bitcast=True)
     divisor = tl.where(total > 0, total, 1.0)
     out = tl.sum(_unpacked(words) * scale[:, :, :, None, None], 0) / divisor[:, :, None, None]
-    return tl.reshape(out, (row.shape[0], 2 * PAIRS)), arrived
+    return tl.reshape(out, (payload.shape[1], 4 * PAIRS))
 
 
 @triton.jit

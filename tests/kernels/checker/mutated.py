@@ -139,8 +139,6 @@ GROUPS = {
             decode_words.merge_into_words,
             decode_words._send_to_peers,
             decode_words.received_rows,
-            decode_words._received_floats,
-            decode_words._received_integers,
         ),
     ),
     "decode: gather": Group(
