@@ -194,7 +194,7 @@ class PushTwoShot(FusedVariant):
                 continue
             tiles = _tiles(problem, config)
             adders = -(-tiles // problem.world_size)
-            enough = (
+            enough = (  # of many ranks each adds few tiles: in as many pieces as there can be
                 count
                 for count in space["PIECES"]
                 if 2 * count * adders >= units
