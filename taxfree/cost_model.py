@@ -623,10 +623,10 @@ def _push_in_place_sum(machine: Machine, problem: Any, config: Config) -> list[P
 
 
 def _push_two_shot_words_sum(machine: Machine, problem: Any, config: Config) -> list[Piece]:
-    """As `_push_in_place_sum` by words, but slices cross the link, and their sums do as well."""
+    """As `_push_in_place_sum`, but by bare words: slices cross the link, and then their sums."""
     tiles, wave = tiles_us(machine, problem, config, tma=config["TMA"])
     kept, world = _kept_bytes(problem), problem.world_size
-    shot = 1e6 * 2 * kept * (world - 1) / world / machine.link_bytes_per_s
+    shot = 1e6 * kept * (world - 1) / world / machine.link_bytes_per_s
     waits = tiles / wave * machine.signal_us
     added = 1e6 * 5 * kept / machine.memory_bytes_per_s
     us = machine.tile_start_us + max(tiles, wave + shot) + shot + waits + added
@@ -743,7 +743,7 @@ _FORMULAS: dict[str, dict[str, Formula]] = {
         "push": _push_sum,
         "push_two_shot": _push_two_shot_sum,
         "push_in_place": _push_in_place_sum,
-        "push_two_shot_ll": _push_two_shot_words_sum,
+        "push_two_shot_lamport": _push_two_shot_words_sum,
     },
     "matmul_reduce_scatter": {
         "baseline": _sums(registered=False),

@@ -95,6 +95,9 @@ class Variant(ABC):
     #: can compile its plans; library paths, and ours that only replace the collective, are not.
     fused: ClassVar[bool] = True
 
+    #: slots of memory that calls take in turns: the check goes on until the first is used again.
+    slots: ClassVar[int] = 2
+
     def refuses_problem(self, problem: Any, hardware: Hardware) -> str | None:
         """Why this variant cannot serve `problem` on `hardware`, or None."""
         return None

@@ -80,19 +80,25 @@ def _arrive(counter_ptr, out_ptr, programs, BACKEND: tl.constexpr):
 
 @triton.jit(do_not_specialize=["rank", "slot_words"])
 def _exchange_words(
-    control_ptr, flags_ptr, slot_words, bases, rank, receivers_ptr, sources_ptr, out_ptr,
-    WORLD: tl.constexpr, BACKEND: tl.constexpr, LANES: tl.constexpr,
+    control_ptr, words_ptr, slot_words, bases, rank, receivers_ptr, sources_ptr, out_ptr,
+    WORLD: tl.constexpr, BACKEND: tl.constexpr, LANES: tl.constexpr, BARE: tl.constexpr,
 ):  # fmt: skip
-    """Send 100 rank + lane - 1000 to each receiver, and note what each source has sent."""
+    """Send 100 rank + lane - 1 to each receiver, and note what each source has sent."""
     generation = sync.running_generation(control_ptr)
-    slot = tl.multiple_of(flags_ptr + (generation % 2) * slot_words, 16)
+    number = generation % 2
+    if BARE:
+        turn = sync.running_turn(control_ptr)
+        number = turn % 3
+    slot = tl.multiple_of(words_ptr + number * slot_words, 16)
     lane = tl.arange(0, LANES)
     own = sync.translate(slot + rank.to(tl.int64) * LANES, bases, rank, rank)
     for peer in range(WORLD):
         if tl.load(receivers_ptr + peer) != 0:
             target = sync.translate(own, bases, rank, peer)
-            payload = (100 * rank + lane - 1000).to(tl.int32)
+            payload = (100 * rank + lane - 1).to(tl.int32)
             sync.send(control_ptr, target + lane, payload, peer, generation)
+    if BARE:
+        sync.empty_last_turn(control_ptr, words_ptr, slot_words, turn, WORLD * LANES, 0, 1)
     source = tl.minimum(tl.arange(0, triton.next_power_of_2(WORLD)), WORLD - 1)[:, None]
     payload, arrived = sync.receive(
         control_ptr, slot + source * LANES + lane[None, :], source, generation, bases, rank,
@@ -100,6 +106,8 @@ def _exchange_words(
     )  # fmt: skip
     tl.store(out_ptr, arrived.to(tl.int32))
     tl.store(out_ptr + 1 + source * LANES + lane[None, :], payload)
+    if BARE:
+        sync.leave_turn(control_ptr)
     sync.leave(control_ptr)
 
 
@@ -238,17 +246,18 @@ def timeouts(fabric: Fabric, timeout_s: float) -> dict[str, Any]:
         return found
 
 
-class Flagged:
-    """Calls that exchange flag-in-data words, 8 between each two ranks."""
+class Exchanged:
+    """Calls that exchange words, 8 between each two ranks: bare ones, or flag-in-data words."""
 
     LANES = 8
 
-    def __init__(self, fabric: Fabric) -> None:
+    def __init__(self, fabric: Fabric, bare: bool) -> None:
         world = fabric.world_size
         self.fabric = fabric
-        constants = {"WORLD": world, "BACKEND": fabric.backend, "LANES": self.LANES}
+        constants = {"WORLD": world, "BACKEND": fabric.backend, "LANES": self.LANES, "BARE": bare}
         self._kernel = Kernel(_exchange_words, 1, constants)
-        self._flags, self._slot_words = fabric.pool.flag_slots(world * self.LANES)
+        slots = fabric.pool.bare_slots if bare else fabric.pool.flag_slots
+        self._words, self._slot_words = slots(world * self.LANES)
         with compiling():
             self.call([], [])
 
@@ -261,16 +270,18 @@ class Flagged:
             for ranks in (receivers, sources)
         )
         ends = (fabric.heap_bases, fabric.rank)
-        self._kernel(fabric.pool.control, self._flags, self._slot_words, *ends, *masks, out)
+        self._kernel(fabric.pool.control, self._words, self._slot_words, *ends, *masks, out)
         return bool(out[0]), out[1:].view(world, self.LANES).tolist()
 
 
-def flagged_words(fabric: Fabric, first: int, calls: int) -> list[bool]:
+def exchanged_words(fabric: Fabric, first: int, calls: int, bare: bool) -> list[bool]:
     """Whether each of successive calls gets the words of that call from everybody."""
     with private(fabric) as own:
         own.pool.reset(first)
-        words, everybody = Flagged(own), range(own.world_size)
-        wanted = [[100 * rank + lane - 1000 for lane in range(8)] for rank in everybody]
+        words, everybody = Exchanged(own, bare), range(own.world_size)
+        wanted = [[100 * rank + lane - 1 for lane in range(8)] for rank in everybody]
+        if bare:
+            wanted[0][0] = 0x7FFFFFFF  # in the place of what would be EMPTY
         found = []
         for call in range(calls):
             time.sleep(0.01 * ((own.rank + call) % own.world_size))
@@ -279,10 +290,10 @@ def flagged_words(fabric: Fabric, first: int, calls: int) -> list[bool]:
         return found
 
 
-def missing_words(fabric: Fabric, timeout_s: float) -> dict[str, Any]:
+def missing_words(fabric: Fabric, timeout_s: float, bare: bool) -> dict[str, Any]:
     """Rank 2 sends nothing to rank 0, whose wait does not mind at first; then all is as before."""
     with private(fabric, timeout_s=timeout_s) as own:
-        words = Flagged(own)
+        words = Exchanged(own, bare)
         receivers = [0, 1, 2] if own.rank != 2 else [1, 2]
         found = {"masked": words.call(receivers, [0, 1])[0], "first error": _error(own)}
         own.barrier()

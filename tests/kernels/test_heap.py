@@ -71,17 +71,18 @@ class TestPool:
     def test_two_slots_share_what_the_words_leave(self, fabric, pool):
         assert fabric.heap.free_bytes < 2 * 256
         assert pool.slot_bytes % 256 == 0
-        words = pool.control.numel() + pool.flags.numel()
-        assert 2 * pool.slot_bytes <= (1 << 16) - words * 8
+        words = pool.control.nbytes + pool.flags.nbytes + pool.bare.nbytes
+        assert 2 * pool.slot_bytes <= (1 << 16) - words
 
     @pytest.mark.parametrize("slot_bytes", [0, 1, 1 << 20, (4 << 20) + 300])
-    def test_an_arena_for_a_slot_has_it_and_all_flag_words(self, slot_bytes):
+    def test_an_arena_for_a_slot_has_it_and_all_words(self, slot_bytes):
         from taxfree_kernels.fabric.heap import Pool
-        from taxfree_kernels.fabric.layout import FLAG_BYTES, arena_bytes
+        from taxfree_kernels.fabric.layout import BARE_BYTES, FLAG_BYTES, arena_bytes
 
         pool = Pool(LoneFabric(arena_bytes(slot_bytes)))
         assert pool.slot_bytes >= slot_bytes
         assert pool.flag_slots(FLAG_BYTES // 8)[1] == FLAG_BYTES // 8
+        assert pool.bare_slots(BARE_BYTES // 4)[1] == BARE_BYTES // 4
 
     def test_a_slot_is_typed_and_says_how_far_the_next_is(self, pool):
         import torch
@@ -97,9 +98,10 @@ class TestPool:
         pool.slots(pool.slot_bytes // 2, torch.float16)
         with pytest.raises(HeapExhausted, match="does not fit a slot"):
             pool.slots(pool.slot_bytes // 2 + 1, torch.float16)
-        _, slot_words = pool.flag_slots(1)
-        with pytest.raises(HeapExhausted, match="do not fit a slot"):
-            pool.flag_slots(slot_words + 1)
+        for slots in (pool.flag_slots, pool.bare_slots):
+            _, slot_words = slots(1)
+            with pytest.raises(HeapExhausted, match="words do not fit a slot"):
+                slots(slot_words + 1)
 
     def test_a_reset_is_collective_and_sets_every_word(self, fabric, pool):
         from taxfree_kernels.device import sync
@@ -114,7 +116,9 @@ class TestPool:
         assert words[sync.ABORT.value] == 0
         assert words[sync.REPORTED.value] == 0
         assert set(words[sync.SIGNALS.value :]) == {7}
+        assert words[sync.TURN.value] == 0
         assert set(pool.flags.tolist()) == {7 << 32}
+        assert set(pool.bare.tolist()) == {sync.EMPTY.value}
 
     def test_a_report_raises_until_the_reset(self, pool):
         import torch

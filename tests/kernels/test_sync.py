@@ -56,15 +56,18 @@ class TestSignalsAndWaits:
 
 
 @on_every_fabric
-class TestFlagInData:
+@pytest.mark.parametrize("bare", [False, True])
+class TestWords:
     @pytest.mark.parametrize("first", [0, 2**31 - 2, 2**32 - 3])
-    def test_words_come_as_they_were_sent_in_each_generation(self, ranks, first):
-        for found in ranks.run(ranks.several, f"{TASKS}:flagged_words", first=first, calls=5):
-            assert found == [True] * 5
+    def test_come_as_they_were_sent_in_each_generation(self, ranks, first, bare):
+        task = f"{TASKS}:exchanged_words"
+        for found in ranks.run(ranks.several, task, first=first, calls=8, bare=bare):
+            assert found == [True] * 8
 
-    def test_missing_words_end_in_a_timeout_that_names_their_sender(self, ranks):
-        found = ranks.run(3, f"{TASKS}:missing_words", timeout_s=BOUND)
-        message = "rank 0 waited 0.8 s for rank 2 (program 0, words, generation 2, seen 0)"
+    def test_that_are_missing_end_in_a_timeout_that_names_their_sender(self, ranks, bare):
+        found = ranks.run(3, f"{TASKS}:missing_words", timeout_s=BOUND, bare=bare)
+        seen = 1 if bare else 0  # nobody knows of which call an empty word was
+        message = f"rank 0 waited 0.8 s for rank 2 (program 0, words, generation 2, seen {seen})"
         assert found[0]["error"] == message
         for rank, each in enumerate(found):
             assert each["masked"]

@@ -100,15 +100,20 @@ def _error(fabric: Fabric) -> str | None:
 def _interrupted(fabric: Fabric, messages: int, interrupt: Callable[[], Any]) -> Iterator[None]:
     """Within the context, do something once, before the next message after so many to peers.
 
-    A message is a signal, or a store of flag-in-data words.
+    A message is a signal, or a store of words.
     """
     from triton.runtime import interpreter
 
     builder, ir = interpreter.interpreter_builder, interpreter._ir
     atomic, store, sent = builder.create_atomic_rmw, builder.create_masked_store, 0
-    bases, flags = fabric.heap_bases.tolist(), fabric.pool.flags
-    offset = flags.data_ptr() - bases[fabric.rank]
-    words = [range(base + offset, base + offset + flags.nbytes) for base in bases]
+    own, pool = int(fabric.heap_bases[fabric.rank]), fabric.pool
+    places = [(each.data_ptr() - own, each.nbytes) for each in (pool.flags, pool.bare)]
+    words = [
+        range(base + offset, base + offset + size)
+        for base in fabric.heap_bases.tolist()
+        for offset, size in places
+        if base != own
+    ]
 
     def send() -> None:
         nonlocal sent

@@ -17,7 +17,7 @@ from taxfree.errors import HardwareError, UsageError
 from taxfree.measure import Timing
 from taxfree.trial import Outcome
 from taxfree_kernels.all_gather_matmul.problem import AllGatherMatmul
-from taxfree_kernels.fabric.layout import FLAG_BYTES, FLAG_SHARE
+from taxfree_kernels.fabric.layout import BARE_BYTES, FLAG_BYTES, WORDS_SHARE
 from taxfree_kernels.hardware import KNOWN
 from taxfree_kernels.variant import operation, variants
 from taxfree_tuning_db import Database, Measurement, Record, TrialRecord
@@ -162,9 +162,10 @@ class TestDevices:
     def test_the_heap_holds_two_slots_of_the_largest_problem(self):
         large = AllGatherMatmul(m=4096, n=8, k=8192, world_size=8)
         slots = 2 * 4096 * 8192 * 2
-        assert heap_bytes([PROBLEM, large]) == slots + 2 * FLAG_BYTES + (1 << 20)
-        # the least of which a pool keeps enough for flag-in-data words
-        assert heap_bytes([PROBLEM]) == FLAG_SHARE * FLAG_BYTES + (1 << 20)
+        words = 2 * FLAG_BYTES + 3 * BARE_BYTES
+        assert heap_bytes([PROBLEM, large]) == slots + words + (1 << 20)
+        # the least of which a pool keeps enough for words
+        assert heap_bytes([PROBLEM]) == WORDS_SHARE * BARE_BYTES + (1 << 20)
 
 
 def test_a_problem_is_measured_on_the_host():

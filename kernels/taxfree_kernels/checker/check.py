@@ -36,7 +36,6 @@ from taxfree_kernels.interpreter import is_interpreting
 from taxfree_kernels.variant import Plan, Variant, operation, variants
 
 MIXED = "mixed"  # in the place of a variant: each call draws one, as they share a pool
-CALLS = 3
 SEEDS = 100
 
 _DRAWN = Wanted(calls=2)  # of variants drawn by chance, each of which has a check of its own
@@ -232,7 +231,8 @@ class _Trial:
         rng = Random(seed)
         self._first_generation = rng.choice(_FIRST_GENERATIONS)
         self._backend = rng.choice(_BACKENDS)
-        self._variants = [rng.choice(candidates) for _ in range(CALLS)]
+        calls = 1 + max(variant.slots for variant in candidates)
+        self._variants = [rng.choice(candidates) for _ in range(calls)]
         self._configs = {
             each: _draw_config(each, problem, rng) for each in dict.fromkeys(self._variants)
         }

@@ -16,6 +16,7 @@ import numpy as np
 import triton.language as tl
 
 from taxfree_kernels.checker.clocks import Scope
+from taxfree_kernels.device.sync import EMPTY
 from taxfree_kernels.interpreter import correct_bfloat16, hasten
 
 _SEMANTICS = {
@@ -30,10 +31,13 @@ _SCOPES: dict[str, Scope] = {"CTA": "cta", "GPU": "gpu", "SYSTEM": "sys"}
 class Observer(Protocol):
     """Told of every access right before it happens.
 
-    `addresses` are those of the lanes that are on; `size` is a lane's, in bytes.
+    `addresses` are those of the lanes that are on; `size` is a lane's, in bytes; `empties`: all
+    that is stored is EMPTY.
     """
 
-    def on_plain(self, addresses: np.ndarray, size: int, *, writes: bool) -> None: ...
+    def on_plain(
+        self, addresses: np.ndarray, size: int, *, writes: bool, empties: bool = False
+    ) -> None: ...
 
     def on_atomic(
         self,
@@ -46,7 +50,7 @@ class Observer(Protocol):
         writes: bool,
     ) -> None: ...
 
-    def holds_flags(self, addresses: np.ndarray) -> bool: ...
+    def holds_words(self, addresses: np.ndarray) -> bool: ...
 
     def first_of(self, count: int) -> np.ndarray: ...
 
@@ -97,10 +101,12 @@ def _hooks(interpreter: Any, builder: Any, observer: Observer) -> dict[str, Call
     load, store = builder.create_masked_load, builder.create_masked_store
     rmw, cas = builder.create_atomic_rmw, builder.create_atomic_cas
 
-    def plain(pointers: Any, mask: Any, *, writes: bool) -> None:
+    def plain(pointers: Any, mask: Any, value: Any = None) -> None:
         addresses = _active(pointers, mask)
         if addresses.size:
-            observer.on_plain(addresses, _size(pointers), writes=writes)
+            writes = value is not None
+            empties = writes and bool((value.data == EMPTY.value).all())
+            observer.on_plain(addresses, _size(pointers), writes=writes, empties=empties)
 
     def atomic(
         pointers: Any, mask: Any, sem: Any, scope: Any, *, reads: bool, writes: bool
@@ -112,18 +118,18 @@ def _hooks(interpreter: Any, builder: Any, observer: Observer) -> dict[str, Call
             observer.on_atomic(addresses, size, semantics, reach, reads=reads, writes=writes)
 
     def create_masked_load(pointers: Any, mask: Any, other: Any, *rest: Any, **named: Any) -> Any:
-        plain(pointers, mask, writes=False)
+        plain(pointers, mask)
         return load(pointers, mask, other, *rest, **named)
 
     def create_masked_store(pointers: Any, value: Any, mask: Any, *rest: Any, **named: Any) -> Any:
         for part in arriving_together(pointers, mask):
-            plain(pointers, part, writes=True)
+            plain(pointers, part, value)
             store(pointers, value, part, *rest, **named)
 
     def arriving_together(pointers: Any, mask: Any) -> list[Any]:
-        """Masks of what a store makes visible at once: flag-in-data words may come in two parts."""
+        """Masks of what a store makes visible at once: words may come in two parts."""
         addresses = _active(pointers, mask)
-        if addresses.size < 2 or not observer.holds_flags(addresses):
+        if addresses.size < 2 or not observer.holds_words(addresses):
             return [mask]
         shape = pointers.data.shape
         stored = np.broadcast_to(True if mask is None else mask.data, shape)

@@ -141,7 +141,7 @@ def _changes(node: ast.AST, function: Any) -> Iterator[Change]:
         case ast.Expr(value=ast.Call() as call) if _is_synchronising(call, function):
             yield f"{_name(call)}(...) deleted", None
             if _name(call) == "store":
-                yield "half of each word stored", _half_stored(call)
+                yield "part of each word stored", _partly_stored(call)
         case ast.While():
             yield "no polling loop", _with(node, test=ast.Constant(False))
             if "lead < 0" in ast.unparse(node.test):
@@ -208,6 +208,8 @@ def _changes_of_arithmetic(node: ast.BinOp, function: Any) -> Iterator[Change]:
     match node:
         case ast.BinOp(left=ast.Name(id="generation"), op=ast.Mod()):
             yield "one payload slot", _with(node, right=ast.Constant(1))
+        case ast.BinOp(op=ast.Mod(), right=ast.Constant(value=3)):
+            yield "two slots of bare words", _with(node, right=ast.Constant(2))
         case ast.BinOp(left=ast.Name(id="generation"), op=ast.LShift()):
             one = ast.BinOp(_product(node.left, 0), ast.Add(), ast.Constant(1))
             yield "a flag of constant value", _with(node, left=one)
@@ -252,11 +254,11 @@ def _one_earlier(test: ast.expr) -> ast.expr:
     return changed
 
 
-def _half_stored(call: ast.Call) -> ast.stmt:
-    """Flag-in-data words of which only the payload is stored."""
+def _partly_stored(call: ast.Call) -> ast.stmt:
+    """Words of which two bytes are stored."""
     words, word = (ast.unparse(each) for each in call.args)
-    halves = f"tl.cast({words}, tl.pointer_type(tl.int32))"
-    return ast.parse(f"tl.store({halves}, ({word}).to(tl.int32))").body[0]
+    parts = f"tl.cast({words}, tl.pointer_type(tl.int16))"
+    return ast.parse(f"tl.store({parts}, ({word}).to(tl.int16))").body[0]
 
 
 def _signals_first(node: ast.FunctionDef | ast.If) -> Iterator[Change]:

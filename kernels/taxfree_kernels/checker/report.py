@@ -50,8 +50,8 @@ class Reason(Enum):
         "the host writes a word that kernels may be using; without a barrier nothing orders that",
     )
     TORN = (
-        "torn flag-in-data word",
-        "a word that carries its own flag must be accessed as a whole, aligned, at once",
+        "torn word",
+        "a word that says that it is there must be accessed as a whole, aligned, at once",
     )
     DEADLOCK = ("deadlock", "everybody waits")
     LIVELOCK = ("livelock", "programs keep running without getting anywhere")
@@ -96,7 +96,7 @@ def race(conflict: Conflict, region: Region, first_generation: int) -> Violation
     Args:
         first_generation: that the rank's first call has.
     """
-    reason = _race_reason(conflict)
+    reason = Reason.LIFETIME if region.is_bare else _race_reason(conflict)
     accesses = (conflict.earlier, conflict.later)
     details = [f"unordered accesses of {where(region, conflict.address)}:"]
     for access in accesses:

@@ -6,6 +6,8 @@ are checked in bulk with NumPy; synchronisation words, which atomics touch, one 
 
 from __future__ import annotations
 
+import ctypes
+import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
@@ -13,8 +15,10 @@ import numpy as np
 
 from taxfree_kernels.checker.clocks import Actor, Messages, Scope, World, covers
 from taxfree_kernels.checker.sites import Site
+from taxfree_kernels.device import sync
 
 GRANULE = 2  # bytes; accesses of one byte share a granule
+_BARE = 4  # bytes of a bare word
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,6 +32,7 @@ class Access:
         writes: whether it changes memory.
         scope: of an atomic; None for a plain access.
         sem: of an atomic.
+        empties: all that it stores is EMPTY.
     """
 
     actor: Actor
@@ -36,6 +41,7 @@ class Access:
     writes: bool
     scope: Scope | None = None
     sem: str = ""
+    empties: bool = False
 
     @property
     def is_atomic(self) -> bool:
@@ -71,8 +77,8 @@ class Region:
         describe: byte offset -> what it is, for reports.
         rank: that owns it.
         begin, end: addresses.
-        word_bytes: not 0: it holds flag-in-data words of this size. Those of one generation may
-            be raced for, but only as a whole.
+        word_bytes: not 0: it holds flag-in-data words, of 8 bytes, or bare ones, of 4. Those of
+            one generation may be raced for, but only as a whole.
     """
 
     describe: Callable[[int], str]
@@ -82,7 +88,8 @@ class Region:
     word_bytes: int = 0
     words: dict[int, _Word] = field(default_factory=dict)
     reads: dict[int, np.ndarray] = field(default_factory=dict)
-    told: dict[int, np.ndarray] = field(default_factory=dict)  # by flag-in-data words: what ended
+    told: dict[int, np.ndarray] = field(default_factory=dict)  # by words: what ended
+    found: set[int] = field(default_factory=set)  # bare words that their owner has seen come
     written: np.ndarray = field(init=False)
     has_word: np.ndarray = field(init=False)
 
@@ -90,6 +97,11 @@ class Region:
         granules = -(-(self.end - self.begin) // GRANULE)
         self.written = np.zeros(granules, np.int32)  # index of an access; 0 is none
         self.has_word = np.zeros(granules, bool)
+
+    @property
+    def is_bare(self) -> bool:
+        """Whether it holds bare words."""
+        return self.word_bytes == _BARE
 
     def word(self, address: int, size: int) -> _Word:
         """The synchronisation word at `address`, which becomes one now if it is not yet."""
@@ -237,7 +249,7 @@ class Shadow:
             access.actor.step()
         return conflict
 
-    # -- flag-in-data words -----------------------------------------------------------------------
+    # -- words that say that they have come -------------------------------------------------------
 
     def flagged(self, access: Access, region: Region, addresses: np.ndarray) -> Conflict | None:
         """Check and record an access of whole flag-in-data words of one region.
@@ -257,15 +269,65 @@ class Shadow:
                 wrong = self._calls[earlier] > actor.call
             if conflict is None and wrong.any():
                 conflict = self._conflict(access, region, granules, earlier, wrong)
+        self._note_words(access, number, region, granules, addresses.tolist())
+        return conflict
+
+    def bare(self, access: Access, region: Region, addresses: np.ndarray) -> Conflict | None:
+        """Check and record an access of whole bare words of one region.
+
+        A poll finds words empty, or of its own generation. Who sends stores where the region's
+        owner has emptied: after all other accesses but polls of its own generation. Who empties
+        does so after all polls, and after the store of what one of them has found.
+        """
+        number, actor = self._number(access), access.actor
+        granules = (addresses - np.uint64(region.begin)).astype(np.int64) // GRANULE
+        words = addresses.tolist()
+        last = region.written[granules]
+        if access.writes:
+            found = np.array([access.empties and word in region.found for word in words])
+            conflict = self._first(access, region, granules, last, ~found)
+            for slot, reads in region.reads.items():
+                if slot != actor.slot:
+                    earlier = reads[granules]
+                    counts = access.empties | (self._calls[earlier] != actor.call)
+                    conflict = conflict or self._first(access, region, granules, earlier, counts)
+            region.found.difference_update(words)
+            self._note_words(access, number, region, granules, words)
+            return conflict
+        has_come = np.array(
+            [ctypes.c_int32.from_address(word).value != sync.EMPTY.value for word in words]
+        )
+        there = list(itertools.compress(words, has_come))
+        region.found.update(there)
+        self._note_words(access, number, region, granules, there)
+        stale = has_come & (self._calls[last] != actor.call)
+        return self._conflict(access, region, granules, last, stale) if stale.any() else None
+
+    def _first(
+        self,
+        access: Access,
+        region: Region,
+        granules: np.ndarray,
+        earlier: np.ndarray,
+        counts: np.ndarray,
+    ) -> Conflict | None:
+        """The first of earlier accesses, of those that count, that this one is not ordered with."""
+        wrong = self._unordered(access, earlier) & counts
+        return self._conflict(access, region, granules, earlier, wrong) if wrong.any() else None
+
+    def _note_words(
+        self, access: Access, number: int, region: Region, granules: np.ndarray, words: list[int]
+    ) -> None:
+        """Record an access of words; a reader learns what those of `words` tell that have come."""
+        actor = access.actor
         if access.writes:
             region.written[granules] = number
-            region.told.update(dict.fromkeys(addresses.tolist(), actor.ended_before()))
-        else:
-            region.reads_of(actor.slot)[granules] = number
-            found = [region.told.get(address) for address in addresses.tolist()]
-            for ended in {id(each): each for each in found if each is not None}.values():
-                np.maximum(actor.clocks[World.ENDED], ended, out=actor.clocks[World.ENDED])
-        return conflict
+            region.told.update(dict.fromkeys(words, actor.ended_before()))
+            return
+        region.reads_of(actor.slot)[granules] = number
+        told = [region.told.get(word) for word in words]
+        for ended in {id(each): each for each in told if each is not None}.values():
+            np.maximum(actor.clocks[World.ENDED], ended, out=actor.clocks[World.ENDED])
 
     # -- atomics ----------------------------------------------------------------------------------
 

@@ -139,8 +139,9 @@ class Simulation:
         self.world_size = world_size
         self.slot_bytes = -(-slot_bytes // ALIGNMENT) * ALIGNMENT
         self.flag_bytes = 2 * self.slot_bytes  # whatever fits a slot, as words of half payload
+        self.bare_bytes = self.slot_bytes
         control_bytes = (sync.SIGNALS.value + Pool.CHANNELS * world_size) * 8
-        slots = 2 * (self.slot_bytes + self.flag_bytes)
+        slots = 2 * (self.slot_bytes + self.flag_bytes) + 3 * self.bare_bytes
         size = control_bytes + slots + heap_bytes + ALIGNMENT
         self.arenas = [torch.empty(size, dtype=torch.uint8) for _ in range(world_size)]
 
@@ -286,7 +287,8 @@ class _Schedule:
             arena.fill_(0xFF)  # NaN in every floating-point type
         fabrics = [SimulatedFabric(self, rank, arenas) for rank in range(len(arenas))]
         for fabric in fabrics:
-            fabric.pool = Pool(fabric, self._simulation.slot_bytes, self._simulation.flag_bytes)
+            sizes = self._simulation
+            fabric.pool = Pool(fabric, sizes.slot_bytes, sizes.flag_bytes, sizes.bare_bytes)
             fabric.pool.reset(self._first_generation - 1)
             self._describe_pool(fabric.pool)
         return fabrics
@@ -298,7 +300,8 @@ class _Schedule:
         assert slots is not None
         control.describe = partial(_control_word, self._simulation.world_size)
         slots.describe = partial(_slot_byte, self._simulation.slot_bytes)
-        self.declare_flag_words(pool.flags)
+        self.declare_words(pool.flags, "flag-in-data word")
+        self.declare_words(pool.bare, "bare word")
 
     def declare_block(self, rank: int, block: torch.Tensor) -> None:
         """Make a block of a heap known."""
@@ -318,12 +321,12 @@ class _Schedule:
             Region(lambda offset: f"{name}[{offset // element}]", rank, begin, begin + size)
         )
 
-    def declare_flag_words(self, words: torch.Tensor) -> None:
-        """Declare a block of a heap whose elements carry their own flag: to be raced for."""
+    def declare_words(self, words: torch.Tensor, name: str) -> None:
+        """Declare a block of a heap whose elements say that they have come: to be raced for."""
         region = self._shadow.find(words.data_ptr())
-        assert region is not None, "flag-in-data words are a block of the heap"
+        assert region is not None, "words are a block of the heap"
         size = region.word_bytes = words.element_size()
-        region.describe = lambda offset: f"flag-in-data word {offset // size}"
+        region.describe = lambda offset: f"{name} {offset // size}"
 
     def barrier(self) -> None:
         """Order all hosts; while the simulation is being set up, nothing is to be ordered."""

@@ -12,6 +12,7 @@ from taxfree_kernels.checker.schedule import Task
 from taxfree_kernels.checker.shadow import Shadow
 from taxfree_kernels.checker.sites import SYNC_FILE, site_of
 from taxfree_kernels.checker.watch import Thread
+from taxfree_kernels.device import sync
 
 BARRIER = "barrier"  # what hosts wait for at one
 _MOST_PLACES = 4  # that are listed of one program
@@ -57,7 +58,10 @@ def _places(task: Task[Thread], shadow: Shadow, wanted: int | None) -> Iterator[
             yield place
             continue
         seen = ctypes.c_int64.from_address(address).value
-        if region.word_bytes:
+        if region.is_bare:
+            if ctypes.c_int32.from_address(address).value == sync.EMPTY.value:
+                yield f"{place}, which is empty"
+        elif region.word_bytes:
             flag = seen >> 32 & 0xFFFFFFFF
             if flag != wanted & 0xFFFFFFFF:
                 yield f"{place}, which has the flag {flag}"

@@ -63,27 +63,29 @@ class Watch:
         self._first_generation = first_generation
         self._versions: dict[int, int] = {}  # address -> times that it was written
 
-    def on_plain(self, addresses: np.ndarray, size: int, *, writes: bool) -> None:
+    def on_plain(
+        self, addresses: np.ndarray, size: int, *, writes: bool, empties: bool = False
+    ) -> None:
         thread = self._scheduler.current.owner
-        flagged = self.holds_flags(addresses)
-        few = flagged or addresses.size <= _FEW
+        words = self.holds_words(addresses)
+        few = words or addresses.size <= _FEW
         poll = ("plain", addresses.tobytes()) if few and not writes else ()
-        self._pass_point(thread, poll, addresses, 1 if flagged else _PLAIN_POLLS)
-        access = self._access(thread.actor, writes=writes)
-        if flagged:
+        self._pass_point(thread, poll, addresses, 1 if words else _PLAIN_POLLS)
+        access = self._access(thread.actor, writes=writes, empties=empties)
+        if words:
             self.coverage.note(access.site, access.actor)
         self._check_plain(access, addresses, size)
         if writes and few:
             self._touch(addresses)
         self._remember(thread, poll, addresses)
 
-    def holds_flags(self, addresses: np.ndarray) -> bool:
-        """Whether these are addresses of flag-in-data words."""
+    def holds_words(self, addresses: np.ndarray) -> bool:
+        """Whether these are addresses of words that say that they have come."""
         region = self._shadow.find(int(addresses[0]))
         return region is not None and region.word_bytes > 0
 
     def first_of(self, count: int) -> np.ndarray:
-        """Which of so many flag-in-data words, stored at once, arrive first; bool [count]."""
+        """Which of so many words, stored at once, arrive first; bool [count]."""
         return np.array(self._scheduler.draw_some(count))
 
     def on_atomic(
@@ -176,12 +178,18 @@ class Watch:
     # -- checking ---------------------------------------------------------------------------------
 
     def _access(
-        self, actor: Actor, *, writes: bool, scope: Scope | None = None, sem: str = ""
+        self,
+        actor: Actor,
+        *,
+        writes: bool,
+        scope: Scope | None = None,
+        sem: str = "",
+        empties: bool = False,
     ) -> Access:
         self.accesses += 1
         if self.accesses > _MOST_ACCESSES:
             self._found(Violation(Reason.LIVELOCK, (report.who(actor, self._first_generation),)))
-        return Access(actor, actor.epoch, current_site(), writes, scope, sem)
+        return Access(actor, actor.epoch, current_site(), writes, scope, sem, empties)
 
     def _check_plain(
         self, access: Access, addresses: np.ndarray, size: int, *, at_once: bool = True
@@ -190,6 +198,8 @@ class Watch:
             for region, inside in self._shadow.split(addresses, size):
                 if region.word_bytes not in (0, size):
                     self._torn(access, region, int(inside[0]))
+                elif region.is_bare:
+                    self._race(self._shadow.bare(access, region, inside), region, at_once)
                 elif region.word_bytes:
                     self._race(self._shadow.flagged(access, region, inside), region, at_once)
                 else:

@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import groupby
 
 from taxfree_kernels.compiled.assembly import Assembly, Instruction, Loop, Place, Role
 
@@ -79,18 +80,35 @@ class Subject:
         return [loop for loop in code.loops if _polls(code, loop) and not code.nested(loop)]
 
     @cached_property
-    def flag_loops(self) -> int:
-        """Loops of the source that poll flag-in-data words: blocks of them, by volatile loads."""
-        return sum(bool(_FLAG_POLL.search(body)) for _, body in _WHILE.findall(self.ttir))
+    def word_loops(self) -> int:
+        """Loops of the source that poll words: blocks of them, by volatile loads."""
+        return sum(bool(_WORD_POLL.search(body)) for _, body in _WHILE.findall(self.ttir))
+
+    @cached_property
+    def word_bytes(self) -> int:
+        """Of a flag-in-data word 8, of a bare one 4; a kernel has one kind or none."""
+        found = [*_WORD_POLL.findall(self.ttir), *_WORD_STORE.findall(self.ttir)]
+        return min((int(bits) // 8 for _, bits in found), default=8)
 
 
 #: in Triton's IR: a loop, up to the brace that closes it; a poll and a store of such words.
 _WHILE = re.compile(r"^( *)(?:%[^\n]*? = )?scf\.while\b(.*?)^\1\}(?! do)", re.MULTILINE | re.DOTALL)
-_FLAG_POLL = re.compile(r"tt\.load .*isVolatile = true.*: tensor<[\dx]+x!tt\.ptr<i64>>")
+_WORD_POLL = re.compile(r"tt\.load .*isVolatile = true.*: tensor<([\dx]+)x!tt\.ptr<i(32|64)>>")
 _POLLED = re.compile(
-    r"(?:tt\.load .*isVolatile = true|buffer_load .*\bcv\b).* tensor<([\dx]+)x(?:!tt\.ptr<)?i64"
+    r"(?:tt\.load .*isVolatile = true|buffer_load .*\bcv\b).*"
+    r" tensor<([\dx]+)x(?:!tt\.ptr<)?i(?:32|64)"
 )
-_FLAG_STORE = re.compile(r"tt\.store .*cache_?[mM]odifier = wt.*: tensor<([\dx]+)x!tt\.ptr<i64>")
+_WORD_STORE = re.compile(
+    r"tt\.store .*cache_?[mM]odifier = wt.*: tensor<([\dx]+)x!tt\.ptr<i(32|64)>"
+)
+
+#: in Triton's IR for GPUs: a linear layout and its steps from warp to warp; a reduction
+_LINEAR = re.compile(r"^(#\w+) = #ttg\.linear<\{.*?warp = (\[.*\]), block", re.MULTILINE)
+_STEP = re.compile(r"\[([\d, ]+)\]")
+_REDUCTION = re.compile(
+    r'"tt\.reduce"\([^\n]*?<\{axis = (\d+) : i32\}> \(\{.*?\n *\}\) : \(tensor<[^\n]*?, (#\w+)>',
+    re.DOTALL,
+)
 
 _PROGRESS = (
     Role.POLL, Role.ACQUIRE, Role.RELEASE, Role.CAS, Role.LOAD, Role.COPY, Role.STORE,
@@ -122,12 +140,12 @@ def _polls(code: Assembly, loop: Loop) -> bool:
     )
 
 
-def _polls_words(code: Assembly, loop: Loop) -> bool:
-    """Whether a loop loads whole flag-in-data words past the caches."""
+def _polls_words(code: Assembly, loop: Loop, word_bytes: int) -> bool:
+    """Whether a loop loads whole words past the caches."""
     return any(
         instruction.plays(Role.POLL, Role.VOLATILE)
         and instruction.scope == "sys"
-        and instruction.element >= 8
+        and instruction.element >= word_bytes
         for instruction in code.inside(loop)
     )
 
@@ -229,7 +247,7 @@ def poll_in_loop(subject: Subject) -> Iterator[Violation]:
 def acquire_after_poll(subject: Subject) -> Iterator[Violation]:
     """A loop of relaxed polls is left through an acquire at system scope, before any load.
 
-    Polls of flag-in-data words need none; on CDNA they look like others, and are counted.
+    Polls of words need none; on CDNA they look like others, and are counted.
     """
     code = subject.assembly
     found = []
@@ -244,7 +262,7 @@ def acquire_after_poll(subject: Subject) -> Iterator[Violation]:
         elif not _acquires_after(code, place):
             late = code.at(place)
             found.append(_found(acquire_after_poll, "poll without an acquire after it", late))
-    yield from found[0 if code.is_ptx else subject.flag_loops :]
+    yield from found[0 if code.is_ptx else subject.word_loops :]
 
 
 @_gate
@@ -304,46 +322,47 @@ def no_wait_in_k_loop(subject: Subject) -> Iterator[Violation]:
 def no_weak_poll(subject: Subject) -> Iterator[Violation]:
     """Nothing is polled by compare-and-swap or volatile load: some compilers get them wrong.
 
-    Except blocks of flag-in-data words.
+    Except blocks of words.
     """
     code = subject.assembly
-    weak = (Role.CAS,) if subject.flag_loops else (Role.CAS, Role.VOLATILE)
+    weak = (Role.CAS,) if subject.word_loops else (Role.CAS, Role.VOLATILE)
     for place in code.places(*weak):
         yield _found(no_weak_poll, "compare-and-swap or volatile load", code.at(place))
 
 
 @_gate
-def whole_flag_words(subject: Subject) -> Iterator[Violation]:
-    """Flag-in-data words are stored and polled 8 bytes or more at a time, past all caches."""
-    code = subject.assembly
-    polled = [loop for loop in code.loops if not code.nested(loop) and _polls_words(code, loop)]
-    if len(polled) < subject.flag_loops:
-        message = f"{subject.flag_loops} loops of the source poll words, {len(polled)} do"
-        yield Violation("whole_flag_words", message)
+def whole_words(subject: Subject) -> Iterator[Violation]:
+    """Words are stored and polled as a whole, 8 bytes or 4 of bare ones, past all caches."""
+    code, size = subject.assembly, subject.word_bytes
+    innermost = [loop for loop in code.loops if not code.nested(loop)]
+    polled = [loop for loop in innermost if _polls_words(code, loop, size)]
+    if len(polled) < subject.word_loops:
+        message = f"{subject.word_loops} loops of the source poll words, {len(polled)} do"
+        yield Violation("whole_words", message)
     stores = [code.at(place) for place in code.places(Role.STORE)]
-    if _FLAG_STORE.search(subject.ttir):
+    if _WORD_STORE.search(subject.ttir):
         if not any(one.scope == "sys" for one in stores):
-            yield Violation("whole_flag_words", "no store of words goes past the caches")
+            yield Violation("whole_words", "no store of words goes past the caches")
         words = [*stores, *(code.at(place) for place in code.places(Role.VOLATILE))]
         for one in words:
-            if one.scope == "sys" and one.element < 8:
-                yield _found(whole_flag_words, "a word in parts", one)
+            if one.scope == "sys" and one.element < size:
+                yield _found(whole_words, "a word in parts", one)
 
 
 @_gate
-def own_flag_words(subject: Subject) -> Iterator[Violation]:
-    """No flag-in-data word is polled by two threads, or twice: one may see what the other has not.
+def own_words(subject: Subject) -> Iterator[Violation]:
+    """No word is polled by two threads, or twice: one may see what the other has not.
 
     Compilers give the words of a block that is smaller than the program to several threads, and
     load such a block again for each layout that it is used in.
     """
-    polls = _sizes(_POLLED, subject.ttgir)
-    if len(polls) > len(_FLAG_POLL.findall(subject.ttir)):
-        yield Violation("own_flag_words", "the compiler has doubled a load of words")
+    polls = [_size(shape) for shape in _POLLED.findall(subject.ttgir)]
+    if len(polls) > len(_WORD_POLL.findall(subject.ttir)):
+        yield Violation("own_words", "the compiler has doubled a load of words")
     for words in polls:
         if words < subject.threads:
             message = f"{words} words are polled by {subject.threads} threads"
-            yield Violation("own_flag_words", message)
+            yield Violation("own_words", message)
 
 
 @_gate
@@ -381,6 +400,22 @@ def matrix_cores(subject: Subject) -> Iterator[Violation]:
             yield Violation("matrix_cores", f"dot by plain multiply-adds: {line.strip()[:80]}")
         elif subject.assembly.is_ptx and rows >= 64 and subject.num_warps >= 4:
             yield Violation("matrix_cores", f"{shape.group(0)} by mma.sync, not by wgmma")
+
+
+@_gate
+def warps_of_reductions(subject: Subject) -> Iterator[Violation]:
+    """Of no reduction across warps do these take turns along its axis and along others.
+
+    Some compilers number such warps wrongly, so that two of them store to one place.
+    """
+    layouts = dict(_LINEAR.findall(subject.ttgir))
+    for body in _REDUCTION.finditer(subject.ttgir):
+        axis, layout = int(body.group(1)), body.group(2)
+        steps = [step.split(",") for step in _STEP.findall(layouts.get(layout, ""))]
+        dims = [next((at for at, each in enumerate(step) if int(each)), -1) for step in steps]
+        if axis in dims and len([*groupby(dims)]) > len(set(dims)):
+            message = f"along axis {axis} with warps {layouts[layout]}"
+            yield Violation("warps_of_reductions", message)
 
 
 @_gate
@@ -443,16 +478,17 @@ def wide_accesses(subject: Subject) -> Iterator[Violation]:
 
 
 @_gate
-def wide_flag_words(subject: Subject) -> Iterator[Violation]:
-    """Threads that have two flag-in-data words or more of every block send two at a time."""
+def wide_words(subject: Subject) -> Iterator[Violation]:
+    """Threads that have 16 bytes or more of every block of words store as much at a time."""
     code = subject.assembly
-    sent = _sizes(_FLAG_STORE, subject.ttgir)
-    if not subject.aligned or not sent or min(sent) < 2 * subject.threads:
+    stored = [_size(shape) for shape, _ in _WORD_STORE.findall(subject.ttgir)]
+    fewest = 16 // subject.word_bytes * subject.threads
+    if not subject.aligned or not stored or min(stored) < fewest:
         return
     for place in code.places(Role.STORE):
         one = code.at(place)
         if one.scope == "sys" and one.width < 16:
-            yield _found(wide_flag_words, "a word is sent alone", one)
+            yield _found(wide_words, "fewer words at once than a thread has", one)
             break
 
 
@@ -477,11 +513,6 @@ def no_waterfall(subject: Subject) -> Iterator[Violation]:
 
 
 # -- helpers ------------------------------------------------------------------------------------
-
-
-def _sizes(blocks: re.Pattern[str], code: str) -> list[int]:
-    """Elements of the blocks whose shapes are found."""
-    return [_size(shape) for shape in blocks.findall(code)]
 
 
 def _size(shape: str) -> int:

@@ -5,8 +5,10 @@ in the pool's control block in device memory, so that a captured graph can be re
 word holds the generation of the last message of (channel, source); nothing is ever cleared. 64
 bits, because a word that a pool leaves unused for 2^31 calls would, in 32, look like the future.
 
-Messages of a few kilobytes can do without a signal: `send` and `receive` exchange words that carry
-4 bytes of payload and the lower half of the generation, stored and loaded as one.
+Messages can do without a signal: `send` and `receive` exchange words that say by themselves that
+they are there. *Flag-in-data words*, of 8 bytes, carry 4 bytes of payload and the lower half of the
+generation, stored and loaded as one. *Bare words* are 4 bytes of payload: one that has not come is
+EMPTY, and the calls that use them empty them again, in turns.
 
 Raw atomics, and polls of any kind, appear in this file and nowhere else. The rules behind each line
 (which store drain, which barrier, which form of poll survives which compiler) are in
@@ -32,16 +34,24 @@ ABORT = tl.constexpr(3)  # 1 + the rank that was lost; written by peers too; 0 w
 REPORTED = tl.constexpr(4)  # not 0: one program of this rank has written the report
 STATUS = tl.constexpr(5)  # address of the report, in host memory
 LOG = tl.constexpr(6)  # address of the timeline; 0 for none
+TURN = tl.constexpr(7)  # calls with bare words that have finished, in units of ONE_CALL
+USED = tl.constexpr(8)  # bare words of a slot that the last such call has used, and the one before
 SIGNALS = tl.constexpr(16)  # signal words [channel, source]
 
 #: What the programs of one call add to GENERATION, together; more than any grid has programs.
 ONE_CALL = tl.constexpr(1 << 24)
 
+#: A bare word that has not come. As a float, or as two, it is NaN.
+EMPTY = tl.constexpr(-1)
+#: What goes in its place, NaN as well.
+_OTHER_NAN = tl.constexpr(0x7FFFFFFF)
+_EMPTIED = tl.constexpr(4096)  # words at a time: 16 bytes of any thread
+
 # -- layout of a timeout report, in int64 words -----------------------------------------------
 REPORT_WORDS = 8  # code, rank, program, channel, source, wanted, seen, lost
 TIMED_OUT = tl.constexpr(1)
 PEER_ABORTED = tl.constexpr(2)
-IN_DATA = tl.constexpr(-1)  # in the place of a channel: waited for flag-in-data words
+IN_DATA = tl.constexpr(-1)  # in the place of a channel: waited for words
 
 # -- the timeline, [program, event, peer] in int64 nanoseconds --------------------------------
 #: The backend whose clock is read, or "": decided when kernels are defined, as interpreting is.
@@ -180,19 +190,23 @@ def wait(
 
 @triton.jit
 def send(control_ptr, words, payload, peer, generation, mask=None):
-    """Store flag-in-data words in a peer's memory; nothing else has to tell the peer.
+    """Store words in a peer's memory; nothing else has to tell the peer.
 
     No drain, barrier, release or signal: each word says by itself that it is there. Nothing is
     said of this program's other stores.
 
     Args:
-        words: pointers to int64 in the running slot of the peer's flag-in-data words.
-        payload: int32, for each word.
+        words: pointers to int64 in the running slot of the peer's flag-in-data words, or to int32
+            in that of its bare words.
+        payload: int32, for each word. In a bare word EMPTY becomes another NaN.
         peer: whose they are, for the timeline.
         mask: words that are sent.
     """
+    if words.dtype.element_ty == tl.int32:
+        word = tl.where(payload == EMPTY, _OTHER_NAN, payload)
+    else:
+        word = (generation << 32) | (payload.to(tl.int64) & 0xFFFFFFFF)
     # A relaxed store at system scope: a plain one may stay in a cache of this device.
-    word = (generation << 32) | (payload.to(tl.int64) & 0xFFFFFFFF)
     tl.store(words, word, mask=mask, cache_modifier=".wt")
     if TIMELINE != "":
         _note(control_ptr, SENT, peer, None)
@@ -205,13 +219,14 @@ def receive(
 ):  # fmt: skip
     """Wait until all of `words` have come in `generation`; returns what they carry.
 
-    They are polled together, so what is returned was seen by one poll. A word has come when it has
-    the lower half of the generation: one that nobody has sent for exactly a multiple of 2^32 calls
-    would pass.
+    They are polled together, so what is returned was seen by one poll. A flag-in-data word has come
+    when it has the lower half of the generation: one that nobody has sent for exactly a multiple of
+    2^32 calls would pass. A bare word has come when it is not EMPTY.
 
     Args:
-        words: a block of pointers to int64 in the running slot of this rank's flag-in-data words.
-            All are loaded, so that loads can be wide, and have to be in the slot.
+        words: a block of pointers to int64 in the running slot of this rank's flag-in-data words,
+            or to int32 in that of its bare words. All are loaded, so that loads can be wide, and
+            have to be in the slot.
         source: who sends them: a scalar, or a block that broadcasts to that of `words`.
         mask: words that matter.
 
@@ -288,11 +303,21 @@ def _load_words(words, BACKEND: tl.constexpr):
 
 @triton.jit
 def _count_late(seen, generation, mask):
-    """How many words do not have the generation."""
-    late = ((seen ^ (generation << 32)) >> 32) != 0
+    """How many words have not come."""
+    late = _is_late(seen, generation)
     if mask is not None:
         late = late & mask
     return tl.sum(late.to(tl.int32))
+
+
+@triton.jit
+def _is_late(seen, generation):
+    """Which of flag-in-data words do not have the generation, or of bare words are EMPTY."""
+    if seen.dtype == tl.int32:
+        late = seen == EMPTY
+    else:
+        late = ((seen ^ (generation << 32)) >> 32) != 0
+    return late
 
 
 @triton.jit
@@ -341,12 +366,15 @@ def _give_up_words(
     control_ptr, seen, source, want, mask, heap_bases, rank,
     WORLD: tl.constexpr, BACKEND: tl.constexpr,
 ):  # fmt: skip
-    """Give up on the word that is most behind."""
-    behind = (want - (seen >> 32)) & 0xFFFFFFFF
+    """Give up on the word that is most behind; of an EMPTY one nobody knows how far."""
+    if seen.dtype == tl.int32:
+        behind = _is_late(seen, want).to(tl.int64)
+    else:
+        behind = (want - (seen >> 32)) & 0xFFFFFFFF
     if mask is not None:
         behind = tl.where(mask, behind, 0)
     most = tl.max(behind)
-    sources = tl.zeros_like(seen) + source
+    sources = tl.zeros_like(behind) + source
     late_source = tl.max(tl.where(behind == most, sources, 0))
     _report(control_ptr, IN_DATA, late_source, want, want - most, heap_bases, rank,
             WORLD, BACKEND)  # fmt: skip
@@ -405,9 +433,49 @@ def leave(control_ptr, generations=1):
     """
     if TIMELINE != "":
         _note(control_ptr, DONE, 0, None)
+    _count_out(control_ptr + GENERATION, generations)
+
+
+@triton.jit
+def _count_out(count_ptr, calls):
     others = tl.num_programs(0) - 1
-    share = tl.where(tl.program_id(0) == 0, generations * ONE_CALL - others, 1)
-    tl.atomic_add(control_ptr + GENERATION, share.to(tl.int64), sem="relaxed", scope="gpu")
+    share = tl.where(tl.program_id(0) == 0, calls * ONE_CALL - others, 1)
+    tl.atomic_add(count_ptr, share.to(tl.int64), sem="relaxed", scope="gpu")
+
+
+@triton.jit
+def running_turn(control_ptr):
+    """How many calls of the pool used bare words before this one; stable until it leaves the turn.
+
+    Turn t uses slot t % 3 of bare words.
+    """
+    return tl.atomic_add(control_ptr + TURN, 0, sem="relaxed", scope="gpu") // ONE_CALL
+
+
+@triton.jit
+def empty_last_turn(control_ptr, slots_ptr, stride_slot, turn, used, share, shares):
+    """Empty one of so many shares of the bare words that the turn before has used.
+
+    What peers send there next belongs to the turn after the next.
+
+    Args:
+        slots_ptr: int32, the first of three slots, `stride_slot` apart.
+        used: words of a slot, from its begin, that this call uses on any rank.
+    """
+    if share == 0:
+        tl.store(control_ptr + USED + turn % 2, used)
+    last = tl.cdiv(tl.load(control_ptr + USED + (turn + 1) % 2), 4) * 4  # 16 bytes at a time
+    slot_ptr = tl.multiple_of(slots_ptr + (turn + 2) % 3 * stride_slot, 16)
+    lanes = tl.arange(0, _EMPTIED)
+    for first in range(share * _EMPTIED, last, shares * _EMPTIED):
+        empty = tl.full((_EMPTIED,), EMPTY, tl.int32)
+        tl.store(slot_ptr + first + lanes, empty, mask=first + lanes < last, cache_modifier=".wt")
+
+
+@triton.jit
+def leave_turn(control_ptr):
+    """Count this program out of a turn of bare words, before it leaves the call."""
+    _count_out(control_ptr + TURN, 1)
 
 
 @triton.jit

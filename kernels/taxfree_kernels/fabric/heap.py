@@ -8,7 +8,7 @@ import torch
 
 from taxfree_kernels.device import sync
 from taxfree_kernels.errors import HeapExhausted, PeerTimeout
-from taxfree_kernels.fabric.layout import ALIGNMENT, FLAG_BYTES, FLAG_SHARE
+from taxfree_kernels.fabric.layout import ALIGNMENT, BARE_BYTES, FLAG_BYTES, WORDS_SHARE
 
 if TYPE_CHECKING:
     from taxfree_kernels.fabric.base import Fabric
@@ -62,10 +62,15 @@ class Pool:
     Flag-in-data words have two slots of their own: whatever such a word holds was sent as one, so
     that no payload of another plan is taken for a word of the running generation.
 
+    Bare words have three, which the calls that use such words take in turns: turn t slot t % 3. In
+    turn t a rank empties what t - 1 has left in its own memory, all of which had come when that
+    call ended. Who sends there again, in turn t + 2, has finished t + 1, in which it heard from all
+    peers, whose calls of turn t have ended.
+
     Args:
         fabric: whose heap it takes.
-        slot_bytes, flag_bytes: of one payload slot, and of one slot of flag-in-data words; when
-            None, what the heap has is shared out.
+        slot_bytes, flag_bytes, bare_bytes: of one payload slot, and of one slot of flag-in-data and
+            of bare words; when None, what the heap has is shared out.
         timeout_s: bound of a wait in seconds.
     """
 
@@ -77,15 +82,17 @@ class Pool:
         fabric: Fabric,
         slot_bytes: int | None = None,
         flag_bytes: int | None = None,
+        bare_bytes: int | None = None,
         timeout_s: float = 30.0,
     ) -> None:
         self._fabric = fabric
         words = sync.SIGNALS.value + self.CHANNELS * fabric.world_size
         self.control = fabric.heap.empty(words, torch.int64)
-        if flag_bytes is None:
-            share = fabric.heap.free_bytes // FLAG_SHARE // ALIGNMENT * ALIGNMENT
-            flag_bytes = min(FLAG_BYTES, share)
+        share = fabric.heap.free_bytes // WORDS_SHARE // ALIGNMENT * ALIGNMENT
+        flag_bytes = min(FLAG_BYTES, share) if flag_bytes is None else flag_bytes
+        bare_bytes = min(BARE_BYTES, share) if bare_bytes is None else bare_bytes
         self.flags = fabric.heap.empty(2 * flag_bytes // 8, torch.int64)
+        self.bare = fabric.heap.empty(3 * bare_bytes // 4, torch.int32)
         if slot_bytes is None:
             slot_bytes = fabric.heap.free_bytes // 2 // ALIGNMENT * ALIGNMENT
         self.slot_bytes = slot_bytes
@@ -117,13 +124,15 @@ class Pool:
         Raises:
             HeapExhausted: `count` words are more than a slot holds.
         """
-        slot_words = self.flags.numel() // 2
-        if count > slot_words:
-            raise HeapExhausted(
-                f"{count} flag-in-data words do not fit a slot of {slot_words}",
-                "give a larger heap_bytes, or send less at once",
-            )
-        return self.flags[:count], slot_words
+        return _words(self.flags, 2, count, "flag-in-data words")
+
+    def bare_slots(self, count: int) -> tuple[torch.Tensor, int]:
+        """The first slot of bare words as `count` int32, and how far the next slot is.
+
+        Raises:
+            HeapExhausted: `count` words are more than a slot holds.
+        """
+        return _words(self.bare, 3, count, "bare words")
 
     def check(self) -> None:
         """Look, without a synchronisation, whether a wait of this rank has timed out.
@@ -156,5 +165,16 @@ class Pool:
         self.control[sync.STATUS.value] = self._report.data_ptr()
         flag = generation % 2**32 << 32
         self.flags.fill_(flag - 2**64 if flag >= 2**63 else flag)
+        self.bare.fill_(sync.EMPTY.value)
         self._report.zero_()
         self._fabric.barrier()
+
+
+def _words(words: torch.Tensor, slots: int, count: int, what: str) -> tuple[torch.Tensor, int]:
+    slot_words = words.numel() // slots
+    if count > slot_words:
+        raise HeapExhausted(
+            f"{count} {what} do not fit a slot of {slot_words}",
+            "give a larger heap_bytes, or send less at once",
+        )
+    return words[:count], slot_words

@@ -1,4 +1,4 @@
-"""How an arena is shared out: control words, flag-in-data words, payload slots."""
+"""How an arena is shared out: control words, flag-in-data words, bare words, payload slots."""
 
 from __future__ import annotations
 
@@ -8,15 +8,20 @@ ALIGNMENT = 256  # bytes; more than any vector access or bulk copy needs
 #: each of 8 ranks. Larger messages gain nothing from carrying their flags.
 FLAG_BYTES = 4 << 20
 
+#: Most that a pool keeps of each of its three slots of bare words: both shots of an all-reduce of
+#: 4 MiB.
+BARE_BYTES = 8 << 20
+
 _CONTROL_BYTES = 1 << 20
 
 
-#: Of a heap that is smaller than it should be, a slot of flag-in-data words is no more than this
-#: part: payload matters more.
-FLAG_SHARE = 16
+#: Of a heap that is smaller than it should be, a slot of words is no more than this part: payload
+#: matters more.
+WORDS_SHARE = 16
 
 
 def arena_bytes(slot_bytes: int) -> int:
     """An arena whose pool has payload slots of so many bytes, and all else in full."""
     slot = -(-slot_bytes // ALIGNMENT) * ALIGNMENT
-    return max(2 * slot + 2 * FLAG_BYTES, FLAG_SHARE * FLAG_BYTES) + _CONTROL_BYTES
+    words = 2 * FLAG_BYTES + 3 * BARE_BYTES
+    return max(2 * slot + words, WORDS_SHARE * BARE_BYTES) + _CONTROL_BYTES

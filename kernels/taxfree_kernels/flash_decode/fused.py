@@ -26,7 +26,11 @@ from taxfree_kernels.device import sync
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.flash_decode import spaces
 from taxfree_kernels.flash_decode.early import wait_for_the_last
-from taxfree_kernels.flash_decode.exchange import combine, merge_and_push
+from taxfree_kernels.flash_decode.exchange import (
+    combine,
+    merge_and_push,
+    running_slot,
+)
 from taxfree_kernels.flash_decode.local import (
     DecodePlan,
     Exchange,
@@ -50,7 +54,7 @@ def _push_and_combine(
 ):  # fmt: skip
     program = tl.program_id(0)
     generation = sync.running_generation(control_ptr)
-    slot_ptr = inbox_ptr + (generation % 2) * slot_elements
+    slot_ptr, turn = running_slot(inbox_ptr, slot_elements, control_ptr, generation, PACKED)
     wait_for_the_last(BACKEND)
     if program < PUSHERS:
         merge_and_push(
@@ -60,11 +64,18 @@ def _push_and_combine(
             ROWS,
         )  # fmt: skip
     else:
+        if PACKED:
+            sync.empty_last_turn(
+                control_ptr, inbox_ptr, slot_elements, turn, WORLD * part_elements,
+                program - PUSHERS, tl.num_programs(0) - PUSHERS,
+            )  # fmt: skip
         combine(
             program - PUSHERS, slot_ptr, out_ptr, part_elements, rows,
             control_ptr, generation, heap_bases, rank,
             WORLD, BACKEND, CHUNK_ROWS, IN_DATA, SOURCES_BLOCK, V_DIM, OUT_ROWS, PACKED,
         )  # fmt: skip
+    if PACKED:
+        sync.leave_turn(control_ptr)
     sync.leave(control_ptr)
 
 
@@ -98,6 +109,7 @@ class Fused(ExchangingVariant):
     """Splits, then one kernel for all the rest."""
 
     name = "fused"
+    slots = 3
 
     def space(self, problem: Any, hardware: Hardware) -> Space:
         return {

@@ -242,7 +242,7 @@ class Exchange:
     Attributes:
         chunks: how many there are, each with a channel.
         combiners: programs that combine all rows.
-        args: of such a kernel: inbox (flag-in-data words if the config says so), slot_elements,
+        args: of such a kernel: inbox (of words if the config says so), slot_elements,
             part_elements, rows, control, heap_bases, rank.
         constants: WORLD, BACKEND, CHUNK_ROWS, and those of ``combine`` but IN_DATA and
             PACKED.
@@ -255,7 +255,8 @@ class Exchange:
         part_elements = problem.part_elements
         if config.get("IN_DATA"):
             part_elements = spaces.words_of_part(problem, config["PACKED"])
-            inbox, slot_elements = fabric.pool.flag_slots(problem.world_size * part_elements)
+            slots = fabric.pool.bare_slots if config["PACKED"] else fabric.pool.flag_slots
+            inbox, slot_elements = slots(problem.world_size * part_elements)
         else:
             inbox, slot_elements = fabric.pool.slots(problem.slot_bytes // 4, torch.float32)
         self.chunks = -(-problem.rows // chunk_rows)

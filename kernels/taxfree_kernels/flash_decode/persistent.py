@@ -23,7 +23,11 @@ from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.fabric.heap import Pool
 from taxfree_kernels.flash_decode import spaces
 from taxfree_kernels.flash_decode.attend import attend
-from taxfree_kernels.flash_decode.exchange import combine, merge_and_push
+from taxfree_kernels.flash_decode.exchange import (
+    combine,
+    merge_and_push,
+    running_slot,
+)
 from taxfree_kernels.flash_decode.local import Attention, Exchange, ExchangingVariant
 from taxfree_kernels.flash_decode.problem import FlashDecode
 from taxfree_kernels.hardware import Hardware
@@ -62,20 +66,31 @@ def _decode(
             members = _members(chunk, splits, COLUMNS, CHUNK_GROUPS)
             if sync.arrive(counters_ptr + chunk, members, BACKEND):
                 generation = sync.running_generation(control_ptr)
+                target_ptr, _ = running_slot(
+                    inbox_ptr, slot_elements, control_ptr, generation, PACKED
+                )
                 merge_and_push(
-                    chunk, parts_ptr, split_elements, runs_ptr,
-                    inbox_ptr + (generation % 2) * slot_elements, part_elements, rows,
+                    chunk, parts_ptr, split_elements, runs_ptr, target_ptr, part_elements, rows,
                     control_ptr, generation, heap_bases, rank,
                     WORLD, BACKEND, CHUNK_ROWS, IN_DATA, PACKED, Q_HEADS, PARTS, PARTS_BLOCK, V_DIM,
                     ROWS,
                 )  # fmt: skip
     else:
         generation = sync.running_generation(control_ptr)
+        tile = program - ATTENDING
+        slot_ptr, turn = running_slot(inbox_ptr, slot_elements, control_ptr, generation, PACKED)
+        if PACKED:
+            sync.empty_last_turn(
+                control_ptr, inbox_ptr, slot_elements, turn, WORLD * part_elements,
+                tile, tl.num_programs(0) - ATTENDING,
+            )  # fmt: skip
         combine(
-            program - ATTENDING, inbox_ptr + (generation % 2) * slot_elements, out_ptr,
+            tile, slot_ptr, out_ptr,
             part_elements, rows, control_ptr, generation, heap_bases, rank,
             WORLD, BACKEND, CHUNK_ROWS, IN_DATA, SOURCES_BLOCK, V_DIM, OUT_ROWS, PACKED,
         )  # fmt: skip
+    if PACKED:
+        sync.leave_turn(control_ptr)
     sync.leave(control_ptr)
 
 
@@ -138,6 +153,7 @@ class Persistent(ExchangingVariant):
     """Splits, merges and combiners in one kernel."""
 
     name = "persistent"
+    slots = 3
 
     def space(self, problem: Any, hardware: Hardware) -> Space:
         return {**super().space(problem, hardware), **spaces.words_space(problem)}

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from taxfree_kernels.fabric.heap import Pool
-from taxfree_kernels.fabric.layout import FLAG_BYTES
+from taxfree_kernels.fabric.layout import BARE_BYTES, FLAG_BYTES
 from taxfree_kernels.flash_decode.problem import ITEM_BYTES, FlashDecode
 from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.spaces import (
@@ -86,14 +86,15 @@ def words_space(problem: FlashDecode) -> Space:
 
 
 def words_of_part(problem: FlashDecode, packed: bool) -> int:
-    """Flag-in-data words of one part, padded to 512 bytes."""
+    """Words of one part, a multiple of 64: bare ones of packed rows, else flag-in-data words."""
     if not packed:
         return problem.part_elements
-    return -(-problem.rows * (problem.v_head_dim // 2 + 2) // 64) * 64
+    return -(-problem.rows * (problem.v_head_dim // 2 + 4) // 64) * 64
 
 
 def _fits_words(problem: FlashDecode, packed: bool) -> bool:
-    return 8 * problem.world_size * words_of_part(problem, packed) <= FLAG_BYTES
+    words = problem.world_size * words_of_part(problem, packed)
+    return 4 * words <= BARE_BYTES if packed else 8 * words <= FLAG_BYTES
 
 
 def early_space(hardware: Hardware) -> Space:

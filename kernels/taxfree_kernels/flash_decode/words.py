@@ -1,6 +1,8 @@
-"""Device functions for parts that travel as flag-in-data words, which no signal has to follow.
+"""Device functions for parts that travel as words, which no signal has to follow.
 
-A word carries a float32, or two integers of 16 bits where rows are packed.
+A flag-in-data word carries a float32; where rows are packed, a bare one carries two integers of 16
+bits. The values of all rows come first, then each row's log-sum-exp; of packed rows log-sum-exp and
+unit, twice, to fill the 16 bytes that receivers load at a time.
 """
 
 from __future__ import annotations
@@ -20,10 +22,7 @@ def merge_into_words(
     CHUNK_ROWS: tl.constexpr, PACKED: tl.constexpr, Q_HEADS: tl.constexpr, PARTS: tl.constexpr,
     PARTS_BLOCK: tl.constexpr, V_DIM: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """As :func:`merge_into_inboxes`, but what is stored are flag-in-data words.
-
-    Of rows that are PACKED, the words of all rows come first, then each row's log-sum-exp and unit.
-    """
+    """As :func:`merge_into_inboxes`, but what is stored are words."""
     end = min((chunk + 1) * CHUNK_ROWS, rows)
     own_ptr = slot_ptr + rank.to(tl.int64) * part_elements
     out_ptrs = sync.translate(own_ptr + peer * 0, heap_bases, rank, peer)
@@ -39,9 +38,10 @@ def merge_into_words(
             _send_to_peers(
                 out_ptrs, peer_mask, words, row, mask, control_ptr, to, generation, V_DIM // 2
             )
+            twice = tl.broadcast_to(tl.join(lse, unit)[:, None, :], (ROWS, 2, 2))
             _send_to_peers(
-                out_ptrs + rows * (V_DIM // 2), peer_mask, tl.join(lse, unit), row, mask,
-                control_ptr, to, generation, 2,
+                out_ptrs + rows * (V_DIM // 2), peer_mask, tl.reshape(twice, (ROWS, 4)), row, mask,
+                control_ptr, to, generation, 4,
             )  # fmt: skip
         else:
             _send_to_peers(out_ptrs, peer_mask, out, row, mask, control_ptr, to, generation, V_DIM)
@@ -55,7 +55,7 @@ def merge_into_words(
 def _send_to_peers(
     peer_ptrs, peer_mask, tile, row, row_mask, control_ptr, peer, generation, WIDTH: tl.constexpr
 ):
-    """Store rows of 32 bits each at several peers as flag-in-data words."""
+    """Store rows of 32 bits each at several peers as words."""
     ptrs, tile, mask = at_peers(peer_ptrs, peer_mask, tile, row, row_mask, WIDTH)
     payload = tile.to(tl.int32, bitcast=True)
     sync.send(control_ptr, ptrs, payload, peer, generation, mask=mask)
@@ -76,6 +76,7 @@ def _packed(rows):
     is_zero = largest < 1e-30  # the reciprocal of less may be infinite
     per_unit = 32767 / tl.where(is_zero, 1.0, largest)
     integers = tl.floor(rows * per_unit[:, None] + 0.5).to(tl.int32)
+    integers += 32767  # from 0 to 65534: no two of them are an EMPTY word
     low, high = tl.split(tl.reshape(integers, (rows.shape[0], rows.shape[1] // 2, 2)))
     unit = tl.where(is_zero, 0.0, largest / 32767) + tl.sum(rows * 0.0, 1)
     return (low & 0xFFFF) | (high << 16), unit
@@ -89,8 +90,9 @@ def received_rows(
     """Wait for all ranks' words of some rows, and merge them.
 
     One wait is for a row's values and for its log-sum-exp, which is loaded once for each value, so
-    that they meet in one lane. Of packed rows half as much is loaded, as who polls takes memory's
-    time from those who still send: log-sum-exp and unit in turns, one for each word of two values.
+    that they meet in one lane. Of packed rows a quarter as much is loaded, as who polls takes
+    memory's time from those who still send: log-sum-exp and unit in turns, one for each word of two
+    values.
 
     Returns:
         out float32 [ROWS, next_power_of_2(V_DIM)], and whether all words have come.
@@ -104,7 +106,7 @@ def received_rows(
         offsets = tl.where(
             column[None, :] < HALF,
             row[:, None] * WIDTH + tl.minimum(column, WIDTH - 1)[None, :],
-            rows * WIDTH + row[:, None] * 2 + column[None, :] % 2,
+            rows * WIDTH + row[:, None] * 4 + column[None, :] % 4,
         )
     else:
         offsets = tl.where(
@@ -152,7 +154,7 @@ def _merged_integers(payload, is_source):
 @triton.jit
 def _unpacked(words):
     """float32 [..., 2]: the integers in each of `words`."""
-    return tl.join((words << 16) >> 16, words >> 16).to(tl.float32)
+    return tl.join(words & 0xFFFF, (words >> 16) & 0xFFFF).to(tl.float32) - 32767
 
 
 @triton.jit

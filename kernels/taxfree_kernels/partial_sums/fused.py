@@ -25,8 +25,7 @@ class FusedPlan(Plan):
             the weight, the call's other tensors, what `__init__` lists, and `sizes`.
         tiles: of this rank's partial sum.
         others: programs beside those that compute tiles.
-        slot_elements: that the kernel stores in a payload slot, in the type of the wire; with
-            `IN_DATA` in the config, in a slot of flag-in-data words.
+        slot_elements: that the kernel stores in a slot of :meth:`inbox`.
         sizes: that the kernel wants beside m, n and k.
         constants: that only this kernel has.
     """
@@ -48,10 +47,7 @@ class FusedPlan(Plan):
         self._is_nk, self._tma = problem.weight_layout == "nk", config["TMA"]
         self._x_box = [1, 1, block_m, block_k]
         self._w_box = [1, block_n, block_k] if self._is_nk else [1, block_k, block_n]
-        if config.get("IN_DATA"):
-            inbox, stride_slot = fabric.pool.flag_slots(slot_elements)
-        else:
-            inbox, stride_slot = fabric.pool.slots(slot_elements, getattr(torch, config["WIRE"]))
+        inbox, stride_slot = self.inbox(fabric, config, slot_elements)
         staggered = constants.get("STAGGERED", 0)
         shares = 2 * staggered + (split_k * tiles if split_k > 1 else 0)
         self._fixed_args = (
@@ -84,6 +80,15 @@ class FusedPlan(Plan):
             },
             options=compile_options(fabric.backend, config),
         )
+
+    def inbox(self, fabric: Fabric, config: Config, elements: int) -> tuple[torch.Tensor, int]:
+        """Where peers' tiles arrive: the first slot, and how far the next one is.
+
+        Payload in the type of the wire; with `IN_DATA` in the config, flag-in-data words.
+        """
+        if config.get("IN_DATA"):
+            return fabric.pool.flag_slots(elements)
+        return fabric.pool.slots(elements, getattr(torch, config["WIRE"]))
 
     def __call__(self, *tensors: torch.Tensor | None) -> torch.Tensor:
         x, weight, *others, out = tensors

@@ -255,15 +255,21 @@ def first_words(hardware: Hardware, space: Space, elements: int) -> list[dict[st
     return [within(space, guess) for guess in guesses]
 
 
-def refuses_words(hardware: Hardware, config: Config, words: int, world_size: int) -> str | None:
-    """Why a program cannot poll so many words from each rank well, or None."""
+def refuses_words(
+    hardware: Hardware, config: Config, words: int, world_size: int, most: int = 32
+) -> str | None:
+    """Why a program cannot poll so many words from each rank well, or None.
+
+    Args:
+        most: of all ranks, a thread.
+    """
     if hardware.backend == "interpreter":
         return None
     threads = config["num_warps"] * hardware.warp_size
     if words < threads:
         return f"{threads} threads for {words} words"
-    if power_of_2(world_size, 1) * words > 32 * threads:
-        return f"more than 32 words a thread from {world_size} ranks"
+    if power_of_2(world_size, 1) * words > most * threads:
+        return f"more than {most} words a thread from {world_size} ranks"
     return None
 
 

@@ -49,18 +49,6 @@ def sum_by_words(
         peer = (rank + step) % WORLD
         target_ptr = sync.translate(own_ptr, heap_bases, rank, peer)
         sync.send(control_ptr, target_ptr + at, own, peer, generation, mask=mask)
-    return sum_of_words(
-        own, at, mask, slot_ptr, stride_source, control_ptr, generation, heap_bases, rank,
-        ELEMENT, WORLD, BACKEND,
-    )  # fmt: skip
-
-
-@triton.jit
-def sum_of_words(
-    own, at, mask, slot_ptr, stride_source, control_ptr, generation, heap_bases, rank,
-    ELEMENT: tl.constexpr, WORLD: tl.constexpr, BACKEND: tl.constexpr,
-):  # fmt: skip
-    """As :func:`sum_by_words`, of words that are sent elsewhere."""
     # One poll for all ranks; lanes beyond the last rank look at its words again.
     lane = tl.arange(0, triton.next_power_of_2(WORLD))[:, None]
     source = tl.minimum(lane, WORLD - 1)
@@ -72,10 +60,31 @@ def sum_of_words(
         heap_bases, rank, mask=needed, WORLD=WORLD, BACKEND=BACKEND,
     )  # fmt: skip
     words = tl.where(source == rank, own[None, :], words)
-    total_low = tl.zeros(own.shape, tl.float32)
-    total_high = tl.zeros(own.shape, tl.float32)
+    return _added(words, lane, ELEMENT, WORLD), arrived
+
+
+@triton.jit
+def sum_of_bare_words(
+    at, mask, slot_ptr, stride_source, control_ptr, generation, heap_bases, rank,
+    ELEMENT: tl.constexpr, WORLD: tl.constexpr, BACKEND: tl.constexpr,
+):  # fmt: skip
+    """As :func:`sum_by_words`, of bare words that every rank has sent, this one too."""
+    lane = tl.arange(0, triton.next_power_of_2(WORLD))[:, None]
+    source = tl.minimum(lane, WORLD - 1)
+    words, arrived = sync.receive(
+        control_ptr, slot_ptr + source * stride_source + at[None, :], source, generation,
+        heap_bases, rank, mask=mask[None, :], WORLD=WORLD, BACKEND=BACKEND,
+    )  # fmt: skip
+    return _added(words, lane, ELEMENT, WORLD), arrived
+
+
+@triton.jit
+def _added(words, lane, ELEMENT: tl.constexpr, WORLD: tl.constexpr):
+    """float32 [2 * WORDS]: the sum of [SOURCES, WORDS], in the ranks' order."""
+    total_low = tl.zeros((words.shape[1],), tl.float32)
+    total_high = tl.zeros((words.shape[1],), tl.float32)
     for rank_to_add in tl.static_range(WORLD):
         low, high = halves_of(tl.sum(tl.where(lane == rank_to_add, words, 0), 0), ELEMENT)
         total_low += low
         total_high += high
-    return tl.reshape(tl.join(total_low, total_high), [2 * own.numel]), arrived
+    return tl.reshape(tl.join(total_low, total_high), [2 * words.shape[1]])

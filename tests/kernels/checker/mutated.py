@@ -27,7 +27,7 @@ from taxfree_kernels.matmul_all_reduce import one_shot_ll as sum_one_shot_ll
 from taxfree_kernels.matmul_all_reduce import push as sum_push
 from taxfree_kernels.matmul_all_reduce import push_in_place as sum_in_place
 from taxfree_kernels.matmul_all_reduce import push_two_shot as sum_push_two_shot
-from taxfree_kernels.matmul_all_reduce import push_two_shot_ll as sum_push_two_shot_ll
+from taxfree_kernels.matmul_all_reduce import push_two_shot_lamport as sum_push_two_shot_lamport
 from taxfree_kernels.matmul_all_reduce import two_shot as sum_two_shot
 from taxfree_kernels.matmul_reduce_scatter import one_shot as scatter_one_shot
 from taxfree_kernels.matmul_reduce_scatter import push as scatter_push
@@ -77,7 +77,14 @@ GROUPS = {
             sync.arrive,
         ),
     ),
-    "sync: words": Group(_SUM, ("one_shot_ll",), (sync.send, sync.receive, sync._count_late)),
+    "sync: words": Group(
+        _SUM, ("one_shot_ll",), (sync.send, sync.receive, sync._count_late, sync._is_late)
+    ),
+    "sync: turns": Group(
+        _SUM,
+        ("push_two_shot_lamport", MIXED),
+        (sync.running_turn, sync.empty_last_turn, sync.leave_turn, sync._count_out),
+    ),
     "exchange": Group(
         _SUM,
         ("push", "one_shot"),
@@ -107,16 +114,16 @@ GROUPS = {
         ),
     ),
     "sum: push_in_place": Group(_SUM, ("push_in_place", MIXED), (sum_in_place._push_in_place,)),
-    "sum: push_two_shot_ll": Group(
+    "sum: push_two_shot_lamport": Group(
         _SUM,
-        ("push_two_shot_ll", MIXED),
-        (sum_push_two_shot_ll._push_two_shot_ll,),
+        ("push_two_shot_lamport", MIXED),
+        (sum_push_two_shot_lamport._push_two_shot_lamport, sum_words.sum_of_bare_words),
     ),
     "sum: one_shot": Group(_SUM, ("one_shot",), (sum_one_shot._one_shot,)),
     "sum: one_shot_ll": Group(
         _SUM,
         ("one_shot_ll",),
-        (sum_one_shot_ll._one_shot_ll, sum_words.sum_by_words, sum_words.sum_of_words),
+        (sum_one_shot_ll._one_shot_ll, sum_words.sum_by_words),
     ),
     # alone these two would hold their protocol with one payload slot: they wait for everybody twice
     "sum: two_shot": Group(_SUM, ("two_shot", MIXED), (sum_two_shot._two_shot,)),
@@ -157,6 +164,7 @@ GROUPS = {
     ),
 }
 
+_FOR_REPORTS = "bare words go by turns: of the generation they say nothing but in a report"
 _ANOTHER_FLAG = (
     "sent and awaited alike: it still differs from all flags that calls have left in the slot"
 )
@@ -177,6 +185,17 @@ HARMLESS = {
     ),
     ("sum: push_in_place", "_push_in_place: sum_by_words: generation + 1"): _ANOTHER_FLAG,
     ("sum: one_shot_ll", "_one_shot_ll: sum_by_words: generation + 1"): _ANOTHER_FLAG,
+    **{
+        ("sum: push_two_shot_lamport", f"{name}: generation {sign} 1"): _FOR_REPORTS
+        for name in (
+            "_push_two_shot_lamport: send",
+            "_push_two_shot_lamport: receive",
+            "_push_two_shot_lamport: sum_of_bare_words",
+            "sum_of_bare_words: receive",
+        )
+        for sign in "-+"
+    },
+    **{("sum: push_two_shot_lamport", "_push_two_shot_lamport: leave(...) deleted"): _FOR_REPORTS},
     ("decode: two_shot", "_two_shot: one payload slot"): (
         "whoever goes on to the next call has heard from owners that have read what was sent to "
         "them; other variants on the same pool need the second slot"

@@ -203,6 +203,16 @@ def good_words(data, word, want, out, BLOCK: tl.constexpr, BACKEND: tl.constexpr
 
 
 @triton.jit
+def good_bare_words(data, word, want, out, BLOCK: tl.constexpr, BACKEND: tl.constexpr):
+    at = tl.arange(0, BLOCK)
+    words = tl.cast(out, tl.pointer_type(tl.int32)) + at
+    sync.send(word, words + BLOCK, tl.load(data + at).to(tl.int32), 0, want)
+    seen, arrived = sync.receive(word, words, 0, want, word, 0, BACKEND=BACKEND)
+    if arrived:
+        tl.store(data + at, seen.to(tl.float16))
+
+
+@triton.jit
 def good_words_of_one_warp(data, word, want, out, BLOCK: tl.constexpr, BACKEND: tl.constexpr):
     words = tl.cast(out, tl.pointer_type(tl.int64)) + tl.arange(0, BLOCK)
     seen, arrived = sync.receive(word, words, 0, want, word, 0, BACKEND=BACKEND)

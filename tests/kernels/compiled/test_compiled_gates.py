@@ -31,10 +31,10 @@ WRONG = [
     ("poll_by_swap", "h200", BOTH, {"no_weak_poll"}),
     ("poll_by_swap", "mi300x", ("oldest",), {"no_weak_poll", "system_scope"}),
     ("poll_by_swap", "mi300x", ("installed",), {"no_weak_poll"}),
-    ("words_polled_in_a_cache", "mi300x", BOTH, {"whole_flag_words"}),
-    ("words_polled_once_by_one_warp", "mi300x", BOTH, {"whole_flag_words"}),
-    ("words_polled_by_several_threads", "h200", BOTH, {"own_flag_words"}),
-    ("words_polled_by_several_threads", "mi300x", BOTH, {"own_flag_words"}),
+    ("words_polled_in_a_cache", "mi300x", BOTH, {"whole_words"}),
+    ("words_polled_once_by_one_warp", "mi300x", BOTH, {"whole_words"}),
+    ("words_polled_by_several_threads", "h200", BOTH, {"own_words"}),
+    ("words_polled_by_several_threads", "mi300x", BOTH, {"own_words"}),
     ("unbounded_wait", "mi300x", ("oldest",), {"poll_in_loop", "no_blind_spin"}),
     ("wait_in_k_loop", "h200", BOTH, {"no_wait_in_k_loop", "pipelined"}),
     ("wait_in_k_loop", "mi300x", BOTH, {"no_wait_in_k_loop", "pipelined"}),
@@ -45,7 +45,10 @@ WRONG = [
     ("multiply_by_adds", "h200", BOTH, {"matrix_cores"}),
     ("spill", "h200", BOTH, {"no_spills", "overlapping_matrices"}),
 ]
-RIGHT = ("good_signal", "good_wait", "good_words", "good_words_of_one_warp", "good_multiply")
+RIGHT = (
+    "good_signal", "good_wait", "good_words", "good_bare_words", "good_words_of_one_warp",
+    "good_multiply",
+)  # fmt: skip
 
 
 def gates_of(subject: Subject) -> set[str]:
@@ -90,12 +93,16 @@ EDITS = [
     ("good_wait", "h200", ".sys.relaxed", ".weak", "poll_in_loop"),
     ("good_wait", "mi300x", "s_barrier", "s_nop 0", "barrier_after_acquire"),
     ("good_wait", "mi300x", "buffer_inv sc0 sc1", "buffer_inv sc1", "acquire_after_poll"),
-    ("good_words", "h200", "ld.volatile.global.v2.b64", "ld.global.v2.b64", "whole_flag_words"),
-    ("good_words", "h200", "volatile.global.v2.b64", "volatile.global.v4.b32", "whole_flag_words"),
-    ("good_words", "h200", "st.global.wt.v2.b64", "st.global.v2.b64", "whole_flag_words"),
-    ("good_words", "h200", "st.global.wt.v2.b64", "st.global.wt.b64", "wide_flag_words"),
-    ("good_words", "mi300x", "dwordx2 v", "dword v", "whole_flag_words"),
-    ("good_words", "mi300x", " sc0 sc1", "", "whole_flag_words"),
+    ("good_words", "h200", "ld.volatile.global.v2.b64", "ld.global.v2.b64", "whole_words"),
+    ("good_words", "h200", "volatile.global.v2.b64", "volatile.global.v4.b32", "whole_words"),
+    ("good_words", "h200", "st.global.wt.v2.b64", "st.global.v2.b64", "whole_words"),
+    ("good_words", "h200", "st.global.wt.v2.b64", "st.global.wt.b64", "wide_words"),
+    ("good_words", "mi300x", "dwordx2 v", "dword v", "whole_words"),
+    ("good_words", "mi300x", " sc0 sc1", "", "whole_words"),
+    ("good_bare_words", "h200", "ld.volatile.global.v2.b32", "ld.global.v2.b32", "whole_words"),
+    ("good_bare_words", "h200", "volatile.global.v2.b32", "volatile.global.v4.b16", "whole_words"),
+    ("good_bare_words", "h200", "st.global.wt.v2.b32", "st.global.v2.b32", "whole_words"),
+    ("good_bare_words", "mi300x", " sc0 sc1", "", "whole_words"),
     ("good_multiply", "h200", "wgmma.mma_async", "fma", "matrix_cores"),
     ("good_multiply", "h200", ", 0x10", ", 0x8", "wide_accesses"),
     ("good_multiply", "mi300x", "v_mfma", "v_fma", "matrix_cores"),
@@ -124,6 +131,30 @@ WATERFALL = """
 	s_cbranch_execnz .LBB0_1
 	s_endpgm
 """
+
+
+REDUCTION = """
+#linear = #ttg.linear<{register = [[0, 256]], lane = [[0, 1]], warp = [[0, 512], [1, 0], [0, 16]], block = []}>
+    %39 = "tt.reduce"(%38) <{axis = 0 : i32}> ({
+    ^bb0(%arg19: i32, %arg20: i32):
+      %93 = arith.addi %arg19, %arg20 : i32
+      tt.reduce.return %93 : i32
+    }) : (tensor<2x1024xi32, #linear>) -> tensor<1024xi32, #ttg.slice<{dim = 0, parent = #linear}>>
+"""  # noqa: E501
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "found"),
+    [
+        ("", "", True),
+        ("axis = 0", "axis = 1", True),
+        ("[0, 512], [1, 0], [0, 16]", "[0, 512], [0, 16], [1, 0]", False),
+        ("[0, 512], [1, 0], [0, 16]", "[0, 512], [0, 0], [0, 16]", False),
+    ],
+)
+def test_a_reduction_across_warps_in_turns_is_found(old: str, new: str, found: bool) -> None:
+    subject = Subject("", ttgir=REDUCTION.replace(old, new))
+    assert ("warps_of_reductions" in gates_of(subject)) == found
 
 
 def test_an_access_per_lane_is_found() -> None:

@@ -1,21 +1,24 @@
-"""One fused kernel for few tiles: each rank adds a slice of every tile, in flag-in-data words.
+"""One fused kernel: each rank adds a slice of every tile, in words that are payload and no more.
 
 ``push_in_place`` with a second shot. There a tile goes to every peer; here each peer gets the slice
 of it that it adds, and sends the sum to all, so that 2 / world_size as much crosses every link.
 Nothing is drained and no signal follows either of the two shots, and the program that has computed
-a tile does all of it. For decode sizes on many ranks, where a tile to every peer fills the link.
+a tile does all of it. Words carry no flags, which would be half of the bytes: a place where none
+has come holds what nobody sends, and receivers put that back. So do the Lamport buffers of
+TensorRT-LLM's all-reduces. For few rows on many ranks, where a tile to every peer fills the link.
 
 Protocol. Of a tile's words, in slices as many as there are ranks or a few more, slice s belongs to
 rank (s + tile) % world_size: few rows fill the first slices only, which fall to ranks in turns. A
-program that has all of a tile sends each peer its slices; waits for the own ones from every peer,
-and adds in the order of the ranks; sends the sums to every peer; and waits for the peers' slices,
-so that all ranks have the bits that the owners made. Words of the two shots have places of their
-own. A program waits for programs of its tile only, which send the first shot before they wait at
-all, and the second when they have the first from everybody. Of all ranks consider the one that has
+program that has all of a tile sends each rank its slices, and its own to itself; empties, while
+these are under way, a share of what the turn before has left; waits for the own slices from every
+rank, and adds in the order of the ranks; sends the sums to every rank; and waits for all slices, so
+that all ranks have the bits that the owners made. Words of the two shots have places of their own.
+A program waits for programs of its tile only, which send the first shot before they wait at all,
+and the second when they have the first from everybody. Of all ranks consider the one that has
 started the fewest programs: those of a tile that waits there have started everywhere, since all
 ranks start the same programs in the same order, so first shots come, and then second ones. Where a
 wait has failed, the slice is NaN, which is sent on. A tile has a row, so that whoever waits for it
-hears of an owner, who has heard of all ranks: the full exchange under which two slots of words
+hears of an owner, who has heard of all ranks: the full exchange under which three slots of words
 suffice (:class:`taxfree_kernels.fabric.heap.Pool`).
 """
 
@@ -23,39 +26,48 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 import triton
 import triton.language as tl
 
 from taxfree_kernels.device import sync
 from taxfree_kernels.device.tiles import own_chiplet_first
 from taxfree_kernels.fabric.base import Fabric
+from taxfree_kernels.fabric.layout import BARE_BYTES
 from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.partial_sums import spaces
 from taxfree_kernels.partial_sums.addends import with_addends
 from taxfree_kernels.partial_sums.fused import FusedPlan, FusedVariant
 from taxfree_kernels.partial_sums.sizes import tiles_of
 from taxfree_kernels.partial_sums.tile import numbered_tile, store_tile
-from taxfree_kernels.partial_sums.words import MOST_WORDS, halves_of, sum_of_words, words_of
+from taxfree_kernels.partial_sums.words import halves_of, sum_of_bare_words, words_of
 from taxfree_kernels.spaces import power_of_2
 from taxfree_kernels.variant import Config, Plan, Space
 
 
-@triton.jit(do_not_specialize=["rank", "m"])
-def _push_two_shot_ll(
+@triton.jit(do_not_specialize=["rank", "m", "used"])
+def _push_two_shot_lamport(
     x, w, stride_wk, stride_wn, bias_ptr, residual_ptr, norm_weight_ptr, eps_ptr, out_ptr,
     inbox_ptr, stride_slot, control_ptr, partials_ptr, counters_ptr, heap_bases, rank, m, n, k,
+    used,
     WORLD: tl.constexpr, BACKEND: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
     SPLIT_K: tl.constexpr, EVEN_K: tl.constexpr, SWAP_AB: tl.constexpr, XCDS: tl.constexpr,
     TMA: tl.constexpr, W_NK: tl.constexpr,
 ):  # fmt: skip
+    """See the module.
+
+    Args:
+        inbox_ptr: int32, the first slot of bare words.
+        used: words of a slot that all tiles take.
+    """
     ELEMENT: tl.constexpr = out_ptr.dtype.element_ty
     WORDS: tl.constexpr = BLOCK_M * BLOCK_N // 2
     SLICES: tl.constexpr = triton.next_power_of_2(WORLD)
     SLICE: tl.constexpr = WORDS // SLICES
     ROUNDS: tl.constexpr = triton.cdiv(SLICES, WORLD)  # slices of a tile that a rank may own
-    generation = sync.running_generation(control_ptr)
-    slot_ptr = tl.multiple_of(inbox_ptr + (generation % 2) * stride_slot, 16)
+    generation, turn = sync.running_generation(control_ptr), sync.running_turn(control_ptr)
+    slot_ptr = tl.multiple_of(inbox_ptr + (turn % 3) * stride_slot, 16)
     tiles = tl.cdiv(m, BLOCK_M) * tl.cdiv(n, BLOCK_N)
     tile, row_begin, col_begin, acc, is_whole = numbered_tile(
         own_chiplet_first(tl.program_id(0), tiles * SPLIT_K, XCDS),
@@ -68,52 +80,49 @@ def _push_two_shot_ll(
         has_row = row_begin + lane // (BLOCK_N // 2) < m
         words = words_of(acc, ELEMENT)
 
-        # -- the first shot, [source, tile, ROUNDS, SLICE]: each peer's slices ---------------------
+        # -- the first shot, [source, tile, ROUNDS, SLICE]: each rank's slices ---------------------
         stride_source = (tiles * ROUNDS * SLICE).to(tl.int64)
         part_ptr = slot_ptr + rank * stride_source
         at = (tile * ROUNDS + lane // (WORLD * SLICE)) * SLICE + lane % SLICE
-        for step in tl.static_range(1, WORLD):
+        for step in tl.static_range(1, WORLD + 1):
             peer = (rank + step) % WORLD
             target_ptr = sync.translate(part_ptr, heap_bases, rank, peer)
             mask = has_row & (owner == peer)
             sync.send(control_ptr, target_ptr + at, words, peer, generation, mask=mask)
+        sync.empty_last_turn(control_ptr, inbox_ptr, stride_slot, turn, used, tile, tiles)
 
-        # -- the second, [tile, WORDS]: sums of the own slices to every peer -----------------------
-        sums_ptr = slot_ptr + WORLD * stride_source
-        number = tl.arange(0, SLICES)[:, None]
-        slices, sums = tl.reshape(words, (SLICES, SLICE)), tl.zeros((SLICES, SLICE), tl.int32)
-        for turn in tl.static_range(ROUNDS):
-            own = (rank + WORLD - tile % WORLD) % WORLD + turn * WORLD
-            first, in_slice = own * SLICE, tl.arange(0, SLICE)
-            row = row_begin + (first + in_slice) // (BLOCK_N // 2)
+        # -- the second, [tile, WORDS]: sums of the own slices to everybody ------------------------
+        sums_ptr = slot_ptr + WORLD * stride_source + tile * WORDS
+        for nth in tl.static_range(ROUNDS):
+            own = (rank + WORLD - tile % WORLD) % WORLD + nth * WORLD
+            in_slice = tl.arange(0, SLICE)
+            at = own * SLICE + in_slice
+            row = row_begin + at // (BLOCK_N // 2)
             is_there = row < tl.where(own < SLICES, m, 0)
-            total, arrived = sum_of_words(
-                tl.sum(tl.where(number == own, slices, 0), 0),
-                (tile * ROUNDS + turn) * SLICE + in_slice, is_there, slot_ptr, stride_source,
+            total, arrived = sum_of_bare_words(
+                (tile * ROUNDS + nth) * SLICE + in_slice, is_there, slot_ptr, stride_source,
                 control_ptr, generation, heap_bases, rank, ELEMENT, WORLD, BACKEND,
             )  # fmt: skip
-            col = col_begin + (first + in_slice) % (BLOCK_N // 2) * 2
+            col = col_begin + at % (BLOCK_N // 2) * 2
             rows, cols = _twice(row, 0), _twice(col, 1)
             total = with_addends(
                 total, cols, cols < n, rows.to(tl.int64) * n + cols, (rows < m) & (cols < n),
                 bias_ptr, residual_ptr, HAS_BIAS, HAS_RESIDUAL,
             )  # fmt: skip
             sent = words_of(tl.where(arrived, total, float("nan")), ELEMENT)
-            for step in tl.static_range(1, WORLD):
+            for step in tl.static_range(1, WORLD + 1):
                 peer = (rank + step) % WORLD
                 target_ptr = sync.translate(sums_ptr, heap_bases, rank, peer)
-                at = tile * WORDS + first + in_slice
                 sync.send(control_ptr, target_ptr + at, sent, peer, generation, mask=is_there)
-            sums = tl.where(number == own, sent[None, :], sums)
         found, came = sync.receive(
-            control_ptr, sums_ptr + tile * WORDS + lane, owner, generation, heap_bases, rank,
-            mask=has_row & (owner != rank), WORLD=WORLD, BACKEND=BACKEND,
+            control_ptr, sums_ptr + lane, owner, generation, heap_bases, rank,
+            mask=has_row, WORLD=WORLD, BACKEND=BACKEND,
         )  # fmt: skip
-        found = tl.where(owner == rank, tl.reshape(sums, (WORDS,)), found)
         low, high = halves_of(found, ELEMENT)
         result = tl.reshape(tl.join(low, high), (BLOCK_M, BLOCK_N))
         rows, cols = row_begin + tl.arange(0, BLOCK_M), col_begin + tl.arange(0, BLOCK_N)
         store_tile(out_ptr, rows, cols, rows < m, n, tl.where(came, result, float("nan")))
+    sync.leave_turn(control_ptr)
     sync.leave(control_ptr)
 
 
@@ -123,10 +132,18 @@ def _twice(block, step):
     return tl.reshape(tl.join(block, block + step), (2 * block.numel,))
 
 
-class PushTwoShotLl(FusedVariant):
+class LamportPlan(FusedPlan):
+    """One whose tiles travel as bare words."""
+
+    def inbox(self, fabric: Fabric, config: Config, elements: int) -> tuple[torch.Tensor, int]:
+        return fabric.pool.bare_slots(elements)
+
+
+class PushTwoShotLamport(FusedVariant):
     """Slices of tiles to their owners and back, by the programs that computed them."""
 
-    name = "push_two_shot_ll"
+    name = "push_two_shot_lamport"
+    slots = 3
 
     def refuses_problem(self, problem: Any, hardware: Hardware) -> str | None:
         if problem.rms_norm:
@@ -144,18 +161,18 @@ class PushTwoShotLl(FusedVariant):
 
     def refuses_config(self, problem: Any, hardware: Hardware, config: Config) -> str | None:
         words = config["BLOCK_M"] * config["BLOCK_N"] // 2
-        if _words(problem, config) > MOST_WORDS:
+        if 4 * _words(problem, config) > BARE_BYTES:
             return "more words than a slot holds"
-        crowded = spaces.refuses_words(hardware, config, words, 1)
+        most = 64 if problem.world_size > spaces.FEW_RANKS else 32
+        crowded = spaces.refuses_words(hardware, config, words, 1, most)
         return crowded or super().refuses_config(problem, hardware, config)
 
     def plan(self, problem: Any, fabric: Fabric, config: Config) -> Plan:
         tiles, words = _tiles(problem, config), _words(problem, config)
         constants = {"HAS_BIAS": problem.bias, "HAS_RESIDUAL": problem.residual}
-        return FusedPlan(
-            problem, fabric, {**config, "IN_DATA": True}, _push_two_shot_ll, tiles, 0, words, (),
-            constants,
-        )  # fmt: skip
+        return LamportPlan(
+            problem, fabric, config, _push_two_shot_lamport, tiles, 0, words, (words,), constants
+        )
 
 
 def _tiles(problem: Any, config: Config) -> int:
@@ -170,4 +187,4 @@ def _words(problem: Any, config: Config) -> int:
     return int(_tiles(problem, config) * (received + words))
 
 
-VARIANT = PushTwoShotLl()
+VARIANT = PushTwoShotLamport()
