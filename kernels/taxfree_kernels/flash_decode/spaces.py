@@ -174,7 +174,10 @@ def _first_on_hopper(
         rounds = -(-programs // hardware.compute_units)
         return programs < 0.9 * rounds * hardware.compute_units
 
-    resident = sorted(((1, 4), (2, 4), (4, 4), (3, 3)), key=lambda each: leaves_idle(*each))
+    ways = ((1, 4), (2, 4), (4, 4), (3, 3))
+    if problem.page_size:  # more programs, each of which waits for page numbers
+        ways = ((3, 3), (2, 4), (4, 4), (1, 4))
+    resident = sorted(ways, key=lambda each: leaves_idle(*each))
     by_signals = guess(*resident[0], **signals, IN_DATA=False, PACKED=False)
     # Words of each row go to all ranks: to many from a program for each row, or not at all.
     is_many = problem.world_size > _FEW_RANKS

@@ -30,9 +30,10 @@ functions in which one construct at a time is deleted or weakened, and how the c
 Mutated are: each acquire, release and scope; each wait and signal, deleted or for another
 generation, channel or rank; the polling loop; the step of the generation; the number of payload
 slots and the place in them; the order of data and signal; and whom a wait is for, narrowed by one.
-Of flag-in-data words: stores, deleted or halved; flags, of constant value; polls, content with one
-word. Forks and joins of side streams, and the parity of the generation that `overlap` leaves, have
-tests of their own. Not mutated is what runs only after a timeout.
+Of words: stores, deleted or partial; flags, of constant value; polls, content with one word; the
+slots and turns of bare ones, and that they are emptied. Forks and joins of side streams, and the
+parity of the generation that `overlap` leaves, have tests of their own. Not mutated is what runs
+only after a timeout.
 
 | function | of | mutants | reported | as |
 |---|---|---|---|---|"""
