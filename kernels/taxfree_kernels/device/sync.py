@@ -2,7 +2,7 @@
 
 Every kernel of a call works in one *generation*: an int64 that starts at 1, only grows, and lives
 in the pool's control block in device memory, so that a captured graph can be replayed. A signal
-word holds the generation of the last message of (channel, source); nothing is ever cleared. 64
+word holds the generation of the last message of (channel, source); none is ever cleared. 64
 bits, because a word that a pool leaves unused for 2^31 calls would, in 32, look like the future.
 
 Messages can do without a signal: `send` and `receive` exchange words that say by themselves that

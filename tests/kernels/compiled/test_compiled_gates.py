@@ -197,4 +197,5 @@ def test_ptxas_is_asked_what_it_made_wait() -> None:
 
 def test_every_gate_has_a_kernel_that_breaks_it() -> None:
     broken = set().union(*(gates for _, _, _, gates in WRONG), {edit[4] for edit in EDITS})
-    assert set(GATES) == broken | {"no_waterfall"}
+    by_text = {"no_waterfall", "warps_of_reductions"}  # the two tests above
+    assert set(GATES) == broken | by_text
