@@ -162,8 +162,8 @@ def _late_wait(
 
 
 @triton.jit
-def _late_send(control_ptr, words, payload, peer, generation, mask=None):
-    _pause_inside(control_ptr, generation, tl.program_id(0))
+def _late_send(control_ptr, words, payload, peer, generation=None, mask=None):
+    _pause_inside(control_ptr, sync.running_generation(control_ptr), tl.program_id(0))
     _send(control_ptr, words, payload, peer, generation, mask=mask)
 
 

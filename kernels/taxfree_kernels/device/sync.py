@@ -189,7 +189,7 @@ def wait(
 
 
 @triton.jit
-def send(control_ptr, words, payload, peer, generation, mask=None):
+def send(control_ptr, words, payload, peer, generation=None, mask=None):
     """Store words in a peer's memory; nothing else has to tell the peer.
 
     No drain, barrier, release or signal: each word says by itself that it is there. Nothing is
@@ -200,6 +200,7 @@ def send(control_ptr, words, payload, peer, generation, mask=None):
             in that of its bare words.
         payload: int32, for each word. In a bare word EMPTY becomes another NaN.
         peer: whose they are, for the timeline.
+        generation: of the running call; bare words do without.
         mask: words that are sent.
     """
     if words.dtype.element_ty == tl.int32:

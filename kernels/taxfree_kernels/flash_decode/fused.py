@@ -26,11 +26,7 @@ from taxfree_kernels.device import sync
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.flash_decode import spaces
 from taxfree_kernels.flash_decode.early import wait_for_the_last
-from taxfree_kernels.flash_decode.exchange import (
-    combine,
-    merge_and_push,
-    running_slot,
-)
+from taxfree_kernels.flash_decode.exchange import combine, merge_and_push, running_slot
 from taxfree_kernels.flash_decode.local import (
     DecodePlan,
     Exchange,

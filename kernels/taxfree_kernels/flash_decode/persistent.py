@@ -23,11 +23,7 @@ from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.fabric.heap import Pool
 from taxfree_kernels.flash_decode import spaces
 from taxfree_kernels.flash_decode.attend import attend
-from taxfree_kernels.flash_decode.exchange import (
-    combine,
-    merge_and_push,
-    running_slot,
-)
+from taxfree_kernels.flash_decode.exchange import combine, merge_and_push, running_slot
 from taxfree_kernels.flash_decode.local import Attention, Exchange, ExchangingVariant
 from taxfree_kernels.flash_decode.problem import FlashDecode
 from taxfree_kernels.hardware import Hardware

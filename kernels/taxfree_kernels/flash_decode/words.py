@@ -35,26 +35,25 @@ def merge_into_words(
         )
         if PACKED:
             words, unit = _packed(out)
-            _send_to_peers(
-                out_ptrs, peer_mask, words, row, mask, control_ptr, to, generation, V_DIM // 2
-            )
+            _send_to_peers(out_ptrs, peer_mask, words, row, mask, control_ptr, to, V_DIM // 2)
             twice = tl.broadcast_to(tl.join(lse, unit)[:, None, :], (ROWS, 2, 2))
             _send_to_peers(
                 out_ptrs + rows * (V_DIM // 2), peer_mask, tl.reshape(twice, (ROWS, 4)), row, mask,
-                control_ptr, to, generation, 4,
+                control_ptr, to, 4,
             )  # fmt: skip
         else:
-            _send_to_peers(out_ptrs, peer_mask, out, row, mask, control_ptr, to, generation, V_DIM)
+            _send_to_peers(out_ptrs, peer_mask, out, row, mask, control_ptr, to, V_DIM, generation)
             _send_to_peers(
                 out_ptrs + rows * V_DIM, peer_mask, lse[:, None], row, mask, control_ptr, to,
-                generation, 1,
+                1, generation,
             )  # fmt: skip
 
 
 @triton.jit
 def _send_to_peers(
-    peer_ptrs, peer_mask, tile, row, row_mask, control_ptr, peer, generation, WIDTH: tl.constexpr
-):
+    peer_ptrs, peer_mask, tile, row, row_mask, control_ptr, peer, WIDTH: tl.constexpr,
+    generation=None,
+):  # fmt: skip
     """Store rows of 32 bits each at several peers as words."""
     ptrs, tile, mask = at_peers(peer_ptrs, peer_mask, tile, row, row_mask, WIDTH)
     payload = tile.to(tl.int32, bitcast=True)

@@ -88,7 +88,7 @@ def _push_two_shot_lamport(
             peer = (rank + step) % WORLD
             target_ptr = sync.translate(part_ptr, heap_bases, rank, peer)
             mask = has_row & (owner == peer)
-            sync.send(control_ptr, target_ptr + at, words, peer, generation, mask=mask)
+            sync.send(control_ptr, target_ptr + at, words, peer, mask=mask)
         sync.empty_last_turn(control_ptr, inbox_ptr, stride_slot, turn, used, tile, tiles)
 
         # -- the second, [tile, WORDS]: sums of the own slices to everybody ------------------------
@@ -113,7 +113,7 @@ def _push_two_shot_lamport(
             for step in tl.static_range(1, WORLD + 1):
                 peer = (rank + step) % WORLD
                 target_ptr = sync.translate(sums_ptr, heap_bases, rank, peer)
-                sync.send(control_ptr, target_ptr + at, sent, peer, generation, mask=is_there)
+                sync.send(control_ptr, target_ptr + at, sent, peer, mask=is_there)
         found, came = sync.receive(
             control_ptr, sums_ptr + lane, owner, generation, heap_bases, rank,
             mask=has_row, WORLD=WORLD, BACKEND=BACKEND,

@@ -166,8 +166,7 @@ GROUPS = {
     ),
 }
 
-#: not worth counting: an argument that is there for other words
-FOR_REPORTS = "bare words go by turns: of the generation they say nothing but in a report"
+_FOR_REPORTS = "bare words go by turns: of the generation they say nothing but in a report"
 _ANOTHER_FLAG = (
     "sent and awaited alike: it still differs from all flags that calls have left in the slot"
 )
@@ -189,20 +188,15 @@ HARMLESS = {
     ("sum: push_in_place", "_push_in_place: sum_by_words: generation + 1"): _ANOTHER_FLAG,
     ("sum: one_shot_ll", "_one_shot_ll: sum_by_words: generation + 1"): _ANOTHER_FLAG,
     **{
-        ("sum: push_two_shot_lamport", f"{name}: generation {sign} 1"): FOR_REPORTS
+        ("sum: push_two_shot_lamport", f"{name}: generation {sign} 1"): _FOR_REPORTS
         for name in (
-            "_push_two_shot_lamport: send",
             "_push_two_shot_lamport: receive",
             "_push_two_shot_lamport: sum_of_bare_words",
             "sum_of_bare_words: receive",
         )
         for sign in "-+"
     },
-    ("sum: push_two_shot_lamport", "_push_two_shot_lamport: leave(...) deleted"): FOR_REPORTS,
-    **{  # of packed rows, whose words are bare
-        ("decode: fused", f"merge_into_words: _send_to_peers: generation {sign} 1"): FOR_REPORTS
-        for sign in "-+"
-    },
+    ("sum: push_two_shot_lamport", "_push_two_shot_lamport: leave(...) deleted"): _FOR_REPORTS,
     ("decode: two_shot", "_two_shot: one payload slot"): (
         "whoever goes on to the next call has heard from owners that have read what was sent to "
         "them; other variants on the same pool need the second slot"
