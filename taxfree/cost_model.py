@@ -70,7 +70,7 @@ class Machine:
         latency_us, registered_latency_us: of the collective on next to nothing.
         step_us: and for each step of its ring, where buffers are not registered.
         signal_us: from a rank's signal to the end of a peer's wait, and what is around it.
-        round_trip_us: that a sender takes for each block but the last.
+        round_trip_us: that a sender takes for each block but the last, and a poll for words.
         matmul_start_us, tile_start_us, kernel_start_us: from launch to full speed, and back: of the
             vendor's matmul, of our kernels of tiles, of any other.
         split_us: that the vendor's matmul takes longer when it splits K.
@@ -622,12 +622,23 @@ def _push_in_place_sum(machine: Machine, problem: Any, config: Config) -> list[P
     return [Piece("fused", us, _launch_us(machine, tma=config["TMA"]))]
 
 
+def _push_words_sum(machine: Machine, problem: Any, config: Config) -> list[Piece]:
+    """As `_push_sum`, by bare words: each wave of tiles polls for its peers', without signals."""
+    tiles, wave = tiles_us(machine, problem, config, tma=config["TMA"])
+    kept, world = _kept_bytes(problem), problem.world_size
+    link = 1e6 * (world - 1) * kept / machine.link_bytes_per_s
+    waits = tiles / wave * machine.round_trip_us
+    added = 1e6 * (world + 1) * kept / machine.memory_bytes_per_s
+    us = machine.tile_start_us + max(tiles, wave + link) + waits + added
+    return [Piece("fused", us, _launch_us(machine, tma=config["TMA"]))]
+
+
 def _push_two_shot_words_sum(machine: Machine, problem: Any, config: Config) -> list[Piece]:
-    """As `_push_in_place_sum`, but by bare words: slices cross the link, and then their sums."""
+    """As `_push_words_sum`, but slices cross the link, and then their sums."""
     tiles, wave = tiles_us(machine, problem, config, tma=config["TMA"])
     kept, world = _kept_bytes(problem), problem.world_size
     shot = 1e6 * kept * (world - 1) / world / machine.link_bytes_per_s
-    waits = tiles / wave * machine.signal_us
+    waits = tiles / wave * 2 * machine.round_trip_us
     added = 1e6 * 5 * kept / machine.memory_bytes_per_s
     us = machine.tile_start_us + max(tiles, wave + shot) + shot + waits + added
     return [Piece("fused", us, _launch_us(machine, tma=config["TMA"]))]
@@ -751,6 +762,7 @@ _FORMULAS: dict[str, dict[str, Formula]] = {
         "one_shot": _then(_one_shot_sum),
         "overlap": _copied_sum,
         "push": _push_sum,
+        "push_lamport": _push_words_sum,
         "torch_fused": _torch_pipelined_sum,
     },
     "flash_decode": {

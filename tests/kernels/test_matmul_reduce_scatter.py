@@ -24,6 +24,8 @@ def case(variant, scatter_dim, config=None, padded=False, **fields):
     fields = SMALL | {"scatter_dim": scatter_dim} | fields
     if variant == "overlap":  # its parts have aligned rows
         fields |= {"n": 96, "m": fields["m"] + 32 * scatter_dim}
+    if variant == "push_lamport":  # each rank has rows
+        fields |= {"m": max(5, fields["m"])}
     return Case(variant, fields, config, padded, OP)
 
 
@@ -42,7 +44,12 @@ class TestServing:
         refusals = ranks.run(2, f"{TASKS}:refusals", fields=SMALL, op=OP)[0]
         served = sorted(name for name, why in refusals.items() if why is None)
         assert served == [name for name in SERVED if name != "overlap"]  # wants aligned rows
-        assert {"one_shot", "push"} <= set(served)
+        assert {"one_shot", "push", "push_lamport"} <= set(served)
+
+    def test_bare_words_want_rows_on_every_rank(self, ranks):
+        for m, why in ((4, "a rank without rows would hear from nobody"), (5, None)):
+            refusals = ranks.run(3, f"{TASKS}:refusals", fields=SMALL | {"m": m}, op=OP)[0]
+            assert refusals["push_lamport"] == why
 
     def test_a_single_rank_has_only_the_library(self, ranks):
         refusals = ranks.run(1, f"{TASKS}:refusals", fields=SMALL, op=OP)[0]

@@ -65,7 +65,8 @@ def _matmul_reduce_scatter(world_size: int) -> list[dict[str, Any]]:
         {"m": 33, "n": 16 * world_size, "k": 16, "scatter_dim": 1},
     ]
     if world_size > 2:
-        return smallest
+        each_has_rows = {"m": 3 * world_size - 1, "n": 24, "k": 16}
+        return [*smallest, each_has_rows]
     # a tile of rows that two shards share
     return [*smallest, {"m": 39, "n": 24, "k": 32, "weight_layout": "kn"}]
 

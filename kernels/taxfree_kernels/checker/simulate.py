@@ -139,7 +139,7 @@ class Simulation:
         self.world_size = world_size
         self.slot_bytes = -(-slot_bytes // ALIGNMENT) * ALIGNMENT
         self.flag_bytes = 2 * self.slot_bytes  # whatever fits a slot, as words of half payload
-        self.bare_bytes = self.slot_bytes
+        self.bare_bytes = 4 * self.slot_bytes  # tiles are wider than tiny problems, and all is sent
         control_bytes = (sync.SIGNALS.value + Pool.CHANNELS * world_size) * 8
         slots = 2 * (self.slot_bytes + self.flag_bytes) + 3 * self.bare_bytes
         size = control_bytes + slots + heap_bytes + ALIGNMENT

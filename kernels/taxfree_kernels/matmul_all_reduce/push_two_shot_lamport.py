@@ -26,23 +26,21 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 import triton
 import triton.language as tl
 
 from taxfree_kernels.device import sync
 from taxfree_kernels.device.tiles import own_chiplet_first
 from taxfree_kernels.fabric.base import Fabric
-from taxfree_kernels.fabric.layout import BARE_BYTES
 from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.partial_sums import spaces
 from taxfree_kernels.partial_sums.addends import with_addends
-from taxfree_kernels.partial_sums.fused import FusedPlan, FusedVariant
+from taxfree_kernels.partial_sums.bare import BarePlan, BareVariant
 from taxfree_kernels.partial_sums.sizes import tiles_of
 from taxfree_kernels.partial_sums.tile import numbered_tile, store_tile
 from taxfree_kernels.partial_sums.words import halves_of, sum_of_bare_words, words_of
 from taxfree_kernels.spaces import power_of_2
-from taxfree_kernels.variant import Config, Plan, Space
+from taxfree_kernels.variant import Config, Plan
 
 
 @triton.jit(do_not_specialize=["rank", "m", "used"])
@@ -132,59 +130,40 @@ def _twice(block, step):
     return tl.reshape(tl.join(block, block + step), (2 * block.numel,))
 
 
-class LamportPlan(FusedPlan):
-    """One whose tiles travel as bare words."""
-
-    def inbox(self, fabric: Fabric, config: Config, elements: int) -> tuple[torch.Tensor, int]:
-        return fabric.pool.bare_slots(elements)
-
-
-class PushTwoShotLamport(FusedVariant):
+class PushTwoShotLamport(BareVariant):
     """Slices of tiles to their owners and back, by the programs that computed them."""
 
     name = "push_two_shot_lamport"
-    slots = 3
 
     def refuses_problem(self, problem: Any, hardware: Hardware) -> str | None:
         if problem.rms_norm:
             return "no rank has whole rows of the sum"
-        if not self.first_configs(problem, hardware):
-            return "its words do not fit a slot"
         return super().refuses_problem(problem, hardware)
-
-    def space(self, problem: Any, hardware: Hardware) -> Space:
-        return {**spaces.tile_space(problem, hardware), "WIRE": problem.wires[:1]}
-
-    def first_configs(self, problem: Any, hardware: Hardware) -> list[dict[str, Any]]:
-        configs = super().first_configs(problem, hardware)
-        return [each for each in configs if not self.refuses_config(problem, hardware, each)]
 
     def refuses_config(self, problem: Any, hardware: Hardware, config: Config) -> str | None:
         words = config["BLOCK_M"] * config["BLOCK_N"] // 2
-        if 4 * _words(problem, config) > BARE_BYTES:
-            return "more words than a slot holds"
         most = 64 if problem.world_size > spaces.FEW_RANKS else 32
         crowded = spaces.refuses_words(hardware, config, words, 1, most)
         return crowded or super().refuses_config(problem, hardware, config)
 
+    def words(self, problem: Any, config: Config) -> int:
+        """Of both shots."""
+        world, words = problem.world_size, config["BLOCK_M"] * config["BLOCK_N"] // 2
+        slices = power_of_2(world, 1)
+        received = world * -(-slices // world) * words // slices
+        return _tiles(problem, config) * (received + words)
+
     def plan(self, problem: Any, fabric: Fabric, config: Config) -> Plan:
-        tiles, words = _tiles(problem, config), _words(problem, config)
+        words = self.words(problem, config)
         constants = {"HAS_BIAS": problem.bias, "HAS_RESIDUAL": problem.residual}
-        return LamportPlan(
-            problem, fabric, config, _push_two_shot_lamport, tiles, 0, words, (words,), constants
-        )
+        return BarePlan(
+            problem, fabric, config, _push_two_shot_lamport, _tiles(problem, config), 0, words,
+            (words,), constants,
+        )  # fmt: skip
 
 
 def _tiles(problem: Any, config: Config) -> int:
     return tiles_of(problem.m, problem.n, config["BLOCK_M"], config["BLOCK_N"])
-
-
-def _words(problem: Any, config: Config) -> int:
-    """Of both shots."""
-    world, words = problem.world_size, config["BLOCK_M"] * config["BLOCK_N"] // 2
-    slices = power_of_2(world, 1)
-    received = world * -(-slices // world) * words // slices
-    return int(_tiles(problem, config) * (received + words))
 
 
 VARIANT = PushTwoShotLamport()

@@ -28,9 +28,10 @@ from taxfree_kernels.device.exchange import wait_for_everybody
 from taxfree_kernels.device.tiles import own_chiplet_first, tile_of
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.hardware import Hardware
+from taxfree_kernels.matmul_reduce_scatter.shards import owner_of_tile, tiles_of_shards
 from taxfree_kernels.partial_sums import spaces
 from taxfree_kernels.partial_sums.fused import FusedPlan, FusedVariant
-from taxfree_kernels.partial_sums.sizes import padded_columns, padded_elements
+from taxfree_kernels.partial_sums.sizes import padded_columns, padded_elements, tiles_of
 from taxfree_kernels.partial_sums.tile import (
     announce_tile,
     partial_tile,
@@ -47,18 +48,17 @@ def _push(
     inbox_ptr, stride_slot, control_ptr, partials_ptr, counters_ptr,
     heap_bases, rank, m, n, k, shard_rows, shard_columns, stride_source, stride_row,
     WORLD: tl.constexpr, BACKEND: tl.constexpr, SCATTER_DIM: tl.constexpr,
-    TILES_PER_SIGNAL: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr, SPLIT_K: tl.constexpr, EVEN_K: tl.constexpr,
-    SWAP_AB: tl.constexpr, XCDS: tl.constexpr, TMA: tl.constexpr, W_NK: tl.constexpr,
-    STAGGERED: tl.constexpr,
+    PIECES: tl.constexpr, TILES_PER_SIGNAL: tl.constexpr, BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr, SPLIT_K: tl.constexpr,
+    EVEN_K: tl.constexpr, SWAP_AB: tl.constexpr, XCDS: tl.constexpr, TMA: tl.constexpr,
+    W_NK: tl.constexpr, STAGGERED: tl.constexpr,
 ):  # fmt: skip
     program = tl.program_id(0)
     generation = sync.running_generation(control_ptr)
     slot_ptr = tl.multiple_of(inbox_ptr + (generation % 2) * stride_slot, 16)
-    # Columns of tiles never cross from one rank's shard to the next; rows of tiles may.
-    owner_tiles = tl.cdiv(shard_columns, BLOCK_N)
-    tiles_m = tl.cdiv(m, BLOCK_M)
-    tiles_n = owner_tiles * WORLD if SCATTER_DIM == 1 else owner_tiles
+    tiles_m, tiles_n, owner_tiles = tiles_of_shards(
+        m, shard_columns, WORLD, SCATTER_DIM, BLOCK_M, BLOCK_N
+    )
     tiles = tiles_m * tiles_n
     senders = tiles * SPLIT_K + STAGGERED
     if program < senders:
@@ -66,15 +66,9 @@ def _push(
         tile, split = tile_and_share(index, SPLIT_K, STAGGERED)
         tile_m, tile_n = tile_of(tile, tiles_m, tiles_n, GROUP_M)
         rows = tile_m * BLOCK_M + tl.arange(0, BLOCK_M)
-        if SCATTER_DIM == 0:
-            owner = tl.minimum(rows // shard_rows, WORLD - 1)
-            shard_row = rows - owner * shard_rows
-            first_col = 0
-        else:
-            owner = tile_n // owner_tiles
-            shard_row = rows
-            first_col = owner * shard_columns
-        shard_col = tile_n % owner_tiles * BLOCK_N
+        owner, shard_row, first_col, shard_col = owner_of_tile(
+            rows, tile_n, owner_tiles, shard_rows, shard_columns, WORLD, SCATTER_DIM, BLOCK_N
+        )
         acc, is_whole = partial_tile(
             tile, split, tiles, tile_m * BLOCK_M, m,
             first_col + shard_col, first_col + shard_columns,
@@ -94,14 +88,15 @@ def _push(
                 WORLD, BACKEND, TILES_PER_SIGNAL,
             )  # fmt: skip
     else:
-        index = program - senders
+        ROWS: tl.constexpr = BLOCK_M // PIECES
+        index, piece = (program - senders) // PIECES, (program - senders) % PIECES
         tile_m, tile_n = index // owner_tiles, index % owner_tiles
         if SCATTER_DIM == 0:
             tile_m += rank * shard_rows // BLOCK_M
-        rows = tile_m * BLOCK_M + tl.arange(0, BLOCK_M)
-        shard_row = rows
+        sum_rows = tile_m * BLOCK_M + piece * ROWS + tl.arange(0, ROWS)
+        own_row = sum_rows
         if SCATTER_DIM == 0:
-            shard_row -= rank * shard_rows
+            own_row -= rank * shard_rows
         cols = tile_n * BLOCK_N + tl.arange(0, BLOCK_N)
         if SCATTER_DIM == 1:
             tile_n += rank * owner_tiles
@@ -109,16 +104,16 @@ def _push(
         arrived = wait_for_everybody(
             control_ptr, tile // TILES_PER_SIGNAL, generation, heap_bases, rank, WORLD, BACKEND
         )
-        own_rows = shard_row < shard_rows
+        is_own = own_row < shard_rows
         if SCATTER_DIM == 0:
-            own_rows = own_rows & (shard_row >= 0)
-        at = shard_row.to(tl.int64)[:, None] * stride_row + cols[None, :]
-        mask = (own_rows & (rows < m))[:, None] & (cols < stride_row)[None, :]
-        total = sum_of_sources(slot_ptr, stride_source, at, mask, WORLD)
+            is_own = is_own & (own_row >= 0)
+        at = own_row.to(tl.int64)[:, None] * stride_row + cols[None, :]
+        was_sent = (is_own & (sum_rows < m))[:, None] & (cols < stride_row)[None, :]
+        total = sum_of_sources(slot_ptr, stride_source, at, was_sent, WORLD)
         total = tl.where(arrived, total, float("nan"))
-        out = out_ptr + shard_row.to(tl.int64)[:, None] * shard_columns + cols[None, :]
-        mask = own_rows[:, None] & (cols < shard_columns)[None, :]
-        tl.store(out, total.to(out_ptr.dtype.element_ty), mask=mask)
+        out = out_ptr + own_row.to(tl.int64)[:, None] * shard_columns + cols[None, :]
+        is_stored = is_own[:, None] & (cols < shard_columns)[None, :]
+        tl.store(out, total.to(out_ptr.dtype.element_ty), mask=is_stored)
     sync.leave(control_ptr)
 
 
@@ -136,19 +131,17 @@ class Push(FusedVariant):
     name = "push"
 
     def space(self, problem: Any, hardware: Hardware) -> Space:
-        return {**super().space(problem, hardware), "STAGGERED": (False, True)}
+        pieces = (1, 2, 4) if hardware.backend != "interpreter" else (1, 2)
+        return {**super().space(problem, hardware), "PIECES": pieces, "STAGGERED": (False, True)}
 
     def first_configs(self, problem: Any, hardware: Hardware) -> list[dict[str, Any]]:
-        configs = super().first_configs(problem, hardware)
-        return distinct(
-            [
-                spaces.staggered_if_worth_it(
-                    problem, hardware, each, _tiles_and_sums(problem, each)[0]
-                )
-                for each in configs
-            ]
-            + configs[:1]
-        )
+        counts = self.space(problem, hardware)["PIECES"]
+        configs = []
+        for config in super().first_configs(problem, hardware):
+            tiles, _ = _tiles_and_sums(problem, config)
+            config["PIECES"] = _pieces(problem, hardware, config, counts)
+            configs.append(spaces.staggered_if_worth_it(problem, hardware, config, tiles))
+        return distinct([*configs, {**configs[0], "STAGGERED": False}])
 
     def refuses_config(self, problem: Any, hardware: Hardware, config: Config) -> str | None:
         tiles, _ = _tiles_and_sums(problem, config)
@@ -161,10 +154,12 @@ class Push(FusedVariant):
         sizes = (rows, columns, padded_elements(rows, columns), padded_columns(columns))
         constants = {
             "SCATTER_DIM": problem.scatter_dim,
+            "PIECES": config["PIECES"],
             "STAGGERED": spaces.staggered_tiles(fabric.hardware, config),
         }
+        others = sums * config["PIECES"]
         return FusedPlan(
-            problem, fabric, config, _push, tiles, sums, problem.inbox_elements, sizes, constants
+            problem, fabric, config, _push, tiles, others, problem.inbox_elements, sizes, constants
         )
 
 
@@ -177,6 +172,15 @@ def _tiles_and_sums(problem: Any, config: Config) -> tuple[int, int]:
         return tiles * problem.world_size, tiles
     # a shard may begin and end within a tile
     return tiles, (-(-problem.shard_rows // block_m) + 1) * owner_tiles
+
+
+def _pieces(problem: Any, hardware: Hardware, config: Config, counts: tuple[int, ...]) -> int:
+    """In how many pieces own tiles are added, so that all compute units add; few rows in one."""
+    if min(problem.shard_rows, config["BLOCK_M"]) < 32:
+        return counts[0]
+    own = tiles_of(problem.shard_rows, problem.shard_columns, config["BLOCK_M"], config["BLOCK_N"])
+    enough = (count for count in counts if count * own >= hardware.compute_units)
+    return next(enough, counts[-1])
 
 
 VARIANT = Push()

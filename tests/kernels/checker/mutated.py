@@ -31,21 +31,25 @@ from taxfree_kernels.matmul_all_reduce import push_two_shot_lamport as sum_push_
 from taxfree_kernels.matmul_all_reduce import two_shot as sum_two_shot
 from taxfree_kernels.matmul_reduce_scatter import one_shot as scatter_one_shot
 from taxfree_kernels.matmul_reduce_scatter import push as scatter_push
+from taxfree_kernels.matmul_reduce_scatter import push_lamport as scatter_push_lamport
 from taxfree_kernels.partial_sums import copied as sum_copied
 from taxfree_kernels.partial_sums import rows as sum_rows
 from taxfree_kernels.partial_sums import tile as sum_tile
 from taxfree_kernels.partial_sums import words as sum_words
 
-_SEEDS = range(14)
-
 
 @dataclass(frozen=True)
 class Group:
-    """Device functions, and the variants of an operation whose checks should report mutants."""
+    """Device functions, and the variants of an operation whose checks should report mutants.
+
+    Args:
+        seeds: of schedules in which a mutant is looked for.
+    """
 
     op: str
     variants: tuple[str, ...]
     functions: tuple[Any, ...]
+    seeds: range = range(14)
 
     def mutants(self) -> list[Mutant]:
         return list(mutants(self.functions))
@@ -54,7 +58,7 @@ class Group:
         """What a check reports with the mutant in place."""
         with mutant.installed():
             for variant in self.variants:
-                violation = check_variant(self.op, variant, seeds=_SEEDS).violation
+                violation = check_variant(self.op, variant, seeds=self.seeds).violation
                 if violation is not None:
                     return violation
         return None
@@ -132,8 +136,15 @@ GROUPS = {
         _SUM, ("push_two_shot", MIXED), (sum_push_two_shot._push_two_shot,)
     ),
     "scatter: push": Group(_SCATTER, ("push",), (scatter_push._push,)),
-    # alone it would do without the odd generation that comes next
-    "scatter: overlap": Group(_SCATTER, ("overlap", MIXED), (copies._meet, copies._finish)),
+    "scatter: push_lamport": Group(
+        _SCATTER,
+        ("push_lamport", MIXED),
+        (scatter_push_lamport._push_lamport,),
+    ),
+    # alone it would do without the odd generation that comes next; it is one of many that are drawn
+    "scatter: overlap": Group(
+        _SCATTER, ("overlap", MIXED), (copies._meet, copies._finish), seeds=range(28)
+    ),
     "scatter: one_shot": Group(_SCATTER, ("one_shot",), (scatter_one_shot._one_shot,)),
     # alone they would hold their protocol with slots that have changed places
     "decode: fused": Group(
@@ -197,6 +208,14 @@ HARMLESS = {
         for sign in "-+"
     },
     ("sum: push_two_shot_lamport", "_push_two_shot_lamport: leave(...) deleted"): _FOR_REPORTS,
+    **{
+        ("scatter: push_lamport", f"_push_lamport: {what}"): _FOR_REPORTS
+        for what in (
+            "sum_of_bare_words: generation - 1",
+            "sum_of_bare_words: generation + 1",
+            "leave(...) deleted",
+        )
+    },
     ("decode: two_shot", "_two_shot: one payload slot"): (
         "whoever goes on to the next call has heard from owners that have read what was sent to "
         "them; other variants on the same pool need the second slot"

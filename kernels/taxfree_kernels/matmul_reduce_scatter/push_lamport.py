@@ -1,0 +1,167 @@
+"""One fused kernel: tiles go to their owners as bare words, and their senders add what is theirs.
+
+``push`` with neither a drain and a signal between a tile and its sum, nor programs that do nothing
+but wait and add: for few rows, where these are a good part of what the exchange takes. It is the
+first shot of ``push_two_shot_lamport`` of ``matmul_all_reduce``: a word is payload alone, and has
+not come while its place holds what nobody sends.
+
+Protocol. A program that has all of a tile of this rank's partial sum sends the rows to their
+owners, own ones to this rank; empties, while these are under way, a share of what the turn before
+has left; and if rows of the tile are this rank's own, waits for them from every rank, and adds in
+the order of the ranks. It waits for programs of its tile only, which have sent before they wait.
+Of all ranks consider the one that has started the fewest programs: those of a tile that waits there
+have started everywhere, since all ranks start the same programs in the same order, so their words
+come. Each rank owns a row, hence hears from all ranks in each call: the full exchange under which
+three slots of words suffice (:class:`taxfree_kernels.fabric.heap.Pool`). Problems that leave a rank
+without rows are refused.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import triton
+import triton.language as tl
+
+from taxfree_kernels.device import sync
+from taxfree_kernels.device.tiles import own_chiplet_first, tile_of
+from taxfree_kernels.fabric.base import Fabric
+from taxfree_kernels.hardware import Hardware
+from taxfree_kernels.matmul_reduce_scatter.shards import owner_of_tile, tiles_of_shards
+from taxfree_kernels.partial_sums import spaces
+from taxfree_kernels.partial_sums.bare import BarePlan, BareVariant
+from taxfree_kernels.partial_sums.tile import partial_tile, store_tile
+from taxfree_kernels.partial_sums.words import sum_of_bare_words, words_of
+from taxfree_kernels.spaces import power_of_2
+from taxfree_kernels.variant import Config, Plan
+
+_MOST_POLLED = 64  # words of a thread, from all ranks
+
+
+@triton.jit(do_not_specialize=["rank", "m", "shard_rows", "used"])
+def _push_lamport(
+    x, w, stride_wk, stride_wn, out_ptr,
+    inbox_ptr, stride_slot, control_ptr, partials_ptr, counters_ptr,
+    heap_bases, rank, m, n, k, shard_rows, shard_columns, stride_source, used,
+    WORLD: tl.constexpr, BACKEND: tl.constexpr, SCATTER_DIM: tl.constexpr, ROWS: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
+    SPLIT_K: tl.constexpr, EVEN_K: tl.constexpr, SWAP_AB: tl.constexpr, XCDS: tl.constexpr,
+    TMA: tl.constexpr, W_NK: tl.constexpr,
+):  # fmt: skip
+    """See the module.
+
+    Args:
+        inbox_ptr: int32, the first slot of bare words. A slot is [source, shard_rows, words], rows
+            as wide as all tiles of a shard's columns; sources are `stride_source` apart.
+        used: words of a slot that all sources take.
+        ROWS: that a program adds at once.
+    """
+    ELEMENT: tl.constexpr = out_ptr.dtype.element_ty
+    WIDTH: tl.constexpr = BLOCK_N // 2  # words of a tile's row
+    generation, turn = sync.running_generation(control_ptr), sync.running_turn(control_ptr)
+    slot_ptr = tl.multiple_of(inbox_ptr + (turn % 3) * stride_slot, 16)
+    tiles_m, tiles_n, owner_tiles = tiles_of_shards(
+        m, shard_columns, WORLD, SCATTER_DIM, BLOCK_M, BLOCK_N
+    )
+    tiles = tiles_m * tiles_n
+    number = own_chiplet_first(tl.program_id(0), tiles * SPLIT_K, XCDS)
+    tile, split = number // SPLIT_K, number % SPLIT_K
+    tile_m, tile_n = tile_of(tile, tiles_m, tiles_n, GROUP_M)
+    row_begin = tile_m * BLOCK_M
+    rows = row_begin + tl.arange(0, BLOCK_M)
+    owner, shard_row, first_col, shard_col = owner_of_tile(
+        rows, tile_n, owner_tiles, shard_rows, shard_columns, WORLD, SCATTER_DIM, BLOCK_N
+    )
+    acc, is_whole = partial_tile(
+        tile, split, tiles, row_begin, m, first_col + shard_col, first_col + shard_columns,
+        x, w, stride_wk, stride_wn, partials_ptr, counters_ptr, k,
+        BACKEND, BLOCK_M, BLOCK_N, BLOCK_K, SPLIT_K, EVEN_K, SWAP_AB, TMA, W_NK,
+    )  # fmt: skip
+    if is_whole:
+        stride_row = owner_tiles * WIDTH
+        column = shard_col // 2 + tl.arange(0, WIDTH)
+        own_ptr = slot_ptr + rank * stride_source
+        target_ptr = sync.translate(own_ptr, heap_bases, rank, owner) + shard_row * stride_row
+        words = tl.reshape(words_of(acc, ELEMENT), (BLOCK_M, WIDTH))
+        target = target_ptr[:, None] + column[None, :]
+        peer = owner if SCATTER_DIM == 1 else owner[:, None]
+        sync.send(control_ptr, target, words, peer, mask=(rows < m)[:, None])
+        sync.empty_last_turn(control_ptr, inbox_ptr, stride_slot, turn, used, tile, tiles)
+
+        # -- own rows of the tile; those of a ragged shard's end, which nobody sends, with the last
+        if SCATTER_DIM == 0:
+            first, last = rank * shard_rows, (rank + 1) * shard_rows
+        else:
+            first, last = 0, tl.where(owner == rank, m, 0)
+        begin = tl.maximum(first, row_begin)
+        end = tl.where(tile_m == tiles_m - 1, last, tl.minimum(last, row_begin + BLOCK_M))
+        lane = tl.arange(0, ROWS * WIDTH)
+        for row in range(begin, end, ROWS):
+            at = row + lane // WIDTH
+            place = (tl.minimum(at, last - 1) - first) * stride_row + shard_col // 2 + lane % WIDTH
+            total, arrived = sum_of_bare_words(
+                place, at < tl.minimum(end, m), slot_ptr, stride_source, control_ptr, generation,
+                heap_bases, rank, ELEMENT, WORLD, BACKEND,
+            )  # fmt: skip
+            total = tl.where(arrived, tl.reshape(total, (ROWS, BLOCK_N)), float("nan"))
+            own_rows = row + tl.arange(0, ROWS)
+            total = tl.where((own_rows < m)[:, None], total, 0.0)
+            cols = shard_col + tl.arange(0, BLOCK_N)
+            store_tile(out_ptr, own_rows - first, cols, own_rows < end, shard_columns, total)
+    sync.leave_turn(control_ptr)
+    sync.leave(control_ptr)
+
+
+class PushLamport(BareVariant):
+    """Tiles to their owners in words, by the programs that add them."""
+
+    name = "push_lamport"
+
+    def refuses_problem(self, problem: Any, hardware: Hardware) -> str | None:
+        if not all(problem.rows_of(rank) for rank in range(problem.world_size)):
+            return "a rank without rows would hear from nobody"
+        return super().refuses_problem(problem, hardware)
+
+    def refuses_config(self, problem: Any, hardware: Hardware, config: Config) -> str | None:
+        words = config["BLOCK_M"] * config["BLOCK_N"] // 2
+        crowded = spaces.refuses_words(hardware, config, words, 1, 64)
+        return crowded or super().refuses_config(problem, hardware, config)
+
+    def words(self, problem: Any, config: Config) -> int:
+        return int(problem.world_size * _stride_source(problem, config))
+
+    def plan(self, problem: Any, fabric: Fabric, config: Config) -> Plan:
+        tiles_m = -(-problem.m // config["BLOCK_M"])
+        tiles = tiles_m * _owner_tiles(problem, config)
+        if problem.scatter_dim == 1:
+            tiles *= problem.world_size
+        words = self.words(problem, config)
+        sizes = (
+            problem.shard_rows, problem.shard_columns, _stride_source(problem, config), words,
+        )  # fmt: skip
+        constants = {
+            "SCATTER_DIM": problem.scatter_dim,
+            "ROWS": _rows_at_once(problem, fabric.hardware, config),
+        }
+        return BarePlan(problem, fabric, config, _push_lamport, tiles, 0, words, sizes, constants)
+
+
+def _owner_tiles(problem: Any, config: Config) -> int:
+    return int(-(-problem.shard_columns // config["BLOCK_N"]))
+
+
+def _stride_source(problem: Any, config: Config) -> int:
+    """Words of a shard, a multiple of 64 bytes."""
+    words = problem.shard_rows * _owner_tiles(problem, config) * config["BLOCK_N"] // 2
+    return int(-(-words // 16) * 16)
+
+
+def _rows_at_once(problem: Any, hardware: Hardware, config: Config) -> int:
+    """Rows of a tile whose words from all ranks a program can hold."""
+    width = power_of_2(problem.world_size, 1) * config["BLOCK_N"] // 2
+    threads = config.get("num_warps", 1) * hardware.warp_size
+    most = max(1, _MOST_POLLED * threads // width)
+    return int(min(most, config["BLOCK_M"], power_of_2(problem.shard_rows, 1)))
+
+
+VARIANT = PushLamport()

@@ -1,0 +1,42 @@
+"""Device functions of the fused variants: which rank's shard a tile's elements belong to."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def tiles_of_shards(
+    m, shard_columns,
+    WORLD: tl.constexpr, SCATTER_DIM: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """Tiles of the whole sum, by rows and by columns, and those of a shard's columns.
+
+    Columns of tiles never cross from one rank's shard to the next; rows of tiles may.
+    """
+    owner_tiles = tl.cdiv(shard_columns, BLOCK_N)
+    tiles_n = owner_tiles * WORLD if SCATTER_DIM == 1 else owner_tiles
+    return tl.cdiv(m, BLOCK_M), tiles_n, owner_tiles
+
+
+@triton.jit
+def owner_of_tile(
+    rows, tile_n, owner_tiles, shard_rows, shard_columns,
+    WORLD: tl.constexpr, SCATTER_DIM: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """Which ranks a tile's rows belong to, and where they have them.
+
+    Returns:
+        The owners, a block as `rows`, or one for all of them; the rows in the owners' shards; the
+        first column of the owners in the whole sum; the tile's first column in their shards.
+    """
+    if SCATTER_DIM == 0:
+        owner = tl.minimum(rows // shard_rows, WORLD - 1)
+        shard_row = rows - owner * shard_rows
+        first_col = 0
+    else:
+        owner = tile_n // owner_tiles
+        shard_row = rows
+        first_col = owner * shard_columns
+    return owner, shard_row, first_col, tile_n % owner_tiles * BLOCK_N

@@ -1,0 +1,50 @@
+"""What the variants share whose tiles of a partial sum travel as bare words."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import Any
+
+import torch
+
+from taxfree_kernels.fabric.base import Fabric
+from taxfree_kernels.fabric.layout import BARE_BYTES
+from taxfree_kernels.hardware import Hardware
+from taxfree_kernels.partial_sums import spaces
+from taxfree_kernels.partial_sums.fused import FusedPlan, FusedVariant
+from taxfree_kernels.variant import Config, Space
+
+
+class BarePlan(FusedPlan):
+    """One whose inbox is for bare words."""
+
+    def inbox(self, fabric: Fabric, config: Config, elements: int) -> tuple[torch.Tensor, int]:
+        return fabric.pool.bare_slots(elements)
+
+
+class BareVariant(FusedVariant):
+    """Programs send the tiles that they have computed, and wait for what belongs to them."""
+
+    slots = 3
+
+    @abstractmethod
+    def words(self, problem: Any, config: Config) -> int:
+        """Bare words of a slot that a call uses."""
+
+    def refuses_problem(self, problem: Any, hardware: Hardware) -> str | None:
+        reason = super().refuses_problem(problem, hardware)
+        if reason is None and not self.first_configs(problem, hardware):
+            return "its words do not fit a slot"
+        return reason
+
+    def space(self, problem: Any, hardware: Hardware) -> Space:
+        return {**spaces.tile_space(problem, hardware), "WIRE": problem.wires[:1]}
+
+    def first_configs(self, problem: Any, hardware: Hardware) -> list[dict[str, Any]]:
+        configs = super().first_configs(problem, hardware)
+        return [each for each in configs if not self.refuses_config(problem, hardware, each)]
+
+    def refuses_config(self, problem: Any, hardware: Hardware, config: Config) -> str | None:
+        if 4 * self.words(problem, config) > BARE_BYTES:
+            return "more words than a slot holds"
+        return super().refuses_config(problem, hardware, config)
