@@ -266,7 +266,8 @@ class Runtime:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """:meth:`matmul_all_reduce`, normalised by rows (RMSNorm), and as it is.
 
-        The sum is normalised before it is rounded: sum * rsqrt(mean(sum^2) + eps) * norm_weight.
+        The first is sum * rsqrt(mean(sum^2) + eps) * norm_weight, in float32, from the sum before
+        it is rounded or, by some variants, after.
 
         Args:
             x: [m, k], this rank's columns; float16 or bfloat16.

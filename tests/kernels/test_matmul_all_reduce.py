@@ -11,7 +11,7 @@ from tests.ranks import on_every_fabric, our_names, served_names
 OP = "matmul_all_reduce"
 TASKS = "tests.kernels.tasks"
 SERVED, OURS = served_names(OP), our_names(OP)
-NORMALISING = ("baseline", "one_shot", "push")
+NORMALISING = ("baseline", "one_shot", "push", "push_two_shot_lamport")
 
 #: odd and ragged in every dimension
 SMALL = {"m": 17, "n": 37, "k": 33}

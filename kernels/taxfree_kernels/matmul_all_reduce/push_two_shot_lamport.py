@@ -20,6 +20,10 @@ ranks start the same programs in the same order, so first shots come, and then s
 wait has failed, the slice is NaN, which is sent on. A tile has a row, so that whoever waits for it
 hears of an owner, who has heard of all ranks: the full exchange under which three slots of words
 suffice (:class:`taxfree_kernels.fabric.heap.Pool`).
+
+Of a sum that is normalised, who has sent the second shot is done. Further programs, of higher ids
+than any tile's, wait each for one row, and store it and its RMSNorm. The row has been rounded by
+then, as between a library's all-reduce and its normalisation.
 """
 
 from __future__ import annotations
@@ -36,11 +40,12 @@ from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.partial_sums import spaces
 from taxfree_kernels.partial_sums.addends import with_addends
 from taxfree_kernels.partial_sums.bare import BarePlan, BareVariant
+from taxfree_kernels.partial_sums.rows import store_normalised
 from taxfree_kernels.partial_sums.sizes import tiles_of
 from taxfree_kernels.partial_sums.tile import numbered_tile, store_tile
 from taxfree_kernels.partial_sums.words import halves_of, sum_of_bare_words, words_of
 from taxfree_kernels.spaces import power_of_2
-from taxfree_kernels.variant import Config, Plan
+from taxfree_kernels.variant import Config, Plan, Space
 
 
 @triton.jit(do_not_specialize=["rank", "m", "used"])
@@ -51,13 +56,14 @@ def _push_two_shot_lamport(
     WORLD: tl.constexpr, BACKEND: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
     SPLIT_K: tl.constexpr, EVEN_K: tl.constexpr, SWAP_AB: tl.constexpr, XCDS: tl.constexpr,
-    TMA: tl.constexpr, W_NK: tl.constexpr,
+    TMA: tl.constexpr, W_NK: tl.constexpr, BLOCK_ROW: tl.constexpr,
 ):  # fmt: skip
     """See the module.
 
     Args:
         inbox_ptr: int32, the first slot of bare words.
         used: words of a slot that all tiles take.
+        BLOCK_ROW: lanes for a row of all tiles, which a program normalises; 0 when none does.
     """
     ELEMENT: tl.constexpr = out_ptr.dtype.element_ty
     WORDS: tl.constexpr = BLOCK_M * BLOCK_N // 2
@@ -67,61 +73,103 @@ def _push_two_shot_lamport(
     generation, turn = sync.running_generation(control_ptr), sync.running_turn(control_ptr)
     slot_ptr = tl.multiple_of(inbox_ptr + (turn % 3) * stride_slot, 16)
     tiles = tl.cdiv(m, BLOCK_M) * tl.cdiv(n, BLOCK_N)
-    tile, row_begin, col_begin, acc, is_whole = numbered_tile(
-        own_chiplet_first(tl.program_id(0), tiles * SPLIT_K, XCDS),
-        m, n, k, x, w, stride_wk, stride_wn, partials_ptr, counters_ptr,
-        BACKEND, BLOCK_M, BLOCK_N, BLOCK_K, GROUP_M, SPLIT_K, EVEN_K, SWAP_AB, TMA, W_NK,
-    )  # fmt: skip
-    if is_whole:
-        lane = tl.arange(0, WORDS)
-        owner = (lane // SLICE + tile) % WORLD
-        has_row = row_begin + lane // (BLOCK_N // 2) < m
-        words = words_of(acc, ELEMENT)
+    program = tl.program_id(0)
+    if BLOCK_ROW == 0 or program < tiles * SPLIT_K:
+        tile, row_begin, col_begin, acc, is_whole = numbered_tile(
+            own_chiplet_first(program, tiles * SPLIT_K, XCDS),
+            m, n, k, x, w, stride_wk, stride_wn, partials_ptr, counters_ptr,
+            BACKEND, BLOCK_M, BLOCK_N, BLOCK_K, GROUP_M, SPLIT_K, EVEN_K, SWAP_AB, TMA, W_NK,
+        )  # fmt: skip
+        if is_whole:
+            lane = tl.arange(0, WORDS)
+            owner = (lane // SLICE + tile) % WORLD
+            has_row = row_begin + lane // (BLOCK_N // 2) < m
+            words = words_of(acc, ELEMENT)
 
-        # -- the first shot, [source, tile, ROUNDS, SLICE]: each rank's slices ---------------------
-        stride_source = (tiles * ROUNDS * SLICE).to(tl.int64)
-        part_ptr = slot_ptr + rank * stride_source
-        at = (tile * ROUNDS + lane // (WORLD * SLICE)) * SLICE + lane % SLICE
-        for step in tl.static_range(1, WORLD + 1):
-            peer = (rank + step) % WORLD
-            target_ptr = sync.translate(part_ptr, heap_bases, rank, peer)
-            mask = has_row & (owner == peer)
-            sync.send(control_ptr, target_ptr + at, words, peer, mask=mask)
-        sync.empty_last_turn(control_ptr, inbox_ptr, stride_slot, turn, used, tile, tiles)
-
-        # -- the second, [tile, WORDS]: sums of the own slices to everybody ------------------------
-        sums_ptr = slot_ptr + WORLD * stride_source + tile * WORDS
-        for nth in tl.static_range(ROUNDS):
-            own = (rank + WORLD - tile % WORLD) % WORLD + nth * WORLD
-            in_slice = tl.arange(0, SLICE)
-            at = own * SLICE + in_slice
-            row = row_begin + at // (BLOCK_N // 2)
-            is_there = row < tl.where(own < SLICES, m, 0)
-            total, arrived = sum_of_bare_words(
-                (tile * ROUNDS + nth) * SLICE + in_slice, is_there, slot_ptr, stride_source,
-                control_ptr, generation, heap_bases, rank, ELEMENT, WORLD, BACKEND,
-            )  # fmt: skip
-            col = col_begin + at % (BLOCK_N // 2) * 2
-            rows, cols = _twice(row, 0), _twice(col, 1)
-            total = with_addends(
-                total, cols, cols < n, rows.to(tl.int64) * n + cols, (rows < m) & (cols < n),
-                bias_ptr, residual_ptr, HAS_BIAS, HAS_RESIDUAL,
-            )  # fmt: skip
-            sent = words_of(tl.where(arrived, total, float("nan")), ELEMENT)
+            # -- the first shot, [source, tile, ROUNDS, SLICE]: each rank's slices -----------------
+            stride_source = (tiles * ROUNDS * SLICE).to(tl.int64)
+            part_ptr = slot_ptr + rank * stride_source
+            at = (tile * ROUNDS + lane // (WORLD * SLICE)) * SLICE + lane % SLICE
             for step in tl.static_range(1, WORLD + 1):
                 peer = (rank + step) % WORLD
-                target_ptr = sync.translate(sums_ptr, heap_bases, rank, peer)
-                sync.send(control_ptr, target_ptr + at, sent, peer, mask=is_there)
-        found, came = sync.receive(
-            control_ptr, sums_ptr + lane, owner, generation, heap_bases, rank,
-            mask=has_row, WORLD=WORLD, BACKEND=BACKEND,
+                target_ptr = sync.translate(part_ptr, heap_bases, rank, peer)
+                mask = has_row & (owner == peer)
+                sync.send(control_ptr, target_ptr + at, words, peer, mask=mask)
+            sync.empty_last_turn(control_ptr, inbox_ptr, stride_slot, turn, used, tile, tiles)
+
+            # -- the second, [tile, WORDS]: sums of the own slices to everybody --------------------
+            sums_ptr = slot_ptr + WORLD * stride_source + tile * WORDS
+            for nth in tl.static_range(ROUNDS):
+                own = (rank + WORLD - tile % WORLD) % WORLD + nth * WORLD
+                in_slice = tl.arange(0, SLICE)
+                at = own * SLICE + in_slice
+                row = row_begin + at // (BLOCK_N // 2)
+                is_there = row < tl.where(own < SLICES, m, 0)
+                total, arrived = sum_of_bare_words(
+                    (tile * ROUNDS + nth) * SLICE + in_slice, is_there, slot_ptr, stride_source,
+                    control_ptr, generation, heap_bases, rank, ELEMENT, WORLD, BACKEND,
+                )  # fmt: skip
+                col = col_begin + at % (BLOCK_N // 2) * 2
+                rows, cols = _twice(row, 0), _twice(col, 1)
+                total = with_addends(
+                    total, cols, cols < n, rows.to(tl.int64) * n + cols, (rows < m) & (cols < n),
+                    bias_ptr, residual_ptr, HAS_BIAS, HAS_RESIDUAL,
+                )  # fmt: skip
+                sent = words_of(tl.where(arrived, total, float("nan")), ELEMENT)
+                for step in tl.static_range(1, WORLD + 1):
+                    peer = (rank + step) % WORLD
+                    target_ptr = sync.translate(sums_ptr, heap_bases, rank, peer)
+                    sync.send(control_ptr, target_ptr + at, sent, peer, mask=is_there)
+            if BLOCK_ROW == 0:
+                found, came = sync.receive(
+                    control_ptr, sums_ptr + lane, owner, generation, heap_bases, rank,
+                    mask=has_row, WORLD=WORLD, BACKEND=BACKEND,
+                )  # fmt: skip
+                low, high = halves_of(found, ELEMENT)
+                result = tl.reshape(tl.join(low, high), (BLOCK_M, BLOCK_N))
+                rows, cols = row_begin + tl.arange(0, BLOCK_M), col_begin + tl.arange(0, BLOCK_N)
+                store_tile(out_ptr, rows, cols, rows < m, n, tl.where(came, result, float("nan")))
+    else:
+        _normalise_row(
+            program - tiles * SPLIT_K, slot_ptr + WORLD * tiles * ROUNDS * SLICE,
+            norm_weight_ptr, eps_ptr, out_ptr, m, n, control_ptr, generation, heap_bases, rank,
+            WORLD, BACKEND, BLOCK_M, BLOCK_N, SLICE, BLOCK_ROW,
         )  # fmt: skip
-        low, high = halves_of(found, ELEMENT)
-        result = tl.reshape(tl.join(low, high), (BLOCK_M, BLOCK_N))
-        rows, cols = row_begin + tl.arange(0, BLOCK_M), col_begin + tl.arange(0, BLOCK_N)
-        store_tile(out_ptr, rows, cols, rows < m, n, tl.where(came, result, float("nan")))
     sync.leave_turn(control_ptr)
     sync.leave(control_ptr)
+
+
+@triton.jit
+def _normalise_row(
+    row, sums_ptr, norm_weight_ptr, eps_ptr, out_ptr, m, n,
+    control_ptr, generation, heap_bases, rank,
+    WORLD: tl.constexpr, BACKEND: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    SLICE: tl.constexpr, BLOCK_ROW: tl.constexpr,
+):  # fmt: skip
+    """Wait for the sums of a row from their owners, and store it and what RMSNorm makes of it.
+
+    Args:
+        sums_ptr: int32 [tile, words], the second shot; tiles are counted row by row.
+    """
+    ELEMENT: tl.constexpr = out_ptr.dtype.element_ty
+    WIDTH: tl.constexpr = BLOCK_N // 2  # words of a tile's row
+    column = tl.arange(0, BLOCK_ROW)
+    mask = column < n
+    norm_weight = tl.load(norm_weight_ptr + column, mask=mask, other=0.0)
+    lane = tl.arange(0, BLOCK_ROW // 2)
+    tiles_n = tl.cdiv(n, BLOCK_N)
+    tile = row // BLOCK_M * tiles_n + tl.minimum(lane // WIDTH, tiles_n - 1)
+    within = row % BLOCK_M * WIDTH + lane % WIDTH
+    owner = (within // SLICE + tile) % WORLD
+    words, arrived = sync.receive(
+        control_ptr, sums_ptr + tile * (BLOCK_M * WIDTH) + within, owner, generation,
+        heap_bases, rank, mask=lane < tiles_n * WIDTH, WORLD=WORLD, BACKEND=BACKEND,
+    )  # fmt: skip
+    low, high = halves_of(words, ELEMENT)
+    total = tl.reshape(tl.join(low, high), (BLOCK_ROW,))
+    total = tl.where(arrived, tl.where(mask, total, 0.0), float("nan"))
+    at = row.to(tl.int64) * n + column
+    store_normalised(total, at, mask, norm_weight, eps_ptr, out_ptr, m.to(tl.int64) * n, n)
 
 
 @triton.jit
@@ -136,14 +184,21 @@ class PushTwoShotLamport(BareVariant):
     name = "push_two_shot_lamport"
 
     def refuses_problem(self, problem: Any, hardware: Hardware) -> str | None:
-        if problem.rms_norm:
-            return "no rank has whole rows of the sum"
-        return super().refuses_problem(problem, hardware)
+        return spaces.refuses_rows(problem) or super().refuses_problem(problem, hardware)
+
+    def space(self, problem: Any, hardware: Hardware) -> Space:
+        space = super().space(problem, hardware)
+        # Who normalises a row finds the tiles by their numbers.
+        return {**space, "GROUP_M": (1,)} if problem.rms_norm else space
+
+    def with_room(self, problem: Any, hardware: Hardware, config: Config) -> dict[str, Any]:
+        return spaces.with_room_for_rows(problem, hardware, config)
 
     def refuses_config(self, problem: Any, hardware: Hardware, config: Config) -> str | None:
         words = config["BLOCK_M"] * config["BLOCK_N"] // 2
         most = 64 if problem.world_size > spaces.FEW_RANKS else 32
         crowded = spaces.refuses_words(hardware, config, words, 1, most)
+        crowded = crowded or spaces.refuses_warps(problem, hardware, config)
         return crowded or super().refuses_config(problem, hardware, config)
 
     def words(self, problem: Any, config: Config) -> int:
@@ -155,9 +210,16 @@ class PushTwoShotLamport(BareVariant):
 
     def plan(self, problem: Any, fabric: Fabric, config: Config) -> Plan:
         words = self.words(problem, config)
-        constants = {"HAS_BIAS": problem.bias, "HAS_RESIDUAL": problem.residual}
+        constants = {
+            "HAS_BIAS": problem.bias,
+            "HAS_RESIDUAL": problem.residual,
+            "BLOCK_ROW": max(config["BLOCK_N"], spaces.block_row(problem))
+            if problem.rms_norm
+            else 0,
+        }
+        rows = problem.m if problem.rms_norm else 0
         return BarePlan(
-            problem, fabric, config, _push_two_shot_lamport, _tiles(problem, config), 0, words,
+            problem, fabric, config, _push_two_shot_lamport, _tiles(problem, config), rows, words,
             (words,), constants,
         )  # fmt: skip
 

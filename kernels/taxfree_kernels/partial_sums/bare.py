@@ -41,8 +41,15 @@ class BareVariant(FusedVariant):
         return {**spaces.tile_space(problem, hardware), "WIRE": problem.wires[:1]}
 
     def first_configs(self, problem: Any, hardware: Hardware) -> list[dict[str, Any]]:
-        configs = super().first_configs(problem, hardware)
+        configs = [
+            self.with_room(problem, hardware, config)
+            for config in super().first_configs(problem, hardware)
+        ]
         return [each for each in configs if not self.refuses_config(problem, hardware, each)]
+
+    def with_room(self, problem: Any, hardware: Hardware, config: Config) -> dict[str, Any]:
+        """A first config, with what the variant needs beside tiles."""
+        return dict(config)
 
     def refuses_config(self, problem: Any, hardware: Hardware, config: Config) -> str | None:
         if 4 * self.words(problem, config) > BARE_BYTES:

@@ -121,7 +121,11 @@ GROUPS = {
     "sum: push_two_shot_lamport": Group(
         _SUM,
         ("push_two_shot_lamport", MIXED),
-        (sum_push_two_shot_lamport._push_two_shot_lamport, sum_words.sum_of_bare_words),
+        (
+            sum_push_two_shot_lamport._push_two_shot_lamport,
+            sum_push_two_shot_lamport._normalise_row,
+            sum_words.sum_of_bare_words,
+        ),
     ),
     "sum: one_shot": Group(_SUM, ("one_shot",), (sum_one_shot._one_shot,)),
     "sum: one_shot_ll": Group(
@@ -201,6 +205,8 @@ HARMLESS = {
     **{
         ("sum: push_two_shot_lamport", f"{name}: generation {sign} 1"): _FOR_REPORTS
         for name in (
+            "_normalise_row: receive",
+            "_push_two_shot_lamport: _normalise_row",
             "_push_two_shot_lamport: receive",
             "_push_two_shot_lamport: sum_of_bare_words",
             "sum_of_bare_words: receive",
