@@ -9,6 +9,9 @@ and its link do what they would do among `--ranks`. What is missing is the switc
 slowest of many, and right results: nothing is compared. Times are printed as rehearsed, beside the
 config, and are no measurement of `--ranks` GPUs; ``docs/rehearsal.md`` has both side by side.
 
+With `--alone` one GPU plays one rank. Nothing crosses a link and nothing is waited for: what is
+left is what the rank itself computes, stores and adds.
+
 Variants that call a collective or a copy engine have no part in this, nor has one whose channels
 depend on who sends, as `two_shot` of ``flash_decode``. On the host fabric it shows that protocols
 go through; times are none.
@@ -36,8 +39,6 @@ from taxfree_cli import interpreting
 from taxfree_kernels.fabric.layout import arena_bytes
 from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.variant import variants
-
-_HERE = 2  # GPUs, whatever the ranks
 
 
 def candidates(
@@ -85,13 +86,24 @@ def _values(knob: str, space: Any) -> tuple[str, list[Any]]:
 
 
 def rehearsals(
-    op: str, problems: Sequence[Any], fabric: str, attempts: Sequence[str], repetitions: int
+    op: str,
+    problems: Sequence[Any],
+    fabric: str,
+    attempts: Sequence[str],
+    repetitions: int,
+    here: int = 2,
 ) -> Iterator[tuple[Any, list[Rehearsed]]]:
-    """Rehearse problems one by one, each in processes of its own."""
+    """Rehearse problems one by one, each in processes of its own.
+
+    Args:
+        attempts: see :func:`candidates`.
+        repetitions: each of a chain of calls.
+        here: ranks that are there, two or one.
+    """
     for problem in problems:
         arena = arena_bytes(problem.slot_bytes)
         heap = arena_bytes(problem.world_size * arena)
-        with WorkerGroup(_HERE, fabric, heap, rehearse_ranks.TIMEOUT_S) as group:
+        with WorkerGroup(here, fabric, heap, rehearse_ranks.TIMEOUT_S) as group:
             tried = candidates(op, problem, group.hardware, attempts)
             found: list[Rehearsed] = group.call(
                 f"{rehearse_ranks.__name__}:rehearse", deadline_s(group.hardware), op=op,
@@ -109,6 +121,7 @@ def main() -> int:
     """Rehearse what is asked for; returns the exit code."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--ranks", type=int, default=8, help="that two GPUs play")
+    parser.add_argument("--alone", action="store_true", help="one GPU plays one of them")
     parser.add_argument("--op", default="all_gather_matmul")
     parser.add_argument("--shapes", action="append", required=True)
     parser.add_argument("--dtype", help="for shapes that do not say")
@@ -121,19 +134,20 @@ def main() -> int:
 
 def _print_all(options: argparse.Namespace) -> None:
     fabric = devices.fabric_for(options.fabric)
-    devices.require(fabric, _HERE)
+    here, word = (1, "alone") if options.alone else (2, "rehearsed")
+    devices.require(fabric, here)
     request = ShapeRequest(options.shapes, world_sizes=(options.ranks,), dtype=options.dtype)
     problems = expand(options.op, request)
-    if any(problem.world_size <= _HERE for problem in problems):
-        raise UsageError("two GPUs need not rehearse two ranks", "give more --ranks, or use bench")
+    if any(problem.world_size <= here for problem in problems):
+        raise UsageError("as many GPUs need not rehearse", "give more --ranks, or use bench")
     if fabric == "host":
         interpreting.announce(options.op, problems)
-    found = rehearsals(options.op, problems, fabric, options.attempts, options.repetitions)
+    found = rehearsals(options.op, problems, fabric, options.attempts, options.repetitions, here)
     for problem, rehearsed in found:
         print(written(options.op, dataclasses.asdict(problem)))
         for each in rehearsed:
             config = " ".join(f"{name}={value}" for name, value in each.candidate.config.items())
-            us = "-" if each.timing is None else f"{each.timing.median_us:.1f} us rehearsed"
+            us = "-" if each.timing is None else f"{each.timing.median_us:.1f} us {word}"
             print(f"  {us:>20}  {each.candidate.variant} {each.reason or config}", flush=True)
 
 

@@ -5,6 +5,8 @@ these lie on the other GPU, so that what is stored for them crosses the link and
 its own. A signal that a rank sends to the one that is `distance` behind it arrives as if sent by
 the one that is as far before the receiver: what ranks do at the same time, they do to each other.
 Flag-in-data words arrive as their sender's own, and are waited for from ranks that are there.
+
+A rank that is alone waits for nobody, and all arenas are its own.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ from taxfree_kernels.variant import Plan
 
 TIMEOUT_S = 5.0  # a wait of a kernel that cannot be rehearsed
 
-_signal, _receive = sync.signal, sync.receive
+_signal, _receive, _load_words = sync.signal, sync.receive, sync._load_words
 
 
 @triton.jit
@@ -58,6 +60,22 @@ def _receive_from_two(
     return payload, arrived
 
 
+@triton.jit
+def _wait_for_nobody(
+    control_ptr, channel, source, generation, heap_bases, rank, mask=None,
+    WORLD: tl.constexpr = 1, BACKEND: tl.constexpr = "interpreter",
+):  # fmt: skip
+    return generation > 0
+
+
+@triton.jit
+def _receive_at_once(
+    control_ptr, words, source, generation, heap_bases, rank, mask=None,
+    WORLD: tl.constexpr = 1, BACKEND: tl.constexpr = "interpreter",
+):  # fmt: skip
+    return _load_words(words, BACKEND).to(tl.int32), generation > 0
+
+
 @dataclass(frozen=True)
 class Rehearsed:
     """A candidate's time, or why it has none.
@@ -80,13 +98,16 @@ def rehearse(
     arena_bytes: int,
     repetitions: int,
 ) -> list[Rehearsed]:
-    """Time candidates of a problem of more ranks than there are; a task of two workers.
+    """Time candidates of a problem of more ranks than there are; a task of two workers, or of one.
 
     Args:
         problem: fields of the operation's problem.
         arena_bytes: of each rank; those of all of them have to fit a slot of the pool.
     """
-    sync.signal, sync.receive = _signal_as_another, _receive_from_two
+    if fabric.world_size == 1:
+        sync.wait, sync.receive = _wait_for_nobody, _receive_at_once
+    else:
+        sync.signal, sync.receive = _signal_as_another, _receive_from_two
     _play_others(fabric, problem["world_size"], arena_bytes)
     calls = Calls(fabric, op, problem)
     calls.share_compilation(candidates)
@@ -105,12 +126,13 @@ def rehearse(
 
 
 def _play_others(fabric: Fabric, ranks: int, arena_bytes: int) -> None:
-    """Make a fabric of two look like one of `ranks`, whose arenas are in a slot of its pool."""
+    """Make a fabric of two, or one, look like one of `ranks`, with arenas in a slot of its pool."""
     arenas, _ = fabric.pool.slots(ranks * arena_bytes, torch.uint8)
     begins = fabric.heap_bases + fabric.heap.offset_of(arenas)
     rank = torch.arange(ranks, device=fabric.device)
     own = fabric.rank
-    fabric.heap_bases = torch.where(rank == own, begins[own], begins[1 - own]) + rank * arena_bytes
+    others = begins[(own + 1) % fabric.world_size]
+    fabric.heap_bases = torch.where(rank == own, begins[own], others) + rank * arena_bytes
     fabric.heap = SymmetricHeap(arenas[own * arena_bytes : (own + 1) * arena_bytes])
     fabric.world_size = ranks
     fabric.device_barrier = DeviceBarrier(fabric, TIMEOUT_S)

@@ -11,7 +11,7 @@ from taxfree.trial import Candidate
 from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.variant import Variant, op_of, variants
 
-_PROMISING = 1.3  # times the least expected: no variant that has won was expected to take longer
+_PROMISING = 1.4  # times the least expected: no variant that has won was expected to take longer
 
 
 def variants_for(

@@ -27,6 +27,13 @@ def test_two_ranks_play_four(op):
     assert left_out.keys() <= NOT_PLAYED, left_out
 
 
+@pytest.mark.parametrize("op", operation_names())
+def test_one_rank_alone_waits_for_nobody(op):
+    problem = tiny_problems(op, 3)[-1]
+    ((_, alone),) = rehearse.rehearsals(op, [problem], "host", [], repetitions=1, here=1)
+    assert {each.candidate.variant for each in alone if each.timing is None} <= {"overlap"}
+
+
 def test_a_wait_for_who_is_not_there_is_a_reason_and_not_the_end():
     problem = tiny_problems("flash_decode", 4)[0]
     attempts = ["two_shot", "fused"]

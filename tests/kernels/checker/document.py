@@ -31,9 +31,9 @@ Mutated are: each acquire, release and scope; each wait and signal, deleted or f
 generation, channel or rank; the polling loop; the step of the generation; the number of payload
 slots and the place in them; the order of data and signal; and whom a wait is for, narrowed by one.
 Of words: stores, deleted or partial; flags, of constant value; polls, content with one word; the
-slots and turns of bare ones, and that they are emptied. Forks and joins of side streams, and the
-parity of the generation that `overlap` leaves, have tests of their own. Not mutated is what runs
-only after a timeout.
+slots and turns of bare ones, which tell of no generation, and that they are emptied. Forks and
+joins of side streams, and the parity of the generation that `overlap` leaves, have tests of their
+own. Not mutated is what runs only after a timeout.
 
 | function | of | mutants | reported | as |
 |---|---|---|---|---|"""
