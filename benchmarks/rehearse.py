@@ -139,7 +139,7 @@ def _print_all(options: argparse.Namespace) -> None:
     request = ShapeRequest(options.shapes, world_sizes=(options.ranks,), dtype=options.dtype)
     problems = expand(options.op, request)
     if any(problem.world_size <= here for problem in problems):
-        raise UsageError("as many GPUs need not rehearse", "give more --ranks, or use bench")
+        raise UsageError("as many GPUs as ranks need none", "give more --ranks, or use bench")
     if fabric == "host":
         interpreting.announce(options.op, problems)
     found = rehearsals(options.op, problems, fabric, options.attempts, options.repetitions, here)
