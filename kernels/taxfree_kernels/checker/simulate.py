@@ -142,8 +142,9 @@ class Simulation:
         self.bare_bytes = 4 * self.slot_bytes  # tiles are wider than tiny problems, and all is sent
         control_bytes = (sync.SIGNALS.value + Pool.CHANNELS * world_size) * 8
         slots = 2 * (self.slot_bytes + self.flag_bytes) + 3 * self.bare_bytes
-        size = control_bytes + slots + heap_bytes + ALIGNMENT
-        self.arenas = [torch.empty(size, dtype=torch.uint8) for _ in range(world_size)]
+        size = (-(-(control_bytes + slots + heap_bytes) // ALIGNMENT) + 1) * ALIGNMENT
+        # side by side, so that which of several conflicts comes first does not depend on addresses
+        self.arenas = list(torch.empty(world_size, size, dtype=torch.uint8))
 
     def run(
         self,

@@ -56,17 +56,20 @@ def _push_two_shot_lamport(
     WORLD: tl.constexpr, BACKEND: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
     SPLIT_K: tl.constexpr, EVEN_K: tl.constexpr, SWAP_AB: tl.constexpr, XCDS: tl.constexpr,
-    TMA: tl.constexpr, W_NK: tl.constexpr, BLOCK_ROW: tl.constexpr,
+    TMA: tl.constexpr, W_NK: tl.constexpr, LANES: tl.constexpr, BLOCK_ROW: tl.constexpr,
 ):  # fmt: skip
     """See the module.
 
     Args:
         inbox_ptr: int32, the first slot of bare words.
         used: words of a slot that all tiles take.
+        LANES: for the words of a slice, which are repeated: with fewer, threads would have those of
+            some ranks each, and exchange sums.
         BLOCK_ROW: lanes for a row of all tiles, which a program normalises; 0 when none does.
     """
     ELEMENT: tl.constexpr = out_ptr.dtype.element_ty
-    WORDS: tl.constexpr = BLOCK_M * BLOCK_N // 2
+    WIDTH: tl.constexpr = BLOCK_N // 2  # words of a tile's row
+    WORDS: tl.constexpr = BLOCK_M * WIDTH
     SLICES: tl.constexpr = triton.next_power_of_2(WORLD)
     SLICE: tl.constexpr = WORDS // SLICES
     ROUNDS: tl.constexpr = triton.cdiv(SLICES, WORLD)  # slices of a tile that a rank may own
@@ -81,35 +84,35 @@ def _push_two_shot_lamport(
             BACKEND, BLOCK_M, BLOCK_N, BLOCK_K, GROUP_M, SPLIT_K, EVEN_K, SWAP_AB, TMA, W_NK,
         )  # fmt: skip
         if is_whole:
-            lane = tl.arange(0, WORDS)
-            owner = (lane // SLICE + tile) % WORLD
-            has_row = row_begin + lane // (BLOCK_N // 2) < m
-            words = words_of(acc, ELEMENT)
+            slices, lane = tl.arange(0, SLICES), tl.arange(0, SLICE)[None, :]
+            owner = (slices + tile) % WORLD
+            place = (slices * SLICE)[:, None] + lane
+            has_row = row_begin + place // WIDTH < m
 
             # -- the first shot, [source, tile, ROUNDS, SLICE]: each rank's slices -----------------
             stride_source = (tiles * ROUNDS * SLICE).to(tl.int64)
-            part_ptr = slot_ptr + rank * stride_source
-            at = (tile * ROUNDS + lane // (WORLD * SLICE)) * SLICE + lane % SLICE
-            for step in tl.static_range(1, WORLD + 1):
-                peer = (rank + step) % WORLD
-                target_ptr = sync.translate(part_ptr, heap_bases, rank, peer)
-                mask = has_row & (owner == peer)
-                sync.send(control_ptr, target_ptr + at, words, peer, mask=mask)
+            target_ptr = sync.translate(slot_ptr + rank * stride_source, heap_bases, rank, owner)
+            target_ptr += (tile * ROUNDS + slices // WORLD) * SLICE
+            words = tl.reshape(words_of(acc, ELEMENT), (SLICES, SLICE))
+            owner = owner[:, None]
+            sync.send(control_ptr, target_ptr[:, None] + lane, words, owner, mask=has_row)
             sync.empty_last_turn(control_ptr, inbox_ptr, stride_slot, turn, used, tile, tiles)
 
             # -- the second, [tile, WORDS]: sums of the own slices to everybody --------------------
             sums_ptr = slot_ptr + WORLD * stride_source + tile * WORDS
+            repeated = tl.arange(0, LANES)
+            in_slice = repeated % SLICE
             for nth in tl.static_range(ROUNDS):
                 own = (rank + WORLD - tile % WORLD) % WORLD + nth * WORLD
-                in_slice = tl.arange(0, SLICE)
                 at = own * SLICE + in_slice
-                row = row_begin + at // (BLOCK_N // 2)
+                # compilers do not see that lanes of a row stay together behind the remainder
+                row = row_begin + tl.max_constancy(at // WIDTH, min(SLICE, WIDTH))
                 is_there = row < tl.where(own < SLICES, m, 0)
                 total, arrived = sum_of_bare_words(
                     (tile * ROUNDS + nth) * SLICE + in_slice, is_there, slot_ptr, stride_source,
                     control_ptr, generation, heap_bases, rank, ELEMENT, WORLD, BACKEND,
                 )  # fmt: skip
-                col = col_begin + at % (BLOCK_N // 2) * 2
+                col = col_begin + at % WIDTH * 2
                 rows, cols = _twice(row, 0), _twice(col, 1)
                 total = with_addends(
                     total, cols, cols < n, rows.to(tl.int64) * n + cols, (rows < m) & (cols < n),
@@ -119,10 +122,11 @@ def _push_two_shot_lamport(
                 for step in tl.static_range(1, WORLD + 1):
                     peer = (rank + step) % WORLD
                     target_ptr = sync.translate(sums_ptr, heap_bases, rank, peer)
-                    sync.send(control_ptr, target_ptr + at, sent, peer, mask=is_there)
+                    mask = is_there & (repeated < SLICE)
+                    sync.send(control_ptr, target_ptr + at, sent, peer, mask=mask)
             if BLOCK_ROW == 0:
                 found, came = sync.receive(
-                    control_ptr, sums_ptr + lane, owner, generation, heap_bases, rank,
+                    control_ptr, sums_ptr + place, owner, generation, heap_bases, rank,
                     mask=has_row, WORLD=WORLD, BACKEND=BACKEND,
                 )  # fmt: skip
                 low, high = halves_of(found, ELEMENT)
@@ -203,16 +207,16 @@ class PushTwoShotLamport(BareVariant):
 
     def words(self, problem: Any, config: Config) -> int:
         """Of both shots."""
-        world, words = problem.world_size, config["BLOCK_M"] * config["BLOCK_N"] // 2
-        slices = power_of_2(world, 1)
-        received = world * -(-slices // world) * words // slices
-        return _tiles(problem, config) * (received + words)
+        world, slices = problem.world_size, power_of_2(problem.world_size, 1)
+        words = _slice_words(problem, config)
+        return _tiles(problem, config) * (world * -(-slices // world) + slices) * words
 
     def plan(self, problem: Any, fabric: Fabric, config: Config) -> Plan:
         words = self.words(problem, config)
         constants = {
             "HAS_BIAS": problem.bias,
             "HAS_RESIDUAL": problem.residual,
+            "LANES": spaces.lanes_of(fabric.hardware, config, _slice_words(problem, config)),
             "BLOCK_ROW": max(config["BLOCK_N"], spaces.block_row(problem))
             if problem.rms_norm
             else 0,
@@ -222,6 +226,10 @@ class PushTwoShotLamport(BareVariant):
             problem, fabric, config, _push_two_shot_lamport, _tiles(problem, config), rows, words,
             (words,), constants,
         )  # fmt: skip
+
+
+def _slice_words(problem: Any, config: Config) -> int:
+    return int(config["BLOCK_M"] * config["BLOCK_N"] // 2 // power_of_2(problem.world_size, 1))
 
 
 def _tiles(problem: Any, config: Config) -> int:

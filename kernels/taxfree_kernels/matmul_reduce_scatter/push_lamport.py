@@ -30,7 +30,8 @@ from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.matmul_reduce_scatter.shards import owner_of_tile, tiles_of_shards
 from taxfree_kernels.partial_sums import spaces
 from taxfree_kernels.partial_sums.bare import BarePlan, BareVariant
-from taxfree_kernels.partial_sums.tile import partial_tile, store_tile
+from taxfree_kernels.partial_sums.sizes import tiles_of
+from taxfree_kernels.partial_sums.tile import partial_tile, store_tile, tile_and_share
 from taxfree_kernels.partial_sums.words import sum_of_bare_words, words_of
 from taxfree_kernels.spaces import power_of_2
 from taxfree_kernels.variant import Config, Plan
@@ -65,7 +66,7 @@ def _push_lamport(
     )
     tiles = tiles_m * tiles_n
     number = own_chiplet_first(tl.program_id(0), tiles * SPLIT_K, XCDS)
-    tile, split = number // SPLIT_K, number % SPLIT_K
+    tile, split = tile_and_share(number, SPLIT_K, 0)
     tile_m, tile_n = tile_of(tile, tiles_m, tiles_n, GROUP_M)
     row_begin = tile_m * BLOCK_M
     rows = row_begin + tl.arange(0, BLOCK_M)
@@ -131,8 +132,7 @@ class PushLamport(BareVariant):
         return int(problem.world_size * _stride_source(problem, config))
 
     def plan(self, problem: Any, fabric: Fabric, config: Config) -> Plan:
-        tiles_m = -(-problem.m // config["BLOCK_M"])
-        tiles = tiles_m * _owner_tiles(problem, config)
+        tiles = tiles_of(problem.m, problem.shard_columns, config["BLOCK_M"], config["BLOCK_N"])
         if problem.scatter_dim == 1:
             tiles *= problem.world_size
         words = self.words(problem, config)
@@ -146,22 +146,20 @@ class PushLamport(BareVariant):
         return BarePlan(problem, fabric, config, _push_lamport, tiles, 0, words, sizes, constants)
 
 
-def _owner_tiles(problem: Any, config: Config) -> int:
-    return int(-(-problem.shard_columns // config["BLOCK_N"]))
-
-
 def _stride_source(problem: Any, config: Config) -> int:
     """Words of a shard, a multiple of 64 bytes."""
-    words = problem.shard_rows * _owner_tiles(problem, config) * config["BLOCK_N"] // 2
-    return int(-(-words // 16) * 16)
+    tiles = tiles_of(problem.shard_rows, problem.shard_columns, 1, config["BLOCK_N"])
+    words = tiles * config["BLOCK_N"] // 2
+    return -(-words // 16) * 16
 
 
 def _rows_at_once(problem: Any, hardware: Hardware, config: Config) -> int:
-    """Rows of a tile whose words from all ranks a program can hold."""
-    width = power_of_2(problem.world_size, 1) * config["BLOCK_N"] // 2
+    """Rows of a tile that a program adds at once: as many as it can hold, if there are."""
+    width = config["BLOCK_N"] // 2
     threads = config.get("num_warps", 1) * hardware.warp_size
-    most = max(1, _MOST_POLLED * threads // width)
-    return int(min(most, config["BLOCK_M"], power_of_2(problem.shard_rows, 1)))
+    most = max(1, _MOST_POLLED * threads // (power_of_2(problem.world_size, 1) * width))
+    lanes = spaces.lanes_of(hardware, config, power_of_2(problem.shard_rows, 1) * width)
+    return int(min(most, config["BLOCK_M"], lanes // width))
 
 
 VARIANT = PushLamport()

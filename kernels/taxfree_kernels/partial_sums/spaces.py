@@ -273,6 +273,17 @@ def refuses_words(
     return None
 
 
+def lanes_of(hardware: Hardware, config: Config, words: int) -> int:
+    """Lanes of a block [ranks, lanes] for `words` words of each, a power of two.
+
+    Each thread loads 16 bytes, and with no fewer lanes than that has those of all ranks: it adds
+    them alone.
+    """
+    if hardware.backend == "interpreter":
+        return 2 * words  # more than there are, as on a GPU where rows are few
+    return max(words, 4 * config["num_warps"] * hardware.warp_size)
+
+
 def partial_bytes(problem: Any) -> int:
     """Of a rank's partial sum in the problem's own type."""
     return int(problem.m * problem.n * ITEM_BYTES[problem.dtype])
