@@ -19,7 +19,7 @@ import numpy as np
 from taxfree import bench
 from taxfree.bench import DISPATCH, Knowledge, ProblemResult
 from taxfree.bounds import Bounds
-from taxfree.cost_model import Machine, modelled
+from taxfree.cost_model import Machine, bounds_of, modelled
 from taxfree.dispatch import Choice
 from taxfree.group import WorkerGroup
 from taxfree.results import Skipped
@@ -404,7 +404,7 @@ def model(op: str, problem: Any, machine: Machine, only: Sequence[str] = ()) -> 
         op,
         dataclasses.asdict(problem),
         machine.hardware.name,
-        machine.bounds(problem),
+        bounds_of(machine, problem),
         tuple(pipelines),
         tuple(skipped),
         None,

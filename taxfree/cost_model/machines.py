@@ -1,0 +1,164 @@
+"""Machines: the rates that formulas take, fitted to one GPU and carried over to others."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+from taxfree.errors import UsageError
+from taxfree_kernels.hardware import KNOWN, Hardware
+
+
+@dataclass(frozen=True)
+class Machine:
+    """One kind of GPU in a fully connected node.
+
+    Args:
+        hardware: its limits.
+        flops_per_s: of the vendor's matmul on large matrices.
+        memory_bytes_per_s: of device memory.
+        link_bytes_per_s: that a rank receives from all peers through symmetric memory.
+        copy_bytes_per_s: read and written by a strided copy.
+        collective_bytes_per_s: that the collective library gathers; on registered buffers it
+            reaches the link's rate.
+        summed_bytes_per_s: that it adds from each peer, beside the link.
+        pull_bytes_per_s: of loads from peers by tiles.
+        loads_bytes_per_s, tma_bytes_per_s: that one compute unit's tiles load, by threads or TMA.
+        latency_us, registered_latency_us: of the collective on next to nothing.
+        step_us: and for each step of its ring, where buffers are not registered.
+        signal_us: from a rank's signal to the end of a peer's wait, and what is around it.
+        round_trip_us: that a sender takes for each block but the last, and a poll for words.
+        matmul_start_us, tile_start_us, kernel_start_us: from launch to full speed, and back: of the
+            vendor's matmul, of our kernels of tiles, of any other.
+        split_us: that the vendor's matmul takes longer when it splits K.
+        engine_us: of a copy engine on next to nothing.
+        gap_us: from one kernel to the next in a graph.
+        host_call_us: of the host, per call.
+        host_kernel_us, host_descriptors_us: and per kernel of ours, and for its TMA descriptors.
+        host_op_us, host_composed_us: and per op of PyTorch that launches one kernel, and per op
+            that is Python on top of such.
+        host_collective_us: and per call of the collective library.
+        host_stream_us: and each time that a stream waits for another.
+    """
+
+    hardware: Hardware
+    flops_per_s: float
+    memory_bytes_per_s: float
+    link_bytes_per_s: float
+    copy_bytes_per_s: float
+    collective_bytes_per_s: float
+    summed_bytes_per_s: float
+    pull_bytes_per_s: float
+    loads_bytes_per_s: float
+    tma_bytes_per_s: float
+    latency_us: float
+    registered_latency_us: float
+    step_us: float
+    signal_us: float
+    round_trip_us: float
+    matmul_start_us: float
+    split_us: float
+    tile_start_us: float
+    kernel_start_us: float
+    engine_us: float
+    gap_us: float
+    host_call_us: float
+    host_kernel_us: float
+    host_descriptors_us: float
+    host_op_us: float
+    host_composed_us: float
+    host_collective_us: float
+    host_stream_us: float
+
+
+H200 = Machine(
+    hardware=KNOWN["h200"],
+    # measured: the peaks in the result files, and re-layout copies in place
+    flops_per_s=770e12,
+    memory_bytes_per_s=4.63e12,
+    link_bytes_per_s=355e9,
+    copy_bytes_per_s=1.9e12,
+    # fitted
+    collective_bytes_per_s=150e9,
+    summed_bytes_per_s=328e9,
+    pull_bytes_per_s=278e9,
+    loads_bytes_per_s=58.1e9,
+    tma_bytes_per_s=71.3e9,
+    latency_us=6.66,
+    registered_latency_us=6.93,
+    step_us=0.943,
+    signal_us=3.2,
+    matmul_start_us=4.0,
+    split_us=3.78,
+    tile_start_us=7.07,
+    kernel_start_us=1.42,
+    engine_us=15.4,
+    host_call_us=6.28,
+    host_kernel_us=12.8,
+    host_descriptors_us=18.9,
+    host_op_us=10.4,
+    host_composed_us=143.0,
+    host_collective_us=38.5,
+    host_stream_us=28.9,
+    # assumed: rows without a profile do not tell it from the starts above
+    gap_us=1.0,
+    # assumed: more would contradict the rows, less would not
+    round_trip_us=0.7,
+)
+
+
+@dataclass(frozen=True)
+class _DataSheet:
+    """Peak rates as the vendor states them: dense 16-bit, memory, and links into one GPU."""
+
+    flops_per_s: float
+    memory_bytes_per_s: float
+    link_bytes_per_s: float
+
+
+_H200_SHEET = _DataSheet(989e12, 4.8e12, 450e9)
+
+
+def _scaled(hardware: Hardware, sheet: _DataSheet) -> Machine:
+    """A machine that reaches of its data sheet what H200 does of its own, with H200's overheads."""
+    flops = sheet.flops_per_s / _H200_SHEET.flops_per_s
+    memory = sheet.memory_bytes_per_s / _H200_SHEET.memory_bytes_per_s
+    link = sheet.link_bytes_per_s / _H200_SHEET.link_bytes_per_s
+    of_a_unit = flops * H200.hardware.compute_units / hardware.compute_units
+    return dataclasses.replace(
+        H200,
+        hardware=hardware,
+        flops_per_s=H200.flops_per_s * flops,
+        memory_bytes_per_s=H200.memory_bytes_per_s * memory,
+        link_bytes_per_s=H200.link_bytes_per_s * link,
+        collective_bytes_per_s=H200.collective_bytes_per_s * link,
+        summed_bytes_per_s=H200.summed_bytes_per_s * link,
+        pull_bytes_per_s=H200.pull_bytes_per_s * link,
+        copy_bytes_per_s=H200.copy_bytes_per_s * memory,
+        loads_bytes_per_s=H200.loads_bytes_per_s * of_a_unit,
+        tma_bytes_per_s=H200.tma_bytes_per_s * of_a_unit,
+    )
+
+
+MACHINES = {
+    "h200": H200,
+    "mi300x": _scaled(KNOWN["mi300x"], _DataSheet(1307e12, 5.3e12, 448e9)),
+    "mi325x": _scaled(KNOWN["mi325x"], _DataSheet(1307e12, 6.0e12, 448e9)),
+}
+
+
+def machine(name: str) -> Machine:
+    """A machine by name.
+
+    Raises:
+        UsageError: there is no model of it.
+    """
+    if name not in MACHINES:
+        raise UsageError(f"no cost model for {name!r}", f"one of: {', '.join(MACHINES)}")
+    return MACHINES[name]
+
+
+def machine_like(hardware: Hardware) -> Machine | None:
+    """The machine that is of the same architecture, or None."""
+    alike = (m for m in MACHINES.values() if m.hardware.architecture == hardware.architecture)
+    return next(alike, None)

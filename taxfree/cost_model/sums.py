@@ -1,0 +1,268 @@
+"""What the variants of matmul_all_reduce and matmul_reduce_scatter consist of."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+from typing import Any
+
+from taxfree.cost_model.machines import Machine
+from taxfree.cost_model.pieces import (
+    ITEM_BYTES,
+    Config,
+    Formula,
+    Piece,
+    announced_copy_us,
+    barrier_us,
+    collective,
+    composed,
+    copy,
+    exchange_us,
+    launch_us,
+    matmul,
+    matmul_us,
+    own_collective,
+    small,
+    tiles_us,
+)
+
+
+def _library(*, registered: bool) -> Formula:
+    """The library's matmul, then its sum; registered buffers cost a copy out."""
+
+    def formula(machine: Machine, problem: Any, config: Config) -> list[Piece]:
+        pieces = [matmul(machine, problem.m, problem.n, problem.k)]
+        whole = ITEM_BYTES * problem.m * problem.n
+        if getattr(problem, "scatter_dim", 0) == 1:
+            pieces.append(copy(machine, whole, views=True))
+        received, peers = problem.cost.link_bytes, problem.world_size - 1
+        rounds = 1 if hasattr(problem, "shard_rows") else 2
+        summed = collective(machine, received, peers, registered=registered, rounds=rounds)
+        pieces.append(summed)
+        if getattr(problem, "residual", False):
+            pieces.append(_addition(machine, problem))
+        elif registered:
+            pieces.append(copy(machine, _kept_bytes(problem)))
+        return pieces
+
+    return formula
+
+
+def _kept_bytes(problem: Any) -> float:
+    """Of the sum that a rank keeps: all of it, or its shard."""
+    rows: int = getattr(problem, "shard_rows", problem.m)
+    columns: int = getattr(problem, "shard_columns", problem.n)
+    return float(ITEM_BYTES * rows * columns)
+
+
+def _addition(machine: Machine, problem: Any) -> Piece:
+    """Of a residual, by PyTorch: two are read, one is written."""
+    return copy(machine, 1.5 * _kept_bytes(problem))
+
+
+def _one_shot(machine: Machine, problem: Any, config: Config) -> Piece:
+    """Everybody's partial sum of what a rank keeps is sent to it, and added there."""
+    kept, world = _kept_bytes(problem), problem.world_size
+    block = ITEM_BYTES * config["SEND_BLOCK"]
+    sent = exchange_us(machine, (world - 1) * kept, kept / config["CHUNKS"], block)
+    return own_collective(machine, [sent], (world + 1) * kept)
+
+
+def _one_shot_ll(machine: Machine, problem: Any, config: Config) -> Piece:
+    """As `_one_shot`, in words of which half is a flag: twice the bytes, and half the signal.
+
+    A signal is sent when the data before it has arrived; a word travels once.
+    """
+    kept, world = _kept_bytes(problem), problem.world_size
+    latency = machine.kernel_start_us + machine.signal_us / 2
+    link = 1e6 * 2 * (world - 1) * kept / machine.link_bytes_per_s
+    local = 1e6 * 2 * (world + 1) * kept / machine.memory_bytes_per_s
+    us = latency + link + local
+    return Piece("collective", us, machine.host_kernel_us, latency_us=latency)
+
+
+def _two_shot(machine: Machine, problem: Any, config: Config) -> Piece:
+    """Each rank adds a block, and sends the sum to all."""
+    world, size = problem.world_size, _kept_bytes(problem)
+    block = ITEM_BYTES * config["SEND_BLOCK"]
+    received, message = size * (world - 1) / world, size / world / config["CHUNKS"]
+    shot = exchange_us(machine, received, message, block)
+    return own_collective(machine, [shot, shot], 3 * size)
+
+
+def _then(add: Callable[[Machine, Any, Config], Piece]) -> Formula:
+    """The vendor's matmul, then a sum of ours."""
+
+    def formula(machine: Machine, problem: Any, config: Config) -> list[Piece]:
+        return [
+            matmul(machine, problem.m, problem.n, problem.k),
+            add(machine, problem, config),
+        ]
+
+    return formula
+
+
+def _overlap(machine: Machine, problem: Any, config: Config) -> list[Piece]:
+    """Copy engines scatter while the vendor's matmul computes, peers' shards first, in parts.
+
+    Then each rank adds; and where all keep the whole sum, it fetches the others' shards. With
+    PARTS of the rows this is so for each, and all but the last one's are hidden.
+    """
+    world, turns = problem.world_size, config.get("PARTS", 1)
+    is_whole = not hasattr(problem, "shard_rows")
+    if is_whole:
+        m, n = -(-problem.m // (turns * world)), problem.n
+    else:
+        m, n = problem.shard_rows, problem.shard_columns
+    messages = (world - 1) * config["CHUNKS"]
+    parts = -(-messages // config["CHUNKS_PER_WAIT"])
+    start, gap = machine.kernel_start_us, machine.gap_us
+    shard = float(ITEM_BYTES * m * n)
+    link = 1e6 * (world - 1) * shard / machine.link_bytes_per_s
+    # What leaves a matmul waits for what its stream copies before.
+    copied = -(-messages // config["STREAMS"]) * announced_copy_us(machine) + link
+    part = matmul_us(machine, -(-(world - 1) * m // parts), n, problem.k) + gap
+    turn = parts * part + matmul_us(machine, m, n, problem.k) + gap
+    us = max(turn, parts * part + copied / parts, part + copied) + (turns - 1) * turn
+    us += gap + start + 1e6 * (world + 1) * shard / machine.memory_bytes_per_s  # the addition
+    if is_whole:
+        # Nothing stands between these copies: they follow each other at once.
+        us += gap + barrier_us(machine) + gap + machine.engine_us + link
+    us += gap + start  # a kernel ends the call
+    kernels = 2 + turns * (1 + messages + is_whole)
+    ops = turns * (parts + 1 + messages + is_whole * (world - 1))
+    waits = config["STREAMS"] * (turns * (parts + 1 + is_whole) + 2)
+    host = kernels * machine.host_kernel_us + ops * machine.host_op_us
+    host += waits * machine.host_stream_us
+    return [Piece("fused", us, host, kernels=kernels + ops)]
+
+
+def _push(machine: Machine, problem: Any, config: Config) -> list[Piece]:
+    """Tiles leave when they are finished; the sum of the last one is waited for."""
+    tma = config.get("TMA", False)
+    tiles, wave = tiles_us(machine, problem, config, tma=tma)
+    kept, world = _kept_bytes(problem), problem.world_size
+    link = 1e6 * (world - 1) * kept / machine.link_bytes_per_s
+    added = 1e6 * (world + 1) * kept / machine.memory_bytes_per_s
+    us = machine.tile_start_us + max(tiles, wave + link) + machine.signal_us + added
+    return [Piece("fused", us, launch_us(machine, tma=tma))]
+
+
+def _push_two_shot(machine: Machine, problem: Any, config: Config) -> list[Piece]:
+    """Tiles leave when they are finished; so do sums, but the last AHEAD waves' come behind."""
+    tma = config.get("TMA", False)
+    tiles, wave = tiles_us(machine, problem, config, tma=tma)
+    kept, world = _kept_bytes(problem), problem.world_size
+    shot = 1e6 * kept * (world - 1) / world / machine.link_bytes_per_s
+    behind = min(1.0, config["AHEAD"] * wave / tiles) * shot
+    added = 1e6 * 3 * kept / machine.memory_bytes_per_s
+    us = max(tiles, wave + 2 * shot - behind) + behind + 2 * machine.signal_us + added
+    return [Piece("fused", machine.tile_start_us + us, launch_us(machine, tma=tma))]
+
+
+def _push_in_place(machine: Machine, problem: Any, config: Config) -> list[Piece]:
+    """As `_push`, but each wave of tiles waits for its peers, and the own part is not stored.
+
+    Words are as in `_one_shot_ll`: twice the bytes, and half a signal.
+    """
+    tiles, wave = tiles_us(machine, problem, config, tma=config["TMA"])
+    words = 1 + config["IN_DATA"]
+    kept, peers = _kept_bytes(problem), problem.world_size - 1
+    link = 1e6 * words * peers * kept / machine.link_bytes_per_s
+    waits = tiles / wave * machine.signal_us / words
+    added = 1e6 * (words * peers + 1) * kept / machine.memory_bytes_per_s
+    us = machine.tile_start_us + max(tiles, wave + link) + waits + added
+    return [Piece("fused", us, launch_us(machine, tma=config["TMA"]))]
+
+
+def _push_lamport(machine: Machine, problem: Any, config: Config) -> list[Piece]:
+    """As `_push`, by bare words: each wave of tiles polls for its peers', without signals."""
+    tiles, wave = tiles_us(machine, problem, config, tma=config["TMA"])
+    kept, world = _kept_bytes(problem), problem.world_size
+    link = 1e6 * (world - 1) * kept / machine.link_bytes_per_s
+    waits = tiles / wave * machine.round_trip_us
+    added = 1e6 * (world + 1) * kept / machine.memory_bytes_per_s
+    us = machine.tile_start_us + max(tiles, wave + link) + waits + added
+    return [Piece("fused", us, launch_us(machine, tma=config["TMA"]))]
+
+
+def _push_two_shot_lamport(machine: Machine, problem: Any, config: Config) -> list[Piece]:
+    """As `_push_lamport`, but slices cross the link, and then their sums."""
+    tiles, wave = tiles_us(machine, problem, config, tma=config["TMA"])
+    kept, world = _kept_bytes(problem), problem.world_size
+    shot = 1e6 * kept * (world - 1) / world / machine.link_bytes_per_s
+    waits = tiles / wave * 2 * machine.round_trip_us
+    added = 1e6 * 5 * kept / machine.memory_bytes_per_s
+    us = machine.tile_start_us + max(tiles, wave + shot) + shot + waits + added
+    return [Piece("fused", us, launch_us(machine, tma=config["TMA"]))]
+
+
+_TORCH_BLOCKS = 24  # that PyTorch's all-reduces over symmetric memory have at most
+_TORCH_THREADS = {1: 512, 2: 1024}  # of such a block, by shots; each has 16 bytes under way
+
+
+def _torch_symm_mem(machine: Machine, problem: Any, config: Config) -> list[Piece]:
+    """The vendor's matmul, then ranks load from each other, between barriers inside a kernel.
+
+    In one shot each loads all of the others' sums; in two the block that it adds, and then the
+    blocks that the others have added.
+    """
+    world, size, shots = problem.world_size, _kept_bytes(problem), config["SHOTS"]
+    loaded = (world - 1) * (size if shots == 1 else size / world)
+    block = 16 * _TORCH_THREADS[shots] * (world - 1)
+    blocks = min(_TORCH_BLOCKS, math.ceil(loaded / block))
+    shot = exchange_us(machine, loaded, loaded / blocks, block)
+    # The last barrier is for those that still load.
+    added = own_collective(machine, [*shots * [shot], machine.signal_us], (1 + shots) * size)
+    pieces = [
+        matmul(machine, problem.m, problem.n, problem.k),
+        dataclasses.replace(added, host_us=machine.host_op_us),
+    ]
+    if problem.residual:
+        pieces.append(_addition(machine, problem))
+    return pieces
+
+
+def _torch_fused(machine: Machine, problem: Any, config: Config) -> list[Piece]:
+    """PyTorch's op: per shard a matmul, a barrier, a copy from the peer, a barrier; then the sum.
+
+    Its two streams hide copies behind matmuls, but not barriers: work of both is short.
+    """
+    world, kept = problem.world_size, _kept_bytes(problem)
+    m, n = problem.m, problem.n
+    m, n = (m, n // world) if problem.scatter_dim == 1 else (m // world, n)
+    multiplied = matmul_us(machine, m, n, problem.k)
+    copied = machine.engine_us + 1e6 * kept / machine.link_bytes_per_s
+    pipeline = max(world * multiplied, (world - 1) * copied + multiplied)
+    barriers = 2 * world
+    added = small(machine, (world + 1) * kept).us + copy(machine, kept).us
+    gaps = (barriers + 2) * machine.gap_us
+    us = pipeline + barriers * barrier_us(machine) + added + gaps
+    ops = 2 * world - 1 + 3  # a kernel that sleeps, the sum, the copy of it
+    return [composed(machine, us, ops, barriers, waits=2)]
+
+
+MATMUL_ALL_REDUCE: dict[str, Formula] = {
+    "baseline": _library(registered=False),
+    "registered": _library(registered=True),
+    "torch_symm_mem": _torch_symm_mem,
+    "one_shot": _then(_one_shot),
+    "one_shot_ll": _then(_one_shot_ll),
+    "two_shot": _then(_two_shot),
+    "overlap": _overlap,
+    "push": _push,
+    "push_two_shot": _push_two_shot,
+    "push_in_place": _push_in_place,
+    "push_two_shot_lamport": _push_two_shot_lamport,
+}
+
+MATMUL_REDUCE_SCATTER: dict[str, Formula] = {
+    "baseline": _library(registered=False),
+    "registered": _library(registered=True),
+    "one_shot": _then(_one_shot),
+    "overlap": _overlap,
+    "push": _push,
+    "push_lamport": _push_lamport,
+    "torch_fused": _torch_fused,
+}
