@@ -138,15 +138,39 @@ def _overlap(machine: Machine, problem: Any, config: Config) -> list[Piece]:
     return [Piece("fused", us, host, kernels=kernels + ops)]
 
 
-def _push(machine: Machine, problem: Any, config: Config) -> list[Piece]:
-    """Tiles leave when they are finished; the sum of the last one is waited for."""
+def _tiles_that_send(
+    machine: Machine,
+    problem: Any,
+    config: Config,
+    *,
+    sent: float,
+    moved: float,
+    wave_us: float = 0.0,
+    behind_us: float = 0.0,
+) -> list[Piece]:
+    """Tiles leave when they are finished; what the last wave sends comes behind the matmul.
+
+    Args:
+        sent: bytes that cross the link beside tiles.
+        moved: bytes that additions read and write.
+        wave_us: that each wave of tiles waits.
+        behind_us: that follows the last tile's way over the link.
+    """
     tma = config.get("TMA", False)
     tiles, wave = tiles_us(machine, problem, config, tma=tma)
-    kept, world = _kept_bytes(problem), problem.world_size
-    link = 1e6 * (world - 1) * kept / machine.link_bytes_per_s
-    added = 1e6 * (world + 1) * kept / machine.memory_bytes_per_s
-    us = machine.tile_start_us + max(tiles, wave + link) + machine.signal_us + added
+    link = 1e6 * sent / machine.link_bytes_per_s
+    us = max(tiles, wave + link) + tiles / wave * wave_us + behind_us
+    us += machine.tile_start_us + 1e6 * moved / machine.memory_bytes_per_s
     return [Piece("fused", us, launch_us(machine, tma=tma))]
+
+
+def _push(machine: Machine, problem: Any, config: Config) -> list[Piece]:
+    """The sum of the last tile is waited for."""
+    kept, world = _kept_bytes(problem), problem.world_size
+    return _tiles_that_send(
+        machine, problem, config,
+        sent=(world - 1) * kept, moved=(world + 1) * kept, behind_us=machine.signal_us,
+    )  # fmt: skip
 
 
 def _push_two_shot(machine: Machine, problem: Any, config: Config) -> list[Piece]:
@@ -166,36 +190,32 @@ def _push_in_place(machine: Machine, problem: Any, config: Config) -> list[Piece
 
     Words are as in `_one_shot_ll`: twice the bytes, and half a signal.
     """
-    tiles, wave = tiles_us(machine, problem, config, tma=config["TMA"])
-    words = 1 + config["IN_DATA"]
-    kept, peers = _kept_bytes(problem), problem.world_size - 1
-    link = 1e6 * words * peers * kept / machine.link_bytes_per_s
-    waits = tiles / wave * machine.signal_us / words
-    added = 1e6 * (words * peers + 1) * kept / machine.memory_bytes_per_s
-    us = machine.tile_start_us + max(tiles, wave + link) + waits + added
-    return [Piece("fused", us, launch_us(machine, tma=config["TMA"]))]
+    kept, peers, words = _kept_bytes(problem), problem.world_size - 1, 1 + config["IN_DATA"]
+    return _tiles_that_send(
+        machine, problem, config,
+        sent=words * peers * kept, moved=(words * peers + 1) * kept,
+        wave_us=machine.signal_us / words,
+    )  # fmt: skip
 
 
 def _push_lamport(machine: Machine, problem: Any, config: Config) -> list[Piece]:
     """As `_push`, by bare words: each wave of tiles polls for its peers', without signals."""
-    tiles, wave = tiles_us(machine, problem, config, tma=config["TMA"])
     kept, world = _kept_bytes(problem), problem.world_size
-    link = 1e6 * (world - 1) * kept / machine.link_bytes_per_s
-    waits = tiles / wave * machine.round_trip_us
-    added = 1e6 * (world + 1) * kept / machine.memory_bytes_per_s
-    us = machine.tile_start_us + max(tiles, wave + link) + waits + added
-    return [Piece("fused", us, launch_us(machine, tma=config["TMA"]))]
+    return _tiles_that_send(
+        machine, problem, config,
+        sent=(world - 1) * kept, moved=(world + 1) * kept, wave_us=machine.round_trip_us,
+    )  # fmt: skip
 
 
 def _push_two_shot_lamport(machine: Machine, problem: Any, config: Config) -> list[Piece]:
     """As `_push_lamport`, but slices cross the link, and then their sums."""
-    tiles, wave = tiles_us(machine, problem, config, tma=config["TMA"])
     kept, world = _kept_bytes(problem), problem.world_size
-    shot = 1e6 * kept * (world - 1) / world / machine.link_bytes_per_s
-    waits = tiles / wave * 2 * machine.round_trip_us
-    added = 1e6 * 5 * kept / machine.memory_bytes_per_s
-    us = machine.tile_start_us + max(tiles, wave + shot) + shot + waits + added
-    return [Piece("fused", us, launch_us(machine, tma=config["TMA"]))]
+    shot = kept * (world - 1) / world
+    return _tiles_that_send(
+        machine, problem, config,
+        sent=shot, moved=5 * kept, wave_us=2 * machine.round_trip_us,
+        behind_us=1e6 * shot / machine.link_bytes_per_s,
+    )  # fmt: skip
 
 
 _TORCH_BLOCKS = 24  # that PyTorch's all-reduces over symmetric memory have at most

@@ -154,7 +154,10 @@ def _stride_source(problem: Any, config: Config) -> int:
 
 
 def _rows_at_once(problem: Any, hardware: Hardware, config: Config) -> int:
-    """Rows of a tile that a program adds at once: as many as it can hold, if there are."""
+    """Rows of a tile that a program adds at once: a shard's, if it can hold so many.
+
+    Where these are few they get the lanes of more: see :func:`spaces.lanes_of`.
+    """
     width = config["BLOCK_N"] // 2
     threads = config.get("num_warps", 1) * hardware.warp_size
     most = max(1, _MOST_POLLED * threads // (power_of_2(problem.world_size, 1) * width))
