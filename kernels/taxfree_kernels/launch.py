@@ -79,6 +79,14 @@ def compile_options(backend: str, config: Mapping[str, Any]) -> dict[str, Any]:
     return {name: config[name] for name in names if name in config} | {"enable_fp_fusion": True}
 
 
+def early_options(config: Mapping[str, Any]) -> dict[str, bool]:
+    """What Triton is told besides of a kernel that waits for the last: to launch it early or not.
+
+    See :mod:`taxfree_kernels.device.early`.
+    """
+    return {"launch_pdl": True} if config.get("launch_pdl") else {}
+
+
 def copy_between_ranks(target: torch.Tensor, source: torch.Tensor) -> None:
     """Let a copy engine store into a peer's memory, or load from it, on the current stream.
 

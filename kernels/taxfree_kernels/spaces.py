@@ -42,6 +42,11 @@ def cdna_space(hardware: Hardware) -> Space:
     }
 
 
+def early_space(hardware: Hardware) -> Space:
+    """Whether a kernel is launched before the one before it has ended, on NVIDIA."""
+    return {"launch_pdl": (True, False)} if hardware.backend == "cuda" else {}
+
+
 def allowed(
     problem: Any,
     hardware: Hardware,

@@ -274,6 +274,7 @@ MATMUL_ALL_REDUCE: dict[str, Formula] = {
     "push": _push,
     "push_two_shot": _push_two_shot,
     "push_in_place": _push_in_place,
+    "push_lamport": _push_lamport,
     "push_two_shot_lamport": _push_two_shot_lamport,
 }
 

@@ -259,6 +259,52 @@ def errors_by_output(fabric: Fabric, case: Case) -> tuple[list[float], list[floa
     return found[0], found[1]
 
 
+def early_behind_others(fabric: Fabric, case: Case, replays: int) -> list[str]:
+    """Complaints of captured calls that are launched early, behind work of others.
+
+    A kernel, a copy and another stream bring one call's input after the other to the same place.
+    """
+    _share_compilation(fabric, [case])
+    plan, inputs = case.plan(fabric), Inputs(fabric, case, seed=1, integers=True)
+    source, *others = inputs.tensors
+    x, twice = torch.empty_like(source), 2 * source
+    here, elsewhere = torch.cuda.Stream(), torch.cuda.Stream()
+
+    def by_a_kernel() -> None:
+        torch.mul(source, 3, out=x)
+
+    def by_a_copy() -> None:
+        x.copy_(twice)
+
+    def by_another_stream() -> None:
+        elsewhere.wait_stream(here)
+        with torch.cuda.stream(elsewhere):
+            torch.mul(source, -1, out=x)
+        here.wait_stream(elsewhere)
+
+    ways = {by_a_kernel: 3, by_a_copy: 2, by_another_stream: -1}
+    outputs = {way: inputs.exact.to(source.dtype) for way in ways}
+    plan(*inputs.tensors, outputs[by_a_kernel])
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=here):
+        for way, out in outputs.items():
+            way()
+            plan(x, *others, out)
+    found = []
+    for _ in range(replays):
+        for out in outputs.values():
+            out.fill_(float("nan"))
+        graph.replay()
+        fabric.pool.check()
+        found += [
+            f"{case.variant} {way.__name__}: {wrong} values wrong"
+            for way, times in ways.items()
+            if (wrong := int((outputs[way] != (times * inputs.exact).to(source.dtype)).sum()))
+        ]
+    return found
+
+
 def _share_compilation(fabric: Fabric, cases: Sequence[Case]) -> None:
     """Each rank compiles its share into the compiler's cache; nothing to do where there is none."""
     if not fabric.has_graphs:

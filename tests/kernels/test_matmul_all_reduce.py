@@ -43,7 +43,7 @@ class TestServing:
         refusals = ranks.run(2, f"{TASKS}:refusals", fields=SMALL, op=OP)[0]
         served = sorted(name for name, why in refusals.items() if why is None)
         assert served == [name for name in SERVED if name != "overlap"]  # wants aligned rows
-        assert {"one_shot", "one_shot_ll", "two_shot", "push", "push_in_place"} <= set(served)
+        assert {"one_shot", "one_shot_ll", "two_shot", "push", "push_lamport"} <= set(served)
 
     def test_a_single_rank_has_only_the_library(self, ranks):
         refusals = ranks.run(1, f"{TASKS}:refusals", fields=SMALL, op=OP)[0]
@@ -149,6 +149,7 @@ class TestTilesOfBoxes:
                 ("push", "nk"),
                 ("push", "kn"),
                 ("push_in_place", "kn"),
+                ("push_lamport", "nk"),
                 ("push_two_shot", "kn"),
             )
         ]
@@ -160,7 +161,14 @@ class TestEightRanks:
         """Eight ranks share few cores: one small problem."""
         cases = [
             case(variant, m=1, n=40, k=5, dtype="bfloat16")
-            for variant in ("one_shot_ll", "two_shot", "push", "push_in_place", "push_two_shot")
+            for variant in (
+                "one_shot_ll",
+                "two_shot",
+                "push",
+                "push_in_place",
+                "push_lamport",
+                "push_two_shot",
+            )
         ]
         assert complaints(ranks, 8, cases, random_data=False) == []
 

@@ -10,7 +10,7 @@ from taxfree_kernels.all_gather_matmul import spaces
 from taxfree_kernels.all_gather_matmul.problem import AllGatherMatmul
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.hardware import Hardware
-from taxfree_kernels.launch import Kernel, compile_options
+from taxfree_kernels.launch import Kernel, compile_options, early_options
 from taxfree_kernels.variant import Config, Plan, Space, Variant
 
 _KNOBS = (
@@ -83,7 +83,7 @@ class FusedPlan(Plan):
                 "HAS_BIAS": problem.bias,
             }
             | dict(constants),
-            options=compile_options(fabric.backend, config),
+            options=compile_options(fabric.backend, config) | early_options(config),
         )
 
     def __call__(

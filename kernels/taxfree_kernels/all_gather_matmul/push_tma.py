@@ -38,6 +38,7 @@ from taxfree_kernels.all_gather_matmul.tile import (
 )
 from taxfree_kernels.boxes import aligned, rows_in_boxes, weight_in_boxes
 from taxfree_kernels.device import sync
+from taxfree_kernels.device.early import wait_for_the_last
 from taxfree_kernels.device.tiles import accumulate_boxes
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.hardware import Hardware
@@ -56,6 +57,7 @@ def _push_tma(
     W_NK: tl.constexpr, TO_SELF: tl.constexpr, K_PARTS: tl.constexpr, PART_STEPS: tl.constexpr,
     SEND_STAGES: tl.constexpr,
 ):  # fmt: skip
+    wait_for_the_last(BACKEND)
     # Were it possible that a loop over k, behind a wait in a loop, has no step, ptxas would run its
     # matrix instructions one by one; of smaller tiles it does not: see ``partial_tile``.
     IN_PARTS: tl.constexpr = K_PARTS > 1 or SOURCES_PER_WAIT < WORLD

@@ -7,7 +7,14 @@ from typing import Any
 from taxfree_kernels.all_gather_matmul.problem import ITEM_BYTES, AllGatherMatmul
 from taxfree_kernels.fabric.heap import Pool
 from taxfree_kernels.hardware import Hardware
-from taxfree_kernels.spaces import allowed, cdna_space, power_of_2, refuses_tile, up_to
+from taxfree_kernels.spaces import (
+    allowed,
+    cdna_space,
+    early_space,
+    power_of_2,
+    refuses_tile,
+    up_to,
+)
 from taxfree_kernels.variant import Config, Space
 
 
@@ -32,6 +39,7 @@ def tile_space(problem: AllGatherMatmul, hardware: Hardware) -> Space:
         "SOURCES_PER_WAIT": waits,
         "num_warps": (4, 8),
         "num_stages": (2, 3, 4, 5, 6),
+        **early_space(hardware),
     }
     if hardware.backend == "hip":
         space |= {**cdna_space(hardware), "matrix_instr_nonkdim": (16, 32)}

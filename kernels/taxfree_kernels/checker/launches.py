@@ -20,7 +20,7 @@ class Launch:
         kernel, arguments: what is launched.
         host: whose it is.
         weight: of its programs, for the scheduler.
-        before: the launch before it, if this one began before that had ended.
+        before: the launch before it, if this one need not know that that has ended.
     """
 
     kernel: Kernel
@@ -32,7 +32,7 @@ class Launch:
     ended: np.ndarray = field(init=False)  # what has happened in it
     next_program: int = 0
     running: int = 0
-    _ready: int = 0  # programs that let the next launch begin, or have ended
+    _ready: int = 0  # programs that have let the next launch begin
 
     def __post_init__(self) -> None:
         self.begun, self.ended = self.host.clocks.copy(), self.host.clocks.copy()
@@ -43,8 +43,10 @@ class Launch:
 
     @property
     def first_slot(self) -> int:
-        """Where its programs' clocks begin, behind those of a launch that is still running."""
-        return 0 if self.before is None else self.before.end_slot
+        """Where its programs' clocks begin: beside those of a launch that may still be running."""
+        if self.before is None or self.before.first_slot >= self.kernel.grid:
+            return 0
+        return self.before.end_slot
 
     @property
     def end_slot(self) -> int:
@@ -65,7 +67,8 @@ class Launch:
 
     @property
     def lets_the_next_begin(self) -> bool:
-        return self._ready == self.kernel.grid
+        """Whether all programs do, or have ended."""
+        return self._ready == self.kernel.grid or self.has_ended
 
 
 def waits_for_the_last(kernel: Kernel) -> bool:

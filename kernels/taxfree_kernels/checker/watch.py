@@ -112,8 +112,6 @@ class Watch:
 
     def on_tensor(self, tensor: torch.Tensor, *, writes: bool) -> None:
         """A library operation of a host touches a tensor; not a scheduling point."""
-        if not self._scheduler.is_running or self._shadow.find(tensor.data_ptr()) is None:
-            return
         addresses = _element_addresses(tensor)
         access = self._access(self._scheduler.current.owner.actor, writes=writes)
         self._check_plain(access, addresses, tensor.element_size(), at_once=False)

@@ -41,6 +41,8 @@ class Subject:
         spill_bytes: per thread.
         matrix_remarks: see :func:`taxfree_kernels.compiled.compile.matrix_remarks`.
         aligned: rows of all matrices start at multiples of 16 bytes, so accesses can be wide.
+        launched_early: before the kernel before it has ended.
+        begins_call: the kernel before it is of another call.
     """
 
     text: str
@@ -51,6 +53,8 @@ class Subject:
     spill_bytes: int = 0
     matrix_remarks: Sequence[str] = ()
     aligned: bool = True
+    launched_early: bool = False
+    begins_call: bool = True
 
     @cached_property
     def assembly(self) -> Assembly:
@@ -295,15 +299,22 @@ def proxy_fence_before_bulk_copies(subject: Subject) -> Iterator[Violation]:
 
 @_gate
 def nothing_before_early_wait(subject: Subject) -> Iterator[Violation]:
-    """A kernel that may be launched early loads and stores nothing before it waits.
+    """A kernel that is launched early waits, and uses no memory before.
 
-    But for the generation, by an atomic of the device: the calls before this one have ended.
+    But for the generation, by an atomic, behind a kernel of its own call: those of the calls before
+    have ended.
     """
-    code = subject.assembly
-    for place in code.places(Role.EARLY_WAIT):
-        for passed in code.walk(place, lambda _: False, backwards=True):
-            if passed.plays(Role.LOAD, Role.COPY, Role.BULK_COPY, Role.STORE, Role.BULK_STORE):
-                yield _found(nothing_before_early_wait, "memory is used before the wait", passed)
+    code, gate = subject.assembly, nothing_before_early_wait
+    uses = [Role.LOAD, Role.COPY, Role.BULK_COPY, Role.STORE, Role.BULK_STORE]
+    if subject.begins_call:
+        uses += [Role.POLL, Role.VOLATILE, Role.ACQUIRE]
+    waits = code.places(Role.EARLY_WAIT)
+    if subject.launched_early and not waits:
+        yield Violation(gate.__name__, "launched early, and does not wait")
+    for place in waits:
+        for passed in code.walk(place, _never, backwards=True):
+            if passed.plays(*uses):
+                yield _found(gate, "memory is used before the wait", passed)
                 break
 
 

@@ -38,7 +38,7 @@ def _answer(request: dict[str, Any]) -> dict[str, Any]:
         request["heap_bytes"],
     )  # fmt: skip
     kernels = []
-    for launch in launches:
+    for number, launch in enumerate(launches):
         compiled = compile_launch(launch, hardware)
         kernel: dict[str, Any] = {
             "kernel": compiled.kernel,
@@ -47,12 +47,17 @@ def _answer(request: dict[str, Any]) -> dict[str, Any]:
             "resources": asdict(compiled.resources),
         }
         if "aligned" in request:
-            kernel["violations"] = _violations(compiled, request["aligned"])
+            kernel["violations"] = _violations(
+                compiled,
+                aligned=request["aligned"],
+                launched_early=launch.kernel.options.get("launch_pdl", False),
+                begins_call=number == 0,
+            )
         kernels.append(kernel)
     return {"kernels": kernels}
 
 
-def _violations(compiled: Any, aligned: bool) -> list[dict[str, Any]]:
+def _violations(compiled: Any, **known: bool) -> list[dict[str, Any]]:
     from taxfree_kernels.compiled.compile import matrix_remarks
     from taxfree_kernels.compiled.gates import Subject, violations
 
@@ -64,7 +69,7 @@ def _violations(compiled: Any, aligned: bool) -> list[dict[str, Any]]:
         num_stages=compiled.num_stages,
         spill_bytes=compiled.resources.spill_bytes,
         matrix_remarks=matrix_remarks(compiled.text),
-        aligned=aligned,
+        **known,
     )
     return [asdict(violation) for violation in violations(subject)]
 

@@ -23,9 +23,9 @@ import triton
 import triton.language as tl
 
 from taxfree_kernels.device import sync
+from taxfree_kernels.device.early import wait_for_the_last
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.flash_decode import spaces
-from taxfree_kernels.flash_decode.early import wait_for_the_last
 from taxfree_kernels.flash_decode.exchange import combine, merge_and_push, running_slot
 from taxfree_kernels.flash_decode.local import (
     DecodePlan,
@@ -111,7 +111,7 @@ class Fused(ExchangingVariant):
         return {
             **super().space(problem, hardware),
             **spaces.words_space(problem),
-            **spaces.early_space(hardware),
+            **spaces.last_space(hardware),
         }
 
     def plan(self, problem: Any, fabric: Fabric, config: Config) -> Plan:

@@ -10,14 +10,14 @@ import torch
 import triton
 import triton.language as tl
 
+from taxfree_kernels.device.early import let_the_next_begin
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.flash_decode import spaces
 from taxfree_kernels.flash_decode.attend import attend, store_rows
-from taxfree_kernels.flash_decode.early import let_the_next_begin
 from taxfree_kernels.flash_decode.merge import merge_ranks, merge_splits, store_output
 from taxfree_kernels.flash_decode.problem import FlashDecode
 from taxfree_kernels.hardware import Hardware
-from taxfree_kernels.launch import Kernel, compile_options
+from taxfree_kernels.launch import Kernel, compile_options, early_options
 from taxfree_kernels.spaces import power_of_2
 from taxfree_kernels.variant import Config, Plan, Space, Variant
 
@@ -207,8 +207,8 @@ def empty_parts(problem: FlashDecode, fabric: Fabric, count: int) -> torch.Tenso
 
 def finishing_options(fabric: Fabric, config: Config) -> dict[str, Any]:
     """Options of the kernel behind the splits, the only one of a call that is launched early."""
-    options = compile_options(fabric.backend, {})
-    return options | {"launch_pdl": True} if config.get("launch_pdl") else options
+    warps = {"num_warps": config["MERGE_WARPS"]} if "MERGE_WARPS" in config else {}
+    return compile_options(fabric.backend, warps) | early_options(config)
 
 
 class DecodePlan(Plan):

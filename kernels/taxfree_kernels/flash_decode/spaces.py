@@ -13,6 +13,7 @@ from taxfree_kernels.spaces import (
     accumulators,
     cdna_space,
     distinct,
+    early_space,
     power_of_2,
     up_to,
     within,
@@ -97,9 +98,10 @@ def _fits_words(problem: FlashDecode, packed: bool) -> bool:
     return 4 * words <= BARE_BYTES if packed else 8 * words <= FLAG_BYTES
 
 
-def early_space(hardware: Hardware) -> Space:
-    """Whether the kernel behind the splits is launched before they have ended."""
-    return {"launch_pdl": (False, True)} if hardware.backend == "cuda" else {}
+def last_space(hardware: Hardware) -> Space:
+    """The kernel behind the splits: whether it is launched before they have ended, and its size."""
+    warps = {} if hardware.backend == "interpreter" else {"MERGE_WARPS": (4, 2)}
+    return {**early_space(hardware), **warps}
 
 
 def chunk_rows(problem: FlashDecode, config: Config) -> int:
@@ -157,7 +159,8 @@ def _first_on_hopper(
     keys = 64 if dims <= 256 and problem.is_aligned else 32
     tables = 2 if problem.page_size else 0  # stages in which page numbers are under way
     warps = 4 if problem.group_size <= 32 and problem.is_aligned else 8
-    common = {"BLOCK_H": 64, "num_warps": warps, "launch_pdl": True, **signals, **words}
+    merging = 4 if problem.rows <= hardware.compute_units else 2
+    common = {"BLOCK_H": 64, "num_warps": warps, "MERGE_WARPS": merging, **signals, **words}
 
     def guess(waves: int, stages: int, block_n: int = keys, **others: Any) -> dict[str, Any]:
         splits = splits_of(problem, hardware, waves)

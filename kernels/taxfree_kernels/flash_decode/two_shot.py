@@ -22,9 +22,9 @@ import triton
 import triton.language as tl
 
 from taxfree_kernels.device import sync
+from taxfree_kernels.device.early import wait_for_the_last
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.flash_decode import spaces
-from taxfree_kernels.flash_decode.early import wait_for_the_last
 from taxfree_kernels.flash_decode.exchange import merge_into_inboxes, wait_for_rows
 from taxfree_kernels.flash_decode.local import (
     DecodePlan,
@@ -164,7 +164,7 @@ class TwoShot(ExchangingVariant):
     name = "two_shot"
 
     def space(self, problem: Any, hardware: Hardware) -> Space:
-        return {**super().space(problem, hardware), **spaces.early_space(hardware)}
+        return {**super().space(problem, hardware), **spaces.last_space(hardware)}
 
     def first_configs(self, problem: Any, hardware: Hardware) -> list[dict[str, Any]]:
         space = self.space(problem, hardware)

@@ -24,6 +24,7 @@ import triton
 import triton.language as tl
 
 from taxfree_kernels.device import sync
+from taxfree_kernels.device.early import wait_for_the_last
 from taxfree_kernels.device.tiles import own_chiplet_first, tile_of
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.hardware import Hardware
@@ -55,6 +56,7 @@ def _push(
     TMA: tl.constexpr, W_NK: tl.constexpr,
 ):  # fmt: skip
     """See the module; BLOCK_ROW is 0 when the sum is not normalised, else no less than n."""
+    wait_for_the_last(BACKEND)
     program = tl.program_id(0)
     generation = sync.running_generation(control_ptr)
     slot_ptr = tl.multiple_of(inbox_ptr + (generation % 2) * stride_slot, 16)

@@ -26,6 +26,7 @@ import triton
 import triton.language as tl
 
 from taxfree_kernels.device import sync
+from taxfree_kernels.device.early import wait_for_the_last
 from taxfree_kernels.device.exchange import signal_everybody, wait_for_everybody
 from taxfree_kernels.device.tiles import own_chiplet_first
 from taxfree_kernels.fabric.base import Fabric
@@ -61,6 +62,7 @@ def _push_in_place(
     SPLIT_K: tl.constexpr, EVEN_K: tl.constexpr, SWAP_AB: tl.constexpr, XCDS: tl.constexpr,
     TMA: tl.constexpr, W_NK: tl.constexpr,
 ):  # fmt: skip
+    wait_for_the_last(BACKEND)
     generation = sync.running_generation(control_ptr)
     slot_ptr = tl.multiple_of(inbox_ptr + (generation % 2) * stride_slot, 16)
     programs = tl.cdiv(m, BLOCK_M) * tl.cdiv(n, BLOCK_N) * SPLIT_K

@@ -35,6 +35,7 @@ import triton
 import triton.language as tl
 
 from taxfree_kernels.device import sync
+from taxfree_kernels.device.early import wait_for_the_last
 from taxfree_kernels.device.tiles import in_turns, tile_of
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.fabric.heap import Pool
@@ -68,6 +69,7 @@ def _push_two_shot(
         stride_row: see :func:`offsets_in_tile`.
         ahead: tile programs of whole groups that come before the first adder, or all.
     """
+    wait_for_the_last(BACKEND)
     program = tl.program_id(0)
     generation = sync.running_generation(control_ptr)
     slot_ptr = tl.multiple_of(inbox_ptr + (generation % 2) * stride_slot, 16)

@@ -34,16 +34,16 @@ import triton
 import triton.language as tl
 
 from taxfree_kernels.device import sync
+from taxfree_kernels.device.early import wait_for_the_last
 from taxfree_kernels.device.tiles import own_chiplet_first
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.partial_sums import spaces
-from taxfree_kernels.partial_sums.addends import with_addends
 from taxfree_kernels.partial_sums.bare import BarePlan, BareVariant
 from taxfree_kernels.partial_sums.rows import store_normalised
 from taxfree_kernels.partial_sums.sizes import tiles_of
 from taxfree_kernels.partial_sums.tile import numbered_tile, store_tile
-from taxfree_kernels.partial_sums.words import halves_of, sum_of_bare_words, words_of
+from taxfree_kernels.partial_sums.words import halves_of, total_of_bare_words, words_of
 from taxfree_kernels.spaces import power_of_2
 from taxfree_kernels.variant import Config, Plan, Space
 
@@ -67,6 +67,7 @@ def _push_two_shot_lamport(
             some ranks each, and exchange sums.
         BLOCK_ROW: lanes for a row of all tiles, which a program normalises; 0 when none does.
     """
+    wait_for_the_last(BACKEND)
     ELEMENT: tl.constexpr = out_ptr.dtype.element_ty
     WIDTH: tl.constexpr = BLOCK_N // 2  # words of a tile's row
     WORDS: tl.constexpr = BLOCK_M * WIDTH
@@ -107,23 +108,18 @@ def _push_two_shot_lamport(
                 at = own * SLICE + in_slice
                 # compilers do not see that lanes of a row stay together behind the remainder
                 row = row_begin + tl.max_constancy(at // WIDTH, min(SLICE, WIDTH))
-                is_there = row < tl.where(own < SLICES, m, 0)
-                total, arrived = sum_of_bare_words(
-                    (tile * ROUNDS + nth) * SLICE + in_slice, is_there, slot_ptr, stride_source,
-                    control_ptr, generation, heap_bases, rank, ELEMENT, WORLD, BACKEND,
+                row_end = tl.where(own < SLICES, m, 0)
+                total, _, _ = total_of_bare_words(
+                    (tile * ROUNDS + nth) * SLICE + in_slice, row, row_end,
+                    col_begin + at % WIDTH * 2, n, bias_ptr, residual_ptr,
+                    slot_ptr, stride_source, control_ptr, generation, heap_bases, rank,
+                    ELEMENT, WORLD, BACKEND, HAS_BIAS, HAS_RESIDUAL,
                 )  # fmt: skip
-                col = col_begin + at % WIDTH * 2
-                rows, cols = _twice(row, 0), _twice(col, 1)
-                total = with_addends(
-                    total, cols, cols < n, rows.to(tl.int64) * n + cols, (rows < m) & (cols < n),
-                    bias_ptr, residual_ptr, HAS_BIAS, HAS_RESIDUAL,
-                )  # fmt: skip
-                sent = words_of(tl.where(arrived, total, float("nan")), ELEMENT)
+                sent, is_sent = words_of(total, ELEMENT), (row < row_end) & (repeated < SLICE)
                 for step in tl.static_range(1, WORLD + 1):
                     peer = (rank + step) % WORLD
                     target_ptr = sync.translate(sums_ptr, heap_bases, rank, peer)
-                    mask = is_there & (repeated < SLICE)
-                    sync.send(control_ptr, target_ptr + at, sent, peer, mask=mask)
+                    sync.send(control_ptr, target_ptr + at, sent, peer, mask=is_sent)
             if BLOCK_ROW == 0:
                 found, came = sync.receive(
                     control_ptr, sums_ptr + place, owner, generation, heap_bases, rank,
@@ -174,12 +170,6 @@ def _normalise_row(
     total = tl.where(arrived, tl.where(mask, total, 0.0), float("nan"))
     at = row.to(tl.int64) * n + column
     store_normalised(total, at, mask, norm_weight, eps_ptr, out_ptr, m.to(tl.int64) * n, n)
-
-
-@triton.jit
-def _twice(block, step):
-    """Each element, and behind it the same and `step`."""
-    return tl.reshape(tl.join(block, block + step), (2 * block.numel,))
 
 
 class PushTwoShotLamport(BareVariant):

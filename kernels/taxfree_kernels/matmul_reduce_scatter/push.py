@@ -24,6 +24,7 @@ import triton
 import triton.language as tl
 
 from taxfree_kernels.device import sync
+from taxfree_kernels.device.early import wait_for_the_last
 from taxfree_kernels.device.exchange import wait_for_everybody
 from taxfree_kernels.device.tiles import own_chiplet_first, tile_of
 from taxfree_kernels.fabric.base import Fabric
@@ -53,6 +54,7 @@ def _push(
     EVEN_K: tl.constexpr, SWAP_AB: tl.constexpr, XCDS: tl.constexpr, TMA: tl.constexpr,
     W_NK: tl.constexpr, STAGGERED: tl.constexpr,
 ):  # fmt: skip
+    wait_for_the_last(BACKEND)
     program = tl.program_id(0)
     generation = sync.running_generation(control_ptr)
     slot_ptr = tl.multiple_of(inbox_ptr + (generation % 2) * stride_slot, 16)

@@ -24,6 +24,7 @@ import triton
 import triton.language as tl
 
 from taxfree_kernels.device import sync
+from taxfree_kernels.device.early import wait_for_the_last
 from taxfree_kernels.device.tiles import own_chiplet_first, tile_of
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.hardware import Hardware
@@ -57,6 +58,7 @@ def _push_lamport(
         used: words of a slot that all sources take.
         ROWS: that a program adds at once.
     """
+    wait_for_the_last(BACKEND)
     ELEMENT: tl.constexpr = out_ptr.dtype.element_ty
     WIDTH: tl.constexpr = BLOCK_N // 2  # words of a tile's row
     generation, turn = sync.running_generation(control_ptr), sync.running_turn(control_ptr)

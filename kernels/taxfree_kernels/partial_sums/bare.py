@@ -34,7 +34,7 @@ class BareVariant(FusedVariant):
     def refuses_problem(self, problem: Any, hardware: Hardware) -> str | None:
         reason = super().refuses_problem(problem, hardware)
         if reason is None and not self.first_configs(problem, hardware):
-            return "its words do not fit a slot"
+            return "its words fit no slot, or no program"
         return reason
 
     def space(self, problem: Any, hardware: Hardware) -> Space:

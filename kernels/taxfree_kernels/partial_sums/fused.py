@@ -11,7 +11,7 @@ from taxfree_kernels.boxes import aligned, rows_in_boxes, weight_in_boxes
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.fabric.heap import Pool
 from taxfree_kernels.hardware import Hardware
-from taxfree_kernels.launch import Kernel, compile_options
+from taxfree_kernels.launch import Kernel, compile_options, early_options
 from taxfree_kernels.partial_sums import spaces
 from taxfree_kernels.variant import Config, Plan, Space, Variant
 
@@ -78,7 +78,7 @@ class FusedPlan(Plan):
                 **signals,
                 **constants,
             },
-            options=compile_options(fabric.backend, config),
+            options=compile_options(fabric.backend, config) | early_options(config),
         )
 
     def inbox(self, fabric: Fabric, config: Config, elements: int) -> tuple[torch.Tensor, int]:

@@ -11,6 +11,7 @@ from taxfree_kernels.spaces import (
     allowed,
     cdna_space,
     copy_space,
+    early_space,
     first_copies,
     nearest_first,
     power_of_2,
@@ -49,6 +50,7 @@ def tile_space(problem: Any, hardware: Hardware) -> Space:
         "TMA": ways_to_load(problem, hardware),
         "num_warps": (4, 8),
         "num_stages": (2, 3, 4, 5, 6),
+        **early_space(hardware),
     }
     if hardware.backend == "hip":
         space |= {**cdna_space(hardware), "matrix_instr_nonkdim": (16, 32)}

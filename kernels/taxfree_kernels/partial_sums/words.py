@@ -1,4 +1,4 @@
-"""Device functions for partial sums that travel as flag-in-data words, of two elements each."""
+"""Device functions for partial sums that travel as words, of two elements each."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import triton
 import triton.language as tl
 
 from taxfree_kernels.device import sync
+from taxfree_kernels.partial_sums.addends import with_addends
 
 MOST_WORDS = 1 << 19  # that a pool's slot of them has
 #: Most elements of the output: their words from 8 ranks fill a pool's slot of them.
@@ -76,6 +77,40 @@ def sum_of_bare_words(
         heap_bases, rank, mask=mask[None, :], WORLD=WORLD, BACKEND=BACKEND,
     )  # fmt: skip
     return _added(words, lane, ELEMENT, WORLD), arrived
+
+
+@triton.jit
+def total_of_bare_words(
+    place, row, row_end, col, n, bias_ptr, residual_ptr,
+    slot_ptr, stride_source, control_ptr, generation, heap_bases, rank,
+    ELEMENT: tl.constexpr, WORLD: tl.constexpr, BACKEND: tl.constexpr, HAS_BIAS: tl.constexpr,
+    HAS_RESIDUAL: tl.constexpr,
+):  # fmt: skip
+    """Wait for all ranks' words of a sum of n columns, and add them, the bias and the residual.
+
+    Args:
+        place: int32 [LANES], where the words are among a source's.
+        row, col: of the first element of each; rows from `row_end` on nobody has sent.
+
+    Returns:
+        float32 [2 * LANES], NaN when the words have not come, and of each the row and the column.
+    """
+    total, arrived = sum_of_bare_words(
+        place, row < row_end, slot_ptr, stride_source, control_ptr, generation, heap_bases, rank,
+        ELEMENT, WORLD, BACKEND,
+    )  # fmt: skip
+    rows, cols = _twice(row, 0), _twice(col, 1)
+    total = with_addends(
+        total, cols, cols < n, rows.to(tl.int64) * n + cols, (rows < row_end) & (cols < n),
+        bias_ptr, residual_ptr, HAS_BIAS, HAS_RESIDUAL,
+    )  # fmt: skip
+    return tl.where(arrived, total, float("nan")), rows, cols
+
+
+@triton.jit
+def _twice(block, step):
+    """Each element, and behind it the same and `step`."""
+    return tl.reshape(tl.join(block, block + step), (2 * block.numel,))
 
 
 @triton.jit

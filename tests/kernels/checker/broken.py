@@ -10,7 +10,7 @@ import triton.language as tl
 
 from taxfree_kernels.checker import Outcome, Reason, SimulatedFabric, Simulation, Violation
 from taxfree_kernels.device import sync
-from taxfree_kernels.flash_decode.early import let_the_next_begin, wait_for_the_last
+from taxfree_kernels.device.early import let_the_next_begin, wait_for_the_last
 from taxfree_kernels.launch import Kernel
 
 CALLS = 4

@@ -26,6 +26,7 @@ from taxfree_kernels.matmul_all_reduce import one_shot as sum_one_shot
 from taxfree_kernels.matmul_all_reduce import one_shot_ll as sum_one_shot_ll
 from taxfree_kernels.matmul_all_reduce import push as sum_push
 from taxfree_kernels.matmul_all_reduce import push_in_place as sum_in_place
+from taxfree_kernels.matmul_all_reduce import push_lamport as sum_push_lamport
 from taxfree_kernels.matmul_all_reduce import push_two_shot as sum_push_two_shot
 from taxfree_kernels.matmul_all_reduce import push_two_shot_lamport as sum_push_two_shot_lamport
 from taxfree_kernels.matmul_all_reduce import two_shot as sum_two_shot
@@ -122,6 +123,9 @@ GROUPS = {
         ),
     ),
     "sum: push_in_place": Group(_SUM, ("push_in_place", MIXED), (sum_in_place._push_in_place,)),
+    "sum: push_lamport": Group(
+        _SUM, ("push_lamport", MIXED), (sum_push_lamport._push_lamport,), by_turns=True
+    ),
     "sum: push_two_shot_lamport": Group(
         _SUM,
         ("push_two_shot_lamport", MIXED),
@@ -129,6 +133,7 @@ GROUPS = {
             sum_push_two_shot_lamport._push_two_shot_lamport,
             sum_push_two_shot_lamport._normalise_row,
             sum_words.sum_of_bare_words,
+            sum_words.total_of_bare_words,
         ),
         by_turns=True,
     ),
@@ -142,7 +147,7 @@ GROUPS = {
     "sum: two_shot": Group(_SUM, ("two_shot", MIXED), (sum_two_shot._two_shot,)),
     "sum: overlap": Group(_SUM, ("overlap",), (copies._meet, sum_copied._add)),
     "sum: push_two_shot": Group(
-        _SUM, ("push_two_shot", MIXED), (sum_push_two_shot._push_two_shot,)
+        _SUM, ("push_two_shot", MIXED), (sum_push_two_shot._push_two_shot,), seeds=range(60)
     ),
     "scatter: push": Group(_SCATTER, ("push",), (scatter_push._push,)),
     "scatter: push_lamport": Group(
@@ -208,6 +213,7 @@ HARMLESS = {
     ),
     ("sum: push_in_place", "_push_in_place: sum_by_words: generation + 1"): _ANOTHER_FLAG,
     ("sum: one_shot_ll", "_one_shot_ll: sum_by_words: generation + 1"): _ANOTHER_FLAG,
+    ("sum: push_lamport", "_push_lamport: leave(...) deleted"): _BY_TURNS,
     ("sum: push_two_shot_lamport", "_push_two_shot_lamport: leave(...) deleted"): _BY_TURNS,
     ("scatter: push_lamport", "_push_lamport: leave(...) deleted"): _BY_TURNS,
     ("decode: two_shot", "_two_shot: one payload slot"): (

@@ -11,8 +11,7 @@ import torch
 import triton
 import triton.language as tl
 
-from taxfree_kernels.device import sync
-from taxfree_kernels.flash_decode import early
+from taxfree_kernels.device import early, sync
 
 #: kernels that only Hopper can run.
 HOPPER = (
@@ -20,7 +19,10 @@ HOPPER = (
     "bulk_copy_after_wait",
     "good_bulk_copy",
     "load_before_early_wait",
+    "generation_before_early_wait",
+    "early_without_a_wait",
     "good_early_wait",
+    "good_early_wait_behind",
 )
 #: kernels that only CDNA can run.
 CDNA = ("words_polled_once_by_one_warp",)
@@ -138,7 +140,25 @@ def load_before_early_wait(data, word, want, out, BLOCK: tl.constexpr, BACKEND: 
 
 
 @triton.jit
+def generation_before_early_wait(data, word, want, out, BLOCK: tl.constexpr, BACKEND: tl.constexpr):
+    generation = tl.atomic_add(word, 0, sem="relaxed", scope="gpu")
+    early.wait_for_the_last(BACKEND)
+    _read(data + generation, out, BLOCK)
+
+
+@triton.jit
+def early_without_a_wait(data, word, want, out, BLOCK: tl.constexpr, BACKEND: tl.constexpr):
+    _read(data, out, BLOCK)
+
+
+@triton.jit
 def good_early_wait(data, word, want, out, BLOCK: tl.constexpr, BACKEND: tl.constexpr):
+    early.wait_for_the_last(BACKEND)
+    _read(data, out, BLOCK)
+
+
+@triton.jit
+def good_early_wait_behind(data, word, want, out, BLOCK: tl.constexpr, BACKEND: tl.constexpr):
     generation = tl.atomic_add(word, 0, sem="relaxed", scope="gpu")
     early.wait_for_the_last(BACKEND)
     _read(data + generation, out, BLOCK)
@@ -334,7 +354,10 @@ def _compile(name: str, device: str) -> dict[str, Any]:
         args = (*args[:3], args[0])
     constants = {"BLOCK": 256, "BACKEND": hardware.backend}
     num_warps = 1 if name.endswith("one_warp") else 4
-    kernel = Kernel(globals()[name], 1, constants, {"num_warps": num_warps, "num_stages": 3})
+    options = {"num_warps": num_warps, "num_stages": 3}
+    if "early" in name:
+        options["launch_pdl"] = True
+    kernel = Kernel(globals()[name], 1, constants, options)
     compiled = compile_launch(Launch(kernel, args), hardware)
     return {
         "text": compiled.text,
@@ -344,6 +367,8 @@ def _compile(name: str, device: str) -> dict[str, Any]:
         "num_stages": compiled.num_stages,
         "spill_bytes": compiled.resources.spill_bytes,
         "matrix_remarks": matrix_remarks(compiled.text),
+        "launched_early": "early" in name,
+        "begins_call": "behind" not in name,
     }
 
 

@@ -23,6 +23,8 @@ WRONG = [
     ("bulk_store_then_signal", "h200", ("oldest",), {"bulk_stores_done"}),
     ("bulk_copy_after_wait", "h200", BOTH, {"proxy_fence_before_bulk_copies"}),
     ("load_before_early_wait", "h200", BOTH, {"nothing_before_early_wait"}),
+    ("generation_before_early_wait", "h200", BOTH, {"nothing_before_early_wait"}),
+    ("early_without_a_wait", "h200", BOTH, {"nothing_before_early_wait"}),
     ("acquire_unused", "h200", ("oldest",), {"system_scope", "acquire_after_poll"}),
     ("poll_by_plain_load", "h200", BOTH, {"poll_in_loop"}),
     ("poll_by_plain_load", "mi300x", BOTH, {"poll_in_loop"}),
@@ -72,6 +74,7 @@ def test_a_wrong_kernel_is_found(
         *product(RIGHT, ("h200", "mi300x", "mi350x")),
         ("good_bulk_copy", "h200"),
         ("good_early_wait", "h200"),
+        ("good_early_wait_behind", "h200"),
     ],
 )
 def test_a_right_kernel_passes(kernel: str, device: str, triton: str, snippets: Snippets) -> None:

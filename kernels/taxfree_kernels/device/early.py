@@ -7,6 +7,8 @@ an ordinary one, both functions do nothing.
 
 from __future__ import annotations
 
+from typing import Any
+
 import triton
 import triton.language as tl
 
@@ -27,8 +29,16 @@ def wait_for_the_last(BACKEND: tl.constexpr):
 
     Above it nothing is loaded that that kernel stores.
     """
-    if BACKEND == "cuda":
+    if BACKEND == "cuda" and _is_launched_early():
         tl.inline_asm_elementwise(
             "griddepcontrol.wait;\n\tmov.u32 $0, 0;", "=r", [],
             dtype=tl.int32, is_pure=False, pack=1,
         )  # fmt: skip
+
+
+def _is_launched_early(_semantic: Any = None) -> Any:
+    """Whether the kernel that is being compiled has `launch_pdl`; an interpreted one may have."""
+    return tl.constexpr(_semantic is None or _semantic.builder.options.launch_pdl)
+
+
+_is_launched_early.__triton_builtin__ = True  # type: ignore[attr-defined]

@@ -1,0 +1,140 @@
+"""One fused kernel for very few rows: tiles go to everybody as bare words, added where they belong.
+
+``push_in_place`` by words that carry no flags, half of what the links move and of what is polled;
+and the first shot of ``push_two_shot_lamport`` with a whole tile in the place of slices, so that
+there is no second: less latency, where a tile to every peer is little.
+
+Protocol. A program that has all of a tile sends it to every rank, its own included; empties, while
+these words are under way, a share of what the turn before has left; waits for the tile of every
+rank; and adds in the order of the ranks, so that all have the same bits. It waits for programs of
+its tile only, which have sent before they wait. Of all ranks consider the one that has started the
+fewest programs: those of a tile that waits there have started everywhere, since all ranks start the
+same programs in the same order, so their words come. A tile has a row, so whoever waits for it
+hears from all ranks: the full exchange under which three slots of words suffice
+(:class:`taxfree_kernels.fabric.heap.Pool`).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import triton
+import triton.language as tl
+
+from taxfree_kernels.device import sync
+from taxfree_kernels.device.early import wait_for_the_last
+from taxfree_kernels.device.tiles import own_chiplet_first
+from taxfree_kernels.fabric.base import Fabric
+from taxfree_kernels.hardware import Hardware
+from taxfree_kernels.matmul_all_reduce.problem import ONE_SHOT_ELEMENTS
+from taxfree_kernels.partial_sums import spaces
+from taxfree_kernels.partial_sums.bare import BarePlan, BareVariant
+from taxfree_kernels.partial_sums.sizes import tiles_of
+from taxfree_kernels.partial_sums.tile import numbered_tile
+from taxfree_kernels.partial_sums.words import total_of_bare_words, words_of
+from taxfree_kernels.spaces import power_of_2
+from taxfree_kernels.variant import Config, Plan
+
+
+@triton.jit(do_not_specialize=["rank", "m", "used"])
+def _push_lamport(
+    x, w, stride_wk, stride_wn, bias_ptr, residual_ptr, norm_weight_ptr, eps_ptr, out_ptr,
+    inbox_ptr, stride_slot, control_ptr, partials_ptr, counters_ptr, heap_bases, rank, m, n, k,
+    used,
+    WORLD: tl.constexpr, BACKEND: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
+    SPLIT_K: tl.constexpr, EVEN_K: tl.constexpr, SWAP_AB: tl.constexpr, XCDS: tl.constexpr,
+    TMA: tl.constexpr, W_NK: tl.constexpr, WORDS: tl.constexpr, LANES: tl.constexpr,
+):  # fmt: skip
+    """See the module.
+
+    Args:
+        inbox_ptr: int32, the first slot of bare words, [source, tile, WORDS].
+        used: words of a slot that all tiles take.
+        WORDS: of those rows of a tile that there may be.
+        LANES: for these words, which are repeated.
+    """
+    wait_for_the_last(BACKEND)
+    ELEMENT: tl.constexpr = out_ptr.dtype.element_ty
+    WIDTH: tl.constexpr = BLOCK_N // 2  # words of a tile's row
+    generation, turn = sync.running_generation(control_ptr), sync.running_turn(control_ptr)
+    slot_ptr = tl.multiple_of(inbox_ptr + (turn % 3) * stride_slot, 16)
+    tiles = tl.cdiv(m, BLOCK_M) * tl.cdiv(n, BLOCK_N)
+    tile, row_begin, col_begin, acc, is_whole = numbered_tile(
+        own_chiplet_first(tl.program_id(0), tiles * SPLIT_K, XCDS),
+        m, n, k, x, w, stride_wk, stride_wn, partials_ptr, counters_ptr,
+        BACKEND, BLOCK_M, BLOCK_N, BLOCK_K, GROUP_M, SPLIT_K, EVEN_K, SWAP_AB, TMA, W_NK,
+    )  # fmt: skip
+    if is_whole:
+        stride_source = (tiles * WORDS).to(tl.int64)
+        own_ptr = slot_ptr + rank * stride_source + tile * WORDS
+        words, at = words_of(acc, ELEMENT), tl.arange(0, BLOCK_M * WIDTH)
+        is_sent = row_begin + at // WIDTH < m
+        for step in tl.static_range(1, WORLD + 1):
+            peer = (rank + step) % WORLD
+            target_ptr = sync.translate(own_ptr, heap_bases, rank, peer)
+            sync.send(control_ptr, target_ptr + at, words, peer, mask=is_sent)
+        sync.empty_last_turn(control_ptr, inbox_ptr, stride_slot, turn, used, tile, tiles)
+
+        repeated = tl.arange(0, LANES)
+        at = repeated % WORDS
+        total, rows, cols = total_of_bare_words(
+            tile * WORDS + at, row_begin + at // WIDTH, m, col_begin + at % WIDTH * 2, n,
+            bias_ptr, residual_ptr,
+            slot_ptr, stride_source, control_ptr, generation, heap_bases, rank,
+            ELEMENT, WORLD, BACKEND, HAS_BIAS, HAS_RESIDUAL,
+        )  # fmt: skip
+        is_first = tl.arange(0, 2 * LANES) < 2 * WORDS
+        tl.store(
+            out_ptr + rows.to(tl.int64) * n + cols, total.to(ELEMENT),
+            mask=is_first & (rows < m) & (cols < n),
+        )  # fmt: skip
+    sync.leave_turn(control_ptr)
+    sync.leave(control_ptr)
+
+
+class PushLamport(BareVariant):
+    """Tiles to everybody in words, by the programs that add them."""
+
+    name = "push_lamport"
+
+    def refuses_problem(self, problem: Any, hardware: Hardware) -> str | None:
+        if problem.elements > ONE_SHOT_ELEMENTS:
+            return "all of the partial sum would cross the link to every peer"
+        if problem.rms_norm:
+            return "no program has whole rows of the sum"
+        return super().refuses_problem(problem, hardware)
+
+    def refuses_config(self, problem: Any, hardware: Hardware, config: Config) -> str | None:
+        lanes = _lanes(problem, hardware, config)
+        crowded = spaces.refuses_words(hardware, config, lanes, problem.world_size, 64)
+        return crowded or super().refuses_config(problem, hardware, config)
+
+    def words(self, problem: Any, config: Config) -> int:
+        tiles = tiles_of(problem.m, problem.n, config["BLOCK_M"], config["BLOCK_N"])
+        return int(problem.world_size * tiles * _words_of_tile(problem, config))
+
+    def plan(self, problem: Any, fabric: Fabric, config: Config) -> Plan:
+        tiles = tiles_of(problem.m, problem.n, config["BLOCK_M"], config["BLOCK_N"])
+        words = self.words(problem, config)
+        constants = {
+            "HAS_BIAS": problem.bias,
+            "HAS_RESIDUAL": problem.residual,
+            "WORDS": _words_of_tile(problem, config),
+            "LANES": _lanes(problem, fabric.hardware, config),
+        }
+        return BarePlan(
+            problem, fabric, config, _push_lamport, tiles, 0, words, (words,), constants
+        )
+
+
+def _words_of_tile(problem: Any, config: Config) -> int:
+    rows = min(config["BLOCK_M"], power_of_2(problem.m, 1))
+    return int(rows * config["BLOCK_N"] // 2)
+
+
+def _lanes(problem: Any, hardware: Hardware, config: Config) -> int:
+    return spaces.lanes_of(hardware, config, _words_of_tile(problem, config))
+
+
+VARIANT = PushLamport()
