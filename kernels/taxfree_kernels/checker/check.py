@@ -38,7 +38,8 @@ from taxfree_kernels.variant import Plan, Variant, operation, variants
 MIXED = "mixed"  # in the place of a variant: each call draws one, as they share a pool
 SEEDS = 100
 
-_DRAWN = Wanted(calls=2)  # of variants drawn by chance, each of which has a check of its own
+#: Of variants drawn by chance, each of which has a check of its own.
+_DRAWN = Wanted(programs=1, calls=2)
 _TOLERANCE = 0.02  # of the largest value; a wrong payload is off by more, or NaN
 # Generations go on beyond 32 bits; both sides of each edge are crossed within a few calls.
 _FIRST_GENERATIONS = (1, 2, 2**31 - 2, 2**32 - 2)
