@@ -122,7 +122,9 @@ def first_configs(
     if space is None:
         space = {**split_space(problem, hardware), **merge_space(problem, hardware)}
     signals = {"ROWS": max(1, min(16, problem.rows // 48)), "CHUNKS": 64, "OUT_ROWS": 1}
+    signals["MERGE_WARPS"] = 4
     words = {"IN_DATA": True, "PACKED": _is_packed_first(problem, space), "CHUNKS": 1, "ROWS": 2}
+    words["MERGE_WARPS"] = 4 if problem.rows <= hardware.compute_units else 2
     if hardware.backend == "interpreter":
         guesses = [{"SPLITS": 2, "OUT_ROWS": 4, "CHUNKS": 3}]
     elif hardware.backend == "hip":
@@ -159,8 +161,7 @@ def _first_on_hopper(
     keys = 64 if dims <= 256 and problem.is_aligned else 32
     tables = 2 if problem.page_size else 0  # stages in which page numbers are under way
     warps = 4 if problem.group_size <= 32 and problem.is_aligned else 8
-    merging = 4 if problem.rows <= hardware.compute_units else 2
-    common = {"BLOCK_H": 64, "num_warps": warps, "MERGE_WARPS": merging, **signals, **words}
+    common = {"BLOCK_H": 64, "num_warps": warps, **signals, **words}
 
     def guess(waves: int, stages: int, block_n: int = keys, **others: Any) -> dict[str, Any]:
         splits = splits_of(problem, hardware, waves)

@@ -103,6 +103,8 @@ class PushLamport(BareVariant):
             return "all of the partial sum would cross the link to every peer"
         if problem.rms_norm:
             return "no program has whole rows of the sum"
+        if hardware.backend == "hip":
+            return "the newest Triton makes its stores to peers lane by lane"
         return super().refuses_problem(problem, hardware)
 
     def refuses_config(self, problem: Any, hardware: Hardware, config: Config) -> str | None:
