@@ -121,10 +121,19 @@ def first_configs(
     """
     if space is None:
         space = {**split_space(problem, hardware), **merge_space(problem, hardware)}
-    signals = {"ROWS": max(1, min(16, problem.rows // 48)), "CHUNKS": 64, "OUT_ROWS": 1}
-    signals["MERGE_WARPS"] = 4
-    words = {"IN_DATA": True, "PACKED": _is_packed_first(problem, space), "CHUNKS": 1, "ROWS": 2}
-    words["MERGE_WARPS"] = 4 if problem.rows <= hardware.compute_units else 2
+    signals = {
+        "ROWS": max(1, min(16, problem.rows // 48)),
+        "CHUNKS": 64,
+        "OUT_ROWS": 1,
+        "MERGE_WARPS": 4,
+    }
+    words = {
+        "IN_DATA": True,
+        "PACKED": _is_packed_first(problem, space),
+        "CHUNKS": 1,
+        "ROWS": 2,
+        "MERGE_WARPS": 4 if problem.rows <= hardware.compute_units else 2,
+    }
     if hardware.backend == "interpreter":
         guesses = [{"SPLITS": 2, "OUT_ROWS": 4, "CHUNKS": 3}]
     elif hardware.backend == "hip":
