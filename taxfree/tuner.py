@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import Any, Protocol
 
 from taxfree import identity
-from taxfree._version import __version__
+from taxfree.adoption import record_of
 from taxfree.candidates import first_candidates, variants_for
 from taxfree.errors import WorkerLost, WrongResult
 from taxfree.group import TaskFailed, WorkerGroup
@@ -38,7 +38,6 @@ from taxfree_tuning_db import (
 )
 
 BASELINE = Candidate("baseline", {})
-LEAST_GAIN = 0.03  # by which a winner must beat the baseline to be adopted
 FINALISTS = 5
 OTHER_FINALISTS = 2
 _DEADLINE_S = 120.0  # of a batch: compilation on all ranks, then milliseconds of running
@@ -369,24 +368,15 @@ class Tuner:
         if not measured or measured[0].variant != "baseline":
             kind = WrongResult if outcomes[0].state == "wrong" else WorkerLost
             raise kind(f"the baseline itself failed: {outcomes[0].reason}", "see the trials")
-        baseline = measured[0]
-        ranked = sorted(measured[1:], key=lambda m: m.median_us[self.mode])
-        winner = ranked[0] if ranked and self._beats(ranked[0], baseline) else baseline
-        return Record(
-            op=op,
-            problem=dataclasses.asdict(problem),
-            hardware=self._fingerprint,
-            software=identity.software_fingerprint(),
-            winner=winner,
-            baseline=baseline,
-            runners_up=tuple(m for m in ranked if m is not winner),
+        return record_of(
+            op,
+            dataclasses.asdict(problem),
+            self._fingerprint,
+            identity.software_fingerprint(),
+            measured,
             trials=search.measured,
-            seconds_spent=seconds,
-            provenance={
-                "source": "user",
-                "created": datetime.now(UTC).isoformat(timespec="seconds"),
-                "taxfree": __version__,
-            },
+            seconds=seconds,
+            created=datetime.now(UTC).isoformat(timespec="seconds"),
         )
 
     def _measurement(self, op: str, candidate: Candidate, outcome: Outcome) -> Measurement:
@@ -399,12 +389,6 @@ class Tuner:
             samples=len(outcome.timings[self.mode].samples_us),
             relative_error=outcome.relative_error,
         )
-
-    def _beats(self, winner: Measurement, baseline: Measurement) -> bool:
-        mode = self.mode
-        best = min(baseline.median_us.values())  # an engine would pick the faster mode
-        noise = max(winner.iqr_us[mode], baseline.iqr_us[mode])
-        return best - winner.median_us[mode] > max(LEAST_GAIN * best, 2 * noise)
 
     def _report(
         self,

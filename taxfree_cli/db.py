@@ -11,6 +11,7 @@ from typing import Annotated, Any, TypeAlias
 
 import typer
 
+from taxfree import results
 from taxfree.errors import NoRecord, TaxfreeError, UsageError
 from taxfree.shapes import expand, written
 from taxfree_cli import options
@@ -56,6 +57,9 @@ ExportFile: TypeAlias = Annotated[
 ]
 ImportFile: TypeAlias = Annotated[
     Path, typer.Argument(metavar="FILE", help="What `taxfree db export` wrote.")
+]
+ResultFile: TypeAlias = Annotated[
+    Path, typer.Argument(metavar="FILE", help="What `taxfree bench --out` wrote.")
 ]
 
 
@@ -179,6 +183,29 @@ def import_command(file: ImportFile, db: options.Db = None, json: options.Json =
             f"{len(report.refused)} of {len(entries)} records are refused",
             "the warnings say why; the others are imported",
         )
+
+
+@db.command("adopt")
+def adopt_command(file: ResultFile, db: options.Db = None, json: options.Json = False) -> None:
+    """Make records of what a bench has measured, for problems that have none.
+
+    Of kernels that have changed since nothing is taken.
+    """
+    from taxfree.adoption import records_of  # loads torch
+
+    records = records_of(results.load(file))
+    shipped = {record.key for record in shipped_records()}
+    with Database(options.database_path(db)) as database, database.transaction():
+        known = shipped | {record.key for record in database.records()}
+        added = [record for record in records if record.key not in known]
+        for record in added:
+            database.put(record)
+    if json:
+        kept = [record.key for record in records if record.key in known]
+        print_json({"added": [record.key for record in added], "kept": kept})
+        return
+    print_lines(f"added {record.op} {written(record.op, record.problem)}" for record in added)
+    print_lines([f"records added: {len(added)}, kept: {len(records) - len(added)}"])
 
 
 @db.command("prune")

@@ -25,6 +25,7 @@ import pytest
 import yaml
 
 from taxfree import results
+from taxfree.identity import kernel_hashes
 from taxfree.start import _heap_bytes
 from taxfree_cli.app import run
 from taxfree_cli.bench import what_is_asked
@@ -56,6 +57,17 @@ ROW = results.Row(
     4.0, 5.0, 0.001, throttled=("power cap",),
 )  # fmt: skip
 EARLIER = json.loads(json.dumps(results.Results({"gpus": []}, (ROW,)).to_json()))
+TO_ADOPT = EARLIER | {
+    "environment": {
+        "hardware": asdict(CPU),
+        "software": asdict(RECORDS[0].software),
+        "created": "2026-01-02T03:04:05+00:00",
+    },
+    "rows": [
+        EARLIER["rows"][0] | {"variant": name, "kernel_hash": kernel_hash}
+        for name, kernel_hash in kernel_hashes(OP).items()
+    ],
+}
 
 
 @dataclass
@@ -111,6 +123,12 @@ def earlier_results(random: Random, place: Place) -> Iterator[list[str]]:
     yield ["bench", "--compare", "old.json", "--fabric", "cuda"]
 
 
+def results_to_adopt(random: Random, place: Place) -> Iterator[list[str]]:
+    _write(place.folder / "old.json", spoiled_json(random, TO_ADOPT))
+    yield ["db", "adopt", "old.json"]
+    yield from _readings(random)
+
+
 def an_import(random: Random, place: Place) -> Iterator[list[str]]:
     text = io.StringIO()
     export([record_of(128), *RECORDS], text)
@@ -137,7 +155,8 @@ def stored_bytes(random: Random, place: Place) -> Iterator[list[str]]:
 
 
 KINDS: tuple[Callable[[Random, Place], Iterator[list[str]]], ...] = (
-    a_shape, a_shape_file, a_model, earlier_results, an_import, stored_values, stored_bytes,
+    a_shape, a_shape_file, a_model, earlier_results, results_to_adopt, an_import, stored_values,
+    stored_bytes,
 )  # fmt: skip
 
 

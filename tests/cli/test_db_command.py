@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 
 from taxfree import identity
+from taxfree.results import Results, Row, save
 from taxfree_tuning_db import (
     Database,
     HardwareFingerprint,
@@ -20,7 +21,7 @@ from taxfree_tuning_db import (
 H200 = HardwareFingerprint("NVIDIA H200", "sm_90", 132, 141 << 30, "nvlink")
 MI300X = HardwareFingerprint("AMD MI300X", "gfx942", 304, 192 << 30, "xgmi", 8)
 SOFTWARE = SoftwareFingerprint("0.1.0", "3.6.0", "2.11.0", "580.65", "cuda 13.0", "nccl 2.28.9")
-HASHES = {"push": "p1", "baseline": "b1"}
+HASHES = {"baseline": "b1", "push": "p1"}
 PROBLEM = {
     "m": 16,
     "n": 3584,
@@ -233,6 +234,83 @@ class TestExchange:
         outcome = cli("db", "import", file)
         assert outcome.code == 1
         assert "is not a taxfree export" in outcome.err
+
+
+def timed(variant, mode, us, problem=PROBLEM, **other):
+    values = {
+        "op": "all_gather_matmul", "problem": problem, "variant": variant,
+        "config": {"block_n": 64} if variant == "push" else {}, "mode": mode, "median_us": us,
+        "iqr_us": 0.5, "samples_us": (us,) * 25, "t_floor_us": 14.0, "t_gemm_us": 20.0,
+        "t_link_us": 3.0, "t_bound_us": 14.0, "relative_error": 0.001,
+        "kernel_hash": HASHES.get(variant, ""),
+    }  # fmt: skip
+    return Row(**values | other)
+
+
+ROWS = (
+    timed("baseline", "eager", 140.0),
+    timed("baseline", "graph", 42.0),
+    timed("push", "eager", 50.0),
+    timed("push", "graph", 28.0),
+    timed("dispatch", "eager", 140.0, config={"variant": "baseline"}),
+    timed("dispatch", "graph", 42.0, config={"variant": "baseline"}),
+)
+
+
+class TestAdopt:
+    @pytest.fixture
+    def bench(self, tmp_path):
+        """Write rows as a bench does, and give the path."""
+
+        def put(*rows):
+            machine = {"hardware": asdict(H200), "software": asdict(SOFTWARE)}
+            machine["created"] = "2026-02-03T04:05:06+00:00"
+            save(Results(machine, rows), tmp_path / "bench.json")
+            return tmp_path / "bench.json"
+
+        return put
+
+    def test_makes_a_record_of_what_was_fastest(self, cli, bench):
+        outcome = cli("db", "adopt", bench(*ROWS))
+        assert outcome.out.endswith("\nrecords added: 1, kept: 0\n")
+        (record,) = map(Record.from_json, documents(cli("db", "list", "--json")))
+        assert record.key == RECORD.key
+        assert record.winner == replace(
+            measured("push", 28.0), relative_error=0.001, samples=25,
+            median_us={"eager": 50.0, "graph": 28.0}, iqr_us={"eager": 0.5, "graph": 0.5},
+        )  # fmt: skip
+        assert record.baseline.median_us == {"eager": 140.0, "graph": 42.0}
+        assert (record.software, record.trials) == (SOFTWARE, 2)
+        assert record.provenance["created"] == "2026-02-03T04:05:06+00:00"
+
+    def test_wins_only_beyond_3_percent(self, cli, bench):
+        rows = [replace(row, median_us=41.0) for row in ROWS if row.variant == "push"]
+        cli("db", "adopt", bench(*ROWS[:2], *rows))
+        (record,) = map(Record.from_json, documents(cli("db", "list", "--json")))
+        assert record.winner == record.baseline
+        assert [each.variant for each in record.runners_up] == ["push"]
+
+    @pytest.mark.parametrize("whose", ["of the user", "shipped"])
+    def test_leaves_records_that_there_are(self, cli, bench, stored, monkeypatch, whose):
+        if whose == "shipped":
+            monkeypatch.setattr("taxfree_cli.db.shipped_records", lambda: (RECORD,))
+        else:
+            stored(RECORD)
+        other = [replace(row, problem=PROBLEM | {"m": 32}) for row in ROWS]
+        done = json.loads(cli("db", "adopt", bench(*ROWS, *other), "--json").out)
+        assert done["kept"] == [RECORD.key]
+        assert len(done["added"]) == 1
+
+    def test_takes_nothing_of_kernels_that_have_changed(self, cli, bench, monkeypatch):
+        file = bench(*ROWS)
+        monkeypatch.setattr(identity, "kernel_hashes", lambda op: HASHES | {"push": "p2"})
+        cli("db", "adopt", file)
+        (record,) = map(Record.from_json, documents(cli("db", "list", "--json")))
+        assert record.winner.variant == "baseline"
+        assert record.runners_up == ()
+
+    def test_nothing_is_known_without_the_baseline(self, cli, bench):
+        assert cli("db", "adopt", bench(*ROWS[2:])).out == "records added: 0, kept: 0\n"
 
 
 class TestPrune:
