@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from triton.backends.compiler import GPUTarget
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 if TYPE_CHECKING:
     import torch
@@ -33,12 +34,14 @@ class Kernel:
             order the dimensions of others differently.
         constants: its constexpr arguments, by name.
         options: compile options (``num_warps``, ``num_stages``, and the target's own).
+        last_args: the arguments behind those of a call, which are the same in every call.
     """
 
     function: Any
     grid: int
     constants: Mapping[str, Any] = field(default_factory=dict)
     options: Mapping[str, Any] = field(default_factory=dict)
+    last_args: tuple[Any, ...] = field(default=(), repr=False, compare=False)
     _runners: dict[tuple[Any, ...], Callable[..., Any]] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
@@ -46,19 +49,22 @@ class Kernel:
     def __call__(self, *args: Any) -> None:
         launcher = _launcher.get()
         if launcher is not None:
-            launcher(self, args)
+            launcher(self, (*args, *self.last_args))
             return
         kinds = tuple([arg if type(arg) is int else _kind(arg) for arg in args])
         run = self._runners.get(kinds)
         if run is not None:
             run(*args)
             return
-        compiled = self.function[(self.grid,)](*args, **self.constants, **self.options)
+        compiled = self.function[(self.grid,)](
+            *args, *self.last_args, **self.constants, **self.options
+        )
         if getattr(getattr(compiled, "metadata", None), "target", _OTHER).backend == "cuda":
-            rest = self.function.arg_names[len(args) :]
+            rest = self.function.arg_names[len(args) + len(self.last_args) :]
             if self.constants.keys() >= set(rest):  # no argument is left to its default
-                again, values = compiled[(self.grid, 1, 1)], [self.constants[each] for each in rest]
-                self._runners[kinds] = lambda *args: again(*args, *values)
+                again = compiled[(self.grid, 1, 1)]
+                fixed = (*self.last_args, *[self.constants[each] for each in rest])
+                self._runners[kinds] = lambda *args: again(*args, *fixed)
 
 
 _OTHER = GPUTarget("", "", 0)
@@ -66,9 +72,9 @@ _OTHER = GPUTarget("", "", 0)
 
 def _kind(arg: Any) -> Any:
     """What of a tensor, or of a descriptor, a kernel is compiled for on NVIDIA."""
-    if hasattr(arg, "data_ptr"):
-        return arg.dtype, arg.data_ptr() % 16 == 0
-    return arg.base.dtype, *arg.block_shape
+    if type(arg) is TensorDescriptor:
+        return arg.base.dtype, *arg.block_shape
+    return arg.dtype, arg.data_ptr() % 16 == 0
 
 
 def compile_options(backend: str, config: Mapping[str, Any]) -> dict[str, Any]:

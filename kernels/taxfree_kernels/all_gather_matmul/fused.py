@@ -59,7 +59,7 @@ class FusedPlan(Plan):
         partials = split_k * problem.m * problem.n if split_k > 1 else 1
         self._inbox = fabric.pool.slots(problem.gathered_elements, dtype)
         self._own_rows = problem.rows_of(fabric.rank)
-        self._fixed_args = (
+        last_args = (
             *self._inbox,
             fabric.pool.control,
             torch.empty(partials, dtype=torch.float32, device=fabric.device),
@@ -84,6 +84,7 @@ class FusedPlan(Plan):
             }
             | dict(constants),
             options=compile_options(fabric.backend, config) | early_options(config),
+            last_args=last_args,
         )
 
     def __call__(
@@ -91,13 +92,12 @@ class FusedPlan(Plan):
     ) -> torch.Tensor:
         self._kernel(
             a, self._own_rows, *self._operands(a, weight), out if bias is None else bias, out,
-            *self._fixed_args,
         )  # fmt: skip
         return out
 
     def _operands(self, a: torch.Tensor, weight: torch.Tensor) -> tuple[Any, ...]:
         """How the kernel is given what tiles read."""
-        return weight, weight.stride(0), weight.stride(1)
+        return weight, *weight.stride()
 
 
 def pointer_constants(problem: AllGatherMatmul, config: Config) -> dict[str, Any]:

@@ -10,6 +10,7 @@ the two slots of the pool suffice.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -82,7 +83,7 @@ class OneShotPlan(Plan):
         inbox, slot_elements = fabric.pool.slots(problem.gathered_elements, dtype)
         self._own_rows = problem.rows_of(fabric.rank)
         self._a = torch.empty(problem.m, problem.k, dtype=dtype, device=fabric.device)
-        self._fixed_args = (
+        last_args = (
             self._a, inbox, slot_elements, fabric.pool.control, fabric.heap_bases, fabric.rank,
             problem.m, problem.k, problem.shard_rows, problem.shard_columns,
         )  # fmt: skip
@@ -97,24 +98,26 @@ class OneShotPlan(Plan):
                 "SEND_BLOCK": config["SEND_BLOCK"],
                 "ALIGNED": problem.shard_columns % 8 == 0,
             },
+            last_args=last_args,
         )
 
     def __call__(
         self, a: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor
     ) -> torch.Tensor:
-        self._gather(a, self._own_rows, *self._fixed_args)
+        self._gather(a, self._own_rows)
         return matmul_into(out, self._a, weight, bias)
 
     def steps(
         self, a: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor
     ) -> list[Step]:
-        *args, _, shard_columns = self._fixed_args
+        *args, _, shard_columns = self._gather.last_args
+        without_rows = replace(self._gather, last_args=(*args, 0, shard_columns))
         return [
             Step(
                 "gather",
                 "collective",
-                lambda: self._gather(a, self._own_rows, *self._fixed_args),
-                least=lambda: self._gather(a, 0, *args, 0, shard_columns),  # shards without rows
+                lambda: self._gather(a, self._own_rows),
+                least=lambda: without_rows(a, 0),
             ),
             Step(
                 "matmul",

@@ -36,7 +36,7 @@ from taxfree_kernels.all_gather_matmul.tile import (
     share_of_split,
     wait_for_rows,
 )
-from taxfree_kernels.boxes import aligned, rows_in_boxes, weight_in_boxes
+from taxfree_kernels.boxes import rows_in_boxes, weight_in_boxes
 from taxfree_kernels.device import sync
 from taxfree_kernels.device.early import wait_for_the_last
 from taxfree_kernels.device.tiles import accumulate_boxes
@@ -146,10 +146,10 @@ class PushTmaPlan(FusedPlan):
         parts = config["K_PARTS"]
         messages = parts * config["CHUNKS"] * (problem.world_size - 1 + to_self)
         senders = min(config["SENDERS"], messages)
-        self._w_is_nk, self._columns = problem.weight_layout == "nk", problem.shard_columns
+        is_nk, columns = problem.weight_layout == "nk", problem.shard_columns
         constants = {
             "SENDERS": senders,
-            "W_NK": self._w_is_nk,
+            "W_NK": is_nk,
             "TO_SELF": to_self,
             "K_PARTS": parts,
             "SEND_STAGES": config["SEND_STAGES"],
@@ -157,22 +157,24 @@ class PushTmaPlan(FusedPlan):
         }
         super().__init__(problem, fabric, config, _push_tma, senders, constants)
         block_m, block_n, block_k = (config[f"BLOCK_{side}"] for side in "MNK")
-        self._a_box = [1, 1, block_m, block_k]
-        self._w_box = [1, block_n, block_k] if self._w_is_nk else [1, block_k, block_n]
+        a_box = [1, 1, block_m, block_k]
+        w_box = [1, block_n, block_k] if is_nk else [1, block_k, block_n]
+        sources = problem.world_size if problem.gather_dim == 1 else 1
+        self._a_boxes = rows_in_boxes(a_box)
+        self._w_boxes = weight_in_boxes(sources, w_box, is_nk)
         inbox, slot_elements = self._inbox
         self._inbox_desc = TensorDescriptor(
             inbox,
-            [2, problem.world_size if problem.gather_dim == 1 else 1, problem.m, self._columns],
-            [slot_elements, problem.shard_rows * self._columns, self._columns, 1],
-            self._a_box,
+            [2, sources, problem.m, columns],
+            [slot_elements, problem.shard_rows * columns, columns, 1],
+            a_box,
         )
 
     def _operands(self, a: torch.Tensor, weight: torch.Tensor) -> tuple[Any, ...]:
         a_desc = self._inbox_desc  # of gather_dim 0 nothing else is read
         if self._reads_own_shard:
-            a_desc = rows_in_boxes(aligned(a), self._a_box)
-        w_desc = weight_in_boxes(weight, self._columns, self._w_box, self._w_is_nk)
-        return a_desc, w_desc, self._inbox_desc
+            a_desc = self._a_boxes(a)
+        return a_desc, self._w_boxes(weight), self._inbox_desc
 
 
 class PushTma(FusedVariant):

@@ -45,7 +45,7 @@ class PushTwoKernelPlan(FusedPlan):
     def __init__(self, problem: AllGatherMatmul, fabric: Fabric, config: Config) -> None:
         constants = {"SENDERS": 0, **pointer_constants(problem, config)}
         super().__init__(problem, fabric, config, _push, 0, constants)
-        self._send_args = (
+        last_args = (
             *self._inbox, fabric.pool.control, fabric.heap_bases, fabric.rank,
             problem.shard_rows, problem.shard_columns,
         )  # fmt: skip
@@ -58,12 +58,13 @@ class PushTwoKernelPlan(FusedPlan):
                 "CHUNKS": config["CHUNKS"],
                 "SEND_BLOCK": config["SEND_BLOCK"],
             },
+            last_args=last_args,
         )
 
     def __call__(
         self, a: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor
     ) -> torch.Tensor:
-        self._send(a, self._own_rows, *self._send_args)
+        self._send(a, self._own_rows)
         return super().__call__(a, weight, bias, out)
 
 

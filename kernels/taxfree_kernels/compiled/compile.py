@@ -56,7 +56,7 @@ def target_of(hardware: Hardware) -> GPUTarget:
     return GPUTarget("hip", hardware.architecture, hardware.warp_size)
 
 
-class _AbsentDevice:
+class AbsentDevice:
     """Stands in for Triton's driver: names the target, and can launch nothing."""
 
     def __init__(self, target: GPUTarget) -> None:
@@ -77,7 +77,7 @@ def compile_launch(launch: Launch, hardware: Hardware) -> Compiled:
 
     Triton's driver of this process is replaced: for processes that do nothing else.
     """
-    triton.runtime.driver.set_active(_AbsentDevice(target_of(hardware)))
+    triton.runtime.driver.set_active(AbsentDevice(target_of(hardware)))
     kernel, begin = launch.kernel, time.monotonic()
     binary = kernel.function.warmup(
         *launch.args, grid=(kernel.grid,), **kernel.constants, **kernel.options

@@ -20,7 +20,7 @@ from taxfree_kernels.fabric.heap import Pool, SymmetricHeap
 from taxfree_kernels.fabric.layout import arena_bytes
 from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.launch import Kernel, launching_through
-from taxfree_kernels.variant import Config
+from taxfree_kernels.variant import Config, Plan
 
 _META = torch.device("meta")
 
@@ -100,6 +100,30 @@ class _WithoutMemory(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
+def planned(
+    op: str,
+    variant: str,
+    problem: Any,
+    config: Config,
+    hardware: Hardware,
+    heap_bytes: int | None = None,
+) -> tuple[Plan, tuple[torch.Tensor | None, ...]]:
+    """The plan of a rank that is not there, and tensors to call it with.
+
+    Raises:
+        PlanError: the variant refuses, or is a library path.
+    """
+    if heap_bytes is None:
+        heap_bytes = arena_bytes(problem.slot_bytes)
+    operation = registry.operation(op)
+    ghost = GhostFabric(problem.world_size, hardware, heap_bytes)
+    plan = registry.variants(op)[variant].plan(problem, ghost, config)
+    with _WithoutMemory():
+        cpu = torch.device("cpu")
+        inputs = operation.make_inputs(problem, ghost.rank, 0, cpu)
+        return plan, (*inputs, operation.empty_output(problem, cpu))
+
+
 def record(
     op: str,
     variant: str,
@@ -113,19 +137,11 @@ def record(
     Raises:
         PlanError: the variant refuses.
     """
-    if heap_bytes is None:
-        heap_bytes = arena_bytes(problem.slot_bytes)
-    operation = registry.operation(op)
-    ghost = GhostFabric(problem.world_size, hardware, heap_bytes)
-    launches: list[Launch] = []
     try:
-        plan = registry.variants(op)[variant].plan(problem, ghost, config)
+        plan, tensors = planned(op, variant, problem, config, hardware, heap_bytes)
     except NoGroup:
         return []
-    with _WithoutMemory():
-        cpu = torch.device("cpu")
-        inputs = operation.make_inputs(problem, ghost.rank, 0, cpu)
-        output = operation.empty_output(problem, cpu)
+    launches: list[Launch] = []
     with launching_through(lambda kernel, args: launches.append(Launch(kernel, args))):
-        plan(*inputs, output)
+        plan(*tensors)
     return launches

@@ -38,12 +38,12 @@ class DeviceBarrier:
 
     def __init__(self, fabric: Fabric, timeout_s: float) -> None:
         self.pool = Pool(fabric, slot_bytes=0, flag_bytes=0, bare_bytes=0, timeout_s=timeout_s)
-        self._args = (self.pool.control, fabric.heap_bases, fabric.rank)
         self._kernel = Kernel(
             _barrier,
             grid=1,
             constants={"WORLD": fabric.world_size, "BACKEND": fabric.backend},
+            last_args=(self.pool.control, fabric.heap_bases, fabric.rank),
         )
 
     def __call__(self) -> None:
-        self._kernel(*self._args)
+        self._kernel()

@@ -73,22 +73,26 @@ class FineWaitPlan(DecodePlan):
         self._own = empty_parts(problem, fabric, 1)
         self._merge_splits = SplitsMerge(problem, fabric, self.attention, config["OUT_ROWS"])
         exchange = Exchange(problem, fabric, config, spaces.chunk_rows(problem, config))
-        self._exchange_args = exchange.args
         options = compile_options(fabric.backend, {})
         self._send = Kernel(
             _send,
             grid=problem.world_size * exchange.chunks,
             constants=exchange.sending_constants,
             options=options,
+            last_args=exchange.args,
         )
         self._combine = Kernel(
-            _combine, exchange.combiners, exchange.constants | {"IN_DATA": False}, options
+            _combine,
+            grid=exchange.combiners,
+            constants=exchange.constants | {"IN_DATA": False},
+            options=options,
+            last_args=exchange.args,
         )
 
     def finish(self, out: torch.Tensor) -> None:
         self._merge_splits.launch(self._own)
-        self._send(self._own, *self._exchange_args)
-        self._combine(out, *self._exchange_args)
+        self._send(self._own)
+        self._combine(out)
 
 
 class FineWait(ExchangingVariant):

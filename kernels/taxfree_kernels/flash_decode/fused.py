@@ -83,7 +83,6 @@ class FusedPlan(DecodePlan):
     def __init__(self, problem: FlashDecode, fabric: Fabric, config: Config) -> None:
         super().__init__(problem, fabric, config)
         exchange = Exchange(problem, fabric, config, spaces.chunk_rows(problem, config))
-        self._exchange_args = exchange.args
         self._kernel = Kernel(
             _push_and_combine,
             grid=exchange.chunks + exchange.combiners,
@@ -95,10 +94,11 @@ class FusedPlan(DecodePlan):
                 "PACKED": config["PACKED"],
             },
             options=finishing_options(fabric, config),
+            last_args=exchange.args,
         )
 
     def finish(self, out: torch.Tensor) -> None:
-        self._kernel(*self.attention.parts, out, *self._exchange_args)
+        self._kernel(*self.attention.parts, out)
 
 
 class Fused(ExchangingVariant):

@@ -91,19 +91,19 @@ class GatherPlan(DecodePlan):
         self._own, self._gathered = (empty_parts(problem, fabric, n) for n in (1, world))
         self._merge_splits = SplitsMerge(problem, fabric, self.attention, rows)
         exchange = Exchange(problem, fabric, config, spaces.chunk_rows(problem, config))
-        self._exchange_args = exchange.args
         self._gather = Kernel(
             _gather,
             grid=2 * world * exchange.chunks,
             constants=exchange.sending_constants
             | {"SENDERS": world * exchange.chunks, "ROWS": config["ROWS"]},
             options=compile_options(fabric.backend, {}),
+            last_args=exchange.args,
         )
         self._merge_ranks = RanksMerge(problem, fabric, rows)
 
     def finish(self, out: torch.Tensor) -> None:
         self._merge_splits.launch(self._own)
-        self._gather(self._own, self._gathered, *self._exchange_args)
+        self._gather(self._own, self._gathered)
         self._merge_ranks.launch(self._gathered, out)
 
 

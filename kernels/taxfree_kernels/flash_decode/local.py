@@ -83,7 +83,7 @@ class Attention:
     """
 
     def __init__(self, problem: FlashDecode, fabric: Fabric, config: Config) -> None:
-        self._problem, self._fabric = problem, fabric
+        self._problem = problem
         slots = problem.batch * config["SPLITS"]
         split_elements = -(-problem.q_heads * (problem.v_head_dim + 1) // 64) * 64
         parts = torch.empty(slots * split_elements, dtype=torch.float32, device=fabric.device)
@@ -109,10 +109,14 @@ class Attention:
         self.options = compile_options(fabric.backend, config)
         # By filling: planning under graph capture must not copy from the host.
         self._scaling = torch.full((2,), problem.head_dim**-0.5, device=fabric.device)
-        self._kernel = Kernel(_attend, self.programs, self.constants, self.options)
+        #: what a kernel calls ``attend`` with behind :meth:`args` and before the index.
+        self.last_args = (problem.batch, problem.kv_len_per_rank, *self.parts, fabric.rank)
+        self._kernel = Kernel(
+            _attend, self.programs, self.constants, self.options, last_args=self.last_args
+        )
 
     def args(self, inputs: Sequence[Any]) -> tuple[Any, ...]:
-        """The arguments with which a kernel calls ``attend``, but for the index.
+        """The first arguments with which a kernel calls ``attend``.
 
         Args:
             inputs: q, k, v, kv_lens, table and scaling, as the operation's ``make_inputs`` says.
@@ -122,7 +126,6 @@ class Attention:
             q, k, v, kv_lens, kv_lens if table is None else table,
             self._scaling if scaling is None else scaling,
             *k.stride()[:3], *v.stride()[:3],
-            self._problem.batch, self._problem.kv_len_per_rank, *self.parts, self._fabric.rank,
         )  # fmt: skip
 
     def launch(self, inputs: Sequence[Any]) -> None:

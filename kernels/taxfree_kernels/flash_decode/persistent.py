@@ -109,8 +109,8 @@ class PersistentPlan(Plan):
         head_blocks = -(-problem.group_size // config["BLOCK_H"])
         kv_heads = _kv_heads_per_chunk(problem, config)
         exchange = Exchange(problem, fabric, config, kv_heads * problem.group_size)
-        *self._exchange_args, _ = exchange.args
-        self._counters = torch.zeros(exchange.chunks, dtype=torch.int32, device=fabric.device)
+        *exchange_args, _ = exchange.args
+        counters = torch.zeros(exchange.chunks, dtype=torch.int32, device=fabric.device)
         self._kernel = Kernel(
             _decode,
             grid=self._attention.programs + exchange.combiners,
@@ -125,12 +125,14 @@ class PersistentPlan(Plan):
                 "PACKED": config["PACKED"],
             },
             options=self._attention.options,
+            last_args=(counters, *exchange_args),
         )
 
     def __call__(self, *tensors: torch.Tensor | None) -> torch.Tensor:
         *inputs, out = tensors
         assert out is not None
-        self._kernel(*self._attention.args(inputs), out, self._counters, *self._exchange_args)
+        attention = self._attention
+        self._kernel(*attention.args(inputs), *attention.last_args, out)
         return out
 
 

@@ -144,7 +144,6 @@ class TwoShotPlan(DecodePlan):
         super().__init__(problem, fabric, config)
         exchange = Exchange(problem, fabric, config, spaces.chunk_rows(problem, config))
         combiners = -(-exchange.chunks // problem.world_size)
-        self._exchange_args = exchange.args
         self._kernel = Kernel(
             _two_shot,
             grid=2 * exchange.chunks + combiners,
@@ -152,10 +151,11 @@ class TwoShotPlan(DecodePlan):
             | self.attention.merging_constants(config["ROWS"])
             | {"CHUNKS": exchange.chunks, "COMBINERS": combiners},
             options=finishing_options(fabric, config),
+            last_args=exchange.args,
         )
 
     def finish(self, out: torch.Tensor) -> None:
-        self._kernel(*self.attention.parts, out, *self._exchange_args)
+        self._kernel(*self.attention.parts, out)
 
 
 class TwoShot(ExchangingVariant):

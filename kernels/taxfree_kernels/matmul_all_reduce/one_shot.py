@@ -104,7 +104,7 @@ class OneShotPlan(SumPlan):
         reducers = problem.m if problem.rms_norm else chunks * config["REDUCERS"]
         buffer = torch.zeros(16 * sixteens, dtype=dtype, device=fabric.device)
         self._partial = buffer[: problem.elements].view(problem.m, problem.n)
-        self._fixed_args = (
+        last_args = (
             inbox, slot_elements, plane, fabric.pool.control, fabric.heap_bases, fabric.rank,
             sixteens, problem.elements, problem.n,
         )  # fmt: skip
@@ -122,12 +122,13 @@ class OneShotPlan(SumPlan):
                 "SEND_BLOCK": config["SEND_BLOCK"],
             },
             options=compile_options(fabric.backend, config),
+            last_args=last_args,
         )
 
     def add_up(self, *addends_and_out: torch.Tensor | None) -> None:
         *others, out = addends_and_out
         given = [out if other is None else other for other in others]
-        self._kernel(self._partial, *given, out, *self._fixed_args)
+        self._kernel(self._partial, *given, out)
 
 
 class OneShot(Variant):

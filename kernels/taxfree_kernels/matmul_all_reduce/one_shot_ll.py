@@ -68,7 +68,7 @@ class OneShotLLPlan(SumPlan):
         flags, slot_words = fabric.pool.flag_slots(world * words)
         buffer = torch.zeros(2 * words, dtype=getattr(torch, problem.dtype), device=fabric.device)
         self._partial = buffer[: problem.elements].view(problem.m, problem.n)
-        self._fixed_args = (
+        last_args = (
             flags, slot_words, words, fabric.pool.control, fabric.heap_bases, fabric.rank,
             problem.elements, problem.n,
         )  # fmt: skip
@@ -83,12 +83,13 @@ class OneShotLLPlan(SumPlan):
                 "BLOCK": block,
             },
             options=compile_options(fabric.backend, config),
+            last_args=last_args,
         )
 
     def add_up(self, *addends_and_out: torch.Tensor | None) -> None:
         bias, residual, _, _, out = addends_and_out
         given = [out if other is None else other for other in (bias, residual)]
-        self._kernel(self._partial, *given, out, *self._fixed_args)
+        self._kernel(self._partial, *given, out)
 
 
 class OneShotLL(OneShot):

@@ -42,7 +42,6 @@ class RMSNorm:
     """out[2, m, n] from a sum [m, n], which may be out[1]."""
 
     def __init__(self, problem: MatmulAllReduce, fabric: Fabric) -> None:
-        self._sizes = problem.elements, problem.n
         block, warp_size = block_row(problem), fabric.hardware.warp_size
         threads = min(_MOST_THREADS, max(warp_size, block // _A_THREAD))
         self._kernel = Kernel(
@@ -50,6 +49,7 @@ class RMSNorm:
             grid=problem.m,
             constants={"HAS_RESIDUAL": problem.residual, "BLOCK_ROW": block},
             options=compile_options(fabric.backend, {"num_warps": threads // warp_size}),
+            last_args=(problem.elements, problem.n),
         )
 
     def __call__(
@@ -61,5 +61,5 @@ class RMSNorm:
         out: torch.Tensor,
     ) -> torch.Tensor:
         given = total if residual is None else residual
-        self._kernel(total, given, norm_weight, eps, out, *self._sizes)
+        self._kernel(total, given, norm_weight, eps, out)
         return out

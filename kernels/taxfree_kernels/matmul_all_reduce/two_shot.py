@@ -127,7 +127,7 @@ class TwoShotPlan(SumPlan):
         inbox, slot_elements = fabric.pool.slots(16 * (world * block_sixteens + sixteens), dtype)
         buffer = torch.zeros(16 * sixteens, dtype=dtype, device=fabric.device)
         self._partial = buffer[:count].view(problem.m, problem.n)
-        self._fixed_args = (
+        last_args = (
             inbox, slot_elements, fabric.pool.control, fabric.heap_bases, fabric.rank,
             block_sixteens, sixteens, count, problem.n,
         )  # fmt: skip
@@ -143,12 +143,13 @@ class TwoShotPlan(SumPlan):
                 "SEND_BLOCK": config["SEND_BLOCK"],
             },
             options=compile_options(fabric.backend, config),
+            last_args=last_args,
         )
 
     def add_up(self, *addends_and_out: torch.Tensor | None) -> None:
         bias, residual, _, _, out = addends_and_out
         given = [out if other is None else other for other in (bias, residual)]
-        self._kernel(self._partial, *given, out, *self._fixed_args)
+        self._kernel(self._partial, *given, out)
 
 
 class TwoShot(Variant):

@@ -110,7 +110,7 @@ class OneShotPlan(SumPlan):
         inbox, slot_elements = fabric.pool.slots(problem.inbox_elements, dtype)
         size = (problem.m, problem.n)
         self._partial = torch.empty(size, dtype=dtype, device=fabric.device)
-        self._fixed_args = (
+        last_args = (
             inbox, slot_elements, padded_elements(rows, columns), fabric.pool.control,
             fabric.heap_bases, fabric.rank, *size, rows, columns,
         )  # fmt: skip
@@ -125,10 +125,11 @@ class OneShotPlan(SumPlan):
                 "SEND_BLOCK": config["SEND_BLOCK"],
             },
             options=compile_options(fabric.backend, config),
+            last_args=last_args,
         )
 
     def add_up(self, *addends_and_out: torch.Tensor | None) -> None:
-        self._kernel(self._partial, *addends_and_out, *self._fixed_args)
+        self._kernel(self._partial, *addends_and_out)
 
 
 class OneShot(Variant):

@@ -147,7 +147,7 @@ class CopiedSum:
         own = rows_of_chunk(problem, rank, 0, 1)
         count = own.stop - own.start
         self._partial = shards[rank * rows :]
-        self._fixed_args = (
+        last_args = (
             result if is_whole else inbox, inbox, stride,
             fabric.pool.control, channel, fabric.heap_bases, rank,
             is_whole * rank * rows * sixteens, count * sixteens,
@@ -167,6 +167,7 @@ class CopiedSum:
                 "BLOCK": block,
             },
             options=compile_options(fabric.backend, {"num_warps": 4}),
+            last_args=last_args,
         )
 
     def multiply(self, x: torch.Tensor, weight: torch.Tensor) -> None:
@@ -187,7 +188,7 @@ class CopiedSum:
     ) -> None:
         """Launch the addition of this rank's shard on the current stream."""
         given = [out if other is None else other for other in (bias, residual)]
-        self._add(self._partial, *given, out, *self._fixed_args)
+        self._add(self._partial, *given, out)
 
 
 def slot_elements(problem: MatmulReduceScatter, is_whole: bool = False) -> int:

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from taxfree_kernels.boxes import aligned, rows_in_boxes, weight_in_boxes
+from taxfree_kernels.boxes import rows_in_boxes, weight_in_boxes
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.fabric.heap import Pool
 from taxfree_kernels.hardware import Hardware
@@ -44,13 +44,14 @@ class FusedPlan(Plan):
     ) -> None:
         split_k = config["SPLIT_K"]
         block_m, block_n, block_k = (config[f"BLOCK_{side}"] for side in "MNK")
-        self._is_nk, self._tma = problem.weight_layout == "nk", config["TMA"]
-        self._x_box = [1, 1, block_m, block_k]
-        self._w_box = [1, block_n, block_k] if self._is_nk else [1, block_k, block_n]
+        is_nk, self._tma = problem.weight_layout == "nk", config["TMA"]
+        w_box = [1, block_n, block_k] if is_nk else [1, block_k, block_n]
+        self._x_boxes = rows_in_boxes([1, 1, block_m, block_k])
+        self._w_boxes = weight_in_boxes(1, w_box, is_nk)
         inbox, stride_slot = self.inbox(fabric, config, slot_elements)
         staggered = constants.get("STAGGERED", 0)
         shares = 2 * staggered + (split_k * tiles if split_k > 1 else 0)
-        self._fixed_args = (
+        last_args = (
             inbox,
             stride_slot,
             fabric.pool.control,
@@ -79,6 +80,7 @@ class FusedPlan(Plan):
                 **constants,
             },
             options=compile_options(fabric.backend, config) | early_options(config),
+            last_args=last_args,
         )
 
     def inbox(self, fabric: Fabric, config: Config, elements: int) -> tuple[torch.Tensor, int]:
@@ -98,11 +100,11 @@ class FusedPlan(Plan):
         x_operand: Any = x
         w_operand: Any = weight
         if self._tma:
-            x_operand = rows_in_boxes(aligned(x), self._x_box)
-            w_operand = weight_in_boxes(weight, weight.shape[0], self._w_box, self._is_nk)
+            x_operand = self._x_boxes(x)
+            w_operand = self._w_boxes(weight)
         self._kernel(
-            x_operand, w_operand, weight.stride(0), weight.stride(1),
-            *(out if other is None else other for other in others), out, *self._fixed_args,
+            x_operand, w_operand, *weight.stride(),
+            *(out if other is None else other for other in others), out,
         )  # fmt: skip
         return out
 

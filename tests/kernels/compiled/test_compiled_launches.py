@@ -13,7 +13,7 @@ SPECIALISE = """
 import itertools, json
 import torch, triton
 from triton import knobs
-from taxfree_kernels.compiled.compile import _AbsentDevice, target_of
+from taxfree_kernels.compiled.compile import AbsentDevice, target_of
 from taxfree_kernels.compiled.record import record
 from taxfree_kernels.hardware import KNOWN
 from taxfree_kernels.variant import problem_class, variants
@@ -28,7 +28,7 @@ knobs.runtime.jit_cache_hook = hook
 for device, m in itertools.product(("h200", "mi300x"), (1, 16, 77)):
     problem = problem_class("all_gather_matmul")(m=m, n=256, k=512, world_size=2)
     hardware = KNOWN[device]
-    triton.runtime.driver.set_active(_AbsentDevice(target_of(hardware)))
+    triton.runtime.driver.set_active(AbsentDevice(target_of(hardware)))
     for name, variant in variants("all_gather_matmul").items():
         if variant.refuses_problem(problem, hardware):
             continue
@@ -85,7 +85,7 @@ def test_the_cache_key_is_the_same_in_each_process(triton: str) -> None:
 AGAIN = """
 import json
 import torch, triton
-from taxfree_kernels.compiled.compile import _AbsentDevice, target_of
+from taxfree_kernels.compiled.compile import AbsentDevice, target_of
 from taxfree_kernels.device import probes
 from taxfree_kernels.hardware import KNOWN
 from taxfree_kernels.launch import Kernel
@@ -99,7 +99,7 @@ class Utils:
     def get_device_properties(self, device):
         return {"max_shared_mem": 1 << 17}
 
-class Driver(_AbsentDevice):
+class Driver(AbsentDevice):
     utils = Utils()
     def launcher_cls(self, source, metadata):
         kernel = len(kernels)
@@ -114,17 +114,20 @@ kernels, launches = [], []
 triton.runtime.driver.set_active(Driver(target_of(KNOWN["h200"])))
 kernel = Kernel(probes.start_order, 8, {"BUSY": 4})
 words = torch.zeros(64, dtype=torch.int32)
+held = Kernel(probes.start_order, 8, {"BUSY": 4}, last_args=(words,))
 for counter in (words[:1], words[4:5], words[1:2], words[:1]):
     kernel(counter, words)
-print(json.dumps([launches, len(kernel._runners)]))
+    held(counter)
+print(json.dumps([launches[::2], launches[1::2], len(kernel._runners), len(held._runners)]))
 """
 
 
 @pytest.mark.parametrize("triton", TRITONS)
 def test_a_remembered_kernel_is_launched_as_triton_would(triton: str) -> None:
-    launches, kinds = json.loads(run_python("-c", AGAIN, triton=triton))
+    launches, with_held, *kinds = json.loads(run_python("-c", AGAIN, triton=triton))
+    assert with_held == launches
     aligned, again, unaligned, as_before = launches
     assert again == as_before == aligned
     assert unaligned[0] != aligned[0]
     assert unaligned[1] == aligned[1]
-    assert kinds == 2
+    assert kinds == [2, 2]
