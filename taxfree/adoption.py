@@ -6,12 +6,16 @@ The fastest wins if it clearly beats the library.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from taxfree import identity
 from taxfree.errors import UsageError
-from taxfree.results import Mode, Results, Row, by_problem
+from taxfree.results import DISPATCH, Mode, Results, Row, by_problem
+from taxfree.shapes import recorded_problem, written
+from taxfree_kernels.variant import operation_names
 from taxfree_tuning_db import (
+    OF_A_BENCH,
     HardwareFingerprint,
     InvalidRecord,
     Measurement,
@@ -31,6 +35,7 @@ def record_of(
     trials: int,
     seconds: float,
     created: str,
+    **provenance: str,
 ) -> Record:
     """What was measured of a problem, with the winner.
 
@@ -39,11 +44,13 @@ def record_of(
         trials: candidates tried.
         seconds: that trying took.
         created: when, as ISO time.
+        provenance: what else to say of it.
     """
     baseline, *others = measured
     mode = _deciding_mode(baseline.median_us)
     ranked = sorted(others, key=lambda each: each.median_us[mode])
     winner = ranked[0] if ranked and _beats(ranked[0], baseline, mode) else baseline
+    origin = {"source": "user", "created": created, "taxfree": software.taxfree}
     return Record(
         op=op,
         problem=problem,
@@ -54,36 +61,72 @@ def record_of(
         runners_up=tuple(each for each in ranked if each is not winner),
         trials=trials,
         seconds_spent=seconds,
-        provenance={"source": "user", "created": created, "taxfree": software.taxfree},
+        provenance=origin | provenance,
     )
 
 
-def records_of(results: Results) -> list[Record]:
-    """What `bench` has measured, as records; rows of kernels that have changed since do not count.
+@dataclass(frozen=True)
+class Adopted:
+    """What can be made of a bench's results.
+
+    Args:
+        records: one of each problem that says enough.
+        left_out: (problem, why) of the others.
+    """
+
+    records: tuple[Record, ...]
+    left_out: tuple[tuple[str, str], ...]
+
+
+def adopted(results: Results) -> Adopted:
+    """What `bench` has measured, as records that say so.
 
     Raises:
-        UsageError: it does not say where it was measured, or holds no record for another reason.
+        UsageError: it does not say where and when it was measured, or something there is wrong.
     """
+    records, left_out = [], []
     try:
         machine = results.environment
         hardware = HardwareFingerprint(**machine["hardware"])
         software = SoftwareFingerprint(**machine["software"])
-        return [
-            record_of(
-                rows[0].op, rows[0].problem, hardware, software, measured,
-                trials=len(measured), seconds=0.0, created=machine["created"],
-            )
-            for rows in by_problem(results.rows)
-            if (measured := _measured(rows)) and measured[0].variant == "baseline"
-        ]  # fmt: skip
+        for rows in by_problem(results.rows):
+            op, problem = rows[0].op, rows[0].problem
+            measured = _measured(rows) if op in operation_names() else []
+            reason = _too_little(rows, measured)
+            if reason is not None:
+                left_out.append((f"{op} {written(op, problem)}", reason))
+                continue
+            record = record_of(
+                op, problem, hardware, software, measured, len(measured) - 1, 0.0,
+                machine["created"], method=OF_A_BENCH,
+            )  # fmt: skip
+            records.append(record)
     except (KeyError, TypeError) as error:
         raise UsageError(f"the environment is incomplete: {error}", "see bench --out") from error
     except InvalidRecord as error:
         raise UsageError(error.message, "see bench --out") from error
+    return Adopted(tuple(records), tuple(left_out))
+
+
+def _too_little(rows: Sequence[Row], measured: Sequence[Measurement]) -> str | None:
+    """Why these rows say too little for a record, or None."""
+    op = rows[0].op
+    if op not in operation_names() or recorded_problem(op, rows[0].problem) is None:
+        return "it is no problem of today's"
+    if not measured or measured[0].variant != "baseline":
+        return "the baseline of today's was not measured"
+    if not measured[1:]:
+        return "nothing beside the baseline is of today's kernels"
+    mode = _deciding_mode(measured[0].median_us)
+    best, known = min(each.median_us[mode] for each in measured), {m.variant for m in measured}
+    for row in rows:
+        if row.variant not in known | {DISPATCH} and row.mode == mode and row.median_us < best:
+            return f"{row.variant} was faster, and has changed since"
+    return None
 
 
 def _measured(rows: Sequence[Row]) -> list[Measurement]:
-    """What of a problem was timed in all modes; the baseline first if it was."""
+    """Variants of today's kernels that were timed in all modes; the baseline first if it was."""
     modes = {row.mode for row in rows}
     found = []
     for variant, kernel_hash in identity.kernel_hashes(rows[0].op).items():

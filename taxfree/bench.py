@@ -20,7 +20,7 @@ from taxfree.bounds import Bounds, Peaks, bounds, peaks, slot_bytes, vendor_kern
 from taxfree.dispatch import Choice, Dispatcher
 from taxfree.errors import UsageError
 from taxfree.group import WorkerGroup
-from taxfree.results import Results, Row, Skipped
+from taxfree.results import DISPATCH, Results, Row, Skipped
 from taxfree.runtime import Runtime
 from taxfree.settings import Settings
 from taxfree.trial import SEED, Bench, Candidate, Outcome, open_bench, try_candidates
@@ -38,7 +38,6 @@ from taxfree_tuning_db import (
     shipped_records,
 )
 
-DISPATCH = "dispatch"
 _GPU_REPETITIONS, _HOST_REPETITIONS = 25, 5
 _GPU_DEADLINE_S, _HOST_DEADLINE_S = 600.0, 3600.0  # of a problem
 

@@ -15,9 +15,16 @@ from taxfree.errors import NoRecord
 from taxfree.settings import Settings
 from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.variant import variants
-from taxfree_tuning_db import LookUp, Measurement, Record, Table, differing_fields, look_up
+from taxfree_tuning_db import (
+    HardwareFingerprint,
+    LookUp,
+    Measurement,
+    Record,
+    Table,
+    differing_fields,
+    look_up,
+)
 
-NEIGHBOUR_OCTAVES = 1.0  # beyond a factor of two another tile shape wins
 _WORTH_A_PLAN = 0.97  # of the winner's eager time: what is not faster gets no plan of its own
 
 Kind = Literal["exact", "neighbour", "baseline", "disabled", "unprepared"]
@@ -80,6 +87,7 @@ class Dispatcher:
             identity.kernel_hashes(op),
             identity.near_fields(op),
             identity.free_fields(op),
+            identity.NEIGHBOUR_OCTAVES,
         )
 
     def choose(self, op: str, problem: Any) -> Choice:
@@ -92,7 +100,7 @@ class Dispatcher:
             return Choice("disabled", "baseline", why="TAXFREE_DISABLE is set, or ranks differ")
         found = self.look_up(op, problem)
         if self._settings.strict and found.kind != "exact":
-            raise NoRecord(*_explain_miss(problem, found))
+            raise NoRecord(*_explain_miss(problem, self._fingerprint, found))
         if found.record is None or found.kind not in ("exact", "neighbour"):
             return Choice("baseline", "baseline", why=found.ladder[-1].why)
         winner = found.record.winner
@@ -111,7 +119,7 @@ class Dispatcher:
         lender = f"the record of {said}"
         record = identity.lent(found.record, problem)
         winner = record.winner
-        reason = _too_far(problem, near) or self._illegal(op, problem, winner)
+        reason = self._illegal(op, problem, winner)
         if reason is not None:
             return Choice("baseline", "baseline", why=f"{lender} does not fit: {reason}")
         eager = self._eager("neighbour", op, problem, record)
@@ -150,17 +158,11 @@ class Dispatcher:
         return variant.refuses_config(problem, self._hardware, config)
 
 
-def _too_far(problem: Any, near: dict[str, Any]) -> str | None:
-    """Why a neighbour with these sizes is too unlike the problem, or None."""
-    octaves = sum(abs(math.log2(size / getattr(problem, name))) for name, size in near.items())
-    return f"{2**octaves:.3g} times off" if octaves > NEIGHBOUR_OCTAVES else None
-
-
-def _explain_miss(problem: Any, found: LookUp) -> tuple[str, str]:
+def _explain_miss(problem: Any, hardware: HardwareFingerprint, found: LookUp) -> tuple[str, str]:
     message = f"no record of its own for {problem}"
     nearest = found.record or found.nearest
     if nearest is None:
         return message, "the table is empty: run `taxfree tune`"
-    differing = differing_fields(nearest, dataclasses.asdict(problem)).items()
+    differing = differing_fields(nearest, dataclasses.asdict(problem), hardware).items()
     fields = ", ".join(f"{name}: {ours} there, {asked} asked" for name, (ours, asked) in differing)
     return message, f"the nearest differs in {fields or 'its kernel hash (stale)'}"

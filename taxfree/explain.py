@@ -17,12 +17,12 @@ from typing import Any, TypeVar
 import numpy as np
 
 from taxfree import bench
-from taxfree.bench import DISPATCH, Knowledge, ProblemResult
+from taxfree.bench import Knowledge, ProblemResult
 from taxfree.bounds import Bounds
 from taxfree.cost_model import Machine, bounds_of, modelled
 from taxfree.dispatch import Choice
 from taxfree.group import WorkerGroup
-from taxfree.results import Skipped
+from taxfree.results import DISPATCH, Skipped
 from taxfree.stamping import Span, Stamped
 from taxfree.taxes import Account, Notes, accounts, slowest
 from taxfree.timeline import Activity, activities, variables

@@ -12,20 +12,18 @@ from taxfree_kernels.source_hash import kernel_hash
 from taxfree_kernels.variant import operation, variants
 from taxfree_tuning_db import HardwareFingerprint, Measurement, Record, SoftwareFingerprint
 
+NEIGHBOUR_OCTAVES = 1.0  # beyond a factor of two another tile shape wins
 
-def hardware_fingerprint(hardware: Hardware, link: str = "") -> HardwareFingerprint:
-    """What of a device decides which config wins.
 
-    Args:
-        link: how the devices are joined, such as "nvlink"; by default what the backend implies.
-    """
+def hardware_fingerprint(hardware: Hardware) -> HardwareFingerprint:
+    """What of a device decides which config wins; its link is what the backend implies."""
     links = {"cuda": "nvlink", "hip": "xgmi", "interpreter": "shared memory"}
     return HardwareFingerprint(
         gpu=hardware.name,
         architecture=hardware.architecture,
         compute_units=hardware.compute_units,
         memory_bytes=_whole_gib(hardware.memory_bytes),
-        link=link or links[hardware.backend],
+        link=links[hardware.backend],
         num_xcds=hardware.num_xcds,
     )
 

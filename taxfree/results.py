@@ -22,6 +22,7 @@ from typing import Any, Literal, TypeVar, get_args
 from taxfree.errors import TaxfreeError, UsageError
 
 SCHEMA = 1
+DISPATCH = "dispatch"  # in the place of a variant: what the dispatcher picks
 LEAST_CHANGE = 0.03  # of a time: less is not called a change, however quiet the machine
 
 Mode = Literal["eager", "graph"]

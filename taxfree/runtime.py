@@ -442,6 +442,9 @@ class Runtime:
         reasons = [each for each in vote(self._fabric.group, reason) if each is not None]
         if plan is None or reasons:
             choice = Choice("baseline", "baseline", why=f"{choice.variant}: {reasons[0]}")
+            warnings.warn(
+                f"{problem} runs the baseline: {choice.why}", RuntimeWarning, stacklevel=2
+            )
             plan = known["baseline"].plan(problem, self._fabric, {})
         return plan, choice
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import dataclasses
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import torch
 import torch.distributed as dist
 
 import taxfree.ops  # registers the torch ops  # noqa: F401
@@ -20,6 +21,7 @@ from taxfree.settings import Settings
 from taxfree.shapes import recorded_problem
 from taxfree_kernels.fabric.layout import arena_bytes
 from taxfree_kernels.fabric.open import choose, open_fabric
+from taxfree_kernels.hardware import KNOWN
 from taxfree_kernels.variant import operation_names
 from taxfree_tuning_db import (
     Database,
@@ -46,8 +48,8 @@ def init(
 
     Args:
         group: the ranks; None for the default group, which must be initialised.
-        heap_bytes: symmetric memory of each rank; by default two slots of the largest problem in
-            the table, at least of 64 MiB (2 MiB on the host fabric).
+        heap_bytes: symmetric memory of each rank; by default two slots of the largest problem that
+            the table has for this group, at least of 64 MiB (2 MiB on the host fabric).
         timeout_s: bound of a wait for a peer in seconds; by default ``TAXFREE_TIMEOUT`` or 30.
         plan_on_first_call: plan an unprepared problem at its first eager call; else it runs the
             baseline.
@@ -67,10 +69,11 @@ def init(
     settings, records = _agreed(group, heap_bytes, timeout_s, db)
     if records is None:
         settings, records = dataclasses.replace(settings, disable=True), []
-    if heap_bytes is None:
-        heap_bytes = _heap_bytes(records)
-    fabric = open_fabric("auto", group, heap_bytes, timeout_s or settings.timeout_s)
     table = Table(user=records, shipped=shipped_records())
+    if heap_bytes is None:
+        used = () if settings.disable else table.records()
+        heap_bytes = _heap_bytes(used, dist.get_world_size(group))
+    fabric = open_fabric("auto", group, heap_bytes, timeout_s or settings.timeout_s)
     dispatcher = Dispatcher(table, fabric.hardware, settings)
     return Runtime(fabric, dispatcher, plan_on_first_call, heap_bytes)
 
@@ -129,9 +132,13 @@ def _read_table(path: Path) -> list[dict[str, Any]]:
         return []  # nothing tuned yet: what is shipped, else the baseline
 
 
-def _heap_bytes(records: Sequence[Record]) -> int:
-    slot = _HOST_SLOT_BYTES if choose() == "host" else _GPU_SLOT_BYTES
+def _heap_bytes(records: Iterable[Record], world_size: int) -> int:
+    is_host = choose() == "host"
+    slot = _HOST_SLOT_BYTES if is_host else _GPU_SLOT_BYTES
+    gpu = KNOWN["cpu"].name if is_host else torch.cuda.get_device_name()
     for record in records:
+        if record.hardware.gpu != gpu or record.problem["world_size"] != world_size:
+            continue
         problem = recorded_problem(record.op, record.problem)
         if problem is not None:
             slot = max(slot, problem.slot_bytes)

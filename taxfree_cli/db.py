@@ -189,23 +189,32 @@ def import_command(file: ImportFile, db: options.Db = None, json: options.Json =
 def adopt_command(file: ResultFile, db: options.Db = None, json: options.Json = False) -> None:
     """Make records of what a bench has measured, for problems that have none.
 
-    Of kernels that have changed since nothing is taken.
+    What was measured of kernels that have changed since does not count, on either side.
     """
-    from taxfree.adoption import records_of  # loads torch
+    from taxfree.adoption import adopted  # loads torch
+    from taxfree.identity import kernel_hashes
 
-    records = records_of(results.load(file))
-    shipped = {record.key for record in shipped_records()}
+    found = adopted(results.load(file))
+    for problem, reason in found.left_out:
+        warn(f"{problem} is left out: {reason}")
     with Database(options.database_path(db)) as database, database.transaction():
-        known = shipped | {record.key for record in database.records()}
-        added = [record for record in records if record.key not in known]
+        table = Table(database.records(), shipped_records())
+        known = {
+            record.key
+            for op in {record.op for record in found.records}
+            for record in table.fresh(kernel_hashes(op))
+        }
+        added = [record for record in found.records if record.key not in known]
         for record in added:
             database.put(record)
+    kept = [record for record in found.records if record.key in known]
     if json:
-        kept = [record.key for record in records if record.key in known]
-        print_json({"added": [record.key for record in added], "kept": kept})
+        keys = {"added": [each.key for each in added], "kept": [each.key for each in kept]}
+        print_json(keys | {"left_out": [list(each) for each in found.left_out]})
         return
     print_lines(f"added {record.op} {written(record.op, record.problem)}" for record in added)
-    print_lines([f"records added: {len(added)}, kept: {len(records) - len(added)}"])
+    counts = {"added": added, "kept": kept, "left out": found.left_out}
+    print_lines([", ".join(f"{len(each)} {name}" for name, each in counts.items())])
 
 
 @db.command("prune")
@@ -251,12 +260,18 @@ def _selected(table: Table, op: str | None, gpu: str | None) -> list[Record]:
 
 def _today(
     op: str,
-) -> tuple[SoftwareFingerprint, dict[str, str], tuple[str, ...], tuple[str, ...]]:
+) -> tuple[SoftwareFingerprint, dict[str, str], tuple[str, ...], tuple[str, ...], float]:
     """What a look-up compares records with: loads torch."""
-    from taxfree.identity import kernel_hashes, software_fingerprint
+    from taxfree import identity
 
     fields = operation(op)
-    return software_fingerprint(), kernel_hashes(op), fields.near_fields, fields.free_fields
+    return (
+        identity.software_fingerprint(),
+        identity.kernel_hashes(op),
+        fields.near_fields,
+        fields.free_fields,
+        identity.NEIGHBOUR_OCTAVES,
+    )
 
 
 def _machines(records: Sequence[Record]) -> list[HardwareFingerprint]:

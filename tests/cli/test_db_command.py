@@ -170,6 +170,7 @@ class TestWhy:
             (SHAPE, "exact", "exact: push block_n=64"),
             ("m=20 n=3584 k=8192", "neighbour", "neighbour: push"),
             ("m=16 n=64 k=64", "miss", "miss: the baseline runs"),
+            ("m=64 n=3584 k=8192", "miss", "nearest is m=16 bias=False dtype=float16, which is 4"),
         ],
     )
     def test_shows_where_the_ladder_ends(self, cli, stored, shape, kind, words):
@@ -272,7 +273,7 @@ class TestAdopt:
 
     def test_makes_a_record_of_what_was_fastest(self, cli, bench):
         outcome = cli("db", "adopt", bench(*ROWS))
-        assert outcome.out.endswith("\nrecords added: 1, kept: 0\n")
+        assert outcome.out.endswith("\n1 added, 0 kept, 0 left out\n")
         (record,) = map(Record.from_json, documents(cli("db", "list", "--json")))
         assert record.key == RECORD.key
         assert record.winner == replace(
@@ -280,8 +281,9 @@ class TestAdopt:
             median_us={"eager": 50.0, "graph": 28.0}, iqr_us={"eager": 0.5, "graph": 0.5},
         )  # fmt: skip
         assert record.baseline.median_us == {"eager": 140.0, "graph": 42.0}
-        assert (record.software, record.trials) == (SOFTWARE, 2)
+        assert (record.software, record.trials) == (SOFTWARE, 1)
         assert record.provenance["created"] == "2026-02-03T04:05:06+00:00"
+        assert record.provenance["method"] == "bench"
 
     def test_wins_only_beyond_3_percent(self, cli, bench):
         rows = [replace(row, median_us=41.0) for row in ROWS if row.variant == "push"]
@@ -301,16 +303,36 @@ class TestAdopt:
         assert done["kept"] == [RECORD.key]
         assert len(done["added"]) == 1
 
-    def test_takes_nothing_of_kernels_that_have_changed(self, cli, bench, monkeypatch):
-        file = bench(*ROWS)
-        monkeypatch.setattr(identity, "kernel_hashes", lambda op: HASHES | {"push": "p2"})
-        cli("db", "adopt", file)
-        (record,) = map(Record.from_json, documents(cli("db", "list", "--json")))
-        assert record.winner.variant == "baseline"
-        assert record.runners_up == ()
+    def test_takes_the_place_of_a_stale_record(self, cli, bench, stored):
+        stored(replace(RECORD, winner=replace(RECORD.winner, kernel_hash="p0")))
+        assert cli("db", "adopt", bench(*ROWS)).out.endswith("\n1 added, 0 kept, 0 left out\n")
+        assert "= exact: push" in cli("db", "why", "--shapes", SHAPE).out
 
-    def test_nothing_is_known_without_the_baseline(self, cli, bench):
-        assert cli("db", "adopt", bench(*ROWS[2:])).out == "records added: 0, kept: 0\n"
+    def test_what_has_changed_may_be_slower_but_not_faster(self, cli, bench, monkeypatch):
+        slower, faster = (
+            [timed("pull", mode, us, kernel_hash="l0") for mode in ("eager", "graph")]
+            for us in (200.0, 20.0)
+        )
+        assert "1 added" in cli("db", "adopt", bench(*ROWS, *slower)).out
+        outcome = cli("db", "adopt", bench(*ROWS, *faster), "--db", "other.sqlite", "--json")
+        ((_, why),) = json.loads(outcome.out)["left_out"]
+        assert why == "pull was faster, and has changed since"
+        assert outcome.err.startswith("warning: ")
+
+    @pytest.mark.parametrize(
+        ("rows", "why"),
+        [
+            (ROWS[2:], "the baseline of today's was not measured"),
+            (ROWS[:2], "nothing beside the baseline"),
+            ([replace(row, problem=PROBLEM | {"k": 63}) for row in ROWS], "no problem of today's"),
+            ([replace(row, op="convolution") for row in ROWS], "no problem of today's"),
+        ],
+        ids=["no baseline", "baseline alone", "odd problem", "other operation"],
+    )
+    def test_what_says_too_little_is_left_out(self, cli, bench, rows, why):
+        outcome = cli("db", "adopt", bench(*rows))
+        assert outcome.out == "0 added, 0 kept, 1 left out\n"
+        assert why in outcome.err
 
 
 class TestPrune:

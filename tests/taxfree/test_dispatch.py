@@ -106,7 +106,10 @@ class TestChoice:
         far = dataclasses.replace(PROBLEM, m=200)
         choice = dispatcher(record()).choose(OP, far)
         assert (choice.kind, choice.variant) == ("baseline", "baseline")
-        assert "times off" in choice.why
+        assert "m is 64, not 200" in choice.why
+        rungs = dispatcher(record()).look_up(OP, far).ladder
+        assert "nearest is m=64" in rungs[1].why
+        assert "3.13 times off" in rungs[1].why
 
     def test_a_neighbour_whose_config_is_illegal_here_does_not(self) -> None:
         config = push_config(PROBLEM) | {"CHUNKS": 64}

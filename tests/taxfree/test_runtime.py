@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 import warnings
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -326,9 +327,25 @@ def faster_in_graphs_only(fabric: Any) -> Any:
 def heap_too_small(fabric: Any) -> Any:
     problem = problem_of(m=40_000, k=64)
     rt = runtime_of(fabric, record_of(fabric, problem))
-    rt.prepare([problem])
+    with pytest.warns(RuntimeWarning, match="runs the baseline: push: .* does not fit"):
+        rt.prepare([problem])
     choice = rt.choice(problem)
     return choice.variant, choice.why
+
+
+def init_with_a_large_shipped_record(fabric: Any) -> Any:
+    """What runs for a problem that needs more than the default heap."""
+    import taxfree
+
+    problem = problem_of(m=600_000, k=64)
+    of_eight = dataclasses.replace(problem, m=60_000_000, world_size=8)
+    records = [record_of(fabric, each) for each in (problem, of_eight)]
+    with mock.patch("taxfree.start.shipped_records", return_value=tuple(records)):
+        rt = taxfree.init(db="/nowhere/tuning.sqlite", timeout_s=10)
+    rt.prepare([problem])
+    choice, memory = rt.choice(problem), rt.memory()
+    rt.close()
+    return choice.variant, memory.slot_bytes / problem.slot_bytes
 
 
 def init_from(fabric: Any, db: str, disable_on: int | None) -> Any:
@@ -498,6 +515,11 @@ class TestPlanning:
 
 
 class TestInit:
+    def test_the_heap_has_room_for_what_is_shipped(self, ranks: Ranks) -> None:
+        for variant, slots in run(ranks, "init_with_a_large_shipped_record"):
+            assert variant == "push"
+            assert 1 <= slots < 2
+
     def test_it_works_without_a_database(self, ranks: Ranks, tmp_path: Any) -> None:
         for right, kind, variant, plans, text, said in run(
             ranks, "init_from", db=str(tmp_path / "none.sqlite"), disable_on=None

@@ -4,7 +4,7 @@ import taxfree_tuning_db
 from tests.tuning_db.examples import ROOT, start_python
 
 PUBLIC = """
-    MODES SCHEMA_VERSION TRIAL_STATES Database DatabaseCorrupt DatabaseError DatabaseFull
+    MODES OF_A_BENCH SCHEMA_VERSION TRIAL_STATES Database DatabaseCorrupt DatabaseError DatabaseFull
     DatabaseLocked DatabaseMissing DatabaseReadOnly DatabaseTooNew DatabaseUnreadable ForeignRecord
     HardwareFingerprint ImportReport InvalidRecord LookUp Measurement NotAnExport Record Rung Scalar
     SoftwareFingerprint Table TrialRecord TrialState default_path differing_fields export

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from taxfree_tuning_db import (
+    OF_A_BENCH,
     Database,
     DatabaseUnreadable,
     ForeignRecord,
@@ -29,6 +30,9 @@ def document_of(*records: Record) -> dict:
 
 def created(time: str) -> dict[str, str]:
     return {"source": "user", "created": time}
+
+
+OF_BENCH = created("2027-01-01T00:00:00Z") | {"method": OF_A_BENCH}
 
 
 @pytest.fixture
@@ -98,9 +102,19 @@ class TestImport:
                 },
                 True,
             ),
+            (
+                {"winner": replace(PUSH, samples=60)},
+                {
+                    "provenance": created("2027-01-01T00:00:00Z"),
+                    "winner": replace(PUSH, kernel_hash="p2"),
+                },
+                True,
+            ),
+            ({}, {"provenance": OF_BENCH, "winner": replace(PUSH, samples=60)}, False),
+            ({"provenance": OF_BENCH, "winner": replace(PUSH, samples=60)}, {}, True),
         ],
     )
-    def test_more_samples_are_better_then_newer_and_across_versions_newer(
+    def test_a_search_is_better_then_more_samples_then_newer_and_of_other_kernels_newer(
         self, database, known, offered, is_better
     ):
         database.put(record_of(16, **known))

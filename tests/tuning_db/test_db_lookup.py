@@ -97,6 +97,11 @@ class TestStale:
         answer = find(table_of(record_of(16, winner=STALE), record_of(64)), 16)
         assert (answer.kind, answer.record) == ("neighbour", record_of(64))
 
+    def test_a_record_without_a_field_is_nobodys_neighbour(self):
+        older = {name: value for name, value in problem_of(64).items() if name != "gather_dim"}
+        table = table_of(record_of(64, problem=older))
+        assert find(table, 16, free=("gather_dim",)).kind == "miss"
+
     def test_a_stale_record_is_nobodys_neighbour(self):
         answer = find(table_of(record_of(16, winner=STALE)), 32)
         assert (answer.kind, answer.record) == ("miss", None)

@@ -20,6 +20,7 @@ from .exchange import ImportReport, export, import_records, read_export
 from .lookup import LookUp, Rung, Table, differing_fields, look_up, neighbours
 from .records import (
     MODES,
+    OF_A_BENCH,
     SCHEMA_VERSION,
     TRIAL_STATES,
     HardwareFingerprint,
@@ -37,6 +38,7 @@ from .tables import shipped_records
 
 __all__ = [
     "MODES",
+    "OF_A_BENCH",
     "SCHEMA_VERSION",
     "TRIAL_STATES",
     "Database",

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import IO, Any, TypeAlias
 
 from .errors import DatabaseUnreadable, InvalidRecord, NotAnExport
-from .records import Record
+from .records import OF_A_BENCH, Record
 from .store import Database
 
 EXPORT_MARK = "taxfree_tuning_db"
@@ -84,9 +84,10 @@ def import_records(
 ) -> ImportReport:
     """Put the records of an export into a database, keeping the better-measured of two.
 
-    Of two records of one taxfree version, the better has more samples behind its winner; if they
-    are equal, it is the newer. Records of different versions measured different kernels, so there
-    the newer is better. What is in the database stays when they are equal.
+    Of two records of one taxfree version, one of a search is better than one of a bench; then the
+    better has more samples behind its winner; if they are equal, it is the newer. Records of
+    different versions, or with different sources of the same winner, measured different kernels, so
+    there the newer is better. What is in the database stays when they are equal.
 
     All of it happens, or nothing.
 
@@ -155,9 +156,18 @@ def _validated(entries: Iterable[object]) -> tuple[list[Record], list[tuple[str,
 
 
 def _is_better(one: Record, other: Record) -> bool:
-    if one.software.taxfree != other.software.taxfree:
+    has_changed = (
+        one.winner.variant == other.winner.variant
+        and one.winner.kernel_hash != other.winner.kernel_hash
+    )
+    if has_changed or one.software.taxfree != other.software.taxfree:
         return _created(one) > _created(other)
-    return (one.winner.samples, _created(one)) > (other.winner.samples, _created(other))
+    return _worth(one) > _worth(other)
+
+
+def _worth(record: Record) -> tuple[bool, int, datetime]:
+    is_of_a_search = record.provenance.get("method") != OF_A_BENCH
+    return is_of_a_search, record.winner.samples, _created(record)
 
 
 def _created(record: Record) -> datetime:

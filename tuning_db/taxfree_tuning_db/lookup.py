@@ -93,6 +93,7 @@ def look_up(
     kernel_hashes: Mapping[str, str],
     near_fields: Sequence[str],
     free_fields: Sequence[str] = (),
+    octaves: float = math.inf,
 ) -> LookUp:
     """Find the record for a problem: its own, else its nearest measured neighbour's.
 
@@ -108,6 +109,7 @@ def look_up(
         near_fields: positive dimensions in which a neighbour may differ, such as `("m",)`.
         free_fields: fields in which it may differ as well; of two equally near, the one that
             agrees in more of them is taken.
+        octaves: how far a neighbour may be, in all near fields together: 1 is a factor of two.
 
     Raises:
         ValueError: one of these names the world size.
@@ -130,8 +132,12 @@ def look_up(
 
     fresh = [record for record in table.fresh(kernel_hashes) if record.op == op]
     neighbour = next(iter(neighbours(fresh, problem, hardware, near_fields, free_fields)), None)
-    ladder.append(_neighbour_rung(neighbour, (*near_fields, *free_fields)))
+    distance = 0.0
     if neighbour is not None:
+        distance = _distance(neighbour.problem, problem, set(near_fields))
+    is_near = distance <= octaves
+    ladder.append(_neighbour_rung(neighbour, (*near_fields, *free_fields), distance, is_near))
+    if neighbour is not None and is_near:
         return answer("neighbour", neighbour)
     if own:
         return answer("stale", own[0])
@@ -164,6 +170,7 @@ def neighbours(
         record
         for record in records
         if record.hardware == hardware
+        and record.problem.keys() == problem.keys()
         and _without(record.problem, apart) == _without(problem, apart)
         and near <= _sizes(record.problem).keys()
     ]
@@ -250,12 +257,15 @@ def _own_rung(
     return Rung(f"{op} with {_shown(problem)} on {hardware.gpu}", bool(own), why)
 
 
-def _neighbour_rung(neighbour: Record | None, may_differ: Sequence[str]) -> Rung:
+def _neighbour_rung(
+    neighbour: Record | None, may_differ: Sequence[str], distance: float, is_near: bool
+) -> Rung:
     looked_for = f"a neighbour that differs in {', '.join(may_differ) or 'nothing'}"
     if neighbour is None:
         return Rung(looked_for, False, "no record of today's kernels agrees in all other fields")
     sizes = {name: neighbour.problem[name] for name in may_differ}
-    return Rung(looked_for, True, f"nearest is {_shown(sizes)}")
+    far = "" if is_near else f", which is {2**distance:.3g} times off"
+    return Rung(looked_for, is_near, f"nearest is {_shown(sizes)}{far}")
 
 
 def _nearest_rung(

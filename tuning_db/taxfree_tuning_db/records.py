@@ -17,6 +17,7 @@ from typing import Any, Literal, TypeAlias, TypeVar, get_args
 from .errors import InvalidRecord
 
 SCHEMA_VERSION = 1
+OF_A_BENCH = "bench"  # as `method` in a provenance: no search has made the record
 
 Scalar: TypeAlias = int | str | bool | float
 Mode: TypeAlias = Literal["eager", "graph"]
@@ -37,7 +38,7 @@ class HardwareFingerprint:
         architecture: compiler target, such as `sm_90` or `gfx942`.
         compute_units: SMs or CUs that are really there.
         memory_bytes: device memory, in bytes.
-        link: topology between the GPUs, such as `nvlink-18`.
+        link: how the GPUs are joined, such as `nvlink`.
         num_xcds: chiplets with an L2 cache of their own.
     """
 
@@ -129,7 +130,8 @@ class Record:
         runners_up: the next best, best first.
         trials: candidates tried.
         seconds_spent: time the search took, in seconds.
-        provenance: where it comes from: `source` ("user" or "shipped"), `created` (ISO time), ...
+        provenance: where it comes from: `source` ("user" or "shipped"), `created` (ISO time),
+            perhaps `method` (:data:`OF_A_BENCH`), ...
         schema: version of this layout.
     """
 
