@@ -31,6 +31,16 @@ def variants_for(
     }
 
 
+def refusals(problem: Any, hardware: Hardware, only: Sequence[str] | None = None) -> dict[str, str]:
+    """Why each of the other variants, beside the baseline, cannot; arguments as above."""
+    reasons = {
+        name: variant.refuses_problem(problem, hardware)
+        for name, variant in variants(op_of(problem)).items()
+        if name != "baseline" and (only is None or name in only)
+    }
+    return {name: reason for name, reason in reasons.items() if reason is not None}
+
+
 def first_candidates(
     found: Mapping[str, Variant],
     problem: Any,

@@ -97,6 +97,10 @@ def gpu_name(fabric: str) -> str | None:
     """The name by which records know this machine's devices; None where the driver is silent."""
     if fabric == "host":
         return KNOWN["cpu"].name
+    if fabric == "rocm":
+        import torch
+
+        return str(torch.cuda.get_device_name())  # AMD's tool has other names
     from taxfree.environment import gpus
 
     return next((str(gpu["name"]) for gpu in gpus()), None)

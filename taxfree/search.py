@@ -118,6 +118,8 @@ class Search:
     def ask(self, count: int) -> list[Candidate]:
         """Up to `count` candidates that are new and that no variant refuses."""
         found: list[Candidate] = []
+        if not self._variants:
+            return found
         for _ in range(_ASKS_PER_CANDIDATE * count):
             if len(found) == count:
                 break

@@ -247,7 +247,8 @@ def choose(
     if request.shapes or request.model:
         return Choice(expand(op, request))
     found = [recorded_problem(op, fields) for fields in recorded()]
-    known = [each for each in found if each is not None and _is_wanted(each, request)]
+    known = [each for each in found if each is not None and is_wanted(each, request)]
+    known = list(dict.fromkeys(known))  # a problem may be tuned here, and shipped
     if known:
         note = f"no --shapes: taking the {len(known)} that the database holds for this hardware"
         return Choice(known, note)
@@ -293,8 +294,8 @@ def _check_count(unsaid: Axes, shapes: Iterable[_Shape]) -> None:
         )
 
 
-def _is_wanted(problem: Any, request: ShapeRequest) -> bool:
-    """Whether a recorded problem is one that was asked for."""
+def is_wanted(problem: Any, request: ShapeRequest) -> bool:
+    """Whether a recorded problem is of a world size and a type that were asked for."""
     axes = {"world_size": request.world_sizes} | _dtype_axis(request)
     return all(getattr(problem, name) in values for name, values in axes.items())
 

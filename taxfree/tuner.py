@@ -19,7 +19,7 @@ from typing import Any, Protocol
 
 from taxfree import identity
 from taxfree.adoption import record_of
-from taxfree.candidates import first_candidates, variants_for
+from taxfree.candidates import first_candidates, refusals, variants_for
 from taxfree.errors import WorkerLost, WrongResult
 from taxfree.group import TaskFailed, WorkerGroup
 from taxfree.search import Search
@@ -126,6 +126,7 @@ class Tuner:
         progress: told of every step.
 
     Attributes:
+        hardware: of the workers' devices.
         mode, modes: "graph" or "eager": the times that decide, and all that are taken.
         not_measured: of the last problem, state -> number of candidates that got no time.
     """
@@ -140,7 +141,7 @@ class Tuner:
         only: Sequence[str] | None = None,
         progress: Progress = lambda event: None,
     ) -> None:
-        self._database, self._workers, self._hardware = database, workers, hardware
+        self._database, self._workers, self.hardware = database, workers, hardware
         self._screen, self._seed, self._only, self._progress = screen, seed, only, progress
         self._fingerprint = identity.hardware_fingerprint(hardware)
         self._pace_s: float | None = None  # of a unit, with its share of the finals
@@ -182,7 +183,7 @@ class Tuner:
             for candidate, outcome in zip(batch, outcomes[1:], strict=True):
                 self._tell(op, problem, search, candidate, outcome)
                 self._report(search, problem, budget, baseline_us, outcome)
-        if variants_for(problem, self._hardware, self._only) and not search.has_tried:
+        if variants_for(problem, self.hardware, self._only) and not search.has_tried:
             return None
         record = self._decide(op, problem, search, time.monotonic() - begun)
         self._database.put(record)
@@ -223,13 +224,13 @@ class Tuner:
     # -- the search --------------------------------------------------------------------------
 
     def _search(self, op: str, problem: Any) -> Search:
-        found = variants_for(problem, self._hardware, self._only)
+        found = variants_for(problem, self.hardware, self._only)
         hashes = identity.kernel_hashes(op)
         study = f"{self._key(op, problem)} {sorted((n, hashes[n]) for n in found)}"
         search = Search(
             found,
             problem,
-            self._hardware,
+            self.hardware,
             self._seed,
             self._database.path.with_suffix(".journal"),
             study,
@@ -238,7 +239,7 @@ class Tuner:
             if trial.variant in found and trial.kernel_hash == hashes[trial.variant]:
                 search.learn(Candidate(trial.variant, trial.config), trial.median_us.get(self.mode))
         nearby = self._winners_nearby(op, problem)
-        search.enqueue(first_candidates(found, problem, self._hardware, nearby))
+        search.enqueue(first_candidates(found, problem, self.hardware, nearby))
         return search
 
     def _winners_nearby(self, op: str, problem: Any) -> list[Candidate]:
@@ -341,7 +342,10 @@ class Tuner:
         return record_key(op, dataclasses.asdict(problem), self._fingerprint)
 
     def _finalists(self, op: str, problem: Any, search: Search) -> list[Candidate]:
-        """The fastest in the mode that decides, then in the other, where dispatch may run them."""
+        """The fastest in the mode that decides, then in the other, where dispatch may run them.
+
+        A search among some variants only does not forget what a record knows of the others.
+        """
         found = [candidate for _, candidate in search.best(FINALISTS)]
         trials = self._database.trials(self._key(op, problem))
         for mode in self.modes[1:]:
@@ -353,7 +357,19 @@ class Tuner:
             valid = [each for each in tried if search.knows(each[1])]
             fastest = sorted(valid, key=lambda each: each[0])[:OTHER_FINALISTS]
             found += [candidate for _, candidate in fastest if candidate not in found]
-        return found
+        known = () if self._only is None else self._known(op, problem)
+        return [*found, *(candidate for candidate in known if candidate not in found)]
+
+    def _known(self, op: str, problem: Any) -> list[Candidate]:
+        """What the database's record of a problem holds of today's kernels."""
+        record, hashes = self._database.get(self._key(op, problem)), identity.kernel_hashes(op)
+        if record is None:
+            return []
+        return [
+            Candidate(each.variant, each.config)
+            for each in (record.winner, *record.runners_up)
+            if each.variant != "baseline" and each.kernel_hash == hashes.get(each.variant)
+        ]
 
     def _decide(self, op: str, problem: Any, search: Search, seconds: float) -> Record:
         finalists = [BASELINE, *self._finalists(op, problem, search)]
@@ -427,6 +443,9 @@ def dry_run(
     Without times the search cannot learn: later proposals of a real one differ.
     """
     found = variants_for(problem, hardware, only)
+    if not found:
+        reasons = refusals(problem, hardware, only)
+        return [Verdict(name, {}, {}, reason) for name, reason in reasons.items()]
     search = Search(found, problem, hardware, seed, journal=None, name="dry run")
     search.enqueue(first_candidates(found, problem, hardware))
     asked = search.ask(trials)

@@ -77,6 +77,11 @@ def check(
             f"there is no Triton in {str(triton)!r}",
             f"pip install --no-deps --target {triton} triton",
         )
+    if compiled and (shapes or gpus or dtype):
+        raise UsageError(
+            "--compiled takes neither --shapes, --gpus nor --dtype",
+            "it compiles default configs of problems that it knows",
+        )
     if op is not None:
         require_operation(op)
     ops = operation_names() if op is None else [op]

@@ -13,7 +13,14 @@ import typer
 
 from taxfree import results
 from taxfree.errors import NoRecord, TaxfreeError, UsageError
-from taxfree.shapes import expand, written
+from taxfree.shapes import (
+    ShapeRequest,
+    expand,
+    is_wanted,
+    recorded_problem,
+    require_operation,
+    written,
+)
 from taxfree_cli import options
 from taxfree_cli.output import note, print_json, print_lines, warn
 from taxfree_cli.record_views import (
@@ -111,6 +118,13 @@ def show_command(
         problems = _problems(op, shapes, gpus, dtype, records)
         _require_records(op, problems, records, any_world=gpus is None)
         records = [record for record in records if record.problem in problems]
+    elif gpus or dtype:
+        records = [
+            record
+            for record in records
+            if (problem := recorded_problem(op, record.problem)) is not None
+            and is_wanted(problem, _request(None, gpus, dtype, records))
+        ]
     tried = _trials(db, records) if trials else {}
     if json:
         documents = [
@@ -251,9 +265,17 @@ def _table(db: Path | None) -> Table:
 
 
 def _selected(table: Table, op: str | None, gpu: str | None) -> list[Record]:
+    """Records of an operation, perhaps of an older taxfree's, and of GPUs.
+
+    Raises:
+        UsageError: there is no such operation.
+    """
+    known = list(table.records())
+    if op is not None and all(record.op != op for record in known):
+        require_operation(op)
     return [
         record
-        for record in table.records()
+        for record in known
         if op in (None, record.op) and (gpu or "").lower() in record.hardware.gpu.lower()
     ]
 
@@ -289,11 +311,14 @@ def _problems(
     records: Iterable[Record],
 ) -> list[dict[str, Any]]:
     """The problems that shapes name; without `--gpus`, for the world sizes that records have."""
+    return [asdict(problem) for problem in expand(op, _request(shapes, gpus, dtype, records))]
+
+
+def _request(
+    shapes: list[str] | None, gpus: str | None, dtype: str | None, records: Iterable[Record]
+) -> ShapeRequest:
     world_sizes = sorted({int(record.problem["world_size"]) for record in records}) or [1]
-    request = options.shape_request(
-        shapes, None, None, gpus, dtype, default_gpus=tuple(world_sizes)
-    )
-    return [asdict(problem) for problem in expand(op, request)]
+    return options.shape_request(shapes, None, None, gpus, dtype, default_gpus=tuple(world_sizes))
 
 
 def _require_records(

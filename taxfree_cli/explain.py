@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json as json_module
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
@@ -79,6 +80,7 @@ def explain(
         require_picture(timeline, "--timeline")
     if trace is not None:
         results.require_writable(trace)
+    options.require_variants(op, variant or ())
     wants_timelines = trace is not None or timeline is not None
     at_once = not (sweep or json)
     if hardware is not None:
@@ -143,6 +145,7 @@ def _print_json(explained: Sequence[Explanation], environment: dict[str, Any]) -
             "schema": SCHEMA,
             "environment": environment,
             "rows": [row for each in explained for row in each.rows()],
+            "skipped": [asdict(skipped) for each in explained for skipped in each.skipped],
             "dispatch": [each for each in dispatch if each is not None],
         }
     )

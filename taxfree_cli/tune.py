@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
@@ -13,7 +15,7 @@ import typer
 from rich.live import Live
 from rich.text import Text
 
-from taxfree.errors import UsageError
+from taxfree.errors import TaxfreeError, UsageError
 from taxfree.shapes import choose, written
 from taxfree_cli import interpreting, options
 from taxfree_cli.output import messages, note, print_json, print_table, rank, warn
@@ -74,6 +76,8 @@ def tune(
 
     seconds = None if budget is None else _seconds(budget)
     options.require_variants(op, variant or ())
+    if "baseline" in (variant or ()):
+        raise UsageError("--variant baseline", "the baseline is measured beside every other")
     if hardware is not None and not dry_run:
         raise UsageError("--hardware is for --dry-run", "tuning measures what is here")
     if dry_run:
@@ -96,10 +100,11 @@ def tune(
     rows: list[dict[str, Any]] = []
     with Database(path) as database:
         database.require_writable()  # before hours of measuring
-        session = _Session(op, database, chosen, trials, seconds, seed, variant)
-        session.remaining = len(choice.problems)
-        for world_size in world_sizes:
-            rows += session.tune([p for p in choice.problems if p.world_size == world_size])
+        with _alone(path):
+            session = _Session(op, database, chosen, trials, seconds, seed, variant)
+            session.remaining = len(choice.problems)
+            for world_size in world_sizes:
+                rows += session.tune([p for p in choice.problems if p.world_size == world_size])
     _print(op, rows, json)
     if session.untuned:
         warn(f"{session.untuned} problems were not tried: the budget ended; run it again to go on")
@@ -197,8 +202,15 @@ class _Session:
         return [row for row in rows if row is not None]
 
     def _tune(self, tuner: Tuner, problem: Any) -> dict[str, Any] | None:
+        from taxfree.candidates import refusals, variants_for
         from taxfree.tuner import Budget
 
+        if not variants_for(problem, tuner.hardware, self.only):
+            reasons = refusals(problem, tuner.hardware, self.only)
+            why = "; ".join(f"{name}: {reason}" for name, reason in reasons.items())
+            warn(f"{written(self.op, asdict(problem))} is left to the library: {why}")
+            self.remaining -= 1
+            return None
         share = None
         if self.seconds is not None:
             share = (self.begun + self.seconds - time.monotonic()) / self.remaining
@@ -208,6 +220,26 @@ class _Session:
             self.untuned += 1
             return None
         return _row(self.op, record, tuner)
+
+
+@contextlib.contextmanager
+def _alone(path: Path) -> Iterator[None]:
+    """Keep others from tuning into a database; ends with the process, however that ends.
+
+    Two searches would fail each other's trials, and time each other's kernels. The lock is none of
+    SQLite's, so others may read and write meanwhile.
+
+    Raises:
+        TaxfreeError: another process does.
+    """
+    with path.open("rb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise TaxfreeError(
+                f"another taxfree tune writes into {path}", "wait for it, or give another --db"
+            ) from None
+        yield
 
 
 def _seconds(text: str) -> float:

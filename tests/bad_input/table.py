@@ -231,6 +231,8 @@ OPTIONS = [
     Row("no schedules to check", "check --seeds 0", USAGE, "greater than or equal to 1", "--help"),
     Row("another Triton without --compiled", "check --triton .", USAGE, "--triton is for",
         "interpreted"),
+    Row("a shape to compile", f"check --compiled {SHAPE}", USAGE,
+        "--compiled takes neither --shapes", "default configs"),
     Row("another Triton that is not there", "check --compiled --triton nowhere", USAGE,
         "there is no Triton in 'nowhere'", "pip install --no-deps --target nowhere"),
     Row("a speed-up that is no number", f"bench {HOST} {SHAPE} --min-speedup nan", USAGE,

@@ -107,7 +107,8 @@ class TestList:
         stored(RECORD, replace(RECORD, hardware=MI300X))
         (only,) = documents(cli("db", "list", "--gpu", "mi300", "--json"))
         assert only["hardware"]["gpu"] == "AMD MI300X"
-        assert documents(cli("db", "list", "--op", "attention", "--json")) == []
+        assert documents(cli("db", "list", "--op", "flash_decode", "--json")) == []
+        assert cli("db", "list", "--op", "attention").code == 2
 
     def test_json_holds_whole_records(self, cli, stored):
         stored(RECORD)
@@ -134,6 +135,12 @@ class TestList:
 
 
 class TestShow:
+    def test_selects_by_world_size_and_type(self, cli, stored):
+        stored(RECORD, replace(RECORD, problem=PROBLEM | {"world_size": 4}))
+        (only,) = documents(cli("db", "show", "--gpus", "4", "--json"))
+        assert only["problem"]["world_size"] == 4
+        assert documents(cli("db", "show", "--dtype", "bf16", "--json")) == []
+
     def test_shows_all_that_was_measured(self, cli, stored):
         stored(RECORD)
         outcome = cli("db", "show", "--shapes", SHAPE)

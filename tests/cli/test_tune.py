@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -40,6 +41,41 @@ class TestTune:
         with Database(tmp_path / "tuning.sqlite", read_only=True) as database:
             assert list(database.records()) == []
 
+    def test_a_problem_that_no_variant_serves_is_left_to_the_library(
+        self, cli: Callable[..., Any], tmp_path: Path
+    ) -> None:
+        outcome = cli("tune", "--shapes", "16x64x64", "--gpus", "1", "--fabric", "host", "--json")
+        assert outcome.code == ExitCode.DONE
+        assert json.loads(outcome.out)["rows"] == []
+        assert "is left to the library: one_shot: one rank has no peers" in outcome.err
+        with Database(tmp_path / "tuning.sqlite", read_only=True) as database:
+            assert list(database.records()) == []
+
+    def test_a_search_among_some_variants_keeps_what_is_known_of_others(
+        self, cli: Callable[..., Any], tmp_path: Path
+    ) -> None:
+        for variant in ("pull", "push_two_kernel"):
+            cli("tune", *SHAPE, "--trials", 1, "--variant", variant)
+        with Database(tmp_path / "tuning.sqlite", read_only=True) as database:
+            (record,) = database.records()
+        measured = {each.variant for each in (record.winner, *record.runners_up)}
+        assert measured >= {"pull", "push_two_kernel"}
+
+    def test_two_searches_do_not_share_a_database(
+        self, cli: Callable[..., Any], tmp_path: Path
+    ) -> None:
+        with Database(tmp_path / "tuning.sqlite"), (tmp_path / "tuning.sqlite").open() as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            outcome = cli("tune", *SHAPE, "--trials", 1)
+        assert outcome.code == ExitCode.FAILED
+        assert "another taxfree tune writes into" in outcome.err
+
+    def test_a_dry_run_says_why_nothing_would_be_tried(self, cli: Callable[..., Any]) -> None:
+        arguments = ("--variant", "push_tma", "--hardware", "mi300x", "--shapes", "16x64x64")
+        outcome = cli("tune", "--dry-run", *arguments, "--gpus", 8, "--json")
+        (row,) = json.loads(outcome.out)["rows"]
+        assert row["refused"] == "not written for gfx942"
+
     def test_a_dry_run_says_what_does_not_fit_a_gpu_that_is_not_here(
         self, process: Callable[..., Any]
     ) -> None:
@@ -58,6 +94,7 @@ class TestBadInput:
         ("arguments", "code", "said"),
         [
             (("tune", *SHAPE, "--budget", "soon"), ExitCode.USAGE, "is no time"),
+            (("tune", *SHAPE, "--variant", "baseline"), ExitCode.USAGE, "beside every other"),
             (("tune", *SHAPE, "--budget", "0s"), ExitCode.USAGE, "is no time"),
             (("tune", *SHAPE, "--variant", "teleport"), ExitCode.USAGE, "no variant 'teleport'"),
             (("tune", *SHAPE, "--hardware", "mi300x"), ExitCode.USAGE, "--dry-run"),
