@@ -270,7 +270,8 @@ def _time(
 
 def _raise_if_a_peer_was_lost(fabric: Fabric) -> None:
     fabric.synchronize()
-    fabric.pool.check()
+    for pool in (fabric.pool, fabric.device_barrier.pool):
+        pool.check_at_rest()
 
 
 def _clocks(bench: Bench) -> list[dict[str, Any]]:

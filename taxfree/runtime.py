@@ -523,10 +523,11 @@ class Runtime:
         """Wait for this rank's device, then look whether a peer was lost.
 
         Raises:
-            PeerTimeout: a wait exceeded its bound; the results since are NaN.
+            PeerTimeout: a wait exceeded its bound, and the results since are NaN; or a peer's did,
+                and those of this rank, which came late, may be wrong.
         """
         self._fabric.synchronize()
-        self._fabric.pool.check()
+        self._fabric.pool.check_at_rest()
 
     def reset(self) -> None:
         """Make the runtime usable after a lost peer; collective, all ranks alive."""

@@ -130,15 +130,17 @@ class Calls:
     def hang(self) -> str | None:
         """Who gave up waiting for whom in what has run so far; the pool then works again."""
         self.fabric.synchronize()
-        found = None
-        try:
-            self.fabric.pool.check()
-        except PeerTimeout as error:
-            found = error.is_echo, error.message
+        pools, found = (self.fabric.pool, self.fabric.device_barrier.pool), None
+        for pool in pools:
+            try:
+                pool.check_at_rest()
+            except PeerTimeout as error:
+                found = found or (error.is_echo, error.message)
         timeouts = [each for each in self.vote(found) if each is not None]
         if not timeouts:
             return None
-        self.fabric.pool.reset()
+        for pool in pools:
+            pool.reset()
         _, message = min(timeouts, key=lambda each: each[0])  # who waited, before whoever followed
         return str(message)
 

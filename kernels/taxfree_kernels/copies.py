@@ -17,7 +17,8 @@ A captured graph, or a device with few queues, may run what events do not order 
 any order. Therefore whatever waits for peers' copies of a part comes after this rank's copies of
 it, by an event, and parts come one after the other. Of all ranks, consider the one that waits for
 the earliest part: its peers have copied that part, or have nothing that waits before it. That is so
-where each part has rows of each chunk that is waited for: chunks without rows are refused.
+where each part has rows of each chunk that is waited for. Chunks without rows are refused, or
+announced before all parts (:mod:`taxfree_kernels.partial_sums.copied`).
 """
 
 from __future__ import annotations

@@ -9,6 +9,7 @@ from taxfree_kernels.compiled.record import record
 from taxfree_kernels.errors import PlanError
 from taxfree_kernels.fabric.heap import Pool
 from taxfree_kernels.flash_decode import spaces
+from taxfree_kernels.flash_decode.constants import chunk_rows
 from taxfree_kernels.flash_decode.operation import make_inputs, reference
 from taxfree_kernels.flash_decode.problem import FlashDecode
 from taxfree_kernels.hardware import KNOWN
@@ -122,7 +123,7 @@ def test_chunks_of_rows_have_a_channel_each(tried):
     for rows in space["ROWS"]:
         for chunks in space["CHUNKS"]:
             config = {"ROWS": rows, "CHUNKS": chunks}
-            found = spaces.chunk_rows(tried, config)
+            found = chunk_rows(tried, config)
             assert found % rows == 0
             assert -(-tried.rows // found) <= chunks <= Pool.CHANNELS
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import subprocess
 
 import pytest
@@ -97,3 +98,15 @@ class TestKernelHash:
         before = hashes(tree)
         edit(tree, "device/extra.py", "VALUE = 1", "VALUE = 2")
         assert stale(tree, before) == set(imports)
+
+
+def test_plans_ask_no_search_space():
+    """What is left out of the hash does not decide what a config launches."""
+    asking = set()
+    for path in (KERNELS / "taxfree_kernels").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.FunctionDef) and node.name in ("__init__", "plan"):
+                names = {each.id for each in ast.walk(node) if isinstance(each, ast.Name)}
+                if "spaces" in names:
+                    asking.add(f"{path.parent.name}/{path.stem}")
+    assert asking == {"flash_decode/baseline"}  # which takes what would be tried first

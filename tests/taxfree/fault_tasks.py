@@ -77,6 +77,23 @@ def call_with_a_late_rank(
         return _is_right(inputs, out), error, seconds, call_again(own, case)
 
 
+def call_on_after_the_bound(
+    fabric: Fabric, case: Case, late_s: float, bound_s: float
+) -> tuple[list[bool], str | None, str | None]:
+    """Four calls without a look, the last rank late: which are right, and two checks' errors."""
+    with private(fabric) as own:
+        calls = [Inputs(own, case, seed=seed, integers=True) for seed in range(4)]
+        plan = case.plan(own)
+        calls[0].run(plan)
+        bound_waits(own, bound_s)
+        if own.rank == own.world_size - 1:
+            time.sleep(late_s)
+        outs = [inputs.run(plan) for inputs in calls]
+        right = [_is_right(inputs, out) for inputs, out in zip(calls, outs, strict=True)]
+        own.barrier()
+        return right, _error(own), _error(own, at_rest=True)
+
+
 def be_busy(fabric: Fabric, folder: Path) -> None:
     """Leave a mark, and do not come back."""
     (folder / str(fabric.rank)).touch()
@@ -87,10 +104,10 @@ def _is_right(inputs: Inputs, out: Any) -> bool:
     return bool((out == inputs.exact.to(out.dtype)).all())
 
 
-def _error(fabric: Fabric) -> str | None:
+def _error(fabric: Fabric, at_rest: bool = False) -> str | None:
     fabric.synchronize()
     try:
-        fabric.pool.check()
+        fabric.pool.check_at_rest() if at_rest else fabric.pool.check()
     except PeerTimeout as error:
         return error.message
     return None

@@ -155,6 +155,15 @@ class TestARankThatIsLate:
             assert_told((None, error, seconds), len(found))
         assert all(rank[3] for rank in found)
 
+    @pytest.mark.parametrize("tried", TRIED)
+    def test_whoever_goes_on_is_told_at_the_next_check(self, ranks, tried):
+        """Also the late one, which may take signals of later calls for those it waits for."""
+        task = f"{TASKS}:call_on_after_the_bound"
+        found = ranks.run(ranks.several, task, case=case(tried), late_s=2 * BOUND, bound_s=BOUND)
+        for right, _, error in found:
+            assert error is not None or all(right)
+        assert found[0][1] is not None
+
     @staticmethod
     def run(ranks, late, **times):
         return ranks.run(ranks.several, f"{TASKS}:call_with_a_late_rank", case=late, **times)

@@ -23,7 +23,11 @@ class FusedVariant(Variant):
     """A variant whose tiles are computed by ``gathered_tile``."""
 
     def refuses_problem(self, problem: Any, hardware: Hardware) -> str | None:
-        return "one rank has no peers" if problem.world_size == 1 else None
+        if problem.world_size == 1:
+            return "one rank has no peers"
+        if problem.gathered_elements > 1 << 30:
+            return "its elements are counted in 32 bits"
+        return None
 
     def space(self, problem: Any, hardware: Hardware) -> Space:
         return {**spaces.tile_space(problem, hardware), **spaces.send_space(problem, hardware)}

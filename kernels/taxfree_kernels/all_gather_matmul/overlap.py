@@ -131,6 +131,8 @@ class Overlap(Variant):
             return "one rank has no peers"
         if problem.gather_dim == 1:
             return "parts of K would be rounded before they are added"
+        if problem.gathered_elements > 1 << 30:
+            return "its elements are counted in 32 bits"
         return self.refuses_config(problem, hardware, {"CHUNKS": 1})
 
     def refuses_config(self, problem: Any, hardware: Hardware, config: Config) -> str | None:

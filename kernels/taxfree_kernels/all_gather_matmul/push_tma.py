@@ -26,6 +26,7 @@ import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from taxfree_kernels.all_gather_matmul import spaces
+from taxfree_kernels.all_gather_matmul.constants import sends_to_self, steps_of_part
 from taxfree_kernels.all_gather_matmul.fused import FusedPlan, FusedVariant
 from taxfree_kernels.all_gather_matmul.problem import AllGatherMatmul
 from taxfree_kernels.all_gather_matmul.tile import (
@@ -140,7 +141,7 @@ class PushTmaPlan(FusedPlan):
     """One launch: senders, then tiles."""
 
     def __init__(self, problem: AllGatherMatmul, fabric: Fabric, config: Config) -> None:
-        to_self = spaces.sends_to_self(problem, config)
+        to_self = sends_to_self(problem, config)
         # A tensor map of no rows is none; a rank without rows has no tile that would read them.
         self._reads_own_shard = not to_self and problem.rows_of(fabric.rank) > 0
         parts = config["K_PARTS"]
@@ -153,7 +154,7 @@ class PushTmaPlan(FusedPlan):
             "TO_SELF": to_self,
             "K_PARTS": parts,
             "SEND_STAGES": config["SEND_STAGES"],
-            "PART_STEPS": spaces.steps_of_part(problem, config),
+            "PART_STEPS": steps_of_part(problem, config),
         }
         super().__init__(problem, fabric, config, _push_tma, senders, constants)
         block_m, block_n, block_k = (config[f"BLOCK_{side}"] for side in "MNK")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from taxfree_kernels.all_gather_matmul.constants import sends_to_self, steps_of_part
 from taxfree_kernels.all_gather_matmul.problem import ITEM_BYTES, AllGatherMatmul
 from taxfree_kernels.fabric.heap import Pool
 from taxfree_kernels.hardware import Hardware
@@ -210,16 +211,6 @@ def _first_on_cdna(rows: int) -> list[dict[str, Any]]:
         wide | {"BLOCK_N": 128, "GROUP_M": 4, "CHUNKS": 4},
         wide | {"BLOCK_M": 256, "BLOCK_N": 256, "GROUP_M": 8, "CHUNKS": 16},
     ]
-
-
-def sends_to_self(problem: AllGatherMatmul, config: Config) -> bool:
-    """Whether a tile reads own rows from the inbox, because it reads peers', or parts, as well."""
-    return problem.tiles_mix_ranks(config["BLOCK_M"]) or config["K_PARTS"] > 1
-
-
-def steps_of_part(problem: AllGatherMatmul, config: Config) -> int:
-    """Steps of BLOCK_K in each of K_PARTS, but for the last."""
-    return -(-problem.shard_columns // (config["K_PARTS"] * config["BLOCK_K"]))
 
 
 def refuses(problem: AllGatherMatmul, hardware: Hardware, config: Config) -> str | None:

@@ -207,7 +207,8 @@ def send(control_ptr, words, payload, peer, generation=None, mask=None):
         word = tl.where(payload == EMPTY, _OTHER_NAN, payload)
     else:
         word = (generation << 32) | (payload.to(tl.int64) & 0xFFFFFFFF)
-    # A relaxed store at system scope: a plain one may stay in a cache of this device.
+    # A plain store may stay in a cache of this device. To PTX this is a weak one, too: that words
+    # are not torn rests on the hardware, which stores aligned ones at once.
     tl.store(words, word, mask=mask, cache_modifier=".wt")
     if TIMELINE != "":
         _note(control_ptr, SENT, peer, None)

@@ -155,6 +155,25 @@ class Pool:
         hint = "see which rank died or is stuck; then reset on all ranks"
         raise PeerTimeout(message, hint, is_echo)
 
+    def check_at_rest(self) -> None:
+        """As :meth:`check`, with no call in flight on this rank; finds what a peer gave up, too.
+
+        A rank that is later than the bound may find the signals of calls that its peers went on to,
+        and take them for those it waits for: its results are wrong then, and it reports nothing.
+
+        Raises:
+            PeerTimeout: this rank, or a peer, gave up; the pool is unusable until all reset it.
+        """
+        self.check()
+        lost = int(self.control[sync.ABORT.value]) - 1
+        if lost >= 0:
+            raise PeerTimeout(
+                f"rank {self._fabric.rank} was told that a peer gave up on rank {lost}: what it "
+                "returned since may be wrong",
+                "see why that rank came late or is stuck; then reset on all ranks",
+                is_echo=True,
+            )
+
     def reset(self, generation: int = 0) -> None:
         """Make the pool usable again; collective, with no call in flight on any rank."""
         self._fabric.barrier()

@@ -19,7 +19,7 @@ import triton.language as tl
 
 from taxfree_kernels.device import sync
 from taxfree_kernels.fabric.base import Fabric
-from taxfree_kernels.flash_decode import spaces
+from taxfree_kernels.flash_decode.constants import chunk_rows
 from taxfree_kernels.flash_decode.exchange import combine, send_chunk
 from taxfree_kernels.flash_decode.local import (
     DecodePlan,
@@ -72,7 +72,7 @@ class FineWaitPlan(DecodePlan):
         super().__init__(problem, fabric, config)
         self._own = empty_parts(problem, fabric, 1)
         self._merge_splits = SplitsMerge(problem, fabric, self.attention, config["OUT_ROWS"])
-        exchange = Exchange(problem, fabric, config, spaces.chunk_rows(problem, config))
+        exchange = Exchange(problem, fabric, config, chunk_rows(problem, config))
         options = compile_options(fabric.backend, {})
         self._send = Kernel(
             _send,

@@ -26,6 +26,7 @@ from taxfree_kernels.device import sync
 from taxfree_kernels.device.early import wait_for_the_last
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.flash_decode import spaces
+from taxfree_kernels.flash_decode.constants import chunk_rows
 from taxfree_kernels.flash_decode.exchange import combine, merge_and_push, running_slot
 from taxfree_kernels.flash_decode.local import (
     DecodePlan,
@@ -82,7 +83,7 @@ class FusedPlan(DecodePlan):
 
     def __init__(self, problem: FlashDecode, fabric: Fabric, config: Config) -> None:
         super().__init__(problem, fabric, config)
-        exchange = Exchange(problem, fabric, config, spaces.chunk_rows(problem, config))
+        exchange = Exchange(problem, fabric, config, chunk_rows(problem, config))
         self._kernel = Kernel(
             _push_and_combine,
             grid=exchange.chunks + exchange.combiners,

@@ -19,8 +19,8 @@ import triton.language as tl
 
 from taxfree_kernels.device import sync
 from taxfree_kernels.fabric.base import Fabric
-from taxfree_kernels.flash_decode import spaces
 from taxfree_kernels.flash_decode.attend import store_rows
+from taxfree_kernels.flash_decode.constants import chunk_rows
 from taxfree_kernels.flash_decode.exchange import send_chunk
 from taxfree_kernels.flash_decode.local import (
     DecodePlan,
@@ -90,7 +90,7 @@ class GatherPlan(DecodePlan):
         world, rows = problem.world_size, config["OUT_ROWS"]
         self._own, self._gathered = (empty_parts(problem, fabric, n) for n in (1, world))
         self._merge_splits = SplitsMerge(problem, fabric, self.attention, rows)
-        exchange = Exchange(problem, fabric, config, spaces.chunk_rows(problem, config))
+        exchange = Exchange(problem, fabric, config, chunk_rows(problem, config))
         self._gather = Kernel(
             _gather,
             grid=2 * world * exchange.chunks,

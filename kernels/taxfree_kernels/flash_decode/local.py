@@ -14,6 +14,7 @@ from taxfree_kernels.device.early import let_the_next_begin
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.flash_decode import spaces
 from taxfree_kernels.flash_decode.attend import attend, store_rows
+from taxfree_kernels.flash_decode.constants import words_of_part
 from taxfree_kernels.flash_decode.merge import merge_ranks, merge_splits, store_output
 from taxfree_kernels.flash_decode.problem import FlashDecode
 from taxfree_kernels.hardware import Hardware
@@ -257,7 +258,7 @@ class Exchange:
     ) -> None:
         part_elements = problem.part_elements
         if config.get("IN_DATA"):
-            part_elements = spaces.words_of_part(problem, config["PACKED"])
+            part_elements = words_of_part(problem, config["PACKED"])
             slots = fabric.pool.bare_slots if config["PACKED"] else fabric.pool.flag_slots
             inbox, slot_elements = slots(problem.world_size * part_elements)
         else:

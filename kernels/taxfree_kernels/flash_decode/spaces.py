@@ -7,6 +7,7 @@ from typing import Any
 
 from taxfree_kernels.fabric.heap import Pool
 from taxfree_kernels.fabric.layout import BARE_BYTES, FLAG_BYTES
+from taxfree_kernels.flash_decode.constants import words_of_part
 from taxfree_kernels.flash_decode.problem import ITEM_BYTES, FlashDecode
 from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.spaces import (
@@ -86,13 +87,6 @@ def words_space(problem: FlashDecode) -> Space:
     }
 
 
-def words_of_part(problem: FlashDecode, packed: bool) -> int:
-    """Words of one part, a multiple of 64: bare ones of packed rows, else flag-in-data words."""
-    if not packed:
-        return problem.part_elements
-    return -(-problem.rows * (problem.v_head_dim // 2 + 4) // 64) * 64
-
-
 def _fits_words(problem: FlashDecode, packed: bool) -> bool:
     words = problem.world_size * words_of_part(problem, packed)
     return 4 * words <= BARE_BYTES if packed else 8 * words <= FLAG_BYTES
@@ -102,14 +96,6 @@ def last_space(hardware: Hardware) -> Space:
     """The kernel behind the splits: whether it is launched before they have ended, and its size."""
     warps = {} if hardware.backend == "interpreter" else {"MERGE_WARPS": (4, 2)}
     return {**early_space(hardware), **warps}
-
-
-def chunk_rows(problem: FlashDecode, config: Config) -> int:
-    """Rows of a chunk: at most CHUNKS chunks of whole tiles; a tile where words need no signal."""
-    if config.get("IN_DATA"):
-        return int(config["ROWS"])
-    tiles = -(-problem.rows // config["ROWS"])
-    return int(config["ROWS"] * -(-tiles // config["CHUNKS"]))
 
 
 def first_configs(

@@ -25,6 +25,7 @@ from taxfree_kernels.device import sync
 from taxfree_kernels.device.early import wait_for_the_last
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.flash_decode import spaces
+from taxfree_kernels.flash_decode.constants import chunk_rows
 from taxfree_kernels.flash_decode.exchange import merge_into_inboxes, wait_for_rows
 from taxfree_kernels.flash_decode.local import (
     DecodePlan,
@@ -142,7 +143,7 @@ class TwoShotPlan(DecodePlan):
 
     def __init__(self, problem: FlashDecode, fabric: Fabric, config: Config) -> None:
         super().__init__(problem, fabric, config)
-        exchange = Exchange(problem, fabric, config, spaces.chunk_rows(problem, config))
+        exchange = Exchange(problem, fabric, config, chunk_rows(problem, config))
         combiners = -(-exchange.chunks // problem.world_size)
         self._kernel = Kernel(
             _two_shot,

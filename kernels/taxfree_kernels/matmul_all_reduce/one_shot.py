@@ -34,6 +34,7 @@ from taxfree_kernels.partial_sums.chunks import (
     chunks_with,
     with_sources,
 )
+from taxfree_kernels.partial_sums.constants import block_row
 from taxfree_kernels.partial_sums.rows import sum_and_normalise
 from taxfree_kernels.partial_sums.sizes import padded_elements
 from taxfree_kernels.partial_sums.sums import SumPlan
@@ -116,7 +117,7 @@ class OneShotPlan(SumPlan):
                 "BACKEND": fabric.backend,
                 "HAS_BIAS": problem.bias,
                 "HAS_RESIDUAL": problem.residual,
-                "BLOCK_ROW": spaces.block_row(problem),
+                "BLOCK_ROW": block_row(problem),
                 "CHUNKS": chunks,
                 "REDUCERS": config["REDUCERS"],
                 "SEND_BLOCK": config["SEND_BLOCK"],

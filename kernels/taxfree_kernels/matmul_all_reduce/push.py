@@ -30,6 +30,7 @@ from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.matmul_all_reduce.problem import ONE_SHOT_ELEMENTS
 from taxfree_kernels.partial_sums import spaces
+from taxfree_kernels.partial_sums.constants import block_row, tiles_per_signal
 from taxfree_kernels.partial_sums.fused import FusedPlan, FusedVariant
 from taxfree_kernels.partial_sums.rows import sum_and_normalise
 from taxfree_kernels.partial_sums.sizes import padded_columns, padded_elements, tiles_of
@@ -130,11 +131,11 @@ class Push(FusedVariant):
     def plan(self, problem: Any, fabric: Fabric, config: Config) -> Plan:
         tiles = tiles_of(problem.m, problem.n, config["BLOCK_M"], config["BLOCK_N"])
         plane = padded_elements(problem.m, problem.n)
-        groups = -(-tiles // spaces.tiles_per_signal(tiles, config))
+        groups = -(-tiles // tiles_per_signal(tiles, config))
         constants = {
             "HAS_BIAS": problem.bias,
             "HAS_RESIDUAL": problem.residual,
-            "BLOCK_ROW": spaces.block_row(problem),
+            "BLOCK_ROW": block_row(problem),
             "GROUPS": power_of_2(groups, 1) if problem.rms_norm else 0,
         }
         sums = problem.m if problem.rms_norm else tiles

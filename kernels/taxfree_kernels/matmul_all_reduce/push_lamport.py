@@ -29,6 +29,7 @@ from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.matmul_all_reduce.problem import ONE_SHOT_ELEMENTS
 from taxfree_kernels.partial_sums import spaces
 from taxfree_kernels.partial_sums.bare import BarePlan, BareVariant
+from taxfree_kernels.partial_sums.constants import lanes_of
 from taxfree_kernels.partial_sums.sizes import tiles_of
 from taxfree_kernels.partial_sums.tile import numbered_tile
 from taxfree_kernels.partial_sums.words import total_of_bare_words, words_of
@@ -139,7 +140,7 @@ def _words_of_tile(problem: Any, config: Config) -> int:
 
 
 def _lanes(problem: Any, hardware: Hardware, config: Config) -> int:
-    return spaces.lanes_of(hardware, config, _words_of_tile(problem, config))
+    return lanes_of(hardware, config, _words_of_tile(problem, config))
 
 
 VARIANT = PushLamport()

@@ -41,6 +41,7 @@ from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.fabric.heap import Pool
 from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.partial_sums import spaces
+from taxfree_kernels.partial_sums.constants import staggered_tiles, tiles_per_signal
 from taxfree_kernels.partial_sums.fused import FusedPlan, FusedVariant
 from taxfree_kernels.partial_sums.sizes import ITEM_BYTES, tiles_of
 from taxfree_kernels.partial_sums.tile import (
@@ -224,10 +225,10 @@ class PushTwoShot(FusedVariant):
     def plan(self, problem: Any, fabric: Fabric, config: Config) -> Plan:
         world, tiles = problem.world_size, _tiles(problem, config)
         owned = -(-tiles // world)
-        per_signal = -(-spaces.tiles_per_signal(tiles, config) // world) * world
+        per_signal = -(-tiles_per_signal(tiles, config) // world) * world
         turn = per_signal * config["SPLIT_K"]
         turns_ahead = -(-config["AHEAD"] * fabric.hardware.compute_units // turn)
-        staggered = spaces.staggered_tiles(fabric.hardware, config)
+        staggered = staggered_tiles(fabric.hardware, config)
         ahead = min(turns_ahead * turn, tiles * config["SPLIT_K"]) + staggered
         others = owned * (config["PIECES"] + world - 1)
         constants = {

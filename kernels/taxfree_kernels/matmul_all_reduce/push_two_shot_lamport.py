@@ -40,6 +40,7 @@ from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.partial_sums import spaces
 from taxfree_kernels.partial_sums.bare import BarePlan, BareVariant
+from taxfree_kernels.partial_sums.constants import block_row, lanes_of
 from taxfree_kernels.partial_sums.rows import store_normalised
 from taxfree_kernels.partial_sums.sizes import tiles_of
 from taxfree_kernels.partial_sums.tile import numbered_tile, store_tile
@@ -206,10 +207,8 @@ class PushTwoShotLamport(BareVariant):
         constants = {
             "HAS_BIAS": problem.bias,
             "HAS_RESIDUAL": problem.residual,
-            "LANES": spaces.lanes_of(fabric.hardware, config, _slice_words(problem, config)),
-            "BLOCK_ROW": max(config["BLOCK_N"], spaces.block_row(problem))
-            if problem.rms_norm
-            else 0,
+            "LANES": lanes_of(fabric.hardware, config, _slice_words(problem, config)),
+            "BLOCK_ROW": max(config["BLOCK_N"], block_row(problem)) if problem.rms_norm else 0,
         }
         rows = problem.m if problem.rms_norm else 0
         return BarePlan(

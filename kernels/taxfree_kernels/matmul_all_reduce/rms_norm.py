@@ -13,8 +13,8 @@ from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.launch import Kernel, compile_options
 from taxfree_kernels.matmul_all_reduce.problem import MatmulAllReduce
 from taxfree_kernels.partial_sums.addends import with_addends
+from taxfree_kernels.partial_sums.constants import block_row
 from taxfree_kernels.partial_sums.rows import store_normalised
-from taxfree_kernels.partial_sums.spaces import block_row
 
 _MOST_THREADS = 1024
 _A_THREAD = 32  # elements of a row

@@ -31,6 +31,7 @@ from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.matmul_reduce_scatter.shards import owner_of_tile, tiles_of_shards
 from taxfree_kernels.partial_sums import spaces
+from taxfree_kernels.partial_sums.constants import staggered_tiles
 from taxfree_kernels.partial_sums.fused import FusedPlan, FusedVariant
 from taxfree_kernels.partial_sums.sizes import padded_columns, padded_elements, tiles_of
 from taxfree_kernels.partial_sums.tile import (
@@ -157,7 +158,7 @@ class Push(FusedVariant):
         constants = {
             "SCATTER_DIM": problem.scatter_dim,
             "PIECES": config["PIECES"],
-            "STAGGERED": spaces.staggered_tiles(fabric.hardware, config),
+            "STAGGERED": staggered_tiles(fabric.hardware, config),
         }
         others = sums * config["PIECES"]
         return FusedPlan(

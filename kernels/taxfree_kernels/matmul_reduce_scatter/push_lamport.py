@@ -31,6 +31,7 @@ from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.matmul_reduce_scatter.shards import owner_of_tile, tiles_of_shards
 from taxfree_kernels.partial_sums import spaces
 from taxfree_kernels.partial_sums.bare import BarePlan, BareVariant
+from taxfree_kernels.partial_sums.constants import lanes_of
 from taxfree_kernels.partial_sums.sizes import tiles_of
 from taxfree_kernels.partial_sums.tile import partial_tile, store_tile, tile_and_share
 from taxfree_kernels.partial_sums.words import sum_of_bare_words, words_of
@@ -158,12 +159,12 @@ def _stride_source(problem: Any, config: Config) -> int:
 def _rows_at_once(problem: Any, hardware: Hardware, config: Config) -> int:
     """Rows of a tile that a program adds at once: a shard's, if it can hold so many.
 
-    Where these are few they get the lanes of more: see :func:`spaces.lanes_of`.
+    Where these are few they get the lanes of more: see :func:`lanes_of`.
     """
     width = config["BLOCK_N"] // 2
     threads = config.get("num_warps", 1) * hardware.warp_size
     most = max(1, _MOST_POLLED * threads // (power_of_2(problem.world_size, 1) * width))
-    lanes = spaces.lanes_of(hardware, config, power_of_2(problem.shard_rows, 1) * width)
+    lanes = lanes_of(hardware, config, power_of_2(problem.shard_rows, 1) * width)
     return int(min(most, config["BLOCK_M"], lanes // width))
 
 

@@ -13,6 +13,7 @@ from taxfree_kernels.fabric.heap import Pool
 from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.launch import Kernel, compile_options, early_options
 from taxfree_kernels.partial_sums import spaces
+from taxfree_kernels.partial_sums.constants import tile_constants, tiles_per_signal
 from taxfree_kernels.variant import Config, Plan, Space, Variant
 
 
@@ -68,12 +69,12 @@ class FusedPlan(Plan):
         )
         signals = {}
         if "SIGNALS" in config:
-            signals["TILES_PER_SIGNAL"] = spaces.tiles_per_signal(tiles, config)
+            signals["TILES_PER_SIGNAL"] = tiles_per_signal(tiles, config)
         self._kernel = Kernel(
             function,
             grid=tiles * split_k + staggered + others,
             constants={
-                **spaces.tile_constants(problem, config),
+                **tile_constants(problem, config),
                 "WORLD": problem.world_size,
                 "BACKEND": fabric.backend,
                 **signals,
@@ -113,7 +114,11 @@ class FusedVariant(Variant):
     """Tiles of a partial sum that are sent as they are finished."""
 
     def refuses_problem(self, problem: Any, hardware: Hardware) -> str | None:
-        return "one rank has no peers" if problem.world_size == 1 else None
+        if problem.world_size == 1:
+            return "one rank has no peers"
+        if problem.elements > 1 << 30:
+            return "its elements are counted in 32 bits"
+        return None
 
     def space(self, problem: Any, hardware: Hardware) -> Space:
         return {

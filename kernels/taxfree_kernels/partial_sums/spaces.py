@@ -6,6 +6,7 @@ from typing import Any
 
 from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.matmul_reduce_scatter.problem import MatmulReduceScatter
+from taxfree_kernels.partial_sums.constants import block_row
 from taxfree_kernels.partial_sums.sizes import ITEM_BYTES
 from taxfree_kernels.spaces import (
     allowed,
@@ -24,7 +25,6 @@ from taxfree_kernels.variant import Config, Space
 _CHUNK_BYTES = 1 << 13  # what one sender moves in a few microseconds
 #: Channels on which tiles or chunks are worth announcing to programs that wait for several.
 MOST_SIGNALS = 64
-TILE_KNOBS = ("BLOCK_M", "BLOCK_N", "BLOCK_K", "GROUP_M", "SPLIT_K", "SWAP_AB", "TMA")
 
 
 def tile_space(problem: Any, hardware: Hardware) -> Space:
@@ -74,20 +74,6 @@ def signal_counts(hardware: Hardware, most: int) -> tuple[int, ...]:
     return (most, 2) if hardware.backend == "interpreter" else (most, most // 4)
 
 
-def tiles_per_signal(tiles: int, config: Config) -> int:
-    """How many tiles share a signal."""
-    return int(-(-tiles // config["SIGNALS"]))
-
-
-def tile_constants(problem: Any, config: Config) -> dict[str, Any]:
-    """The constants by which a kernel computes tiles of a partial sum."""
-    return {knob: config[knob] for knob in TILE_KNOBS} | {
-        "XCDS": config.get("XCDS", 1),
-        "EVEN_K": problem.k % config["BLOCK_K"] == 0,
-        "W_NK": problem.weight_layout == "nk",
-    }
-
-
 _LONG_K = 2048  # of which a tile takes far longer than its start and its stores
 FEW_RANKS = 4  # a rank keeps so much of a partial sum that links are not what tiles wait for
 
@@ -105,11 +91,6 @@ def staggered_if_worth_it(
     if refuses_staggered(hardware, staggered, tiles, problem.k) is not None:
         return {**staggered, "STAGGERED": False}
     return staggered
-
-
-def staggered_tiles(hardware: Hardware, config: Config) -> int:
-    """How many tiles two programs share, so that tiles end one after the other; 0 for none."""
-    return max(1, hardware.compute_units // 2) if config["STAGGERED"] else 0
 
 
 def refuses_staggered(hardware: Hardware, config: Config, tiles: int, k: int) -> str | None:
@@ -275,17 +256,6 @@ def refuses_words(
     return None
 
 
-def lanes_of(hardware: Hardware, config: Config, words: int) -> int:
-    """Lanes of a block [ranks, lanes] for `words` words of each, a power of two.
-
-    Each thread loads 16 bytes, and with no fewer lanes than that has those of all ranks: it adds
-    them alone.
-    """
-    if hardware.backend == "interpreter":
-        return 2 * words  # more than there are, as on a GPU where rows are few
-    return max(words, 4 * config["num_warps"] * hardware.warp_size)
-
-
 def partial_bytes(problem: Any) -> int:
     """Of a rank's partial sum in the problem's own type."""
     return int(problem.m * problem.n * ITEM_BYTES[problem.dtype])
@@ -331,11 +301,6 @@ def with_room_for_rows(problem: Any, hardware: Hardware, config: Config) -> dict
     if refuses_warps(problem, hardware, config) is None:
         return dict(config)
     return {**config, "num_warps": block_row(problem) // (_MOST_A_THREAD * hardware.warp_size)}
-
-
-def block_row(problem: Any) -> int:
-    """Lanes for a row that is normalised; 0 when none is."""
-    return power_of_2(problem.n, 1) if problem.rms_norm else 0
 
 
 # -- copies ------------------------------------------------------------------------------------

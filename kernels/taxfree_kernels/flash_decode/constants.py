@@ -1,0 +1,25 @@
+"""What kernels of attention are launched with, by a problem and a config.
+
+Part of what was measured, so that it counts for the kernels' hash; what is searched is in
+:mod:`taxfree_kernels.flash_decode.spaces`.
+"""
+
+from __future__ import annotations
+
+from taxfree_kernels.flash_decode.problem import FlashDecode
+from taxfree_kernels.variant import Config
+
+
+def chunk_rows(problem: FlashDecode, config: Config) -> int:
+    """Rows of a chunk: at most CHUNKS chunks of whole tiles; a tile where words need no signal."""
+    if config.get("IN_DATA"):
+        return int(config["ROWS"])
+    tiles = -(-problem.rows // config["ROWS"])
+    return int(config["ROWS"] * -(-tiles // config["CHUNKS"]))
+
+
+def words_of_part(problem: FlashDecode, packed: bool) -> int:
+    """Words of one part, a multiple of 64: bare ones of packed rows, else flag-in-data words."""
+    if not packed:
+        return problem.part_elements
+    return -(-problem.rows * (problem.v_head_dim // 2 + 4) // 64) * 64
