@@ -29,6 +29,7 @@ class Role(Enum):
     SHARED_LOAD = auto()
     SHARED_STORE = auto()
     MATRIX = auto()
+    ATOMIC = auto()  # in global memory, of any kind
     CAS = auto()
     VOLATILE = auto()
     FIRST_LANE = auto()  # makes a register of a wave uniform
@@ -333,6 +334,7 @@ def _ptx_bulk_roles(op: str, parts: frozenset[str]) -> Iterator[Role]:
 
 
 def _ptx_atomic_roles(parts: frozenset[str]) -> Iterator[Role]:
+    yield Role.ATOMIC
     if "cas" in parts:
         yield Role.CAS
     if parts & {"release", "acq_rel"}:

@@ -301,21 +301,23 @@ def proxy_fence_before_bulk_copies(subject: Subject) -> Iterator[Violation]:
 def nothing_before_early_wait(subject: Subject) -> Iterator[Violation]:
     """A kernel that is launched early waits, and uses no memory before.
 
-    But for the generation, by an atomic, behind a kernel of its own call: those of the calls before
-    have ended.
+    On no path. But for the generation, by an atomic that only reads, behind a kernel of its own
+    call: those of the calls before have ended.
     """
     code, gate = subject.assembly, nothing_before_early_wait
-    uses = [Role.LOAD, Role.COPY, Role.BULK_COPY, Role.STORE, Role.BULK_STORE]
+    uses = [Role.LOAD, Role.COPY, Role.BULK_COPY, Role.STORE, Role.BULK_STORE, Role.ATOMIC]
     if subject.begins_call:
         uses += [Role.POLL, Role.VOLATILE, Role.ACQUIRE]
     waits = code.places(Role.EARLY_WAIT)
     if subject.launched_early and not waits:
         yield Violation(gate.__name__, "launched early, and does not wait")
-    for place in waits:
-        for passed in code.walk(place, _never, backwards=True):
-            if passed.plays(*uses):
-                yield _found(gate, "memory is used before the wait", passed)
-                break
+    if not waits:
+        return
+    entry = (0, -1)
+    for passed in code.walk(entry, _is(Role.EARLY_WAIT)):
+        if passed.plays(*uses):
+            yield _found(gate, "memory is used before the wait", passed)
+            break
 
 
 @_gate

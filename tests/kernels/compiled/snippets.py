@@ -20,6 +20,8 @@ HOPPER = (
     "good_bulk_copy",
     "load_before_early_wait",
     "generation_before_early_wait",
+    "ticket_before_early_wait",
+    "early_wait_on_one_path",
     "early_without_a_wait",
     "good_early_wait",
     "good_early_wait_behind",
@@ -144,6 +146,20 @@ def generation_before_early_wait(data, word, want, out, BLOCK: tl.constexpr, BAC
     generation = tl.atomic_add(word, 0, sem="relaxed", scope="gpu")
     early.wait_for_the_last(BACKEND)
     _read(data + generation, out, BLOCK)
+
+
+@triton.jit
+def ticket_before_early_wait(data, word, want, out, BLOCK: tl.constexpr, BACKEND: tl.constexpr):
+    ticket = tl.atomic_add(word, 1, sem="relaxed", scope="gpu")
+    early.wait_for_the_last(BACKEND)
+    _read(data + ticket, out, BLOCK)
+
+
+@triton.jit
+def early_wait_on_one_path(data, word, want, out, BLOCK: tl.constexpr, BACKEND: tl.constexpr):
+    if want > 0:
+        early.wait_for_the_last(BACKEND)
+    _read(data, out, BLOCK)
 
 
 @triton.jit

@@ -24,6 +24,8 @@ WRONG = [
     ("bulk_copy_after_wait", "h200", BOTH, {"proxy_fence_before_bulk_copies"}),
     ("load_before_early_wait", "h200", BOTH, {"nothing_before_early_wait"}),
     ("generation_before_early_wait", "h200", BOTH, {"nothing_before_early_wait"}),
+    ("ticket_before_early_wait", "h200", BOTH, {"nothing_before_early_wait"}),
+    ("early_wait_on_one_path", "h200", BOTH, {"nothing_before_early_wait"}),
     ("early_without_a_wait", "h200", BOTH, {"nothing_before_early_wait"}),
     ("acquire_unused", "h200", ("oldest",), {"system_scope", "acquire_after_poll"}),
     ("poll_by_plain_load", "h200", BOTH, {"poll_in_loop"}),
