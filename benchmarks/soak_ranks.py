@@ -31,7 +31,7 @@ from taxfree_kernels.compiled.record import record
 from taxfree_kernels.device import sync
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.fabric.layout import ALIGNMENT
-from taxfree_kernels.launch import Kernel, compiling, launching_through
+from taxfree_kernels.launch import Kernel, compiling, launch_normally, launching_through
 from taxfree_kernels.variant import Plan, Variant, operation, operation_names, variants
 
 SETS = 16  # of inputs, for each problem
@@ -272,11 +272,10 @@ class _PausingLauncher:
         self._pause, self._has_begun = pause, False
 
     def __call__(self, kernel: Kernel, args: tuple[Any, ...]) -> None:
-        normally = Context()  # in which nobody takes the launcher's place
         if self._has_begun:
-            normally.run(self._pause)
+            Context().run(self._pause)  # whose kernel is nobody's to pause before
         self._has_begun = True
-        normally.run(kernel, *args)
+        launch_normally(kernel, args)
 
 
 class _Caller:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
-from contextvars import ContextVar
+from contextvars import Context, ContextVar
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -103,7 +103,7 @@ def copy_between_ranks(target: torch.Tensor, source: torch.Tensor) -> None:
 
 
 class Launcher(Protocol):
-    """Takes the place of Triton's launcher."""
+    """Takes the place of Triton's launcher, with all arguments, those that a plan fixes too."""
 
     def __call__(self, kernel: Kernel, args: tuple[Any, ...]) -> None: ...
 
@@ -119,6 +119,11 @@ def launching_through(launcher: Launcher) -> Iterator[None]:
         yield
     finally:
         _launcher.reset(token)
+
+
+def launch_normally(kernel: Kernel, args: tuple[Any, ...]) -> None:
+    """What a launcher calls to launch in the end, as if nobody had taken Triton's place."""
+    Context().run(kernel, *args[: len(args) - len(kernel.last_args)])
 
 
 @contextlib.contextmanager

@@ -7,14 +7,13 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator
-from contextvars import Context
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from taxfree_kernels.errors import PeerTimeout
 from taxfree_kernels.fabric.base import Fabric
-from taxfree_kernels.launch import Kernel, launching_through
+from taxfree_kernels.launch import Kernel, launch_normally, launching_through
 from tests.kernels.tasks import Case, Inputs, bound_waits, private
 
 
@@ -165,10 +164,10 @@ def _cut_short(fabric: Fabric, programs: int, interrupt: Callable[[], Any]) -> I
 
     def launch(kernel: Kernel, args: tuple[Any, ...]) -> None:
         if programs:
-            Context().run(replace(kernel, grid=programs), *args)
+            launch_normally(replace(kernel, grid=programs), args)
             fabric.synchronize()
         interrupt()
-        Context().run(kernel, *args)
+        launch_normally(kernel, args)
 
     with launching_through(launch):
         yield
