@@ -9,11 +9,11 @@ Between them come one table per combination of the other fields, with a row per 
 the KV cache. Between `<!-- evolution: FILE ... -->` and `<!-- end of evolution -->` comes a table
 per combination with a row per variant, in the order in which each removes one thing more. Between
 `<!-- summary: MACHINE -->` and `<!-- end of summary -->` comes one table of a few problems of all
-operations, from the machine's result files. Between `<!-- block: FILE -->` and
-`<!-- end of block -->` come those of a model's block; an `attention` is of a rank's by itself; a
-`plot` is a picture, of time / bound. Under tables stand the variants that have changed since they
-were measured. `--check` writes nothing, and fails where a document does not say what the result
-files say.
+operations, from the machine's result files; `highlights` has a line for each operation instead.
+Between `<!-- block: FILE -->` and `<!-- end of block -->` come those of a model's block; an
+`attention` is of a rank's by itself; a `plot` is a picture, of time / bound. Under tables stand the
+variants that have changed since they were measured. `--check` writes nothing, and fails where a
+document does not say what the result files say.
 """
 
 from __future__ import annotations
@@ -76,6 +76,26 @@ SUMMARY_CAPTION = (
     "Microseconds, median of the slowest rank: our fastest variant in a graph, fused or not; what "
     "dispatch runs there; the library's fastest, in a graph or eager, and its time over dispatch's."
 )
+#: what a line says it is of, operation, and the problems: field -> values
+HIGHLIGHTS: Sequence[tuple[str, str, Mapping[str, Sequence[Any]]]] = (
+    ("all-gather + matmul, A by columns", "all_gather_matmul", {"gather_dim": (1,)}),
+    ("all-gather + matmul, A by rows", "all_gather_matmul", {"gather_dim": (0,), "m": range(1025)}),
+    (
+        "all-gather + matmul, A by rows",
+        "all_gather_matmul",
+        {"gather_dim": (0,), "m": range(1025, 1 << 20)},
+    ),
+    ("matmul + all-reduce", "matmul_all_reduce", {"rms_norm": (False,)}),
+    ("matmul + all-reduce + RMSNorm", "matmul_all_reduce", {"rms_norm": (True,)}),
+    ("matmul + reduce-scatter", "matmul_reduce_scatter", {"m": range(1025)}),
+    ("matmul + reduce-scatter", "matmul_reduce_scatter", {"m": range(1025, 1 << 20)}),
+    ("decode attention, batch 1", "flash_decode", {"batch": (1,)}),
+    ("decode attention, batch 4 and 8", "flash_decode", {"batch": (4, 8)}),
+)
+HIGHLIGHTS_CAPTION = (
+    "Speed-up over the library's fastest path, in a graph or eager: of what dispatch ran in a "
+    "graph, and of our fastest variant there."
+)
 #: path of a block -> as tables name it
 BLOCK_PATHS = {"library": "NCCL + cuBLAS", "torch": "PyTorch's ops", "dispatch": "taxfree"}
 BLOCK_CAPTION = "Microseconds for the whole block, median of the slowest rank; what ran in a graph."
@@ -94,7 +114,7 @@ PLOT_CAPTION = (
 )
 _UNSAID = ("dtype", "world_size", "v_head_dim")  # alike in the whole table
 _BLOCK = re.compile(
-    r"(?P<begin><!-- (?P<kind>results|evolution|summary|block|attention|plot): "
+    r"(?P<begin><!-- (?P<kind>results|evolution|summary|highlights|block|attention|plot): "
     r"(?P<file>\S+)(?P<where>[^\n]*?) -->\n)"
     r".*?(?P<end><!-- end of (?P=kind) -->)",
     re.DOTALL,
@@ -164,6 +184,8 @@ def update(text: str, root: Path) -> str:
         match match["kind"]:
             case "summary":
                 made = summary(root, match["file"])
+            case "highlights":
+                made = highlights(root, match["file"])
             case "block":
                 made = block_tables(json.loads(path.read_text(encoding="utf-8"))["rows"])
             case "plot":
@@ -194,26 +216,58 @@ def summary(root: Path, machine: str) -> str:
     header = ["", "ours", "dispatch", "library", "speed-up"]
     lines, shown = [], []
     for op, wanted in SUMMARY:
-        folder = root / "benchmarks/results" / op
-        paths = [folder / f"{machine}.json", *sorted(folder.glob(f"{machine}-*.json"))]
-        rows = [row for path in paths for row in load(path).rows]
-        chosen = [row for row in rows if all(row.problem[f] in v for f, v in wanted.items())]
-        shown += chosen
-        size = size_field(op)
-        for group in sorted(by_problem(chosen), key=lambda each: each[0].problem[size]):
-            library = fastest([row for row in group if row.variant in LIBRARY])
-            ours = fastest([row for row in group if _is_ours(row)])
-            assert ours is not None
-            assert library is not None
+        for group in _measured(root, machine, op, wanted):
+            shown += group
+            ours, dispatch, library = _compared(group)
             fields = {f: v for f, v in group[0].problem.items() if f not in _UNSAID}
-            dispatch = fastest(
-                [row for row in group if row.variant == "dispatch" and row.mode == ours.mode]
-            )
-            assert dispatch is not None
-            times = library.median_us / dispatch.median_us
             named = [_named(ours), _us(dispatch), _named(library)]
+            times = library.median_us / dispatch.median_us
             lines.append([f"{op} {written(op, fields)}", *named, f"{times:.2f}"])
     return f"\n{table(header, lines, text=[0])}\n{SUMMARY_CAPTION}{_age(shown)}\n\n"
+
+
+def highlights(root: Path, machine: str) -> str:
+    """From where to where speed-ups go on a machine, in Markdown."""
+    header = ["", "sizes", "dispatch", "our fastest variant"]
+    lines, shown = [], []
+    for label, op, wanted in HIGHLIGHTS:
+        groups = _measured(root, machine, op, wanted)
+        shown += [row for group in groups for row in group]
+        size = size_field(op)
+        sizes = [str(group[0].problem[size]) for group in groups]
+        compared = [_compared(group) for group in groups]
+        by_dispatch = [library.median_us / ran.median_us for _, ran, library in compared]
+        by_ours = [library.median_us / ours.median_us for ours, _, library in compared]
+        of = f"{size} = {_span(sizes[0], sizes[-1], '...')}"
+        spans = [_span(f"{min(x):.2f}", f"{max(x):.2f}", " to ") for x in (by_dispatch, by_ours)]
+        lines.append([label, of, *spans])
+    return f"\n{table(header, lines, text=[0, 1])}\n{HIGHLIGHTS_CAPTION}{_age(shown)}\n\n"
+
+
+def _span(first: str, last: str, between: str) -> str:
+    return first if first == last else f"{first}{between}{last}"
+
+
+def _measured(
+    root: Path, machine: str, op: str, wanted: Mapping[str, Sequence[Any]]
+) -> list[list[Row]]:
+    """The rows of each problem whose fields have these values, by size."""
+    folder = root / "benchmarks/results" / op
+    paths = [folder / f"{machine}.json", *sorted(folder.glob(f"{machine}-*.json"))]
+    rows = [row for path in paths for row in load(path).rows]
+    chosen = [row for row in rows if all(row.problem[f] in v for f, v in wanted.items())]
+    return sorted(by_problem(chosen), key=lambda group: group[0].problem[size_field(op)])
+
+
+def _compared(group: Sequence[Row]) -> tuple[Row, Row, Row]:
+    """Our fastest in a graph, what dispatch ran there, and the library's fastest."""
+    ours = fastest([row for row in group if _is_ours(row)])
+    assert ours is not None
+    dispatch = fastest([row for row in group if (row.variant, row.mode) == ("dispatch", ours.mode)])
+    assert dispatch is not None
+    library = fastest([row for row in group if row.variant in LIBRARY])
+    assert library is not None
+    return ours, dispatch, library
 
 
 def block_tables(rows: Iterable[Mapping[str, Any]]) -> str:

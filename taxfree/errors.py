@@ -5,7 +5,7 @@
     ├── HardwareError         3  the asked fabric or hardware is not there
     ├── WrongResult           4  a result differs from the reference
     ├── WorkerLost            5  a rank died or hung
-    ├── NoRecord              1  TAXFREE_STRICT, and no record serves the problem
+    ├── NoRecord              1  TAXFREE_STRICT, and the problem has no record of its own
     └── BelowTarget           1  slower than was asked for
 
 The kernels and the tuning database know nothing of this module. Their errors have the same shape,
@@ -66,7 +66,7 @@ class WorkerLost(TaxfreeError):
 
 
 class NoRecord(TaxfreeError):
-    """No record serves a problem, and `TAXFREE_STRICT` allows nothing else."""
+    """A problem has no record of its own, and `TAXFREE_STRICT` allows nothing else."""
 
 
 class BelowTarget(TaxfreeError):

@@ -1,4 +1,4 @@
-"""Environment variables: all are described here, and read but for the tuning database's own."""
+"""Environment variables for users: described here, and read but for the tuning database's own."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ DEFAULT_TIMEOUT_S = 30.0
 VARIABLES: Mapping[str, str] = {
     "TAXFREE_DB": "path of the tuning database; default: in the platform's user data folder",
     "TAXFREE_DISABLE": "1: every dispatch is the library's baseline",
-    "TAXFREE_STRICT": "1: a problem without a record is an error instead of the baseline",
+    "TAXFREE_STRICT": "1: a problem without a record of its own is an error",
     "TAXFREE_TIMEOUT": f"seconds a rank waits for a peer; default: {DEFAULT_TIMEOUT_S:g}",
-    "TAXFREE_DEBUG": "1: errors show where they come from",
+    "TAXFREE_DEBUG": "1: errors show a traceback",
 }
 """Name -> one line of help."""
 
@@ -30,7 +30,7 @@ class Settings:
 
     Args:
         disable: dispatch nothing but the baseline.
-        strict: raise where no record serves.
+        strict: raise where a problem has no record of its own.
         timeout_s: seconds a rank waits for a peer.
         debug: show tracebacks.
     """

@@ -42,10 +42,10 @@ MinSpeedup: TypeAlias = Annotated[
 ]
 Compare: TypeAlias = Annotated[
     Path | None,
-    typer.Option("--compare", metavar="FILE", help="Judge each row against an earlier --out."),
+    typer.Option("--compare", metavar="FILE", help="Compare rows with an earlier --out."),
 ]
 Out: TypeAlias = Annotated[
-    Path | None, typer.Option("--out", metavar="FILE", help="Write the JSON document there too.")
+    Path | None, typer.Option("--out", metavar="FILE", help="Also write the results as JSON.")
 ]
 Csv: TypeAlias = Annotated[
     Path | None, typer.Option("--csv", metavar="FILE", help="Write the rows as CSV.")
@@ -92,7 +92,7 @@ def bench(
     plot: Plot = None,
     json: options.Json = False,
 ) -> None:
-    """Measure all variants, the library's way and dispatch, against what the machine allows."""
+    """Measure all variants, the library path and dispatch against the hardware bounds."""
     if rank() != 0:  # under torchrun: the first rank starts the workers, on its node
         return
     if plot is not None:

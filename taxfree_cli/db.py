@@ -49,7 +49,7 @@ from taxfree_tuning_db import (
 db = typer.Typer(
     invoke_without_command=True,
     rich_markup_mode=None,
-    help="Look into the tuning database, and carry records in and out.",
+    help="Inspect the tuning database; import and export records.",
 )
 
 Gpu: TypeAlias = Annotated[
@@ -112,7 +112,7 @@ def show_command(
     db: options.Db = None,
     json: options.Json = False,
 ) -> None:
-    """Show records with all that was measured; fails where a shape that was asked for has none."""
+    """Show records with all measurements; fails if a requested shape has none."""
     records = _selected(_table(db), op, gpu)
     if shapes:
         problems = _problems(op, shapes, gpus, dtype, records)
@@ -149,7 +149,7 @@ def why_command(
     db: options.Db = None,
     json: options.Json = False,
 ) -> None:
-    """Print, step by step, how a problem is looked up on the hardware that records know."""
+    """Print, step by step, how a problem is looked up for each recorded GPU model."""
     if not shapes:
         raise UsageError("no problem is given", 'for example --shapes "m=16 n=3584 k=8192"')
     table = _table(db)
@@ -203,7 +203,7 @@ def import_command(file: ImportFile, db: options.Db = None, json: options.Json =
 def adopt_command(file: ResultFile, db: options.Db = None, json: options.Json = False) -> None:
     """Make records of what a bench has measured, for problems that have none.
 
-    What was measured of kernels that have changed since does not count, on either side.
+    Measurements and records of kernels that have since changed are ignored.
     """
     from taxfree.adoption import adopted  # loads torch
     from taxfree.identity import kernel_hashes

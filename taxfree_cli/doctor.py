@@ -44,7 +44,7 @@ _GIB = 1 << 30
 
 
 def doctor(gpus: Gpus = None, fabric: options.Fabric = "auto", json: options.Json = False) -> None:
-    """Say what is there, what each fabric lacks, what the machine does, and what to do next."""
+    """Report software, hardware, what each fabric lacks, measured rates and next steps."""
     from taxfree.doctor import examine
 
     if rank() != 0:  # one process looks at the whole machine

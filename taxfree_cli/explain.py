@@ -43,7 +43,7 @@ TraceFile: TypeAlias = Annotated[
     typer.Option(
         "--trace",
         metavar="FILE.json",
-        help="Write what ranks and programs do when, for Perfetto; needs a single shape.",
+        help="Write a Perfetto trace of ranks and programs; needs a single shape.",
     ),
 ]
 TimelineFile: TypeAlias = Annotated[
@@ -71,7 +71,7 @@ def explain(
     timeline: TimelineFile = None,
     json: options.Json = False,
 ) -> None:
-    """Show the three taxes of the library's way and of what dispatch picks, part by part."""
+    """Show the three taxes of the library path and the dispatched variant, part by part."""
     if rank() != 0:  # under torchrun: the first rank starts the workers, on its node
         return
     if plot is not None:

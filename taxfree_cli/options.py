@@ -39,12 +39,12 @@ Model: TypeAlias = Annotated[
     typer.Option(
         "--model",
         metavar="PATH",
-        help="Config of a Hugging Face model, to take its matmuls as shapes.",
+        help="Hugging Face config whose matmuls are used as shapes.",
     ),
 ]
 Tp: TypeAlias = Annotated[
     int | None,
-    typer.Option("--tp", metavar="RANKS", min=1, help="Ranks over which the model is split."),
+    typer.Option("--tp", metavar="RANKS", min=1, help="Tensor-parallel size of the model."),
 ]
 Gpus: TypeAlias = Annotated[
     str | None,
@@ -52,7 +52,7 @@ Gpus: TypeAlias = Annotated[
 ]
 Dtype: TypeAlias = Annotated[
     Literal["fp16", "bf16", "float16", "bfloat16"] | None,
-    typer.Option("--dtype", help="Type of the tensors, for shapes that do not say."),
+    typer.Option("--dtype", help="Dtype for shapes that do not specify one."),
 ]
 Fabric: TypeAlias = Annotated[
     Literal["auto", "host", "cuda", "rocm"],

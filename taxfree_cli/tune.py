@@ -33,7 +33,7 @@ BudgetText: TypeAlias = Annotated[
     typer.Option("--budget", metavar="TIME", help="For all problems together: 90s, 10m or 1h."),
 ]
 Seed: TypeAlias = Annotated[
-    int, typer.Option("--seed", metavar="NUMBER", min=0, max=2**32 - 1, help="Of the search.")
+    int, typer.Option("--seed", metavar="NUMBER", min=0, max=2**32 - 1, help="Search seed.")
 ]
 OnlyVariants: TypeAlias = Annotated[
     list[str] | None,
@@ -68,7 +68,7 @@ def tune(
     hardware: HardwareName = None,
     json: options.Json = False,
 ) -> None:
-    """Search the fastest config of each problem, and store it in the tuning database."""
+    """Find the fastest config for each problem and store it in the tuning database."""
     if rank() != 0:  # under torchrun: the first rank starts the workers, on its node
         return
     from taxfree import devices
@@ -77,7 +77,7 @@ def tune(
     seconds = None if budget is None else _seconds(budget)
     options.require_variants(op, variant or ())
     if "baseline" in (variant or ()):
-        raise UsageError("--variant baseline", "the baseline is measured beside every other")
+        raise UsageError("--variant baseline cannot be tuned", "it is always measured")
     if hardware is not None and not dry_run:
         raise UsageError("--hardware is for --dry-run", "tuning measures what is here")
     if dry_run:
@@ -107,7 +107,7 @@ def tune(
                 rows += session.tune([p for p in choice.problems if p.world_size == world_size])
     _print(op, rows, json)
     if session.untuned:
-        warn(f"{session.untuned} problems were not tried: the budget ended; run it again to go on")
+        warn(f"{session.untuned} problems were not tried: out of budget; rerun to continue")
     note(f"stored in {path}")
 
 
