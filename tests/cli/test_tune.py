@@ -94,7 +94,7 @@ class TestBadInput:
         ("arguments", "code", "said"),
         [
             (("tune", *SHAPE, "--budget", "soon"), ExitCode.USAGE, "is no time"),
-            (("tune", *SHAPE, "--variant", "baseline"), ExitCode.USAGE, "beside every other"),
+            (("tune", *SHAPE, "--variant", "baseline"), ExitCode.USAGE, "always measured"),
             (("tune", *SHAPE, "--budget", "0s"), ExitCode.USAGE, "is no time"),
             (("tune", *SHAPE, "--variant", "teleport"), ExitCode.USAGE, "no variant 'teleport'"),
             (("tune", *SHAPE, "--hardware", "mi300x"), ExitCode.USAGE, "--dry-run"),
