@@ -22,8 +22,8 @@ from taxfree_tuning_db import (
     Record,
     Table,
     differing_fields,
-    look_up,
 )
+from taxfree_tuning_db import look_up as find_record
 
 _WORTH_A_PLAN = 0.97  # of the winner's eager time: what is not faster gets no plan of its own
 
@@ -78,17 +78,7 @@ class Dispatcher:
 
     def look_up(self, op: str, problem: Any) -> LookUp:
         """The record that serves a problem, with the steps that led to it."""
-        return look_up(
-            self._table,
-            op,
-            dataclasses.asdict(problem),
-            self._fingerprint,
-            identity.software_fingerprint(),
-            identity.kernel_hashes(op),
-            identity.near_fields(op),
-            identity.free_fields(op),
-            identity.NEIGHBOUR_OCTAVES,
-        )
+        return look_up(op, problem, self._table, self._fingerprint, self._hardware)
 
     def choose(self, op: str, problem: Any) -> Choice:
         """What to run.
@@ -102,7 +92,7 @@ class Dispatcher:
         if self._settings.strict and found.kind != "exact":
             raise NoRecord(*_explain_miss(problem, self._fingerprint, found))
         if found.record is None or found.kind not in ("exact", "neighbour"):
-            return Choice("baseline", "baseline", why=found.ladder[-1].why)
+            return Choice("baseline", "baseline", why=found.why_not)
         winner = found.record.winner
         if found.kind == "exact":
             flags = ", ".join(found.soft_mismatches)
@@ -117,18 +107,13 @@ class Dispatcher:
         }
         said = " ".join(f"{name}={value}" for name, value in (near | unlike).items())
         lender = f"the record of {said}"
-        record = identity.lent(found.record, problem)
-        winner = record.winner
-        reason = self._illegal(op, problem, winner)
-        if reason is not None:
-            return Choice("baseline", "baseline", why=f"{lender} does not fit: {reason}")
-        eager = self._eager("neighbour", op, problem, record)
+        eager = self._eager("neighbour", op, problem, found.record)
         return Choice("neighbour", winner.variant, dict(winner.config), lender, eager)
 
     def _eager(self, kind: Kind, op: str, problem: Any, record: Record) -> Choice | None:
         """What of a record is faster than its winner in eager calls, and still runs."""
         winner, hashes = record.winner, identity.kernel_hashes(op)
-        if winner.variant == "baseline" or "eager" not in winner.median_us:
+        if "eager" not in winner.median_us:
             return None
         ours = winner.median_us["eager"]
         faster = [
@@ -136,7 +121,7 @@ class Dispatcher:
             for each in (record.baseline, *record.runners_up)
             if each.median_us.get("eager", math.inf) <= _WORTH_A_PLAN * ours
             and each.kernel_hash == hashes.get(each.variant)
-            and self._illegal(op, problem, each) is None
+            and _illegal(op, problem, each, self._hardware) is None
         ]
         if not faster:
             return None
@@ -145,17 +130,67 @@ class Dispatcher:
         why = f"outside of graphs {theirs:.3g} us, {winner.variant} {ours:.3g}"
         return Choice(kind, fastest.variant, dict(fastest.config), why)
 
-    def _illegal(self, op: str, problem: Any, measured: Measurement) -> str | None:
-        """Why a measured config does not serve a problem, or None."""
-        variant, config = variants(op)[measured.variant], measured.config
-        reason = variant.refuses_problem(problem, self._hardware)
-        if reason is not None:
-            return reason
-        space = variant.space(problem, self._hardware)
-        for knob, value in config.items():
+
+def look_up(
+    op: str,
+    problem: Any,
+    table: Table,
+    fingerprint: HardwareFingerprint,
+    hardware: Hardware | None,
+) -> LookUp:
+    """The record that serves a problem, a neighbour's as it is lent, and the steps that led to it.
+
+    Args:
+        table: the records.
+        fingerprint: of the ranks' hardware, as records name it.
+        hardware: the same with its limits; None if they are not known, and nothing is refused.
+    """
+    asked = dataclasses.asdict(problem)
+
+    def refused(record: Record) -> str | None:
+        if hardware is None:
+            return None
+        if record.problem == asked:  # its space may have lost this config, which was measured
+            return _refused(op, problem, record.winner, hardware)
+        return _illegal(op, problem, identity.lent(record, problem).winner, hardware)
+
+    found = find_record(
+        table,
+        op,
+        asked,
+        fingerprint,
+        identity.software_fingerprint(),
+        identity.kernel_hashes(op),
+        identity.near_fields(op),
+        identity.free_fields(op),
+        identity.NEIGHBOUR_OCTAVES,
+        refused,
+    )
+    if found.record is None or found.kind != "neighbour":
+        return found
+    return dataclasses.replace(found, record=identity.lent(found.record, problem))
+
+
+def _illegal(op: str, problem: Any, measured: Measurement, hardware: Hardware) -> str | None:
+    """Why a config that was measured on another problem does not serve this one, or None."""
+    variant = variants(op)[measured.variant]
+    if variant.refuses_problem(problem, hardware) is None:
+        space = variant.space(problem, hardware)
+        for knob, value in measured.config.items():
             if value not in space.get(knob, ()):
-                return f"{knob}={value} is not in the space of this problem"
-        return variant.refuses_config(problem, self._hardware, config)
+                return f"{measured.variant}: {knob}={value} is not in the space of this problem"
+    return _refused(op, problem, measured, hardware)
+
+
+def _refused(op: str, problem: Any, measured: Measurement, hardware: Hardware) -> str | None:
+    """Why a variant refuses a problem or a config today, or None."""
+    variant = variants(op)[measured.variant]
+    reason = variant.refuses_problem(problem, hardware)
+    try:
+        reason = reason or variant.refuses_config(problem, hardware, measured.config)
+    except KeyError as knob:  # an imported record may hold anything
+        reason = f"the config has no {knob}"
+    return None if reason is None else f"{measured.variant}: {reason}"
 
 
 def _explain_miss(problem: Any, hardware: HardwareFingerprint, found: LookUp) -> tuple[str, str]:

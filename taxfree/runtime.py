@@ -7,6 +7,7 @@ which all ranks make alike.
 
 from __future__ import annotations
 
+import dataclasses
 import warnings
 import weakref
 from collections import Counter
@@ -18,7 +19,7 @@ import torch
 import torch.distributed as dist
 
 from taxfree import problems
-from taxfree.dispatch import Choice, Dispatcher
+from taxfree.dispatch import Choice, Dispatcher, Kind
 from taxfree.errors import UsageError, one_line
 from taxfree.settings import Settings
 from taxfree_kernels.errors import PeerTimeout
@@ -125,7 +126,7 @@ class Runtime:
             result: torch.Tensor = torch.ops.taxfree.all_gather_matmul(
                 a_shard, weight, bias, gather_dim, m, self.group_name
             )
-            return result
+            return result if out is None else out.copy_(result)
         arguments = (
             "all_gather_matmul", a_shard.shape, a_shard.dtype, a_shard.device, _layout(weight),
             _layout(bias), _layout(out), gather_dim, m,
@@ -180,7 +181,7 @@ class Runtime:
             result: torch.Tensor = torch.ops.taxfree.flash_decode(
                 q, k, v, kv_lens, block_table, scale, soft_cap, window, self.group_name
             )
-            return result
+            return result if out is None else out.copy_(result)
         arguments = (
             "flash_decode", q.shape, q.dtype, q.device, _layout(k), _layout(v), _layout(kv_lens),
             _layout(block_table), _layout(out), scale, soft_cap, window,
@@ -238,7 +239,7 @@ class Runtime:
             result: torch.Tensor = torch.ops.taxfree.matmul_all_reduce(
                 x, weight, bias, residual, self.group_name
             )
-            return result
+            return result if out is None else out.copy_(result)
         arguments = (
             "matmul_all_reduce", x.shape, x.dtype, x.device, _layout(weight), _layout(bias),
             _kind(residual), _layout(out),
@@ -291,6 +292,7 @@ class Runtime:
             both: torch.Tensor = torch.ops.taxfree.matmul_all_reduce_rms_norm(
                 x, weight, norm_weight, bias, residual, eps, self.group_name
             )
+            both = both if out is None else out.copy_(both)
             return both[0], both[1]
         arguments = (
             "matmul_all_reduce_rms_norm", x.shape, x.dtype, x.device, _layout(weight),
@@ -338,7 +340,7 @@ class Runtime:
             result: torch.Tensor = torch.ops.taxfree.matmul_reduce_scatter(
                 x, weight, scatter_dim, self.group_name
             )
-            return result
+            return result if out is None else out.copy_(result)
         arguments = (
             "matmul_reduce_scatter", x.shape, x.dtype, x.device, _layout(weight), _layout(out),
             scatter_dim,
@@ -421,12 +423,13 @@ class Runtime:
         return _Entry(plan, choice, problem)
 
     def _plan(self, problem: Any, choice: Choice) -> _Entry:
-        self._require_same(problem)
+        choice = self._agreed(problem, choice)
         before = self._allocated()
         plan, ran = self._planned(problem, choice)
         eager = None
         if ran is choice and choice.eager is not None:
-            eager, _ = self._planned(problem, choice.eager)
+            eager, ran_eager = self._planned(problem, choice.eager)
+            ran = dataclasses.replace(ran, eager=ran_eager)
         self._workspace_bytes += self._allocated() - before
         return _Entry(plan, ran, problem, eager)
 
@@ -441,10 +444,8 @@ class Runtime:
             reason = one_line(error)
         reasons = [each for each in vote(self._fabric.group, reason) if each is not None]
         if plan is None or reasons:
-            choice = Choice("baseline", "baseline", why=f"{choice.variant}: {reasons[0]}")
-            warnings.warn(
-                f"{problem} runs the baseline: {choice.why}", RuntimeWarning, stacklevel=2
-            )
+            why = f"{choice.variant}: {reasons[0]}"
+            choice = _falls_back("baseline", problem, why)
             plan = known["baseline"].plan(problem, self._fabric, {})
         return plan, choice
 
@@ -458,14 +459,24 @@ class Runtime:
                 f"give the problem world_size={self.world_size}",
             )
 
-    def _require_same(self, problem: Any) -> None:
-        """Raise on every rank when one of them has come with another problem."""
-        for rank, other in enumerate(vote(self._fabric.group, problem)):
+    def _agreed(self, problem: Any, choice: Choice) -> Choice:
+        """What all ranks run: the choice if all have made it, else the baseline.
+
+        Raises:
+            UsageError: on every rank, when one of them has come with another problem.
+        """
+        runs = [(each.variant, each.config) for each in (choice, choice.of("eager"))]
+        answers = vote(self._fabric.group, (problem, runs))
+        for rank, (other, _) in enumerate(answers):
             if other != problem:
                 raise UsageError(
                     f"rank {self._fabric.rank} calls with {problem}, rank {rank} with {other}",
                     "all ranks make the same calls in the same order",
                 )
+        if all(theirs == runs for _, theirs in answers):
+            return choice
+        why = "ranks choose differently: their records or their hardware differ"
+        return _falls_back("disabled", problem, why)
 
     def _compile(self, problem: Any, plan: Plan) -> None:
         found, device = operation(op_of(problem)), self._fabric.device
@@ -571,6 +582,12 @@ def vote(group: dist.ProcessGroup | None, value: Any) -> list[Any]:
             "all ranks make the same calls in the same order; one may have failed before",
         ) from error
     return values
+
+
+def _falls_back(kind: Kind, problem: Any, why: str) -> Choice:
+    """The baseline, with a warning that says why it runs."""
+    warnings.warn(f"{problem} runs the baseline: {why}", RuntimeWarning, stacklevel=3)
+    return Choice(kind, "baseline", why=why)
 
 
 def _layout(tensor: torch.Tensor | None) -> Any:

@@ -30,17 +30,16 @@ from taxfree_cli.record_views import (
     print_record,
     print_trials,
 )
-from taxfree_kernels.variant import operation, operation_names
+from taxfree_kernels.hardware import KNOWN
+from taxfree_kernels.variant import operation_names
 from taxfree_tuning_db import (
     Database,
     HardwareFingerprint,
     Record,
-    SoftwareFingerprint,
     Table,
     TrialRecord,
     export,
     import_records,
-    look_up,
     prune,
     read_export,
     shipped_records,
@@ -127,10 +126,10 @@ def show_command(
         ]
     tried = _trials(db, records) if trials else {}
     if json:
-        documents = [
-            record.to_json() | {"tried": [asdict(each) for each in tried.get(record.key, ())]}
-            for record in records
-        ]
+        documents = [record.to_json() for record in records]
+        if trials:
+            for record, document in zip(records, documents, strict=True):
+                document["tried"] = [asdict(each) for each in tried.get(record.key, ())]
         print_json({"records": documents})
         return
     for record in records:
@@ -152,13 +151,15 @@ def why_command(
     """Print, step by step, how a problem is looked up for each recorded GPU model."""
     if not shapes:
         raise UsageError("no problem is given", 'for example --shapes "m=16 n=3584 k=8192"')
+    from taxfree.dispatch import look_up  # loads torch
+
     table = _table(db)
     records = _selected(table, op, gpu)
-    asked = itertools.product(_problems(op, shapes, gpus, dtype, records), _machines(records))
-    today = _today(op)
+    problems = expand(op, _request(shapes, gpus, dtype, records))
+    limits = {each.name: each for each in KNOWN.values()}
     answers = [
-        (problem, machine, look_up(table, op, problem, machine, *today))
-        for problem, machine in asked
+        (asdict(problem), machine, look_up(op, problem, table, machine, limits.get(machine.gpu)))
+        for problem, machine in itertools.product(problems, _machines(records))
     ]
     if json:
         print_json({"op": op, "look_ups": [look_up_json(*answer) for answer in answers]})
@@ -278,22 +279,6 @@ def _selected(table: Table, op: str | None, gpu: str | None) -> list[Record]:
         for record in known
         if op in (None, record.op) and (gpu or "").lower() in record.hardware.gpu.lower()
     ]
-
-
-def _today(
-    op: str,
-) -> tuple[SoftwareFingerprint, dict[str, str], tuple[str, ...], tuple[str, ...], float]:
-    """What a look-up compares records with: loads torch."""
-    from taxfree import identity
-
-    fields = operation(op)
-    return (
-        identity.software_fingerprint(),
-        identity.kernel_hashes(op),
-        fields.near_fields,
-        fields.free_fields,
-        identity.NEIGHBOUR_OCTAVES,
-    )
 
 
 def _machines(records: Sequence[Record]) -> list[HardwareFingerprint]:

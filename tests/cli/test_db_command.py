@@ -9,6 +9,8 @@ import pytest
 
 from taxfree import identity
 from taxfree.results import Results, Row, save
+from taxfree_kernels.hardware import KNOWN
+from taxfree_kernels.variant import problem_class, variants
 from taxfree_tuning_db import (
     Database,
     HardwareFingerprint,
@@ -33,12 +35,15 @@ PROBLEM = {
     "bias": False,
 }
 SHAPE = "m=16 n=3584 k=8192"
+PUSH = variants("all_gather_matmul")["push"].first_configs(
+    problem_class("all_gather_matmul")(**PROBLEM), KNOWN["h200"]
+)[0]
 
 
 def measured(variant, us):
     return Measurement(
         variant=variant,
-        config={"block_n": 64} if variant == "push" else {},
+        config=PUSH if variant == "push" else {},
         kernel_hash=HASHES[variant],
         median_us={"graph": us},
         iqr_us={"graph": 0.5},
@@ -144,7 +149,7 @@ class TestShow:
     def test_shows_all_that_was_measured(self, cli, stored):
         stored(RECORD)
         outcome = cli("db", "show", "--shapes", SHAPE)
-        for word in ("winner", "push", "block_n=64", "baseline", "45", "nccl 2.28.9", "2 trials"):
+        for word in ("winner", "push", "BLOCK_N=64", "baseline", "45", "nccl 2.28.9", "2 trials"):
             assert word in outcome.out
 
     def test_shows_trials(self, cli, stored):
@@ -174,7 +179,7 @@ class TestWhy:
     @pytest.mark.parametrize(
         ("shape", "kind", "words"),
         [
-            (SHAPE, "exact", "exact: push block_n=64"),
+            (SHAPE, "exact", "exact: push BLOCK_K="),
             ("m=20 n=3584 k=8192", "neighbour", "neighbour: push"),
             ("m=16 n=64 k=64", "miss", "miss: the baseline runs"),
             ("m=64 n=3584 k=8192", "miss", "nearest is m=16 bias=False dtype=float16, which is 4"),
@@ -199,6 +204,12 @@ class TestWhy:
         newer = replace(SOFTWARE, triton="3.9.0")
         monkeypatch.setattr(identity, "software_fingerprint", lambda: newer)
         assert "(measured with another triton)" in cli("db", "why", "--shapes", SHAPE).out
+
+    def test_what_does_not_run_here_is_not_lent(self, cli, stored):
+        stored(replace(RECORD, winner=replace(RECORD.winner, config=PUSH | {"CHUNKS": 3})))
+        outcome = cli("db", "why", "--shapes", "m=20 n=3584 k=8192")
+        assert "push: CHUNKS=3 is not in the space of this problem" in outcome.out
+        assert "miss: the baseline runs" in outcome.out
 
     def test_needs_a_record_to_know_the_hardware(self, cli, stored):
         stored()
@@ -247,7 +258,7 @@ class TestExchange:
 def timed(variant, mode, us, problem=PROBLEM, **other):
     values = {
         "op": "all_gather_matmul", "problem": problem, "variant": variant,
-        "config": {"block_n": 64} if variant == "push" else {}, "mode": mode, "median_us": us,
+        "config": PUSH if variant == "push" else {}, "mode": mode, "median_us": us,
         "iqr_us": 0.5, "samples_us": (us,) * 25, "t_floor_us": 14.0, "t_gemm_us": 20.0,
         "t_link_us": 3.0, "t_bound_us": 14.0, "relative_error": 0.001,
         "kernel_hash": HASHES.get(variant, ""),

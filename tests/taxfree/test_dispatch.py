@@ -117,6 +117,31 @@ class TestChoice:
         choice = dispatcher(lender).choose(OP, dataclasses.replace(PROBLEM, m=33))
         assert choice.variant == "baseline"
         assert "CHUNKS=64" in choice.why
+        other = record(dataclasses.replace(PROBLEM, m=36))
+        near = dispatcher(lender, other).choose(OP, dataclasses.replace(PROBLEM, m=33))
+        assert (near.kind, near.why) == ("neighbour", "the record of m=36")
+
+    def test_what_its_variant_refuses_today_does_not_run_from_its_own_record(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        push = type(variants(OP)["push"])
+        monkeypatch.setattr(push, "refuses_config", lambda *_: "it hangs")
+        choice = dispatcher(record()).choose(OP, PROBLEM)
+        assert (choice.variant, choice.why) == ("baseline", "push: it hangs")
+
+    def test_what_a_space_has_lost_still_runs_from_its_own_record(self) -> None:
+        measured = measurement("push", 20.0, **push_config(PROBLEM) | {"SENDERS": 17})
+        choice = dispatcher(record(winner=measured)).choose(OP, PROBLEM)
+        assert (choice.kind, choice.config["SENDERS"]) == ("exact", 17)
+
+    def test_a_library_variant_may_be_the_fastest_outside_of_graphs(self) -> None:
+        second = measurement("registered", 41.0, 50.0)
+        changes = {"winner": measurement("baseline", 40.0, 60.0), "runners_up": (second,)}
+        choice = dispatcher(record(**changes)).choose(OP, PROBLEM)
+        assert [choice.of(mode).variant for mode in ("graph", "eager")] == [
+            "baseline",
+            "registered",
+        ]
 
     def test_the_other_type_of_as_many_bits_lends_its_config(self) -> None:
         half = dataclasses.replace(PROBLEM, dtype="float16")

@@ -190,6 +190,25 @@ def call_with_out(fabric: Any) -> Any:
     return y.data_ptr() == out.data_ptr(), torch.equal(out, expected)
 
 
+def compile_with_out(fabric: Any, method: str) -> Any:
+    op = method.removesuffix("_rms_norm")
+    problem = problem_of(op, **({} if op == method else {"rms_norm": True, "residual": True}))
+    rt = runtime_of(fabric)
+    (x, weight, *rest), expected = tensors_of(fabric, problem)
+    out = torch.empty_like(expected)
+    arguments: dict[str, Any] = {"gather_dim": 1} if op == OP else {}
+    if op != method:
+        _, residual, norm_weight, eps = rest
+        arguments = {"norm_weight": norm_weight, "residual": residual, "eps": float(eps)}
+
+    def model(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+        getattr(rt, method)(x, weight, out=out, **arguments)
+        return out * 2
+
+    twice = torch.compile(model, fullgraph=True, backend="aot_eager")(x, weight, out)
+    return torch.equal(out, expected), torch.equal(twice, expected * 2)
+
+
 def call_compiled(fabric: Any) -> Any:
     problem = problem_of()
     rt = runtime_of(fabric, record_of(fabric, problem))
@@ -204,6 +223,17 @@ def call_compiled(fabric: Any) -> Any:
     before = next(iter(rt.stats().values()))["exact"]
     right = torch.equal(compiled(a, weight), expected * 2)
     return right, next(iter(rt.stats().values()))["exact"] - before
+
+
+def choose_differently(fabric: Any) -> Any:
+    problem = problem_of()
+    rt = runtime_of(fabric, *([record_of(fabric, problem)] if fabric.rank == 0 else []))
+    (a, weight, _), expected = tensors_of(fabric, problem)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        y = rt.all_gather_matmul(a, weight, gather_dim=1)
+    said = any("ranks choose differently" in str(each.message) for each in caught)
+    return torch.equal(y, expected), rt.choice(problem).variant, said
 
 
 def call_in_a_graph(fabric: Any) -> Any:
@@ -466,6 +496,14 @@ class TestCalls:
     def test_the_caller_may_give_the_output(self, ranks: Ranks) -> None:
         assert run(ranks, "call_with_out") == [(True, True)] * WORLD
 
+    @pytest.mark.parametrize(
+        "method", [OP, "matmul_all_reduce", "matmul_all_reduce_rms_norm", "matmul_reduce_scatter"]
+    )
+    def test_compiled_code_writes_into_an_output_that_is_given(
+        self, ranks: Ranks, method: str
+    ) -> None:
+        assert run(ranks, "compile_with_out", method=method) == [(True, True)] * WORLD
+
     @on_every_fabric
     def test_compiled_code_calls_it_as_often_as_it_is_written(self, ranks: Ranks) -> None:
         assert run(ranks, "call_compiled") == [(True, 2)] * ranks.few
@@ -494,6 +532,9 @@ class TestCalls:
 
 
 class TestPlanning:
+    def test_ranks_that_choose_differently_run_the_baseline(self, ranks: Ranks) -> None:
+        assert run(ranks, "choose_differently") == [(True, "baseline", True)] * WORLD
+
     def test_an_unprepared_problem_runs_the_baseline_with_one_warning(self, ranks: Ranks) -> None:
         for right, warned, stats, variant in run(ranks, "plan_off"):
             assert right

@@ -101,13 +101,16 @@ def call_compiled(fabric: Any) -> Any:
     rt = runtime_of(fabric, problem)
     (q, k, v, kv_lens, _, _), expected = tensors_of(fabric, problem)
 
-    def model(q: torch.Tensor) -> torch.Tensor:
+    out = torch.empty_like(expected)
+
+    def model(q: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
         rt.flash_decode(q, k, v, kv_lens, scale=1.0)  # unused, and yet the peers expect it
-        return rt.flash_decode(q, k, v, kv_lens, scale=1.0) * 2
+        rt.flash_decode(q, k, v, kv_lens, scale=1.0, out=out)
+        return out * 2
 
     rt.prepare([problem])
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
-    right = torch.equal(compiled(q), expected * 2)
+    right = torch.equal(compiled(q, out), expected * 2) and torch.equal(out, expected)
     return right, list(rt.stats().values())
 
 

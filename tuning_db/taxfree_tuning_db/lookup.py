@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Literal, TypeAlias
 
@@ -16,6 +16,8 @@ from .records import (
 )
 from .staleness import stale_reason
 
+_TODAYS = "today's kernel"
+_RUNS = "a config that runs this problem"
 _FIXED = "world_size"  # no other field decides as much over what is fastest
 
 Kind: TypeAlias = Literal["exact", "neighbour", "stale", "miss"]
@@ -83,6 +85,13 @@ class LookUp:
     ladder: tuple[Rung, ...]
     nearest: Record | None = None
 
+    @property
+    def why_not(self) -> str:
+        """Why nothing serves: what is wrong with a record, else how the nearest one differs."""
+        steps = [rung for rung in self.ladder if rung.looked_for in (_TODAYS, _RUNS)]
+        wrong = [rung.why for rung in steps if not rung.found]
+        return (wrong or [self.ladder[-1].why])[0]
+
 
 def look_up(
     table: Table,
@@ -94,8 +103,9 @@ def look_up(
     near_fields: Sequence[str],
     free_fields: Sequence[str] = (),
     octaves: float = math.inf,
+    refused: Callable[[Record], str | None] = lambda _: None,
 ) -> LookUp:
-    """Find the record for a problem: its own, else its nearest measured neighbour's.
+    """Find the record for a problem: its own, else that of its nearest neighbour that serves.
 
     A stale record of its own is returned as such only where no neighbour serves.
 
@@ -110,6 +120,7 @@ def look_up(
         free_fields: fields in which it may differ as well; of two equally near, the one that
             agrees in more of them is taken.
         octaves: how far a neighbour may be, in all near fields together: 1 is a factor of two.
+        refused: says why a record's config cannot run this problem today, or None if it can.
 
     Raises:
         ValueError: one of these names the world size.
@@ -126,19 +137,31 @@ def look_up(
     ladder.append(_own_rung(op, problem, hardware, own))
     for record in own:
         reason = stale_reason(record, kernel_hashes)
-        ladder.append(Rung("today's kernel", reason is None, reason or "the hash is the same"))
-        if reason is None:
+        ladder.append(Rung(_TODAYS, reason is None, reason or "the hash is the same"))
+        if reason is None and not _is_refused(record, refused, ladder):
             return answer("exact", record)
 
-    fresh = [record for record in table.fresh(kernel_hashes) if record.op == op]
-    neighbour = next(iter(neighbours(fresh, problem, hardware, near_fields, free_fields)), None)
-    distance = 0.0
-    if neighbour is not None:
+    others = [
+        record for record in table.fresh(kernel_hashes) if record.op == op and record not in own
+    ]
+    found = neighbours(others, problem, hardware, near_fields, free_fields)
+    looked_for = (
+        f"a neighbour that differs in {', '.join((*near_fields, *free_fields)) or 'nothing'}"
+    )
+    if not found:
+        why = "no record of today's kernels agrees in all other fields"
+        ladder.append(Rung(looked_for, False, why))
+    for neighbour in found:
         distance = _distance(neighbour.problem, problem, set(near_fields))
-    is_near = distance <= octaves
-    ladder.append(_neighbour_rung(neighbour, (*near_fields, *free_fields), distance, is_near))
-    if neighbour is not None and is_near:
-        return answer("neighbour", neighbour)
+        is_near = distance <= octaves
+        sizes = {name: neighbour.problem[name] for name in (*near_fields, *free_fields)}
+        far = "" if is_near else f", which is {2**distance:.3g} times off"
+        which = "nearest" if neighbour is found[0] else "next"
+        ladder.append(Rung(looked_for, is_near, f"{which} is {_shown(sizes)}{far}"))
+        if not is_near:
+            break
+        if not _is_refused(neighbour, refused, ladder):
+            return answer("neighbour", neighbour)
     if own:
         return answer("stale", own[0])
 
@@ -146,6 +169,15 @@ def look_up(
     nearest = _nearest(same_op, problem, hardware)
     ladder.append(_nearest_rung(op, nearest, problem, hardware))
     return LookUp("miss", None, (), tuple(ladder), nearest)
+
+
+def _is_refused(
+    record: Record, refused: Callable[[Record], str | None], ladder: list[Rung]
+) -> bool:
+    reason = refused(record)
+    if reason is not None:
+        ladder.append(Rung(_RUNS, False, reason))
+    return reason is not None
 
 
 def neighbours(
@@ -255,17 +287,6 @@ def _own_rung(
     sources = " and ".join(record.provenance.get("source", "unnamed") for record in own)
     why = f"record: {sources}" if own else "not measured on this hardware"
     return Rung(f"{op} with {_shown(problem)} on {hardware.gpu}", bool(own), why)
-
-
-def _neighbour_rung(
-    neighbour: Record | None, may_differ: Sequence[str], distance: float, is_near: bool
-) -> Rung:
-    looked_for = f"a neighbour that differs in {', '.join(may_differ) or 'nothing'}"
-    if neighbour is None:
-        return Rung(looked_for, False, "no record of today's kernels agrees in all other fields")
-    sizes = {name: neighbour.problem[name] for name in may_differ}
-    far = "" if is_near else f", which is {2**distance:.3g} times off"
-    return Rung(looked_for, is_near, f"nearest is {_shown(sizes)}{far}")
 
 
 def _nearest_rung(
