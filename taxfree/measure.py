@@ -58,7 +58,10 @@ class Timing:
 
 
 def copies_needed(fabric: Fabric, input_bytes: int) -> int:
-    """Sets of inputs to rotate through, so that none is found in the L2 cache."""
+    """Sets of inputs to rotate through, so that those of a call are gone from the L2 cache.
+
+    At most as many as a chain has calls: tiny inputs may be found there all the same.
+    """
     if not fabric.has_graphs:
         return 1
     return max(2, min(CHAIN, -(-ROTATED_BYTES // max(1, input_bytes))))

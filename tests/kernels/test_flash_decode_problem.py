@@ -58,11 +58,11 @@ class TestProblem:
         assert problem() == problem(v_head_dim=64)
         assert problem(v_head_dim=32).v_head_dim == 32
 
-    def test_the_cost_counts_the_cache_once_and_a_row_from_each_peer(self):
+    def test_the_cost_counts_the_cache_once_and_each_row_in_two_shots(self):
         cost = problem().cost
         assert cost.flops == 2 * 12 * 100 * 128
         assert cost.memory_bytes == 2 * (2 * 100 * 2 * 128 + 12 * 128)
-        assert cost.link_bytes == 4 * 3 * 12 * 65
+        assert cost.link_bytes == 3 * (12 // 4) * ((2 * 64 + 4) + 2 * 64)
 
     def test_keys_before_the_window_cost_nothing(self):
         assert problem(window=10).cost.flops == problem(kv_len_per_rank=10).cost.flops

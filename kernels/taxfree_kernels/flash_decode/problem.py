@@ -98,15 +98,20 @@ class FlashDecode:
 
     @property
     def cost(self) -> Cost:
-        """Per rank and call, when every rank is full."""
+        """Per rank and call, when every rank is full.
+
+        On links: a rank combines its share of the rows from all ranks' parts and sends it to all,
+        both in 16 bits, with one float32 log-sum-exp for each row of a part.
+        """
         keys = min(self.kv_len_per_rank, self.window or self.kv_len_per_rank)
         dims = self.head_dim + self.v_head_dim
         cache = self.batch * keys * self.kv_heads * dims
+        sent = 4 * (self.world_size - 1) * self.rows * (self.v_head_dim + 1)
         table = 4 * self.batch * self.pages_per_sequence if self.page_size else 0
         return Cost(
             flops=2 * self.rows * keys * dims,
             memory_bytes=ITEM_BYTES * (cache + self.rows * dims) + table,
-            link_bytes=4 * (self.world_size - 1) * self.rows * (self.v_head_dim + 1),
+            link_bytes=sent // self.world_size,
         )
 
     @property
