@@ -126,21 +126,23 @@ def _time_all(options: argparse.Namespace) -> None:
     heap_bytes = devices.heap_bytes([each for block in wanted for each in block.problems])
     rows: list[dict[str, Any]] = []
     with WorkerGroup(world_size, fabric, heap_bytes, settings.timeout_s) as group:
-        for block in wanted:
-            for row in time_block(group, block, knowledge, options.repetitions):
-                rows.append(row)
-                print(
-                    f"m={block.m} {block.activations:11}{row['path']:9}{row['mode']:6}"
-                    f"{row['median_us']:9.1f} us  x{row['speedup']:.2f}  "
-                    f"{' + '.join(row['choices'].values())}",
-                    flush=True,
-                )
-        machine = environment.record(fabric, group.hardware)
-    name = machine_name(group.hardware.name)
-    file = options.out or FOLDER / f"{name}-x{world_size}.json"
-    if options.out or fabric != "host":
-        found = {"schema": 1, "environment": machine, "rows": rows}
-        write(file, json.dumps(found, indent=1) + "\n")
+        try:
+            for block in wanted:
+                for row in time_block(group, block, knowledge, options.repetitions):
+                    rows.append(row)
+                    print(
+                        f"m={block.m} {block.activations:11}{row['path']:9}{row['mode']:6}"
+                        f"{row['median_us']:9.1f} us  x{row['speedup']:.2f}  "
+                        f"{' + '.join(row['choices'].values())}",
+                        flush=True,
+                    )
+        finally:  # what is finished is kept, also where the rest is not
+            if rows and (options.out or fabric != "host"):
+                machine = environment.record(fabric, group.hardware)
+                found = {"schema": 1, "environment": machine, "rows": rows}
+                name = machine_name(group.hardware.name)
+                file = options.out or FOLDER / f"{name}-x{world_size}.json"
+                write(file, json.dumps(found, indent=1) + "\n")
 
 
 if __name__ == "__main__":

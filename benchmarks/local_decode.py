@@ -15,7 +15,7 @@ import dataclasses
 import functools
 import importlib
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,12 +28,10 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from benchmarks.commands import exit_code
 from taxfree import devices, environment, identity, measure
-from taxfree.bench import deadline_s, heap_bytes
+from taxfree.bench import deadline_s, group_for
 from taxfree.bounds import Bounds, Peaks, bounds, peaks
 from taxfree.errors import TaxfreeError, one_line
-from taxfree.group import WorkerGroup
 from taxfree.results import Results, Row, Skipped, machine_name, save
-from taxfree.settings import Settings
 from taxfree.shapes import ShapeRequest, expand
 from taxfree.trial import Bench, Candidate, open_bench
 from taxfree_kernels.fabric.base import Fabric
@@ -218,16 +216,18 @@ PEERS: Mapping[str, Callable[[Bench], Attend]] = {
 # -- in the controller ---------------------------------------------------------------------------
 
 
-def run(fabric: str, problems: Sequence[Any]) -> Results:
+def run(fabric: str, problems: Sequence[Any]) -> Iterator[Results]:
     """Measure problems of one rank each, and print a line for each implementation.
+
+    Yields:
+        After each problem, what has been found so far.
 
     Raises:
         TaskFailed: the fabric cannot be opened, or measuring failed.
     """
     rows: list[Row] = []
     skipped: list[Skipped] = []
-    timeout_s = Settings.from_environment().timeout_s
-    with WorkerGroup(1, fabric, heap_bytes(fabric, problems), timeout_s) as group:
+    with group_for(problems, fabric) as group:
         machine = environment.record(fabric, group.hardware)
         for problem in problems:
             fields = dataclasses.asdict(problem)
@@ -242,8 +242,8 @@ def run(fabric: str, problems: Sequence[Any]) -> Results:
             ]
             rows += found
             _print(problem, found, rates)
-    machine["peaks"] = [dataclasses.asdict(rates) | {"link_bytes_per_s": None, "world_size": 1}]
-    return Results(machine, tuple(rows), tuple(skipped))
+            peak = dataclasses.asdict(rates) | {"link_bytes_per_s": None, "world_size": 1}
+            yield Results(machine | {"peaks": [peak]}, tuple(rows), tuple(skipped))
 
 
 def _rows(problem: Any, outcome: Outcome, limits: Bounds) -> list[Row]:
@@ -297,10 +297,10 @@ def _compare(options: argparse.Namespace) -> None:
     fabric = devices.fabric_for(options.fabric)
     shapes = options.shapes or [devices.default_shapes(fabric)]
     problems = expand(OP, ShapeRequest(shapes, world_sizes=(1,)))
-    results = run(fabric, problems)
-    if options.out or fabric != "host":
-        gpu = machine_name(results.environment["hardware"]["gpu"])
-        save(results, options.out or FOLDER / f"local-{gpu}.json")
+    for results in run(fabric, problems):
+        if options.out or fabric != "host":
+            gpu = machine_name(results.environment["hardware"]["gpu"])
+            save(results, options.out or FOLDER / f"local-{gpu}.json")
 
 
 if __name__ == "__main__":

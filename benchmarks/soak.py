@@ -25,7 +25,7 @@ from benchmarks import soak_ranks
 from benchmarks.commands import exit_code
 from benchmarks.soak_ranks import Member, Stretch
 from taxfree import devices, environment
-from taxfree.errors import TaxfreeError, WrongResult
+from taxfree.errors import TaxfreeError, WrongResult, one_line
 from taxfree.group import WorkerGroup
 from taxfree.results import machine_name, write
 from taxfree_kernels.checker.problems import tiny_problems
@@ -162,9 +162,18 @@ def _require_right(rank: int, stretch: Stretch, members: Sequence[Member], where
 
 
 def record(
-    rows: Sequence[Row], seed: int, us_per_load: float, machine: dict[str, Any]
+    rows: Sequence[Row],
+    seed: int,
+    us_per_load: float,
+    machine: dict[str, Any],
+    stopped_by: str | None,
 ) -> dict[str, Any]:
-    """The content of a record, as JSON."""
+    """The content of a record, as JSON.
+
+    Args:
+        us_per_load: how long a pause is for each of its loads.
+        stopped_by: what ended the soak before its end, such as a mismatch: it is in no row.
+    """
     calls, seconds = sum(row.calls for row in rows), sum(row.seconds for row in rows)
     longest = soak_ranks.MOST_LOADS * us_per_load
     longest_inside = soak_ranks.MOST_LOADS_INSIDE * us_per_load
@@ -178,6 +187,7 @@ def record(
         },
         "calls": calls,
         "mismatches": sum(row.mismatches for row in rows),
+        "stopped_by": stopped_by,
         "seconds": round(seconds, 3),
         "calls_per_s": round(calls / seconds, 1),
         "rows": [dataclasses.asdict(r) | {"calls_per_s": round(r.calls_per_s, 1)} for r in rows],
@@ -203,23 +213,34 @@ def _soak_all(options: argparse.Namespace) -> None:
     problems = [each for op in operation_names() for each in tiny_problems(op, world_size)]
     modes = ["eager"] if fabric == "host" else ["graph", "eager"]
     rows: list[Row] = []
-    for pauses in PAUSES:  # each with kernels of its own, hence with processes of its own
-        with WorkerGroup(world_size, fabric, devices.heap_bytes(problems), TIMEOUT_S) as group:
-            for row in soak(group, pauses, modes, options.calls // len(PAUSES), options.seed):
-                print(row, flush=True)
-                rows.append(row)
-            us_per_load = max(group.call(f"{_TASKS}:us_per_load", DEADLINE_S))
+    us_per_load, stopped_by = 0.0, None
+    try:
+        for pauses in PAUSES:  # each with kernels of its own, hence with processes of its own
+            with WorkerGroup(world_size, fabric, devices.heap_bytes(problems), TIMEOUT_S) as group:
+                for row in soak(group, pauses, modes, options.calls // len(PAUSES), options.seed):
+                    print(row, flush=True)
+                    # not before the first: a soak is of ranks that have run no kernels
+                    us_per_load = us_per_load or max(
+                        group.call(f"{_TASKS}:us_per_load", DEADLINE_S)
+                    )
+                    rows.append(row)
+    except BaseException as error:
+        stopped_by = one_line(error)
+        raise
+    finally:  # what is finished is kept, also where the rest is not
+        if rows:
             machine = environment.record(fabric, group.hardware)
-    found = record(rows, options.seed, us_per_load, machine)
-    longest_us = us_per_load * soak_ranks.MOST_LOADS
-    print(
-        f"{found['calls']:,} calls, {found['mismatches']} mismatches, {found['seconds']:.1f} s, "
-        f"{found['calls_per_s']:,.0f} calls/s; the longest pause was {longest_us:.0f} us"
-    )
-    name = machine_name(group.hardware.name)
-    path = options.out or FOLDER / f"{name}-x{world_size}.json"
-    if options.out or fabric != "host":
-        write(path, json.dumps(found, indent=1) + "\n")
+            found = record(rows, options.seed, us_per_load, machine, stopped_by)
+            longest_us = us_per_load * soak_ranks.MOST_LOADS
+            print(
+                f"{found['calls']:,} calls, {found['mismatches']} mismatches, "
+                f"{found['seconds']:.1f} s, {found['calls_per_s']:,.0f} calls/s; "
+                f"the longest pause was {longest_us:.0f} us"
+            )
+            name = machine_name(group.hardware.name)
+            path = options.out or FOLDER / f"{name}-x{world_size}.json"
+            if options.out or fabric != "host":
+                write(path, json.dumps(found, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ from typing import Any
 
 from benchmarks.documents import is_todays, table, us
 from taxfree.identity import size_field
-from taxfree.results import Row, by_problem, fastest, load
+from taxfree.results import DISPATCH, Row, by_problem, fastest, load
 from taxfree.shapes import heading, written
 from taxfree_cli.bench_views import plot
 
@@ -263,7 +263,7 @@ def _compared(group: Sequence[Row]) -> tuple[Row, Row, Row]:
     """Our fastest in a graph, what dispatch ran there, and the library's fastest."""
     ours = fastest([row for row in group if _is_ours(row)])
     assert ours is not None
-    dispatch = fastest([row for row in group if (row.variant, row.mode) == ("dispatch", ours.mode)])
+    dispatch = fastest([row for row in group if (row.variant, row.mode) == (DISPATCH, ours.mode)])
     assert dispatch is not None
     library = fastest([row for row in group if row.variant in LIBRARY])
     assert library is not None
@@ -314,7 +314,7 @@ def attention(rows: Iterable[Row]) -> str:
 
 
 def _is_ours(row: Row) -> bool:
-    return row.mode == "graph" and row.variant not in (*LIBRARY, "dispatch")
+    return row.mode == "graph" and row.variant not in (*LIBRARY, DISPATCH)
 
 
 def _titled(
@@ -373,8 +373,8 @@ def _cells(group: Sequence[Row]) -> list[str]:
     mode = "graph" if any(row.mode == "graph" for row in group) else "eager"
     library = [row for row in group if row.variant in LIBRARY]
     timed = [row for row in group if row.mode == mode and row not in library]
-    others = [row for row in timed if row.variant != "dispatch"]
-    dispatch = fastest([row for row in timed if row.variant == "dispatch"])
+    others = [row for row in timed if row.variant != DISPATCH]
+    dispatch = fastest([row for row in timed if row.variant == DISPATCH])
     best_library = fastest(library)
     speedup = best_library.median_us / dispatch.median_us if best_library and dispatch else None
     return [
@@ -386,7 +386,7 @@ def _cells(group: Sequence[Row]) -> list[str]:
         _named(dispatch),
         "-" if speedup is None else f"{speedup:.2f}",
         "-" if dispatch is None else f"{dispatch.x_bound:.2f}",
-        _us(fastest([row for row in group if (row.variant, row.mode) == ("dispatch", "eager")])),
+        _us(fastest([row for row in group if (row.variant, row.mode) == (DISPATCH, "eager")])),
     ]
 
 

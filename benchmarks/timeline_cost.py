@@ -137,25 +137,30 @@ def _measure(options: argparse.Namespace) -> None:
     if len(world_sizes) > 1:
         raise UsageError("one record is of one number of GPUs", "--gpus 4, for example")
     variables = timeline.variables(asked.fabric)
-    rows = []
-    with (
-        group_for(asked.problems, asked.fabric) as plain,
-        group_for(asked.problems, asked.fabric, variables) as noting,
-    ):
-        for row in costs(asked, plain, noting, ROUNDS):
-            print(row, flush=True)
-            rows.append(row)
-        machine = environment.record(asked.fabric, plain.hardware)
-    found = {
-        "schema": 1,
-        "environment": machine,
-        "rows": [dataclasses.asdict(row) | {"cost": row.cost} for row in rows],
-        "pictures": list(pictures(asked, options.picture)),
-    }
-    name = machine_name(machine["hardware"]["gpu"])
-    path = options.out or FOLDER / f"{name}-x{world_sizes.pop()}.json"
-    write(path, json.dumps(found) + "\n")
-    print(f"wrote {path}")
+    rows: list[Row] = []
+    drawn: list[dict[str, Any]] = []
+    try:
+        with (
+            group_for(asked.problems, asked.fabric) as plain,
+            group_for(asked.problems, asked.fabric, variables) as noting,
+        ):
+            for row in costs(asked, plain, noting, ROUNDS):
+                print(row, flush=True)
+                rows.append(row)
+        for picture in pictures(asked, options.picture):
+            drawn.append(picture)
+    finally:  # what is finished is kept, also where the rest is not
+        if rows:
+            found = {
+                "schema": 1,
+                "environment": environment.record(asked.fabric, plain.hardware),
+                "rows": [dataclasses.asdict(row) | {"cost": row.cost} for row in rows],
+                "pictures": drawn,
+            }
+            name = machine_name(plain.hardware.name)
+            path = options.out or FOLDER / f"{name}-x{world_sizes.pop()}.json"
+            write(path, json.dumps(found) + "\n")
+            print(f"wrote {path}")
 
 
 if __name__ == "__main__":

@@ -205,7 +205,9 @@ def _explain(group: WorkerGroup, noting: WorkerGroup, result: ProblemResult) -> 
         for row in result.rows
         if row.variant != DISPATCH and row.mode == "eager"
     }
-    taken = list((known | {picked.variant: picked}).values())
+    if any(row.variant == DISPATCH for row in result.rows):  # else it is wrong, and not timed
+        known[picked.variant] = picked
+    taken = list(known.values())
     common = {"op": result.op, "problem": dataclasses.asdict(result.problem)}
     found: list[Stamped] = group.call(
         "taxfree.stamping:measure_pipelines",

@@ -112,40 +112,6 @@ def matmul_reduce_scatter(
     )  # fmt: skip
 
 
-def _require_row(name: str, row: torch.Tensor | None, n: int) -> None:
-    _require(
-        row is None or (row.shape == (n,) and row.is_contiguous()),
-        f"{name} is not a contiguous [{n}]",
-    )
-
-
-def _matmul_sizes(x: torch.Tensor, weight: torch.Tensor) -> tuple[int, int, int]:
-    """m, k and n of x [m, k] and weight [k, n], which must be such matrices."""
-    _require(x.dim() == 2 and weight.dim() == 2, "x and weight must be matrices")
-    _require(1 in weight.stride(), "neither stride of weight is 1")
-    (m, k), (rows, n) = x.shape, weight.shape
-    _require(k == rows, f"x has {k} columns, weight {rows} rows")
-    return m, k, n
-
-
-def require_output(
-    fabric: Fabric, out: torch.Tensor | None, shape: tuple[int, ...], dtype: str
-) -> None:
-    """Check a tensor that the caller gives to write into: kernels store to it by these sizes."""
-    if out is None:
-        return
-    _require(out.shape == shape and out.is_contiguous(), f"out is not a contiguous {list(shape)}")
-    _require(_DTYPES.get(out.dtype) == dtype, f"out is {out.dtype}, the result {dtype}")
-    _require(out.device == fabric.device, f"out is on {out.device}, the fabric on {fabric.device}")
-
-
-def _problem(op: str, **fields: Any) -> Any:
-    try:
-        return problem_class(op)(**fields)
-    except PlanError as error:
-        raise UsageError(error.message, error.hint or _HINT) from error
-
-
 def flash_decode(
     fabric: Fabric,
     q: torch.Tensor,
@@ -179,12 +145,46 @@ def flash_decode(
     _require(scale is None or scale > 0, f"scale is {scale}, must be positive")
     _require(soft_cap is None or soft_cap > 0, f"soft_cap is {soft_cap}, must be positive")
     _require(window is None or window > 0, f"window is {window}, must be positive")
-    return problem_class("flash_decode")(
-        batch=batch, q_heads=q.shape[1], kv_heads=k.shape[2], head_dim=q.shape[2],
+    return _problem(
+        "flash_decode", batch=batch, q_heads=q.shape[1], kv_heads=k.shape[2], head_dim=q.shape[2],
         kv_len_per_rank=capacity, v_head_dim=v.shape[3], page_size=page_size,
         soft_cap=soft_cap is not None, window=window or 0, dtype=dtype,
         world_size=fabric.world_size,
     )  # fmt: skip
+
+
+def _require_row(name: str, row: torch.Tensor | None, n: int) -> None:
+    _require(
+        row is None or (row.shape == (n,) and row.is_contiguous()),
+        f"{name} is not a contiguous [{n}]",
+    )
+
+
+def _matmul_sizes(x: torch.Tensor, weight: torch.Tensor) -> tuple[int, int, int]:
+    """m, k and n of x [m, k] and weight [k, n], which must be such matrices."""
+    _require(x.dim() == 2 and weight.dim() == 2, "x and weight must be matrices")
+    _require(1 in weight.stride(), "neither stride of weight is 1")
+    (m, k), (rows, n) = x.shape, weight.shape
+    _require(k == rows, f"x has {k} columns, weight {rows} rows")
+    return m, k, n
+
+
+def require_output(
+    fabric: Fabric, out: torch.Tensor | None, shape: tuple[int, ...], dtype: str
+) -> None:
+    """Check a tensor that the caller gives to write into: kernels store to it by these sizes."""
+    if out is None:
+        return
+    _require(out.shape == shape and out.is_contiguous(), f"out is not a contiguous {list(shape)}")
+    _require(_DTYPES.get(out.dtype) == dtype, f"out is {out.dtype}, the result {dtype}")
+    _require(out.device == fabric.device, f"out is on {out.device}, the fabric on {fabric.device}")
+
+
+def _problem(op: str, **fields: Any) -> Any:
+    try:
+        return problem_class(op)(**fields)
+    except PlanError as error:
+        raise UsageError(error.message, error.hint or _HINT) from error
 
 
 def _require_integers(

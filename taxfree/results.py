@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args
 
 from taxfree.errors import TaxfreeError, UsageError
+from taxfree_tuning_db import files
 
 SCHEMA = 1
 DISPATCH = "dispatch"  # in the place of a variant: what the dispatcher picks
@@ -247,18 +248,26 @@ def require_writable(path: Path) -> None:
     Raises:
         TaxfreeError: it cannot.
     """
-    folder = next(each for each in path.absolute().parents if each.exists())
+    obstacle = _obstacle(path)
+    if obstacle is not None:
+        raise TaxfreeError(
+            f"{path} cannot be written: {os.strerror(obstacle)}",
+            "check the path and its permissions",
+        )
+
+
+def _obstacle(path: Path) -> int | None:
+    """Why a file cannot be written, as of `errno`."""
     if path.is_dir():
-        why = errno.EISDIR
-    elif not folder.is_dir():
-        why = errno.ENOTDIR
-    elif not all(os.access(each, os.W_OK) for each in (folder, path) if each.exists()):
-        why = errno.EACCES
-    else:
-        return
-    raise TaxfreeError(
-        f"{path} cannot be written: {os.strerror(why)}", "check the path and its permissions"
-    )
+        return errno.EISDIR
+    touched, file = [path], files.replaced_by(path)
+    if file is not None:
+        folder = next(each for each in file.parents if each.exists())
+        if not folder.is_dir():
+            return errno.ENOTDIR
+        touched = [folder, file]
+    is_allowed = all(os.access(each, os.W_OK) for each in touched if each.exists())
+    return None if is_allowed else errno.EACCES
 
 
 def machine_name(gpu: str) -> str:
@@ -267,23 +276,20 @@ def machine_name(gpu: str) -> str:
 
 
 def write(path: Path, text: str) -> None:
-    """Write a file, whole or not at all.
+    """Write a file, whole or not at all; folders that are missing are made.
 
     Raises:
         TaxfreeError: it cannot be written.
     """
     require_writable(path)
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        unfinished.write_text(text, encoding="utf-8")
-        unfinished.replace(path)
+        if (file := files.replaced_by(path)) is not None:
+            file.parent.mkdir(parents=True, exist_ok=True)
+        files.write(path, text)
     except OSError as error:
         raise TaxfreeError(
             f"{path} cannot be written: {error.strerror}", "check the path and its permissions"
         ) from error
-    finally:
-        unfinished.unlink(missing_ok=True)
 
 
 # -- comparisons --
@@ -341,7 +347,7 @@ def below(rows: Iterable[Row], least: float) -> list[Row]:
 
     They are compared in a graph where there are graphs, else eagerly.
     """
-    picked = [row for row in rows if row.variant == "dispatch"]
+    picked = [row for row in rows if row.variant == DISPATCH]
     mode = "graph" if any(row.mode == "graph" for row in picked) else "eager"
     return [row for row in picked if row.mode == mode and (row.speedup or 0.0) < least]
 

@@ -34,14 +34,16 @@ EXAMPLE = 'for example --shapes "m=1,16 n=3584 k=8192", --shapes 1,16x3584x8192,
 MODEL_SET = "model"
 DEFAULT_SET = "paper"
 INTERPRETED_SET = "demo"  # the default on a CPU, where the paper's shapes would take hours
+DTYPE_ALIASES = {"fp16": "float16", "bf16": "bfloat16"}
 
 _ALWAYS_SAID = ("dtype", "world_size")
-_ALIASES = {"fp16": "float16", "bf16": "bfloat16"}
+_DIRECTIONS = ("gather_dim", "scatter_dim")
 _FLAGS = {"0": False, "false": False, "no": False, "1": True, "true": True, "yes": True}
 _LARGEST = 2**31 - 1
 _MOST_PROBLEMS = 10_000
 _LISTED_WORLD_SIZES = (1, 2, 4, 8)
 _MODEL_ROWS = "1,16,64,256,1024,4096"
+_CONFIG_HINT = "give the config.json of a Hugging Face decoder model"
 
 
 @dataclass(frozen=True)
@@ -182,7 +184,10 @@ def recorded_problem(op: str, problem: Mapping[str, Any]) -> Any | None:
 
 
 def written(op: str, problem: Mapping[str, Any]) -> str:
-    """Return a problem as one would type it: without fields that have their default.
+    """Return a problem as one would type it: without fields that hold the default of their class.
+
+    The dtype and the world size are always said. So is a flash_decode's `v_head_dim`, since it
+    never holds its default, which stands for `head_dim`.
 
     Args:
         op: the operation.
@@ -204,9 +209,6 @@ def heading(op: str, problem: Mapping[str, Any]) -> str:
     others = {name: value for name, value in problem.items() if name not in directions}
     said = [f"{name}={value}" for name, value in directions.items()]
     return " ".join([*said, written(op, others)])
-
-
-_DIRECTIONS = ("gather_dim", "scatter_dim")
 
 
 def named_sets(op: str) -> dict[str, list[str]]:
@@ -244,7 +246,7 @@ def choose(
     Raises:
         UsageError: as for `expand`.
     """
-    if request.shapes or request.model:
+    if request.shapes or request.model or request.tp:
         return Choice(expand(op, request))
     found = [recorded_problem(op, fields) for fields in recorded()]
     known = [each for each in found if each is not None and is_wanted(each, request)]
@@ -282,7 +284,7 @@ def _problems(op: str, request: ShapeRequest, arguments: Sequence[str]) -> list[
 
 
 def _dtype_axis(request: ShapeRequest) -> dict[str, Sequence[Value]]:
-    return {"dtype": [_ALIASES.get(request.dtype, request.dtype)]} if request.dtype else {}
+    return {"dtype": [DTYPE_ALIASES.get(request.dtype, request.dtype)]} if request.dtype else {}
 
 
 def _check_count(unsaid: Axes, shapes: Iterable[_Shape]) -> None:
@@ -417,7 +419,7 @@ def _flag(text: str) -> bool | None:
 
 
 def _word(text: str) -> str | None:
-    return _ALIASES.get(text, text) or None
+    return DTYPE_ALIASES.get(text, text) or None
 
 
 _READERS: Mapping[type, tuple[Callable[[str], Value | None], str]] = {
@@ -519,9 +521,6 @@ def _model_config(path: Path) -> Mapping[str, Any]:
     return text_config if isinstance(text_config, dict) else config
 
 
-_CONFIG_HINT = "give the config.json of a Hugging Face decoder model"
-
-
 def _model(path: Path, config: Mapping[str, Any]) -> _Model:
     def dimension(name: str, default: int | None = None) -> int:
         value = config.get(name)
@@ -546,7 +545,7 @@ def _model(path: Path, config: Mapping[str, Any]) -> _Model:
 
 def _model_dtype(config: Mapping[str, Any]) -> str:
     dtype = config.get("dtype", config.get("torch_dtype"))
-    return f" dtype={dtype}" if dtype in _ALIASES.values() else ""
+    return f" dtype={dtype}" if dtype in DTYPE_ALIASES.values() else ""
 
 
 def _column_parallel(model: _Model, tp: int) -> list[str]:

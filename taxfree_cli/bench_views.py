@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from taxfree.errors import TaxfreeError, UsageError
-from taxfree.results import Row, Verdict, by_problem, fastest, require_writable
+from taxfree.results import DISPATCH, Row, Verdict, by_problem, fastest, require_writable
 from taxfree.shapes import heading, written
 from taxfree_cli.output import print_lines, print_table, results
 
@@ -92,7 +92,8 @@ def print_problem(result: ProblemResult) -> None:
 def _print_clocks(row: Row) -> None:
     if row.sm_mhz is not None:
         held_down = f", held down by {' and '.join(row.throttled)}" if row.throttled else ""
-        results().print(f"slowest GPU at {row.sm_mhz:.0f} MHz{held_down}", highlight=False)
+        said = f"slowest GPU at {row.sm_mhz:.0f} MHz{held_down}"
+        results().print(said, markup=False, highlight=False)
 
 
 def problem_table(rows: Sequence[Row], width: int) -> Table:
@@ -248,7 +249,7 @@ def _styles(rows: Sequence[Row]) -> dict[str, dict[str, Any]]:
     """How each variant's line is drawn, alike in all panels."""
     styles: dict[str, dict[str, Any]] = {}
     for row in rows:
-        if row.variant == "dispatch":
+        if row.variant == DISPATCH:
             styles[row.variant] = {"color": "gold", "linewidth": 7, "alpha": 0.6, "zorder": 1}
         elif row.variant not in styles:
             line = "-" if row.fused else "--"

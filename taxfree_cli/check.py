@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from taxfree.errors import TaxfreeError, UsageError, WrongResult
-from taxfree.shapes import expand, require_operation
+from taxfree.shapes import DTYPE_ALIASES, expand, require_operation
 from taxfree_cli import options
 from taxfree_cli.output import note, print_json, print_lines, print_table
 from taxfree_kernels.variant import operation_names
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from taxfree_kernels.checker import Checked
 
 _DEFAULT_GPUS = (2, 3)
-_DTYPES = {"fp16": "float16", "bf16": "bfloat16"}
+_DEFAULT_SEEDS = 100
 
 _Variants = Annotated[
     list[str] | None,
@@ -32,7 +32,14 @@ _Variants = Annotated[
     ),
 ]
 _Seeds = Annotated[
-    int, typer.Option("--seeds", metavar="COUNT", min=1, help="Schedules per variant.")
+    int | None,
+    typer.Option(
+        "--seeds",
+        metavar="COUNT",
+        min=1,
+        show_default=str(_DEFAULT_SEEDS),
+        help="Schedules per variant.",
+    ),
 ]
 _Compiled = Annotated[
     bool,
@@ -49,7 +56,14 @@ _OtherTriton = Annotated[
     ),
 ]
 _FirstSeed = Annotated[
-    int, typer.Option("--first-seed", metavar="SEED", min=0, help="Seed of the first schedule.")
+    int | None,
+    typer.Option(
+        "--first-seed",
+        metavar="SEED",
+        min=0,
+        show_default="0",
+        help="Seed of the first schedule.",
+    ),
 ]
 
 
@@ -59,8 +73,8 @@ def check(
     variant: _Variants = None,
     gpus: options.Gpus = None,
     dtype: options.Dtype = None,
-    seeds: _Seeds = 100,
-    first_seed: _FirstSeed = 0,
+    seeds: _Seeds = None,
+    first_seed: _FirstSeed = None,
     compiled: _Compiled = False,
     triton: _OtherTriton = None,
     json: options.Json = False,
@@ -77,9 +91,10 @@ def check(
             f"there is no Triton in {str(triton)!r}",
             f"pip install --no-deps --target {triton} triton",
         )
-    if compiled and (shapes or gpus or dtype):
+    of_schedules = (shapes, gpus, dtype, seeds, first_seed)
+    if compiled and any(option is not None for option in of_schedules):
         raise UsageError(
-            "--compiled takes neither --shapes, --gpus nor --dtype",
+            "--compiled takes neither --shapes, --gpus, --dtype, --seeds nor --first-seed",
             "it compiles default configs of problems that it knows",
         )
     if op is not None:
@@ -91,13 +106,18 @@ def check(
     if importlib.util.find_spec("greenlet") is None:
         raise TaxfreeError("greenlet is not installed", "pip install 'taxfree[check]'")
     os.environ["TRITON_INTERPRET"] = "1"  # read when Triton is imported, which is below
-    from taxfree_kernels.checker import checkable_variants
+    from taxfree_kernels.checker import check_variant, checkable_variants
 
     _require_variants(ops, [name for each in ops for name in checkable_variants(each)], variant)
+    first = first_seed or 0
+    schedules = range(first, first + (seeds or _DEFAULT_SEEDS))
     found = []
     for each in ops:
         problems = _problems(each, shapes, gpus, dtype)
-        found += _check_operation(each, variant, problems, range(first_seed, first_seed + seeds))
+        for name in checkable_variants(each):
+            if not variant or name in variant:
+                note(f"{each} {name}")
+                found.append(check_variant(each, name, problems, schedules))
     if json:
         print_json({"checks": [_as_json(checked) for checked in found]})
     else:
@@ -130,9 +150,7 @@ def _check_compiled(
         raise WrongResult(f"{bad} kernels break rules in their assembly", "see the reports above")
 
 
-def _problems(
-    op: str, shapes: list[str] | None, gpus: str | None, dtype: str | None
-) -> list[Any] | None:
+def _problems(op: str, shapes: list[str] | None, gpus: str | None, dtype: str | None) -> list[Any]:
     request = options.shape_request(shapes, None, None, gpus, dtype, default_gpus=_DEFAULT_GPUS)
     if request.shapes:
         return expand(op, request)
@@ -141,7 +159,7 @@ def _problems(
     tiny = [problem for world in request.world_sizes for problem in tiny_problems(op, world)]
     if request.dtype is None:
         return tiny
-    dtype = _DTYPES.get(request.dtype, request.dtype)
+    dtype = DTYPE_ALIASES.get(request.dtype, request.dtype)
     return list(dict.fromkeys(replace(problem, dtype=dtype) for problem in tiny))
 
 
@@ -157,20 +175,6 @@ def _require_variants(ops: list[str], known: Iterable[str], names: list[str] | N
             raise UsageError(
                 f"{', '.join(ops)} has no variant {name!r}", f"one of: {', '.join(known)}"
             )
-
-
-def _check_operation(
-    op: str, names: list[str] | None, problems: list[Any] | None, seeds: range
-) -> list[Checked]:
-    from taxfree_kernels.checker import check_variant, checkable_variants
-
-    found = []
-    for name in checkable_variants(op):
-        if names and name not in names:
-            continue
-        note(f"{op} {name}")
-        found.append(check_variant(op, name, problems, seeds))
-    return found
 
 
 def _print(found: list[Checked]) -> None:

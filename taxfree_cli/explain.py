@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json as json_module
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
@@ -14,13 +14,14 @@ from taxfree import results
 from taxfree.errors import TaxfreeError, UsageError
 from taxfree.shapes import choose, written
 from taxfree_cli import options
-from taxfree_cli.bench import OnlyVariants, fail_if_broken, watched, what_is_asked
+from taxfree_cli.bench import Asked, OnlyVariants, fail_if_broken, watched, what_is_asked
 from taxfree_cli.bench_views import require_picture, us
 from taxfree_cli.explain_views import draw_timelines, print_explanation, print_sweep
 from taxfree_cli.explain_views import plot as draw
 from taxfree_cli.output import note, print_json, rank
 
 if TYPE_CHECKING:
+    from taxfree.bench import ProblemResult
     from taxfree.explain import Explanation
 
 HardwareName: TypeAlias = Annotated[
@@ -51,8 +52,6 @@ TimelineFile: TypeAlias = Annotated[
     typer.Option("--timeline", metavar="FILE.png", help="Draw what --trace writes."),
 ]
 
-_DEFAULT_GPUS = (8,)  # of a model
-
 
 def explain(
     op: options.Op = options.DEFAULT_OP,
@@ -61,7 +60,7 @@ def explain(
     tp: options.Tp = None,
     gpus: options.Gpus = None,
     dtype: options.Dtype = None,
-    fabric: options.Fabric = "auto",
+    fabric: options.FabricIfMeasured = None,
     hardware: HardwareName = None,
     variant: OnlyVariants = None,
     db: options.Db = None,
@@ -82,58 +81,79 @@ def explain(
         results.require_writable(trace)
     options.require_variants(op, variant or ())
     wants_timelines = trace is not None or timeline is not None
-    at_once = not (sweep or json)
     if hardware is not None:
         if wants_timelines:
             raise UsageError("timelines need a measurement", "leave --hardware out")
-        request = options.shape_request(shapes, model, tp, gpus, dtype, default_gpus=_DEFAULT_GPUS)
+        if fabric is not None or db is not None:
+            raise UsageError(
+                "--hardware takes neither --fabric nor --db",
+                "a model measures and dispatches nothing",
+            )
+        request = options.shape_request(
+            shapes, model, tp, gpus, dtype, default_gpus=options.MODELLED_GPUS
+        )
         problems = choose(op, request, lambda: ()).problems
-        explained = _model(op, problems, hardware, variant or (), at_once)
-        environment: dict[str, Any] = {"hardware": explained[0].hardware, "modelled": True}
+        found, environment = _modelled(op, problems, hardware, variant or ())
     else:
-        asked = what_is_asked(op, shapes, model, tp, gpus, dtype, fabric, db, variant or ())
+        asked = what_is_asked(
+            op, shapes, model, tp, gpus, dtype, fabric or "auto", db, variant or ()
+        )
         if wants_timelines and len(asked.problems) > 1:
             raise UsageError(
                 f"--trace and --timeline are of one shape, not {len(asked.problems)}",
                 "name one with --shapes",
             )
-        from taxfree.bench import collect
-        from taxfree.explain import run
-
-        explained, measured = [], []
-        found = run(asked.op, asked.problems, asked.fabric, asked.knowledge, asked.only or ())
-        for result, explanation in watched(asked, found):
-            measured.append(result)
+        found, environment = _measured(asked)
+    explained: list[Explanation] = []
+    try:
+        for explanation in found:
             explained.append(explanation)
-            if at_once:
+            if not (sweep or json):
                 print_explanation(explanation)
-        environment = collect(asked.fabric, measured).environment
-    if json:
-        _print_json(explained, environment)
-    elif sweep:
-        print_sweep(explained)
-    if plot is not None:
-        draw([row for each in explained for row in each.rows()], plot)
+    finally:  # what is finished is shown, also where the rest is not
+        if explained:
+            if json:
+                _print_json(explained, environment())
+            elif sweep:
+                print_sweep(explained)
+            if plot is not None:
+                draw([row for each in explained for row in each.rows()], plot)
     if wants_timelines:
         _write_timelines(explained[0], trace, timeline)
     fail_if_broken([each for explanation in explained for each in explanation.skipped])
     _fail_below_bound(explained)
 
 
-def _model(
-    op: str, problems: Sequence[Any], hardware: str, only: Sequence[str], at_once: bool
-) -> list[Explanation]:
-    from taxfree import cost_model
+def _modelled(
+    op: str, problems: Sequence[Any], hardware: str, only: Sequence[str]
+) -> tuple[Iterator[Explanation], Callable[[], dict[str, Any]]]:
+    """Explanations by the cost model, and what gives the environment that they are of."""
+    from taxfree import cost_model, identity
     from taxfree.explain import model
 
     machine = cost_model.machine(hardware)
     note("modelled: nothing was measured; docs/cost-model.md says how, and how wrong it is on H200")
-    explained = []
-    for problem in problems:
-        explained.append(model(op, problem, machine, only))
-        if at_once:
-            print_explanation(explained[-1])
-    return explained
+    fingerprint = asdict(identity.hardware_fingerprint(machine.hardware))
+    return (
+        (model(op, problem, machine, only) for problem in problems),
+        lambda: {"hardware": fingerprint, "modelled": True},
+    )
+
+
+def _measured(asked: Asked) -> tuple[Iterator[Explanation], Callable[[], dict[str, Any]]]:
+    """Explanations as they are measured, and what gives the environment of those so far."""
+    from taxfree.bench import collect
+    from taxfree.explain import run
+
+    measured: list[ProblemResult] = []
+
+    def explanations() -> Iterator[Explanation]:
+        found = run(asked.op, asked.problems, asked.fabric, asked.knowledge, asked.only or ())
+        for result, explanation in watched(asked, found):
+            measured.append(result)
+            yield explanation
+
+    return explanations(), lambda: collect(asked.fabric, measured).environment
 
 
 def _print_json(explained: Sequence[Explanation], environment: dict[str, Any]) -> None:

@@ -257,7 +257,7 @@ def print_sweep(explained: Sequence[Explanation]) -> None:
     console.print(sweep(explained, console.width))
     skipped = (each for explanation in explained for each in explanation.skipped)
     for said in dict.fromkeys(f"{each.variant}: {each.state}: {each.reason}" for each in skipped):
-        console.print(said, highlight=False)
+        console.print(said, markup=False, highlight=False)
     if not explained[0].is_modelled:
         console.print(Text("* dispatch picks it; ! open: see docs/taxes.md", style="dim"))
 

@@ -14,6 +14,7 @@ from taxfree_kernels.variant import operation_names
 from taxfree_tuning_db import default_path
 
 DEFAULT_OP = "all_gather_matmul"
+MODELLED_GPUS = (8,)  # world sizes without --gpus where nothing is measured
 
 Op: TypeAlias = Annotated[
     str,
@@ -54,9 +55,12 @@ Dtype: TypeAlias = Annotated[
     Literal["fp16", "bf16", "float16", "bfloat16"] | None,
     typer.Option("--dtype", help="Dtype for shapes that do not specify one."),
 ]
-Fabric: TypeAlias = Annotated[
-    Literal["auto", "host", "cuda", "rocm"],
-    typer.Option("--fabric", help="How ranks reach each other's memory; host needs no GPU."),
+_FabricName: TypeAlias = Literal["auto", "host", "cuda", "rocm"]
+_FABRIC_HELP = "How ranks reach each other's memory; host needs no GPU."
+Fabric: TypeAlias = Annotated[_FabricName, typer.Option("--fabric", help=_FABRIC_HELP)]
+#: of a command that, without measuring, has no use for it
+FabricIfMeasured: TypeAlias = Annotated[
+    _FabricName | None, typer.Option("--fabric", help=_FABRIC_HELP, show_default="auto")
 ]
 Db: TypeAlias = Annotated[
     Path | None,

@@ -71,7 +71,8 @@ def print_table(columns: Iterable[str], rows: Iterable[Iterable[object]], title:
         title: a line above the table.
     """
     headings, cells = list(columns), [list(row) for row in rows]
-    table = Table(title=title or None, title_justify="left", box=None, pad_edge=False)
+    above = Text(title, style="table.title") if title else None
+    table = Table(title=above, title_justify="left", box=None, pad_edge=False)
     widths = []
     for index, heading in enumerate(headings):
         column = [row[index] for row in cells]

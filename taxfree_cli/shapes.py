@@ -8,8 +8,6 @@ from taxfree.shapes import expand, named_sets
 from taxfree_cli import options
 from taxfree_cli.output import print_json, print_table
 
-_DEFAULT_GPUS = (8,)
-
 
 def shapes(
     op: options.Op = options.DEFAULT_OP,
@@ -21,7 +19,9 @@ def shapes(
     json: options.Json = False,
 ) -> None:
     """List the named sets, or what shapes stand for (on 8 GPUs unless --gpus says otherwise)."""
-    request = options.shape_request(shapes, model, tp, gpus, dtype, default_gpus=_DEFAULT_GPUS)
+    request = options.shape_request(
+        shapes, model, tp, gpus, dtype, default_gpus=options.MODELLED_GPUS
+    )
     if not (request.shapes or request.model or request.tp):
         _list_sets(op, json)
         return

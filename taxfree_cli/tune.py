@@ -19,6 +19,7 @@ from taxfree.errors import TaxfreeError, UsageError
 from taxfree.shapes import choose, written
 from taxfree_cli import interpreting, options
 from taxfree_cli.output import messages, note, print_json, print_table, rank, warn
+from taxfree_cli.record_views import words
 
 if TYPE_CHECKING:
     from taxfree.tuner import Event, Tuner
@@ -49,6 +50,7 @@ HardwareName: TypeAlias = Annotated[
 ]
 
 _SECONDS = {"s": 1, "m": 60, "h": 3600}
+_REFUSED, _NOT_TRIED = "refused", "not tried"  # states of what is skipped
 
 
 def tune(
@@ -58,7 +60,7 @@ def tune(
     tp: options.Tp = None,
     gpus: options.Gpus = None,
     dtype: options.Dtype = None,
-    fabric: options.Fabric = "auto",
+    fabric: options.FabricIfMeasured = None,
     db: options.Db = None,
     trials: Trials = 32,
     budget: BudgetText = None,
@@ -81,11 +83,18 @@ def tune(
     if hardware is not None and not dry_run:
         raise UsageError("--hardware is for --dry-run", "tuning measures what is here")
     if dry_run:
-        request = options.shape_request(shapes, model, tp, gpus, dtype, default_gpus=(8,))
+        if any(option is not None for option in (fabric, db, budget)):
+            raise UsageError(
+                "--dry-run takes neither --fabric, --db nor --budget",
+                "it measures nothing, and looks nothing up",
+            )
+        request = options.shape_request(
+            shapes, model, tp, gpus, dtype, default_gpus=options.MODELLED_GPUS
+        )
         problems = choose(op, request, lambda: ()).problems
         _dry_run(op, problems, hardware or "h200", trials, seed, variant, json)
         return
-    chosen = devices.fabric_for(fabric)
+    chosen = devices.fabric_for(fabric or "auto")
     counts = devices.world_sizes(chosen)
     request = options.shape_request(shapes, model, tp, gpus, dtype, default_gpus=counts)
     path = options.database_path(db)
@@ -105,9 +114,10 @@ def tune(
             session.remaining = len(choice.problems)
             for world_size in world_sizes:
                 rows += session.tune([p for p in choice.problems if p.world_size == world_size])
-    _print(op, rows, json)
-    if session.untuned:
-        warn(f"{session.untuned} problems were not tried: out of budget; rerun to continue")
+    _print(op, rows, session.skipped, json)
+    untried = sum(each["state"] == _NOT_TRIED for each in session.skipped)
+    if untried:
+        warn(f"{untried} problems were not tried: out of budget; rerun to continue")
     note(f"stored in {path}")
 
 
@@ -147,15 +157,20 @@ def _dry_run(
         print_json({"schema": 1, "hardware": name, "rows": rows})
         return
     headings = ("problem", "variant", "config", "registers", "spilled", "shared", "refused")
-    print_table(headings, [list(row.values()) for row in rows])
+    shown = [
+        row | {"problem": written(op, row["problem"]), "config": words(row["config"])}
+        for row in rows
+    ]
+    print_table(headings, [[row[heading] for heading in headings] for row in shown])
 
 
 def _verdict_row(op: str, problem: Any, verdict: Verdict) -> dict[str, Any]:
     resources = list(verdict.kernels.values())
     return {
-        "problem": written(op, asdict(problem)),
+        "op": op,
+        "problem": asdict(problem),
         "variant": verdict.variant,
-        "config": " ".join(f"{knob}={value}" for knob, value in verdict.config.items()),
+        "config": dict(verdict.config),
         "registers": max((each.registers for each in resources), default=None),
         "spilled": max((each.spill_bytes for each in resources), default=None),
         "shared": max((each.shared_memory for each in resources), default=None),
@@ -165,7 +180,7 @@ def _verdict_row(op: str, problem: Any, verdict: Verdict) -> dict[str, Any]:
 
 @dataclass
 class _Session:
-    """All the tuning of one command, one world size after another."""
+    """All the tuning of one command, one world size after another; keeps what is left out."""
 
     op: str
     database: Database
@@ -175,7 +190,7 @@ class _Session:
     seed: int
     only: Sequence[str] | None
     remaining: int = 0
-    untuned: int = 0
+    skipped: list[dict[str, Any]] = field(default_factory=list)
     begun: float = field(default_factory=time.monotonic)
 
     def tune(self, problems: Sequence[Any]) -> list[dict[str, Any]]:
@@ -209,17 +224,23 @@ class _Session:
             reasons = refusals(problem, tuner.hardware, self.only)
             why = "; ".join(f"{name}: {reason}" for name, reason in reasons.items())
             warn(f"{written(self.op, asdict(problem))} is left to the library: {why}")
-            self.remaining -= 1
+            self._skip(problem, _REFUSED, why)
             return None
         share = None
         if self.seconds is not None:
             share = (self.begun + self.seconds - time.monotonic()) / self.remaining
         record = tuner.tune(self.op, problem, Budget(self.trials, share))
-        self.remaining -= 1
         if record is None:
-            self.untuned += 1
+            self._skip(problem, _NOT_TRIED, "out of budget")
             return None
+        self.remaining -= 1
         return _row(self.op, record, tuner)
+
+    def _skip(self, problem: Any, state: str, reason: str) -> None:
+        self.remaining -= 1
+        self.skipped.append(
+            {"op": self.op, "problem": asdict(problem), "state": state, "reason": reason}
+        )
 
 
 @contextlib.contextmanager
@@ -267,9 +288,11 @@ def _row(op: str, record: Record, tuner: Tuner) -> dict[str, Any]:
     }
 
 
-def _print(op: str, rows: Sequence[dict[str, Any]], json: bool) -> None:
+def _print(
+    op: str, rows: Sequence[dict[str, Any]], skipped: Sequence[dict[str, Any]], json: bool
+) -> None:
     if json:
-        print_json({"schema": 1, "rows": rows})
+        print_json({"schema": 1, "rows": rows, "skipped": skipped})
         return
     headings = ("problem", "winner", "us", "baseline", "speed-up", "measured", "not measured")
     print_table(

@@ -1,6 +1,6 @@
-"""Tensor descriptors: matrices as the boxes that Hopper's tensor memory accelerator (TMA) loads.
+"""Tensor descriptors for matrices that Hopper's Tensor Memory Accelerator (TMA) loads in boxes.
 
-Rows have to start at multiples of 16 bytes. What of a box lies beyond its tensor reads as 0.
+Rows have to start at multiples of 16 bytes. The part of a box outside its tensor reads as 0.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 
 class Boxes:
-    """Descriptors of an operand, of which each call has another matrix of the same shape.
+    """Descriptors of an operand that is a different matrix of the same shape in each call.
 
-    Triton's constructor looks at every dimension, which takes the host several microseconds. Here
-    that is done once, as long as the strides stay as they are.
+    Triton's constructor validates every dimension, which takes the host several microseconds. Here
+    that is done only once, for as long as the strides do not change.
     """
 
     def __init__(self, describe: Callable[[torch.Tensor], TensorDescriptor]) -> None:

@@ -1,23 +1,23 @@
 """Copy engines that move data between ranks while the compute units multiply.
 
-For plans of the vendor's matmul with many rows: a copy takes microseconds to start, but no compute
-unit. Copies go on side streams, each followed by a kernel that signals it.
+For plans that use the vendor's matmul with many rows: a copy takes microseconds to start, but no
+compute unit. Copies run on side streams, each followed by a kernel that signals it.
 
-Protocol. The addresses of copies are fixed when a graph is captured, so they cannot take turns
-between the two payload slots: all go to the first one. On both sides of the call it is free:
+Protocol. The addresses of copies are fixed when a graph is captured, so copies cannot alternate
+between the two payload slots: all go to the first. It is free both before and after the call:
 
-- Before: a kernel on a copying stream signals all ranks that this one has entered the call, behind
-  all that the caller's stream was given earlier, and waits for the same from all peers. Copies come
-  after it. So nobody reads an earlier payload any more. This is also the full exchange that the
-  proof of the two slots asks of each call.
-- After: the call takes one generation or two, so that the next one is odd, and uses the second
-  slot. The one after that finds, as always, that all ranks have left this call.
+- Before: a kernel on a copy stream, ordered after all earlier work on the caller's stream, signals
+  all ranks that this one has entered the call, and waits for the same signal from all peers. Copies
+  come after it, so no rank still reads an earlier payload. This is also the full exchange that the
+  proof for the two slots requires of each call.
+- After: the call takes one or two generations, so that the next one is odd and uses the second
+  slot. The call after that finds, as always, that all ranks have left this call.
 
-A captured graph, or a device with few queues, may run what events do not order one by one, and in
-any order. Therefore whatever waits for peers' copies of a part comes after this rank's copies of
-it, by an event, and parts come one after the other. Of all ranks, consider the one that waits for
-the earliest part: its peers have copied that part, or have nothing that waits before it. That is so
-where each part has rows of each chunk that is waited for. Chunks without rows are refused, or
+A captured graph, or a device with few queues, may serialise work that no events order, in any
+order. Therefore whatever waits for peers' copies of a part is ordered by an event after this rank's
+copies of it, and parts follow one another. Consider, of all ranks, the one that waits for the
+earliest part: its peers have copied that part, or have no earlier wait left to block them. This
+holds if each part has rows of each chunk that is waited for. Chunks without rows are refused, or
 announced before all parts (:mod:`taxfree_kernels.partial_sums.copied`).
 """
 
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 @triton.jit(do_not_specialize=["rank", "channel"])
 def _meet(control_ptr, heap_bases, rank, channel, WORLD: tl.constexpr, BACKEND: tl.constexpr):
-    """Tell all ranks that this one has come here on its stream; wait until all peers have."""
+    """Tell all ranks that this one has reached this point of its stream; wait for all peers."""
     generation = sync.running_generation(control_ptr)
     signal_everybody(control_ptr, channel, generation, heap_bases, rank, WORLD, BACKEND)
     wait_for_everybody(
@@ -66,7 +66,7 @@ def _announce(
 def _finish(control_ptr, out_ptr, elements, BLOCK: tl.constexpr):
     """End the call; the output is NaN if it may be garbage.
 
-    One program: the generation is not stable while several leave that take two.
+    One program: with several, the generation would not be stable while they leave by two.
     """
     if sync.has_given_up(control_ptr):
         for start in range(0, elements, BLOCK):
@@ -89,7 +89,7 @@ class CopyStreams:
         self._turns = cycle(self._streams)
 
     def follow(self) -> None:
-        """Make later copies come after all that the current stream has been given."""
+        """Make later copies wait for all work enqueued so far on the current stream."""
         for stream in self._streams:
             stream.fork()
 
@@ -148,7 +148,7 @@ class PeerCopies(CopyStreams):
 
 
 def rows_of_chunk(problem: Any, owner: int, chunk: int, chunks: int) -> slice:
-    """Which rows of all ranks' shards, one below the other, a chunk of a rank's shard is.
+    """The rows of a chunk of a rank's shard, among all ranks' shards stacked on each other.
 
     The last chunks may be empty.
 
@@ -163,11 +163,11 @@ def rows_of_chunk(problem: Any, owner: int, chunk: int, chunks: int) -> slice:
 
 @dataclass(frozen=True)
 class Part:
-    """What is multiplied at once.
+    """Rows that are multiplied at once.
 
     Args:
         rows: of all ranks' shards.
-        chunks: of those in their order, up to its end.
+        chunks: how many chunks, in their order, precede the end of the part.
     """
 
     rows: slice
@@ -175,9 +175,9 @@ class Part:
 
 
 def parts_of(problem: Any, owners: Sequence[int], chunks: int, chunks_per_part: int) -> list[Part]:
-    """The rows of owners, one after the other, in parts of so many chunks.
+    """The rows of `owners`, one after the other, in parts of `chunks_per_part` chunks.
 
-    A part that goes on at row 0 is two; chunks without rows are no part of their own.
+    A part that wraps around to row 0 becomes two; chunks without rows do not form parts.
     """
     parts: list[Part] = []
     for number, (owner, chunk) in enumerate(product(owners, range(chunks))):

@@ -44,7 +44,7 @@ class PeerTimeout(KernelError):
     """A peer did not signal within the bound; its pool is unusable until it is reset.
 
     Args:
-        is_echo: this rank gave up because a peer had; what that one says is nearer to the cause.
+        is_echo: this rank gave up because a peer had; the peer's report is closer to the cause.
     """
 
     exit_code = 5

@@ -18,7 +18,7 @@ class Hardware:
         shared_memory: bytes of shared memory (LDS) a program may use.
         registers: 32-bit registers a thread may use.
         memory_bytes: of the device.
-        num_xcds: chiplets among which programs are dealt out in turn.
+        num_xcds: chiplets to which programs are assigned round-robin.
     """
 
     name: str

@@ -1,11 +1,11 @@
-"""Corrections to Triton's interpreter, and what makes it several times faster.
+"""Corrections to Triton's interpreter, and patches that make it several times faster.
 
 It computes bf16 wrongly (all versions up to 3.9): its dot multiplies bf16 bit patterns as integers,
-and its fp32 -> bf16 cast does not round to nearest even. Both are overridden on the one builder
+and its fp32 -> bf16 cast does not round to nearest even. Both are overridden on its single builder
 instance, and tested bit for bit against torch.
 
-It is slow where it makes the same thing again: it patches the language at each call of a device
-function, and builds a type with its shape for each value.
+It is slow because it repeats work: it patches the language at each call of a device function, and
+builds a type with its shape for each value.
 """
 
 from __future__ import annotations
@@ -79,12 +79,12 @@ def hasten() -> None:
     tl.tensor.__init__ = _init_tensor
     tl.block_type.__init__ = _by_shape(tl.block_type.__init__)
     tl.tuple.__eq__ = _or_the_same(tl.tuple.__eq__)
-    # Looking for overflows in integer arithmetic is a third of the interpreter's time.
+    # Checking integer arithmetic for overflow takes a third of the interpreter's time.
     builder.options = replace(builder.options, sanitize_overflow=False)
 
 
 def _patch_once(original: Callable[[Any], Any], nothing: Callable[[], Any]) -> Callable[[Any], Any]:
-    """Patching that lasts from the outermost call, a launch, until that one restores it."""
+    """Patch only at the outermost call, a launch; the patch lasts until that call restores it."""
     is_patched = False
 
     def patch(function: Any) -> Any:

@@ -1,6 +1,6 @@
-"""Launching kernels, and who else may want to know of a launch.
+"""Launching kernels, with hooks that replace the launch.
 
-Plans launch through :class:`Kernel`. By default that is Triton's own launcher; the compile screen
+Plans launch through :class:`Kernel`. By default it calls Triton's own launcher; the compile screen
 records the launch instead, and the happens-before checker runs its programs itself, so that what
 is screened and checked is exactly what runs.
 """
@@ -24,17 +24,17 @@ if TYPE_CHECKING:
 class Kernel:
     """A jitted function with everything about its launch that a plan fixes.
 
-    Triton looks a compiled kernel up by all that it depends on, at every launch, which takes the
-    host several times longer than the launch itself. Here it is remembered by the arguments that
-    change. Not on AMD, where kernels also depend on where a tensor's memory ends.
+    At every launch Triton looks up the compiled kernel by everything it depends on, which takes the
+    host several times longer than the launch itself. Here it is cached by the arguments that
+    change; not on AMD, where kernels also depend on where a tensor's memory ends.
 
     Args:
         function: the ``triton.jit`` function.
-        grid: number of programs; grids are one-dimensional, because hardware and interpreter
-            order the dimensions of others differently.
+        grid: number of programs; grids are one-dimensional, because the hardware and the
+            interpreter order multi-dimensional grids differently.
         constants: its constexpr arguments, by name.
-        options: compile options (``num_warps``, ``num_stages``, and the target's own).
-        last_args: the arguments behind those of a call, which are the same in every call.
+        options: compile options (``num_warps``, ``num_stages``, and target-specific ones).
+        last_args: the arguments after those of a call; they are the same in every call.
     """
 
     function: Any
@@ -71,14 +71,14 @@ _OTHER = GPUTarget("", "", 0)
 
 
 def _kind(arg: Any) -> Any:
-    """What of a tensor, or of a descriptor, a kernel is compiled for on NVIDIA."""
+    """The properties of a tensor or descriptor that a kernel is specialised on, on NVIDIA."""
     if type(arg) is TensorDescriptor:
         return arg.base.dtype, *arg.block_shape
     return arg.dtype, arg.data_ptr() % 16 == 0
 
 
 def compile_options(backend: str, config: Mapping[str, Any]) -> dict[str, Any]:
-    """What Triton is told beside the constants; fusing of multiply and add is always explicit."""
+    """Compile options besides the constants; multiply-add fusion is always set explicitly."""
     if backend == "interpreter":
         return {}
     names = ("num_warps", "num_stages", "waves_per_eu", "matrix_instr_nonkdim")
@@ -86,7 +86,7 @@ def compile_options(backend: str, config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def early_options(config: Mapping[str, Any]) -> dict[str, bool]:
-    """What Triton is told besides of a kernel that waits for the last: to launch it early or not.
+    """Further options of a kernel that waits for the preceding one: whether to launch it early.
 
     See :mod:`taxfree_kernels.device.early`.
     """
@@ -96,7 +96,7 @@ def early_options(config: Mapping[str, Any]) -> dict[str, bool]:
 def copy_between_ranks(target: torch.Tensor, source: torch.Tensor) -> None:
     """Let a copy engine store into a peer's memory, or load from it, on the current stream.
 
-    Where kernels are only compiled nothing is copied: the signals that make room for it do not run.
+    When kernels are only compiled, nothing is copied: the signals that make it safe do not run.
     """
     if _launcher.get() is not _compile:
         target.copy_(source)
@@ -122,7 +122,7 @@ def launching_through(launcher: Launcher) -> Iterator[None]:
 
 
 def launch_normally(kernel: Kernel, args: tuple[Any, ...]) -> None:
-    """What a launcher calls to launch in the end, as if nobody had taken Triton's place."""
+    """For launchers that do launch in the end: launch as if Triton's launcher were not replaced."""
     Context().run(kernel, *args[: len(args) - len(kernel.last_args)])
 
 
@@ -130,8 +130,8 @@ def launch_normally(kernel: Kernel, args: tuple[Any, ...]) -> None:
 def compiling() -> Iterator[None]:
     """Within the context, kernels are compiled and loaded on this device but not run.
 
-    So that no rank waits inside a kernel for a peer that is still compiling. Interpreted kernels
-    have nothing to compile.
+    This keeps a rank from waiting inside a kernel for a peer that is still compiling. Interpreted
+    kernels have nothing to compile.
     """
     with launching_through(_compile):
         yield

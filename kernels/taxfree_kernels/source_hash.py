@@ -1,11 +1,11 @@
-"""A hash of everything that decides what a variant computes and how fast.
+"""A hash of the sources that decide how a variant computes, and how fast.
 
-Measurements are valid for the code they were made with. The hash covers a variant's module and the
-modules of this package that it imports, directly or not, without comments, docstrings and empty
-lines, which make nothing stale. Interfaces and search spaces are left out, and with them the
-methods of variants that say what is searched: to search other configs does not change what one of
-them measured. It is taken of the text, because syntax trees differ between versions of Python, and
-is the same interpreted and compiled.
+Measurements are valid only for the code they were made with. The hash covers a variant's module and
+the modules of this package that it imports, directly or not, without comments, docstrings and empty
+lines, whose changes make nothing stale. Interfaces and search spaces are left out, and so are the
+methods of variants that define what is searched: searching other configs does not change the
+measurement of any one of them. The hash is computed from the source text, because syntax trees
+differ between versions of Python, and is the same whether kernels are interpreted or compiled.
 """
 
 from __future__ import annotations

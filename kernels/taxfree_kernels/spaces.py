@@ -26,7 +26,7 @@ def nearest_first(values: tuple[int, ...], wanted: int) -> tuple[int, ...]:
 
 
 def within(space: Space, guess: Config) -> dict[str, Any]:
-    """`guess` with each value moved to the nearest that `space` offers; the rest at its first."""
+    """`guess` with each value moved to the nearest in `space`; other knobs at their first value."""
     config = {}
     for knob, values in space.items():
         wanted = guess.get(knob, values[0])
@@ -35,7 +35,7 @@ def within(space: Space, guess: Config) -> dict[str, Any]:
 
 
 def cdna_space(hardware: Hardware) -> Space:
-    """What every kernel has on CDNA: chiplets to number programs for, and a hint at occupancy."""
+    """Knobs of every kernel on CDNA: chiplets to number programs for, and an occupancy hint."""
     return {
         "XCDS": tuple(dict.fromkeys((hardware.num_xcds, 1))),
         "waves_per_eu": (0, 1, 2),
@@ -70,7 +70,7 @@ def distinct(configs: Sequence[Config]) -> list[dict[str, Any]]:
 
 
 def accumulators(hardware: Hardware) -> int:
-    """Most elements of float32 that a thread can keep beside what else it needs."""
+    """The most float32 accumulators a thread can hold besides what else it needs."""
     return 160 * hardware.registers // 255
 
 
@@ -121,13 +121,13 @@ def copy_space(problem: Any, hardware: Hardware) -> Space:
 def first_copies(problem: Any, space: Space, rows_at_once: int) -> list[dict[str, Any]]:
     """Configs for copies of a problem's shards; the first is the default.
 
-    The second stream is for the time between two copies of the first, in which a kernel announces
-    what was copied: some 20 us, and more where it has to find a place beside a matmul. With a
-    stream for each peer these times pass together, but what comes first is no peer's alone.
+    The second stream fills the gap between two copies on the first, in which a kernel announces
+    the copied data: some 20 us, and more if it has to find room beside a matmul. With one stream
+    per peer these gaps overlap, but no peer's first chunk then goes alone.
 
     Args:
         space: of :func:`copy_space`.
-        rows_at_once: below which the vendor's matmul gets slow.
+        rows_at_once: below this many rows the vendor's matmul gets slow.
     """
     shards = nearest_first(space["CHUNKS_PER_WAIT"], -(-rows_at_once // problem.shard_rows))
     whole = [{"CHUNKS": 1, "CHUNKS_PER_WAIT": count, "STREAMS": 2} for count in shards]

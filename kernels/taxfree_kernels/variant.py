@@ -1,8 +1,8 @@
 """Operations, problems, variants and plans: what the tuner, the dispatcher and the reports share.
 
 An operation is a mathematical contract, a problem its dimensions, a variant one way to compute it,
-a plan that way made ready on a fabric for one problem and config. A variant is one module in the
-operation's folder that defines ``VARIANT``; there is no list to add it to.
+and a plan a variant made ready on a fabric for one problem and config. A variant is a module in the
+operation's folder that defines ``VARIANT``; it is discovered there, without a registry.
 """
 
 from __future__ import annotations
@@ -49,13 +49,13 @@ class Step:
 
     Args:
         name: as reports name it.
-        kind: "producer", of what is then sent; "collective"; "copy", of what a fused kernel would
-            leave in place; "consumer", of what was gathered; "fused", which communicates and
-            computes at once.
+        kind: "producer" of what is then sent; "collective"; "copy" of what a fused kernel would
+            leave in place; "consumer" of what was gathered; "fused": communicates and computes at
+            once.
         run: launches it.
-        least: launches the same collective on as little data as it takes; None where there is none.
+        least: launches the same collective on the least data it accepts; None if there is none.
         reads: the intermediate that a consumer reads; None for other kinds.
-        memory_bytes: that a copy reads and writes, or a consumer reads of the intermediate.
+        memory_bytes: bytes that a copy reads and writes, or a consumer reads of the intermediate.
     """
 
     name: str
@@ -69,8 +69,8 @@ class Step:
 class Plan(ABC):
     """A variant made ready for one problem on one fabric.
 
-    Making a plan is collective and may allocate; calling one allocates nothing but its output,
-    does not synchronise with the host, and can be captured in a graph.
+    Making a plan is collective and may allocate; calling one does not synchronise with
+    the host, and can be captured in a graph.
     """
 
     #: kernels that one call launches, collectives counted as one.
@@ -91,11 +91,11 @@ class Variant(ABC):
     #: as tables, configs and the command line name it; the module's name.
     name: ClassVar[str]
 
-    #: whether it exchanges beside what it computes, and calls no collective, so that single ranks
-    #: can compile its plans; library paths, and ours that only replace the collective, are not.
+    #: whether it overlaps communication with computation and calls no collective, so that a single
+    #: rank can compile its plans; not so library paths, and ours that only replace the collective.
     fused: ClassVar[bool] = True
 
-    #: slots of memory that calls take in turns: the check goes on until the first is used again.
+    #: memory slots that calls use in turn: the check runs until the first slot is reused.
     slots: ClassVar[int] = 2
 
     def refuses_problem(self, problem: Any, hardware: Hardware) -> str | None:
@@ -128,15 +128,15 @@ class Operation:
     """A mathematical contract and what is needed to try any variant of it.
 
     Args:
-        name: as in PyTorch; the folder's name.
+        name: that of the folder.
         problem: the frozen dataclass of its dimensions.
         near_fields: problem fields in which a record may differ and still lend its config.
         make_inputs: (problem, rank, seed, device, integers) -> the rank's tensors; small integers
             give results that are exact in any order of summation.
         reference: (problem, rank, seed, device, integers) -> the rank's result in float64.
         empty_output: (problem, device) -> an uninitialised output.
-        free_fields: fields that hardly change what is fastest: a lender may differ in any of them.
-            The type is one: both are of 16 bits, and multiplied as fast.
+        free_fields: fields that hardly change what is fastest: a lending record may differ in any
+            of them. The dtype is one: both are 16-bit types and multiply at the same rate.
         compile_inputs: (problem, device) -> tensors to compile kernels with, where those of
             make_inputs are too large for an engine's device; the large ones are meta tensors.
     """

@@ -170,6 +170,12 @@ def normalised_into_one_output(fabric: Any, _: Path) -> None:
     call_normalised(fabric, lambda *tensors: tensors, out=torch.empty(M, N, dtype=torch.float16))
 
 
+def with_uneven_heads(fabric: Any, _: Path) -> None:
+    q, cache = torch.ones(1, 3, 16).half(), torch.ones(1, 4, 2, 16).half()
+    lengths = torch.ones(fabric.world_size, 1, dtype=torch.int32)
+    Runtime.on_fabric(fabric, ()).flash_decode(q, cache, cache, lengths)
+
+
 # -- ranks that differ --
 
 

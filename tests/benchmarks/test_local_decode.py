@@ -10,17 +10,22 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from benchmarks import local_decode
-from benchmarks.local_decode import flashinfer_decode
+from benchmarks.local_decode import Outcome, flashinfer_decode
+from taxfree.bounds import Bounds, Peaks
+from taxfree.errors import WorkerLost
+from taxfree.measure import Timing
 from taxfree.results import load, save
+from taxfree_cli.exits import ExitCode
 from taxfree_kernels.flash_decode.operation import empty_output, make_inputs, reference
 from taxfree_kernels.flash_decode.problem import FlashDecode
+from tests.benchmarks.no_workers import NoWorkers
 
 DENSE = FlashDecode(2, 4, 2, 16, 32, world_size=1)
 PAGED = FlashDecode(2, 4, 2, 16, 32, page_size=16, world_size=1)
 
 
 def test_ours_and_torchs_are_timed_and_the_rest_say_why_not(tmp_path, capsys):
-    results = local_decode.run("host", [DENSE, PAGED])
+    *_, results = local_decode.run("host", [DENSE, PAGED])
     assert {row.variant for row in results.rows if row.problem["page_size"] == 0} >= {
         "baseline",
         "library",
@@ -40,6 +45,22 @@ def test_ours_and_torchs_are_timed_and_the_rest_say_why_not(tmp_path, capsys):
     save(results, tmp_path / "local.json")
     assert load(tmp_path / "local.json").rows == results.rows
     assert "of copy" in capsys.readouterr().out
+
+
+def test_what_was_finished_is_kept_where_the_rest_was_not(tmp_path, monkeypatch, capsys):
+    class OneProblem(NoWorkers):
+        def call(self, *_, problem):
+            if problem["page_size"]:
+                raise WorkerLost("rank 0 died")
+            timings = {"eager": Timing((1.0,), 0.0)}
+            outcomes = [Outcome("baseline", {}, 0.001, timings)]
+            return [(outcomes, Bounds(1.0, 1.0, None), Peaks(1.0, 1.0, 1.0))]
+
+    monkeypatch.setattr(local_decode, "group_for", OneProblem)
+    file = tmp_path / "local.json"
+    monkeypatch.setattr("sys.argv", ["local_decode", "--fabric", "host", "--out", str(file)])
+    assert local_decode.main() == ExitCode.PEER_LOST, capsys.readouterr().err
+    assert [row.variant for row in load(file).rows] == ["baseline"]
 
 
 class Wrapper:

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
-from benchmarks.soak import soak
+from benchmarks import soak as script
+from benchmarks.soak import Row, soak
+from taxfree.errors import WrongResult
+from taxfree_cli.exits import ExitCode
+from tests.benchmarks.no_workers import NoWorkers
 from tests.ranks import on_every_fabric, our_names
 
 TASKS = "tests.benchmarks.soak_tasks"
@@ -40,7 +46,20 @@ class TestSoak:
         assert row.calls == 4
 
     def test_a_wait_that_does_not_wait_is_found_and_named(self, broken):
-        from taxfree.errors import WrongResult
-
         with pytest.raises(WrongResult, match=r"mismatches on rank \d .*first in call \d+: \w+\("):
             list(soak(broken, "between", ["eager"], 100, seed=3))
+
+
+def test_what_was_finished_is_kept_with_what_stopped_it(tmp_path, monkeypatch, capsys):
+    def soak(*_):
+        yield Row("all", "mixed", "eager", "between", 4, 0, 1.0, {"all_gather_matmul push": 4})
+        raise WrongResult("3 mismatches on rank 1")
+
+    file = tmp_path / "host.json"
+    monkeypatch.setattr(script, "soak", soak)
+    monkeypatch.setattr(script, "WorkerGroup", NoWorkers)
+    monkeypatch.setattr("sys.argv", ["soak", "--fabric", "host", "--out", str(file)])
+    assert script.main() == ExitCode.WRONG_RESULT, capsys.readouterr().err
+    found = json.loads(file.read_text())
+    assert (found["calls"], len(found["rows"])) == (4, 1)
+    assert found["stopped_by"] == "3 mismatches on rank 1"

@@ -205,6 +205,10 @@ class TestOutput:
         assert max(map(len, outcome.out.splitlines())) <= 40
         assert "…" not in outcome.out
 
+    def test_a_title_is_shown_as_it_is(self, capsys):
+        print_table(["a"], [["b" * 40]], title="compared with [/old].json")
+        assert capsys.readouterr().out.startswith("compared with [/old].json")
+
     def test_json_refuses_what_json_has_no_word_for(self):
         with pytest.raises(ValueError, match="not JSON compliant"):
             print_json({"us": float("nan")})

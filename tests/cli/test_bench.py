@@ -14,7 +14,7 @@ from taxfree.bounds import Bounds, Peaks
 from taxfree.dispatch import Choice
 from taxfree.results import Results, Row, Skipped, save
 from taxfree_cli.bench import fail_if_broken
-from taxfree_cli.bench_views import problem_table, us
+from taxfree_cli.bench_views import print_problem, problem_table, us
 from taxfree_cli.exits import ExitCode, failure
 from taxfree_kernels.all_gather_matmul.problem import AllGatherMatmul
 from taxfree_kernels.hardware import KNOWN
@@ -37,6 +37,10 @@ ROWS = [
     row("push_two_kernel", "graph", 28.12),
     row("dispatch", "graph", 28.25),
 ]
+RESULT = ProblemResult(
+    "all_gather_matmul", HOST, tuple(ROWS), (), Choice("exact", "push", {}, "its record"), (),
+    Bounds(14.0, 3.0, 20.2), Peaks(1.0, 1.0, 1.0), KNOWN["cpu"],
+)  # fmt: skip
 
 
 def shown(width: int) -> list[str]:
@@ -60,6 +64,11 @@ class TestTable:
             assert heading in lines[0]
         assert "4.98x" in lines[3]
         assert "1.49x" in lines[3]
+
+    def test_what_held_clocks_down_is_shown_as_it_is(self, capsys):
+        rows = tuple(dataclasses.replace(r, sm_mhz=900.0, throttled=("[/heat]",)) for r in ROWS)
+        print_problem(dataclasses.replace(RESULT, rows=rows))
+        assert "slowest GPU at 900 MHz, held down by [/heat]" in capsys.readouterr().out
 
     def test_only_the_fastest_row_is_marked(self):
         assert [line[0] for line in shown(120)] == [" ", " ", " ", "*", " "]
@@ -97,10 +106,7 @@ def test_a_bench_on_the_host_writes_what_it_prints(cli, tmp_path):
 
 def test_without_json_it_prints_tables_and_verdicts(cli, monkeypatch, tmp_path):
     wrong = Skipped("all_gather_matmul", PROBLEM, "pull", {}, "wrong", "3 of 160 values wrong", 3)
-    result = ProblemResult(
-        "all_gather_matmul", HOST, tuple(ROWS), (wrong,), Choice("exact", "push", {}, "its record"),
-        (), Bounds(14.0, 3.0, 20.2), Peaks(1.0, 1.0, 1.0), KNOWN["cpu"],
-    )  # fmt: skip
+    result = dataclasses.replace(RESULT, skipped=(wrong,))
     monkeypatch.setattr("taxfree_cli.bench.measuring", lambda asked: iter([result]))
     save(Results({}, tuple(ROWS)), tmp_path / "before.json")
     picture = tmp_path / "rows.png"

@@ -160,6 +160,8 @@ class TestShow:
         assert "rank 3 is late" in cli("db", "show", "--trials").out
         (document,) = documents(cli("db", "show", "--trials", "--json"))
         assert document["tried"][0]["state"] == "hung"
+        (document,) = documents(cli("db", "show", "--json"))
+        assert "tried" not in document
 
     def test_takes_any_world_size_unless_one_is_asked_for(self, cli, stored):
         stored(RECORD, replace(RECORD, problem=PROBLEM | {"world_size": 4, "m": 32}))

@@ -14,8 +14,9 @@ from rich.text import Text
 from taxfree.bench import ProblemResult
 from taxfree.bounds import Bounds, Peaks
 from taxfree.dispatch import Choice
-from taxfree.explain import Explanation, Pipeline, Timeline, timelines, trace
-from taxfree.results import Row
+from taxfree.errors import WorkerLost
+from taxfree.explain import Explanation, Pipeline, Timeline, _explain, timelines, trace
+from taxfree.results import DISPATCH, Row, Skipped
 from taxfree.stamping import Alone, Span, Stamped
 from taxfree.taxes import INSIDE, accounts
 from taxfree.timeline import Activity
@@ -134,6 +135,28 @@ class TestAccount:
         assert launch.count("█") > bound.count("█") > 0
 
 
+class OneGroup:
+    """Workers that find one `stamped` for each candidate."""
+
+    def call(self, task, deadline_s, *, candidates, **_):
+        self.measured = [each.variant for each in candidates]
+        return [[stamped(Truth(), fused=False) for _ in candidates]]
+
+
+@pytest.mark.parametrize(
+    ("modes", "measured"), [(["eager"], ["baseline", "registered"]), ([], ["baseline"])]
+)
+def test_what_dispatch_picks_is_measured_unless_it_was_wrong(modes, measured):
+    picked = Choice("exact", "registered", {}, "its own record")
+    config = {"variant": picked.variant}
+    dispatch = [dataclasses.replace(ROW, variant=DISPATCH, config=config) for _ in modes]
+    group = OneGroup()
+    result = dataclasses.replace(RESULT, rows=(ROW, *dispatch), choice=picked)
+    found = _explain(group, group, result)
+    assert group.measured == measured
+    assert [pipeline.variant for pipeline in found.pipelines] == measured
+
+
 class TestSweep:
     def table(self, width: int) -> list[list[str]]:
         console = Console(width=width, color_system=None)
@@ -249,9 +272,17 @@ RESULT = ProblemResult(
 def explained(cli, monkeypatch):
     """Run the command on made-up measurements."""
 
-    def call(*arguments: object, found: Explanation | None = None):
-        pair = (RESULT, found or explanation())
-        monkeypatch.setattr("taxfree.explain.run", lambda *_: iter([pair]))
+    def call(
+        *arguments: object,
+        found: Explanation | None = None,
+        ended_by: BaseException | None = None,
+    ):
+        def run(*_: object):
+            yield RESULT, found or explanation()
+            if ended_by is not None:
+                raise ended_by
+
+        monkeypatch.setattr("taxfree.explain.run", run)
         return cli("explain", "--shapes", "m=16 n=32 k=32", "--fabric", "host", *arguments)
 
     return call
@@ -279,6 +310,32 @@ class TestCommand:
         outcome = explained("--sweep")
         assert "push*!" in outcome.out
         assert "skew" not in outcome.out
+
+    def test_a_sweep_shows_reasons_as_they_are(self, explained):
+        reason = "RuntimeError: [/pytorch/third_party/gloo/transport] Connection closed"
+        skipped = Skipped(OP, dataclasses.asdict(PROBLEM), "push", {}, "failed", reason)
+        outcome = explained("--sweep", found=dataclasses.replace(explanation(), skipped=(skipped,)))
+        assert f"push: failed: {reason}" in outcome.out
+
+    @pytest.mark.parametrize(
+        ("error", "code"),
+        [
+            (KeyboardInterrupt(), ExitCode.INTERRUPTED),
+            (WorkerLost("rank 1 died"), ExitCode.PEER_LOST),
+        ],
+        ids=["interrupted", "worker lost"],
+    )
+    def test_what_was_finished_is_shown_where_the_rest_was_not(
+        self, explained, tmp_path, error, code
+    ):
+        picture = tmp_path / "taxes.png"
+        outcome = explained("--json", "--plot", picture, ended_by=error)
+        assert outcome.code == code
+        document = json.loads(outcome.out)
+        assert [row["variant"] for row in document["rows"]] == ["baseline", "push"]
+        assert document["environment"]["fabric"] == "host"
+        assert picture.read_bytes().startswith(b"\x89PNG")
+        assert "push*!" in explained("--sweep", ended_by=error).out
 
     def test_writes_traces_and_pictures(self, explained, monkeypatch, tmp_path):
         monkeypatch.setattr("taxfree.explain.timelines", lambda *_: TIMELINES)
@@ -386,7 +443,9 @@ class TestModel:
         (row,) = document["rows"]
         assert row["is_modelled"]
         assert row["problem"]["world_size"] == 8
-        assert document["environment"] == {"hardware": "AMD MI300X", "modelled": True}
+        environment = document["environment"]
+        assert environment["modelled"]
+        assert environment["hardware"]["gpu"] == row["hardware"] == "AMD MI300X"
         assert document["dispatch"] == []
 
     def test_unknown_hardware_is_refused(self, cli):

@@ -21,7 +21,9 @@ class TestTune:
         self, cli: Callable[..., Any], tmp_path: Path
     ) -> None:
         first = cli("tune", *SHAPE, "--trials", 3, "--json")
-        row = json.loads(first.out)["rows"][0]
+        document = json.loads(first.out)
+        row = document["rows"][0]
+        assert document["skipped"] == []
         assert first.code == ExitCode.DONE
         assert row["measured"] == 3
         assert row["problem"]["m"] == 5
@@ -36,8 +38,11 @@ class TestTune:
     def test_a_problem_that_was_not_tried_gets_no_record(
         self, cli: Callable[..., Any], tmp_path: Path
     ) -> None:
-        outcome = cli("tune", *SHAPE, "--budget", "0.001s")
+        outcome = cli("tune", *SHAPE, "--budget", "0.001s", "--json")
         assert "1 problems were not tried" in outcome.err
+        (skipped,) = json.loads(outcome.out)["skipped"]
+        assert (skipped["problem"]["m"], skipped["state"]) == (5, "not tried")
+        assert skipped["reason"] == "out of budget"
         with Database(tmp_path / "tuning.sqlite", read_only=True) as database:
             assert list(database.records()) == []
 
@@ -46,8 +51,13 @@ class TestTune:
     ) -> None:
         outcome = cli("tune", "--shapes", "16x64x64", "--gpus", "1", "--fabric", "host", "--json")
         assert outcome.code == ExitCode.DONE
-        assert json.loads(outcome.out)["rows"] == []
         assert "is left to the library: one_shot: one rank has no peers" in outcome.err
+        document = json.loads(outcome.out)
+        assert document["rows"] == []
+        (skipped,) = document["skipped"]
+        assert (skipped["op"], skipped["state"]) == ("all_gather_matmul", "refused")
+        assert skipped["problem"]["world_size"] == 1
+        assert "one_shot: one rank has no peers" in skipped["reason"]
         with Database(tmp_path / "tuning.sqlite", read_only=True) as database:
             assert list(database.records()) == []
 
@@ -75,6 +85,10 @@ class TestTune:
         outcome = cli("tune", "--dry-run", *arguments, "--gpus", 8, "--json")
         (row,) = json.loads(outcome.out)["rows"]
         assert row["refused"] == "not written for gfx942"
+        assert (row["op"], row["problem"]["world_size"]) == ("all_gather_matmul", 8)
+        assert row["config"] == {}
+        table = cli("tune", "--dry-run", *arguments, "--gpus", 8).out
+        assert "m=16 n=64 k=64" in table
 
     def test_a_dry_run_says_what_does_not_fit_a_gpu_that_is_not_here(
         self, process: Callable[..., Any]
@@ -99,7 +113,7 @@ class TestBadInput:
             (("tune", *SHAPE, "--variant", "teleport"), ExitCode.USAGE, "no variant 'teleport'"),
             (("tune", *SHAPE, "--hardware", "mi300x"), ExitCode.USAGE, "--dry-run"),
             (
-                ("tune", *SHAPE, "--dry-run", "--hardware", "abacus"),
+                ("tune", *SHAPE[:4], "--dry-run", "--hardware", "abacus"),
                 ExitCode.USAGE,
                 "unknown hardware",
             ),

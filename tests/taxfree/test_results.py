@@ -6,6 +6,7 @@ import csv
 import dataclasses
 import importlib.util
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -15,8 +16,19 @@ import pytest
 
 from taxfree import environment, identity
 from taxfree.doctor import nvidia
-from taxfree.errors import UsageError
-from taxfree.results import Results, Row, Skipped, below, by_problem, compare, load, save, save_csv
+from taxfree.errors import TaxfreeError, UsageError
+from taxfree.results import (
+    Results,
+    Row,
+    Skipped,
+    below,
+    by_problem,
+    compare,
+    load,
+    save,
+    save_csv,
+    write,
+)
 
 ROOT = Path(__file__).parents[2]
 OP = "all_gather_matmul"
@@ -87,6 +99,31 @@ class TestFiles:
             "16", "baseline", "140.0",
         )  # fmt: skip
         assert "samples_us" not in lines[0]
+
+    def test_a_link_stays_and_its_file_is_replaced(self, tmp_path):
+        (tmp_path / "latest.json").symlink_to("new/today.json")
+        for text in ("first", "second"):
+            write(tmp_path / "latest.json", text)
+            assert (tmp_path / "latest.json").is_symlink()
+            assert (tmp_path / "new/today.json").read_text() == text
+        assert [path.name for path in (tmp_path / "new").iterdir()] == ["today.json"]
+
+    def test_what_is_no_file_is_written_into(self, tmp_path):
+        pipe = tmp_path / "pipe"
+        os.mkfifo(pipe)
+        reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+        try:
+            write(pipe, "text")
+            assert os.read(reader, 100) == b"text"
+        finally:
+            os.close(reader)
+        assert pipe.is_fifo()
+        assert list(tmp_path.iterdir()) == [pipe]
+
+    @pytest.mark.parametrize("path", ["/", "."])
+    def test_a_folder_is_no_place_for_results(self, path):
+        with pytest.raises(TaxfreeError, match="cannot be written: Is a directory"):
+            write(Path(path), "text")
 
 
 class TestComparison:

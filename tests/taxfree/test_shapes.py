@@ -325,6 +325,10 @@ class TestChoose:
         choice = self.chosen(*others, self.recorded(m=1), dtype="fp16")
         assert [each.m for each in choice.problems] == [1]
 
+    def test_takes_no_recorded_problem_for_a_tp_without_a_model(self):
+        with pytest.raises(UsageError, match="--tp says how a model is split"):
+            self.chosen(self.recorded(), tp=2)
+
     def test_else_the_papers_and_says_so(self):
         choice = self.chosen()
         assert len(choice.problems) == 11
@@ -340,6 +344,12 @@ class TestWritten:
         text = written(OP, asdict(problem))
         assert text == "m=16 n=64 k=64 gather_dim=0 dtype=float16 world_size=2"
         assert problems(text) == [problem]
+
+    def test_says_a_default_that_stands_for_another_field(self):
+        (problem,) = expand("flash_decode", ShapeRequest(["2x64x8x2x128"]))
+        assert "head_dim=128 kv_len_per_rank=64 v_head_dim=128 dtype" in written(
+            "flash_decode", asdict(problem)
+        )
 
     def test_shows_what_it_does_not_know(self):
         assert written(OP, {"m": 1, "z": 2}) == "m=1 z=2"

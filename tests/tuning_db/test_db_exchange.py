@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -63,6 +64,24 @@ class TestExport:
             with pytest.raises(DatabaseUnreadable, match="cannot be written"):
                 export([record_of()], path)
         assert [each.name for each in tmp_path.iterdir()] == ["folder"]
+
+    def test_a_link_stays_and_its_file_is_replaced(self, tmp_path):
+        (tmp_path / "latest.json").symlink_to("today.json")
+        for records in ([record_of(1)], [record_of(1), record_of(2)]):
+            export(records, tmp_path / "latest.json")
+            assert len(read_export(tmp_path / "today.json")) == len(records)
+        assert (tmp_path / "latest.json").is_symlink()
+
+    def test_what_is_no_file_is_written_into(self, tmp_path):
+        pipe = tmp_path / "pipe"
+        os.mkfifo(pipe)
+        reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+        try:
+            export([], pipe)
+            assert json.loads(os.read(reader, 1000))["records"] == []
+        finally:
+            os.close(reader)
+        assert pipe.is_fifo()
 
 
 class TestImport:

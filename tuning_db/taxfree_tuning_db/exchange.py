@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 from collections.abc import Iterable, Mapping
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import IO, Any, TypeAlias
 
 from .errors import DatabaseUnreadable, InvalidRecord, NotAnExport
+from .files import write
 from .records import OF_A_BENCH, Record
 from .store import Database
 
@@ -43,7 +43,7 @@ def export(records: Iterable[Record], target: Location) -> None:
 
     Args:
         records: what to write.
-        target: a path, which is replaced at once or not at all, or a text stream.
+        target: a path, whose file is replaced at once or not at all, or a text stream.
 
     Raises:
         DatabaseUnreadable: the path cannot be written.
@@ -55,9 +55,7 @@ def export(records: Iterable[Record], target: Location) -> None:
         target.write(text)
         return
     try:
-        if Path(target).is_dir():
-            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
-        _replace(Path(target), text)
+        write(Path(target), text)
     except OSError as error:
         raise DatabaseUnreadable(
             f"{os.fspath(target)} cannot be written: {error.strerror}", "choose another path"
@@ -177,12 +175,3 @@ def _created(record: Record) -> datetime:
         return datetime.min.replace(tzinfo=UTC)
     created = datetime.fromisoformat(text)
     return created if created.tzinfo else created.replace(tzinfo=UTC)
-
-
-def _replace(path: Path, text: str) -> None:
-    part = path.with_name(f"{path.name}.part")
-    try:
-        part.write_text(text, encoding="utf-8")
-        part.replace(path)
-    finally:
-        part.unlink(missing_ok=True)

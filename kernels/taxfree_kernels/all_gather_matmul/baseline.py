@@ -21,9 +21,9 @@ _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_t
 
 
 class BaselinePlan(Plan):
-    """One all-gather, for gather_dim 1 one re-layout copy, matmul.
+    """One all-gather, for gather_dim 1 one re-layout copy, then the matmul.
 
-    A ragged gather_dim 0 gathers padded shards: the collective wants equal ones.
+    With gather_dim 0 and ragged M it gathers padded shards: the collective needs equal sizes.
     """
 
     def __init__(self, problem: AllGatherMatmul, fabric: Fabric) -> None:

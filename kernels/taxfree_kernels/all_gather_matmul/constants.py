@@ -1,6 +1,6 @@
-"""What kernels of the gather are launched with, by a problem and a config.
+"""Launch constants of the gather's kernels, from a problem and a config.
 
-Part of what was measured, so that it counts for the kernels' hash; what is searched is in
+Part of what is measured, so included in the kernels' hash; what is searched is in
 :mod:`taxfree_kernels.all_gather_matmul.spaces`.
 """
 
@@ -11,7 +11,7 @@ from taxfree_kernels.variant import Config
 
 
 def sends_to_self(problem: AllGatherMatmul, config: Config) -> bool:
-    """Whether a tile reads own rows from the inbox, because it reads peers', or parts, as well."""
+    """Whether tiles read own rows from the inbox: they mix ranks' rows, or rows come in parts."""
     return problem.tiles_mix_ranks(config["BLOCK_M"]) or config["K_PARTS"] > 1
 
 

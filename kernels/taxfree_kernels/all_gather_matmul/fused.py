@@ -43,9 +43,9 @@ class FusedPlan(Plan):
     """One launch whose last programs compute tiles.
 
     Args:
-        function: the kernel; its arguments are those of ``_push``, or begin with other operands.
-        first_programs: programs of the launch before the tiles'.
-        constants: of the kernel, beside those that all have.
+        function: the kernel; takes the arguments of ``_push``, possibly with other first operands.
+        first_programs: programs of the launch before those of tiles.
+        constants: those of this kernel, besides those common to all.
     """
 
     def __init__(

@@ -1,11 +1,11 @@
-"""One kernel of ours gathers A over symmetric memory, then the vendor's matmul.
+"""One kernel of ours gathers A over symmetric memory; then comes the vendor's matmul.
 
-What an engine that knows symmetric memory would do: the collective's latency goes down to one
-signal, the re-layout for gather_dim 1 happens on the way out of the inbox, two launches remain.
+What an engine that uses symmetric memory would do: the collective's latency shrinks to one signal,
+the re-layout for gather_dim 1 is done while copying out of the inbox, and two launches remain.
 
-Protocol. Sender programs as in ``push``; behind them one program per (source, chunk) waits for it
-and copies it from the inbox to its place in A. Every rank waits for every peer in each call, so
-the two slots of the pool suffice.
+Protocol. Sender programs as in ``push``; after them, one program per (source, chunk) waits for its
+chunk and copies it from the inbox to its place in A. Every rank waits for every peer in each call,
+so the two slots of the pool suffice.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""Copy engines gather A while the vendor's matmul computes the rows that are already here.
+"""Copy engines gather A while the vendor's matmul computes on the rows that have arrived.
 
-Removes most of the bulk-synchronous tax where there are many rows, and leaves the compute units to
-the matmul: the own rows first, then those of each peer as they come. Costs two launches a copy and
-two a part of the matmul, and copies take microseconds to start: not for few rows.
+With many rows, removes most of the bulk-synchronous tax and leaves the compute units to the
+matmul: this rank's rows first, then those of each peer as they arrive. Costs two launches per copy
+and two per part of the matmul, and copies take microseconds to start: not for few rows.
 
 Protocol. That of :mod:`taxfree_kernels.copies`. Each copy of a chunk is signalled to the peer that
-gets it. On the caller's stream a kernel waits for the rows of a part before that part is
-multiplied, behind this rank's own copies for the same part of peers.
+receives it. On the caller's stream, a kernel waits for the rows of a part before that part is
+multiplied; it comes after this rank's own copies for the same part of its peers.
 """
 
 from __future__ import annotations
@@ -136,8 +136,8 @@ class Overlap(Variant):
         return self.refuses_config(problem, hardware, {"CHUNKS": 1})
 
     def refuses_config(self, problem: Any, hardware: Hardware, config: Config) -> str | None:
-        # Whoever waits for the last rows waits for empty chunks, too, and so for ranks that
-        # announce them behind waits of their own: nobody could go on.
+        # A wait for the last rows also waits for empty chunks, and so for ranks that announce
+        # those only after waits of their own: a deadlock.
         last = rows_of_chunk(
             problem, problem.world_size - 1, config["CHUNKS"] - 1, config["CHUNKS"]
         )

@@ -1,13 +1,13 @@
-"""One fused kernel: every rank puts its shard into its outbox, tile programs load from peers.
+"""One fused kernel: every rank copies its shard to its outbox; tile programs load from peers.
 
 Removes the launch tax and the wait for the slowest transfer: a tile reads a peer's rows straight
 into registers once that peer has signalled. Each column of tiles fetches A again, so the link
 traffic grows with N / BLOCK_N: for few rows only.
 
-Protocol. Copy programs have the lowest ids, wait for nobody, and signal all peers with one
-instruction; the payload of call g is in slot g % 2 of the *owner's* pool. Everybody waits for
-everybody in each call, as in ``push``, so when a rank overwrites its slot in call g, each peer has
-finished call g - 2, the last one that read it.
+Protocol. Copy programs have the lowest ids, wait for no one, and signal all peers with one
+instruction; the payload of call g is in slot g % 2 of the *owner's* pool. Every rank waits for
+every peer in each call, as in ``push``, so when a rank overwrites its slot in call g, every peer
+has finished call g - 2, the last one that read the slot.
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
-"""One fused kernel: sender programs push this rank's shard, tile programs wait per source.
+"""One fused kernel: sender programs push this rank's shard; tile programs wait for each source.
 
 Removes the launch tax (one kernel), most of the bulk-synchronous tax (a tile starts with its own
-rank's shard and then with what has arrived), and the locality tax of a gathered A in a second
-layout. Sends each byte over the link once.
+rank's shard, then takes what has arrived), and the locality tax of a gathered A in a second layout.
+Sends each byte over the link once.
 
-Protocol. Sender programs have the lowest ids and wait for nobody; tile programs wait for senders of
-peers only, so any order that starts low ids first makes progress. Tile programs of a rank wait,
-together, for every channel of every peer in every call: with gather_dim 1 each tile needs all
-sources; with gather_dim 0 every row has a tile, and the last tile also waits for sources without
-rows. That is the full exchange under which the two payload slots of a pool suffice
+Protocol. Sender programs have the lowest ids and wait for no one; tile programs wait only for
+peers' senders, so any schedule that starts low ids first makes progress. Between them, a rank's
+tile programs wait for every channel of every peer in every call: with gather_dim 1 each tile needs
+all sources; with gather_dim 0 every row has a tile, and the last tile also waits for sources
+without rows. That is the full exchange under which the two payload slots of a pool suffice
 (:class:`taxfree_kernels.fabric.heap.Pool`).
 """
 

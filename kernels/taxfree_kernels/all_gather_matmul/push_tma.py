@@ -1,19 +1,19 @@
-"""``push`` with tiles that Hopper's tensor memory accelerator (TMA) loads, and few senders.
+"""``push`` with tiles loaded by Hopper's Tensor Memory Accelerator (TMA), and few senders.
 
-Boxes of W and A go to shared memory without a thread computing an address, which doubles the rate
+Boxes of W and A go to shared memory without any thread computing addresses, which doubles the rate
 of a tile: on one H200 with all waits passing, 86 us at M = 1024 where ``push``'s tiles take 162. So
 from M = 64 on a fused kernel, which removes the launch and most of the bulk-synchronous tax, beats
-the vendor's matmul after a gather. SENDERS programs walk through all messages, so that a large
-shard does not keep tiles from starting. From M = 256 on, where the link takes half as long as the
-matmul, tiles begin with what comes first: of rows with the first of K_PARTS of K, which goes to all
-ranks before the next, and of columns with the next SOURCES_PER_WAIT ranks.
+the vendor's matmul after a gather. SENDERS programs loop over all messages, so that a large shard
+does not keep tiles from starting. From M = 256 on, where the link takes half as long as the matmul,
+tiles begin with what arrives first: when rows are gathered, the first of K_PARTS parts of K, which
+goes to all ranks before the next part; when columns are, the next SOURCES_PER_WAIT ranks.
 
-Protocol. As ``push``, with three differences. Peers' stores reach the inbox through the generic
-proxy and TMA reads through the asynchronous one, so a fence between the two follows each wait. Each
-part of K has channels of its own, and tiles wait for one part after the other. And since a box is
-read from one tensor, a rank whose rows come in parts, or share tiles with those of peers (shards
-that are no multiple of BLOCK_M), sends its rows to its own inbox too; tiles wait for them as for
-others', whose senders are programs of lower ids.
+Protocol. As in ``push``, with three differences. Peers' stores reach the inbox through the generic
+proxy and TMA reads through the async proxy, so a proxy fence follows each wait. Each part of K has
+channels of its own, and tiles wait for one part after another. And since a box is read from a
+single tensor, a rank whose rows come in parts, or share tiles with peers' rows (shards that are not
+a multiple of BLOCK_M), also sends its rows to its own inbox; tiles wait for them as for peers'
+rows, and their senders are programs with lower ids.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ def _push_tma(
     SEND_STAGES: tl.constexpr,
 ):  # fmt: skip
     wait_for_the_last(BACKEND)
-    # Were it possible that a loop over k, behind a wait in a loop, has no step, ptxas would run its
-    # matrix instructions one by one; of smaller tiles it does not: see ``partial_tile``.
+    # If a loop over k that follows a wait in a loop could have no steps, ptxas would serialise its
+    # matrix instructions; for smaller tiles it does not: see ``partial_tile``.
     IN_PARTS: tl.constexpr = K_PARTS > 1 or SOURCES_PER_WAIT < WORLD
     HAS_STEPS: tl.constexpr = IN_PARTS and BLOCK_M * BLOCK_N > 128 * 128
     program = tl.program_id(0)
@@ -86,7 +86,7 @@ def _push_tma(
             tl.assume(step_end > step_begin)
         if GATHER_DIM == 0:
             first, arrived = 0, tl.full((), True, tl.int1)
-            if not TO_SELF:  # of a tile of the own rows no source is left
+            if not TO_SELF:  # a tile of own rows has no source left after this
                 first = (row // shard_rows == rank).to(tl.int32)
                 acc = accumulate_boxes(
                     acc, a_desc, 0, row - rank * shard_rows, w_desc, col, 0, first,
@@ -142,7 +142,7 @@ class PushTmaPlan(FusedPlan):
 
     def __init__(self, problem: AllGatherMatmul, fabric: Fabric, config: Config) -> None:
         to_self = sends_to_self(problem, config)
-        # A tensor map of no rows is none; a rank without rows has no tile that would read them.
+        # A tensor map cannot have zero rows; a rank without rows has no tile that would read them.
         self._reads_own_shard = not to_self and problem.rows_of(fabric.rank) > 0
         parts = config["K_PARTS"]
         messages = parts * config["CHUNKS"] * (problem.world_size - 1 + to_self)

@@ -1,7 +1,7 @@
-"""The push of the paper: one kernel sends the shard to every inbox, a second waits per source.
+"""The paper's push: one kernel sends the shard to every inbox; a second waits for each source.
 
 Removes the bulk-synchronous tax only: a rank's tiles start as their sources arrive, whatever the
-other ranks do; but there are two launches, and the second starts when the first has sent all.
+other ranks do; but there are two launches, and the second starts only after the first has sent all.
 Protocol and payload lifetime are those of ``push``; the second kernel ends the call.
 """
 

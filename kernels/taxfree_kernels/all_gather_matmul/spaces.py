@@ -48,7 +48,7 @@ def tile_space(problem: AllGatherMatmul, hardware: Hardware) -> Space:
 
 
 def tma_space(problem: AllGatherMatmul, hardware: Hardware) -> Space:
-    """How tiles are computed whose operands TMA loads, and how many programs send."""
+    """How tiles with operands loaded by TMA are computed, and how many programs send."""
     space = {**tile_space(problem, hardware), **send_space(problem, hardware)}
     # With gather_dim 1 each source is a part of K already.
     parts = (1, 2, 4, 8) if problem.gather_dim == 0 else (1,)
@@ -126,9 +126,9 @@ def first_tma_configs(
 ) -> list[dict[str, Any]]:
     """As :func:`first_configs`.
 
-    The tiles are those that were best alone on H200, by M. From M = 128 on they leave a few compute
-    units to as many senders, so that all programs run at once: a tile that starts when a sender
-    has ended comes too late.
+    The tiles are those that were fastest in isolation on H200, by M. From M = 128 on they leave a
+    few compute units to as many senders, so that all programs are resident at once: a tile that
+    starts only when a sender has ended is too late.
     """
     rows, chunks = power_of_2(problem.m, 16), sending_chunks(problem)
     skinny = {"BLOCK_M": rows, "BLOCK_N": 64, "BLOCK_K": 128, "GROUP_M": 1, "SWAP_AB": True,
@@ -170,10 +170,10 @@ _WIDE = _SQUARE | {"BLOCK_N": 256, "num_warps": 8, "num_stages": 4}
 
 
 def _as_it_comes(problem: AllGatherMatmul, tiles: Config) -> list[dict[str, Any]]:
-    """All tiles begin with the first part of K, or the first sources, while others are under way.
+    """All tiles begin with the first part of K, or the first sources, while the rest is in flight.
 
-    A wait costs a refilled pipeline. On four H200s the first of these took 0.84x to 0.98x of what
-    tiles that wait once take.
+    Each wait costs a pipeline refill. On four H200s the first of these configs took 0.84x to 0.98x
+    of the time of tiles that wait once.
     """
     staged = {**tiles, "SEND_STAGES": 4}
     if problem.gather_dim == 0:
@@ -197,7 +197,7 @@ def _one_round(problem: AllGatherMatmul, tiles: Config, senders: int) -> dict[st
 
 
 def _first_on_cdna(rows: int) -> list[dict[str, Any]]:
-    """From the field's experience on MI300X: two stages, and 64 of K where tiles are wide."""
+    """From common practice on MI300X: two stages, and BLOCK_K 64 where tiles are wide."""
     common = {"BLOCK_K": 64, "num_stages": 2, "matrix_instr_nonkdim": 16, "SEND_BLOCK": 8192}
     if rows <= 64:
         skinny = common | {"BLOCK_M": rows, "BLOCK_K": 128, "GROUP_M": 1, "num_warps": 4}
@@ -217,7 +217,7 @@ def refuses(problem: AllGatherMatmul, hardware: Hardware, config: Config) -> str
     """Why a config is not worth compiling, or None."""
     is_wide = hardware.backend == "cuda" and config["BLOCK_M"] * config["BLOCK_N"] > 128 * 128
     if is_wide and 1 < config["SOURCES_PER_WAIT"] < problem.world_size:
-        # Not known to have steps, the loop behind a wait meets moves that ptxas takes for writes.
+        # The loop after a wait is not known to have steps: ptxas takes moves there for writes.
         return "matrix instructions would run one by one"
     return refuses_tile(hardware, config, problem.shard_columns, problem.m * problem.n, 128)
 

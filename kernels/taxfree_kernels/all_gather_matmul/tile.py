@@ -18,9 +18,9 @@ def _copy_columns(
 
     Args:
         BLOCK: elements at a time.
-        COLUMNS: that there are at most.
-        STAGES: blocks under way: all but one are loaded, into shared memory, ahead of the one that
-            is stored, because loads take long where tiles load as well.
+        COLUMNS: the most columns there are.
+        STAGES: blocks in flight: all but one are prefetched into shared memory, ahead of the one
+            being stored, because loads are slow while tiles load as well.
     """
     WIDTH: tl.constexpr = min(triton.next_power_of_2(COLUMNS), BLOCK)
     HEIGHT: tl.constexpr = BLOCK // WIDTH
@@ -45,14 +45,14 @@ def push_chunk(
 
     The inbox is [source, shard_rows, shard_columns]; the channel is the chunk. Chunks without rows
     are signalled too. A rank needs its own rows first, then those of the ranks after it: so all
-    chunks go to the rank before this one, then to that before it. Ranks start with different peers,
-    and no link is hit by all at once.
+    chunks go first to the rank before this one, then to the rank before that, and so on. Ranks
+    start with different peers, so no link is hit by all at once.
 
-    Rows may go in K_PARTS of PART_COLUMNS, the last perhaps narrower: one part to all ranks before
-    the next, each chunk of it on a channel of its own.
+    Rows may be sent in K_PARTS parts of PART_COLUMNS columns, the last possibly narrower: each part
+    goes to all ranks before the next, each of its chunks on a channel of its own.
 
     Args:
-        message: of CHUNKS to each peer, after as many to the own inbox when TO_SELF; of each part.
+        message: in each part, CHUNKS to the own inbox when TO_SELF, then CHUNKS to each peer.
         SEND_STAGES: see :func:`_copy_columns`.
     """
     part = 0
@@ -127,8 +127,8 @@ def place_of(
     """What a tile program computes, by its number, splits of K fastest.
 
     Returns:
-        The tile and the split; first row and column; first and last step of K in each source.
-        Splits share each source, so that all of them begin with what is already here.
+        The tile and the split; its first row and column; its steps of K in each source, [begin,
+        end). Splits divide each source, so that all of them begin with what is already here.
     """
     tiles_m, tiles_n = tl.cdiv(m, BLOCK_M), tl.cdiv(n, BLOCK_N)
     index = own_chiplet_first(index, tiles_m * tiles_n * SPLIT_K, XCDS)
@@ -142,7 +142,7 @@ def place_of(
 
 @triton.jit
 def share_of_split(begin, end, split, SPLIT_K: tl.constexpr):
-    """First and last step of a split of K, of steps [begin, end)."""
+    """The steps [begin, end) of one split of K, out of steps [begin, end)."""
     steps = end - begin
     return begin + steps * split // SPLIT_K, begin + steps * (split + 1) // SPLIT_K
 
@@ -239,7 +239,7 @@ def finish_tile(
     acc, arrived, tile, split, rows, cols, m, n, bias_ptr, out_ptr, partials_ptr, counters_ptr,
     BACKEND: tl.constexpr, HAS_BIAS: tl.constexpr, SPLIT_K: tl.constexpr, SWAP_AB: tl.constexpr,
 ):  # fmt: skip
-    """Write a tile of the output; of a split K, the last split to finish writes the sum of all.
+    """Write a tile of the output; with a split K, the last split to finish writes the total.
 
     Args:
         acc: float32 [rows, cols], or [cols, rows] when SWAP_AB.

@@ -35,7 +35,7 @@ from taxfree_kernels.hardware import KNOWN
 from taxfree_kernels.interpreter import is_interpreting
 from taxfree_kernels.variant import Plan, Variant, operation, variants
 
-MIXED = "mixed"  # in the place of a variant: each call draws one, as they share a pool
+MIXED = "mixed"  # in place of a variant's name: each call draws one, as they share a pool
 SEEDS = 100
 
 #: Of variants drawn by chance, each of which has a check of its own.

@@ -1,9 +1,9 @@
 """Vector clocks, and the messages that atomics leave on words for those who read them later.
 
-Every clock is kept in several worlds at once: the world as the kernels are written, and worlds in
-which one kind of mistake is repaired everywhere. When two accesses turn out to be unordered, the
-repaired world in which they are ordered names the missing edge. One more world knows what
-flag-in-data words tell: too little for loads, enough for stores.
+Every clock is kept in several worlds at once: the kernels as written, and worlds in which one kind
+of mistake is repaired everywhere. When two accesses turn out to be unordered, the repaired world in
+which they are ordered names the missing edge. One more world tracks what the arrival of
+self-announcing words implies: too little to order loads, enough to order stores.
 """
 
 from __future__ import annotations
@@ -26,8 +26,9 @@ class World(IntEnum):
     RELEASES = 2  # every write of one releases
     SCOPES = 3  # every atomic has system scope
     ALL = 4
-    #: As written; and who has seen a flag-in-data word knows that the kernels before its sender's
-    #: have ended. Nothing is visible by that, but their memory may be used again.
+    #: As written, but a program that has seen a flag-in-data or bare word also knows that the
+    #: kernels before its sender's have ended. Their stores need not be visible to it, but their
+    #: memory may be reused.
     ENDED = 5
 
 
@@ -115,8 +116,8 @@ class Messages:
 
     def __init__(self) -> None:
         self._by_sender: dict[_Sender, _Message] = {}
-        # Somebody releases or acquires it, or another rank writes it. A word that is nothing of
-        # that merely counts, and no repair makes a signal of it.
+        # Some access releases or acquires it, or another rank writes it. Any other word is merely
+        # a counter, and no repair turns it into a signal.
         self.is_signal = False
 
     def leave(self, actor: Actor, scope: Scope, *, releases: bool, continues: bool) -> None:

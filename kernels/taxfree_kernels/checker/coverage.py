@@ -1,7 +1,7 @@
 """Which synchronising lines a check has executed, and by whom: without that, a pass says nothing.
 
-A line synchronises when it calls a raw atomic, accesses flag-in-data words, or calls a device
-function that does so, however deep.
+A line synchronises when it calls a raw atomic, accesses words that say that they have come, or
+calls a device function that does so, at any depth.
 The synchronisation functions themselves are left out: what counts is where kernels call them.
 """
 

@@ -20,7 +20,7 @@ class Launch:
         kernel, arguments: what is launched.
         host: whose it is.
         weight: of its programs, for the scheduler.
-        before: the launch before it, if this one need not know that that has ended.
+        before: the launch before it, if this one may start before that has ended.
     """
 
     kernel: Kernel
@@ -62,7 +62,7 @@ class Launch:
         return self.has_started and self.running == 0
 
     def let_the_next_begin(self) -> None:
-        """One of its programs does, as far as it is concerned."""
+        """Count one of its programs as having let the next launch begin."""
         self._ready += 1
 
     @property

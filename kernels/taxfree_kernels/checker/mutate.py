@@ -1,8 +1,8 @@
 """Mutants of device functions: one synchronising construct deleted or weakened in each.
 
-They test the checker: what it does not report, it would not see in a new kernel either. A mutant is
-made from the function's syntax tree and put in the place of what the interpreter runs, so that
-every kernel that calls the function gets it; files and modules stay as they are.
+They test the checker: a mutant that it misses is a mistake that it would miss in a new kernel too.
+A mutant is made from the function's syntax tree and replaces what the interpreter runs, so every
+kernel that calls the function gets it; files and modules are not changed.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def mutants(functions: Sequence[Any]) -> Iterator[Mutant]:
 
 
 def _noting(definition: ast.FunctionDef) -> Iterator[ast.AST]:
-    """What notes for timelines, which is not in the build that is checked."""
+    """Code that records timelines, which is not in the build that is checked."""
     for node in ast.walk(definition):
         if isinstance(node, ast.If) and "TIMELINE" in ast.unparse(node.test):
             yield from ast.walk(node)

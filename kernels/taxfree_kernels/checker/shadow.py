@@ -77,8 +77,8 @@ class Region:
         describe: byte offset -> what it is, for reports.
         rank: that owns it.
         begin, end: addresses.
-        word_bytes: not 0: it holds flag-in-data words, of 8 bytes, or bare ones, of 4. Those of
-            one generation may be raced for, but only as a whole.
+        word_bytes: if not 0, it holds 8-byte flag-in-data words or 4-byte bare words. Races on
+            words of one generation are allowed, but only on whole words.
     """
 
     describe: Callable[[int], str]
@@ -249,7 +249,7 @@ class Shadow:
             access.actor.step()
         return conflict
 
-    # -- words that say that they have come -------------------------------------------------------
+    # -- self-announcing words: flag-in-data and bare ---------------------------------------------
 
     def flagged(self, access: Access, region: Region, addresses: np.ndarray) -> Conflict | None:
         """Check and record an access of whole flag-in-data words of one region.
@@ -275,9 +275,9 @@ class Shadow:
     def bare(self, access: Access, region: Region, addresses: np.ndarray) -> Conflict | None:
         """Check and record an access of whole bare words of one region.
 
-        A poll finds words empty, or of its own generation. Who sends stores where the region's
-        owner has emptied: after all other accesses but polls of its own generation. Who empties
-        does so after all polls, and after the store of what one of them has found.
+        A poll must find words empty, or of its own generation. A sender stores only where the
+        region's owner has emptied: after all other accesses, except polls of its own generation.
+        The owner empties a word after all polls of it, and after the store that a poll has found.
         """
         number, actor = self._number(access), access.actor
         granules = (addresses - np.uint64(region.begin)).astype(np.int64) // GRANULE
@@ -311,14 +311,14 @@ class Shadow:
         earlier: np.ndarray,
         counts: np.ndarray,
     ) -> Conflict | None:
-        """The first of earlier accesses, of those that count, that this one is not ordered with."""
+        """The conflict with the first earlier access that counts and is unordered, or None."""
         wrong = self._unordered(access, earlier) & counts
         return self._conflict(access, region, granules, earlier, wrong) if wrong.any() else None
 
     def _note_words(
         self, access: Access, number: int, region: Region, granules: np.ndarray, words: list[int]
     ) -> None:
-        """Record an access of words; a reader learns what those of `words` tell that have come."""
+        """Record an access of words; a reader learns what had ended when `words` were sent."""
         actor = access.actor
         if access.writes:
             region.written[granules] = number

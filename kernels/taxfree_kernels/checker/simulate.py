@@ -32,7 +32,7 @@ from taxfree_kernels.launch import Kernel, launching_through
 _FIRST_PROGRAMS = 31  # per launch that clocks have room for; a launch of more starts all over
 _ALL = 1_000_000
 _RESIDENTS = (1, 2, 3, 4, _ALL)
-_HOW_SOON = (0.0, 0.3, 0.7, 1.0)  # chance that what waits on a side stream runs as it is issued
+_HOW_SOON = (0.0, 0.3, 0.7, 1.0)  # chance that side-stream work runs as soon as it is issued
 _NEVER = 1 << 62  # ticks
 
 Call = Callable[[], object]
@@ -361,9 +361,9 @@ class _Schedule:
     # -- launches ---------------------------------------------------------------------------------
 
     def _issue(self, kernel: Kernel, args: tuple[Any, ...]) -> None:
-        """Run a kernel, or leave it to the side stream where it is issued, for later perhaps.
+        """Run a kernel, or queue it on the side stream where it is issued, perhaps for later.
 
-        Before one of the caller's own stream, what waits elsewhere may have its turn.
+        Before a kernel of the caller's own stream, work queued on other streams may run.
         """
         work = partial(self._launch, kernel, args)
         if self.stream is not None:

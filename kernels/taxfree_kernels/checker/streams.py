@@ -35,8 +35,8 @@ class Event:
 
     Args:
         call: the actor's.
-        stream: where it is still to come; None where it has.
-        clocks: what has happened before it, if it has come.
+        stream: where it is still to be reached; None once it has been.
+        clocks: what has happened before it, if it has been reached.
     """
 
     def __init__(
@@ -55,8 +55,8 @@ class Event:
 class Stream(SideStream):
     """A side stream: what runs there is ordered by forks and joins only.
 
-    A rank runs one thing at a time, in any order that these allow: what is issued here waits for
-    its turn, which comes at random, or when something that runs has to come after it.
+    A rank runs one thing at a time, in any order that these allow: work issued here is queued, and
+    runs at a random time, or when something that must come after it is about to run.
     """
 
     def __init__(self, issuer: Issuer, actor: Actor) -> None:

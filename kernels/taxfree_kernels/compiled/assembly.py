@@ -1,4 +1,4 @@
-"""PTX and amdgcn as one thing: blocks of instructions that play roles, a control flow, loops."""
+"""A common model of PTX and amdgcn: blocks of instructions with roles, control flow, loops."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Instruction:
         roles: what it does.
         scope: "sys" or "gpu", for releases, acquires, polls, and stores past the caches.
         width: bytes per thread, for loads, copies and stores.
-        element: bytes that are sure to be accessed at once.
+        element: bytes that are guaranteed to be accessed at once.
     """
 
     line: int

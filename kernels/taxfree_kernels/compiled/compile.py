@@ -97,10 +97,10 @@ def compile_launch(launch: Launch, hardware: Hardware) -> Compiled:
 
 
 def matrix_remarks(text: str) -> list[str]:
-    """What ptxas says of matrix instructions (wgmma) that it lets wait for one another.
+    """Remarks of ptxas about matrix instructions (wgmma) that it serialises.
 
-    It does so where anything else may have written their accumulators, on any path, and goes on;
-    the loop over K then takes up to a quarter longer.
+    It does so, without an error, where anything else may have written their accumulators on any
+    path; the loop over K then takes up to a quarter longer.
 
     Args:
         text: PTX or amdgcn.

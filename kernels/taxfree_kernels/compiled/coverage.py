@@ -83,8 +83,8 @@ EXAMPLES: dict[str, tuple[Example, ...]] = {
 
 _SMALL = {"n": 16, "k": 32, "world_size": 2}
 
-#: operation -> problems for which compilers put 1 in the place of arguments. They have to compile,
-#: and to be right.
+#: operation -> problems for which compilers specialise arguments to the constant 1. They must
+#: compile, and be correct.
 SMALLEST: dict[str, tuple[Example, ...]] = {
     "all_gather_matmul": (Example({"m": 1, **_SMALL}, aligned=False),),
     "matmul_all_reduce": (

@@ -299,10 +299,10 @@ def proxy_fence_before_bulk_copies(subject: Subject) -> Iterator[Violation]:
 
 @_gate
 def nothing_before_early_wait(subject: Subject) -> Iterator[Violation]:
-    """A kernel that is launched early waits, and uses no memory before.
+    """A kernel that is launched early waits, and on no path accesses memory before that wait.
 
-    On no path. But for the generation, by an atomic that only reads, behind a kernel of its own
-    call: those of the calls before have ended.
+    Exception: after a kernel of its own call it may read the generation, by an atomic that only
+    reads, since the kernels of earlier calls have ended.
     """
     code, gate = subject.assembly, nothing_before_early_wait
     uses = [Role.LOAD, Role.COPY, Role.BULK_COPY, Role.STORE, Role.BULK_STORE, Role.ATOMIC]
@@ -345,7 +345,7 @@ def no_weak_poll(subject: Subject) -> Iterator[Violation]:
 
 @_gate
 def whole_words(subject: Subject) -> Iterator[Violation]:
-    """Words are stored and polled as a whole, 8 bytes or 4 of bare ones, past all caches."""
+    """Words are stored and polled as a whole (8 bytes, bare ones 4), bypassing all caches."""
     code, size = subject.assembly, subject.word_bytes
     innermost = [loop for loop in code.loops if not code.nested(loop)]
     polled = [loop for loop in innermost if _polls_words(code, loop, size)]
@@ -364,10 +364,10 @@ def whole_words(subject: Subject) -> Iterator[Violation]:
 
 @_gate
 def own_words(subject: Subject) -> Iterator[Violation]:
-    """No word is polled by two threads, or twice: one may see what the other has not.
+    """No word is polled by two threads, or twice: one poll may see what the other has not.
 
-    Compilers give the words of a block that is smaller than the program to several threads, and
-    load such a block again for each layout that it is used in.
+    Compilers replicate a block smaller than the program across threads, and load such a block again
+    for each layout that it is used in.
     """
     polls = [_size(shape) for shape in _POLLED.findall(subject.ttgir)]
     if len(polls) > len(_WORD_POLL.findall(subject.ttir)):
@@ -382,7 +382,7 @@ def own_words(subject: Subject) -> Iterator[Violation]:
 def no_blind_spin(subject: Subject) -> Iterator[Violation]:
     """No loop of barriers whose threads only look at shared memory that it does not write.
 
-    Some compilers part the thread that polls from the loop of those that wait for it.
+    Some compilers move the polling thread out of the loop in which the others wait for it.
     """
     code = subject.assembly
     for loop in code.loops:
@@ -417,9 +417,9 @@ def matrix_cores(subject: Subject) -> Iterator[Violation]:
 
 @_gate
 def warps_of_reductions(subject: Subject) -> Iterator[Violation]:
-    """Of no reduction across warps do these take turns along its axis and along others.
+    """No reduction across warps has a layout that interleaves warps along its axis and others.
 
-    Some compilers number such warps wrongly, so that two of them store to one place.
+    Some compilers number such warps wrongly, so that two of them store to the same location.
     """
     layouts = dict(_LINEAR.findall(subject.ttgir))
     for body in _REDUCTION.finditer(subject.ttgir):

@@ -1,8 +1,8 @@
-"""Device functions for a kernel that is launched before the kernel before it has ended.
+"""Device functions for a kernel that is launched before the preceding kernel has ended.
 
-On NVIDIA (programmatic dependent launch): the launch, and what a kernel does before it needs the
-other's results, are hidden behind the other's last programs. Elsewhere, and where the launch was
-an ordinary one, both functions do nothing.
+On NVIDIA (programmatic dependent launch): the launch, and whatever a kernel does before it needs
+the preceding kernel's results, overlap with that kernel's last programs. On other devices, and
+after an ordinary launch, both functions do nothing.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import triton.language as tl
 
 @triton.jit
 def let_the_next_begin(BACKEND: tl.constexpr):
-    """Once all programs of this kernel have got here, those of the next take what is idle."""
+    """Once all programs of this kernel have got here, the next kernel's may use idle resources."""
     if BACKEND == "cuda":
         tl.inline_asm_elementwise(
             "griddepcontrol.launch_dependents;\n\tmov.u32 $0, 0;", "=r", [],
@@ -25,9 +25,9 @@ def let_the_next_begin(BACKEND: tl.constexpr):
 
 @triton.jit
 def wait_for_the_last(BACKEND: tl.constexpr):
-    """Wait until the kernel before has ended and its stores are visible.
+    """Wait until the preceding kernel has ended and its stores are visible.
 
-    Above it nothing is loaded that that kernel stores.
+    Nothing that the preceding kernel stores may be loaded before this call.
     """
     if BACKEND == "cuda" and _is_launched_early():
         tl.inline_asm_elementwise(
@@ -37,7 +37,7 @@ def wait_for_the_last(BACKEND: tl.constexpr):
 
 
 def _is_launched_early(_semantic: Any = None) -> Any:
-    """Whether the kernel that is being compiled has `launch_pdl`; an interpreted one may have."""
+    """Whether the kernel being compiled has `launch_pdl`; assumed so when interpreted."""
     return tl.constexpr(_semantic is None or _semantic.builder.options.launch_pdl)
 
 

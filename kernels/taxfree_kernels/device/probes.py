@@ -34,12 +34,12 @@ def spread(
     target_ptr, source_ptr, chunk, heap_bases, rank,
     WORLD: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Send to all peers at once: each program copies one chunk to one of them, in turn.
+    """Send to all peers at once: successive programs copy one chunk each to successive peers.
 
-    Each peer so receives as much from each rank at any time, however far apart ranks run.
+    So each peer receives equally from all ranks at any time, however far apart the ranks run.
 
     Args:
-        target_ptr: of as many elements as the source, symmetric.
+        target_ptr: symmetric, with as many elements as the source.
         source_ptr: of num_programs * chunk elements.
         chunk: elements; a multiple of 16.
     """
@@ -52,7 +52,7 @@ def spread(
 
 @triton.jit
 def read(maxima_ptr, source_ptr, BLOCK: tl.constexpr):
-    """Load what another cannot leave out: each program stores the maximum of one block.
+    """Loads that cannot be optimised away: each program stores the maximum of one block.
 
     Args:
         maxima_ptr: tensor of num_programs elements.
@@ -107,14 +107,14 @@ def hand_over(
     inbox_ptr, stale_ptr, control_ptr, heap_bases, rank, peer, first_round, rounds,
     WORLD: tl.constexpr, BACKEND: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """As `ping_pong`, but each signal follows words for the peer, always in the same place.
+    """Like `ping_pong`, but each signal follows words for the peer, always in the same place.
 
-    Between kernels that both run, memory that is cached with no regard to peers shows words of an
-    earlier round.
+    Between kernels that run concurrently, memory whose caching is not coherent with peers shows
+    words of an earlier round.
 
     Args:
         inbox_ptr: int64 [BLOCK], symmetric.
-        stale_ptr: int64 [BLOCK]: how often each word was not the round's.
+        stale_ptr: int64 [BLOCK]: how often each word was not that of the current round.
     """
     at = tl.arange(0, BLOCK)
     stale = tl.zeros((BLOCK,), tl.int64)
@@ -145,12 +145,12 @@ def start_order(counter_ptr, tickets_ptr, BUSY: tl.constexpr):
     Args:
         counter_ptr: int32, 0 before the launch.
         tickets_ptr: int32 [num_programs].
-        BUSY: loads, one after another, for which a program stays on its compute unit: long enough
-            that those of one wave have all started before the first of them ends.
+        BUSY: number of dependent loads that keep a program on its compute unit, long enough that
+            all programs of one wave have started before the first of them ends.
     """
     ticket = sync.ticket(counter_ptr)
     seen = ticket
     for _ in range(BUSY):
-        # The address depends on the last load, in a way that only we know to be none.
+        # The address depends on the last load; only we know that the offset is always 0.
         seen = tl.load(counter_ptr + (seen < 0).to(tl.int32), volatile=True)
     tl.store(tickets_ptr + tl.program_id(0), ticket)

@@ -22,7 +22,7 @@ def nothing(log_ptr):
 
 @triton.jit(do_not_specialize=["duration_ns"])
 def busy(log_ptr, duration_ns, BACKEND: tl.constexpr):
-    """Keep one program busy for so long; note the nanoseconds and the cycles it took, int64 [2]."""
+    """Keep one program busy for `duration_ns`; log the nanoseconds and cycles taken, int64 [2]."""
     begin_cycles = cycles(BACKEND)
     begin = clock_ns(BACKEND)
     now = begin
@@ -50,15 +50,15 @@ def exchange_clocks(
     log_ptr, control_ptr, heap_bases, rank, peer, first_round, rounds,
     WORLD: tl.constexpr, BACKEND: tl.constexpr,
 ):  # fmt: skip
-    """Ping-pong with `peer` in which both note their clocks; the lower rank begins.
+    """Ping-pong with `peer` in which both log their clocks; the lower rank begins.
 
-    A round trip between the two readings of the lower rank contains one reading of the higher
-    one: their clocks differ by what that is from the middle, within half the round trip.
+    The lower rank's two readings enclose one reading of the higher rank: the offset between their
+    clocks is that reading minus the midpoint of the two, to within half the round trip.
 
     Args:
-        log_ptr: int64 [rounds, 2]: before the signal is sent and after the answer came (lower
-            rank); twice between the two (higher rank).
-        first_round: generation of the first signal; they count up from there.
+        log_ptr: int64 [rounds, 2]: lower rank: the times before the signal is sent and after the
+            answer came; higher rank: one time in between, twice.
+        first_round: generation of the first signal; later rounds count up from there.
     """
     first = tl.zeros((), tl.int64) + first_round
     generation = first

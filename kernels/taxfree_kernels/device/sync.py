@@ -1,17 +1,17 @@
-"""The synchronisation of all fused kernels: signals between ranks, arrivals inside one.
+"""Synchronisation primitives of all fused kernels: signals between ranks, arrivals within a rank.
 
 Every kernel of a call works in one *generation*: an int64 that starts at 1, only grows, and lives
 in the pool's control block in device memory, so that a captured graph can be replayed. A signal
-word holds the generation of the last message of (channel, source); none is ever cleared. 64
-bits, because a word that a pool leaves unused for 2^31 calls would, in 32, look like the future.
+word holds the generation of the last message on its (channel, source); it is never cleared. It has
+64 bits, because a 32-bit word left unused for 2^31 calls would appear to be from the future.
 
-Messages can do without a signal: `send` and `receive` exchange words that say by themselves that
-they are there. *Flag-in-data words*, of 8 bytes, carry 4 bytes of payload and the lower half of the
-generation, stored and loaded as one. *Bare words* are 4 bytes of payload: one that has not come is
-EMPTY, and the calls that use them empty them again, in turns.
+Messages can also do without a signal: `send` and `receive` exchange words that themselves show
+whether they have arrived. *Flag-in-data words* are 8 bytes, stored and loaded atomically: 4 bytes
+of payload and the lower half of the generation. *Bare words* are 4 bytes of payload: a word that
+has not arrived is EMPTY, and the calls that use such words reset them to EMPTY, in turns.
 
-Raw atomics, and polls of any kind, appear in this file and nowhere else. The rules behind each line
-(which store drain, which barrier, which form of poll survives which compiler) are in
+Raw atomics, and polls of any kind, appear in this file only. The rules behind each line (which
+store drain, which barrier, which form of poll survives which compiler) are in
 ``docs/memory-model.md``; the compiled form is checked in the assembly, the protocol by the
 happens-before checker.
 """
@@ -35,17 +35,17 @@ REPORTED = tl.constexpr(4)  # not 0: one program of this rank has written the re
 STATUS = tl.constexpr(5)  # address of the report, in host memory
 LOG = tl.constexpr(6)  # address of the timeline; 0 for none
 TURN = tl.constexpr(7)  # calls with bare words that have finished, in units of ONE_CALL
-USED = tl.constexpr(8)  # bare words of a slot that the last such call has used, and the one before
+USED = tl.constexpr(8)  # [2]: bare words of a slot used by the last two such calls, by turn % 2
 SIGNALS = tl.constexpr(16)  # signal words [channel, source]
 
-#: What the programs of one call add to GENERATION, together; more than any grid has programs.
+#: What the programs of one call add to GENERATION in total; larger than any grid.
 ONE_CALL = tl.constexpr(1 << 24)
 
-#: A bare word that has not come. As a float, or as two, it is NaN.
+#: A bare word that has not arrived. As one 32-bit or two 16-bit floats it is NaN.
 EMPTY = tl.constexpr(-1)
-#: What goes in its place, NaN as well.
+#: Sent in place of a payload that equals EMPTY; NaN as well.
 _OTHER_NAN = tl.constexpr(0x7FFFFFFF)
-_EMPTIED = tl.constexpr(4096)  # words at a time: 16 bytes of any thread
+_EMPTIED = tl.constexpr(4096)  # words at a time: at least 16 bytes of each thread
 
 # -- layout of a timeout report, in int64 words -----------------------------------------------
 REPORT_WORDS = 8  # code, rank, program, channel, source, wanted, seen, lost
@@ -54,12 +54,12 @@ PEER_ABORTED = tl.constexpr(2)
 IN_DATA = tl.constexpr(-1)  # in the place of a channel: waited for words
 
 # -- the timeline, [program, event, peer] in int64 nanoseconds --------------------------------
-#: The backend whose clock is read, or "": decided when kernels are defined, as interpreting is.
-#: Off, none of it is compiled.
+#: The backend whose clock is read, or "" for off; like interpretation, fixed when kernels are
+#: defined. When off, none of it is compiled.
 TIMELINE = tl.constexpr(os.environ.get("TAXFREE_TIMELINE", ""))
-PEERS = tl.constexpr(16)  # the most ranks
+PEERS = tl.constexpr(16)  # maximum number of ranks
 STARTED = tl.constexpr(0)
-SENT = tl.constexpr(1)  # what was stored for the peer, and the signal behind it
+SENT = tl.constexpr(1)  # the peer's data has been stored and, if there is a signal, signalled
 WAIT_BEGAN = tl.constexpr(2)
 WAIT_ENDED = tl.constexpr(3)
 DONE = tl.constexpr(4)
@@ -75,7 +75,7 @@ def _yield_and_clock_us() -> int:
 
 @triton.jit
 def _note(control_ptr, event, peer, mask):
-    """Note when this program came to an event; of several for one peer the last."""
+    """Log when this program reached an event; for one peer, only the last time is kept."""
     log = tl.load(control_ptr + LOG)
     if log != 0:
         at = (tl.program_id(0) * EVENTS + event) * PEERS + peer
@@ -87,9 +87,9 @@ def _note(control_ptr, event, peer, mask):
 def translate(ptr, heap_bases, rank, peer):
     """The address at which this rank sees `peer`'s copy of the symmetric object at `ptr`.
 
-    `ptr` and `peer` are scalars or blocks. The result is as well aligned as `ptr`: arenas start
-    on pages, and the hint that says so is on the shift, because one on the result of a call is
-    lost when the call is inlined.
+    `ptr` and `peer` are scalars or blocks. The result keeps the known alignment of `ptr`: arenas
+    are page-aligned, and the hint is placed on the shift, because a hint on the result of a call
+    is lost when the call is inlined.
     """
     shift = tl.load(heap_bases + peer) - tl.load(heap_bases + rank)
     shift = tl.multiple_of(shift, 256)
@@ -113,7 +113,7 @@ def _drain_stores(BACKEND: tl.constexpr):
 
 @triton.jit
 def _poll(words, want, mask, SEM: tl.constexpr):
-    """How far the most backward of `words` is from `want`: negative while one is missing."""
+    """The least of `words` minus `want`: negative while any of them is behind."""
     lead = tl.atomic_add(words, 0, sem=SEM, scope="sys", mask=mask) - want
     if mask is not None:
         lead = tl.where(mask, lead, 0)
@@ -151,11 +151,12 @@ def wait(
 
     Args:
         channel, source: scalars, or blocks of one shape to wait for all of them in one poll.
-        mask: lanes that matter; for blocks.
+        mask: lanes that are waited for; for blocks.
 
     Returns:
-        Whether it came. False after the bound, or at once when this rank or a peer has already
-        given up: the program then goes on with garbage, must still count out, and writes NaN.
+        Whether it came. False after the timeout, or at once when this rank or a peer has already
+        given up: the program then continues with garbage, must still count itself out, and
+        writes NaN.
     """
     if TIMELINE != "":
         _note(control_ptr, WAIT_BEGAN, source, mask)
@@ -190,25 +191,25 @@ def wait(
 
 @triton.jit
 def send(control_ptr, words, payload, peer, generation=None, mask=None):
-    """Store words in a peer's memory; nothing else has to tell the peer.
+    """Store words in a peer's memory; no other notification is needed.
 
-    No drain, barrier, release or signal: each word says by itself that it is there. Nothing is
-    said of this program's other stores.
+    No drain, barrier, release or signal: each word itself shows that it has arrived. It says
+    nothing about this program's other stores.
 
     Args:
-        words: pointers to int64 in the running slot of the peer's flag-in-data words, or to int32
+        words: pointers to int64 in the current slot of the peer's flag-in-data words, or to int32
             in that of its bare words.
         payload: int32, for each word. In a bare word EMPTY becomes another NaN.
-        peer: whose they are, for the timeline.
-        generation: of the running call; bare words do without.
+        peer: the receiver, for the timeline.
+        generation: of the running call; not used by bare words.
         mask: words that are sent.
     """
     if words.dtype.element_ty == tl.int32:
         word = tl.where(payload == EMPTY, _OTHER_NAN, payload)
     else:
         word = (generation << 32) | (payload.to(tl.int64) & 0xFFFFFFFF)
-    # A plain store may stay in a cache of this device. To PTX this is a weak one, too: that words
-    # are not torn rests on the hardware, which stores aligned ones at once.
+    # A plain store may stay in a cache of this device. In PTX this is still a weak store: that
+    # words do not tear relies on the hardware, which stores an aligned word in one piece.
     tl.store(words, word, mask=mask, cache_modifier=".wt")
     if TIMELINE != "":
         _note(control_ptr, SENT, peer, None)
@@ -219,25 +220,25 @@ def receive(
     control_ptr, words, source, generation, heap_bases, rank, mask=None,
     WORLD: tl.constexpr = 1, BACKEND: tl.constexpr = "interpreter",
 ):  # fmt: skip
-    """Wait until all of `words` have come in `generation`; returns what they carry.
+    """Wait until all of `words` have arrived for `generation`; return their payload.
 
-    They are polled together, so what is returned was seen by one poll. A flag-in-data word has come
-    when it has the lower half of the generation: one that nobody has sent for exactly a multiple of
-    2^32 calls would pass. A bare word has come when it is not EMPTY.
+    They are polled together, so all returned values come from the same poll. A flag-in-data word
+    has arrived when it holds the lower half of the generation: a word last sent exactly a multiple
+    of 2^32 calls ago would pass. A bare word has arrived when it is not EMPTY.
 
     Args:
-        words: a block of pointers to int64 in the running slot of this rank's flag-in-data words,
-            or to int32 in that of its bare words. All are loaded, so that loads can be wide, and
-            have to be in the slot.
-        source: who sends them: a scalar, or a block that broadcasts to that of `words`.
-        mask: words that matter.
+        words: a block of pointers to int64 in the current slot of this rank's flag-in-data words,
+            or to int32 in that of its bare words. All are loaded, even masked ones, so that loads
+            can be wide; all must lie in the slot.
+        source: the sender: a scalar, or a block that broadcasts to the shape of `words`.
+        mask: words that are waited for.
 
     Returns:
-        The payload, int32, and whether all have come; false as for :func:`wait`.
+        The payload, int32, and whether all have arrived; False as for :func:`wait`.
     """
     shape: tl.constexpr = words.shape
-    # Of a block of fewer words than threads, compilers give one word to several threads, each of
-    # which sees what it loads itself, and load it anew for each layout: copies have one each.
+    # With fewer words than threads, compilers let several threads load the same word, each seeing
+    # its own value, and reload it for each layout. With copies, each thread has a word of its own.
     copies: tl.constexpr = max(1, _threads() // words.numel)
     if TIMELINE != "":
         _note(control_ptr, WAIT_BEGAN, source, source != rank)
@@ -294,9 +295,9 @@ def _repeat(block, shape, copies: tl.constexpr):
 
 @triton.jit
 def _load_words(words, BACKEND: tl.constexpr):
-    # Relaxed loads at system scope, 16 bytes wide: an atomic that adds 0 would stay an atomic.
+    # Relaxed loads at system scope, up to 16 bytes wide; atomics adding 0 would remain atomics.
     if BACKEND == "hip":
-        tl.debug_barrier()  # without one between two polls, LLVM takes buffer loads for the same
+        tl.debug_barrier()  # without one between two polls, LLVM merges their buffer loads
         found = tl.load(words, volatile=True, cache_modifier=".cv")
     else:
         found = tl.load(words, volatile=True)
@@ -330,9 +331,9 @@ def has_given_up(control_ptr):
 
 @triton.jit
 def before_tma_loads(BACKEND: tl.constexpr):
-    """After a wait, before TMA loads what was waited for.
+    """Fence between a wait and TMA loads of the data that was waited for.
 
-    The stores and the acquire belong to the generic proxy, TMA to the asynchronous one.
+    The stores and the acquire belong to the generic proxy, TMA to the async proxy.
     """
     if BACKEND == "cuda":
         tl.inline_asm_elementwise(
@@ -346,7 +347,7 @@ def _give_up(
     control_ptr, words, channel, source, want, mask, heap_bases, rank,
     WORLD: tl.constexpr, BACKEND: tl.constexpr,
 ):  # fmt: skip
-    """Give up on the signal that is most behind."""
+    """Give up; the report names the signal that is furthest behind."""
     none = tl.zeros((), tl.int64)
     lead = tl.atomic_add(words, 0, sem="relaxed", scope="sys", mask=mask) - want
     late_channel = none + channel
@@ -368,7 +369,7 @@ def _give_up_words(
     control_ptr, seen, source, want, mask, heap_bases, rank,
     WORLD: tl.constexpr, BACKEND: tl.constexpr,
 ):  # fmt: skip
-    """Give up on the word that is most behind; of an EMPTY one nobody knows how far."""
+    """Give up; the report names the word furthest behind. For EMPTY words the lag is unknown."""
     if seen.dtype == tl.int32:
         behind = _is_late(seen, want).to(tl.int64)
     else:
@@ -426,12 +427,12 @@ def running_generation(control_ptr):
 def leave(control_ptr, generations=1):
     """Count this program out of the call; when all have left, the next generation begins.
 
-    Every program of a call's last kernel leaves, once, after its last use of the generation. The
-    result of the atomic is not used, so nobody waits for it.
+    Every program of a call's last kernel leaves exactly once, after its last use of the
+    generation. The result of the atomic is not used, so nothing waits for it.
 
     Args:
-        generations: that the call takes; the same on all ranks. More than one in a kernel of one
-            program only.
+        generations: how many the call takes; the same on all ranks. More than one only in a kernel
+            of one program.
     """
     if TIMELINE != "":
         _note(control_ptr, DONE, 0, None)
@@ -456,13 +457,13 @@ def running_turn(control_ptr):
 
 @triton.jit
 def empty_last_turn(control_ptr, slots_ptr, stride_slot, turn, used, share, shares):
-    """Empty one of so many shares of the bare words that the turn before has used.
+    """Reset one of `shares` shares of the bare words that the previous turn used to EMPTY.
 
-    What peers send there next belongs to the turn after the next.
+    What peers send there next belongs to turn + 2.
 
     Args:
         slots_ptr: int32, the first of three slots, `stride_slot` apart.
-        used: words of a slot, from its begin, that this call uses on any rank.
+        used: words from the start of a slot that this call uses on any rank.
     """
     if share == 0:
         tl.store(control_ptr + USED + turn % 2, used)

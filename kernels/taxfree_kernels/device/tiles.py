@@ -20,8 +20,8 @@ def tile_of(index, tiles_m, tiles_n, GROUP_M: tl.constexpr):
 def own_chiplet_first(index, count, XCDS: tl.constexpr):
     """Renumber `count` programs so that each chiplet gets a run of consecutive numbers.
 
-    Devices of several chiplets (XCDs) deal programs out to them in turn, and each has an L2 of its
-    own: neighbouring tiles, which share rows or columns, should meet in one.
+    Devices with several chiplets (XCDs) assign programs to them round-robin, and each has its own
+    L2: neighbouring tiles, which share rows or columns, should be on the same chiplet.
     """
     if XCDS > 1:
         chiplet, turn = index % XCDS, index // XCDS
@@ -32,15 +32,15 @@ def own_chiplet_first(index, count, XCDS: tl.constexpr):
 
 @triton.jit
 def in_turns(program, count, ahead, every, others, XCDS: tl.constexpr):
-    """The role of a program where two lists of programs take turns.
+    """The role of a program in a launch that interleaves two lists of programs.
 
-    The first list has `count` programs. `ahead` of them have the lowest ids. Then `others` of the
-    second list follow each `every` of the first, as long as that has so many; what remains of both
-    comes last.
+    The first list has `count` programs. `ahead` of them have the lowest ids. Then each `every` of
+    the first list are followed by `others` of the second, for as long as the first has that many
+    left; the rest of both comes last.
 
     Returns:
-        Whether the program is of the first list, and its number in the list that it is of. Of the
-        first, those of one turn are numbered for chiplets: see :func:`own_chiplet_first`.
+        Whether the program belongs to the first list, and its number within its list. In the first
+        list, the programs of one turn are renumbered for chiplets: see :func:`own_chiplet_first`.
     """
     is_ahead = program < ahead
     turn = min(max(program - ahead, 0) // (every + others), (count - ahead) // every)
@@ -56,8 +56,8 @@ def in_turns(program, count, ahead, every, others, XCDS: tl.constexpr):
 def select(condition, one, other, ALIGNMENT: tl.constexpr):
     """``tl.where`` for pointers into different tensors.
 
-    Through addresses, because Triton 3.6 cannot select pointers on AMD, and 3.9 forgets their
-    alignment: ALIGNMENT is what both are known to have, in bytes.
+    Selects integer addresses, because Triton 3.6 cannot select pointers on AMD, and 3.9 loses
+    their alignment: ALIGNMENT, in bytes, is what both pointers are known to have.
     """
     address = tl.where(condition, tl.cast(one, tl.int64), tl.cast(other, tl.int64))
     return tl.multiple_of(tl.cast(address, one.dtype), ALIGNMENT)
@@ -80,8 +80,8 @@ def accumulate(
 ):  # fmt: skip
     """Add steps [step_begin, step_end) of each source to `acc`; a step is one BLOCK_K of A @ W.
 
-    One loop runs over sources and k together, so that its pipeline is filled once. It contains no
-    wait: the software pipeliner would issue the next loads above it.
+    A single loop covers sources and k, so that its pipeline is filled only once. It contains no
+    wait: the software pipeliner would hoist the next loads above the wait.
 
     Args:
         acc: float32 [BLOCK_M, BLOCK_N], or [BLOCK_N, BLOCK_M] when SWAP_AB.
@@ -89,8 +89,8 @@ def accumulate(
         stride_a_source: elements from a source's block of A to the next.
         w_cols: pointers [BLOCK_N] to the k = 0 element of each column.
         source_begin, source_end: the sources, modulo SOURCES.
-        SWAP_AB: multiply W^T by A^T, so that the long side of W is the long side of the
-            matrix instruction when there are few rows.
+        SWAP_AB: multiply W^T by A^T, so that with few rows the long side of W maps to the long
+            side of the matrix instruction.
     """
     steps = max(step_end - step_begin, 1)
     arange_k = tl.arange(0, BLOCK_K)
@@ -128,14 +128,14 @@ def accumulate_boxes(
     SOURCES: tl.constexpr, A_SOURCES: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr, SWAP_AB: tl.constexpr, W_NK: tl.constexpr,
 ):  # fmt: skip
-    """As :func:`accumulate`, from boxes that the TMA loads: no thread computes an address.
+    """Like :func:`accumulate`, from boxes loaded by TMA: no thread computes addresses.
 
     Args:
         a_desc: of [slots, sources, rows, k of a source].
         w_desc: of [sources, n, k of a source] when W_NK, else of [sources, k of a source, n].
-            What of a box lies beyond the last row or k of a source is not touched and reads as 0.
-        source_begin, source_end: the sources, modulo SOURCES; A_SOURCES of them, or one, are in
-            `a_desc`.
+            The part of a box beyond the last row or k of a source is not accessed and reads as 0.
+        source_begin, source_end: the sources, modulo SOURCES; `a_desc` holds A_SOURCES of them, or
+            one.
     """
     steps = max(step_end - step_begin, 1)
     for step in range((source_end - source_begin) * (step_end - step_begin)):

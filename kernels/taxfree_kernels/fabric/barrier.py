@@ -1,4 +1,4 @@
-"""A barrier of all ranks on their streams, without the host: aligns what is timed next."""
+"""A device-side barrier across all ranks' streams, without the host: aligns what is timed next."""
 
 from __future__ import annotations
 

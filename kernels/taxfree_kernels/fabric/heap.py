@@ -51,27 +51,27 @@ class SymmetricHeap:
 
 
 class Pool:
-    """Control words and two slots, shared by all plans whose calls one stream orders.
+    """Control words and slots for messages, shared by all plans whose calls one stream orders.
 
-    There is one generation per pool: call g uses slot g % 2 whichever plan it belongs to. A rank
-    that is in call g has finished g - 1, in which every peer signalled it, so every peer has left
-    g - 2 and nobody reads slot g % 2 any more. This needs every rank to signal, and wait for,
-    every peer in each call. A call may write to the first slot in any generation if it waits for
-    all peers to enter it before, and makes the next generation odd when it leaves.
+    There is one generation per pool: call g uses slot g % 2, whichever plan it belongs to. A rank
+    in call g has finished call g - 1, in which every peer signalled it, so every peer has left
+    call g - 2 and no rank still reads slot g % 2. This requires every rank to signal, and wait for,
+    every peer in each call. A call may write to the first slot in any generation if it first waits
+    for all peers to enter it, and makes the next generation odd when it leaves.
 
-    Flag-in-data words have two slots of their own: whatever such a word holds was sent as one, so
-    that no payload of another plan is taken for a word of the running generation.
+    Flag-in-data words have two slots of their own: everything stored there was sent as such a word,
+    so no payload of another plan can be mistaken for a word of the running generation.
 
-    Bare words have three, which the calls that use such words take in turns: turn t slot t % 3. In
-    turn t a rank empties what t - 1 has left in its own memory, all of which had come when that
-    call ended. Who sends there again, in turn t + 2, has finished t + 1, in which it heard from all
-    peers, whose calls of turn t have ended.
+    Bare words have three slots, which the calls that use such words take in turns: turn t uses slot
+    t % 3. In turn t a rank empties what turn t - 1 left in its own memory, all of which had arrived
+    when that call ended. A peer that sends there again, in turn t + 2, has finished turn t + 1, in
+    which it heard from every rank, so every rank's call of turn t has ended.
 
     Args:
-        fabric: whose heap it takes.
-        slot_bytes, flag_bytes, bare_bytes: of one payload slot, and of one slot of flag-in-data and
-            of bare words; when None, what the heap has is shared out.
-        timeout_s: bound of a wait in seconds.
+        fabric: the fabric whose heap holds the pool.
+        slot_bytes, flag_bytes, bare_bytes: size of one payload slot, and of one slot of
+            flag-in-data and of bare words; None to divide up what is free in the heap.
+        timeout_s: timeout of a wait in seconds.
     """
 
     #: Signal words of each source: one for each tile, where programs wait for tiles one by one.
@@ -135,7 +135,7 @@ class Pool:
         return _words(self.bare, 3, count, "bare words")
 
     def check(self) -> None:
-        """Look, without a synchronisation, whether a wait of this rank has timed out.
+        """Check, without synchronising, whether a wait of this rank has timed out.
 
         Raises:
             PeerTimeout: it has; the pool is unusable until all ranks reset it.
@@ -156,10 +156,11 @@ class Pool:
         raise PeerTimeout(message, hint, is_echo)
 
     def check_at_rest(self) -> None:
-        """As :meth:`check`, with no call in flight on this rank; finds what a peer gave up, too.
+        """Like :meth:`check`, with no call in flight on this rank; also finds that a peer gave up.
 
-        A rank that is later than the bound may find the signals of calls that its peers went on to,
-        and take them for those it waits for: its results are wrong then, and it reports nothing.
+        A rank that is late by more than the timeout may see signals of later calls, which its peers
+        went on to, and take them for those it waits for: its results are wrong, and it reports
+        nothing.
 
         Raises:
             PeerTimeout: this rank, or a peer, gave up; the pool is unusable until all reset it.

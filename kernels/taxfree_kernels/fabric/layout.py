@@ -15,8 +15,8 @@ BARE_BYTES = 8 << 20
 _CONTROL_BYTES = 1 << 20
 
 
-#: Of a heap that is smaller than it should be, a slot of words is no more than this part: payload
-#: matters more.
+#: In a heap that is smaller than it should be, a slot of words takes at most 1 / WORDS_SHARE of
+#: what is free: payload matters more.
 WORDS_SHARE = 16
 
 

@@ -31,7 +31,7 @@ def probe() -> dict[str, str | None]:
 def choose(name: str = "auto") -> str:
     """The fabric that `name` stands for on this machine.
 
-    ``auto`` is the GPUs' where there are any, and never the host's beside a GPU.
+    ``auto`` means the GPU fabric if there is a GPU, even one that cannot serve, else ``host``.
 
     Raises:
         FabricUnavailable: it cannot serve; the message says why.

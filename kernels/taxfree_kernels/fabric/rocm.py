@@ -1,8 +1,8 @@
 """AMD GPUs as a fabric: heaps through ROCm's Iris, else in torch's symmetric memory.
 
-Of Iris one arena is taken, once, and the table of where each rank's heap is. Iris knows the default
-process group only, and gives rank r the GPU r modulo their number; where that does not fit on
-every rank, torch's symmetric memory serves, so that all ranks use the same.
+From Iris come a single arena and the table of where each rank's heap is. Iris supports only the
+default process group, and assigns rank r the GPU r modulo the number of GPUs; if that does not fit
+on every rank, all ranks use torch's symmetric memory instead.
 """
 
 from __future__ import annotations

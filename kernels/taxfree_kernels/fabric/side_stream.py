@@ -11,8 +11,8 @@ import torch
 class SideStream:
     """Work beside the current stream, forked from it and joined to it by events.
 
-    Its programs go first where a compute unit falls free: they are few, and peers wait for them. On
-    the host there is one order only.
+    It has high priority: its programs come first when a compute unit becomes free, since they are
+    few and peers wait for them. On the host everything runs in a single order.
 
     Args:
         device: of the fabric.

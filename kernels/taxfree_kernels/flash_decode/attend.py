@@ -1,8 +1,8 @@
 """Device function of all variants: attention of some query heads over a split of this rank's keys.
 
-The online softmax works in base 2. A *part* is what comes of some of a query's keys: float32
-[rows, v_head_dim] of outputs, each normalised by its own keys, then float32 [rows] of their
-log-sum-exps (base 2; minus infinity, and an output of 0, where there were no keys).
+The online softmax works in base 2. A *part* is the partial result over some of the keys: float32
+[rows, v_head_dim] of outputs, each normalised over those keys alone, then float32 [rows] of their
+log-sum-exps (base 2; without keys, minus infinity and an output of 0).
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ def attend(
     """Write the part of one split of one sequence for up to BLOCK_H query heads of one kv head.
 
     Args:
-        index: of slot, kv head and block of query heads, these fastest. There are batch * SPLITS
-            slots, dealt out to the sequences by :func:`_split_of`.
+        index: of slot, kv head and block of query heads, the last varying fastest. There are
+            batch * SPLITS slots, assigned to the sequences by :func:`_split_of`.
         q_ptr: [batch, Q_HEADS, HEAD_DIM], contiguous.
         k_ptr, v_ptr: [batch, capacity, KV_HEADS, .] with strides (b, n, h), or, if PAGE, pages
             [., PAGE, KV_HEADS, .]; heads are contiguous.
@@ -37,13 +37,13 @@ def attend(
         table_ptr: int32 [batch, cdiv(capacity, PAGE)].
         scaling_ptr: float32 [2]: scale and soft cap.
         parts_ptr: a part of Q_HEADS rows for each slot, split_elements apart.
-        runs_ptr: int32 [batch * Q_HEADS, 2]: the first slot of the row's sequence, and how many it
-            has; written if there are several sequences.
+        runs_ptr: int32 [batch * Q_HEADS, 2]: the first slot of the row's sequence, and its number
+            of slots; written if there are several sequences.
         BATCH_BLOCK: next_power_of_2(batch).
 
     Returns:
-        group: of sequence, kv head and block of query heads; -1 for a slot that is left over.
-        splits: int32 [BATCH_BLOCK]: of each sequence.
+        group: index of sequence, kv head and block of query heads; -1 for an unused slot.
+        splits: int32 [BATCH_BLOCK]: the number of splits of each sequence.
     """
     HEADS: tl.constexpr = Q_HEADS // KV_HEADS
     HEAD_BLOCKS: tl.constexpr = (HEADS + BLOCK_H - 1) // BLOCK_H
@@ -85,7 +85,7 @@ def attend(
     v_ptr += kv_head * stride_vh
     arange_n = tl.arange(0, BLOCK_N)
     top = tl.full((BLOCK_H,), float("-inf"), tl.float32)
-    # Summed up behind the loop: a sum over keys in it would go through shared memory each time.
+    # Summed after the loop: inside it, a sum over keys would go through shared memory each time.
     totals = tl.zeros((BLOCK_H, BLOCK_N), tl.float32)
     acc = tl.zeros((BLOCK_H, BLOCK_V), tl.float32)
     for start in range(begin, end, BLOCK_N):
@@ -134,17 +134,17 @@ def _split_of(
     WORLD: tl.constexpr, WINDOW: tl.constexpr, BATCH_BLOCK: tl.constexpr, SPLITS: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """What one of batch * SPLITS slots is for, by the lengths that stand in device memory.
+    """The work of one of batch * SPLITS slots, given the lengths in device memory.
 
-    Each sequence has a slot, and of the others a share that goes by its blocks of keys, rounded
-    down; so the slots of a sequence that is longer than others have no more to do than theirs. The
-    blocks of a sequence go evenly over its slots.
+    Each sequence has one slot, plus a share of the others in proportion to its blocks of keys,
+    rounded down; so longer sequences get more slots. The blocks of a sequence are spread evenly
+    over its slots.
 
     Returns:
-        sequence: not below batch for a slot that is left over.
-        split: of own_splits.
+        sequence: at least batch for an unused slot.
+        split: which of own_splits.
         begin, end: its keys.
-        splits: int32 [BATCH_BLOCK]: of each sequence.
+        splits: int32 [BATCH_BLOCK]: the number of splits of each sequence.
     """
     every = tl.arange(0, BATCH_BLOCK)
     is_sequence = every < batch
@@ -174,7 +174,7 @@ def _split_of(
 def _visible_keys(
     lens_ptr, sequence, mask, batch, capacity, rank, WORLD: tl.constexpr, WINDOW: tl.constexpr
 ):
-    """The ranges of this rank's keys that sequences' queries see; ranks follow one another."""
+    """The ranges of this rank's keys that each sequence's query sees; keys are in rank order."""
     end = tl.load(lens_ptr + rank * batch + sequence, mask=mask, other=0)
     end = tl.maximum(0, tl.minimum(end, capacity))
     begin = end * 0

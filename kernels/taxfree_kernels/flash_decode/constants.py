@@ -1,7 +1,7 @@
-"""What kernels of attention are launched with, by a problem and a config.
+"""Launch constants of the attention kernels, derived from a problem and a config.
 
-Part of what was measured, so that it counts for the kernels' hash; what is searched is in
-:mod:`taxfree_kernels.flash_decode.spaces`.
+They are part of what was measured, so this file is included in the kernels' hash; the search space
+is in :mod:`taxfree_kernels.flash_decode.spaces`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from taxfree_kernels.variant import Config
 
 
 def chunk_rows(problem: FlashDecode, config: Config) -> int:
-    """Rows of a chunk: at most CHUNKS chunks of whole tiles; a tile where words need no signal."""
+    """Rows of a chunk: at most CHUNKS chunks of whole tiles; one tile if words need no signal."""
     if config.get("IN_DATA"):
         return int(config["ROWS"])
     tiles = -(-problem.rows // config["ROWS"])

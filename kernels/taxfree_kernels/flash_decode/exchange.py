@@ -21,7 +21,7 @@ _LSE_BLOCK = tl.constexpr(64)  # log-sum-exps that are copied at a time
 
 @triton.jit
 def running_slot(inbox_ptr, slot_elements, control_ptr, generation, PACKED: tl.constexpr):
-    """The slot of this call, and the turn by which it goes if rows are PACKED."""
+    """The slot of this call, and what selects it: the generation, or the turn if PACKED."""
     turn, number = generation, generation % 2
     if PACKED:
         turn = sync.running_turn(control_ptr)
@@ -61,8 +61,8 @@ def merge_and_push(
     """Merge this rank's splits for one chunk of rows into every rank's inbox, and tell all.
 
     Args:
-        slot_ptr: float32, or words if IN_DATA: these say by themselves that they came.
-        PACKED: whether these are bare, and carry two values each; see :func:`_packed`.
+        slot_ptr: float32, or words if IN_DATA, which need no signal to announce them.
+        PACKED: whether the words are bare and carry two values each; see :func:`_packed`.
     """
     peer, peer_mask = every_rank(rank, WORLD)
     if IN_DATA:

@@ -1,17 +1,17 @@
 """Two kernels: the splits; then programs that merge and push a chunk of rows, and combiners.
 
 Removes the wait for the slowest rank and for the last byte, two launches, and the trip of the
-merged part through memory: what a program has merged, it stores into every rank's inbox at once.
-One launch remains between the splits and their merge; with `launch_pdl` it is made before the
-splits have ended.
+merged part through memory: a program stores what it has merged into every rank's inbox at once. One
+launch remains between the splits and their merge; with `launch_pdl` it is issued before the splits
+have ended.
 
-Protocol. In the second kernel, pushing programs have the lowest ids and wait for nobody; each sends
-a chunk of rows to all ranks and signals them on a channel of its own. A combiner waits for every
+Protocol. In the second kernel, pushing programs have the lowest ids and never wait; each sends a
+chunk of rows to all ranks and signals them on the chunk's own channel. A combiner waits for every
 rank's signal for its rows. Every row has a combiner and every chunk has rows, so in each call every
 rank signals, and waits for, every peer on every channel: the full exchange under which the two
-payload slots of a pool suffice (:class:`taxfree_kernels.fabric.heap.Pool`). With `IN_DATA` words
-that carry their flag take the place of rows and signals, in two slots of their own; every row goes
-to every rank, so that the same holds.
+payload slots of a pool suffice (:class:`taxfree_kernels.fabric.heap.Pool`). With `IN_DATA`, words
+replace rows and signals: flag-in-data words in two slots of their own, or, if `PACKED`, bare words
+in three; every row goes to every rank, so the same holds.
 """
 
 from __future__ import annotations

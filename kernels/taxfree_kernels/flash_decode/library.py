@@ -1,6 +1,6 @@
 """The library path with its kernels tuned: what the baseline would be if it had knobs.
 
-Measured beside the fused variants, so that what they gain is not what their splits gain.
+Measured along with the fused variants, so that gains from better splits are not credited to fusion.
 """
 
 from __future__ import annotations

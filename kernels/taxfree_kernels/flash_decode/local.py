@@ -78,9 +78,9 @@ class Attention:
     """One rank's attention to its own keys, as a kernel of its own or within another.
 
     Attributes:
-        programs: that the splits take.
+        programs: number of programs that the splits take.
         constants, options: of their kernel.
-        parts: of a kernel that merges splits: the parts, split_elements, runs.
+        parts: arguments of a kernel that merges splits: the parts, split_elements, runs.
     """
 
     def __init__(self, problem: FlashDecode, fabric: Fabric, config: Config) -> None:
@@ -108,9 +108,9 @@ class Attention:
             "XCDS": config.get("XCDS", 1),
         }
         self.options = compile_options(fabric.backend, config)
-        # By filling: planning under graph capture must not copy from the host.
+        # Filled in place: planning under graph capture must not copy from the host.
         self._scaling = torch.full((2,), problem.head_dim**-0.5, device=fabric.device)
-        #: what a kernel calls ``attend`` with behind :meth:`args` and before the index.
+        #: what a kernel passes to ``attend`` after :meth:`args`.
         self.last_args = (problem.batch, problem.kv_len_per_rank, *self.parts, fabric.rank)
         self._kernel = Kernel(
             _attend, self.programs, self.constants, self.options, last_args=self.last_args
@@ -234,11 +234,11 @@ class DecodePlan(Plan):
 
     @abstractmethod
     def finish(self, out: torch.Tensor) -> None:
-        """Launch what makes the output of the splits' parts."""
+        """Launch the kernels that turn the splits' parts into the output."""
 
 
 class Exchange:
-    """What kernels that push parts to inboxes, and combine them, are told beside their tensors.
+    """Arguments, besides tensors, of kernels that push parts to inboxes and combine them.
 
     Args:
         chunk_rows: rows that have a signal of their own.

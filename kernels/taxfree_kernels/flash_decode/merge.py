@@ -16,7 +16,7 @@ def merge_splits(
     Args:
         row: int32 [ROWS] of batch * Q_HEADS.
         parts_ptr, split_elements, runs_ptr: as ``attend`` writes them.
-        PARTS: of each row; 0 if that stands in runs_ptr.
+        PARTS: number of parts of each row; 0 if it is in runs_ptr.
         PARTS_BLOCK: parts that are loaded at a time.
 
     Returns:
@@ -60,7 +60,7 @@ def _merge(
     top = tl.full(count.shape, float("-inf"), tl.float32)
     total = tl.zeros(count.shape, tl.float32)
     out = tl.zeros((count.shape[0], triton.next_power_of_2(V_DIM)), tl.float32)
-    if PARTS > 0 and PARTS <= 4 * PARTS_BLOCK:  # unrolled, all loads are under way together
+    if PARTS > 0 and PARTS <= 4 * PARTS_BLOCK:  # unrolled, all loads are in flight together
         for first in tl.static_range(0, PARTS, PARTS_BLOCK):
             out, total, top = _add_parts(
                 out, total, top, first, out_ptrs, lse_ptrs, part_elements, count, PARTS_BLOCK, V_DIM
@@ -79,7 +79,7 @@ def _add_parts(
     out, total, top, first, out_ptrs, lse_ptrs, part_elements, count,
     PARTS_BLOCK: tl.constexpr, V_DIM: tl.constexpr,
 ):  # fmt: skip
-    """Add PARTS_BLOCK parts; their outputs are under way while their log-sum-exps are."""
+    """Add PARTS_BLOCK parts; their outputs and log-sum-exps are loaded concurrently."""
     part = first + tl.arange(0, PARTS_BLOCK)
     is_part = part[:, None] < count[None, :]
     offset = part.to(tl.int64) * part_elements

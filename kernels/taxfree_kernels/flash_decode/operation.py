@@ -8,8 +8,8 @@ from taxfree_kernels.flash_decode.problem import FlashDecode
 from taxfree_kernels.variant import Operation
 
 _CHUNK_ELEMENTS = 1 << 24  # of keys that the reference widens at a time
-#: How much larger a query's dot product with the one key it looks for is made than with others:
-#: every weight but one is then exactly 0 in float32, and the result is that key's value.
+#: By how much a query's dot product with its one target key exceeds those with other keys: all
+#: other weights are then exactly 0 in float32, and the result is that key's value.
 _SHARPNESS = 64
 
 
@@ -18,8 +18,8 @@ def make_inputs(
 ) -> tuple[torch.Tensor | None, ...]:
     """The tensors of one rank.
 
-    Random numbers fill the cache, as they are what is timed. Integers have lengths of all kinds:
-    a rank may hold nothing of a sequence, and one sequence may be empty.
+    Random inputs fill the cache, as these are timed. Integer inputs have all kinds of lengths: a
+    rank may hold nothing of a sequence, and one sequence may be empty.
 
     Returns:
         q [batch, q_heads, head_dim], the same on all ranks;
@@ -43,9 +43,9 @@ def make_inputs(
 
 
 def compile_inputs(problem: FlashDecode, device: torch.device) -> tuple[torch.Tensor | None, ...]:
-    """Like :func:`make_inputs`, with a cache that has no memory: an engine's may fill the device.
+    """Like :func:`make_inputs`, but the cache has no memory: an engine's may fill the device.
 
-    A block table has room for sequences that are longer than what is in the pages of all.
+    A block table has room for sequences longer than all of the cache's pages together.
     """
     kind, meta = getattr(torch, problem.dtype), torch.device("meta")
     q = torch.empty(problem.batch, problem.q_heads, problem.head_dim, dtype=kind, device=device)

@@ -8,7 +8,7 @@ import triton.language as tl
 
 @triton.jit
 def every_rank(rank, WORLD: tl.constexpr):
-    """A block of all ranks, and its mask; they begin with the next, to meet no peer all at once."""
+    """A block of all ranks, and its mask; the next rank is first, so that targets are spread."""
     lanes: tl.constexpr = triton.next_power_of_2(WORLD)
     lane = tl.arange(0, lanes)
     return (rank + 1 + lane) % WORLD, lane < WORLD

@@ -1,13 +1,13 @@
-"""One kernel: the last split of some heads to end merges and pushes them, combiners wait.
+"""One kernel: the last split of some heads to finish merges and pushes them; combiners wait.
 
 Removes the last launch: the parts of heads whose splits are done travel while other splits still
-run, and combiners stand ready on compute units as these become free.
+run, and combiners start on compute units as these become free.
 
-Protocol. Splits have the lowest ids and wait for nobody, those that merge and push included: they
-count themselves in, and the last one of a chunk goes on. Combiners wait for signals of pushing
-splits only, of this rank (lower ids) and of peers (which never wait). Every row has a combiner, so
-in each call every rank signals, and waits for, every peer on every channel, as in ``fused``; or, if
-`IN_DATA`, sends it flag-in-data words, and receives its.
+Protocol. Splits have the lowest ids and never wait, not even those that merge and push: each
+increments a counter, and the last one of a chunk goes on. Combiners wait only for pushing splits,
+of this rank (lower ids) and of peers (which never wait). Every row has a combiner, so in each call
+every rank signals, and waits for, every peer on every channel, as in ``fused``; or, if `IN_DATA`,
+sends words to every peer and receives words from it, also as in ``fused``.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def _decode(
 
 @triton.jit
 def _members(chunk, splits, COLUMNS: tl.constexpr, CHUNK_GROUPS: tl.constexpr):
-    """Programs that attend for a chunk of groups; each sequence has COLUMNS groups, one by one."""
+    """Number of programs that attend for a chunk of groups; a sequence has COLUMNS in a row."""
     first = tl.arange(0, splits.shape[0]) * COLUMNS
     begin = chunk * CHUNK_GROUPS
     within = tl.minimum(first + COLUMNS, begin + CHUNK_GROUPS) - tl.maximum(first, begin)
@@ -137,9 +137,9 @@ class PersistentPlan(Plan):
 
 
 def _kv_heads_per_chunk(problem: FlashDecode, config: Config) -> int:
-    """As many as CHUNKS asks for, or more where there would be more chunks than channels.
+    """As many as CHUNKS asks for, or more if there would otherwise be more chunks than channels.
 
-    One where words need no signal.
+    One if words need no signal.
     """
     if config["IN_DATA"]:
         return 1
@@ -159,8 +159,8 @@ class Persistent(ExchangingVariant):
     def first_configs(self, problem: Any, hardware: Hardware) -> list[dict[str, Any]]:
         """With few programs for the merges: each merges a chunk at once, or nearly so.
 
-        Signals first: combiners wait while splits run, and each look at all of their words would
-        take memory's time from these.
+        Signals first: combiners wait while splits run, and each poll of all their words would take
+        memory bandwidth from the splits.
         """
         space = self.space(problem, hardware)
         found = super().first_configs(problem, hardware)

@@ -146,11 +146,11 @@ def runnable(
 def _first_on_hopper(
     problem: FlashDecode, hardware: Hardware, signals: Config, words: Config
 ) -> list[dict[str, Any]]:
-    """Programs that all fit at once, with some 64 KiB in flight per SM or more; words if there are.
+    """Programs that are all resident at once, with 64 KiB or more in flight per SM; words if given.
 
-    One stage of 64 keys is 32 KiB at the paper's dimensions; the pipeline has one buffer less than
+    One stage of 64 keys is 32 KiB at the paper's dimensions; the pipeline has one buffer fewer than
     stages. Nothing is split where whole sequences keep the memory busy. Where one program per SM
-    would leave many SMs without, there are more, each with less.
+    would leave many SMs idle, there are more programs, each with less.
     """
     dims = problem.head_dim + problem.v_head_dim
     keys = 64 if dims <= 256 and problem.is_aligned else 32
@@ -178,7 +178,7 @@ def _first_on_hopper(
         ways = ((3, 3), (2, 4), (4, 4), (1, 4))
     resident = sorted(ways, key=lambda each: leaves_idle(*each))
     by_signals = guess(*resident[0], **signals, IN_DATA=False, PACKED=False)
-    # Words of each row go to all ranks: to many from a program for each row, or not at all.
+    # Words of each row go to all ranks: for many ranks use one program per row, or signals instead.
     is_many = problem.world_size > _FEW_RANKS
     to_many = [guess(*resident[0], ROWS=1), by_signals] if words and is_many else []
     other_words = {**words, "PACKED": not words["PACKED"]} if words else {}

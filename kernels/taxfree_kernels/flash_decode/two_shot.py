@@ -1,16 +1,16 @@
-"""Like ``fused``, but each rank combines a share of the rows, and sends what comes of it to all.
+"""Like ``fused``, but each rank combines a share of the rows and sends the result to all.
 
-For many rows, where the links are what is waited for: of W ranks each sends W - 1 parts of all rows
-in ``fused``, and here about one part of all rows, then its finished share W - 1 times. A row goes
-over two links, one after the other.
+For many rows, where the links are the bottleneck: each of W ranks sends W - 1 parts of all rows in
+``fused``, but here about one part of all rows, then its finished share W - 1 times. A row crosses
+two links, one after the other.
 
-Protocol. Chunk c belongs to rank c % W. Pushing programs have the lowest ids, wait for nobody, and
-send one chunk of this rank's part to its owner. An owner's combiners wait for pushing programs
-only, and send their chunk to all; the receivers, last, wait for combiners only. A receiver of call
-g has heard from an owner that has heard from every rank in call g. So whoever is in call g + 1
-knows that all ranks have left call g - 1, and the two payload slots of a pool suffice, although few
-rows do not have an owner on every rank, and not every rank signals every other then. (Calls of this
-variant alone would be content with one slot.)
+Protocol. Chunk c belongs to rank c % W. Pushing programs have the lowest ids, never wait, and send
+one chunk of this rank's part to its owner. An owner's combiners wait only for pushing programs, and
+send their chunk to all; the receivers, which come last, wait only for combiners. A receiver of call
+g has heard from an owner that has heard from every rank in call g. So a rank in call g + 1 knows
+that all ranks have left call g - 1, and the two payload slots of a pool suffice, although with few
+rows not every rank owns a chunk, and then not every rank signals every other. (For calls of this
+variant alone, one slot would be enough.)
 """
 
 from __future__ import annotations

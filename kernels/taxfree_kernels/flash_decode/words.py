@@ -1,7 +1,7 @@
-"""Device functions for parts that travel as words, which no signal has to follow.
+"""Device functions for parts that travel as words, which need no signal after them.
 
-A flag-in-data word carries a float32; where rows are packed, a bare one carries two integers of 16
-bits. The values of all rows come first, then each row's log-sum-exp; of packed rows log-sum-exp and
+A flag-in-data word carries one float32; for packed rows, a bare word carries two 16-bit integers.
+The values of all rows come first, then each row's log-sum-exp; for packed rows log-sum-exp and
 unit, twice, to fill the 16 bytes that receivers load at a time.
 """
 
@@ -62,11 +62,11 @@ def _send_to_peers(
 
 @triton.jit
 def _packed(rows):
-    """Rows as integers of 16 bits, two in a word, of a row's largest magnitude / 32767.
+    """Quantise rows to 16-bit integers, two per word; the unit is a row's max magnitude / 32767.
 
     Args:
-        rows: float32 [ROWS, WIDTH]. One with an infinity or a NaN becomes NaN as a whole, one
-            of less than 1e-30 becomes 0.
+        rows: float32 [ROWS, WIDTH]. A row with an infinity or a NaN becomes all NaN; one whose
+            largest magnitude is below 1e-30 becomes 0.
 
     Returns:
         int32 [ROWS, WIDTH / 2], and the unit of each row, float32 [ROWS].
@@ -88,9 +88,9 @@ def received_rows(
 ):  # fmt: skip
     """Wait for all ranks' words of some rows, and merge them.
 
-    One wait is for a row's values and for its log-sum-exp, which is loaded once for each value, so
-    that they meet in one lane. Of packed rows a quarter as much is loaded, as who polls takes
-    memory's time from those who still send: log-sum-exp and unit in turns, one for each word of two
+    A single wait covers a row's values and its log-sum-exp, which is loaded once per value so that
+    both end up in one lane. For packed rows a quarter as much is loaded, since polling takes memory
+    bandwidth from programs that still send: alternately log-sum-exp and unit, one per word of two
     values.
 
     Returns:

@@ -1,9 +1,9 @@
 """The library path: the vendor's matmul, then the collective library's all-reduce.
 
 Pays all three taxes: at least two launches, a collective that starts when the slowest rank's matmul
-is done, and a partial sum that goes through memory. The bias is added by rank 0's matmul, in its
-epilogue; the residual after the sum, as no vendor's matmul adds a matrix for nothing, and by the
-kernel that normalises, if there is one.
+is done, and a partial sum that goes through memory. Rank 0's matmul adds the bias in its epilogue.
+The residual is added after the sum, since no vendor's matmul adds a matrix for free; if there is a
+normalisation kernel, it adds it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from taxfree_kernels.vendor import matmul_into
 class BaselinePlan(Plan):
     """Matmul into the output, all-reduce in place, one kernel for a residual and RMSNorm."""
 
-    #: what reports call that kernel, when it does not normalise
+    #: name of that kernel in reports when it does not normalise
     _finish_name = "residual"
 
     def __init__(self, problem: MatmulAllReduce, fabric: Fabric) -> None:
@@ -84,7 +84,7 @@ class BaselinePlan(Plan):
         return steps
 
     def _total(self, out: torch.Tensor) -> torch.Tensor:
-        """Where the ranks' sum is made."""
+        """Where the ranks' partial sums are added up."""
         return out if self._norm is None else out[1]
 
     def _multiply(

@@ -1,15 +1,15 @@
 """The vendor's matmul, then one kernel of ours that sums over symmetric memory in one step.
 
-What an engine that knows symmetric memory would do: the collective's latency goes down to one
-signal, bias and residual are added, and the sum is normalised, on the way out, two launches remain.
-Every rank sends its whole partial sum to every peer, in the problem's own type: for few rows.
+What an engine with symmetric memory would do: the collective's latency shrinks to one signal; bias,
+residual and normalisation are applied before the sum is stored; two launches remain. Every rank
+sends its whole partial sum to every peer, in the problem's own dtype: for few rows.
 
 Protocol. Sender programs have the lowest ids: each stores a chunk of this rank's partial sum into
-one peer's inbox, signals it, and waits for nobody. Above them, programs wait for a chunk from all
-peers and add the partial sums in the order of the ranks, so that all ranks have the same bits.
-When the sum is normalised, each of these programs takes a row, and waits for the chunks that have
-elements of it. Each chunk, also an empty one, is signalled to every peer in every call, and each
-that has elements is waited for from every peer, so the two slots of the pool suffice.
+one peer's inbox, signals that peer, and never waits. The programs above them each wait for a chunk
+from all peers and add the partial sums in rank order, so that all ranks get the same bits. When the
+sum is normalised, each of these programs handles a row, and waits for the chunks that overlap it.
+In every call each chunk, even an empty one, is signalled to every peer, and each chunk that has
+elements is waited for from every peer, so the two slots of the pool suffice.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def _one_shot(
     WORLD: tl.constexpr, BACKEND: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr,
     BLOCK_ROW: tl.constexpr, CHUNKS: tl.constexpr, REDUCERS: tl.constexpr, SEND_BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """See the module; BLOCK_ROW is 0 when the sum is not normalised, else no less than n."""
+    """See the module; BLOCK_ROW is 0 when the sum is not normalised, otherwise at least n."""
     program = tl.program_id(0)
     generation = sync.running_generation(control_ptr)
     slot_ptr = tl.multiple_of(inbox_ptr + (generation % 2) * slot_elements, 16)

@@ -1,14 +1,14 @@
-"""``one_shot`` in the low-latency protocol: each word that is sent carries its own flag.
+"""``one_shot`` with a low-latency (LL) protocol: each word that is sent carries its own flag.
 
-For decode sizes, where a collective is all latency: no store is drained, nothing is released, no
-signal follows the data. A word of 8 bytes is two elements and the generation; it doubles the bytes
-on the links, which is why larger sums do better with signals.
+For decode sizes, where a collective is all latency: no stores are drained, there is no release, and
+no signal follows the data. An 8-byte word holds two elements and the generation; this doubles the
+bytes on the links, which is why larger sums do better with signals.
 
-Protocol. Programs are alike: each sends its block of this rank's partial sum to every peer, then
-waits for the same block of every peer's, and adds in the order of the ranks. A program waits for
-programs of its own number only, which send before they wait, so any order that starts low ids first
-makes progress. Every rank sends to, and receives from, every peer in every call, so two slots of
-words suffice (:class:`taxfree_kernels.fabric.heap.Pool`).
+Protocol. All programs are alike: each sends its block of this rank's partial sum to every peer,
+waits for the same block from every peer, and adds in rank order. A program waits only for programs
+with its own id, which send before they wait, so any order that starts low ids first makes progress.
+Every rank sends to, and receives from, every peer in every call, so two slots of words suffice
+(:class:`taxfree_kernels.fabric.heap.Pool`).
 """
 
 from __future__ import annotations

@@ -25,9 +25,9 @@ def _addends(
 
 
 def _norm_weight(problem: MatmulAllReduce, seed: int, device: torch.device) -> torch.Tensor:
-    """[n], the same on all ranks; such that the normalised sum is about as large as the sum.
+    """[n], the same on all ranks; scaled so that the normalised sum is about as large as the sum.
 
-    An error of either then shows in the norm of the error of both.
+    An error in either then shows in the norm of their joint error.
     """
     dtype = getattr(torch, problem.dtype)
     weight = random_tensor((problem.n,), seed + 4_000_000, device, dtype, integers=False)
@@ -35,11 +35,11 @@ def _norm_weight(problem: MatmulAllReduce, seed: int, device: torch.device) -> t
 
 
 def _alike(columns: torch.Tensor, seed: int) -> torch.Tensor:
-    """Put the first of some columns [..., n], or its negative, in the place of all.
+    """Replace every column of a tensor [..., n] by the first one or its negative, in place.
 
-    A sum [m, n] of such products and addends is made like that, too. All of a row is then as large
-    as its mean, and is normalised to the weights of its columns, or their negatives: exactly, as
-    what eps and rsqrt change is lost when the result is rounded.
+    Also applied to a sum [m, n] of such products and addends. All elements of a row then have the
+    same magnitude, so the row normalises to the weights of its columns or their negatives: exactly,
+    because the effect of eps and rsqrt is lost when the result is rounded.
     """
     size, device = tuple(columns.shape[-1:]), columns.device
     draws = random_tensor(size, seed + 5_000_000, device, columns.dtype, integers=True)

@@ -1,14 +1,14 @@
-"""Copy engines scatter partial sums beside the vendor's matmul, and gather what owners have added.
+"""Copy engines scatter partial sums during the vendor's matmul, then gather the owners' sums.
 
 Removes most of the bulk-synchronous tax where there are many rows, and leaves the compute units to
-the matmul. The rows are cut into PARTS: while one is multiplied, those before are scattered, added
-and gathered; only the last part's addition and gathering are not hidden. Costs two launches a copy,
-and copies take microseconds to start: not for few rows.
+the matmul. The rows are cut into PARTS: while one part is multiplied, earlier parts are scattered,
+added and gathered; only the last part's addition and gathering are exposed. Costs two launches per
+copy, and copies take microseconds to start: not for few rows.
 
 Protocol. That of :mod:`taxfree_kernels.partial_sums.copied` for each part, of whose rows each rank
-owns a shard. When it has added them, on a stream beside the caller's, it meets all ranks there, and
-fetches the rows that peers own. So what waits are the additions and meetings of the parts, one
-after the other, each behind this rank's copies of the same part.
+owns a shard. Having added its shard, on a side stream, a rank meets all ranks there and fetches the
+rows that peers own. So the kernels that wait are the additions and meetings of the parts, one after
+the other, each ordered after this rank's copies of the same part.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from taxfree_kernels.variant import Config, Plan, Space, Variant
 
 
 class _Part:
-    """Some rows of the output: their sum, and where what peers own of it comes from."""
+    """Some rows of the output: their sum, and the sources of the rows that peers own."""
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class _Part:
 
 
 class OverlapPlan(Plan):
-    """For each part of the rows matmuls and copies; then, beside the next, a sum and copies."""
+    """For each part, matmuls and copies; then, overlapping the next part, a sum and copies."""
 
     def __init__(self, problem: MatmulAllReduce, fabric: Fabric, config: Config) -> None:
         parts = _parts(problem, config)
@@ -104,7 +104,7 @@ def _parts(problem: MatmulAllReduce, config: Config) -> list[slice]:
 
 
 def _shards(problem: MatmulAllReduce, rows: slice) -> MatmulReduceScatter:
-    """What of some rows each rank adds up."""
+    """How the sum of some rows is sharded over the ranks."""
     return MatmulReduceScatter(
         rows.stop - rows.start, problem.n, problem.k, 0,
         problem.dtype, problem.world_size, problem.weight_layout,
@@ -112,7 +112,7 @@ def _shards(problem: MatmulAllReduce, rows: slice) -> MatmulReduceScatter:
 
 
 class Overlap(Variant):
-    """Copy engines scatter and gather beside the vendor's matmul."""
+    """Copy engines scatter and gather during the vendor's matmul."""
 
     name = "overlap"
 

@@ -13,7 +13,7 @@ from taxfree_kernels.partial_sums.sizes import (
 from taxfree_kernels.spaces import power_of_2
 from taxfree_kernels.variant import Cost
 
-#: Most elements of the output for which every rank sends its whole partial sum to every peer, and
+#: Largest output, in elements, for which every rank sends its whole partial sum to every peer and
 #: keeps an inbox for each: beyond it the links carry too much, and inboxes are too large.
 ONE_SHOT_ELEMENTS = 1 << 23
 
@@ -23,8 +23,8 @@ class MatmulAllReduce:
     """out[M, N] = sum over ranks of x[M, K] @ weight[K, N] (+ bias[N]) (+ residual[M, N]).
 
     Bias and residual are the same on all ranks and are added once, to the sum. With `rms_norm`,
-    out[2, M, N] is that sum normalised, sum * rsqrt(mean of its row's squares + eps) *
-    norm_weight[N], then the sum. Eps is read on the device.
+    out[2, M, N] holds that sum normalised, sum * rsqrt(mean of its row's squares + eps) *
+    norm_weight[N], followed by the sum itself. Eps is read on the device.
 
     Args:
         m: rows of x and of the output.

@@ -1,17 +1,18 @@
 """One fused kernel: each finished tile goes to every rank, and every rank adds the partial sums.
 
-Removes the launch tax (one kernel), the bulk-synchronous tax (a tile leaves when it is finished,
-and is summed when all ranks' have come), and the locality tax of a partial sum that is written,
-read by a collective, and written again. Sends a whole partial sum to every peer: for few rows.
+Removes the launch tax (one kernel), the bulk-synchronous tax (a tile is sent as soon as it is
+finished, and summed once it has arrived from all ranks), and the locality tax of a partial sum that
+is written, read by a collective, and written again. Sends a whole partial sum to every peer: for
+few rows.
 
-Protocol. Tile programs have the lowest ids. They compute a tile of this rank's partial sum, store
-it into every rank's inbox, the own one included, and wait for nobody. One signal to everybody
-announces a group of tiles, because a large problem has more tiles than a pool has channels: the
-last program of a group to finish sends it. Above them, one program per tile waits for its group
-from all ranks and adds what they sent in the order of the ranks, so that all have the same bits.
-When the sum is normalised, each of these programs takes a row, and waits for all groups.
-So programs wait only for tile programs, of whom the own rank's have lower ids, and any order that
-starts low ids first makes progress. Every tile waits for every rank in every call: the full
+Protocol. Tile programs have the lowest ids. Each computes a tile of this rank's partial sum, stores
+it into every rank's inbox, its own included, and never waits. A large problem has more tiles than a
+pool has channels, so one signal to every rank announces a group of tiles; the last program of the
+group to finish sends it. Above them, one program per tile waits for the tile's group from all ranks
+and adds what they sent in rank order, so that all ranks get the same bits. When the sum is
+normalised, each of these programs handles a row instead, and waits for all groups. So programs wait
+only for tile programs, of which those on the same rank have lower ids, and any order that starts
+low ids first makes progress. Every tile is waited for from every rank in every call: the full
 exchange under which the two payload slots of a pool suffice
 (:class:`taxfree_kernels.fabric.heap.Pool`).
 """
@@ -56,7 +57,7 @@ def _push(
     SPLIT_K: tl.constexpr, EVEN_K: tl.constexpr, SWAP_AB: tl.constexpr, XCDS: tl.constexpr,
     TMA: tl.constexpr, W_NK: tl.constexpr,
 ):  # fmt: skip
-    """See the module; BLOCK_ROW is 0 when the sum is not normalised, else no less than n."""
+    """See the module; BLOCK_ROW is 0 when the sum is not normalised, otherwise at least n."""
     wait_for_the_last(BACKEND)
     program = tl.program_id(0)
     generation = sync.running_generation(control_ptr)

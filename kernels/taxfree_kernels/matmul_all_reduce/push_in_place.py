@@ -1,20 +1,20 @@
-"""One fused kernel for few tiles: who has computed a tile sends it, and adds its peers' in place.
+"""One fused kernel for few tiles: the program that computes a tile sends it and adds its peers'.
 
-``push`` without the programs that add: these start when programs of tiles, which fill the shared
-memory, have left, and they load again what those had in registers. Here a program keeps its part
-of the sum, and its addends, while it waits. For decode sizes tiles travel as words that carry their
-own flags (`IN_DATA`): no store is drained, no signal follows; else each tile has a signal, and a
-channel, of its own.
+``push`` without separate adders: those can start only after tile programs, which fill the shared
+memory, have exited, and they reload what those held in registers. Here a program keeps its part of
+the sum, and its addends, while it waits. For decode sizes, tiles travel as words that carry their
+own flags (`IN_DATA`): no stores are drained and no signal follows. Otherwise each tile has a signal
+and a channel of its own.
 
-Protocol. A program that has all of a tile sends it to every peer, then waits for the same tile of
-every peer, and adds in the order of the ranks, so that all have the same bits. It waits for
-programs of that tile only, which do not wait before they have sent. Of all ranks consider the one
-that has started the fewest programs. Those that wait there are each the last of a tile's SPLIT_K
-programs, so all of the tile's have started there, and everywhere else, since all ranks start the
-same programs in the same order: the tile will be sent. So the programs of that rank end, and it
-makes progress, however few are resident. This is why tiles cannot share a channel: a signal for
-several of them might wait for a program that has not started. Every rank sends every tile to, and
-receives it from, every peer in every call, so two slots suffice, of words as of payload
+Protocol. A program that holds a complete tile sends it to every peer, waits for the same tile from
+every peer, and adds in rank order, so that all ranks get the same bits. It waits only for programs
+of that tile, which send before they wait. Consider the rank that has started the fewest programs.
+Each program that waits there is the last of its tile's SPLIT_K programs, so all programs of that
+tile have started there, and also on every other rank, since all ranks start the same programs in
+the same order: the tile will be sent. So the programs of that rank end, and it makes progress,
+however few are resident. This is why tiles cannot share a channel: a signal for several tiles might
+wait for a program that has not started. Every rank sends every tile to, and receives it from, every
+peer in every call, so two slots suffice, for words as for payload
 (:class:`taxfree_kernels.fabric.heap.Pool`).
 """
 
@@ -156,7 +156,7 @@ class PushInPlace(FusedVariant):
 
 
 def _with_room(hardware: Hardware, config: Config) -> dict[str, Any]:
-    """A config with more warps, and then fewer columns, until these can keep a tile."""
+    """A config with more warps, and then fewer columns, until the warps can hold a tile."""
     if hardware.backend == "interpreter":
         return dict(config)
     rows, most = config["BLOCK_M"], _MOST_A_THREAD * hardware.warp_size
@@ -166,7 +166,7 @@ def _with_room(hardware: Hardware, config: Config) -> dict[str, Any]:
 
 
 def _refuses_exchange(problem: Any, hardware: Hardware, config: Config) -> str | None:
-    """Why tiles of a config cannot be exchanged and kept, or None."""
+    """Why a config's tiles cannot be exchanged and held in registers, or None."""
     block_m, block_n = config["BLOCK_M"], config["BLOCK_N"]
     tiles_m, tiles_n = -(-problem.m // block_m), -(-problem.n // block_n)
     if _with_room(hardware, config) != config:

@@ -1,17 +1,17 @@
-"""One fused kernel for very few rows: tiles go to everybody as bare words, added where they belong.
+"""One fused kernel for very few rows: tiles go to every rank as bare words, and are added there.
 
-``push_in_place`` by words that carry no flags, half of what the links move and of what is polled;
-and the first shot of ``push_two_shot_lamport`` with a whole tile in the place of slices, so that
-there is no second: less latency, where a tile to every peer is little.
+``push_in_place`` with words that carry no flags, which halves the traffic on the links and the
+bytes polled. Equally, the first shot of ``push_two_shot_lamport`` with whole tiles instead of
+slices, so that no second is needed: lower latency where sending a tile to every peer is cheap.
 
-Protocol. A program that has all of a tile sends it to every rank, its own included; empties, while
-these words are under way, a share of what the turn before has left; waits for the tile of every
-rank; and adds in the order of the ranks, so that all have the same bits. It waits for programs of
-its tile only, which have sent before they wait. Of all ranks consider the one that has started the
-fewest programs: those of a tile that waits there have started everywhere, since all ranks start the
-same programs in the same order, so their words come. A tile has a row, so whoever waits for it
-hears from all ranks: the full exchange under which three slots of words suffice
-(:class:`taxfree_kernels.fabric.heap.Pool`).
+Protocol. A program that holds a complete tile sends it to every rank, its own included; while these
+words are in flight, empties its share of the slot that the previous turn used; waits for the tile
+from every rank; and adds in rank order, so that all ranks get the same bits. It waits only for
+programs of its tile, which send before they wait. Consider the rank that has started the fewest
+programs: the programs of a tile that waits there have started everywhere, since all ranks start the
+same programs in the same order, so their words arrive. Every tile has at least one row, so a
+program that waits for it hears from all ranks: the full exchange under which three slots of words
+suffice (:class:`taxfree_kernels.fabric.heap.Pool`).
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ def _push_lamport(
     Args:
         inbox_ptr: int32, the first slot of bare words, [source, tile, WORDS].
         used: words of a slot that all tiles take.
-        WORDS: of those rows of a tile that there may be.
-        LANES: for these words, which are repeated.
+        WORDS: words of those rows of a tile that can exist.
+        LANES: lanes for these words, which are repeated to fill them.
     """
     wait_for_the_last(BACKEND)
     ELEMENT: tl.constexpr = out_ptr.dtype.element_ty
@@ -74,8 +74,8 @@ def _push_lamport(
         for step in tl.static_range(1, WORLD + 1):
             peer = (rank + step) % WORLD
             if BACKEND == "hip":
-                # Whole addresses: CDNA's accesses of a base with small offsets go lane by lane
-                # where that base was loaded. NVIDIA's stores are narrower this way.
+                # Full addresses: on CDNA, accesses at a base plus small offsets go lane by lane
+                # if the base was loaded from memory. On NVIDIA this would narrow the stores.
                 target_ptr = sync.translate(own_ptr + at, heap_bases, rank, peer)
             else:
                 target_ptr = sync.translate(own_ptr, heap_bases, rank, peer) + at

@@ -1,28 +1,29 @@
 """One fused kernel: each finished tile goes to the rank that owns it, which sends the sum to all.
 
-Removes the launch tax (one kernel), the bulk-synchronous tax (a tile leaves when it is finished,
-is summed when all ranks' have come, and is sent on, while others are computed), and the locality
-tax of a partial sum that is written, read by a collective, and written again. Every link carries
-2 / world_size of what ``push`` sends, for one more signal: for many rows, and many ranks.
+Removes the launch tax (one kernel), the bulk-synchronous tax (a tile is sent as soon as it is
+finished, summed once it has arrived from all ranks, and sent on, while others are computed), and
+the locality tax of a partial sum that is written, read by a collective, and written again. Every
+link carries 2 / world_size of what ``push`` sends, for one more signal: for many rows, and many
+ranks.
 
 Tile t belongs to rank t % WORLD, so that consecutive tiles take different links, and a ragged M is
-shared evenly. A slot has the partial sums of the own tiles from every source, in the type of the
-wire, [source, own tile, BLOCK_M, BLOCK_N]; behind them the sums of all tiles, in that of the
-output, [tile, BLOCK_M, BLOCK_N].
+shared evenly. A slot holds the partial sums of this rank's own tiles from every source, in the wire
+dtype, [source, own tile, BLOCK_M, BLOCK_N]; then the sums of all tiles, in the output's dtype,
+[tile, BLOCK_M, BLOCK_N].
 
 Protocol. Three roles. Tile programs compute a tile of this rank's partial sum, store it into the
-owner's inbox, and wait for nobody. One signal to everybody announces a group of tiles, of which
-each rank owns as many as any other, but for the last group: the last program to finish sends it.
-Adders wait for a group from all ranks, add a piece of an own tile in the order of the ranks, store
+owner's inbox, and never wait. One signal to every rank announces a group of tiles, of which all
+ranks own equally many, except in the last group: the group's last program to finish sends it.
+Adders wait for a group from all ranks, add a piece of one of this rank's tiles in rank order, store
 it into the output and into every peer's slot, and announce the group's sums in the same way, on
 channels of their own. Copiers wait for the owner of a peer's tile, and copy the sum into the
-output. The adders of a group have higher ids than its tile programs, some between those of later
-groups, so that sums travel while tiles are computed; copiers have the highest. So what a program
-waits for has lower ids than it, on every rank, and any order that starts low ids first makes
-progress. All ranks have the bits that the owner made; where a wait has failed, those are NaN, which
-is sent on. There are as many adders on each rank, also on one that owns fewer tiles, or none. So in
-each call every rank signals everybody, and waits for everybody, on each group's channel: the full
-exchange under which the two payload slots of a pool suffice
+output. The adders of a group have higher ids than its tile programs, some of them interleaved with
+those of later groups, so that sums travel while tiles are computed; copiers have the highest ids.
+So a program waits only for programs with lower ids than its own, on any rank, and any order that
+starts low ids first makes progress. All ranks get the bits that the owner computed; after a failed
+wait these are NaN, which is sent on. Every rank has the same number of adders, even one that owns
+fewer tiles, or none. So in each call every rank signals, and waits for, every rank on each group's
+channel: the full exchange under which the two payload slots of a pool suffice
 (:class:`taxfree_kernels.fabric.heap.Pool`).
 """
 
@@ -68,7 +69,7 @@ def _push_two_shot(
 
     Args:
         stride_row: see :func:`offsets_in_tile`.
-        ahead: tile programs of whole groups that come before the first adder, or all.
+        ahead: how many tile programs, in whole groups or all, precede the first adder.
     """
     wait_for_the_last(BACKEND)
     program = tl.program_id(0)
@@ -152,17 +153,17 @@ def _push_two_shot(
 
 @triton.jit
 def offsets_in_tile(row, stride_row, BLOCK_N: tl.constexpr):
-    """int64: of all elements of these rows of a tile.
+    """int64 offsets of all elements of these rows of a tile.
 
     Args:
-        stride_row: BLOCK_N, at run time. A compiler that knows how small the offsets are makes
-            CDNA's buffer accesses of them, which go lane by lane where their base was loaded.
+        stride_row: BLOCK_N, passed at run time. A compiler that knows how small the offsets are
+            emits CDNA buffer accesses, which go lane by lane if the base was loaded from memory.
     """
     return row.to(tl.int64)[:, None] * stride_row + tl.arange(0, BLOCK_N)[None, :]
 
 
 class PushTwoShotPlan(FusedPlan):
-    """What sums that are not normalised are called with."""
+    """The plan's arguments for a sum that is not normalised."""
 
     def __call__(self, *tensors: torch.Tensor | None) -> torch.Tensor:
         *operands_and_addends, _, _, out = tensors
@@ -252,7 +253,7 @@ def _tiles(problem: Any, config: Config) -> int:
 
 
 def _slot_elements(problem: Any, config: Config) -> int:
-    """What a slot has to hold, in the type of the wire: own tiles of every source, and all sums."""
+    """Elements of a slot, in the wire dtype: own tiles from every source, and all sums."""
     tiles, elements = _tiles(problem, config), config["BLOCK_M"] * config["BLOCK_N"]
     inboxes = -(-tiles // problem.world_size) * problem.world_size
     wire, own = ITEM_BYTES[config["WIRE"]], ITEM_BYTES[problem.dtype]

@@ -1,29 +1,30 @@
-"""One fused kernel: each rank adds a slice of every tile, in words that are payload and no more.
+"""One fused kernel: each rank adds a slice of every tile, exchanged as words of payload alone.
 
-``push_in_place`` with a second shot. There a tile goes to every peer; here each peer gets the slice
-of it that it adds, and sends the sum to all, so that 2 / world_size as much crosses every link.
-Nothing is drained and no signal follows either of the two shots, and the program that has computed
-a tile does all of it. Words carry no flags, which would be half of the bytes: a place where none
-has come holds what nobody sends, and receivers put that back. So do the Lamport buffers of
-TensorRT-LLM's all-reduces. For few rows on many ranks, where a tile to every peer fills the link.
+``push_in_place`` with a second shot. There a tile goes to every peer; here each peer gets only the
+slice that it adds, and sends the sum to all, so that 2 / world_size as much crosses every link.
+Nothing is drained and no signal follows either shot, and the program that computes a tile does all
+of it. Words carry no flags, which would be half of the bytes: until a word arrives, its location
+holds a value that is never sent, and receivers put that value back. The Lamport buffers of
+TensorRT-LLM's all-reduces work the same way. For few rows on many ranks, where sending a tile to
+every peer would fill the link.
 
-Protocol. Of a tile's words, in slices as many as there are ranks or a few more, slice s belongs to
-rank (s + tile) % world_size: few rows fill the first slices only, which fall to ranks in turns. A
-program that has all of a tile sends each rank its slices, and its own to itself; empties, while
-these are under way, a share of what the turn before has left; waits for the own slices from every
-rank, and adds in the order of the ranks; sends the sums to every rank; and waits for all slices, so
-that all ranks have the bits that the owners made. Words of the two shots have places of their own.
-A program waits for programs of its tile only, which send the first shot before they wait at all,
-and the second when they have the first from everybody. Of all ranks consider the one that has
-started the fewest programs: those of a tile that waits there have started everywhere, since all
-ranks start the same programs in the same order, so first shots come, and then second ones. Where a
-wait has failed, the slice is NaN, which is sent on. A tile has a row, so that whoever waits for it
-hears of an owner, who has heard of all ranks: the full exchange under which three slots of words
-suffice (:class:`taxfree_kernels.fabric.heap.Pool`).
+Protocol. A tile's words are cut into as many slices as there are ranks, or a few more. Slice s
+belongs to rank (s + tile) % world_size: few rows fill only the first slices, which thus rotate over
+the ranks. A program that holds a complete tile sends each rank its slices, this rank included;
+while these are in flight, empties its share of the slot that the previous turn used; waits for this
+rank's slices from every rank, and adds in rank order; sends the sums to every rank; and waits for
+all slices, so that all ranks get the bits that the owners computed. The words of the two shots have
+separate locations. A program waits only for programs of its tile, which send the first shot before
+they wait at all, and the second once they have the first from every rank. Consider the rank that
+has started the fewest programs: the programs of a tile that waits there have started everywhere,
+since all ranks start the same programs in the same order, so first shots arrive, and then second
+ones. After a failed wait the slice is NaN, which is sent on. Every tile has at least one row, so a
+program that waits for it hears from an owner, which has heard from all ranks: the full exchange
+under which three slots of words suffice (:class:`taxfree_kernels.fabric.heap.Pool`).
 
-Of a sum that is normalised, who has sent the second shot is done. Further programs, of higher ids
-than any tile's, wait each for one row, and store it and its RMSNorm. The row has been rounded by
-then, as between a library's all-reduce and its normalisation.
+If the sum is normalised, tile programs are done once they have sent the second shot. Additional
+programs, with higher ids than any tile's, each wait for one row and store it and its RMSNorm. By
+then the row has been rounded, as between a library's all-reduce and its normalisation.
 """
 
 from __future__ import annotations
@@ -64,9 +65,9 @@ def _push_two_shot_lamport(
     Args:
         inbox_ptr: int32, the first slot of bare words.
         used: words of a slot that all tiles take.
-        LANES: for the words of a slice, which are repeated: with fewer, threads would have those of
-            some ranks each, and exchange sums.
-        BLOCK_ROW: lanes for a row of all tiles, which a program normalises; 0 when none does.
+        LANES: lanes for the words of a slice, which are repeated to fill them: with fewer lanes,
+            each thread would hold the words of only some ranks, and threads would exchange sums.
+        BLOCK_ROW: lanes for a row across all tiles, which one program normalises; 0 without a norm.
     """
     wait_for_the_last(BACKEND)
     ELEMENT: tl.constexpr = out_ptr.dtype.element_ty
@@ -100,14 +101,14 @@ def _push_two_shot_lamport(
             sync.send(control_ptr, target_ptr[:, None] + lane, words, owner, mask=has_row)
             sync.empty_last_turn(control_ptr, inbox_ptr, stride_slot, turn, used, tile, tiles)
 
-            # -- the second, [tile, WORDS]: sums of the own slices to everybody --------------------
+            # -- the second, [tile, WORDS]: sums of this rank's slices to every rank ---------------
             sums_ptr = slot_ptr + WORLD * stride_source + tile * WORDS
             repeated = tl.arange(0, LANES)
             in_slice = repeated % SLICE
             for nth in tl.static_range(ROUNDS):
                 own = (rank + WORLD - tile % WORLD) % WORLD + nth * WORLD
                 at = own * SLICE + in_slice
-                # compilers do not see that lanes of a row stay together behind the remainder
+                # compilers do not see that lanes of a row stay contiguous after the remainder
                 row = row_begin + tl.max_constancy(at // WIDTH, min(SLICE, WIDTH))
                 row_end = tl.where(own < SLICES, m, 0)
                 total, _, _ = total_of_bare_words(
@@ -147,7 +148,7 @@ def _normalise_row(
     WORLD: tl.constexpr, BACKEND: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     SLICE: tl.constexpr, BLOCK_ROW: tl.constexpr,
 ):  # fmt: skip
-    """Wait for the sums of a row from their owners, and store it and what RMSNorm makes of it.
+    """Wait for the sums of a row from their owners, and store the row and its RMSNorm.
 
     Args:
         sums_ptr: int32 [tile, words], the second shot; tiles are counted row by row.
@@ -183,7 +184,7 @@ class PushTwoShotLamport(BareVariant):
 
     def space(self, problem: Any, hardware: Hardware) -> Space:
         space = super().space(problem, hardware)
-        # Who normalises a row finds the tiles by their numbers.
+        # Programs that normalise a row find its tiles by number.
         return {**space, "GROUP_M": (1,)} if problem.rms_norm else space
 
     def with_room(self, problem: Any, hardware: Hardware, config: Config) -> dict[str, Any]:
@@ -197,7 +198,7 @@ class PushTwoShotLamport(BareVariant):
         return crowded or super().refuses_config(problem, hardware, config)
 
     def words(self, problem: Any, config: Config) -> int:
-        """Of both shots."""
+        """Bare words of both shots."""
         world, slices = problem.world_size, power_of_2(problem.world_size, 1)
         words = _slice_words(problem, config)
         return _tiles(problem, config) * (world * -(-slices // world) + slices) * words

@@ -1,7 +1,7 @@
 """The library path on registered buffers: the vendor's matmul, then NCCL's low-latency kernels.
 
-The matmul writes into a buffer that is registered with the communicator as symmetric, where the
-all-reduce then works in place; from there the result is copied, added to the residual, or
+The matmul writes into a buffer that is registered with the communicator as symmetric, and the
+all-reduce works there in place; from there the result is copied out, added to the residual, or
 normalised.
 """
 

@@ -1,6 +1,6 @@
-"""The kernel with which library paths end: a residual added and the sum normalised, row by row.
+"""The last kernel of library paths: adds the residual and normalises the sum, row by row.
 
-As engines have it beside their collectives: the residual costs no launch of its own.
+Engines pair such a kernel with their collectives: the residual costs no launch of its own.
 """
 
 from __future__ import annotations

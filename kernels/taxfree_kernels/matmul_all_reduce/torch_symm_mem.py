@@ -1,8 +1,8 @@
 """PyTorch's own all-reduces over symmetric memory, behind the vendor's matmul.
 
 The matmul writes into a symmetric buffer. One shot: every rank loads all ranks' buffers and adds.
-Two shots: every rank adds a block, and loads the blocks that the others have added. Their multicast
-ops are left out: NVLink multicast was off where we measured.
+Two shots: every rank adds a block, and loads the blocks that the others have added. PyTorch's
+multicast ops are left out: NVLink multicast was off where we measured.
 """
 
 from __future__ import annotations

@@ -4,14 +4,14 @@ Each rank owns a block of the output: all ranks send it their partial sums of th
 them and sends the result to all. Every link carries 2 / world_size of what one shot sends, for one
 more signal: for many rows. Bias and residual are added by the owner; two launches remain.
 
-Protocol. Three roles, by ascending program ids. Senders store a chunk of a peer's block of this
-rank's partial sum into that peer's inbox, signal it, and wait for nobody. Reducers wait for a
-chunk of the own block from all peers, add in the order of the ranks, store the result into the
-output and into every peer's second inbox, and signal everybody on channels of their own. Copiers
-wait for the reducer of a peer's chunk and copy the result into the output. Reducers wait for
-senders of peers only, copiers for reducers of peers only, so any order that starts low ids first
-makes progress. All ranks have the bits that the owner made. Each chunk, also an empty one, is
-waited for from every peer in every call, so the two slots of the pool suffice for both inboxes.
+Protocol. Three roles, in order of program id. Senders store a chunk of this rank's partial sum of a
+peer's block into that peer's inbox, signal the peer, and never wait. Reducers wait for a chunk of
+this rank's block from all peers, add in rank order, store the result into the output and into every
+peer's second inbox, and signal every rank on channels of their own. Copiers wait for the reducer of
+a peer's chunk and copy the result into the output. Reducers wait only for senders of peers, copiers
+only for reducers of peers, so any order that starts low ids first makes progress. All ranks get the
+bits that the owner computed. Each chunk, even an empty one, is waited for from every peer in every
+call, so the two slots of the pool suffice for both inboxes.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
 """The vendor's matmul, then one kernel of ours that scatters and sums over symmetric memory.
 
-What an engine that knows symmetric memory would do: the collective's latency goes down to one
-signal, the re-layout for scatter_dim 1 happens on the way into the inboxes, two launches remain.
+What an engine with symmetric memory would do: the collective's latency shrinks to one signal, the
+re-layout for scatter_dim 1 happens on the way into the inboxes, two launches remain.
 
-Protocol. Sender programs have the lowest ids: each stores a chunk of a peer's shard of this rank's
-partial sum, in the problem's own type, into that peer's inbox, signals it, and waits for nobody.
-Above them, programs wait for a chunk of the own shard from all peers and add the partial sums in
-the order of the ranks. Each chunk, also an empty one, is signalled to, and waited for from, every
-peer in every call, so the two slots of the pool suffice.
+Protocol. Sender programs have the lowest ids: each stores a chunk of this rank's partial sum of a
+peer's shard, in the problem's own dtype, into that peer's inbox, signals the peer, and never waits.
+The programs above them each wait for a chunk of this rank's shard from all peers and add the
+partial sums in rank order. Each chunk, even an empty one, is signalled to, and waited for from,
+every peer in every call, so the two slots of the pool suffice.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Copy engines scatter what the vendor's matmul has computed while it computes the next part.
 
 Removes most of the bulk-synchronous tax where there are many rows, and leaves the compute units to
-the matmul: peers' shards first, the own one last, then the addition of what has come. Costs two
-launches a copy, and copies take microseconds to start: not for few rows.
+the matmul: peers' shards first, this rank's own last, then the sum of what all ranks sent. Costs
+two launches per copy, and copies take microseconds to start: not for few rows.
 
 Protocol. That of :mod:`taxfree_kernels.partial_sums.copied`.
 """
@@ -24,7 +24,7 @@ from taxfree_kernels.variant import Config, Plan, Space, Variant
 
 
 class OverlapPlan(Plan):
-    """A matmul for each part, copies beside the next, and one addition."""
+    """A matmul for each part, copies that overlap the next one, and one addition."""
 
     def __init__(self, problem: MatmulReduceScatter, fabric: Fabric, config: Config) -> None:
         self._copies = PeerCopies(fabric, config["CHUNKS"], config["STREAMS"])
@@ -42,7 +42,7 @@ class OverlapPlan(Plan):
 
 
 class Overlap(Variant):
-    """Copy engines scatter beside the vendor's matmul."""
+    """Copy engines scatter during the vendor's matmul."""
 
     name = "overlap"
 

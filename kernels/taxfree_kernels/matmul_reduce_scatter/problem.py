@@ -12,7 +12,7 @@ from taxfree_kernels.partial_sums.sizes import (
 )
 from taxfree_kernels.variant import Cost
 
-#: Most elements of the whole sum whose partial sums may travel as float32.
+#: Largest whole sum, in elements, whose partial sums may travel as float32.
 WIDE_WIRE_ELEMENTS = 1 << 24
 
 

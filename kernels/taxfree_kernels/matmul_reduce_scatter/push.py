@@ -1,19 +1,18 @@
 """One fused kernel: each finished tile goes to the ranks that own it, which add the partial sums.
 
-Removes the launch tax (one kernel), the bulk-synchronous tax (a tile leaves when it is finished,
-and is summed when all ranks' have come), and the locality tax of a partial sum that is written,
-read by a collective, and written again. Sends each element over the link once.
+Removes the launch tax (one kernel), the bulk-synchronous tax (a tile is sent as soon as it is
+finished, and summed once it has arrived from all ranks), and the locality tax of a partial sum that
+is written, read by a collective, and written again. Sends each element over the link once.
 
-Protocol. Tile programs have the lowest ids. They compute a tile of this rank's partial sum, store
-its rows into the inboxes of their owners, this rank perhaps included, and wait for nobody. One
-signal to everybody announces a group of tiles, because a large problem has more tiles than a pool
-has channels: the last program of a group to finish sends it. Above them, programs wait for a tile
-that touches the own shard, from all ranks, and add what they sent in the order of the ranks. So
-programs wait only for tile programs, of whom the own rank's have lower ids, and any order that
-starts low ids first makes progress. A rank without rows waits as well, for the last tile. So in
-each call every rank signals everybody, and waits for everybody on one channel at least: the full
-exchange under which the two payload slots of a pool suffice
-(:class:`taxfree_kernels.fabric.heap.Pool`).
+Protocol. Tile programs have the lowest ids. Each computes a tile of this rank's partial sum, stores
+its rows into the inboxes of their owners, possibly including this rank, and never waits. A large
+problem has more tiles than a pool has channels, so one signal to every rank announces a group of
+tiles; the last program of the group to finish sends it. Programs above them wait for a tile that
+overlaps this rank's shard, from all ranks, and add what they sent in rank order. So programs wait
+only for tile programs, of which those on the same rank have lower ids, and any order that starts
+low ids first makes progress. A rank without rows waits as well, for the last tile. So in each call
+every rank signals every rank, and waits for every rank on at least one channel: the full exchange
+under which the two payload slots of a pool suffice (:class:`taxfree_kernels.fabric.heap.Pool`).
 """
 
 from __future__ import annotations
@@ -122,7 +121,7 @@ def _push(
 
 @triton.jit
 def index_of_tile(tile_m, tile_n, tiles_m, tiles_n, GROUP_M: tl.constexpr):
-    """The number that ``tile_of`` gives this place to."""
+    """The inverse of ``tile_of``: the number of the tile at this position."""
     first_m = tile_m // GROUP_M * GROUP_M
     group_size = min(tiles_m - first_m, GROUP_M)
     return first_m * tiles_n + tile_n * group_size + tile_m - first_m
@@ -178,7 +177,7 @@ def _tiles_and_sums(problem: Any, config: Config) -> tuple[int, int]:
 
 
 def _pieces(problem: Any, hardware: Hardware, config: Config, counts: tuple[int, ...]) -> int:
-    """In how many pieces own tiles are added, so that all compute units add; few rows in one."""
+    """Pieces per own tile to be added, so that all compute units take part; 1 for few rows."""
     if min(problem.shard_rows, config["BLOCK_M"]) < 32:
         return counts[0]
     own = tiles_of(problem.shard_rows, problem.shard_columns, config["BLOCK_M"], config["BLOCK_N"])

@@ -1,17 +1,17 @@
 """One fused kernel: tiles go to their owners as bare words, and their senders add what is theirs.
 
-``push`` with neither a drain and a signal between a tile and its sum, nor programs that do nothing
-but wait and add: for few rows, where these are a good part of what the exchange takes. It is the
-first shot of ``push_two_shot_lamport`` of ``matmul_all_reduce``: a word is payload alone, and has
-not come while its place holds what nobody sends.
+``push`` without a drain and a signal between a tile and its sum, and without programs that only
+wait and add: for few rows, where these are a good part of the exchange's time. It is the first shot
+of ``push_two_shot_lamport`` of ``matmul_all_reduce``: a word is payload alone, and until it arrives
+its location holds a value that is never sent.
 
-Protocol. A program that has all of a tile of this rank's partial sum sends the rows to their
-owners, own ones to this rank; empties, while these are under way, a share of what the turn before
-has left; and if rows of the tile are this rank's own, waits for them from every rank, and adds in
-the order of the ranks. It waits for programs of its tile only, which have sent before they wait.
-Of all ranks consider the one that has started the fewest programs: those of a tile that waits there
-have started everywhere, since all ranks start the same programs in the same order, so their words
-come. Each rank owns a row, hence hears from all ranks in each call: the full exchange under which
+Protocol. A program that holds a complete tile of this rank's partial sum sends the rows to their
+owners, this rank included; while these are in flight, empties its share of the slot that the
+previous turn used; and if this rank owns rows of the tile, waits for them from every rank and adds
+in rank order. It waits only for programs of its tile, which send before they wait. Consider the
+rank that has started the fewest programs: the programs of a tile that waits there have started
+everywhere, since all ranks start the same programs in the same order, so their words arrive. Each
+rank owns at least one row, hence hears from all ranks in each call: the full exchange under which
 three slots of words suffice (:class:`taxfree_kernels.fabric.heap.Pool`). Problems that leave a rank
 without rows are refused.
 """
@@ -38,7 +38,7 @@ from taxfree_kernels.partial_sums.words import sum_of_bare_words, words_of
 from taxfree_kernels.spaces import power_of_2
 from taxfree_kernels.variant import Config, Plan
 
-_MOST_POLLED = 64  # words of a thread, from all ranks
+_MOST_POLLED = 64  # words per thread, from all ranks
 
 
 @triton.jit(do_not_specialize=["rank", "m", "shard_rows", "used"])
@@ -57,7 +57,7 @@ def _push_lamport(
         inbox_ptr: int32, the first slot of bare words. A slot is [source, shard_rows, words], rows
             as wide as all tiles of a shard's columns; sources are `stride_source` apart.
         used: words of a slot that all sources take.
-        ROWS: that a program adds at once.
+        ROWS: rows that a program adds at once.
     """
     wait_for_the_last(BACKEND)
     ELEMENT: tl.constexpr = out_ptr.dtype.element_ty
@@ -92,7 +92,7 @@ def _push_lamport(
         sync.send(control_ptr, target, words, peer, mask=(rows < m)[:, None])
         sync.empty_last_turn(control_ptr, inbox_ptr, stride_slot, turn, used, tile, tiles)
 
-        # -- own rows of the tile; those of a ragged shard's end, which nobody sends, with the last
+        # -- own rows of the tile; the last tile also covers a ragged shard's end, which is not sent
         if SCATTER_DIM == 0:
             first, last = rank * shard_rows, (rank + 1) * shard_rows
         else:
@@ -157,9 +157,9 @@ def _stride_source(problem: Any, config: Config) -> int:
 
 
 def _rows_at_once(problem: Any, hardware: Hardware, config: Config) -> int:
-    """Rows of a tile that a program adds at once: a shard's, if it can hold so many.
+    """Rows of a tile that a program adds at once: a shard's, if it can hold that many.
 
-    Where these are few they get the lanes of more: see :func:`lanes_of`.
+    A few rows get the lanes of more: see :func:`lanes_of`.
     """
     width = config["BLOCK_N"] // 2
     threads = config.get("num_warps", 1) * hardware.warp_size

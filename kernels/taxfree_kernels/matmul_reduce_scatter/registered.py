@@ -1,7 +1,7 @@
 """The library path on registered buffers: the vendor's matmul, then NCCL's low-latency kernels.
 
-Both ends of the collective live in a memory pool that is registered with the communicator as
-symmetric; the shard is copied out of it, which the time includes.
+Both buffers of the collective live in a memory pool that is registered with the communicator as
+symmetric; the shard is copied out of it, which the measured time includes.
 """
 
 from __future__ import annotations

@@ -25,11 +25,11 @@ def owner_of_tile(
     rows, tile_n, owner_tiles, shard_rows, shard_columns,
     WORLD: tl.constexpr, SCATTER_DIM: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """Which ranks a tile's rows belong to, and where they have them.
+    """Which ranks own a tile's rows, and at which positions.
 
     Returns:
-        The owners, a block as `rows`, or one for all of them; the rows in the owners' shards; the
-        first column of the owners in the whole sum; the tile's first column in their shards.
+        The owners, a block like `rows`, or one for all rows; the rows in the owners' shards; the
+        owners' first column in the whole sum; the tile's first column in their shards.
     """
     if SCATTER_DIM == 0:
         owner = tl.minimum(rows // shard_rows, WORLD - 1)

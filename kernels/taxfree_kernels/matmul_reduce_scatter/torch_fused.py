@@ -1,6 +1,6 @@
 """PyTorch's own fused op: a matmul per shard, pipelined with copies over symmetric memory.
 
-It allocates its result, which is copied into the output here; the time includes that.
+It allocates its result, which is copied into the output here; the measured time includes the copy.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class TorchFusedPlan(Plan):
     def __init__(self, problem: MatmulReduceScatter, fabric: Fabric) -> None:
         self._op = symm_mem_op("fused_matmul_reduce_scatter", fabric.group)
         self._group_name, self._scatter_dim = fabric.group.group_name, problem.scatter_dim
-        # Per shard a matmul and a copy, but for the own one; then the sum, and the copy here.
+        # A matmul and a copy per shard, no copy for this rank's; then the sum, and the copy here.
         self.launches = 2 * problem.world_size + 1
 
     def __call__(self, x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> torch.Tensor:

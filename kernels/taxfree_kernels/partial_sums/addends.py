@@ -1,4 +1,4 @@
-"""What is added once to a sum of the ranks' partial sums."""
+"""Bias and residual, which are added once to the sum of the ranks' partial sums."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the variants share whose tiles of a partial sum travel as bare words."""
+"""Shared by the variants that send tiles of a partial sum as bare words."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from taxfree_kernels.variant import Config, Space
 
 
 class BarePlan(FusedPlan):
-    """One whose inbox is for bare words."""
+    """A plan whose inbox holds bare words."""
 
     def inbox(self, fabric: Fabric, config: Config, elements: int) -> tuple[torch.Tensor, int]:
         return fabric.pool.bare_slots(elements)

@@ -1,6 +1,6 @@
-"""What kernels of partial sums are launched with, by a problem and a config.
+"""Launch constants of the kernels for partial sums, from a problem and a config.
 
-Part of what was measured, so that it counts for the kernels' hash; what is searched is in
+Part of what is measured, so included in the kernels' hash; what is searched is in
 :mod:`taxfree_kernels.partial_sums.spaces`.
 """
 
@@ -35,10 +35,10 @@ def staggered_tiles(hardware: Hardware, config: Config) -> int:
 
 
 def lanes_of(hardware: Hardware, config: Config, words: int) -> int:
-    """Lanes of a block [ranks, lanes] for `words` words of each, a power of two.
+    """Lanes, a power of two, of a block [ranks, lanes] that holds `words` words of each rank.
 
-    Each thread loads 16 bytes, and with no fewer lanes than that has those of all ranks: it adds
-    them alone.
+    Each thread loads 16 bytes; with at least that many lanes per thread, it holds the same lanes of
+    all ranks and adds them by itself.
     """
     if hardware.backend == "interpreter":
         return 2 * words  # more than there are, as on a GPU where rows are few

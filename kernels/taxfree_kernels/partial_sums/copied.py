@@ -1,11 +1,12 @@
-"""The vendor's matmul in parts, which copy engines scatter to their owners while it goes on.
+"""The vendor's matmul in parts, which copy engines scatter to their owners while it continues.
 
-Every rank owns a shard of the sum. A rank multiplies what its peers own first, the next rank's
-before all, and copy engines take each part away while the next is computed; what it owns itself
-comes last, so that little but the addition of what all ranks have sent is left.
+Every rank owns a shard of the sum. A rank first computes what its peers own, beginning with the
+next rank's shard, and copy engines move each part while the next is computed; its own shard comes
+last, so that little is left then but adding up what all ranks have sent.
 
-Protocol. That of :mod:`taxfree_kernels.copies`, each chunk of a peer's shard being signalled to it.
-The kernel that adds waits for all chunks of all peers, and comes after all copies of this rank.
+Protocol. That of :mod:`taxfree_kernels.copies`: each chunk of a peer's shard is signalled to that
+peer. The kernel that adds waits for all chunks of all peers, and comes after all copies of this
+rank.
 """
 
 from __future__ import annotations
@@ -41,13 +42,13 @@ def _add(
     WORLD: tl.constexpr, BACKEND: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr,
     IS_WHOLE: tl.constexpr, CHUNKS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Add what all ranks have computed of the own shard, in the order of the ranks.
+    """Add all ranks' partial sums of this rank's shard, in rank order.
 
     Args:
-        partial_ptr: what this rank has computed of it; inbox_ptr: [WORLD, stride_source].
+        partial_ptr: this rank's partial sum; inbox_ptr: [WORLD, stride_source].
         channel: the first of CHUNKS on which peers announce theirs.
-        first: where the shard begins in the output; like all sizes in units of 16 elements.
-        count: what of the shard is in rows of the sum; the rest, up to `size`, is zero.
+        first: start of the shard in the output; `first`, `count`, `size` in units of 16 elements.
+        count: how much of the shard lies in rows of the sum; the rest, up to `size`, is zero.
         result_ptr: gets the shard, too, if IS_WHOLE.
     """
     generation = sync.running_generation(control_ptr)
@@ -104,13 +105,13 @@ class CopiedSum:
     """A matmul whose partial sums are scattered by copies, and their addition.
 
     Args:
-        problem: says which rank owns what.
-        fabric: where.
-        config: CHUNKS of a shard that are copied one by one, and CHUNKS_PER_WAIT that are
-            multiplied at once.
-        copies: of the call.
-        slot: of :func:`slot_elements`.
-        channel: the first of those that announce the chunks.
+        problem: defines which rank owns what.
+        fabric: the ranks.
+        config: CHUNKS per shard, copied one by one, of which CHUNKS_PER_WAIT are multiplied at
+            once.
+        copies: those of the call.
+        slot: :func:`slot_elements` elements.
+        channel: the first of the channels that announce the chunks.
         has_bias, has_residual: whether they are added.
         is_whole: the output has all ranks' shards, and peers will fetch `result`.
     """
@@ -220,7 +221,7 @@ def _part(
 ) -> _Part:
     """The part of all ranks' shards in these rows."""
     rows, columns = part, slice(0, problem.n)
-    if problem.scatter_dim == 1:  # a part of one rank's shard, all of whose rows are the same
+    if problem.scatter_dim == 1:  # a part of a single rank's shard; all shards have the same rows
         owner, width = part.start // problem.m, problem.shard_columns
         rows = slice(part.start - owner * problem.m, part.stop - owner * problem.m)
         columns = slice(owner * width, (owner + 1) * width)

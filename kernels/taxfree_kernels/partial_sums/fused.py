@@ -25,10 +25,10 @@ class FusedPlan(Plan):
         function: the kernel. It takes x and the weight (see ``tile.partial_tile``), the strides of
             the weight, the call's other tensors, what `__init__` lists, and `sizes`.
         tiles: of this rank's partial sum.
-        others: programs beside those that compute tiles.
-        slot_elements: that the kernel stores in a slot of :meth:`inbox`.
-        sizes: that the kernel wants beside m, n and k.
-        constants: that only this kernel has.
+        others: programs besides those that compute tiles.
+        slot_elements: elements that the kernel uses in a slot of :meth:`inbox`.
+        sizes: sizes that the kernel takes besides m, n and k.
+        constants: those that only this kernel has.
     """
 
     def __init__(

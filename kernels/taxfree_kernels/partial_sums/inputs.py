@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-_TERMS = 64  # of a sum of small integers, about: none then comes near 256, where bfloat16 rounds
+_TERMS = 64  # about, per sum of small integers: keeps sums well below 256, where bfloat16 rounds
 
 
 def random_tensor(

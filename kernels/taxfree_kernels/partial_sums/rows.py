@@ -1,6 +1,6 @@
-"""Device functions on whole rows of a sum, which one program adds up and normalises (RMSNorm).
+"""Device functions on whole rows of a sum: one program adds up and normalises a row (RMSNorm).
 
-A row is in the registers of its program, in float32, from the addition of the partial sums to the
+A row stays in its program's registers, in float32, from the addition of the partial sums to the
 normalised result: nothing is read twice, and no program waits for another's part of the mean.
 """
 

@@ -74,8 +74,8 @@ def signal_counts(hardware: Hardware, most: int) -> tuple[int, ...]:
     return (most, 2) if hardware.backend == "interpreter" else (most, most // 4)
 
 
-_LONG_K = 2048  # of which a tile takes far longer than its start and its stores
-FEW_RANKS = 4  # a rank keeps so much of a partial sum that links are not what tiles wait for
+_LONG_K = 2048  # from here on, computing a tile takes far longer than starting and storing it
+FEW_RANKS = 4  # up to here, each keeps so much of its partial sum that tiles do not wait for links
 
 
 def staggered_if_worth_it(
@@ -121,9 +121,9 @@ def first_configs(problem: Any, hardware: Hardware, space: Space) -> list[dict[s
 
 
 def _first_on_hopper(problem: Any, rows: int) -> list[dict[str, Any]]:
-    """Tiles by the TMA are twice as fast as others, alone; see all_gather_matmul's push_tma."""
+    """TMA tiles are twice as fast as others in isolation; see all_gather_matmul's push_tma."""
     if rows <= 64:
-        # As many tiles as there are SMs stream the weight at full rate without a split K.
+        # Some 96 tiles stream the weight at full rate without a split K.
         split = 1 if problem.n >= 64 * 96 else 2
         skinny = {"BLOCK_M": rows, "BLOCK_N": 64, "BLOCK_K": 128, "GROUP_M": 1, "SWAP_AB": True,
                   "SPLIT_K": split, "num_warps": 4}  # fmt: skip
@@ -270,7 +270,7 @@ _MOST_A_THREAD = 64  # elements, in float32: a quarter of its registers
 def fits_addends(problem: Any, hardware: Hardware, config: Config, pieces: int = 1) -> bool:
     """Whether a program that adds one of `pieces` of a tile can hold bias and residual as well.
 
-    Of a sum that is normalised, programs add rows.
+    When the sum is normalised, programs add rows instead.
     """
     has_addends = (problem.bias or problem.residual) and not problem.rms_norm
     if hardware.backend != "cuda" or not has_addends:

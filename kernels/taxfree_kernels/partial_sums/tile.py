@@ -19,20 +19,20 @@ def partial_tile(
     SPLIT_K: tl.constexpr, EVEN_K: tl.constexpr, SWAP_AB: tl.constexpr, TMA: tl.constexpr,
     W_NK: tl.constexpr, STAGGERED: tl.constexpr = 0,
 ):  # fmt: skip
-    """One tile of this rank's x @ weight, at (row_begin, col_begin); void beyond the ends.
+    """One tile of this rank's x @ weight at (row_begin, col_begin); undefined beyond the ends.
 
     Args:
         tile, split, tiles: which of how many tiles, and which of the SPLIT_K shares of its K.
         x, w: pointers to x [.., k], contiguous, and to the weight [k, ..]; when TMA, descriptors
             of x [1, 1, .., k], and of the weight, [1, .., k] when W_NK, else [1, k, ..].
         partials_ptr: float32 [SPLIT_K, tiles, BLOCK_M, BLOCK_N]; counters_ptr: int32 [tiles]. For
-            a split K only, of which each share has a step of BLOCK_K.
-        STAGGERED: see :func:`tile_and_share`; of the first so many tiles, each of two programs has
-            a share, and partials_ptr is [2, STAGGERED, ..].
+            a split K only; each share must have at least one step of BLOCK_K.
+        STAGGERED: see :func:`tile_and_share`; each of the first STAGGERED tiles is shared by two
+            programs, and partials_ptr is [2, STAGGERED, ..].
 
     Returns:
-        The tile, float32 [BLOCK_M, BLOCK_N], and whether this program has all of it: the last one
-        of those that share its K, which then adds their shares, always in the same order.
+        The tile, float32 [BLOCK_M, BLOCK_N], and whether this program holds all of it: of the
+        programs that share its K, the last one adds their shares, always in the same order.
     """
     rows = row_begin + tl.arange(0, BLOCK_M)
     cols = col_begin + tl.arange(0, BLOCK_N)
@@ -44,9 +44,9 @@ def partial_tile(
         step_begin = tl.where((tile < STAGGERED) & (split == 1), cut, 0)
         step_end = tl.where((tile < STAGGERED) & (split == 0), cut, steps)
     if BLOCK_M * BLOCK_N > 128 * 128:
-        # Were it possible that there is no step, zeros would meet the sum behind the loop, and
-        # ptxas would run the loop's matrix instructions one by one. Of smaller tiles it does not,
-        # but some, assumed to have steps, it does run so.
+        # If there could be no step, the initial zeros and the sum would merge after the loop, and
+        # ptxas would serialise the loop's matrix instructions. For smaller tiles it does not, but
+        # it does serialise some of those if they are assumed to have steps.
         tl.assume(step_end > step_begin)
     if SWAP_AB:
         acc = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
@@ -105,9 +105,9 @@ def _together(
 def tile_and_share(number, SPLIT_K: tl.constexpr, STAGGERED: tl.constexpr):
     """Which tile, and which share of its K, a program computes.
 
-    Tiles that all begin at once end at once, and their stores wait for the same link. The first
-    STAGGERED tiles are shared by two programs each, of which the first has from nearly nothing to
-    nearly all of K: whatever follows on their compute units begins, and ends, one after the other.
+    Tiles that all begin at once also end at once, and their stores compete for the same link. Each
+    of the first STAGGERED tiles is shared by two programs, the first of which gets from almost none
+    to almost all of K: whatever follows on their compute units begins, and ends, staggered.
     """
     tile, split = number // SPLIT_K, number % SPLIT_K
     if STAGGERED > 0:

@@ -1,4 +1,4 @@
-"""Device functions for partial sums that travel as words, of two elements each."""
+"""Device functions for partial sums that are sent as words of two elements each."""
 
 from __future__ import annotations
 
