@@ -2,8 +2,8 @@
 
     python -m benchmarks.block --gpus 8 --hidden 8192 --intermediate 28672 --rows 1,16,64,512,2048
 
-All paths of a block are timed together, eagerly and in a graph, on weights that are rotated. What
-the dispatcher picks is in the tuning database. The record goes under ``benchmarks/results/block``.
+All paths of a block are timed together, eagerly and in a graph, on rotated weights. The dispatcher
+uses the tuning database. The record is written to ``benchmarks/results/block``.
 """
 
 from __future__ import annotations

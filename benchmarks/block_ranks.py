@@ -1,8 +1,8 @@
-"""What the ranks of the block benchmark run: the MLP block of a model, tensor parallel, end to end.
+"""The block benchmark on the ranks: the MLP block of a model, tensor parallel, end to end.
 
-The first weight, gate and up side by side, is split by columns, the second by rows. Activations are
-replicated on all ranks, then the block ends in ``matmul_all_reduce``; or sharded by rows (sequence
-parallel), then it begins with ``all_gather_matmul`` and ends in ``matmul_reduce_scatter``.
+The first weight, gate and up side by side, is split by columns, the second by rows. If activations
+are replicated on all ranks, the block ends in ``matmul_all_reduce``; if they are sharded by rows
+(sequence parallel), it begins with ``all_gather_matmul`` and ends in ``matmul_reduce_scatter``.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Block:
 
     @property
     def own_columns(self) -> int:
-        """Of the inside, on one rank."""
+        """Columns inside the block, on one rank."""
         return self.intermediate // self.world_size
 
     @property
@@ -151,7 +151,7 @@ def _dispatched(
 def _planned(
     fabric: Fabric, block: Block, wanted: Sequence[str]
 ) -> tuple[list[_Op], dict[str, str]]:
-    """As an expert calls a library: nothing between the caller and the plan."""
+    """Plans of the wanted variants, called directly without a dispatcher."""
     ops, choices = [], {}
     for problem in block.problems:
         known = variants(op_of(problem))

@@ -3,8 +3,8 @@
     python -m benchmarks.host_cost
 
 Every fused variant is planned for eight H200s at its first config and called with tensors that have
-no memory; its kernels are compiled, and Triton's launcher is one that does nothing. So this is the
-Python of an eager call: the plan's, and Triton's.
+no memory; its kernels are compiled, but Triton's launcher is replaced by a no-op. What remains is
+the Python time of an eager call, in the plan and in Triton.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class _IdleDevice(AbsentDevice):
 
 
 def microseconds(call: Callable[[], object]) -> float:
-    """Of the fastest of some samples, each of many calls: whatever else runs here adds to it."""
+    """Time per call, minimum over samples of many calls: other load can only add to it."""
     samples = []
     for _ in range(_SAMPLES):
         begin = time.perf_counter()

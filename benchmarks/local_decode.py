@@ -2,10 +2,10 @@
 
     python -m benchmarks.local_decode --shapes paper --shapes batches
 
-All of a problem run in one worker, interleaved, over rotated caches that together are larger than
-L2. Ours are `baseline`, as it is without tuning, and `library` at each of its first configs. What
-plans on the host does so outside of the timing. One table goes to stdout, and the result file, with
-every sample, under ``benchmarks/results/flash_decode``.
+All implementations run interleaved in one worker, over rotated caches that together exceed L2.
+Ours are `baseline`, untuned, and `library` at each of its first configs. Planning on the host is
+not timed. A table is printed, and the result file, with every sample, is written under
+``benchmarks/results/flash_decode``.
 """
 
 from __future__ import annotations

@@ -4,10 +4,10 @@
     python -m benchmarks.measure --gpus 8 --dry-run   # only say what would be run
     python -m benchmarks.measure --gpus 8 --only tune --only bench --op matmul_all_reduce
 
-Each step is a command that can be given by itself. Records go to the tuning database, and
-results to the files under ``benchmarks/results`` that tables, targets and pictures are made from;
-those of a step that fails stay as they were. What a search has found is kept, so that a second
-run goes on from the first.
+Each step is a command that can also be run by itself. Records go to the tuning database, and
+results to the files under ``benchmarks/results`` from which tables, targets and pictures are made;
+a step that fails leaves its files as they were. The trials of a search are kept, so that a second
+run continues the first.
 """
 
 from __future__ import annotations

@@ -95,12 +95,12 @@ def error(machine: Machine, measured: Measured) -> float:
 
 @dataclass(frozen=True)
 class Host:
-    """The host of a visit, beside the machine's.
+    """The host of one visit (one result file), relative to the machine's.
 
     Args:
-        slowness: how many times as long it takes for whatever it does.
-        launches: and how many times for launches of our kernels beyond that, which differ by the
-            version that was measured.
+        slowness: factor on all host times.
+        launches: additional factor on launches of our kernels, which depend on the version of
+            taxfree that was measured.
     """
 
     slowness: float = 1.0
@@ -162,10 +162,11 @@ _OF_THE_VENDOR = ("matmul_start_us", "split_us")
 
 
 def fit(measured: Sequence[Measured], machine: Machine) -> Machine:
-    """The machine whose times are nearest to those of the rows that may be fitted to.
+    """The machine whose times are closest to those of the rows to fit.
 
-    Rates that result files hold are given, and so is what only a profile could tell. The vendor's
-    matmul is fitted to its times alone. The rest is fitted in turns with the visits' hosts.
+    Rates found in result files are fixed, and so are those that only a profile could tell. The
+    vendor's matmul is fitted to its own times only. The rest is fitted in turn with the visits'
+    hosts.
     """
     measured = [each for each in measured if each.is_fitted]
     matmuls = [each for each in measured if each.row.op != "flash_decode"]
@@ -185,7 +186,7 @@ def fit(measured: Sequence[Measured], machine: Machine) -> Machine:
 
 
 def _descend(start: _T, names: Sequence[str], distance: Callable[[_T], float]) -> _T:
-    """Move one number after the other while the distance gets less."""
+    """Coordinate descent: change one number after the other while the distance decreases."""
     at, best = start, distance(start)
     step = 1.5
     while step > 1.01:

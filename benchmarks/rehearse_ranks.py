@@ -1,12 +1,12 @@
 """What the two ranks of a rehearsal run; see :mod:`benchmarks.rehearse`.
 
-Rank 0 and rank 1 are there, and each plays to the other all those that are not. The arenas of
-these lie on the other GPU, so that what is stored for them crosses the link and lands in memory of
-its own. A signal that a rank sends to the one that is `distance` behind it arrives as if sent by
-the one that is as far before the receiver: what ranks do at the same time, they do to each other.
-Flag-in-data words arrive as their sender's own, and are waited for from ranks that are there.
+Ranks 0 and 1 exist, and each plays all absent ranks for the other. The absent ranks' arenas are on
+the other GPU, so that what is stored for them crosses the link and lands in separate memory. A
+signal from a rank to the one `distance` behind it arrives as if sent by the one as far before the
+receiver: ranks act symmetrically at the same time. Flag-in-data words arrive as their sender's own,
+and are awaited only from ranks that exist.
 
-A rank that is alone waits for nobody, and all arenas are its own.
+A single rank waits for nobody, and all arenas are its own.
 """
 
 from __future__ import annotations

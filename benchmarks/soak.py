@@ -2,11 +2,11 @@
 
     python -m benchmarks.soak --gpus 4 --calls 1000000
 
-All operations' variants take turns on one pool, each also alone; in captured graphs and eagerly;
-with pauses between calls and between the kernels of one, then with pauses inside kernels, too. In
-each of these, generations start so that they pass, halfway, what a word of 32 bits holds, and so
-that they end just below what the generation word holds. It stops at the first mismatch, exit code
-4, and at a lost peer, 5. The record goes under ``benchmarks/results/soak``.
+All operations' variants take turns on one pool, and each also runs alone; in captured graphs and
+eagerly; with pauses between calls and between the kernels of a call, then also with pauses inside
+kernels. Each case is run with generations that cross the 31-bit and 32-bit limits halfway, and with
+generations that end just below the limit of the generation word. It stops at the first mismatch
+(exit code 4) or lost peer (5). The record is written to ``benchmarks/results/soak``.
 """
 
 from __future__ import annotations

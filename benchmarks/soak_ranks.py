@@ -1,9 +1,9 @@
-"""What the ranks of a soak do: calls in random order, pauses, changing inputs, outputs compared.
+"""The soak on the ranks: calls in random order, pauses, changing inputs, outputs compared.
 
-What happens between two calls happens on the device, without the host: one kernel pauses, takes one
-of a few sets of inputs and poisons the output; behind the call, another compares the output with
-what belongs to that set. Which set, and how long each rank pauses, is drawn from the number of the
-call, which is in device memory: so a graph that is replayed draws anew each time.
+Everything between two calls happens on the device, without the host: before a call, one kernel
+pauses, copies in one of a few sets of inputs and poisons the output; after it, another compares the
+output with that set's result. The set, and each rank's pause, are drawn from the number of the
+call, which is in device memory, so that each replay of a graph draws new ones.
 
 Inputs are small integers, for which a result is exact in any order of summation: one value that
 differs is a mismatch.
@@ -58,7 +58,7 @@ def _load(word_ptr, loads):
     """Load a word that is not negative, so many times, one after another."""
     seen = tl.zeros((), tl.int64)
     for _ in range(loads):
-        # The address depends on the last load, in a way that only we know to be none.
+        # Makes the address depend on the last load, though the offset is always 0.
         seen = tl.load(word_ptr + (seen < 0).to(tl.int32), volatile=True)
 
 

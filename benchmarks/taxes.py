@@ -3,9 +3,10 @@
     python benchmarks/taxes.py           # update
     python benchmarks/taxes.py --check   # fail where a table does not say what the files say
 
-A table stands between two markers. The first names a file: of `explain --json`; for what noting
-costs, of `benchmarks.timeline_cost`; for what the instrument finds, of `make test-gpu`. While there
-is none, the document says that nothing was measured. The pictures beside it have the file's name.
+A table stands between two markers. The first names a file: from `explain --json`; for the cost of
+recording events, from `benchmarks.timeline_cost`; for the validation of the instrument, from
+`make test-gpu`. If it is missing, the document says that nothing was measured. Pictures beside it
+are named after the file.
 """
 
 from __future__ import annotations

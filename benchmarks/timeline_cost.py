@@ -2,8 +2,8 @@
 
     python -m benchmarks.timeline_cost --gpus 4 --dtype bfloat16 --picture "m=64 n=3584 k=8192"
 
-Every fused variant is timed as it is and from the build that notes, in turns, each on ranks of its
-own. The record goes under ``benchmarks/results/timeline``, with a call of each ``--picture``;
+Every fused variant is timed in its plain and in its instrumented build, in turns, each on separate
+ranks. The record is written to ``benchmarks/results/timeline``, with a call of each ``--picture``;
 ``benchmarks/taxes.py`` makes the table of docs/taxes.md and the pictures from it.
 """
 

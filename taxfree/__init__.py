@@ -1,4 +1,4 @@
-"""Fused multi-GPU kernels, chosen per shape from what was measured on this machine.
+"""Fused multi-GPU kernels, chosen per shape by measurements on this kind of hardware.
 
     import taxfree
 

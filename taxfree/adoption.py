@@ -1,4 +1,4 @@
-"""What becomes a record: what was measured of a problem, by the tuner or by `bench`.
+"""Turns measurements of a problem, by the tuner or by `bench`, into a record.
 
 The fastest wins if it clearly beats the library.
 """
@@ -37,14 +37,14 @@ def record_of(
     created: str,
     **provenance: str,
 ) -> Record:
-    """What was measured of a problem, with the winner.
+    """The record of a problem's measurements, with the winner.
 
     Args:
-        measured: together; the baseline first.
+        measured: measurements taken together, the baseline's first.
         trials: candidates tried.
-        seconds: that trying took.
+        seconds: time spent on trying them.
         created: when, as ISO time.
-        provenance: what else to say of it.
+        provenance: more fields of the record's provenance.
     """
     baseline, *others = measured
     mode = _deciding_mode(baseline.median_us)
@@ -67,11 +67,11 @@ def record_of(
 
 @dataclass(frozen=True)
 class Adopted:
-    """What can be made of a bench's results.
+    """The records made from a bench's results.
 
     Args:
-        records: one of each problem that says enough.
-        left_out: (problem, why) of the others.
+        records: one for each problem with sufficient measurements.
+        left_out: (problem, why) for the others.
     """
 
     records: tuple[Record, ...]
@@ -79,10 +79,10 @@ class Adopted:
 
 
 def adopted(results: Results) -> Adopted:
-    """What `bench` has measured, as records that say so.
+    """The results of `bench` as records, marked as such.
 
     Raises:
-        UsageError: it does not say where and when it was measured, or something there is wrong.
+        UsageError: the file does not say where and when it was measured, or is invalid.
     """
     records, left_out = [], []
     try:
@@ -109,7 +109,7 @@ def adopted(results: Results) -> Adopted:
 
 
 def _too_little(rows: Sequence[Row], measured: Sequence[Measurement]) -> str | None:
-    """Why these rows say too little for a record, or None."""
+    """Why these rows are not sufficient for a record, or None."""
     op = rows[0].op
     if op not in operation_names() or recorded_problem(op, rows[0].problem) is None:
         return "it is no problem of today's"
@@ -126,7 +126,7 @@ def _too_little(rows: Sequence[Row], measured: Sequence[Measurement]) -> str | N
 
 
 def _measured(rows: Sequence[Row]) -> list[Measurement]:
-    """Variants of today's kernels that were timed in all modes; the baseline first if it was."""
+    """Unchanged variants that were timed in all modes; the baseline first, if it is among them."""
     modes = {row.mode for row in rows}
     found = []
     for variant, kernel_hash in identity.kernel_hashes(rows[0].op).items():
@@ -151,7 +151,7 @@ def _measured(rows: Sequence[Row]) -> list[Measurement]:
 
 
 def _deciding_mode(modes: Collection[str]) -> Mode:
-    """The mode whose times decide: that of engines, where there are graphs."""
+    """The mode whose times decide: graphs, which engines use, if there are any."""
     return "graph" if "graph" in modes else "eager"
 
 

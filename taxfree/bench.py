@@ -1,7 +1,8 @@
-"""Measures every variant of a problem beside the library's way and the dispatcher's pick.
+"""Measures every variant of a problem against the library baseline and the dispatcher's pick.
 
-All of a problem runs in one task of the rank workers, interleaved: the baseline, each variant at
-its best known config, the dispatcher's own call, and the vendor's kernel alone for the bounds.
+All measurements of a problem run interleaved in one task of the rank workers: the baseline, each
+variant at its best known config, the dispatcher's call, and the vendor's kernel alone for the
+bounds.
 """
 
 from __future__ import annotations
@@ -17,13 +18,14 @@ import torch
 
 from taxfree import devices, environment, identity, measure
 from taxfree.bounds import Bounds, Peaks, bounds, peaks, slot_bytes, vendor_kernel
+from taxfree.candidates import serves
 from taxfree.dispatch import Choice, Dispatcher
 from taxfree.errors import UsageError
 from taxfree.group import WorkerGroup
 from taxfree.results import DISPATCH, Results, Row, Skipped
 from taxfree.runtime import Runtime
 from taxfree.settings import Settings
-from taxfree.trial import SEED, Bench, Candidate, Outcome, open_bench, try_candidates
+from taxfree.trial import SEED, Bench, Candidate, Outcome, key, open_bench, try_candidates
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.fabric.layout import arena_bytes
 from taxfree_kernels.hardware import Hardware
@@ -34,6 +36,7 @@ from taxfree_tuning_db import (
     Record,
     Rung,
     Table,
+    TrialRecord,
     record_key,
     shipped_records,
 )
@@ -83,26 +86,42 @@ class Knowledge:
             if record.op == op and gpu in (None, record.hardware.gpu)
         ]
 
-    def candidates(self, key: str) -> list[Candidate]:
-        """What was measured under a record's key: winner, runners-up, trials; the best first."""
-        records = [record for record in self.records if record.key == key]
+    def candidates(self, op: str, problem: dict[str, Any], hardware: Hardware) -> list[Candidate]:
+        """What was measured of a problem: winner, runners-up, trials; the best first.
+
+        What failed when it was last tried is left out.
+        """
+        place = record_key(op, problem, identity.hardware_fingerprint(hardware))
+        last = self._last_trials(op, place)
+        records = [record for record in self.records if record.key == place]
         measured = [each for r in records for each in (r.winner, *r.runners_up)]
-        found = [Candidate(each.variant, each.config) for each in measured]
-        if self.path is None:
-            return found
-        with Database(self.path, read_only=True) as database:
-            trials = [trial for trial in database.trials(key) if trial.state == "measured"]
+        trials = [trial for trial in last.values() if trial.state == "measured"]
         trials.sort(key=lambda trial: min(trial.median_us.values()))
-        return [*found, *(Candidate(trial.variant, trial.config) for trial in trials)]
+        found = [Candidate(each.variant, each.config) for each in measured]
+        found += [Candidate(each.variant, each.config) for each in trials]
+        failed = {text for text, trial in last.items() if trial.state != "measured"}
+        return [candidate for candidate in found if key(candidate) not in failed]
+
+    def _last_trials(self, op: str, place: str) -> dict[str, TrialRecord]:
+        """The last trial of each candidate with today's kernels."""
+        if self.path is None:
+            return {}
+        hashes = identity.kernel_hashes(op)
+        with Database(self.path, read_only=True) as database:
+            return {
+                key(Candidate(trial.variant, trial.config)): trial
+                for trial in database.trials(place)
+                if trial.kernel_hash == hashes.get(trial.variant)
+            }
 
 
 def candidates(
     op: str, problem: Any, hardware: Hardware, knowledge: Knowledge, only: Sequence[str] | None
 ) -> tuple[list[Candidate], list[Skipped]]:
-    """The baseline and each variant at its best known config; and those that do not serve.
+    """The baseline and each variant at its best known config; and the variants that refuse.
 
     Args:
-        only: variants to take beside the baseline; None for all.
+        only: variants to take besides the baseline; None for all.
 
     Raises:
         UsageError: there is no such variant.
@@ -112,7 +131,7 @@ def candidates(
         if name not in known:
             raise UsageError(f"{op} has no variant {name!r}", f"one of: {', '.join(known)}")
     fields = dataclasses.asdict(problem)
-    measured = knowledge.candidates(record_key(op, fields, identity.hardware_fingerprint(hardware)))
+    measured = knowledge.candidates(op, fields, hardware)
     taken, skipped = [], []
     for name, variant in known.items():
         if only is not None and name not in ("baseline", *only):
@@ -128,16 +147,14 @@ def candidates(
 def _best_config(
     variant: Variant, problem: Any, hardware: Hardware, measured: Sequence[Candidate]
 ) -> Mapping[str, Any] | str:
-    """The first measured config that still serves, else the default; or why there is none."""
+    """The first measured config that is still valid, else the default; or why there is none."""
     reason = variant.refuses_problem(problem, hardware)
     if reason is not None:
         return reason
-    knobs = variant.space(problem, hardware).keys()
     for candidate in measured:
-        if candidate.variant != variant.name or candidate.config.keys() != knobs:
-            continue
-        if variant.refuses_config(problem, hardware, candidate.config) is None:
-            return candidate.config
+        config = candidate.config
+        if candidate.variant == variant.name and serves(variant, problem, hardware, config):
+            return config
     first = variant.first_configs(problem, hardware)
     return first[0] if first else "none of its first configs serves"
 
@@ -147,11 +164,11 @@ def _best_config(
 
 @dataclass(frozen=True)
 class Measured:
-    """What the workers found out about a problem; the same on every rank.
+    """What the workers measured for a problem; the same on every rank.
 
     Args:
-        outcomes: by variant, "dispatch" among them.
-        wrong: wrong values by variant, for those that are not right.
+        outcomes: by variant, including "dispatch".
+        wrong: number of wrong values, by variant, for those that are wrong.
         choice: the dispatcher's.
         bounds, peaks: of the problem, and of the machine.
         gpus: clocks of each rank's GPU right after the measurement; empty without one.
@@ -194,7 +211,7 @@ def measure_problem(
     outcomes = {c.variant: outcome for c, outcome in zip(candidates, checked, strict=True)}
     bench = open_bench(fabric, op, problem)
     plans = {
-        candidate.variant: _plan(bench, candidate)
+        candidate.variant: bench.plan(candidate)
         for candidate in candidates
         if outcomes[candidate.variant].state in ("measured", "wrong")
     }
@@ -221,10 +238,6 @@ def measure_problem(
     )
 
 
-def _plan(bench: Bench, candidate: Candidate) -> Plan:
-    return bench.baseline if candidate.variant == "baseline" else bench.plan(candidate)
-
-
 def _dispatch_outcome(bench: Bench, plans: Mapping[str, Plan], choice: Choice) -> Outcome:
     picked, checked = plans.get(choice.variant), [plans[DISPATCH]]
     if picked is None or choice.eager is not None:
@@ -233,15 +246,15 @@ def _dispatch_outcome(bench: Bench, plans: Mapping[str, Plan], choice: Choice) -
         checked.append(picked)
     found = [bench.check(plan) for plan in checked]
     _raise_if_a_peer_was_lost(bench.fabric)
-    errors = [error for _, error in found if error is not None]
     for why_wrong, error in found:
         if why_wrong is not None:
             return Outcome("wrong", why_wrong, relative_error=error)
-    return Outcome("measured", relative_error=max(errors, default=None), launches=picked.launches)
+    worst = max(error for _, error in found)
+    return Outcome("measured", relative_error=worst, launches=picked.launches)
 
 
 def _wrong_values(bench: Bench, plan: Plan) -> int:
-    """Values that differ on small integers, over all ranks; collective."""
+    """Number of wrong values on small-integer inputs, over all ranks; collective."""
     operation, problem, fabric = bench.operation, bench.problem, bench.fabric
     where = (problem, fabric.rank, SEED, fabric.device)
     out = operation.empty_output(problem, fabric.device).fill_(float("nan"))
@@ -323,11 +336,11 @@ def run(
         op: the operation.
         problems: of any world sizes.
         fabric: "host", "cuda" or "rocm".
-        knowledge: tells configs, and what the dispatcher picks.
-        only: variants beside the baseline and the dispatcher's pick; None for all.
+        knowledge: gives the configs, and the records that the dispatcher uses.
+        only: variants besides the baseline and the dispatcher's pick; None for all.
 
     Yields:
-        A result as soon as it is there; closing the iterator ends the workers.
+        Each result as soon as it is available; closing the iterator ends the workers.
 
     Raises:
         UsageError: there is no such variant.
@@ -341,10 +354,10 @@ def run(
 def on_groups(
     problems: Sequence[Any], fabric: str, variables: Mapping[str, str] | None = None
 ) -> Iterator[tuple[WorkerGroup, Any]]:
-    """Each problem with an open group of workers of its size.
+    """Each problem with an open group of workers of its world size.
 
     Args:
-        variables: what workers have in their environment beside this process's.
+        variables: environment variables of the workers, added to this process's.
 
     Raises:
         TaskFailed: the fabric cannot be opened.

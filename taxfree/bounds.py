@@ -1,13 +1,13 @@
-"""How fast a problem could be on this machine: bounds from rates that are measured here.
+"""How fast a problem could be on this machine: lower bounds from rates measured here.
 
  - `t_floor`: the operation's flops at the measured matmul rate, or its memory bytes at the measured
-   copy rate, whichever takes longer;
- - `t_link`: the bytes a rank must receive, at the measured rate of receiving;
- - `t_bound`: the longer of the two, as a perfect overlap would have it;
- - `t_gemm`: the vendor's kernel alone, on an A that is gathered already.
+   memory bandwidth, whichever takes longer;
+ - `t_link`: the bytes a rank must receive, at the measured receive rate;
+ - `t_bound`: the longer of the two, as with perfect overlap;
+ - `t_gemm`: the vendor's kernel alone, on an A that is already gathered.
 
-Rates are taken by the protocol and at the duty cycle of everything else that is timed, and are the
-best repetition's, so that a bound is one.
+Rates are measured by the same protocol and at the same duty cycle as everything else that is timed.
+The fastest repetition counts, so that the bound really is a lower one.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ class Peaks:
 
     Args:
         flops_per_s: of the vendor's matmul on large square matrices of random numbers.
-        memory_bytes_per_s: the higher of two rates: of reading a large tensor, and of a negation,
-            which reads one and writes another, both counted. A captured copy of this size takes the
-            copy engine, at two thirds of it.
-        link_bytes_per_s: that a rank receives while a kernel of each rank pushes to all peers at
-            once, through the symmetric heap; infinite for one rank. Pushes to one peer after the
-            other need ranks in step: on 4 H200s they reached anything from 233 to 361 GB/s.
+        memory_bytes_per_s: the higher of two rates: reading a large tensor, and a negation, which
+            reads one and writes another (both counted). A copy is not used: a captured one of this
+            size runs on a copy engine, at two thirds of that rate.
+        link_bytes_per_s: receive rate of a rank while a kernel on each rank pushes to all peers at
+            once, through the symmetric heap; infinite for one rank. Pushing to one peer after the
+            other requires ranks in step: on 4 H200s that reached anything from 233 to 361 GB/s.
     """
 
     flops_per_s: float
@@ -82,14 +82,14 @@ def bounds(cost: Cost, peaks: Peaks, gemm_us: float | None) -> Bounds:
 
 @dataclass(frozen=True)
 class _Sizes:
-    """Large enough for the peak rates, small enough to take milliseconds.
+    """Sizes large enough to reach peak rates, small enough to take milliseconds.
 
     Args:
-        side: of the matrices.
-        elements: of 4 bytes, that are read, and negated.
-        reading_block: of them, that a program reads.
-        programs, blocks, block: of the pushing kernel: each program sends so many blocks of so
-            many elements of 4 bytes.
+        side: of the square matrices.
+        elements: number of 4-byte elements that are read, and negated.
+        reading_block: elements that one program reads.
+        programs, blocks, block: of the pushing kernel: each program sends `blocks` blocks of
+            `block` 4-byte elements.
     """
 
     side: int
@@ -222,7 +222,7 @@ def _partial_matmul(bench: Bench) -> measure.Call:
 
 
 def _own_attention(bench: Bench) -> measure.Call | None:
-    """torch's attention to the rank's own keys, where it knows of what the problem asks for."""
+    """torch's attention over the rank's own keys; None if torch lacks a feature of the problem."""
     problem = bench.problem
     if problem.page_size or problem.soft_cap or problem.window:
         return None

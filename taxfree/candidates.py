@@ -7,11 +7,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from taxfree.cost_model import Times, machine_like, modelled_variants, times
+from taxfree.dispatch import refusal
 from taxfree.trial import Candidate
 from taxfree_kernels.hardware import Hardware
-from taxfree_kernels.variant import Variant, op_of, variants
+from taxfree_kernels.variant import Config, Variant, op_of, variants
 
-_PROMISING = 1.4  # times the least expected: no variant that has won was expected to take longer
+_PROMISING = 1.4  # times the shortest modelled time: no winner so far was modelled slower than that
 
 
 def variants_for(
@@ -41,18 +42,25 @@ def refusals(problem: Any, hardware: Hardware, only: Sequence[str] | None = None
     return {name: reason for name, reason in reasons.items() if reason is not None}
 
 
+def serves(variant: Variant, problem: Any, hardware: Hardware, config: Config) -> bool:
+    """Whether a variant still has a config's knobs and does not refuse it today."""
+    knobs = variant.space(problem, hardware).keys()
+    # A record may be older than a knob, whose default is then what was measured.
+    return config.keys() <= knobs and refusal(variant, problem, hardware, config) is None
+
+
 def first_candidates(
     found: Mapping[str, Variant],
     problem: Any,
     hardware: Hardware,
     nearby: Sequence[Candidate] = (),
 ) -> list[Candidate]:
-    """What is tried first, most promising first, so that a few trials find what many would.
+    """What to try first, most promising first, so that a few trials find what many would.
 
     First the defaults of variants that the cost model expects to be among the fastest, in graphs or
-    in eager calls, then what won nearby, then those variants' other first configs; the same of all
-    other variants follows. What won nearby, and other configs, that the model expects to be slow
-    here come last.
+    in eager calls; then configs that won nearby; then the other first configs of those variants;
+    then the first configs of all other variants. Nearby winners and other configs that the model
+    expects to be slow here come last.
 
     Args:
         found: the variants.
@@ -75,11 +83,11 @@ def _promising_first(
     problem: Any,
     hardware: Hardware,
 ) -> list[Candidate]:
-    """The candidates in their order, but that those come last which the model expects to be slow.
+    """The candidates in their order, except that those the model expects to be slow come last.
 
     Args:
-        before: what comes before them.
-        found: their variants; of what has other knobs than these, nothing is expected.
+        before: candidates that come before them.
+        found: their variants; a candidate with other knobs than its variant's is not modelled.
     """
     machine, modelled = machine_like(hardware), modelled_variants(op_of(problem))
     if machine is None:
@@ -102,7 +110,7 @@ def _promising_first(
 
 
 def _expected(found: Mapping[str, Variant], problem: Any, hardware: Hardware) -> dict[str, Times]:
-    """Of each variant's default, where machine and variant are modelled."""
+    """Modelled times of each variant's default, if machine and variant are modelled."""
     machine, modelled = machine_like(hardware), modelled_variants(op_of(problem))
     if machine is None:
         return {}
@@ -114,7 +122,7 @@ def _expected(found: Mapping[str, Variant], problem: Any, hardware: Hardware) ->
 
 
 def _is_promising(name: str, expected: Mapping[str, Times]) -> bool:
-    """Whether a variant may be the fastest in a graph, or outside of one; or nothing is known."""
+    """Whether a variant may be the fastest in a graph or in eager calls, or is not modelled."""
     if name not in expected:
         return True
     own, others = expected[name], expected.values()

@@ -1,4 +1,4 @@
-"""What this machine has, as far as the controller needs it: without initialising a GPU."""
+"""What the controller needs to know about this machine; on NVIDIA, without initialising a GPU."""
 
 from __future__ import annotations
 

@@ -1,12 +1,13 @@
 """The choice between fused and library for a problem, from the tuning table alone.
 
-Depends only on what is equal on all ranks: the problem, the table, the sources, the settings.
+It depends only on what is the same on all ranks: problem, table, kernel sources and settings.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -14,7 +15,7 @@ from taxfree import identity
 from taxfree.errors import NoRecord
 from taxfree.settings import Settings
 from taxfree_kernels.hardware import Hardware
-from taxfree_kernels.variant import variants
+from taxfree_kernels.variant import Variant, variants
 from taxfree_tuning_db import (
     HardwareFingerprint,
     LookUp,
@@ -25,7 +26,7 @@ from taxfree_tuning_db import (
 )
 from taxfree_tuning_db import look_up as find_record
 
-_WORTH_A_PLAN = 0.97  # of the winner's eager time: what is not faster gets no plan of its own
+_WORTH_A_PLAN = 0.97  # of the winner's eager time: a slower variant gets no eager plan of its own
 
 Kind = Literal["exact", "neighbour", "baseline", "disabled", "unprepared"]
 
@@ -36,12 +37,12 @@ class Choice:
 
     Args:
         kind: "exact": its own record; "neighbour": a similar problem's config; "baseline": no
-            record serves; "disabled": the environment or a disagreement of ranks forbids fused
-            paths; "unprepared": met first under graph capture.
+            record serves; "disabled": the environment, or ranks that disagree, forbid fused
+            variants; "unprepared": first called under graph capture.
         variant, config: what runs.
         why: one line.
-        eager: what runs instead where no graph is captured, if another was faster there: plans of
-            many launches win in graphs and lose outside.
+        eager: what runs instead outside graph capture, if something else was faster there: plans
+            with many launches win in graphs and lose in eager calls.
     """
 
     kind: Kind
@@ -52,7 +53,7 @@ class Choice:
 
     @property
     def in_eager_calls(self) -> str:
-        """What there is to say of eager calls: nothing where they run the same."""
+        """What runs in eager calls and why, as text; empty if they run the same."""
         return (
             "" if self.eager is None else f"in eager calls {self.eager.variant}: {self.eager.why}"
         )
@@ -111,7 +112,7 @@ class Dispatcher:
         return Choice("neighbour", winner.variant, dict(winner.config), lender, eager)
 
     def _eager(self, kind: Kind, op: str, problem: Any, record: Record) -> Choice | None:
-        """What of a record is faster than its winner in eager calls, and still runs."""
+        """The measurement of a record that beats its winner in eager calls and is still valid."""
         winner, hashes = record.winner, identity.kernel_hashes(op)
         if "eager" not in winner.median_us:
             return None
@@ -183,14 +184,20 @@ def _illegal(op: str, problem: Any, measured: Measurement, hardware: Hardware) -
 
 
 def _refused(op: str, problem: Any, measured: Measurement, hardware: Hardware) -> str | None:
+    """Why a measured config does not run today, or None."""
+    reason = refusal(variants(op)[measured.variant], problem, hardware, measured.config)
+    return None if reason is None else f"{measured.variant}: {reason}"
+
+
+def refusal(
+    variant: Variant, problem: Any, hardware: Hardware, config: Mapping[str, Any]
+) -> str | None:
     """Why a variant refuses a problem or a config today, or None."""
-    variant = variants(op)[measured.variant]
     reason = variant.refuses_problem(problem, hardware)
     try:
-        reason = reason or variant.refuses_config(problem, hardware, measured.config)
+        return reason or variant.refuses_config(problem, hardware, config)
     except KeyError as knob:  # an imported record may hold anything
-        reason = f"the config has no {knob}"
-    return None if reason is None else f"{measured.variant}: {reason}"
+        return f"the config has no {knob}"
 
 
 def _explain_miss(problem: Any, hardware: HardwareFingerprint, found: LookUp) -> tuple[str, str]:

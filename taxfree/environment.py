@@ -1,6 +1,7 @@
-"""What a result was measured on, for result files: every probe is guarded, the record is made.
+"""What a result was measured on, for result files; a probe that fails does not prevent the record.
 
-Asks the driver's own tool, never CUDA, so that the controller may call it while workers measure.
+GPUs are queried by the driver's own tool, without a CUDA context, so that the controller may call
+this while workers measure.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""What can go wrong in taxfree, each with the exit code that the command line gives it.
+"""The errors of taxfree, each with its exit code on the command line.
 
     TaxfreeError              1  failed
-    ├── UsageError            2  what was asked for cannot be asked
-    ├── HardwareError         3  the asked fabric or hardware is not there
+    ├── UsageError            2  the request is invalid
+    ├── HardwareError         3  the requested fabric or hardware is not available
     ├── WrongResult           4  a result differs from the reference
     ├── WorkerLost            5  a rank died or hung
     ├── NoRecord              1  TAXFREE_STRICT, and the problem has no record of its own
@@ -70,11 +70,11 @@ class NoRecord(TaxfreeError):
 
 
 class BelowTarget(TaxfreeError):
-    """A measurement is below what was asked for."""
+    """A measured speed-up is below the required one."""
 
 
 def one_line(error: BaseException) -> str:
-    """An error in one line; without its type where it was made for a user."""
+    """An error as one line, without its type if its message was written for users."""
     text = " ".join(str(error).split())[:300]
     if hasattr(error, "hint"):
         return text

@@ -1,9 +1,9 @@
-"""Where the time of a problem goes, as the library runs it and as variants do.
+"""Where the time of a problem goes, in the library's pipeline and in our variants.
 
-Measured, by the protocol of everything that is timed and by clock readings in place: between the
-kernels of the library (`taxfree.stamping`), and inside fused ones (`taxfree.timeline`). Or
-modelled, for hardware that is not there (`taxfree.cost_model`). Either way the times become
-accounts of the three taxes (`taxfree.taxes`).
+Times are measured by the usual protocol and by clock readings in place: between the kernels of the
+library (`taxfree.stamping`), and inside fused ones (`taxfree.timeline`). For hardware that is not
+available they are modelled (`taxfree.cost_model`). Either way they are broken down into accounts of
+the three taxes (`taxfree.taxes`).
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ class Pipeline:
     Args:
         variant, config: what runs.
         is_dispatched: whether the dispatcher picks it.
-        kernels: of one call, as counted in its graph; as the plan says where there are none.
+        kernels: of one call, counted in its graph; without graphs, the plan's own number.
         accounts: by rank.
-        stamped: what they are made of; None where they are modelled.
+        stamped: the measurements behind them; None if they are modelled.
     """
 
     variant: str
@@ -180,7 +180,7 @@ def run(
         TaskFailed: the fabric cannot be opened, or measuring failed.
         WorkerLost: a worker died or hung.
     """
-    one_build = fabric == "host"  # there, kernels that can note cost little when they do not
+    one_build = fabric == "host"  # there, instrumented kernels cost little when not recording
     with contextlib.ExitStack() as opened:
         noting: dict[int, WorkerGroup] = {}
         groups = bench.on_groups(problems, fabric, variables(fabric) if one_build else None)
@@ -273,8 +273,8 @@ class Timeline:
 
     Args:
         variant: the pipeline.
-        steps: of a pipeline that consists of them, on all ranks.
-        activities: of a fused one's programs, on all ranks.
+        steps: on all ranks, if the pipeline consists of several kernels.
+        activities: of the programs of a fused kernel, on all ranks.
     """
 
     variant: str

@@ -20,7 +20,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from taxfree.errors import TaxfreeError, WorkerLost
+from taxfree.errors import HardwareError, TaxfreeError, WorkerLost
 
 START_DEADLINE_S = 180.0  # importing torch on a busy machine, and opening NCCL
 _GRACE_S = 2.0
@@ -44,12 +44,12 @@ class WorkerGroup:
         world_size: ranks; on GPUs, rank r takes device r.
         fabric: "host", "cuda" or "rocm".
         heap_bytes: symmetric heap of each rank.
-        timeout_s: bound of a wait inside kernels, in seconds.
-        variables: what workers have in their environment beside this process's.
+        timeout_s: longest wait inside kernels, in seconds.
+        variables: environment variables of the workers, added to this process's.
 
     Raises:
         TaskFailed: the fabric cannot be opened; the message says why.
-        WorkerLost: a worker died at its start.
+        WorkerLost: a worker died during start-up, or did not start in time.
     """
 
     def __init__(
@@ -107,8 +107,9 @@ class WorkerGroup:
             deadline_s: seconds after which the group counts as hung.
 
         Raises:
-            TaskFailed: it raised on some rank; where not on all, the group is gone.
-            WorkerLost: a worker died, or the deadline passed; the group is gone.
+            TaskFailed: it raised on some rank; if others did not finish, or the driver or fabric
+                failed, the group is killed.
+            WorkerLost: a worker died, or the deadline passed; the group is killed.
         """
         with self._killed_on_error():
             for rank, connection in enumerate(self._connections):
@@ -172,7 +173,8 @@ class WorkerGroup:
         try:
             yield
         except TaskFailed as error:
-            if isinstance(error, _PartialFailure) or error.kind == "FabricUnavailable":
+            # After an error of the driver all fails that the same processes try from then on.
+            if isinstance(error, _PartialFailure) or error.exit_code == HardwareError.exit_code:
                 self.kill()
             raise
         except BaseException:

@@ -1,4 +1,4 @@
-"""Who measured: fingerprints of hardware and software, and the hashes of the kernels' sources."""
+"""What was measured on what: hardware and software fingerprints, and kernel source hashes."""
 
 from __future__ import annotations
 
@@ -80,17 +80,17 @@ def near_fields(op: str) -> tuple[str, ...]:
 
 
 def size_field(op: str) -> str:
-    """The one of them that tables and pictures go along."""
+    """The near field that tables and pictures vary."""
     return near_fields(op)[-1]
 
 
 def free_fields(op: str) -> tuple[str, ...]:
-    """Fields in which it may differ as well, because they hardly change what is fastest."""
+    """Other fields in which it may differ, because they hardly affect what is fastest."""
     return operation(op).free_fields
 
 
 def lent(record: Record, problem: Any) -> Record:
-    """A neighbour's record, whose configs name this problem's type where they named their own."""
+    """A neighbour's record, with its dtype in configs replaced by this problem's."""
 
     def translated(measured: Measurement) -> Measurement:
         config = {

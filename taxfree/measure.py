@@ -1,12 +1,12 @@
-"""The measuring protocol: the one way in which anything here is timed.
+"""The measuring protocol: the only way in which anything here is timed.
 
-Candidates stand side by side in one group of ranks, on the same inputs, interleaved, each time in
-another order: what ran before leaves its heat behind, and under a power cap the same kernel took
-7 % longer in one place than in another. Before each repetition all ranks' streams are aligned by a
-kernel that ends when it has begun everywhere. A repetition is a chain of calls over rotated inputs,
-which together are larger than the L2 cache; its time is the slowest rank's. Eager and captured in a
-graph are timed as different modes. On the host fabric, where a call is interpreted and takes
-milliseconds, a chain is one call.
+Candidates run in one group of ranks, on the same inputs, interleaved, in an order that changes with
+each repetition: what ran before heats the GPU, and under a power cap the same kernel took 7 %
+longer in one position than in another. Before each repetition all ranks' streams are aligned by a
+kernel that ends once it has started everywhere. A repetition is a chain of calls over rotated
+inputs, which together exceed the L2 cache unless the problem is small; its time is the slowest
+rank's. Eager calls and captured graphs are timed as separate modes. On the host fabric, where a
+call is interpreted and takes milliseconds, a chain is one call.
 """
 
 from __future__ import annotations
@@ -78,12 +78,12 @@ def time_together(
     repetitions: int,
     after: Callable[[int], None] = lambda index: None,
 ) -> list[Timing]:
-    """Time callables in turns of changing order, `repetitions` times each; collective.
+    """Time callables in turn, in changing order, `repetitions` times each; collective.
 
     Args:
-        calls: callable and mode; every rank gives the same ones in the same order.
+        calls: callable and mode; every rank passes the same ones in the same order.
         repetitions: of each.
-        after: told the index of a callable when a repetition of it has ended and was timed.
+        after: called with the index of a callable after each timed repetition of it.
 
     Returns:
         One timing per callable, the same on every rank.

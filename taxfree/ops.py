@@ -1,8 +1,8 @@
 """The operations as torch ops, so that ``torch.compile`` and graph capture see them.
 
-Registered when this module is imported, which ``taxfree.init`` does. The schema names the process
-group, as torch's own fused ops do; each op runs on that group's runtime. They signal peers, so the
-compiler must neither drop nor reorder them: they are registered as ordered effects.
+They are registered when this module is imported, which ``taxfree.init`` does. Each takes the name
+of a process group, as torch's own fused ops do, and runs on that group's runtime. The ops signal
+peers, so the compiler must neither drop nor reorder them: they are registered with ordered effects.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ _library = Library("taxfree", "DEF")
 def _register(
     schema: str, run: Callable[..., torch.Tensor], shape: Callable[..., torch.Tensor]
 ) -> None:
-    """Define an op: what it runs, and an empty tensor of the shape that it returns."""
+    """Define an op by its implementation and its fake (meta) function."""
     name = schema[: schema.index("(")]
     _library.define(schema)
     _library.impl(name, run, "CompositeExplicitAutograd")
     torch.library.register_fake(f"taxfree::{name}", shape, lib=_library)
-    # Imported late: this module of torch is slow to import, and moved its enumeration.
+    # Imported late because it is slow. Its enum has moved between versions of torch.
     from torch._higher_order_ops import effects
 
     kinds = getattr(effects, "_EffectType", None) or effects.EffectType

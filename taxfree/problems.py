@@ -1,4 +1,4 @@
-"""The problem that a call's tensors pose, and what they must be to pose one.
+"""Derives the problem of a call from its tensors, and validates them.
 
 One function per operation, with the arguments of the runtime's method of that name. All raise
 :class:`UsageError` when the tensors do not fit together.
@@ -18,6 +18,8 @@ from taxfree_kernels.variant import problem_class
 _HINT = "the docstring of the runtime's method says what tensors must be"
 _DTYPES = {torch.float16: "float16", torch.bfloat16: "bfloat16"}
 _FLOAT32 = torch.finfo(torch.float32)
+_KEYS_AT_ONCE = 128  # the largest block of keys that a kernel takes
+_LARGEST_SOFT_CAP = 65536.0  # beyond, too few digits of the kernels' tanh are left
 
 
 def all_gather_matmul(
@@ -74,7 +76,7 @@ def matmul_all_reduce_rms_norm(
     eps: float,
 ) -> Any:
     """See :meth:`taxfree.Runtime.matmul_all_reduce_rms_norm`."""
-    _require(_FLOAT32.tiny <= eps <= _FLOAT32.max, f"eps is {eps}, must be a positive float32")
+    _require(_is_normal(eps), f"eps is {eps}, must be a positive float32")
     return _reduction(fabric, x, weight, norm_weight, bias, residual)
 
 
@@ -142,15 +144,29 @@ def flash_decode(
     for name, cache in (("k", k), ("v", v)):
         furthest = (cache.shape[2] - 1) * cache.stride(2)
         _require(furthest < 1 << 31, f"the heads of {name} are {cache.stride(2)} elements apart")
-    _require(scale is None or scale > 0, f"scale is {scale}, must be positive")
-    _require(soft_cap is None or soft_cap > 0, f"soft_cap is {soft_cap}, must be positive")
+        # Kernels add these products of 32 bits to 64-bit addresses: of a page, or of a block of it.
+        keys = page_size if page_size else min(cache.shape[1], _KEYS_AT_ONCE)
+        furthest = (keys - 1) * cache.stride(1)
+        _require(furthest < 1 << 31, f"the keys of {name} are {cache.stride(1)} elements apart")
+    _require(scale is None or _is_normal(scale), f"scale is {scale}, must be a positive float32")
+    _require(
+        soft_cap is None or (_is_normal(soft_cap) and soft_cap <= _LARGEST_SOFT_CAP),
+        f"soft_cap is {soft_cap}, must be positive and at most {_LARGEST_SOFT_CAP}",
+    )
     _require(window is None or window > 0, f"window is {window}, must be positive")
+    if window is not None and window >= fabric.world_size * capacity:
+        window = None  # it leaves out no key
     return _problem(
         "flash_decode", batch=batch, q_heads=q.shape[1], kv_heads=k.shape[2], head_dim=q.shape[2],
         kv_len_per_rank=capacity, v_head_dim=v.shape[3], page_size=page_size,
         soft_cap=soft_cap is not None, window=window or 0, dtype=dtype,
         world_size=fabric.world_size,
     )  # fmt: skip
+
+
+def _is_normal(number: float) -> bool:
+    """Whether a number is positive and neither too small nor too large for float32."""
+    return bool(_FLOAT32.tiny <= number <= _FLOAT32.max)
 
 
 def _require_row(name: str, row: torch.Tensor | None, n: int) -> None:
@@ -161,7 +177,7 @@ def _require_row(name: str, row: torch.Tensor | None, n: int) -> None:
 
 
 def _matmul_sizes(x: torch.Tensor, weight: torch.Tensor) -> tuple[int, int, int]:
-    """m, k and n of x [m, k] and weight [k, n], which must be such matrices."""
+    """Check that x is [m, k] and weight [k, n], and return m, k and n."""
     _require(x.dim() == 2 and weight.dim() == 2, "x and weight must be matrices")
     _require(1 in weight.stride(), "neither stride of weight is 1")
     (m, k), (rows, n) = x.shape, weight.shape
@@ -172,7 +188,7 @@ def _matmul_sizes(x: torch.Tensor, weight: torch.Tensor) -> tuple[int, int, int]
 def require_output(
     fabric: Fabric, out: torch.Tensor | None, shape: tuple[int, ...], dtype: str
 ) -> None:
-    """Check a tensor that the caller gives to write into: kernels store to it by these sizes."""
+    """Check the caller's output tensor: kernels rely on its shape when they store to it."""
     if out is None:
         return
     _require(out.shape == shape and out.is_contiguous(), f"out is not a contiguous {list(shape)}")
@@ -206,7 +222,7 @@ def _layout(weight: torch.Tensor) -> str:
 
 
 def _common_dtype(fabric: Fabric, **tensors: torch.Tensor | None) -> str:
-    """The name of the dtype of the tensors given, which must share it and the fabric's device."""
+    """The name of the dtype these tensors must share; all must be on the fabric's device."""
     given = [(name, tensor) for name, tensor in tensors.items() if tensor is not None]
     first_name, first = given[0]
     _require(first.dtype in _DTYPES, f"{first_name} is {first.dtype}, not float16 or bfloat16")

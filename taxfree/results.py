@@ -1,8 +1,8 @@
 """Result files: what `bench` writes, and what tables, pictures and comparisons are made from.
 
 One JSON document: ``{"schema": 1, "environment": {...}, "rows": [...], "skipped": [...]}``. A row
-is one variant in one mode on one problem. What was not timed, since it is wrong or does not run,
-is among the skipped with its reason.
+is one variant in one mode on one problem. Variants that were not timed, because they are wrong or
+do not run, are listed under "skipped" with the reason.
 """
 
 from __future__ import annotations
@@ -39,24 +39,24 @@ class Row:
     Args:
         op, problem: the operation, and the problem's fields.
         variant: "baseline", a variant's name, or "dispatch" for what the dispatcher picks.
-        config: of the variant; for "dispatch", what it picked: "variant" and its config.
-        mode: "eager", or "graph" for calls captured in one.
-        median_us, iqr_us: of the samples.
-        samples_us: one per repetition, each of the slowest rank.
+        config: of the variant; for "dispatch", of what it picked, plus the key "variant".
+        mode: "eager", or "graph" for calls captured in a graph.
+        median_us, iqr_us: median and interquartile range of the samples.
+        samples_us: one per repetition, each the slowest rank's.
         t_floor_us, t_gemm_us, t_link_us, t_bound_us: see `taxfree.bounds`.
         relative_error: Frobenius norm of the difference from the float64 reference over that of
             the reference; the worst rank's.
         kernel_hash: of the variant's sources; for "dispatch", of the picked variant's.
-        fused: as of `taxfree_kernels.variant.Variant`.
-        launches: kernels of one call, collectives counted as one.
+        fused: see `taxfree_kernels.variant.Variant`.
+        launches: kernels that one call launches; a collective counts as one.
         skew_us: median over repetitions of slowest minus fastest rank.
-        wrong: values that differ on small-integer inputs, over all ranks.
-        speedup_eager, speedup_graph: the baseline's time in that mode over this row's; None where
-            the baseline has no such mode.
-        tflops: the problem's flops per rank and time, in TFLOP/s.
-        gbps: the problem's memory bytes per rank and time, in GB/s.
-        sm_mhz: the slowest GPU's clock right after the measurement; None without a driver's tool.
-        throttled: why GPUs held their clocks down then.
+        wrong: number of wrong values on small-integer inputs, over all ranks.
+        speedup_eager, speedup_graph: the baseline's time in that mode over this row's; None if
+            the baseline was not timed in that mode.
+        tflops: the problem's flops per rank over the time, in TFLOP/s.
+        gbps: the problem's memory bytes per rank over the time, in GB/s.
+        sm_mhz: the slowest GPU's clock right after the measurement; None if it cannot be read.
+        throttled: why GPUs reduced their clocks then.
     """
 
     op: str
@@ -323,9 +323,9 @@ class Verdict:
 
 
 def compare(rows: Iterable[Row], before: Iterable[Row]) -> list[Verdict]:
-    """Judge each row that an earlier run has too.
+    """Compare each row that is also in an earlier run.
 
-    A change counts if it is beyond 3 % of the earlier time and beyond both spreads together.
+    A change counts if it exceeds 3 % of the earlier time and the sum of both interquartile ranges.
     """
     earlier = {row.key: row for row in before}
     return [
@@ -343,9 +343,9 @@ def _judge(row: Row, before: Row) -> Judgement:
 
 
 def below(rows: Iterable[Row], least: float) -> list[Row]:
-    """The dispatcher's rows that are not `least` times as fast as the baseline.
+    """The dispatcher's rows whose speed-up over the baseline is below `least`.
 
-    They are compared in a graph where there are graphs, else eagerly.
+    They are compared in a graph if there are graphs, else eagerly.
     """
     picked = [row for row in rows if row.variant == DISPATCH]
     mode = "graph" if any(row.mode == "graph" for row in picked) else "eager"

@@ -1,8 +1,8 @@
-"""The dispatcher at run time: one per group of ranks and stream.
+"""The dispatcher at run time: one per process group and stream.
 
-A call looks its arguments up in a dict and runs the plan found there. What is not there yet is
-planned, which is collective: ahead of time by :meth:`Runtime.prepare`, or at the first eager call,
-which all ranks make alike.
+A call looks up its arguments in a dict and runs the plan found there. A problem without a plan must
+be planned first, which is collective: ahead of time by :meth:`Runtime.prepare`, or at its first
+eager call, which all ranks make together.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from taxfree_tuning_db import Record, Table
 
 @dataclass
 class _Entry:
-    """What a problem runs; `eager`, if given, where no graph is captured."""
+    """The plan a problem runs; `eager`, if given, replaces it outside graph capture."""
 
     plan: Plan
     choice: Choice
@@ -42,13 +42,13 @@ class _Entry:
 
 @dataclass(frozen=True)
 class Memory:
-    """What a runtime holds, in bytes.
+    """The memory that a runtime holds, in bytes.
 
     Args:
-        heap_bytes: the symmetric heap: two slots for payloads, two for flag-in-data words, and
-            control words.
+        heap_bytes: the symmetric heap: two slots for payloads, two for flag-in-data words, three
+            for bare words, and control words.
         slot_bytes: the largest payload that fused plans can exchange.
-        workspace_bytes: that plans hold beside the heap; counted on GPUs only.
+        workspace_bytes: memory that plans hold besides the heap; counted on GPUs only.
         plans: number of plans.
     """
 
@@ -59,10 +59,10 @@ class Memory:
 
 
 class Runtime:
-    """Runs operations on one group of ranks by what the tuning table says.
+    """Runs operations on one group of ranks, dispatched by the tuning table.
 
-    Made by :func:`taxfree.init`. Belongs to one stream at a time. All ranks of the group make the
-    same calls in the same order.
+    Created by :func:`taxfree.init`. Use it on one stream at a time. All ranks of the group must
+    make the same calls in the same order.
     """
 
     def __init__(
@@ -105,15 +105,15 @@ class Runtime:
         """all_gather(a_shard) @ weight (+ bias), with this rank's own weight.
 
         Args:
-            a_shard: contiguous; for gather_dim 0 [ceil(m / world_size), k], the last ranks' with
-                fewer rows or none when m is ragged; for gather_dim 1 [m, k / world_size].
-                float16 or bfloat16.
-            weight: [k, n] of the same dtype, one of its strides 1.
+            a_shard: contiguous, float16 or bfloat16; for gather_dim 0 [ceil(m / world_size), k],
+                where the last ranks have fewer rows or none if m does not divide evenly; for
+                gather_dim 1 [m, k / world_size].
+            weight: [k, n] of the same dtype; one of its strides must be 1.
             bias: [n], or None.
             gather_dim: 0: shards are rows; 1: shards are columns.
-            m: rows over all ranks; needed when gather_dim is 0 and they are not
+            m: rows over all ranks; required when gather_dim is 0 and their number is not
                 ``world_size * a_shard.shape[0]`` on every rank.
-            out: [m, n], contiguous, to write into.
+            out: [m, n], contiguous; the result is written into it.
 
         Returns:
             [m, n] of the inputs' dtype.
@@ -152,7 +152,7 @@ class Runtime:
         window: int | None = None,
         out: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Attention of one query token per sequence to keys of which each rank holds a part.
+        """Attention of one query token per sequence over a KV cache that is split across ranks.
 
         The keys of a sequence are those of rank 0, then those of rank 1, and so on; the query
         comes after all of them. Lengths may change between replays of a graph.
@@ -160,18 +160,19 @@ class Runtime:
         Args:
             q: [batch, q_heads, head_dim], the same on every rank; float16 or bfloat16.
             k, v: this rank's cache, [batch, capacity, kv_heads, head_dim] and [..., v_head_dim];
-                with a block table [pages, page_size, kv_heads, ...]. Each head contiguous.
-            kv_lens: int32 [world_size, batch], the same on every rank: keys that each rank holds
-                of each sequence. A sequence without any gets zeros.
+                with a block table [pages, page_size, kv_heads, ...]. Each head is contiguous.
+            kv_lens: int32 [world_size, batch], the same on every rank: how many keys of each
+                sequence each rank holds. The output of a sequence without keys is zero.
             block_table: int32 [batch, pages], contiguous: this rank's pages of each sequence.
-            scale: of the logits; ``head_dim**-0.5`` when None. A captured call with another scale,
-                or a soft cap, that no eager call had before is two small kernels slower.
+            scale: factor of the logits; ``head_dim**-0.5`` when None. A captured call with another
+                scale, or a soft cap, that no eager call has used before runs two more small
+                kernels.
             soft_cap: logits become ``soft_cap * tanh(logits / soft_cap)``.
-            window: how many of the last keys a query sees; None for all.
-            out: [batch, q_heads, v_head_dim], contiguous, to write into.
+            window: the number of most recent keys that a query attends to; None for all.
+            out: [batch, q_heads, v_head_dim], contiguous; the result is written into it.
 
         Returns:
-            [batch, q_heads, v_head_dim] of q's dtype, the same bits on every rank.
+            [batch, q_heads, v_head_dim] of q's dtype, bitwise identical on every rank.
 
         Raises:
             UsageError: the tensors do not fit together.
@@ -198,7 +199,7 @@ class Runtime:
         scaling = None
         if scale is not None or soft_cap is not None:
             scaling = self._on_device(scale or q.shape[2] ** -0.5, soft_cap or 0.0)
-        return self._run(entry, (q.contiguous(), k, v, kv_lens, block_table, scaling), out)
+        return self._run(entry, (_from_16_bytes(q), k, v, kv_lens, block_table, scaling), out)
 
     def _on_device(self, *numbers: float) -> torch.Tensor:
         """float32 [len(numbers)], made once; under capture it is part of the graph."""
@@ -219,14 +220,14 @@ class Runtime:
         residual: torch.Tensor | None = None,
         out: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """The sum over all ranks of x @ weight (+ bias) (+ residual); the same bits on each rank.
+        """The sum over all ranks of x @ weight (+ bias) (+ residual); bitwise equal on all ranks.
 
         Args:
             x: [m, k], this rank's columns; float16 or bfloat16.
             weight: [k, n] of the same dtype, this rank's rows; one of its strides 1.
             bias: [n], or None; the same on all ranks, and added once.
             residual: [m, n], or None; the same on all ranks, and added once.
-            out: [m, n], contiguous, to write into; not the residual.
+            out: [m, n], contiguous; the result is written into it. It must not be the residual.
 
         Returns:
             [m, n] of the inputs' dtype.
@@ -252,8 +253,8 @@ class Runtime:
         if out is None:
             out = x.new_empty(entry.problem.m, entry.problem.n)
         if residual is not None:
-            residual = residual.contiguous()
-        return self._run(entry, (x.contiguous(), weight, bias, residual, None, None), out)
+            residual = _from_16_bytes(residual)
+        return self._run(entry, (_from_16_bytes(x), weight, bias, residual, None, None), out)
 
     def matmul_all_reduce_rms_norm(
         self,
@@ -265,10 +266,10 @@ class Runtime:
         eps: float = 1e-6,
         out: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """:meth:`matmul_all_reduce`, normalised by rows (RMSNorm), and as it is.
+        """:meth:`matmul_all_reduce`, followed by an RMSNorm of each row; returns both.
 
-        The first is sum * rsqrt(mean(sum^2) + eps) * norm_weight, in float32, from the sum before
-        it is rounded or, by some variants, after.
+        The norm is sum * rsqrt(mean(sum^2) + eps) * norm_weight, computed in float32 from the sum
+        before rounding or, in some variants, after it.
 
         Args:
             x: [m, k], this rank's columns; float16 or bfloat16.
@@ -276,9 +277,9 @@ class Runtime:
             norm_weight: [n], the same on all ranks.
             bias: [n], or None; the same on all ranks, and added once.
             residual: [m, n], or None; the same on all ranks, and added once.
-            eps: the same on all ranks. A captured call with one that no eager call had before is a
-                small kernel slower.
-            out: [2, m, n], contiguous, to write both into; not the residual.
+            eps: the same on all ranks. A captured call with a value that no eager call has used
+                before runs one more small kernel.
+            out: [2, m, n], contiguous; both are written into it. It must not be the residual.
 
         Returns:
             The normalised sum, and the sum, which is the next layer's residual: [m, n] each, of the
@@ -308,8 +309,8 @@ class Runtime:
         if out is None:
             out = x.new_empty(2, entry.problem.m, entry.problem.n)
         if residual is not None:
-            residual = residual.contiguous()
-        tensors = (x.contiguous(), weight, bias, residual, norm_weight, self._on_device(eps))
+            residual = _from_16_bytes(residual)
+        tensors = (_from_16_bytes(x), weight, bias, residual, norm_weight, self._on_device(eps))
         self._run(entry, tensors, out)
         return out[0], out[1]
 
@@ -325,8 +326,9 @@ class Runtime:
         Args:
             x: [m, k], this rank's columns; float16 or bfloat16.
             weight: [k, n] of the same dtype, this rank's rows; one of its strides 1.
-            scatter_dim: 0: shards are rows; 1: shards are columns, n divides over the ranks.
-            out: of the result's shape, contiguous, to write into.
+            scatter_dim: 0: shards are rows; 1: shards are columns, and n must be divisible by
+                world_size.
+            out: of the result's shape, contiguous; the result is written into it.
 
         Returns:
             [ceil(m / world_size), n] for scatter_dim 0, where rows beyond m are zero; [m, n /
@@ -353,7 +355,7 @@ class Runtime:
             entry = self._entry_of(arguments, problem)
         if out is None:
             out = x.new_empty(entry.problem.shard_rows, entry.problem.shard_columns)
-        return self._run(entry, (x.contiguous(), weight), out)
+        return self._run(entry, (_from_16_bytes(x), weight), out)
 
     def call(
         self, problem: Any, tensors: Sequence[torch.Tensor | None], out: torch.Tensor
@@ -364,6 +366,8 @@ class Runtime:
     def _run(
         self, entry: _Entry, tensors: Sequence[torch.Tensor | None], out: torch.Tensor
     ) -> torch.Tensor:
+        if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors):
+            raise UsageError("an input requires a gradient", "call under torch.no_grad()")
         entry.calls += 1
         self._fabric.pool.check()
         plan = entry.plan if entry.eager is None or self._is_capturing() else entry.eager
@@ -381,8 +385,8 @@ class Runtime:
             problems: such as :class:`taxfree.AllGatherMatmul`.
 
         Raises:
-            UsageError: one of them is no problem, or of another world size.
-            PeerTimeout: not all ranks prepare.
+            UsageError: one of them is not a problem, or is for another world size.
+            PeerTimeout: not all ranks call this.
         """
         for problem in problems:
             self._require_ours(problem)
@@ -502,7 +506,7 @@ class Runtime:
         return self._dispatcher.choose(op_of(problem), problem)
 
     def explain(self, problem: Any) -> str:
-        """What would run for a problem and why, with the ladder of the look-up, as text."""
+        """The choice for a problem, the reason, and the steps of the look-up, as text."""
         choice = self.choice(problem)
         lines = [f"{choice.variant} {choice.config or ''}".rstrip() + f" ({choice.kind})"]
         lines.append(f"because: {choice.why}")
@@ -531,11 +535,11 @@ class Runtime:
         )
 
     def check(self) -> None:
-        """Wait for this rank's device, then look whether a peer was lost.
+        """Synchronize this rank's device, then check whether a peer was lost.
 
         Raises:
-            PeerTimeout: a wait exceeded its bound, and the results since are NaN; or a peer's did,
-                and those of this rank, which came late, may be wrong.
+            PeerTimeout: a wait exceeded its bound, and the results since are NaN; or a peer's wait
+                for this rank, which came late, did, and this rank's results may be wrong.
         """
         self._fabric.synchronize()
         self._fabric.pool.check_at_rest()
@@ -567,10 +571,10 @@ def runtime_of(group_name: str) -> Runtime:
 
 
 def vote(group: dist.ProcessGroup | None, value: Any) -> list[Any]:
-    """Everybody's value, by rank; collective.
+    """Every rank's value, indexed by rank; collective.
 
     Raises:
-        PeerTimeout: not all ranks have come within the group's own timeout.
+        PeerTimeout: not all ranks joined within the process group's own timeout.
     """
     values: list[Any] = [None] * dist.get_world_size(group)
     try:
@@ -591,18 +595,18 @@ def _falls_back(kind: Kind, problem: Any, why: str) -> Choice:
 
 
 def _layout(tensor: torch.Tensor | None) -> Any:
-    """What of a tensor must be as it was when its call was checked."""
+    """The properties of a tensor that must equal those of the call that was checked."""
     if tensor is None:
         return None
     return tensor.shape, tensor.stride(), tensor.dtype, tensor.device
 
 
 def _kind(tensor: torch.Tensor | None) -> Any:
-    """What of a tensor that may have any strides must be as it was when its call was checked."""
+    """As `_layout`, for a tensor that may have any strides."""
     return None if tensor is None else (tensor.shape, tensor.dtype, tensor.device)
 
 
 def _from_16_bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """A contiguous tensor that begins at a multiple of 16 bytes: itself, or a copy of odd views."""
+    """The tensor, contiguous and aligned to 16 bytes; a copy if it is not."""
     tensor = tensor.contiguous()
     return tensor.clone() if tensor.data_ptr() % 16 else tensor

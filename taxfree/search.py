@@ -1,8 +1,8 @@
-"""Optuna's part in tuning: which candidate to try next.
+"""The Optuna study that picks the next candidate to try.
 
-The variant is chosen first, then its own knobs, all categorical. Proposals that a variant refuses
-are told as pruned and asked again before anything is compiled; failures are told as pruned, because
-the sampler cannot see failed trials; duplicates are answered from memory.
+The variant is chosen first, then its own knobs, all categorical. A proposal that the variant
+refuses is told as pruned and another is asked for, before anything is compiled. Failures are also
+told as pruned, because the sampler ignores failed trials. Duplicates are answered from memory.
 """
 
 from __future__ import annotations
@@ -18,12 +18,13 @@ import optuna
 from optuna.storages.journal import JournalFileBackend
 from optuna.trial import Trial, TrialState
 
+from taxfree.candidates import serves
 from taxfree.errors import TaxfreeError
-from taxfree.trial import Candidate
+from taxfree.trial import Candidate, key
 from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.variant import Variant
 
-_ASKS_PER_CANDIDATE = 50  # a space of which so much is refused holds nothing new worth finding
+_ASKS_PER_CANDIDATE = 50  # if so many are refused or known, the space counts as exhausted
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)
 
@@ -72,11 +73,10 @@ class Search:
         if candidate is None:
             return
         if trial.state == TrialState.COMPLETE:
-            self._known[key(candidate)] = trial.value
-        elif trial.state == TrialState.PRUNED:
-            self._known.setdefault(key(candidate), None)
+            self.learn(candidate, trial.value)
         elif trial.state == TrialState.RUNNING:  # of a run that was ended; to be asked anew
             self._study.tell(trial.number, state=TrialState.FAIL)
+        # What was pruned is learned from elsewhere: it failed, or was refused by rules of that day.
 
     @property
     def measured(self) -> int:
@@ -84,8 +84,13 @@ class Search:
         return sum(value is not None for value in self._known.values())
 
     def learn(self, candidate: Candidate, median_us: float | None) -> None:
-        """Take over what is known from elsewhere: a time, or None for one that cannot be used."""
-        self._known[key(candidate)] = median_us
+        """Take over what is known from elsewhere: a time, or None for one that cannot be used.
+
+        What does not serve today is passed over.
+        """
+        variant = self._variants.get(candidate.variant)
+        if variant is not None and serves(variant, self._problem, self._hardware, candidate.config):
+            self._known[key(candidate)] = median_us
 
     def knows(self, candidate: Candidate) -> bool:
         """Whether a candidate has a time that holds for today's kernels."""
@@ -193,10 +198,10 @@ class Search:
 
 
 class _Lock:
-    """A lock on a journal that ends with its process, however that ends.
+    """A lock on a journal that the OS releases when its process ends, however that ends.
 
-    Optuna's own is a file: it outlives a kill by half a minute, and an interrupt while it is taken
-    or given back comes out as another error.
+    Optuna's own lock is a file: it outlives a killed process by half a minute, and an interrupt
+    while it is acquired or released surfaces as another error.
     """
 
     def __init__(self, journal: Path) -> None:
@@ -236,13 +241,6 @@ def _sampler(seed: int) -> optuna.samplers.BaseSampler:
         return optuna.samplers.TPESampler(
             seed=seed, multivariate=True, group=True, constant_liar=True
         )
-
-
-def key(candidate: Candidate) -> str:
-    """A candidate as text, the same for equal ones."""
-    return json.dumps(
-        {"variant": candidate.variant, "config": dict(candidate.config)}, sort_keys=True
-    )
 
 
 def _text(value: Any) -> str:

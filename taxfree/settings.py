@@ -1,4 +1,4 @@
-"""Environment variables for users: described here, and read but for the tuning database's own."""
+"""Environment variables for users: all are described here; the tuning database reads its own."""
 
 from __future__ import annotations
 
@@ -55,10 +55,10 @@ class Settings:
         )
 
     def steering(self) -> dict[str, bool]:
-        """What decides between fused and library, so that all ranks must agree on it.
+        """The settings that affect dispatch, on which all ranks must agree.
 
-        The path of the database is not in it: rank 0 alone reads the table. Neither is the timeout:
-        it bounds each rank's own waits.
+        The path of the database is not among them: only rank 0 reads the table. Neither is the
+        timeout: it bounds each rank's own waits.
         """
         return {"TAXFREE_DISABLE": self.disable, "TAXFREE_STRICT": self.strict}
 

@@ -1,13 +1,12 @@
-"""From what a user calls a shape to problems.
+"""Turns shapes, as users write them, into problems.
 
-A shape is words: `field=value` with commas for lists, which are combined with each other, after at
-most one bare word, which is a named set or the shorthand of the operation::
+A shape is a list of words: at most one bare word, which is a named set or the operation's
+shorthand, then `field=value` words. Values separated by commas are combined with each other::
 
     m=1,16,64 n=3584 k=8192        1,16,64x3584x8192 gather_dim=0        paper dtype=bf16
 
-The fields are those of the operation's problem, so a new operation can be asked for at once; its
-shorthand, its named sets and what it takes from a model's config are one more entry in
-`_CONVENTIONS`.
+The fields are those of the operation's problem, so a new operation works without changes here; its
+shorthand, named sets and shapes of a model's config are one more entry in `_CONVENTIONS`.
 """
 
 from __future__ import annotations
@@ -85,11 +84,11 @@ class ShapeRequest:
 
 @dataclass(frozen=True)
 class Choice:
-    """Problems, and why these.
+    """The problems to work on, and why these.
 
     Args:
         problems: of the operation's problem class.
-        note: one line for the user where they were not asked for; else empty.
+        note: one line for the user if they were not requested explicitly; else empty.
     """
 
     problems: list[Any]
@@ -114,9 +113,9 @@ class _Conventions:
     Args:
         shorthand: the fields of `1x2x3`, in order.
         sets: named sets, each a list of shapes.
-        scaling: named sets of what is split over the ranks: world size -> shapes.
+        scaling: named sets that depend on the number of ranks: world size -> shapes.
         of_model: (model, tp) -> shapes, without `model_axes`.
-        model_axes: what a model's config does not say.
+        model_axes: fields that a model's config does not determine.
     """
 
     shorthand: tuple[str, ...] = ()
@@ -164,7 +163,7 @@ def field_specs(problem: type[Any]) -> dict[str, FieldSpec]:
 
 
 def recorded_problem(op: str, problem: Mapping[str, Any]) -> Any | None:
-    """Return the problem that a record was made for; None where today's cannot be like it.
+    """Return the problem that a record was made for; None if it no longer exists as such.
 
     Args:
         op: the operation of the record, perhaps one of another version of taxfree.
@@ -204,7 +203,7 @@ def written(op: str, problem: Mapping[str, Any]) -> str:
 
 
 def heading(op: str, problem: Mapping[str, Any]) -> str:
-    """As `written`, for a table or picture: the direction is what they differ in, so it is said."""
+    """As `written`, for a table or picture, but always with the direction, where these differ."""
     directions = {name: problem[name] for name in _DIRECTIONS if name in problem}
     others = {name: value for name, value in problem.items() if name not in directions}
     said = [f"{name}={value}" for name, value in directions.items()]

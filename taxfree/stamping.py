@@ -1,8 +1,8 @@
-"""Times the parts of pipelines in place: reads the device's clock between the launches of a call.
+"""Times the steps of pipelines in place: reads the device's clock between the launches of a call.
 
-What is timed is the sequence that runs, captured whole, with a kernel that stores the clock before
-each step. Beside it, in the same repetitions, run the sequence without readings, so that what the
-readings add is known; with the least collective; and with the consumer's input hot or evicted.
+The whole sequence is captured in a graph, with a kernel that stores the clock before each step. In
+the same repetitions, other versions of it run: without readings, to know what the readings add;
+with a minimal collective; and with the consumer's input hot in cache or evicted.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ class Alone:
 
     Args:
         name: of the step.
-        us: microseconds, the slowest rank's median.
-        mhz: clock of this rank's compute units right after; None where it cannot be read.
+        us: microseconds, median of the slowest rank.
+        mhz: the slowest rank's clock right after; None if it cannot be read.
     """
 
     name: str
@@ -107,7 +107,7 @@ def measure_pipelines(
     bench = open_bench(fabric, op, problem)
     found = []
     for candidate in candidates:
-        plan = bench.baseline if candidate.variant == "baseline" else bench.plan(candidate)
+        plan = bench.plan(candidate)
 
         def steps(step: int, plan: Any = plan) -> Sequence[Step]:
             copy = step % len(bench.inputs)
@@ -207,7 +207,7 @@ class _Sequence:
 
 
 def _stamp(log: torch.Tensor, index: int) -> None:
-    """What `stamps.stamp` does, where interpreting it would take longer than what is timed."""
+    """Stands in for `stamps.stamp` on the host, where interpreting it would distort the timing."""
     log[index] = time.perf_counter_ns()
 
 
@@ -262,14 +262,14 @@ def _kernel(fabric: Fabric, function: Any, **constants: Any) -> Kernel:
 
 
 def _clock_step(fabric: Fabric) -> float:
-    """The least time by which this device's clock moves, in nanoseconds."""
+    """Resolution of this device's clock, in nanoseconds."""
     log = torch.zeros(1, dtype=torch.int64, device=fabric.device)
     _kernel(fabric, stamps.clock_step)(log, _CLOCK_READS if fabric.has_graphs else 10)
     return float(log.item())
 
 
 class _ClockRate:
-    """Counts cycles for a moment: the clock that compute units have right now."""
+    """Measures the current clock rate of the compute units, by counting cycles for a moment."""
 
     def __init__(self, fabric: Fabric) -> None:
         self._kernel = _kernel(fabric, stamps.busy) if fabric.has_graphs else None
@@ -307,9 +307,9 @@ def compare_clocks(fabric: Fabric) -> Comparison:
 
 
 def exchange_clocks(fabric: Fabric, rounds: int) -> Comparison:
-    """Compare all clocks with that of rank 0, pair by pair, by so many round trips; collective.
+    """Compare all clocks with rank 0's, pair by pair, over `rounds` round trips; collective.
 
-    The signals are the pool's, with generations of their own: the pool is reset around them.
+    It uses the pool's signals with generations of its own: the pool is reset before and after.
     """
     fabric.pool.reset()
     log = torch.zeros(rounds, 2, dtype=torch.int64, device=fabric.device)
@@ -335,9 +335,9 @@ def compare(lower: Sequence[Sequence[int]], higher: Sequence[Sequence[int]]) -> 
 
     Args:
         lower: before the signal was sent and after the answer came, by round, in nanoseconds.
-        higher: between the two, twice.
+        higher: two readings between those, by round.
     """
-    # The first rounds compile, load and wake: the shortest knows best.
+    # The first rounds include compilation and wake-up: the shortest round is the most exact.
     before, after, between = min(
         ((sent, came, read) for (sent, came), (read, _) in zip(lower, higher, strict=True)),
         key=lambda round: round[1] - round[0],

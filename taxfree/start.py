@@ -48,15 +48,15 @@ def init(
 
     Args:
         group: the ranks; None for the default group, which must be initialised.
-        heap_bytes: symmetric memory of each rank; by default two slots of the largest problem that
-            the table has for this group, at least of 64 MiB (2 MiB on the host fabric).
-        timeout_s: bound of a wait for a peer in seconds; by default ``TAXFREE_TIMEOUT`` or 30.
-        plan_on_first_call: plan an unprepared problem at its first eager call; else it runs the
-            baseline.
+        heap_bytes: symmetric memory of each rank; by default sized for the largest problem that
+            the table has for this group, with slots of at least 64 MiB (2 MiB on the host fabric).
+        timeout_s: longest wait for a peer, in seconds; by default ``TAXFREE_TIMEOUT`` or 30.
+        plan_on_first_call: plan an unprepared problem at its first eager call; otherwise it runs
+            the baseline.
         db: the tuning database; by default ``TAXFREE_DB`` or the user's.
 
     Raises:
-        UsageError: there is no process group, or an argument or a variable makes no sense.
+        UsageError: there is no process group, or an argument or environment variable is invalid.
         DatabaseError: rank 0 cannot read the table.
         TaxfreeError: one of the above happened on another rank, which the message names.
         FabricUnavailable: no fabric serves here; the message says why.
@@ -84,9 +84,9 @@ def _agreed(
     timeout_s: float | None,
     db: str | Path | None,
 ) -> tuple[Settings, list[Record] | None]:
-    """The settings, and rank 0's table if all ranks run the same sources under the same ones.
+    """The settings, and rank 0's table if all ranks have the same settings and kernel sources.
 
-    What is wrong on one rank is raised on all of them.
+    An error on one rank is raised on all of them.
     """
     rank = dist.get_rank(group)
     settings, table, problem = Settings(), None, None

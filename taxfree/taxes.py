@@ -4,9 +4,9 @@ For each rank, in microseconds per call::
 
     t_eager = t_bound + launch + bulk synchronous + locality + graph penalty + residual
 
-The definitions, and why each part is measured as it is, are in docs/taxes.md. Parts may be negative
-and stay so. What cannot be told apart is no part and is therefore in the residual. Of the residual
-it is said what was seen to be work of kernels, beyond what the bound allows for.
+docs/taxes.md defines the parts, and says why each is measured as it is. Parts may be negative and
+are kept so. What cannot be attributed is not a part and therefore stays in the residual. The share
+of the residual that was observed to be kernels' work, beyond the bound, is reported separately.
 """
 
 from __future__ import annotations
@@ -51,13 +51,13 @@ class StepInfo:
 
 @dataclass(frozen=True)
 class Alignment:
-    """How the clocks of ranks relate: linearly, by two comparisons with the clock of rank 0.
+    """A linear relation between the ranks' clocks, from two comparisons with rank 0's clock.
 
     Args:
         at_ns: own clock of each rank at the comparisons, [2, rank].
         offset_ns: own clock minus that of rank 0 then, [2, rank].
-        error_ns: the most by which an offset is wrong: half of the shortest round trip, [rank].
-        step_ns: by which a clock moves, the coarsest rank's.
+        error_ns: largest possible error of an offset: half of the shortest round trip, [rank].
+        step_ns: resolution of the coarsest rank's clock.
     """
 
     at_ns: Nanoseconds
@@ -67,7 +67,7 @@ class Alignment:
 
     def common_us(self, rank: int, clock_ns: Nanoseconds) -> Times:
         """Readings of a rank's clock in microseconds since the first comparison, on one clock."""
-        # Differences first: readings are too large for a float64 that keeps nanoseconds.
+        # Subtract as integers first: a float64 cannot hold full readings to the nanosecond.
         since = (clock_ns - self.at_ns[0, rank]).astype(np.float64)
         between = float(self.at_ns[1, rank] - self.at_ns[0, rank])
         drift = float(self.offset_ns[1, rank] - self.offset_ns[0, rank]) / between if between else 0
@@ -110,16 +110,16 @@ class Stamps:
 
 @dataclass(frozen=True)
 class Notes:
-    """What the programs of a fused kernel noted, built to do so: a call of each repetition.
+    """Events recorded by the programs of an instrumented fused kernel: one call per repetition.
 
     Times are in microseconds on the ranks' common clock, NaN where nothing was noted.
 
     Args:
-        started, done: [rank, repetition, program].
+        started, done: start and end of each program, [rank, repetition, program].
         sent: the last signal to each peer, [rank, repetition, program, peer].
         began, ended: the last wait for each source, [rank, repetition, program, source].
-        call_us: per call of the chain, [rank, repetition].
-        launches: of our kernels in a call; programs are those of the last one.
+        call_us: time per call of the chain, [rank, repetition].
+        launches: launches of our kernels per call; programs are those of the last launch.
     """
 
     started: Times
@@ -137,7 +137,7 @@ class Notes:
 
     @property
     def shows_starts(self) -> bool:
-        """Whether all programs noted when they started, and none did something before."""
+        """Whether no program recorded its end without its start."""
         return not bool((np.isnan(self.started) & ~np.isnan(self.done)).any())
 
 
@@ -150,13 +150,13 @@ class Measurement:
         eager_us, graph_us: per call, [rank, repetition]; no graph where the fabric has none.
         stamped_us: as `graph_us` (or `eager_us`), of the sequence with clock readings.
         calls: of a repetition.
-        in_place: readings of the sequence as it is.
-        least: with the collective on as little data as it takes; None where there is none such.
+        in_place: readings of the unmodified sequence.
+        least: with the collective on the smallest possible data; None if it has no such form.
         hot, cold: with the consumer's input read once more, or evicted, right before the consumer.
-        gap_us: an empty kernel's period in a chain; 0 where launches cannot be told from kernels.
-        gap_iqr_us: its spread.
+        gap_us: period of empty kernels in a chain; 0 if launches cannot be told apart from kernels.
+        gap_iqr_us: its interquartile range.
         alignment: of the ranks' clocks.
-        notes: of fused kernels, from a build that makes them; None for others.
+        notes: events of a fused kernel, from an instrumented build; None for others.
     """
 
     steps: tuple[StepInfo, ...]
@@ -229,9 +229,9 @@ class Account:
         t_bound_us: of the problem.
         parts: of the taxes, in order.
         residual_iqr_us: spread of the residual; None where it is modelled.
-        unsplit: why taxes have no parts; empty where they have.
-        kernel_us: what of the residual was seen to be work of kernels beyond the bound; None where
-            it was not seen.
+        unsplit: why taxes have no parts; empty if they have.
+        kernel_us: the share of the residual observed to be kernels' work beyond the bound; None if
+            nothing was observed.
     """
 
     rank: int
@@ -250,12 +250,12 @@ class Account:
 
     @property
     def residual_us(self) -> float:
-        """What is neither bound nor tax: the kernels' inefficiency, and what is not told apart."""
+        """What is neither bound nor tax: kernel inefficiency, and what cannot be attributed."""
         return self.t_eager_us - self.t_bound_us - sum(part.us for part in self.parts)
 
     @property
     def unexplained_us(self) -> float | None:
-        """What of the residual was not seen to be anything; None where nothing of it was."""
+        """The residual without the observed kernel work; None if nothing was observed."""
         return None if self.kernel_us is None else self.residual_us - self.kernel_us
 
     def problems(self) -> list[str]:
@@ -361,7 +361,7 @@ def _bulk_synchronous(measured: Measurement, bounds: Bounds, rank: int) -> list[
     found = [
         _part("skew", tax, skew, f"last rank's arrival - own, clocks aligned to {error:.2f} us")
     ]
-    # What of the link's time the bound contains cannot be hidden.
+    # The part of the link's time that is in the bound cannot be hidden.
     exposed = max(0.0, bounds.t_link_us - bounds.t_floor_us)
     rest = _kernel_us(measured, measured.in_place, rank)[:, step] - skew - exposed
     method = "the collective in its place - skew"
@@ -420,13 +420,13 @@ def _work(measured: Measurement, rank: int) -> Times:
 
 @dataclass(frozen=True)
 class Inside:
-    """Where the time of one noted call went on one rank, in microseconds.
+    """Where the time of one recorded call went on one rank, in microseconds.
 
     Args:
-        outside: when none of its programs was seen to run.
-        starting: until the critical programs ran.
-        skew, latency, transfer: of their waits.
-        work: of theirs, the rest.
+        outside: no program of it was observed to run.
+        starting: waiting for critical programs to start.
+        skew, latency, transfer: waits of critical programs, by cause.
+        work: the rest of the critical programs' time.
     """
 
     outside: float
@@ -438,13 +438,13 @@ class Inside:
 
 
 def inside(notes: Notes, rank: int, repetition: int) -> Inside:
-    """Follow the programs that the end of a call on a rank waited for.
+    """Follow the critical path of programs, backwards from the end of a call on a rank.
 
-    The last program to end is critical. What it waited for to start is the program that ended last
-    before it did, which is critical too; and so on.
+    The last program to end is critical. The program that it waited for in order to start is taken
+    to be the last one that ended before; that one is critical too; and so on.
     """
     started, done = notes.started[:, repetition], notes.done[:, repetition]
-    ran = done >= started  # not so of programs of earlier launches, which are outside
+    ran = done >= started  # false for programs of earlier launches, which count as outside
     begin = np.nanmin(np.where(ran, started, np.nan), axis=1)
     own_done = np.where(ran[rank], done[rank], -np.inf)
     program = int(np.argmax(own_done))
@@ -461,7 +461,7 @@ def inside(notes: Notes, rank: int, repetition: int) -> Inside:
             waiting += wait.end - since
             latency += after
             skew += min(late, wait.end - since - after)
-        # A coarse clock gives short programs no length: without the start, one could be its own.
+        # By a coarse clock a short program may have no length and would be its own predecessor.
         before = np.where((own_done <= start) & (started[rank] < start), own_done, -np.inf)
         previous = int(np.argmax(before))
         if before[previous] == -np.inf:
@@ -483,7 +483,7 @@ class _Wait:
 
 
 def _waits(notes: Notes, rank: int, repetition: int, program: int) -> list[_Wait]:
-    """When a program waited; for several sources at a time once."""
+    """The waits of a program; overlapping waits for several sources count as one."""
     began = notes.began[rank, repetition, program]
     ended = notes.ended[rank, repetition, program]
     since = notes.started[rank, repetition, program]
@@ -501,16 +501,16 @@ def _waits(notes: Notes, rank: int, repetition: int, program: int) -> list[_Wait
 
 
 def _own_part(notes: Notes, rank: int, repetition: int, wait: _Wait) -> float:
-    """Since when a wait is for others: until a rank has sent itself its own part, it works."""
+    """When a wait becomes one for others: until its own rank has sent its part, it is work."""
     sent = notes.sent[rank, repetition, :, rank]
     meanwhile = sent[(sent >= wait.begin) & (sent <= wait.end)]
     return float(meanwhile.max()) if len(meanwhile) else wait.begin
 
 
 def _last_signal(notes: Notes, rank: int, repetition: int, wait: _Wait) -> tuple[int, float]:
-    """Who sent the signal that ended a wait, and when: of each source the last one until then.
+    """Who sent the signal that ended a wait, and when: the last one of each source until then.
 
-    A signal is noted behind its release, which may have been seen by then.
+    A signal is recorded after its release, so a peer may see it before its recorded time.
     """
     latest = []
     for source in wait.sources:
@@ -532,12 +532,12 @@ def _inside(
         field.name: np.array([getattr(call, field.name) for call in calls])
         for field in dataclasses.fields(Inside)
     }
-    # What of the link's time the bound contains cannot be hidden; senders may show it as work.
+    # The part of the link's time in the bound cannot be hidden; it may show up as senders' work.
     exposed = max(0.0, bounds.t_link_us - bounds.t_floor_us)
     allowed = np.minimum(exposed, by_name["transfer"])
     transfer, work = by_name["transfer"] - allowed, by_name["work"] - (exposed - allowed)
     found = []
-    # Else other kernels of the call ran, or programs that had noted nothing yet.
+    # Otherwise other kernels of the call ran then, or programs that had not recorded anything.
     if notes.shows_starts and notes.launches == 1:
         method = "a call - from its first program's start to its last one's end"
         found.append(_part("ends", "launch", by_name["outside"], method))

@@ -1,8 +1,8 @@
-"""What programs of fused kernels do when, from kernels that were built to note it.
+"""Timelines of the programs of fused kernels, from instrumented builds that record events.
 
-Such a build is a process of its own: workers that have `TAXFREE_TIMELINE` in their environment.
-Noting costs stores, so the times of calls are those of the usual build; what noting adds is printed
-beside them. On the host one build serves for both: whether a call notes is decided when it runs.
+An instrumented build needs its own processes: workers with `TAXFREE_TIMELINE` in their environment.
+Recording costs stores, so call times are those of the usual build, and the added time is printed
+beside them. On the host one build serves for both: recording is switched on and off at run time.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Activity:
 
 
 def variables(fabric: str) -> dict[str, str]:
-    """What workers must have in their environment so that their kernels can note."""
+    """The environment variables with which workers build instrumented kernels."""
     return {"TAXFREE_TIMELINE": _BACKENDS[fabric]}
 
 
@@ -63,10 +63,10 @@ def note_calls(
     candidates: Sequence[Candidate],
     repetitions: int,
 ) -> list[Notes]:
-    """Time chains of calls that note; a task of instrumented workers.
+    """Time chains of calls that record events; a task of instrumented workers.
 
     Returns:
-        The last call of each chain, by candidate; nothing on ranks but the first.
+        Notes of the last call of each chain, by candidate; empty except on rank 0.
     """
     bench = open_bench(fabric, op, problem)
     found = [
@@ -157,7 +157,7 @@ def activities(notes: Notes) -> Iterator[Activity]:
     )
     for rank, program in np.argwhere(~np.isnan(started)).tolist():
         begin, end = float(started[rank, program]), float(done[rank, program])
-        # Of a call of two launches, the second notes over the first, but for the signals.
+        # The second of two launches overwrites the first one's events, except for the signals.
         signals = np.where(sent[rank, program] >= begin, sent[rank, program], -np.inf)
         last = int(np.argmax(signals))
         if signals[last] > -np.inf:

@@ -1,13 +1,14 @@
-"""What rank workers do with candidates: make ready, check, time. Every step is a vote of all ranks.
+"""What rank workers do with candidates: compile, check, time. All ranks vote on every step.
 
-A candidate must be right on every rank before it is timed: exactly on small integers, and on random
-data not worse against a float64 reference than the library's own result by more than a quarter.
+A candidate must be correct on every rank before it is timed: exact on small integers, and on random
+data with an error against a float64 reference of at most 1.25 times the library's own.
 """
 
 from __future__ import annotations
 
 import contextlib
 import gc
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -34,6 +35,13 @@ class Candidate:
     config: Config
 
 
+def key(candidate: Candidate) -> str:
+    """A candidate as text, the same for equal ones."""
+    return json.dumps(
+        {"variant": candidate.variant, "config": dict(candidate.config)}, sort_keys=True
+    )
+
+
 @dataclass
 class Outcome:
     """What became of a candidate.
@@ -46,6 +54,7 @@ class Outcome:
         relative_error: Frobenius norm of (result - reference) over that of the reference; the
             worst rank's.
         launches: kernels of one call, collectives counted as one.
+        seconds: its share of the time that its batch took.
     """
 
     state: str
@@ -53,6 +62,7 @@ class Outcome:
     timings: dict[str, measure.Timing] = field(default_factory=dict)
     relative_error: float | None = None
     launches: int = 0
+    seconds: float = 0.0
 
 
 class Calls:
@@ -101,7 +111,7 @@ class Calls:
         return values
 
     def share_compilation(self, candidates: Sequence[Candidate]) -> None:
-        """Each rank compiles its share into the compiler's cache, where the others then find it."""
+        """Compile a share of the candidates on each rank; the others then hit Triton's cache."""
         rank, world_size = self.fabric.rank, dist.get_world_size(self.fabric.group)
         fused = [c for c in candidates if variants(self.op)[c.variant].fused]
         for candidate in fused[rank::world_size]:
@@ -110,7 +120,7 @@ class Calls:
         self.fabric.barrier()
 
     def ready(self, candidate: Candidate) -> Plan | str:
-        """A plan compiled on every rank, or why there is none on some."""
+        """A plan that is compiled on every rank, or why some rank has none."""
         plan: Plan | None = None
         reason = None
         try:
@@ -128,7 +138,7 @@ class Calls:
             plan(*self.inputs[0], self.outputs[0])
 
     def hang(self) -> str | None:
-        """Who gave up waiting for whom in what has run so far; the pool then works again."""
+        """Who timed out waiting for whom so far, or None; the pool is reset and works again."""
         self.fabric.synchronize()
         pools, found = (self.fabric.pool, self.fabric.device_barrier.pool), None
         for pool in pools:
@@ -153,8 +163,11 @@ class Bench(Calls):
         self._integers = self._inputs(SEED, integers=True)
         self._exact = self._reference(integers=True).to(self.outputs[0].dtype)
         self._reference64 = self._reference(integers=False)
-        self.baseline = self.plan(Candidate("baseline", {}))
+        self.baseline = super().plan(Candidate("baseline", {}))
         self.baseline_error = self._worst(self._relative_error(self.baseline))
+
+    def plan(self, candidate: Candidate) -> Plan:
+        return self.baseline if candidate.variant == "baseline" else super().plan(candidate)
 
     def _reference(self, integers: bool) -> torch.Tensor:
         fabric = self.fabric
@@ -236,13 +249,9 @@ def try_candidates(
 
 
 def _check(bench: Bench, candidate: Candidate) -> tuple[Outcome, Plan | None]:
-    if candidate.variant == "baseline":
-        plan = bench.baseline
-    else:
-        found = bench.ready(candidate)
-        if isinstance(found, str):
-            return Outcome("failed", found), None
-        plan = found
+    plan = bench.ready(candidate)
+    if isinstance(plan, str):
+        return Outcome("failed", plan), None
     why_wrong, error = bench.check(plan)
     hang = bench.hang()
     if hang is not None:

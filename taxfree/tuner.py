@@ -1,17 +1,18 @@
-"""The tuning controller: owns the search, the database and the deadline; workers come and go.
+"""The tuning controller: owns the search, the database and the deadline; workers are replaceable.
 
 A batch of candidates is screened by cross-compiling it, then handed to the rank workers, which
-vote on compilation and correctness before they time it beside the baseline. Whatever happens to a
-candidate is recorded, and never tried again. The best are measured once more, since the best time
-of a search is an optimistic one, and the winner is adopted only if it clearly beats the baseline.
+vote on compilation and correctness before they time it together with the baseline. Every outcome is
+recorded; what was measured or failed is not tried again. The best are measured once more, since a
+search's minimum is biased low, and the winner is adopted only if it clearly beats the baseline.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from types import TracebackType
@@ -19,14 +20,16 @@ from typing import Any, Protocol
 
 from taxfree import identity
 from taxfree.adoption import record_of
-from taxfree.candidates import first_candidates, refusals, variants_for
+from taxfree.bench import deadline_s
+from taxfree.candidates import first_candidates, refusals, serves, variants_for
 from taxfree.errors import WorkerLost, WrongResult
 from taxfree.group import TaskFailed, WorkerGroup
 from taxfree.search import Search
 from taxfree.shapes import recorded_problem
-from taxfree.trial import Candidate, Outcome
+from taxfree.trial import Candidate, Outcome, key
 from taxfree_kernels.compiled.screen import Screen, Verdict
 from taxfree_kernels.hardware import Hardware
+from taxfree_kernels.variant import Variant
 from taxfree_tuning_db import (
     Database,
     Measurement,
@@ -40,8 +43,9 @@ from taxfree_tuning_db import (
 BASELINE = Candidate("baseline", {})
 FINALISTS = 5
 OTHER_FINALISTS = 2
-_DEADLINE_S = 120.0  # of a batch: compilation on all ranks, then milliseconds of running
+_FINALS = 3  # times the repetitions of a search
 _NEIGHBOURS = 3
+_TRIED_PER_TRIAL = 3  # where most candidates fail, the budget bounds what is tried, not measured
 
 
 @dataclass(frozen=True)
@@ -49,7 +53,7 @@ class Budget:
     """When to stop searching a problem.
 
     Args:
-        trials: candidates measured.
+        trials: candidates measured; at most three times as many are handed to workers.
         seconds: wall clock, or None.
     """
 
@@ -72,7 +76,7 @@ class Event:
         done, wanted: candidates measured, and the budget of them.
         best_us, best: the fastest so far, None before any.
         baseline_us: the library's, None before any.
-        note: what just happened to a candidate, if it was not measured.
+        note: what just happened to a candidate, if it was not measured; or why the search ends.
     """
 
     problem: Any
@@ -85,10 +89,10 @@ class Event:
 
 
 class Workers:
-    """A worker group that comes back after it was lost.
+    """A worker group that is restarted after it was lost.
 
     Args:
-        start: makes a new group.
+        start: starts a new group.
     """
 
     def __init__(self, start: Callable[[], WorkerGroup]) -> None:
@@ -120,15 +124,15 @@ class Tuner:
         database: where records and trials go; opened for writing.
         workers: the ranks.
         hardware: of the ranks.
-        screen: says before the device is asked which candidates cannot run.
+        screen: rejects candidates that cannot run before they reach the device.
         seed: of the search.
         only: names of variants to try; all by default.
-        progress: told of every step.
+        progress: receives every event.
 
     Attributes:
         hardware: of the workers' devices.
-        mode, modes: "graph" or "eager": the times that decide, and all that are taken.
-        not_measured: of the last problem, state -> number of candidates that got no time.
+        mode, modes: "graph" or "eager": the mode that decides, and all modes that are timed.
+        not_measured: for the last problem, state -> number of candidates that were not timed.
     """
 
     def __init__(
@@ -152,8 +156,8 @@ class Tuner:
         """Search, decide, and store the record of one problem.
 
         Returns:
-            The record; None when the time was over before anything was tried, which says nothing
-            about the problem, so that nothing is stored.
+            The record; None if time ran out before anything was tried, in which case nothing is
+            stored.
 
         Raises:
             WorkerLost, TaskFailed: ranks cannot be started, or the baseline itself cannot be run.
@@ -163,26 +167,32 @@ class Tuner:
         begun = time.monotonic()
         self.not_measured: Counter[str] = Counter()
         search = self._search(op, problem)
-        asked = 0
+        asked = tried = 0
+        most = _TRIED_PER_TRIAL * budget.trials
         baseline_us: float | None = None
         while search.measured < budget.trials:
+            if tried == most:
+                note = f"given up after {tried} candidates: most cannot be used"
+                self._report(search, problem, budget, baseline_us, note)
+                break
             count = self._affordable(budget, time.monotonic() - begun, asked)
             if count == 0:
                 break
-            batch = search.ask(min(count, budget.trials - search.measured))
+            batch = search.ask(min(count, budget.trials - search.measured, most - tried))
             asked += len(batch)
             for candidate, reason in search.take_refused():
                 self._store_trial(op, problem, candidate, Outcome("refused", reason))
             if not batch:
                 break  # the space is exhausted
             batch = self._screened(op, problem, search, batch)
+            tried += len(batch)
             outcomes = self._try(op, problem, [BASELINE, *batch], repetitions=self._repetitions)
             baseline = outcomes[0]
             if baseline.timings:
                 baseline_us = baseline.timings[self.mode].median_us
             for candidate, outcome in zip(batch, outcomes[1:], strict=True):
                 self._tell(op, problem, search, candidate, outcome)
-                self._report(search, problem, budget, baseline_us, outcome)
+                self._report(search, problem, budget, baseline_us, _note(outcome))
         if variants_for(problem, self.hardware, self._only) and not search.has_tried:
             return None
         record = self._decide(op, problem, search, time.monotonic() - begun)
@@ -194,7 +204,7 @@ class Tuner:
     def _affordable(self, budget: Budget, spent: float, asked: int) -> int:
         """How many candidates the next batch may have, at the pace of the last problem.
 
-        The first of a problem is never empty, so that a problem whose turn has come is tried.
+        The first batch of a problem is never empty, so that something is tried for it.
         """
         if budget.seconds is None:
             return self._batch
@@ -226,21 +236,36 @@ class Tuner:
     def _search(self, op: str, problem: Any) -> Search:
         found = variants_for(problem, self.hardware, self._only)
         hashes = identity.kernel_hashes(op)
-        study = f"{self._key(op, problem)} {sorted((n, hashes[n]) for n in found)}"
         search = Search(
             found,
             problem,
             self.hardware,
             self._seed,
             self._database.path.with_suffix(".journal"),
-            study,
+            self._study(op, problem, found),
         )
+        self._refused: set[str] = set()
         for trial in self._database.trials(self._key(op, problem)):
-            if trial.variant in found and trial.kernel_hash == hashes[trial.variant]:
-                search.learn(Candidate(trial.variant, trial.config), trial.median_us.get(self.mode))
+            if trial.kernel_hash != hashes.get(trial.variant):
+                continue
+            candidate = Candidate(trial.variant, trial.config)
+            if trial.state == "refused":  # by rules and a compiler that may have changed
+                self._refused.add(key(candidate))
+            else:
+                search.learn(candidate, trial.median_us.get(self.mode))
         nearby = self._winners_nearby(op, problem)
         search.enqueue(first_candidates(found, problem, self.hardware, nearby))
         return search
+
+    def _study(self, op: str, problem: Any, found: Mapping[str, Variant]) -> str:
+        """A name that changes with what a study cannot survive: kernels, compiler, and choices."""
+        hashes = identity.kernel_hashes(op)
+        spaces = [(name, each.space(problem, self.hardware)) for name, each in found.items()]
+        choices = hashlib.sha256(repr(spaces).encode()).hexdigest()[:16]
+        return (
+            f"{self._key(op, problem)} {sorted((n, hashes[n]) for n in found)}"
+            f" triton {identity.software_fingerprint().triton} spaces {choices}"
+        )
 
     def _winners_nearby(self, op: str, problem: Any) -> list[Candidate]:
         """Configs that won on the most similar problems, in the user's records and shipped ones."""
@@ -267,11 +292,14 @@ class Tuner:
     def _screened(
         self, op: str, problem: Any, search: Search, batch: list[Candidate]
     ) -> list[Candidate]:
+        begun = time.monotonic()
         verdicts = self._screen.verdicts(op, problem, [(c.variant, c.config) for c in batch])
+        seconds = (time.monotonic() - begun) / len(batch)
         for candidate, verdict in zip(batch, verdicts, strict=True):
             if verdict.refused is not None:
                 search.tell_pruned(candidate, verdict.refused)
-                self._store_trial(op, problem, candidate, Outcome("refused", verdict.refused))
+                outcome = Outcome("refused", verdict.refused, seconds=seconds)
+                self._store_trial(op, problem, candidate, outcome)
         return [c for c, v in zip(batch, verdicts, strict=True) if v.refused is None]
 
     # -- the workers -------------------------------------------------------------------------
@@ -279,7 +307,17 @@ class Tuner:
     def _try(
         self, op: str, problem: Any, candidates: Sequence[Candidate], repetitions: int
     ) -> list[Outcome]:
-        """Outcomes of a batch; when it takes the group down, of each candidate on its own."""
+        """Outcomes of a batch, which share its time."""
+        begun = time.monotonic()
+        outcomes = self._outcomes(op, problem, candidates, repetitions)
+        for outcome in outcomes:
+            outcome.seconds = (time.monotonic() - begun) / len(outcomes)
+        return outcomes
+
+    def _outcomes(
+        self, op: str, problem: Any, candidates: Sequence[Candidate], repetitions: int
+    ) -> list[Outcome]:
+        """Outcomes of a batch; if it takes the group down, its candidates are tried one by one."""
         try:
             return self._call(op, problem, candidates, repetitions)
         except (WorkerLost, TaskFailed) as error:
@@ -301,9 +339,11 @@ class Tuner:
     def _call(
         self, op: str, problem: Any, candidates: Sequence[Candidate], repetitions: int
     ) -> list[Outcome]:
+        # Finals repeat about as often as a bench, whose deadline this is; a search less often.
+        share = repetitions / (_FINALS * self._repetitions)
         outcomes: list[Outcome] = self._workers.group().call(
             "taxfree.trial:try_candidates",
-            _DEADLINE_S,
+            share * deadline_s(self.hardware),
             op=op,
             problem=dataclasses.asdict(problem),
             candidates=list(candidates),
@@ -317,7 +357,7 @@ class Tuner:
     def _tell(
         self, op: str, problem: Any, search: Search, candidate: Candidate, outcome: Outcome
     ) -> None:
-        # Stored first: what is in the database is known to the next run, told or not.
+        # Stored first: the next run learns from the database, whether the study was told or not.
         self._store_trial(op, problem, candidate, outcome)
         if outcome.state == "measured":
             search.tell(candidate, outcome.timings[self.mode].median_us)
@@ -327,13 +367,15 @@ class Tuner:
     def _store_trial(self, op: str, problem: Any, candidate: Candidate, outcome: Outcome) -> None:
         if outcome.state != "measured":
             self.not_measured[outcome.state] += 1
+        if outcome.state == "refused" and key(candidate) in self._refused:
+            return  # an earlier run has stored it
         trial = TrialRecord(
             variant=candidate.variant,
             config=dict(candidate.config),
             state=outcome.state,  # type: ignore[arg-type]
             reason=outcome.reason,
             median_us={mode: timing.median_us for mode, timing in outcome.timings.items()},
-            seconds=0.0,
+            seconds=outcome.seconds,
             kernel_hash=identity.kernel_hashes(op)[candidate.variant],
         )
         self._database.add_trial(self._key(op, problem), trial)
@@ -342,9 +384,9 @@ class Tuner:
         return record_key(op, dataclasses.asdict(problem), self._fingerprint)
 
     def _finalists(self, op: str, problem: Any, search: Search) -> list[Candidate]:
-        """The fastest in the mode that decides, then in the other, where dispatch may run them.
+        """The fastest in the deciding mode, then in the other, where dispatch may run them too.
 
-        A search among some variants only does not forget what a record knows of the others.
+        A search restricted to some variants keeps the record's candidates of the others.
         """
         found = [candidate for _, candidate in search.best(FINALISTS)]
         trials = self._database.trials(self._key(op, problem))
@@ -361,39 +403,51 @@ class Tuner:
         return [*found, *(candidate for candidate in known if candidate not in found)]
 
     def _known(self, op: str, problem: Any) -> list[Candidate]:
-        """What the database's record of a problem holds of today's kernels."""
+        """The candidates of the problem's record that are unchanged since and still valid."""
         record, hashes = self._database.get(self._key(op, problem)), identity.kernel_hashes(op)
         if record is None:
             return []
+        found = variants_for(problem, self.hardware)
         return [
             Candidate(each.variant, each.config)
             for each in (record.winner, *record.runners_up)
-            if each.variant != "baseline" and each.kernel_hash == hashes.get(each.variant)
+            if each.variant in found
+            and each.kernel_hash == hashes[each.variant]
+            and serves(found[each.variant], problem, self.hardware, each.config)
         ]
 
     def _decide(self, op: str, problem: Any, search: Search, seconds: float) -> Record:
         finalists = [BASELINE, *self._finalists(op, problem, search)]
-        outcomes = self._try(op, problem, finalists, 3 * self._repetitions)
-        measured = []
-        for candidate, outcome in zip(finalists, outcomes, strict=True):
-            if outcome.state == "measured":
-                measured.append(self._measurement(op, candidate, outcome))
-            else:
-                search.learn(candidate, None)
-                self._store_trial(op, problem, candidate, outcome)
-        if not measured or measured[0].variant != "baseline":
-            kind = WrongResult if outcomes[0].state == "wrong" else WorkerLost
-            raise kind(f"the baseline itself failed: {outcomes[0].reason}", "see the trials")
         return record_of(
             op,
             dataclasses.asdict(problem),
             self._fingerprint,
             identity.software_fingerprint(),
-            measured,
+            self._side_by_side(op, problem, search, finalists),
             trials=search.measured,
             seconds=seconds,
             created=datetime.now(UTC).isoformat(timespec="seconds"),
         )
+
+    def _side_by_side(
+        self, op: str, problem: Any, search: Search, finalists: Sequence[Candidate]
+    ) -> list[Measurement]:
+        """The baseline and the finalists that do not fail, timed together; the baseline first."""
+        outcomes = self._try(op, problem, finalists, _FINALS * self._repetitions)
+        measured = []
+        for candidate, outcome in zip(finalists, outcomes, strict=True):
+            if outcome.state == "measured":
+                measured.append((candidate, outcome))
+            else:
+                search.learn(candidate, None)
+                self._store_trial(op, problem, candidate, outcome)
+        if outcomes[0].state != "measured":
+            kind = WrongResult if outcomes[0].state == "wrong" else WorkerLost
+            raise kind(f"the baseline itself failed: {outcomes[0].reason}", "see the trials")
+        if len(measured) < len(finalists):  # whoever took the group down left the others alone
+            survivors = [candidate for candidate, _ in measured]
+            return self._side_by_side(op, problem, search, survivors)
+        return [self._measurement(op, candidate, outcome) for candidate, outcome in measured]
 
     def _measurement(self, op: str, candidate: Candidate, outcome: Outcome) -> Measurement:
         return Measurement(
@@ -412,10 +466,9 @@ class Tuner:
         problem: Any,
         budget: Budget,
         baseline_us: float | None,
-        outcome: Outcome,
+        note: str,
     ) -> None:
         best = search.best(1)
-        note = f"{outcome.state}: {outcome.reason}" if outcome.state != "measured" else ""
         self._progress(
             Event(
                 problem,
@@ -427,6 +480,10 @@ class Tuner:
                 note,
             )
         )
+
+
+def _note(outcome: Outcome) -> str:
+    return "" if outcome.state == "measured" else f"{outcome.state}: {outcome.reason}"
 
 
 def dry_run(

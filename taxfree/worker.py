@@ -116,13 +116,13 @@ def _failure(error: Exception) -> tuple[str, dict[str, Any]]:
 
 
 def _explanation(error: Exception) -> TaxfreeError:
-    """What a user is told of an error that was not made for users."""
+    """The message for an error that was not written for users."""
     said = one_line(error)
     if "out of memory" in said:
         return HardwareError(
             f"out of GPU memory: {said}", "`taxfree doctor` names other processes on the GPUs"
         )
-    if re.search(r"(CUDA|HIP|NCCL) error|No (CUDA|HIP) GPUs", said):
+    if re.search(r"(CUDA|HIP|NCCL) error|Triton Error \[(CUDA|HIP)\]|No (CUDA|HIP) GPUs", said):
         return HardwareError(
             f"a GPU or its driver fails: {said}",
             "`taxfree doctor` names other processes on the GPUs, and what drivers say",

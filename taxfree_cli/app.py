@@ -118,7 +118,7 @@ def main() -> None:
     """Entry point of the `taxfree` script."""
     if isinstance(sys.stdout, io.TextIOWrapper):  # a path may be no text, a terminal no Unicode
         sys.stdout.reconfigure(errors="backslashreplace")
-    # What ends jobs, as `timeout` and schedulers do, leaves behind what Ctrl-C does.
+    # SIGTERM, which `timeout` and schedulers send, is handled like Ctrl-C.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     sys.exit(run(sys.argv[1:]))
 

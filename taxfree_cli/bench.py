@@ -148,7 +148,7 @@ def what_is_asked(
     db: Path | None,
     only: Sequence[str] | None,
 ) -> Asked:
-    """Find the problems to measure and the machine to do it on; says what was not asked for.
+    """Find the problems to measure and the fabric to use; notes choices the user did not make.
 
     Raises:
         UsageError: the shapes or counts make no sense.

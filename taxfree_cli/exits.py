@@ -55,8 +55,8 @@ _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 def failure(error: BaseException) -> Failure:
     """Describe an error.
 
-    The rooms below each have their own errors and share no base class: what counts is that an error
-    was made for a user, so that it has a `message`; `hint` and `exit_code` are its to add.
+    The packages below each have their own errors, without a common base class: an error that was
+    written for users has a `message`, and optionally a `hint` and an `exit_code`.
     """
     if isinstance(error, ModuleNotFoundError) and error.name in ("torch", "triton"):
         return Failure(

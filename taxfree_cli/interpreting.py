@@ -1,4 +1,4 @@
-"""What to know before kernels are interpreted, where there is no GPU."""
+"""The notice shown before kernels are interpreted on the host fabric."""
 
 from __future__ import annotations
 

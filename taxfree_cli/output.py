@@ -14,7 +14,7 @@ from rich.text import Text
 
 from taxfree_cli.exits import Failure
 
-# Where nobody watches there is no width to keep to.
+# Used if the output is not a terminal.
 _UNWATCHED_WIDTH = 240
 
 
@@ -62,8 +62,8 @@ def print_json(document: object) -> None:
 def print_table(columns: Iterable[str], rows: Iterable[Iterable[object]], title: str = "") -> None:
     """Print a table of results; numbers stand on the right, nothing is cut off.
 
-    A table that is wider than the terminal becomes a list: each row its first cell, and below it a
-    line for each other one.
+    A table that is wider than the terminal becomes a list: the first cell of each row, and below it
+    one line for each other cell.
 
     Args:
         columns: headings.

@@ -209,7 +209,7 @@ class _Session:
 
         with Workers(start) as workers, _Progress(self.op) as progress:
             hardware = workers.group().hardware
-            with Screen(hardware) as screen:
+            with Screen(hardware, heap_bytes=heap_bytes) as screen:
                 tuner = Tuner(
                     self.database, workers, hardware, screen, self.seed, self.only, progress
                 )
@@ -245,13 +245,13 @@ class _Session:
 
 @contextlib.contextmanager
 def _alone(path: Path) -> Iterator[None]:
-    """Keep others from tuning into a database; ends with the process, however that ends.
+    """Keep other processes from tuning into a database; released when this process ends.
 
-    Two searches would fail each other's trials, and time each other's kernels. The lock is none of
-    SQLite's, so others may read and write meanwhile.
+    Two searches would mark each other's trials as failed, and disturb each other's timings. This is
+    not SQLite's lock, so other processes may still read and write.
 
     Raises:
-        TaxfreeError: another process does.
+        TaxfreeError: another process is tuning into it.
     """
     with path.open("rb") as file:
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import subprocess
 import sys
@@ -37,6 +38,18 @@ def test_source_roots_are_no_packages(source_root):
     """`kernels` is the import name of another project that engines install too."""
     assert (ROOT / source_root).is_dir()
     assert not (ROOT / source_root / "__init__.py").exists()
+
+
+def test_raw_atomics_stand_in_one_module():
+    """What synchronises can be checked, gated and read in one place."""
+    package = ROOT / "kernels/taxfree_kernels"
+    found = {
+        str(path.relative_to(package))
+        for path in package.rglob("*.py")
+        for call in ast.walk(ast.parse(path.read_text()))
+        if isinstance(call, ast.Call) and ast.unparse(call.func).startswith("tl.atomic_")
+    }
+    assert found == {"device/sync.py"}
 
 
 def test_the_library_brings_no_command_line_tuner_or_plots():

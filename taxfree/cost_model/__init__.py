@@ -1,7 +1,7 @@
-"""The cost model: how long each variant would take, from a machine's rates. There is one.
+"""The only cost model: predicts the time of each variant from a machine's rates.
 
-A call is a row of pieces, each a kernel or what the collective library does in one call. Times are
-in microseconds, sizes in bytes, of one rank of W::
+A call is a sequence of pieces, each a kernel or one call of the collective library. Times are in
+microseconds, sizes in bytes, for one rank of W::
 
     matmul      = start + max(2 ceil(M, 64) N K / flops, its bytes / memory) + split
     collective  = latency + steps of a ring * step + received / rate
@@ -16,19 +16,19 @@ in microseconds, sizes in bytes, of one rank of W::
     engine copy = engine + received / link; announced ones of a stream take turns
 
 The vendor's matmul splits K where its tiles (of 128 x 64) fill less than half of the compute units,
-and then adds the parts: `split`, else 0. A tile is bound by what its compute unit can load, mostly
-from the L2 cache, and that differs between loads by threads (cp.async) and by TMA. A sender has one
-block under way at a time (Little's law), and its signal waits for the last. K' is K / SPLIT_K.
-``gather.py``, ``sums.py`` and ``decode.py`` say which pieces a variant consists of, and
+and then adds the parts: `split`, else 0. A tile is bound by the load bandwidth of its compute unit,
+mostly from the L2 cache, which differs between loads by threads (cp.async) and by TMA. A sender has
+one block in flight at a time (Little's law), and its signal waits for the last. K' is K / SPLIT_K.
+``gather.py``, ``sums.py`` and ``decode.py`` define the pieces of each variant, and
 
     t_graph = the pieces + gap * (pieces - 1)
     t_eager = max(t_graph, host)
 
-where the host takes so much per call, and more by what it does: it launches a kernel of ours, calls
-an op of PyTorch or the collective library, makes a stream wait for another. Skew, power and noise
-are not modelled. The rates of H200 are fitted to measured rows (benchmarks/model_error.py, which
-also says how wrong the model is). Other machines are taken to reach the same fractions of their
-data sheets, with the same overheads: no measurement stands behind them.
+where the host takes a fixed time per call, plus a cost for each thing it does: launching a kernel
+of ours, calling a PyTorch op or the collective library, making a stream wait for another. Skew,
+power and noise are not modelled. The rates of H200 are fitted to measured rows
+(benchmarks/model_error.py, which also reports the model's error). Other machines are assumed to
+reach the same fractions of their data sheets, with the same overheads: they are not measured.
 """
 
 from taxfree.cost_model.machines import H200, MACHINES, Machine, machine, machine_like

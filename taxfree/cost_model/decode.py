@@ -31,7 +31,7 @@ def _part_bytes(problem: Any) -> float:
 
 
 def _parts_exchanged(machine: Machine, problem: Any, shots: int = 1) -> Piece:
-    """Parts are small: the link and signals are what they take."""
+    """The exchange of parts, which are small: only the link and signals count."""
     received = (problem.world_size - 1) * _part_bytes(problem)
     us = machine.signal_us + 1e6 * received / machine.link_bytes_per_s
     return own_collective(machine, shots * [us], received)

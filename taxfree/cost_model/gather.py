@@ -46,7 +46,7 @@ def _library(*, registered: bool) -> Formula:
 
 
 def _exchange(machine: Machine, problem: Any, config: Config) -> float:
-    """Of an all-gather's shards, by programs that each send one chunk, or SENDERS that walk."""
+    """Time to exchange the shards, by programs that send one chunk each, or SENDERS that loop."""
     world, chunks, shard = problem.world_size, config["CHUNKS"], _shard_bytes(problem)
     to_self = "SENDERS" in config and problem.tiles_mix_ranks(config["BLOCK_M"])
     receivers = world - 1 + to_self
@@ -68,7 +68,7 @@ def _push(*, tma: bool) -> Formula:
     def formula(machine: Machine, problem: Any, config: Config) -> list[Piece]:
         tiles, wave = tiles_us(machine, problem, config, tma=tma)
         send = _exchange(machine, problem, config)
-        if problem.gather_dim == 1:  # the first wave has its own rank's share of K before it waits
+        if problem.gather_dim == 1:  # the first wave computes its own share of K before it waits
             own, peers = wave / problem.world_size, problem.world_size - 1
             waits = -(-peers // config["SOURCES_PER_WAIT"]) if tma else 1
             computed = _in_turns(own, waits, send, wave - own) + tiles - wave
@@ -85,7 +85,7 @@ def _push(*, tma: bool) -> Formula:
 
 
 def _in_turns(begin: float, parts: int, send: float, work: float) -> float:
-    """Until tiles, which wait for each of so many parts of what is sent, have multiplied all."""
+    """Time until tiles that wait for each of `parts` parts of what is sent are finished."""
     end = begin
     for part in range(1, parts + 1):
         end = max(end, send * part / parts) + work / parts
@@ -93,7 +93,7 @@ def _in_turns(begin: float, parts: int, send: float, work: float) -> float:
 
 
 def _waves_of_rows(machine: Machine, problem: Any, tiles: float, wave: float, send: float) -> float:
-    """Until all tiles are finished: own rows come first, then others in the order of arrival."""
+    """Time until all tiles are finished: own rows first, then the others in order of arrival."""
     world, waves, end = problem.world_size, round(tiles / wave), 0.0
     for done in range(1, waves + 1):
         others = max(0.0, (world * done / waves - 1) / (world - 1))
@@ -118,9 +118,9 @@ def _pull(machine: Machine, problem: Any, config: Config) -> list[Piece]:
 
 
 def _overlap(machine: Machine, problem: Any, config: Config) -> list[Piece]:
-    """Copy engines gather while the vendor's matmul computes the rows that are here, in parts.
+    """Copy engines gather while the vendor's matmul computes, in parts, the rows already here.
 
-    The slowest rank is the last one: if rows do not reach it, it has nothing to compute meanwhile.
+    The last rank is the slowest: with ragged rows it may have none to compute in the meantime.
     """
     world, chunks, rows = problem.world_size, config["CHUNKS"], problem.shard_rows
     received = (world - 1) * _shard_bytes(problem)
@@ -131,7 +131,7 @@ def _overlap(machine: Machine, problem: Any, config: Config) -> list[Piece]:
     own = matmul_us(machine, rows, problem.n, problem.k) if filled == world else 0.0
     start, gap = machine.kernel_start_us, machine.gap_us
 
-    # A rank enters; on each stream an engine copies, and a kernel announces the copy, and so on.
+    # After an entry barrier, each stream alternates engine copies and kernels that signal them.
     turns = -(-messages // config["STREAMS"])
     link = turns * announced_copy_us(machine) + 1e6 * received / machine.link_bytes_per_s
     entered = barrier_us(machine) + gap
@@ -146,9 +146,9 @@ def _overlap(machine: Machine, problem: Any, config: Config) -> list[Piece]:
 
 
 def _torch_fused(machine: Machine, problem: Any, config: Config) -> list[Piece]:
-    """PyTorch's op: shards are copied out, and then in by copy engines, and multiplied one by one.
+    """PyTorch's op: each rank publishes its shard; peers' are fetched and multiplied one by one.
 
-    There are barriers before and after the copy out, and in the end.
+    Copy engines fetch them. Barriers stand before and after the publishing copy, and at the end.
     """
     world, shard = problem.world_size, _shard_bytes(problem)
     multiplied = matmul_us(machine, problem.m // world, problem.n, problem.k)

@@ -17,28 +17,29 @@ class Machine:
         hardware: its limits.
         flops_per_s: of the vendor's matmul on large matrices.
         memory_bytes_per_s: of device memory.
-        link_bytes_per_s: that a rank receives from all peers through symmetric memory.
-        copy_bytes_per_s: read and written by a strided copy.
-        collective_bytes_per_s: that the collective library gathers; on registered buffers it
+        link_bytes_per_s: received by a rank from all peers through symmetric memory.
+        copy_bytes_per_s: of a strided copy, bytes read plus bytes written.
+        collective_bytes_per_s: all-gather rate of the collective library; on registered buffers it
             reaches the link's rate.
-        summed_bytes_per_s: that it adds from each peer, beside the link.
+        summed_bytes_per_s: its rate of adding, per peer, on top of the link's time.
         pull_bytes_per_s: of loads from peers by tiles.
-        loads_bytes_per_s, tma_bytes_per_s: that one compute unit's tiles load, by threads or TMA.
-        latency_us, registered_latency_us: of the collective on next to nothing.
-        step_us: and for each step of its ring, where buffers are not registered.
-        signal_us: from a rank's signal to the end of a peer's wait, and what is around it.
-        round_trip_us: that a sender takes for each block but the last, and a poll for words.
-        matmul_start_us, tile_start_us, kernel_start_us: from launch to full speed, and back: of the
-            vendor's matmul, of our kernels of tiles, of any other.
-        split_us: that the vendor's matmul takes longer when it splits K.
-        engine_us: of a copy engine on next to nothing.
+        loads_bytes_per_s, tma_bytes_per_s: loaded by the tiles of one compute unit, by threads or
+            by TMA.
+        latency_us, registered_latency_us: of a collective with almost no data.
+        step_us: added for each step of its ring, if buffers are not registered.
+        signal_us: from a rank's signal to the end of a peer's wait, with its overhead.
+        round_trip_us: of a sender for each block but the last, and of polling for words.
+        matmul_start_us, tile_start_us, kernel_start_us: ramp-up plus ramp-down of the vendor's
+            matmul, of our tiled kernels, and of any other kernel.
+        split_us: extra time of the vendor's matmul when it splits K.
+        engine_us: of a copy engine with almost no data.
         gap_us: from one kernel to the next in a graph.
-        host_call_us: of the host, per call.
-        host_kernel_us, host_descriptors_us: and per kernel of ours, and for its TMA descriptors.
-        host_op_us, host_composed_us: and per op of PyTorch that launches one kernel, and per op
-            that is Python on top of such.
-        host_collective_us: and per call of the collective library.
-        host_stream_us: and each time that a stream waits for another.
+        host_call_us: host time per call.
+        host_kernel_us, host_descriptors_us: plus per kernel of ours, and for its TMA descriptors.
+        host_op_us, host_composed_us: plus per PyTorch op that launches one kernel, and per PyTorch
+            op that composes others in Python.
+        host_collective_us: plus per call of the collective library.
+        host_stream_us: plus each time one stream waits for another.
     """
 
     hardware: Hardware
@@ -100,7 +101,7 @@ H200 = Machine(
     host_composed_us=143.0,
     host_collective_us=38.5,
     host_stream_us=28.9,
-    # assumed: rows without a profile do not tell it from the starts above
+    # assumed: without a profile, rows cannot separate it from the start times above
     gap_us=1.0,
     # assumed: more would contradict the rows, less would not
     round_trip_us=0.7,
@@ -120,7 +121,7 @@ _H200_SHEET = _DataSheet(989e12, 4.8e12, 450e9)
 
 
 def _scaled(hardware: Hardware, sheet: _DataSheet) -> Machine:
-    """A machine that reaches of its data sheet what H200 does of its own, with H200's overheads."""
+    """A machine that reaches H200's fractions of its own data sheet, with H200's overheads."""
     flops = sheet.flops_per_s / _H200_SHEET.flops_per_s
     memory = sheet.memory_bytes_per_s / _H200_SHEET.memory_bytes_per_s
     link = sheet.link_bytes_per_s / _H200_SHEET.link_bytes_per_s

@@ -22,12 +22,12 @@ class Piece:
     """A part of a call that begins when the part before it has ended.
 
     Args:
-        kind: as of `taxfree_kernels.variant.Step`.
+        kind: see `taxfree_kernels.variant.Step`.
         us: microseconds.
-        host_us: that the host takes to launch it.
-        latency_us: what of a collective is there on next to nothing.
-        memory_bytes: that a copy moves.
-        kernels: launched.
+        host_us: host time to launch it.
+        latency_us: the part of a collective's time that does not depend on its size.
+        memory_bytes: moved by a copy.
+        kernels: number of kernels launched.
     """
 
     kind: Literal["collective", "copy", "consumer", "fused"]
@@ -61,16 +61,16 @@ def vendor_us(machine: Machine, problem: Any) -> float:
 def exchange_us(
     machine: Machine, received: float, message: float, block: int, rounds: int = 1
 ) -> float:
-    """Senders that each store one message after another at a peer, and signal.
+    """Time of senders that each store one message after another at a peer, and signal.
 
     Args:
         received: bytes that a rank receives from all peers.
-        message: bytes of a message.
-        block: bytes that a sender has under way at a time.
-        rounds: messages of a sender.
+        message: bytes per message.
+        block: bytes that a sender has in flight at a time.
+        rounds: messages per sender.
     """
     link = received / machine.link_bytes_per_s
-    # The last block's round trip is what the signal waits for.
+    # The last block's round trip is part of the signal, which waits for it.
     sender = max(0.0, rounds * message / block - 1) * machine.round_trip_us * 1e-6
     return machine.signal_us + 1e6 * max(link, sender)
 
@@ -91,7 +91,7 @@ def tiles_us(machine: Machine, problem: Any, config: Config, *, tma: bool) -> tu
 
 
 def launch_us(machine: Machine, *, tma: bool) -> float:
-    """Of the host, for a kernel of ours."""
+    """Host time to launch a kernel of ours."""
     return machine.host_kernel_us + tma * machine.host_descriptors_us
 
 
@@ -107,8 +107,9 @@ def collective(
 
     Args:
         received: bytes that a rank receives.
-        registered: whether its buffers are.
-        rounds: of its ring, for sums: one if they are scattered, two for all; none for a gather.
+        registered: whether its buffers are registered.
+        rounds: of its ring, for sums: one for a reduce-scatter, two for an all-reduce; 0 for a
+            gather.
     """
     latency = machine.registered_latency_us
     if not registered:
@@ -124,7 +125,7 @@ def collective(
 
 
 def copy(machine: Machine, size: float, *, views: bool = False) -> Piece:
-    """PyTorch's; a view of what is copied takes the host as long as the copy."""
+    """A PyTorch copy; creating a view of the source costs the host as much as the copy."""
     us = machine.kernel_start_us + 2e6 * size / machine.copy_bytes_per_s
     return Piece("copy", us, (1 + views) * machine.host_op_us, memory_bytes=2 * size)
 
@@ -149,9 +150,9 @@ def barrier_us(machine: Machine) -> float:
 
 
 def composed(machine: Machine, us: float, ops: int, barriers: int, waits: int) -> Piece:
-    """An op that PyTorch composes in Python, of so many others and waits of streams for each other.
+    """A PyTorch op that is composed in Python of `ops` others, barriers and stream waits.
 
-    A barrier, which is no op, takes the host half as long.
+    A barrier, which is not an op, takes the host half as long as one.
     """
     host = (
         machine.host_composed_us
@@ -162,7 +163,7 @@ def composed(machine: Machine, us: float, ops: int, barriers: int, waits: int) -
 
 
 def announced_copy_us(machine: Machine) -> float:
-    """Of a copy by an engine, and the kernel that announces it; without the bytes."""
+    """Time of a copy by an engine and the kernel that signals it, without that of the bytes."""
     return machine.engine_us + machine.gap_us + barrier_us(machine) + machine.gap_us
 
 

@@ -62,7 +62,7 @@ def _addition(machine: Machine, problem: Any) -> Piece:
 
 
 def _one_shot(machine: Machine, problem: Any, config: Config) -> Piece:
-    """Everybody's partial sum of what a rank keeps is sent to it, and added there."""
+    """Every rank sends each rank its partial sum of what that rank keeps; it is added there."""
     kept, world = _kept_bytes(problem), problem.world_size
     block = ITEM_BYTES * config["SEND_BLOCK"]
     sent = exchange_us(machine, (world - 1) * kept, kept / config["CHUNKS"], block)
@@ -70,9 +70,9 @@ def _one_shot(machine: Machine, problem: Any, config: Config) -> Piece:
 
 
 def _one_shot_ll(machine: Machine, problem: Any, config: Config) -> Piece:
-    """As `_one_shot`, in words of which half is a flag: twice the bytes, and half the signal.
+    """As `_one_shot`, in words that are half flag: twice the bytes, but half a signal.
 
-    A signal is sent when the data before it has arrived; a word travels once.
+    A signal is sent once the data before it has arrived; a word crosses the link only once.
     """
     kept, world = _kept_bytes(problem), problem.world_size
     latency = machine.kernel_start_us + machine.signal_us / 2
@@ -106,8 +106,8 @@ def _then(add: Callable[[Machine, Any, Config], Piece]) -> Formula:
 def _overlap(machine: Machine, problem: Any, config: Config) -> list[Piece]:
     """Copy engines scatter while the vendor's matmul computes, peers' shards first, in parts.
 
-    Then each rank adds; and where all keep the whole sum, it fetches the others' shards. With
-    PARTS of the rows this is so for each, and all but the last one's are hidden.
+    Then each rank adds and, if all keep the whole sum, fetches the others' shards. With PARTS of
+    the rows this happens for each part, and only the last one's is not hidden.
     """
     world, turns = problem.world_size, config.get("PARTS", 1)
     is_whole = not hasattr(problem, "shard_rows")
@@ -120,7 +120,7 @@ def _overlap(machine: Machine, problem: Any, config: Config) -> list[Piece]:
     start, gap = machine.kernel_start_us, machine.gap_us
     shard = float(ITEM_BYTES * m * n)
     link = 1e6 * (world - 1) * shard / machine.link_bytes_per_s
-    # What leaves a matmul waits for what its stream copies before.
+    # The copy of a matmul's result waits for earlier copies on the same stream.
     copied = -(-messages // config["STREAMS"]) * announced_copy_us(machine) + link
     part = matmul_us(machine, -(-(world - 1) * m // parts), n, problem.k) + gap
     turn = parts * part + matmul_us(machine, m, n, problem.k) + gap
@@ -148,13 +148,13 @@ def _tiles_that_send(
     wave_us: float = 0.0,
     behind_us: float = 0.0,
 ) -> list[Piece]:
-    """Tiles leave when they are finished; what the last wave sends comes behind the matmul.
+    """Tiles are sent when they are finished; what the last wave sends follows the matmul.
 
     Args:
-        sent: bytes that cross the link beside tiles.
+        sent: bytes that cross the link while tiles are computed.
         moved: bytes that additions read and write.
-        wave_us: that each wave of tiles waits.
-        behind_us: that follows the last tile's way over the link.
+        wave_us: wait of each wave of tiles.
+        behind_us: what follows the last tile's transfer.
     """
     tma = config.get("TMA", False)
     tiles, wave = tiles_us(machine, problem, config, tma=tma)
@@ -174,7 +174,7 @@ def _push(machine: Machine, problem: Any, config: Config) -> list[Piece]:
 
 
 def _push_two_shot(machine: Machine, problem: Any, config: Config) -> list[Piece]:
-    """Tiles leave when they are finished; so do sums, but the last AHEAD waves' come behind."""
+    """Tiles and sums are sent when finished; the last AHEAD waves' sums follow the matmul."""
     tma = config.get("TMA", False)
     tiles, wave = tiles_us(machine, problem, config, tma=tma)
     kept, world = _kept_bytes(problem), problem.world_size
@@ -218,8 +218,8 @@ def _push_two_shot_lamport(machine: Machine, problem: Any, config: Config) -> li
     )  # fmt: skip
 
 
-_TORCH_BLOCKS = 24  # that PyTorch's all-reduces over symmetric memory have at most
-_TORCH_THREADS = {1: 512, 2: 1024}  # of such a block, by shots; each has 16 bytes under way
+_TORCH_BLOCKS = 24  # at most, in PyTorch's all-reduces over symmetric memory
+_TORCH_THREADS = {1: 512, 2: 1024}  # per such block, by shots; each has 16 bytes in flight
 
 
 def _torch_symm_mem(machine: Machine, problem: Any, config: Config) -> list[Piece]:

@@ -78,6 +78,17 @@ WRONG = variant(
 )
 CRASHES = variant("crashes", "Aborts", call="if self.fabric.rank == 1 and self.calls: os.abort()")
 SLEEPS = variant("sleeps", "Never returns", call="if self.calls: time.sleep(1000)")
+#: fails on all ranks, and with it all that the same processes try from then on
+POISONS = variant(
+    "poisons",
+    "Loses every rank's device",
+    call=(
+        "def lost(*_):\n"
+        "    raise RuntimeError('CUDA error: an illegal memory access was encountered')\n"
+        "if self.calls:\n"
+        "    BaselinePlan.__call__ = lost"
+    ),
+)
 #: dies when it is planned, compiled, checked or timed
 DIES = variant(
     "dies",

@@ -99,6 +99,11 @@ def be_busy(fabric: Fabric, folder: Path) -> None:
     time.sleep(60)
 
 
+def fail(fabric: Fabric, message: str) -> None:
+    """Raise on every rank."""
+    raise RuntimeError(message)
+
+
 def _is_right(inputs: Inputs, out: Any) -> bool:
     return bool((out == inputs.exact.to(out.dtype)).all())
 

@@ -29,11 +29,21 @@ NOTHING = Knowledge((), None)
 SPACE = variants(OP)["push"].space(PROBLEM, CPU)
 DEFAULT = variants(OP)["push"].first_configs(PROBLEM, CPU)[0]
 TUNED = {name: values[-1] for name, values in SPACE.items()} | {"SPLIT_K": 1}
+OTHER = DEFAULT | {"CHUNKS": TUNED["CHUNKS"]}
 
 
 def measurement(variant: str, config: dict) -> Measurement:
     kernel_hash = identity.kernel_hashes(OP)[variant]
     return Measurement(variant, config, kernel_hash, {"eager": 9.0}, {"eager": 1.0}, 3, 0.001)
+
+
+BASELINE = measurement("baseline", {})
+
+
+def trial(config: dict, us: float | None = None, state="measured", kernel_hash=None) -> TrialRecord:
+    times = {} if us is None else {"eager": us}
+    kernel_hash = kernel_hash or identity.kernel_hashes(OP)["push"]
+    return TrialRecord("push", config, state, "", times, 1.0, kernel_hash)
 
 
 def record(winner: Measurement) -> Record:
@@ -43,7 +53,7 @@ def record(winner: Measurement) -> Record:
         hardware=identity.hardware_fingerprint(CPU),
         software=identity.software_fingerprint(),
         winner=winner,
-        baseline=measurement("baseline", {}),
+        baseline=BASELINE,
         runners_up=(),
         trials=1,
         seconds_spent=1.0,
@@ -77,13 +87,32 @@ class TestCandidates:
 
     def test_a_variant_that_was_no_finalist_runs_its_best_trial(self, tmp_path):
         with Database(tmp_path / "tuning.sqlite") as database:
-            won = record(measurement("baseline", {}))
+            won = record(BASELINE)
             database.put(won)
             for config, us in ((DEFAULT, 20.0), (TUNED, 10.0)):
-                trial = TrialRecord("push", config, "measured", "", {"eager": us}, 1.0, "hash")
-                database.add_trial(won.key, trial)
+                database.add_trial(won.key, trial(config, us))
         knowledge = Knowledge.read(tmp_path / "tuning.sqlite", required=True)
         assert configs(knowledge)["push"] == TUNED
+
+    @pytest.mark.parametrize("place", ["trials", "record"])
+    @pytest.mark.parametrize("state", ["hung", "wrong"])
+    def test_a_config_that_failed_later_is_not_taken(self, tmp_path, place, state):
+        with Database(tmp_path / "tuning.sqlite") as database:
+            won = record(measurement("push", TUNED) if place == "record" else BASELINE)
+            database.put(won)
+            database.add_trial(won.key, trial(TUNED, 10.0))
+            database.add_trial(won.key, trial(TUNED, state=state))
+            database.add_trial(won.key, trial(OTHER, 20.0))
+        knowledge = Knowledge.read(tmp_path / "tuning.sqlite", required=True)
+        assert configs(knowledge)["push"] == OTHER
+
+    def test_a_trial_of_an_older_kernel_gives_no_config(self, tmp_path):
+        with Database(tmp_path / "tuning.sqlite") as database:
+            won = record(BASELINE)
+            database.put(won)
+            database.add_trial(won.key, trial(TUNED, 10.0, kernel_hash="of old"))
+        knowledge = Knowledge.read(tmp_path / "tuning.sqlite", required=True)
+        assert configs(knowledge)["push"] == DEFAULT
 
     def test_only_some_variants_still_include_the_baseline(self):
         assert list(configs(NOTHING, only=["push"])) == ["baseline", "push"]

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import types
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 
+from taxfree import problems
 from taxfree.errors import UsageError
 from taxfree.group import WorkerGroup
 
@@ -76,9 +78,14 @@ def call_fused(fabric: Any, fields: dict[str, Any]) -> Any:
     rt = runtime_of(fabric, problem)
     (q, k, v, kv_lens, table, scaling), expected = tensors_of(fabric, problem)
     cap = float(scaling[1]) if problem.soft_cap else None
-    options = {"scale": float(scaling[0]), "soft_cap": cap, "window": problem.window or None}
+    options: dict[str, Any] = {
+        "scale": float(scaling[0]),
+        "soft_cap": cap,
+        "window": problem.window or None,
+    }
     out = torch.empty_like(expected)
     right = [torch.equal(rt.flash_decode(q, k, v, kv_lens, table, **options), expected)]
+    options["window"] = problem.window or 1 << 40  # which leaves out no key, like none
     right.append(rt.flash_decode(q, k, v, kv_lens, table, **options, out=out) is out)
     right.append(torch.equal(out, expected))
     rt.check()
@@ -133,7 +140,10 @@ def call_badly(fabric: Any, what: str) -> str:
         "long lengths": {"kv_lens": kv_lens.long()},
         "table": {"block_table": table[:1]},
         "scale": {"scale": 0.0},
+        "vast scale": {"scale": 1e39},
         "soft_cap": {"soft_cap": -1.0},
+        "vast soft_cap": {"soft_cap": 1e6},
+        "gradient": {"q": q.clone().requires_grad_()},
         "window": {"window": 0},
     }[what]
     try:
@@ -210,6 +220,23 @@ def test_the_scale_has_a_default(ranks: WorkerGroup) -> None:
     assert all(error < 0.01 for error in run(ranks, "call_with_defaults"))
 
 
+@pytest.mark.parametrize("paged", [False, True])
+def test_keys_that_are_too_far_apart_for_32_bits_are_refused(paged: bool) -> None:
+    fabric: Any = types.SimpleNamespace(world_size=2, device=torch.device("meta"))
+
+    def empty(*shape: int, dtype: torch.dtype = torch.float16) -> torch.Tensor:
+        return torch.empty(shape, dtype=dtype, device="meta")
+
+    far = torch.empty_strided(
+        (2, 20, 1, 16), (16, 1 << 27, 16, 1), dtype=torch.float16, device="meta"
+    )
+    lengths = empty(2, 2, dtype=torch.int32)
+    table = empty(2, 3, dtype=torch.int32) if paged else None
+    near = empty(2, 20, 1, 16)
+    with pytest.raises(UsageError, match="the keys of k are 134217728 elements apart"):
+        problems.flash_decode(fabric, empty(2, 2, 16), far, near, lengths, table, None, None, None)
+
+
 def test_compiled_code_calls_it_as_often_as_it_is_written(ranks: WorkerGroup) -> None:
     assert run(ranks, "call_compiled") == [(True, [{"exact": 2}])] * WORLD
 
@@ -229,7 +256,10 @@ def test_compiled_code_calls_it_as_often_as_it_is_written(ranks: WorkerGroup) ->
         ("long lengths", "kv_lens is torch.int64"),
         ("table", "block_table is torch.int32 [1, 4], must be int32 [2, 4]"),
         ("scale", "scale is 0.0"),
+        ("vast scale", "scale is 1e+39"),
         ("soft_cap", "soft_cap is -1.0"),
+        ("vast soft_cap", "at most 65536"),
+        ("gradient", "an input requires a gradient"),
         ("window", "window is 0"),
     ],
 )

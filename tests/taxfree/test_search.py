@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from taxfree_kernels.hardware import KNOWN
@@ -18,6 +20,9 @@ class Knobs:
 
     def space(self, problem, hardware):
         return {"BLOCK": (16, 32, 64, 128), "SWAP": (False, True)}
+
+    def refuses_problem(self, problem, hardware):
+        return None
 
     def refuses_config(self, problem, hardware, config):
         if config["BLOCK"] == 128 and config["SWAP"]:
@@ -59,7 +64,7 @@ def run(found, trials, batch=3):
 
 
 def text(each):
-    from taxfree.search import key
+    from taxfree.trial import key
 
     return key(each)
 
@@ -132,11 +137,29 @@ class TestResuming:
         assert not set(run(again, trials=USABLE - 6)) & set(before)
         assert again.measured == USABLE
 
-    def test_what_was_pruned_stays_pruned(self, journal):
+    def test_what_was_pruned_is_for_others_to_remember(self, journal):
+        """What failed is in the database; what was refused may not be any more."""
         found = search(journal)
-        (asked,) = found.ask(1)
-        found.tell_pruned(asked, "wrong")
-        assert text(asked) not in run(search(journal), trials=USABLE - 1)
+        failed, refused = found.ask(2)
+        found.tell_pruned(failed, "wrong")
+        found.tell_pruned(refused, "spills")
+        again = search(journal)
+        again.learn(failed, None)
+        tried = run(again, trials=USABLE)
+        assert text(failed) not in tried
+        assert text(refused) in tried
+
+    def test_what_a_variant_has_come_to_refuse_is_no_longer_known(self, journal):
+        run(search(journal), trials=USABLE)
+        strict = Knobs(1)
+        strict.refuses_config = lambda problem, hardware, config: "no"
+        again = search(journal, variants={"fast": strict, "slow": SLOW})
+        again.learn(candidate("fast", 64), 1.0)
+        again.learn(
+            dataclasses.replace(candidate("slow", 64), config={"BLOCK": 64, "GONE": 1}), 1.0
+        )
+        assert {each.variant for _, each in again.best(USABLE)} == {"slow"}
+        assert again.measured == USABLE // 2
 
     @pytest.mark.parametrize("resumptions", [1, 2])
     def test_what_was_in_flight_at_a_kill_is_tried_after_all(self, journal, resumptions):

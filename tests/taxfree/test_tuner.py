@@ -12,7 +12,7 @@ import pytest
 
 from taxfree_kernels.compiled.screen import Verdict
 from taxfree_kernels.hardware import KNOWN
-from taxfree_kernels.variant import problem_class
+from taxfree_kernels.variant import problem_class, variants
 from taxfree_tuning_db import Database, record_key
 from tests.ranks import (
     KERNELS,
@@ -26,24 +26,45 @@ from tests.taxfree import candidates
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*is an experimental feature")
 PROBLEM = {"m": 5, "n": 16, "k": 12, "gather_dim": 1, "world_size": 2}
+DEFAULT = variants(OP)["push"].first_configs(problem_class(OP)(**PROBLEM), KNOWN["cpu"])[0]
 
 
 class ScriptedGroup:
-    """A worker group whose outcomes a function makes up."""
+    """A worker group whose outcomes a function makes up.
+
+    Args:
+        dies: whether some candidates, so often repeated, take it down; another comes at once.
+    """
 
     is_alive = True
 
-    def __init__(self, script, hardware=KNOWN["cpu"]):
-        self.script, self.hardware, self.tried = script, hardware, []
+    def __init__(self, script, hardware=KNOWN["cpu"], dies=lambda candidates, repetitions: False):
+        self.script, self.hardware, self.dies = script, hardware, dies
+        self.tried, self.calls = [], []
 
     def call(self, task, deadline_s, *, candidates, repetitions, **rest):
+        from taxfree.errors import WorkerLost
+
         self.tried += [each for each in candidates if each.variant != "baseline"]
+        self.calls.append((candidates, repetitions, deadline_s))
+        if self.dies(candidates, repetitions):
+            raise WorkerLost("rank 1 died")
         return [[self.script(each) for each in candidates]]
 
 
 class PassingScreen:
     def verdicts(self, op, problem, asked):
         return [Verdict(name, config, {}) for name, config in asked]
+
+
+class RefusingScreen:
+    """Refuses the default of push."""
+
+    def verdicts(self, op, problem, asked):
+        return [
+            Verdict(name, config, {}, "spills" if (name, config) == ("push", DEFAULT) else None)
+            for name, config in asked
+        ]
 
 
 def timed(median_us, noise_us=0.0):
@@ -58,19 +79,24 @@ def timed(median_us, noise_us=0.0):
 
 def tune(db, script, trials=6, hardware=KNOWN["cpu"], dtype="float16", **options):
     """A record, the trials, and what was tried, of a run without processes."""
+    group = ScriptedGroup(script, hardware)
+    record, trials = tune_on(group, db, trials, dtype, **options)
+    return record, trials, group.tried
+
+
+def tune_on(group, db, trials=6, dtype="float16", screen=PassingScreen, **options):
+    """A record and the trials."""
     from taxfree.tuner import Budget, Tuner, Workers
 
-    group = ScriptedGroup(script, hardware)
     with Database(db) as database:
-        tuner = Tuner(database, Workers(lambda: group), hardware, PassingScreen(), **options)
-        problem = problem_class(OP)(**PROBLEM, dtype=dtype)
-        record = tuner.tune(OP, problem, Budget(trials))
-        return record, database.trials(record.key), group.tried
+        tuner = Tuner(database, Workers(lambda: group), group.hardware, screen(), **options)
+        record = tuner.tune(OP, problem_class(OP)(**PROBLEM, dtype=dtype), Budget(trials))
+        return record, database.trials(record.key)
 
 
 def time_of(candidate):
     """Some time that depends on the candidate alone."""
-    from taxfree.search import key
+    from taxfree.trial import key
 
     return timed(50.0 + sum(key(candidate).encode()) % 97)
 
@@ -126,6 +152,31 @@ class TestAdoption:
         assert (record.winner.variant, record.winner.config) == (best.variant, dict(best.config))
 
 
+class TestFinals:
+    def test_have_a_benchs_deadline_and_a_search_a_share_of_it(self, db):
+        from taxfree.bench import deadline_s
+
+        group = ScriptedGroup(time_of)
+        tune_on(group, db, trials=4)
+        (search, final) = [(repetitions, deadline) for _, repetitions, deadline in group.calls]
+        assert final == (3 * search[0], deadline_s(KNOWN["cpu"]))
+        assert final[1] == pytest.approx(3 * search[1])
+
+    def test_are_timed_together_again_without_the_one_that_took_the_ranks_down(self, db):
+        from taxfree.tuner import BASELINE
+
+        def dies(candidates, repetitions):
+            return repetitions == 9 and "pull" in {each.variant for each in candidates}
+
+        group = ScriptedGroup(time_of, dies=dies)
+        record, trials = tune_on(group, db, trials=4)
+        (searched, *_), (last, *_) = group.calls[0], group.calls[-1]
+        assert last[0] == BASELINE
+        assert {each.variant for each in last} == {each.variant for each in searched} - {"pull"}
+        assert "pull" not in {each.variant for each in (record.winner, *record.runners_up)}
+        assert [t.state for t in trials if t.variant == "pull"] == ["measured", "crashed"]
+
+
 class TestBudget:
     @pytest.fixture
     def tuned(self, db, monkeypatch):
@@ -168,6 +219,34 @@ class TestBudget:
 
     def test_a_problem_whose_time_is_over_is_not_tried(self, tuned):
         assert tuned(9.0, -1.0) == [8, None]
+
+    def test_where_most_fail_the_search_ends_and_says_so(self, db):
+        from taxfree.trial import Outcome
+
+        def script(candidate):
+            is_baseline = candidate.variant == "baseline"
+            return timed(9.0) if is_baseline else Outcome("hung", "rank 0 waited")
+
+        events, group = [], ScriptedGroup(script)
+        record, trials = tune_on(group, db, trials=3, progress=events.append)
+        assert len(group.tried) == 9
+        assert sum(trial.state == "hung" for trial in trials) == 9
+        assert events[-1].note == "given up after 9 candidates: most cannot be used"
+        assert (record.winner.variant, record.trials) == ("baseline", 0)
+
+    def test_a_trial_tells_its_share_of_the_time_of_its_batch(self, db, monkeypatch):
+        from taxfree import tuner as module
+
+        now = [0.0]
+        monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
+
+        def script(candidate):
+            now[0] += 6.0 if candidate.variant == "baseline" else 1.0
+            return time_of(candidate)
+
+        _, trials, _ = tune(db, script, trials=4)
+        seconds = [trial.seconds for trial in trials if trial.state == "measured"]
+        assert seconds == [(6.0 + 4.0) / 5] * 4
 
 
 class TestSearching:
@@ -241,6 +320,60 @@ class TestSearching:
         again = tune(db, script, trials=6)[2]
         assert "pull" not in {each.variant for each in again}
 
+    def test_what_a_screen_refused_is_judged_again(self, db):
+        _, before = tune_on(ScriptedGroup(time_of), db, 2, screen=RefusingScreen, only=["push"])
+        assert [trial.config for trial in before if trial.reason == "spills"] == [DEFAULT]
+        _, after = tune_on(ScriptedGroup(time_of), db, 4, only=["push"])
+        assert DEFAULT in [trial.config for trial in after if trial.state == "measured"]
+
+    def test_what_is_refused_again_is_stored_once(self, db):
+        for trials in (2, 4):
+            group = ScriptedGroup(time_of)
+            _, after = tune_on(group, db, trials, screen=RefusingScreen, only=["push"])
+        assert [trial.config for trial in after if trial.reason == "spills"] == [DEFAULT]
+        assert DEFAULT not in [each.config for each in group.tried]
+
+    @pytest.mark.parametrize("again", ["push", "pull"])
+    def test_what_a_variant_has_come_to_refuse_is_no_finalist(self, db, monkeypatch, again):
+        """Be it known from trials, or from the record of a search among other variants."""
+        record, _, _ = tune(db, time_of, trials=3, only=["push"])
+        known = [each.config for each in (record.winner, *record.runners_up)]
+        assert any(known)
+        monkeypatch.setattr(
+            variants(OP)["push"],
+            "refuses_config",
+            lambda problem, hardware, config: "no" if dict(config) in known else None,
+        )
+        record, _, tried = tune(db, time_of, trials=3, only=[again])
+        assert tried
+        assert all(each.config not in known for each in tried)
+        assert all(each.config not in known for each in (record.winner, *record.runners_up)
+                   if each.variant == "push")  # fmt: skip
+
+    def test_a_search_goes_on_in_a_space_that_has_changed(self, db, monkeypatch):
+        tune(db, time_of, trials=3, only=["push"])
+        push = variants(OP)["push"]
+        space = dict(push.space(problem_class(OP)(**PROBLEM), KNOWN["cpu"]))
+        knob = max(space, key=lambda name: len(space[name]))
+        space[knob] = space[knob][:-1]
+        monkeypatch.setattr(push, "space", lambda problem, hardware: space)
+        record, trials, _ = tune(db, time_of, trials=6, only=["push"])
+        assert record.trials == 6
+        assert sum(trial.state == "measured" for trial in trials) in (6, 7)
+
+    def test_a_study_is_another_with_another_compiler(self, db, monkeypatch):
+        from taxfree import identity, tuner
+
+        names, search = [], tuner.Search
+        monkeypatch.setattr(tuner, "Search", lambda *args: names.append(args[-1]) or search(*args))
+        tune(db, time_of, trials=1)
+        tune(db, time_of, trials=2)
+        newer = dataclasses.replace(identity.software_fingerprint(), triton="99.0")
+        monkeypatch.setattr(identity, "software_fingerprint", lambda: newer)
+        record, _, _ = tune(db, time_of, trials=3)
+        assert names[0] == names[1] != names[2]
+        assert record.trials == 3
+
     def test_a_baseline_that_fails_ends_the_search(self, db):
         from taxfree.errors import WorkerLost
         from taxfree.trial import Outcome
@@ -259,7 +392,7 @@ class TestSearching:
 def start(db, kernels=KERNELS, **options):
     given = {
         "db": str(db), "problem": PROBLEM, "trials": 2, "seed": 0, "only": None,
-        "deadline_s": 60.0, "timeout_s": 30.0,
+        "deadline_s": 180.0, "timeout_s": 30.0,
     } | options  # fmt: skip
     return subprocess.Popen(
         [PYTHON, "-W", "ignore", "-m", "tests.taxfree.tune_process", json.dumps(given)],
@@ -317,9 +450,19 @@ class TestOnRealRanks:
         assert states(said)["works"][0] == "measured"
         assert said["record"]["trials"] == 1
 
+    def test_one_that_takes_all_ranks_devices_with_it_is_recorded_and_the_others_go_on(
+        self, db, tmp_path
+    ):
+        kernels = copy_of_kernels(tmp_path, **candidates.POISONS, **candidates.WORKS)
+        said = finish(start(db, kernels, trials=1, only=["poisons", "works"]))
+        state, reason = states(said)["poisons"]
+        assert state == "failed"
+        assert "illegal memory access" in reason
+        assert states(said)["works"][0] == "measured"
+
     def test_a_candidate_that_never_returns_is_ended_at_the_deadline(self, db, tmp_path):
         kernels = copy_of_kernels(tmp_path, **candidates.SLEEPS)
-        said = finish(start(db, kernels, trials=1, only=["sleeps"], deadline_s=4.0))
+        said = finish(start(db, kernels, trials=1, only=["sleeps"], deadline_s=12.0))
         state, reason = states(said)["sleeps"]
         assert state == "hung"
         assert "did not finish try_candidates in time" in reason

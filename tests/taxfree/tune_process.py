@@ -23,7 +23,7 @@ OP = "all_gather_matmul"
 
 
 def main(options: dict[str, Any]) -> None:
-    tuner._DEADLINE_S = options["deadline_s"]
+    tuner.deadline_s = lambda hardware: options["deadline_s"]
     problem = problem_class(OP)(**options["problem"])
 
     def start() -> WorkerGroup:

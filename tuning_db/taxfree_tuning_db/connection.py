@@ -1,9 +1,9 @@
-"""One SQLite connection with what sqlitedict asks of its own.
+"""One SQLite connection with the interface that sqlitedict expects of its own.
 
-sqlitedict runs SQLite in a thread that dies of a failed commit or a damaged page, after which its
-caller waits for ever; it also logs every error, turns syncing to disk off and ignores its timeout.
-`SharedDict` keeps its mapping and gives it this connection instead: in the calling thread, shared
-by all tables, so that one transaction spans them.
+sqlitedict runs SQLite in a thread that dies on a failed commit or a damaged page, after which its
+caller waits for ever; it also logs every error, turns off syncing to disk and ignores its timeout.
+`SharedDict` keeps its mapping interface but gives it this connection instead: it runs in the
+calling thread and is shared by all tables, so that one transaction spans them.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ class Connection:
             raise self._explanation(error) from error
 
     def _explanation(self, error: Exception) -> DatabaseError:
-        # Text that is no text comes from a damaged page, or from SQLite's complaint about one.
+        # Undecodable text comes from a damaged page, or from SQLite's message about one.
         text = "malformed" if isinstance(error, UnicodeDecodeError) else str(error)
         for said, cause, message, hint in _CAUSES:
             if said in text:

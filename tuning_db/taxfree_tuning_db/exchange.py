@@ -82,12 +82,12 @@ def import_records(
 ) -> ImportReport:
     """Put the records of an export into a database, keeping the better-measured of two.
 
-    Of two records of one taxfree version, one of a search is better than one of a bench; then the
-    better has more samples behind its winner; if they are equal, it is the newer. Records of
-    different versions, or with different sources of the same winner, measured different kernels, so
-    there the newer is better. What is in the database stays when they are equal.
+    Of two records of the same taxfree version, one from a search beats one from a bench; then the
+    one with more samples behind its winner wins, then the newer. Records of different versions, or
+    with different sources of the same winner, measured different kernels: there the newer wins. In
+    a tie, the database's record stays.
 
-    All of it happens, or nothing.
+    The import is atomic.
 
     Args:
         database: what to change.

@@ -24,9 +24,9 @@ Kind: TypeAlias = Literal["exact", "neighbour", "stale", "miss"]
 
 
 class Table:
-    """Records in memory; the user's stand over the shipped ones, record by record.
+    """Records in memory; the user's take precedence over the shipped ones, record by record.
 
-    A shipped record still serves where the user's own is stale.
+    A shipped record is still used if the user's own is stale.
 
     Args:
         user: the records of the user's database.
@@ -39,7 +39,7 @@ class Table:
             self._layers.setdefault(record.key, []).append(record)
 
     def records(self) -> Iterator[Record]:
-        """Yield the record that stands for each key."""
+        """Yield the record that takes precedence for each key."""
         return (layers[0] for layers in self._layers.values())
 
     def layers(self, key: str) -> tuple[Record, ...]:

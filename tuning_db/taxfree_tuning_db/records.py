@@ -235,7 +235,7 @@ class TrialRecord:
 def record_key(op: str, problem: Mapping[str, Scalar], hardware: HardwareFingerprint) -> str:
     """Return the key of a problem on a machine: canonical JSON, the same in every process.
 
-    Nothing else computes a key: a tuner and a run time that disagree miss silently.
+    Nothing else may compute a key: if tuner and dispatcher disagreed, look-ups would silently miss.
 
     Raises:
         InvalidRecord: a field of the problem is not a finite scalar.

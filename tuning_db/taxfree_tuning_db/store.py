@@ -100,10 +100,10 @@ class Database:
         return self._connection.transaction()
 
     def require_writable(self) -> None:
-        """Change something and take it back, to know now whether records can be stored later.
+        """Make a change and roll it back, to find out early whether records can be stored.
 
         Raises:
-            DatabaseReadOnly: they cannot, nor can anything else be written.
+            DatabaseReadOnly: nothing can be written.
             DatabaseError: any other subclass that tells why.
         """
         with contextlib.suppress(_TakenBack), self.transaction():

@@ -45,6 +45,8 @@ _TOLERANCE = 0.02  # of the largest value; a wrong payload is off by more, or Na
 _FIRST_GENERATIONS = (1, 2, 2**31 - 2, 2**32 - 2)
 _BACKENDS = ("cuda", "hip")  # waits differ
 _HARDWARE = KNOWN["cpu"]
+_TAKING_TURNS = 3  # of all variants that a check draws from, so that each has several calls
+_CHIPLETS = (1, 2, 3)  # a knob of AMD's devices, which decides who waits for which tile
 
 Verdict = Literal["pass", "violation", "not covered", "nothing to check"]
 
@@ -140,7 +142,7 @@ def check_variant(
     begin = time.monotonic()
     if problems is None:
         problems = [each for world in WORLD_SIZES for each in tiny_problems(op, world)]
-    served = _served(_drawn_from(op, variant, problems[0]), problems)
+    served = _served(_drawn_from(op, variant, problems), problems)
     coverage, violation, schedules = Coverage(), None, 0
     with _one_thread():
         for seed in seeds if served else ():
@@ -182,22 +184,23 @@ def coverage_rows(checks: Iterable[Checked]) -> list[tuple[str, str, int, int, i
     return covered.table(together)
 
 
-def _drawn_from(op: str, variant: str, problem: Any) -> list[Variant]:
+def _drawn_from(op: str, variant: str, problems: Sequence[Any]) -> list[Variant]:
     known = variants(op)
     if variant == MIXED:
-        return [each for each in known.values() if _launches_kernels(op, each, problem)]
+        return [each for each in known.values() if _launches_kernels(op, each, problems)]
     if variant not in known:
         names = ", ".join(checkable_variants(op))
         raise PlanError(f"no variant {variant!r} of {op}", f"one of: {names}")
     return [known[variant]]
 
 
-def _launches_kernels(op: str, variant: Variant, problem: Any) -> bool:
+def _launches_kernels(op: str, variant: Variant, problems: Sequence[Any]) -> bool:
     """Whether a variant can be simulated: one that needs the collective library cannot."""
-    if variant.refuses_problem(problem, _HARDWARE) is not None:
+    served = _served([variant], problems)
+    if not served:
         return False
     try:
-        _Trial(op, problem, [variant], seed=0).plan()
+        _Trial(op, served[0][0], [variant], seed=0).plan()
     except UsesCollectives:
         return False
     return True
@@ -232,10 +235,14 @@ class _Trial:
         rng = Random(seed)
         self._first_generation = rng.choice(_FIRST_GENERATIONS)
         self._backend = rng.choice(_BACKENDS)
-        calls = 1 + max(variant.slots for variant in candidates)
-        self._variants = [rng.choice(candidates) for _ in range(calls)]
+        others = Random(f"calls {seed}")
+        few = others.sample(candidates, min(len(candidates), _TAKING_TURNS))
+        # of several, each has as many calls as it has slots, and calls of others between
+        calls = 1 + max(variant.slots for variant in few) * min(len(few), 2)
+        self._variants = [others.choice(few) for _ in range(calls)]
         self._configs = {
-            each: _draw_config(each, problem, rng) for each in dict.fromkeys(self._variants)
+            each: _draw_config(each, problem, rng) | {"XCDS": others.choice(_CHIPLETS)}
+            for each in dict.fromkeys(self._variants)
         }
         self._outputs: list[tuple[int, int, torch.Tensor]] = []
 

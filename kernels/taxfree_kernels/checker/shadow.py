@@ -283,6 +283,11 @@ class Shadow:
         granules = (addresses - np.uint64(region.begin)).astype(np.int64) // GRANULE
         words = addresses.tolist()
         last = region.written[granules]
+        holds = np.array(
+            [ctypes.c_int32.from_address(word).value != sync.EMPTY.value for word in words]
+        )
+        if access.writes and not access.empties and holds.any():
+            return self._conflict(access, region, granules, last, holds)
         if access.writes:
             found = np.array([access.empties and word in region.found for word in words])
             conflict = self._first(access, region, granules, last, ~found)
@@ -294,13 +299,10 @@ class Shadow:
             region.found.difference_update(words)
             self._note_words(access, number, region, granules, words)
             return conflict
-        has_come = np.array(
-            [ctypes.c_int32.from_address(word).value != sync.EMPTY.value for word in words]
-        )
-        there = list(itertools.compress(words, has_come))
+        there = list(itertools.compress(words, holds))
         region.found.update(there)
         self._note_words(access, number, region, granules, there)
-        stale = has_come & (self._calls[last] != actor.call)
+        stale = holds & (self._calls[last] != actor.call)
         return self._conflict(access, region, granules, last, stale) if stale.any() else None
 
     def _first(

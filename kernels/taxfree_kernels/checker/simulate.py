@@ -390,6 +390,9 @@ class _Schedule:
     def _on_tensor(self, tensor: torch.Tensor, *, writes: bool) -> None:
         """A library operation of a host touches a tensor."""
         if self._scheduler.is_running and self._shadow.find(tensor.data_ptr()) is not None:
+            if self.stream is not None:
+                error = RuntimeError("on side streams only kernels and copies can be simulated")
+                self._watch.crashed(self.thread.actor, error)
             self._close()
             self._watch.on_tensor(tensor, writes=writes)
 

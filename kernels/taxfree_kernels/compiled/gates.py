@@ -84,6 +84,17 @@ class Subject:
         return [loop for loop in code.loops if _polls(code, loop) and not code.nested(loop)]
 
     @cached_property
+    def source(self) -> str:
+        """Its first form, without the branches that no program takes."""
+        never = set(_NO_PROGRAM.findall(self.ttir))
+        return _IF.sub(lambda found: "" if found[2] in never else found[0], self.ttir)
+
+    @cached_property
+    def wait_loops(self) -> int:
+        """Loops of the source that poll signals, by atomics."""
+        return sum(bool(_SIGNAL_POLL.search(body)) for _, body in _WHILE.findall(self.source))
+
+    @cached_property
     def word_loops(self) -> int:
         """Loops of the source that poll words: blocks of them, by volatile loads."""
         return sum(bool(_WORD_POLL.search(body)) for _, body in _WHILE.findall(self.ttir))
@@ -97,6 +108,7 @@ class Subject:
 
 #: in Triton's IR: a loop, up to the brace that closes it; a poll and a store of such words.
 _WHILE = re.compile(r"^( *)(?:%[^\n]*? = )?scf\.while\b(.*?)^\1\}(?! do)", re.MULTILINE | re.DOTALL)
+_SIGNAL_POLL = re.compile(r"tt\.atomic_rmw add, (?:acquire|relaxed), sys,")
 _WORD_POLL = re.compile(r"tt\.load .*isVolatile = true.*: tensor<([\dx]+)x!tt\.ptr<i(32|64)>>")
 _POLLED = re.compile(
     r"(?:tt\.load .*isVolatile = true|buffer_load .*\bcv\b).*"
@@ -104,6 +116,12 @@ _POLLED = re.compile(
 )
 _WORD_STORE = re.compile(
     r"tt\.store .*cache_?[mM]odifier = wt.*: tensor<([\dx]+)x!tt\.ptr<i(32|64)>"
+)
+
+#: in Triton's IR: what no program's id is, and a branch up to its end or its other side
+_NO_PROGRAM = re.compile(r"(%[\w#]+) = arith\.cmpi slt, %program\w*, %c0_i32\b")
+_IF = re.compile(
+    r"^( *)(?:%[^\n]*? = )?scf\.if (%[\w#]+)[^\n]*\{\n.*?^\1\}", re.MULTILINE | re.DOTALL
 )
 
 #: in Triton's IR for GPUs: a linear layout and its steps from warp to warp; a reduction
@@ -117,6 +135,11 @@ _REDUCTION = re.compile(
 _PROGRESS = (
     Role.POLL, Role.ACQUIRE, Role.RELEASE, Role.CAS, Role.LOAD, Role.COPY, Role.STORE,
     Role.SHARED_STORE, Role.MATRIX,
+)  # fmt: skip
+
+#: what a loop does besides, around a wait that is gone
+_NOT_IN_A_WAIT = (
+    Role.LOAD, Role.COPY, Role.STORE, Role.BULK_STORE, Role.MATRIX, Role.RELEASE,
 )  # fmt: skip
 
 Gate = Callable[[Subject], Iterator[Violation]]
@@ -198,14 +221,21 @@ def system_scope(subject: Subject) -> Iterator[Violation]:
 
     Device scope is for counters, which acquire and release at once.
     """
-    code, orders = subject.assembly, _orders(subject.ttir)
+    code, orders = subject.assembly, _orders(subject.source)
     for semantics, scope in orders:
         if scope != "sys" and semantics != "acq_rel":
             yield Violation("system_scope", f"{semantics} at {scope} scope in the source")
     for role, name in ((Role.RELEASE, "release"), (Role.ACQUIRE, "acquire")):
-        wanted = sum(name in _ORDERS[semantics] and scope == "sys" for semantics, scope in orders)
-        if wanted and not _system(code, role):
-            yield Violation("system_scope", f"no {name} at system scope in the assembly")
+        for reach in ("sys", "gpu"):
+            wanted = sum(
+                name in _ORDERS[semantics] and scope == reach for semantics, scope in orders
+            )
+            found = sum(code.at(place).scope == reach for place in code.places(role))
+            if found < wanted:
+                message = (
+                    f"{wanted} {name}s at {reach} scope in the source, {found} in the assembly"
+                )
+                yield Violation("system_scope", message)
         narrow = [place for place in code.places(role) if code.at(place).scope != "sys"]
         counters = sum(scope != "sys" for _, scope in orders)
         if orders and len(narrow) > counters:
@@ -245,6 +275,11 @@ def poll_in_loop(subject: Subject) -> Iterator[Violation]:
         around.update(one.line for one in code.walk(place, _never, backwards=True))
         if not around & spinning:
             yield _found(poll_in_loop, "acquire without a polling loop", code.at(place))
+    # on CDNA polls of words look like others
+    wanted = subject.wait_loops + (0 if code.is_ptx else subject.word_loops)
+    only = [loop for loop in subject.poll_loops if not _any(code, loop, *_NOT_IN_A_WAIT)]
+    if len(only) < wanted:
+        yield Violation("poll_in_loop", f"{wanted} waits in the source, {len(only)} loops poll")
 
 
 @_gate
@@ -275,10 +310,10 @@ def barrier_after_acquire(subject: Subject) -> Iterator[Violation]:
     code = subject.assembly
     if subject.is_one_wave:
         return
-    for place in _system(code, Role.ACQUIRE):
-        for passed in code.walk(place, _is(Role.BARRIER)):
-            if passed.plays(Role.LOAD, Role.COPY):
-                yield _found(barrier_after_acquire, "no barrier between acquire and load", passed)
+    for place in code.places(Role.ACQUIRE):
+        for passed in code.walk(place, _ends_wait):
+            if passed.plays(Role.LOAD, Role.COPY, Role.STORE, Role.BULK_STORE):
+                yield _found(barrier_after_acquire, "no barrier between acquire and use", passed)
                 break
 
 
@@ -353,9 +388,14 @@ def whole_words(subject: Subject) -> Iterator[Violation]:
         message = f"{subject.word_loops} loops of the source poll words, {len(polled)} do"
         yield Violation("whole_words", message)
     stores = [code.at(place) for place in code.places(Role.STORE)]
+    polls = [code.at(place) for place in code.places(Role.POLL, Role.VOLATILE)]
+    for what, pattern, made in (("stored", _WORD_STORE, stores), ("polled", _WORD_POLL, polls)):
+        wanted = sum(_share(subject, *found) for found in pattern.findall(subject.source))
+        past = sum(one.width for one in made if one.scope == "sys")
+        if past < wanted:
+            message = f"of {wanted} bytes a thread {past} are {what} past the caches"
+            yield Violation("whole_words", message)
     if _WORD_STORE.search(subject.ttir):
-        if not any(one.scope == "sys" for one in stores):
-            yield Violation("whole_words", "no store of words goes past the caches")
         words = [*stores, *(code.at(place) for place in code.places(Role.VOLATILE))]
         for one in words:
             if one.scope == "sys" and one.element < size:
@@ -370,8 +410,8 @@ def own_words(subject: Subject) -> Iterator[Violation]:
     for each layout that it is used in.
     """
     polls = [_size(shape) for shape in _POLLED.findall(subject.ttgir)]
-    if len(polls) > len(_WORD_POLL.findall(subject.ttir)):
-        yield Violation("own_words", "the compiler has doubled a load of words")
+    if len(polls) != len(_WORD_POLL.findall(subject.ttir)):
+        yield Violation("own_words", "the compiler has doubled a load of words, or lost one")
     for words in polls:
         if words < subject.threads:
             message = f"{words} words are polled by {subject.threads} threads"
@@ -533,8 +573,19 @@ def _size(shape: str) -> int:
     return math.prod(map(int, shape.split("x")))
 
 
+def _share(subject: Subject, shape: str, bits: str) -> int:
+    """Bytes of a block of words that a thread has."""
+    return max(1, _size(shape) // subject.threads) * int(bits) // 8
+
+
 def _is(*roles: Role) -> Callable[[Instruction], bool]:
     return lambda instruction: instruction.plays(*roles)
+
+
+def _ends_wait(instruction: Instruction) -> bool:
+    """A barrier; or the exchange by which the thread that polled gives up, to report it alone."""
+    gives_up = re.search(r"relaxed\.exch|atomic_swap", instruction.text)
+    return instruction.plays(Role.BARRIER) or gives_up is not None
 
 
 def _is_system_acquire(instruction: Instruction) -> bool:

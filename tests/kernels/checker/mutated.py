@@ -144,7 +144,7 @@ GROUPS = {
         (sum_one_shot_ll._one_shot_ll, sum_words.sum_by_words),
     ),
     # alone these two would hold their protocol with one payload slot: they wait for everybody twice
-    "sum: two_shot": Group(_SUM, ("two_shot", MIXED), (sum_two_shot._two_shot,)),
+    "sum: two_shot": Group(_SUM, ("two_shot", MIXED), (sum_two_shot._two_shot,), seeds=range(28)),
     "sum: overlap": Group(_SUM, ("overlap",), (copies._meet, sum_copied._add)),
     "sum: push_two_shot": Group(
         _SUM, ("push_two_shot", MIXED), (sum_push_two_shot._push_two_shot,), seeds=range(60)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 
 import pytest
+import torch
 import triton
 import triton.language as tl
 
@@ -24,6 +25,7 @@ from taxfree_kernels.checker.mutate import mutants
 from taxfree_kernels.checker.problems import tiny_problems
 from taxfree_kernels.device import sync
 from taxfree_kernels.errors import PlanError
+from taxfree_kernels.fabric import barrier as device_barrier
 from taxfree_kernels.fabric.barrier import DeviceBarrier
 from taxfree_kernels.hardware import KNOWN
 from taxfree_kernels.launch import Kernel
@@ -159,13 +161,48 @@ def test_one_program_covers_a_line_that_no_other_can_reach():
     assert missing == ["sync.wait"]
 
 
-def test_the_barrier_on_the_device_holds_its_protocol():
-    def setup(fabric: SimulatedFabric) -> list:
-        barrier = DeviceBarrier(fabric, timeout_s=1.0)
-        return [barrier] * 4
+@triton.jit
+def _write(box_ptr, value_ptr):
+    tl.store(box_ptr, tl.load(value_ptr))
 
-    outcomes = [Simulation(3, heap_bytes=8192).run(setup, seed) for seed in range(20)]
-    assert [str(each.violation) for each in outcomes if each.violation is not None] == []
+
+@triton.jit
+def _read(box_ptr, out_ptr, heap_bases, rank, WORLD: tl.constexpr):
+    for peer in range(WORLD):
+        tl.store(out_ptr + peer, tl.load(sync.translate(box_ptr, heap_bases, rank, peer)))
+
+
+def _exchange_around_barriers(fabric: SimulatedFabric) -> list:
+    barrier = DeviceBarrier(fabric, timeout_s=1.0)
+    box = fabric.heap.empty(1, torch.int64)
+    value, out = torch.ones(1, dtype=torch.int64), torch.zeros(3, dtype=torch.int64)
+    write, read = Kernel(_write, 1), Kernel(_read, 1, {"WORLD": fabric.world_size})
+
+    def call():
+        write(box, value)
+        barrier()
+        read(box, out, fabric.heap_bases, fabric.rank)
+        barrier()
+
+    return [call] * 3
+
+
+def _violations_of_the_barrier() -> list[str]:
+    simulation = Simulation(3, heap_bytes=8192)
+    outcomes = [simulation.run(_exchange_around_barriers, seed) for seed in range(12)]
+    return [str(each.violation) for each in outcomes if each.violation is not None]
+
+
+def test_the_barrier_on_the_device_holds_its_protocol():
+    assert _violations_of_the_barrier() == []
+
+
+def test_a_barrier_that_does_not_wait_is_reported():
+    for mutant in mutants([device_barrier._barrier]):
+        if "channel 0" in str(mutant):  # its channel is 0
+            continue
+        with mutant.installed():
+            assert _violations_of_the_barrier() != [], str(mutant)
 
 
 def test_an_unknown_variant_is_an_error_for_users():

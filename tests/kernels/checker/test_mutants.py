@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -22,8 +23,9 @@ EVERY = [(name, without_place(each)) for name, group in GROUPS.items() for each 
 @pytest.mark.parametrize("name", GROUPS)
 def test_a_mutant_that_is_not_reported_changes_nothing(name):
     group = GROUPS[name]
-    survivors = [without_place(each) for each in group.mutants() if group.find(each) is None]
-    assert [each for each in survivors if (name, each) not in HARMLESS] == []
+    survivors = Counter(without_place(each) for each in group.mutants() if group.find(each) is None)
+    # An entry is one mutant: others of the same text, at another place, have to be reported.
+    assert survivors <= Counter(each for at, each in HARMLESS if at == name)
 
 
 def test_a_harmless_mutant_is_still_a_mutant():

@@ -1,8 +1,8 @@
 """The tables that come with taxfree: one export (`taxfree db export`) per machine, as `*.json`.
 
-A file is named like the machine it was measured on, such as `nvidia-h200-x8.json`. Its records get
-`shipped` as their source. The user's own records stand over them; and where a kernel has changed
-since, they are stale like any others.
+A file is named after the machine it was measured on, such as `nvidia-h200-x8.json`. Its records get
+`shipped` as their source. The user's own records take precedence over them, and records whose
+kernel has changed since are stale, like any others.
 """
 
 from __future__ import annotations
