@@ -109,6 +109,21 @@ def good_wait(data, word, want, out, BLOCK: tl.constexpr, BACKEND: tl.constexpr)
 
 
 @triton.jit
+def good_relay(data, word, want, out, BLOCK: tl.constexpr, BACKEND: tl.constexpr):
+    """Two waits and two signals: what one of them lacks, the other has."""
+    for _ in tl.static_range(2):
+        _poll(word, want, tl.load(word + 1))
+        seen = tl.atomic_add(word, 0, sem="acquire", scope="sys")
+        tl.debug_barrier()
+        if seen >= want:
+            _read(data, out, BLOCK)
+        _drain(BACKEND)
+        tl.debug_barrier()
+        tl.atomic_xchg(word + 2, want, sem="release", scope="sys")
+        word += 4
+
+
+@triton.jit
 def _read_box(data, out, BLOCK: tl.constexpr):
     source = tl.make_tensor_descriptor(data, [BLOCK, BLOCK], [BLOCK, 1], [64, 64])
     at = 64 * tl.arange(0, 64)[:, None] + tl.arange(0, 64)[None, :]

@@ -50,8 +50,8 @@ WRONG = [
     ("spill", "h200", BOTH, {"no_spills", "overlapping_matrices"}),
 ]
 RIGHT = (
-    "good_signal", "good_wait", "good_words", "good_bare_words", "good_words_of_one_warp",
-    "good_multiply",
+    "good_signal", "good_wait", "good_relay", "good_words", "good_bare_words",
+    "good_words_of_one_warp", "good_multiply",
 )  # fmt: skip
 
 
@@ -122,6 +122,29 @@ def test_an_edit_of_right_assembly_is_found(
     compiled = snippets.compiled(kernel, device, "installed")
     assert old in compiled["text"]
     compiled["text"] = compiled["text"].replace(old, new)
+    assert gate in gates_of(Subject(**compiled))
+
+
+#: device, replaced in one of two rounds that are alike, by what, the gate that must find it.
+IN_ONE_ROUND = [
+    ("h200", "sys.release.exch", "sys.relaxed.exch", "system_scope"),
+    ("mi300x", "buffer_wbl2 sc0 sc1", "s_nop 0", "system_scope"),
+    ("mi300x", "buffer_inv sc0 sc1", "s_nop 0", "system_scope"),
+    ("h200", "ld.global.sys.relaxed", "ld.weak.global", "poll_in_loop"),
+]
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+@pytest.mark.parametrize(("device", "old", "new", "gate"), IN_ONE_ROUND)
+def test_what_one_wait_or_signal_lacks_another_does_not_hide(
+    device: str, old: str, new: str, gate: str, is_first: bool, snippets: Snippets
+) -> None:
+    compiled = snippets.compiled("good_relay", device, "installed")
+    begin, *parts = compiled["text"].split(old)
+    half = len(parts) // 2
+    assert half > 0
+    words = [new if is_first else old] * half + [old if is_first else new] * half
+    compiled["text"] = begin + "".join(map("".join, zip(words, parts, strict=True)))
     assert gate in gates_of(Subject(**compiled))
 
 
