@@ -87,7 +87,7 @@ class Knowledge:
         ]
 
     def candidates(self, op: str, problem: dict[str, Any], hardware: Hardware) -> list[Candidate]:
-        """What was measured of a problem: winner, runners-up, trials; the best first.
+        """What was measured of a problem: winner and runners-up, then trials, the fastest first.
 
         What failed when it was last tried is left out.
         """

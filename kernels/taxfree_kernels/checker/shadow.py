@@ -283,11 +283,8 @@ class Shadow:
         granules = (addresses - np.uint64(region.begin)).astype(np.int64) // GRANULE
         words = addresses.tolist()
         last = region.written[granules]
-        holds = np.array(
-            [ctypes.c_int32.from_address(word).value != sync.EMPTY.value for word in words]
-        )
-        if access.writes and not access.empties and holds.any():
-            return self._conflict(access, region, granules, last, holds)
+        if access.writes and not access.empties and (full := _have_come(words)).any():
+            return self._conflict(access, region, granules, last, full)
         if access.writes:
             found = np.array([access.empties and word in region.found for word in words])
             conflict = self._first(access, region, granules, last, ~found)
@@ -299,10 +296,11 @@ class Shadow:
             region.found.difference_update(words)
             self._note_words(access, number, region, granules, words)
             return conflict
-        there = list(itertools.compress(words, holds))
+        has_come = _have_come(words)
+        there = list(itertools.compress(words, has_come))
         region.found.update(there)
         self._note_words(access, number, region, granules, there)
-        stale = holds & (self._calls[last] != actor.call)
+        stale = has_come & (self._calls[last] != actor.call)
         return self._conflict(access, region, granules, last, stale) if stale.any() else None
 
     def _first(
@@ -375,6 +373,11 @@ class Shadow:
         access = self._accesses[number]
         assert access is not None
         return access
+
+
+def _have_come(words: list[int]) -> np.ndarray:
+    """Which bare words, by address, are not empty."""
+    return np.array([ctypes.c_int32.from_address(word).value != sync.EMPTY.value for word in words])
 
 
 def _against_atomics(access: Access, word: _Word, address: int) -> Conflict | None:

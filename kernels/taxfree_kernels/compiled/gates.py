@@ -137,6 +137,9 @@ _PROGRESS = (
     Role.SHARED_STORE, Role.MATRIX,
 )  # fmt: skip
 
+#: in assembly: the exchange of a thread that has waited in vain
+_GIVES_UP = re.compile(r"relaxed\.exch|atomic_swap")
+
 #: what a loop does besides, around a wait that is gone
 _NOT_IN_A_WAIT = (
     Role.LOAD, Role.COPY, Role.STORE, Role.BULK_STORE, Role.MATRIX, Role.RELEASE,
@@ -195,10 +198,10 @@ def barrier_before_release(subject: Subject) -> Iterator[Violation]:
     if subject.is_one_wave:
         return
     for place in code.places(Role.RELEASE):
-        for passed in code.walk(place, _is(Role.BARRIER), backwards=True):
-            if passed.plays(Role.STORE, Role.BULK_STORE):
-                yield _found(barrier_before_release, "no barrier between store and release", passed)
-                break
+        stores = (Role.STORE, Role.BULK_STORE)
+        early = _first(code, place, _is(Role.BARRIER), *stores, backwards=True)
+        if early is not None:
+            yield _found(barrier_before_release, "no barrier between store and release", early)
 
 
 @_gate
@@ -209,10 +212,9 @@ def stores_drained(subject: Subject) -> Iterator[Violation]:
         return
     for place in code.places(Role.RELEASE):
         for barrier in [place] if subject.is_one_wave else _last_barriers(code, place):
-            for passed in code.walk(barrier, _is(Role.DRAIN), backwards=True):
-                if passed.plays(Role.STORE):
-                    yield _found(stores_drained, "store not waited for by its own wave", passed)
-                    break
+            store = _first(code, barrier, _is(Role.DRAIN), Role.STORE, backwards=True)
+            if store is not None:
+                yield _found(stores_drained, "store not waited for by its own wave", store)
 
 
 @_gate
@@ -247,10 +249,10 @@ def bulk_stores_done(subject: Subject) -> Iterator[Violation]:
     """A release comes after bulk stores have completed, not only read their source."""
     code = subject.assembly
     for place in code.places(Role.RELEASE):
-        for passed in code.walk(place, _is(Role.BULK_DONE), backwards=True):
-            if passed.plays(Role.BULK_STORE, Role.BULK_READ):
-                yield _found(bulk_stores_done, "bulk store unfinished at the release", passed)
-                break
+        under_way = (Role.BULK_STORE, Role.BULK_READ)
+        store = _first(code, place, _is(Role.BULK_DONE), *under_way, backwards=True)
+        if store is not None:
+            yield _found(bulk_stores_done, "bulk store unfinished at the release", store)
 
 
 # -- waits --------------------------------------------------------------------------------------
@@ -311,10 +313,10 @@ def barrier_after_acquire(subject: Subject) -> Iterator[Violation]:
     if subject.is_one_wave:
         return
     for place in code.places(Role.ACQUIRE):
-        for passed in code.walk(place, _ends_wait):
-            if passed.plays(Role.LOAD, Role.COPY, Role.STORE, Role.BULK_STORE):
-                yield _found(barrier_after_acquire, "no barrier between acquire and use", passed)
-                break
+        uses = (Role.LOAD, Role.COPY, Role.STORE, Role.BULK_STORE)
+        early = _first(code, place, _ends_wait, *uses)
+        if early is not None:
+            yield _found(barrier_after_acquire, "no barrier between acquire and use", early)
 
 
 @_gate
@@ -322,14 +324,13 @@ def proxy_fence_before_bulk_copies(subject: Subject) -> Iterator[Violation]:
     """What was waited for is copied by the TMA only behind a fence between the two proxies."""
     code = subject.assembly
     for place in _system(code, Role.ACQUIRE):
-        for passed in code.walk(place, _is(Role.PROXY_FENCE)):
-            if passed.plays(Role.BULK_COPY):
-                yield _found(
-                    proxy_fence_before_bulk_copies,
-                    "no proxy fence between acquire and copy",
-                    passed,
-                )
-                break
+        early = _first(code, place, _is(Role.PROXY_FENCE), Role.BULK_COPY)
+        if early is not None:
+            gate, message = (
+                proxy_fence_before_bulk_copies,
+                "no proxy fence between acquire and copy",
+            )
+            yield _found(gate, message, early)
 
 
 @_gate
@@ -349,10 +350,9 @@ def nothing_before_early_wait(subject: Subject) -> Iterator[Violation]:
     if not waits:
         return
     entry = (0, -1)
-    for passed in code.walk(entry, _is(Role.EARLY_WAIT)):
-        if passed.plays(*uses):
-            yield _found(gate, "memory is used before the wait", passed)
-            break
+    early = _first(code, entry, _is(Role.EARLY_WAIT), *uses)
+    if early is not None:
+        yield _found(gate, "memory is used before the wait", early)
 
 
 @_gate
@@ -582,10 +582,21 @@ def _is(*roles: Role) -> Callable[[Instruction], bool]:
     return lambda instruction: instruction.plays(*roles)
 
 
+def _first(
+    code: Assembly,
+    place: Place,
+    stop: Callable[[Instruction], bool],
+    *roles: Role,
+    backwards: bool = False,
+) -> Instruction | None:
+    """The first instruction of one of these roles on the ways from `place` to where they stop."""
+    passed = code.walk(place, stop, backwards=backwards)
+    return next((instruction for instruction in passed if instruction.plays(*roles)), None)
+
+
 def _ends_wait(instruction: Instruction) -> bool:
     """A barrier; or the exchange by which the thread that polled gives up, to report it alone."""
-    gives_up = re.search(r"relaxed\.exch|atomic_swap", instruction.text)
-    return instruction.plays(Role.BARRIER) or gives_up is not None
+    return instruction.plays(Role.BARRIER) or _GIVES_UP.search(instruction.text) is not None
 
 
 def _is_system_acquire(instruction: Instruction) -> bool:

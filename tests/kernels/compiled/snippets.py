@@ -45,11 +45,16 @@ def _fill(data, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def good_signal(data, word, want, out, BLOCK: tl.constexpr, BACKEND: tl.constexpr):
-    _fill(data, BLOCK)
+def _signal(word, want, BACKEND: tl.constexpr):
     _drain(BACKEND)
     tl.debug_barrier()
     tl.atomic_xchg(word, want, sem="release", scope="sys")
+
+
+@triton.jit
+def good_signal(data, word, want, out, BLOCK: tl.constexpr, BACKEND: tl.constexpr):
+    _fill(data, BLOCK)
+    _signal(word, want, BACKEND)
 
 
 @triton.jit
@@ -78,9 +83,7 @@ def bulk_store_then_signal(data, word, want, out, BLOCK: tl.constexpr, BACKEND: 
     source = tl.make_tensor_descriptor(data, [BLOCK, BLOCK], [BLOCK, 1], [64, 64])
     target = tl.make_tensor_descriptor(out, [BLOCK, BLOCK], [BLOCK, 1], [64, 64])
     target.store([0, 0], source.load([0, 0]))
-    _drain(BACKEND)
-    tl.debug_barrier()
-    tl.atomic_xchg(word, want, sem="release", scope="sys")
+    _signal(word, want, BACKEND)
 
 
 @triton.jit
@@ -100,10 +103,16 @@ def _poll(word, want, limit):
 
 
 @triton.jit
-def good_wait(data, word, want, out, BLOCK: tl.constexpr, BACKEND: tl.constexpr):
+def _wait(word, want):
     _poll(word, want, tl.load(word + 1))
     seen = tl.atomic_add(word, 0, sem="acquire", scope="sys")
     tl.debug_barrier()
+    return seen
+
+
+@triton.jit
+def good_wait(data, word, want, out, BLOCK: tl.constexpr, BACKEND: tl.constexpr):
+    seen = _wait(word, want)
     if seen >= want:
         _read(data, out, BLOCK)
 
@@ -112,14 +121,10 @@ def good_wait(data, word, want, out, BLOCK: tl.constexpr, BACKEND: tl.constexpr)
 def good_relay(data, word, want, out, BLOCK: tl.constexpr, BACKEND: tl.constexpr):
     """Two waits and two signals: what one of them lacks, the other has."""
     for _ in tl.static_range(2):
-        _poll(word, want, tl.load(word + 1))
-        seen = tl.atomic_add(word, 0, sem="acquire", scope="sys")
-        tl.debug_barrier()
+        seen = _wait(word, want)
         if seen >= want:
             _read(data, out, BLOCK)
-        _drain(BACKEND)
-        tl.debug_barrier()
-        tl.atomic_xchg(word + 2, want, sem="release", scope="sys")
+        _signal(word + 2, want, BACKEND)
         word += 4
 
 
@@ -132,18 +137,14 @@ def _read_box(data, out, BLOCK: tl.constexpr):
 
 @triton.jit
 def bulk_copy_after_wait(data, word, want, out, BLOCK: tl.constexpr, BACKEND: tl.constexpr):
-    _poll(word, want, tl.load(word + 1))
-    seen = tl.atomic_add(word, 0, sem="acquire", scope="sys")
-    tl.debug_barrier()
+    seen = _wait(word, want)
     if seen >= want:
         _read_box(data, out, BLOCK)
 
 
 @triton.jit
 def good_bulk_copy(data, word, want, out, BLOCK: tl.constexpr, BACKEND: tl.constexpr):
-    _poll(word, want, tl.load(word + 1))
-    seen = tl.atomic_add(word, 0, sem="acquire", scope="sys")
-    tl.debug_barrier()
+    seen = _wait(word, want)
     if seen >= want:
         sync.before_tma_loads(BACKEND)
         _read_box(data, out, BLOCK)
