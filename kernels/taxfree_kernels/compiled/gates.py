@@ -326,11 +326,8 @@ def proxy_fence_before_bulk_copies(subject: Subject) -> Iterator[Violation]:
     for place in _system(code, Role.ACQUIRE):
         early = _first(code, place, _is(Role.PROXY_FENCE), Role.BULK_COPY)
         if early is not None:
-            gate, message = (
-                proxy_fence_before_bulk_copies,
-                "no proxy fence between acquire and copy",
-            )
-            yield _found(gate, message, early)
+            message = "no proxy fence between acquire and copy"
+            yield _found(proxy_fence_before_bulk_copies, message, early)
 
 
 @_gate
