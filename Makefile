@@ -84,7 +84,7 @@ soak: $(ENV) ## the long tests
 # On GPUs there is an environment already: that of the Python whose torch sees them.
 ON_GPUS := PYTHONPATH=.:kernels:tuning_db$(addprefix :,$(PYTHONPATH)) $(PYTHON)
 
-test-gpu: ## the tests that need GPUs, with PYTHON's torch; what the instrument found to RECORD
+test-gpu: ## the tests that need GPUs, one at least, with PYTHON's torch; what the instrument found to RECORD
 	$(addprefix TAXFREE_INSTRUMENT_RECORD=,$(RECORD)) $(ON_GPUS) -m pytest -m gpu -v --durations 10 \
 	  $$(grep -rlE 'on_every_fabric|mark\.gpu' tests --include='test_*.py')
 

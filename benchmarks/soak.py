@@ -7,6 +7,9 @@ eagerly; with pauses between calls and between the kernels of a call, then also 
 kernels. Each case is run with generations that cross the 31-bit and 32-bit limits halfway, and with
 generations that end just below the limit of the generation word. It stops at the first mismatch
 (exit code 4) or lost peer (5). The record is written to ``benchmarks/results/soak``.
+
+With ``--share``, ranks share the GPUs that are there, which shows that protocols hold for more
+ranks than GPUs, on the GPU's own memory; links and speed are then not those of so many GPUs.
 """
 
 from __future__ import annotations
@@ -30,6 +33,7 @@ from taxfree.group import WorkerGroup
 from taxfree.results import machine_name, write
 from taxfree_kernels.checker.problems import tiny_problems
 from taxfree_kernels.device import sync
+from taxfree_kernels.fabric.gpu import SHARING
 from taxfree_kernels.variant import operation_names
 
 FOLDER = Path(__file__).parent / "results" / "soak"
@@ -198,6 +202,7 @@ def main() -> int:
     """Soak the GPUs that are asked for; returns the exit code."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--gpus", type=int, help="ranks; all GPUs by default")
+    parser.add_argument("--share", action="store_true", help="ranks share the GPUs that are there")
     parser.add_argument("--calls", type=int, default=1_000_000, help="at least so many, in total")
     parser.add_argument("--fabric", default="auto")
     parser.add_argument("--seed", type=int, default=0)
@@ -209,14 +214,16 @@ def main() -> int:
 def _soak_all(options: argparse.Namespace) -> None:
     fabric = devices.fabric_for(options.fabric)
     world_size = options.gpus or devices.world_sizes(fabric)[0]
-    devices.require(fabric, world_size)
+    devices.require(fabric, 1 if options.share else world_size)
+    variables = {SHARING: "1"} if options.share else {}
     problems = [each for op in operation_names() for each in tiny_problems(op, world_size)]
     modes = ["eager"] if fabric == "host" else ["graph", "eager"]
     rows: list[Row] = []
     us_per_load, stopped_by = 0.0, None
     try:
         for pauses in PAUSES:  # each with kernels of its own, hence with processes of its own
-            with WorkerGroup(world_size, fabric, devices.heap_bytes(problems), TIMEOUT_S) as group:
+            heap_bytes = devices.heap_bytes(problems)
+            with WorkerGroup(world_size, fabric, heap_bytes, TIMEOUT_S, variables) as group:
                 for row in soak(group, pauses, modes, options.calls // len(PAUSES), options.seed):
                     print(row, flush=True)
                     # not before the first: a soak is of ranks that have run no kernels
@@ -237,8 +244,10 @@ def _soak_all(options: argparse.Namespace) -> None:
                 f"{found['seconds']:.1f} s, {found['calls_per_s']:,.0f} calls/s; "
                 f"the longest pause was {longest_us:.0f} us"
             )
-            name = machine_name(group.hardware.name)
-            path = options.out or FOLDER / f"{name}-x{world_size}.json"
+            name = f"{machine_name(group.hardware.name)}-x{world_size}"
+            if options.share:
+                name += f"-on-{devices.available_gpus()}"
+            path = options.out or FOLDER / f"{name}.json"
             if options.out or fabric != "host":
                 write(path, json.dumps(found, indent=1) + "\n")
 

@@ -41,7 +41,8 @@ class WorkerGroup:
     """One process per rank on this node, with a fabric open among them.
 
     Args:
-        world_size: ranks; on GPUs, rank r takes device r.
+        world_size: ranks; rank r takes GPU r, or shares GPU r modulo their number where they are
+            fewer and the `variables` allow it (see :mod:`taxfree_kernels.fabric.gpu`).
         fabric: "host", "cuda" or "rocm".
         heap_bytes: symmetric heap of each rank.
         timeout_s: longest wait inside kernels, in seconds.
@@ -139,16 +140,15 @@ class WorkerGroup:
                 deadline = min(deadline, time.monotonic() + _GRACE_S)
             if time.monotonic() >= deadline and len(replies) < self.world_size:
                 if failed:
-                    raise _PartialFailure(failed[0], replies[failed[0]][1])
+                    raise _PartialFailure(*_first_failure(replies))
                 late = sorted(set(range(self.world_size)) - set(replies))
                 raise WorkerLost(
                     f"{_ranks(late)} did not finish {task.rpartition(':')[2]} in time",
                     "a hang; the other ranks were ended with it",
                     is_late=True,
                 )
-        for rank in range(self.world_size):
-            if replies[rank][0] == "failed":
-                raise TaskFailed(rank, replies[rank][1])
+        if failed:
+            raise TaskFailed(*_first_failure(replies))
         return [replies[rank][1] for rank in range(self.world_size)]
 
     def _lost(self, rank: int, task: str) -> WorkerLost:
@@ -229,6 +229,12 @@ class WorkerGroup:
 
 class _PartialFailure(TaskFailed):
     """A task raised on some ranks while others went on waiting for them."""
+
+
+def _first_failure(replies: Mapping[int, tuple[str, Any]]) -> tuple[int, dict[str, Any]]:
+    """A rank that failed, and how: who gave up waiting, before those that then gave up too."""
+    failures = {rank: details for rank, (state, details) in replies.items() if state == "failed"}
+    return min(failures.items(), key=lambda failure: (failure[1]["is_echo"], failure[0]))
 
 
 def _ranks(ranks: list[int]) -> str:

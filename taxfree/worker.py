@@ -60,18 +60,21 @@ def _open(options: argparse.Namespace) -> Any:
     from taxfree_kernels.fabric.open import choose, open_fabric
 
     name = choose(options.fabric)
-    on_gpu = name != "host"
-    if on_gpu:
-        torch.cuda.set_device(options.rank)
-    else:
+    backend, device = "gloo", None
+    if name == "host":
         torch.set_num_threads(1)
+    else:
+        gpus = torch.cuda.device_count()
+        torch.cuda.set_device(options.rank % gpus)
+        if options.world_size <= gpus:  # NCCL refuses ranks that share a GPU
+            backend, device = "cpu:gloo,cuda:nccl", torch.device("cuda", options.rank)
     dist.init_process_group(
-        "cpu:gloo,cuda:nccl" if on_gpu else "gloo",
+        backend,
         store=dist.FileStore(options.store, options.world_size),
         rank=options.rank,
         world_size=options.world_size,
         timeout=timedelta(seconds=max(60.0, 2 * options.timeout_s)),
-        device_id=torch.device("cuda", options.rank) if on_gpu else None,
+        device_id=device,
     )
     return open_fabric(name, None, options.heap_bytes, options.timeout_s)
 
@@ -110,6 +113,7 @@ def _failure(error: Exception) -> tuple[str, dict[str, Any]]:
         "message": told.message,
         "hint": getattr(told, "hint", ""),
         "exit_code": getattr(told, "exit_code", 1),
+        "is_echo": getattr(error, "is_echo", False),
         "traceback": traceback.format_exc(),
     }
     return "failed", details

@@ -80,16 +80,23 @@ def require(world_size: int, fabric: str) -> None:
         pytest.skip(f"needs {world_size} GPUs, {gpus()} are there")
 
 
-def start_group(world_size: int, fabric: str) -> WorkerGroup:
-    """Start ranks for a test; skips it where there are too few GPUs."""
-    require(world_size, fabric)
-    heap_bytes = HEAP_BYTES if fabric == "host" else GPU_HEAP_BYTES
-    return WorkerGroup(world_size, fabric, heap_bytes, TIMEOUT_S)
+def start_group(
+    world_size: int, fabric: str, heap_bytes: int | None = None, timeout_s: float = TIMEOUT_S
+) -> WorkerGroup:
+    """Start ranks for a test; where there are fewer GPUs than ranks, they share them."""
+    if heap_bytes is None:
+        heap_bytes = HEAP_BYTES if fabric == "host" else GPU_HEAP_BYTES
+    if fabric == "host" or world_size <= gpus():
+        return WorkerGroup(world_size, fabric, heap_bytes, timeout_s)
+    require(1, fabric)
+    from taxfree_kernels.fabric.gpu import SHARING
+
+    return WorkerGroup(world_size, fabric, heap_bytes, timeout_s, {SHARING: "1"})
 
 
 def several(fabric: str) -> int:
-    """Three ranks; two where there are no more GPUs."""
-    return 3 if fabric == "host" else min(3, max(2, gpus()))
+    """Three ranks; two where there are two GPUs, which they then need not share."""
+    return 2 if fabric != "host" and gpus() == 2 else 3
 
 
 class Ranks:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.ranks import on_every_fabric, our_names, served_names
+from tests.ranks import on_every_fabric, our_names, require, served_names
 
 OP = "matmul_all_reduce"
 TASKS = "tests.kernels.tasks"
@@ -116,6 +116,7 @@ class TestWhoNormalises:
 )
 class TestLibrariesOfGpus:
     def test_is_right_with_and_without_addends(self, ranks, variant, config):
+        require(ranks.few, ranks.fabric)
         cases = [
             case(variant, config, m=m, n=40, k=64, dtype="bfloat16", bias=adds, residual=adds)
             for m, adds in [(1, False), (34, True)]

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from taxfree.doctor.advice import IRIS_COMMIT
 from taxfree_kernels.errors import FabricUnavailable, PlanError
 from taxfree_kernels.fabric import gpu, rocm
-from taxfree_kernels.fabric.gpu import GpuFabric
+from taxfree_kernels.fabric.gpu import SHARING, GpuFabric
 from taxfree_kernels.fabric.open import choose, probe
 from taxfree_kernels.fabric.rocm import RocmFabric
 from taxfree_kernels.hardware import KNOWN
@@ -238,6 +238,8 @@ class TestProbe:
         monkeypatch.setattr(dist, "all_gather_object", lambda into, own, _: into.clear())
         with pytest.raises(FabricUnavailable, match="two ranks share one GPU"):
             open_rocm()
+        monkeypatch.setenv(SHARING, "1")
+        assert open_rocm().world_size == WORLD
 
     @pytest.mark.parametrize(
         ("owner", "name", "value", "reason"),

@@ -176,3 +176,10 @@ def _cut_short(fabric: Fabric, programs: int, interrupt: Callable[[], Any]) -> I
 
     with launching_through(launch):
         yield
+
+
+def give_up(fabric: Fabric, first: int) -> None:
+    """Raise what a rank does that waited in vain, or gave up because another had."""
+    if fabric.rank == first:
+        raise PeerTimeout(f"rank {first} waited 1 s for rank 0")
+    raise PeerTimeout(f"rank {fabric.rank} gave up as a peer did", is_echo=True)

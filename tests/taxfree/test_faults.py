@@ -68,6 +68,7 @@ def case(tried=PUSH):
 
 @pytest.fixture
 def group(fabric):
+    require(several(fabric), fabric)  # ranks that share a GPU count the bound more slowly
     found = start_group(several(fabric), fabric)
     pids = processes(found)
     yield found
@@ -150,6 +151,7 @@ class TestARankThatIsLate:
 
     @pytest.mark.parametrize("tried", TRIED)
     def test_by_more_than_the_bound_is_named_and_a_reset_helps(self, ranks, tried):
+        require(ranks.several, ranks.fabric)
         found = self.run(ranks, case(tried), late_s=2 * BOUND, bound_s=BOUND)
         for _, error, seconds, _ in found[:-1]:
             assert_told((None, error, seconds), len(found))
@@ -158,6 +160,7 @@ class TestARankThatIsLate:
     @pytest.mark.parametrize("tried", TRIED)
     def test_whoever_goes_on_is_told_at_the_next_check(self, ranks, tried):
         """Also the late one, which may take signals of later calls for those it waits for."""
+        require(ranks.several, ranks.fabric)
         task = f"{TASKS}:call_on_after_the_bound"
         found = ranks.run(ranks.several, task, case=case(tried), late_s=2 * BOUND, bound_s=BOUND)
         for right, _, error in found:

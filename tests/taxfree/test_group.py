@@ -29,3 +29,15 @@ def test_a_drivers_error_on_all_ranks_ends_it_and_other_errors_do_not(said):
             group.call(FAIL, 60, message=said)
         assert caught.value.exit_code == 3
         assert not group.is_alive
+
+
+def test_who_gave_up_waiting_is_told_before_those_that_then_gave_up_too():
+    from taxfree.group import TaskFailed
+
+    with (
+        start_group(3, "host") as group,
+        pytest.raises(TaskFailed, match="rank 1 waited") as caught,
+    ):
+        group.call("tests.taxfree.fault_tasks:give_up", 60, first=1)
+    assert caught.value.rank == 1
+    assert caught.value.exit_code == 5

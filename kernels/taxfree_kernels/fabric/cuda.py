@@ -33,7 +33,8 @@ class CudaFabric(GpuFabric):
         heap_bytes: size of each rank's arena.
 
     Raises:
-        FabricUnavailable: no such GPU, two ranks on one GPU, or no access between them.
+        FabricUnavailable: no such GPU, two ranks on one GPU that may not share it, or no access
+            between the GPUs.
     """
 
     name = "cuda"

@@ -1,0 +1,62 @@
+"""The shipped table on GPUs: what each record says has won still compiles, and is right.
+
+Records outlive changes of the sources that leave their kernels' hashes, and a driver is none of
+the hash. Where there are fewer GPUs than ranks, these share them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict
+from typing import Any
+
+import pytest
+
+from taxfree import devices
+from taxfree.shapes import recorded_problem
+from taxfree.trial import Candidate
+from taxfree_tuning_db import shipped_records
+from tests.ranks import ELSEWHERE, start_group
+
+pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600)]
+
+OPS = ("all_gather_matmul", "matmul_all_reduce", "matmul_reduce_scatter", "flash_decode")
+DEADLINE_S = 300.0
+_MOST_KEYS = 1 << 20  # of all sequences and ranks: the reference reads all of them on each rank
+
+
+def winners(op: str, world_size: int) -> Iterator[tuple[Any, Candidate]]:
+    """Problems of this machine's records, with what has won them."""
+    for record in shipped_records():
+        problem = recorded_problem(record.op, record.problem)
+        assert problem is not None, record
+        if (
+            (record.op, problem.world_size) == (op, world_size)
+            and record.hardware.gpu == devices.gpu_name("cuda")
+            and record.winner.variant not in ELSEWHERE
+            and _keys(problem) <= _MOST_KEYS
+        ):
+            yield problem, Candidate(record.winner.variant, record.winner.config)
+
+
+def _keys(problem: Any) -> int:
+    sequences = getattr(problem, "batch", 0) * problem.world_size
+    return int(sequences and sequences * problem.kv_len_per_rank)
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 4, 8])
+@pytest.mark.parametrize("op", OPS)
+def test_every_winner_is_right(op: str, world_size: int) -> None:
+    tried = list(winners(op, world_size))
+    if not tried:
+        pytest.skip("no such record is of this GPU")
+    heap_bytes = devices.heap_bytes([problem for problem, _ in tried])
+    complaints = []
+    with start_group(world_size, "cuda", heap_bytes) as group:
+        for problem, winner in tried:
+            run = {"op": op, "problem": asdict(problem), "candidates": [winner]}
+            task = "taxfree.trial:try_candidates"
+            (outcome,) = group.call(task, DEADLINE_S, **run, modes=(), repetitions=1)[0]
+            if outcome.state != "measured":
+                complaints.append(f"{problem}: {winner}: {outcome.state}, {outcome.reason}")
+    assert complaints == []
