@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -18,12 +17,11 @@ from typing import Any
 
 from benchmarks import block_ranks
 from benchmarks.block_ranks import Block, Measured
-from benchmarks.commands import exit_code
-from taxfree import devices, environment
+from benchmarks.commands import exit_code, keep
+from taxfree import devices
 from taxfree.bench import Knowledge
 from taxfree.errors import UsageError, WrongResult
 from taxfree.group import WorkerGroup
-from taxfree.results import machine_name, write
 from taxfree.settings import Settings
 from taxfree.trial import ERROR_ALLOWANCE
 from taxfree_tuning_db import default_path
@@ -137,12 +135,8 @@ def _time_all(options: argparse.Namespace) -> None:
                         flush=True,
                     )
         finally:  # what is finished is kept, also where the rest is not
-            if rows and (options.out or fabric != "host"):
-                machine = environment.record(fabric, group.hardware)
-                found = {"schema": 1, "environment": machine, "rows": rows}
-                name = machine_name(group.hardware.name)
-                file = options.out or FOLDER / f"{name}-x{world_size}.json"
-                write(file, json.dumps(found, indent=1) + "\n")
+            if rows:
+                keep({"rows": rows}, group, fabric, FOLDER, options.out)
 
 
 if __name__ == "__main__":

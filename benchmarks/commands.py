@@ -1,9 +1,15 @@
-"""How the scripts here end: as the command line does."""
+"""How the scripts here end: as the command line does, and with their records kept."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
 
+from taxfree import environment
+from taxfree.group import WorkerGroup
+from taxfree.results import machine_name, write
 from taxfree_cli.exits import INTERRUPTED, failure
 from taxfree_cli.output import print_failure
 
@@ -20,3 +26,30 @@ def exit_code(run: Callable[[], None]) -> int:
         return 0
     print_failure(told)
     return told.exit_code
+
+
+def keep(
+    found: Mapping[str, Any],
+    group: WorkerGroup,
+    fabric: str,
+    folder: Path,
+    out: Path | None,
+    shared_gpus: int | None = None,
+) -> None:
+    """Write what a script has found, with the machine that it was found on.
+
+    Args:
+        found: the record, as JSON, without ``schema`` and ``environment``.
+        group: the ranks; may have ended.
+        folder: for records of GPUs; those of the host are only written where a user wants one.
+        out: the file that the user wants.
+        shared_gpus: how many GPUs the ranks shared; None where each had its own.
+    """
+    if out is None:
+        if fabric == "host":
+            return
+        suffix = "" if shared_gpus is None else f"-on-{shared_gpus}"
+        out = folder / f"{machine_name(group.hardware.name)}-x{group.world_size}{suffix}.json"
+    machine = environment.record(fabric, group.hardware)
+    write(out, json.dumps({"schema": 1, "environment": machine, **found}, indent=1) + "\n")
+    print(f"wrote {out}")

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -25,12 +24,11 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import soak_ranks
-from benchmarks.commands import exit_code
+from benchmarks.commands import exit_code, keep
 from benchmarks.soak_ranks import Member, Stretch
-from taxfree import devices, environment
+from taxfree import devices
 from taxfree.errors import TaxfreeError, WrongResult, one_line
 from taxfree.group import WorkerGroup
-from taxfree.results import machine_name, write
 from taxfree_kernels.checker.problems import tiny_problems
 from taxfree_kernels.device import sync
 from taxfree_kernels.fabric.gpu import SHARING
@@ -169,7 +167,6 @@ def record(
     rows: Sequence[Row],
     seed: int,
     us_per_load: float,
-    machine: dict[str, Any],
     stopped_by: str | None,
 ) -> dict[str, Any]:
     """The content of a record, as JSON.
@@ -182,8 +179,6 @@ def record(
     longest = soak_ranks.MOST_LOADS * us_per_load
     longest_inside = soak_ranks.MOST_LOADS_INSIDE * us_per_load
     return {
-        "schema": 1,
-        "environment": machine,
         "seed": seed,
         "pauses": {
             "between": f"half of them; up to {longest:.1f} us before a call and its later kernels",
@@ -236,20 +231,16 @@ def _soak_all(options: argparse.Namespace) -> None:
         raise
     finally:  # what is finished is kept, also where the rest is not
         if rows:
-            machine = environment.record(fabric, group.hardware)
-            found = record(rows, options.seed, us_per_load, machine, stopped_by)
+            found = record(rows, options.seed, us_per_load, stopped_by)
             longest_us = us_per_load * soak_ranks.MOST_LOADS
             print(
                 f"{found['calls']:,} calls, {found['mismatches']} mismatches, "
                 f"{found['seconds']:.1f} s, {found['calls_per_s']:,.0f} calls/s; "
                 f"the longest pause was {longest_us:.0f} us"
             )
-            name = f"{machine_name(group.hardware.name)}-x{world_size}"
-            if options.share:
-                name += f"-on-{devices.available_gpus()}"
-            path = options.out or FOLDER / f"{name}.json"
-            if options.out or fabric != "host":
-                write(path, json.dumps(found, indent=1) + "\n")
+            gpus = devices.available_gpus()
+            shared_gpus = gpus if options.share and gpus < world_size else None
+            keep(found, group, fabric, FOLDER, options.out, shared_gpus)
 
 
 if __name__ == "__main__":

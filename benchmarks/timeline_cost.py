@@ -11,19 +11,17 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 import statistics
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.commands import exit_code
-from taxfree import environment, explain, timeline
+from benchmarks.commands import exit_code, keep
+from taxfree import explain, timeline
 from taxfree.bench import candidates, deadline_s, group_for
 from taxfree.errors import UsageError
 from taxfree.group import WorkerGroup
-from taxfree.results import machine_name, write
 from taxfree.shapes import ShapeRequest, choose, written
 from taxfree_cli.bench import Asked, what_is_asked
 from taxfree_kernels.variant import variants
@@ -152,15 +150,10 @@ def _measure(options: argparse.Namespace) -> None:
     finally:  # what is finished is kept, also where the rest is not
         if rows:
             found = {
-                "schema": 1,
-                "environment": environment.record(asked.fabric, plain.hardware),
                 "rows": [dataclasses.asdict(row) | {"cost": row.cost} for row in rows],
                 "pictures": drawn,
             }
-            name = machine_name(plain.hardware.name)
-            path = options.out or FOLDER / f"{name}-x{world_sizes.pop()}.json"
-            write(path, json.dumps(found) + "\n")
-            print(f"wrote {path}")
+            keep(found, plain, asked.fabric, FOLDER, options.out)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from taxfree_kernels.hardware import KNOWN
 class NoWorkers(contextlib.nullcontext[Any]):
     """A group of workers of the host that starts none."""
 
-    hardware = KNOWN["cpu"]
+    hardware, world_size = KNOWN["cpu"], 2
 
     def __init__(self, *_: object) -> None:
         super().__init__(self)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby
@@ -132,6 +132,8 @@ _REDUCTION = re.compile(
     re.DOTALL,
 )
 
+_POLLS = (Role.POLL, Role.VOLATILE)
+
 _PROGRESS = (
     Role.POLL, Role.ACQUIRE, Role.RELEASE, Role.CAS, Role.LOAD, Role.COPY, Role.STORE,
     Role.SHARED_STORE, Role.MATRIX,
@@ -147,6 +149,8 @@ _NOT_IN_A_WAIT = (
 
 Gate = Callable[[Subject], Iterator[Violation]]
 GATES: dict[str, Gate] = {}
+#: those whose rules are about speed alone: what breaks another one may give wrong results
+OF_SPEED: set[str] = set()
 
 
 def _gate(function: Gate) -> Gate:
@@ -154,9 +158,19 @@ def _gate(function: Gate) -> Gate:
     return function
 
 
-def violations(subject: Subject) -> list[Violation]:
-    """What `subject` breaks, gate by gate."""
-    return [violation for gate in GATES.values() for violation in gate(subject)]
+def _gate_of_speed(function: Gate) -> Gate:
+    OF_SPEED.add(function.__name__)
+    return _gate(function)
+
+
+def violations(subject: Subject, of_speed: bool = True) -> list[Violation]:
+    """What `subject` breaks, gate by gate.
+
+    Args:
+        of_speed: look through the gates of speed as well.
+    """
+    gates = [gate for name, gate in GATES.items() if of_speed or name not in OF_SPEED]
+    return [violation for gate in gates for violation in gate(subject)]
 
 
 def _any(code: Assembly, loop: Loop, *roles: Role) -> bool:
@@ -173,7 +187,7 @@ def _polls(code: Assembly, loop: Loop) -> bool:
 def _polls_words(code: Assembly, loop: Loop, word_bytes: int) -> bool:
     """Whether a loop loads whole words past the caches."""
     return any(
-        instruction.plays(Role.POLL, Role.VOLATILE)
+        instruction.plays(*_POLLS)
         and instruction.scope == "sys"
         and instruction.element >= word_bytes
         for instruction in code.inside(loop)
@@ -340,7 +354,7 @@ def nothing_before_early_wait(subject: Subject) -> Iterator[Violation]:
     code, gate = subject.assembly, nothing_before_early_wait
     uses = [Role.LOAD, Role.COPY, Role.BULK_COPY, Role.STORE, Role.BULK_STORE, Role.ATOMIC]
     if subject.begins_call:
-        uses += [Role.POLL, Role.VOLATILE, Role.ACQUIRE]
+        uses += [*_POLLS, Role.ACQUIRE]
     waits = code.places(Role.EARLY_WAIT)
     if subject.launched_early and not waits:
         yield Violation(gate.__name__, "launched early, and does not wait")
@@ -358,7 +372,7 @@ def no_wait_in_k_loop(subject: Subject) -> Iterator[Violation]:
     code = subject.assembly
     for loop in subject.k_loops:
         for instruction in code.inside(loop):
-            if instruction.plays(Role.POLL, Role.VOLATILE) or _is_system_acquire(instruction):
+            if instruction.plays(*_POLLS) or _is_system_acquire(instruction):
                 yield _found(no_wait_in_k_loop, "wait inside a pipelined loop", instruction)
                 break
 
@@ -377,26 +391,38 @@ def no_weak_poll(subject: Subject) -> Iterator[Violation]:
 
 @_gate
 def whole_words(subject: Subject) -> Iterator[Violation]:
-    """Words are stored and polled as a whole (8 bytes, bare ones 4), bypassing all caches."""
+    """Words are stored and polled as a whole (8 bytes, bare ones 4), bypassing all caches.
+
+    LLVM merges loads of the same address, which padded rows of words have; PTX keeps all of them.
+    """
+    if not _WORD_POLL.search(subject.ttir) and not _WORD_STORE.search(subject.ttir):
+        return
     code, size = subject.assembly, subject.word_bytes
     innermost = [loop for loop in code.loops if not code.nested(loop)]
-    polled = [loop for loop in innermost if _polls_words(code, loop, size)]
-    if len(polled) < subject.word_loops:
-        message = f"{subject.word_loops} loops of the source poll words, {len(polled)} do"
+    loops = [loop for loop in innermost if _polls_words(code, loop, size)]
+    if len(loops) < subject.word_loops:
+        message = f"{subject.word_loops} loops of the source poll words, {len(loops)} do"
         yield Violation("whole_words", message)
+    in_loops = [one for loop in loops for one in code.inside(loop)]
+    for one in in_loops:
+        if one.plays(Role.LOAD):
+            yield _found(whole_words, "a word polled in a cache", one)
+    polls = [code.at(place) for place in code.places(*_POLLS)]
+    polled_again = [one for one in in_loops if one.plays(*_POLLS)]
     stores = [code.at(place) for place in code.places(Role.STORE)]
-    polls = [code.at(place) for place in code.places(Role.POLL, Role.VOLATILE)]
-    for what, pattern, made in (("stored", _WORD_STORE, stores), ("polled", _WORD_POLL, polls)):
-        wanted = sum(_share(subject, *found) for found in pattern.findall(subject.source))
-        past = sum(one.width for one in made if one.scope == "sys")
+    words_polled = _bytes(subject, _WORD_POLL) if code.is_ptx else 2 * _past_caches(polled_again)
+    words_stored = _bytes(subject, _WORD_STORE)
+    for what, made, wanted in (("polled", polls, words_polled), ("stored", stores, words_stored)):
+        past = _past_caches(made)
         if past < wanted:
             message = f"of {wanted} bytes a thread {past} are {what} past the caches"
             yield Violation("whole_words", message)
-    if _WORD_STORE.search(subject.ttir):
-        words = [*stores, *(code.at(place) for place in code.places(Role.VOLATILE))]
-        for one in words:
-            if one.scope == "sys" and one.element < size:
-                yield _found(whole_words, "a word in parts", one)
+    words = [*polled_again, *(one for one in polls if one.plays(Role.VOLATILE))]
+    if words_stored:
+        words += stores
+    for one in words:
+        if one.scope == "sys" and one.element < size:
+            yield _found(whole_words, "a word in parts", one)
 
 
 @_gate
@@ -432,24 +458,7 @@ def no_blind_spin(subject: Subject) -> Iterator[Violation]:
             yield _found(no_blind_spin, "a loop that waits for a thread outside of it", waits[0])
 
 
-# -- speed --------------------------------------------------------------------------------------
-
-
-@_gate
-def matrix_cores(subject: Subject) -> Iterator[Violation]:
-    """Every dot is done by matrix instructions, the widest that its shape allows."""
-    wanted = len(re.findall(r"\btt\.dot\b", subject.ttir))
-    if wanted and not subject.assembly.places(Role.MATRIX):
-        yield Violation("matrix_cores", f"{wanted} dots, no matrix instruction")
-    for line in re.findall(r"= tt\.dot .*", subject.ttgir):
-        shape = re.search(r"-> tensor<(\d+)x(\d+)x\w+, (#\w+)>", line)
-        if shape is None:
-            continue
-        rows, layout = int(shape.group(1)), shape.group(3)
-        if not layout.startswith("#mma"):
-            yield Violation("matrix_cores", f"dot by plain multiply-adds: {line.strip()[:80]}")
-        elif subject.assembly.is_ptx and rows >= 64 and subject.num_warps >= 4:
-            yield Violation("matrix_cores", f"{shape.group(0)} by mma.sync, not by wgmma")
+# -- reductions ---------------------------------------------------------------------------------
 
 
 @_gate
@@ -468,14 +477,34 @@ def warps_of_reductions(subject: Subject) -> Iterator[Violation]:
             yield Violation("warps_of_reductions", message)
 
 
-@_gate
+# -- speed --------------------------------------------------------------------------------------
+
+
+@_gate_of_speed
+def matrix_cores(subject: Subject) -> Iterator[Violation]:
+    """Every dot is done by matrix instructions, the widest that its shape allows."""
+    wanted = len(re.findall(r"\btt\.dot\b", subject.ttir))
+    if wanted and not subject.assembly.places(Role.MATRIX):
+        yield Violation("matrix_cores", f"{wanted} dots, no matrix instruction")
+    for line in re.findall(r"= tt\.dot .*", subject.ttgir):
+        shape = re.search(r"-> tensor<(\d+)x(\d+)x\w+, (#\w+)>", line)
+        if shape is None:
+            continue
+        rows, layout = int(shape.group(1)), shape.group(3)
+        if not layout.startswith("#mma"):
+            yield Violation("matrix_cores", f"dot by plain multiply-adds: {line.strip()[:80]}")
+        elif subject.assembly.is_ptx and rows >= 64 and subject.num_warps >= 4:
+            yield Violation("matrix_cores", f"{shape.group(0)} by mma.sync, not by wgmma")
+
+
+@_gate_of_speed
 def overlapping_matrices(subject: Subject) -> Iterator[Violation]:
     """Matrix instructions that run asynchronously do not wait for one another."""
     for remark in subject.matrix_remarks:
         yield Violation("overlapping_matrices", remark)
 
 
-@_gate
+@_gate_of_speed
 def pipelined(subject: Subject) -> Iterator[Violation]:
     """The loads of a loop of matrix instructions are issued stages ahead."""
     if not subject.aligned or subject.num_stages < 2:
@@ -494,7 +523,7 @@ def pipelined(subject: Subject) -> Iterator[Violation]:
             yield _found(pipelined, "the k loop waits for its own loads", inside[0])
 
 
-@_gate
+@_gate_of_speed
 def wide_accesses(subject: Subject) -> Iterator[Violation]:
     """Loops move 16 bytes per thread and instruction, or all its share of a small tile.
 
@@ -527,7 +556,7 @@ def wide_accesses(subject: Subject) -> Iterator[Violation]:
             )
 
 
-@_gate
+@_gate_of_speed
 def wide_words(subject: Subject) -> Iterator[Violation]:
     """Threads that have 16 bytes or more of every block of words store as much at a time."""
     code = subject.assembly
@@ -542,14 +571,14 @@ def wide_words(subject: Subject) -> Iterator[Violation]:
             break
 
 
-@_gate
+@_gate_of_speed
 def no_spills(subject: Subject) -> Iterator[Violation]:
     """Registers suffice."""
     if subject.spill_bytes:
         yield Violation("no_spills", f"{subject.spill_bytes} bytes a thread in local memory")
 
 
-@_gate
+@_gate_of_speed
 def no_waterfall(subject: Subject) -> Iterator[Violation]:
     """No loop over lanes around an access whose descriptor differs between lanes (CDNA)."""
     code = subject.assembly
@@ -565,14 +594,22 @@ def no_waterfall(subject: Subject) -> Iterator[Violation]:
 # -- helpers ------------------------------------------------------------------------------------
 
 
+def _past_caches(accesses: Iterable[Instruction]) -> int:
+    """Bytes of accesses that bypass all caches, for each thread."""
+    return sum(one.width for one in accesses if one.scope == "sys")
+
+
 def _size(shape: str) -> int:
     """Elements of a block: 128, of 2x64."""
     return math.prod(map(int, shape.split("x")))
 
 
-def _share(subject: Subject, shape: str, bits: str) -> int:
-    """Bytes of a block of words that a thread has."""
-    return max(1, _size(shape) // subject.threads) * int(bits) // 8
+def _bytes(subject: Subject, words: re.Pattern[str]) -> int:
+    """Bytes that a thread has of all blocks of words in the source."""
+    return sum(
+        max(1, _size(shape) // subject.threads) * int(bits) // 8
+        for shape, bits in words.findall(subject.source)
+    )
 
 
 def _is(*roles: Role) -> Callable[[Instruction], bool]:

@@ -107,8 +107,9 @@ def triton_version(path: Path | None) -> str:
 
 
 def _request(case: Case) -> dict[str, Any]:
-    asked = request(case.op, case.problem, case.variant, case.config, case.hardware)
-    return asked | {"aligned": case.aligned}
+    return request(
+        case.op, case.problem, case.variant, case.config, case.hardware, aligned=case.aligned
+    )
 
 
 def _reports(case: Case, version: str, answer: dict[str, Any]) -> list[Report]:

@@ -1,7 +1,8 @@
-"""The tuner's static screen: what cannot run is refused before a GPU is asked.
+"""The tuner's static screen: what cannot run, or cannot be right, is refused before a GPU is asked.
 
 Candidates are compiled on the CPU by processes of their own, into Triton's cache, so that the
-ranks find there what passes.
+ranks find there what passes. The compiled code goes through the gates of synchronisation: whether
+it is right must not depend on which config is tried under which compiler.
 """
 
 from __future__ import annotations
@@ -99,9 +100,14 @@ class Screen:
         if "error" in answer:
             return Verdict(name, config, {}, f"does not compile: {answer['error']}")
         kernels = {one["kernel"]: Resources(**one["resources"]) for one in answer["kernels"]}
-        refusals = (
+        refusals = [
             refuses(resources, self._hardware, self._spill_limit) for resources in kernels.values()
-        )
+        ]
+        refusals += [
+            f"compiled wrongly: {broken['gate']}: {broken['message']}"
+            for one in answer["kernels"]
+            for broken in one["violations"]
+        ]
         return Verdict(name, config, kernels, next(filter(None, refusals), None))
 
     def __enter__(self) -> Screen:
@@ -123,8 +129,14 @@ def request(
     config: Config,
     hardware: Hardware,
     heap_bytes: int | None = None,
+    aligned: bool | None = None,
 ) -> dict[str, Any]:
-    """What a compile worker is asked."""
+    """What a compile worker is asked.
+
+    Args:
+        heap_bytes: of the fabric's arena; as small as the problem allows when None.
+        aligned: as gates of speed want to know it; None leaves these gates out.
+    """
     return {
         "op": op,
         "problem": asdict(problem),
@@ -132,4 +144,5 @@ def request(
         "config": dict(config),
         "hardware": asdict(hardware),
         "heap_bytes": heap_bytes,
+        "aligned": aligned,
     }

@@ -40,27 +40,27 @@ def _answer(request: dict[str, Any]) -> dict[str, Any]:
     kernels = []
     for number, launch in enumerate(launches):
         compiled = compile_launch(launch, hardware)
-        kernel: dict[str, Any] = {
+        kernel = {
             "kernel": compiled.kernel,
             "triton": compiled.triton,
             "cache_key": compiled.cache_key,
             "resources": asdict(compiled.resources),
-        }
-        if "aligned" in request:
-            kernel["violations"] = _violations(
+            "violations": _violations(
                 compiled,
-                aligned=request["aligned"],
+                request["aligned"],
                 launched_early=launch.kernel.options.get("launch_pdl", False),
                 begins_call=number == 0,
-            )
+            ),
+        }
         kernels.append(kernel)
     return {"kernels": kernels}
 
 
-def _violations(compiled: Any, **known: bool) -> list[dict[str, Any]]:
+def _violations(compiled: Any, aligned: bool | None, **known: bool) -> list[dict[str, Any]]:
     from taxfree_kernels.compiled.compile import matrix_remarks
     from taxfree_kernels.compiled.gates import Subject, violations
 
+    of_speed = aligned is not None
     subject = Subject(
         text=compiled.text,
         ttir=compiled.ttir,
@@ -68,10 +68,11 @@ def _violations(compiled: Any, **known: bool) -> list[dict[str, Any]]:
         num_warps=compiled.num_warps,
         num_stages=compiled.num_stages,
         spill_bytes=compiled.resources.spill_bytes,
-        matrix_remarks=matrix_remarks(compiled.text),
+        matrix_remarks=matrix_remarks(compiled.text) if of_speed else (),
+        aligned=bool(aligned),
         **known,
     )
-    return [asdict(violation) for violation in violations(subject)]
+    return [asdict(violation) for violation in violations(subject, of_speed)]
 
 
 if __name__ == "__main__":

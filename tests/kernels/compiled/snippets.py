@@ -265,6 +265,17 @@ def good_bare_words(data, word, want, out, BLOCK: tl.constexpr, BACKEND: tl.cons
 
 
 @triton.jit
+def good_words_in_padded_rows(data, word, want, out, BLOCK: tl.constexpr, BACKEND: tl.constexpr):
+    """What is behind the end of a row stands for its last word, which threads load again."""
+    row, column = tl.arange(0, 4)[:, None], tl.arange(0, BLOCK)[None, :]
+    at = row * BLOCK + tl.minimum(column, BLOCK // 2)
+    words = tl.cast(out, tl.pointer_type(tl.int64)) + at
+    seen, arrived = sync.receive(word, words, 0, want, word, 0, BACKEND=BACKEND)
+    if arrived:
+        tl.store(data + row * BLOCK + column, seen.to(tl.float16))
+
+
+@triton.jit
 def good_words_of_one_warp(data, word, want, out, BLOCK: tl.constexpr, BACKEND: tl.constexpr):
     words = tl.cast(out, tl.pointer_type(tl.int64)) + tl.arange(0, BLOCK)
     seen, arrived = sync.receive(word, words, 0, want, word, 0, BACKEND=BACKEND)

@@ -51,7 +51,7 @@ WRONG = [
 ]
 RIGHT = (
     "good_signal", "good_wait", "good_relay", "good_words", "good_bare_words",
-    "good_words_of_one_warp", "good_multiply",
+    "good_words_in_padded_rows", "good_words_of_one_warp", "good_multiply",
 )  # fmt: skip
 
 

@@ -17,6 +17,7 @@ from taxfree_kernels.compiled.screen import Screen, request
 from taxfree_kernels.errors import PlanError
 from taxfree_kernels.hardware import KNOWN
 from taxfree_kernels.variant import problem_class, variants
+from tests.ranks import copy_of_kernels, replace_in
 
 OP = "all_gather_matmul"
 PROBLEM = problem_class(OP)(m=16, n=256, k=1024, world_size=2)
@@ -41,6 +42,27 @@ class TestScreen:
         with Screen(KNOWN["mi300x"], workers=1, spill_limit=-1) as screen:
             (verdict,) = screen.verdicts(OP, PROBLEM, [("push", config)])
         assert verdict.refused == "spills 0 bytes a thread"
+
+    @pytest.mark.parametrize("device", ["h200", "mi300x"])
+    def test_refuses_what_is_compiled_wrongly(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, device: str
+    ) -> None:
+        broken = copy_of_kernels(tmp_path)  # which the compiler's process imports
+        signal, scope = r'(atomic_xchg\(word, .*scope=)"sys"', r'\1"gpu"'
+        replace_in(broken / "taxfree_kernels" / "device" / "sync.py", signal, scope)
+        monkeypatch.syspath_prepend(broken)
+        with Screen(KNOWN[device], workers=1) as screen:
+            (verdict,) = screen.verdicts(OP, PROBLEM, [("push", default("push", device))])
+        assert verdict.kernels.keys() == {"push"}
+        assert verdict.refused is not None
+        assert verdict.refused.startswith("compiled wrongly: system_scope: ")
+
+    def test_leaves_speed_to_the_clock(self) -> None:
+        narrow = problem_class(OP)(m=33, n=255, k=1030, world_size=2)
+        with Screen(KNOWN["h200"], workers=1, spill_limit=1 << 20) as screen:
+            (verdict,) = screen.verdicts(OP, narrow, [("push", default("push", "h200"))])
+        assert verdict.kernels["push"].spill_bytes > 0
+        assert verdict.refused is None
 
     def test_does_not_compile_what_the_variant_refuses(self) -> None:
         config = {**default("push", "h200"), "BLOCK_M": 256}
