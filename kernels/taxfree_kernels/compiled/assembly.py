@@ -35,6 +35,9 @@ class Role(Enum):
     FIRST_LANE = auto()  # makes a register of a wave uniform
 
 
+POLLS = (Role.POLL, Role.VOLATILE)
+
+
 @dataclass(frozen=True)
 class Instruction:
     """One instruction.
@@ -57,6 +60,15 @@ class Instruction:
 
     def plays(self, *roles: Role) -> bool:
         return not self.roles.isdisjoint(roles)
+
+    @property
+    def is_system_acquire(self) -> bool:
+        return self.plays(Role.ACQUIRE) and self.scope == "sys"
+
+
+def playing(*roles: Role) -> Callable[[Instruction], bool]:
+    """Whether an instruction plays any of `roles`."""
+    return lambda instruction: instruction.plays(*roles)
 
 
 @dataclass
@@ -121,6 +133,9 @@ class Assembly:
             if instruction.plays(*roles)
         ]
 
+    def places_at_system_scope(self, role: Role) -> list[Place]:
+        return [place for place in self.places(role) if self.at(place).scope == "sys"]
+
     def at(self, place: Place) -> Instruction:
         return self.blocks[place[0]].instructions[place[1]]
 
@@ -128,6 +143,10 @@ class Assembly:
         """The instructions of a loop, in the order of the text."""
         for index in sorted(loop.blocks):
             yield from self.blocks[index].instructions
+
+    def has(self, loop: Loop, *roles: Role) -> bool:
+        """Whether a loop has an instruction with any of `roles`."""
+        return any(instruction.plays(*roles) for instruction in self.inside(loop))
 
     def nested(self, loop: Loop) -> list[Loop]:
         """The loops inside `loop`."""
@@ -158,6 +177,17 @@ class Assembly:
                     seen.add(other)
                     end = len(self.blocks[other].instructions) - 1 if backwards else 0
                     pending.append((other, end))
+
+    def first(
+        self,
+        start: Place,
+        stop: Callable[[Instruction], bool],
+        *roles: Role,
+        backwards: bool = False,
+    ) -> Instruction | None:
+        """The first instruction of one of these roles on the ways from `start`; see `walk`."""
+        passed = self.walk(start, stop, backwards=backwards)
+        return next((instruction for instruction in passed if instruction.plays(*roles)), None)
 
     def _dominators(self) -> list[set[int]]:
         everything = set(range(len(self.blocks)))
