@@ -1,0 +1,48 @@
+"""Turns shapes, as users write them, into problems.
+
+A shape is a list of words: at most one bare word, which is a named set or the operation's
+shorthand, then `field=value` words. Values separated by commas are combined with each other::
+
+    m=1,16,64 n=3584 k=8192        1,16,64x3584x8192 gather_dim=0        paper dtype=bf16
+
+The fields are those of the operation's problem, so a new operation works without changes here; its
+shorthand, named sets and shapes of a model's config are one more entry in ``sets.py``.
+"""
+
+from taxfree.shapes.fields import (
+    DTYPE_ALIASES,
+    field_specs,
+    heading,
+    recorded_problem,
+    require_operation,
+    written,
+)
+from taxfree.shapes.request import (
+    DEFAULT_SET,
+    INTERPRETED_SET,
+    Choice,
+    ShapeRequest,
+    choose,
+    expand,
+    is_wanted,
+    parse_counts,
+)
+from taxfree.shapes.sets import named_sets
+
+__all__ = [
+    "DEFAULT_SET",
+    "DTYPE_ALIASES",
+    "INTERPRETED_SET",
+    "Choice",
+    "ShapeRequest",
+    "choose",
+    "expand",
+    "field_specs",
+    "heading",
+    "is_wanted",
+    "named_sets",
+    "parse_counts",
+    "recorded_problem",
+    "require_operation",
+    "written",
+]

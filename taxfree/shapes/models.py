@@ -1,0 +1,116 @@
+"""Shapes of a model's matmuls and attention, from its Hugging Face config."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from taxfree.errors import UsageError
+from taxfree.shapes.fields import DTYPE_ALIASES
+from taxfree.shapes.text import LARGEST, quoted, read_text
+
+_CONFIG_HINT = "give the config.json of a Hugging Face decoder model"
+
+
+@dataclass(frozen=True)
+class Model:
+    """The dimensions of a model that its matmuls are made of."""
+
+    hidden: int
+    intermediate: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+
+
+def read_config(path: Path) -> Mapping[str, Any]:
+    """The part of a config that describes the decoder.
+
+    Args:
+        path: of the config, or of the folder it is in.
+
+    Raises:
+        UsageError: it cannot be read.
+    """
+    if path.is_dir():
+        path = path / "config.json"
+    try:
+        config = json.loads(read_text(path, "model config"))
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"model config {quoted(str(path))} is not JSON", _CONFIG_HINT) from error
+    if not isinstance(config, dict):
+        raise UsageError(f"model config {quoted(str(path))} is not an object", _CONFIG_HINT)
+    # A multimodal model keeps its decoder's dimensions one level down.
+    text_config = config.get("text_config")
+    return text_config if isinstance(text_config, dict) else config
+
+
+def model_of(path: Path, config: Mapping[str, Any]) -> Model:
+    """The dimensions that a config gives.
+
+    Raises:
+        UsageError: one is missing, or is no dimension; the message names `path`.
+    """
+
+    def dimension(name: str, default: int | None = None) -> int:
+        value = config.get(name)
+        if value is None and default is not None:
+            return default
+        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= LARGEST:
+            raise UsageError(
+                f"model config {quoted(str(path))}: {name} is {quoted(str(value))}", _CONFIG_HINT
+            )
+        return value
+
+    heads = dimension("num_attention_heads")
+    hidden = dimension("hidden_size")
+    return Model(
+        hidden=hidden,
+        intermediate=dimension("intermediate_size"),
+        heads=heads,
+        kv_heads=dimension("num_key_value_heads", heads),
+        head_dim=dimension("head_dim", max(1, hidden // heads)),
+    )
+
+
+def dtype_of(config: Mapping[str, Any]) -> str | None:
+    """The type in which a model computes; None where the kernels have none for it."""
+    dtype = config.get("dtype", config.get("torch_dtype"))
+    return str(dtype) if dtype in DTYPE_ALIASES.values() else None
+
+
+def column_parallel(model: Model, tp: int) -> list[str]:
+    """The fused QKV projection and the fused gate and up projection, one rank's columns of each.
+
+    With more ranks than kv heads, each kv head is held by several ranks.
+    """
+    _require_split(model, tp)
+    qkv = (model.heads // tp + 2 * max(1, model.kv_heads // tp)) * model.head_dim
+    gate_up = 2 * model.intermediate // tp
+    return [f"n={columns} k={model.hidden}" for columns in (qkv, gate_up)]
+
+
+def row_parallel(model: Model, tp: int) -> list[str]:
+    """The attention's output projection and the down projection, one rank's rows of each."""
+    _require_split(model, tp)
+    heads, down = model.heads // tp * model.head_dim, model.intermediate // tp
+    return [f"n={model.hidden} k={rows}" for rows in (heads, down)]
+
+
+def _require_split(model: Model, tp: int) -> None:
+    for name, count in (
+        ("num_attention_heads", model.heads),
+        ("intermediate_size", model.intermediate),
+    ):
+        if count % tp:
+            raise UsageError(
+                f"{name} {count} of the model does not split over {tp} ranks", "try another --tp"
+            )
+
+
+def sequence_parallel(model: Model, tp: int) -> list[str]:
+    """All heads on every rank: the sequences are what is split."""
+    return [f"q_heads={model.heads} kv_heads={model.kv_heads} head_dim={model.head_dim}"]

@@ -1,0 +1,190 @@
+"""From the text of a shape, or a YAML file of them, to problems."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import yaml
+
+from taxfree.errors import UsageError
+from taxfree.shapes.fields import DTYPE_ALIASES, field_specs
+from taxfree.shapes.sets import conventions
+from taxfree.shapes.text import LARGEST, integer, quoted, read_text
+from taxfree_kernels.errors import PlanError
+from taxfree_kernels.variant import problem_class
+
+Value: TypeAlias = int | str
+Axes: TypeAlias = Mapping[str, Sequence[Value]]
+
+EXAMPLE = 'for example --shapes "m=1,16 n=3584 k=8192", --shapes 1,16x3584x8192, --shapes paper'
+MODEL_SET = "model"
+
+_FLAGS = {"0": False, "false": False, "no": False, "1": True, "true": True, "yes": True}
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A parsed shape and the text it came from, for messages."""
+
+    text: str
+    axes: Axes
+
+
+class Parser:
+    """Reads the shapes of one operation.
+
+    Args:
+        op: the operation.
+        sets: the named sets it may refer to.
+    """
+
+    def __init__(self, op: str, sets: Mapping[str, Sequence[str]]) -> None:
+        self._sets = sets
+        self._shorthand = conventions(op).shorthand
+        self._problem = problem_class(op)
+        self._fields = field_specs(self._problem)
+
+    def shapes(self, argument: str) -> list[Shape]:
+        """Parse one argument: a YAML file or a shape."""
+        if not argument.strip():
+            raise UsageError("a shape is empty", EXAMPLE)
+        if not argument.endswith((".yaml", ".yml")):
+            return self._words(argument)
+        texts = _yaml_shapes(Path(argument))
+        return [shape for text in texts for shape in self._words(text)]
+
+    def problems(self, shape: Shape, unsaid: Axes) -> list[Any]:
+        """Combine the lists of a shape.
+
+        Args:
+            shape: the shape.
+            unsaid: values of fields that it may leave out.
+        """
+        axes = {**unsaid, **shape.axes}
+        required = [name for name, spec in self._fields.items() if spec.required]
+        if missing := [name for name in required if name not in axes]:
+            raise _bad(shape.text, f"lacks {', '.join(missing)}")
+        try:
+            return [self._problem(**combined) for combined in _combinations(axes)]
+        except PlanError as error:
+            raise _bad(shape.text, error.message, error.hint or EXAMPLE) from error
+
+    def _words(self, text: str) -> list[Shape]:
+        first, *others = text.split()
+        if "=" in first:
+            return [Shape(text, self._assignments(text, [first, *others]))]
+        own = self._assignments(text, others)
+        if first in self._sets:
+            return [
+                Shape(text, self._assignments(each, each.split()) | own)
+                for each in self._sets[first]
+            ]
+        return [Shape(text, self._short(text, first) | own)]
+
+    def _assignments(self, text: str, words: Iterable[str]) -> dict[str, Sequence[Value]]:
+        axes: dict[str, Sequence[Value]] = {}
+        for word in words:
+            name, equals, values = word.partition("=")
+            name = name.lower()
+            if not equals:
+                raise _bad(text, f"{quoted(word)} is not field=value")
+            if name not in self._fields:
+                raise _bad(text, f"no field {quoted(name)}", f"fields: {', '.join(self._fields)}")
+            if name in axes:
+                raise _bad(text, f"{name} is given twice", f"write lists as {name}=1,2")
+            axes[name] = self._values(text, name, values)
+        return axes
+
+    def _short(self, text: str, word: str) -> dict[str, Sequence[Value]]:
+        parts = word.split("x")
+        if len(parts) != len(self._shorthand) or not re.fullmatch(r"[0-9,x]+", word):
+            raise self._unknown(text, word)
+        return {
+            name: self._values(text, name, part)
+            for name, part in zip(self._shorthand, parts, strict=True)
+        }
+
+    def _values(self, text: str, name: str, values: str) -> list[Value]:
+        return [self._value(text, name, value) for value in values.split(",")]
+
+    def _value(self, text: str, name: str, value: str) -> Value:
+        read, wanted = _READERS[self._fields[name].kind]
+        parsed = read(value)
+        if parsed is None:
+            raise _bad(text, f"{name}={quoted(value)} is not {wanted}")
+        return parsed
+
+    def _unknown(self, text: str, word: str) -> UsageError:
+        if word == MODEL_SET:
+            return _bad(text, "there is no model", "name its config: --model path/to/config.json")
+        if close := get_close_matches(word, self._sets, n=1):
+            return _bad(text, f"no set or shape {quoted(word)}", f"did you mean {close[0]!r}?")
+        short = "x".join(name.upper() for name in self._shorthand)
+        known = f"sets: {', '.join(self._sets)}; " if self._sets else ""
+        return _bad(text, f"no set or shape {quoted(word)}", f"{known}shorthand: {short or 'none'}")
+
+
+def _combinations(axes: Axes) -> list[dict[str, Value]]:
+    """All combinations, the first field varying slowest."""
+    combined: list[dict[str, Value]] = [{}]
+    for name, values in axes.items():
+        combined = [{**each, name: value} for each in combined for value in values]
+    return combined
+
+
+def _flag(text: str) -> bool | None:
+    return _FLAGS.get(text.lower())
+
+
+def _word(text: str) -> str | None:
+    return DTYPE_ALIASES.get(text, text) or None
+
+
+_READERS: Mapping[type, tuple[Callable[[str], Value | None], str]] = {
+    int: (integer, f"an integer up to {LARGEST}"),
+    bool: (_flag, "0 or 1"),
+    str: (_word, "a word"),
+}
+
+
+def _bad(text: str, why: str, hint: str = EXAMPLE) -> UsageError:
+    return UsageError(f"shape {quoted(text)}: {why}", hint)
+
+
+# -- files --
+
+
+def _yaml_shapes(path: Path) -> list[str]:
+    """Return the entries of a YAML list of shapes as text; mappings are written out."""
+    name = quoted(str(path))
+    hint = 'a list of shapes: - "m=1,16 n=3584 k=8192", or - {m: [1, 16], n: 3584, k: 8192}'
+    try:
+        # The base loader leaves scalars as text: the parser decides what they are.
+        document = yaml.load(read_text(path, "shape file"), Loader=yaml.BaseLoader)
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise UsageError(f"shape file {name} is not YAML", hint) from error
+    if not isinstance(document, list) or not document:
+        raise UsageError(f"shape file {name} is not a list of shapes", hint)
+    return [_entry_text(name, entry, hint) for entry in document]
+
+
+def _entry_text(name: str, entry: object, hint: str) -> str:
+    if isinstance(entry, str) and entry.strip():
+        return entry
+    if not isinstance(entry, dict) or not entry:
+        raise UsageError(f"shape file {name}: an entry is not a shape", hint)
+    return " ".join(f"{key}={_values_text(name, value, hint)}" for key, value in entry.items())
+
+
+def _values_text(name: str, value: object, hint: str) -> str:
+    values = value if isinstance(value, list) else [value]
+    texts = [each for each in values if isinstance(each, str)]
+    # What is nested is not shown either: a few aliases can stand for gigabytes of text.
+    if len(texts) < len(values):
+        raise UsageError(f"shape file {name}: an entry is nested too deeply", hint)
+    return ",".join(texts)

@@ -1,0 +1,161 @@
+"""What the user asks for, and the problems that this means."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from taxfree.errors import UsageError
+from taxfree.shapes.fields import DTYPE_ALIASES, recorded_problem
+from taxfree.shapes.models import dtype_of, model_of, read_config
+from taxfree.shapes.parser import EXAMPLE, MODEL_SET, Axes, Parser, Shape, Value
+from taxfree.shapes.sets import conventions, scaling_sets
+from taxfree.shapes.text import integer, quoted
+
+DEFAULT_SET = "paper"
+INTERPRETED_SET = "demo"  # the default on a CPU, where the paper's shapes would take hours
+
+_MOST_PROBLEMS = 10_000
+
+
+@dataclass(frozen=True)
+class ShapeRequest:
+    """What the user asked for.
+
+    Args:
+        shapes: each a shape, a named set or a YAML file.
+        model: a Hugging Face config, or the folder it is in; defines the named set `model`.
+        tp: ranks over which the model is split; without it, each of `world_sizes`.
+        world_sizes: for shapes that do not say.
+        dtype: for shapes that do not say.
+    """
+
+    shapes: Sequence[str] = ()
+    model: Path | None = None
+    tp: int | None = None
+    world_sizes: Sequence[int] = (1,)
+    dtype: str | None = None
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The problems to work on, and why these.
+
+    Args:
+        problems: of the operation's problem class.
+        note: one line for the user if they were not requested explicitly; else empty.
+    """
+
+    problems: list[Any]
+    note: str = ""
+
+
+def parse_counts(text: str) -> tuple[int, ...]:
+    """Return the world sizes that a list such as `2,4,8` names.
+
+    Raises:
+        UsageError: it is not a list of positive integers.
+    """
+    counts = [integer(part) for part in text.split(",")]
+    if any(count is None or count < 1 for count in counts):
+        raise UsageError(f"{quoted(text)} is no number of GPUs", "for example --gpus 8, 2,4,8")
+    return tuple(dict.fromkeys(count for count in counts if count is not None))
+
+
+def choose(
+    op: str,
+    request: ShapeRequest,
+    recorded: Callable[[], Iterable[Mapping[str, Any]]],
+    default: str = DEFAULT_SET,
+) -> Choice:
+    """Return the problems that were asked for; else those already measured; else a named set.
+
+    Args:
+        op: the operation.
+        request: what the user asked for.
+        recorded: gives the problems of the operation's records for this hardware; called only
+            where nothing was asked for.
+        default: the set to fall back on.
+
+    Raises:
+        UsageError: as for `expand`.
+    """
+    if request.shapes or request.model or request.tp:
+        return Choice(expand(op, request))
+    found = [recorded_problem(op, fields) for fields in recorded()]
+    known = [each for each in found if each is not None and is_wanted(each, request)]
+    known = list(dict.fromkeys(known))  # a problem may be tuned here, and shipped
+    if known:
+        note = f"no --shapes: taking the {len(known)} that the database holds for this hardware"
+        return Choice(known, note)
+    note = f"no --shapes, and the database holds none for this hardware: taking {default!r}"
+    return Choice(_problems(op, request, [default]), note)
+
+
+def expand(op: str, request: ShapeRequest) -> list[Any]:
+    """Return the problems that a request names, in its order and each once.
+
+    Raises:
+        UsageError: a shape, a file or a model's config makes no sense; the message quotes what.
+    """
+    return _problems(op, request, request.shapes or ([MODEL_SET] if request.model else []))
+
+
+def is_wanted(problem: Any, request: ShapeRequest) -> bool:
+    """Whether a recorded problem is of a world size and a type that were asked for."""
+    axes = {"world_size": request.world_sizes} | _dtype_axis(request)
+    return all(getattr(problem, name) in values for name, values in axes.items())
+
+
+def _problems(op: str, request: ShapeRequest, arguments: Sequence[str]) -> list[Any]:
+    sets = {
+        **conventions(op).sets,
+        **scaling_sets(op, request.world_sizes),
+        **_model_set(op, request),
+    }
+    parser = Parser(op, sets)
+    shapes = [shape for argument in arguments for shape in parser.shapes(argument)]
+    if not shapes:
+        raise UsageError("no shapes are given", EXAMPLE)
+    unsaid = {"world_size": request.world_sizes} | _dtype_axis(request)
+    _check_count(unsaid, shapes)
+    found = [problem for shape in shapes for problem in parser.problems(shape, unsaid)]
+    return list(dict.fromkeys(found))
+
+
+def _dtype_axis(request: ShapeRequest) -> dict[str, Sequence[Value]]:
+    return {"dtype": [DTYPE_ALIASES.get(request.dtype, request.dtype)]} if request.dtype else {}
+
+
+def _check_count(unsaid: Axes, shapes: Iterable[Shape]) -> None:
+    count = sum(math.prod(map(len, {**unsaid, **shape.axes}.values())) for shape in shapes)
+    if count > _MOST_PROBLEMS:
+        raise UsageError(
+            f"these shapes are {count} problems, more than {_MOST_PROBLEMS}",
+            "lists are combined with each other: give several --shapes instead",
+        )
+
+
+def _model_set(op: str, request: ShapeRequest) -> dict[str, Sequence[str]]:
+    if request.model is None:
+        if request.tp is not None:
+            raise UsageError("--tp says how a model is split, and there is none", "add --model")
+        return {}
+    of_model = conventions(op).of_model
+    if of_model is None:
+        raise UsageError(f"no shapes of {op} are taken from a model", "use --shapes")
+    config = read_config(request.model)
+    model = model_of(request.model, config)
+    own_dtype = None if request.dtype else dtype_of(config)
+    axes = conventions(op).model_axes + (f" dtype={own_dtype}" if own_dtype else "")
+    splits = request.world_sizes if request.tp is None else [request.tp]
+    return {
+        MODEL_SET: [
+            f"{axes} {shape} world_size={split}"
+            for split in splits
+            for shape in of_model(model, split)
+        ]
+    }

@@ -1,0 +1,40 @@
+"""Text of users: read, and quoted where it makes no sense."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from taxfree.errors import UsageError
+
+LARGEST = 2**31 - 1  # integer
+
+
+def integer(text: str) -> int | None:
+    """The integer that a text is, from 0 to ``LARGEST``; None if it is none."""
+    # int() also takes signs, underscores, spaces and the digits of other scripts
+    if not re.fullmatch(r"[0-9]{1,10}", text):
+        return None
+    number = int(text)
+    return number if number <= LARGEST else None
+
+
+def quoted(text: str) -> str:
+    """A text as messages show it: in quotes, cut where it is long."""
+    return repr(text if len(text) <= 60 else f"{text[:57]}...")
+
+
+def read_text(path: Path, what: str) -> str:
+    """The content of a file.
+
+    Raises:
+        UsageError: it cannot be read, or is not text; the message calls it `what`.
+    """
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise UsageError(
+            f"{what} {quoted(str(path))} cannot be read: {error.strerror}", "check the path"
+        ) from error
+    except ValueError as error:  # not UTF-8, or no path at all
+        raise UsageError(f"{what} {quoted(str(path))} is not text", "check the path") from error
