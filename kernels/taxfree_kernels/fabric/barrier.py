@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import triton
 import triton.language as tl
 
 from taxfree_kernels.device import sync
-from taxfree_kernels.fabric.heap import Pool
+from taxfree_kernels.fabric.heap import Home, Pool
 from taxfree_kernels.launch import Kernel
-
-if TYPE_CHECKING:
-    from taxfree_kernels.fabric.base import Fabric
 
 
 @triton.jit(do_not_specialize=["rank"])
@@ -36,7 +31,7 @@ def _barrier(control_ptr, heap_bases, rank, WORLD: tl.constexpr, BACKEND: tl.con
 class DeviceBarrier:
     """A kernel that ends on every rank after it has begun on all of them."""
 
-    def __init__(self, fabric: Fabric, timeout_s: float) -> None:
+    def __init__(self, fabric: Home, timeout_s: float) -> None:
         self.pool = Pool(fabric, slot_bytes=0, flag_bytes=0, bare_bytes=0, timeout_s=timeout_s)
         self._kernel = Kernel(
             _barrier,

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import torch
 
 from taxfree_kernels.device import sync
 from taxfree_kernels.errors import HeapExhausted, PeerTimeout
 from taxfree_kernels.fabric.layout import ALIGNMENT, BARE_BYTES, FLAG_BYTES, WORDS_SHARE
-
-if TYPE_CHECKING:
-    from taxfree_kernels.fabric.base import Fabric
 
 
 class SymmetricHeap:
@@ -50,6 +47,24 @@ class SymmetricHeap:
         return block.data_ptr() - self._arena.data_ptr()
 
 
+class Home(Protocol):
+    """What a pool needs of the fabric that it is on; see there."""
+
+    rank: int
+    world_size: int
+    heap: SymmetricHeap
+    heap_bases: torch.Tensor
+
+    @property
+    def backend(self) -> str: ...
+
+    def host_words(self, count: int) -> torch.Tensor: ...
+
+    def ticks(self, seconds: float) -> int: ...
+
+    def barrier(self) -> None: ...
+
+
 class Pool:
     """Control words and slots for messages, shared by all plans whose calls one stream orders.
 
@@ -79,7 +94,7 @@ class Pool:
 
     def __init__(
         self,
-        fabric: Fabric,
+        fabric: Home,
         slot_bytes: int | None = None,
         flag_bytes: int | None = None,
         bare_bytes: int | None = None,
