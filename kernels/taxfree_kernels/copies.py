@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     import torch
 
     from taxfree_kernels.fabric.base import Fabric
+    from taxfree_kernels.fabric.side_stream import SideStream
 
 
 @triton.jit(do_not_specialize=["rank", "channel"])
@@ -85,7 +86,7 @@ class CopyStreams:
     """
 
     def __init__(self, fabric: Fabric, count: int) -> None:
-        self._streams = [fabric.side_stream() for _ in range(count)]
+        self._streams: list[SideStream] = [fabric.side_stream() for _ in range(count)]
         self._turns = cycle(self._streams)
 
     def follow(self) -> None:
