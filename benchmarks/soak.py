@@ -212,12 +212,12 @@ def _soak_all(options: argparse.Namespace) -> None:
     devices.require(fabric, 1 if options.share else world_size)
     variables = {SHARING: "1"} if options.share else {}
     problems = [each for op in operation_names() for each in tiny_problems(op, world_size)]
+    heap_bytes = devices.heap_bytes(problems)
     modes = ["eager"] if fabric == "host" else ["graph", "eager"]
     rows: list[Row] = []
     us_per_load, stopped_by = 0.0, None
     try:
         for pauses in PAUSES:  # each with kernels of its own, hence with processes of its own
-            heap_bytes = devices.heap_bytes(problems)
             with WorkerGroup(world_size, fabric, heap_bytes, TIMEOUT_S, variables) as group:
                 for row in soak(group, pauses, modes, options.calls // len(PAUSES), options.seed):
                     print(row, flush=True)
