@@ -93,14 +93,16 @@ def adopted(results: Results) -> Adopted:
             op, problem = rows[0].op, rows[0].problem
             measured = _measured(rows) if op in operation_names() else []
             reason = _too_little(rows, measured)
-            if reason is not None:
+            if reason is None:
+                record = record_of(
+                    op, problem, hardware, software, measured, len(measured) - 1, 0.0,
+                    machine["created"], method=OF_A_BENCH,
+                )  # fmt: skip
+                reason = _is_better_off_without(record, rows)
+            if reason is None:
+                records.append(record)
+            else:
                 left_out.append((f"{op} {written(op, problem)}", reason))
-                continue
-            record = record_of(
-                op, problem, hardware, software, measured, len(measured) - 1, 0.0,
-                machine["created"], method=OF_A_BENCH,
-            )  # fmt: skip
-            records.append(record)
     except (KeyError, TypeError) as error:
         raise UsageError(f"the environment is incomplete: {error}", "see bench --out") from error
     except InvalidRecord as error:
@@ -122,6 +124,19 @@ def _too_little(rows: Sequence[Row], measured: Sequence[Measurement]) -> str | N
     for row in rows:
         if row.variant not in known | {DISPATCH} and row.mode == mode and row.median_us < best:
             return f"{row.variant} was faster, and has changed since"
+    return None
+
+
+def _is_better_off_without(record: Record, rows: Sequence[Row]) -> str | None:
+    """Why a record would take from dispatch what it borrows and was right to borrow, or None."""
+    if record.winner != record.baseline:
+        return None
+    mode, best = _deciding_mode(record.baseline.median_us), min(record.baseline.median_us.values())
+    for row in rows:
+        if (row.variant, row.mode) == (DISPATCH, mode) and row.median_us < best:
+            picked = row.config["variant"]
+            if picked != "baseline":
+                return f"nothing clearly beats the baseline, but dispatch ran {picked}, no slower"
     return None
 
 

@@ -312,6 +312,22 @@ class TestAdopt:
         assert record.winner == record.baseline
         assert [each.variant for each in record.runners_up] == ["push"]
 
+    @pytest.mark.parametrize(
+        ("picked", "us", "added"),
+        [("push", 41.0, 0), ("push", 43.0, 1), ("baseline", 41.0, 1)],
+        ids=["faster", "slower", "the baseline"],
+    )
+    def test_takes_nothing_from_dispatch_without_a_clear_winner(
+        self, cli, bench, picked, us, added
+    ):
+        """What it borrows from a neighbour may be faster, if not clearly."""
+        rows = [replace(row, median_us=41.0) for row in ROWS if row.variant == "push"]
+        dispatched = [timed("dispatch", mode, us) for mode in ("eager", "graph")]
+        dispatched = [replace(row, config={"variant": picked}) for row in dispatched]
+        outcome = cli("db", "adopt", bench(*ROWS[:2], *rows, *dispatched))
+        assert outcome.out.endswith(f"{added} added, 0 kept, {1 - added} left out\n")
+        assert ("dispatch ran push, no slower" in outcome.err) == (not added)
+
     @pytest.mark.parametrize("whose", ["of the user", "shipped"])
     def test_leaves_records_that_there_are(self, cli, bench, stored, monkeypatch, whose):
         if whose == "shipped":
