@@ -36,20 +36,24 @@ def keep(
     out: Path | None,
     shared_gpus: int | None = None,
 ) -> None:
-    """Write what a script has found, with the machine that it was found on.
+    """Write what a script has found, with the machine that it was found on; says where.
 
     Args:
-        found: the record, as JSON, without ``schema`` and ``environment``.
+        found: the record, as JSON, without what is written with it: ``schema``, ``environment``,
+            ``ranks``, and ``shared_gpus`` where GPUs were shared.
         group: the ranks; may have ended.
         folder: for records of GPUs; those of the host are only written where a user wants one.
         out: the file that the user wants.
         shared_gpus: how many GPUs the ranks shared; None where each had its own.
     """
-    if out is None:
-        if fabric == "host":
-            return
-        suffix = "" if shared_gpus is None else f"-on-{shared_gpus}"
-        out = folder / f"{machine_name(group.hardware.name)}-x{group.world_size}{suffix}.json"
-    machine = environment.record(fabric, group.hardware)
-    write(out, json.dumps({"schema": 1, "environment": machine, **found}, indent=1) + "\n")
-    print(f"wrote {out}")
+    if out is None and fabric == "host":
+        print("not kept, because it is of the host; --out FILE keeps it")
+        return
+    machine: dict[str, Any] = {"environment": environment.record(fabric, group.hardware)}
+    machine["ranks"], suffix = group.world_size, ""
+    if shared_gpus is not None:
+        machine["shared_gpus"], suffix = shared_gpus, f"-on-{shared_gpus}"
+    name = f"{machine_name(group.hardware.name)}-x{group.world_size}{suffix}.json"
+    path = out or folder / name
+    write(path, json.dumps({"schema": 1, **machine, **found}, indent=1) + "\n")
+    print(f"wrote {path}")

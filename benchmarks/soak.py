@@ -209,8 +209,11 @@ def main() -> int:
 def _soak_all(options: argparse.Namespace) -> None:
     fabric = devices.fabric_for(options.fabric)
     world_size = options.gpus or devices.world_sizes(fabric)[0]
-    devices.require(fabric, 1 if options.share else world_size)
-    variables = {SHARING: "1"} if options.share else {}
+    gpus = devices.available_gpus()
+    shared_gpus = gpus if options.share and 0 < gpus < world_size else None
+    if shared_gpus is None:
+        devices.require(fabric, world_size)
+    variables = {} if shared_gpus is None else {SHARING: "1"}
     problems = [each for op in operation_names() for each in tiny_problems(op, world_size)]
     heap_bytes = devices.heap_bytes(problems)
     modes = ["eager"] if fabric == "host" else ["graph", "eager"]
@@ -238,8 +241,6 @@ def _soak_all(options: argparse.Namespace) -> None:
                 f"{found['seconds']:.1f} s, {found['calls_per_s']:,.0f} calls/s; "
                 f"the longest pause was {longest_us:.0f} us"
             )
-            gpus = devices.available_gpus()
-            shared_gpus = gpus if options.share and gpus < world_size else None
             keep(found, group, fabric, FOLDER, options.out, shared_gpus)
 
 

@@ -140,7 +140,7 @@ class WorkerGroup:
                 deadline = min(deadline, time.monotonic() + _GRACE_S)
             if time.monotonic() >= deadline and len(replies) < self.world_size:
                 if failed:
-                    raise _PartialFailure(*_first_failure(replies))
+                    raise _PartialFailure(*_cause(replies))
                 late = sorted(set(range(self.world_size)) - set(replies))
                 raise WorkerLost(
                     f"{_ranks(late)} did not finish {task.rpartition(':')[2]} in time",
@@ -148,7 +148,7 @@ class WorkerGroup:
                     is_late=True,
                 )
         if failed:
-            raise TaskFailed(*_first_failure(replies))
+            raise TaskFailed(*_cause(replies))
         return [replies[rank][1] for rank in range(self.world_size)]
 
     def _lost(self, rank: int, task: str) -> WorkerLost:
@@ -231,10 +231,19 @@ class _PartialFailure(TaskFailed):
     """A task raised on some ranks while others went on waiting for them."""
 
 
-def _first_failure(replies: Mapping[int, tuple[str, Any]]) -> tuple[int, dict[str, Any]]:
-    """A rank that failed, and how: who gave up waiting, before those that then gave up too."""
-    failures = {rank: details for rank, (state, details) in replies.items() if state == "failed"}
-    return min(failures.items(), key=lambda failure: (failure[1]["is_echo"], failure[0]))
+def _cause(replies: Mapping[int, tuple[str, Any]]) -> tuple[int, dict[str, Any]]:
+    """A rank that failed, and how, as close to the cause as can be told.
+
+    First a failure of a driver, for whose rank others may have waited in vain; then what is no echo
+    of another rank's timeout; of these the one that was told first.
+    """
+    failures = [(rank, details) for rank, (state, details) in replies.items() if state == "failed"]
+
+    def distance(failure: tuple[int, dict[str, Any]]) -> tuple[bool, bool]:
+        _, details = failure
+        return details["exit_code"] != HardwareError.exit_code, details["is_echo"]
+
+    return min(failures, key=distance)
 
 
 def _ranks(ranks: list[int]) -> str:

@@ -64,10 +64,9 @@ def _open(options: argparse.Namespace) -> Any:
     if name == "host":
         torch.set_num_threads(1)
     else:
-        gpus = torch.cuda.device_count()
-        torch.cuda.set_device(options.rank % gpus)
-        if options.world_size <= gpus:  # NCCL refuses ranks that share a GPU
-            backend, device = "cpu:gloo,cuda:nccl", torch.device("cuda", options.rank)
+        backend, gpu = _backend_and_gpu(options.rank, options.world_size, torch.cuda.device_count())
+        torch.cuda.set_device(gpu)
+        device = torch.device("cuda", gpu) if "nccl" in backend else None
     dist.init_process_group(
         backend,
         store=dist.FileStore(options.store, options.world_size),
@@ -77,6 +76,11 @@ def _open(options: argparse.Namespace) -> Any:
         device_id=device,
     )
     return open_fabric(name, None, options.heap_bytes, options.timeout_s)
+
+
+def _backend_and_gpu(rank: int, world_size: int, gpus: int) -> tuple[str, int]:
+    """The backend of the process group, and a rank's GPU; NCCL refuses ranks that share one."""
+    return "gloo" if world_size > gpus else "cpu:gloo,cuda:nccl", rank % gpus
 
 
 def _serve(connection: Connection, fabric: Any) -> None:

@@ -10,6 +10,7 @@ from benchmarks import soak as script
 from benchmarks.soak import Row, soak
 from taxfree.errors import WrongResult
 from taxfree_cli.exits import ExitCode
+from taxfree_kernels.fabric.gpu import SHARING
 from tests.benchmarks.no_workers import NoWorkers
 from tests.ranks import on_every_fabric, our_names
 
@@ -63,3 +64,34 @@ def test_what_was_finished_is_kept_with_what_stopped_it(tmp_path, monkeypatch, c
     found = json.loads(file.read_text())
     assert (found["calls"], len(found["rows"])) == (4, 1)
     assert found["stopped_by"] == "3 mismatches on rank 1"
+
+
+@pytest.mark.parametrize(
+    ("gpus", "options", "expected"),
+    [
+        (1, ["--share"], ({SHARING: "1"}, 1)),
+        (8, ["--share"], ({}, None)),
+        (8, [], ({}, None)),
+        (1, [], ExitCode.NO_HARDWARE),
+        (0, ["--share"], ExitCode.NO_HARDWARE),
+    ],
+)
+def test_ranks_share_gpus_where_they_are_told_to_and_have_to(monkeypatch, gpus, options, expected):
+    class Group(NoWorkers):
+        def __init__(self, *arguments):
+            super().__init__()
+            self.variables = arguments[4]
+
+    kept = []
+    row = Row("all", "mixed", "eager", "between", 4, 0, 1.0, {})
+    monkeypatch.setattr(script, "soak", lambda *_: iter([row]))
+    monkeypatch.setattr(script, "WorkerGroup", Group)
+    monkeypatch.setattr(script, "keep", lambda *arguments: kept.append(arguments))
+    monkeypatch.setattr("taxfree.devices.available_gpus", lambda: gpus)
+    monkeypatch.setattr("sys.argv", ["soak", "--fabric", "cuda", "--gpus", "8", *options])
+    code = script.main()
+    if isinstance(expected, ExitCode):
+        assert (code, kept) == (expected, [])
+    else:
+        (_, group, _, _, _, shared_gpus) = kept[0]
+        assert (code, group.variables, shared_gpus) == (0, *expected)

@@ -236,8 +236,10 @@ class TestProbe:
 
     def test_two_ranks_on_one_gpu_are_refused(self, node, monkeypatch):
         monkeypatch.setattr(dist, "all_gather_object", lambda into, own, _: into.clear())
-        with pytest.raises(FabricUnavailable, match="two ranks share one GPU"):
-            open_rocm()
+        for value in ("", "0"):
+            monkeypatch.setenv(SHARING, value)
+            with pytest.raises(FabricUnavailable, match="two ranks share one GPU"):
+                open_rocm()
         monkeypatch.setenv(SHARING, "1")
         assert open_rocm().world_size == WORLD
 

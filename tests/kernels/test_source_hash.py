@@ -70,6 +70,10 @@ class TestKernelHash:
         edit(tree, f"{OP}/fused.py", r"split_k > 1 else 1", "split_k > 1 else 2")
         assert stale(tree, unchanged) == {"push", "push_tma", "pull", "push_two_kernel"}
 
+    def test_an_edit_of_side_streams_concerns_what_copies_on_them(self, tree, unchanged):
+        edit(tree, "fabric/side_stream.py", "priority=-1", "priority=0")
+        assert stale(tree, unchanged) == {"overlap"}
+
     def test_a_wider_space_makes_nothing_stale(self, tree, unchanged):
         edit(tree, f"{OP}/spaces.py", r"GROUP_M\": \(1, 2,", 'GROUP_M": (1, 2, 3,')
         assert stale(tree, unchanged) == set()

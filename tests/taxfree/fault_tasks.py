@@ -6,7 +6,7 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -178,8 +178,16 @@ def _cut_short(fabric: Fabric, programs: int, interrupt: Callable[[], Any]) -> I
         yield
 
 
-def give_up(fabric: Fabric, first: int) -> None:
-    """Raise what a rank does that waited in vain, or gave up because another had."""
-    if fabric.rank == first:
-        raise PeerTimeout(f"rank {first} waited 1 s for rank 0")
-    raise PeerTimeout(f"rank {fabric.rank} gave up as a peer did", is_echo=True)
+def fail_differently(fabric: Fabric, raised: Mapping[int, tuple[str, float] | None]) -> None:
+    """Raise what `raised` says for this rank, after so many seconds; None hangs."""
+    mine = raised[fabric.rank]
+    if mine is None:
+        time.sleep(60)
+        return
+    what, seconds = mine
+    time.sleep(seconds)
+    if what == "driver":
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+    if what == "error":
+        raise RuntimeError("no")
+    raise PeerTimeout(f"rank {fabric.rank}: {what}", is_echo=what == "echo")

@@ -31,13 +31,39 @@ def test_a_drivers_error_on_all_ranks_ends_it_and_other_errors_do_not(said):
         assert not group.is_alive
 
 
-def test_who_gave_up_waiting_is_told_before_those_that_then_gave_up_too():
-    from taxfree.group import TaskFailed
+class TestTheCause:
+    """What is told where ranks fail differently."""
 
-    with (
-        start_group(3, "host") as group,
-        pytest.raises(TaskFailed, match="rank 1 waited") as caught,
-    ):
-        group.call("tests.taxfree.fault_tasks:give_up", 60, first=1)
-    assert caught.value.rank == 1
-    assert caught.value.exit_code == 5
+    @pytest.mark.parametrize(
+        ("raised", "told"),
+        [
+            ({0: ("echo", 0.0), 1: ("timeout", 0.5), 2: ("echo", 0.0)}, (1, 5)),
+            ({0: ("timeout", 0.0), 1: ("driver", 0.5), 2: ("echo", 0.0)}, (1, 3)),
+            ({0: ("error", 0.5), 1: None, 2: ("error", 0.0)}, (2, 1)),
+        ],
+        ids=["who waited, before who then gave up", "a driver", "the first, where some hang"],
+    )
+    def test_is_told_before_its_consequences(self, raised, told):
+        from taxfree.group import TaskFailed
+
+        with start_group(3, "host") as group:
+            with pytest.raises(TaskFailed) as caught:
+                group.call("tests.taxfree.fault_tasks:fail_differently", 60, raised=raised)
+            assert group.is_alive == (told[1] == 5)
+        assert (caught.value.rank, caught.value.exit_code) == told
+
+
+@pytest.mark.parametrize(
+    ("rank", "world_size", "gpus", "expected"),
+    [
+        (0, 1, 1, ("cpu:gloo,cuda:nccl", 0)),
+        (1, 2, 2, ("cpu:gloo,cuda:nccl", 1)),
+        (2, 4, 8, ("cpu:gloo,cuda:nccl", 2)),
+        (3, 4, 2, ("gloo", 1)),
+        (7, 8, 1, ("gloo", 0)),
+    ],
+)
+def test_ranks_have_a_gpu_each_and_nccl_or_share_and_do_without(rank, world_size, gpus, expected):
+    from taxfree.worker import _backend_and_gpu
+
+    assert _backend_and_gpu(rank, world_size, gpus) == expected

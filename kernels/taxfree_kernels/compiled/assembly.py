@@ -58,6 +58,11 @@ class Instruction:
     width: int = 0
     element: int = 0
 
+    @property
+    def op(self) -> str:
+        """What it is called, with what is part of the name."""
+        return next(word for word in self.text.split() if not word.startswith("@"))
+
     def plays(self, *roles: Role) -> bool:
         return not self.roles.isdisjoint(roles)
 
@@ -442,6 +447,7 @@ def _read_amd_access(number: int, line: str, access: re.Match[str], pending: str
     width = next((size for name, size in _AMD_BYTES if name in what), 0)
     roles = set()
     if action == "atomic":
+        roles.add(Role.ATOMIC)
         if "cmpswap" in what:
             roles.add(Role.CAS)
         if what.startswith(("add", "or")) and "sc1" in line and not pending:

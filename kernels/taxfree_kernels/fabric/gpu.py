@@ -56,7 +56,8 @@ class GpuFabric(Fabric):
         dist.all_gather_object(uuids, own, self.group)
         if len(set(uuids)) < self.world_size and os.environ.get(SHARING) != "1":
             raise FabricUnavailable(
-                "two ranks share one GPU", "set the device of each rank before taxfree.init"
+                "two ranks share one GPU",
+                f"set the device of each rank before taxfree.init; for tests alone, {SHARING}=1",
             )
 
     def _map_arenas(self, heap_bytes: int) -> tuple[torch.Tensor, list[int]]:

@@ -48,7 +48,7 @@ class SymmetricHeap:
 
 
 class Home(Protocol):
-    """What a pool needs of the fabric that it is on; see there."""
+    """What a pool, and the barrier with one of its own, need of their fabric; see there."""
 
     rank: int
     world_size: int

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from itertools import product
 
 import pytest
 
 from taxfree_kernels.compiled.compile import matrix_remarks
-from taxfree_kernels.compiled.gates import GATES, Subject, violations
+from taxfree_kernels.compiled.gates import GATES, OF_SPEED, Subject, violations
 
 from .conftest import TRITONS, Snippets
 
@@ -146,6 +147,38 @@ def test_what_one_wait_or_signal_lacks_another_does_not_hide(
     words = [new if is_first else old] * half + [old if is_first else new] * half
     compiled["text"] = begin + "".join(map("".join, zip(words, parts, strict=True)))
     assert gate in gates_of(Subject(**compiled))
+
+
+WORDS = ("good_words", "good_bare_words", "good_words_in_padded_rows")
+POLL = {"h200": r"ld\.volatile", "mi300x": "_load_.* sc0 sc1", "mi350x": "_load_.* sc0 sc1"}
+
+
+@pytest.mark.parametrize("triton", BOTH)
+@pytest.mark.parametrize("kernel", WORDS)
+@pytest.mark.parametrize("device", POLL)
+def test_each_poll_of_words_bypasses_the_caches(
+    kernel: str, device: str, triton: str, snippets: Snippets
+) -> None:
+    """The first, which is ahead of its loop, is not made up for by other polls."""
+    compiled = snippets.compiled(kernel, device, triton)
+    lines = compiled["text"].splitlines()
+    polls = [at for at, line in enumerate(lines) if re.search(POLL[device], line)]
+    assert len(polls) >= 2
+    for poll in (polls[0], polls[-1]):
+        edited = lines.copy()
+        edited[poll] = lines[poll].replace(" sc0 sc1", "").replace("ld.volatile", "ld")
+        text = "\n".join(edited)
+        assert "whole_words" in gates_of(Subject(**compiled | {"text": text})), lines[poll]
+
+
+def test_gates_of_speed_are_about_nothing_else() -> None:
+    assert {
+        "matrix_cores", "overlapping_matrices", "pipelined", "wide_accesses", "wide_words",
+        "no_spills", "no_waterfall",
+    } == OF_SPEED  # fmt: skip
+    spilling = Subject("ret;", spill_bytes=8)
+    assert [each.gate for each in violations(spilling)] == ["no_spills"]
+    assert violations(spilling, of_speed=False) == []
 
 
 WATERFALL = """

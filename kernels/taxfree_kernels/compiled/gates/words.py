@@ -33,19 +33,18 @@ def whole_words(subject: Subject) -> Iterator[Finding]:
     for one in in_loops:
         if one.plays(Role.LOAD):
             yield Finding("a word polled in a cache", one)
+    again = [one for one in in_loops if _loads_words(one)]
     polls = [code.at(place) for place in code.places(*POLLS)]
-    polled_again = [one for one in in_loops if one.plays(*POLLS)]
+    # others have the look at whether a peer gave up, which compilers may make a load, too
+    polls = [one for one in polls if _loads_words(one) and one.op in {each.op for each in again}]
     stores = [code.at(place) for place in code.places(Role.STORE)]
-    words_polled = _bytes(subject, WORD_POLL) if code.is_ptx else 2 * _past_caches(polled_again)
-    words_stored = _bytes(subject, WORD_STORE)
-    for what, made, wanted in (("polled", polls, words_polled), ("stored", stores, words_stored)):
+    bytes_polled = _bytes(subject, WORD_POLL) if code.is_ptx else 2 * _past_caches(again)
+    bytes_stored = _bytes(subject, WORD_STORE)
+    for what, made, wanted in (("polled", polls, bytes_polled), ("stored", stores, bytes_stored)):
         past = _past_caches(made)
         if past < wanted:
             yield Finding(f"of {wanted} bytes a thread {past} are {what} past the caches")
-    words = [*polled_again, *(one for one in polls if one.plays(Role.VOLATILE))]
-    if words_stored:
-        words += stores
-    for one in words:
+    for one in [*polls, *(stores if bytes_stored else ())]:
         if one.scope == "sys" and one.element < size:
             yield Finding("a word in parts", one)
 
@@ -65,13 +64,16 @@ def own_words(subject: Subject) -> Iterator[Finding]:
             yield Finding(f"{words} words are polled by {subject.threads} threads")
 
 
+def _loads_words(instruction: Instruction) -> bool:
+    """Whether it may be a poll of words; atomics poll signals."""
+    return instruction.plays(*POLLS) and not instruction.plays(Role.ATOMIC)
+
+
 def _polls_words(code: Assembly, loop: Loop, word_bytes: int) -> bool:
     """Whether a loop loads whole words past the caches."""
     return any(
-        instruction.plays(*POLLS)
-        and instruction.scope == "sys"
-        and instruction.element >= word_bytes
-        for instruction in code.inside(loop)
+        _loads_words(one) and one.scope == "sys" and one.element >= word_bytes
+        for one in code.inside(loop)
     )
 
 
