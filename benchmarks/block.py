@@ -17,7 +17,7 @@ from typing import Any
 
 from benchmarks import block_ranks
 from benchmarks.block_ranks import Block, Measured
-from benchmarks.commands import exit_code, keep
+from benchmarks.commands import exit_code, keep, positive, positives
 from taxfree import devices
 from taxfree.bench import Knowledge
 from taxfree.errors import UsageError, WrongResult
@@ -91,23 +91,22 @@ def blocks(options: argparse.Namespace, world_size: int) -> list[Block]:
         )
     common = (options.hidden, options.intermediate)
     ends = (options.dtype, world_size)
-    rows = [int(each) for each in options.rows.split(",")]
     return [
-        *(Block(m, *common, "replicated", *ends) for m in rows),
-        *(Block(m, *common, "sharded", *ends) for m in rows if m % world_size == 0),
+        *(Block(m, *common, "replicated", *ends) for m in options.rows),
+        *(Block(m, *common, "sharded", *ends) for m in options.rows if m % world_size == 0),
     ]
 
 
 def main() -> int:
     """Time the blocks that are asked for; returns the exit code."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--gpus", type=int, help="ranks; all GPUs by default")
+    parser.add_argument("--gpus", type=positive, help="ranks; all GPUs by default")
     parser.add_argument("--fabric", default="auto")
-    parser.add_argument("--hidden", type=int, default=8192)
-    parser.add_argument("--intermediate", type=int, default=28672)
-    parser.add_argument("--rows", default="1,16,64,512,2048")
+    parser.add_argument("--hidden", type=positive, default=8192)
+    parser.add_argument("--intermediate", type=positive, default=28672)
+    parser.add_argument("--rows", type=positives, default="1,16,64,512,2048")
     parser.add_argument("--dtype", default="bfloat16")
-    parser.add_argument("--repetitions", type=int, default=25)
+    parser.add_argument("--repetitions", type=positive, default=25)
     parser.add_argument("--db", type=Path, help="the tuning database; the user's by default")
     parser.add_argument("--out", type=Path, help="the record's file")
     options = parser.parse_args()

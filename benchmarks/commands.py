@@ -14,6 +14,19 @@ from taxfree_cli.exits import INTERRUPTED, failure
 from taxfree_cli.output import print_failure
 
 
+def positive(text: str) -> int:
+    """The integer above 0 that an option's text is; for `argparse`."""
+    number = int(text)
+    if number < 1:
+        raise ValueError(text)
+    return number
+
+
+def positives(text: str) -> list[int]:
+    """Such integers, separated by commas."""
+    return [positive(part) for part in text.split(",")]
+
+
 def exit_code(run: Callable[[], None]) -> int:
     """Run a script; what goes wrong is told in a line, with a hint and an exit code."""
     try:

@@ -24,6 +24,7 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+from benchmarks.commands import positive
 from taxfree import devices
 from taxfree.results import machine_name, write
 
@@ -179,10 +180,12 @@ def run_all(wanted: Sequence[Step]) -> int:
 def main() -> int:
     """Run the command line; returns the exit code."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--gpus", type=int, required=True)
+    parser.add_argument("--gpus", type=positive, required=True)
     parser.add_argument("--machine", help="in the names of result files; as the driver says")
-    parser.add_argument("--trials", type=int, default=40, help="of each problem")
-    parser.add_argument("--budget", type=int, default=20, help="minutes of each operation's search")
+    parser.add_argument("--trials", type=positive, default=40, help="of each problem")
+    parser.add_argument(
+        "--budget", type=positive, default=20, help="minutes of each operation's search"
+    )
     kinds = list(dict.fromkeys(step.kind for step in steps(2, "", 1, 1)))
     parser.add_argument("--only", action="append", choices=kinds, help="steps; all by default")
     parser.add_argument("--op", action="append", choices=SHAPES, help="steps of this operation")

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import soak_ranks
-from benchmarks.commands import exit_code, keep
+from benchmarks.commands import exit_code, keep, positive
 from benchmarks.soak_ranks import Member, Stretch
 from taxfree import devices
 from taxfree.errors import TaxfreeError, WrongResult, one_line
@@ -196,9 +196,11 @@ def record(
 def main() -> int:
     """Soak the GPUs that are asked for; returns the exit code."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--gpus", type=int, help="ranks; all GPUs by default")
+    parser.add_argument("--gpus", type=positive, help="ranks; all GPUs by default")
     parser.add_argument("--share", action="store_true", help="ranks share the GPUs that are there")
-    parser.add_argument("--calls", type=int, default=1_000_000, help="at least so many, in total")
+    parser.add_argument(
+        "--calls", type=positive, default=1_000_000, help="at least so many, in total"
+    )
     parser.add_argument("--fabric", default="auto")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, help="the record's file")

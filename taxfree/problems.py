@@ -34,7 +34,7 @@ def all_gather_matmul(
     _require(a_shard.dim() == 2 and weight.dim() == 2, "a_shard and weight must be matrices")
     dtype = _common_dtype(fabric, a_shard=a_shard, weight=weight, bias=bias)
     _require(1 in weight.stride(), "neither stride of weight is 1")
-    _require(gather_dim in (0, 1), f"gather_dim is {gather_dim}, must be 0 or 1")
+    _require(gather_dim in (0, 1), f"gather_dim is {gather_dim!r}, must be 0 or 1")
     rows, columns = a_shard.shape
     k, n = weight.shape
     if gather_dim == 0:

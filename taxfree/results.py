@@ -248,6 +248,8 @@ def require_writable(path: Path) -> None:
     Raises:
         TaxfreeError: it cannot.
     """
+    if files.is_database(path):
+        raise TaxfreeError(f"{path} cannot be written: it is a database", "give another file")
     obstacle = _obstacle(path)
     if obstacle is not None:
         raise TaxfreeError(

@@ -80,6 +80,7 @@ class Runtime:
         self._by_arguments: dict[Any, _Entry] = {}
         self._unprepared: Counter[Any] = Counter()
         self._numbers: dict[tuple[float, ...], torch.Tensor] = {}
+        self._is_closed = False
         self.group_name: str = fabric.group.group_name
         self.world_size = fabric.world_size
         _runtimes[self.group_name] = self
@@ -388,6 +389,8 @@ class Runtime:
             UsageError: one of them is not a problem, or is for another world size.
             PeerTimeout: not all ranks call this.
         """
+        if not isinstance(problems, Iterable):
+            raise UsageError(f"{problems!r} is no list of problems", "prepare([problem])")
         for problem in problems:
             self._require_ours(problem)
             if problem not in self._entries:
@@ -405,6 +408,8 @@ class Runtime:
         entry = self._entries.get(problem)
         if entry is not None:
             return entry
+        if self._is_closed:
+            raise UsageError("the runtime is closed", "call taxfree.init() again")
         if self._is_capturing():
             return self._unprepared_entry(problem, "first met under graph capture")
         if not self._plan_on_first_call:
@@ -552,7 +557,11 @@ class Runtime:
         """Give the symmetric heap back; collective."""
         if _runtimes.get(self.group_name) is self:
             del _runtimes[self.group_name]
-        self._fabric.close()
+        self._entries.clear()
+        self._by_arguments.clear()
+        if not self._is_closed:
+            self._is_closed = True
+            self._fabric.close()
 
 
 _runtimes: weakref.WeakValueDictionary[str, Runtime] = weakref.WeakValueDictionary()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import os
 import warnings
 from collections.abc import Iterable
 from pathlib import Path
@@ -53,7 +54,8 @@ def init(
         timeout_s: longest wait for a peer, in seconds; by default ``TAXFREE_TIMEOUT`` or 30.
         plan_on_first_call: plan an unprepared problem at its first eager call; otherwise it runs
             the baseline.
-        db: the tuning database; by default ``TAXFREE_DB`` or the user's.
+        db: the tuning database; by default ``TAXFREE_DB`` or the user's. Where there is none, only
+            the records that ship with taxfree are used.
 
     Raises:
         UsageError: there is no process group, or an argument or environment variable is invalid.
@@ -126,7 +128,7 @@ def _require_positive(**arguments: float | None) -> None:
 
 def _read_table(path: Path) -> list[dict[str, Any]]:
     try:
-        with Database(path, read_only=True) as database:
+        with Database(Path(os.path.expanduser(path)), read_only=True) as database:
             return [record.to_json() for record in database.records()]
     except DatabaseMissing:
         return []  # nothing tuned yet: what is shipped, else the baseline

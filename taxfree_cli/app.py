@@ -116,6 +116,10 @@ def run(arguments: Sequence[str]) -> int:
 
 def main() -> None:
     """Entry point of the `taxfree` script."""
+    if sys.stdout is None:  # the caller has closed it
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115 (until the process ends)
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115
     if isinstance(sys.stdout, io.TextIOWrapper):  # a path may be no text, a terminal no Unicode
         sys.stdout.reconfigure(errors="backslashreplace")
     # SIGTERM, which `timeout` and schedulers send, is handled like Ctrl-C.

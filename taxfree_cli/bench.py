@@ -101,6 +101,9 @@ def bench(
         raise UsageError(
             f"--min-speedup {min_speedup} is no positive number", "for example --min-speedup 1.1"
         )
+    files = [path for path in (out, csv, plot) if path is not None]
+    if len({path.resolve() for path in files}) < len(files):
+        raise UsageError("--out, --csv and --plot name one file twice", "give each its own")
     for path in (out, csv):
         if path is not None:
             results.require_writable(path)

@@ -284,7 +284,10 @@ def _selected(table: Table, op: str | None, gpu: str | None) -> list[Record]:
 def _machines(records: Sequence[Record]) -> list[HardwareFingerprint]:
     machines = list(dict.fromkeys(record.hardware for record in records))
     if not machines:
-        raise NoRecord("no record tells what hardware to look for", "run `taxfree tune` first")
+        raise NoRecord(
+            "no record tells what hardware to look for",
+            "run `taxfree tune` first; with --gpu, `taxfree db list` shows the names there are",
+        )
     return machines
 
 

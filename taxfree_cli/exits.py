@@ -47,7 +47,9 @@ MEANINGS: Mapping[ExitCode, str] = {
     ExitCode.INTERRUPTED: "interrupted",
 }
 INTERRUPTED = Failure(
-    "interrupted", "what was finished is kept; a search goes on from it", ExitCode.INTERRUPTED
+    "interrupted",
+    "what was printed or written stays; `taxfree tune` goes on from what it has finished",
+    ExitCode.INTERRUPTED,
 )
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 

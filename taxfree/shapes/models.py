@@ -12,6 +12,7 @@ from taxfree.errors import UsageError
 from taxfree.shapes.fields import DTYPE_ALIASES
 from taxfree.shapes.text import LARGEST, quoted, read_text
 
+_DTYPES = ("dtype", "torch_dtype")  # newer configs have the first
 _CONFIG_HINT = "give the config.json of a Hugging Face decoder model"
 
 
@@ -43,9 +44,11 @@ def read_config(path: Path) -> Mapping[str, Any]:
         raise UsageError(f"model config {quoted(str(path))} is not JSON", _CONFIG_HINT) from error
     if not isinstance(config, dict):
         raise UsageError(f"model config {quoted(str(path))} is not an object", _CONFIG_HINT)
-    # A multimodal model keeps its decoder's dimensions one level down.
+    # A multimodal model keeps its decoder's dimensions one level down, and perhaps not its type.
     text_config = config.get("text_config")
-    return text_config if isinstance(text_config, dict) else config
+    if not isinstance(text_config, dict):
+        return config
+    return {name: config[name] for name in _DTYPES if name in config} | text_config
 
 
 def model_of(path: Path, config: Mapping[str, Any]) -> Model:
@@ -60,26 +63,31 @@ def model_of(path: Path, config: Mapping[str, Any]) -> Model:
         if value is None and default is not None:
             return default
         if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= LARGEST:
-            raise UsageError(
-                f"model config {quoted(str(path))}: {name} is {quoted(str(value))}", _CONFIG_HINT
-            )
+            found = "missing" if value is None else quoted(str(value))
+            raise UsageError(f"model config {quoted(str(path))}: {name} is {found}", _CONFIG_HINT)
         return value
 
     heads = dimension("num_attention_heads")
     hidden = dimension("hidden_size")
+    kv_heads = dimension("num_key_value_heads", heads)
+    if heads % kv_heads:
+        raise UsageError(
+            f"model config {quoted(str(path))}: {heads} heads do not share {kv_heads} kv heads",
+            _CONFIG_HINT,
+        )
     return Model(
         hidden=hidden,
         intermediate=dimension("intermediate_size"),
         heads=heads,
-        kv_heads=dimension("num_key_value_heads", heads),
+        kv_heads=kv_heads,
         head_dim=dimension("head_dim", max(1, hidden // heads)),
     )
 
 
 def dtype_of(config: Mapping[str, Any]) -> str | None:
     """The type in which a model computes; None where the kernels have none for it."""
-    dtype = config.get("dtype", config.get("torch_dtype"))
-    return str(dtype) if dtype in DTYPE_ALIASES.values() else None
+    dtypes = [config[name] for name in _DTYPES if config.get(name) is not None]
+    return str(dtypes[0]) if dtypes and dtypes[0] in DTYPE_ALIASES.values() else None
 
 
 def column_parallel(model: Model, tp: int) -> list[str]:
@@ -109,6 +117,12 @@ def _require_split(model: Model, tp: int) -> None:
             raise UsageError(
                 f"{name} {count} of the model does not split over {tp} ranks", "try another --tp"
             )
+    if model.kv_heads % tp and tp % model.kv_heads:
+        raise UsageError(
+            f"num_key_value_heads {model.kv_heads} of the model neither split over {tp} ranks nor "
+            "divide them",
+            "try another --tp",
+        )
 
 
 def sequence_parallel(model: Model, tp: int) -> list[str]:

@@ -173,8 +173,9 @@ MODELS = [
     _model("a model's size is huge", config_json(hidden_size=10**12), "hidden_size is"),
     _model("a model's heads are many", config_json(head_dim=2**31 - 1), "is not an integer up to",
            "for example"),
-    _model("heads do not split over the ranks", config_json(num_attention_heads=30),
-           "num_attention_heads 30 of the model does not split over 8 ranks", "another --tp"),
+    _model("heads do not split over the ranks",
+           config_json(num_attention_heads=60, num_key_value_heads=10),
+           "num_attention_heads 60 of the model does not split over 8 ranks", "another --tp"),
     Row("--tp without a model", "shapes --tp 8", USAGE, "--tp says how a model is split",
         "add --model"),
     Row("--tp and --gpus differ", "shapes --model config.json --tp 8 --gpus 4", USAGE,
@@ -270,6 +271,11 @@ FILES = [
         "file/new.json cannot be written: Not a directory", "check the path", {"file": ""}),
     Row("results into the root of all folders", f"bench {HOST} {SHAPE} --out /", FAILED,
         "/ cannot be written: Is a directory", "check the path"),
+    Row("results into a database", f"bench {HOST} {SHAPE} --out saved.sqlite", FAILED,
+        "saved.sqlite cannot be written: it is a database", "another file",
+        {"saved.sqlite": "SQLite format 3\0"}),
+    Row("all results into one file", f"bench {HOST} {SHAPE} --out all --csv ./all", USAGE,
+        "--out, --csv and --plot name one file twice", "its own"),
     Row("results into a folder", f"bench {HOST} {SHAPE} --csv .", FAILED,
         ". cannot be written: Is a directory", "check the path"),
     Row("a picture of an unknown kind", f"bench {HOST} {SHAPE} --plot picture.txt", USAGE,
@@ -418,7 +424,7 @@ MACHINE = [
 INTERRUPTED = Row(
     "Ctrl-C while it measures",
     "tune --fabric host --gpus 2 --shapes 5x32x32 --variant push --trials 1000",
-    ExitCode.INTERRUPTED, "interrupted", "what was finished is kept",
+    ExitCode.INTERRUPTED, "interrupted", "goes on from what it has finished",
 )  # fmt: skip
 
 COMMANDS: Mapping[str, list[Row]] = {

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from benchmarks import block, measure, soak
 from benchmarks.commands import keep
 from taxfree_kernels.hardware import KNOWN
 
@@ -37,3 +38,25 @@ def test_a_record_of_the_host_is_kept_where_the_user_wants_it_alone(tmp_path, ca
     assert "--out FILE keeps it" in capsys.readouterr().out
     keep({"rows": []}, GROUP, "host", tmp_path / "nowhere", tmp_path / "mine.json")
     assert json.loads((tmp_path / "mine.json").read_text())["ranks"] == 8
+
+
+@pytest.mark.parametrize(
+    ("script", "options"),
+    [
+        (soak, ["--calls", "0"]),
+        (soak, ["--gpus", "-1"]),
+        (block, ["--rows", ""]),
+        (block, ["--rows", "1,0"]),
+        (block, ["--hidden", "many"]),
+        (measure, ["--gpus", "0", "--dry-run"]),
+        (measure, ["--gpus", "2", "--trials", "0", "--dry-run"]),
+    ],
+)
+def test_numbers_that_make_no_sense_are_refused(monkeypatch, capsys, script, options):
+    monkeypatch.setattr("sys.argv", ["script", *options])
+    with pytest.raises(SystemExit) as caught:
+        script.main()
+    assert caught.value.code == 2
+    assert f"argument {options[-2 if options[-1] != '--dry-run' else -3]}: invalid" in (
+        capsys.readouterr().err
+    )

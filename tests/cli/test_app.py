@@ -217,6 +217,21 @@ class TestOutput:
         warn("old [driver]")
         assert capsys.readouterr() == ("", "warning: old [driver]\n")
 
+    @pytest.mark.parametrize(
+        ("closed", "command", "code"),
+        [(1, "shapes", 0), (1, "db path", 0), (2, "shapes --shapes bad", 2), (1, "bad", 2)],
+    )
+    def test_what_the_caller_has_closed_is_not_missed(self, process, closed, command, code):
+        script = (
+            "import os, sys\n"
+            f"os.close({closed})\n"
+            f"command = [sys.executable, '-m', 'taxfree_cli.app', *{command.split()}]\n"
+            "os.execv(sys.executable, command)"
+        )
+        result = process("-c", script)
+        assert result.returncode == code
+        assert "Traceback" not in result.stderr
+
     def test_what_the_terminal_cannot_show_is_escaped(self, process):
         result = process("-m", "taxfree_cli.app", "db", "path", "--db", "\udcff")
         assert (result.returncode, result.stdout) == (0, "\\udcff\n")

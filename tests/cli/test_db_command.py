@@ -231,6 +231,16 @@ class TestExchange:
         again = json.loads(cli("db", "import", file, "--db", other, "--json").out)
         assert again == {"added": [], "replaced": [], "kept": [RECORD.key], "refused": []}
 
+    def test_no_database_is_overwritten_by_an_export(self, cli, stored, tmp_path):
+        stored(RECORD)
+        saved = cli("db", "path").out.strip()
+        (tmp_path / "link.json").symlink_to(saved)
+        for file in (saved, tmp_path / "link.json"):
+            outcome = cli("db", "export", file)
+            assert (outcome.code, outcome.out) == (1, "")
+            assert "cannot be written: it is a database" in outcome.err
+        assert len(documents(cli("db", "list", "--json"))) == 1
+
     def test_an_export_goes_to_stdout(self, cli, stored):
         stored(RECORD)
         outcome = cli("db", "export")

@@ -396,7 +396,10 @@ def init_from(fabric: Any, db: str, disable_on: int | None) -> Any:
     right = torch.equal(rt.all_gather_matmul(a, weight, gather_dim=1), expected)
     choice, memory = rt.choice(problem), rt.memory()
     text = rt.explain(problem)
-    rt.close()
+    for _ in range(2):
+        rt.close()
+        with pytest.raises(UsageError, match="the runtime is closed"):
+            rt.all_gather_matmul(a, weight, gather_dim=1)
     said = [str(each.message) for each in caught if "differ from rank 0" in str(each.message)]
     return right, choice.kind, choice.variant, memory.plans, text, said
 

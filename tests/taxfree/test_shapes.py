@@ -274,8 +274,16 @@ class TestModel:
         assert {each.dtype for each in problems(model=model, tp=8)} == {"bfloat16"}
         assert {each.dtype for each in problems(model=model, tp=8, dtype="fp16")} == {"float16"}
 
-    def test_may_be_multimodal(self, config):
-        assert problems(model=config({"text_config": LLAMA_70B}), tp=8)
+    @pytest.mark.parametrize(
+        "document",
+        [
+            {"text_config": LLAMA_70B, "torch_dtype": "bfloat16"},
+            {"text_config": LLAMA_70B | {"dtype": "bfloat16"}, "dtype": "float32"},
+            {"text_config": LLAMA_70B | {"dtype": None, "torch_dtype": "bfloat16"}},
+        ],
+    )
+    def test_may_be_multimodal(self, config, document):
+        assert {each.dtype for each in problems(model=config(document), tp=8)} == {"bfloat16"}
 
     @pytest.mark.parametrize(
         ("document", "quoted"),
@@ -283,7 +291,9 @@ class TestModel:
             ("{", "not JSON"),
             ("[1]", "not an object"),
             ("[" * 100_000, "not JSON"),
-            ({}, "num_attention_heads is 'None'"),
+            ({}, "num_attention_heads is missing"),
+            (LLAMA_70B | {"num_key_value_heads": 3}, "64 heads do not share 3 kv heads"),
+            (LLAMA_70B | {"num_attention_heads": 96, "num_key_value_heads": 12}, "12 of the model"),
             (LLAMA_70B | {"hidden_size": 0}, "hidden_size is '0'"),
             (LLAMA_70B | {"hidden_size": True}, "hidden_size is 'True'"),
             (LLAMA_70B | {"head_dim": "128"}, "head_dim"),

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
+
+_SQLITE = b"SQLite format 3\0"
 
 
 def replaced_by(path: Path) -> Path | None:
@@ -17,16 +20,27 @@ def replaced_by(path: Path) -> Path | None:
     return Path(os.path.realpath(path))
 
 
+def is_database(path: Path) -> bool:
+    """Whether a path leads to a file of SQLite, which nobody wants replaced by text."""
+    try:
+        with path.open("rb") as file:
+            return path.is_file() and file.read(len(_SQLITE)) == _SQLITE
+    except OSError:
+        return False
+
+
 def write(path: Path, text: str) -> None:
     """Replace a file at once, or write into what is no file.
 
     Raises:
-        OSError: it cannot be written; a file is as it was.
+        OSError: it cannot be written, or is a database; a file is as it was.
     """
     file = replaced_by(path)
     if file is None:
         path.write_text(text, encoding="utf-8")
         return
+    if is_database(file):
+        raise FileExistsError(errno.EEXIST, "it is a database", str(path))
     unfinished = file.with_name(f".{file.name}.{os.getpid()}")
     try:
         unfinished.write_text(text, encoding="utf-8")
