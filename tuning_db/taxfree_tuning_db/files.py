@@ -22,9 +22,11 @@ def replaced_by(path: Path) -> Path | None:
 
 def is_database(path: Path) -> bool:
     """Whether a path leads to a file of SQLite, which nobody wants replaced by text."""
+    if not path.is_file():  # a pipe is not opened: its reader would see that
+        return False
     try:
         with path.open("rb") as file:
-            return path.is_file() and file.read(len(_SQLITE)) == _SQLITE
+            return file.read(len(_SQLITE)) == _SQLITE
     except OSError:
         return False
 
