@@ -354,13 +354,13 @@ class TestAdopt:
         assert cli("db", "adopt", bench(*ROWS)).out.endswith("\n1 added, 0 kept, 0 left out\n")
         assert "= exact: push" in cli("db", "why", "--shapes", SHAPE).out
 
-    def test_what_has_changed_may_be_slower_but_not_faster(self, cli, bench, monkeypatch):
+    def test_what_has_changed_may_be_slower_but_not_faster(self, cli, bench, tmp_path):
         slower, faster = (
             [timed("pull", mode, us, kernel_hash="l0") for mode in ("eager", "graph")]
             for us in (200.0, 20.0)
         )
         assert "1 added" in cli("db", "adopt", bench(*ROWS, *slower)).out
-        outcome = cli("db", "adopt", bench(*ROWS, *faster), "--db", "other.sqlite", "--json")
+        outcome = cli("db", "adopt", bench(*ROWS, *faster), "--db", tmp_path / "other", "--json")
         ((_, why),) = json.loads(outcome.out)["left_out"]
         assert why == "pull was faster, and has changed since"
         assert outcome.err.startswith("warning: ")
