@@ -391,6 +391,7 @@ class Runtime:
         """
         if not isinstance(problems, Iterable):
             raise UsageError(f"{problems!r} is no list of problems", "prepare([problem])")
+        self._require_open()
         for problem in problems:
             self._require_ours(problem)
             if problem not in self._entries:
@@ -408,8 +409,7 @@ class Runtime:
         entry = self._entries.get(problem)
         if entry is not None:
             return entry
-        if self._is_closed:
-            raise UsageError("the runtime is closed", "call taxfree.init() again")
+        self._require_open()
         if self._is_capturing():
             return self._unprepared_entry(problem, "first met under graph capture")
         if not self._plan_on_first_call:
@@ -457,6 +457,10 @@ class Runtime:
             choice = _falls_back("baseline", problem, why)
             plan = known["baseline"].plan(problem, self._fabric, {})
         return plan, choice
+
+    def _require_open(self) -> None:
+        if self._is_closed:
+            raise UsageError("the runtime is closed", "call taxfree.init() again")
 
     def _require_ours(self, problem: Any) -> None:
         world_size = getattr(problem, "world_size", None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -102,7 +103,7 @@ def bench(
             f"--min-speedup {min_speedup} is no positive number", "for example --min-speedup 1.1"
         )
     files = [path for path in (out, csv, plot) if path is not None]
-    if len({path.resolve() for path in files}) < len(files):
+    if len(set(map(os.path.realpath, files))) < len(files):
         raise UsageError("--out, --csv and --plot name one file twice", "give each its own")
     for path in (out, csv):
         if path is not None:

@@ -80,18 +80,16 @@ def require(world_size: int, fabric: str) -> None:
         pytest.skip(f"needs {world_size} GPUs, {gpus()} are there")
 
 
-def start_group(
-    world_size: int, fabric: str, heap_bytes: int | None = None, timeout_s: float = TIMEOUT_S
-) -> WorkerGroup:
+def start_group(world_size: int, fabric: str, heap_bytes: int | None = None) -> WorkerGroup:
     """Start ranks for a test; where there are fewer GPUs than ranks, they share them."""
     if heap_bytes is None:
         heap_bytes = HEAP_BYTES if fabric == "host" else GPU_HEAP_BYTES
     if fabric == "host" or world_size <= gpus():
-        return WorkerGroup(world_size, fabric, heap_bytes, timeout_s)
+        return WorkerGroup(world_size, fabric, heap_bytes, TIMEOUT_S)
     require(1, fabric)
     from taxfree_kernels.fabric.gpu import SHARING
 
-    return WorkerGroup(world_size, fabric, heap_bytes, timeout_s, {SHARING: "1"})
+    return WorkerGroup(world_size, fabric, heap_bytes, TIMEOUT_S, {SHARING: "1"})
 
 
 def several(fabric: str) -> int:

@@ -400,6 +400,8 @@ def init_from(fabric: Any, db: str, disable_on: int | None) -> Any:
         rt.close()
         with pytest.raises(UsageError, match="the runtime is closed"):
             rt.all_gather_matmul(a, weight, gather_dim=1)
+        with pytest.raises(UsageError, match="the runtime is closed"):
+            rt.prepare([problem])
     said = [str(each.message) for each in caught if "differ from rank 0" in str(each.message)]
     return right, choice.kind, choice.variant, memory.plans, text, said
 

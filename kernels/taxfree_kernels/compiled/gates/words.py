@@ -34,9 +34,10 @@ def whole_words(subject: Subject) -> Iterator[Finding]:
         if one.plays(Role.LOAD):
             yield Finding("a word polled in a cache", one)
     again = [one for one in in_loops if _loads_words(one)]
+    # by op, for the look at whether a peer gave up may become a load, too
+    ops = {one.op for one in again}
     polls = [code.at(place) for place in code.places(*POLLS)]
-    # others have the look at whether a peer gave up, which compilers may make a load, too
-    polls = [one for one in polls if _loads_words(one) and one.op in {each.op for each in again}]
+    polls = [one for one in polls if _loads_words(one) and one.op in ops]
     stores = [code.at(place) for place in code.places(Role.STORE)]
     bytes_polled = _bytes(subject, WORD_POLL) if code.is_ptx else 2 * _past_caches(again)
     bytes_stored = _bytes(subject, WORD_STORE)
