@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from taxfree.cost_model import Times, machine_like, modelled_variants, times
-from taxfree.dispatch import refusal
+from taxfree.legality import refusal
 from taxfree.trial import Candidate
 from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.variant import Config, Variant, op_of, variants

@@ -7,20 +7,20 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from taxfree import identity
 from taxfree.errors import NoRecord
+from taxfree.legality import illegal, refused
+from taxfree.prediction import predicted
 from taxfree.settings import Settings
 from taxfree_kernels.hardware import Hardware
-from taxfree_kernels.variant import Variant, variants
 from taxfree_tuning_db import (
     HardwareFingerprint,
     LookUp,
-    Measurement,
     Record,
+    Rung,
     Table,
     differing_fields,
 )
@@ -28,7 +28,7 @@ from taxfree_tuning_db import look_up as find_record
 
 _WORTH_A_PLAN = 0.97  # of the winner's eager time: a slower variant gets no eager plan of its own
 
-Kind = Literal["exact", "neighbour", "baseline", "disabled", "unprepared"]
+Kind = Literal["exact", "neighbour", "predicted", "baseline", "disabled", "unprepared"]
 
 
 @dataclass(frozen=True)
@@ -36,9 +36,10 @@ class Choice:
     """What runs for a problem, and why.
 
     Args:
-        kind: "exact": its own record; "neighbour": a similar problem's config; "baseline": no
-            record serves; "disabled": the environment, or ranks that disagree, forbid fused
-            variants; "unprepared": first called under graph capture.
+        kind: "exact": its own record; "neighbour": a similar problem's config; "predicted": what
+            the cost model expects to be the fastest, where results show that such predictions hold;
+            "baseline": no record serves; "disabled": the environment, or ranks that disagree,
+            forbid fused variants; "unprepared": first called under graph capture.
         variant, config: what runs.
         why: one line.
         eager: what runs instead outside graph capture, if something else was faster there: plans
@@ -92,6 +93,10 @@ class Dispatcher:
         found = self.look_up(op, problem)
         if self._settings.strict and found.kind != "exact":
             raise NoRecord(*_explain_miss(problem, self._fingerprint, found))
+        if found.predicted is not None:
+            variant, config = found.predicted
+            in_eager_calls = Choice("predicted", "baseline", why="predictions are for graphs")
+            return Choice("predicted", variant, config, found.ladder[-1].why, in_eager_calls)
         if found.record is None or found.kind not in ("exact", "neighbour"):
             return Choice("baseline", "baseline", why=found.why_not)
         winner = found.record.winner
@@ -122,7 +127,7 @@ class Dispatcher:
             for each in (record.baseline, *record.runners_up)
             if each.median_us.get("eager", math.inf) <= _WORTH_A_PLAN * ours
             and each.kernel_hash == hashes.get(each.variant)
-            and _illegal(op, problem, each, self._hardware) is None
+            and illegal(op, problem, each, self._hardware) is None
         ]
         if not faster:
             return None
@@ -139,7 +144,9 @@ def look_up(
     fingerprint: HardwareFingerprint,
     hardware: Hardware | None,
 ) -> LookUp:
-    """The record that serves a problem, a neighbour's as it is lent, and the steps that led to it.
+    """What serves a problem, and the steps that led to it.
+
+    It is a record, a neighbour's as it is lent, or a prediction.
 
     Args:
         table: the records.
@@ -148,12 +155,12 @@ def look_up(
     """
     asked = dataclasses.asdict(problem)
 
-    def refused(record: Record) -> str | None:
+    def why_not(record: Record) -> str | None:
         if hardware is None:
             return None
         if record.problem == asked:  # its space may have lost this config, which was measured
-            return _refused(op, problem, record.winner, hardware)
-        return _illegal(op, problem, identity.lent(record, problem).winner, hardware)
+            return refused(op, problem, record.winner, hardware)
+        return illegal(op, problem, identity.lent(record, problem).winner, hardware)
 
     found = find_record(
         table,
@@ -165,39 +172,22 @@ def look_up(
         identity.near_fields(op),
         identity.free_fields(op),
         identity.NEIGHBOUR_OCTAVES,
-        refused,
+        why_not,
     )
-    if found.record is None or found.kind != "neighbour":
+    if found.record is not None and found.kind == "neighbour":
+        return dataclasses.replace(found, record=identity.lent(found.record, problem))
+    if found.kind == "exact" or hardware is None:
         return found
-    return dataclasses.replace(found, record=identity.lent(found.record, problem))
-
-
-def _illegal(op: str, problem: Any, measured: Measurement, hardware: Hardware) -> str | None:
-    """Why a config that was measured on another problem does not serve this one, or None."""
-    variant = variants(op)[measured.variant]
-    if variant.refuses_problem(problem, hardware) is None:
-        space = variant.space(problem, hardware)
-        for knob, value in measured.config.items():
-            if value not in space.get(knob, ()):
-                return f"{measured.variant}: {knob}={value} is not in the space of this problem"
-    return _refused(op, problem, measured, hardware)
-
-
-def _refused(op: str, problem: Any, measured: Measurement, hardware: Hardware) -> str | None:
-    """Why a measured config does not run today, or None."""
-    reason = refusal(variants(op)[measured.variant], problem, hardware, measured.config)
-    return None if reason is None else f"{measured.variant}: {reason}"
-
-
-def refusal(
-    variant: Variant, problem: Any, hardware: Hardware, config: Mapping[str, Any]
-) -> str | None:
-    """Why a variant refuses a problem or a config today, or None."""
-    reason = variant.refuses_problem(problem, hardware)
-    try:
-        return reason or variant.refuses_config(problem, hardware, config)
-    except KeyError as knob:  # an imported record may hold anything
-        return f"the config has no {knob}"
+    fresh = table.fresh(identity.kernel_hashes(op))
+    prediction, why = predicted(op, problem, fresh, fingerprint, hardware)
+    rung = Rung("a prediction for sizes without records", prediction is not None, why)
+    # the last step of a miss shows the nearest record
+    steps = found.ladder[:-1] if found.kind == "miss" else found.ladder
+    ladder = (*steps, rung)
+    if prediction is None:
+        return dataclasses.replace(found, ladder=(*ladder, *found.ladder[len(steps) :]))
+    runs = prediction.variant, prediction.config
+    return LookUp("predicted", None, (), ladder, prediction.nearest, runs)
 
 
 def _explain_miss(problem: Any, hardware: HardwareFingerprint, found: LookUp) -> tuple[str, str]:

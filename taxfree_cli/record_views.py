@@ -64,6 +64,9 @@ def print_look_up(
 
 
 def _outcome(answer: LookUp) -> str:
+    if answer.predicted is not None:
+        variant, config = answer.predicted
+        return f"{answer.kind}, in graphs: {variant} {words(config)}".rstrip()
     if answer.record is None or answer.kind not in ("exact", "neighbour"):
         return f"{answer.kind}: the baseline runs"
     winner = answer.record.winner

@@ -20,7 +20,7 @@ _TODAYS = "today's kernel"
 _RUNS = "a config that runs this problem"
 _FIXED = "world_size"  # no other field decides as much over what is fastest
 
-Kind: TypeAlias = Literal["exact", "neighbour", "stale", "miss"]
+Kind: TypeAlias = Literal["exact", "neighbour", "predicted", "stale", "miss"]
 
 
 class Table:
@@ -72,11 +72,14 @@ class LookUp:
     """The answer to a look-up.
 
     Args:
-        kind: `exact` and `neighbour` may be used; `stale` may only be shown; `miss` has nothing.
-        record: the record of that kind, or None for a miss.
+        kind: `exact` and `neighbour` may be used, and so may what is `predicted`; `stale` may only
+            be shown; `miss` has nothing.
+        record: the record of that kind, or None for a prediction or a miss.
         soft_mismatches: fields of the software fingerprint that differ from the record's.
         ladder: the steps taken, in order.
-        nearest: for a miss, the record of the same operation that differs least; not for use.
+        nearest: for a prediction, the record it starts from; for a miss, the record of the same
+            operation that differs least, not for use.
+        predicted: for a prediction, the variant and its config. `look_up` makes none.
     """
 
     kind: Kind
@@ -84,6 +87,7 @@ class LookUp:
     soft_mismatches: tuple[str, ...]
     ladder: tuple[Rung, ...]
     nearest: Record | None = None
+    predicted: tuple[str, dict[str, Scalar]] | None = None
 
     @property
     def why_not(self) -> str:
