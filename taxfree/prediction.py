@@ -49,6 +49,8 @@ class Evidence:
         method: that serves; None where none was shown to.
         reach: field of the family -> log2 of the largest ratio over which a judged prediction
             went. Nothing is predicted further away from a record.
+        sizes: near field -> its least and largest value in judged predictions. Nothing is predicted
+            outside.
         why: what was shown, or why nothing was, in one line.
     """
 
@@ -57,6 +59,7 @@ class Evidence:
     fixed: dict[str, Any]
     method: str | None
     reach: dict[str, float]
+    sizes: dict[str, list[int]]
     why: str
 
 
@@ -118,10 +121,13 @@ def predicted(
         return None, f"no results judge predictions for {setting}"
     if each.method is None:
         return None, f"not shown for {setting}: {each.why}"
+    for name, (least, most) in each.sizes.items():
+        if not least <= getattr(problem, name) <= most:
+            return None, f"shown for {setting} with {name} from {least} to {most} only"
     found = predict(each.method, op, problem, records, fingerprint, hardware, each.reach)
     if found is None:
-        reach = ", ".join(f"{name} {2**octaves:.3g}x" for name, octaves in each.reach.items())
-        return None, f"no record is as near as predictions were shown for {setting}: {reach}"
+        reach = " and ".join(f"{2**octaves:.3g}x in {name}" for name, octaves in each.reach.items())
+        return None, f"shown for {setting} up to {reach} from a record only"
     if found.variant == "baseline":
         return None, f"the baseline is expected to be the fastest, {found.us:.3g} us"
     return found, found.why

@@ -1,0 +1,419 @@
+"""Judges predictions for sizes without records, by leaving out what was measured. Needs no GPU.
+
+    python -m benchmarks.unseen           # a table
+    python -m benchmarks.unseen --json    # the same rows, the settings and a summary
+    python -m benchmarks.unseen --write   # taxfree/prediction.json, which the dispatcher reads
+
+A family is what shares n and k (attention: heads and their sizes). For each family with results or
+records, all its records are withheld, and each method of ``taxfree.prediction`` predicts what to
+run in graphs. A prediction is judged where exactly that variant and config was measured on that
+problem: against the fastest that was measured there, and against the library's fastest path. Times
+are taken relative to the baseline of their own run, and averaged over runs. Others are counted as
+unmeasured, and nothing is concluded from them. Beyond the reach of all other records nothing is
+predicted, and the baseline runs.
+
+A method serves a setting (an operation, and all fields that a prediction does not cross) if at
+least two families were left out, and of each one half of the predictions or more were measured,
+which reach 95 % of the best in their geometric mean, and none of them less than 97 % of the
+library's speed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import statistics
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from benchmarks.documents import is_todays, table
+from benchmarks.tables import LIBRARY
+from taxfree.identity import kernel_hashes, near_fields
+from taxfree.prediction import (
+    FAMILY,
+    METHODS,
+    Evidence,
+    Prediction,
+    distance,
+    fixed_fields,
+    predict,
+)
+from taxfree.results import DISPATCH, by_problem, load
+from taxfree.shapes import recorded_problem
+from taxfree_kernels.hardware import KNOWN
+from taxfree_tuning_db import (
+    OF_A_BENCH,
+    HardwareFingerprint,
+    Measurement,
+    Record,
+    Table,
+    shipped_records,
+)
+
+ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "benchmarks/results"
+SHOWN = ROOT / "taxfree/prediction.json"
+LEAST_OF_BEST = 0.95
+LEAST_OF_LIBRARY = 0.97
+LEAST_MEASURED = 0.5
+_MODE = "graph"
+
+Family = tuple[Any, ...]
+
+
+@dataclass
+class Measured:
+    """What is known of one problem.
+
+    Args:
+        op, problem: the operation, and the problem's fields.
+        hardware: that it was measured on.
+        times: variant and config -> its times over the baseline's of the same run, one for each
+            run.
+    """
+
+    op: str
+    problem: dict[str, Any]
+    hardware: HardwareFingerprint
+    times: dict[str, list[float]] = dataclasses.field(default_factory=dict)
+
+    @property
+    def family(self) -> Family:
+        """The fields across which a prediction goes."""
+        return tuple(self.problem[name] for name in FAMILY[self.op])
+
+    def add_run(self, run: Mapping[str, float]) -> None:
+        """Add the times of variants that were timed together, the baseline among them."""
+        for name, us in run.items():
+            self.times.setdefault(name, []).append(us / run[_name("baseline", {})])
+
+    def time(self, variant: str, config: Mapping[str, Any]) -> float | None:
+        """The mean over runs of a variant's time over the baseline's."""
+        times = self.times.get(_name(variant, config))
+        return None if times is None else statistics.fmean(times)
+
+    def best(self, variants: Sequence[str] | None = None) -> float:
+        """The least of such times, of all variants or of some."""
+        return min(
+            statistics.fmean(times)
+            for name, times in self.times.items()
+            if variants is None or json.loads(name)[0] in variants
+        )
+
+
+def _name(variant: str, config: Mapping[str, Any]) -> str:
+    # a config that is older than a knob was measured without what the knob turns on
+    on = {knob: value for knob, value in config.items() if value is not False}
+    return json.dumps([variant, on], sort_keys=True)
+
+
+def measured(results: Path, records: Iterable[Record]) -> list[Measured]:
+    """All that today's kernels were measured on in graphs, by problem."""
+    found: dict[str, Measured] = {}
+
+    def add(
+        op: str,
+        problem: dict[str, Any],
+        hardware: HardwareFingerprint,
+        run: Mapping[str, float],
+    ) -> None:
+        is_valid = op in FAMILY and recorded_problem(op, problem) is not None
+        if is_valid and _name("baseline", {}) in run:
+            key = json.dumps([op, problem, hardware.gpu], sort_keys=True)
+            found.setdefault(key, Measured(op, problem, hardware)).add_run(run)
+
+    for path in sorted(results.glob("*/*-x[0-9]*.json")):
+        if path.parent.name not in FAMILY:
+            continue
+        file = load(path)
+        hardware = HardwareFingerprint(**file.environment["hardware"])
+        for rows in by_problem(file.rows):
+            run = {}
+            for row in rows:
+                config = dict(row.config)
+                variant = config.pop("variant") if row.variant == DISPATCH else row.variant
+                if row.mode == _MODE and is_todays(row):
+                    run.setdefault(_name(variant, config), row.median_us)
+            add(rows[0].op, rows[0].problem, hardware, run)
+    for record in records:
+        if record.provenance.get("method") == OF_A_BENCH:  # of a result file
+            continue
+        hashes = kernel_hashes(record.op) if record.op in FAMILY else {}
+        run = {
+            _name(each.variant, each.config): each.median_us[_MODE]
+            for each in (record.baseline, record.winner, *record.runners_up)
+            if _is_usable(each, hashes)
+        }
+        add(record.op, record.problem, record.hardware, run)
+    return list(found.values())
+
+
+def _is_usable(each: Measurement, hashes: Mapping[str, str]) -> bool:
+    return each.kernel_hash == hashes.get(each.variant) and _MODE in each.median_us
+
+
+# -- judging --
+
+
+@dataclass(frozen=True)
+class Row:
+    """One method on the problems of one family whose records were withheld.
+
+    Args:
+        op, gpu, world_size, fixed: the setting; see `taxfree.prediction.Evidence`.
+        method: of `taxfree.prediction.METHODS`.
+        left_out: the family's fields.
+        problems: of the family.
+        beyond: of them, those without a prediction: no other record is near, the baseline runs.
+        unmeasured: predictions whose variant and config were not measured on the problem.
+        judged: predictions that were.
+        of_best: geometric mean of best time / predicted one's time; None if none was judged.
+        of_library: worst ratio of the library's best time / predicted one's time.
+        reach, sizes: of judged predictions; see `taxfree.prediction.Evidence`.
+        verdict: "serve" or "library".
+    """
+
+    op: str
+    gpu: str
+    world_size: int
+    fixed: dict[str, Any]
+    method: str
+    left_out: dict[str, Any]
+    problems: int
+    beyond: int
+    unmeasured: int
+    judged: int
+    of_best: float | None
+    of_library: float | None
+    reach: dict[str, float]
+    sizes: dict[str, list[int]]
+
+    @property
+    def why_not(self) -> str:
+        """Why this family does not show the method; empty if it does."""
+        if self.of_best is None or self.of_library is None:
+            return "no prediction was measured"
+        if self.judged < LEAST_MEASURED * (self.judged + self.unmeasured):
+            return (
+                f"only {self.judged} of {self.judged + self.unmeasured} predictions were measured"
+            )
+        if self.of_best < LEAST_OF_BEST:
+            return f"{self.of_best:.2f} of the best"
+        if self.of_library < LEAST_OF_LIBRARY:
+            return f"{self.of_library:.2f} of the library's speed"
+        return ""
+
+    @property
+    def verdict(self) -> str:
+        """What this family alone says."""
+        return "library" if self.why_not else "serve"
+
+    def to_json(self) -> dict[str, Any]:
+        return dataclasses.asdict(self) | {"verdict": self.verdict, "why_not": self.why_not}
+
+
+@cache
+def judged() -> tuple[Row, ...]:
+    """All methods on all families, from the committed results and the shipped records."""
+    records = shipped_records()
+    fresh = [
+        record for op in FAMILY for record in Table(shipped=records).fresh(kernel_hashes(op))
+        if record.op == op
+    ]  # fmt: skip
+    groups: dict[str, list[Measured]] = {}
+    for each in measured(RESULTS, records):
+        setting = [each.op, each.hardware.gpu, fixed_fields(each.op, each.problem)]
+        groups.setdefault(json.dumps(setting, sort_keys=True), []).append(each)
+    return tuple(
+        judge(method, family, group, fresh)
+        for _, group in sorted(groups.items())
+        for method in METHODS
+        for family in sorted({each.family for each in group})
+    )
+
+
+def judge(method: str, family: Family, group: Sequence[Measured], records: Sequence[Record]) -> Row:
+    """A method on one family of a setting, without the records of that family."""
+    one, own = group[0], [each for each in group if each.family == family]
+    names = FAMILY[one.op]
+    others = [
+        record
+        for record in records
+        if record.op == one.op and tuple(record.problem[name] for name in names) != family
+    ]
+    predictions = [(each, _predicted(method, each, others)) for each in own]
+    made = [(each, found) for each, found in predictions if found is not None]
+    timed = [(each, found, each.time(found.variant, found.config)) for each, found in made]
+    known = [(each, found, time) for each, found, time in timed if time is not None]
+    fixed = fixed_fields(one.op, one.problem)
+    return Row(
+        op=one.op,
+        gpu=one.hardware.gpu,
+        world_size=one.problem["world_size"],
+        fixed=fixed,
+        method=method,
+        left_out=dict(zip(names, family, strict=True)),
+        problems=len(own),
+        beyond=len(own) - len(made),
+        unmeasured=len(made) - len(known),
+        judged=len(known),
+        of_best=statistics.geometric_mean(each.best() / time for each, _, time in known)
+        if known
+        else None,
+        of_library=min((each.best(LIBRARY) / time for each, _, time in known), default=None),
+        reach={
+            name: max(
+                distance(each.problem, found.nearest.problem, name) for each, found, _ in known
+            )
+            for name in names
+            if known
+        },
+        sizes={
+            name: _range(each.problem[name] for each, _, _ in known)
+            for name in near_fields(one.op)
+            if known
+        },
+    )
+
+
+def _range(values: Iterable[int]) -> list[int]:
+    found = list(values)
+    return [min(found), max(found)]
+
+
+def _predicted(method: str, each: Measured, records: Sequence[Record]) -> Prediction | None:
+    hardware = next(known for known in KNOWN.values() if known.name == each.hardware.gpu)
+    problem = recorded_problem(each.op, each.problem)
+    return predict(method, each.op, problem, records, each.hardware, hardware)
+
+
+def evidence(rows: Iterable[Row]) -> list[Evidence]:
+    """What the dispatcher may predict: for each setting the first method that is shown."""
+    settings: dict[str, dict[str, list[Row]]] = {}
+    for row in rows:
+        key = json.dumps([row.op, row.gpu, row.fixed], sort_keys=True)
+        settings.setdefault(key, {}).setdefault(row.method, []).append(row)
+    return [_evidence(methods) for methods in settings.values()]
+
+
+def _evidence(methods: Mapping[str, Sequence[Row]]) -> Evidence:
+    reasons = []
+    for method, rows in methods.items():
+        if len(rows) == 1:
+            only = _shown(rows[0].left_out)
+            return _none_of(rows[0], f"all results have {only}")
+        failed = next((row for row in rows if row.why_not), None)
+        if failed is None:
+            return _some_of(method, rows)
+        reasons.append(f"{method}: {failed.why_not} without {_shown(failed.left_out)}")
+    return _none_of(rows[0], "; ".join(reasons))
+
+
+def _none_of(row: Row, why: str) -> Evidence:
+    return Evidence(row.op, row.gpu, row.fixed, None, {}, {}, why)
+
+
+def _some_of(method: str, rows: Sequence[Row]) -> Evidence:
+    one, judged = rows[0], sum(row.judged for row in rows)
+    made = judged + sum(row.unmeasured for row in rows)
+    of_best = min(row.of_best for row in rows if row.of_best is not None)
+    of_library = min(row.of_library for row in rows if row.of_library is not None)
+    why = (
+        f"{method}: at least {of_best:.2f} of the best and {of_library:.2f} of the library's speed,"
+        f" {judged} of {made} predictions measured"
+    )
+    reach = {name: max(row.reach[name] for row in rows) for name in one.reach}
+    sizes = {name: _range(size for row in rows for size in row.sizes[name]) for name in one.sizes}
+    return Evidence(one.op, one.gpu, one.fixed, method, reach, sizes, why)
+
+
+def _shown(values: Mapping[str, Any]) -> str:
+    return " ".join(f"{name}={value}" for name, value in values.items())
+
+
+# -- showing --
+
+
+def text(shown: Sequence[Evidence]) -> str:
+    """The content of `taxfree/prediction.json`."""
+    return json.dumps([dataclasses.asdict(each) for each in shown], indent=1) + "\n"
+
+
+def summary(rows: Sequence[Row], shown: Sequence[Evidence]) -> dict[str, Any]:
+    """Counts over all settings."""
+    return {
+        "settings": len(shown),
+        "settings_served": sum(each.method is not None for each in shown),
+        "problems": sum(row.problems for row in rows if row.method == rows[0].method),
+        "by_method": {
+            method: {
+                name: sum(getattr(row, name) for row in rows if row.method == method)
+                for name in ("judged", "unmeasured", "beyond")
+            }
+            for method in METHODS
+        },
+    }
+
+
+def human(rows: Sequence[Row], shown: Sequence[Evidence]) -> str:
+    """Two tables in Markdown: families of settings that have several, and all settings."""
+    header = (
+        "setting", "method", "left out", "problems", "beyond", "unmeasured", "judged",
+        "of the best", "worst, of the library", "verdict",
+    )  # fmt: skip
+    families = table(
+        header,
+        [
+            (
+                f"{row.op} {_shown(row.fixed)}", row.method, _shown(row.left_out),
+                str(row.problems), str(row.beyond), str(row.unmeasured), str(row.judged),
+                _figure(row.of_best), _figure(row.of_library), row.verdict,
+            )
+            for row in rows
+            if row.judged or row.unmeasured
+        ],
+        text=[0, 1, 2, 9],
+    )  # fmt: skip
+    settings = table(
+        ("setting", "serves", "why"),
+        [(f"{each.op} {_shown(each.fixed)}", each.method or "library", each.why) for each in shown],
+        text=[0, 1, 2],
+    )
+    return f"{families}\n{settings}"
+
+
+def _figure(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3f}"
+
+
+def main() -> int:
+    """Print or write; returns the exit code."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON document")
+    parser.add_argument("--write", action="store_true", help=f"write {SHOWN.relative_to(ROOT)}")
+    options = parser.parse_args()
+    rows = judged()
+    shown = evidence(rows)
+    if options.write:
+        SHOWN.write_text(text(shown), encoding="utf-8")
+    if options.json:
+        document = {
+            "rows": [row.to_json() for row in rows],
+            "settings": [dataclasses.asdict(each) for each in shown],
+            "summary": summary(rows, shown),
+        }
+        print(json.dumps(document, indent=1))
+    else:
+        print(human(rows, shown))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
