@@ -3,6 +3,7 @@
     python -m benchmarks.unseen           # a table
     python -m benchmarks.unseen --json    # the same rows, the settings and a summary
     python -m benchmarks.unseen --write   # taxfree/prediction.json, which the dispatcher reads
+    python -m benchmarks.unseen --refit   # without what the cost model knows of a family; minutes
 
 A family is what shares n and k (attention: heads and their sizes). For each family with results or
 records, all its records are withheld, and each method of ``taxfree.prediction`` predicts what to
@@ -16,12 +17,16 @@ A method serves a setting (an operation, and all fields that a prediction does n
 least two families were left out, and of each one half of the predictions or more were measured,
 which reach 95 % of the best in their geometric mean, and none of them less than 97 % of the
 library's speed.
+
+The cost model was fitted to rows of some families, too. With `--refit` it is fitted anew for each
+family left out, without the family's rows.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
+import itertools
 import json
 import statistics
 import sys
@@ -31,8 +36,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from benchmarks import model_error
 from benchmarks.documents import is_todays, table
 from benchmarks.tables import LIBRARY
+from taxfree.cost_model import H200, Machine
 from taxfree.identity import kernel_hashes, near_fields
 from taxfree.prediction import (
     FAMILY,
@@ -218,8 +225,12 @@ class Row:
 
 
 @cache
-def judged() -> tuple[Row, ...]:
-    """All methods on all families, from the committed results and the shipped records."""
+def judged(*, refit: bool = False) -> tuple[Row, ...]:
+    """All methods on all families, from the committed results and the shipped records.
+
+    Args:
+        refit: predict for each family by a cost model that was fitted without its rows.
+    """
     records = shipped_records()
     fresh = [
         record for op in FAMILY for record in Table(shipped=records).fresh(kernel_hashes(op))
@@ -229,16 +240,27 @@ def judged() -> tuple[Row, ...]:
     for each in measured(RESULTS, records):
         setting = [each.op, each.hardware.gpu, fixed_fields(each.op, each.problem)]
         groups.setdefault(json.dumps(setting, sort_keys=True), []).append(each)
-    return tuple(
-        judge(method, family, group, fresh)
-        for _, group in sorted(groups.items())
-        for method in METHODS
-        for family in sorted({each.family for each in group})
-    )
+    rows = []
+    for _, group in sorted(groups.items()):
+        op, families = group[0].op, sorted({each.family for each in group})
+        for method, family in itertools.product(METHODS, families):
+            machine = fitted_without(op, family) if refit and len(families) > 1 else None
+            rows.append(judge(method, family, group, fresh, machine))
+    return tuple(rows)
 
 
-def judge(method: str, family: Family, group: Sequence[Measured], records: Sequence[Record]) -> Row:
-    """A method on one family of a setting, without the records of that family."""
+def judge(
+    method: str,
+    family: Family,
+    group: Sequence[Measured],
+    records: Sequence[Record],
+    machine: Machine | None = None,
+) -> Row:
+    """A method on one family of a setting, without the records of that family.
+
+    Args:
+        machine: with other rates than the cost model's own.
+    """
     one, own = group[0], [each for each in group if each.family == family]
     names = FAMILY[one.op]
     others = [
@@ -246,7 +268,7 @@ def judge(method: str, family: Family, group: Sequence[Measured], records: Seque
         for record in records
         if record.op == one.op and tuple(record.problem[name] for name in names) != family
     ]
-    predictions = [(each, _predicted(method, each, others)) for each in own]
+    predictions = [(each, _predicted(method, each, others, machine)) for each in own]
     made = [(each, found) for each, found in predictions if found is not None]
     timed = [(each, found, each.time(found.variant, found.config)) for each, found in made]
     known = [(each, found, time) for each, found, time in timed if time is not None]
@@ -286,10 +308,25 @@ def _range(values: Iterable[int]) -> list[int]:
     return [min(found), max(found)]
 
 
-def _predicted(method: str, each: Measured, records: Sequence[Record]) -> Prediction | None:
+@cache
+def fitted_without(op: str, family: Family) -> Machine:
+    """H200 as fitted to the rows of all other families."""
+    rows = model_error.rows()
+    others = [
+        each
+        for each in rows
+        if each.row.op != op or tuple(each.row.problem[name] for name in FAMILY[op]) != family
+    ]
+    is_fitted = sum(each.is_fitted for each in others) < sum(each.is_fitted for each in rows)
+    return model_error.fit(others, H200) if is_fitted else H200
+
+
+def _predicted(
+    method: str, each: Measured, records: Sequence[Record], machine: Machine | None
+) -> Prediction | None:
     hardware = next(known for known in KNOWN.values() if known.name == each.hardware.gpu)
     problem = recorded_problem(each.op, each.problem)
-    return predict(method, each.op, problem, records, each.hardware, hardware)
+    return predict(method, each.op, problem, records, each.hardware, hardware, machine=machine)
 
 
 def evidence(rows: Iterable[Row]) -> list[Evidence]:
@@ -398,8 +435,13 @@ def main() -> int:
     )
     parser.add_argument("--json", action="store_true", help="print one JSON document")
     parser.add_argument("--write", action="store_true", help=f"write {SHOWN.relative_to(ROOT)}")
+    parser.add_argument(
+        "--refit", action="store_true", help="fit the cost model without each family; minutes"
+    )
     options = parser.parse_args()
-    rows = judged()
+    if options.write and options.refit:
+        parser.error("--write is for the cost model as it is")
+    rows = judged(refit=options.refit)
     shown = evidence(rows)
     if options.write:
         SHOWN.write_text(text(shown), encoding="utf-8")

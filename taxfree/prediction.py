@@ -123,11 +123,14 @@ def predicted(
         return None, f"not shown for {setting}: {each.why}"
     for name, (least, most) in each.sizes.items():
         if not least <= getattr(problem, name) <= most:
-            return None, f"shown for {setting} with {name} from {least} to {most} only"
+            return None, f"shown for {setting} only with {name} from {least} to {most}"
     found = predict(each.method, op, problem, records, fingerprint, hardware, each.reach)
     if found is None:
-        reach = " and ".join(f"{2**octaves:.3g}x in {name}" for name, octaves in each.reach.items())
-        return None, f"shown for {setting} up to {reach} from a record only"
+        within = [
+            f"{name} within {2**octaves:.3g}x" if octaves else f"the same {name}"
+            for name, octaves in each.reach.items()
+        ]
+        return None, f"no record is near enough: shown for {setting} with {', '.join(within)}"
     if found.variant == "baseline":
         return None, f"the baseline is expected to be the fastest, {found.us:.3g} us"
     return found, found.why
@@ -141,14 +144,16 @@ def predict(
     fingerprint: HardwareFingerprint,
     hardware: Hardware,
     reach: Mapping[str, float] | None = None,
+    machine: Machine | None = None,
 ) -> Prediction | None:
     """The prediction of a method, shown or not; None if no record is near or nothing is modelled.
 
     Args:
         method: "nearest" or "model".
         reach: as of :class:`Evidence`; any distance by default.
+        machine: with the rates of the cost model; by default the hardware's.
     """
-    machine = machine_like(hardware)
+    machine = machine or machine_like(hardware)
     if machine is None:
         return None
     borrows, candidates = METHODS[method]
@@ -181,15 +186,12 @@ def _near(
     counted, free = identity.near_fields(op), identity.free_fields(op)
     if not borrows:
         counted, free = (), (*counted, *free)
-    own = [
-        record
-        for record in records
-        if record.op == op and recorded_problem(op, record.problem) is not None
-    ]
+    own = [record for record in records if record.op == op]
     for record in neighbours(own, asked, fingerprint, (*counted, *family), free):
         apart = {name: distance(record.problem, asked, name) for name in (*counted, *family)}
         is_within = reach is None or all(apart[name] <= reach[name] for name in family)
-        if is_within and sum(apart[name] for name in counted) <= identity.NEIGHBOUR_OCTAVES:
+        is_near = sum(apart[name] for name in counted) <= identity.NEIGHBOUR_OCTAVES
+        if is_within and is_near and recorded_problem(op, record.problem) is not None:
             yield record
 
 
