@@ -210,9 +210,9 @@ class Row:
                 f"only {self.judged} of {self.judged + self.unmeasured} predictions were measured"
             )
         if self.of_best < LEAST_OF_BEST:
-            return f"{self.of_best:.2f} of the best"
+            return f"{self.of_best:.3f} of the best"
         if self.of_library < LEAST_OF_LIBRARY:
-            return f"{self.of_library:.2f} of the library's speed"
+            return f"{self.of_library:.3f} of the library's speed"
         return ""
 
     @property
@@ -361,7 +361,7 @@ def _some_of(method: str, rows: Sequence[Row]) -> Evidence:
     of_best = min(row.of_best for row in rows if row.of_best is not None)
     of_library = min(row.of_library for row in rows if row.of_library is not None)
     why = (
-        f"{method}: at least {of_best:.2f} of the best and {of_library:.2f} of the library's speed,"
+        f"{method}: at least {of_best:.3f} of the best and {of_library:.3f} of the library's speed,"
         f" {judged} of {made} predictions measured"
     )
     reach = {name: max(row.reach[name] for row in rows) for name in one.reach}
