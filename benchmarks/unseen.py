@@ -2,7 +2,7 @@
 
     python -m benchmarks.unseen           # a table
     python -m benchmarks.unseen --json    # the same rows, the settings and a summary
-    python -m benchmarks.unseen --write   # taxfree/prediction.json, which the dispatcher reads
+    python -m benchmarks.unseen --write   # taxfree/prediction.json for dispatch, and the document
     python -m benchmarks.unseen --refit   # without what the cost model knows of a family; minutes
 
 A family is what shares n and k (attention: heads and their sizes). For each family with results or
@@ -28,6 +28,7 @@ import argparse
 import dataclasses
 import itertools
 import json
+import re
 import statistics
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -65,6 +66,8 @@ from taxfree_tuning_db import (
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks/results"
 SHOWN = ROOT / "taxfree/prediction.json"
+DOCUMENT = ROOT / "docs/cost-model.md"
+_BLOCK = re.compile(r"(<!-- unseen -->\n).*?(<!-- end of unseen -->)", re.DOTALL)
 LEAST_OF_BEST = 0.95
 LEAST_OF_LIBRARY = 0.97
 LEAST_MEASURED = 0.5
@@ -397,31 +400,38 @@ def summary(rows: Sequence[Row], shown: Sequence[Evidence]) -> dict[str, Any]:
     }
 
 
-def human(rows: Sequence[Row], shown: Sequence[Evidence]) -> str:
-    """Two tables in Markdown: families of settings that have several, and all settings."""
+def families(rows: Iterable[Row]) -> str:
+    """A table in Markdown: families of settings that have several."""
     header = (
         "setting", "method", "left out", "problems", "beyond", "unmeasured", "judged",
         "of the best", "worst, of the library", "verdict",
     )  # fmt: skip
-    families = table(
-        header,
-        [
-            (
-                f"{row.op} {_shown(row.fixed)}", row.method, _shown(row.left_out),
-                str(row.problems), str(row.beyond), str(row.unmeasured), str(row.judged),
-                _figure(row.of_best), _figure(row.of_library), row.verdict,
-            )
-            for row in rows
-            if row.judged or row.unmeasured
-        ],
-        text=[0, 1, 2, 9],
-    )  # fmt: skip
-    settings = table(
-        ("setting", "serves", "why"),
-        [(f"{each.op} {_shown(each.fixed)}", each.method or "library", each.why) for each in shown],
-        text=[0, 1, 2],
+    lines = [
+        (
+            f"{row.op} {_shown(row.fixed)}", row.method, _shown(row.left_out),
+            str(row.problems), str(row.beyond), str(row.unmeasured), str(row.judged),
+            _figure(row.of_best), _figure(row.of_library), row.verdict,
+        )
+        for row in rows
+        if row.judged or row.unmeasured
+    ]  # fmt: skip
+    return table(header, lines, text=[0, 1, 2, 9])
+
+
+def settings(shown: Iterable[Evidence]) -> str:
+    """A table in Markdown: what serves each setting, and why."""
+    lines = [
+        (f"{each.op} {_shown(each.fixed)}", each.method or "library", each.why) for each in shown
+    ]
+    return table(("setting", "serves", "why"), lines, text=[0, 1, 2])
+
+
+def documented(rows: Iterable[Row]) -> str:
+    """The document with the table of families as it should be."""
+    found = families(rows)
+    return _BLOCK.sub(
+        lambda block: f"{block[1]}\n{found}\n{block[2]}", DOCUMENT.read_text(encoding="utf-8")
     )
-    return f"{families}\n{settings}"
 
 
 def _figure(value: float | None) -> str:
@@ -434,7 +444,9 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--json", action="store_true", help="print one JSON document")
-    parser.add_argument("--write", action="store_true", help=f"write {SHOWN.relative_to(ROOT)}")
+    parser.add_argument(
+        "--write", action="store_true", help="write what dispatch reads, and the document"
+    )
     parser.add_argument(
         "--refit", action="store_true", help="fit the cost model without each family; minutes"
     )
@@ -445,6 +457,7 @@ def main() -> int:
     shown = evidence(rows)
     if options.write:
         SHOWN.write_text(text(shown), encoding="utf-8")
+        DOCUMENT.write_text(documented(rows), encoding="utf-8")
     if options.json:
         document = {
             "rows": [row.to_json() for row in rows],
@@ -453,7 +466,7 @@ def main() -> int:
         }
         print(json.dumps(document, indent=1))
     else:
-        print(human(rows, shown))
+        print(f"{families(rows)}\n{settings(shown)}")
     return 0
 
 

@@ -8,7 +8,7 @@ import json
 import pytest
 
 from benchmarks import unseen
-from benchmarks.unseen import Measured, Row, evidence, judge, judged, text
+from benchmarks.unseen import Measured, Row, documented, evidence, families, judge, judged, text
 from taxfree.prediction import Prediction
 from taxfree_tuning_db import shipped_records
 
@@ -135,6 +135,9 @@ class TestVerdict:
 def test_the_dispatcher_reads_what_the_results_show():
     """If not: `python -m benchmarks.unseen --write`."""
     assert unseen.SHOWN.read_text(encoding="utf-8") == text(evidence(judged()))
+    document = unseen.DOCUMENT.read_text(encoding="utf-8")
+    assert families(judged()) in document
+    assert documented(judged()) == document
 
 
 def test_every_served_setting_meets_the_bounds():
