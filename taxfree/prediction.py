@@ -114,21 +114,20 @@ def predicted(
     """
     fixed = fixed_fields(op, dataclasses.asdict(problem))
     setting = " ".join(f"{name}={value}" for name, value in fixed.items())
-    for each in evidence():
-        if (each.op, each.gpu, each.fixed) == (op, fingerprint.gpu, fixed):
-            break
-    else:
+    asked = op, fingerprint.gpu, fixed
+    shown = next((each for each in evidence() if (each.op, each.gpu, each.fixed) == asked), None)
+    if shown is None:
         return None, f"no results judge predictions for {setting}"
-    if each.method is None:
-        return None, f"not shown for {setting}: {each.why}"
-    for name, (least, most) in each.sizes.items():
+    if shown.method is None:
+        return None, f"not shown for {setting}: {shown.why}"
+    for name, (least, most) in shown.sizes.items():
         if not least <= getattr(problem, name) <= most:
             return None, f"shown for {setting} only with {name} from {least} to {most}"
-    found = predict(each.method, op, problem, records, fingerprint, hardware, each.reach)
+    found = predict(shown.method, op, problem, records, fingerprint, hardware, shown.reach)
     if found is None:
         within = [
             f"{name} within {2**octaves:.3g}x" if octaves else f"the same {name}"
-            for name, octaves in each.reach.items()
+            for name, octaves in shown.reach.items()
         ]
         return None, f"no record is near enough: shown for {setting} with {', '.join(within)}"
     if found.variant == "baseline":
@@ -177,7 +176,7 @@ def _near(
     *,
     borrows: bool,
 ) -> Iterator[Record]:
-    """Records of other families, the nearest first.
+    """Records that differ in their sizes and in free fields alone, the nearest first.
 
     Args:
         borrows: whether their configs are lent, so that they must be near in the near fields too.
