@@ -21,6 +21,7 @@ from typing import Any, Literal, TypeVar, get_args
 
 from taxfree.errors import TaxfreeError, UsageError
 from taxfree_tuning_db import files
+from taxfree_tuning_db.renamed import with_new_names
 
 SCHEMA = 1
 DISPATCH = "dispatch"  # in the place of a variant: what the dispatcher picks
@@ -192,6 +193,7 @@ def _list(kind: type[_T], entries: Any, name: str) -> tuple[_T, ...]:
 
 def _entry(kind: Any, where: str, document: Any) -> Any:
     _require(isinstance(document, dict), where, "is not an object")
+    document = with_new_names(document.get("op"), document)
     values = {}
     for each in dataclasses.fields(kind):
         if each.name not in document:

@@ -15,6 +15,7 @@ from datetime import datetime
 from typing import Any, Literal, TypeAlias, TypeVar, get_args
 
 from .errors import InvalidRecord
+from .renamed import with_new_names
 
 SCHEMA_VERSION = 1
 OF_A_BENCH = "bench"  # as `method` in a provenance: no search has made the record
@@ -176,7 +177,8 @@ class Record:
             InvalidRecord: naming the field that is missing, unknown or wrong.
         """
         _known_schema(document)
-        values = _values(cls, document)
+        op = document.get("op") if isinstance(document, Mapping) else None
+        values = _values(cls, with_new_names(op, document))
         values["hardware"] = _nested("hardware", HardwareFingerprint, values)
         values["software"] = _nested("software", SoftwareFingerprint, values)
         values["winner"] = _nested("winner", Measurement, values)
@@ -223,13 +225,17 @@ class TrialRecord:
         return asdict(self)
 
     @classmethod
-    def from_json(cls, document: object) -> TrialRecord:
+    def from_json(cls, document: object, op: str | None = None) -> TrialRecord:
         """Return the trial that a JSON document describes.
+
+        Args:
+            document: what `to_json` returned, perhaps long ago.
+            op: the operation it was of, whose old names are replaced.
 
         Raises:
             InvalidRecord: naming the field that is missing, unknown or wrong.
         """
-        return cls(**_values(cls, document))
+        return cls(**_values(cls, with_new_names(op, document)))
 
 
 def record_key(op: str, problem: Mapping[str, Scalar], hardware: HardwareFingerprint) -> str:

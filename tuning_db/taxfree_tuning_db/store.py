@@ -11,6 +11,7 @@ import json
 import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import TypeVar
@@ -28,6 +29,7 @@ from .errors import (
     InvalidRecord,
 )
 from .records import SCHEMA_VERSION, Record, TrialRecord, canonical_json
+from .renamed import former_key, op_of_key
 
 _TABLES = ("meta", "records", "trials")
 _TRIALS_OF = "FROM trials WHERE key > ? AND key < ?"
@@ -134,10 +136,10 @@ class Database:
         Raises:
             ForeignRecord: the row is not a record.
         """
-        try:
-            return _record(key, self._records[key])
-        except KeyError:
-            return None
+        for known in _keys(key):
+            with contextlib.suppress(KeyError):
+                return _record(known, self._records[known])
+        return None
 
     def put(self, record: Record) -> None:
         """Store a record, in place of the one with the same key.
@@ -148,13 +150,16 @@ class Database:
         document = record.to_json()
         Record.from_json(document)
         with self.transaction():
+            for former in _keys(record.key)[1:]:
+                self._records.pop(former, None)
             self._records[record.key] = canonical_json(document)
 
     def delete(self, keys: Iterable[str]) -> None:
         """Delete records, foreign ones too; a key that is not there is skipped."""
         with self.transaction():
             for key in keys:
-                self._records.pop(key, None)
+                for known in _keys(key):
+                    self._records.pop(known, None)
 
     def add_trial(self, key: str, trial: TrialRecord) -> None:
         """Add a trial to those of a record's key.
@@ -173,10 +178,15 @@ class Database:
         Raises:
             ForeignRecord: a row is not a trial.
         """
-        rows = self._connection.select(
-            f"SELECT key, value {_TRIALS_OF} ORDER BY key", _trial_range(key)
-        )
-        return tuple(_decode(TrialRecord.from_json, *row) for row in rows)
+        rows = [
+            row
+            for known in reversed(_keys(key))
+            for row in self._connection.select(
+                f"SELECT key, value {_TRIALS_OF} ORDER BY key", _trial_range(known)
+            )
+        ]
+        trial = partial(TrialRecord.from_json, op=op_of_key(key))
+        return tuple(_decode(trial, *row) for row in rows)
 
     def _next_trial_key(self, key: str) -> str:
         ((last,),) = self._connection.select(f"SELECT MAX(key) {_TRIALS_OF}", _trial_range(key))
@@ -254,9 +264,15 @@ def _missing(path: Path) -> DatabaseMissing:
 
 def _record(key: str, stored: object) -> Record:
     record = _decode(Record.from_json, key, stored)
-    if record.key != key:
+    if key not in _keys(record.key):
         raise ForeignRecord(key, "holds the record of another key")
     return record
+
+
+def _keys(key: str) -> tuple[str, ...]:
+    """A record's key, and the one it was stored under before fields of its problem were renamed."""
+    former = former_key(key)
+    return (key,) if former is None else (key, former)
 
 
 def _decode(build: Callable[[object], _T], key: str, stored: object) -> _T:

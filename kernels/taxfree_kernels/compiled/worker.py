@@ -27,6 +27,7 @@ def main() -> None:
 
 def _answer(request: dict[str, Any]) -> dict[str, Any]:
     from taxfree_kernels.compiled.compile import compile_launch
+    from taxfree_kernels.compiled.instructions import digests, kernel_key
     from taxfree_kernels.compiled.record import record
     from taxfree_kernels.hardware import Hardware
     from taxfree_kernels.variant import problem_class
@@ -37,6 +38,12 @@ def _answer(request: dict[str, Any]) -> dict[str, Any]:
         request["op"], request["variant"], problem, request["config"], hardware,
         request["heap_bytes"],
     )  # fmt: skip
+    if "digest" in request:
+        asked = request["digest"]
+        launch = launches[asked["launch"]]
+        if kernel_key(launch) != asked["key"]:
+            raise RuntimeError(f"{launch.name}: the plan is another one under this Triton")
+        return digests(launch, hardware, asked["assembly"])
     kernels = []
     for number, launch in enumerate(launches):
         compiled = compile_launch(launch, hardware)
