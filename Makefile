@@ -18,7 +18,7 @@ DEMO := --op all_gather_matmul --shapes demo --gpus 2 --db $(DEMO_DB)
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help prerequisites env demo test lint check-types soak soak-gpu test-gpu docs wheel clean
-.PHONY: measure targets
+.PHONY: measure targets rehash
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -103,6 +103,9 @@ wheel: $(ENV) ## a wheel in dist/
 
 targets: $(ENV) ## each target with the measured figure and its file
 	$(BIN)/python -m benchmarks.targets
+
+rehash: $(TRITON36) ## after a refactoring: move kernel hashes where kernels compile to the same instructions
+	$(BIN)/python -m benchmarks.rehash
 
 clean: ## remove what was made here, but the environments
 	rm -rf .demo build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache

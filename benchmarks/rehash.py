@@ -132,8 +132,8 @@ class Document:
             {"separators": (",", ":")},
         ):
             for end in ("\n", ""):
-                if json.dumps(was, **form) + end == self.text:  # type: ignore[arg-type]
-                    return json.dumps(self.content, **form) + end  # type: ignore[arg-type]
+                if json.dumps(was, **form) + end == self.text:
+                    return json.dumps(self.content, **form) + end
         raise SystemExit(f"error: {self.path}: written by none of our tools; format it as JSON")
 
 
