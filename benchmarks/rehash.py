@@ -14,10 +14,12 @@ supported, and moves the hash where both make the same code, launched alike.
 What is compared: the kernels that a plan launches, in order, on one rank: their digests, numbers of
 programs and numeric arguments. Digests are equal where the TTIR and the compile options are, which
 are the whole input of the compiler; else where the PTX is, from which the same assembler makes the
-same machine code. Names, comments and lines of sources do not count. What torch and the vendor's
-libraries do is not compared. Where no kernel of ours is launched before a plan asks for its peers
-(baselines, library variants), only library calls stand behind the hash. It then moves if that is
-still so: whoever changes what these variants call must measure them again.
+same machine code. Names, comments and lines of sources do not count. PTX takes several times as
+long, so its digests are made only when they are needed, by --record --assembly in a tree of the old
+sources. What torch and the vendor's libraries do is not compared. Where no kernel of ours is
+launched before a plan asks for its peers (baselines, library variants), only library calls stand
+behind the hash. It then moves if that is still so: whoever changes what these variants call must
+measure them again.
 
 A measurement whose hash is neither today's nor that of a digest was stale before. It stays as it
 is. Names that were changed in stored documents are mapped by `taxfree_tuning_db.renamed`.
