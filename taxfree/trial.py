@@ -131,6 +131,7 @@ class Calls:
         reasons = [reason for reason in self.vote(reason) if reason is not None]
         if reasons or plan is None:
             return str(reasons[0])
+        plan.connect()
         return plan
 
     def _compile(self, plan: Plan) -> None:

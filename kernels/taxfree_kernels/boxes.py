@@ -13,7 +13,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 
 class Boxes:
-    """Descriptors of an operand that is a different matrix of the same shape in each call.
+    """Descriptors of an operand that is a different matrix in each call.
 
     Triton's constructor validates every dimension, which takes the host several microseconds. Here
     that is done only once, for as long as the strides do not change.
@@ -22,28 +22,39 @@ class Boxes:
     def __init__(self, describe: Callable[[torch.Tensor], TensorDescriptor]) -> None:
         self._describe = describe
         self._strides: tuple[int, ...] | None = None
-        self._fields: dict[str, Any] = {}
+        self._last: TensorDescriptor | None = None
 
     def __call__(self, matrix: torch.Tensor) -> TensorDescriptor:
-        if matrix.stride() != self._strides or matrix.data_ptr() % 16:
+        if self._last is None or matrix.stride() != self._strides or matrix.data_ptr() % 16:
             descriptor = self._describe(matrix)
             if descriptor.base.data_ptr() == matrix.data_ptr():  # it is no copy
-                self._strides = matrix.stride()
-                self._fields = vars(descriptor) | {"base": None}
+                self._strides, self._last = matrix.stride(), descriptor
             return descriptor
-        descriptor = TensorDescriptor.__new__(TensorDescriptor)
-        descriptor.__dict__ = self._fields | {"base": matrix}  # of which the address matters
+        return with_fields(self._last, base=matrix)  # of which the address matters
+
+
+def with_fields(descriptor: TensorDescriptor, **fields: Any) -> TensorDescriptor:
+    """A descriptor that differs from a valid one in fields that are as valid."""
+    other = TensorDescriptor.__new__(TensorDescriptor)
+    other.__dict__ = vars(descriptor) | fields
+    return other
+
+
+class RowBoxes(Boxes):
+    """Descriptors of a [rows, k] as [slots, sources, rows, k] with one slot and one source."""
+
+    def __init__(self, box: list[int]) -> None:
+        super().__init__(lambda a: TensorDescriptor(_aligned(a), *_one_source(a), box))
+
+    def __call__(self, matrix: torch.Tensor) -> TensorDescriptor:
+        descriptor = super().__call__(matrix)
+        if descriptor.shape[2] != matrix.shape[0]:
+            descriptor.shape, descriptor.strides = _one_source(matrix)
         return descriptor
 
 
-def rows_in_boxes(box: list[int]) -> Boxes:
-    """a [rows, k] as [slots, sources, rows, k] with one slot and one source."""
-
-    def describe(a: torch.Tensor) -> TensorDescriptor:
-        a = _aligned(a)
-        return TensorDescriptor(a, [1, 1, *a.shape], [a.numel(), a.numel(), *a.stride()], box)
-
-    return Boxes(describe)
+def _one_source(a: torch.Tensor) -> tuple[list[int], list[int]]:
+    return [1, 1, *a.shape], [a.numel(), a.numel(), *a.stride()]
 
 
 def weight_in_boxes(sources: int, box: list[int], is_nk: bool) -> Boxes:

@@ -124,6 +124,11 @@ class PeerCopies(CopyStreams):
         self._announce = Kernel(_announce, 1, ranks, options)
         self._finish = Kernel(_finish, 1, {"BLOCK": 1024}, options)
 
+    @property
+    def kernels(self) -> tuple[Kernel, ...]:
+        """Those of any call."""
+        return self._meet, self._announce, self._finish
+
     def begin(self) -> None:
         """Enter the call: copies come after all ranks have."""
         first, *others = self._streams

@@ -26,7 +26,8 @@ class Kernel:
 
     At every launch Triton looks up the compiled kernel by everything it depends on, which takes the
     host several times longer than the launch itself. Here it is cached by the arguments that
-    change; not on AMD, where kernels also depend on where a tensor's memory ends.
+    change; not on AMD, where kernels also depend on where a tensor's memory ends. Calls of other
+    sizes have a copy each, see :meth:`resized`; copies share what is compiled.
 
     Args:
         function: the ``triton.jit`` function.
@@ -45,6 +46,38 @@ class Kernel:
     _runners: dict[tuple[Any, ...], Callable[..., Any]] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
+    _compiled: dict[tuple[Any, ...], tuple[Any, list[str]]] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
+    _changed: Mapping[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    def resized(self, grid: int, last_args: tuple[Any, ...], **constants: Any) -> Kernel:
+        """The same kernel for calls of another size: a few microseconds, and seldom a compilation.
+
+        Args:
+            constants: those that differ.
+        """
+        other = object.__new__(Kernel)
+        other.__dict__.update(self.__dict__, grid=grid, last_args=last_args, _runners={})
+        if constants:
+            other.__dict__.update(constants={**self.constants, **constants}, _changed=constants)
+        return other
+
+    @property
+    def specialization(self) -> tuple[Any, ...]:
+        """What is compiled for a size, among sizes of this kernel: constants, kinds of integers."""
+        constants = getattr(self.function, "constexprs", ())
+        first = len(self.function.arg_names) - len(constants) - len(self.last_args)
+        return (*self._integer_kinds(self.last_args, first), *self._changed.values())
+
+    def _integer_kinds(self, args: tuple[Any, ...], first: int) -> list[Any]:
+        """The kinds of arguments that are integers, from the kernel's parameter `first` on."""
+        params = getattr(self.function, "params", ())[first:]  # interpreted functions have none
+        return [
+            _integer_kind(arg, param.do_not_specialize)
+            for arg, param in zip(args, params, strict=False)
+            if type(arg) is int
+        ]
 
     def __call__(self, *args: Any) -> None:
         launcher = _launcher.get()
@@ -56,18 +89,32 @@ class Kernel:
         if run is not None:
             run(*args)
             return
+        tensors = [kind for kind in kinds if type(kind) is not int]
+        known = (*tensors, *self._integer_kinds(args, 0), *self.specialization)
+        found = self._compiled.get(known)
+        if found is not None:
+            compiled, rest = found
+            again = compiled[(self.grid, 1, 1)]
+            fixed = (*self.last_args, *[self.constants[each] for each in rest])
+            self._runners[kinds] = run = lambda *args: again(*args, *fixed)
+            run(*args)
+            return
         compiled = self.function[(self.grid,)](
             *args, *self.last_args, **self.constants, **self.options
         )
         if getattr(getattr(compiled, "metadata", None), "target", _OTHER).backend == "cuda":
             rest = self.function.arg_names[len(args) + len(self.last_args) :]
             if self.constants.keys() >= set(rest):  # no argument is left to its default
-                again = compiled[(self.grid, 1, 1)]
-                fixed = (*self.last_args, *[self.constants[each] for each in rest])
-                self._runners[kinds] = lambda *args: again(*args, *fixed)
+                self._compiled[known] = compiled, rest
 
 
 _OTHER = GPUTarget("", "", 0)
+
+
+def _integer_kind(arg: int, is_general: bool) -> tuple[bool, bool, bool]:
+    """The properties of an integer that a kernel is specialised on: its width, 1, and 16 * n."""
+    is_wide = not -(1 << 31) <= arg < 1 << 31
+    return is_wide, not is_general and arg == 1, not is_general and arg % 16 == 0
 
 
 def _kind(arg: Any) -> Any:
@@ -93,12 +140,17 @@ def early_options(config: Mapping[str, Any]) -> dict[str, bool]:
     return {"launch_pdl": True} if config.get("launch_pdl") else {}
 
 
+def is_compiling() -> bool:
+    """Whether kernels are only compiled, so that a plan must not call libraries or its peers."""
+    return _launcher.get() is _compile
+
+
 def copy_between_ranks(target: torch.Tensor, source: torch.Tensor) -> None:
     """Let a copy engine store into a peer's memory, or load from it, on the current stream.
 
     When kernels are only compiled, nothing is copied: the signals that make it safe do not run.
     """
-    if _launcher.get() is not _compile:
+    if not is_compiling():
         target.copy_(source)
 
 

@@ -12,34 +12,48 @@ import torch
 
 from taxfree_kernels.errors import PlanError
 from taxfree_kernels.fabric.base import Fabric
+from taxfree_kernels.fabric.workspace import Workspace
 from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.variant import Variant
 
 
-class RegisteredMemory:
-    """A pool of a communicator's memory; allocate, then register.
+class RegisteredMemory(Workspace):
+    """Scratch memory that is registered with a communicator.
 
     Raises:
         PlanError: the process group's backend registers no memory.
     """
 
     def __init__(self, fabric: Fabric) -> None:
+        super().__init__(fabric.device, beside=fabric.workspace)
         self._backend: Any = fabric.group._get_backend(fabric.device)
         if not hasattr(self._backend, "register_mem_pool"):
             raise PlanError(
                 f"the process group's {type(self._backend).__name__} registers no memory"
             )
-        self._device = fabric.device
-        self._pool = torch.cuda.MemPool(self._backend.mem_allocator)
+        self._pools: list[Any] = []  # kept: the communicator knows them
+        self._registered = 0
 
-    def zeros(self, size: tuple[int, int], dtype: torch.dtype) -> torch.Tensor:
-        """A buffer in the pool."""
-        with torch.cuda.use_mem_pool(self._pool):
-            return torch.zeros(size, dtype=dtype, device=self._device)
+    def _allocate(self, size: int) -> torch.Tensor:
+        self._pools.append(torch.cuda.MemPool(self._backend.mem_allocator))
+        with torch.cuda.use_mem_pool(self._pools[-1]):
+            return torch.zeros(size, dtype=torch.uint8, device=self._device)
 
     def register(self) -> None:
         """Make all that has been allocated symmetric; collective."""
-        self._backend.register_mem_pool(self._pool, symm=True)
+        for pool in self._pools[self._registered :]:
+            self._backend.register_mem_pool(pool, symm=True)
+        self._registered = len(self._pools)
+
+
+def registered_memory(fabric: Fabric) -> RegisteredMemory:
+    """The registered memory that the plans of a fabric share."""
+    known = fabric.library_memory
+    if "registered" not in known:
+        known["registered"] = RegisteredMemory(fabric)
+    memory = known["registered"]
+    assert isinstance(memory, RegisteredMemory)
+    return memory
 
 
 class RegisteredVariant(Variant):

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from taxfree_kernels.fabric.base import Fabric
     from taxfree_kernels.hardware import Hardware
+    from taxfree_kernels.launch import Kernel
 
 Config = Mapping[str, Any]
 Space = Mapping[str, tuple[Any, ...]]
@@ -67,14 +68,27 @@ class Step:
 
 
 class Plan(ABC):
-    """A variant made ready for one problem on one fabric.
+    """A variant made ready on one fabric, for a problem and the smaller ones of its kind.
 
-    Making a plan is collective and may allocate; calling one does not synchronise with
-    the host, and can be captured in a graph.
+    The size of a call is that of its tensors: rows, or sequences, up to the problem's. Constants of
+    kernels are the problem's; what is given to them at run time is the call's. Making a plan calls
+    no peer and takes its scratch memory from the fabric's workspace. Calling one does not
+    synchronise with the host, and can be captured in a graph.
     """
 
-    #: kernels that one call launches, collectives counted as one.
+    #: kernels that one call of the problem's size launches, collectives counted as one.
     launches: int = 1
+
+    def connect(self) -> None:  # noqa: B027  most have nothing to do
+        """What must be done once with all peers before the first call; collective.
+
+        Raises:
+            PlanError: it cannot be done here.
+        """
+
+    def kernels(self, size: int) -> tuple[Kernel, ...]:
+        """The kernels of this package that a call of a size launches."""
+        return ()
 
     @abstractmethod
     def __call__(self, *tensors: torch.Tensor | None) -> torch.Tensor:
@@ -116,7 +130,7 @@ class Variant(ABC):
 
     @abstractmethod
     def plan(self, problem: Any, fabric: Fabric, config: Config) -> Plan:
-        """Make a plan; collective.
+        """Make a plan; calls no peer.
 
         Raises:
             PlanError: the fabric or its heap cannot hold it.
@@ -171,6 +185,13 @@ def problem_class(op: str) -> type[Any]:
         raise PlanError(f"unknown op {op!r}", f"one of: {', '.join(operation_names())}")
     problem: type[Any] = importlib.import_module(f"taxfree_kernels.{op}.problem").PROBLEM
     return problem
+
+
+def resized(problem: Any, **sizes: int) -> Any:
+    """The same problem of another size, which is known to be possible."""
+    other = object.__new__(type(problem))
+    other.__dict__.update(problem.__dict__, **sizes)
+    return other
 
 
 def op_of(problem: Any) -> str:

@@ -1,25 +1,51 @@
-"""Libraries of others: what the library paths of all operations compute with."""
+"""Libraries of others: what the library paths of all operations compute and communicate with.
+
+Where kernels are only compiled, none of these does anything.
+"""
 
 from __future__ import annotations
 
 import warnings
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from taxfree_kernels.errors import PlanError
+from taxfree_kernels.launch import is_compiling
 
-if TYPE_CHECKING:
-    import torch.distributed as dist
+# torch 2.13 renamed these; earlier versions have only the old names.
+_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 
 def matmul_into(
     out: torch.Tensor, a: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
 ) -> torch.Tensor:
     """out [m, n] = a [m, k] @ weight [k, n] (+ bias [n]); returns it."""
+    if is_compiling():
+        return out
     if bias is None:
         return torch.mm(a, weight, out=out)
     return torch.addmm(bias, a, weight, out=out)
+
+
+def all_gather(gathered: torch.Tensor, own: torch.Tensor, group: dist.ProcessGroup) -> None:
+    """All ranks' tensors, in the ranks' order, into a contiguous one."""
+    if not is_compiling():
+        _all_gather(gathered, own, group=group)
+
+
+def all_reduce(tensor: torch.Tensor, group: dist.ProcessGroup) -> None:
+    """The sum of all ranks' tensors, in place."""
+    if not is_compiling():
+        dist.all_reduce(tensor, group=group)
+
+
+def reduce_scatter(own: torch.Tensor, parts: torch.Tensor, group: dist.ProcessGroup) -> None:
+    """This rank's part of the sum of all ranks' contiguous tensors."""
+    if not is_compiling():
+        _reduce_scatter(own, parts, group=group)
 
 
 def symm_mem_op(name: str, group: dist.ProcessGroup) -> Any:

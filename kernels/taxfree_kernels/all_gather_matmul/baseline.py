@@ -6,18 +6,33 @@ and ends before the matmul begins, and a gathered A that goes through memory.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from taxfree_kernels.all_gather_matmul.problem import AllGatherMatmul
 from taxfree_kernels.fabric.base import Fabric
-from taxfree_kernels.variant import Config, Plan, Step, Variant
-from taxfree_kernels.vendor import matmul_into
+from taxfree_kernels.fabric.workspace import Workspace
+from taxfree_kernels.variant import Config, Plan, Step, Variant, resized
+from taxfree_kernels.vendor import all_gather, matmul_into
 
-# torch 2.13 renamed it; earlier versions have only the old name.
-_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+
+@dataclass(frozen=True)
+class Buffers:
+    """Where a call of one size keeps A.
+
+    Args:
+        shard: this rank's rows if they must be copied first, else None.
+        gathered: [world_size * shard_rows, shard_columns], the shards one below the other.
+        matrix: [m, k], what is multiplied.
+        needs_layout: the matrix is a re-layout of what was gathered.
+    """
+
+    shard: torch.Tensor | None
+    gathered: torch.Tensor
+    matrix: torch.Tensor
+    needs_layout: bool
 
 
 class BaselinePlan(Plan):
@@ -28,52 +43,68 @@ class BaselinePlan(Plan):
 
     def __init__(self, problem: AllGatherMatmul, fabric: Fabric) -> None:
         self._problem, self._group = problem, fabric.group
-        # With one row, the sources already stand side by side.
-        self._needs_layout = problem.gather_dim == 1 and problem.m > 1
-        self.launches = 2 + self._needs_layout
-        dtype = getattr(torch, problem.dtype)
-        rows, columns, world = problem.shard_rows, problem.shard_columns, problem.world_size
-        self._gathered = self._buffer(fabric, (world * rows, columns), dtype)
-        self._padded = None
-        if problem.gather_dim == 0 and problem.m % world:
-            self._padded = torch.zeros(rows, columns, dtype=dtype, device=fabric.device)
-            self.launches += 1
-        if self._needs_layout:
-            self._matrix = torch.empty(problem.m, problem.k, dtype=dtype, device=fabric.device)
-        else:
-            self._matrix = self._gathered.view(-1, problem.k)[: problem.m]
+        self._is_by_columns = problem.gather_dim == 1
+        shard = (problem.shard_rows, problem.shard_columns)
+        gathered = (problem.world_size * shard[0], shard[1])
+        matrix = (problem.m if self._is_by_columns else 0, problem.k)
+        sizes = ((each, getattr(torch, problem.dtype)) for each in (shard, gathered, matrix))
+        self._scratch = self._memory(fabric).scratch(*sizes)
+        self._sized = fabric.workspace.by_size(self._of_size)
+        top = self._sized[problem.m]
+        self.launches = 2 + top.needs_layout + (top.shard is not None)
 
-    def _buffer(self, fabric: Fabric, size: tuple[int, int], dtype: torch.dtype) -> torch.Tensor:
-        return torch.empty(size, dtype=dtype, device=fabric.device)
+    def _memory(self, fabric: Fabric) -> Workspace:
+        """Where its buffers are."""
+        return fabric.workspace
+
+    def _copies_shard(self, problem: AllGatherMatmul) -> bool:
+        return problem.gather_dim == 0 and problem.m % problem.world_size > 0
+
+    def _of_size(self, m: int) -> Buffers:
+        problem = resized(self._problem, m=m)
+        shard, gathered, matrix = self._scratch()
+        gathered = gathered[: problem.world_size * problem.shard_rows]
+        # With one row, the sources already stand side by side.
+        needs_layout = self._is_by_columns and m > 1
+        if not needs_layout:
+            matrix = gathered.view(-1, problem.k)
+        copied = shard[: problem.shard_rows] if self._copies_shard(problem) else None
+        return Buffers(copied, gathered, matrix[:m], needs_layout)
 
     def __call__(
         self, a: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor
     ) -> torch.Tensor:
-        if self._padded is not None:
-            a = self._pad(a)
-        _all_gather(self._gathered, a, group=self._group)
-        if self._needs_layout:
-            self._lay_out()
-        return matmul_into(out, self._matrix, weight, bias)
+        buffers = self._sized[out.shape[0]]
+        if buffers.shard is not None:
+            a = _copied_in(a, buffers.shard)
+        all_gather(buffers.gathered, a, self._group)
+        if buffers.needs_layout:
+            self._lay_out(buffers)
+        return matmul_into(out, buffers.matrix, weight, bias)
 
     def steps(
         self, a: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor
     ) -> list[Step]:
-        steps, shard = [], a
-        if self._padded is not None:
-            shard = self._padded
-            steps.append(Step("pad", "copy", lambda: self._pad(a), memory_bytes=2 * a.nbytes))
+        buffers, steps = self._sized[out.shape[0]], []
+        own, shard, matrix = buffers.shard, a, buffers.matrix
+        if own is not None:
+            shard = own
+            steps.append(
+                Step("copy in", "copy", lambda: _copied_in(a, own), memory_bytes=2 * a.nbytes)
+            )
         steps.append(
             Step(
                 "all-gather",
                 "collective",
-                lambda: _all_gather(self._gathered, shard, group=self._group),
-                least=lambda: self._gather_one_element(shard),
+                lambda: all_gather(buffers.gathered, shard, self._group),
+                least=lambda: self._gather_one_element(buffers, shard),
             )
         )
-        matrix = self._matrix
-        if self._needs_layout:
-            steps.append(Step("re-layout", "copy", self._lay_out, memory_bytes=2 * matrix.nbytes))
+        if buffers.needs_layout:
+            moved = 2 * matrix.nbytes
+            steps.append(
+                Step("re-layout", "copy", lambda: self._lay_out(buffers), memory_bytes=moved)
+            )
         steps.append(
             Step(
                 "matmul",
@@ -85,21 +116,21 @@ class BaselinePlan(Plan):
         )
         return steps
 
-    def _pad(self, a: torch.Tensor) -> torch.Tensor:
-        assert self._padded is not None
-        self._padded[: a.shape[0]].copy_(a)
-        return self._padded
+    def _gather_one_element(self, buffers: Buffers, shard: torch.Tensor) -> None:
+        one_each = buffers.gathered.view(-1)[: self._problem.world_size]
+        all_gather(one_each, shard.view(-1)[:1], self._group)
 
-    def _gather_one_element(self, shard: torch.Tensor) -> None:
-        world = self._problem.world_size
-        _all_gather(self._gathered.view(-1)[:world], shard.view(-1)[:1], group=self._group)
-
-    def _lay_out(self) -> None:
+    def _lay_out(self, buffers: Buffers) -> None:
         """From [source, m, columns] to [m, source, columns]."""
-        problem = self._problem
-        by_source = self._gathered.view(problem.world_size, problem.m, problem.shard_columns)
-        columns = self._matrix.view(problem.m, problem.world_size, problem.shard_columns)
-        columns.copy_(by_source.transpose(0, 1))
+        m, world, width = len(buffers.matrix), self._problem.world_size, self._problem.shard_columns
+        by_source = buffers.gathered.view(world, m, width)
+        buffers.matrix.view(m, world, width).copy_(by_source.transpose(0, 1))
+
+
+def _copied_in(a: torch.Tensor, shard: torch.Tensor) -> torch.Tensor:
+    """A full shard that begins with a rank's rows."""
+    shard[: a.shape[0]].copy_(a)
+    return shard
 
 
 class Baseline(Variant):

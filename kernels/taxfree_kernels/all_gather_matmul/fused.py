@@ -11,7 +11,7 @@ from taxfree_kernels.all_gather_matmul.problem import AllGatherMatmul
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.launch import Kernel, compile_options, early_options
-from taxfree_kernels.variant import Config, Plan, Space, Variant
+from taxfree_kernels.variant import Config, Plan, Space, Variant, resized
 
 _KNOBS = (
     "CHUNKS", "SEND_BLOCK", "SOURCES_PER_WAIT", "BLOCK_M", "BLOCK_N", "BLOCK_K", "GROUP_M",
@@ -57,28 +57,17 @@ class FusedPlan(Plan):
         first_programs: int,
         constants: Config,
     ) -> None:
-        dtype = getattr(torch, problem.dtype)
-        split_k = config["SPLIT_K"]
-        tiles = -(-problem.m // config["BLOCK_M"]) * -(-problem.n // config["BLOCK_N"])
+        self._problem, self._config, self._rank = problem, config, fabric.rank
+        self._first_programs = first_programs
+        split_k, tiles = config["SPLIT_K"], self._tiles(problem)
         partials = split_k * problem.m * problem.n if split_k > 1 else 1
-        self._inbox = fabric.pool.slots(problem.gathered_elements, dtype)
-        self._own_rows = problem.rows_of(fabric.rank)
-        last_args = (
-            *self._inbox,
-            fabric.pool.control,
-            torch.empty(partials, dtype=torch.float32, device=fabric.device),
-            torch.zeros(tiles, dtype=torch.int32, device=fabric.device),
-            fabric.heap_bases,
-            fabric.rank,
-            problem.m,
-            problem.n,
-            problem.k,
-            problem.shard_rows,
-            problem.shard_columns,
-        )
+        self._inbox = fabric.pool.slots(problem.gathered_elements, getattr(torch, problem.dtype))
+        self._partials = fabric.workspace.scratch(((partials,), torch.float32))
+        self._counters = fabric.workspace.counters(tiles)
+        self._control, self._heap_bases = fabric.pool.control, fabric.heap_bases
         self._kernel = Kernel(
             function,
-            grid=first_programs + tiles * split_k,
+            grid=0,
             constants={knob: config[knob] for knob in _KNOBS}
             | {
                 "WORLD": problem.world_size,
@@ -88,18 +77,41 @@ class FusedPlan(Plan):
             }
             | dict(constants),
             options=compile_options(fabric.backend, config) | early_options(config),
-            last_args=last_args,
         )
+        self._sized = fabric.workspace.by_size(self._of_size)
+
+    def _varying(self, problem: AllGatherMatmul) -> tuple[int, dict[str, Any]]:
+        """Programs before those of tiles, and constants, where they depend on the size."""
+        return self._first_programs, {}
+
+    def _tiles(self, problem: AllGatherMatmul) -> int:
+        block_m, block_n = self._config["BLOCK_M"], self._config["BLOCK_N"]
+        return int(-(-problem.m // block_m) * -(-problem.n // block_n))
+
+    def _of_size(self, m: int) -> tuple[Kernel, int]:
+        """The kernel for m rows, and how many of them this rank has."""
+        problem = resized(self._problem, m=m)
+        first_programs, constants = self._varying(problem)
+        grid = first_programs + self._tiles(problem) * self._config["SPLIT_K"]
+        last_args = (
+            *self._inbox, self._control, *self._partials(), self._counters(), self._heap_bases,
+            self._rank, m, problem.n, problem.k, problem.shard_rows, problem.shard_columns,
+        )  # fmt: skip
+        kernel = self._kernel.resized(grid, last_args, **constants)
+        return kernel, problem.rows_of(self._rank)
+
+    def kernels(self, size: int) -> tuple[Kernel, ...]:
+        return (self._sized[size][0],)
 
     def __call__(
         self, a: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor
     ) -> torch.Tensor:
-        self._kernel(
-            a, self._own_rows, *self._operands(a, weight), out if bias is None else bias, out,
-        )  # fmt: skip
+        kernel, own_rows = self._sized[out.shape[0]]
+        operands = self._operands(a, weight, out.shape[0])
+        kernel(a, own_rows, *operands, out if bias is None else bias, out)
         return out
 
-    def _operands(self, a: torch.Tensor, weight: torch.Tensor) -> tuple[Any, ...]:
+    def _operands(self, a: torch.Tensor, weight: torch.Tensor, m: int) -> tuple[Any, ...]:
         """How the kernel is given what tiles read."""
         return weight, *weight.stride()
 

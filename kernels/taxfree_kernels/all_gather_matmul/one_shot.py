@@ -10,7 +10,6 @@ so the two slots of the pool suffice.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -26,7 +25,7 @@ from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.launch import Kernel
 from taxfree_kernels.spaces import nearest_first
-from taxfree_kernels.variant import Config, Plan, Space, Step, Variant
+from taxfree_kernels.variant import Config, Plan, Space, Step, Variant, resized
 from taxfree_kernels.vendor import matmul_into
 
 
@@ -80,13 +79,10 @@ class OneShotPlan(Plan):
     def __init__(self, problem: AllGatherMatmul, fabric: Fabric, config: Config) -> None:
         dtype = getattr(torch, problem.dtype)
         world, chunks = problem.world_size, config["CHUNKS"]
+        self._problem, self._rank = problem, fabric.rank
         inbox, slot_elements = fabric.pool.slots(problem.gathered_elements, dtype)
-        self._own_rows = problem.rows_of(fabric.rank)
-        self._a = torch.empty(problem.m, problem.k, dtype=dtype, device=fabric.device)
-        last_args = (
-            self._a, inbox, slot_elements, fabric.pool.control, fabric.heap_bases, fabric.rank,
-            problem.m, problem.k, problem.shard_rows, problem.shard_columns,
-        )  # fmt: skip
+        self._ends = (inbox, slot_elements, fabric.pool.control, fabric.heap_bases, fabric.rank)
+        self._a = fabric.workspace.scratch(((problem.m, problem.k), dtype))
         self._gather = Kernel(
             _gather,
             grid=chunks * (2 * world - 1),
@@ -98,33 +94,45 @@ class OneShotPlan(Plan):
                 "SEND_BLOCK": config["SEND_BLOCK"],
                 "ALIGNED": problem.shard_columns % 8 == 0,
             },
-            last_args=last_args,
         )
+        self._sized = fabric.workspace.by_size(self._of_size)
+
+    def _of_size(self, m: int) -> tuple[torch.Tensor, Kernel, int]:
+        """Where A is gathered, by which kernel, and how many of its m rows this rank has."""
+        problem, (whole,) = resized(self._problem, m=m), self._a()
+        last_args = (whole, *self._ends, m, problem.k, problem.shard_rows, problem.shard_columns)
+        kernel = self._gather.resized(self._gather.grid, last_args)
+        return whole[:m], kernel, problem.rows_of(self._rank)
+
+    def kernels(self, size: int) -> tuple[Kernel, ...]:
+        return (self._sized[size][1],)
 
     def __call__(
         self, a: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor
     ) -> torch.Tensor:
-        self._gather(a, self._own_rows)
-        return matmul_into(out, self._a, weight, bias)
+        gathered, gather, own_rows = self._sized[out.shape[0]]
+        gather(a, own_rows)
+        return matmul_into(out, gathered, weight, bias)
 
     def steps(
         self, a: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor
     ) -> list[Step]:
-        *args, _, shard_columns = self._gather.last_args
-        without_rows = replace(self._gather, last_args=(*args, 0, shard_columns))
+        gathered, gather, own_rows = self._sized[out.shape[0]]
+        *args, _, shard_columns = gather.last_args
+        without_rows = gather.resized(gather.grid, (*args, 0, shard_columns))
         return [
             Step(
                 "gather",
                 "collective",
-                lambda: self._gather(a, self._own_rows),
+                lambda: gather(a, own_rows),
                 least=lambda: without_rows(a, 0),
             ),
             Step(
                 "matmul",
                 "consumer",
-                lambda: matmul_into(out, self._a, weight, bias),
-                reads=self._a,
-                memory_bytes=self._a.nbytes,
+                lambda: matmul_into(out, gathered, weight, bias),
+                reads=gathered,
+                memory_bytes=gathered.nbytes,
             ),
         ]
 

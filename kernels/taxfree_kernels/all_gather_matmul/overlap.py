@@ -28,7 +28,7 @@ from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.launch import Kernel, compile_options
 from taxfree_kernels.spaces import copy_space, first_copies
-from taxfree_kernels.variant import Config, Plan, Space, Variant
+from taxfree_kernels.variant import Config, Plan, Space, Variant, resized
 from taxfree_kernels.vendor import matmul_into
 
 
@@ -60,58 +60,91 @@ class _Message:
     target: torch.Tensor
 
 
+@dataclass(frozen=True)
+class _Calls:
+    """What calls of one size consist of.
+
+    Args:
+        own: this rank's rows of the output.
+        parts: of the peers' rows, each with the messages to send before it, the rows, and where
+            they arrive.
+        last_messages: to send after the last part.
+        await_args: of the kernel that waits, before the rows.
+    """
+
+    own: slice
+    parts: list[tuple[list[_Message], slice, torch.Tensor]]
+    last_messages: list[_Message]
+    await_args: tuple[Any, ...]
+
+    @property
+    def launches(self) -> int:
+        messages = sum(len(sent) for sent, _, _ in self.parts) + len(self.last_messages)
+        return 3 + 2 * messages + 2 * len(self.parts)
+
+
 class OverlapPlan(Plan):
     """Copies on side streams, each announced; a matmul per part of the rows, behind a wait."""
 
     def __init__(self, problem: AllGatherMatmul, fabric: Fabric, config: Config) -> None:
-        world, rank, chunks = problem.world_size, fabric.rank, config["CHUNKS"]
-        dtype = getattr(torch, problem.dtype)
-        inbox, _ = fabric.pool.slots(problem.gathered_elements, dtype)
-        self._inbox = inbox.view(world * problem.shard_rows, problem.k)
-        self._own = rows_of_chunk(problem, rank, 0, 1)
-        peers = [(rank + distance) % world for distance in range(1, world)]
-        messages = list(self._messages_of(problem, fabric, chunks))
-        parts = parts_of(problem, peers, chunks, config["CHUNKS_PER_WAIT"])
-        begins = [0, *(part.chunks for part in parts)]
-        self._parts = [
-            (messages[begin : part.chunks], part.rows, self._inbox[part.rows])
-            for begin, part in zip(begins, parts, strict=False)
-        ]
-        self._last_messages = messages[begins[-1] :]
-        self._copies = PeerCopies(fabric, chunks, config["STREAMS"])
+        self._problem, self._fabric, self._config = problem, fabric, config
+        self._inbox, _ = fabric.pool.slots(problem.gathered_elements, getattr(torch, problem.dtype))
+        self._copies = PeerCopies(fabric, config["CHUNKS"], config["STREAMS"])
         self._await = Kernel(
             _await,
             1,
-            {"WORLD": world, "BACKEND": fabric.backend, "CHUNKS": chunks},
+            {
+                "WORLD": problem.world_size,
+                "BACKEND": fabric.backend,
+                "CHUNKS": config["CHUNKS"],
+            },
             compile_options(fabric.backend, {"num_warps": 1}),
         )
-        self._await_args = (
-            fabric.pool.control, fabric.heap_bases, rank, problem.m, problem.shard_rows
-        )  # fmt: skip
-        self.launches = 3 + 2 * len(messages) + 2 * len(self._parts)
+        self._sized = fabric.workspace.by_size(self._of_size)
+        self.launches = self._sized[problem.m].launches
 
-    def _messages_of(
-        self, problem: AllGatherMatmul, fabric: Fabric, chunks: int
-    ) -> Iterator[_Message]:
+    def _of_size(self, m: int) -> _Calls:
+        problem, fabric = resized(self._problem, m=m), self._fabric
+        world, rank, chunks = problem.world_size, fabric.rank, self._config["CHUNKS"]
+        inbox = self._inbox[: problem.gathered_elements].view(-1, problem.k)
+        peers = [(rank + distance) % world for distance in range(1, world)]
+        messages = list(self._messages_of(problem, inbox))
+        parts = parts_of(problem, peers, chunks, self._config["CHUNKS_PER_WAIT"])
+        begins = [0, *(part.chunks for part in parts)]
+        return _Calls(
+            own=rows_of_chunk(problem, rank, 0, 1),
+            parts=[
+                (messages[begin : part.chunks], part.rows, inbox[part.rows])
+                for begin, part in zip(begins, parts, strict=False)
+            ],
+            last_messages=messages[begins[-1] :],
+            await_args=(fabric.pool.control, fabric.heap_bases, rank, m, problem.shard_rows),
+        )
+
+    def _messages_of(self, problem: AllGatherMatmul, inbox: torch.Tensor) -> Iterator[_Message]:
         """In the order in which peers need them; each rank begins with another peer."""
-        world, rank = problem.world_size, fabric.rank
+        world, rank, chunks = problem.world_size, self._fabric.rank, self._config["CHUNKS"]
         for distance, chunk in product(range(1, world), range(chunks)):
             peer = (rank - distance) % world
             rows, begin = rows_of_chunk(problem, rank, chunk, chunks), rank * problem.shard_rows
-            target = fabric.peer_view(self._inbox, peer)[rows]
+            target = self._fabric.peer_view(inbox, peer)[rows]
             yield _Message(peer, chunk, slice(rows.start - begin, rows.stop - begin), target)
+
+    def kernels(self, size: int) -> tuple[Kernel, ...]:
+        return (self._await, *self._copies.kernels)
 
     def __call__(
         self, a: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor
     ) -> torch.Tensor:
+        calls = self._sized[out.shape[0]]
         self._copies.begin()
-        matmul_into(out[self._own], a, weight, bias)
-        for messages, rows, arrived in self._parts:
+        matmul_into(out[calls.own], a, weight, bias)
+        for messages, rows, arrived in calls.parts:
             self._send(messages, a)
             self._copies.join()
-            self._await(*self._await_args, rows.start, rows.stop)
+            self._await(*calls.await_args, rows.start, rows.stop)
             matmul_into(out[rows], arrived, weight, bias)
-        self._send(self._last_messages, a)
+        self._send(calls.last_messages, a)
         self._copies.join()
         self._copies.finish(out)
         return out

@@ -37,13 +37,13 @@ from taxfree_kernels.all_gather_matmul.tile import (
     share_of_split,
     wait_for_rows,
 )
-from taxfree_kernels.boxes import rows_in_boxes, weight_in_boxes
+from taxfree_kernels.boxes import RowBoxes, weight_in_boxes, with_fields
 from taxfree_kernels.device import sync
 from taxfree_kernels.device.early import wait_for_the_last
 from taxfree_kernels.device.tiles import accumulate_boxes
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.hardware import Hardware
-from taxfree_kernels.variant import Config, Plan, Space
+from taxfree_kernels.variant import Config, Plan, Space, resized
 
 
 @triton.jit(do_not_specialize=["rank", "own_rows", "m", "shard_rows"])
@@ -141,29 +141,22 @@ class PushTmaPlan(FusedPlan):
     """One launch: senders, then tiles."""
 
     def __init__(self, problem: AllGatherMatmul, fabric: Fabric, config: Config) -> None:
-        to_self = sends_to_self(problem, config)
-        # A tensor map cannot have zero rows; a rank without rows has no tile that would read them.
-        self._reads_own_shard = not to_self and problem.rows_of(fabric.rank) > 0
-        parts = config["K_PARTS"]
-        messages = parts * config["CHUNKS"] * (problem.world_size - 1 + to_self)
-        senders = min(config["SENDERS"], messages)
         is_nk, columns = problem.weight_layout == "nk", problem.shard_columns
         constants = {
-            "SENDERS": senders,
             "W_NK": is_nk,
-            "TO_SELF": to_self,
-            "K_PARTS": parts,
+            "K_PARTS": config["K_PARTS"],
             "SEND_STAGES": config["SEND_STAGES"],
             "PART_STEPS": steps_of_part(problem, config),
         }
-        super().__init__(problem, fabric, config, _push_tma, senders, constants)
+        super().__init__(problem, fabric, config, _push_tma, 0, constants)
         block_m, block_n, block_k = (config[f"BLOCK_{side}"] for side in "MNK")
         a_box = [1, 1, block_m, block_k]
         w_box = [1, block_n, block_k] if is_nk else [1, block_k, block_n]
         sources = problem.world_size if problem.gather_dim == 1 else 1
-        self._a_boxes = rows_in_boxes(a_box)
+        self._a_boxes = RowBoxes(a_box)
         self._w_boxes = weight_in_boxes(sources, w_box, is_nk)
         inbox, slot_elements = self._inbox
+        self._inbox_boxes = fabric.workspace.by_size(self._boxes_of_size)
         self._inbox_desc = TensorDescriptor(
             inbox,
             [2, sources, problem.m, columns],
@@ -171,11 +164,31 @@ class PushTmaPlan(FusedPlan):
             a_box,
         )
 
-    def _operands(self, a: torch.Tensor, weight: torch.Tensor) -> tuple[Any, ...]:
-        a_desc = self._inbox_desc  # of gather_dim 0 nothing else is read
-        if self._reads_own_shard:
-            a_desc = self._a_boxes(a)
-        return a_desc, self._w_boxes(weight), self._inbox_desc
+    def _varying(self, problem: AllGatherMatmul) -> tuple[int, dict[str, Any]]:
+        to_self = sends_to_self(problem, self._config)
+        chunks = self._config["K_PARTS"] * self._config["CHUNKS"]
+        senders = min(self._config["SENDERS"], chunks * (problem.world_size - 1 + to_self))
+        return senders, {"SENDERS": senders, "TO_SELF": to_self}
+
+    def _boxes_of_size(self, m: int) -> tuple[TensorDescriptor, bool]:
+        """The inbox, and whether tiles read the own shard, too."""
+        problem, columns = resized(self._problem, m=m), self._problem.shard_columns
+        slots, sources, _, _ = self._inbox_desc.shape
+        stride_slot = self._inbox_desc.strides[0]
+        inbox = with_fields(
+            self._inbox_desc,
+            shape=[slots, sources, m, columns],
+            strides=[stride_slot, problem.shard_rows * columns, columns, 1],
+        )
+        # A tensor map cannot have zero rows; a rank without rows has no tile that would read them.
+        reads_own = problem.rows_of(self._rank) > 0
+        return inbox, reads_own and not sends_to_self(problem, self._config)
+
+    def _operands(self, a: torch.Tensor, weight: torch.Tensor, m: int) -> tuple[Any, ...]:
+        inbox, reads_own = self._inbox_boxes[m]
+        # of gather_dim 0 nothing else may be read
+        a_desc = self._a_boxes(a) if reads_own else inbox
+        return a_desc, self._w_boxes(weight), inbox
 
 
 class PushTma(FusedVariant):

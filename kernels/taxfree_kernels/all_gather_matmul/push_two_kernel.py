@@ -20,7 +20,7 @@ from taxfree_kernels.all_gather_matmul.tile import push_chunk
 from taxfree_kernels.device import sync
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.launch import Kernel
-from taxfree_kernels.variant import Config, Plan
+from taxfree_kernels.variant import Config, Plan, resized
 
 
 @triton.jit(do_not_specialize=["rank", "own_rows", "shard_rows"])
@@ -45,10 +45,7 @@ class PushTwoKernelPlan(FusedPlan):
     def __init__(self, problem: AllGatherMatmul, fabric: Fabric, config: Config) -> None:
         constants = {"SENDERS": 0, **pointer_constants(problem, config)}
         super().__init__(problem, fabric, config, _push, 0, constants)
-        last_args = (
-            *self._inbox, fabric.pool.control, fabric.heap_bases, fabric.rank,
-            problem.shard_rows, problem.shard_columns,
-        )  # fmt: skip
+        self._ends = (*self._inbox, fabric.pool.control, fabric.heap_bases, fabric.rank)
         self._send = Kernel(
             _send,
             grid=config["CHUNKS"] * (problem.world_size - 1),
@@ -58,13 +55,22 @@ class PushTwoKernelPlan(FusedPlan):
                 "CHUNKS": config["CHUNKS"],
                 "SEND_BLOCK": config["SEND_BLOCK"],
             },
-            last_args=last_args,
         )
+        self._sends = fabric.workspace.by_size(self._send_of_size)
+
+    def _send_of_size(self, m: int) -> Kernel:
+        problem = resized(self._problem, m=m)
+        last_args = (*self._ends, problem.shard_rows, problem.shard_columns)
+        return self._send.resized(self._send.grid, last_args)
+
+    def kernels(self, size: int) -> tuple[Kernel, ...]:
+        return (self._sends[size], *super().kernels(size))
 
     def __call__(
         self, a: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor
     ) -> torch.Tensor:
-        self._send(a, self._own_rows)
+        _, own_rows = self._sized[out.shape[0]]
+        self._sends[out.shape[0]](a, own_rows)
         return super().__call__(a, weight, bias, out)
 
 

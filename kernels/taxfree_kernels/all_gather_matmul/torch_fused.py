@@ -20,15 +20,17 @@ class TorchFusedPlan(Plan):
     """One call of ``torch.ops.symm_mem.fused_all_gather_matmul``."""
 
     def __init__(self, problem: AllGatherMatmul, fabric: Fabric) -> None:
-        self._op = symm_mem_op("fused_all_gather_matmul", fabric.group)
-        self._group_name = fabric.group.group_name
+        self._group = fabric.group
         # Per shard a copy and a matmul, but for the own one a matmul only; then the copy here.
         self.launches = 2 * problem.world_size
+
+    def connect(self) -> None:
+        self._op = symm_mem_op("fused_all_gather_matmul", self._group)
 
     def __call__(
         self, a: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor
     ) -> torch.Tensor:
-        _, (product,) = self._op(a, [weight], 0, self._group_name, return_A=False)
+        _, (product,) = self._op(a, [weight], 0, self._group.group_name, return_A=False)
         return out.copy_(product) if bias is None else torch.add(product, bias, out=out)
 
 

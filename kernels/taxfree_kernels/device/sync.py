@@ -170,7 +170,7 @@ def wait(
             limit = tl.zeros((), tl.int64)
     ticks = tl.zeros((), tl.int64)
     if BACKEND == "interpreter":
-        start = _yield_and_clock_us()
+        start = tl.full((), _yield_and_clock_us(), tl.int64)  # uptime exceeds int32
     while (lead < 0) & (ticks < limit):
         lead = _poll(words, generation, mask, POLL)
         if BACKEND == "interpreter":
@@ -256,7 +256,7 @@ def receive(
             limit = tl.zeros((), tl.int64)
     ticks = tl.zeros((), tl.int64)
     if BACKEND == "interpreter":
-        start = _yield_and_clock_us()
+        start = tl.full((), _yield_and_clock_us(), tl.int64)  # uptime exceeds int32
     while (late > 0) & (ticks < limit):
         seen = _load_words(words, BACKEND)
         late = _count_late(seen, generation, mask)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from functools import cached_property
 from typing import TYPE_CHECKING, ClassVar
 
 import torch
@@ -11,6 +12,7 @@ import torch.distributed as dist
 from taxfree_kernels.errors import PlanError
 from taxfree_kernels.fabric.heap import Pool, SymmetricHeap
 from taxfree_kernels.fabric.side_stream import SideStream
+from taxfree_kernels.fabric.workspace import Workspace
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -31,6 +33,7 @@ class Fabric(ABC):
         heap_bases: int64 [world_size] on the device: where this rank sees each rank's arena.
         pool: the inboxes that plans share.
         device_barrier: aligns all ranks' streams.
+        workspace: scratch memory of the plans.
     """
 
     name: ClassVar[str]
@@ -67,6 +70,15 @@ class Fabric(ABC):
 
     def _arena_of(self, peer: int) -> torch.Tensor:
         raise PlanError(f"fabric {self.name} shows peers' memory to kernels only")
+
+    @cached_property
+    def workspace(self) -> Workspace:
+        return Workspace(self.device)
+
+    @cached_property
+    def library_memory(self) -> dict[str, Workspace]:
+        """Scratch memory of libraries' own kinds, by kind, that plans share likewise."""
+        return {}
 
     def side_stream(self) -> SideStream:
         """A stream beside the caller's."""

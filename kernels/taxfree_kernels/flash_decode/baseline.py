@@ -9,21 +9,14 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.flash_decode import spaces
-from taxfree_kernels.flash_decode.local import (
-    DecodePlan,
-    RanksMerge,
-    SplitsMerge,
-    empty_parts,
-)
+from taxfree_kernels.flash_decode.local import DecodePlan, RanksMerge, SplitsMerge, size_of
 from taxfree_kernels.flash_decode.problem import FlashDecode
-from taxfree_kernels.variant import Config, Plan, Step, Variant
-
-# torch 2.13 renamed it; earlier versions have only the old name.
-_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+from taxfree_kernels.launch import Kernel
+from taxfree_kernels.variant import Config, Plan, Step, Variant, resized
+from taxfree_kernels.vendor import all_gather
 
 
 class BaselinePlan(DecodePlan):
@@ -34,53 +27,66 @@ class BaselinePlan(DecodePlan):
     """
 
     def __init__(self, problem: FlashDecode, fabric: Fabric, config: Config) -> None:
-        super().__init__(problem, fabric, config)
-        world, rows = problem.world_size, config["OUT_ROWS"]
+        world, rows, part = problem.world_size, config["OUT_ROWS"], problem.part_elements
         self._alone = world == 1
+        super().__init__(problem, fabric, config, () if self._alone else (part, world * part))
         self.launches = 2 if self._alone else 4
         self._merge_splits = SplitsMerge(
             problem, fabric, self.attention, rows, into_output=self._alone
         )
         if not self._alone:
             self._group = fabric.group
-            self._own, self._gathered = (empty_parts(problem, fabric, n) for n in (1, world))
             self._merge_ranks = RanksMerge(problem, fabric, rows)
 
-    def finish(self, out: torch.Tensor) -> None:
+    def finishing(self, problem: FlashDecode) -> tuple[Kernel, ...]:
+        splits = self._merge_splits.kernel(problem.batch)
+        return (splits,) if self._alone else (splits, self._merge_ranks.kernel(problem.batch))
+
+    def finish(self, out: torch.Tensor, *kernels: Kernel) -> None:
         if self._alone:
-            self._merge_splits.launch(out)
+            self._merge_splits.launch(kernels[0], out, len(out))
             return
-        self._merge_splits.launch(self._own)
-        self._gather(self._gathered, self._own)
-        self._merge_ranks.launch(self._gathered, out)
+        splits, ranks = kernels
+        own, gathered = self._parts(len(out))
+        self._merge_splits.launch(splits, own, len(out))
+        all_gather(gathered, own, self._group)
+        self._merge_ranks.launch(ranks, gathered, out)
+
+    def _parts(self, batch: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Room for this rank's part, and for those of all."""
+        elements = resized(self._problem, batch=batch).part_elements
+        _, _, own, gathered = self.attention.scratch()
+        return own[:elements], gathered[: self._problem.world_size * elements]
 
     def steps(self, *tensors: torch.Tensor | None) -> list[Step]:
         if self._alone:
             return super().steps(*tensors)
         *inputs, out = tensors
         assert out is not None
-        own, gathered = self._own, self._gathered
-        one_of_each = gathered[: len(gathered) // len(own)]
+        attend, splits, ranks = self._sized[size_of(inputs)]
+        own, gathered = self._parts(len(out))
+        one_of_each = gathered[: self._problem.world_size]
         return [
-            Step("attention", "producer", lambda: self.attention.launch(inputs)),
-            Step("merge of splits", "producer", lambda: self._merge_splits.launch(own)),
+            Step("attention", "producer", lambda: attend(*self.attention.args(inputs))),
+            Step(
+                "merge of splits",
+                "producer",
+                lambda: self._merge_splits.launch(splits, own, len(out)),
+            ),
             Step(
                 "all-gather",
                 "collective",
-                lambda: self._gather(gathered, own),
-                least=lambda: self._gather(one_of_each, own[:1]),
+                lambda: all_gather(gathered, own, self._group),
+                least=lambda: all_gather(one_of_each, own[:1], self._group),
             ),
             Step(
                 "merge of ranks",
                 "consumer",
-                lambda: self._merge_ranks.launch(gathered, out),
+                lambda: self._merge_ranks.launch(ranks, gathered, out),
                 reads=gathered,
                 memory_bytes=gathered.nbytes,
             ),
         ]
-
-    def _gather(self, gathered: torch.Tensor, own: torch.Tensor) -> None:
-        _all_gather(gathered, own, group=self._group)
 
 
 class Baseline(Variant):

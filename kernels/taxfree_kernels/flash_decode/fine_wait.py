@@ -26,7 +26,6 @@ from taxfree_kernels.flash_decode.local import (
     Exchange,
     ExchangingVariant,
     SplitsMerge,
-    empty_parts,
 )
 from taxfree_kernels.flash_decode.problem import FlashDecode
 from taxfree_kernels.launch import Kernel, compile_options
@@ -69,30 +68,34 @@ class FineWaitPlan(DecodePlan):
     launches = 4
 
     def __init__(self, problem: FlashDecode, fabric: Fabric, config: Config) -> None:
-        super().__init__(problem, fabric, config)
-        self._own = empty_parts(problem, fabric, 1)
+        super().__init__(problem, fabric, config, (problem.part_elements,))
         self._merge_splits = SplitsMerge(problem, fabric, self.attention, config["OUT_ROWS"])
-        exchange = Exchange(problem, fabric, config, chunk_rows(problem, config))
+        self._exchange = exchange = Exchange(problem, fabric, config, chunk_rows(problem, config))
         options = compile_options(fabric.backend, {})
         self._send = Kernel(
             _send,
             grid=problem.world_size * exchange.chunks,
             constants=exchange.sending_constants,
             options=options,
-            last_args=exchange.args,
         )
         self._combine = Kernel(
-            _combine,
-            grid=exchange.combiners,
-            constants=exchange.constants | {"IN_DATA": False},
-            options=options,
-            last_args=exchange.args,
+            _combine, grid=0, constants=exchange.constants | {"IN_DATA": False}, options=options
         )
 
-    def finish(self, out: torch.Tensor) -> None:
-        self._merge_splits.launch(self._own)
-        self._send(self._own)
-        self._combine(out)
+    def finishing(self, problem: FlashDecode) -> tuple[Kernel, ...]:
+        args = self._exchange.args(problem)
+        return (
+            self._merge_splits.kernel(problem.batch),
+            self._send.resized(self._send.grid, args),
+            self._combine.resized(self._exchange.combiners(problem), args),
+        )
+
+    def finish(self, out: torch.Tensor, *kernels: Kernel) -> None:
+        merge_splits, send, combine = kernels
+        _, _, own = self.attention.scratch()
+        self._merge_splits.launch(merge_splits, own, len(out))
+        send(own)
+        combine(out)
 
 
 class FineWait(ExchangingVariant):

@@ -83,23 +83,27 @@ class FusedPlan(DecodePlan):
 
     def __init__(self, problem: FlashDecode, fabric: Fabric, config: Config) -> None:
         super().__init__(problem, fabric, config)
-        exchange = Exchange(problem, fabric, config, chunk_rows(problem, config))
+        self._exchange = Exchange(problem, fabric, config, chunk_rows(problem, config))
         self._kernel = Kernel(
             _push_and_combine,
-            grid=exchange.chunks + exchange.combiners,
-            constants=exchange.constants
+            grid=0,
+            constants=self._exchange.constants
             | self.attention.merging_constants(config["ROWS"])
             | {
-                "PUSHERS": exchange.chunks,
+                "PUSHERS": self._exchange.chunks,
                 "IN_DATA": config["IN_DATA"],
                 "PACKED": config["PACKED"],
             },
             options=finishing_options(fabric, config),
-            last_args=exchange.args,
         )
 
-    def finish(self, out: torch.Tensor) -> None:
-        self._kernel(*self.attention.parts, out)
+    def finishing(self, problem: FlashDecode) -> tuple[Kernel, ...]:
+        grid = self._exchange.chunks + self._exchange.combiners(problem)
+        return (self._kernel.resized(grid, self._exchange.args(problem)),)
+
+    def finish(self, out: torch.Tensor, *kernels: Kernel) -> None:
+        (kernel,) = kernels
+        kernel(*self.attention.parts, out)
 
 
 class Fused(ExchangingVariant):

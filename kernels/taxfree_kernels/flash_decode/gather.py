@@ -28,7 +28,6 @@ from taxfree_kernels.flash_decode.local import (
     ExchangingVariant,
     RanksMerge,
     SplitsMerge,
-    empty_parts,
 )
 from taxfree_kernels.flash_decode.problem import FlashDecode
 from taxfree_kernels.launch import Kernel, compile_options
@@ -86,25 +85,32 @@ class GatherPlan(DecodePlan):
     launches = 4
 
     def __init__(self, problem: FlashDecode, fabric: Fabric, config: Config) -> None:
-        super().__init__(problem, fabric, config)
-        world, rows = problem.world_size, config["OUT_ROWS"]
-        self._own, self._gathered = (empty_parts(problem, fabric, n) for n in (1, world))
+        world, rows, part = problem.world_size, config["OUT_ROWS"], problem.part_elements
+        super().__init__(problem, fabric, config, (part, world * part))
         self._merge_splits = SplitsMerge(problem, fabric, self.attention, rows)
-        exchange = Exchange(problem, fabric, config, chunk_rows(problem, config))
+        self._exchange = exchange = Exchange(problem, fabric, config, chunk_rows(problem, config))
         self._gather = Kernel(
             _gather,
             grid=2 * world * exchange.chunks,
             constants=exchange.sending_constants
             | {"SENDERS": world * exchange.chunks, "ROWS": config["ROWS"]},
             options=compile_options(fabric.backend, {}),
-            last_args=exchange.args,
         )
         self._merge_ranks = RanksMerge(problem, fabric, rows)
 
-    def finish(self, out: torch.Tensor) -> None:
-        self._merge_splits.launch(self._own)
-        self._gather(self._own, self._gathered)
-        self._merge_ranks.launch(self._gathered, out)
+    def finishing(self, problem: FlashDecode) -> tuple[Kernel, ...]:
+        return (
+            self._merge_splits.kernel(problem.batch),
+            self._gather.resized(self._gather.grid, self._exchange.args(problem)),
+            self._merge_ranks.kernel(problem.batch),
+        )
+
+    def finish(self, out: torch.Tensor, *kernels: Kernel) -> None:
+        merge_splits, gather, merge_ranks = kernels
+        _, _, own, gathered = self.attention.scratch()
+        self._merge_splits.launch(merge_splits, own, len(out))
+        gather(own, gathered)
+        self._merge_ranks.launch(merge_ranks, gathered, out)
 
 
 class Gather(ExchangingVariant):

@@ -20,7 +20,9 @@ from taxfree_kernels.flash_decode.problem import FlashDecode
 from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.launch import Kernel, compile_options, early_options
 from taxfree_kernels.spaces import power_of_2
-from taxfree_kernels.variant import Config, Plan, Space, Variant
+from taxfree_kernels.variant import Config, Plan, Space, Variant, resized
+
+Size = tuple[int, int]  # sequences, and keys of each that a rank has room for
 
 _SEND_BLOCK = 2048  # float32 values that a sending program copies at a time
 _MERGED_ELEMENTS = 4096  # float32 values of parts that a program of 4 warps loads at a time
@@ -77,20 +79,26 @@ def _merge_ranks(
 class Attention:
     """One rank's attention to its own keys, as a kernel of its own or within another.
 
+    Args:
+        others: float32 elements of further scratch memory that the plan needs, see `scratch`.
+
     Attributes:
-        programs: number of programs that the splits take.
-        constants, options: of their kernel.
-        parts: arguments of a kernel that merges splits: the parts, split_elements, runs.
+        constants, options: of the kernel of the splits.
+        scratch: the parts of splits, their runs, and what `others` asked for.
     """
 
-    def __init__(self, problem: FlashDecode, fabric: Fabric, config: Config) -> None:
-        self._problem = problem
+    def __init__(
+        self, problem: FlashDecode, fabric: Fabric, config: Config, others: tuple[int, ...] = ()
+    ) -> None:
+        self._problem, self._rank = problem, fabric.rank
+        self._heads = problem.kv_heads * -(-problem.group_size // config["BLOCK_H"])
         slots = problem.batch * config["SPLITS"]
-        split_elements = -(-problem.q_heads * (problem.v_head_dim + 1) // 64) * 64
-        parts = torch.empty(slots * split_elements, dtype=torch.float32, device=fabric.device)
-        runs = torch.empty(2 * problem.rows, dtype=torch.int32, device=fabric.device)
-        self.parts = (parts, split_elements, runs)
-        self.programs = slots * problem.kv_heads * -(-problem.group_size // config["BLOCK_H"])
+        self._split_elements = -(-problem.q_heads * (problem.v_head_dim + 1) // 64) * 64
+        self.scratch = fabric.workspace.scratch(
+            ((slots * self._split_elements,), torch.float32),
+            ((2 * problem.rows,), torch.int32),
+            *(((each,), torch.float32) for each in others),
+        )
         self.constants = {
             "WORLD": problem.world_size,
             "BACKEND": fabric.backend,
@@ -110,11 +118,25 @@ class Attention:
         self.options = compile_options(fabric.backend, config)
         # Filled in place: planning under graph capture must not copy from the host.
         self._scaling = torch.full((2,), problem.head_dim**-0.5, device=fabric.device)
-        #: what a kernel passes to ``attend`` after :meth:`args`.
-        self.last_args = (problem.batch, problem.kv_len_per_rank, *self.parts, fabric.rank)
-        self._kernel = Kernel(
-            _attend, self.programs, self.constants, self.options, last_args=self.last_args
-        )
+        self._kernel = Kernel(_attend, 0, self.constants, self.options)
+
+    @property
+    def parts(self) -> tuple[torch.Tensor, int, torch.Tensor]:
+        """Arguments of a kernel that merges splits: the parts, split_elements, runs."""
+        parts, runs, *_ = self.scratch()
+        return parts, self._split_elements, runs
+
+    def programs(self, batch: int) -> int:
+        """Number of programs that the splits take."""
+        return int(batch * self.constants["SPLITS"] * self._heads)
+
+    def last_args(self, size: Size) -> tuple[Any, ...]:
+        """What a kernel passes to ``attend`` after :meth:`args`."""
+        return (*size, *self.parts, self._rank)
+
+    def kernel(self, size: Size) -> Kernel:
+        """The kernel of the splits, for sequences and keys of each."""
+        return self._kernel.resized(self.programs(size[0]), self.last_args(size))
 
     def args(self, inputs: Sequence[Any]) -> tuple[Any, ...]:
         """The first arguments with which a kernel calls ``attend``.
@@ -128,10 +150,6 @@ class Attention:
             self._scaling if scaling is None else scaling,
             *k.stride()[:3], *v.stride()[:3],
         )  # fmt: skip
-
-    def launch(self, inputs: Sequence[Any]) -> None:
-        """Compute all parts, in a kernel of its own."""
-        self._kernel(*self.args(inputs))
 
     def merging_constants(self, rows: int) -> dict[str, Any]:
         """Constants of a kernel that merges splits, so many rows at a time."""
@@ -166,32 +184,43 @@ class SplitsMerge:
         rows: int,
         into_output: bool = False,
     ) -> None:
-        self._parts, self._rows = attention.parts, problem.rows
+        self._attention, self._q_heads, self._rows = attention, problem.q_heads, rows
         self._kernel = Kernel(
             _merge_splits,
-            grid=-(-problem.rows // rows),
+            grid=0,
             constants=attention.merging_constants(rows) | {"INTO_OUTPUT": into_output},
             options=compile_options(fabric.backend, {}),
         )
 
-    def launch(self, target: torch.Tensor) -> None:
-        self._kernel(*self._parts, target, self._rows)
+    def kernel(self, batch: int) -> Kernel:
+        """The kernel for so many sequences."""
+        return self._kernel.resized(-(-batch * self._q_heads // self._rows), ())
+
+    def launch(self, kernel: Kernel, target: torch.Tensor, batch: int) -> None:
+        """Merge into the target by what :meth:`kernel` returned."""
+        kernel(*self._attention.parts, target, batch * self._q_heads)
 
 
 class RanksMerge:
     """A kernel that merges the parts of all ranks into the output, so many rows per program."""
 
     def __init__(self, problem: FlashDecode, fabric: Fabric, rows: int) -> None:
-        self._elements, self._rows = problem.part_elements, problem.rows
+        self._problem, self._rows = problem, rows
         self._kernel = Kernel(
             _merge_ranks,
-            grid=-(-problem.rows // rows),
+            grid=0,
             constants=combining_constants(problem, rows),
             options=compile_options(fabric.backend, {}),
         )
 
-    def launch(self, parts: torch.Tensor, out: torch.Tensor) -> None:
-        self._kernel(parts, self._elements, out, self._rows)
+    def kernel(self, batch: int) -> Kernel:
+        """The kernel for so many sequences."""
+        return self._kernel.resized(-(-batch * self._problem.q_heads // self._rows), ())
+
+    def launch(self, kernel: Kernel, parts: torch.Tensor, out: torch.Tensor) -> None:
+        """Merge by what :meth:`kernel` returned."""
+        problem = resized(self._problem, batch=len(out))
+        kernel(parts, problem.part_elements, out, problem.rows)
 
 
 def combining_constants(problem: FlashDecode, rows: int) -> dict[str, Any]:
@@ -204,11 +233,6 @@ def combining_constants(problem: FlashDecode, rows: int) -> dict[str, Any]:
     }
 
 
-def empty_parts(problem: FlashDecode, fabric: Fabric, count: int) -> torch.Tensor:
-    """Room for so many parts of all rows."""
-    return torch.empty(count * problem.part_elements, dtype=torch.float32, device=fabric.device)
-
-
 def finishing_options(fabric: Fabric, config: Config) -> dict[str, Any]:
     """Options of the kernel behind the splits, the only one of a call that is launched early."""
     warps = {"num_warps": config["MERGE_WARPS"]} if "MERGE_WARPS" in config else {}
@@ -218,23 +242,53 @@ def finishing_options(fabric: Fabric, config: Config) -> dict[str, Any]:
 class DecodePlan(Plan):
     """A plan whose calls begin with a kernel for the splits.
 
+    Args:
+        others: see :class:`Attention`.
+
     Attributes:
         attention: what that kernel is.
     """
 
-    def __init__(self, problem: FlashDecode, fabric: Fabric, config: Config) -> None:
-        self.attention = Attention(problem, fabric, config)
+    def __init__(
+        self, problem: FlashDecode, fabric: Fabric, config: Config, others: tuple[int, ...] = ()
+    ) -> None:
+        self._problem = problem
+        self.attention = Attention(problem, fabric, config, others)
+        self._sized = fabric.workspace.by_size(self._of_size)
+
+    def _of_size(self, size: Size) -> tuple[Kernel, ...]:
+        return (self.attention.kernel(size), *self.finishing(_resized(self._problem, size)))
+
+    def kernels(self, size: int) -> tuple[Kernel, ...]:
+        return self._sized[size, self._problem.kv_len_per_rank]
 
     def __call__(self, *tensors: torch.Tensor | None) -> torch.Tensor:
         *inputs, out = tensors
         assert out is not None
-        self.attention.launch(inputs)
-        self.finish(out)
+        attend, *finishing = self._sized[size_of(inputs)]
+        attend(*self.attention.args(inputs))
+        self.finish(out, *finishing)
         return out
 
     @abstractmethod
-    def finish(self, out: torch.Tensor) -> None:
-        """Launch the kernels that turn the splits' parts into the output."""
+    def finishing(self, problem: FlashDecode) -> tuple[Kernel, ...]:
+        """The kernels that turn the splits' parts into the output, for a problem of some size."""
+
+    @abstractmethod
+    def finish(self, out: torch.Tensor, *kernels: Kernel) -> None:
+        """Launch them."""
+
+
+def size_of(inputs: Sequence[Any]) -> Size:
+    """Sequences of a call, and how many keys of each a rank has room for."""
+    q, k, _, _, table, _ = inputs
+    return q.shape[0], k.shape[1] if table is None else k.shape[1] * table.shape[1]
+
+
+def _resized(problem: FlashDecode, size: Size) -> FlashDecode:
+    batch, capacity = size
+    found: FlashDecode = resized(problem, batch=batch, kv_len_per_rank=capacity)
+    return found
 
 
 class Exchange:
@@ -244,10 +298,8 @@ class Exchange:
         chunk_rows: rows that have a signal of their own.
 
     Attributes:
-        chunks: how many there are, each with a channel.
-        combiners: programs that combine all rows.
-        args: of such a kernel: inbox (of words if the config says so), slot_elements,
-            part_elements, rows, control, heap_bases, rank.
+        chunks: how many there are, each with a channel; smaller problems have as many, and some of
+            them are empty.
         constants: WORLD, BACKEND, CHUNK_ROWS, and those of ``combine`` but IN_DATA and
             PACKED.
         sending_constants: of a kernel that sends chunks of a part.
@@ -256,20 +308,16 @@ class Exchange:
     def __init__(
         self, problem: FlashDecode, fabric: Fabric, config: Config, chunk_rows: int
     ) -> None:
-        part_elements = problem.part_elements
-        if config.get("IN_DATA"):
-            part_elements = words_of_part(problem, config["PACKED"])
-            slots = fabric.pool.bare_slots if config["PACKED"] else fabric.pool.flag_slots
-            inbox, slot_elements = slots(problem.world_size * part_elements)
+        self._packed = config["PACKED"] if config.get("IN_DATA") else None
+        if self._packed is None:
+            self._inbox = fabric.pool.slots(problem.slot_bytes // 4, torch.float32)
         else:
-            inbox, slot_elements = fabric.pool.slots(problem.slot_bytes // 4, torch.float32)
+            slots = fabric.pool.bare_slots if self._packed else fabric.pool.flag_slots
+            self._inbox = slots(problem.world_size * words_of_part(problem, self._packed))
+        self._ranks = (fabric.pool.control, fabric.heap_bases, fabric.rank)
+        self._out_rows = config["OUT_ROWS"]
         self.chunks = -(-problem.rows // chunk_rows)
-        self.combiners = -(-problem.rows // config["OUT_ROWS"])
-        self.args = (
-            inbox, slot_elements, part_elements, problem.rows,
-            fabric.pool.control, fabric.heap_bases, fabric.rank,
-        )  # fmt: skip
-        self.constants = combining_constants(problem, config["OUT_ROWS"]) | {
+        self.constants = combining_constants(problem, self._out_rows) | {
             "BACKEND": fabric.backend,
             "CHUNK_ROWS": chunk_rows,
         }
@@ -277,6 +325,22 @@ class Exchange:
         self.sending_constants = {name: self.constants[name] for name in names} | {
             "SEND_BLOCK": _SEND_BLOCK
         }
+
+    def combiners(self, problem: FlashDecode) -> int:
+        """Programs that combine all rows of a problem of some size."""
+        return -(-problem.rows // self._out_rows)
+
+    def args(self, problem: FlashDecode) -> tuple[Any, ...]:
+        """Arguments of such a kernel, for a problem of some size.
+
+        Returns:
+            inbox (of words if the config says so), slot_elements, part_elements, rows, control,
+            heap_bases, rank.
+        """
+        part_elements = problem.part_elements
+        if self._packed is not None:
+            part_elements = words_of_part(problem, self._packed)
+        return (*self._inbox, part_elements, problem.rows, *self._ranks)
 
 
 class DecodeVariant(Variant):

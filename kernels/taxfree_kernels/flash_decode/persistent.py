@@ -24,12 +24,18 @@ from taxfree_kernels.fabric.heap import Pool
 from taxfree_kernels.flash_decode import spaces
 from taxfree_kernels.flash_decode.attend import attend
 from taxfree_kernels.flash_decode.exchange import combine, merge_and_push, running_slot
-from taxfree_kernels.flash_decode.local import Attention, Exchange, ExchangingVariant
+from taxfree_kernels.flash_decode.local import (
+    Attention,
+    Exchange,
+    ExchangingVariant,
+    Size,
+    size_of,
+)
 from taxfree_kernels.flash_decode.problem import FlashDecode
 from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.launch import Kernel
 from taxfree_kernels.spaces import power_of_2, within
-from taxfree_kernels.variant import Config, Plan, Space
+from taxfree_kernels.variant import Config, Plan, Space, resized
 
 
 @triton.jit(do_not_specialize=["rank", "batch", "capacity", "rows"])
@@ -105,34 +111,48 @@ class PersistentPlan(Plan):
     launches = 1
 
     def __init__(self, problem: FlashDecode, fabric: Fabric, config: Config) -> None:
+        self._problem = problem
         self._attention = Attention(problem, fabric, config)
         head_blocks = -(-problem.group_size // config["BLOCK_H"])
         kv_heads = _kv_heads_per_chunk(problem, config)
-        exchange = Exchange(problem, fabric, config, kv_heads * problem.group_size)
-        *exchange_args, _ = exchange.args
-        counters = torch.zeros(exchange.chunks, dtype=torch.int32, device=fabric.device)
+        self._exchange = Exchange(problem, fabric, config, kv_heads * problem.group_size)
+        self._counters = fabric.workspace.counters(self._exchange.chunks)
         self._kernel = Kernel(
             _decode,
-            grid=self._attention.programs + exchange.combiners,
+            grid=0,
             constants=self._attention.constants
-            | exchange.constants
+            | self._exchange.constants
             | self._attention.merging_constants(config["ROWS"])
             | {
-                "ATTENDING": self._attention.programs,
+                "ATTENDING": self._attention.programs(problem.batch),
                 "COLUMNS": problem.kv_heads * head_blocks,
                 "CHUNK_GROUPS": kv_heads * head_blocks,
                 "IN_DATA": config["IN_DATA"],
                 "PACKED": config["PACKED"],
             },
             options=self._attention.options,
-            last_args=(counters, *exchange_args),
         )
+        self._sized = fabric.workspace.by_size(self._of_size)
+
+    def _of_size(self, size: Size) -> Kernel:
+        """A kernel for each batch: programs find their role by a constant."""
+        problem = resized(self._problem, batch=size[0], kv_len_per_rank=size[1])
+        attending = self._attention.programs(problem.batch)
+        *exchange_args, _ = self._exchange.args(problem)
+        return self._kernel.resized(
+            attending + self._exchange.combiners(problem),
+            (self._counters(), *exchange_args),
+            ATTENDING=attending,
+        )
+
+    def kernels(self, size: int) -> tuple[Kernel, ...]:
+        return (self._sized[size, self._problem.kv_len_per_rank],)
 
     def __call__(self, *tensors: torch.Tensor | None) -> torch.Tensor:
         *inputs, out = tensors
         assert out is not None
-        attention = self._attention
-        self._kernel(*attention.args(inputs), *attention.last_args, out)
+        attention, size = self._attention, size_of(inputs)
+        self._sized[size](*attention.args(inputs), *attention.last_args(size), out)
         return out
 
 

@@ -143,7 +143,7 @@ class TwoShotPlan(DecodePlan):
 
     def __init__(self, problem: FlashDecode, fabric: Fabric, config: Config) -> None:
         super().__init__(problem, fabric, config)
-        exchange = Exchange(problem, fabric, config, chunk_rows(problem, config))
+        self._exchange = exchange = Exchange(problem, fabric, config, chunk_rows(problem, config))
         combiners = -(-exchange.chunks // problem.world_size)
         self._kernel = Kernel(
             _two_shot,
@@ -152,11 +152,14 @@ class TwoShotPlan(DecodePlan):
             | self.attention.merging_constants(config["ROWS"])
             | {"CHUNKS": exchange.chunks, "COMBINERS": combiners},
             options=finishing_options(fabric, config),
-            last_args=exchange.args,
         )
 
-    def finish(self, out: torch.Tensor) -> None:
-        self._kernel(*self.attention.parts, out)
+    def finishing(self, problem: FlashDecode) -> tuple[Kernel, ...]:
+        return (self._kernel.resized(self._kernel.grid, self._exchange.args(problem)),)
+
+    def finish(self, out: torch.Tensor, *kernels: Kernel) -> None:
+        (kernel,) = kernels
+        kernel(*self.attention.parts, out)
 
 
 class TwoShot(ExchangingVariant):

@@ -11,13 +11,14 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from taxfree_kernels.fabric.base import Fabric
+from taxfree_kernels.fabric.workspace import Scratch
+from taxfree_kernels.launch import Kernel
 from taxfree_kernels.matmul_all_reduce.problem import MatmulAllReduce
 from taxfree_kernels.matmul_all_reduce.rms_norm import RMSNorm
 from taxfree_kernels.variant import Config, Plan, Step, Variant
-from taxfree_kernels.vendor import matmul_into
+from taxfree_kernels.vendor import all_reduce, matmul_into
 
 
 class BaselinePlan(Plan):
@@ -28,12 +29,18 @@ class BaselinePlan(Plan):
 
     def __init__(self, problem: MatmulAllReduce, fabric: Fabric) -> None:
         self._group, self._adds_bias = fabric.group, fabric.rank == 0
-        self._one = self._buffer(fabric, (1, 1), getattr(torch, problem.dtype))
+        self._n = problem.n
         self._norm = RMSNorm(problem, fabric) if problem.rms_norm else None
+        self._scratch = self._reserve(problem, fabric)
         self.launches = 2 + (problem.residual or problem.rms_norm)
 
-    def _buffer(self, fabric: Fabric, size: tuple[int, int], dtype: torch.dtype) -> torch.Tensor:
-        return torch.zeros(size, dtype=dtype, device=fabric.device)
+    def _reserve(self, problem: MatmulAllReduce, fabric: Fabric) -> Scratch:
+        """Room for a sum if the output may be the residual, which is read after the sum."""
+        elements = problem.elements if problem.residual else 1
+        return fabric.workspace.scratch(((elements,), getattr(torch, problem.dtype)))
+
+    def kernels(self, size: int) -> tuple[Kernel, ...]:
+        return () if self._norm is None else (self._norm.kernel(size),)
 
     def __call__(
         self,
@@ -45,7 +52,7 @@ class BaselinePlan(Plan):
         eps: torch.Tensor | None,
         out: torch.Tensor,
     ) -> torch.Tensor:
-        total = self._total(out)
+        total = self._total(out, residual)
         self._multiply(x, weight, bias, total)
         self._reduce(total)
         return self._finish(total, residual, norm_weight, eps, out)
@@ -60,14 +67,14 @@ class BaselinePlan(Plan):
         eps: torch.Tensor | None,
         out: torch.Tensor,
     ) -> list[Step]:
-        total = self._total(out)
+        total = self._total(out, residual)
         steps = [
             Step("matmul", "producer", lambda: self._multiply(x, weight, bias, total)),
             Step(
                 "all-reduce",
                 "collective",
                 lambda: self._reduce(total),
-                least=lambda: self._reduce(self._one),
+                least=lambda: self._reduce(self._scratch()[0][:1]),
             ),
         ]
         if self.launches == 3:
@@ -83,9 +90,15 @@ class BaselinePlan(Plan):
             )
         return steps
 
-    def _total(self, out: torch.Tensor) -> torch.Tensor:
+    def _total(self, out: torch.Tensor, residual: torch.Tensor | None) -> torch.Tensor:
         """Where the ranks' partial sums are added up."""
-        return out if self._norm is None else out[1]
+        total = out if self._norm is None else out[1]
+        if residual is not None and residual.data_ptr() == total.data_ptr():
+            return self._in_scratch(len(total))
+        return total
+
+    def _in_scratch(self, m: int) -> torch.Tensor:
+        return self._scratch()[0][: m * self._n].view(m, self._n)
 
     def _multiply(
         self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, total: torch.Tensor
@@ -93,7 +106,7 @@ class BaselinePlan(Plan):
         matmul_into(total, x, weight, bias if self._adds_bias else None)
 
     def _reduce(self, partial: torch.Tensor) -> None:
-        dist.all_reduce(partial, group=self._group)
+        all_reduce(partial, self._group)
 
     def _finish(
         self,
@@ -105,12 +118,9 @@ class BaselinePlan(Plan):
     ) -> torch.Tensor:
         if self._norm is not None:
             return self._norm(total, residual, norm_weight, eps, out)
-        return self._add(total, residual, out)
-
-    def _add(
-        self, total: torch.Tensor, residual: torch.Tensor | None, out: torch.Tensor
-    ) -> torch.Tensor:
-        return out if residual is None else out.add_(residual)
+        if residual is not None:
+            return torch.add(total, residual, out=out)
+        return out if total is out else out.copy_(total)
 
 
 class Baseline(Variant):

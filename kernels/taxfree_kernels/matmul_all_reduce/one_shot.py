@@ -97,39 +97,36 @@ class OneShotPlan(SumPlan):
     """Our one-step sum."""
 
     def __init__(self, problem: MatmulAllReduce, fabric: Fabric, config: Config) -> None:
-        dtype = getattr(torch, problem.dtype)
-        world, chunks = problem.world_size, config["CHUNKS"]
+        super().__init__(problem, fabric, 16 * -(-problem.elements // 16))
+        world, self._config = problem.world_size, config
         plane = padded_elements(problem.m, problem.n)
-        inbox, slot_elements = fabric.pool.slots(world * plane, dtype)
-        sixteens = -(-problem.elements // 16)
-        reducers = problem.m if problem.rms_norm else chunks * config["REDUCERS"]
-        buffer = torch.zeros(16 * sixteens, dtype=dtype, device=fabric.device)
-        self._partial = buffer[: problem.elements].view(problem.m, problem.n)
-        last_args = (
-            inbox, slot_elements, plane, fabric.pool.control, fabric.heap_bases, fabric.rank,
-            sixteens, problem.elements, problem.n,
-        )  # fmt: skip
+        self._inbox = fabric.pool.slots(world * plane, getattr(torch, problem.dtype))
+        self._ranks = (fabric.pool.control, fabric.heap_bases, fabric.rank)
         self._kernel = Kernel(
             _one_shot,
-            grid=chunks * (world - 1) + reducers,
+            grid=0,
             constants={
                 "WORLD": world,
                 "BACKEND": fabric.backend,
                 "HAS_BIAS": problem.bias,
                 "HAS_RESIDUAL": problem.residual,
                 "BLOCK_ROW": block_row(problem),
-                "CHUNKS": chunks,
+                "CHUNKS": config["CHUNKS"],
                 "REDUCERS": config["REDUCERS"],
                 "SEND_BLOCK": config["SEND_BLOCK"],
             },
             options=compile_options(fabric.backend, config),
-            last_args=last_args,
         )
 
-    def add_up(self, *addends_and_out: torch.Tensor | None) -> None:
-        *others, out = addends_and_out
-        given = [out if other is None else other for other in others]
-        self._kernel(self._partial, *given, out)
+    def _launch(self, problem: MatmulAllReduce) -> tuple[int, tuple[Any, ...]]:
+        chunks = self._config["CHUNKS"]
+        reducers = problem.m if problem.rms_norm else chunks * self._config["REDUCERS"]
+        plane, sixteens = padded_elements(problem.m, problem.n), -(-problem.elements // 16)
+        sizes = (sixteens, problem.elements, problem.n)
+        return (
+            chunks * (problem.world_size - 1) + reducers,
+            (*self._inbox, plane, *self._ranks, *sizes),
+        )
 
 
 class OneShot(Variant):

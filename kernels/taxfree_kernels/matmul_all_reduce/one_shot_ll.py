@@ -62,34 +62,35 @@ class OneShotLLPlan(SumPlan):
     """Our one-step sum of words."""
 
     def __init__(self, problem: MatmulAllReduce, fabric: Fabric, config: Config) -> None:
-        world, block = problem.world_size, config["BLOCK"]
-        programs = -(-problem.elements // (2 * block))
-        words = programs * block
-        flags, slot_words = fabric.pool.flag_slots(world * words)
-        buffer = torch.zeros(2 * words, dtype=getattr(torch, problem.dtype), device=fabric.device)
-        self._partial = buffer[: problem.elements].view(problem.m, problem.n)
-        last_args = (
-            flags, slot_words, words, fabric.pool.control, fabric.heap_bases, fabric.rank,
-            problem.elements, problem.n,
-        )  # fmt: skip
+        self._block = config["BLOCK"]
+        words = self._programs(problem) * self._block
+        super().__init__(problem, fabric, 2 * words)
+        self._flags = fabric.pool.flag_slots(problem.world_size * words)
+        self._ranks = (fabric.pool.control, fabric.heap_bases, fabric.rank)
         self._kernel = Kernel(
             _one_shot_ll,
-            grid=programs,
+            grid=0,
             constants={
-                "WORLD": world,
+                "WORLD": problem.world_size,
                 "BACKEND": fabric.backend,
                 "HAS_BIAS": problem.bias,
                 "HAS_RESIDUAL": problem.residual,
-                "BLOCK": block,
+                "BLOCK": self._block,
             },
             options=compile_options(fabric.backend, config),
-            last_args=last_args,
         )
 
-    def add_up(self, *addends_and_out: torch.Tensor | None) -> None:
-        bias, residual, _, _, out = addends_and_out
-        given = [out if other is None else other for other in (bias, residual)]
-        self._kernel(self._partial, *given, out)
+    def _programs(self, problem: MatmulAllReduce) -> int:
+        return int(-(-problem.elements // (2 * self._block)))
+
+    def _launch(self, problem: MatmulAllReduce) -> tuple[int, tuple[Any, ...]]:
+        programs = self._programs(problem)
+        words = programs * self._block
+        return programs, (*self._flags, words, *self._ranks, problem.elements, problem.n)
+
+    def add_up(self, partial: torch.Tensor, kernel: Kernel, *rest: torch.Tensor | None) -> None:
+        bias, residual, _, _, out = rest
+        super().add_up(partial, kernel, bias, residual, out)
 
 
 class OneShotLL(OneShot):

@@ -21,37 +21,23 @@ import torch
 from taxfree_kernels.copies import CopyStreams, PeerCopies, rows_of_chunk
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.hardware import Hardware
+from taxfree_kernels.launch import Kernel
 from taxfree_kernels.matmul_all_reduce.problem import MatmulAllReduce
 from taxfree_kernels.matmul_reduce_scatter.problem import MatmulReduceScatter
 from taxfree_kernels.partial_sums import spaces
-from taxfree_kernels.partial_sums.copied import CopiedSum, slot_elements
-from taxfree_kernels.variant import Config, Plan, Space, Variant
+from taxfree_kernels.partial_sums.copied import CopiedSum, adding_kernel, slot_elements
+from taxfree_kernels.variant import Config, Plan, Space, Variant, resized
 
 
 class _Part:
     """Some rows of the output: their sum, and the sources of the rows that peers own."""
 
-    def __init__(
-        self,
-        rows: slice,
-        number: int,
-        problem: MatmulAllReduce,
-        fabric: Fabric,
-        config: Config,
-        copies: PeerCopies,
-        slot: torch.Tensor,
-    ) -> None:
-        shards, world = _shards(problem, rows), problem.world_size
-        self.rows = rows
-        self.sum = CopiedSum(
-            shards, fabric, config, copies, slot, number * config["CHUNKS"],
-            problem.bias, problem.residual, is_whole=True,
-        )  # fmt: skip
-        self.fetched = []
-        for distance in range(1, world):
-            peer = (fabric.rank + distance) % world
+    def __init__(self, rows: slice, copied: CopiedSum, shards: MatmulReduceScatter, fabric: Fabric):
+        self.rows, self.sum, self.fetched = rows, copied, []
+        for distance in range(1, fabric.world_size):
+            peer = (fabric.rank + distance) % fabric.world_size
             owned = rows_of_chunk(shards, peer, 0, 1)
-            source = fabric.peer_view(self.sum.result, peer)[: owned.stop - owned.start]
+            source = fabric.peer_view(copied.result, peer)[: owned.stop - owned.start]
             self.fetched.append((owned, source))
 
 
@@ -59,20 +45,42 @@ class OverlapPlan(Plan):
     """For each part, matmuls and copies; then, overlapping the next part, a sum and copies."""
 
     def __init__(self, problem: MatmulAllReduce, fabric: Fabric, config: Config) -> None:
-        parts = _parts(problem, config)
-        sizes = [slot_elements(_shards(problem, rows), is_whole=True) for rows in parts]
-        slot, _ = fabric.pool.slots(sum(sizes), getattr(torch, problem.dtype))
+        self._problem, self._fabric, self._config = problem, fabric, config
+        dtype, parts = getattr(torch, problem.dtype), _parts(problem, config)
+        self._slot, _ = fabric.pool.slots(sum(_slots(problem, parts)), dtype)
         self._first_meeting = config["CHUNKS"] * len(parts)
         channels = self._first_meeting + len(parts)
         self._copies = PeerCopies(fabric, channels, config["STREAMS"])
         self._fetches = CopyStreams(fabric, config["STREAMS"])
         self._adding = fabric.side_stream()
-        self._parts = [
-            _Part(rows, number, problem, fabric, config, self._copies, own_slot)
-            for number, (rows, own_slot) in enumerate(zip(parts, slot.split(sizes), strict=True))
-        ]
-        fetched = sum(1 + len(part.fetched) for part in self._parts)
-        self.launches = 2 + fetched + sum(part.sum.launches for part in self._parts)
+        partial_sums = (_shards(problem, rows) for rows in parts)
+        self._partial_sums = fabric.workspace.scratch(
+            *(((each.world_size * each.shard_rows * each.n,), dtype) for each in partial_sums)
+        )
+        self._add = adding_kernel(fabric, config, problem.bias, problem.residual, is_whole=True)
+        self._sized = fabric.workspace.by_size(self._of_size)
+        top = self._sized[problem.m]
+        fetched = sum(1 + len(part.fetched) for part in top)
+        self.launches = 2 + fetched + sum(part.sum.launches for part in top)
+
+    def _of_size(self, m: int) -> list[_Part]:
+        problem, fabric, found = resized(self._problem, m=m), self._fabric, []
+        parts = _parts(problem, self._config)
+        sizes = _slots(problem, parts)
+        slots = self._slot[: sum(sizes)].split(sizes)
+        for number, (rows, slot, partial) in enumerate(
+            zip(parts, slots, self._partial_sums(), strict=True)
+        ):
+            shards, channel = _shards(problem, rows), number * self._config["CHUNKS"]
+            copied = CopiedSum(
+                shards, fabric, self._config, self._copies, slot, partial, self._add, channel,
+                is_whole=True,
+            )  # fmt: skip
+            found.append(_Part(rows, copied, shards, fabric))
+        return found
+
+    def kernels(self, size: int) -> tuple[Kernel, ...]:
+        return (self._add, *self._copies.kernels)
 
     def __call__(self, *tensors: torch.Tensor | None) -> torch.Tensor:
         x, weight, bias, residual, _, _, out = tensors
@@ -80,7 +88,7 @@ class OverlapPlan(Plan):
         assert weight is not None
         assert out is not None
         self._copies.begin()
-        for number, part in enumerate(self._parts):
+        for number, part in enumerate(self._sized[x.shape[0]]):
             rows, target = part.rows, out[part.rows]
             part.sum.multiply(x[rows], weight)
             with self._adding.forked():
@@ -94,6 +102,11 @@ class OverlapPlan(Plan):
             streams.join()
         self._copies.finish(out)
         return out
+
+
+def _slots(problem: MatmulAllReduce, parts: list[slice]) -> list[int]:
+    """Elements of the slot that each part uses."""
+    return [slot_elements(_shards(problem, rows), is_whole=True) for rows in parts]
 
 
 def _parts(problem: MatmulAllReduce, config: Config) -> list[slice]:

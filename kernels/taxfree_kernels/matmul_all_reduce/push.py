@@ -32,7 +32,7 @@ from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.matmul_all_reduce.problem import ONE_SHOT_ELEMENTS
 from taxfree_kernels.partial_sums import spaces
 from taxfree_kernels.partial_sums.constants import block_row, tiles_per_signal
-from taxfree_kernels.partial_sums.fused import FusedPlan, FusedVariant
+from taxfree_kernels.partial_sums.fused import FusedPlan, FusedVariant, Layout
 from taxfree_kernels.partial_sums.rows import sum_and_normalise
 from taxfree_kernels.partial_sums.sizes import padded_columns, padded_elements, tiles_of
 from taxfree_kernels.partial_sums.tile import (
@@ -130,8 +130,14 @@ class Push(FusedVariant):
         return crowded or super().refuses_config(problem, hardware, config)
 
     def plan(self, problem: Any, fabric: Fabric, config: Config) -> Plan:
-        tiles = tiles_of(problem.m, problem.n, config["BLOCK_M"], config["BLOCK_N"])
-        plane = padded_elements(problem.m, problem.n)
+        def layout(problem: Any) -> Layout:
+            tiles = tiles_of(problem.m, problem.n, config["BLOCK_M"], config["BLOCK_N"])
+            plane = padded_elements(problem.m, problem.n)
+            sums = problem.m if problem.rms_norm else tiles
+            sizes = (plane, padded_columns(problem.n))
+            return Layout(tiles, sums, problem.world_size * plane, sizes)
+
+        tiles = layout(problem).tiles
         groups = -(-tiles // tiles_per_signal(tiles, config))
         constants = {
             "HAS_BIAS": problem.bias,
@@ -139,11 +145,7 @@ class Push(FusedVariant):
             "BLOCK_ROW": block_row(problem),
             "GROUPS": power_of_2(groups, 1) if problem.rms_norm else 0,
         }
-        sums = problem.m if problem.rms_norm else tiles
-        return FusedPlan(
-            problem, fabric, config, _push, tiles, sums, problem.world_size * plane,
-            (plane, padded_columns(problem.n)), constants,
-        )  # fmt: skip
+        return FusedPlan(problem, fabric, config, _push, layout, constants)
 
 
 VARIANT = Push()

@@ -34,7 +34,7 @@ from taxfree_kernels.fabric.heap import Pool
 from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.matmul_all_reduce.problem import ONE_SHOT_ELEMENTS
 from taxfree_kernels.partial_sums import spaces
-from taxfree_kernels.partial_sums.fused import FusedPlan, FusedVariant
+from taxfree_kernels.partial_sums.fused import FusedPlan, FusedVariant, Layout
 from taxfree_kernels.partial_sums.sizes import padded_columns, padded_elements, tiles_of
 from taxfree_kernels.partial_sums.tile import (
     addends_of_tile,
@@ -138,21 +138,21 @@ class PushInPlace(FusedVariant):
         return crowded or super().refuses_config(problem, hardware, config)
 
     def plan(self, problem: Any, fabric: Fabric, config: Config) -> Plan:
-        tiles = tiles_of(problem.m, problem.n, config["BLOCK_M"], config["BLOCK_N"])
+        def layout(problem: Any) -> Layout:
+            if config["IN_DATA"]:  # a row has room for all columns of its tiles
+                row = -(-problem.n // config["BLOCK_N"]) * config["BLOCK_N"] // 2
+                plane = problem.m * row
+            else:
+                row, plane = padded_columns(problem.n), padded_elements(problem.m, problem.n)
+            tiles = tiles_of(problem.m, problem.n, config["BLOCK_M"], config["BLOCK_N"])
+            return Layout(tiles, 0, problem.world_size * plane, (plane, row))
+
         constants = {
             "HAS_BIAS": problem.bias,
             "HAS_RESIDUAL": problem.residual,
             "IN_DATA": config["IN_DATA"],
         }
-        if config["IN_DATA"]:  # a row has room for all columns of its tiles
-            row = -(-problem.n // config["BLOCK_N"]) * config["BLOCK_N"] // 2
-            plane = problem.m * row
-        else:
-            row, plane = padded_columns(problem.n), padded_elements(problem.m, problem.n)
-        return FusedPlan(
-            problem, fabric, config, _push_in_place, tiles, 0, problem.world_size * plane,
-            (plane, row), constants,
-        )  # fmt: skip
+        return FusedPlan(problem, fabric, config, _push_in_place, layout, constants)
 
 
 def _with_room(hardware: Hardware, config: Config) -> dict[str, Any]:

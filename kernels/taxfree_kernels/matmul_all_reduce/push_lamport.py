@@ -30,6 +30,7 @@ from taxfree_kernels.matmul_all_reduce.problem import ONE_SHOT_ELEMENTS
 from taxfree_kernels.partial_sums import spaces
 from taxfree_kernels.partial_sums.bare import BarePlan, BareVariant
 from taxfree_kernels.partial_sums.constants import lanes_of
+from taxfree_kernels.partial_sums.fused import Layout
 from taxfree_kernels.partial_sums.sizes import tiles_of
 from taxfree_kernels.partial_sums.tile import numbered_tile
 from taxfree_kernels.partial_sums.words import total_of_bare_words, words_of
@@ -121,17 +122,20 @@ class PushLamport(BareVariant):
         return int(problem.world_size * tiles * _words_of_tile(problem, config))
 
     def plan(self, problem: Any, fabric: Fabric, config: Config) -> Plan:
-        tiles = tiles_of(problem.m, problem.n, config["BLOCK_M"], config["BLOCK_N"])
-        words = self.words(problem, config)
+        words_of_tile = _words_of_tile(problem, config)
+
+        def layout(problem: Any) -> Layout:
+            tiles = tiles_of(problem.m, problem.n, config["BLOCK_M"], config["BLOCK_N"])
+            words = problem.world_size * tiles * words_of_tile
+            return Layout(tiles, 0, words, (words,))
+
         constants = {
             "HAS_BIAS": problem.bias,
             "HAS_RESIDUAL": problem.residual,
-            "WORDS": _words_of_tile(problem, config),
+            "WORDS": words_of_tile,
             "LANES": _lanes(problem, fabric.hardware, config),
         }
-        return BarePlan(
-            problem, fabric, config, _push_lamport, tiles, 0, words, (words,), constants
-        )
+        return BarePlan(problem, fabric, config, _push_lamport, layout, constants)
 
 
 def _words_of_tile(problem: Any, config: Config) -> int:

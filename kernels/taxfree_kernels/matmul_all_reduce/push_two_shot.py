@@ -43,7 +43,7 @@ from taxfree_kernels.fabric.heap import Pool
 from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.partial_sums import spaces
 from taxfree_kernels.partial_sums.constants import staggered_tiles, tiles_per_signal
-from taxfree_kernels.partial_sums.fused import FusedPlan, FusedVariant
+from taxfree_kernels.partial_sums.fused import FusedPlan, FusedVariant, Layout
 from taxfree_kernels.partial_sums.sizes import ITEM_BYTES, tiles_of
 from taxfree_kernels.partial_sums.tile import (
     announce_tile,
@@ -224,14 +224,19 @@ class PushTwoShot(FusedVariant):
         return super().refuses_config(problem, hardware, config)
 
     def plan(self, problem: Any, fabric: Fabric, config: Config) -> Plan:
-        world, tiles = problem.world_size, _tiles(problem, config)
-        owned = -(-tiles // world)
-        per_signal = -(-tiles_per_signal(tiles, config) // world) * world
+        world = problem.world_size
+        per_signal = -(-tiles_per_signal(_tiles(problem, config), config) // world) * world
         turn = per_signal * config["SPLIT_K"]
         turns_ahead = -(-config["AHEAD"] * fabric.hardware.compute_units // turn)
         staggered = staggered_tiles(fabric.hardware, config)
-        ahead = min(turns_ahead * turn, tiles * config["SPLIT_K"]) + staggered
-        others = owned * (config["PIECES"] + world - 1)
+
+        def layout(problem: Any) -> Layout:
+            tiles = _tiles(problem, config)
+            ahead = min(turns_ahead * turn, tiles * config["SPLIT_K"]) + staggered
+            others = -(-tiles // world) * (config["PIECES"] + world - 1)
+            sizes = (config["BLOCK_N"], ahead)
+            return Layout(tiles, others, _slot_elements(problem, config), sizes)
+
         constants = {
             "HAS_BIAS": problem.bias,
             "HAS_RESIDUAL": problem.residual,
@@ -239,10 +244,7 @@ class PushTwoShot(FusedVariant):
             "TILES_PER_SIGNAL": per_signal,
             "STAGGERED": staggered,
         }
-        return PushTwoShotPlan(
-            problem, fabric, config, _push_two_shot, tiles, others,
-            _slot_elements(problem, config), (config["BLOCK_N"], ahead), constants,
-        )  # fmt: skip
+        return PushTwoShotPlan(problem, fabric, config, _push_two_shot, layout, constants)
 
 
 _ALL_WAVES = 64  # of tile programs, one for each compute unit: more than there are

@@ -42,6 +42,7 @@ from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.partial_sums import spaces
 from taxfree_kernels.partial_sums.bare import BarePlan, BareVariant
 from taxfree_kernels.partial_sums.constants import block_row, lanes_of
+from taxfree_kernels.partial_sums.fused import Layout
 from taxfree_kernels.partial_sums.rows import store_normalised
 from taxfree_kernels.partial_sums.sizes import tiles_of
 from taxfree_kernels.partial_sums.tile import numbered_tile, store_tile
@@ -204,18 +205,18 @@ class PushTwoShotLamport(BareVariant):
         return _tiles(problem, config) * (world * -(-slices // world) + slices) * words
 
     def plan(self, problem: Any, fabric: Fabric, config: Config) -> Plan:
-        words = self.words(problem, config)
+        def layout(problem: Any) -> Layout:
+            words = self.words(problem, config)
+            rows = problem.m if problem.rms_norm else 0
+            return Layout(_tiles(problem, config), rows, words, (words,))
+
         constants = {
             "HAS_BIAS": problem.bias,
             "HAS_RESIDUAL": problem.residual,
             "LANES": lanes_of(fabric.hardware, config, _slice_words(problem, config)),
             "BLOCK_ROW": max(config["BLOCK_N"], block_row(problem)) if problem.rms_norm else 0,
         }
-        rows = problem.m if problem.rms_norm else 0
-        return BarePlan(
-            problem, fabric, config, _push_two_shot_lamport, _tiles(problem, config), rows, words,
-            (words,), constants,
-        )  # fmt: skip
+        return BarePlan(problem, fabric, config, _push_two_shot_lamport, layout, constants)
 
 
 def _slice_words(problem: Any, config: Config) -> int:

@@ -12,9 +12,10 @@ from typing import Any
 import torch
 
 from taxfree_kernels.fabric.base import Fabric
+from taxfree_kernels.fabric.workspace import Scratch
 from taxfree_kernels.matmul_all_reduce.baseline import BaselinePlan
 from taxfree_kernels.matmul_all_reduce.problem import MatmulAllReduce
-from taxfree_kernels.registered import RegisteredMemory, RegisteredVariant
+from taxfree_kernels.registered import RegisteredVariant, registered_memory
 from taxfree_kernels.variant import Config, Plan
 
 
@@ -24,24 +25,19 @@ class RegisteredPlan(BaselinePlan):
     _finish_name = "copy out"
 
     def __init__(self, problem: MatmulAllReduce, fabric: Fabric) -> None:
-        self._memory = RegisteredMemory(fabric)
         super().__init__(problem, fabric)
-        self._sum = self._memory.zeros((problem.m, problem.n), self._one.dtype)
-        self._memory.register()
         self.launches = 3
 
-    def _buffer(self, fabric: Fabric, size: tuple[int, int], dtype: torch.dtype) -> torch.Tensor:
-        return self._memory.zeros(size, dtype)
+    def _reserve(self, problem: MatmulAllReduce, fabric: Fabric) -> Scratch:
+        self._registered = registered_memory(fabric)
+        dtype = getattr(torch, problem.dtype)
+        return self._registered.scratch(((problem.elements,), dtype))
 
-    def _total(self, out: torch.Tensor) -> torch.Tensor:
-        return self._sum
+    def connect(self) -> None:
+        self._registered.register()
 
-    def _add(
-        self, total: torch.Tensor, residual: torch.Tensor | None, out: torch.Tensor
-    ) -> torch.Tensor:
-        if residual is None:
-            return out.copy_(total)
-        return torch.add(total, residual, out=out)
+    def _total(self, out: torch.Tensor, residual: torch.Tensor | None) -> torch.Tensor:
+        return self._in_scratch(out.shape[-2])
 
 
 class Registered(RegisteredVariant):

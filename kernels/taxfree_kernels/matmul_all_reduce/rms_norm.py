@@ -44,13 +44,18 @@ class RMSNorm:
     def __init__(self, problem: MatmulAllReduce, fabric: Fabric) -> None:
         block, warp_size = block_row(problem), fabric.hardware.warp_size
         threads = min(_MOST_THREADS, max(warp_size, block // _A_THREAD))
+        self._n = problem.n
         self._kernel = Kernel(
             _add_and_normalise,
-            grid=problem.m,
+            grid=0,
             constants={"HAS_RESIDUAL": problem.residual, "BLOCK_ROW": block},
             options=compile_options(fabric.backend, {"num_warps": threads // warp_size}),
-            last_args=(problem.elements, problem.n),
         )
+        self._sized = fabric.workspace.by_size(self.kernel)
+
+    def kernel(self, m: int) -> Kernel:
+        """The kernel for m rows."""
+        return self._kernel.resized(m, (m * self._n, self._n))
 
     def __call__(
         self,
@@ -61,5 +66,5 @@ class RMSNorm:
         out: torch.Tensor,
     ) -> torch.Tensor:
         given = total if residual is None else residual
-        self._kernel(total, given, norm_weight, eps, out)
+        self._sized[len(total)](total, given, norm_weight, eps, out)
         return out

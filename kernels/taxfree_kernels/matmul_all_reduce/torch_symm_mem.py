@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from taxfree_kernels.fabric.base import Fabric
+from taxfree_kernels.fabric.workspace import Workspace
 from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.matmul_all_reduce.problem import MatmulAllReduce
 from taxfree_kernels.partial_sums.spaces import partial_bytes
@@ -21,19 +22,48 @@ from taxfree_kernels.vendor import matmul_into, symm_mem_op
 _ONE_SHOT_BYTES = 1 << 18  # up to which one shot is tried first
 
 
+class SymmetricMemory(Workspace):
+    """Scratch memory in which PyTorch's ops find their peers'."""
+
+    def __init__(self, fabric: Fabric) -> None:
+        super().__init__(fabric.device, beside=fabric.workspace)
+        self._group_name, self._known = fabric.group.group_name, 0
+
+    def _allocate(self, size: int) -> torch.Tensor:
+        import torch.distributed._symmetric_memory as symm_mem
+
+        self._known = 0
+        return symm_mem.empty(size, dtype=torch.uint8, device=self._device)
+
+    def rendezvous(self) -> None:
+        """Make the block known to all peers; collective."""
+        import torch.distributed._symmetric_memory as symm_mem
+
+        if self._known != self._block.data_ptr():
+            symm_mem.rendezvous(self._block, self._group_name)
+            self._known = self._block.data_ptr()
+
+
 class TorchSymmMemPlan(Plan):
     """Matmul into a symmetric buffer, PyTorch's all-reduce, one addition for a residual."""
 
     def __init__(self, problem: MatmulAllReduce, fabric: Fabric, config: Config) -> None:
-        import torch.distributed._symmetric_memory as symm_mem
-
-        name = {1: "one_shot_all_reduce_out", 2: "two_shot_all_reduce_out"}[config["SHOTS"]]
-        self._all_reduce = symm_mem_op(name, fabric.group)
-        self._group_name, self._adds_bias = fabric.group.group_name, fabric.rank == 0
-        dtype = getattr(torch, problem.dtype)
-        self._partial = symm_mem.empty(problem.m, problem.n, dtype=dtype, device=fabric.device)
-        symm_mem.rendezvous(self._partial, self._group_name)
+        self._name = {1: "one_shot_all_reduce_out", 2: "two_shot_all_reduce_out"}[config["SHOTS"]]
+        self._group, self._adds_bias = fabric.group, fabric.rank == 0
+        known = fabric.library_memory
+        if "symmetric" not in known:
+            known["symmetric"] = SymmetricMemory(fabric)
+        self._memory, dtype = known["symmetric"], getattr(torch, problem.dtype)
+        self._partials = self._memory.scratch(((problem.elements,), dtype))
+        # the output may be the residual, which is read after the sum
+        elements = problem.elements if problem.residual else 0
+        self._sums = fabric.workspace.scratch(((elements,), dtype))
         self.launches = 2 + problem.residual
+
+    def connect(self) -> None:
+        assert isinstance(self._memory, SymmetricMemory)
+        self._memory.rendezvous()
+        self._all_reduce = symm_mem_op(self._name, self._group)
 
     def __call__(
         self,
@@ -45,9 +75,13 @@ class TorchSymmMemPlan(Plan):
         eps: None,
         out: torch.Tensor,
     ) -> torch.Tensor:
-        matmul_into(self._partial, x, weight, bias if self._adds_bias else None)
-        self._all_reduce(self._partial, "sum", self._group_name, out)
-        return out if residual is None else out.add_(residual)
+        partial = self._partials()[0][: out.numel()].view(out.shape)
+        total = out
+        if residual is not None and residual.data_ptr() == out.data_ptr():
+            total = self._sums()[0][: out.numel()].view(out.shape)
+        matmul_into(partial, x, weight, bias if self._adds_bias else None)
+        self._all_reduce(partial, "sum", self._group.group_name, total)
+        return out if residual is None else torch.add(total, residual, out=out)
 
 
 class TorchSymmMem(Variant):

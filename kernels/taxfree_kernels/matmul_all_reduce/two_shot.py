@@ -120,17 +120,12 @@ class TwoShotPlan(SumPlan):
     """The vendor's matmul, our two-step sum."""
 
     def __init__(self, problem: MatmulAllReduce, fabric: Fabric, config: Config) -> None:
-        dtype = getattr(torch, problem.dtype)
-        world, chunks, count = problem.world_size, config["CHUNKS"], problem.elements
-        sixteens = -(-count // 16)
-        block_sixteens = -(-sixteens // world)
-        inbox, slot_elements = fabric.pool.slots(16 * (world * block_sixteens + sixteens), dtype)
-        buffer = torch.zeros(16 * sixteens, dtype=dtype, device=fabric.device)
-        self._partial = buffer[:count].view(problem.m, problem.n)
-        last_args = (
-            inbox, slot_elements, fabric.pool.control, fabric.heap_bases, fabric.rank,
-            block_sixteens, sixteens, count, problem.n,
-        )  # fmt: skip
+        block_sixteens, sixteens = _sixteens(problem)
+        super().__init__(problem, fabric, 16 * sixteens)
+        world, chunks = problem.world_size, config["CHUNKS"]
+        elements = 16 * (world * block_sixteens + sixteens)
+        self._inbox = fabric.pool.slots(elements, getattr(torch, problem.dtype))
+        self._ranks = (fabric.pool.control, fabric.heap_bases, fabric.rank)
         self._kernel = Kernel(
             _two_shot,
             grid=chunks * (2 * world - 1),
@@ -143,13 +138,21 @@ class TwoShotPlan(SumPlan):
                 "SEND_BLOCK": config["SEND_BLOCK"],
             },
             options=compile_options(fabric.backend, config),
-            last_args=last_args,
         )
 
-    def add_up(self, *addends_and_out: torch.Tensor | None) -> None:
-        bias, residual, _, _, out = addends_and_out
-        given = [out if other is None else other for other in (bias, residual)]
-        self._kernel(self._partial, *given, out)
+    def _launch(self, problem: MatmulAllReduce) -> tuple[int, tuple[Any, ...]]:
+        sizes = (*_sixteens(problem), problem.elements, problem.n)
+        return self._kernel.grid, (*self._inbox, *self._ranks, *sizes)
+
+    def add_up(self, partial: torch.Tensor, kernel: Kernel, *rest: torch.Tensor | None) -> None:
+        bias, residual, _, _, out = rest
+        super().add_up(partial, kernel, bias, residual, out)
+
+
+def _sixteens(problem: MatmulAllReduce) -> tuple[int, int]:
+    """Elements of the block that a rank adds, and of the sum, in units of 16."""
+    sixteens = -(-problem.elements // 16)
+    return -(-sixteens // problem.world_size), sixteens
 
 
 class TwoShot(Variant):

@@ -6,18 +6,31 @@ is done, and a partial sum that goes through memory.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from taxfree_kernels.fabric.base import Fabric
+from taxfree_kernels.fabric.workspace import Workspace
 from taxfree_kernels.matmul_reduce_scatter.problem import MatmulReduceScatter
-from taxfree_kernels.variant import Config, Plan, Step, Variant
-from taxfree_kernels.vendor import matmul_into
+from taxfree_kernels.variant import Config, Plan, Step, Variant, resized
+from taxfree_kernels.vendor import matmul_into, reduce_scatter
 
-# torch 2.13 renamed it; earlier versions have only the old name.
-_reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
+@dataclass(frozen=True)
+class Buffers:
+    """Where a call of one size keeps its partial sum.
+
+    Args:
+        partial: [m, n], what the matmul writes.
+        by_owner: [world_size * shard_rows, shard_columns], what is reduced and scattered.
+        beyond: rows of it beyond m, which must be zero; may be empty.
+    """
+
+    partial: torch.Tensor
+    by_owner: torch.Tensor
+    beyond: torch.Tensor
 
 
 class BaselinePlan(Plan):
@@ -28,50 +41,74 @@ class BaselinePlan(Plan):
 
     def __init__(self, problem: MatmulReduceScatter, fabric: Fabric) -> None:
         self._problem, self._group = problem, fabric.group
-        self.launches = 2 + (problem.scatter_dim == 1)
-        size = (problem.world_size * problem.shard_rows, problem.shard_columns)
-        self._by_owner = self._buffer(fabric, size)
-        if problem.scatter_dim == 0:
-            self._partial = self._by_owner[: problem.m]
-        else:
-            self._partial = self._by_owner.new_empty(problem.m, problem.n)
+        self._is_by_columns = problem.scatter_dim == 1
+        by_owner = problem.world_size * problem.shard_rows * problem.shard_columns
+        sizes = (by_owner, problem.elements if self._is_by_columns else 0, *self._others(problem))
+        dtype = getattr(torch, problem.dtype)
+        self._scratch = self._memory(fabric).scratch(*(((size,), dtype) for size in sizes))
+        self._sized = fabric.workspace.by_size(self._of_size)
+        self.launches = 2 + (self._is_by_columns or problem.m % problem.world_size > 0)
 
-    def _buffer(self, fabric: Fabric, size: tuple[int, int]) -> torch.Tensor:
-        return torch.zeros(size, dtype=getattr(torch, self._problem.dtype), device=fabric.device)
+    def _memory(self, fabric: Fabric) -> Workspace:
+        """Where its buffers are."""
+        return fabric.workspace
+
+    def _others(self, problem: MatmulReduceScatter) -> tuple[int, ...]:
+        """Elements of further buffers."""
+        return ()
+
+    def _of_size(self, m: int) -> Buffers:
+        problem, (by_owner, partial, *_) = resized(self._problem, m=m), self._scratch()
+        rows = problem.world_size * problem.shard_rows
+        by_owner = by_owner[: rows * problem.shard_columns].view(rows, problem.shard_columns)
+        if self._is_by_columns:
+            return Buffers(partial[: problem.elements].view(m, -1), by_owner, by_owner[:0])
+        return Buffers(by_owner[:m], by_owner, by_owner[m:])
 
     def __call__(self, x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
-        matmul_into(self._partial, x, weight, None)
-        if self._problem.scatter_dim == 1:
-            self._lay_out()
-        _reduce_scatter(out, self._by_owner, group=self._group)
+        buffers = self._sized[x.shape[0]]
+        self._multiply(buffers, x, weight)
+        if self._is_by_columns:
+            self._lay_out(buffers)
+        reduce_scatter(out, buffers.by_owner, self._group)
         return out
 
     def steps(self, x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> list[Step]:
-        partial = self._partial
-        steps = [Step("matmul", "producer", lambda: matmul_into(partial, x, weight, None))]
-        if self._problem.scatter_dim == 1:
-            moved = 2 * partial.nbytes
-            steps.append(Step("re-layout", "copy", self._lay_out, memory_bytes=moved))
+        buffers = self._sized[x.shape[0]]
+        steps = [Step("matmul", "producer", lambda: self._multiply(buffers, x, weight))]
+        if self._is_by_columns:
+            moved = 2 * buffers.partial.nbytes
+            steps.append(
+                Step("re-layout", "copy", lambda: self._lay_out(buffers), memory_bytes=moved)
+            )
         steps.append(
             Step(
                 "reduce-scatter",
                 "collective",
-                lambda: _reduce_scatter(out, self._by_owner, group=self._group),
-                least=lambda: self._scatter_one_element(out),
+                lambda: reduce_scatter(out, buffers.by_owner, self._group),
+                least=lambda: self._scatter_one_element(buffers, out),
             )
         )
         return steps
 
-    def _lay_out(self) -> None:
-        """From [m, owner, columns] to [owner, m, columns]."""
-        problem = self._problem
-        columns = self._partial.view(problem.m, problem.world_size, problem.shard_columns)
-        blocks = self._by_owner.view(problem.world_size, problem.m, problem.shard_columns)
-        blocks.copy_(columns.transpose(0, 1))
+    def _multiply(self, buffers: Buffers, x: torch.Tensor, weight: torch.Tensor) -> None:
+        matmul_into(buffers.partial, x, weight, None)
+        if len(buffers.beyond):
+            buffers.beyond.zero_()
 
-    def _scatter_one_element(self, out: torch.Tensor) -> None:
-        one_each = self._by_owner.view(-1)[: self._problem.world_size]
-        _reduce_scatter(out.view(-1)[:1], one_each, group=self._group)
+    def _lay_out(self, buffers: Buffers) -> None:
+        """From [m, owner, columns] to [owner, m, columns]."""
+        m, world, width = (
+            len(buffers.partial),
+            self._problem.world_size,
+            self._problem.shard_columns,
+        )
+        columns = buffers.partial.view(m, world, width)
+        buffers.by_owner.view(world, m, width).copy_(columns.transpose(0, 1))
+
+    def _scatter_one_element(self, buffers: Buffers, out: torch.Tensor) -> None:
+        one_each = buffers.by_owner.view(-1)[: self._problem.world_size]
+        reduce_scatter(out.view(-1)[:1], one_each, self._group)
 
 
 class Baseline(Variant):

@@ -104,32 +104,27 @@ class OneShotPlan(SumPlan):
     """The vendor's matmul, our scatter and sum."""
 
     def __init__(self, problem: MatmulReduceScatter, fabric: Fabric, config: Config) -> None:
-        world, chunks = problem.world_size, config["CHUNKS"]
-        rows, columns = problem.shard_rows, problem.shard_columns
-        dtype = getattr(torch, problem.dtype)
-        inbox, slot_elements = fabric.pool.slots(problem.inbox_elements, dtype)
-        size = (problem.m, problem.n)
-        self._partial = torch.empty(size, dtype=dtype, device=fabric.device)
-        last_args = (
-            inbox, slot_elements, padded_elements(rows, columns), fabric.pool.control,
-            fabric.heap_bases, fabric.rank, *size, rows, columns,
-        )  # fmt: skip
+        super().__init__(problem, fabric, problem.elements)
+        self._inbox = fabric.pool.slots(problem.inbox_elements, getattr(torch, problem.dtype))
+        self._ranks = (fabric.pool.control, fabric.heap_bases, fabric.rank)
         self._kernel = Kernel(
             _one_shot,
-            grid=chunks * world,
+            grid=config["CHUNKS"] * problem.world_size,
             constants={
-                "WORLD": world,
+                "WORLD": problem.world_size,
                 "BACKEND": fabric.backend,
                 "SCATTER_DIM": problem.scatter_dim,
-                "CHUNKS": chunks,
+                "CHUNKS": config["CHUNKS"],
                 "SEND_BLOCK": config["SEND_BLOCK"],
             },
             options=compile_options(fabric.backend, config),
-            last_args=last_args,
         )
 
-    def add_up(self, *addends_and_out: torch.Tensor | None) -> None:
-        self._kernel(self._partial, *addends_and_out)
+    def _launch(self, problem: MatmulReduceScatter) -> tuple[int, tuple[Any, ...]]:
+        rows, columns = problem.shard_rows, problem.shard_columns
+        sizes = (problem.m, problem.n, rows, columns)
+        stride_source = padded_elements(rows, columns)
+        return self._kernel.grid, (*self._inbox, stride_source, *self._ranks, *sizes)
 
 
 class OneShot(Variant):

@@ -16,27 +16,43 @@ import torch
 from taxfree_kernels.copies import PeerCopies
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.hardware import Hardware
+from taxfree_kernels.launch import Kernel
 from taxfree_kernels.matmul_reduce_scatter.problem import MatmulReduceScatter
 from taxfree_kernels.partial_sums import spaces
-from taxfree_kernels.partial_sums.copied import CopiedSum, slot_elements
+from taxfree_kernels.partial_sums.copied import CopiedSum, adding_kernel, slot_elements
 from taxfree_kernels.spaces import copy_space, first_copies
-from taxfree_kernels.variant import Config, Plan, Space, Variant
+from taxfree_kernels.variant import Config, Plan, Space, Variant, resized
 
 
 class OverlapPlan(Plan):
     """A matmul for each part, copies that overlap the next one, and one addition."""
 
     def __init__(self, problem: MatmulReduceScatter, fabric: Fabric, config: Config) -> None:
+        self._problem, self._fabric, self._config = problem, fabric, config
         self._copies = PeerCopies(fabric, config["CHUNKS"], config["STREAMS"])
-        slot, _ = fabric.pool.slots(slot_elements(problem), getattr(torch, problem.dtype))
-        self._sum = CopiedSum(problem, fabric, config, self._copies, slot)
-        self.launches = self._sum.launches + 2
+        dtype = getattr(torch, problem.dtype)
+        self._slot, _ = fabric.pool.slots(slot_elements(problem), dtype)
+        shard = problem.shard_rows * problem.shard_columns
+        self._shards = fabric.workspace.scratch(((problem.world_size * shard,), dtype))
+        self._add = adding_kernel(fabric, config)
+        self._sized = fabric.workspace.by_size(self._of_size)
+        self.launches = self._sized[problem.m].launches + 2
+
+    def _of_size(self, m: int) -> CopiedSum:
+        problem, (shards,) = resized(self._problem, m=m), self._shards()
+        return CopiedSum(
+            problem, self._fabric, self._config, self._copies, self._slot, shards, self._add
+        )
+
+    def kernels(self, size: int) -> tuple[Kernel, ...]:
+        return (self._add, *self._copies.kernels)
 
     def __call__(self, x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+        copied = self._sized[x.shape[0]]
         self._copies.begin()
-        self._sum.multiply(x, weight)
+        copied.multiply(x, weight)
         self._copies.join()
-        self._sum.add(None, None, out)
+        copied.add(None, None, out)
         self._copies.finish(out)
         return out
 

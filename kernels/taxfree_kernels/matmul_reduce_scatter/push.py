@@ -31,7 +31,7 @@ from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.matmul_reduce_scatter.shards import owner_of_tile, tiles_of_shards
 from taxfree_kernels.partial_sums import spaces
 from taxfree_kernels.partial_sums.constants import staggered_tiles
-from taxfree_kernels.partial_sums.fused import FusedPlan, FusedVariant
+from taxfree_kernels.partial_sums.fused import FusedPlan, FusedVariant, Layout
 from taxfree_kernels.partial_sums.sizes import padded_columns, padded_elements, tiles_of
 from taxfree_kernels.partial_sums.tile import (
     announce_tile,
@@ -151,18 +151,18 @@ class Push(FusedVariant):
         return reason or super().refuses_config(problem, hardware, config)
 
     def plan(self, problem: Any, fabric: Fabric, config: Config) -> Plan:
-        tiles, sums = _tiles_and_sums(problem, config)
-        rows, columns = problem.shard_rows, problem.shard_columns
-        sizes = (rows, columns, padded_elements(rows, columns), padded_columns(columns))
+        def layout(problem: Any) -> Layout:
+            tiles, sums = _tiles_and_sums(problem, config)
+            rows, columns = problem.shard_rows, problem.shard_columns
+            sizes = (rows, columns, padded_elements(rows, columns), padded_columns(columns))
+            return Layout(tiles, sums * config["PIECES"], problem.inbox_elements, sizes)
+
         constants = {
             "SCATTER_DIM": problem.scatter_dim,
             "PIECES": config["PIECES"],
             "STAGGERED": staggered_tiles(fabric.hardware, config),
         }
-        others = sums * config["PIECES"]
-        return FusedPlan(
-            problem, fabric, config, _push, tiles, others, problem.inbox_elements, sizes, constants
-        )
+        return FusedPlan(problem, fabric, config, _push, layout, constants)
 
 
 def _tiles_and_sums(problem: Any, config: Config) -> tuple[int, int]:

@@ -32,6 +32,7 @@ from taxfree_kernels.matmul_reduce_scatter.shards import owner_of_tile, tiles_of
 from taxfree_kernels.partial_sums import spaces
 from taxfree_kernels.partial_sums.bare import BarePlan, BareVariant
 from taxfree_kernels.partial_sums.constants import lanes_of
+from taxfree_kernels.partial_sums.fused import Layout
 from taxfree_kernels.partial_sums.sizes import tiles_of
 from taxfree_kernels.partial_sums.tile import partial_tile, store_tile, tile_and_share
 from taxfree_kernels.partial_sums.words import sum_of_bare_words, words_of
@@ -135,18 +136,19 @@ class PushLamport(BareVariant):
         return int(problem.world_size * _stride_source(problem, config))
 
     def plan(self, problem: Any, fabric: Fabric, config: Config) -> Plan:
-        tiles = tiles_of(problem.m, problem.shard_columns, config["BLOCK_M"], config["BLOCK_N"])
-        if problem.scatter_dim == 1:
-            tiles *= problem.world_size
-        words = self.words(problem, config)
-        sizes = (
-            problem.shard_rows, problem.shard_columns, _stride_source(problem, config), words,
-        )  # fmt: skip
+        def layout(problem: Any) -> Layout:
+            rows, columns = problem.shard_rows, problem.shard_columns
+            tiles = tiles_of(problem.m, columns, config["BLOCK_M"], config["BLOCK_N"])
+            if problem.scatter_dim == 1:
+                tiles *= problem.world_size
+            words = self.words(problem, config)
+            return Layout(tiles, 0, words, (rows, columns, _stride_source(problem, config), words))
+
         constants = {
             "SCATTER_DIM": problem.scatter_dim,
             "ROWS": _rows_at_once(problem, fabric.hardware, config),
         }
-        return BarePlan(problem, fabric, config, _push_lamport, tiles, 0, words, sizes, constants)
+        return BarePlan(problem, fabric, config, _push_lamport, layout, constants)
 
 
 def _stride_source(problem: Any, config: Config) -> int:

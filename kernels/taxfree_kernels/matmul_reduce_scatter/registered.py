@@ -11,9 +11,10 @@ from typing import Any
 import torch
 
 from taxfree_kernels.fabric.base import Fabric
+from taxfree_kernels.fabric.workspace import Workspace
 from taxfree_kernels.matmul_reduce_scatter.baseline import BaselinePlan
 from taxfree_kernels.matmul_reduce_scatter.problem import MatmulReduceScatter
-from taxfree_kernels.registered import RegisteredMemory, RegisteredVariant
+from taxfree_kernels.registered import RegisteredVariant, registered_memory
 from taxfree_kernels.variant import Config, Plan, Step
 
 
@@ -21,23 +22,29 @@ class RegisteredPlan(BaselinePlan):
     """The baseline's pipeline between registered buffers."""
 
     def __init__(self, problem: MatmulReduceScatter, fabric: Fabric) -> None:
-        self._memory = RegisteredMemory(fabric)
         super().__init__(problem, fabric)
-        self._shard = self._buffer(fabric, (problem.shard_rows, problem.shard_columns))
-        self._memory.register()
         self.launches += 1
 
-    def _buffer(self, fabric: Fabric, size: tuple[int, int]) -> torch.Tensor:
-        return self._memory.zeros(size, getattr(torch, self._problem.dtype))
+    def _memory(self, fabric: Fabric) -> Workspace:
+        self._registered = registered_memory(fabric)
+        return self._registered
+
+    def _others(self, problem: MatmulReduceScatter) -> tuple[int, ...]:
+        return (problem.shard_rows * problem.shard_columns,)
+
+    def connect(self) -> None:
+        self._registered.register()
+
+    def _shard(self, out: torch.Tensor) -> torch.Tensor:
+        return self._scratch()[2][: out.numel()].view(out.shape)
 
     def __call__(self, x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
-        return out.copy_(super().__call__(x, weight, self._shard))
+        return out.copy_(super().__call__(x, weight, self._shard(out)))
 
     def steps(self, x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> list[Step]:
-        copy_out = Step(
-            "copy out", "copy", lambda: out.copy_(self._shard), memory_bytes=2 * out.nbytes
-        )
-        return [*super().steps(x, weight, self._shard), copy_out]
+        shard = self._shard(out)
+        copy_out = Step("copy out", "copy", lambda: out.copy_(shard), memory_bytes=2 * out.nbytes)
+        return [*super().steps(x, weight, shard), copy_out]
 
 
 class Registered(RegisteredVariant):

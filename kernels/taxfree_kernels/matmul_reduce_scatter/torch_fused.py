@@ -20,13 +20,15 @@ class TorchFusedPlan(Plan):
     """One call of ``torch.ops.symm_mem.fused_matmul_reduce_scatter``."""
 
     def __init__(self, problem: MatmulReduceScatter, fabric: Fabric) -> None:
-        self._op = symm_mem_op("fused_matmul_reduce_scatter", fabric.group)
-        self._group_name, self._scatter_dim = fabric.group.group_name, problem.scatter_dim
+        self._group, self._scatter_dim = fabric.group, problem.scatter_dim
         # A matmul and a copy per shard, no copy for this rank's; then the sum, and the copy here.
         self.launches = 2 * problem.world_size + 1
 
+    def connect(self) -> None:
+        self._op = symm_mem_op("fused_matmul_reduce_scatter", self._group)
+
     def __call__(self, x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
-        return out.copy_(self._op(x, weight, "sum", self._scatter_dim, self._group_name))
+        return out.copy_(self._op(x, weight, "sum", self._scatter_dim, self._group.group_name))
 
 
 class TorchFused(Variant):

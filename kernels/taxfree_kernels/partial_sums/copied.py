@@ -111,8 +111,9 @@ class CopiedSum:
             once.
         copies: those of the call.
         slot: :func:`slot_elements` elements.
+        shards: room for this rank's partial sum, a shard below the other.
+        add: the kernel, see :func:`adding_kernel`.
         channel: the first of the channels that announce the chunks.
-        has_bias, has_residual: whether they are added.
         is_whole: the output has all ranks' shards, and peers will fetch `result`.
     """
 
@@ -123,9 +124,9 @@ class CopiedSum:
         config: Config,
         copies: PeerCopies,
         slot: torch.Tensor,
+        shards: torch.Tensor,
+        add: Kernel,
         channel: int = 0,
-        has_bias: bool = False,
-        has_residual: bool = False,
         is_whole: bool = False,
     ) -> None:
         world, rank, chunks = problem.world_size, fabric.rank, config["CHUNKS"]
@@ -135,7 +136,7 @@ class CopiedSum:
         #: this rank's shard of the sum, for peers.
         self.result = result.view(-1, columns)
         self._copies, self._first_channel = copies, channel
-        shards = slot.new_empty((world * rows, columns), device=fabric.device)
+        shards = shards[: world * rows * columns].view(world * rows, columns)
         messages = list(_messages(problem, fabric, chunks, shards, inbox.view(world, stride)))
         #: chunks without rows, which are waited for as well.
         self._empty = [each for each in messages if each.rows.start == each.rows.stop]
@@ -154,22 +155,9 @@ class CopiedSum:
             is_whole * rank * rows * sixteens, count * sixteens,
             (count if is_whole else rows) * sixteens, columns,
         )  # fmt: skip
-        block = _INTERPRETED_BLOCK if fabric.backend == "interpreter" else _BLOCK
-        self._add = Kernel(
-            _add,
-            grid=min(-(-rows * columns // block), _PROGRAMS * fabric.hardware.compute_units),
-            constants={
-                "WORLD": world,
-                "BACKEND": fabric.backend,
-                "HAS_BIAS": has_bias,
-                "HAS_RESIDUAL": has_residual,
-                "IS_WHOLE": is_whole,
-                "CHUNKS": chunks,
-                "BLOCK": block,
-            },
-            options=compile_options(fabric.backend, {"num_warps": 4}),
-            last_args=last_args,
-        )
+        most = _PROGRAMS * fabric.hardware.compute_units
+        grid = min(-(-rows * columns // add.constants["BLOCK"]), most)
+        self._add = add.resized(grid, last_args)
 
     def multiply(self, x: torch.Tensor, weight: torch.Tensor) -> None:
         """Launch the matmul on the current stream, and the copies."""
@@ -190,6 +178,35 @@ class CopiedSum:
         """Launch the addition of this rank's shard on the current stream."""
         given = [out if other is None else other for other in (bias, residual)]
         self._add(self._partial, *given, out)
+
+
+def adding_kernel(
+    fabric: Fabric,
+    config: Config,
+    has_bias: bool = False,
+    has_residual: bool = False,
+    is_whole: bool = False,
+) -> Kernel:
+    """The kernel of a :class:`CopiedSum`, for any size.
+
+    Args:
+        has_bias, has_residual: whether they are added.
+        is_whole: the output has all ranks' shards.
+    """
+    return Kernel(
+        _add,
+        grid=0,
+        constants={
+            "WORLD": fabric.world_size,
+            "BACKEND": fabric.backend,
+            "HAS_BIAS": has_bias,
+            "HAS_RESIDUAL": has_residual,
+            "IS_WHOLE": is_whole,
+            "CHUNKS": config["CHUNKS"],
+            "BLOCK": _INTERPRETED_BLOCK if fabric.backend == "interpreter" else _BLOCK,
+        },
+        options=compile_options(fabric.backend, {"num_warps": 4}),
+    )
 
 
 def slot_elements(problem: MatmulReduceScatter, is_whole: bool = False) -> int:

@@ -2,19 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from taxfree_kernels.boxes import rows_in_boxes, weight_in_boxes
+from taxfree_kernels.boxes import RowBoxes, weight_in_boxes
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.fabric.heap import Pool
 from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.launch import Kernel, compile_options, early_options
 from taxfree_kernels.partial_sums import spaces
 from taxfree_kernels.partial_sums.constants import tile_constants, tiles_per_signal
-from taxfree_kernels.variant import Config, Plan, Space, Variant
+from taxfree_kernels.variant import Config, Plan, Space, Variant, resized
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How a launch is laid out for a problem.
+
+    Args:
+        tiles: of this rank's partial sum.
+        others: programs besides those that compute tiles.
+        slot_elements: elements that the kernel uses in a slot of :meth:`FusedPlan.inbox`.
+        sizes: sizes that the kernel takes besides m, n and k.
+    """
+
+    tiles: int
+    others: int
+    slot_elements: int
+    sizes: tuple[int, ...]
 
 
 class FusedPlan(Plan):
@@ -23,11 +41,8 @@ class FusedPlan(Plan):
     Args:
         problem: with m, n and k of a rank's own matmul.
         function: the kernel. It takes x and the weight (see ``tile.partial_tile``), the strides of
-            the weight, the call's other tensors, what `__init__` lists, and `sizes`.
-        tiles: of this rank's partial sum.
-        others: programs besides those that compute tiles.
-        slot_elements: elements that the kernel uses in a slot of :meth:`inbox`.
-        sizes: sizes that the kernel takes besides m, n and k.
+            the weight, the call's other tensors, what `_of_size` lists, and the layout's sizes.
+        layout: of the problem, or of a smaller one.
         constants: those that only this kernel has.
     """
 
@@ -37,42 +52,30 @@ class FusedPlan(Plan):
         fabric: Fabric,
         config: Config,
         function: Any,
-        tiles: int,
-        others: int,
-        slot_elements: int,
-        sizes: tuple[int, ...],
+        layout: Callable[[Any], Layout],
         constants: Mapping[str, Any],
     ) -> None:
-        split_k = config["SPLIT_K"]
+        self._problem, self._layout, self._split_k = problem, layout, config["SPLIT_K"]
+        top = layout(problem)
         block_m, block_n, block_k = (config[f"BLOCK_{side}"] for side in "MNK")
         is_nk, self._tma = problem.weight_layout == "nk", config["TMA"]
         w_box = [1, block_n, block_k] if is_nk else [1, block_k, block_n]
-        self._x_boxes = rows_in_boxes([1, 1, block_m, block_k])
+        self._x_boxes = RowBoxes([1, 1, block_m, block_k])
         self._w_boxes = weight_in_boxes(1, w_box, is_nk)
-        inbox, stride_slot = self.inbox(fabric, config, slot_elements)
-        staggered = constants.get("STAGGERED", 0)
-        shares = 2 * staggered + (split_k * tiles if split_k > 1 else 0)
-        last_args = (
-            inbox,
-            stride_slot,
-            fabric.pool.control,
-            torch.empty(
-                max(1, shares * block_m * block_n), dtype=torch.float32, device=fabric.device
-            ),
-            torch.zeros(tiles + Pool.CHANNELS, dtype=torch.int32, device=fabric.device),
-            fabric.heap_bases,
-            fabric.rank,
-            problem.m,
-            problem.n,
-            problem.k,
-            *sizes,
-        )
+        self._staggered = constants.get("STAGGERED", 0)
+        shares = 2 * self._staggered + (self._split_k * top.tiles if self._split_k > 1 else 0)
+        partials = ((max(1, shares * block_m * block_n),), torch.float32)
+        self._inbox = self.inbox(fabric, config, top.slot_elements)
+        self._control = fabric.pool.control
+        self._partials = fabric.workspace.scratch(partials)
+        self._counters = fabric.workspace.counters(top.tiles + Pool.CHANNELS)
+        self._ranks = (fabric.heap_bases, fabric.rank)
         signals = {}
         if "SIGNALS" in config:
-            signals["TILES_PER_SIGNAL"] = tiles_per_signal(tiles, config)
+            signals["TILES_PER_SIGNAL"] = tiles_per_signal(top.tiles, config)
         self._kernel = Kernel(
             function,
-            grid=tiles * split_k + staggered + others,
+            grid=0,
             constants={
                 **tile_constants(problem, config),
                 "WORLD": problem.world_size,
@@ -81,8 +84,8 @@ class FusedPlan(Plan):
                 **constants,
             },
             options=compile_options(fabric.backend, config) | early_options(config),
-            last_args=last_args,
         )
+        self._sized = fabric.workspace.by_size(self._of_size)
 
     def inbox(self, fabric: Fabric, config: Config, elements: int) -> tuple[torch.Tensor, int]:
         """Where peers' tiles arrive: the first slot, and how far the next one is.
@@ -92,6 +95,19 @@ class FusedPlan(Plan):
         if config.get("IN_DATA"):
             return fabric.pool.flag_slots(elements)
         return fabric.pool.slots(elements, getattr(torch, config["WIRE"]))
+
+    def _of_size(self, m: int) -> Kernel:
+        problem = resized(self._problem, m=m)
+        layout = self._layout(problem)
+        last_args = (
+            *self._inbox, self._control, *self._partials(), self._counters(), *self._ranks,
+            m, problem.n, problem.k, *layout.sizes,
+        )  # fmt: skip
+        grid = layout.tiles * self._split_k + self._staggered + layout.others
+        return self._kernel.resized(grid, last_args)
+
+    def kernels(self, size: int) -> tuple[Kernel, ...]:
+        return (self._sized[size],)
 
     def __call__(self, *tensors: torch.Tensor | None) -> torch.Tensor:
         x, weight, *others, out = tensors
@@ -103,7 +119,7 @@ class FusedPlan(Plan):
         if self._tma:
             x_operand = self._x_boxes(x)
             w_operand = self._w_boxes(weight)
-        self._kernel(
+        self._sized[x.shape[0]](
             x_operand, w_operand, *weight.stride(),
             *(out if other is None else other for other in others), out,
         )  # fmt: skip

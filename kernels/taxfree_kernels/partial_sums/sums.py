@@ -3,30 +3,58 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from typing import Any
 
 import torch
 
-from taxfree_kernels.variant import Plan, Step
+from taxfree_kernels.fabric.base import Fabric
+from taxfree_kernels.launch import Kernel
+from taxfree_kernels.variant import Plan, Step, resized
 from taxfree_kernels.vendor import matmul_into
 
 
 class SumPlan(Plan):
-    """The vendor's matmul for this rank's partial sum, then one kernel that sums all ranks'."""
+    """The vendor's matmul for this rank's partial sum, then one kernel that sums all ranks'.
+
+    Args:
+        elements: of the largest partial sum, as the kernel reads it.
+    """
 
     launches = 2
-    _partial: torch.Tensor
+    _kernel: Kernel
+
+    def __init__(self, problem: Any, fabric: Fabric, elements: int) -> None:
+        self._problem = problem
+        self._partials = fabric.workspace.scratch(((elements,), getattr(torch, problem.dtype)))
+        self._sized = fabric.workspace.by_size(self._of_size)
 
     @abstractmethod
-    def add_up(self, *addends_and_out: torch.Tensor | None) -> None:
+    def _launch(self, problem: Any) -> tuple[int, tuple[Any, ...]]:
+        """The grid of the kernel, and its last arguments."""
+
+    def _of_size(self, m: int) -> tuple[torch.Tensor, torch.Tensor, Kernel]:
+        """The partial sum, as the kernel reads it and as a matrix; and the kernel."""
+        problem, (flat,) = resized(self._problem, m=m), self._partials()
+        matrix = flat[: problem.elements].view(m, problem.n)
+        return flat, matrix, self._kernel.resized(*self._launch(problem))
+
+    def kernels(self, size: int) -> tuple[Kernel, ...]:
+        return (self._sized[size][2],)
+
+    def add_up(self, partial: torch.Tensor, kernel: Kernel, *rest: torch.Tensor | None) -> None:
         """Launch the sum; takes what the plan is called with after x and the weight."""
+        *others, out = rest
+        kernel(partial, *(out if other is None else other for other in others), out)
 
     def __call__(self, x: torch.Tensor, weight: torch.Tensor, *rest: torch.Tensor) -> torch.Tensor:
-        matmul_into(self._partial, x, weight, None)
-        self.add_up(*rest)
+        flat, matrix, kernel = self._sized[x.shape[0]]
+        matmul_into(matrix, x, weight, None)
+        self.add_up(flat, kernel, *rest)
         return rest[-1]
 
     def steps(self, x: torch.Tensor, weight: torch.Tensor, *rest: torch.Tensor) -> list[Step]:
+        flat, matrix, kernel = self._sized[x.shape[0]]
         return [
-            Step("matmul", "producer", lambda: matmul_into(self._partial, x, weight, None)),
-            Step("sum", "collective", lambda: self.add_up(*rest)),
+            Step("matmul", "producer", lambda: matmul_into(matrix, x, weight, None)),
+            Step("sum", "collective", lambda: self.add_up(flat, kernel, *rest)),
         ]

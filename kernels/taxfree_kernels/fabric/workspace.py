@@ -1,0 +1,142 @@
+"""Scratch memory that the calls of one stream share."""
+
+from __future__ import annotations
+
+import math
+import weakref
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar
+
+import torch
+
+from taxfree_kernels.fabric.layout import ALIGNMENT
+
+_MOST_SIZES = 1024  # of which a plan remembers what it launches
+
+Made = TypeVar("Made")
+Piece = tuple[tuple[int, ...], torch.dtype]  # shape and dtype
+
+
+class Workspace:
+    """One block of scratch memory, and one of counters, for all plans of a fabric.
+
+    Calls follow one another on a stream, so each may overwrite what the last one left. The block is
+    as large as the largest plan needs. When a plan needs more, a new block takes its place; the old
+    one is freed, unless a graph was captured that holds its address.
+
+    Args:
+        device: of the memory.
+        beside: another workspace of the same plans: they forget sizes when either is replaced.
+    """
+
+    def __init__(self, device: torch.device, beside: Workspace | None = None) -> None:
+        self._device = device
+        self._block = torch.empty(0, dtype=torch.uint8, device=device)
+        self._counters = torch.zeros(0, dtype=torch.int32, device=device)
+        self._dependents: weakref.WeakSet[Any] = (
+            weakref.WeakSet() if beside is None else beside._dependents
+        )
+        self._captured: list[torch.Tensor] = []
+        self._is_captured = False
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that are held."""
+        return sum(each.nbytes for each in (self._block, self._counters, *self._captured))
+
+    def scratch(self, *pieces: Piece) -> Scratch:
+        """Uninitialised tensors, side by side in the block; grows it if they do not fit."""
+        size = sum(_aligned(shape, dtype) for shape, dtype in pieces)
+        if size > self._block.numel():
+            self._replace(self._block)
+            self._block = self._block[:0]  # freed before the larger one is allocated
+            self._block = self._allocate(size)
+        scratch = Scratch(self, pieces)
+        self._dependents.add(scratch)
+        return scratch
+
+    def counters(self, count: int) -> Counters:
+        """At least `count` int32 zeros; every call leaves them at zero."""
+        if count > self._counters.numel():
+            self._replace(self._counters)
+            self._counters = torch.zeros(count, dtype=torch.int32, device=self._device)
+        return Counters(self)
+
+    def by_size(self, make: Callable[[Any], Made]) -> BySize[Made]:
+        """What `make` returns for a size, kept until the block or the counters are replaced."""
+        kept = BySize(make)
+        self._dependents.add(kept)
+        return kept
+
+    def keep(self) -> None:
+        """Do not free today's memory while this exists: a graph that is captured holds it."""
+        self._is_captured = True
+
+    def _replace(self, old: torch.Tensor) -> None:
+        if self._is_captured and old.numel():
+            self._captured.append(old)
+        for each in self._dependents:
+            each.clear()
+
+    def _carve(self, pieces: tuple[Piece, ...]) -> list[torch.Tensor]:
+        begin, found = 0, []
+        for shape, dtype in pieces:
+            end = begin + math.prod(shape) * dtype.itemsize
+            found.append(self._block[begin:end].view(dtype).view(shape))
+            begin += _aligned(shape, dtype)
+        return found
+
+    def _allocate(self, size: int) -> torch.Tensor:
+        """A new block of so many bytes, uint8."""
+        return torch.empty(size, dtype=torch.uint8, device=self._device)
+
+
+class Scratch:
+    """Pieces of a workspace, wherever its block is now."""
+
+    def __init__(self, workspace: Workspace, pieces: tuple[Piece, ...]) -> None:
+        self._workspace, self._pieces = workspace, pieces
+        self._tensors: list[torch.Tensor] = []
+
+    def __call__(self) -> list[torch.Tensor]:
+        if not self._tensors:
+            self._tensors = self._workspace._carve(self._pieces)
+        return self._tensors
+
+    def clear(self) -> None:
+        """Forget where the block was."""
+        self._tensors = []
+
+
+class Counters:
+    """The counters of a workspace, wherever they are now."""
+
+    def __init__(self, workspace: Workspace) -> None:
+        self._workspace = workspace
+
+    def __call__(self) -> torch.Tensor:
+        return self._workspace._counters
+
+
+class BySize(dict[Any, Made], Generic[Made]):
+    """A dict that makes what is missing; it forgets all when it has become large."""
+
+    def __init__(self, make: Callable[[Any], Made]) -> None:
+        super().__init__()
+        self._make = make
+
+    def __missing__(self, size: Any) -> Made:
+        if len(self) >= _MOST_SIZES:
+            self.clear()
+        self[size] = made = self._make(size)
+        return made
+
+    def __hash__(self) -> int:  # by identity, as for any object
+        return id(self)
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+
+def _aligned(shape: tuple[int, ...], dtype: torch.dtype) -> int:
+    return -(-math.prod(shape) * dtype.itemsize // ALIGNMENT) * ALIGNMENT
