@@ -46,38 +46,44 @@ class Kernel:
     _runners: dict[tuple[Any, ...], Callable[..., Any]] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
-    _compiled: dict[tuple[Any, ...], tuple[Any, list[str]]] = field(
+    _compiled: dict[tuple[Any, ...], Any] = field(
         default_factory=dict, init=False, repr=False, compare=False
+    )
+    _integers: list[tuple[int, bool]] = field(
+        default_factory=list, init=False, repr=False, compare=False
     )
     _changed: Mapping[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def resized(self, grid: int, last_args: tuple[Any, ...], **constants: Any) -> Kernel:
-        """The same kernel for calls of another size: a few microseconds, and seldom a compilation.
+        """The same kernel for calls of another size: some microseconds, and seldom a compilation.
 
         Args:
             constants: those that differ.
         """
         other = object.__new__(Kernel)
-        other.__dict__.update(self.__dict__, grid=grid, last_args=last_args, _runners={})
+        fields = other.__dict__
+        fields.update(self.__dict__)
+        fields["grid"], fields["last_args"], fields["_runners"] = grid, last_args, {}
         if constants:
-            other.__dict__.update(constants={**self.constants, **constants}, _changed=constants)
+            fields["constants"], fields["_changed"] = {**self.constants, **constants}, constants
         return other
 
     @property
     def specialization(self) -> tuple[Any, ...]:
         """What is compiled for a size, among sizes of this kernel: constants, kinds of integers."""
-        constants = getattr(self.function, "constexprs", ())
-        first = len(self.function.arg_names) - len(constants) - len(self.last_args)
-        return (*self._integer_kinds(self.last_args, first), *self._changed.values())
+        if not self._integers:
+            self._integers.extend(self._find_integers())
+        last = self.last_args
+        kinds = [_integer_kind(last[at], is_general) for at, is_general in self._integers]
+        return (*kinds, *self._changed.values())
 
-    def _integer_kinds(self, args: tuple[Any, ...], first: int) -> list[Any]:
-        """The kinds of arguments that are integers, from the kernel's parameter `first` on."""
-        params = getattr(self.function, "params", ())[first:]  # interpreted functions have none
-        return [
-            _integer_kind(arg, param.do_not_specialize)
-            for arg, param in zip(args, params, strict=False)
-            if type(arg) is int
-        ]
+    def _find_integers(self) -> Iterator[tuple[int, bool]]:
+        """Which of the last arguments are integers, and whether the kernel is general in them."""
+        params = getattr(self.function, "params", ())  # interpreted functions have none
+        first = sum(not param.is_constexpr for param in params) - len(self.last_args)
+        for at, (arg, param) in enumerate(zip(self.last_args, params[first:], strict=False)):
+            if type(arg) is int:
+                yield at, param.do_not_specialize
 
     def __call__(self, *args: Any) -> None:
         launcher = _launcher.get()
@@ -89,14 +95,15 @@ class Kernel:
         if run is not None:
             run(*args)
             return
-        tensors = [kind for kind in kinds if type(kind) is not int]
-        known = (*tensors, *self._integer_kinds(args, 0), *self.specialization)
-        found = self._compiled.get(known)
-        if found is not None:
-            compiled, rest = found
-            again = compiled[(self.grid, 1, 1)]
-            fixed = (*self.last_args, *[self.constants[each] for each in rest])
-            self._runners[kinds] = run = lambda *args: again(*args, *fixed)
+        params = getattr(self.function, "params", ())  # interpreted functions have none
+        general = [
+            _integer_kind(kind, param.do_not_specialize) if type(kind) is int else kind
+            for kind, param in zip(kinds, params, strict=False)
+        ]
+        known = (*general, *self.specialization)
+        compiled = self._compiled.get(known)
+        if compiled is not None:
+            self._runners[kinds] = run = self._runner(compiled, len(args))
             run(*args)
             return
         compiled = self.function[(self.grid,)](
@@ -105,16 +112,26 @@ class Kernel:
         if getattr(getattr(compiled, "metadata", None), "target", _OTHER).backend == "cuda":
             rest = self.function.arg_names[len(args) + len(self.last_args) :]
             if self.constants.keys() >= set(rest):  # no argument is left to its default
-                self._compiled[known] = compiled, rest
+                self._compiled[known] = compiled
+                self._runners[kinds] = self._runner(compiled, len(args))
+
+    def _runner(self, compiled: Any, first: int) -> Callable[..., Any]:
+        """Launches a compiled kernel with so many arguments of a call."""
+        rest = self.function.arg_names[first + len(self.last_args) :]
+        again = compiled[(self.grid, 1, 1)]
+        fixed = (*self.last_args, *[self.constants[each] for each in rest])
+        return lambda *args: again(*args, *fixed)
 
 
 _OTHER = GPUTarget("", "", 0)
 
 
-def _integer_kind(arg: int, is_general: bool) -> tuple[bool, bool, bool]:
-    """The properties of an integer that a kernel is specialised on: its width, 1, and 16 * n."""
-    is_wide = not -(1 << 31) <= arg < 1 << 31
-    return is_wide, not is_general and arg == 1, not is_general and arg % 16 == 0
+def _integer_kind(arg: int, is_general: bool) -> int:
+    """What a kernel is specialised on, of an integer: its width, and whether it is 1 or 16 * n."""
+    is_wide = arg >= 1 << 31
+    if is_general:
+        return is_wide
+    return is_wide + 2 * (arg == 1) + 4 * (arg % 16 == 0)
 
 
 def _kind(arg: Any) -> Any:
