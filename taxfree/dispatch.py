@@ -5,7 +5,9 @@ It depends only on what is the same on all ranks: problem, table, kernel sources
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
+import functools
 import math
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -115,6 +117,34 @@ class Dispatcher:
         lender = f"the record of {said}"
         eager = self._eager("neighbour", op, problem, found.record)
         return Choice("neighbour", winner.variant, dict(winner.config), lender, eager)
+
+    def bounds(self, op: str, problem: Any, name: str) -> tuple[int, int]:
+        """The smallest and the largest size that are served together with a problem's.
+
+        Buckets end at the sizes on record, of whatever problem, and at the powers of two. With
+        ``TAXFREE_STRICT`` each size is a bucket.
+
+        Args:
+            name: the field that holds the size.
+        """
+        size: int = getattr(problem, name)
+        if self._settings.strict:
+            return size, size
+        ends = self._ends(op, problem.world_size, name)
+        at = bisect.bisect_left(ends, size)
+        above, below = 1 << (size - 1).bit_length(), (1 << (size - 1).bit_length()) // 2
+        high = min(above, ends[at]) if at < len(ends) else above
+        return max(below, ends[at - 1] if at else 0) + 1, high
+
+    @functools.cache  # noqa: B019  as long as the dispatcher
+    def _ends(self, op: str, world_size: int, name: str) -> list[int]:
+        """The sizes on record for a group of ranks, in order."""
+        sizes = {
+            record.problem[name]
+            for record in self._table.records()
+            if record.op == op and record.problem["world_size"] == world_size
+        }
+        return sorted(sizes)
 
     def _eager(self, kind: Kind, op: str, problem: Any, record: Record) -> Choice | None:
         """The measurement of a record that beats its winner in eager calls and is still valid."""

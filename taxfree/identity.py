@@ -84,6 +84,16 @@ def size_field(op: str) -> str:
     return near_fields(op)[-1]
 
 
+def rows_field(op: str) -> str:
+    """The near field by which the calls of one plan may differ at run time: rows, or sequences."""
+    return near_fields(op)[0]
+
+
+def capacity_field(op: str) -> str | None:
+    """The other near field, if there is one: keys that there is room for."""
+    return next(iter(near_fields(op)[1:]), None)
+
+
 def free_fields(op: str) -> tuple[str, ...]:
     """Other fields in which it may differ, because they hardly affect what is fastest."""
     return operation(op).free_fields

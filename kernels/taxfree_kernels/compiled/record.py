@@ -6,12 +6,10 @@ such inputs; what it launches goes to a list instead of a device.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.overrides import TorchFunctionMode
 
 from taxfree_kernels import variant as registry
 from taxfree_kernels.errors import PlanError
@@ -20,10 +18,8 @@ from taxfree_kernels.fabric.heap import Pool, SymmetricHeap
 from taxfree_kernels.fabric.layout import arena_bytes
 from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.launch import Kernel, launching_through
+from taxfree_kernels.meta import META, meta_tensors
 from taxfree_kernels.variant import Config, Plan
-
-_META = torch.device("meta")
-
 
 @dataclass(frozen=True)
 class Launch:
@@ -58,10 +54,10 @@ class GhostFabric(Fabric):
     def __init__(self, world_size: int, hardware: Hardware, heap_bytes: int, rank: int = 0) -> None:
         self.backend = hardware.backend  # type: ignore[misc]
         self.rank, self.world_size = rank, world_size
-        self.device, self.hardware = _META, hardware
-        self._arena = torch.empty(heap_bytes, dtype=torch.uint8, device=_META)
+        self.device, self.hardware = META, hardware
+        self._arena = torch.empty(heap_bytes, dtype=torch.uint8, device=META)
         self.heap = SymmetricHeap(self._arena)
-        self.heap_bases = torch.empty(world_size, dtype=torch.int64, device=_META)
+        self.heap_bases = torch.empty(world_size, dtype=torch.int64, device=META)
         self.pool = Pool(self)
 
     @property
@@ -87,19 +83,6 @@ class GhostFabric(Fabric):
         """There is nothing to give back."""
 
 
-class _WithoutMemory(TorchFunctionMode):
-    """Makes tensors that name a device there without memory, and random ones not random."""
-
-    def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
-        kwargs = dict(kwargs or {})
-        if "device" in kwargs:
-            kwargs["device"] = _META
-            kwargs.pop("generator", None)
-        return func(*args, **kwargs)
-
-
 def planned(
     op: str,
     variant: str,
@@ -115,13 +98,9 @@ def planned(
     """
     if heap_bytes is None:
         heap_bytes = arena_bytes(problem.slot_bytes)
-    operation = registry.operation(op)
     ghost = GhostFabric(problem.world_size, hardware, heap_bytes)
     plan = registry.variants(op)[variant].plan(problem, ghost, config)
-    with _WithoutMemory():
-        cpu = torch.device("cpu")
-        inputs = operation.make_inputs(problem, ghost.rank, 0, cpu)
-        return plan, (*inputs, operation.empty_output(problem, cpu))
+    return plan, meta_tensors(problem, ghost.rank)
 
 
 def record(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import weakref
 from collections.abc import Callable
@@ -27,10 +28,15 @@ class Workspace:
     Args:
         device: of the memory.
         beside: another workspace of the same plans: they forget sizes when either is replaced.
+        has_pool: whether its memory is its own, whatever pool the caller is under: that of a
+            captured graph is freed with the graph.
     """
 
-    def __init__(self, device: torch.device, beside: Workspace | None = None) -> None:
+    def __init__(
+        self, device: torch.device, beside: Workspace | None = None, has_pool: bool = True
+    ) -> None:
         self._device = device
+        self._pool = torch.cuda.MemPool() if has_pool and device.type == "cuda" else None
         self._block = torch.empty(0, dtype=torch.uint8, device=device)
         self._counters = torch.zeros(0, dtype=torch.int32, device=device)
         self._dependents: weakref.WeakSet[Any] = (
@@ -59,7 +65,8 @@ class Workspace:
         """At least `count` int32 zeros; every call leaves them at zero."""
         if count > self._counters.numel():
             self._replace(self._counters)
-            self._counters = torch.zeros(count, dtype=torch.int32, device=self._device)
+            with self._own_pool():
+                self._counters = torch.zeros(count, dtype=torch.int32, device=self._device)
         return Counters(self)
 
     def by_size(self, make: Callable[[Any], Made]) -> BySize[Made]:
@@ -68,8 +75,8 @@ class Workspace:
         self._dependents.add(kept)
         return kept
 
-    def keep(self) -> None:
-        """Do not free today's memory while this exists: a graph that is captured holds it."""
+    def capture(self) -> None:
+        """Keep today's memory as long as this exists: a graph holds its address."""
         self._is_captured = True
 
     def _replace(self, old: torch.Tensor) -> None:
@@ -88,7 +95,13 @@ class Workspace:
 
     def _allocate(self, size: int) -> torch.Tensor:
         """A new block of so many bytes, uint8."""
-        return torch.empty(size, dtype=torch.uint8, device=self._device)
+        with self._own_pool():
+            return torch.empty(size, dtype=torch.uint8, device=self._device)
+
+    def _own_pool(self) -> contextlib.AbstractContextManager[None]:
+        if self._pool is None:
+            return contextlib.nullcontext()
+        return torch.cuda.use_mem_pool(self._pool)
 
 
 class Scratch:

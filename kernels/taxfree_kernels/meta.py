@@ -1,0 +1,34 @@
+"""Tensors of an operation that have shapes and no memory, to compile with or to record launches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from taxfree_kernels.variant import op_of, operation
+
+META = torch.device("meta")
+
+
+def meta_tensors(problem: Any, rank: int = 0) -> tuple[torch.Tensor | None, ...]:
+    """What a plan is called with on a rank: the operation's inputs, then the output."""
+    found = operation(op_of(problem))
+    with _WithoutMemory():
+        cpu = torch.device("cpu")
+        return *found.make_inputs(problem, rank, 0, cpu), found.empty_output(problem, cpu)
+
+
+class _WithoutMemory(TorchFunctionMode):
+    """Makes tensors that name a device there without memory, and random ones not random."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = dict(kwargs or {})
+        if "device" in kwargs:
+            kwargs["device"] = META
+            kwargs.pop("generator", None)
+        return func(*args, **kwargs)
