@@ -140,7 +140,7 @@ class Dispatcher:
     def _ends(self, op: str, world_size: int, name: str) -> list[int]:
         """The sizes on record for a group of ranks, in order."""
         sizes = {
-            record.problem[name]
+            int(record.problem[name])
             for record in self._table.records()
             if record.op == op and record.problem["world_size"] == world_size
         }

@@ -15,14 +15,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from taxfree.collectives import vote
-from taxfree.dispatch import Choice, Dispatcher, refusal
+from taxfree.dispatch import Choice, Dispatcher
 from taxfree.errors import TaxfreeError, UsageError, one_line
 from taxfree.identity import capacity_field, rows_field
+from taxfree.legality import refusal
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.fabric.workspace import Workspace
 from taxfree_kernels.launch import compiling
 from taxfree_kernels.meta import meta_tensors
-from taxfree_kernels.variant import Plan, op_of, resized, variants
+from taxfree_kernels.variant import Plan, SizeRange, op_of, resized, variants
 
 LIBRARY = "baseline"
 
@@ -70,6 +71,11 @@ class Entry:
     plan: Plan
     eager: Plan | None = None
     calls: int = 0
+
+    @property
+    def plans(self) -> tuple[Plan, ...]:
+        """For graphs and, if another runs there, for eager calls."""
+        return (self.plan,) if self.eager is None else (self.plan, self.eager)
 
     def __str__(self) -> str:
         """The problem, with all sizes."""
@@ -152,13 +158,21 @@ class Plans:
             {
                 (kernel.function, *kernel.constants.items(), *kernel.options.items(), *rest)
                 for entry in self
-                for plan in (entry.plan, entry.eager)
-                if plan is not None
+                for plan in entry.plans
                 for size in _representatives(plan, entry.bucket.sizes)
                 for kernel in plan.kernels(size)
                 for rest in [kernel.specialization]
             }
         )
+
+    def ends(self, sizes: SizeRange) -> Iterator[Any]:
+        """A problem for each bucket that holds some of these sizes."""
+        first, last = sizes.bounds
+        size = max(first, 1)  # calls without rows need no plan
+        while size <= last:
+            problem = resized(sizes.problem, **{rows_field(op_of(sizes.problem)): size})
+            yield problem
+            size = self._bucket(problem).high + 1
 
     def _family(self, problem: Any) -> Any:
         """A problem without rows; the keys that it has room for are those of its bucket."""
@@ -322,13 +336,13 @@ class Plans:
         """Let a bucket's sizes run what was made."""
         entries = self.by_size(bucket.problem)
         entries.extend([None] * (bucket.high + 1 - len(entries)))
-        plan, *eager = made.plans
+        plan, eager = made.plans[0], made.plans[-1] if len(made.plans) > 1 else None
         choice, last = made.choice, Bucket(bucket.problem, bucket.high)
-        entries[bucket.high] = Entry(last, choice, plan, *eager)
+        entries[bucket.high] = Entry(last, choice, plan, eager)
         if bucket.low == bucket.high:
             return
         below = Bucket(bucket.of(bucket.high - 1), bucket.low)
-        entry = Entry(below, _below(choice, bucket), plan, *eager)
+        entry = Entry(below, _below(choice, bucket), plan, eager)
         entries[bucket.low : bucket.high] = [entry] * (bucket.high - bucket.low)
         if made.refused:
             assert made.library is not None

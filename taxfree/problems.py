@@ -6,6 +6,7 @@ One function per operation, with the arguments of the runtime's method of that n
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -186,14 +187,43 @@ def _matmul_sizes(x: torch.Tensor, weight: torch.Tensor) -> tuple[int, int, int]
 
 
 def require_output(
-    fabric: Fabric, out: torch.Tensor | None, shape: tuple[int, ...], dtype: str
+    out: torch.Tensor,
+    shape: tuple[int, ...],
+    like: torch.Tensor,
+    inputs: Sequence[torch.Tensor | None],
+    residual: torch.Tensor | None,
 ) -> None:
-    """Check the caller's output tensor: kernels rely on its shape when they store to it."""
-    if out is None:
-        return
+    """Check the caller's output tensor: kernels rely on its shape, and on memory of its own.
+
+    Args:
+        like: a tensor of the dtype and on the device that it must have.
+        residual: the input that may be the output, or the last part of it.
+    """
     _require(out.shape == shape and out.is_contiguous(), f"out is not a contiguous {list(shape)}")
-    _require(_DTYPES.get(out.dtype) == dtype, f"out is {out.dtype}, the result {dtype}")
-    _require(out.device == fabric.device, f"out is on {out.device}, the fabric on {fabric.device}")
+    _require(out.dtype == like.dtype, f"out is {out.dtype}, the result {like.dtype}")
+    _require(out.device == like.device, f"out is on {out.device}, the inputs on {like.device}")
+    begin, end = _extent(out)
+    for tensor in inputs:
+        if tensor is None or tensor.device != out.device:
+            continue
+        first, last = _extent(tensor)
+        if first >= end or begin >= last:
+            continue
+        is_residual = tensor is residual and tensor.is_contiguous() and last == end
+        _require(
+            is_residual and last - first == out.nbytes // (out.dim() - 1),
+            "out overlaps an input in memory; only a contiguous residual may be the output",
+        )
+
+
+def _extent(tensor: torch.Tensor) -> tuple[int, int]:
+    """The first address of a tensor, and that after its last element."""
+    begin = tensor.data_ptr()
+    if tensor.numel() == 0:
+        return begin, begin
+    steps = zip(tensor.shape, tensor.stride(), strict=True)
+    last = sum((size - 1) * stride for size, stride in steps)
+    return begin, begin + (last + 1) * tensor.itemsize
 
 
 def _problem(op: str, **fields: Any) -> Any:

@@ -1,47 +1,38 @@
-"""The dispatcher at run time: one per process group and stream.
+"""The dispatcher at run time: one per process group.
 
-A call looks up its arguments in a dict and runs the plan found there. A problem without a plan must
-be planned first, which is collective: ahead of time by :meth:`Runtime.prepare`, or at its first
-eager call, which all ranks make together.
+A call looks up what it has in common with calls of other sizes in a dict, then its size in a list,
+and runs the plan found there. Sizes without a plan must be planned first, which is collective:
+ahead of time by :meth:`Runtime.prepare`, or at their first eager call, which all ranks make
+together.
 """
 
 from __future__ import annotations
 
 import atexit
 import contextlib
-import dataclasses
 import os
+import threading
 import warnings
 import weakref
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from taxfree import problems
-from taxfree.dispatch import Choice, Dispatcher, Kind
-from taxfree.errors import UsageError, one_line
+from taxfree.dispatch import Choice, Dispatcher
+from taxfree.errors import UsageError
+from taxfree.met import MetProblems
+from taxfree.plans import Entry, Plans
 from taxfree.settings import Settings
-from taxfree_kernels.errors import PeerTimeout
 from taxfree_kernels.fabric.base import Fabric
-from taxfree_kernels.launch import compiling
-from taxfree_kernels.variant import Plan, op_of, operation, variants
+from taxfree_kernels.variant import Plan, SizeRange, op_of
 from taxfree_tuning_db import Record, Table
 
-
-@dataclass
-class _Entry:
-    """The plan a problem runs; `eager`, if given, replaces it outside graph capture."""
-
-    plan: Plan
-    choice: Choice
-    problem: Any
-    eager: Plan | None = None
-    calls: int = 0
+_MOST_LAYOUTS = 4096  # of arguments, that a runtime remembers
 
 
 @dataclass(frozen=True)
@@ -52,21 +43,25 @@ class Memory:
         heap_bytes: the symmetric heap: two slots for payloads, two for flag-in-data words, three
             for bare words, and control words.
         slot_bytes: the largest payload that fused plans can exchange.
-        workspace_bytes: memory that plans hold besides the heap; counted on GPUs only.
+        workspace_bytes: scratch memory that all plans share, of the device and of libraries.
         plans: number of plans.
+        kernels: number of compiled kernels that they launch.
     """
 
     heap_bytes: int
     slot_bytes: int
     workspace_bytes: int
     plans: int
+    kernels: int
 
 
 class Runtime:
     """Runs operations on one group of ranks, dispatched by the tuning table.
 
-    Created by :func:`taxfree.init`. Use it on one stream at a time. All ranks of the group must
-    make the same calls in the same order.
+    Created by :func:`taxfree.init`. All ranks of the group must make the same calls in the same
+    order. Calls follow one another: one on another stream than the last waits for it, and two
+    threads cannot call at once. The caller orders replays of captured graphs, with each other and
+    with calls.
 
     As a context manager it closes itself. If the block raises, it gives back what this rank holds
     without waiting for the peers.
@@ -81,15 +76,17 @@ class Runtime:
         dispatcher: Dispatcher,
         plan_on_first_call: bool = True,
         heap_bytes: int = 0,
+        met: MetProblems | None = None,
     ) -> None:
         self._fabric, self._dispatcher = fabric, dispatcher
         self._plan_on_first_call = plan_on_first_call
-        self._heap_bytes = heap_bytes
-        self._workspace_bytes = 0
-        self._entries: dict[Any, _Entry] = {}  # by problem
-        self._by_arguments: dict[Any, _Entry] = {}
+        self._heap_bytes, self._met = heap_bytes, met
+        self._plans = Plans(fabric, dispatcher)
+        self._by_arguments: dict[Any, list[Entry | None]] = {}
         self._unprepared: Counter[Any] = Counter()
         self._numbers: dict[tuple[float, ...], torch.Tensor] = {}
+        self._streams = _StreamOrder()
+        self._lock = threading.Lock()
         self._is_closed = False
         self._process = os.getpid()
         self.group_name: str = fabric.group.group_name
@@ -140,18 +137,29 @@ class Runtime:
                 a_shard, weight, bias, gather_dim, m, self.group_name
             )
             return result if out is None else out.copy_(result)
+        rows, size = a_shard.shape[0], m
+        if m is None:
+            size = rows if gather_dim == 1 else rows * self.world_size
+        assert size is not None
         arguments = (
-            "all_gather_matmul", a_shard.shape, a_shard.dtype, a_shard.device, _layout(weight),
-            _layout(bias), _layout(out), gather_dim, m,
+            "all_gather_matmul", a_shard.shape[1:], a_shard.dtype, a_shard.device, _layout(weight),
+            _layout(bias), gather_dim,
         )  # fmt: skip
-        entry = self._by_arguments.get(arguments)
-        if entry is None:
+        entry = self._known(arguments, size)
+        if entry is None or rows != self._own_rows(size, gather_dim):
+            if size == 0 and rows == 0:
+                return _of_nothing(a_shard, out, (0, weight.shape[1]))
             problem = problems.all_gather_matmul(self._fabric, a_shard, weight, bias, gather_dim, m)
-            problems.require_output(self._fabric, out, (problem.m, problem.n), problem.dtype)
-            entry = self._entry_of(arguments, problem)
-        if out is None:
-            out = a_shard.new_empty(entry.problem.m, entry.problem.n)
-        return self._run(entry, (_from_16_bytes(a_shard), weight, bias), out)
+            entry = self._entry(arguments, problem)
+        inputs = (_from_16_bytes(a_shard), weight, bias)
+        return self._run(entry, size, inputs, out, (size, weight.shape[1]))
+
+    def _own_rows(self, m: int, gather_dim: int) -> int:
+        """Rows of this rank's shard, of m over all ranks."""
+        if gather_dim == 1:
+            return m
+        full = -(-m // self.world_size)
+        return max(0, min(m - self._fabric.rank * full, full))
 
     def flash_decode(
         self,
@@ -196,23 +204,25 @@ class Runtime:
                 q, k, v, kv_lens, block_table, scale, soft_cap, window, self.group_name
             )
             return result if out is None else out.copy_(result)
+        batch, by_sequence = q.shape[0], k if block_table is None else block_table
         arguments = (
-            "flash_decode", q.shape, q.dtype, q.device, _layout(k), _layout(v), _layout(kv_lens),
-            _layout(block_table), _layout(out), scale, soft_cap, window,
+            "flash_decode", q.shape[1:], q.dtype, q.device, _layout_of_one(k), _layout_of_one(v),
+            kv_lens.dtype, kv_lens.device, _layout_of_one(block_table), scale, soft_cap, window,
         )  # fmt: skip
-        entry = self._by_arguments.get(arguments)
-        if entry is None:
+        entry = self._known(arguments, batch)
+        fits = kv_lens.shape == (self.world_size, batch) and kv_lens.is_contiguous()
+        if entry is None or not fits or by_sequence.shape[0] != batch:
+            if batch == 0:
+                return _of_nothing(q, out, (0, q.shape[1], v.shape[3]))
             problem = problems.flash_decode(
                 self._fabric, q, k, v, kv_lens, block_table, scale, soft_cap, window
             )
-            problems.require_output(self._fabric, out, (*q.shape[:2], v.shape[3]), problem.dtype)
-            entry = self._entry_of(arguments, problem)
-        if out is None:
-            out = q.new_empty(*q.shape[:2], v.shape[3])
+            entry = self._entry(arguments, problem)
         scaling = None
         if scale is not None or soft_cap is not None:
             scaling = self._on_device(scale or q.shape[2] ** -0.5, soft_cap or 0.0)
-        return self._run(entry, (_from_16_bytes(q), k, v, kv_lens, block_table, scaling), out)
+        inputs = (_from_16_bytes(q), k, v, kv_lens, block_table, scaling)
+        return self._run(entry, batch, inputs, out, (batch, q.shape[1], v.shape[3]))
 
     def _on_device(self, *numbers: float) -> torch.Tensor:
         """float32 [len(numbers)], made once; under capture it is part of the graph."""
@@ -240,7 +250,8 @@ class Runtime:
             weight: [k, n] of the same dtype, this rank's rows; one of its strides 1.
             bias: [n], or None; the same on all ranks, and added once.
             residual: [m, n], or None; the same on all ranks, and added once.
-            out: [m, n], contiguous; the result is written into it. It must not be the residual.
+            out: [m, n], contiguous; the result is written into it. It may be
+                the residual.
 
         Returns:
             [m, n] of the inputs' dtype.
@@ -255,19 +266,20 @@ class Runtime:
             )
             return result if out is None else out.copy_(result)
         arguments = (
-            "matmul_all_reduce", x.shape, x.dtype, x.device, _layout(weight), _layout(bias),
-            _kind(residual), _layout(out),
+            "matmul_all_reduce", x.shape[1:], x.dtype, x.device, _layout(weight), _layout(bias),
+            _kind(residual),
         )  # fmt: skip
-        entry = self._by_arguments.get(arguments)
-        if entry is None:
+        m = x.shape[0]
+        entry = self._known(arguments, m)
+        if entry is None or (residual is not None and residual.shape[0] != m):
+            if m == 0:
+                return _of_nothing(x, out, (0, weight.shape[1]))
             problem = problems.matmul_all_reduce(self._fabric, x, weight, bias, residual)
-            problems.require_output(self._fabric, out, (problem.m, problem.n), problem.dtype)
-            entry = self._entry_of(arguments, problem)
-        if out is None:
-            out = x.new_empty(entry.problem.m, entry.problem.n)
+            entry = self._entry(arguments, problem)
         if residual is not None:
             residual = _from_16_bytes(residual)
-        return self._run(entry, (_from_16_bytes(x), weight, bias, residual, None, None), out)
+        inputs = (_from_16_bytes(x), weight, bias, residual, None, None)
+        return self._run(entry, m, inputs, out, (m, weight.shape[1]), residual)
 
     def matmul_all_reduce_rms_norm(
         self,
@@ -292,7 +304,8 @@ class Runtime:
             residual: [m, n], or None; the same on all ranks, and added once.
             eps: the same on all ranks. A captured call with a value that no eager call has used
                 before runs one more small kernel.
-            out: [2, m, n], contiguous; both are written into it. It must not be the residual.
+            out: [2, m, n], contiguous; both are written into it. ``out[1]`` may be the
+                residual.
 
         Returns:
             The normalised sum, and the sum, which is the next layer's residual: [m, n] each, of the
@@ -309,23 +322,24 @@ class Runtime:
             both = both if out is None else out.copy_(both)
             return both[0], both[1]
         arguments = (
-            "matmul_all_reduce_rms_norm", x.shape, x.dtype, x.device, _layout(weight),
-            _layout(norm_weight), _layout(bias), _kind(residual), _layout(out), eps,
+            "matmul_all_reduce_rms_norm", x.shape[1:], x.dtype, x.device, _layout(weight),
+            _layout(norm_weight), _layout(bias), _kind(residual), eps,
         )  # fmt: skip
-        entry = self._by_arguments.get(arguments)
-        if entry is None:
+        m, n = x.shape[0], weight.shape[1]
+        entry = self._known(arguments, m)
+        if entry is None or (residual is not None and residual.shape[0] != m):
+            if m == 0:
+                nothing = _of_nothing(x, out, (2, 0, n))
+                return nothing[0], nothing[1]
             problem = problems.matmul_all_reduce_rms_norm(
                 self._fabric, x, weight, norm_weight, bias, residual, eps
             )
-            problems.require_output(self._fabric, out, (2, problem.m, problem.n), problem.dtype)
-            entry = self._entry_of(arguments, problem)
-        if out is None:
-            out = x.new_empty(2, entry.problem.m, entry.problem.n)
+            entry = self._entry(arguments, problem)
         if residual is not None:
             residual = _from_16_bytes(residual)
-        tensors = (_from_16_bytes(x), weight, bias, residual, norm_weight, self._on_device(eps))
-        self._run(entry, tensors, out)
-        return out[0], out[1]
+        inputs = (_from_16_bytes(x), weight, bias, residual, norm_weight, self._on_device(eps))
+        both = self._run(entry, m, inputs, out, (2, m, n), residual)
+        return both[0], both[1]
 
     def matmul_reduce_scatter(
         self,
@@ -357,37 +371,87 @@ class Runtime:
             )
             return result if out is None else out.copy_(result)
         arguments = (
-            "matmul_reduce_scatter", x.shape, x.dtype, x.device, _layout(weight), _layout(out),
-            scatter_dim,
+            "matmul_reduce_scatter", x.shape[1:], x.dtype, x.device, _layout(weight), scatter_dim
         )  # fmt: skip
-        entry = self._by_arguments.get(arguments)
+        (m, _), (_, n) = x.shape, weight.shape
+        entry = self._known(arguments, m)
         if entry is None:
+            if m == 0:
+                return _of_nothing(x, out, (0, n if scatter_dim == 0 else n // self.world_size))
             problem = problems.matmul_reduce_scatter(self._fabric, x, weight, scatter_dim)
-            shape = (problem.shard_rows, problem.shard_columns)
-            problems.require_output(self._fabric, out, shape, problem.dtype)
-            entry = self._entry_of(arguments, problem)
-        if out is None:
-            out = x.new_empty(entry.problem.shard_rows, entry.problem.shard_columns)
-        return self._run(entry, (_from_16_bytes(x), weight), out)
+            entry = self._entry(arguments, problem)
+        shape = (-(-m // self.world_size), n) if scatter_dim == 0 else (m, n // self.world_size)
+        return self._run(entry, m, (_from_16_bytes(x), weight), out, shape)
 
     def call(
         self, problem: Any, tensors: Sequence[torch.Tensor | None], out: torch.Tensor
     ) -> torch.Tensor:
         """Run the operation of a given problem; its tensors are not checked against it."""
-        return self._run(self._entries.get(problem) or self._entry(problem), tensors, out)
+        entry = self._plans.find(problem) or self._planned(problem)
+        with self._calling():
+            return self._plan_of(entry)(*tensors, out)
+
+    def _known(self, arguments: tuple[Any, ...], size: int) -> Entry | None:
+        """What serves calls with such arguments and of a size, if they were checked before."""
+        entries = self._by_arguments.get(arguments)
+        if entries is None or size >= len(entries):
+            return None
+        return entries[size]
 
     def _run(
-        self, entry: _Entry, tensors: Sequence[torch.Tensor | None], out: torch.Tensor
+        self,
+        entry: Entry,
+        size: int,
+        inputs: tuple[torch.Tensor | None, ...],
+        out: torch.Tensor | None,
+        shape: tuple[int, ...],
+        residual: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors):
+        """Run what was found.
+
+        Args:
+            out: as the caller gave it.
+            shape: that it must have.
+            residual: the input that it may share its memory with.
+        """
+        if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in inputs):
             raise UsageError("an input requires a gradient", "call under torch.no_grad()")
+        first = inputs[0]
+        assert first is not None
+        if out is None:
+            out = first.new_empty(shape)
+        else:
+            problems.require_output(out, shape, first, inputs, residual)
+        with self._calling():
+            if self._met is not None and entry.choice.kind != "exact":
+                self._met.add(entry.bucket.of(size))
+            return self._plan_of(entry)(*inputs, out)
+
+    def _plan_of(self, entry: Entry) -> Plan:
+        """The plan that a call of this moment runs, on this stream."""
         entry.calls += 1
         self._fabric.pool.check()
-        plan = entry.plan if entry.eager is None or self._is_capturing() else entry.eager
-        return plan(*tensors, out)
+        capturing = self._is_capturing()
+        if self._fabric.has_graphs:
+            self._streams.follow(capturing)
+        if capturing:
+            self._fabric.keep_memory()
+        return entry.plan if capturing or entry.eager is None else entry.eager
 
     def _is_capturing(self) -> bool:
         return self._fabric.has_graphs and torch.cuda.is_current_stream_capturing()
+
+    @contextlib.contextmanager
+    def _calling(self) -> Iterator[None]:
+        """Within the context this is the only call of this process."""
+        if not self._lock.acquire(blocking=False):
+            raise UsageError(
+                "two threads call the same runtime at once", "let one thread make all calls"
+            )
+        try:
+            yield
+        finally:
+            self._lock.release()
 
     # -- planning ----------------------------------------------------------------------------
 
@@ -395,43 +459,48 @@ class Runtime:
         """Plan and compile problems ahead of time; collective.
 
         Args:
-            problems: such as :class:`taxfree.AllGatherMatmul`.
+            problems: such as :class:`taxfree.AllGatherMatmul`; for all rows from 1 to 8192 of one,
+                ``problem.for_rows(1, 8192)``.
 
         Raises:
             UsageError: one of them is not a problem, or is for another world size.
+            TaxfreeError: a rank cannot even run the library's path.
             PeerTimeout: not all ranks call this.
         """
         if not isinstance(problems, Iterable):
             raise UsageError(f"{problems!r} is no list of problems", "prepare([problem])")
         self._require_open()
-        for problem in problems:
-            self._require_ours(problem)
-            if problem not in self._entries:
-                self._entries[problem] = self._plan(problem, self.choice(problem))
-        self._fabric.barrier()
+        wanted: list[Any] = []
+        for each in problems:
+            is_range = isinstance(each, SizeRange)
+            self._require_ours(each.problem if is_range else each)
+            wanted.extend(self._plans.ends(each if is_range else SizeRange(each)))
+        with self._calling():
+            self._plans.prepare(wanted)
 
-    def _entry_of(self, arguments: tuple[Any, ...], problem: Any) -> _Entry:
-        """The entry of a problem, found by these arguments from now on."""
-        entry = self._entry(problem)
+    def _entry(self, arguments: tuple[Any, ...], problem: Any) -> Entry:
+        """What serves a problem; calls with such arguments find it by themselves from now on."""
+        entry = self._plans.find(problem) or self._planned(problem)
         if entry.choice.kind != "unprepared":
-            self._by_arguments[arguments] = entry
+            if len(self._by_arguments) >= _MOST_LAYOUTS:
+                self._by_arguments.clear()
+            self._by_arguments[arguments] = self._plans.by_size(problem)
         return entry
 
-    def _entry(self, problem: Any) -> _Entry:
-        entry = self._entries.get(problem)
-        if entry is not None:
-            return entry
+    def _planned(self, problem: Any) -> Entry:
+        """What serves the problem of a call that nothing served yet."""
         self._require_open()
         if self._is_capturing():
             return self._unprepared_entry(problem, "first met under graph capture")
         if not self._plan_on_first_call:
             return self._unprepared_entry(problem, "not prepared")
-        entry = self._plan(problem, self.choice(problem))
-        self._fabric.barrier()  # nobody calls before all have compiled
-        self._entries[problem] = entry
+        with self._calling():
+            self._plans.prepare([problem], called=problem)
+        entry = self._plans.find(problem)
+        assert entry is not None
         return entry
 
-    def _unprepared_entry(self, problem: Any, why: str) -> _Entry:
+    def _unprepared_entry(self, problem: Any, why: str) -> Entry:
         if not self._unprepared[problem]:
             warnings.warn(
                 f"{problem} runs the baseline: {why}; call prepare() before",
@@ -439,36 +508,7 @@ class Runtime:
                 stacklevel=5,  # of whoever calls an operation
             )
         self._unprepared[problem] += 1
-        choice = Choice("unprepared", "baseline", why=why)
-        plan = variants(op_of(problem))["baseline"].plan(problem, self._fabric, {})
-        return _Entry(plan, choice, problem)
-
-    def _plan(self, problem: Any, choice: Choice) -> _Entry:
-        choice = self._agreed(problem, choice)
-        before = self._allocated()
-        plan, ran = self._planned(problem, choice)
-        eager = None
-        if ran is choice and choice.eager is not None:
-            eager, ran_eager = self._planned(problem, choice.eager)
-            ran = dataclasses.replace(ran, eager=ran_eager)
-        self._workspace_bytes += self._allocated() - before
-        return _Entry(plan, ran, problem, eager)
-
-    def _planned(self, problem: Any, choice: Choice) -> tuple[Plan, Choice]:
-        """The plan of a choice, or the baseline's where a rank cannot make it."""
-        known = variants(op_of(problem))
-        plan, reason = None, None
-        try:
-            plan = known[choice.variant].plan(problem, self._fabric, choice.config)
-            self._compile(problem, plan)
-        except Exception as error:  # of a compiler: the peers must not wait for this rank's vote
-            reason = one_line(error)
-        reasons = [each for each in vote(self._fabric.group, reason) if each is not None]
-        if plan is None or reasons:
-            why = f"{choice.variant}: {reasons[0]}"
-            choice = _falls_back("baseline", problem, why)
-            plan = known["baseline"].plan(problem, self._fabric, {})
-        return plan, choice
+        return self._plans.unprepared(problem, why)
 
     def _require_open(self) -> None:
         if self._is_closed:
@@ -489,47 +529,11 @@ class Runtime:
                 f"give the problem world_size={self.world_size}",
             )
 
-    def _agreed(self, problem: Any, choice: Choice) -> Choice:
-        """What all ranks run: the choice if all have made it, else the baseline.
-
-        Raises:
-            UsageError: on every rank, when one of them has come with another problem.
-        """
-        runs = [(each.variant, each.config) for each in (choice, choice.of("eager"))]
-        answers = vote(self._fabric.group, (problem, runs))
-        for rank, (other, _) in enumerate(answers):
-            if other != problem:
-                raise UsageError(
-                    f"rank {self._fabric.rank} calls with {problem}, rank {rank} with {other}",
-                    "all ranks make the same calls in the same order",
-                )
-        if all(theirs == runs for _, theirs in answers):
-            return choice
-        why = "ranks choose differently: their records or their hardware differ"
-        return _falls_back("disabled", problem, why)
-
-    def _compile(self, problem: Any, plan: Plan) -> None:
-        found, device = operation(op_of(problem)), self._fabric.device
-        if found.compile_inputs is None:
-            inputs = found.make_inputs(problem, self._fabric.rank, 0, device)
-        else:
-            inputs = found.compile_inputs(problem, device)
-        with compiling():
-            plan(*inputs, found.empty_output(problem, device))
-
-    def _allocated(self) -> int:
-        if self._fabric.device.type != "cuda":
-            return 0
-        return torch.cuda.memory_allocated(self._fabric.device)
-
     # -- what it knows -----------------------------------------------------------------------
 
     def choice(self, problem: Any) -> Choice:
         """What runs, or would run, for a problem, and why."""
-        entry = self._entries.get(problem)
-        if entry is not None:
-            return entry.choice
-        return self._dispatcher.choose(op_of(problem), problem)
+        return self._plans.choice(problem)
 
     def explain(self, problem: Any) -> str:
         """The choice for a problem, the reason, and the steps of the look-up, as text."""
@@ -543,10 +547,11 @@ class Runtime:
         return "\n".join(lines)
 
     def stats(self) -> dict[str, dict[str, int]]:
-        """Calls by problem (as text) and kind of choice."""
+        """Calls by problem (as text, with its sizes) and kind of choice."""
         found: dict[str, Counter[str]] = {}
-        for problem, entry in self._entries.items():
-            found.setdefault(str(problem), Counter())[entry.choice.kind] += entry.calls
+        for entry in self._plans:
+            if entry.calls:
+                found.setdefault(str(entry), Counter())[entry.choice.kind] += entry.calls
         for problem, calls in self._unprepared.items():
             found.setdefault(str(problem), Counter())["unprepared"] += calls
         return {problem: dict(kinds) for problem, kinds in found.items()}
@@ -557,8 +562,9 @@ class Runtime:
         return Memory(
             heap_bytes=self._heap_bytes,
             slot_bytes=self._fabric.pool.slot_bytes,
-            workspace_bytes=self._workspace_bytes,
-            plans=sum(1 + (entry.eager is not None) for entry in self._entries.values()),
+            workspace_bytes=self._fabric.workspace_bytes,
+            plans=len({id(plan) for entry in self._plans for plan in entry.plans}),
+            kernels=self._plans.kernels,
         )
 
     def check(self) -> None:
@@ -605,8 +611,10 @@ class Runtime:
         _open.discard(self)
         if _runtimes.get(self.group_name) is self:
             del _runtimes[self.group_name]
-        for held in (self._entries, self._by_arguments, self._numbers):
+        for held in (self._plans, self._by_arguments, self._numbers):
             held.clear()
+        if self._met is not None:
+            self._met.write()
         return True
 
     def __enter__(self) -> Runtime:
@@ -642,8 +650,9 @@ def _after_fork() -> None:
     They are kept: to free memory of a device is not this process's business.
     """
     for runtime in list(_open):
-        _plans_of_parent.append((runtime._entries, runtime._by_arguments))
-        runtime._entries, runtime._by_arguments = {}, {}
+        _plans_of_parent.append((runtime._plans, runtime._by_arguments))
+        runtime._plans = Plans(runtime._fabric, runtime._dispatcher)
+        runtime._by_arguments = {}
     _open.clear()
 
 
@@ -662,28 +671,29 @@ def runtime_of(group_name: str) -> Runtime:
     return runtime
 
 
-def vote(group: dist.ProcessGroup | None, value: Any) -> list[Any]:
-    """Every rank's value, indexed by rank; collective.
+class _StreamOrder:
+    """Lets each call follow the last one, when they come on different streams.
 
-    Raises:
-        PeerTimeout: not all ranks joined within the process group's own timeout.
+    Within a captured graph, a call follows the last one of the same graph. Whoever replays graphs
+    orders them with each other and with other calls: a graph cannot wait for what is not in it.
     """
-    values: list[Any] = [None] * dist.get_world_size(group)
-    try:
-        dist.all_gather_object(values, value, group)
-    except RuntimeError as error:  # each backend says it in its own way
-        raise PeerTimeout(
-            f"rank {dist.get_rank(group)} waited in vain for its peers: "
-            f"{str(error).partition(chr(10))[0]}",
-            "all ranks make the same calls in the same order; one may have failed before",
-        ) from error
-    return values
 
+    def __init__(self) -> None:
+        self._last: dict[bool, torch.cuda.Stream] = {}  # whether it was captured -> its stream
+        self._handle = -1
 
-def _falls_back(kind: Kind, problem: Any, why: str) -> Choice:
-    """The baseline, with a warning that says why it runs."""
-    warnings.warn(f"{problem} runs the baseline: {why}", RuntimeWarning, stacklevel=3)
-    return Choice(kind, "baseline", why=why)
+    def follow(self, capturing: bool) -> None:
+        """Make the current stream wait for the last call."""
+        stream = torch.cuda.current_stream()
+        last = self._last.get(capturing)
+        self._last[capturing] = stream
+        if last is None or last == stream:
+            return
+        if capturing:
+            with torch.cuda.stream(last):
+                if not torch.cuda.is_current_stream_capturing():
+                    return  # it was another graph's
+        stream.wait_stream(last)
 
 
 def _layout(tensor: torch.Tensor | None) -> Any:
@@ -693,9 +703,25 @@ def _layout(tensor: torch.Tensor | None) -> Any:
     return tensor.shape, tensor.stride(), tensor.dtype, tensor.device
 
 
+def _layout_of_one(tensor: torch.Tensor | None) -> Any:
+    """As `_layout`, for a tensor of which each sequence has a part."""
+    if tensor is None:
+        return None
+    return tensor.shape[1:], tensor.stride(), tensor.dtype, tensor.device
+
+
 def _kind(tensor: torch.Tensor | None) -> Any:
-    """As `_layout`, for a tensor that may have any strides."""
-    return None if tensor is None else (tensor.shape, tensor.dtype, tensor.device)
+    """As `_layout`, for a tensor that may have any strides, and other rows in each call."""
+    return None if tensor is None else (tensor.shape[1:], tensor.dtype, tensor.device)
+
+
+def _of_nothing(
+    like: torch.Tensor, out: torch.Tensor | None, shape: tuple[int, ...]
+) -> torch.Tensor:
+    """The result of a call without rows, for which no rank needs another."""
+    if out is not None and out.shape != shape:
+        raise UsageError(f"out is {list(out.shape)}, must be {list(shape)}", "there are no rows")
+    return like.new_empty(shape) if out is None else out
 
 
 def _from_16_bytes(tensor: torch.Tensor) -> torch.Tensor:

@@ -6,6 +6,7 @@ import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from taxfree.errors import UsageError
 
@@ -15,6 +16,7 @@ VARIABLES: Mapping[str, str] = {
     "TAXFREE_DB": "path of the tuning database; default: in the platform's user data folder",
     "TAXFREE_DISABLE": "1: every dispatch is the library's baseline",
     "TAXFREE_STRICT": "1: a problem without a record of its own is an error",
+    "TAXFREE_LOG": "a YAML file that collects problems without a record, for `tune --shapes`",
     "TAXFREE_TIMEOUT": f"seconds a rank waits for a peer; default: {DEFAULT_TIMEOUT_S:g}",
     "TAXFREE_DEBUG": "1: errors show a traceback",
 }
@@ -32,12 +34,14 @@ class Settings:
         disable: dispatch nothing but the baseline.
         strict: raise where a problem has no record of its own.
         timeout_s: seconds a rank waits for a peer.
+        log: where problems that ran without a record of their own are collected, if anywhere.
         debug: show tracebacks.
     """
 
     disable: bool = False
     strict: bool = False
     timeout_s: float = DEFAULT_TIMEOUT_S
+    log: Path | None = None
     debug: bool = False
 
     @classmethod
@@ -51,6 +55,7 @@ class Settings:
             disable=_switch(environ, "TAXFREE_DISABLE"),
             strict=_switch(environ, "TAXFREE_STRICT"),
             timeout_s=_seconds(environ, "TAXFREE_TIMEOUT", DEFAULT_TIMEOUT_S),
+            log=_path(environ, "TAXFREE_LOG"),
             debug=_switch(environ, "TAXFREE_DEBUG"),
         )
 
@@ -68,6 +73,13 @@ def _switch(environ: Mapping[str, str], name: str) -> bool:
     if text not in _ON + _OFF:
         raise UsageError(f"{name}={text} is neither on nor off", f"set {name}=1 or {name}=0")
     return text in _ON
+
+
+def _path(environ: Mapping[str, str], name: str) -> Path | None:
+    text = environ.get(name, "").strip()
+    if text and not text.endswith((".yaml", ".yml")):
+        raise UsageError(f"{name}={text} is no YAML file", f"for example {name}=problems.yaml")
+    return Path(text).expanduser() if text else None
 
 
 def _seconds(environ: Mapping[str, str], name: str, default: float) -> float:

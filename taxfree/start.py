@@ -15,9 +15,11 @@ import torch.distributed as dist
 
 import taxfree.ops  # registers the torch ops  # noqa: F401
 from taxfree import identity
+from taxfree.collectives import vote
 from taxfree.dispatch import Dispatcher
 from taxfree.errors import TaxfreeError, UsageError
-from taxfree.runtime import Runtime, vote
+from taxfree.met import MetProblems
+from taxfree.runtime import Runtime
 from taxfree.settings import Settings
 from taxfree.shapes import recorded_problem
 from taxfree_kernels.fabric.layout import arena_bytes
@@ -77,7 +79,8 @@ def init(
         heap_bytes = _heap_bytes(used, dist.get_world_size(group))
     fabric = open_fabric("auto", group, heap_bytes, timeout_s or settings.timeout_s)
     dispatcher = Dispatcher(table, fabric.hardware, settings)
-    return Runtime(fabric, dispatcher, plan_on_first_call, heap_bytes)
+    met = None if settings.log is None or fabric.rank else MetProblems(settings.log)
+    return Runtime(fabric, dispatcher, plan_on_first_call, heap_bytes, met)
 
 
 def _agreed(

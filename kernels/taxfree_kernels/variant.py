@@ -187,6 +187,47 @@ def problem_class(op: str) -> type[Any]:
     return problem
 
 
+@dataclass(frozen=True)
+class SizeRange:
+    """A problem of several sizes, to be planned at once.
+
+    Args:
+        problem: of any size.
+        first, last: rows, or sequences; None for the problem's own.
+    """
+
+    problem: Any
+    first: int | None = None
+    last: int | None = None
+
+    def __post_init__(self) -> None:
+        first, last = self.bounds
+        if not 0 <= first <= last:
+            raise PlanError(f"sizes from {first} to {last}", "give 0 <= first <= last")
+
+    @property
+    def bounds(self) -> tuple[int, int]:
+        """The first and the last size; 0 needs no plan."""
+        own: int = getattr(self.problem, operation(op_of(self.problem)).near_fields[0])
+        first = own if self.first is None else self.first
+        last = own if self.last is None else self.last
+        return (first, last)
+
+
+class Problem:
+    """Base of the operations' problems, which are frozen dataclasses."""
+
+    world_size: int
+    dtype: str
+
+    def for_rows(self, first: int, last: int) -> SizeRange:
+        """This problem with each number of rows from `first` to `last`, for ``Runtime.prepare``.
+
+        For attention, rows are sequences.
+        """
+        return SizeRange(self, first, last)
+
+
 def resized(problem: Any, **sizes: int) -> Any:
     """The same problem of another size, which is known to be possible."""
     other = object.__new__(type(problem))

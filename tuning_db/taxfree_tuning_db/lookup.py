@@ -155,7 +155,9 @@ def look_up(
     if not found:
         why = "no record of today's kernels agrees in all other fields"
         ladder.append(Rung(looked_for, False, why))
-    for neighbour in found:
+    for neighbour in sorted(
+        found, key=lambda each: _comes_after(each, problem, near_fields, octaves)
+    ):
         distance = _distance(neighbour.problem, problem, set(near_fields))
         is_near = distance <= octaves
         sizes = {name: neighbour.problem[name] for name in (*near_fields, *free_fields)}
@@ -173,6 +175,19 @@ def look_up(
     nearest = _nearest(same_op, problem, hardware)
     ladder.append(_nearest_rung(op, nearest, problem, hardware))
     return LookUp("miss", None, (), tuple(ladder), nearest)
+
+
+def _comes_after(
+    record: Record, problem: Mapping[str, Scalar], near_fields: Sequence[str], octaves: float
+) -> int:
+    """0, 1 or 2, by which neighbours are tried in turn; those alike keep their order.
+
+    Larger ones within reach come first: a config for more rows has tiles for all of these, and one
+    for fewer rows needs more of its tiles.
+    """
+    if _distance(record.problem, problem, set(near_fields)) > octaves:
+        return 2
+    return int(any(record.problem[name] < problem[name] for name in near_fields))  # type: ignore[operator]
 
 
 def _is_refused(

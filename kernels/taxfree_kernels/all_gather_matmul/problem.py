@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from taxfree_kernels.errors import PlanError
-from taxfree_kernels.variant import Cost
+from taxfree_kernels.variant import Cost, Problem
 
 ITEM_BYTES = {"float16": 2, "bfloat16": 2}
 
 
 @dataclass(frozen=True)
-class AllGatherMatmul:
+class AllGatherMatmul(Problem):
     """out[M, N] = all_gather(a_shard)[M, K] @ weight[K, N] (+ bias[N]), as each rank computes it.
 
     Args:

@@ -21,6 +21,7 @@ from taxfree_kernels.launch import Kernel, launching_through
 from taxfree_kernels.meta import META, meta_tensors
 from taxfree_kernels.variant import Config, Plan
 
+
 @dataclass(frozen=True)
 class Launch:
     """One kernel with the arguments of one call."""

@@ -82,6 +82,16 @@ class Fabric(ABC):
         """Scratch memory of libraries' own kinds, by kind, that plans share likewise."""
         return {}
 
+    @property
+    def workspace_bytes(self) -> int:
+        """Scratch memory that is held, of all kinds."""
+        return sum(each.nbytes for each in (self.workspace, *self.library_memory.values()))
+
+    def keep_memory(self) -> None:
+        """Keep today's scratch memory: a graph that is captured holds its addresses."""
+        for each in (self.workspace, *self.library_memory.values()):
+            each.capture()
+
     def side_stream(self) -> SideStream:
         """A stream beside the caller's."""
         return SideStream(self.device)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from taxfree_kernels.errors import PlanError
-from taxfree_kernels.variant import Cost
+from taxfree_kernels.variant import Cost, Problem
 
 DTYPES = ("float16", "bfloat16")
 ITEM_BYTES = 2  # of either
@@ -13,7 +13,7 @@ LEAST_HEAD_DIM, MOST_HEAD_DIM = 16, 256
 
 
 @dataclass(frozen=True)
-class FlashDecode:
+class FlashDecode(Problem):
     """One query token per sequence attends to keys of which each rank holds a part.
 
     Lengths are no part of a problem: they are read on the device, so that they may change between

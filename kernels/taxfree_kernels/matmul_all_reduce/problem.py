@@ -11,7 +11,7 @@ from taxfree_kernels.partial_sums.sizes import (
     tiles_of,
 )
 from taxfree_kernels.spaces import power_of_2
-from taxfree_kernels.variant import Cost
+from taxfree_kernels.variant import Cost, Problem
 
 #: Largest output, in elements, for which every rank sends its whole partial sum to every peer and
 #: keeps an inbox for each: beyond it the links carry too much, and inboxes are too large.
@@ -19,7 +19,7 @@ ONE_SHOT_ELEMENTS = 1 << 23
 
 
 @dataclass(frozen=True)
-class MatmulAllReduce:
+class MatmulAllReduce(Problem):
     """out[M, N] = sum over ranks of x[M, K] @ weight[K, N] (+ bias[N]) (+ residual[M, N]).
 
     Bias and residual are the same on all ranks and are added once, to the sum. With `rms_norm`,

@@ -10,14 +10,14 @@ from taxfree_kernels.partial_sums.sizes import (
     padded_elements,
     require_matmul,
 )
-from taxfree_kernels.variant import Cost
+from taxfree_kernels.variant import Cost, Problem
 
 #: Largest whole sum, in elements, whose partial sums may travel as float32.
 WIDE_WIRE_ELEMENTS = 1 << 24
 
 
 @dataclass(frozen=True)
-class MatmulReduceScatter:
+class MatmulReduceScatter(Problem):
     """A shard, on each rank, of the sum over ranks of x[M, K] @ weight[K, N].
 
     All shards have the same size; where M is ragged, rows beyond it are zero.
