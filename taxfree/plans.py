@@ -207,14 +207,16 @@ class Plans:
             NoRecord: with ``TAXFREE_STRICT``, a problem has no record of its own.
             PeerTimeout: not all ranks have come.
         """
-        wanted = {self._bucket(each): None for each in problems if self.find(each) is None}
+        missing = [each for each in problems if self.find(each) is None]
+        wanted = {self._bucket(each): None for each in missing}
         buckets = sorted(wanted, key=lambda each: -each.high)  # scratch memory grows only once
         chosen = [self._dispatcher.choose(op_of(each.problem), each.problem) for each in buckets]
         made = [self._make(*each) for each in zip(buckets, chosen, strict=True)]
-        answers = vote(self._fabric.group, (called, buckets, [each.told for each in made]))
-        self._require_same_calls([(called, buckets) for called, buckets, _ in answers])
+        told = [(bucket, *each.told) for bucket, each in zip(buckets, made, strict=True)]
+        answers = vote(self._fabric.group, (missing, called, told))
+        self._require_same_calls([(missing, called) for missing, called, _ in answers])
         for number, (bucket, each) in enumerate(zip(buckets, made, strict=True)):
-            self._settle(bucket, each, [told[number] for _, _, told in answers])
+            self._settle(bucket, each, [told[number : number + 1] for _, _, told in answers])
         self._connect(buckets, made)
         for bucket, each in zip(buckets, made, strict=True):
             self._enter(bucket, each)
@@ -269,35 +271,38 @@ class Plans:
             for size in _representatives(plan, sizes):
                 plan(*meta_tensors(bucket.of(size), self._fabric.rank))
 
-    def _require_same_calls(self, calls: Sequence[Any]) -> None:
+    def _require_same_calls(self, calls: Sequence[tuple[list[Any], Any]]) -> None:
         """Raise, on every rank, when one of them has come with other problems."""
         own = calls[self._fabric.rank]
         for rank, theirs in enumerate(calls):
             if theirs != own:
-                mine, other = (
-                    called or next((each.problem for each in buckets if each not in both), None)
-                    for (called, buckets), both in ((own, theirs[1]), (theirs, own[1]))
-                )
+                (mine, my_call), (others, their_call) = own, theirs
+                first = my_call or next((each for each in mine if each not in others), "less")
+                second = their_call or next((each for each in others if each not in mine), "less")
                 raise UsageError(
-                    f"rank {self._fabric.rank} calls with {mine}, rank {rank} with {other}",
+                    f"rank {self._fabric.rank} calls with {first}, rank {rank} with {second}",
                     "all ranks make the same calls in the same order",
                 )
 
-    def _settle(self, bucket: Bucket, made: _Made, told: Sequence[tuple[Any, ...]]) -> None:
-        """Keep the choice if all ranks can run it, else take the library's path."""
-        runs, failures, library_failures = zip(*told, strict=True)
-        reason = next(filter(None, failures), None)
-        if any(each != runs[0] for each in runs):
+    def _settle(self, bucket: Bucket, made: _Made, told: Sequence[list[Any]]) -> None:
+        """Keep the choice if all ranks can run it, else take the library's path.
+
+        Args:
+            told: by rank, what it has told of this bucket: sizes, runs and failures, if anything.
+        """
+        alike = [each for each in told if each and each[0][:2] == (bucket, made.told[0])]
+        failures = [each[0][2] for each in alike if each[0][2] is not None]
+        if len(alike) < len(told):
             why = "ranks choose differently: their records or their hardware differ"
             self._fall_back(bucket, made, Choice("disabled", LIBRARY, why=why))
-        elif reason is not None:
-            self._fall_back(bucket, made, Choice("baseline", LIBRARY, why=reason))
+        elif failures:
+            self._fall_back(bucket, made, Choice("baseline", LIBRARY, why=failures[0]))
         elif not made.refused and all(mode.variant != LIBRARY for mode in _modes(made.choice)):
             return
-        for rank, failure in enumerate(library_failures):
-            if failure is not None:
+        for rank, each in enumerate(told):
+            if each and each[0][3] is not None:
                 raise TaxfreeError(
-                    f"rank {rank} cannot run {bucket.problem} even by the library: {failure}",
+                    f"rank {rank} cannot run {bucket.problem} even by the library: {each[0][3]}",
                     "is its memory exhausted?",
                 )
 

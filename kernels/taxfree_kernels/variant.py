@@ -151,8 +151,6 @@ class Operation:
         empty_output: (problem, device) -> an uninitialised output.
         free_fields: fields that hardly change what is fastest: a lending record may differ in any
             of them. The dtype is one: both are 16-bit types and multiply at the same rate.
-        compile_inputs: (problem, device) -> tensors to compile kernels with, where those of
-            make_inputs are too large for an engine's device; the large ones are meta tensors.
     """
 
     name: str
@@ -162,7 +160,6 @@ class Operation:
     reference: Callable[..., torch.Tensor]
     empty_output: Callable[..., torch.Tensor]
     free_fields: tuple[str, ...] = ()
-    compile_inputs: Callable[..., tuple[torch.Tensor | None, ...]] | None = None
 
 
 def operation_names() -> list[str]:

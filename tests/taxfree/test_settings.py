@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from taxfree.errors import UsageError
@@ -9,7 +11,7 @@ from taxfree.settings import VARIABLES, Settings
 
 
 def test_an_empty_environment_has_defaults():
-    assert Settings.from_environment({}) == Settings(False, False, 30.0, False)
+    assert Settings.from_environment({}) == Settings(False, False, 30.0, None, False)
 
 
 def test_empty_variables_are_as_good_as_none():
@@ -22,10 +24,11 @@ def test_all_are_read():
         "TAXFREE_DISABLE": "1",
         "TAXFREE_STRICT": "yes",
         "TAXFREE_TIMEOUT": "2.5",
+        "TAXFREE_LOG": "/some/problems.yaml",
         "TAXFREE_DEBUG": "ON",
     }
     assert environment.keys() == VARIABLES.keys()
-    expected = Settings(True, True, 2.5, True)
+    expected = Settings(True, True, 2.5, Path("/some/problems.yaml"), True)
     assert Settings.from_environment(environment) == expected
 
 
@@ -39,6 +42,7 @@ def test_all_are_read():
         ("TAXFREE_TIMEOUT", "-1"),
         ("TAXFREE_TIMEOUT", "inf"),
         ("TAXFREE_TIMEOUT", "nan"),
+        ("TAXFREE_LOG", "problems.json"),
     ],
 )
 def test_nonsense_is_named(name, text):

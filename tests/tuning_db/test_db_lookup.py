@@ -36,9 +36,11 @@ def find(
     m: int,
     near: tuple[str, ...] = ("m",),
     free: tuple[str, ...] = (),
+    octaves: float = math.inf,
     **fields: object,
 ) -> LookUp:
-    return look_up(table, OP, problem_of(m, **fields), H200, SOFTWARE, HASHES, near, free)
+    problem = problem_of(m, **fields)
+    return look_up(table, OP, problem, H200, SOFTWARE, HASHES, near, free, octaves)
 
 
 def table_of(*records: Record) -> Table:
@@ -113,14 +115,17 @@ class TestStale:
 
 
 class TestNeighbour:
-    @pytest.mark.parametrize(
-        ("m", "nearest"), [(1, 12), (13, 12), (23, 12), (24, 12), (25, 48), (4096, 48)]
-    )
-    def test_it_is_the_nearest_by_ratio_and_the_smaller_of_two(self, m, nearest):
+    @pytest.mark.parametrize(("m", "nearest"), [(1, 12), (13, 48), (24, 48), (25, 48), (4096, 48)])
+    def test_it_is_the_next_larger_else_the_nearest_by_ratio(self, m, nearest):
         answer = find(table_of(record_of(48), record_of(12)), m)
         assert answer.kind == "neighbour"
         assert answer.record == record_of(nearest)
-        assert answer.ladder[-1].why == f"nearest is m={nearest}"
+        assert answer.ladder[-1].why.endswith(f" is m={nearest}")
+
+    @pytest.mark.parametrize(("m", "nearest"), [(7, 12), (13, 12), (23, 12), (24, 48), (25, 48)])
+    def test_within_reach_a_larger_one_comes_before_a_nearer_one(self, m, nearest):
+        answer = find(table_of(record_of(48), record_of(12)), m, octaves=1)
+        assert answer.record == record_of(nearest)
 
     def test_distances_of_several_fields_add_up(self):
         far_in_both = record_of(32, problem=problem_of(32, n=7168))

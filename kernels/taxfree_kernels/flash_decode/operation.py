@@ -42,26 +42,6 @@ def make_inputs(
     return q, k, v, kv_lens, table, scaling
 
 
-def compile_inputs(problem: FlashDecode, device: torch.device) -> tuple[torch.Tensor | None, ...]:
-    """Like :func:`make_inputs`, but the cache has no memory: an engine's may fill the device.
-
-    A block table has room for sequences longer than all of the cache's pages together.
-    """
-    kind, meta = getattr(torch, problem.dtype), torch.device("meta")
-    q = torch.empty(problem.batch, problem.q_heads, problem.head_dim, dtype=kind, device=device)
-    lead, table = _cache_size(problem), None
-    if problem.page_size:
-        size = (problem.batch, problem.pages_per_sequence)
-        table = torch.empty(size, dtype=torch.int32, device=device)
-    k, v = (
-        torch.empty(*lead, problem.kv_heads, dim, dtype=kind, device=meta)
-        for dim in (problem.head_dim, problem.v_head_dim)
-    )
-    size = (problem.world_size, problem.batch)
-    kv_lens = torch.empty(size, dtype=torch.int32, device=device)
-    return q, k, v, kv_lens, table, torch.empty(2, device=device)
-
-
 def reference(
     problem: FlashDecode, rank: int, seed: int, device: torch.device, integers: bool = False
 ) -> torch.Tensor:
@@ -248,5 +228,4 @@ OPERATION = Operation(
     make_inputs=make_inputs,
     reference=reference,
     empty_output=empty_output,
-    compile_inputs=compile_inputs,
 )
