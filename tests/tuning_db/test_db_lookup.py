@@ -1,5 +1,6 @@
 """Look-up: which record serves a problem, and why."""
 
+import math
 from dataclasses import replace
 
 import pytest
