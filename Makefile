@@ -2,7 +2,8 @@
 
 PYTHON ?= python3
 TORCH_INDEX ?=
-PYTEST_ARGS ?= -n 2 --maxschedchunk 1
+PYTEST_ARGS ?= -n 2 --maxschedchunk 1 --durations 20
+SAMPLE ?=
 GPUS ?=
 CALLS ?= 1000000
 
@@ -17,7 +18,7 @@ DEMO := --op all_gather_matmul --shapes demo --gpus 2 --db $(DEMO_DB)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help prerequisites env demo test lint check-types soak soak-gpu test-gpu docs wheel clean
+.PHONY: help prerequisites env demo test test-all lint check-types soak soak-gpu test-gpu docs wheel clean
 .PHONY: measure targets
 
 help: ## this list
@@ -67,8 +68,11 @@ demo: $(ENV) ## tune, bench and explain three shapes on 2 CPU ranks; fails if on
 	$(BIN)/taxfree bench $(DEMO) --fabric host
 	$(BIN)/taxfree explain $(DEMO) --fabric host
 
-test: lint check-types $(TRITON36) ## lint, types, import layers and all tests that need no GPU
-	$(BIN)/pytest $(PYTEST_ARGS)
+test: lint check-types $(TRITON36) ## lint, types, import layers and tests that need no GPU; of long lists a part, by the date or as of SAMPLE
+	$(BIN)/pytest $(PYTEST_ARGS) $(addprefix --sample ,$(SAMPLE))
+
+test-all: test ## and then all of the long lists; a release needs it
+	$(BIN)/pytest $(PYTEST_ARGS) --sample all -m 'sampled and not gpu and not soak'
 
 lint: $(ENV) ## ruff and the import layers
 	$(BIN)/ruff check

@@ -20,9 +20,10 @@ from taxfree_kernels.checker import (
     check_variant,
     checkable_variants,
 )
+from taxfree_kernels.checker.check import SEEDS
 from taxfree_kernels.checker.coverage import Coverage, Executed
 from taxfree_kernels.checker.mutate import mutants
-from taxfree_kernels.checker.problems import tiny_problems
+from taxfree_kernels.checker.problems import WORLD_SIZES, tiny_problems
 from taxfree_kernels.device import sync
 from taxfree_kernels.errors import PlanError
 from taxfree_kernels.fabric import barrier as device_barrier
@@ -34,6 +35,9 @@ from taxfree_kernels.variant import operation_names, problem_class, variants
 OP = "all_gather_matmul"
 VARIANTS = [(op, name) for op in operation_names() for name in checkable_variants(op)]
 
+#: seeds that every run tries, and which cover each line; of the others a run takes a part
+ALWAYS, ALWAYS_MIXED = range(18), range(40)
+
 
 @contextlib.contextmanager
 def _relaxed_signals():
@@ -44,9 +48,15 @@ def _relaxed_signals():
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(("op", "name"), VARIANTS)
-def test_a_variant_holds_its_protocol(op, name):
-    checked = check_variant(op, name)
+def test_a_variant_holds_its_protocol(op, name, sample):
+    always = ALWAYS_MIXED if name == MIXED else ALWAYS
+    checked = check_variant(op, name, seeds=[*always, *sample.of(range(always.stop, SEEDS))])
     assert checked.verdict in ("pass", "nothing to check"), str(checked)
+
+
+def test_each_problem_has_seeds_that_are_always_tried():
+    for op in operation_names():
+        assert ALWAYS.stop >= 2 * sum(len(tiny_problems(op, world)) for world in WORLD_SIZES)
 
 
 #: on five ranks, of which several have nothing
