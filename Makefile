@@ -2,7 +2,8 @@
 
 PYTHON ?= python3
 TORCH_INDEX ?=
-PYTEST_ARGS ?= -n 2 --maxschedchunk 1 --durations 20
+# Tests of an xdist group run in one process, which keeps what they share.
+PYTEST_ARGS ?= -n 2 --dist loadgroup --no-loadscope-reorder --durations 20
 SAMPLE ?=
 GPUS ?=
 CALLS ?= 1000000
@@ -89,7 +90,7 @@ soak: $(ENV) ## the long tests
 ON_GPUS := PYTHONPATH=.:kernels:tuning_db$(addprefix :,$(PYTHONPATH)) $(PYTHON)
 
 test-gpu: ## the tests that need GPUs, one at least, with PYTHON's torch; what the instrument found to RECORD
-	$(addprefix TAXFREE_INSTRUMENT_RECORD=,$(RECORD)) $(ON_GPUS) -m pytest -m gpu -v --durations 10 \
+	$(addprefix TAXFREE_INSTRUMENT_RECORD=,$(RECORD)) $(ON_GPUS) -m pytest -m gpu -v --durations 10 --sample all \
 	  $$(grep -rlE 'on_every_fabric|mark\.gpu' tests --include='test_*.py')
 
 measure: ## all that the documents show, on GPUS GPUs, with PYTHON's torch: an hour or more

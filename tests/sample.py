@@ -51,6 +51,10 @@ class Sample:
         week, weekday = divmod(day.toordinal() - 1, 7)
         return cls((weekday + week + crc32(test.encode())) % PARTS)
 
+    @property
+    def is_all(self) -> bool:
+        return self.first is None
+
     def of(self, entries: Sequence[Entry]) -> Sequence[Entry]:
         """This run's part of a list, or all of it."""
         return entries if self.first is None else entries[self.first :: PARTS]

@@ -141,7 +141,7 @@ class TestAdoption:
             timings = {mode: Timing((us,) * 3, 0.0) for mode, us in times.items()}
             return Outcome("measured", timings=timings, relative_error=1e-3)
 
-        record, _, _ = tune(db, script, trials=30, hardware=KNOWN["h200"])
+        record, _, _ = tune(db, script, trials=12, hardware=KNOWN["h200"])
         assert record.winner.variant != "pull"
         assert "pull" in {each.variant for each in record.runners_up}
         assert len(record.runners_up) <= 7
@@ -294,7 +294,7 @@ class TestSearching:
         self, db, tmp_path, monkeypatch, place
     ):
         first = db if place == "user" else tmp_path / "first.sqlite"
-        record, _, tried = tune(first, time_of, trials=60, dtype="bfloat16", only=["push"])
+        record, _, tried = tune(first, time_of, trials=12, dtype="bfloat16", only=["push"])
         winner = (record.winner.variant, record.winner.config)
         assert (tried[0].variant, tried[0].config) != winner
         if place == "shipped":
