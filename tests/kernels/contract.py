@@ -126,7 +126,8 @@ def ways(op: str, variant: str) -> list[Fields]:
     return [{"scatter_dim": dim} for dim in (0, 1)] if op == SCATTER else [{}]
 
 
-OURS_EACH_WAY = [(op, name, way) for op, name in OURS for way in ways(op, name)]
+#: each way of what has a space of configs
+SEARCHED = [(op, name, way) for op, name in [*OURS, (DECODE, "library")] for way in ways(op, name)]
 
 
 def case(

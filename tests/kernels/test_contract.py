@@ -16,10 +16,10 @@ from tests.kernels.contract import (
     GATHER,
     NORMALISING,
     OURS,
-    OURS_EACH_WAY,
     PROBLEMS,
     REPLICATED,
     SCATTER,
+    SEARCHED,
     SERVED,
     TASKS,
     WORDS,
@@ -107,7 +107,7 @@ class TestEveryVariant:
         assert complaints(ranks, 3, cases) == []
 
 
-@pytest.mark.parametrize(("op", "variant", "way"), OURS_EACH_WAY)
+@pytest.mark.parametrize(("op", "variant", "way"), SEARCHED)
 class TestConfigs:
     def test_the_ends_of_the_space_are_right(self, ranks, op, variant, way, sample):
         tried = case(op, variant, **PROBLEMS[op].ends | way)
