@@ -2,7 +2,9 @@
 
 PYTHON ?= python3
 TORCH_INDEX ?=
-PYTEST_ARGS ?= -n 2 --maxschedchunk 1
+# Tests of an xdist group run in one process, which keeps what they share.
+PYTEST_ARGS ?= -n 2 --dist loadgroup --no-loadscope-reorder --durations 20
+SAMPLE ?=
 GPUS ?=
 CALLS ?= 1000000
 
@@ -17,8 +19,8 @@ DEMO := --op all_gather_matmul --shapes demo --gpus 2 --db $(DEMO_DB)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help prerequisites env demo test lint check-types soak soak-gpu test-gpu docs wheel clean
-.PHONY: measure targets rehash
+.PHONY: help prerequisites env demo test test-all lint check-types soak soak-gpu test-gpu docs wheel
+.PHONY: clean measure targets rehash
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -67,8 +69,11 @@ demo: $(ENV) ## tune, bench and explain three shapes on 2 CPU ranks; fails if on
 	$(BIN)/taxfree bench $(DEMO) --fabric host
 	$(BIN)/taxfree explain $(DEMO) --fabric host
 
-test: lint check-types $(TRITON36) ## lint, types, import layers and all tests that need no GPU
-	$(BIN)/pytest $(PYTEST_ARGS)
+test: lint check-types $(TRITON36) ## lint, types, import layers and tests that need no GPU; of long lists a part, by the date or as of SAMPLE
+	$(BIN)/pytest $(PYTEST_ARGS) $(addprefix --sample ,$(SAMPLE))
+
+test-all: test ## and then all of the long lists; a release needs it
+	$(BIN)/pytest $(PYTEST_ARGS) --sample all -m 'sampled and not gpu and not soak'
 
 lint: $(ENV) ## ruff and the import layers
 	$(BIN)/ruff check
@@ -85,7 +90,7 @@ soak: $(ENV) ## the long tests
 ON_GPUS := PYTHONPATH=.:kernels:tuning_db$(addprefix :,$(PYTHONPATH)) $(PYTHON)
 
 test-gpu: ## the tests that need GPUs, one at least, with PYTHON's torch; what the instrument found to RECORD
-	$(addprefix TAXFREE_INSTRUMENT_RECORD=,$(RECORD)) $(ON_GPUS) -m pytest -m gpu -v --durations 10 \
+	$(addprefix TAXFREE_INSTRUMENT_RECORD=,$(RECORD)) $(ON_GPUS) -m pytest -m gpu -v --durations 10 --sample all \
 	  $$(grep -rlE 'on_every_fabric|mark\.gpu' tests --include='test_*.py')
 
 measure: ## all that the documents show, on GPUS GPUs, with PYTHON's torch: an hour or more

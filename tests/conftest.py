@@ -9,9 +9,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 import pytest
+
+from tests.sample import ALL, Sample
 
 if TYPE_CHECKING:
     from tests.ranks import Ranks
@@ -19,9 +22,42 @@ if TYPE_CHECKING:
 os.environ["TRITON_INTERPRET"] = "1"
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--sample",
+        default=f"{datetime.now(UTC):%Y-%m-%d}",
+        metavar="DATE",
+        help=f"of long lists take this date's part, or {ALL}; default: today's",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    try:
+        Sample.of_test(config.option.sample, "")
+    except ValueError as error:
+        raise pytest.UsageError(f"--sample: {error}") from None
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    return f"of long lists: --sample {config.option.sample}"
+
+
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests that may take long begin first, so that all workers end at about the same time."""
+    """Marks come before the selection by marks.
+
+    Tests that may take long begin first, so that all workers end at about the same time.
+    """
+    for item in items:
+        if "sample" in getattr(item, "fixturenames", ()):
+            item.add_marker("sampled")
     items.sort(key=lambda item: item.get_closest_marker("timeout") is None)
+
+
+@pytest.fixture
+def sample(request: pytest.FixtureRequest) -> Sample:
+    """What the test takes of its lists in this run."""
+    return Sample.of_test(request.config.option.sample, request.node.nodeid)
 
 
 @pytest.fixture(scope="session")

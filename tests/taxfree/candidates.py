@@ -89,18 +89,26 @@ POISONS = variant(
         "    BaselinePlan.__call__ = lost"
     ),
 )
-#: dies when it is planned, compiled, checked or timed
-DIES = variant(
-    "dies",
-    "Dies in a phase of a trial",
-    plan="if config['PHASE'] == 'plan' and fabric.rank: os.kill(os.getpid(), signal.SIGKILL)",
-    call=(
-        "phase = 'compile' if compiling else 'check' if self.calls <= 2 else 'time'\n"
-        "if self.config['PHASE'] == phase and self.fabric.rank:\n"
-        "    os.kill(os.getpid(), signal.SIGKILL)"
-    ),
-    space="{'PHASE': ('plan', 'compile', 'check', 'time')}",
-)
+
+
+def dies(phases: tuple[str, ...]) -> dict[str, str]:
+    """A variant with a config for each phase of a trial in which it dies.
+
+    Args:
+        phases: of "plan", "compile", "check" and "time".
+    """
+    return variant(
+        "dies",
+        "Dies in a phase of a trial",
+        plan="if config['PHASE'] == 'plan' and fabric.rank: os.kill(os.getpid(), signal.SIGKILL)",
+        call=(
+            "phase = 'compile' if compiling else 'check' if self.calls <= 2 else 'time'\n"
+            "if self.config['PHASE'] == phase and self.fabric.rank:\n"
+            "    os.kill(os.getpid(), signal.SIGKILL)"
+        ),
+        space=f"{{'PHASE': {phases!r}}}",
+    )
+
 
 #: waits for a signal that nobody sends
 HANGS = {

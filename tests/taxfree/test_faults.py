@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
@@ -66,14 +67,20 @@ def case(tried=PUSH):
     return Case(variant, fields, config, op=op)
 
 
-@pytest.fixture
-def group(fabric):
+@contextlib.contextmanager
+def ranks_to_lose(fabric):
     require(several(fabric), fabric)  # ranks that share a GPU count the bound more slowly
     found = start_group(several(fabric), fabric)
     pids = processes(found)
     yield found
     found.kill()
     assert wait_until_gone(pids, 5) == []
+
+
+@pytest.fixture
+def group(fabric):
+    with ranks_to_lose(fabric) as found:
+        yield found
 
 
 def survive(group, interrupted, kind, phase):
@@ -95,24 +102,35 @@ def assert_told(call, world_size):
 
 
 PHASES = ("before", "during", "after")
-OFTEN = [(PUSH, phase) for phase in PHASES]
-OFTEN += [
+DEATHS = [(PUSH, "before"), (PUSH, "after")]
+DEATHS += [
     (name, "during") for name in (f"{GATHER} pull", f"{SCATTER} push", "flash_decode in words")
 ]
 
 
-def deaths():
-    """Fabric, variant and phase: a few always, and what takes long with the long tests."""
-    for tried, phase in product(TRIED, PHASES):
-        marks = [] if (tried, phase) in OFTEN else pytest.mark.soak
-        yield pytest.param("host", tried, phase, marks=marks)
-    for phase in PHASES:
-        yield pytest.param("cuda", PUSH, phase, marks=pytest.mark.gpu)
-
-
 class TestARankThatDies:
-    @pytest.mark.parametrize(("fabric", "tried", "phase"), list(deaths()), indirect=["fabric"])
-    def test_is_named_by_all_survivors_within_the_bound(self, group, tried, phase):
+    def test_is_named_by_all_survivors_within_the_bound(self, group):
+        self.die(group, PUSH, "during")
+
+    @pytest.mark.timeout(300)
+    def test_is_named_whatever_it_ran(self, sample):
+        for tried, phase in sample.of(DEATHS):
+            with ranks_to_lose("host") as group:
+                self.die(group, tried, phase)
+
+    @pytest.mark.gpu
+    @pytest.mark.parametrize("phase", PHASES)
+    @pytest.mark.parametrize("fabric", ["cuda"], indirect=True)
+    def test_is_named_in_each_phase_on_gpus(self, group, phase):
+        self.die(group, PUSH, phase)
+
+    @pytest.mark.soak
+    @pytest.mark.parametrize(("tried", "phase"), product(TRIED, PHASES))
+    def test_is_named_whatever_it_ran_and_when(self, group, tried, phase):
+        self.die(group, tried, phase)
+
+    @staticmethod
+    def die(group, tried, phase):
         for calls in survive(group, case(tried), signal.SIGKILL, phase):
             assert_told(calls[-1], group.world_size)
             if phase == "after":  # its part of the first call was done
@@ -143,11 +161,11 @@ class TestARankThatStops:
 
 @on_every_fabric
 class TestARankThatIsLate:
-    @pytest.mark.parametrize("tried", [name for name in TRIED if name.startswith(GATHER)])
-    def test_by_less_than_the_bound_changes_nothing(self, ranks, tried):
-        found = self.run(ranks, case(tried), late_s=0.5, bound_s=10.0)
-        assert {rank[:2] for rank in found} == {(True, None)}
-        assert all(rank[3] for rank in found)
+    def test_by_less_than_the_bound_changes_nothing(self, ranks, sample):
+        for tried in sample.of([name for name in TRIED if name.startswith(GATHER)]):
+            found = self.run(ranks, case(tried), late_s=0.5, bound_s=10.0)
+            assert {rank[:2] for rank in found} == {(True, None)}, tried
+            assert all(rank[3] for rank in found), tried
 
     @pytest.mark.parametrize("tried", TRIED)
     def test_by_more_than_the_bound_is_named_and_a_reset_helps(self, ranks, tried):
@@ -157,15 +175,16 @@ class TestARankThatIsLate:
             assert_told((None, error, seconds), len(found))
         assert all(rank[3] for rank in found)
 
-    @pytest.mark.parametrize("tried", TRIED)
-    def test_whoever_goes_on_is_told_at_the_next_check(self, ranks, tried):
+    @pytest.mark.timeout(300)
+    def test_whoever_goes_on_is_told_at_the_next_check(self, ranks, sample):
         """Also the late one, which may take signals of later calls for those it waits for."""
         require(ranks.several, ranks.fabric)
-        task = f"{TASKS}:call_on_after_the_bound"
-        found = ranks.run(ranks.several, task, case=case(tried), late_s=2 * BOUND, bound_s=BOUND)
-        for right, _, error in found:
-            assert error is not None or all(right)
-        assert found[0][1] is not None
+        task, times = f"{TASKS}:call_on_after_the_bound", {"late_s": 2 * BOUND, "bound_s": BOUND}
+        for tried in sample.of([*TRIED]):
+            found = ranks.run(ranks.several, task, case=case(tried), **times)
+            for right, _, error in found:
+                assert error is not None or all(right), tried
+            assert found[0][1] is not None, tried
 
     @staticmethod
     def run(ranks, late, **times):

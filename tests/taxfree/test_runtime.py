@@ -14,9 +14,8 @@ import torch.distributed as dist
 
 from taxfree.errors import UsageError
 from tests.ranks import Ranks, on_every_fabric
+from tests.taxfree.runtime_tasks import M, problem_of, record_of, runtime_of, tensors_of
 
-OP = "all_gather_matmul"
-M, N, K = 5, 32, 36
 WORLD = 2  # of ranks of the host; on GPUs those that are there
 
 
@@ -31,197 +30,12 @@ def on_rank(fabric: Any, scenario: str, **arguments: Any) -> Any:
 # -- what runs on the ranks --------------------------------------------------------------------
 
 
-def problem_of(op: str = OP, **changes: Any) -> Any:
-    from taxfree_kernels.variant import problem_class
-
-    world = {"world_size": dist.get_world_size()}
-    return problem_class(op)(**{"m": M, "n": N, "k": K} | world | changes)
-
-
-def tensors_of(fabric: Any, problem: Any, seed: int = 1) -> tuple[Any, torch.Tensor]:
-    from taxfree_kernels.variant import op_of, operation
-
-    found = operation(op_of(problem))
-    inputs = found.make_inputs(problem, fabric.rank, seed, fabric.device, integers=True)
-    reference = found.reference(problem, fabric.rank, seed, fabric.device, integers=True)
-    return inputs, reference.to(inputs[0].dtype)
-
-
-def record_of(fabric: Any, problem: Any, variant: str = "push") -> Any:
-    from taxfree import identity
-    from taxfree_kernels.variant import op_of, variants
-    from taxfree_tuning_db import Measurement, Record
-
-    op = op_of(problem)
-
-    def measured(name: str, config: dict[str, Any], us: float) -> Measurement:
-        hashes = identity.kernel_hashes(op)
-        return Measurement(name, config, hashes[name], {"eager": us}, {"eager": 0.0}, 1, None)
-
-    config = variants(op)[variant].first_configs(problem, fabric.hardware)[0]
-    return Record(
-        op=op, problem=dataclasses.asdict(problem),
-        hardware=identity.hardware_fingerprint(fabric.hardware),
-        software=identity.software_fingerprint(),
-        winner=measured(variant, config, 1.0), baseline=measured("baseline", {}, 2.0),
-        runners_up=(), trials=1, seconds_spent=0.0, provenance={"source": "user"},
-    )  # fmt: skip
-
-
-def runtime_of(fabric: Any, *records: Any) -> Any:
-    import taxfree.ops  # noqa: F401  registers the torch ops
-    from taxfree.runtime import Runtime
-
-    return Runtime.on_fabric(fabric, records)
-
-
-def call_fused(fabric: Any, gather_dim: int, bias: bool, m: int) -> Any:
-    problem = problem_of(gather_dim=gather_dim, bias=bias, m=m)
-    rt = runtime_of(fabric, record_of(fabric, problem))
-    right = []
-    for seed in (1, 2, 3):
-        (a, weight, bias_row), expected = tensors_of(fabric, problem, seed)
-        y = rt.all_gather_matmul(a, weight, bias_row, gather_dim=gather_dim, m=m)
-        right.append(torch.equal(y, expected))
-    rt.check()
-    return all(right), rt.choice(problem).variant, list(rt.stats().values())
-
-
-def call_reduction(fabric: Any, bias: bool, residual: bool) -> Any:
-    problem = problem_of("matmul_all_reduce", bias=bias, residual=residual)
-    rt = runtime_of(fabric, record_of(fabric, problem))
-    (x, weight, *addends, _, _), expected = tensors_of(fabric, problem)
-    right = [torch.equal(rt.matmul_all_reduce(x, weight, *addends), expected) for _ in range(3)]
-    out = torch.empty_like(expected)
-    given = rt.matmul_all_reduce(x, weight, *addends, out=out) is out
-
-    def model(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        return rt.matmul_all_reduce(x, weight, *addends) * 2
-
-    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")(x, weight)
-    right += [given, torch.equal(out, expected), torch.equal(compiled, expected * 2)]
-    return all(right), rt.choice(problem).variant, list(rt.stats().values())
-
-
-def call_normalised(fabric: Any, bias: bool, residual: bool) -> Any:
-    problem = problem_of("matmul_all_reduce", bias=bias, residual=residual, rms_norm=True)
-    rt = runtime_of(fabric, record_of(fabric, problem))
-    (x, weight, *addends, norm_weight, eps), expected = tensors_of(fabric, problem)
-    arguments = (norm_weight, *addends, float(eps))
-
-    def model(x: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        normed, total = rt.matmul_all_reduce_rms_norm(x, weight, *arguments)
-        return normed * 2, total
-
-    out = torch.empty_like(expected)
-    results = [
-        torch.stack(rt.matmul_all_reduce_rms_norm(x, weight, *arguments)),
-        torch.stack(rt.matmul_all_reduce_rms_norm(x, weight, *arguments, out=out)),
-        out,
-    ]
-    double, total = torch.compile(model, fullgraph=True, backend="aot_eager")(x, weight)
-    results.append(torch.stack([double / 2, total]))
-    right = [torch.equal(result, expected) for result in results]
-    flat, _ = rt.matmul_all_reduce_rms_norm(x, weight, *arguments[:-1], eps=1e6)
-    right.append(float(flat.abs().max()) < float(expected[0].abs().max()) / 10)
-    return all(right), rt.choice(problem).variant, list(rt.stats().values())
-
-
-def call_scatter(fabric: Any, scatter_dim: int, m: int) -> Any:
-    problem = problem_of("matmul_reduce_scatter", scatter_dim=scatter_dim, m=m)
-    rt = runtime_of(fabric, record_of(fabric, problem))
-    (x, weight), expected = tensors_of(fabric, problem)
-
-    def model(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        return rt.matmul_reduce_scatter(x, weight, scatter_dim) * 2
-
-    out = torch.empty_like(expected)
-    right = [
-        torch.equal(rt.matmul_reduce_scatter(x, weight, scatter_dim), expected),
-        rt.matmul_reduce_scatter(x, weight, scatter_dim, out=out) is out,
-        torch.equal(out, expected),
-        torch.equal(torch.compile(model, fullgraph=True, backend="aot_eager")(x, weight), 2 * out),
-    ]
-    return all(right), rt.choice(problem).variant, list(rt.stats().values())
-
-
-def call_scatter_badly(fabric: Any, n: int, scatter_dim: int) -> str:
-    rt = runtime_of(fabric)
-    x, weight = torch.zeros(M, K).half(), torch.zeros(K, n).half()
-    try:
-        rt.matmul_reduce_scatter(x, weight, scatter_dim)
-    except UsageError as error:
-        return error.message
-    return "no error"
-
-
-def call_reduction_badly(fabric: Any, what: str) -> str:
-    rt = runtime_of(fabric)
-    (x, weight, *_), _ = tensors_of(fabric, problem_of("matmul_all_reduce"))
-    bias, residual = x.new_zeros(N), x.new_zeros(M, N)
-    bad = {
-        "rows": (x[:, :-1], weight),
-        "vector": (x[0], weight),
-        "bias": (x, weight, bias[1:]),
-        "residual": (x, weight, bias, residual[1:]),
-        "dtype": (x, weight, bias, residual.float()),
-    }[what]
-    try:
-        rt.matmul_all_reduce(*bad)
-    except UsageError as error:
-        return error.message
-    return "no error"
-
-
 def call_neighbour(fabric: Any) -> Any:
     near = problem_of(m=M + 1)
     rt = runtime_of(fabric, record_of(fabric, problem_of()))
     (a, weight, _), expected = tensors_of(fabric, near)
     y = rt.all_gather_matmul(a, weight, gather_dim=1)
     return torch.equal(y, expected), rt.choice(near).kind
-
-
-def call_with_out(fabric: Any) -> Any:
-    problem = problem_of()
-    rt = runtime_of(fabric, record_of(fabric, problem))
-    (a, weight, _), expected = tensors_of(fabric, problem)
-    out = torch.empty_like(expected)
-    y = rt.all_gather_matmul(a, weight, gather_dim=1, out=out)
-    return y.data_ptr() == out.data_ptr(), torch.equal(out, expected)
-
-
-def compile_with_out(fabric: Any, method: str) -> Any:
-    op = method.removesuffix("_rms_norm")
-    problem = problem_of(op, **({} if op == method else {"rms_norm": True, "residual": True}))
-    rt = runtime_of(fabric)
-    (x, weight, *rest), expected = tensors_of(fabric, problem)
-    out = torch.empty_like(expected)
-    arguments: dict[str, Any] = {"gather_dim": 1} if op == OP else {}
-    if op != method:
-        _, residual, norm_weight, eps = rest
-        arguments = {"norm_weight": norm_weight, "residual": residual, "eps": float(eps)}
-
-    def model(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
-        getattr(rt, method)(x, weight, out=out, **arguments)
-        return out * 2
-
-    twice = torch.compile(model, fullgraph=True, backend="aot_eager")(x, weight, out)
-    return torch.equal(out, expected), torch.equal(twice, expected * 2)
-
-
-def call_compiled(fabric: Any) -> Any:
-    problem = problem_of()
-    rt = runtime_of(fabric, record_of(fabric, problem))
-    (a, weight, _), expected = tensors_of(fabric, problem)
-
-    def model(a: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        rt.all_gather_matmul(a, weight, gather_dim=1)  # unused, and yet the peers expect it
-        return rt.all_gather_matmul(a, weight, gather_dim=1) * 2
-
-    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
-    rt.prepare([problem])
-    right = torch.equal(compiled(a, weight), expected * 2)
-    return right, next(iter(rt.stats().values()))["exact"]
 
 
 def choose_differently(fabric: Any) -> Any:
@@ -290,24 +104,6 @@ def call_alike_but_for_one(fabric: Any) -> str:
     (a, weight, _), _ = tensors_of(fabric, problem)
     try:
         rt.all_gather_matmul(a, weight, gather_dim=1)
-    except UsageError as error:
-        return error.message
-    return "no error"
-
-
-def call_badly(fabric: Any, what: str) -> str:
-    rt = runtime_of(fabric)
-    (a, weight, _), _ = tensors_of(fabric, problem_of())
-    bad = {
-        "dtype": (a.float(), weight.float()),
-        "mixed dtypes": (a, weight.bfloat16()),
-        "vector": (a[0], weight),
-        "columns": (a[:, :-1].contiguous(), weight),
-        "strides": (a, torch.empty(2 * K, 2 * N, dtype=a.dtype)[::2, ::2]),
-        "device": (a, weight.to("meta")),
-    }[what]
-    try:
-        rt.all_gather_matmul(*bad, gather_dim=1)
     except UsageError as error:
         return error.message
     return "no error"
@@ -419,73 +215,6 @@ def on_a_group(fabric: Any) -> Any:
 
 
 class TestCalls:
-    @on_every_fabric
-    @pytest.mark.parametrize("gather_dim", [0, 1])
-    @pytest.mark.parametrize("bias", [False, True])
-    def test_a_recorded_problem_runs_its_fused_winner(
-        self, ranks: Ranks, gather_dim: int, bias: bool
-    ) -> None:
-        for right, variant, stats in run(
-            ranks, "call_fused", gather_dim=gather_dim, bias=bias, m=M
-        ):
-            assert right
-            assert variant == "push"
-            assert stats == [{"exact": 3}]
-
-    @on_every_fabric
-    def test_a_rank_may_have_no_rows(self, ranks: Ranks) -> None:
-        assert all(each[0] for each in run(ranks, "call_fused", gather_dim=0, bias=False, m=1))
-
-    @pytest.mark.parametrize(("bias", "residual"), [(False, False), (True, True)])
-    def test_a_reduction_runs_its_fused_winner(
-        self, ranks: Ranks, bias: bool, residual: bool
-    ) -> None:
-        for right, variant, stats in run(ranks, "call_reduction", bias=bias, residual=residual):
-            assert right
-            assert variant == "push"
-            assert stats == [{"exact": 5}]
-
-    @pytest.mark.parametrize(("bias", "residual"), [(False, False), (True, True)])
-    def test_a_normalised_reduction_runs_its_fused_winner(
-        self, ranks: Ranks, bias: bool, residual: bool
-    ) -> None:
-        for right, variant, stats in run(ranks, "call_normalised", bias=bias, residual=residual):
-            assert right
-            assert variant == "push"
-            assert stats == [{"exact": 4}]
-
-    @pytest.mark.parametrize(
-        ("what", "message"),
-        [
-            ("rows", "x has 35 columns, weight 36 rows"),
-            ("vector", "must be matrices"),
-            ("bias", "bias is not a contiguous [32]"),
-            ("residual", "residual is not [5, 32]"),
-            ("dtype", "residual is torch.float32"),
-        ],
-    )
-    def test_tensors_that_do_not_reduce_are_refused(
-        self, ranks: Ranks, what: str, message: str
-    ) -> None:
-        assert all(message in said for said in run(ranks, "call_reduction_badly", what=what))
-
-    @pytest.mark.parametrize(("scatter_dim", "m"), [(0, M), (0, 1), (1, M)])
-    def test_a_scatter_runs_its_fused_winner(self, ranks: Ranks, scatter_dim: int, m: int) -> None:
-        for right, variant, stats in run(ranks, "call_scatter", scatter_dim=scatter_dim, m=m):
-            assert right
-            assert variant == "push"
-            assert stats == [{"exact": 3}]
-
-    @pytest.mark.parametrize(
-        ("n", "scatter_dim", "message"),
-        [(N, 2, "scatter_dim is 2"), (N + 1, 1, "n=33 is not divisible by 2 ranks")],
-    )
-    def test_what_does_not_scatter_is_refused(
-        self, ranks: Ranks, n: int, scatter_dim: int, message: str
-    ) -> None:
-        found = run(ranks, "call_scatter_badly", n=n, scatter_dim=scatter_dim)
-        assert all(message in said for said in found)
-
     def test_a_similar_problem_borrows_a_config(self, ranks: Ranks) -> None:
         assert run(ranks, "call_neighbour") == [(True, "neighbour")] * WORLD
 
@@ -497,42 +226,11 @@ class TestCalls:
     ) -> None:
         assert all(all(right) for right in run(ranks, scenario))
 
-    def test_the_caller_may_give_the_output(self, ranks: Ranks) -> None:
-        assert run(ranks, "call_with_out") == [(True, True)] * WORLD
-
-    @pytest.mark.parametrize(
-        "method", [OP, "matmul_all_reduce", "matmul_all_reduce_rms_norm", "matmul_reduce_scatter"]
-    )
-    def test_compiled_code_writes_into_an_output_that_is_given(
-        self, ranks: Ranks, method: str
-    ) -> None:
-        assert run(ranks, "compile_with_out", method=method) == [(True, True)] * WORLD
-
-    @on_every_fabric
-    def test_compiled_code_calls_it_as_often_as_it_is_written(self, ranks: Ranks) -> None:
-        assert run(ranks, "call_compiled") == [(True, 2)] * ranks.few
-
     @on_every_fabric
     def test_a_rank_that_comes_with_another_shape_is_named_by_all(self, ranks: Ranks) -> None:
         first, *others = run(ranks, "call_alike_but_for_one")
         assert f"rank 0 calls with AllGatherMatmul(m={M + 1}," in first
         assert all(f"rank 0 with AllGatherMatmul(m={M + 1}," in said for said in others)
-
-    @pytest.mark.parametrize(
-        ("what", "message"),
-        [
-            ("dtype", "not float16 or bfloat16"),
-            ("mixed dtypes", "weight is torch.bfloat16"),
-            ("vector", "must be matrices"),
-            ("columns", "columns, weight 36 rows"),
-            ("strides", "neither stride"),
-            ("device", "weight is on meta"),
-        ],
-    )
-    def test_tensors_that_do_not_fit_are_refused(
-        self, ranks: Ranks, what: str, message: str
-    ) -> None:
-        assert all(message in said for said in run(ranks, "call_badly", what=what))
 
 
 class TestPlanning:

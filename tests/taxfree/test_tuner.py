@@ -141,7 +141,7 @@ class TestAdoption:
             timings = {mode: Timing((us,) * 3, 0.0) for mode, us in times.items()}
             return Outcome("measured", timings=timings, relative_error=1e-3)
 
-        record, _, _ = tune(db, script, trials=30, hardware=KNOWN["h200"])
+        record, _, _ = tune(db, script, trials=12, hardware=KNOWN["h200"])
         assert record.winner.variant != "pull"
         assert "pull" in {each.variant for each in record.runners_up}
         assert len(record.runners_up) <= 7
@@ -294,7 +294,7 @@ class TestSearching:
         self, db, tmp_path, monkeypatch, place
     ):
         first = db if place == "user" else tmp_path / "first.sqlite"
-        record, _, tried = tune(first, time_of, trials=60, dtype="bfloat16", only=["push"])
+        record, _, tried = tune(first, time_of, trials=12, dtype="bfloat16", only=["push"])
         winner = (record.winner.variant, record.winner.config)
         assert (tried[0].variant, tried[0].config) != winner
         if place == "shipped":
@@ -439,11 +439,14 @@ class TestOnRealRanks:
         assert found["works"][0] == "measured"
         assert said["record"]["baseline"]["variant"] == "baseline"
 
-    def test_a_worker_killed_in_any_phase_of_a_trial_costs_that_candidate_only(self, db, tmp_path):
-        kernels = copy_of_kernels(tmp_path, **candidates.DIES, **candidates.WORKS)
+    def test_a_worker_killed_in_any_phase_of_a_trial_costs_that_candidate_only(
+        self, db, tmp_path, sample
+    ):
+        phases = ("check", *sample.of(("plan", "compile", "time")))
+        kernels = copy_of_kernels(tmp_path, **candidates.dies(phases), **candidates.WORKS)
         said = finish(start(db, kernels, trials=4, only=["dies", "works"]))
         died = {t["config"]["PHASE"]: t for t in said["trials"] if t["variant"] == "dies"}
-        assert died.keys() == {"plan", "compile", "check", "time"}
+        assert died.keys() == set(phases)
         for trial in died.values():
             assert trial["state"] == "crashed"
             assert "rank 1 died in try_candidates (SIGKILL)" in trial["reason"]

@@ -21,9 +21,10 @@ EVERY = [(name, without_place(each)) for name, group in GROUPS.items() for each 
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("name", GROUPS)
-def test_a_mutant_that_is_not_reported_changes_nothing(name):
+def test_a_mutant_that_is_not_reported_changes_nothing(name, sample):
     group = GROUPS[name]
-    survivors = Counter(without_place(each) for each in group.mutants() if group.find(each) is None)
+    tried = sample.of(group.mutants())
+    survivors = Counter(without_place(each) for each in tried if group.find(each) is None)
     # An entry is one mutant: others of the same text, at another place, have to be reported.
     assert survivors <= Counter(each for at, each in HARMLESS if at == name)
 

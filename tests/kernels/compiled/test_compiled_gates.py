@@ -12,6 +12,8 @@ from taxfree_kernels.compiled.gates import GATES, OF_SPEED, Subject, violations
 
 from .conftest import TRITONS, Snippets
 
+pytestmark = pytest.mark.xdist_group("snippets")  # are compiled once, and by one process
+
 BOTH = tuple(TRITONS)
 #: kernel, device, compilers, gates that must find it.
 WRONG = [

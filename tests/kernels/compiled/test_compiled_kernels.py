@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from itertools import chain
+from collections.abc import Iterable, Iterator
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -11,10 +11,15 @@ import pytest
 from taxfree_kernels.compiled.coverage import DEVICES, EXAMPLES, Case, cases, smallest_cases
 from taxfree_kernels.compiled.report import check, format_report
 from taxfree_kernels.variant import operation_names
+from tests.sample import Sample
 
 from .conftest import TRITONS, triton_path
 
 OPERATIONS = operation_names()
+
+
+#: compiler and device; each meets its share of the corners
+TARGETS = list(product(TRITONS, DEVICES))
 
 
 def expect_good(wanted: Iterable[Case], triton: str) -> None:
@@ -22,6 +27,25 @@ def expect_good(wanted: Iterable[Case], triton: str) -> None:
     assert reports
     bad = [format_report(report) for report in reports if not report.is_good]
     assert not bad, "\n\n".join(bad)
+
+
+def defaults(device: str, examples: int | None = None) -> list[Case]:
+    return [case for op in OPERATIONS for case in cases(op, device, examples=examples)]
+
+
+def first_defaults(device: str) -> list[Case]:
+    """Of each variant, on the first example that it serves."""
+    firsts: dict[tuple[str, str], Case] = {}
+    for case in defaults(device):
+        firsts.setdefault((case.op, case.variant), case)
+    return list(firsts.values())
+
+
+def corners(triton: str, device: str) -> Iterator[Case]:
+    """A third of each operation's: another one for each device, and for each compiler."""
+    turn = list(TRITONS).index(triton) + DEVICES.index(device)
+    for op in OPERATIONS:
+        yield from list(cases(op, device, corners=True, examples=1))[turn % 3 :: 3]
 
 
 @pytest.mark.parametrize("op", OPERATIONS)
@@ -39,33 +63,27 @@ def test_each_case_gets_its_own_report(tmp_path: Path) -> None:
     ]
 
 
-@pytest.mark.timeout(900)
-@pytest.mark.parametrize("triton", TRITONS)
-@pytest.mark.parametrize("op", OPERATIONS)
-def test_default_configs_pass_the_gates(op: str, triton: str) -> None:
-    """Of all examples where compilers have failed most; of few and of many rows everywhere."""
-    every = {("oldest", "h200"), ("oldest", "mi300x")}
-    examples = {device: None if (triton, device) in every else 2 for device in DEVICES}
-    expect_good(chain(*(cases(op, device, examples=n) for device, n in examples.items())), triton)
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_default_config_of_each_variant_passes_the_gates(device: str) -> None:
+    expect_good(first_defaults(device), "oldest")
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("triton", TRITONS)
-@pytest.mark.parametrize("op", OPERATIONS)
-def test_corners_of_the_spaces_pass_the_gates(op: str, triton: str) -> None:
-    """They are dealt out to devices and compilers: each meets a third; all do in the long tests."""
-    first = list(TRITONS).index(triton)
-    corners = (list(cases(op, device, corners=True, examples=1)) for device in DEVICES)
-    dealt = (each[(first + turn) % 3 :: 3] for turn, each in enumerate(corners))
-    expect_good(chain(*dealt), triton)
+@pytest.mark.parametrize(("triton", "device"), TARGETS)
+def test_defaults_and_corners_pass_the_gates(triton: str, device: str, sample: Sample) -> None:
+    """Defaults of all examples where compilers have failed most; of few and many rows elsewhere."""
+    has_failed = triton == "oldest" and device in ("h200", "mi300x")
+    some = defaults(device, None if has_failed else 2)
+    expect_good(sample.of([*some, *corners(triton, device)]), triton)
 
 
 @pytest.mark.parametrize("triton", TRITONS)
-@pytest.mark.parametrize("op", OPERATIONS)
-def test_the_smallest_problems_compile(op: str, triton: str) -> None:
+def test_the_smallest_problems_compile(triton: str, sample: Sample) -> None:
     """What is right has to be right here, too; what is for speed may fail."""
-    wanted = chain(*(smallest_cases(op, device) for device in ("h200", "mi300x")))
-    reports = list(check(wanted, triton_path(triton), workers=1))
+    pairs = product(OPERATIONS, ("h200", "mi300x"))
+    smallest = [case for op, device in pairs for case in smallest_cases(op, device)]
+    reports = list(check(sample.of(smallest), triton_path(triton), workers=1))
     found = [violation for report in reports for violation in report.violations]
     assert [report.error for report in reports if report.error] == []
     for_speed = {"no_spills", "no_waterfall", "overlapping_matrices"}

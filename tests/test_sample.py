@@ -1,0 +1,40 @@
+"""Samples repeat, and those of a week meet everything."""
+
+from __future__ import annotations
+
+from datetime import date, timedelta
+from itertools import chain
+
+import pytest
+
+from tests.sample import PARTS, Sample
+
+MONDAY = date(2026, 11, 23)
+ENTRIES = range(40)
+
+
+def days(count: int, step: int = 1) -> list[str]:
+    return [str(MONDAY + timedelta(days=step * day)) for day in range(count)]
+
+
+def taken(days: list[str], test: str = "test") -> list[int]:
+    return sorted(chain(*(Sample.of_test(day, test).of(ENTRIES) for day in days)))
+
+
+@pytest.mark.parametrize("step", [1, 7])
+def test_a_week_of_days_and_as_many_mondays_meet_each_entry_once(step: int) -> None:
+    assert taken(days(PARTS, step)) == list(ENTRIES)
+
+
+def test_tests_begin_at_different_places() -> None:
+    firsts = {Sample.of_test(str(MONDAY), f"test {number}").first for number in range(50)}
+    assert firsts == set(range(PARTS))
+
+
+def test_all_is_everything() -> None:
+    assert taken(["all"]) == list(ENTRIES)
+
+
+def test_anything_else_is_refused() -> None:
+    with pytest.raises(ValueError, match="'yesterday' is neither a date"):
+        Sample.of_test("yesterday", "test")
