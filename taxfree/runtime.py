@@ -7,12 +7,16 @@ eager call, which all ranks make together.
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import dataclasses
+import os
 import warnings
 import weakref
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from types import TracebackType
 from typing import Any
 
 import torch
@@ -63,6 +67,12 @@ class Runtime:
 
     Created by :func:`taxfree.init`. Use it on one stream at a time. All ranks of the group must
     make the same calls in the same order.
+
+    As a context manager it closes itself. If the block raises, it gives back what this rank holds
+    without waiting for the peers.
+
+    A fork of the process must not use it: there each call raises :class:`taxfree.UsageError`, and
+    :meth:`close` does nothing.
     """
 
     def __init__(
@@ -81,9 +91,11 @@ class Runtime:
         self._unprepared: Counter[Any] = Counter()
         self._numbers: dict[tuple[float, ...], torch.Tensor] = {}
         self._is_closed = False
+        self._process = os.getpid()
         self.group_name: str = fabric.group.group_name
         self.world_size = fabric.world_size
         _runtimes[self.group_name] = self
+        _open.add(self)
 
     @classmethod
     def on_fabric(
@@ -461,6 +473,11 @@ class Runtime:
     def _require_open(self) -> None:
         if self._is_closed:
             raise UsageError("the runtime is closed", "call taxfree.init() again")
+        if self._process != os.getpid():
+            raise UsageError(
+                f"the runtime belongs to process {self._process}, of which this one is a fork",
+                "start processes with the spawn method, and call taxfree.init() in each",
+            )
 
     def _require_ours(self, problem: Any) -> None:
         world_size = getattr(problem, "world_size", None)
@@ -535,7 +552,8 @@ class Runtime:
         return {problem: dict(kinds) for problem, kinds in found.items()}
 
     def memory(self) -> Memory:
-        """What this runtime holds."""
+        """What this runtime holds; for one that is open."""
+        self._require_open()
         return Memory(
             heap_bytes=self._heap_bytes,
             slot_bytes=self._fabric.pool.slot_bytes,
@@ -550,25 +568,86 @@ class Runtime:
             PeerTimeout: a wait exceeded its bound, and the results since are NaN; or a peer's wait
                 for this rank, which came late, did, and this rank's results may be wrong.
         """
+        self._require_open()
         self._fabric.synchronize()
         self._fabric.pool.check_at_rest()
 
     def reset(self) -> None:
         """Make the runtime usable after a lost peer; collective, all ranks alive."""
+        self._require_open()
         self._fabric.pool.reset()
 
     def close(self) -> None:
-        """Give the symmetric heap back; collective."""
+        """Give back the arena, the plans and the process group; collective.
+
+        Every rank waits until all have come, then gives back its own. Later calls raise
+        :class:`taxfree.UsageError`; closing again does nothing. If the process group has been
+        destroyed, no rank waits for another. Graphs that were captured hold addresses of the arena:
+        do not replay them any more.
+
+        Raises:
+            RuntimeError: a peer is lost; what this rank held is given back nevertheless.
+        """
+        if self._retire():
+            self._fabric.close()
+
+    def _release(self) -> None:
+        """Give back what this rank holds, without its peers."""
+        if self._retire():
+            with contextlib.suppress(RuntimeError):  # of a device whose error was raised before
+                self._fabric.release()
+
+    def _retire(self) -> bool:
+        """Forget all plans; whether this process has a fabric to give back."""
+        if self._is_closed or self._process != os.getpid():
+            return False
+        self._is_closed = True
+        _open.discard(self)
         if _runtimes.get(self.group_name) is self:
             del _runtimes[self.group_name]
-        self._entries.clear()
-        self._by_arguments.clear()
-        if not self._is_closed:
-            self._is_closed = True
-            self._fabric.close()
+        for held in (self._entries, self._by_arguments, self._numbers):
+            held.clear()
+        return True
+
+    def __enter__(self) -> Runtime:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if kind is None:
+            self.close()
+        else:
+            self._release()  # the peers may never come
 
 
 _runtimes: weakref.WeakValueDictionary[str, Runtime] = weakref.WeakValueDictionary()
+_open: weakref.WeakSet[Runtime] = weakref.WeakSet()  # more than the above: two may share a group
+_plans_of_parent: list[Any] = []
+
+
+@atexit.register
+def _release_all() -> None:
+    """Give back what was never closed, while the interpreter still serves the groups' threads."""
+    for runtime in list(_open):
+        runtime._release()
+
+
+def _after_fork() -> None:
+    """Forget the parent's plans, so that each call asks whose runtime it is.
+
+    They are kept: to free memory of a device is not this process's business.
+    """
+    for runtime in list(_open):
+        _plans_of_parent.append((runtime._entries, runtime._by_arguments))
+        runtime._entries, runtime._by_arguments = {}, {}
+    _open.clear()
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 def runtime_of(group_name: str) -> Runtime:

@@ -47,6 +47,8 @@ class Fabric(ABC):
     pool: Pool
     device_barrier: DeviceBarrier
 
+    _is_closed = False
+
     @abstractmethod
     def host_words(self, count: int) -> torch.Tensor:
         """int64 [count] in host memory that this rank's kernels can write; zeros."""
@@ -81,9 +83,37 @@ class Fabric(ABC):
         self.synchronize()
         dist.barrier(self.group)
 
-    @abstractmethod
     def close(self) -> None:
-        """Give the heap back; collective."""
+        """Give all back when no peer uses it any more; collective. Harmless when closed already.
+
+        If the group has been destroyed, nothing can be agreed, and this is :meth:`release`.
+        """
+        if self._is_closed:
+            return
+        group = self.group
+        if group not in dist.distributed_c10d._world.pg_map:
+            self.release()
+            return
+        try:
+            self.barrier()
+        finally:
+            self.release()
+        dist.barrier(group)  # a driver frees memory once no peer maps it
+
+    def release(self) -> None:
+        """Give back what this rank holds, without its peers; what is left says who it was.
+
+        Peers keep their own views of the memory. The group goes too: its threads end with the last
+        reference to it, and a thread that outlives the interpreter aborts the process.
+        """
+        if self._is_closed:
+            return
+        self._is_closed = True
+        try:
+            self.synchronize()
+        finally:
+            kept = ("_is_closed", "rank", "world_size", "device", "hardware")
+            self.__dict__ = {name: self.__dict__[name] for name in kept}
 
     def __enter__(self) -> Fabric:
         return self

@@ -92,9 +92,6 @@ class GpuFabric(Fabric):
     def synchronize(self) -> None:
         torch.cuda.synchronize(self.device)
 
-    def close(self) -> None:
-        self.barrier()
-
 
 def current_device() -> torch.device:
     """The GPU that was set for this process."""

@@ -7,6 +7,7 @@ is left behind however a process ends.
 
 from __future__ import annotations
 
+import atexit
 import mmap
 import os
 
@@ -50,6 +51,8 @@ class HostFabric(Fabric):
             raise FabricUnavailable(f"fabric host: {reason}", "try --fabric auto")
         correct_bfloat16()
         hasten()
+        atexit.unregister(_destroy_groups)
+        atexit.register(_destroy_groups, os.getpid())
         self.group = group if group is not None else dist.distributed_c10d._get_default_group()
         self.rank, self.world_size = dist.get_rank(self.group), dist.get_world_size(self.group)
         self.device = torch.device("cpu")
@@ -84,5 +87,13 @@ class HostFabric(Fabric):
     def synchronize(self) -> None:
         """Interpreted kernels have ended when their launch returns."""
 
-    def close(self) -> None:
-        dist.barrier(self.group)
+
+def _destroy_groups(process: int) -> None:
+    """Destroy the process groups of this process when it ends, if nobody has.
+
+    A thread of gloo needs the interpreter to let go of a collective's tensors. When the interpreter
+    has begun to end, that aborts the process; destroying the groups waits for their threads. A fork
+    has none of these threads, and would wait forever.
+    """
+    if os.getpid() == process and dist.is_initialized():
+        dist.destroy_process_group()

@@ -62,8 +62,13 @@ def open_fabric(
 
     Raises:
         FabricUnavailable: it cannot serve; the message says why.
+        HeapExhausted: the arena does not even hold the control words.
     """
     fabric: Fabric = _PROVIDERS[choose(name)][0](group, heap_bytes)
-    fabric.device_barrier = DeviceBarrier(fabric, timeout_s)
-    fabric.pool = Pool(fabric, timeout_s=timeout_s)
+    try:
+        fabric.device_barrier = DeviceBarrier(fabric, timeout_s)
+        fabric.pool = Pool(fabric, timeout_s=timeout_s)
+    except BaseException:
+        fabric.release()
+        raise
     return fabric
