@@ -126,11 +126,9 @@ def _status(process: int) -> int:
 
 
 def warm_up() -> None:
-    """One rank alone, closed and destroyed before anything is forked."""
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    with init() as rt:
-        rt.matmul_all_reduce(torch.ones(2, 2).half(), torch.ones(2, 2).half())
-    dist.destroy_process_group()
+    """Import and cache what `init` needs; no thread may start, since forks would lack it."""
+    for op in operation_names():
+        identity.kernel_hashes(op)
 
 
 def main() -> None:
@@ -153,7 +151,10 @@ if __name__ == "__main__":
     import torch.distributed as dist
 
     import taxfree
+    import taxfree.start
+    from taxfree import identity
     from taxfree_kernels.errors import HeapExhausted
+    from taxfree_kernels.variant import operation_names
 
     torch.set_num_threads(1)
     main()
