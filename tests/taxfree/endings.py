@@ -103,9 +103,10 @@ def run(ending: Callable[[], Any]) -> list[int] | None:
         for rank in range(WORLD):
             process = os.fork()
             if process == 0:
-                dist.init_process_group(
-                    "gloo", store=dist.FileStore(store, WORLD), rank=rank, world_size=WORLD
-                )
+                # One more than come: the last to leave would delete a file that others still open.
+                file = dist.FileStore(store, WORLD + 1)
+                dist.init_process_group("gloo", store=file, rank=rank, world_size=WORLD)
+                del file
                 kept = ending()  # as a script's variables are until its end
                 return None
             ranks.append(process)
