@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from abc import ABC, abstractmethod
 from functools import cached_property
 from typing import TYPE_CHECKING, ClassVar
@@ -136,6 +137,7 @@ class Fabric(ABC):
         finally:
             kept = ("_is_closed", "rank", "world_size", "device", "hardware")
             self.__dict__ = {name: self.__dict__[name] for name in kept}
+            gc.collect()  # interpreted launches leave cycles, which hold their arguments
 
     def __enter__(self) -> Fabric:
         return self
