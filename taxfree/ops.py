@@ -7,11 +7,14 @@ peers, so the compiler must neither drop nor reorder them: they are registered w
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch.library import Library
 
+from taxfree.errors import UsageError
 from taxfree.runtime import runtime_of
 
 _library = Library("taxfree", "DEF")
@@ -24,12 +27,22 @@ def _register(
     name = schema[: schema.index("(")]
     _library.define(schema)
     _library.impl(name, run, "CompositeExplicitAutograd")
+    _library.impl(name, functools.partial(_without_gradient, name), "Autograd")
     torch.library.register_fake(f"taxfree::{name}", shape, lib=_library)
     # Imported late because it is slow. Its enum has moved between versions of torch.
     from torch._higher_order_ops import effects
 
     kinds = getattr(effects, "_EffectType", None) or effects.EffectType
     effects._register_effectful_op(getattr(torch.ops.taxfree, name).default, kinds.ORDERED)
+
+
+def _without_gradient(name: str, *arguments: Any) -> Any:
+    """Refuse inputs that require gradients, also while code is compiled; else run the op."""
+    tensors = (each for each in arguments if isinstance(each, torch.Tensor))
+    if torch.is_grad_enabled() and any(each.requires_grad for each in tensors):
+        raise UsageError("an input requires a gradient", "call under torch.no_grad()")
+    with torch._C._AutoDispatchBelowAutograd():
+        return getattr(torch.ops.taxfree, name)(*arguments)
 
 
 def _all_gather_matmul(

@@ -1,0 +1,452 @@
+"""Sizes at run time: one plan for many rows, one workspace, planning that leaves nobody waiting."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+import yaml
+
+from taxfree.errors import TaxfreeError, UsageError
+from taxfree.met import MetProblems
+from taxfree.shapes import recorded_problem
+from taxfree_kernels.hardware import KNOWN
+from taxfree_kernels.variant import operation, problem_class, resized, variants
+from tests.ranks import Ranks, on_every_fabric
+from tests.taxfree.runtime_tasks import K, N, problem_of, record_of, runtime_of, tensors_of
+from tests.taxfree.test_runtime_calls import joined, method_of
+
+GATHER, ALL_REDUCE, SCATTER, DECODE = (
+    "all_gather_matmul", "matmul_all_reduce", "matmul_reduce_scatter", "flash_decode",
+)  # fmt: skip
+RECORDED = 40
+SIZES = (17, 20, 31, 32, 33, 39, RECORDED)  # within a factor of two, or nothing is lent
+SEQUENCES = (3, 4, 5)
+ROWS_FIELD = {DECODE: "batch"}
+
+CASES: list[tuple[str, dict[str, Any]]] = [
+    (GATHER, {}),
+    (GATHER, {"gather_dim": 0, "bias": True}),
+    (ALL_REDUCE, {}),
+    (ALL_REDUCE, {"bias": True, "residual": True}),
+    (ALL_REDUCE, {"residual": True, "rms_norm": True}),
+    (SCATTER, {}),
+    (SCATTER, {"scatter_dim": 1}),
+    (DECODE, {}),
+    (DECODE, {"page_size": 5, "soft_cap": True, "window": 30}),
+]
+
+
+def run(ranks: Ranks, task: Callable[..., Any], **arguments: Any) -> list[Any]:
+    return ranks.run(ranks.few, f"{__name__}:{task.__name__}", **arguments)
+
+
+def sized(problem: Any, size: int) -> Any:
+    op = type(problem).__module__.split(".")[-2]
+    return resized(problem, **{ROWS_FIELD.get(op, "m"): size})
+
+
+def largest(op: str, fields: dict[str, Any]) -> Any:
+    return sized(problem_of(op, **fields), SEQUENCES[-1] if op == DECODE else RECORDED)
+
+
+def called(rt: Any, op: str, problem: Any, inputs: Any, **others: Any) -> torch.Tensor:
+    name, arguments, options = method_of(op, problem, inputs)
+    return joined(getattr(rt, name)(*arguments, **options, **others))
+
+
+def served_by_each_variant() -> Iterator[tuple[str, dict[str, Any], str]]:
+    for op, fields in CASES:
+        shape = {"n": N, "k": K, "m": RECORDED}
+        if op == DECODE:
+            shape = {"batch": 5, "q_heads": 3, "kv_heads": 1, "head_dim": 16, "kv_len_per_rank": 20}
+        problem = problem_class(op)(**shape | fields, world_size=2)
+        for name, variant in variants(op).items():
+            if name != "baseline" and variant.refuses_problem(problem, KNOWN["cpu"]) is None:
+                yield op, fields, name
+
+
+# -- what runs on the ranks --------------------------------------------------------------------
+
+
+def call_all_sizes(fabric: Any, op: str, fields: dict[str, Any], variant: str | None) -> Any:
+    """Calls of a prepared range that are wrong or served by another variant than the recorded."""
+    top, sizes = largest(op, fields), SEQUENCES if op == DECODE else SIZES
+    rt = runtime_of(fabric, *([] if variant is None else [record_of(fabric, top, variant)]))
+    rt.prepare([top.for_rows(0, sizes[-1])])
+    planned, complaints = rt.memory(), []
+    for seed, size in enumerate((0, *sizes, *sizes[::-1])):
+        problem = sized(top, size)
+        if size == 0:
+            inputs = operation(op).make_inputs(sized(top, 1), fabric.rank, 1, fabric.device)
+            expected = operation(op).empty_output(problem, fabric.device)
+            inputs = without_rows(op, inputs)
+        else:
+            inputs, expected = tensors_of(fabric, problem, seed)
+            choice = rt.choice(problem)
+            if choice.variant != (variant or "baseline"):
+                complaints.append(f"{size}: runs {choice.variant}: {choice.why}")
+        if not torch.equal(called(rt, op, problem, inputs), expected):
+            complaints.append(f"{size}: wrong")
+    rt.check()
+    if rt.memory() != planned:
+        complaints.append(f"{planned} grew to {rt.memory()}")
+    return complaints
+
+
+def without_rows(op: str, inputs: Any) -> Any:
+    first, *others = inputs
+    if op == DECODE:
+        k, v, kv_lens, table, scaling = others
+        if table is None:
+            k, v = k[:0], v[:0]
+        return first[:0], k, v, kv_lens[:, :0], None if table is None else table[:0], scaling
+    if op == ALL_REDUCE and others[2] is not None:
+        others[2] = others[2][:0]
+    return first[:0], *others
+
+
+def serve_a_week(fabric: Any, calls: int, most: int) -> Any:
+    """Calls of four operations with ever new rows: what is held after the first 100, and at last.
+
+    Our variants serve the fewest rows, as they do where they win, and the library the others.
+    """
+    problems = [
+        problem_of(GATHER, n=16, k=16),
+        problem_of(ALL_REDUCE, n=16, k=16, residual=True),
+        problem_of(SCATTER, n=16, k=16),
+        problem_of(DECODE, kv_len_per_rank=8),
+    ]
+    chosen = ("push", "push_two_shot", "push_lamport", "fused")
+    records = [
+        record_of(fabric, sized(problem, 4), variant)
+        for problem, variant in zip(problems, chosen, strict=True)
+    ]
+    rt = runtime_of(fabric, *records)
+    rt.prepare([problem.for_rows(1, most) for problem in problems])
+    rows = random.Random(0)
+    held, right = [], True
+    for call in range(calls):
+        problem = problems[call % 4]
+        op = type(problem).__module__.split(".")[-2]
+        problem = sized(problem, rows.randint(1, most if op != DECODE else 64))
+        inputs = operation(op).make_inputs(problem, fabric.rank, 1, fabric.device)
+        result = called(rt, op, problem, inputs)
+        right = right and bool(result.isfinite().all())
+        if call in (100, calls - 1):
+            held.append((rt.memory(), resident_bytes()))
+    rt.check()
+    kernels = [sum(op == each for each in compiled_ops(rt)) for op in set(compiled_ops(rt))]
+    (first, resident), (last, resident_at_last) = held
+    return right, first == last, resident_at_last - resident, max(kernels)
+
+
+def compiled_ops(rt: Any) -> list[str]:
+    """The operation of each compiled kernel."""
+    found = set()
+    for entry in rt._plans:
+        for plan in entry.plans:
+            for size in entry.bucket.sizes:
+                for kernel in plan.kernels(size):
+                    constants = tuple(sorted(kernel.constants.items()))
+                    op = type(entry.bucket.problem).__module__.split(".")[-2]
+                    found.add((op, kernel.function, constants, kernel.specialization))
+    return [op for op, *_ in found]
+
+
+def resident_bytes() -> int:
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * 4096
+
+
+def fail_at(fabric: Any, stage: str) -> Any:
+    """What all ranks run, and whether it is right, after the last one has failed at a stage."""
+    problem = problem_of()
+    rt = runtime_of(fabric, record_of(fabric, problem))
+    inputs, expected = tensors_of(fabric, problem)
+    push, library = (variants(GATHER)[name] for name in ("push", "baseline"))
+    config = push.first_configs(problem, fabric.hardware)[0]
+    targets: dict[str, tuple[Any, str]] = {
+        "plan": (type(push), "plan"),
+        "compile": (type(push.plan(problem, fabric, config)), "__call__"),
+        "allocate": (type(fabric.workspace), "scratch"),
+        "library": (type(library), "plan"),
+    }
+    fails = fabric.rank == fabric.world_size - 1
+    failure = mock.Mock(side_effect=torch.OutOfMemoryError(f"no memory to {stage}"))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            with (
+                mock.patch.object(*targets[stage], failure) if fails else warnings.catch_warnings()
+            ):
+                rt.prepare([problem])
+        except TaxfreeError as error:
+            return "error", error.message
+    right = torch.equal(called(rt, GATHER, problem, inputs), expected)
+    return rt.choice(problem).variant, right
+
+
+def write_over(fabric: Any, op: str, fields: dict[str, Any], variant: str | None) -> Any:
+    """Whether the residual may be the output."""
+    problem = largest(op, fields)
+    rt = runtime_of(fabric, *([] if variant is None else [record_of(fabric, problem, variant)]))
+    right = []
+    for seed in (1, 2, 3):
+        (x, weight, bias, residual, *rest), expected = tensors_of(fabric, problem, seed)
+        out = torch.empty_like(expected)
+        total = out[1] if problem.rms_norm else out
+        total.copy_(residual)
+        called(rt, op, problem, (x, weight, bias, total, *rest), out=out)
+        right.append(torch.equal(out, expected))
+    return right, rt.choice(problem).variant
+
+
+def overlap(fabric: Any, what: str) -> str:
+    problem = problem_of(ALL_REDUCE, n=K, residual=True)
+    rt = runtime_of(fabric)
+    (x, weight, _, residual, *_), _ = tensors_of(fabric, problem)
+    room = x.new_zeros(problem.elements + weight.numel())
+    rows, size = (problem.m, problem.n), problem.elements
+    arguments: dict[str, Any] = {"x": x, "weight": weight, "residual": residual}
+    out = room[:size].view(rows)
+    arguments |= {
+        "x": {"x": room[size // 2 :][: x.numel()].view(x.shape)},
+        "weight": {"weight": room[size - 1 :][: weight.numel()].view(K, K).t()},
+        "part of the residual": {"residual": room[K : K + size].view(rows)},
+        "nothing": {},
+    }[what]
+    try:
+        rt.matmul_all_reduce(**arguments, out=out)
+    except UsageError as error:
+        return error.message
+    return "no error"
+
+
+def call_from_two_threads(fabric: Any) -> Any:
+    """What the second of two threads is told, that call at once; then each calls by itself."""
+    problem = problem_of()
+    rt = runtime_of(fabric, record_of(fabric, problem))
+    inputs, expected = tensors_of(fabric, problem)
+    rt.prepare([problem])
+    told: list[Any] = []
+
+    def call() -> None:
+        try:
+            told.append(torch.equal(called(rt, GATHER, problem, inputs), expected))
+        except UsageError as error:
+            told.append(error.message)
+
+    def in_thread() -> None:
+        thread = threading.Thread(target=call)
+        thread.start()
+        thread.join()
+
+    with rt._calling():
+        in_thread()
+    in_thread()
+    call()
+    return told
+
+
+def differentiate(fabric: Any, compiled: bool) -> list[str]:
+    told = []
+    for op in (GATHER, ALL_REDUCE, SCATTER):
+        problem = problem_of(op)
+        rt = runtime_of(fabric)
+        (x, *rest), _ = tensors_of(fabric, problem)
+
+        def model(x: torch.Tensor, rt: Any = rt, op: str = op, problem: Any = problem,
+                  rest: Any = rest) -> torch.Tensor:  # fmt: skip
+            return called(rt, op, problem, (x, *rest)).sum()
+
+        if compiled:
+            torch.compiler.reset()
+        function = torch.compile(model, fullgraph=True, backend="aot_eager") if compiled else model
+        try:
+            function(x.requires_grad_()).backward()
+            told.append("no error")
+        except Exception as error:
+            told.append(str(error))
+    return told
+
+
+def log_what_is_met(fabric: Any, path: str) -> Any:
+    from taxfree.dispatch import Dispatcher
+    from taxfree.runtime import Runtime
+    from taxfree_tuning_db import Table
+
+    recorded, other = problem_of(), problem_of(m=6)
+    table = Table(user=[record_of(fabric, recorded)])
+    met = MetProblems(Path(path)) if fabric.rank == 0 else None
+    for _ in range(2):
+        rt = Runtime(fabric, Dispatcher(table, fabric.hardware), met=met)
+        for problem, calls in ((recorded, 1), (other, 3), (problem_of(ALL_REDUCE), 2)):
+            op = type(problem).__module__.split(".")[-2]
+            for _ in range(calls):
+                called(rt, op, problem, tensors_of(fabric, problem)[0])
+        if met is not None:
+            met.write()
+    return True
+
+
+def hold_memory(fabric: Any) -> Any:
+    """Bytes that the device's allocator gave out for two plans, and those that are reported."""
+    rt = runtime_of(fabric)
+    before = torch.cuda.memory_allocated()
+    reported = rt.memory().workspace_bytes
+    problems = [problem_of(GATHER, n=512, k=1024), problem_of(ALL_REDUCE, n=512, residual=True)]
+    rt.prepare([problem.for_rows(1, 4096) for problem in problems])
+    return torch.cuda.memory_allocated() - before, rt.memory().workspace_bytes - reported
+
+
+def call_on_streams(fabric: Any) -> list[bool]:
+    """Calls that take turns on three streams, each ordered after the last by the runtime alone."""
+    problem = problem_of(m=64, n=256, k=512)
+    rt = runtime_of(fabric, record_of(fabric, problem))
+    given = [tensors_of(fabric, problem, seed) for seed in range(6)]
+    rt.prepare([problem])
+    torch.cuda.synchronize()
+    streams = [torch.cuda.Stream() for _ in range(3)]
+    outs = []
+    for call in range(60):
+        inputs, _ = given[call % len(given)]
+        with torch.cuda.stream(streams[call % 3]):
+            outs.append(called(rt, GATHER, problem, inputs))
+    rt.check()
+    return [torch.equal(out, given[call % 6][1]) for call, out in enumerate(outs)]
+
+
+def replay_with_other_sizes(fabric: Any) -> list[bool]:
+    """A graph is replayed while eager calls of larger sizes make the workspace grow."""
+    problem, larger = problem_of(ALL_REDUCE, m=8, n=256), problem_of(ALL_REDUCE, m=4000, n=256)
+    rt = runtime_of(fabric)
+    (x, weight, *rest), expected = tensors_of(fabric, problem)
+    rt.prepare([problem])
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        out = called(rt, ALL_REDUCE, problem, (x, weight, *rest))
+    right = []
+    for _ in range(3):
+        inputs, other = tensors_of(fabric, larger)
+        right.append(torch.equal(called(rt, ALL_REDUCE, larger, inputs), other))
+        out.fill_(float("nan"))
+        graph.replay()
+        right.append(torch.equal(out, expected))
+    rt.check()
+    return right
+
+
+# -- tests -------------------------------------------------------------------------------------
+
+
+class TestSizes:
+    @pytest.mark.parametrize(("op", "fields", "variant"), list(served_by_each_variant()))
+    def test_a_variant_serves_all_sizes_below_that_of_its_plan(
+        self, ranks: Ranks, op: str, fields: dict[str, Any], variant: str
+    ) -> None:
+        for complaints in run(ranks, call_all_sizes, op=op, fields=fields, variant=variant):
+            assert complaints == []
+
+    @on_every_fabric
+    @pytest.mark.parametrize(("op", "fields"), CASES)
+    def test_so_does_the_library(self, ranks: Ranks, op: str, fields: dict[str, Any]) -> None:
+        for complaints in run(ranks, call_all_sizes, op=op, fields=fields, variant=None):
+            assert complaints == []
+
+    @pytest.mark.timeout(300)
+    def test_ever_new_sizes_take_no_memory_and_no_kernels(self, ranks: Ranks) -> None:
+        found = run(ranks, serve_a_week, calls=10_000, most=2000)
+        for right, as_before, resident, kernels in found:
+            assert right
+            assert as_before
+            assert resident < 32 << 20  # of Python's own objects, and the allocator's
+            assert kernels <= 8
+
+    @pytest.mark.gpu
+    @pytest.mark.parametrize("fabric", ["cuda"], indirect=True)
+    def test_what_is_reported_is_what_is_held(self, ranks: Ranks) -> None:
+        for held, reported in run(ranks, hold_memory):
+            assert reported <= held <= reported + (1 << 20)
+
+    def test_a_range_that_makes_no_sense_is_refused(self) -> None:
+        problem = problem_class(GATHER)(m=1, n=N, k=K)
+        with pytest.raises(Exception, match="sizes from 3 to 2"):
+            problem.for_rows(3, 2)
+
+
+class TestPlanning:
+    @on_every_fabric
+    @pytest.mark.parametrize("stage", ["plan", "compile", "allocate", "library"])
+    def test_a_failure_on_one_rank_ends_alike_on_all(self, ranks: Ranks, stage: str) -> None:
+        first, *others = run(ranks, fail_at, stage=stage)
+        assert all(each == first for each in others)
+        variant, right = first
+        if stage == "allocate":  # the library has no memory either
+            assert variant == "error"
+            assert "cannot run" in right
+            assert "no memory to allocate" in right
+        else:
+            assert right
+            assert variant == ("push" if stage == "library" else "baseline")
+
+
+class TestArguments:
+    @pytest.mark.parametrize(
+        ("op", "fields", "variant"),
+        [case for case in served_by_each_variant() if case[1].get("residual")]
+        + [(op, fields, None) for op, fields in CASES if fields.get("residual")],
+    )
+    def test_the_output_may_be_the_residual(
+        self, ranks: Ranks, op: str, fields: dict[str, Any], variant: str | None
+    ) -> None:
+        for right, ran in run(ranks, write_over, op=op, fields=fields, variant=variant):
+            assert right == [True] * 3
+            assert ran == (variant or "baseline")
+
+    @pytest.mark.parametrize("what", ["x", "weight", "part of the residual"])
+    def test_an_output_that_overlaps_another_tensor_is_refused(
+        self, ranks: Ranks, what: str
+    ) -> None:
+        assert all("out overlaps an input" in said for said in run(ranks, overlap, what=what))
+        assert run(ranks, overlap, what="nothing") == ["no error"] * ranks.few
+
+    @pytest.mark.parametrize("compiled", [False, True])
+    def test_a_gradient_is_an_error(self, ranks: Ranks, compiled: bool) -> None:
+        for told in run(ranks, differentiate, compiled=compiled):
+            assert len(told) == 3
+            assert all("an input requires a gradient" in each for each in told)
+
+
+class TestOrder:
+    @on_every_fabric
+    def test_two_threads_cannot_call_at_once(self, ranks: Ranks) -> None:
+        for told in run(ranks, call_from_two_threads):
+            assert told == ["two threads call the same runtime at once", True, True]
+
+    @pytest.mark.gpu
+    @pytest.mark.parametrize("fabric", ["cuda"], indirect=True)
+    @pytest.mark.parametrize("task", [call_on_streams, replay_with_other_sizes])
+    def test_calls_follow_one_another(self, ranks: Ranks, task: Callable[..., Any]) -> None:
+        assert all(all(right) for right in run(ranks, task))
+
+
+def test_problems_without_a_record_are_collected(ranks: Ranks, tmp_path: Path) -> None:
+    path = tmp_path / "problems.yaml"
+    run(ranks, log_what_is_met, path=str(path))
+    entries = yaml.safe_load(path.read_text())
+    assert [(each["op"], each["m"], each["calls"]) for each in entries] == [
+        (GATHER, 6, 6), (ALL_REDUCE, 5, 4),
+    ]  # fmt: skip
+    for entry in entries:
+        fields = {name: value for name, value in entry.items() if name not in ("op", "calls")}
+        problem = recorded_problem(entry["op"], fields)
+        assert dataclasses.asdict(problem) == fields
