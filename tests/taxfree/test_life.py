@@ -20,7 +20,7 @@ from tests.taxfree.test_runtime import problem_of, record_of, tensors_of
 
 DB = "/nowhere/tuning.sqlite"
 HEAP_BYTES = 4 << 20
-TIMES = 5  # with each ending
+TIMES = 3  # with each ending
 
 
 def run(ranks: Ranks, scenario: str, world_size: int = 2) -> list[Any]:
