@@ -121,8 +121,10 @@ class Dispatcher:
     def bounds(self, op: str, problem: Any, name: str) -> tuple[int, int]:
         """The smallest and the largest size that are served together with a problem's.
 
-        Buckets end at the sizes on record, of whatever problem, and at the powers of two. With
-        ``TAXFREE_STRICT`` each size is a bucket.
+        A record serves the sizes within a factor of two of it, but for those that a larger one
+        serves. Sizes that no record of such problems serves are cut at those on record for others,
+        which predictions may start from, and at the powers of eight. With ``TAXFREE_STRICT`` each
+        size is served by itself.
 
         Args:
             name: the field that holds the size.
@@ -130,21 +132,28 @@ class Dispatcher:
         size: int = getattr(problem, name)
         if self._settings.strict:
             return size, size
-        ends = self._ends(op, problem.world_size, name)
+        apart = {*identity.near_fields(op), *identity.free_fields(op)}
+        family = tuple((k, v) for k, v in dataclasses.asdict(problem).items() if k not in apart)
+        ends = self._ends(op, name, family)
         at = bisect.bisect_left(ends, size)
-        above, below = 1 << (size - 1).bit_length(), (1 << (size - 1).bit_length()) // 2
-        high = min(above, ends[at]) if at < len(ends) else above
-        return max(below, ends[at - 1] if at else 0) + 1, high
+        return ends[at - 1] + 1, ends[at]
 
     @functools.cache  # noqa: B019  as long as the dispatcher
-    def _ends(self, op: str, world_size: int, name: str) -> list[int]:
-        """The sizes on record for a group of ranks, in order."""
-        sizes = {
-            int(record.problem[name])
-            for record in self._table.records()
-            if record.op == op and record.problem["world_size"] == world_size
-        }
-        return sorted(sizes)
+    def _ends(self, op: str, name: str, family: tuple[tuple[str, Any], ...]) -> list[int]:
+        """The largest sizes that are served together, in order, with 0 before them."""
+        alike: set[int] = set()
+        others = {1 << bits for bits in range(0, 61, 3)}
+        for record in self._table.records():
+            if record.op == op:
+                is_alike = all(record.problem.get(field) == value for field, value in family)
+                (alike if is_alike else others).add(int(record.problem[name]))
+        own = [0, *sorted(alike), 1 << 62]
+        ends = set(own)
+        for last, size, following in zip(own, own[1:], own[2:], strict=False):
+            ends |= {max(last, -(-size // 2) - 1), min(2 * size, max(size, -(-following // 2) - 1))}
+        served = [range(-(-size // 2), 2 * size + 1) for size in alike]
+        ends |= {each for each in others if not any(each in sizes for sizes in served)}
+        return sorted(ends)
 
     def _eager(self, kind: Kind, op: str, problem: Any, record: Record) -> Choice | None:
         """The measurement of a record that beats its winner in eager calls and is still valid."""
