@@ -2,38 +2,58 @@
 
     python -m benchmarks.host_cost
 
-Every fused variant is planned for eight H200s at its first config and called with tensors that have
-no memory; its kernels are compiled, but Triton's launcher is replaced by a no-op. What remains is
-the Python time of an eager call, in the plan and in Triton.
+Every fused variant is recorded as the winner of a problem on eight H200s, at its first config, and
+is called through the runtime with tensors that have no memory. Its kernels are compiled, but
+Triton's launcher is replaced by a no-op. What remains is the Python time of an eager call: in the
+runtime, in the plan and in Triton. The last columns are calls of sizes that were prepared and had
+not been called before, each once, and their time over that of a size that was.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
+import statistics
 import sys
 import time
 from collections.abc import Callable
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import torch
 import triton
 
+from taxfree import identity
+from taxfree.plans import rows_of
+from taxfree.runtime import Runtime
 from taxfree_kernels.compiled.compile import AbsentDevice, target_of
-from taxfree_kernels.compiled.record import planned
+from taxfree_kernels.compiled.record import GhostFabric
+from taxfree_kernels.fabric.layout import arena_bytes
 from taxfree_kernels.hardware import KNOWN
-from taxfree_kernels.variant import problem_class, variants
+from taxfree_kernels.meta import meta_tensors
+from taxfree_kernels.variant import problem_class, resized, variants
+from taxfree_tuning_db import Measurement, Record
 
 H200 = KNOWN["h200"]
 PROBLEMS: dict[str, dict[str, Any]] = {
     "all_gather_matmul": {"m": 64, "n": 3584, "k": 8192, "gather_dim": 1},
-    "matmul_all_reduce": {"m": 16, "n": 8192, "k": 3584},
+    "matmul_all_reduce": {"m": 64, "n": 8192, "k": 3584},
     "matmul_reduce_scatter": {"m": 64, "n": 8192, "k": 3584},
     "flash_decode": {
-        "batch": 1, "q_heads": 96, "kv_heads": 12, "head_dim": 128, "kv_len_per_rank": 8192,
+        "batch": 16, "q_heads": 96, "kv_heads": 12, "head_dim": 128, "kv_len_per_rank": 8192,
     },
 }  # fmt: skip
+_WORLD = 8
 _SAMPLES, _CALLS = 9, 2000
+
+
+class _Rank(GhostFabric):
+    """One rank of a group whose peers agree to all."""
+
+    has_graphs = False
+    group = SimpleNamespace(group_name="ghost")  # type: ignore[assignment]
 
 
 class _Utils:
@@ -64,6 +84,52 @@ def microseconds(call: Callable[[], object]) -> float:
     return min(samples)
 
 
+def runtime_for(op: str, problem: Any, variant: str) -> Runtime:
+    """A runtime that a record makes run a variant, prepared for the sizes that it serves."""
+    config = variants(op)[variant].first_configs(problem, H200)[0]
+
+    def measured(name: str, config: dict[str, Any], us: float) -> Measurement:
+        kernel_hash = identity.kernel_hashes(op)[name]
+        return Measurement(name, config, kernel_hash, {"graph": us}, {"graph": 0.0}, 1, None)
+
+    record = Record(
+        op=op, problem=dataclasses.asdict(problem),
+        hardware=identity.hardware_fingerprint(H200), software=identity.software_fingerprint(),
+        winner=measured(variant, config, 1.0), baseline=measured("baseline", {}, 2.0),
+        runners_up=(), trials=1, seconds_spent=0.0, provenance={"source": "user"},
+    )  # fmt: skip
+    rank = _Rank(_WORLD, H200, arena_bytes(problem.slot_bytes))
+    runtime = Runtime.on_fabric(rank, [record])
+    with mock.patch("taxfree.plans.vote", lambda group, value: [value] * _WORLD):
+        runtime.prepare([problem.for_rows(rows_of(problem) // 2 + 1, rows_of(problem))])
+    return runtime
+
+
+def call_of(runtime: Runtime, op: str, problem: Any) -> Callable[[], object]:
+    """A call of the runtime's method for a problem."""
+    *inputs, _ = meta_tensors(problem)
+    if op == "all_gather_matmul":
+        return partial(runtime.all_gather_matmul, *inputs, gather_dim=problem.gather_dim)
+    if op == "flash_decode":
+        return partial(runtime.flash_decode, *inputs[:5])
+    return partial(getattr(runtime, op), *inputs[: 4 if op == "matmul_all_reduce" else 2])
+
+
+def new_sizes(op: str, problem: Any, variant: str) -> float:
+    """Microseconds of the first call of a size, the median over all that are served."""
+    runtime, name = runtime_for(op, problem, variant), identity.rows_field(op)
+    call_of(runtime, op, problem)()
+    times = []
+    for size in range(rows_of(problem) // 2 + 1, rows_of(problem)):
+        smaller = resized(problem, **{name: size})
+        if runtime.choice(smaller).variant == variant:  # it may not serve a size
+            call = call_of(runtime, op, smaller)
+            begin = time.perf_counter()
+            call()
+            times.append((time.perf_counter() - begin) * 1e6)
+    return statistics.median(times)
+
+
 def main() -> int:
     """Print a table; returns the exit code."""
     argparse.ArgumentParser(
@@ -71,16 +137,15 @@ def main() -> int:
     ).parse_args()
     triton.runtime.driver.set_active(_IdleDevice(target_of(H200)))
     torch.set_num_threads(1)
-    print("| | variant | launches | us |\n| --- | --- | ---: | ---: |")
+    print("| | variant | us | a new size | ratio |\n| --- | --- | ---: | ---: | ---: |")
     for op, fields in PROBLEMS.items():
-        problem = problem_class(op)(world_size=8, **fields)
+        problem = problem_class(op)(world_size=_WORLD, **fields)
         for name, variant in variants(op).items():
             if not variant.fused or variant.refuses_problem(problem, H200) is not None:
                 continue
-            config = variant.first_configs(problem, H200)[0]
-            plan, tensors = planned(op, name, problem, config, H200)
-            us = microseconds(partial(plan, *tensors))
-            print(f"| {op} | `{name}` | {plan.launches} | {us:.1f} |", flush=True)
+            known = microseconds(call_of(runtime_for(op, problem, name), op, problem))
+            new = min(new_sizes(op, problem, name) for _ in range(3))
+            print(f"| {op} | `{name}` | {known:.1f} | {new:.1f} | {new / known:.2f} |", flush=True)
     return 0
 
 
