@@ -125,7 +125,7 @@ class TestARankThatDies:
         self.die(group, PUSH, phase)
 
     @pytest.mark.soak
-    @pytest.mark.parametrize(("tried", "phase"), product(TRIED, PHASES))
+    @pytest.mark.parametrize(("tried", "phase"), list(product(TRIED, PHASES)))
     def test_is_named_whatever_it_ran_and_when(self, group, tried, phase):
         self.die(group, tried, phase)
 
