@@ -69,7 +69,7 @@ demo: $(ENV) ## tune, bench and explain three shapes on 2 CPU ranks; fails if on
 	$(BIN)/taxfree bench $(DEMO) --fabric host
 	$(BIN)/taxfree explain $(DEMO) --fabric host
 
-test: lint check-types $(TRITON36) ## lint, types, import layers and tests that need no GPU; of long lists a part, by the date or as of SAMPLE
+test: lint check-types $(TRITON36) ## lint, types, import layers, tests that need no GPU; of long lists the part of today, or of the date SAMPLE
 	$(BIN)/pytest $(PYTEST_ARGS) $(addprefix --sample ,$(SAMPLE))
 
 test-all: test ## and then all of the long lists; a release needs it

@@ -62,7 +62,7 @@ PROBLEMS = {
         ],
         ragged=[sized(1, 1, 3), sized(2, 33, 9), sized(4, 16, 387), sized(34, 5, 33)],
         ends={"m": 31},  # of 16 rows a shard is a whole tile, of 32 it shares one
-        drawn=sized(35, 70, 132),
+        drawn=sized(35, 70, 60),
         crowd=sized(9, 16, 40),
         repeated={},
     ),

@@ -11,6 +11,8 @@ import pytest
 
 from tests.ranks import KERNELS, PYTHON, copy_of_kernels, environment
 
+pytestmark = pytest.mark.xdist_group("timeline")  # the usual build is compiled once
+
 COMPILE = """
 import json, sys
 from taxfree_kernels.all_gather_matmul.problem import AllGatherMatmul
