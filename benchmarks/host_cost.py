@@ -5,8 +5,8 @@
 Every fused variant is recorded as the winner of a problem on eight H200s, at its first config, and
 is called through the runtime with tensors that have no memory. Its kernels are compiled, but
 Triton's launcher is replaced by a no-op. What remains is the Python time of an eager call: in the
-runtime, in the plan and in Triton. The last columns are calls of sizes that were prepared and had
-not been called before, each once, and their time over that of a size that was.
+runtime, in the plan and in Triton; first of one size again and again, then of many sizes that were
+prepared, each called once, and then each once more.
 """
 
 from __future__ import annotations
@@ -115,19 +115,25 @@ def call_of(runtime: Runtime, op: str, problem: Any) -> Callable[[], object]:
     return partial(getattr(runtime, op), *inputs[: 4 if op == "matmul_all_reduce" else 2])
 
 
-def new_sizes(op: str, problem: Any, variant: str) -> float:
-    """Microseconds of the first call of a size, the median over all that are served."""
+def first_and_second_calls(op: str, problem: Any, variant: str) -> tuple[float, float]:
+    """Microseconds of the first call of each size that is served, and of the second; medians."""
     runtime, name = runtime_for(op, problem, variant), identity.rows_field(op)
-    call_of(runtime, op, problem)()
-    times = []
-    for size in range(rows_of(problem) // 2 + 1, rows_of(problem)):
-        smaller = resized(problem, **{name: size})
-        if runtime.choice(smaller).variant == variant:  # it may not serve a size
-            call = call_of(runtime, op, smaller)
-            begin = time.perf_counter()
-            call()
-            times.append((time.perf_counter() - begin) * 1e6)
-    return statistics.median(times)
+    call_of(runtime, op, problem)()  # compiles, as preparing does on a device
+    sizes = range(rows_of(problem) // 2 + 1, rows_of(problem))
+    problems = [resized(problem, **{name: size}) for size in sizes]
+    calls = [
+        call_of(runtime, op, each)
+        for each in problems
+        if runtime.choice(each).variant == variant  # it may not serve a size
+    ]
+    first, second = (statistics.median(map(_timed, calls)) for _ in range(2))
+    return first, second
+
+
+def _timed(call: Callable[[], object]) -> float:
+    begin = time.perf_counter()
+    call()
+    return (time.perf_counter() - begin) * 1e6
 
 
 def main() -> int:
@@ -137,15 +143,18 @@ def main() -> int:
     ).parse_args()
     triton.runtime.driver.set_active(_IdleDevice(target_of(H200)))
     torch.set_num_threads(1)
-    print("| | variant | us | a new size | ratio |\n| --- | --- | ---: | ---: | ---: |")
+    print("| | variant | us | first call | second | ratio |")
+    print("| --- | --- | ---: | ---: | ---: | ---: |")
     for op, fields in PROBLEMS.items():
         problem = problem_class(op)(world_size=_WORLD, **fields)
         for name, variant in variants(op).items():
             if not variant.fused or variant.refuses_problem(problem, H200) is not None:
                 continue
-            known = microseconds(call_of(runtime_for(op, problem, name), op, problem))
-            new = min(new_sizes(op, problem, name) for _ in range(3))
-            print(f"| {op} | `{name}` | {known:.1f} | {new:.1f} | {new / known:.2f} |", flush=True)
+            us = microseconds(call_of(runtime_for(op, problem, name), op, problem))
+            pairs = [first_and_second_calls(op, problem, name) for _ in range(3)]
+            first, second = (min(each) for each in zip(*pairs, strict=True))
+            costs = f"{us:.1f} | {first:.1f} | {second:.1f} | {first / second:.2f}"
+            print(f"| {op} | `{name}` | {costs} |", flush=True)
     return 0
 
 

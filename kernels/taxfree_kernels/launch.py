@@ -11,6 +11,7 @@ import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from contextvars import Context, ContextVar
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol
 
 from triton.backends.compiler import GPUTarget
@@ -49,9 +50,6 @@ class Kernel:
     _compiled: dict[tuple[Any, ...], Any] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
-    _integers: list[tuple[int, bool]] = field(
-        default_factory=list, init=False, repr=False, compare=False
-    )
     _changed: Mapping[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def resized(self, grid: int, last_args: tuple[Any, ...], **constants: Any) -> Kernel:
@@ -60,30 +58,32 @@ class Kernel:
         Args:
             constants: those that differ.
         """
-        other = object.__new__(Kernel)
+        other, _ = object.__new__(Kernel), self._generality  # found once for all sizes
         fields = other.__dict__
         fields.update(self.__dict__)
+        fields.pop("specialization", None)
         fields["grid"], fields["last_args"], fields["_runners"] = grid, last_args, {}
         if constants:
             fields["constants"], fields["_changed"] = {**self.constants, **constants}, constants
         return other
 
-    @property
+    @cached_property
     def specialization(self) -> tuple[Any, ...]:
         """What is compiled for a size, among sizes of this kernel: constants, kinds of integers."""
-        if not self._integers:
-            self._integers.extend(self._find_integers())
-        last = self.last_args
-        kinds = [_integer_kind(last[at], is_general) for at, is_general in self._integers]
+        last, generality = self.last_args, self._generality
+        first = len(generality) - len(last)
+        kinds = [
+            _integer_kind(arg, is_general)
+            for arg, is_general in zip(last, generality[first:], strict=False)
+            if type(arg) is int
+        ]
         return (*kinds, *self._changed.values())
 
-    def _find_integers(self) -> Iterator[tuple[int, bool]]:
-        """Which of the last arguments are integers, and whether the kernel is general in them."""
+    @cached_property
+    def _generality(self) -> tuple[bool, ...]:
+        """For each argument but constants, whether the kernel is not specialised on it."""
         params = getattr(self.function, "params", ())  # interpreted functions have none
-        first = sum(not param.is_constexpr for param in params) - len(self.last_args)
-        for at, (arg, param) in enumerate(zip(self.last_args, params[first:], strict=False)):
-            if type(arg) is int:
-                yield at, param.do_not_specialize
+        return tuple(each.do_not_specialize for each in params if not each.is_constexpr)
 
     def __call__(self, *args: Any) -> None:
         launcher = _launcher.get()
@@ -95,10 +95,9 @@ class Kernel:
         if run is not None:
             run(*args)
             return
-        params = getattr(self.function, "params", ())  # interpreted functions have none
         general = [
-            _integer_kind(kind, param.do_not_specialize) if type(kind) is int else kind
-            for kind, param in zip(kinds, params, strict=False)
+            _integer_kind(kind, is_general) if type(kind) is int else kind
+            for kind, is_general in zip(kinds, self._generality, strict=False)
         ]
         known = (*general, *self.specialization)
         compiled = self._compiled.get(known)
