@@ -350,6 +350,48 @@ def replay_with_other_sizes(fabric: Any) -> list[bool]:
     return right
 
 
+def compile_with_graphs(fabric: Any) -> list[bool]:
+    """``torch.compile`` captures the calls in graphs of its own, whose memory is theirs."""
+    problem = problem_of(ALL_REDUCE, m=8, n=256)
+    rt = runtime_of(fabric, record_of(fabric, problem))
+    (x, weight, *_), _ = tensors_of(fabric, problem)
+    rt.prepare([problem])
+
+    def model(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return rt.matmul_all_reduce(x * 1, weight) * 2
+
+    compiled = torch.compile(model, fullgraph=True, mode="reduce-overhead")
+    right = []
+    for seed in range(6):
+        (x, weight, *_), expected = tensors_of(fabric, problem, seed)
+        torch.compiler.cudagraph_mark_step_begin()
+        right.append(torch.equal(compiled(x, weight).clone(), expected * 2))
+    rt.check()
+    return right
+
+
+def capture_in_private_pools(fabric: Any) -> list[bool]:
+    """Two graphs, each in a pool of its own, the second with a call that nobody has prepared."""
+    problems = [problem_of(ALL_REDUCE, m=m, n=256, residual=True) for m in (8, 24)]
+    rt = runtime_of(fabric, record_of(fabric, problems[0]))
+    rt.prepare(problems[:1])
+    captured = []
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for problem in problems:
+            inputs, expected = tensors_of(fabric, problem)
+            graph, pool = torch.cuda.CUDAGraph(), torch.cuda.graph_pool_handle()
+            with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
+                out = called(rt, ALL_REDUCE, problem, inputs)
+            captured.append((graph, out, expected, inputs))
+    right = []
+    for graph, out, expected, _ in captured * 3:
+        graph.replay()
+        right.append(torch.equal(out, expected))
+    rt.check()
+    return right
+
+
 # -- tests -------------------------------------------------------------------------------------
 
 
@@ -439,8 +481,11 @@ class TestOrder:
 
     @pytest.mark.gpu
     @pytest.mark.parametrize("fabric", ["cuda"], indirect=True)
-    @pytest.mark.parametrize("task", [call_on_streams, replay_with_other_sizes])
-    def test_calls_follow_one_another(self, ranks: Ranks, task: Callable[..., Any]) -> None:
+    @pytest.mark.parametrize(
+        "task",
+        [call_on_streams, replay_with_other_sizes, compile_with_graphs, capture_in_private_pools],
+    )
+    def test_streams_and_graphs_are_right(self, ranks: Ranks, task: Callable[..., Any]) -> None:
         assert all(all(right) for right in run(ranks, task))
 
 
