@@ -27,7 +27,7 @@ CALLED = [
     ),
     (SCATTER, {}, "push"),
     (SCATTER, {"m": 1}, "push"),
-    (SCATTER, {"scatter_dim": 1}, "push"),
+    (SCATTER, {"scatter_dim": 1, "n": 48}, "push"),
     (DECODE, {}, "persistent"),
     (DECODE, PAGED, "persistent"),
     (OP, {}, "baseline"),

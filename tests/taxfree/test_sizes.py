@@ -39,7 +39,7 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     (ALL_REDUCE, {"bias": True, "residual": True}),
     (ALL_REDUCE, {"residual": True, "rms_norm": True}),
     (SCATTER, {}),
-    (SCATTER, {"scatter_dim": 1}),
+    (SCATTER, {"scatter_dim": 1, "n": 48}),  # also of three ranks
     (DECODE, {}),
     (DECODE, {"page_size": 5, "soft_cap": True, "window": 30}),
 ]
@@ -308,14 +308,14 @@ def hold_memory(fabric: Any) -> Any:
     rt = runtime_of(fabric)
     before = torch.cuda.memory_allocated()
     reported = rt.memory().workspace_bytes
-    problems = [problem_of(GATHER, n=512, k=1024), problem_of(ALL_REDUCE, n=512, residual=True)]
+    problems = [problem_of(GATHER, n=512, k=768), problem_of(ALL_REDUCE, n=512, residual=True)]
     rt.prepare([problem.for_rows(1, 4096) for problem in problems])
     return torch.cuda.memory_allocated() - before, rt.memory().workspace_bytes - reported
 
 
 def call_on_streams(fabric: Any) -> list[bool]:
     """Calls that take turns on three streams, each ordered after the last by the runtime alone."""
-    problem = problem_of(m=64, n=256, k=512)
+    problem = problem_of(m=64, n=256, k=768)
     rt = runtime_of(fabric, record_of(fabric, problem))
     given = [tensors_of(fabric, problem, seed) for seed in range(6)]
     rt.prepare([problem])
@@ -332,8 +332,9 @@ def call_on_streams(fabric: Any) -> list[bool]:
 
 def replay_with_other_sizes(fabric: Any) -> list[bool]:
     """A graph is replayed while eager calls of larger sizes make the workspace grow."""
-    problem, larger = problem_of(ALL_REDUCE, m=8, n=256), problem_of(ALL_REDUCE, m=4000, n=256)
-    rt = runtime_of(fabric)
+    problem = problem_of(ALL_REDUCE, m=8, n=256, residual=True)
+    larger = dataclasses.replace(problem, m=4000)
+    rt = runtime_of(fabric, record_of(fabric, problem))
     (x, weight, *rest), expected = tensors_of(fabric, problem)
     rt.prepare([problem])
     graph = torch.cuda.CUDAGraph()
@@ -371,19 +372,17 @@ def compile_with_graphs(fabric: Any) -> list[bool]:
 
 
 def capture_in_private_pools(fabric: Any) -> list[bool]:
-    """Two graphs, each in a pool of its own, the second with a call that nobody has prepared."""
+    """Two graphs, each in a pool of its own."""
     problems = [problem_of(ALL_REDUCE, m=m, n=256, residual=True) for m in (8, 24)]
-    rt = runtime_of(fabric, record_of(fabric, problems[0]))
-    rt.prepare(problems[:1])
+    rt = runtime_of(fabric, *(record_of(fabric, problem) for problem in problems))
+    rt.prepare(problems)
     captured = []
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        for problem in problems:
-            inputs, expected = tensors_of(fabric, problem)
-            graph, pool = torch.cuda.CUDAGraph(), torch.cuda.graph_pool_handle()
-            with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
-                out = called(rt, ALL_REDUCE, problem, inputs)
-            captured.append((graph, out, expected, inputs))
+    for problem in problems:
+        inputs, expected = tensors_of(fabric, problem)
+        graph, pool = torch.cuda.CUDAGraph(), torch.cuda.graph_pool_handle()
+        with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
+            out = called(rt, ALL_REDUCE, problem, inputs)
+        captured.append((graph, out, expected, inputs))
     right = []
     for graph, out, expected, _ in captured * 3:
         graph.replay()
