@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import warnings
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -151,19 +152,17 @@ class Plans:
         choice = self._dispatcher.choose(op_of(problem), bucket.problem)
         return choice if problem == bucket.problem else _below(choice, bucket)
 
-    @property
-    def kernels(self) -> int:
-        """How many kernels are compiled for all sizes, counted once for each set of constants."""
-        return len(
-            {
-                (kernel.function, *kernel.constants.items(), *kernel.options.items(), *rest)
-                for entry in self
-                for plan in entry.plans
-                for size in _representatives(plan, entry.bucket.sizes)
-                for kernel in plan.kernels(size)
-                for rest in [kernel.specialization]
-            }
-        )
+    def kernels(self) -> dict[str, int]:
+        """How many compiled kernels the sizes of each operation launch."""
+        found = {
+            (op_of(entry.bucket.problem), kernel.function, *kernel.constants.items(),
+             *kernel.options.items(), *kernel.specialization)
+            for entry in self
+            for plan in entry.plans
+            for size in _representatives(plan, entry.bucket.sizes)
+            for kernel in plan.kernels(size)
+        }  # fmt: skip
+        return dict(Counter(op for op, *_ in found))
 
     def ends(self, sizes: SizeRange) -> Iterator[Any]:
         """A problem for each bucket that holds some of these sizes."""

@@ -556,6 +556,10 @@ class Runtime:
             found.setdefault(str(problem), Counter())["unprepared"] += calls
         return {problem: dict(kinds) for problem, kinds in found.items()}
 
+    def kernels(self) -> dict[str, int]:
+        """How many compiled kernels the planned sizes launch, by operation."""
+        return self._plans.kernels()
+
     def memory(self) -> Memory:
         """What this runtime holds; for one that is open."""
         self._require_open()
@@ -564,7 +568,7 @@ class Runtime:
             slot_bytes=self._fabric.pool.slot_bytes,
             workspace_bytes=self._fabric.workspace_bytes,
             plans=len({id(plan) for entry in self._plans for plan in entry.plans}),
-            kernels=self._plans.kernels,
+            kernels=sum(self._plans.kernels().values()),
         )
 
     def check(self) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import random
 import threading
 import warnings
 from collections.abc import Callable, Iterator
@@ -15,6 +14,7 @@ import pytest
 import torch
 import yaml
 
+from benchmarks import many_sizes
 from taxfree.errors import TaxfreeError, UsageError
 from taxfree.met import MetProblems
 from taxfree.shapes import recorded_problem
@@ -46,7 +46,7 @@ CASES: list[tuple[str, dict[str, Any]]] = [
 
 
 def run(ranks: Ranks, task: Callable[..., Any], **arguments: Any) -> list[Any]:
-    return ranks.run(ranks.few, f"{__name__}:{task.__name__}", **arguments)
+    return ranks.run(ranks.few, f"{task.__module__}:{task.__name__}", **arguments)
 
 
 def sized(problem: Any, size: int) -> Any:
@@ -112,63 +112,6 @@ def without_rows(op: str, inputs: Any) -> Any:
     if op == ALL_REDUCE and others[2] is not None:
         others[2] = others[2][:0]
     return first[:0], *others
-
-
-def serve_a_week(fabric: Any, calls: int, most: int) -> Any:
-    """Calls of four operations with ever new rows: what is held after the first 100, and at last.
-
-    Our variants serve the fewest rows, as they do where they win, and the library the others.
-    """
-    problems = [
-        problem_of(GATHER, n=16, k=16),
-        problem_of(ALL_REDUCE, n=16, k=16, residual=True),
-        problem_of(SCATTER, n=16, k=16),
-        problem_of(DECODE, kv_len_per_rank=8),
-    ]
-    chosen = ("push", "push_two_shot", "push_lamport", "fused")
-    records = [
-        record_of(fabric, sized(problem, 8), variant)
-        for problem, variant in zip(problems, chosen, strict=True)
-    ]
-    rt = runtime_of(fabric, *records)
-    attention = problems.pop()
-    rt.prepare([attention.for_rows(1, 8), *(each.for_rows(1, most) for each in problems)])
-    rows = random.Random(0)
-    held, right = [], True
-    for call in range(calls):
-        if call % 100 == 0:  # it takes an interpreter a second
-            op, problem = DECODE, sized(attention, rows.randint(1, 8))
-        else:
-            problem = problems[call % 3]
-            op = type(problem).__module__.split(".")[-2]
-            problem = sized(problem, rows.randint(1, most))
-        inputs = operation(op).make_inputs(problem, fabric.rank, 1, fabric.device)
-        result = called(rt, op, problem, inputs)
-        right = right and bool(result.isfinite().all())
-        if call in (100, calls - 1):
-            held.append((rt.memory(), resident_bytes()))
-    rt.check()
-    kernels = [sum(op == each for each in compiled_ops(rt)) for op in set(compiled_ops(rt))]
-    (first, resident), (last, resident_at_last) = held
-    return right, first == last, resident_at_last - resident, max(kernels)
-
-
-def compiled_ops(rt: Any) -> list[str]:
-    """The operation of each compiled kernel."""
-    found = set()
-    for entry in rt._plans:
-        for plan in entry.plans:
-            for size in entry.bucket.sizes:
-                for kernel in plan.kernels(size):
-                    constants = tuple(sorted(kernel.constants.items()))
-                    op = type(entry.bucket.problem).__module__.split(".")[-2]
-                    found.add((op, kernel.function, constants, kernel.specialization))
-    return [op for op, *_ in found]
-
-
-def resident_bytes() -> int:
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
-    return pages * 4096
 
 
 def fail_at(fabric: Any, stage: str) -> Any:
@@ -409,13 +352,13 @@ class TestSizes:
             assert complaints == []
 
     @pytest.mark.timeout(300)
-    def test_ever_new_sizes_take_no_memory_and_no_kernels(self, ranks: Ranks) -> None:
-        found = run(ranks, serve_a_week, calls=10_000, most=2000)
-        for right, as_before, resident, kernels in found:
-            assert right
-            assert as_before
-            assert resident < 32 << 20  # of Python's own objects, and the allocator's
-            assert kernels <= 8
+    def test_ever_new_sizes_take_no_memory_and_few_kernels(self, ranks: Ranks) -> None:
+        for found in run(ranks, many_sizes.serve, calls=10_000, seed=0):
+            assert found["memory"] == found["memory_after_100"]
+            # of Python's own objects, and its allocator's
+            assert found["held_bytes"] - found["held_after_100_bytes"] < 32 << 20
+            assert set(found["kernels"]) == set(many_sizes.SERVED)
+            assert max(found["kernels"].values()) <= 8
 
     @pytest.mark.gpu
     @pytest.mark.parametrize("fabric", ["cuda"], indirect=True)

@@ -1,0 +1,192 @@
+"""Calls four operations with ever new numbers of rows, as an engine does, and watches what is held.
+
+    python -m benchmarks.many_sizes --gpus 8
+    python -m benchmarks.many_sizes --gpus 2 --share
+
+Ranges of rows are prepared; then come calls of random sizes, of which it keeps what the runtime and
+the device's allocator hold, how many kernels are compiled, and the host's time of the first call of
+a size and of later ones. Some outputs are compared with the float64 reference. Where ranks share a
+GPU, what is held and whether it is right holds as elsewhere; times of the host include waiting for
+one's turn, so their minimum is shown as well. The record is written to
+``benchmarks/results/many_sizes``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import random
+import statistics
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.commands import exit_code, keep, positive
+from taxfree import devices, identity
+from taxfree.errors import WrongResult
+from taxfree.group import WorkerGroup
+from taxfree.runtime import Runtime
+from taxfree_kernels.fabric.base import Fabric
+from taxfree_kernels.fabric.gpu import SHARING
+from taxfree_kernels.fabric.layout import arena_bytes
+from taxfree_kernels.variant import op_of, operation, problem_class, resized, variants
+from taxfree_tuning_db import Measurement, Record
+
+FOLDER = Path(__file__).parent / "results" / "many_sizes"
+TASK = f"{__name__ if __name__ != '__main__' else 'benchmarks.many_sizes'}:serve"
+DEADLINE_S = 400.0
+_SETTLED = 100  # calls after which nothing may grow any more
+_ATTENDING = 100  # one call in so many is attention: an interpreter takes a second for it
+
+#: operation -> its winner, the sizes that are called, and its problem, on GPUs and interpreted.
+SERVED: dict[str, tuple[str, int, dict[str, Any], dict[str, Any]]] = {
+    "all_gather_matmul": ("push", 2000, {"n": 768, "k": 1536}, {"n": 16, "k": 16}),
+    "matmul_all_reduce": (
+        "push_two_shot", 2000,
+        {"n": 768, "k": 1536, "residual": True}, {"n": 16, "k": 16, "residual": True},
+    ),
+    "matmul_reduce_scatter": ("push_lamport", 2000, {"n": 768, "k": 1536}, {"n": 16, "k": 16}),
+    "flash_decode": (
+        "fused", 8,
+        {"q_heads": 32, "kv_heads": 8, "head_dim": 128, "kv_len_per_rank": 4096},
+        {"q_heads": 3, "kv_heads": 1, "head_dim": 16, "kv_len_per_rank": 8},
+    ),
+}  # fmt: skip
+_RECORDED = 8  # rows, or sequences, of the one record of each operation
+
+
+def serve(fabric: Fabric, calls: int, seed: int) -> dict[str, Any]:
+    """Call; a task of the workers.
+
+    Returns:
+        What was found on this rank: `wrong` outputs of those `compared`; after the first calls and
+        at the end, what the runtime says that it holds and the bytes that the allocator, or the
+        process, holds; `kernels` by operation; microseconds of calls.
+    """
+    problems = [_problem(op, fabric) for op in SERVED]
+    runtime = Runtime.on_fabric(fabric, [_record(fabric, each) for each in problems])
+    runtime.prepare([each.for_rows(1, SERVED[op_of(each)][1]) for each in problems])
+    *matmuls, attention = problems
+    sizes, seen, held = random.Random(seed), set[Any](), []
+    first, later, compared, wrong = [], [], 0, 0
+    for call in range(calls):
+        problem = attention if call % _ATTENDING == 0 else matmuls[call % 3]
+        problem = _of_size(problem, sizes.randint(1, SERVED[op_of(problem)][1]))
+        is_compared = sizes.random() < 0.02 and fabric.has_graphs
+        inputs = operation(op_of(problem)).make_inputs(
+            problem, fabric.rank, 1, fabric.device, integers=is_compared
+        )
+        fabric.synchronize()
+        begin = time.perf_counter()
+        out = _called(runtime, problem, inputs)
+        us = (time.perf_counter() - begin) * 1e6
+        (later if problem in seen else first).append(us)
+        seen.add(problem)
+        if is_compared:
+            reference = operation(op_of(problem)).reference
+            expected = reference(problem, fabric.rank, 1, fabric.device, integers=True)
+            compared, wrong = compared + 1, wrong + (not torch.equal(out.double(), expected))
+        if call in (_SETTLED, calls - 1):
+            del inputs, out
+            held.append((dataclasses.asdict(runtime.memory()), _bytes_held(fabric)))
+    runtime.check()
+    (early, early_bytes), (late, late_bytes) = held
+    return {
+        "sizes": len(seen),
+        "compared": compared,
+        "wrong": wrong,
+        "memory_after_100": early,
+        "memory": late,
+        "held_after_100_bytes": early_bytes,
+        "held_bytes": late_bytes,
+        "kernels": runtime.kernels(),
+        "first_call_us": _summary(first),
+        "later_call_us": _summary(later),
+    }
+
+
+def _problem(op: str, fabric: Fabric) -> Any:
+    _, _, on_gpus, interpreted = SERVED[op]
+    fields = on_gpus if fabric.has_graphs else interpreted
+    problem = problem_class(op)
+    size = identity.rows_field(op)
+    return problem(**{size: _RECORDED}, **fields, world_size=fabric.world_size)
+
+
+def _of_size(problem: Any, size: int) -> Any:
+    return resized(problem, **{identity.rows_field(op_of(problem)): size})
+
+
+def _record(fabric: Fabric, problem: Any) -> Record:
+    """A record by which a variant of ours serves the fewest rows, as where they win."""
+    op = op_of(problem)
+    variant, hashes = SERVED[op][0], identity.kernel_hashes(op)
+    config = variants(op)[variant].first_configs(problem, fabric.hardware)[0]
+    winner, baseline = (
+        Measurement(name, knobs, hashes[name], {"eager": us}, {"eager": 0.0}, 1, None)
+        for name, knobs, us in ((variant, config, 1.0), ("baseline", {}, 2.0))
+    )
+    return Record(
+        op, dataclasses.asdict(problem), identity.hardware_fingerprint(fabric.hardware),
+        identity.software_fingerprint(), winner, baseline, (), 1, 0.0, {"source": "user"},
+    )  # fmt: skip
+
+
+def _called(runtime: Runtime, problem: Any, inputs: Any) -> torch.Tensor:
+    op = op_of(problem)
+    if op == "all_gather_matmul":
+        return runtime.all_gather_matmul(*inputs, gather_dim=1)
+    if op == "matmul_all_reduce":
+        return runtime.matmul_all_reduce(*inputs[:4])
+    if op == "matmul_reduce_scatter":
+        return runtime.matmul_reduce_scatter(*inputs)
+    return runtime.flash_decode(*inputs[:5], scale=float(inputs[5][0]))
+
+
+def _bytes_held(fabric: Fabric) -> int:
+    """By the device's allocator; interpreted, by the process."""
+    if fabric.has_graphs:
+        return int(torch.cuda.memory_allocated())
+    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+
+
+def _summary(times: list[float]) -> dict[str, float]:
+    if not times:
+        return {}
+    return {"median": round(statistics.median(times), 1), "least": round(min(times), 1)}
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run; returns the exit code."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--gpus", type=positive, help="ranks; default: all GPUs")
+    parser.add_argument("--share", action="store_true", help="ranks share the GPUs that are there")
+    parser.add_argument("--calls", type=positive, default=10_000)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", type=Path, help="the record's file")
+    options = parser.parse_args(arguments)
+    return exit_code(lambda: _run(options))
+
+
+def _run(options: argparse.Namespace) -> None:
+    fabric, there = devices.fabric_for("auto"), devices.available_gpus()
+    ranks = options.gpus or there or 2
+    variables = {SHARING: "1"} if options.share else {}
+    with WorkerGroup(ranks, fabric, arena_bytes(64 << 20), 30.0, variables) as group:
+        found = group.call(TASK, DEADLINE_S, calls=options.calls, seed=options.seed)
+        shared = there if options.share else None
+        record = {"calls": options.calls, "seed": options.seed, "found": found[0]}
+        print(record)
+        keep(record, group, fabric, FOLDER, options.out, shared)
+    wrong = sum(each["wrong"] for each in found)
+    if wrong:
+        raise WrongResult(f"{wrong} outputs differ from the reference")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
