@@ -127,7 +127,7 @@ def main() -> int:
 
 
 def _measure(options: argparse.Namespace) -> None:
-    asked = what_is_asked(
+    (asked,) = what_is_asked(
         options.op, options.shapes or ["paper"], None, None, options.gpus, options.dtype,
         options.fabric, options.db, options.variant,
     )  # fmt: skip

@@ -64,6 +64,7 @@ class Entry:
         choice: what, and why.
         plan: the choice, made ready.
         eager: takes its place outside of graph capture, if there is one.
+        is_tuned: the largest of the sizes that share the plan has a record of its own.
         calls: how many there were.
     """
 
@@ -71,6 +72,7 @@ class Entry:
     choice: Choice
     plan: Plan
     eager: Plan | None = None
+    is_tuned: bool = False
     calls: int = 0
 
     @property
@@ -229,7 +231,9 @@ class Plans:
         alone.__dict__["workspace"] = Workspace(self._fabric.device, has_pool=False)
         plan = variants(op_of(problem))[LIBRARY].plan(problem, alone, {})
         choice = Choice("unprepared", LIBRARY, why=why)
-        return Entry(Bucket(problem, rows_of(problem)), choice, plan)
+        record = self._dispatcher.look_up(op_of(problem), self._bucket(problem).problem)
+        is_tuned = record.kind == "exact"
+        return Entry(Bucket(problem, rows_of(problem)), choice, plan, is_tuned=is_tuned)
 
     def _make(self, bucket: Bucket, choice: Choice) -> _Made:
         """What this rank can make without its peers."""
@@ -342,11 +346,12 @@ class Plans:
         entries.extend([None] * (bucket.high + 1 - len(entries)))
         plan, eager = made.plans[0], made.plans[-1] if len(made.plans) > 1 else None
         choice, last = made.choice, Bucket(bucket.problem, bucket.high)
-        entries[bucket.high] = Entry(last, choice, plan, eager)
+        is_tuned = choice.kind == "exact"
+        entries[bucket.high] = Entry(last, choice, plan, eager, is_tuned)
         if bucket.low == bucket.high:
             return
         below = Bucket(bucket.of(bucket.high - 1), bucket.low)
-        entry = Entry(below, _below(choice, bucket), plan, eager)
+        entry = Entry(below, _below(choice, bucket), plan, eager, is_tuned)
         entries[bucket.low : bucket.high] = [entry] * (bucket.high - bucket.low)
         if made.refused:
             assert made.library is not None

@@ -25,6 +25,7 @@ import torch
 from taxfree import problems
 from taxfree.dispatch import Choice, Dispatcher
 from taxfree.errors import UsageError
+from taxfree.identity import near_fields
 from taxfree.met import MetProblems
 from taxfree.plans import Entry, Plans
 from taxfree.settings import Settings
@@ -222,7 +223,9 @@ class Runtime:
         if scale is not None or soft_cap is not None:
             scaling = self._on_device(scale or q.shape[2] ** -0.5, soft_cap or 0.0)
         inputs = (_from_16_bytes(q), k, v, kv_lens, block_table, scaling)
-        return self._run(entry, batch, inputs, out, (batch, q.shape[1], v.shape[3]))
+        capacity = k.shape[1] if block_table is None else k.shape[1] * block_table.shape[1]
+        shape = (batch, q.shape[1], v.shape[3])
+        return self._run(entry, batch, inputs, out, shape, capacity=capacity)
 
     def _on_device(self, *numbers: float) -> torch.Tensor:
         """float32 [len(numbers)], made once; under capture it is part of the graph."""
@@ -389,6 +392,9 @@ class Runtime:
         """Run the operation of a given problem; its tensors are not checked against it."""
         entry = self._plans.find(problem) or self._planned(problem)
         with self._calling():
+            if self._met is not None and not entry.is_tuned:
+                sizes = (getattr(problem, name) for name in near_fields(op_of(problem)))
+                self._met.add(entry.bucket.problem, *sizes)
             return self._plan_of(entry)(*tensors, out)
 
     def _known(self, arguments: tuple[Any, ...], size: int) -> Entry | None:
@@ -406,6 +412,7 @@ class Runtime:
         out: torch.Tensor | None,
         shape: tuple[int, ...],
         residual: torch.Tensor | None = None,
+        capacity: int | None = None,
     ) -> torch.Tensor:
         """Run what was found.
 
@@ -413,6 +420,7 @@ class Runtime:
             out: as the caller gave it.
             shape: that it must have.
             residual: the input that it may share its memory with.
+            capacity: keys that there is room for, in attention.
         """
         if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in inputs):
             raise UsageError("an input requires a gradient", "call under torch.no_grad()")
@@ -423,8 +431,8 @@ class Runtime:
         else:
             problems.require_output(out, shape, first, inputs, residual)
         with self._calling():
-            if self._met is not None and entry.choice.kind != "exact":
-                self._met.add(entry.bucket.of(size))
+            if self._met is not None and not entry.is_tuned:
+                self._met.add(entry.bucket.problem, *(n for n in (size, capacity) if n is not None))
             return self._plan_of(entry)(*inputs, out)
 
     def _plan_of(self, entry: Entry) -> Plan:
@@ -618,7 +626,7 @@ class Runtime:
         for held in (self._plans, self._by_arguments, self._numbers):
             held.clear()
         if self._met is not None:
-            self._met.write()
+            self._met.close()
         return True
 
     def __enter__(self) -> Runtime:

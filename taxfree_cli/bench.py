@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 import math
 import os
 from collections.abc import Iterator, Sequence
@@ -77,7 +79,7 @@ class Asked:
 
 
 def bench(
-    op: options.Op = options.DEFAULT_OP,
+    op: options.OpOfShapes = None,
     shapes: options.Shapes = None,
     model: options.Model = None,
     tp: options.Tp = None,
@@ -113,15 +115,17 @@ def bench(
     from taxfree.identity import size_field
 
     asked = what_is_asked(op, shapes, model, tp, gpus, dtype, fabric, db, variant or None)
+    if plot is not None and len(asked) > 1:
+        raise UsageError("--plot draws one operation, the shapes are of several", "add --op")
     measured = []
     try:
-        for result in measuring(asked):
+        for result in itertools.chain.from_iterable(map(measuring, asked)):
             measured.append(result)
             if not json:
                 print_problem(result)
     finally:  # what is finished is kept, also where the rest is not
         if measured:
-            found = collect(asked.fabric, measured)
+            found = collect(asked[0].fabric, measured)
             if out is not None:
                 results.save(found, out)
             if csv is not None:
@@ -135,14 +139,14 @@ def bench(
     elif verdicts is not None and compare is not None:
         print_comparison(verdicts, compare)
     if plot is not None and found.rows:
-        draw(found.rows, size_field(op), plot)
+        draw(found.rows, size_field(asked[0].op), plot)
     fail_if_broken(found.skipped)
     if min_speedup is not None:
         _fail_if_below(found.rows, min_speedup)
 
 
 def what_is_asked(
-    op: str,
+    op: str | None,
     shapes: list[str] | None,
     model: Path | None,
     tp: int | None,
@@ -151,8 +155,14 @@ def what_is_asked(
     fabric: str,
     db: Path | None,
     only: Sequence[str] | None,
-) -> Asked:
+) -> list[Asked]:
     """Find the problems to measure and the fabric to use; notes choices the user did not make.
+
+    Args:
+        op: None for all operations that the shapes are of.
+
+    Returns:
+        One for each operation.
 
     Raises:
         UsageError: the shapes or counts make no sense.
@@ -162,24 +172,25 @@ def what_is_asked(
     from taxfree import devices
     from taxfree.bench import Knowledge
 
-    options.require_variants(op, only or ())
+    ops = options.operations_of(op, shapes, only or ())
     fabric = devices.fabric_for(fabric)
     request = options.shape_request(
-        shapes, model, tp, gpus, dtype, default_gpus=devices.world_sizes(fabric)
-    )
+        shapes, model, tp, gpus, dtype,
+        default_gpus=devices.world_sizes(fabric), op=op or options.DEFAULT_OP,
+    )  # fmt: skip
     knowledge = Knowledge.read(options.database_path(db), required=db is not None)
-    choice = choose(
-        op,
-        request,
-        lambda: knowledge.problems(op, devices.gpu_name(fabric)),
-        devices.default_shapes(fabric),
-    )
-    if choice.note:
-        note(choice.note)
-    devices.require(fabric, max(problem.world_size for problem in choice.problems))
+    gpu, default = devices.gpu_name(fabric), devices.default_shapes(fabric)
+    asked = []
+    for each in ops:
+        choice = choose(each, request, functools.partial(knowledge.problems, each, gpu), default)
+        if choice.note:
+            note(choice.note)
+        asked.append(Asked(each, choice.problems, fabric, knowledge, only))
+    problems = [problem for each in asked for problem in each.problems]
+    devices.require(fabric, max(problem.world_size for problem in problems))
     if fabric == "host":
-        interpreting.announce(op, choice.problems)
-    return Asked(op, choice.problems, fabric, knowledge, only)
+        interpreting.announce(problems)
+    return asked
 
 
 def measuring(asked: Asked) -> Iterator[ProblemResult]:

@@ -95,7 +95,7 @@ def explain(
         problems = choose(op, request, lambda: ()).problems
         found, environment = _modelled(op, problems, hardware, variant or ())
     else:
-        asked = what_is_asked(
+        (asked,) = what_is_asked(
             op, shapes, model, tp, gpus, dtype, fabric or "auto", db, variant or ()
         )
         if wants_timelines and len(asked.problems) > 1:

@@ -8,12 +8,13 @@ from typing import Any
 
 from taxfree.shapes import written
 from taxfree_cli.output import note, warn
+from taxfree_kernels.variant import op_of
 
 _FLOPS_PER_S = 4e8  # of an interpreted matmul, on the cores of a laptop
 _LONG_S = 5.0
 
 
-def announce(op: str, problems: Sequence[Any]) -> None:
+def announce(problems: Sequence[Any]) -> None:
     """Say that times are no GPU's, and how long the largest of the problems takes."""
     note("host fabric: times are of interpreted kernels on a CPU, not of any GPU")
     largest = max(problems, key=lambda problem: problem.cost.flops)
@@ -21,6 +22,6 @@ def announce(op: str, problems: Sequence[Any]) -> None:
     if seconds > _LONG_S:
         times = f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} minutes"
         warn(
-            f"a call of {written(op, asdict(largest))} takes some {times} interpreted, a candidate "
-            "several calls; --shapes demo is small"
+            f"a call of {written(op_of(largest), asdict(largest))} takes some {times} interpreted, "
+            "a candidate several calls; --shapes demo is small"
         )

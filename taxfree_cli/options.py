@@ -9,12 +9,12 @@ from typing import Annotated, Literal, TypeAlias
 import typer
 
 from taxfree.errors import UsageError
-from taxfree.shapes import ShapeRequest, parse_counts, require_operation
+from taxfree.shapes import ShapeRequest, operations, parse_counts, require_operation
 from taxfree_kernels.variant import operation_names
 from taxfree_tuning_db import default_path
 
 DEFAULT_OP = "all_gather_matmul"
-MODELLED_GPUS = (8,)  # world sizes without --gpus where nothing is measured
+MODELLED_GPUS: tuple[int, ...] = (8,)  # world sizes without --gpus where nothing is measured
 
 Op: TypeAlias = Annotated[
     str,
@@ -26,13 +26,24 @@ OnlyOp: TypeAlias = Annotated[
         "--op", metavar="NAME", help="Only this operation.", autocompletion=operation_names
     ),
 ]
+#: of a command that takes shape files of several operations
+OpOfShapes: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        "--op",
+        metavar="NAME",
+        help="Operation; without it, all that shape files name.",
+        show_default=DEFAULT_OP,
+        autocompletion=operation_names,
+    ),
+]
 Shapes: TypeAlias = Annotated[
     list[str] | None,
     typer.Option(
         "--shapes",
         metavar="SHAPE",
         help='Shapes, repeatable: "m=1,16 n=3584 k=8192", 1,16x3584x8192, a named set, or a YAML '
-        "file. `taxfree shapes` lists the sets.",
+        "file, such as TAXFREE_LOG collects. `taxfree shapes` lists the sets.",
     ),
 ]
 Model: TypeAlias = Annotated[
@@ -102,6 +113,7 @@ def shape_request(
     dtype: str | None,
     *,
     default_gpus: tuple[int, ...],
+    op: str | None = None,
 ) -> ShapeRequest:
     """Collect what a user said about shapes.
 
@@ -112,6 +124,7 @@ def shape_request(
         gpus: of `--gpus`.
         dtype: of `--dtype`.
         default_gpus: world sizes without `--gpus`.
+        op: of shapes that name no operation; None for that of the command.
 
     Raises:
         UsageError: `--gpus` is no list of numbers, or differs from `--tp`.
@@ -121,4 +134,24 @@ def shape_request(
         raise UsageError(
             f"--tp {tp} and --gpus {gpus} differ", "--gpus alone splits the model over each"
         )
-    return ShapeRequest(tuple(shapes or ()), model, tp, world_sizes, dtype)
+    return ShapeRequest(tuple(shapes or ()), model, tp, world_sizes, dtype, op)
+
+
+def operations_of(
+    op: str | None, shapes: list[str] | None, variants: Iterable[str] = ()
+) -> list[str]:
+    """The operation of `--op`; without it those that `--shapes` are of, else the default.
+
+    Args:
+        op: of `--op`.
+        shapes: of `--shapes`.
+        variants: of `--variant`.
+
+    Raises:
+        UsageError: there is no such operation, one lacks a variant, or a file is not a list of
+            shapes.
+    """
+    ops = [op] if op is not None else operations(shapes or (), DEFAULT_OP) or [DEFAULT_OP]
+    for each in ops:
+        require_variants(each, variants)
+    return ops

@@ -10,7 +10,7 @@ from taxfree_cli.output import print_json, print_table
 
 
 def shapes(
-    op: options.Op = options.DEFAULT_OP,
+    op: options.OpOfShapes = None,
     shapes: options.Shapes = None,
     model: options.Model = None,
     tp: options.Tp = None,
@@ -20,16 +20,19 @@ def shapes(
 ) -> None:
     """List the named sets, or what shapes stand for (on 8 GPUs unless --gpus says otherwise)."""
     request = options.shape_request(
-        shapes, model, tp, gpus, dtype, default_gpus=options.MODELLED_GPUS
-    )
+        shapes, model, tp, gpus, dtype,
+        default_gpus=options.MODELLED_GPUS, op=op or options.DEFAULT_OP,
+    )  # fmt: skip
     if not (request.shapes or request.model or request.tp):
-        _list_sets(op, json)
+        _list_sets(op or options.DEFAULT_OP, json)
         return
-    problems = [asdict(problem) for problem in expand(op, request)]
+    found = {each: expand(each, request) for each in options.operations_of(op, shapes)}
+    rows = {name: [{"op": name} | asdict(each) for each in found[name]] for name in found}
     if json:
-        print_json({"op": op, "problems": problems})
+        print_json({"problems": [row for own in rows.values() for row in own]})
         return
-    print_table(problems[0], (problem.values() for problem in problems))
+    for own in rows.values():
+        print_table(own[0], (row.values() for row in own))
 
 
 def _list_sets(op: str, json: bool) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import functools
 import re
 import time
 from collections.abc import Iterator, Sequence
@@ -20,6 +21,7 @@ from taxfree.shapes import choose, written
 from taxfree_cli import interpreting, options
 from taxfree_cli.output import messages, note, print_json, print_table, rank, warn
 from taxfree_cli.record_views import words
+from taxfree_kernels.variant import op_of
 
 if TYPE_CHECKING:
     from taxfree.tuner import Event, Tuner
@@ -54,7 +56,7 @@ _REFUSED, _NOT_TRIED = "refused", "not tried"  # states of what is skipped
 
 
 def tune(
-    op: options.Op = options.DEFAULT_OP,
+    op: options.OpOfShapes = None,
     shapes: options.Shapes = None,
     model: options.Model = None,
     tp: options.Tp = None,
@@ -77,7 +79,7 @@ def tune(
     from taxfree_tuning_db import Database
 
     seconds = None if budget is None else _seconds(budget)
-    options.require_variants(op, variant or ())
+    ops = options.operations_of(op, shapes, variant or ())
     if "baseline" in (variant or ()):
         raise UsageError("--variant baseline cannot be tuned", "it is always measured")
     if hardware is not None and not dry_run:
@@ -88,33 +90,37 @@ def tune(
                 "--dry-run takes neither --fabric, --db nor --budget",
                 "it measures nothing, and looks nothing up",
             )
-        request = options.shape_request(
-            shapes, model, tp, gpus, dtype, default_gpus=options.MODELLED_GPUS
-        )
-        problems = choose(op, request, lambda: ()).problems
-        _dry_run(op, problems, hardware or "h200", trials, seed, variant, json)
+        counts = options.MODELLED_GPUS
+    else:
+        chosen = devices.fabric_for(fabric or "auto")
+        counts = devices.world_sizes(chosen)
+    request = options.shape_request(
+        shapes, model, tp, gpus, dtype, default_gpus=counts, op=op or options.DEFAULT_OP
+    )
+    if dry_run:
+        problems = [p for each in ops for p in choose(each, request, lambda: ()).problems]
+        _dry_run(problems, hardware or "h200", trials, seed, variant, json)
         return
-    chosen = devices.fabric_for(fabric or "auto")
-    counts = devices.world_sizes(chosen)
-    request = options.shape_request(shapes, model, tp, gpus, dtype, default_gpus=counts)
     path = options.database_path(db)
-    gpu = devices.gpu_name(chosen)
-    choice = choose(op, request, lambda: _recorded(path, op, gpu), devices.default_shapes(chosen))
-    if choice.note:
-        note(choice.note)
-    world_sizes = sorted({problem.world_size for problem in choice.problems})
-    devices.require(chosen, world_sizes[-1])
+    gpu, default = devices.gpu_name(chosen), devices.default_shapes(chosen)
+    problems = []
+    for each in ops:
+        choice = choose(each, request, functools.partial(_recorded, path, each, gpu), default)
+        problems += choice.problems
+        if choice.note:
+            note(choice.note)
+    devices.require(chosen, max(problem.world_size for problem in problems))
     if chosen == "host":
-        interpreting.announce(op, choice.problems)
+        interpreting.announce(problems)
     rows: list[dict[str, Any]] = []
     with Database(path) as database:
         database.require_writable()  # before hours of measuring
         with _alone(path):
-            session = _Session(op, database, chosen, trials, seconds, seed, variant)
-            session.remaining = len(choice.problems)
-            for world_size in world_sizes:
-                rows += session.tune([p for p in choice.problems if p.world_size == world_size])
-    _print(op, rows, session.skipped, json)
+            session = _Session(database, chosen, trials, seconds, seed, variant)
+            session.remaining = len(problems)
+            for world_size in dict.fromkeys(problem.world_size for problem in problems):
+                rows += session.tune([p for p in problems if p.world_size == world_size])
+    _print(rows, session.skipped, json)
     untried = sum(each["state"] == _NOT_TRIED for each in session.skipped)
     if untried:
         warn(f"{untried} problems were not tried: out of budget; rerun to continue")
@@ -134,7 +140,6 @@ def _recorded(path: Path, op: str, gpu: str | None) -> list[dict[str, Any]]:
 
 
 def _dry_run(
-    op: str,
     problems: Sequence[Any],
     name: str,
     trials: int,
@@ -151,14 +156,15 @@ def _dry_run(
     rows = []
     with Screen(KNOWN[name]) as screen:
         for problem in problems:
+            op = op_of(problem)
             verdicts = tuner.dry_run(op, problem, screen, KNOWN[name], trials, seed, only)
             rows += [_verdict_row(op, problem, verdict) for verdict in verdicts]
     if json:
         print_json({"schema": 1, "hardware": name, "rows": rows})
         return
-    headings = ("problem", "variant", "config", "registers", "spilled", "shared", "refused")
+    headings = ("op", "problem", "variant", "config", "registers", "spilled", "shared", "refused")
     shown = [
-        row | {"problem": written(op, row["problem"]), "config": words(row["config"])}
+        row | {"problem": written(row["op"], row["problem"]), "config": words(row["config"])}
         for row in rows
     ]
     print_table(headings, [[row[heading] for heading in headings] for row in shown])
@@ -182,7 +188,6 @@ def _verdict_row(op: str, problem: Any, verdict: Verdict) -> dict[str, Any]:
 class _Session:
     """All the tuning of one command, one world size after another; keeps what is left out."""
 
-    op: str
     database: Database
     fabric: str
     trials: int
@@ -207,7 +212,7 @@ class _Session:
         def start() -> WorkerGroup:
             return WorkerGroup(world_size, self.fabric, heap_bytes, timeout_s)
 
-        with Workers(start) as workers, _Progress(self.op) as progress:
+        with Workers(start) as workers, _Progress() as progress:
             hardware = workers.group().hardware
             with Screen(hardware, heap_bytes=heap_bytes) as screen:
                 tuner = Tuner(
@@ -223,23 +228,23 @@ class _Session:
         if not variants_for(problem, tuner.hardware, self.only):
             reasons = refusals(problem, tuner.hardware, self.only)
             why = "; ".join(f"{name}: {reason}" for name, reason in reasons.items())
-            warn(f"{written(self.op, asdict(problem))} is left to the library: {why}")
+            warn(f"{_text(problem)} is left to the library: {why}")
             self._skip(problem, _REFUSED, why)
             return None
         share = None
         if self.seconds is not None:
             share = (self.begun + self.seconds - time.monotonic()) / self.remaining
-        record = tuner.tune(self.op, problem, Budget(self.trials, share))
+        record = tuner.tune(op_of(problem), problem, Budget(self.trials, share))
         if record is None:
             self._skip(problem, _NOT_TRIED, "out of budget")
             return None
         self.remaining -= 1
-        return _row(self.op, record, tuner)
+        return _row(record, tuner)
 
     def _skip(self, problem: Any, state: str, reason: str) -> None:
         self.remaining -= 1
         self.skipped.append(
-            {"op": self.op, "problem": asdict(problem), "state": state, "reason": reason}
+            {"op": op_of(problem), "problem": asdict(problem), "state": state, "reason": reason}
         )
 
 
@@ -270,11 +275,11 @@ def _seconds(text: str) -> float:
     return float(match[1]) * _SECONDS[match[2]]
 
 
-def _row(op: str, record: Record, tuner: Tuner) -> dict[str, Any]:
+def _row(record: Record, tuner: Tuner) -> dict[str, Any]:
     mode = tuner.mode
     winner, baseline = record.winner, record.baseline
     return {
-        "op": op,
+        "op": record.op,
         "problem": record.problem,
         "winner": winner.variant,
         "config": winner.config,
@@ -288,18 +293,17 @@ def _row(op: str, record: Record, tuner: Tuner) -> dict[str, Any]:
     }
 
 
-def _print(
-    op: str, rows: Sequence[dict[str, Any]], skipped: Sequence[dict[str, Any]], json: bool
-) -> None:
+def _print(rows: Sequence[dict[str, Any]], skipped: Sequence[dict[str, Any]], json: bool) -> None:
     if json:
         print_json({"schema": 1, "rows": rows, "skipped": skipped})
         return
-    headings = ("problem", "winner", "us", "baseline", "speed-up", "measured", "not measured")
+    headings = ("op", "problem", "winner", "us", "baseline", "speed-up", "measured", "not measured")
     print_table(
         headings,
         [
             (
-                written(op, row["problem"]),
+                row["op"],
+                written(row["op"], row["problem"]),
                 row["winner"],
                 row["median_us"],
                 row["baseline_us"],
@@ -312,11 +316,14 @@ def _print(
     )
 
 
+def _text(problem: Any) -> str:
+    return f"{op_of(problem)} {written(op_of(problem), asdict(problem))}"
+
+
 class _Progress:
     """The search as it goes: one live line where somebody watches, else a line per problem."""
 
-    def __init__(self, op: str) -> None:
-        self._op = op
+    def __init__(self) -> None:
         self._current: Any = None
         self._console = messages()
         self._live = Live(console=self._console, transient=True, refresh_per_second=4)
@@ -333,11 +340,11 @@ class _Progress:
         if event.problem != self._current:
             self._current = event.problem
             if not self._console.is_terminal:
-                note(f"tuning {written(self._op, asdict(event.problem))}")
+                note(f"tuning {_text(event.problem)}")
         self._live.update(self._line(event))
 
     def _line(self, event: Event) -> Text:
-        line = Text(f"{written(self._op, asdict(event.problem))}  {event.done}/{event.wanted}  ")
+        line = Text(f"{_text(event.problem)}  {event.done}/{event.wanted}  ")
         if event.best is not None and event.best_us is not None:
             line.append(f"best {event.best_us:.4g} us {event.best.variant}", style="bold")
         if event.baseline_us is not None and event.best_us is not None:

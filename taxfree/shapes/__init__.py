@@ -5,6 +5,9 @@ shorthand, then `field=value` words. Values separated by commas are combined wit
 
     m=1,16,64 n=3584 k=8192        1,16,64x3584x8192 gather_dim=0        paper dtype=bf16
 
+A YAML file lists such texts, or mappings of the fields. A mapping may also have ``op``, the
+operation that it is of, and ``calls``, how often a run called it, which only its writer reads.
+
 The fields are those of the operation's problem, so a new operation works without changes here; its
 shorthand, named sets and shapes of a model's config are one more entry in ``sets.py``.
 """
@@ -25,6 +28,7 @@ from taxfree.shapes.request import (
     choose,
     expand,
     is_wanted,
+    operations,
     parse_counts,
 )
 from taxfree.shapes.sets import named_sets
@@ -41,6 +45,7 @@ __all__ = [
     "heading",
     "is_wanted",
     "named_sets",
+    "operations",
     "parse_counts",
     "recorded_problem",
     "require_operation",

@@ -16,7 +16,7 @@ from taxfree.shapes.fields import DTYPE_ALIASES, field_specs
 from taxfree.shapes.sets import conventions
 from taxfree.shapes.text import LARGEST, integer, quoted, read_text
 from taxfree_kernels.errors import PlanError
-from taxfree_kernels.variant import problem_class
+from taxfree_kernels.variant import operation_names, problem_class
 
 Value: TypeAlias = int | str
 Axes: TypeAlias = Mapping[str, Sequence[Value]]
@@ -25,6 +25,19 @@ EXAMPLE = 'for example --shapes "m=1,16 n=3584 k=8192", --shapes 1,16x3584x8192,
 MODEL_SET = "model"
 
 _FLAGS = {"0": False, "false": False, "no": False, "1": True, "true": True, "yes": True}
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A shape that is not parsed yet.
+
+    Args:
+        text: the shape.
+        op: the operation that it is of; None where it names none.
+    """
+
+    text: str
+    op: str | None = None
 
 
 @dataclass(frozen=True)
@@ -49,14 +62,18 @@ class Parser:
         self._problem = problem_class(op)
         self._fields = field_specs(self._problem)
 
-    def shapes(self, argument: str) -> list[Shape]:
-        """Parse one argument: a YAML file or a shape."""
-        if not argument.strip():
-            raise UsageError("a shape is empty", EXAMPLE)
-        if not argument.endswith((".yaml", ".yml")):
-            return self._words(argument)
-        texts = _yaml_shapes(Path(argument))
-        return [shape for text in texts for shape in self._words(text)]
+    def shapes(self, text: str) -> list[Shape]:
+        """Parse the text of a shape; a named set gives several."""
+        first, *others = text.split()
+        if "=" in first:
+            return [Shape(text, self._assignments(text, [first, *others]))]
+        own = self._assignments(text, others)
+        if first in self._sets:
+            return [
+                Shape(text, self._assignments(each, each.split()) | own)
+                for each in self._sets[first]
+            ]
+        return [Shape(text, self._short(text, first) | own)]
 
     def problems(self, shape: Shape, unsaid: Axes) -> list[Any]:
         """Combine the lists of a shape.
@@ -73,18 +90,6 @@ class Parser:
             return [self._problem(**combined) for combined in _combinations(axes)]
         except PlanError as error:
             raise _bad(shape.text, error.message, error.hint or EXAMPLE) from error
-
-    def _words(self, text: str) -> list[Shape]:
-        first, *others = text.split()
-        if "=" in first:
-            return [Shape(text, self._assignments(text, [first, *others]))]
-        own = self._assignments(text, others)
-        if first in self._sets:
-            return [
-                Shape(text, self._assignments(each, each.split()) | own)
-                for each in self._sets[first]
-            ]
-        return [Shape(text, self._short(text, first) | own)]
 
     def _assignments(self, text: str, words: Iterable[str]) -> dict[str, Sequence[Value]]:
         axes: dict[str, Sequence[Value]] = {}
@@ -159,8 +164,21 @@ def _bad(text: str, why: str, hint: str = EXAMPLE) -> UsageError:
 # -- files --
 
 
-def _yaml_shapes(path: Path) -> list[str]:
-    """Return the entries of a YAML list of shapes as text; mappings are written out."""
+def entries(argument: str) -> list[Entry]:
+    """The shapes of one argument: those of a YAML file, in its order, or the argument itself.
+
+    Raises:
+        UsageError: it is empty, or the file is not a list of shapes.
+    """
+    if not argument.strip():
+        raise UsageError("a shape is empty", EXAMPLE)
+    if not argument.endswith((".yaml", ".yml")):
+        return [Entry(argument)]
+    return _yaml_entries(Path(argument))
+
+
+def _yaml_entries(path: Path) -> list[Entry]:
+    """The entries of a YAML list of shapes; mappings are written out."""
     name = quoted(str(path))
     hint = 'a list of shapes: - "m=1,16 n=3584 k=8192", or - {m: [1, 16], n: 3584, k: 8192}'
     try:
@@ -170,15 +188,32 @@ def _yaml_shapes(path: Path) -> list[str]:
         raise UsageError(f"shape file {name} is not YAML", hint) from error
     if not isinstance(document, list) or not document:
         raise UsageError(f"shape file {name} is not a list of shapes", hint)
-    return [_entry_text(name, entry, hint) for entry in document]
+    return [_entry(name, entry, hint) for entry in document]
 
 
-def _entry_text(name: str, entry: object, hint: str) -> str:
+def _entry(name: str, entry: object, hint: str) -> Entry:
     if isinstance(entry, str) and entry.strip():
-        return entry
-    if not isinstance(entry, dict) or not entry:
+        return Entry(entry)
+    if not isinstance(entry, dict) or not entry.keys() - {"op", "calls"}:
         raise UsageError(f"shape file {name}: an entry is not a shape", hint)
-    return " ".join(f"{key}={_values_text(name, value, hint)}" for key, value in entry.items())
+    op, calls = entry.get("op"), entry.get("calls", "0")
+    known = operation_names()
+    if op is not None and op not in known:
+        raise UsageError(
+            f"shape file {name}: there is no operation {_shown(op)}", f"one of: {', '.join(known)}"
+        )
+    if not isinstance(calls, str) or not re.fullmatch("[0-9]+", calls):
+        raise UsageError(
+            f"shape file {name}: calls: {_shown(calls)} is no number of calls",
+            "leave calls out: it only says why an entry comes first",
+        )
+    fields = {key: value for key, value in entry.items() if key not in ("op", "calls")}
+    words = (f"{key}={_values_text(name, value, hint)}" for key, value in fields.items())
+    return Entry(" ".join(words), op)
+
+
+def _shown(value: object) -> str:
+    return quoted(value) if isinstance(value, str) else "a list or mapping"
 
 
 def _values_text(name: str, value: object, hint: str) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 from taxfree.errors import UsageError
 from taxfree.shapes.fields import DTYPE_ALIASES, recorded_problem
 from taxfree.shapes.models import dtype_of, model_of, read_config
-from taxfree.shapes.parser import EXAMPLE, MODEL_SET, Axes, Parser, Shape, Value
+from taxfree.shapes.parser import EXAMPLE, MODEL_SET, Axes, Parser, Shape, Value, entries
 from taxfree.shapes.sets import conventions, scaling_sets
 from taxfree.shapes.text import integer, quoted
 
@@ -31,6 +31,7 @@ class ShapeRequest:
         tp: ranks over which the model is split; without it, each of `world_sizes`.
         world_sizes: for shapes that do not say.
         dtype: for shapes that do not say.
+        op: the operation of shapes that do not say; None for any that is asked for.
     """
 
     shapes: Sequence[str] = ()
@@ -38,6 +39,7 @@ class ShapeRequest:
     tp: int | None = None
     world_sizes: Sequence[int] = (1,)
     dtype: str | None = None
+    op: str | None = None
 
 
 @dataclass(frozen=True)
@@ -95,8 +97,22 @@ def choose(
     return Choice(_problems(op, request, [default]), note)
 
 
+def operations(arguments: Sequence[str], default: str) -> list[str]:
+    """Return the operations that shapes are of, in the order of their first shapes.
+
+    Args:
+        arguments: each a shape, a named set or a YAML file.
+        default: the operation of shapes that do not say.
+
+    Raises:
+        UsageError: a shape is empty, or a file is not a list of shapes.
+    """
+    named = (each.op or default for argument in arguments for each in entries(argument))
+    return list(dict.fromkeys(named))
+
+
 def expand(op: str, request: ShapeRequest) -> list[Any]:
-    """Return the problems that a request names, in its order and each once.
+    """Return the problems of an operation that a request names, in its order and each once.
 
     Raises:
         UsageError: a shape, a file or a model's config makes no sense; the message quotes what.
@@ -117,9 +133,13 @@ def _problems(op: str, request: ShapeRequest, arguments: Sequence[str]) -> list[
         **_model_set(op, request),
     }
     parser = Parser(op, sets)
-    shapes = [shape for argument in arguments for shape in parser.shapes(argument)]
-    if not shapes:
+    named = [(each.op or request.op or op, each.text) for a in arguments for each in entries(a)]
+    if not named:
         raise UsageError("no shapes are given", EXAMPLE)
+    shapes = [shape for of, text in named if of == op for shape in parser.shapes(text)]
+    if not shapes:
+        others = ", ".join(dict.fromkeys(of for of, _ in named))
+        raise UsageError(f"none of the shapes is of {op}", f"they are of {others}: give that --op")
     unsaid = {"world_size": request.world_sizes} | _dtype_axis(request)
     _check_count(unsaid, shapes)
     found = [problem for shape in shapes for problem in parser.problems(shape, unsaid)]

@@ -12,7 +12,7 @@ from taxfree_kernels.all_gather_matmul.problem import AllGatherMatmul
     ("m", "said"), [(16, None), (128, "takes some 19 s"), (1024, "takes some 3 minutes")]
 )
 def test_problems_that_take_long_are_named(capsys, m, said):
-    announce("all_gather_matmul", [AllGatherMatmul(1, 64, 64), AllGatherMatmul(m, 3584, 8192)])
+    announce([AllGatherMatmul(1, 64, 64), AllGatherMatmul(m, 3584, 8192)])
     told = capsys.readouterr().err
     assert "host fabric: times are of interpreted kernels" in told
     if said is None:

@@ -19,6 +19,20 @@ def test_it_expands_shapes_for_each_world_size(cli):
     assert {problem["dtype"] for problem in problems} == {"bfloat16"}
 
 
+def test_it_takes_all_operations_that_a_file_names(cli, tmp_path):
+    path = tmp_path / "shapes.yaml"
+    path.write_text(
+        "- {op: matmul_all_reduce, m: 2, n: 8, k: 8, calls: 3}\n"
+        "- {m: 1, n: 8, k: 8}\n"
+        "- {op: matmul_all_reduce, m: 4, n: 8, k: 8, calls: 1}\n"
+    )
+    found = json.loads(cli("shapes", "--shapes", path, "--json").out)["problems"]
+    assert [(each["op"], each["m"]) for each in found] == [
+        ("matmul_all_reduce", 2), ("matmul_all_reduce", 4), ("all_gather_matmul", 1),
+    ]  # fmt: skip
+    assert "residual" in cli("shapes", "--shapes", path, "--op", "matmul_all_reduce").out
+
+
 def test_it_reads_a_model(cli, tmp_path):
     config = {"hidden_size": 8192, "intermediate_size": 28672, "num_attention_heads": 64}
     (tmp_path / "config.json").write_text(json.dumps(config))

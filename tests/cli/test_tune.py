@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from taxfree_cli.exits import ExitCode
 from taxfree_tuning_db import Database
@@ -34,6 +35,30 @@ class TestTune:
         with Database(tmp_path / "tuning.sqlite", read_only=True) as database:
             (record,) = database.records()
             assert len(database.trials(record.key)) >= 4
+
+    def test_it_tunes_what_a_run_has_collected(
+        self, cli: Callable[..., Any], tmp_path: Path
+    ) -> None:
+        fields = {"m": 5, "n": 32, "k": 32, "world_size": 2}
+        met = [
+            {"op": "matmul_all_reduce", **fields, "residual": True, "calls": 3},
+            {"op": "all_gather_matmul", **fields, "calls": 2},
+            {"op": "matmul_all_reduce", **fields, "calls": 1},
+        ]
+        path = tmp_path / "problems.yaml"
+        path.write_text(yaml.safe_dump(met), encoding="utf-8")
+        command = ("tune", "--shapes", path, "--fabric", "host", "--trials", 1, "--json")
+
+        def tuned(*options: object) -> list[tuple[str, bool]]:
+            rows = json.loads(cli(*command, *options).out)["rows"]
+            return [(row["op"], row["problem"].get("residual", False)) for row in rows]
+
+        assert tuned("--op", "all_gather_matmul") == [("all_gather_matmul", False)]
+        assert tuned() == [
+            ("matmul_all_reduce", True), ("matmul_all_reduce", False), ("all_gather_matmul", False),
+        ]  # fmt: skip
+        with Database(tmp_path / "tuning.sqlite", read_only=True) as database:
+            assert {record.problem["world_size"] for record in database.records()} == {2}
 
     def test_a_problem_that_was_not_tried_gets_no_record(
         self, cli: Callable[..., Any], tmp_path: Path

@@ -18,6 +18,7 @@ from taxfree.shapes import (
     expand,
     field_specs,
     named_sets,
+    operations,
     parse_counts,
     written,
 )
@@ -200,9 +201,38 @@ class TestFile:
         assert [each.m for each in found] == [1, 2, 3, 4, 5, 16, 32, 13]
         assert [each.bias for each in found] == [False] * 3 + [True] * 2 + [False] * 3
 
+    def test_of_a_run_names_operations_and_counts_calls(self, file):
+        path = file("""
+            - {op: matmul_all_reduce, m: 7, n: 2, k: 4, calls: 5000000000}
+            - {m: 6, n: 2, k: 4}
+            - {op: all_gather_matmul, m: 5, n: 2, k: 4, world_size: 2, calls: 9}
+            - {op: matmul_all_reduce, m: 4, n: 2, k: 4, calls: 1}
+        """)
+
+        def taken(of, **request):
+            return [each.m for each in expand(of, ShapeRequest([path], **request))]
+
+        assert taken("matmul_all_reduce") == [7, 6, 4]  # what names no operation is of this one
+        assert taken("matmul_all_reduce", op=OP) == [7, 4]
+        assert taken(OP, op=OP) == [6, 5]
+        assert [each.world_size for each in problems(path, world_sizes=(4,))] == [4, 2]
+        named = operations(["1x2x4", path], "flash_decode")
+        assert named == ["flash_decode", "matmul_all_reduce", OP]
+        with pytest.raises(UsageError, match="none of the shapes is of flash_decode"):
+            taken("flash_decode", op=OP)
+
     @pytest.mark.parametrize(
         "text",
         [
+            "- {op: convolution, m: 1, n: 2, k: 4}",
+            "- {op: [all_gather_matmul], m: 1, n: 2, k: 4}",
+            "- {op: , m: 1, n: 2, k: 4}",
+            "- {op: all_gather_matmul}",
+            "- {calls: 1}",
+            "- {m: 1, n: 2, k: 4, calls: -1}",
+            "- {m: 1, n: 2, k: 4, calls: 1.5}",
+            "- {m: 1, n: 2, k: 4, calls: [1, 2]}",
+            "- op=all_gather_matmul m=1 n=2 k=4",
             "",
             "[]",
             "m: 1",

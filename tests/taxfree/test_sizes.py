@@ -237,12 +237,23 @@ def log_what_is_met(fabric: Any, path: str) -> Any:
     met = MetProblems(Path(path)) if fabric.rank == 0 else None
     for _ in range(2):
         rt = Runtime(fabric, Dispatcher(table, fabric.hardware), met=met)
-        for problem, calls in ((recorded, 1), (other, 3), (problem_of(ALL_REDUCE), 2)):
+        served, attention = problem_of(m=4), problem_of(DECODE, batch=3, kv_len_per_rank=70)
+        for problem, calls in (
+            (recorded, 1), (served, 1), (other, 3), (problem_of(ALL_REDUCE), 2), (attention, 1),
+        ):  # fmt: skip
             op = type(problem).__module__.split(".")[-2]
             for _ in range(calls):
                 called(rt, op, problem, tensors_of(fabric, problem)[0])
+        inputs, expected = tensors_of(fabric, other)
+        rt.call(other, inputs, torch.empty_like(expected))
         if met is not None:
             met.write()
+    unprepared = Runtime(fabric, Dispatcher(table, fabric.hardware), False, met=met)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for problem in (recorded, other):  # the first lacks no record
+            called(unprepared, GATHER, problem, tensors_of(fabric, problem)[0])
+    unprepared._retire()
     return True
 
 
@@ -435,9 +446,10 @@ def test_problems_without_a_record_are_collected(ranks: Ranks, tmp_path: Path) -
     path = tmp_path / "problems.yaml"
     run(ranks, log_what_is_met, path=str(path))
     entries = yaml.safe_load(path.read_text())
-    assert [(each["op"], each["m"], each["calls"]) for each in entries] == [
-        (GATHER, 6, 6), (ALL_REDUCE, 5, 4),
+    assert [(each["op"], each.get("m"), each["calls"]) for each in entries] == [
+        (GATHER, 6, 9), (ALL_REDUCE, 5, 4), (DECODE, None, 2),
     ]  # fmt: skip
+    assert (entries[-1]["batch"], entries[-1]["kv_len_per_rank"]) == (3, 70)
     for entry in entries:
         fields = {name: value for name, value in entry.items() if name not in ("op", "calls")}
         problem = recorded_problem(entry["op"], fields)
