@@ -225,7 +225,7 @@ class Runtime:
         inputs = (_from_16_bytes(q), k, v, kv_lens, block_table, scaling)
         capacity = k.shape[1] if block_table is None else k.shape[1] * block_table.shape[1]
         shape = (batch, q.shape[1], v.shape[3])
-        return self._run(entry, batch, inputs, out, shape, capacity=capacity)
+        return self._run(entry, batch, inputs, out, shape, capacity=(capacity,))
 
     def _on_device(self, *numbers: float) -> torch.Tensor:
         """float32 [len(numbers)], made once; under capture it is part of the graph."""
@@ -412,7 +412,7 @@ class Runtime:
         out: torch.Tensor | None,
         shape: tuple[int, ...],
         residual: torch.Tensor | None = None,
-        capacity: int | None = None,
+        capacity: tuple[int, ...] = (),
     ) -> torch.Tensor:
         """Run what was found.
 
@@ -420,7 +420,7 @@ class Runtime:
             out: as the caller gave it.
             shape: that it must have.
             residual: the input that it may share its memory with.
-            capacity: keys that there is room for, in attention.
+            capacity: keys that there is room for, if it is attention.
         """
         if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in inputs):
             raise UsageError("an input requires a gradient", "call under torch.no_grad()")
@@ -432,7 +432,7 @@ class Runtime:
             problems.require_output(out, shape, first, inputs, residual)
         with self._calling():
             if self._met is not None and not entry.is_tuned:
-                self._met.add(entry.bucket.problem, *(n for n in (size, capacity) if n is not None))
+                self._met.add(entry.bucket.problem, size, *capacity)
             return self._plan_of(entry)(*inputs, out)
 
     def _plan_of(self, entry: Entry) -> Plan:
