@@ -28,7 +28,7 @@ GATHER, ALL_REDUCE, SCATTER, DECODE = (
     "all_gather_matmul", "matmul_all_reduce", "matmul_reduce_scatter", "flash_decode",
 )  # fmt: skip
 RECORDED = 40
-SIZES = (17, 20, 31, 32, 33, 39, RECORDED)  # within a factor of two, or nothing is lent
+SIZES = (20, 21, 31, 32, 33, 39, RECORDED)  # within a factor of two, or nothing is lent
 SEQUENCES = (3, 4, 5)
 ROWS_FIELD = {DECODE: "batch"}
 
