@@ -88,8 +88,8 @@ class FusedPlan(Plan):
         block_m, block_n = self._config["BLOCK_M"], self._config["BLOCK_N"]
         return int(-(-problem.m // block_m) * -(-problem.n // block_n))
 
-    def _of_size(self, m: int) -> tuple[Kernel, int]:
-        """The kernel for m rows, and how many of them this rank has."""
+    def _of_size(self, m: int) -> tuple[Kernel, int, Any]:
+        """The kernel for m rows, how many of them this rank has, and :meth:`_boxes`."""
         problem = resized(self._problem, m=m)
         first_programs, constants = self._varying(problem)
         grid = first_programs + self._tiles(problem) * self._config["SPLIT_K"]
@@ -98,7 +98,10 @@ class FusedPlan(Plan):
             self._rank, m, problem.n, problem.k, problem.shard_rows, problem.shard_columns,
         )  # fmt: skip
         kernel = self._kernel.resized(grid, last_args, **constants)
-        return kernel, problem.rows_of(self._rank)
+        return kernel, problem.rows_of(self._rank), self._boxes(problem)
+
+    def _boxes(self, problem: AllGatherMatmul) -> Any:
+        """What operands need to know of the size."""
 
     def kernels(self, size: int) -> tuple[Kernel, ...]:
         return (self._sized[size][0],)
@@ -106,12 +109,12 @@ class FusedPlan(Plan):
     def __call__(
         self, a: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor
     ) -> torch.Tensor:
-        kernel, own_rows = self._sized[out.shape[0]]
-        operands = self._operands(a, weight, out.shape[0])
+        kernel, own_rows, boxes = self._sized[out.shape[0]]
+        operands = self._operands(a, weight, boxes)
         kernel(a, own_rows, *operands, out if bias is None else bias, out)
         return out
 
-    def _operands(self, a: torch.Tensor, weight: torch.Tensor, m: int) -> tuple[Any, ...]:
+    def _operands(self, a: torch.Tensor, weight: torch.Tensor, boxes: Any) -> tuple[Any, ...]:
         """How the kernel is given what tiles read."""
         return weight, *weight.stride()
 

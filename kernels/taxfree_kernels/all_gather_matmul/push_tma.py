@@ -43,7 +43,7 @@ from taxfree_kernels.device.early import wait_for_the_last
 from taxfree_kernels.device.tiles import accumulate_boxes
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.hardware import Hardware
-from taxfree_kernels.variant import Config, Plan, Space, resized
+from taxfree_kernels.variant import Config, Plan, Space
 
 
 @triton.jit(do_not_specialize=["rank", "own_rows", "m", "shard_rows"])
@@ -156,7 +156,6 @@ class PushTmaPlan(FusedPlan):
         self._a_boxes = RowBoxes(a_box)
         self._w_boxes = weight_in_boxes(sources, w_box, is_nk)
         inbox, slot_elements = self._inbox
-        self._inbox_boxes = fabric.workspace.by_size(self._boxes_of_size)
         self._inbox_desc = TensorDescriptor(
             inbox,
             [2, sources, problem.m, columns],
@@ -170,22 +169,21 @@ class PushTmaPlan(FusedPlan):
         senders = min(self._config["SENDERS"], chunks * (problem.world_size - 1 + to_self))
         return senders, {"SENDERS": senders, "TO_SELF": to_self}
 
-    def _boxes_of_size(self, m: int) -> tuple[TensorDescriptor, bool]:
+    def _boxes(self, problem: AllGatherMatmul) -> tuple[TensorDescriptor, bool]:
         """The inbox, and whether tiles read the own shard, too."""
-        problem, columns = resized(self._problem, m=m), self._problem.shard_columns
-        slots, sources, _, _ = self._inbox_desc.shape
+        slots, sources, _, columns = self._inbox_desc.shape
         stride_slot = self._inbox_desc.strides[0]
         inbox = with_fields(
             self._inbox_desc,
-            shape=[slots, sources, m, columns],
+            shape=[slots, sources, problem.m, columns],
             strides=[stride_slot, problem.shard_rows * columns, columns, 1],
         )
         # A tensor map cannot have zero rows; a rank without rows has no tile that would read them.
         reads_own = problem.rows_of(self._rank) > 0
         return inbox, reads_own and not sends_to_self(problem, self._config)
 
-    def _operands(self, a: torch.Tensor, weight: torch.Tensor, m: int) -> tuple[Any, ...]:
-        inbox, reads_own = self._inbox_boxes[m]
+    def _operands(self, a: torch.Tensor, weight: torch.Tensor, boxes: Any) -> tuple[Any, ...]:
+        inbox, reads_own = boxes
         # of gather_dim 0 nothing else may be read
         a_desc = self._a_boxes(a) if reads_own else inbox
         return a_desc, self._w_boxes(weight), inbox

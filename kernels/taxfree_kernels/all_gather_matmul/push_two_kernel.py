@@ -69,7 +69,7 @@ class PushTwoKernelPlan(FusedPlan):
     def __call__(
         self, a: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor
     ) -> torch.Tensor:
-        _, own_rows = self._sized[out.shape[0]]
+        _, own_rows, _ = self._sized[out.shape[0]]
         self._sends[out.shape[0]](a, own_rows)
         return super().__call__(a, weight, bias, out)
 
