@@ -113,7 +113,7 @@ def _signature(name: str, each: Any) -> str:
 
 
 def _code(text: str) -> str:
-    return f"```python\n{text}\n```\n"
+    return f"```py\n{text}\n```\n"
 
 
 def _markdown(each: Any) -> str:
