@@ -20,7 +20,7 @@ DEMO := --op all_gather_matmul --shapes demo --gpus 2 --db $(DEMO_DB)
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help prerequisites env demo test test-all lint check-types soak soak-gpu test-gpu docs wheel
-.PHONY: clean measure targets rehash
+.PHONY: clean measure targets rehash site
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -99,9 +99,14 @@ measure: ## all that the documents show, on GPUS GPUs, with PYTHON's torch: an h
 soak-gpu: ## CALLS calls of all variants on GPUS GPUs, with PYTHON's torch
 	$(ON_GPUS) -m benchmarks.soak $(addprefix --gpus ,$(GPUS)) --calls $(CALLS)
 
-docs: $(ENV) ## docs/cli.md and docs/mutants.md, from the code and its tests
+docs: $(ENV) ## the documents as a site in site/, after those that are written from code; some minutes
 	$(BIN)/python -m tests.bad_input.document
 	$(BIN)/python -m tests.kernels.checker.document
+	$(BIN)/python -m docs.scripts.api
+	$(MAKE) site
+
+site: $(ENV) ## the documents as a site in site/, as they are
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 wheel: $(ENV) ## a wheel in dist/
 	$(BIN)/python -m build --wheel --no-isolation
@@ -113,5 +118,5 @@ rehash: $(TRITON36) ## after a refactoring: move kernel hashes where kernels com
 	$(BIN)/python -m benchmarks.rehash
 
 clean: ## remove what was made here, but the environments
-	rm -rf .demo build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	rm -rf .demo build dist site .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
 	find taxfree taxfree_cli kernels tuning_db tests -name __pycache__ -prune -exec rm -rf {} +

@@ -7,7 +7,7 @@ Each of two GPUs computes what one of `--ranks` would, stores as much for its pe
 as much of theirs; all of it goes to, and comes from, the other. So its compute units, its memory
 and its link do what they would do among `--ranks`. What is missing is the switch between many, the
 slowest of many, and right results: nothing is compared. Times are printed as rehearsed, beside the
-config, and are no measurement of `--ranks` GPUs; ``docs/rehearsal.md`` has both side by side.
+config, and are no measurement of `--ranks` GPUs; ``docs/lab/rehearsal.md`` has both side by side.
 
 With `--alone` one GPU plays one rank. Nothing crosses a link and nothing is waited for: what is
 left is what the rank itself computes, stores and adds.

@@ -1,4 +1,4 @@
-"""Writes the tables of docs/taxes.md, and its pictures, from committed files.
+"""Writes the tables of docs/lab/taxes.md, and its pictures, from committed files.
 
     python benchmarks/taxes.py           # update
     python benchmarks/taxes.py --check   # fail where a table does not say what the files say
@@ -26,8 +26,8 @@ from taxfree.shapes import written
 from taxfree_cli.explain_views import draw_timelines, plot, varying
 
 ROOT = Path(__file__).parents[1]
-DOCUMENT = ROOT / "docs/taxes.md"
-PICTURES = ROOT / "docs/pictures"
+DOCUMENT = ROOT / "docs/lab/taxes.md"
+PICTURES = ROOT / "docs/lab/pictures"
 NOTHING = "Nothing was measured yet.\n"
 COLUMNS = {
     "eager": "t_eager_us",

@@ -4,7 +4,7 @@
 
 Every fused variant is timed in its plain and in its instrumented build, in turns, each on separate
 ranks. The record is written to ``benchmarks/results/timeline``, with a call of each ``--picture``;
-``benchmarks/taxes.py`` makes the table of docs/taxes.md and the pictures from it.
+``benchmarks/taxes.py`` makes the table of docs/lab/taxes.md and the pictures from it.
 """
 
 from __future__ import annotations
