@@ -28,7 +28,8 @@ class Boxes:
         if self._last is None or matrix.stride() != self._strides or matrix.data_ptr() % 16:
             descriptor = self._describe(matrix)
             if descriptor.base.data_ptr() == matrix.data_ptr():  # it is no copy
-                self._strides, self._last = matrix.stride(), descriptor
+                self._strides = matrix.stride()
+                self._last = with_fields(descriptor, base=None)  # the matrix is not held
             return descriptor
         return with_fields(self._last, base=matrix)  # of which the address matters
 

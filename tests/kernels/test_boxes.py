@@ -8,7 +8,7 @@ import pytest
 import torch
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from taxfree_kernels.boxes import Boxes, rows_in_boxes, weight_in_boxes
+from taxfree_kernels.boxes import Boxes, RowBoxes, weight_in_boxes
 
 BOX = [1, 16, 32]
 
@@ -41,7 +41,7 @@ def test_a_weight_is_described_as_the_constructor_does(is_nk, sources):
 
 @pytest.mark.parametrize("pitches", [(64, 64), (64, 72, 64), (72, 64)])
 def test_rows_are_described_anew_when_their_strides_change(pitches):
-    boxes = rows_in_boxes([1, 1, 16, 32])
+    boxes = RowBoxes([1, 1, 16, 32])
     for pitch in pitches:
         a = rows(pitch=pitch)
         strides = [a.numel(), a.numel(), pitch, 1]
@@ -51,7 +51,7 @@ def test_rows_are_described_anew_when_their_strides_change(pitches):
 
 @pytest.mark.parametrize("odd", [rows(offset=1), rows(pitch=65)], ids=["start", "pitch"])
 def test_odd_views_are_copied_each_time(odd):
-    boxes = rows_in_boxes([1, 1, 16, 32])
+    boxes = RowBoxes([1, 1, 16, 32])
     even = rows()
     for matrix in (even, odd, odd, even):
         described = boxes(matrix)
@@ -76,3 +76,13 @@ def test_the_constructor_runs_once_and_no_matrix_is_kept():
     del matrix, matrices
     assert len(made) == 1
     assert not any(each() is not None for each in alive)
+
+
+def test_rows_may_be_more_or_fewer_in_each_call():
+    boxes = RowBoxes([1, *BOX])
+    for count in (8, 3, 8, 5):
+        matrix = rows(count)
+        expected = TensorDescriptor(
+            matrix, [1, 1, count, 64], [count * 64, count * 64, 64, 1], [1, *BOX]
+        )
+        assert fields(boxes(matrix)) == fields(expected)
