@@ -45,7 +45,11 @@ class RowBoxes(Boxes):
     """Descriptors of a [rows, k] as [slots, sources, rows, k] with one slot and one source."""
 
     def __init__(self, box: list[int]) -> None:
-        super().__init__(lambda a: TensorDescriptor(_aligned(a), *_one_source(a), box))
+        def describe(a: torch.Tensor) -> TensorDescriptor:
+            a = _aligned(a)
+            return TensorDescriptor(a, *_one_source(a), box)
+
+        super().__init__(describe)
 
     def __call__(self, matrix: torch.Tensor) -> TensorDescriptor:
         descriptor = super().__call__(matrix)
