@@ -141,7 +141,10 @@ def main() -> None:
             statuses = run(ENDINGS[name])
             if statuses is None:
                 return
-            clean += statuses == [0] * WORLD
+            if statuses == [0] * WORLD:
+                clean += 1
+            else:
+                print(f"{name}: exit statuses {statuses}", flush=True)
         print(f"{name}: {clean} of {times}", flush=True)
 
 
