@@ -123,7 +123,8 @@ class Dispatcher:
 
         A record serves the sizes within a factor of two of it, but for those that a larger one
         serves. Sizes that no record of such problems serves are cut at those on record for others,
-        which predictions may start from, and at the powers of eight. With ``TAXFREE_STRICT`` each
+        which predictions may start from, and at the powers of two; for attention, whose library
+        path has kernels of ours to compile, at the powers of eight. With ``TAXFREE_STRICT`` each
         size is served by itself.
 
         Args:
@@ -142,7 +143,8 @@ class Dispatcher:
     def _ends(self, op: str, name: str, family: tuple[tuple[str, Any], ...]) -> list[int]:
         """The largest sizes that are served together, in order, with 0 before them."""
         alike: set[int] = set()
-        others = {1 << bits for bits in range(0, 61, 3)}
+        step = 1 if identity.capacity_field(op) is None else 3
+        others = {1 << bits for bits in range(0, 61, step)}
         for record in self._table.records():
             if record.op == op:
                 is_alike = all(record.problem.get(field) == value for field, value in family)

@@ -64,6 +64,7 @@ class Entry:
         choice: what, and why.
         plan: the choice, made ready.
         eager: takes its place outside of graph capture, if there is one.
+        kernels: what is compiled for them, and for the other sizes of their plan.
         is_tuned: the largest of the sizes that share the plan has a record of its own.
         calls: how many there were.
     """
@@ -72,6 +73,7 @@ class Entry:
     choice: Choice
     plan: Plan
     eager: Plan | None = None
+    kernels: frozenset[Any] = frozenset()
     is_tuned: bool = False
     calls: int = 0
 
@@ -92,25 +94,40 @@ class _Made:
     """What a rank has made for a bucket, without its peers.
 
     Args:
-        choice: what it is.
-        plans: those of the choice, for graphs and perhaps for eager calls.
-        library: the library's path, for sizes and ranks that cannot run the choice.
+        bucket, choice: what it is.
         refused: sizes that the choice does not serve.
-        failure, library_failure: why the one or the other cannot be made here, or None.
+        plans: for "graph" and perhaps for "eager" calls, where ours, and the "library" if needed.
+        kernels: what is compiled for them.
+        failure: why the choice cannot be made here, or None.
     """
 
+    bucket: Bucket
     choice: Choice
-    plans: list[Plan] = field(default_factory=list)
-    library: Plan | None = None
-    refused: frozenset[int] = frozenset()
+    refused: frozenset[int]
+    plans: dict[str, Plan] = field(default_factory=dict)
+    kernels: set[Any] = field(default_factory=set)
     failure: str | None = None
-    library_failure: str | None = None
 
     @property
-    def told(self) -> tuple[Any, ...]:
-        """What the peers are told."""
-        runs = [(each.variant, each.config) for each in _modes(self.choice)]
-        return runs, self.failure, self.library_failure
+    def runs(self) -> list[Any]:
+        """What the calls of a rank run, for its peers."""
+        return [self.bucket, *((each.variant, each.config) for each in _modes(self.choice))]
+
+    @property
+    def needs_library(self) -> bool:
+        """Whether some calls run the library's path."""
+        return bool(self.refused) or any(each.variant == LIBRARY for each in _modes(self.choice))
+
+    def plan(self, mode: str, choice: Choice) -> Plan:
+        """What a choice runs in a mode."""
+        return self.plans["library" if choice.variant == LIBRARY else mode]
+
+    def fall_back(self, choice: Choice) -> None:
+        """Let the library serve the bucket, with a warning that says why."""
+        warnings.warn(
+            f"{self.bucket.problem} runs the baseline: {choice.why}", RuntimeWarning, stacklevel=6
+        )
+        self.choice, self.refused, self.plans, self.kernels = choice, frozenset(), {}, set()
 
 
 class Plans:
@@ -127,7 +144,9 @@ class Plans:
 
     def __iter__(self) -> Iterator[Entry]:
         """Each entry once."""
-        found = {id(each): each for entries in self._entries.values() for each in entries if each}
+        found = {
+            id(each): each for entries in list(self._entries.values()) for each in entries if each
+        }
         return iter(found.values())
 
     def clear(self) -> None:
@@ -150,21 +169,14 @@ class Plans:
         entry = self.find(problem)
         if entry is not None:
             return entry.choice
-        bucket = self._bucket(problem)
+        bucket = self.bucket(problem)
         choice = self._dispatcher.choose(op_of(problem), bucket.problem)
         return choice if problem == bucket.problem else _below(choice, bucket)
 
     def kernels(self) -> dict[str, int]:
-        """How many compiled kernels the sizes of each operation launch."""
-        found = {
-            (op_of(entry.bucket.problem), kernel.function, *kernel.constants.items(),
-             *kernel.options.items(), *kernel.specialization)
-            for entry in self
-            for plan in entry.plans
-            for size in _representatives(plan, entry.bucket.sizes)
-            for kernel in plan.kernels(size)
-        }  # fmt: skip
-        return dict(Counter(op for op, *_ in found))
+        """How many kernels are compiled for the sizes of each operation."""
+        found = {(op_of(entry.bucket.problem), each) for entry in self for each in entry.kernels}
+        return dict(Counter(op for op, _ in found))
 
     def ends(self, sizes: SizeRange) -> Iterator[Any]:
         """A problem for each bucket that holds some of these sizes."""
@@ -173,14 +185,15 @@ class Plans:
         while size <= last:
             problem = resized(sizes.problem, **{rows_field(op_of(sizes.problem)): size})
             yield problem
-            size = self._bucket(problem).high + 1
+            size = self.bucket(problem).high + 1
 
     def _family(self, problem: Any) -> Any:
         """A problem without rows; the keys that it has room for are those of its bucket."""
         op = op_of(problem)
         return resized(problem, **{rows_field(op): 0}, **self._capacity(op, problem))
 
-    def _bucket(self, problem: Any) -> Bucket:
+    def bucket(self, problem: Any) -> Bucket:
+        """The sizes that are planned together with that of a problem."""
         op = op_of(problem)
         name = rows_field(op)
         low, high = self._dispatcher.bounds(op, problem, name)
@@ -208,19 +221,21 @@ class Plans:
             NoRecord: with ``TAXFREE_STRICT``, a problem has no record of its own.
             PeerTimeout: not all ranks have come.
         """
-        missing = [each for each in problems if self.find(each) is None]
-        wanted = {self._bucket(each): None for each in missing}
-        buckets = sorted(wanted, key=lambda each: -each.high)  # scratch memory grows only once
-        chosen = [self._dispatcher.choose(op_of(each.problem), each.problem) for each in buckets]
-        made = [self._make(*each) for each in zip(buckets, chosen, strict=True)]
-        told = [(bucket, *each.told) for bucket, each in zip(buckets, made, strict=True)]
+        missing = sorted({each for each in problems if self.find(each) is None}, key=repr)
+        buckets = {self.bucket(each): None for each in missing}
+        made = [
+            self._make(bucket, self._dispatcher.choose(op_of(bucket.problem), bucket.problem))
+            for bucket in sorted(buckets, key=lambda each: -each.high)  # scratch grows only once
+        ]
+        told = [(each.runs, each.failure) for each in made]
         answers = vote(self._fabric.group, (missing, called, told))
         self._require_same_calls([(missing, called) for missing, called, _ in answers])
-        for number, (bucket, each) in enumerate(zip(buckets, made, strict=True)):
-            self._settle(bucket, each, [told[number : number + 1] for _, _, told in answers])
-        self._connect(buckets, made)
-        for bucket, each in zip(buckets, made, strict=True):
-            self._enter(bucket, each)
+        for number, each in enumerate(made):
+            self._settle(each, [told[number : number + 1] for _, _, told in answers])
+        self._connect(made)
+        self._add_library([each for each in made if each.needs_library])
+        for each in made:
+            self._enter(each)
 
     def unprepared(self, problem: Any, why: str) -> Entry:
         """The library's path for a call that all ranks make unplanned; nothing of it is kept.
@@ -231,31 +246,25 @@ class Plans:
         alone.__dict__["workspace"] = Workspace(self._fabric.device, has_pool=False)
         plan = variants(op_of(problem))[LIBRARY].plan(problem, alone, {})
         choice = Choice("unprepared", LIBRARY, why=why)
-        record = self._dispatcher.look_up(op_of(problem), self._bucket(problem).problem)
+        record = self._dispatcher.look_up(op_of(problem), self.bucket(problem).problem)
         is_tuned = record.kind == "exact"
         return Entry(Bucket(problem, rows_of(problem)), choice, plan, is_tuned=is_tuned)
 
     def _make(self, bucket: Bucket, choice: Choice) -> _Made:
-        """What this rank can make without its peers."""
-        made, known = _Made(choice), variants(op_of(bucket.problem))
-        made.refused = self._refused(bucket, choice)
+        """What this rank can make of a choice without its peers."""
+        made, known = (
+            _Made(bucket, choice, self._refused(bucket, choice)),
+            variants(op_of(bucket.problem)),
+        )
         served = [size for size in bucket.sizes if size not in made.refused]
-        try:
-            made.library = known[LIBRARY].plan(bucket.problem, self._fabric, {})
-            if made.refused or any(mode.variant == LIBRARY for mode in _modes(choice)):
-                self._compile(made.library, bucket, bucket.sizes)
-        except Exception as error:  # the peers must not wait for this rank's vote
-            made.library_failure = one_line(error)
-        for mode in _modes(choice):
-            plan = made.library
+        for mode, each in zip(("graph", "eager"), _modes(choice), strict=False):
             try:
-                if mode.variant != LIBRARY:
-                    plan = known[mode.variant].plan(bucket.problem, self._fabric, mode.config)
-                    self._compile(plan, bucket, served)
-            except Exception as error:  # whatever a compiler raises
-                made.failure = f"{mode.variant}: {one_line(error)}"
-            if plan is not None:
-                made.plans.append(plan)
+                if each.variant != LIBRARY:
+                    plan = known[each.variant].plan(bucket.problem, self._fabric, each.config)
+                    made.kernels |= self._compile(plan, bucket, served)
+                    made.plans[mode] = plan
+            except Exception as error:  # whatever a compiler raises: the peers wait for the vote
+                made.failure = f"{each.variant}: {one_line(error)}"
         return made
 
     def _refused(self, bucket: Bucket, choice: Choice) -> frozenset[int]:
@@ -264,101 +273,121 @@ class Plans:
         return frozenset(
             size
             for mode in _modes(choice)
+            if mode.variant != LIBRARY
             for size in bucket.sizes[:-1]
             if refusal(known[mode.variant], bucket.of(size), hardware, mode.config) is not None
         )
 
-    def _compile(self, plan: Plan, bucket: Bucket, sizes: Sequence[int]) -> None:
-        """Compile all that calls of these sizes launch."""
+    def _compile(self, plan: Plan, bucket: Bucket, sizes: Iterable[int]) -> set[Any]:
+        """Compile all that calls of these sizes launch; what that is."""
+        first: dict[tuple[Any, ...], int] = {}  # size of each set of compiled kernels
+        for size in sizes:
+            kernels = plan.kernels(size)
+            if not kernels:
+                return set()
+            first.setdefault(tuple(each.specialization for each in kernels), size)
         with compiling():
-            for size in _representatives(plan, sizes):
+            for size in first.values():
                 plan(*meta_tensors(bucket.of(size), self._fabric.rank))
+        return {
+            (each.function, *each.constants.items(), *each.options.items(), *each.specialization)
+            for size in first.values()
+            for each in plan.kernels(size)
+        }
 
     def _require_same_calls(self, calls: Sequence[tuple[list[Any], Any]]) -> None:
         """Raise, on every rank, when one of them has come with other problems."""
+
+        def said(problems: list[Any], called: Any, others: list[Any]) -> str:
+            if called is not None:
+                return f"calls with {called}"
+            return f"prepares {next((each for each in problems if each not in others), 'less')}"
+
         own = calls[self._fabric.rank]
         for rank, theirs in enumerate(calls):
             if theirs != own:
-                (mine, my_call), (others, their_call) = own, theirs
-                first = my_call or next((each for each in mine if each not in others), "less")
-                second = their_call or next((each for each in others if each not in mine), "less")
                 raise UsageError(
-                    f"rank {self._fabric.rank} calls with {first}, rank {rank} with {second}",
+                    f"rank {self._fabric.rank} {said(*own, theirs[0])}, "
+                    f"rank {rank} {said(*theirs, own[0])}",
                     "all ranks make the same calls in the same order",
                 )
 
-    def _settle(self, bucket: Bucket, made: _Made, told: Sequence[list[Any]]) -> None:
-        """Keep the choice if all ranks can run it, else take the library's path.
+    def _settle(self, made: _Made, told: Sequence[list[Any]]) -> None:
+        """Keep the choice if all ranks have made it and can run it.
 
         Args:
-            told: by rank, what it has told of this bucket: sizes, runs and failures, if anything.
+            told: by rank, what it runs here, and why it cannot, if it has told anything.
         """
-        alike = [each for each in told if each and each[0][:2] == (bucket, made.told[0])]
-        failures = [each[0][2] for each in alike if each[0][2] is not None]
-        if len(alike) < len(told):
+        failures = [failure for each in told for _, failure in each if failure is not None]
+        if any([runs for runs, _ in each] != [made.runs] for each in told):
             why = "ranks choose differently: their records or their hardware differ"
-            self._fall_back(bucket, made, Choice("disabled", LIBRARY, why=why))
+            made.fall_back(Choice("disabled", LIBRARY, why=why))
         elif failures:
-            self._fall_back(bucket, made, Choice("baseline", LIBRARY, why=failures[0]))
-        elif not made.refused and all(mode.variant != LIBRARY for mode in _modes(made.choice)):
-            return
-        for rank, each in enumerate(told):
-            if each and each[0][3] is not None:
-                raise TaxfreeError(
-                    f"rank {rank} cannot run {bucket.problem} even by the library: {each[0][3]}",
-                    "is its memory exhausted?",
-                )
+            made.fall_back(Choice("baseline", LIBRARY, why=failures[0]))
 
-    def _fall_back(self, bucket: Bucket, made: _Made, choice: Choice) -> None:
-        """Let the library serve a bucket, with a warning that says why."""
-        warnings.warn(
-            f"{bucket.problem} runs the baseline: {choice.why}", RuntimeWarning, stacklevel=6
-        )
-        made.choice, made.refused, made.plans = choice, frozenset(), []
-        if made.library is not None:
-            made.plans = [made.library]
-
-    def _connect(self, buckets: Sequence[Bucket], made: Sequence[_Made]) -> None:
+    def _connect(self, made: Sequence[_Made]) -> None:
         """Do what plans do once with all peers; where that fails on a rank, fall back on all."""
         failures: list[str | None] = [None] * len(made)
         connecting = [
-            (number, plan)
+            (number, mode, plan)
             for number, each in enumerate(made)
-            for plan in each.plans
+            for mode, plan in each.plans.items()
             if type(plan).connect is not Plan.connect
         ]
-        for number, plan in connecting:
+        for number, mode, plan in connecting:
             try:
                 plan.connect()
             except Exception as error:  # whatever a library raises
-                failures[number] = failures[number] or one_line(error)
+                variant = made[number].choice.of(mode).variant
+                failures[number] = failures[number] or f"{variant}: {one_line(error)}"
         if not connecting:
             return
-        for number, told in enumerate(zip(*vote(self._fabric.group, failures), strict=True)):
+        for each, told in zip(
+            made, zip(*vote(self._fabric.group, failures), strict=True), strict=True
+        ):
             reason = next(filter(None, told), None)
             if reason is not None:
-                choice = Choice("baseline", LIBRARY, why=f"{made[number].choice.variant}: {reason}")
-                self._fall_back(buckets[number], made[number], choice)
+                each.fall_back(Choice("baseline", LIBRARY, why=reason))
 
-    def _enter(self, bucket: Bucket, made: _Made) -> None:
+    def _add_library(self, made: Sequence[_Made]) -> None:
+        """Make the library's path where it is needed; collective if it is anywhere."""
+        failure: str | None = None
+        for each in made:
+            try:
+                known = variants(op_of(each.bucket.problem))
+                plan = known[LIBRARY].plan(each.bucket.problem, self._fabric, {})
+                each.kernels |= self._compile(plan, each.bucket, each.bucket.sizes)
+                each.plans["library"] = plan
+            except Exception as error:  # the peers wait for the vote
+                failure = f"cannot run {each.bucket.problem} even by the library: {one_line(error)}"
+        if not made:
+            return
+        for rank, told in enumerate(vote(self._fabric.group, failure)):
+            if told is not None:
+                raise TaxfreeError(f"rank {rank} {told}", "is its memory exhausted?")
+
+    def _enter(self, made: _Made) -> None:
         """Let a bucket's sizes run what was made."""
+        bucket, choice, kernels = made.bucket, made.choice, frozenset(made.kernels)
         entries = self.by_size(bucket.problem)
         entries.extend([None] * (bucket.high + 1 - len(entries)))
-        plan, eager = made.plans[0], made.plans[-1] if len(made.plans) > 1 else None
-        choice, last = made.choice, Bucket(bucket.problem, bucket.high)
+        plan, eager = made.plan("graph", choice), None
+        if choice.eager is not None:
+            eager = made.plan("eager", choice.eager)
         is_tuned = choice.kind == "exact"
-        entries[bucket.high] = Entry(last, choice, plan, eager, is_tuned)
+        last = Bucket(bucket.problem, bucket.high)
+        entries[bucket.high] = Entry(last, choice, plan, eager, kernels, is_tuned)
         if bucket.low == bucket.high:
             return
         below = Bucket(bucket.of(bucket.high - 1), bucket.low)
-        entry = Entry(below, _below(choice, bucket), plan, eager, is_tuned)
+        entry = Entry(below, _below(choice, bucket), plan, eager, kernels, is_tuned)
         entries[bucket.low : bucket.high] = [entry] * (bucket.high - bucket.low)
         if made.refused:
-            assert made.library is not None
             why = f"{choice.variant} {choice.config} does not serve this size"
-            library = Entry(below, Choice("baseline", LIBRARY, why=why), made.library)
+            library = Choice("baseline", LIBRARY, why=why)
+            entry = Entry(below, library, made.plans["library"], None, kernels)
             for size in made.refused:
-                entries[size] = library
+                entries[size] = entry
 
 
 def rows_of(problem: Any) -> int:
@@ -381,14 +410,3 @@ def _below(choice: Choice, bucket: Bucket) -> Choice:
     if eager is not None:
         eager = dataclasses.replace(eager, kind="neighbour")
     return dataclasses.replace(choice, kind="neighbour", why=why, eager=eager)
-
-
-def _representatives(plan: Plan, sizes: Iterable[int]) -> list[int]:
-    """One size for each set of compiled kernels that calls of these sizes launch."""
-    found: dict[tuple[Any, ...], int] = {}
-    for size in sizes:
-        kernels = plan.kernels(size)
-        if not kernels:
-            return []
-        found.setdefault(tuple(each.specialization for each in kernels), size)
-    return list(found.values())

@@ -199,9 +199,7 @@ def require_output(
         like: a tensor of the dtype and on the device that it must have.
         residual: the input that may be the output, or the last part of it.
     """
-    _require(out.shape == shape and out.is_contiguous(), f"out is not a contiguous {list(shape)}")
-    _require(out.dtype == like.dtype, f"out is {out.dtype}, the result {like.dtype}")
-    _require(out.device == like.device, f"out is on {out.device}, the inputs on {like.device}")
+    require_like(out, shape, like)
     begin, end = _extent(out)
     for tensor in inputs:
         if tensor is None or tensor.device != out.device:
@@ -214,6 +212,13 @@ def require_output(
             is_residual and last - first == out.nbytes // (out.dim() - 1),
             "out overlaps an input in memory; only a contiguous residual may be the output",
         )
+
+
+def require_like(out: torch.Tensor, shape: tuple[int, ...], like: torch.Tensor) -> None:
+    """Check the caller's output tensor, but for overlaps; arguments as of `require_output`."""
+    _require(out.shape == shape and out.is_contiguous(), f"out is not a contiguous {list(shape)}")
+    _require(out.dtype == like.dtype, f"out is {out.dtype}, the result {like.dtype}")
+    _require(out.device == like.device, f"out is on {out.device}, the inputs on {like.device}")
 
 
 def _extent(tensor: torch.Tensor) -> tuple[int, int]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import operator
 import os
 import threading
 import warnings
@@ -24,13 +25,13 @@ import torch
 
 from taxfree import problems
 from taxfree.dispatch import Choice, Dispatcher
-from taxfree.errors import UsageError
+from taxfree.errors import NoRecord, UsageError
 from taxfree.identity import near_fields
 from taxfree.met import MetProblems
 from taxfree.plans import Entry, Plans
 from taxfree.settings import Settings
 from taxfree_kernels.fabric.base import Fabric
-from taxfree_kernels.variant import Plan, SizeRange, op_of
+from taxfree_kernels.variant import Plan, Problem, SizeRange, op_of
 from taxfree_tuning_db import Record, Table
 
 _MOST_LAYOUTS = 4096  # of arguments, that a runtime remembers
@@ -137,11 +138,12 @@ class Runtime:
             result: torch.Tensor = torch.ops.taxfree.all_gather_matmul(
                 a_shard, weight, bias, gather_dim, m, self.group_name
             )
-            return result if out is None else out.copy_(result)
-        rows, size = a_shard.shape[0], m
-        if m is None:
+            return _copied(result, out)
+        rows, size = _rows(a_shard), m
+        if m is not None:
+            size = _integer("m", m)
+        else:
             size = rows if gather_dim == 1 else rows * self.world_size
-        assert size is not None
         arguments = (
             "all_gather_matmul", a_shard.shape[1:], a_shard.dtype, a_shard.device, _layout(weight),
             _layout(bias), gather_dim,
@@ -149,8 +151,10 @@ class Runtime:
         entry = self._known(arguments, size)
         if entry is None or rows != self._own_rows(size, gather_dim):
             if size == 0 and rows == 0:
-                return _of_nothing(a_shard, out, (0, weight.shape[1]))
-            problem = problems.all_gather_matmul(self._fabric, a_shard, weight, bias, gather_dim, m)
+                return self._of_nothing(a_shard, out, (0, weight.shape[-1]))
+            problem = problems.all_gather_matmul(
+                self._fabric, a_shard, weight, bias, gather_dim, None if m is None else size
+            )
             entry = self._entry(arguments, problem)
         inputs = (_from_16_bytes(a_shard), weight, bias)
         return self._run(entry, size, inputs, out, (size, weight.shape[1]))
@@ -204,17 +208,29 @@ class Runtime:
             result: torch.Tensor = torch.ops.taxfree.flash_decode(
                 q, k, v, kv_lens, block_table, scale, soft_cap, window, self.group_name
             )
-            return result if out is None else out.copy_(result)
-        batch, by_sequence = q.shape[0], k if block_table is None else block_table
+            return _copied(result, out)
+        scale, soft_cap = (
+            None if each is None else _number("scale", each) for each in (scale, soft_cap)
+        )
+        batch, by_sequence = (
+            q.shape[0] if q.dim() == 3 else -1,
+            k if block_table is None else block_table,
+        )
         arguments = (
             "flash_decode", q.shape[1:], q.dtype, q.device, _layout_of_one(k), _layout_of_one(v),
             kv_lens.dtype, kv_lens.device, _layout_of_one(block_table), scale, soft_cap, window,
         )  # fmt: skip
         entry = self._known(arguments, batch)
-        fits = kv_lens.shape == (self.world_size, batch) and kv_lens.is_contiguous()
-        if entry is None or not fits or by_sequence.shape[0] != batch:
+        fits = (
+            kv_lens.shape == (self.world_size, batch)
+            and kv_lens.is_contiguous()
+            and by_sequence.shape[0] == batch
+            and v.shape[0] == k.shape[0]
+            and (block_table is None or block_table.is_contiguous())
+        )
+        if entry is None or not fits:
             if batch == 0:
-                return _of_nothing(q, out, (0, q.shape[1], v.shape[3]))
+                return self._of_nothing(q, out, (0, q.shape[1], v.shape[3]))
             problem = problems.flash_decode(
                 self._fabric, q, k, v, kv_lens, block_table, scale, soft_cap, window
             )
@@ -235,6 +251,8 @@ class Runtime:
             for at, number in enumerate(numbers):  # a kernel each: copies from the host would wait
                 found[at].fill_(number)
             if not self._is_capturing():
+                if len(self._numbers) >= _MOST_LAYOUTS:
+                    self._numbers.clear()
                 self._numbers[numbers] = found
         return found
 
@@ -267,16 +285,16 @@ class Runtime:
             result: torch.Tensor = torch.ops.taxfree.matmul_all_reduce(
                 x, weight, bias, residual, self.group_name
             )
-            return result if out is None else out.copy_(result)
+            return _copied(result, out)
         arguments = (
             "matmul_all_reduce", x.shape[1:], x.dtype, x.device, _layout(weight), _layout(bias),
             _kind(residual),
         )  # fmt: skip
-        m = x.shape[0]
+        m = _rows(x)
         entry = self._known(arguments, m)
         if entry is None or (residual is not None and residual.shape[0] != m):
             if m == 0:
-                return _of_nothing(x, out, (0, weight.shape[1]))
+                return self._of_nothing(x, out, (0, weight.shape[-1]))
             problem = problems.matmul_all_reduce(self._fabric, x, weight, bias, residual)
             entry = self._entry(arguments, problem)
         if residual is not None:
@@ -322,17 +340,18 @@ class Runtime:
             both: torch.Tensor = torch.ops.taxfree.matmul_all_reduce_rms_norm(
                 x, weight, norm_weight, bias, residual, eps, self.group_name
             )
-            both = both if out is None else out.copy_(both)
+            both = _copied(both, out)
             return both[0], both[1]
+        eps = _number("eps", eps)
         arguments = (
             "matmul_all_reduce_rms_norm", x.shape[1:], x.dtype, x.device, _layout(weight),
             _layout(norm_weight), _layout(bias), _kind(residual), eps,
         )  # fmt: skip
-        m, n = x.shape[0], weight.shape[1]
+        m, n = _rows(x), weight.shape[-1]
         entry = self._known(arguments, m)
         if entry is None or (residual is not None and residual.shape[0] != m):
             if m == 0:
-                nothing = _of_nothing(x, out, (2, 0, n))
+                nothing = self._of_nothing(x, out, (2, 0, n))
                 return nothing[0], nothing[1]
             problem = problems.matmul_all_reduce_rms_norm(
                 self._fabric, x, weight, norm_weight, bias, residual, eps
@@ -372,15 +391,18 @@ class Runtime:
             result: torch.Tensor = torch.ops.taxfree.matmul_reduce_scatter(
                 x, weight, scatter_dim, self.group_name
             )
-            return result if out is None else out.copy_(result)
+            return _copied(result, out)
         arguments = (
             "matmul_reduce_scatter", x.shape[1:], x.dtype, x.device, _layout(weight), scatter_dim
         )  # fmt: skip
-        (m, _), (_, n) = x.shape, weight.shape
+        m = _rows(x)
         entry = self._known(arguments, m)
+        n = weight.shape[-1]
         if entry is None:
             if m == 0:
-                return _of_nothing(x, out, (0, n if scatter_dim == 0 else n // self.world_size))
+                return self._of_nothing(
+                    x, out, (0, n if scatter_dim == 0 else n // self.world_size)
+                )
             problem = problems.matmul_reduce_scatter(self._fabric, x, weight, scatter_dim)
             entry = self._entry(arguments, problem)
         shape = (-(-m // self.world_size), n) if scatter_dim == 0 else (m, n // self.world_size)
@@ -390,6 +412,7 @@ class Runtime:
         self, problem: Any, tensors: Sequence[torch.Tensor | None], out: torch.Tensor
     ) -> torch.Tensor:
         """Run the operation of a given problem; its tensors are not checked against it."""
+        self._require_ours(problem)
         entry = self._plans.find(problem) or self._planned(problem)
         with self._calling():
             if self._met is not None and not entry.is_tuned:
@@ -397,10 +420,20 @@ class Runtime:
                 self._met.add(entry.bucket.problem, *sizes)
             return self._plan_of(entry)(*tensors, out)
 
+    def _of_nothing(
+        self, like: torch.Tensor, out: torch.Tensor | None, shape: tuple[int, ...]
+    ) -> torch.Tensor:
+        """The result of a call without rows, for which no rank needs another."""
+        self._require_open()
+        if out is None:
+            return like.new_empty(shape)
+        problems.require_like(out, shape, like)
+        return out
+
     def _known(self, arguments: tuple[Any, ...], size: int) -> Entry | None:
         """What serves calls with such arguments and of a size, if they were checked before."""
         entries = self._by_arguments.get(arguments)
-        if entries is None or size >= len(entries):
+        if entries is None or not 0 <= size < len(entries):
             return None
         return entries[size]
 
@@ -509,13 +542,14 @@ class Runtime:
         return entry
 
     def _unprepared_entry(self, problem: Any, why: str) -> Entry:
-        if not self._unprepared[problem]:
+        largest = self._plans.bucket(problem).problem  # one warning for what one plan would serve
+        if not self._unprepared[largest]:
             warnings.warn(
                 f"{problem} runs the baseline: {why}; call prepare() before",
                 RuntimeWarning,
                 stacklevel=5,  # of whoever calls an operation
             )
-        self._unprepared[problem] += 1
+        self._unprepared[largest] += 1
         return self._plans.unprepared(problem, why)
 
     def _require_open(self) -> None:
@@ -528,12 +562,13 @@ class Runtime:
             )
 
     def _require_ours(self, problem: Any) -> None:
-        world_size = getattr(problem, "world_size", None)
-        if world_size is None:
-            raise UsageError(f"{problem!r} is no problem", "for example taxfree.AllGatherMatmul")
-        if world_size != self.world_size:
+        if not isinstance(problem, Problem):
             raise UsageError(
-                f"{problem} is for {world_size} ranks, this group has {self.world_size}",
+                f"{problem!r} is no problem", "for example taxfree.AllGatherMatmul(...)"
+            )
+        if problem.world_size != self.world_size:
+            raise UsageError(
+                f"{problem} is for {problem.world_size} ranks, this group has {self.world_size}",
                 f"give the problem world_size={self.world_size}",
             )
 
@@ -541,15 +576,20 @@ class Runtime:
 
     def choice(self, problem: Any) -> Choice:
         """What runs, or would run, for a problem, and why."""
+        self._require_ours(problem)
         return self._plans.choice(problem)
 
     def explain(self, problem: Any) -> str:
         """The choice for a problem, the reason, and the steps of the look-up, as text."""
-        choice = self.choice(problem)
-        lines = [f"{choice.variant} {choice.config or ''}".rstrip() + f" ({choice.kind})"]
-        lines.append(f"because: {choice.why}")
-        if choice.in_eager_calls:
-            lines.append(choice.in_eager_calls)
+        try:
+            choice = self.choice(problem)
+        except NoRecord as error:
+            lines = [f"nothing: {error.message}"]
+        else:
+            lines = [f"{choice.variant} {choice.config or ''}".rstrip() + f" ({choice.kind})"]
+            lines.append(f"because: {choice.why}")
+            if choice.in_eager_calls:
+                lines.append(choice.in_eager_calls)
         for rung in self._dispatcher.look_up(op_of(problem), problem).ladder:
             lines.append(f"{'+' if rung.found else '-'} {rung.looked_for}: {rung.why}")
         return "\n".join(lines)
@@ -708,6 +748,33 @@ class _StreamOrder:
         stream.wait_stream(last)
 
 
+def _copied(result: torch.Tensor, out: torch.Tensor | None) -> torch.Tensor:
+    """The result of compiled code, in the caller's output if there is one."""
+    if out is None:
+        return result
+    problems.require_like(out, tuple(result.shape), result)
+    return out.copy_(result)
+
+
+def _rows(matrix: torch.Tensor) -> int:
+    """The rows of a matrix; -1 of what is none, which is then refused."""
+    return matrix.shape[0] if matrix.dim() == 2 else -1
+
+
+def _integer(name: str, value: Any) -> int:
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise UsageError(f"{name} is {value!r}, must be an integer", f"{name}=16") from None
+
+
+def _number(name: str, value: Any) -> float:
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        raise UsageError(f"{name} is {value!r}, must be a number", f"{name}=1e-6") from None
+
+
 def _layout(tensor: torch.Tensor | None) -> Any:
     """The properties of a tensor that must equal those of the call that was checked."""
     if tensor is None:
@@ -725,15 +792,6 @@ def _layout_of_one(tensor: torch.Tensor | None) -> Any:
 def _kind(tensor: torch.Tensor | None) -> Any:
     """As `_layout`, for a tensor that may have any strides, and other rows in each call."""
     return None if tensor is None else (tensor.shape[1:], tensor.dtype, tensor.device)
-
-
-def _of_nothing(
-    like: torch.Tensor, out: torch.Tensor | None, shape: tuple[int, ...]
-) -> torch.Tensor:
-    """The result of a call without rows, for which no rank needs another."""
-    if out is not None and out.shape != shape:
-        raise UsageError(f"out is {list(out.shape)}, must be {list(shape)}", "there are no rows")
-    return like.new_empty(shape) if out is None else out
 
 
 def _from_16_bytes(tensor: torch.Tensor) -> torch.Tensor:

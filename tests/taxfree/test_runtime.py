@@ -230,7 +230,7 @@ class TestCalls:
     def test_a_rank_that_comes_with_another_shape_is_named_by_all(self, ranks: Ranks) -> None:
         first, *others = run(ranks, "call_alike_but_for_one")
         assert f"rank 0 calls with AllGatherMatmul(m={M + 1}," in first
-        assert all(f"rank 0 with AllGatherMatmul(m={M + 1}," in said for said in others)
+        assert all(f"rank 0 calls with AllGatherMatmul(m={M + 1}," in said for said in others)
 
 
 class TestPlanning:

@@ -179,6 +179,40 @@ def overlap(fabric: Any, what: str) -> str:
     return "no error"
 
 
+def grow_in_vain(fabric: Any) -> list[Any]:
+    """A range that no memory suffices for is refused; what was planned before still works."""
+    problem = problem_of()
+    rt = runtime_of(fabric)
+    inputs, expected = tensors_of(fabric, problem)
+    found: list[Any] = [torch.equal(called(rt, GATHER, problem, inputs), expected)]
+    try:
+        rt.prepare({dataclasses.replace(problem, k=1 << 44), dataclasses.replace(problem, m=100)})
+    except TaxfreeError as error:
+        found.append("even by the library" in error.message)
+    return [*found, torch.equal(called(rt, GATHER, problem, inputs), expected)]
+
+
+def attend_again_with_others(fabric: Any, what: str) -> str:
+    """The error of a call that differs from one before in what a key of arguments cannot hold."""
+    problem = problem_of(DECODE, page_size=4, kv_len_per_rank=8, batch=4)
+    rt = runtime_of(fabric)
+    (q, k, v, kv_lens, table, _), _ = tensors_of(fabric, problem)
+    wide = torch.cat([table, table], 1)
+    rt.flash_decode(q, k, v, kv_lens, table)
+    rt.flash_decode(q[:1], k, v, kv_lens[:, :1].contiguous(), wide[:1, :2])
+    arguments = {"q": q, "k": k, "v": v, "kv_lens": kv_lens, "block_table": table}
+    arguments |= {
+        "table": {"block_table": wide[:, :2]},
+        "pages": {"v": v[:2]},
+        "lengths": {"kv_lens": kv_lens[:, :1]},
+    }[what]
+    try:
+        rt.flash_decode(**arguments)
+    except UsageError as error:
+        return error.message
+    return "no error"
+
+
 def call_from_two_threads(fabric: Any) -> Any:
     """What the second of two threads is told, that call at once; then each calls by itself."""
     problem = problem_of()
@@ -398,8 +432,17 @@ class TestPlanning:
             assert right
             assert variant == ("push" if stage == "library" else "baseline")
 
+    def test_a_range_that_fits_no_memory_leaves_earlier_plans_alone(self, ranks: Ranks) -> None:
+        assert run(ranks, grow_in_vain) == [[True] * 3] * ranks.few
+
 
 class TestArguments:
+    @pytest.mark.parametrize("what", ["table", "pages", "lengths"])
+    def test_what_was_checked_once_is_checked_where_it_may_differ(
+        self, ranks: Ranks, what: str
+    ) -> None:
+        assert "no error" not in run(ranks, attend_again_with_others, what=what)
+
     @pytest.mark.parametrize(
         ("op", "fields", "variant"),
         [case for case in served_by_each_variant() if case[1].get("residual")]

@@ -37,7 +37,7 @@ class Workspace:
     ) -> None:
         self._device = device
         self._pool = torch.cuda.MemPool() if has_pool and device.type == "cuda" else None
-        self._block = torch.empty(0, dtype=torch.uint8, device=device)
+        self._block = self._nothing()
         self._counters = torch.zeros(0, dtype=torch.int32, device=device)
         self._dependents: weakref.WeakSet[Any] = (
             weakref.WeakSet() if beside is None else beside._dependents
@@ -54,9 +54,7 @@ class Workspace:
         """Uninitialised tensors, side by side in the block; grows it if they do not fit."""
         size = sum(_aligned(shape, dtype) for shape, dtype in pieces)
         if size > self._block.numel():
-            self._replace(self._block)
-            self._block = self._block[:0]  # freed before the larger one is allocated
-            self._block = self._allocate(size)
+            self._grow(size)
         scratch = Scratch(self, pieces)
         self._dependents.add(scratch)
         return scratch
@@ -64,7 +62,7 @@ class Workspace:
     def counters(self, count: int) -> Counters:
         """At least `count` int32 zeros; every call leaves them at zero."""
         if count > self._counters.numel():
-            self._replace(self._counters)
+            self._forget(self._counters)
             with self._own_pool():
                 self._counters = torch.zeros(count, dtype=torch.int32, device=self._device)
         return Counters(self)
@@ -79,7 +77,18 @@ class Workspace:
         """Keep today's memory as long as this exists: a graph holds its address."""
         self._is_captured = True
 
-    def _replace(self, old: torch.Tensor) -> None:
+    def _grow(self, size: int) -> None:
+        """Replace the block by a larger one; if there is no memory for it, by one as before."""
+        old = self._block.numel()
+        self._forget(self._block)
+        self._block = self._nothing()  # frees the old one first, unless a graph holds it
+        try:
+            self._block = self._allocate(size)
+        except Exception:
+            self._block = self._allocate(old)
+            raise
+
+    def _forget(self, old: torch.Tensor) -> None:
         if self._is_captured and old.numel():
             self._captured.append(old)
         for each in self._dependents:
@@ -92,6 +101,9 @@ class Workspace:
             found.append(self._block[begin:end].view(dtype).view(shape))
             begin += _aligned(shape, dtype)
         return found
+
+    def _nothing(self) -> torch.Tensor:
+        return torch.empty(0, dtype=torch.uint8, device=self._device)
 
     def _allocate(self, size: int) -> torch.Tensor:
         """A new block of so many bytes, uint8."""
