@@ -116,6 +116,8 @@ class Document:
         if "records" in content:
             content["records"] = [with_new_names(each["op"], each) for each in content["records"]]
             return cls(path, text, content, list(_sites_of_records(path, content["records"])))
+        if "rows" not in content:  # it measures no variant
+            return cls(path, text, content, [])
         content["rows"] = [with_new_names(each.get("op"), each) for each in content["rows"]]
         gpu = content["environment"].get("hardware", {}).get("gpu", "")
         return cls(path, text, content, list(_sites_of_rows(path, content["rows"], gpu)))
