@@ -103,8 +103,8 @@ def run(ending: Callable[[], Any]) -> list[int] | None:
         for rank in range(WORLD):
             process = os.fork()
             if process == 0:
-                # One more than come: the last to leave would delete a file that others still open.
-                file = dist.FileStore(store, WORLD + 1)
+                # Many more than come: who leaves last deletes the file, which others may wait for.
+                file = dist.FileStore(store, 100 * WORLD)
                 dist.init_process_group("gloo", store=file, rank=rank, world_size=WORLD)
                 del file
                 kept = ending()  # as a script's variables are until its end
