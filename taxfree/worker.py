@@ -67,11 +67,9 @@ def _open(options: argparse.Namespace) -> Any:
         backend, gpu = _backend_and_gpu(options.rank, options.world_size, torch.cuda.device_count())
         torch.cuda.set_device(gpu)
         device = torch.device("cuda", gpu) if "nccl" in backend else None
-    # The group's folder goes with the controller. A store that counted its ranks would delete the
-    # file with the last of them, while others, which leave it too, may wait for it for ever.
     dist.init_process_group(
         backend,
-        store=dist.FileStore(options.store, 100 * options.world_size),
+        store=dist.FileStore(options.store, options.world_size),
         rank=options.rank,
         world_size=options.world_size,
         timeout=timedelta(seconds=max(60.0, 2 * options.timeout_s)),

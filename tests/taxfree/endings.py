@@ -7,11 +7,10 @@ runs take minutes. Each ends as a script does, through the interpreter's own end
 from __future__ import annotations
 
 import os
+import socket
 import sys
-import tempfile
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 WORLD = 2
@@ -97,20 +96,21 @@ ENDINGS: dict[str, Callable[[], Any]] = {
 def run(ending: Callable[[], Any]) -> list[int] | None:
     """The exit status of each rank; None in a rank, which ends with its caller."""
     global kept
-    with tempfile.TemporaryDirectory() as folder:
-        store = str(Path(folder, "store"))
-        ranks = []
-        for rank in range(WORLD):
-            process = os.fork()
-            if process == 0:
-                # Many more than come: who leaves last deletes the file, which others may wait for.
-                file = dist.FileStore(store, 100 * WORLD)
-                dist.init_process_group("gloo", store=file, rank=rank, world_size=WORLD)
-                del file
-                kept = ending()  # as a script's variables are until its end
-                return None
-            ranks.append(process)
-        return [_status(process) for process in ranks]
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    ranks = []
+    for rank in range(WORLD):
+        process = os.fork()
+        if process == 0:
+            # No FileStore: one that is given up while a peer deletes the file waits for ever.
+            store = dist.TCPStore("127.0.0.1", port, WORLD, is_master=rank == 0)
+            dist.init_process_group("gloo", store=store, rank=rank, world_size=WORLD)
+            del store
+            kept = ending()  # as a script's variables are until its end
+            return None
+        ranks.append(process)
+    return [_status(process) for process in ranks]
 
 
 def _status(process: int) -> int:
