@@ -107,10 +107,6 @@ def with_other_rows(fabric: Any, _: Path) -> None:
     call(fabric, lambda *tensors: tensors, m=M + 1)
 
 
-def with_no_rows(fabric: Any, _: Path) -> None:
-    call(fabric, lambda a, weight, bias: (a[:0], weight, bias))
-
-
 def with_a_third_dimension(fabric: Any, _: Path) -> None:
     Runtime.on_fabric(fabric, ()).all_gather_matmul(*tensors(fabric), gather_dim=2)
 

@@ -469,7 +469,6 @@ TENSORS = [
          SEE),
     Call("a strided bias", "with_a_strided_bias", USAGE, "bias is not a contiguous [32]", SEE),
     Call("an m that the shards have not", "with_other_rows", USAGE, "a_shard has 5 rows", SEE),
-    Call("no rows", "with_no_rows", USAGE, "m is 0, must be at least 1", SEE),
     Call("gather_dim 2", "with_a_third_dimension", USAGE, "gather_dim is 2", SEE),
     Call("an output that is too small", "into_a_small_output", USAGE,
          "out is not a contiguous [5, 32]", SEE),
