@@ -209,9 +209,8 @@ class Runtime:
                 q, k, v, kv_lens, block_table, scale, soft_cap, window, self.group_name
             )
             return _copied(result, out)
-        scale, soft_cap = (
-            None if each is None else _number("scale", each) for each in (scale, soft_cap)
-        )
+        scale = None if scale is None else _number("scale", scale)
+        soft_cap = None if soft_cap is None else _number("soft_cap", soft_cap)
         batch, by_sequence = (
             q.shape[0] if q.dim() == 3 else -1,
             k if block_table is None else block_table,
@@ -732,7 +731,6 @@ class _StreamOrder:
 
     def __init__(self) -> None:
         self._last: dict[bool, torch.cuda.Stream] = {}  # whether it was captured -> its stream
-        self._handle = -1
 
     def follow(self, capturing: bool) -> None:
         """Make the current stream wait for the last call."""
