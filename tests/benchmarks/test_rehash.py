@@ -268,6 +268,15 @@ class TestPlainText:
         assert plain_ttir(ttir.format("old")) == plain_ttir(ttir.format("new"))
         assert plain_ttir(ttir.format("old")) != plain_ttir(ttir.format("old").replace("$1", "$2"))
 
+    def test_values_have_no_names_and_constants_no_order(self) -> None:
+        one, two = "%c1 = arith.constant 1 : i32", "%c2 = arith.constant 2 : i32"
+        kernel = "tt.func @_a(%x: i32)\n  {}\n  {}\n  %s = arith.addi %x, %c1 : i32\n  use %s, %c2"
+        as_written = plain_ttir(kernel.format(one, two))
+        assert as_written == plain_ttir(kernel.format(two, one))
+        assert as_written == plain_ttir(kernel.format(one, two).replace("%x", "%arg0"))
+        assert as_written != plain_ttir(kernel.format(one, two.replace("2 :", "3 :")))
+        assert as_written != plain_ttir(kernel.format(one, two).replace("%s, %c2", "%x, %c2"))
+
     def test_assembly_has_no_names_and_comments(self) -> None:
         ptx = "// {0}\n.visible .entry {0}(.param .u64 {0}_param_0) // {0}\n st.b32 [%r1], %r{1};\n"
         assert plain_assembly(ptx.format("_push", 2)) == plain_assembly(ptx.format("_send", 2))

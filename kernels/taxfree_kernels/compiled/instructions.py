@@ -131,9 +131,33 @@ def _options(options: Any) -> str:
     return repr(sorted((name, each) for name, each in values if name not in _UNCOUNTED_OPTIONS))
 
 
+_CONSTANT = re.compile(r"\s*(%[\w.$-]+) = arith\.constant (.*)")
+_VALUE = re.compile(r"%[\w.$-]+")
+
+
 def plain_ttir(text: str) -> str:
-    """TTIR whose functions are numbered instead of named."""
-    return _numbered(text, re.findall(r'tt\.func (?:\w+ )?@("[^"]+"|[\w.$]+)', text))
+    """TTIR whose functions and values are numbered, its constants in place of their names.
+
+    Constants are all defined where a function begins, in an order that depends on the order in
+    which sources mention them. Nothing that the compiler makes of them does.
+    """
+    functions = re.findall(r'tt\.func (?:\w+ )?@("[^"]+"|[\w.$]+)', text)
+    return "\n".join(_plain_lines(_numbered(text, functions).splitlines()))
+
+
+def _plain_lines(lines: Iterable[str]) -> Iterator[str]:
+    names: dict[str, str] = {}
+
+    def name(found: re.Match[str]) -> str:
+        return names.setdefault(found[0], f"%{len(names)}")
+
+    for line in lines:
+        if line.lstrip().startswith("tt.func"):
+            names.clear()
+        if constant := _CONSTANT.match(line):
+            names[constant[1]] = f"({constant[2]})"
+        else:
+            yield _VALUE.sub(name, line)
 
 
 def plain_assembly(text: str) -> str:
