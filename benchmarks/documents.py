@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 
 from taxfree.identity import kernel_hashes
-from taxfree.results import Row
+from taxfree.results import DISPATCH, Row, load
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]], text: Sequence[int] = ()) -> str:
@@ -24,6 +25,15 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]], text: Sequence[i
 def us(time: float | None) -> str:
     """Microseconds, or nothing."""
     return "-" if time is None else f"{time:.1f}"
+
+
+def rows_of(path: Path) -> list[Row]:
+    """The rows of a result file, but for those of variants of ours that were removed since."""
+    return [
+        row
+        for row in load(path).rows
+        if not row.kernel_hash or row.variant in (DISPATCH, *kernel_hashes(row.op))
+    ]
 
 
 def is_todays(row: Row) -> bool:

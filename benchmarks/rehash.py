@@ -22,7 +22,8 @@ behind the hash. It then moves if that is still so: whoever changes what these v
 measure them again.
 
 A measurement whose hash is neither today's nor that of a digest was stale before. It stays as it
-is. Names that were changed in stored documents are mapped by `taxfree_tuning_db.renamed`.
+is, and so does one of a variant that was removed. Names that were changed in stored documents are
+mapped by `taxfree_tuning_db.renamed`.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ WORKERS = 2
 _TIMEOUT_S = 600.0
 _BATCH = 200  # measurements recorded between two writes of the digests
 
-Status = Literal["current", "unrecorded", "moved", "changed", "stale"]
+Status = Literal["current", "unrecorded", "moved", "changed", "stale", "removed"]
 
 
 # -- measurements --------------------------------------------------------------------------------
@@ -450,7 +451,8 @@ class Finding:
 
     Args:
         status: "current": the hash is today's, and digests are known; "unrecorded": they are not;
-            "moved": the same code; "changed": other code; "stale": it was stale before.
+            "moved": the same code; "changed": other code; "stale": it was stale before; "removed":
+            its variant is no more.
         why: of "changed", what differs and under which Triton.
         by_rule: no kernel of ours was compared.
     """
@@ -500,7 +502,10 @@ def examine(documents: Iterable[Document], digests: Digests, compiler: Compiler)
         finding = Finding(subject, kernel_hash, "stale", sites=sites)
         findings.append(finding)
         known = digests.launches.get((subject, kernel_hash))
-        if kernel_hash == todays_hash(subject):
+        todays = todays_hash(subject)
+        if todays is None:
+            finding.status = "removed"
+        elif kernel_hash == todays:
             finding.status = "unrecorded" if _is_incomplete(known, compiler.tritons) else "current"
         elif known is not None:
             compared.append(finding)
@@ -607,8 +612,13 @@ def _lacks_assembly(launches: Sequence[Launch] | None, tritons: Iterable[str]) -
 
 
 def without_unused(digests: Digests, documents: Iterable[Document]) -> Digests:
-    """Without digests of what no file holds any more."""
-    held = {(site.subject, site.kernel_hash) for each in documents for site in each.sites}
+    """Without digests of what no file holds any more, and of variants that are no more."""
+    held = {
+        (site.subject, site.kernel_hash)
+        for each in documents
+        for site in each.sites
+        if todays_hash(site.subject) is not None
+    }
     return Digests({key: made for key, made in digests.launches.items() if key in held})
 
 
@@ -622,7 +632,7 @@ def table(findings: Iterable[Finding]) -> str:
         count = counts.setdefault((each.subject.op, each.subject.variant), Counter())
         count[each.status] += 1
         count["by rule"] += each.by_rule
-    columns = ("current", "moved", "by rule", "changed", "stale", "unrecorded")
+    columns = ("current", "moved", "by rule", "changed", "stale", "unrecorded", "removed")
     lines = [f"{'operation':22} {'variant':22} " + " ".join(f"{each:>10}" for each in columns)]
     for (op, variant), count in sorted(counts.items()):
         cells = " ".join(f"{count[each]:>10}" for each in columns)

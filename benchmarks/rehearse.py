@@ -13,8 +13,7 @@ With `--alone` one GPU plays one rank. Nothing crosses a link and nothing is wai
 left is what the rank itself computes, stores and adds.
 
 Variants that call a collective or a copy engine have no part in this, nor has one whose channels
-depend on who sends, as `two_shot` of ``flash_decode``. On the host fabric it shows that protocols
-go through; times are none.
+depend on who sends. On the host fabric it shows that protocols go through; times are none.
 """
 
 from __future__ import annotations

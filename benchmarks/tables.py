@@ -26,9 +26,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.documents import is_todays, table, us
+from benchmarks.documents import is_todays, rows_of, table, us
 from taxfree.identity import size_field
-from taxfree.results import DISPATCH, Row, by_problem, fastest, load
+from taxfree.results import DISPATCH, Row, by_problem, fastest
 from taxfree.shapes import heading, written
 from taxfree_cli.bench_views import plot
 
@@ -137,7 +137,7 @@ def main() -> int:
         print("".join(f"{path.relative_to(ROOT)} is missing\n" for path in missing), end="")
         return 1 if outdated or missing else 0
     for path, file in pictures.items():
-        rows = load(file).rows
+        rows = rows_of(file)
         plot(rows, size_field(rows[0].op), path)
         print(f"drew {path.relative_to(ROOT)}")
     return 0
@@ -191,11 +191,11 @@ def update(text: str, root: Path) -> str:
             case "plot":
                 made = f"\n![{PLOT_CAPTION}]({_picture(match)})\n\n{PLOT_CAPTION}\n\n"
             case "attention":
-                made = attention(load(path).rows)
+                made = attention(rows_of(path))
             case "evolution":
-                made = evolution(load(path).rows, where)
+                made = evolution(rows_of(path), where)
             case _:
-                made = tables(load(path).rows, where)
+                made = tables(rows_of(path), where)
         return match["begin"] + made + match["end"]
 
     return _BLOCK.sub(block, text)
@@ -254,7 +254,7 @@ def _measured(
     """The rows of each problem whose fields have these values, by size."""
     folder = root / "benchmarks/results" / op
     paths = [folder / f"{machine}.json", *sorted(folder.glob(f"{machine}-*.json"))]
-    rows = [row for path in paths for row in load(path).rows]
+    rows = [row for path in paths for row in rows_of(path)]
     chosen = [row for row in rows if all(row.problem[f] in v for f, v in wanted.items())]
     return sorted(by_problem(chosen), key=lambda group: group[0].problem[size_field(op)])
 

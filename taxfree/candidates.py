@@ -21,14 +21,12 @@ def variants_for(
     """Variants, beside the baseline, that can serve a problem.
 
     Args:
-        only: names to choose from; all by default.
+        only: names to choose from; those that are searched by default.
     """
     return {
         name: variant
-        for name, variant in variants(op_of(problem)).items()
-        if name != "baseline"
-        and (only is None or name in only)
-        and variant.refuses_problem(problem, hardware) is None
+        for name, variant in _asked_for(problem, only).items()
+        if variant.refuses_problem(problem, hardware) is None
     }
 
 
@@ -36,10 +34,17 @@ def refusals(problem: Any, hardware: Hardware, only: Sequence[str] | None = None
     """Why each of the other variants, beside the baseline, cannot; arguments as above."""
     reasons = {
         name: variant.refuses_problem(problem, hardware)
-        for name, variant in variants(op_of(problem)).items()
-        if name != "baseline" and (only is None or name in only)
+        for name, variant in _asked_for(problem, only).items()
     }
     return {name: reason for name, reason in reasons.items() if reason is not None}
+
+
+def _asked_for(problem: Any, only: Sequence[str] | None) -> dict[str, Variant]:
+    return {
+        name: variant
+        for name, variant in variants(op_of(problem)).items()
+        if name != "baseline" and (variant.searched if only is None else name in only)
+    }
 
 
 def serves(variant: Variant, problem: Any, hardware: Hardware, config: Config) -> bool:

@@ -6,6 +6,7 @@ A method names candidates and the time that the cost model expects of each in a 
   of its modelled times, here over there.
 - "model": the first configs of all variants, as modelled.
 
+Variants that are not searched are no candidates.
 The fastest candidate is predicted to win. ``prediction.json`` says which method serves which
 settings, and why none does elsewhere: ``benchmarks/unseen.py`` computes it, from predictions for
 sizes whose results and records were left out.
@@ -212,7 +213,9 @@ def _of_the_nearest(
     for each in (lent.winner, lent.baseline, *lent.runners_up):
         if each.kernel_hash != hashes.get(each.variant) or "graph" not in each.median_us:
             continue
-        if each.variant not in modelled_variants(op) or illegal(op, problem, each, hardware):
+        if each.variant not in modelled_variants(op) or not variants(op)[each.variant].searched:
+            continue
+        if illegal(op, problem, each, hardware):
             continue
         modelled = [
             _modelled_us(machine, op, where, each.variant, each.config, hardware)
@@ -227,7 +230,7 @@ def _of_the_model(
 ) -> Iterator[_Candidate]:
     for name in modelled_variants(op):
         variant = variants(op)[name]
-        if variant.refuses_problem(problem, hardware) is not None:
+        if not variant.searched or variant.refuses_problem(problem, hardware) is not None:
             continue
         for config in variant.first_configs(problem, hardware):
             if refusal(variant, problem, hardware, config) is None:

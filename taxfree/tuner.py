@@ -126,7 +126,7 @@ class Tuner:
         hardware: of the ranks.
         screen: rejects candidates that cannot run before they reach the device.
         seed: of the search.
-        only: names of variants to try; all by default.
+        only: names of variants to try; those that are searched by default.
         progress: receives every event.
 
     Attributes:
@@ -407,10 +407,11 @@ class Tuner:
         record, hashes = self._database.get(self._key(op, problem)), identity.kernel_hashes(op)
         if record is None:
             return []
-        found = variants_for(problem, self.hardware)
+        measured = (record.winner, *record.runners_up)
+        found = variants_for(problem, self.hardware, [each.variant for each in measured])
         return [
             Candidate(each.variant, each.config)
-            for each in (record.winner, *record.runners_up)
+            for each in measured
             if each.variant in found
             and each.kernel_hash == hashes[each.variant]
             and serves(found[each.variant], problem, self.hardware, each.config)

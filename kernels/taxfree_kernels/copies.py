@@ -18,7 +18,7 @@ order. Therefore whatever waits for peers' copies of a part is ordered by an eve
 copies of it, and parts follow one another. Consider, of all ranks, the one that waits for the
 earliest part: its peers have copied that part, or have no earlier wait left to block them. This
 holds if each part has rows of each chunk that is waited for. Chunks without rows are refused, or
-announced before all parts (:mod:`taxfree_kernels.partial_sums.copied`).
+announced before all parts (``overlap`` of ``matmul_reduce_scatter``).
 """
 
 from __future__ import annotations
@@ -77,45 +77,18 @@ def _finish(control_ptr, out_ptr, elements, BLOCK: tl.constexpr):
     sync.leave(control_ptr, 1 + generation % 2)  # whatever comes next is odd
 
 
-class CopyStreams:
-    """Side streams that copies take in turns.
-
-    Args:
-        fabric: whose memory is copied.
-        count: of the streams.
-    """
-
-    def __init__(self, fabric: Fabric, count: int) -> None:
-        self._streams: list[SideStream] = [fabric.side_stream() for _ in range(count)]
-        self._turns = cycle(self._streams)
-
-    def follow(self) -> None:
-        """Make later copies wait for all work enqueued so far on the current stream."""
-        for stream in self._streams:
-            stream.fork()
-
-    def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
-        """Copy between ranks on the next stream."""
-        with next(self._turns).entered():
-            copy_between_ranks(target, source)
-
-    def join(self) -> None:
-        """Make the current stream wait for all copies."""
-        for stream in self._streams:
-            stream.join()
-
-
-class PeerCopies(CopyStreams):
-    """Copies into peers' memory, and the call that consists of them.
+class PeerCopies:
+    """Copies into peers' memory, on side streams, and the call that consists of them.
 
     Args:
         fabric: whose pool the plan uses.
         channels: on which the plan signals; one more announces that a rank has entered.
-        streams: which copies take in turns.
+        streams: how many streams copies take in turns.
     """
 
     def __init__(self, fabric: Fabric, channels: int, streams: int) -> None:
-        super().__init__(fabric, streams)
+        self._streams: list[SideStream] = [fabric.side_stream() for _ in range(streams)]
+        self._turns = cycle(self._streams)
         self._entered = channels
         self._ends = (fabric.pool.control, fabric.heap_bases, fabric.rank)
         ranks = {"WORLD": fabric.world_size, "BACKEND": fabric.backend}
@@ -134,9 +107,14 @@ class PeerCopies(CopyStreams):
         first, *others = self._streams
         self._turns = cycle(self._streams)
         with first.forked():
-            self.meet(self._entered)
+            self._meet(*self._ends, self._entered)
             for stream in others:
                 stream.fork()
+
+    def follow(self) -> None:
+        """Make later copies wait for all work enqueued so far on the current stream."""
+        for stream in self._streams:
+            stream.fork()
 
     def send(self, target: torch.Tensor, source: torch.Tensor, channel: int, peer: int) -> None:
         """Copy on the next stream, then tell the peer."""
@@ -144,9 +122,10 @@ class PeerCopies(CopyStreams):
             copy_between_ranks(target, source)
             self._announce(*self._ends, channel, peer)
 
-    def meet(self, channel: int) -> None:
-        """Make the current stream wait until those of all ranks have come here."""
-        self._meet(*self._ends, channel)
+    def join(self) -> None:
+        """Make the current stream wait for all copies."""
+        for stream in self._streams:
+            stream.join()
 
     def finish(self, out: torch.Tensor) -> None:
         """End the call on the caller's stream, which has joined; `out` is NaN if a wait failed."""

@@ -109,6 +109,10 @@ class Variant(ABC):
     #: rank can compile its plans; not so library paths, and ours that only replace the collective.
     fused: ClassVar[bool] = True
 
+    #: whether a search tries it, and a prediction may choose it, when nobody asks for it by name:
+    #: not so steps on the way to faster variants, which show what each step is worth.
+    searched: ClassVar[bool] = True
+
     #: memory slots that calls use in turn: the check runs until the first slot is reused.
     slots: ClassVar[int] = 2
 

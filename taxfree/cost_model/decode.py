@@ -30,11 +30,11 @@ def _part_bytes(problem: Any) -> float:
     return float(4 * problem.part_elements)
 
 
-def _parts_exchanged(machine: Machine, problem: Any, shots: int = 1) -> Piece:
+def _parts_exchanged(machine: Machine, problem: Any) -> Piece:
     """The exchange of parts, which are small: only the link and signals count."""
     received = (problem.world_size - 1) * _part_bytes(problem)
     us = machine.signal_us + 1e6 * received / machine.link_bytes_per_s
-    return own_collective(machine, shots * [us], received)
+    return own_collective(machine, [us], received)
 
 
 def _library(machine: Machine, problem: Any) -> list[Piece]:
@@ -58,6 +58,5 @@ FLASH_DECODE: dict[str, Formula] = {
     "gather": _after_attention(_gather),
     "fine_wait": _after_attention(_gather),
     "fused": _after_attention(lambda m, p: [_parts_exchanged(m, p)]),
-    "two_shot": _after_attention(lambda m, p: [_parts_exchanged(m, p, shots=2)]),
     "persistent": _persistent,
 }

@@ -69,19 +69,6 @@ def _one_shot(machine: Machine, problem: Any, config: Config) -> Piece:
     return own_collective(machine, [sent], (world + 1) * kept)
 
 
-def _one_shot_ll(machine: Machine, problem: Any, config: Config) -> Piece:
-    """As `_one_shot`, in words that are half flag: twice the bytes, but half a signal.
-
-    A signal is sent once the data before it has arrived; a word crosses the link only once.
-    """
-    kept, world = _kept_bytes(problem), problem.world_size
-    latency = machine.kernel_start_us + machine.signal_us / 2
-    link = 1e6 * 2 * (world - 1) * kept / machine.link_bytes_per_s
-    local = 1e6 * 2 * (world + 1) * kept / machine.memory_bytes_per_s
-    us = latency + link + local
-    return Piece("collective", us, machine.host_kernel_us, latency_us=latency)
-
-
 def _two_shot(machine: Machine, problem: Any, config: Config) -> Piece:
     """Each rank adds a block, and sends the sum to all."""
     world, size = problem.world_size, _kept_bytes(problem)
@@ -106,15 +93,9 @@ def _then(add: Callable[[Machine, Any, Config], Piece]) -> Formula:
 def _overlap(machine: Machine, problem: Any, config: Config) -> list[Piece]:
     """Copy engines scatter while the vendor's matmul computes, peers' shards first, in parts.
 
-    Then each rank adds and, if all keep the whole sum, fetches the others' shards. With PARTS of
-    the rows this happens for each part, and only the last one's is not hidden.
+    Then each rank adds.
     """
-    world, turns = problem.world_size, config.get("PARTS", 1)
-    is_whole = not hasattr(problem, "shard_rows")
-    if is_whole:
-        m, n = -(-problem.m // (turns * world)), problem.n
-    else:
-        m, n = problem.shard_rows, problem.shard_columns
+    world, m, n = problem.world_size, problem.shard_rows, problem.shard_columns
     messages = (world - 1) * config["CHUNKS"]
     parts = -(-messages // config["CHUNKS_PER_WAIT"])
     start, gap = machine.kernel_start_us, machine.gap_us
@@ -124,15 +105,11 @@ def _overlap(machine: Machine, problem: Any, config: Config) -> list[Piece]:
     copied = -(-messages // config["STREAMS"]) * announced_copy_us(machine) + link
     part = matmul_us(machine, -(-(world - 1) * m // parts), n, problem.k) + gap
     turn = parts * part + matmul_us(machine, m, n, problem.k) + gap
-    us = max(turn, parts * part + copied / parts, part + copied) + (turns - 1) * turn
+    us = max(turn, parts * part + copied / parts, part + copied)
     us += gap + start + 1e6 * (world + 1) * shard / machine.memory_bytes_per_s  # the addition
-    if is_whole:
-        # Nothing stands between these copies: they follow each other at once.
-        us += gap + barrier_us(machine) + gap + machine.engine_us + link
     us += gap + start  # a kernel ends the call
-    kernels = 2 + turns * (1 + messages + is_whole)
-    ops = turns * (parts + 1 + messages + is_whole * (world - 1))
-    waits = config["STREAMS"] * (turns * (parts + 1 + is_whole) + 2)
+    kernels, ops = 3 + messages, parts + 1 + messages
+    waits = config["STREAMS"] * (parts + 3)
     host = kernels * machine.host_kernel_us + ops * machine.host_op_us
     host += waits * machine.host_stream_us
     return [Piece("fused", us, host, kernels=kernels + ops)]
@@ -188,7 +165,8 @@ def _push_two_shot(machine: Machine, problem: Any, config: Config) -> list[Piece
 def _push_in_place(machine: Machine, problem: Any, config: Config) -> list[Piece]:
     """As `_push`, but each wave of tiles waits for its peers, and the own part is not stored.
 
-    Words are as in `_one_shot_ll`: twice the bytes, and half a signal.
+    Words are half flag: twice the bytes, but half a signal. A signal is sent once the data before
+    it has arrived; a word crosses the link only once.
     """
     kept, peers, words = _kept_bytes(problem), problem.world_size - 1, 1 + config["IN_DATA"]
     return _tiles_that_send(
@@ -267,10 +245,7 @@ MATMUL_ALL_REDUCE: dict[str, Formula] = {
     "baseline": _library(registered=False),
     "registered": _library(registered=True),
     "torch_symm_mem": _torch_symm_mem,
-    "one_shot": _then(_one_shot),
-    "one_shot_ll": _then(_one_shot_ll),
     "two_shot": _then(_two_shot),
-    "overlap": _overlap,
     "push": _push,
     "push_two_shot": _push_two_shot,
     "push_in_place": _push_in_place,

@@ -14,7 +14,7 @@ from tests.ranks import Ranks, gather_dims, our_names, served_names
 GATHER, ALL_REDUCE, SCATTER = "all_gather_matmul", "matmul_all_reduce", "matmul_reduce_scatter"
 DECODE = "flash_decode"
 REPLICATED = (ALL_REDUCE, DECODE)  # all ranks have the same result
-NORMALISING = ("baseline", "one_shot", "push", "push_two_shot_lamport")
+NORMALISING = ("baseline", "push", "push_two_shot_lamport")
 
 TASKS = "tests.kernels.tasks"
 
@@ -150,8 +150,6 @@ def _served(op: str, variant: str, fields: Fields) -> Fields:
             return fields | {"n": -(-fields["n"] // 8) * 8, "k": 8 * fields["k"]}
         case "all_gather_matmul", "overlap" if fields["m"] < 16:  # each rank has rows
             return fields | {"m": 8 * fields["m"]}
-        case "matmul_all_reduce", "overlap":  # its parts have aligned rows
-            return fields | {"n": 48}
         case "matmul_reduce_scatter", "overlap":
             return fields | {
                 "n": max(96, fields["n"]),

@@ -35,7 +35,6 @@ from tests.ranks import on_every_fabric, served_names, variant_names
 #: operation, ranks, fields, what each variant says that serves other problems but not this one
 REFUSED = [
     (GATHER, 2, {"gather_dim": 1, "k": 64}, {"overlap": ""}),
-    (ALL_REDUCE, 2, {}, {"overlap": ""}),
     (SCATTER, 2, {}, {"overlap": ""}),
     (SCATTER, 3, {"n": 96, "m": 4}, {"push_lamport": "a rank without rows would hear from nobody"}),
     (
@@ -43,7 +42,7 @@ REFUSED = [
         2,
         {"rms_norm": True},
         dict.fromkeys(set(served_names(ALL_REDUCE)) - set(NORMALISING), "")
-        | dict.fromkeys(("one_shot_ll", "two_shot", "push_two_shot"), "whole rows"),
+        | dict.fromkeys(("two_shot", "push_two_shot"), "whole rows"),
     ),
     (
         ALL_REDUCE,

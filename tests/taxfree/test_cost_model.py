@@ -146,16 +146,6 @@ class TestFormulas:
         assert two_rows.kernels == one_row.kernels + 1
         assert two_rows.t_eager_us == pytest.approx(one_row.t_eager_us + H200.host_op_us)
 
-    def test_words_with_flags_save_half_a_signal_and_send_twice_the_bytes(self):
-        few, many = (MatmulAllReduce(m, 8192, 3584, world_size=8) for m in (1, 1024))
-        words, sends = {"BLOCK": 128, "num_warps": 2}, {"CHUNKS": 64, "SEND_BLOCK": 8192}
-        for problem, is_faster in ((few, True), (many, False)):
-            by_words = collective_of(H200, problem, "one_shot_ll", words)
-            by_signal = collective_of(H200, problem, "one_shot", sends)
-            saved = by_signal.latency_us - by_words.latency_us
-            assert saved == pytest.approx(H200.signal_us / 2)
-            assert (by_words.us < by_signal.us) == is_faster
-
     def test_sums_travel_behind_the_tiles_of_later_waves(self):
         variant = variants("matmul_all_reduce")["push_two_shot"]
         for m, is_faster in ((128, False), (4096, True)):

@@ -49,8 +49,7 @@ TRIED = {
     for name in our_names(op)
 }
 TRIED["matmul_all_reduce in place by signals"] = (ALL_REDUCE, "push_in_place", {"IN_DATA": False})
-# Those that stand for flash_decode's ways to tell peers. In its two_shot a peer waits for the lost
-# rank before it finishes its share, and may be named by those whose wait for that ends as soon.
+# Those that stand for flash_decode's ways to tell peers.
 TRIED |= {
     "flash_decode fused": (DECODE, "fused", {"CHUNKS": 3, "ROWS": 2}),
     "flash_decode in words": (DECODE, "fused", {"CHUNKS": 3, "ROWS": 2, "IN_DATA": True}),

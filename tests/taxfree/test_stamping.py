@@ -58,12 +58,11 @@ PIPELINES = [
     (ALL_REDUCE, {}, "baseline", ["producer", "collective"]),
     (ALL_REDUCE, {"residual": True}, "baseline", ["producer", "collective", "copy"]),
     (ALL_REDUCE, {"rms_norm": True}, "baseline", ["producer", "collective", "copy"]),
-    (ALL_REDUCE, {"bias": True}, "one_shot", ["producer", "collective"]),
-    (ALL_REDUCE, {}, "two_shot", ["producer", "collective"]),
-    (ALL_REDUCE, {}, "overlap", ["fused"]),
+    (ALL_REDUCE, {"bias": True}, "two_shot", ["producer", "collective"]),
     (SCATTER, {}, "baseline", ["producer", "collective"]),
     (SCATTER, {"scatter_dim": 1}, "baseline", ["producer", "copy", "collective"]),
     (SCATTER, {"scatter_dim": 1}, "one_shot", ["producer", "collective"]),
+    (SCATTER, {"n": 96}, "overlap", ["fused"]),
     (DECODE, {}, "baseline", ["producer", "producer", "collective", "consumer"]),
 ]
 

@@ -285,9 +285,13 @@ class TestSearching:
 
     def test_first_configs_of_every_variant_come_first(self, db):
         _, _, tried = tune(db, time_of, trials=4)
-        assert [each.variant for each in tried[:4]] == [
-            "one_shot", "pull", "push", "push_two_kernel",
-        ]  # fmt: skip
+        assert [each.variant for each in tried[:3]] == ["one_shot", "pull", "push"]
+
+    def test_steps_on_the_way_are_tried_only_by_name(self, db):
+        _, _, tried = tune(db, time_of, trials=30)
+        assert "push_two_kernel" not in {each.variant for each in tried}
+        _, _, tried = tune(db, time_of, trials=2, only=["push_two_kernel"])
+        assert {each.variant for each in tried} == {"push_two_kernel"}
 
     @pytest.mark.parametrize("place", ["user", "shipped"])
     def test_what_won_with_the_other_type_is_tried_behind_the_defaults(

@@ -78,6 +78,7 @@ class PushTwoKernel(FusedVariant):
     """Two kernels on one stream."""
 
     name = "push_two_kernel"
+    searched = False
 
     def plan(self, problem: Any, fabric: Fabric, config: Config) -> Plan:
         return PushTwoKernelPlan(problem, fabric, config)

@@ -117,6 +117,7 @@ class Gather(ExchangingVariant):
     """Four kernels, all ours."""
 
     name = "gather"
+    searched = False
 
     def plan(self, problem: Any, fabric: Fabric, config: Config) -> Plan:
         return GatherPlan(problem, fabric, config)

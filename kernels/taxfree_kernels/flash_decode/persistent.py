@@ -171,6 +171,7 @@ class Persistent(ExchangingVariant):
     """Splits, merges and combiners in one kernel."""
 
     name = "persistent"
+    searched = False
     slots = 3
 
     def space(self, problem: Any, hardware: Hardware) -> Space:

@@ -72,8 +72,7 @@ def push_space(problem: FlashDecode, hardware: Hardware) -> Space:
         return {"ROWS": up_to(rows, (2, 4)), "CHUNKS": up_to(rows, (1, 3))}
     return {
         "ROWS": up_to(rows, (1, 2, 4, 8, 16)),
-        # A chunk has two signals in two_shot.
-        "CHUNKS": up_to(min(rows, Pool.CHANNELS // 2), (1, 4, 16, 32, 64, 128)),
+        "CHUNKS": up_to(min(rows, Pool.CHANNELS), (1, 4, 16, 32, 64, 128)),
     }
 
 

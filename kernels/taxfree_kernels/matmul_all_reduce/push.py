@@ -90,7 +90,7 @@ def _push(
             own_ptr, slot_ptr, stride_source, stride_row,
             bias_ptr, residual_ptr, norm_weight_ptr, eps_ptr, out_ptr, m * n, n,
             control_ptr, generation, heap_bases, rank,
-            WORLD, BACKEND, HAS_BIAS, HAS_RESIDUAL, GROUPS, BLOCK_ROW, BUT_SELF=False,
+            WORLD, BACKEND, HAS_BIAS, HAS_RESIDUAL, GROUPS, BLOCK_ROW,
         )  # fmt: skip
     else:
         tile = program - senders

@@ -1,27 +1,116 @@
 """Copy engines scatter what the vendor's matmul has computed while it computes the next part.
 
 Removes most of the bulk-synchronous tax where there are many rows, and leaves the compute units to
-the matmul: peers' shards first, this rank's own last, then the sum of what all ranks sent. Costs
-two launches per copy, and copies take microseconds to start: not for few rows.
+the matmul: peers' shards first, beginning with the next rank's, this rank's own last, then the sum
+of what all ranks sent. Costs two launches per copy, and copies take microseconds to start: not for
+few rows.
 
-Protocol. That of :mod:`taxfree_kernels.partial_sums.copied`.
+Protocol. That of :mod:`taxfree_kernels.copies`: each chunk of a peer's shard is signalled to that
+peer. The kernel that adds waits for all chunks of all peers, and comes after all copies of this
+rank.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 import torch
+import triton
+import triton.language as tl
 
-from taxfree_kernels.copies import PeerCopies
+from taxfree_kernels.copies import PeerCopies, parts_of, rows_of_chunk
+from taxfree_kernels.device import sync
+from taxfree_kernels.device.exchange import wait_for_channels
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.hardware import Hardware
-from taxfree_kernels.launch import Kernel
+from taxfree_kernels.launch import Kernel, compile_options
 from taxfree_kernels.matmul_reduce_scatter.problem import MatmulReduceScatter
-from taxfree_kernels.partial_sums import spaces
-from taxfree_kernels.partial_sums.copied import CopiedSum, adding_kernel, slot_elements
+from taxfree_kernels.partial_sums.chunks import with_sources
+from taxfree_kernels.partial_sums.sizes import padded_elements
 from taxfree_kernels.spaces import copy_space, first_copies
 from taxfree_kernels.variant import Config, Plan, Space, Variant, resized
+from taxfree_kernels.vendor import matmul_into
+
+_BLOCK, _INTERPRETED_BLOCK = 2048, 64  # elements that a program adds at a time
+_PROGRAMS = 4  # that add, for each compute unit
+
+
+# Measured with the unnamed arguments: without them it is other code, to be measured again.
+@triton.jit(do_not_specialize=["channel", "rank", "first", "count", "size"])
+def _add(
+    partial_ptr, _1, _2, out_ptr, _3,
+    inbox_ptr, stride_source, control_ptr, channel, heap_bases, rank, first, count, size, _4,
+    WORLD: tl.constexpr, BACKEND: tl.constexpr, CHUNKS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Add all ranks' partial sums of this rank's shard, in rank order.
+
+    Args:
+        partial_ptr: this rank's partial sum; inbox_ptr: [WORLD, stride_source].
+        channel: the first of CHUNKS on which peers announce theirs.
+        first: start of the shard in the output; `first`, `count`, `size` in units of 16 elements.
+        count: how much of the shard lies in rows of the sum; the rest, up to `size`, is zero.
+    """
+    generation = sync.running_generation(control_ptr)
+    wait_for_channels(
+        control_ptr, channel, channel + CHUNKS, generation, heap_bases, rank, WORLD, BACKEND,
+        CHUNKS, BUT_SELF=True,
+    )  # fmt: skip
+    for start in range(tl.program_id(0) * BLOCK, size * 16, tl.num_programs(0) * BLOCK):
+        at = start + tl.arange(0, BLOCK)
+        mask, place = at < count * 16, first * 16 + at
+        total = tl.zeros((BLOCK,), tl.float32)
+        total = with_sources(total, at, mask, partial_ptr, inbox_ptr, stride_source, rank, WORLD)
+        total = total.to(out_ptr.dtype.element_ty)
+        tl.store(out_ptr + place, total, mask=at < size * 16)
+
+
+@dataclass(frozen=True)
+class _Message:
+    """A chunk of a peer's shard on its way there.
+
+    Args:
+        rows: of all ranks' shards, one below the other.
+        source, target: those rows, here and in the peer's memory.
+    """
+
+    peer: int
+    chunk: int
+    rows: slice
+    source: torch.Tensor
+    target: torch.Tensor
+
+
+@dataclass(frozen=True)
+class _Part:
+    """What is multiplied at once, and what is sent then.
+
+    Args:
+        rows, columns: of x, and of the weight.
+        product: where they go.
+    """
+
+    rows: slice
+    columns: slice
+    product: torch.Tensor
+    messages: list[_Message]
+
+
+@dataclass(frozen=True)
+class _Sized:
+    """What a call of one size consists of.
+
+    Args:
+        empty: chunks without rows, which are waited for as well.
+        partial: this rank's partial sum of its own shard.
+    """
+
+    empty: list[_Message]
+    parts: list[_Part]
+    partial: torch.Tensor
+    add: Kernel
 
 
 class OverlapPlan(Plan):
@@ -31,30 +120,103 @@ class OverlapPlan(Plan):
         self._problem, self._fabric, self._config = problem, fabric, config
         self._copies = PeerCopies(fabric, config["CHUNKS"], config["STREAMS"])
         dtype = getattr(torch, problem.dtype)
-        self._slot, _ = fabric.pool.slots(slot_elements(problem), dtype)
+        self._slot, _ = fabric.pool.slots(problem.inbox_elements, dtype)
         shard = problem.shard_rows * problem.shard_columns
         self._shards = fabric.workspace.scratch(((problem.world_size * shard,), dtype))
-        self._add = adding_kernel(fabric, config)
+        self._add = Kernel(
+            _add,
+            grid=0,
+            constants={
+                "WORLD": fabric.world_size,
+                "BACKEND": fabric.backend,
+                "CHUNKS": config["CHUNKS"],
+                "BLOCK": _INTERPRETED_BLOCK if fabric.backend == "interpreter" else _BLOCK,
+            },
+            options=compile_options(fabric.backend, {"num_warps": 4}),
+        )
         self._sized = fabric.workspace.by_size(self._of_size)
-        self.launches = self._sized[problem.m].launches + 2
+        messages = (problem.world_size - 1) * config["CHUNKS"]
+        self.launches = len(self._sized[problem.m].parts) + 2 * messages + 3
 
-    def _of_size(self, m: int) -> CopiedSum:
+    def _of_size(self, m: int) -> _Sized:
         problem, (shards,) = resized(self._problem, m=m), self._shards()
-        return CopiedSum(
-            problem, self._fabric, self._config, self._copies, self._slot, shards, self._add
+        fabric, chunks = self._fabric, self._config["CHUNKS"]
+        world, rank = problem.world_size, fabric.rank
+        rows, columns = problem.shard_rows, problem.shard_columns
+        stride, sixteens = padded_elements(rows, columns), columns // 16
+        inbox = self._slot[: world * stride]
+        shards = shards[: world * rows * columns].view(world * rows, columns)
+        messages = list(_messages(problem, fabric, chunks, shards, inbox.view(world, stride)))
+        owners = [(rank + distance) % world for distance in range(1, world + 1)]
+        own = rows_of_chunk(problem, rank, 0, 1)
+        last_args = (
+            inbox, inbox, stride, fabric.pool.control, 0, fabric.heap_bases, rank,
+            0, (own.stop - own.start) * sixteens, rows * sixteens, columns,
+        )  # fmt: skip
+        most = _PROGRAMS * fabric.hardware.compute_units
+        grid = min(-(-rows * columns // self._add.constants["BLOCK"]), most)
+        return _Sized(
+            empty=[each for each in messages if each.rows.start == each.rows.stop],
+            parts=[
+                _part(problem, part.rows, shards, messages)
+                for part in parts_of(problem, owners, chunks, self._config["CHUNKS_PER_WAIT"])
+            ],
+            partial=shards[rank * rows :],
+            add=self._add.resized(grid, last_args),
         )
 
     def kernels(self, size: int) -> tuple[Kernel, ...]:
         return (self._add, *self._copies.kernels)
 
     def __call__(self, x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
-        copied = self._sized[x.shape[0]]
+        sized = self._sized[x.shape[0]]
         self._copies.begin()
-        copied.multiply(x, weight)
+        self._send(sized.empty)
+        for part in sized.parts:
+            matmul_into(part.product, x[part.rows], weight[:, part.columns], None)
+            self._copies.follow()
+            self._send(part.messages)
         self._copies.join()
-        copied.add(None, None, out)
+        sized.add(sized.partial, out, out, out)
         self._copies.finish(out)
         return out
+
+    def _send(self, messages: list[_Message]) -> None:
+        for each in messages:
+            self._copies.send(each.target, each.source, each.chunk, each.peer)
+
+
+def _messages(
+    problem: MatmulReduceScatter,
+    fabric: Fabric,
+    chunks: int,
+    shards: torch.Tensor,
+    inbox: torch.Tensor,
+) -> Iterator[_Message]:
+    """In the order in which they are computed; each rank begins with another peer."""
+    world, rank = problem.world_size, fabric.rank
+    for distance, chunk in product(range(1, world), range(chunks)):
+        peer = (rank + distance) % world
+        rows = rows_of_chunk(problem, peer, chunk, chunks)
+        source = shards[rows]
+        begin = (rows.start - peer * problem.shard_rows) * problem.shard_columns
+        place = fabric.peer_view(inbox, peer)[rank][begin : begin + source.numel()]
+        yield _Message(peer, chunk, rows, source, place.view(source.shape))
+
+
+def _part(
+    problem: MatmulReduceScatter, part: slice, shards: torch.Tensor, messages: list[_Message]
+) -> _Part:
+    """The part of all ranks' shards in these rows."""
+    rows, columns = part, slice(0, problem.n)
+    if problem.scatter_dim == 1:  # a part of a single rank's shard; all shards have the same rows
+        owner, width = part.start // problem.m, problem.shard_columns
+        rows = slice(part.start - owner * problem.m, part.stop - owner * problem.m)
+        columns = slice(owner * width, (owner + 1) * width)
+    within = [
+        each for each in messages if part.start <= each.rows.start < each.rows.stop <= part.stop
+    ]
+    return _Part(rows, columns, shards[part], within)
 
 
 class Overlap(Variant):
@@ -63,7 +225,13 @@ class Overlap(Variant):
     name = "overlap"
 
     def refuses_problem(self, problem: Any, hardware: Hardware) -> str | None:
-        return spaces.refuses_copies(problem, problem.shard_columns)
+        if problem.world_size == 1:
+            return "one rank has no peers"
+        if problem.shard_columns % 16:
+            return "shards do not split into parts of aligned rows"
+        if problem.elements > 1 << 30:
+            return "its elements are counted in 32 bits"
+        return None
 
     def space(self, problem: Any, hardware: Hardware) -> Space:
         space = copy_space(problem, hardware)

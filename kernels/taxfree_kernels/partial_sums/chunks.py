@@ -21,17 +21,6 @@ def bounds_of_chunk(chunk, begin, end, CHUNKS: tl.constexpr):
 
 
 @triton.jit
-def chunks_with(begin, end, sixteens, CHUNKS: tl.constexpr):
-    """The first of CHUNKS chunks that elements [begin, end) are in, and the one after the last.
-
-    Args:
-        sixteens: all elements, in units of 16.
-    """
-    per_chunk = 16 * tl.cdiv(sixteens, CHUNKS)
-    return begin // per_chunk, tl.cdiv(end, per_chunk)
-
-
-@triton.jit
 def with_sources(total, at, mask, own_ptr, inbox_ptr, stride_source, rank, WORLD: tl.constexpr):
     """`total`, float32, plus elements `at` of all ranks' partial sums, in the ranks' order.
 

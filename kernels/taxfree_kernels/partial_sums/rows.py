@@ -20,13 +20,12 @@ def sum_and_normalise(
     bias_ptr, residual_ptr, norm_weight_ptr, eps_ptr, out_ptr, count, n,
     control_ptr, generation, heap_bases, rank,
     WORLD: tl.constexpr, BACKEND: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr,
-    CHANNELS: tl.constexpr, BLOCK_ROW: tl.constexpr, BUT_SELF: tl.constexpr,
+    CHANNELS: tl.constexpr, BLOCK_ROW: tl.constexpr,
 ):  # fmt: skip
     """Add up one row of all ranks' partial sums, in the ranks' order, and store it twice.
 
     Args:
-        channel, channel_end: on which ranks signal what is in the row; at most CHANNELS. BUT_SELF:
-            this rank does not signal itself.
+        channel, channel_end: on which ranks signal what is in the row; at most CHANNELS.
         own_ptr, inbox_ptr, stride_source: see :func:`with_sources`; rows are `stride_row` apart.
         out_ptr: see :func:`store_normalised`.
         n: elements of a row, at most BLOCK_ROW.
@@ -41,7 +40,6 @@ def sum_and_normalise(
     norm_weight = tl.load(norm_weight_ptr + column, mask=mask, other=0.0)
     arrived = wait_for_channels(
         control_ptr, channel, channel_end, generation, heap_bases, rank, WORLD, BACKEND, CHANNELS,
-        BUT_SELF,
     )  # fmt: skip
     total = with_sources(
         total, row * stride_row + column, mask, own_ptr, inbox_ptr, stride_source, rank, WORLD

@@ -5,15 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from taxfree_kernels.hardware import Hardware
-from taxfree_kernels.matmul_reduce_scatter.problem import MatmulReduceScatter
 from taxfree_kernels.partial_sums.constants import block_row
 from taxfree_kernels.partial_sums.sizes import ITEM_BYTES
 from taxfree_kernels.spaces import (
     allowed,
     cdna_space,
-    copy_space,
     early_space,
-    first_copies,
     nearest_first,
     power_of_2,
     refuses_tile,
@@ -218,26 +215,6 @@ def first_sends(space: Space, sent_bytes: int, row_elements: int) -> list[dict[s
     return [within(space, guess | {"CHUNKS": count}) for count in order]
 
 
-def word_space(hardware: Hardware) -> Space:
-    """How many words that carry their flags a program sends to, and polls from, each rank."""
-    if hardware.backend == "interpreter":
-        return {"BLOCK": (32, 64)}
-    return {"BLOCK": (64, 128, 256, 512, 1024), "num_warps": (1, 2, 4, 8)}
-
-
-def first_words(hardware: Hardware, space: Space, elements: int) -> list[dict[str, Any]]:
-    """Configs for a sum of so many elements: two words, 16 bytes, a thread.
-
-    Args:
-        space: of :func:`word_space`.
-    """
-    sizes = (128, 256, 64) if elements <= 1 << 15 else (256, 128, 64)
-    guesses = [
-        {"BLOCK": size, "num_warps": max(1, size // (2 * hardware.warp_size))} for size in sizes
-    ]
-    return [within(space, guess) for guess in guesses]
-
-
 def refuses_words(
     hardware: Hardware, config: Config, words: int, world_size: int, most: int = 32
 ) -> str | None:
@@ -301,58 +278,3 @@ def with_room_for_rows(problem: Any, hardware: Hardware, config: Config) -> dict
     if refuses_warps(problem, hardware, config) is None:
         return dict(config)
     return {**config, "num_warps": block_row(problem) // (_MOST_A_THREAD * hardware.warp_size)}
-
-
-# -- copies ------------------------------------------------------------------------------------
-
-
-def refuses_copies(problem: Any, columns: int) -> str | None:
-    """Why copy engines cannot move shards with rows of so many elements, or None."""
-    if problem.world_size == 1:
-        return "one rank has no peers"
-    if columns % 16:
-        return "shards do not split into parts of aligned rows"
-    if problem.elements > 1 << 30:
-        return "its elements are counted in 32 bits"
-    return None
-
-
-_LEAST_ROWS = 4  # of a part, for each rank
-_WORTH_A_PART = 1024  # rows that the vendor's matmul multiplies, in pieces, about as fast as whole
-
-
-def refuses_parts(problem: Any) -> str | None:
-    """Why ranks cannot each add up some rows, or None."""
-    if problem.m < _LEAST_ROWS * problem.world_size:
-        return "too few rows for each rank to own some"
-    return None
-
-
-def parts_space(problem: Any, hardware: Hardware) -> Space:
-    """In how many parts of the rows a sum is scattered, added and gathered, and by what copies."""
-    counts = (1, 2) if hardware.backend == "interpreter" else (1, 2, 4)
-    return {
-        **copy_space(_shards_of(problem, 1), hardware),
-        "PARTS": up_to(problem.m // (_LEAST_ROWS * problem.world_size), counts),
-    }
-
-
-def first_parts(problem: Any, space: Space) -> list[dict[str, Any]]:
-    """Configs for a sum in parts; the first is the default.
-
-    Args:
-        space: of :func:`parts_space`.
-    """
-    wanted = max(1, problem.m // _WORTH_A_PART)
-    counts = nearest_first(space["PARTS"], wanted)
-    return [
-        within(space, {**config, "PARTS": count})
-        for count in counts
-        for config in first_copies(_shards_of(problem, count), space, rows_at_once=512)[:2]
-    ]
-
-
-def _shards_of(problem: Any, parts: int) -> MatmulReduceScatter:
-    """What of a part of the rows each rank adds up."""
-    rows = problem.m // parts
-    return MatmulReduceScatter(rows, problem.n, problem.k, world_size=problem.world_size)

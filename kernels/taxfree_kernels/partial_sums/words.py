@@ -39,7 +39,7 @@ def sum_by_words(
     Args:
         own: int32 [WORDS], of this rank.
         at: their places among a source's words, all of which are in the slot.
-        mask: which of them are exchanged; None for all.
+        mask: which of them are exchanged.
         slot_ptr: rank 0's words, the others `stride_source` words apart.
 
     Returns:
@@ -53,9 +53,7 @@ def sum_by_words(
     # One poll for all ranks; lanes beyond the last rank look at its words again.
     lane = tl.arange(0, triton.next_power_of_2(WORLD))[:, None]
     source = tl.minimum(lane, WORLD - 1)
-    needed = source != rank
-    if mask is not None:
-        needed = needed & mask[None, :]
+    needed = (source != rank) & mask[None, :]
     words, arrived = sync.receive(
         control_ptr, slot_ptr + source * stride_source + at[None, :], source, generation,
         heap_bases, rank, mask=needed, WORLD=WORLD, BACKEND=BACKEND,

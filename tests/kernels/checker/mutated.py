@@ -20,10 +20,7 @@ from taxfree_kernels.checker.mutate import Mutant, mutants
 from taxfree_kernels.device import exchange, sync
 from taxfree_kernels.flash_decode import exchange as decode_exchange
 from taxfree_kernels.flash_decode import fine_wait, fused, gather, persistent
-from taxfree_kernels.flash_decode import two_shot as decode_two_shot
 from taxfree_kernels.flash_decode import words as decode_words
-from taxfree_kernels.matmul_all_reduce import one_shot as sum_one_shot
-from taxfree_kernels.matmul_all_reduce import one_shot_ll as sum_one_shot_ll
 from taxfree_kernels.matmul_all_reduce import push as sum_push
 from taxfree_kernels.matmul_all_reduce import push_in_place as sum_in_place
 from taxfree_kernels.matmul_all_reduce import push_lamport as sum_push_lamport
@@ -31,9 +28,9 @@ from taxfree_kernels.matmul_all_reduce import push_two_shot as sum_push_two_shot
 from taxfree_kernels.matmul_all_reduce import push_two_shot_lamport as sum_push_two_shot_lamport
 from taxfree_kernels.matmul_all_reduce import two_shot as sum_two_shot
 from taxfree_kernels.matmul_reduce_scatter import one_shot as scatter_one_shot
+from taxfree_kernels.matmul_reduce_scatter import overlap as scatter_overlap
 from taxfree_kernels.matmul_reduce_scatter import push as scatter_push
 from taxfree_kernels.matmul_reduce_scatter import push_lamport as scatter_push_lamport
-from taxfree_kernels.partial_sums import copied as sum_copied
 from taxfree_kernels.partial_sums import rows as sum_rows
 from taxfree_kernels.partial_sums import tile as sum_tile
 from taxfree_kernels.partial_sums import words as sum_words
@@ -87,7 +84,7 @@ GROUPS = {
         ),
     ),
     "sync: words": Group(
-        _SUM, ("one_shot_ll",), (sync.send, sync.receive, sync._count_late, sync._is_late)
+        _SUM, ("push_in_place",), (sync.send, sync.receive, sync._count_late, sync._is_late)
     ),
     "sync: turns": Group(
         _SUM,
@@ -96,7 +93,7 @@ GROUPS = {
     ),
     "exchange": Group(
         _SUM,
-        ("push", "one_shot"),
+        ("push", "two_shot"),
         (exchange.signal_everybody, exchange.wait_for_everybody, exchange.wait_for_channels),
     ),
     "gather: send": Group(_GATHER, ("push",), (tile.push_chunk,)),
@@ -122,7 +119,11 @@ GROUPS = {
             sum_rows.sum_and_normalise,
         ),
     ),
-    "sum: push_in_place": Group(_SUM, ("push_in_place", MIXED), (sum_in_place._push_in_place,)),
+    "sum: push_in_place": Group(
+        _SUM,
+        ("push_in_place", MIXED),
+        (sum_in_place._push_in_place, sum_words.sum_by_words),
+    ),
     "sum: push_lamport": Group(
         _SUM, ("push_lamport", MIXED), (sum_push_lamport._push_lamport,), by_turns=True
     ),
@@ -137,15 +138,8 @@ GROUPS = {
         ),
         by_turns=True,
     ),
-    "sum: one_shot": Group(_SUM, ("one_shot",), (sum_one_shot._one_shot,)),
-    "sum: one_shot_ll": Group(
-        _SUM,
-        ("one_shot_ll",),
-        (sum_one_shot_ll._one_shot_ll, sum_words.sum_by_words),
-    ),
     # alone these two would hold their protocol with one payload slot: they wait for everybody twice
     "sum: two_shot": Group(_SUM, ("two_shot", MIXED), (sum_two_shot._two_shot,), seeds=range(28)),
-    "sum: overlap": Group(_SUM, ("overlap",), (copies._meet, sum_copied._add)),
     "sum: push_two_shot": Group(
         _SUM, ("push_two_shot", MIXED), (sum_push_two_shot._push_two_shot,), seeds=range(60)
     ),
@@ -158,7 +152,10 @@ GROUPS = {
     ),
     # alone it would do without the odd generation that comes next; it is one of many that are drawn
     "scatter: overlap": Group(
-        _SCATTER, ("overlap", MIXED), (copies._meet, copies._finish), seeds=range(28)
+        _SCATTER,
+        ("overlap", MIXED),
+        (copies._meet, copies._finish, scatter_overlap._add),
+        seeds=range(28),
     ),
     "scatter: one_shot": Group(_SCATTER, ("one_shot",), (scatter_one_shot._one_shot,)),
     # alone they would hold their protocol with slots that have changed places
@@ -185,11 +182,6 @@ GROUPS = {
         (fine_wait._send, fine_wait._combine, decode_exchange.wait_for_rows),
     ),
     "decode: persistent": Group(_DECODE, ("persistent", MIXED), (persistent._decode,)),
-    "decode: two_shot": Group(
-        _DECODE,
-        ("two_shot",),
-        (decode_two_shot._two_shot, decode_two_shot._combine_for_all, decode_two_shot._receive),
-    ),
 }
 
 _BY_TURNS = "bare words go by turns: of the generation they say nothing but in a report"
@@ -212,14 +204,9 @@ HARMLESS = {
         "the last program in resets the counter, alone and before the next launch"
     ),
     ("sum: push_in_place", "_push_in_place: sum_by_words: generation + 1"): _ANOTHER_FLAG,
-    ("sum: one_shot_ll", "_one_shot_ll: sum_by_words: generation + 1"): _ANOTHER_FLAG,
     ("sum: push_lamport", "_push_lamport: leave(...) deleted"): _BY_TURNS,
     ("sum: push_two_shot_lamport", "_push_two_shot_lamport: leave(...) deleted"): _BY_TURNS,
     ("scatter: push_lamport", "_push_lamport: leave(...) deleted"): _BY_TURNS,
-    ("decode: two_shot", "_two_shot: one payload slot"): (
-        "whoever goes on to the next call has heard from owners that have read what was sent to "
-        "them; other variants on the same pool need the second slot"
-    ),
 }
 
 
