@@ -19,11 +19,11 @@ from benchmarks import block_ranks
 from benchmarks.block_ranks import Block, Measured
 from benchmarks.commands import exit_code, keep, positive, positives
 from taxfree import devices
-from taxfree.bench import Knowledge
 from taxfree.errors import UsageError, WrongResult
-from taxfree.group import WorkerGroup
+from taxfree.measuring.bench import TuningHistory
+from taxfree.measuring.trial import ERROR_ALLOWANCE
 from taxfree.settings import Settings
-from taxfree.trial import ERROR_ALLOWANCE
+from taxfree.workers.group import WorkerGroup
 from taxfree_tuning_db import default_path
 
 FOLDER = Path(__file__).parent / "results" / "block"
@@ -60,7 +60,7 @@ def rows_of(block: Block, measured: Sequence[Measured]) -> Iterator[dict[str, An
 
 
 def time_block(
-    group: WorkerGroup, block: Block, knowledge: Knowledge, repetitions: int
+    group: WorkerGroup, block: Block, knowledge: TuningHistory, repetitions: int
 ) -> list[dict[str, Any]]:
     """Rows of a record for one block.
 
@@ -119,7 +119,7 @@ def _time_all(options: argparse.Namespace) -> None:
     devices.require(fabric, world_size)
     wanted = blocks(options, world_size)
     path = options.db or default_path()
-    knowledge = Knowledge.read(path, required=options.db is not None)
+    knowledge = TuningHistory.read(path, required=options.db is not None)
     heap_bytes = devices.heap_bytes([each for block in wanted for each in block.problems])
     rows: list[dict[str, Any]] = []
     with WorkerGroup(world_size, fabric, heap_bytes, settings.timeout_s) as group:

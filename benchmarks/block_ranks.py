@@ -15,8 +15,8 @@ import torch
 import torch.distributed as dist
 from torch.nn import functional
 
-from taxfree.measure import Timing, copies_needed, time_together
-from taxfree.runtime import Runtime
+from taxfree._runtime.runtime import Runtime
+from taxfree.measuring.timer import Timing, copies_needed, time_together
 from taxfree_kernels.all_gather_matmul.problem import AllGatherMatmul
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.matmul_all_reduce.problem import MatmulAllReduce
@@ -158,9 +158,9 @@ def _planned(
         name = next(
             name
             for name in wanted
-            if name in known and known[name].refuses_problem(problem, fabric.hardware) is None
+            if name in known and known[name].unsupported_reason(problem, fabric.hardware) is None
         )
-        config = known[name].first_configs(problem, fabric.hardware)[0]
+        config = known[name].seed_configs(problem, fabric.hardware)[0]
         ops.append(_of_plan(known[name].plan(problem, fabric, config), problem))
         choices[op_of(problem)] = name
     return ops, choices

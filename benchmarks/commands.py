@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from taxfree import environment
-from taxfree.group import WorkerGroup
-from taxfree.results import machine_name, write
+from taxfree.measuring import environment
+from taxfree.measuring.results import machine_name, write
+from taxfree.workers.group import WorkerGroup
 from taxfree_cli.exits import INTERRUPTED, failure
 from taxfree_cli.output import print_failure
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from taxfree.identity import kernel_hashes
-from taxfree.results import DISPATCH, Row, load
+from taxfree.fingerprints import kernel_hashes
+from taxfree.measuring.results import DISPATCH, Row, load
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]], text: Sequence[int] = ()) -> str:

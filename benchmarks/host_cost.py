@@ -25,11 +25,11 @@ from unittest import mock
 import torch
 import triton
 
-from taxfree import identity
-from taxfree.plans import rows_of
-from taxfree.runtime import Runtime
-from taxfree_kernels.compiled.compile import AbsentDevice, target_of
-from taxfree_kernels.compiled.record import GhostFabric
+from taxfree import fingerprints
+from taxfree._runtime.plans import rows_of
+from taxfree._runtime.runtime import Runtime
+from taxfree_kernels.cross_compile.compile import AbsentDevice, target_of
+from taxfree_kernels.cross_compile.record import GhostFabric
 from taxfree_kernels.fabric.layout import arena_bytes
 from taxfree_kernels.hardware import KNOWN
 from taxfree_kernels.meta import meta_tensors
@@ -86,21 +86,22 @@ def microseconds(call: Callable[[], object]) -> float:
 
 def runtime_for(op: str, problem: Any, variant: str) -> Runtime:
     """A runtime that a record makes run a variant, prepared for the sizes that it serves."""
-    config = variants(op)[variant].first_configs(problem, H200)[0]
+    config = variants(op)[variant].seed_configs(problem, H200)[0]
 
     def measured(name: str, config: dict[str, Any], us: float) -> Measurement:
-        kernel_hash = identity.kernel_hashes(op)[name]
+        kernel_hash = fingerprints.kernel_hashes(op)[name]
         return Measurement(name, config, kernel_hash, {"graph": us}, {"graph": 0.0}, 1, None)
 
     record = Record(
         op=op, problem=dataclasses.asdict(problem),
-        hardware=identity.hardware_fingerprint(H200), software=identity.software_fingerprint(),
+        hardware=fingerprints.hardware_fingerprint(H200),
+        software=fingerprints.software_fingerprint(),
         winner=measured(variant, config, 1.0), baseline=measured("baseline", {}, 2.0),
         runners_up=(), trials=1, seconds_spent=0.0, provenance={"source": "user"},
     )  # fmt: skip
     rank = _Rank(_WORLD, H200, arena_bytes(problem.slot_bytes))
     runtime = Runtime.on_fabric(rank, [record])
-    with mock.patch("taxfree.plans.vote", lambda group, value: [value] * _WORLD):
+    with mock.patch("taxfree._runtime.plans.vote", lambda group, value: [value] * _WORLD):
         runtime.prepare([problem.for_rows(rows_of(problem) // 2 + 1, rows_of(problem))])
     return runtime
 
@@ -117,7 +118,7 @@ def call_of(runtime: Runtime, op: str, problem: Any) -> Callable[[], object]:
 
 def first_and_second_calls(op: str, problem: Any, variant: str) -> tuple[float, float]:
     """Microseconds of the first call of each size that is served, and of the second; medians."""
-    runtime, name = runtime_for(op, problem, variant), identity.rows_field(op)
+    runtime, name = runtime_for(op, problem, variant), fingerprints.rows_field(op)
     call_of(runtime, op, problem)()  # compiles, as preparing does on a device
     sizes = range(rows_of(problem) // 2 + 1, rows_of(problem))
     problems = [resized(problem, **{name: size}) for size in sizes]
@@ -148,7 +149,7 @@ def main() -> int:
     for op, fields in PROBLEMS.items():
         problem = problem_class(op)(world_size=_WORLD, **fields)
         for name, variant in variants(op).items():
-            if not variant.fused or variant.refuses_problem(problem, H200) is not None:
+            if not variant.fused or variant.unsupported_reason(problem, H200) is not None:
                 continue
             us = microseconds(call_of(runtime_for(op, problem, name), op, problem))
             pairs = [first_and_second_calls(op, problem, name) for _ in range(3)]

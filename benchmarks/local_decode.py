@@ -27,13 +27,14 @@ from torch.nn.attention.flex_attention import flex_attention
 from torch.nn.functional import scaled_dot_product_attention
 
 from benchmarks.commands import exit_code
-from taxfree import devices, environment, identity, measure
-from taxfree.bench import deadline_s, group_for
-from taxfree.bounds import Bounds, Peaks, bounds, peaks
+from taxfree import devices, fingerprints
 from taxfree.errors import TaxfreeError, one_line
-from taxfree.results import Results, Row, Skipped, machine_name, save
+from taxfree.measuring import environment, timer
+from taxfree.measuring.bench import deadline_s, group_for
+from taxfree.measuring.bounds import Bounds, Peaks, bounds, peaks
+from taxfree.measuring.results import Results, Row, Skipped, machine_name, save
+from taxfree.measuring.trial import Bench, Candidate, open_bench
 from taxfree.shapes import ShapeRequest, expand
-from taxfree.trial import Bench, Candidate, open_bench
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.variant import variants
 
@@ -64,7 +65,7 @@ class Outcome:
     name: str
     config: dict[str, Any]
     relative_error: float | None = None
-    timings: Mapping[str, measure.Timing] = dataclasses.field(default_factory=dict)
+    timings: Mapping[str, timer.Timing] = dataclasses.field(default_factory=dict)
     reason: str = ""
 
 
@@ -78,7 +79,7 @@ def measure_problem(fabric: Fabric, problem: dict[str, Any]) -> tuple[list[Outco
         ("baseline", {}, lambda: _ours(bench, Candidate("baseline", {}))),
         *(
             ("library", config, functools.partial(_ours, bench, Candidate("library", config)))
-            for config in variants(OP)["library"].first_configs(bench.problem, fabric.hardware)
+            for config in variants(OP)["library"].seed_configs(bench.problem, fabric.hardware)
         ),
         *((name, {}, functools.partial(make, bench)) for name, make in PEERS.items()),
     ]
@@ -90,7 +91,7 @@ def measure_problem(fabric: Fabric, problem: dict[str, Any]) -> tuple[list[Outco
         outcomes.append(outcome)
     modes = ("eager", "graph") if fabric.has_graphs else ("eager",)
     slots = [(index, attend, mode) for index, attend in ready for mode in modes]
-    timings = measure.time_together(
+    timings = timer.time_together(
         fabric, [(attend, mode) for _, attend, mode in slots], _REPETITIONS[fabric.has_graphs]
     )
     for (index, _, mode), timing in zip(slots, timings, strict=True):
@@ -263,7 +264,7 @@ def _rows(problem: Any, outcome: Outcome, limits: Bounds) -> list[Row]:
             t_link_us=limits.t_link_us,
             t_bound_us=limits.t_bound_us,
             relative_error=outcome.relative_error,
-            kernel_hash=identity.kernel_hashes(OP)[outcome.name] if is_ours else "",
+            kernel_hash=fingerprints.kernel_hashes(OP)[outcome.name] if is_ours else "",
             tflops=cost.flops / timing.median_us * 1e-6,
             gbps=cost.memory_bytes / timing.median_us * 1e-3,
         )

@@ -25,10 +25,10 @@ from typing import Any
 import torch
 
 from benchmarks.commands import exit_code, keep, positive
-from taxfree import devices, identity
+from taxfree import devices, fingerprints
+from taxfree._runtime.runtime import Runtime
 from taxfree.errors import WrongResult
-from taxfree.group import WorkerGroup
-from taxfree.runtime import Runtime
+from taxfree.workers.group import WorkerGroup
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.fabric.gpu import SHARING
 from taxfree_kernels.fabric.layout import arena_bytes
@@ -112,26 +112,26 @@ def _problem(op: str, fabric: Fabric) -> Any:
     _, _, on_gpus, interpreted = SERVED[op]
     fields = on_gpus if fabric.has_graphs else interpreted
     problem = problem_class(op)
-    size = identity.rows_field(op)
+    size = fingerprints.rows_field(op)
     return problem(**{size: _RECORDED}, **fields, world_size=fabric.world_size)
 
 
 def _of_size(problem: Any, size: int) -> Any:
-    return resized(problem, **{identity.rows_field(op_of(problem)): size})
+    return resized(problem, **{fingerprints.rows_field(op_of(problem)): size})
 
 
 def _record(fabric: Fabric, problem: Any) -> Record:
     """A record by which a variant of ours serves the fewest rows, as where they win."""
     op = op_of(problem)
-    variant, hashes = SERVED[op][0], identity.kernel_hashes(op)
-    config = variants(op)[variant].first_configs(problem, fabric.hardware)[0]
+    variant, hashes = SERVED[op][0], fingerprints.kernel_hashes(op)
+    config = variants(op)[variant].seed_configs(problem, fabric.hardware)[0]
     winner, baseline = (
         Measurement(name, knobs, hashes[name], {"eager": us}, {"eager": 0.0}, 1, None)
         for name, knobs, us in ((variant, config, 1.0), ("baseline", {}, 2.0))
     )
     return Record(
-        op, dataclasses.asdict(problem), identity.hardware_fingerprint(fabric.hardware),
-        identity.software_fingerprint(), winner, baseline, (), 1, 0.0, {"source": "user"},
+        op, dataclasses.asdict(problem), fingerprints.hardware_fingerprint(fabric.hardware),
+        fingerprints.software_fingerprint(), winner, baseline, (), 1, 0.0, {"source": "user"},
     )  # fmt: skip
 
 

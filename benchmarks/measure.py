@@ -26,7 +26,7 @@ from pathlib import Path
 
 from benchmarks.commands import positive
 from taxfree import devices
-from taxfree.results import machine_name, write
+from taxfree.measuring.results import machine_name, write
 
 RESULTS = Path("benchmarks/results")  # it runs where the sources are
 INTERMEDIATE = 3584  # of a model's block, on each rank: a Llama 70B's over 8

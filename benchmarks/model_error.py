@@ -26,7 +26,7 @@ from typing import Any, TypeVar
 
 from benchmarks.documents import table
 from taxfree.cost_model import H200, Machine, modelled_variants, times, vendor_us
-from taxfree.results import Row, load
+from taxfree.measuring.results import Row, load
 from taxfree_kernels.variant import problem_class, variants
 
 ROOT = Path(__file__).parents[1]

@@ -41,14 +41,14 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
-from taxfree import identity
-from taxfree.results import DISPATCH
+from taxfree import fingerprints
+from taxfree.measuring.results import DISPATCH
 from taxfree_kernels import hardware as hardware_module
-from taxfree_kernels.compiled.instructions import kernel_key, run_time_values
-from taxfree_kernels.compiled.pool import CompilePool
-from taxfree_kernels.compiled.record import record
-from taxfree_kernels.compiled.report import triton_version
-from taxfree_kernels.compiled.screen import request
+from taxfree_kernels.cross_compile.instructions import kernel_key, run_time_values
+from taxfree_kernels.cross_compile.pool import CompilePool
+from taxfree_kernels.cross_compile.record import record
+from taxfree_kernels.cross_compile.report import triton_version
+from taxfree_kernels.cross_compile.screen import request
 from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.variant import operation_names, problem_class
 from taxfree_tuning_db import files
@@ -175,7 +175,7 @@ def todays_hash(subject: Subject) -> str | None:
     """The hash of the variant's sources; None if there is no such variant any more."""
     if subject.op not in operation_names():
         return None
-    return identity.kernel_hashes(subject.op).get(subject.variant)
+    return fingerprints.kernel_hashes(subject.op).get(subject.variant)
 
 
 # -- digests -------------------------------------------------------------------------------------

@@ -28,7 +28,7 @@ from benchmarks.commands import exit_code, keep, positive
 from benchmarks.soak_ranks import Member, Stretch
 from taxfree import devices
 from taxfree.errors import TaxfreeError, WrongResult, one_line
-from taxfree.group import WorkerGroup
+from taxfree.workers.group import WorkerGroup
 from taxfree_kernels.checker.problems import tiny_problems
 from taxfree_kernels.device import sync
 from taxfree_kernels.fabric.gpu import SHARING

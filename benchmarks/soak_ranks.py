@@ -27,7 +27,7 @@ import triton
 import triton.language as tl
 
 from taxfree_kernels.checker.problems import tiny_problems
-from taxfree_kernels.compiled.record import record
+from taxfree_kernels.cross_compile.record import record
 from taxfree_kernels.device import sync
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.fabric.layout import ALIGNMENT
@@ -465,7 +465,7 @@ def _candidates(fabric: Fabric, random: Random, configs: int) -> Iterator[Member
     for op in operation_names():
         for problem in _problems(op, fabric):
             for name, variant in variants(op).items():
-                if variant.refuses_problem(problem, fabric.hardware) is not None:
+                if variant.unsupported_reason(problem, fabric.hardware) is not None:
                     continue
                 for config in _configs(variant, problem, fabric, random, configs):
                     if record(op, name, problem, config, fabric.hardware):
@@ -488,13 +488,13 @@ def _configs(
 ) -> list[dict[str, Any]]:
     """The default config, and others that the variant does not refuse."""
     hardware = fabric.hardware
-    found = variant.first_configs(problem, hardware)[:1]
+    found = variant.seed_configs(problem, hardware)[:1]
     space = variant.space(problem, hardware)
     for _ in range(100):
         if len(found) == count:
             break
         config = {knob: random.choice(values) for knob, values in space.items()}
-        if config not in found and variant.refuses_config(problem, hardware, config) is None:
+        if config not in found and variant.prune_reason(problem, hardware, config) is None:
             found.append(config)
     return found
 

@@ -27,8 +27,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.documents import is_todays, rows_of, table, us
-from taxfree.identity import size_field
-from taxfree.results import DISPATCH, Row, by_problem, fastest
+from taxfree.fingerprints import size_field
+from taxfree.measuring.results import DISPATCH, Row, by_problem, fastest
 from taxfree.shapes import heading, written
 from taxfree_cli.bench_views import plot
 

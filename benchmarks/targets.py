@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from benchmarks.documents import is_todays
-from taxfree.identity import near_fields
-from taxfree.results import Row, by_problem, fastest, load
+from taxfree.fingerprints import interpolated_fields
+from taxfree.measuring.results import Row, by_problem, fastest, load
 from taxfree.shapes import written
 
 FOLDER = Path(__file__).parent
@@ -41,7 +41,7 @@ class Target:
             yield cls(kind=kind, value=value, **fields)
             return
         name, where, aims = fields.pop("name"), fields.pop("where"), fields.pop("aim", {})
-        along = near_fields(fields["op"])[-1]
+        along = interpolated_fields(fields["op"])[-1]
         for at, each in value.items():
             own = {"name": f"{name}, {along}={at}", "where": where | {along: int(at)}}
             yield cls(kind=kind, value=each, aim=aims.get(at), **own, **fields)

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.documents import table, us
-from taxfree.explain import Timeline
+from taxfree.profiling.explain import Timeline
 from taxfree.shapes import written
 from taxfree_cli.explain_views import draw_timelines, plot, varying
 

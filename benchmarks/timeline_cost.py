@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.commands import exit_code, keep
-from taxfree import explain, timeline
-from taxfree.bench import candidates, deadline_s, group_for
 from taxfree.errors import UsageError
-from taxfree.group import WorkerGroup
+from taxfree.measuring.bench import candidates, deadline_s, group_for
+from taxfree.profiling import explain, program_trace
 from taxfree.shapes import ShapeRequest, choose, written
+from taxfree.workers.group import WorkerGroup
 from taxfree_cli.bench import Asked, what_is_asked
 from taxfree_kernels.variant import variants
 
@@ -86,8 +86,10 @@ def costs(asked: Asked, plain: WorkerGroup, noting: WorkerGroup, rounds: int) ->
             "repetitions": _HOST_REPETITIONS if on_host else _GPU_REPETITIONS,
         }
         for _ in range(rounds):
-            outcomes = plain.call("taxfree.trial:try_candidates", modes=(mode,), **arguments)[0]
-            notes = noting.call("taxfree.timeline:note_calls", **arguments)[0]
+            outcomes = plain.call(
+                "taxfree.measuring.trial:try_candidates", modes=(mode,), **arguments
+            )[0]
+            notes = noting.call("taxfree.profiling.program_trace:note_calls", **arguments)[0]
             for row, outcome, note in zip(rows, outcomes, notes, strict=True):
                 if outcome.state == "measured":
                     row.plain_us.append(outcome.timings[mode].median_us)
@@ -134,7 +136,7 @@ def _measure(options: argparse.Namespace) -> None:
     world_sizes = {problem.world_size for problem in asked.problems}
     if len(world_sizes) > 1:
         raise UsageError("one record is of one number of GPUs", "--gpus 4, for example")
-    variables = timeline.variables(asked.fabric)
+    variables = program_trace.variables(asked.fabric)
     rows: list[Row] = []
     drawn: list[dict[str, Any]] = []
     try:

@@ -2,12 +2,13 @@
 
     python -m benchmarks.unseen           # a table
     python -m benchmarks.unseen --json    # the same rows, the settings and a summary
-    python -m benchmarks.unseen --write   # taxfree/prediction.json for dispatch, and the document
+    python -m benchmarks.unseen --write   # taxfree/_runtime/prediction.json for dispatch, and the document
     python -m benchmarks.unseen --refit   # without what the cost model knows of a family; minutes
 
 A family is what shares n and k (attention: heads and their sizes). For each family with results or
-records, all its records are withheld, and each method of ``taxfree.prediction`` predicts what to
-run in graphs. A prediction is judged where exactly that variant and config was measured on that
+records, all its records are withheld, and each method of ``taxfree._runtime.prediction`` predicts
+what to run in graphs. A prediction is judged where exactly that variant and config was measured on
+that
 problem: against the fastest that was measured there, and against the library's fastest path. Times
 are taken relative to the baseline of their own run, and averaged over runs. Others are counted as
 unmeasured, and nothing is concluded from them. Beyond the reach of all other records nothing is
@@ -40,9 +41,7 @@ from typing import Any
 from benchmarks import model_error
 from benchmarks.documents import is_todays, table
 from benchmarks.tables import LIBRARY
-from taxfree.cost_model import H200, Machine
-from taxfree.identity import kernel_hashes, near_fields
-from taxfree.prediction import (
+from taxfree._runtime.prediction import (
     FAMILY,
     METHODS,
     Evidence,
@@ -51,7 +50,9 @@ from taxfree.prediction import (
     fixed_fields,
     predict,
 )
-from taxfree.results import DISPATCH, by_problem, load
+from taxfree.cost_model import H200, Machine
+from taxfree.fingerprints import interpolated_fields, kernel_hashes
+from taxfree.measuring.results import DISPATCH, by_problem, load
 from taxfree.shapes import recorded_problem
 from taxfree_kernels.hardware import KNOWN
 from taxfree_tuning_db import (
@@ -65,7 +66,7 @@ from taxfree_tuning_db import (
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks/results"
-SHOWN = ROOT / "taxfree/prediction.json"
+SHOWN = ROOT / "taxfree/_runtime/prediction.json"
 DOCUMENT = ROOT / "docs/cost-model.md"
 _BLOCK = re.compile(r"(<!-- unseen -->\n).*?(<!-- end of unseen -->)", re.DOTALL)
 LEAST_OF_BEST = 0.95
@@ -117,7 +118,7 @@ class Measured:
 
 
 def _name(variant: str, config: Mapping[str, Any]) -> str:
-    # a config that is older than a knob was measured without what the knob turns on
+    # a config that is older than a meta-parameter was measured without what the knob turns on
     on = {knob: value for knob, value in config.items() if value is not False}
     return json.dumps([variant, on], sort_keys=True)
 
@@ -175,8 +176,8 @@ class Row:
     """One method on the problems of one family whose records were withheld.
 
     Args:
-        op, gpu, world_size, fixed: the setting; see `taxfree.prediction.Evidence`.
-        method: of `taxfree.prediction.METHODS`.
+        op, gpu, world_size, fixed: the setting; see `taxfree._runtime.prediction.Evidence`.
+        method: of `taxfree._runtime.prediction.METHODS`.
         left_out: the family's fields.
         problems: of the family.
         beyond: of them, those without a prediction: no other record is near, the baseline runs.
@@ -184,7 +185,7 @@ class Row:
         judged: predictions that were.
         of_best: geometric mean of best time / predicted one's time; None if none was judged.
         of_library: worst ratio of the library's best time / predicted one's time.
-        reach, sizes: of judged predictions; see `taxfree.prediction.Evidence`.
+        reach, sizes: of judged predictions; see `taxfree._runtime.prediction.Evidence`.
         verdict: "serve" or "library".
     """
 
@@ -300,7 +301,7 @@ def judge(
         },
         sizes={
             name: _range(each.problem[name] for each, _, _ in known)
-            for name in near_fields(one.op)
+            for name in interpolated_fields(one.op)
             if known
         },
     )
@@ -380,7 +381,7 @@ def _shown(values: Mapping[str, Any]) -> str:
 
 
 def text(shown: Sequence[Evidence]) -> str:
-    """The content of `taxfree/prediction.json`."""
+    """The content of `taxfree/_runtime/prediction.json`."""
     return json.dumps([dataclasses.asdict(each) for each in shown], indent=1) + "\n"
 
 

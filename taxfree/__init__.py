@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 from taxfree._version import __version__
 
 if TYPE_CHECKING:
-    from taxfree.dispatch import Choice
+    from taxfree._runtime.dispatch import Choice
+    from taxfree._runtime.runtime import Memory, Runtime
+    from taxfree._runtime.startup import init
     from taxfree.errors import NoRecord, TaxfreeError, UsageError
-    from taxfree.runtime import Memory, Runtime
-    from taxfree.start import init
     from taxfree_kernels.all_gather_matmul.problem import AllGatherMatmul
     from taxfree_kernels.errors import FabricUnavailable, PeerTimeout
     from taxfree_kernels.flash_decode.problem import FlashDecode
@@ -28,18 +28,18 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "AllGatherMatmul": "taxfree_kernels.all_gather_matmul.problem",
-    "Choice": "taxfree.dispatch",
+    "Choice": "taxfree._runtime.dispatch",
     "FabricUnavailable": "taxfree_kernels.errors",
     "MatmulAllReduce": "taxfree_kernels.matmul_all_reduce.problem",
     "MatmulReduceScatter": "taxfree_kernels.matmul_reduce_scatter.problem",
     "FlashDecode": "taxfree_kernels.flash_decode.problem",
-    "Memory": "taxfree.runtime",
+    "Memory": "taxfree._runtime.runtime",
     "NoRecord": "taxfree.errors",
     "PeerTimeout": "taxfree_kernels.errors",
-    "Runtime": "taxfree.runtime",
+    "Runtime": "taxfree._runtime.runtime",
     "TaxfreeError": "taxfree.errors",
     "UsageError": "taxfree.errors",
-    "init": "taxfree.start",
+    "init": "taxfree._runtime.startup",
 }
 
 __all__ = [

@@ -101,7 +101,7 @@ def gpu_name(fabric: str) -> str | None:
         import torch
 
         return str(torch.cuda.get_device_name())  # AMD's tool has other names
-    from taxfree.environment import gpus
+    from taxfree.measuring.environment import gpus
 
     return next((str(gpu["name"]) for gpu in gpus()), None)
 

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, TypeVar
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from taxfree import results
 from taxfree.errors import BelowTarget, UsageError, WorkerLost, WrongResult
+from taxfree.measuring import results
 from taxfree.shapes import choose, written
 from taxfree_cli import interpreting, options
 from taxfree_cli.bench_views import plot as draw
@@ -23,7 +23,7 @@ from taxfree_cli.bench_views import print_comparison, print_problem, require_pic
 from taxfree_cli.output import messages, note, print_json, rank
 
 if TYPE_CHECKING:
-    from taxfree.bench import Knowledge, ProblemResult
+    from taxfree.measuring.bench import ProblemResult, TuningHistory
 
 _T = TypeVar("_T")
 
@@ -74,7 +74,7 @@ class Asked:
     op: str
     problems: list[Any]
     fabric: str
-    knowledge: Knowledge
+    knowledge: TuningHistory
     only: Sequence[str] | None
 
 
@@ -111,8 +111,8 @@ def bench(
         if path is not None:
             results.require_writable(path)
     before = None if compare is None else results.load(compare).rows
-    from taxfree.bench import collect
-    from taxfree.identity import size_field
+    from taxfree.fingerprints import size_field
+    from taxfree.measuring.bench import collect
 
     asked = what_is_asked(op, shapes, model, tp, gpus, dtype, fabric, db, variant or None)
     if plot is not None and len(asked) > 1:
@@ -170,7 +170,7 @@ def what_is_asked(
         DatabaseError: the database that `--db` names cannot be read.
     """
     from taxfree import devices
-    from taxfree.bench import Knowledge
+    from taxfree.measuring.bench import TuningHistory
 
     ops = options.operations_of(op, shapes, only or ())
     fabric = devices.fabric_for(fabric)
@@ -178,7 +178,7 @@ def what_is_asked(
         shapes, model, tp, gpus, dtype,
         default_gpus=devices.world_sizes(fabric), op=op or options.DEFAULT_OP,
     )  # fmt: skip
-    knowledge = Knowledge.read(options.database_path(db), required=db is not None)
+    knowledge = TuningHistory.read(options.database_path(db), required=db is not None)
     gpu, default = devices.gpu_name(fabric), devices.default_shapes(fabric)
     asked = []
     for each in ops:
@@ -195,7 +195,7 @@ def what_is_asked(
 
 def measuring(asked: Asked) -> Iterator[ProblemResult]:
     """Measure, watched by the user."""
-    from taxfree.bench import run
+    from taxfree.measuring.bench import run
 
     yield from watched(
         asked, run(asked.op, asked.problems, asked.fabric, asked.knowledge, asked.only)

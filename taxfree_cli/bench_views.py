@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from taxfree.errors import TaxfreeError, UsageError
-from taxfree.results import DISPATCH, Row, Verdict, by_problem, fastest, require_writable
+from taxfree.measuring.results import DISPATCH, Row, Verdict, by_problem, fastest, require_writable
 from taxfree.shapes import heading, written
 from taxfree_cli.output import print_lines, print_table, results
 
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from taxfree.bench import ProblemResult
-    from taxfree.bounds import Bounds
+    from taxfree.measuring.bench import ProblemResult
+    from taxfree.measuring.bounds import Bounds
 
 
 def us(time: float, digits: int = 4) -> str:

@@ -129,9 +129,9 @@ def _check_compiled(
     ops: list[str], names: list[str] | None, triton: Path | None, json: bool
 ) -> None:
     """Put the default configs of variants, all by default, through the gates on their assembly."""
-    from taxfree_kernels.compiled.coverage import DEVICES, cases
-    from taxfree_kernels.compiled.report import check as reports_of
-    from taxfree_kernels.compiled.report import format_report, summary
+    from taxfree_kernels.cross_compile.coverage import DEVICES, cases
+    from taxfree_kernels.cross_compile.report import check as reports_of
+    from taxfree_kernels.cross_compile.report import format_report, summary
 
     every = [case for op in ops for device in DEVICES for case in cases(op, device)]
     _require_variants(ops, [case.variant for case in every], names)

@@ -11,8 +11,8 @@ from typing import Annotated, Any, TypeAlias
 
 import typer
 
-from taxfree import results
 from taxfree.errors import NoRecord, TaxfreeError, UsageError
+from taxfree.measuring import results
 from taxfree.shapes import (
     ShapeRequest,
     expand,
@@ -151,7 +151,7 @@ def why_command(
     """Print, step by step, how a problem is looked up for each recorded GPU model."""
     if not shapes:
         raise UsageError("no problem is given", 'for example --shapes "m=16 n=3584 k=8192"')
-    from taxfree.dispatch import look_up  # loads torch
+    from taxfree._runtime.dispatch import look_up  # loads torch
 
     table = _table(db)
     records = _selected(table, op, gpu)
@@ -206,8 +206,8 @@ def adopt_command(file: ResultFile, db: options.Db = None, json: options.Json = 
 
     Measurements and records of kernels that have since changed are ignored.
     """
-    from taxfree.adoption import adopted  # loads torch
-    from taxfree.identity import kernel_hashes
+    from taxfree.fingerprints import kernel_hashes
+    from taxfree.tuning.winner import adopted  # loads torch
 
     found = adopted(results.load(file))
     for problem, reason in found.left_out:
@@ -235,7 +235,7 @@ def adopt_command(file: ResultFile, db: options.Db = None, json: options.Json = 
 @db.command("prune")
 def prune_command(db: options.Db = None, json: options.Json = False) -> None:
     """Delete the records whose kernels have changed since they were measured."""
-    from taxfree.identity import kernel_hashes  # loads torch
+    from taxfree.fingerprints import kernel_hashes  # loads torch
 
     with _reading(db) as database:
         recorded = {record.op for record in database.records()}

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import typer
 
-from taxfree import results
 from taxfree.errors import TaxfreeError, UsageError
+from taxfree.measuring import results
 from taxfree.shapes import choose, written
 from taxfree_cli import options
 from taxfree_cli.bench import Asked, OnlyVariants, fail_if_broken, watched, what_is_asked
@@ -21,8 +21,8 @@ from taxfree_cli.explain_views import plot as draw
 from taxfree_cli.output import note, print_json, rank
 
 if TYPE_CHECKING:
-    from taxfree.bench import ProblemResult
-    from taxfree.explain import Explanation
+    from taxfree.measuring.bench import ProblemResult
+    from taxfree.profiling.explain import Explanation
 
 HardwareName: TypeAlias = Annotated[
     str | None,
@@ -128,12 +128,12 @@ def _modelled(
     op: str, problems: Sequence[Any], hardware: str, only: Sequence[str]
 ) -> tuple[Iterator[Explanation], Callable[[], dict[str, Any]]]:
     """Explanations by the cost model, and what gives the environment that they are of."""
-    from taxfree import cost_model, identity
-    from taxfree.explain import model
+    from taxfree import cost_model, fingerprints
+    from taxfree.profiling.explain import model
 
     machine = cost_model.machine(hardware)
     note("modelled: nothing was measured; docs/cost-model.md says how, and how wrong it is on H200")
-    fingerprint = asdict(identity.hardware_fingerprint(machine.hardware))
+    fingerprint = asdict(fingerprints.hardware_fingerprint(machine.hardware))
     return (
         (model(op, problem, machine, only) for problem in problems),
         lambda: {"hardware": fingerprint, "modelled": True},
@@ -142,8 +142,8 @@ def _modelled(
 
 def _measured(asked: Asked) -> tuple[Iterator[Explanation], Callable[[], dict[str, Any]]]:
     """Explanations as they are measured, and what gives the environment of those so far."""
-    from taxfree.bench import collect
-    from taxfree.explain import run
+    from taxfree.measuring.bench import collect
+    from taxfree.profiling.explain import run
 
     measured: list[ProblemResult] = []
 
@@ -157,7 +157,7 @@ def _measured(asked: Asked) -> tuple[Iterator[Explanation], Callable[[], dict[st
 
 
 def _print_json(explained: Sequence[Explanation], environment: dict[str, Any]) -> None:
-    from taxfree.explain import SCHEMA
+    from taxfree.profiling.explain import SCHEMA
 
     dispatch = [each.dispatch_json() for each in explained]
     print_json(
@@ -174,7 +174,7 @@ def _print_json(explained: Sequence[Explanation], environment: dict[str, Any]) -
 def _write_timelines(
     explanation: Explanation, trace_path: Path | None, picture: Path | None
 ) -> None:
-    from taxfree.explain import timelines, trace
+    from taxfree.profiling.explain import timelines, trace
 
     found = timelines(explanation)
     if trace_path is not None:

@@ -19,10 +19,10 @@ from taxfree_cli.record_views import words
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from taxfree.explain import Explanation, Pipeline, Timeline
-    from taxfree.stamping import Span
+    from taxfree.profiling.explain import Explanation, Pipeline, Timeline
+    from taxfree.profiling.program_trace import Activity
+    from taxfree.profiling.step_timer import Span
     from taxfree.taxes import Account, Part
-    from taxfree.timeline import Activity
 
 #: widths of label, time, spread and share; spreads are left out where the terminal is narrow
 _COLUMNS, _NARROW_COLUMNS, _NARROW = (20, 9, 8, 6), (18, 7, 0, 5), 54
@@ -60,9 +60,9 @@ def lines(explanation: Explanation, width: int) -> list[Text | Table]:
         picks = f"dispatch picks {choice.variant} ({choice.kind}): {choice.why}"
         said = "; ".join(filter(None, (picks, choice.in_eager_calls)))
         found += [Text(), *_wrapped(said, width)]
-        for rung in explanation.ladder:
-            mark = "+" if rung.found else "-"
-            found += _wrapped(f"{mark} {rung.looked_for}: {rung.why}", width, 2, "dim")
+        for step in explanation.lookup_trace:
+            mark = "+" if step.found else "-"
+            found += _wrapped(f"{mark} {step.looked_for}: {step.why}", width, 2, "dim")
     return found
 
 

@@ -55,10 +55,11 @@ def look_up_json(
 def print_look_up(
     op: str, problem: Mapping[str, Any], hardware: HardwareFingerprint, answer: LookUp
 ) -> None:
-    """The ladder of one look-up, and where it ends."""
+    """The lookup trace of one look-up, and where it ends."""
     print_lines([f"{op} {written(op, problem)} on {hardware.gpu}"])
     print_lines(
-        f"  {'+' if rung.found else '-'} {rung.looked_for}: {rung.why}" for rung in answer.ladder
+        f"  {'+' if step.found else '-'} {step.looked_for}: {step.why}"
+        for step in answer.lookup_trace
     )
     print_lines([f"  = {_outcome(answer)}"])
 

@@ -24,8 +24,8 @@ from taxfree_cli.record_views import words
 from taxfree_kernels.variant import op_of
 
 if TYPE_CHECKING:
-    from taxfree.tuner import Event, Tuner
-    from taxfree_kernels.compiled.screen import Verdict
+    from taxfree.tuning.tuner import Event, Tuner
+    from taxfree_kernels.cross_compile.screen import Verdict
     from taxfree_tuning_db import Database, Record
 
 Trials: TypeAlias = Annotated[
@@ -147,8 +147,8 @@ def _dry_run(
     only: Sequence[str] | None,
     json: bool,
 ) -> None:
-    from taxfree import tuner
-    from taxfree_kernels.compiled.screen import Screen
+    from taxfree.tuning import tuner
+    from taxfree_kernels.cross_compile.screen import Screen
     from taxfree_kernels.hardware import KNOWN
 
     if name not in KNOWN:
@@ -201,10 +201,10 @@ class _Session:
     def tune(self, problems: Sequence[Any]) -> list[dict[str, Any]]:
         """Tune problems of one world size on one group of workers."""
         from taxfree import devices
-        from taxfree.group import WorkerGroup
         from taxfree.settings import Settings
-        from taxfree.tuner import Tuner, Workers
-        from taxfree_kernels.compiled.screen import Screen
+        from taxfree.tuning.tuner import Tuner, Workers
+        from taxfree.workers.group import WorkerGroup
+        from taxfree_kernels.cross_compile.screen import Screen
 
         world_size, heap_bytes = problems[0].world_size, devices.heap_bytes(problems)
         timeout_s = Settings.from_environment().timeout_s
@@ -222,8 +222,8 @@ class _Session:
         return [row for row in rows if row is not None]
 
     def _tune(self, tuner: Tuner, problem: Any) -> dict[str, Any] | None:
-        from taxfree.candidates import refusals, variants_for
-        from taxfree.tuner import Budget
+        from taxfree.tuning.candidates import refusals, variants_for
+        from taxfree.tuning.tuner import Budget
 
         if not variants_for(problem, tuner.hardware, self.only):
             reasons = refusals(problem, tuner.hardware, self.only)

@@ -22,7 +22,7 @@ from typing import Any
 
 import pytest
 
-from taxfree.group import WorkerGroup
+from taxfree.workers.group import WorkerGroup
 
 ROOT = Path(__file__).parents[1]
 KERNELS = ROOT / "kernels"

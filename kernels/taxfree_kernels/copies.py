@@ -69,7 +69,7 @@ def _finish(control_ptr, out_ptr, elements, BLOCK: tl.constexpr):
 
     One program: with several, the generation would not be stable while they leave by two.
     """
-    if sync.has_given_up(control_ptr):
+    if sync.is_aborted(control_ptr):
         for start in range(0, elements, BLOCK):
             at = start + tl.arange(0, BLOCK)
             tl.store(out_ptr + at, float("nan"), mask=at < elements)

@@ -44,11 +44,12 @@ class PeerTimeout(KernelError):
     """A peer did not signal within the bound; its pool is unusable until it is reset.
 
     Args:
-        is_echo: this rank gave up because a peer had; the peer's report is closer to the cause.
+        is_secondary: this rank gave up because a peer had; the peer's report is closer to the
+            cause.
     """
 
     exit_code = 5
 
-    def __init__(self, message: str, hint: str = "", is_echo: bool = False) -> None:
+    def __init__(self, message: str, hint: str = "", is_secondary: bool = False) -> None:
         super().__init__(message, hint)
-        self.is_echo = is_echo
+        self.is_secondary = is_secondary

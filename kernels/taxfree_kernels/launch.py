@@ -148,10 +148,10 @@ def compile_options(backend: str, config: Mapping[str, Any]) -> dict[str, Any]:
     return {name: config[name] for name in names if name in config} | {"enable_fp_fusion": True}
 
 
-def early_options(config: Mapping[str, Any]) -> dict[str, bool]:
+def pdl_options(config: Mapping[str, Any]) -> dict[str, bool]:
     """Further options of a kernel that waits for the preceding one: whether to launch it early.
 
-    See :mod:`taxfree_kernels.device.early`.
+    See :mod:`taxfree_kernels.device.pdl`.
     """
     return {"launch_pdl": True} if config.get("launch_pdl") else {}
 

@@ -62,7 +62,7 @@ class RegisteredVariant(Variant):
     name = "registered"
     fused = False
 
-    def refuses_problem(self, problem: Any, hardware: Hardware) -> str | None:
+    def unsupported_reason(self, problem: Any, hardware: Hardware) -> str | None:
         if hardware.backend == "interpreter":
             return "the host's collectives know no registered memory"
         return "one rank has no peers" if problem.world_size == 1 else None

@@ -22,7 +22,7 @@ from pathlib import Path
 
 _PACKAGE = "taxfree_kernels"
 _LEFT_OUT = ("errors", "hardware", "variant", "base", "operation", "problem", "spaces")
-_SEARCHING = ("space", "first_configs", "refuses_problem", "refuses_config")
+_SEARCHING = ("space", "seed_configs", "unsupported_reason", "prune_reason")
 
 
 def kernel_hash(op: str, variant: str) -> str:

@@ -26,7 +26,7 @@ def nearest_first(values: tuple[int, ...], wanted: int) -> tuple[int, ...]:
 
 
 def within(space: Space, guess: Config) -> dict[str, Any]:
-    """`guess` with each value moved to the nearest in `space`; other knobs at their first value."""
+    """`guess`, each value moved to the nearest in `space`; others have their first value."""
     config = {}
     for knob, values in space.items():
         wanted = guess.get(knob, values[0])
@@ -35,14 +35,14 @@ def within(space: Space, guess: Config) -> dict[str, Any]:
 
 
 def cdna_space(hardware: Hardware) -> Space:
-    """Knobs of every kernel on CDNA: chiplets to number programs for, and an occupancy hint."""
+    """Meta-parameters of every kernel on CDNA: chiplets to swizzle for, and an occupancy hint."""
     return {
         "XCDS": tuple(dict.fromkeys((hardware.num_xcds, 1))),
         "waves_per_eu": (0, 1, 2),
     }
 
 
-def early_space(hardware: Hardware) -> Space:
+def pdl_space(hardware: Hardware) -> Space:
     """Whether a kernel is launched before the one before it has ended, on NVIDIA."""
     return {"launch_pdl": (True, False)} if hardware.backend == "cuda" else {}
 
@@ -52,11 +52,11 @@ def allowed(
     hardware: Hardware,
     space: Space,
     guesses: Sequence[Config],
-    refuses: Callable[[Any, Hardware, Config], str | None],
+    prune_reason: Callable[[Any, Hardware, Config], str | None],
 ) -> list[dict[str, Any]]:
     """The guesses that can run; where K is too short to be split, the first one unsplit."""
     configs = distinct([within(space, guess) for guess in guesses])
-    found = [config for config in configs if refuses(problem, hardware, config) is None]
+    found = [config for config in configs if prune_reason(problem, hardware, config) is None]
     return found or [within(space, {**guesses[0], "SPLIT_K": 1})]
 
 
@@ -74,7 +74,7 @@ def accumulators(hardware: Hardware) -> int:
     return 160 * hardware.registers // 255
 
 
-def refuses_tile(
+def tile_prune_reason(
     hardware: Hardware, config: Config, k: int, outputs: int, swappable_rows: int
 ) -> str | None:
     """Why a matmul's tiles cannot run, or are not worth compiling, or None.

@@ -116,19 +116,19 @@ class Variant(ABC):
     #: memory slots that calls use in turn: the check runs until the first slot is reused.
     slots: ClassVar[int] = 2
 
-    def refuses_problem(self, problem: Any, hardware: Hardware) -> str | None:
+    def unsupported_reason(self, problem: Any, hardware: Hardware) -> str | None:
         """Why this variant cannot serve `problem` on `hardware`, or None."""
         return None
 
     def space(self, problem: Any, hardware: Hardware) -> Space:
-        """Knob -> the values worth trying. A variant without knobs has one config, ``{}``."""
+        """Meta-parameter -> values worth trying. A variant without any has one config, ``{}``."""
         return {}
 
-    def first_configs(self, problem: Any, hardware: Hardware) -> list[dict[str, Any]]:
+    def seed_configs(self, problem: Any, hardware: Hardware) -> list[dict[str, Any]]:
         """Good configs to try first; the very first is the default for an untuned problem."""
         return [{name: values[0] for name, values in self.space(problem, hardware).items()}]
 
-    def refuses_config(self, problem: Any, hardware: Hardware, config: Config) -> str | None:
+    def prune_reason(self, problem: Any, hardware: Hardware, config: Config) -> str | None:
         """Why `config` is not worth compiling for `problem`, or None."""
         return None
 
@@ -148,22 +148,22 @@ class Operation:
     Args:
         name: that of the folder.
         problem: the frozen dataclass of its dimensions.
-        near_fields: problem fields in which a record may differ and still lend its config.
+        interpolated_fields: problem fields in which a record may differ and still lend its config.
         make_inputs: (problem, rank, seed, device, integers) -> the rank's tensors; small integers
             give results that are exact in any order of summation.
         reference: (problem, rank, seed, device, integers) -> the rank's result in float64.
         empty_output: (problem, device) -> an uninitialised output.
-        free_fields: fields that hardly change what is fastest: a lending record may differ in any
-            of them. The dtype is one: both are 16-bit types and multiply at the same rate.
+        ignored_fields: fields that hardly change what is fastest: a lending record may differ in
+            any of them. The dtype is one: both are 16-bit types and multiply at the same rate.
     """
 
     name: str
     problem: type[Any]
-    near_fields: tuple[str, ...]
+    interpolated_fields: tuple[str, ...]
     make_inputs: Callable[..., tuple[torch.Tensor | None, ...]]
     reference: Callable[..., torch.Tensor]
     empty_output: Callable[..., torch.Tensor]
-    free_fields: tuple[str, ...] = ()
+    ignored_fields: tuple[str, ...] = ()
 
 
 def operation_names() -> list[str]:
@@ -209,7 +209,7 @@ class SizeRange:
     @property
     def bounds(self) -> tuple[int, int]:
         """The first and the last size; 0 needs no plan."""
-        own: int = getattr(self.problem, operation(op_of(self.problem)).near_fields[0])
+        own: int = getattr(self.problem, operation(op_of(self.problem)).interpolated_fields[0])
         first = own if self.first is None else self.first
         last = own if self.last is None else self.last
         return (first, last)

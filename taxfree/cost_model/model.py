@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from taxfree.bounds import Bounds, Peaks, bounds
 from taxfree.cost_model.decode import FLASH_DECODE
 from taxfree.cost_model.gather import ALL_GATHER_MATMUL
 from taxfree.cost_model.machines import Machine
 from taxfree.cost_model.pieces import Config, Formula, Piece, vendor_us
 from taxfree.cost_model.sums import MATMUL_ALL_REDUCE, MATMUL_REDUCE_SCATTER
 from taxfree.errors import UsageError
+from taxfree.measuring.bounds import Bounds, Peaks, bounds
 from taxfree.taxes import INSIDE, Account, Part, Tax
 from taxfree_kernels.variant import op_of
 
@@ -46,7 +46,7 @@ def times(machine: Machine, problem: Any, variant: str, config: Config) -> Times
     """A variant's times.
 
     Args:
-        config: the variant's knobs.
+        config: the variant's meta-parameters.
 
     Raises:
         UsageError: there is no model of the variant.

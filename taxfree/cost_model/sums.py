@@ -168,7 +168,7 @@ def _push_in_place(machine: Machine, problem: Any, config: Config) -> list[Piece
     Words are half flag: twice the bytes, but half a signal. A signal is sent once the data before
     it has arrived; a word crosses the link only once.
     """
-    kept, peers, words = _kept_bytes(problem), problem.world_size - 1, 1 + config["IN_DATA"]
+    kept, peers, words = _kept_bytes(problem), problem.world_size - 1, 1 + config["LL"]
     return _tiles_that_send(
         machine, problem, config,
         sent=words * peers * kept, moved=(words * peers + 1) * kept,
@@ -177,7 +177,7 @@ def _push_in_place(machine: Machine, problem: Any, config: Config) -> list[Piece
 
 
 def _push_lamport(machine: Machine, problem: Any, config: Config) -> list[Piece]:
-    """As `_push`, by bare words: each wave of tiles polls for its peers', without signals."""
+    """As `_push`, by Lamport words: each wave of tiles polls for its peers', without signals."""
     kept, world = _kept_bytes(problem), problem.world_size
     return _tiles_that_send(
         machine, problem, config,

@@ -11,8 +11,8 @@ from typing import Any
 from taxfree.doctor.guard import Guard
 from taxfree.doctor.report import Measured
 from taxfree.errors import TaxfreeError
-from taxfree.group import WorkerGroup
 from taxfree.settings import Settings
+from taxfree.workers.group import WorkerGroup
 from taxfree_kernels.fabric.layout import arena_bytes
 
 #: field of Measured, and task -> what it is; last those whose lost signals leave the pool aborted

@@ -131,7 +131,7 @@ class MemoryBandwidth:
 
 @dataclass(frozen=True)
 class Rates:
-    """The rates that bounds are computed with; see :class:`taxfree.bounds.Peaks`.
+    """The rates that bounds are computed with; see :class:`taxfree.measuring.bounds.Peaks`.
 
     Args:
         matmul_tflop_s: of bfloat16.

@@ -14,7 +14,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from taxfree.bounds import peaks
 from taxfree.doctor.measuring import GPU_PEER_BYTES, HOST_PEER_BYTES
 from taxfree.doctor.report import (
     BarrierTime,
@@ -26,7 +25,8 @@ from taxfree.doctor.report import (
     SignalTime,
     StartOrder,
 )
-from taxfree.measure import Call, time_together
+from taxfree.measuring.bounds import peaks
+from taxfree.measuring.timer import Call, time_together
 from taxfree_kernels.device import probes
 from taxfree_kernels.errors import KernelError
 from taxfree_kernels.fabric.base import Fabric

@@ -1,6 +1,6 @@
 """Turns shapes, as users write them, into problems.
 
-A shape is a list of words: at most one bare word, which is a named set or the operation's
+A shape is a list of words: at most one Lamport word, which is a named set or the operation's
 shorthand, then `field=value` words. Values separated by commas are combined with each other::
 
     m=1,16,64 n=3584 k=8192        1,16,64x3584x8192 gather_dim=0        paper dtype=bf16

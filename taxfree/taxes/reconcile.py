@@ -6,7 +6,7 @@ import dataclasses
 
 import numpy as np
 
-from taxfree.bounds import Bounds
+from taxfree.measuring.bounds import Bounds
 from taxfree.taxes.account import INSIDE, NO_GRAPHS, Account, Part, Tax
 from taxfree.taxes.critical_path import Inside, inside
 from taxfree.taxes.measured import Measurement, Notes, Stamps, Times

@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 
 import taxfree
-from taxfree.runtime import Runtime
+from taxfree._runtime.runtime import Runtime
 from taxfree.settings import Settings
 from taxfree_cli.exits import failure
 from taxfree_kernels.fabric.open import open_fabric
@@ -262,7 +262,7 @@ def init_from_a_newer_database(fabric: Any, folder: Path) -> None:
 
 
 def use_a_group_without_a_runtime(_: Any, __: Path) -> None:
-    importlib.import_module("taxfree.ops")  # registers the torch ops
+    importlib.import_module("taxfree._runtime.ops")  # registers the torch ops
 
     a = torch.ones(2, 2)
     torch.ops.taxfree.all_gather_matmul(a, a, None, 1, None, "nobodys")

@@ -24,9 +24,9 @@ from random import Random
 import pytest
 import yaml
 
-from taxfree import results
-from taxfree.identity import kernel_hashes
-from taxfree.start import _heap_bytes
+from taxfree._runtime.startup import _heap_bytes
+from taxfree.fingerprints import kernel_hashes
+from taxfree.measuring import results
 from taxfree_cli.app import run
 from taxfree_cli.bench import what_is_asked
 from taxfree_cli.exits import ExitCode

@@ -11,10 +11,10 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from benchmarks import local_decode
 from benchmarks.local_decode import Outcome, flashinfer_decode
-from taxfree.bounds import Bounds, Peaks
 from taxfree.errors import WorkerLost
-from taxfree.measure import Timing
-from taxfree.results import load, save
+from taxfree.measuring.bounds import Bounds, Peaks
+from taxfree.measuring.results import load, save
+from taxfree.measuring.timer import Timing
 from taxfree_cli.exits import ExitCode
 from taxfree_kernels.flash_decode.operation import empty_output, make_inputs, reference
 from taxfree_kernels.flash_decode.problem import FlashDecode

@@ -11,8 +11,8 @@ import pytest
 
 from benchmarks import rehash
 from benchmarks.rehash import Code, Compiler, Digests, Document, Finding, Launch, Subject
-from taxfree_kernels.compiled.instructions import plain_assembly, plain_ttir
-from taxfree_kernels.compiled.report import triton_version
+from taxfree_kernels.cross_compile.instructions import plain_assembly, plain_ttir
+from taxfree_kernels.cross_compile.report import triton_version
 from taxfree_tuning_db.renamed import RENAMED, Renamed
 from tests.ranks import ROOT, copy_of_kernels, replace_in
 

@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks import unseen
 from benchmarks.unseen import Measured, Row, documented, evidence, families, judge, judged, text
-from taxfree.prediction import Prediction
+from taxfree._runtime.prediction import Prediction
 from taxfree_tuning_db import shipped_records
 
 LENDER = next(

@@ -9,10 +9,10 @@ import sys
 import pytest
 from rich.console import Console
 
-from taxfree.bench import ProblemResult
-from taxfree.bounds import Bounds, Peaks
-from taxfree.dispatch import Choice
-from taxfree.results import Results, Row, Skipped, save
+from taxfree._runtime.dispatch import Choice
+from taxfree.measuring.bench import ProblemResult
+from taxfree.measuring.bounds import Bounds, Peaks
+from taxfree.measuring.results import Results, Row, Skipped, save
 from taxfree_cli.bench import fail_if_broken
 from taxfree_cli.bench_views import print_problem, problem_table, us
 from taxfree_cli.exits import ExitCode, failure

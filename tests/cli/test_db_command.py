@@ -7,8 +7,8 @@ from dataclasses import asdict, replace
 
 import pytest
 
-from taxfree import identity
-from taxfree.results import Results, Row, save
+from taxfree import fingerprints
+from taxfree.measuring.results import Results, Row, save
 from taxfree_kernels.hardware import KNOWN
 from taxfree_kernels.variant import problem_class, variants
 from taxfree_tuning_db import (
@@ -36,7 +36,7 @@ PROBLEM = {
     "bias": False,
 }
 SHAPE = "m=16 n=3584 k=8192"
-PUSH = variants("all_gather_matmul")["push"].first_configs(
+PUSH = variants("all_gather_matmul")["push"].seed_configs(
     problem_class("all_gather_matmul")(**PROBLEM), KNOWN["h200"]
 )[0]
 
@@ -69,8 +69,8 @@ RECORD = Record(
 
 @pytest.fixture(autouse=True)
 def _kernels_of_today(monkeypatch):
-    monkeypatch.setattr(identity, "kernel_hashes", lambda op: HASHES)
-    monkeypatch.setattr(identity, "software_fingerprint", lambda: SOFTWARE)
+    monkeypatch.setattr(fingerprints, "kernel_hashes", lambda op: HASHES)
+    monkeypatch.setattr(fingerprints, "software_fingerprint", lambda: SOFTWARE)
     monkeypatch.setattr("taxfree_cli.db.shipped_records", lambda: ())
 
 
@@ -193,19 +193,19 @@ class TestWhy:
         assert words in cli("db", "why", "--shapes", shape).out
         (answer,) = json.loads(cli("db", "why", "--shapes", shape, "--json").out)["look_ups"]
         assert answer["kind"] == kind
-        assert answer["ladder"]
+        assert answer["lookup_trace"]
 
     def test_shows_what_is_predicted_and_where_nothing_is(self, cli, monkeypatch):
         sizes = {"m": 64, "k": 3584, "world_size": 8, "residual": False, "rms_norm": False}
-        lender = next(
+        source = next(
             record
             for record in shipped_records()
             if record.op == "matmul_all_reduce" and sizes.items() <= record.problem.items()
         )
-        measured = (lender.winner, lender.baseline, *lender.runners_up)
+        measured = (source.winner, source.baseline, *source.runners_up)
         hashes = {each.variant: each.kernel_hash for each in measured}
-        monkeypatch.setattr(identity, "kernel_hashes", lambda op: hashes)
-        monkeypatch.setattr("taxfree_cli.db.shipped_records", lambda: (lender,))
+        monkeypatch.setattr(fingerprints, "kernel_hashes", lambda op: hashes)
+        monkeypatch.setattr("taxfree_cli.db.shipped_records", lambda: (source,))
         why = ("db", "why", "--op", "matmul_all_reduce", "--gpus", "8", "--dtype", "bf16")
         outcome = cli(*why, "--shapes", "m=64 n=8192 k=2048")
         assert "+ a prediction for sizes without records: expected" in outcome.out
@@ -220,7 +220,7 @@ class TestWhy:
 
     def test_says_that_a_changed_kernel_is_stale(self, cli, stored, monkeypatch):
         stored(RECORD)
-        monkeypatch.setattr(identity, "kernel_hashes", lambda op: HASHES | {"push": "p2"})
+        monkeypatch.setattr(fingerprints, "kernel_hashes", lambda op: HASHES | {"push": "p2"})
         outcome = cli("db", "why", "--shapes", SHAPE)
         assert "kernel of push has changed" in outcome.out
         assert "stale: the baseline runs" in outcome.out
@@ -228,7 +228,7 @@ class TestWhy:
     def test_flags_other_software(self, cli, stored, monkeypatch):
         stored(RECORD)
         newer = replace(SOFTWARE, triton="3.9.0")
-        monkeypatch.setattr(identity, "software_fingerprint", lambda: newer)
+        monkeypatch.setattr(fingerprints, "software_fingerprint", lambda: newer)
         assert "(measured with another triton)" in cli("db", "why", "--shapes", SHAPE).out
 
     def test_what_does_not_run_here_is_not_lent(self, cli, stored):
@@ -409,7 +409,7 @@ class TestPrune:
     def test_deletes_records_of_changed_kernels(self, cli, stored, monkeypatch):
         stored(RECORD, replace(RECORD, problem=PROBLEM | {"m": 32}, winner=RECORD.baseline))
         assert cli("db", "prune").out == "records deleted: 0\n"
-        monkeypatch.setattr(identity, "kernel_hashes", lambda op: HASHES | {"push": "p2"})
+        monkeypatch.setattr(fingerprints, "kernel_hashes", lambda op: HASHES | {"push": "p2"})
         (deleted,) = json.loads(cli("db", "prune", "--json").out)["deleted"]
         assert deleted["problem"]["m"] == 16
         assert len(documents(cli("db", "list", "--json"))) == 1

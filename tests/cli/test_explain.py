@@ -11,20 +11,20 @@ import pytest
 from rich.console import Console
 from rich.text import Text
 
-from taxfree.bench import ProblemResult
-from taxfree.bounds import Bounds, Peaks
-from taxfree.dispatch import Choice
+from taxfree._runtime.dispatch import Choice
 from taxfree.errors import WorkerLost
-from taxfree.explain import Explanation, Pipeline, Timeline, _explain, timelines, trace
-from taxfree.results import DISPATCH, Row, Skipped
-from taxfree.stamping import Alone, Span, Stamped
+from taxfree.measuring.bench import ProblemResult
+from taxfree.measuring.bounds import Bounds, Peaks
+from taxfree.measuring.results import DISPATCH, Row, Skipped
+from taxfree.profiling.explain import Explanation, Pipeline, Timeline, _explain, timelines, trace
+from taxfree.profiling.program_trace import Activity
+from taxfree.profiling.step_timer import Alone, Span, Stamped
 from taxfree.taxes import INSIDE, accounts
-from taxfree.timeline import Activity
 from taxfree_cli import explain_views
 from taxfree_cli.exits import ExitCode
 from taxfree_kernels.all_gather_matmul.problem import AllGatherMatmul
 from taxfree_kernels.hardware import KNOWN
-from taxfree_tuning_db import Rung
+from taxfree_tuning_db import LookupStep
 from tests.taxfree.pipelines import Fused, Truth
 
 OP = "all_gather_matmul"
@@ -67,7 +67,7 @@ def explanation(m: int = 16, host: float = 50.0) -> Explanation:
         ),
         skipped=(),
         choice=Choice("exact", "push", {"BLOCK_M": 16}, "its own record"),
-        ladder=(Rung("all_gather_matmul with m=16", True, "record: user"),),
+        lookup_trace=(LookupStep("all_gather_matmul with m=16", True, "record: user"),),
     )
 
 
@@ -282,7 +282,7 @@ def explained(cli, monkeypatch):
             if ended_by is not None:
                 raise ended_by
 
-        monkeypatch.setattr("taxfree.explain.run", run)
+        monkeypatch.setattr("taxfree.profiling.explain.run", run)
         return cli("explain", "--shapes", "m=16 n=32 k=32", "--fabric", "host", *arguments)
 
     return call
@@ -303,7 +303,7 @@ class TestCommand:
         assert push["notes_us"] is not None
         assert "notes_us" not in baseline
         assert push["open"]
-        assert document["dispatch"][0]["ladder"][0]["why"] == "record: user"
+        assert document["dispatch"][0]["lookup_trace"][0]["why"] == "record: user"
         assert "interpreted kernels" in outcome.err
 
     def test_a_sweep_is_one_table(self, explained):
@@ -338,7 +338,7 @@ class TestCommand:
         assert "push*!" in explained("--sweep", ended_by=error).out
 
     def test_writes_traces_and_pictures(self, explained, monkeypatch, tmp_path):
-        monkeypatch.setattr("taxfree.explain.timelines", lambda *_: TIMELINES)
+        monkeypatch.setattr("taxfree.profiling.explain.timelines", lambda *_: TIMELINES)
         files = {name: tmp_path / f"{name}.out.png" for name in ("plot", "timeline")}
         trace_file = tmp_path / "trace.json"
         asked = [text for name, file in files.items() for text in (f"--{name}", file)]

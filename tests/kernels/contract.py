@@ -110,7 +110,7 @@ PROBLEMS = {
 }
 #: flash_decode's variants that push words which carry their flag, if told to
 WORDS = [
-    (name, {"IN_DATA": True, "PACKED": packed})
+    (name, {"LL": True, "PACKED": packed})
     for name in ("fused", "persistent")
     for packed in (False, True)
 ]

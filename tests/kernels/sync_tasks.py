@@ -247,7 +247,7 @@ def timeouts(fabric: Fabric, timeout_s: float) -> dict[str, Any]:
 
 
 class Exchanged:
-    """Calls that exchange words, 8 between each two ranks: bare ones, or flag-in-data words."""
+    """Calls that exchange words, 8 between each two ranks: bare ones, or LL packets."""
 
     LANES = 8
 
@@ -256,7 +256,7 @@ class Exchanged:
         self.fabric = fabric
         constants = {"WORLD": world, "BACKEND": fabric.backend, "LANES": self.LANES, "BARE": bare}
         self._kernel = Kernel(_exchange_words, 1, constants)
-        slots = fabric.pool.bare_slots if bare else fabric.pool.flag_slots
+        slots = fabric.pool.lamport_slots if bare else fabric.pool.ll_slots
         self._words, self._slot_words = slots(world * self.LANES)
         with compiling():
             self.call([], [])

@@ -31,7 +31,7 @@ class Case:
 
     Args:
         fields: of the problem, but for its world size.
-        config: knobs that differ from the variant's default.
+        config: meta-parameters that differ from the variant's default.
         padded: give the weight rows that are longer than what is used of them.
         op: the operation.
     """
@@ -47,7 +47,7 @@ class Case:
 
     def plan(self, fabric: Fabric) -> Plan:
         variant, problem = variants(self.op)[self.variant], self.problem(fabric.world_size)
-        default = variant.first_configs(problem, fabric.hardware)[0]
+        default = variant.seed_configs(problem, fabric.hardware)[0]
         return variant.plan(problem, fabric, default | dict(self.config or {}))
 
     def tensors(self, fabric: Fabric, seed: int, integers: bool) -> tuple[Any, ...]:
@@ -208,13 +208,13 @@ def refusals(fabric: Fabric, fields: Mapping[str, Any], op: str = OP) -> dict[st
     """Why each variant cannot serve a problem here, or None."""
     problem = problem_class(op)(**fields, world_size=fabric.world_size)
     return {
-        name: variant.refuses_problem(problem, fabric.hardware)
+        name: variant.unsupported_reason(problem, fabric.hardware)
         for name, variant in variants(op).items()
     }
 
 
 def extreme_configs(fabric: Fabric, case: Case) -> list[dict[str, Any]]:
-    """Ends of a variant's space: all first, all last, two drawn, one knob at its last; and more."""
+    """Ends of a variant's space: all first, all last, two drawn, one at its last; and more."""
     variant, problem = variants(case.op)[case.variant], case.problem(fabric.world_size)
     space = variant.space(problem, fabric.hardware)
     first = {knob: values[0] for knob, values in space.items()}
@@ -222,7 +222,7 @@ def extreme_configs(fabric: Fabric, case: Case) -> list[dict[str, Any]]:
     draw = random.Random(1)
     drawn = [{k: draw.choice(values) for k, values in space.items()} for _ in range(100)]
     configs = [first, last, *drawn[:2], *(first | {knob: last[knob]} for knob in space), *drawn]
-    kept = [c for c in configs if variant.refuses_config(problem, fabric.hardware, c) is None]
+    kept = [c for c in configs if variant.prune_reason(problem, fabric.hardware, c) is None]
     return [config for at, config in enumerate(kept) if config not in kept[:at]]
 
 

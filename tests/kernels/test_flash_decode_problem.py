@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from taxfree_kernels.compiled.record import record
+from taxfree_kernels.cross_compile.record import record
 from taxfree_kernels.errors import PlanError
 from taxfree_kernels.fabric.heap import Pool
 from taxfree_kernels.flash_decode import spaces
@@ -108,13 +108,13 @@ class TestSpaces:
     @pytest.mark.parametrize("tried", PROBLEMS, ids=str)
     def test_first_configs_lie_in_the_space_and_are_not_refused(self, name, device, tried):
         variant, hardware = variants("flash_decode")[name], KNOWN[device]
-        space, first = variant.space(tried, hardware), variant.first_configs(tried, hardware)
+        space, first = variant.space(tried, hardware), variant.seed_configs(tried, hardware)
         assert first
         assert all(len(set(values)) == len(values) > 0 for values in space.values())
         for config in first:
             assert config.keys() == space.keys()
             assert all(config[knob] in values for knob, values in space.items()), config
-            assert variant.refuses_config(tried, hardware, config) is None, config
+            assert variant.prune_reason(tried, hardware, config) is None, config
 
 
 @pytest.mark.parametrize("tried", PROBLEMS, ids=str)
@@ -131,7 +131,7 @@ def test_chunks_of_rows_have_a_channel_each(tried):
 def test_only_the_kernel_behind_the_splits_is_launched_early():
     """The splits of a call must not begin before the call before has ended."""
     tried, hardware = FlashDecode(1, 96, 12, 128, 8192, world_size=8), KNOWN["h200"]
-    config = variants("flash_decode")["fused"].first_configs(tried, hardware)[0]
+    config = variants("flash_decode")["fused"].seed_configs(tried, hardware)[0]
     for early in (False, True):
         launches = record("flash_decode", "fused", tried, config | {"launch_pdl": early}, hardware)
         assert [launch.kernel.options.get("launch_pdl", False) for launch in launches] == [

@@ -81,8 +81,8 @@ class TestPool:
 
         pool = Pool(LoneFabric(arena_bytes(slot_bytes)))
         assert pool.slot_bytes >= slot_bytes
-        assert pool.flag_slots(FLAG_BYTES // 8)[1] == FLAG_BYTES // 8
-        assert pool.bare_slots(BARE_BYTES // 4)[1] == BARE_BYTES // 4
+        assert pool.ll_slots(FLAG_BYTES // 8)[1] == FLAG_BYTES // 8
+        assert pool.lamport_slots(BARE_BYTES // 4)[1] == BARE_BYTES // 4
 
     def test_a_slot_is_typed_and_says_how_far_the_next_is(self, pool):
         import torch
@@ -98,7 +98,7 @@ class TestPool:
         pool.slots(pool.slot_bytes // 2, torch.float16)
         with pytest.raises(HeapExhausted, match="does not fit a slot"):
             pool.slots(pool.slot_bytes // 2 + 1, torch.float16)
-        for slots in (pool.flag_slots, pool.bare_slots):
+        for slots in (pool.ll_slots, pool.lamport_slots):
             _, slot_words = slots(1)
             with pytest.raises(HeapExhausted, match="words do not fit a slot"):
                 slots(slot_words + 1)

@@ -18,9 +18,9 @@ WORLD = 2
 COMPILE = """
 import json, sys
 import torch
-from taxfree_kernels.compiled.compile import compile_launch
-from taxfree_kernels.compiled.gates import Subject, violations
-from taxfree_kernels.compiled.record import Launch
+from taxfree_kernels.cross_compile.compile import compile_launch
+from taxfree_kernels.cross_compile.asm_checks import Subject, violations
+from taxfree_kernels.cross_compile.record import Launch
 from taxfree_kernels.device import probes
 from taxfree_kernels.hardware import KNOWN
 from taxfree_kernels.launch import Kernel

@@ -78,7 +78,7 @@ class TestKernelHash:
         edit(tree, f"{OP}/spaces.py", r"GROUP_M\": \(1, 2,", 'GROUP_M": (1, 2, 3,')
         assert stale(tree, unchanged) == set()
 
-    @pytest.mark.parametrize("method", ["space", "first_configs", "refuses_problem"])
+    @pytest.mark.parametrize("method", ["space", "seed_configs", "unsupported_reason"])
     def test_what_a_variant_searches_makes_nothing_stale(self, tree, unchanged, method):
         edit(tree, f"{OP}/push_tma.py", rf"(def {method}\(.*:)\n", r"\1\n        print()\n")
         assert stale(tree, unchanged) == set()

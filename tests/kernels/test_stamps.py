@@ -18,8 +18,8 @@ INTERPRETED = {"BACKEND": "interpreter"}
 COMPILE = """
 import json, sys
 import torch
-from taxfree_kernels.compiled.compile import compile_launch
-from taxfree_kernels.compiled.record import Launch
+from taxfree_kernels.cross_compile.compile import compile_launch
+from taxfree_kernels.cross_compile.record import Launch
 from taxfree_kernels.device import stamps
 from taxfree_kernels.hardware import KNOWN
 from taxfree_kernels.launch import Kernel

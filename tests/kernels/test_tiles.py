@@ -7,13 +7,13 @@ import torch
 import triton
 import triton.language as tl
 
-from taxfree_kernels.device.tiles import in_turns, own_chiplet_first
+from taxfree_kernels.device.tiles import in_turns, xcd_swizzle
 
 
 @triton.jit
 def _renumber(out_ptr, XCDS: tl.constexpr):
     program = tl.program_id(0)
-    number = own_chiplet_first(program, tl.num_programs(0), XCDS)
+    number = xcd_swizzle(program, tl.num_programs(0), XCDS)
     tl.store(out_ptr + program, number)
 
 

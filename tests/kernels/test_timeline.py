@@ -16,8 +16,8 @@ pytestmark = pytest.mark.xdist_group("timeline")  # the usual build is compiled 
 COMPILE = """
 import json, sys
 from taxfree_kernels.all_gather_matmul.problem import AllGatherMatmul
-from taxfree_kernels.compiled.compile import compile_launch
-from taxfree_kernels.compiled.record import record
+from taxfree_kernels.cross_compile.compile import compile_launch
+from taxfree_kernels.cross_compile.record import record
 from taxfree_kernels.hardware import KNOWN
 from taxfree_kernels.variant import variants
 
@@ -25,7 +25,7 @@ problem = AllGatherMatmul(m=64, n=3584, k=8192, world_size=4)
 found = {}
 for gpu in sys.argv[1:]:
     hardware = KNOWN[gpu]
-    config = variants("all_gather_matmul")["push"].first_configs(problem, hardware)[0]
+    config = variants("all_gather_matmul")["push"].seed_configs(problem, hardware)[0]
     (launch,) = record("all_gather_matmul", "push", problem, config, hardware)
     found[gpu] = compile_launch(launch, hardware).text
 json.dump(found, sys.stdout)

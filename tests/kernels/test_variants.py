@@ -8,7 +8,7 @@ import pytest
 
 from taxfree_kernels.errors import PlanError
 from taxfree_kernels.hardware import KNOWN
-from taxfree_kernels.partial_sums import spaces
+from taxfree_kernels.reduction import spaces
 from taxfree_kernels.variant import operation_names, problem_class, variants
 from tests.ranks import OP, variant_names
 
@@ -68,7 +68,7 @@ class TestDiscovery:
         baseline = variants(OP)["baseline"]
         assert not baseline.fused
         assert all(
-            baseline.refuses_problem(problem_class(OP)(**fields), hardware) is None
+            baseline.unsupported_reason(problem_class(OP)(**fields), hardware) is None
             for fields in PROBLEMS
             for hardware in KNOWN.values()
         )
@@ -83,15 +83,15 @@ class TestSpaces:
         variant = variants(op)[name]
         for fields in SPACED[op]:
             tried = problem_class(op)(**fields)
-            if variant.refuses_problem(tried, hardware) is not None:
+            if variant.unsupported_reason(tried, hardware) is not None:
                 continue
-            space, first = variant.space(tried, hardware), variant.first_configs(tried, hardware)
+            space, first = variant.space(tried, hardware), variant.seed_configs(tried, hardware)
             assert first, fields
             assert all(space.values())
             for config in first:
                 assert config.keys() == space.keys()
                 assert all(config[knob] in values for knob, values in space.items()), config
-                assert variant.refuses_config(tried, hardware, config) is None, config
+                assert variant.prune_reason(tried, hardware, config) is None, config
 
     def test_knobs_have_no_value_twice(self, op, name, hardware):
         for fields in SPACED[op]:
@@ -103,7 +103,7 @@ class TestSpaces:
 def test_push_tma_begins_with_the_tiles_that_were_fastest(m, block_n):
     """On four H200s, one wave of them and of 16 senders: a neighbour's tiles cost 20 us at 1024."""
     tried = problem(m=m, n=3584, k=8192, dtype="bfloat16")
-    first = variants(OP)["push_tma"].first_configs(tried, KNOWN["h200"])[0]
+    first = variants(OP)["push_tma"].seed_configs(tried, KNOWN["h200"])[0]
     assert (first["BLOCK_M"], first["BLOCK_N"], first["SPLIT_K"]) == (128, block_n, 1)
     assert (first["SENDERS"], first["CHUNKS"], first["SOURCES_PER_WAIT"]) == (16, 8, 2)
 
@@ -120,16 +120,16 @@ def test_push_tma_begins_with_the_tiles_that_were_fastest(m, block_n):
 def test_tiles_that_are_added_in_place_are_few(m, n, ways):
     tried = problem_class("matmul_all_reduce")(m, n, 1024, world_size=8)
     variant, hardware = variants("matmul_all_reduce")["push_in_place"], KNOWN["h200"]
-    first = variant.first_configs(tried, hardware)
-    assert list(dict.fromkeys(config["IN_DATA"] for config in first)) == ways
-    assert (variant.refuses_problem(tried, hardware) is None) == bool(ways)
+    first = variant.seed_configs(tried, hardware)
+    assert list(dict.fromkeys(config["LL"] for config in first)) == ways
+    assert (variant.unsupported_reason(tried, hardware) is None) == bool(ways)
 
 
 @pytest.mark.parametrize("m", [256, 512, 1024])
 @pytest.mark.parametrize("name", ["push", "push_two_shot"])
 def test_who_adds_a_residual_has_registers_for_it(name, m):
     tried = reduced(m=m, n=8192, k=3584, residual=True)
-    first = variants("matmul_all_reduce")[name].first_configs(tried, KNOWN["h200"])
+    first = variants("matmul_all_reduce")[name].seed_configs(tried, KNOWN["h200"])
     elements = [
         each["BLOCK_M"] * each["BLOCK_N"] / (32 * each["num_warps"] * each.get("PIECES", 1))
         for each in first
@@ -199,7 +199,7 @@ class TestReducedProblem:
         both = reduced(residual=True, rms_norm=True).cost
         assert both.memory_bytes - cost.memory_bytes == 2 * (16 * 32 + 32)  # out, norm_weight
 
-    def test_a_slot_holds_all_partial_sums_only_where_one_shot_serves(self):
+    def test_a_slot_holds_all_reduction_only_where_one_shot_serves(self):
         small, large = reduced(m=1024, n=8192), reduced(m=1025, n=8192)
         assert small.slot_bytes >= 4 * 4 * 1024 * 8192
         assert large.slot_bytes < small.slot_bytes
@@ -212,8 +212,8 @@ class TestReducedProblem:
         for m, n, k, world in product((1, 65, 130, 4097), (5, 8192), (129, 1024), (2, 3, 8)):
             problem = reduced(m=m, n=n, k=k, world_size=world)
             space = variant.space(problem, hardware)
-            wanted = 1 if n == 5 else len(spaces.first_configs(problem, hardware, space))
-            assert len(variant.first_configs(problem, hardware)) >= wanted
+            wanted = 1 if n == 5 else len(spaces.seed_configs(problem, hardware, space))
+            assert len(variant.seed_configs(problem, hardware)) >= wanted
 
 
 class TestScatteredProblem:
@@ -252,11 +252,11 @@ class TestOverlap:
     @pytest.mark.parametrize(("world_size", "m"), [(8, 3), (8, 9), (6, 3), (5, 2), (4, 2), (3, 4)])
     def test_ranks_without_rows_would_wait_for_each_other(self, world_size, m):
         problem = problem_class("all_gather_matmul")(m, 16, 16, 0, world_size=world_size)
-        assert self.OVERLAP.refuses_problem(problem, KNOWN["h200"]) == "a chunk without rows"
+        assert self.OVERLAP.unsupported_reason(problem, KNOWN["h200"]) == "a chunk without rows"
 
     def test_neither_may_a_chunk_be_without_rows(self):
         problem = problem_class("all_gather_matmul")(9, 16, 16, 0, world_size=2)  # 5 and 4 rows
-        assert self.OVERLAP.refuses_problem(problem, KNOWN["h200"]) is None
+        assert self.OVERLAP.unsupported_reason(problem, KNOWN["h200"]) is None
         for chunks, is_refused in ((1, False), (2, False), (4, True)):
-            refused = self.OVERLAP.refuses_config(problem, KNOWN["h200"], {"CHUNKS": chunks})
+            refused = self.OVERLAP.prune_reason(problem, KNOWN["h200"], {"CHUNKS": chunks})
             assert bool(refused) == is_refused

@@ -39,8 +39,8 @@ class TheVariant(Variant):
     def space(self, problem, hardware):
         return {space}
 
-    def first_configs(self, problem, hardware):
-        knobs = self.space(problem, hardware)
+    def seed_configs(self, problem, hardware):
+        meta-parameters = self.space(problem, hardware)
         return [{{knob: value}} for knob, values in knobs.items() for value in values] or [{{}}]
 
     def plan(self, problem, fabric, config):
@@ -65,7 +65,7 @@ def variant(
 
 
 WORKS = variant("works", "Is the baseline")
-REFUSED = variant("refuses", "Cannot be planned", plan="raise PlanError('the moon is wrong')")
+REFUSED = variant("prune_reason", "Cannot be planned", plan="raise PlanError('the moon is wrong')")
 RAISES = variant(
     "raises",
     "Raises on one rank",
@@ -257,7 +257,7 @@ class TwoStepsPlan(Plan):
 class TwoSteps(Variant):
     name = "two_steps"
 
-    def refuses_problem(self, problem: Any, hardware: Any) -> str | None:
+    def unsupported_reason(self, problem: Any, hardware: Any) -> str | None:
         return "one rank has no peers" if problem.world_size == 1 else None
 
     def space(self, problem: Any, hardware: Any) -> Space:

@@ -129,7 +129,7 @@ def _status(process: int) -> int:
 def warm_up() -> None:
     """Import and cache what `init` needs; no thread may start, since forks would lack it."""
     for op in operation_names():
-        identity.kernel_hashes(op)
+        fingerprints.kernel_hashes(op)
 
 
 def main() -> None:
@@ -155,8 +155,8 @@ if __name__ == "__main__":
     import torch.distributed as dist
 
     import taxfree
-    import taxfree.start
-    from taxfree import identity
+    import taxfree._runtime.startup
+    from taxfree import fingerprints
     from taxfree_kernels.errors import HeapExhausted
     from taxfree_kernels.variant import operation_names
 

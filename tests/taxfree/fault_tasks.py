@@ -190,4 +190,4 @@ def fail_differently(fabric: Fabric, raised: Mapping[int, tuple[str, float] | No
         raise RuntimeError("CUDA error: an illegal memory access was encountered")
     if what == "error":
         raise RuntimeError("no")
-    raise PeerTimeout(f"rank {fabric.rank}: {what}", is_echo=what == "echo")
+    raise PeerTimeout(f"rank {fabric.rank}: {what}", is_secondary=what == "echo")

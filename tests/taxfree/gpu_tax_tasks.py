@@ -20,8 +20,9 @@ import torch
 import triton
 import triton.language as tl
 
-from taxfree import measure, stamping
-from taxfree.bounds import Bounds
+from taxfree.measuring import timer
+from taxfree.measuring.bounds import Bounds
+from taxfree.profiling import step_timer
 from taxfree.taxes import accounts
 from taxfree_kernels.device import stamps
 from taxfree_kernels.fabric.base import Fabric
@@ -67,7 +68,7 @@ class _Pipeline:
         self._log = torch.zeros(2, dtype=torch.int64, device=device)
         self._data = torch.zeros(knobs.blocks * _BLOCK, dtype=torch.int32, device=device)
         self._total = torch.zeros(1, dtype=torch.int32, device=device)
-        self._other = torch.zeros(measure.ROTATED_BYTES // 4, dtype=torch.float32, device=device)
+        self._other = torch.zeros(timer.ROTATED_BYTES // 4, dtype=torch.float32, device=device)
         one_warp = {"num_warps": 1}
         self._nothing = Kernel(stamps.nothing, 1, options=one_warp)
         self._busy = Kernel(stamps.busy, 1, {"BACKEND": fabric.backend}, one_warp)
@@ -131,7 +132,7 @@ def _undisturbed(fabric: Fabric) -> Iterator[None]:
 
 
 def parts_with(fabric: Fabric, **knobs: Any) -> list[dict[str, float]]:
-    """The parts of a pipeline with some knobs turned, by rank."""
+    """The parts of a pipeline with some meta-parameters turned, by rank."""
     return _timed(fabric, _Pipeline(fabric, Knobs(**knobs)))
 
 
@@ -152,8 +153,8 @@ def evicted(fabric: Fabric, blocks: int) -> tuple[list[dict[str, float]], float]
 
 
 def _timed(fabric: Fabric, pipeline: _Pipeline) -> list[dict[str, float]]:
-    timed = stamping.time_steps(
-        fabric, stamping.Pipeline(pipeline.call, pipeline.steps), REPETITIONS
+    timed = step_timer.time_steps(
+        fabric, step_timer.Pipeline(pipeline.call, pipeline.steps), REPETITIONS
     )
     return [
         {part.name: part.us for part in account.parts} | {"residual": account.residual_us}
@@ -169,13 +170,13 @@ def _cold_minus_warm(fabric: Fabric, pipeline: _Pipeline) -> float:
     twin = torch.zeros_like(pipeline._data)
     warm = (pipeline.evict, pipeline.touch, pipeline.read)
     cold = (pipeline.evict, twin.sum, pipeline.read)
-    timings = measure.time_together(
+    timings = timer.time_together(
         fabric, [(_chain(*functions), "graph") for functions in (warm, cold)], REPETITIONS
     )
     return timings[1].median_us - timings[0].median_us
 
 
-def _chain(*functions: Any) -> measure.Call:
+def _chain(*functions: Any) -> timer.Call:
     def call(_: int) -> None:
         for function in functions:
             function()
@@ -186,7 +187,7 @@ def _chain(*functions: Any) -> measure.Call:
 def instrument(fabric: Fabric) -> dict[str, float]:
     """How good the clocks are, and what a graph of so many kernels is counted to have."""
     pipeline = _Pipeline(fabric, Knobs(empty_kernels=7))
-    timed = stamping.time_steps(fabric, stamping.Pipeline(pipeline.call, pipeline.steps), 5)
+    timed = step_timer.time_steps(fabric, step_timer.Pipeline(pipeline.call, pipeline.steps), 5)
     measured = timed.measurement
     return {
         "step_us": measured.alignment.step_ns * 1e-3,
@@ -204,5 +205,5 @@ def kernels_of_copies(fabric: Fabric, rows: list[int]) -> list[int]:
     for count in rows:
         target = torch.zeros(count, 64, device=fabric.device)
         step = Step("copy", "copy", partial(target.copy_, torch.ones_like(target)))
-        found.append(stamping._kernels(fabric, step))
+        found.append(step_timer._kernels(fabric, step))
     return found

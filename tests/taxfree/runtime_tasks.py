@@ -8,9 +8,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-import taxfree.ops  # noqa: F401  registers the torch ops
-from taxfree import identity
-from taxfree.runtime import Runtime
+import taxfree._runtime.ops  # noqa: F401  registers the torch ops
+from taxfree import fingerprints
+from taxfree._runtime.runtime import Runtime
 from taxfree_kernels.variant import op_of, operation, problem_class, variants
 from taxfree_tuning_db import Measurement, Record
 
@@ -38,14 +38,14 @@ def record_of(fabric: Any, problem: Any, variant: str = "push") -> Record:
     op = op_of(problem)
 
     def measured(name: str, config: dict[str, Any], us: float) -> Measurement:
-        hashes = identity.kernel_hashes(op)
+        hashes = fingerprints.kernel_hashes(op)
         return Measurement(name, config, hashes[name], {"eager": us}, {"eager": 0.0}, 1, None)
 
-    config = variants(op)[variant].first_configs(problem, fabric.hardware)[0]
+    config = variants(op)[variant].seed_configs(problem, fabric.hardware)[0]
     return Record(
         op=op, problem=dataclasses.asdict(problem),
-        hardware=identity.hardware_fingerprint(fabric.hardware),
-        software=identity.software_fingerprint(),
+        hardware=fingerprints.hardware_fingerprint(fabric.hardware),
+        software=fingerprints.software_fingerprint(),
         winner=measured(variant, config, 1.0), baseline=measured("baseline", {}, 2.0),
         runners_up=(), trials=1, seconds_spent=0.0, provenance={"source": "user"},
     )  # fmt: skip

@@ -7,13 +7,13 @@ from typing import Any
 
 import torch
 
-from taxfree import stamping
-from taxfree.trial import Candidate, open_bench
+from taxfree.measuring.trial import Candidate, open_bench
+from taxfree.profiling import step_timer
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.variant import Step, variants
 
 
-def late_rank(fabric: Fabric, seconds: float, repetitions: int) -> stamping.Stamped:
+def late_rank(fabric: Fabric, seconds: float, repetitions: int) -> step_timer.Stamped:
     """A barrier as the collective, and a consumer that takes longer on the last rank."""
     late = fabric.rank == fabric.world_size - 1
     data = torch.ones(1000)
@@ -29,19 +29,19 @@ def late_rank(fabric: Fabric, seconds: float, repetitions: int) -> stamping.Stam
         for step in steps(index):
             step.run()
 
-    return stamping.time_steps(fabric, stamping.Pipeline(call, steps), repetitions)
+    return step_timer.time_steps(fabric, step_timer.Pipeline(call, steps), repetitions)
 
 
 def clocks(fabric: Fabric, rounds: int) -> Any:
     """How far this rank's clock seems to be from that of rank 0, though they are the same."""
-    return stamping.exchange_clocks(fabric, rounds)
+    return step_timer.exchange_clocks(fabric, rounds)
 
 
 def steps_and_call(fabric: Fabric, op: str, variant: str, problem: dict[str, Any]) -> list[str]:
     """Run the steps of a variant one by one; the kinds of steps, if that gives what a call does."""
     bench = open_bench(fabric, op, problem)
     found = variants(op)[variant]
-    (config, *_) = found.first_configs(bench.problem, fabric.hardware)
+    (config, *_) = found.seed_configs(bench.problem, fabric.hardware)
     plan = bench.plan(Candidate(variant, config))
     whole = plan(*bench.inputs[0], bench.outputs[0]).clone()
     parts = bench.outputs[0].fill_(float("nan"))

@@ -8,14 +8,16 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from taxfree import bench, explain, identity
-from taxfree.bench import Knowledge, Measured
-from taxfree.bounds import Bounds, Peaks
+from taxfree import fingerprints
+from taxfree._runtime.dispatch import Choice
 from taxfree.devices import fabric_for, heap_bytes, require
-from taxfree.dispatch import Choice
 from taxfree.errors import HardwareError, UsageError
-from taxfree.measure import Timing
-from taxfree.trial import Outcome
+from taxfree.measuring import bench
+from taxfree.measuring.bench import Measured, TuningHistory
+from taxfree.measuring.bounds import Bounds, Peaks
+from taxfree.measuring.timer import Timing
+from taxfree.measuring.trial import Outcome
+from taxfree.profiling import explain
 from taxfree_kernels.all_gather_matmul.problem import AllGatherMatmul
 from taxfree_kernels.fabric.layout import BARE_BYTES, FLAG_BYTES, WORDS_SHARE
 from taxfree_kernels.hardware import KNOWN
@@ -25,15 +27,15 @@ from taxfree_tuning_db import Database, Measurement, Record, TrialRecord
 OP = "all_gather_matmul"
 CPU = KNOWN["cpu"]
 PROBLEM = AllGatherMatmul(m=5, n=32, k=32, world_size=2)
-NOTHING = Knowledge((), None)
+NOTHING = TuningHistory((), None)
 SPACE = variants(OP)["push"].space(PROBLEM, CPU)
-DEFAULT = variants(OP)["push"].first_configs(PROBLEM, CPU)[0]
+DEFAULT = variants(OP)["push"].seed_configs(PROBLEM, CPU)[0]
 TUNED = {name: values[-1] for name, values in SPACE.items()} | {"SPLIT_K": 1}
 OTHER = DEFAULT | {"CHUNKS": TUNED["CHUNKS"]}
 
 
 def measurement(variant: str, config: dict) -> Measurement:
-    kernel_hash = identity.kernel_hashes(OP)[variant]
+    kernel_hash = fingerprints.kernel_hashes(OP)[variant]
     return Measurement(variant, config, kernel_hash, {"eager": 9.0}, {"eager": 1.0}, 3, 0.001)
 
 
@@ -42,7 +44,7 @@ BASELINE = measurement("baseline", {})
 
 def trial(config: dict, us: float | None = None, state="measured", kernel_hash=None) -> TrialRecord:
     times = {} if us is None else {"eager": us}
-    kernel_hash = kernel_hash or identity.kernel_hashes(OP)["push"]
+    kernel_hash = kernel_hash or fingerprints.kernel_hashes(OP)["push"]
     return TrialRecord("push", config, state, "", times, 1.0, kernel_hash)
 
 
@@ -50,8 +52,8 @@ def record(winner: Measurement) -> Record:
     return Record(
         op=OP,
         problem=asdict(PROBLEM),
-        hardware=identity.hardware_fingerprint(CPU),
-        software=identity.software_fingerprint(),
+        hardware=fingerprints.hardware_fingerprint(CPU),
+        software=fingerprints.software_fingerprint(),
         winner=winner,
         baseline=BASELINE,
         runners_up=(),
@@ -61,7 +63,7 @@ def record(winner: Measurement) -> Record:
     )
 
 
-def configs(knowledge: Knowledge, only=None) -> dict:
+def configs(knowledge: TuningHistory, only=None) -> dict:
     taken, _ = bench.candidates(OP, PROBLEM, CPU, knowledge, only)
     return {candidate.variant: candidate.config for candidate in taken}
 
@@ -79,11 +81,11 @@ class TestCandidates:
         assert "registered memory" in reasons["registered"][1]
 
     def test_a_record_gives_its_config(self):
-        assert configs(Knowledge((record(measurement("push", TUNED)),), None))["push"] == TUNED
+        assert configs(TuningHistory((record(measurement("push", TUNED)),), None))["push"] == TUNED
 
     def test_a_record_with_other_knobs_gives_none(self):
         old = record(measurement("push", {"FORGOTTEN": 1}))
-        assert configs(Knowledge((old,), None))["push"] == DEFAULT
+        assert configs(TuningHistory((old,), None))["push"] == DEFAULT
 
     def test_a_variant_that_was_no_finalist_runs_its_best_trial(self, tmp_path):
         with Database(tmp_path / "tuning.sqlite") as database:
@@ -91,7 +93,7 @@ class TestCandidates:
             database.put(won)
             for config, us in ((DEFAULT, 20.0), (TUNED, 10.0)):
                 database.add_trial(won.key, trial(config, us))
-        knowledge = Knowledge.read(tmp_path / "tuning.sqlite", required=True)
+        knowledge = TuningHistory.read(tmp_path / "tuning.sqlite", required=True)
         assert configs(knowledge)["push"] == TUNED
 
     @pytest.mark.parametrize("place", ["trials", "record"])
@@ -103,7 +105,7 @@ class TestCandidates:
             database.add_trial(won.key, trial(TUNED, 10.0))
             database.add_trial(won.key, trial(TUNED, state=state))
             database.add_trial(won.key, trial(OTHER, 20.0))
-        knowledge = Knowledge.read(tmp_path / "tuning.sqlite", required=True)
+        knowledge = TuningHistory.read(tmp_path / "tuning.sqlite", required=True)
         assert configs(knowledge)["push"] == OTHER
 
     def test_a_trial_of_an_older_kernel_gives_no_config(self, tmp_path):
@@ -111,7 +113,7 @@ class TestCandidates:
             won = record(BASELINE)
             database.put(won)
             database.add_trial(won.key, trial(TUNED, 10.0, kernel_hash="of old"))
-        knowledge = Knowledge.read(tmp_path / "tuning.sqlite", required=True)
+        knowledge = TuningHistory.read(tmp_path / "tuning.sqlite", required=True)
         assert configs(knowledge)["push"] == DEFAULT
 
     def test_only_some_variants_still_include_the_baseline(self):
@@ -145,7 +147,7 @@ class TestRows:
         ]  # fmt: skip
         row = rows[-1]
         assert (row.speedup_eager, row.speedup_graph, row.x_bound) == (2.5, 2.0, 2.0)
-        assert row.kernel_hash == identity.kernel_hashes(OP)["push"]
+        assert row.kernel_hash == fingerprints.kernel_hashes(OP)["push"]
         assert row.fused
         assert row.tflops == pytest.approx(2 * 5 * 32 * 32 / 4e-6 / 1e12)
         assert (row.sm_mhz, row.throttled) == (1755.0, ("power cap",))
@@ -198,7 +200,7 @@ class TestDevices:
 
 
 def test_a_problem_is_measured_on_the_host():
-    knowledge = Knowledge((record(measurement("push", DEFAULT)),), None)
+    knowledge = TuningHistory((record(measurement("push", DEFAULT)),), None)
     (result,) = bench.run(OP, [PROBLEM], "host", knowledge, only=["one_shot"])
     assert [row.variant for row in result.rows] == ["baseline", "one_shot", "dispatch"]
     dispatch = result.rows[-1]
@@ -210,14 +212,14 @@ def test_a_problem_is_measured_on_the_host():
 
 
 def test_a_problem_is_explained_on_the_host():
-    knowledge = Knowledge((record(measurement("push", DEFAULT)),), None)
+    knowledge = TuningHistory((record(measurement("push", DEFAULT)),), None)
     ((_, explained),) = explain.run(OP, [PROBLEM], "host", knowledge, only=["one_shot"])
     assert [(each.variant, each.is_dispatched) for each in explained.pipelines] == [
         ("baseline", False), ("one_shot", False), ("push", True),
     ]  # fmt: skip
     assert [each.kernels for each in explained.pipelines] == [3, 2, 1]
     assert explained.choice.kind == "exact"
-    assert any(rung.found for rung in explained.ladder)
+    assert any(step.found for step in explained.lookup_trace)
     for row in explained.rows():
         assert row["t_graph_us"] is None
         is_fused = row["variant"] == "push"  # what its programs noted tells

@@ -6,8 +6,8 @@ import math
 
 import pytest
 
-from taxfree.bounds import Peaks, bounds, slot_bytes
 from taxfree.doctor.measuring import GPU_PEER_BYTES, HOST_PEER_BYTES
+from taxfree.measuring.bounds import Peaks, bounds, slot_bytes
 from taxfree_kernels.variant import Cost
 
 PEAKS = Peaks(flops_per_s=1e12, memory_bytes_per_s=1e9, link_bytes_per_s=1e8)

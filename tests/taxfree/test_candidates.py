@@ -6,8 +6,8 @@ import collections
 from types import SimpleNamespace
 
 from benchmarks.model_error import rows as measured_rows
-from taxfree.candidates import first_candidates, variants_for
-from taxfree.trial import Candidate
+from taxfree.measuring.trial import Candidate
+from taxfree.tuning.candidates import first_candidates, variants_for
 from taxfree_kernels.hardware import KNOWN
 from taxfree_kernels.variant import problem_class
 from taxfree_tuning_db.tables import shipped_records
@@ -72,18 +72,18 @@ class TestFirstCandidates:
         problem = problem_class("matmul_all_reduce")(m=1024, n=8192, k=3584, world_size=8)
         found = variants_for(problem, self.H200)
         small = {"BLOCK_M": 64, "BLOCK_N": 64, "num_warps": 4, "num_stages": 4, "SWAP_AB": True}
-        default = found["push_two_shot"].first_configs(problem, self.H200)[0]
+        default = found["push_two_shot"].seed_configs(problem, self.H200)[0]
         slow = Candidate("push_two_shot", default | small)
         unknown = Candidate("push_two_shot", {"an": "old knob"})
         first = first_candidates(found, problem, self.H200, [slow, unknown])
-        second = found["push_two_shot"].first_configs(problem, self.H200)[1]
+        second = found["push_two_shot"].seed_configs(problem, self.H200)[1]
         assert first.index(unknown) < first.index(Candidate("push_two_shot", second))
         assert first.index(Candidate("push_two_shot", second)) < first.index(slow)
         assert len(first) == len(first_candidates(found, problem, self.H200)) + 2
 
     def test_a_variant_without_a_model_is_not_held_back(self):
         problem = problem_class(OP)(m=1024, n=3584, k=8192, world_size=4)
-        added = SimpleNamespace(name="added", first_configs=lambda problem, hardware: [{}])
+        added = SimpleNamespace(name="added", seed_configs=lambda problem, hardware: [{}])
         before, after = self.first(problem, self.H200, added=added)
         assert {"added", "push_tma"} <= set(before)
         assert "pull" in after

@@ -21,7 +21,7 @@ from taxfree_kernels.variant import variants
 PROBLEM = AllGatherMatmul(m=256, n=3584, k=8192, world_size=8)
 COPIES = {"CHUNKS": 1, "CHUNKS_PER_WAIT": 4, "STREAMS": 2}
 TMA = {"CHUNKS": 16, "SEND_BLOCK": 16384, "K_PARTS": 1, "SOURCES_PER_WAIT": 8}
-PUSH = variants("all_gather_matmul")["push"].first_configs(PROBLEM, H200.hardware)[0]
+PUSH = variants("all_gather_matmul")["push"].seed_configs(PROBLEM, H200.hardware)[0]
 PROBLEMS = {
     "all_gather_matmul": PROBLEM,
     "matmul_all_reduce": MatmulAllReduce(m=64, n=8192, k=3584, world_size=8),
@@ -150,7 +150,7 @@ class TestFormulas:
         variant = variants("matmul_all_reduce")["push_two_shot"]
         for m, is_faster in ((128, False), (4096, True)):
             problem = MatmulAllReduce(m, 8192, 3584, world_size=8)
-            config = variant.first_configs(problem, H200.hardware)[0]
+            config = variant.seed_configs(problem, H200.hardware)[0]
             meanwhile, behind = (
                 times(H200, problem, "push_two_shot", {**config, "AHEAD": ahead}).t_graph_us
                 for ahead in (1, 64)
@@ -169,7 +169,7 @@ class TestFormulas:
     @pytest.mark.parametrize("variant", ["baseline", "registered", "torch_symm_mem"])
     def test_the_library_adds_a_residual_by_itself(self, variant):
         problem = PROBLEMS["matmul_all_reduce"]
-        config = variants("matmul_all_reduce")[variant].first_configs(problem, H200.hardware)[0]
+        config = variants("matmul_all_reduce")[variant].seed_configs(problem, H200.hardware)[0]
         without, added = (
             times(H200, dataclasses.replace(problem, residual=residual), variant, config)
             for residual in (False, True)
@@ -202,7 +202,7 @@ class TestAccounts:
         problem = PROBLEMS[op]
         if variant == "push_lamport":  # for few rows
             problem = dataclasses.replace(problem, m=16)
-        config = variants(op)[variant].first_configs(problem, H200.hardware)[0]
+        config = variants(op)[variant].seed_configs(problem, H200.hardware)[0]
         account = modelled(machine, problem, variant, config).account
         assert all(part.method.startswith("modelled: ") for part in account.parts)
         assert all(part.iqr_us is None for part in account.parts)
@@ -215,8 +215,8 @@ class TestOneRank:
     @pytest.mark.parametrize(("op", "name"), MODELLED)
     def test_the_library_of_one_rank_is_modelled(self, op, name):
         alone = dataclasses.replace(PROBLEMS[op], world_size=1)
-        if variants(op)[name].refuses_problem(alone, H200.hardware) is None:
-            (config, *_) = variants(op)[name].first_configs(alone, H200.hardware) or [{}]
+        if variants(op)[name].unsupported_reason(alone, H200.hardware) is None:
+            (config, *_) = variants(op)[name].seed_configs(alone, H200.hardware) or [{}]
             assert times(H200, alone, name, config).t_graph_us > 0
 
 

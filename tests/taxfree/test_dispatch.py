@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from taxfree import identity
-from taxfree.dispatch import Dispatcher
+from taxfree import fingerprints
+from taxfree._runtime.dispatch import Dispatcher
 from taxfree.errors import NoRecord
 from taxfree.settings import Settings
 from taxfree_kernels.hardware import KNOWN
@@ -27,7 +27,7 @@ def measurement(
     return Measurement(
         variant=variant,
         config=config,
-        kernel_hash=identity.kernel_hashes(OP)[variant],
+        kernel_hash=fingerprints.kernel_hashes(OP)[variant],
         median_us=times,
         iqr_us=dict.fromkeys(times, 0.1),
         samples=30,
@@ -36,15 +36,15 @@ def measurement(
 
 
 def push_config(problem: Any) -> dict[str, Any]:
-    return variants(OP)["push"].first_configs(problem, HARDWARE)[0]
+    return variants(OP)["push"].seed_configs(problem, HARDWARE)[0]
 
 
 def record(problem: Any = PROBLEM, **changes: Any) -> Record:
     fields: dict[str, Any] = {
         "op": OP,
         "problem": dataclasses.asdict(problem),
-        "hardware": identity.hardware_fingerprint(HARDWARE),
-        "software": identity.software_fingerprint(),
+        "hardware": fingerprints.hardware_fingerprint(HARDWARE),
+        "software": fingerprints.software_fingerprint(),
         "winner": measurement("push", 20.0, **push_config(problem)),
         "baseline": measurement("baseline", 40.0),
         "runners_up": (),
@@ -77,7 +77,7 @@ class TestChoice:
 
     def test_a_runner_up_may_be_the_fastest_outside_of_graphs(self) -> None:
         winner = measurement("push", 20.0, 60.0, **push_config(PROBLEM))
-        space = variants(OP)["one_shot"].first_configs(PROBLEM, HARDWARE)[0]
+        space = variants(OP)["one_shot"].seed_configs(PROBLEM, HARDWARE)[0]
         second = measurement("one_shot", 25.0, 45.0, **space)
         changes = {"winner": winner, "baseline": measurement("baseline", 40.0, 50.0)}
         choice = dispatcher(record(**changes, runners_up=(second,))).choose(OP, PROBLEM)
@@ -107,25 +107,25 @@ class TestChoice:
         choice = dispatcher(record()).choose(OP, far)
         assert (choice.kind, choice.variant) == ("baseline", "baseline")
         assert "m is 64, not 200" in choice.why
-        rungs = dispatcher(record()).look_up(OP, far).ladder
-        assert "nearest is m=64" in rungs[1].why
-        assert "3.13 times off" in rungs[1].why
+        steps = dispatcher(record()).look_up(OP, far).lookup_trace
+        assert "nearest is m=64" in steps[1].why
+        assert "3.13 times off" in steps[1].why
 
     def test_a_neighbour_whose_config_is_illegal_here_does_not(self) -> None:
         config = push_config(PROBLEM) | {"CHUNKS": 64}
-        lender = record(winner=measurement("push", 20.0, **config))
-        choice = dispatcher(lender).choose(OP, dataclasses.replace(PROBLEM, m=33))
+        source = record(winner=measurement("push", 20.0, **config))
+        choice = dispatcher(source).choose(OP, dataclasses.replace(PROBLEM, m=33))
         assert choice.variant == "baseline"
         assert "CHUNKS=64" in choice.why
         other = record(dataclasses.replace(PROBLEM, m=36))
-        near = dispatcher(lender, other).choose(OP, dataclasses.replace(PROBLEM, m=33))
+        near = dispatcher(source, other).choose(OP, dataclasses.replace(PROBLEM, m=33))
         assert (near.kind, near.why) == ("neighbour", "the record of m=36")
 
     def test_what_its_variant_refuses_today_does_not_run_from_its_own_record(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         push = type(variants(OP)["push"])
-        monkeypatch.setattr(push, "refuses_config", lambda *_: "it hangs")
+        monkeypatch.setattr(push, "prune_reason", lambda *_: "it hangs")
         choice = dispatcher(record()).choose(OP, PROBLEM)
         assert (choice.variant, choice.why) == ("baseline", "push: it hangs")
 
@@ -150,17 +150,17 @@ class TestChoice:
 
     def test_what_names_its_type_is_lent_with_the_other(self) -> None:
         op = "matmul_all_reduce"
-        lender = problem_class(op)(m=512, n=8192, k=3584, dtype="bfloat16", world_size=8)
-        config = variants(op)["push"].first_configs(lender, HARDWARE)[0]
-        hashes = identity.kernel_hashes(op)
+        source = problem_class(op)(m=512, n=8192, k=3584, dtype="bfloat16", world_size=8)
+        config = variants(op)["push"].seed_configs(source, HARDWARE)[0]
+        hashes = fingerprints.kernel_hashes(op)
         winner = dataclasses.replace(
             measurement("push", 20.0, **config), kernel_hash=hashes["push"]
         )
         baseline = dataclasses.replace(winner, variant="baseline", config={}, kernel_hash="")
         lent = dataclasses.replace(
-            record(), op=op, problem=dataclasses.asdict(lender), winner=winner, baseline=baseline
+            record(), op=op, problem=dataclasses.asdict(source), winner=winner, baseline=baseline
         )
-        half = dataclasses.replace(lender, dtype="float16")
+        half = dataclasses.replace(source, dtype="float16")
         choice = dispatcher(lent).choose(op, half)
         assert (choice.kind, config["WIRE"]) == ("neighbour", "bfloat16")
         assert choice.config == config | {"WIRE": "float16"}
@@ -175,7 +175,7 @@ class TestChoice:
         assert dispatcher(record(winner=stale)).choose(OP, PROBLEM).variant == "baseline"
 
     def test_another_software_is_used_and_flagged(self) -> None:
-        software = dataclasses.replace(identity.software_fingerprint(), triton="3.0.0")
+        software = dataclasses.replace(fingerprints.software_fingerprint(), triton="3.0.0")
         choice = dispatcher(record(software=software)).choose(OP, PROBLEM)
         assert choice.kind == "exact"
         assert "triton" in choice.why

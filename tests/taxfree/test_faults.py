@@ -48,11 +48,11 @@ TRIED = {
     for op in (GATHER, ALL_REDUCE, SCATTER)
     for name in our_names(op)
 }
-TRIED["matmul_all_reduce in place by signals"] = (ALL_REDUCE, "push_in_place", {"IN_DATA": False})
+TRIED["matmul_all_reduce in place by signals"] = (ALL_REDUCE, "push_in_place", {"LL": False})
 # Those that stand for flash_decode's ways to tell peers.
 TRIED |= {
     "flash_decode fused": (DECODE, "fused", {"CHUNKS": 3, "ROWS": 2}),
-    "flash_decode in words": (DECODE, "fused", {"CHUNKS": 3, "ROWS": 2, "IN_DATA": True}),
+    "flash_decode in words": (DECODE, "fused", {"CHUNKS": 3, "ROWS": 2, "LL": True}),
     "flash_decode persistent": (DECODE, "persistent", {}),
 }
 PUSH = f"{GATHER} push"
@@ -201,7 +201,7 @@ class TestALostController:
     def test_takes_busy_workers_with_it_and_leaves_no_shared_memory(self, tmp_path):
         source = (
             "import pathlib, sys\n"
-            "from taxfree.group import WorkerGroup\n"
+            "from taxfree.workers.group import WorkerGroup\n"
             "group = WorkerGroup(2, 'host', 1 << 20, 30.0)\n"
             "print(*(process.pid for process in group._processes), flush=True)\n"
             f"group.call('{TASKS}:be_busy', 60, folder=pathlib.Path(sys.argv[1]))"
@@ -224,7 +224,7 @@ class TestALostController:
 
     def test_that_dies_while_it_starts_them_leaves_none_behind(self, tmp_path):
         source = (
-            "import os, taxfree.group as g\n"
+            "import os, taxfree.workers.group as g\n"
             "g.WorkerGroup._replies = lambda *_: (print(*(p.pid for p in seen[0]._processes),"
             " flush=True), os.kill(os.getpid(), 9))\n"
             "start, seen = g.WorkerGroup._start, []\n"
@@ -256,7 +256,7 @@ class TestAGroup:
         assert not group.is_alive
 
     def test_that_cannot_open_its_fabric_says_why_and_is_gone(self):
-        from taxfree.group import TaskFailed, WorkerGroup
+        from taxfree.workers.group import TaskFailed, WorkerGroup
 
         with pytest.raises(TaskFailed, match="fabric cuda: ") as caught:
             WorkerGroup(2, "cuda", HEAP_BYTES, TIMEOUT_S)

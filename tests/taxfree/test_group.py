@@ -19,7 +19,7 @@ FAIL = "tests.taxfree.fault_tasks:fail"
 )
 def test_a_drivers_error_on_all_ranks_ends_it_and_other_errors_do_not(said):
     """Such an error stays with the processes: whatever they tried next would fail."""
-    from taxfree.group import TaskFailed
+    from taxfree.workers.group import TaskFailed
 
     with start_group(1, "host") as group:
         with pytest.raises(TaskFailed, match="RuntimeError: no"):
@@ -44,7 +44,7 @@ class TestTheCause:
         ids=["who waited, before who then gave up", "a driver", "the first, where some hang"],
     )
     def test_is_told_before_its_consequences(self, raised, told):
-        from taxfree.group import TaskFailed
+        from taxfree.workers.group import TaskFailed
 
         with start_group(3, "host") as group:
             with pytest.raises(TaskFailed) as caught:
@@ -64,6 +64,6 @@ class TestTheCause:
     ],
 )
 def test_ranks_have_a_gpu_each_and_nccl_or_share_and_do_without(rank, world_size, gpus, expected):
-    from taxfree.worker import _backend_and_gpu
+    from taxfree.workers.worker import _backend_and_gpu
 
     assert _backend_and_gpu(rank, world_size, gpus) == expected

@@ -44,7 +44,7 @@ def with_a_record(fabric: Any, group: Any = None) -> tuple[Any, Any]:
     """A runtime that runs a fused variant on the group's heap, and its problem."""
     problem = problem_of(gather_dim=0, world_size=dist.get_world_size(group))
     records = (record_of(fabric, problem),)
-    with mock.patch("taxfree.start.shipped_records", return_value=records):
+    with mock.patch("taxfree._runtime.startup.shipped_records", return_value=records):
         return init(group=group), problem
 
 

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from taxfree import measure
+from taxfree.measuring import timer
 
 
 class TestOrder:
@@ -24,7 +24,7 @@ class TestOrder:
             ]
             fabric = SimpleNamespace(barrier=lambda: None)
             told: list[int] = []
-            samples = measure._host_clock(fabric, runs, self.TURNS, told.append)
+            samples = timer._host_clock(fabric, runs, self.TURNS, told.append)
             assert told == ran
             return [ran[i : i + self.COUNT] for i in range(0, len(ran), self.COUNT)], samples
 

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 import yaml
 
-from taxfree.dispatch import Dispatcher
-from taxfree.met import MetProblems
+from taxfree._runtime.dispatch import Dispatcher
+from taxfree._runtime.met import MetProblems
 from taxfree.settings import Settings
 from taxfree.shapes import ShapeRequest, expand, operations
 from taxfree_kernels.hardware import KNOWN
@@ -27,7 +27,10 @@ MATMUL = problem_class(GATHER)(m=1, n=3584, k=8192, dtype="bfloat16", world_size
 ATTENTION = problem_class(DECODE)(
     batch=1, q_heads=8, kv_heads=2, head_dim=64, kv_len_per_rank=1, page_size=16, world_size=2
 )
-STARTED = "import pathlib, torch, taxfree.met as m; met = m.MetProblems(pathlib.Path({path!r})); "
+STARTED = (
+    "import pathlib, torch, taxfree._runtime.met as m; "
+    "met = m.MetProblems(pathlib.Path({path!r})); "
+)
 COUNTED = (
     "from taxfree_kernels.all_gather_matmul.problem import AllGatherMatmul as P; "
     "met.add(P(m=1, n=8, k=8), 5); "

@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 
-from taxfree import identity, prediction
-from taxfree.dispatch import Dispatcher
+from taxfree import fingerprints
+from taxfree._runtime import prediction
+from taxfree._runtime.dispatch import Dispatcher
+from taxfree._runtime.legality import refusal
+from taxfree._runtime.prediction import Evidence, evidence, fixed_fields
 from taxfree.errors import NoRecord
-from taxfree.legality import refusal
-from taxfree.prediction import Evidence, evidence, fixed_fields
 from taxfree.settings import Settings
 from taxfree_kernels.hardware import KNOWN
 from taxfree_kernels.variant import problem_class, variants
@@ -42,8 +43,8 @@ def dispatcher(*records: Record, **settings: Any) -> Dispatcher:
 def said(op: str, problem: Any, *records: Record) -> str:
     """Why nothing is predicted."""
     assert dispatcher(*records).choose(op, problem).kind == "baseline"
-    ladder = dispatcher(*records).look_up(op, problem).ladder
-    (why,) = [rung.why for rung in ladder if rung.looked_for.startswith("a prediction")]
+    lookup_trace = dispatcher(*records).look_up(op, problem).lookup_trace
+    (why,) = [step.why for step in lookup_trace if step.looked_for.startswith("a prediction")]
     return why
 
 
@@ -61,16 +62,16 @@ def recorded(**fields: Any) -> Record:
 class TestPrediction:
     def test_the_nearest_record_lends_what_is_expected_to_be_the_fastest(self) -> None:
         choice = dispatcher().choose(REDUCE, all_reduce(2048))
-        lender = recorded(m=64, k=3584)
-        assert (choice.kind, choice.variant) == ("predicted", lender.winner.variant)
-        assert choice.config == lender.winner.config
+        source = recorded(m=64, k=3584)
+        assert (choice.kind, choice.variant) == ("predicted", source.winner.variant)
+        assert choice.config == source.winner.config
         assert "nearest is m=64 n=8192 k=3584" in choice.why
 
     def test_a_runner_up_may_be_expected_to_be_faster_here(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        lender = recorded(m=64, k=3584)
-        slow = lender.winner.variant
+        source = recorded(m=64, k=3584)
+        slow = source.winner.variant
         times = prediction._modelled_us
 
         def modelled(machine: Any, op: str, problem: Any, name: str, *rest: Any) -> float:
@@ -80,13 +81,13 @@ class TestPrediction:
         monkeypatch.setattr(prediction, "_modelled_us", modelled)
         choice = dispatcher().choose(REDUCE, all_reduce(2048))
         assert choice.kind == "predicted"
-        assert choice.variant in {each.variant for each in lender.runners_up} - {slow}
+        assert choice.variant in {each.variant for each in source.runners_up} - {slow}
 
     def test_the_model_alone_takes_first_configs(self) -> None:
         problem = gather(5120, 5120)
         choice = dispatcher().choose(GATHER, problem)
         assert choice.kind == "predicted"
-        assert choice.config in variants(GATHER)[choice.variant].first_configs(problem, HARDWARE)
+        assert choice.config in variants(GATHER)[choice.variant].seed_configs(problem, HARDWARE)
 
     def test_in_eager_calls_the_baseline_runs(self) -> None:
         choice = dispatcher().choose(REDUCE, all_reduce(2048))
@@ -148,15 +149,15 @@ class TestTheLibraryRuns:
         assert "weight_layout=kn" in why
 
     def test_where_the_baseline_is_expected_to_be_the_fastest(self) -> None:
-        lender = recorded(m=64, k=3584)
-        fast = dataclasses.replace(lender.baseline, median_us={"graph": 1.0}, iqr_us={"graph": 0.1})
-        why = said(REDUCE, all_reduce(2048), dataclasses.replace(lender, baseline=fast))
+        source = recorded(m=64, k=3584)
+        fast = dataclasses.replace(source.baseline, median_us={"graph": 1.0}, iqr_us={"graph": 0.1})
+        why = said(REDUCE, all_reduce(2048), dataclasses.replace(source, baseline=fast))
         assert why.startswith("the baseline is expected to be the fastest")
 
     def test_where_the_only_near_record_is_stale(self) -> None:
-        lender = recorded(m=64, k=3584)
-        winner = dataclasses.replace(lender.winner, kernel_hash="0" * 16)
-        stale = dataclasses.replace(lender, winner=winner)
+        source = recorded(m=64, k=3584)
+        winner = dataclasses.replace(source.winner, kernel_hash="0" * 16)
+        stale = dataclasses.replace(source, winner=winner)
         assert "no record is near enough" in said(REDUCE, all_reduce(2048), stale)
 
     def test_on_hardware_without_results(self) -> None:
@@ -176,4 +177,4 @@ def test_the_evidence_names_what_there_is() -> None:
         assert each.method is None or each.method in prediction.METHODS
         names = {field.name for field in dataclasses.fields(problem_class(each.op))}
         assert {*each.fixed, *each.reach, *each.sizes} <= names
-        assert set(each.sizes) <= set(identity.near_fields(each.op))
+        assert set(each.sizes) <= set(fingerprints.interpolated_fields(each.op))

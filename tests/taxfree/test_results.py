@@ -14,10 +14,11 @@ from types import ModuleType
 
 import pytest
 
-from taxfree import environment, identity
+from taxfree import fingerprints
 from taxfree.doctor import nvidia
 from taxfree.errors import TaxfreeError, UsageError
-from taxfree.results import (
+from taxfree.measuring import environment
+from taxfree.measuring.results import (
     Results,
     Row,
     Skipped,
@@ -195,7 +196,10 @@ class TestTables:
         assert text.count("| m |") == 2
 
     def test_a_table_names_the_variants_that_have_changed_since(self):
-        hashes, of_another = identity.kernel_hashes("all_gather_matmul"), {"kernel_hash": "0" * 16}
+        hashes, of_another = (
+            fingerprints.kernel_hashes("all_gather_matmul"),
+            {"kernel_hash": "0" * 16},
+        )
         new = dataclasses.replace(row("one_shot", "graph", 9.0), kernel_hash=hashes["one_shot"])
         old = dataclasses.replace(row("push", "graph", 9.0), **of_another)
         picked = row("dispatch", "graph", 9.0)
@@ -248,7 +252,7 @@ class TestTargets:
         assert "of another kernel than today's" in lines[2]
 
     def test_a_target_over_the_library(self, tmp_path):
-        today = identity.kernel_hashes(OP)["push"]
+        today = fingerprints.kernel_hashes(OP)["push"]
         rows = [dataclasses.replace(each, kernel_hash=today) for each in ROWS]
         save(Results({}, tuple(rows)), tmp_path / "r.json")
         target = self.target(against=["baseline eager", "baseline graph"], speedup=1.3)

@@ -110,8 +110,8 @@ def call_alike_but_for_one(fabric: Any) -> str:
 
 
 def plan_off(fabric: Any) -> Any:
-    from taxfree.dispatch import Dispatcher
-    from taxfree.runtime import Runtime
+    from taxfree._runtime.dispatch import Dispatcher
+    from taxfree._runtime.runtime import Runtime
     from taxfree_tuning_db import Table
 
     problem = problem_of()
@@ -165,7 +165,7 @@ def init_with_a_large_shipped_record(fabric: Any) -> Any:
     problem = problem_of(m=600_000, k=64)
     of_eight = dataclasses.replace(problem, m=60_000_000, world_size=8)
     records = [record_of(fabric, each) for each in (problem, of_eight)]
-    with mock.patch("taxfree.start.shipped_records", return_value=tuple(records)):
+    with mock.patch("taxfree._runtime.startup.shipped_records", return_value=tuple(records)):
         rt = taxfree.init(db="/nowhere/tuning.sqlite", timeout_s=10)
     rt.prepare([problem])
     choice, memory = rt.choice(problem), rt.memory()

@@ -13,7 +13,7 @@ CPU = KNOWN["cpu"]
 
 
 class Knobs:
-    """A variant with two knobs, of which one pair is refused."""
+    """A variant with two meta-parameters, of which one pair is refused."""
 
     def __init__(self, slowness):
         self.slowness = slowness
@@ -21,10 +21,10 @@ class Knobs:
     def space(self, problem, hardware):
         return {"BLOCK": (16, 32, 64, 128), "SWAP": (False, True)}
 
-    def refuses_problem(self, problem, hardware):
+    def unsupported_reason(self, problem, hardware):
         return None
 
-    def refuses_config(self, problem, hardware, config):
+    def prune_reason(self, problem, hardware, config):
         if config["BLOCK"] == 128 and config["SWAP"]:
             return "128 rows cannot be swapped"
         return None
@@ -38,13 +38,13 @@ USABLE = 2 * 7
 
 
 def search(journal=None, seed=0, variants=None, name="study"):
-    from taxfree.search import Search
+    from taxfree.tuning.search import Search
 
     return Search(variants or {"fast": FAST, "slow": SLOW}, None, CPU, seed, journal, name)
 
 
 def candidate(variant, block, swap=False):
-    from taxfree.trial import Candidate
+    from taxfree.measuring.trial import Candidate
 
     return Candidate(variant, {"BLOCK": block, "SWAP": swap})
 
@@ -64,7 +64,7 @@ def run(found, trials, batch=3):
 
 
 def text(each):
-    from taxfree.trial import key
+    from taxfree.measuring.trial import key
 
     return key(each)
 
@@ -152,7 +152,7 @@ class TestResuming:
     def test_what_a_variant_has_come_to_refuse_is_no_longer_known(self, journal):
         run(search(journal), trials=USABLE)
         strict = Knobs(1)
-        strict.refuses_config = lambda problem, hardware, config: "no"
+        strict.prune_reason = lambda problem, hardware, config: "no"
         again = search(journal, variants={"fast": strict, "slow": SLOW})
         again.learn(candidate("fast", 64), 1.0)
         again.learn(

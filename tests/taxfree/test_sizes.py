@@ -15,8 +15,8 @@ import torch
 import yaml
 
 from benchmarks import many_sizes
+from taxfree._runtime.met import MetProblems
 from taxfree.errors import TaxfreeError, UsageError
-from taxfree.met import MetProblems
 from taxfree.shapes import recorded_problem
 from taxfree_kernels.hardware import KNOWN
 from taxfree_kernels.variant import operation, problem_class, resized, variants
@@ -70,7 +70,7 @@ def served_by_each_variant() -> Iterator[tuple[str, dict[str, Any], str]]:
             shape = {"batch": 5, "q_heads": 3, "kv_heads": 1, "head_dim": 16, "kv_len_per_rank": 20}
         problem = problem_class(op)(**shape | fields, world_size=2)
         for name, variant in variants(op).items():
-            if name != "baseline" and variant.refuses_problem(problem, KNOWN["cpu"]) is None:
+            if name != "baseline" and variant.unsupported_reason(problem, KNOWN["cpu"]) is None:
                 yield op, fields, name
 
 
@@ -120,7 +120,7 @@ def fail_at(fabric: Any, stage: str) -> Any:
     rt = runtime_of(fabric, record_of(fabric, problem))
     inputs, expected = tensors_of(fabric, problem)
     push, library = (variants(GATHER)[name] for name in ("push", "baseline"))
-    config = push.first_configs(problem, fabric.hardware)[0]
+    config = push.seed_configs(problem, fabric.hardware)[0]
     targets: dict[str, tuple[Any, str]] = {
         "plan": (type(push), "plan"),
         "compile": (type(push.plan(problem, fabric, config)), "__call__"),
@@ -262,8 +262,8 @@ def differentiate(fabric: Any, compiled: bool) -> list[str]:
 
 
 def log_what_is_met(fabric: Any, path: str) -> Any:
-    from taxfree.dispatch import Dispatcher
-    from taxfree.runtime import Runtime
+    from taxfree._runtime.dispatch import Dispatcher
+    from taxfree._runtime.runtime import Runtime
     from taxfree_tuning_db import Table
 
     recorded, other = problem_of(), problem_of(m=6)

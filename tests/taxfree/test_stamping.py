@@ -5,15 +5,15 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from taxfree import stamping
-from taxfree.bounds import Bounds
+from taxfree.measuring.bounds import Bounds
+from taxfree.profiling import step_timer
 from taxfree.taxes import accounts
 
 TASKS = "tests.taxfree.stamping_tasks"
 
 
 @pytest.fixture(scope="module")
-def late(started) -> stamping.Stamped:
+def late(started) -> step_timer.Stamped:
     return started["host"].run(2, f"{TASKS}:late_rank", seconds=0.05, repetitions=3)[0]
 
 
@@ -78,7 +78,7 @@ class TestClocks:
     def test_the_shortest_round_trip_counts(self):
         lower = [(0, 9_000), (20_000, 21_000), (40_000, 49_000)]
         higher = [(1_008_000, 1_008_000), (1_020_400, 1_020_400), (1_041_000, 1_041_000)]
-        found = stamping.compare(lower, higher)
+        found = step_timer.compare(lower, higher)
         assert (found.offset_ns, found.error_ns) == (1_020_400 - 20_500, 500.0)
         assert found.at_ns == 1_020_400
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from taxfree.bounds import Bounds
+from taxfree.measuring.bounds import Bounds
 from taxfree.taxes import INSIDE, Account, Alignment, Part, StepInfo, accounts, slowest
 from tests.taxfree.pipelines import EPOCH_NS, Truth
 

@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from taxfree import environment
-from taxfree.group import WorkerGroup
-from taxfree.results import write
+from taxfree.measuring import environment
+from taxfree.measuring.results import write
+from taxfree.profiling.program_trace import variables
 from taxfree.taxes import inside
-from taxfree.timeline import variables
+from taxfree.workers.group import WorkerGroup
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600)]
 
@@ -66,7 +66,7 @@ def usual(gpus) -> list[dict[str, float]]:
 
 
 def parts(gpus: WorkerGroup, **knobs: float) -> list[dict[str, float]]:
-    """Parts by rank; the knobs are those of the tasks, which only workers may import."""
+    """Parts by rank; the meta-parameters are those of the tasks, which only workers may import."""
     return gpus.call(f"{TASKS}:parts_with", DEADLINE_S, **knobs)[0]
 
 

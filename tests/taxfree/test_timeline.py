@@ -8,9 +8,9 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 import pytest
 
-from taxfree.group import WorkerGroup
+from taxfree.profiling.program_trace import Activity, activities, notes_of, variables
 from taxfree.taxes import Notes, inside
-from taxfree.timeline import Activity, activities, notes_of, variables
+from taxfree.workers.group import WorkerGroup
 from taxfree_kernels.device import sync
 from tests.ranks import HEAP_BYTES, TIMEOUT_S
 from tests.taxfree.pipelines import TRUE_CLOCKS, Fused

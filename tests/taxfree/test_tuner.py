@@ -10,7 +10,7 @@ import subprocess
 
 import pytest
 
-from taxfree_kernels.compiled.screen import Verdict
+from taxfree_kernels.cross_compile.screen import Verdict
 from taxfree_kernels.hardware import KNOWN
 from taxfree_kernels.variant import problem_class, variants
 from taxfree_tuning_db import Database, record_key
@@ -26,7 +26,7 @@ from tests.taxfree import candidates
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*is an experimental feature")
 PROBLEM = {"m": 5, "n": 16, "k": 12, "gather_dim": 1, "world_size": 2}
-DEFAULT = variants(OP)["push"].first_configs(problem_class(OP)(**PROBLEM), KNOWN["cpu"])[0]
+DEFAULT = variants(OP)["push"].seed_configs(problem_class(OP)(**PROBLEM), KNOWN["cpu"])[0]
 
 
 class ScriptedGroup:
@@ -69,8 +69,8 @@ class RefusingScreen:
 
 def timed(median_us, noise_us=0.0):
     """An outcome whose quartiles are `noise_us` apart."""
-    from taxfree.measure import Timing
-    from taxfree.trial import Outcome
+    from taxfree.measuring.timer import Timing
+    from taxfree.measuring.trial import Outcome
 
     samples = (median_us - noise_us, median_us, median_us + noise_us)
     timings = dict.fromkeys(("graph", "eager"), Timing(samples, 0.0))
@@ -86,7 +86,7 @@ def tune(db, script, trials=6, hardware=KNOWN["cpu"], dtype="float16", **options
 
 def tune_on(group, db, trials=6, dtype="float16", screen=PassingScreen, **options):
     """A record and the trials."""
-    from taxfree.tuner import Budget, Tuner, Workers
+    from taxfree.tuning.tuner import Budget, Tuner, Workers
 
     with Database(db) as database:
         tuner = Tuner(database, Workers(lambda: group), group.hardware, screen(), **options)
@@ -96,7 +96,7 @@ def tune_on(group, db, trials=6, dtype="float16", screen=PassingScreen, **option
 
 def time_of(candidate):
     """Some time that depends on the candidate alone."""
-    from taxfree.trial import key
+    from taxfree.measuring.trial import key
 
     return timed(50.0 + sum(key(candidate).encode()) % 97)
 
@@ -130,8 +130,8 @@ class TestAdoption:
 
     def test_what_is_fastest_outside_of_graphs_is_measured_again_too(self, db):
         """The dispatcher runs it in eager calls."""
-        from taxfree.measure import Timing
-        from taxfree.trial import Outcome
+        from taxfree.measuring.timer import Timing
+        from taxfree.measuring.trial import Outcome
 
         def script(candidate):
             graph = 10.0 + sum(json.dumps(candidate.config).encode()) % 97
@@ -154,7 +154,7 @@ class TestAdoption:
 
 class TestFinals:
     def test_have_a_benchs_deadline_and_a_search_a_share_of_it(self, db):
-        from taxfree.bench import deadline_s
+        from taxfree.measuring.bench import deadline_s
 
         group = ScriptedGroup(time_of)
         tune_on(group, db, trials=4)
@@ -163,7 +163,7 @@ class TestFinals:
         assert final[1] == pytest.approx(3 * search[1])
 
     def test_are_timed_together_again_without_the_one_that_took_the_ranks_down(self, db):
-        from taxfree.tuner import BASELINE
+        from taxfree.tuning.tuner import BASELINE
 
         def dies(candidates, repetitions):
             return repetitions == 9 and "pull" in {each.variant for each in candidates}
@@ -184,8 +184,8 @@ class TestBudget:
 
         On a GPU a batch takes a second; on the host each candidate does. Finals are like any other.
         """
-        from taxfree import tuner as module
-        from taxfree.tuner import Budget, Tuner, Workers
+        from taxfree.tuning import tuner as module
+        from taxfree.tuning.tuner import Budget, Tuner, Workers
 
         now = [0.0]
         monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
@@ -221,7 +221,7 @@ class TestBudget:
         assert tuned(9.0, -1.0) == [8, None]
 
     def test_where_most_fail_the_search_ends_and_says_so(self, db):
-        from taxfree.trial import Outcome
+        from taxfree.measuring.trial import Outcome
 
         def script(candidate):
             is_baseline = candidate.variant == "baseline"
@@ -235,7 +235,7 @@ class TestBudget:
         assert (record.winner.variant, record.trials) == ("baseline", 0)
 
     def test_a_trial_tells_its_share_of_the_time_of_its_batch(self, db, monkeypatch):
-        from taxfree import tuner as module
+        from taxfree.tuning import tuner as module
 
         now = [0.0]
         monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
@@ -266,11 +266,11 @@ class TestSearching:
         assert len(tried) == 4 + finals
 
     def test_a_changed_kernel_is_searched_anew_and_the_others_are_not(self, db, monkeypatch):
-        from taxfree import identity
+        from taxfree import fingerprints
 
-        before = identity.kernel_hashes(OP)
+        before = fingerprints.kernel_hashes(OP)
         tune(db, time_of, trials=4, only=["push", "pull"])
-        monkeypatch.setattr(identity, "kernel_hashes", lambda op: before | {"push": "f" * 16})
+        monkeypatch.setattr(fingerprints, "kernel_hashes", lambda op: before | {"push": "f" * 16})
         record, trials, _ = tune(db, time_of, trials=4, only=["push", "pull"])
         again = [t for t in trials if t.variant == "push" and t.kernel_hash == "f" * 16]
         assert again
@@ -302,12 +302,12 @@ class TestSearching:
         winner = (record.winner.variant, record.winner.config)
         assert (tried[0].variant, tried[0].config) != winner
         if place == "shipped":
-            monkeypatch.setattr("taxfree.tuner.shipped_records", lambda: (record,))
+            monkeypatch.setattr("taxfree.tuning.tuner.shipped_records", lambda: (record,))
         _, _, tried = tune(db, time_of, trials=2, only=["push"])
         assert (tried[1].variant, tried[1].config) == winner
 
     def test_what_fails_is_recorded_with_its_reason_and_not_tried_again(self, db):
-        from taxfree.trial import Outcome
+        from taxfree.measuring.trial import Outcome
 
         def script(candidate):
             if candidate.variant == "pull":
@@ -345,7 +345,7 @@ class TestSearching:
         assert any(known)
         monkeypatch.setattr(
             variants(OP)["push"],
-            "refuses_config",
+            "prune_reason",
             lambda problem, hardware, config: "no" if dict(config) in known else None,
         )
         record, _, tried = tune(db, time_of, trials=3, only=[again])
@@ -366,21 +366,22 @@ class TestSearching:
         assert sum(trial.state == "measured" for trial in trials) in (6, 7)
 
     def test_a_study_is_another_with_another_compiler(self, db, monkeypatch):
-        from taxfree import identity, tuner
+        from taxfree import fingerprints
+        from taxfree.tuning import tuner
 
         names, search = [], tuner.Search
         monkeypatch.setattr(tuner, "Search", lambda *args: names.append(args[-1]) or search(*args))
         tune(db, time_of, trials=1)
         tune(db, time_of, trials=2)
-        newer = dataclasses.replace(identity.software_fingerprint(), triton="99.0")
-        monkeypatch.setattr(identity, "software_fingerprint", lambda: newer)
+        newer = dataclasses.replace(fingerprints.software_fingerprint(), triton="99.0")
+        monkeypatch.setattr(fingerprints, "software_fingerprint", lambda: newer)
         record, _, _ = tune(db, time_of, trials=3)
         assert names[0] == names[1] != names[2]
         assert record.trials == 3
 
     def test_a_baseline_that_fails_ends_the_search(self, db):
         from taxfree.errors import WorkerLost
-        from taxfree.trial import Outcome
+        from taxfree.measuring.trial import Outcome
 
         def script(candidate):
             failed = Outcome("failed", "no such library")
@@ -431,7 +432,7 @@ class TestOnRealRanks:
         kernels = copy_of_kernels(tmp_path, **bad)
         said = finish(start(db, kernels, trials=6, only=list(bad), timeout_s=1.5))
         found = states(said)
-        assert found["refuses"] == ("failed", "the moon is wrong")
+        assert found["prune_reason"] == ("failed", "the moon is wrong")
         assert found["is_wrong"][0] == "wrong"
         assert "values wrong on rank 1" in found["is_wrong"][1]
         assert found["crashes"][0] == "crashed"
@@ -502,7 +503,7 @@ class TestOnRealRanks:
 
 
 def key():
-    from taxfree.identity import hardware_fingerprint
+    from taxfree.fingerprints import hardware_fingerprint
 
     fields = dataclasses.asdict(problem_class(OP)(**PROBLEM))
     return record_key(OP, fields, hardware_fingerprint(KNOWN["cpu"]))

@@ -7,7 +7,7 @@ import time
 import triton
 import triton.language as tl
 
-from taxfree import timeline
+from taxfree.profiling import program_trace
 from taxfree.taxes import Notes
 from taxfree_kernels.device import sync
 from taxfree_kernels.device.clock import clock_ns, interpreted_only
@@ -87,4 +87,4 @@ def delayed(
         before(before_ns)
         kernel(fabric.pool.control, fabric.heap_bases, fabric.rank, *delays_ns)
 
-    return timeline.note_plan(fabric, call, repetitions)
+    return program_trace.note_plan(fabric, call, repetitions)

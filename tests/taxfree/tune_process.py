@@ -12,10 +12,10 @@ import json
 import sys
 from typing import Any
 
-from taxfree import tuner
-from taxfree.group import WorkerGroup
-from taxfree.tuner import Budget, Tuner, Workers
-from taxfree_kernels.compiled.screen import Screen
+from taxfree.tuning import tuner
+from taxfree.tuning.tuner import Budget, Tuner, Workers
+from taxfree.workers.group import WorkerGroup
+from taxfree_kernels.cross_compile.screen import Screen
 from taxfree_kernels.variant import problem_class
 from taxfree_tuning_db import Database
 

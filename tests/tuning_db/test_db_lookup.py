@@ -37,11 +37,11 @@ def find(
     m: int,
     near: tuple[str, ...] = ("m",),
     free: tuple[str, ...] = (),
-    octaves: float = math.inf,
+    max_log2_distance: float = math.inf,
     **fields: object,
 ) -> LookUp:
     problem = problem_of(m, **fields)
-    return look_up(table, OP, problem, H200, SOFTWARE, HASHES, near, free, octaves)
+    return look_up(table, OP, problem, H200, SOFTWARE, HASHES, near, free, max_log2_distance)
 
 
 def table_of(*records: Record) -> Table:
@@ -52,7 +52,7 @@ class TestExact:
     def test_its_own_record_is_found(self):
         answer = find(table_of(record_of(16), record_of(64)), 64)
         assert (answer.kind, answer.record) == ("exact", record_of(64))
-        assert [rung.found for rung in answer.ladder] == [True, True]
+        assert [step.found for step in answer.lookup_trace] == [True, True]
         assert answer.soft_mismatches == ()
 
     @pytest.mark.parametrize("field", ["triton", "torch", "driver", "runtime", "collectives"])
@@ -82,19 +82,19 @@ class TestUserOverShipped:
         table = Table([record_of(16, winner=STALE)], [record_of(16)])
         answer = find(table, 16)
         assert (answer.kind, answer.record) == ("exact", record_of(16))
-        assert [rung.found for rung in answer.ladder] == [True, False, True]
+        assert [step.found for step in answer.lookup_trace] == [True, False, True]
 
 
 class TestStale:
     def test_another_kernel_is_shown_and_not_used(self):
         answer = find(table_of(record_of(16, winner=STALE)), 16)
         assert (answer.kind, answer.record.winner) == ("stale", STALE)
-        assert "kernel of push has changed" in answer.ladder[1].why
+        assert "kernel of push has changed" in answer.lookup_trace[1].why
 
     def test_an_unknown_variant_is_shown_and_not_used(self):
         answer = find(table_of(record_of(16, winner=replace(PUSH, variant="pull"))), 16)
         assert answer.kind == "stale"
-        assert answer.ladder[1].why == "variant pull is unknown"
+        assert answer.lookup_trace[1].why == "variant pull is unknown"
 
     def test_a_fresh_neighbour_serves_instead(self):
         answer = find(table_of(record_of(16, winner=STALE), record_of(64)), 16)
@@ -121,11 +121,11 @@ class TestNeighbour:
         answer = find(table_of(record_of(48), record_of(12)), m)
         assert answer.kind == "neighbour"
         assert answer.record == record_of(nearest)
-        assert answer.ladder[-1].why.endswith(f" is m={nearest}")
+        assert answer.lookup_trace[-1].why.endswith(f" is m={nearest}")
 
     @pytest.mark.parametrize(("m", "nearest"), [(7, 12), (13, 12), (23, 12), (24, 48), (25, 48)])
     def test_within_reach_a_larger_one_comes_before_a_nearer_one(self, m, nearest):
-        answer = find(table_of(record_of(48), record_of(12)), m, octaves=1)
+        answer = find(table_of(record_of(48), record_of(12)), m, max_log2_distance=1)
         assert answer.record == record_of(nearest)
 
     def test_distances_of_several_fields_add_up(self):
@@ -180,8 +180,8 @@ class TestMiss:
     def test_an_empty_table_says_so(self):
         answer = find(table_of(), 16)
         assert (answer.kind, answer.record, answer.nearest) == ("miss", None, None)
-        assert [rung.found for rung in answer.ladder] == [False, False, False]
-        assert answer.ladder[-1].why == f"{OP} was never tuned"
+        assert [step.found for step in answer.lookup_trace] == [False, False, False]
+        assert answer.lookup_trace[-1].why == f"{OP} was never tuned"
 
     def test_the_nearest_differs_in_the_fewest_fields_and_then_the_least(self):
         elsewhere = record_of(16, hardware=MI300X)
@@ -189,7 +189,7 @@ class TestMiss:
         near = record_of(16, problem=problem_of(16, n=4096))
         answer = find(table_of(elsewhere, far, near), 16)
         assert answer.nearest == near
-        assert answer.ladder[-1].why == "in the nearest, n is 4096, not 3584"
+        assert answer.lookup_trace[-1].why == "in the nearest, n is 4096, not 3584"
 
     def test_differing_fields_are_shown_side_by_side(self):
         asked = problem_of(32, layout="nk")

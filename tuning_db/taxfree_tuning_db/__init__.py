@@ -17,7 +17,7 @@ from .errors import (
     NotAnExport,
 )
 from .exchange import ImportReport, export, import_records, read_export
-from .lookup import LookUp, Rung, Table, differing_fields, look_up, neighbours
+from .lookup import LookUp, LookupStep, Table, differing_fields, look_up, neighbours
 from .records import (
     MODES,
     OF_A_BENCH,
@@ -55,10 +55,10 @@ __all__ = [
     "ImportReport",
     "InvalidRecord",
     "LookUp",
+    "LookupStep",
     "Measurement",
     "NotAnExport",
     "Record",
-    "Rung",
     "Scalar",
     "SoftwareFingerprint",
     "Table",

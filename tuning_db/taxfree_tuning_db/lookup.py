@@ -1,4 +1,4 @@
-"""Which record serves a problem, and the ladder of steps that led to it."""
+"""Which record serves a problem, and the lookup trace of steps that led to it."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Table:
 
 
 @dataclass(frozen=True)
-class Rung:
+class LookupStep:
     """One step of a look-up.
 
     Args:
@@ -76,7 +76,7 @@ class LookUp:
             be shown; `miss` has nothing.
         record: the record of that kind, or None for a prediction or a miss.
         soft_mismatches: fields of the software fingerprint that differ from the record's.
-        ladder: the steps taken, in order.
+        lookup_trace: the steps taken, in order.
         nearest: for a prediction, the record it starts from; for a miss, the record of the same
             operation that differs least, not for use.
         predicted: for a prediction, the variant and its config. `look_up` makes none.
@@ -85,16 +85,16 @@ class LookUp:
     kind: Kind
     record: Record | None
     soft_mismatches: tuple[str, ...]
-    ladder: tuple[Rung, ...]
+    lookup_trace: tuple[LookupStep, ...]
     nearest: Record | None = None
     predicted: tuple[str, dict[str, Scalar]] | None = None
 
     @property
     def why_not(self) -> str:
         """Why nothing serves: what is wrong with a record, else how the nearest one differs."""
-        steps = [rung for rung in self.ladder if rung.looked_for in (_TODAYS, _RUNS)]
-        wrong = [rung.why for rung in steps if not rung.found]
-        return (wrong or [self.ladder[-1].why])[0]
+        steps = [step for step in self.lookup_trace if step.looked_for in (_TODAYS, _RUNS)]
+        wrong = [step.why for step in steps if not step.found]
+        return (wrong or [self.lookup_trace[-1].why])[0]
 
 
 def look_up(
@@ -104,9 +104,9 @@ def look_up(
     hardware: HardwareFingerprint,
     software: SoftwareFingerprint,
     kernel_hashes: Mapping[str, str],
-    near_fields: Sequence[str],
-    free_fields: Sequence[str] = (),
-    octaves: float = math.inf,
+    interpolated_fields: Sequence[str],
+    ignored_fields: Sequence[str] = (),
+    max_log2_distance: float = math.inf,
     refused: Callable[[Record], str | None] = lambda _: None,
 ) -> LookUp:
     """Find the record for a problem: its own, else that of its nearest neighbour that serves.
@@ -120,82 +120,85 @@ def look_up(
         hardware: the machine's.
         software: today's; differences are flagged, never refused.
         kernel_hashes: today's kernel hash of every variant of the operation.
-        near_fields: positive dimensions in which a neighbour may differ, such as `("m",)`.
-        free_fields: fields in which it may differ as well; of two equally near, the one that
+        interpolated_fields: positive dimensions in which a neighbour may differ, such as `("m",)`.
+        ignored_fields: fields in which it may differ as well; of two equally near, the one that
             agrees in more of them is taken.
-        octaves: how far a neighbour may be, in all near fields together: 1 is a factor of two.
+        max_log2_distance: how far a neighbour may be, in all near fields together: 1 is a factor of
+            two.
         refused: says why a record's config cannot run this problem today, or None if it can.
 
     Raises:
         ValueError: one of these names the world size.
         InvalidRecord: a field of the problem is not a finite scalar.
     """
-    if _FIXED in {*near_fields, *free_fields}:
+    if _FIXED in {*interpolated_fields, *ignored_fields}:
         raise ValueError(f"a neighbour may not differ in {_FIXED}")
-    ladder: list[Rung] = []
+    lookup_trace: list[LookupStep] = []
 
     def answer(kind: Kind, record: Record) -> LookUp:
-        return LookUp(kind, record, _soft_mismatches(record, software), tuple(ladder))
+        return LookUp(kind, record, _soft_mismatches(record, software), tuple(lookup_trace))
 
     own = table.layers(record_key(op, problem, hardware))
-    ladder.append(_own_rung(op, problem, hardware, own))
+    lookup_trace.append(_own_step(op, problem, hardware, own))
     for record in own:
         reason = stale_reason(record, kernel_hashes)
-        ladder.append(Rung(_TODAYS, reason is None, reason or "the hash is the same"))
-        if reason is None and not _is_refused(record, refused, ladder):
+        lookup_trace.append(LookupStep(_TODAYS, reason is None, reason or "the hash is the same"))
+        if reason is None and not _is_refused(record, refused, lookup_trace):
             return answer("exact", record)
 
     others = [
         record for record in table.fresh(kernel_hashes) if record.op == op and record not in own
     ]
-    found = neighbours(others, problem, hardware, near_fields, free_fields)
-    looked_for = (
-        f"a neighbour that differs in {', '.join((*near_fields, *free_fields)) or 'nothing'}"
-    )
+    found = neighbours(others, problem, hardware, interpolated_fields, ignored_fields)
+    fields = ", ".join((*interpolated_fields, *ignored_fields))
+    looked_for = f"a neighbour that differs in {fields or 'nothing'}"
     if not found:
         why = "no record of today's kernels agrees in all other fields"
-        ladder.append(Rung(looked_for, False, why))
+        lookup_trace.append(LookupStep(looked_for, False, why))
     for neighbour in sorted(
-        found, key=lambda each: _comes_after(each, problem, near_fields, octaves)
+        found, key=lambda each: _comes_after(each, problem, interpolated_fields, max_log2_distance)
     ):
-        distance = _distance(neighbour.problem, problem, set(near_fields))
-        is_near = distance <= octaves
-        sizes = {name: neighbour.problem[name] for name in (*near_fields, *free_fields)}
+        distance = _distance(neighbour.problem, problem, set(interpolated_fields))
+        is_near = distance <= max_log2_distance
+        sizes = {name: neighbour.problem[name] for name in (*interpolated_fields, *ignored_fields)}
         far = "" if is_near else f", which is {2**distance:.3g} times off"
         which = "nearest" if neighbour is found[0] else "next"
-        ladder.append(Rung(looked_for, is_near, f"{which} is {_shown(sizes)}{far}"))
+        lookup_trace.append(LookupStep(looked_for, is_near, f"{which} is {_shown(sizes)}{far}"))
         if not is_near:
             break
-        if not _is_refused(neighbour, refused, ladder):
+        if not _is_refused(neighbour, refused, lookup_trace):
             return answer("neighbour", neighbour)
     if own:
         return answer("stale", own[0])
 
     same_op = [record for record in table.records() if record.op == op]
     nearest = _nearest(same_op, problem, hardware)
-    ladder.append(_nearest_rung(op, nearest, problem, hardware))
-    return LookUp("miss", None, (), tuple(ladder), nearest)
+    lookup_trace.append(_nearest_step(op, nearest, problem, hardware))
+    return LookUp("miss", None, (), tuple(lookup_trace), nearest)
 
 
 def _comes_after(
-    record: Record, problem: Mapping[str, Scalar], near_fields: Sequence[str], octaves: float
+    record: Record,
+    problem: Mapping[str, Scalar],
+    interpolated_fields: Sequence[str],
+    max_log2_distance: float,
 ) -> int:
     """0, 1 or 2, by which neighbours are tried in turn; those alike keep their order.
 
     Larger ones within reach come first: a config for more rows has tiles for all of these, and one
     for fewer rows needs more of its tiles.
     """
-    if _distance(record.problem, problem, set(near_fields)) > octaves:
+    if _distance(record.problem, problem, set(interpolated_fields)) > max_log2_distance:
         return 2
-    return int(any(record.problem[name] < problem[name] for name in near_fields))  # type: ignore[operator]
+    return int(any(record.problem[name] < problem[name] for name in interpolated_fields))  # type: ignore[operator]
 
 
 def _is_refused(
-    record: Record, refused: Callable[[Record], str | None], ladder: list[Rung]
+    record: Record, refused: Callable[[Record], str | None], lookup_trace: list[LookupStep]
 ) -> bool:
     reason = refused(record)
     if reason is not None:
-        ladder.append(Rung(_RUNS, False, reason))
+        lookup_trace.append(LookupStep(_RUNS, False, reason))
     return reason is not None
 
 
@@ -203,18 +206,18 @@ def neighbours(
     records: Iterable[Record],
     problem: Mapping[str, Scalar],
     hardware: HardwareFingerprint,
-    near_fields: Sequence[str],
-    free_fields: Sequence[str],
+    interpolated_fields: Sequence[str],
+    ignored_fields: Sequence[str],
 ) -> list[Record]:
     """Return the records that may lend a problem their configs, the nearest first.
 
     Args:
         records: of one operation.
         problem, hardware: fields of the problem that is asked for, and the machine's.
-        near_fields, free_fields: as of :func:`look_up`.
+        interpolated_fields, ignored_fields: as of :func:`look_up`.
     """
-    near = set(near_fields)
-    apart = near.union(free_fields)
+    near = set(interpolated_fields)
+    apart = near.union(ignored_fields)
     if not near <= _sizes(problem).keys():
         return []
     alike = [
@@ -228,8 +231,8 @@ def neighbours(
 
     def rank(record: Record) -> tuple[float, int, list[Scalar]]:
         # of two that are equally near, the more alike, then the smaller
-        unlike = sum(record.problem.get(name) != problem.get(name) for name in free_fields)
-        sizes = [record.problem[name] for name in near_fields]
+        unlike = sum(record.problem.get(name) != problem.get(name) for name in ignored_fields)
+        sizes = [record.problem[name] for name in interpolated_fields]
         return _distance(record.problem, problem, near), unlike, sizes
 
     return sorted(alike, key=rank)
@@ -300,26 +303,26 @@ def _distance(one: Mapping[str, Scalar], other: Mapping[str, Scalar], names: set
 # -- words --
 
 
-def _own_rung(
+def _own_step(
     op: str, problem: Mapping[str, Scalar], hardware: HardwareFingerprint, own: Sequence[Record]
-) -> Rung:
+) -> LookupStep:
     sources = " and ".join(record.provenance.get("source", "unnamed") for record in own)
     why = f"record: {sources}" if own else "not measured on this hardware"
-    return Rung(f"{op} with {_shown(problem)} on {hardware.gpu}", bool(own), why)
+    return LookupStep(f"{op} with {_shown(problem)} on {hardware.gpu}", bool(own), why)
 
 
-def _nearest_rung(
+def _nearest_step(
     op: str,
     nearest: Record | None,
     problem: Mapping[str, Scalar],
     hardware: HardwareFingerprint,
-) -> Rung:
+) -> LookupStep:
     looked_for = f"any record of {op}, to show"
     if nearest is None:
-        return Rung(looked_for, False, f"{op} was never tuned")
+        return LookupStep(looked_for, False, f"{op} was never tuned")
     differing = differing_fields(nearest, problem, hardware)
     differences = (f"{name} is {had}, not {asked}" for name, (had, asked) in differing.items())
-    return Rung(looked_for, True, f"in the nearest, {'; '.join(differences)}")
+    return LookupStep(looked_for, True, f"in the nearest, {'; '.join(differences)}")
 
 
 def _shown(problem: Mapping[str, Scalar]) -> str:

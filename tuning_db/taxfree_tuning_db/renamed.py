@@ -31,7 +31,10 @@ class Renamed:
 
 
 #: operation -> its old names
-RENAMED: dict[str, Renamed] = {}
+RENAMED: dict[str, Renamed] = {
+    "flash_decode": Renamed(config={"IN_DATA": "LL"}),
+    "matmul_all_reduce": Renamed(config={"IN_DATA": "LL"}),
+}
 
 _NONE = Renamed()
 

@@ -1,4 +1,4 @@
-"""What the fused variants share on the host: a plan of one launch, and the knobs of its tiles."""
+"""Shared by the fused variants: a plan of one launch, and the meta-parameters of its tiles."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from taxfree_kernels.all_gather_matmul import spaces
 from taxfree_kernels.all_gather_matmul.problem import AllGatherMatmul
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.hardware import Hardware
-from taxfree_kernels.launch import Kernel, compile_options, early_options
+from taxfree_kernels.launch import Kernel, compile_options, pdl_options
 from taxfree_kernels.variant import Config, Plan, Space, Variant, resized
 
-_KNOBS = (
+_META_PARAMETERS = (
     "CHUNKS", "SEND_BLOCK", "SOURCES_PER_WAIT", "BLOCK_M", "BLOCK_N", "BLOCK_K", "GROUP_M",
     "SPLIT_K", "SWAP_AB",
 )  # fmt: skip
@@ -22,7 +22,7 @@ _KNOBS = (
 class FusedVariant(Variant):
     """A variant whose tiles are computed by ``gathered_tile``."""
 
-    def refuses_problem(self, problem: Any, hardware: Hardware) -> str | None:
+    def unsupported_reason(self, problem: Any, hardware: Hardware) -> str | None:
         if problem.world_size == 1:
             return "one rank has no peers"
         if problem.gathered_elements > 1 << 30:
@@ -32,11 +32,11 @@ class FusedVariant(Variant):
     def space(self, problem: Any, hardware: Hardware) -> Space:
         return {**spaces.tile_space(problem, hardware), **spaces.send_space(problem, hardware)}
 
-    def first_configs(self, problem: Any, hardware: Hardware) -> list[dict[str, Any]]:
-        return spaces.first_configs(problem, hardware, self.space(problem, hardware))
+    def seed_configs(self, problem: Any, hardware: Hardware) -> list[dict[str, Any]]:
+        return spaces.seed_configs(problem, hardware, self.space(problem, hardware))
 
-    def refuses_config(self, problem: Any, hardware: Hardware, config: Config) -> str | None:
-        return spaces.refuses(problem, hardware, config)
+    def prune_reason(self, problem: Any, hardware: Hardware, config: Config) -> str | None:
+        return spaces.prune_reason(problem, hardware, config)
 
 
 class FusedPlan(Plan):
@@ -68,7 +68,7 @@ class FusedPlan(Plan):
         self._kernel = Kernel(
             function,
             grid=0,
-            constants={knob: config[knob] for knob in _KNOBS}
+            constants={knob: config[knob] for knob in _META_PARAMETERS}
             | {
                 "WORLD": problem.world_size,
                 "BACKEND": fabric.backend,
@@ -76,7 +76,7 @@ class FusedPlan(Plan):
                 "HAS_BIAS": problem.bias,
             }
             | dict(constants),
-            options=compile_options(fabric.backend, config) | early_options(config),
+            options=compile_options(fabric.backend, config) | pdl_options(config),
         )
         self._sized = fabric.workspace.by_size(self._of_size)
 

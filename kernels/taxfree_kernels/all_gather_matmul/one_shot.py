@@ -143,7 +143,7 @@ class OneShot(Variant):
     name = "one_shot"
     fused = False
 
-    def refuses_problem(self, problem: Any, hardware: Hardware) -> str | None:
+    def unsupported_reason(self, problem: Any, hardware: Hardware) -> str | None:
         if problem.world_size == 1:
             return "one rank has no peers"
         if problem.gathered_elements > 1 << 30:
@@ -153,7 +153,7 @@ class OneShot(Variant):
     def space(self, problem: Any, hardware: Hardware) -> Space:
         return spaces.send_space(problem, hardware)
 
-    def first_configs(self, problem: Any, hardware: Hardware) -> list[dict[str, Any]]:
+    def seed_configs(self, problem: Any, hardware: Hardware) -> list[dict[str, Any]]:
         space = self.space(problem, hardware)
         # Unaligned rows move element by element, with an address each.
         block = space["SEND_BLOCK"][-1 if problem.shard_columns % 8 == 0 else 0]

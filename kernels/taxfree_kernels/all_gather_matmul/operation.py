@@ -61,8 +61,8 @@ def empty_output(problem: AllGatherMatmul, device: torch.device) -> torch.Tensor
 OPERATION = Operation(
     name="all_gather_matmul",
     problem=AllGatherMatmul,
-    near_fields=("m",),
-    free_fields=("bias", "dtype"),
+    interpolated_fields=("m",),
+    ignored_fields=("bias", "dtype"),
     make_inputs=make_inputs,
     reference=reference,
     empty_output=empty_output,

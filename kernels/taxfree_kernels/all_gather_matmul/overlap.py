@@ -159,16 +159,16 @@ class Overlap(Variant):
 
     name = "overlap"
 
-    def refuses_problem(self, problem: Any, hardware: Hardware) -> str | None:
+    def unsupported_reason(self, problem: Any, hardware: Hardware) -> str | None:
         if problem.world_size == 1:
             return "one rank has no peers"
         if problem.gather_dim == 1:
             return "parts of K would be rounded before they are added"
         if problem.gathered_elements > 1 << 30:
             return "its elements are counted in 32 bits"
-        return self.refuses_config(problem, hardware, {"CHUNKS": 1})
+        return self.prune_reason(problem, hardware, {"CHUNKS": 1})
 
-    def refuses_config(self, problem: Any, hardware: Hardware, config: Config) -> str | None:
+    def prune_reason(self, problem: Any, hardware: Hardware, config: Config) -> str | None:
         # A wait for the last rows also waits for empty chunks, and so for ranks that announce
         # those only after waits of their own: a deadlock.
         last = rows_of_chunk(
@@ -179,9 +179,9 @@ class Overlap(Variant):
     def space(self, problem: Any, hardware: Hardware) -> Space:
         return copy_space(problem, hardware)
 
-    def first_configs(self, problem: Any, hardware: Hardware) -> list[dict[str, Any]]:
+    def seed_configs(self, problem: Any, hardware: Hardware) -> list[dict[str, Any]]:
         configs = first_copies(problem, self.space(problem, hardware), rows_at_once=1024)
-        return [each for each in configs if not self.refuses_config(problem, hardware, each)]
+        return [each for each in configs if not self.prune_reason(problem, hardware, each)]
 
     def plan(self, problem: Any, fabric: Fabric, config: Config) -> Plan:
         return OverlapPlan(problem, fabric, config)

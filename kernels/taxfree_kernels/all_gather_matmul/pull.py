@@ -20,7 +20,7 @@ import triton.language as tl
 from taxfree_kernels.all_gather_matmul.fused import FusedPlan, FusedVariant, pointer_constants
 from taxfree_kernels.all_gather_matmul.tile import gathered_tile
 from taxfree_kernels.device import sync
-from taxfree_kernels.device.early import wait_for_the_last
+from taxfree_kernels.device.pdl import gdc_wait
 from taxfree_kernels.device.tiles import copy
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.hardware import Hardware
@@ -38,7 +38,7 @@ def _pull(
     BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr, SPLIT_K: tl.constexpr, EVEN_K: tl.constexpr,
     SWAP_AB: tl.constexpr, XCDS: tl.constexpr,
 ):  # fmt: skip
-    wait_for_the_last(BACKEND)
+    gdc_wait(BACKEND)
     program = tl.program_id(0)
     generation = sync.running_generation(control_ptr)
     slot_ptr = tl.multiple_of(outbox_ptr + (generation % 2) * slot_elements, 16)
@@ -70,10 +70,10 @@ class Pull(FusedVariant):
 
     name = "pull"
 
-    def refuses_problem(self, problem: Any, hardware: Hardware) -> str | None:
+    def unsupported_reason(self, problem: Any, hardware: Hardware) -> str | None:
         if problem.m > 1024:
             return "A would cross the link once per column of tiles"
-        return super().refuses_problem(problem, hardware)
+        return super().unsupported_reason(problem, hardware)
 
     def space(self, problem: Any, hardware: Hardware) -> Space:
         space = super().space(problem, hardware)

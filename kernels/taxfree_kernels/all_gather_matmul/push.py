@@ -22,7 +22,7 @@ import triton.language as tl
 from taxfree_kernels.all_gather_matmul.fused import FusedPlan, FusedVariant, pointer_constants
 from taxfree_kernels.all_gather_matmul.tile import gathered_tile, push_chunk
 from taxfree_kernels.device import sync
-from taxfree_kernels.device.early import wait_for_the_last
+from taxfree_kernels.device.pdl import gdc_wait
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.variant import Config, Plan
 
@@ -38,7 +38,7 @@ def _push(
     BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr, SPLIT_K: tl.constexpr, EVEN_K: tl.constexpr,
     SWAP_AB: tl.constexpr, XCDS: tl.constexpr,
 ):  # fmt: skip
-    wait_for_the_last(BACKEND)
+    gdc_wait(BACKEND)
     program = tl.program_id(0)
     generation = sync.running_generation(control_ptr)
     slot_ptr = tl.multiple_of(inbox_ptr + (generation % 2) * slot_elements, 16)

@@ -37,10 +37,10 @@ from taxfree_kernels.all_gather_matmul.tile import (
     share_of_split,
     wait_for_rows,
 )
-from taxfree_kernels.boxes import RowBoxes, weight_in_boxes, with_fields
+from taxfree_kernels.descriptors import RowDescriptors, weight_descriptors, with_fields
 from taxfree_kernels.device import sync
-from taxfree_kernels.device.early import wait_for_the_last
-from taxfree_kernels.device.tiles import accumulate_boxes
+from taxfree_kernels.device.pdl import gdc_wait
+from taxfree_kernels.device.tiles import accumulate_tma
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.variant import Config, Plan, Space
@@ -58,7 +58,7 @@ def _push_tma(
     W_NK: tl.constexpr, TO_SELF: tl.constexpr, K_PARTS: tl.constexpr, PART_STEPS: tl.constexpr,
     SEND_STAGES: tl.constexpr,
 ):  # fmt: skip
-    wait_for_the_last(BACKEND)
+    gdc_wait(BACKEND)
     # If a loop over k that follows a wait in a loop could have no steps, ptxas would serialise its
     # matrix instructions; for smaller tiles it does not: see ``partial_tile``.
     IN_PARTS: tl.constexpr = K_PARTS > 1 or SOURCES_PER_WAIT < WORLD
@@ -88,7 +88,7 @@ def _push_tma(
             first, arrived = 0, tl.full((), True, tl.int1)
             if not TO_SELF:  # a tile of own rows has no source left after this
                 first = (row // shard_rows == rank).to(tl.int32)
-                acc = accumulate_boxes(
+                acc = accumulate_tma(
                     acc, a_desc, 0, row - rank * shard_rows, w_desc, col, 0, first,
                     step_begin, step_end, 1, 1, BLOCK_M, BLOCK_N, BLOCK_K, SWAP_AB, W_NK,
                 )  # fmt: skip
@@ -105,13 +105,13 @@ def _push_tma(
                     begin, end = share_of_split(part * PART_STEPS, part_end, split, SPLIT_K)
                 if HAS_STEPS:
                     tl.assume(end > begin)
-                acc = accumulate_boxes(
+                acc = accumulate_tma(
                     acc, inbox_desc, slot, row, w_desc, col, first, 1, begin, end,
                     1, 1, BLOCK_M, BLOCK_N, BLOCK_K, SWAP_AB, W_NK,
                 )  # fmt: skip
         else:
             arrived = rank >= 0
-            acc = accumulate_boxes(
+            acc = accumulate_tma(
                 acc, a_desc, 0, row, w_desc, col, rank, rank + 1, step_begin, step_end,
                 WORLD, 1, BLOCK_M, BLOCK_N, BLOCK_K, SWAP_AB, W_NK,
             )  # fmt: skip
@@ -125,7 +125,7 @@ def _push_tma(
                 sync.before_tma_loads(BACKEND)
                 if HAS_STEPS:
                     tl.assume(last > first)
-                acc = accumulate_boxes(
+                acc = accumulate_tma(
                     acc, inbox_desc, slot, row, w_desc, col, rank + first, rank + last,
                     step_begin, step_end, WORLD, WORLD, BLOCK_M, BLOCK_N, BLOCK_K, SWAP_AB, W_NK,
                 )  # fmt: skip
@@ -153,8 +153,8 @@ class PushTmaPlan(FusedPlan):
         a_box = [1, 1, block_m, block_k]
         w_box = [1, block_n, block_k] if is_nk else [1, block_k, block_n]
         sources = problem.world_size if problem.gather_dim == 1 else 1
-        self._a_boxes = RowBoxes(a_box)
-        self._w_boxes = weight_in_boxes(sources, w_box, is_nk)
+        self._a_descriptors = RowDescriptors(a_box)
+        self._w_descriptors = weight_descriptors(sources, w_box, is_nk)
         inbox, slot_elements = self._inbox
         self._inbox_desc = TensorDescriptor(
             inbox,
@@ -185,8 +185,8 @@ class PushTmaPlan(FusedPlan):
     def _operands(self, a: torch.Tensor, weight: torch.Tensor, boxes: Any) -> tuple[Any, ...]:
         inbox, reads_own = boxes
         # of gather_dim 0 nothing else may be read
-        a_desc = self._a_boxes(a) if reads_own else inbox
-        return a_desc, self._w_boxes(weight), inbox
+        a_desc = self._a_descriptors(a) if reads_own else inbox
+        return a_desc, self._w_descriptors(weight), inbox
 
 
 class PushTma(FusedVariant):
@@ -194,22 +194,22 @@ class PushTma(FusedVariant):
 
     name = "push_tma"
 
-    def refuses_problem(self, problem: Any, hardware: Hardware) -> str | None:
+    def unsupported_reason(self, problem: Any, hardware: Hardware) -> str | None:
         if hardware.architecture not in ("sm_90", "cpu"):
             return f"not written for {hardware.architecture}"
         rows_of_w = problem.k if problem.weight_layout == "nk" else problem.n
         if problem.shard_columns % 8 or rows_of_w % 8:
             return "rows do not start at multiples of 16 bytes"
-        return super().refuses_problem(problem, hardware)
+        return super().unsupported_reason(problem, hardware)
 
     def space(self, problem: Any, hardware: Hardware) -> Space:
         return spaces.tma_space(problem, hardware)
 
-    def first_configs(self, problem: Any, hardware: Hardware) -> list[dict[str, Any]]:
+    def seed_configs(self, problem: Any, hardware: Hardware) -> list[dict[str, Any]]:
         return spaces.first_tma_configs(problem, hardware, self.space(problem, hardware))
 
-    def refuses_config(self, problem: Any, hardware: Hardware, config: Config) -> str | None:
-        return spaces.refuses_tma(problem, hardware, config)
+    def prune_reason(self, problem: Any, hardware: Hardware, config: Config) -> str | None:
+        return spaces.tma_prune_reason(problem, hardware, config)
 
     def plan(self, problem: Any, fabric: Fabric, config: Config) -> Plan:
         return PushTmaPlan(problem, fabric, config)

@@ -1,4 +1,4 @@
-"""The knobs of the fused variants: what is worth trying, what to try first, what cannot run."""
+"""Meta-parameters of the fused variants: values worth trying, seed configs, limits."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.spaces import (
     allowed,
     cdna_space,
-    early_space,
+    pdl_space,
     power_of_2,
-    refuses_tile,
+    tile_prune_reason,
     up_to,
 )
 from taxfree_kernels.variant import Config, Space
@@ -40,7 +40,7 @@ def tile_space(problem: AllGatherMatmul, hardware: Hardware) -> Space:
         "SOURCES_PER_WAIT": waits,
         "num_warps": (4, 8),
         "num_stages": (2, 3, 4, 5, 6),
-        **early_space(hardware),
+        **pdl_space(hardware),
     }
     if hardware.backend == "hip":
         space |= {**cdna_space(hardware), "matrix_instr_nonkdim": (16, 32)}
@@ -74,7 +74,7 @@ def send_space(problem: AllGatherMatmul, hardware: Hardware) -> Space:
     return {"CHUNKS": chunks, "SEND_BLOCK": (2048, 4096, 8192)}
 
 
-def first_configs(
+def seed_configs(
     problem: AllGatherMatmul, hardware: Hardware, space: Space
 ) -> list[dict[str, Any]]:
     """Configs that won on like shapes, cut down to `space`; the first is the default."""
@@ -87,7 +87,7 @@ def first_configs(
         guesses = _first_on_cdna(rows)
     else:
         guesses = _first_on_hopper(rows, sending_chunks(problem))
-    return allowed(problem, hardware, space, guesses, refuses)
+    return allowed(problem, hardware, space, guesses, prune_reason)
 
 
 def _first_interpreted(rows: int) -> dict[str, Any]:
@@ -124,7 +124,7 @@ def _first_on_hopper(rows: int, chunks: int) -> list[dict[str, Any]]:
 def first_tma_configs(
     problem: AllGatherMatmul, hardware: Hardware, space: Space
 ) -> list[dict[str, Any]]:
-    """As :func:`first_configs`.
+    """As :func:`seed_configs`.
 
     The tiles are those that were fastest in isolation on H200, by M. From M = 128 on they leave a
     few compute units to as many senders, so that all programs are resident at once: a tile that
@@ -161,7 +161,7 @@ def first_tma_configs(
             for count in (24, 20, 12)
         ]
     waits = {"SOURCES_PER_WAIT": problem.world_size, "K_PARTS": 1, "SEND_STAGES": 1}
-    return allowed(problem, hardware, space, [waits | guess for guess in guesses], refuses_tma)
+    return allowed(problem, hardware, space, [waits | guess for guess in guesses], tma_prune_reason)
 
 
 _SQUARE = {"BLOCK_M": 128, "BLOCK_N": 128, "BLOCK_K": 64, "GROUP_M": 8, "num_warps": 4,
@@ -213,16 +213,16 @@ def _first_on_cdna(rows: int) -> list[dict[str, Any]]:
     ]
 
 
-def refuses(problem: AllGatherMatmul, hardware: Hardware, config: Config) -> str | None:
+def prune_reason(problem: AllGatherMatmul, hardware: Hardware, config: Config) -> str | None:
     """Why a config is not worth compiling, or None."""
     is_wide = hardware.backend == "cuda" and config["BLOCK_M"] * config["BLOCK_N"] > 128 * 128
     if is_wide and 1 < config["SOURCES_PER_WAIT"] < problem.world_size:
         # The loop after a wait is not known to have steps: ptxas takes moves there for writes.
         return "matrix instructions would run one by one"
-    return refuses_tile(hardware, config, problem.shard_columns, problem.m * problem.n, 128)
+    return tile_prune_reason(hardware, config, problem.shard_columns, problem.m * problem.n, 128)
 
 
-def refuses_tma(problem: AllGatherMatmul, hardware: Hardware, config: Config) -> str | None:
+def tma_prune_reason(problem: AllGatherMatmul, hardware: Hardware, config: Config) -> str | None:
     """As :func:`refuses`; there the loop is known to have steps."""
     parts, steps = config["K_PARTS"], -(-problem.shard_columns // config["BLOCK_K"])
     last = steps - (parts - 1) * steps_of_part(problem, config)
@@ -230,4 +230,4 @@ def refuses_tma(problem: AllGatherMatmul, hardware: Hardware, config: Config) ->
         return f"K_PARTS {parts} leaves a split of a part without a step of k"
     if parts * config["CHUNKS"] > Pool.CHANNELS:
         return f"{parts * config['CHUNKS']} channels, of which there are {Pool.CHANNELS}"
-    return refuses_tile(hardware, config, problem.shard_columns, problem.m * problem.n, 128)
+    return tile_prune_reason(hardware, config, problem.shard_columns, problem.m * problem.n, 128)

@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 
 from taxfree_kernels.device import sync
-from taxfree_kernels.device.tiles import accumulate, copy, own_chiplet_first, select, tile_of
+from taxfree_kernels.device.tiles import accumulate, copy, select, swizzle2d, xcd_swizzle
 
 
 @triton.jit
@@ -131,9 +131,9 @@ def place_of(
         end). Splits divide each source, so that all of them begin with what is already here.
     """
     tiles_m, tiles_n = tl.cdiv(m, BLOCK_M), tl.cdiv(n, BLOCK_N)
-    index = own_chiplet_first(index, tiles_m * tiles_n * SPLIT_K, XCDS)
+    index = xcd_swizzle(index, tiles_m * tiles_n * SPLIT_K, XCDS)
     tile, split = index // SPLIT_K, index % SPLIT_K
-    tile_m, tile_n = tile_of(tile, tiles_m, tiles_n, GROUP_M)
+    tile_m, tile_n = swizzle2d(tile, tiles_m, tiles_n, GROUP_M)
     if GATHER_DIM == 0:  # the rows that are already here come first
         tile_m = (tile_m + rank * shard_rows // BLOCK_M) % tiles_m
     step_begin, step_end = share_of_split(0, tl.cdiv(shard_columns, BLOCK_K), split, SPLIT_K)

@@ -40,7 +40,7 @@ class TorchFused(Variant):
     name = "torch_fused"
     fused = False
 
-    def refuses_problem(self, problem: Any, hardware: Hardware) -> str | None:
+    def unsupported_reason(self, problem: Any, hardware: Hardware) -> str | None:
         if hardware.backend != "cuda":
             return "torch's fused op needs CUDA"
         if problem.world_size == 1:

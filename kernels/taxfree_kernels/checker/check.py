@@ -46,7 +46,7 @@ _FIRST_GENERATIONS = (1, 2, 2**31 - 2, 2**32 - 2)
 _BACKENDS = ("cuda", "hip")  # waits differ
 _HARDWARE = KNOWN["cpu"]
 _TAKING_TURNS = 3  # of all variants that a check draws from, so that each has several calls
-_CHIPLETS = (1, 2, 3)  # a knob of AMD's devices, which decides who waits for which tile
+_CHIPLETS = (1, 2, 3)  # a meta-parameter of AMD's devices, which decides who waits for which tile
 
 Verdict = Literal["pass", "violation", "not covered", "nothing to check"]
 
@@ -211,7 +211,7 @@ def _served(
 ) -> list[tuple[Any, list[Variant]]]:
     """Problems that a candidate serves, with those that do."""
     serving = [
-        (problem, [each for each in candidates if not each.refuses_problem(problem, _HARDWARE)])
+        (problem, [each for each in candidates if not each.unsupported_reason(problem, _HARDWARE)])
         for problem in problems
     ]
     return [(problem, found) for problem, found in serving if found]
@@ -222,9 +222,9 @@ def _draw_config(variant: Variant, problem: Any, rng: Random) -> dict[str, Any]:
     space = variant.space(problem, _HARDWARE)
     for _ in range(100):
         config = {knob: rng.choice(values) for knob, values in space.items()}
-        if variant.refuses_config(problem, _HARDWARE, config) is None:
+        if variant.prune_reason(problem, _HARDWARE, config) is None:
             return config
-    return variant.first_configs(problem, _HARDWARE)[0]
+    return variant.seed_configs(problem, _HARDWARE)[0]
 
 
 class _Trial:

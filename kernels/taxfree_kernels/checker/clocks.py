@@ -26,7 +26,7 @@ class World(IntEnum):
     RELEASES = 2  # every write of one releases
     SCOPES = 3  # every atomic has system scope
     ALL = 4
-    #: As written, but a program that has seen a flag-in-data or bare word also knows that the
+    #: As written, but a program that has seen a flag-in-data or Lamport word also knows that the
     #: kernels before its sender's have ended. Their stores need not be visible to it, but their
     #: memory may be reused.
     ENDED = 5

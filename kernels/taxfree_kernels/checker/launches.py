@@ -61,7 +61,7 @@ class Launch:
     def has_ended(self) -> bool:
         return self.has_started and self.running == 0
 
-    def let_the_next_begin(self) -> None:
+    def gdc_launch_dependents(self) -> None:
         """Count one of its programs as having let the next launch begin."""
         self._ready += 1
 
@@ -73,4 +73,4 @@ class Launch:
 
 def waits_for_the_last(kernel: Kernel) -> bool:
     """Whether a kernel waits for the end of the one before, so that it may be launched early."""
-    return "wait_for_the_last(" in inspect.getsource(kernel.function.fn)
+    return "gdc_wait(" in inspect.getsource(kernel.function.fn)

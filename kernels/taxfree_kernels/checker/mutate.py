@@ -39,7 +39,7 @@ _PLACES = {
 }
 
 # Runs only after a wait has timed out, which the checker leaves to the tests of lost peers.
-_AFTER_TIMEOUT = ("_give_up", "_give_up_words")
+_AFTER_TIMEOUT = ("_abort", "_abort_on_words")
 
 Change = tuple[str, ast.AST | None]  # what it does, and what stands in the node's place
 
@@ -160,7 +160,7 @@ def _changes_of_call(call: ast.Call, function: Any) -> Iterator[Change]:
     if ast.unparse(call.func) == "tl.sum" and inspect.getsourcefile(function.fn) == SYNC_FILE:
         first = ast.Attribute(ast.Name("tl", ast.Load()), "min", ast.Load())
         yield "content with one of the words", _with(call, func=first)
-    if name in ("wait", "wait_for_rows", "wait_for_channels", "wait_for_the_last"):
+    if name in ("wait", "wait_for_rows", "wait_for_channels", "gdc_wait"):
         yield f"{name}(...) deleted", ast.Constant(True)
     if _is_synchronising(call, function):
         yield from _other_generations(call)
@@ -209,7 +209,7 @@ def _changes_of_arithmetic(node: ast.BinOp, function: Any) -> Iterator[Change]:
         case ast.BinOp(left=ast.Name(id="generation"), op=ast.Mod()):
             yield "one payload slot", _with(node, right=ast.Constant(1))
         case ast.BinOp(op=ast.Mod(), right=ast.Constant(value=3)):
-            yield "two slots of bare words", _with(node, right=ast.Constant(2))
+            yield "two slots of Lamport words", _with(node, right=ast.Constant(2))
         case ast.BinOp(left=ast.Name(id="generation"), op=ast.LShift()):
             one = ast.BinOp(_product(node.left, 0), ast.Add(), ast.Constant(1))
             yield "a flag of constant value", _with(node, left=one)

@@ -49,7 +49,7 @@ def _matmul_all_reduce(world_size: int) -> list[dict[str, Any]]:
     # rows that share a tile, and of which one is in two chunks
     normalised = {"m": 3, "n": 48, "k": 40, "residual": True, "rms_norm": True}
     if world_size > 2:
-        # as many as copy engines fetch, and not more than bare words in one shot are for
+        # as many as copy engines fetch, and not more than Lamport words in one shot are for
         rows_for_each = {"m": min(4 * world_size + 1, 32), "n": 16}
         return [smallest | rows_for_each, normalised]
     return [

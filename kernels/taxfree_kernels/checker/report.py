@@ -96,7 +96,7 @@ def race(conflict: Conflict, region: Region, first_generation: int) -> Violation
     Args:
         first_generation: that the rank's first call has.
     """
-    reason = Reason.LIFETIME if region.is_bare else _race_reason(conflict)
+    reason = Reason.LIFETIME if region.is_lamport else _race_reason(conflict)
     accesses = (conflict.earlier, conflict.later)
     details = [f"unordered accesses of {where(region, conflict.address)}:"]
     for access in accesses:

@@ -18,7 +18,7 @@ from taxfree_kernels.checker.sites import Site
 from taxfree_kernels.device import sync
 
 GRANULE = 2  # bytes; accesses of one byte share a granule
-_BARE = 4  # bytes of a bare word
+_BARE = 4  # bytes of a Lamport word
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,7 +77,7 @@ class Region:
         describe: byte offset -> what it is, for reports.
         rank: that owns it.
         begin, end: addresses.
-        word_bytes: if not 0, it holds 8-byte flag-in-data words or 4-byte bare words. Races on
+        word_bytes: if not 0, it holds 8-byte LL packets or 4-byte Lamport words. Races on
             words of one generation are allowed, but only on whole words.
     """
 
@@ -89,7 +89,7 @@ class Region:
     words: dict[int, _Word] = field(default_factory=dict)
     reads: dict[int, np.ndarray] = field(default_factory=dict)
     told: dict[int, np.ndarray] = field(default_factory=dict)  # by words: what ended
-    found: set[int] = field(default_factory=set)  # bare words that their owner has seen come
+    found: set[int] = field(default_factory=set)  # Lamport words that their owner has seen come
     written: np.ndarray = field(init=False)
     has_word: np.ndarray = field(init=False)
 
@@ -99,8 +99,8 @@ class Region:
         self.has_word = np.zeros(granules, bool)
 
     @property
-    def is_bare(self) -> bool:
-        """Whether it holds bare words."""
+    def is_lamport(self) -> bool:
+        """Whether it holds Lamport words."""
         return self.word_bytes == _BARE
 
     def word(self, address: int, size: int) -> _Word:
@@ -252,7 +252,7 @@ class Shadow:
     # -- self-announcing words: flag-in-data and bare ---------------------------------------------
 
     def flagged(self, access: Access, region: Region, addresses: np.ndarray) -> Conflict | None:
-        """Check and record an access of whole flag-in-data words of one region.
+        """Check and record an access of whole LL packets of one region.
 
         A poll may find any word of its own generation or of an earlier one. A store has to come
         after all accesses that belong to other generations, and after all other stores.
@@ -273,7 +273,7 @@ class Shadow:
         return conflict
 
     def bare(self, access: Access, region: Region, addresses: np.ndarray) -> Conflict | None:
-        """Check and record an access of whole bare words of one region.
+        """Check and record an access of whole Lamport words of one region.
 
         A poll must find words empty, or of its own generation. A sender stores only where the
         region's owner has emptied: after all other accesses, except polls of its own generation.
@@ -376,7 +376,7 @@ class Shadow:
 
 
 def _have_come(words: list[int]) -> np.ndarray:
-    """Which bare words, by address, are not empty."""
+    """Which Lamport words, by address, are not empty."""
     return np.array([ctypes.c_int32.from_address(word).value != sync.EMPTY.value for word in words])
 
 

@@ -139,9 +139,11 @@ class Simulation:
         self.world_size = world_size
         self.slot_bytes = -(-slot_bytes // ALIGNMENT) * ALIGNMENT
         self.flag_bytes = 2 * self.slot_bytes  # whatever fits a slot, as words of half payload
-        self.bare_bytes = 4 * self.slot_bytes  # tiles are wider than tiny problems, and all is sent
+        self.lamport_bytes = (
+            4 * self.slot_bytes
+        )  # tiles are wider than tiny problems, and all is sent
         control_bytes = (sync.SIGNALS.value + Pool.CHANNELS * world_size) * 8
-        slots = 2 * (self.slot_bytes + self.flag_bytes) + 3 * self.bare_bytes
+        slots = 2 * (self.slot_bytes + self.flag_bytes) + 3 * self.lamport_bytes
         size = (-(-(control_bytes + slots + heap_bytes) // ALIGNMENT) + 1) * ALIGNMENT
         # side by side, so that which of several conflicts comes first does not depend on addresses
         self.arenas = list(torch.empty(world_size, size, dtype=torch.uint8))
@@ -289,7 +291,7 @@ class _Schedule:
         fabrics = [SimulatedFabric(self, rank, arenas) for rank in range(len(arenas))]
         for fabric in fabrics:
             sizes = self._simulation
-            fabric.pool = Pool(fabric, sizes.slot_bytes, sizes.flag_bytes, sizes.bare_bytes)
+            fabric.pool = Pool(fabric, sizes.slot_bytes, sizes.flag_bytes, sizes.lamport_bytes)
             fabric.pool.reset(self._first_generation - 1)
             self._describe_pool(fabric.pool)
         return fabrics
@@ -301,8 +303,8 @@ class _Schedule:
         assert slots is not None
         control.describe = partial(_control_word, self._simulation.world_size)
         slots.describe = partial(_slot_byte, self._simulation.slot_bytes)
-        self.declare_words(pool.flags, "flag-in-data word")
-        self.declare_words(pool.bare, "bare word")
+        self.declare_words(pool.flags, "LL packet")
+        self.declare_words(pool.bare, "Lamport word")
 
     def declare_block(self, rank: int, block: torch.Tensor) -> None:
         """Make a block of a heap known."""

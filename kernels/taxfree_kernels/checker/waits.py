@@ -58,7 +58,7 @@ def _places(task: Task[Thread], shadow: Shadow, wanted: int | None) -> Iterator[
             yield place
             continue
         seen = ctypes.c_int64.from_address(address).value
-        if region.is_bare:
+        if region.is_lamport:
             if ctypes.c_int32.from_address(address).value == sync.EMPTY.value:
                 yield f"{place}, which is empty"
         elif region.word_bytes:

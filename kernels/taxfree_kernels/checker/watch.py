@@ -122,7 +122,7 @@ class Watch:
         """A program lets the launch behind its own begin, once all programs do."""
         launch = self._scheduler.current.owner.launch
         assert launch is not None
-        launch.let_the_next_begin()
+        launch.gdc_launch_dependents()
         if launch.lets_the_next_begin:
             self._scheduler.touch([launch])
 
@@ -196,7 +196,7 @@ class Watch:
             for region, inside in self._shadow.split(addresses, size):
                 if region.word_bytes not in (0, size):
                     self._torn(access, region, int(inside[0]))
-                elif region.is_bare:
+                elif region.is_lamport:
                     self._race(self._shadow.bare(access, region, inside), region, at_once)
                 elif region.word_bytes:
                     self._race(self._shadow.flagged(access, region, inside), region, at_once)

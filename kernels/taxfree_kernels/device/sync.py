@@ -6,8 +6,8 @@ word holds the generation of the last message on its (channel, source); it is ne
 64 bits, because a 32-bit word left unused for 2^31 calls would appear to be from the future.
 
 Messages can also do without a signal: `send` and `receive` exchange words that themselves show
-whether they have arrived. *Flag-in-data words* are 8 bytes, stored and loaded atomically: 4 bytes
-of payload and the lower half of the generation. *Bare words* are 4 bytes of payload: a word that
+whether they have arrived. *LL packets* are 8 bytes, stored and loaded atomically: 4 bytes
+of payload and the lower half of the generation. *Lamport words* are 4 bytes of payload: a word that
 has not arrived is EMPTY, and the calls that use such words reset them to EMPTY, in turns.
 
 Raw atomics, and polls of any kind, appear in this file only. The rules behind each line (which
@@ -34,14 +34,14 @@ ABORT = tl.constexpr(3)  # 1 + the rank that was lost; written by peers too; 0 w
 REPORTED = tl.constexpr(4)  # not 0: one program of this rank has written the report
 STATUS = tl.constexpr(5)  # address of the report, in host memory
 LOG = tl.constexpr(6)  # address of the timeline; 0 for none
-TURN = tl.constexpr(7)  # calls with bare words that have finished, in units of ONE_CALL
-USED = tl.constexpr(8)  # [2]: bare words of a slot used by the last two such calls, by turn % 2
+TURN = tl.constexpr(7)  # calls with Lamport words that have finished, in units of ONE_CALL
+USED = tl.constexpr(8)  # [2]: Lamport words of a slot used by the last two such calls, by turn % 2
 SIGNALS = tl.constexpr(16)  # signal words [channel, source]
 
 #: What the programs of one call add to GENERATION in total; larger than any grid.
 ONE_CALL = tl.constexpr(1 << 24)
 
-#: A bare word that has not arrived. As one 32-bit or two 16-bit floats it is NaN.
+#: A Lamport word that has not arrived. As one 32-bit or two 16-bit floats it is NaN.
 EMPTY = tl.constexpr(-1)
 #: Sent in place of a payload that equals EMPTY; NaN as well.
 _OTHER_NAN = tl.constexpr(0x7FFFFFFF)
@@ -51,7 +51,7 @@ _EMPTIED = tl.constexpr(4096)  # words at a time: at least 16 bytes of each thre
 REPORT_WORDS = 8  # code, rank, program, channel, source, wanted, seen, lost
 TIMED_OUT = tl.constexpr(1)
 PEER_ABORTED = tl.constexpr(2)
-IN_DATA = tl.constexpr(-1)  # in the place of a channel: waited for words
+NO_CHANNEL = tl.constexpr(-1)  # in the place of a channel: waited for words
 
 # -- the timeline, [program, event, peer] in int64 nanoseconds --------------------------------
 #: The backend whose clock is read, or "" for off; like interpretation, fixed when kernels are
@@ -166,7 +166,7 @@ def wait(
     POLL: tl.constexpr = "relaxed" if BACKEND == "hip" else "acquire"
     lead = _poll(words, generation, mask, POLL)
     if lead < 0:
-        if has_given_up(control_ptr):
+        if is_aborted(control_ptr):
             limit = tl.zeros((), tl.int64)
     ticks = tl.zeros((), tl.int64)
     if BACKEND == "interpreter":
@@ -181,7 +181,7 @@ def wait(
         lead = _poll(words, generation, mask, "acquire")
     arrived = lead >= 0
     if lead < 0:
-        _give_up(control_ptr, words, channel, source, generation, mask, heap_bases, rank,
+        _abort(control_ptr, words, channel, source, generation, mask, heap_bases, rank,
                  WORLD, BACKEND)  # fmt: skip
     tl.debug_barrier()
     if TIMELINE != "":
@@ -197,11 +197,11 @@ def send(control_ptr, words, payload, peer, generation=None, mask=None):
     nothing about this program's other stores.
 
     Args:
-        words: pointers to int64 in the current slot of the peer's flag-in-data words, or to int32
-            in that of its bare words.
-        payload: int32, for each word. In a bare word EMPTY becomes another NaN.
+        words: pointers to int64 in the current slot of the peer's LL packets, or to int32
+            in that of its Lamport words.
+        payload: int32, for each word. In a Lamport word EMPTY becomes another NaN.
         peer: the receiver, for the timeline.
-        generation: of the running call; not used by bare words.
+        generation: of the running call; not used by Lamport words.
         mask: words that are sent.
     """
     if words.dtype.element_ty == tl.int32:
@@ -222,14 +222,14 @@ def receive(
 ):  # fmt: skip
     """Wait until all of `words` have arrived for `generation`; return their payload.
 
-    They are polled together, so all returned values come from the same poll. A flag-in-data word
+    They are polled together, so all returned values come from the same poll. A LL packet
     has arrived when it holds the lower half of the generation: a word last sent exactly a multiple
-    of 2^32 calls ago would pass. A bare word has arrived when it is not EMPTY.
+    of 2^32 calls ago would pass. A Lamport word has arrived when it is not EMPTY.
 
     Args:
-        words: a block of pointers to int64 in the current slot of this rank's flag-in-data words,
-            or to int32 in that of its bare words. All are loaded, even masked ones, so that loads
-            can be wide; all must lie in the slot.
+        words: a block of pointers to int64 in the current slot of this rank's LL packets,
+            or to int32 in that of its Lamport words. All are loaded, even masked ones, so that
+            loads can be wide; all must lie in the slot.
         source: the sender: a scalar, or a block that broadcasts to the shape of `words`.
         mask: words that are waited for.
 
@@ -252,7 +252,7 @@ def receive(
     seen = _load_words(words, BACKEND)
     late = _count_late(seen, generation, mask)
     if late > 0:
-        if has_given_up(control_ptr):
+        if is_aborted(control_ptr):
             limit = tl.zeros((), tl.int64)
     ticks = tl.zeros((), tl.int64)
     if BACKEND == "interpreter":
@@ -265,7 +265,7 @@ def receive(
         else:
             ticks += 1
     if late > 0:
-        _give_up_words(control_ptr, seen, source, generation, mask, heap_bases, rank,
+        _abort_on_words(control_ptr, seen, source, generation, mask, heap_bases, rank,
                        WORLD, BACKEND)  # fmt: skip
     payload = seen.to(tl.int32)
     if copies > 1:
@@ -315,7 +315,7 @@ def _count_late(seen, generation, mask):
 
 @triton.jit
 def _is_late(seen, generation):
-    """Which of flag-in-data words do not have the generation, or of bare words are EMPTY."""
+    """Which of LL packets do not have the generation, or of Lamport words are EMPTY."""
     if seen.dtype == tl.int32:
         late = seen == EMPTY
     else:
@@ -324,7 +324,7 @@ def _is_late(seen, generation):
 
 
 @triton.jit
-def has_given_up(control_ptr):
+def is_aborted(control_ptr):
     """Whether this rank or a peer has given up waiting: what a call computes may be garbage."""
     return tl.atomic_add(control_ptr + ABORT, 0, sem="relaxed", scope="sys") != 0
 
@@ -343,7 +343,7 @@ def before_tma_loads(BACKEND: tl.constexpr):
 
 
 @triton.jit
-def _give_up(
+def _abort(
     control_ptr, words, channel, source, want, mask, heap_bases, rank,
     WORLD: tl.constexpr, BACKEND: tl.constexpr,
 ):  # fmt: skip
@@ -365,7 +365,7 @@ def _give_up(
 
 
 @triton.jit
-def _give_up_words(
+def _abort_on_words(
     control_ptr, seen, source, want, mask, heap_bases, rank,
     WORLD: tl.constexpr, BACKEND: tl.constexpr,
 ):  # fmt: skip
@@ -379,7 +379,7 @@ def _give_up_words(
     most = tl.max(behind)
     sources = tl.zeros_like(behind) + source
     late_source = tl.max(tl.where(behind == most, sources, 0))
-    _report(control_ptr, IN_DATA, late_source, want, want - most, heap_bases, rank,
+    _report(control_ptr, NO_CHANNEL, late_source, want, want - most, heap_bases, rank,
             WORLD, BACKEND)  # fmt: skip
 
 
@@ -448,16 +448,16 @@ def _count_out(count_ptr, calls):
 
 @triton.jit
 def running_turn(control_ptr):
-    """How many calls of the pool used bare words before this one; stable until it leaves the turn.
+    """Calls of the pool that used Lamport words before this one; stable until it leaves the turn.
 
-    Turn t uses slot t % 3 of bare words.
+    Turn t uses slot t % 3 of Lamport words.
     """
     return tl.atomic_add(control_ptr + TURN, 0, sem="relaxed", scope="gpu") // ONE_CALL
 
 
 @triton.jit
 def empty_last_turn(control_ptr, slots_ptr, stride_slot, turn, used, share, shares):
-    """Reset one of `shares` shares of the bare words that the previous turn used to EMPTY.
+    """Reset one of `shares` shares of the Lamport words that the previous turn used to EMPTY.
 
     What peers send there next belongs to turn + 2.
 
@@ -477,7 +477,7 @@ def empty_last_turn(control_ptr, slots_ptr, stride_slot, turn, used, share, shar
 
 @triton.jit
 def leave_turn(control_ptr):
-    """Count this program out of a turn of bare words, before it leaves the call."""
+    """Count this program out of a turn of Lamport words, before it leaves the call."""
     _count_out(control_ptr + TURN, 1)
 
 

@@ -7,7 +7,7 @@ import triton.language as tl
 
 
 @triton.jit
-def tile_of(index, tiles_m, tiles_n, GROUP_M: tl.constexpr):
+def swizzle2d(index, tiles_m, tiles_n, GROUP_M: tl.constexpr):
     """Tile number -> (m, n), walking GROUP_M tiles down before one across, so that L2 is reused."""
     per_group = GROUP_M * tiles_n
     first_m = index // per_group * GROUP_M
@@ -17,7 +17,7 @@ def tile_of(index, tiles_m, tiles_n, GROUP_M: tl.constexpr):
 
 
 @triton.jit
-def own_chiplet_first(index, count, XCDS: tl.constexpr):
+def xcd_swizzle(index, count, XCDS: tl.constexpr):
     """Renumber `count` programs so that each chiplet gets a run of consecutive numbers.
 
     Devices with several chiplets (XCDs) assign programs to them round-robin, and each has its own
@@ -40,7 +40,7 @@ def in_turns(program, count, ahead, every, others, XCDS: tl.constexpr):
 
     Returns:
         Whether the program belongs to the first list, and its number within its list. In the first
-        list, the programs of one turn are renumbered for chiplets: see :func:`own_chiplet_first`.
+        list, the programs of one turn are renumbered for chiplets: see :func:`xcd_swizzle`.
     """
     is_ahead = program < ahead
     turn = min(max(program - ahead, 0) // (every + others), (count - ahead) // every)
@@ -48,7 +48,7 @@ def in_turns(program, count, ahead, every, others, XCDS: tl.constexpr):
     length = tl.where(is_ahead, ahead, min(every, count - begin))
     place = program - begin - turn * others
     is_first = place < length
-    first = begin + own_chiplet_first(place, length, XCDS)
+    first = begin + xcd_swizzle(place, length, XCDS)
     return is_first, tl.where(is_first, first, turn * others + place - length)
 
 
@@ -122,7 +122,7 @@ def accumulate(
 
 
 @triton.jit
-def accumulate_boxes(
+def accumulate_tma(
     acc, a_desc, slot, row, w_desc, col,
     source_begin, source_end, step_begin, step_end,
     SOURCES: tl.constexpr, A_SOURCES: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,

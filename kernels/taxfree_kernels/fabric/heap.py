@@ -74,18 +74,19 @@ class Pool:
     every peer in each call. A call may write to the first slot in any generation if it first waits
     for all peers to enter it, and makes the next generation odd when it leaves.
 
-    Flag-in-data words have two slots of their own: everything stored there was sent as such a word,
+    LL packets have two slots of their own: everything stored there was sent as such a word,
     so no payload of another plan can be mistaken for a word of the running generation.
 
-    Bare words have three slots, which the calls that use such words take in turns: turn t uses slot
+    Lamport words have three slots, which the calls that use such words take in turns: turn t uses
+        slot
     t % 3. In turn t a rank empties what turn t - 1 left in its own memory, all of which had arrived
     when that call ended. A peer that sends there again, in turn t + 2, has finished turn t + 1, in
     which it heard from every rank, so every rank's call of turn t has ended.
 
     Args:
         fabric: the fabric whose heap holds the pool.
-        slot_bytes, flag_bytes, bare_bytes: size of one payload slot, and of one slot of
-            flag-in-data and of bare words; None to divide up what is free in the heap.
+        slot_bytes, flag_bytes, lamport_bytes: size of one payload slot, and of one slot of
+            flag-in-data and of Lamport words; None to divide up what is free in the heap.
         timeout_s: timeout of a wait in seconds.
     """
 
@@ -97,7 +98,7 @@ class Pool:
         fabric: Home,
         slot_bytes: int | None = None,
         flag_bytes: int | None = None,
-        bare_bytes: int | None = None,
+        lamport_bytes: int | None = None,
         timeout_s: float = 30.0,
     ) -> None:
         self._fabric = fabric
@@ -105,9 +106,9 @@ class Pool:
         self.control = fabric.heap.empty(words, torch.int64)
         share = fabric.heap.free_bytes // WORDS_SHARE // ALIGNMENT * ALIGNMENT
         flag_bytes = min(FLAG_BYTES, share) if flag_bytes is None else flag_bytes
-        bare_bytes = min(BARE_BYTES, share) if bare_bytes is None else bare_bytes
+        lamport_bytes = min(BARE_BYTES, share) if lamport_bytes is None else lamport_bytes
         self.flags = fabric.heap.empty(2 * flag_bytes // 8, torch.int64)
-        self.bare = fabric.heap.empty(3 * bare_bytes // 4, torch.int32)
+        self.bare = fabric.heap.empty(3 * lamport_bytes // 4, torch.int32)
         if slot_bytes is None:
             slot_bytes = fabric.heap.free_bytes // 2 // ALIGNMENT * ALIGNMENT
         self.slot_bytes = slot_bytes
@@ -133,21 +134,21 @@ class Pool:
         slots = self._slots.view(dtype)
         return slots[:count], self.slot_bytes // dtype.itemsize
 
-    def flag_slots(self, count: int) -> tuple[torch.Tensor, int]:
-        """The first slot of flag-in-data words as `count` int64, and how far the next slot is.
+    def ll_slots(self, count: int) -> tuple[torch.Tensor, int]:
+        """The first slot of LL packets as `count` int64, and how far the next slot is.
 
         Raises:
             HeapExhausted: `count` words are more than a slot holds.
         """
-        return _words(self.flags, 2, count, "flag-in-data words")
+        return _words(self.flags, 2, count, "LL packets")
 
-    def bare_slots(self, count: int) -> tuple[torch.Tensor, int]:
-        """The first slot of bare words as `count` int32, and how far the next slot is.
+    def lamport_slots(self, count: int) -> tuple[torch.Tensor, int]:
+        """The first slot of Lamport words as `count` int32, and how far the next slot is.
 
         Raises:
             HeapExhausted: `count` words are more than a slot holds.
         """
-        return _words(self.bare, 3, count, "bare words")
+        return _words(self.bare, 3, count, "Lamport words")
 
     def check(self) -> None:
         """Check, without synchronising, whether a wait of this rank has timed out.
@@ -158,17 +159,17 @@ class Pool:
         if not self._code[0]:
             return
         code, rank, program, channel, source, wanted, seen, lost = self._report.tolist()
-        where = "words" if channel == sync.IN_DATA.value else f"channel {channel}"
+        where = "words" if channel == sync.NO_CHANNEL.value else f"channel {channel}"
         what = f"program {program}, {where}, generation {wanted}, seen {seen}"
-        is_echo = code == sync.PEER_ABORTED.value
-        if is_echo:
+        is_secondary = code == sync.PEER_ABORTED.value
+        if is_secondary:
             message = (
                 f"rank {rank} gave up on rank {lost} as a peer did; waited for {source} ({what})"
             )
         else:
             message = f"rank {rank} waited {self.timeout_s:g} s for rank {source} ({what})"
         hint = "see which rank died or is stuck; then reset on all ranks"
-        raise PeerTimeout(message, hint, is_echo)
+        raise PeerTimeout(message, hint, is_secondary)
 
     def check_at_rest(self) -> None:
         """Like :meth:`check`, with no call in flight on this rank; also finds that a peer gave up.
@@ -187,7 +188,7 @@ class Pool:
                 f"rank {self._fabric.rank} was told that a peer gave up on rank {lost}: what it "
                 "returned since may be wrong",
                 "see why that rank came late or is stuck; then reset on all ranks",
-                is_echo=True,
+                is_secondary=True,
             )
 
     def reset(self, generation: int = 0) -> None:

@@ -1,15 +1,15 @@
-"""How an arena is shared out: control words, flag-in-data words, bare words, payload slots."""
+"""How an arena is shared out: control words, LL packets, Lamport words, payload slots."""
 
 from __future__ import annotations
 
 ALIGNMENT = 256  # bytes; more than any vector access or bulk copy needs
 
-#: Most that a pool keeps of each of its two slots of flag-in-data words: 256 KiB of payload from
+#: Most that a pool keeps of each of its two slots of LL packets: 256 KiB of payload from
 #: each of 8 ranks. Larger messages gain nothing from carrying their flags.
 FLAG_BYTES = 4 << 20
 
-#: Most that a pool keeps of each of its three slots of bare words: both shots of an all-reduce of
-#: 4 MiB.
+#: Most that a pool keeps of each of its three slots of Lamport words: both shots of an all-reduce
+#: of 4 MiB.
 BARE_BYTES = 8 << 20
 
 _CONTROL_BYTES = 1 << 20

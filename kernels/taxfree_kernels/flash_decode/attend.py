@@ -10,7 +10,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from taxfree_kernels.device.tiles import own_chiplet_first
+from taxfree_kernels.device.tiles import xcd_swizzle
 
 _LOG2_E = tl.constexpr(1.4426950408889634)
 
@@ -50,7 +50,7 @@ def attend(
     BLOCK_D: tl.constexpr = triton.next_power_of_2(HEAD_DIM)
     BLOCK_V: tl.constexpr = triton.next_power_of_2(V_DIM)
     columns: tl.constexpr = KV_HEADS * HEAD_BLOCKS
-    index = own_chiplet_first(index, batch * SPLITS * columns, XCDS)
+    index = xcd_swizzle(index, batch * SPLITS * columns, XCDS)
     slot, column = index // columns, index % columns
     kv_head = column // HEAD_BLOCKS
     sequence, split, own_splits, begin, end, splits = _split_of(

@@ -96,7 +96,7 @@ class Baseline(Variant):
     fused = False
 
     def plan(self, problem: Any, fabric: Fabric, config: Config) -> Plan:
-        return BaselinePlan(problem, fabric, spaces.first_configs(problem, fabric.hardware)[0])
+        return BaselinePlan(problem, fabric, spaces.seed_configs(problem, fabric.hardware)[0])
 
 
 VARIANT = Baseline()

@@ -13,8 +13,8 @@ from taxfree_kernels.device import sync
 from taxfree_kernels.device.exchange import wait_for_channels
 from taxfree_kernels.device.tiles import copy
 from taxfree_kernels.flash_decode.merge import merge_ranks, merge_splits, store_output
+from taxfree_kernels.flash_decode.packets import merge_into_words, received_rows
 from taxfree_kernels.flash_decode.peers import every_rank, store_at_peers
-from taxfree_kernels.flash_decode.words import merge_into_words, received_rows
 
 _LSE_BLOCK = tl.constexpr(64)  # log-sum-exps that are copied at a time
 
@@ -54,18 +54,18 @@ def merge_into_inboxes(
 def merge_and_push(
     chunk, parts_ptr, split_elements, runs_ptr, slot_ptr, part_elements, rows,
     control_ptr, generation, heap_bases, rank,
-    WORLD: tl.constexpr, BACKEND: tl.constexpr, CHUNK_ROWS: tl.constexpr, IN_DATA: tl.constexpr,
+    WORLD: tl.constexpr, BACKEND: tl.constexpr, CHUNK_ROWS: tl.constexpr, LL: tl.constexpr,
     PACKED: tl.constexpr, Q_HEADS: tl.constexpr, PARTS: tl.constexpr, PARTS_BLOCK: tl.constexpr,
     V_DIM: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     """Merge this rank's splits for one chunk of rows into every rank's inbox, and tell all.
 
     Args:
-        slot_ptr: float32, or words if IN_DATA, which need no signal to announce them.
+        slot_ptr: float32, or words if LL, which need no signal to announce them.
         PACKED: whether the words are bare and carry two values each; see :func:`_packed`.
     """
     peer, peer_mask = every_rank(rank, WORLD)
-    if IN_DATA:
+    if LL:
         merge_into_words(
             chunk, peer, peer_mask, parts_ptr, split_elements, runs_ptr,
             slot_ptr, part_elements, rows, control_ptr, generation, heap_bases, rank,
@@ -119,7 +119,7 @@ def wait_for_rows(
 @triton.jit
 def combine(
     tile, slot_ptr, out_ptr, part_elements, rows, control_ptr, generation, heap_bases, rank,
-    WORLD: tl.constexpr, BACKEND: tl.constexpr, CHUNK_ROWS: tl.constexpr, IN_DATA: tl.constexpr,
+    WORLD: tl.constexpr, BACKEND: tl.constexpr, CHUNK_ROWS: tl.constexpr, LL: tl.constexpr,
     SOURCES_BLOCK: tl.constexpr, V_DIM: tl.constexpr, OUT_ROWS: tl.constexpr,
     PACKED: tl.constexpr = False,
 ):  # fmt: skip
@@ -127,7 +127,7 @@ def combine(
     begin = tile * OUT_ROWS
     row = begin + tl.arange(0, OUT_ROWS)
     row_mask = row < rows
-    if IN_DATA:
+    if LL:
         out, arrived = received_rows(
             tl.minimum(row, rows - 1), slot_ptr, part_elements, rows,
             control_ptr, generation, heap_bases, rank, WORLD, BACKEND, V_DIM, PACKED,

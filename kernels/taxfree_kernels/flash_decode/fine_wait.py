@@ -49,7 +49,7 @@ def _send(
 @triton.jit(do_not_specialize=["rank", "rows"])
 def _combine(
     out_ptr, inbox_ptr, slot_elements, part_elements, rows, control_ptr, heap_bases, rank,
-    WORLD: tl.constexpr, BACKEND: tl.constexpr, CHUNK_ROWS: tl.constexpr, IN_DATA: tl.constexpr,
+    WORLD: tl.constexpr, BACKEND: tl.constexpr, CHUNK_ROWS: tl.constexpr, LL: tl.constexpr,
     SOURCES_BLOCK: tl.constexpr, V_DIM: tl.constexpr, OUT_ROWS: tl.constexpr,
 ):  # fmt: skip
     generation = sync.running_generation(control_ptr)
@@ -57,7 +57,7 @@ def _combine(
     combine(
         tl.program_id(0), slot_ptr, out_ptr, part_elements, rows,
         control_ptr, generation, heap_bases, rank,
-        WORLD, BACKEND, CHUNK_ROWS, IN_DATA, SOURCES_BLOCK, V_DIM, OUT_ROWS,
+        WORLD, BACKEND, CHUNK_ROWS, LL, SOURCES_BLOCK, V_DIM, OUT_ROWS,
     )  # fmt: skip
     sync.leave(control_ptr)
 
@@ -79,7 +79,7 @@ class FineWaitPlan(DecodePlan):
             options=options,
         )
         self._combine = Kernel(
-            _combine, grid=0, constants=exchange.constants | {"IN_DATA": False}, options=options
+            _combine, grid=0, constants=exchange.constants | {"LL": False}, options=options
         )
 
     def finishing(self, problem: FlashDecode) -> tuple[Kernel, ...]:

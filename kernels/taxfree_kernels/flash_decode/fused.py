@@ -9,8 +9,8 @@ Protocol. In the second kernel, pushing programs have the lowest ids and never w
 chunk of rows to all ranks and signals them on the chunk's own channel. A combiner waits for every
 rank's signal for its rows. Every row has a combiner and every chunk has rows, so in each call every
 rank signals, and waits for, every peer on every channel: the full exchange under which the two
-payload slots of a pool suffice (:class:`taxfree_kernels.fabric.heap.Pool`). With `IN_DATA`, words
-replace rows and signals: flag-in-data words in two slots of their own, or, if `PACKED`, bare words
+payload slots of a pool suffice (:class:`taxfree_kernels.fabric.heap.Pool`). With `LL`, words
+replace rows and signals: LL packets in two slots of their own, or, if `PACKED`, Lamport words
 in three; every row goes to every rank, so the same holds.
 """
 
@@ -23,7 +23,7 @@ import triton
 import triton.language as tl
 
 from taxfree_kernels.device import sync
-from taxfree_kernels.device.early import wait_for_the_last
+from taxfree_kernels.device.pdl import gdc_wait
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.flash_decode import spaces
 from taxfree_kernels.flash_decode.constants import chunk_rows
@@ -45,19 +45,19 @@ def _push_and_combine(
     parts_ptr, split_elements, runs_ptr, out_ptr, inbox_ptr, slot_elements, part_elements, rows,
     control_ptr, heap_bases, rank,
     WORLD: tl.constexpr, BACKEND: tl.constexpr, CHUNK_ROWS: tl.constexpr, PUSHERS: tl.constexpr,
-    IN_DATA: tl.constexpr, PACKED: tl.constexpr, Q_HEADS: tl.constexpr, PARTS: tl.constexpr,
+    LL: tl.constexpr, PACKED: tl.constexpr, Q_HEADS: tl.constexpr, PARTS: tl.constexpr,
     PARTS_BLOCK: tl.constexpr, V_DIM: tl.constexpr, ROWS: tl.constexpr, SOURCES_BLOCK: tl.constexpr,
     OUT_ROWS: tl.constexpr,
 ):  # fmt: skip
     program = tl.program_id(0)
     generation = sync.running_generation(control_ptr)
     slot_ptr, turn = running_slot(inbox_ptr, slot_elements, control_ptr, generation, PACKED)
-    wait_for_the_last(BACKEND)
+    gdc_wait(BACKEND)
     if program < PUSHERS:
         merge_and_push(
             program, parts_ptr, split_elements, runs_ptr, slot_ptr, part_elements, rows,
             control_ptr, generation, heap_bases, rank,
-            WORLD, BACKEND, CHUNK_ROWS, IN_DATA, PACKED, Q_HEADS, PARTS, PARTS_BLOCK, V_DIM,
+            WORLD, BACKEND, CHUNK_ROWS, LL, PACKED, Q_HEADS, PARTS, PARTS_BLOCK, V_DIM,
             ROWS,
         )  # fmt: skip
     else:
@@ -69,7 +69,7 @@ def _push_and_combine(
         combine(
             program - PUSHERS, slot_ptr, out_ptr, part_elements, rows,
             control_ptr, generation, heap_bases, rank,
-            WORLD, BACKEND, CHUNK_ROWS, IN_DATA, SOURCES_BLOCK, V_DIM, OUT_ROWS, PACKED,
+            WORLD, BACKEND, CHUNK_ROWS, LL, SOURCES_BLOCK, V_DIM, OUT_ROWS, PACKED,
         )  # fmt: skip
     if PACKED:
         sync.leave_turn(control_ptr)
@@ -91,7 +91,7 @@ class FusedPlan(DecodePlan):
             | self.attention.merging_constants(config["ROWS"])
             | {
                 "PUSHERS": self._exchange.chunks,
-                "IN_DATA": config["IN_DATA"],
+                "LL": config["LL"],
                 "PACKED": config["PACKED"],
             },
             options=finishing_options(fabric, config),

@@ -1,4 +1,4 @@
-"""The library path with its kernels tuned: what the baseline would be if it had knobs.
+"""The library path with its kernels tuned: what the baseline would be if it had meta-parameters.
 
 Measured along with the fused variants, so that gains from better splits are not credited to fusion.
 """

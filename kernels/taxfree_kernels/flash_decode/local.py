@@ -10,7 +10,7 @@ import torch
 import triton
 import triton.language as tl
 
-from taxfree_kernels.device.early import let_the_next_begin
+from taxfree_kernels.device.pdl import gdc_launch_dependents
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.flash_decode import spaces
 from taxfree_kernels.flash_decode.attend import attend, store_rows
@@ -18,7 +18,7 @@ from taxfree_kernels.flash_decode.constants import words_of_part
 from taxfree_kernels.flash_decode.merge import merge_ranks, merge_splits, store_output
 from taxfree_kernels.flash_decode.problem import FlashDecode
 from taxfree_kernels.hardware import Hardware
-from taxfree_kernels.launch import Kernel, compile_options, early_options
+from taxfree_kernels.launch import Kernel, compile_options, pdl_options
 from taxfree_kernels.spaces import power_of_2
 from taxfree_kernels.variant import Config, Plan, Space, Variant, resized
 
@@ -38,7 +38,7 @@ def _attend(
     WINDOW: tl.constexpr, BATCH_BLOCK: tl.constexpr, SPLITS: tl.constexpr, BLOCK_H: tl.constexpr,
     BLOCK_N: tl.constexpr, XCDS: tl.constexpr,
 ):  # fmt: skip
-    let_the_next_begin(BACKEND)
+    gdc_launch_dependents(BACKEND)
     attend(
         tl.program_id(0), q_ptr, k_ptr, v_ptr, lens_ptr, table_ptr, scaling_ptr,
         stride_kb, stride_kn, stride_kh, stride_vb, stride_vn, stride_vh,
@@ -236,7 +236,7 @@ def combining_constants(problem: FlashDecode, rows: int) -> dict[str, Any]:
 def finishing_options(fabric: Fabric, config: Config) -> dict[str, Any]:
     """Options of the kernel behind the splits, the only one of a call that is launched early."""
     warps = {"num_warps": config["MERGE_WARPS"]} if "MERGE_WARPS" in config else {}
-    return compile_options(fabric.backend, warps) | early_options(config)
+    return compile_options(fabric.backend, warps) | pdl_options(config)
 
 
 class DecodePlan(Plan):
@@ -300,7 +300,7 @@ class Exchange:
     Attributes:
         chunks: how many there are, each with a channel; smaller problems have as many, and some of
             them are empty.
-        constants: WORLD, BACKEND, CHUNK_ROWS, and those of ``combine`` but IN_DATA and
+        constants: WORLD, BACKEND, CHUNK_ROWS, and those of ``combine`` but LL and
             PACKED.
         sending_constants: of a kernel that sends chunks of a part.
     """
@@ -308,11 +308,11 @@ class Exchange:
     def __init__(
         self, problem: FlashDecode, fabric: Fabric, config: Config, chunk_rows: int
     ) -> None:
-        self._packed = config["PACKED"] if config.get("IN_DATA") else None
+        self._packed = config["PACKED"] if config.get("LL") else None
         if self._packed is None:
             self._inbox = fabric.pool.slots(problem.slot_bytes // 4, torch.float32)
         else:
-            slots = fabric.pool.bare_slots if self._packed else fabric.pool.flag_slots
+            slots = fabric.pool.lamport_slots if self._packed else fabric.pool.ll_slots
             self._inbox = slots(problem.world_size * words_of_part(problem, self._packed))
         self._ranks = (fabric.pool.control, fabric.heap_bases, fabric.rank)
         self._out_rows = config["OUT_ROWS"]
@@ -344,7 +344,7 @@ class Exchange:
 
 
 class DecodeVariant(Variant):
-    """A variant with the knobs of the splits and of the merges."""
+    """A variant with the meta-parameters of the splits and of the merges."""
 
     def space(self, problem: Any, hardware: Hardware) -> Space:
         return {
@@ -352,17 +352,17 @@ class DecodeVariant(Variant):
             **spaces.merge_space(problem, hardware),
         }
 
-    def first_configs(self, problem: Any, hardware: Hardware) -> list[dict[str, Any]]:
-        return spaces.first_configs(problem, hardware, self.space(problem, hardware))
+    def seed_configs(self, problem: Any, hardware: Hardware) -> list[dict[str, Any]]:
+        return spaces.seed_configs(problem, hardware, self.space(problem, hardware))
 
-    def refuses_config(self, problem: Any, hardware: Hardware, config: Config) -> str | None:
-        return spaces.refuses(problem, hardware, config)
+    def prune_reason(self, problem: Any, hardware: Hardware, config: Config) -> str | None:
+        return spaces.prune_reason(problem, hardware, config)
 
 
 class ExchangingVariant(DecodeVariant):
-    """A variant whose kernels push parts: it also has the knobs of that, and needs peers."""
+    """A variant whose kernels push parts: it has meta-parameters for that, and needs peers."""
 
-    def refuses_problem(self, problem: Any, hardware: Hardware) -> str | None:
+    def unsupported_reason(self, problem: Any, hardware: Hardware) -> str | None:
         return "one rank has no peers" if problem.world_size == 1 else None
 
     def space(self, problem: Any, hardware: Hardware) -> Space:

@@ -223,8 +223,8 @@ def _look_for_one_key_each(
 OPERATION = Operation(
     name="flash_decode",
     problem=FlashDecode,
-    near_fields=("batch", "kv_len_per_rank"),
-    free_fields=("dtype",),
+    interpolated_fields=("batch", "kv_len_per_rank"),
+    ignored_fields=("dtype",),
     make_inputs=make_inputs,
     reference=reference,
     empty_output=empty_output,

@@ -6,7 +6,7 @@ run, and combiners start on compute units as these become free.
 Protocol. Splits have the lowest ids and never wait, not even those that merge and push: each
 increments a counter, and the last one of a chunk goes on. Combiners wait only for pushing splits,
 of this rank (lower ids) and of peers (which never wait). Every row has a combiner, so in each call
-every rank signals, and waits for, every peer on every channel, as in ``fused``; or, if `IN_DATA`,
+every rank signals, and waits for, every peer on every channel, as in ``fused``; or, if `LL`,
 sends words to every peer and receives words from it, also as in ``fused``.
 """
 
@@ -48,7 +48,7 @@ def _decode(
     HEAD_DIM: tl.constexpr, V_DIM: tl.constexpr, PAGE: tl.constexpr, SOFT_CAP: tl.constexpr,
     WINDOW: tl.constexpr, BATCH_BLOCK: tl.constexpr, SPLITS: tl.constexpr, BLOCK_H: tl.constexpr,
     BLOCK_N: tl.constexpr, XCDS: tl.constexpr, ATTENDING: tl.constexpr, COLUMNS: tl.constexpr,
-    CHUNK_GROUPS: tl.constexpr, CHUNK_ROWS: tl.constexpr, IN_DATA: tl.constexpr,
+    CHUNK_GROUPS: tl.constexpr, CHUNK_ROWS: tl.constexpr, LL: tl.constexpr,
     PACKED: tl.constexpr, PARTS: tl.constexpr, PARTS_BLOCK: tl.constexpr, ROWS: tl.constexpr,
     SOURCES_BLOCK: tl.constexpr, OUT_ROWS: tl.constexpr,
 ):  # fmt: skip
@@ -74,7 +74,7 @@ def _decode(
                 merge_and_push(
                     chunk, parts_ptr, split_elements, runs_ptr, target_ptr, part_elements, rows,
                     control_ptr, generation, heap_bases, rank,
-                    WORLD, BACKEND, CHUNK_ROWS, IN_DATA, PACKED, Q_HEADS, PARTS, PARTS_BLOCK, V_DIM,
+                    WORLD, BACKEND, CHUNK_ROWS, LL, PACKED, Q_HEADS, PARTS, PARTS_BLOCK, V_DIM,
                     ROWS,
                 )  # fmt: skip
     else:
@@ -89,7 +89,7 @@ def _decode(
         combine(
             tile, slot_ptr, out_ptr,
             part_elements, rows, control_ptr, generation, heap_bases, rank,
-            WORLD, BACKEND, CHUNK_ROWS, IN_DATA, SOURCES_BLOCK, V_DIM, OUT_ROWS, PACKED,
+            WORLD, BACKEND, CHUNK_ROWS, LL, SOURCES_BLOCK, V_DIM, OUT_ROWS, PACKED,
         )  # fmt: skip
     if PACKED:
         sync.leave_turn(control_ptr)
@@ -127,7 +127,7 @@ class PersistentPlan(Plan):
                 "ATTENDING": self._attention.programs(problem.batch),
                 "COLUMNS": problem.kv_heads * head_blocks,
                 "CHUNK_GROUPS": kv_heads * head_blocks,
-                "IN_DATA": config["IN_DATA"],
+                "LL": config["LL"],
                 "PACKED": config["PACKED"],
             },
             options=self._attention.options,
@@ -161,7 +161,7 @@ def _kv_heads_per_chunk(problem: FlashDecode, config: Config) -> int:
 
     One if words need no signal.
     """
-    if config["IN_DATA"]:
+    if config["LL"]:
         return 1
     kv_heads = problem.batch * problem.kv_heads
     return -(-kv_heads // min(config["CHUNKS"], Pool.CHANNELS))
@@ -177,14 +177,14 @@ class Persistent(ExchangingVariant):
     def space(self, problem: Any, hardware: Hardware) -> Space:
         return {**super().space(problem, hardware), **spaces.words_space(problem)}
 
-    def first_configs(self, problem: Any, hardware: Hardware) -> list[dict[str, Any]]:
+    def seed_configs(self, problem: Any, hardware: Hardware) -> list[dict[str, Any]]:
         """With few programs for the merges: each merges a chunk at once, or nearly so.
 
         Signals first: combiners wait while splits run, and each poll of all their words would take
         memory bandwidth from the splits.
         """
         space = self.space(problem, hardware)
-        found = super().first_configs(problem, hardware)
+        found = super().seed_configs(problem, hardware)
         if hardware.backend == "interpreter":
             return found
         combined = -(-problem.rows // hardware.compute_units)
@@ -193,7 +193,7 @@ class Persistent(ExchangingVariant):
             chunk = _kv_heads_per_chunk(problem, config) * problem.group_size
             return within(space, {**config, "ROWS": power_of_2(chunk, 1), "OUT_ROWS": combined})
 
-        signals_first = sorted(found, key=lambda each: bool(each["IN_DATA"]))
+        signals_first = sorted(found, key=lambda each: bool(each["LL"]))
         return spaces.runnable(problem, hardware, [sized(each) for each in signals_first])
 
     def plan(self, problem: Any, fabric: Fabric, config: Config) -> Plan:

@@ -1,4 +1,4 @@
-"""The knobs of the variants: what is worth trying, what to try first, what cannot run."""
+"""The meta-parameters of the variants: what is worth trying, what to try first, what cannot run."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from taxfree_kernels.spaces import (
     accumulators,
     cdna_space,
     distinct,
-    early_space,
+    pdl_space,
     power_of_2,
     up_to,
     within,
@@ -81,7 +81,7 @@ def words_space(problem: FlashDecode) -> Space:
     packed = (False, True) if problem.v_head_dim % 2 == 0 else (False,)
     fits = any(_fits_words(problem, each) for each in packed)
     return {
-        "IN_DATA": (False, True) if fits else (False,),
+        "LL": (False, True) if fits else (False,),
         "PACKED": packed if fits else (False,),
     }
 
@@ -94,10 +94,10 @@ def _fits_words(problem: FlashDecode, packed: bool) -> bool:
 def last_space(hardware: Hardware) -> Space:
     """The kernel behind the splits: whether it is launched before they have ended, and its size."""
     warps = {} if hardware.backend == "interpreter" else {"MERGE_WARPS": (4, 2)}
-    return {**early_space(hardware), **warps}
+    return {**pdl_space(hardware), **warps}
 
 
-def first_configs(
+def seed_configs(
     problem: FlashDecode, hardware: Hardware, space: Space | None = None
 ) -> list[dict[str, Any]]:
     """Configs to try first, cut down to `space`; the first is the default.
@@ -113,7 +113,7 @@ def first_configs(
         "MERGE_WARPS": 4,
     }
     words = {
-        "IN_DATA": True,
+        "LL": True,
         "PACKED": _is_packed_first(problem, space),
         "CHUNKS": 1,
         "ROWS": 2,
@@ -124,7 +124,7 @@ def first_configs(
     elif hardware.backend == "hip":
         guesses = _first_on_cdna(problem, hardware, signals)
     else:
-        has_words = True in space.get("IN_DATA", ())
+        has_words = True in space.get("LL", ())
         guesses = _first_on_hopper(problem, hardware, signals, words if has_words else {})
     return runnable(problem, hardware, [within(space, guess) for guess in guesses])
 
@@ -139,7 +139,7 @@ def runnable(
     problem: FlashDecode, hardware: Hardware, configs: Sequence[Config]
 ) -> list[dict[str, Any]]:
     """Configs that are worth compiling, each once."""
-    return [each for each in distinct(configs) if refuses(problem, hardware, each) is None]
+    return [each for each in distinct(configs) if prune_reason(problem, hardware, each) is None]
 
 
 def _first_on_hopper(
@@ -176,7 +176,7 @@ def _first_on_hopper(
     if problem.page_size:  # more programs, each of which waits for page numbers
         ways = ((3, 3), (2, 4), (4, 4), (1, 4))
     resident = sorted(ways, key=lambda each: leaves_idle(*each))
-    by_signals = guess(*resident[0], **signals, IN_DATA=False, PACKED=False)
+    by_signals = guess(*resident[0], **signals, LL=False, PACKED=False)
     # Words of each row go to all ranks: for many ranks use one program per row, or signals instead.
     is_many = problem.world_size > _FEW_RANKS
     to_many = [guess(*resident[0], ROWS=1), by_signals] if words and is_many else []
@@ -207,11 +207,11 @@ def _first_on_cdna(
     ]
 
 
-def refuses(problem: FlashDecode, hardware: Hardware, config: Config) -> str | None:
+def prune_reason(problem: FlashDecode, hardware: Hardware, config: Config) -> str | None:
     """Why a config is not worth compiling, or None."""
-    if config.get("PACKED") and not config["IN_DATA"]:
+    if config.get("PACKED") and not config["LL"]:
         return "values are packed into words only"
-    if config.get("IN_DATA") and not _fits_words(problem, config["PACKED"]):
+    if config.get("LL") and not _fits_words(problem, config["PACKED"]):
         return "the words of all ranks do not fit a slot"
     if hardware.backend == "interpreter":
         return None
@@ -222,14 +222,14 @@ def refuses(problem: FlashDecode, hardware: Hardware, config: Config) -> str | N
     shared = (config["num_stages"] - 1) * config["BLOCK_N"] * dims * ITEM_BYTES
     if shared > hardware.shared_memory:
         return f"{shared} bytes of shared memory, {hardware.shared_memory} are there"
-    if config.get("IN_DATA"):
+    if config.get("LL"):
         if config["CHUNKS"] > 1:
             return "chunks are for signals, which words do not need"
         values = power_of_2(problem.v_head_dim, 16)
         loads = 1 if config["PACKED"] else 2  # for each value
         words = loads * power_of_2(problem.world_size, 1) * config["OUT_ROWS"] * values
         if words > _MOST_WORDS:
-            return f"{words} flag-in-data words are polled at a time"
+            return f"{words} LL packets are polled at a time"
     threads = config["num_warps"] * hardware.warp_size
     held = config["BLOCK_H"] * (dims + 2 * config["BLOCK_N"])
     if held > accumulators(hardware) * threads:

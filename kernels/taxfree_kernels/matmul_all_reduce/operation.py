@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from taxfree_kernels.matmul_all_reduce.problem import MatmulAllReduce
-from taxfree_kernels.partial_sums.inputs import make_factors, random_tensor, sum_of_products
+from taxfree_kernels.reduction.inputs import make_factors, random_tensor, sum_of_products
 from taxfree_kernels.variant import Operation
 
 _EPS = 1e-5
@@ -96,8 +96,8 @@ def empty_output(problem: MatmulAllReduce, device: torch.device) -> torch.Tensor
 OPERATION = Operation(
     name="matmul_all_reduce",
     problem=MatmulAllReduce,
-    near_fields=("m",),
-    free_fields=("bias", "residual", "dtype"),
+    interpolated_fields=("m",),
+    ignored_fields=("bias", "residual", "dtype"),
     make_inputs=make_inputs,
     reference=reference,
     empty_output=empty_output,

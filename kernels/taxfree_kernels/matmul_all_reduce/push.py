@@ -25,17 +25,17 @@ import triton
 import triton.language as tl
 
 from taxfree_kernels.device import sync
-from taxfree_kernels.device.early import wait_for_the_last
-from taxfree_kernels.device.tiles import own_chiplet_first, tile_of
+from taxfree_kernels.device.pdl import gdc_wait
+from taxfree_kernels.device.tiles import swizzle2d, xcd_swizzle
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.matmul_all_reduce.problem import ONE_SHOT_ELEMENTS
-from taxfree_kernels.partial_sums import spaces
-from taxfree_kernels.partial_sums.constants import block_row, tiles_per_signal
-from taxfree_kernels.partial_sums.fused import FusedPlan, FusedVariant, Layout
-from taxfree_kernels.partial_sums.rows import sum_and_normalise
-from taxfree_kernels.partial_sums.sizes import padded_columns, padded_elements, tiles_of
-from taxfree_kernels.partial_sums.tile import (
+from taxfree_kernels.reduction import spaces
+from taxfree_kernels.reduction.constants import block_row, tiles_per_signal
+from taxfree_kernels.reduction.fused import FusedPlan, FusedVariant, Layout
+from taxfree_kernels.reduction.rows import sum_and_normalise
+from taxfree_kernels.reduction.sizes import padded_columns, padded_elements, tiles_of
+from taxfree_kernels.reduction.tile import (
     announce_tile,
     numbered_tile,
     send_tile,
@@ -58,7 +58,7 @@ def _push(
     TMA: tl.constexpr, W_NK: tl.constexpr,
 ):  # fmt: skip
     """See the module; BLOCK_ROW is 0 when the sum is not normalised, otherwise at least n."""
-    wait_for_the_last(BACKEND)
+    gdc_wait(BACKEND)
     program = tl.program_id(0)
     generation = sync.running_generation(control_ptr)
     slot_ptr = tl.multiple_of(inbox_ptr + (generation % 2) * stride_slot, 16)
@@ -67,7 +67,7 @@ def _push(
     senders = tiles * SPLIT_K
     if program < senders:
         tile, row_begin, col_begin, acc, is_whole = numbered_tile(
-            own_chiplet_first(program, senders, XCDS),
+            xcd_swizzle(program, senders, XCDS),
             m, n, k, x, w, stride_wk, stride_wn, partials_ptr, counters_ptr,
             BACKEND, BLOCK_M, BLOCK_N, BLOCK_K, GROUP_M, SPLIT_K, EVEN_K, SWAP_AB, TMA, W_NK,
         )  # fmt: skip
@@ -94,7 +94,7 @@ def _push(
         )  # fmt: skip
     else:
         tile = program - senders
-        tile_m, tile_n = tile_of(tile, tiles_m, tiles_n, GROUP_M)
+        tile_m, tile_n = swizzle2d(tile, tiles_m, tiles_n, GROUP_M)
         rows = tile_m * BLOCK_M + tl.arange(0, BLOCK_M)
         cols = tile_n * BLOCK_N + tl.arange(0, BLOCK_N)
         at = rows.to(tl.int64)[:, None] * stride_row + cols[None, :]
@@ -113,21 +113,21 @@ class Push(FusedVariant):
 
     name = "push"
 
-    def refuses_problem(self, problem: Any, hardware: Hardware) -> str | None:
+    def unsupported_reason(self, problem: Any, hardware: Hardware) -> str | None:
         if problem.elements > ONE_SHOT_ELEMENTS:
             return "all of the partial sum would cross the link to every peer"
-        return spaces.refuses_rows(problem) or super().refuses_problem(problem, hardware)
+        return spaces.rows_prune_reason(problem) or super().unsupported_reason(problem, hardware)
 
-    def first_configs(self, problem: Any, hardware: Hardware) -> list[dict[str, Any]]:
+    def seed_configs(self, problem: Any, hardware: Hardware) -> list[dict[str, Any]]:
         return [
             spaces.with_room_for_rows(problem, hardware, config)
-            for config in super().first_configs(problem, hardware)
+            for config in super().seed_configs(problem, hardware)
             if spaces.fits_addends(problem, hardware, config)
         ]
 
-    def refuses_config(self, problem: Any, hardware: Hardware, config: Config) -> str | None:
-        crowded = spaces.refuses_warps(problem, hardware, config)
-        return crowded or super().refuses_config(problem, hardware, config)
+    def prune_reason(self, problem: Any, hardware: Hardware, config: Config) -> str | None:
+        crowded = spaces.warps_prune_reason(problem, hardware, config)
+        return crowded or super().prune_reason(problem, hardware, config)
 
     def plan(self, problem: Any, fabric: Fabric, config: Config) -> Plan:
         def layout(problem: Any) -> Layout:

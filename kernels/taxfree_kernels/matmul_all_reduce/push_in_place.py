@@ -3,7 +3,7 @@
 ``push`` without separate adders: those can start only after tile programs, which fill the shared
 memory, have exited, and they reload what those held in registers. Here a program keeps its part of
 the sum, and its addends, while it waits. For decode sizes, tiles travel as words that carry their
-own flags (`IN_DATA`): no stores are drained and no signal follows. Otherwise each tile has a signal
+own flags (`LL`): no stores are drained and no signal follows. Otherwise each tile has a signal
 and a channel of its own.
 
 Protocol. A program that holds a complete tile sends it to every peer, waits for the same tile from
@@ -26,24 +26,24 @@ import triton
 import triton.language as tl
 
 from taxfree_kernels.device import sync
-from taxfree_kernels.device.early import wait_for_the_last
 from taxfree_kernels.device.exchange import signal_everybody, wait_for_everybody
-from taxfree_kernels.device.tiles import own_chiplet_first
+from taxfree_kernels.device.pdl import gdc_wait
+from taxfree_kernels.device.tiles import xcd_swizzle
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.fabric.heap import Pool
 from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.matmul_all_reduce.problem import ONE_SHOT_ELEMENTS
-from taxfree_kernels.partial_sums import spaces
-from taxfree_kernels.partial_sums.fused import FusedPlan, FusedVariant, Layout
-from taxfree_kernels.partial_sums.sizes import padded_columns, padded_elements, tiles_of
-from taxfree_kernels.partial_sums.tile import (
-    addends_of_tile,
+from taxfree_kernels.reduction import spaces
+from taxfree_kernels.reduction.fused import FusedPlan, FusedVariant, Layout
+from taxfree_kernels.reduction.packets import MOST_ELEMENTS, sum_by_words, words_of
+from taxfree_kernels.reduction.sizes import padded_columns, padded_elements, tiles_of
+from taxfree_kernels.reduction.tile import (
+    bias_residual_of_tile,
     numbered_tile,
     send_tile,
     store_tile,
     sum_of_sources,
 )
-from taxfree_kernels.partial_sums.words import MOST_ELEMENTS, sum_by_words, words_of
 from taxfree_kernels.spaces import within
 from taxfree_kernels.variant import Config, Plan, Space
 
@@ -57,27 +57,27 @@ def _push_in_place(
     inbox_ptr, stride_slot, control_ptr, partials_ptr, counters_ptr, heap_bases, rank, m, n, k,
     stride_source, stride_row,
     WORLD: tl.constexpr, BACKEND: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr,
-    IN_DATA: tl.constexpr,
+    LL: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
     SPLIT_K: tl.constexpr, EVEN_K: tl.constexpr, SWAP_AB: tl.constexpr, XCDS: tl.constexpr,
     TMA: tl.constexpr, W_NK: tl.constexpr,
 ):  # fmt: skip
-    wait_for_the_last(BACKEND)
+    gdc_wait(BACKEND)
     generation = sync.running_generation(control_ptr)
     slot_ptr = tl.multiple_of(inbox_ptr + (generation % 2) * stride_slot, 16)
     programs = tl.cdiv(m, BLOCK_M) * tl.cdiv(n, BLOCK_N) * SPLIT_K
     tile, row_begin, col_begin, acc, is_whole = numbered_tile(
-        own_chiplet_first(tl.program_id(0), programs, XCDS),
+        xcd_swizzle(tl.program_id(0), programs, XCDS),
         m, n, k, x, w, stride_wk, stride_wn, partials_ptr, counters_ptr,
         BACKEND, BLOCK_M, BLOCK_N, BLOCK_K, GROUP_M, SPLIT_K, EVEN_K, SWAP_AB, TMA, W_NK,
     )  # fmt: skip
     if is_whole:
         rows, cols = row_begin + tl.arange(0, BLOCK_M), col_begin + tl.arange(0, BLOCK_N)
         row_mask = rows < m
-        added = addends_of_tile(
+        added = bias_residual_of_tile(
             rows, cols, row_mask, n, bias_ptr, residual_ptr, HAS_BIAS, HAS_RESIDUAL
         )
-        if IN_DATA:  # words [WORLD, m, stride_row]; a row has room for all columns of its tiles
+        if LL:  # words [WORLD, m, stride_row]; a row has room for all columns of its tiles
             lane = tl.arange(0, BLOCK_M * BLOCK_N // 2)
             row = row_begin + lane // (BLOCK_N // 2)
             at = tl.minimum(row, m - 1) * stride_row + col_begin // 2 + lane % (BLOCK_N // 2)
@@ -108,38 +108,38 @@ class PushInPlace(FusedVariant):
 
     name = "push_in_place"
 
-    def refuses_problem(self, problem: Any, hardware: Hardware) -> str | None:
+    def unsupported_reason(self, problem: Any, hardware: Hardware) -> str | None:
         if problem.elements > ONE_SHOT_ELEMENTS:
             return "all of the partial sum would cross the link to every peer"
         if problem.rms_norm:
             return "no program has whole rows of the sum"
-        if not self.first_configs(problem, hardware):
+        if not self.seed_configs(problem, hardware):
             return f"each tile has a channel, of which there are {Pool.CHANNELS}"
-        return super().refuses_problem(problem, hardware)
+        return super().unsupported_reason(problem, hardware)
 
     def space(self, problem: Any, hardware: Hardware) -> Space:
         return {
             **spaces.tile_space(problem, hardware),
             "WIRE": problem.wires,
-            "IN_DATA": (True, False) if problem.elements <= MOST_ELEMENTS else (False,),
+            "LL": (True, False) if problem.elements <= MOST_ELEMENTS else (False,),
         }
 
-    def first_configs(self, problem: Any, hardware: Hardware) -> list[dict[str, Any]]:
+    def seed_configs(self, problem: Any, hardware: Hardware) -> list[dict[str, Any]]:
         space, configs = self.space(problem, hardware), []
-        for tile in super().first_configs(problem, hardware):
-            for in_data in space["IN_DATA"]:
-                config = within(space, {**_with_room(hardware, tile), "IN_DATA": in_data})
-                if config not in configs and not self.refuses_config(problem, hardware, config):
+        for tile in super().seed_configs(problem, hardware):
+            for in_data in space["LL"]:
+                config = within(space, {**_with_room(hardware, tile), "LL": in_data})
+                if config not in configs and not self.prune_reason(problem, hardware, config):
                     configs.append(config)
         return configs
 
-    def refuses_config(self, problem: Any, hardware: Hardware, config: Config) -> str | None:
+    def prune_reason(self, problem: Any, hardware: Hardware, config: Config) -> str | None:
         crowded = _refuses_exchange(problem, hardware, config)
-        return crowded or super().refuses_config(problem, hardware, config)
+        return crowded or super().prune_reason(problem, hardware, config)
 
     def plan(self, problem: Any, fabric: Fabric, config: Config) -> Plan:
         def layout(problem: Any) -> Layout:
-            if config["IN_DATA"]:  # a row has room for all columns of its tiles
+            if config["LL"]:  # a row has room for all columns of its tiles
                 row = -(-problem.n // config["BLOCK_N"]) * config["BLOCK_N"] // 2
                 plane = problem.m * row
             else:
@@ -150,7 +150,7 @@ class PushInPlace(FusedVariant):
         constants = {
             "HAS_BIAS": problem.bias,
             "HAS_RESIDUAL": problem.residual,
-            "IN_DATA": config["IN_DATA"],
+            "LL": config["LL"],
         }
         return FusedPlan(problem, fabric, config, _push_in_place, layout, constants)
 
@@ -171,14 +171,14 @@ def _refuses_exchange(problem: Any, hardware: Hardware, config: Config) -> str |
     tiles_m, tiles_n = -(-problem.m // block_m), -(-problem.n // block_n)
     if _with_room(hardware, config) != config:
         return f"more than {_MOST_A_THREAD} elements of a tile a thread"
-    if not config["IN_DATA"]:
+    if not config["LL"]:
         too_many = tiles_m * tiles_n > Pool.CHANNELS
         return f"{tiles_m * tiles_n} tiles, {Pool.CHANNELS} channels" if too_many else None
     if config["WIRE"] != problem.dtype:
         return "words hold elements of the tensors' own type"
     if problem.m * tiles_n * block_n > MOST_ELEMENTS:
         return f"words of {tiles_n * block_n} columns do not fit the slot"
-    return spaces.refuses_words(hardware, config, block_m * block_n // 2, problem.world_size)
+    return spaces.words_prune_reason(hardware, config, block_m * block_n // 2, problem.world_size)
 
 
 VARIANT = PushInPlace()

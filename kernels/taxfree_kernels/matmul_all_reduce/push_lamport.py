@@ -1,4 +1,4 @@
-"""One fused kernel for very few rows: tiles go to every rank as bare words, and are added there.
+"""One fused kernel for very few rows: tiles go to every rank as Lamport words, and are added there.
 
 ``push_in_place`` with words that carry no flags, which halves the traffic on the links and the
 bytes polled. Equally, the first shot of ``push_two_shot_lamport`` with whole tiles instead of
@@ -22,18 +22,18 @@ import triton
 import triton.language as tl
 
 from taxfree_kernels.device import sync
-from taxfree_kernels.device.early import wait_for_the_last
-from taxfree_kernels.device.tiles import own_chiplet_first
+from taxfree_kernels.device.pdl import gdc_wait
+from taxfree_kernels.device.tiles import xcd_swizzle
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.matmul_all_reduce.problem import ONE_SHOT_ELEMENTS
-from taxfree_kernels.partial_sums import spaces
-from taxfree_kernels.partial_sums.bare import BarePlan, BareVariant
-from taxfree_kernels.partial_sums.constants import lanes_of
-from taxfree_kernels.partial_sums.fused import Layout
-from taxfree_kernels.partial_sums.sizes import tiles_of
-from taxfree_kernels.partial_sums.tile import numbered_tile
-from taxfree_kernels.partial_sums.words import total_of_bare_words, words_of
+from taxfree_kernels.reduction import spaces
+from taxfree_kernels.reduction.constants import lanes_of
+from taxfree_kernels.reduction.fused import Layout
+from taxfree_kernels.reduction.lamport import LamportPlan, LamportVariant
+from taxfree_kernels.reduction.packets import total_of_lamport_words, words_of
+from taxfree_kernels.reduction.sizes import tiles_of
+from taxfree_kernels.reduction.tile import numbered_tile
 from taxfree_kernels.spaces import power_of_2
 from taxfree_kernels.variant import Config, Plan
 
@@ -51,19 +51,19 @@ def _push_lamport(
     """See the module.
 
     Args:
-        inbox_ptr: int32, the first slot of bare words, [source, tile, WORDS].
+        inbox_ptr: int32, the first slot of Lamport words, [source, tile, WORDS].
         used: words of a slot that all tiles take.
         WORDS: words of those rows of a tile that can exist.
         LANES: lanes for these words, which are repeated to fill them.
     """
-    wait_for_the_last(BACKEND)
+    gdc_wait(BACKEND)
     ELEMENT: tl.constexpr = out_ptr.dtype.element_ty
     WIDTH: tl.constexpr = BLOCK_N // 2  # words of a tile's row
     generation, turn = sync.running_generation(control_ptr), sync.running_turn(control_ptr)
     slot_ptr = tl.multiple_of(inbox_ptr + (turn % 3) * stride_slot, 16)
     tiles = tl.cdiv(m, BLOCK_M) * tl.cdiv(n, BLOCK_N)
     tile, row_begin, col_begin, acc, is_whole = numbered_tile(
-        own_chiplet_first(tl.program_id(0), tiles * SPLIT_K, XCDS),
+        xcd_swizzle(tl.program_id(0), tiles * SPLIT_K, XCDS),
         m, n, k, x, w, stride_wk, stride_wn, partials_ptr, counters_ptr,
         BACKEND, BLOCK_M, BLOCK_N, BLOCK_K, GROUP_M, SPLIT_K, EVEN_K, SWAP_AB, TMA, W_NK,
     )  # fmt: skip
@@ -85,7 +85,7 @@ def _push_lamport(
 
         repeated = tl.arange(0, LANES)
         at = repeated % WORDS
-        total, rows, cols = total_of_bare_words(
+        total, rows, cols = total_of_lamport_words(
             tile * WORDS + at, row_begin + at // WIDTH, m, col_begin + at % WIDTH * 2, n,
             bias_ptr, residual_ptr,
             slot_ptr, stride_source, control_ptr, generation, heap_bases, rank,
@@ -100,22 +100,22 @@ def _push_lamport(
     sync.leave(control_ptr)
 
 
-class PushLamport(BareVariant):
+class PushLamport(LamportVariant):
     """Tiles to everybody in words, by the programs that add them."""
 
     name = "push_lamport"
 
-    def refuses_problem(self, problem: Any, hardware: Hardware) -> str | None:
+    def unsupported_reason(self, problem: Any, hardware: Hardware) -> str | None:
         if problem.elements > ONE_SHOT_ELEMENTS:
             return "all of the partial sum would cross the link to every peer"
         if problem.rms_norm:
             return "no program has whole rows of the sum"
-        return super().refuses_problem(problem, hardware)
+        return super().unsupported_reason(problem, hardware)
 
-    def refuses_config(self, problem: Any, hardware: Hardware, config: Config) -> str | None:
+    def prune_reason(self, problem: Any, hardware: Hardware, config: Config) -> str | None:
         lanes = _lanes(problem, hardware, config)
-        crowded = spaces.refuses_words(hardware, config, lanes, problem.world_size, 64)
-        return crowded or super().refuses_config(problem, hardware, config)
+        crowded = spaces.words_prune_reason(hardware, config, lanes, problem.world_size, 64)
+        return crowded or super().prune_reason(problem, hardware, config)
 
     def words(self, problem: Any, config: Config) -> int:
         tiles = tiles_of(problem.m, problem.n, config["BLOCK_M"], config["BLOCK_N"])
@@ -135,7 +135,7 @@ class PushLamport(BareVariant):
             "WORDS": words_of_tile,
             "LANES": _lanes(problem, fabric.hardware, config),
         }
-        return BarePlan(problem, fabric, config, _push_lamport, layout, constants)
+        return LamportPlan(problem, fabric, config, _push_lamport, layout, constants)
 
 
 def _words_of_tile(problem: Any, config: Config) -> int:

@@ -36,16 +36,16 @@ import triton
 import triton.language as tl
 
 from taxfree_kernels.device import sync
-from taxfree_kernels.device.early import wait_for_the_last
-from taxfree_kernels.device.tiles import in_turns, tile_of
+from taxfree_kernels.device.pdl import gdc_wait
+from taxfree_kernels.device.tiles import in_turns, swizzle2d
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.fabric.heap import Pool
 from taxfree_kernels.hardware import Hardware
-from taxfree_kernels.partial_sums import spaces
-from taxfree_kernels.partial_sums.constants import staggered_tiles, tiles_per_signal
-from taxfree_kernels.partial_sums.fused import FusedPlan, FusedVariant, Layout
-from taxfree_kernels.partial_sums.sizes import ITEM_BYTES, tiles_of
-from taxfree_kernels.partial_sums.tile import (
+from taxfree_kernels.reduction import spaces
+from taxfree_kernels.reduction.constants import staggered_tiles, tiles_per_signal
+from taxfree_kernels.reduction.fused import FusedPlan, FusedVariant, Layout
+from taxfree_kernels.reduction.sizes import ITEM_BYTES, tiles_of
+from taxfree_kernels.reduction.tile import (
     announce_tile,
     numbered_tile,
     store_tile,
@@ -71,7 +71,7 @@ def _push_two_shot(
         stride_row: see :func:`offsets_in_tile`.
         ahead: how many tile programs, in whole groups or all, precede the first adder.
     """
-    wait_for_the_last(BACKEND)
+    gdc_wait(BACKEND)
     program = tl.program_id(0)
     generation = sync.running_generation(control_ptr)
     slot_ptr = tl.multiple_of(inbox_ptr + (generation % 2) * stride_slot, 16)
@@ -110,7 +110,7 @@ def _push_two_shot(
     elif number < adders:
         own, piece = number // PIECES, number % PIECES
         tile = own * WORLD + rank
-        tile_m, tile_n = tile_of(min(tile, tiles - 1), tiles_m, tiles_n, GROUP_M)
+        tile_m, tile_n = swizzle2d(min(tile, tiles - 1), tiles_m, tiles_n, GROUP_M)
         row = piece * (BLOCK_M // PIECES) + tl.arange(0, BLOCK_M // PIECES)
         rows, cols = tile_m * BLOCK_M + row, tile_n * BLOCK_N + tl.arange(0, BLOCK_N)
         row_mask = rows < tl.where(tile < tiles, m, 0)
@@ -136,7 +136,7 @@ def _push_two_shot(
         own, source = copier // (WORLD - 1), (rank + 1 + copier % (WORLD - 1)) % WORLD
         tile = own * WORLD + source
         if tile < tiles:
-            tile_m, tile_n = tile_of(tile, tiles_m, tiles_n, GROUP_M)
+            tile_m, tile_n = swizzle2d(tile, tiles_m, tiles_n, GROUP_M)
             row = tl.arange(0, BLOCK_M)
             rows, cols = tile_m * BLOCK_M + row, tile_n * BLOCK_N + tl.arange(0, BLOCK_N)
             arrived = sync.wait(
@@ -175,10 +175,10 @@ class PushTwoShot(FusedVariant):
 
     name = "push_two_shot"
 
-    def refuses_problem(self, problem: Any, hardware: Hardware) -> str | None:
+    def unsupported_reason(self, problem: Any, hardware: Hardware) -> str | None:
         if problem.rms_norm:
             return "no rank has whole rows of the sum"
-        return super().refuses_problem(problem, hardware)
+        return super().unsupported_reason(problem, hardware)
 
     def space(self, problem: Any, hardware: Hardware) -> Space:
         is_gpu = hardware.backend != "interpreter"
@@ -190,11 +190,11 @@ class PushTwoShot(FusedVariant):
             "STAGGERED": (False, True),
         }
 
-    def first_configs(self, problem: Any, hardware: Hardware) -> list[dict[str, Any]]:
+    def seed_configs(self, problem: Any, hardware: Hardware) -> list[dict[str, Any]]:
         space, units = self.space(problem, hardware), hardware.compute_units
         configs = []
-        for config in super().first_configs(problem, hardware):
-            if self.refuses_config(problem, hardware, config):
+        for config in super().seed_configs(problem, hardware):
+            if self.prune_reason(problem, hardware, config):
                 continue
             tiles = _tiles(problem, config)
             adders = -(-tiles // problem.world_size)
@@ -212,16 +212,16 @@ class PushTwoShot(FusedVariant):
         if _tiles(problem, first) * first["SPLIT_K"] > units:  # more than one wave
             configs.append({**first, "STAGGERED": not first["STAGGERED"]})
             configs.append({**first, "AHEAD": space["AHEAD"][-1]})
-        return [each for each in configs if self.refuses_config(problem, hardware, each) is None]
+        return [each for each in configs if self.prune_reason(problem, hardware, each) is None]
 
-    def refuses_config(self, problem: Any, hardware: Hardware, config: Config) -> str | None:
+    def prune_reason(self, problem: Any, hardware: Hardware, config: Config) -> str | None:
         needed = ITEM_BYTES[config["WIRE"]] * _slot_elements(problem, config)
         if needed > problem.slot_bytes:
             return f"{needed} bytes of whole tiles in a slot of {problem.slot_bytes}"
-        reason = spaces.refuses_staggered(hardware, config, _tiles(problem, config), problem.k)
+        reason = spaces.staggered_prune_reason(hardware, config, _tiles(problem, config), problem.k)
         if reason is not None:
             return reason
-        return super().refuses_config(problem, hardware, config)
+        return super().prune_reason(problem, hardware, config)
 
     def plan(self, problem: Any, fabric: Fabric, config: Config) -> Plan:
         world = problem.world_size

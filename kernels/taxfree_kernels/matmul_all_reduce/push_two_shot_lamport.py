@@ -35,18 +35,18 @@ import triton
 import triton.language as tl
 
 from taxfree_kernels.device import sync
-from taxfree_kernels.device.early import wait_for_the_last
-from taxfree_kernels.device.tiles import own_chiplet_first
+from taxfree_kernels.device.pdl import gdc_wait
+from taxfree_kernels.device.tiles import xcd_swizzle
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.hardware import Hardware
-from taxfree_kernels.partial_sums import spaces
-from taxfree_kernels.partial_sums.bare import BarePlan, BareVariant
-from taxfree_kernels.partial_sums.constants import block_row, lanes_of
-from taxfree_kernels.partial_sums.fused import Layout
-from taxfree_kernels.partial_sums.rows import store_normalised
-from taxfree_kernels.partial_sums.sizes import tiles_of
-from taxfree_kernels.partial_sums.tile import numbered_tile, store_tile
-from taxfree_kernels.partial_sums.words import halves_of, total_of_bare_words, words_of
+from taxfree_kernels.reduction import spaces
+from taxfree_kernels.reduction.constants import block_row, lanes_of
+from taxfree_kernels.reduction.fused import Layout
+from taxfree_kernels.reduction.lamport import LamportPlan, LamportVariant
+from taxfree_kernels.reduction.packets import halves_of, total_of_lamport_words, words_of
+from taxfree_kernels.reduction.rows import store_normalised
+from taxfree_kernels.reduction.sizes import tiles_of
+from taxfree_kernels.reduction.tile import numbered_tile, store_tile
 from taxfree_kernels.spaces import power_of_2
 from taxfree_kernels.variant import Config, Plan, Space
 
@@ -64,13 +64,13 @@ def _push_two_shot_lamport(
     """See the module.
 
     Args:
-        inbox_ptr: int32, the first slot of bare words.
+        inbox_ptr: int32, the first slot of Lamport words.
         used: words of a slot that all tiles take.
         LANES: lanes for the words of a slice, which are repeated to fill them: with fewer lanes,
             each thread would hold the words of only some ranks, and threads would exchange sums.
         BLOCK_ROW: lanes for a row across all tiles, which one program normalises; 0 without a norm.
     """
-    wait_for_the_last(BACKEND)
+    gdc_wait(BACKEND)
     ELEMENT: tl.constexpr = out_ptr.dtype.element_ty
     WIDTH: tl.constexpr = BLOCK_N // 2  # words of a tile's row
     WORDS: tl.constexpr = BLOCK_M * WIDTH
@@ -83,7 +83,7 @@ def _push_two_shot_lamport(
     program = tl.program_id(0)
     if BLOCK_ROW == 0 or program < tiles * SPLIT_K:
         tile, row_begin, col_begin, acc, is_whole = numbered_tile(
-            own_chiplet_first(program, tiles * SPLIT_K, XCDS),
+            xcd_swizzle(program, tiles * SPLIT_K, XCDS),
             m, n, k, x, w, stride_wk, stride_wn, partials_ptr, counters_ptr,
             BACKEND, BLOCK_M, BLOCK_N, BLOCK_K, GROUP_M, SPLIT_K, EVEN_K, SWAP_AB, TMA, W_NK,
         )  # fmt: skip
@@ -112,7 +112,7 @@ def _push_two_shot_lamport(
                 # compilers do not see that lanes of a row stay contiguous after the remainder
                 row = row_begin + tl.max_constancy(at // WIDTH, min(SLICE, WIDTH))
                 row_end = tl.where(own < SLICES, m, 0)
-                total, _, _ = total_of_bare_words(
+                total, _, _ = total_of_lamport_words(
                     (tile * ROUNDS + nth) * SLICE + in_slice, row, row_end,
                     col_begin + at % WIDTH * 2, n, bias_ptr, residual_ptr,
                     slot_ptr, stride_source, control_ptr, generation, heap_bases, rank,
@@ -175,13 +175,13 @@ def _normalise_row(
     store_normalised(total, at, mask, norm_weight, eps_ptr, out_ptr, m.to(tl.int64) * n, n)
 
 
-class PushTwoShotLamport(BareVariant):
+class PushTwoShotLamport(LamportVariant):
     """Slices of tiles to their owners and back, by the programs that computed them."""
 
     name = "push_two_shot_lamport"
 
-    def refuses_problem(self, problem: Any, hardware: Hardware) -> str | None:
-        return spaces.refuses_rows(problem) or super().refuses_problem(problem, hardware)
+    def unsupported_reason(self, problem: Any, hardware: Hardware) -> str | None:
+        return spaces.rows_prune_reason(problem) or super().unsupported_reason(problem, hardware)
 
     def space(self, problem: Any, hardware: Hardware) -> Space:
         space = super().space(problem, hardware)
@@ -191,15 +191,15 @@ class PushTwoShotLamport(BareVariant):
     def with_room(self, problem: Any, hardware: Hardware, config: Config) -> dict[str, Any]:
         return spaces.with_room_for_rows(problem, hardware, config)
 
-    def refuses_config(self, problem: Any, hardware: Hardware, config: Config) -> str | None:
+    def prune_reason(self, problem: Any, hardware: Hardware, config: Config) -> str | None:
         words = config["BLOCK_M"] * config["BLOCK_N"] // 2
         most = 64 if problem.world_size > spaces.FEW_RANKS else 32
-        crowded = spaces.refuses_words(hardware, config, words, 1, most)
-        crowded = crowded or spaces.refuses_warps(problem, hardware, config)
-        return crowded or super().refuses_config(problem, hardware, config)
+        crowded = spaces.words_prune_reason(hardware, config, words, 1, most)
+        crowded = crowded or spaces.warps_prune_reason(problem, hardware, config)
+        return crowded or super().prune_reason(problem, hardware, config)
 
     def words(self, problem: Any, config: Config) -> int:
-        """Bare words of both shots."""
+        """Lamport words of both shots."""
         world, slices = problem.world_size, power_of_2(problem.world_size, 1)
         words = _slice_words(problem, config)
         return _tiles(problem, config) * (world * -(-slices // world) + slices) * words
@@ -216,7 +216,7 @@ class PushTwoShotLamport(BareVariant):
             "LANES": lanes_of(fabric.hardware, config, _slice_words(problem, config)),
             "BLOCK_ROW": max(config["BLOCK_N"], block_row(problem)) if problem.rms_norm else 0,
         }
-        return BarePlan(problem, fabric, config, _push_two_shot_lamport, layout, constants)
+        return LamportPlan(problem, fabric, config, _push_two_shot_lamport, layout, constants)
 
 
 def _slice_words(problem: Any, config: Config) -> int:

@@ -12,9 +12,9 @@ import triton.language as tl
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.launch import Kernel, compile_options
 from taxfree_kernels.matmul_all_reduce.problem import MatmulAllReduce
-from taxfree_kernels.partial_sums.addends import with_addends
-from taxfree_kernels.partial_sums.constants import block_row
-from taxfree_kernels.partial_sums.rows import store_normalised
+from taxfree_kernels.reduction.constants import block_row
+from taxfree_kernels.reduction.epilogue import add_bias_residual
+from taxfree_kernels.reduction.rows import store_normalised
 
 _MOST_THREADS = 1024
 _A_THREAD = 32  # elements of a row
@@ -30,7 +30,7 @@ def _add_and_normalise(
     mask = column < n
     at = row.to(tl.int64) * n + column
     total = tl.load(total_ptr + at, mask=mask, other=0.0).to(tl.float32)
-    total = with_addends(
+    total = add_bias_residual(
         total, column, mask, at, mask, residual_ptr, residual_ptr,
         HAS_BIAS=False, HAS_RESIDUAL=HAS_RESIDUAL,
     )  # fmt: skip

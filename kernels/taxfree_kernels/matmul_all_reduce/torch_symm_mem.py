@@ -15,7 +15,7 @@ from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.fabric.workspace import Workspace
 from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.matmul_all_reduce.problem import MatmulAllReduce
-from taxfree_kernels.partial_sums.spaces import partial_bytes
+from taxfree_kernels.reduction.spaces import partial_bytes
 from taxfree_kernels.variant import Config, Plan, Space, Variant
 from taxfree_kernels.vendor import matmul_into, symm_mem_op
 
@@ -90,7 +90,7 @@ class TorchSymmMem(Variant):
     name = "torch_symm_mem"
     fused = False
 
-    def refuses_problem(self, problem: Any, hardware: Hardware) -> str | None:
+    def unsupported_reason(self, problem: Any, hardware: Hardware) -> str | None:
         if hardware.backend != "cuda":
             return "torch's ops need CUDA"
         if problem.world_size == 1:
@@ -106,7 +106,7 @@ class TorchSymmMem(Variant):
     def space(self, problem: Any, hardware: Hardware) -> Space:
         return {"SHOTS": (1, 2)}
 
-    def first_configs(self, problem: Any, hardware: Hardware) -> list[dict[str, Any]]:
+    def seed_configs(self, problem: Any, hardware: Hardware) -> list[dict[str, Any]]:
         order = (1, 2) if partial_bytes(problem) <= _ONE_SHOT_BYTES else (2, 1)
         return [{"SHOTS": shots} for shots in order]
 

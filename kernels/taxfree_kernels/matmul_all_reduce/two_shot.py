@@ -29,20 +29,20 @@ from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.launch import Kernel, compile_options
 from taxfree_kernels.matmul_all_reduce.problem import MatmulAllReduce
-from taxfree_kernels.partial_sums import spaces
-from taxfree_kernels.partial_sums.addends import with_addends
-from taxfree_kernels.partial_sums.chunks import (
+from taxfree_kernels.reduction import spaces
+from taxfree_kernels.reduction.chunks import (
     bounds_of_chunk,
     with_sources,
 )
-from taxfree_kernels.partial_sums.sums import SumPlan
+from taxfree_kernels.reduction.epilogue import add_bias_residual
+from taxfree_kernels.reduction.sums import SumPlan
 from taxfree_kernels.variant import Config, Plan, Space, Variant
 
 
-@triton.jit(do_not_specialize=["rank", "block_sixteens"])
+@triton.jit(do_not_specialize=["rank", "block_vec16"])
 def _two_shot(
     partial_ptr, bias_ptr, residual_ptr, out_ptr,
-    inbox_ptr, slot_elements, control_ptr, heap_bases, rank, block_sixteens, sixteens, count,
+    inbox_ptr, slot_elements, control_ptr, heap_bases, rank, block_vec16, num_vec16, count,
     columns,
     WORLD: tl.constexpr, BACKEND: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr,
     CHUNKS: tl.constexpr, SEND_BLOCK: tl.constexpr,
@@ -50,13 +50,13 @@ def _two_shot(
     program = tl.program_id(0)
     generation = sync.running_generation(control_ptr)
     slot_ptr = tl.multiple_of(inbox_ptr + (generation % 2) * slot_elements, 16)
-    block = block_sixteens.to(tl.int64) * 16
+    block = block_vec16.to(tl.int64) * 16
     result_ptr = slot_ptr + WORLD * block
     senders, reducers = CHUNKS * (WORLD - 1), CHUNKS
     if program < senders:
         chunk = program // (WORLD - 1)
         peer = (rank + 1 + program % (WORLD - 1)) % WORLD
-        begin, end = chunk_of_owner(peer, chunk, block_sixteens, sixteens, CHUNKS)
+        begin, end = chunk_of_owner(peer, chunk, block_vec16, num_vec16, CHUNKS)
         # The inbox is [source, block]; element 0 of the flat sum would lie before it.
         own_ptr = slot_ptr + (rank - peer) * block
         target_ptr = sync.translate(own_ptr, heap_bases, rank, peer)
@@ -66,7 +66,7 @@ def _two_shot(
         )
     elif program < senders + reducers:
         chunk = program - senders
-        begin, end = chunk_of_owner(rank, chunk, block_sixteens, sixteens, CHUNKS)
+        begin, end = chunk_of_owner(rank, chunk, block_vec16, num_vec16, CHUNKS)
         distance = tl.arange(0, triton.next_power_of_2(WORLD))
         results_ptr = sync.translate(result_ptr, heap_bases, rank, (rank + distance) % WORLD)
         is_peer = (distance > 0) & (distance < WORLD)
@@ -81,7 +81,7 @@ def _two_shot(
                 total, at, mask, partial_ptr, slot_ptr - rank * block, block, rank, WORLD
             )
             stored = mask & (at < count)
-            total = with_addends(
+            total = add_bias_residual(
                 total, at % columns, stored, at, stored, bias_ptr, residual_ptr,
                 HAS_BIAS, HAS_RESIDUAL,
             )  # fmt: skip
@@ -94,7 +94,7 @@ def _two_shot(
         index = program - senders - reducers
         chunk = index // (WORLD - 1)
         source = (rank + 1 + index % (WORLD - 1)) % WORLD
-        begin, end = chunk_of_owner(source, chunk, block_sixteens, sixteens, CHUNKS)
+        begin, end = chunk_of_owner(source, chunk, block_vec16, num_vec16, CHUNKS)
         arrived = sync.wait(
             control_ptr, CHUNKS + chunk, source, generation, heap_bases, rank,
             WORLD=WORLD, BACKEND=BACKEND,
@@ -108,10 +108,10 @@ def _two_shot(
 
 
 @triton.jit
-def chunk_of_owner(owner, chunk, block_sixteens, sixteens, CHUNKS: tl.constexpr):
+def chunk_of_owner(owner, chunk, block_vec16, num_vec16, CHUNKS: tl.constexpr):
     """First and last element of a chunk of the block that a rank owns."""
-    begin = min(owner * block_sixteens, sixteens)
-    end = min(begin + block_sixteens, sixteens)
+    begin = min(owner * block_vec16, num_vec16)
+    end = min(begin + block_vec16, num_vec16)
     begin, end = bounds_of_chunk(chunk, begin, end, CHUNKS)
     return begin * 16, end * 16
 
@@ -120,10 +120,10 @@ class TwoShotPlan(SumPlan):
     """The vendor's matmul, our two-step sum."""
 
     def __init__(self, problem: MatmulAllReduce, fabric: Fabric, config: Config) -> None:
-        block_sixteens, sixteens = _sixteens(problem)
-        super().__init__(problem, fabric, 16 * sixteens)
+        block_vec16, num_vec16 = _sixteens(problem)
+        super().__init__(problem, fabric, 16 * num_vec16)
         world, chunks = problem.world_size, config["CHUNKS"]
-        elements = 16 * (world * block_sixteens + sixteens)
+        elements = 16 * (world * block_vec16 + num_vec16)
         self._inbox = fabric.pool.slots(elements, getattr(torch, problem.dtype))
         self._ranks = (fabric.pool.control, fabric.heap_bases, fabric.rank)
         self._kernel = Kernel(
@@ -151,8 +151,8 @@ class TwoShotPlan(SumPlan):
 
 def _sixteens(problem: MatmulAllReduce) -> tuple[int, int]:
     """Elements of the block that a rank adds, and of the sum, in units of 16."""
-    sixteens = -(-problem.elements // 16)
-    return -(-sixteens // problem.world_size), sixteens
+    num_vec16 = -(-problem.elements // 16)
+    return -(-num_vec16 // problem.world_size), num_vec16
 
 
 class TwoShot(Variant):
@@ -161,7 +161,7 @@ class TwoShot(Variant):
     name = "two_shot"
     fused = False
 
-    def refuses_problem(self, problem: Any, hardware: Hardware) -> str | None:
+    def unsupported_reason(self, problem: Any, hardware: Hardware) -> str | None:
         if problem.world_size == 1:
             return "one rank has no peers"
         if problem.rms_norm:
@@ -173,7 +173,7 @@ class TwoShot(Variant):
     def space(self, problem: Any, hardware: Hardware) -> Space:
         return spaces.send_space(hardware, spaces.MOST_SIGNALS // 2)  # half are for results
 
-    def first_configs(self, problem: Any, hardware: Hardware) -> list[dict[str, Any]]:
+    def seed_configs(self, problem: Any, hardware: Hardware) -> list[dict[str, Any]]:
         sent = spaces.partial_bytes(problem) // problem.world_size
         return spaces.first_sends(self.space(problem, hardware), sent, problem.n)
 

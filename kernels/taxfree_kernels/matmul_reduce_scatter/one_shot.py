@@ -25,10 +25,10 @@ from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.launch import Kernel, compile_options
 from taxfree_kernels.matmul_reduce_scatter.problem import MatmulReduceScatter
-from taxfree_kernels.partial_sums import spaces
-from taxfree_kernels.partial_sums.chunks import bounds_of_chunk
-from taxfree_kernels.partial_sums.sizes import padded_elements
-from taxfree_kernels.partial_sums.sums import SumPlan
+from taxfree_kernels.reduction import spaces
+from taxfree_kernels.reduction.chunks import bounds_of_chunk
+from taxfree_kernels.reduction.sizes import padded_elements
+from taxfree_kernels.reduction.sums import SumPlan
 from taxfree_kernels.variant import Config, Plan, Space, Variant
 
 
@@ -52,11 +52,11 @@ def _one_shot(
     generation = sync.running_generation(control_ptr)
     slot_ptr = tl.multiple_of(inbox_ptr + (generation % 2) * slot_elements, 16)
     senders = CHUNKS * (WORLD - 1)
-    sixteens = tl.cdiv(shard_rows * shard_columns, 16)
+    num_vec16 = tl.cdiv(shard_rows * shard_columns, 16)
     if program < senders:
         chunk = program // (WORLD - 1)
         peer = (rank + 1 + program % (WORLD - 1)) % WORLD
-        begin, end = bounds_of_chunk(chunk, 0, sixteens, CHUNKS)
+        begin, end = bounds_of_chunk(chunk, 0, num_vec16, CHUNKS)
         count = elements_of_shard(peer, m, shard_rows, shard_columns, SCATTER_DIM)
         own_ptr = slot_ptr + rank.to(tl.int64) * stride_source
         target_ptr = sync.translate(own_ptr, heap_bases, rank, peer)
@@ -70,7 +70,7 @@ def _one_shot(
         )
     else:
         chunk = program - senders
-        begin, end = bounds_of_chunk(chunk, 0, sixteens, CHUNKS)
+        begin, end = bounds_of_chunk(chunk, 0, num_vec16, CHUNKS)
         count = elements_of_shard(rank, m, shard_rows, shard_columns, SCATTER_DIM)
         arrived = wait_for_everybody(
             control_ptr, chunk, generation, heap_bases, rank, WORLD, BACKEND, BUT_SELF=True
@@ -133,7 +133,7 @@ class OneShot(Variant):
     name = "one_shot"
     fused = False
 
-    def refuses_problem(self, problem: Any, hardware: Hardware) -> str | None:
+    def unsupported_reason(self, problem: Any, hardware: Hardware) -> str | None:
         if problem.world_size == 1:
             return "one rank has no peers"
         if problem.elements > 1 << 30:
@@ -143,7 +143,7 @@ class OneShot(Variant):
     def space(self, problem: Any, hardware: Hardware) -> Space:
         return spaces.send_space(hardware, spaces.MOST_SIGNALS)
 
-    def first_configs(self, problem: Any, hardware: Hardware) -> list[dict[str, Any]]:
+    def seed_configs(self, problem: Any, hardware: Hardware) -> list[dict[str, Any]]:
         sent = spaces.partial_bytes(problem) // problem.world_size
         return spaces.first_sends(self.space(problem, hardware), sent, problem.shard_columns)
 

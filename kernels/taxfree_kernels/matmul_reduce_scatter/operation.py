@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from taxfree_kernels.matmul_reduce_scatter.problem import MatmulReduceScatter
-from taxfree_kernels.partial_sums.inputs import make_factors, sum_of_products
+from taxfree_kernels.reduction.inputs import make_factors, sum_of_products
 from taxfree_kernels.variant import Operation
 
 
@@ -46,8 +46,8 @@ def empty_output(problem: MatmulReduceScatter, device: torch.device) -> torch.Te
 OPERATION = Operation(
     name="matmul_reduce_scatter",
     problem=MatmulReduceScatter,
-    near_fields=("m",),
-    free_fields=("dtype",),
+    interpolated_fields=("m",),
+    ignored_fields=("dtype",),
     make_inputs=make_inputs,
     reference=reference,
     empty_output=empty_output,

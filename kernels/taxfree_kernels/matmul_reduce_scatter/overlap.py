@@ -28,8 +28,8 @@ from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.launch import Kernel, compile_options
 from taxfree_kernels.matmul_reduce_scatter.problem import MatmulReduceScatter
-from taxfree_kernels.partial_sums.chunks import with_sources
-from taxfree_kernels.partial_sums.sizes import padded_elements
+from taxfree_kernels.reduction.chunks import with_sources
+from taxfree_kernels.reduction.sizes import padded_elements
 from taxfree_kernels.spaces import copy_space, first_copies
 from taxfree_kernels.variant import Config, Plan, Space, Variant, resized
 from taxfree_kernels.vendor import matmul_into
@@ -143,7 +143,7 @@ class OverlapPlan(Plan):
         fabric, chunks = self._fabric, self._config["CHUNKS"]
         world, rank = problem.world_size, fabric.rank
         rows, columns = problem.shard_rows, problem.shard_columns
-        stride, sixteens = padded_elements(rows, columns), columns // 16
+        stride, num_vec16 = padded_elements(rows, columns), columns // 16
         inbox = self._slot[: world * stride]
         shards = shards[: world * rows * columns].view(world * rows, columns)
         messages = list(_messages(problem, fabric, chunks, shards, inbox.view(world, stride)))
@@ -151,7 +151,7 @@ class OverlapPlan(Plan):
         own = rows_of_chunk(problem, rank, 0, 1)
         last_args = (
             inbox, inbox, stride, fabric.pool.control, 0, fabric.heap_bases, rank,
-            0, (own.stop - own.start) * sixteens, rows * sixteens, columns,
+            0, (own.stop - own.start) * num_vec16, rows * num_vec16, columns,
         )  # fmt: skip
         most = _PROGRAMS * fabric.hardware.compute_units
         grid = min(-(-rows * columns // self._add.constants["BLOCK"]), most)
@@ -224,7 +224,7 @@ class Overlap(Variant):
 
     name = "overlap"
 
-    def refuses_problem(self, problem: Any, hardware: Hardware) -> str | None:
+    def unsupported_reason(self, problem: Any, hardware: Hardware) -> str | None:
         if problem.world_size == 1:
             return "one rank has no peers"
         if problem.shard_columns % 16:
@@ -239,7 +239,7 @@ class Overlap(Variant):
             space = {**space, "CHUNKS_PER_WAIT": (1,)}
         return space
 
-    def first_configs(self, problem: Any, hardware: Hardware) -> list[dict[str, Any]]:
+    def seed_configs(self, problem: Any, hardware: Hardware) -> list[dict[str, Any]]:
         return first_copies(problem, self.space(problem, hardware), rows_at_once=512)
 
     def plan(self, problem: Any, fabric: Fabric, config: Config) -> Plan:

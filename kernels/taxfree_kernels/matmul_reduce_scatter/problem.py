@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from taxfree_kernels.errors import PlanError
-from taxfree_kernels.partial_sums.sizes import (
+from taxfree_kernels.reduction.sizes import (
     ITEM_BYTES,
     padded_elements,
     require_matmul,

@@ -23,17 +23,17 @@ import triton
 import triton.language as tl
 
 from taxfree_kernels.device import sync
-from taxfree_kernels.device.early import wait_for_the_last
 from taxfree_kernels.device.exchange import wait_for_everybody
-from taxfree_kernels.device.tiles import own_chiplet_first, tile_of
+from taxfree_kernels.device.pdl import gdc_wait
+from taxfree_kernels.device.tiles import swizzle2d, xcd_swizzle
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.matmul_reduce_scatter.shards import owner_of_tile, tiles_of_shards
-from taxfree_kernels.partial_sums import spaces
-from taxfree_kernels.partial_sums.constants import staggered_tiles
-from taxfree_kernels.partial_sums.fused import FusedPlan, FusedVariant, Layout
-from taxfree_kernels.partial_sums.sizes import padded_columns, padded_elements, tiles_of
-from taxfree_kernels.partial_sums.tile import (
+from taxfree_kernels.reduction import spaces
+from taxfree_kernels.reduction.constants import staggered_tiles
+from taxfree_kernels.reduction.fused import FusedPlan, FusedVariant, Layout
+from taxfree_kernels.reduction.sizes import padded_columns, padded_elements, tiles_of
+from taxfree_kernels.reduction.tile import (
     announce_tile,
     partial_tile,
     sum_of_sources,
@@ -54,7 +54,7 @@ def _push(
     EVEN_K: tl.constexpr, SWAP_AB: tl.constexpr, XCDS: tl.constexpr, TMA: tl.constexpr,
     W_NK: tl.constexpr, STAGGERED: tl.constexpr,
 ):  # fmt: skip
-    wait_for_the_last(BACKEND)
+    gdc_wait(BACKEND)
     program = tl.program_id(0)
     generation = sync.running_generation(control_ptr)
     slot_ptr = tl.multiple_of(inbox_ptr + (generation % 2) * stride_slot, 16)
@@ -64,9 +64,9 @@ def _push(
     tiles = tiles_m * tiles_n
     senders = tiles * SPLIT_K + STAGGERED
     if program < senders:
-        index = own_chiplet_first(program, senders, XCDS)
+        index = xcd_swizzle(program, senders, XCDS)
         tile, split = tile_and_share(index, SPLIT_K, STAGGERED)
-        tile_m, tile_n = tile_of(tile, tiles_m, tiles_n, GROUP_M)
+        tile_m, tile_n = swizzle2d(tile, tiles_m, tiles_n, GROUP_M)
         rows = tile_m * BLOCK_M + tl.arange(0, BLOCK_M)
         owner, shard_row, first_col, shard_col = owner_of_tile(
             rows, tile_n, owner_tiles, shard_rows, shard_columns, WORLD, SCATTER_DIM, BLOCK_N
@@ -121,7 +121,7 @@ def _push(
 
 @triton.jit
 def index_of_tile(tile_m, tile_n, tiles_m, tiles_n, GROUP_M: tl.constexpr):
-    """The inverse of ``tile_of``: the number of the tile at this position."""
+    """The inverse of ``swizzle2d``: the number of the tile at this position."""
     first_m = tile_m // GROUP_M * GROUP_M
     group_size = min(tiles_m - first_m, GROUP_M)
     return first_m * tiles_n + tile_n * group_size + tile_m - first_m
@@ -136,19 +136,19 @@ class Push(FusedVariant):
         pieces = (1, 2, 4) if hardware.backend != "interpreter" else (1, 2)
         return {**super().space(problem, hardware), "PIECES": pieces, "STAGGERED": (False, True)}
 
-    def first_configs(self, problem: Any, hardware: Hardware) -> list[dict[str, Any]]:
+    def seed_configs(self, problem: Any, hardware: Hardware) -> list[dict[str, Any]]:
         counts = self.space(problem, hardware)["PIECES"]
         configs = []
-        for config in super().first_configs(problem, hardware):
+        for config in super().seed_configs(problem, hardware):
             tiles, _ = _tiles_and_sums(problem, config)
             config["PIECES"] = _pieces(problem, hardware, config, counts)
             configs.append(spaces.staggered_if_worth_it(problem, hardware, config, tiles))
         return distinct([*configs, {**configs[0], "STAGGERED": False}])
 
-    def refuses_config(self, problem: Any, hardware: Hardware, config: Config) -> str | None:
+    def prune_reason(self, problem: Any, hardware: Hardware, config: Config) -> str | None:
         tiles, _ = _tiles_and_sums(problem, config)
-        reason = spaces.refuses_staggered(hardware, config, tiles, problem.k)
-        return reason or super().refuses_config(problem, hardware, config)
+        reason = spaces.staggered_prune_reason(hardware, config, tiles, problem.k)
+        return reason or super().prune_reason(problem, hardware, config)
 
     def plan(self, problem: Any, fabric: Fabric, config: Config) -> Plan:
         def layout(problem: Any) -> Layout:

@@ -1,4 +1,4 @@
-"""One fused kernel: tiles go to their owners as bare words, and their senders add what is theirs.
+"""One fused kernel: tiles go to their owners as Lamport words; senders add what is theirs.
 
 ``push`` without a drain and a signal between a tile and its sum, and without programs that only
 wait and add: for few rows, where these are a good part of the exchange's time. It is the first shot
@@ -24,18 +24,18 @@ import triton
 import triton.language as tl
 
 from taxfree_kernels.device import sync
-from taxfree_kernels.device.early import wait_for_the_last
-from taxfree_kernels.device.tiles import own_chiplet_first, tile_of
+from taxfree_kernels.device.pdl import gdc_wait
+from taxfree_kernels.device.tiles import swizzle2d, xcd_swizzle
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.matmul_reduce_scatter.shards import owner_of_tile, tiles_of_shards
-from taxfree_kernels.partial_sums import spaces
-from taxfree_kernels.partial_sums.bare import BarePlan, BareVariant
-from taxfree_kernels.partial_sums.constants import lanes_of
-from taxfree_kernels.partial_sums.fused import Layout
-from taxfree_kernels.partial_sums.sizes import tiles_of
-from taxfree_kernels.partial_sums.tile import partial_tile, store_tile, tile_and_share
-from taxfree_kernels.partial_sums.words import sum_of_bare_words, words_of
+from taxfree_kernels.reduction import spaces
+from taxfree_kernels.reduction.constants import lanes_of
+from taxfree_kernels.reduction.fused import Layout
+from taxfree_kernels.reduction.lamport import LamportPlan, LamportVariant
+from taxfree_kernels.reduction.packets import sum_of_lamport_words, words_of
+from taxfree_kernels.reduction.sizes import tiles_of
+from taxfree_kernels.reduction.tile import partial_tile, store_tile, tile_and_share
 from taxfree_kernels.spaces import power_of_2
 from taxfree_kernels.variant import Config, Plan
 
@@ -55,12 +55,12 @@ def _push_lamport(
     """See the module.
 
     Args:
-        inbox_ptr: int32, the first slot of bare words. A slot is [source, shard_rows, words], rows
-            as wide as all tiles of a shard's columns; sources are `stride_source` apart.
+        inbox_ptr: int32, the first slot of Lamport words. A slot is [source, shard_rows, words],
+            rows as wide as all tiles of a shard's columns; sources are `stride_source` apart.
         used: words of a slot that all sources take.
         ROWS: rows that a program adds at once.
     """
-    wait_for_the_last(BACKEND)
+    gdc_wait(BACKEND)
     ELEMENT: tl.constexpr = out_ptr.dtype.element_ty
     WIDTH: tl.constexpr = BLOCK_N // 2  # words of a tile's row
     generation, turn = sync.running_generation(control_ptr), sync.running_turn(control_ptr)
@@ -69,9 +69,9 @@ def _push_lamport(
         m, shard_columns, WORLD, SCATTER_DIM, BLOCK_M, BLOCK_N
     )
     tiles = tiles_m * tiles_n
-    number = own_chiplet_first(tl.program_id(0), tiles * SPLIT_K, XCDS)
+    number = xcd_swizzle(tl.program_id(0), tiles * SPLIT_K, XCDS)
     tile, split = tile_and_share(number, SPLIT_K, 0)
-    tile_m, tile_n = tile_of(tile, tiles_m, tiles_n, GROUP_M)
+    tile_m, tile_n = swizzle2d(tile, tiles_m, tiles_n, GROUP_M)
     row_begin = tile_m * BLOCK_M
     rows = row_begin + tl.arange(0, BLOCK_M)
     owner, shard_row, first_col, shard_col = owner_of_tile(
@@ -104,7 +104,7 @@ def _push_lamport(
         for row in range(begin, end, ROWS):
             at = row + lane // WIDTH
             place = (tl.minimum(at, last - 1) - first) * stride_row + shard_col // 2 + lane % WIDTH
-            total, arrived = sum_of_bare_words(
+            total, arrived = sum_of_lamport_words(
                 place, at < tl.minimum(end, m), slot_ptr, stride_source, control_ptr, generation,
                 heap_bases, rank, ELEMENT, WORLD, BACKEND,
             )  # fmt: skip
@@ -117,20 +117,20 @@ def _push_lamport(
     sync.leave(control_ptr)
 
 
-class PushLamport(BareVariant):
+class PushLamport(LamportVariant):
     """Tiles to their owners in words, by the programs that add them."""
 
     name = "push_lamport"
 
-    def refuses_problem(self, problem: Any, hardware: Hardware) -> str | None:
+    def unsupported_reason(self, problem: Any, hardware: Hardware) -> str | None:
         if not all(problem.rows_of(rank) for rank in range(problem.world_size)):
             return "a rank without rows would hear from nobody"
-        return super().refuses_problem(problem, hardware)
+        return super().unsupported_reason(problem, hardware)
 
-    def refuses_config(self, problem: Any, hardware: Hardware, config: Config) -> str | None:
+    def prune_reason(self, problem: Any, hardware: Hardware, config: Config) -> str | None:
         words = config["BLOCK_M"] * config["BLOCK_N"] // 2
-        crowded = spaces.refuses_words(hardware, config, words, 1, 64)
-        return crowded or super().refuses_config(problem, hardware, config)
+        crowded = spaces.words_prune_reason(hardware, config, words, 1, 64)
+        return crowded or super().prune_reason(problem, hardware, config)
 
     def words(self, problem: Any, config: Config) -> int:
         return int(problem.world_size * _stride_source(problem, config))
@@ -148,7 +148,7 @@ class PushLamport(BareVariant):
             "SCATTER_DIM": problem.scatter_dim,
             "ROWS": _rows_at_once(problem, fabric.hardware, config),
         }
-        return BarePlan(problem, fabric, config, _push_lamport, layout, constants)
+        return LamportPlan(problem, fabric, config, _push_lamport, layout, constants)
 
 
 def _stride_source(problem: Any, config: Config) -> int:

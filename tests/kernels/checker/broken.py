@@ -10,7 +10,7 @@ import triton.language as tl
 
 from taxfree_kernels.checker import Outcome, Reason, SimulatedFabric, Simulation, Violation
 from taxfree_kernels.device import sync
-from taxfree_kernels.device.early import let_the_next_begin, wait_for_the_last
+from taxfree_kernels.device.pdl import gdc_launch_dependents, gdc_wait
 from taxfree_kernels.launch import Kernel
 
 CALLS = 4
@@ -173,7 +173,7 @@ def _told_by_words(
 
 @triton.jit
 def _first_of_two(data_ptr, box_ptr):
-    let_the_next_begin("cuda")
+    gdc_launch_dependents("cuda")
     tl.store(box_ptr + tl.program_id(0), tl.load(data_ptr + tl.program_id(0)))
 
 
@@ -183,10 +183,10 @@ def _second_of_two(box_ptr, out_ptr, control_ptr, LANES: tl.constexpr, BREAK: tl
     lanes = tl.arange(0, LANES)
     sync.running_generation(control_ptr)
     if BREAK != "waits late":
-        wait_for_the_last("cuda")
+        gdc_wait("cuda")
     loaded = tl.load(box_ptr + lanes)
     if BREAK == "waits late":
-        wait_for_the_last("cuda")
+        gdc_wait("cuda")
     tl.store(out_ptr + tl.program_id(0) * LANES + lanes, loaded)
     sync.leave(control_ptr)
 
@@ -229,7 +229,7 @@ def flag_in_data(broken: str = "", seed: int = 0) -> Outcome:
     outputs = []
 
     def setup(fabric: SimulatedFabric) -> list:
-        words, slot_words = fabric.pool.flag_slots(LANES)
+        words, slot_words = fabric.pool.ll_slots(LANES)
         ends = (fabric.pool.control, fabric.heap_bases, fabric.rank)
 
         def call(number: int) -> None:

@@ -20,7 +20,7 @@ from taxfree_kernels.checker.mutate import Mutant, mutants
 from taxfree_kernels.device import exchange, sync
 from taxfree_kernels.flash_decode import exchange as decode_exchange
 from taxfree_kernels.flash_decode import fine_wait, fused, gather, persistent
-from taxfree_kernels.flash_decode import words as decode_words
+from taxfree_kernels.flash_decode import packets as decode_words
 from taxfree_kernels.matmul_all_reduce import push as sum_push
 from taxfree_kernels.matmul_all_reduce import push_in_place as sum_in_place
 from taxfree_kernels.matmul_all_reduce import push_lamport as sum_push_lamport
@@ -31,9 +31,9 @@ from taxfree_kernels.matmul_reduce_scatter import one_shot as scatter_one_shot
 from taxfree_kernels.matmul_reduce_scatter import overlap as scatter_overlap
 from taxfree_kernels.matmul_reduce_scatter import push as scatter_push
 from taxfree_kernels.matmul_reduce_scatter import push_lamport as scatter_push_lamport
-from taxfree_kernels.partial_sums import rows as sum_rows
-from taxfree_kernels.partial_sums import tile as sum_tile
-from taxfree_kernels.partial_sums import words as sum_words
+from taxfree_kernels.reduction import packets as sum_words
+from taxfree_kernels.reduction import rows as sum_rows
+from taxfree_kernels.reduction import tile as sum_tile
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ GROUPS = {
             sync._poll,
             sync.signal,
             sync.wait,
-            sync.has_given_up,
+            sync.is_aborted,
             sync.running_generation,
             sync.leave,
             sync.arrive,
@@ -133,8 +133,8 @@ GROUPS = {
         (
             sum_push_two_shot_lamport._push_two_shot_lamport,
             sum_push_two_shot_lamport._normalise_row,
-            sum_words.sum_of_bare_words,
-            sum_words.total_of_bare_words,
+            sum_words.sum_of_lamport_words,
+            sum_words.total_of_lamport_words,
         ),
         by_turns=True,
     ),
@@ -184,7 +184,7 @@ GROUPS = {
     "decode: persistent": Group(_DECODE, ("persistent", MIXED), (persistent._decode,)),
 }
 
-_BY_TURNS = "bare words go by turns: of the generation they say nothing but in a report"
+_BY_TURNS = "Lamport words go by turns: of the generation they say nothing but in a report"
 _ANOTHER_FLAG = (
     "sent and awaited alike: it still differs from all flags that calls have left in the slot"
 )
@@ -197,7 +197,7 @@ HARMLESS = {
     ("sync", "wait: _poll: generation - 1"): (
         "the last poll only acquires: the loop has seen the right generation"
     ),
-    ("sync", "has_given_up: atomic_add: scope='sys' -> 'gpu'"): (
+    ("sync", "is_aborted: atomic_add: scope='sys' -> 'gpu'"): (
         "peers write the abort word only after a timeout"
     ),
     ("sync", "arrive: atomic_xchg: scope='gpu' -> 'cta'"): (

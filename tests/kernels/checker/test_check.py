@@ -103,7 +103,7 @@ def test_some_tiny_problem_is_for_each_variant_that_any_is_for(world_size):
             name
             for name, variant in variants(op).items()
             for problem in tiny_problems(op, ranks)
-            if variant.refuses_problem(problem, KNOWN["h200"]) is None
+            if variant.unsupported_reason(problem, KNOWN["h200"]) is None
         }
 
     for op in operation_names():

@@ -51,7 +51,7 @@ def turns() -> list:
         calls = []
         for name in ("overlap", "push", "overlap", "one_shot"):
             variant = variants(OP)[name]
-            config = variant.first_configs(problem, fabric.hardware)[0]
+            config = variant.seed_configs(problem, fabric.hardware)[0]
             plan = variant.plan(problem, fabric, config)
             calls.append(lambda plan=plan: plan(*inputs[fabric.rank], out))
         return calls

@@ -1,0 +1,155 @@
+"""Times kernels of more ranks than there are GPUs: two play all of them. For who writes kernels.
+
+    python -m benchmarks.emulate --ranks 8 --op matmul_all_reduce --dtype bf16 \\
+        --shapes "m=1024 n=8192 k=3584" --try "push_two_shot STAGGERED=False,True" --try push
+
+Each of two GPUs computes what one of `--ranks` would, stores as much for its peers, and waits for
+as much of theirs; all of it goes to, and comes from, the other. So its compute units, its memory
+and its link do what they would do among `--ranks`. What is missing is the switch between many, the
+slowest of many, and right results: nothing is compared. Times are printed as emulated, beside the
+config, and are no measurement of `--ranks` GPUs; ``docs/lab/emulated-ranks.md`` has both side by
+side.
+
+With `--alone` one GPU plays one rank. Nothing crosses a link and nothing is waited for: what is
+left is what the rank itself computes, stores and adds.
+
+Variants that call a collective or a copy engine have no part in this, nor has one whose channels
+depend on who sends. On the host fabric it shows that protocols go through; times are none.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import itertools
+import sys
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from benchmarks import emulate_ranks
+from benchmarks.commands import exit_code
+from benchmarks.emulate_ranks import Rehearsed
+from taxfree import devices
+from taxfree.errors import UsageError
+from taxfree.measuring.bench import deadline_s
+from taxfree.measuring.trial import Candidate
+from taxfree.shapes import ShapeRequest, expand, written
+from taxfree.workers.group import WorkerGroup
+from taxfree_cli import interpreting
+from taxfree_kernels.fabric.layout import arena_bytes
+from taxfree_kernels.hardware import Hardware
+from taxfree_kernels.variant import variants
+
+
+def candidates(
+    op: str, problem: Any, hardware: Hardware, attempts: Sequence[str]
+) -> list[Candidate]:
+    """What is tried: the default config of each fused variant, or what `attempts` say.
+
+    Args:
+        attempts: each a variant and meta-parameters that differ from its default config, as in
+            "push SIGNALS=64,16 num_warps=8"; lists are combined with each other.
+
+    Raises:
+        UsageError: there is no such variant or knob.
+    """
+    if not attempts:
+        attempts = [name for name, variant in variants(op).items() if variant.fused]
+    found = []
+    for attempt in attempts:
+        name, *knobs = attempt.split()
+        if name not in variants(op):
+            raise UsageError(f"{op} has no variant {name!r}", f"one of: {', '.join(variants(op))}")
+        variant = variants(op)[name]
+        if variant.unsupported_reason(problem, hardware) is not None:
+            continue
+        default = variant.seed_configs(problem, hardware)[0]
+        space = variant.space(problem, hardware)
+        lists = dict(_values(knob, space) for knob in knobs)
+        for values in itertools.product(*lists.values()):
+            config = default | dict(zip(lists, values, strict=True))
+            if variant.prune_reason(problem, hardware, config) is None:
+                found.append(Candidate(name, config))
+    return found
+
+
+def _values(knob: str, space: Any) -> tuple[str, list[Any]]:
+    """A meta-parameter, and the values of its space that are asked for."""
+    name, _, said = knob.partition("=")
+    by_text = {str(value): value for value in space.get(name, ())}
+    unknown = [each for each in said.split(",") if each not in by_text]
+    if unknown:
+        raise UsageError(
+            f"{knob!r}: {name} cannot be {unknown[0]!r}", f"one of: {', '.join(by_text) or 'none'}"
+        )
+    return name, [by_text[each] for each in said.split(",")]
+
+
+def emulations(
+    op: str,
+    problems: Sequence[Any],
+    fabric: str,
+    attempts: Sequence[str],
+    repetitions: int,
+    here: int = 2,
+) -> Iterator[tuple[Any, list[Rehearsed]]]:
+    """Rehearse problems one by one, each in processes of its own.
+
+    Args:
+        attempts: see :func:`candidates`.
+        repetitions: each of a chain of calls.
+        here: ranks that are there, two or one.
+    """
+    for problem in problems:
+        arena = arena_bytes(problem.slot_bytes)
+        heap = arena_bytes(problem.world_size * arena)
+        with WorkerGroup(here, fabric, heap, emulate_ranks.TIMEOUT_S) as group:
+            tried = candidates(op, problem, group.hardware, attempts)
+            found: list[Rehearsed] = group.call(
+                f"{emulate_ranks.__name__}:rehearse", deadline_s(group.hardware), op=op,
+                problem=dataclasses.asdict(problem), candidates=tried, arena_bytes=arena,
+                repetitions=repetitions,
+            )[0]  # fmt: skip
+        yield problem, sorted(found, key=_time)
+
+
+def _time(emulated: Rehearsed) -> float:
+    return float("inf") if emulated.timing is None else emulated.timing.median_us
+
+
+def main() -> int:
+    """Rehearse what is asked for; returns the exit code."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--ranks", type=int, default=8, help="that two GPUs play")
+    parser.add_argument("--alone", action="store_true", help="one GPU plays one of them")
+    parser.add_argument("--op", default="all_gather_matmul")
+    parser.add_argument("--shapes", action="append", required=True)
+    parser.add_argument("--dtype", help="for shapes that do not say")
+    parser.add_argument("--try", dest="attempts", action="append", default=[], metavar="VARIANT")
+    parser.add_argument("--repetitions", type=int, default=12, help="each of a chain of calls")
+    parser.add_argument("--fabric", default="auto")
+    options = parser.parse_args()
+    return exit_code(lambda: _print_all(options))
+
+
+def _print_all(options: argparse.Namespace) -> None:
+    fabric = devices.fabric_for(options.fabric)
+    here, word = (1, "alone") if options.alone else (2, "emulated")
+    devices.require(fabric, here)
+    request = ShapeRequest(options.shapes, world_sizes=(options.ranks,), dtype=options.dtype)
+    problems = expand(options.op, request)
+    if any(problem.world_size <= here for problem in problems):
+        raise UsageError("as many GPUs as ranks need none", "give more --ranks, or use bench")
+    if fabric == "host":
+        interpreting.announce(options.op, problems)
+    found = emulations(options.op, problems, fabric, options.attempts, options.repetitions, here)
+    for problem, emulated in found:
+        print(written(options.op, dataclasses.asdict(problem)))
+        for each in emulated:
+            config = " ".join(f"{name}={value}" for name, value in each.candidate.config.items())
+            us = "-" if each.timing is None else f"{each.timing.median_us:.1f} us {word}"
+            print(f"  {us:>20}  {each.candidate.variant} {each.reason or config}", flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,149 @@
+"""What the two ranks of a emulation run; see :mod:`benchmarks.emulate`.
+
+Ranks 0 and 1 exist, and each plays all absent ranks for the other. The absent ranks' arenas are on
+the other GPU, so that what is stored for them crosses the link and lands in separate memory. A
+signal from a rank to the one `distance` behind it arrives as if sent by the one as far before the
+receiver: ranks act symmetrically at the same time. LL packets arrive as their sender's own,
+and are awaited only from ranks that exist.
+
+A single rank waits for nobody, and all arenas are its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+from taxfree.measuring import timer
+from taxfree.measuring.trial import Calls, Candidate
+from taxfree_kernels.device import sync
+from taxfree_kernels.fabric.barrier import DeviceBarrier
+from taxfree_kernels.fabric.base import Fabric
+from taxfree_kernels.fabric.heap import Pool, SymmetricHeap
+from taxfree_kernels.variant import Plan
+
+TIMEOUT_S = 5.0  # a wait of a kernel that cannot be emulated
+
+_signal, _receive, _load_words = sync.signal, sync.receive, sync._load_words
+
+
+@triton.jit
+def _signal_as_another(
+    control_ptr, channel, peer, generation, heap_bases, rank, mask=None,
+    WORLD: tl.constexpr = 1, BACKEND: tl.constexpr = "interpreter",
+):  # fmt: skip
+    source = tl.where(peer == rank, rank, (1 - peer + WORLD) % WORLD)
+    receiver = tl.where(peer == rank, rank, 1 - rank)
+    _signal(
+        control_ptr + (source - rank), channel, receiver, generation, heap_bases, rank, mask=mask,
+        WORLD=WORLD, BACKEND=BACKEND,
+    )  # fmt: skip
+
+
+@triton.jit
+def _receive_from_two(
+    control_ptr, words, source, generation, heap_bases, rank, mask=None,
+    WORLD: tl.constexpr = 1, BACKEND: tl.constexpr = "interpreter",
+):  # fmt: skip
+    needed = tl.broadcast_to((source == rank) | (source == 1 - rank), words.shape)
+    if mask is not None:
+        needed = needed & mask
+    payload, arrived = _receive(
+        control_ptr, words, source, generation, heap_bases, rank, mask=needed,
+        WORLD=WORLD, BACKEND=BACKEND,
+    )  # fmt: skip
+    return payload, arrived
+
+
+@triton.jit
+def _wait_for_nobody(
+    control_ptr, channel, source, generation, heap_bases, rank, mask=None,
+    WORLD: tl.constexpr = 1, BACKEND: tl.constexpr = "interpreter",
+):  # fmt: skip
+    return generation > 0
+
+
+@triton.jit
+def _receive_at_once(
+    control_ptr, words, source, generation, heap_bases, rank, mask=None,
+    WORLD: tl.constexpr = 1, BACKEND: tl.constexpr = "interpreter",
+):  # fmt: skip
+    return _load_words(words, BACKEND).to(tl.int32), generation > 0
+
+
+@dataclass(frozen=True)
+class Rehearsed:
+    """A candidate's time, or why it has none.
+
+    Args:
+        timing: of calls in a graph, or eager on the host.
+        reason: empty if it was timed.
+    """
+
+    candidate: Candidate
+    timing: timer.Timing | None
+    reason: str = ""
+
+
+def rehearse(
+    fabric: Fabric,
+    op: str,
+    problem: dict[str, Any],
+    candidates: Sequence[Candidate],
+    arena_bytes: int,
+    repetitions: int,
+) -> list[Rehearsed]:
+    """Time candidates of a problem of more ranks than there are; a task of two workers, or of one.
+
+    Args:
+        problem: fields of the operation's problem.
+        arena_bytes: of each rank; those of all of them have to fit a slot of the pool.
+    """
+    if fabric.world_size == 1:
+        sync.wait, sync.receive = _wait_for_nobody, _receive_at_once
+    else:
+        sync.signal, sync.receive = _signal_as_another, _receive_from_two
+    _play_others(fabric, problem["world_size"], arena_bytes)
+    calls = Calls(fabric, op, problem)
+    calls.share_compilation(candidates)
+    plans = [_plan_or_reason(calls, candidate) for candidate in candidates]
+    mode = "graph" if fabric.has_graphs else "eager"
+    timed = [(calls.call(plan), mode) for plan in plans if isinstance(plan, Plan)]
+    timings = iter(timer.time_together(fabric, timed, repetitions))
+    fabric.synchronize()
+    fabric.pool.check()
+    return [
+        Rehearsed(candidate, next(timings))
+        if isinstance(plan, Plan)
+        else Rehearsed(candidate, None, plan)
+        for candidate, plan in zip(candidates, plans, strict=True)
+    ]
+
+
+def _play_others(fabric: Fabric, ranks: int, arena_bytes: int) -> None:
+    """Make a fabric of two, or one, look like one of `ranks`, with arenas in a slot of its pool."""
+    arenas, _ = fabric.pool.slots(ranks * arena_bytes, torch.uint8)
+    begins = fabric.heap_bases + fabric.heap.offset_of(arenas)
+    rank = torch.arange(ranks, device=fabric.device)
+    own = fabric.rank
+    others = begins[(own + 1) % fabric.world_size]
+    fabric.heap_bases = torch.where(rank == own, begins[own], others) + rank * arena_bytes
+    fabric.heap = SymmetricHeap(arenas[own * arena_bytes : (own + 1) * arena_bytes])
+    fabric.world_size = ranks
+    fabric.device_barrier = DeviceBarrier(fabric, TIMEOUT_S)
+    fabric.pool = Pool(fabric, timeout_s=TIMEOUT_S)
+
+
+def _plan_or_reason(calls: Calls, candidate: Candidate) -> Plan | str:
+    """A plan that has run once, or why there is none; the same on both ranks."""
+    plan = calls.ready(candidate)
+    if isinstance(plan, str):
+        return plan
+    calls.call(plan)(0)
+    hang = calls.hang()
+    return plan if hang is None else f"its signals tell who sends them: {hang}"

@@ -1,0 +1,160 @@
+"""Compile a recorded launch for a GPU that is not here, exactly as Triton's launcher would there.
+
+The launcher itself does it: only the driver, which it asks for the target, is replaced. So the
+specialisation of the arguments, the options and the key of Triton's cache are those of a real
+launch, and what is compiled here is found in the cache there.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import tempfile
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import triton
+from triton.backends.compiler import GPUTarget
+
+from taxfree_kernels.cross_compile.record import Launch
+from taxfree_kernels.cross_compile.resources import Resources, programs_per_unit
+from taxfree_kernels.hardware import Hardware
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """What the compiler made of one kernel.
+
+    Args:
+        kernel: its name.
+        architecture: it was compiled for.
+        triton: version of the compiler.
+        text: PTX or amdgcn.
+        ttir, ttgir: Triton's intermediate forms.
+        cache_key: of Triton's cache.
+        num_warps, num_stages: options that gates look at.
+    """
+
+    kernel: str
+    architecture: str
+    triton: str
+    text: str
+    ttir: str
+    ttgir: str
+    cache_key: str
+    num_warps: int
+    num_stages: int
+    resources: Resources
+
+
+def target_of(hardware: Hardware) -> GPUTarget:
+    """Triton's name of a device."""
+    if hardware.backend == "cuda":
+        return GPUTarget("cuda", int(hardware.architecture.removeprefix("sm_")), 32)
+    return GPUTarget("hip", hardware.architecture, hardware.warp_size)
+
+
+class AbsentDevice:
+    """Stands in for Triton's driver: names the target, and can launch nothing."""
+
+    def __init__(self, target: GPUTarget) -> None:
+        self._target = target
+
+    def get_current_target(self) -> GPUTarget:
+        return self._target
+
+    def get_current_device(self) -> str:
+        return repr(self._target)  # Triton keeps one table of compiled kernels per device
+
+    def get_current_stream(self, device: Any) -> int:
+        return 0
+
+
+def compile_launch(launch: Launch, hardware: Hardware) -> Compiled:
+    """Compile one recorded launch; raises whatever the compiler raises.
+
+    Triton's driver of this process is replaced: for processes that do nothing else.
+    """
+    triton.runtime.driver.set_active(AbsentDevice(target_of(hardware)))
+    kernel, begin = launch.kernel, time.monotonic()
+    binary = kernel.function.warmup(
+        *launch.args, grid=(kernel.grid,), **kernel.constants, **kernel.options
+    )
+    return Compiled(
+        kernel=launch.name,
+        architecture=hardware.architecture,
+        triton=triton.__version__,
+        text=binary.asm["ptx" if hardware.backend == "cuda" else "amdgcn"],
+        ttir=binary.asm["ttir"],
+        ttgir=binary.asm["ttgir"],
+        cache_key=binary.hash,
+        num_warps=binary.metadata.num_warps,
+        num_stages=binary.metadata.num_stages,
+        resources=_resources(binary, hardware, time.monotonic() - begin),
+    )
+
+
+def matrix_remarks(text: str) -> list[str]:
+    """Remarks of ptxas about matrix instructions (wgmma) that it serialises.
+
+    It does so, without an error, where anything else may have written their accumulators on any
+    path; the loop over K then takes up to a quarter longer.
+
+    Args:
+        text: PTX or amdgcn.
+    """
+    target = re.search(r"^\.target (sm_(\d+)\w*)", text, re.MULTILINE)
+    if target is None or "wgmma.mma_async" not in text:
+        return []
+    from triton.backends.nvidia.compiler import get_ptxas  # Triton of ROCm may be without
+
+    ptxas = get_ptxas(int(target[2])).path
+    with tempfile.NamedTemporaryFile("w", suffix=".ptx") as file:
+        file.write(text)
+        file.flush()
+        said = subprocess.run(
+            [ptxas, "-v", f"--gpu-name={target[1]}", file.name, "-o", os.devnull],
+            check=True, capture_output=True, text=True,
+        ).stderr  # fmt: skip
+    return re.findall(r"\(C75\d\d\) (.*)", said)
+
+
+def _resources(binary: Any, hardware: Hardware, seconds: float) -> Resources:
+    if hardware.backend == "cuda":
+        registers, spill_bytes = _sm_usage(binary.asm["cubin"])
+    else:
+        registers, spill_bytes = _cdna_usage(binary.asm["amdgcn"])
+    shared, warps = int(binary.metadata.shared), int(binary.metadata.num_warps)
+    return Resources(
+        registers=registers,
+        spill_bytes=spill_bytes,
+        shared_memory=shared,
+        programs_per_unit=programs_per_unit(hardware, registers, shared, warps),
+        seconds=round(seconds, 2),
+    )
+
+
+def _sm_usage(cubin: bytes) -> tuple[int, int]:
+    """Registers and bytes of stack a thread; these kernels have nothing but spills on the stack."""
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        report = subprocess.run(
+            [triton.knobs.nvidia.cuobjdump.path, "--dump-resource-usage", file.name],
+            check=True, capture_output=True, text=True,
+        ).stdout  # fmt: skip
+    return _number(r"REG:(\d+)", report), _number(r"STACK:(\d+)", report)
+
+
+def _cdna_usage(text: str) -> tuple[int, int]:
+    """Vector registers, with accumulators, and bytes of spills a lane."""
+    spilled = _number(r"\.vgpr_spill_count:\s*(\d+)", text)
+    scratch = _number(r"\.private_segment_fixed_size:\s*(\d+)", text)
+    return _number(r"\.vgpr_count:\s*(\d+)", text), max(4 * spilled, scratch)
+
+
+def _number(pattern: str, text: str) -> int:
+    found = re.search(pattern, text)
+    return int(found.group(1)) if found else 0

@@ -1,0 +1,154 @@
+"""Processes that compile: killed when they hang, replaced when the compiler takes them down."""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import re
+import selectors
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+_MOST_WORKERS = 32
+_LONGEST_COMPLAINT = 300  # characters
+
+
+def default_workers() -> int:
+    """Half the cores, because ptxas and the linker are processes of their own; at most 32."""
+    return max(1, min((os.cpu_count() or 2) // 2, _MOST_WORKERS))
+
+
+class _Worker:
+    """One process, and what it has to say on stderr."""
+
+    def __init__(self, triton_path: Path | None) -> None:
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115 (closed with the worker)
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", "-W", "ignore", "-m", "taxfree_kernels.cross_compile.worker"],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log,
+            env=_environment(triton_path), text=True,
+        )  # fmt: skip
+
+    def ask(self, request: dict[str, Any], timeout_s: float) -> dict[str, Any]:
+        """The answer; an ``error`` when there is none. Then the worker may be dead."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._log.seek(0)
+        self._log.truncate()
+        try:
+            print(json.dumps(request), file=self._process.stdin, flush=True)
+        except BrokenPipeError:
+            return {"error": self._complaint("the compiler's process died")}
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._process.stdout, selectors.EVENT_READ)
+            if not selector.select(timeout_s):
+                self.close()
+                return {"error": f"compiling took longer than {timeout_s:g} s"}
+        line = self._process.stdout.readline()
+        if not line:
+            self._process.wait()
+            return {"error": self._complaint("the compiler's process died")}
+        answer: dict[str, Any] = json.loads(line)
+        if "error" in answer:
+            answer["error"] = self._complaint(answer["error"].strip().partition("\n")[0])
+        return answer
+
+    def _complaint(self, otherwise: str) -> str:
+        """The compiler's first line of complaint on stderr, which says more than the exception."""
+        self._log.seek(0)
+        log = self._log.read().decode(errors="replace")
+        telling = re.search(r"Assertion `.*' failed", log) or re.search(r"error: .*", log)
+        return telling.group()[:_LONGEST_COMPLAINT] if telling else otherwise
+
+    @property
+    def is_alive(self) -> bool:
+        return self._process.poll() is None
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.wait()
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe is not None:
+                _close(pipe)
+        self._log.close()
+
+
+def _close(pipe: Any) -> None:
+    """Close a pipe whose other end may be gone."""
+    try:
+        pipe.close()
+    except BrokenPipeError:
+        return
+
+
+def _environment(triton_path: Path | None) -> dict[str, str]:
+    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    paths = [path for path in sys.path if path]
+    if triton_path is not None:
+        paths.insert(0, str(triton_path.resolve()))
+    environment["PYTHONPATH"] = os.pathsep.join(paths)
+    environment["CUDA_VISIBLE_DEVICES"] = environment["HIP_VISIBLE_DEVICES"] = ""
+    return environment
+
+
+class CompilePool:
+    """Answers compile requests with processes of their own.
+
+    Args:
+        workers: processes; half the cores by default.
+        timeout_s: for one request; a worker that takes longer is killed.
+        triton_path: folder of another Triton than this process would import.
+    """
+
+    def __init__(
+        self,
+        workers: int | None = None,
+        timeout_s: float = 120.0,
+        triton_path: Path | None = None,
+    ) -> None:
+        self._timeout_s, self._triton_path = timeout_s, triton_path
+        count = default_workers() if workers is None else workers
+        self._threads = ThreadPoolExecutor(count, thread_name_prefix="compile")
+        self._idle: queue.SimpleQueue[_Worker | None] = queue.SimpleQueue()
+        for _ in range(count):
+            self._idle.put(None)  # started at the first request that needs it
+        self._started: list[_Worker] = []
+
+    def answers(self, requests: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+        """The answer to each request, in their order, as soon as it is there."""
+        futures: list[Future[dict[str, Any]]] = [
+            self._threads.submit(self._answer, request) for request in requests
+        ]
+        for future in futures:
+            yield future.result()
+
+    def _answer(self, request: dict[str, Any]) -> dict[str, Any]:
+        worker = self._idle.get()
+        try:
+            if worker is None or not worker.is_alive:
+                worker = _Worker(self._triton_path)
+                self._started.append(worker)
+            return worker.ask(request, self._timeout_s)
+        finally:
+            self._idle.put(worker)
+
+    def __enter__(self) -> CompilePool:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        for worker in self._started:
+            worker.close()
+        self._threads.shutdown(wait=True)

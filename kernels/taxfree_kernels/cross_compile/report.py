@@ -1,0 +1,207 @@
+"""Reports on compiled kernels: made, cached, and formatted as text."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import json
+import sys
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import platformdirs
+
+import taxfree_kernels
+from taxfree_kernels.cross_compile.asm_checks import Violation
+from taxfree_kernels.cross_compile.coverage import Case
+from taxfree_kernels.cross_compile.pool import CompilePool
+from taxfree_kernels.cross_compile.resources import Resources, prune_reason
+from taxfree_kernels.cross_compile.screen import request
+
+#: gates that hold for default configs; the screen and the clock see to the others
+_DEFAULT_ONLY = {"no_spills", "overlapping_matrices"}
+
+
+@dataclass(frozen=True)
+class Report:
+    """What became of one kernel of one case.
+
+    Args:
+        op, problem, variant, config, device: the case.
+        kernel: its name; empty when nothing was compiled.
+        architecture: it was compiled for.
+        triton: version of the compiler.
+        resources: what it takes; None when it does not compile.
+        violations: of gates.
+        error: why it does not compile, or None.
+    """
+
+    op: str
+    problem: dict[str, Any]
+    variant: str
+    config: dict[str, Any]
+    device: str
+    kernel: str
+    architecture: str
+    triton: str
+    resources: Resources | None = None
+    violations: list[Violation] = field(default_factory=list)
+    error: str | None = None
+
+    @property
+    def is_good(self) -> bool:
+        return self.error is None and not self.violations
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> Report:
+        resources = data["resources"]
+        return cls(
+            **data
+            | {
+                "resources": None if resources is None else Resources(**resources),
+                "violations": [Violation(**one) for one in data["violations"]],
+            }
+        )
+
+
+def check(
+    cases: Iterable[Case],
+    triton_path: Path | None = None,
+    workers: int | None = None,
+    cache_dir: Path | None = None,
+) -> Iterator[Report]:
+    """Compile cases and put their kernels through the gates, one report per kernel.
+
+    Args:
+        cases: what to compile; those that launch no kernel of ours report nothing.
+        triton_path: folder of another Triton than the installed one.
+        workers: processes; half the cores by default.
+        cache_dir: of finished reports; the user's cache folder when None.
+    """
+    version = triton_version(triton_path)
+    folder = cache_dir or platformdirs.user_cache_path("taxfree") / "compiled"
+    wanted = [(case, folder / f"{_key(case, version)}.json") for case in cases]
+    missing = {file: case for case, file in wanted if not file.exists()}  # each once
+    with CompilePool(workers, triton_path=triton_path) as pool:
+        answers = pool.answers(_request(case) for case in missing.values())
+        for case, file in wanted:
+            if file in missing:
+                _save(file, _reports(case, version, next(answers)))
+                del missing[file]
+            yield from _load(file)
+
+
+def triton_version(path: Path | None) -> str:
+    """Version of the Triton in a folder, or of the installed one, without importing it."""
+    folders = sys.path if path is None else [str(path)]
+    for distribution in importlib.metadata.distributions(path=folders):
+        if (distribution.name or "").lower() in ("triton", "pytorch-triton", "pytorch-triton-rocm"):
+            return distribution.version
+    return "unknown"
+
+
+def _request(case: Case) -> dict[str, Any]:
+    return request(
+        case.op, case.problem, case.variant, case.config, case.hardware, aligned=case.aligned
+    )
+
+
+def _reports(case: Case, version: str, answer: dict[str, Any]) -> list[Report]:
+    common: dict[str, Any] = {
+        "op": case.op,
+        "problem": asdict(case.problem),
+        "variant": case.variant,
+        "config": dict(case.config),
+        "device": case.device,
+        "architecture": case.hardware.architecture,
+        "triton": version,
+    }
+    if "error" in answer:
+        return [Report(kernel="", error=answer["error"], **common)]
+    return [_report(case, one, common) for one in answer["kernels"]]
+
+
+def _report(case: Case, kernel: dict[str, Any], common: dict[str, Any]) -> Report:
+    resources = Resources(**kernel["resources"])
+    broken = [Violation(**one) for one in kernel["violations"]]
+    if not case.is_default:
+        broken = [one for one in broken if one.gate not in _DEFAULT_ONLY]
+    elif refused := prune_reason(resources, case.hardware, spill_limit=1 << 30):
+        broken.append(Violation("default_fits", refused))
+    return Report(kernel=kernel["kernel"], resources=resources, violations=broken, **common)
+
+
+# -- cache --------------------------------------------------------------------------------------
+
+
+@cache
+def _source_hash() -> str:
+    """Of everything that can change a report: kernels, fabrics, gates."""
+    digest = hashlib.sha256()
+    root = Path(taxfree_kernels.__file__).parent
+    for file in sorted(root.rglob("*.py")):
+        digest.update(f"{file.relative_to(root)}\0".encode())
+        digest.update(file.read_bytes())
+    return digest.hexdigest()
+
+
+def _key(case: Case, version: str) -> str:
+    case_json = json.dumps(case.as_json(), sort_keys=True)
+    return hashlib.sha256(f"{_source_hash()}\0{version}\0{case_json}".encode()).hexdigest()[:32]
+
+
+def _save(file: Path, reports: list[Report]) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    partial = file.with_suffix(".partial")
+    partial.write_text(json.dumps([report.as_json() for report in reports]))
+    partial.replace(file)
+
+
+def _load(file: Path) -> list[Report]:
+    return [Report.from_json(one) for one in json.loads(file.read_text())]
+
+
+# -- text ---------------------------------------------------------------------------------------
+
+
+def format_report(report: Report) -> str:
+    """A heading, what the kernel takes, and what is wrong with it."""
+    problem = " ".join(f"{name}={value}" for name, value in report.problem.items())
+    config = " ".join(f"{name}={value}" for name, value in report.config.items())
+    lines = [
+        f"{report.op} {report.variant} {report.kernel or '-'}: {report.architecture}, "
+        f"Triton {report.triton}",
+        f"  problem    {problem}",
+        f"  config     {config}",
+    ]
+    if report.resources is not None:
+        lines.append(f"  takes      {_format_resources(report.resources)}")
+    if report.error is not None:
+        lines.append(f"  error      {report.error}")
+    lines += [f"  violation  {violation}" for violation in report.violations]
+    if report.is_good:
+        lines.append("  gates      all passed")
+    return "\n".join(lines)
+
+
+def _format_resources(resources: Resources) -> str:
+    return (
+        f"{resources.registers} registers, {resources.spill_bytes} bytes spilled, "
+        f"{resources.shared_memory} bytes of shared memory, "
+        f"{resources.programs_per_unit} programs per compute unit"
+    )
+
+
+def summary(reports: Iterable[Report]) -> str:
+    """One line: kernels, compilers, targets, violations."""
+    every = list(reports)
+    bad = [report for report in every if not report.is_good]
+    versions = ", ".join(sorted({report.triton for report in every}))
+    targets = ", ".join(sorted({report.architecture for report in every}))
+    return f"{len(every)} kernels for {targets} under Triton {versions}: {len(bad)} with violations"

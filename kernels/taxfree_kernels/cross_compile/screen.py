@@ -1,0 +1,149 @@
+"""The tuner's static screen: what cannot run, or cannot be right, is refused before a GPU is asked.
+
+Candidates are compiled on the CPU by processes of their own, into Triton's cache, so that the
+ranks find there what passes. The compiled code goes through the gates of synchronisation: whether
+it is right must not depend on which config is tried under which compiler.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass
+from types import TracebackType
+from typing import Any
+
+from taxfree_kernels import variant as registry
+from taxfree_kernels.cross_compile.pool import CompilePool
+from taxfree_kernels.cross_compile.resources import Resources, prune_reason
+from taxfree_kernels.errors import PlanError
+from taxfree_kernels.hardware import Hardware
+from taxfree_kernels.variant import Config
+
+SPILL_LIMIT = 64  # bytes a thread; a few spills outside of loops cost nothing
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Whether a candidate is worth a GPU's time.
+
+    Args:
+        variant, config: the candidate.
+        kernels: name -> resources of what one call launches; empty for library paths, for the
+            interpreter, and when it is refused without compiling.
+        refused: why not, or None.
+    """
+
+    variant: str
+    config: Config
+    kernels: dict[str, Resources]
+    refused: str | None = None
+
+
+class Screen:
+    """Judges candidates for one device; a context manager, because it holds processes.
+
+    Args:
+        hardware: to compile for. For the interpreter nothing is compiled, and only what a variant
+            itself refuses is refused.
+        workers: processes; half the cores, at most 32, by default.
+        timeout_s: for one candidate.
+        spill_limit: bytes a thread above which a candidate is refused.
+        heap_bytes: of the fabric's arena; as small as the problem allows when None.
+    """
+
+    def __init__(
+        self,
+        hardware: Hardware,
+        workers: int | None = None,
+        timeout_s: float = 120.0,
+        spill_limit: int = SPILL_LIMIT,
+        heap_bytes: int | None = None,
+    ) -> None:
+        self._hardware, self._spill_limit = hardware, spill_limit
+        self._heap_bytes = heap_bytes
+        self._pool = CompilePool(workers, timeout_s)
+
+    def verdicts(
+        self, op: str, problem: Any, candidates: Iterable[tuple[str, Config]]
+    ) -> list[Verdict]:
+        """A verdict for each (variant, config), in their order."""
+        return list(self.iterate(op, problem, candidates))
+
+    def iterate(
+        self, op: str, problem: Any, candidates: Iterable[tuple[str, Config]]
+    ) -> Iterator[Verdict]:
+        """As :meth:`verdicts`, each as soon as it and those before it are known."""
+        judged = [(name, config, self._refuses(op, problem, name, config))
+                  for name, config in candidates]  # fmt: skip
+        answers = self._pool.answers(
+            request(op, problem, name, config, self._hardware, self._heap_bytes)
+            for name, config, refused in judged
+            if self._compiles(refused)
+        )
+        for name, config, refused in judged:
+            if self._compiles(refused):
+                yield self._verdict(name, config, next(answers))
+            else:
+                yield Verdict(name, config, {}, refused)
+
+    def _compiles(self, refused: str | None) -> bool:
+        return refused is None and self._hardware.backend != "interpreter"
+
+    def _refuses(self, op: str, problem: Any, name: str, config: Config) -> str | None:
+        variant = registry.variants(op).get(name)
+        if variant is None:
+            raise PlanError(f"{op} has no variant {name!r}")
+        refused = variant.unsupported_reason(problem, self._hardware)
+        return refused or variant.prune_reason(problem, self._hardware, config)
+
+    def _verdict(self, name: str, config: Config, answer: dict[str, Any]) -> Verdict:
+        if "error" in answer:
+            return Verdict(name, config, {}, f"does not compile: {answer['error']}")
+        kernels = {one["kernel"]: Resources(**one["resources"]) for one in answer["kernels"]}
+        refusals = [
+            prune_reason(resources, self._hardware, self._spill_limit)
+            for resources in kernels.values()
+        ]
+        refusals += [
+            f"compiled wrongly: {broken['gate']}: {broken['message']}"
+            for one in answer["kernels"]
+            for broken in one["violations"]
+        ]
+        return Verdict(name, config, kernels, next(filter(None, refusals), None))
+
+    def __enter__(self) -> Screen:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._pool.__exit__(kind, error, trace)
+
+
+def request(
+    op: str,
+    problem: Any,
+    variant: str,
+    config: Config,
+    hardware: Hardware,
+    heap_bytes: int | None = None,
+    aligned: bool | None = None,
+) -> dict[str, Any]:
+    """What a compile worker is asked.
+
+    Args:
+        heap_bytes: of the fabric's arena; as small as the problem allows when None.
+        aligned: as gates of speed want to know it; None leaves these gates out.
+    """
+    return {
+        "op": op,
+        "problem": asdict(problem),
+        "variant": variant,
+        "config": dict(config),
+        "hardware": asdict(hardware),
+        "heap_bytes": heap_bytes,
+        "aligned": aligned,
+    }

@@ -1,0 +1,86 @@
+"""Tensor descriptors for matrices that Hopper's Tensor Memory Accelerator (TMA) loads in boxes.
+
+Rows have to start at multiples of 16 bytes. The part of a box outside its tensor reads as 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+
+class Boxes:
+    """Descriptors of an operand that is a different matrix in each call.
+
+    Triton's constructor validates every dimension, which takes the host several microseconds. Here
+    that is done only once, for as long as the strides do not change.
+    """
+
+    def __init__(self, describe: Callable[[torch.Tensor], TensorDescriptor]) -> None:
+        self._describe = describe
+        self._strides: tuple[int, ...] | None = None
+        self._last: TensorDescriptor | None = None
+
+    def __call__(self, matrix: torch.Tensor) -> TensorDescriptor:
+        if self._last is None or matrix.stride() != self._strides or matrix.data_ptr() % 16:
+            descriptor = self._describe(matrix)
+            if descriptor.base.data_ptr() == matrix.data_ptr():  # it is no copy
+                self._strides = matrix.stride()
+                self._last = with_fields(descriptor, base=None)  # the matrix is not held
+            return descriptor
+        return with_fields(self._last, base=matrix)  # of which the address matters
+
+
+def with_fields(descriptor: TensorDescriptor, **fields: Any) -> TensorDescriptor:
+    """A descriptor that differs from a valid one in fields that are as valid."""
+    other = TensorDescriptor.__new__(TensorDescriptor)
+    other.__dict__ = vars(descriptor) | fields
+    return other
+
+
+class RowDescriptors(Boxes):
+    """Descriptors of a [rows, k] as [slots, sources, rows, k] with one slot and one source."""
+
+    def __init__(self, box: list[int]) -> None:
+        def describe(a: torch.Tensor) -> TensorDescriptor:
+            a = _aligned(a)
+            return TensorDescriptor(a, *_one_source(a), box)
+
+        super().__init__(describe)
+
+    def __call__(self, matrix: torch.Tensor) -> TensorDescriptor:
+        descriptor = super().__call__(matrix)
+        if descriptor.shape[2] != matrix.shape[0]:
+            descriptor.shape, descriptor.strides = _one_source(matrix)
+        return descriptor
+
+
+def _one_source(a: torch.Tensor) -> tuple[list[int], list[int]]:
+    return [1, 1, *a.shape], [a.numel(), a.numel(), *a.stride()]
+
+
+def weight_descriptors(sources: int, box: list[int], is_nk: bool) -> Boxes:
+    """weight [k, n] as [sources, n, columns] when `is_nk`, else as [sources, columns, n].
+
+    Args:
+        sources: ranks that have columns of A, hence rows of the weight.
+    """
+
+    def describe(weight: torch.Tensor) -> TensorDescriptor:
+        rows = _aligned(weight.t() if is_nk else weight)
+        pitch, columns, n = rows.stride(0), weight.shape[0] // sources, weight.shape[1]
+        if is_nk:
+            return TensorDescriptor(rows, [sources, n, columns], [columns, pitch, 1], box)
+        return TensorDescriptor(rows, [sources, columns, n], [columns * pitch, pitch, 1], box)
+
+    return Boxes(describe)
+
+
+def _aligned(matrix: torch.Tensor) -> torch.Tensor:
+    """A matrix whose rows start at multiples of 16 bytes: itself, or for odd views a copy."""
+    if (matrix.data_ptr() | matrix.stride(0) * matrix.itemsize) % 16:
+        return matrix.clone(memory_format=torch.contiguous_format)
+    return matrix

@@ -1,0 +1,50 @@
+"""Launch constants of the kernels for partial sums, from a problem and a config.
+
+Part of what is measured, so included in the kernels' hash; what is searched is in
+:mod:`taxfree_kernels.reduction.spaces`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from taxfree_kernels.hardware import Hardware
+from taxfree_kernels.spaces import power_of_2
+from taxfree_kernels.variant import Config
+
+TILE_META_PARAMETERS = ("BLOCK_M", "BLOCK_N", "BLOCK_K", "GROUP_M", "SPLIT_K", "SWAP_AB", "TMA")
+
+
+def tile_constants(problem: Any, config: Config) -> dict[str, Any]:
+    """The constants by which a kernel computes tiles of a partial sum."""
+    return {knob: config[knob] for knob in TILE_META_PARAMETERS} | {
+        "XCDS": config.get("XCDS", 1),
+        "EVEN_K": problem.k % config["BLOCK_K"] == 0,
+        "W_NK": problem.weight_layout == "nk",
+    }
+
+
+def tiles_per_signal(tiles: int, config: Config) -> int:
+    """How many tiles share a signal."""
+    return int(-(-tiles // config["SIGNALS"]))
+
+
+def staggered_tiles(hardware: Hardware, config: Config) -> int:
+    """How many tiles two programs share, so that tiles end one after the other; 0 for none."""
+    return max(1, hardware.compute_units // 2) if config["STAGGERED"] else 0
+
+
+def lanes_of(hardware: Hardware, config: Config, words: int) -> int:
+    """Lanes, a power of two, of a block [ranks, lanes] that holds `words` words of each rank.
+
+    Each thread loads 16 bytes; with at least that many lanes per thread, it holds the same lanes of
+    all ranks and adds them by itself.
+    """
+    if hardware.backend == "interpreter":
+        return 2 * words  # more than there are, as on a GPU where rows are few
+    return max(words, 4 * config["num_warps"] * hardware.warp_size)
+
+
+def block_row(problem: Any) -> int:
+    """Lanes for a row that is normalised; 0 when none is."""
+    return power_of_2(problem.n, 1) if problem.rms_norm else 0

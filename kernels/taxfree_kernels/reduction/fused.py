@@ -1,0 +1,150 @@
+"""Shared by the fused variants of the reductions: meta-parameters, and the layout of a launch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from taxfree_kernels.descriptors import RowDescriptors, weight_descriptors
+from taxfree_kernels.fabric.base import Fabric
+from taxfree_kernels.fabric.heap import Pool
+from taxfree_kernels.hardware import Hardware
+from taxfree_kernels.launch import Kernel, compile_options, pdl_options
+from taxfree_kernels.reduction import spaces
+from taxfree_kernels.reduction.constants import tile_constants, tiles_per_signal
+from taxfree_kernels.variant import Config, Plan, Space, Variant, resized
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How a launch is laid out for a problem.
+
+    Args:
+        tiles: of this rank's partial sum.
+        others: programs besides those that compute tiles.
+        slot_elements: elements that the kernel uses in a slot of :meth:`FusedPlan.inbox`.
+        sizes: sizes that the kernel takes besides m, n and k.
+    """
+
+    tiles: int
+    others: int
+    slot_elements: int
+    sizes: tuple[int, ...]
+
+
+class FusedPlan(Plan):
+    """One launch: programs that compute tiles and send them, then programs that add.
+
+    Args:
+        problem: with m, n and k of a rank's own matmul.
+        function: the kernel. It takes x and the weight (see ``tile.partial_tile``), the strides of
+            the weight, the call's other tensors, what `_of_size` lists, and the layout's sizes.
+        layout: of the problem, or of a smaller one.
+        constants: those that only this kernel has.
+    """
+
+    def __init__(
+        self,
+        problem: Any,
+        fabric: Fabric,
+        config: Config,
+        function: Any,
+        layout: Callable[[Any], Layout],
+        constants: Mapping[str, Any],
+    ) -> None:
+        self._problem, self._layout, self._split_k = problem, layout, config["SPLIT_K"]
+        top = layout(problem)
+        block_m, block_n, block_k = (config[f"BLOCK_{side}"] for side in "MNK")
+        is_nk, self._tma = problem.weight_layout == "nk", config["TMA"]
+        w_box = [1, block_n, block_k] if is_nk else [1, block_k, block_n]
+        self._x_descriptors = RowDescriptors([1, 1, block_m, block_k])
+        self._w_descriptors = weight_descriptors(1, w_box, is_nk)
+        self._staggered = constants.get("STAGGERED", 0)
+        shares = 2 * self._staggered + (self._split_k * top.tiles if self._split_k > 1 else 0)
+        partials = ((max(1, shares * block_m * block_n),), torch.float32)
+        self._inbox = self.inbox(fabric, config, top.slot_elements)
+        self._control = fabric.pool.control
+        self._partials = fabric.workspace.scratch(partials)
+        self._counters = fabric.workspace.counters(top.tiles + Pool.CHANNELS)
+        self._ranks = (fabric.heap_bases, fabric.rank)
+        signals = {}
+        if "SIGNALS" in config:
+            signals["TILES_PER_SIGNAL"] = tiles_per_signal(top.tiles, config)
+        self._kernel = Kernel(
+            function,
+            grid=0,
+            constants={
+                **tile_constants(problem, config),
+                "WORLD": problem.world_size,
+                "BACKEND": fabric.backend,
+                **signals,
+                **constants,
+            },
+            options=compile_options(fabric.backend, config) | pdl_options(config),
+        )
+        self._sized = fabric.workspace.by_size(self._of_size)
+
+    def inbox(self, fabric: Fabric, config: Config, elements: int) -> tuple[torch.Tensor, int]:
+        """Where peers' tiles arrive: the first slot, and how far the next one is.
+
+        Payload in the type of the wire; with `LL` in the config, LL packets.
+        """
+        if config.get("LL"):
+            return fabric.pool.ll_slots(elements)
+        return fabric.pool.slots(elements, getattr(torch, config["WIRE"]))
+
+    def _of_size(self, m: int) -> Kernel:
+        problem = resized(self._problem, m=m)
+        layout = self._layout(problem)
+        last_args = (
+            *self._inbox, self._control, *self._partials(), self._counters(), *self._ranks,
+            m, problem.n, problem.k, *layout.sizes,
+        )  # fmt: skip
+        grid = layout.tiles * self._split_k + self._staggered + layout.others
+        return self._kernel.resized(grid, last_args)
+
+    def kernels(self, size: int) -> tuple[Kernel, ...]:
+        return (self._sized[size],)
+
+    def __call__(self, *tensors: torch.Tensor | None) -> torch.Tensor:
+        x, weight, *others, out = tensors
+        assert x is not None
+        assert weight is not None
+        assert out is not None
+        x_operand: Any = x
+        w_operand: Any = weight
+        if self._tma:
+            x_operand = self._x_descriptors(x)
+            w_operand = self._w_descriptors(weight)
+        self._sized[x.shape[0]](
+            x_operand, w_operand, *weight.stride(),
+            *(out if other is None else other for other in others), out,
+        )  # fmt: skip
+        return out
+
+
+class FusedVariant(Variant):
+    """Tiles of a partial sum that are sent as they are finished."""
+
+    def unsupported_reason(self, problem: Any, hardware: Hardware) -> str | None:
+        if problem.world_size == 1:
+            return "one rank has no peers"
+        if problem.elements > 1 << 30:
+            return "its elements are counted in 32 bits"
+        return None
+
+    def space(self, problem: Any, hardware: Hardware) -> Space:
+        return {
+            **spaces.tile_space(problem, hardware),
+            "SIGNALS": spaces.signal_counts(hardware, spaces.MOST_SIGNALS),
+            "WIRE": problem.wires,
+        }
+
+    def seed_configs(self, problem: Any, hardware: Hardware) -> list[dict[str, Any]]:
+        return spaces.seed_configs(problem, hardware, self.space(problem, hardware))
+
+    def prune_reason(self, problem: Any, hardware: Hardware, config: Config) -> str | None:
+        return spaces.prune_reason(problem, hardware, config)

@@ -1,0 +1,280 @@
+"""The meta-parameters of the variants: what is worth trying, what to try first, what cannot run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from taxfree_kernels.hardware import Hardware
+from taxfree_kernels.reduction.constants import block_row
+from taxfree_kernels.reduction.sizes import ITEM_BYTES
+from taxfree_kernels.spaces import (
+    allowed,
+    cdna_space,
+    nearest_first,
+    pdl_space,
+    power_of_2,
+    tile_prune_reason,
+    up_to,
+    within,
+)
+from taxfree_kernels.variant import Config, Space
+
+_CHUNK_BYTES = 1 << 13  # what one sender moves in a few microseconds
+#: Channels on which tiles or chunks are worth announcing to programs that wait for several.
+MOST_SIGNALS = 64
+
+
+def tile_space(problem: Any, hardware: Hardware) -> Space:
+    """How tiles of a partial sum are computed, for the device's own limits.
+
+    Args:
+        problem: with m, n and k of a rank's own matmul.
+    """
+    widest_k = power_of_2(problem.k, 16)
+    if hardware.backend == "interpreter":  # its time goes by the number of operations, not by size
+        return {
+            "BLOCK_M": (16, 32), "BLOCK_N": (32, 64), "BLOCK_K": up_to(widest_k, (16, 32, 64)),
+            "GROUP_M": (1, 4), "SPLIT_K": (1, 2, 4), "SWAP_AB": (False, True),
+            "TMA": ways_to_load(problem, hardware),
+        }  # fmt: skip
+    space: dict[str, tuple[Any, ...]] = {
+        "BLOCK_M": up_to(power_of_2(problem.m, 16), (16, 32, 64, 128, 256)),
+        "BLOCK_N": (32, 64, 128, 256),
+        "BLOCK_K": up_to(widest_k, (32, 64, 128, 256)),
+        "GROUP_M": (1, 4, 8),
+        "SPLIT_K": (1, 2, 4),
+        "SWAP_AB": (False, True),
+        "TMA": ways_to_load(problem, hardware),
+        "num_warps": (4, 8),
+        "num_stages": (2, 3, 4, 5, 6),
+        **pdl_space(hardware),
+    }
+    if hardware.backend == "hip":
+        space |= {**cdna_space(hardware), "matrix_instr_nonkdim": (16, 32)}
+    return space
+
+
+def ways_to_load(problem: Any, hardware: Hardware) -> tuple[bool, ...]:
+    """Whether the TMA may load tiles: Hopper's, of rows that start at multiples of 16 bytes."""
+    rows_of_w = problem.k if problem.weight_layout == "nk" else problem.n
+    is_aligned = problem.k % 8 == 0 and rows_of_w % 8 == 0
+    has_tma = hardware.architecture in ("sm_90", "cpu")
+    return (False, True) if has_tma and is_aligned else (False,)
+
+
+def signal_counts(hardware: Hardware, most: int) -> tuple[int, ...]:
+    """How many signals a rank may send to each peer: the fewer, the more tiles share one.
+
+    Args:
+        most: for which the protocol has channels.
+    """
+    return (most, 2) if hardware.backend == "interpreter" else (most, most // 4)
+
+
+_LONG_K = 2048  # from here on, computing a tile takes far longer than starting and storing it
+FEW_RANKS = 4  # up to here, each keeps so much of its partial sum that tiles do not wait for links
+
+
+def staggered_if_worth_it(
+    problem: Any, hardware: Hardware, config: Config, tiles: int
+) -> dict[str, Any]:
+    """A config whose tiles end one after the other, where that should pay.
+
+    Not where addresses of scattered columns, a bias or a residual take the registers for it.
+    """
+    is_crowded = any(getattr(problem, each, 0) for each in ("bias", "residual", "scatter_dim"))
+    is_worth_it = problem.k >= _LONG_K and problem.world_size > FEW_RANKS and not is_crowded
+    staggered = {**config, "STAGGERED": is_worth_it}
+    if staggered_prune_reason(hardware, staggered, tiles, problem.k) is not None:
+        return {**staggered, "STAGGERED": False}
+    return staggered
+
+
+def staggered_prune_reason(hardware: Hardware, config: Config, tiles: int, k: int) -> str | None:
+    """Why tiles cannot be shared so, or it is not worth it; or None."""
+    if not config["STAGGERED"]:
+        return None
+    if config["SPLIT_K"] > 1:
+        return "K is split already"
+    if -(-k // config["BLOCK_K"]) < 2:
+        return "there is one step of K"
+    if tiles <= hardware.compute_units:
+        return "tiles are one wave, which ends at once"
+    return None
+
+
+def seed_configs(problem: Any, hardware: Hardware, space: Space) -> list[dict[str, Any]]:
+    """Configs that should suit a problem, cut down to `space`; the first is the default."""
+    rows = power_of_2(problem.m, 16)
+    if hardware.backend == "interpreter":
+        guesses = [{"BLOCK_M": min(rows, 32), "BLOCK_N": 64, "BLOCK_K": 64}]
+    elif problem.k % 8:  # rows are not aligned: nothing is loaded 16 bytes at a time
+        guesses = [{"BLOCK_M": min(rows, 64), "BLOCK_N": 64, "BLOCK_K": 32, "num_warps": 8}]
+    elif hardware.backend == "hip":
+        guesses = _first_on_cdna(rows)
+    else:
+        guesses = _first_on_hopper(problem, rows)
+    return allowed(problem, hardware, space, guesses, prune_reason)
+
+
+def _first_on_hopper(problem: Any, rows: int) -> list[dict[str, Any]]:
+    """TMA tiles are twice as fast as others in isolation; see all_gather_matmul's push_tma."""
+    if rows <= 64:
+        # Some 96 tiles stream the weight at full rate without a split K.
+        split = 1 if problem.n >= 64 * 96 else 2
+        skinny = {"BLOCK_M": rows, "BLOCK_N": 64, "BLOCK_K": 128, "GROUP_M": 1, "SWAP_AB": True,
+                  "SPLIT_K": split, "num_warps": 4}  # fmt: skip
+        return [
+            skinny | {"num_stages": 5, "TMA": True},
+            skinny | {"SPLIT_K": 2 * split, "num_stages": 4, "TMA": True},
+            skinny | {"num_stages": 5},
+            skinny | {"SPLIT_K": 2 * split, "num_stages": 4},
+        ]
+    wide = {"GROUP_M": 8, "BLOCK_K": 64, "SPLIT_K": 1}
+    square = wide | {"BLOCK_M": 128, "BLOCK_N": 128, "num_warps": 4, "num_stages": 6, "TMA": True}
+    widest = wide | {"BLOCK_M": 128, "BLOCK_N": 256, "num_warps": 8, "num_stages": 4, "TMA": True}
+    two_at_once = square | {"num_stages": 3}  # on an SM: one computes while the other sends
+    narrow = square | {"BLOCK_N": 64, "BLOCK_K": 128, "num_stages": 4}  # a tile for each SM
+    most = {128: (narrow, square), 256: (square, widest), 512: (square, widest)}
+    if problem.world_size > FEW_RANKS:
+        most |= dict.fromkeys((1024, 2048), (square, widest))
+        most |= {rows: most.get(rows, (two_at_once, widest))}
+    return [
+        *most.get(rows, (widest, square, two_at_once)),
+        square | {"num_warps": 8},  # holds a residual as well
+        wide | {"BLOCK_M": 128, "BLOCK_N": 128, "num_warps": 8, "num_stages": 4},
+        wide | {"BLOCK_M": 64, "BLOCK_N": 128, "num_warps": 4, "num_stages": 4},
+    ]
+
+
+def _first_on_cdna(rows: int) -> list[dict[str, Any]]:
+    """From the field's experience on MI300X: two stages, and 64 of K where tiles are wide."""
+    common = {"BLOCK_K": 64, "num_stages": 2, "matrix_instr_nonkdim": 16}
+    if rows <= 64:
+        skinny = common | {"BLOCK_M": rows, "BLOCK_K": 128, "GROUP_M": 1, "num_warps": 4}
+        return [
+            skinny | {"BLOCK_N": 32, "SPLIT_K": 1},
+            skinny | {"BLOCK_N": 64, "SPLIT_K": 2},
+        ]
+    wide = common | {"BLOCK_M": 128, "num_warps": 8}
+    return [
+        wide | {"BLOCK_N": 128, "GROUP_M": 4},
+        wide | {"BLOCK_N": 256, "GROUP_M": 8},
+    ]
+
+
+def tiles_at_once(hardware: Hardware, config: Config) -> int:
+    """Programs of tiles that a compute unit has room for, by the shared memory they take."""
+    if hardware.backend != "cuda":
+        return 1
+    stage = (config["BLOCK_M"] + config["BLOCK_N"]) * config["BLOCK_K"] * 2
+    return int(hardware.shared_memory // (config["num_stages"] * stage))
+
+
+def prune_reason(problem: Any, hardware: Hardware, config: Config) -> str | None:
+    """Why a config is not worth compiling, or None."""
+    return tile_prune_reason(hardware, config, problem.k, problem.m * problem.n, 64)
+
+
+# -- our collectives between library kernels ----------------------------------------------------
+
+
+def send_space(hardware: Hardware, most_chunks: int) -> Space:
+    """How a partial sum is sent and summed, in chunks.
+
+    Args:
+        most_chunks: for which the protocol has channels.
+    """
+    if hardware.backend == "interpreter":
+        return {"CHUNKS": (1, 2), "SEND_BLOCK": (256,)}
+    return {
+        "CHUNKS": up_to(most_chunks, (1, 2, 4, 8, 16, 32, 64)),
+        "SEND_BLOCK": (2048, 4096, 8192),
+        "num_warps": (4, 8),
+    }
+
+
+def first_sends(space: Space, sent_bytes: int, row_elements: int) -> list[dict[str, Any]]:
+    """Configs for so many bytes to each peer: chunks near what one sender should move, and beside.
+
+    Args:
+        space: of :func:`send_space`.
+        row_elements: after which addresses may jump.
+    """
+    counts = space["CHUNKS"]
+    wanted = max(1, sent_bytes // _CHUNK_BYTES)
+    nearest = nearest_first(counts, wanted)[0]
+    at = counts.index(nearest)
+    order = (nearest, *counts[at + 1 : at + 2], *counts[max(0, at - 1) : at])
+    if row_elements % 16:  # elements move one by one, each with an address
+        guess = {"SEND_BLOCK": 2048, "num_warps": 8}
+    elif wanted <= 2 * nearest:
+        guess = {"SEND_BLOCK": 4096, "num_warps": 4}
+    else:
+        guess = {"SEND_BLOCK": 8192, "num_warps": 8}
+    return [within(space, guess | {"CHUNKS": count}) for count in order]
+
+
+def words_prune_reason(
+    hardware: Hardware, config: Config, words: int, world_size: int, most: int = 32
+) -> str | None:
+    """Why a program cannot poll so many words from each rank well, or None.
+
+    Args:
+        most: of all ranks, a thread.
+    """
+    if hardware.backend == "interpreter":
+        return None
+    threads = config["num_warps"] * hardware.warp_size
+    if words < threads:
+        return f"{threads} threads for {words} words"
+    if power_of_2(world_size, 1) * words > most * threads:
+        return f"more than {most} words a thread from {world_size} ranks"
+    return None
+
+
+def partial_bytes(problem: Any) -> int:
+    """Of a rank's partial sum in the problem's own type."""
+    return int(problem.m * problem.n * ITEM_BYTES[problem.dtype])
+
+
+# -- what programs that add have in registers ---------------------------------------------------
+
+_MOST_OF_A_ROW = 1 << 14  # elements
+_MOST_A_THREAD = 64  # elements, in float32: a quarter of its registers
+
+
+def fits_addends(problem: Any, hardware: Hardware, config: Config, pieces: int = 1) -> bool:
+    """Whether a program that adds one of `pieces` of a tile can hold bias and residual as well.
+
+    When the sum is normalised, programs add rows instead.
+    """
+    has_addends = (problem.bias or problem.residual) and not problem.rms_norm
+    if hardware.backend != "cuda" or not has_addends:
+        return True
+    threads = pieces * config["num_warps"] * hardware.warp_size
+    return int(config["BLOCK_M"] * config["BLOCK_N"]) <= _MOST_A_THREAD * threads
+
+
+def rows_prune_reason(problem: Any) -> str | None:
+    """Why no program can hold a row that it has to normalise, or None."""
+    if problem.rms_norm and problem.n > _MOST_OF_A_ROW:
+        return f"one program normalises a row, of {_MOST_OF_A_ROW} elements at most"
+    return None
+
+
+def warps_prune_reason(problem: Any, hardware: Hardware, config: Config) -> str | None:
+    """Why a program of a config cannot hold a row that it has to normalise, or None."""
+    if not problem.rms_norm or hardware.backend == "interpreter":
+        return None
+    threads = config["num_warps"] * hardware.warp_size
+    if block_row(problem) > _MOST_A_THREAD * threads:
+        return f"{block_row(problem) // threads} elements of a row a thread"
+    return None
+
+
+def with_room_for_rows(problem: Any, hardware: Hardware, config: Config) -> dict[str, Any]:
+    """A config with as many warps as it takes to hold a row that is normalised."""
+    if warps_prune_reason(problem, hardware, config) is None:
+        return dict(config)
+    return {**config, "num_warps": block_row(problem) // (_MOST_A_THREAD * hardware.warp_size)}

@@ -1,0 +1,247 @@
+"""Device functions of the fused variants: a tile of this rank's partial sum, and sums of tiles."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from taxfree_kernels.device import sync
+from taxfree_kernels.device.exchange import signal_everybody, wait_for_everybody
+from taxfree_kernels.device.tiles import accumulate, accumulate_tma, swizzle2d
+from taxfree_kernels.reduction.epilogue import add_bias_residual
+
+
+@triton.jit
+def partial_tile(
+    tile, split, tiles, row_begin, row_end, col_begin, col_end,
+    x, w, stride_wk, stride_wn, partials_ptr, counters_ptr, k,
+    BACKEND: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    SPLIT_K: tl.constexpr, EVEN_K: tl.constexpr, SWAP_AB: tl.constexpr, TMA: tl.constexpr,
+    W_NK: tl.constexpr, STAGGERED: tl.constexpr = 0,
+):  # fmt: skip
+    """One tile of this rank's x @ weight at (row_begin, col_begin); undefined beyond the ends.
+
+    Args:
+        tile, split, tiles: which of how many tiles, and which of the SPLIT_K shares of its K.
+        x, w: pointers to x [.., k], contiguous, and to the weight [k, ..]; when TMA, descriptors
+            of x [1, 1, .., k], and of the weight, [1, .., k] when W_NK, else [1, k, ..].
+        partials_ptr: float32 [SPLIT_K, tiles, BLOCK_M, BLOCK_N]; counters_ptr: int32 [tiles]. For
+            a split K only; each share must have at least one step of BLOCK_K.
+        STAGGERED: see :func:`tile_and_share`; each of the first STAGGERED tiles is shared by two
+            programs, and partials_ptr is [2, STAGGERED, ..].
+
+    Returns:
+        The tile, float32 [BLOCK_M, BLOCK_N], and whether this program holds all of it: of the
+        programs that share its K, the last one adds their shares, always in the same order.
+    """
+    rows = row_begin + tl.arange(0, BLOCK_M)
+    cols = col_begin + tl.arange(0, BLOCK_N)
+    row_mask, col_mask = rows < row_end, cols < col_end
+    steps = tl.cdiv(k, BLOCK_K)
+    step_begin, step_end = steps * split // SPLIT_K, steps * (split + 1) // SPLIT_K
+    if STAGGERED > 0:
+        cut = min(max(steps * (2 * tile + 1) // (2 * STAGGERED), 1), steps - 1)
+        step_begin = tl.where((tile < STAGGERED) & (split == 1), cut, 0)
+        step_end = tl.where((tile < STAGGERED) & (split == 0), cut, steps)
+    if BLOCK_M * BLOCK_N > 128 * 128:
+        # If there could be no step, the initial zeros and the sum would merge after the loop, and
+        # ptxas would serialise the loop's matrix instructions. For smaller tiles it does not, but
+        # it does serialise some of those if they are assumed to have steps.
+        tl.assume(step_end > step_begin)
+    if SWAP_AB:
+        acc = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
+    else:
+        acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+    if TMA:
+        acc = accumulate_tma(
+            acc, x, 0, row_begin, w, col_begin, 0, 1, step_begin, step_end,
+            1, 1, BLOCK_M, BLOCK_N, BLOCK_K, SWAP_AB, W_NK,
+        )  # fmt: skip
+    else:
+        x_rows = x + rows.to(tl.int64) * k
+        w_cols = w + cols.to(tl.int64) * stride_wn
+        acc = accumulate(
+            acc, x_rows, 0, row_mask, w_cols, stride_wk, col_mask, 0, 1, k, step_begin, step_end,
+            1, BLOCK_K, EVEN_K, SWAP_AB,
+        )  # fmt: skip
+    if SWAP_AB:
+        acc = tl.trans(acc)
+    is_whole = split >= 0
+    SHARES: tl.constexpr = 2 if STAGGERED > 0 else SPLIT_K
+    if SHARES > 1:
+        is_shared = True
+        if STAGGERED > 0:
+            is_shared = tile < STAGGERED
+            tiles = STAGGERED
+        if is_shared:
+            acc, is_whole = _together(
+                acc, tile, split, tiles, row_mask, partials_ptr, counters_ptr, BACKEND, SHARES
+            )
+    return acc, is_whole
+
+
+@triton.jit
+def _together(
+    acc, tile, split, tiles, row_mask, partials_ptr, counters_ptr,
+    BACKEND: tl.constexpr, SHARES: tl.constexpr,
+):  # fmt: skip
+    """Store a share of a tile; the last of SHARES programs has all of them, and their sum."""
+    BLOCK_M: tl.constexpr = acc.shape[0]
+    BLOCK_N: tl.constexpr = acc.shape[1]
+    within = tl.arange(0, BLOCK_M)[:, None] * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
+    stored = row_mask[:, None]
+    share_ptr = partials_ptr + tile.to(tl.int64) * (BLOCK_M * BLOCK_N)
+    shares = tl.cast(tiles, tl.int64) * (BLOCK_M * BLOCK_N)
+    tl.store(share_ptr + split * shares + within, acc, mask=stored)
+    is_whole = sync.arrive(counters_ptr + tile, SHARES, BACKEND)
+    if is_whole:
+        acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+        for other in range(SHARES):
+            acc += tl.load(share_ptr + other * shares + within, mask=stored, other=0.0)
+    return acc, is_whole
+
+
+@triton.jit
+def tile_and_share(number, SPLIT_K: tl.constexpr, STAGGERED: tl.constexpr):
+    """Which tile, and which share of its K, a program computes.
+
+    Tiles that all begin at once also end at once, and their stores compete for the same link. Each
+    of the first STAGGERED tiles is shared by two programs, the first of which gets from almost none
+    to almost all of K: whatever follows on their compute units begins, and ends, staggered.
+    """
+    tile, split = number // SPLIT_K, number % SPLIT_K
+    if STAGGERED > 0:
+        is_shared = number < 2 * STAGGERED
+        tile = tl.where(is_shared, number // 2, number - STAGGERED)
+        split = tl.where(is_shared, number % 2, 0)
+    return tile, split
+
+
+@triton.jit
+def numbered_tile(
+    number, m, n, k, x, w, stride_wk, stride_wn, partials_ptr, counters_ptr,
+    BACKEND: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    GROUP_M: tl.constexpr, SPLIT_K: tl.constexpr, EVEN_K: tl.constexpr, SWAP_AB: tl.constexpr,
+    TMA: tl.constexpr, W_NK: tl.constexpr, STAGGERED: tl.constexpr = 0,
+):  # fmt: skip
+    """:func:`partial_tile` of all of x [m, k] @ weight [k, n], by number, shares of K fastest.
+
+    Returns:
+        The tile's number, its first row and column; the tile, and whether this program has it.
+    """
+    tiles_m, tiles_n = tl.cdiv(m, BLOCK_M), tl.cdiv(n, BLOCK_N)
+    tile, split = tile_and_share(number, SPLIT_K, STAGGERED)
+    tile_m, tile_n = swizzle2d(tile, tiles_m, tiles_n, GROUP_M)
+    row_begin, col_begin = tile_m * BLOCK_M, tile_n * BLOCK_N
+    acc, is_whole = partial_tile(
+        tile, split, tiles_m * tiles_n, row_begin, m, col_begin, n,
+        x, w, stride_wk, stride_wn, partials_ptr, counters_ptr, k,
+        BACKEND, BLOCK_M, BLOCK_N, BLOCK_K, SPLIT_K, EVEN_K, SWAP_AB, TMA, W_NK, STAGGERED,
+    )  # fmt: skip
+    return tile, row_begin, col_begin, acc, is_whole
+
+
+@triton.jit
+def announce_tile(
+    tile, tiles, channel, counters_ptr, control_ptr, generation, heap_bases, rank,
+    WORLD: tl.constexpr, BACKEND: tl.constexpr, TILES_PER_SIGNAL: tl.constexpr,
+):  # fmt: skip
+    """Signal everybody when all tiles of this one's group are stored.
+
+    Args:
+        channel: of the first group; each has one.
+        counters_ptr: int32 [groups].
+    """
+    group = tile // TILES_PER_SIGNAL
+    is_complete = tile >= 0
+    if TILES_PER_SIGNAL > 1:
+        members = min(TILES_PER_SIGNAL, tiles - group * TILES_PER_SIGNAL)
+        is_complete = sync.arrive(counters_ptr + group, members, BACKEND)
+    if is_complete:
+        signal_everybody(control_ptr, channel + group, generation, heap_bases, rank, WORLD, BACKEND)
+
+
+@triton.jit
+def send_tile(
+    part, own_ptr, at, mask, heap_bases, rank, WORLD: tl.constexpr, TO_SELF: tl.constexpr
+):
+    """Store a tile at offsets `at` of this rank's part of all inboxes, the own one if TO_SELF."""
+    for step in tl.static_range(0 if TO_SELF else 1, WORLD):
+        target_ptr = sync.translate(own_ptr, heap_bases, rank, (rank + step) % WORLD)
+        tl.store(target_ptr + at, part, mask=mask)
+
+
+@triton.jit
+def total_of_tile(
+    rows, cols, row_mask, n, bias_ptr, residual_ptr,
+    source_ptr, stride_source, at, at_mask,
+    channel, control_ptr, generation, heap_bases, rank,
+    WORLD: tl.constexpr, BACKEND: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr,
+):  # fmt: skip
+    """Wait for all ranks' partial sums of a tile, and add them, the bias and the residual.
+
+    Args:
+        rows, cols, row_mask: of the tile, in a sum of n columns.
+        at, at_mask: see :func:`sum_of_sources`.
+        channel: on which ranks signal them.
+
+    Returns:
+        The total, float32; NaN when they have not come.
+    """
+    added = bias_residual_of_tile(
+        rows, cols, row_mask, n, bias_ptr, residual_ptr, HAS_BIAS, HAS_RESIDUAL
+    )
+    arrived = wait_for_everybody(control_ptr, channel, generation, heap_bases, rank, WORLD, BACKEND)
+    total = sum_of_sources(source_ptr, stride_source, at, at_mask, WORLD) + added
+    return tl.where(arrived, total, float("nan"))
+
+
+@triton.jit
+def bias_residual_of_tile(
+    rows, cols, row_mask, n, bias_ptr, residual_ptr,
+    HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr,
+):  # fmt: skip
+    """float32 [rows, cols]: what is added once to a tile of a sum of n columns."""
+    none = tl.zeros((rows.shape[0], cols.shape[0]), tl.float32)
+    col_mask = (cols < n)[None, :]
+    place = rows.to(tl.int64)[:, None] * n + cols[None, :]
+    return add_bias_residual(
+        none, cols[None, :], col_mask, place, row_mask[:, None] & col_mask,
+        bias_ptr, residual_ptr, HAS_BIAS, HAS_RESIDUAL,
+    )  # fmt: skip
+
+
+@triton.jit
+def store_tile(out_ptr, rows, cols, row_mask, n, tile):
+    """Store a tile of a sum of n columns, in the type of `out_ptr`."""
+    place = rows.to(tl.int64)[:, None] * n + cols[None, :]
+    mask = row_mask[:, None] & (cols < n)[None, :]
+    tl.store(out_ptr + place, tile.to(out_ptr.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def sum_of_sources(source_ptr, stride_source, at, mask, WORLD: tl.constexpr, own=None, rank=0):
+    """float32: what all ranks have put at offsets `at`, a block, in the ranks' order.
+
+    Args:
+        own: what this rank would have put there, if it has not; else None.
+    """
+    total = tl.zeros(at.shape, tl.float32)
+    if at.numel <= 4096:  # unrolled, so that the loads of all sources are in flight
+        for source in tl.static_range(WORLD):
+            total += _part_of(source, source_ptr + source * stride_source + at, mask, own, rank)
+    else:  # one source's loads fill the registers
+        for source in range(WORLD):
+            total += _part_of(source, source_ptr + source * stride_source + at, mask, own, rank)
+    return total
+
+
+@triton.jit
+def _part_of(source, ptrs, mask, own, rank):
+    """What one rank has put there, float32."""
+    if own is None:
+        part = tl.load(ptrs, mask=mask, other=0.0)
+    else:
+        others = tl.where(rank == source, False, mask)
+        part = tl.where(rank == source, own, tl.load(ptrs, mask=others, other=0.0))
+    return part.to(tl.float32)

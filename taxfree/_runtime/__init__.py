@@ -1,0 +1,1 @@
+"""Runtime: plans, the dispatcher and torch ops; private behind ``taxfree``."""

@@ -1,0 +1,243 @@
+"""The choice between fused and library for a problem, from the tuning table alone.
+
+It depends only on what is the same on all ranks: problem, table, kernel sources and settings.
+"""
+
+from __future__ import annotations
+
+import bisect
+import dataclasses
+import functools
+import math
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from taxfree import fingerprints
+from taxfree._runtime.legality import illegal, refused
+from taxfree._runtime.prediction import predicted
+from taxfree.errors import NoRecord
+from taxfree.settings import Settings
+from taxfree_kernels.hardware import Hardware
+from taxfree_tuning_db import (
+    HardwareFingerprint,
+    LookUp,
+    LookupStep,
+    Record,
+    Table,
+    differing_fields,
+)
+from taxfree_tuning_db import look_up as find_record
+
+_WORTH_A_PLAN = 0.97  # of the winner's eager time: a slower variant gets no eager plan of its own
+
+Kind = Literal["exact", "neighbour", "predicted", "baseline", "disabled", "unprepared"]
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What runs for a problem, and why.
+
+    Args:
+        kind: "exact": its own record; "neighbour": a similar problem's config; "predicted": what
+            the cost model expects to be the fastest, where results show that such predictions hold;
+            "baseline": no record serves; "disabled": the environment, or ranks that disagree,
+            forbid fused variants; "unprepared": first called under graph capture.
+        variant, config: what runs.
+        why: one line.
+        eager: what runs instead outside graph capture, if something else was faster there: plans
+            with many launches win in graphs and lose in eager calls.
+    """
+
+    kind: Kind
+    variant: str
+    config: dict[str, Any] = field(default_factory=dict)
+    why: str = ""
+    eager: Choice | None = None
+
+    @property
+    def in_eager_calls(self) -> str:
+        """What runs in eager calls and why, as text; empty if they run the same."""
+        return (
+            "" if self.eager is None else f"in eager calls {self.eager.variant}: {self.eager.why}"
+        )
+
+    def of(self, mode: str) -> Choice:
+        """What runs in a mode, "eager" or "graph"."""
+        return self.eager if mode == "eager" and self.eager is not None else self
+
+
+class Dispatcher:
+    """Chooses from a table.
+
+    Args:
+        table: the records.
+        hardware: of the ranks.
+        settings: what the environment says.
+    """
+
+    def __init__(self, table: Table, hardware: Hardware, settings: Settings | None = None) -> None:
+        self._table, self._hardware = table, hardware
+        self._settings = settings or Settings.from_environment()
+        self._fingerprint = fingerprints.hardware_fingerprint(hardware)
+
+    def look_up(self, op: str, problem: Any) -> LookUp:
+        """The record that serves a problem, with the steps that led to it."""
+        return look_up(op, problem, self._table, self._fingerprint, self._hardware)
+
+    def choose(self, op: str, problem: Any) -> Choice:
+        """What to run.
+
+        Raises:
+            NoRecord: with ``TAXFREE_STRICT``, when the problem has no record of its own.
+        """
+        if self._settings.disable:
+            return Choice("disabled", "baseline", why="TAXFREE_DISABLE is set, or ranks differ")
+        found = self.look_up(op, problem)
+        if self._settings.strict and found.kind != "exact":
+            raise NoRecord(*_explain_miss(problem, self._fingerprint, found))
+        if found.predicted is not None:
+            variant, config = found.predicted
+            in_eager_calls = Choice("predicted", "baseline", why="predictions are for graphs")
+            return Choice("predicted", variant, config, found.lookup_trace[-1].why, in_eager_calls)
+        if found.record is None or found.kind not in ("exact", "neighbour"):
+            return Choice("baseline", "baseline", why=found.why_not)
+        winner = found.record.winner
+        if found.kind == "exact":
+            flags = ", ".join(found.soft_mismatches)
+            why = "its own record" + (f", measured with another {flags}" if flags else "")
+            eager = self._eager("exact", op, problem, found.record)
+            return Choice("exact", winner.variant, dict(winner.config), why, eager)
+        near = {name: found.record.problem[name] for name in fingerprints.interpolated_fields(op)}
+        unlike = {
+            name: found.record.problem[name]
+            for name in fingerprints.ignored_fields(op)
+            if found.record.problem[name] != getattr(problem, name)
+        }
+        said = " ".join(f"{name}={value}" for name, value in (near | unlike).items())
+        source = f"the record of {said}"
+        eager = self._eager("neighbour", op, problem, found.record)
+        return Choice("neighbour", winner.variant, dict(winner.config), source, eager)
+
+    def bounds(self, op: str, problem: Any, name: str) -> tuple[int, int]:
+        """The smallest and the largest size that are served together with a problem's.
+
+        A record serves the sizes within a factor of two of it, but for those that a larger one
+        serves. Sizes that no record of such problems serves are cut at those on record for others,
+        which predictions may start from, and at the powers of two; for attention, whose library
+        path has kernels of ours to compile, at the powers of eight. With ``TAXFREE_STRICT`` each
+        size is served by itself.
+
+        Args:
+            name: the field that holds the size.
+        """
+        size: int = getattr(problem, name)
+        if self._settings.strict:
+            return size, size
+        apart = {*fingerprints.interpolated_fields(op), *fingerprints.ignored_fields(op)}
+        family = tuple((k, v) for k, v in dataclasses.asdict(problem).items() if k not in apart)
+        ends = self._ends(op, name, family)
+        at = bisect.bisect_left(ends, size)
+        return ends[at - 1] + 1, ends[at]
+
+    @functools.cache  # noqa: B019  as long as the dispatcher
+    def _ends(self, op: str, name: str, family: tuple[tuple[str, Any], ...]) -> list[int]:
+        """The largest sizes that are served together, in order, with 0 before them."""
+        alike: set[int] = set()
+        step = 1 if fingerprints.capacity_field(op) is None else 3
+        others = {1 << bits for bits in range(0, 61, step)}
+        for record in self._table.records():
+            if record.op == op:
+                is_alike = all(record.problem.get(field) == value for field, value in family)
+                (alike if is_alike else others).add(int(record.problem[name]))
+        own = [0, *sorted(alike), 1 << 62]
+        ends = set(own)
+        for last, size, following in zip(own, own[1:], own[2:], strict=False):
+            ends |= {max(last, -(-size // 2) - 1), min(2 * size, max(size, -(-following // 2) - 1))}
+        served = [range(-(-size // 2), 2 * size + 1) for size in alike]
+        ends |= {each for each in others if not any(each in sizes for sizes in served)}
+        return sorted(ends)
+
+    def _eager(self, kind: Kind, op: str, problem: Any, record: Record) -> Choice | None:
+        """The measurement of a record that beats its winner in eager calls and is still valid."""
+        winner, hashes = record.winner, fingerprints.kernel_hashes(op)
+        if "eager" not in winner.median_us:
+            return None
+        ours = winner.median_us["eager"]
+        faster = [
+            each
+            for each in (record.baseline, *record.runners_up)
+            if each.median_us.get("eager", math.inf) <= _WORTH_A_PLAN * ours
+            and each.kernel_hash == hashes.get(each.variant)
+            and illegal(op, problem, each, self._hardware) is None
+        ]
+        if not faster:
+            return None
+        fastest = min(faster, key=lambda each: each.median_us["eager"])
+        theirs = fastest.median_us["eager"]
+        why = f"outside of graphs {theirs:.3g} us, {winner.variant} {ours:.3g}"
+        return Choice(kind, fastest.variant, dict(fastest.config), why)
+
+
+def look_up(
+    op: str,
+    problem: Any,
+    table: Table,
+    fingerprint: HardwareFingerprint,
+    hardware: Hardware | None,
+) -> LookUp:
+    """What serves a problem, and the steps that led to it.
+
+    It is a record, a neighbour's as it is lent, or a prediction.
+
+    Args:
+        table: the records.
+        fingerprint: of the ranks' hardware, as records name it.
+        hardware: the same with its limits; None if they are not known, and nothing is refused.
+    """
+    asked = dataclasses.asdict(problem)
+
+    def why_not(record: Record) -> str | None:
+        if hardware is None:
+            return None
+        if record.problem == asked:  # its space may have lost this config, which was measured
+            return refused(op, problem, record.winner, hardware)
+        return illegal(op, problem, fingerprints.lent(record, problem).winner, hardware)
+
+    found = find_record(
+        table,
+        op,
+        asked,
+        fingerprint,
+        fingerprints.software_fingerprint(),
+        fingerprints.kernel_hashes(op),
+        fingerprints.interpolated_fields(op),
+        fingerprints.ignored_fields(op),
+        fingerprints.NEIGHBOUR_OCTAVES,
+        why_not,
+    )
+    if found.record is not None and found.kind == "neighbour":
+        return dataclasses.replace(found, record=fingerprints.lent(found.record, problem))
+    if found.kind == "exact" or hardware is None:
+        return found
+    fresh = table.fresh(fingerprints.kernel_hashes(op))
+    prediction, why = predicted(op, problem, fresh, fingerprint, hardware)
+    step = LookupStep("a prediction for sizes without records", prediction is not None, why)
+    # the last step of a miss shows the nearest record
+    steps = found.lookup_trace[:-1] if found.kind == "miss" else found.lookup_trace
+    lookup_trace = (*steps, step)
+    if prediction is None:
+        return dataclasses.replace(
+            found, lookup_trace=(*lookup_trace, *found.lookup_trace[len(steps) :])
+        )
+    runs = prediction.variant, prediction.config
+    return LookUp("predicted", None, (), lookup_trace, prediction.nearest, runs)
+
+
+def _explain_miss(problem: Any, hardware: HardwareFingerprint, found: LookUp) -> tuple[str, str]:
+    message = f"no record of its own for {problem}"
+    nearest = found.record or found.nearest
+    if nearest is None:
+        return message, "the table is empty: run `taxfree tune`"
+    differing = differing_fields(nearest, dataclasses.asdict(problem), hardware).items()
+    fields = ", ".join(f"{name}: {ours} there, {asked} asked" for name, (ours, asked) in differing)
+    return message, f"the nearest differs in {fields or 'its kernel hash (stale)'}"

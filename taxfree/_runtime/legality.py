@@ -1,0 +1,38 @@
+"""Whether a config runs on a problem today."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from taxfree_kernels.hardware import Hardware
+from taxfree_kernels.variant import Variant, variants
+from taxfree_tuning_db import Measurement
+
+
+def illegal(op: str, problem: Any, measured: Measurement, hardware: Hardware) -> str | None:
+    """Why a config that was measured on another problem does not serve this one, or None."""
+    variant = variants(op)[measured.variant]
+    if variant.unsupported_reason(problem, hardware) is None:
+        space = variant.space(problem, hardware)
+        for knob, value in measured.config.items():
+            if value not in space.get(knob, ()):
+                return f"{measured.variant}: {knob}={value} is not in the space of this problem"
+    return refused(op, problem, measured, hardware)
+
+
+def refused(op: str, problem: Any, measured: Measurement, hardware: Hardware) -> str | None:
+    """Why a measured config does not run today, or None."""
+    reason = refusal(variants(op)[measured.variant], problem, hardware, measured.config)
+    return None if reason is None else f"{measured.variant}: {reason}"
+
+
+def refusal(
+    variant: Variant, problem: Any, hardware: Hardware, config: Mapping[str, Any]
+) -> str | None:
+    """Why a variant refuses a problem or a config today, or None."""
+    reason = variant.unsupported_reason(problem, hardware)
+    try:
+        return reason or variant.prune_reason(problem, hardware, config)
+    except KeyError as knob:  # an imported record may hold anything
+        return f"the config has no {knob}"

@@ -1,0 +1,798 @@
+"""The dispatcher at run time: one per process group.
+
+A call looks up what it has in common with calls of other sizes in a dict, then its size in a list,
+and runs the plan found there. Sizes without a plan must be planned first, which is collective:
+ahead of time by :meth:`Runtime.prepare`, or at their first eager call, which all ranks make
+together.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import operator
+import os
+import threading
+import warnings
+import weakref
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+
+import torch
+
+from taxfree import problems
+from taxfree._runtime.dispatch import Choice, Dispatcher
+from taxfree._runtime.met import MetProblems
+from taxfree._runtime.plans import Entry, Plans
+from taxfree.errors import NoRecord, UsageError
+from taxfree.fingerprints import interpolated_fields
+from taxfree.settings import Settings
+from taxfree_kernels.fabric.base import Fabric
+from taxfree_kernels.variant import Plan, Problem, SizeRange, op_of
+from taxfree_tuning_db import Record, Table
+
+_MOST_LAYOUTS = 4096  # of arguments, that a runtime remembers
+
+
+@dataclass(frozen=True)
+class Memory:
+    """The memory that a runtime holds, in bytes.
+
+    Args:
+        heap_bytes: the symmetric heap: two slots for payloads, two for LL packets, three
+            for Lamport words, and control words.
+        slot_bytes: the largest payload that fused plans can exchange.
+        workspace_bytes: scratch memory that all plans share, of the device and of libraries.
+        plans: number of plans.
+        kernels: number of compiled kernels that they launch.
+    """
+
+    heap_bytes: int
+    slot_bytes: int
+    workspace_bytes: int
+    plans: int
+    kernels: int
+
+
+class Runtime:
+    """Runs operations on one group of ranks, dispatched by the tuning table.
+
+    Created by :func:`taxfree.init`. All ranks of the group must make the same calls in the same
+    order. Calls follow one another: one on another stream than the last waits for it, and two
+    threads cannot call at once. The caller orders replays of captured graphs, with each other and
+    with calls.
+
+    As a context manager it closes itself. If the block raises, it gives back what this rank holds
+    without waiting for the peers.
+
+    A fork of the process must not use it: there each call raises :class:`taxfree.UsageError`, and
+    :meth:`close` does nothing.
+    """
+
+    def __init__(
+        self,
+        fabric: Fabric,
+        dispatcher: Dispatcher,
+        plan_on_first_call: bool = True,
+        heap_bytes: int = 0,
+        met: MetProblems | None = None,
+    ) -> None:
+        self._fabric, self._dispatcher = fabric, dispatcher
+        self._plan_on_first_call = plan_on_first_call
+        self._heap_bytes, self._met = heap_bytes, met
+        self._plans = Plans(fabric, dispatcher)
+        self._by_arguments: dict[Any, list[Entry | None]] = {}
+        self._unprepared: Counter[Any] = Counter()
+        self._numbers: dict[tuple[float, ...], torch.Tensor] = {}
+        self._streams = _StreamOrder()
+        self._lock = threading.Lock()
+        self._is_closed = False
+        self._process = os.getpid()
+        self.group_name: str = fabric.group.group_name
+        self.world_size = fabric.world_size
+        _runtimes[self.group_name] = self
+        _open.add(self)
+
+    @classmethod
+    def on_fabric(
+        cls, fabric: Fabric, records: Iterable[Record], settings: Settings | None = None
+    ) -> Runtime:
+        """A runtime on a fabric that is open already; every rank gives the same records."""
+        return cls(fabric, Dispatcher(Table(user=records), fabric.hardware, settings))
+
+    # -- calls -------------------------------------------------------------------------------
+
+    def all_gather_matmul(
+        self,
+        a_shard: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None = None,
+        gather_dim: int = 0,
+        m: int | None = None,
+        out: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """all_gather(a_shard) @ weight (+ bias), with this rank's own weight.
+
+        Args:
+            a_shard: contiguous, float16 or bfloat16; for gather_dim 0 [ceil(m / world_size), k],
+                where the last ranks have fewer rows or none if m does not divide evenly; for
+                gather_dim 1 [m, k / world_size].
+            weight: [k, n] of the same dtype; one of its strides must be 1.
+            bias: [n], or None.
+            gather_dim: 0: shards are rows; 1: shards are columns.
+            m: rows over all ranks; required when gather_dim is 0 and their number is not
+                ``world_size * a_shard.shape[0]`` on every rank.
+            out: [m, n], contiguous; the result is written into it.
+
+        Returns:
+            [m, n] of the inputs' dtype.
+
+        Raises:
+            UsageError: the tensors do not fit together.
+            PeerTimeout: an earlier call lost a peer.
+        """
+        if torch.compiler.is_compiling():
+            result: torch.Tensor = torch.ops.taxfree.all_gather_matmul(
+                a_shard, weight, bias, gather_dim, m, self.group_name
+            )
+            return _copied(result, out)
+        rows, size = _rows(a_shard), m
+        if m is not None:
+            size = _integer("m", m)
+        else:
+            size = rows if gather_dim == 1 else rows * self.world_size
+        arguments = (
+            "all_gather_matmul", a_shard.shape[1:], a_shard.dtype, a_shard.device, _layout(weight),
+            _layout(bias), gather_dim,
+        )  # fmt: skip
+        entry = self._known(arguments, size)
+        if entry is None or rows != self._own_rows(size, gather_dim):
+            if size == 0 and rows == 0:
+                return self._of_nothing(a_shard, out, (0, weight.shape[-1]))
+            problem = problems.all_gather_matmul(
+                self._fabric, a_shard, weight, bias, gather_dim, None if m is None else size
+            )
+            entry = self._entry(arguments, problem)
+        inputs = (_from_16_bytes(a_shard), weight, bias)
+        return self._run(entry, size, inputs, out, (size, weight.shape[1]))
+
+    def _own_rows(self, m: int, gather_dim: int) -> int:
+        """Rows of this rank's shard, of m over all ranks."""
+        if gather_dim == 1:
+            return m
+        full = -(-m // self.world_size)
+        return max(0, min(m - self._fabric.rank * full, full))
+
+    def flash_decode(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        kv_lens: torch.Tensor,
+        block_table: torch.Tensor | None = None,
+        scale: float | None = None,
+        soft_cap: float | None = None,
+        window: int | None = None,
+        out: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Attention of one query token per sequence over a KV cache that is split across ranks.
+
+        The keys of a sequence are those of rank 0, then those of rank 1, and so on; the query
+        comes after all of them. Lengths may change between replays of a graph.
+
+        Args:
+            q: [batch, q_heads, head_dim], the same on every rank; float16 or bfloat16.
+            k, v: this rank's cache, [batch, capacity, kv_heads, head_dim] and [..., v_head_dim];
+                with a block table [pages, page_size, kv_heads, ...]. Each head is contiguous.
+            kv_lens: int32 [world_size, batch], the same on every rank: how many keys of each
+                sequence each rank holds. The output of a sequence without keys is zero.
+            block_table: int32 [batch, pages], contiguous: this rank's pages of each sequence.
+            scale: factor of the logits; ``head_dim**-0.5`` when None. A captured call with another
+                scale, or a soft cap, that no eager call has used before runs two more small
+                kernels.
+            soft_cap: logits become ``soft_cap * tanh(logits / soft_cap)``.
+            window: the number of most recent keys that a query attends to; None for all.
+            out: [batch, q_heads, v_head_dim], contiguous; the result is written into it.
+
+        Returns:
+            [batch, q_heads, v_head_dim] of q's dtype, bitwise identical on every rank.
+
+        Raises:
+            UsageError: the tensors do not fit together.
+            PeerTimeout: an earlier call lost a peer.
+        """
+        if torch.compiler.is_compiling():
+            result: torch.Tensor = torch.ops.taxfree.flash_decode(
+                q, k, v, kv_lens, block_table, scale, soft_cap, window, self.group_name
+            )
+            return _copied(result, out)
+        scale = None if scale is None else _number("scale", scale)
+        soft_cap = None if soft_cap is None else _number("soft_cap", soft_cap)
+        batch, by_sequence = (
+            q.shape[0] if q.dim() == 3 else -1,
+            k if block_table is None else block_table,
+        )
+        arguments = (
+            "flash_decode", q.shape[1:], q.dtype, q.device, _layout_of_one(k), _layout_of_one(v),
+            kv_lens.dtype, kv_lens.device, _layout_of_one(block_table), scale, soft_cap, window,
+        )  # fmt: skip
+        entry = self._known(arguments, batch)
+        fits = (
+            kv_lens.shape == (self.world_size, batch)
+            and kv_lens.is_contiguous()
+            and by_sequence.shape[0] == batch
+            and v.shape[0] == k.shape[0]
+            and (block_table is None or block_table.is_contiguous())
+        )
+        if entry is None or not fits:
+            if batch == 0:
+                return self._of_nothing(q, out, (0, q.shape[1], v.shape[3]))
+            problem = problems.flash_decode(
+                self._fabric, q, k, v, kv_lens, block_table, scale, soft_cap, window
+            )
+            entry = self._entry(arguments, problem)
+        scaling = None
+        if scale is not None or soft_cap is not None:
+            scaling = self._on_device(scale or q.shape[2] ** -0.5, soft_cap or 0.0)
+        inputs = (_from_16_bytes(q), k, v, kv_lens, block_table, scaling)
+        capacity = k.shape[1] if block_table is None else k.shape[1] * block_table.shape[1]
+        shape = (batch, q.shape[1], v.shape[3])
+        return self._run(entry, batch, inputs, out, shape, capacity=(capacity,))
+
+    def _on_device(self, *numbers: float) -> torch.Tensor:
+        """float32 [len(numbers)], made once; under capture it is part of the graph."""
+        found = self._numbers.get(numbers)
+        if found is None:
+            found = torch.empty(len(numbers), dtype=torch.float32, device=self._fabric.device)
+            for at, number in enumerate(numbers):  # a kernel each: copies from the host would wait
+                found[at].fill_(number)
+            if not self._is_capturing():
+                if len(self._numbers) >= _MOST_LAYOUTS:
+                    self._numbers.clear()
+                self._numbers[numbers] = found
+        return found
+
+    def matmul_all_reduce(
+        self,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None = None,
+        residual: torch.Tensor | None = None,
+        out: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """The sum over all ranks of x @ weight (+ bias) (+ residual); bitwise equal on all ranks.
+
+        Args:
+            x: [m, k], this rank's columns; float16 or bfloat16.
+            weight: [k, n] of the same dtype, this rank's rows; one of its strides 1.
+            bias: [n], or None; the same on all ranks, and added once.
+            residual: [m, n], or None; the same on all ranks, and added once.
+            out: [m, n], contiguous; the result is written into it. It may be
+                the residual.
+
+        Returns:
+            [m, n] of the inputs' dtype.
+
+        Raises:
+            UsageError: the tensors do not fit together.
+            PeerTimeout: an earlier call lost a peer.
+        """
+        if torch.compiler.is_compiling():
+            result: torch.Tensor = torch.ops.taxfree.matmul_all_reduce(
+                x, weight, bias, residual, self.group_name
+            )
+            return _copied(result, out)
+        arguments = (
+            "matmul_all_reduce", x.shape[1:], x.dtype, x.device, _layout(weight), _layout(bias),
+            _kind(residual),
+        )  # fmt: skip
+        m = _rows(x)
+        entry = self._known(arguments, m)
+        if entry is None or (residual is not None and residual.shape[0] != m):
+            if m == 0:
+                return self._of_nothing(x, out, (0, weight.shape[-1]))
+            problem = problems.matmul_all_reduce(self._fabric, x, weight, bias, residual)
+            entry = self._entry(arguments, problem)
+        if residual is not None:
+            residual = _from_16_bytes(residual)
+        inputs = (_from_16_bytes(x), weight, bias, residual, None, None)
+        return self._run(entry, m, inputs, out, (m, weight.shape[1]), residual)
+
+    def matmul_all_reduce_rms_norm(
+        self,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        norm_weight: torch.Tensor,
+        bias: torch.Tensor | None = None,
+        residual: torch.Tensor | None = None,
+        eps: float = 1e-6,
+        out: torch.Tensor | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """:meth:`matmul_all_reduce`, followed by an RMSNorm of each row; returns both.
+
+        The norm is sum * rsqrt(mean(sum^2) + eps) * norm_weight, computed in float32 from the sum
+        before rounding or, in some variants, after it.
+
+        Args:
+            x: [m, k], this rank's columns; float16 or bfloat16.
+            weight: [k, n] of the same dtype, this rank's rows; one of its strides 1.
+            norm_weight: [n], the same on all ranks.
+            bias: [n], or None; the same on all ranks, and added once.
+            residual: [m, n], or None; the same on all ranks, and added once.
+            eps: the same on all ranks. A captured call with a value that no eager call has used
+                before runs one more small kernel.
+            out: [2, m, n], contiguous; both are written into it. ``out[1]`` may be the
+                residual.
+
+        Returns:
+            The normalised sum, and the sum, which is the next layer's residual: [m, n] each, of the
+            inputs' dtype.
+
+        Raises:
+            UsageError: the tensors do not fit together, or eps is not a positive float32.
+            PeerTimeout: an earlier call lost a peer.
+        """
+        if torch.compiler.is_compiling():
+            both: torch.Tensor = torch.ops.taxfree.matmul_all_reduce_rms_norm(
+                x, weight, norm_weight, bias, residual, eps, self.group_name
+            )
+            both = _copied(both, out)
+            return both[0], both[1]
+        eps = _number("eps", eps)
+        arguments = (
+            "matmul_all_reduce_rms_norm", x.shape[1:], x.dtype, x.device, _layout(weight),
+            _layout(norm_weight), _layout(bias), _kind(residual), eps,
+        )  # fmt: skip
+        m, n = _rows(x), weight.shape[-1]
+        entry = self._known(arguments, m)
+        if entry is None or (residual is not None and residual.shape[0] != m):
+            if m == 0:
+                nothing = self._of_nothing(x, out, (2, 0, n))
+                return nothing[0], nothing[1]
+            problem = problems.matmul_all_reduce_rms_norm(
+                self._fabric, x, weight, norm_weight, bias, residual, eps
+            )
+            entry = self._entry(arguments, problem)
+        if residual is not None:
+            residual = _from_16_bytes(residual)
+        inputs = (_from_16_bytes(x), weight, bias, residual, norm_weight, self._on_device(eps))
+        both = self._run(entry, m, inputs, out, (2, m, n), residual)
+        return both[0], both[1]
+
+    def matmul_reduce_scatter(
+        self,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        scatter_dim: int = 0,
+        out: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """This rank's shard of the sum over all ranks of x @ weight.
+
+        Args:
+            x: [m, k], this rank's columns; float16 or bfloat16.
+            weight: [k, n] of the same dtype, this rank's rows; one of its strides 1.
+            scatter_dim: 0: shards are rows; 1: shards are columns, and n must be divisible by
+                world_size.
+            out: of the result's shape, contiguous; the result is written into it.
+
+        Returns:
+            [ceil(m / world_size), n] for scatter_dim 0, where rows beyond m are zero; [m, n /
+            world_size] for scatter_dim 1; of the inputs' dtype.
+
+        Raises:
+            UsageError: the tensors do not fit together.
+            PeerTimeout: an earlier call lost a peer.
+        """
+        if torch.compiler.is_compiling():
+            result: torch.Tensor = torch.ops.taxfree.matmul_reduce_scatter(
+                x, weight, scatter_dim, self.group_name
+            )
+            return _copied(result, out)
+        arguments = (
+            "matmul_reduce_scatter", x.shape[1:], x.dtype, x.device, _layout(weight), scatter_dim
+        )  # fmt: skip
+        m = _rows(x)
+        entry = self._known(arguments, m)
+        n = weight.shape[-1]
+        if entry is None:
+            if m == 0:
+                return self._of_nothing(
+                    x, out, (0, n if scatter_dim == 0 else n // self.world_size)
+                )
+            problem = problems.matmul_reduce_scatter(self._fabric, x, weight, scatter_dim)
+            entry = self._entry(arguments, problem)
+        shape = (-(-m // self.world_size), n) if scatter_dim == 0 else (m, n // self.world_size)
+        return self._run(entry, m, (_from_16_bytes(x), weight), out, shape)
+
+    def call(
+        self, problem: Any, tensors: Sequence[torch.Tensor | None], out: torch.Tensor
+    ) -> torch.Tensor:
+        """Run the operation of a given problem; its tensors are not checked against it."""
+        self._require_ours(problem)
+        entry = self._plans.find(problem) or self._planned(problem)
+        with self._calling():
+            if self._met is not None and not entry.is_tuned:
+                sizes = (getattr(problem, name) for name in interpolated_fields(op_of(problem)))
+                self._met.add(entry.bucket.problem, *sizes)
+            return self._plan_of(entry)(*tensors, out)
+
+    def _of_nothing(
+        self, like: torch.Tensor, out: torch.Tensor | None, shape: tuple[int, ...]
+    ) -> torch.Tensor:
+        """The result of a call without rows, for which no rank needs another."""
+        self._require_open()
+        if out is None:
+            return like.new_empty(shape)
+        problems.require_like(out, shape, like)
+        return out
+
+    def _known(self, arguments: tuple[Any, ...], size: int) -> Entry | None:
+        """What serves calls with such arguments and of a size, if they were checked before."""
+        entries = self._by_arguments.get(arguments)
+        if entries is None or not 0 <= size < len(entries):
+            return None
+        return entries[size]
+
+    def _run(
+        self,
+        entry: Entry,
+        size: int,
+        inputs: tuple[torch.Tensor | None, ...],
+        out: torch.Tensor | None,
+        shape: tuple[int, ...],
+        residual: torch.Tensor | None = None,
+        capacity: tuple[int, ...] = (),
+    ) -> torch.Tensor:
+        """Run what was found.
+
+        Args:
+            out: as the caller gave it.
+            shape: that it must have.
+            residual: the input that it may share its memory with.
+            capacity: keys that there is room for, if it is attention.
+        """
+        if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in inputs):
+            raise UsageError("an input requires a gradient", "call under torch.no_grad()")
+        first = inputs[0]
+        assert first is not None
+        if out is None:
+            out = first.new_empty(shape)
+        else:
+            problems.require_output(out, shape, first, inputs, residual)
+        with self._calling():
+            if self._met is not None and not entry.is_tuned:
+                self._met.add(entry.bucket.problem, size, *capacity)
+            return self._plan_of(entry)(*inputs, out)
+
+    def _plan_of(self, entry: Entry) -> Plan:
+        """The plan that a call of this moment runs, on this stream."""
+        entry.calls += 1
+        self._fabric.pool.check()
+        capturing = self._is_capturing()
+        if self._fabric.has_graphs:
+            self._streams.follow(capturing)
+        if capturing:
+            self._fabric.keep_memory()
+        return entry.plan if capturing or entry.eager is None else entry.eager
+
+    def _is_capturing(self) -> bool:
+        return self._fabric.has_graphs and torch.cuda.is_current_stream_capturing()
+
+    @contextlib.contextmanager
+    def _calling(self) -> Iterator[None]:
+        """Within the context this is the only call of this process."""
+        if not self._lock.acquire(blocking=False):
+            raise UsageError(
+                "two threads call the same runtime at once", "let one thread make all calls"
+            )
+        try:
+            yield
+        finally:
+            self._lock.release()
+
+    # -- planning ----------------------------------------------------------------------------
+
+    def prepare(self, problems: Iterable[Any]) -> None:
+        """Plan and compile problems ahead of time; collective.
+
+        Args:
+            problems: such as :class:`taxfree.AllGatherMatmul`; for all rows from 1 to 8192 of one,
+                ``problem.for_rows(1, 8192)``.
+
+        Raises:
+            UsageError: one of them is not a problem, or is for another world size.
+            TaxfreeError: a rank cannot even run the library's path.
+            PeerTimeout: not all ranks call this.
+        """
+        if not isinstance(problems, Iterable):
+            raise UsageError(f"{problems!r} is no list of problems", "prepare([problem])")
+        self._require_open()
+        wanted: list[Any] = []
+        for each in problems:
+            is_range = isinstance(each, SizeRange)
+            self._require_ours(each.problem if is_range else each)
+            wanted.extend(self._plans.ends(each if is_range else SizeRange(each)))
+        with self._calling():
+            self._plans.prepare(wanted)
+
+    def _entry(self, arguments: tuple[Any, ...], problem: Any) -> Entry:
+        """What serves a problem; calls with such arguments find it by themselves from now on."""
+        entry = self._plans.find(problem) or self._planned(problem)
+        if entry.choice.kind != "unprepared":
+            if len(self._by_arguments) >= _MOST_LAYOUTS:
+                self._by_arguments.clear()
+            self._by_arguments[arguments] = self._plans.by_size(problem)
+        return entry
+
+    def _planned(self, problem: Any) -> Entry:
+        """What serves the problem of a call that nothing served yet."""
+        self._require_open()
+        if self._is_capturing():
+            return self._unprepared_entry(problem, "first met under graph capture")
+        if not self._plan_on_first_call:
+            return self._unprepared_entry(problem, "not prepared")
+        with self._calling():
+            self._plans.prepare([problem], called=problem)
+        entry = self._plans.find(problem)
+        assert entry is not None
+        return entry
+
+    def _unprepared_entry(self, problem: Any, why: str) -> Entry:
+        largest = self._plans.bucket(problem).problem  # one warning for what one plan would serve
+        if not self._unprepared[largest]:
+            warnings.warn(
+                f"{problem} runs the baseline: {why}; call prepare() before",
+                RuntimeWarning,
+                stacklevel=5,  # of whoever calls an operation
+            )
+        self._unprepared[largest] += 1
+        return self._plans.unprepared(problem, why)
+
+    def _require_open(self) -> None:
+        if self._is_closed:
+            raise UsageError("the runtime is closed", "call taxfree.init() again")
+        if self._process != os.getpid():
+            raise UsageError(
+                f"the runtime belongs to process {self._process}, of which this one is a fork",
+                "start processes with the spawn method, and call taxfree.init() in each",
+            )
+
+    def _require_ours(self, problem: Any) -> None:
+        if not isinstance(problem, Problem):
+            raise UsageError(
+                f"{problem!r} is no problem", "for example taxfree.AllGatherMatmul(...)"
+            )
+        if problem.world_size != self.world_size:
+            raise UsageError(
+                f"{problem} is for {problem.world_size} ranks, this group has {self.world_size}",
+                f"give the problem world_size={self.world_size}",
+            )
+
+    # -- what it knows -----------------------------------------------------------------------
+
+    def choice(self, problem: Any) -> Choice:
+        """What runs, or would run, for a problem, and why."""
+        self._require_ours(problem)
+        return self._plans.choice(problem)
+
+    def explain(self, problem: Any) -> str:
+        """The choice for a problem, the reason, and the steps of the look-up, as text."""
+        try:
+            choice = self.choice(problem)
+        except NoRecord as error:
+            lines = [f"nothing: {error.message}"]
+        else:
+            lines = [f"{choice.variant} {choice.config or ''}".rstrip() + f" ({choice.kind})"]
+            lines.append(f"because: {choice.why}")
+            if choice.in_eager_calls:
+                lines.append(choice.in_eager_calls)
+        for step in self._dispatcher.look_up(op_of(problem), problem).lookup_trace:
+            lines.append(f"{'+' if step.found else '-'} {step.looked_for}: {step.why}")
+        return "\n".join(lines)
+
+    def stats(self) -> dict[str, dict[str, int]]:
+        """Calls by problem (as text, with its sizes) and kind of choice."""
+        found: dict[str, Counter[str]] = {}
+        for entry in self._plans:
+            if entry.calls:
+                found.setdefault(str(entry), Counter())[entry.choice.kind] += entry.calls
+        for problem, calls in self._unprepared.items():
+            found.setdefault(str(problem), Counter())["unprepared"] += calls
+        return {problem: dict(kinds) for problem, kinds in found.items()}
+
+    def kernels(self) -> dict[str, int]:
+        """How many compiled kernels the planned sizes launch, by operation."""
+        return self._plans.kernels()
+
+    def memory(self) -> Memory:
+        """What this runtime holds; for one that is open."""
+        self._require_open()
+        return Memory(
+            heap_bytes=self._heap_bytes,
+            slot_bytes=self._fabric.pool.slot_bytes,
+            workspace_bytes=self._fabric.workspace_bytes,
+            plans=len({id(plan) for entry in self._plans for plan in entry.plans}),
+            kernels=sum(self._plans.kernels().values()),
+        )
+
+    def check(self) -> None:
+        """Synchronize this rank's device, then check whether a peer was lost.
+
+        Raises:
+            PeerTimeout: a wait exceeded its bound, and the results since are NaN; or a peer's wait
+                for this rank, which came late, did, and this rank's results may be wrong.
+        """
+        self._require_open()
+        self._fabric.synchronize()
+        self._fabric.pool.check_at_rest()
+
+    def reset(self) -> None:
+        """Make the runtime usable after a lost peer; collective, all ranks alive."""
+        self._require_open()
+        self._fabric.pool.reset()
+
+    def close(self) -> None:
+        """Give back the arena, the plans and the process group; collective.
+
+        Every rank waits until all have come, then gives back its own. Later calls raise
+        :class:`taxfree.UsageError`; closing again does nothing. If the process group has been
+        destroyed, no rank waits for another. Graphs that were captured hold addresses of the arena:
+        do not replay them any more.
+
+        Raises:
+            RuntimeError: a peer is lost; what this rank held is given back nevertheless.
+        """
+        if self._retire():
+            self._fabric.close()
+
+    def _release(self) -> None:
+        """Give back what this rank holds, without its peers."""
+        if self._retire():
+            with contextlib.suppress(RuntimeError):  # of a device whose error was raised before
+                self._fabric.release()
+
+    def _retire(self) -> bool:
+        """Forget all plans; whether this process has a fabric to give back."""
+        if self._is_closed or self._process != os.getpid():
+            return False
+        self._is_closed = True
+        _open.discard(self)
+        if _runtimes.get(self.group_name) is self:
+            del _runtimes[self.group_name]
+        for held in (self._plans, self._by_arguments, self._numbers):
+            held.clear()
+        if self._met is not None:
+            self._met.close()
+        return True
+
+    def __enter__(self) -> Runtime:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if kind is None:
+            self.close()
+        else:
+            self._release()  # the peers may never come
+
+
+_runtimes: weakref.WeakValueDictionary[str, Runtime] = weakref.WeakValueDictionary()
+_open: weakref.WeakSet[Runtime] = weakref.WeakSet()  # more than the above: two may share a group
+_plans_of_parent: list[Any] = []
+
+
+@atexit.register
+def _release_all() -> None:
+    """Give back what was never closed, while the interpreter still serves the groups' threads."""
+    for runtime in list(_open):
+        runtime._release()
+
+
+def _after_fork() -> None:
+    """Forget the parent's plans, so that each call asks whose runtime it is.
+
+    They are kept: to free memory of a device is not this process's business.
+    """
+    for runtime in list(_open):
+        _plans_of_parent.append((runtime._plans, runtime._by_arguments))
+        runtime._plans = Plans(runtime._fabric, runtime._dispatcher)
+        runtime._by_arguments = {}
+    _open.clear()
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
+def runtime_of(group_name: str) -> Runtime:
+    """The runtime of a process group, by the group's name.
+
+    Raises:
+        UsageError: there is none.
+    """
+    runtime = _runtimes.get(group_name)
+    if runtime is None:
+        raise UsageError(f"no taxfree runtime on group {group_name!r}", "call taxfree.init() first")
+    return runtime
+
+
+class _StreamOrder:
+    """Lets each call follow the last one, when they come on different streams.
+
+    Within a captured graph, a call follows the last one of the same graph. Whoever replays graphs
+    orders them with each other and with other calls: a graph cannot wait for what is not in it.
+    """
+
+    def __init__(self) -> None:
+        self._last: dict[bool, torch.cuda.Stream] = {}  # whether it was captured -> its stream
+
+    def follow(self, capturing: bool) -> None:
+        """Make the current stream wait for the last call."""
+        stream = torch.cuda.current_stream()
+        last = self._last.get(capturing)
+        self._last[capturing] = stream
+        if last is None or last == stream:
+            return
+        if capturing:
+            with torch.cuda.stream(last):
+                if not torch.cuda.is_current_stream_capturing():
+                    return  # it was another graph's
+        stream.wait_stream(last)
+
+
+def _copied(result: torch.Tensor, out: torch.Tensor | None) -> torch.Tensor:
+    """The result of compiled code, in the caller's output if there is one."""
+    if out is None:
+        return result
+    problems.require_like(out, tuple(result.shape), result)
+    return out.copy_(result)
+
+
+def _rows(matrix: torch.Tensor) -> int:
+    """The rows of a matrix; -1 of what is none, which is then refused."""
+    return matrix.shape[0] if matrix.dim() == 2 else -1
+
+
+def _integer(name: str, value: Any) -> int:
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise UsageError(f"{name} is {value!r}, must be an integer", f"{name}=16") from None
+
+
+def _number(name: str, value: Any) -> float:
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        raise UsageError(f"{name} is {value!r}, must be a number", f"{name}=1e-6") from None
+
+
+def _layout(tensor: torch.Tensor | None) -> Any:
+    """The properties of a tensor that must equal those of the call that was checked."""
+    if tensor is None:
+        return None
+    return tensor.shape, tensor.stride(), tensor.dtype, tensor.device
+
+
+def _layout_of_one(tensor: torch.Tensor | None) -> Any:
+    """As `_layout`, for a tensor of which each sequence has a part."""
+    if tensor is None:
+        return None
+    return tensor.shape[1:], tensor.stride(), tensor.dtype, tensor.device
+
+
+def _kind(tensor: torch.Tensor | None) -> Any:
+    """As `_layout`, for a tensor that may have any strides, and other rows in each call."""
+    return None if tensor is None else (tensor.shape[1:], tensor.dtype, tensor.device)
+
+
+def _from_16_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor, contiguous and aligned to 16 bytes; a copy if it is not."""
+    tensor = tensor.contiguous()
+    return tensor.clone() if tensor.data_ptr() % 16 else tensor

@@ -1,0 +1,150 @@
+"""Starting a runtime: the fabric is opened, and all ranks agree on one table and its settings."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+import warnings
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+import taxfree._runtime.ops  # registers the torch ops  # noqa: F401
+from taxfree import fingerprints
+from taxfree._runtime.collectives import vote
+from taxfree._runtime.dispatch import Dispatcher
+from taxfree._runtime.met import MetProblems
+from taxfree._runtime.runtime import Runtime
+from taxfree.errors import TaxfreeError, UsageError
+from taxfree.settings import Settings
+from taxfree.shapes import recorded_problem
+from taxfree_kernels.fabric.layout import arena_bytes
+from taxfree_kernels.fabric.open import choose, open_fabric
+from taxfree_kernels.hardware import KNOWN
+from taxfree_kernels.variant import operation_names
+from taxfree_tuning_db import (
+    Database,
+    DatabaseError,
+    DatabaseMissing,
+    Record,
+    Table,
+    default_path,
+    shipped_records,
+)
+
+_GPU_SLOT_BYTES = 64 << 20
+_HOST_SLOT_BYTES = 2 << 20
+
+
+def init(
+    group: dist.ProcessGroup | None = None,
+    heap_bytes: int | None = None,
+    timeout_s: float | None = None,
+    plan_on_first_call: bool = True,
+    db: str | Path | None = None,
+) -> Runtime:
+    """Open a fabric on a group and load the tuning table; collective.
+
+    Args:
+        group: the ranks; None for the default group, which must be initialised.
+        heap_bytes: symmetric memory of each rank; by default sized for the largest problem that
+            the table has for this group, with slots of at least 64 MiB (2 MiB on the host fabric).
+        timeout_s: longest wait for a peer, in seconds; by default ``TAXFREE_TIMEOUT`` or 30.
+        plan_on_first_call: plan an unprepared problem at its first eager call; otherwise it runs
+            the baseline.
+        db: the tuning database; by default ``TAXFREE_DB`` or the user's. Where there is none, only
+            the records that ship with taxfree are used.
+
+    Raises:
+        UsageError: there is no process group, or an argument or environment variable is invalid.
+        DatabaseError: rank 0 cannot read the table.
+        TaxfreeError: one of the above happened on another rank, which the message names.
+        FabricUnavailable: no fabric serves here; the message says why.
+        HeapExhausted: `heap_bytes` does not even hold the control words.
+    """
+    if not dist.is_initialized():
+        raise UsageError(
+            "no process group", "call torch.distributed.init_process_group() before taxfree.init()"
+        )
+    settings, records = _agreed(group, heap_bytes, timeout_s, db)
+    if records is None:
+        settings, records = dataclasses.replace(settings, disable=True), []
+    table = Table(user=records, shipped=shipped_records())
+    if heap_bytes is None:
+        used = () if settings.disable else table.records()
+        heap_bytes = _heap_bytes(used, dist.get_world_size(group))
+    fabric = open_fabric("auto", group, heap_bytes, timeout_s or settings.timeout_s)
+    dispatcher = Dispatcher(table, fabric.hardware, settings)
+    met = None if settings.log is None or fabric.rank else MetProblems(settings.log)
+    return Runtime(fabric, dispatcher, plan_on_first_call, heap_bytes, met)
+
+
+def _agreed(
+    group: dist.ProcessGroup | None,
+    heap_bytes: int | None,
+    timeout_s: float | None,
+    db: str | Path | None,
+) -> tuple[Settings, list[Record] | None]:
+    """The settings, and rank 0's table if all ranks have the same settings and kernel sources.
+
+    An error on one rank is raised on all of them.
+    """
+    rank = dist.get_rank(group)
+    settings, table, problem = Settings(), None, None
+    try:
+        _require_positive(heap_bytes=heap_bytes, timeout_s=timeout_s)
+        settings = Settings.from_environment()
+        table = _read_table(default_path() if db is None else Path(db)) if rank == 0 else None
+    except (UsageError, DatabaseError) as error:
+        problem = error
+    told = None if problem is None else (problem.message, problem.hint)
+    own = (settings.steering(), {op: fingerprints.kernel_hashes(op) for op in operation_names()})
+    answers = vote(group, (told, table, own))
+    if problem is not None:
+        raise problem
+    for other, (told, _, _) in enumerate(answers):
+        if told is not None:
+            raise TaxfreeError(f"rank {other}: {told[0]}", told[1])
+    table, everyone = answers[0][1], [own for _, _, own in answers]
+    differing = [rank for rank, other in enumerate(everyone) if other != everyone[0]]
+    if differing:
+        if rank == 0:
+            warnings.warn(
+                f"taxfree runs the baseline only: ranks {differing} differ from rank 0 in their "
+                "environment (TAXFREE_*) or in the kernels' sources",
+                RuntimeWarning,
+                stacklevel=3,
+            )
+        return settings, None
+    return settings, [Record.from_json(document) for document in table]
+
+
+def _require_positive(**arguments: float | None) -> None:
+    for name, value in arguments.items():
+        if value is not None and not 0 < value < math.inf:
+            raise UsageError(f"{name} is {value}", f"leave {name} out, or give a positive number")
+
+
+def _read_table(path: Path) -> list[dict[str, Any]]:
+    try:
+        with Database(Path(os.path.expanduser(path)), read_only=True) as database:
+            return [record.to_json() for record in database.records()]
+    except DatabaseMissing:
+        return []  # nothing tuned yet: what is shipped, else the baseline
+
+
+def _heap_bytes(records: Iterable[Record], world_size: int) -> int:
+    is_host = choose() == "host"
+    slot = _HOST_SLOT_BYTES if is_host else _GPU_SLOT_BYTES
+    gpu = KNOWN["cpu"].name if is_host else torch.cuda.get_device_name()
+    for record in records:
+        if record.hardware.gpu != gpu or record.problem["world_size"] != world_size:
+            continue
+        problem = recorded_problem(record.op, record.problem)
+        if problem is not None:
+            slot = max(slot, problem.slot_bytes)
+    return arena_bytes(slot)

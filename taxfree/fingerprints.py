@@ -1,0 +1,116 @@
+"""What was measured on what: hardware and software fingerprints, and kernel source hashes."""
+
+from __future__ import annotations
+
+import dataclasses
+from functools import cache
+from typing import Any
+
+from taxfree._version import __version__
+from taxfree_kernels.hardware import Hardware
+from taxfree_kernels.source_hash import kernel_hash
+from taxfree_kernels.variant import operation, variants
+from taxfree_tuning_db import HardwareFingerprint, Measurement, Record, SoftwareFingerprint
+
+NEIGHBOUR_OCTAVES = 1.0  # beyond a factor of two another tile shape wins
+
+
+def hardware_fingerprint(hardware: Hardware) -> HardwareFingerprint:
+    """What of a device decides which config wins; its link is what the backend implies."""
+    links = {"cuda": "nvlink", "hip": "xgmi", "interpreter": "shared memory"}
+    return HardwareFingerprint(
+        gpu=hardware.name,
+        architecture=hardware.architecture,
+        compute_units=hardware.compute_units,
+        memory_bytes=_whole_gib(hardware.memory_bytes),
+        link=links[hardware.backend],
+        num_xcds=hardware.num_xcds,
+    )
+
+
+def _whole_gib(size: int) -> int:
+    # Drivers report a little less than the part has, and not always the same.
+    return round(size / (1 << 30)) << 30
+
+
+@cache
+def software_fingerprint() -> SoftwareFingerprint:
+    """The versions that are loaded."""
+    import torch
+    import triton
+
+    collectives = "gloo"
+    runtime, driver = "cpu", ""
+    if torch.version.hip is not None:
+        runtime = f"rocm {torch.version.hip}"
+    elif torch.version.cuda is not None:
+        runtime = f"cuda {torch.version.cuda}"
+    if torch.cuda.is_available():
+        collectives = "nccl " + ".".join(map(str, torch.cuda.nccl.version()))
+        driver = _driver_version()
+    return SoftwareFingerprint(
+        taxfree=__version__,
+        triton=triton.__version__,
+        torch=str(torch.__version__),
+        driver=driver,
+        runtime=runtime,
+        collectives=collectives,
+    )
+
+
+def _driver_version() -> str:
+    try:
+        import pynvml
+
+        pynvml.nvmlInit()
+        return str(pynvml.nvmlSystemGetDriverVersion())
+    except Exception:  # no library, or a driver that does not answer: the version is only shown
+        return "unknown"
+
+
+@cache
+def kernel_hashes(op: str) -> dict[str, str]:
+    """Variant -> hash of its sources."""
+    return {name: kernel_hash(op, name) for name in variants(op)}
+
+
+def interpolated_fields(op: str) -> tuple[str, ...]:
+    """Problem fields in which a record may differ and still lend its config."""
+    return operation(op).interpolated_fields
+
+
+def size_field(op: str) -> str:
+    """The near field that tables and pictures vary."""
+    return interpolated_fields(op)[-1]
+
+
+def rows_field(op: str) -> str:
+    """The near field by which the calls of one plan may differ at run time: rows, or sequences."""
+    return interpolated_fields(op)[0]
+
+
+def capacity_field(op: str) -> str | None:
+    """The other near field, if there is one: keys that there is room for."""
+    return next(iter(interpolated_fields(op)[1:]), None)
+
+
+def ignored_fields(op: str) -> tuple[str, ...]:
+    """Other fields in which it may differ, because they hardly affect what is fastest."""
+    return operation(op).ignored_fields
+
+
+def lent(record: Record, problem: Any) -> Record:
+    """A neighbour's record, with its dtype in configs replaced by this problem's."""
+
+    def translated(measured: Measurement) -> Measurement:
+        config = {
+            knob: problem.dtype if value == record.problem["dtype"] else value
+            for knob, value in measured.config.items()
+        }
+        return dataclasses.replace(measured, config=config)
+
+    return dataclasses.replace(
+        record,
+        winner=translated(record.winner),
+        runners_up=tuple(translated(each) for each in record.runners_up),
+    )

@@ -1,0 +1,1 @@
+"""Measuring: the protocol, bounds, benches, and the files of their results."""

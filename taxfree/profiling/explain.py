@@ -1,0 +1,414 @@
+"""Where the time of a problem goes, in the library's pipeline and in our variants.
+
+Times are measured by the usual protocol and by clock readings in place: between the kernels of the
+library (`taxfree.profiling.step_timer`), and inside fused ones (`taxfree.profiling.program_trace`).
+For hardware that is not available they are modelled (`taxfree.cost_model`). Either way they are
+broken down into accounts of the three taxes (`taxfree.taxes`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import numpy as np
+
+from taxfree._runtime.dispatch import Choice
+from taxfree.cost_model import Machine, bounds_of, modelled
+from taxfree.measuring import bench
+from taxfree.measuring.bench import ProblemResult, TuningHistory
+from taxfree.measuring.bounds import Bounds
+from taxfree.measuring.results import DISPATCH, Skipped
+from taxfree.measuring.trial import Candidate
+from taxfree.profiling.program_trace import Activity, activities, variables
+from taxfree.profiling.step_timer import Span, Stamped
+from taxfree.taxes import Account, Notes, accounts, slowest
+from taxfree.workers.group import WorkerGroup
+from taxfree_kernels.variant import variants
+from taxfree_tuning_db import LookupStep
+
+_Timed = TypeVar("_Timed", Span, Activity)
+
+SCHEMA = 1
+_BENCH_REPETITIONS = 3  # of what is timed before, for its bounds and the dispatcher's choice
+_GPU_REPETITIONS, _HOST_REPETITIONS = 15, 5
+_NOTED_REPETITIONS = 5  # of calls of which each program's notes are kept
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """One way to compute a problem, and where its time goes.
+
+    Args:
+        variant, config: what runs.
+        is_dispatched: whether the dispatcher picks it.
+        kernels: of one call, counted in its graph; without graphs, the plan's own number.
+        accounts: by rank.
+        stamped: the measurements behind them; None if they are modelled.
+    """
+
+    variant: str
+    config: dict[str, Any]
+    is_dispatched: bool
+    kernels: int
+    accounts: tuple[Account, ...]
+    stamped: Stamped | None
+
+    @property
+    def slowest(self) -> Account:
+        """The account of the rank whose eager calls take longest."""
+        return slowest(self.accounts)
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """The pipelines of one problem.
+
+    Args:
+        op, problem: what is explained.
+        hardware: the device's name.
+        bounds: of the problem.
+        pipelines: the baseline first.
+        skipped: variants that were asked for and not timed.
+        choice, lookup_trace: what the dispatcher picks, and the steps of its look-up; None and
+            empty where times are modelled.
+    """
+
+    op: str
+    problem: dict[str, Any]
+    hardware: str
+    bounds: Bounds
+    pipelines: tuple[Pipeline, ...]
+    skipped: tuple[Skipped, ...]
+    choice: Choice | None
+    lookup_trace: tuple[LookupStep, ...]
+
+    @property
+    def is_modelled(self) -> bool:
+        return self.choice is None
+
+    def rows(self) -> list[dict[str, Any]]:
+        """A row per pipeline, as JSON: the slowest rank's account, and those of all ranks."""
+        return [self._row(pipeline) for pipeline in self.pipelines]
+
+    def _row(self, pipeline: Pipeline) -> dict[str, Any]:
+        account = pipeline.slowest
+        row: dict[str, Any] = {
+            "op": self.op,
+            "problem": self.problem,
+            "hardware": self.hardware,
+            "variant": pipeline.variant,
+            "config": pipeline.config,
+            "is_dispatched": pipeline.is_dispatched,
+            "is_modelled": self.is_modelled,
+            "kernels": pipeline.kernels,
+            **account.to_json(),
+            **dataclasses.asdict(self.bounds),
+            "unsplit": account.unsplit,
+            "open": [] if self.is_modelled else account.problems(),
+        }
+        if pipeline.stamped is not None:
+            row["ranks"] = [_of_rank(each) for each in pipeline.accounts]
+            row |= _instrument(pipeline.stamped)
+        return row
+
+    def dispatch_json(self) -> dict[str, Any] | None:
+        """What the dispatcher picks and why, as JSON."""
+        if self.choice is None:
+            return None
+        lookup_trace = [dataclasses.asdict(step) for step in self.lookup_trace]
+        common = {"op": self.op, "problem": self.problem}
+        return common | dataclasses.asdict(self.choice) | {"lookup_trace": lookup_trace}
+
+
+def _of_rank(account: Account) -> dict[str, Any]:
+    """An account without what is the same on all ranks."""
+    row = account.to_json()
+    row["parts"] = {part.name: part.us for part in account.parts}
+    return row
+
+
+def _instrument(stamped: Stamped) -> dict[str, Any]:
+    """How the parts were measured, and what each step takes elsewhere than in place."""
+    measured = stamped.measurement
+    noted = {} if measured.notes is None else {"notes_us": measured.notes_us()}
+    in_place = np.median(measured.in_place.step_us(), axis=1).max(axis=0).tolist()
+    alone = {each.name: each for each in stamped.alone}
+    return noted | {
+        "stamp_us": float(measured.stamp_us().max()),
+        "gap_us": measured.gap_us,
+        "clock_step_us": measured.alignment.step_ns * 1e-3,
+        "clock_error_us": float(measured.alignment.error_ns.max()) * 1e-3,
+        "mhz": stamped.mhz,
+        "steps": [
+            dataclasses.asdict(step)
+            | {
+                "in_place_us": in_place[index],
+                "eager_us": stamped.eager_step_us[index],
+                "alone_us": alone[step.name].us if step.name in alone else None,
+                "alone_mhz": alone[step.name].mhz if step.name in alone else None,
+            }
+            for index, step in enumerate(measured.steps)
+        ],
+    }
+
+
+# -- measured --
+
+
+def run(
+    op: str,
+    problems: Sequence[Any],
+    fabric: str,
+    knowledge: TuningHistory,
+    only: Sequence[str] = (),
+) -> Iterator[tuple[ProblemResult, Explanation]]:
+    """Measure where the time of problems goes.
+
+    Args:
+        op, problems, fabric, knowledge: as of `taxfree.measuring.bench.run`.
+        only: variants beside the baseline and what the dispatcher picks.
+
+    Yields:
+        What was benched, and what explains it.
+
+    Raises:
+        UsageError: there is no such variant.
+        TaskFailed: the fabric cannot be opened, or measuring failed.
+        WorkerLost: a worker died or hung.
+    """
+    one_build = fabric == "host"  # there, instrumented kernels cost little when not recording
+    with contextlib.ExitStack() as opened:
+        noting: dict[int, WorkerGroup] = {}
+        groups = bench.on_groups(problems, fabric, variables(fabric) if one_build else None)
+        for group, problem in groups:
+            world_size = problem.world_size
+            if one_build:
+                noting[world_size] = group
+            elif world_size not in noting:
+                alike = [each for each in problems if each.world_size == world_size]
+                noting[world_size] = opened.enter_context(
+                    bench.group_for(alike, fabric, variables(fabric))
+                )
+            result = bench.run_one(group, op, problem, knowledge, only, _BENCH_REPETITIONS)
+            yield result, _explain(group, noting[world_size], result)
+
+
+def _explain(group: WorkerGroup, noting: WorkerGroup, result: ProblemResult) -> Explanation:
+    on_host = result.hardware.backend == "interpreter"
+    picked = Candidate(result.choice.variant, result.choice.config)
+    known = {
+        row.variant: Candidate(row.variant, row.config)
+        for row in result.rows
+        if row.variant != DISPATCH and row.mode == "eager"
+    }
+    if any(row.variant == DISPATCH for row in result.rows):  # else it is wrong, and not timed
+        known[picked.variant] = picked
+    taken = list(known.values())
+    common = {"op": result.op, "problem": dataclasses.asdict(result.problem)}
+    found: list[Stamped] = group.call(
+        "taxfree.profiling.step_timer:measure_pipelines",
+        bench.deadline_s(result.hardware),
+        **common,
+        candidates=taken,
+        repetitions=_HOST_REPETITIONS if on_host else _GPU_REPETITIONS,
+    )[0]
+    fused = [each for each in taken if variants(result.op)[each.variant].fused]
+    notes: list[Notes] = (
+        noting.call(
+            "taxfree.profiling.program_trace:note_calls",
+            bench.deadline_s(result.hardware),
+            **common,
+            candidates=fused,
+            repetitions=_NOTED_REPETITIONS,
+        )[0]
+        if fused
+        else []
+    )
+    by_variant = {each.variant: noted for each, noted in zip(fused, notes, strict=True)}
+    found = [
+        _with_notes(stamped, by_variant.get(candidate.variant))
+        for candidate, stamped in zip(taken, found, strict=True)
+    ]
+    launches = {
+        row.config["variant"] if row.variant == DISPATCH else row.variant: row.launches
+        for row in result.rows
+    }
+    return Explanation(
+        result.op,
+        dataclasses.asdict(result.problem),
+        result.hardware.name,
+        result.bounds,
+        tuple(
+            Pipeline(
+                candidate.variant,
+                dict(candidate.config),
+                candidate.variant == picked.variant,
+                stamped.measurement.kernels or launches[candidate.variant],
+                accounts(stamped.measurement, result.bounds),
+                stamped,
+            )
+            for candidate, stamped in zip(taken, found, strict=True)
+        ),
+        result.skipped,
+        result.choice,
+        result.lookup_trace,
+    )
+
+
+def _with_notes(stamped: Stamped, notes: Notes | None) -> Stamped:
+    measurement = dataclasses.replace(stamped.measurement, notes=notes)
+    return dataclasses.replace(stamped, measurement=measurement)
+
+
+# -- timelines --
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """What a pipeline did in one call; times are in microseconds since its first event.
+
+    Args:
+        variant: the pipeline.
+        steps: on all ranks, if the pipeline consists of several kernels.
+        activities: of the programs of a fused kernel, on all ranks.
+    """
+
+    variant: str
+    steps: tuple[Span, ...] = ()
+    activities: tuple[Activity, ...] = ()
+
+    @property
+    def ranks(self) -> list[int]:
+        """Those that did anything, in order."""
+        found = {step.rank for step in self.steps}
+        return sorted(found | {activity.rank for activity in self.activities})
+
+    def to_json(self) -> dict[str, Any]:
+        """As JSON, in hundredths of microseconds."""
+        return {
+            "variant": self.variant,
+            "steps": [_rounded(step) for step in self.steps],
+            "activities": [_rounded(activity) for activity in self.activities],
+        }
+
+    @classmethod
+    def from_json(cls, document: dict[str, Any]) -> Timeline:
+        return cls(
+            document["variant"],
+            tuple(Span(*fields) for fields in document["steps"]),
+            tuple(Activity(*fields) for fields in document["activities"]),
+        )
+
+
+def _rounded(timed: Span | Activity) -> list[Any]:
+    fields = dataclasses.astuple(timed)
+    return [round(each, 2) if isinstance(each, float) else each for each in fields]
+
+
+def timelines(explanation: Explanation) -> tuple[Timeline, ...]:
+    """A call of each pipeline: the steps as they were timed, and what fused kernels noted."""
+    return tuple(_timeline(pipeline) for pipeline in explanation.pipelines)
+
+
+def _timeline(pipeline: Pipeline) -> Timeline:
+    assert pipeline.stamped is not None
+    notes = pipeline.stamped.measurement.notes
+    if notes is None:
+        return Timeline(pipeline.variant, steps=_from_zero(_middle_call(pipeline)))
+    return Timeline(pipeline.variant, activities=_from_zero(tuple(activities(notes))))
+
+
+def _middle_call(pipeline: Pipeline) -> tuple[Span, ...]:
+    """One call of the chain that was timed, away from its ends."""
+    assert pipeline.stamped is not None
+    steps = len(pipeline.stamped.measurement.steps)
+    first = pipeline.stamped.measurement.calls // 2 * steps
+    found: list[Span] = []
+    for rank in range(len(pipeline.accounts)):
+        own = [span for span in pipeline.stamped.spans if span.rank == rank]
+        found += own[first : first + steps]
+    return tuple(found)
+
+
+def _from_zero(timed: tuple[_Timed, ...]) -> tuple[_Timed, ...]:
+    start = min((each.begin_us for each in timed), default=0.0)
+    return tuple(
+        dataclasses.replace(each, begin_us=each.begin_us - start, end_us=each.end_us - start)
+        for each in timed
+    )
+
+
+def trace(found: Sequence[Timeline]) -> dict[str, Any]:
+    """Timelines as a Chrome trace: a process per pipeline and rank, a track per program."""
+    events: list[dict[str, Any]] = []
+    process = 0
+    for timeline in found:
+        for rank in timeline.ranks:
+            name = {"name": f"{timeline.variant} rank {rank}"}
+            events.append({"ph": "M", "pid": process, "name": "process_name", "args": name})
+            events += [
+                _slice(process, 0, step.name, step) for step in timeline.steps if step.rank == rank
+            ]
+            events += [
+                _slice(process, each.program, _named(each), each)
+                for each in timeline.activities
+                if each.rank == rank
+            ]
+            process += 1
+    return {"traceEvents": events, "displayTimeUnit": "ns"}
+
+
+def _slice(process: int, track: int, name: str, timed: Span | Activity) -> dict[str, Any]:
+    return {
+        "ph": "X",
+        "pid": process,
+        "tid": track,
+        "name": name,
+        "ts": timed.begin_us,
+        "dur": timed.end_us - timed.begin_us,
+    }
+
+
+def _named(activity: Activity) -> str:
+    return activity.kind if activity.peer is None else f"{activity.kind} {activity.peer}"
+
+
+# -- modelled --
+
+
+def model(op: str, problem: Any, machine: Machine, only: Sequence[str] = ()) -> Explanation:
+    """Where the time of a problem would go on hardware that is not there.
+
+    Args:
+        machine: its rates.
+        only: variants beside the baseline, each at its first config.
+    """
+    pipelines, skipped = [], []
+    for name, variant in variants(op).items():
+        if name != "baseline" and name not in only:
+            continue
+        reason = variant.unsupported_reason(problem, machine.hardware)
+        configs = variant.seed_configs(problem, machine.hardware)
+        fields = dataclasses.asdict(problem)
+        if reason is not None or not configs:
+            why = reason or "none of its first configs serves"
+            skipped.append(Skipped(op, fields, name, {}, "refused", why))
+            continue
+        account = modelled(machine, problem, name, configs[0])
+        pipelines.append(
+            Pipeline(name, configs[0], False, account.kernels, (account.account,), None)
+        )
+    return Explanation(
+        op,
+        dataclasses.asdict(problem),
+        machine.hardware.name,
+        bounds_of(machine, problem),
+        tuple(pipelines),
+        tuple(skipped),
+        None,
+        (),
+    )

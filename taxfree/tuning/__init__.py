@@ -1,0 +1,1 @@
+"""Tuning: what is tried, in which order, and what wins."""

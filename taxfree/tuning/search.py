@@ -1,0 +1,248 @@
+"""The Optuna study that picks the next candidate to try.
+
+The variant is chosen first, then its own meta-parameters, all categorical. A proposal that the
+variant refuses is told as pruned and another is asked for, before anything is compiled. Failures
+are also told as pruned, because the sampler ignores failed trials. Duplicates are answered from
+memory.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import optuna
+from optuna.storages.journal import JournalFileBackend
+from optuna.trial import Trial, TrialState
+
+from taxfree.errors import TaxfreeError
+from taxfree.measuring.trial import Candidate, key
+from taxfree.tuning.candidates import serves
+from taxfree_kernels.hardware import Hardware
+from taxfree_kernels.variant import Variant
+
+_ASKS_PER_CANDIDATE = 50  # if so many are refused or known, the space counts as exhausted
+
+optuna.logging.set_verbosity(optuna.logging.ERROR)
+
+
+class Search:
+    """A resumable study over all variants of one problem.
+
+    Args:
+        variants: name -> variant; those that can serve the problem.
+        problem, hardware: what they are asked to serve.
+        seed: of the sampler; with the same measurements it gives the same trials.
+        journal: file that keeps the study from one run to the next; None keeps it in memory.
+        name: of the study in the journal.
+    """
+
+    def __init__(
+        self,
+        variants: Mapping[str, Variant],
+        problem: Any,
+        hardware: Hardware,
+        seed: int,
+        journal: Path | None,
+        name: str,
+    ) -> None:
+        self._variants, self._problem, self._hardware = variants, problem, hardware
+        self._spaces = {name: v.space(problem, hardware) for name, v in variants.items()}
+        storage = None if journal is None else _storage(journal)
+        self._study = optuna.create_study(
+            storage=storage,
+            study_name=name,
+            load_if_exists=True,
+            direction="minimize",
+            sampler=_sampler(seed),
+        )
+        self._known: dict[str, float | None] = {}
+        self._asked: dict[str, Trial] = {}
+        self._refused: list[tuple[Candidate, str]] = []
+        self._waiting: list[dict[str, str]] = []
+        for trial in self._study.get_trials(deepcopy=False):
+            self._remember(trial)
+
+    def _remember(self, trial: optuna.trial.FrozenTrial) -> None:
+        if trial.state == TrialState.WAITING:
+            self._waiting.append(trial.system_attrs.get("fixed_params", {}))
+        candidate = self._candidate(trial.params)
+        if candidate is None:
+            return
+        if trial.state == TrialState.COMPLETE:
+            self.learn(candidate, trial.value)
+        elif trial.state == TrialState.RUNNING:  # of a run that was ended; to be asked anew
+            self._study.tell(trial.number, state=TrialState.FAIL)
+        # What was pruned is learned from elsewhere: it failed, or was refused by rules of that day.
+
+    @property
+    def measured(self) -> int:
+        """Candidates with a time."""
+        return sum(value is not None for value in self._known.values())
+
+    def learn(self, candidate: Candidate, median_us: float | None) -> None:
+        """Take over what is known from elsewhere: a time, or None for one that cannot be used.
+
+        What does not serve today is passed over.
+        """
+        variant = self._variants.get(candidate.variant)
+        if variant is not None and serves(variant, self._problem, self._hardware, candidate.config):
+            self._known[key(candidate)] = median_us
+
+    def knows(self, candidate: Candidate) -> bool:
+        """Whether a candidate has a time that holds for today's kernels."""
+        return self._known.get(key(candidate)) is not None
+
+    @property
+    def has_tried(self) -> bool:
+        """Whether the fate of any candidate is known."""
+        return bool(self._known)
+
+    def enqueue(self, candidates: Sequence[Candidate]) -> None:
+        """Try these first, in their order, unless they are known or wait already."""
+        for candidate in candidates:
+            if candidate.variant not in self._spaces or key(candidate) in self._known:
+                continue
+            parameters = self._parameters(candidate)
+            if parameters not in self._waiting:
+                self._waiting.append(parameters)
+                self._study.enqueue_trial(parameters)
+
+    def _parameters(self, candidate: Candidate) -> dict[str, str]:
+        """A candidate as the study knows it; what its space no longer offers is left to it."""
+        values = {
+            f"{candidate.variant}.{knob}": _text(candidate.config[knob])
+            for knob, choices in self._spaces[candidate.variant].items()
+            if candidate.config.get(knob) in choices
+        }
+        return {"variant": candidate.variant, **values}
+
+    def ask(self, count: int) -> list[Candidate]:
+        """Up to `count` candidates that are new and that no variant refuses."""
+        found: list[Candidate] = []
+        if not self._variants:
+            return found
+        for _ in range(_ASKS_PER_CANDIDATE * count):
+            if len(found) == count:
+                break
+            trial = self._study.ask()
+            candidate = self._suggest(trial)
+            if key(candidate) in self._asked:
+                self._study.tell(trial, state=TrialState.FAIL)
+            elif key(candidate) in self._known:
+                self._tell(trial, self._known[key(candidate)])
+            else:
+                reason = self._refusal(candidate)
+                if reason is None:
+                    self._asked[key(candidate)] = trial
+                    found.append(candidate)
+                else:
+                    self._refused.append((candidate, reason))
+                    self.tell_pruned(candidate, reason, trial)
+        return found
+
+    def take_refused(self) -> list[tuple[Candidate, str]]:
+        """Candidates that variants refused since the last call, each with the reason."""
+        taken, self._refused = self._refused, []
+        return taken
+
+    def _suggest(self, trial: Trial) -> Candidate:
+        name = trial.suggest_categorical("variant", list(self._variants))
+        config = {}
+        for knob, values in self._spaces[name].items():
+            texts = {_text(value): value for value in values}
+            config[knob] = texts[trial.suggest_categorical(f"{name}.{knob}", list(texts))]
+        return Candidate(name, config)
+
+    def _candidate(self, parameters: Mapping[str, Any]) -> Candidate | None:
+        name = parameters.get("variant")
+        if name not in self._spaces:
+            return None
+        config = {}
+        for knob, values in self._spaces[name].items():
+            texts = {_text(value): value for value in values}
+            if parameters.get(f"{name}.{knob}") not in texts:
+                return None
+            config[knob] = texts[parameters[f"{name}.{knob}"]]
+        return Candidate(name, config)
+
+    def _refusal(self, candidate: Candidate) -> str | None:
+        variant = self._variants[candidate.variant]
+        return variant.prune_reason(self._problem, self._hardware, candidate.config)
+
+    def tell(self, candidate: Candidate, median_us: float) -> None:
+        """A candidate was measured."""
+        self._known[key(candidate)] = median_us
+        self._tell(self._asked.pop(key(candidate)), median_us)
+
+    def tell_pruned(self, candidate: Candidate, reason: str, trial: Trial | None = None) -> None:
+        """A candidate cannot be used."""
+        self._known[key(candidate)] = None
+        trial = trial or self._asked.pop(key(candidate))
+        trial.set_user_attr("reason", reason)
+        self._tell(trial, None)
+
+    def _tell(self, trial: Trial, median_us: float | None) -> None:
+        if median_us is None:
+            self._study.tell(trial, state=TrialState.PRUNED)
+        else:
+            self._study.tell(trial, median_us)
+
+    def best(self, count: int) -> list[tuple[float, Candidate]]:
+        """The fastest candidates so far and their microseconds, fastest first."""
+        times = [(value, text) for text, value in self._known.items() if value is not None]
+        return [(value, Candidate(**json.loads(text))) for value, text in sorted(times)[:count]]
+
+
+class _Lock:
+    """A lock on a journal that the OS releases when its process ends, however that ends.
+
+    Optuna's own lock is a file: it outlives a killed process by half a minute, and an interrupt
+    while it is acquired or released surfaces as another error.
+    """
+
+    def __init__(self, journal: Path) -> None:
+        self._journal = journal
+
+    def acquire(self) -> bool:
+        self._file = self._journal.open("ab")
+        fcntl.flock(self._file, fcntl.LOCK_EX)
+        return True
+
+    def release(self) -> None:
+        self._file.close()
+
+
+def _storage(journal: Path) -> optuna.storages.BaseStorage:
+    """What is in a journal, which is made where it is missing.
+
+    Raises:
+        TaxfreeError: it is damaged.
+    """
+    journal.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        backend = JournalFileBackend(str(journal), _Lock(journal))  # type: ignore[arg-type]
+        return optuna.storages.JournalStorage(backend)
+    except OSError:
+        raise
+    except Exception as error:  # it is replayed, so that a wrong line may break anything
+        raise TaxfreeError(
+            f"{journal} is no journal of a search, or damaged",
+            "move it away: the database holds the trials too",
+        ) from error
+
+
+def _sampler(seed: int) -> optuna.samplers.BaseSampler:
+    with warnings.catch_warnings():  # conditional spaces are experimental in Optuna
+        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+        return optuna.samplers.TPESampler(
+            seed=seed, multivariate=True, group=True, constant_liar=True
+        )
+
+
+def _text(value: Any) -> str:
+    return str(value)

@@ -1,0 +1,511 @@
+"""The tuning controller: owns the search, the database and the deadline; workers are replaceable.
+
+A batch of candidates is screened by cross-compiling it, then handed to the rank workers, which
+vote on compilation and correctness before they time it together with the baseline. Every outcome is
+recorded; what was measured or failed is not tried again. The best are measured once more, since a
+search's minimum is biased low, and the winner is adopted only if it clearly beats the baseline.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from types import TracebackType
+from typing import Any, Protocol
+
+from taxfree import fingerprints
+from taxfree.errors import WorkerLost, WrongResult
+from taxfree.measuring.bench import deadline_s
+from taxfree.measuring.trial import Candidate, Outcome, key
+from taxfree.shapes import recorded_problem
+from taxfree.tuning.candidates import first_candidates, refusals, serves, variants_for
+from taxfree.tuning.search import Search
+from taxfree.tuning.winner import record_of
+from taxfree.workers.group import TaskFailed, WorkerGroup
+from taxfree_kernels.cross_compile.screen import Screen, Verdict
+from taxfree_kernels.hardware import Hardware
+from taxfree_kernels.variant import Variant
+from taxfree_tuning_db import (
+    Database,
+    Measurement,
+    Record,
+    TrialRecord,
+    neighbours,
+    record_key,
+    shipped_records,
+)
+
+BASELINE = Candidate("baseline", {})
+FINALISTS = 5
+OTHER_FINALISTS = 2
+_FINALS = 3  # times the repetitions of a search
+_NEIGHBOURS = 3
+_TRIED_PER_TRIAL = 3  # where most candidates fail, the budget bounds what is tried, not measured
+
+
+@dataclass(frozen=True)
+class Budget:
+    """When to stop searching a problem.
+
+    Args:
+        trials: candidates measured; at most three times as many are handed to workers.
+        seconds: wall clock, or None.
+    """
+
+    trials: int
+    seconds: float | None = None
+
+
+class Progress(Protocol):
+    """Told how a search goes on."""
+
+    def __call__(self, event: Event) -> None: ...
+
+
+@dataclass(frozen=True)
+class Event:
+    """A step of a search.
+
+    Args:
+        problem: what is tuned.
+        done, wanted: candidates measured, and the budget of them.
+        best_us, best: the fastest so far, None before any.
+        baseline_us: the library's, None before any.
+        note: what just happened to a candidate, if it was not measured; or why the search ends.
+    """
+
+    problem: Any
+    done: int
+    wanted: int
+    best_us: float | None = None
+    best: Candidate | None = None
+    baseline_us: float | None = None
+    note: str = ""
+
+
+class Workers:
+    """A worker group that is restarted after it was lost.
+
+    Args:
+        start: starts a new group.
+    """
+
+    def __init__(self, start: Callable[[], WorkerGroup]) -> None:
+        self._start = start
+        self._group: WorkerGroup | None = None
+
+    def group(self) -> WorkerGroup:
+        if self._group is None or not self._group.is_alive:
+            self._group = self._start()
+        return self._group
+
+    def __enter__(self) -> Workers:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._group is not None:
+            self._group.__exit__(kind, error, trace)
+
+
+class Tuner:
+    """Tunes problems of one operation, one after another.
+
+    Args:
+        database: where records and trials go; opened for writing.
+        workers: the ranks.
+        hardware: of the ranks.
+        screen: rejects candidates that cannot run before they reach the device.
+        seed: of the search.
+        only: names of variants to try; those that are searched by default.
+        progress: receives every event.
+
+    Attributes:
+        hardware: of the workers' devices.
+        mode, modes: "graph" or "eager": the mode that decides, and all modes that are timed.
+        not_measured: for the last problem, state -> number of candidates that were not timed.
+    """
+
+    def __init__(
+        self,
+        database: Database,
+        workers: Workers,
+        hardware: Hardware,
+        screen: Screen,
+        seed: int = 0,
+        only: Sequence[str] | None = None,
+        progress: Progress = lambda event: None,
+    ) -> None:
+        self._database, self._workers, self.hardware = database, workers, hardware
+        self._screen, self._seed, self._only, self._progress = screen, seed, only, progress
+        self._fingerprint = fingerprints.hardware_fingerprint(hardware)
+        self._pace_s: float | None = None  # of a unit, with its share of the finals
+        self.mode = "graph" if hardware.backend != "interpreter" else "eager"
+        self.modes = ("graph", "eager") if self.mode == "graph" else ("eager",)
+
+    def tune(self, op: str, problem: Any, budget: Budget) -> Record | None:
+        """Search, decide, and store the record of one problem.
+
+        Returns:
+            The record; None if time ran out before anything was tried, in which case nothing is
+            stored.
+
+        Raises:
+            WorkerLost, TaskFailed: ranks cannot be started, or the baseline itself cannot be run.
+            WrongResult: the baseline is wrong.
+            DatabaseError: the record cannot be stored.
+        """
+        begun = time.monotonic()
+        self.not_measured: Counter[str] = Counter()
+        search = self._search(op, problem)
+        asked = tried = 0
+        most = _TRIED_PER_TRIAL * budget.trials
+        baseline_us: float | None = None
+        while search.measured < budget.trials:
+            if tried == most:
+                note = f"given up after {tried} candidates: most cannot be used"
+                self._report(search, problem, budget, baseline_us, note)
+                break
+            count = self._affordable(budget, time.monotonic() - begun, asked)
+            if count == 0:
+                break
+            batch = search.ask(min(count, budget.trials - search.measured, most - tried))
+            asked += len(batch)
+            for candidate, reason in search.take_refused():
+                self._store_trial(op, problem, candidate, Outcome("refused", reason))
+            if not batch:
+                break  # the space is exhausted
+            batch = self._screened(op, problem, search, batch)
+            tried += len(batch)
+            outcomes = self._try(op, problem, [BASELINE, *batch], repetitions=self._repetitions)
+            baseline = outcomes[0]
+            if baseline.timings:
+                baseline_us = baseline.timings[self.mode].median_us
+            for candidate, outcome in zip(batch, outcomes[1:], strict=True):
+                self._tell(op, problem, search, candidate, outcome)
+                self._report(search, problem, budget, baseline_us, _note(outcome))
+        if variants_for(problem, self.hardware, self._only) and not search.has_tried:
+            return None
+        record = self._decide(op, problem, search, time.monotonic() - begun)
+        self._database.put(record)
+        if asked:
+            self._pace_s = (time.monotonic() - begun) / self._units(asked)
+        return record
+
+    def _affordable(self, budget: Budget, spent: float, asked: int) -> int:
+        """How many candidates the next batch may have, at the pace of the last problem.
+
+        The first batch of a problem is never empty, so that something is tried for it.
+        """
+        if budget.seconds is None:
+            return self._batch
+        if spent > budget.seconds:
+            return 0
+        if self._pace_s is None:
+            return self._batch
+        units = int(budget.seconds / self._pace_s) - self._units(asked)
+        return min(self._batch, self._unit * max(int(asked == 0), units))
+
+    def _units(self, candidates: int) -> int:
+        return -(-candidates // self._unit)
+
+    @property
+    def _batch(self) -> int:
+        return 12 if self.mode == "graph" else 4
+
+    @property
+    def _unit(self) -> int:
+        """Candidates that take as long as one: all of a batch on a GPU, where compiling decides."""
+        return self._batch if self.mode == "graph" else 1
+
+    @property
+    def _repetitions(self) -> int:
+        return 8 if self.mode == "graph" else 3
+
+    # -- the search --------------------------------------------------------------------------
+
+    def _search(self, op: str, problem: Any) -> Search:
+        found = variants_for(problem, self.hardware, self._only)
+        hashes = fingerprints.kernel_hashes(op)
+        search = Search(
+            found,
+            problem,
+            self.hardware,
+            self._seed,
+            self._database.path.with_suffix(".journal"),
+            self._study(op, problem, found),
+        )
+        self._refused: set[str] = set()
+        for trial in self._database.trials(self._key(op, problem)):
+            if trial.kernel_hash != hashes.get(trial.variant):
+                continue
+            candidate = Candidate(trial.variant, trial.config)
+            if trial.state == "refused":  # by rules and a compiler that may have changed
+                self._refused.add(key(candidate))
+            else:
+                search.learn(candidate, trial.median_us.get(self.mode))
+        nearby = self._winners_nearby(op, problem)
+        search.enqueue(first_candidates(found, problem, self.hardware, nearby))
+        return search
+
+    def _study(self, op: str, problem: Any, found: Mapping[str, Variant]) -> str:
+        """A name that changes with what a study cannot survive: kernels, compiler, and choices."""
+        hashes = fingerprints.kernel_hashes(op)
+        spaces = [(name, each.space(problem, self.hardware)) for name, each in found.items()]
+        choices = hashlib.sha256(repr(spaces).encode()).hexdigest()[:16]
+        return (
+            f"{self._key(op, problem)} {sorted((n, hashes[n]) for n in found)}"
+            f" triton {fingerprints.software_fingerprint().triton} spaces {choices}"
+        )
+
+    def _winners_nearby(self, op: str, problem: Any) -> list[Candidate]:
+        """Configs that won on the most similar problems, in the user's records and shipped ones."""
+        records = [
+            record
+            for record in (*self._database.records(), *shipped_records())
+            if record.op == op and recorded_problem(op, record.problem) is not None
+        ]
+        nearest = neighbours(
+            records,
+            dataclasses.asdict(problem),
+            self._fingerprint,
+            fingerprints.interpolated_fields(op),
+            fingerprints.ignored_fields(op),
+        )
+        found = []
+        for neighbour in nearest[:_NEIGHBOURS]:
+            record = fingerprints.lent(neighbour, problem)
+            for measured in (record.winner, *record.runners_up):
+                if measured.variant != "baseline":
+                    found.append(Candidate(measured.variant, measured.config))
+        return found
+
+    def _screened(
+        self, op: str, problem: Any, search: Search, batch: list[Candidate]
+    ) -> list[Candidate]:
+        begun = time.monotonic()
+        verdicts = self._screen.verdicts(op, problem, [(c.variant, c.config) for c in batch])
+        seconds = (time.monotonic() - begun) / len(batch)
+        for candidate, verdict in zip(batch, verdicts, strict=True):
+            if verdict.refused is not None:
+                search.tell_pruned(candidate, verdict.refused)
+                outcome = Outcome("refused", verdict.refused, seconds=seconds)
+                self._store_trial(op, problem, candidate, outcome)
+        return [c for c, v in zip(batch, verdicts, strict=True) if v.refused is None]
+
+    # -- the workers -------------------------------------------------------------------------
+
+    def _try(
+        self, op: str, problem: Any, candidates: Sequence[Candidate], repetitions: int
+    ) -> list[Outcome]:
+        """Outcomes of a batch, which share its time."""
+        begun = time.monotonic()
+        outcomes = self._outcomes(op, problem, candidates, repetitions)
+        for outcome in outcomes:
+            outcome.seconds = (time.monotonic() - begun) / len(outcomes)
+        return outcomes
+
+    def _outcomes(
+        self, op: str, problem: Any, candidates: Sequence[Candidate], repetitions: int
+    ) -> list[Outcome]:
+        """Outcomes of a batch; if it takes the group down, its candidates are tried one by one."""
+        try:
+            return self._call(op, problem, candidates, repetitions)
+        except (WorkerLost, TaskFailed) as error:
+            fatal = isinstance(error, TaskFailed) and error.kind == "FabricUnavailable"
+            if fatal or len(candidates) == 1:
+                raise
+        outcomes = self._call(op, problem, candidates[:1], repetitions)
+        for candidate in candidates[1:]:
+            self._workers.group()  # if it cannot be started, that is not the candidate's fault
+            try:
+                outcomes += self._call(op, problem, [candidate], repetitions)
+            except WorkerLost as error:
+                outcomes.append(Outcome("hung" if error.is_late else "crashed", error.message))
+            except TaskFailed as error:
+                state = "hung" if error.kind == "PeerTimeout" else "failed"
+                outcomes.append(Outcome(state, error.message))
+        return outcomes
+
+    def _call(
+        self, op: str, problem: Any, candidates: Sequence[Candidate], repetitions: int
+    ) -> list[Outcome]:
+        # Finals repeat about as often as a bench, whose deadline this is; a search less often.
+        share = repetitions / (_FINALS * self._repetitions)
+        outcomes: list[Outcome] = self._workers.group().call(
+            "taxfree.measuring.trial:try_candidates",
+            share * deadline_s(self.hardware),
+            op=op,
+            problem=dataclasses.asdict(problem),
+            candidates=list(candidates),
+            modes=self.modes,
+            repetitions=repetitions,
+        )[0]
+        return outcomes
+
+    # -- what comes of it --------------------------------------------------------------------
+
+    def _tell(
+        self, op: str, problem: Any, search: Search, candidate: Candidate, outcome: Outcome
+    ) -> None:
+        # Stored first: the next run learns from the database, whether the study was told or not.
+        self._store_trial(op, problem, candidate, outcome)
+        if outcome.state == "measured":
+            search.tell(candidate, outcome.timings[self.mode].median_us)
+        else:
+            search.tell_pruned(candidate, f"{outcome.state}: {outcome.reason}")
+
+    def _store_trial(self, op: str, problem: Any, candidate: Candidate, outcome: Outcome) -> None:
+        if outcome.state != "measured":
+            self.not_measured[outcome.state] += 1
+        if outcome.state == "refused" and key(candidate) in self._refused:
+            return  # an earlier run has stored it
+        trial = TrialRecord(
+            variant=candidate.variant,
+            config=dict(candidate.config),
+            state=outcome.state,  # type: ignore[arg-type]
+            reason=outcome.reason,
+            median_us={mode: timing.median_us for mode, timing in outcome.timings.items()},
+            seconds=outcome.seconds,
+            kernel_hash=fingerprints.kernel_hashes(op)[candidate.variant],
+        )
+        self._database.add_trial(self._key(op, problem), trial)
+
+    def _key(self, op: str, problem: Any) -> str:
+        return record_key(op, dataclasses.asdict(problem), self._fingerprint)
+
+    def _finalists(self, op: str, problem: Any, search: Search) -> list[Candidate]:
+        """The fastest in the deciding mode, then in the other, where dispatch may run them too.
+
+        A search restricted to some variants keeps the record's candidates of the others.
+        """
+        found = [candidate for _, candidate in search.best(FINALISTS)]
+        trials = self._database.trials(self._key(op, problem))
+        for mode in self.modes[1:]:
+            tried = [
+                (trial.median_us[mode], Candidate(trial.variant, trial.config))
+                for trial in trials
+                if mode in trial.median_us
+            ]
+            valid = [each for each in tried if search.knows(each[1])]
+            fastest = sorted(valid, key=lambda each: each[0])[:OTHER_FINALISTS]
+            found += [candidate for _, candidate in fastest if candidate not in found]
+        known = () if self._only is None else self._known(op, problem)
+        return [*found, *(candidate for candidate in known if candidate not in found)]
+
+    def _known(self, op: str, problem: Any) -> list[Candidate]:
+        """The candidates of the problem's record that are unchanged since and still valid."""
+        record, hashes = self._database.get(self._key(op, problem)), fingerprints.kernel_hashes(op)
+        if record is None:
+            return []
+        measured = (record.winner, *record.runners_up)
+        found = variants_for(problem, self.hardware, [each.variant for each in measured])
+        return [
+            Candidate(each.variant, each.config)
+            for each in measured
+            if each.variant in found
+            and each.kernel_hash == hashes[each.variant]
+            and serves(found[each.variant], problem, self.hardware, each.config)
+        ]
+
+    def _decide(self, op: str, problem: Any, search: Search, seconds: float) -> Record:
+        finalists = [BASELINE, *self._finalists(op, problem, search)]
+        return record_of(
+            op,
+            dataclasses.asdict(problem),
+            self._fingerprint,
+            fingerprints.software_fingerprint(),
+            self._side_by_side(op, problem, search, finalists),
+            trials=search.measured,
+            seconds=seconds,
+            created=datetime.now(UTC).isoformat(timespec="seconds"),
+        )
+
+    def _side_by_side(
+        self, op: str, problem: Any, search: Search, finalists: Sequence[Candidate]
+    ) -> list[Measurement]:
+        """The baseline and the finalists that do not fail, timed together; the baseline first."""
+        outcomes = self._try(op, problem, finalists, _FINALS * self._repetitions)
+        measured = []
+        for candidate, outcome in zip(finalists, outcomes, strict=True):
+            if outcome.state == "measured":
+                measured.append((candidate, outcome))
+            else:
+                search.learn(candidate, None)
+                self._store_trial(op, problem, candidate, outcome)
+        if outcomes[0].state != "measured":
+            kind = WrongResult if outcomes[0].state == "wrong" else WorkerLost
+            raise kind(f"the baseline itself failed: {outcomes[0].reason}", "see the trials")
+        if len(measured) < len(finalists):  # whoever took the group down left the others alone
+            survivors = [candidate for candidate, _ in measured]
+            return self._side_by_side(op, problem, search, survivors)
+        return [self._measurement(op, candidate, outcome) for candidate, outcome in measured]
+
+    def _measurement(self, op: str, candidate: Candidate, outcome: Outcome) -> Measurement:
+        return Measurement(
+            variant=candidate.variant,
+            config=dict(candidate.config),
+            kernel_hash=fingerprints.kernel_hashes(op)[candidate.variant],
+            median_us={mode: timing.median_us for mode, timing in outcome.timings.items()},
+            iqr_us={mode: timing.iqr_us for mode, timing in outcome.timings.items()},
+            samples=len(outcome.timings[self.mode].samples_us),
+            relative_error=outcome.relative_error,
+        )
+
+    def _report(
+        self,
+        search: Search,
+        problem: Any,
+        budget: Budget,
+        baseline_us: float | None,
+        note: str,
+    ) -> None:
+        best = search.best(1)
+        self._progress(
+            Event(
+                problem,
+                search.measured,
+                budget.trials,
+                best[0][0] if best else None,
+                best[0][1] if best else None,
+                baseline_us,
+                note,
+            )
+        )
+
+
+def _note(outcome: Outcome) -> str:
+    return "" if outcome.state == "measured" else f"{outcome.state}: {outcome.reason}"
+
+
+def dry_run(
+    op: str,
+    problem: Any,
+    screen: Screen,
+    hardware: Hardware,
+    trials: int,
+    seed: int = 0,
+    only: Sequence[str] | None = None,
+) -> list[Verdict]:
+    """What a search would try first on `hardware`, and what it would refuse, without a device.
+
+    Without times the search cannot learn: later proposals of a real one differ.
+    """
+    found = variants_for(problem, hardware, only)
+    if not found:
+        reasons = refusals(problem, hardware, only)
+        return [Verdict(name, {}, {}, reason) for name, reason in reasons.items()]
+    search = Search(found, problem, hardware, seed, journal=None, name="dry run")
+    search.enqueue(first_candidates(found, problem, hardware))
+    asked = search.ask(trials)
+    refused = [Verdict(c.variant, c.config, {}, reason) for c, reason in search.take_refused()]
+    return screen.verdicts(op, problem, [(c.variant, c.config) for c in asked]) + refused

@@ -1,0 +1,178 @@
+"""Turns measurements of a problem, by the tuner or by `bench`, into a record.
+
+The fastest wins if it clearly beats the library.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from taxfree import fingerprints
+from taxfree.errors import UsageError
+from taxfree.measuring.results import DISPATCH, Mode, Results, Row, by_problem
+from taxfree.shapes import recorded_problem, written
+from taxfree_kernels.variant import operation_names
+from taxfree_tuning_db import (
+    OF_A_BENCH,
+    HardwareFingerprint,
+    InvalidRecord,
+    Measurement,
+    Record,
+    SoftwareFingerprint,
+)
+
+LEAST_GAIN = 0.03  # by which a winner must beat the baseline to be adopted
+
+
+def record_of(
+    op: str,
+    problem: dict[str, Any],
+    hardware: HardwareFingerprint,
+    software: SoftwareFingerprint,
+    measured: Sequence[Measurement],
+    trials: int,
+    seconds: float,
+    created: str,
+    **provenance: str,
+) -> Record:
+    """The record of a problem's measurements, with the winner.
+
+    Args:
+        measured: measurements taken together, the baseline's first.
+        trials: candidates tried.
+        seconds: time spent on trying them.
+        created: when, as ISO time.
+        provenance: more fields of the record's provenance.
+    """
+    baseline, *others = measured
+    mode = _deciding_mode(baseline.median_us)
+    ranked = sorted(others, key=lambda each: each.median_us[mode])
+    winner = ranked[0] if ranked and _beats(ranked[0], baseline, mode) else baseline
+    origin = {"source": "user", "created": created, "taxfree": software.taxfree}
+    return Record(
+        op=op,
+        problem=problem,
+        hardware=hardware,
+        software=software,
+        winner=winner,
+        baseline=baseline,
+        runners_up=tuple(each for each in ranked if each is not winner),
+        trials=trials,
+        seconds_spent=seconds,
+        provenance=origin | provenance,
+    )
+
+
+@dataclass(frozen=True)
+class Adopted:
+    """The records made from a bench's results.
+
+    Args:
+        records: one for each problem with sufficient measurements.
+        left_out: (problem, why) for the others.
+    """
+
+    records: tuple[Record, ...]
+    left_out: tuple[tuple[str, str], ...]
+
+
+def adopted(results: Results) -> Adopted:
+    """The results of `bench` as records, marked as such.
+
+    Raises:
+        UsageError: the file does not say where and when it was measured, or is invalid.
+    """
+    records, left_out = [], []
+    try:
+        machine = results.environment
+        hardware = HardwareFingerprint(**machine["hardware"])
+        software = SoftwareFingerprint(**machine["software"])
+        for rows in by_problem(results.rows):
+            op, problem = rows[0].op, rows[0].problem
+            measured = _measured(rows) if op in operation_names() else []
+            reason = _too_little(rows, measured)
+            if reason is None:
+                record = record_of(
+                    op, problem, hardware, software, measured, len(measured) - 1, 0.0,
+                    machine["created"], method=OF_A_BENCH,
+                )  # fmt: skip
+                reason = _is_better_off_without(record, rows)
+            if reason is None:
+                records.append(record)
+            else:
+                left_out.append((f"{op} {written(op, problem)}", reason))
+    except (KeyError, TypeError) as error:
+        raise UsageError(f"the environment is incomplete: {error}", "see bench --out") from error
+    except InvalidRecord as error:
+        raise UsageError(error.message, "see bench --out") from error
+    return Adopted(tuple(records), tuple(left_out))
+
+
+def _too_little(rows: Sequence[Row], measured: Sequence[Measurement]) -> str | None:
+    """Why these rows are not sufficient for a record, or None."""
+    op = rows[0].op
+    if op not in operation_names() or recorded_problem(op, rows[0].problem) is None:
+        return "it is no problem of today's"
+    if not measured or measured[0].variant != "baseline":
+        return "the baseline of today's was not measured"
+    if not measured[1:]:
+        return "nothing beside the baseline is of today's kernels"
+    mode = _deciding_mode(measured[0].median_us)
+    best, known = min(each.median_us[mode] for each in measured), {m.variant for m in measured}
+    for row in rows:
+        if row.variant not in known | {DISPATCH} and row.mode == mode and row.median_us < best:
+            return f"{row.variant} was faster, and has changed since"
+    return None
+
+
+def _is_better_off_without(record: Record, rows: Sequence[Row]) -> str | None:
+    """Why a record would take from dispatch what it borrows and was right to borrow, or None."""
+    if record.winner != record.baseline:
+        return None
+    mode, best = _deciding_mode(record.baseline.median_us), min(record.baseline.median_us.values())
+    for row in rows:
+        if (row.variant, row.mode) == (DISPATCH, mode) and row.median_us < best:
+            picked = row.config["variant"]
+            if picked != "baseline":
+                return f"nothing clearly beats the baseline, but dispatch ran {picked}, no slower"
+    return None
+
+
+def _measured(rows: Sequence[Row]) -> list[Measurement]:
+    """Unchanged variants that were timed in all modes; the baseline first, if it is among them."""
+    modes = {row.mode for row in rows}
+    found = []
+    for variant, kernel_hash in fingerprints.kernel_hashes(rows[0].op).items():
+        by_mode = {row.mode: row for row in rows if row.variant == variant}
+        if by_mode.keys() != modes:
+            continue
+        row = by_mode[_deciding_mode(modes)]
+        if row.kernel_hash != kernel_hash:
+            continue
+        found.append(
+            Measurement(
+                variant=variant,
+                config=row.config,
+                kernel_hash=kernel_hash,
+                median_us={mode: each.median_us for mode, each in by_mode.items()},
+                iqr_us={mode: each.iqr_us for mode, each in by_mode.items()},
+                samples=len(row.samples_us),
+                relative_error=row.relative_error,
+            )
+        )
+    return found
+
+
+def _deciding_mode(modes: Collection[str]) -> Mode:
+    """The mode whose times decide: graphs, which engines use, if there are any."""
+    return "graph" if "graph" in modes else "eager"
+
+
+def _beats(winner: Measurement, baseline: Measurement, mode: Mode) -> bool:
+    # an engine would run the baseline in the faster mode
+    fastest = min(baseline.median_us, key=lambda each: baseline.median_us[each])
+    best = baseline.median_us[fastest]
+    noise = max(winner.iqr_us[mode], baseline.iqr_us[fastest])
+    return best - winner.median_us[mode] > max(LEAST_GAIN * best, 2 * noise)

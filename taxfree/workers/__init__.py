@@ -1,0 +1,1 @@
+"""Rank workers: disposable processes that run tasks, and their controller's side."""
