@@ -28,15 +28,23 @@ def us(time: float | None) -> str:
 
 
 def rows_of(path: Path) -> list[Row]:
-    """The rows of a result file, but for those of variants of ours that were removed since."""
-    return [
-        row
-        for row in load(path).rows
-        if not row.kernel_hash or row.variant in (DISPATCH, *kernel_hashes(row.op))
-    ]
+    """The rows of a result file, but for those of variants that were removed since.
+
+    What dispatch ran stays.
+    """
+    return [row for row in load(path).rows if row.variant == DISPATCH or not is_removed(row)]
+
+
+def ran(row: Row) -> str:
+    """The variant of a row, or what dispatch ran."""
+    return str(row.config.get("variant", row.variant))
+
+
+def is_removed(row: Row) -> bool:
+    """Whether a row is of a variant of ours that is no more."""
+    return bool(row.kernel_hash) and ran(row) not in kernel_hashes(row.op)
 
 
 def is_todays(row: Row) -> bool:
     """Whether what was measured is what stands in the sources today; or no kernel of ours."""
-    variant = row.config.get("variant", row.variant)
-    return row.kernel_hash == kernel_hashes(row.op).get(variant, "")
+    return row.kernel_hash == kernel_hashes(row.op).get(ran(row), "")

@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.documents import is_todays, rows_of, table, us
+from benchmarks.documents import is_removed, is_todays, ran, rows_of, table, us
 from taxfree.fingerprints import size_field
 from taxfree.measuring.results import DISPATCH, Row, by_problem, fastest
 from taxfree.shapes import heading, written
@@ -335,9 +335,12 @@ def _titled(
 
 
 def _age(rows: Iterable[Row]) -> str:
-    """A sentence that names the variants of rows whose kernels have changed since, or nothing."""
-    stale = {row.config.get("variant", row.variant) for row in rows if not is_todays(row)}
-    return f" Changed since: {', '.join(sorted(stale))}." if stale else ""
+    """Sentences that name the variants of rows that have changed or were removed since, if any."""
+    said: dict[str, set[str]] = {"Changed": set(), "Removed": set()}
+    for row in rows:
+        if not is_todays(row):
+            said["Removed" if is_removed(row) else "Changed"].add(ran(row))
+    return "".join(f" {what} since: {', '.join(sorted(x))}." for what, x in said.items() if x)
 
 
 def _table(groups: Sequence[Sequence[Row]]) -> str:
@@ -397,8 +400,7 @@ def _us(row: Row | None) -> str:
 def _named(row: Row | None) -> str:
     if row is None:
         return "-"
-    picked: Any = row.config.get("variant", row.variant)
-    return f"{row.median_us:.1f} ({picked})"
+    return f"{row.median_us:.1f} ({ran(row)})"
 
 
 if __name__ == "__main__":

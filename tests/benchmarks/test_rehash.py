@@ -190,6 +190,17 @@ class TestExamining:
         assert self.states(held, Digests({})) == [("stale", "")]
         assert held.new_text() == held.text
 
+    def test_a_removed_variant_stays_without_digests(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        held = document(tmp_path, row("push", OLD, CONFIG))
+        digests = Digests({(SUBJECT, OLD): (LAUNCH,)})
+        assert rehash.without_unused(digests, [held]).launches == digests.launches
+        monkeypatch.setattr(rehash, "todays_hash", lambda _: None)
+        assert self.states(held, digests) == [("removed", "")]
+        assert held.new_text() == held.text
+        assert not rehash.without_unused(digests, [held]).launches
+
     def test_todays_without_digests_is_told(self, tmp_path: Path) -> None:
         held = document(tmp_path, row("push", TODAYS, CONFIG))
         assert self.states(held, Digests({})) == [("unrecorded", "")]

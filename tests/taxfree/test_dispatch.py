@@ -86,6 +86,17 @@ class TestChoice:
         choice = dispatcher(record(**changes, runners_up=(stale,))).choose(OP, PROBLEM)
         assert choice.of("eager").variant == "baseline"
 
+    def test_a_variant_that_was_removed_is_not_used(self) -> None:
+        """Its hash is that of no sources, and no other variant has its name."""
+        gone = dataclasses.replace(measurement("push", 10.0, 10.0), variant="removed")
+        ours = measurement("push", 20.0, 60.0, **push_config(PROBLEM))
+        baseline = measurement("baseline", 40.0, 50.0)
+        second = record(winner=ours, baseline=baseline, runners_up=(gone,))
+        choice = dispatcher(second).choose(OP, PROBLEM)
+        assert [choice.of(mode).variant for mode in ("graph", "eager")] == ["push", "baseline"]
+        choice = dispatcher(record(winner=gone, baseline=baseline)).choose(OP, PROBLEM)
+        assert (choice.kind, choice.variant) == ("baseline", "baseline")
+
     def test_a_problem_with_its_own_record_gets_the_winner(self) -> None:
         choice = dispatcher(record()).choose(OP, PROBLEM)
         assert (choice.kind, choice.variant) == ("exact", "push")

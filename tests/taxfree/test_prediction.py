@@ -178,3 +178,37 @@ def test_the_evidence_names_what_there_is() -> None:
         names = {field.name for field in dataclasses.fields(problem_class(each.op))}
         assert {*each.fixed, *each.reach, *each.sizes} <= names
         assert set(each.sizes) <= set(fingerprints.interpolated_fields(each.op))
+
+
+@pytest.mark.parametrize("method", prediction.METHODS)
+def test_variants_that_are_not_searched_are_not_predicted(
+    method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step, problem = variants(GATHER)["push_two_kernel"], gather(n=3584, k=4096)
+    record = next(
+        each
+        for each in SHIPPED
+        if each.op == GATHER
+        and {"world_size": 2, "m": 64, "n": 3584}.items() <= each.problem.items()
+    )
+    config = step.seed_configs(problem, HARDWARE)[0]
+    fast = dataclasses.replace(
+        record.winner,
+        variant=step.name,
+        config=config,
+        kernel_hash=fingerprints.kernel_hashes(GATHER)[step.name],
+        median_us=dict.fromkeys(record.winner.median_us, 0.1),
+    )
+    source = dataclasses.replace(record, runners_up=(fast,))
+    monkeypatch.setattr(
+        prediction, "_modelled_us", lambda machine, op, problem, name, *_: 1 + (name != step.name)
+    )
+
+    def found() -> str:
+        predicted = prediction.predict(method, GATHER, problem, [source], record.hardware, HARDWARE)
+        assert predicted is not None
+        return predicted.variant
+
+    assert found() != step.name
+    monkeypatch.setattr(type(step), "searched", True)
+    assert found() == step.name

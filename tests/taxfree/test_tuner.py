@@ -199,7 +199,9 @@ class TestBudget:
 
             group, counts = ScriptedGroup(script, hardware), []
             with Database(db) as database:
-                tuner = Tuner(database, Workers(lambda: group), hardware, PassingScreen())
+                every = list(variants(OP))  # so that so small a problem has enough to try
+                workers = Workers(lambda: group)
+                tuner = Tuner(database, workers, hardware, PassingScreen(), only=every)
                 for m, allowed in enumerate(seconds, 5):
                     problem = problem_class(OP)(**PROBLEM | {"m": m})
                     record = tuner.tune(OP, problem, Budget(40, allowed))
@@ -287,10 +289,11 @@ class TestSearching:
         _, _, tried = tune(db, time_of, trials=4)
         assert [each.variant for each in tried[:3]] == ["one_shot", "pull", "push"]
 
-    def test_steps_on_the_way_are_tried_only_by_name(self, db):
+    def test_steps_on_the_way_are_tried_only_by_name(self, db, tmp_path):
         _, _, tried = tune(db, time_of, trials=30)
         assert "push_two_kernel" not in {each.variant for each in tried}
-        _, _, tried = tune(db, time_of, trials=2, only=["push_two_kernel"])
+        other = tmp_path / "other.sqlite"
+        _, _, tried = tune(other, time_of, trials=2, only=["push_two_kernel"])
         assert {each.variant for each in tried} == {"push_two_kernel"}
 
     @pytest.mark.parametrize("place", ["user", "shipped"])
