@@ -1,0 +1,199 @@
+"""Programs made of decoded kernels, and launches of them: workgroups, waves, barriers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from random import Random
+
+import torch
+
+from taxfree_kernels.executed import matrix, scalar, scalar_memory, shared, vector, vector_memory
+from taxfree_kernels.executed.caches import Gpu, View
+from taxfree_kernels.executed.decode import Instruction, Listing
+from taxfree_kernels.executed.errors import BadAccess, Hang
+from taxfree_kernels.executed.flight import Timing
+from taxfree_kernels.executed.shared import Shared
+from taxfree_kernels.executed.wave import AT_BARRIER, END, WORD, Step, Wave
+
+_QUANTUM = 100  # instructions of a wave's turn at most
+
+
+class Program:
+    """A kernel ready to be executed.
+
+    Args:
+        listing: the decoded kernel.
+
+    Attributes:
+        steps: a function for each instruction.
+        hits: for each instruction, whether it was executed.
+
+    Raises:
+        UnknownInstruction: the executor does not know one; names it.
+    """
+
+    def __init__(self, listing: Listing) -> None:
+        self.listing = listing
+        self.steps = [_step(each, listing) for each in listing.instructions]
+        self.hits = bytearray(len(self.steps))
+
+
+def _step(given: Instruction, listing: Listing) -> Step:
+    family = given.opcode.split("_")[0]
+    if family == "s":
+        if given.opcode.startswith("s_load"):
+            return scalar_memory.build(given)
+        return scalar.build(given, listing.labels)
+    if family == "v":
+        return matrix.build(given) if "mfma" in given.opcode else vector.build(given)
+    return shared.build(given) if family == "ds" else vector_memory.build(given)
+
+
+def argument_bytes(listing: Listing, values: Sequence[int], grid: int) -> bytes:
+    """The block of a kernel's arguments.
+
+    Args:
+        values: integers and addresses, for the arguments that the caller gives.
+        grid: workgroups.
+    """
+    hidden = {
+        "hidden_block_count_x": grid, "hidden_block_count_y": 1, "hidden_block_count_z": 1,
+        "hidden_group_size_x": listing.threads, "hidden_group_size_y": 1, "hidden_group_size_z": 1,
+        "hidden_grid_dims": 1,
+    }  # fmt: skip
+    block = bytearray(listing.argument_bytes)
+    given = iter(values)
+    for each in listing.arguments:
+        value = hidden.get(each.kind, 0) if each.kind.startswith("hidden_") else next(given, 0)
+        mask = (1 << 8 * each.size) - 1
+        block[each.offset : each.offset + each.size] = (value & mask).to_bytes(each.size, "little")
+    return bytes(block)
+
+
+class Workgroup:
+    """The waves of one program, and what they share."""
+
+    def __init__(self, launch: Launch, number: int, view: View) -> None:
+        listing = launch.program.listing
+        self.shared = Shared(launch.shared_bytes)
+        self.waves = [
+            Wave(launch.program, self, view, launch.timing, each)
+            for each in range(listing.threads // 64)
+        ]
+        for wave in self.waves:
+            wave.s[0], wave.s[1] = launch.arguments & WORD, launch.arguments >> 32
+            wave.s[listing.user_registers] = number
+
+    @property
+    def has_ended(self) -> bool:
+        return all(wave.state == END for wave in self.waves)
+
+    def pass_barrier(self) -> None:
+        """Let waves go on that wait at the barrier, if all that have not ended do."""
+        if all(wave.state in (AT_BARRIER, END) for wave in self.waves):
+            for wave in self.waves:
+                if wave.state == AT_BARRIER:
+                    wave.state = 0
+
+
+class Launch:
+    """A kernel on one GPU: workgroups start in the order of their ids as others end.
+
+    Args:
+        program: what runs.
+        grid: workgroups.
+        values: arguments: integers and addresses.
+        shared_bytes: of LDS.
+        gpu: where it runs.
+        timing: of its memory operations.
+        resident: workgroups that run at a time.
+        churn: the chance, each turn, that a cache evicts what it has.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        grid: int,
+        values: Sequence[int],
+        shared_bytes: int,
+        gpu: Gpu,
+        timing: Timing,
+        resident: int,
+        churn: float = 0.0,
+    ) -> None:
+        self.program, self.shared_bytes, self.timing = program, shared_bytes, timing
+        self._gpu, self._resident, self._churn = gpu, resident, churn
+        block = argument_bytes(program.listing, values, grid)
+        kept = gpu.memory.empty(len(block), torch.uint8)
+        kept.copy_(torch.frombuffer(bytearray(block), dtype=torch.uint8))
+        self.arguments = kept.data_ptr()
+        self._waiting = iter(range(grid))
+        self._groups: list[Workgroup] = []
+        self._ended = 0
+        gpu.begin_launch()
+        for _ in range(resident):
+            self._start_next()
+
+    @property
+    def executed(self) -> int:
+        """Instructions so far, of all waves."""
+        return self._ended + sum(wave.executed for wave in self._waves())
+
+    @property
+    def has_ended(self) -> bool:
+        return not self._groups
+
+    def turn(self) -> None:
+        """Let one wave run for a while.
+
+        Raises:
+            Hang: all wait at barriers that others have passed.
+        """
+        rng = self.timing.rng
+        ready = [wave for wave in self._waves() if wave.state == 0]
+        if not ready:
+            raise Hang(f"{self.program.listing.name}: all waves wait at barriers", self.places())
+        wave = rng.choice(ready)
+        self._complete_some(wave, rng)
+        try:
+            stopped = wave.run(rng.randint(1, _QUANTUM))
+        except BadAccess as error:
+            text = self.program.listing.instructions[wave.pc].text
+            raise BadAccess(error.message, f"{self.program.listing.name}, near: {text}") from None
+        if stopped in (AT_BARRIER, END):
+            wave.state = stopped
+            self._regroup(wave.group)
+        if self._churn and rng.random() < self._churn:
+            self._gpu.churn(rng)
+
+    def places(self) -> str:
+        """Where the waves are."""
+        instructions = self.program.listing.instructions
+        texts = {instructions[wave.pc].text for wave in self._waves() if wave.state != END}
+        return "at: " + "; ".join(sorted(texts)[:4])
+
+    def _waves(self) -> Iterator[Wave]:
+        return (wave for group in self._groups for wave in group.waves)
+
+    def _complete_some(self, wave: Wave, rng: Random) -> None:
+        if wave.vector_queue and rng.random() < self.timing.promptness:
+            self.timing.complete_any(wave.vector_queue)
+
+    def _regroup(self, group: Workgroup) -> None:
+        if not group.has_ended:
+            group.pass_barrier()
+            return
+        self._ended += sum(wave.executed for wave in group.waves)
+        self._groups.remove(group)
+        self._start_next()
+        if self.has_ended:
+            self._gpu.end_launch()
+
+    def _start_next(self) -> None:
+        number = next(self._waiting, None)
+        if number is None:
+            return
+        views = self._gpu.views[number % len(self._gpu.views)]
+        self._groups.append(Workgroup(self, number, self.timing.rng.choice(views)))
+
+

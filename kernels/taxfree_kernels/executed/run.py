@@ -1,0 +1,360 @@
+"""Run a variant's compiled kernels on all ranks, and compare the results with the reference.
+
+The ranks' plans are those of any other fabric. Their kernels are compiled for an AMD GPU by Triton's own
+launcher, decoded, and executed, all ranks at once, in an order that a seed draws.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict, dataclass, field
+from random import Random
+from typing import Any
+
+import numpy as np
+import torch
+
+from taxfree_kernels import variant as registry
+from taxfree_kernels.cross_compile.compile import compile_launch
+from taxfree_kernels.cross_compile.record import Launch as Recorded
+from taxfree_kernels.cross_compile.record import NoGroup
+from taxfree_kernels.executed.caches import Gpu, Memory
+from taxfree_kernels.executed.decode import Listing, decode
+from taxfree_kernels.executed.errors import ExecutionError, Hang
+from taxfree_kernels.executed.fabric import ExecutedFabric, arena_bytes
+from taxfree_kernels.executed.flight import Timing
+from taxfree_kernels.executed.operands import bits_of_float
+from taxfree_kernels.executed.program import Launch, Program
+from taxfree_kernels.hardware import KNOWN, Hardware
+from taxfree_kernels.launch import Kernel, launching_through
+from taxfree_kernels.variant import Config, op_of
+
+#: architecture -> the device that kernels are compiled for
+DEVICES = {"gfx942": "mi300x", "gfx950": "mi350x"}
+
+CALLS = 3  # of a run, back to back: the third uses the first slot again
+MOST_INSTRUCTIONS = 5_000_000  # of all waves in a run; more is a hang
+NEVER = 1 << 40  # polls
+
+_PROMPTNESS = (0.0, 0.02, 0.3, 1.0)
+_STALLS = (0.0, 0.3, 0.7)
+_CHURN = (0.0, 0.0, 0.02)
+_RESIDENT = (1, 2, 3, 8)
+
+Change = Callable[[str], str]
+
+
+@dataclass
+class Executed:
+    """What a run showed.
+
+    Args:
+        op, variant, problem, config: what ran.
+        architecture: it was compiled for.
+        seed: of the order, the timing, and the inputs.
+        verdict: "right", "wrong", "hang", "error", or "nothing to run": the library serves it.
+        details: of an error or a hang; else empty.
+        error: the largest difference from the reference, in units of what rounding allows.
+        instructions: that waves executed.
+        seconds: of executing, without compiling.
+        kernels: name -> instructions executed at least once, and all.
+    """
+
+    op: str
+    variant: str
+    problem: Any
+    config: Config
+    architecture: str
+    seed: int
+    verdict: str = "right"
+    details: str = ""
+    error: float = 0.0
+    instructions: int = 0
+    seconds: float = 0.0
+    kernels: dict[str, tuple[int, int]] = field(default_factory=dict)
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self) | {"config": dict(self.config)}
+
+
+def run(
+    op: str,
+    variant: str,
+    problem: Any,
+    config: Config | None = None,
+    seed: int = 0,
+    architecture: str = "gfx942",
+    *,
+    most_instructions: int = MOST_INSTRUCTIONS,
+    patience: int = NEVER,
+    change: Change | None = None,
+    programs: dict[str, Program] | None = None,
+) -> Executed:
+    """Execute three calls of a variant on each of its problem's ranks.
+
+    The driver of Triton in this process is replaced, as by
+    :func:`taxfree_kernels.cross_compile.compile.compile_launch`.
+
+    Args:
+        config: None for the first one.
+        seed: draws the order of waves, how late accesses take effect, how long caches keep lines, and
+            the inputs.
+        architecture: "gfx942" or "gfx950".
+        most_instructions: of all waves; a run that needs more hangs.
+        patience: polls until a kernel gives up waiting.
+        change: of the text of each kernel, before it is decoded.
+        programs: kernels that earlier runs decoded, to be used again.
+
+    Raises:
+        PlanError: the variant refuses the problem or config.
+        UnknownInstruction: the executor cannot run its code.
+    """
+    hardware = KNOWN[DEVICES[architecture]]
+    if config is None:
+        config = registry.variants(op)[variant].seed_configs(problem, hardware)[0]
+    shown = Executed(op, variant, problem, config, architecture, seed)
+    session = _Session(shown, hardware, most_instructions, patience, change, programs)
+    begin = time.perf_counter()
+    try:
+        with np.errstate(all="ignore"):
+            session.run()
+    except NoGroup:
+        shown.verdict = "nothing to run"
+    except Hang as error:
+        shown.verdict, shown.details = "hang", f"{error.message} {error.hint}"
+    except ExecutionError as error:
+        if type(error).__name__ == "UnknownInstruction":
+            raise
+        shown.verdict, shown.details = "error", f"{error.message} {error.hint}"
+    shown.seconds = time.perf_counter() - begin - session.compiling
+    return shown
+
+
+class _Host(threading.Thread):
+    """Calls a rank's plan; each launch waits until the session has executed it."""
+
+    def __init__(self, rank: int, calls: Iterable[Callable[[], Any]]) -> None:
+        super().__init__(daemon=True)
+        self.rank, self._calls = rank, calls
+        self.asked: tuple[Kernel, tuple[Any, ...]] | None = None
+        self.failure: BaseException | None = None
+        self.is_abandoned = False
+        self._goes_on, self.has_stopped = threading.Semaphore(0), threading.Semaphore(0)
+
+    def run(self) -> None:
+        try:
+            with launching_through(self._launch):
+                for call in self._calls:
+                    call()
+        except BaseException as error:
+            self.failure = error
+        self.has_stopped.release()
+
+    def _launch(self, kernel: Kernel, args: tuple[Any, ...]) -> None:
+        self.asked = kernel, args
+        self.has_stopped.release()
+        self._goes_on.acquire()
+        if self.is_abandoned:
+            raise SystemExit
+
+    def go_on(self) -> None:
+        """Let it run until its next launch, or its end."""
+        self.asked = None
+        self._goes_on.release()
+        self.wait()
+
+    def wait(self) -> None:
+        self.has_stopped.acquire()
+        if self.failure is not None:
+            raise self.failure
+
+    def abandon(self) -> None:
+        self.is_abandoned = True
+        self._goes_on.release()
+
+
+class _Session:
+    """One run: memory, GPUs, hosts, and the launches that are in flight."""
+
+    def __init__(
+        self,
+        shown: Executed,
+        hardware: Hardware,
+        most_instructions: int,
+        patience: int,
+        change: Change | None,
+        programs: dict[str, Program] | None,
+    ) -> None:
+        self._shown, self._hardware, self._most = shown, hardware, most_instructions
+        self._patience, self._change = patience, change
+        self._programs = {} if programs is None else programs
+        self.compiling = 0.0
+        rng = self._rng = Random(shown.seed)
+        self._timing = Timing(rng, rng.choice(_PROMPTNESS), rng.choice(_STALLS))
+        self._churn, self._resident = rng.choice(_CHURN), rng.choice(_RESIDENT)
+        self._memory = Memory()
+        self._mirrors: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        self._launches: dict[int, Launch] = {}
+        self._used: dict[str, Program] = {}
+
+    def run(self) -> None:
+        """Run all calls of all ranks, and compare.
+
+        Raises:
+            ExecutionError: what went wrong.
+        """
+        problem, op = self._shown.problem, registry.operation(self._shown.op)
+        world = problem.world_size
+        self._gpus = [Gpu(self._memory) for _ in range(world)]
+        variant = registry.variants(self._shown.op)[self._shown.variant]
+        fabrics = self._fabrics(problem)
+        plans = [variant.plan(problem, fabric, self._shown.config) for fabric in fabrics]
+        cpu = torch.device("cpu")
+        outputs: list[list[torch.Tensor]] = []
+        hosts = []
+        for rank, plan in enumerate(plans):
+            calls = []
+            outputs.append([])
+            for call in range(CALLS):
+                inputs = op.make_inputs(problem, rank, self._shown.seed + call, cpu, False)
+                kept = [each if each is None else self._memory.copy_of(each) for each in inputs]
+                empty = op.empty_output(problem, cpu)
+                output = self._memory.copy_of(empty).fill_(float("nan"))
+                outputs[rank].append(output)
+                calls.append(lambda plan=plan, tensors=(*kept, output): plan(*tensors))
+            hosts.append(_Host(rank, calls))
+        try:
+            self._execute(hosts)
+        finally:
+            for host in hosts:
+                host.abandon()
+            self._count()
+        if not self._shown.instructions:
+            self._shown.verdict = "nothing to run"
+            return
+        for call in range(CALLS):
+            for rank in range(world):
+                expected = op.reference(problem, rank, self._shown.seed + call, cpu, False)
+                self._compare(outputs[rank][call], expected)
+
+    def _fabrics(self, problem: Any) -> list[ExecutedFabric]:
+        size = arena_bytes(problem.world_size, problem.slot_bytes)
+        arenas = [self._memory.empty(size, torch.uint8) for _ in range(problem.world_size)]
+        for arena in arenas:
+            arena.fill_(0xFF)
+        return [
+            ExecutedFabric(
+                rank, arenas, self._memory, self._hardware, problem.slot_bytes, self._patience
+            )
+            for rank in range(problem.world_size)
+        ]
+
+    def _execute(self, hosts: list[_Host]) -> None:
+        for host in hosts:
+            host.start()
+            host.wait()
+            self._take(host)
+        weights = [self._rng.choice((1, 1, 4, 20)) for _ in hosts]
+        while self._launches:
+            ranks = list(self._launches)
+            rank = self._rng.choices(ranks, [weights[each] for each in ranks])[0]
+            launch = self._launches[rank]
+            before = launch.executed
+            launch.turn()
+            self._shown.instructions += launch.executed - before
+            if launch.has_ended:
+                self._finish(hosts[rank])
+            elif self._shown.instructions > self._most:
+                where = " | ".join(f"rank {at} {one.places()}" for at, one in self._launches.items())
+                raise Hang(f"no end after {self._most:,} instructions", where)
+
+    def _take(self, host: _Host) -> None:
+        """Begin what a host asks for."""
+        if host.asked is None:
+            return
+        kernel, args = host.asked
+        begin = time.perf_counter()
+        compiled = compile_launch(Recorded(kernel, args), self._hardware)
+        program = self._programs.get(compiled.cache_key)
+        if program is None:
+            text = self._change(compiled.text) if self._change else compiled.text
+            program = self._programs[compiled.cache_key] = Program(decode(text))
+        self.compiling += time.perf_counter() - begin
+        self._used[compiled.cache_key] = program
+        values = list(_values(kernel, args, program.listing, self._address))
+        self._launches[host.rank] = Launch(
+            program, kernel.grid, values, compiled.resources.shared_memory,
+            self._gpus[host.rank], self._timing, self._resident, self._churn,
+        )  # fmt: skip
+
+    def _finish(self, host: _Host) -> None:
+        """A launch has ended: let its host go on."""
+        del self._launches[host.rank]
+        assert host.asked is not None
+        for arg in _flat(host.asked[1]):
+            if isinstance(arg, torch.Tensor) and not self._memory.holds(arg):
+                storage, copy = self._mirrors[arg.untyped_storage().data_ptr()]
+                storage.copy_(copy)
+        host.go_on()
+        self._take(host)
+
+    def _address(self, tensor: torch.Tensor) -> int:
+        """A tensor's address for kernels; a plan's own memory is copied in, and later out."""
+        if self._memory.holds(tensor):
+            return tensor.data_ptr()
+        storage = tensor.untyped_storage()
+        found = self._mirrors.get(storage.data_ptr())
+        if found is None or found[0].numel() != storage.nbytes():
+            flat = torch.empty(0, dtype=torch.uint8).set_(storage)  # type: ignore[call-overload]
+            found = flat, self._memory.empty(storage.nbytes(), torch.uint8)
+            self._mirrors[storage.data_ptr()] = found
+        found[1].copy_(found[0])
+        return found[1].data_ptr() + tensor.storage_offset() * tensor.element_size()
+
+    def _compare(self, output: torch.Tensor, expected: torch.Tensor) -> None:
+        """Differences in units of a rounding step of the largest values around."""
+        step = torch.finfo(output.dtype).eps
+        allowed = step * (expected.abs() + expected.abs().max() / 4 + 1e-30)
+        worst = ((output.double() - expected).abs() / allowed).max().item()
+        self._shown.error = max(self._shown.error, worst if worst == worst else float("inf"))
+        if self._shown.error > 1:
+            self._shown.verdict = "wrong"
+
+    def _count(self) -> None:
+        for program in self._used.values():
+            name, hits = program.listing.name, program.hits
+            self._shown.kernels[name] = (sum(hits), len(hits))
+
+
+def _flat(args: Iterable[Any]) -> Iterator[Any]:
+    for arg in args:
+        if isinstance(arg, tuple):
+            yield from _flat(arg)
+        else:
+            yield arg
+
+
+def _values(
+    kernel: Kernel, args: tuple[Any, ...], listing: Listing, address: Callable[[torch.Tensor], int]
+) -> Iterator[int]:
+    """The arguments that the compiled kernel still has: neither constants nor ones.
+
+    Raises:
+        ExecutionError: they are not those that its text names.
+    """
+    known = [each for each in listing.arguments if not each.kind.startswith("hidden_")]
+    kinds = iter(known)
+    for param, given in zip(kernel.function.params, args, strict=False):
+        for arg in _flat((given,)):
+            if arg is None or type(arg) is int and arg == 1 and not param.do_not_specialize:
+                continue
+            is_tensor = isinstance(arg, torch.Tensor)
+            expected = next(kinds, None)
+            if expected is None or is_tensor != (expected.kind == "global_buffer"):
+                raise ExecutionError(f"{listing.name}: argument {param.name} is not in its text")
+            if is_tensor:
+                yield address(arg)
+            else:
+                yield bits_of_float(arg) if isinstance(arg, float) else int(arg)

@@ -1,0 +1,45 @@
+"""Scalar loads."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from taxfree_kernels.executed.decode import Instruction
+from taxfree_kernels.executed.errors import UnknownInstruction
+from taxfree_kernels.executed.flight import InFlight
+from taxfree_kernels.executed.operands import register, scalar_source
+from taxfree_kernels.executed.wave import POISON, Step, Wave
+
+_COUNTS = {
+    "s_load_dword": 1, "s_load_dwordx2": 2, "s_load_dwordx4": 4,
+    "s_load_dwordx8": 8, "s_load_dwordx16": 16,
+}  # fmt: skip
+
+
+def build(given: Instruction) -> Step:
+    """Make the step of a scalar load.
+
+    It reads through the L2, as does the scalar cache, which no instruction keeps coherent.
+
+    Raises:
+        UnknownInstruction: it is not among those that this module knows.
+    """
+    count, target = _COUNTS.get(given.opcode), register(given.operands[0])
+    if count is None or target is None:
+        raise UnknownInstruction(f"unknown instruction {given.text}")
+    base, moves = scalar_source(given.operands[1], 2), scalar_source(given.operands[2])
+    fixed, first = given.number("offset"), target.index
+    poison = [int(POISON)] * count
+
+    def step(wave: Wave) -> None:
+        address = base(wave) + moves(wave) + fixed & ~3
+        wave.s[first : first + count] = poison
+
+        def effect() -> None:
+            start = np.array([address], np.uint64)
+            at = int(wave.view.memory.places(start, 4 * count)[0]) // 4
+            wave.s[first : first + count] = wave.view.levels[1].of[4][at : at + count].tolist()
+
+        wave.timing.issue(wave.local_queue, InFlight(effect, 0, 0, is_scalar=True))
+
+    return step

@@ -1,0 +1,251 @@
+"""Loads, stores and atomics of vectors: global and buffer addresses."""
+
+from __future__ import annotations
+
+import operator
+import re
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from taxfree_kernels.executed.caches import Scope, scope_of
+from taxfree_kernels.executed.decode import Instruction
+from taxfree_kernels.executed.errors import UnknownInstruction
+from taxfree_kernels.executed.flight import InFlight
+from taxfree_kernels.executed.operands import register, row_of, scalar_source, source
+from taxfree_kernels.executed.wave import LANES, M0, Lanes, Step, Wave
+
+#: type -> bytes of an element, and how many
+_SHAPES = {
+    "dword": (4, 1), "dwordx2": (4, 2), "dwordx3": (4, 3), "dwordx4": (4, 4),
+    "ushort": (2, 1), "sshort": (2, 1), "ubyte": (1, 1), "short": (2, 1), "byte": (1, 1),
+}  # fmt: skip
+
+_ATOMICS: dict[str, Callable[[int, int], int]] = {
+    "swap": lambda old, new: new,
+    "add": operator.add, "sub": operator.sub, "and": operator.and_, "or": operator.or_,
+    "xor": operator.xor, "umax": max, "umin": min,
+}  # fmt: skip
+
+_NAME = re.compile(r"(global|buffer)_(load|store)_(lds_)?([a-z]+(?:x\d)?)(_d16_hi)?")
+_ATOMIC = re.compile(r"global_atomic_([a-z]+)(_x2)?")
+_KNOWN = {"offset", "offen", "sc0", "sc1", "nt", "lds"}
+
+#: wave -> addresses of all lanes, and which lanes touch memory at all
+Addresses = Callable[[Wave], tuple[Lanes, Lanes]]
+
+
+def build(given: Instruction) -> Step:
+    """Make the step of a vector memory instruction.
+
+    Raises:
+        UnknownInstruction: it is not among those that this module knows.
+    """
+    if given.opcode in ("buffer_inv", "buffer_wbl2"):
+        return _cache_control(given)
+    if not _KNOWN.issuperset(given.modifiers):
+        raise UnknownInstruction(f"unknown modifier of {given.text}")
+    if found := _ATOMIC.fullmatch(given.opcode):
+        if found[1] in _ATOMICS:
+            return _atomic(given, _ATOMICS[found[1]], 8 if found[2] else 4)
+    elif (found := _NAME.fullmatch(given.opcode)) and found[4] in _SHAPES:
+        size, count = _SHAPES[found[4]]
+        if found[3] or "lds" in given.modifiers:
+            return _load_into_shared(given, size * count)
+        if found[2] == "load" and not found[5]:
+            return _load(given, size, count, is_signed=found[4] == "sshort")
+        if found[2] == "store":
+            return _store(given, size, count, upper=bool(found[5]))
+    raise UnknownInstruction(f"unknown instruction {given.text}")
+
+
+def _cache_control(given: Instruction) -> Step:
+    scope = scope_of(given.modifiers)
+    if given.opcode == "buffer_inv":
+
+        def invalidate(wave: Wave) -> None:
+            wave.view.invalidate(scope)
+            wave.vector_queue.append(_done())
+
+        return invalidate
+
+    def write_back(wave: Wave) -> None:
+        view = wave.view
+        wave.timing.issue(wave.vector_queue, InFlight(lambda: view.write_back(scope)))
+
+    return write_back
+
+
+def _done() -> InFlight:
+    operation = InFlight(lambda: None)
+    operation.is_done = True
+    return operation
+
+
+# -- addresses ------------------------------------------------------------------------------------
+
+
+def _addresses(given: Instruction, at: int, size: int) -> Addresses:
+    """From the operands that begin at number `at`; `size` bytes are accessed."""
+    if given.opcode.startswith("buffer"):
+        return _buffer_addresses(given, at, size)
+    vector, base = given.operands[at], given.operands[-1]
+    offset = given.number("offset")
+    if base == "off":
+        wide = source(vector, "u64")
+        fixed = np.uint64(offset & (1 << 64) - 1)
+        return lambda wave: (wide(wave) + fixed, wave.mask)
+    narrow, scalar = source(vector, "u32"), scalar_source(base, 2)
+
+    def from_base(wave: Wave) -> tuple[Lanes, Lanes]:
+        return narrow(wave) + np.uint64(scalar(wave) + offset), wave.mask
+
+    return from_base
+
+
+def _buffer_addresses(given: Instruction, at: int, size: int) -> Addresses:
+    """Offsets into a buffer: what lies beyond its end is read as 0, and not written."""
+    texts = given.operands[at:]
+    moves = source(texts[0], "u32") if "offen" in given.modifiers else None
+    resource, scalar = register(texts[-2]), scalar_source(texts[-1])
+    if resource is None or resource.is_vector or resource.count != 4:
+        raise UnknownInstruction(f"unknown form of {given.text}")
+    first, fixed = resource.index, given.number("offset")
+
+    def addresses(wave: Wave) -> tuple[Lanes, Lanes]:
+        low, high, records = wave.s[first : first + 3]
+        if high >> 16 & 0x3FFF:
+            raise UnknownInstruction("buffers of structures")
+        offset = np.full(64, fixed + scalar(wave), np.uint64)
+        if moves is not None:
+            offset += moves(wave)
+        is_inside = wave.mask & (offset + np.uint64(size) <= np.uint64(records))
+        return offset + np.uint64(low | (high & 0xFFFF) << 32), is_inside
+
+    return addresses
+
+
+def _span(places: Lanes, size: int) -> tuple[int, int]:
+    return (int(places.min()), int(places.max()) + size) if places.size else (0, 0)
+
+
+# -- accesses -------------------------------------------------------------------------------------
+
+
+def _gather(wave: Wave, places: Lanes, size: int, count: int, scope: Scope) -> Lanes:
+    """Elements [lane, count]."""
+    if size > 1 and (places & (size - 1)).any():
+        apart = (places[:, None] + np.arange(size * count)).ravel()
+        loaded = wave.view.load(apart, 1, scope).reshape(len(places), -1)
+        return np.ascontiguousarray(loaded).view(f"u{size}")
+    if count > 1:
+        places = (places[:, None] + np.arange(0, size * count, size)).ravel()
+    return wave.view.load(places, size, scope).reshape(-1, count)
+
+
+def _scatter(wave: Wave, places: Lanes, values: Lanes, scope: Scope) -> None:
+    """Store elements [lane, count]."""
+    size, count = values.itemsize, values.shape[1]
+    if size > 1 and (places & (size - 1)).any():
+        values = np.ascontiguousarray(values).view(np.uint8)
+        size, count = 1, size * count
+    if count > 1:
+        places = (places[:, None] + np.arange(0, size * count, size)).ravel()
+    wave.view.store(places, size, values.ravel(), scope)
+
+
+def _load(given: Instruction, size: int, count: int, *, is_signed: bool) -> Step:
+    row, scope = row_of(given.operands[0]), scope_of(given.modifiers)
+    addresses = _addresses(given, 1, size * count)
+
+    def step(wave: Wave) -> None:
+        every, inside = addresses(wave)
+        is_on = wave.mask
+        places = wave.view.memory.places(every[inside], size * count)
+        wave.poison(row, count)
+
+        def effect() -> None:
+            loaded: Any = _gather(wave, places, size, count, scope)
+            if is_signed:
+                loaded = loaded.view(np.int16).astype(np.int32).view(np.uint32)
+            lanes = np.zeros((64, count), np.uint32)
+            lanes[inside] = loaded
+            for number in range(count):
+                np.copyto(wave.u[row + number], lanes[:, number], where=is_on)
+
+        wave.timing.issue(wave.vector_queue, InFlight(effect, *_span(places, size * count)))
+
+    return step
+
+
+def _store(given: Instruction, size: int, count: int, *, upper: bool) -> Step:
+    is_buffer = given.opcode.startswith("buffer")
+    row, scope = row_of(given.operands[0 if is_buffer else 1]), scope_of(given.modifiers)
+    addresses = _addresses(given, 1 if is_buffer else 0, size * count)
+    shift = np.uint32(16 if upper else 0)
+
+    def step(wave: Wave) -> None:
+        every, inside = addresses(wave)
+        places = wave.view.memory.places(every[inside], size * count)
+        words = wave.registers[row : row + count, inside].T >> shift
+        values = words.astype(f"u{size}")
+
+        def effect() -> None:
+            _scatter(wave, places, values, scope)
+
+        wave.timing.issue(wave.vector_queue, InFlight(effect, *_span(places, size * count)))
+
+    return step
+
+
+def _atomic(given: Instruction, function: Callable[[int, int], int], size: int) -> Step:
+    returns = "sc0" in given.modifiers
+    scope = Scope.SYSTEM if "sc1" in given.modifiers else Scope.AGENT
+    at = 1 if returns else 0
+    row = row_of(given.operands[0]) if returns else 0
+    value_row = row_of(given.operands[at + 1])
+    addresses, words = _addresses(given, at, size), size // 4
+
+    def step(wave: Wave) -> None:
+        every, inside = addresses(wave)
+        places = wave.view.memory.places(every[inside], size)
+        given_words = wave.registers[value_row : value_row + words, inside].T
+        operands = np.ascontiguousarray(given_words).view(f"u{size}")[:, 0]
+        if returns:
+            wave.poison(row, words)
+
+        def effect() -> None:
+            before = wave.view.update(places, size, operands, function, scope)
+            if returns:
+                halves = before.view(np.uint32).reshape(-1, words)
+                for number in range(words):
+                    wave.u[row + number][inside] = halves[:, number]
+
+        wave.timing.issue(wave.vector_queue, InFlight(effect, *_span(places, size)))
+
+    return step
+
+
+def _load_into_shared(given: Instruction, size: int) -> Step:
+    """A load that goes to LDS, at M0, one lane behind the other."""
+    is_buffer = given.opcode.startswith("buffer")
+    scope, fixed = scope_of(given.modifiers), given.number("offset")
+    addresses = _addresses(given, 0, size)
+    words = size // 4
+
+    def step(wave: Wave) -> None:
+        every, inside = addresses(wave)
+        is_on = wave.mask
+        places = wave.view.memory.places(every[inside], size)
+        targets = (wave.s[M0] & 0xFFFF) + fixed + LANES * size
+
+        def effect() -> None:
+            lanes = np.zeros((64, words), np.uint32)
+            lanes[inside] = _gather(wave, places, 4, words, scope)
+            wave.group.shared.store(targets[is_on], lanes[is_on])
+
+        span = _span(places, size) if is_buffer or places.size else (0, 0)
+        wave.timing.issue(wave.vector_queue, InFlight(effect, *span))
+
+    return step

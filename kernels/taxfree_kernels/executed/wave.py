@@ -1,0 +1,107 @@
+"""A wave: 64 lanes with their registers, and what is in flight between it and the memories."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from taxfree_kernels.executed.caches import View
+    from taxfree_kernels.executed.flight import InFlight, Timing
+    from taxfree_kernels.executed.program import Program, Workgroup
+
+LANES = np.arange(64)
+ALL = (1 << 64) - 1
+WORD = (1 << 32) - 1
+
+#: numbers of special scalar registers
+VCC, M0, EXEC = 106, 124, 126
+
+#: what undefined registers and pending destinations hold: a NaN, and no address
+POISON = np.uint32(0x7FC0DEAD)
+_SCALAR_POISON = 0x7FC0DEAD
+
+#: what an instruction returns other than the index of the next one, or None for the one behind it
+END, AT_BARRIER, AGAIN = -1, -2, -3
+
+Lanes = np.ndarray[Any, np.dtype[Any]]
+Step = Callable[["Wave"], "int | None"]
+
+
+@lru_cache(maxsize=4096)
+def lanes_of(bits: int) -> Lanes:
+    """The 64 bits of a mask as booleans."""
+    packed = np.frombuffer(bits.to_bytes(8, "little"), np.uint8)
+    lanes = np.unpackbits(packed, bitorder="little").view(bool)
+    lanes.flags.writeable = False
+    return lanes
+
+
+def bits_of(lanes: Lanes) -> int:
+    """The mask of 64 booleans."""
+    return int.from_bytes(np.packbits(lanes, bitorder="little").tobytes(), "little")
+
+
+class Wave:
+    """Registers of one wave, and its place in the program.
+
+    Attributes:
+        u, i, f: rows of 64 lanes: the vector registers as uint32, int32 and float32. Row 256 is the
+            first accumulator.
+        s: scalar registers, as unsigned integers of 32 bits.
+        scc: the scalar condition code.
+        exec, mask, is_full: the lanes that are on, as bits and as booleans; whether all are.
+        state: 0, AT_BARRIER or END.
+        executed: instructions so far.
+        vector_queue, local_queue: what `vmcnt` and `lgkmcnt` count, oldest first.
+    """
+
+    def __init__(
+        self, program: Program, group: Workgroup, view: View, timing: Timing, number: int
+    ) -> None:
+        self.program, self.group, self.view, self.timing = program, group, view, timing
+        registers = np.full((512, 64), POISON, np.uint32)
+        self.registers = registers
+        self.u, self.i, self.f = (
+            list(registers.view(kind)) for kind in (np.uint32, np.int32, np.float32)
+        )
+        self.u[0][:] = LANES + 64 * number
+        self.s = [_SCALAR_POISON] * 128
+        self.scc = 0
+        self.pc = 0
+        self.state = 0
+        self.executed = 0
+        self.vector_queue: list[InFlight] = []
+        self.local_queue: list[InFlight] = []
+        self.set_exec(ALL)
+
+    def set_exec(self, bits: int) -> None:
+        """Turn lanes on and off."""
+        self.s[EXEC], self.s[EXEC + 1] = bits & WORD, bits >> 32
+        self.exec, self.mask, self.is_full = bits, lanes_of(bits), bits == ALL
+
+    def run(self, budget: int) -> int:
+        """Execute up to `budget` instructions; returns what stopped it, or 0."""
+        steps, hits, pc = self.program.steps, self.program.hits, self.pc
+        for executed in range(budget):
+            hits[pc] = 1
+            goes_to = steps[pc](self)
+            if goes_to is None:
+                pc += 1
+            elif goes_to >= 0:
+                pc = goes_to
+            else:
+                self.pc = pc if goes_to == AGAIN else pc + 1
+                self.executed += executed + 1
+                return goes_to
+        self.pc = pc
+        self.executed += budget
+        return 0
+
+    def poison(self, first: int, count: int) -> None:
+        """Spoil destinations of a load until it takes effect."""
+        for row in self.u[first : first + count]:
+            np.copyto(row, POISON, where=self.mask)
