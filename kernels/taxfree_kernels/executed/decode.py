@@ -65,6 +65,7 @@ class Listing:
         labels: label -> index of the instruction behind it.
         arguments: in order, those that the runtime passes by itself last (``hidden_...``).
         argument_bytes: size of their block.
+        pointer_register: the SGPR pair that points to the arguments.
         user_registers: SGPRs that are set before the ids of the workgroup.
         threads: of a workgroup.
     """
@@ -74,6 +75,7 @@ class Listing:
     labels: Mapping[str, int]
     arguments: tuple[Argument, ...]
     argument_bytes: int
+    pointer_register: int
     user_registers: int
     threads: int
 
@@ -98,6 +100,7 @@ def decode(text: str) -> Listing:
         labels=labels,
         arguments=every,
         argument_bytes=int(size[1]),
+        pointer_register=2 * sum(_field(text, f"user_sgpr_{name}_ptr") for name in ("dispatch", "queue")),
         user_registers=_field(text, "user_sgpr_count"),
         threads=int(threads[1]),
     )

@@ -73,7 +73,7 @@ class ExecutedFabric(Fabric):
 
 def arena_bytes(world_size: int, slot_bytes: int) -> int:
     """What a rank's arena needs."""
-    return 16 * _aligned(slot_bytes) + 8 * Pool.CHANNELS * world_size + _SPARE
+    return 18 * _aligned(slot_bytes) + 8 * Pool.CHANNELS * world_size + _SPARE
 
 
 def _aligned(size: int) -> int:

@@ -81,7 +81,8 @@ class Workgroup:
             for each in range(listing.threads // 64)
         ]
         for wave in self.waves:
-            wave.s[0], wave.s[1] = launch.arguments & WORD, launch.arguments >> 32
+            at = listing.pointer_register
+            wave.s[at : at + 2] = launch.arguments & WORD, launch.arguments >> 32
             wave.s[listing.user_registers] = number
 
     @property
