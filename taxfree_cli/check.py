@@ -19,9 +19,12 @@ from taxfree_kernels.variant import operation_names
 
 if TYPE_CHECKING:
     from taxfree_kernels.checker import Checked
+    from taxfree_kernels.executed.run import Executed
 
 _DEFAULT_GPUS = (2, 3)
 _DEFAULT_SEEDS = 100
+_DEFAULT_EXECUTED_SEEDS = 2
+_ARCHITECTURES = ("gfx942", "gfx950")
 
 _Variants = Annotated[
     list[str] | None,
@@ -45,6 +48,21 @@ _Compiled = Annotated[
     bool,
     typer.Option(
         "--compiled", help="Instead, compile for sm_90, gfx942 and gfx950 and check the assembly."
+    ),
+]
+_Executed = Annotated[
+    bool,
+    typer.Option(
+        "--executed", help="Instead, compile for an AMD GPU and execute the machine code on a CPU."
+    ),
+]
+_Architecture = Annotated[
+    str | None,
+    typer.Option(
+        "--arch",
+        metavar="NAME",
+        show_default=_ARCHITECTURES[0],
+        help=f"With --executed: {' or '.join(_ARCHITECTURES)}.",
     ),
 ]
 _OtherTriton = Annotated[
@@ -77,6 +95,8 @@ def check(
     first_seed: _FirstSeed = None,
     compiled: _Compiled = False,
     triton: _OtherTriton = None,
+    executed: _Executed = False,
+    arch: _Architecture = None,
     json: options.Json = False,
 ) -> None:
     """Search kernels for races, deadlocks and wrong results under many schedules, on a CPU.
@@ -97,11 +117,23 @@ def check(
             "--compiled takes neither --shapes, --gpus, --dtype, --seeds nor --first-seed",
             "it compiles default configs of problems that it knows",
         )
+    if compiled and executed:
+        raise UsageError("--compiled and --executed are two checks", "run one after the other")
+    if arch is not None and (not executed or arch not in _ARCHITECTURES):
+        raise UsageError(
+            "--arch is for --executed", f"--executed --arch {' or '.join(_ARCHITECTURES)}"
+        )
     if op is not None:
         require_operation(op)
     ops = operation_names() if op is None else [op]
     if compiled:
         _check_compiled(ops, variant, triton, json)
+        return
+    first = first_seed or 0
+    if executed:
+        drawn = range(first, first + (seeds or _DEFAULT_EXECUTED_SEEDS))
+        problems = {each: _problems(each, shapes, gpus, dtype, (2,)) for each in ops}
+        _check_executed(problems, variant, drawn, arch or _ARCHITECTURES[0], json)
         return
     if importlib.util.find_spec("greenlet") is None:
         raise TaxfreeError("greenlet is not installed", "pip install 'taxfree[check]'")
@@ -109,7 +141,6 @@ def check(
     from taxfree_kernels.checker import check_variant, checkable_variants
 
     _require_variants(ops, [name for each in ops for name in checkable_variants(each)], variant)
-    first = first_seed or 0
     schedules = range(first, first + (seeds or _DEFAULT_SEEDS))
     found = []
     for each in ops:
@@ -150,8 +181,55 @@ def _check_compiled(
         raise WrongResult(f"{bad} kernels break rules in their assembly", "see the reports above")
 
 
-def _problems(op: str, shapes: list[str] | None, gpus: str | None, dtype: str | None) -> list[Any]:
-    request = options.shape_request(shapes, None, None, gpus, dtype, default_gpus=_DEFAULT_GPUS)
+def _check_executed(
+    problems: dict[str, list[Any]],
+    names: list[str] | None,
+    seeds: range,
+    architecture: str,
+    json: bool,
+) -> None:
+    """Execute the code of variants, all by default, and compare what all ranks return."""
+    if os.environ.get("TRITON_INTERPRET", "0") != "0":
+        raise UsageError("--executed needs compiled kernels", "unset TRITON_INTERPRET")
+    from taxfree_kernels.executed.check import executed
+    from taxfree_kernels.variant import variants
+
+    _require_variants(list(problems), [name for op in problems for name in variants(op)], names)
+    found = []
+    for shown in executed(problems, names, seeds, architecture):
+        note(f"{shown.op} {shown.variant}, seed {shown.seed}: {shown.verdict}")
+        found.append(shown)
+    if json:
+        print_json({"runs": [shown.as_json() for shown in found]})
+    else:
+        _print_executed(found)
+    if not found:
+        raise TaxfreeError("nothing to execute: no variant asked for runs these shapes by kernels")
+    wrong = [shown for shown in found if shown.verdict != "right"]
+    if wrong:
+        names = list(dict.fromkeys(f"{shown.op} {shown.variant}" for shown in wrong))
+        raise WrongResult(f"not right when executed: {', '.join(names)}", "see the report above")
+
+
+def _print_executed(found: list[Executed]) -> None:
+    from taxfree_kernels.executed.check import rows
+
+    columns = ["op", "variant", "verdict", "runs", "instructions", "executed", "seconds"]
+    print_table(columns, rows(found))
+    for shown in found:
+        if shown.verdict != "right":
+            lines = [f"{shown.op} {shown.variant}, seed {shown.seed}: {shown.verdict}"]
+            print_lines(["", *lines, str(shown.problem), shown.details])
+
+
+def _problems(
+    op: str,
+    shapes: list[str] | None,
+    gpus: str | None,
+    dtype: str | None,
+    default_gpus: tuple[int, ...] = _DEFAULT_GPUS,
+) -> list[Any]:
+    request = options.shape_request(shapes, None, None, gpus, dtype, default_gpus=default_gpus)
     if request.shapes:
         return expand(op, request)
     from taxfree_kernels.checker.problems import tiny_problems

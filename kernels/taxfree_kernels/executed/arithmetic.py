@@ -12,6 +12,16 @@ _HALF = np.uint64(0x10000000)
 _LOW = np.uint64(0x1FFFFFFF)
 
 
+def high_product(a: Lanes, b: Lanes) -> Lanes:
+    """V_MUL_HI_U32."""
+    return (np.multiply(a, b, dtype=np.uint64) >> np.uint64(32)).astype(np.uint32)
+
+
+def high_signed_product(a: Lanes, b: Lanes) -> Lanes:
+    """V_MUL_HI_I32."""
+    return (np.multiply(a, b, dtype=np.int64) >> np.int64(32)).astype(np.int32)
+
+
 def fma(a: Lanes, b: Lanes, c: Lanes) -> Lanes:
     """``a * b + c`` of float32, rounded once.
 
@@ -53,7 +63,9 @@ def division_scale(a: Lanes, denominator: Lanes, numerator: Lanes) -> tuple[Lane
     Returns:
         the operand, and whether the quotient is to be scaled back.
     """
-    a, d, n = (np.broadcast_to(np.asarray(x, np.float32), (64,)) for x in (a, denominator, numerator))
+    a, d, n = (
+        np.broadcast_to(np.asarray(x, np.float32), (64,)) for x in (a, denominator, numerator)
+    )
     tiny = 2.0**-126
     is_denominator, is_numerator = a == d, a == n
     quotient = np.abs(n.astype(np.float64) / d)
@@ -147,7 +159,9 @@ def field(a: Lanes, offset: Lanes, length: Lanes) -> Lanes:
 def signed_field(a: Lanes, offset: Lanes, length: Lanes) -> Lanes:
     """V_BFE_I32."""
     bits, length = field(a, offset, length), length & np.uint32(31)
-    sign = np.where(length > 0, np.uint32(1) << (length - np.uint32(1) & np.uint32(31)), np.uint32(0))
+    sign = np.where(
+        length > 0, np.uint32(1) << (length - np.uint32(1) & np.uint32(31)), np.uint32(0)
+    )
     return (bits ^ sign) - sign
 
 

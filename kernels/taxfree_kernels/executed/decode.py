@@ -100,7 +100,8 @@ def decode(text: str) -> Listing:
         labels=labels,
         arguments=every,
         argument_bytes=int(size[1]),
-        pointer_register=2 * sum(_field(text, f"user_sgpr_{name}_ptr") for name in ("dispatch", "queue")),
+        pointer_register=2
+        * sum(_field(text, f"user_sgpr_{name}_ptr") for name in ("dispatch", "queue")),
         user_registers=_field(text, "user_sgpr_count"),
         threads=int(threads[1]),
     )

@@ -17,7 +17,7 @@ _EVERY = np.ones(64, bool)
 #: control -> the lane that each lane reads, and whether there is one
 _CONTROLS: dict[str, Callable[[int], tuple[Lanes, Lanes]]] = {
     "row_shl": lambda by: (LANES + by, _IN_ROW + by < 16),
-    "row_shr": lambda by: (LANES - by, _IN_ROW >= by),
+    "row_shr": lambda by: (LANES - by, by <= _IN_ROW),
     "row_ror": lambda by: (_ROW + (_IN_ROW - by & 15), _EVERY),
     "wave_shl": lambda by: (LANES + 1, LANES < 63),
     "wave_shr": lambda by: (LANES - 1, LANES > 0),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from random import Random
 
 import torch
@@ -34,16 +34,21 @@ class Program:
 
     def __init__(self, listing: Listing) -> None:
         self.listing = listing
-        self.steps = [_step(each, listing) for each in listing.instructions]
+        self.steps = [build_step(each, listing.labels) for each in listing.instructions]
         self.hits = bytearray(len(self.steps))
 
 
-def _step(given: Instruction, listing: Listing) -> Step:
+def build_step(given: Instruction, labels: Mapping[str, int]) -> Step:
+    """Make the function that an instruction is.
+
+    Raises:
+        UnknownInstruction: the executor does not know it.
+    """
     family = given.opcode.split("_")[0]
     if family == "s":
         if given.opcode.startswith("s_load"):
             return scalar_memory.build(given)
-        return scalar.build(given, listing.labels)
+        return scalar.build(given, labels)
     if family == "v":
         return matrix.build(given) if "mfma" in given.opcode else vector.build(given)
     return shared.build(given) if family == "ds" else vector_memory.build(given)
@@ -196,5 +201,3 @@ class Launch:
             return
         views = self._gpu.views[number % len(self._gpu.views)]
         self._groups.append(Workgroup(self, number, self.timing.rng.choice(views)))
-
-

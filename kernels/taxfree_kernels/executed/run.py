@@ -29,7 +29,7 @@ from taxfree_kernels.executed.operands import bits_of_float
 from taxfree_kernels.executed.program import Launch, Program
 from taxfree_kernels.hardware import KNOWN, Hardware
 from taxfree_kernels.launch import Kernel, launching_through
-from taxfree_kernels.variant import Config, op_of
+from taxfree_kernels.variant import Config
 
 #: architecture -> the device that kernels are compiled for
 DEVICES = {"gfx942": "mi300x", "gfx950": "mi350x"}
@@ -267,7 +267,9 @@ class _Session:
             if launch.has_ended:
                 self._finish(hosts[rank])
             elif self._shown.instructions > self._most:
-                where = " | ".join(f"rank {at} {one.places()}" for at, one in self._launches.items())
+                where = " | ".join(
+                    f"rank {at} {one.places()}" for at, one in self._launches.items()
+                )
                 raise Hang(f"no end after {self._most:,} instructions", where)
 
     def _take(self, host: _Host) -> None:
@@ -316,7 +318,11 @@ class _Session:
     def _compare(self, output: torch.Tensor, expected: torch.Tensor) -> None:
         """Differences in units of what is allowed: each rank's part may have been rounded once."""
         step = torch.finfo(output.dtype).eps
-        allowed = self._shown.problem.world_size * step * (expected.abs() + expected.abs().max() / 4 + 1e-30)
+        allowed = (
+            self._shown.problem.world_size
+            * step
+            * (expected.abs() + expected.abs().max() / 4 + 1e-30)
+        )
         worst = ((output.double() - expected).abs() / allowed).max().item()
         self._shown.error = max(self._shown.error, worst if worst == worst else float("inf"))
         if self._shown.error > 1:
@@ -348,7 +354,7 @@ def _values(
     kinds = iter(known)
     for param, given in zip(kernel.function.params, args, strict=False):
         for arg in _flat((given,)):
-            if arg is None or type(arg) is int and arg == 1 and not param.do_not_specialize:
+            if arg is None or (type(arg) is int and arg == 1 and not param.do_not_specialize):
                 continue
             is_tensor = isinstance(arg, torch.Tensor)
             expected = next(kinds, None)

@@ -92,10 +92,14 @@ _BINARY: dict[str, tuple[int, int, int, Callable[[int, int], Result]]] = {  # wo
     "s_bfm_b32": (1, 1, 1, lambda a, b: (((1 << (a & 31)) - 1) << (b & 31) & WORD, None)),
     "s_pack_ll_b32_b16": (1, 1, 1, lambda a, b: (a & 0xFFFF | b << 16 & WORD, None)),
 }
+
+
+def _shifted_sum(by: int) -> Callable[[int, int], Result]:
+    return lambda a, b: _unsigned_sum((a << by) + b)
+
+
 for _shift in (1, 2, 3, 4):
-    _BINARY[f"s_lshl{_shift}_add_u32"] = (
-        1, 1, 1, lambda a, b, by=_shift: _unsigned_sum((a << by) + b),
-    )  # fmt: skip
+    _BINARY[f"s_lshl{_shift}_add_u32"] = 1, 1, 1, _shifted_sum(_shift)
 
 _LOGIC: dict[str, Callable[[int, int], int]] = {
     "and": operator.and_,
@@ -107,11 +111,15 @@ _LOGIC: dict[str, Callable[[int, int], int]] = {
     "nor": lambda a, b: ~(a | b),
     "xnor": lambda a, b: ~(a ^ b),
 }
-for _words, _bits in ((1, WORD), (2, ALL)):
-    for _name, _logic in _LOGIC.items():
-        _BINARY[f"s_{_name}_b{32 * _words}"] = (
-            _words, _words, _words, lambda a, b, of=_logic, bits=_bits: _is_nonzero(of(a, b) & bits),
-        )  # fmt: skip
+
+
+def _logical(logic: Callable[[int, int], int], bits: int) -> Callable[[int, int], Result]:
+    return lambda a, b: _is_nonzero(logic(a, b) & bits)
+
+
+for _name, _logic in _LOGIC.items():
+    _BINARY[f"s_{_name}_b32"] = 1, 1, 1, _logical(_logic, WORD)
+    _BINARY[f"s_{_name}_b64"] = 2, 2, 2, _logical(_logic, ALL)
 
 _RELATIONS: dict[str, Callable[[int, int], bool]] = {
     "eq": operator.eq, "lg": operator.ne, "lt": operator.lt,

@@ -56,6 +56,11 @@ def _signed24(a: Lanes) -> Lanes:
     return (a << np.int32(8)) >> np.int32(8)
 
 
+def _pair_of(to_half: Function) -> Function:
+    """Two numbers of 16 bits in a word."""
+    return lambda a, b: to_half(a) | to_half(b) << _u(16)
+
+
 def _table() -> dict[str, Operation]:
     """Name -> operation; kinds are written as "out: in in"."""
     ufuncs: dict[str, dict[str, Function]] = {
@@ -72,14 +77,14 @@ def _table() -> dict[str, Operation]:
             "v_subrev_u32": lambda a, b: b - a,
             "v_lshlrev_b32": lambda a, b: b << (a & _u(31)),
             "v_lshrrev_b32": lambda a, b: b >> (a & _u(31)),
-            "v_mul_hi_u32": lambda a, b: (np.multiply(a, b, dtype=np.uint64) >> np.uint64(32)).astype(np.uint32),
+            "v_mul_hi_u32": arithmetic.high_product,
             "v_mul_u32_u24": lambda a, b: (a & _LOW24) * (b & _LOW24),
             "v_pack_b32_f16": lambda a, b: a & _u(0xFFFF) | b << _u(16),
         },
         "i32: i32 i32": {
             "v_min_i32": np.minimum, "v_max_i32": np.maximum,
             "v_ashrrev_i32": lambda a, b: b >> (a & np.int32(31)),
-            "v_mul_hi_i32": lambda a, b: (np.multiply(a, b, dtype=np.int64) >> np.int64(32)).astype(np.int32),
+            "v_mul_hi_i32": arithmetic.high_signed_product,
             "v_mul_i32_i24": lambda a, b: _signed24(a) * _signed24(b),
         },
         "u64: u32 u64": {
@@ -131,8 +136,8 @@ def _table() -> dict[str, Operation]:
         "i32: f32": {"v_cvt_i32_f32": arithmetic.to_signed},
         "f32: f16": {"v_cvt_f32_f16": lambda a: np.asarray(a).astype(np.float32)},
         "u32: f32 f32": {
-            "v_cvt_pk_bf16_f32": lambda a, b: arithmetic.to_bfloat16(a) | arithmetic.to_bfloat16(b) << _u(16),
-            "v_cvt_pk_f16_f32": lambda a, b: arithmetic.to_half(a) | arithmetic.to_half(b) << _u(16),
+            "v_cvt_pk_bf16_f32": _pair_of(arithmetic.to_bfloat16),
+            "v_cvt_pk_f16_f32": _pair_of(arithmetic.to_half),
         },
     }  # fmt: skip
     table = {}
@@ -251,9 +256,7 @@ def _source(given: Instruction, at: int, kind: str) -> Source:
     return lambda wave: get(wave) >> shift & mask
 
 
-def _into_part(
-    given: Instruction, operation: Operation, gets: list[Source], selected: str
-) -> Step:
+def _into_part(given: Instruction, operation: Operation, gets: list[Source], selected: str) -> Step:
     if given.modifiers.get("dst_unused") != "UNUSED_PAD" or operation.out != "u32":
         raise UnknownInstruction(f"unknown form of {given.text}")
     shift, mask = (_u(number) for number in _PARTS[selected])
@@ -265,7 +268,10 @@ def _into_part(
 def _across_lanes(given: Instruction, operation: Operation) -> Step:
     """An instruction whose first source comes from other lanes (DPP)."""
     get, writes = dpp_source(given, operation.inputs[0])
-    rest = [source(text, kind) for text, kind in zip(given.operands[2:], operation.inputs[1:], strict=True)]
+    rest = [
+        source(text, kind)
+        for text, kind in zip(given.operands[2:], operation.inputs[1:], strict=True)
+    ]
     rows, row, function = _ROWS[operation.out], row_of(given.operands[0]), operation.function
 
     def step(wave: Wave) -> None:
@@ -425,7 +431,10 @@ def _division_scale(given: Instruction) -> Step:
 
 
 def _division_fma(given: Instruction) -> Step:
-    put, gets = destination(given.operands[0], "f32"), [source(t, "f32") for t in given.operands[1:]]
+    put, gets = (
+        destination(given.operands[0], "f32"),
+        [source(t, "f32") for t in given.operands[1:]],
+    )
 
     def step(wave: Wave) -> None:
         scales_back = lanes_of(wave.s[VCC] | wave.s[VCC + 1] << 32)
@@ -442,7 +451,10 @@ def _accumulate(given: Instruction) -> Step:
 
 def _bitwise(given: Instruction) -> Step:
     table = given.number("bitop3")
-    put, gets = destination(given.operands[0], "u32"), [source(t, "u32") for t in given.operands[1:]]
+    put, gets = (
+        destination(given.operands[0], "u32"),
+        [source(t, "u32") for t in given.operands[1:]],
+    )
     return lambda wave: put(wave, arithmetic.bitwise(*[get(wave) for get in gets], table))
 
 

@@ -1,0 +1,214 @@
+"""Single instructions against what the ISA documents say of them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from taxfree_kernels.executed.errors import UnknownInstruction
+from tests.kernels.executed.machine import Machine
+
+RNG = np.random.default_rng(0)
+
+DIVISION = (
+    "v_div_scale_f32 v10, s[2:3], v2, v2, v1",
+    "v_div_scale_f32 v11, vcc, v1, v2, v1",
+    "v_rcp_f32_e32 v12, v10",
+    "v_fma_f32 v13, -v10, v12, 1.0",
+    "v_fmac_f32_e32 v12, v13, v12",
+    "v_mul_f32_e32 v13, v11, v12",
+    "v_fma_f32 v14, -v10, v13, v11",
+    "v_fmac_f32_e32 v13, v14, v12",
+    "v_fma_f32 v11, -v10, v13, v11",
+    "v_div_fmas_f32 v11, v11, v12, v13",
+    "v_div_fixup_f32 v0, v11, v2, v1",
+)
+
+
+def divided(numerators, denominators):
+    machine = Machine()
+    machine.set(1, numerators, np.float32)
+    machine.set(2, denominators, np.float32)
+    machine.run(*DIVISION)
+    return machine.get(0, np.float32)
+
+
+@pytest.mark.parametrize("spread", [1, 30, 60, 120])
+def test_the_compilers_division_is_that_of_ieee(spread):
+    for _ in range(20):
+        a, b = (np.ldexp(RNG.uniform(-2, 2, 64), RNG.integers(-spread, spread, 64)) for _ in "ab")
+        a, b = a.astype(np.float32), b.astype(np.float32)
+        with np.errstate(all="ignore"):
+            expected = a / b
+        result = divided(a, b)
+        normal = np.abs(expected) >= 2.0**-125  # the last step of a subnormal quotient rounds twice
+        assert np.array_equal(result[normal], expected[normal])
+        assert (np.abs(result[~normal] - expected[~normal]) <= 2.0**-149).all()
+
+
+@pytest.mark.parametrize(
+    ("numerator", "denominator", "quotient"),
+    [(1, 0, np.inf), (-1, 0, -np.inf), (0, 0, np.nan), (0, -3, -0.0), (np.inf, np.inf, np.nan),
+     (3, np.inf, 0.0), (np.inf, -3, -np.inf), (np.nan, 1, np.nan)],
+)  # fmt: skip
+def test_special_operands_of_a_division(numerator, denominator, quotient):
+    result = divided(np.float32(numerator), np.float32(denominator))[0]
+    assert np.array_equal(result, np.float32(quotient), equal_nan=True)
+    assert np.signbit(result) == np.signbit(quotient) or np.isnan(quotient)
+
+
+def test_a_multiply_add_rounds_once():
+    machine = Machine()
+    # the exact sum lies just above the middle of two floats; rounded to float64 first, on it
+    machine.set(1, 1 + 2.0**-12, np.float32)
+    machine.set(2, 1 + 2.0**-12, np.float32)
+    machine.set(3, 2.0**-60, np.float32)
+    machine.run("v_fma_f32 v0, v1, v2, v3")
+    assert machine.get(0, np.float32)[0] == np.float32(1 + 2.0**-11 + 2.0**-23)
+
+
+def test_subnormals_are_kept():
+    machine = Machine()
+    machine.set(1, 2.0**-140, np.float32)
+    machine.run("v_mul_f32_e32 v0, 0.5, v1", "v_add_f32_e32 v2, v1, v1")
+    assert machine.get(0, np.float32)[0] == 2.0**-141
+    assert machine.get(2, np.float32)[0] == 2.0**-139
+
+
+@pytest.mark.parametrize(
+    ("value", "converted"),
+    [(-1.5, 0), (3.99, 3), (5e9, 0xFFFFFFFF), (np.nan, 0), (np.inf, 0xFFFFFFFF)],
+)
+def test_conversion_to_unsigned_truncates_and_saturates(value, converted):
+    machine = Machine()
+    machine.set(1, value, np.float32)
+    machine.run("v_cvt_u32_f32_e32 v0, v1")
+    assert machine.get(0)[0] == converted
+
+
+def test_conversions_to_halves_round_to_even_and_keep_subnormals():
+    machine = Machine()
+    machine.set(1, 1 + 2.0**-11, np.float32)
+    machine.set(2, 2.0**-24, np.float32)
+    machine.run("v_cvt_f16_f32_e32 v3, v1", "v_cvt_f16_f32_e32 v4, v2")
+    assert machine.get(3)[0] == 0x3C00
+    assert machine.get(4)[0] == 1
+    machine.set(1, 1 + 2.0**-8, np.float32)
+    machine.run("v_cvt_pk_bf16_f32 v5, v1, 2.0")
+    assert machine.get(5)[0] == 0x40003F80
+
+
+def test_bits_are_reversed_permuted_and_extracted():
+    machine = Machine()
+    machine.set(1, 0x80000001)
+    machine.set(2, 0x11223344)
+    machine.set(3, 0x55667788)
+    machine.run(
+        "v_bfrev_b32_e32 v4, 2",
+        "s_mov_b32 s5, 0x07030c00",
+        "v_perm_b32 v6, v2, v3, s5",
+        "v_bfe_i32 v7, v1, 24, 8",
+        "v_bitop3_b32 v8, v1, v2, v3 bitop3:0x96",
+        "v_alignbit_b32 v9, v2, v3, 8",
+    )
+    assert machine.get(4)[0] == 0x40000000
+    assert machine.get(6)[0] == 0x11550088
+    assert machine.get(7)[0] == 0xFFFFFF80
+    assert machine.get(8)[0] == 0x80000001 ^ 0x11223344 ^ 0x55667788
+    assert machine.get(9)[0] == 0x44556677
+
+
+def test_lanes_that_are_off_keep_what_they_have():
+    machine = Machine()
+    machine.set(0, 7)
+    machine.run("s_mov_b64 exec, 1", "v_mov_b32_e32 v0, 9", "v_cmp_eq_u32_e32 vcc, 9, v0")
+    assert machine.get(0).tolist() == [9] + [7] * 63
+    assert machine.wave.s[106:108] == [1, 0]
+
+
+def test_scalar_carry_and_condition_codes():
+    machine = Machine()
+    machine.run(
+        "s_mov_b64 s[0:1], -1",
+        "s_add_u32 s2, s0, 1",
+        "s_addc_u32 s3, s1, 0",
+        "s_cselect_b32 s4, 1, 2",
+        "s_bfe_i32 s5, 0xf0, 0x40004",
+        "s_ashr_i32 s6, -8, 1",
+    )
+    assert machine.wave.s[2:7] == [0, 0, 1, 0xFFFFFFFF, 0xFFFFFFFC]
+
+
+def test_shifted_lanes_without_a_source_keep_the_destination_or_read_zero():
+    machine = Machine()
+    machine.set(1, np.arange(64))
+    machine.set(0, 100)
+    machine.set(2, 100)
+    mask = "row_mask:0xf bank_mask:0xf"
+    machine.run(f"v_mov_b32_dpp v0, v1 row_shr:1 {mask}")
+    machine.run(f"v_mov_b32_dpp v2, v1 row_shr:1 {mask} bound_ctrl:1")
+    assert machine.get(0)[:3].tolist() == [100, 0, 1]
+    assert machine.get(0)[16] == 100
+    assert machine.get(2)[[0, 1, 16]].tolist() == [0, 0, 0]
+
+
+def test_a_lane_that_is_off_is_no_source():
+    machine = Machine()
+    machine.set(1, np.arange(64))
+    machine.set(0, 100)
+    machine.run("s_mov_b64 exec, -2")
+    machine.run("v_mov_b32_dpp v0, v1 quad_perm:[1,0,3,2] row_mask:0xf bank_mask:0xf")
+    assert machine.get(0)[:4].tolist() == [100, 100, 3, 2]
+
+
+@pytest.mark.parametrize(
+    ("control", "row", "lane"), [("row_bcast:15", 0xA, 15), ("row_bcast:31", 0xC, 31)]
+)
+def test_the_sum_over_rows_by_broadcasts(control, row, lane):
+    machine = Machine()
+    machine.set(0, np.arange(64))
+    machine.run(f"v_add_u32_dpp v0, v0, v0 {control} row_mask:{row:#x} bank_mask:0xf")
+    rows = [number for number in range(4) if row >> number & 1]
+    for number in range(4):
+        reads = (16 * number - 1 if lane == 15 else 31) if number in rows else 0
+        assert machine.get(0)[16 * number] == 16 * number + reads
+
+
+def test_counting_lanes_below():
+    machine = Machine()
+    machine.run("v_mbcnt_lo_u32_b32 v0, -1, 0", "v_mbcnt_hi_u32_b32 v0, -1, v0")
+    assert machine.get(0).tolist() == list(range(64))
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "depth"),
+    [
+        ("16x16x16_f16", 16, 16),
+        ("32x32x8_f16", 32, 8),
+        ("16x16x32_f16", 16, 32),
+        ("32x32x16_f16", 32, 16),
+    ],
+)
+def test_matrix_products_are_those_of_their_layouts(name, size, depth):
+    machine = Machine()
+    a, b = (RNG.integers(-4, 5, (size, depth)).astype(np.float16) for _ in "ab")
+    per_lane = depth * size // 64
+    for row, matrix in ((0, a), (8, b)):
+        for lane in range(64):
+            k = per_lane * (lane // size)
+            words = matrix[lane % size, k : k + per_lane].view(np.uint32)
+            machine.wave.registers[row : row + len(words), lane] = words
+    machine.run(
+        f"v_mfma_f32_{name} a[0:{size * size // 64 - 1}], v[0:{per_lane // 2 - 1}], v[8:9], 0"
+    )
+    expected = a.astype(np.float32) @ b.astype(np.float32).T
+    for register in range(size * size // 64):
+        for lane in range(64):
+            row = (8 * (register // 4) if size == 32 else 0) + 4 * (lane // size) + register % 4
+            found = machine.wave.registers.view(np.float32)[256 + register, lane]
+            assert found == expected[row, lane % size]
+
+
+def test_an_unknown_opcode_is_named():
+    with pytest.raises(UnknownInstruction, match="v_frobnicate_b32 v0, v1"):
+        Machine().run("v_frobnicate_b32 v0, v1")
