@@ -132,8 +132,8 @@ def check(
     first = first_seed or 0
     if executed:
         drawn = range(first, first + (seeds or _DEFAULT_EXECUTED_SEEDS))
-        problems = {each: _problems(each, shapes, gpus, dtype, (2,)) for each in ops}
-        _check_executed(problems, variant, drawn, arch or _ARCHITECTURES[0], json)
+        of_ops = {each: _problems(each, shapes, gpus, dtype, (2,)) for each in ops}
+        _check_executed(of_ops, variant, drawn, arch or _ARCHITECTURES[0], json)
         return
     if importlib.util.find_spec("greenlet") is None:
         raise TaxfreeError("greenlet is not installed", "pip install 'taxfree[check]'")

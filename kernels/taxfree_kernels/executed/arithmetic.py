@@ -71,7 +71,9 @@ def division_scale(a: Lanes, denominator: Lanes, numerator: Lanes) -> tuple[Lane
     quotient = np.abs(n.astype(np.float64) / d)
     inverse_is_tiny = np.abs(1.0 / d.astype(np.float64)) < tiny
     quotient_is_tiny = (quotient < tiny) & (n != 0)
-    rules = [  # the first that holds: condition, exponent to add, whether to scale back
+    rules: list[
+        tuple[Lanes, Lanes, bool]
+    ] = [  # the first that holds: condition, exponent to add, whether to scale back
         (exponent(n) - exponent(d) >= 96, np.where(is_denominator, 64, 0), True),
         (exponent(d) == 0, 64, False),
         (inverse_is_tiny & quotient_is_tiny, np.where(is_denominator, 64, 0), True),
@@ -133,7 +135,8 @@ def to_bfloat16(a: Lanes) -> Lanes:
 
 def to_half(a: Lanes) -> Lanes:
     """Float32 to the bits of float16."""
-    return np.asarray(a).astype(np.float16).view(np.uint16).astype(np.uint32)
+    halves: Lanes = np.asarray(a).astype(np.float16)
+    return halves.view(np.uint16).astype(np.uint32)
 
 
 def permuted_bytes(a: Lanes, b: Lanes, selectors: Lanes) -> Lanes:

@@ -1,14 +1,16 @@
 """Memory as LLVM's memory model for gfx942 shows it: what a wave sees, and what its stores reach.
 
-The rules are those of "Memory Model GFX942" in LLVM's *User Guide for AMDGPU Backend* (tables of code
-sequences): plain accesses go through the L1 of the compute unit and the L2 of the chiplet (XCD), which
-nothing keeps coherent but ``buffer_inv``, ``buffer_wbl2``, and accesses with scope bits.
+The rules are those of "Memory Model GFX942" in LLVM's *User Guide for AMDGPU Backend* (tables of
+code sequences): plain accesses go through the L1 of the compute unit and the L2 of the chiplet
+(XCD), which nothing keeps coherent but ``buffer_inv``, ``buffer_wbl2``, and accesses with scope
+bits.
 
 Each cache here is a copy of all memory, taken when it was last invalidated, with what was stored
 through it since: every line is fetched at once and kept as long as the model allows. A third copy,
-one for each GPU, stands for what has been released to that GPU only: a write-back at agent scope ends
-there. So a missing invalidation shows stale bytes, a missing write-back leaves peers without the bytes,
-and a scope that is too narrow does either. By seed, caches are also refreshed at random moments.
+one for each GPU, stands for what has been released to that GPU only: a write-back at agent scope
+ends there. So a missing invalidation shows stale bytes, a missing write-back leaves peers without
+the bytes, and a scope that is too narrow does either. By seed, caches are also refreshed at random
+moments.
 """
 
 from __future__ import annotations
@@ -109,7 +111,7 @@ class Memory:
 
     def copy_of(self, tensor: torch.Tensor) -> torch.Tensor:
         """A tensor's copy in this memory, with the same strides."""
-        storage = torch.empty(0, dtype=tensor.dtype).set_(tensor.untyped_storage())  # type: ignore[call-overload]
+        storage = torch.empty(0, dtype=tensor.dtype).set_(tensor.untyped_storage())
         copy = self.empty(storage.numel(), tensor.dtype).copy_(storage)
         return copy.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
 

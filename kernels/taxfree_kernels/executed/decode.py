@@ -84,7 +84,7 @@ def decode(text: str) -> Listing:
     """Take the text of one kernel apart.
 
     Raises:
-        UnknownInstruction: it needs what the executor does not have.
+        UnknownInstruction: it is no kernel, or needs what the executor does not have.
     """
     instructions, labels = _body(text)
     if _field(text, "private_segment_fixed_size"):
@@ -93,7 +93,8 @@ def decode(text: str) -> Listing:
     name = re.search(r"\.amdhsa_kernel (\S+)", text)
     threads = re.search(r"\.max_flat_workgroup_size: (\d+)", text)
     size = re.search(r"\.kernarg_segment_size: (\d+)", text)
-    assert name and threads and size, "what LLVM prints of a kernel"
+    if name is None or threads is None or size is None:
+        raise UnknownInstruction("this is no text that LLVM prints of a kernel")
     return Listing(
         name=name[1].lstrip("_"),
         instructions=tuple(instructions),

@@ -1,8 +1,8 @@
 """Memory operations in flight: when they take effect, and in which order.
 
-An operation takes effect at the ``s_waitcnt`` that waits for it or at any earlier moment. Vector memory
-operations of a wave on different addresses may overtake one another; operations on LDS keep their
-order; scalar loads keep none.
+An operation takes effect at the ``s_waitcnt`` that waits for it or at any earlier moment. Vector
+memory operations of a wave on different addresses may overtake one another; operations on LDS keep
+their order; scalar loads keep none.
 """
 
 from __future__ import annotations
@@ -17,16 +17,22 @@ class InFlight:
 
     Args:
         effect: what it does.
-        low, high: the bytes it touches; an operation on everything keeps its place in the order.
+        span: the bytes it touches, from and to; by default all, so that it passes no other.
+        rows: the vector registers that it loads. Loads come back in order, so a later one into the
+            same registers stays later.
         is_scalar: a scalar load.
     """
 
-    __slots__ = ("_effect", "high", "is_done", "is_scalar", "low")
+    __slots__ = ("_effect", "_rows", "_span", "is_done", "is_scalar")
 
     def __init__(
-        self, effect: Callable[[], Any], low: int = 0, high: int = 1 << 62, is_scalar: bool = False
+        self,
+        effect: Callable[[], Any],
+        span: tuple[int, int] = (0, 1 << 62),
+        rows: tuple[int, int] = (0, 0),
+        is_scalar: bool = False,
     ) -> None:
-        self._effect, self.low, self.high, self.is_scalar = effect, low, high, is_scalar
+        self._effect, self._span, self._rows, self.is_scalar = effect, span, rows, is_scalar
         self.is_done = False
 
     def perform(self) -> None:
@@ -36,7 +42,14 @@ class InFlight:
             self._effect()
 
     def may_pass(self, earlier: InFlight) -> bool:
-        return earlier.is_done or self.high <= earlier.low or earlier.high <= self.low
+        """Whether it may take effect before one that was issued earlier."""
+        if earlier.is_done:
+            return True
+        return not (_meet(self._span, earlier._span) or _meet(self._rows, earlier._rows))
+
+
+def _meet(a: tuple[int, int], b: tuple[int, int]) -> bool:
+    return a[0] < b[1] and b[0] < a[1]
 
 
 class Timing:

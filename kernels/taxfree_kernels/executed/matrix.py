@@ -66,7 +66,7 @@ def build(given: Instruction) -> Step:
         if addend is None:
             floats[out : out + count] = result + np.float32(initial)
         else:
-            floats[out : out + count] = result + floats[addend.index : addend.index + count]
+            floats[out : out + count] = result + floats[addend.row : addend.row + count]
 
     return step
 

@@ -1,13 +1,13 @@
 """Mutants of machine code: what of it is deleted or weakened, and whether executing it shows that.
 
-Each mutant changes one instruction. One that survives every problem and seed is either equivalent (the
-code is right without it, as far as the memory model goes) or missed; reports list it with its text.
+Each mutant changes one instruction. One that survives every seed is either equivalent (the code is
+right without it, as far as the memory model goes) or missed.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
 from typing import Any
@@ -87,11 +87,13 @@ def try_mutants(
     seeds: Sequence[int] = (0, 1, 2, 3),
     architecture: str = "gfx942",
     most_of_a_kind: int | None = None,
+    kinds: Collection[str] = tuple(KINDS),
 ) -> list[Tried]:
     """Try the mutants of a variant's kernels, each under some seeds until one shows it.
 
     Args:
         most_of_a_kind: of a kind of change, a sample of so many.
+        kinds: of changes.
 
     Raises:
         AssertionError: the code is not right as it is.
@@ -112,6 +114,7 @@ def try_mutants(
         mutant
         for program in programs.values()
         for mutant in mutants(program, texts[program.listing.name])
+        if mutant.kind in kinds
     ]
     if most_of_a_kind is not None:
         every = _sample(every, most_of_a_kind)

@@ -38,8 +38,8 @@ class Register(NamedTuple):
     """A register operand: a row of vector registers, or a scalar register; and how many."""
 
     is_vector: bool
-    index: int
-    count: int
+    row: int
+    words: int
 
 
 def register(text: str) -> Register | None:
@@ -60,7 +60,7 @@ def row_of(text: str) -> int:
     found = register(text)
     if found is None or not found.is_vector:
         raise UnknownInstruction(f"{text} is no vector register")
-    return found.index
+    return found.row
 
 
 def bits_of_float(value: float) -> int:
@@ -117,7 +117,7 @@ def _plain(text: str, kind: str) -> Source:
     found = register(text)
     if found is None:
         return _constant_lanes(constant(text, kind), kind)
-    at = found.index
+    at = found.row
     if found.is_vector:
         return _vector(at, kind)
     if kind in ("u64", "i64"):
@@ -196,7 +196,7 @@ def scalar_source(text: str, words: int = 1) -> ScalarSource:
         return lambda wave: bits
     if found.is_vector:
         raise UnknownInstruction(f"{text} is no scalar register")
-    at = found.index
+    at = found.row
     if words == 1:
         return lambda wave: wave.s[at]
     return lambda wave: wave.s[at] | wave.s[at + 1] << 32
@@ -207,7 +207,7 @@ def scalar_destination(text: str, words: int = 1) -> ScalarDestination:
     found = register(text)
     if found is None or found.is_vector:
         raise UnknownInstruction(f"{text} is no scalar register")
-    at = found.index
+    at = found.row
     if at >= EXEC:
         return _exec(at, words)
 

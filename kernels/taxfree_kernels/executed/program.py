@@ -165,7 +165,7 @@ class Launch:
             stopped = wave.run(rng.randint(1, _QUANTUM))
         except BadAccess as error:
             text = self.program.listing.instructions[wave.pc].text
-            raise BadAccess(error.message, f"{self.program.listing.name}, near: {text}") from None
+            raise BadAccess(error.message, f"{self.program.listing.name}, at: {text}") from None
         if stopped in (AT_BARRIER, END):
             wave.state = stopped
             self._regroup(wave.group)

@@ -1,7 +1,7 @@
 """Run a variant's compiled kernels on all ranks, and compare the results with the reference.
 
-The ranks' plans are those of any other fabric. Their kernels are compiled for an AMD GPU by Triton's own
-launcher, decoded, and executed, all ranks at once, in an order that a seed draws.
+The ranks' plans are those of any other fabric. Their kernels are compiled for an AMD GPU by
+Triton's own launcher, decoded, and executed, all ranks at once, in an order that a seed draws.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from taxfree_kernels.cross_compile.record import Launch as Recorded
 from taxfree_kernels.cross_compile.record import NoGroup
 from taxfree_kernels.executed.caches import Gpu, Memory
 from taxfree_kernels.executed.decode import Listing, decode
-from taxfree_kernels.executed.errors import ExecutionError, Hang
+from taxfree_kernels.executed.errors import ExecutionError, Hang, UnknownInstruction
 from taxfree_kernels.executed.fabric import ExecutedFabric, arena_bytes
 from taxfree_kernels.executed.flight import Timing
 from taxfree_kernels.executed.operands import bits_of_float
@@ -99,8 +99,8 @@ def run(
 
     Args:
         config: None for the first one.
-        seed: draws the order of waves, how late accesses take effect, how long caches keep lines, and
-            the inputs.
+        seed: draws the order of waves, how late accesses take effect, how long caches keep
+            lines, and the inputs.
         architecture: "gfx942" or "gfx950".
         most_instructions: of all waves; a run that needs more hangs.
         patience: polls until a kernel gives up waiting.
@@ -124,9 +124,9 @@ def run(
         shown.verdict = "nothing to run"
     except Hang as error:
         shown.verdict, shown.details = "hang", f"{error.message} {error.hint}"
+    except UnknownInstruction:
+        raise
     except ExecutionError as error:
-        if type(error).__name__ == "UnknownInstruction":
-            raise
         shown.verdict, shown.details = "error", f"{error.message} {error.hint}"
     shown.seconds = time.perf_counter() - begin - session.compiling
     return shown
@@ -309,11 +309,11 @@ class _Session:
         storage = tensor.untyped_storage()
         found = self._mirrors.get(storage.data_ptr())
         if found is None or found[0].numel() != storage.nbytes():
-            flat = torch.empty(0, dtype=torch.uint8).set_(storage)  # type: ignore[call-overload]
+            flat = torch.empty(0, dtype=torch.uint8).set_(storage)
             found = flat, self._memory.empty(storage.nbytes(), torch.uint8)
             self._mirrors[storage.data_ptr()] = found
         found[1].copy_(found[0])
-        return found[1].data_ptr() + tensor.storage_offset() * tensor.element_size()
+        return found[1].data_ptr() + int(tensor.storage_offset()) * tensor.element_size()
 
     def _compare(self, output: torch.Tensor, expected: torch.Tensor) -> None:
         """Differences in units of what is allowed: each rank's part may have been rounded once."""

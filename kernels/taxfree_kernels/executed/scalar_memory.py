@@ -28,7 +28,7 @@ def build(given: Instruction) -> Step:
     if count is None or target is None:
         raise UnknownInstruction(f"unknown instruction {given.text}")
     base, moves = scalar_source(given.operands[1], 2), scalar_source(given.operands[2])
-    fixed, first = given.number("offset"), target.index
+    fixed, first = given.number("offset"), target.row
     poison = [int(POISON)] * count
 
     def step(wave: Wave) -> None:
@@ -40,6 +40,6 @@ def build(given: Instruction) -> Step:
             at = int(wave.view.memory.places(start, 4 * count)[0]) // 4
             wave.s[first : first + count] = wave.view.levels[1].of[4][at : at + count].tolist()
 
-        wave.timing.issue(wave.local_queue, InFlight(effect, 0, 0, is_scalar=True))
+        wave.timing.issue(wave.local_queue, InFlight(effect, is_scalar=True))
 
     return step

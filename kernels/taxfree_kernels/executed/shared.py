@@ -27,7 +27,11 @@ class Shared:
     def __init__(self, size: int) -> None:
         self.size = size
         self._words = np.full(size // 4 + 1, POISON, np.uint32)
-        self._of = {1: self._words.view(np.uint8), 2: self._words.view(np.uint16), 4: self._words}
+        self._of: dict[int, Lanes] = {
+            1: self._words.view(np.uint8),
+            2: self._words.view(np.uint16),
+            4: self._words,
+        }
 
     def _check(self, places: Lanes, size: int) -> None:
         if places.size and int(places.max()) + size > self.size:

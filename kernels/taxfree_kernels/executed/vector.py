@@ -431,14 +431,12 @@ def _division_scale(given: Instruction) -> Step:
 
 
 def _division_fma(given: Instruction) -> Step:
-    put, gets = (
-        destination(given.operands[0], "f32"),
-        [source(t, "f32") for t in given.operands[1:]],
-    )
+    put = destination(given.operands[0], "f32")
+    a, b, c = (source(text, "f32") for text in given.operands[1:])
 
     def step(wave: Wave) -> None:
         scales_back = lanes_of(wave.s[VCC] | wave.s[VCC + 1] << 32)
-        put(wave, arithmetic.division_fma(*[get(wave) for get in gets], scales_back))
+        put(wave, arithmetic.division_fma(a(wave), b(wave), c(wave), scales_back))
 
     return step
 
@@ -451,11 +449,9 @@ def _accumulate(given: Instruction) -> Step:
 
 def _bitwise(given: Instruction) -> Step:
     table = given.number("bitop3")
-    put, gets = (
-        destination(given.operands[0], "u32"),
-        [source(t, "u32") for t in given.operands[1:]],
-    )
-    return lambda wave: put(wave, arithmetic.bitwise(*[get(wave) for get in gets], table))
+    put = destination(given.operands[0], "u32")
+    a, b, c = (source(text, "u32") for text in given.operands[1:])
+    return lambda wave: put(wave, arithmetic.bitwise(a(wave), b(wave), c(wave), table))
 
 
 # -- pairs and halves -----------------------------------------------------------------------------
@@ -467,8 +463,8 @@ def _half_of_pair(text: str, kind: str, which: int) -> Source:
     if found is None:
         return source(text, kind)
     if not found.is_vector:
-        return source(f"s{found.index + which}", kind)
-    at = found.index + which
+        return source(f"s{found.row + which}", kind)
+    at = found.row + which
     return source(f"a{at - ACCUMULATORS}" if at >= ACCUMULATORS else f"v{at}", kind)
 
 
@@ -536,19 +532,21 @@ def _mixed(given: Instruction) -> Step:
     kept = _u(0xFFFF if shift else 0xFFFF0000)
 
     def step(wave: Wave) -> None:
-        half = arithmetic.to_half(arithmetic.fma(*[get(wave) for get in gets]))
-        put(wave, wave.u[row] & kept | half << shift)
+        half: Any = arithmetic.to_half(arithmetic.fma(*[get(wave) for get in gets]))
+        put(wave, np.bitwise_and(wave.u[row], kept) | half << shift)
 
     return step
 
 
+def _part(text: str, shift: int) -> Source:
+    word: Any = source(text, "u32")
+    by, mask = _u(shift), _u(0xFFFF)
+    return lambda wave: (word(wave) >> by & mask).astype(np.uint16).view(np.float16)
+
+
 def _half_as_float(text: str, which: int) -> Source:
     text, is_negated, is_positive = signs(text)
-    if register(text) is None:
-        half = source(text, "f16")
-    else:
-        word, shift = source(text, "u32"), _u(16 * which)
-        half = lambda wave: (word(wave) >> shift & _u(0xFFFF)).astype(np.uint16).view(np.float16)  # noqa: E731
+    half = source(text, "f16") if register(text) is None else _part(text, 16 * which)
 
     def get(wave: Wave) -> Lanes:
         value = half(wave).astype(np.float32)

@@ -109,9 +109,9 @@ def _buffer_addresses(given: Instruction, at: int, size: int) -> Addresses:
     texts = given.operands[at:]
     moves = source(texts[0], "u32") if "offen" in given.modifiers else None
     resource, scalar = register(texts[-2]), scalar_source(texts[-1])
-    if resource is None or resource.is_vector or resource.count != 4:
+    if resource is None or resource.is_vector or resource.words != 4:
         raise UnknownInstruction(f"unknown form of {given.text}")
-    first, fixed = resource.index, given.number("offset")
+    first, fixed = resource.row, given.number("offset")
 
     def addresses(wave: Wave) -> tuple[Lanes, Lanes]:
         low, high, records = wave.s[first : first + 3]
@@ -174,7 +174,8 @@ def _load(given: Instruction, size: int, count: int, *, is_signed: bool) -> Step
             for number in range(count):
                 np.copyto(wave.u[row + number], lanes[:, number], where=is_on)
 
-        wave.timing.issue(wave.vector_queue, InFlight(effect, *_span(places, size * count)))
+        span = _span(places, size * count)
+        wave.timing.issue(wave.vector_queue, InFlight(effect, span, (row, row + count)))
 
     return step
 
@@ -194,7 +195,7 @@ def _store(given: Instruction, size: int, count: int, *, upper: bool) -> Step:
         def effect() -> None:
             _scatter(wave, places, values, scope)
 
-        wave.timing.issue(wave.vector_queue, InFlight(effect, *_span(places, size * count)))
+        wave.timing.issue(wave.vector_queue, InFlight(effect, _span(places, size * count)))
 
     return step
 
@@ -222,14 +223,14 @@ def _atomic(given: Instruction, function: Callable[[int, int], int], size: int) 
                 for number in range(words):
                     wave.u[row + number][inside] = halves[:, number]
 
-        wave.timing.issue(wave.vector_queue, InFlight(effect, *_span(places, size)))
+        rows = (row, row + words) if returns else (0, 0)
+        wave.timing.issue(wave.vector_queue, InFlight(effect, _span(places, size), rows))
 
     return step
 
 
 def _load_into_shared(given: Instruction, size: int) -> Step:
     """A load that goes to LDS, at M0, one lane behind the other."""
-    is_buffer = given.opcode.startswith("buffer")
     scope, fixed = scope_of(given.modifiers), given.number("offset")
     addresses = _addresses(given, 0, size)
     words = size // 4
@@ -245,7 +246,6 @@ def _load_into_shared(given: Instruction, size: int) -> Step:
             lanes[inside] = _gather(wave, places, 4, words, scope)
             wave.group.shared.store(targets[is_on], lanes[is_on])
 
-        span = _span(places, size) if is_buffer or places.size else (0, 0)
-        wave.timing.issue(wave.vector_queue, InFlight(effect, *span))
+        wave.timing.issue(wave.vector_queue, InFlight(effect, _span(places, size)))
 
     return step

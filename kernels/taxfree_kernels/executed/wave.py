@@ -85,20 +85,22 @@ class Wave:
 
     def run(self, budget: int) -> int:
         """Execute up to `budget` instructions; returns what stopped it, or 0."""
-        steps, hits, pc = self.program.steps, self.program.hits, self.pc
-        for executed in range(budget):
-            hits[pc] = 1
-            goes_to = steps[pc](self)
-            if goes_to is None:
-                pc += 1
-            elif goes_to >= 0:
-                pc = goes_to
-            else:
-                self.pc = pc if goes_to == AGAIN else pc + 1
-                self.executed += executed + 1
-                return goes_to
-        self.pc = pc
-        self.executed += budget
+        steps, hits, pc, executed = self.program.steps, self.program.hits, self.pc, 0
+        try:
+            while executed < budget:
+                hits[pc] = 1
+                executed += 1
+                goes_to = steps[pc](self)
+                if goes_to is None:
+                    pc += 1
+                elif goes_to >= 0:
+                    pc = goes_to
+                else:
+                    pc += goes_to != AGAIN
+                    return goes_to
+        finally:
+            self.pc = pc
+            self.executed += executed
         return 0
 
     def poison(self, first: int, count: int) -> None:

@@ -127,6 +127,17 @@ def test_only_accesses_to_other_bytes_overtake(gpus):
     assert machine.wave.vector_queue[-1].may_pass(store)
 
 
+def test_of_two_loads_into_a_register_the_later_one_stays(gpus):
+    (first, _), word = gpus
+    machine = wave_on(first.views[0][0], word, LATE)
+    machine.run(
+        "global_load_dwordx2 v[4:5], v0, s[2:3]",
+        "global_load_dwordx2 v[3:4], v0, s[2:3] offset:64",
+    )
+    earlier, later = machine.wave.vector_queue
+    assert not later.may_pass(earlier)
+
+
 def test_an_access_behind_a_tensor_is_an_error(gpus):
     (first, _), word = gpus
     machine = wave_on(first.views[0][0], word)
