@@ -41,9 +41,10 @@ def test_the_compilers_division_is_that_of_ieee(spread):
         with np.errstate(all="ignore"):
             expected = a / b
         result = divided(a, b)
-        is_normal = np.abs(expected) >= 2.0**-125  # a subnormal quotient is rounded twice
+        is_tiny = np.abs(expected) < 2.0**-125  # a subnormal quotient is rounded twice
+        is_normal = ~is_tiny & np.isfinite(expected)
         assert np.array_equal(result[is_normal], expected[is_normal])
-        assert (np.abs(result[~is_normal] - expected[~is_normal]) <= 2.0**-149).all()
+        assert (np.abs(result[is_tiny] - expected[is_tiny]) <= 2.0**-149).all()
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from tests.kernels.cross_compile.conftest import ROOT, run_python
 VARIANTS = [
     (op, name) for op in operation_names() for name, each in variants(op).items() if each.fused
 ]
+PATH = ":".join(str(ROOT / each) for each in ("", "kernels", "tuning_db"))
 COMMAND = "import sys; from taxfree_cli.app import run; sys.exit(run(sys.argv[1:]))"
 
 
@@ -20,7 +21,7 @@ def executed(op, variant, architecture, seed):
     out = run_python(
         "-c", COMMAND, "check", "--executed", "--op", op, "--variant", variant, "--arch",
         architecture, "--seeds", "1", "--first-seed", str(seed), "--json",
-        PYTHONSAFEPATH="", PYTHONPATH=":".join(str(ROOT / each) for each in ("", "kernels", "tuning_db")),
+        PYTHONPATH=PATH,
     )  # fmt: skip
     return json.loads(out)["runs"]
 
@@ -34,8 +35,7 @@ def test_compiled_variants_are_right(architecture, sample):
 
 
 def test_a_kernel_without_its_write_back_or_invalidation_is_not_right():
-    path = ":".join(str(ROOT / each) for each in ("", "kernels", "tuning_db"))
-    out = run_python("-m", "tests.kernels.executed.scopes", PYTHONPATH=path)
+    out = run_python("-m", "tests.kernels.executed.scopes", PYTHONPATH=PATH)
     tried = json.loads(out)
     assert {kind for kind, _, _ in tried} == {
         "sc0 of a cache instruction", "buffer_wbl2", "buffer_inv",
@@ -46,7 +46,8 @@ def test_a_kernel_without_its_write_back_or_invalidation_is_not_right():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [(["--executed", "--compiled"], "are two checks"), (["--arch", "gfx942"], "--arch is for"),
-     (["--executed", "--arch", "sm_90"], "--arch is for"), (["--executed"], "needs compiled kernels")],
+     (["--executed", "--arch", "sm_90"], "--arch is for"),
+     (["--executed"], "needs compiled kernels")],
 )  # fmt: skip
 def test_usage(arguments, message, capsys):
     assert run(["check", *arguments]) == 2
