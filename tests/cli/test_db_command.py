@@ -125,7 +125,7 @@ class TestList:
         monkeypatch.setattr("taxfree_cli.db.shipped_records", lambda: (RECORD,))
         outcome = cli("db", "list", "--json")
         assert len(documents(outcome)) == 1
-        assert "only what comes with taxfree" in outcome.err
+        assert "only shipped records" in outcome.err
 
     def test_a_database_that_was_named_must_be_there(self, cli, tmp_path):
         outcome = cli("db", "list", "--db", tmp_path / "none.sqlite")
@@ -392,10 +392,10 @@ class TestAdopt:
     @pytest.mark.parametrize(
         ("rows", "why"),
         [
-            (ROWS[2:], "the baseline of today's was not measured"),
+            (ROWS[2:], "the current baseline was not measured"),
             (ROWS[:2], "nothing beside the baseline"),
-            ([replace(row, problem=PROBLEM | {"k": 63}) for row in ROWS], "no problem of today's"),
-            ([replace(row, op="convolution") for row in ROWS], "no problem of today's"),
+            ([replace(row, problem=PROBLEM | {"k": 63}) for row in ROWS], "not a problem of this"),
+            ([replace(row, op="convolution") for row in ROWS], "not a problem of this"),
         ],
         ids=["no baseline", "baseline alone", "odd problem", "other operation"],
     )
