@@ -211,7 +211,7 @@ def no_room_for_files(place: Place) -> None:
 
 
 def a_full_terminal(place: Place) -> None:
-    """What is printed has nowhere to go."""
+    """Stdout is a full disk."""
     place.in_child = os.getpid
     place.stdout = "/dev/full"
 
