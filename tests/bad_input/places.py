@@ -54,7 +54,7 @@ class Place:
 
 
 def tuned(place: Place) -> None:
-    """A database with a record and a trial, of a problem as today's."""
+    """A database with a record and a trial of a current problem."""
     problem = problem_class(OP)(m=16, n=3584, k=8192, dtype="bfloat16", world_size=8)
     record = record_of(problem=asdict(problem))
     with Database(place.database) as database:
