@@ -1,10 +1,10 @@
-"""What the two ranks of a emulation run; see :mod:`benchmarks.emulate`.
+"""The tasks of the two ranks of an emulation; see :mod:`benchmarks.emulate`.
 
-Ranks 0 and 1 exist, and each plays all absent ranks for the other. The absent ranks' arenas are on
-the other GPU, so that what is stored for them crosses the link and lands in separate memory. A
-signal from a rank to the one `distance` behind it arrives as if sent by the one as far before the
-receiver: ranks act symmetrically at the same time. LL packets arrive as their sender's own,
-and are awaited only from ranks that exist.
+Ranks 0 and 1 exist, and each acts for all absent ranks towards the other. The absent ranks' arenas
+are on the other GPU, so that stores to them cross the link and land in separate memory. Ranks act
+symmetrically at the same time: a signal to the rank `distance` behind arrives as if the rank as far
+before the receiver had sent it. LL packets keep their sender, and only those of existing ranks are
+awaited.
 
 A single rank waits for nobody, and all arenas are its own.
 """
@@ -77,7 +77,7 @@ def _receive_at_once(
 
 
 @dataclass(frozen=True)
-class Rehearsed:
+class Emulated:
     """A candidate's time, or why it has none.
 
     Args:
@@ -90,15 +90,15 @@ class Rehearsed:
     reason: str = ""
 
 
-def rehearse(
+def emulate(
     fabric: Fabric,
     op: str,
     problem: dict[str, Any],
     candidates: Sequence[Candidate],
     arena_bytes: int,
     repetitions: int,
-) -> list[Rehearsed]:
-    """Time candidates of a problem of more ranks than there are; a task of two workers, or of one.
+) -> list[Emulated]:
+    """Time candidates of a problem of more ranks than exist; a task of two workers, or of one.
 
     Args:
         problem: fields of the operation's problem.
@@ -108,7 +108,7 @@ def rehearse(
         sync.wait, sync.receive = _wait_for_nobody, _receive_at_once
     else:
         sync.signal, sync.receive = _signal_as_another, _receive_from_two
-    _play_others(fabric, problem["world_size"], arena_bytes)
+    _act_for_others(fabric, problem["world_size"], arena_bytes)
     calls = Calls(fabric, op, problem)
     calls.share_compilation(candidates)
     plans = [_plan_or_reason(calls, candidate) for candidate in candidates]
@@ -118,14 +118,14 @@ def rehearse(
     fabric.synchronize()
     fabric.pool.check()
     return [
-        Rehearsed(candidate, next(timings))
+        Emulated(candidate, next(timings))
         if isinstance(plan, Plan)
-        else Rehearsed(candidate, None, plan)
+        else Emulated(candidate, None, plan)
         for candidate, plan in zip(candidates, plans, strict=True)
     ]
 
 
-def _play_others(fabric: Fabric, ranks: int, arena_bytes: int) -> None:
+def _act_for_others(fabric: Fabric, ranks: int, arena_bytes: int) -> None:
     """Make a fabric of two, or one, look like one of `ranks`, with arenas in a slot of its pool."""
     arenas, _ = fabric.pool.slots(ranks * arena_bytes, torch.uint8)
     begins = fabric.heap_bases + fabric.heap.offset_of(arenas)
@@ -146,4 +146,4 @@ def _plan_or_reason(calls: Calls, candidate: Candidate) -> Plan | str:
         return plan
     calls.call(plan)(0)
     hang = calls.hang()
-    return plan if hang is None else f"its signals tell who sends them: {hang}"
+    return plan if hang is None else f"its signals depend on the sender: {hang}"

@@ -1,15 +1,15 @@
-"""Calls every variant that has kernels of ours very often, and compares every output.
+"""Calls every variant with kernels of ours very often, and compares every output.
 
     python -m benchmarks.soak --gpus 4 --calls 1000000
 
-All operations' variants take turns on one pool, and each also runs alone; in captured graphs and
-eagerly; with pauses between calls and between the kernels of a call, then also with pauses inside
-kernels. Each case is run with generations that cross the 31-bit and 32-bit limits halfway, and with
-generations that end just below the limit of the generation word. It stops at the first mismatch
-(exit code 4) or lost peer (5). The record is written to ``benchmarks/results/soak``.
+All variants take turns on one pool, and each also runs alone; in captured graphs and eagerly; with
+pauses between calls and between the kernels of a call, then also inside kernels. Each case runs
+with generations that cross the 31-bit and 32-bit limits halfway, and with generations that end just
+below the limit of the generation word. The soak stops at the first mismatch (exit code 4) or lost
+peer (5). The record is written to ``benchmarks/results/soak``.
 
-With ``--share``, ranks share the GPUs that are there, which shows that protocols hold for more
-ranks than GPUs, on the GPU's own memory; links and speed are then not those of so many GPUs.
+With ``--share``, more ranks than GPUs share the GPUs, which tests the protocols on the GPU's own
+memory, but neither links nor speed.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import soak_ranks
-from benchmarks.commands import exit_code, keep, positive
+from benchmarks.commands import exit_code, keep, parser, positive
 from benchmarks.soak_ranks import Member, Stretch
 from taxfree import devices
 from taxfree.errors import TaxfreeError, WrongResult, one_line
@@ -41,7 +41,7 @@ TIMEOUT_S = 20.0
 DEADLINE_S = 300.0
 
 _TASKS = soak_ranks.__name__
-_END = 2**63 // sync.ONE_CALL.value  # the generation that its word does not hold any more
+_END = 2**63 // sync.ONE_CALL.value  # the first generation that overflows its word
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ def soak(
     """Soak one group of ranks that has run no kernels yet, about `calls` times.
 
     Raises:
-        WrongResult: an output differed; says where.
+        WrongResult: an output differs.
         TaskFailed: a peer was lost.
         TaxfreeError: a variant could not be made ready.
     """
@@ -100,10 +100,10 @@ def soak(
 
 
 def _members(group: WorkerGroup, seed: int, pauses: str) -> list[Member]:
-    """The members of a soak, made ready on all ranks.
+    """Prepare the members of a soak on all ranks.
 
     Raises:
-        TaxfreeError: no config of some variant could be compiled.
+        TaxfreeError: no config of a variant can be compiled.
     """
     arguments = {"seed": seed, "configs": 2, "inside": pauses == "inside"}
     members: list[Member]
@@ -164,16 +164,13 @@ def _require_right(rank: int, stretch: Stretch, members: Sequence[Member], where
 
 
 def record(
-    rows: Sequence[Row],
-    seed: int,
-    us_per_load: float,
-    stopped_by: str | None,
+    rows: Sequence[Row], seed: int, us_per_load: float, stopped_by: str | None
 ) -> dict[str, Any]:
     """The content of a record, as JSON.
 
     Args:
-        us_per_load: how long a pause is for each of its loads.
-        stopped_by: what ended the soak before its end, such as a mismatch: it is in no row.
+        us_per_load: duration of a pause for each of its loads.
+        stopped_by: the error that ended the soak, such as a mismatch; it is in no row.
     """
     calls, seconds = sum(row.calls for row in rows), sum(row.seconds for row in rows)
     longest = soak_ranks.MOST_LOADS * us_per_load
@@ -194,17 +191,13 @@ def record(
 
 
 def main() -> int:
-    """Soak the GPUs that are asked for; returns the exit code."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--gpus", type=positive, help="ranks; all GPUs by default")
-    parser.add_argument("--share", action="store_true", help="ranks share the GPUs that are there")
-    parser.add_argument(
-        "--calls", type=positive, default=1_000_000, help="at least so many, in total"
-    )
-    parser.add_argument("--fabric", default="auto")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", type=Path, help="the record's file")
-    options = parser.parse_args()
+    """Run the command line; returns the exit code."""
+    made = parser(__doc__)
+    made.add_argument("--gpus", type=positive, help="ranks; all GPUs by default")
+    made.add_argument("--share", action="store_true", help="ranks share the GPUs that are there")
+    made.add_argument("--calls", type=positive, default=1_000_000, help="at least, in total")
+    made.add_argument("--seed", type=int, default=0)
+    options = made.parse_args()
     return exit_code(lambda: _soak_all(options))
 
 
@@ -222,11 +215,11 @@ def _soak_all(options: argparse.Namespace) -> None:
     rows: list[Row] = []
     us_per_load, stopped_by = 0.0, None
     try:
-        for pauses in PAUSES:  # each with kernels of its own, hence with processes of its own
+        for pauses in PAUSES:  # each compiles other kernels, in new processes
             with WorkerGroup(world_size, fabric, heap_bytes, TIMEOUT_S, variables) as group:
                 for row in soak(group, pauses, modes, options.calls // len(PAUSES), options.seed):
                     print(row, flush=True)
-                    # not before the first: a soak is of ranks that have run no kernels
+                    # not before the first row: a soak needs ranks that have run no kernels
                     us_per_load = us_per_load or max(
                         group.call(f"{_TASKS}:us_per_load", DEADLINE_S)
                     )
@@ -234,7 +227,7 @@ def _soak_all(options: argparse.Namespace) -> None:
     except BaseException as error:
         stopped_by = one_line(error)
         raise
-    finally:  # what is finished is kept, also where the rest is not
+    finally:  # finished rows are kept if a later one fails
         if rows:
             found = record(rows, options.seed, us_per_load, stopped_by)
             longest_us = us_per_load * soak_ranks.MOST_LOADS

@@ -102,7 +102,7 @@ def bench(
         require_picture(plot)
     if min_speedup is not None and not 0 < min_speedup < math.inf:
         raise UsageError(
-            f"--min-speedup {min_speedup} is no positive number", "for example --min-speedup 1.1"
+            f"--min-speedup {min_speedup} is not a positive number", "for example --min-speedup 1.1"
         )
     files = [path for path in (out, csv, plot) if path is not None]
     if len(set(map(os.path.realpath, files))) < len(files):

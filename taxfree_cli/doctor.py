@@ -36,7 +36,7 @@ Gpus: TypeAlias = Annotated[
     ),
 ]
 
-#: a key and what is said of it; a section's lines stand in two columns
+#: a key and its value; a section has two columns
 Line: TypeAlias = tuple[str, str]
 
 _KEY_WIDTH = 14
@@ -44,7 +44,7 @@ _GIB = 1 << 30
 
 
 def doctor(gpus: Gpus = None, fabric: options.Fabric = "auto", json: options.Json = False) -> None:
-    """Report software, hardware, what each fabric lacks, measured rates and next steps."""
+    """Report software, hardware, usable fabrics, measured rates and next steps."""
     from taxfree.doctor import examine
 
     if rank() != 0:  # one process looks at the whole machine
@@ -56,7 +56,7 @@ def doctor(gpus: Gpus = None, fabric: options.Fabric = "auto", json: options.Jso
     else:
         print_report(report)
     if not report.serves:
-        raise HardwareError(report.reason, "the end of the report says what to do next")
+        raise HardwareError(report.reason, "see the next steps at the end of the report")
 
 
 def print_report(report: Report) -> None:
@@ -176,7 +176,7 @@ def _measured_title(measured: Measured) -> str:
 
 def _measured(measured: Measured) -> Iterator[Line]:
     if measured.interpreted:
-        yield "interpreted", "these figures say that it works, not how fast a GPU is"
+        yield "interpreted", "these figures show that it works, not the speed of a GPU"
     if measured.rates is not None:
         yield "bounds", _rates(measured.rates)
     if measured.memory is not None:
@@ -218,7 +218,7 @@ def _graph(barrier_us: float | None) -> str:
 
 def _coherence(coherence: Coherence) -> str:
     if coherence.stale_words:
-        return f"{coherence.stale_words} words were STALE when their signal had come"
+        return f"{coherence.stale_words} STALE words seen after their signal"
     return f"words arrive before their signals, {coherence.rounds} rounds with each peer"
 
 

@@ -1,4 +1,4 @@
-"""How records and look-ups of the tuning database are shown."""
+"""Views of records and look-ups of the tuning database."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def print_list(records: Iterable[Record]) -> None:
 
 
 def print_record(record: Record) -> None:
-    """All of one record."""
+    """One record in full."""
     print_lines(
         [
             f"{record.op} {written(record.op, record.problem)}",
@@ -55,7 +55,7 @@ def look_up_json(
 def print_look_up(
     op: str, problem: Mapping[str, Any], hardware: HardwareFingerprint, answer: LookUp
 ) -> None:
-    """The lookup trace of one look-up, and where it ends."""
+    """The lookup trace of one look-up, and its outcome."""
     print_lines([f"{op} {written(op, problem)} on {hardware.gpu}"])
     print_lines(
         f"  {'+' if step.found else '-'} {step.looked_for}: {step.why}"

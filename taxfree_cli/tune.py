@@ -271,7 +271,7 @@ def _alone(path: Path) -> Iterator[None]:
 def _seconds(text: str) -> float:
     match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)([smh])", text.strip())
     if match is None or float(match[1]) == 0:
-        raise UsageError(f"--budget {text!r} is no time", "for example 90s, 10m or 1h")
+        raise UsageError(f"invalid --budget {text!r}", "give a duration such as 90s, 10m or 1h")
     return float(match[1]) * _SECONDS[match[2]]
 
 

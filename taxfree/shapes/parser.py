@@ -204,7 +204,7 @@ def _entry(name: str, entry: object, hint: str) -> Entry:
         )
     if not isinstance(calls, str) or not re.fullmatch("[0-9]+", calls):
         raise UsageError(
-            f"shape file {name}: calls: {_shown(calls)} is no number of calls",
+            f"shape file {name}: calls: {_shown(calls)} is not a number of calls",
             "leave calls out: it only says why an entry comes first",
         )
     fields = {key: value for key, value in entry.items() if key not in ("op", "calls")}

@@ -63,7 +63,7 @@ def parse_counts(text: str) -> tuple[int, ...]:
     """
     counts = [integer(part) for part in text.split(",")]
     if any(count is None or count < 1 for count in counts):
-        raise UsageError(f"{quoted(text)} is no number of GPUs", "for example --gpus 8, 2,4,8")
+        raise UsageError(f"{quoted(text)} is not a number of GPUs", "for example --gpus 8, 2,4,8")
     return tuple(dict.fromkeys(count for count in counts if count is not None))
 
 

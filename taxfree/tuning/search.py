@@ -231,7 +231,7 @@ def _storage(journal: Path) -> optuna.storages.BaseStorage:
         raise
     except Exception as error:  # it is replayed, so that a wrong line may break anything
         raise TaxfreeError(
-            f"{journal} is no journal of a search, or damaged",
+            f"{journal} is not a journal of a search, or is damaged",
             "move it away: the database holds the trials too",
         ) from error
 

@@ -114,11 +114,11 @@ def _too_little(rows: Sequence[Row], measured: Sequence[Measurement]) -> str | N
     """Why these rows are not sufficient for a record, or None."""
     op = rows[0].op
     if op not in operation_names() or recorded_problem(op, rows[0].problem) is None:
-        return "it is no problem of today's"
+        return "it is not a problem of this version"
     if not measured or measured[0].variant != "baseline":
-        return "the baseline of today's was not measured"
+        return "the current baseline was not measured"
     if not measured[1:]:
-        return "nothing beside the baseline is of today's kernels"
+        return "nothing beside the baseline is of current kernels"
     mode = _deciding_mode(measured[0].median_us)
     best, known = min(each.median_us[mode] for each in measured), {m.variant for m in measured}
     for row in rows:

@@ -54,7 +54,7 @@ class Place:
 
 
 def tuned(place: Place) -> None:
-    """A database with a record and a trial, of a problem as today's."""
+    """A database with a record and a trial of a current problem."""
     problem = problem_class(OP)(m=16, n=3584, k=8192, dtype="bfloat16", world_size=8)
     record = record_of(problem=asdict(problem))
     with Database(place.database) as database:
@@ -211,7 +211,7 @@ def no_room_for_files(place: Place) -> None:
 
 
 def a_full_terminal(place: Place) -> None:
-    """What is printed has nowhere to go."""
+    """Stdout is a full disk."""
     place.in_child = os.getpid
     place.stdout = "/dev/full"
 

@@ -153,7 +153,7 @@ class TestShown:
 
     def test_interpreted_figures_say_so(self, cli, found):
         found(report(measured=Measured("host", 2, interpreted=True)))
-        assert "not how fast a GPU is" in cli("doctor").out
+        assert "not the speed of a GPU" in cli("doctor").out
 
 
 class TestExitCode:
