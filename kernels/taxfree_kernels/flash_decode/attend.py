@@ -17,13 +17,12 @@ _LOG2_E = tl.constexpr(1.4426950408889634)
 
 @triton.jit
 def attend(
-    index, q_ptr, k_ptr, v_ptr, lens_ptr, table_ptr, scaling_ptr,
-    stride_kb, stride_kn, stride_kh, stride_vb, stride_vn, stride_vh,
-    batch, capacity, parts_ptr, split_elements, runs_ptr, rank,
-    WORLD: tl.constexpr, Q_HEADS: tl.constexpr, KV_HEADS: tl.constexpr,
-    HEAD_DIM: tl.constexpr, V_DIM: tl.constexpr, PAGE: tl.constexpr, SOFT_CAP: tl.constexpr,
-    WINDOW: tl.constexpr, BATCH_BLOCK: tl.constexpr, SPLITS: tl.constexpr, BLOCK_H: tl.constexpr,
-    BLOCK_N: tl.constexpr, XCDS: tl.constexpr,
+    index, q_ptr, k_ptr, v_ptr, lens_ptr, table_ptr, scaling_ptr, stride_kb, stride_kn, stride_kh,
+    stride_vb, stride_vn, stride_vh, batch, capacity, parts_ptr, split_elements, runs_ptr, rank,
+    GROUP: tl.constexpr, Q_HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr,
+    V_DIM: tl.constexpr, PAGE: tl.constexpr, SOFT_CAP: tl.constexpr, WINDOW: tl.constexpr,
+    BATCH_BLOCK: tl.constexpr, SPLITS: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_N: tl.constexpr,
+    XCDS: tl.constexpr,
 ):  # fmt: skip
     """Write the part of one split of one sequence for up to BLOCK_H query heads of one kv head.
 
@@ -54,7 +53,7 @@ def attend(
     slot, column = index // columns, index % columns
     kv_head = column // HEAD_BLOCKS
     sequence, split, own_splits, begin, end, splits = _split_of(
-        slot, lens_ptr, batch, capacity, rank, WORLD, WINDOW, BATCH_BLOCK, SPLITS, BLOCK_N
+        slot, lens_ptr, batch, capacity, rank, GROUP, WINDOW, BATCH_BLOCK, SPLITS, BLOCK_N
     )
     head = column % HEAD_BLOCKS * BLOCK_H + tl.arange(0, BLOCK_H)  # of the group
     head_mask = head < tl.where(sequence < batch, HEADS, 0)
@@ -130,9 +129,8 @@ def attend(
 
 @triton.jit
 def _split_of(
-    slot, lens_ptr, batch, capacity, rank,
-    WORLD: tl.constexpr, WINDOW: tl.constexpr, BATCH_BLOCK: tl.constexpr, SPLITS: tl.constexpr,
-    BLOCK_N: tl.constexpr,
+    slot, lens_ptr, batch, capacity, rank, GROUP: tl.constexpr, WINDOW: tl.constexpr,
+    BATCH_BLOCK: tl.constexpr, SPLITS: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """The work of one of batch * SPLITS slots, given the lengths in device memory.
 
@@ -148,7 +146,7 @@ def _split_of(
     """
     every = tl.arange(0, BATCH_BLOCK)
     is_sequence = every < batch
-    begins, ends = _visible_keys(lens_ptr, every, is_sequence, batch, capacity, rank, WORLD, WINDOW)
+    begins, ends = _visible_keys(lens_ptr, every, is_sequence, batch, capacity, rank, GROUP, WINDOW)
     blocks = tl.cdiv(ends - begins, BLOCK_N)
     splits = tl.where(is_sequence, SPLITS, 0)
     if BATCH_BLOCK > 1:
@@ -172,15 +170,15 @@ def _split_of(
 
 @triton.jit
 def _visible_keys(
-    lens_ptr, sequence, mask, batch, capacity, rank, WORLD: tl.constexpr, WINDOW: tl.constexpr
+    lens_ptr, sequence, mask, batch, capacity, rank, GROUP: tl.constexpr, WINDOW: tl.constexpr
 ):
     """The ranges of this rank's keys that each sequence's query sees; keys are in rank order."""
     end = tl.load(lens_ptr + rank * batch + sequence, mask=mask, other=0)
     end = tl.maximum(0, tl.minimum(end, capacity))
     begin = end * 0
     if WINDOW > 0:
-        source = tl.arange(0, triton.next_power_of_2(WORLD))
-        is_later = (source > rank) & (source < WORLD)
+        source = tl.arange(0, triton.next_power_of_2(GROUP.WORLD))
+        is_later = (source > rank) & (source < GROUP.WORLD)
         later = tl.load(
             lens_ptr + source[:, None] * batch + sequence[None, :],
             mask=is_later[:, None] & mask[None, :], other=0,

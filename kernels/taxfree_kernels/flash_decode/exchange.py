@@ -9,8 +9,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from taxfree_kernels.device import sync
+from taxfree_kernels.device import packets, sync
 from taxfree_kernels.device.exchange import wait_for_channels
+from taxfree_kernels.device.peers import translate
 from taxfree_kernels.device.tiles import copy
 from taxfree_kernels.flash_decode.merge import merge_ranks, merge_splits, store_output
 from taxfree_kernels.flash_decode.packets import merge_into_words, received_rows
@@ -24,7 +25,7 @@ def running_slot(inbox_ptr, slot_elements, control_ptr, generation, PACKED: tl.c
     """The slot of this call, and what selects it: the generation, or the turn if PACKED."""
     turn, number = generation, generation % 2
     if PACKED:
-        turn = sync.running_turn(control_ptr)
+        turn = packets.running_turn(control_ptr)
         number = turn % 3
     return inbox_ptr + number * slot_elements, turn
 
@@ -32,14 +33,13 @@ def running_slot(inbox_ptr, slot_elements, control_ptr, generation, PACKED: tl.c
 @triton.jit
 def merge_into_inboxes(
     chunk, peer, peer_mask, parts_ptr, split_elements, runs_ptr, slot_ptr, part_elements, rows,
-    heap_bases, rank,
-    CHUNK_ROWS: tl.constexpr, Q_HEADS: tl.constexpr, PARTS: tl.constexpr,
+    peers, CHUNK_ROWS: tl.constexpr, Q_HEADS: tl.constexpr, PARTS: tl.constexpr,
     PARTS_BLOCK: tl.constexpr, V_DIM: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     """Merge this rank's splits for one chunk of rows into the inboxes of a block of ranks."""
     end = min((chunk + 1) * CHUNK_ROWS, rows)
-    own_ptr = slot_ptr + rank.to(tl.int64) * part_elements
-    out_ptrs = sync.translate(own_ptr + peer * 0, heap_bases, rank, peer)
+    own_ptr = slot_ptr + peers.rank.to(tl.int64) * part_elements
+    out_ptrs = translate(own_ptr + peer * 0, peers, peer)
     for first in range(chunk * CHUNK_ROWS, end, ROWS):
         row = first + tl.arange(0, ROWS)
         mask = row < end
@@ -52,11 +52,10 @@ def merge_into_inboxes(
 
 @triton.jit
 def merge_and_push(
-    chunk, parts_ptr, split_elements, runs_ptr, slot_ptr, part_elements, rows,
-    control_ptr, generation, heap_bases, rank,
-    WORLD: tl.constexpr, BACKEND: tl.constexpr, CHUNK_ROWS: tl.constexpr, LL: tl.constexpr,
-    PACKED: tl.constexpr, Q_HEADS: tl.constexpr, PARTS: tl.constexpr, PARTS_BLOCK: tl.constexpr,
-    V_DIM: tl.constexpr, ROWS: tl.constexpr,
+    chunk, parts_ptr, split_elements, runs_ptr, slot_ptr, part_elements, rows, peers,
+    GROUP: tl.constexpr, CHUNK_ROWS: tl.constexpr, LL: tl.constexpr, PACKED: tl.constexpr,
+    Q_HEADS: tl.constexpr, PARTS: tl.constexpr, PARTS_BLOCK: tl.constexpr, V_DIM: tl.constexpr,
+    ROWS: tl.constexpr,
 ):  # fmt: skip
     """Merge this rank's splits for one chunk of rows into every rank's inbox, and tell all.
 
@@ -64,64 +63,54 @@ def merge_and_push(
         slot_ptr: float32, or words if LL, which need no signal to announce them.
         PACKED: whether the words are bare and carry two values each; see :func:`_packed`.
     """
-    peer, peer_mask = every_rank(rank, WORLD)
+    peer, peer_mask = every_rank(peers.rank, GROUP)
     if LL:
         merge_into_words(
-            chunk, peer, peer_mask, parts_ptr, split_elements, runs_ptr,
-            slot_ptr, part_elements, rows, control_ptr, generation, heap_bases, rank,
-            CHUNK_ROWS, PACKED, Q_HEADS, PARTS, PARTS_BLOCK, V_DIM, ROWS,
+            chunk, peer, peer_mask, parts_ptr, split_elements, runs_ptr, slot_ptr, part_elements,
+            rows, peers, CHUNK_ROWS, PACKED, Q_HEADS, PARTS, PARTS_BLOCK, V_DIM, ROWS,
         )  # fmt: skip
     else:
         merge_into_inboxes(
-            chunk, peer, peer_mask, parts_ptr, split_elements, runs_ptr,
-            slot_ptr, part_elements, rows, heap_bases, rank,
-            CHUNK_ROWS, Q_HEADS, PARTS, PARTS_BLOCK, V_DIM, ROWS,
+            chunk, peer, peer_mask, parts_ptr, split_elements, runs_ptr, slot_ptr, part_elements,
+            rows, peers, CHUNK_ROWS, Q_HEADS, PARTS, PARTS_BLOCK, V_DIM, ROWS,
         )  # fmt: skip
-        sync.signal(
-            control_ptr, chunk, peer, generation, heap_bases, rank, mask=peer_mask,
-            WORLD=WORLD, BACKEND=BACKEND,
-        )  # fmt: skip
+        sync.signal(peers, chunk, peer, GROUP, mask=peer_mask)
 
 
 @triton.jit
 def send_chunk(
-    sender, part_ptr, slot_ptr, part_elements, rows, control_ptr, generation, heap_bases, rank,
-    WORLD: tl.constexpr, BACKEND: tl.constexpr, CHUNK_ROWS: tl.constexpr, V_DIM: tl.constexpr,
-    SEND_BLOCK: tl.constexpr,
+    sender, part_ptr, slot_ptr, part_elements, rows, peers, GROUP: tl.constexpr,
+    CHUNK_ROWS: tl.constexpr, V_DIM: tl.constexpr, SEND_BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Send one chunk of this rank's part to one rank's inbox, and signal it."""
-    chunk = sender // WORLD
-    peer = (rank + 1 + sender % WORLD) % WORLD  # not all ranks to the same peer at once
+    chunk = sender // GROUP.WORLD
+    # not all ranks to the same peer at once
+    peer = (peers.rank + 1 + sender % GROUP.WORLD) % GROUP.WORLD
     begin = chunk * CHUNK_ROWS
     end = min(begin + CHUNK_ROWS, rows)
-    own_ptr = slot_ptr + rank.to(tl.int64) * part_elements
-    target_ptr = sync.translate(own_ptr, heap_bases, rank, peer)
+    own_ptr = slot_ptr + peers.rank.to(tl.int64) * part_elements
+    target_ptr = translate(own_ptr, peers, peer)
     copy(target_ptr, part_ptr, begin * V_DIM, end * V_DIM, SEND_BLOCK)
     copy(target_ptr + rows * V_DIM, part_ptr + rows * V_DIM, begin, end, _LSE_BLOCK)
-    sync.signal(
-        control_ptr, chunk, peer, generation, heap_bases, rank, WORLD=WORLD, BACKEND=BACKEND
-    )
+    sync.signal(peers, chunk, peer, GROUP)
 
 
 @triton.jit
 def wait_for_rows(
-    begin, end, control_ptr, generation, heap_bases, rank,
-    WORLD: tl.constexpr, BACKEND: tl.constexpr, CHUNK_ROWS: tl.constexpr, ROWS: tl.constexpr,
-):  # fmt: skip
+    begin, end, peers, GROUP: tl.constexpr, CHUNK_ROWS: tl.constexpr, ROWS: tl.constexpr
+):
     """Wait for every rank's chunks that hold rows [begin, end), at most ROWS; whether all came."""
     most_chunks: tl.constexpr = (ROWS + CHUNK_ROWS - 2) // CHUNK_ROWS + 1
     return wait_for_channels(
-        control_ptr, begin // CHUNK_ROWS, tl.cdiv(end, CHUNK_ROWS), generation, heap_bases, rank,
-        WORLD, BACKEND, most_chunks,
-    )  # fmt: skip
+        peers, begin // CHUNK_ROWS, tl.cdiv(end, CHUNK_ROWS), GROUP, most_chunks
+    )
 
 
 @triton.jit
 def combine(
-    tile, slot_ptr, out_ptr, part_elements, rows, control_ptr, generation, heap_bases, rank,
-    WORLD: tl.constexpr, BACKEND: tl.constexpr, CHUNK_ROWS: tl.constexpr, LL: tl.constexpr,
-    SOURCES_BLOCK: tl.constexpr, V_DIM: tl.constexpr, OUT_ROWS: tl.constexpr,
-    PACKED: tl.constexpr = False,
+    tile, slot_ptr, out_ptr, part_elements, rows, peers, GROUP: tl.constexpr,
+    CHUNK_ROWS: tl.constexpr, LL: tl.constexpr, SOURCES_BLOCK: tl.constexpr, V_DIM: tl.constexpr,
+    OUT_ROWS: tl.constexpr, PACKED: tl.constexpr = False,
 ):  # fmt: skip
     """Merge all ranks' parts of a tile of OUT_ROWS rows into the output, once they have come."""
     begin = tile * OUT_ROWS
@@ -129,15 +118,13 @@ def combine(
     row_mask = row < rows
     if LL:
         out, arrived = received_rows(
-            tl.minimum(row, rows - 1), slot_ptr, part_elements, rows,
-            control_ptr, generation, heap_bases, rank, WORLD, BACKEND, V_DIM, PACKED,
-        )  # fmt: skip
+            tl.minimum(row, rows - 1), slot_ptr, part_elements, rows, peers, GROUP, V_DIM, PACKED
+        )
     else:
         arrived = wait_for_rows(
-            begin, min(begin + OUT_ROWS, rows), control_ptr, generation, heap_bases, rank,
-            WORLD, BACKEND, CHUNK_ROWS, OUT_ROWS,
-        )  # fmt: skip
+            begin, min(begin + OUT_ROWS, rows), peers, GROUP, CHUNK_ROWS, OUT_ROWS
+        )
         out, _ = merge_ranks(
-            row, row_mask, slot_ptr, part_elements, rows, WORLD, SOURCES_BLOCK, V_DIM
+            row, row_mask, slot_ptr, part_elements, rows, GROUP, SOURCES_BLOCK, V_DIM
         )
     store_output(out_ptr, tl.where(arrived, out, float("nan")), row, row_mask, V_DIM)

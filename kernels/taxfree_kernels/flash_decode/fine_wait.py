@@ -18,6 +18,7 @@ import triton
 import triton.language as tl
 
 from taxfree_kernels.device import sync
+from taxfree_kernels.device.peers import Peers
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.flash_decode.constants import chunk_rows
 from taxfree_kernels.flash_decode.exchange import combine, send_chunk
@@ -35,29 +36,29 @@ from taxfree_kernels.variant import Config, Plan
 @triton.jit(do_not_specialize=["rank", "rows"])
 def _send(
     part_ptr, inbox_ptr, slot_elements, part_elements, rows, control_ptr, heap_bases, rank,
-    WORLD: tl.constexpr, BACKEND: tl.constexpr, CHUNK_ROWS: tl.constexpr, V_DIM: tl.constexpr,
-    SEND_BLOCK: tl.constexpr,
+    GROUP: tl.constexpr, CHUNK_ROWS: tl.constexpr, V_DIM: tl.constexpr, SEND_BLOCK: tl.constexpr,
 ):  # fmt: skip
     generation = sync.running_generation(control_ptr)
+    peers = Peers(control_ptr, heap_bases, rank, generation)
     slot_ptr = inbox_ptr + (generation % 2) * slot_elements
     send_chunk(
-        tl.program_id(0), part_ptr, slot_ptr, part_elements, rows,
-        control_ptr, generation, heap_bases, rank, WORLD, BACKEND, CHUNK_ROWS, V_DIM, SEND_BLOCK,
+        tl.program_id(0), part_ptr, slot_ptr, part_elements, rows, peers, GROUP, CHUNK_ROWS, V_DIM,
+        SEND_BLOCK,
     )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["rank", "rows"])
 def _combine(
     out_ptr, inbox_ptr, slot_elements, part_elements, rows, control_ptr, heap_bases, rank,
-    WORLD: tl.constexpr, BACKEND: tl.constexpr, CHUNK_ROWS: tl.constexpr, LL: tl.constexpr,
-    SOURCES_BLOCK: tl.constexpr, V_DIM: tl.constexpr, OUT_ROWS: tl.constexpr,
+    GROUP: tl.constexpr, CHUNK_ROWS: tl.constexpr, LL: tl.constexpr, SOURCES_BLOCK: tl.constexpr,
+    V_DIM: tl.constexpr, OUT_ROWS: tl.constexpr,
 ):  # fmt: skip
     generation = sync.running_generation(control_ptr)
+    peers = Peers(control_ptr, heap_bases, rank, generation)
     slot_ptr = inbox_ptr + (generation % 2) * slot_elements
     combine(
-        tl.program_id(0), slot_ptr, out_ptr, part_elements, rows,
-        control_ptr, generation, heap_bases, rank,
-        WORLD, BACKEND, CHUNK_ROWS, LL, SOURCES_BLOCK, V_DIM, OUT_ROWS,
+        tl.program_id(0), slot_ptr, out_ptr, part_elements, rows, peers, GROUP, CHUNK_ROWS, LL,
+        SOURCES_BLOCK, V_DIM, OUT_ROWS,
     )  # fmt: skip
     sync.leave(control_ptr)
 

@@ -22,8 +22,9 @@ import torch
 import triton
 import triton.language as tl
 
-from taxfree_kernels.device import sync
+from taxfree_kernels.device import packets, sync
 from taxfree_kernels.device.pdl import gdc_wait
+from taxfree_kernels.device.peers import Peers
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.flash_decode import spaces
 from taxfree_kernels.flash_decode.constants import chunk_rows
@@ -43,36 +44,33 @@ from taxfree_kernels.variant import Config, Plan, Space
 @triton.jit(do_not_specialize=["rank", "rows"])
 def _push_and_combine(
     parts_ptr, split_elements, runs_ptr, out_ptr, inbox_ptr, slot_elements, part_elements, rows,
-    control_ptr, heap_bases, rank,
-    WORLD: tl.constexpr, BACKEND: tl.constexpr, CHUNK_ROWS: tl.constexpr, PUSHERS: tl.constexpr,
-    LL: tl.constexpr, PACKED: tl.constexpr, Q_HEADS: tl.constexpr, PARTS: tl.constexpr,
-    PARTS_BLOCK: tl.constexpr, V_DIM: tl.constexpr, ROWS: tl.constexpr, SOURCES_BLOCK: tl.constexpr,
-    OUT_ROWS: tl.constexpr,
+    control_ptr, heap_bases, rank, GROUP: tl.constexpr, CHUNK_ROWS: tl.constexpr,
+    PUSHERS: tl.constexpr, LL: tl.constexpr, PACKED: tl.constexpr, Q_HEADS: tl.constexpr,
+    PARTS: tl.constexpr, PARTS_BLOCK: tl.constexpr, V_DIM: tl.constexpr, ROWS: tl.constexpr,
+    SOURCES_BLOCK: tl.constexpr, OUT_ROWS: tl.constexpr,
 ):  # fmt: skip
     program = tl.program_id(0)
     generation = sync.running_generation(control_ptr)
+    peers = Peers(control_ptr, heap_bases, rank, generation)
     slot_ptr, turn = running_slot(inbox_ptr, slot_elements, control_ptr, generation, PACKED)
-    gdc_wait(BACKEND)
+    gdc_wait(GROUP)
     if program < PUSHERS:
         merge_and_push(
-            program, parts_ptr, split_elements, runs_ptr, slot_ptr, part_elements, rows,
-            control_ptr, generation, heap_bases, rank,
-            WORLD, BACKEND, CHUNK_ROWS, LL, PACKED, Q_HEADS, PARTS, PARTS_BLOCK, V_DIM,
-            ROWS,
+            program, parts_ptr, split_elements, runs_ptr, slot_ptr, part_elements, rows, peers,
+            GROUP, CHUNK_ROWS, LL, PACKED, Q_HEADS, PARTS, PARTS_BLOCK, V_DIM, ROWS,
         )  # fmt: skip
     else:
         if PACKED:
-            sync.empty_last_turn(
-                control_ptr, inbox_ptr, slot_elements, turn, WORLD * part_elements,
+            packets.empty_last_turn(
+                control_ptr, inbox_ptr, slot_elements, turn, GROUP.WORLD * part_elements,
                 program - PUSHERS, tl.num_programs(0) - PUSHERS,
             )  # fmt: skip
         combine(
-            program - PUSHERS, slot_ptr, out_ptr, part_elements, rows,
-            control_ptr, generation, heap_bases, rank,
-            WORLD, BACKEND, CHUNK_ROWS, LL, SOURCES_BLOCK, V_DIM, OUT_ROWS, PACKED,
+            program - PUSHERS, slot_ptr, out_ptr, part_elements, rows, peers, GROUP, CHUNK_ROWS, LL,
+            SOURCES_BLOCK, V_DIM, OUT_ROWS, PACKED,
         )  # fmt: skip
     if PACKED:
-        sync.leave_turn(control_ptr)
+        packets.leave_turn(control_ptr)
     sync.leave(control_ptr)
 
 

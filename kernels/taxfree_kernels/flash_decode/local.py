@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 
 from taxfree_kernels.device.pdl import gdc_launch_dependents
+from taxfree_kernels.device.peers import Group
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.flash_decode import spaces
 from taxfree_kernels.flash_decode.attend import attend, store_rows
@@ -30,21 +31,19 @@ _MERGED_ELEMENTS = 4096  # float32 values of parts that a program of 4 warps loa
 
 @triton.jit(do_not_specialize=["rank", "batch", "capacity"])
 def _attend(
-    q_ptr, k_ptr, v_ptr, lens_ptr, table_ptr, scaling_ptr,
-    stride_kb, stride_kn, stride_kh, stride_vb, stride_vn, stride_vh,
-    batch, capacity, parts_ptr, split_elements, runs_ptr, rank,
-    WORLD: tl.constexpr, BACKEND: tl.constexpr, Q_HEADS: tl.constexpr, KV_HEADS: tl.constexpr,
-    HEAD_DIM: tl.constexpr, V_DIM: tl.constexpr, PAGE: tl.constexpr, SOFT_CAP: tl.constexpr,
-    WINDOW: tl.constexpr, BATCH_BLOCK: tl.constexpr, SPLITS: tl.constexpr, BLOCK_H: tl.constexpr,
-    BLOCK_N: tl.constexpr, XCDS: tl.constexpr,
+    q_ptr, k_ptr, v_ptr, lens_ptr, table_ptr, scaling_ptr, stride_kb, stride_kn, stride_kh,
+    stride_vb, stride_vn, stride_vh, batch, capacity, parts_ptr, split_elements, runs_ptr, rank,
+    GROUP: tl.constexpr, Q_HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr,
+    V_DIM: tl.constexpr, PAGE: tl.constexpr, SOFT_CAP: tl.constexpr, WINDOW: tl.constexpr,
+    BATCH_BLOCK: tl.constexpr, SPLITS: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_N: tl.constexpr,
+    XCDS: tl.constexpr,
 ):  # fmt: skip
-    gdc_launch_dependents(BACKEND)
+    gdc_launch_dependents(GROUP)
     attend(
-        tl.program_id(0), q_ptr, k_ptr, v_ptr, lens_ptr, table_ptr, scaling_ptr,
-        stride_kb, stride_kn, stride_kh, stride_vb, stride_vn, stride_vh,
-        batch, capacity, parts_ptr, split_elements, runs_ptr, rank,
-        WORLD, Q_HEADS, KV_HEADS, HEAD_DIM, V_DIM, PAGE, SOFT_CAP, WINDOW,
-        BATCH_BLOCK, SPLITS, BLOCK_H, BLOCK_N, XCDS,
+        tl.program_id(0), q_ptr, k_ptr, v_ptr, lens_ptr, table_ptr, scaling_ptr, stride_kb,
+        stride_kn, stride_kh, stride_vb, stride_vn, stride_vh, batch, capacity, parts_ptr,
+        split_elements, runs_ptr, rank, GROUP, Q_HEADS, KV_HEADS, HEAD_DIM, V_DIM, PAGE, SOFT_CAP,
+        WINDOW, BATCH_BLOCK, SPLITS, BLOCK_H, BLOCK_N, XCDS,
     )  # fmt: skip
 
 
@@ -67,12 +66,12 @@ def _merge_splits(
 
 @triton.jit(do_not_specialize=["rows"])
 def _merge_ranks(
-    parts_ptr, part_elements, out_ptr, rows,
-    WORLD: tl.constexpr, SOURCES_BLOCK: tl.constexpr, V_DIM: tl.constexpr, OUT_ROWS: tl.constexpr,
+    parts_ptr, part_elements, out_ptr, rows, GROUP: tl.constexpr, SOURCES_BLOCK: tl.constexpr,
+    V_DIM: tl.constexpr, OUT_ROWS: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0) * OUT_ROWS + tl.arange(0, OUT_ROWS)
     row_mask = row < rows
-    out, _ = merge_ranks(row, row_mask, parts_ptr, part_elements, rows, WORLD, SOURCES_BLOCK, V_DIM)
+    out, _ = merge_ranks(row, row_mask, parts_ptr, part_elements, rows, GROUP, SOURCES_BLOCK, V_DIM)
     store_output(out_ptr, out, row, row_mask, V_DIM)
 
 
@@ -100,8 +99,7 @@ class Attention:
             *(((each,), torch.float32) for each in others),
         )
         self.constants = {
-            "WORLD": problem.world_size,
-            "BACKEND": fabric.backend,
+            "GROUP": Group(problem.world_size, fabric.backend),
             "Q_HEADS": problem.q_heads,
             "KV_HEADS": problem.kv_heads,
             "HEAD_DIM": problem.head_dim,
@@ -209,7 +207,7 @@ class RanksMerge:
         self._kernel = Kernel(
             _merge_ranks,
             grid=0,
-            constants=combining_constants(problem, rows),
+            constants=combining_constants(problem, fabric.backend, rows),
             options=compile_options(fabric.backend, {}),
         )
 
@@ -223,10 +221,10 @@ class RanksMerge:
         kernel(parts, problem.part_elements, out, problem.rows)
 
 
-def combining_constants(problem: FlashDecode, rows: int) -> dict[str, Any]:
+def combining_constants(problem: FlashDecode, backend: str, rows: int) -> dict[str, Any]:
     """Constants of a kernel that merges all ranks' parts, so many rows at a time."""
     return {
-        "WORLD": problem.world_size,
+        "GROUP": Group(problem.world_size, backend),
         "SOURCES_BLOCK": _parts_at_a_time(problem, problem.world_size, rows),
         "V_DIM": problem.v_head_dim,
         "OUT_ROWS": rows,
@@ -300,7 +298,7 @@ class Exchange:
     Attributes:
         chunks: how many there are, each with a channel; smaller problems have as many, and some of
             them are empty.
-        constants: WORLD, BACKEND, CHUNK_ROWS, and those of ``combine`` but LL and
+        constants: GROUP, CHUNK_ROWS, and those of ``combine`` but LL and
             PACKED.
         sending_constants: of a kernel that sends chunks of a part.
     """
@@ -317,11 +315,10 @@ class Exchange:
         self._ranks = (fabric.pool.control, fabric.heap_bases, fabric.rank)
         self._out_rows = config["OUT_ROWS"]
         self.chunks = -(-problem.rows // chunk_rows)
-        self.constants = combining_constants(problem, self._out_rows) | {
-            "BACKEND": fabric.backend,
+        self.constants = combining_constants(problem, fabric.backend, self._out_rows) | {
             "CHUNK_ROWS": chunk_rows,
         }
-        names = ("WORLD", "BACKEND", "CHUNK_ROWS", "V_DIM")
+        names = ("GROUP", "CHUNK_ROWS", "V_DIM")
         self.sending_constants = {name: self.constants[name] for name in names} | {
             "SEND_BLOCK": _SEND_BLOCK
         }

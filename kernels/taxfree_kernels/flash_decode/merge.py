@@ -36,13 +36,13 @@ def merge_splits(
 
 @triton.jit
 def merge_ranks(
-    row, row_mask, parts_ptr, part_elements, rows,
-    WORLD: tl.constexpr, SOURCES_BLOCK: tl.constexpr, V_DIM: tl.constexpr,
+    row, row_mask, parts_ptr, part_elements, rows, GROUP: tl.constexpr, SOURCES_BLOCK: tl.constexpr,
+    V_DIM: tl.constexpr,
 ):  # fmt: skip
     """Merge some of the `rows` of the parts of all ranks; returns out and lse as for splits."""
     return _merge(
         parts_ptr + row * V_DIM, parts_ptr + rows * V_DIM + row, part_elements,
-        tl.where(row_mask, WORLD, 0), WORLD, SOURCES_BLOCK, V_DIM,
+        tl.where(row_mask, GROUP.WORLD, 0), GROUP.WORLD, SOURCES_BLOCK, V_DIM,
     )  # fmt: skip
 
 

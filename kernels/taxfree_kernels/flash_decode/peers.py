@@ -7,11 +7,11 @@ import triton.language as tl
 
 
 @triton.jit
-def every_rank(rank, WORLD: tl.constexpr):
+def every_rank(rank, GROUP: tl.constexpr):
     """A block of all ranks, and its mask; the next rank is first, so that targets are spread."""
-    lanes: tl.constexpr = triton.next_power_of_2(WORLD)
+    lanes: tl.constexpr = triton.next_power_of_2(GROUP.WORLD)
     lane = tl.arange(0, lanes)
-    return (rank + 1 + lane) % WORLD, lane < WORLD
+    return (rank + 1 + lane) % GROUP.WORLD, lane < GROUP.WORLD
 
 
 @triton.jit

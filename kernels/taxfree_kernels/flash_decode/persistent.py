@@ -18,7 +18,8 @@ import torch
 import triton
 import triton.language as tl
 
-from taxfree_kernels.device import sync
+from taxfree_kernels.device import packets, sync, trace
+from taxfree_kernels.device.peers import Peers
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.fabric.heap import Pool
 from taxfree_kernels.flash_decode import spaces
@@ -40,59 +41,56 @@ from taxfree_kernels.variant import Config, Plan, Space, resized
 
 @triton.jit(do_not_specialize=["rank", "batch", "capacity", "rows"])
 def _decode(
-    q_ptr, k_ptr, v_ptr, lens_ptr, table_ptr, scaling_ptr,
-    stride_kb, stride_kn, stride_kh, stride_vb, stride_vn, stride_vh,
-    batch, capacity, parts_ptr, split_elements, runs_ptr, rank, out_ptr, counters_ptr,
-    inbox_ptr, slot_elements, part_elements, rows, control_ptr, heap_bases,
-    WORLD: tl.constexpr, BACKEND: tl.constexpr, Q_HEADS: tl.constexpr, KV_HEADS: tl.constexpr,
-    HEAD_DIM: tl.constexpr, V_DIM: tl.constexpr, PAGE: tl.constexpr, SOFT_CAP: tl.constexpr,
-    WINDOW: tl.constexpr, BATCH_BLOCK: tl.constexpr, SPLITS: tl.constexpr, BLOCK_H: tl.constexpr,
-    BLOCK_N: tl.constexpr, XCDS: tl.constexpr, ATTENDING: tl.constexpr, COLUMNS: tl.constexpr,
-    CHUNK_GROUPS: tl.constexpr, CHUNK_ROWS: tl.constexpr, LL: tl.constexpr,
-    PACKED: tl.constexpr, PARTS: tl.constexpr, PARTS_BLOCK: tl.constexpr, ROWS: tl.constexpr,
-    SOURCES_BLOCK: tl.constexpr, OUT_ROWS: tl.constexpr,
+    q_ptr, k_ptr, v_ptr, lens_ptr, table_ptr, scaling_ptr, stride_kb, stride_kn, stride_kh,
+    stride_vb, stride_vn, stride_vh, batch, capacity, parts_ptr, split_elements, runs_ptr, rank,
+    out_ptr, counters_ptr, inbox_ptr, slot_elements, part_elements, rows, control_ptr, heap_bases,
+    GROUP: tl.constexpr, Q_HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr,
+    V_DIM: tl.constexpr, PAGE: tl.constexpr, SOFT_CAP: tl.constexpr, WINDOW: tl.constexpr,
+    BATCH_BLOCK: tl.constexpr, SPLITS: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_N: tl.constexpr,
+    XCDS: tl.constexpr, ATTENDING: tl.constexpr, COLUMNS: tl.constexpr, CHUNK_GROUPS: tl.constexpr,
+    CHUNK_ROWS: tl.constexpr, LL: tl.constexpr, PACKED: tl.constexpr, PARTS: tl.constexpr,
+    PARTS_BLOCK: tl.constexpr, ROWS: tl.constexpr, SOURCES_BLOCK: tl.constexpr,
+    OUT_ROWS: tl.constexpr,
 ):  # fmt: skip
     program = tl.program_id(0)
-    if sync.TIMELINE != "":
+    if trace.TIMELINE != "":
         sync.running_generation(control_ptr)  # notes the start; splits read it when they are done
     if program < ATTENDING:
         group, splits = attend(
-            program, q_ptr, k_ptr, v_ptr, lens_ptr, table_ptr, scaling_ptr,
-            stride_kb, stride_kn, stride_kh, stride_vb, stride_vn, stride_vh,
-            batch, capacity, parts_ptr, split_elements, runs_ptr, rank,
-            WORLD, Q_HEADS, KV_HEADS, HEAD_DIM, V_DIM, PAGE, SOFT_CAP, WINDOW,
+            program, q_ptr, k_ptr, v_ptr, lens_ptr, table_ptr, scaling_ptr, stride_kb, stride_kn,
+            stride_kh, stride_vb, stride_vn, stride_vh, batch, capacity, parts_ptr, split_elements,
+            runs_ptr, rank, GROUP, Q_HEADS, KV_HEADS, HEAD_DIM, V_DIM, PAGE, SOFT_CAP, WINDOW,
             BATCH_BLOCK, SPLITS, BLOCK_H, BLOCK_N, XCDS,
         )  # fmt: skip
         if group >= 0:
             chunk = group // CHUNK_GROUPS
             members = _members(chunk, splits, COLUMNS, CHUNK_GROUPS)
-            if sync.arrive(counters_ptr + chunk, members, BACKEND):
+            if sync.arrive(counters_ptr + chunk, members, GROUP):
                 generation = sync.running_generation(control_ptr)
+                peers = Peers(control_ptr, heap_bases, rank, generation)
                 target_ptr, _ = running_slot(
                     inbox_ptr, slot_elements, control_ptr, generation, PACKED
                 )
                 merge_and_push(
                     chunk, parts_ptr, split_elements, runs_ptr, target_ptr, part_elements, rows,
-                    control_ptr, generation, heap_bases, rank,
-                    WORLD, BACKEND, CHUNK_ROWS, LL, PACKED, Q_HEADS, PARTS, PARTS_BLOCK, V_DIM,
-                    ROWS,
+                    peers, GROUP, CHUNK_ROWS, LL, PACKED, Q_HEADS, PARTS, PARTS_BLOCK, V_DIM, ROWS,
                 )  # fmt: skip
     else:
         generation = sync.running_generation(control_ptr)
+        peers = Peers(control_ptr, heap_bases, rank, generation)
         tile = program - ATTENDING
         slot_ptr, turn = running_slot(inbox_ptr, slot_elements, control_ptr, generation, PACKED)
         if PACKED:
-            sync.empty_last_turn(
-                control_ptr, inbox_ptr, slot_elements, turn, WORLD * part_elements,
+            packets.empty_last_turn(
+                control_ptr, inbox_ptr, slot_elements, turn, GROUP.WORLD * part_elements,
                 tile, tl.num_programs(0) - ATTENDING,
             )  # fmt: skip
         combine(
-            tile, slot_ptr, out_ptr,
-            part_elements, rows, control_ptr, generation, heap_bases, rank,
-            WORLD, BACKEND, CHUNK_ROWS, LL, SOURCES_BLOCK, V_DIM, OUT_ROWS, PACKED,
+            tile, slot_ptr, out_ptr, part_elements, rows, peers, GROUP, CHUNK_ROWS, LL,
+            SOURCES_BLOCK, V_DIM, OUT_ROWS, PACKED,
         )  # fmt: skip
     if PACKED:
-        sync.leave_turn(control_ptr)
+        packets.leave_turn(control_ptr)
     sync.leave(control_ptr)
 
 
