@@ -21,7 +21,8 @@ import triton.language as tl
 
 from taxfree.measuring import timer
 from taxfree.measuring.trial import Calls, Candidate
-from taxfree_kernels.device import sync
+from taxfree_kernels.device import packets, sync
+from taxfree_kernels.device.peers import Peers
 from taxfree_kernels.fabric.barrier import DeviceBarrier
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.fabric.heap import Pool, SymmetricHeap
@@ -29,51 +30,36 @@ from taxfree_kernels.variant import Plan
 
 TIMEOUT_S = 5.0  # a wait of a kernel that cannot be emulated
 
-_signal, _receive, _load_words = sync.signal, sync.receive, sync._load_words
+_signal, _receive, _load_words = sync.signal, packets.receive, packets._load_words
 
 
 @triton.jit
-def _signal_as_another(
-    control_ptr, channel, peer, generation, heap_bases, rank, mask=None,
-    WORLD: tl.constexpr = 1, BACKEND: tl.constexpr = "interpreter",
-):  # fmt: skip
-    source = tl.where(peer == rank, rank, (1 - peer + WORLD) % WORLD)
+def _signal_as_another(peers, channel, peer, GROUP: tl.constexpr, mask=None):
+    rank = peers.rank
+    source = tl.where(peer == rank, rank, (1 - peer + GROUP.WORLD) % GROUP.WORLD)
     receiver = tl.where(peer == rank, rank, 1 - rank)
-    _signal(
-        control_ptr + (source - rank), channel, receiver, generation, heap_bases, rank, mask=mask,
-        WORLD=WORLD, BACKEND=BACKEND,
-    )  # fmt: skip
+    control_ptr = peers.control_ptr + (source - rank)
+    others = Peers(control_ptr, peers.heap_bases, rank, peers.generation)
+    _signal(others, channel, receiver, GROUP, mask=mask)
 
 
 @triton.jit
-def _receive_from_two(
-    control_ptr, words, source, generation, heap_bases, rank, mask=None,
-    WORLD: tl.constexpr = 1, BACKEND: tl.constexpr = "interpreter",
-):  # fmt: skip
-    needed = tl.broadcast_to((source == rank) | (source == 1 - rank), words.shape)
+def _receive_from_two(peers, words, source, GROUP: tl.constexpr, mask=None):
+    needed = tl.broadcast_to((source == peers.rank) | (source == 1 - peers.rank), words.shape)
     if mask is not None:
         needed = needed & mask
-    payload, arrived = _receive(
-        control_ptr, words, source, generation, heap_bases, rank, mask=needed,
-        WORLD=WORLD, BACKEND=BACKEND,
-    )  # fmt: skip
+    payload, arrived = _receive(peers, words, source, GROUP, mask=needed)
     return payload, arrived
 
 
 @triton.jit
-def _wait_for_nobody(
-    control_ptr, channel, source, generation, heap_bases, rank, mask=None,
-    WORLD: tl.constexpr = 1, BACKEND: tl.constexpr = "interpreter",
-):  # fmt: skip
-    return generation > 0
+def _wait_for_nobody(peers, channel, source, GROUP: tl.constexpr, mask=None):
+    return peers.generation > 0
 
 
 @triton.jit
-def _receive_at_once(
-    control_ptr, words, source, generation, heap_bases, rank, mask=None,
-    WORLD: tl.constexpr = 1, BACKEND: tl.constexpr = "interpreter",
-):  # fmt: skip
-    return _load_words(words, BACKEND).to(tl.int32), generation > 0
+def _receive_at_once(peers, words, source, GROUP: tl.constexpr, mask=None):
+    return _load_words(words, GROUP).to(tl.int32), peers.generation > 0
 
 
 @dataclass(frozen=True)
@@ -105,9 +91,9 @@ def emulate(
         arena_bytes: of each rank; those of all of them have to fit a slot of the pool.
     """
     if fabric.world_size == 1:
-        sync.wait, sync.receive = _wait_for_nobody, _receive_at_once
+        sync.wait, packets.receive = _wait_for_nobody, _receive_at_once
     else:
-        sync.signal, sync.receive = _signal_as_another, _receive_from_two
+        sync.signal, packets.receive = _signal_as_another, _receive_from_two
     _act_for_others(fabric, problem["world_size"], arena_bytes)
     calls = Calls(fabric, op, problem)
     calls.share_compilation(candidates)

@@ -30,7 +30,7 @@ from taxfree import devices
 from taxfree.errors import TaxfreeError, WrongResult, one_line
 from taxfree.workers.group import WorkerGroup
 from taxfree_kernels.checker.problems import tiny_problems
-from taxfree_kernels.device import sync
+from taxfree_kernels.device import control
 from taxfree_kernels.fabric.gpu import SHARING
 from taxfree_kernels.variant import operation_names
 
@@ -41,7 +41,7 @@ TIMEOUT_S = 20.0
 DEADLINE_S = 300.0
 
 _TASKS = soak_ranks.__name__
-_END = 2**63 // sync.ONE_CALL.value  # the first generation that overflows its word
+_END = 2**63 // control.ONE_CALL.value  # the first generation that overflows its word
 
 
 @dataclass(frozen=True)

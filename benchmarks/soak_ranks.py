@@ -27,7 +27,7 @@ import triton.language as tl
 
 from taxfree_kernels.checker.problems import tiny_problems
 from taxfree_kernels.cross_compile.record import record
-from taxfree_kernels.device import sync
+from taxfree_kernels.device import control, packets, sync
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.fabric.layout import ALIGNMENT
 from taxfree_kernels.launch import Kernel, compiling, launch_normally, launching_through
@@ -126,56 +126,38 @@ def _end(
 
 # -- pauses inside kernels ----------------------------------------------------------------------
 
-_signal, _wait, _send, _receive = sync.signal, sync.wait, sync.send, sync.receive
+_signal, _wait, _send, _receive = sync.signal, sync.wait, packets.send, packets.receive
 
 
 @triton.jit
-def _pause_inside(control_ptr, generation, rank):
-    number = generation * 4096 + tl.program_id(0)
-    _pause(control_ptr + sync.LIMIT, rank, number, _INSIDE)
+def _pause_inside(peers):
+    number = peers.generation * 4096 + tl.program_id(0)
+    _pause(peers.control_ptr + control.LIMIT, peers.rank, number, _INSIDE)
 
 
 @triton.jit
-def _late_signal(
-    control_ptr, channel, peer, generation, heap_bases, rank, mask=None,
-    WORLD: tl.constexpr = 1, BACKEND: tl.constexpr = "interpreter",
-):  # fmt: skip
-    _pause_inside(control_ptr, generation, rank)
-    _signal(
-        control_ptr, channel, peer, generation, heap_bases, rank, mask=mask,
-        WORLD=WORLD, BACKEND=BACKEND,
-    )  # fmt: skip
+def _late_signal(peers, channel, peer, GROUP: tl.constexpr, mask=None):
+    _pause_inside(peers)
+    _signal(peers, channel, peer, GROUP, mask=mask)
 
 
 @triton.jit
-def _late_wait(
-    control_ptr, channel, source, generation, heap_bases, rank, mask=None,
-    WORLD: tl.constexpr = 1, BACKEND: tl.constexpr = "interpreter",
-):  # fmt: skip
-    arrived = _wait(
-        control_ptr, channel, source, generation, heap_bases, rank, mask=mask,
-        WORLD=WORLD, BACKEND=BACKEND,
-    )  # fmt: skip
-    _pause_inside(control_ptr, generation, rank)
+def _late_wait(peers, channel, source, GROUP: tl.constexpr, mask=None):
+    arrived = _wait(peers, channel, source, GROUP, mask=mask)
+    _pause_inside(peers)
     return arrived
 
 
 @triton.jit
-def _late_send(control_ptr, words, payload, peer, generation=None, mask=None):
-    _pause_inside(control_ptr, sync.running_generation(control_ptr), tl.program_id(0))
-    _send(control_ptr, words, payload, peer, generation, mask=mask)
+def _late_send(peers, words, payload, peer, mask=None):
+    _pause_inside(peers)
+    _send(peers, words, payload, peer, mask=mask)
 
 
 @triton.jit
-def _late_receive(
-    control_ptr, words, source, generation, heap_bases, rank, mask=None,
-    WORLD: tl.constexpr = 1, BACKEND: tl.constexpr = "interpreter",
-):  # fmt: skip
-    payload, arrived = _receive(
-        control_ptr, words, source, generation, heap_bases, rank, mask=mask,
-        WORLD=WORLD, BACKEND=BACKEND,
-    )  # fmt: skip
-    _pause_inside(control_ptr, generation, rank)
+def _late_receive(peers, words, source, GROUP: tl.constexpr, mask=None):
+    payload, arrived = _receive(peers, words, source, GROUP, mask=mask)
+    _pause_inside(peers)
     return payload, arrived
 
 
@@ -186,11 +168,11 @@ def pausing_inside() -> Iterator[None]:
     Kernels that are already compiled in this process do not change.
     """
     sync.signal, sync.wait = _late_signal, _late_wait
-    sync.send, sync.receive = _late_send, _late_receive
+    packets.send, packets.receive = _late_send, _late_receive
     try:
         yield
     finally:
-        sync.signal, sync.wait, sync.send, sync.receive = _signal, _wait, _send, _receive
+        sync.signal, sync.wait, packets.send, packets.receive = _signal, _wait, _send, _receive
 
 
 # -- members -------------------------------------------------------------------------------------

@@ -30,6 +30,9 @@ class Kernel:
     change; not on AMD, where kernels also depend on where a tensor's memory ends. Calls of other
     sizes have a copy each, see :meth:`resized`; copies share what is compiled.
 
+    Arguments may be tuples, and constants NamedTuples; a kernel is specialised on all elements of
+    a tuple, or on none, so integers that it is not specialised on stand apart.
+
     Args:
         function: the ``triton.jit`` function.
         grid: number of programs; grids are one-dimensional, because the hardware and the
@@ -73,9 +76,10 @@ class Kernel:
         last, generality = self.last_args, self._generality
         first = len(generality) - len(last)
         kinds = [
-            _integer_kind(arg, is_general)
+            _integer_kind(each, is_general)
             for arg, is_general in zip(last, generality[first:], strict=False)
-            if type(arg) is int
+            for each in (arg if isinstance(arg, tuple) else (arg,))
+            if type(each) is int
         ]
         return (*kinds, *self._changed.values())
 
@@ -96,8 +100,8 @@ class Kernel:
             run(*args)
             return
         general = [
-            _integer_kind(kind, is_general) if type(kind) is int else kind
-            for kind, is_general in zip(kinds, self._generality, strict=False)
+            _specialised(arg, kind, is_general)
+            for arg, kind, is_general in zip(args, kinds, self._generality, strict=False)
         ]
         known = (*general, *self.specialization)
         compiled = self._compiled.get(known)
@@ -133,10 +137,24 @@ def _integer_kind(arg: int, is_general: bool) -> int:
     return is_wide + 2 * (arg == 1) + 4 * (arg % 16 == 0)
 
 
+def _specialised(arg: Any, kind: Any, is_general: bool) -> Any:
+    """The kind of an argument, with those of integers in their place."""
+    if type(arg) is int:
+        return _integer_kind(arg, is_general)
+    if isinstance(arg, tuple):
+        return tuple([_specialised(*each, is_general) for each in zip(arg, kind, strict=True)])
+    return kind
+
+
 def _kind(arg: Any) -> Any:
-    """The properties of a tensor or descriptor that a kernel is specialised on, on NVIDIA."""
+    """The properties of a tensor or descriptor that a kernel is specialised on, on NVIDIA.
+
+    Of a tuple, those of its elements; integers stand for themselves.
+    """
     if type(arg) is TensorDescriptor:
         return arg.base.dtype, *arg.block_shape
+    if isinstance(arg, tuple):
+        return tuple([each if type(each) is int else _kind(each) for each in arg])
     return arg.dtype, arg.data_ptr() % 16 == 0
 
 

@@ -28,6 +28,7 @@ from taxfree.doctor.report import (
 from taxfree.measuring.bounds import peaks
 from taxfree.measuring.timer import Call, time_together
 from taxfree_kernels.device import probes
+from taxfree_kernels.device.peers import Group
 from taxfree_kernels.errors import KernelError
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.launch import Kernel
@@ -269,7 +270,7 @@ def _between_two(fabric: Fabric, function: Any, **constants: int) -> Kernel:
     return Kernel(
         function,
         grid=1,
-        constants={"WORLD": fabric.world_size, "BACKEND": fabric.backend} | constants,
+        constants={"GROUP": Group(fabric.world_size, fabric.backend)} | constants,
         options={} if fabric.backend == "interpreter" else {"num_warps": 1},
     )
 

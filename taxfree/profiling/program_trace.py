@@ -20,7 +20,7 @@ from taxfree.measuring import timer
 from taxfree.measuring.trial import Candidate, open_bench
 from taxfree.profiling.step_timer import aligned, compare_clocks
 from taxfree.taxes import Alignment, Notes, Times
-from taxfree_kernels.device import sync
+from taxfree_kernels.device import control, trace
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.launch import Kernel, compiling, launching_through
 
@@ -83,7 +83,7 @@ def note_plan(fabric: Fabric, call: timer.Call, repetitions: int) -> Notes:
     with compiling():
         call(0)
     fabric.barrier()
-    size = (max(grids), sync.EVENTS.value, sync.PEERS.value)
+    size = (max(grids), trace.EVENTS.value, trace.PEERS.value)
     log = torch.zeros(size, dtype=torch.int64, device=fabric.device)
     logs: list[npt.NDArray[np.int64]] = []
 
@@ -91,11 +91,11 @@ def note_plan(fabric: Fabric, call: timer.Call, repetitions: int) -> Notes:
         logs.append(log[:, :, : fabric.world_size].cpu().numpy().copy())
 
     first = compare_clocks(fabric)
-    fabric.pool.control[sync.LOG.value] = log.data_ptr()
+    fabric.pool.control[control.LOG.value] = log.data_ptr()
     fabric.barrier()
     mode = "graph" if fabric.has_graphs else "eager"
     (timing,) = timer.time_together(fabric, [(call, mode)], repetitions, after)
-    fabric.pool.control[sync.LOG.value] = 0
+    fabric.pool.control[control.LOG.value] = 0
     own = (first, compare_clocks(fabric), np.array(logs))
     everyone = [own] * fabric.world_size
     dist.all_gather_object(everyone, own, fabric.group)
@@ -137,11 +137,11 @@ def notes_of(
         return np.asarray(times[:, :, :, event.value], dtype=np.float64)
 
     return Notes(
-        started=of(sync.STARTED)[..., 0],
-        done=of(sync.DONE)[..., 0],
-        sent=of(sync.SENT),
-        began=of(sync.WAIT_BEGAN),
-        ended=of(sync.WAIT_ENDED),
+        started=of(trace.STARTED)[..., 0],
+        done=of(trace.DONE)[..., 0],
+        sent=of(trace.SENT),
+        began=of(trace.WAIT_BEGAN),
+        ended=of(trace.WAIT_ENDED),
         call_us=call_us,
         launches=launches,
     )

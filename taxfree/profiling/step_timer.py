@@ -23,6 +23,7 @@ from taxfree.measuring import timer
 from taxfree.measuring.trial import Candidate, open_bench
 from taxfree.taxes import Alignment, Measurement, Nanoseconds, Stamps, StepInfo, Times
 from taxfree_kernels.device import stamps
+from taxfree_kernels.device.peers import Group
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.launch import Kernel
 from taxfree_kernels.variant import Step
@@ -253,7 +254,7 @@ def _empty_kernels(fabric: Fabric) -> timer.Call:
 
 def _kernel(fabric: Fabric, function: Any, **constants: Any) -> Kernel:
     options = {"num_warps": 1} if fabric.has_graphs else {}
-    return Kernel(function, 1, {"BACKEND": fabric.backend, **constants}, options)
+    return Kernel(function, 1, constants or {"BACKEND": fabric.backend}, options)
 
 
 # -- clocks --
@@ -311,7 +312,7 @@ def exchange_clocks(fabric: Fabric, rounds: int) -> Comparison:
     """
     fabric.pool.reset()
     log = torch.zeros(rounds, 2, dtype=torch.int64, device=fabric.device)
-    play = _kernel(fabric, stamps.exchange_clocks, WORLD=fabric.world_size)
+    play = _kernel(fabric, stamps.exchange_clocks, GROUP=Group(fabric.world_size, fabric.backend))
     found = []
     for peer in range(1, fabric.world_size):
         fabric.barrier()

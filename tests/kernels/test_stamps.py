@@ -21,6 +21,7 @@ import torch
 from taxfree_kernels.cross_compile.compile import compile_launch
 from taxfree_kernels.cross_compile.record import Launch
 from taxfree_kernels.device import stamps
+from taxfree_kernels.device.peers import Group
 from taxfree_kernels.hardware import KNOWN
 from taxfree_kernels.launch import Kernel
 
@@ -28,13 +29,13 @@ log = torch.empty(1 << 10, dtype=torch.int64, device="meta")
 found = {}
 for name in ("h200", "mi300x"):
     gpu = KNOWN[name]
-    clock = {"BACKEND": gpu.backend}
+    clock, group = {"BACKEND": gpu.backend}, {"GROUP": Group(8, gpu.backend)}
     launches = {
         "stamp": (stamps.stamp, clock, (log, 3)),
         "nothing": (stamps.nothing, {}, (log,)),
         "busy": (stamps.busy, clock, (log, 20_000)),
         "clock_step": (stamps.clock_step, clock, (log, 2000)),
-        "exchange": (stamps.exchange_clocks, clock | {"WORLD": 8}, (log, log, log, 0, 1, 1, 50)),
+        "exchange": (stamps.exchange_clocks, group, (log, log, log, 0, 1, 1, 50)),
     }
     for what, (function, constants, args) in launches.items():
         kernel = Kernel(function, 1, constants, {"num_warps": 1})

@@ -123,15 +123,16 @@ import triton
 import triton.language as tl
 
 from taxfree_kernels.device import sync
+from taxfree_kernels.device.peers import Group, Peers
 from taxfree_kernels.launch import Kernel
 from taxfree_kernels.variant import Plan, Variant
 
 
 @triton.jit(do_not_specialize=["rank"])
-def _hang(control_ptr, heap_bases, rank, WORLD: tl.constexpr, BACKEND: tl.constexpr):
+def _hang(control_ptr, heap_bases, rank, GROUP: tl.constexpr):
     generation = sync.running_generation(control_ptr)
-    sync.wait(control_ptr, 9, (rank + 1) % WORLD, generation, heap_bases, rank,
-              WORLD=WORLD, BACKEND=BACKEND)
+    peers = Peers(control_ptr, heap_bases, rank, generation)
+    sync.wait(peers, 9, (rank + 1) % GROUP.WORLD, GROUP)
     sync.leave(control_ptr)
 
 
@@ -139,7 +140,7 @@ class HangingPlan(Plan):
     def __init__(self, problem, fabric):
         self._args = (fabric.pool.control, fabric.heap_bases, fabric.rank)
         self._kernel = Kernel(
-            _hang, 1, {"WORLD": problem.world_size, "BACKEND": fabric.backend}
+            _hang, 1, {"GROUP": Group(problem.world_size, fabric.backend)}
         )
 
     def __call__(self, a, weight, bias, out):
@@ -176,6 +177,7 @@ import triton.language as tl
 
 import torch
 from taxfree_kernels.device import sync
+from taxfree_kernels.device.peers import Group, Peers, translate
 from taxfree_kernels.device.tiles import copy
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.launch import Kernel
@@ -186,26 +188,25 @@ from taxfree_kernels.variant import Config, Plan, Space, Variant
 def _two_steps(
     a_ptr, own_rows, w_ptr, stride_wk, stride_wn, bias_ptr, out_ptr,
     inbox_ptr, slot_elements, control_ptr, heap_bases, rank, m, n, k, shard_rows, shard_columns,
-    WORLD: tl.constexpr, BACKEND: tl.constexpr, GATHER_DIM: tl.constexpr, HAS_BIAS: tl.constexpr,
+    GROUP: tl.constexpr, GATHER_DIM: tl.constexpr, HAS_BIAS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
     program = tl.program_id(0)
     generation = sync.running_generation(control_ptr)
+    peers = Peers(control_ptr, heap_bases, rank, generation)
     slot_ptr = tl.multiple_of(inbox_ptr + (generation % 2) * slot_elements, 16)
-    if program < WORLD:
+    if program < GROUP.WORLD:
         block_ptr = slot_ptr + rank.to(tl.int64) * shard_rows * shard_columns
-        peer = (rank + program) % WORLD
-        target = sync.translate(block_ptr, heap_bases, rank, peer)
+        peer = (rank + program) % GROUP.WORLD
+        target = translate(block_ptr, peers, peer)
         copy(target, a_ptr, 0, own_rows * shard_columns, 1024)
-        sync.signal(control_ptr, 0, peer, generation, heap_bases, rank,
-                    WORLD=WORLD, BACKEND=BACKEND)
+        sync.signal(peers, 0, peer, GROUP)
     else:
-        lane = tl.arange(0, triton.next_power_of_2(WORLD))
-        arrived = sync.wait(control_ptr, 0, lane % WORLD, generation, heap_bases, rank,
-                            mask=lane < WORLD, WORLD=WORLD, BACKEND=BACKEND)
+        lane = tl.arange(0, triton.next_power_of_2(GROUP.WORLD))
+        arrived = sync.wait(peers, 0, lane % GROUP.WORLD, GROUP, mask=lane < GROUP.WORLD)
         tiles_n = tl.cdiv(n, BLOCK)
-        rows = (program - WORLD) // tiles_n * BLOCK + tl.arange(0, BLOCK)
-        cols = (program - WORLD) % tiles_n * BLOCK + tl.arange(0, BLOCK)
+        rows = (program - GROUP.WORLD) // tiles_n * BLOCK + tl.arange(0, BLOCK)
+        cols = (program - GROUP.WORLD) % tiles_n * BLOCK + tl.arange(0, BLOCK)
         acc = tl.zeros((BLOCK, BLOCK), tl.float32)
         for begin in range(0, k, BLOCK):
             ks = begin + tl.arange(0, BLOCK)
@@ -241,7 +242,7 @@ class TwoStepsPlan(Plan):
             _two_steps,
             grid=problem.world_size + -(-problem.m // block) * -(-problem.n // block),
             constants={
-                "WORLD": problem.world_size, "BACKEND": fabric.backend, "BLOCK": block,
+                "GROUP": Group(problem.world_size, fabric.backend), "BLOCK": block,
                 "GATHER_DIM": problem.gather_dim, "HAS_BIAS": problem.bias,
             },
         )  # fmt: skip

@@ -11,7 +11,7 @@ import pytest
 from taxfree.profiling.program_trace import Activity, activities, notes_of, variables
 from taxfree.taxes import Notes, inside
 from taxfree.workers.group import WorkerGroup
-from taxfree_kernels.device import sync
+from taxfree_kernels.device import trace
 from tests.ranks import HEAP_BYTES, TIMEOUT_S
 from tests.taxfree.pipelines import TRUE_CLOCKS, Fused
 
@@ -19,17 +19,17 @@ TASKS = "tests.taxfree.timeline_tasks"
 DELAY_US, REPETITIONS = 200_000.0, 5
 AMOUNTS = (5.0, 20.0, 100.0)
 EVENTS = {
-    "started": sync.STARTED.value,
-    "sent": sync.SENT.value,
-    "began": sync.WAIT_BEGAN.value,
-    "ended": sync.WAIT_ENDED.value,
-    "done": sync.DONE.value,
+    "started": trace.STARTED.value,
+    "sent": trace.SENT.value,
+    "began": trace.WAIT_BEGAN.value,
+    "ended": trace.WAIT_ENDED.value,
+    "done": trace.DONE.value,
 }
 
 
 def notes(events: Mapping[tuple[int, int, str, int], float], programs: int = 3) -> Notes:
     """Of one call of three ranks; events are (rank, program, event, peer) -> microseconds."""
-    log = np.zeros((3, 1, programs, sync.EVENTS.value, 3), dtype=np.int64)
+    log = np.zeros((3, 1, programs, trace.EVENTS.value, 3), dtype=np.int64)
     for (rank, program, event, peer), us in events.items():
         log[rank, 0, program, EVENTS[event], peer] = round(us * 1000)
     return notes_of(list(log), TRUE_CLOCKS, np.full((3, 1), 100.0), launches=1)

@@ -11,6 +11,7 @@ from taxfree.profiling import program_trace
 from taxfree.taxes import Notes
 from taxfree_kernels.device import sync
 from taxfree_kernels.device.clock import clock_ns, interpreted_only
+from taxfree_kernels.device.peers import Group, Peers
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.launch import Kernel
 
@@ -39,22 +40,17 @@ def _other(nanoseconds, BACKEND: tl.constexpr):
 @triton.jit(do_not_specialize=["rank", "send_ns", "tile_ns"])
 def _send_and_wait(
     control_ptr, heap_bases, rank, send_ns, tile_ns,
-    WORLD: tl.constexpr, BACKEND: tl.constexpr,
+    GROUP: tl.constexpr,
 ):  # fmt: skip
     """A program that signals all peers, and a tile that waits for them."""
-    generation = sync.running_generation(control_ptr)
-    lane = tl.arange(0, WORLD)
+    peers = Peers(control_ptr, heap_bases, rank, sync.running_generation(control_ptr))
+    BACKEND: tl.constexpr = GROUP.BACKEND
+    lane = tl.arange(0, GROUP.WORLD)
     if tl.program_id(0) == 0:
         _delay(send_ns, BACKEND)
-        sync.signal(
-            control_ptr, 0, lane, generation, heap_bases, rank, mask=lane != rank,
-            WORLD=WORLD, BACKEND=BACKEND,
-        )  # fmt: skip
+        sync.signal(peers, 0, lane, GROUP, mask=lane != rank)
     else:
-        sync.wait(
-            control_ptr, 0, lane, generation, heap_bases, rank, mask=lane != rank,
-            WORLD=WORLD, BACKEND=BACKEND,
-        )  # fmt: skip
+        sync.wait(peers, 0, lane, GROUP, mask=lane != rank)
         _delay(tile_ns, BACKEND)
     sync.leave(control_ptr)
 
@@ -78,7 +74,7 @@ def delayed(
     is_last = fabric.rank == fabric.world_size - 1
     backend = {"BACKEND": fabric.backend}
     before = Kernel(_other, 1, backend)
-    kernel = Kernel(_send_and_wait, 2, backend | {"WORLD": fabric.world_size})
+    kernel = Kernel(_send_and_wait, 2, {"GROUP": Group(fabric.world_size, fabric.backend)})
     before_ns, *delays_ns = (
         round(1000 * us) for us in (other + late * is_last, send * is_last, tile)
     )

@@ -8,6 +8,7 @@ import torch
 
 from taxfree_kernels.all_gather_matmul import spaces
 from taxfree_kernels.all_gather_matmul.problem import AllGatherMatmul
+from taxfree_kernels.device.peers import Group
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.launch import Kernel, compile_options, pdl_options
@@ -70,8 +71,7 @@ class FusedPlan(Plan):
             grid=0,
             constants={knob: config[knob] for knob in _META_PARAMETERS}
             | {
-                "WORLD": problem.world_size,
-                "BACKEND": fabric.backend,
+                "GROUP": Group(problem.world_size, fabric.backend),
                 "GATHER_DIM": problem.gather_dim,
                 "HAS_BIAS": problem.bias,
             }

@@ -20,6 +20,7 @@ from taxfree_kernels.all_gather_matmul import spaces
 from taxfree_kernels.all_gather_matmul.problem import AllGatherMatmul
 from taxfree_kernels.all_gather_matmul.tile import push_chunk
 from taxfree_kernels.device import sync
+from taxfree_kernels.device.peers import Group, Peers
 from taxfree_kernels.device.tiles import select
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.hardware import Hardware
@@ -31,33 +32,30 @@ from taxfree_kernels.vendor import matmul_into
 
 @triton.jit(do_not_specialize=["rank", "own_rows", "m", "shard_rows"])
 def _gather(
-    a_ptr, own_rows, gathered_ptr, inbox_ptr, slot_elements, control_ptr, heap_bases, rank,
-    m, k, shard_rows, shard_columns,
-    WORLD: tl.constexpr, BACKEND: tl.constexpr, GATHER_DIM: tl.constexpr, CHUNKS: tl.constexpr,
+    a_ptr, own_rows, gathered_ptr, inbox_ptr, slot_elements, control_ptr, heap_bases, rank, m, k,
+    shard_rows, shard_columns, GROUP: tl.constexpr, GATHER_DIM: tl.constexpr, CHUNKS: tl.constexpr,
     SEND_BLOCK: tl.constexpr, ALIGNED: tl.constexpr,
 ):  # fmt: skip
     program = tl.program_id(0)
     generation = sync.running_generation(control_ptr)
+    peers = Peers(control_ptr, heap_bases, rank, generation)
     slot_ptr = tl.multiple_of(inbox_ptr + (generation % 2) * slot_elements, 16)
-    senders = CHUNKS * (WORLD - 1)
+    senders = CHUNKS * (GROUP.WORLD - 1)
     if program < senders:
         push_chunk(
-            program, a_ptr, own_rows, slot_ptr, control_ptr, generation, heap_bases, rank,
-            shard_rows, shard_columns, WORLD, BACKEND, CHUNKS, SEND_BLOCK,
+            program, a_ptr, own_rows, slot_ptr, peers, shard_rows, shard_columns, GROUP, CHUNKS,
+            SEND_BLOCK,
         )  # fmt: skip
     else:
-        chunk = (program - senders) // WORLD
-        source = (rank + (program - senders) % WORLD) % WORLD
+        chunk = (program - senders) // GROUP.WORLD
+        source = (rank + (program - senders) % GROUP.WORLD) % GROUP.WORLD
         chunk_rows = tl.cdiv(shard_rows, CHUNKS)
         first_row = tl.where(GATHER_DIM == 0, source * shard_rows, 0)
         begin = chunk * chunk_rows
         end = min(min(begin + chunk_rows, shard_rows), m - first_row)
         arrived = rank >= 0
         if source != rank:
-            arrived = sync.wait(
-                control_ptr, chunk, source, generation, heap_bases, rank,
-                WORLD=WORLD, BACKEND=BACKEND,
-            )  # fmt: skip
+            arrived = sync.wait(peers, chunk, source, GROUP)
         inbox_block_ptr = slot_ptr + source.to(tl.int64) * shard_rows * shard_columns
         block_ptr = select(source == rank, a_ptr, inbox_block_ptr, 16 if ALIGNED else 2)
         first_column = tl.where(GATHER_DIM == 0, 0, source * shard_columns)
@@ -87,8 +85,7 @@ class OneShotPlan(Plan):
             _gather,
             grid=chunks * (2 * world - 1),
             constants={
-                "WORLD": world,
-                "BACKEND": fabric.backend,
+                "GROUP": Group(world, fabric.backend),
                 "GATHER_DIM": problem.gather_dim,
                 "CHUNKS": chunks,
                 "SEND_BLOCK": config["SEND_BLOCK"],

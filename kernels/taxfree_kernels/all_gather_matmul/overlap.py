@@ -24,6 +24,7 @@ from taxfree_kernels.all_gather_matmul.problem import AllGatherMatmul
 from taxfree_kernels.all_gather_matmul.tile import wait_for_rows
 from taxfree_kernels.copies import PeerCopies, parts_of, rows_of_chunk
 from taxfree_kernels.device import sync
+from taxfree_kernels.device.peers import Group, Peers
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.launch import Kernel, compile_options
@@ -34,15 +35,13 @@ from taxfree_kernels.vendor import matmul_into
 
 @triton.jit(do_not_specialize=["rank", "row", "row_end", "m", "shard_rows"])
 def _await(
-    control_ptr, heap_bases, rank, m, shard_rows, row, row_end,
-    WORLD: tl.constexpr, BACKEND: tl.constexpr, CHUNKS: tl.constexpr,
+    control_ptr, heap_bases, rank, m, shard_rows, row, row_end, GROUP: tl.constexpr,
+    CHUNKS: tl.constexpr,
 ):  # fmt: skip
     """Wait for rows [row, row_end)."""
     generation = sync.running_generation(control_ptr)
-    wait_for_rows(
-        row, row_end, 0, 0, control_ptr, generation, heap_bases, rank, m, shard_rows,
-        WORLD, BACKEND, 0, CHUNKS,
-    )  # fmt: skip
+    peers = Peers(control_ptr, heap_bases, rank, generation)
+    wait_for_rows(row, row_end, 0, 0, peers, m, shard_rows, GROUP, 0, CHUNKS)
 
 
 @dataclass(frozen=True)
@@ -94,8 +93,7 @@ class OverlapPlan(Plan):
             _await,
             1,
             {
-                "WORLD": problem.world_size,
-                "BACKEND": fabric.backend,
+                "GROUP": Group(problem.world_size, fabric.backend),
                 "CHUNKS": config["CHUNKS"],
             },
             compile_options(fabric.backend, {"num_warps": 1}),

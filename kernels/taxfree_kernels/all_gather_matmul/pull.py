@@ -21,6 +21,7 @@ from taxfree_kernels.all_gather_matmul.fused import FusedPlan, FusedVariant, poi
 from taxfree_kernels.all_gather_matmul.tile import gathered_tile
 from taxfree_kernels.device import sync
 from taxfree_kernels.device.pdl import gdc_wait
+from taxfree_kernels.device.peers import Peers
 from taxfree_kernels.device.tiles import copy
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.hardware import Hardware
@@ -29,38 +30,32 @@ from taxfree_kernels.variant import Config, Plan, Space
 
 @triton.jit(do_not_specialize=["rank", "own_rows", "m", "shard_rows"])
 def _pull(
-    a_ptr, own_rows, w_ptr, stride_wk, stride_wn, bias_ptr, out_ptr,
-    outbox_ptr, slot_elements, control_ptr, partials_ptr, counters_ptr, heap_bases, rank,
-    m, n, k, shard_rows, shard_columns,
-    WORLD: tl.constexpr, BACKEND: tl.constexpr, GATHER_DIM: tl.constexpr, HAS_BIAS: tl.constexpr,
-    CHUNKS: tl.constexpr, SEND_BLOCK: tl.constexpr,
-    SOURCES_PER_WAIT: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr, SPLIT_K: tl.constexpr, EVEN_K: tl.constexpr,
-    SWAP_AB: tl.constexpr, XCDS: tl.constexpr,
+    a_ptr, own_rows, w_ptr, stride_wk, stride_wn, bias_ptr, out_ptr, outbox_ptr, slot_elements,
+    control_ptr, partials_ptr, counters_ptr, heap_bases, rank, m, n, k, shard_rows, shard_columns,
+    GROUP: tl.constexpr, GATHER_DIM: tl.constexpr, HAS_BIAS: tl.constexpr, CHUNKS: tl.constexpr,
+    SEND_BLOCK: tl.constexpr, SOURCES_PER_WAIT: tl.constexpr, BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr, SPLIT_K: tl.constexpr,
+    EVEN_K: tl.constexpr, SWAP_AB: tl.constexpr, XCDS: tl.constexpr,
 ):  # fmt: skip
-    gdc_wait(BACKEND)
+    gdc_wait(GROUP)
     program = tl.program_id(0)
     generation = sync.running_generation(control_ptr)
+    peers = Peers(control_ptr, heap_bases, rank, generation)
     slot_ptr = tl.multiple_of(outbox_ptr + (generation % 2) * slot_elements, 16)
     if program < CHUNKS:
         chunk_rows = tl.cdiv(shard_rows, CHUNKS)
         begin = program * chunk_rows
         end = min(begin + chunk_rows, own_rows)
         copy(slot_ptr, a_ptr, begin * shard_columns, end * shard_columns, SEND_BLOCK)
-        peers: tl.constexpr = triton.next_power_of_2(WORLD)
-        peer = tl.arange(0, peers)
-        others = (peer < WORLD) & (peer != rank)
-        sync.signal(
-            control_ptr, program, tl.where(others, peer, rank), generation, heap_bases, rank,
-            mask=others, WORLD=WORLD, BACKEND=BACKEND,
-        )  # fmt: skip
+        peer = tl.arange(0, triton.next_power_of_2(GROUP.WORLD))
+        others = (peer < GROUP.WORLD) & (peer != rank)
+        sync.signal(peers, program, tl.where(others, peer, rank), GROUP, mask=others)
     else:
         gathered_tile(
-            program - CHUNKS, a_ptr, w_ptr, stride_wk, stride_wn, bias_ptr, out_ptr,
-            slot_ptr, control_ptr, generation, partials_ptr, counters_ptr, heap_bases, rank,
-            m, n, k, shard_rows, shard_columns,
-            WORLD, BACKEND, GATHER_DIM, HAS_BIAS, CHUNKS, SOURCES_PER_WAIT, True,
-            BLOCK_M, BLOCK_N, BLOCK_K, GROUP_M, SPLIT_K, EVEN_K, SWAP_AB, XCDS,
+            program - CHUNKS, a_ptr, w_ptr, stride_wk, stride_wn, bias_ptr, out_ptr, slot_ptr,
+            peers, partials_ptr, counters_ptr, m, n, k, shard_rows, shard_columns, GROUP,
+            GATHER_DIM, HAS_BIAS, CHUNKS, SOURCES_PER_WAIT, True, BLOCK_M, BLOCK_N, BLOCK_K,
+            GROUP_M, SPLIT_K, EVEN_K, SWAP_AB, XCDS,
         )  # fmt: skip
     sync.leave(control_ptr)
 

@@ -39,7 +39,9 @@ from taxfree_kernels.all_gather_matmul.tile import (
 )
 from taxfree_kernels.descriptors import RowDescriptors, weight_descriptors, with_fields
 from taxfree_kernels.device import sync
+from taxfree_kernels.device.fences import before_tma_loads
 from taxfree_kernels.device.pdl import gdc_wait
+from taxfree_kernels.device.peers import Peers
 from taxfree_kernels.device.tiles import accumulate_tma
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.hardware import Hardware
@@ -48,30 +50,28 @@ from taxfree_kernels.variant import Config, Plan, Space
 
 @triton.jit(do_not_specialize=["rank", "own_rows", "m", "shard_rows"])
 def _push_tma(
-    a_ptr, own_rows, a_desc, w_desc, inbox_desc, bias_ptr, out_ptr,
-    inbox_ptr, slot_elements, control_ptr, partials_ptr, counters_ptr, heap_bases, rank,
-    m, n, k, shard_rows, shard_columns,
-    WORLD: tl.constexpr, BACKEND: tl.constexpr, GATHER_DIM: tl.constexpr, HAS_BIAS: tl.constexpr,
-    SENDERS: tl.constexpr, CHUNKS: tl.constexpr, SEND_BLOCK: tl.constexpr,
-    SOURCES_PER_WAIT: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr, SPLIT_K: tl.constexpr, SWAP_AB: tl.constexpr,
-    W_NK: tl.constexpr, TO_SELF: tl.constexpr, K_PARTS: tl.constexpr, PART_STEPS: tl.constexpr,
-    SEND_STAGES: tl.constexpr,
+    a_ptr, own_rows, a_desc, w_desc, inbox_desc, bias_ptr, out_ptr, inbox_ptr, slot_elements,
+    control_ptr, partials_ptr, counters_ptr, heap_bases, rank, m, n, k, shard_rows, shard_columns,
+    GROUP: tl.constexpr, GATHER_DIM: tl.constexpr, HAS_BIAS: tl.constexpr, SENDERS: tl.constexpr,
+    CHUNKS: tl.constexpr, SEND_BLOCK: tl.constexpr, SOURCES_PER_WAIT: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
+    SPLIT_K: tl.constexpr, SWAP_AB: tl.constexpr, W_NK: tl.constexpr, TO_SELF: tl.constexpr,
+    K_PARTS: tl.constexpr, PART_STEPS: tl.constexpr, SEND_STAGES: tl.constexpr,
 ):  # fmt: skip
-    gdc_wait(BACKEND)
+    gdc_wait(GROUP)
     # If a loop over k that follows a wait in a loop could have no steps, ptxas would serialise its
     # matrix instructions; for smaller tiles it does not: see ``partial_tile``.
-    IN_PARTS: tl.constexpr = K_PARTS > 1 or SOURCES_PER_WAIT < WORLD
+    IN_PARTS: tl.constexpr = K_PARTS > 1 or SOURCES_PER_WAIT < GROUP.WORLD
     HAS_STEPS: tl.constexpr = IN_PARTS and BLOCK_M * BLOCK_N > 128 * 128
     program = tl.program_id(0)
     generation = sync.running_generation(control_ptr)
+    peers = Peers(control_ptr, heap_bases, rank, generation)
     if program < SENDERS:
         slot_ptr = tl.multiple_of(inbox_ptr + (generation % 2) * slot_elements, 16)
-        for message in range(program, K_PARTS * CHUNKS * (WORLD - 1 + TO_SELF), SENDERS):
+        for message in range(program, K_PARTS * CHUNKS * (GROUP.WORLD - 1 + TO_SELF), SENDERS):
             push_chunk(
-                message, a_ptr, own_rows, slot_ptr, control_ptr, generation, heap_bases, rank,
-                shard_rows, shard_columns, WORLD, BACKEND, CHUNKS, SEND_BLOCK, TO_SELF,
-                K_PARTS, PART_STEPS * BLOCK_K, SEND_STAGES,
+                message, a_ptr, own_rows, slot_ptr, peers, shard_rows, shard_columns, GROUP, CHUNKS,
+                SEND_BLOCK, TO_SELF, K_PARTS, PART_STEPS * BLOCK_K, SEND_STAGES,
             )  # fmt: skip
     else:
         index = program - SENDERS
@@ -94,11 +94,11 @@ def _push_tma(
                 )  # fmt: skip
             for part in range(K_PARTS):
                 here = wait_for_rows(
-                    row, row_end, 0, 0, control_ptr, generation, heap_bases, rank, m, shard_rows,
-                    WORLD, BACKEND, GATHER_DIM, CHUNKS, TO_SELF, part,
+                    row, row_end, 0, 0, peers, m, shard_rows, GROUP, GATHER_DIM, CHUNKS, TO_SELF,
+                    part,
                 )  # fmt: skip
                 arrived = arrived & here
-                sync.before_tma_loads(BACKEND)
+                before_tma_loads(GROUP)
                 begin, end = step_begin, step_end
                 if K_PARTS > 1:
                     part_end = min((part + 1) * PART_STEPS, tl.cdiv(shard_columns, BLOCK_K))
@@ -113,26 +113,26 @@ def _push_tma(
             arrived = rank >= 0
             acc = accumulate_tma(
                 acc, a_desc, 0, row, w_desc, col, rank, rank + 1, step_begin, step_end,
-                WORLD, 1, BLOCK_M, BLOCK_N, BLOCK_K, SWAP_AB, W_NK,
+                GROUP.WORLD, 1, BLOCK_M, BLOCK_N, BLOCK_K, SWAP_AB, W_NK,
             )  # fmt: skip
-            for first in range(1, WORLD, SOURCES_PER_WAIT):
-                last = min(first + SOURCES_PER_WAIT, WORLD)
+            for first in range(1, GROUP.WORLD, SOURCES_PER_WAIT):
+                last = min(first + SOURCES_PER_WAIT, GROUP.WORLD)
                 here = wait_for_rows(
-                    row, row_end, first, last, control_ptr, generation, heap_bases, rank,
-                    m, shard_rows, WORLD, BACKEND, GATHER_DIM, CHUNKS,
-                )  # fmt: skip
+                    row, row_end, first, last, peers, m, shard_rows, GROUP, GATHER_DIM, CHUNKS
+                )
                 arrived = arrived & here
-                sync.before_tma_loads(BACKEND)
+                before_tma_loads(GROUP)
                 if HAS_STEPS:
                     tl.assume(last > first)
                 acc = accumulate_tma(
                     acc, inbox_desc, slot, row, w_desc, col, rank + first, rank + last,
-                    step_begin, step_end, WORLD, WORLD, BLOCK_M, BLOCK_N, BLOCK_K, SWAP_AB, W_NK,
+                    step_begin, step_end, GROUP.WORLD, GROUP.WORLD,
+                    BLOCK_M, BLOCK_N, BLOCK_K, SWAP_AB, W_NK,
                 )  # fmt: skip
         rows, cols = row + tl.arange(0, BLOCK_M), col + tl.arange(0, BLOCK_N)
         finish_tile(
-            acc, arrived, tile, split, rows, cols, m, n, bias_ptr, out_ptr,
-            partials_ptr, counters_ptr, BACKEND, HAS_BIAS, SPLIT_K, SWAP_AB,
+            acc, arrived, tile, split, rows, cols, m, n, bias_ptr, out_ptr, partials_ptr,
+            counters_ptr, GROUP, HAS_BIAS, SPLIT_K, SWAP_AB,
         )  # fmt: skip
     sync.leave(control_ptr)
 

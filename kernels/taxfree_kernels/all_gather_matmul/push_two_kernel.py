@@ -18,6 +18,7 @@ from taxfree_kernels.all_gather_matmul.problem import AllGatherMatmul
 from taxfree_kernels.all_gather_matmul.push import _push
 from taxfree_kernels.all_gather_matmul.tile import push_chunk
 from taxfree_kernels.device import sync
+from taxfree_kernels.device.peers import Group, Peers
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.launch import Kernel
 from taxfree_kernels.variant import Config, Plan, resized
@@ -25,15 +26,15 @@ from taxfree_kernels.variant import Config, Plan, resized
 
 @triton.jit(do_not_specialize=["rank", "own_rows", "shard_rows"])
 def _send(
-    a_ptr, own_rows, inbox_ptr, slot_elements, control_ptr, heap_bases, rank,
-    shard_rows, shard_columns,
-    WORLD: tl.constexpr, BACKEND: tl.constexpr, CHUNKS: tl.constexpr, SEND_BLOCK: tl.constexpr,
+    a_ptr, own_rows, inbox_ptr, slot_elements, control_ptr, heap_bases, rank, shard_rows,
+    shard_columns, GROUP: tl.constexpr, CHUNKS: tl.constexpr, SEND_BLOCK: tl.constexpr,
 ):  # fmt: skip
     generation = sync.running_generation(control_ptr)
+    peers = Peers(control_ptr, heap_bases, rank, generation)
     slot_ptr = tl.multiple_of(inbox_ptr + (generation % 2) * slot_elements, 16)
     push_chunk(
-        tl.program_id(0), a_ptr, own_rows, slot_ptr, control_ptr, generation, heap_bases, rank,
-        shard_rows, shard_columns, WORLD, BACKEND, CHUNKS, SEND_BLOCK,
+        tl.program_id(0), a_ptr, own_rows, slot_ptr, peers, shard_rows, shard_columns, GROUP,
+        CHUNKS, SEND_BLOCK,
     )  # fmt: skip
 
 
@@ -50,8 +51,7 @@ class PushTwoKernelPlan(FusedPlan):
             _send,
             grid=config["CHUNKS"] * (problem.world_size - 1),
             constants={
-                "WORLD": problem.world_size,
-                "BACKEND": fabric.backend,
+                "GROUP": Group(problem.world_size, fabric.backend),
                 "CHUNKS": config["CHUNKS"],
                 "SEND_BLOCK": config["SEND_BLOCK"],
             },

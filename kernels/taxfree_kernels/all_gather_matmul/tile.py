@@ -6,6 +6,7 @@ import triton
 import triton.language as tl
 
 from taxfree_kernels.device import sync
+from taxfree_kernels.device.peers import translate
 from taxfree_kernels.device.tiles import accumulate, copy, select, swizzle2d, xcd_swizzle
 
 
@@ -35,11 +36,9 @@ def _copy_columns(
 
 @triton.jit
 def push_chunk(
-    message, a_ptr, own_rows, slot_ptr, control_ptr, generation, heap_bases, rank,
-    shard_rows, shard_columns,
-    WORLD: tl.constexpr, BACKEND: tl.constexpr, CHUNKS: tl.constexpr, SEND_BLOCK: tl.constexpr,
-    TO_SELF: tl.constexpr = False, K_PARTS: tl.constexpr = 1, PART_COLUMNS: tl.constexpr = 0,
-    SEND_STAGES: tl.constexpr = 1,
+    message, a_ptr, own_rows, slot_ptr, peers, shard_rows, shard_columns, GROUP: tl.constexpr,
+    CHUNKS: tl.constexpr, SEND_BLOCK: tl.constexpr, TO_SELF: tl.constexpr = False,
+    K_PARTS: tl.constexpr = 1, PART_COLUMNS: tl.constexpr = 0, SEND_STAGES: tl.constexpr = 1,
 ):  # fmt: skip
     """Send one chunk of rows of this rank's shard to one rank's inbox, and signal it.
 
@@ -57,16 +56,16 @@ def push_chunk(
     """
     part = 0
     if K_PARTS > 1:
-        messages: tl.constexpr = CHUNKS * (WORLD - 1 + TO_SELF)
+        messages: tl.constexpr = CHUNKS * (GROUP.WORLD - 1 + TO_SELF)
         part, message = message // messages, message % messages
     distance = message // CHUNKS + 1 - TO_SELF
     chunk = message % CHUNKS
-    peer = (rank + WORLD - distance) % WORLD
+    peer = (peers.rank + GROUP.WORLD - distance) % GROUP.WORLD
     chunk_rows = tl.cdiv(shard_rows, CHUNKS)
     begin = chunk * chunk_rows
     end = min(begin + chunk_rows, own_rows)
-    own_block = slot_ptr + rank.to(tl.int64) * shard_rows * shard_columns
-    target = sync.translate(own_block, heap_bases, rank, peer)
+    own_block = slot_ptr + peers.rank.to(tl.int64) * shard_rows * shard_columns
+    target = translate(own_block, peers, peer)
     if K_PARTS == 1 and SEND_STAGES == 1:
         copy(target, a_ptr, begin * shard_columns, end * shard_columns, SEND_BLOCK)
     else:
@@ -76,18 +75,13 @@ def push_chunk(
             target, a_ptr, shard_columns, begin, end, column, column_end, SEND_BLOCK,
             PART_COLUMNS, SEND_STAGES,
         )  # fmt: skip
-    sync.signal(
-        control_ptr, part * CHUNKS + chunk, peer, generation, heap_bases, rank,
-        WORLD=WORLD, BACKEND=BACKEND,
-    )  # fmt: skip
+    sync.signal(peers, part * CHUNKS + chunk, peer, GROUP)
 
 
 @triton.jit
 def wait_for_rows(
-    row_begin, row_end, nearest, farthest, control_ptr, generation, heap_bases, rank,
-    m, shard_rows,
-    WORLD: tl.constexpr, BACKEND: tl.constexpr, GATHER_DIM: tl.constexpr, CHUNKS: tl.constexpr,
-    TO_SELF: tl.constexpr = False, part=0,
+    row_begin, row_end, nearest, farthest, peers, m, shard_rows, GROUP: tl.constexpr,
+    GATHER_DIM: tl.constexpr, CHUNKS: tl.constexpr, TO_SELF: tl.constexpr = False, part=0,
 ):  # fmt: skip
     """Wait for the chunks, of a part of K, that hold rows [row_begin, row_end) of some ranks.
 
@@ -95,27 +89,24 @@ def wait_for_rows(
     gather_dim 0 the peers, when TO_SELF also this rank, whose shards have such rows, and for the
     last tile also those without any, so that every rank waits for every peer in each call.
     """
-    lanes: tl.constexpr = triton.next_power_of_2(WORLD * CHUNKS)
+    lanes: tl.constexpr = triton.next_power_of_2(GROUP.WORLD * CHUNKS)
     lane = tl.arange(0, lanes)
-    source, chunk = lane % WORLD, lane // WORLD
+    source, chunk = lane % GROUP.WORLD, lane // GROUP.WORLD
     chunk_rows = tl.cdiv(shard_rows, CHUNKS)
     begin = chunk * chunk_rows
     end = tl.minimum(begin + chunk_rows, shard_rows)
     if GATHER_DIM == 0:
         begin = tl.minimum(source * shard_rows + begin, m)
         end = tl.minimum(source * shard_rows + end, m)
-        needed = (source != rank) | TO_SELF
+        needed = (source != peers.rank) | TO_SELF
     else:
-        distance = (source - rank + WORLD) % WORLD
+        distance = (source - peers.rank + GROUP.WORLD) % GROUP.WORLD
         needed = (distance >= nearest) & (distance < farthest)
     has_rows = (begin < row_end) & (end > row_begin)
     last_row = tl.zeros_like(lane) + row_end
     is_last = (begin >= end) & (last_row >= m)  # a chunk without rows falls to the last tile
-    needed = needed & (has_rows | is_last) & (lane < WORLD * CHUNKS)
-    return sync.wait(
-        control_ptr, part * CHUNKS + chunk, source, generation, heap_bases, rank, mask=needed,
-        WORLD=WORLD, BACKEND=BACKEND,
-    )  # fmt: skip
+    needed = needed & (has_rows | is_last) & (lane < GROUP.WORLD * CHUNKS)
+    return sync.wait(peers, part * CHUNKS + chunk, source, GROUP, mask=needed)
 
 
 @triton.jit
@@ -159,13 +150,12 @@ def nothing_yet(BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, SWAP_AB: tl.conste
 
 @triton.jit
 def gathered_tile(
-    index, a_ptr, w_ptr, stride_wk, stride_wn, bias_ptr, out_ptr,
-    slot_ptr, control_ptr, generation, partials_ptr, counters_ptr, heap_bases, rank,
-    m, n, k, shard_rows, shard_columns,
-    WORLD: tl.constexpr, BACKEND: tl.constexpr, GATHER_DIM: tl.constexpr, HAS_BIAS: tl.constexpr,
-    CHUNKS: tl.constexpr, SOURCES_PER_WAIT: tl.constexpr, PULL: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
-    SPLIT_K: tl.constexpr, EVEN_K: tl.constexpr, SWAP_AB: tl.constexpr, XCDS: tl.constexpr,
+    index, a_ptr, w_ptr, stride_wk, stride_wn, bias_ptr, out_ptr, slot_ptr, peers, partials_ptr,
+    counters_ptr, m, n, k, shard_rows, shard_columns, GROUP: tl.constexpr, GATHER_DIM: tl.constexpr,
+    HAS_BIAS: tl.constexpr, CHUNKS: tl.constexpr, SOURCES_PER_WAIT: tl.constexpr,
+    PULL: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    GROUP_M: tl.constexpr, SPLIT_K: tl.constexpr, EVEN_K: tl.constexpr, SWAP_AB: tl.constexpr,
+    XCDS: tl.constexpr,
 ):  # fmt: skip
     """Compute one tile of out = gathered A @ W + bias, waiting for what it needs of each source.
 
@@ -175,7 +165,7 @@ def gathered_tile(
             peer's own shard in its outbox.
     """
     tile, split, row, col, step_begin, step_end = place_of(
-        index, rank, m, n, shard_rows, shard_columns,
+        index, peers.rank, m, n, shard_rows, shard_columns,
         GATHER_DIM, BLOCK_M, BLOCK_N, BLOCK_K, GROUP_M, SPLIT_K, XCDS,
     )  # fmt: skip
     rows, cols = row + tl.arange(0, BLOCK_M), col + tl.arange(0, BLOCK_N)
@@ -183,21 +173,18 @@ def gathered_tile(
     row_end = min(row + BLOCK_M, m)
     w_cols = w_ptr + cols.to(tl.int64) * stride_wn
     acc = nothing_yet(BLOCK_M, BLOCK_N, SWAP_AB)
-    arrived = rank >= 0
+    arrived = peers.rank >= 0
     if GATHER_DIM == 0:
         # -- one sweep over K; rows come from the own shard or from where their source put them --
-        arrived = wait_for_rows(
-            row, row_end, 0, 0, control_ptr, generation, heap_bases, rank, m, shard_rows,
-            WORLD, BACKEND, GATHER_DIM, CHUNKS,
-        )  # fmt: skip
-        source = tl.minimum(rows // shard_rows, WORLD - 1)
-        own_row = (rows - rank * shard_rows).to(tl.int64)
+        arrived = wait_for_rows(row, row_end, 0, 0, peers, m, shard_rows, GROUP, GATHER_DIM, CHUNKS)
+        source = tl.minimum(rows // shard_rows, GROUP.WORLD - 1)
+        own_row = (rows - peers.rank * shard_rows).to(tl.int64)
         if PULL:
             shard_row = (rows - source * shard_rows).to(tl.int64)
-            a_rows = sync.translate(slot_ptr + shard_row * k, heap_bases, rank, source)
+            a_rows = translate(slot_ptr + shard_row * k, peers, source)
         else:
             a_rows = slot_ptr + rows.to(tl.int64) * k
-        a_rows = select(source == rank, a_ptr + own_row * k, a_rows, 16 if EVEN_K else 2)
+        a_rows = select(source == peers.rank, a_ptr + own_row * k, a_rows, 16 if EVEN_K else 2)
         acc = accumulate(
             acc, a_rows, 0, row_mask, w_cols, stride_wk, col_mask, 0, 1, k, step_begin, step_end,
             1, BLOCK_K, EVEN_K, SWAP_AB,
@@ -206,38 +193,38 @@ def gathered_tile(
         # -- the own shard, then the peers in groups, each group behind one wait ----------------
         row_offset = rows.to(tl.int64) * shard_columns
         acc = accumulate(
-            acc, a_ptr + row_offset, 0, row_mask, w_cols, stride_wk, col_mask, rank, rank + 1,
-            shard_columns, step_begin, step_end, WORLD, BLOCK_K, EVEN_K, SWAP_AB,
+            acc, a_ptr + row_offset, 0, row_mask, w_cols, stride_wk, col_mask,
+            peers.rank, peers.rank + 1, shard_columns, step_begin, step_end,
+            GROUP.WORLD, BLOCK_K, EVEN_K, SWAP_AB,
         )  # fmt: skip
-        for first in range(1, WORLD, SOURCES_PER_WAIT):
-            last = min(first + SOURCES_PER_WAIT, WORLD)
+        for first in range(1, GROUP.WORLD, SOURCES_PER_WAIT):
+            last = min(first + SOURCES_PER_WAIT, GROUP.WORLD)
             here = wait_for_rows(
-                row, row_end, first, last, control_ptr, generation, heap_bases, rank,
-                m, shard_rows, WORLD, BACKEND, GATHER_DIM, CHUNKS,
-            )  # fmt: skip
+                row, row_end, first, last, peers, m, shard_rows, GROUP, GATHER_DIM, CHUNKS
+            )
             arrived = arrived & here
             source_rows = slot_ptr + row_offset
             stride_source = shard_rows * shard_columns
             if PULL:
-                peer = (rank + first) % WORLD
-                source_rows = sync.translate(source_rows, heap_bases, rank, peer)
+                peer = (peers.rank + first) % GROUP.WORLD
+                source_rows = translate(source_rows, peers, peer)
                 stride_source = 0
             acc = accumulate(
                 acc, source_rows, stride_source, row_mask, w_cols, stride_wk, col_mask,
-                rank + first, rank + last, shard_columns, step_begin, step_end,
-                WORLD, BLOCK_K, EVEN_K, SWAP_AB,
+                peers.rank + first, peers.rank + last, shard_columns, step_begin, step_end,
+                GROUP.WORLD, BLOCK_K, EVEN_K, SWAP_AB,
             )  # fmt: skip
 
     finish_tile(
         acc, arrived, tile, split, rows, cols, m, n, bias_ptr, out_ptr, partials_ptr, counters_ptr,
-        BACKEND, HAS_BIAS, SPLIT_K, SWAP_AB,
+        GROUP, HAS_BIAS, SPLIT_K, SWAP_AB,
     )  # fmt: skip
 
 
 @triton.jit
 def finish_tile(
     acc, arrived, tile, split, rows, cols, m, n, bias_ptr, out_ptr, partials_ptr, counters_ptr,
-    BACKEND: tl.constexpr, HAS_BIAS: tl.constexpr, SPLIT_K: tl.constexpr, SWAP_AB: tl.constexpr,
+    GROUP: tl.constexpr, HAS_BIAS: tl.constexpr, SPLIT_K: tl.constexpr, SWAP_AB: tl.constexpr,
 ):  # fmt: skip
     """Write a tile of the output; with a split K, the last split to finish writes the total.
 
@@ -256,7 +243,7 @@ def finish_tile(
     else:
         plane = m.to(tl.int64) * n
         tl.store(partials_ptr + split * plane + at, acc, mask=mask)
-        if sync.arrive(counters_ptr + tile, SPLIT_K, BACKEND):
+        if sync.arrive(counters_ptr + tile, SPLIT_K, GROUP):
             total = tl.zeros_like(acc)  # always added in the same order
             for other in tl.static_range(SPLIT_K):  # takes fewer registers than a loop
                 total += tl.load(partials_ptr + other * plane + at, mask=mask, other=0.0)

@@ -16,8 +16,8 @@ from functools import cache
 from typing import Any
 
 from taxfree_kernels.checker.clocks import Actor
-from taxfree_kernels.checker.sites import SYNC_FILE, Line, Site
-from taxfree_kernels.device import sync
+from taxfree_kernels.checker.sites import SYNC_FILES, Line, Site
+from taxfree_kernels.device import trace
 from taxfree_kernels.launch import Kernel
 
 _PROGRAM = "program"  # the name that kernels give to tl.program_id(0)
@@ -150,7 +150,7 @@ def _reachable(
     function: Any, constants: tuple[tuple[str, Any], ...], programs: Programs
 ) -> Mapping[Line, int]:
     """Lines that some of these programs can reach -> how many can."""
-    if inspect.getsourcefile(function.fn) == SYNC_FILE:
+    if inspect.getsourcefile(function.fn) in SYNC_FILES:
         return {}
     definition, offset = _parsed(function)
     found: dict[Line, int] = {}
@@ -189,7 +189,7 @@ def _holding(
 ) -> list[tuple[int, set[bool]]]:
     """What a condition can be, for each program; both when that is not known."""
     names = {node.id for node in ast.walk(test) if isinstance(node, ast.Name)}
-    known = constants | {"sync": sync}  # has constants, too
+    known = constants | {"trace": trace}  # has constants, too
     if not names <= known.keys() | {_PROGRAM}:
         return [(each, {True, False}) for each in programs]
     code = compile(ast.fix_missing_locations(ast.Expression(test)), "<condition>", "eval")

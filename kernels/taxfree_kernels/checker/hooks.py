@@ -16,7 +16,7 @@ import numpy as np
 import triton.language as tl
 
 from taxfree_kernels.checker.clocks import Scope
-from taxfree_kernels.device.sync import EMPTY
+from taxfree_kernels.device.packets import EMPTY
 from taxfree_kernels.interpreter import correct_bfloat16, hasten
 
 _SEMANTICS = {

@@ -21,7 +21,7 @@ from taxfree_kernels.checker.coverage import (
     jitted,
     synchronises,
 )
-from taxfree_kernels.checker.sites import SYNC_FILE, Line
+from taxfree_kernels.checker.sites import SYNC_FILES, Line
 
 _WEAKER = {
     "acquire": ("relaxed",),
@@ -31,15 +31,16 @@ _WEAKER = {
     "gpu": ("cta",),
 }
 # What changes for a call of these, by the name after the last dot: position -> what it is.
-_CHANNEL, _PEER, _LAST = 1, 2, 3
+_CHANNEL, _PEER = 1, 2
 _PLACES = {
     "signal": {_CHANNEL: "channel", _PEER: "peer"},
     "wait": {_CHANNEL: "channel", _PEER: "source"},
-    "translate": {_LAST: "peer"},
+    "translate": {_PEER: "peer"},
 }
+_PEERS = {"signal": 0, "wait": 0, "translate": 1}  # the position of `peers`
 
 # Runs only after a wait has timed out, which the checker leaves to the tests of lost peers.
-_AFTER_TIMEOUT = ("_abort", "_abort_on_words")
+_AFTER_TIMEOUT = ("abort", "_abort_on_signals", "_abort_on_words")
 
 Change = tuple[str, ast.AST | None]  # what it does, and what stands in the node's place
 
@@ -157,7 +158,7 @@ def _changes(node: ast.AST, function: Any) -> Iterator[Change]:
 def _changes_of_call(call: ast.Call, function: Any) -> Iterator[Change]:
     name = _name(call)
     yield from _weaker_constants(call)
-    if ast.unparse(call.func) == "tl.sum" and inspect.getsourcefile(function.fn) == SYNC_FILE:
+    if ast.unparse(call.func) == "tl.sum" and inspect.getsourcefile(function.fn) in SYNC_FILES:
         first = ast.Attribute(ast.Name("tl", ast.Load()), "min", ast.Load())
         yield "content with one of the words", _with(call, func=first)
     if name in ("wait", "wait_for_rows", "wait_for_channels", "gdc_wait"):
@@ -169,11 +170,12 @@ def _changes_of_call(call: ast.Call, function: Any) -> Iterator[Change]:
         if what == "channel":
             yield f"{name}: channel 0", _with_argument(call, position, nothing)
         else:
-            own = ast.BinOp(nothing, ast.Add(), ast.Name("rank", ast.Load()))
+            own_rank = ast.Attribute(call.args[_PEERS[name]], "rank", ast.Load())
+            own = ast.BinOp(nothing, ast.Add(), own_rank)
             yield f"{name}: own rank as {what}", _with_argument(call, position, own)
     match call.func:
-        case ast.Attribute(value=ast.Name(id="rank" | "source" as whose), attr="to"):
-            yield f"the block of {whose} 0", _product(call, 0)
+        case ast.Attribute(value=whose, attr="to") if _last_name(whose) in ("rank", "source"):
+            yield f"the block of {_last_name(whose)} 0", _product(call, 0)
 
 
 def _weaker_constants(call: ast.Call) -> Iterator[Change]:
@@ -197,27 +199,32 @@ def _weaker(value: ast.expr) -> list[ast.Constant]:
 
 def _other_generations(call: ast.Call) -> Iterator[Change]:
     for position, argument in enumerate(call.args):
-        if isinstance(argument, ast.Name) and argument.id == "generation":
-            for operator, sign in ((ast.Sub(), "-"), (ast.Add(), "+")):
-                other = ast.BinOp(argument, operator, ast.Constant(1))
-                change = f"{_name(call)}: generation {sign} 1"
-                yield change, _with_argument(call, position, other)
+        for sign in "-+":
+            match ast.unparse(argument):
+                case "generation" | "peers.generation" as generation:
+                    text = f"{generation} {sign} 1"
+                case "peers":
+                    text = f"peers._replace(generation=peers.generation {sign} 1)"
+                case _:
+                    continue
+            other = ast.parse(text, mode="eval").body
+            yield f"{_name(call)}: generation {sign} 1", _with_argument(call, position, other)
 
 
 def _changes_of_arithmetic(node: ast.BinOp, function: Any) -> Iterator[Change]:
     match node:
-        case ast.BinOp(left=ast.Name(id="generation"), op=ast.Mod()):
+        case ast.BinOp(op=ast.Mod()) if _last_name(node.left) == "generation":
             yield "one payload slot", _with(node, right=ast.Constant(1))
         case ast.BinOp(op=ast.Mod(), right=ast.Constant(value=3)):
             yield "two slots of Lamport words", _with(node, right=ast.Constant(2))
-        case ast.BinOp(left=ast.Name(id="generation"), op=ast.LShift()):
+        case ast.BinOp(op=ast.LShift()) if _last_name(node.left) == "generation":
             one = ast.BinOp(_product(node.left, 0), ast.Add(), ast.Constant(1))
             yield "a flag of constant value", _with(node, left=one)
         case ast.BinOp(op=ast.BitOr()) if _makes_mask(function):
             yield f"{_short(node)}: only the left side", node.left
             yield f"{_short(node)}: only the right side", node.right
         case ast.BinOp(op=ast.Add() | ast.Sub(), right=ast.Constant(value=1)):
-            if inspect.getsourcefile(function.fn) == SYNC_FILE:
+            if inspect.getsourcefile(function.fn) in SYNC_FILES:
                 yield f"{_short(node)}: without the 1", node.left
 
 
@@ -292,7 +299,12 @@ def _is_synchronising(call: ast.Call, function: Any) -> bool:
 
 
 def _name(call: ast.Call) -> str:
-    return ast.unparse(call.func).rpartition(".")[2]
+    return _last_name(call.func)
+
+
+def _last_name(node: ast.AST) -> str:
+    """`rank` of `peers.rank`."""
+    return ast.unparse(node).rpartition(".")[2]
 
 
 def _short(node: ast.AST) -> str:

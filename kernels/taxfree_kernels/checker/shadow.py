@@ -15,7 +15,7 @@ import numpy as np
 
 from taxfree_kernels.checker.clocks import Actor, Messages, Scope, World, covers
 from taxfree_kernels.checker.sites import Site
-from taxfree_kernels.device import sync
+from taxfree_kernels.device.packets import EMPTY
 
 GRANULE = 2  # bytes; accesses of one byte share a granule
 _BARE = 4  # bytes of a Lamport word
@@ -377,7 +377,7 @@ class Shadow:
 
 def _have_come(words: list[int]) -> np.ndarray:
     """Which Lamport words, by address, are not empty."""
-    return np.array([ctypes.c_int32.from_address(word).value != sync.EMPTY.value for word in words])
+    return np.array([ctypes.c_int32.from_address(word).value != EMPTY.value for word in words])
 
 
 def _against_atomics(access: Access, word: _Word, address: int) -> Conflict | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from random import Random
@@ -20,7 +20,7 @@ from taxfree_kernels.checker.schedule import Scheduler
 from taxfree_kernels.checker.shadow import Region, Shadow
 from taxfree_kernels.checker.streams import Event, Stream
 from taxfree_kernels.checker.watch import Thread, TorchOperations, Watch
-from taxfree_kernels.device import sync
+from taxfree_kernels.device import control
 from taxfree_kernels.errors import KernelError
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.fabric.heap import Pool, SymmetricHeap
@@ -142,7 +142,7 @@ class Simulation:
         self.lamport_bytes = (
             4 * self.slot_bytes
         )  # tiles are wider than tiny problems, and all is sent
-        control_bytes = (sync.SIGNALS.value + Pool.CHANNELS * world_size) * 8
+        control_bytes = (control.SIGNALS.value + Pool.CHANNELS * world_size) * 8
         slots = 2 * (self.slot_bytes + self.flag_bytes) + 3 * self.lamport_bytes
         size = (-(-(control_bytes + slots + heap_bytes) // ALIGNMENT) + 1) * ALIGNMENT
         # side by side, so that which of several conflicts comes first does not depend on addresses
@@ -405,10 +405,8 @@ class _Schedule:
         if before is not None and not self._begins_early(kernel):
             self._close()
             before = None
-        for name, value in zip(kernel.function.arg_names, args, strict=False):
-            tensor = getattr(value, "base", value)  # a descriptor's
-            if isinstance(tensor, torch.Tensor):
-                self.declare(host.rank, name, tensor)
+        for name, tensor in _tensors(kernel.function.arg_names, args):
+            self.declare(host.rank, name, tensor)
         self._watch.coverage.expect(kernel)
         arguments = hooks.program_arguments(kernel.function, args, kernel.constants)
         launch = Launch(kernel, arguments, host, self._scheduler.draw_weight(), before)
@@ -468,22 +466,33 @@ class _Schedule:
             self._scheduler.touch([launch])
 
 
+def _tensors(names: Iterable[str], values: Iterable[Any]) -> Iterator[tuple[str, torch.Tensor]]:
+    """Named arguments, of tuples the elements, that are tensors or descriptors of them."""
+    for name, value in zip(names, values, strict=False):
+        tensor = getattr(value, "base", value)  # a descriptor's
+        if isinstance(tensor, torch.Tensor):
+            yield name, tensor
+        elif isinstance(value, tuple):
+            fields = getattr(value, "_fields", [f"{name}[{index}]" for index in range(len(value))])
+            yield from _tensors(fields, value)
+
+
 def _control_word(world_size: int, offset: int) -> str:
     """Name a word of a control block."""
     names = {
         word.value: name
         for word, name in (
-            (sync.GENERATION, "generation word"),
-            (sync.LIMIT, "bound of waits"),
-            (sync.ABORT, "abort word"),
-            (sync.REPORTED, "reported word"),
-            (sync.STATUS, "address of the report"),
+            (control.GENERATION, "generation word"),
+            (control.LIMIT, "bound of waits"),
+            (control.ABORT, "abort word"),
+            (control.REPORTED, "reported word"),
+            (control.STATUS, "address of the report"),
         )
     }
     index = offset // 8
-    if index < sync.SIGNALS.value:
+    if index < control.SIGNALS.value:
         return names.get(index, f"control word {index}")
-    channel, source = divmod(index - sync.SIGNALS.value, world_size)
+    channel, source = divmod(index - control.SIGNALS.value, world_size)
     return f"signal word of channel {channel}, source rank {source}"
 
 

@@ -7,6 +7,7 @@ import triton.language as tl
 
 from taxfree_kernels.device import sync
 from taxfree_kernels.device.clock import clock_ns, cycles
+from taxfree_kernels.device.peers import Peers
 
 
 @triton.jit(do_not_specialize=["index"])
@@ -47,9 +48,8 @@ def clock_step(log_ptr, reads, BACKEND: tl.constexpr):
 
 @triton.jit(do_not_specialize=["rank", "peer", "first_round", "rounds"])
 def exchange_clocks(
-    log_ptr, control_ptr, heap_bases, rank, peer, first_round, rounds,
-    WORLD: tl.constexpr, BACKEND: tl.constexpr,
-):  # fmt: skip
+    log_ptr, control_ptr, heap_bases, rank, peer, first_round, rounds, GROUP: tl.constexpr
+):
     """Ping-pong with `peer` in which both log their clocks; the lower rank begins.
 
     The lower rank's two readings enclose one reading of the higher rank: the offset between their
@@ -60,24 +60,20 @@ def exchange_clocks(
             answer came; higher rank: one time in between, twice.
         first_round: generation of the first signal; later rounds count up from there.
     """
+    BACKEND: tl.constexpr = GROUP.BACKEND
     first = tl.zeros((), tl.int64) + first_round
     generation = first
     arrived = rounds > 0
     while (generation < first + rounds) & arrived:
+        peers = Peers(control_ptr, heap_bases, rank, generation)
         before = clock_ns(BACKEND)
         if rank < peer:
-            sync.signal(
-                control_ptr, 0, peer, generation, heap_bases, rank, WORLD=WORLD, BACKEND=BACKEND
-            )
-        arrived = sync.wait(
-            control_ptr, 0, peer, generation, heap_bases, rank, WORLD=WORLD, BACKEND=BACKEND
-        )
+            sync.signal(peers, 0, peer, GROUP)
+        arrived = sync.wait(peers, 0, peer, GROUP)
         after = clock_ns(BACKEND)
         if rank > peer:
             before = after
-            sync.signal(
-                control_ptr, 0, peer, generation, heap_bases, rank, WORLD=WORLD, BACKEND=BACKEND
-            )
+            sync.signal(peers, 0, peer, GROUP)
         tl.store(log_ptr + 2 * (generation - first), before)
         tl.store(log_ptr + 2 * (generation - first) + 1, after)
         generation += 1

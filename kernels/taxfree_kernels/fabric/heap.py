@@ -6,7 +6,7 @@ from typing import Protocol
 
 import torch
 
-from taxfree_kernels.device import sync
+from taxfree_kernels.device import control, packets
 from taxfree_kernels.errors import HeapExhausted, PeerTimeout
 from taxfree_kernels.fabric.layout import ALIGNMENT, BARE_BYTES, FLAG_BYTES, WORDS_SHARE
 
@@ -102,7 +102,7 @@ class Pool:
         timeout_s: float = 30.0,
     ) -> None:
         self._fabric = fabric
-        words = sync.SIGNALS.value + self.CHANNELS * fabric.world_size
+        words = control.SIGNALS.value + self.CHANNELS * fabric.world_size
         self.control = fabric.heap.empty(words, torch.int64)
         share = fabric.heap.free_bytes // WORDS_SHARE // ALIGNMENT * ALIGNMENT
         flag_bytes = min(FLAG_BYTES, share) if flag_bytes is None else flag_bytes
@@ -113,7 +113,7 @@ class Pool:
             slot_bytes = fabric.heap.free_bytes // 2 // ALIGNMENT * ALIGNMENT
         self.slot_bytes = slot_bytes
         self._slots = fabric.heap.empty(2 * slot_bytes, torch.uint8)
-        self._report = fabric.host_words(sync.REPORT_WORDS)
+        self._report = fabric.host_words(control.REPORT_WORDS)
         self._code = self._report.numpy()  # indexing a tensor costs a microsecond a call
         self._limit = fabric.ticks(timeout_s)
         self.timeout_s = timeout_s
@@ -159,9 +159,9 @@ class Pool:
         if not self._code[0]:
             return
         code, rank, program, channel, source, wanted, seen, lost = self._report.tolist()
-        where = "words" if channel == sync.NO_CHANNEL.value else f"channel {channel}"
+        where = "words" if channel == control.NO_CHANNEL.value else f"channel {channel}"
         what = f"program {program}, {where}, generation {wanted}, seen {seen}"
-        is_secondary = code == sync.PEER_ABORTED.value
+        is_secondary = code == control.PEER_ABORTED.value
         if is_secondary:
             message = (
                 f"rank {rank} gave up on rank {lost} as a peer did; waited for {source} ({what})"
@@ -182,7 +182,7 @@ class Pool:
             PeerTimeout: this rank, or a peer, gave up; the pool is unusable until all reset it.
         """
         self.check()
-        lost = int(self.control[sync.ABORT.value]) - 1
+        lost = int(self.control[control.ABORT.value]) - 1
         if lost >= 0:
             raise PeerTimeout(
                 f"rank {self._fabric.rank} was told that a peer gave up on rank {lost}: what it "
@@ -195,13 +195,13 @@ class Pool:
         """Make the pool usable again; collective, with no call in flight on any rank."""
         self._fabric.barrier()
         self.control.fill_(generation)
-        self.control[: sync.SIGNALS.value] = 0
-        self.control[sync.GENERATION.value] = generation * sync.ONE_CALL.value
-        self.control[sync.LIMIT.value] = self._limit
-        self.control[sync.STATUS.value] = self._report.data_ptr()
+        self.control[: control.SIGNALS.value] = 0
+        self.control[control.GENERATION.value] = generation * control.ONE_CALL.value
+        self.control[control.LIMIT.value] = self._limit
+        self.control[control.STATUS.value] = self._report.data_ptr()
         flag = generation % 2**32 << 32
         self.flags.fill_(flag - 2**64 if flag >= 2**63 else flag)
-        self.bare.fill_(sync.EMPTY.value)
+        self.bare.fill_(packets.EMPTY.value)
         self._report.zero_()
         self._fabric.barrier()
 

@@ -12,7 +12,7 @@ import torch
 
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.flash_decode import spaces
-from taxfree_kernels.flash_decode.local import DecodePlan, RanksMerge, SplitsMerge, size_of
+from taxfree_kernels.flash_decode.plans import DecodePlan, RanksMerge, SplitsMerge, size_of
 from taxfree_kernels.flash_decode.problem import FlashDecode
 from taxfree_kernels.launch import Kernel
 from taxfree_kernels.variant import Config, Plan, Step, Variant, resized
@@ -67,7 +67,7 @@ class BaselinePlan(DecodePlan):
         own, gathered = self._parts(len(out))
         one_of_each = gathered[: self._problem.world_size]
         return [
-            Step("attention", "producer", lambda: attend(*self.attention.args(inputs))),
+            Step("attention", "producer", lambda: attend(self.attention.args(inputs))),
             Step(
                 "merge of splits",
                 "producer",

@@ -9,7 +9,7 @@ from typing import Any
 
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.flash_decode.baseline import BaselinePlan
-from taxfree_kernels.flash_decode.local import DecodeVariant
+from taxfree_kernels.flash_decode.plans import DecodeVariant
 from taxfree_kernels.variant import Config, Plan
 
 

@@ -26,6 +26,7 @@ import triton.language as tl
 
 from taxfree_kernels.device import sync
 from taxfree_kernels.device.pdl import gdc_wait
+from taxfree_kernels.device.peers import Peers
 from taxfree_kernels.device.tiles import swizzle2d, xcd_swizzle
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.hardware import Hardware
@@ -49,27 +50,27 @@ from taxfree_kernels.variant import Config, Plan
 @triton.jit(do_not_specialize=["rank", "m"])
 def _push(
     x, w, stride_wk, stride_wn, bias_ptr, residual_ptr, norm_weight_ptr, eps_ptr, out_ptr,
-    inbox_ptr, stride_slot, control_ptr, partials_ptr, counters_ptr,
-    heap_bases, rank, m, n, k, stride_source, stride_row,
-    WORLD: tl.constexpr, BACKEND: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr,
-    BLOCK_ROW: tl.constexpr, GROUPS: tl.constexpr, TILES_PER_SIGNAL: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
-    SPLIT_K: tl.constexpr, EVEN_K: tl.constexpr, SWAP_AB: tl.constexpr, XCDS: tl.constexpr,
-    TMA: tl.constexpr, W_NK: tl.constexpr,
+    inbox_ptr, stride_slot, control_ptr, partials_ptr, counters_ptr, heap_bases, rank, m, n, k,
+    stride_source, stride_row, GROUP: tl.constexpr, HAS_BIAS: tl.constexpr,
+    HAS_RESIDUAL: tl.constexpr, BLOCK_ROW: tl.constexpr, GROUPS: tl.constexpr,
+    TILES_PER_SIGNAL: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr, SPLIT_K: tl.constexpr, EVEN_K: tl.constexpr,
+    SWAP_AB: tl.constexpr, XCDS: tl.constexpr, TMA: tl.constexpr, W_NK: tl.constexpr,
 ):  # fmt: skip
     """See the module; BLOCK_ROW is 0 when the sum is not normalised, otherwise at least n."""
-    gdc_wait(BACKEND)
+    gdc_wait(GROUP)
     program = tl.program_id(0)
     generation = sync.running_generation(control_ptr)
+    peers = Peers(control_ptr, heap_bases, rank, generation)
     slot_ptr = tl.multiple_of(inbox_ptr + (generation % 2) * stride_slot, 16)
     tiles_m, tiles_n = tl.cdiv(m, BLOCK_M), tl.cdiv(n, BLOCK_N)
     tiles = tiles_m * tiles_n
     senders = tiles * SPLIT_K
     if program < senders:
         tile, row_begin, col_begin, acc, is_whole = numbered_tile(
-            xcd_swizzle(program, senders, XCDS),
-            m, n, k, x, w, stride_wk, stride_wn, partials_ptr, counters_ptr,
-            BACKEND, BLOCK_M, BLOCK_N, BLOCK_K, GROUP_M, SPLIT_K, EVEN_K, SWAP_AB, TMA, W_NK,
+            xcd_swizzle(program, senders, XCDS), m, n, k, x, w, stride_wk, stride_wn, partials_ptr,
+            counters_ptr, GROUP, BLOCK_M, BLOCK_N, BLOCK_K, GROUP_M, SPLIT_K, EVEN_K, SWAP_AB, TMA,
+            W_NK,
         )  # fmt: skip
         if is_whole:
             rows = row_begin + tl.arange(0, BLOCK_M)
@@ -78,19 +79,14 @@ def _push(
             mask = (rows < m)[:, None] & (cols < stride_row)[None, :]
             own_ptr = slot_ptr + rank.to(tl.int64) * stride_source
             part = acc.to(slot_ptr.dtype.element_ty)
-            send_tile(part, own_ptr, at, mask, heap_bases, rank, WORLD, TO_SELF=True)
-            announce_tile(
-                tile, tiles, 0, counters_ptr + tiles, control_ptr, generation, heap_bases, rank,
-                WORLD, BACKEND, TILES_PER_SIGNAL,
-            )  # fmt: skip
+            send_tile(part, own_ptr, at, mask, peers, GROUP, TO_SELF=True)
+            announce_tile(tile, tiles, 0, counters_ptr + tiles, peers, GROUP, TILES_PER_SIGNAL)
     elif BLOCK_ROW > 0:
         own_ptr = slot_ptr + rank.to(tl.int64) * stride_source
         sum_and_normalise(
-            program - senders, 0, tl.cdiv(tiles, TILES_PER_SIGNAL),
-            own_ptr, slot_ptr, stride_source, stride_row,
-            bias_ptr, residual_ptr, norm_weight_ptr, eps_ptr, out_ptr, m * n, n,
-            control_ptr, generation, heap_bases, rank,
-            WORLD, BACKEND, HAS_BIAS, HAS_RESIDUAL, GROUPS, BLOCK_ROW,
+            program - senders, 0, tl.cdiv(tiles, TILES_PER_SIGNAL), own_ptr, slot_ptr,
+            stride_source, stride_row, bias_ptr, residual_ptr, norm_weight_ptr, eps_ptr, out_ptr, m
+            * n, n, peers, GROUP, HAS_BIAS, HAS_RESIDUAL, GROUPS, BLOCK_ROW,
         )  # fmt: skip
     else:
         tile = program - senders
@@ -99,10 +95,9 @@ def _push(
         cols = tile_n * BLOCK_N + tl.arange(0, BLOCK_N)
         at = rows.to(tl.int64)[:, None] * stride_row + cols[None, :]
         total = total_of_tile(
-            rows, cols, rows < m, n, bias_ptr, residual_ptr,
-            slot_ptr, stride_source, at, (rows < m)[:, None] & (cols < stride_row)[None, :],
-            tile // TILES_PER_SIGNAL, control_ptr, generation, heap_bases, rank,
-            WORLD, BACKEND, HAS_BIAS, HAS_RESIDUAL,
+            rows, cols, rows < m, n, bias_ptr, residual_ptr, slot_ptr, stride_source, at, (rows <
+            m)[:, None] & (cols < stride_row)[None, :], tile // TILES_PER_SIGNAL, peers, GROUP,
+            HAS_BIAS, HAS_RESIDUAL,
         )  # fmt: skip
         store_tile(out_ptr, rows, cols, rows < m, n, total)
     sync.leave(control_ptr)

@@ -28,6 +28,7 @@ import triton.language as tl
 from taxfree_kernels.device import sync
 from taxfree_kernels.device.exchange import signal_everybody, wait_for_everybody
 from taxfree_kernels.device.pdl import gdc_wait
+from taxfree_kernels.device.peers import Peers
 from taxfree_kernels.device.tiles import xcd_swizzle
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.fabric.heap import Pool
@@ -55,21 +56,20 @@ _MOST_A_THREAD = 32  # elements, as a part, an addend, a sum and what was loaded
 def _push_in_place(
     x, w, stride_wk, stride_wn, bias_ptr, residual_ptr, norm_weight_ptr, eps_ptr, out_ptr,
     inbox_ptr, stride_slot, control_ptr, partials_ptr, counters_ptr, heap_bases, rank, m, n, k,
-    stride_source, stride_row,
-    WORLD: tl.constexpr, BACKEND: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr,
-    LL: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
-    SPLIT_K: tl.constexpr, EVEN_K: tl.constexpr, SWAP_AB: tl.constexpr, XCDS: tl.constexpr,
-    TMA: tl.constexpr, W_NK: tl.constexpr,
+    stride_source, stride_row, GROUP: tl.constexpr, HAS_BIAS: tl.constexpr,
+    HAS_RESIDUAL: tl.constexpr, LL: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr, SPLIT_K: tl.constexpr, EVEN_K: tl.constexpr,
+    SWAP_AB: tl.constexpr, XCDS: tl.constexpr, TMA: tl.constexpr, W_NK: tl.constexpr,
 ):  # fmt: skip
-    gdc_wait(BACKEND)
+    gdc_wait(GROUP)
     generation = sync.running_generation(control_ptr)
+    peers = Peers(control_ptr, heap_bases, rank, generation)
     slot_ptr = tl.multiple_of(inbox_ptr + (generation % 2) * stride_slot, 16)
     programs = tl.cdiv(m, BLOCK_M) * tl.cdiv(n, BLOCK_N) * SPLIT_K
     tile, row_begin, col_begin, acc, is_whole = numbered_tile(
-        xcd_swizzle(tl.program_id(0), programs, XCDS),
-        m, n, k, x, w, stride_wk, stride_wn, partials_ptr, counters_ptr,
-        BACKEND, BLOCK_M, BLOCK_N, BLOCK_K, GROUP_M, SPLIT_K, EVEN_K, SWAP_AB, TMA, W_NK,
+        xcd_swizzle(tl.program_id(0), programs, XCDS), m, n, k, x, w, stride_wk, stride_wn,
+        partials_ptr, counters_ptr, GROUP, BLOCK_M, BLOCK_N, BLOCK_K, GROUP_M, SPLIT_K, EVEN_K,
+        SWAP_AB, TMA, W_NK,
     )  # fmt: skip
     if is_whole:
         rows, cols = row_begin + tl.arange(0, BLOCK_M), col_begin + tl.arange(0, BLOCK_N)
@@ -83,8 +83,7 @@ def _push_in_place(
             at = tl.minimum(row, m - 1) * stride_row + col_begin // 2 + lane % (BLOCK_N // 2)
             total, arrived = sum_by_words(
                 words_of(acc, out_ptr.dtype.element_ty), at, row < m, slot_ptr, stride_source,
-                control_ptr, generation, heap_bases, rank,
-                out_ptr.dtype.element_ty, WORLD, BACKEND,
+                peers, out_ptr.dtype.element_ty, GROUP,
             )  # fmt: skip
             total = tl.reshape(total, [BLOCK_M, BLOCK_N])
         else:
@@ -92,12 +91,10 @@ def _push_in_place(
             mask = row_mask[:, None] & (cols < stride_row)[None, :]
             part = acc.to(slot_ptr.dtype.element_ty)
             own_ptr = slot_ptr + rank.to(tl.int64) * stride_source
-            send_tile(part, own_ptr, at, mask, heap_bases, rank, WORLD, TO_SELF=False)
-            signal_everybody(control_ptr, tile, generation, heap_bases, rank, WORLD, BACKEND)
-            arrived = wait_for_everybody(
-                control_ptr, tile, generation, heap_bases, rank, WORLD, BACKEND
-            )
-            total = sum_of_sources(slot_ptr, stride_source, at, mask, WORLD, part, rank)
+            send_tile(part, own_ptr, at, mask, peers, GROUP, TO_SELF=False)
+            signal_everybody(peers, tile, GROUP)
+            arrived = wait_for_everybody(peers, tile, GROUP)
+            total = sum_of_sources(slot_ptr, stride_source, at, mask, GROUP, part, rank)
         total = tl.where(arrived, total + added, float("nan"))
         store_tile(out_ptr, rows, cols, row_mask, n, total)
     sync.leave(control_ptr)

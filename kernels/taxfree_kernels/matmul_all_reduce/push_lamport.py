@@ -21,8 +21,9 @@ from typing import Any
 import triton
 import triton.language as tl
 
-from taxfree_kernels.device import sync
+from taxfree_kernels.device import packets, sync
 from taxfree_kernels.device.pdl import gdc_wait
+from taxfree_kernels.device.peers import Peers, translate
 from taxfree_kernels.device.tiles import xcd_swizzle
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.hardware import Hardware
@@ -42,8 +43,7 @@ from taxfree_kernels.variant import Config, Plan
 def _push_lamport(
     x, w, stride_wk, stride_wn, bias_ptr, residual_ptr, norm_weight_ptr, eps_ptr, out_ptr,
     inbox_ptr, stride_slot, control_ptr, partials_ptr, counters_ptr, heap_bases, rank, m, n, k,
-    used,
-    WORLD: tl.constexpr, BACKEND: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr,
+    used, GROUP: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
     SPLIT_K: tl.constexpr, EVEN_K: tl.constexpr, SWAP_AB: tl.constexpr, XCDS: tl.constexpr,
     TMA: tl.constexpr, W_NK: tl.constexpr, WORDS: tl.constexpr, LANES: tl.constexpr,
@@ -56,47 +56,46 @@ def _push_lamport(
         WORDS: words of those rows of a tile that can exist.
         LANES: lanes for these words, which are repeated to fill them.
     """
-    gdc_wait(BACKEND)
+    gdc_wait(GROUP)
     ELEMENT: tl.constexpr = out_ptr.dtype.element_ty
     WIDTH: tl.constexpr = BLOCK_N // 2  # words of a tile's row
-    generation, turn = sync.running_generation(control_ptr), sync.running_turn(control_ptr)
+    generation, turn = sync.running_generation(control_ptr), packets.running_turn(control_ptr)
+    peers = Peers(control_ptr, heap_bases, rank, generation)
     slot_ptr = tl.multiple_of(inbox_ptr + (turn % 3) * stride_slot, 16)
     tiles = tl.cdiv(m, BLOCK_M) * tl.cdiv(n, BLOCK_N)
     tile, row_begin, col_begin, acc, is_whole = numbered_tile(
-        xcd_swizzle(tl.program_id(0), tiles * SPLIT_K, XCDS),
-        m, n, k, x, w, stride_wk, stride_wn, partials_ptr, counters_ptr,
-        BACKEND, BLOCK_M, BLOCK_N, BLOCK_K, GROUP_M, SPLIT_K, EVEN_K, SWAP_AB, TMA, W_NK,
+        xcd_swizzle(tl.program_id(0), tiles * SPLIT_K, XCDS), m, n, k, x, w, stride_wk, stride_wn,
+        partials_ptr, counters_ptr, GROUP, BLOCK_M, BLOCK_N, BLOCK_K, GROUP_M, SPLIT_K, EVEN_K,
+        SWAP_AB, TMA, W_NK,
     )  # fmt: skip
     if is_whole:
         stride_source = (tiles * WORDS).to(tl.int64)
         own_ptr = slot_ptr + rank * stride_source + tile * WORDS
         words, at = words_of(acc, ELEMENT), tl.arange(0, BLOCK_M * WIDTH)
         is_sent = row_begin + at // WIDTH < m
-        for step in tl.static_range(1, WORLD + 1):
-            peer = (rank + step) % WORLD
-            if BACKEND == "hip":
+        for step in tl.static_range(1, GROUP.WORLD + 1):
+            peer = (rank + step) % GROUP.WORLD
+            if GROUP.BACKEND == "hip":
                 # Full addresses: on CDNA, accesses at a base plus small offsets go lane by lane
                 # if the base was loaded from memory. On NVIDIA this would narrow the stores.
-                target_ptr = sync.translate(own_ptr + at, heap_bases, rank, peer)
+                target_ptr = translate(own_ptr + at, peers, peer)
             else:
-                target_ptr = sync.translate(own_ptr, heap_bases, rank, peer) + at
-            sync.send(control_ptr, target_ptr, words, peer, mask=is_sent)
-        sync.empty_last_turn(control_ptr, inbox_ptr, stride_slot, turn, used, tile, tiles)
+                target_ptr = translate(own_ptr, peers, peer) + at
+            packets.send(peers, target_ptr, words, peer, mask=is_sent)
+        packets.empty_last_turn(control_ptr, inbox_ptr, stride_slot, turn, used, tile, tiles)
 
         repeated = tl.arange(0, LANES)
         at = repeated % WORDS
         total, rows, cols = total_of_lamport_words(
-            tile * WORDS + at, row_begin + at // WIDTH, m, col_begin + at % WIDTH * 2, n,
-            bias_ptr, residual_ptr,
-            slot_ptr, stride_source, control_ptr, generation, heap_bases, rank,
-            ELEMENT, WORLD, BACKEND, HAS_BIAS, HAS_RESIDUAL,
+            tile * WORDS + at, row_begin + at // WIDTH, m, col_begin + at % WIDTH * 2, n, bias_ptr,
+            residual_ptr, slot_ptr, stride_source, peers, ELEMENT, GROUP, HAS_BIAS, HAS_RESIDUAL,
         )  # fmt: skip
         is_first = tl.arange(0, 2 * LANES) < 2 * WORDS
         tl.store(
             out_ptr + rows.to(tl.int64) * n + cols, total.to(ELEMENT),
             mask=is_first & (rows < m) & (cols < n),
         )  # fmt: skip
-    sync.leave_turn(control_ptr)
+    packets.leave_turn(control_ptr)
     sync.leave(control_ptr)
 
 

@@ -37,6 +37,7 @@ import triton.language as tl
 
 from taxfree_kernels.device import sync
 from taxfree_kernels.device.pdl import gdc_wait
+from taxfree_kernels.device.peers import Peers, translate
 from taxfree_kernels.device.tiles import in_turns, swizzle2d
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.fabric.heap import Pool
@@ -56,14 +57,13 @@ from taxfree_kernels.variant import Config, Plan, Space
 
 @triton.jit(do_not_specialize=["rank", "m", "ahead"])
 def _push_two_shot(
-    x, w, stride_wk, stride_wn, bias_ptr, residual_ptr, out_ptr,
-    inbox_ptr, stride_slot, control_ptr, partials_ptr, counters_ptr, heap_bases, rank, m, n, k,
-    stride_row, ahead,
-    WORLD: tl.constexpr, BACKEND: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr,
-    PIECES: tl.constexpr, TILES_PER_SIGNAL: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
-    SPLIT_K: tl.constexpr, EVEN_K: tl.constexpr, SWAP_AB: tl.constexpr, XCDS: tl.constexpr,
-    TMA: tl.constexpr, W_NK: tl.constexpr, STAGGERED: tl.constexpr,
+    x, w, stride_wk, stride_wn, bias_ptr, residual_ptr, out_ptr, inbox_ptr, stride_slot,
+    control_ptr, partials_ptr, counters_ptr, heap_bases, rank, m, n, k, stride_row, ahead,
+    GROUP: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr, PIECES: tl.constexpr,
+    TILES_PER_SIGNAL: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr, SPLIT_K: tl.constexpr, EVEN_K: tl.constexpr,
+    SWAP_AB: tl.constexpr, XCDS: tl.constexpr, TMA: tl.constexpr, W_NK: tl.constexpr,
+    STAGGERED: tl.constexpr,
 ):  # fmt: skip
     """See the module.
 
@@ -71,78 +71,73 @@ def _push_two_shot(
         stride_row: see :func:`offsets_in_tile`.
         ahead: how many tile programs, in whole groups or all, precede the first adder.
     """
-    gdc_wait(BACKEND)
+    gdc_wait(GROUP)
     program = tl.program_id(0)
     generation = sync.running_generation(control_ptr)
+    peers = Peers(control_ptr, heap_bases, rank, generation)
     slot_ptr = tl.multiple_of(inbox_ptr + (generation % 2) * stride_slot, 16)
     tiles_m, tiles_n = tl.cdiv(m, BLOCK_M), tl.cdiv(n, BLOCK_N)
     tiles = tiles_m * tiles_n
-    groups, owned = tl.cdiv(tiles, TILES_PER_SIGNAL), tl.cdiv(tiles, WORLD)
+    groups, owned = tl.cdiv(tiles, TILES_PER_SIGNAL), tl.cdiv(tiles, GROUP.WORLD)
     senders, adders = tiles * SPLIT_K + STAGGERED, owned * PIECES
-    OWNED_PER_SIGNAL: tl.constexpr = TILES_PER_SIGNAL // WORLD
+    OWNED_PER_SIGNAL: tl.constexpr = TILES_PER_SIGNAL // GROUP.WORLD
     ADDERS_PER_SIGNAL: tl.constexpr = OWNED_PER_SIGNAL * PIECES
     ELEMENTS: tl.constexpr = BLOCK_M * BLOCK_N
     stride_source = owned.to(tl.int64) * ELEMENTS
     results_ptr = tl.cast(
-        slot_ptr + WORLD * stride_source, tl.pointer_type(out_ptr.dtype.element_ty)
+        slot_ptr + GROUP.WORLD * stride_source, tl.pointer_type(out_ptr.dtype.element_ty)
     )
     is_sender, number = in_turns(
         program, senders, ahead, TILES_PER_SIGNAL * SPLIT_K, ADDERS_PER_SIGNAL, XCDS
     )
     if is_sender:
         tile, row_begin, _, acc, is_whole = numbered_tile(
-            number, m, n, k, x, w, stride_wk, stride_wn, partials_ptr, counters_ptr,
-            BACKEND, BLOCK_M, BLOCK_N, BLOCK_K, GROUP_M, SPLIT_K, EVEN_K, SWAP_AB, TMA, W_NK,
-            STAGGERED,
+            number, m, n, k, x, w, stride_wk, stride_wn, partials_ptr, counters_ptr, GROUP, BLOCK_M,
+            BLOCK_N, BLOCK_K, GROUP_M, SPLIT_K, EVEN_K, SWAP_AB, TMA, W_NK, STAGGERED,
         )  # fmt: skip
         if is_whole:
             row = tl.arange(0, BLOCK_M)
             at = offsets_in_tile(row, stride_row, BLOCK_N)
             own_ptr = slot_ptr + rank.to(tl.int64) * stride_source
-            target_ptr = sync.translate(own_ptr, heap_bases, rank, tile % WORLD)
-            target_ptr += (tile // WORLD).to(tl.int64) * ELEMENTS
+            target_ptr = translate(own_ptr, peers, tile % GROUP.WORLD)
+            target_ptr += (tile // GROUP.WORLD).to(tl.int64) * ELEMENTS
             mask = (row_begin + row < m)[:, None]
             tl.store(target_ptr + at, acc.to(slot_ptr.dtype.element_ty), mask=mask)
-            announce_tile(
-                tile, tiles, 0, counters_ptr + tiles, control_ptr, generation, heap_bases, rank,
-                WORLD, BACKEND, TILES_PER_SIGNAL,
-            )  # fmt: skip
+            announce_tile(tile, tiles, 0, counters_ptr + tiles, peers, GROUP, TILES_PER_SIGNAL)
     elif number < adders:
         own, piece = number // PIECES, number % PIECES
-        tile = own * WORLD + rank
+        tile = own * GROUP.WORLD + rank
         tile_m, tile_n = swizzle2d(min(tile, tiles - 1), tiles_m, tiles_n, GROUP_M)
         row = piece * (BLOCK_M // PIECES) + tl.arange(0, BLOCK_M // PIECES)
         rows, cols = tile_m * BLOCK_M + row, tile_n * BLOCK_N + tl.arange(0, BLOCK_N)
         row_mask = rows < tl.where(tile < tiles, m, 0)
         at = offsets_in_tile(row, stride_row, BLOCK_N)
         total = total_of_tile(
-            rows, cols, row_mask, n, bias_ptr, residual_ptr,
-            slot_ptr + own.to(tl.int64) * ELEMENTS, stride_source, at, row_mask[:, None],
-            own // OWNED_PER_SIGNAL, control_ptr, generation, heap_bases, rank,
-            WORLD, BACKEND, HAS_BIAS, HAS_RESIDUAL,
+            rows, cols, row_mask, n, bias_ptr, residual_ptr, slot_ptr + own.to(tl.int64) * ELEMENTS,
+            stride_source, at, row_mask[:, None], own // OWNED_PER_SIGNAL, peers, GROUP, HAS_BIAS,
+            HAS_RESIDUAL,
         )  # fmt: skip
         result = total.to(out_ptr.dtype.element_ty)
         result_ptr = results_ptr + tile.to(tl.int64) * ELEMENTS
-        for step in tl.static_range(1, WORLD):
-            target_ptr = sync.translate(result_ptr, heap_bases, rank, (rank + step) % WORLD)
+        for step in tl.static_range(1, GROUP.WORLD):
+            target_ptr = translate(result_ptr, peers, (rank + step) % GROUP.WORLD)
             tl.store(target_ptr + at, result, mask=row_mask[:, None])
         announce_tile(
-            number, adders, groups, counters_ptr + tiles + groups, control_ptr, generation,
-            heap_bases, rank, WORLD, BACKEND, ADDERS_PER_SIGNAL,
-        )  # fmt: skip
+            number, adders, groups, counters_ptr + tiles + groups, peers, GROUP, ADDERS_PER_SIGNAL
+        )
         store_tile(out_ptr, rows, cols, row_mask, n, result)
     else:
         copier = number - adders
-        own, source = copier // (WORLD - 1), (rank + 1 + copier % (WORLD - 1)) % WORLD
-        tile = own * WORLD + source
+        own, source = (
+            copier // (GROUP.WORLD - 1),
+            (rank + 1 + copier % (GROUP.WORLD - 1)) % GROUP.WORLD,
+        )
+        tile = own * GROUP.WORLD + source
         if tile < tiles:
             tile_m, tile_n = swizzle2d(tile, tiles_m, tiles_n, GROUP_M)
             row = tl.arange(0, BLOCK_M)
             rows, cols = tile_m * BLOCK_M + row, tile_n * BLOCK_N + tl.arange(0, BLOCK_N)
-            arrived = sync.wait(
-                control_ptr, groups + own // OWNED_PER_SIGNAL, source, generation, heap_bases,
-                rank, WORLD=WORLD, BACKEND=BACKEND,
-            )  # fmt: skip
+            arrived = sync.wait(peers, groups + own // OWNED_PER_SIGNAL, source, GROUP)
             result_ptr = results_ptr + tile.to(tl.int64) * ELEMENTS
             at = offsets_in_tile(row, stride_row, BLOCK_N)
             result = tl.load(result_ptr + at, mask=(rows < m)[:, None])

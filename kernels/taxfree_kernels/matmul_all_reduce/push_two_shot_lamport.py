@@ -34,8 +34,9 @@ from typing import Any
 import triton
 import triton.language as tl
 
-from taxfree_kernels.device import sync
+from taxfree_kernels.device import packets, sync
 from taxfree_kernels.device.pdl import gdc_wait
+from taxfree_kernels.device.peers import Peers, translate
 from taxfree_kernels.device.tiles import xcd_swizzle
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.hardware import Hardware
@@ -55,8 +56,7 @@ from taxfree_kernels.variant import Config, Plan, Space
 def _push_two_shot_lamport(
     x, w, stride_wk, stride_wn, bias_ptr, residual_ptr, norm_weight_ptr, eps_ptr, out_ptr,
     inbox_ptr, stride_slot, control_ptr, partials_ptr, counters_ptr, heap_bases, rank, m, n, k,
-    used,
-    WORLD: tl.constexpr, BACKEND: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr,
+    used, GROUP: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
     SPLIT_K: tl.constexpr, EVEN_K: tl.constexpr, SWAP_AB: tl.constexpr, XCDS: tl.constexpr,
     TMA: tl.constexpr, W_NK: tl.constexpr, LANES: tl.constexpr, BLOCK_ROW: tl.constexpr,
@@ -70,84 +70,79 @@ def _push_two_shot_lamport(
             each thread would hold the words of only some ranks, and threads would exchange sums.
         BLOCK_ROW: lanes for a row across all tiles, which one program normalises; 0 without a norm.
     """
-    gdc_wait(BACKEND)
+    gdc_wait(GROUP)
     ELEMENT: tl.constexpr = out_ptr.dtype.element_ty
     WIDTH: tl.constexpr = BLOCK_N // 2  # words of a tile's row
     WORDS: tl.constexpr = BLOCK_M * WIDTH
-    SLICES: tl.constexpr = triton.next_power_of_2(WORLD)
+    SLICES: tl.constexpr = triton.next_power_of_2(GROUP.WORLD)
     SLICE: tl.constexpr = WORDS // SLICES
-    ROUNDS: tl.constexpr = triton.cdiv(SLICES, WORLD)  # slices of a tile that a rank may own
-    generation, turn = sync.running_generation(control_ptr), sync.running_turn(control_ptr)
+    ROUNDS: tl.constexpr = triton.cdiv(SLICES, GROUP.WORLD)  # slices of a tile that a rank may own
+    generation, turn = sync.running_generation(control_ptr), packets.running_turn(control_ptr)
+    peers = Peers(control_ptr, heap_bases, rank, generation)
     slot_ptr = tl.multiple_of(inbox_ptr + (turn % 3) * stride_slot, 16)
     tiles = tl.cdiv(m, BLOCK_M) * tl.cdiv(n, BLOCK_N)
     program = tl.program_id(0)
     if BLOCK_ROW == 0 or program < tiles * SPLIT_K:
         tile, row_begin, col_begin, acc, is_whole = numbered_tile(
-            xcd_swizzle(program, tiles * SPLIT_K, XCDS),
-            m, n, k, x, w, stride_wk, stride_wn, partials_ptr, counters_ptr,
-            BACKEND, BLOCK_M, BLOCK_N, BLOCK_K, GROUP_M, SPLIT_K, EVEN_K, SWAP_AB, TMA, W_NK,
+            xcd_swizzle(program, tiles * SPLIT_K, XCDS), m, n, k, x, w, stride_wk, stride_wn,
+            partials_ptr, counters_ptr, GROUP, BLOCK_M, BLOCK_N, BLOCK_K, GROUP_M, SPLIT_K, EVEN_K,
+            SWAP_AB, TMA, W_NK,
         )  # fmt: skip
         if is_whole:
             slices, lane = tl.arange(0, SLICES), tl.arange(0, SLICE)[None, :]
-            owner = (slices + tile) % WORLD
+            owner = (slices + tile) % GROUP.WORLD
             place = (slices * SLICE)[:, None] + lane
             has_row = row_begin + place // WIDTH < m
 
             # -- the first shot, [source, tile, ROUNDS, SLICE]: each rank's slices -----------------
             stride_source = (tiles * ROUNDS * SLICE).to(tl.int64)
-            target_ptr = sync.translate(slot_ptr + rank * stride_source, heap_bases, rank, owner)
-            target_ptr += (tile * ROUNDS + slices // WORLD) * SLICE
+            target_ptr = translate(slot_ptr + rank * stride_source, peers, owner)
+            target_ptr += (tile * ROUNDS + slices // GROUP.WORLD) * SLICE
             words = tl.reshape(words_of(acc, ELEMENT), (SLICES, SLICE))
             owner = owner[:, None]
-            sync.send(control_ptr, target_ptr[:, None] + lane, words, owner, mask=has_row)
-            sync.empty_last_turn(control_ptr, inbox_ptr, stride_slot, turn, used, tile, tiles)
+            packets.send(peers, target_ptr[:, None] + lane, words, owner, mask=has_row)
+            packets.empty_last_turn(control_ptr, inbox_ptr, stride_slot, turn, used, tile, tiles)
 
             # -- the second, [tile, WORDS]: sums of this rank's slices to every rank ---------------
-            sums_ptr = slot_ptr + WORLD * stride_source + tile * WORDS
+            sums_ptr = slot_ptr + GROUP.WORLD * stride_source + tile * WORDS
             repeated = tl.arange(0, LANES)
             in_slice = repeated % SLICE
             for nth in tl.static_range(ROUNDS):
-                own = (rank + WORLD - tile % WORLD) % WORLD + nth * WORLD
+                own = (rank + GROUP.WORLD - tile % GROUP.WORLD) % GROUP.WORLD + nth * GROUP.WORLD
                 at = own * SLICE + in_slice
                 # compilers do not see that lanes of a row stay contiguous after the remainder
                 row = row_begin + tl.max_constancy(at // WIDTH, min(SLICE, WIDTH))
                 row_end = tl.where(own < SLICES, m, 0)
                 total, _, _ = total_of_lamport_words(
-                    (tile * ROUNDS + nth) * SLICE + in_slice, row, row_end,
-                    col_begin + at % WIDTH * 2, n, bias_ptr, residual_ptr,
-                    slot_ptr, stride_source, control_ptr, generation, heap_bases, rank,
-                    ELEMENT, WORLD, BACKEND, HAS_BIAS, HAS_RESIDUAL,
+                    (tile * ROUNDS + nth) * SLICE + in_slice, row, row_end, col_begin + at % WIDTH *
+                    2, n, bias_ptr, residual_ptr, slot_ptr, stride_source, peers, ELEMENT, GROUP,
+                    HAS_BIAS, HAS_RESIDUAL,
                 )  # fmt: skip
                 sent, is_sent = words_of(total, ELEMENT), (row < row_end) & (repeated < SLICE)
-                for step in tl.static_range(1, WORLD + 1):
-                    peer = (rank + step) % WORLD
-                    target_ptr = sync.translate(sums_ptr, heap_bases, rank, peer)
-                    sync.send(control_ptr, target_ptr + at, sent, peer, mask=is_sent)
+                for step in tl.static_range(1, GROUP.WORLD + 1):
+                    peer = (rank + step) % GROUP.WORLD
+                    target_ptr = translate(sums_ptr, peers, peer)
+                    packets.send(peers, target_ptr + at, sent, peer, mask=is_sent)
             if BLOCK_ROW == 0:
-                found, came = sync.receive(
-                    control_ptr, sums_ptr + place, owner, generation, heap_bases, rank,
-                    mask=has_row, WORLD=WORLD, BACKEND=BACKEND,
-                )  # fmt: skip
+                found, came = packets.receive(peers, sums_ptr + place, owner, GROUP, mask=has_row)
                 low, high = halves_of(found, ELEMENT)
                 result = tl.reshape(tl.join(low, high), (BLOCK_M, BLOCK_N))
                 rows, cols = row_begin + tl.arange(0, BLOCK_M), col_begin + tl.arange(0, BLOCK_N)
                 store_tile(out_ptr, rows, cols, rows < m, n, tl.where(came, result, float("nan")))
     else:
         _normalise_row(
-            program - tiles * SPLIT_K, slot_ptr + WORLD * tiles * ROUNDS * SLICE,
-            norm_weight_ptr, eps_ptr, out_ptr, m, n, control_ptr, generation, heap_bases, rank,
-            WORLD, BACKEND, BLOCK_M, BLOCK_N, SLICE, BLOCK_ROW,
+            program - tiles * SPLIT_K, slot_ptr + GROUP.WORLD * tiles * ROUNDS * SLICE,
+            norm_weight_ptr, eps_ptr, out_ptr, m, n, peers, GROUP, BLOCK_M, BLOCK_N, SLICE,
+            BLOCK_ROW,
         )  # fmt: skip
-    sync.leave_turn(control_ptr)
+    packets.leave_turn(control_ptr)
     sync.leave(control_ptr)
 
 
 @triton.jit
 def _normalise_row(
-    row, sums_ptr, norm_weight_ptr, eps_ptr, out_ptr, m, n,
-    control_ptr, generation, heap_bases, rank,
-    WORLD: tl.constexpr, BACKEND: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-    SLICE: tl.constexpr, BLOCK_ROW: tl.constexpr,
+    row, sums_ptr, norm_weight_ptr, eps_ptr, out_ptr, m, n, peers, GROUP: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, SLICE: tl.constexpr, BLOCK_ROW: tl.constexpr,
 ):  # fmt: skip
     """Wait for the sums of a row from their owners, and store the row and its RMSNorm.
 
@@ -163,10 +158,10 @@ def _normalise_row(
     tiles_n = tl.cdiv(n, BLOCK_N)
     tile = row // BLOCK_M * tiles_n + tl.minimum(lane // WIDTH, tiles_n - 1)
     within = row % BLOCK_M * WIDTH + lane % WIDTH
-    owner = (within // SLICE + tile) % WORLD
-    words, arrived = sync.receive(
-        control_ptr, sums_ptr + tile * (BLOCK_M * WIDTH) + within, owner, generation,
-        heap_bases, rank, mask=lane < tiles_n * WIDTH, WORLD=WORLD, BACKEND=BACKEND,
+    owner = (within // SLICE + tile) % GROUP.WORLD
+    words, arrived = packets.receive(
+        peers, sums_ptr + tile * (BLOCK_M * WIDTH) + within, owner, GROUP, mask=lane < tiles_n *
+        WIDTH,
     )  # fmt: skip
     low, high = halves_of(words, ELEMENT)
     total = tl.reshape(tl.join(low, high), (BLOCK_ROW,))

@@ -24,6 +24,7 @@ import triton.language as tl
 from taxfree_kernels.copies import PeerCopies, parts_of, rows_of_chunk
 from taxfree_kernels.device import sync
 from taxfree_kernels.device.exchange import wait_for_channels
+from taxfree_kernels.device.peers import Group, Peers
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.launch import Kernel, compile_options
@@ -41,9 +42,8 @@ _PROGRAMS = 4  # that add, for each compute unit
 # Measured with the unnamed arguments: without them it is other code, to be measured again.
 @triton.jit(do_not_specialize=["channel", "rank", "first", "count", "size"])
 def _add(
-    partial_ptr, _1, _2, out_ptr, _3,
-    inbox_ptr, stride_source, control_ptr, channel, heap_bases, rank, first, count, size, _4,
-    WORLD: tl.constexpr, BACKEND: tl.constexpr, CHUNKS: tl.constexpr, BLOCK: tl.constexpr,
+    partial_ptr, _1, _2, out_ptr, _3, inbox_ptr, stride_source, control_ptr, channel, heap_bases,
+    rank, first, count, size, _4, GROUP: tl.constexpr, CHUNKS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Add all ranks' partial sums of this rank's shard, in rank order.
 
@@ -54,15 +54,13 @@ def _add(
         count: how much of the shard lies in rows of the sum; the rest, up to `size`, is zero.
     """
     generation = sync.running_generation(control_ptr)
-    wait_for_channels(
-        control_ptr, channel, channel + CHUNKS, generation, heap_bases, rank, WORLD, BACKEND,
-        CHUNKS, BUT_SELF=True,
-    )  # fmt: skip
+    peers = Peers(control_ptr, heap_bases, rank, generation)
+    wait_for_channels(peers, channel, channel + CHUNKS, GROUP, CHUNKS, BUT_SELF=True)
     for start in range(tl.program_id(0) * BLOCK, size * 16, tl.num_programs(0) * BLOCK):
         at = start + tl.arange(0, BLOCK)
         mask, place = at < count * 16, first * 16 + at
         total = tl.zeros((BLOCK,), tl.float32)
-        total = with_sources(total, at, mask, partial_ptr, inbox_ptr, stride_source, rank, WORLD)
+        total = with_sources(total, at, mask, partial_ptr, inbox_ptr, stride_source, rank, GROUP)
         total = total.to(out_ptr.dtype.element_ty)
         tl.store(out_ptr + place, total, mask=at < size * 16)
 
@@ -127,8 +125,7 @@ class OverlapPlan(Plan):
             _add,
             grid=0,
             constants={
-                "WORLD": fabric.world_size,
-                "BACKEND": fabric.backend,
+                "GROUP": Group(fabric.world_size, fabric.backend),
                 "CHUNKS": config["CHUNKS"],
                 "BLOCK": _INTERPRETED_BLOCK if fabric.backend == "interpreter" else _BLOCK,
             },

@@ -25,6 +25,7 @@ import triton.language as tl
 from taxfree_kernels.device import sync
 from taxfree_kernels.device.exchange import wait_for_everybody
 from taxfree_kernels.device.pdl import gdc_wait
+from taxfree_kernels.device.peers import Peers, translate
 from taxfree_kernels.device.tiles import swizzle2d, xcd_swizzle
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.hardware import Hardware
@@ -45,21 +46,21 @@ from taxfree_kernels.variant import Config, Plan, Space
 
 @triton.jit(do_not_specialize=["rank", "m", "shard_rows"])
 def _push(
-    x, w, stride_wk, stride_wn, out_ptr,
-    inbox_ptr, stride_slot, control_ptr, partials_ptr, counters_ptr,
-    heap_bases, rank, m, n, k, shard_rows, shard_columns, stride_source, stride_row,
-    WORLD: tl.constexpr, BACKEND: tl.constexpr, SCATTER_DIM: tl.constexpr,
-    PIECES: tl.constexpr, TILES_PER_SIGNAL: tl.constexpr, BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr, SPLIT_K: tl.constexpr,
-    EVEN_K: tl.constexpr, SWAP_AB: tl.constexpr, XCDS: tl.constexpr, TMA: tl.constexpr,
-    W_NK: tl.constexpr, STAGGERED: tl.constexpr,
+    x, w, stride_wk, stride_wn, out_ptr, inbox_ptr, stride_slot, control_ptr, partials_ptr,
+    counters_ptr, heap_bases, rank, m, n, k, shard_rows, shard_columns, stride_source, stride_row,
+    GROUP: tl.constexpr, SCATTER_DIM: tl.constexpr, PIECES: tl.constexpr,
+    TILES_PER_SIGNAL: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr, SPLIT_K: tl.constexpr, EVEN_K: tl.constexpr,
+    SWAP_AB: tl.constexpr, XCDS: tl.constexpr, TMA: tl.constexpr, W_NK: tl.constexpr,
+    STAGGERED: tl.constexpr,
 ):  # fmt: skip
-    gdc_wait(BACKEND)
+    gdc_wait(GROUP)
     program = tl.program_id(0)
     generation = sync.running_generation(control_ptr)
+    peers = Peers(control_ptr, heap_bases, rank, generation)
     slot_ptr = tl.multiple_of(inbox_ptr + (generation % 2) * stride_slot, 16)
     tiles_m, tiles_n, owner_tiles = tiles_of_shards(
-        m, shard_columns, WORLD, SCATTER_DIM, BLOCK_M, BLOCK_N
+        m, shard_columns, GROUP, SCATTER_DIM, BLOCK_M, BLOCK_N
     )
     tiles = tiles_m * tiles_n
     senders = tiles * SPLIT_K + STAGGERED
@@ -69,26 +70,22 @@ def _push(
         tile_m, tile_n = swizzle2d(tile, tiles_m, tiles_n, GROUP_M)
         rows = tile_m * BLOCK_M + tl.arange(0, BLOCK_M)
         owner, shard_row, first_col, shard_col = owner_of_tile(
-            rows, tile_n, owner_tiles, shard_rows, shard_columns, WORLD, SCATTER_DIM, BLOCK_N
+            rows, tile_n, owner_tiles, shard_rows, shard_columns, GROUP, SCATTER_DIM, BLOCK_N
         )
         acc, is_whole = partial_tile(
-            tile, split, tiles, tile_m * BLOCK_M, m,
-            first_col + shard_col, first_col + shard_columns,
-            x, w, stride_wk, stride_wn, partials_ptr, counters_ptr, k,
-            BACKEND, BLOCK_M, BLOCK_N, BLOCK_K, SPLIT_K, EVEN_K, SWAP_AB, TMA, W_NK, STAGGERED,
+            tile, split, tiles, tile_m * BLOCK_M, m, first_col + shard_col, first_col +
+            shard_columns, x, w, stride_wk, stride_wn, partials_ptr, counters_ptr, k, GROUP,
+            BLOCK_M, BLOCK_N, BLOCK_K, SPLIT_K, EVEN_K, SWAP_AB, TMA, W_NK, STAGGERED,
         )  # fmt: skip
         if is_whole:
             cols = shard_col + tl.arange(0, BLOCK_N)
             own_ptr = slot_ptr + rank.to(tl.int64) * stride_source
-            target_ptr = sync.translate(own_ptr, heap_bases, rank, owner)
+            target_ptr = translate(own_ptr, peers, owner)
             target_ptr += shard_row.to(tl.int64) * stride_row
             mask = (rows < m)[:, None] & (cols < stride_row)[None, :]
             target = target_ptr[:, None] + cols[None, :]
             tl.store(target, acc.to(slot_ptr.dtype.element_ty), mask=mask)
-            announce_tile(
-                tile, tiles, 0, counters_ptr + tiles, control_ptr, generation, heap_bases, rank,
-                WORLD, BACKEND, TILES_PER_SIGNAL,
-            )  # fmt: skip
+            announce_tile(tile, tiles, 0, counters_ptr + tiles, peers, GROUP, TILES_PER_SIGNAL)
     else:
         ROWS: tl.constexpr = BLOCK_M // PIECES
         index, piece = (program - senders) // PIECES, (program - senders) % PIECES
@@ -103,15 +100,13 @@ def _push(
         if SCATTER_DIM == 1:
             tile_n += rank * owner_tiles
         tile = index_of_tile(min(tile_m, tiles_m - 1), tile_n, tiles_m, tiles_n, GROUP_M)
-        arrived = wait_for_everybody(
-            control_ptr, tile // TILES_PER_SIGNAL, generation, heap_bases, rank, WORLD, BACKEND
-        )
+        arrived = wait_for_everybody(peers, tile // TILES_PER_SIGNAL, GROUP)
         is_own = own_row < shard_rows
         if SCATTER_DIM == 0:
             is_own = is_own & (own_row >= 0)
         at = own_row.to(tl.int64)[:, None] * stride_row + cols[None, :]
         was_sent = (is_own & (sum_rows < m))[:, None] & (cols < stride_row)[None, :]
-        total = sum_of_sources(slot_ptr, stride_source, at, was_sent, WORLD)
+        total = sum_of_sources(slot_ptr, stride_source, at, was_sent, GROUP)
         total = tl.where(arrived, total, float("nan"))
         out = out_ptr + own_row.to(tl.int64)[:, None] * shard_columns + cols[None, :]
         is_stored = is_own[:, None] & (cols < shard_columns)[None, :]

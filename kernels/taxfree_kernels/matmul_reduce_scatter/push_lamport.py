@@ -23,8 +23,9 @@ from typing import Any
 import triton
 import triton.language as tl
 
-from taxfree_kernels.device import sync
+from taxfree_kernels.device import packets, sync
 from taxfree_kernels.device.pdl import gdc_wait
+from taxfree_kernels.device.peers import Peers, translate
 from taxfree_kernels.device.tiles import swizzle2d, xcd_swizzle
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.hardware import Hardware
@@ -44,13 +45,12 @@ _MOST_POLLED = 64  # words per thread, from all ranks
 
 @triton.jit(do_not_specialize=["rank", "m", "shard_rows", "used"])
 def _push_lamport(
-    x, w, stride_wk, stride_wn, out_ptr,
-    inbox_ptr, stride_slot, control_ptr, partials_ptr, counters_ptr,
-    heap_bases, rank, m, n, k, shard_rows, shard_columns, stride_source, used,
-    WORLD: tl.constexpr, BACKEND: tl.constexpr, SCATTER_DIM: tl.constexpr, ROWS: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
-    SPLIT_K: tl.constexpr, EVEN_K: tl.constexpr, SWAP_AB: tl.constexpr, XCDS: tl.constexpr,
-    TMA: tl.constexpr, W_NK: tl.constexpr,
+    x, w, stride_wk, stride_wn, out_ptr, inbox_ptr, stride_slot, control_ptr, partials_ptr,
+    counters_ptr, heap_bases, rank, m, n, k, shard_rows, shard_columns, stride_source, used,
+    GROUP: tl.constexpr, SCATTER_DIM: tl.constexpr, ROWS: tl.constexpr, BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr, SPLIT_K: tl.constexpr,
+    EVEN_K: tl.constexpr, SWAP_AB: tl.constexpr, XCDS: tl.constexpr, TMA: tl.constexpr,
+    W_NK: tl.constexpr,
 ):  # fmt: skip
     """See the module.
 
@@ -60,13 +60,14 @@ def _push_lamport(
         used: words of a slot that all sources take.
         ROWS: rows that a program adds at once.
     """
-    gdc_wait(BACKEND)
+    gdc_wait(GROUP)
     ELEMENT: tl.constexpr = out_ptr.dtype.element_ty
     WIDTH: tl.constexpr = BLOCK_N // 2  # words of a tile's row
-    generation, turn = sync.running_generation(control_ptr), sync.running_turn(control_ptr)
+    generation, turn = sync.running_generation(control_ptr), packets.running_turn(control_ptr)
+    peers = Peers(control_ptr, heap_bases, rank, generation)
     slot_ptr = tl.multiple_of(inbox_ptr + (turn % 3) * stride_slot, 16)
     tiles_m, tiles_n, owner_tiles = tiles_of_shards(
-        m, shard_columns, WORLD, SCATTER_DIM, BLOCK_M, BLOCK_N
+        m, shard_columns, GROUP, SCATTER_DIM, BLOCK_M, BLOCK_N
     )
     tiles = tiles_m * tiles_n
     number = xcd_swizzle(tl.program_id(0), tiles * SPLIT_K, XCDS)
@@ -75,23 +76,23 @@ def _push_lamport(
     row_begin = tile_m * BLOCK_M
     rows = row_begin + tl.arange(0, BLOCK_M)
     owner, shard_row, first_col, shard_col = owner_of_tile(
-        rows, tile_n, owner_tiles, shard_rows, shard_columns, WORLD, SCATTER_DIM, BLOCK_N
+        rows, tile_n, owner_tiles, shard_rows, shard_columns, GROUP, SCATTER_DIM, BLOCK_N
     )
     acc, is_whole = partial_tile(
-        tile, split, tiles, row_begin, m, first_col + shard_col, first_col + shard_columns,
-        x, w, stride_wk, stride_wn, partials_ptr, counters_ptr, k,
-        BACKEND, BLOCK_M, BLOCK_N, BLOCK_K, SPLIT_K, EVEN_K, SWAP_AB, TMA, W_NK,
+        tile, split, tiles, row_begin, m, first_col + shard_col, first_col + shard_columns, x, w,
+        stride_wk, stride_wn, partials_ptr, counters_ptr, k, GROUP, BLOCK_M, BLOCK_N, BLOCK_K,
+        SPLIT_K, EVEN_K, SWAP_AB, TMA, W_NK,
     )  # fmt: skip
     if is_whole:
         stride_row = owner_tiles * WIDTH
         column = shard_col // 2 + tl.arange(0, WIDTH)
         own_ptr = slot_ptr + rank * stride_source
-        target_ptr = sync.translate(own_ptr, heap_bases, rank, owner) + shard_row * stride_row
+        target_ptr = translate(own_ptr, peers, owner) + shard_row * stride_row
         words = tl.reshape(words_of(acc, ELEMENT), (BLOCK_M, WIDTH))
         target = target_ptr[:, None] + column[None, :]
         peer = owner if SCATTER_DIM == 1 else owner[:, None]
-        sync.send(control_ptr, target, words, peer, mask=(rows < m)[:, None])
-        sync.empty_last_turn(control_ptr, inbox_ptr, stride_slot, turn, used, tile, tiles)
+        packets.send(peers, target, words, peer, mask=(rows < m)[:, None])
+        packets.empty_last_turn(control_ptr, inbox_ptr, stride_slot, turn, used, tile, tiles)
 
         # -- own rows of the tile; the last tile also covers a ragged shard's end, which is not sent
         if SCATTER_DIM == 0:
@@ -105,15 +106,14 @@ def _push_lamport(
             at = row + lane // WIDTH
             place = (tl.minimum(at, last - 1) - first) * stride_row + shard_col // 2 + lane % WIDTH
             total, arrived = sum_of_lamport_words(
-                place, at < tl.minimum(end, m), slot_ptr, stride_source, control_ptr, generation,
-                heap_bases, rank, ELEMENT, WORLD, BACKEND,
-            )  # fmt: skip
+                place, at < tl.minimum(end, m), slot_ptr, stride_source, peers, ELEMENT, GROUP
+            )
             total = tl.where(arrived, tl.reshape(total, (ROWS, BLOCK_N)), float("nan"))
             own_rows = row + tl.arange(0, ROWS)
             total = tl.where((own_rows < m)[:, None], total, 0.0)
             cols = shard_col + tl.arange(0, BLOCK_N)
             store_tile(out_ptr, own_rows - first, cols, own_rows < end, shard_columns, total)
-    sync.leave_turn(control_ptr)
+    packets.leave_turn(control_ptr)
     sync.leave(control_ptr)
 
 

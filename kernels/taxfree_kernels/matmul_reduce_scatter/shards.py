@@ -8,22 +8,22 @@ import triton.language as tl
 
 @triton.jit
 def tiles_of_shards(
-    m, shard_columns,
-    WORLD: tl.constexpr, SCATTER_DIM: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    m, shard_columns, GROUP: tl.constexpr, SCATTER_DIM: tl.constexpr, BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """Tiles of the whole sum, by rows and by columns, and those of a shard's columns.
 
     Columns of tiles never cross from one rank's shard to the next; rows of tiles may.
     """
     owner_tiles = tl.cdiv(shard_columns, BLOCK_N)
-    tiles_n = owner_tiles * WORLD if SCATTER_DIM == 1 else owner_tiles
+    tiles_n = owner_tiles * GROUP.WORLD if SCATTER_DIM == 1 else owner_tiles
     return tl.cdiv(m, BLOCK_M), tiles_n, owner_tiles
 
 
 @triton.jit
 def owner_of_tile(
-    rows, tile_n, owner_tiles, shard_rows, shard_columns,
-    WORLD: tl.constexpr, SCATTER_DIM: tl.constexpr, BLOCK_N: tl.constexpr,
+    rows, tile_n, owner_tiles, shard_rows, shard_columns, GROUP: tl.constexpr,
+    SCATTER_DIM: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """Which ranks own a tile's rows, and at which positions.
 
@@ -32,7 +32,7 @@ def owner_of_tile(
         owners' first column in the whole sum; the tile's first column in their shards.
     """
     if SCATTER_DIM == 0:
-        owner = tl.minimum(rows // shard_rows, WORLD - 1)
+        owner = tl.minimum(rows // shard_rows, GROUP.WORLD - 1)
         shard_row = rows - owner * shard_rows
         first_col = 0
     else:

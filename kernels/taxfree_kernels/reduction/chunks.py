@@ -21,13 +21,13 @@ def bounds_of_chunk(chunk, begin, end, CHUNKS: tl.constexpr):
 
 
 @triton.jit
-def with_sources(total, at, mask, own_ptr, inbox_ptr, stride_source, rank, WORLD: tl.constexpr):
+def with_sources(total, at, mask, own_ptr, inbox_ptr, stride_source, rank, GROUP: tl.constexpr):
     """`total`, float32, plus elements `at` of all ranks' partial sums, in the ranks' order.
 
     Args:
         own_ptr: this rank's; inbox_ptr: rank 0's, the others `stride_source` elements apart.
     """
-    for source in tl.static_range(WORLD):
+    for source in tl.static_range(GROUP.WORLD):
         source_ptr = select(rank == source, own_ptr, inbox_ptr + source * stride_source, 16)
         total += tl.load(source_ptr + at, mask=mask, other=0.0).to(tl.float32)
     return total

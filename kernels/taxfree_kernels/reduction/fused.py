@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from taxfree_kernels.descriptors import RowDescriptors, weight_descriptors
+from taxfree_kernels.device.peers import Group
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.fabric.heap import Pool
 from taxfree_kernels.hardware import Hardware
@@ -78,8 +79,7 @@ class FusedPlan(Plan):
             grid=0,
             constants={
                 **tile_constants(problem, config),
-                "WORLD": problem.world_size,
-                "BACKEND": fabric.backend,
+                "GROUP": Group(problem.world_size, fabric.backend),
                 **signals,
                 **constants,
             },

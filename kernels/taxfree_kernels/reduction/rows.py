@@ -16,11 +16,10 @@ from taxfree_kernels.reduction.epilogue import add_bias_residual
 
 @triton.jit
 def sum_and_normalise(
-    row, channel, channel_end, own_ptr, inbox_ptr, stride_source, stride_row,
-    bias_ptr, residual_ptr, norm_weight_ptr, eps_ptr, out_ptr, count, n,
-    control_ptr, generation, heap_bases, rank,
-    WORLD: tl.constexpr, BACKEND: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr,
-    CHANNELS: tl.constexpr, BLOCK_ROW: tl.constexpr,
+    row, channel, channel_end, own_ptr, inbox_ptr, stride_source, stride_row, bias_ptr,
+    residual_ptr, norm_weight_ptr, eps_ptr, out_ptr, count, n, peers, GROUP: tl.constexpr,
+    HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr, CHANNELS: tl.constexpr,
+    BLOCK_ROW: tl.constexpr,
 ):  # fmt: skip
     """Add up one row of all ranks' partial sums, in the ranks' order, and store it twice.
 
@@ -38,11 +37,9 @@ def sum_and_normalise(
         HAS_BIAS, HAS_RESIDUAL,
     )  # fmt: skip
     norm_weight = tl.load(norm_weight_ptr + column, mask=mask, other=0.0)
-    arrived = wait_for_channels(
-        control_ptr, channel, channel_end, generation, heap_bases, rank, WORLD, BACKEND, CHANNELS,
-    )  # fmt: skip
+    arrived = wait_for_channels(peers, channel, channel_end, GROUP, CHANNELS)
     total = with_sources(
-        total, row * stride_row + column, mask, own_ptr, inbox_ptr, stride_source, rank, WORLD
+        total, row * stride_row + column, mask, own_ptr, inbox_ptr, stride_source, peers.rank, GROUP
     )
     total = tl.where(arrived, total, float("nan"))
     store_normalised(total, at, mask, norm_weight, eps_ptr, out_ptr, count, n)

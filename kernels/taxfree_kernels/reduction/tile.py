@@ -7,17 +7,17 @@ import triton.language as tl
 
 from taxfree_kernels.device import sync
 from taxfree_kernels.device.exchange import signal_everybody, wait_for_everybody
+from taxfree_kernels.device.peers import translate
 from taxfree_kernels.device.tiles import accumulate, accumulate_tma, swizzle2d
 from taxfree_kernels.reduction.epilogue import add_bias_residual
 
 
 @triton.jit
 def partial_tile(
-    tile, split, tiles, row_begin, row_end, col_begin, col_end,
-    x, w, stride_wk, stride_wn, partials_ptr, counters_ptr, k,
-    BACKEND: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-    SPLIT_K: tl.constexpr, EVEN_K: tl.constexpr, SWAP_AB: tl.constexpr, TMA: tl.constexpr,
-    W_NK: tl.constexpr, STAGGERED: tl.constexpr = 0,
+    tile, split, tiles, row_begin, row_end, col_begin, col_end, x, w, stride_wk, stride_wn,
+    partials_ptr, counters_ptr, k, GROUP: tl.constexpr, BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, SPLIT_K: tl.constexpr, EVEN_K: tl.constexpr,
+    SWAP_AB: tl.constexpr, TMA: tl.constexpr, W_NK: tl.constexpr, STAGGERED: tl.constexpr = 0,
 ):  # fmt: skip
     """One tile of this rank's x @ weight at (row_begin, col_begin); undefined beyond the ends.
 
@@ -75,15 +75,15 @@ def partial_tile(
             tiles = STAGGERED
         if is_shared:
             acc, is_whole = _together(
-                acc, tile, split, tiles, row_mask, partials_ptr, counters_ptr, BACKEND, SHARES
+                acc, tile, split, tiles, row_mask, partials_ptr, counters_ptr, GROUP, SHARES
             )
     return acc, is_whole
 
 
 @triton.jit
 def _together(
-    acc, tile, split, tiles, row_mask, partials_ptr, counters_ptr,
-    BACKEND: tl.constexpr, SHARES: tl.constexpr,
+    acc, tile, split, tiles, row_mask, partials_ptr, counters_ptr, GROUP: tl.constexpr,
+    SHARES: tl.constexpr,
 ):  # fmt: skip
     """Store a share of a tile; the last of SHARES programs has all of them, and their sum."""
     BLOCK_M: tl.constexpr = acc.shape[0]
@@ -93,7 +93,7 @@ def _together(
     share_ptr = partials_ptr + tile.to(tl.int64) * (BLOCK_M * BLOCK_N)
     shares = tl.cast(tiles, tl.int64) * (BLOCK_M * BLOCK_N)
     tl.store(share_ptr + split * shares + within, acc, mask=stored)
-    is_whole = sync.arrive(counters_ptr + tile, SHARES, BACKEND)
+    is_whole = sync.arrive(counters_ptr + tile, SHARES, GROUP)
     if is_whole:
         acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
         for other in range(SHARES):
@@ -119,10 +119,10 @@ def tile_and_share(number, SPLIT_K: tl.constexpr, STAGGERED: tl.constexpr):
 
 @triton.jit
 def numbered_tile(
-    number, m, n, k, x, w, stride_wk, stride_wn, partials_ptr, counters_ptr,
-    BACKEND: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-    GROUP_M: tl.constexpr, SPLIT_K: tl.constexpr, EVEN_K: tl.constexpr, SWAP_AB: tl.constexpr,
-    TMA: tl.constexpr, W_NK: tl.constexpr, STAGGERED: tl.constexpr = 0,
+    number, m, n, k, x, w, stride_wk, stride_wn, partials_ptr, counters_ptr, GROUP: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
+    SPLIT_K: tl.constexpr, EVEN_K: tl.constexpr, SWAP_AB: tl.constexpr, TMA: tl.constexpr,
+    W_NK: tl.constexpr, STAGGERED: tl.constexpr = 0,
 ):  # fmt: skip
     """:func:`partial_tile` of all of x [m, k] @ weight [k, n], by number, shares of K fastest.
 
@@ -134,18 +134,17 @@ def numbered_tile(
     tile_m, tile_n = swizzle2d(tile, tiles_m, tiles_n, GROUP_M)
     row_begin, col_begin = tile_m * BLOCK_M, tile_n * BLOCK_N
     acc, is_whole = partial_tile(
-        tile, split, tiles_m * tiles_n, row_begin, m, col_begin, n,
-        x, w, stride_wk, stride_wn, partials_ptr, counters_ptr, k,
-        BACKEND, BLOCK_M, BLOCK_N, BLOCK_K, SPLIT_K, EVEN_K, SWAP_AB, TMA, W_NK, STAGGERED,
+        tile, split, tiles_m * tiles_n, row_begin, m, col_begin, n, x, w, stride_wk, stride_wn,
+        partials_ptr, counters_ptr, k, GROUP, BLOCK_M, BLOCK_N, BLOCK_K, SPLIT_K, EVEN_K, SWAP_AB,
+        TMA, W_NK, STAGGERED,
     )  # fmt: skip
     return tile, row_begin, col_begin, acc, is_whole
 
 
 @triton.jit
 def announce_tile(
-    tile, tiles, channel, counters_ptr, control_ptr, generation, heap_bases, rank,
-    WORLD: tl.constexpr, BACKEND: tl.constexpr, TILES_PER_SIGNAL: tl.constexpr,
-):  # fmt: skip
+    tile, tiles, channel, counters_ptr, peers, GROUP: tl.constexpr, TILES_PER_SIGNAL: tl.constexpr
+):
     """Signal everybody when all tiles of this one's group are stored.
 
     Args:
@@ -156,27 +155,23 @@ def announce_tile(
     is_complete = tile >= 0
     if TILES_PER_SIGNAL > 1:
         members = min(TILES_PER_SIGNAL, tiles - group * TILES_PER_SIGNAL)
-        is_complete = sync.arrive(counters_ptr + group, members, BACKEND)
+        is_complete = sync.arrive(counters_ptr + group, members, GROUP)
     if is_complete:
-        signal_everybody(control_ptr, channel + group, generation, heap_bases, rank, WORLD, BACKEND)
+        signal_everybody(peers, channel + group, GROUP)
 
 
 @triton.jit
-def send_tile(
-    part, own_ptr, at, mask, heap_bases, rank, WORLD: tl.constexpr, TO_SELF: tl.constexpr
-):
+def send_tile(part, own_ptr, at, mask, peers, GROUP: tl.constexpr, TO_SELF: tl.constexpr):
     """Store a tile at offsets `at` of this rank's part of all inboxes, the own one if TO_SELF."""
-    for step in tl.static_range(0 if TO_SELF else 1, WORLD):
-        target_ptr = sync.translate(own_ptr, heap_bases, rank, (rank + step) % WORLD)
+    for step in tl.static_range(0 if TO_SELF else 1, GROUP.WORLD):
+        target_ptr = translate(own_ptr, peers, (peers.rank + step) % GROUP.WORLD)
         tl.store(target_ptr + at, part, mask=mask)
 
 
 @triton.jit
 def total_of_tile(
-    rows, cols, row_mask, n, bias_ptr, residual_ptr,
-    source_ptr, stride_source, at, at_mask,
-    channel, control_ptr, generation, heap_bases, rank,
-    WORLD: tl.constexpr, BACKEND: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr,
+    rows, cols, row_mask, n, bias_ptr, residual_ptr, source_ptr, stride_source, at, at_mask,
+    channel, peers, GROUP: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr,
 ):  # fmt: skip
     """Wait for all ranks' partial sums of a tile, and add them, the bias and the residual.
 
@@ -191,8 +186,8 @@ def total_of_tile(
     added = bias_residual_of_tile(
         rows, cols, row_mask, n, bias_ptr, residual_ptr, HAS_BIAS, HAS_RESIDUAL
     )
-    arrived = wait_for_everybody(control_ptr, channel, generation, heap_bases, rank, WORLD, BACKEND)
-    total = sum_of_sources(source_ptr, stride_source, at, at_mask, WORLD) + added
+    arrived = wait_for_everybody(peers, channel, GROUP)
+    total = sum_of_sources(source_ptr, stride_source, at, at_mask, GROUP) + added
     return tl.where(arrived, total, float("nan"))
 
 
@@ -220,7 +215,7 @@ def store_tile(out_ptr, rows, cols, row_mask, n, tile):
 
 
 @triton.jit
-def sum_of_sources(source_ptr, stride_source, at, mask, WORLD: tl.constexpr, own=None, rank=0):
+def sum_of_sources(source_ptr, stride_source, at, mask, GROUP: tl.constexpr, own=None, rank=0):
     """float32: what all ranks have put at offsets `at`, a block, in the ranks' order.
 
     Args:
@@ -228,10 +223,10 @@ def sum_of_sources(source_ptr, stride_source, at, mask, WORLD: tl.constexpr, own
     """
     total = tl.zeros(at.shape, tl.float32)
     if at.numel <= 4096:  # unrolled, so that the loads of all sources are in flight
-        for source in tl.static_range(WORLD):
+        for source in tl.static_range(GROUP.WORLD):
             total += _part_of(source, source_ptr + source * stride_source + at, mask, own, rank)
     else:  # one source's loads fill the registers
-        for source in range(WORLD):
+        for source in range(GROUP.WORLD):
             total += _part_of(source, source_ptr + source * stride_source + at, mask, own, rank)
     return total
 

@@ -17,7 +17,8 @@ from taxfree_kernels.all_gather_matmul import (
 )
 from taxfree_kernels.checker import MIXED, Violation, check_variant
 from taxfree_kernels.checker.mutate import Mutant, mutants
-from taxfree_kernels.device import exchange, sync
+from taxfree_kernels.device import exchange, packets, sync
+from taxfree_kernels.device.abort import is_aborted
 from taxfree_kernels.flash_decode import exchange as decode_exchange
 from taxfree_kernels.flash_decode import fine_wait, fused, gather, persistent
 from taxfree_kernels.flash_decode import packets as decode_words
@@ -77,19 +78,21 @@ GROUPS = {
             sync._poll,
             sync.signal,
             sync.wait,
-            sync.is_aborted,
+            is_aborted,
             sync.running_generation,
             sync.leave,
             sync.arrive,
         ),
     ),
     "sync: words": Group(
-        _SUM, ("push_in_place",), (sync.send, sync.receive, sync._count_late, sync._is_late)
+        _SUM,
+        ("push_in_place",),
+        (packets.send, packets.receive, packets._count_late, packets._is_late),
     ),
     "sync: turns": Group(
         _SUM,
         ("push_two_shot_lamport", MIXED),
-        (sync.running_turn, sync.empty_last_turn, sync.leave_turn, sync._count_out),
+        (packets.running_turn, packets.empty_last_turn, packets.leave_turn, sync.count_out),
     ),
     "exchange": Group(
         _SUM,

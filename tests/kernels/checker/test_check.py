@@ -27,6 +27,7 @@ from taxfree_kernels.checker.coverage import Coverage, Executed
 from taxfree_kernels.checker.mutate import mutants
 from taxfree_kernels.checker.problems import WORLD_SIZES, tiny_problems
 from taxfree_kernels.device import sync
+from taxfree_kernels.device.peers import Group, Peers, translate
 from taxfree_kernels.errors import PlanError
 from taxfree_kernels.fabric import barrier as device_barrier
 from taxfree_kernels.fabric.barrier import DeviceBarrier
@@ -147,21 +148,22 @@ def test_lines_that_a_problem_cannot_reach_are_not_asked_for():
     rows = [AllGatherMatmul(5, 32, 32, gather_dim=0, world_size=2)]
     checked = check_variant(OP, "push", rows, seeds=range(4))
     waits = [line.text for line in checked.coverage.lines if "wait_for_rows" in line.text]
-    assert waits == ["arrived = wait_for_rows("]
+    assert [text.partition("(")[0] for text in waits] == ["arrived = wait_for_rows"]
 
 
 @triton.jit
-def _one_sender(control_ptr, bases, rank, WORLD: tl.constexpr):
+def _one_sender(control_ptr, bases, rank, GROUP: tl.constexpr):
+    peers = Peers(control_ptr, bases, rank, 1)
     program = tl.program_id(0)
     if program == 0:
-        sync.signal(control_ptr, 0, 1 - rank, 1, bases, rank, WORLD=WORLD)
+        sync.signal(peers, 0, 1 - rank, GROUP)
     else:
-        sync.wait(control_ptr, 0, 1 - rank, 1, bases, rank, WORLD=WORLD)
+        sync.wait(peers, 0, 1 - rank, GROUP)
 
 
 def test_one_program_covers_a_line_that_no_other_can_reach():
     coverage = Coverage()
-    coverage.expect(Kernel(_one_sender, 3, {"WORLD": 2}))
+    coverage.expect(Kernel(_one_sender, 3, {"GROUP": Group(2, "interpreter")}))
     by_text = {line.text.partition("(")[0]: executed for line, executed in coverage.lines.items()}
     assert {text: executed.most_programs for text, executed in by_text.items()} == {
         "sync.signal": 1,
@@ -180,8 +182,9 @@ def _write(box_ptr, value_ptr):
 
 @triton.jit
 def _read(box_ptr, out_ptr, heap_bases, rank, WORLD: tl.constexpr):
+    peers = Peers(None, heap_bases, rank, None)
     for peer in range(WORLD):
-        tl.store(out_ptr + peer, tl.load(sync.translate(box_ptr, heap_bases, rank, peer)))
+        tl.store(out_ptr + peer, tl.load(translate(box_ptr, peers, peer)))
 
 
 def _exchange_around_barriers(fabric: SimulatedFabric) -> list:

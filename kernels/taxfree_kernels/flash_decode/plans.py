@@ -1,4 +1,4 @@
-"""What the variants share on the host: a rank's attention, merges, and what kernels exchange."""
+"""Shared by the variants: a rank's attention, the merges, the exchange of parts, and plans."""
 
 from __future__ import annotations
 
@@ -11,11 +11,13 @@ import triton
 import triton.language as tl
 
 from taxfree_kernels.device.pdl import gdc_launch_dependents
+from taxfree_kernels.device.peers import Group
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.flash_decode import spaces
-from taxfree_kernels.flash_decode.attend import attend, store_rows
+from taxfree_kernels.flash_decode.attend import Heads, Inputs, Parts, Splits, attend, store_rows
 from taxfree_kernels.flash_decode.constants import words_of_part
-from taxfree_kernels.flash_decode.merge import merge_ranks, merge_splits, store_output
+from taxfree_kernels.flash_decode.exchange import Exchange, Inbox
+from taxfree_kernels.flash_decode.merge import Merge, merge_ranks, merge_splits, store_output
 from taxfree_kernels.flash_decode.problem import FlashDecode
 from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.launch import Kernel, compile_options, pdl_options
@@ -28,51 +30,34 @@ _SEND_BLOCK = 2048  # float32 values that a sending program copies at a time
 _MERGED_ELEMENTS = 4096  # float32 values of parts that a program of 4 warps loads at a time
 
 
-@triton.jit(do_not_specialize=["rank", "batch", "capacity"])
+@triton.jit(do_not_specialize=["size", "rank"])
 def _attend(
-    q_ptr, k_ptr, v_ptr, lens_ptr, table_ptr, scaling_ptr,
-    stride_kb, stride_kn, stride_kh, stride_vb, stride_vn, stride_vh,
-    batch, capacity, parts_ptr, split_elements, runs_ptr, rank,
-    WORLD: tl.constexpr, BACKEND: tl.constexpr, Q_HEADS: tl.constexpr, KV_HEADS: tl.constexpr,
-    HEAD_DIM: tl.constexpr, V_DIM: tl.constexpr, PAGE: tl.constexpr, SOFT_CAP: tl.constexpr,
-    WINDOW: tl.constexpr, BATCH_BLOCK: tl.constexpr, SPLITS: tl.constexpr, BLOCK_H: tl.constexpr,
-    BLOCK_N: tl.constexpr, XCDS: tl.constexpr,
-):  # fmt: skip
-    gdc_launch_dependents(BACKEND)
-    attend(
-        tl.program_id(0), q_ptr, k_ptr, v_ptr, lens_ptr, table_ptr, scaling_ptr,
-        stride_kb, stride_kn, stride_kh, stride_vb, stride_vn, stride_vh,
-        batch, capacity, parts_ptr, split_elements, runs_ptr, rank,
-        WORLD, Q_HEADS, KV_HEADS, HEAD_DIM, V_DIM, PAGE, SOFT_CAP, WINDOW,
-        BATCH_BLOCK, SPLITS, BLOCK_H, BLOCK_N, XCDS,
-    )  # fmt: skip
+    inputs, size, parts, rank, GROUP: tl.constexpr, HEADS: tl.constexpr, SPLIT: tl.constexpr
+):
+    gdc_launch_dependents(GROUP)
+    batch, capacity = size
+    attend(tl.program_id(0), inputs, batch, capacity, parts, rank, GROUP, HEADS, SPLIT)
 
 
 @triton.jit(do_not_specialize=["rows"])
-def _merge_splits(
-    parts_ptr, split_elements, runs_ptr, target_ptr, rows,
-    Q_HEADS: tl.constexpr, PARTS: tl.constexpr, PARTS_BLOCK: tl.constexpr, V_DIM: tl.constexpr,
-    ROWS: tl.constexpr, INTO_OUTPUT: tl.constexpr,
-):  # fmt: skip
-    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+def _merge_splits(parts, target_ptr, rows, MERGE: tl.constexpr, INTO_OUTPUT: tl.constexpr):
+    row = tl.program_id(0) * MERGE.ROWS + tl.arange(0, MERGE.ROWS)
     row_mask = row < rows
-    out, lse = merge_splits(
-        row, row_mask, parts_ptr, split_elements, runs_ptr, Q_HEADS, PARTS, PARTS_BLOCK, V_DIM
-    )
+    out, lse = merge_splits(row, row_mask, parts, MERGE)
     if INTO_OUTPUT:
-        store_output(target_ptr, out, row, row_mask, V_DIM)
+        store_output(target_ptr, out, row, row_mask, MERGE.V_DIM)
     else:
-        store_rows(target_ptr, out, lse, row, row_mask, rows, V_DIM)
+        store_rows(target_ptr, out, lse, row, row_mask, rows, MERGE.V_DIM)
 
 
 @triton.jit(do_not_specialize=["rows"])
 def _merge_ranks(
-    parts_ptr, part_elements, out_ptr, rows,
-    WORLD: tl.constexpr, SOURCES_BLOCK: tl.constexpr, V_DIM: tl.constexpr, OUT_ROWS: tl.constexpr,
+    parts_ptr, part_elements, out_ptr, rows, GROUP: tl.constexpr, SOURCES_BLOCK: tl.constexpr,
+    V_DIM: tl.constexpr, OUT_ROWS: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0) * OUT_ROWS + tl.arange(0, OUT_ROWS)
     row_mask = row < rows
-    out, _ = merge_ranks(row, row_mask, parts_ptr, part_elements, rows, WORLD, SOURCES_BLOCK, V_DIM)
+    out, _ = merge_ranks(row, row_mask, parts_ptr, part_elements, rows, GROUP, SOURCES_BLOCK, V_DIM)
     store_output(out_ptr, out, row, row_mask, V_DIM)
 
 
@@ -90,8 +75,8 @@ class Attention:
     def __init__(
         self, problem: FlashDecode, fabric: Fabric, config: Config, others: tuple[int, ...] = ()
     ) -> None:
-        self._problem, self._rank = problem, fabric.rank
-        self._heads = problem.kv_heads * -(-problem.group_size // config["BLOCK_H"])
+        self._problem, self._rank, self._splits = problem, fabric.rank, config["SPLITS"]
+        self._head_blocks = problem.kv_heads * -(-problem.group_size // config["BLOCK_H"])
         slots = problem.batch * config["SPLITS"]
         self._split_elements = -(-problem.q_heads * (problem.v_head_dim + 1) // 64) * 64
         self.scratch = fabric.workspace.scratch(
@@ -100,20 +85,23 @@ class Attention:
             *(((each,), torch.float32) for each in others),
         )
         self.constants = {
-            "WORLD": problem.world_size,
-            "BACKEND": fabric.backend,
-            "Q_HEADS": problem.q_heads,
-            "KV_HEADS": problem.kv_heads,
-            "HEAD_DIM": problem.head_dim,
-            "V_DIM": problem.v_head_dim,
-            "PAGE": problem.page_size,
-            "SOFT_CAP": problem.soft_cap,
-            "WINDOW": problem.window,
-            "BATCH_BLOCK": power_of_2(problem.batch, 1),
-            "SPLITS": config["SPLITS"],
-            "BLOCK_H": config["BLOCK_H"],
-            "BLOCK_N": config["BLOCK_N"],
-            "XCDS": config.get("XCDS", 1),
+            "GROUP": Group(problem.world_size, fabric.backend),
+            "HEADS": Heads(
+                problem.q_heads,
+                problem.kv_heads,
+                problem.head_dim,
+                problem.v_head_dim,
+                problem.page_size,
+                problem.soft_cap,
+                problem.window,
+            ),
+            "SPLIT": Splits(
+                power_of_2(problem.batch, 1),
+                config["SPLITS"],
+                config["BLOCK_H"],
+                config["BLOCK_N"],
+                config.get("XCDS", 1),
+            ),
         }
         self.options = compile_options(fabric.backend, config)
         # Filled in place: planning under graph capture must not copy from the host.
@@ -121,46 +109,45 @@ class Attention:
         self._kernel = Kernel(_attend, 0, self.constants, self.options)
 
     @property
-    def parts(self) -> tuple[torch.Tensor, int, torch.Tensor]:
-        """Arguments of a kernel that merges splits: the parts, split_elements, runs."""
+    def parts(self) -> Parts:
+        """Where the splits write their parts."""
         parts, runs, *_ = self.scratch()
-        return parts, self._split_elements, runs
+        return Parts(parts, self._split_elements, runs)
 
     def programs(self, batch: int) -> int:
         """Number of programs that the splits take."""
-        return int(batch * self.constants["SPLITS"] * self._heads)
+        return int(batch * self._splits * self._head_blocks)
 
     def last_args(self, size: Size) -> tuple[Any, ...]:
-        """What a kernel passes to ``attend`` after :meth:`args`."""
-        return (*size, *self.parts, self._rank)
+        """The arguments with which a kernel calls ``attend`` after those of :meth:`args`."""
+        return (size, self.parts, self._rank)
 
     def kernel(self, size: Size) -> Kernel:
         """The kernel of the splits, for sequences and keys of each."""
         return self._kernel.resized(self.programs(size[0]), self.last_args(size))
 
-    def args(self, inputs: Sequence[Any]) -> tuple[Any, ...]:
-        """The first arguments with which a kernel calls ``attend``.
+    def args(self, inputs: Sequence[Any]) -> Inputs:
+        """The first argument with which a kernel calls ``attend``.
 
         Args:
             inputs: q, k, v, kv_lens, table and scaling, as the operation's ``make_inputs`` says.
         """
         q, k, v, kv_lens, table, scaling = inputs
-        return (
+        return Inputs(
             q, k, v, kv_lens, kv_lens if table is None else table,
-            self._scaling if scaling is None else scaling,
-            *k.stride()[:3], *v.stride()[:3],
+            self._scaling if scaling is None else scaling, k.stride()[:3], v.stride()[:3],
         )  # fmt: skip
 
-    def merging_constants(self, rows: int) -> dict[str, Any]:
-        """Constants of a kernel that merges splits, so many rows at a time."""
-        splits = self.constants["SPLITS"]
-        return {
-            "Q_HEADS": self._problem.q_heads,
-            "PARTS": splits if self._problem.batch == 1 else 0,
-            "PARTS_BLOCK": _parts_at_a_time(self._problem, splits, rows),
-            "V_DIM": self._problem.v_head_dim,
-            "ROWS": rows,
-        }
+    def merging(self, rows: int) -> Merge:
+        """How a kernel merges splits, so many rows at a time."""
+        problem = self._problem
+        return Merge(
+            problem.q_heads,
+            self._splits if problem.batch == 1 else 0,
+            _parts_at_a_time(problem, self._splits, rows),
+            problem.v_head_dim,
+            rows,
+        )
 
 
 def _parts_at_a_time(problem: FlashDecode, parts: int, rows: int) -> int:
@@ -188,7 +175,7 @@ class SplitsMerge:
         self._kernel = Kernel(
             _merge_splits,
             grid=0,
-            constants=attention.merging_constants(rows) | {"INTO_OUTPUT": into_output},
+            constants={"MERGE": attention.merging(rows), "INTO_OUTPUT": into_output},
             options=compile_options(fabric.backend, {}),
         )
 
@@ -198,7 +185,7 @@ class SplitsMerge:
 
     def launch(self, kernel: Kernel, target: torch.Tensor, batch: int) -> None:
         """Merge into the target by what :meth:`kernel` returned."""
-        kernel(*self._attention.parts, target, batch * self._q_heads)
+        kernel(self._attention.parts, target, batch * self._q_heads)
 
 
 class RanksMerge:
@@ -209,7 +196,12 @@ class RanksMerge:
         self._kernel = Kernel(
             _merge_ranks,
             grid=0,
-            constants=combining_constants(problem, rows),
+            constants={
+                "GROUP": Group(problem.world_size, fabric.backend),
+                "SOURCES_BLOCK": _parts_at_a_time(problem, problem.world_size, rows),
+                "V_DIM": problem.v_head_dim,
+                "OUT_ROWS": rows,
+            },
             options=compile_options(fabric.backend, {}),
         )
 
@@ -221,16 +213,6 @@ class RanksMerge:
         """Merge by what :meth:`kernel` returned."""
         problem = resized(self._problem, batch=len(out))
         kernel(parts, problem.part_elements, out, problem.rows)
-
-
-def combining_constants(problem: FlashDecode, rows: int) -> dict[str, Any]:
-    """Constants of a kernel that merges all ranks' parts, so many rows at a time."""
-    return {
-        "WORLD": problem.world_size,
-        "SOURCES_BLOCK": _parts_at_a_time(problem, problem.world_size, rows),
-        "V_DIM": problem.v_head_dim,
-        "OUT_ROWS": rows,
-    }
 
 
 def finishing_options(fabric: Fabric, config: Config) -> dict[str, Any]:
@@ -266,7 +248,7 @@ class DecodePlan(Plan):
         *inputs, out = tensors
         assert out is not None
         attend, *finishing = self._sized[size_of(inputs)]
-        attend(*self.attention.args(inputs))
+        attend(self.attention.args(inputs))
         self.finish(out, *finishing)
         return out
 
@@ -291,7 +273,7 @@ def _resized(problem: FlashDecode, size: Size) -> FlashDecode:
     return found
 
 
-class Exchange:
+class PartsExchange:
     """Arguments, besides tensors, of kernels that push parts to inboxes and combine them.
 
     Args:
@@ -300,8 +282,7 @@ class Exchange:
     Attributes:
         chunks: how many there are, each with a channel; smaller problems have as many, and some of
             them are empty.
-        constants: WORLD, BACKEND, CHUNK_ROWS, and those of ``combine`` but LL and
-            PACKED.
+        constants: GROUP and EXCHANGE.
         sending_constants: of a kernel that sends chunks of a part.
     """
 
@@ -317,13 +298,23 @@ class Exchange:
         self._ranks = (fabric.pool.control, fabric.heap_bases, fabric.rank)
         self._out_rows = config["OUT_ROWS"]
         self.chunks = -(-problem.rows // chunk_rows)
-        self.constants = combining_constants(problem, self._out_rows) | {
-            "BACKEND": fabric.backend,
-            "CHUNK_ROWS": chunk_rows,
+        group = Group(problem.world_size, fabric.backend)
+        self.constants = {
+            "GROUP": group,
+            "EXCHANGE": Exchange(
+                chunk_rows,
+                self._packed is not None,
+                bool(self._packed),
+                _parts_at_a_time(problem, problem.world_size, self._out_rows),
+                problem.v_head_dim,
+                self._out_rows,
+            ),
         }
-        names = ("WORLD", "BACKEND", "CHUNK_ROWS", "V_DIM")
-        self.sending_constants = {name: self.constants[name] for name in names} | {
-            "SEND_BLOCK": _SEND_BLOCK
+        self.sending_constants = {
+            "GROUP": group,
+            "CHUNK_ROWS": chunk_rows,
+            "V_DIM": problem.v_head_dim,
+            "SEND_BLOCK": _SEND_BLOCK,
         }
 
     def combiners(self, problem: FlashDecode) -> int:
@@ -334,13 +325,12 @@ class Exchange:
         """Arguments of such a kernel, for a problem of some size.
 
         Returns:
-            inbox (of words if the config says so), slot_elements, part_elements, rows, control,
-            heap_bases, rank.
+            inbox (of words if the config says so), rows, control, heap_bases, rank.
         """
         part_elements = problem.part_elements
         if self._packed is not None:
             part_elements = words_of_part(problem, self._packed)
-        return (*self._inbox, part_elements, problem.rows, *self._ranks)
+        return (Inbox(*self._inbox, part_elements), problem.rows, *self._ranks)
 
 
 class DecodeVariant(Variant):
