@@ -54,9 +54,9 @@ class Observer(Protocol):
 
     def first_of(self, count: int) -> np.ndarray: ...
 
-    def on_next_may_begin(self) -> None: ...
+    def on_launch_dependents(self) -> None: ...
 
-    def on_wait_for_the_last(self) -> None: ...
+    def on_gdc_wait(self) -> None: ...
 
 
 @contextlib.contextmanager
@@ -172,9 +172,9 @@ def _hooks(interpreter: Any, builder: Any, observer: Observer) -> dict[str, Call
         assembly: str, constraints: str, values: Any, types: list[Any], *rest: Any
     ) -> Any:
         if "griddepcontrol.launch_dependents" in assembly:
-            observer.on_next_may_begin()
+            observer.on_launch_dependents()
         elif "griddepcontrol.wait" in assembly:
-            observer.on_wait_for_the_last()
+            observer.on_gdc_wait()
         return _NoResults(interpreter, types)
 
     hooks = {name: hook for name, hook in locals().items() if name.startswith("create_")}

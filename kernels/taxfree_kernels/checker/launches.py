@@ -66,11 +66,11 @@ class Launch:
         self._ready += 1
 
     @property
-    def lets_the_next_begin(self) -> bool:
+    def has_launched_dependents(self) -> bool:
         """Whether all programs do, or have ended."""
         return self._ready == self.kernel.grid or self.has_ended
 
 
-def waits_for_the_last(kernel: Kernel) -> bool:
+def calls_gdc_wait(kernel: Kernel) -> bool:
     """Whether a kernel waits for the end of the one before, so that it may be launched early."""
     return "gdc_wait(" in inspect.getsource(kernel.function.fn)

@@ -14,7 +14,7 @@ import torch
 from taxfree_kernels.checker import hooks, waits
 from taxfree_kernels.checker.clocks import Actor, World
 from taxfree_kernels.checker.coverage import Coverage
-from taxfree_kernels.checker.launches import Launch, waits_for_the_last
+from taxfree_kernels.checker.launches import Launch, calls_gdc_wait
 from taxfree_kernels.checker.report import Violation
 from taxfree_kernels.checker.schedule import Scheduler
 from taxfree_kernels.checker.shadow import Region, Shadow
@@ -421,14 +421,14 @@ class _Schedule:
         if before is not None:
             self._close()
         self._open[host] = launch
-        while not launch.lets_the_next_begin:
+        while not launch.has_launched_dependents:
             self._scheduler.sleep([launch])
         if host not in self._hosts:
             self._close()
 
     def _begins_early(self, kernel: Kernel) -> bool:
         """Whether a kernel is launched before the last has ended: some configs do, some do not."""
-        can = self.backend == "cuda" and waits_for_the_last(kernel)
+        can = self.backend == "cuda" and calls_gdc_wait(kernel)
         return can and self._order.random() < 0.5
 
     def _close(self) -> None:

@@ -118,15 +118,15 @@ class Watch:
         if writes:
             self._touch(addresses)
 
-    def on_next_may_begin(self) -> None:
+    def on_launch_dependents(self) -> None:
         """A program lets the launch behind its own begin, once all programs do."""
         launch = self._scheduler.current.owner.launch
         assert launch is not None
         launch.gdc_launch_dependents()
-        if launch.lets_the_next_begin:
+        if launch.has_launched_dependents:
             self._scheduler.touch([launch])
 
-    def on_wait_for_the_last(self) -> None:
+    def on_gdc_wait(self) -> None:
         """A program waits for the end of the launch before its own."""
         thread = self._scheduler.current.owner
         before = None if thread.launch is None else thread.launch.before

@@ -5,6 +5,7 @@ Run as a script: the device comes as argument, JSON goes to stdout.
 
 import json
 import sys
+from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -402,15 +403,8 @@ def _compile(name: str, device: str) -> dict[str, Any]:
         options["launch_pdl"] = True
     kernel = Kernel(globals()[name], 1, constants, options)
     compiled = compile_launch(Launch(kernel, args), hardware)
-    return {
-        "text": compiled.text,
-        "ttir": compiled.ttir,
-        "ttgir": compiled.ttgir,
-        "num_warps": compiled.num_warps,
-        "num_stages": compiled.num_stages,
-        "spill_bytes": compiled.resources.spill_bytes,
+    return asdict(compiled) | {
         "matrix_remarks": matrix_remarks(compiled.text),
-        "launched_early": "early" in name,
         "begins_call": "behind" not in name,
     }
 

@@ -1,4 +1,4 @@
-"""Every kernel, for every architecture, under the oldest and the installed Triton, at the gates."""
+"""Every kernel, for every architecture, under both Tritons, passes the assembly checks."""
 
 from __future__ import annotations
 
@@ -63,31 +63,29 @@ def test_each_case_gets_its_own_report(tmp_path: Path) -> None:
     ]
 
 
-@pytest.mark.timeout(300)
-@pytest.mark.parametrize("device", DEVICES)
-def test_a_default_config_of_each_variant_passes_the_gates(device: str) -> None:
-    expect_good(first_defaults(device), "oldest")
-
-
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(("triton", "device"), TARGETS)
-def test_defaults_and_corners_pass_the_gates(triton: str, device: str, sample: Sample) -> None:
-    """Defaults of all examples where compilers have failed most; of few and many rows elsewhere."""
+def test_defaults_and_corners_pass_the_checks(triton: str, device: str, sample: Sample) -> None:
+    """Defaults of all examples where compilers have failed most; of few and many rows elsewhere.
+
+    The oldest Triton compiles one default config of each variant every day.
+    """
+    always = first_defaults(device) if triton == "oldest" else []
     has_failed = triton == "oldest" and device in ("h200", "mi300x")
     some = defaults(device, None if has_failed else 2)
-    expect_good(sample.of([*some, *corners(triton, device)]), triton)
+    expect_good([*always, *sample.of([*some, *corners(triton, device)])], triton)
 
 
 @pytest.mark.parametrize("triton", TRITONS)
 def test_the_smallest_problems_compile(triton: str, sample: Sample) -> None:
-    """What is right has to be right here, too; what is for speed may fail."""
+    """They compile correctly; checks of speed may fail."""
     pairs = product(OPERATIONS, ("h200", "mi300x"))
     smallest = [case for op, device in pairs for case in smallest_cases(op, device)]
     reports = list(check(sample.of(smallest), triton_path(triton), workers=1))
     found = [violation for report in reports for violation in report.violations]
     assert [report.error for report in reports if report.error] == []
     for_speed = {"no_spills", "no_waterfall", "overlapping_matrices"}
-    assert {violation.gate for violation in found} <= for_speed
+    assert {violation.check for violation in found} <= for_speed
 
 
 @pytest.mark.soak
@@ -95,5 +93,5 @@ def test_the_smallest_problems_compile(triton: str, sample: Sample) -> None:
 @pytest.mark.parametrize("triton", TRITONS)
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("op", OPERATIONS)
-def test_all_corners_pass_the_gates(op: str, device: str, triton: str) -> None:
+def test_all_corners_pass_the_checks(op: str, device: str, triton: str) -> None:
     expect_good(cases(op, device, corners=True), triton)

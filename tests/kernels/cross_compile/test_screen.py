@@ -1,4 +1,4 @@
-"""The screen refuses what cannot run, says why, and outlives the compiler."""
+"""The screen refuses candidates that cannot run, says why, and survives a compiler that dies."""
 
 from __future__ import annotations
 
