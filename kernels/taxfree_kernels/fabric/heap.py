@@ -172,7 +172,7 @@ class Pool:
         raise PeerTimeout(message, hint, is_secondary)
 
     def check_at_rest(self) -> None:
-        """Like :meth:`check`, with no call in flight on this rank; also finds that a peer timed out.
+        """Like :meth:`check`, with no call in flight on this rank; also finds peers' timeouts.
 
         A rank that is late by more than the timeout may take signals of its peers' later calls for
         those it waits for: its results are wrong, and it reports nothing.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
@@ -54,13 +55,16 @@ def test_each_operation_has_examples(op: str) -> None:
 
 
 def test_each_case_gets_its_own_report(tmp_path: Path) -> None:
-    """Also one that is asked for twice, and those behind it."""
+    """Also one that is asked for twice, and those behind it; the second time from the cache."""
     few = [c for c in cases("matmul_all_reduce", "h200", examples=1) if "shot" in c.variant]
     asked = [few[0], few[0], *few[1:]]
+    names = [(case.variant, case.variant) for case in asked]
     found = list(check(asked, workers=1, cache_dir=tmp_path))
-    assert [(each.variant, each.kernel) for each in found] == [
-        (c.variant, c.variant) for c in asked
-    ]
+    assert [(each.variant, each.kernel) for each in found] == names
+    for file in tmp_path.iterdir():
+        file.write_text(file.read_text().replace('"error": null', '"error": "from the cache"'))
+    again = list(check(asked, workers=1, cache_dir=tmp_path))
+    assert again == [replace(each, error="from the cache") for each in found]
 
 
 @pytest.mark.timeout(900)
