@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -79,6 +80,9 @@ def hasten() -> None:
     tl.tensor.__init__ = _init_tensor
     tl.block_type.__init__ = _by_shape(tl.block_type.__init__)
     tl.tuple.__eq__ = _or_the_same(tl.tuple.__eq__)
+    semantic = type(interpreter.interpreter_semantic)
+    semantic.broadcast_impl_value = _unless_alike(semantic.broadcast_impl_value)
+    semantic.computation_type_impl = cache(semantic.computation_type_impl)  # of two types
     # Checking integer arithmetic for overflow takes a third of the interpreter's time.
     builder.options = replace(builder.options, sanitize_overflow=False)
 
@@ -155,6 +159,15 @@ def _or_the_same(original: Callable[[Any, Any], Any]) -> Callable[[Any, Any], An
         return true if self is other else original(self, other)
 
     return equal
+
+
+def _unless_alike(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Broadcasting of two tensors, which leaves those of one shape as they are."""
+
+    def broadcast(self: Any, lhs: Any, rhs: Any) -> Any:
+        return (lhs, rhs) if lhs.shape is rhs.shape else original(self, lhs, rhs)
+
+    return broadcast
 
 
 def _to_float32(bits: np.ndarray) -> np.ndarray:

@@ -9,7 +9,7 @@ from enum import Enum, auto
 
 
 class Role(Enum):
-    """What an instruction does, as far as the assembly checks care."""
+    """Effects of an instruction that matter to the assembly checks."""
 
     BARRIER = auto()  # of all threads of a program
     DRAIN = auto()  # the wave's own stores have completed
@@ -73,7 +73,7 @@ class Instruction:
 
 @dataclass(frozen=True)
 class Syntax:
-    """How one assembly language is read.
+    """The patterns of one assembly language.
 
     Args:
         label: its group is the label.

@@ -64,7 +64,7 @@ class CompiledKernel:
 
     @property
     def threads(self) -> int:
-        """Of one program."""
+        """Threads of one program."""
         return self.num_warps * (32 if self.code.is_ptx else 64)
 
     @property

@@ -77,7 +77,7 @@ class ControlFlow:
         return innermost(self.loops, self.loops)
 
     def places(self, *roles: Role) -> list[Place]:
-        """Where instructions with any of `roles` stand, in the order of the text."""
+        """Places of instructions with any of `roles`, in the order of the text."""
         return [
             (index, position)
             for index, block in enumerate(self.blocks)
@@ -201,7 +201,7 @@ def _connect(blocks: list[Block]) -> None:
 
 
 def _through_empty(blocks: list[Block], index: int) -> int:
-    """Where a jump to `index` really ends."""
+    """The block that a jump to `index` ends in, past empty ones."""
     seen = {index}
     while not blocks[index].instructions and len(blocks[index].successors) == 1:
         index = blocks[index].successors[0]

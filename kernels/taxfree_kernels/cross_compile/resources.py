@@ -30,7 +30,7 @@ class Resources:
 
 
 def programs_per_unit(hardware: Hardware, registers: int, shared: int, warps: int) -> int:
-    """How many programs of a kernel an SM or CU holds at once."""
+    """The number of programs of a kernel that an SM or CU holds at once."""
     if shared > hardware.shared_memory:
         return 0
     if hardware.backend == "cuda":

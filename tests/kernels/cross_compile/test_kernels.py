@@ -35,7 +35,7 @@ def defaults(device: str, examples: int | None = None) -> list[Case]:
 
 
 def first_defaults(device: str) -> list[Case]:
-    """Of each variant, on the first example that it serves."""
+    """The default config of each variant on the first example that it serves."""
     firsts: dict[tuple[str, str], Case] = {}
     for case in defaults(device):
         firsts.setdefault((case.op, case.variant), case)

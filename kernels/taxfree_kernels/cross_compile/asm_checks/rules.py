@@ -25,7 +25,7 @@ class Violation:
 
 
 class Finding(NamedTuple):
-    """How a kernel breaks a rule, and the instruction that shows it."""
+    """The way a kernel breaks a rule, and the instruction that shows it."""
 
     message: str
     at: Instruction | None = None

@@ -44,7 +44,7 @@ def stores_drained(kernel: CompiledKernel) -> Iterator[Finding]:
 
 @assembly_check
 def system_scope(kernel: CompiledKernel) -> Iterator[Finding]:
-    """What is released and acquired at system scope in the source, is in the assembly.
+    """Releases and acquires at system scope in the source are in the assembly.
 
     Device scope is for counters, which acquire and release at once.
     """

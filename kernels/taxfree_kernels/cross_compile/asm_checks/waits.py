@@ -84,7 +84,7 @@ def barrier_after_acquire(kernel: CompiledKernel) -> Iterator[Finding]:
 
 @assembly_check
 def proxy_fence_before_bulk_copies(kernel: CompiledKernel) -> Iterator[Finding]:
-    """What was waited for is copied by the TMA only behind a fence between the two proxies."""
+    """Between a wait and a copy of the TMA there is a fence between the two proxies."""
     for place in kernel.code.system_acquires():
         early = kernel.code.first(place, Role.PROXY_FENCE, Role.BULK_COPY)
         if early is not None:
