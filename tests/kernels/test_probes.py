@@ -19,8 +19,8 @@ WORLD = 2
 COMPILE = """
 import json, sys
 import torch
+from taxfree_kernels.cross_compile.asm_checks import violations
 from taxfree_kernels.cross_compile.compile import compile_launch
-from taxfree_kernels.cross_compile.asm_checks import Subject, violations
 from taxfree_kernels.cross_compile.record import Launch
 from taxfree_kernels.device import probes
 from taxfree_kernels.device.peers import Group
@@ -53,8 +53,7 @@ for name in ("h100", "mi300x"):
     }
     for what, (function, constants, options, args) in launches.items():
         made = compile_launch(Launch(Kernel(function, 8, constants, options), args), gpu)
-        subject = Subject(made.text, made.ttir, made.ttgir, made.num_warps)
-        broken = [str(violation) for violation in violations(subject)]
+        broken = [str(violation) for violation in violations(made)]
         found.setdefault(name, {})[what] = {"text": made.text, "broken": broken}
 json.dump(found, sys.stdout)
 """

@@ -1,8 +1,8 @@
-"""Which synchronising lines a check has executed, and by whom: without that, a pass says nothing.
+"""Coverage of synchronising lines: without it, a pass says nothing.
 
-A line synchronises when it calls a raw atomic, accesses words that say that they have come, or
-calls a device function that does so, at any depth.
-The synchronisation functions themselves are left out: what counts is where kernels call them.
+A line synchronises when it calls a raw atomic, accesses LL packets or Lamport words, or calls a
+device function that does so, at any depth. The lines of ``device/sync.py`` are left out: the calls
+of its functions count.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ _PROGRAM = "program"  # the name that kernels give to tl.program_id(0)
 
 @dataclass
 class Executed:
-    """Who has executed a line.
+    """The ranks, programs and calls that have executed a line.
 
     Args:
-        most_programs: that can reach it in one launch.
+        most_programs: number of programs of one launch that can reach it.
     """
 
     ranks: set[int] = field(default_factory=set)
@@ -45,9 +45,9 @@ class Executed:
 
 @dataclass(frozen=True)
 class Wanted:
-    """How much makes a line covered; of programs, no more than can reach it.
+    """How many ranks, programs and calls make a line covered.
 
-    A protocol may have a single program in some role, such as the one that sends.
+    If fewer programs can reach it, these suffice: a protocol may have a single program that sends.
     """
 
     ranks: int = 2
@@ -57,7 +57,7 @@ class Wanted:
 
 @dataclass
 class Coverage:
-    """Synchronising lines, those that can run and those that did."""
+    """Synchronising lines that can run, and who has executed them."""
 
     lines: dict[Line, Executed] = field(default_factory=dict)
 
@@ -84,7 +84,7 @@ class Coverage:
             self.lines.setdefault(line, Executed()).add(executed)
 
     def missing(self, wanted: Wanted) -> list[tuple[Line, Executed]]:
-        """Lines that were executed by too few."""
+        """Lines that too few have executed."""
         return [
             (line, executed)
             for line, executed in sorted(self.lines.items(), key=lambda item: item[0].where)
@@ -95,7 +95,7 @@ class Coverage:
 
 
 def jitted(name: str, scope: Mapping[str, Any]) -> Any | None:
-    """The device function that a dotted name stands for, or None."""
+    """The device function of a dotted name, or None."""
     first, *rest = name.split(".")
     found = scope.get(first)
     for attribute in rest:
@@ -105,7 +105,7 @@ def jitted(name: str, scope: Mapping[str, Any]) -> Any | None:
 
 @cache
 def _parsed(function: Any) -> tuple[ast.FunctionDef, int]:
-    """The definition of a device function, and what to add to its line numbers."""
+    """The definition of a device function, and the offset of its line numbers."""
     lines, first = inspect.getsourcelines(function.fn)
     tree = ast.parse(textwrap.dedent("".join(lines)))
     definition = tree.body[0]
@@ -126,7 +126,7 @@ def synchronises(function: Any) -> bool:
 
 
 def accesses_synchronisation_words(call: ast.Call) -> bool:
-    """Whether a call is a raw atomic, or a load or store of words that are raced for on purpose."""
+    """Whether a call is a raw atomic, or accesses LL packets or Lamport words."""
     name = ast.unparse(call.func)
     if name.startswith("tl.atomic_"):
         return True
@@ -187,7 +187,7 @@ def _live(
 def _holding(
     test: ast.expr, constants: dict[str, Any], programs: Programs
 ) -> list[tuple[int, set[bool]]]:
-    """What a condition can be, for each program; both when that is not known."""
+    """The values that a condition can have, for each program; both when that is not known."""
     names = {node.id for node in ast.walk(test) if isinstance(node, ast.Name)}
     known = constants | {"trace": trace}  # has constants, too
     if not names <= known.keys() | {_PROGRAM}:

@@ -30,7 +30,7 @@ _WEAKER = {
     "sys": ("gpu",),
     "gpu": ("cta",),
 }
-# What changes for a call of these, by the name after the last dot: position -> what it is.
+# Arguments that mutants change, by the function's name after the last dot: position -> meaning.
 _CHANNEL, _PEER = 1, 2
 _PLACES = {
     "signal": {_CHANNEL: "channel", _PEER: "peer"},
@@ -39,10 +39,10 @@ _PLACES = {
 }
 _PEERS = {"signal": 0, "wait": 0, "translate": 1}  # the position of `peers`
 
-# Runs only after a wait has timed out, which the checker leaves to the tests of lost peers.
+# These run only after a wait has timed out, which the tests of lost peers cover.
 _AFTER_TIMEOUT = ("abort", "_abort_on_signals", "_abort_on_words")
 
-Change = tuple[str, ast.AST | None]  # what it does, and what stands in the node's place
+Change = tuple[str, ast.AST | None]  # description, and replacement of the node
 
 
 @dataclass(frozen=True)
@@ -51,10 +51,10 @@ class Mutant:
 
     Args:
         function: the interpreted function.
-        line: that is changed.
+        line: the changed line.
         change: in words.
-        node: which node of the function's tree, in walking order.
-        replacement: what takes its place; None deletes a statement.
+        node: index of the node in the function's tree, in walking order.
+        replacement: of the node; None deletes a statement.
     """
 
     function: Any
@@ -95,7 +95,7 @@ def mutants(functions: Sequence[Any]) -> Iterator[Mutant]:
 
 
 def _noting(definition: ast.FunctionDef) -> Iterator[ast.AST]:
-    """Code that records timelines, which is not in the build that is checked."""
+    """Nodes that record timelines: the build that is checked has none."""
     for node in ast.walk(definition):
         if isinstance(node, ast.If) and "TIMELINE" in ast.unparse(node.test):
             yield from ast.walk(node)
@@ -109,7 +109,7 @@ def _definition(tree: ast.Module) -> ast.FunctionDef:
 
 
 class _Mutating:
-    """Stands before the interpreter's own transformation of the tree."""
+    """Mutates the tree before the interpreter's own transformation."""
 
     def __init__(self, mutant: Mutant, original: Any) -> None:
         self._mutant, self._original = mutant, original
@@ -132,7 +132,7 @@ class _Replace(ast.NodeTransformer):
         return ast.copy_location(self._replacement, node)
 
 
-# -- what is changed ------------------------------------------------------------------------------
+# -- changes -------------------------------------------------------------------------------------
 
 
 def _changes(node: ast.AST, function: Any) -> Iterator[Change]:
@@ -229,7 +229,7 @@ def _changes_of_arithmetic(node: ast.BinOp, function: Any) -> Iterator[Change]:
 
 
 def _makes_mask(function: Any) -> bool:
-    """Whether a function works out whom to signal or to wait for; elsewhere it is about tiles."""
+    """Whether a function computes a mask of peers; masks of other functions are of tiles."""
     tree = ast.parse(textwrap.dedent(inspect.getsource(function.fn)))
     calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
     return any(
@@ -239,7 +239,7 @@ def _makes_mask(function: Any) -> bool:
 
 
 def _narrower(node: ast.Compare) -> Iterator[Change]:
-    """A wait for fewer: the comparison leaves out one more value."""
+    """A wait for fewer peers: the comparison leaves out one more value."""
     right = node.comparators[0]
     match node.ops[0]:
         case ast.Lt():
@@ -253,7 +253,7 @@ def _narrower(node: ast.Compare) -> Iterator[Change]:
 
 
 def _one_earlier(test: ast.expr) -> ast.expr:
-    """A test of `lead < 0` that is content with the generation before."""
+    """A test of `lead < 0` that accepts the generation before."""
     changed = copy.deepcopy(test)
     for node in ast.walk(changed):
         if isinstance(node, ast.Compare) and ast.unparse(node) == "lead < 0":
@@ -262,14 +262,14 @@ def _one_earlier(test: ast.expr) -> ast.expr:
 
 
 def _partly_stored(call: ast.Call) -> ast.stmt:
-    """Words of which two bytes are stored."""
+    """A store of two bytes of each word."""
     words, word = (ast.unparse(each) for each in call.args)
     parts = f"tl.cast({words}, tl.pointer_type(tl.int16))"
     return ast.parse(f"tl.store({parts}, ({word}).to(tl.int16))").body[0]
 
 
 def _signals_first(node: ast.FunctionDef | ast.If) -> Iterator[Change]:
-    """The data stored after the signal that announces it."""
+    """The signal before the data that it announces."""
     called = [
         {_name(call) for call in ast.walk(each) if isinstance(call, ast.Call)} for each in node.body
     ]

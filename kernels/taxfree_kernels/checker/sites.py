@@ -1,4 +1,4 @@
-"""Where in the sources an access comes from."""
+"""Source lines of accesses."""
 
 from __future__ import annotations
 

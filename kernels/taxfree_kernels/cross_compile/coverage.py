@@ -1,4 +1,4 @@
-"""Which problems and configs stand for all that the gates have to hold for."""
+"""The problems and configs that the assembly checks compile, one for each kind."""
 
 from __future__ import annotations
 

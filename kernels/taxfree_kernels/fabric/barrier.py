@@ -1,4 +1,4 @@
-"""A device-side barrier across all ranks' streams, without the host: aligns what is timed next."""
+"""A device-side barrier across all ranks' streams, without the host: it aligns timed calls."""
 
 from __future__ import annotations
 

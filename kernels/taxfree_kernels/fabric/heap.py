@@ -48,7 +48,7 @@ class SymmetricHeap:
 
 
 class Home(Protocol):
-    """What a pool, and the barrier with one of its own, need of their fabric; see there."""
+    """The part of a fabric that its pool and its barrier use; see :class:`.base.Fabric`."""
 
     rank: int
     world_size: int
@@ -74,19 +74,18 @@ class Pool:
     every peer in each call. A call may write to the first slot in any generation if it first waits
     for all peers to enter it, and makes the next generation odd when it leaves.
 
-    LL packets have two slots of their own: everything stored there was sent as such a word,
-    so no payload of another plan can be mistaken for a word of the running generation.
+    LL packets have two slots of their own. Only packets are stored there, so no payload of another
+    plan can be mistaken for a packet of the running generation.
 
-    Lamport words have three slots, which the calls that use such words take in turns: turn t uses
-        slot
-    t % 3. In turn t a rank empties what turn t - 1 left in its own memory, all of which had arrived
+    Lamport words have three slots. The calls that use them take turns: turn t uses slot t % 3. In
+    turn t a rank empties the words that turn t - 1 left in its own memory, all of which had arrived
     when that call ended. A peer that sends there again, in turn t + 2, has finished turn t + 1, in
     which it heard from every rank, so every rank's call of turn t has ended.
 
     Args:
         fabric: the fabric whose heap holds the pool.
-        slot_bytes, flag_bytes, lamport_bytes: size of one payload slot, and of one slot of
-            flag-in-data and of Lamport words; None to divide up what is free in the heap.
+        slot_bytes, flag_bytes, lamport_bytes: size of one slot of payload, of LL packets and of
+            Lamport words; None divides up the free part of the heap.
         timeout_s: timeout of a wait in seconds.
     """
 
@@ -164,29 +163,30 @@ class Pool:
         is_secondary = code == control.PEER_ABORTED.value
         if is_secondary:
             message = (
-                f"rank {rank} gave up on rank {lost} as a peer did; waited for {source} ({what})"
+                f"rank {rank} aborted: a peer timed out on rank {lost}; "
+                f"it waited for rank {source} ({what})"
             )
         else:
             message = f"rank {rank} waited {self.timeout_s:g} s for rank {source} ({what})"
-        hint = "see which rank died or is stuck; then reset on all ranks"
+        hint = "see which rank died or is stuck; then reset the pool on all ranks"
         raise PeerTimeout(message, hint, is_secondary)
 
     def check_at_rest(self) -> None:
-        """Like :meth:`check`, with no call in flight on this rank; also finds that a peer gave up.
+        """Like :meth:`check`, with no call in flight on this rank; also finds peers' timeouts.
 
-        A rank that is late by more than the timeout may see signals of later calls, which its peers
-        went on to, and take them for those it waits for: its results are wrong, and it reports
-        nothing.
+        A rank that is late by more than the timeout may take signals of its peers' later calls for
+        those it waits for: its results are wrong, and it reports nothing.
 
         Raises:
-            PeerTimeout: this rank, or a peer, gave up; the pool is unusable until all reset it.
+            PeerTimeout: a wait of this rank, or of a peer, has timed out; the pool is unusable
+                until all ranks reset it.
         """
         self.check()
         lost = int(self.control[control.ABORT.value]) - 1
         if lost >= 0:
             raise PeerTimeout(
-                f"rank {self._fabric.rank} was told that a peer gave up on rank {lost}: what it "
-                "returned since may be wrong",
+                f"a peer timed out on rank {lost}: results of rank {self._fabric.rank} since then "
+                "may be wrong",
                 "see why that rank came late or is stuck; then reset on all ranks",
                 is_secondary=True,
             )

@@ -1,4 +1,4 @@
-"""What is mutated, in which checks each mutant is looked for, and which mutants change nothing."""
+"""The mutated functions, the checks that should report each mutant, and harmless mutants."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ class Group:
 
     Args:
         seeds: of schedules in which a mutant is looked for.
-        by_turns: its words are bare: of the generation they say nothing but in a report, so that
-            another one changes nothing.
+        by_turns: they exchange Lamport words, which carry no generation: it appears in reports
+            only, so that another one changes nothing.
     """
 
     op: str
@@ -58,7 +58,7 @@ class Group:
         return [each for each in found if not (self.by_turns and "generation" in each.change)]
 
     def find(self, mutant: Mutant) -> Violation | None:
-        """What a check reports with the mutant in place."""
+        """The violation that a check reports with the mutant in place."""
         with mutant.installed():
             for variant in self.variants:
                 violation = check_variant(self.op, variant, seeds=self.seeds).violation
@@ -187,7 +187,7 @@ GROUPS = {
     "decode: persistent": Group(_DECODE, ("persistent", MIXED), (persistent._decode,)),
 }
 
-_BY_TURNS = "Lamport words go by turns: of the generation they say nothing but in a report"
+_BY_TURNS = "Lamport words go by turns: the generation appears in reports only"
 _ANOTHER_FLAG = (
     "sent and awaited alike: it still differs from all flags that calls have left in the slot"
 )

@@ -37,6 +37,7 @@ from taxfree_kernels.variant import operation_names, problem_class, variants
 from tests.sample import Sample
 
 OP = "all_gather_matmul"
+WITHOUT_KERNELS = ("baseline", "library", "registered", "torch_fused", "torch_symm_mem")
 VARIANTS = [(op, name) for op in operation_names() for name in checkable_variants(op)]
 
 
@@ -48,7 +49,7 @@ def _relaxed_signals():
 
 
 def seeds(problems: Sequence[Any], sample: Sample, most: int = SEEDS) -> list[int]:
-    """One of each problem, and this run's part of the others; they go through the problems."""
+    """One seed for each problem, and this run's part of the others, which take turns too."""
     return [*range(len(problems)), *sample.of(range(len(problems), most))]
 
 
@@ -58,6 +59,7 @@ def test_a_variant_holds_its_protocol(op, name, sample):
     problems = [problem for world in WORLD_SIZES for problem in tiny_problems(op, world)]
     checked = check_variant(op, name, problems, seeds(problems, sample))
     assert checked.violation is None, str(checked)
+    assert (checked.verdict == "nothing to check") == (name in WITHOUT_KERNELS)
     if sample.is_all:  # a part of the seeds may not cover every line
         assert checked.verdict in ("pass", "nothing to check"), str(checked)
 
@@ -87,12 +89,6 @@ def test_a_variant_holds_its_protocol_where_ranks_have_nothing(op, name, sample)
     problems = [problem_class(op)(world_size=5, **fields) for fields in SPARSE[op]]
     checked = check_variant(op, name, problems, seeds(problems, sample, most=6))
     assert checked.violation is None, str(checked)
-
-
-def test_every_variant_with_kernels_of_ours_has_something_to_check():
-    verdicts = {each: check_variant(*each, seeds=range(1)).verdict for each in VARIANTS}
-    nothing = {name for (_, name), verdict in verdicts.items() if verdict == "nothing to check"}
-    assert nothing == {"baseline", "library", "registered", "torch_fused", "torch_symm_mem"}
 
 
 @pytest.mark.parametrize("world_size", range(2, 9))

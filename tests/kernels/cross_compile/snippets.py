@@ -1,10 +1,11 @@
-"""Small kernels, each breaking one rule or keeping it, compiled in a process of their own.
+"""Small kernels that each break or keep one rule, compiled in a process of their own.
 
-Run as a script: the device comes as argument, JSON goes to stdout.
+A script: its argument is the device, its output is JSON.
 """
 
 import json
 import sys
+from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -105,6 +106,14 @@ def _poll(word, want, limit):
 
 
 @triton.jit
+def _acquire_and_read(data, word, want, out, BLOCK: tl.constexpr):
+    seen = tl.atomic_add(word, 0, sem="acquire", scope="sys")
+    tl.debug_barrier()
+    if seen >= want:
+        _read(data, out, BLOCK)
+
+
+@triton.jit
 def _wait(word, want):
     _poll(word, want, tl.load(word + 1))
     seen = tl.atomic_add(word, 0, sem="acquire", scope="sys")
@@ -114,9 +123,8 @@ def _wait(word, want):
 
 @triton.jit
 def good_wait(data, word, want, out, BLOCK: tl.constexpr, GROUP: tl.constexpr):
-    seen = _wait(word, want)
-    if seen >= want:
-        _read(data, out, BLOCK)
+    _poll(word, want, tl.load(word + 1))
+    _acquire_and_read(data, word, want, out, BLOCK)
 
 
 @triton.jit
@@ -203,10 +211,7 @@ def unbounded_wait(data, word, want, out, BLOCK: tl.constexpr, GROUP: tl.constex
     seen = tl.atomic_add(word, 0, sem="relaxed", scope="sys")
     while seen < want:
         seen = tl.atomic_add(word, 0, sem="relaxed", scope="sys")
-    seen = tl.atomic_add(word, 0, sem="acquire", scope="sys")
-    tl.debug_barrier()
-    if seen >= want:
-        _read(data, out, BLOCK)
+    _acquire_and_read(data, word, want, out, BLOCK)
 
 
 @triton.jit
@@ -221,10 +226,7 @@ def acquire_unused(data, word, want, out, BLOCK: tl.constexpr, GROUP: tl.constex
 def poll_by_plain_load(data, word, want, out, BLOCK: tl.constexpr, GROUP: tl.constexpr):
     while tl.load(word) < want:
         pass
-    seen = tl.atomic_add(word, 0, sem="acquire", scope="sys")
-    tl.debug_barrier()
-    if seen >= want:
-        _read(data, out, BLOCK)
+    _acquire_and_read(data, word, want, out, BLOCK)
 
 
 @triton.jit
@@ -232,10 +234,7 @@ def poll_by_volatile_load(data, word, want, out, BLOCK: tl.constexpr, GROUP: tl.
     seen = tl.load(word, volatile=True)
     while seen < want:
         seen = tl.load(word, volatile=True)
-    seen = tl.atomic_add(word, 0, sem="acquire", scope="sys")
-    tl.debug_barrier()
-    if seen >= want:
-        _read(data, out, BLOCK)
+    _acquire_and_read(data, word, want, out, BLOCK)
 
 
 @triton.jit
@@ -270,7 +269,7 @@ def good_lamport_words(data, word, want, out, BLOCK: tl.constexpr, GROUP: tl.con
 
 @triton.jit
 def good_words_in_padded_rows(data, word, want, out, BLOCK: tl.constexpr, GROUP: tl.constexpr):
-    """What is behind the end of a row stands for its last word, which threads load again."""
+    """Lanes behind the end of a row load its last word again."""
     row, column = tl.arange(0, 4)[:, None], tl.arange(0, BLOCK)[None, :]
     at = row * BLOCK + tl.minimum(column, BLOCK // 2)
     words = tl.cast(out, tl.pointer_type(tl.int64)) + at
@@ -321,9 +320,7 @@ def words_polled_in_a_cache(data, word, want, out, BLOCK: tl.constexpr, GROUP: t
 
 
 @triton.jit
-def _multiply(
-    data, word, want, out, steps, WAIT: tl.constexpr, ALIGNED: tl.constexpr
-):  # fmt: skip
+def _multiply(data, word, want, out, steps, WAIT: tl.constexpr, ALIGNED: tl.constexpr):
     rows, inner = tl.arange(0, 64), tl.arange(0, 64)
     acc = tl.zeros((64, 64), tl.float32)
     first = tl.multiple_of(data + want * 64, 16) if ALIGNED else data + want
@@ -404,15 +401,8 @@ def _compile(name: str, device: str) -> dict[str, Any]:
         options["launch_pdl"] = True
     kernel = Kernel(globals()[name], 1, constants, options)
     compiled = compile_launch(Launch(kernel, args), hardware)
-    return {
-        "text": compiled.text,
-        "ttir": compiled.ttir,
-        "ttgir": compiled.ttgir,
-        "num_warps": compiled.num_warps,
-        "num_stages": compiled.num_stages,
-        "spill_bytes": compiled.resources.spill_bytes,
+    return asdict(compiled) | {
         "matrix_remarks": matrix_remarks(compiled.text),
-        "launched_early": "early" in name,
         "begins_call": "behind" not in name,
     }
 

@@ -1,8 +1,9 @@
-"""Every kernel, for every architecture, under the oldest and the installed Triton, at the gates."""
+"""Every kernel, for every architecture, under both Tritons, passes the assembly checks."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
@@ -34,7 +35,7 @@ def defaults(device: str, examples: int | None = None) -> list[Case]:
 
 
 def first_defaults(device: str) -> list[Case]:
-    """Of each variant, on the first example that it serves."""
+    """The default config of each variant on the first example that it serves."""
     firsts: dict[tuple[str, str], Case] = {}
     for case in defaults(device):
         firsts.setdefault((case.op, case.variant), case)
@@ -54,40 +55,41 @@ def test_each_operation_has_examples(op: str) -> None:
 
 
 def test_each_case_gets_its_own_report(tmp_path: Path) -> None:
-    """Also one that is asked for twice, and those behind it."""
+    """Also one that is asked for twice, and those behind it; the second time from the cache."""
     few = [c for c in cases("matmul_all_reduce", "h200", examples=1) if "shot" in c.variant]
     asked = [few[0], few[0], *few[1:]]
+    names = [(case.variant, case.variant) for case in asked]
     found = list(check(asked, workers=1, cache_dir=tmp_path))
-    assert [(each.variant, each.kernel) for each in found] == [
-        (c.variant, c.variant) for c in asked
-    ]
-
-
-@pytest.mark.timeout(300)
-@pytest.mark.parametrize("device", DEVICES)
-def test_a_default_config_of_each_variant_passes_the_gates(device: str) -> None:
-    expect_good(first_defaults(device), "oldest")
+    assert [(each.variant, each.kernel) for each in found] == names
+    for file in tmp_path.iterdir():
+        file.write_text(file.read_text().replace('"error": null', '"error": "from the cache"'))
+    again = list(check(asked, workers=1, cache_dir=tmp_path))
+    assert again == [replace(each, error="from the cache") for each in found]
 
 
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(("triton", "device"), TARGETS)
-def test_defaults_and_corners_pass_the_gates(triton: str, device: str, sample: Sample) -> None:
-    """Defaults of all examples where compilers have failed most; of few and many rows elsewhere."""
+def test_defaults_and_corners_pass_the_checks(triton: str, device: str, sample: Sample) -> None:
+    """Defaults of all examples where compilers have failed most; of few and many rows elsewhere.
+
+    The oldest Triton compiles one default config of each variant every day.
+    """
+    always = first_defaults(device) if triton == "oldest" else []
     has_failed = triton == "oldest" and device in ("h200", "mi300x")
     some = defaults(device, None if has_failed else 2)
-    expect_good(sample.of([*some, *corners(triton, device)]), triton)
+    expect_good([*always, *sample.of([*some, *corners(triton, device)])], triton)
 
 
 @pytest.mark.parametrize("triton", TRITONS)
 def test_the_smallest_problems_compile(triton: str, sample: Sample) -> None:
-    """What is right has to be right here, too; what is for speed may fail."""
+    """They compile correctly; checks of speed may fail."""
     pairs = product(OPERATIONS, ("h200", "mi300x"))
     smallest = [case for op, device in pairs for case in smallest_cases(op, device)]
     reports = list(check(sample.of(smallest), triton_path(triton), workers=1))
     found = [violation for report in reports for violation in report.violations]
     assert [report.error for report in reports if report.error] == []
     for_speed = {"no_spills", "no_waterfall", "overlapping_matrices"}
-    assert {violation.gate for violation in found} <= for_speed
+    assert {violation.check for violation in found} <= for_speed
 
 
 @pytest.mark.soak
@@ -95,5 +97,5 @@ def test_the_smallest_problems_compile(triton: str, sample: Sample) -> None:
 @pytest.mark.parametrize("triton", TRITONS)
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("op", OPERATIONS)
-def test_all_corners_pass_the_gates(op: str, device: str, triton: str) -> None:
+def test_all_corners_pass_the_checks(op: str, device: str, triton: str) -> None:
     expect_good(cases(op, device, corners=True), triton)

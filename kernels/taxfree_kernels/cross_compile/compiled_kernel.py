@@ -1,14 +1,16 @@
-"""What gates look at: one compiled kernel, with what Triton made of it on the way."""
+"""One compiled kernel, with the intermediate forms that Triton made on the way."""
 
 from __future__ import annotations
 
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
-from taxfree_kernels.cross_compile.assembly import Assembly, Loop, Role
+from taxfree_kernels.cross_compile.assembly import Role
+from taxfree_kernels.cross_compile.control_flow import ControlFlow, Loop, innermost
+from taxfree_kernels.cross_compile.resources import Resources
 
 #: in Triton's IR: a loop, up to the brace that closes it; polls of signals and of words, a store
 #: of words
@@ -19,7 +21,7 @@ WORD_STORE = re.compile(
     r"tt\.store .*cache_?[mM]odifier = wt.*: tensor<([\dx]+)x!tt\.ptr<i(32|64)>"
 )
 
-#: in Triton's IR: what no program's id is, and a branch up to its end or its other side
+#: in Triton's IR: a condition that holds for no program, and a branch up to its end or its else
 _NO_PROGRAM = re.compile(r"(%[\w#]+) = arith\.cmpi slt, %program\w*, %c0_i32\b")
 _IF = re.compile(
     r"^( *)(?:%[^\n]*? = )?scf\.if (%[\w#]+)[^\n]*\{\n.*?^\1\}", re.MULTILINE | re.DOTALL
@@ -27,14 +29,16 @@ _IF = re.compile(
 
 
 @dataclass(frozen=True)
-class Subject:
-    """One compiled kernel.
+class CompiledKernel:
+    """One compiled kernel, as the assembly checks look at it.
 
     Args:
-        text: its PTX or amdgcn.
-        ttir, ttgir: what it was before.
-        num_warps, num_stages: it was compiled with.
-        spill_bytes: per thread.
+        text: PTX or amdgcn.
+        ttir, ttgir: Triton's intermediate forms.
+        num_warps, num_stages: compile options.
+        resources: of one program.
+        name: of the kernel.
+        cache_key: of Triton's cache.
         matrix_remarks: see :func:`taxfree_kernels.cross_compile.compile.matrix_remarks`.
         aligned: rows of all matrices start at multiples of 16 bytes, so accesses can be wide.
         launched_early: before the kernel before it has ended.
@@ -46,42 +50,46 @@ class Subject:
     ttgir: str = ""
     num_warps: int = 4
     num_stages: int = 1
-    spill_bytes: int = 0
+    resources: Resources = field(default=Resources(0, 0, 0, 0))
+    name: str = ""
+    cache_key: str = ""
     matrix_remarks: Sequence[str] = ()
     aligned: bool = True
     launched_early: bool = False
     begins_call: bool = True
 
     @cached_property
-    def assembly(self) -> Assembly:
-        return Assembly(self.text)
+    def code(self) -> ControlFlow:
+        return ControlFlow(self.text)
 
     @property
     def threads(self) -> int:
-        """Of one program."""
-        return self.num_warps * (32 if self.assembly.is_ptx else 64)
+        """Threads of one program."""
+        return self.num_warps * (32 if self.code.is_ptx else 64)
 
     @property
     def is_one_wave(self) -> bool:
         """Whether its threads run in step, on CDNA: compilers then leave barriers out."""
-        return self.num_warps == 1 and not self.assembly.is_ptx
+        return self.num_warps == 1 and not self.code.is_ptx
 
     @cached_property
     def k_loops(self) -> list[Loop]:
         """Loops with matrix instructions, without the loops around them."""
-        code = self.assembly
-        matrix = [loop for loop in code.loops if code.has(loop, Role.MATRIX)]
-        return [loop for loop in matrix if not any(other.blocks < loop.blocks for other in matrix)]
+        matrix = [loop for loop in self.code.loops if self.code.has(loop, Role.MATRIX)]
+        return innermost(matrix, matrix)
 
     @cached_property
     def poll_loops(self) -> list[Loop]:
         """Innermost loops that read a word that a peer writes."""
-        code = self.assembly
-        return [loop for loop in code.loops if _polls(code, loop) and not code.nested(loop)]
+        return [
+            loop
+            for loop in self.code.innermost_loops
+            if any(one.has(Role.POLL) or one.is_system_acquire for one in self.code.inside(loop))
+        ]
 
     @cached_property
     def source(self) -> str:
-        """Its first form, without the branches that no program takes."""
+        """Its TTIR, without the branches that no program takes."""
         never = set(_NO_PROGRAM.findall(self.ttir))
         return _IF.sub(lambda found: "" if found[2] in never else found[0], self.ttir)
 
@@ -92,21 +100,14 @@ class Subject:
 
     @cached_property
     def word_loops(self) -> int:
-        """Loops of the source that poll words: blocks of them, by volatile loads."""
+        """Loops of the source that poll blocks of words, by volatile loads."""
         return sum(bool(WORD_POLL.search(body)) for _, body in _WHILE.findall(self.ttir))
 
     @cached_property
     def word_bytes(self) -> int:
-        """Of a LL packet 8, of a bare one 4; a kernel has one kind or none."""
+        """8 of an LL packet, 4 of a Lamport word; a kernel has one kind or none."""
         found = [*WORD_POLL.findall(self.ttir), *WORD_STORE.findall(self.ttir)]
         return min((int(bits) // 8 for _, bits in found), default=8)
-
-
-def _polls(code: Assembly, loop: Loop) -> bool:
-    return any(
-        instruction.plays(Role.POLL) or instruction.is_system_acquire
-        for instruction in code.inside(loop)
-    )
 
 
 def elements(shape: str) -> int:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 
 from .conftest import TRITONS, run_python
 
-#: Prints, in turn, what Triton's launcher makes of the recorded arguments and of real tensors.
+pytestmark = pytest.mark.xdist_group("launches")  # the scripts run once, in one process
+
+#: Prints, in turn, how Triton's launcher specialises recorded arguments and real tensors.
 SPECIALISE = """
 import itertools, json
 import torch, triton
-from triton import meta-parameters
+from triton import knobs
 from taxfree_kernels.cross_compile.compile import AbsentDevice, target_of
 from taxfree_kernels.cross_compile.record import record
 from taxfree_kernels.hardware import KNOWN
@@ -23,7 +26,7 @@ def hook(*, key, compile, **rest):
     seen.append([str(key), str(compile["signature"]), str(compile["constants"]),
                  str(compile["configs"])])
     return True  # do not compile
-meta-parameters.runtime.jit_cache_hook = hook
+knobs.runtime.jit_cache_hook = hook
 
 for device, m in itertools.product(("h200", "mi300x"), (1, 16, 77)):
     problem = problem_class("all_gather_matmul")(m=m, n=256, k=512, world_size=2)
@@ -40,17 +43,9 @@ for device, m in itertools.product(("h200", "mi300x"), (1, 16, 77)):
             real = [torch.empty_strided(arg.shape, arg.stride(), dtype=arg.dtype)
                     if isinstance(arg, torch.Tensor) else arg for arg in launch.args]
             kernel.function[(kernel.grid,)](*real, **given)
+knobs.runtime.jit_cache_hook = None
 print(json.dumps(seen))
 """
-
-
-@pytest.mark.parametrize("triton", TRITONS)
-def test_a_recorded_launch_is_specialised_as_a_real_one(triton: str) -> None:
-    seen = json.loads(run_python("-c", SPECIALISE, triton=triton))
-    assert len(seen) >= 6 * 2 * 4
-    for recorded, real in zip(seen[::2], seen[1::2], strict=True):
-        assert recorded == real
-
 
 #: Prints the keys under which two kernels are in Triton's cache.
 KEYS = """
@@ -70,18 +65,7 @@ for device in ("h200", "mi300x"):
 print(json.dumps(keys))
 """
 
-
-@pytest.mark.parametrize("triton", TRITONS)
-def test_the_cache_key_is_the_same_in_each_process(triton: str) -> None:
-    first, second = (
-        json.loads(run_python("-c", KEYS, triton=triton, PYTHONHASHSEED=seed))
-        for seed in ("1", "2")
-    )
-    assert first == second
-    assert len(set(first)) == len(first) == 2
-
-
-#: Prints what a launcher is given by the same kernel launched again and again, with other tensors.
+#: Prints the arguments that a launcher gets when one kernel is launched with different tensors.
 AGAIN = """
 import json
 import torch, triton
@@ -122,9 +106,33 @@ print(json.dumps([launches[::2], launches[1::2], len(kernel._runners), len(held.
 """
 
 
-@pytest.mark.parametrize("triton", TRITONS)
-def test_a_remembered_kernel_is_launched_as_triton_would(triton: str) -> None:
-    launches, with_held, *kinds = json.loads(run_python("-c", AGAIN, triton=triton))
+@pytest.fixture(scope="module", params=TRITONS)
+def triton(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def printed(triton: str) -> list[Any]:
+    """The output of all three scripts, which share a process: most of their time is imports."""
+    output = run_python("-c", SPECIALISE + KEYS + AGAIN, triton=triton, PYTHONHASHSEED="1")
+    return [json.loads(line) for line in output.splitlines()]
+
+
+def test_a_recorded_launch_is_specialised_as_a_real_one(printed: list[Any]) -> None:
+    seen, _, _ = printed
+    assert len(seen) >= 6 * 2 * 4
+    for recorded, real in zip(seen[::2], seen[1::2], strict=True):
+        assert recorded == real
+
+
+def test_the_cache_key_is_the_same_in_each_process(printed: list[Any], triton: str) -> None:
+    _, keys, _ = printed
+    assert json.loads(run_python("-c", KEYS, triton=triton, PYTHONHASHSEED="2")) == keys
+    assert len(set(keys)) == len(keys) == 2
+
+
+def test_a_remembered_kernel_is_launched_as_triton_would(printed: list[Any]) -> None:
+    _, _, (launches, with_held, *kinds) = printed
     assert with_held == launches
     aligned, again, unaligned, as_before = launches
     assert again == as_before == aligned

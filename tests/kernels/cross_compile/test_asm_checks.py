@@ -1,21 +1,24 @@
-"""Each gate finds what it is for, in what real compilers make of wrong kernels."""
+"""Each assembly check finds the kernels that break its rule, as real compilers compile them."""
 
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from itertools import product
 
 import pytest
 
-from taxfree_kernels.cross_compile.asm_checks import GATES, OF_SPEED, Subject, violations
+from taxfree_kernels.cross_compile.asm_checks import CHECKS, SPEED_CHECKS, violations
 from taxfree_kernels.cross_compile.compile import matrix_remarks
+from taxfree_kernels.cross_compile.compiled_kernel import CompiledKernel
+from taxfree_kernels.cross_compile.resources import Resources
 
 from .conftest import TRITONS, Snippets
 
 pytestmark = pytest.mark.xdist_group("snippets")  # are compiled once, and by one process
 
 BOTH = tuple(TRITONS)
-#: kernel, device, compilers, gates that must find it.
+#: kernel, device, compilers, checks that must find it.
 WRONG = [
     ("signal_without_barrier", "h200", ("oldest",), {"barrier_before_release"}),
     ("signal_without_barrier", "mi300x", ("oldest",), {"barrier_before_release"}),
@@ -58,18 +61,18 @@ RIGHT = (
 )  # fmt: skip
 
 
-def gates_of(subject: Subject) -> set[str]:
-    return {violation.gate for violation in violations(subject)}
+def broken_rules(kernel: CompiledKernel) -> set[str]:
+    return {violation.check for violation in violations(kernel)}
 
 
 @pytest.mark.parametrize(
-    ("kernel", "device", "triton", "gates"),
-    [(name, device, triton, gates) for name, device, some, gates in WRONG for triton in some],
+    ("kernel", "device", "triton", "checks"),
+    [(name, device, triton, checks) for name, device, some, checks in WRONG for triton in some],
 )
 def test_a_wrong_kernel_is_found(
-    kernel: str, device: str, triton: str, gates: set[str], snippets: Snippets
+    kernel: str, device: str, triton: str, checks: set[str], snippets: Snippets
 ) -> None:
-    assert gates <= gates_of(Subject(**snippets.compiled(kernel, device, triton)))
+    assert checks <= broken_rules(snippets.compiled(kernel, device, triton))
 
 
 @pytest.mark.parametrize("triton", BOTH)
@@ -83,12 +86,12 @@ def test_a_wrong_kernel_is_found(
     ],
 )
 def test_a_right_kernel_passes(kernel: str, device: str, triton: str, snippets: Snippets) -> None:
-    subject = Subject(**snippets.compiled(kernel, device, triton))
-    assert violations(subject) == []
-    assert subject.assembly.blocks
+    compiled = snippets.compiled(kernel, device, triton)
+    assert violations(compiled) == []
+    assert compiled.code.blocks
 
 
-#: kernel, device, what is replaced in its assembly, by what, the gate that must find it.
+#: kernel, device, what is replaced in its assembly, by what, the check that must find it.
 EDITS = [
     ("good_signal", "h200", "bar.sync", "// bar.sync", "barrier_before_release"),
     ("good_signal", "h200", ".sys.", ".gpu.", "system_scope"),
@@ -124,17 +127,16 @@ EDITS = [
 ]
 
 
-@pytest.mark.parametrize(("kernel", "device", "old", "new", "gate"), EDITS)
+@pytest.mark.parametrize(("kernel", "device", "old", "new", "check"), EDITS)
 def test_an_edit_of_right_assembly_is_found(
-    kernel: str, device: str, old: str, new: str, gate: str, snippets: Snippets
+    kernel: str, device: str, old: str, new: str, check: str, snippets: Snippets
 ) -> None:
     compiled = snippets.compiled(kernel, device, "installed")
-    assert old in compiled["text"]
-    compiled["text"] = compiled["text"].replace(old, new)
-    assert gate in gates_of(Subject(**compiled))
+    assert old in compiled.text
+    assert check in broken_rules(replace(compiled, text=compiled.text.replace(old, new)))
 
 
-#: device, replaced in one of two rounds that are alike, by what, the gate that must find it.
+#: device, replaced in one of two rounds that are alike, by what, the check that must find it.
 IN_ONE_ROUND = [
     ("h200", "sys.release.exch", "sys.relaxed.exch", "system_scope"),
     ("mi300x", "buffer_wbl2 sc0 sc1", "s_nop 0", "system_scope"),
@@ -144,17 +146,17 @@ IN_ONE_ROUND = [
 
 
 @pytest.mark.parametrize("is_first", [True, False])
-@pytest.mark.parametrize(("device", "old", "new", "gate"), IN_ONE_ROUND)
-def test_what_one_wait_or_signal_lacks_another_does_not_hide(
-    device: str, old: str, new: str, gate: str, is_first: bool, snippets: Snippets
+@pytest.mark.parametrize(("device", "old", "new", "check"), IN_ONE_ROUND)
+def test_a_right_round_does_not_hide_a_wrong_one(
+    device: str, old: str, new: str, check: str, is_first: bool, snippets: Snippets
 ) -> None:
     compiled = snippets.compiled("good_relay", device, "installed")
-    begin, *parts = compiled["text"].split(old)
+    begin, *parts = compiled.text.split(old)
     half = len(parts) // 2
     assert half > 0
     words = [new if is_first else old] * half + [old if is_first else new] * half
-    compiled["text"] = begin + "".join(map("".join, zip(words, parts, strict=True)))
-    assert gate in gates_of(Subject(**compiled))
+    text = begin + "".join(map("".join, zip(words, parts, strict=True)))
+    assert check in broken_rules(replace(compiled, text=text))
 
 
 WORDS = ("good_words", "good_lamport_words", "good_words_in_padded_rows")
@@ -167,26 +169,26 @@ POLL = {"h200": r"ld\.volatile", "mi300x": "_load_.* sc0 sc1", "mi350x": "_load_
 def test_each_poll_of_words_bypasses_the_caches(
     kernel: str, device: str, triton: str, snippets: Snippets
 ) -> None:
-    """The first, which is ahead of its loop, is not made up for by other polls."""
+    """Other polls do not make up for the first, which stands before the loop."""
     compiled = snippets.compiled(kernel, device, triton)
-    lines = compiled["text"].splitlines()
+    lines = compiled.text.splitlines()
     polls = [at for at, line in enumerate(lines) if re.search(POLL[device], line)]
     assert len(polls) >= 2
     for poll in (polls[0], polls[-1]):
         edited = lines.copy()
         edited[poll] = lines[poll].replace(" sc0 sc1", "").replace("ld.volatile", "ld")
-        text = "\n".join(edited)
-        assert "whole_words" in gates_of(Subject(**compiled | {"text": text})), lines[poll]
+        found = broken_rules(replace(compiled, text="\n".join(edited)))
+        assert "whole_words" in found, lines[poll]
 
 
-def test_gates_of_speed_are_about_nothing_else() -> None:
+def test_checks_of_speed_can_be_left_out() -> None:
     assert {
         "matrix_cores", "overlapping_matrices", "pipelined", "wide_accesses", "wide_words",
         "no_spills", "no_waterfall",
-    } == OF_SPEED  # fmt: skip
-    spilling = Subject("ret;", spill_bytes=8)
-    assert [each.gate for each in violations(spilling)] == ["no_spills"]
-    assert violations(spilling, of_speed=False) == []
+    } == SPEED_CHECKS  # fmt: skip
+    spilling = CompiledKernel("ret;", resources=Resources(0, 8, 0, 0))
+    assert broken_rules(spilling) == {"no_spills"}
+    assert violations(spilling, speed=False) == []
 
 
 WATERFALL = """
@@ -222,12 +224,12 @@ REDUCTION = """
     ],
 )
 def test_a_reduction_across_warps_in_turns_is_found(old: str, new: str, found: bool) -> None:
-    subject = Subject("", ttgir=REDUCTION.replace(old, new))
-    assert ("warps_of_reductions" in gates_of(subject)) == found
+    compiled = CompiledKernel("", ttgir=REDUCTION.replace(old, new))
+    assert ("warps_of_reductions" in broken_rules(compiled)) == found
 
 
 def test_an_access_per_lane_is_found() -> None:
-    assert "no_waterfall" in gates_of(Subject(WATERFALL))
+    assert "no_waterfall" in broken_rules(CompiledKernel(WATERFALL))
 
 
 #: two matrix instructions into the same accumulators, and what is between them.
@@ -259,12 +261,12 @@ TWO_PRODUCTS = """
 """
 
 
-def test_ptxas_is_asked_what_it_made_wait() -> None:
+def test_ptxas_tells_of_serialised_matrix_instructions() -> None:
     assert matrix_remarks(TWO_PRODUCTS % "") == []
     assert matrix_remarks(TWO_PRODUCTS % "add.f32 %f1, %f1, %f1;")
 
 
-def test_every_gate_has_a_kernel_that_breaks_it() -> None:
-    broken = set().union(*(gates for _, _, _, gates in WRONG), {edit[4] for edit in EDITS})
+def test_every_check_has_a_kernel_that_breaks_it() -> None:
+    broken = set().union(*(checks for _, _, _, checks in WRONG), {edit[4] for edit in EDITS})
     by_text = {"no_waterfall", "warps_of_reductions"}  # the two tests above
-    assert set(GATES) == broken | by_text
+    assert set(CHECKS) == broken | by_text

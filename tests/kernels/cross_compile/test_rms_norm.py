@@ -1,4 +1,4 @@
-"""The kernel that normalises for library paths, which no ghost can plan: it needs their group."""
+"""The RMSNorm kernel of library paths; a ghost cannot plan these, because they need a group."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import pytest
 
 from .conftest import TRITONS, run_python
 
-#: Prints what the gates find, of usual, tiny, ragged and wide rows; and the bytes that spill.
+#: Prints violations and spilled bytes for usual, tiny, ragged and wide rows.
 COMPILE = """
 import json
 import torch
 from taxfree_kernels.cross_compile.compile import compile_launch
 from taxfree_kernels.cross_compile.record import GhostFabric, Launch
-from taxfree_kernels.cross_compile.worker import _violations
+from taxfree_kernels.cross_compile.worker import checked
 from taxfree_kernels.hardware import KNOWN
 from taxfree_kernels.launch import launching_through
 from taxfree_kernels.matmul_all_reduce.problem import MatmulAllReduce
@@ -34,7 +34,7 @@ for device in ("h200", "mi300x", "mi350x"):
             RMSNorm(problem, ghost)(total, other if residual else None, total[0], eps, out)
         compiled = compile_launch(launches[0], KNOWN[device])
         spills = compiled.resources.spill_bytes
-        found.append([device, n, spills, _violations(compiled, aligned=n % 16 == 0 and n > 16)])
+        found.append([device, n, spills, checked(compiled, aligned=n % 16 == 0 and n > 16)])
 print(json.dumps(found))
 """
 
