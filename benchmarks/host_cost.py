@@ -101,7 +101,7 @@ def runtime_for(op: str, problem: Any, variant: str) -> Runtime:
     )  # fmt: skip
     rank = _Rank(_WORLD, H200, arena_bytes(problem.slot_bytes))
     runtime = Runtime.on_fabric(rank, [record])
-    with mock.patch("taxfree._runtime.plans.vote", lambda group, value: [value] * _WORLD):
+    with mock.patch("taxfree._runtime.collectives.vote", lambda group, value: [value] * _WORLD):
         runtime.prepare([problem.for_rows(rows_of(problem) // 2 + 1, rows_of(problem))])
     return runtime
 
