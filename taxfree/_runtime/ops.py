@@ -35,8 +35,7 @@ def _register(signature: Signature) -> None:
 
 
 def _run(signature: Signature, *arguments: Any) -> torch.Tensor:
-    *arguments_, group_name = arguments
-    return runtime_of(group_name).run(signature, tuple(arguments_))
+    return runtime_of(arguments[-1])._run(signature, arguments[:-1])
 
 
 def _fake(signature: Signature, *arguments: Any) -> torch.Tensor:
@@ -45,7 +44,8 @@ def _fake(signature: Signature, *arguments: Any) -> torch.Tensor:
     world_size = runtime_of(group_name).world_size
     rows, *_ = signature.sizes(world_size, *given)
     shape = signature.shape(world_size, rows, *given)
-    return arguments[0].new_empty(shape)  # type: ignore[no-any-return]
+    empty: torch.Tensor = given[0].new_empty(shape)
+    return empty
 
 
 def _without_gradient(name: str, *arguments: Any) -> Any:

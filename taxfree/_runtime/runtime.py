@@ -15,7 +15,7 @@ import threading
 import warnings
 import weakref
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
@@ -95,7 +95,7 @@ class Runtime:
         self._unprepared: Counter[Any] = Counter()
         self._numbers: dict[tuple[float, ...], torch.Tensor] = {}
         self._streams = _StreamOrder()
-        self._lock = threading.Lock()
+        self._calling = _OneThread()
         self._is_closed = False
         self._process = os.getpid()
         self.group_name: str = fabric.group.group_name
@@ -289,7 +289,7 @@ class Runtime:
     ) -> torch.Tensor:
         """Run an operation; while code is compiled, record its torch op."""
         if not torch.compiler.is_compiling():
-            return self.run(signature, arguments, out)
+            return self._run(signature, arguments, out)
         result: torch.Tensor = getattr(torch.ops.taxfree, signature.name)(
             *arguments, self.group_name
         )
@@ -298,10 +298,10 @@ class Runtime:
         problems.require_like(out, tuple(result.shape), result)
         return out.copy_(result)
 
-    def run(
+    def _run(
         self, signature: Signature, arguments: tuple[Any, ...], out: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """Run the operation of a signature; its method and its torch op come here."""
+        """Run an operation; its method and its torch op come here."""
         arguments = signature.normalized(arguments)
         key = signature.name, signature.key(*arguments)
         sizes = signature.sizes(self.world_size, *arguments)
@@ -349,7 +349,7 @@ class Runtime:
         out: torch.Tensor,
         sizes: Iterable[int],
     ) -> torch.Tensor:
-        with self._calling():
+        with self._calling:
             if self._met is not None and not entry.is_tuned:
                 self._met.add(entry.bucket.problem, *sizes)
             return self._plan_of(entry)(*inputs, out)
@@ -381,18 +381,6 @@ class Runtime:
     def _is_capturing(self) -> bool:
         return self._fabric.has_graphs and torch.cuda.is_current_stream_capturing()
 
-    @contextlib.contextmanager
-    def _calling(self) -> Iterator[None]:
-        """Within the context this is the only call of this process."""
-        if not self._lock.acquire(blocking=False):
-            raise UsageError(
-                "two threads call the same runtime at once", "let one thread make all calls"
-            )
-        try:
-            yield
-        finally:
-            self._lock.release()
-
     # -- planning ----------------------------------------------------------------------------
 
     def prepare(self, problems: Iterable[Problem | SizeRange]) -> None:
@@ -412,10 +400,11 @@ class Runtime:
         self._require_open()
         wanted: list[Problem] = []
         for each in problems:
-            sizes = each if isinstance(each, SizeRange) else SizeRange(each)
-            self._require_ours(sizes.problem)
-            wanted.extend(self._plans.ends(sizes))
-        with self._calling():
+            self._require_ours(each.problem if isinstance(each, SizeRange) else each)
+            wanted.extend(
+                self._plans.ends(each if isinstance(each, SizeRange) else SizeRange(each))
+            )
+        with self._calling:
             self._plans.prepare(wanted)
 
     def _entry(self, key: tuple[Any, ...], problem: Problem) -> Entry:
@@ -434,7 +423,7 @@ class Runtime:
             return self._unprepared_entry(problem, "first met under graph capture")
         if not self._plan_on_first_call:
             return self._unprepared_entry(problem, "not prepared")
-        with self._calling():
+        with self._calling:
             self._plans.prepare([problem], called=problem)
         entry = self._plans.find(problem)
         assert entry is not None
@@ -620,6 +609,22 @@ def runtime_of(group_name: str) -> Runtime:
     if runtime is None:
         raise UsageError(f"no taxfree runtime on group {group_name!r}", "call taxfree.init() first")
     return runtime
+
+
+class _OneThread:
+    """A context for one thread at a time; another is refused."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> None:
+        if not self._lock.acquire(blocking=False):
+            raise UsageError(
+                "two threads call the same runtime at once", "let one thread make all calls"
+            )
+
+    def __exit__(self, *error: object) -> None:
+        self._lock.release()
 
 
 class _StreamOrder:

@@ -14,10 +14,7 @@ import torch
 from taxfree import problems
 from taxfree.errors import UsageError
 from taxfree_kernels.all_gather_matmul.problem import own_rows
-from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.variant import Problem
-
-Tensors = tuple[torch.Tensor | None, ...]
 
 
 @dataclass(frozen=True)
@@ -47,7 +44,7 @@ class Signature:
     sizes: Callable[..., tuple[int, ...]]
     fits: Callable[..., bool]
     problem: Callable[..., Problem]
-    inputs: Callable[..., Tensors]
+    inputs: Callable[..., tuple[torch.Tensor | None, ...]]
     shape: Callable[..., tuple[int, ...]]
     reusable: int | None = None
 
@@ -118,66 +115,39 @@ def _rows(matrix: torch.Tensor) -> int:
 
 # -- operations --
 
-
-def _gathered_rows(
-    world_size: int, a_shard: torch.Tensor, weight: Any, bias: Any, gather_dim: int, m: int | None
-) -> tuple[int]:
-    if m is not None:
-        return (m,)
-    return (_rows(a_shard) if gather_dim == 1 else _rows(a_shard) * world_size,)
-
-
-def _is_own_shard(
-    fabric: Fabric, m: int, a_shard: torch.Tensor, weight: Any, bias: Any, gather_dim: int, _: Any
-) -> bool:
-    return _rows(a_shard) == own_rows(m, gather_dim, fabric.world_size, fabric.rank)
-
-
 ALL_GATHER_MATMUL = Signature(
     "all_gather_matmul",
     "Tensor a_shard, Tensor weight, Tensor? bias, int gather_dim, int? m",
-    key=lambda a_shard, weight, bias, gather_dim, _: (
-        _by_row(a_shard), _fixed(weight), _fixed(bias), gather_dim,
+    key=lambda a, weight, bias, gather_dim, _: (
+        _by_row(a), _fixed(weight), _fixed(bias), gather_dim,
     ),
-    sizes=_gathered_rows,
-    fits=_is_own_shard,
+    sizes=lambda world_size, a, weight, bias, gather_dim, m: (
+        m if m is not None else _rows(a) * (1 if gather_dim == 1 else world_size),
+    ),
+    fits=lambda fabric, m, a, weight, bias, gather_dim, _: (
+        _rows(a) == own_rows(m, gather_dim, fabric.world_size, fabric.rank)
+    ),
     problem=problems.all_gather_matmul,
-    inputs=lambda _, a_shard, weight, bias, *others: (_aligned(a_shard), weight, bias),
-    shape=lambda _, m, a_shard, weight, *others: (m, weight.shape[-1]),
+    inputs=lambda _, a, weight, bias, *others: (_aligned(a), weight, bias),
+    shape=lambda _, m, a, weight, *others: (m, weight.shape[-1]),
 )  # fmt: skip
-
-
-def _sum_key(
-    x: torch.Tensor, weight: Any, bias: Any, residual: Any, norm_weight: Any = None, eps: Any = None
-) -> tuple[Any, ...]:
-    return _by_row(x), _fixed(weight), _fixed(bias), _by_row(residual), _fixed(norm_weight), eps
-
-
-def _sum_inputs(
-    on_device: Callable[..., torch.Tensor],
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    residual: torch.Tensor | None,
-    norm_weight: torch.Tensor | None = None,
-    eps: float | None = None,
-) -> Tensors:
-    if residual is not None:
-        residual = _aligned(residual)
-    return _aligned(x), weight, bias, residual, norm_weight, None if eps is None else on_device(eps)
-
 
 MATMUL_ALL_REDUCE = Signature(
     "matmul_all_reduce",
     "Tensor x, Tensor weight, Tensor? bias, Tensor? residual",
-    key=_sum_key,
+    key=lambda x, weight, bias, residual, norm_weight=None, eps=None: (
+        _by_row(x), _fixed(weight), _fixed(bias), _by_row(residual), _fixed(norm_weight), eps,
+    ),
     sizes=lambda _, x, *others: (_rows(x),),
     fits=lambda _, m, x, weight, bias, residual, *norm: residual is None or residual.shape[0] == m,
     problem=problems.matmul_all_reduce,
-    inputs=_sum_inputs,
+    inputs=lambda on_device, x, weight, bias, residual, norm_weight=None, eps=None: (
+        _aligned(x), weight, bias, None if residual is None else _aligned(residual), norm_weight,
+        None if eps is None else on_device(eps),
+    ),
     shape=lambda _, m, x, weight, *others: (m, weight.shape[-1]),
     reusable=3,
-)
+)  # fmt: skip
 
 MATMUL_ALL_REDUCE_RMS_NORM = dataclasses.replace(
     MATMUL_ALL_REDUCE,
@@ -185,14 +155,6 @@ MATMUL_ALL_REDUCE_RMS_NORM = dataclasses.replace(
     schema=f"{MATMUL_ALL_REDUCE.schema}, Tensor norm_weight, float eps",
     shape=lambda _, m, x, weight, *others: (2, m, weight.shape[-1]),
 )
-
-
-def _shard_shape(
-    world_size: int, m: int, x: torch.Tensor, weight: torch.Tensor, scatter_dim: int
-) -> tuple[int, int]:
-    n = weight.shape[-1]
-    return (m, n // world_size) if scatter_dim == 1 else (-(-m // world_size), n)
-
 
 MATMUL_REDUCE_SCATTER = Signature(
     "matmul_reduce_scatter",
@@ -202,52 +164,12 @@ MATMUL_REDUCE_SCATTER = Signature(
     fits=lambda *_: True,
     problem=problems.matmul_reduce_scatter,
     inputs=lambda _, x, weight, scatter_dim: (_aligned(x), weight),
-    shape=_shard_shape,
+    shape=lambda world_size, m, x, weight, scatter_dim: (
+        (m, weight.shape[-1] // world_size)
+        if scatter_dim == 1
+        else (-(-m // world_size), weight.shape[-1])
+    ),
 )
-
-
-def _sequences_and_keys(
-    _: int, q: torch.Tensor, k: torch.Tensor, v: Any, kv_lens: Any, table: Any, *others: Any
-) -> tuple[int, int]:
-    keys = k.shape[1] if table is None else k.shape[1] * table.shape[1]
-    return q.shape[0] if q.dim() == 3 else -1, keys
-
-
-def _holds_all_sequences(
-    fabric: Fabric,
-    batch: int,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    kv_lens: torch.Tensor,
-    table: torch.Tensor | None,
-    *others: Any,
-) -> bool:
-    return (
-        kv_lens.shape == (fabric.world_size, batch)
-        and kv_lens.is_contiguous()
-        and (k if table is None else table).shape[0] == batch
-        and v.shape[0] == k.shape[0]
-        and (table is None or table.is_contiguous())
-    )
-
-
-def _decode_inputs(
-    on_device: Callable[..., torch.Tensor],
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    kv_lens: torch.Tensor,
-    table: torch.Tensor | None,
-    scale: float | None,
-    soft_cap: float | None,
-    window: int | None,
-) -> Tensors:
-    scaling = None
-    if scale is not None or soft_cap is not None:
-        scaling = on_device(scale or q.shape[2] ** -0.5, soft_cap or 0.0)
-    return _aligned(q), k, v, kv_lens, table, scaling
-
 
 FLASH_DECODE = Signature(
     "flash_decode",
@@ -257,10 +179,24 @@ FLASH_DECODE = Signature(
         _by_row(q), _by_sequence(k), _by_sequence(v), kv_lens.dtype, kv_lens.device,
         _by_sequence(table), numbers,
     ),
-    sizes=_sequences_and_keys,
-    fits=_holds_all_sequences,
+    sizes=lambda _, q, k, v, kv_lens, table, *numbers: (
+        q.shape[0] if q.dim() == 3 else -1,
+        k.shape[1] if table is None else k.shape[1] * table.shape[1],
+    ),
+    fits=lambda fabric, batch, q, k, v, kv_lens, table, *numbers: (
+        kv_lens.shape == (fabric.world_size, batch)
+        and kv_lens.is_contiguous()
+        and (k if table is None else table).shape[0] == batch
+        and v.shape[0] == k.shape[0]
+        and (table is None or table.is_contiguous())
+    ),
     problem=problems.flash_decode,
-    inputs=_decode_inputs,
+    inputs=lambda on_device, q, k, v, kv_lens, table, scale, soft_cap, window: (
+        _aligned(q), k, v, kv_lens, table,
+        None
+        if scale is None and soft_cap is None
+        else on_device(scale or q.shape[2] ** -0.5, soft_cap or 0.0),
+    ),
     shape=lambda _, batch, q, k, v, *others: (batch, q.shape[1], v.shape[3]),
 )  # fmt: skip
 
