@@ -218,8 +218,8 @@ class Plans:
     def prepare(self, problems: Iterable[Problem], called: Problem | None = None) -> None:
         """Plan the buckets of problems that are not planned yet; collective.
 
-        Each rank first makes and compiles all it needs without its peers; then all vote. What one
-        rank cannot run runs on none.
+        All ranks vote on what they plan. Each then makes and compiles it without its peers, and all
+        vote again: what one rank cannot run runs on none.
 
         Args:
             problems: the same on all ranks.
