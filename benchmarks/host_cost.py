@@ -86,7 +86,7 @@ def runtime_for(problem: Any, variant: str) -> Runtime:
     """A runtime that runs a variant, prepared for the sizes that its record serves."""
     rank = _Rank(_WORLD, H200, arena_bytes(problem.slot_bytes))
     runtime = Runtime.on_fabric(rank, [record_of(problem, variant, H200, "graph")])
-    with mock.patch("taxfree._runtime.plans.vote", lambda group, value: [value] * _WORLD):
+    with mock.patch("taxfree._runtime.collectives.vote", lambda group, value: [value] * _WORLD):
         runtime.prepare([problem.for_rows(rows_of(problem) // 2 + 1, rows_of(problem))])
     return runtime
 

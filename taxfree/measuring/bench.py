@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from taxfree import devices, fingerprints
+from taxfree._runtime.collectives import vote
 from taxfree._runtime.dispatch import Choice, Dispatcher
 from taxfree._runtime.runtime import Runtime
 from taxfree.errors import UsageError
@@ -261,7 +262,7 @@ def _wrong_values(bench: Bench, plan: Plan) -> int:
     out = operation.empty_output(problem, fabric.device).fill_(float("nan"))
     plan(*operation.make_inputs(*where, integers=True), out)
     exact = operation.reference(*where, integers=True).to(out.dtype)
-    return sum(bench.vote(int((out != exact).sum())))
+    return sum(vote(bench.fabric.group, int((out != exact).sum())))
 
 
 def _time(
@@ -293,7 +294,7 @@ def _clocks(bench: Bench) -> list[dict[str, Any]]:
     if device.type != "cuda":
         return []
     uuid = f"GPU-{torch.cuda.get_device_properties(device).uuid}"
-    return [gpu for own in bench.vote(environment.gpus(uuid)) for gpu in own]
+    return [gpu for own in vote(bench.fabric.group, environment.gpus(uuid)) for gpu in own]
 
 
 # -- in the controller --

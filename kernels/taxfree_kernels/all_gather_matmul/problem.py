@@ -10,6 +10,14 @@ from taxfree_kernels.variant import Cost, Problem
 ITEM_BYTES = {"float16": 2, "bfloat16": 2}
 
 
+def own_rows(m: int, gather_dim: int, world_size: int, rank: int) -> int:
+    """Rows of a rank's shard of A; see :class:`AllGatherMatmul`."""
+    if gather_dim == 1:
+        return m
+    full = -(-m // world_size)
+    return max(0, min(m - rank * full, full))
+
+
 @dataclass(frozen=True)
 class AllGatherMatmul(Problem):
     """out[M, N] = all_gather(a_shard)[M, K] @ weight[K, N] (+ bias[N]), as each rank computes it.
@@ -66,9 +74,7 @@ class AllGatherMatmul(Problem):
 
     def rows_of(self, rank: int) -> int:
         """Rows of the shard of `rank`: fewer, or none, at the end of a ragged M."""
-        if self.gather_dim == 1:
-            return self.m
-        return max(0, min(self.m - rank * self.shard_rows, self.shard_rows))
+        return own_rows(self.m, self.gather_dim, self.world_size, rank)
 
     def tiles_mix_ranks(self, block_m: int) -> bool:
         """Whether tiles of `block_m` rows of the gathered A hold rows from several ranks."""
