@@ -28,16 +28,8 @@ from taxfree._runtime.legality import illegal, refusal
 from taxfree.cost_model import Machine, machine_like, modelled_variants, times
 from taxfree.shapes import recorded_problem, written
 from taxfree_kernels.hardware import Hardware
-from taxfree_kernels.variant import variants
+from taxfree_kernels.variant import operation, variants
 from taxfree_tuning_db import HardwareFingerprint, Record, neighbours
-
-#: operation -> the fields of its problems that make a family: records lend nothing across them
-FAMILY: Mapping[str, tuple[str, ...]] = {
-    "all_gather_matmul": ("n", "k"),
-    "flash_decode": ("q_heads", "kv_heads", "head_dim", "v_head_dim"),
-    "matmul_all_reduce": ("n", "k"),
-    "matmul_reduce_scatter": ("n", "k"),
-}
 
 
 @dataclass(frozen=True)
@@ -99,7 +91,7 @@ def fixed_fields(op: str, problem: Mapping[str, Any]) -> dict[str, Any]:
     crossed = {
         *fingerprints.interpolated_fields(op),
         *fingerprints.ignored_fields(op),
-        *FAMILY.get(op, ()),
+        *operation(op).family_fields,
     }
     return {name: value for name, value in sorted(problem.items()) if name not in crossed}
 
@@ -188,7 +180,7 @@ def _near(
     Args:
         borrows: whether their configs are lent, so that they must be near in the near fields too.
     """
-    asked, family = dataclasses.asdict(problem), FAMILY.get(op, ())
+    asked, family = dataclasses.asdict(problem), operation(op).family_fields
     counted, free = fingerprints.interpolated_fields(op), fingerprints.ignored_fields(op)
     if not borrows:
         counted, free = (), (*counted, *free)

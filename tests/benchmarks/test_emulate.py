@@ -6,9 +6,8 @@ import pytest
 
 from benchmarks import emulate
 from taxfree.errors import UsageError
-from taxfree_kernels.checker.problems import tiny_problems
 from taxfree_kernels.hardware import KNOWN
-from taxfree_kernels.variant import operation_names, problem_class
+from taxfree_kernels.variant import operation_names, operation_shapes, problem_class
 
 OP = "matmul_all_reduce"
 #: their copies go to ranks that are not there; whom a signal is from stands in its channel
@@ -17,7 +16,7 @@ NOT_PLAYED = {"overlap", "two_shot"}
 
 @pytest.mark.parametrize("op", operation_names())
 def test_two_ranks_play_four(op):
-    problem = tiny_problems(op, 4)[0]
+    problem = operation_shapes(op).tiny(4)[0]
     ((asked, emulated),) = emulate.emulations(op, [problem], "host", [], repetitions=1)
     assert asked == problem
     timed = {each.candidate.variant for each in emulated if each.timing is not None}
@@ -29,13 +28,13 @@ def test_two_ranks_play_four(op):
 
 @pytest.mark.parametrize("op", operation_names())
 def test_one_rank_alone_waits_for_nobody(op):
-    problem = tiny_problems(op, 3)[-1]
+    problem = operation_shapes(op).tiny(3)[-1]
     ((_, alone),) = emulate.emulations(op, [problem], "host", [], repetitions=1, here=1)
     assert {each.candidate.variant for each in alone if each.timing is None} <= {"overlap"}
 
 
 def test_a_wait_for_who_is_not_there_is_a_reason_and_not_the_end():
-    problem = tiny_problems("flash_decode", 4)[0]
+    problem = operation_shapes("flash_decode").tiny(4)[0]
     attempts = ["two_shot", "fused"]
     ((_, emulated),) = emulate.emulations("flash_decode", [problem], "host", attempts, 1)
     fused, two_shot = emulated

@@ -20,7 +20,6 @@ import torch
 
 from taxfree_kernels.checker import coverage as covered
 from taxfree_kernels.checker.coverage import Coverage, Wanted
-from taxfree_kernels.checker.problems import WORLD_SIZES, tiny_problems
 from taxfree_kernels.checker.report import Reason, Violation
 from taxfree_kernels.checker.simulate import (
     Call,
@@ -33,10 +32,18 @@ from taxfree_kernels.checker.simulate import (
 from taxfree_kernels.errors import PlanError
 from taxfree_kernels.hardware import KNOWN
 from taxfree_kernels.interpreter import is_interpreting
-from taxfree_kernels.variant import Plan, Variant, operation, variants
+from taxfree_kernels.variant import (
+    Plan,
+    Problem,
+    Variant,
+    operation,
+    operation_shapes,
+    variants,
+)
 
 MIXED = "mixed"  # in place of a variant's name: each call draws one, as they share a pool
 SEEDS = 100
+WORLD_SIZES = (2, 3)
 
 #: Of variants drawn by chance, each of which has a check of its own.
 _DRAWN = Wanted(programs=1, calls=2)
@@ -100,7 +107,7 @@ class ProtocolError(AssertionError):
 def assert_protocol_holds(
     op: str,
     variant: str,
-    problems: Sequence[Any] | None = None,
+    problems: Sequence[Problem] | None = None,
     seeds: Iterable[int] = range(SEEDS),
     wanted: Wanted | None = None,
 ) -> None:
@@ -122,7 +129,7 @@ def checkable_variants(op: str) -> list[str]:
 def check_variant(
     op: str,
     variant: str,
-    problems: Sequence[Any] | None = None,
+    problems: Sequence[Problem] | None = None,
     seeds: Iterable[int] = range(SEEDS),
     wanted: Wanted | None = None,
 ) -> Checked:
@@ -141,7 +148,7 @@ def check_variant(
         raise PlanError("the checker needs kernels that are interpreted", hint)
     begin = time.monotonic()
     if problems is None:
-        problems = [each for world in WORLD_SIZES for each in tiny_problems(op, world)]
+        problems = [each for world in WORLD_SIZES for each in operation_shapes(op).tiny(world)]
     served = _served(_drawn_from(op, variant, problems), problems)
     coverage, violation, schedules = Coverage(), None, 0
     with _one_thread():
@@ -162,7 +169,7 @@ def check_variant(
     return Checked(op, variant, schedules, seconds, violation, coverage, wanted)
 
 
-def replay_command(op: str, variant: str, problem: Any, seed: int) -> str:
+def replay_command(op: str, variant: str, problem: Problem, seed: int) -> str:
     """The command that runs one schedule again."""
     fields = asdict(problem)
     world_size = fields.pop("world_size")
@@ -184,7 +191,7 @@ def coverage_rows(checks: Iterable[Checked]) -> list[tuple[str, str, int, int, i
     return covered.table(together)
 
 
-def _drawn_from(op: str, variant: str, problems: Sequence[Any]) -> list[Variant]:
+def _drawn_from(op: str, variant: str, problems: Sequence[Problem]) -> list[Variant]:
     known = variants(op)
     if variant == MIXED:
         return [each for each in known.values() if _launches_kernels(op, each, problems)]
@@ -194,7 +201,7 @@ def _drawn_from(op: str, variant: str, problems: Sequence[Any]) -> list[Variant]
     return [known[variant]]
 
 
-def _launches_kernels(op: str, variant: Variant, problems: Sequence[Any]) -> bool:
+def _launches_kernels(op: str, variant: Variant, problems: Sequence[Problem]) -> bool:
     """Whether a variant can be simulated: one that needs the collective library cannot."""
     served = _served([variant], problems)
     if not served:
@@ -207,7 +214,7 @@ def _launches_kernels(op: str, variant: Variant, problems: Sequence[Any]) -> boo
 
 
 def _served(
-    candidates: Sequence[Variant], problems: Sequence[Any]
+    candidates: Sequence[Variant], problems: Sequence[Problem]
 ) -> list[tuple[Any, list[Variant]]]:
     """Problems that a candidate serves, with those that do."""
     serving = [
@@ -217,7 +224,7 @@ def _served(
     return [(problem, found) for problem, found in serving if found]
 
 
-def _draw_config(variant: Variant, problem: Any, rng: Random) -> dict[str, Any]:
+def _draw_config(variant: Variant, problem: Problem, rng: Random) -> dict[str, Any]:
     """A config that the variant does not refuse; its default when few are accepted."""
     space = variant.space(problem, _HARDWARE)
     for _ in range(100):
@@ -230,7 +237,7 @@ def _draw_config(variant: Variant, problem: Any, rng: Random) -> dict[str, Any]:
 class _Trial:
     """One schedule of one problem: plans, calls with changing inputs, outputs compared."""
 
-    def __init__(self, op: str, problem: Any, candidates: Sequence[Variant], seed: int) -> None:
+    def __init__(self, op: str, problem: Problem, candidates: Sequence[Variant], seed: int) -> None:
         self._op, self._problem, self._seed = operation(op), problem, seed
         rng = Random(seed)
         self._first_generation = rng.choice(_FIRST_GENERATIONS)
@@ -295,12 +302,12 @@ class _Trial:
 
 
 @cache
-def _inputs(op: str, problem: Any, rank: int, number: int) -> tuple[torch.Tensor | None, ...]:
+def _inputs(op: str, problem: Problem, rank: int, number: int) -> tuple[torch.Tensor | None, ...]:
     return operation(op).make_inputs(problem, rank, number, torch.device("cpu"), integers=True)
 
 
 @cache
-def _reference(op: str, problem: Any, rank: int, number: int) -> torch.Tensor:
+def _reference(op: str, problem: Problem, rank: int, number: int) -> torch.Tensor:
     return operation(op).reference(problem, rank, number, torch.device("cpu"), integers=True)
 
 

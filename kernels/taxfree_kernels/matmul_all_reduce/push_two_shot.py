@@ -41,10 +41,11 @@ from taxfree_kernels.device.tiles import in_turns, swizzle2d
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.fabric.heap import Pool
 from taxfree_kernels.hardware import Hardware
+from taxfree_kernels.problem import ITEM_BYTES
 from taxfree_kernels.reduction import spaces
 from taxfree_kernels.reduction.constants import staggered_tiles, tiles_per_signal
 from taxfree_kernels.reduction.fused import FusedPlan, FusedVariant, Layout
-from taxfree_kernels.reduction.sizes import ITEM_BYTES, tiles_of
+from taxfree_kernels.reduction.sizes import tiles_of
 from taxfree_kernels.reduction.tile import (
     announce_tile,
     numbered_tile,
