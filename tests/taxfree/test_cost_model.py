@@ -12,8 +12,8 @@ from benchmarks import model_error as errors
 from taxfree import cost_model
 from taxfree.cost_model import H200, MACHINES, modelled, modelled_variants, times
 from taxfree.errors import UsageError
-from taxfree_kernels.cost import pieces
 from taxfree_kernels.all_gather_matmul.problem import AllGatherMatmul
+from taxfree_kernels.cost import pieces
 from taxfree_kernels.flash_decode.problem import FlashDecode
 from taxfree_kernels.matmul_all_reduce.problem import MatmulAllReduce
 from taxfree_kernels.matmul_reduce_scatter.problem import MatmulReduceScatter
