@@ -28,7 +28,7 @@ from taxfree._runtime.legality import illegal, refusal
 from taxfree.cost_model import Machine, machine_like, modelled_variants, times
 from taxfree.shapes import recorded_problem, written
 from taxfree_kernels.hardware import Hardware
-from taxfree_kernels.variant import operation, variants
+from taxfree_kernels.variant import Problem, operation, variants
 from taxfree_tuning_db import HardwareFingerprint, Record, neighbours
 
 
@@ -98,7 +98,7 @@ def fixed_fields(op: str, problem: Mapping[str, Any]) -> dict[str, Any]:
 
 def predicted(
     op: str,
-    problem: Any,
+    problem: Problem,
     records: Iterable[Record],
     fingerprint: HardwareFingerprint,
     hardware: Hardware,
@@ -137,7 +137,7 @@ def predicted(
 def predict(
     method: str,
     op: str,
-    problem: Any,
+    problem: Problem,
     records: Iterable[Record],
     fingerprint: HardwareFingerprint,
     hardware: Hardware,
@@ -168,7 +168,7 @@ def predict(
 
 def _near(
     op: str,
-    problem: Any,
+    problem: Problem,
     records: Iterable[Record],
     fingerprint: HardwareFingerprint,
     reach: Mapping[str, float] | None,
@@ -204,9 +204,10 @@ _Candidate = tuple[float, str, dict[str, Any]]  # expected time in us, variant, 
 
 
 def _of_the_nearest(
-    machine: Machine, op: str, problem: Any, nearest: Record, hardware: Hardware
+    machine: Machine, op: str, problem: Problem, nearest: Record, hardware: Hardware
 ) -> Iterator[_Candidate]:
     hashes, there = fingerprints.kernel_hashes(op), recorded_problem(op, nearest.problem)
+    assert there is not None
     lent = fingerprints.lent(nearest, problem)
     for each in (lent.winner, lent.baseline, *lent.runners_up):
         if each.kernel_hash != hashes.get(each.variant) or "graph" not in each.median_us:
@@ -224,7 +225,7 @@ def _of_the_nearest(
 
 
 def _of_the_model(
-    machine: Machine, op: str, problem: Any, nearest: Record, hardware: Hardware
+    machine: Machine, op: str, problem: Problem, nearest: Record, hardware: Hardware
 ) -> Iterator[_Candidate]:
     for name in modelled_variants(op):
         variant = variants(op)[name]
@@ -239,7 +240,7 @@ def _of_the_model(
 def _modelled_us(
     machine: Machine,
     op: str,
-    problem: Any,
+    problem: Problem,
     name: str,
     config: Mapping[str, Any],
     hardware: Hardware,
