@@ -24,7 +24,7 @@ from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.fabric.workspace import Workspace
 from taxfree_kernels.launch import compiling
 from taxfree_kernels.meta import meta_tensors
-from taxfree_kernels.variant import Plan, SizeRange, op_of, resized, variants
+from taxfree_kernels.variant import Plan, Problem, SizeRange, op_of, resized, variants
 
 LIBRARY = "baseline"
 
@@ -38,7 +38,7 @@ class Bucket:
         low: the smallest size.
     """
 
-    problem: Any
+    problem: Problem
     low: int
 
     @property
@@ -155,16 +155,16 @@ class Plans:
             entries.clear()  # a runtime holds these lists
         self._entries.clear()
 
-    def by_size(self, problem: Any) -> list[Entry | None]:
+    def by_size(self, problem: Problem) -> list[Entry | None]:
         """The entries of all sizes of a problem; it grows as sizes are planned."""
         return self._entries.setdefault(self._family(problem), [])
 
-    def find(self, problem: Any) -> Entry | None:
+    def find(self, problem: Problem) -> Entry | None:
         """What serves a problem, if it has been planned."""
         entries, size = self.by_size(problem), rows_of(problem)
         return entries[size] if size < len(entries) else None
 
-    def choice(self, problem: Any) -> Choice:
+    def choice(self, problem: Problem) -> Choice:
         """What runs, or would run, for a problem, and why."""
         entry = self.find(problem)
         if entry is not None:
@@ -187,19 +187,19 @@ class Plans:
             yield problem
             size = self.bucket(problem).high + 1
 
-    def _family(self, problem: Any) -> Any:
+    def _family(self, problem: Problem) -> Any:
         """A problem without rows; the keys that it has room for are those of its bucket."""
         op = op_of(problem)
         return resized(problem, **{rows_field(op): 0}, **self._capacity(op, problem))
 
-    def bucket(self, problem: Any) -> Bucket:
+    def bucket(self, problem: Problem) -> Bucket:
         """The sizes that are planned together with that of a problem."""
         op = op_of(problem)
         name = rows_field(op)
         low, high = self._dispatcher.bounds(op, problem, name)
         return Bucket(resized(problem, **{name: high}, **self._capacity(op, problem)), low)
 
-    def _capacity(self, op: str, problem: Any) -> dict[str, int]:
+    def _capacity(self, op: str, problem: Problem) -> dict[str, int]:
         name = capacity_field(op)
         return {} if name is None else {name: self._dispatcher.bounds(op, problem, name)[1]}
 
@@ -237,7 +237,7 @@ class Plans:
         for each in made:
             self._enter(each)
 
-    def unprepared(self, problem: Any, why: str) -> Entry:
+    def unprepared(self, problem: Problem, why: str) -> Entry:
         """The library's path for a call that all ranks make unplanned; nothing of it is kept.
 
         It has scratch memory of its own: under graph capture, memory is the graph's.
@@ -390,7 +390,7 @@ class Plans:
                 entries[size] = entry
 
 
-def rows_of(problem: Any) -> int:
+def rows_of(problem: Problem) -> int:
     """The size of a problem: its rows, or sequences."""
     size: int = getattr(problem, rows_field(op_of(problem)))
     return size

@@ -408,7 +408,7 @@ class Runtime:
         return self._run(entry, m, (_from_16_bytes(x), weight), out, shape)
 
     def call(
-        self, problem: Any, tensors: Sequence[torch.Tensor | None], out: torch.Tensor
+        self, problem: Problem, tensors: Sequence[torch.Tensor | None], out: torch.Tensor
     ) -> torch.Tensor:
         """Run the operation of a given problem; its tensors are not checked against it."""
         self._require_ours(problem)
@@ -518,7 +518,7 @@ class Runtime:
         with self._calling():
             self._plans.prepare(wanted)
 
-    def _entry(self, arguments: tuple[Any, ...], problem: Any) -> Entry:
+    def _entry(self, arguments: tuple[Any, ...], problem: Problem) -> Entry:
         """What serves a problem; calls with such arguments find it by themselves from now on."""
         entry = self._plans.find(problem) or self._planned(problem)
         if entry.choice.kind != "unprepared":
@@ -527,7 +527,7 @@ class Runtime:
             self._by_arguments[arguments] = self._plans.by_size(problem)
         return entry
 
-    def _planned(self, problem: Any) -> Entry:
+    def _planned(self, problem: Problem) -> Entry:
         """What serves the problem of a call that nothing served yet."""
         self._require_open()
         if self._is_capturing():
@@ -540,7 +540,7 @@ class Runtime:
         assert entry is not None
         return entry
 
-    def _unprepared_entry(self, problem: Any, why: str) -> Entry:
+    def _unprepared_entry(self, problem: Problem, why: str) -> Entry:
         largest = self._plans.bucket(problem).problem  # one warning for what one plan would serve
         if not self._unprepared[largest]:
             warnings.warn(
@@ -560,7 +560,7 @@ class Runtime:
                 "start processes with the spawn method, and call taxfree.init() in each",
             )
 
-    def _require_ours(self, problem: Any) -> None:
+    def _require_ours(self, problem: Problem) -> None:
         if not isinstance(problem, Problem):
             raise UsageError(
                 f"{problem!r} is no problem", "for example taxfree.AllGatherMatmul(...)"
@@ -573,12 +573,12 @@ class Runtime:
 
     # -- what it knows -----------------------------------------------------------------------
 
-    def choice(self, problem: Any) -> Choice:
+    def choice(self, problem: Problem) -> Choice:
         """What runs, or would run, for a problem, and why."""
         self._require_ours(problem)
         return self._plans.choice(problem)
 
-    def explain(self, problem: Any) -> str:
+    def explain(self, problem: Problem) -> str:
         """The choice for a problem, the reason, and the steps of the look-up, as text."""
         try:
             choice = self.choice(problem)
