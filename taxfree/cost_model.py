@@ -118,7 +118,7 @@ def _model(op: str) -> CostModel:
     """The formulas in an operation's folder; none where it has no ``cost.py``."""
     module = f"taxfree_kernels.{op}.cost"
     if find_spec(module) is None:
-        return CostModel({}, lambda machine, problem: None)
+        return CostModel({})
     found: CostModel = import_module(module).COST
     return found
 
@@ -130,7 +130,8 @@ def modelled_variants(op: str) -> tuple[str, ...]:
 
 def vendor_us(machine: Machine, problem: Problem) -> float | None:
     """The vendor's kernel on what a rank computes itself; None where it is not modelled."""
-    return _model(op_of(problem)).vendor_us(machine, problem)
+    modelled_us = _model(op_of(problem)).vendor_us
+    return modelled_us and modelled_us(machine, problem)
 
 
 def bounds_of(machine: Machine, problem: Problem) -> Bounds:

@@ -48,11 +48,11 @@ class CostModel:
     Args:
         variants: name -> formula.
         vendor_us: (machine, problem) -> microseconds of the vendor's kernel on what a rank computes
-            itself.
+            itself; None where that is not modelled.
     """
 
     variants: Mapping[str, Formula]
-    vendor_us: Callable[..., float | None]
+    vendor_us: Callable[..., float] | None = None
 
 
 def matmul_us(machine: Machine, m: int, n: int, k: int) -> float:
