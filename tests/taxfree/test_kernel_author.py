@@ -62,6 +62,7 @@ class TestOneMore:
         names = [name for name in FILES if name.startswith("all_reduce/")]
         return Author(tmp_path, *names), "all_reduce", "push", "m=7 n=40"
 
+    @pytest.mark.timeout(300)
     def test_is_tuned_and_benched_and_explained_and_called(self, added):
         author, op, name, shape = added
         ranks = ["--op", op, "--shapes", shape, "--fabric", "host", "--gpus", "2"]
