@@ -29,10 +29,9 @@ from benchmarks.soak_ranks import Member, Stretch
 from taxfree import devices
 from taxfree.errors import TaxfreeError, WrongResult, one_line
 from taxfree.workers.group import WorkerGroup
-from taxfree_kernels.checker.problems import tiny_problems
 from taxfree_kernels.device import control
 from taxfree_kernels.fabric.gpu import SHARING
-from taxfree_kernels.variant import operation_names
+from taxfree_kernels.variant import operation_names, operation_shapes
 
 FOLDER = Path(__file__).parent / "results" / "soak"
 PAUSES = ("between", "inside")
@@ -209,7 +208,7 @@ def _soak_all(options: argparse.Namespace) -> None:
     if shared_gpus is None:
         devices.require(fabric, world_size)
     variables = {} if shared_gpus is None else {SHARING: "1"}
-    problems = [each for op in operation_names() for each in tiny_problems(op, world_size)]
+    problems = [each for op in operation_names() for each in operation_shapes(op).tiny(world_size)]
     heap_bytes = devices.heap_bytes(problems)
     modes = ["eager"] if fabric == "host" else ["graph", "eager"]
     rows: list[Row] = []

@@ -25,13 +25,20 @@ import torch.distributed as dist
 import triton
 import triton.language as tl
 
-from taxfree_kernels.checker.problems import tiny_problems
 from taxfree_kernels.cross_compile.record import record
 from taxfree_kernels.device import control, packets, sync
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.fabric.layout import ALIGNMENT
 from taxfree_kernels.launch import Kernel, compiling, launch_normally, launching_through
-from taxfree_kernels.variant import Plan, Variant, operation, operation_names, variants
+from taxfree_kernels.problem import MatmulProblem
+from taxfree_kernels.variant import (
+    Plan,
+    Variant,
+    operation,
+    operation_names,
+    operation_shapes,
+    variants,
+)
 
 SETS = 16  # of inputs, for each problem
 _TIMES_K = 8  # sums of so many small integers are exact in bfloat16
@@ -455,11 +462,11 @@ def _candidates(fabric: Fabric, random: Random, configs: int) -> Iterator[Member
 
 def _problems(op: str, fabric: Fabric) -> list[Any]:
     """The checker's problems; on GPUs with a larger K, which else has too few steps to split."""
-    problems = tiny_problems(op, fabric.world_size)
+    problems = operation_shapes(op).tiny(fabric.world_size)
     if not fabric.has_graphs:
         return problems
     return [
-        replace(problem, k=_TIMES_K * problem.k) if hasattr(problem, "k") else problem
+        replace(problem, k=_TIMES_K * problem.k) if isinstance(problem, MatmulProblem) else problem
         for problem in problems
     ]
 

@@ -40,7 +40,6 @@ from benchmarks import model_error
 from benchmarks.documents import ROOT, is_current, table, with_block, write_changed
 from benchmarks.tables import LIBRARY
 from taxfree._runtime.prediction import (
-    FAMILY,
     METHODS,
     Evidence,
     Prediction,
@@ -53,6 +52,7 @@ from taxfree.fingerprints import interpolated_fields, kernel_hashes
 from taxfree.measuring.results import DISPATCH, by_problem, load
 from taxfree.shapes import recorded_problem
 from taxfree_kernels.hardware import KNOWN
+from taxfree_kernels.variant import operation, operation_names
 from taxfree_tuning_db import (
     OF_A_BENCH,
     HardwareFingerprint,
@@ -91,7 +91,7 @@ class ProblemTimes:
     @property
     def family(self) -> Family:
         """The fields across which a prediction goes."""
-        return tuple(self.problem[name] for name in FAMILY[self.op])
+        return tuple(self.problem[name] for name in operation(self.op).family_fields)
 
     def add_run(self, run: Mapping[str, float]) -> None:
         """Add the times of variants that were timed together, the baseline among them."""
@@ -128,13 +128,13 @@ def measured(results: Path, records: Iterable[Record]) -> list[ProblemTimes]:
         hardware: HardwareFingerprint,
         run: Mapping[str, float],
     ) -> None:
-        is_valid = op in FAMILY and recorded_problem(op, problem) is not None
+        is_valid = recorded_problem(op, problem) is not None
         if is_valid and _name("baseline", {}) in run:
             key = json.dumps([op, problem, hardware.gpu], sort_keys=True)
             found.setdefault(key, ProblemTimes(op, problem, hardware)).add_run(run)
 
     for path in sorted(results.glob("*/*-x[0-9]*.json")):
-        if path.parent.name not in FAMILY:
+        if path.parent.name not in operation_names():
             continue
         file = load(path)
         hardware = HardwareFingerprint(**file.environment["hardware"])
@@ -149,7 +149,7 @@ def measured(results: Path, records: Iterable[Record]) -> list[ProblemTimes]:
     for record in records:
         if record.provenance.get("method") == OF_A_BENCH:  # of a result file
             continue
-        hashes = kernel_hashes(record.op) if record.op in FAMILY else {}
+        hashes = kernel_hashes(record.op) if record.op in operation_names() else {}
         run = {
             _name(each.variant, each.config): each.median_us[_MODE]
             for each in (record.baseline, record.winner, *record.runners_up)
@@ -231,7 +231,9 @@ def judged(*, refit: bool = False) -> tuple[Row, ...]:
     """
     records = shipped_records()
     fresh = [
-        record for op in FAMILY for record in Table(shipped=records).fresh(kernel_hashes(op))
+        record
+        for op in operation_names()
+        for record in Table(shipped=records).fresh(kernel_hashes(op))
         if record.op == op
     ]  # fmt: skip
     groups: dict[str, list[ProblemTimes]] = {}
@@ -260,7 +262,7 @@ def judge(
         machine: with other rates than the cost model's own.
     """
     one, own = group[0], [each for each in group if each.family == family]
-    names = FAMILY[one.op]
+    names = operation(one.op).family_fields
     others = [
         record
         for record in records
@@ -313,7 +315,8 @@ def fitted_without(op: str, family: Family) -> Machine:
     others = [
         each
         for each in rows
-        if each.row.op != op or tuple(each.row.problem[name] for name in FAMILY[op]) != family
+        if each.row.op != op
+        or tuple(each.row.problem[name] for name in operation(op).family_fields) != family
     ]
     is_fitted = sum(each.is_fitted for each in others) < sum(each.is_fitted for each in rows)
     return model_error.fit(others, H200) if is_fitted else H200

@@ -12,9 +12,9 @@ from typing import Any
 import torch
 
 from taxfree.errors import UsageError
-from taxfree_kernels.all_gather_matmul.problem import own_rows
 from taxfree_kernels.errors import PlanError
 from taxfree_kernels.fabric.base import Fabric
+from taxfree_kernels.problem import own_rows
 from taxfree_kernels.variant import Problem, problem_class
 
 _HINT = "the docstring of the runtime's method says what tensors must be"

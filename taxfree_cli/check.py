@@ -154,9 +154,11 @@ def _problems(op: str, shapes: list[str] | None, gpus: str | None, dtype: str | 
     request = options.shape_request(shapes, None, None, gpus, dtype, default_gpus=_DEFAULT_GPUS)
     if request.shapes:
         return expand(op, request)
-    from taxfree_kernels.checker.problems import tiny_problems
+    from taxfree_kernels.variant import operation_shapes
 
-    tiny = [problem for world in request.world_sizes for problem in tiny_problems(op, world)]
+    tiny = [
+        problem for world in request.world_sizes for problem in operation_shapes(op).tiny(world)
+    ]
     if request.dtype is None:
         return tiny
     dtype = DTYPE_ALIASES.get(request.dtype, request.dtype)

@@ -21,7 +21,7 @@ from taxfree.shapes import choose, written
 from taxfree_cli import interpreting, options
 from taxfree_cli.output import messages, note, print_json, print_table, rank, warn
 from taxfree_cli.record_views import words
-from taxfree_kernels.variant import op_of
+from taxfree_kernels.variant import Problem, op_of
 
 if TYPE_CHECKING:
     from taxfree.tuning.tuner import Event, Tuner
@@ -170,7 +170,7 @@ def _dry_run(
     print_table(headings, [[row[heading] for heading in headings] for row in shown])
 
 
-def _verdict_row(op: str, problem: Any, verdict: Verdict) -> dict[str, Any]:
+def _verdict_row(op: str, problem: Problem, verdict: Verdict) -> dict[str, Any]:
     resources = list(verdict.kernels.values())
     return {
         "op": op,
@@ -221,7 +221,7 @@ class _Session:
                 rows = [self._tune(tuner, problem) for problem in problems]
         return [row for row in rows if row is not None]
 
-    def _tune(self, tuner: Tuner, problem: Any) -> dict[str, Any] | None:
+    def _tune(self, tuner: Tuner, problem: Problem) -> dict[str, Any] | None:
         from taxfree.tuning.candidates import refusals, variants_for
         from taxfree.tuning.tuner import Budget
 
@@ -241,7 +241,7 @@ class _Session:
         self.remaining -= 1
         return _row(record, tuner)
 
-    def _skip(self, problem: Any, state: str, reason: str) -> None:
+    def _skip(self, problem: Problem, state: str, reason: str) -> None:
         self.remaining -= 1
         self.skipped.append(
             {"op": op_of(problem), "problem": asdict(problem), "state": state, "reason": reason}
@@ -316,7 +316,7 @@ def _print(rows: Sequence[dict[str, Any]], skipped: Sequence[dict[str, Any]], js
     )
 
 
-def _text(problem: Any) -> str:
+def _text(problem: Problem) -> str:
     return f"{op_of(problem)} {written(op_of(problem), asdict(problem))}"
 
 

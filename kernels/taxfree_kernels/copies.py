@@ -26,7 +26,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import cycle, product
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import triton
 import triton.language as tl
@@ -36,6 +36,7 @@ from taxfree_kernels.device.abort import is_aborted
 from taxfree_kernels.device.exchange import signal_everybody, wait_for_everybody
 from taxfree_kernels.device.peers import Group, Peers
 from taxfree_kernels.launch import Kernel, compile_options, copy_between_ranks
+from taxfree_kernels.problem import Sharded
 
 if TYPE_CHECKING:
     import torch
@@ -130,7 +131,7 @@ class PeerCopies:
         self._finish(self._ends[0], out, out.numel())
 
 
-def rows_of_chunk(problem: Any, owner: int, chunk: int, chunks: int) -> slice:
+def rows_of_chunk(problem: Sharded, owner: int, chunk: int, chunks: int) -> slice:
     """The rows of a chunk of a rank's shard, among all ranks' shards stacked on each other.
 
     The last chunks may be empty.
@@ -157,7 +158,9 @@ class Part:
     chunks: int
 
 
-def parts_of(problem: Any, owners: Sequence[int], chunks: int, chunks_per_part: int) -> list[Part]:
+def parts_of(
+    problem: Sharded, owners: Sequence[int], chunks: int, chunks_per_part: int
+) -> list[Part]:
     """The rows of `owners`, one after the other, in parts of `chunks_per_part` chunks.
 
     A part that wraps around to row 0 becomes two; chunks without rows do not form parts.

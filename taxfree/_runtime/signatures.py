@@ -13,7 +13,7 @@ import torch
 
 from taxfree import problems
 from taxfree.errors import UsageError
-from taxfree_kernels.all_gather_matmul.problem import own_rows
+from taxfree_kernels.problem import own_rows
 from taxfree_kernels.variant import Problem
 
 

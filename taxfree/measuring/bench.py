@@ -31,7 +31,7 @@ from taxfree.workers.group import WorkerGroup
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.fabric.layout import arena_bytes
 from taxfree_kernels.hardware import Hardware
-from taxfree_kernels.variant import Plan, Variant, variants
+from taxfree_kernels.variant import Plan, Problem, Variant, variants
 from taxfree_tuning_db import (
     Database,
     DatabaseMissing,
@@ -118,7 +118,11 @@ class TuningHistory:
 
 
 def candidates(
-    op: str, problem: Any, hardware: Hardware, knowledge: TuningHistory, only: Sequence[str] | None
+    op: str,
+    problem: Problem,
+    hardware: Hardware,
+    knowledge: TuningHistory,
+    only: Sequence[str] | None,
 ) -> tuple[list[Candidate], list[Skipped]]:
     """The baseline and each variant at its best known config; and the variants that refuse.
 
@@ -147,7 +151,7 @@ def candidates(
 
 
 def _best_config(
-    variant: Variant, problem: Any, hardware: Hardware, measured: Sequence[Candidate]
+    variant: Variant, problem: Problem, hardware: Hardware, measured: Sequence[Candidate]
 ) -> Mapping[str, Any] | str:
     """The first measured config that is still valid, else the default; or why there is none."""
     reason = variant.unsupported_reason(problem, hardware)
@@ -187,7 +191,7 @@ class Measured:
 class _DispatchPlan(Plan):
     """The dispatcher's hot path, as a plan."""
 
-    def __init__(self, runtime: Runtime, problem: Any) -> None:
+    def __init__(self, runtime: Runtime, problem: Problem) -> None:
         self._runtime, self._problem = runtime, problem
 
     def __call__(self, *tensors: torch.Tensor | None) -> torch.Tensor:
@@ -315,7 +319,7 @@ class ProblemResult:
     """
 
     op: str
-    problem: Any
+    problem: Problem
     rows: tuple[Row, ...]
     skipped: tuple[Skipped, ...]
     choice: Choice
@@ -394,7 +398,7 @@ def heap_bytes(fabric: str, problems: Sequence[Any]) -> int:
 def run_one(
     group: WorkerGroup,
     op: str,
-    problem: Any,
+    problem: Problem,
     knowledge: TuningHistory,
     only: Sequence[str] | None,
     repetitions: int | None = None,
@@ -436,7 +440,7 @@ def run_one(
 
 
 def _rows(
-    op: str, problem: Any, measured: Measured, configs: Mapping[str, dict[str, Any]]
+    op: str, problem: Problem, measured: Measured, configs: Mapping[str, dict[str, Any]]
 ) -> tuple[list[Row], list[Skipped]]:
     fields = dataclasses.asdict(problem)
     baseline = measured.outcomes["baseline"].timings

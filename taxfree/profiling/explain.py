@@ -27,7 +27,7 @@ from taxfree.profiling.program_trace import Activity, activities, variables
 from taxfree.profiling.step_timer import Span, Stamped
 from taxfree.taxes import Account, Notes, accounts, slowest
 from taxfree.workers.group import WorkerGroup
-from taxfree_kernels.variant import variants
+from taxfree_kernels.variant import Problem, variants
 from taxfree_tuning_db import LookupStep
 
 _Timed = TypeVar("_Timed", Span, Activity)
@@ -380,7 +380,7 @@ def _named(activity: Activity) -> str:
 # -- modelled --
 
 
-def model(op: str, problem: Any, machine: Machine, only: Sequence[str] = ()) -> Explanation:
+def model(op: str, problem: Problem, machine: Machine, only: Sequence[str] = ()) -> Explanation:
     """Where the time of a problem would go on hardware that is not there.
 
     Args:

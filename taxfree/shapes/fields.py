@@ -9,7 +9,7 @@ from typing import Any, get_type_hints
 from taxfree.errors import UsageError
 from taxfree.shapes.text import quoted
 from taxfree_kernels.errors import PlanError
-from taxfree_kernels.variant import operation_names, problem_class
+from taxfree_kernels.variant import Problem, operation_names, problem_class
 
 DTYPE_ALIASES = {"fp16": "float16", "bf16": "bfloat16"}
 
@@ -35,7 +35,7 @@ class FieldSpec:
         return self.default is MISSING
 
 
-def field_specs(problem: type[Any]) -> dict[str, FieldSpec]:
+def field_specs(problem: type[Problem]) -> dict[str, FieldSpec]:
     """Return how the fields of a problem dataclass are written."""
     types = get_type_hints(problem)
     return {each.name: FieldSpec(types[each.name], each.default) for each in fields(problem)}
@@ -52,7 +52,7 @@ def require_operation(op: str) -> None:
         raise UsageError(f"there is no operation {quoted(op)}", f"one of: {', '.join(known)}")
 
 
-def recorded_problem(op: str, problem: Mapping[str, Any]) -> Any | None:
+def recorded_problem(op: str, problem: Mapping[str, Any]) -> Problem | None:
     """Return the problem that a record was made for; None if it no longer exists as such.
 
     Args:

@@ -23,7 +23,7 @@ from taxfree.errors import TaxfreeError
 from taxfree.measuring.trial import Candidate, key
 from taxfree.tuning.candidates import serves
 from taxfree_kernels.hardware import Hardware
-from taxfree_kernels.variant import Variant
+from taxfree_kernels.variant import Problem, Variant
 
 _ASKS_PER_CANDIDATE = 50  # if so many are refused or known, the space counts as exhausted
 
@@ -44,7 +44,7 @@ class Search:
     def __init__(
         self,
         variants: Mapping[str, Variant],
-        problem: Any,
+        problem: Problem,
         hardware: Hardware,
         seed: int,
         journal: Path | None,

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Protocol
 
 from taxfree import fingerprints
 from taxfree.errors import WorkerLost, WrongResult
@@ -29,7 +29,7 @@ from taxfree.tuning.winner import record_of
 from taxfree.workers.group import TaskFailed, WorkerGroup
 from taxfree_kernels.cross_compile.screen import Screen, Verdict
 from taxfree_kernels.hardware import Hardware
-from taxfree_kernels.variant import Variant
+from taxfree_kernels.variant import Problem, Variant
 from taxfree_tuning_db import (
     Database,
     Measurement,
@@ -79,7 +79,7 @@ class Event:
         note: what just happened to a candidate, if it was not measured; or why the search ends.
     """
 
-    problem: Any
+    problem: Problem
     done: int
     wanted: int
     best_us: float | None = None
@@ -152,7 +152,7 @@ class Tuner:
         self.mode = "graph" if hardware.backend != "interpreter" else "eager"
         self.modes = ("graph", "eager") if self.mode == "graph" else ("eager",)
 
-    def tune(self, op: str, problem: Any, budget: Budget) -> Record | None:
+    def tune(self, op: str, problem: Problem, budget: Budget) -> Record | None:
         """Search, decide, and store the record of one problem.
 
         Returns:
@@ -233,7 +233,7 @@ class Tuner:
 
     # -- the search --------------------------------------------------------------------------
 
-    def _search(self, op: str, problem: Any) -> Search:
+    def _search(self, op: str, problem: Problem) -> Search:
         found = variants_for(problem, self.hardware, self._only)
         hashes = fingerprints.kernel_hashes(op)
         search = Search(
@@ -257,7 +257,7 @@ class Tuner:
         search.enqueue(first_candidates(found, problem, self.hardware, nearby))
         return search
 
-    def _study(self, op: str, problem: Any, found: Mapping[str, Variant]) -> str:
+    def _study(self, op: str, problem: Problem, found: Mapping[str, Variant]) -> str:
         """A name that changes with what a study cannot survive: kernels, compiler, and choices."""
         hashes = fingerprints.kernel_hashes(op)
         spaces = [(name, each.space(problem, self.hardware)) for name, each in found.items()]
@@ -267,7 +267,7 @@ class Tuner:
             f" triton {fingerprints.software_fingerprint().triton} spaces {choices}"
         )
 
-    def _winners_nearby(self, op: str, problem: Any) -> list[Candidate]:
+    def _winners_nearby(self, op: str, problem: Problem) -> list[Candidate]:
         """Configs that won on the most similar problems, in the user's records and shipped ones."""
         records = [
             record
@@ -290,7 +290,7 @@ class Tuner:
         return found
 
     def _screened(
-        self, op: str, problem: Any, search: Search, batch: list[Candidate]
+        self, op: str, problem: Problem, search: Search, batch: list[Candidate]
     ) -> list[Candidate]:
         begun = time.monotonic()
         verdicts = self._screen.verdicts(op, problem, [(c.variant, c.config) for c in batch])
@@ -305,7 +305,7 @@ class Tuner:
     # -- the workers -------------------------------------------------------------------------
 
     def _try(
-        self, op: str, problem: Any, candidates: Sequence[Candidate], repetitions: int
+        self, op: str, problem: Problem, candidates: Sequence[Candidate], repetitions: int
     ) -> list[Outcome]:
         """Outcomes of a batch, which share its time."""
         begun = time.monotonic()
@@ -315,7 +315,7 @@ class Tuner:
         return outcomes
 
     def _outcomes(
-        self, op: str, problem: Any, candidates: Sequence[Candidate], repetitions: int
+        self, op: str, problem: Problem, candidates: Sequence[Candidate], repetitions: int
     ) -> list[Outcome]:
         """Outcomes of a batch; if it takes the group down, its candidates are tried one by one."""
         try:
@@ -337,7 +337,7 @@ class Tuner:
         return outcomes
 
     def _call(
-        self, op: str, problem: Any, candidates: Sequence[Candidate], repetitions: int
+        self, op: str, problem: Problem, candidates: Sequence[Candidate], repetitions: int
     ) -> list[Outcome]:
         # Finals repeat about as often as a bench, whose deadline this is; a search less often.
         share = repetitions / (_FINALS * self._repetitions)
@@ -355,7 +355,7 @@ class Tuner:
     # -- what comes of it --------------------------------------------------------------------
 
     def _tell(
-        self, op: str, problem: Any, search: Search, candidate: Candidate, outcome: Outcome
+        self, op: str, problem: Problem, search: Search, candidate: Candidate, outcome: Outcome
     ) -> None:
         # Stored first: the next run learns from the database, whether the study was told or not.
         self._store_trial(op, problem, candidate, outcome)
@@ -364,7 +364,9 @@ class Tuner:
         else:
             search.tell_pruned(candidate, f"{outcome.state}: {outcome.reason}")
 
-    def _store_trial(self, op: str, problem: Any, candidate: Candidate, outcome: Outcome) -> None:
+    def _store_trial(
+        self, op: str, problem: Problem, candidate: Candidate, outcome: Outcome
+    ) -> None:
         if outcome.state != "measured":
             self.not_measured[outcome.state] += 1
         if outcome.state == "refused" and key(candidate) in self._refused:
@@ -380,10 +382,10 @@ class Tuner:
         )
         self._database.add_trial(self._key(op, problem), trial)
 
-    def _key(self, op: str, problem: Any) -> str:
+    def _key(self, op: str, problem: Problem) -> str:
         return record_key(op, dataclasses.asdict(problem), self._fingerprint)
 
-    def _finalists(self, op: str, problem: Any, search: Search) -> list[Candidate]:
+    def _finalists(self, op: str, problem: Problem, search: Search) -> list[Candidate]:
         """The fastest in the deciding mode, then in the other, where dispatch may run them too.
 
         A search restricted to some variants keeps the record's candidates of the others.
@@ -402,7 +404,7 @@ class Tuner:
         known = () if self._only is None else self._known(op, problem)
         return [*found, *(candidate for candidate in known if candidate not in found)]
 
-    def _known(self, op: str, problem: Any) -> list[Candidate]:
+    def _known(self, op: str, problem: Problem) -> list[Candidate]:
         """The candidates of the problem's record that are unchanged since and still valid."""
         record, hashes = self._database.get(self._key(op, problem)), fingerprints.kernel_hashes(op)
         if record is None:
@@ -417,7 +419,7 @@ class Tuner:
             and serves(found[each.variant], problem, self.hardware, each.config)
         ]
 
-    def _decide(self, op: str, problem: Any, search: Search, seconds: float) -> Record:
+    def _decide(self, op: str, problem: Problem, search: Search, seconds: float) -> Record:
         finalists = [BASELINE, *self._finalists(op, problem, search)]
         return record_of(
             op,
@@ -431,7 +433,7 @@ class Tuner:
         )
 
     def _side_by_side(
-        self, op: str, problem: Any, search: Search, finalists: Sequence[Candidate]
+        self, op: str, problem: Problem, search: Search, finalists: Sequence[Candidate]
     ) -> list[Measurement]:
         """The baseline and the finalists that do not fail, timed together; the baseline first."""
         outcomes = self._try(op, problem, finalists, _FINALS * self._repetitions)
@@ -464,7 +466,7 @@ class Tuner:
     def _report(
         self,
         search: Search,
-        problem: Any,
+        problem: Problem,
         budget: Budget,
         baseline_us: float | None,
         note: str,
@@ -489,7 +491,7 @@ def _note(outcome: Outcome) -> str:
 
 def dry_run(
     op: str,
-    problem: Any,
+    problem: Problem,
     screen: Screen,
     hardware: Hardware,
     trials: int,

@@ -6,9 +6,8 @@ import pytest
 
 from benchmarks import emulate
 from taxfree.errors import UsageError
-from taxfree_kernels.checker.problems import tiny_problems
 from taxfree_kernels.hardware import KNOWN
-from taxfree_kernels.variant import operation_names, problem_class
+from taxfree_kernels.variant import operation_names, operation_shapes, problem_class
 from tests.benchmarks import emulate_tasks
 
 OP = "matmul_all_reduce"
@@ -17,7 +16,7 @@ NOT_EMULATED = {"overlap"}  # its copies go to ranks that do not exist
 
 @pytest.mark.parametrize("op", operation_names())
 def test_two_ranks_emulate_four(op):
-    problem = tiny_problems(op, 4)[0]
+    problem = operation_shapes(op).tiny(4)[0]
     ((asked, emulated),) = emulate.emulations(op, [problem], "host", [], repetitions=1)
     assert asked == problem
     timed = {each.candidate.variant for each in emulated if each.timing is not None}
@@ -29,14 +28,14 @@ def test_two_ranks_emulate_four(op):
 
 @pytest.mark.parametrize("op", operation_names())
 def test_one_rank_alone_waits_for_nobody(op):
-    problem = tiny_problems(op, 3)[-1]
+    problem = operation_shapes(op).tiny(3)[-1]
     ((_, alone),) = emulate.emulations(op, [problem], "host", [], repetitions=1, here=1)
     assert {each.candidate.variant for each in alone if each.timing is None} <= {"overlap"}
 
 
 def test_a_wait_that_times_out_is_a_reason_and_not_the_end(monkeypatch):
     monkeypatch.setattr(emulate, "emulate_ranks", emulate_tasks)
-    problem = tiny_problems(OP, 4)[0]
+    problem = operation_shapes(OP).tiny(4)[0]
     ((_, emulated),) = emulate.emulations(OP, [problem], "host", ["push"], 1)
     assert emulated[0].timing is None
     assert "waited" in emulated[0].reason

@@ -7,7 +7,6 @@ and ends before the matmul begins, and a gathered A that goes through memory.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
@@ -139,7 +138,7 @@ class Baseline(Variant):
     name = "baseline"
     fused = False
 
-    def plan(self, problem: Any, fabric: Fabric, config: Config) -> Plan:
+    def plan(self, problem: AllGatherMatmul, fabric: Fabric, config: Config) -> Plan:
         return BaselinePlan(problem, fabric)
 
 

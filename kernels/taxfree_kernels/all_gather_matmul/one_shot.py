@@ -140,24 +140,24 @@ class OneShot(Variant):
     name = "one_shot"
     fused = False
 
-    def unsupported_reason(self, problem: Any, hardware: Hardware) -> str | None:
+    def unsupported_reason(self, problem: AllGatherMatmul, hardware: Hardware) -> str | None:
         if problem.world_size == 1:
             return "one rank has no peers"
         if problem.gathered_elements > 1 << 30:
             return "its elements are counted in 32 bits"
         return None
 
-    def space(self, problem: Any, hardware: Hardware) -> Space:
+    def space(self, problem: AllGatherMatmul, hardware: Hardware) -> Space:
         return spaces.send_space(problem, hardware)
 
-    def seed_configs(self, problem: Any, hardware: Hardware) -> list[dict[str, Any]]:
+    def seed_configs(self, problem: AllGatherMatmul, hardware: Hardware) -> list[dict[str, Any]]:
         space = self.space(problem, hardware)
         # Unaligned rows move element by element, with an address each.
         block = space["SEND_BLOCK"][-1 if problem.shard_columns % 8 == 0 else 0]
         order = nearest_first(space["CHUNKS"], spaces.sending_chunks(problem))
         return [{"CHUNKS": count, "SEND_BLOCK": block} for count in order]
 
-    def plan(self, problem: Any, fabric: Fabric, config: Config) -> Plan:
+    def plan(self, problem: AllGatherMatmul, fabric: Fabric, config: Config) -> Plan:
         return OneShotPlan(problem, fabric, config)
 
 

@@ -157,7 +157,7 @@ class Overlap(Variant):
 
     name = "overlap"
 
-    def unsupported_reason(self, problem: Any, hardware: Hardware) -> str | None:
+    def unsupported_reason(self, problem: AllGatherMatmul, hardware: Hardware) -> str | None:
         if problem.world_size == 1:
             return "one rank has no peers"
         if problem.gather_dim == 1:
@@ -166,7 +166,9 @@ class Overlap(Variant):
             return "its elements are counted in 32 bits"
         return self.prune_reason(problem, hardware, {"CHUNKS": 1})
 
-    def prune_reason(self, problem: Any, hardware: Hardware, config: Config) -> str | None:
+    def prune_reason(
+        self, problem: AllGatherMatmul, hardware: Hardware, config: Config
+    ) -> str | None:
         # A wait for the last rows also waits for empty chunks, and so for ranks that announce
         # those only after waits of their own: a deadlock.
         last = rows_of_chunk(
@@ -174,14 +176,14 @@ class Overlap(Variant):
         )
         return None if last.stop > last.start else "a chunk without rows"
 
-    def space(self, problem: Any, hardware: Hardware) -> Space:
+    def space(self, problem: AllGatherMatmul, hardware: Hardware) -> Space:
         return copy_space(problem, hardware)
 
-    def seed_configs(self, problem: Any, hardware: Hardware) -> list[dict[str, Any]]:
+    def seed_configs(self, problem: AllGatherMatmul, hardware: Hardware) -> list[dict[str, Any]]:
         configs = first_copies(problem, self.space(problem, hardware), rows_at_once=1024)
         return [each for each in configs if not self.prune_reason(problem, hardware, each)]
 
-    def plan(self, problem: Any, fabric: Fabric, config: Config) -> Plan:
+    def plan(self, problem: AllGatherMatmul, fabric: Fabric, config: Config) -> Plan:
         return OverlapPlan(problem, fabric, config)
 
 

@@ -12,12 +12,11 @@ has finished call g - 2, the last one that read the slot.
 
 from __future__ import annotations
 
-from typing import Any
-
 import triton
 import triton.language as tl
 
 from taxfree_kernels.all_gather_matmul.fused import FusedPlan, FusedVariant, pointer_constants
+from taxfree_kernels.all_gather_matmul.problem import AllGatherMatmul
 from taxfree_kernels.all_gather_matmul.tile import gathered_tile
 from taxfree_kernels.device import sync
 from taxfree_kernels.device.pdl import gdc_wait
@@ -65,16 +64,16 @@ class Pull(FusedVariant):
 
     name = "pull"
 
-    def unsupported_reason(self, problem: Any, hardware: Hardware) -> str | None:
+    def unsupported_reason(self, problem: AllGatherMatmul, hardware: Hardware) -> str | None:
         if problem.m > 1024:
             return "A would cross the link once per column of tiles"
         return super().unsupported_reason(problem, hardware)
 
-    def space(self, problem: Any, hardware: Hardware) -> Space:
+    def space(self, problem: AllGatherMatmul, hardware: Hardware) -> Space:
         space = super().space(problem, hardware)
         return {**space, "SOURCES_PER_WAIT": (1,)}  # each source has its own base address
 
-    def plan(self, problem: Any, fabric: Fabric, config: Config) -> Plan:
+    def plan(self, problem: AllGatherMatmul, fabric: Fabric, config: Config) -> Plan:
         constants = pointer_constants(problem, config)
         return FusedPlan(problem, fabric, config, _pull, config["CHUNKS"], constants)
 

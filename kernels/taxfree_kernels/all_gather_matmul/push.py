@@ -14,12 +14,11 @@ without rows. That is the full exchange under which the two payload slots of a p
 
 from __future__ import annotations
 
-from typing import Any
-
 import triton
 import triton.language as tl
 
 from taxfree_kernels.all_gather_matmul.fused import FusedPlan, FusedVariant, pointer_constants
+from taxfree_kernels.all_gather_matmul.problem import AllGatherMatmul
 from taxfree_kernels.all_gather_matmul.tile import gathered_tile, push_chunk
 from taxfree_kernels.device import sync
 from taxfree_kernels.device.pdl import gdc_wait
@@ -62,7 +61,7 @@ class Push(FusedVariant):
 
     name = "push"
 
-    def plan(self, problem: Any, fabric: Fabric, config: Config) -> Plan:
+    def plan(self, problem: AllGatherMatmul, fabric: Fabric, config: Config) -> Plan:
         senders = config["CHUNKS"] * (problem.world_size - 1)
         constants = {"SENDERS": senders, **pointer_constants(problem, config)}
         return FusedPlan(problem, fabric, config, _push, senders, constants)

@@ -7,8 +7,6 @@ Protocol and payload lifetime are those of ``push``; the second kernel ends the 
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
@@ -80,7 +78,7 @@ class PushTwoKernel(FusedVariant):
     name = "push_two_kernel"
     searched = False
 
-    def plan(self, problem: Any, fabric: Fabric, config: Config) -> Plan:
+    def plan(self, problem: AllGatherMatmul, fabric: Fabric, config: Config) -> Plan:
         return PushTwoKernelPlan(problem, fabric, config)
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from taxfree_kernels.all_gather_matmul.constants import sends_to_self, steps_of_part
-from taxfree_kernels.all_gather_matmul.problem import ITEM_BYTES, AllGatherMatmul
+from taxfree_kernels.all_gather_matmul.problem import AllGatherMatmul
 from taxfree_kernels.fabric.heap import Pool
 from taxfree_kernels.hardware import Hardware
+from taxfree_kernels.problem import ITEM_BYTES
 from taxfree_kernels.spaces import (
     allowed,
     cdna_space,

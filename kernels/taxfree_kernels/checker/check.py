@@ -18,17 +18,17 @@ import torch
 
 from taxfree_kernels.checker import coverage as covered
 from taxfree_kernels.checker.coverage import Coverage, Wanted
-from taxfree_kernels.checker.problems import WORLD_SIZES, tiny_problems
 from taxfree_kernels.checker.report import Violation
 from taxfree_kernels.checker.simulate import UsesCollectives
 from taxfree_kernels.checker.trial import Trial
 from taxfree_kernels.errors import PlanError
 from taxfree_kernels.hardware import KNOWN
 from taxfree_kernels.interpreter import is_interpreting
-from taxfree_kernels.variant import Variant, variants
+from taxfree_kernels.variant import Problem, Variant, operation_shapes, variants
 
 MIXED = "mixed"  # in place of a variant's name: each call draws one, as they share a pool
 SEEDS = 100
+WORLD_SIZES = (2, 3)
 
 #: For variants drawn at random, each of which has a check of its own.
 _DRAWN = Wanted(programs=1, calls=2)
@@ -86,7 +86,7 @@ class ProtocolError(AssertionError):
 def assert_protocol_holds(
     op: str,
     variant: str,
-    problems: Sequence[Any] | None = None,
+    problems: Sequence[Problem] | None = None,
     seeds: Iterable[int] = range(SEEDS),
     wanted: Wanted | None = None,
 ) -> None:
@@ -108,7 +108,7 @@ def checkable_variants(op: str) -> list[str]:
 def check_variant(
     op: str,
     variant: str,
-    problems: Sequence[Any] | None = None,
+    problems: Sequence[Problem] | None = None,
     seeds: Iterable[int] = range(SEEDS),
     wanted: Wanted | None = None,
 ) -> Checked:
@@ -127,7 +127,7 @@ def check_variant(
         raise PlanError("the checker needs interpreted kernels", hint)
     begin = time.monotonic()
     if problems is None:
-        problems = [each for world in WORLD_SIZES for each in tiny_problems(op, world)]
+        problems = [each for world in WORLD_SIZES for each in operation_shapes(op).tiny(world)]
     served = _served(_drawn_from(op, variant, problems), problems)
     coverage, violation, schedules = Coverage(), None, 0
     with _one_thread():
@@ -148,7 +148,7 @@ def check_variant(
     return Checked(op, variant, schedules, seconds, violation, coverage, wanted)
 
 
-def replay_command(op: str, variant: str, problem: Any, seed: int) -> str:
+def replay_command(op: str, variant: str, problem: Problem, seed: int) -> str:
     """The command that runs one schedule again."""
     fields = asdict(problem)
     world_size = fields.pop("world_size")
@@ -170,7 +170,7 @@ def coverage_rows(checks: Iterable[Checked]) -> list[tuple[str, str, int, int, i
     return covered.table(together)
 
 
-def _drawn_from(op: str, variant: str, problems: Sequence[Any]) -> list[Variant]:
+def _drawn_from(op: str, variant: str, problems: Sequence[Problem]) -> list[Variant]:
     known = variants(op)
     if variant == MIXED:
         return [each for each in known.values() if _launches_kernels(op, each, problems)]
@@ -180,7 +180,7 @@ def _drawn_from(op: str, variant: str, problems: Sequence[Any]) -> list[Variant]
     return [known[variant]]
 
 
-def _launches_kernels(op: str, variant: Variant, problems: Sequence[Any]) -> bool:
+def _launches_kernels(op: str, variant: Variant, problems: Sequence[Problem]) -> bool:
     """Whether a variant can be simulated, which the collective library cannot."""
     served = _served([variant], problems)
     if not served:
@@ -193,7 +193,7 @@ def _launches_kernels(op: str, variant: Variant, problems: Sequence[Any]) -> boo
 
 
 def _served(
-    candidates: Sequence[Variant], problems: Sequence[Any]
+    candidates: Sequence[Variant], problems: Sequence[Problem]
 ) -> list[tuple[Any, list[Variant]]]:
     """Problems that any candidate serves, with those candidates."""
     serving = [

@@ -19,7 +19,7 @@ from taxfree_kernels.fabric.layout import arena_bytes
 from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.launch import Kernel, launching_through
 from taxfree_kernels.meta import META, meta_tensors
-from taxfree_kernels.variant import Config
+from taxfree_kernels.variant import Config, Problem
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ class GhostFabric(Fabric):
 def record(
     op: str,
     variant: str,
-    problem: Any,
+    problem: Problem,
     config: Config,
     hardware: Hardware,
     heap_bytes: int | None = None,

@@ -16,7 +16,7 @@ from taxfree_kernels.cross_compile.pool import CompilePool
 from taxfree_kernels.cross_compile.resources import Resources, prune_reason
 from taxfree_kernels.errors import PlanError
 from taxfree_kernels.hardware import Hardware
-from taxfree_kernels.variant import Config
+from taxfree_kernels.variant import Config, Problem
 
 SPILL_LIMIT = 64  # bytes a thread; a few spills outside of loops cost nothing
 
@@ -63,7 +63,7 @@ class Screen:
         self._pool = CompilePool(workers, timeout_s)
 
     def verdicts(
-        self, op: str, problem: Any, candidates: Iterable[tuple[str, Config]]
+        self, op: str, problem: Problem, candidates: Iterable[tuple[str, Config]]
     ) -> list[Verdict]:
         """A verdict for each (variant, config), in their order.
 
@@ -83,7 +83,7 @@ class Screen:
         )
         return [each if each.refused else self._verdict(each, next(answers)) for each in found]
 
-    def _refuses(self, op: str, problem: Any, name: str, config: Config) -> str | None:
+    def _refuses(self, op: str, problem: Problem, name: str, config: Config) -> str | None:
         variant = registry.variants(op).get(name)
         if variant is None:
             raise PlanError(f"{op} has no variant {name!r}")
@@ -114,7 +114,7 @@ class Screen:
 
 def request(
     op: str,
-    problem: Any,
+    problem: Problem,
     variant: str,
     config: Config,
     hardware: Hardware,

@@ -6,8 +6,6 @@ ends before the merge begins, and partial results that go through memory between
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
 from taxfree_kernels.fabric.base import Fabric
@@ -95,7 +93,7 @@ class Baseline(Variant):
     name = "baseline"
     fused = False
 
-    def plan(self, problem: Any, fabric: Fabric, config: Config) -> Plan:
+    def plan(self, problem: FlashDecode, fabric: Fabric, config: Config) -> Plan:
         return BaselinePlan(problem, fabric, spaces.seed_configs(problem, fabric.hardware)[0])
 
 

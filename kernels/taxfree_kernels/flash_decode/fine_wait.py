@@ -11,8 +11,6 @@ waits for, every peer on every channel, and the two payload slots of a pool suff
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
@@ -100,7 +98,7 @@ class FineWait(ExchangingVariant):
 
     name = "fine_wait"
 
-    def plan(self, problem: Any, fabric: Fabric, config: Config) -> Plan:
+    def plan(self, problem: FlashDecode, fabric: Fabric, config: Config) -> Plan:
         return FineWaitPlan(problem, fabric, config)
 
 

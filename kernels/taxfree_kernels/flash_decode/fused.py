@@ -16,8 +16,6 @@ in three; every row goes to every rank, so the same holds.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
@@ -103,14 +101,14 @@ class Fused(ExchangingVariant):
     name = "fused"
     slots = 3
 
-    def space(self, problem: Any, hardware: Hardware) -> Space:
+    def space(self, problem: FlashDecode, hardware: Hardware) -> Space:
         return {
             **super().space(problem, hardware),
             **spaces.words_space(problem),
             **spaces.last_space(hardware),
         }
 
-    def plan(self, problem: Any, fabric: Fabric, config: Config) -> Plan:
+    def plan(self, problem: FlashDecode, fabric: Fabric, config: Config) -> Plan:
         return FusedPlan(problem, fabric, config)
 
 

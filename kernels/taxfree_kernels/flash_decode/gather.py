@@ -11,8 +11,6 @@ every source is waited for in each call, so the two payload slots of a pool suff
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
@@ -119,7 +117,7 @@ class Gather(ExchangingVariant):
     name = "gather"
     searched = False
 
-    def plan(self, problem: Any, fabric: Fabric, config: Config) -> Plan:
+    def plan(self, problem: FlashDecode, fabric: Fabric, config: Config) -> Plan:
         return GatherPlan(problem, fabric, config)
 
 

@@ -167,10 +167,10 @@ class Persistent(ExchangingVariant):
     searched = False
     slots = 3
 
-    def space(self, problem: Any, hardware: Hardware) -> Space:
+    def space(self, problem: FlashDecode, hardware: Hardware) -> Space:
         return {**super().space(problem, hardware), **spaces.words_space(problem)}
 
-    def seed_configs(self, problem: Any, hardware: Hardware) -> list[dict[str, Any]]:
+    def seed_configs(self, problem: FlashDecode, hardware: Hardware) -> list[dict[str, Any]]:
         """With few programs for the merges: each merges a chunk at once, or nearly so.
 
         Signals first: combiners wait while splits run, and each poll of all their words would take
@@ -189,7 +189,7 @@ class Persistent(ExchangingVariant):
         signals_first = sorted(found, key=lambda each: bool(each["LL"]))
         return spaces.runnable(problem, hardware, [sized(each) for each in signals_first])
 
-    def plan(self, problem: Any, fabric: Fabric, config: Config) -> Plan:
+    def plan(self, problem: FlashDecode, fabric: Fabric, config: Config) -> Plan:
         return PersistentPlan(problem, fabric, config)
 
 

@@ -336,24 +336,24 @@ class PartsExchange:
 class DecodeVariant(Variant):
     """A variant with the meta-parameters of the splits and of the merges."""
 
-    def space(self, problem: Any, hardware: Hardware) -> Space:
+    def space(self, problem: FlashDecode, hardware: Hardware) -> Space:
         return {
             **spaces.split_space(problem, hardware),
             **spaces.merge_space(problem, hardware),
         }
 
-    def seed_configs(self, problem: Any, hardware: Hardware) -> list[dict[str, Any]]:
+    def seed_configs(self, problem: FlashDecode, hardware: Hardware) -> list[dict[str, Any]]:
         return spaces.seed_configs(problem, hardware, self.space(problem, hardware))
 
-    def prune_reason(self, problem: Any, hardware: Hardware, config: Config) -> str | None:
+    def prune_reason(self, problem: FlashDecode, hardware: Hardware, config: Config) -> str | None:
         return spaces.prune_reason(problem, hardware, config)
 
 
 class ExchangingVariant(DecodeVariant):
     """A variant whose kernels push parts: it has meta-parameters for that, and needs peers."""
 
-    def unsupported_reason(self, problem: Any, hardware: Hardware) -> str | None:
+    def unsupported_reason(self, problem: FlashDecode, hardware: Hardware) -> str | None:
         return "one rank has no peers" if problem.world_size == 1 else None
 
-    def space(self, problem: Any, hardware: Hardware) -> Space:
+    def space(self, problem: FlashDecode, hardware: Hardware) -> Space:
         return {**super().space(problem, hardware), **spaces.push_space(problem, hardware)}

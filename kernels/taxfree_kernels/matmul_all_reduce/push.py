@@ -30,7 +30,7 @@ from taxfree_kernels.device.peers import Peers
 from taxfree_kernels.device.tiles import swizzle2d, xcd_swizzle
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.hardware import Hardware
-from taxfree_kernels.matmul_all_reduce.problem import ONE_SHOT_ELEMENTS
+from taxfree_kernels.matmul_all_reduce.problem import ONE_SHOT_ELEMENTS, MatmulAllReduce
 from taxfree_kernels.reduction import spaces
 from taxfree_kernels.reduction.constants import block_row, tiles_per_signal
 from taxfree_kernels.reduction.fused import FusedPlan, FusedVariant, Layout
@@ -108,24 +108,26 @@ class Push(FusedVariant):
 
     name = "push"
 
-    def unsupported_reason(self, problem: Any, hardware: Hardware) -> str | None:
+    def unsupported_reason(self, problem: MatmulAllReduce, hardware: Hardware) -> str | None:
         if problem.elements > ONE_SHOT_ELEMENTS:
             return "all of the partial sum would cross the link to every peer"
         return spaces.rows_prune_reason(problem) or super().unsupported_reason(problem, hardware)
 
-    def seed_configs(self, problem: Any, hardware: Hardware) -> list[dict[str, Any]]:
+    def seed_configs(self, problem: MatmulAllReduce, hardware: Hardware) -> list[dict[str, Any]]:
         return [
             spaces.with_room_for_rows(problem, hardware, config)
             for config in super().seed_configs(problem, hardware)
             if spaces.fits_addends(problem, hardware, config)
         ]
 
-    def prune_reason(self, problem: Any, hardware: Hardware, config: Config) -> str | None:
+    def prune_reason(
+        self, problem: MatmulAllReduce, hardware: Hardware, config: Config
+    ) -> str | None:
         crowded = spaces.warps_prune_reason(problem, hardware, config)
         return crowded or super().prune_reason(problem, hardware, config)
 
-    def plan(self, problem: Any, fabric: Fabric, config: Config) -> Plan:
-        def layout(problem: Any) -> Layout:
+    def plan(self, problem: MatmulAllReduce, fabric: Fabric, config: Config) -> Plan:
+        def layout(problem: MatmulAllReduce) -> Layout:
             tiles = tiles_of(problem.m, problem.n, config["BLOCK_M"], config["BLOCK_N"])
             plane = padded_elements(problem.m, problem.n)
             sums = problem.m if problem.rms_norm else tiles

@@ -33,7 +33,7 @@ from taxfree_kernels.device.tiles import xcd_swizzle
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.fabric.heap import Pool
 from taxfree_kernels.hardware import Hardware
-from taxfree_kernels.matmul_all_reduce.problem import ONE_SHOT_ELEMENTS
+from taxfree_kernels.matmul_all_reduce.problem import ONE_SHOT_ELEMENTS, MatmulAllReduce
 from taxfree_kernels.reduction import spaces
 from taxfree_kernels.reduction.fused import FusedPlan, FusedVariant, Layout
 from taxfree_kernels.reduction.packets import MOST_ELEMENTS, sum_by_words, words_of
@@ -105,7 +105,7 @@ class PushInPlace(FusedVariant):
 
     name = "push_in_place"
 
-    def unsupported_reason(self, problem: Any, hardware: Hardware) -> str | None:
+    def unsupported_reason(self, problem: MatmulAllReduce, hardware: Hardware) -> str | None:
         if problem.elements > ONE_SHOT_ELEMENTS:
             return "all of the partial sum would cross the link to every peer"
         if problem.rms_norm:
@@ -114,14 +114,14 @@ class PushInPlace(FusedVariant):
             return f"each tile has a channel, of which there are {Pool.CHANNELS}"
         return super().unsupported_reason(problem, hardware)
 
-    def space(self, problem: Any, hardware: Hardware) -> Space:
+    def space(self, problem: MatmulAllReduce, hardware: Hardware) -> Space:
         return {
             **spaces.tile_space(problem, hardware),
             "WIRE": problem.wires,
             "LL": (True, False) if problem.elements <= MOST_ELEMENTS else (False,),
         }
 
-    def seed_configs(self, problem: Any, hardware: Hardware) -> list[dict[str, Any]]:
+    def seed_configs(self, problem: MatmulAllReduce, hardware: Hardware) -> list[dict[str, Any]]:
         space, configs = self.space(problem, hardware), []
         for tile in super().seed_configs(problem, hardware):
             for in_data in space["LL"]:
@@ -130,12 +130,14 @@ class PushInPlace(FusedVariant):
                     configs.append(config)
         return configs
 
-    def prune_reason(self, problem: Any, hardware: Hardware, config: Config) -> str | None:
+    def prune_reason(
+        self, problem: MatmulAllReduce, hardware: Hardware, config: Config
+    ) -> str | None:
         crowded = _refuses_exchange(problem, hardware, config)
         return crowded or super().prune_reason(problem, hardware, config)
 
-    def plan(self, problem: Any, fabric: Fabric, config: Config) -> Plan:
-        def layout(problem: Any) -> Layout:
+    def plan(self, problem: MatmulAllReduce, fabric: Fabric, config: Config) -> Plan:
+        def layout(problem: MatmulAllReduce) -> Layout:
             if config["LL"]:  # a row has room for all columns of its tiles
                 row = -(-problem.n // config["BLOCK_N"]) * config["BLOCK_N"] // 2
                 plane = problem.m * row
@@ -162,7 +164,7 @@ def _with_room(hardware: Hardware, config: Config) -> dict[str, Any]:
     return {**config, "BLOCK_N": columns, "num_warps": warps}
 
 
-def _refuses_exchange(problem: Any, hardware: Hardware, config: Config) -> str | None:
+def _refuses_exchange(problem: MatmulAllReduce, hardware: Hardware, config: Config) -> str | None:
     """Why a config's tiles cannot be exchanged and held in registers, or None."""
     block_m, block_n = config["BLOCK_M"], config["BLOCK_N"]
     tiles_m, tiles_n = -(-problem.m // block_m), -(-problem.n // block_n)

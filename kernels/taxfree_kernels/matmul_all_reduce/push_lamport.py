@@ -16,8 +16,6 @@ suffice (:class:`taxfree_kernels.fabric.heap.Pool`).
 
 from __future__ import annotations
 
-from typing import Any
-
 import triton
 import triton.language as tl
 
@@ -27,7 +25,7 @@ from taxfree_kernels.device.peers import Peers, translate
 from taxfree_kernels.device.tiles import xcd_swizzle
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.hardware import Hardware
-from taxfree_kernels.matmul_all_reduce.problem import ONE_SHOT_ELEMENTS
+from taxfree_kernels.matmul_all_reduce.problem import ONE_SHOT_ELEMENTS, MatmulAllReduce
 from taxfree_kernels.reduction import spaces
 from taxfree_kernels.reduction.constants import lanes_of
 from taxfree_kernels.reduction.fused import Layout
@@ -104,26 +102,28 @@ class PushLamport(LamportVariant):
 
     name = "push_lamport"
 
-    def unsupported_reason(self, problem: Any, hardware: Hardware) -> str | None:
+    def unsupported_reason(self, problem: MatmulAllReduce, hardware: Hardware) -> str | None:
         if problem.elements > ONE_SHOT_ELEMENTS:
             return "all of the partial sum would cross the link to every peer"
         if problem.rms_norm:
             return "no program has whole rows of the sum"
         return super().unsupported_reason(problem, hardware)
 
-    def prune_reason(self, problem: Any, hardware: Hardware, config: Config) -> str | None:
+    def prune_reason(
+        self, problem: MatmulAllReduce, hardware: Hardware, config: Config
+    ) -> str | None:
         lanes = _lanes(problem, hardware, config)
         crowded = spaces.words_prune_reason(hardware, config, lanes, problem.world_size, 64)
         return crowded or super().prune_reason(problem, hardware, config)
 
-    def words(self, problem: Any, config: Config) -> int:
+    def words(self, problem: MatmulAllReduce, config: Config) -> int:
         tiles = tiles_of(problem.m, problem.n, config["BLOCK_M"], config["BLOCK_N"])
         return int(problem.world_size * tiles * _words_of_tile(problem, config))
 
-    def plan(self, problem: Any, fabric: Fabric, config: Config) -> Plan:
+    def plan(self, problem: MatmulAllReduce, fabric: Fabric, config: Config) -> Plan:
         words_of_tile = _words_of_tile(problem, config)
 
-        def layout(problem: Any) -> Layout:
+        def layout(problem: MatmulAllReduce) -> Layout:
             tiles = tiles_of(problem.m, problem.n, config["BLOCK_M"], config["BLOCK_N"])
             words = problem.world_size * tiles * words_of_tile
             return Layout(tiles, 0, words, (words,))
@@ -137,12 +137,12 @@ class PushLamport(LamportVariant):
         return LamportPlan(problem, fabric, config, _push_lamport, layout, constants)
 
 
-def _words_of_tile(problem: Any, config: Config) -> int:
+def _words_of_tile(problem: MatmulAllReduce, config: Config) -> int:
     rows = min(config["BLOCK_M"], power_of_2(problem.m, 1))
     return int(rows * config["BLOCK_N"] // 2)
 
 
-def _lanes(problem: Any, hardware: Hardware, config: Config) -> int:
+def _lanes(problem: MatmulAllReduce, hardware: Hardware, config: Config) -> int:
     return lanes_of(hardware, config, _words_of_tile(problem, config))
 
 

@@ -42,10 +42,12 @@ from taxfree_kernels.device.tiles import in_turns, swizzle2d
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.fabric.heap import Pool
 from taxfree_kernels.hardware import Hardware
+from taxfree_kernels.matmul_all_reduce.problem import MatmulAllReduce
+from taxfree_kernels.problem import ITEM_BYTES
 from taxfree_kernels.reduction import spaces
 from taxfree_kernels.reduction.constants import staggered_tiles, tiles_per_signal
 from taxfree_kernels.reduction.fused import FusedPlan, FusedVariant, Layout
-from taxfree_kernels.reduction.sizes import ITEM_BYTES, tiles_of
+from taxfree_kernels.reduction.sizes import tiles_of
 from taxfree_kernels.reduction.tile import (
     announce_tile,
     numbered_tile,
@@ -170,12 +172,12 @@ class PushTwoShot(FusedVariant):
 
     name = "push_two_shot"
 
-    def unsupported_reason(self, problem: Any, hardware: Hardware) -> str | None:
+    def unsupported_reason(self, problem: MatmulAllReduce, hardware: Hardware) -> str | None:
         if problem.rms_norm:
             return "no rank has whole rows of the sum"
         return super().unsupported_reason(problem, hardware)
 
-    def space(self, problem: Any, hardware: Hardware) -> Space:
+    def space(self, problem: MatmulAllReduce, hardware: Hardware) -> Space:
         is_gpu = hardware.backend != "interpreter"
         return {
             **super().space(problem, hardware),
@@ -185,7 +187,7 @@ class PushTwoShot(FusedVariant):
             "STAGGERED": (False, True),
         }
 
-    def seed_configs(self, problem: Any, hardware: Hardware) -> list[dict[str, Any]]:
+    def seed_configs(self, problem: MatmulAllReduce, hardware: Hardware) -> list[dict[str, Any]]:
         space, units = self.space(problem, hardware), hardware.compute_units
         configs = []
         for config in super().seed_configs(problem, hardware):
@@ -209,7 +211,9 @@ class PushTwoShot(FusedVariant):
             configs.append({**first, "AHEAD": space["AHEAD"][-1]})
         return [each for each in configs if self.prune_reason(problem, hardware, each) is None]
 
-    def prune_reason(self, problem: Any, hardware: Hardware, config: Config) -> str | None:
+    def prune_reason(
+        self, problem: MatmulAllReduce, hardware: Hardware, config: Config
+    ) -> str | None:
         needed = ITEM_BYTES[config["WIRE"]] * _slot_elements(problem, config)
         if needed > problem.slot_bytes:
             return f"{needed} bytes of whole tiles in a slot of {problem.slot_bytes}"
@@ -218,14 +222,14 @@ class PushTwoShot(FusedVariant):
             return reason
         return super().prune_reason(problem, hardware, config)
 
-    def plan(self, problem: Any, fabric: Fabric, config: Config) -> Plan:
+    def plan(self, problem: MatmulAllReduce, fabric: Fabric, config: Config) -> Plan:
         world = problem.world_size
         per_signal = -(-tiles_per_signal(_tiles(problem, config), config) // world) * world
         turn = per_signal * config["SPLIT_K"]
         turns_ahead = -(-config["AHEAD"] * fabric.hardware.compute_units // turn)
         staggered = staggered_tiles(fabric.hardware, config)
 
-        def layout(problem: Any) -> Layout:
+        def layout(problem: MatmulAllReduce) -> Layout:
             tiles = _tiles(problem, config)
             ahead = min(turns_ahead * turn, tiles * config["SPLIT_K"]) + staggered
             others = -(-tiles // world) * (config["PIECES"] + world - 1)
@@ -245,11 +249,11 @@ class PushTwoShot(FusedVariant):
 _ALL_WAVES = 64  # of tile programs, one for each compute unit: more than there are
 
 
-def _tiles(problem: Any, config: Config) -> int:
+def _tiles(problem: MatmulAllReduce, config: Config) -> int:
     return tiles_of(problem.m, problem.n, config["BLOCK_M"], config["BLOCK_N"])
 
 
-def _slot_elements(problem: Any, config: Config) -> int:
+def _slot_elements(problem: MatmulAllReduce, config: Config) -> int:
     """Elements of a slot, in the wire dtype: own tiles from every source, and all sums."""
     tiles, elements = _tiles(problem, config), config["BLOCK_M"] * config["BLOCK_N"]
     inboxes = -(-tiles // problem.world_size) * problem.world_size

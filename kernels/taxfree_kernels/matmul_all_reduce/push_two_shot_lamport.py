@@ -40,6 +40,7 @@ from taxfree_kernels.device.peers import Peers, translate
 from taxfree_kernels.device.tiles import xcd_swizzle
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.hardware import Hardware
+from taxfree_kernels.matmul_all_reduce.problem import MatmulAllReduce
 from taxfree_kernels.reduction import spaces
 from taxfree_kernels.reduction.constants import block_row, lanes_of
 from taxfree_kernels.reduction.fused import Layout
@@ -175,32 +176,36 @@ class PushTwoShotLamport(LamportVariant):
 
     name = "push_two_shot_lamport"
 
-    def unsupported_reason(self, problem: Any, hardware: Hardware) -> str | None:
+    def unsupported_reason(self, problem: MatmulAllReduce, hardware: Hardware) -> str | None:
         return spaces.rows_prune_reason(problem) or super().unsupported_reason(problem, hardware)
 
-    def space(self, problem: Any, hardware: Hardware) -> Space:
+    def space(self, problem: MatmulAllReduce, hardware: Hardware) -> Space:
         space = super().space(problem, hardware)
         # Programs that normalise a row find its tiles by number.
         return {**space, "GROUP_M": (1,)} if problem.rms_norm else space
 
-    def with_room(self, problem: Any, hardware: Hardware, config: Config) -> dict[str, Any]:
+    def with_room(
+        self, problem: MatmulAllReduce, hardware: Hardware, config: Config
+    ) -> dict[str, Any]:
         return spaces.with_room_for_rows(problem, hardware, config)
 
-    def prune_reason(self, problem: Any, hardware: Hardware, config: Config) -> str | None:
+    def prune_reason(
+        self, problem: MatmulAllReduce, hardware: Hardware, config: Config
+    ) -> str | None:
         words = config["BLOCK_M"] * config["BLOCK_N"] // 2
         most = 64 if problem.world_size > spaces.FEW_RANKS else 32
         crowded = spaces.words_prune_reason(hardware, config, words, 1, most)
         crowded = crowded or spaces.warps_prune_reason(problem, hardware, config)
         return crowded or super().prune_reason(problem, hardware, config)
 
-    def words(self, problem: Any, config: Config) -> int:
+    def words(self, problem: MatmulAllReduce, config: Config) -> int:
         """Lamport words of both shots."""
         world, slices = problem.world_size, power_of_2(problem.world_size, 1)
         words = _slice_words(problem, config)
         return _tiles(problem, config) * (world * -(-slices // world) + slices) * words
 
-    def plan(self, problem: Any, fabric: Fabric, config: Config) -> Plan:
-        def layout(problem: Any) -> Layout:
+    def plan(self, problem: MatmulAllReduce, fabric: Fabric, config: Config) -> Plan:
+        def layout(problem: MatmulAllReduce) -> Layout:
             words = self.words(problem, config)
             rows = problem.m if problem.rms_norm else 0
             return Layout(_tiles(problem, config), rows, words, (words,))
@@ -214,11 +219,11 @@ class PushTwoShotLamport(LamportVariant):
         return LamportPlan(problem, fabric, config, _push_two_shot_lamport, layout, constants)
 
 
-def _slice_words(problem: Any, config: Config) -> int:
+def _slice_words(problem: MatmulAllReduce, config: Config) -> int:
     return int(config["BLOCK_M"] * config["BLOCK_N"] // 2 // power_of_2(problem.world_size, 1))
 
 
-def _tiles(problem: Any, config: Config) -> int:
+def _tiles(problem: MatmulAllReduce, config: Config) -> int:
     return tiles_of(problem.m, problem.n, config["BLOCK_M"], config["BLOCK_N"])
 
 

@@ -221,7 +221,7 @@ class Overlap(Variant):
 
     name = "overlap"
 
-    def unsupported_reason(self, problem: Any, hardware: Hardware) -> str | None:
+    def unsupported_reason(self, problem: MatmulReduceScatter, hardware: Hardware) -> str | None:
         if problem.world_size == 1:
             return "one rank has no peers"
         if problem.shard_columns % 16:
@@ -230,16 +230,18 @@ class Overlap(Variant):
             return "its elements are counted in 32 bits"
         return None
 
-    def space(self, problem: Any, hardware: Hardware) -> Space:
+    def space(self, problem: MatmulReduceScatter, hardware: Hardware) -> Space:
         space = copy_space(problem, hardware)
         if problem.scatter_dim == 1:  # shards are not rows of one matmul
             space = {**space, "CHUNKS_PER_WAIT": (1,)}
         return space
 
-    def seed_configs(self, problem: Any, hardware: Hardware) -> list[dict[str, Any]]:
+    def seed_configs(
+        self, problem: MatmulReduceScatter, hardware: Hardware
+    ) -> list[dict[str, Any]]:
         return first_copies(problem, self.space(problem, hardware), rows_at_once=512)
 
-    def plan(self, problem: Any, fabric: Fabric, config: Config) -> Plan:
+    def plan(self, problem: MatmulReduceScatter, fabric: Fabric, config: Config) -> Plan:
         return OverlapPlan(problem, fabric, config)
 
 

@@ -29,6 +29,7 @@ from taxfree_kernels.device.peers import Peers, translate
 from taxfree_kernels.device.tiles import swizzle2d, xcd_swizzle
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.hardware import Hardware
+from taxfree_kernels.matmul_reduce_scatter.problem import MatmulReduceScatter
 from taxfree_kernels.matmul_reduce_scatter.shards import owner_of_tile, tiles_of_shards
 from taxfree_kernels.reduction import spaces
 from taxfree_kernels.reduction.constants import staggered_tiles
@@ -127,11 +128,13 @@ class Push(FusedVariant):
 
     name = "push"
 
-    def space(self, problem: Any, hardware: Hardware) -> Space:
+    def space(self, problem: MatmulReduceScatter, hardware: Hardware) -> Space:
         pieces = (1, 2, 4) if hardware.backend != "interpreter" else (1, 2)
         return {**super().space(problem, hardware), "PIECES": pieces, "STAGGERED": (False, True)}
 
-    def seed_configs(self, problem: Any, hardware: Hardware) -> list[dict[str, Any]]:
+    def seed_configs(
+        self, problem: MatmulReduceScatter, hardware: Hardware
+    ) -> list[dict[str, Any]]:
         counts = self.space(problem, hardware)["PIECES"]
         configs = []
         for config in super().seed_configs(problem, hardware):
@@ -140,13 +143,15 @@ class Push(FusedVariant):
             configs.append(spaces.staggered_if_worth_it(problem, hardware, config, tiles))
         return distinct([*configs, {**configs[0], "STAGGERED": False}])
 
-    def prune_reason(self, problem: Any, hardware: Hardware, config: Config) -> str | None:
+    def prune_reason(
+        self, problem: MatmulReduceScatter, hardware: Hardware, config: Config
+    ) -> str | None:
         tiles, _ = _tiles_and_sums(problem, config)
         reason = spaces.staggered_prune_reason(hardware, config, tiles, problem.k)
         return reason or super().prune_reason(problem, hardware, config)
 
-    def plan(self, problem: Any, fabric: Fabric, config: Config) -> Plan:
-        def layout(problem: Any) -> Layout:
+    def plan(self, problem: MatmulReduceScatter, fabric: Fabric, config: Config) -> Plan:
+        def layout(problem: MatmulReduceScatter) -> Layout:
             tiles, sums = _tiles_and_sums(problem, config)
             rows, columns = problem.shard_rows, problem.shard_columns
             sizes = (rows, columns, padded_elements(rows, columns), padded_columns(columns))
@@ -160,7 +165,7 @@ class Push(FusedVariant):
         return FusedPlan(problem, fabric, config, _push, layout, constants)
 
 
-def _tiles_and_sums(problem: Any, config: Config) -> tuple[int, int]:
+def _tiles_and_sums(problem: MatmulReduceScatter, config: Config) -> tuple[int, int]:
     """Tiles of the partial sum, and programs that add."""
     block_m = config["BLOCK_M"]
     owner_tiles = -(-problem.shard_columns // config["BLOCK_N"])
@@ -171,7 +176,9 @@ def _tiles_and_sums(problem: Any, config: Config) -> tuple[int, int]:
     return tiles, (-(-problem.shard_rows // block_m) + 1) * owner_tiles
 
 
-def _pieces(problem: Any, hardware: Hardware, config: Config, counts: tuple[int, ...]) -> int:
+def _pieces(
+    problem: MatmulReduceScatter, hardware: Hardware, config: Config, counts: tuple[int, ...]
+) -> int:
     """Pieces per own tile to be added, so that all compute units take part; 1 for few rows."""
     if min(problem.shard_rows, config["BLOCK_M"]) < 32:
         return counts[0]

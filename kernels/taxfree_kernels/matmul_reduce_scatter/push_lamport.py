@@ -18,8 +18,6 @@ without rows are refused.
 
 from __future__ import annotations
 
-from typing import Any
-
 import triton
 import triton.language as tl
 
@@ -29,6 +27,7 @@ from taxfree_kernels.device.peers import Peers, translate
 from taxfree_kernels.device.tiles import swizzle2d, xcd_swizzle
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.hardware import Hardware
+from taxfree_kernels.matmul_reduce_scatter.problem import MatmulReduceScatter
 from taxfree_kernels.matmul_reduce_scatter.shards import owner_of_tile, tiles_of_shards
 from taxfree_kernels.reduction import spaces
 from taxfree_kernels.reduction.constants import lanes_of
@@ -122,21 +121,23 @@ class PushLamport(LamportVariant):
 
     name = "push_lamport"
 
-    def unsupported_reason(self, problem: Any, hardware: Hardware) -> str | None:
+    def unsupported_reason(self, problem: MatmulReduceScatter, hardware: Hardware) -> str | None:
         if not all(problem.rows_of(rank) for rank in range(problem.world_size)):
             return "a rank without rows would hear from nobody"
         return super().unsupported_reason(problem, hardware)
 
-    def prune_reason(self, problem: Any, hardware: Hardware, config: Config) -> str | None:
+    def prune_reason(
+        self, problem: MatmulReduceScatter, hardware: Hardware, config: Config
+    ) -> str | None:
         words = config["BLOCK_M"] * config["BLOCK_N"] // 2
         crowded = spaces.words_prune_reason(hardware, config, words, 1, 64)
         return crowded or super().prune_reason(problem, hardware, config)
 
-    def words(self, problem: Any, config: Config) -> int:
+    def words(self, problem: MatmulReduceScatter, config: Config) -> int:
         return int(problem.world_size * _stride_source(problem, config))
 
-    def plan(self, problem: Any, fabric: Fabric, config: Config) -> Plan:
-        def layout(problem: Any) -> Layout:
+    def plan(self, problem: MatmulReduceScatter, fabric: Fabric, config: Config) -> Plan:
+        def layout(problem: MatmulReduceScatter) -> Layout:
             rows, columns = problem.shard_rows, problem.shard_columns
             tiles = tiles_of(problem.m, columns, config["BLOCK_M"], config["BLOCK_N"])
             if problem.scatter_dim == 1:
@@ -151,14 +152,14 @@ class PushLamport(LamportVariant):
         return LamportPlan(problem, fabric, config, _push_lamport, layout, constants)
 
 
-def _stride_source(problem: Any, config: Config) -> int:
+def _stride_source(problem: MatmulReduceScatter, config: Config) -> int:
     """Words of a shard, a multiple of 64 bytes."""
     tiles = tiles_of(problem.shard_rows, problem.shard_columns, 1, config["BLOCK_N"])
     words = tiles * config["BLOCK_N"] // 2
     return -(-words // 16) * 16
 
 
-def _rows_at_once(problem: Any, hardware: Hardware, config: Config) -> int:
+def _rows_at_once(problem: MatmulReduceScatter, hardware: Hardware, config: Config) -> int:
     """Rows of a tile that a program adds at once: a shard's, if it can hold that many.
 
     A few rows get the lanes of more: see :func:`lanes_of`.

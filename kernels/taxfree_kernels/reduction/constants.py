@@ -6,16 +6,20 @@ Part of what is measured, so included in the kernels' hash; what is searched is 
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from taxfree_kernels.hardware import Hardware
+from taxfree_kernels.problem import PartialSum
 from taxfree_kernels.spaces import power_of_2
 from taxfree_kernels.variant import Config
+
+if TYPE_CHECKING:
+    from taxfree_kernels.matmul_all_reduce.problem import MatmulAllReduce
 
 TILE_META_PARAMETERS = ("BLOCK_M", "BLOCK_N", "BLOCK_K", "GROUP_M", "SPLIT_K", "SWAP_AB", "TMA")
 
 
-def tile_constants(problem: Any, config: Config) -> dict[str, Any]:
+def tile_constants(problem: PartialSum, config: Config) -> dict[str, Any]:
     """The constants by which a kernel computes tiles of a partial sum."""
     return {knob: config[knob] for knob in TILE_META_PARAMETERS} | {
         "XCDS": config.get("XCDS", 1),
@@ -45,6 +49,6 @@ def lanes_of(hardware: Hardware, config: Config, words: int) -> int:
     return max(words, 4 * config["num_warps"] * hardware.warp_size)
 
 
-def block_row(problem: Any) -> int:
+def block_row(problem: MatmulAllReduce) -> int:
     """Lanes for a row that is normalised; 0 when none is."""
     return power_of_2(problem.n, 1) if problem.rms_norm else 0

@@ -14,6 +14,7 @@ from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.fabric.heap import Pool
 from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.launch import Kernel, compile_options, pdl_options
+from taxfree_kernels.problem import PartialSum
 from taxfree_kernels.reduction import spaces
 from taxfree_kernels.reduction.constants import tile_constants, tiles_per_signal
 from taxfree_kernels.variant import Config, Plan, Space, Variant, resized
@@ -49,7 +50,7 @@ class FusedPlan(Plan):
 
     def __init__(
         self,
-        problem: Any,
+        problem: PartialSum,
         fabric: Fabric,
         config: Config,
         function: Any,
@@ -129,22 +130,22 @@ class FusedPlan(Plan):
 class FusedVariant(Variant):
     """Tiles of a partial sum that are sent as they are finished."""
 
-    def unsupported_reason(self, problem: Any, hardware: Hardware) -> str | None:
+    def unsupported_reason(self, problem: PartialSum, hardware: Hardware) -> str | None:
         if problem.world_size == 1:
             return "one rank has no peers"
         if problem.elements > 1 << 30:
             return "its elements are counted in 32 bits"
         return None
 
-    def space(self, problem: Any, hardware: Hardware) -> Space:
+    def space(self, problem: PartialSum, hardware: Hardware) -> Space:
         return {
             **spaces.tile_space(problem, hardware),
             "SIGNALS": spaces.signal_counts(hardware, spaces.MOST_SIGNALS),
             "WIRE": problem.wires,
         }
 
-    def seed_configs(self, problem: Any, hardware: Hardware) -> list[dict[str, Any]]:
+    def seed_configs(self, problem: PartialSum, hardware: Hardware) -> list[dict[str, Any]]:
         return spaces.seed_configs(problem, hardware, self.space(problem, hardware))
 
-    def prune_reason(self, problem: Any, hardware: Hardware, config: Config) -> str | None:
+    def prune_reason(self, problem: PartialSum, hardware: Hardware, config: Config) -> str | None:
         return spaces.prune_reason(problem, hardware, config)

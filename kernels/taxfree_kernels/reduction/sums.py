@@ -9,6 +9,7 @@ import torch
 
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.launch import Kernel
+from taxfree_kernels.problem import PartialSum
 from taxfree_kernels.variant import Plan, Step, resized
 from taxfree_kernels.vendor import matmul_into
 
@@ -23,13 +24,13 @@ class SumPlan(Plan):
     launches = 2
     _kernel: Kernel
 
-    def __init__(self, problem: Any, fabric: Fabric, elements: int) -> None:
+    def __init__(self, problem: PartialSum, fabric: Fabric, elements: int) -> None:
         self._problem = problem
         self._partials = fabric.workspace.scratch(((elements,), getattr(torch, problem.dtype)))
         self._sized = fabric.workspace.by_size(self._of_size)
 
     @abstractmethod
-    def _launch(self, problem: Any) -> tuple[int, tuple[Any, ...]]:
+    def _launch(self, problem: PartialSum) -> tuple[int, tuple[Any, ...]]:
         """The grid of the kernel, and its last arguments."""
 
     def _of_size(self, m: int) -> tuple[torch.Tensor, torch.Tensor, Kernel]:

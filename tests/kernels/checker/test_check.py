@@ -22,10 +22,9 @@ from taxfree_kernels.checker import (
     check_variant,
     checkable_variants,
 )
-from taxfree_kernels.checker.check import SEEDS
+from taxfree_kernels.checker.check import SEEDS, WORLD_SIZES
 from taxfree_kernels.checker.coverage import Coverage, Executed
 from taxfree_kernels.checker.mutate import mutants
-from taxfree_kernels.checker.problems import WORLD_SIZES, tiny_problems
 from taxfree_kernels.device import sync
 from taxfree_kernels.device.peers import Group, Peers, translate
 from taxfree_kernels.errors import PlanError
@@ -33,7 +32,7 @@ from taxfree_kernels.fabric import barrier as device_barrier
 from taxfree_kernels.fabric.barrier import DeviceBarrier
 from taxfree_kernels.hardware import KNOWN
 from taxfree_kernels.launch import Kernel
-from taxfree_kernels.variant import operation_names, problem_class, variants
+from taxfree_kernels.variant import operation_names, operation_shapes, problem_class, variants
 from tests.sample import Sample
 
 OP = "all_gather_matmul"
@@ -56,7 +55,7 @@ def seeds(problems: Sequence[Any], sample: Sample, most: int = SEEDS) -> list[in
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(("op", "name"), VARIANTS)
 def test_a_variant_holds_its_protocol(op, name, sample):
-    problems = [problem for world in WORLD_SIZES for problem in tiny_problems(op, world)]
+    problems = [problem for world in WORLD_SIZES for problem in operation_shapes(op).tiny(world)]
     checked = check_variant(op, name, problems, seeds(problems, sample))
     assert checked.violation is None, str(checked)
     assert (checked.verdict == "nothing to check") == (name in WITHOUT_KERNELS)
@@ -99,7 +98,7 @@ def test_some_tiny_problem_is_for_each_variant_that_any_is_for(world_size):
         return {
             name
             for name, variant in variants(op).items()
-            for problem in tiny_problems(op, ranks)
+            for problem in operation_shapes(op).tiny(ranks)
             if variant.unsupported_reason(problem, KNOWN["h200"]) is None
         }
 

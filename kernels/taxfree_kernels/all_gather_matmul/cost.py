@@ -1,14 +1,14 @@
-"""What the variants of all_gather_matmul consist of."""
+"""The pieces of all_gather_matmul's variants."""
 
 from __future__ import annotations
 
 import math
-from typing import Any
 
-from taxfree.cost_model.machines import Machine
-from taxfree.cost_model.pieces import (
+from taxfree_kernels.all_gather_matmul.problem import AllGatherMatmul
+from taxfree_kernels.cost.machines import Machine
+from taxfree_kernels.cost.pieces import (
     ITEM_BYTES,
-    Config,
+    CostModel,
     Formula,
     Piece,
     announced_copy_us,
@@ -21,17 +21,18 @@ from taxfree.cost_model.pieces import (
     matmul,
     matmul_us,
     own_collective,
+    product_us,
     tiles_us,
 )
+from taxfree_kernels.variant import Config
 
 
-def _shard_bytes(problem: Any) -> float:
-    size: int = problem.slot_bytes
-    return size / int(problem.world_size)
+def _shard_bytes(problem: AllGatherMatmul) -> float:
+    return problem.slot_bytes / problem.world_size
 
 
 def _library(*, registered: bool) -> Formula:
-    def formula(machine: Machine, problem: Any, config: Config) -> list[Piece]:
+    def formula(machine: Machine, problem: AllGatherMatmul, config: Config) -> list[Piece]:
         shard = _shard_bytes(problem)
         pieces = []
         if registered or (problem.gather_dim == 0 and problem.m % problem.world_size):
@@ -40,12 +41,12 @@ def _library(*, registered: bool) -> Formula:
         pieces.append(collective(machine, peers * shard, peers, registered=registered))
         if problem.gather_dim == 1 and problem.m > 1:
             pieces.append(copy(machine, problem.slot_bytes, views=True))
-        return [*pieces, matmul(machine, problem.m, problem.n, problem.k)]
+        return [*pieces, matmul(machine, problem)]
 
     return formula
 
 
-def _exchange(machine: Machine, problem: Any, config: Config) -> float:
+def _exchange(machine: Machine, problem: AllGatherMatmul, config: Config) -> float:
     """Time to exchange the shards, by programs that send one chunk each, or SENDERS that loop."""
     world, chunks, shard = problem.world_size, config["CHUNKS"], _shard_bytes(problem)
     to_self = "SENDERS" in config and problem.tiles_mix_ranks(config["BLOCK_M"])
@@ -56,16 +57,16 @@ def _exchange(machine: Machine, problem: Any, config: Config) -> float:
     return exchange_us(machine, (world - 1) * shard, shard / chunks, block, rounds)
 
 
-def _one_shot(machine: Machine, problem: Any, config: Config) -> list[Piece]:
+def _one_shot(machine: Machine, problem: AllGatherMatmul, config: Config) -> list[Piece]:
     gather = _exchange(machine, problem, config)
     return [
         own_collective(machine, [gather], 2 * problem.slot_bytes),
-        matmul(machine, problem.m, problem.n, problem.k),
+        matmul(machine, problem),
     ]
 
 
 def _push(*, tma: bool) -> Formula:
-    def formula(machine: Machine, problem: Any, config: Config) -> list[Piece]:
+    def formula(machine: Machine, problem: AllGatherMatmul, config: Config) -> list[Piece]:
         tiles, wave = tiles_us(machine, problem, config, tma=tma)
         send = _exchange(machine, problem, config)
         if problem.gather_dim == 1:  # the first wave computes its own share of K before it waits
@@ -92,7 +93,9 @@ def _in_turns(begin: float, parts: int, send: float, work: float) -> float:
     return end
 
 
-def _waves_of_rows(machine: Machine, problem: Any, tiles: float, wave: float, send: float) -> float:
+def _waves_of_rows(
+    machine: Machine, problem: AllGatherMatmul, tiles: float, wave: float, send: float
+) -> float:
     """Time until all tiles are finished: own rows first, then the others in order of arrival."""
     world, waves, end = problem.world_size, round(tiles / wave), 0.0
     for done in range(1, waves + 1):
@@ -102,14 +105,14 @@ def _waves_of_rows(machine: Machine, problem: Any, tiles: float, wave: float, se
     return end
 
 
-def _push_two_kernel(machine: Machine, problem: Any, config: Config) -> list[Piece]:
+def _push_two_kernel(machine: Machine, problem: AllGatherMatmul, config: Config) -> list[Piece]:
     tiles, _ = tiles_us(machine, problem, config, tma=False)
     send = _exchange(machine, problem, config)
     us = machine.tile_start_us + send + tiles
     return [Piece("fused", us, 2 * machine.host_kernel_us, kernels=2)]
 
 
-def _pull(machine: Machine, problem: Any, config: Config) -> list[Piece]:
+def _pull(machine: Machine, problem: AllGatherMatmul, config: Config) -> list[Piece]:
     tiles, _ = tiles_us(machine, problem, config, tma=False)
     received = (problem.world_size - 1) * _shard_bytes(problem)
     columns = -(-problem.n // config["BLOCK_N"])
@@ -117,7 +120,7 @@ def _pull(machine: Machine, problem: Any, config: Config) -> list[Piece]:
     return [Piece("fused", machine.tile_start_us + max(tiles, pulled), machine.host_kernel_us)]
 
 
-def _overlap(machine: Machine, problem: Any, config: Config) -> list[Piece]:
+def _overlap(machine: Machine, problem: AllGatherMatmul, config: Config) -> list[Piece]:
     """Copy engines gather while the vendor's matmul computes, in parts, the rows already here.
 
     The last rank is the slowest: with ragged rows it may have none to compute in the meantime.
@@ -145,7 +148,7 @@ def _overlap(machine: Machine, problem: Any, config: Config) -> list[Piece]:
     return [Piece("fused", us, host, kernels=kernels + ops)]
 
 
-def _torch_fused(machine: Machine, problem: Any, config: Config) -> list[Piece]:
+def _torch_fused(machine: Machine, problem: AllGatherMatmul, config: Config) -> list[Piece]:
     """PyTorch's op: each rank publishes its shard; peers' are fetched and multiplied one by one.
 
     Copy engines fetch them. Barriers stand before and after the publishing copy, and at the end.
@@ -162,14 +165,17 @@ def _torch_fused(machine: Machine, problem: Any, config: Config) -> list[Piece]:
     return [composed(machine, us, ops, barriers, waits=3)]
 
 
-ALL_GATHER_MATMUL: dict[str, Formula] = {
-    "baseline": _library(registered=False),
-    "registered": _library(registered=True),
-    "one_shot": _one_shot,
-    "push": _push(tma=False),
-    "push_tma": _push(tma=True),
-    "push_two_kernel": _push_two_kernel,
-    "pull": _pull,
-    "overlap": _overlap,
-    "torch_fused": _torch_fused,
-}
+COST = CostModel(
+    vendor_us=product_us,
+    variants={
+        "baseline": _library(registered=False),
+        "registered": _library(registered=True),
+        "one_shot": _one_shot,
+        "push": _push(tma=False),
+        "push_tma": _push(tma=True),
+        "push_two_kernel": _push_two_kernel,
+        "pull": _pull,
+        "overlap": _overlap,
+        "torch_fused": _torch_fused,
+    },
+)

@@ -5,16 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
-from taxfree.cost_model.machines import Machine
-from taxfree_kernels.variant import op_of
+from taxfree_kernels.cost.machines import Machine
+from taxfree_kernels.problem import MatmulProblem
+from taxfree_kernels.variant import Config
 
 ITEM_BYTES = 2  # of float16 and bfloat16, which all problems have
 _GEMM_ROWS = 64  # a matrix instruction's rows, to which M is rounded up
 _VENDOR_TILE = 128, 64
-
-Config = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -38,7 +37,22 @@ class Piece:
     kernels: int = 1
 
 
-Formula = Callable[[Machine, Any, Config], list[Piece]]
+#: (machine, problem, config) -> the pieces of a call, in order
+Formula = Callable[..., list[Piece]]
+
+
+@dataclass(frozen=True)
+class CostModel:
+    """The formulas of an operation.
+
+    Args:
+        variants: name -> formula.
+        vendor_us: (machine, problem) -> microseconds of the vendor's kernel on what a rank computes
+            itself; None where that is not modelled.
+    """
+
+    variants: Mapping[str, Formula]
+    vendor_us: Callable[..., float] | None = None
 
 
 def matmul_us(machine: Machine, m: int, n: int, k: int) -> float:
@@ -51,10 +65,8 @@ def matmul_us(machine: Machine, m: int, n: int, k: int) -> float:
     return machine.matmul_start_us + 1e6 * longer + is_split * machine.split_us
 
 
-def vendor_us(machine: Machine, problem: Any) -> float:
-    """The vendor's kernel on what a rank computes itself: a matmul, or attention."""
-    if op_of(problem) == "flash_decode":
-        return attention(machine, problem).us
+def product_us(machine: Machine, problem: MatmulProblem) -> float:
+    """The vendor's kernel alone, on a problem's m, n and k."""
     return matmul_us(machine, problem.m, problem.n, problem.k)
 
 
@@ -75,7 +87,9 @@ def exchange_us(
     return machine.signal_us + 1e6 * max(link, sender)
 
 
-def tiles_us(machine: Machine, problem: Any, config: Config, *, tma: bool) -> tuple[float, float]:
+def tiles_us(
+    machine: Machine, problem: MatmulProblem, config: Config, *, tma: bool
+) -> tuple[float, float]:
     """All tiles of a matmul, and one wave of them."""
     block_m, block_n = config["BLOCK_M"], config["BLOCK_N"]
     depth = problem.k / config["SPLIT_K"]
@@ -95,9 +109,9 @@ def launch_us(machine: Machine, *, tma: bool) -> float:
     return machine.host_kernel_us + tma * machine.host_descriptors_us
 
 
-def matmul(machine: Machine, m: int, n: int, k: int) -> Piece:
+def matmul(machine: Machine, problem: MatmulProblem) -> Piece:
     """The vendor's."""
-    return Piece("consumer", matmul_us(machine, m, n, k), machine.host_op_us)
+    return Piece("consumer", product_us(machine, problem), machine.host_op_us)
 
 
 def collective(
@@ -165,10 +179,3 @@ def composed(machine: Machine, us: float, ops: int, barriers: int, waits: int) -
 def announced_copy_us(machine: Machine) -> float:
     """Time of a copy by an engine and the kernel that signals it, without that of the bytes."""
     return machine.engine_us + machine.gap_us + barrier_us(machine) + machine.gap_us
-
-
-def attention(machine: Machine, problem: Any) -> Piece:
-    """Ours, of a rank's own keys."""
-    cost = problem.cost
-    longer = max(cost.flops / machine.flops_per_s, cost.memory_bytes / machine.memory_bytes_per_s)
-    return Piece("consumer", machine.tile_start_us + 1e6 * longer, machine.host_kernel_us)

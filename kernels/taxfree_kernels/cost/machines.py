@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 
-from taxfree.errors import UsageError
 from taxfree_kernels.hardware import KNOWN, Hardware
 
 
@@ -146,17 +145,6 @@ MACHINES = {
     "mi300x": _scaled(KNOWN["mi300x"], _DataSheet(1307e12, 5.3e12, 448e9)),
     "mi325x": _scaled(KNOWN["mi325x"], _DataSheet(1307e12, 6.0e12, 448e9)),
 }
-
-
-def machine(name: str) -> Machine:
-    """A machine by name.
-
-    Raises:
-        UsageError: there is no model of it.
-    """
-    if name not in MACHINES:
-        raise UsageError(f"no cost model for {name!r}", f"one of: {', '.join(MACHINES)}")
-    return MACHINES[name]
 
 
 def machine_like(hardware: Hardware) -> Machine | None:
