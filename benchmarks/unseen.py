@@ -2,7 +2,7 @@
 
     python -m benchmarks.unseen           # a table
     python -m benchmarks.unseen --json    # the same rows, the settings and a summary
-    python -m benchmarks.unseen --write   # taxfree/_runtime/prediction.json for dispatch, and the document
+    python -m benchmarks.unseen --write   # taxfree/_runtime/prediction.json, and the document
     python -m benchmarks.unseen --refit   # without what the cost model knows of a family; minutes
 
 A family is what shares n and k (attention: heads and their sizes). For each family with results or

@@ -70,7 +70,9 @@ class TestOneMore:
         (tuned,) = json.loads(author("tune", *ranks, "--trials", "2", "--json"))["rows"]
         assert tuned["measured"] == 2
         assert tuned["winner"] in (name, "baseline")
-        (record,) = json.loads(author("db", "show", "--op", op, "--gpu", "cpu", "--json"))["records"]
+        (record,) = json.loads(author("db", "show", "--op", op, "--gpu", "cpu", "--json"))[
+            "records"
+        ]
         measured = [record["winner"], *record["runners_up"]]
         assert [each["variant"] for each in measured].count(name) == 2
         rows = json.loads(author("bench", *ranks, "--json"))["rows"]
