@@ -33,7 +33,7 @@ from taxfree import devices
 from taxfree.errors import UsageError
 from taxfree.measuring.bench import deadline_s
 from taxfree.measuring.trial import Candidate
-from taxfree.shapes import ShapeRequest, expand, written
+from taxfree.shapes import ShapeRequest, expand, format_problem
 from taxfree.workers.group import WorkerGroup
 from taxfree_cli import interpreting
 from taxfree_kernels.fabric.layout import arena_bytes
@@ -144,7 +144,7 @@ def _print_all(options: argparse.Namespace) -> None:
         interpreting.announce(options.op, problems)
     found = emulations(options.op, problems, fabric, options.attempts, options.repetitions, here)
     for problem, emulated in found:
-        print(written(options.op, dataclasses.asdict(problem)))
+        print(format_problem(options.op, dataclasses.asdict(problem)))
         for each in emulated:
             config = " ".join(f"{name}={value}" for name, value in each.candidate.config.items())
             us = "-" if each.timing is None else f"{each.timing.median_us:.1f} us {word}"

@@ -29,7 +29,7 @@ from typing import Any
 from benchmarks.documents import is_todays, rows_of, table, us
 from taxfree.fingerprints import size_field
 from taxfree.measuring.results import DISPATCH, Row, by_problem, fastest
-from taxfree.shapes import heading, written
+from taxfree.shapes import format_problem, heading
 from taxfree_cli.bench_views import plot
 
 ROOT = Path(__file__).parents[1]
@@ -222,7 +222,7 @@ def summary(root: Path, machine: str) -> str:
             fields = {f: v for f, v in group[0].problem.items() if f not in _UNSAID}
             named = [_named(ours), _us(dispatch), _named(library)]
             times = library.median_us / dispatch.median_us
-            lines.append([f"{op} {written(op, fields)}", *named, f"{times:.2f}"])
+            lines.append([f"{op} {format_problem(op, fields)}", *named, f"{times:.2f}"])
     return f"\n{table(header, lines, text=[0])}\n{SUMMARY_CAPTION}{_age(shown)}\n\n"
 
 

@@ -1,4 +1,4 @@
-"""Measures what it costs that fused kernels note what their programs do, over a sweep.
+"""Measures what it costs that fused kernels record what their programs do, over a sweep.
 
     python -m benchmarks.timeline_cost --gpus 4 --dtype bfloat16 --picture "m=64 n=3584 k=8192"
 
@@ -21,7 +21,7 @@ from benchmarks.commands import exit_code, keep
 from taxfree.errors import UsageError
 from taxfree.measuring.bench import candidates, deadline_s, group_for
 from taxfree.profiling import explain, program_trace
-from taxfree.shapes import ShapeRequest, choose, written
+from taxfree.shapes import ShapeRequest, choose, format_problem
 from taxfree.workers.group import WorkerGroup
 from taxfree_cli.bench import Asked, what_is_asked
 from taxfree_kernels.variant import variants
@@ -33,7 +33,7 @@ _GPU_REPETITIONS, _HOST_REPETITIONS = 15, 3  # of a round
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """What noting costs one variant on one problem.
+    """What tracing costs one variant on one problem.
 
     Args:
         op, problem, variant, config: what runs.
@@ -54,17 +54,17 @@ class Row:
 
     def __str__(self) -> str:
         return (
-            f"{written(self.op, self.problem)} {self.variant}: "
-            f"{statistics.median(self.plain_us):.2f} us, {self.cost:+.1%} when it notes"
+            f"{format_problem(self.op, self.problem)} {self.variant}: "
+            f"{statistics.median(self.plain_us):.2f} us, {self.cost:+.1%} when it records"
         )
 
 
-def costs(asked: Asked, plain: WorkerGroup, noting: WorkerGroup, rounds: int) -> Iterator[Row]:
+def costs(asked: Asked, plain: WorkerGroup, tracing: WorkerGroup, rounds: int) -> Iterator[Row]:
     """Time every fused variant of each problem.
 
     Args:
         asked: problems of one world size.
-        plain, noting: ranks of the usual build, and of the one that notes.
+        plain, tracing: ranks of the usual build, and of the one that records.
         rounds: in which the two take turns.
     """
     on_host = asked.fabric == "host"
@@ -89,11 +89,11 @@ def costs(asked: Asked, plain: WorkerGroup, noting: WorkerGroup, rounds: int) ->
             outcomes = plain.call(
                 "taxfree.measuring.trial:try_candidates", modes=(mode,), **arguments
             )[0]
-            notes = noting.call("taxfree.profiling.program_trace:note_calls", **arguments)[0]
-            for row, outcome, note in zip(rows, outcomes, notes, strict=True):
+            traces = tracing.call("taxfree.profiling.program_trace:trace_programs", **arguments)[0]
+            for row, outcome, trace in zip(rows, outcomes, traces, strict=True):
                 if outcome.state == "measured":
                     row.plain_us.append(outcome.timings[mode].median_us)
-                    row.noted_us.append(statistics.median(note.call_us.max(axis=0).tolist()))
+                    row.noted_us.append(statistics.median(trace.call_us.max(axis=0).tolist()))
         yield from (row for row in rows if row.plain_us)
 
 
@@ -142,9 +142,9 @@ def _measure(options: argparse.Namespace) -> None:
     try:
         with (
             group_for(asked.problems, asked.fabric) as plain,
-            group_for(asked.problems, asked.fabric, variables) as noting,
+            group_for(asked.problems, asked.fabric, variables) as tracing,
         ):
-            for row in costs(asked, plain, noting, ROUNDS):
+            for row in costs(asked, plain, tracing, ROUNDS):
                 print(row, flush=True)
                 rows.append(row)
         for picture in pictures(asked, options.picture):

@@ -16,7 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from taxfree.errors import BelowTarget, UsageError, WorkerLost, WrongResult
 from taxfree.measuring import results
-from taxfree.shapes import choose, written
+from taxfree.shapes import choose, format_problem
 from taxfree_cli import interpreting, options
 from taxfree_cli.bench_views import plot as draw
 from taxfree_cli.bench_views import print_comparison, print_problem, require_picture
@@ -236,7 +236,8 @@ def fail_if_broken(skipped: Sequence[results.Skipped]) -> None:
         if broken:
             first = broken[0]
             raise error(
-                f"{first.variant} {verb} on {written(first.op, first.problem)}: {first.reason}",
+                f"{first.variant} {verb} on {format_problem(first.op, first.problem)}: "
+                f"{first.reason}",
                 f"{len(broken)} in all; they were not timed",
             )
 
@@ -244,7 +245,7 @@ def fail_if_broken(skipped: Sequence[results.Skipped]) -> None:
 def _fail_if_below(rows: Sequence[results.Row], least: float) -> None:
     slow = results.below(rows, least)
     if slow:
-        named = "; ".join(f"{written(r.op, r.problem)}: {r.speedup or 0:.2f}x" for r in slow)
+        named = "; ".join(f"{format_problem(r.op, r.problem)}: {r.speedup or 0:.2f}x" for r in slow)
         raise BelowTarget(
             f"dispatch is less than {least:g}x as fast as the baseline: {named}",
             "tune these shapes with more --trials",

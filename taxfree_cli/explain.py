@@ -12,7 +12,7 @@ import typer
 
 from taxfree.errors import TaxfreeError, UsageError
 from taxfree.measuring import results
-from taxfree.shapes import choose, written
+from taxfree.shapes import choose, format_problem
 from taxfree_cli import options
 from taxfree_cli.bench import Asked, OnlyVariants, fail_if_broken, watched, what_is_asked
 from taxfree_cli.bench_views import require_picture, us
@@ -180,7 +180,7 @@ def _write_timelines(
     if trace_path is not None:
         results.write(trace_path, json_module.dumps(trace(found)))
     if picture is not None:
-        title = f"{written(explanation.op, explanation.problem)}, {explanation.hardware}"
+        title = f"{format_problem(explanation.op, explanation.problem)}, {explanation.hardware}"
         draw_timelines(found, title, picture)
 
 
@@ -195,7 +195,7 @@ def _fail_below_bound(explained: Sequence[Explanation]) -> None:
             account = pipeline.slowest
             if account.is_below_bound() and not explanation.is_modelled:
                 raise TaxfreeError(
-                    f"{pipeline.variant} on {written(explanation.op, explanation.problem)} is "
-                    f"faster than its bound of {us(account.t_bound_us)} us",
+                    f"{pipeline.variant} on {format_problem(explanation.op, explanation.problem)} "
+                    f"is faster than its bound of {us(account.t_bound_us)} us",
                     "the bound's rates or the time are wrong: was another program on the GPUs?",
                 )

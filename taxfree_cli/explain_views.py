@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from rich.table import Table
 from rich.text import Text
 
-from taxfree.shapes import heading, written
+from taxfree.shapes import format_problem, heading
 from taxfree_cli.bench_views import bounds_line, save_picture, us, without_frame
 from taxfree_cli.output import results
 from taxfree_cli.record_views import words
@@ -48,7 +48,7 @@ def print_explanation(explanation: Explanation) -> None:
 def lines(explanation: Explanation, width: int) -> list[Text | Table]:
     """One problem as lines that fit `width` characters."""
     modelled = " modelled" if explanation.is_modelled else ""
-    title = f"{explanation.op} {written(explanation.op, explanation.problem)}"
+    title = f"{explanation.op} {format_problem(explanation.op, explanation.problem)}"
     limits = f"{explanation.hardware}: {bounds_line(explanation.bounds)}{modelled}"
     found: list[Text | Table] = [*_wrapped(title, width, style="bold"), *_wrapped(limits, width)]
     for pipeline in explanation.pipelines:
@@ -109,7 +109,7 @@ def _pipeline(pipeline: Pipeline, width: int, modelled: str) -> list[Text | Tabl
     if account.unsplit:
         found += _remark(account.unsplit, width)
     found.append(_tax("bound", account.t_bound_us, None, account, width, modelled))
-    if pipeline.stamped is not None:
+    if pipeline.timed is not None:
         for problem in account.problems():
             found += _wrapped(f"open: {problem}", width, 2, "red")
         found += _instrument(pipeline, width)
@@ -164,20 +164,22 @@ def _remark(text: str, width: int) -> list[Text]:
 
 def _instrument(pipeline: Pipeline, width: int) -> list[Text]:
     """How exact it is, and what steps take elsewhere than in place."""
-    assert pipeline.stamped is not None
-    measured = pipeline.stamped.measurement
+    assert pipeline.timed is not None
+    measured = pipeline.timed.measurement
     clock = f"the clock moves by {us(measured.alignment.step_ns * 1e-3, 3)} us"
-    if measured.notes is None:
-        reading = us(float(measured.stamp_us().max()), 3)
+    if measured.trace is None:
+        reading = us(float(measured.clock_reading_us().max()), 3)
         said = [f"a clock reading adds {reading} us, taken off each step; {clock}"]
     else:
-        notes_us = measured.notes_us()
-        share = notes_us / (pipeline.slowest.t_graph_us or pipeline.slowest.t_eager_us)
-        said = [f"noting what programs do adds {_signed(notes_us)} us, {share:.0%}; {clock}"]
-    alone = pipeline.stamped.alone
+        program_trace_us = measured.program_trace_us()
+        share = program_trace_us / (pipeline.slowest.t_graph_us or pipeline.slowest.t_eager_us)
+        said = [
+            f"tracing what programs do adds {_signed(program_trace_us)} us, {share:.0%}; {clock}"
+        ]
+    alone = pipeline.timed.alone
     if alone:
         each = " + ".join(f"{step.name} {us(step.us)}{_at(step.mhz)}" for step in alone)
-        in_place = pipeline.stamped.mhz.get("graph")
+        in_place = pipeline.timed.mhz.get("graph")
         said.append(
             f"alone: {each} = {us(sum(step.us for step in alone))} us; the whole in a graph"
             f"{_at(in_place)}"
@@ -268,7 +270,7 @@ def sweep_title(explained: Sequence[Explanation]) -> str:
     differ = varying([each.problem for each in explained])
     same = {name: value for name, value in first.problem.items() if name not in differ}
     modelled = ", modelled" if first.is_modelled else ""
-    return f"{first.op} {written(first.op, same)}, {first.hardware}, us{modelled}"
+    return f"{first.op} {format_problem(first.op, same)}, {first.hardware}, us{modelled}"
 
 
 def sweep(explained: Sequence[Explanation], width: int) -> Table:
@@ -290,7 +292,7 @@ def sweep(explained: Sequence[Explanation], width: int) -> Table:
 def _marked(pipeline: Pipeline) -> str:
     """The variant's name: * where dispatch picks it, ! where its account is open."""
     picked = "*" if pipeline.is_dispatched else ""
-    is_open = pipeline.stamped is not None and pipeline.slowest.problems()
+    is_open = pipeline.timed is not None and pipeline.slowest.problems()
     return f"{pipeline.variant}{picked}{'!' if is_open else ''}"
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from taxfree.shapes import written
+from taxfree.shapes import format_problem
 from taxfree_cli.output import note, warn
 from taxfree_kernels.variant import op_of
 
@@ -22,6 +22,6 @@ def announce(problems: Sequence[Any]) -> None:
     if seconds > _LONG_S:
         times = f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} minutes"
         warn(
-            f"a call of {written(op_of(largest), asdict(largest))} takes some {times} interpreted, "
-            "a candidate several calls; --shapes demo is small"
+            f"a call of {format_problem(op_of(largest), asdict(largest))} takes some {times} "
+            "interpreted, a candidate several calls; --shapes demo is small"
         )

@@ -17,7 +17,7 @@ from rich.live import Live
 from rich.text import Text
 
 from taxfree.errors import TaxfreeError, UsageError
-from taxfree.shapes import choose, written
+from taxfree.shapes import choose, format_problem
 from taxfree_cli import interpreting, options
 from taxfree_cli.output import messages, note, print_json, print_table, rank, warn
 from taxfree_cli.record_views import words
@@ -164,7 +164,7 @@ def _dry_run(
         return
     headings = ("op", "problem", "variant", "config", "registers", "spilled", "shared", "refused")
     shown = [
-        row | {"problem": written(row["op"], row["problem"]), "config": words(row["config"])}
+        row | {"problem": format_problem(row["op"], row["problem"]), "config": words(row["config"])}
         for row in rows
     ]
     print_table(headings, [[row[heading] for heading in headings] for row in shown])
@@ -303,7 +303,7 @@ def _print(rows: Sequence[dict[str, Any]], skipped: Sequence[dict[str, Any]], js
         [
             (
                 row["op"],
-                written(row["op"], row["problem"]),
+                format_problem(row["op"], row["problem"]),
                 row["winner"],
                 row["median_us"],
                 row["baseline_us"],
@@ -317,7 +317,7 @@ def _print(rows: Sequence[dict[str, Any]], skipped: Sequence[dict[str, Any]], js
 
 
 def _text(problem: Any) -> str:
-    return f"{op_of(problem)} {written(op_of(problem), asdict(problem))}"
+    return f"{op_of(problem)} {format_problem(op_of(problem), asdict(problem))}"
 
 
 class _Progress:

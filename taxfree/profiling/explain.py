@@ -24,8 +24,8 @@ from taxfree.measuring.bounds import Bounds
 from taxfree.measuring.results import DISPATCH, Skipped
 from taxfree.measuring.trial import Candidate
 from taxfree.profiling.program_trace import Activity, activities, variables
-from taxfree.profiling.step_timer import Span, Stamped
-from taxfree.taxes import Account, Notes, accounts, slowest
+from taxfree.profiling.step_timer import Span, TimedPipeline
+from taxfree.taxes import Account, ProgramTrace, accounts, slowest
 from taxfree.workers.group import WorkerGroup
 from taxfree_kernels.variant import variants
 from taxfree_tuning_db import LookupStep
@@ -35,7 +35,7 @@ _Timed = TypeVar("_Timed", Span, Activity)
 SCHEMA = 1
 _BENCH_REPETITIONS = 3  # of what is timed before, for its bounds and the dispatcher's choice
 _GPU_REPETITIONS, _HOST_REPETITIONS = 15, 5
-_NOTED_REPETITIONS = 5  # of calls of which each program's notes are kept
+_TRACED_REPETITIONS = 5  # of calls whose programs are traced
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Pipeline:
         is_dispatched: whether the dispatcher picks it.
         kernels: of one call, counted in its graph; without graphs, the plan's own number.
         accounts: by rank.
-        stamped: the measurements behind them; None if they are modelled.
+        timed: the measurements behind them; None if they are modelled.
     """
 
     variant: str
@@ -55,7 +55,7 @@ class Pipeline:
     is_dispatched: bool
     kernels: int
     accounts: tuple[Account, ...]
-    stamped: Stamped | None
+    timed: TimedPipeline | None
 
     @property
     def slowest(self) -> Account:
@@ -110,9 +110,9 @@ class Explanation:
             "unsplit": account.unsplit,
             "open": [] if self.is_modelled else account.problems(),
         }
-        if pipeline.stamped is not None:
+        if pipeline.timed is not None:
             row["ranks"] = [_of_rank(each) for each in pipeline.accounts]
-            row |= _instrument(pipeline.stamped)
+            row |= _instrument(pipeline.timed)
         return row
 
     def dispatch_json(self) -> dict[str, Any] | None:
@@ -131,23 +131,23 @@ def _of_rank(account: Account) -> dict[str, Any]:
     return row
 
 
-def _instrument(stamped: Stamped) -> dict[str, Any]:
+def _instrument(timed: TimedPipeline) -> dict[str, Any]:
     """How the parts were measured, and what each step takes elsewhere than in place."""
-    measured = stamped.measurement
-    noted = {} if measured.notes is None else {"notes_us": measured.notes_us()}
+    measured = timed.measurement
+    traced = {} if measured.trace is None else {"program_trace_us": measured.program_trace_us()}
     in_place = np.median(measured.in_place.step_us(), axis=1).max(axis=0).tolist()
-    alone = {each.name: each for each in stamped.alone}
-    return noted | {
-        "stamp_us": float(measured.stamp_us().max()),
+    alone = {each.name: each for each in timed.alone}
+    return traced | {
+        "clock_reading_us": float(measured.clock_reading_us().max()),
         "gap_us": measured.gap_us,
         "clock_step_us": measured.alignment.step_ns * 1e-3,
         "clock_error_us": float(measured.alignment.error_ns.max()) * 1e-3,
-        "mhz": stamped.mhz,
+        "mhz": timed.mhz,
         "steps": [
             dataclasses.asdict(step)
             | {
                 "in_place_us": in_place[index],
-                "eager_us": stamped.eager_step_us[index],
+                "eager_us": timed.eager_step_us[index],
                 "alone_us": alone[step.name].us if step.name in alone else None,
                 "alone_mhz": alone[step.name].mhz if step.name in alone else None,
             }
@@ -182,22 +182,22 @@ def run(
     """
     one_build = fabric == "host"  # there, instrumented kernels cost little when not recording
     with contextlib.ExitStack() as opened:
-        noting: dict[int, WorkerGroup] = {}
+        tracing: dict[int, WorkerGroup] = {}
         groups = bench.on_groups(problems, fabric, variables(fabric) if one_build else None)
         for group, problem in groups:
             world_size = problem.world_size
             if one_build:
-                noting[world_size] = group
-            elif world_size not in noting:
+                tracing[world_size] = group
+            elif world_size not in tracing:
                 alike = [each for each in problems if each.world_size == world_size]
-                noting[world_size] = opened.enter_context(
+                tracing[world_size] = opened.enter_context(
                     bench.group_for(alike, fabric, variables(fabric))
                 )
             result = bench.run_one(group, op, problem, knowledge, only, _BENCH_REPETITIONS)
-            yield result, _explain(group, noting[world_size], result)
+            yield result, _explain(group, tracing[world_size], result)
 
 
-def _explain(group: WorkerGroup, noting: WorkerGroup, result: ProblemResult) -> Explanation:
+def _explain(group: WorkerGroup, tracing: WorkerGroup, result: ProblemResult) -> Explanation:
     on_host = result.hardware.backend == "interpreter"
     picked = Candidate(result.choice.variant, result.choice.config)
     known = {
@@ -209,7 +209,7 @@ def _explain(group: WorkerGroup, noting: WorkerGroup, result: ProblemResult) -> 
         known[picked.variant] = picked
     taken = list(known.values())
     common = {"op": result.op, "problem": dataclasses.asdict(result.problem)}
-    found: list[Stamped] = group.call(
+    found: list[TimedPipeline] = group.call(
         "taxfree.profiling.step_timer:measure_pipelines",
         bench.deadline_s(result.hardware),
         **common,
@@ -217,21 +217,21 @@ def _explain(group: WorkerGroup, noting: WorkerGroup, result: ProblemResult) -> 
         repetitions=_HOST_REPETITIONS if on_host else _GPU_REPETITIONS,
     )[0]
     fused = [each for each in taken if variants(result.op)[each.variant].fused]
-    notes: list[Notes] = (
-        noting.call(
-            "taxfree.profiling.program_trace:note_calls",
+    traces: list[ProgramTrace] = (
+        tracing.call(
+            "taxfree.profiling.program_trace:trace_programs",
             bench.deadline_s(result.hardware),
             **common,
             candidates=fused,
-            repetitions=_NOTED_REPETITIONS,
+            repetitions=_TRACED_REPETITIONS,
         )[0]
         if fused
         else []
     )
-    by_variant = {each.variant: noted for each, noted in zip(fused, notes, strict=True)}
+    by_variant = {each.variant: traced for each, traced in zip(fused, traces, strict=True)}
     found = [
-        _with_notes(stamped, by_variant.get(candidate.variant))
-        for candidate, stamped in zip(taken, found, strict=True)
+        _with_trace(timed, by_variant.get(candidate.variant))
+        for candidate, timed in zip(taken, found, strict=True)
     ]
     launches = {
         row.config["variant"] if row.variant == DISPATCH else row.variant: row.launches
@@ -247,11 +247,11 @@ def _explain(group: WorkerGroup, noting: WorkerGroup, result: ProblemResult) -> 
                 candidate.variant,
                 dict(candidate.config),
                 candidate.variant == picked.variant,
-                stamped.measurement.kernels or launches[candidate.variant],
-                accounts(stamped.measurement, result.bounds),
-                stamped,
+                timed.measurement.kernels or launches[candidate.variant],
+                accounts(timed.measurement, result.bounds),
+                timed,
             )
-            for candidate, stamped in zip(taken, found, strict=True)
+            for candidate, timed in zip(taken, found, strict=True)
         ),
         result.skipped,
         result.choice,
@@ -259,9 +259,9 @@ def _explain(group: WorkerGroup, noting: WorkerGroup, result: ProblemResult) -> 
     )
 
 
-def _with_notes(stamped: Stamped, notes: Notes | None) -> Stamped:
-    measurement = dataclasses.replace(stamped.measurement, notes=notes)
-    return dataclasses.replace(stamped, measurement=measurement)
+def _with_trace(timed: TimedPipeline, trace: ProgramTrace | None) -> TimedPipeline:
+    measurement = dataclasses.replace(timed.measurement, trace=trace)
+    return dataclasses.replace(timed, measurement=measurement)
 
 
 # -- timelines --
@@ -310,26 +310,26 @@ def _rounded(timed: Span | Activity) -> list[Any]:
 
 
 def timelines(explanation: Explanation) -> tuple[Timeline, ...]:
-    """A call of each pipeline: the steps as they were timed, and what fused kernels noted."""
+    """One call of each pipeline: its timed steps, or what the programs of a fused kernel did."""
     return tuple(_timeline(pipeline) for pipeline in explanation.pipelines)
 
 
 def _timeline(pipeline: Pipeline) -> Timeline:
-    assert pipeline.stamped is not None
-    notes = pipeline.stamped.measurement.notes
-    if notes is None:
+    assert pipeline.timed is not None
+    recorded = pipeline.timed.measurement.trace
+    if recorded is None:
         return Timeline(pipeline.variant, steps=_from_zero(_middle_call(pipeline)))
-    return Timeline(pipeline.variant, activities=_from_zero(tuple(activities(notes))))
+    return Timeline(pipeline.variant, activities=_from_zero(tuple(activities(recorded))))
 
 
 def _middle_call(pipeline: Pipeline) -> tuple[Span, ...]:
     """One call of the chain that was timed, away from its ends."""
-    assert pipeline.stamped is not None
-    steps = len(pipeline.stamped.measurement.steps)
-    first = pipeline.stamped.measurement.calls // 2 * steps
+    assert pipeline.timed is not None
+    steps = len(pipeline.timed.measurement.steps)
+    first = pipeline.timed.measurement.calls // 2 * steps
     found: list[Span] = []
     for rank in range(len(pipeline.accounts)):
-        own = [span for span in pipeline.stamped.spans if span.rank == rank]
+        own = [span for span in pipeline.timed.spans if span.rank == rank]
         found += own[first : first + steps]
     return tuple(found)
 

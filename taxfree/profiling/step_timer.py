@@ -21,8 +21,8 @@ import torch.distributed as dist
 
 from taxfree.measuring import timer
 from taxfree.measuring.trial import Candidate, open_bench
-from taxfree.taxes import Alignment, Measurement, Nanoseconds, Stamps, StepInfo, Times
-from taxfree_kernels.device import stamps
+from taxfree.taxes import Alignment, ClockReadings, Measurement, Nanoseconds, StepInfo, Times
+from taxfree_kernels.device import step_clock
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.launch import Kernel
 from taxfree_kernels.variant import Step
@@ -76,7 +76,7 @@ class Span:
 
 
 @dataclass(frozen=True)
-class Stamped:
+class TimedPipeline:
     """A pipeline, timed; the same on every rank.
 
     Args:
@@ -102,7 +102,7 @@ def measure_pipelines(
     problem: dict[str, Any],
     candidates: Sequence[Candidate],
     repetitions: int,
-) -> list[Stamped]:
+) -> list[TimedPipeline]:
     """Time the parts of candidates that are known to be right; a task of the workers."""
     bench = open_bench(fabric, op, problem)
     found = []
@@ -119,7 +119,7 @@ def measure_pipelines(
     return found
 
 
-def time_steps(fabric: Fabric, pipeline: Pipeline, repetitions: int) -> Stamped:
+def time_steps(fabric: Fabric, pipeline: Pipeline, repetitions: int) -> TimedPipeline:
     """Time a pipeline and its parts; collective.
 
     Args:
@@ -161,7 +161,7 @@ def time_steps(fabric: Fabric, pipeline: Pipeline, repetitions: int) -> Stamped:
     own = _Own(first, second, _clock_step(fabric), readings, rates)
     everyone: list[_Own] = [own] * fabric.world_size
     dist.all_gather_object(everyone, own, fabric.group)
-    return _stamped(fabric, steps, _step_infos(fabric, steps), timings, everyone)
+    return _timed(fabric, steps, _step_infos(fabric, steps), timings, everyone)
 
 
 # -- sequences --
@@ -176,7 +176,7 @@ class _Sequence:
         steps: of a call.
         calls: of a chain.
         before: index of a step -> what to run before the reading that precedes it.
-        least: whether collectives run on as little data as they take.
+        latency_probe: whether steps run their latency probe instead, where they have one.
     """
 
     fabric: Fabric
@@ -184,30 +184,38 @@ class _Sequence:
     count: int
     calls: int
     before: Mapping[int, Callable[[Step], Any]] = field(default_factory=dict)
-    least: bool = False
+    latency_probe: bool = False
 
     def __post_init__(self) -> None:
         size = self.calls * self.count + 1
         self._log = torch.zeros(size, dtype=torch.int64, device=self.fabric.device)
-        self._stamp = _kernel(self.fabric, stamps.stamp) if self.fabric.has_graphs else _stamp
+        self._read_clock = (
+            _kernel(self.fabric, step_clock.read_clock)
+            if self.fabric.has_graphs
+            else _read_host_clock
+        )
 
     def __call__(self, call: int) -> None:
         for index, step in enumerate(self.steps(call)):
             if index in self.before:
                 self.before[index](step)
-            self._stamp(self._log, call * self.count + index)
-            run = step.least if self.least and step.least is not None else step.run
+            self._read_clock(self._log, call * self.count + index)
+            run = (
+                step.latency_probe
+                if self.latency_probe and step.latency_probe is not None
+                else step.run
+            )
             run()
         if call == self.calls - 1:
-            self._stamp(self._log, self.calls * self.count)
+            self._read_clock(self._log, self.calls * self.count)
 
     def read(self) -> Nanoseconds:
         """The readings of the chain that ran last."""
         return np.asarray(self._log.cpu().numpy().copy(), dtype=np.int64)
 
 
-def _stamp(log: torch.Tensor, index: int) -> None:
-    """Stands in for `stamps.stamp` on the host, where interpreting it would distort the timing."""
+def _read_host_clock(log: torch.Tensor, index: int) -> None:
+    """As `step_clock.read_clock`, on the host, where interpreting that would distort the timing."""
     log[index] = time.perf_counter_ns()
 
 
@@ -215,8 +223,8 @@ def _sequences(fabric: Fabric, pipeline: Pipeline, steps: Sequence[Step]) -> dic
     """The sequence in place, and those that differ from it in one thing."""
     make = functools.partial(_Sequence, fabric, pipeline.steps, len(steps), timer.chain_of(fabric))
     found = {"in place": make()}
-    if any(step.least is not None for step in steps):
-        found["least"] = make(least=True)
+    if any(step.latency_probe is not None for step in steps):
+        found["latency probe"] = make(latency_probe=True)
     consumer = next((i for i, step in enumerate(steps) if step.reads is not None), None)
     if consumer is not None:
         found["hot"] = make(before={consumer: _touch})
@@ -242,7 +250,7 @@ def _alone(pipeline: Pipeline, index: int) -> timer.Call:
 
 def _empty_kernels(fabric: Fabric) -> timer.Call:
     log = torch.zeros(1, dtype=torch.int64, device=fabric.device)
-    kernel = Kernel(stamps.nothing, grid=1, options={"num_warps": 1})
+    kernel = Kernel(step_clock.empty, grid=1, options={"num_warps": 1})
 
     def call(_: int) -> None:
         for _ in range(_EMPTY_KERNELS):
@@ -262,7 +270,7 @@ def _kernel(fabric: Fabric, function: Any, **constants: Any) -> Kernel:
 def _clock_step(fabric: Fabric) -> float:
     """Resolution of this device's clock, in nanoseconds."""
     log = torch.zeros(1, dtype=torch.int64, device=fabric.device)
-    _kernel(fabric, stamps.clock_step)(log, _CLOCK_READS if fabric.has_graphs else 10)
+    _kernel(fabric, step_clock.clock_step)(log, _CLOCK_READS if fabric.has_graphs else 10)
     return float(log.item())
 
 
@@ -270,7 +278,7 @@ class _ClockRate:
     """Measures the current clock rate of the compute units, by counting cycles for a moment."""
 
     def __init__(self, fabric: Fabric) -> None:
-        self._kernel = _kernel(fabric, stamps.busy) if fabric.has_graphs else None
+        self._kernel = _kernel(fabric, step_clock.busy) if fabric.has_graphs else None
         self._log = torch.zeros(2, dtype=torch.int64, device=fabric.device)
 
     def mhz(self) -> float:
@@ -311,7 +319,7 @@ def exchange_clocks(fabric: Fabric, rounds: int) -> Comparison:
     """
     fabric.pool.reset()
     log = torch.zeros(rounds, 2, dtype=torch.int64, device=fabric.device)
-    play = _kernel(fabric, stamps.exchange_clocks, WORLD=fabric.world_size)
+    play = _kernel(fabric, step_clock.exchange_clocks, WORLD=fabric.world_size)
     found = []
     for peer in range(1, fabric.world_size):
         fabric.barrier()
@@ -324,7 +332,7 @@ def exchange_clocks(fabric: Fabric, rounds: int) -> Comparison:
         dist.all_gather_object(both, log.tolist(), fabric.group)
         found.append(compare(both[0], both[peer]))
     fabric.pool.reset()
-    _kernel(fabric, stamps.stamp)(log, 0)
+    _kernel(fabric, step_clock.read_clock)(log, 0)
     return [Comparison(int(log[0, 0]), 0, 0.0), *found][fabric.rank]
 
 
@@ -368,22 +376,22 @@ class _Own:
     rates: Mapping[str, Sequence[float]]
 
 
-def _stamped(
+def _timed(
     fabric: Fabric,
     steps: Sequence[Step],
     infos: tuple[StepInfo, ...],
     timings: Mapping[str, timer.Timing],
     everyone: Sequence[_Own],
-) -> Stamped:
+) -> TimedPipeline:
     alignment = aligned(
         [(own.first, own.second) for own in everyone],
         max(own.clock_step_ns for own in everyone),
     )
 
-    def read(name: str) -> Stamps | None:
+    def read(name: str) -> ClockReadings | None:
         if name not in everyone[0].readings or not everyone[0].readings[name]:
             return None
-        return Stamps(np.array([own.readings[name] for own in everyone]), len(steps))
+        return ClockReadings(np.array([own.readings[name] for own in everyone]), len(steps))
 
     def times(name: str) -> Times:
         return np.array(timings[name].by_rank_us)
@@ -396,10 +404,10 @@ def _stamped(
         steps=infos,
         eager_us=times("eager"),
         graph_us=times("graph") if fabric.has_graphs else None,
-        stamped_us=times("in place"),
+        instrumented_us=times("in place"),
         calls=timer.chain_of(fabric),
         in_place=in_place,
-        least=read("least"),
+        latency_probe=read("latency probe"),
         hot=read("hot"),
         cold=read("cold"),
         gap_us=0.0 if empty is None else empty.median_us / _EMPTY_KERNELS,
@@ -408,7 +416,7 @@ def _stamped(
     )
     of_steps = (in_place if eager is None else eager).step_us()
     alone = [timings.get(f"alone: {step.name}") for step in steps]
-    return Stamped(
+    return TimedPipeline(
         measurement,
         tuple(np.median(of_steps, axis=1).max(axis=0).tolist()),
         tuple(

@@ -12,7 +12,7 @@ from typing import Any
 from taxfree import fingerprints
 from taxfree.errors import UsageError
 from taxfree.measuring.results import DISPATCH, Mode, Results, Row, by_problem
-from taxfree.shapes import recorded_problem, written
+from taxfree.shapes import format_problem, recorded_problem
 from taxfree_kernels.variant import operation_names
 from taxfree_tuning_db import (
     OF_A_BENCH,
@@ -102,7 +102,7 @@ def adopted(results: Results) -> Adopted:
             if reason is None:
                 records.append(record)
             else:
-                left_out.append((f"{op} {written(op, problem)}", reason))
+                left_out.append((f"{op} {format_problem(op, problem)}", reason))
     except (KeyError, TypeError) as error:
         raise UsageError(f"the environment is incomplete: {error}", "see bench --out") from error
     except InvalidRecord as error:

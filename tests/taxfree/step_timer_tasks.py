@@ -13,7 +13,7 @@ from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.variant import Step, variants
 
 
-def late_rank(fabric: Fabric, seconds: float, repetitions: int) -> step_timer.Stamped:
+def late_rank(fabric: Fabric, seconds: float, repetitions: int) -> step_timer.TimedPipeline:
     """A barrier as the collective, and a consumer that takes longer on the last rank."""
     late = fabric.rank == fabric.world_size - 1
     data = torch.ones(1000)
@@ -21,7 +21,7 @@ def late_rank(fabric: Fabric, seconds: float, repetitions: int) -> step_timer.St
     def steps(_: int) -> list[Step]:
         return [
             Step("compute", "copy", lambda: time.sleep(seconds * late), memory_bytes=8),
-            Step("barrier", "collective", fabric.barrier, least=fabric.barrier),
+            Step("barrier", "collective", fabric.barrier, latency_probe=fabric.barrier),
             Step("sum", "consumer", lambda: data.sum(), reads=data, memory_bytes=data.nbytes),
         ]
 
@@ -47,8 +47,8 @@ def steps_and_call(fabric: Fabric, op: str, variant: str, problem: dict[str, Any
     parts = bench.outputs[0].fill_(float("nan"))
     steps = plan.steps(*bench.inputs[0], parts)
     for step in steps:
-        if step.least is not None:
-            step.least()
+        if step.latency_probe is not None:
+            step.latency_probe()
         step.run()
     assert torch.equal(whole, parts)
     return [step.kind for step in steps]
