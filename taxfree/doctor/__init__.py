@@ -8,7 +8,7 @@ from dataclasses import replace
 from taxfree import devices
 from taxfree.doctor import advice, fabrics, machine, measuring, software
 from taxfree.doctor.guard import Guard
-from taxfree.doctor.report import Measured, Report
+from taxfree.doctor.report import ProbeResults, Report
 from taxfree.errors import one_line
 
 __all__ = ["Report", "examine"]
@@ -40,7 +40,7 @@ def examine(
 
 def _measure(
     guard: Guard, fabric: str, gpus: int | None, tell: Callable[[str], None]
-) -> tuple[Measured | None, str | None]:
+) -> tuple[ProbeResults | None, str | None]:
     """What the probes measured; else why the fabric does not open."""
     try:
         world_size = gpus or devices.world_sizes(fabric)[0]

@@ -9,13 +9,13 @@ from functools import partial
 from typing import Any
 
 from taxfree.doctor.guard import Guard
-from taxfree.doctor.report import Measured
+from taxfree.doctor.report import ProbeResults
 from taxfree.errors import TaxfreeError
 from taxfree.settings import Settings
 from taxfree.workers.group import WorkerGroup
 from taxfree_kernels.fabric.layout import arena_bytes
 
-#: field of Measured, and task -> what it is; last those whose lost signals leave the pool aborted
+#: field of ProbeResults, and task -> what it is; last those whose lost signals leave the pool aborted
 PROBES = {
     "rates": "rates of bounds",
     "memory": "memory bandwidth",
@@ -43,7 +43,7 @@ def measure(
     world_size: int,
     tell: Callable[[str], None],
     deadline_s: float = _DEADLINE_S,
-) -> Measured:
+) -> ProbeResults:
     """Run all probes on a group of ranks.
 
     Args:
@@ -59,7 +59,7 @@ def measure(
     heap_bytes = arena_bytes(2 * (HOST_PEER_BYTES if fabric == "host" else GPU_PEER_BYTES))
     tell(f"opening fabric {fabric} on {world_size} ranks")
     ranks = _Ranks(lambda: WorkerGroup(world_size, fabric, heap_bytes, timeout_s), deadline_s)
-    measured = Measured(fabric, world_size, interpreted=fabric == "host")
+    measured = ProbeResults(fabric, world_size, interpreted=fabric == "host")
     with contextlib.closing(ranks):
         for field, what in PROBES.items():
             if world_size == 1 and field in _NEED_PEERS:
