@@ -69,7 +69,7 @@ def time_block(
         TaskFailed: a rank could not run it.
     """
     measured: list[Measured] = group.call(
-        f"{block_ranks.__name__}:measure",
+        block_ranks.measure,
         DEADLINE_S,
         block=block,
         records=knowledge.records,

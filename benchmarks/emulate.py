@@ -106,7 +106,7 @@ def emulations(
         with WorkerGroup(here, fabric, heap, emulate_ranks.TIMEOUT_S) as group:
             tried = candidates(op, problem, group.hardware, attempts)
             found: list[Rehearsed] = group.call(
-                f"{emulate_ranks.__name__}:rehearse", deadline_s(group.hardware), op=op,
+                emulate_ranks.rehearse, deadline_s(group.hardware), op=op,
                 problem=dataclasses.asdict(problem), candidates=tried, arena_bytes=arena,
                 repetitions=repetitions,
             )[0]  # fmt: skip

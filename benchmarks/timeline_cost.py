@@ -20,6 +20,7 @@ from typing import Any
 from benchmarks.commands import exit_code, keep
 from taxfree.errors import UsageError
 from taxfree.measuring.bench import candidates, deadline_s, group_for
+from taxfree.measuring.trial import try_candidates
 from taxfree.profiling import explain, program_trace
 from taxfree.shapes import ShapeRequest, choose, format_problem
 from taxfree.workers.group import WorkerGroup
@@ -86,10 +87,8 @@ def costs(asked: Asked, plain: WorkerGroup, tracing: WorkerGroup, rounds: int) -
             "repetitions": _HOST_REPETITIONS if on_host else _GPU_REPETITIONS,
         }
         for _ in range(rounds):
-            outcomes = plain.call(
-                "taxfree.measuring.trial:try_candidates", modes=(mode,), **arguments
-            )[0]
-            traces = tracing.call("taxfree.profiling.program_trace:trace_programs", **arguments)[0]
+            outcomes = plain.call(try_candidates, modes=(mode,), **arguments)[0]
+            traces = tracing.call(program_trace.trace_programs, **arguments)[0]
             for row, outcome, trace in zip(rows, outcomes, traces, strict=True):
                 if outcome.state == "measured":
                     row.plain_us.append(outcome.timings[mode].median_us)

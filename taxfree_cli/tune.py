@@ -202,8 +202,8 @@ class _Session:
         """Tune problems of one world size on one group of workers."""
         from taxfree import devices
         from taxfree.settings import Settings
-        from taxfree.tuning.tuner import Tuner, Workers
-        from taxfree.workers.group import WorkerGroup
+        from taxfree.tuning.tuner import Tuner
+        from taxfree.workers.group import WorkerGroup, Workers
         from taxfree_kernels.cross_compile.screen import Screen
 
         world_size, heap_bytes = problems[0].world_size, devices.heap_bytes(problems)

@@ -14,7 +14,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from taxfree.doctor.measuring import GPU_PEER_BYTES, HOST_PEER_BYTES
 from taxfree.doctor.report import (
     BarrierTime,
     Coherence,
@@ -31,6 +30,10 @@ from taxfree_kernels.device import probes
 from taxfree_kernels.errors import KernelError
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.launch import Kernel
+
+#: to or from a peer, in one go; a slot of the pool holds what is sent and what is received, or as
+#: much for all peers
+HOST_PEER_BYTES, GPU_PEER_BYTES = 256 << 10, 64 << 20
 
 _LAUNCHES = 3  # of the start order
 _WAVES = 8

@@ -409,8 +409,8 @@ def run_one(
     if repetitions is None:
         repetitions = _HOST_REPETITIONS if on_host else _GPU_REPETITIONS
     records = [record for record in knowledge.records if record.op == op]
-    measured: Measured = group.call(
-        "taxfree.measuring.bench:measure_problem",
+    measured = group.call(
+        measure_problem,
         deadline_s(hardware),
         op=op,
         problem=dataclasses.asdict(problem),

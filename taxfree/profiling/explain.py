@@ -23,8 +23,8 @@ from taxfree.measuring.bench import ProblemResult, TuningHistory
 from taxfree.measuring.bounds import Bounds
 from taxfree.measuring.results import DISPATCH, Skipped
 from taxfree.measuring.trial import Candidate
-from taxfree.profiling.program_trace import Activity, activities, variables
-from taxfree.profiling.step_timer import Span, TimedPipeline
+from taxfree.profiling.program_trace import Activity, activities, trace_programs, variables
+from taxfree.profiling.step_timer import Span, TimedPipeline, measure_pipelines
 from taxfree.taxes import Account, ProgramTrace, accounts, slowest
 from taxfree.workers.group import WorkerGroup
 from taxfree_kernels.variant import variants
@@ -208,20 +208,22 @@ def _explain(group: WorkerGroup, tracing: WorkerGroup, result: ProblemResult) ->
     if any(row.variant == DISPATCH for row in result.rows):  # else it is wrong, and not timed
         known[picked.variant] = picked
     taken = list(known.values())
-    common = {"op": result.op, "problem": dataclasses.asdict(result.problem)}
-    found: list[TimedPipeline] = group.call(
-        "taxfree.profiling.step_timer:measure_pipelines",
+    fields = dataclasses.asdict(result.problem)
+    found = group.call(
+        measure_pipelines,
         bench.deadline_s(result.hardware),
-        **common,
+        op=result.op,
+        problem=fields,
         candidates=taken,
         repetitions=_HOST_REPETITIONS if on_host else _GPU_REPETITIONS,
     )[0]
     fused = [each for each in taken if variants(result.op)[each.variant].fused]
     traces: list[ProgramTrace] = (
         tracing.call(
-            "taxfree.profiling.program_trace:trace_programs",
+            trace_programs,
             bench.deadline_s(result.hardware),
-            **common,
+            op=result.op,
+            problem=fields,
             candidates=fused,
             repetitions=_TRACED_REPETITIONS,
         )[0]

@@ -12,21 +12,20 @@ import dataclasses
 import hashlib
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from types import TracebackType
 from typing import Any, Protocol
 
 from taxfree import fingerprints
 from taxfree.errors import WorkerLost, WrongResult
 from taxfree.measuring.bench import deadline_s
-from taxfree.measuring.trial import Candidate, Outcome, key
+from taxfree.measuring.trial import Candidate, Outcome, key, try_candidates
 from taxfree.shapes import recorded_problem
 from taxfree.tuning.candidates import first_candidates, refusals, serves, variants_for
 from taxfree.tuning.search import Search
 from taxfree.tuning.winner import record_of
-from taxfree.workers.group import TaskFailed, WorkerGroup
+from taxfree.workers.group import TaskFailed, Workers
 from taxfree_kernels.cross_compile.screen import Screen, Verdict
 from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.variant import Variant
@@ -86,35 +85,6 @@ class Event:
     best: Candidate | None = None
     baseline_us: float | None = None
     note: str = ""
-
-
-class Workers:
-    """A worker group that is restarted after it was lost.
-
-    Args:
-        start: starts a new group.
-    """
-
-    def __init__(self, start: Callable[[], WorkerGroup]) -> None:
-        self._start = start
-        self._group: WorkerGroup | None = None
-
-    def group(self) -> WorkerGroup:
-        if self._group is None or not self._group.is_alive:
-            self._group = self._start()
-        return self._group
-
-    def __enter__(self) -> Workers:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if self._group is not None:
-            self._group.__exit__(kind, error, trace)
 
 
 class Tuner:
@@ -341,8 +311,8 @@ class Tuner:
     ) -> list[Outcome]:
         # Finals repeat about as often as a bench, whose deadline this is; a search less often.
         share = repetitions / (_FINALS * self._repetitions)
-        outcomes: list[Outcome] = self._workers.group().call(
-            "taxfree.measuring.trial:try_candidates",
+        return self._workers.group().call(
+            try_candidates,
             share * deadline_s(self.hardware),
             op=op,
             problem=dataclasses.asdict(problem),
@@ -350,7 +320,6 @@ class Tuner:
             modes=self.modes,
             repetitions=repetitions,
         )[0]
-        return outcomes
 
     # -- what comes of it --------------------------------------------------------------------
 

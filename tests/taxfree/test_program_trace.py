@@ -13,9 +13,9 @@ from taxfree.taxes import ProgramTrace, inside
 from taxfree.workers.group import WorkerGroup
 from taxfree_kernels.device import sync
 from tests.ranks import HEAP_BYTES, TIMEOUT_S
+from tests.taxfree import program_trace_tasks
 from tests.taxfree.pipelines import TRUE_CLOCKS, Fused
 
-TASKS = "tests.taxfree.program_trace_tasks"
 DELAY_US, REPETITIONS = 200_000.0, 5
 AMOUNTS = (5.0, 20.0, 100.0)
 EVENTS = {
@@ -152,7 +152,7 @@ def tracing() -> Iterator[WorkerGroup]:
 
 
 def traced(tracing: WorkerGroup, **delays: float) -> ProgramTrace:
-    return tracing.call(f"{TASKS}:delayed", 60.0, repetitions=REPETITIONS, **delays)[0]
+    return tracing.call(program_trace_tasks.delayed, 60.0, repetitions=REPETITIONS, **delays)[0]
 
 
 def parts_of_ranks(tracing: WorkerGroup, *delays: str) -> dict[str, float]:
