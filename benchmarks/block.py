@@ -20,9 +20,9 @@ from benchmarks.block_ranks import Block, Measured
 from benchmarks.commands import exit_code, keep, positive, positives
 from taxfree import devices
 from taxfree.errors import UsageError, WrongResult
-from taxfree.measuring.bench import TuningHistory
 from taxfree.measuring.trial import ERROR_ALLOWANCE
 from taxfree.settings import Settings
+from taxfree.tuning.history import TuningHistory
 from taxfree.workers.group import WorkerGroup
 from taxfree_tuning_db import default_path
 
@@ -60,7 +60,7 @@ def rows_of(block: Block, measured: Sequence[Measured]) -> Iterator[dict[str, An
 
 
 def time_block(
-    group: WorkerGroup, block: Block, knowledge: TuningHistory, repetitions: int
+    group: WorkerGroup, block: Block, history: TuningHistory, repetitions: int
 ) -> list[dict[str, Any]]:
     """Rows of a record for one block.
 
@@ -72,7 +72,7 @@ def time_block(
         block_ranks.measure,
         DEADLINE_S,
         block=block,
-        records=knowledge.records,
+        records=history.records,
         repetitions=repetitions,
     )[0]
     return list(rows_of(block, measured))
@@ -119,13 +119,13 @@ def _time_all(options: argparse.Namespace) -> None:
     devices.require(fabric, world_size)
     wanted = blocks(options, world_size)
     path = options.db or default_path()
-    knowledge = TuningHistory.read(path, required=options.db is not None)
+    history = TuningHistory.read(path, required=options.db is not None)
     heap_bytes = devices.heap_bytes([each for block in wanted for each in block.problems])
     rows: list[dict[str, Any]] = []
     with WorkerGroup(world_size, fabric, heap_bytes, settings.timeout_s) as group:
         try:
             for block in wanted:
-                for row in time_block(group, block, knowledge, options.repetitions):
+                for row in time_block(group, block, history, options.repetitions):
                     rows.append(row)
                     print(
                         f"m={block.m} {block.activations:11}{row['path']:9}{row['mode']:6}"

@@ -31,7 +31,7 @@ from benchmarks.commands import exit_code
 from benchmarks.emulate_ranks import Rehearsed
 from taxfree import devices
 from taxfree.errors import UsageError
-from taxfree.measuring.bench import deadline_s
+from taxfree.measuring.groups import deadline_s
 from taxfree.measuring.trial import Candidate
 from taxfree.shapes import ShapeRequest, expand, format_problem
 from taxfree.workers.group import WorkerGroup

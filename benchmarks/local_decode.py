@@ -30,8 +30,8 @@ from benchmarks.commands import exit_code
 from taxfree import devices, fingerprints
 from taxfree.errors import TaxfreeError, one_line
 from taxfree.measuring import environment, timer
-from taxfree.measuring.bench import deadline_s, group_for
 from taxfree.measuring.bounds import Bounds, Peaks, bounds, peaks
+from taxfree.measuring.groups import deadline_s, group_for
 from taxfree.measuring.results import Results, Row, Skipped, machine_name, save
 from taxfree.measuring.trial import Bench, Candidate, open_bench
 from taxfree.shapes import ShapeRequest, expand

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.documents import table, us
-from taxfree.profiling.explain import Timeline
+from taxfree.profiling.timeline import Timeline
 from taxfree.shapes import format_problem
 from taxfree_cli.explain_views import draw_timelines, plot, varying
 

@@ -18,10 +18,12 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.commands import exit_code, keep
+from taxfree.benching.bench import candidates
 from taxfree.errors import UsageError
-from taxfree.measuring.bench import candidates, deadline_s, group_for
+from taxfree.measuring.groups import deadline_s, group_for
 from taxfree.measuring.trial import try_candidates
 from taxfree.profiling import explain, program_trace
+from taxfree.profiling.timeline import timelines
 from taxfree.shapes import ShapeRequest, choose, format_problem
 from taxfree.workers.group import WorkerGroup
 from taxfree_cli.bench import Asked, what_is_asked
@@ -71,9 +73,7 @@ def costs(asked: Asked, plain: WorkerGroup, tracing: WorkerGroup, rounds: int) -
     on_host = asked.fabric == "host"
     mode = "eager" if on_host else "graph"
     for problem in asked.problems:
-        known, _ = candidates(
-            asked.op, problem, plain.hardware, asked.knowledge, asked.only or None
-        )
+        known, _ = candidates(asked.op, problem, plain.hardware, asked.history, asked.only or None)
         taken = [each for each in known if variants(asked.op)[each.variant].fused]
         rows = [
             Row(asked.op, dataclasses.asdict(problem), each.variant, dict(each.config), [], [])
@@ -101,13 +101,13 @@ def pictures(asked: Asked, shapes: Sequence[str]) -> Iterator[dict[str, Any]]:
     first = asked.problems[0]
     request = ShapeRequest(shapes, world_sizes=(first.world_size,), dtype=first.dtype)
     problems = choose(asked.op, request, lambda: ()).problems if shapes else []
-    found = explain.run(asked.op, problems, asked.fabric, asked.knowledge, asked.only or ())
+    found = explain.run(asked.op, problems, asked.fabric, asked.history, asked.only or ())
     for _, explanation in found:
         yield {
             "op": explanation.op,
             "problem": explanation.problem,
             "hardware": explanation.hardware,
-            "timelines": [each.to_json() for each in explain.timelines(explanation)],
+            "timelines": [each.to_json() for each in timelines(explanation)],
         }
 
 

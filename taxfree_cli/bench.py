@@ -23,7 +23,8 @@ from taxfree_cli.bench_views import print_comparison, print_problem, require_pic
 from taxfree_cli.output import messages, note, print_json, rank
 
 if TYPE_CHECKING:
-    from taxfree.measuring.bench import ProblemResult, TuningHistory
+    from taxfree.benching.bench import ProblemResult
+    from taxfree.tuning.history import TuningHistory
 
 _T = TypeVar("_T")
 
@@ -67,14 +68,14 @@ class Asked:
         op: the operation.
         problems: of any world sizes.
         fabric: "host", "cuda" or "rocm".
-        knowledge: what was tuned before.
+        history: what was tuned before.
         only: variants, or None for all.
     """
 
     op: str
     problems: list[Any]
     fabric: str
-    knowledge: TuningHistory
+    history: TuningHistory
     only: Sequence[str] | None
 
 
@@ -111,8 +112,8 @@ def bench(
         if path is not None:
             results.require_writable(path)
     before = None if compare is None else results.load(compare).rows
+    from taxfree.benching.bench import collect
     from taxfree.fingerprints import size_field
-    from taxfree.measuring.bench import collect
 
     asked = what_is_asked(op, shapes, model, tp, gpus, dtype, fabric, db, variant or None)
     if plot is not None and len(asked) > 1:
@@ -170,7 +171,7 @@ def what_is_asked(
         DatabaseError: the database that `--db` names cannot be read.
     """
     from taxfree import devices
-    from taxfree.measuring.bench import TuningHistory
+    from taxfree.tuning.history import TuningHistory
 
     ops = options.operations_of(op, shapes, only or ())
     fabric = devices.fabric_for(fabric)
@@ -178,14 +179,14 @@ def what_is_asked(
         shapes, model, tp, gpus, dtype,
         default_gpus=devices.world_sizes(fabric), op=op or options.DEFAULT_OP,
     )  # fmt: skip
-    knowledge = TuningHistory.read(options.database_path(db), required=db is not None)
+    history = TuningHistory.read(options.database_path(db), required=db is not None)
     gpu, default = devices.gpu_name(fabric), devices.default_shapes(fabric)
     asked = []
     for each in ops:
-        choice = choose(each, request, functools.partial(knowledge.problems, each, gpu), default)
+        choice = choose(each, request, functools.partial(history.problems, each, gpu), default)
         if choice.note:
             note(choice.note)
-        asked.append(Asked(each, choice.problems, fabric, knowledge, only))
+        asked.append(Asked(each, choice.problems, fabric, history, only))
     problems = [problem for each in asked for problem in each.problems]
     devices.require(fabric, max(problem.world_size for problem in problems))
     if fabric == "host":
@@ -195,10 +196,10 @@ def what_is_asked(
 
 def measuring(asked: Asked) -> Iterator[ProblemResult]:
     """Measure, watched by the user."""
-    from taxfree.measuring.bench import run
+    from taxfree.benching.bench import run
 
     yield from watched(
-        asked, run(asked.op, asked.problems, asked.fabric, asked.knowledge, asked.only)
+        asked, run(asked.op, asked.problems, asked.fabric, asked.history, asked.only)
     )
 
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from taxfree.measuring.bench import ProblemResult
+    from taxfree.benching.bench import ProblemResult
     from taxfree.measuring.bounds import Bounds
 
 

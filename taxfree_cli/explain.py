@@ -21,7 +21,7 @@ from taxfree_cli.explain_views import plot as draw
 from taxfree_cli.output import note, print_json, rank
 
 if TYPE_CHECKING:
-    from taxfree.measuring.bench import ProblemResult
+    from taxfree.benching.bench import ProblemResult
     from taxfree.profiling.explain import Explanation
 
 HardwareName: TypeAlias = Annotated[
@@ -142,13 +142,13 @@ def _modelled(
 
 def _measured(asked: Asked) -> tuple[Iterator[Explanation], Callable[[], dict[str, Any]]]:
     """Explanations as they are measured, and what gives the environment of those so far."""
-    from taxfree.measuring.bench import collect
+    from taxfree.benching.bench import collect
     from taxfree.profiling.explain import run
 
     measured: list[ProblemResult] = []
 
     def explanations() -> Iterator[Explanation]:
-        found = run(asked.op, asked.problems, asked.fabric, asked.knowledge, asked.only or ())
+        found = run(asked.op, asked.problems, asked.fabric, asked.history, asked.only or ())
         for result, explanation in watched(asked, found):
             measured.append(result)
             yield explanation
@@ -174,11 +174,11 @@ def _print_json(explained: Sequence[Explanation], environment: dict[str, Any]) -
 def _write_timelines(
     explanation: Explanation, trace_path: Path | None, picture: Path | None
 ) -> None:
-    from taxfree.profiling.explain import timelines, trace
+    from taxfree.profiling.timeline import chrome_trace, timelines
 
     found = timelines(explanation)
     if trace_path is not None:
-        results.write(trace_path, json_module.dumps(trace(found)))
+        results.write(trace_path, json_module.dumps(chrome_trace(found)))
     if picture is not None:
         title = f"{format_problem(explanation.op, explanation.problem)}, {explanation.hardware}"
         draw_timelines(found, title, picture)

@@ -19,9 +19,10 @@ from taxfree_cli.record_views import words
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from taxfree.profiling.explain import Explanation, Pipeline, Timeline
+    from taxfree.profiling.explain import Explanation, Pipeline
     from taxfree.profiling.program_trace import Activity
     from taxfree.profiling.step_timer import Span
+    from taxfree.profiling.timeline import Timeline
     from taxfree.taxes import Account, Part
 
 #: widths of label, time, spread and share; spreads are left out where the terminal is narrow

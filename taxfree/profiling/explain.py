@@ -12,25 +12,24 @@ import contextlib
 import dataclasses
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
 from taxfree._runtime.dispatch import Choice
+from taxfree.benching.bench import ProblemResult, run_one
 from taxfree.cost_model import Machine, bounds_of, modelled
-from taxfree.measuring import bench
-from taxfree.measuring.bench import ProblemResult, TuningHistory
 from taxfree.measuring.bounds import Bounds
+from taxfree.measuring.groups import deadline_s, group_for, on_groups
 from taxfree.measuring.results import DISPATCH, Skipped
 from taxfree.measuring.trial import Candidate
-from taxfree.profiling.program_trace import Activity, activities, trace_programs, variables
-from taxfree.profiling.step_timer import Span, TimedPipeline, measure_pipelines
+from taxfree.profiling.program_trace import trace_programs, variables
+from taxfree.profiling.step_timer import TimedPipeline, measure_pipelines
 from taxfree.taxes import Account, ProgramTrace, accounts, slowest
+from taxfree.tuning.history import TuningHistory
 from taxfree.workers.group import WorkerGroup
 from taxfree_kernels.variant import variants
 from taxfree_tuning_db import LookupStep
-
-_Timed = TypeVar("_Timed", Span, Activity)
 
 SCHEMA = 1
 _BENCH_REPETITIONS = 3  # of what is timed before, for its bounds and the dispatcher's choice
@@ -156,20 +155,17 @@ def _instrument(timed: TimedPipeline) -> dict[str, Any]:
     }
 
 
-# -- measured --
-
-
 def run(
     op: str,
     problems: Sequence[Any],
     fabric: str,
-    knowledge: TuningHistory,
+    history: TuningHistory,
     only: Sequence[str] = (),
 ) -> Iterator[tuple[ProblemResult, Explanation]]:
     """Measure where the time of problems goes.
 
     Args:
-        op, problems, fabric, knowledge: as of `taxfree.measuring.bench.run`.
+        op, problems, fabric, history: as of `taxfree.benching.bench.run`.
         only: variants beside the baseline and what the dispatcher picks.
 
     Yields:
@@ -183,7 +179,7 @@ def run(
     one_build = fabric == "host"  # there, instrumented kernels cost little when not recording
     with contextlib.ExitStack() as opened:
         tracing: dict[int, WorkerGroup] = {}
-        groups = bench.on_groups(problems, fabric, variables(fabric) if one_build else None)
+        groups = on_groups(problems, fabric, variables(fabric) if one_build else None)
         for group, problem in groups:
             world_size = problem.world_size
             if one_build:
@@ -191,9 +187,9 @@ def run(
             elif world_size not in tracing:
                 alike = [each for each in problems if each.world_size == world_size]
                 tracing[world_size] = opened.enter_context(
-                    bench.group_for(alike, fabric, variables(fabric))
+                    group_for(alike, fabric, variables(fabric))
                 )
-            result = bench.run_one(group, op, problem, knowledge, only, _BENCH_REPETITIONS)
+            result = run_one(group, op, problem, history, only, _BENCH_REPETITIONS)
             yield result, _explain(group, tracing[world_size], result)
 
 
@@ -211,7 +207,7 @@ def _explain(group: WorkerGroup, tracing: WorkerGroup, result: ProblemResult) ->
     fields = dataclasses.asdict(result.problem)
     found = group.call(
         measure_pipelines,
-        bench.deadline_s(result.hardware),
+        deadline_s(result.hardware),
         op=result.op,
         problem=fields,
         candidates=taken,
@@ -221,7 +217,7 @@ def _explain(group: WorkerGroup, tracing: WorkerGroup, result: ProblemResult) ->
     traces: list[ProgramTrace] = (
         tracing.call(
             trace_programs,
-            bench.deadline_s(result.hardware),
+            deadline_s(result.hardware),
             op=result.op,
             problem=fields,
             candidates=fused,
@@ -264,122 +260,6 @@ def _explain(group: WorkerGroup, tracing: WorkerGroup, result: ProblemResult) ->
 def _with_trace(timed: TimedPipeline, trace: ProgramTrace | None) -> TimedPipeline:
     measurement = dataclasses.replace(timed.measurement, trace=trace)
     return dataclasses.replace(timed, measurement=measurement)
-
-
-# -- timelines --
-
-
-@dataclass(frozen=True)
-class Timeline:
-    """What a pipeline did in one call; times are in microseconds since its first event.
-
-    Args:
-        variant: the pipeline.
-        steps: on all ranks, if the pipeline consists of several kernels.
-        activities: of the programs of a fused kernel, on all ranks.
-    """
-
-    variant: str
-    steps: tuple[Span, ...] = ()
-    activities: tuple[Activity, ...] = ()
-
-    @property
-    def ranks(self) -> list[int]:
-        """Those that did anything, in order."""
-        found = {step.rank for step in self.steps}
-        return sorted(found | {activity.rank for activity in self.activities})
-
-    def to_json(self) -> dict[str, Any]:
-        """As JSON, in hundredths of microseconds."""
-        return {
-            "variant": self.variant,
-            "steps": [_rounded(step) for step in self.steps],
-            "activities": [_rounded(activity) for activity in self.activities],
-        }
-
-    @classmethod
-    def from_json(cls, document: dict[str, Any]) -> Timeline:
-        return cls(
-            document["variant"],
-            tuple(Span(*fields) for fields in document["steps"]),
-            tuple(Activity(*fields) for fields in document["activities"]),
-        )
-
-
-def _rounded(timed: Span | Activity) -> list[Any]:
-    fields = dataclasses.astuple(timed)
-    return [round(each, 2) if isinstance(each, float) else each for each in fields]
-
-
-def timelines(explanation: Explanation) -> tuple[Timeline, ...]:
-    """One call of each pipeline: its timed steps, or what the programs of a fused kernel did."""
-    return tuple(_timeline(pipeline) for pipeline in explanation.pipelines)
-
-
-def _timeline(pipeline: Pipeline) -> Timeline:
-    assert pipeline.timed is not None
-    recorded = pipeline.timed.measurement.trace
-    if recorded is None:
-        return Timeline(pipeline.variant, steps=_from_zero(_middle_call(pipeline)))
-    return Timeline(pipeline.variant, activities=_from_zero(tuple(activities(recorded))))
-
-
-def _middle_call(pipeline: Pipeline) -> tuple[Span, ...]:
-    """One call of the chain that was timed, away from its ends."""
-    assert pipeline.timed is not None
-    steps = len(pipeline.timed.measurement.steps)
-    first = pipeline.timed.measurement.calls // 2 * steps
-    found: list[Span] = []
-    for rank in range(len(pipeline.accounts)):
-        own = [span for span in pipeline.timed.spans if span.rank == rank]
-        found += own[first : first + steps]
-    return tuple(found)
-
-
-def _from_zero(timed: tuple[_Timed, ...]) -> tuple[_Timed, ...]:
-    start = min((each.begin_us for each in timed), default=0.0)
-    return tuple(
-        dataclasses.replace(each, begin_us=each.begin_us - start, end_us=each.end_us - start)
-        for each in timed
-    )
-
-
-def trace(found: Sequence[Timeline]) -> dict[str, Any]:
-    """Timelines as a Chrome trace: a process per pipeline and rank, a track per program."""
-    events: list[dict[str, Any]] = []
-    process = 0
-    for timeline in found:
-        for rank in timeline.ranks:
-            name = {"name": f"{timeline.variant} rank {rank}"}
-            events.append({"ph": "M", "pid": process, "name": "process_name", "args": name})
-            events += [
-                _slice(process, 0, step.name, step) for step in timeline.steps if step.rank == rank
-            ]
-            events += [
-                _slice(process, each.program, _named(each), each)
-                for each in timeline.activities
-                if each.rank == rank
-            ]
-            process += 1
-    return {"traceEvents": events, "displayTimeUnit": "ns"}
-
-
-def _slice(process: int, track: int, name: str, timed: Span | Activity) -> dict[str, Any]:
-    return {
-        "ph": "X",
-        "pid": process,
-        "tid": track,
-        "name": name,
-        "ts": timed.begin_us,
-        "dur": timed.end_us - timed.begin_us,
-    }
-
-
-def _named(activity: Activity) -> str:
-    return activity.kind if activity.peer is None else f"{activity.kind} {activity.peer}"
-
-
-# -- modelled --
 
 
 def model(op: str, problem: Any, machine: Machine, only: Sequence[str] = ()) -> Explanation:

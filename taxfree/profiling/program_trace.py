@@ -18,7 +18,7 @@ import torch.distributed as dist
 
 from taxfree.measuring import timer
 from taxfree.measuring.trial import Candidate, open_bench
-from taxfree.profiling.step_timer import aligned, compare_clocks
+from taxfree.profiling.clock_sync import aligned, compare_clocks
 from taxfree.taxes import Alignment, ProgramTrace, Times
 from taxfree_kernels.device import sync
 from taxfree_kernels.fabric.base import Fabric

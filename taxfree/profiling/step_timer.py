@@ -7,7 +7,6 @@ with a minimal collective; and with the consumer's input hot in cache or evicted
 
 from __future__ import annotations
 
-import ctypes
 import functools
 import itertools
 import time
@@ -21,7 +20,15 @@ import torch.distributed as dist
 
 from taxfree.measuring import timer
 from taxfree.measuring.trial import Candidate, open_bench
-from taxfree.taxes import Alignment, ClockReadings, Measurement, Nanoseconds, StepInfo, Times
+from taxfree.profiling.clock_sync import (
+    Comparison,
+    aligned,
+    clock_kernel,
+    clock_step,
+    compare_clocks,
+)
+from taxfree.profiling.graph_nodes import count_nodes
+from taxfree.taxes import ClockReadings, Measurement, Nanoseconds, StepInfo, Times
 from taxfree_kernels.device import step_clock
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.launch import Kernel
@@ -30,24 +37,8 @@ from taxfree_kernels.variant import Step
 #: the steps of a call on the i-th set of inputs
 StepsOf = Callable[[int], Sequence[Step]]
 
-_ROUNDS = 100  # of a comparison of clocks
-_CLOCK_READS = 2000
 _PROBE_NS = 20_000  # for which a program counts its cycles
 _EMPTY_KERNELS = 10  # of a call whose period is the gap
-_DEVICE_WORK = (0, 1, 2)  # types of graph nodes: kernel, copy, fill
-
-
-@dataclass(frozen=True)
-class Pipeline:
-    """What to time.
-
-    Args:
-        call: the whole, on the i-th set of inputs.
-        steps: the same in parts.
-    """
-
-    call: timer.Call
-    steps: StepsOf
 
 
 @dataclass(frozen=True)
@@ -113,31 +104,34 @@ def measure_pipelines(
             copy = step % len(bench.inputs)
             return list(plan.steps(*bench.inputs[copy], bench.outputs[copy]))
 
-        found.append(time_steps(fabric, Pipeline(bench.call(plan), steps), repetitions))
+        found.append(time_steps(fabric, bench.call(plan), steps, repetitions))
     fabric.synchronize()
     fabric.pool.check()
     return found
 
 
-def time_steps(fabric: Fabric, pipeline: Pipeline, repetitions: int) -> TimedPipeline:
+def time_steps(
+    fabric: Fabric, call: timer.Call, steps_of: StepsOf, repetitions: int
+) -> TimedPipeline:
     """Time a pipeline and its parts; collective.
 
     Args:
         fabric: of this rank.
-        pipeline: the same on every rank, but for its timing.
+        call: the whole, on the i-th set of inputs; the same on every rank, but for its timing.
+        steps_of: the same in parts.
         repetitions: of each sequence.
     """
-    steps = pipeline.steps(0)
+    steps = steps_of(0)
     mode = "graph" if fabric.has_graphs else "eager"
-    sequences = _sequences(fabric, pipeline, steps)
-    slots: list[tuple[str, timer.Call, str]] = [("eager", pipeline.call, "eager")]
+    sequences = _sequences(fabric, steps_of, steps)
+    slots: list[tuple[str, timer.Call, str]] = [("eager", call, "eager")]
     if fabric.has_graphs:
-        slots.append(("graph", pipeline.call, "graph"))
+        slots.append(("graph", call, "graph"))
         slots.append(("eager in place", sequences["in place"], "eager"))
     slots += [(name, sequence, mode) for name, sequence in sequences.items()]
     if fabric.has_graphs:
         if len(steps) > 1:
-            slots += [(f"alone: {s.name}", _alone(pipeline, i), mode) for i, s in enumerate(steps)]
+            slots += [(f"alone: {s.name}", _alone(steps_of, i), mode) for i, s in enumerate(steps)]
         slots.append(("empty", _empty_kernels(fabric), mode))
     probe = _ClockRate(fabric)
     readings: dict[str, list[Nanoseconds]] = {name: [] for name, _, _ in slots}
@@ -158,7 +152,7 @@ def time_steps(fabric: Fabric, pipeline: Pipeline, repetitions: int) -> TimedPip
         )
     )
     second = compare_clocks(fabric)
-    own = _Own(first, second, _clock_step(fabric), readings, rates)
+    own = _Own(first, second, clock_step(fabric), readings, rates)
     everyone: list[_Own] = [own] * fabric.world_size
     dist.all_gather_object(everyone, own, fabric.group)
     return _timed(fabric, steps, _step_infos(fabric, steps), timings, everyone)
@@ -190,7 +184,7 @@ class _Sequence:
         size = self.calls * self.count + 1
         self._log = torch.zeros(size, dtype=torch.int64, device=self.fabric.device)
         self._read_clock = (
-            _kernel(self.fabric, step_clock.read_clock)
+            clock_kernel(self.fabric, step_clock.read_clock)
             if self.fabric.has_graphs
             else _read_host_clock
         )
@@ -219,9 +213,9 @@ def _read_host_clock(log: torch.Tensor, index: int) -> None:
     log[index] = time.perf_counter_ns()
 
 
-def _sequences(fabric: Fabric, pipeline: Pipeline, steps: Sequence[Step]) -> dict[str, _Sequence]:
+def _sequences(fabric: Fabric, steps_of: StepsOf, steps: Sequence[Step]) -> dict[str, _Sequence]:
     """The sequence in place, and those that differ from it in one thing."""
-    make = functools.partial(_Sequence, fabric, pipeline.steps, len(steps), timer.chain_of(fabric))
+    make = functools.partial(_Sequence, fabric, steps_of, len(steps), timer.chain_of(fabric))
     found = {"in place": make()}
     if any(step.latency_probe is not None for step in steps):
         found["latency probe"] = make(latency_probe=True)
@@ -244,8 +238,8 @@ def _evict(fabric: Fabric) -> Callable[[Step], Any]:
     return lambda step: other.sum()
 
 
-def _alone(pipeline: Pipeline, index: int) -> timer.Call:
-    return lambda call: pipeline.steps(call)[index].run()
+def _alone(steps_of: StepsOf, index: int) -> timer.Call:
+    return lambda call: steps_of(call)[index].run()
 
 
 def _empty_kernels(fabric: Fabric) -> timer.Call:
@@ -259,26 +253,11 @@ def _empty_kernels(fabric: Fabric) -> timer.Call:
     return call
 
 
-def _kernel(fabric: Fabric, function: Any, **constants: Any) -> Kernel:
-    options = {"num_warps": 1} if fabric.has_graphs else {}
-    return Kernel(function, 1, {"BACKEND": fabric.backend, **constants}, options)
-
-
-# -- clocks --
-
-
-def _clock_step(fabric: Fabric) -> float:
-    """Resolution of this device's clock, in nanoseconds."""
-    log = torch.zeros(1, dtype=torch.int64, device=fabric.device)
-    _kernel(fabric, step_clock.clock_step)(log, _CLOCK_READS if fabric.has_graphs else 10)
-    return float(log.item())
-
-
 class _ClockRate:
     """Measures the current clock rate of the compute units, by counting cycles for a moment."""
 
     def __init__(self, fabric: Fabric) -> None:
-        self._kernel = _kernel(fabric, step_clock.busy) if fabric.has_graphs else None
+        self._kernel = clock_kernel(fabric, step_clock.busy) if fabric.has_graphs else None
         self._log = torch.zeros(2, dtype=torch.int64, device=fabric.device)
 
     def mhz(self) -> float:
@@ -288,78 +267,6 @@ class _ClockRate:
         self._kernel(self._log, _PROBE_NS)
         nanoseconds, cycles = self._log.tolist()
         return float(cycles / nanoseconds * 1e3)
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """A rank's clock against that of rank 0.
-
-    Args:
-        at_ns: own clock then.
-        offset_ns: own clock minus rank 0's.
-        error_ns: half of the shortest round trip.
-    """
-
-    at_ns: int
-    offset_ns: int
-    error_ns: float
-
-
-def compare_clocks(fabric: Fabric) -> Comparison:
-    """Compare this rank's clock with that of rank 0; collective."""
-    if not fabric.has_graphs:  # all ranks read the clock of one machine
-        return Comparison(time.perf_counter_ns(), 0, 0.0)
-    return exchange_clocks(fabric, _ROUNDS)
-
-
-def exchange_clocks(fabric: Fabric, rounds: int) -> Comparison:
-    """Compare all clocks with rank 0's, pair by pair, over `rounds` round trips; collective.
-
-    It uses the pool's signals with generations of its own: the pool is reset before and after.
-    """
-    fabric.pool.reset()
-    log = torch.zeros(rounds, 2, dtype=torch.int64, device=fabric.device)
-    play = _kernel(fabric, step_clock.exchange_clocks, WORLD=fabric.world_size)
-    found = []
-    for peer in range(1, fabric.world_size):
-        fabric.barrier()
-        if fabric.rank in (0, peer):
-            other = peer if fabric.rank == 0 else 0
-            play(log, fabric.pool.control, fabric.heap_bases, fabric.rank, other, 1, rounds)
-        fabric.barrier()
-        fabric.pool.check()
-        both: list[Any] = [None] * fabric.world_size
-        dist.all_gather_object(both, log.tolist(), fabric.group)
-        found.append(compare(both[0], both[peer]))
-    fabric.pool.reset()
-    _kernel(fabric, step_clock.read_clock)(log, 0)
-    return [Comparison(int(log[0, 0]), 0, 0.0), *found][fabric.rank]
-
-
-def compare(lower: Sequence[Sequence[int]], higher: Sequence[Sequence[int]]) -> Comparison:
-    """Compare two clocks by their readings in a ping-pong.
-
-    Args:
-        lower: before the signal was sent and after the answer came, by round, in nanoseconds.
-        higher: two readings between those, by round.
-    """
-    # The first rounds include compilation and wake-up: the shortest round is the most exact.
-    before, after, between = min(
-        ((sent, came, read) for (sent, came), (read, _) in zip(lower, higher, strict=True)),
-        key=lambda round: round[1] - round[0],
-    )
-    return Comparison(between, between - (before + after) // 2, (after - before) / 2)
-
-
-def aligned(by_rank: Sequence[tuple[Comparison, Comparison]], clock_step_ns: float) -> Alignment:
-    """How clocks relate, from a comparison before and one after, by rank."""
-    comparisons = list(zip(*by_rank, strict=True))
-    return Alignment(
-        at_ns=np.array([[each.at_ns for each in row] for row in comparisons]),
-        offset_ns=np.array([[each.offset_ns for each in row] for row in comparisons]),
-        error_ns=np.array([[each.error_ns for each in row] for row in comparisons]).max(axis=0),
-        step_ns=clock_step_ns,
-    )
 
 
 # -- putting it together --
@@ -462,36 +369,3 @@ def _kernels(fabric: Fabric, step: Step) -> int:
     with torch.cuda.graph(graph, capture_error_mode="thread_local"):
         step.run()
     return count_nodes(graph.raw_cuda_graph())
-
-
-def count_nodes(graph: int) -> int:
-    """Nodes of a captured graph that are work for the device.
-
-    Torch does not list a graph's nodes; the driver that it has loaded does.
-
-    Args:
-        graph: the address of a `cudaGraph_t` or `hipGraph_t`.
-    """
-    if torch.version.hip:
-        driver, prefix = ctypes.CDLL("libamdhip64.so"), "hip"
-    else:
-        driver, prefix = ctypes.CDLL("libcuda.so.1"), "cu"
-    get_nodes = getattr(driver, f"{prefix}GraphGetNodes")
-    get_type = getattr(driver, f"{prefix}GraphNodeGetType")
-    count = ctypes.c_size_t()
-    _succeed(get_nodes(ctypes.c_void_p(graph), None, ctypes.byref(count)))
-    if count.value == 0:  # a rank without rows has nothing to copy; the driver lists no empty graph
-        return 0
-    nodes = (ctypes.c_void_p * count.value)()
-    _succeed(get_nodes(ctypes.c_void_p(graph), nodes, ctypes.byref(count)))
-    kind = ctypes.c_int()
-    work = 0
-    for node in nodes:
-        _succeed(get_type(ctypes.c_void_p(node), ctypes.byref(kind)))
-        work += kind.value in _DEVICE_WORK
-    return work
-
-
-def _succeed(status: int) -> None:
-    if status:
-        raise RuntimeError(f"the driver cannot list a graph's nodes: status {status}")

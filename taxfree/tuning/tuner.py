@@ -19,7 +19,7 @@ from typing import Any, Protocol
 
 from taxfree import fingerprints
 from taxfree.errors import WorkerLost, WrongResult
-from taxfree.measuring.bench import deadline_s
+from taxfree.measuring.groups import deadline_s
 from taxfree.measuring.trial import Candidate, Outcome, key, try_candidates
 from taxfree.shapes import recorded_problem
 from taxfree.tuning.candidates import first_candidates, refusals, serves, variants_for

@@ -220,7 +220,7 @@ def use_as_a_library_does(place: Place, seed: int) -> None:
     """What commands that measure, and a runtime, read of the records before they measure."""
     try:
         (asked,) = what_is_asked(OP, None, None, None, None, None, "host", place.database, None)
-        _heap_bytes(asked.knowledge.records, 2)
+        _heap_bytes(asked.history.records, 2)
     except DatabaseError:
         return
     except Exception as error:

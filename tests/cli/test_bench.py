@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from taxfree._runtime.dispatch import Choice
-from taxfree.measuring.bench import ProblemResult
+from taxfree.benching.bench import ProblemResult
 from taxfree.measuring.bounds import Bounds, Peaks
 from taxfree.measuring.results import Results, Row, Skipped, save
 from taxfree_cli.bench import fail_if_broken

@@ -12,13 +12,14 @@ from rich.console import Console
 from rich.text import Text
 
 from taxfree._runtime.dispatch import Choice
+from taxfree.benching.bench import ProblemResult
 from taxfree.errors import WorkerLost
-from taxfree.measuring.bench import ProblemResult
 from taxfree.measuring.bounds import Bounds, Peaks
 from taxfree.measuring.results import DISPATCH, Row, Skipped
-from taxfree.profiling.explain import Explanation, Pipeline, Timeline, _explain, timelines, trace
+from taxfree.profiling.explain import Explanation, Pipeline, _explain
 from taxfree.profiling.program_trace import Activity
 from taxfree.profiling.step_timer import Alone, Span, TimedPipeline
+from taxfree.profiling.timeline import Timeline, chrome_trace, timelines
 from taxfree.taxes import INSIDE, accounts
 from taxfree_cli import explain_views
 from taxfree_cli.exits import ExitCode
@@ -197,7 +198,7 @@ TIMELINES = (
 
 class TestTimelines:
     def test_a_trace_has_a_process_per_rank_and_a_track_per_program(self):
-        events = trace(TIMELINES)["traceEvents"]
+        events = chrome_trace(TIMELINES)["traceEvents"]
         names = [event["args"]["name"] for event in events if event["ph"] == "M"]
         assert names == ["baseline rank 0", "baseline rank 1", "push rank 0", "push rank 1"]
         slices = [(e["pid"], e["tid"], e["name"], e["ts"], e["dur"]) for e in events if "ts" in e]
@@ -338,7 +339,7 @@ class TestCommand:
         assert "push*!" in explained("--sweep", ended_by=error).out
 
     def test_writes_traces_and_pictures(self, explained, monkeypatch, tmp_path):
-        monkeypatch.setattr("taxfree.profiling.explain.timelines", lambda *_: TIMELINES)
+        monkeypatch.setattr("taxfree.profiling.timeline.timelines", lambda *_: TIMELINES)
         files = {name: tmp_path / f"{name}.out.png" for name in ("plot", "timeline")}
         trace_file = tmp_path / "trace.json"
         asked = [text for name, file in files.items() for text in (f"--{name}", file)]

@@ -153,9 +153,7 @@ def evicted(fabric: Fabric, blocks: int) -> tuple[list[dict[str, float]], float]
 
 
 def _timed(fabric: Fabric, pipeline: _Pipeline) -> list[dict[str, float]]:
-    timed = step_timer.time_steps(
-        fabric, step_timer.Pipeline(pipeline.call, pipeline.steps), REPETITIONS
-    )
+    timed = step_timer.time_steps(fabric, pipeline.call, pipeline.steps, REPETITIONS)
     return [
         {part.name: part.us for part in account.parts} | {"residual": account.residual_us}
         for account in accounts(timed.measurement, NO_BOUNDS)
@@ -187,7 +185,7 @@ def _chain(*functions: Any) -> timer.Call:
 def instrument(fabric: Fabric) -> dict[str, float]:
     """How good the clocks are, and what a graph of so many kernels is counted to have."""
     pipeline = _Pipeline(fabric, Knobs(empty_kernels=7))
-    timed = step_timer.time_steps(fabric, step_timer.Pipeline(pipeline.call, pipeline.steps), 5)
+    timed = step_timer.time_steps(fabric, pipeline.call, pipeline.steps, 5)
     measured = timed.measurement
     return {
         "step_us": measured.alignment.step_ns * 1e-3,

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from taxfree.measuring.trial import Candidate, open_bench
-from taxfree.profiling import step_timer
+from taxfree.profiling import clock_sync, step_timer
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.variant import Step, variants
 
@@ -29,12 +29,12 @@ def late_rank(fabric: Fabric, seconds: float, repetitions: int) -> step_timer.Ti
         for step in steps(index):
             step.run()
 
-    return step_timer.time_steps(fabric, step_timer.Pipeline(call, steps), repetitions)
+    return step_timer.time_steps(fabric, call, steps, repetitions)
 
 
 def clocks(fabric: Fabric, rounds: int) -> Any:
     """How far this rank's clock seems to be from that of rank 0, though they are the same."""
-    return step_timer.exchange_clocks(fabric, rounds)
+    return clock_sync.exchange_clocks(fabric, rounds)
 
 
 def steps_and_call(fabric: Fabric, op: str, variant: str, problem: dict[str, Any]) -> list[str]:

@@ -155,7 +155,7 @@ class TestAdoption:
 
 class TestFinals:
     def test_have_a_benchs_deadline_and_a_search_a_share_of_it(self, db):
-        from taxfree.measuring.bench import deadline_s
+        from taxfree.measuring.groups import deadline_s
 
         group = ScriptedGroup(time_of)
         tune_on(group, db, trials=4)
