@@ -26,7 +26,7 @@ from taxfree.profiling import explain, program_trace
 from taxfree.profiling.timeline import timelines
 from taxfree.shapes import ShapeRequest, choose, format_problem
 from taxfree.workers.group import WorkerGroup
-from taxfree_cli.bench import Asked, what_is_asked
+from taxfree_cli.asked import Asked, what_is_asked
 from taxfree_kernels.variant import variants
 
 FOLDER = Path(__file__).parent / "results" / "timeline"

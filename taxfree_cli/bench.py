@@ -2,29 +2,27 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 import math
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Annotated, TypeAlias, TypeVar
 
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from taxfree.errors import BelowTarget, UsageError, WorkerLost, WrongResult
 from taxfree.measuring import results
-from taxfree.shapes import choose, format_problem
-from taxfree_cli import interpreting, options
+from taxfree.shapes import format_problem
+from taxfree_cli import options
+from taxfree_cli.asked import Asked, what_is_asked
 from taxfree_cli.bench_views import plot as draw
 from taxfree_cli.bench_views import print_comparison, print_problem, require_picture
-from taxfree_cli.output import messages, note, print_json, rank
+from taxfree_cli.output import messages, print_json, rank
 
 if TYPE_CHECKING:
     from taxfree.benching.bench import ProblemResult
-    from taxfree.tuning.history import TuningHistory
 
 _T = TypeVar("_T")
 
@@ -58,25 +56,6 @@ Plot: TypeAlias = Annotated[
     Path | None,
     typer.Option("--plot", metavar="FILE.png", help="Draw time / bound against the size."),
 ]
-
-
-@dataclass(frozen=True)
-class Asked:
-    """What there is to measure.
-
-    Args:
-        op: the operation.
-        problems: of any world sizes.
-        fabric: "host", "cuda" or "rocm".
-        history: what was tuned before.
-        only: variants, or None for all.
-    """
-
-    op: str
-    problems: list[Any]
-    fabric: str
-    history: TuningHistory
-    only: Sequence[str] | None
 
 
 def bench(
@@ -144,54 +123,6 @@ def bench(
     fail_if_broken(found.skipped)
     if min_speedup is not None:
         _fail_if_below(found.rows, min_speedup)
-
-
-def what_is_asked(
-    op: str | None,
-    shapes: list[str] | None,
-    model: Path | None,
-    tp: int | None,
-    gpus: str | None,
-    dtype: str | None,
-    fabric: str,
-    db: Path | None,
-    only: Sequence[str] | None,
-) -> list[Asked]:
-    """Find the problems to measure and the fabric to use; notes choices the user did not make.
-
-    Args:
-        op: None for all operations that the shapes are of.
-
-    Returns:
-        One for each operation.
-
-    Raises:
-        UsageError: the shapes or counts make no sense.
-        HardwareError: the fabric or the GPUs are not there.
-        DatabaseError: the database that `--db` names cannot be read.
-    """
-    from taxfree import devices
-    from taxfree.tuning.history import TuningHistory
-
-    ops = options.operations_of(op, shapes, only or ())
-    fabric = devices.fabric_for(fabric)
-    request = options.shape_request(
-        shapes, model, tp, gpus, dtype,
-        default_gpus=devices.world_sizes(fabric), op=op or options.DEFAULT_OP,
-    )  # fmt: skip
-    history = TuningHistory.read(options.database_path(db), required=db is not None)
-    gpu, default = devices.gpu_name(fabric), devices.default_shapes(fabric)
-    asked = []
-    for each in ops:
-        choice = choose(each, request, functools.partial(history.problems, each, gpu), default)
-        if choice.note:
-            note(choice.note)
-        asked.append(Asked(each, choice.problems, fabric, history, only))
-    problems = [problem for each in asked for problem in each.problems]
-    devices.require(fabric, max(problem.world_size for problem in problems))
-    if fabric == "host":
-        interpreting.announce(problems)
-    return asked
 
 
 def measuring(asked: Asked) -> Iterator[ProblemResult]:

@@ -14,7 +14,8 @@ from taxfree.errors import TaxfreeError, UsageError
 from taxfree.measuring import results
 from taxfree.shapes import choose, format_problem
 from taxfree_cli import options
-from taxfree_cli.bench import Asked, OnlyVariants, fail_if_broken, watched, what_is_asked
+from taxfree_cli.asked import Asked, what_is_asked
+from taxfree_cli.bench import OnlyVariants, fail_if_broken, watched
 from taxfree_cli.bench_views import require_picture, us
 from taxfree_cli.explain_views import draw_timelines, print_explanation, print_sweep
 from taxfree_cli.explain_views import plot as draw

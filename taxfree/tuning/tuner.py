@@ -22,11 +22,11 @@ from taxfree.errors import WorkerLost, WrongResult
 from taxfree.measuring.groups import deadline_s
 from taxfree.measuring.trial import Candidate, Outcome, key, try_candidates
 from taxfree.shapes import recorded_problem
-from taxfree.tuning.candidates import first_candidates, refusals, serves, variants_for
+from taxfree.tuning.candidates import first_candidates, serves, variants_for
 from taxfree.tuning.search import Search
 from taxfree.tuning.winner import record_of
 from taxfree.workers.group import TaskFailed, Workers
-from taxfree_kernels.cross_compile.screen import Screen, Verdict
+from taxfree_kernels.cross_compile.screen import Screen
 from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.variant import Variant
 from taxfree_tuning_db import (
@@ -454,27 +454,3 @@ class Tuner:
 
 def _note(outcome: Outcome) -> str:
     return "" if outcome.state == "measured" else f"{outcome.state}: {outcome.reason}"
-
-
-def dry_run(
-    op: str,
-    problem: Any,
-    screen: Screen,
-    hardware: Hardware,
-    trials: int,
-    seed: int = 0,
-    only: Sequence[str] | None = None,
-) -> list[Verdict]:
-    """What a search would try first on `hardware`, and what it would refuse, without a device.
-
-    Without times the search cannot learn: later proposals of a real one differ.
-    """
-    found = variants_for(problem, hardware, only)
-    if not found:
-        reasons = refusals(problem, hardware, only)
-        return [Verdict(name, {}, {}, reason) for name, reason in reasons.items()]
-    search = Search(found, problem, hardware, seed, journal=None, name="dry run")
-    search.enqueue(first_candidates(found, problem, hardware))
-    asked = search.ask(trials)
-    refused = [Verdict(c.variant, c.config, {}, reason) for c, reason in search.take_refused()]
-    return screen.verdicts(op, problem, [(c.variant, c.config) for c in asked]) + refused

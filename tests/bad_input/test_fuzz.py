@@ -28,7 +28,7 @@ from taxfree._runtime.startup import _heap_bytes
 from taxfree.fingerprints import kernel_hashes
 from taxfree.measuring import results
 from taxfree_cli.app import run
-from taxfree_cli.bench import what_is_asked
+from taxfree_cli.asked import what_is_asked
 from taxfree_cli.exits import ExitCode
 from taxfree_kernels.variant import problem_class
 from taxfree_tuning_db import Database, DatabaseError, HardwareFingerprint, export

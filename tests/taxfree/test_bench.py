@@ -10,10 +10,10 @@ import torch
 
 from taxfree import fingerprints
 from taxfree._runtime.dispatch import Choice
+from taxfree.benching import bench, tasks
 from taxfree.benching.tasks import ProblemTimes
 from taxfree.devices import fabric_for, heap_bytes, require
 from taxfree.errors import HardwareError, UsageError
-from taxfree.measuring import bench
 from taxfree.measuring.bounds import Bounds, Peaks
 from taxfree.measuring.timer import Timing
 from taxfree.measuring.trial import Outcome
@@ -174,7 +174,7 @@ def test_wrong_values_are_counted_on_all_ranks():
         out.copy_(a @ weight)
         out[2, :3] += 1
 
-    assert bench._wrong_values(fake, plan) == 3 + 4
+    assert tasks._wrong_values(fake, plan) == 3 + 4
 
 
 class TestDevices:
