@@ -37,7 +37,7 @@ COLUMNS = {
     "locality": "locality_us",
     "graph penalty": "graph_penalty_us",
     "residual": "residual_us",
-    "of it kernels": "kernel_us",
+    "kernel work": "kernel_us",
     "bound": "t_bound_us",
 }
 #: field -> values of the rows that are also drawn by themselves, to be read at a glance

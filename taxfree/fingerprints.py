@@ -99,7 +99,7 @@ def ignored_fields(op: str) -> tuple[str, ...]:
     return operation(op).ignored_fields
 
 
-def lent(record: Record, problem: Any) -> Record:
+def transferred(record: Record, problem: Any) -> Record:
     """A neighbour's record, with its dtype in configs replaced by this problem's."""
 
     def translated(measured: Measurement) -> Measurement:

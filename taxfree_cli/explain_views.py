@@ -94,9 +94,7 @@ def _pipeline(pipeline: Pipeline, width: int, modelled: str) -> list[Text | Tabl
         *_wrapped(times, width),
     ]
     for tax in dict.fromkeys(part.tax for part in account.parts):
-        time = account.tax_us(tax)
-        assert time is not None
-        found.append(_tax(tax, time, None, account, width, modelled))
+        found.append(_tax(tax, account.tax_us(tax) or 0.0, None, account, width, modelled))
         for part in account.parts:
             if part.tax == tax:
                 found += _part(part, account, width)
@@ -104,7 +102,7 @@ def _pipeline(pipeline: Pipeline, width: int, modelled: str) -> list[Text | Tabl
     found.append(_tax("residual", residual, account.residual_iqr_us, account, width, modelled))
     if account.kernel_us is not None:
         rest = account.residual_us - account.kernel_us
-        for name, time in (("kernels", account.kernel_us), ("unexplained", rest)):
+        for name, time in (("kernel work", account.kernel_us), ("unexplained", rest)):
             share = time / account.t_eager_us
             found.append(Text(_figures(f"    {name}", time, None, share, width)))
     if account.unsplit:
@@ -312,7 +310,7 @@ def _optional(time: float | None) -> str:
 #: part of a row -> its colour; the lowest of a bar first
 _STACK = {
     "bound": "#4c9f70",
-    "kernels": "#8fa3bf",
+    "kernel work": "#8fa3bf",
     "residual": "#c9d1de",
     "locality": "#b48ead",
     "bulk synchronous": "#e0b04a",
@@ -322,11 +320,11 @@ _STACK = {
 
 
 def _stacked(row: Mapping[str, Any]) -> dict[str, float]:
-    """The parts of a row, the residual less what was seen to be work of kernels."""
+    """The parts of a row, the residual without the observed kernel work."""
     kernels = row.get("kernel_us") or 0.0
     return {
         "bound": row["t_bound_us"],
-        "kernels": kernels,
+        "kernel work": kernels,
         "residual": row["residual_us"] - kernels,
         "locality": row["locality_us"] or 0.0,
         "bulk synchronous": row["bulk_synchronous_us"] or 0.0,

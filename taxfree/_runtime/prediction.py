@@ -215,7 +215,7 @@ def _of_the_nearest(
     machine: Machine, op: str, problem: Any, nearest: Record, hardware: Hardware
 ) -> Iterator[_Candidate]:
     hashes, there = fingerprints.kernel_hashes(op), recorded_problem(op, nearest.problem)
-    lent = fingerprints.lent(nearest, problem)
+    lent = fingerprints.transferred(nearest, problem)
     for each in (lent.winner, lent.baseline, *lent.runners_up):
         if each.kernel_hash != hashes.get(each.variant) or "graph" not in each.median_us:
             continue

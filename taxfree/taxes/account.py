@@ -90,7 +90,7 @@ class Account:
                     self.kernel_us / self.t_eager_us,
                     self.unexplained_us / self.t_eager_us,
                 )
-                text += f": work of kernels {kernels:.0%}, unexplained {rest:.0%}"
+                text += f": kernel work {kernels:.0%}, unexplained {rest:.0%}"
             found.append(text)
         return found
 

@@ -253,7 +253,7 @@ class Tuner:
         )
         found = []
         for neighbour in nearest[:_NEIGHBOURS]:
-            record = fingerprints.lent(neighbour, problem)
+            record = fingerprints.transferred(neighbour, problem)
             for measured in (record.winner, *record.runners_up):
                 if measured.variant != "baseline":
                     found.append(Candidate(measured.variant, measured.config))

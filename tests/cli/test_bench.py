@@ -155,7 +155,7 @@ def test_it_measures_all_operations_that_a_file_names(cli, tmp_path):
         "- {op: matmul_all_reduce, m: 5, n: 32, k: 32, world_size: 2, calls: 3}\n"
         "- {op: all_gather_matmul, m: 5, n: 32, k: 32, world_size: 2, calls: 2}\n"
     )
-    options = ("--fabric", "host", "--variant", "one_shot", "--json")
+    options = ("--fabric", "host", "--variant", "push", "--json")
     rows = json.loads(cli("bench", "--shapes", path, *options).out)["rows"]
     assert list(dict.fromkeys(row["op"] for row in rows)) == [
         "matmul_all_reduce", "all_gather_matmul",

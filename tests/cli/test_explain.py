@@ -100,7 +100,7 @@ class TestAccount:
     def test_fused_kernels_are_split_by_what_their_programs_recorded(self):
         text = shown(160)
         fused = text[text.index("dispatch: push") :]
-        for name in ("ends", "start", "skew", "latency", "transfer", "kernels", "unexplained"):
+        for name in ("ends", "start", "skew", "latency", "transfer", "kernel work", "unexplained"):
             assert f"\n    {name} " in fused
         assert "tracing what programs do adds" in fused
 
