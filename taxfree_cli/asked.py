@@ -46,7 +46,7 @@ def what_is_asked(
     db: Path | None,
     only: Sequence[str] | None,
 ) -> list[Asked]:
-    """Find the problems to measure and the fabric to use; notes choices the user did not make.
+    """Find the problems to measure and the fabric; prints choices that the user did not make.
 
     Args:
         op: None for all operations that the shapes are of.
@@ -80,7 +80,7 @@ def problems_here(
     gpus: str | None,
     dtype: str | None,
 ) -> dict[str, list[Any]]:
-    """Problems by operation; notes choices the user did not make.
+    """Problems by operation; prints choices that the user did not make.
 
     Args:
         ops: the operations.

@@ -264,7 +264,7 @@ def print_sweep(explained: Sequence[Explanation]) -> None:
 
 
 def sweep_title(explained: Sequence[Explanation]) -> str:
-    """What all problems of a sweep have in common."""
+    """The fields that all problems of a sweep share."""
     first = explained[0]
     differ = varying([each.problem for each in explained])
     same = {name: value for name, value in first.problem.items() if name not in differ}

@@ -21,7 +21,7 @@ from taxfree_tuning_db import Record
 
 @dataclass(frozen=True)
 class ProblemTimes:
-    """What the workers measured for a problem; the same on every rank.
+    """Outcomes, times and rates of one problem; the same on every rank.
 
     Args:
         outcomes: by variant, including "dispatch".

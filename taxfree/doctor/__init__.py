@@ -1,4 +1,4 @@
-"""What is there, what is missing, and what the machine does: the data behind `taxfree doctor`."""
+"""Examines software, machine and fabrics, and measures: the data behind `taxfree doctor`."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def examine(
 def _measure(
     guard: Guard, fabric: str, gpus: int | None, tell: Callable[[str], None]
 ) -> tuple[ProbeResults | None, str | None]:
-    """What the probes measured; else why the fabric does not open."""
+    """Results of the probes; else the reason that the fabric does not open."""
     try:
         world_size = gpus or devices.world_sizes(fabric)[0]
         devices.require(fabric, world_size)

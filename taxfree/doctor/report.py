@@ -1,4 +1,4 @@
-"""What `taxfree doctor` finds out, as plain data. What could not be found out is a `problem`."""
+"""The findings of `taxfree doctor`, as plain data; a probe that fails becomes a `problem`."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Iris:
 
 @dataclass(frozen=True)
 class Software:
-    """What is installed, and what of it an import gives.
+    """Versions installed, and versions that an import gives.
 
     Args:
         versions: name -> version, of what is no Python package.
@@ -190,7 +190,7 @@ class Coherence:
 
 @dataclass(frozen=True)
 class ProbeResults:
-    """What was measured on a group of ranks; None is a probe that failed.
+    """Measurements on a group of ranks; None is a probe that failed.
 
     Args:
         fabric: among the ranks.

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.distributed as dist
 
+from taxfree._runtime.collectives import vote
 from taxfree.taxes import Alignment
 from taxfree_kernels.device import step_clock
 from taxfree_kernels.fabric.base import Fabric
@@ -58,8 +58,7 @@ def exchange_clocks(fabric: Fabric, rounds: int) -> Comparison:
             play(log, fabric.pool.control, fabric.heap_bases, fabric.rank, other, 1, rounds)
         fabric.barrier()
         fabric.pool.check()
-        both: list[Any] = [None] * fabric.world_size
-        dist.all_gather_object(both, log.tolist(), fabric.group)
+        both = vote(fabric.group, log.tolist())
         found.append(compare(both[0], both[peer]))
     fabric.pool.reset()
     clock_kernel(fabric, step_clock.read_clock)(log, 0)

@@ -115,7 +115,7 @@ class Explanation:
         return row
 
     def dispatch_json(self) -> dict[str, Any] | None:
-        """What the dispatcher picks and why, as JSON."""
+        """The dispatcher's pick and its reason, as JSON."""
         if self.choice is None:
             return None
         lookup_trace = [dataclasses.asdict(step) for step in self.lookup_trace]
@@ -204,62 +204,48 @@ def _explain(group: WorkerGroup, tracing: WorkerGroup, result: ProblemResult) ->
     if any(row.variant == DISPATCH for row in result.rows):  # else it is wrong, and not timed
         known[picked.variant] = picked
     taken = list(known.values())
-    fields = dataclasses.asdict(result.problem)
-    found = group.call(
-        measure_pipelines,
-        deadline_s(result.hardware),
-        op=result.op,
-        problem=fields,
-        candidates=taken,
-        repetitions=_HOST_REPETITIONS if on_host else _GPU_REPETITIONS,
-    )[0]
     fused = [each for each in taken if variants(result.op)[each.variant].fused]
-    traces: list[ProgramTrace] = (
-        tracing.call(
-            trace_programs,
-            deadline_s(result.hardware),
-            op=result.op,
-            problem=fields,
-            candidates=fused,
+    fields, limit_s = dataclasses.asdict(result.problem), deadline_s(result.hardware)
+    repetitions = _HOST_REPETITIONS if on_host else _GPU_REPETITIONS
+    (found, *_) = group.call(
+        measure_pipelines, limit_s, op=result.op, problem=fields, candidates=taken,
+        repetitions=repetitions,
+    )  # fmt: skip
+    traces: dict[str, ProgramTrace] = {}
+    if fused:
+        (traced, *_) = tracing.call(
+            trace_programs, limit_s, op=result.op, problem=fields, candidates=fused,
             repetitions=_TRACED_REPETITIONS,
-        )[0]
-        if fused
-        else []
-    )
-    by_variant = {each.variant: traced for each, traced in zip(fused, traces, strict=True)}
-    found = [
-        _with_trace(timed, by_variant.get(candidate.variant))
-        for candidate, timed in zip(taken, found, strict=True)
-    ]
+        )  # fmt: skip
+        traces = {each.variant: trace for each, trace in zip(fused, traced, strict=True)}
     launches = {
         row.config["variant"] if row.variant == DISPATCH else row.variant: row.launches
         for row in result.rows
     }
+    pipelines = []
+    for candidate, timed in zip(taken, found, strict=True):
+        name = candidate.variant
+        measured = dataclasses.replace(timed.measurement, trace=traces.get(name))
+        pipelines.append(
+            Pipeline(
+                name,
+                dict(candidate.config),
+                name == picked.variant,
+                measured.kernels or launches[name],
+                accounts(measured, result.bounds),
+                dataclasses.replace(timed, measurement=measured),
+            )
+        )
     return Explanation(
         result.op,
-        dataclasses.asdict(result.problem),
+        fields,
         result.hardware.name,
         result.bounds,
-        tuple(
-            Pipeline(
-                candidate.variant,
-                dict(candidate.config),
-                candidate.variant == picked.variant,
-                timed.measurement.kernels or launches[candidate.variant],
-                accounts(timed.measurement, result.bounds),
-                timed,
-            )
-            for candidate, timed in zip(taken, found, strict=True)
-        ),
+        tuple(pipelines),
         result.skipped,
         result.choice,
         result.lookup_trace,
     )
-
-
-def _with_trace(timed: TimedPipeline, trace: ProgramTrace | None) -> TimedPipeline:
-    measurement = dataclasses.replace(timed.measurement, trace=trace)
-    return dataclasses.replace(timed, measurement=measurement)
 
 
 def model(op: str, problem: Any, machine: Machine, only: Sequence[str] = ()) -> Explanation:

@@ -14,8 +14,8 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 import torch
-import torch.distributed as dist
 
+from taxfree._runtime.collectives import vote
 from taxfree.measuring import timer
 from taxfree.measuring.trial import Candidate, open_bench
 from taxfree.profiling.clock_sync import aligned, compare_clocks
@@ -31,7 +31,7 @@ Kind = Literal["send", "wait", "compute"]
 
 @dataclass(frozen=True)
 class Activity:
-    """What a program was doing, on the common clock, in microseconds.
+    """One activity of a program, on the common clock, in microseconds.
 
     Args:
         rank, program: who.
@@ -97,8 +97,7 @@ def trace_call(fabric: Fabric, call: timer.Call, repetitions: int) -> ProgramTra
     (timing,) = timer.time_together(fabric, [(call, mode)], repetitions, after)
     fabric.pool.control[sync.LOG.value] = 0
     own = (first, compare_clocks(fabric), np.array(logs))
-    everyone = [own] * fabric.world_size
-    dist.all_gather_object(everyone, own, fabric.group)
+    everyone = vote(fabric.group, own)
     alignment = aligned([each[:2] for each in everyone], 0.0)
     events = [each[2] for each in everyone]
     return trace_of(events, alignment, np.array(timing.by_rank_us), len(grids))
@@ -147,11 +146,11 @@ def trace_of(
     )
 
 
-# -- what programs did --
+# -- activities --
 
 
 def activities(trace: ProgramTrace) -> Iterator[Activity]:
-    """What the programs of all ranks did in the last call."""
+    """Activities of all ranks' programs in the last call."""
     started, done, sent, began, ended = (
         times[:, -1] for times in (trace.started, trace.done, trace.sent, trace.began, trace.ended)
     )

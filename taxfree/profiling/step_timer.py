@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.distributed as dist
 
+from taxfree._runtime.collectives import vote
 from taxfree.measuring import timer
 from taxfree.measuring.trial import Candidate, open_bench
 from taxfree.profiling.clock_sync import (
@@ -144,18 +144,12 @@ def time_steps(
             readings[name].append(sequence.read())
 
     first = compare_clocks(fabric)
-    timings = dict(
-        zip(
-            (name for name, _, _ in slots),
-            timer.time_together(fabric, [s[1:] for s in slots], repetitions, after),
-            strict=True,
-        )
-    )
+    found = timer.time_together(fabric, [slot[1:] for slot in slots], repetitions, after)
+    timings = {name: timing for (name, _, _), timing in zip(slots, found, strict=True)}
     second = compare_clocks(fabric)
     own = _Own(first, second, clock_step(fabric), readings, rates)
-    everyone: list[_Own] = [own] * fabric.world_size
-    dist.all_gather_object(everyone, own, fabric.group)
-    return _timed(fabric, steps, _step_infos(fabric, steps), timings, everyone)
+    infos = _step_infos(fabric, steps)
+    return _timed(fabric, steps, infos, timings, vote(fabric.group, own))
 
 
 # -- sequences --
@@ -274,7 +268,7 @@ class _ClockRate:
 
 @dataclass(frozen=True)
 class _Own:
-    """What one rank read."""
+    """One rank's readings."""
 
     first: Comparison
     second: Comparison

@@ -16,7 +16,7 @@ _Timed = TypeVar("_Timed", Span, Activity)
 
 @dataclass(frozen=True)
 class Timeline:
-    """What a pipeline did in one call; times are in microseconds since its first event.
+    """One call of a pipeline; times are in microseconds since its first event.
 
     Args:
         variant: the pipeline.

@@ -66,7 +66,7 @@ class Account:
 
     @property
     def residual_us(self) -> float:
-        """What is neither bound nor tax: kernel inefficiency, and what cannot be attributed."""
+        """Time beyond bound and taxes: kernel inefficiency, and what cannot be attributed."""
         return self.t_eager_us - self.t_bound_us - sum(part.us for part in self.parts)
 
     @property
