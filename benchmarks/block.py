@@ -20,9 +20,9 @@ from benchmarks.block_ranks import Block, PathTime
 from benchmarks.commands import exit_code, keep, parser, positive, positives
 from taxfree import devices
 from taxfree.errors import UsageError, WrongResult
-from taxfree.measuring.bench import TuningHistory
 from taxfree.measuring.trial import ERROR_ALLOWANCE
 from taxfree.settings import Settings
+from taxfree.tuning.history import TuningHistory
 from taxfree.workers.group import WorkerGroup
 from taxfree_tuning_db import default_path
 
@@ -69,7 +69,7 @@ def time_block(
         TaskFailed: a rank could not run it.
     """
     measured: list[PathTime] = group.call(
-        f"{block_ranks.__name__}:measure",
+        block_ranks.measure,
         DEADLINE_S,
         block=block,
         records=history.records,

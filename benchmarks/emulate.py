@@ -30,9 +30,9 @@ from benchmarks.commands import exit_code, positive
 from benchmarks.emulate_ranks import Emulated
 from taxfree import devices
 from taxfree.errors import UsageError
-from taxfree.measuring.bench import deadline_s
+from taxfree.measuring.groups import deadline_s
 from taxfree.measuring.trial import Candidate
-from taxfree.shapes import ShapeRequest, expand, written
+from taxfree.shapes import ShapeRequest, expand, format_problem
 from taxfree.workers.group import WorkerGroup
 from taxfree_cli import interpreting
 from taxfree_kernels.fabric.layout import arena_bytes
@@ -104,7 +104,7 @@ def emulations(
         with WorkerGroup(here, fabric, heap, emulate_ranks.TIMEOUT_S) as group:
             tried = candidates(op, problem, group.hardware, attempts)
             found: list[Emulated] = group.call(
-                f"{emulate_ranks.__name__}:emulate", deadline_s(group.hardware), op=op,
+                emulate_ranks.emulate, deadline_s(group.hardware), op=op,
                 problem=dataclasses.asdict(problem), candidates=tried, arena_bytes=arena,
                 repetitions=repetitions,
             )[0]  # fmt: skip
@@ -144,7 +144,7 @@ def _print_all(options: argparse.Namespace) -> None:
         interpreting.announce(problems)
     found = emulations(options.op, problems, fabric, options.attempts, options.repetitions, here)
     for problem, emulated in found:
-        print(written(options.op, dataclasses.asdict(problem)))
+        print(format_problem(options.op, dataclasses.asdict(problem)))
         for each in emulated:
             config = " ".join(f"{name}={value}" for name, value in each.candidate.config.items())
             us = "-" if each.timing is None else f"{each.timing.median_us:.1f} us {word}"

@@ -30,8 +30,8 @@ from benchmarks.commands import exit_code, parser
 from taxfree import devices, fingerprints
 from taxfree.errors import TaxfreeError, one_line
 from taxfree.measuring import environment, timer
-from taxfree.measuring.bench import deadline_s, group_for
 from taxfree.measuring.bounds import Bounds, Peaks, bounds, peaks
+from taxfree.measuring.groups import deadline_s, group_for
 from taxfree.measuring.results import Results, Row, Skipped, machine_name, save
 from taxfree.measuring.trial import Bench, Candidate, open_bench
 from taxfree.shapes import ShapeRequest, expand
@@ -43,8 +43,6 @@ OP = "flash_decode"
 PAGE = 16  # of a dense cache as FlashInfer sees it
 _WORKSPACE_BYTES = 128 << 20
 _REPETITIONS = {True: 25, False: 3}  # with, and without graphs
-
-_TASKS = "benchmarks.local_decode"
 
 #: one call on the i-th set of inputs; returns [batch, q_heads, v_head_dim], perhaps with ones
 Attend = Callable[[int], torch.Tensor]
@@ -229,14 +227,15 @@ def run(fabric: str, problems: Sequence[Any]) -> Iterator[Results]:
     Raises:
         TaskFailed: the fabric cannot be opened, or measuring failed.
     """
+    from benchmarks.local_decode import measure_problem  # this may be __main__, which ranks lack
+
     rows: list[Row] = []
     skipped: list[Skipped] = []
     with group_for(problems, fabric) as group:
         machine = environment.record(fabric, group.hardware)
         for problem in problems:
             fields = dataclasses.asdict(problem)
-            task = f"{_TASKS}:measure_problem"
-            answer = group.call(task, deadline_s(group.hardware), problem=fields)[0]
+            answer = group.call(measure_problem, deadline_s(group.hardware), problem=fields)[0]
             outcomes, limits, rates = answer
             found = [row for each in outcomes for row in _rows(problem, each, limits)]
             skipped += [

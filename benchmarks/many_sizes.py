@@ -34,7 +34,6 @@ from taxfree_kernels.fabric.layout import arena_bytes
 from taxfree_kernels.variant import op_of, operation, problem_class, resized
 
 FOLDER = Path(__file__).parent / "results" / "many_sizes"
-TASK = f"{__name__ if __name__ != '__main__' else 'benchmarks.many_sizes'}:serve"
 DEADLINE_S = 400.0
 _SETTLED = 100  # calls after which no memory may grow
 _ATTENTION_EVERY = 100  # calls: one interpreted call takes a second
@@ -149,11 +148,13 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _run(options: argparse.Namespace) -> None:
+    from benchmarks.many_sizes import serve  # this may be __main__, which ranks lack
+
     fabric, there = devices.fabric_for(options.fabric), devices.available_gpus()
     ranks = options.gpus or there or 2
     variables = {SHARING: "1"} if options.share else {}
     with WorkerGroup(ranks, fabric, arena_bytes(64 << 20), 30.0, variables) as group:
-        found = group.call(TASK, DEADLINE_S, calls=options.calls, seed=options.seed)
+        found = group.call(serve, DEADLINE_S, calls=options.calls, seed=options.seed)
         shared = there if options.share else None
         record = {"calls": options.calls, "seed": options.seed, "found": found[0]}
         print(record)

@@ -39,7 +39,6 @@ SHARES = {"graph": 0.85, "eager": 0.15}  # of the calls
 TIMEOUT_S = 20.0
 DEADLINE_S = 300.0
 
-_TASKS = soak_ranks.__name__
 _END = 2**63 // control.ONE_CALL.value  # the first generation that overflows its word
 
 
@@ -107,7 +106,7 @@ def _members(group: WorkerGroup, seed: int, pauses: str) -> list[Member]:
     arguments = {"seed": seed, "configs": 2, "inside": pauses == "inside"}
     members: list[Member]
     left_out: list[tuple[Member, str]]
-    members, left_out = group.call(f"{_TASKS}:make_ready", DEADLINE_S, **arguments)[0]
+    members, left_out = group.call(soak_ranks.make_ready, DEADLINE_S, **arguments)[0]
     there = {(member.op, member.variant) for member in members}
     for member, reason in left_out:
         print(f"left out: {member}: {reason}", file=sys.stderr)
@@ -130,7 +129,7 @@ def _row(
     seconds = 0.0
     for first, count in _stretches(calls, mode):
         run = {"members": chosen, "mode": mode, "first_generation": first, "calls": count}
-        stretches: list[Stretch] = group.call(f"{_TASKS}:run", DEADLINE_S, **run)
+        stretches: list[Stretch] = group.call(soak_ranks.run, DEADLINE_S, **run)
         for rank, stretch in enumerate(stretches):
             _require_right(rank, stretch, members, f"{mode}, pauses {pauses}, from {first} on")
         for member, times in zip(members, stretches[0].calls, strict=True):
@@ -219,9 +218,7 @@ def _soak_all(options: argparse.Namespace) -> None:
                 for row in soak(group, pauses, modes, options.calls // len(PAUSES), options.seed):
                     print(row, flush=True)
                     # not before the first row: a soak needs ranks that have run no kernels
-                    us_per_load = us_per_load or max(
-                        group.call(f"{_TASKS}:us_per_load", DEADLINE_S)
-                    )
+                    us_per_load = us_per_load or max(group.call(soak_ranks.us_per_load, DEADLINE_S))
                     rows.append(row)
     except BaseException as error:
         stopped_by = one_line(error)

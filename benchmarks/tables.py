@@ -41,7 +41,7 @@ from benchmarks.documents import (
 )
 from taxfree.fingerprints import size_field
 from taxfree.measuring.results import DISPATCH, Row, by_problem, fastest
-from taxfree.shapes import heading, written
+from taxfree.shapes import format_problem, heading
 from taxfree_cli.bench_views import plot
 
 LIBRARY = ("baseline", "registered", "library", "torch_fused", "torch_symm_mem")
@@ -208,7 +208,7 @@ def summary(root: Path, machine: str) -> str:
             fields = {f: v for f, v in group[0].problem.items() if f not in _COMMON}
             named = [_named(ours), _us(dispatch), _named(library)]
             times = library.median_us / dispatch.median_us
-            lines.append([f"{op} {written(op, fields)}", *named, f"{times:.2f}"])
+            lines.append([f"{op} {format_problem(op, fields)}", *named, f"{times:.2f}"])
     return f"\n{table(header, lines, text=[0])}\n{SUMMARY_CAPTION}{_age(shown)}\n\n"
 
 

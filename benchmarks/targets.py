@@ -11,7 +11,7 @@ from typing import Any, Literal
 from benchmarks.documents import is_current
 from taxfree.fingerprints import interpolated_fields
 from taxfree.measuring.results import Row, by_problem, fastest, load
-from taxfree.shapes import written
+from taxfree.shapes import format_problem
 
 FOLDER = Path(__file__).parent
 Kind = Literal["at_most_us", "at_most_times", "speedup"]
@@ -133,7 +133,7 @@ def report(target: Target, folder: Path) -> list[str]:
 
 
 def _described(target: Target, figure: Figure) -> str:
-    return f"{figure.value:.4g} at {written(target.op, figure.row.problem)}"
+    return f"{figure.value:.4g} at {format_problem(target.op, figure.row.problem)}"
 
 
 def main() -> None:

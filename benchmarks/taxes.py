@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.documents import ROOT, check_parser, table, us, write_changed
-from taxfree.profiling.explain import Timeline
-from taxfree.shapes import written
+from taxfree.profiling.timeline import Timeline
+from taxfree.shapes import format_problem
 from taxfree_cli.explain_views import draw_timelines, plot, varying
 
 DOCUMENT = ROOT / "docs/lab/taxes.md"
@@ -77,7 +77,7 @@ def _draw(kind: str, file: Path) -> Iterator[Path]:
             for index, drawn in enumerate(_document(file)["pictures"]):
                 path = timeline_picture(file, index)
                 timelines = [Timeline.from_json(each) for each in drawn["timelines"]]
-                title = f"{written(drawn['op'], drawn['problem'])}, {drawn['hardware']}"
+                title = f"{format_problem(drawn['op'], drawn['problem'])}, {drawn['hardware']}"
                 draw_timelines(timelines, title, path)
                 yield path
 
@@ -125,7 +125,7 @@ def cost_section(document: Mapping[str, Any], file: Path) -> str:
         own = [row for row in rows if row["variant"] == variant]
         lines.append([variant, *_costs(own)])
     lines.append(["**all**", *_costs(rows)])
-    names = [written(each["op"], each["problem"]) for each in document["pictures"]]
+    names = [format_problem(each["op"], each["problem"]) for each in document["pictures"]]
     links = [
         f"- [{name}](pictures/{timeline_picture(file, index).name})\n"
         for index, name in enumerate(names)
@@ -136,7 +136,7 @@ def cost_section(document: Mapping[str, Any], file: Path) -> str:
 def _costs(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     worst = max(rows, key=lambda row: row["cost"])
     median = statistics.median(row["cost"] for row in rows)
-    where = written(worst["op"], worst["problem"])
+    where = format_problem(worst["op"], worst["problem"])
     return [str(len(rows)), f"{median:+.1%}", f"{worst['cost']:+.1%}", where]
 
 
@@ -151,8 +151,8 @@ def section(document: Mapping[str, Any], file: Path) -> str:
         fields = [str(row["problem"][name]) for name in differ]
         lines.append([*fields, row["variant"], *(us(row.get(field)) for field in COLUMNS.values())])
     parts = [
-        f"{first['op']} {written(first['op'], same)}, {first['hardware']}; microseconds per call "
-        f"of the slowest rank. [Picture](pictures/{picture(file).name}).\n",
+        f"{first['op']} {format_problem(first['op'], same)}, {first['hardware']}; microseconds per "
+        f"call of the slowest rank. [Picture](pictures/{picture(file).name}).\n",
         table([*differ, "variant", *COLUMNS], lines),
         _alone(rows, differ),
         _open(rows, differ),

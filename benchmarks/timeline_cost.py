@@ -18,12 +18,15 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.commands import exit_code, keep, parser
+from taxfree.benching.bench import candidates
 from taxfree.errors import UsageError
-from taxfree.measuring.bench import candidates, deadline_s, group_for
+from taxfree.measuring.groups import deadline_s, group_for
+from taxfree.measuring.trial import try_candidates
 from taxfree.profiling import explain, program_trace
-from taxfree.shapes import ShapeRequest, choose, written
+from taxfree.profiling.timeline import timelines
+from taxfree.shapes import ShapeRequest, choose, format_problem
 from taxfree.workers.group import WorkerGroup
-from taxfree_cli.bench import Asked, what_is_asked
+from taxfree_cli.asked import Asked, what_is_asked
 from taxfree_kernels.variant import variants
 
 FOLDER = Path(__file__).parent / "results" / "timeline"
@@ -54,25 +57,23 @@ class Row:
 
     def __str__(self) -> str:
         return (
-            f"{written(self.op, self.problem)} {self.variant}: "
+            f"{format_problem(self.op, self.problem)} {self.variant}: "
             f"{statistics.median(self.plain_us):.2f} us, {self.cost:+.1%} with the trace"
         )
 
 
-def costs(asked: Asked, plain: WorkerGroup, noting: WorkerGroup, rounds: int) -> Iterator[Row]:
+def costs(asked: Asked, plain: WorkerGroup, tracing: WorkerGroup, rounds: int) -> Iterator[Row]:
     """Time every fused variant of each problem.
 
     Args:
         asked: problems of one world size.
-        plain, noting: ranks of the usual build, and of the instrumented one.
+        plain, tracing: ranks of the usual build, and of the instrumented one.
         rounds: number of turns of the two.
     """
     on_host = asked.fabric == "host"
     mode = "eager" if on_host else "graph"
     for problem in asked.problems:
-        known, _ = candidates(
-            asked.op, problem, plain.hardware, asked.knowledge, asked.only or None
-        )
+        known, _ = candidates(asked.op, problem, plain.hardware, asked.history, asked.only or None)
         taken = [each for each in known if variants(asked.op)[each.variant].fused]
         rows = [
             Row(asked.op, dataclasses.asdict(problem), each.variant, dict(each.config), [], [])
@@ -86,14 +87,12 @@ def costs(asked: Asked, plain: WorkerGroup, noting: WorkerGroup, rounds: int) ->
             "repetitions": _HOST_REPETITIONS if on_host else _GPU_REPETITIONS,
         }
         for _ in range(rounds):
-            outcomes = plain.call(
-                "taxfree.measuring.trial:try_candidates", modes=(mode,), **arguments
-            )[0]
-            notes = noting.call("taxfree.profiling.program_trace:note_calls", **arguments)[0]
-            for row, outcome, note in zip(rows, outcomes, notes, strict=True):
+            outcomes = plain.call(try_candidates, modes=(mode,), **arguments)[0]
+            traces = tracing.call(program_trace.trace_programs, **arguments)[0]
+            for row, outcome, trace in zip(rows, outcomes, traces, strict=True):
                 if outcome.state == "measured":
                     row.plain_us.append(outcome.timings[mode].median_us)
-                    row.noted_us.append(statistics.median(note.call_us.max(axis=0).tolist()))
+                    row.noted_us.append(statistics.median(trace.call_us.max(axis=0).tolist()))
         yield from (row for row in rows if row.plain_us)
 
 
@@ -102,13 +101,13 @@ def pictures(asked: Asked, shapes: Sequence[str]) -> Iterator[dict[str, Any]]:
     first = asked.problems[0]
     request = ShapeRequest(shapes, world_sizes=(first.world_size,), dtype=first.dtype)
     problems = choose(asked.op, request, lambda: ()).problems if shapes else []
-    found = explain.run(asked.op, problems, asked.fabric, asked.knowledge, asked.only or ())
+    found = explain.run(asked.op, problems, asked.fabric, asked.history, asked.only or ())
     for _, explanation in found:
         yield {
             "op": explanation.op,
             "problem": explanation.problem,
             "hardware": explanation.hardware,
-            "timelines": [each.to_json() for each in explain.timelines(explanation)],
+            "timelines": [each.to_json() for each in timelines(explanation)],
         }
 
 
@@ -140,9 +139,9 @@ def _measure(options: argparse.Namespace) -> None:
     try:
         with (
             group_for(asked.problems, asked.fabric) as plain,
-            group_for(asked.problems, asked.fabric, variables) as noting,
+            group_for(asked.problems, asked.fabric, variables) as tracing,
         ):
-            for row in costs(asked, plain, noting, ROUNDS):
+            for row in costs(asked, plain, tracing, ROUNDS):
                 print(row, flush=True)
                 rows.append(row)
         for picture in pictures(asked, options.picture):

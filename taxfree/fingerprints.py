@@ -98,7 +98,7 @@ def ignored_fields(op: str) -> tuple[str, ...]:
     return operation(op).ignored_fields
 
 
-def lent(record: Record, problem: Problem) -> Record:
+def transferred(record: Record, problem: Problem) -> Record:
     """A neighbour's record, with its dtype in configs replaced by this problem's."""
 
     def translated(measured: Measurement) -> Measurement:

@@ -16,10 +16,10 @@ from taxfree.measuring import results
 from taxfree.shapes import (
     ShapeRequest,
     expand,
+    format_problem,
     is_wanted,
     recorded_problem,
     require_operation,
-    written,
 )
 from taxfree_cli import options
 from taxfree_cli.output import note, print_json, print_lines, warn
@@ -227,7 +227,9 @@ def adopt_command(file: ResultFile, db: options.Db = None, json: options.Json = 
         keys = {"added": [each.key for each in added], "kept": [each.key for each in kept]}
         print_json(keys | {"left_out": [list(each) for each in found.left_out]})
         return
-    print_lines(f"added {record.op} {written(record.op, record.problem)}" for record in added)
+    print_lines(
+        f"added {record.op} {format_problem(record.op, record.problem)}" for record in added
+    )
     counts = {"added": added, "kept": kept, "left out": found.left_out}
     print_lines([", ".join(f"{len(each)} {name}" for name, each in counts.items())])
 
@@ -245,7 +247,9 @@ def prune_command(db: options.Db = None, json: options.Json = False) -> None:
     if json:
         print_json({"deleted": [record.to_json() for record in deleted]})
         return
-    print_lines(f"deleted {record.op} {written(record.op, record.problem)}" for record in deleted)
+    print_lines(
+        f"deleted {record.op} {format_problem(record.op, record.problem)}" for record in deleted
+    )
     print_lines([f"records deleted: {len(deleted)}"])
 
 
@@ -330,8 +334,8 @@ def _require_records(
     if missing:
         others = f" and {len(missing) - 1} more" if missing[1:] else ""
         raise NoRecord(
-            f"no record of {written(op, missing[0])}{others}",
-            "`taxfree db list` lists the records; `taxfree tune` makes new ones",
+            f"no record of {format_problem(op, missing[0])}{others}",
+            "`taxfree db list` shows what there is; `taxfree tune` makes records",
         )
 
 

@@ -17,14 +17,13 @@ from taxfree_cli.output import messages, print_json, print_lines, rank, results
 if TYPE_CHECKING:
     from taxfree.doctor.report import (
         Coherence,
-        Gpu,
-        GpuProcess,
-        Measured,
         Package,
+        ProbeResults,
         Rates,
         Report,
         StartOrder,
     )
+    from taxfree.drivers.gpu import Gpu, GpuProcess
 
 Gpus: TypeAlias = Annotated[
     int | None,
@@ -169,12 +168,12 @@ def _process(process: GpuProcess) -> str:
     return f"{process.name} {process.pid}{where}{memory}"
 
 
-def _measured_title(measured: Measured) -> str:
+def _measured_title(measured: ProbeResults) -> str:
     ranks = "1 rank" if measured.world_size == 1 else f"{measured.world_size} ranks"
-    return f"Measured on {ranks} of fabric {measured.fabric}"
+    return f"ProbeResults on {ranks} of fabric {measured.fabric}"
 
 
-def _measured(measured: Measured) -> Iterator[Line]:
+def _measured(measured: ProbeResults) -> Iterator[Line]:
     if measured.interpreted:
         yield "interpreted", "these figures show that it works, not the speed of a GPU"
     if measured.rates is not None:
@@ -203,7 +202,7 @@ def _rates(rates: Rates) -> str:
     return f"bfloat16 matmul {matmul} TFLOP/s, memory {memory} GB/s{links}"
 
 
-def _peer_rates(measured: Measured, distance: int) -> Iterator[str]:
+def _peer_rates(measured: ProbeResults, distance: int) -> Iterator[str]:
     for each in measured.peers or ():
         if each.distance == distance:
             yield f"push {_figure(each.push_gb_s)}, pull {_figure(each.pull_gb_s)}"

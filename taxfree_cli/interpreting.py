@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from taxfree.shapes import written
+from taxfree.shapes import format_problem
 from taxfree_cli.output import note, warn
 from taxfree_kernels.variant import op_of
 
@@ -21,7 +21,7 @@ def announce(problems: Sequence[Any]) -> None:
     seconds = largest.cost.flops / _FLOPS_PER_S
     if seconds > _LONG_S:
         times = f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} minutes"
-        shape = written(op_of(largest), asdict(largest))
+        shape = format_problem(op_of(largest), asdict(largest))
         warn(
             f"an interpreted call of {shape} takes about {times}, a candidate several calls; "
             "--shapes demo is small"

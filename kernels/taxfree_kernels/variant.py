@@ -84,7 +84,8 @@ class Step:
             leave in place; "consumer" of what was gathered; "fused": communicates and computes at
             once.
         run: launches it.
-        least: launches the same collective on the least data it accepts; None if there is none.
+        latency_probe: launches the same collective on the least data it accepts; None if there is
+            none.
         reads: the intermediate that a consumer reads; None for other kinds.
         memory_bytes: bytes that a copy reads and writes, or a consumer reads of the intermediate.
     """
@@ -92,7 +93,7 @@ class Step:
     name: str
     kind: Literal["producer", "collective", "copy", "consumer", "fused"]
     run: Callable[[], Any]
-    least: Callable[[], Any] | None = None
+    latency_probe: Callable[[], Any] | None = None
     reads: torch.Tensor | None = None
     memory_bytes: int = 0
 

@@ -202,7 +202,7 @@ def look_up(
             return None
         if record.problem == asked:  # its space may have lost this config, which was measured
             return refused(op, problem, record.winner, hardware)
-        return illegal(op, problem, fingerprints.lent(record, problem).winner, hardware)
+        return illegal(op, problem, fingerprints.transferred(record, problem).winner, hardware)
 
     found = find_record(
         table,
@@ -217,7 +217,7 @@ def look_up(
         why_not,
     )
     if found.record is not None and found.kind == "neighbour":
-        return dataclasses.replace(found, record=fingerprints.lent(found.record, problem))
+        return dataclasses.replace(found, record=fingerprints.transferred(found.record, problem))
     if found.kind == "exact" or hardware is None:
         return found
     fresh = table.fresh(fingerprints.kernel_hashes(op))

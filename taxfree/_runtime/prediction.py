@@ -26,7 +26,7 @@ from typing import Any
 from taxfree import fingerprints
 from taxfree._runtime.legality import illegal, refusal
 from taxfree.cost_model import Machine, machine_like, modelled_variants, times
-from taxfree.shapes import recorded_problem, written
+from taxfree.shapes import format_problem, recorded_problem
 from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.variant import Problem, operation, variants
 from taxfree_tuning_db import HardwareFingerprint, Record, neighbours
@@ -75,7 +75,7 @@ class Prediction:
     @property
     def why(self) -> str:
         """One line."""
-        source = written(self.nearest.op, self.nearest.problem)
+        source = format_problem(self.nearest.op, self.nearest.problem)
         return f"expected {self.us:.3g} us, baseline {self.baseline_us:.3g}; nearest is {source}"
 
 
@@ -208,7 +208,7 @@ def _of_the_nearest(
 ) -> Iterator[_Candidate]:
     hashes, there = fingerprints.kernel_hashes(op), recorded_problem(op, nearest.problem)
     assert there is not None
-    lent = fingerprints.lent(nearest, problem)
+    lent = fingerprints.transferred(nearest, problem)
     for each in (lent.winner, lent.baseline, *lent.runners_up):
         if each.kernel_hash != hashes.get(each.variant) or "graph" not in each.median_us:
             continue

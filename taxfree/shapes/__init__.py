@@ -15,10 +15,10 @@ new operation works without changes here.
 from taxfree.shapes.fields import (
     DTYPE_ALIASES,
     field_specs,
+    format_problem,
     heading,
     recorded_problem,
     require_operation,
-    written,
 )
 from taxfree.shapes.request import (
     DEFAULT_SET,
@@ -42,6 +42,7 @@ __all__ = [
     "choose",
     "expand",
     "field_specs",
+    "format_problem",
     "heading",
     "is_wanted",
     "named_sets",
@@ -49,5 +50,4 @@ __all__ = [
     "parse_counts",
     "recorded_problem",
     "require_operation",
-    "written",
 ]

@@ -72,7 +72,7 @@ def recorded_problem(op: str, problem: Mapping[str, Any]) -> Problem | None:
         return None
 
 
-def written(op: str, problem: Mapping[str, Any]) -> str:
+def format_problem(op: str, problem: Mapping[str, Any]) -> str:
     """Return a problem as one would type it: without fields that hold the default of their class.
 
     The dtype and the world size are always said. So is a flash_decode's `v_head_dim`, since it
@@ -93,8 +93,8 @@ def written(op: str, problem: Mapping[str, Any]) -> str:
 
 
 def heading(op: str, problem: Mapping[str, Any]) -> str:
-    """As `written`, for a table or picture, but always with the direction, where these differ."""
+    """As `format_problem`, for a table or picture, and always with the direction."""
     directions = {name: problem[name] for name in _DIRECTIONS if name in problem}
     others = {name: value for name, value in problem.items() if name not in directions}
     said = [f"{name}={value}" for name, value in directions.items()]
-    return " ".join([*said, written(op, others)])
+    return " ".join([*said, format_problem(op, others)])

@@ -1,4 +1,4 @@
-"""What there is to try for a problem, and what of it comes first."""
+"""Candidates for a problem, in the order in which to try them."""
 
 from __future__ import annotations
 

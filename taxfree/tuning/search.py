@@ -218,7 +218,7 @@ class _Lock:
 
 
 def _storage(journal: Path) -> optuna.storages.BaseStorage:
-    """What is in a journal, which is made where it is missing.
+    """The storage in a journal, which is made where it is missing.
 
     Raises:
         TaxfreeError: it is damaged.

@@ -12,22 +12,21 @@ import dataclasses
 import hashlib
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from types import TracebackType
 from typing import Protocol
 
 from taxfree import fingerprints
 from taxfree.errors import WorkerLost, WrongResult
-from taxfree.measuring.bench import deadline_s
-from taxfree.measuring.trial import Candidate, Outcome, key
+from taxfree.measuring.groups import deadline_s
+from taxfree.measuring.trial import Candidate, Outcome, key, try_candidates
 from taxfree.shapes import recorded_problem
-from taxfree.tuning.candidates import first_candidates, refusals, serves, variants_for
+from taxfree.tuning.candidates import first_candidates, serves, variants_for
 from taxfree.tuning.search import Search
 from taxfree.tuning.winner import record_of
-from taxfree.workers.group import TaskFailed, WorkerGroup
-from taxfree_kernels.cross_compile.screen import Screen, Verdict
+from taxfree.workers.group import TaskFailed, Workers
+from taxfree_kernels.cross_compile.screen import Screen
 from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.variant import Problem, Variant
 from taxfree_tuning_db import (
@@ -86,35 +85,6 @@ class Event:
     best: Candidate | None = None
     baseline_us: float | None = None
     note: str = ""
-
-
-class Workers:
-    """A worker group that is restarted after it was lost.
-
-    Args:
-        start: starts a new group.
-    """
-
-    def __init__(self, start: Callable[[], WorkerGroup]) -> None:
-        self._start = start
-        self._group: WorkerGroup | None = None
-
-    def group(self) -> WorkerGroup:
-        if self._group is None or not self._group.is_alive:
-            self._group = self._start()
-        return self._group
-
-    def __enter__(self) -> Workers:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if self._group is not None:
-            self._group.__exit__(kind, error, trace)
 
 
 class Tuner:
@@ -283,7 +253,7 @@ class Tuner:
         )
         found = []
         for neighbour in nearest[:_NEIGHBOURS]:
-            record = fingerprints.lent(neighbour, problem)
+            record = fingerprints.transferred(neighbour, problem)
             for measured in (record.winner, *record.runners_up):
                 if measured.variant != "baseline":
                     found.append(Candidate(measured.variant, measured.config))
@@ -341,8 +311,8 @@ class Tuner:
     ) -> list[Outcome]:
         # Finals repeat about as often as a bench, whose deadline this is; a search less often.
         share = repetitions / (_FINALS * self._repetitions)
-        outcomes: list[Outcome] = self._workers.group().call(
-            "taxfree.measuring.trial:try_candidates",
+        return self._workers.group().call(
+            try_candidates,
             share * deadline_s(self.hardware),
             op=op,
             problem=dataclasses.asdict(problem),
@@ -350,7 +320,6 @@ class Tuner:
             modes=self.modes,
             repetitions=repetitions,
         )[0]
-        return outcomes
 
     # -- what comes of it --------------------------------------------------------------------
 
@@ -487,27 +456,3 @@ class Tuner:
 
 def _note(outcome: Outcome) -> str:
     return "" if outcome.state == "measured" else f"{outcome.state}: {outcome.reason}"
-
-
-def dry_run(
-    op: str,
-    problem: Problem,
-    screen: Screen,
-    hardware: Hardware,
-    trials: int,
-    seed: int = 0,
-    only: Sequence[str] | None = None,
-) -> list[Verdict]:
-    """What a search would try first on `hardware`, and what it would refuse, without a device.
-
-    Without times the search cannot learn: later proposals of a real one differ.
-    """
-    found = variants_for(problem, hardware, only)
-    if not found:
-        reasons = refusals(problem, hardware, only)
-        return [Verdict(name, {}, {}, reason) for name, reason in reasons.items()]
-    search = Search(found, problem, hardware, seed, journal=None, name="dry run")
-    search.enqueue(first_candidates(found, problem, hardware))
-    asked = search.ask(trials)
-    refused = [Verdict(c.variant, c.config, {}, reason) for c, reason in search.take_refused()]
-    return screen.verdicts(op, problem, [(c.variant, c.config) for c in asked]) + refused

@@ -364,7 +364,7 @@ class TestAdopt:
         dispatched = [replace(row, config={"variant": picked}) for row in dispatched]
         outcome = cli("db", "adopt", bench(*ROWS[:2], *rows, *dispatched))
         assert outcome.out.endswith(f"{added} added, 0 kept, {1 - added} left out\n")
-        assert ("dispatch ran push, no slower" in outcome.err) == (not added)
+        assert ("dispatch runs, of push, is already faster" in outcome.err) == (not added)
 
     @pytest.mark.parametrize("whose", ["of the user", "shipped"])
     def test_leaves_records_that_there_are(self, cli, bench, stored, monkeypatch, whose):
@@ -396,10 +396,13 @@ class TestAdopt:
     @pytest.mark.parametrize(
         ("rows", "why"),
         [
-            (ROWS[2:], "the current baseline was not measured"),
-            (ROWS[:2], "nothing beside the baseline"),
-            ([replace(row, problem=PROBLEM | {"k": 63}) for row in ROWS], "not a problem of this"),
-            ([replace(row, op="convolution") for row in ROWS], "not a problem of this"),
+            (ROWS[2:], "this version's baseline was not measured"),
+            (ROWS[:2], "no other variant is of this"),
+            (
+                [replace(row, problem=PROBLEM | {"k": 63}) for row in ROWS],
+                "not a problem of this version",
+            ),
+            ([replace(row, op="convolution") for row in ROWS], "not a problem of this version"),
         ],
         ids=["no baseline", "baseline alone", "odd problem", "other operation"],
     )

@@ -15,7 +15,7 @@ from types import ModuleType
 import pytest
 
 from taxfree import fingerprints
-from taxfree.doctor import nvidia
+from taxfree.drivers import nvidia
 from taxfree.errors import TaxfreeError, UsageError
 from taxfree.measuring import environment
 from taxfree.measuring.results import (

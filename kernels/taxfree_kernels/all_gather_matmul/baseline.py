@@ -96,7 +96,7 @@ class BaselinePlan(Plan):
                 "all-gather",
                 "collective",
                 lambda: all_gather(buffers.gathered, shard, self._group),
-                least=lambda: self._gather_one_element(buffers, shard),
+                latency_probe=lambda: self._gather_one_element(buffers, shard),
             )
         )
         if buffers.needs_layout:

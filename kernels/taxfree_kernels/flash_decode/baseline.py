@@ -75,7 +75,7 @@ class BaselinePlan(DecodePlan):
                 "all-gather",
                 "collective",
                 lambda: all_gather(gathered, own, self._group),
-                least=lambda: all_gather(one_of_each, own[:1], self._group),
+                latency_probe=lambda: all_gather(one_of_each, own[:1], self._group),
             ),
             Step(
                 "merge of ranks",

@@ -72,7 +72,7 @@ class BaselinePlan(Plan):
                 "all-reduce",
                 "collective",
                 lambda: self._reduce(total),
-                least=lambda: self._reduce(self._scratch()[0][:1]),
+                latency_probe=lambda: self._reduce(self._scratch()[0][:1]),
             ),
         ]
         if self.launches == 3:

@@ -85,7 +85,7 @@ class BaselinePlan(Plan):
                 "reduce-scatter",
                 "collective",
                 lambda: reduce_scatter(out, buffers.by_owner, self._group),
-                least=lambda: self._scatter_one_element(buffers, out),
+                latency_probe=lambda: self._scatter_one_element(buffers, out),
             )
         )
         return steps

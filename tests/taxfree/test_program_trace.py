@@ -8,14 +8,14 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 import pytest
 
-from taxfree.profiling.program_trace import Activity, activities, notes_of, variables
-from taxfree.taxes import Notes, inside
+from taxfree.profiling.program_trace import Activity, activities, trace_of, variables
+from taxfree.taxes import ProgramTrace, inside
 from taxfree.workers.group import WorkerGroup
 from taxfree_kernels.device import trace
 from tests.ranks import HEAP_BYTES, TIMEOUT_S
+from tests.taxfree import program_trace_tasks
 from tests.taxfree.pipelines import TRUE_CLOCKS, Fused
 
-TASKS = "tests.taxfree.timeline_tasks"
 DELAY_US, REPETITIONS = 200_000.0, 5
 AMOUNTS = (5.0, 20.0, 100.0)
 EVENTS = {
@@ -27,25 +27,25 @@ EVENTS = {
 }
 
 
-def notes(events: Mapping[tuple[int, int, str, int], float], programs: int = 3) -> Notes:
+def trace(events: Mapping[tuple[int, int, str, int], float], programs: int = 3) -> ProgramTrace:
     """Of one call of three ranks; events are (rank, program, event, peer) -> microseconds."""
     log = np.zeros((3, 1, programs, trace.EVENTS.value, 3), dtype=np.int64)
     for (rank, program, event, peer), us in events.items():
         log[rank, 0, program, EVENTS[event], peer] = round(us * 1000)
-    return notes_of(list(log), TRUE_CLOCKS, np.full((3, 1), 100.0), launches=1)
+    return trace_of(list(log), TRUE_CLOCKS, np.full((3, 1), 100.0), launches=1)
 
 
 class TestActivities:
     def test_a_sender_sends_until_its_last_signal(self):
         sender = {(1, 0, "started", 0): 1.0, (1, 0, "sent", 0): 5.0, (1, 0, "sent", 2): 4.0}
-        found = activities(notes(sender | {(1, 0, "done", 0): 6.0}))
+        found = activities(trace(sender | {(1, 0, "done", 0): 6.0}))
         assert list(found) == [Activity(1, 0, "send", 0, 1.0, 5.0)]
 
     def test_a_tile_computes_and_waits_for_each_source(self):
         tile = {(1, 1, "started", 0): 1.0, (1, 1, "done", 0): 9.0}
         tile |= {(1, 1, "began", 0): 2.0, (1, 1, "ended", 0): 3.0}
         tile |= {(1, 1, "began", 2): 5.0, (1, 1, "ended", 2): 7.0}
-        assert list(activities(notes(tile))) == [
+        assert list(activities(trace(tile))) == [
             Activity(1, 1, "compute", None, 1.0, 9.0),
             Activity(1, 1, "wait", 0, 2.0, 3.0),
             Activity(1, 1, "wait", 2, 5.0, 7.0),
@@ -53,7 +53,7 @@ class TestActivities:
 
     def test_a_second_launch_notes_over_the_first(self):
         program = {(1, 0, "started", 0): 5.0, (1, 0, "sent", 0): 3.0, (1, 0, "done", 0): 8.0}
-        assert list(activities(notes(program))) == [Activity(1, 0, "compute", None, 5.0, 8.0)]
+        assert list(activities(trace(program))) == [Activity(1, 0, "compute", None, 5.0, 8.0)]
 
 
 USUAL = Fused()
@@ -63,7 +63,7 @@ class TestInside:
     """The taxes of a made-up kernel: one thing is changed, and one part changes."""
 
     def parts(self, fused: Fused, rank: int = 0) -> dict[str, float]:
-        return dataclasses.asdict(inside(fused.notes(), rank, 0))
+        return dataclasses.asdict(inside(fused.trace(), rank, 0))
 
     def assert_only(self, changed: Fused, name: str, amount: float) -> None:
         before, after = self.parts(USUAL), self.parts(changed)
@@ -105,15 +105,15 @@ class TestInside:
         found = self.parts(dataclasses.replace(USUAL, send=0.5))
         assert (found["transfer"], found["skew"]) == (0.0, 0.0)
 
-    def test_a_program_may_note_its_start_late(self):
-        usual = USUAL.notes()
+    def test_a_program_may_record_its_start_late(self):
+        usual = USUAL.trace()
         assert usual.shows_starts
         started = usual.started.copy()
         started[0, 0, 0] = np.nan  # the sender, which reads the generation late
         assert not dataclasses.replace(usual, started=started).shows_starts
 
     def test_a_coarse_clock_gives_programs_no_length(self):
-        usual = USUAL.notes()
+        usual = USUAL.trace()
         coarse = dataclasses.replace(
             usual, started=usual.started // 50 * 50, done=usual.done // 50 * 50,
             began=usual.began // 50 * 50, ended=usual.ended // 50 * 50,
@@ -123,15 +123,15 @@ class TestInside:
         assert found.outside == pytest.approx(USUAL.call_us(0))
 
     def test_without_notes_of_programs_there_is_nothing_to_see(self):
-        nothing = notes({(0, 0, "sent", 1): 3.0})
+        nothing = trace({(0, 0, "sent", 1): 3.0})
         assert not nothing.shows_programs
-        assert USUAL.notes().shows_programs
+        assert USUAL.trace().shows_programs
 
     def test_programs_of_an_earlier_launch_are_outside(self):
         second = {(rank, 0, "started", 0): 10.0 for rank in range(3)}
         second |= {(rank, 0, "done", 0): 30.0 for rank in range(3)}
         first = {(0, 1, "started", 0): 1.0, (0, 2, "started", 0): 1.0, (0, 2, "done", 0): 0.5}
-        found = inside(notes(second | first), 0, 0)
+        found = inside(trace(second | first), 0, 0)
         assert (found.work, found.outside, found.starting) == (20.0, 80.0, 0.0)
 
     def test_to_wait_for_the_own_part_is_work(self):
@@ -140,48 +140,48 @@ class TestInside:
         combiner |= {(0, 0, "began", 1): 1.0, (0, 0, "ended", 1): 31.0}
         combiner |= {(1, 1, "sent", 0): 29.0}
         sent_itself = {(0, 1, "sent", 0): 21.0}
-        before, after = (inside(notes(each), 0, 0) for each in (combiner, combiner | sent_itself))
+        before, after = (inside(trace(each), 0, 0) for each in (combiner, combiner | sent_itself))
         assert (before.work, before.transfer, before.latency) == (1.0, 28.0, 2.0)
         assert (after.work, after.transfer, after.latency) == (21.0, 8.0, 2.0)
 
 
 @pytest.fixture(scope="module")
-def noting() -> Iterator[WorkerGroup]:
+def tracing() -> Iterator[WorkerGroup]:
     with WorkerGroup(2, "host", HEAP_BYTES, TIMEOUT_S, variables("host")) as group:
         yield group
 
 
-def noted(noting: WorkerGroup, **delays: float) -> Notes:
-    return noting.call(f"{TASKS}:delayed", 60.0, repetitions=REPETITIONS, **delays)[0]
+def traced(tracing: WorkerGroup, **delays: float) -> ProgramTrace:
+    return tracing.call(program_trace_tasks.delayed, 60.0, repetitions=REPETITIONS, **delays)[0]
 
 
-def parts_of_ranks(noting: WorkerGroup, *delays: str) -> dict[str, float]:
+def parts_of_ranks(tracing: WorkerGroup, *delays: str) -> dict[str, float]:
     """Of the first rank, with delays in each call; the least of each part, as others' load adds."""
-    found = noted(noting, **dict.fromkeys(delays, DELAY_US))
+    found = traced(tracing, **dict.fromkeys(delays, DELAY_US))
     calls = [dataclasses.asdict(inside(found, 0, each)) for each in range(REPETITIONS)]
     return {name: min(call[name] for call in calls) for name in calls[0]}
 
 
 @pytest.fixture(scope="module")
-def usual(noting) -> dict[str, float]:
-    return parts_of_ranks(noting)
+def usual(tracing) -> dict[str, float]:
+    return parts_of_ranks(tracing)
 
 
 class TestRanks:
-    """Interpreted programs that note, with delays that are known."""
+    """Interpreted programs that record events, with delays that are known."""
 
     @pytest.mark.parametrize(
         ("delay", "part"),
         [("late", "skew"), ("send", "transfer"), ("tile", "work"), ("other", "outside")],
     )
-    def test_a_delay_is_found_where_it_was_put(self, noting, usual, delay, part):
-        found = parts_of_ranks(noting, delay)
+    def test_a_delay_is_found_where_it_was_put(self, tracing, usual, delay, part):
+        found = parts_of_ranks(tracing, delay)
         assert found[part] - usual[part] == pytest.approx(DELAY_US, rel=0.5)
         others = [name for name in found if name != part]
         assert max(abs(found[name] - usual[name]) for name in others) < 0.5 * DELAY_US
 
-    def test_every_program_of_every_rank_is_there(self, noting):
-        found = list(activities(noted(noting)))
+    def test_every_program_of_every_rank_is_there(self, tracing):
+        found = list(activities(traced(tracing)))
         kinds = {(a.rank, a.program): a.kind for a in found if a.kind != "wait"}
         assert kinds == {(r, p): kind for r in (0, 1) for p, kind in ((0, "send"), (1, "compute"))}
         whole = {(a.rank, a.program): a for a in found if a.kind == "compute"}

@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 
 from taxfree.measuring.bounds import Bounds
-from taxfree.profiling import step_timer
+from taxfree.profiling import clock_sync, step_timer
 from taxfree.taxes import accounts
 
-TASKS = "tests.taxfree.stamping_tasks"
+TASKS = "tests.taxfree.step_timer_tasks"
 
 
 @pytest.fixture(scope="module")
-def late(started) -> step_timer.Stamped:
+def late(started) -> step_timer.TimedPipeline:
     return started["host"].run(2, f"{TASKS}:late_rank", seconds=0.05, repetitions=3)[0]
 
 
@@ -29,9 +29,9 @@ class TestTimeSteps:
 
     def test_every_sequence_is_read_in_every_repetition(self, late):
         measured = late.measurement
-        for stamps in (measured.in_place, measured.least, measured.hot):
-            assert stamps.clock_ns.shape == (2, 3, 4)
-            assert (np.diff(stamps.clock_ns, axis=2) > 0).all()
+        for readings in (measured.in_place, measured.latency_probe, measured.hot):
+            assert readings.clock_ns.shape == (2, 3, 4)
+            assert (np.diff(readings.clock_ns, axis=2) > 0).all()
         assert measured.cold is None
         assert measured.graph_us is None
         assert measured.eager_us.shape == (2, 3)
@@ -78,7 +78,7 @@ class TestClocks:
     def test_the_shortest_round_trip_counts(self):
         lower = [(0, 9_000), (20_000, 21_000), (40_000, 49_000)]
         higher = [(1_008_000, 1_008_000), (1_020_400, 1_020_400), (1_041_000, 1_041_000)]
-        found = step_timer.compare(lower, higher)
+        found = clock_sync.compare(lower, higher)
         assert (found.offset_ns, found.error_ns) == (1_020_400 - 20_500, 500.0)
         assert found.at_ns == 1_020_400
 

@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 
 from taxfree.profiling import program_trace
-from taxfree.taxes import Notes
+from taxfree.taxes import ProgramTrace
 from taxfree_kernels.device import sync
 from taxfree_kernels.device.clock import clock_ns, interpreted_only
 from taxfree_kernels.device.peers import Group, Peers
@@ -62,8 +62,8 @@ def delayed(
     send: float = 0.0,
     tile: float = 0.0,
     other: float = 0.0,
-) -> Notes:
-    """Notes of a kernel with delays, in microseconds.
+) -> ProgramTrace:
+    """ProgramTrace of a kernel with delays, in microseconds.
 
     Args:
         late: of the last rank's call.
@@ -83,4 +83,4 @@ def delayed(
         before(before_ns)
         kernel(fabric.pool.control, fabric.heap_bases, fabric.rank, *delays_ns)
 
-    return program_trace.note_plan(fabric, call, repetitions)
+    return program_trace.trace_call(fabric, call, repetitions)

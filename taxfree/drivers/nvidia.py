@@ -6,8 +6,8 @@ import csv
 from collections.abc import Sequence
 from pathlib import Path
 
-from taxfree.doctor.report import Gpu, GpuProcess
-from taxfree.doctor.tool import link_matrix, number, output, whole
+from taxfree.drivers.gpu import Gpu, GpuProcess
+from taxfree.drivers.tool import link_matrix, number, output, whole
 
 TOOL = "nvidia-smi"
 DRIVER = Path("/proc/driver/nvidia/version")

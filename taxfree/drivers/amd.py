@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from taxfree.doctor.report import Gpu, GpuProcess
-from taxfree.doctor.tool import link_matrix, number, output, whole
+from taxfree.drivers.gpu import Gpu, GpuProcess
+from taxfree.drivers.tool import link_matrix, number, output, whole
 
 TOOL = "rocm-smi"
 DRIVER = Path("/dev/kfd")

@@ -11,7 +11,7 @@ _NUMBER = re.compile(r"\d+(\.\d+)?")
 
 
 def output(*command: str) -> str:
-    """What a tool prints.
+    """Output of a tool.
 
     Raises:
         RuntimeError: it failed; with the last line it printed.

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from taxfree_kernels.device import stamps
+from taxfree_kernels.device import step_clock
 
 INTERPRETED = {"BACKEND": "interpreter"}
 COMPILE = """
@@ -20,7 +20,7 @@ import json, sys
 import torch
 from taxfree_kernels.cross_compile.compile import compile_launch
 from taxfree_kernels.cross_compile.record import Launch
-from taxfree_kernels.device import stamps
+from taxfree_kernels.device import step_clock
 from taxfree_kernels.device.peers import Group
 from taxfree_kernels.hardware import KNOWN
 from taxfree_kernels.launch import Kernel
@@ -31,11 +31,11 @@ for name in ("h200", "mi300x"):
     gpu = KNOWN[name]
     clock, group = {"BACKEND": gpu.backend}, {"GROUP": Group(8, gpu.backend)}
     launches = {
-        "stamp": (stamps.stamp, clock, (log, 3)),
-        "nothing": (stamps.nothing, {}, (log,)),
-        "busy": (stamps.busy, clock, (log, 20_000)),
-        "clock_step": (stamps.clock_step, clock, (log, 2000)),
-        "exchange": (stamps.exchange_clocks, group, (log, log, log, 0, 1, 1, 50)),
+        "read_clock": (step_clock.read_clock, clock, (log, 3)),
+        "empty": (step_clock.empty, {}, (log,)),
+        "busy": (step_clock.busy, clock, (log, 20_000)),
+        "clock_step": (step_clock.clock_step, clock, (log, 2000)),
+        "exchange": (step_clock.exchange_clocks, group, (log, log, log, 0, 1, 1, 50)),
     }
     for what, (function, constants, args) in launches.items():
         kernel = Kernel(function, 1, constants, {"num_warps": 1})
@@ -48,10 +48,10 @@ def log(size: int = 4) -> torch.Tensor:
     return torch.full((size,), -1, dtype=torch.int64)
 
 
-def test_a_stamp_is_the_time_of_its_launch():
+def test_a_reading_is_the_time_of_its_launch():
     found = log()
     before = time.perf_counter_ns()
-    stamps.stamp[(1,)](found, 2, **INTERPRETED)
+    step_clock.read_clock[(1,)](found, 2, **INTERPRETED)
     after = time.perf_counter_ns()
     assert before < found[2] < after
     assert found[[0, 1, 3]].tolist() == [-1, -1, -1]
@@ -59,7 +59,7 @@ def test_a_stamp_is_the_time_of_its_launch():
 
 def test_busy_lasts_as_long_as_it_is_told():
     found = log(2)
-    stamps.busy[(1,)](found, 20_000_000, **INTERPRETED)
+    step_clock.busy[(1,)](found, 20_000_000, **INTERPRETED)
     nanoseconds, cycles = found.tolist()
     assert nanoseconds >= 20e6
     assert cycles >= nanoseconds
@@ -68,13 +68,13 @@ def test_busy_lasts_as_long_as_it_is_told():
 def test_the_step_of_the_clock_is_the_least_that_was_seen():
     found = log(1)
     begin = time.perf_counter_ns()
-    stamps.clock_step[(1,)](found, 5, **INTERPRETED)
+    step_clock.clock_step[(1,)](found, 5, **INTERPRETED)
     assert 0 < found[0] <= (time.perf_counter_ns() - begin) / 5
 
 
 def test_an_empty_kernel_leaves_everything_alone():
     found = log()
-    stamps.nothing[(1,)](found)
+    step_clock.empty[(1,)](found)
     assert found.tolist() == [-1] * 4
 
 
@@ -96,8 +96,8 @@ def compiled(tmp_path_factory) -> dict[str, str]:
     [("h200", "%globaltimer", "%clock64"), ("mi300x", "s_memrealtime", "s_memtime")],
 )
 class TestCompiled:
-    def test_a_stamp_reads_the_clock_once(self, compiled, gpu, clock, cycles):
-        assert compiled[f"{gpu} stamp"].count(clock) == 1
+    def test_a_reading_reads_the_clock_once(self, compiled, gpu, clock, cycles):
+        assert compiled[f"{gpu} read_clock"].count(clock) == 1
 
     def test_busy_reads_it_twice_and_counts_cycles(self, compiled, gpu, clock, cycles):
         text = compiled[f"{gpu} busy"]
@@ -108,11 +108,11 @@ class TestCompiled:
         assert compiled[f"{gpu} exchange"].count(clock) == 2
 
     def test_nothing_is_nothing(self, compiled, gpu, clock, cycles):
-        text = compiled[f"{gpu} nothing"]
+        text = compiled[f"{gpu} empty"]
         assert "st.global" not in text
         assert "global_store" not in text
 
 
 def test_amd_waits_for_its_clock(compiled):
-    text = compiled["mi300x stamp"]
+    text = compiled["mi300x read_clock"]
     assert "s_waitcnt lgkmcnt(0)" in text[text.index("s_memrealtime") :]

@@ -8,12 +8,12 @@ from typing import Any
 import torch
 
 from taxfree.measuring.trial import Candidate, open_bench
-from taxfree.profiling import step_timer
+from taxfree.profiling import clock_sync, step_timer
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.variant import Step, variants
 
 
-def late_rank(fabric: Fabric, seconds: float, repetitions: int) -> step_timer.Stamped:
+def late_rank(fabric: Fabric, seconds: float, repetitions: int) -> step_timer.TimedPipeline:
     """A barrier as the collective, and a consumer that takes longer on the last rank."""
     late = fabric.rank == fabric.world_size - 1
     data = torch.ones(1000)
@@ -21,7 +21,7 @@ def late_rank(fabric: Fabric, seconds: float, repetitions: int) -> step_timer.St
     def steps(_: int) -> list[Step]:
         return [
             Step("compute", "copy", lambda: time.sleep(seconds * late), memory_bytes=8),
-            Step("barrier", "collective", fabric.barrier, least=fabric.barrier),
+            Step("barrier", "collective", fabric.barrier, latency_probe=fabric.barrier),
             Step("sum", "consumer", lambda: data.sum(), reads=data, memory_bytes=data.nbytes),
         ]
 
@@ -29,12 +29,12 @@ def late_rank(fabric: Fabric, seconds: float, repetitions: int) -> step_timer.St
         for step in steps(index):
             step.run()
 
-    return step_timer.time_steps(fabric, step_timer.Pipeline(call, steps), repetitions)
+    return step_timer.time_steps(fabric, call, steps, repetitions)
 
 
 def clocks(fabric: Fabric, rounds: int) -> Any:
     """How far this rank's clock seems to be from that of rank 0, though they are the same."""
-    return step_timer.exchange_clocks(fabric, rounds)
+    return clock_sync.exchange_clocks(fabric, rounds)
 
 
 def steps_and_call(fabric: Fabric, op: str, variant: str, problem: dict[str, Any]) -> list[str]:
@@ -47,8 +47,8 @@ def steps_and_call(fabric: Fabric, op: str, variant: str, problem: dict[str, Any
     parts = bench.outputs[0].fill_(float("nan"))
     steps = plan.steps(*bench.inputs[0], parts)
     for step in steps:
-        if step.least is not None:
-            step.least()
+        if step.latency_probe is not None:
+            step.latency_probe()
         step.run()
     assert torch.equal(whole, parts)
     return [step.kind for step in steps]

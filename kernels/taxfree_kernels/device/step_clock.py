@@ -11,13 +11,13 @@ from taxfree_kernels.device.peers import Peers
 
 
 @triton.jit(do_not_specialize=["index"])
-def stamp(log_ptr, index, BACKEND: tl.constexpr):
-    """Note the time at `index` of an int64 log; one program."""
+def read_clock(log_ptr, index, BACKEND: tl.constexpr):
+    """Store the time at `index` of an int64 log; one program."""
     tl.store(log_ptr + index, clock_ns(BACKEND))
 
 
 @triton.jit
-def nothing(log_ptr):
+def empty(log_ptr):
     """An empty kernel: what a launch costs that has nothing to do."""
 
 
@@ -35,7 +35,7 @@ def busy(log_ptr, duration_ns, BACKEND: tl.constexpr):
 
 @triton.jit(do_not_specialize=["reads"])
 def clock_step(log_ptr, reads, BACKEND: tl.constexpr):
-    """Note the least time by which the clock moved between two of `reads` readings, int64 [1]."""
+    """Store the least time by which the clock moved between two of `reads` readings, int64 [1]."""
     least = tl.full((), 1 << 40, tl.int64)
     last = clock_ns(BACKEND)
     for _ in range(reads):
