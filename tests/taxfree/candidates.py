@@ -40,7 +40,7 @@ class TheVariant(Variant):
         return {space}
 
     def seed_configs(self, problem, hardware):
-        meta-parameters = self.space(problem, hardware)
+        knobs = self.space(problem, hardware)
         return [{{knob: value}} for knob, values in knobs.items() for value in values] or [{{}}]
 
     def plan(self, problem, fabric, config):
