@@ -12,17 +12,6 @@ from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.spaces import power_of_2
 from taxfree_kernels.variant import Config
 
-TILE_META_PARAMETERS = ("BLOCK_M", "BLOCK_N", "BLOCK_K", "GROUP_M", "SPLIT_K", "SWAP_AB", "TMA")
-
-
-def tile_constants(problem: Any, config: Config) -> dict[str, Any]:
-    """The constants by which a kernel computes tiles of a partial sum."""
-    return {knob: config[knob] for knob in TILE_META_PARAMETERS} | {
-        "XCDS": config.get("XCDS", 1),
-        "EVEN_K": problem.k % config["BLOCK_K"] == 0,
-        "W_NK": problem.weight_layout == "nk",
-    }
-
 
 def tiles_per_signal(tiles: int, config: Config) -> int:
     """How many tiles share a signal."""
