@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol
 
+import triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.tools.tensor_descriptor import TensorDescriptor
 
@@ -55,6 +56,17 @@ class Kernel:
     )
     _changed: Mapping[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
+    def __post_init__(self) -> None:
+        constants = {name: self._constant(each) for name, each in self.constants.items()}
+        object.__setattr__(self, "constants", constants)
+
+    def _constant(self, value: Any) -> Any:
+        """In compiled code of Triton 3.6 the fields of a constant tuple stay what they are."""
+        is_compiled = hasattr(self.function, "params")  # interpreted functions have none
+        if is_compiled and hasattr(value, "_fields"):
+            return value._make(map(tl.constexpr, value))
+        return value
+
     def resized(self, grid: int, last_args: tuple[Any, ...], **constants: Any) -> Kernel:
         """The same kernel for calls of another size: some microseconds, and seldom a compilation.
 
@@ -86,7 +98,7 @@ class Kernel:
     @cached_property
     def _generality(self) -> tuple[bool, ...]:
         """For each argument but constants, whether the kernel is not specialised on it."""
-        params = getattr(self.function, "params", ())  # interpreted functions have none
+        params = getattr(self.function, "params", ())
         return tuple(each.do_not_specialize for each in params if not each.is_constexpr)
 
     def __call__(self, *args: Any) -> None:

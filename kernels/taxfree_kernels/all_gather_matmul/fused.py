@@ -9,15 +9,13 @@ import torch
 from taxfree_kernels.all_gather_matmul import spaces
 from taxfree_kernels.all_gather_matmul.problem import AllGatherMatmul
 from taxfree_kernels.device.peers import Group
+from taxfree_kernels.device.tiles import Tile
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.launch import Kernel, compile_options, pdl_options
 from taxfree_kernels.variant import Config, Plan, Space, Variant, resized
 
-_META_PARAMETERS = (
-    "CHUNKS", "SEND_BLOCK", "SOURCES_PER_WAIT", "BLOCK_M", "BLOCK_N", "BLOCK_K", "GROUP_M",
-    "SPLIT_K", "SWAP_AB",
-)  # fmt: skip
+_META_PARAMETERS = ("CHUNKS", "SEND_BLOCK", "SOURCES_PER_WAIT")
 
 
 class FusedVariant(Variant):
@@ -74,6 +72,7 @@ class FusedPlan(Plan):
             constants={knob: config[knob] for knob in _META_PARAMETERS}
             | {
                 "GROUP": Group(problem.world_size, fabric.backend),
+                "TILE": Tile.of(config, problem.shard_columns, problem.weight_layout),
                 "GATHER_DIM": problem.gather_dim,
                 "HAS_BIAS": problem.bias,
             }
@@ -119,9 +118,3 @@ class FusedPlan(Plan):
     def _operands(self, a: torch.Tensor, weight: torch.Tensor, boxes: Any) -> tuple[Any, ...]:
         """How the kernel is given what tiles read."""
         return weight, *weight.stride()
-
-
-def pointer_constants(problem: AllGatherMatmul, config: Config) -> dict[str, Any]:
-    """Constants of tiles that are loaded through pointers, on any device."""
-    even_k = problem.shard_columns % config["BLOCK_K"] == 0
-    return {"XCDS": config.get("XCDS", 1), "EVEN_K": even_k}

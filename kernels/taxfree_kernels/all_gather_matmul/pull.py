@@ -15,7 +15,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from taxfree_kernels.all_gather_matmul.fused import FusedPlan, FusedVariant, pointer_constants
+from taxfree_kernels.all_gather_matmul.fused import FusedPlan, FusedVariant
 from taxfree_kernels.all_gather_matmul.problem import AllGatherMatmul
 from taxfree_kernels.all_gather_matmul.tile import gathered_tile
 from taxfree_kernels.device import sync
@@ -32,9 +32,7 @@ def _pull(
     a_ptr, own_rows, w_ptr, stride_wk, stride_wn, bias_ptr, out_ptr, outbox_ptr, slot_elements,
     control_ptr, partials_ptr, counters_ptr, heap_bases, rank, m, n, k, shard_rows, shard_columns,
     GROUP: tl.constexpr, GATHER_DIM: tl.constexpr, HAS_BIAS: tl.constexpr, CHUNKS: tl.constexpr,
-    SEND_BLOCK: tl.constexpr, SOURCES_PER_WAIT: tl.constexpr, BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr, SPLIT_K: tl.constexpr,
-    EVEN_K: tl.constexpr, SWAP_AB: tl.constexpr, XCDS: tl.constexpr,
+    SEND_BLOCK: tl.constexpr, SOURCES_PER_WAIT: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     gdc_wait(GROUP)
     program = tl.program_id(0)
@@ -53,8 +51,7 @@ def _pull(
         gathered_tile(
             program - CHUNKS, a_ptr, w_ptr, stride_wk, stride_wn, bias_ptr, out_ptr, slot_ptr,
             peers, partials_ptr, counters_ptr, m, n, k, shard_rows, shard_columns, GROUP,
-            GATHER_DIM, HAS_BIAS, CHUNKS, SOURCES_PER_WAIT, True, BLOCK_M, BLOCK_N, BLOCK_K,
-            GROUP_M, SPLIT_K, EVEN_K, SWAP_AB, XCDS,
+            GATHER_DIM, HAS_BIAS, CHUNKS, SOURCES_PER_WAIT, True, TILE,
         )  # fmt: skip
     sync.leave(control_ptr)
 
@@ -74,8 +71,7 @@ class Pull(FusedVariant):
         return {**space, "SOURCES_PER_WAIT": (1,)}  # each source has its own base address
 
     def plan(self, problem: AllGatherMatmul, fabric: Fabric, config: Config) -> Plan:
-        constants = pointer_constants(problem, config)
-        return FusedPlan(problem, fabric, config, _pull, config["CHUNKS"], constants)
+        return FusedPlan(problem, fabric, config, _pull, config["CHUNKS"], {})
 
 
 VARIANT = Pull()

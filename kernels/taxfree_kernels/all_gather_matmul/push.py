@@ -17,7 +17,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from taxfree_kernels.all_gather_matmul.fused import FusedPlan, FusedVariant, pointer_constants
+from taxfree_kernels.all_gather_matmul.fused import FusedPlan, FusedVariant
 from taxfree_kernels.all_gather_matmul.problem import AllGatherMatmul
 from taxfree_kernels.all_gather_matmul.tile import gathered_tile, push_chunk
 from taxfree_kernels.device import sync
@@ -33,8 +33,7 @@ def _push(
     control_ptr, partials_ptr, counters_ptr, heap_bases, rank, m, n, k, shard_rows, shard_columns,
     GROUP: tl.constexpr, GATHER_DIM: tl.constexpr, HAS_BIAS: tl.constexpr, SENDERS: tl.constexpr,
     CHUNKS: tl.constexpr, SEND_BLOCK: tl.constexpr, SOURCES_PER_WAIT: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
-    SPLIT_K: tl.constexpr, EVEN_K: tl.constexpr, SWAP_AB: tl.constexpr, XCDS: tl.constexpr,
+    TILE: tl.constexpr,
 ):  # fmt: skip
     gdc_wait(GROUP)
     program = tl.program_id(0)
@@ -50,8 +49,7 @@ def _push(
         gathered_tile(
             program - SENDERS, a_ptr, w_ptr, stride_wk, stride_wn, bias_ptr, out_ptr, slot_ptr,
             peers, partials_ptr, counters_ptr, m, n, k, shard_rows, shard_columns, GROUP,
-            GATHER_DIM, HAS_BIAS, CHUNKS, SOURCES_PER_WAIT, False, BLOCK_M, BLOCK_N, BLOCK_K,
-            GROUP_M, SPLIT_K, EVEN_K, SWAP_AB, XCDS,
+            GATHER_DIM, HAS_BIAS, CHUNKS, SOURCES_PER_WAIT, False, TILE,
         )  # fmt: skip
     sync.leave(control_ptr)
 
@@ -63,8 +61,7 @@ class Push(FusedVariant):
 
     def plan(self, problem: AllGatherMatmul, fabric: Fabric, config: Config) -> Plan:
         senders = config["CHUNKS"] * (problem.world_size - 1)
-        constants = {"SENDERS": senders, **pointer_constants(problem, config)}
-        return FusedPlan(problem, fabric, config, _push, senders, constants)
+        return FusedPlan(problem, fabric, config, _push, senders, {"SENDERS": senders})
 
 
 VARIANT = Push()

@@ -54,15 +54,14 @@ def _push_tma(
     control_ptr, partials_ptr, counters_ptr, heap_bases, rank, m, n, k, shard_rows, shard_columns,
     GROUP: tl.constexpr, GATHER_DIM: tl.constexpr, HAS_BIAS: tl.constexpr, SENDERS: tl.constexpr,
     CHUNKS: tl.constexpr, SEND_BLOCK: tl.constexpr, SOURCES_PER_WAIT: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
-    SPLIT_K: tl.constexpr, SWAP_AB: tl.constexpr, W_NK: tl.constexpr, TO_SELF: tl.constexpr,
-    K_PARTS: tl.constexpr, PART_STEPS: tl.constexpr, SEND_STAGES: tl.constexpr,
+    TILE: tl.constexpr, TO_SELF: tl.constexpr, K_PARTS: tl.constexpr, PART_STEPS: tl.constexpr,
+    SEND_STAGES: tl.constexpr,
 ):  # fmt: skip
     gdc_wait(GROUP)
     # If a loop over k that follows a wait in a loop could have no steps, ptxas would serialise its
     # matrix instructions; for smaller tiles it does not: see ``partial_tile``.
     IN_PARTS: tl.constexpr = K_PARTS > 1 or SOURCES_PER_WAIT < GROUP.WORLD
-    HAS_STEPS: tl.constexpr = IN_PARTS and BLOCK_M * BLOCK_N > 128 * 128
+    HAS_STEPS: tl.constexpr = IN_PARTS and TILE.BLOCK_M * TILE.BLOCK_N > 128 * 128
     program = tl.program_id(0)
     generation = sync.running_generation(control_ptr)
     peers = Peers(control_ptr, heap_bases, rank, generation)
@@ -71,17 +70,16 @@ def _push_tma(
         for message in range(program, K_PARTS * CHUNKS * (GROUP.WORLD - 1 + TO_SELF), SENDERS):
             push_chunk(
                 message, a_ptr, own_rows, slot_ptr, peers, shard_rows, shard_columns, GROUP, CHUNKS,
-                SEND_BLOCK, TO_SELF, K_PARTS, PART_STEPS * BLOCK_K, SEND_STAGES,
+                SEND_BLOCK, TO_SELF, K_PARTS, PART_STEPS * TILE.BLOCK_K, SEND_STAGES,
             )  # fmt: skip
     else:
         index = program - SENDERS
         slot = (generation % 2).to(tl.int32)
         tile, split, row, col, step_begin, step_end = place_of(
-            index, rank, m, n, shard_rows, shard_columns,
-            GATHER_DIM, BLOCK_M, BLOCK_N, BLOCK_K, GROUP_M, SPLIT_K, 1,
-        )  # fmt: skip
-        row_end = min(row + BLOCK_M, m)
-        acc = nothing_yet(BLOCK_M, BLOCK_N, SWAP_AB)
+            index, rank, m, n, shard_rows, shard_columns, GATHER_DIM, TILE
+        )
+        row_end = min(row + TILE.BLOCK_M, m)
+        acc = nothing_yet(TILE)
         if HAS_STEPS:
             tl.assume(step_end > step_begin)
         if GATHER_DIM == 0:
@@ -89,8 +87,8 @@ def _push_tma(
             if not TO_SELF:  # a tile of own rows has no source left after this
                 first = (row // shard_rows == rank).to(tl.int32)
                 acc = accumulate_tma(
-                    acc, a_desc, 0, row - rank * shard_rows, w_desc, col, 0, first,
-                    step_begin, step_end, 1, 1, BLOCK_M, BLOCK_N, BLOCK_K, SWAP_AB, W_NK,
+                    acc, a_desc, 0, row - rank * shard_rows, w_desc, col, 0, first, step_begin,
+                    step_end, 1, 1, TILE,
                 )  # fmt: skip
             for part in range(K_PARTS):
                 here = wait_for_rows(
@@ -101,19 +99,18 @@ def _push_tma(
                 before_tma_loads(GROUP)
                 begin, end = step_begin, step_end
                 if K_PARTS > 1:
-                    part_end = min((part + 1) * PART_STEPS, tl.cdiv(shard_columns, BLOCK_K))
-                    begin, end = share_of_split(part * PART_STEPS, part_end, split, SPLIT_K)
+                    part_end = min((part + 1) * PART_STEPS, tl.cdiv(shard_columns, TILE.BLOCK_K))
+                    begin, end = share_of_split(part * PART_STEPS, part_end, split, TILE.SPLIT_K)
                 if HAS_STEPS:
                     tl.assume(end > begin)
                 acc = accumulate_tma(
-                    acc, inbox_desc, slot, row, w_desc, col, first, 1, begin, end,
-                    1, 1, BLOCK_M, BLOCK_N, BLOCK_K, SWAP_AB, W_NK,
-                )  # fmt: skip
+                    acc, inbox_desc, slot, row, w_desc, col, first, 1, begin, end, 1, 1, TILE
+                )
         else:
             arrived = rank >= 0
             acc = accumulate_tma(
-                acc, a_desc, 0, row, w_desc, col, rank, rank + 1, step_begin, step_end,
-                GROUP.WORLD, 1, BLOCK_M, BLOCK_N, BLOCK_K, SWAP_AB, W_NK,
+                acc, a_desc, 0, row, w_desc, col, rank, rank + 1, step_begin, step_end, GROUP.WORLD,
+                1, TILE,
             )  # fmt: skip
             for first in range(1, GROUP.WORLD, SOURCES_PER_WAIT):
                 last = min(first + SOURCES_PER_WAIT, GROUP.WORLD)
@@ -125,14 +122,13 @@ def _push_tma(
                 if HAS_STEPS:
                     tl.assume(last > first)
                 acc = accumulate_tma(
-                    acc, inbox_desc, slot, row, w_desc, col, rank + first, rank + last,
-                    step_begin, step_end, GROUP.WORLD, GROUP.WORLD,
-                    BLOCK_M, BLOCK_N, BLOCK_K, SWAP_AB, W_NK,
+                    acc, inbox_desc, slot, row, w_desc, col, rank + first, rank + last, step_begin,
+                    step_end, GROUP.WORLD, GROUP.WORLD, TILE,
                 )  # fmt: skip
-        rows, cols = row + tl.arange(0, BLOCK_M), col + tl.arange(0, BLOCK_N)
+        rows, cols = row + tl.arange(0, TILE.BLOCK_M), col + tl.arange(0, TILE.BLOCK_N)
         finish_tile(
             acc, arrived, tile, split, rows, cols, m, n, bias_ptr, out_ptr, partials_ptr,
-            counters_ptr, GROUP, HAS_BIAS, SPLIT_K, SWAP_AB,
+            counters_ptr, GROUP, HAS_BIAS, TILE,
         )  # fmt: skip
     sync.leave(control_ptr)
 
@@ -143,7 +139,6 @@ class PushTmaPlan(FusedPlan):
     def __init__(self, problem: AllGatherMatmul, fabric: Fabric, config: Config) -> None:
         is_nk, columns = problem.weight_layout == "nk", problem.shard_columns
         constants = {
-            "W_NK": is_nk,
             "K_PARTS": config["K_PARTS"],
             "SEND_STAGES": config["SEND_STAGES"],
             "PART_STEPS": steps_of_part(problem, config),

@@ -11,7 +11,7 @@ import torch
 import triton
 import triton.language as tl
 
-from taxfree_kernels.all_gather_matmul.fused import FusedPlan, FusedVariant, pointer_constants
+from taxfree_kernels.all_gather_matmul.fused import FusedPlan, FusedVariant
 from taxfree_kernels.all_gather_matmul.problem import AllGatherMatmul
 from taxfree_kernels.all_gather_matmul.push import _push
 from taxfree_kernels.all_gather_matmul.tile import push_chunk
@@ -42,8 +42,7 @@ class PushTwoKernelPlan(FusedPlan):
     launches = 2
 
     def __init__(self, problem: AllGatherMatmul, fabric: Fabric, config: Config) -> None:
-        constants = {"SENDERS": 0, **pointer_constants(problem, config)}
-        super().__init__(problem, fabric, config, _push, 0, constants)
+        super().__init__(problem, fabric, config, _push, 0, {"SENDERS": 0})
         self._ends = (*self._inbox, fabric.pool.control, fabric.heap_bases, fabric.rank)
         self._send = Kernel(
             _send,

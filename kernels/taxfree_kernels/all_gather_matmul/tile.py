@@ -111,24 +111,24 @@ def wait_for_rows(
 
 @triton.jit
 def place_of(
-    index, rank, m, n, shard_rows, shard_columns,
-    GATHER_DIM: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-    GROUP_M: tl.constexpr, SPLIT_K: tl.constexpr, XCDS: tl.constexpr,
-):  # fmt: skip
+    index, rank, m, n, shard_rows, shard_columns, GATHER_DIM: tl.constexpr, TILE: tl.constexpr
+):
     """What a tile program computes, by its number, splits of K fastest.
 
     Returns:
         The tile and the split; its first row and column; its steps of K in each source, [begin,
         end). Splits divide each source, so that all of them begin with what is already here.
     """
-    tiles_m, tiles_n = tl.cdiv(m, BLOCK_M), tl.cdiv(n, BLOCK_N)
-    index = xcd_swizzle(index, tiles_m * tiles_n * SPLIT_K, XCDS)
-    tile, split = index // SPLIT_K, index % SPLIT_K
-    tile_m, tile_n = swizzle2d(tile, tiles_m, tiles_n, GROUP_M)
+    tiles_m, tiles_n = tl.cdiv(m, TILE.BLOCK_M), tl.cdiv(n, TILE.BLOCK_N)
+    index = xcd_swizzle(index, tiles_m * tiles_n * TILE.SPLIT_K, TILE.XCDS)
+    tile, split = index // TILE.SPLIT_K, index % TILE.SPLIT_K
+    tile_m, tile_n = swizzle2d(tile, tiles_m, tiles_n, TILE.GROUP_M)
     if GATHER_DIM == 0:  # the rows that are already here come first
-        tile_m = (tile_m + rank * shard_rows // BLOCK_M) % tiles_m
-    step_begin, step_end = share_of_split(0, tl.cdiv(shard_columns, BLOCK_K), split, SPLIT_K)
-    return tile, split, tile_m * BLOCK_M, tile_n * BLOCK_N, step_begin, step_end
+        tile_m = (tile_m + rank * shard_rows // TILE.BLOCK_M) % tiles_m
+    step_begin, step_end = share_of_split(
+        0, tl.cdiv(shard_columns, TILE.BLOCK_K), split, TILE.SPLIT_K
+    )
+    return tile, split, tile_m * TILE.BLOCK_M, tile_n * TILE.BLOCK_N, step_begin, step_end
 
 
 @triton.jit
@@ -139,12 +139,12 @@ def share_of_split(begin, end, split, SPLIT_K: tl.constexpr):
 
 
 @triton.jit
-def nothing_yet(BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, SWAP_AB: tl.constexpr):
+def nothing_yet(TILE: tl.constexpr):
     """The accumulator of a tile, float32 zeros [BLOCK_M, BLOCK_N], or transposed when SWAP_AB."""
-    if SWAP_AB:
-        acc = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
+    if TILE.SWAP_AB:
+        acc = tl.zeros((TILE.BLOCK_N, TILE.BLOCK_M), tl.float32)
     else:
-        acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+        acc = tl.zeros((TILE.BLOCK_M, TILE.BLOCK_N), tl.float32)
     return acc
 
 
@@ -153,9 +153,7 @@ def gathered_tile(
     index, a_ptr, w_ptr, stride_wk, stride_wn, bias_ptr, out_ptr, slot_ptr, peers, partials_ptr,
     counters_ptr, m, n, k, shard_rows, shard_columns, GROUP: tl.constexpr, GATHER_DIM: tl.constexpr,
     HAS_BIAS: tl.constexpr, CHUNKS: tl.constexpr, SOURCES_PER_WAIT: tl.constexpr,
-    PULL: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-    GROUP_M: tl.constexpr, SPLIT_K: tl.constexpr, EVEN_K: tl.constexpr, SWAP_AB: tl.constexpr,
-    XCDS: tl.constexpr,
+    PULL: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """Compute one tile of out = gathered A @ W + bias, waiting for what it needs of each source.
 
@@ -165,14 +163,13 @@ def gathered_tile(
             peer's own shard in its outbox.
     """
     tile, split, row, col, step_begin, step_end = place_of(
-        index, peers.rank, m, n, shard_rows, shard_columns,
-        GATHER_DIM, BLOCK_M, BLOCK_N, BLOCK_K, GROUP_M, SPLIT_K, XCDS,
-    )  # fmt: skip
-    rows, cols = row + tl.arange(0, BLOCK_M), col + tl.arange(0, BLOCK_N)
+        index, peers.rank, m, n, shard_rows, shard_columns, GATHER_DIM, TILE
+    )
+    rows, cols = row + tl.arange(0, TILE.BLOCK_M), col + tl.arange(0, TILE.BLOCK_N)
     row_mask, col_mask = rows < m, cols < n
-    row_end = min(row + BLOCK_M, m)
+    row_end = min(row + TILE.BLOCK_M, m)
     w_cols = w_ptr + cols.to(tl.int64) * stride_wn
-    acc = nothing_yet(BLOCK_M, BLOCK_N, SWAP_AB)
+    acc = nothing_yet(TILE)
     arrived = peers.rank >= 0
     if GATHER_DIM == 0:
         # -- one sweep over K; rows come from the own shard or from where their source put them --
@@ -184,18 +181,17 @@ def gathered_tile(
             a_rows = translate(slot_ptr + shard_row * k, peers, source)
         else:
             a_rows = slot_ptr + rows.to(tl.int64) * k
-        a_rows = select(source == peers.rank, a_ptr + own_row * k, a_rows, 16 if EVEN_K else 2)
+        a_rows = select(source == peers.rank, a_ptr + own_row * k, a_rows, 16 if TILE.EVEN_K else 2)
         acc = accumulate(
-            acc, a_rows, 0, row_mask, w_cols, stride_wk, col_mask, 0, 1, k, step_begin, step_end,
-            1, BLOCK_K, EVEN_K, SWAP_AB,
+            acc, a_rows, 0, row_mask, w_cols, stride_wk, col_mask, 0, 1, k, step_begin, step_end, 1,
+            TILE,
         )  # fmt: skip
     else:
         # -- the own shard, then the peers in groups, each group behind one wait ----------------
         row_offset = rows.to(tl.int64) * shard_columns
         acc = accumulate(
-            acc, a_ptr + row_offset, 0, row_mask, w_cols, stride_wk, col_mask,
-            peers.rank, peers.rank + 1, shard_columns, step_begin, step_end,
-            GROUP.WORLD, BLOCK_K, EVEN_K, SWAP_AB,
+            acc, a_ptr + row_offset, 0, row_mask, w_cols, stride_wk, col_mask, peers.rank,
+            peers.rank + 1, shard_columns, step_begin, step_end, GROUP.WORLD, TILE,
         )  # fmt: skip
         for first in range(1, GROUP.WORLD, SOURCES_PER_WAIT):
             last = min(first + SOURCES_PER_WAIT, GROUP.WORLD)
@@ -210,21 +206,20 @@ def gathered_tile(
                 source_rows = translate(source_rows, peers, peer)
                 stride_source = 0
             acc = accumulate(
-                acc, source_rows, stride_source, row_mask, w_cols, stride_wk, col_mask,
-                peers.rank + first, peers.rank + last, shard_columns, step_begin, step_end,
-                GROUP.WORLD, BLOCK_K, EVEN_K, SWAP_AB,
+                acc, source_rows, stride_source, row_mask, w_cols, stride_wk, col_mask, peers.rank +
+                first, peers.rank + last, shard_columns, step_begin, step_end, GROUP.WORLD, TILE,
             )  # fmt: skip
 
     finish_tile(
         acc, arrived, tile, split, rows, cols, m, n, bias_ptr, out_ptr, partials_ptr, counters_ptr,
-        GROUP, HAS_BIAS, SPLIT_K, SWAP_AB,
+        GROUP, HAS_BIAS, TILE,
     )  # fmt: skip
 
 
 @triton.jit
 def finish_tile(
     acc, arrived, tile, split, rows, cols, m, n, bias_ptr, out_ptr, partials_ptr, counters_ptr,
-    GROUP: tl.constexpr, HAS_BIAS: tl.constexpr, SPLIT_K: tl.constexpr, SWAP_AB: tl.constexpr,
+    GROUP: tl.constexpr, HAS_BIAS: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """Write a tile of the output; with a split K, the last split to finish writes the total.
 
@@ -234,18 +229,18 @@ def finish_tile(
         partials_ptr: float32 [SPLIT_K, m, n]; counters_ptr: int32 [tiles]. For a split K only.
     """
     acc = tl.where(arrived, acc, float("nan"))
-    if SWAP_AB:
+    if TILE.SWAP_AB:
         acc = tl.trans(acc)
     mask = (rows < m)[:, None] & (cols < n)[None, :]
     at = rows.to(tl.int64)[:, None] * n + cols[None, :]
-    if SPLIT_K == 1:
+    if TILE.SPLIT_K == 1:
         _store(out_ptr + at, acc, mask, bias_ptr, cols, cols < n, HAS_BIAS)
     else:
         plane = m.to(tl.int64) * n
         tl.store(partials_ptr + split * plane + at, acc, mask=mask)
-        if sync.arrive(counters_ptr + tile, SPLIT_K, GROUP):
+        if sync.arrive(counters_ptr + tile, TILE.SPLIT_K, GROUP):
             total = tl.zeros_like(acc)  # always added in the same order
-            for other in tl.static_range(SPLIT_K):  # takes fewer registers than a loop
+            for other in tl.static_range(TILE.SPLIT_K):  # takes fewer registers than a loop
                 total += tl.load(partials_ptr + other * plane + at, mask=mask, other=0.0)
             _store(out_ptr + at, total, mask, bias_ptr, cols, cols < n, HAS_BIAS)
 

@@ -13,8 +13,7 @@ class Group(NamedTuple):
 
     Args:
         WORLD: the number of ranks.
-        BACKEND: "cuda", "hip" or "interpreter". Device functions that need it take the whole
-            group, since Triton 3.6 does not pass on a string out of a tuple.
+        BACKEND: "cuda", "hip" or "interpreter".
     """
 
     WORLD: int

@@ -53,9 +53,7 @@ def _push(
     inbox_ptr, stride_slot, control_ptr, partials_ptr, counters_ptr, heap_bases, rank, m, n, k,
     stride_source, stride_row, GROUP: tl.constexpr, HAS_BIAS: tl.constexpr,
     HAS_RESIDUAL: tl.constexpr, BLOCK_ROW: tl.constexpr, GROUPS: tl.constexpr,
-    TILES_PER_SIGNAL: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr, SPLIT_K: tl.constexpr, EVEN_K: tl.constexpr,
-    SWAP_AB: tl.constexpr, XCDS: tl.constexpr, TMA: tl.constexpr, W_NK: tl.constexpr,
+    TILES_PER_SIGNAL: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """See the module; BLOCK_ROW is 0 when the sum is not normalised, otherwise at least n."""
     gdc_wait(GROUP)
@@ -63,18 +61,17 @@ def _push(
     generation = sync.running_generation(control_ptr)
     peers = Peers(control_ptr, heap_bases, rank, generation)
     slot_ptr = tl.multiple_of(inbox_ptr + (generation % 2) * stride_slot, 16)
-    tiles_m, tiles_n = tl.cdiv(m, BLOCK_M), tl.cdiv(n, BLOCK_N)
+    tiles_m, tiles_n = tl.cdiv(m, TILE.BLOCK_M), tl.cdiv(n, TILE.BLOCK_N)
     tiles = tiles_m * tiles_n
-    senders = tiles * SPLIT_K
+    senders = tiles * TILE.SPLIT_K
     if program < senders:
         tile, row_begin, col_begin, acc, is_whole = numbered_tile(
-            xcd_swizzle(program, senders, XCDS), m, n, k, x, w, stride_wk, stride_wn, partials_ptr,
-            counters_ptr, GROUP, BLOCK_M, BLOCK_N, BLOCK_K, GROUP_M, SPLIT_K, EVEN_K, SWAP_AB, TMA,
-            W_NK,
+            xcd_swizzle(program, senders, TILE.XCDS), m, n, k, x, w, stride_wk, stride_wn,
+            partials_ptr, counters_ptr, GROUP, TILE,
         )  # fmt: skip
         if is_whole:
-            rows = row_begin + tl.arange(0, BLOCK_M)
-            cols = col_begin + tl.arange(0, BLOCK_N)
+            rows = row_begin + tl.arange(0, TILE.BLOCK_M)
+            cols = col_begin + tl.arange(0, TILE.BLOCK_N)
             at = rows.to(tl.int64)[:, None] * stride_row + cols[None, :]
             mask = (rows < m)[:, None] & (cols < stride_row)[None, :]
             own_ptr = slot_ptr + rank.to(tl.int64) * stride_source
@@ -90,9 +87,9 @@ def _push(
         )  # fmt: skip
     else:
         tile = program - senders
-        tile_m, tile_n = swizzle2d(tile, tiles_m, tiles_n, GROUP_M)
-        rows = tile_m * BLOCK_M + tl.arange(0, BLOCK_M)
-        cols = tile_n * BLOCK_N + tl.arange(0, BLOCK_N)
+        tile_m, tile_n = swizzle2d(tile, tiles_m, tiles_n, TILE.GROUP_M)
+        rows = tile_m * TILE.BLOCK_M + tl.arange(0, TILE.BLOCK_M)
+        cols = tile_n * TILE.BLOCK_N + tl.arange(0, TILE.BLOCK_N)
         at = rows.to(tl.int64)[:, None] * stride_row + cols[None, :]
         total = total_of_tile(
             rows, cols, rows < m, n, bias_ptr, residual_ptr, slot_ptr, stride_source, at, (rows <

@@ -57,35 +57,32 @@ def _push_in_place(
     x, w, stride_wk, stride_wn, bias_ptr, residual_ptr, norm_weight_ptr, eps_ptr, out_ptr,
     inbox_ptr, stride_slot, control_ptr, partials_ptr, counters_ptr, heap_bases, rank, m, n, k,
     stride_source, stride_row, GROUP: tl.constexpr, HAS_BIAS: tl.constexpr,
-    HAS_RESIDUAL: tl.constexpr, LL: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr, SPLIT_K: tl.constexpr, EVEN_K: tl.constexpr,
-    SWAP_AB: tl.constexpr, XCDS: tl.constexpr, TMA: tl.constexpr, W_NK: tl.constexpr,
+    HAS_RESIDUAL: tl.constexpr, LL: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     gdc_wait(GROUP)
     generation = sync.running_generation(control_ptr)
     peers = Peers(control_ptr, heap_bases, rank, generation)
     slot_ptr = tl.multiple_of(inbox_ptr + (generation % 2) * stride_slot, 16)
-    programs = tl.cdiv(m, BLOCK_M) * tl.cdiv(n, BLOCK_N) * SPLIT_K
+    programs = tl.cdiv(m, TILE.BLOCK_M) * tl.cdiv(n, TILE.BLOCK_N) * TILE.SPLIT_K
     tile, row_begin, col_begin, acc, is_whole = numbered_tile(
-        xcd_swizzle(tl.program_id(0), programs, XCDS), m, n, k, x, w, stride_wk, stride_wn,
-        partials_ptr, counters_ptr, GROUP, BLOCK_M, BLOCK_N, BLOCK_K, GROUP_M, SPLIT_K, EVEN_K,
-        SWAP_AB, TMA, W_NK,
+        xcd_swizzle(tl.program_id(0), programs, TILE.XCDS), m, n, k, x, w, stride_wk, stride_wn,
+        partials_ptr, counters_ptr, GROUP, TILE,
     )  # fmt: skip
     if is_whole:
-        rows, cols = row_begin + tl.arange(0, BLOCK_M), col_begin + tl.arange(0, BLOCK_N)
+        rows, cols = row_begin + tl.arange(0, TILE.BLOCK_M), col_begin + tl.arange(0, TILE.BLOCK_N)
         row_mask = rows < m
         added = bias_residual_of_tile(
             rows, cols, row_mask, n, bias_ptr, residual_ptr, HAS_BIAS, HAS_RESIDUAL
         )
         if LL:  # words [WORLD, m, stride_row]; a row has room for all columns of its tiles
-            lane = tl.arange(0, BLOCK_M * BLOCK_N // 2)
-            row = row_begin + lane // (BLOCK_N // 2)
-            at = tl.minimum(row, m - 1) * stride_row + col_begin // 2 + lane % (BLOCK_N // 2)
+            lane = tl.arange(0, TILE.BLOCK_M * TILE.BLOCK_N // 2)
+            row = row_begin + lane // (TILE.BLOCK_N // 2)
+            at = tl.minimum(row, m - 1) * stride_row + col_begin // 2 + lane % (TILE.BLOCK_N // 2)
             total, arrived = sum_by_words(
                 words_of(acc, out_ptr.dtype.element_ty), at, row < m, slot_ptr, stride_source,
                 peers, out_ptr.dtype.element_ty, GROUP,
             )  # fmt: skip
-            total = tl.reshape(total, [BLOCK_M, BLOCK_N])
+            total = tl.reshape(total, [TILE.BLOCK_M, TILE.BLOCK_N])
         else:
             at = rows.to(tl.int64)[:, None] * stride_row + cols[None, :]
             mask = row_mask[:, None] & (cols < stride_row)[None, :]

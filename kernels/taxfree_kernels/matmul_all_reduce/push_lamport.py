@@ -42,9 +42,7 @@ def _push_lamport(
     x, w, stride_wk, stride_wn, bias_ptr, residual_ptr, norm_weight_ptr, eps_ptr, out_ptr,
     inbox_ptr, stride_slot, control_ptr, partials_ptr, counters_ptr, heap_bases, rank, m, n, k,
     used, GROUP: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
-    SPLIT_K: tl.constexpr, EVEN_K: tl.constexpr, SWAP_AB: tl.constexpr, XCDS: tl.constexpr,
-    TMA: tl.constexpr, W_NK: tl.constexpr, WORDS: tl.constexpr, LANES: tl.constexpr,
+    TILE: tl.constexpr, WORDS: tl.constexpr, LANES: tl.constexpr,
 ):  # fmt: skip
     """See the module.
 
@@ -56,20 +54,19 @@ def _push_lamport(
     """
     gdc_wait(GROUP)
     ELEMENT: tl.constexpr = out_ptr.dtype.element_ty
-    WIDTH: tl.constexpr = BLOCK_N // 2  # words of a tile's row
+    WIDTH: tl.constexpr = TILE.BLOCK_N // 2  # words of a tile's row
     generation, turn = sync.running_generation(control_ptr), packets.running_turn(control_ptr)
     peers = Peers(control_ptr, heap_bases, rank, generation)
     slot_ptr = tl.multiple_of(inbox_ptr + (turn % 3) * stride_slot, 16)
-    tiles = tl.cdiv(m, BLOCK_M) * tl.cdiv(n, BLOCK_N)
+    tiles = tl.cdiv(m, TILE.BLOCK_M) * tl.cdiv(n, TILE.BLOCK_N)
     tile, row_begin, col_begin, acc, is_whole = numbered_tile(
-        xcd_swizzle(tl.program_id(0), tiles * SPLIT_K, XCDS), m, n, k, x, w, stride_wk, stride_wn,
-        partials_ptr, counters_ptr, GROUP, BLOCK_M, BLOCK_N, BLOCK_K, GROUP_M, SPLIT_K, EVEN_K,
-        SWAP_AB, TMA, W_NK,
+        xcd_swizzle(tl.program_id(0), tiles * TILE.SPLIT_K, TILE.XCDS), m, n, k, x, w, stride_wk,
+        stride_wn, partials_ptr, counters_ptr, GROUP, TILE,
     )  # fmt: skip
     if is_whole:
         stride_source = (tiles * WORDS).to(tl.int64)
         own_ptr = slot_ptr + rank * stride_source + tile * WORDS
-        words, at = words_of(acc, ELEMENT), tl.arange(0, BLOCK_M * WIDTH)
+        words, at = words_of(acc, ELEMENT), tl.arange(0, TILE.BLOCK_M * WIDTH)
         is_sent = row_begin + at // WIDTH < m
         for step in tl.static_range(1, GROUP.WORLD + 1):
             peer = (rank + step) % GROUP.WORLD

@@ -62,10 +62,7 @@ def _push_two_shot(
     x, w, stride_wk, stride_wn, bias_ptr, residual_ptr, out_ptr, inbox_ptr, stride_slot,
     control_ptr, partials_ptr, counters_ptr, heap_bases, rank, m, n, k, stride_row, ahead,
     GROUP: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr, PIECES: tl.constexpr,
-    TILES_PER_SIGNAL: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr, SPLIT_K: tl.constexpr, EVEN_K: tl.constexpr,
-    SWAP_AB: tl.constexpr, XCDS: tl.constexpr, TMA: tl.constexpr, W_NK: tl.constexpr,
-    STAGGERED: tl.constexpr,
+    TILES_PER_SIGNAL: tl.constexpr, TILE: tl.constexpr, STAGGERED: tl.constexpr,
 ):  # fmt: skip
     """See the module.
 
@@ -78,28 +75,28 @@ def _push_two_shot(
     generation = sync.running_generation(control_ptr)
     peers = Peers(control_ptr, heap_bases, rank, generation)
     slot_ptr = tl.multiple_of(inbox_ptr + (generation % 2) * stride_slot, 16)
-    tiles_m, tiles_n = tl.cdiv(m, BLOCK_M), tl.cdiv(n, BLOCK_N)
+    tiles_m, tiles_n = tl.cdiv(m, TILE.BLOCK_M), tl.cdiv(n, TILE.BLOCK_N)
     tiles = tiles_m * tiles_n
     groups, owned = tl.cdiv(tiles, TILES_PER_SIGNAL), tl.cdiv(tiles, GROUP.WORLD)
-    senders, adders = tiles * SPLIT_K + STAGGERED, owned * PIECES
+    senders, adders = tiles * TILE.SPLIT_K + STAGGERED, owned * PIECES
     OWNED_PER_SIGNAL: tl.constexpr = TILES_PER_SIGNAL // GROUP.WORLD
     ADDERS_PER_SIGNAL: tl.constexpr = OWNED_PER_SIGNAL * PIECES
-    ELEMENTS: tl.constexpr = BLOCK_M * BLOCK_N
+    ELEMENTS: tl.constexpr = TILE.BLOCK_M * TILE.BLOCK_N
     stride_source = owned.to(tl.int64) * ELEMENTS
     results_ptr = tl.cast(
         slot_ptr + GROUP.WORLD * stride_source, tl.pointer_type(out_ptr.dtype.element_ty)
     )
     is_sender, number = in_turns(
-        program, senders, ahead, TILES_PER_SIGNAL * SPLIT_K, ADDERS_PER_SIGNAL, XCDS
+        program, senders, ahead, TILES_PER_SIGNAL * TILE.SPLIT_K, ADDERS_PER_SIGNAL, TILE.XCDS
     )
     if is_sender:
         tile, row_begin, _, acc, is_whole = numbered_tile(
-            number, m, n, k, x, w, stride_wk, stride_wn, partials_ptr, counters_ptr, GROUP, BLOCK_M,
-            BLOCK_N, BLOCK_K, GROUP_M, SPLIT_K, EVEN_K, SWAP_AB, TMA, W_NK, STAGGERED,
+            number, m, n, k, x, w, stride_wk, stride_wn, partials_ptr, counters_ptr, GROUP, TILE,
+            STAGGERED,
         )  # fmt: skip
         if is_whole:
-            row = tl.arange(0, BLOCK_M)
-            at = offsets_in_tile(row, stride_row, BLOCK_N)
+            row = tl.arange(0, TILE.BLOCK_M)
+            at = offsets_in_tile(row, stride_row, TILE.BLOCK_N)
             own_ptr = slot_ptr + rank.to(tl.int64) * stride_source
             target_ptr = translate(own_ptr, peers, tile % GROUP.WORLD)
             target_ptr += (tile // GROUP.WORLD).to(tl.int64) * ELEMENTS
@@ -109,11 +106,11 @@ def _push_two_shot(
     elif number < adders:
         own, piece = number // PIECES, number % PIECES
         tile = own * GROUP.WORLD + rank
-        tile_m, tile_n = swizzle2d(min(tile, tiles - 1), tiles_m, tiles_n, GROUP_M)
-        row = piece * (BLOCK_M // PIECES) + tl.arange(0, BLOCK_M // PIECES)
-        rows, cols = tile_m * BLOCK_M + row, tile_n * BLOCK_N + tl.arange(0, BLOCK_N)
+        tile_m, tile_n = swizzle2d(min(tile, tiles - 1), tiles_m, tiles_n, TILE.GROUP_M)
+        row = piece * (TILE.BLOCK_M // PIECES) + tl.arange(0, TILE.BLOCK_M // PIECES)
+        rows, cols = tile_m * TILE.BLOCK_M + row, tile_n * TILE.BLOCK_N + tl.arange(0, TILE.BLOCK_N)
         row_mask = rows < tl.where(tile < tiles, m, 0)
-        at = offsets_in_tile(row, stride_row, BLOCK_N)
+        at = offsets_in_tile(row, stride_row, TILE.BLOCK_N)
         total = total_of_tile(
             rows, cols, row_mask, n, bias_ptr, residual_ptr, slot_ptr + own.to(tl.int64) * ELEMENTS,
             stride_source, at, row_mask[:, None], own // OWNED_PER_SIGNAL, peers, GROUP, HAS_BIAS,
@@ -130,18 +127,17 @@ def _push_two_shot(
         store_tile(out_ptr, rows, cols, row_mask, n, result)
     else:
         copier = number - adders
-        own, source = (
-            copier // (GROUP.WORLD - 1),
-            (rank + 1 + copier % (GROUP.WORLD - 1)) % GROUP.WORLD,
-        )
+        own = copier // (GROUP.WORLD - 1)
+        source = (rank + 1 + copier % (GROUP.WORLD - 1)) % GROUP.WORLD
         tile = own * GROUP.WORLD + source
         if tile < tiles:
-            tile_m, tile_n = swizzle2d(tile, tiles_m, tiles_n, GROUP_M)
-            row = tl.arange(0, BLOCK_M)
-            rows, cols = tile_m * BLOCK_M + row, tile_n * BLOCK_N + tl.arange(0, BLOCK_N)
+            tile_m, tile_n = swizzle2d(tile, tiles_m, tiles_n, TILE.GROUP_M)
+            row = tl.arange(0, TILE.BLOCK_M)
+            rows = tile_m * TILE.BLOCK_M + row
+            cols = tile_n * TILE.BLOCK_N + tl.arange(0, TILE.BLOCK_N)
             arrived = sync.wait(peers, groups + own // OWNED_PER_SIGNAL, source, GROUP)
             result_ptr = results_ptr + tile.to(tl.int64) * ELEMENTS
-            at = offsets_in_tile(row, stride_row, BLOCK_N)
+            at = offsets_in_tile(row, stride_row, TILE.BLOCK_N)
             result = tl.load(result_ptr + at, mask=(rows < m)[:, None])
             result = tl.where(arrived, result, float("nan"))
             store_tile(out_ptr, rows, cols, rows < m, n, result)

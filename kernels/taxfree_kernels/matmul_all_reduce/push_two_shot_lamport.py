@@ -58,9 +58,7 @@ def _push_two_shot_lamport(
     x, w, stride_wk, stride_wn, bias_ptr, residual_ptr, norm_weight_ptr, eps_ptr, out_ptr,
     inbox_ptr, stride_slot, control_ptr, partials_ptr, counters_ptr, heap_bases, rank, m, n, k,
     used, GROUP: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
-    SPLIT_K: tl.constexpr, EVEN_K: tl.constexpr, SWAP_AB: tl.constexpr, XCDS: tl.constexpr,
-    TMA: tl.constexpr, W_NK: tl.constexpr, LANES: tl.constexpr, BLOCK_ROW: tl.constexpr,
+    TILE: tl.constexpr, LANES: tl.constexpr, BLOCK_ROW: tl.constexpr,
 ):  # fmt: skip
     """See the module.
 
@@ -73,21 +71,20 @@ def _push_two_shot_lamport(
     """
     gdc_wait(GROUP)
     ELEMENT: tl.constexpr = out_ptr.dtype.element_ty
-    WIDTH: tl.constexpr = BLOCK_N // 2  # words of a tile's row
-    WORDS: tl.constexpr = BLOCK_M * WIDTH
+    WIDTH: tl.constexpr = TILE.BLOCK_N // 2  # words of a tile's row
+    WORDS: tl.constexpr = TILE.BLOCK_M * WIDTH
     SLICES: tl.constexpr = triton.next_power_of_2(GROUP.WORLD)
     SLICE: tl.constexpr = WORDS // SLICES
     ROUNDS: tl.constexpr = triton.cdiv(SLICES, GROUP.WORLD)  # slices of a tile that a rank may own
     generation, turn = sync.running_generation(control_ptr), packets.running_turn(control_ptr)
     peers = Peers(control_ptr, heap_bases, rank, generation)
     slot_ptr = tl.multiple_of(inbox_ptr + (turn % 3) * stride_slot, 16)
-    tiles = tl.cdiv(m, BLOCK_M) * tl.cdiv(n, BLOCK_N)
+    tiles = tl.cdiv(m, TILE.BLOCK_M) * tl.cdiv(n, TILE.BLOCK_N)
     program = tl.program_id(0)
-    if BLOCK_ROW == 0 or program < tiles * SPLIT_K:
+    if BLOCK_ROW == 0 or program < tiles * TILE.SPLIT_K:
         tile, row_begin, col_begin, acc, is_whole = numbered_tile(
-            xcd_swizzle(program, tiles * SPLIT_K, XCDS), m, n, k, x, w, stride_wk, stride_wn,
-            partials_ptr, counters_ptr, GROUP, BLOCK_M, BLOCK_N, BLOCK_K, GROUP_M, SPLIT_K, EVEN_K,
-            SWAP_AB, TMA, W_NK,
+            xcd_swizzle(program, tiles * TILE.SPLIT_K, TILE.XCDS), m, n, k, x, w, stride_wk,
+            stride_wn, partials_ptr, counters_ptr, GROUP, TILE,
         )  # fmt: skip
         if is_whole:
             slices, lane = tl.arange(0, SLICES), tl.arange(0, SLICE)[None, :]
@@ -127,14 +124,14 @@ def _push_two_shot_lamport(
             if BLOCK_ROW == 0:
                 found, came = packets.receive(peers, sums_ptr + place, owner, GROUP, mask=has_row)
                 low, high = halves_of(found, ELEMENT)
-                result = tl.reshape(tl.join(low, high), (BLOCK_M, BLOCK_N))
-                rows, cols = row_begin + tl.arange(0, BLOCK_M), col_begin + tl.arange(0, BLOCK_N)
+                result = tl.reshape(tl.join(low, high), (TILE.BLOCK_M, TILE.BLOCK_N))
+                rows = row_begin + tl.arange(0, TILE.BLOCK_M)
+                cols = col_begin + tl.arange(0, TILE.BLOCK_N)
                 store_tile(out_ptr, rows, cols, rows < m, n, tl.where(came, result, float("nan")))
     else:
         _normalise_row(
-            program - tiles * SPLIT_K, slot_ptr + GROUP.WORLD * tiles * ROUNDS * SLICE,
-            norm_weight_ptr, eps_ptr, out_ptr, m, n, peers, GROUP, BLOCK_M, BLOCK_N, SLICE,
-            BLOCK_ROW,
+            program - tiles * TILE.SPLIT_K, slot_ptr + GROUP.WORLD * tiles * ROUNDS * SLICE,
+            norm_weight_ptr, eps_ptr, out_ptr, m, n, peers, GROUP, TILE, SLICE, BLOCK_ROW,
         )  # fmt: skip
     packets.leave_turn(control_ptr)
     sync.leave(control_ptr)
@@ -143,7 +140,7 @@ def _push_two_shot_lamport(
 @triton.jit
 def _normalise_row(
     row, sums_ptr, norm_weight_ptr, eps_ptr, out_ptr, m, n, peers, GROUP: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, SLICE: tl.constexpr, BLOCK_ROW: tl.constexpr,
+    TILE: tl.constexpr, SLICE: tl.constexpr, BLOCK_ROW: tl.constexpr,
 ):  # fmt: skip
     """Wait for the sums of a row from their owners, and store the row and its RMSNorm.
 
@@ -151,18 +148,18 @@ def _normalise_row(
         sums_ptr: int32 [tile, words], the second shot; tiles are counted row by row.
     """
     ELEMENT: tl.constexpr = out_ptr.dtype.element_ty
-    WIDTH: tl.constexpr = BLOCK_N // 2  # words of a tile's row
+    WIDTH: tl.constexpr = TILE.BLOCK_N // 2  # words of a tile's row
     column = tl.arange(0, BLOCK_ROW)
     mask = column < n
     norm_weight = tl.load(norm_weight_ptr + column, mask=mask, other=0.0)
     lane = tl.arange(0, BLOCK_ROW // 2)
-    tiles_n = tl.cdiv(n, BLOCK_N)
-    tile = row // BLOCK_M * tiles_n + tl.minimum(lane // WIDTH, tiles_n - 1)
-    within = row % BLOCK_M * WIDTH + lane % WIDTH
+    tiles_n = tl.cdiv(n, TILE.BLOCK_N)
+    tile = row // TILE.BLOCK_M * tiles_n + tl.minimum(lane // WIDTH, tiles_n - 1)
+    within = row % TILE.BLOCK_M * WIDTH + lane % WIDTH
     owner = (within // SLICE + tile) % GROUP.WORLD
     words, arrived = packets.receive(
-        peers, sums_ptr + tile * (BLOCK_M * WIDTH) + within, owner, GROUP, mask=lane < tiles_n *
-        WIDTH,
+        peers, sums_ptr + tile * (TILE.BLOCK_M * WIDTH) + within, owner, GROUP,
+        mask=lane < tiles_n * WIDTH,
     )  # fmt: skip
     low, high = halves_of(words, ELEMENT)
     total = tl.reshape(tl.join(low, high), (BLOCK_ROW,))

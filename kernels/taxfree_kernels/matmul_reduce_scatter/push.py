@@ -50,36 +50,31 @@ def _push(
     x, w, stride_wk, stride_wn, out_ptr, inbox_ptr, stride_slot, control_ptr, partials_ptr,
     counters_ptr, heap_bases, rank, m, n, k, shard_rows, shard_columns, stride_source, stride_row,
     GROUP: tl.constexpr, SCATTER_DIM: tl.constexpr, PIECES: tl.constexpr,
-    TILES_PER_SIGNAL: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr, SPLIT_K: tl.constexpr, EVEN_K: tl.constexpr,
-    SWAP_AB: tl.constexpr, XCDS: tl.constexpr, TMA: tl.constexpr, W_NK: tl.constexpr,
-    STAGGERED: tl.constexpr,
+    TILES_PER_SIGNAL: tl.constexpr, TILE: tl.constexpr, STAGGERED: tl.constexpr,
 ):  # fmt: skip
     gdc_wait(GROUP)
     program = tl.program_id(0)
     generation = sync.running_generation(control_ptr)
     peers = Peers(control_ptr, heap_bases, rank, generation)
     slot_ptr = tl.multiple_of(inbox_ptr + (generation % 2) * stride_slot, 16)
-    tiles_m, tiles_n, owner_tiles = tiles_of_shards(
-        m, shard_columns, GROUP, SCATTER_DIM, BLOCK_M, BLOCK_N
-    )
+    tiles_m, tiles_n, owner_tiles = tiles_of_shards(m, shard_columns, GROUP, SCATTER_DIM, TILE)
     tiles = tiles_m * tiles_n
-    senders = tiles * SPLIT_K + STAGGERED
+    senders = tiles * TILE.SPLIT_K + STAGGERED
     if program < senders:
-        index = xcd_swizzle(program, senders, XCDS)
-        tile, split = tile_and_share(index, SPLIT_K, STAGGERED)
-        tile_m, tile_n = swizzle2d(tile, tiles_m, tiles_n, GROUP_M)
-        rows = tile_m * BLOCK_M + tl.arange(0, BLOCK_M)
+        index = xcd_swizzle(program, senders, TILE.XCDS)
+        tile, split = tile_and_share(index, TILE.SPLIT_K, STAGGERED)
+        tile_m, tile_n = swizzle2d(tile, tiles_m, tiles_n, TILE.GROUP_M)
+        rows = tile_m * TILE.BLOCK_M + tl.arange(0, TILE.BLOCK_M)
         owner, shard_row, first_col, shard_col = owner_of_tile(
-            rows, tile_n, owner_tiles, shard_rows, shard_columns, GROUP, SCATTER_DIM, BLOCK_N
+            rows, tile_n, owner_tiles, shard_rows, shard_columns, GROUP, SCATTER_DIM, TILE.BLOCK_N
         )
         acc, is_whole = partial_tile(
-            tile, split, tiles, tile_m * BLOCK_M, m, first_col + shard_col, first_col +
-            shard_columns, x, w, stride_wk, stride_wn, partials_ptr, counters_ptr, k, GROUP,
-            BLOCK_M, BLOCK_N, BLOCK_K, SPLIT_K, EVEN_K, SWAP_AB, TMA, W_NK, STAGGERED,
+            tile, split, tiles, tile_m * TILE.BLOCK_M, m, first_col + shard_col, first_col +
+            shard_columns, x, w, stride_wk, stride_wn, partials_ptr, counters_ptr, k, GROUP, TILE,
+            STAGGERED,
         )  # fmt: skip
         if is_whole:
-            cols = shard_col + tl.arange(0, BLOCK_N)
+            cols = shard_col + tl.arange(0, TILE.BLOCK_N)
             own_ptr = slot_ptr + rank.to(tl.int64) * stride_source
             target_ptr = translate(own_ptr, peers, owner)
             target_ptr += shard_row.to(tl.int64) * stride_row
@@ -88,19 +83,19 @@ def _push(
             tl.store(target, acc.to(slot_ptr.dtype.element_ty), mask=mask)
             announce_tile(tile, tiles, 0, counters_ptr + tiles, peers, GROUP, TILES_PER_SIGNAL)
     else:
-        ROWS: tl.constexpr = BLOCK_M // PIECES
+        ROWS: tl.constexpr = TILE.BLOCK_M // PIECES
         index, piece = (program - senders) // PIECES, (program - senders) % PIECES
         tile_m, tile_n = index // owner_tiles, index % owner_tiles
         if SCATTER_DIM == 0:
-            tile_m += rank * shard_rows // BLOCK_M
-        sum_rows = tile_m * BLOCK_M + piece * ROWS + tl.arange(0, ROWS)
+            tile_m += rank * shard_rows // TILE.BLOCK_M
+        sum_rows = tile_m * TILE.BLOCK_M + piece * ROWS + tl.arange(0, ROWS)
         own_row = sum_rows
         if SCATTER_DIM == 0:
             own_row -= rank * shard_rows
-        cols = tile_n * BLOCK_N + tl.arange(0, BLOCK_N)
+        cols = tile_n * TILE.BLOCK_N + tl.arange(0, TILE.BLOCK_N)
         if SCATTER_DIM == 1:
             tile_n += rank * owner_tiles
-        tile = index_of_tile(min(tile_m, tiles_m - 1), tile_n, tiles_m, tiles_n, GROUP_M)
+        tile = index_of_tile(min(tile_m, tiles_m - 1), tile_n, tiles_m, tiles_n, TILE.GROUP_M)
         arrived = wait_for_everybody(peers, tile // TILES_PER_SIGNAL, GROUP)
         is_own = own_row < shard_rows
         if SCATTER_DIM == 0:

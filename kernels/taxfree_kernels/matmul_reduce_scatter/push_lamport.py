@@ -46,10 +46,7 @@ _MOST_POLLED = 64  # words per thread, from all ranks
 def _push_lamport(
     x, w, stride_wk, stride_wn, out_ptr, inbox_ptr, stride_slot, control_ptr, partials_ptr,
     counters_ptr, heap_bases, rank, m, n, k, shard_rows, shard_columns, stride_source, used,
-    GROUP: tl.constexpr, SCATTER_DIM: tl.constexpr, ROWS: tl.constexpr, BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr, SPLIT_K: tl.constexpr,
-    EVEN_K: tl.constexpr, SWAP_AB: tl.constexpr, XCDS: tl.constexpr, TMA: tl.constexpr,
-    W_NK: tl.constexpr,
+    GROUP: tl.constexpr, SCATTER_DIM: tl.constexpr, ROWS: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """See the module.
 
@@ -61,33 +58,30 @@ def _push_lamport(
     """
     gdc_wait(GROUP)
     ELEMENT: tl.constexpr = out_ptr.dtype.element_ty
-    WIDTH: tl.constexpr = BLOCK_N // 2  # words of a tile's row
+    WIDTH: tl.constexpr = TILE.BLOCK_N // 2  # words of a tile's row
     generation, turn = sync.running_generation(control_ptr), packets.running_turn(control_ptr)
     peers = Peers(control_ptr, heap_bases, rank, generation)
     slot_ptr = tl.multiple_of(inbox_ptr + (turn % 3) * stride_slot, 16)
-    tiles_m, tiles_n, owner_tiles = tiles_of_shards(
-        m, shard_columns, GROUP, SCATTER_DIM, BLOCK_M, BLOCK_N
-    )
+    tiles_m, tiles_n, owner_tiles = tiles_of_shards(m, shard_columns, GROUP, SCATTER_DIM, TILE)
     tiles = tiles_m * tiles_n
-    number = xcd_swizzle(tl.program_id(0), tiles * SPLIT_K, XCDS)
-    tile, split = tile_and_share(number, SPLIT_K, 0)
-    tile_m, tile_n = swizzle2d(tile, tiles_m, tiles_n, GROUP_M)
-    row_begin = tile_m * BLOCK_M
-    rows = row_begin + tl.arange(0, BLOCK_M)
+    number = xcd_swizzle(tl.program_id(0), tiles * TILE.SPLIT_K, TILE.XCDS)
+    tile, split = tile_and_share(number, TILE.SPLIT_K, 0)
+    tile_m, tile_n = swizzle2d(tile, tiles_m, tiles_n, TILE.GROUP_M)
+    row_begin = tile_m * TILE.BLOCK_M
+    rows = row_begin + tl.arange(0, TILE.BLOCK_M)
     owner, shard_row, first_col, shard_col = owner_of_tile(
-        rows, tile_n, owner_tiles, shard_rows, shard_columns, GROUP, SCATTER_DIM, BLOCK_N
+        rows, tile_n, owner_tiles, shard_rows, shard_columns, GROUP, SCATTER_DIM, TILE.BLOCK_N
     )
     acc, is_whole = partial_tile(
         tile, split, tiles, row_begin, m, first_col + shard_col, first_col + shard_columns, x, w,
-        stride_wk, stride_wn, partials_ptr, counters_ptr, k, GROUP, BLOCK_M, BLOCK_N, BLOCK_K,
-        SPLIT_K, EVEN_K, SWAP_AB, TMA, W_NK,
+        stride_wk, stride_wn, partials_ptr, counters_ptr, k, GROUP, TILE,
     )  # fmt: skip
     if is_whole:
         stride_row = owner_tiles * WIDTH
         column = shard_col // 2 + tl.arange(0, WIDTH)
         own_ptr = slot_ptr + rank * stride_source
         target_ptr = translate(own_ptr, peers, owner) + shard_row * stride_row
-        words = tl.reshape(words_of(acc, ELEMENT), (BLOCK_M, WIDTH))
+        words = tl.reshape(words_of(acc, ELEMENT), (TILE.BLOCK_M, WIDTH))
         target = target_ptr[:, None] + column[None, :]
         peer = owner if SCATTER_DIM == 1 else owner[:, None]
         packets.send(peers, target, words, peer, mask=(rows < m)[:, None])
@@ -99,7 +93,7 @@ def _push_lamport(
         else:
             first, last = 0, tl.where(owner == rank, m, 0)
         begin = tl.maximum(first, row_begin)
-        end = tl.where(tile_m == tiles_m - 1, last, tl.minimum(last, row_begin + BLOCK_M))
+        end = tl.where(tile_m == tiles_m - 1, last, tl.minimum(last, row_begin + TILE.BLOCK_M))
         lane = tl.arange(0, ROWS * WIDTH)
         for row in range(begin, end, ROWS):
             at = row + lane // WIDTH
@@ -107,10 +101,10 @@ def _push_lamport(
             total, arrived = sum_of_lamport_words(
                 place, at < tl.minimum(end, m), slot_ptr, stride_source, peers, ELEMENT, GROUP
             )
-            total = tl.where(arrived, tl.reshape(total, (ROWS, BLOCK_N)), float("nan"))
+            total = tl.where(arrived, tl.reshape(total, (ROWS, TILE.BLOCK_N)), float("nan"))
             own_rows = row + tl.arange(0, ROWS)
             total = tl.where((own_rows < m)[:, None], total, 0.0)
-            cols = shard_col + tl.arange(0, BLOCK_N)
+            cols = shard_col + tl.arange(0, TILE.BLOCK_N)
             store_tile(out_ptr, own_rows - first, cols, own_rows < end, shard_columns, total)
     packets.leave_turn(control_ptr)
     sync.leave(control_ptr)

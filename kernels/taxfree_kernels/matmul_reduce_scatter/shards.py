@@ -8,16 +8,15 @@ import triton.language as tl
 
 @triton.jit
 def tiles_of_shards(
-    m, shard_columns, GROUP: tl.constexpr, SCATTER_DIM: tl.constexpr, BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-):  # fmt: skip
+    m, shard_columns, GROUP: tl.constexpr, SCATTER_DIM: tl.constexpr, TILE: tl.constexpr
+):
     """Tiles of the whole sum, by rows and by columns, and those of a shard's columns.
 
     Columns of tiles never cross from one rank's shard to the next; rows of tiles may.
     """
-    owner_tiles = tl.cdiv(shard_columns, BLOCK_N)
+    owner_tiles = tl.cdiv(shard_columns, TILE.BLOCK_N)
     tiles_n = owner_tiles * GROUP.WORLD if SCATTER_DIM == 1 else owner_tiles
-    return tl.cdiv(m, BLOCK_M), tiles_n, owner_tiles
+    return tl.cdiv(m, TILE.BLOCK_M), tiles_n, owner_tiles
 
 
 @triton.jit

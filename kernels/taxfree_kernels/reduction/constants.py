@@ -6,26 +6,14 @@ Part of what is measured, so included in the kernels' hash; what is searched is 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from taxfree_kernels.hardware import Hardware
-from taxfree_kernels.problem import PartialSum
 from taxfree_kernels.spaces import power_of_2
 from taxfree_kernels.variant import Config
 
 if TYPE_CHECKING:
     from taxfree_kernels.matmul_all_reduce.problem import MatmulAllReduce
-
-TILE_META_PARAMETERS = ("BLOCK_M", "BLOCK_N", "BLOCK_K", "GROUP_M", "SPLIT_K", "SWAP_AB", "TMA")
-
-
-def tile_constants(problem: PartialSum, config: Config) -> dict[str, Any]:
-    """The constants by which a kernel computes tiles of a partial sum."""
-    return {knob: config[knob] for knob in TILE_META_PARAMETERS} | {
-        "XCDS": config.get("XCDS", 1),
-        "EVEN_K": problem.k % config["BLOCK_K"] == 0,
-        "W_NK": problem.weight_layout == "nk",
-    }
 
 
 def tiles_per_signal(tiles: int, config: Config) -> int:

@@ -10,13 +10,14 @@ import torch
 
 from taxfree_kernels.descriptors import RowDescriptors, weight_descriptors
 from taxfree_kernels.device.peers import Group
+from taxfree_kernels.device.tiles import Tile
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.fabric.heap import Pool
 from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.launch import Kernel, compile_options, pdl_options
 from taxfree_kernels.problem import PartialSum
 from taxfree_kernels.reduction import spaces
-from taxfree_kernels.reduction.constants import tile_constants, tiles_per_signal
+from taxfree_kernels.reduction.constants import tiles_per_signal
 from taxfree_kernels.variant import Config, Plan, Space, Variant, resized
 
 
@@ -79,7 +80,7 @@ class FusedPlan(Plan):
             function,
             grid=0,
             constants={
-                **tile_constants(problem, config),
+                "TILE": Tile.of(config, problem.k, problem.weight_layout),
                 "GROUP": Group(problem.world_size, fabric.backend),
                 **signals,
                 **constants,

@@ -15,9 +15,8 @@ from taxfree_kernels.reduction.epilogue import add_bias_residual
 @triton.jit
 def partial_tile(
     tile, split, tiles, row_begin, row_end, col_begin, col_end, x, w, stride_wk, stride_wn,
-    partials_ptr, counters_ptr, k, GROUP: tl.constexpr, BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, SPLIT_K: tl.constexpr, EVEN_K: tl.constexpr,
-    SWAP_AB: tl.constexpr, TMA: tl.constexpr, W_NK: tl.constexpr, STAGGERED: tl.constexpr = 0,
+    partials_ptr, counters_ptr, k, GROUP: tl.constexpr, TILE: tl.constexpr,
+    STAGGERED: tl.constexpr = 0,
 ):  # fmt: skip
     """One tile of this rank's x @ weight at (row_begin, col_begin); undefined beyond the ends.
 
@@ -34,40 +33,39 @@ def partial_tile(
         The tile, float32 [BLOCK_M, BLOCK_N], and whether this program holds all of it: of the
         programs that share its K, the last one adds their shares, always in the same order.
     """
-    rows = row_begin + tl.arange(0, BLOCK_M)
-    cols = col_begin + tl.arange(0, BLOCK_N)
+    rows = row_begin + tl.arange(0, TILE.BLOCK_M)
+    cols = col_begin + tl.arange(0, TILE.BLOCK_N)
     row_mask, col_mask = rows < row_end, cols < col_end
-    steps = tl.cdiv(k, BLOCK_K)
-    step_begin, step_end = steps * split // SPLIT_K, steps * (split + 1) // SPLIT_K
+    steps = tl.cdiv(k, TILE.BLOCK_K)
+    step_begin, step_end = steps * split // TILE.SPLIT_K, steps * (split + 1) // TILE.SPLIT_K
     if STAGGERED > 0:
         cut = min(max(steps * (2 * tile + 1) // (2 * STAGGERED), 1), steps - 1)
         step_begin = tl.where((tile < STAGGERED) & (split == 1), cut, 0)
         step_end = tl.where((tile < STAGGERED) & (split == 0), cut, steps)
-    if BLOCK_M * BLOCK_N > 128 * 128:
+    if TILE.BLOCK_M * TILE.BLOCK_N > 128 * 128:
         # If there could be no step, the initial zeros and the sum would merge after the loop, and
         # ptxas would serialise the loop's matrix instructions. For smaller tiles it does not, but
         # it does serialise some of those if they are assumed to have steps.
         tl.assume(step_end > step_begin)
-    if SWAP_AB:
-        acc = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
+    if TILE.SWAP_AB:
+        acc = tl.zeros((TILE.BLOCK_N, TILE.BLOCK_M), tl.float32)
     else:
-        acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
-    if TMA:
+        acc = tl.zeros((TILE.BLOCK_M, TILE.BLOCK_N), tl.float32)
+    if TILE.TMA:
         acc = accumulate_tma(
-            acc, x, 0, row_begin, w, col_begin, 0, 1, step_begin, step_end,
-            1, 1, BLOCK_M, BLOCK_N, BLOCK_K, SWAP_AB, W_NK,
-        )  # fmt: skip
+            acc, x, 0, row_begin, w, col_begin, 0, 1, step_begin, step_end, 1, 1, TILE
+        )
     else:
         x_rows = x + rows.to(tl.int64) * k
         w_cols = w + cols.to(tl.int64) * stride_wn
         acc = accumulate(
-            acc, x_rows, 0, row_mask, w_cols, stride_wk, col_mask, 0, 1, k, step_begin, step_end,
-            1, BLOCK_K, EVEN_K, SWAP_AB,
+            acc, x_rows, 0, row_mask, w_cols, stride_wk, col_mask, 0, 1, k, step_begin, step_end, 1,
+            TILE,
         )  # fmt: skip
-    if SWAP_AB:
+    if TILE.SWAP_AB:
         acc = tl.trans(acc)
     is_whole = split >= 0
-    SHARES: tl.constexpr = 2 if STAGGERED > 0 else SPLIT_K
+    SHARES: tl.constexpr = 2 if STAGGERED > 0 else TILE.SPLIT_K
     if SHARES > 1:
         is_shared = True
         if STAGGERED > 0:
@@ -120,23 +118,20 @@ def tile_and_share(number, SPLIT_K: tl.constexpr, STAGGERED: tl.constexpr):
 @triton.jit
 def numbered_tile(
     number, m, n, k, x, w, stride_wk, stride_wn, partials_ptr, counters_ptr, GROUP: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
-    SPLIT_K: tl.constexpr, EVEN_K: tl.constexpr, SWAP_AB: tl.constexpr, TMA: tl.constexpr,
-    W_NK: tl.constexpr, STAGGERED: tl.constexpr = 0,
+    TILE: tl.constexpr, STAGGERED: tl.constexpr = 0,
 ):  # fmt: skip
     """:func:`partial_tile` of all of x [m, k] @ weight [k, n], by number, shares of K fastest.
 
     Returns:
         The tile's number, its first row and column; the tile, and whether this program has it.
     """
-    tiles_m, tiles_n = tl.cdiv(m, BLOCK_M), tl.cdiv(n, BLOCK_N)
-    tile, split = tile_and_share(number, SPLIT_K, STAGGERED)
-    tile_m, tile_n = swizzle2d(tile, tiles_m, tiles_n, GROUP_M)
-    row_begin, col_begin = tile_m * BLOCK_M, tile_n * BLOCK_N
+    tiles_m, tiles_n = tl.cdiv(m, TILE.BLOCK_M), tl.cdiv(n, TILE.BLOCK_N)
+    tile, split = tile_and_share(number, TILE.SPLIT_K, STAGGERED)
+    tile_m, tile_n = swizzle2d(tile, tiles_m, tiles_n, TILE.GROUP_M)
+    row_begin, col_begin = tile_m * TILE.BLOCK_M, tile_n * TILE.BLOCK_N
     acc, is_whole = partial_tile(
         tile, split, tiles_m * tiles_n, row_begin, m, col_begin, n, x, w, stride_wk, stride_wn,
-        partials_ptr, counters_ptr, k, GROUP, BLOCK_M, BLOCK_N, BLOCK_K, SPLIT_K, EVEN_K, SWAP_AB,
-        TMA, W_NK, STAGGERED,
+        partials_ptr, counters_ptr, k, GROUP, TILE, STAGGERED,
     )  # fmt: skip
     return tile, row_begin, col_begin, acc, is_whole
 
