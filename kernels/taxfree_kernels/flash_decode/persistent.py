@@ -53,16 +53,16 @@ class Roles(NamedTuple):
     CHUNK_GROUPS: int
 
 
-@triton.jit(do_not_specialize=["size", "rank", "rows"])
+@triton.jit(do_not_specialize=["batch", "capacity", "rank", "rows"])
 def _decode(
-    inputs, size, parts, rank, out_ptr, counters_ptr, inbox, rows, control_ptr, heap_bases,
+    inputs, batch, capacity, parts, rank, out_ptr, counters_ptr, inbox, rows, pool,
     GROUP: tl.constexpr, HEADS: tl.constexpr, SPLIT: tl.constexpr, ROLES: tl.constexpr,
     EXCHANGE: tl.constexpr, MERGE: tl.constexpr,
 ):  # fmt: skip
     program = tl.program_id(0)
+    control_ptr, heap_bases = pool
     if trace.TIMELINE != "":
         sync.running_generation(control_ptr)  # traces the start; splits read it when they are done
-    batch, capacity = size
     if program < ROLES.ATTENDING:
         group, splits = attend(program, inputs, batch, capacity, parts, rank, GROUP, HEADS, SPLIT)
         if group >= 0:
@@ -131,10 +131,10 @@ class PersistentPlan(Plan):
         """A kernel for each batch: programs find their role by a constant."""
         problem = resized(self._problem, batch=size[0], kv_len_per_rank=size[1])
         attending = self._attention.programs(problem.batch)
-        *exchange_args, _ = self._exchange.args(problem)
+        inbox, rows, *pool, _ = self._exchange.args(problem)
         return self._kernel.resized(
             attending + self._exchange.combiners(problem),
-            (self._counters(), *exchange_args),
+            (self._counters(), inbox, rows, tuple(pool)),
             ROLES=self._roles._replace(ATTENDING=attending),
         )
 

@@ -30,12 +30,12 @@ _SEND_BLOCK = 2048  # float32 values that a sending program copies at a time
 _MERGED_ELEMENTS = 4096  # float32 values of parts that a program of 4 warps loads at a time
 
 
-@triton.jit(do_not_specialize=["size", "rank"])
+@triton.jit(do_not_specialize=["batch", "capacity", "rank"])
 def _attend(
-    inputs, size, parts, rank, GROUP: tl.constexpr, HEADS: tl.constexpr, SPLIT: tl.constexpr
-):
+    inputs, batch, capacity, parts, rank,
+    GROUP: tl.constexpr, HEADS: tl.constexpr, SPLIT: tl.constexpr,
+):  # fmt: skip
     gdc_launch_dependents(GROUP)
-    batch, capacity = size
     attend(tl.program_id(0), inputs, batch, capacity, parts, rank, GROUP, HEADS, SPLIT)
 
 
@@ -120,7 +120,7 @@ class Attention:
 
     def last_args(self, size: Size) -> tuple[Any, ...]:
         """The arguments with which a kernel calls ``attend`` after those of :meth:`args`."""
-        return (size, self.parts, self._rank)
+        return (*size, self.parts, self._rank)
 
     def kernel(self, size: Size) -> Kernel:
         """The kernel of the splits, for sequences and keys of each."""
