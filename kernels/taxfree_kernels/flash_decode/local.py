@@ -145,8 +145,7 @@ class Attention:
         q, k, v, kv_lens, table, scaling = inputs
         return (
             q, k, v, kv_lens, kv_lens if table is None else table,
-            self._scaling if scaling is None else scaling,
-            *k.stride()[:3], *v.stride()[:3],
+            self._scaling if scaling is None else scaling, *k.stride()[:3], *v.stride()[:3],
         )  # fmt: skip
 
     def merging_constants(self, rows: int) -> dict[str, Any]:

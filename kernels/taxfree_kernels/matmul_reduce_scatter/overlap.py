@@ -40,19 +40,20 @@ _PROGRAMS = 4  # that add, for each compute unit
 
 
 # Measured with the unnamed arguments: without them it is other code, to be measured again.
-@triton.jit(do_not_specialize=["channel", "rank", "first", "count", "size"])
+@triton.jit(do_not_specialize=["channel", "rank", "extent"])
 def _add(
-    partial_ptr, _1, _2, out_ptr, _3, inbox_ptr, stride_source, control_ptr, channel, heap_bases,
-    rank, first, count, size, _4, GROUP: tl.constexpr, CHUNKS: tl.constexpr, BLOCK: tl.constexpr,
+    partial_ptr, _1, out_ptr, _2, inbox_ptr, stride_source, control_ptr, channel, heap_bases,
+    rank, extent, _3, GROUP: tl.constexpr, CHUNKS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Add all ranks' partial sums of this rank's shard, in rank order.
 
     Args:
         partial_ptr: this rank's partial sum; inbox_ptr: [WORLD, stride_source].
         channel: the first of CHUNKS on which peers announce theirs.
-        first: start of the shard in the output; `first`, `count`, `size` in units of 16 elements.
-        count: how much of the shard lies in rows of the sum; the rest, up to `size`, is zero.
+        extent: first, count, size in units of 16 elements: where the shard starts in the output,
+            how much of it lies in rows of the sum, and how much there is; the rest is zero.
     """
+    first, count, size = extent
     generation = sync.running_generation(control_ptr)
     peers = Peers(control_ptr, heap_bases, rank, generation)
     wait_for_channels(peers, channel, channel + CHUNKS, GROUP, CHUNKS, BUT_SELF=True)
@@ -148,7 +149,7 @@ class OverlapPlan(Plan):
         own = rows_of_chunk(problem, rank, 0, 1)
         last_args = (
             inbox, inbox, stride, fabric.pool.control, 0, fabric.heap_bases, rank,
-            0, (own.stop - own.start) * num_vec16, rows * num_vec16, columns,
+            (0, (own.stop - own.start) * num_vec16, rows * num_vec16), columns,
         )  # fmt: skip
         most = _PROGRAMS * fabric.hardware.compute_units
         grid = min(-(-rows * columns // self._add.constants["BLOCK"]), most)
@@ -174,7 +175,7 @@ class OverlapPlan(Plan):
             self._copies.follow()
             self._send(part.messages)
         self._copies.join()
-        sized.add(sized.partial, out, out, out)
+        sized.add(sized.partial, (out, out), out)
         self._copies.finish(out)
         return out
 

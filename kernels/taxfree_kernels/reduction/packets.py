@@ -76,8 +76,8 @@ def sum_of_lamport_words(
 
 @triton.jit
 def total_of_lamport_words(
-    place, row, row_end, col, n, bias_ptr, residual_ptr, slot_ptr, stride_source, peers,
-    ELEMENT: tl.constexpr, GROUP: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr,
+    place, row, row_end, col, n, epilogue, slot_ptr, stride_source, peers,
+    ELEMENT: tl.constexpr, GROUP: tl.constexpr, EPILOGUE: tl.constexpr,
 ):  # fmt: skip
     """Wait for all ranks' words of a sum of n columns, and add them, the bias and the residual.
 
@@ -94,7 +94,7 @@ def total_of_lamport_words(
     rows, cols = _twice(row, 0), _twice(col, 1)
     total = add_bias_residual(
         total, cols, cols < n, rows.to(tl.int64) * n + cols, (rows < row_end) & (cols < n),
-        bias_ptr, residual_ptr, HAS_BIAS, HAS_RESIDUAL,
+        epilogue, EPILOGUE,
     )  # fmt: skip
     return tl.where(arrived, total, float("nan")), rows, cols
 

@@ -16,10 +16,8 @@ from taxfree_kernels.reduction.epilogue import add_bias_residual
 
 @triton.jit
 def sum_and_normalise(
-    row, channel, channel_end, own_ptr, inbox_ptr, stride_source, stride_row, bias_ptr,
-    residual_ptr, norm_weight_ptr, eps_ptr, out_ptr, count, n, peers, GROUP: tl.constexpr,
-    HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr, CHANNELS: tl.constexpr,
-    BLOCK_ROW: tl.constexpr,
+    row, channel, channel_end, own_ptr, inbox_ptr, stride_source, stride_row, epilogue, out_ptr,
+    count, n, peers, GROUP: tl.constexpr, EPILOGUE: tl.constexpr, CHANNELS: tl.constexpr,
 ):  # fmt: skip
     """Add up one row of all ranks' partial sums, in the ranks' order, and store it twice.
 
@@ -29,20 +27,19 @@ def sum_and_normalise(
         out_ptr: see :func:`store_normalised`.
         n: elements of a row, at most BLOCK_ROW.
     """
-    column = tl.arange(0, BLOCK_ROW)
+    column = tl.arange(0, EPILOGUE.BLOCK_ROW)
     mask = column < n
     at = row.to(tl.int64) * n + column
     total = add_bias_residual(
-        tl.zeros((BLOCK_ROW,), tl.float32), column, mask, at, mask, bias_ptr, residual_ptr,
-        HAS_BIAS, HAS_RESIDUAL,
-    )  # fmt: skip
-    norm_weight = tl.load(norm_weight_ptr + column, mask=mask, other=0.0)
+        tl.zeros((EPILOGUE.BLOCK_ROW,), tl.float32), column, mask, at, mask, epilogue, EPILOGUE
+    )
+    norm_weight = tl.load(epilogue.norm_weight_ptr + column, mask=mask, other=0.0)
     arrived = wait_for_channels(peers, channel, channel_end, GROUP, CHANNELS)
     total = with_sources(
         total, row * stride_row + column, mask, own_ptr, inbox_ptr, stride_source, peers.rank, GROUP
     )
     total = tl.where(arrived, total, float("nan"))
-    store_normalised(total, at, mask, norm_weight, eps_ptr, out_ptr, count, n)
+    store_normalised(total, at, mask, norm_weight, epilogue.eps_ptr, out_ptr, count, n)
 
 
 @triton.jit

@@ -43,8 +43,7 @@ class SumPlan(Plan):
 
     def add_up(self, partial: torch.Tensor, kernel: Kernel, *rest: torch.Tensor | None) -> None:
         """Launch the sum; takes what the plan is called with after x and the weight."""
-        *others, out = rest
-        kernel(partial, *(out if other is None else other for other in others), out)
+        kernel(partial, *rest)
 
     def __call__(self, x: torch.Tensor, weight: torch.Tensor, *rest: torch.Tensor) -> torch.Tensor:
         flat, matrix, kernel = self._sized[x.shape[0]]
