@@ -32,11 +32,15 @@ from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.matmul_all_reduce.problem import ONE_SHOT_ELEMENTS
 from taxfree_kernels.reduction import spaces
-from taxfree_kernels.reduction.constants import block_row, tiles_per_signal
-from taxfree_kernels.reduction.epilogue import Epilogue
+from taxfree_kernels.reduction.epilogue import Epilogue, sum_and_normalise
 from taxfree_kernels.reduction.fused import FusedPlan, FusedVariant, Layout
-from taxfree_kernels.reduction.rows import sum_and_normalise
-from taxfree_kernels.reduction.sizes import padded_columns, padded_elements, tiles_of
+from taxfree_kernels.reduction.sizes import (
+    block_row,
+    padded_columns,
+    padded_elements,
+    tiles_of,
+    tiles_per_signal,
+)
 from taxfree_kernels.reduction.tile import (
     Schedule,
     Strides,
@@ -78,14 +82,9 @@ def _push(
             part = acc.to(slot_ptr.dtype.element_ty)
             send_tile(part, own_ptr, at, mask, peers, GROUP, TO_SELF=True)
             announce_tile(
-                tile,
-                tiles,
-                0,
-                buffers.counters_ptr + tiles,
-                peers,
-                GROUP,
+                tile, tiles, 0, buffers.counters_ptr + tiles, peers, GROUP,
                 SCHEDULE.TILES_PER_SIGNAL,
-            )
+            )  # fmt: skip
     elif EPILOGUE.BLOCK_ROW > 0:
         own_ptr = slot_ptr + rank.to(tl.int64) * strides.source
         sum_and_normalise(

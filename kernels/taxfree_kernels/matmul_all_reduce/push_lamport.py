@@ -29,12 +29,15 @@ from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.matmul_all_reduce.problem import ONE_SHOT_ELEMENTS
 from taxfree_kernels.reduction import spaces
-from taxfree_kernels.reduction.constants import lanes_of
 from taxfree_kernels.reduction.epilogue import Epilogue
 from taxfree_kernels.reduction.fused import Layout
-from taxfree_kernels.reduction.lamport import LamportPlan, LamportVariant
-from taxfree_kernels.reduction.packets import total_of_lamport_words, words_of
-from taxfree_kernels.reduction.sizes import tiles_of
+from taxfree_kernels.reduction.packets import (
+    LamportPlan,
+    LamportVariant,
+    total_of_lamport_words,
+    words_of,
+)
+from taxfree_kernels.reduction.sizes import lanes_of, tiles_of
 from taxfree_kernels.reduction.tile import numbered_tile
 from taxfree_kernels.spaces import power_of_2
 from taxfree_kernels.variant import Config, Plan

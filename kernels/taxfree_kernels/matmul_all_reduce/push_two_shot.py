@@ -44,10 +44,9 @@ from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.fabric.heap import Pool
 from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.reduction import spaces
-from taxfree_kernels.reduction.constants import staggered_tiles, tiles_per_signal
 from taxfree_kernels.reduction.epilogue import Addends, Epilogue
 from taxfree_kernels.reduction.fused import FusedPlan, FusedVariant, Layout
-from taxfree_kernels.reduction.sizes import ITEM_BYTES, tiles_of
+from taxfree_kernels.reduction.sizes import ITEM_BYTES, staggered_tiles, tiles_of, tiles_per_signal
 from taxfree_kernels.reduction.tile import (
     Schedule,
     announce_tile,
@@ -86,13 +85,9 @@ def _push_two_shot(
         slot_ptr + GROUP.WORLD * stride_source, tl.pointer_type(out_ptr.dtype.element_ty)
     )
     is_sender, number = in_turns(
-        program,
-        senders,
-        ahead,
-        SCHEDULE.TILES_PER_SIGNAL * TILE.SPLIT_K,
-        ADDERS_PER_SIGNAL,
+        program, senders, ahead, SCHEDULE.TILES_PER_SIGNAL * TILE.SPLIT_K, ADDERS_PER_SIGNAL,
         TILE.XCDS,
-    )
+    )  # fmt: skip
     if is_sender:
         tile, row_begin, _, acc, is_whole = numbered_tile(
             number, m, n, k, x, w, stride_w, buffers, GROUP, TILE, SCHEDULE.STAGGERED
@@ -106,14 +101,9 @@ def _push_two_shot(
             mask = (row_begin + row < m)[:, None]
             tl.store(target_ptr + at, acc.to(slot_ptr.dtype.element_ty), mask=mask)
             announce_tile(
-                tile,
-                tiles,
-                0,
-                buffers.counters_ptr + tiles,
-                peers,
-                GROUP,
+                tile, tiles, 0, buffers.counters_ptr + tiles, peers, GROUP,
                 SCHEDULE.TILES_PER_SIGNAL,
-            )
+            )  # fmt: skip
     elif number < adders:
         own, piece = number // SCHEDULE.PIECES, number % SCHEDULE.PIECES
         tile = own * GROUP.WORLD + rank
@@ -134,14 +124,9 @@ def _push_two_shot(
             target_ptr = translate(result_ptr, peers, (rank + step) % GROUP.WORLD)
             tl.store(target_ptr + at, result, mask=row_mask[:, None])
         announce_tile(
-            number,
-            adders,
-            groups,
-            buffers.counters_ptr + tiles + groups,
-            peers,
-            GROUP,
+            number, adders, groups, buffers.counters_ptr + tiles + groups, peers, GROUP,
             ADDERS_PER_SIGNAL,
-        )
+        )  # fmt: skip
         store_tile(out_ptr, rows, cols, row_mask, n, result)
     else:
         copier = number - adders

@@ -41,13 +41,16 @@ from taxfree_kernels.device.tiles import xcd_swizzle
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.reduction import spaces
-from taxfree_kernels.reduction.constants import block_row, lanes_of
-from taxfree_kernels.reduction.epilogue import Epilogue
+from taxfree_kernels.reduction.epilogue import Epilogue, store_normalised
 from taxfree_kernels.reduction.fused import Layout
-from taxfree_kernels.reduction.lamport import LamportPlan, LamportVariant
-from taxfree_kernels.reduction.packets import halves_of, total_of_lamport_words, words_of
-from taxfree_kernels.reduction.rows import store_normalised
-from taxfree_kernels.reduction.sizes import tiles_of
+from taxfree_kernels.reduction.packets import (
+    LamportPlan,
+    LamportVariant,
+    halves_of,
+    total_of_lamport_words,
+    words_of,
+)
+from taxfree_kernels.reduction.sizes import block_row, lanes_of, tiles_of
 from taxfree_kernels.reduction.tile import numbered_tile, store_tile
 from taxfree_kernels.spaces import power_of_2
 from taxfree_kernels.variant import Config, Plan, Space

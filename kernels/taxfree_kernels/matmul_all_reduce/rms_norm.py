@@ -12,8 +12,8 @@ import triton.language as tl
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.launch import Kernel, compile_options
 from taxfree_kernels.matmul_all_reduce.problem import MatmulAllReduce
-from taxfree_kernels.reduction.constants import block_row
-from taxfree_kernels.reduction.rows import store_normalised
+from taxfree_kernels.reduction.epilogue import store_normalised
+from taxfree_kernels.reduction.sizes import block_row
 
 _MOST_THREADS = 1024
 _A_THREAD = 32  # elements of a row

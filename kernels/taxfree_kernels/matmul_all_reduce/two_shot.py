@@ -31,12 +31,12 @@ from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.launch import Kernel, compile_options
 from taxfree_kernels.matmul_all_reduce.problem import MatmulAllReduce
 from taxfree_kernels.reduction import spaces
-from taxfree_kernels.reduction.chunks import (
+from taxfree_kernels.reduction.epilogue import Addends, Epilogue, add_bias_residual
+from taxfree_kernels.reduction.sums import (
+    SumPlan,
     bounds_of_chunk,
     with_sources,
 )
-from taxfree_kernels.reduction.epilogue import Addends, Epilogue, add_bias_residual
-from taxfree_kernels.reduction.sums import SumPlan
 from taxfree_kernels.variant import Config, Plan, Space, Variant
 
 

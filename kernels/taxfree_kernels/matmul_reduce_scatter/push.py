@@ -31,9 +31,14 @@ from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.matmul_reduce_scatter.shards import Shard, owner_of_tile, tiles_of_shards
 from taxfree_kernels.reduction import spaces
-from taxfree_kernels.reduction.constants import staggered_tiles, tiles_per_signal
 from taxfree_kernels.reduction.fused import FusedPlan, FusedVariant, Layout
-from taxfree_kernels.reduction.sizes import padded_columns, padded_elements, tiles_of
+from taxfree_kernels.reduction.sizes import (
+    padded_columns,
+    padded_elements,
+    staggered_tiles,
+    tiles_of,
+    tiles_per_signal,
+)
 from taxfree_kernels.reduction.tile import (
     Schedule,
     announce_tile,
@@ -79,14 +84,9 @@ def _push(
             target = target_ptr[:, None] + cols[None, :]
             tl.store(target, acc.to(slot_ptr.dtype.element_ty), mask=mask)
             announce_tile(
-                tile,
-                tiles,
-                0,
-                buffers.counters_ptr + tiles,
-                peers,
-                GROUP,
+                tile, tiles, 0, buffers.counters_ptr + tiles, peers, GROUP,
                 SCHEDULE.TILES_PER_SIGNAL,
-            )
+            )  # fmt: skip
     else:
         ROWS: tl.constexpr = TILE.BLOCK_M // SCHEDULE.PIECES
         index, piece = (program - senders) // SCHEDULE.PIECES, (program - senders) % SCHEDULE.PIECES

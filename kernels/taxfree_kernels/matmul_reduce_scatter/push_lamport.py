@@ -31,11 +31,14 @@ from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.matmul_reduce_scatter.shards import Shard, owner_of_tile, tiles_of_shards
 from taxfree_kernels.reduction import spaces
-from taxfree_kernels.reduction.constants import lanes_of
 from taxfree_kernels.reduction.fused import Layout
-from taxfree_kernels.reduction.lamport import LamportPlan, LamportVariant
-from taxfree_kernels.reduction.packets import sum_of_lamport_words, words_of
-from taxfree_kernels.reduction.sizes import tiles_of
+from taxfree_kernels.reduction.packets import (
+    LamportPlan,
+    LamportVariant,
+    sum_of_lamport_words,
+    words_of,
+)
+from taxfree_kernels.reduction.sizes import lanes_of, tiles_of
 from taxfree_kernels.reduction.tile import partial_tile, store_tile, tile_and_share
 from taxfree_kernels.spaces import power_of_2
 from taxfree_kernels.variant import Config, Plan

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from taxfree_kernels.hardware import Hardware
-from taxfree_kernels.reduction.constants import block_row
-from taxfree_kernels.reduction.sizes import ITEM_BYTES
+from taxfree_kernels.reduction.sizes import ITEM_BYTES, block_row
 from taxfree_kernels.spaces import (
     allowed,
     cdna_space,
