@@ -61,7 +61,7 @@ class Kernel:
         object.__setattr__(self, "constants", constants)
 
     def _constant(self, value: Any) -> Any:
-        """In compiled code of Triton 3.6 the fields of a constant tuple stay what they are."""
+        """With constexprs as the fields of a tuple: Triton 3.6 takes them as they are."""
         is_compiled = hasattr(self.function, "params")  # interpreted functions have none
         if is_compiled and hasattr(value, "_fields"):
             return value._make(map(tl.constexpr, value))

@@ -206,8 +206,9 @@ def gathered_tile(
                 source_rows = translate(source_rows, peers, peer)
                 stride_source = 0
             acc = accumulate(
-                acc, source_rows, stride_source, row_mask, w_cols, stride_wk, col_mask, peers.rank +
-                first, peers.rank + last, shard_columns, step_begin, step_end, GROUP.WORLD, TILE,
+                acc, source_rows, stride_source, row_mask, w_cols, stride_wk, col_mask,
+                peers.rank + first, peers.rank + last, shard_columns, step_begin, step_end,
+                GROUP.WORLD, TILE,
             )  # fmt: skip
 
     finish_tile(

@@ -21,6 +21,7 @@ from taxfree_kernels.device import trace
 from taxfree_kernels.launch import Kernel
 
 _PROGRAM = "program"  # the name that kernels give to tl.program_id(0)
+_GLOBALS = {"trace": trace}  # modules with constants
 
 
 @dataclass
@@ -153,8 +154,9 @@ def _reachable(
     if inspect.getsourcefile(function.fn) in SYNC_FILES:
         return {}
     definition, offset = _parsed(function)
+    known = dict(constants)
     found: dict[Line, int] = {}
-    for statement, reaching in _live(definition.body, dict(constants), programs):
+    for statement, reaching in _live(definition.body, known, programs):
         for call in _calls([statement]):
             if not _call_synchronises(call, function):
                 continue
@@ -162,38 +164,60 @@ def _reachable(
             reached = {own: len(reaching)}
             callee = jitted(ast.unparse(call.func), function.fn.__globals__)
             if callee is not None:
-                reached |= _reachable(callee, constants, reaching)
+                reached |= _reachable(callee, _handed_on(call, callee, known), reaching)
             for line, count in reached.items():
                 found[line] = max(found.get(line, 0), count)
     return found
 
 
+def _handed_on(
+    call: ast.Call, callee: Any, known: Mapping[str, Any]
+) -> tuple[tuple[str, Any], ...]:
+    """The constants that a call gives to a device function."""
+    parameters = inspect.signature(callee.fn).parameters
+    given = {name: each.default for name, each in parameters.items()}
+    given |= {name: _value(each, known) for name, each in zip(parameters, call.args, strict=False)}
+    given |= {str(each.arg): _value(each.value, known) for each in call.keywords}
+    return tuple(sorted((name, each) for name, each in given.items() if each is not _UNKNOWN))
+
+
 def _live(
-    statements: list[ast.stmt], constants: dict[str, Any], programs: Programs
+    statements: list[ast.stmt], known: dict[str, Any], programs: Programs
 ) -> Iterator[tuple[ast.stmt, Programs]]:
-    """Statements that these constants do not rule out, with the programs that can reach them."""
+    """Statements that known constants do not rule out, with the programs that can reach them."""
     for statement in statements:
         if not isinstance(statement, ast.If):
+            if isinstance(statement, ast.AnnAssign) and statement.value is not None:
+                known[ast.unparse(statement.target)] = _value(statement.value, known)
             yield statement, programs
             continue
         yield ast.Expr(statement.test), programs
-        holding = _holding(statement.test, constants, programs)
+        holding = _holding(statement.test, known, programs)
         for outcome, branch in ((True, statement.body), (False, statement.orelse)):
             reaching = tuple(each for each, can_be in holding if outcome in can_be)
             if reaching:
-                yield from _live(branch, constants, reaching)
+                yield from _live(branch, known, reaching)
 
 
 def _holding(
-    test: ast.expr, constants: dict[str, Any], programs: Programs
+    test: ast.expr, known: dict[str, Any], programs: Programs
 ) -> list[tuple[int, set[bool]]]:
-    """The values that a condition can have, for each program; both when that is not known."""
-    names = {node.id for node in ast.walk(test) if isinstance(node, ast.Name)}
-    known = constants | {"trace": trace}  # has constants, too
-    if not names <= known.keys() | {_PROGRAM}:
-        return [(each, {True, False}) for each in programs]
-    code = compile(ast.fix_missing_locations(ast.Expression(test)), "<condition>", "eval")
-    return [(each, {bool(eval(code, {}, known | {_PROGRAM: each}))}) for each in programs]
+    """What a condition can be, for each program; both when that is not known."""
+    values = ((each, _value(test, known | {_PROGRAM: each})) for each in programs)
+    return [(each, {True, False} if value is _UNKNOWN else {bool(value)}) for each, value in values]
+
+
+_UNKNOWN = inspect.Parameter.empty
+
+
+def _value(expression: ast.expr, known: Mapping[str, Any]) -> Any:
+    """The value of an expression of constants, or _UNKNOWN."""
+    names = {node.id for node in ast.walk(expression) if isinstance(node, ast.Name)}
+    scope = {name: each for name, each in known.items() if each is not _UNKNOWN} | _GLOBALS
+    if not names <= scope.keys():
+        return _UNKNOWN
+    code = compile(ast.fix_missing_locations(ast.Expression(expression)), "<constant>", "eval")
+    return eval(code, {}, scope)
 
 
 def table(coverage: Coverage) -> list[tuple[str, str, int, int, int]]:

@@ -13,7 +13,7 @@ import torch
 from taxfree_kernels.checker.report import Reason, Violation
 from taxfree_kernels.checker.simulate import Call, Outcome, Setup, SimulatedFabric, Simulation
 from taxfree_kernels.hardware import KNOWN
-from taxfree_kernels.variant import Plan, Variant, operation
+from taxfree_kernels.variant import Plan, Problem, Variant, operation
 
 _TOLERANCE = 0.02  # of the largest value; a wrong payload is off by more, or NaN
 # Generations go on beyond 32 bits; both sides of each edge are crossed within a few calls.
@@ -27,7 +27,7 @@ _CHIPLETS = (1, 2, 3)  # a meta-parameter of AMD's devices, which decides who wa
 class Trial:
     """One schedule of one problem: plans, calls with changing inputs, outputs compared."""
 
-    def __init__(self, op: str, problem: Any, candidates: Sequence[Variant], seed: int) -> None:
+    def __init__(self, op: str, problem: Problem, candidates: Sequence[Variant], seed: int) -> None:
         self._op, self._problem, self._seed = operation(op), problem, seed
         rng = Random(seed)
         self._first_generation = rng.choice(_FIRST_GENERATIONS)
@@ -92,16 +92,16 @@ class Trial:
 
 
 @cache
-def _inputs(op: str, problem: Any, rank: int, number: int) -> tuple[torch.Tensor | None, ...]:
+def _inputs(op: str, problem: Problem, rank: int, number: int) -> tuple[torch.Tensor | None, ...]:
     return operation(op).make_inputs(problem, rank, number, torch.device("cpu"), integers=True)
 
 
 @cache
-def _reference(op: str, problem: Any, rank: int, number: int) -> torch.Tensor:
+def _reference(op: str, problem: Problem, rank: int, number: int) -> torch.Tensor:
     return operation(op).reference(problem, rank, number, torch.device("cpu"), integers=True)
 
 
-def _draw_config(variant: Variant, problem: Any, rng: Random) -> dict[str, Any]:
+def _draw_config(variant: Variant, problem: Problem, rng: Random) -> dict[str, Any]:
     """A config that the variant accepts; its default if none of a hundred draws is."""
     space = variant.space(problem, _HARDWARE)
     for _ in range(100):

@@ -11,9 +11,8 @@ from taxfree_kernels.device.peers import Peers, translate
 
 @triton.jit(do_not_specialize=["rank", "peer"])
 def transfer(
-    target_ptr, source_ptr, chunk, heap_bases, rank, peer,
-    PULL: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
+    target_ptr, source_ptr, chunk, heap_bases, rank, peer, PULL: tl.constexpr, BLOCK: tl.constexpr
+):
     """Copy through registers between this rank and `peer`; each program copies one chunk.
 
     Args:
@@ -33,9 +32,8 @@ def transfer(
 
 @triton.jit(do_not_specialize=["rank"])
 def spread(
-    target_ptr, source_ptr, chunk, heap_bases, rank,
-    WORLD: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
+    target_ptr, source_ptr, chunk, heap_bases, rank, WORLD: tl.constexpr, BLOCK: tl.constexpr
+):
     """Send to all peers at once: successive programs copy one chunk each to successive peers.
 
     So each peer receives equally from all ranks at any time, however far apart the ranks run.

@@ -27,11 +27,15 @@ from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.matmul_all_reduce.problem import ONE_SHOT_ELEMENTS, MatmulAllReduce
 from taxfree_kernels.reduction import spaces
-from taxfree_kernels.reduction.constants import lanes_of
+from taxfree_kernels.reduction.epilogue import Epilogue
 from taxfree_kernels.reduction.fused import Layout
-from taxfree_kernels.reduction.lamport import LamportPlan, LamportVariant
-from taxfree_kernels.reduction.packets import total_of_lamport_words, words_of
-from taxfree_kernels.reduction.sizes import tiles_of
+from taxfree_kernels.reduction.packets import (
+    LamportPlan,
+    LamportVariant,
+    total_of_lamport_words,
+    words_of,
+)
+from taxfree_kernels.reduction.sizes import lanes_of, tiles_of
 from taxfree_kernels.reduction.tile import numbered_tile
 from taxfree_kernels.spaces import power_of_2
 from taxfree_kernels.variant import Config, Plan
@@ -39,10 +43,9 @@ from taxfree_kernels.variant import Config, Plan
 
 @triton.jit(do_not_specialize=["rank", "m", "used"])
 def _push_lamport(
-    x, w, stride_wk, stride_wn, bias_ptr, residual_ptr, norm_weight_ptr, eps_ptr, out_ptr,
-    inbox_ptr, stride_slot, control_ptr, partials_ptr, counters_ptr, heap_bases, rank, m, n, k,
-    used, GROUP: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr,
-    TILE: tl.constexpr, WORDS: tl.constexpr, LANES: tl.constexpr,
+    x, w, stride_w, epilogue, out_ptr, buffers, rank, m, n, k, used,
+    GROUP: tl.constexpr, TILE: tl.constexpr, EPILOGUE: tl.constexpr, WORDS: tl.constexpr,
+    LANES: tl.constexpr,
 ):  # fmt: skip
     """See the module.
 
@@ -55,13 +58,14 @@ def _push_lamport(
     gdc_wait(GROUP)
     ELEMENT: tl.constexpr = out_ptr.dtype.element_ty
     WIDTH: tl.constexpr = TILE.BLOCK_N // 2  # words of a tile's row
-    generation, turn = sync.running_generation(control_ptr), packets.running_turn(control_ptr)
-    peers = Peers(control_ptr, heap_bases, rank, generation)
-    slot_ptr = tl.multiple_of(inbox_ptr + (turn % 3) * stride_slot, 16)
+    generation = sync.running_generation(buffers.control_ptr)
+    turn = packets.running_turn(buffers.control_ptr)
+    peers = Peers(buffers.control_ptr, buffers.heap_bases, rank, generation)
+    slot_ptr = tl.multiple_of(buffers.inbox_ptr + (turn % 3) * buffers.stride_slot, 16)
     tiles = tl.cdiv(m, TILE.BLOCK_M) * tl.cdiv(n, TILE.BLOCK_N)
     tile, row_begin, col_begin, acc, is_whole = numbered_tile(
-        xcd_swizzle(tl.program_id(0), tiles * TILE.SPLIT_K, TILE.XCDS), m, n, k, x, w, stride_wk,
-        stride_wn, partials_ptr, counters_ptr, GROUP, TILE,
+        xcd_swizzle(tl.program_id(0), tiles * TILE.SPLIT_K, TILE.XCDS), m, n, k, x, w, stride_w,
+        buffers, GROUP, TILE,
     )  # fmt: skip
     if is_whole:
         stride_source = (tiles * WORDS).to(tl.int64)
@@ -77,21 +81,23 @@ def _push_lamport(
             else:
                 target_ptr = translate(own_ptr, peers, peer) + at
             packets.send(peers, target_ptr, words, peer, mask=is_sent)
-        packets.empty_last_turn(control_ptr, inbox_ptr, stride_slot, turn, used, tile, tiles)
+        packets.empty_last_turn(
+            buffers.control_ptr, buffers.inbox_ptr, buffers.stride_slot, turn, used, tile, tiles
+        )
 
         repeated = tl.arange(0, LANES)
         at = repeated % WORDS
         total, rows, cols = total_of_lamport_words(
-            tile * WORDS + at, row_begin + at // WIDTH, m, col_begin + at % WIDTH * 2, n, bias_ptr,
-            residual_ptr, slot_ptr, stride_source, peers, ELEMENT, GROUP, HAS_BIAS, HAS_RESIDUAL,
+            tile * WORDS + at, row_begin + at // WIDTH, m, col_begin + at % WIDTH * 2, n, epilogue,
+            slot_ptr, stride_source, peers, ELEMENT, GROUP, EPILOGUE,
         )  # fmt: skip
         is_first = tl.arange(0, 2 * LANES) < 2 * WORDS
         tl.store(
             out_ptr + rows.to(tl.int64) * n + cols, total.to(ELEMENT),
             mask=is_first & (rows < m) & (cols < n),
         )  # fmt: skip
-    packets.leave_turn(control_ptr)
-    sync.leave(control_ptr)
+    packets.leave_turn(buffers.control_ptr)
+    sync.leave(buffers.control_ptr)
 
 
 class PushLamport(LamportVariant):
@@ -126,8 +132,7 @@ class PushLamport(LamportVariant):
             return Layout(tiles, 0, words, (words,))
 
         constants = {
-            "HAS_BIAS": problem.bias,
-            "HAS_RESIDUAL": problem.residual,
+            "EPILOGUE": Epilogue(problem.bias, problem.residual),
             "WORDS": words_of_tile,
             "LANES": _lanes(problem, fabric.hardware, config),
         }

@@ -29,6 +29,7 @@ channel: the full exchange under which the two payload slots of a pool suffice
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -45,10 +46,11 @@ from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.matmul_all_reduce.problem import MatmulAllReduce
 from taxfree_kernels.problem import ITEM_BYTES
 from taxfree_kernels.reduction import spaces
-from taxfree_kernels.reduction.constants import staggered_tiles, tiles_per_signal
+from taxfree_kernels.reduction.epilogue import Addends, Epilogue
 from taxfree_kernels.reduction.fused import FusedPlan, FusedVariant, Layout
-from taxfree_kernels.reduction.sizes import tiles_of
+from taxfree_kernels.reduction.sizes import staggered_tiles, tiles_of, tiles_per_signal
 from taxfree_kernels.reduction.tile import (
+    Schedule,
     announce_tile,
     numbered_tile,
     store_tile,
@@ -59,10 +61,8 @@ from taxfree_kernels.variant import Config, Plan, Space
 
 @triton.jit(do_not_specialize=["rank", "m", "ahead"])
 def _push_two_shot(
-    x, w, stride_wk, stride_wn, bias_ptr, residual_ptr, out_ptr, inbox_ptr, stride_slot,
-    control_ptr, partials_ptr, counters_ptr, heap_bases, rank, m, n, k, stride_row, ahead,
-    GROUP: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr, PIECES: tl.constexpr,
-    TILES_PER_SIGNAL: tl.constexpr, TILE: tl.constexpr, STAGGERED: tl.constexpr,
+    x, w, stride_w, addends, out_ptr, buffers, rank, m, n, k, stride_row, ahead,
+    GROUP: tl.constexpr, TILE: tl.constexpr, EPILOGUE: tl.constexpr, SCHEDULE: tl.constexpr,
 ):  # fmt: skip
     """See the module.
 
@@ -72,28 +72,28 @@ def _push_two_shot(
     """
     gdc_wait(GROUP)
     program = tl.program_id(0)
-    generation = sync.running_generation(control_ptr)
-    peers = Peers(control_ptr, heap_bases, rank, generation)
-    slot_ptr = tl.multiple_of(inbox_ptr + (generation % 2) * stride_slot, 16)
+    generation = sync.running_generation(buffers.control_ptr)
+    peers = Peers(buffers.control_ptr, buffers.heap_bases, rank, generation)
+    slot_ptr = tl.multiple_of(buffers.inbox_ptr + (generation % 2) * buffers.stride_slot, 16)
     tiles_m, tiles_n = tl.cdiv(m, TILE.BLOCK_M), tl.cdiv(n, TILE.BLOCK_N)
     tiles = tiles_m * tiles_n
-    groups, owned = tl.cdiv(tiles, TILES_PER_SIGNAL), tl.cdiv(tiles, GROUP.WORLD)
-    senders, adders = tiles * TILE.SPLIT_K + STAGGERED, owned * PIECES
-    OWNED_PER_SIGNAL: tl.constexpr = TILES_PER_SIGNAL // GROUP.WORLD
-    ADDERS_PER_SIGNAL: tl.constexpr = OWNED_PER_SIGNAL * PIECES
+    groups, owned = tl.cdiv(tiles, SCHEDULE.TILES_PER_SIGNAL), tl.cdiv(tiles, GROUP.WORLD)
+    senders, adders = tiles * TILE.SPLIT_K + SCHEDULE.STAGGERED, owned * SCHEDULE.PIECES
+    OWNED_PER_SIGNAL: tl.constexpr = SCHEDULE.TILES_PER_SIGNAL // GROUP.WORLD
+    ADDERS_PER_SIGNAL: tl.constexpr = OWNED_PER_SIGNAL * SCHEDULE.PIECES
     ELEMENTS: tl.constexpr = TILE.BLOCK_M * TILE.BLOCK_N
     stride_source = owned.to(tl.int64) * ELEMENTS
     results_ptr = tl.cast(
         slot_ptr + GROUP.WORLD * stride_source, tl.pointer_type(out_ptr.dtype.element_ty)
     )
     is_sender, number = in_turns(
-        program, senders, ahead, TILES_PER_SIGNAL * TILE.SPLIT_K, ADDERS_PER_SIGNAL, TILE.XCDS
-    )
+        program, senders, ahead, SCHEDULE.TILES_PER_SIGNAL * TILE.SPLIT_K, ADDERS_PER_SIGNAL,
+        TILE.XCDS,
+    )  # fmt: skip
     if is_sender:
         tile, row_begin, _, acc, is_whole = numbered_tile(
-            number, m, n, k, x, w, stride_wk, stride_wn, partials_ptr, counters_ptr, GROUP, TILE,
-            STAGGERED,
-        )  # fmt: skip
+            number, m, n, k, x, w, stride_w, buffers, GROUP, TILE, SCHEDULE.STAGGERED
+        )
         if is_whole:
             row = tl.arange(0, TILE.BLOCK_M)
             at = offsets_in_tile(row, stride_row, TILE.BLOCK_N)
@@ -102,19 +102,23 @@ def _push_two_shot(
             target_ptr += (tile // GROUP.WORLD).to(tl.int64) * ELEMENTS
             mask = (row_begin + row < m)[:, None]
             tl.store(target_ptr + at, acc.to(slot_ptr.dtype.element_ty), mask=mask)
-            announce_tile(tile, tiles, 0, counters_ptr + tiles, peers, GROUP, TILES_PER_SIGNAL)
+            announce_tile(
+                tile, tiles, 0, buffers.counters_ptr + tiles, peers, GROUP,
+                SCHEDULE.TILES_PER_SIGNAL,
+            )  # fmt: skip
     elif number < adders:
-        own, piece = number // PIECES, number % PIECES
+        own, piece = number // SCHEDULE.PIECES, number % SCHEDULE.PIECES
         tile = own * GROUP.WORLD + rank
         tile_m, tile_n = swizzle2d(min(tile, tiles - 1), tiles_m, tiles_n, TILE.GROUP_M)
-        row = piece * (TILE.BLOCK_M // PIECES) + tl.arange(0, TILE.BLOCK_M // PIECES)
+        row = piece * (TILE.BLOCK_M // SCHEDULE.PIECES) + tl.arange(
+            0, TILE.BLOCK_M // SCHEDULE.PIECES
+        )
         rows, cols = tile_m * TILE.BLOCK_M + row, tile_n * TILE.BLOCK_N + tl.arange(0, TILE.BLOCK_N)
         row_mask = rows < tl.where(tile < tiles, m, 0)
         at = offsets_in_tile(row, stride_row, TILE.BLOCK_N)
         total = total_of_tile(
-            rows, cols, row_mask, n, bias_ptr, residual_ptr, slot_ptr + own.to(tl.int64) * ELEMENTS,
-            stride_source, at, row_mask[:, None], own // OWNED_PER_SIGNAL, peers, GROUP, HAS_BIAS,
-            HAS_RESIDUAL,
+            rows, cols, row_mask, n, addends, slot_ptr + own.to(tl.int64) * ELEMENTS,
+            stride_source, at, row_mask[:, None], own // OWNED_PER_SIGNAL, peers, GROUP, EPILOGUE,
         )  # fmt: skip
         result = total.to(out_ptr.dtype.element_ty)
         result_ptr = results_ptr + tile.to(tl.int64) * ELEMENTS
@@ -122,8 +126,9 @@ def _push_two_shot(
             target_ptr = translate(result_ptr, peers, (rank + step) % GROUP.WORLD)
             tl.store(target_ptr + at, result, mask=row_mask[:, None])
         announce_tile(
-            number, adders, groups, counters_ptr + tiles + groups, peers, GROUP, ADDERS_PER_SIGNAL
-        )
+            number, adders, groups, buffers.counters_ptr + tiles + groups, peers, GROUP,
+            ADDERS_PER_SIGNAL,
+        )  # fmt: skip
         store_tile(out_ptr, rows, cols, row_mask, n, result)
     else:
         copier = number - adders
@@ -141,7 +146,7 @@ def _push_two_shot(
             result = tl.load(result_ptr + at, mask=(rows < m)[:, None])
             result = tl.where(arrived, result, float("nan"))
             store_tile(out_ptr, rows, cols, rows < m, n, result)
-    sync.leave(control_ptr)
+    sync.leave(buffers.control_ptr)
 
 
 @triton.jit
@@ -158,9 +163,11 @@ def offsets_in_tile(row, stride_row, BLOCK_N: tl.constexpr):
 class PushTwoShotPlan(FusedPlan):
     """The plan's arguments for a sum that is not normalised."""
 
-    def __call__(self, *tensors: torch.Tensor | None) -> torch.Tensor:
-        *operands_and_addends, _, _, out = tensors
-        return super().__call__(*operands_and_addends, out)
+    def _epilogue(
+        self, given: Sequence[torch.Tensor | None], out: torch.Tensor
+    ) -> tuple[tuple[torch.Tensor, ...], ...]:
+        ((bias, residual, _, _),) = super()._epilogue(given, out)
+        return (Addends(bias, residual),)
 
 
 class PushTwoShot(FusedVariant):
@@ -233,11 +240,8 @@ class PushTwoShot(FusedVariant):
             return Layout(tiles, others, _slot_elements(problem, config), sizes)
 
         constants = {
-            "HAS_BIAS": problem.bias,
-            "HAS_RESIDUAL": problem.residual,
-            "PIECES": config["PIECES"],
-            "TILES_PER_SIGNAL": per_signal,
-            "STAGGERED": staggered,
+            "EPILOGUE": Epilogue(problem.bias, problem.residual),
+            "SCHEDULE": Schedule(per_signal, config["PIECES"], staggered),
         }
         return PushTwoShotPlan(problem, fabric, config, _push_two_shot, layout, constants)
 

@@ -42,12 +42,16 @@ from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.matmul_all_reduce.problem import MatmulAllReduce
 from taxfree_kernels.reduction import spaces
-from taxfree_kernels.reduction.constants import block_row, lanes_of
+from taxfree_kernels.reduction.epilogue import Epilogue, store_normalised
 from taxfree_kernels.reduction.fused import Layout
-from taxfree_kernels.reduction.lamport import LamportPlan, LamportVariant
-from taxfree_kernels.reduction.packets import halves_of, total_of_lamport_words, words_of
-from taxfree_kernels.reduction.rows import store_normalised
-from taxfree_kernels.reduction.sizes import tiles_of
+from taxfree_kernels.reduction.packets import (
+    LamportPlan,
+    LamportVariant,
+    halves_of,
+    total_of_lamport_words,
+    words_of,
+)
+from taxfree_kernels.reduction.sizes import block_row, lanes_of, tiles_of
 from taxfree_kernels.reduction.tile import numbered_tile, store_tile
 from taxfree_kernels.spaces import power_of_2
 from taxfree_kernels.variant import Config, Plan, Space
@@ -55,10 +59,8 @@ from taxfree_kernels.variant import Config, Plan, Space
 
 @triton.jit(do_not_specialize=["rank", "m", "used"])
 def _push_two_shot_lamport(
-    x, w, stride_wk, stride_wn, bias_ptr, residual_ptr, norm_weight_ptr, eps_ptr, out_ptr,
-    inbox_ptr, stride_slot, control_ptr, partials_ptr, counters_ptr, heap_bases, rank, m, n, k,
-    used, GROUP: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr,
-    TILE: tl.constexpr, LANES: tl.constexpr, BLOCK_ROW: tl.constexpr,
+    x, w, stride_w, epilogue, out_ptr, buffers, rank, m, n, k, used,
+    GROUP: tl.constexpr, TILE: tl.constexpr, EPILOGUE: tl.constexpr, LANES: tl.constexpr,
 ):  # fmt: skip
     """See the module.
 
@@ -67,7 +69,7 @@ def _push_two_shot_lamport(
         used: words of a slot that all tiles take.
         LANES: lanes for the words of a slice, which are repeated to fill them: with fewer lanes,
             each thread would hold the words of only some ranks, and threads would exchange sums.
-        BLOCK_ROW: lanes for a row across all tiles, which one program normalises; 0 without a norm.
+        EPILOGUE: its BLOCK_ROW lanes hold a row across all tiles, which one program normalises.
     """
     gdc_wait(GROUP)
     ELEMENT: tl.constexpr = out_ptr.dtype.element_ty
@@ -76,15 +78,16 @@ def _push_two_shot_lamport(
     SLICES: tl.constexpr = triton.next_power_of_2(GROUP.WORLD)
     SLICE: tl.constexpr = WORDS // SLICES
     ROUNDS: tl.constexpr = triton.cdiv(SLICES, GROUP.WORLD)  # slices of a tile that a rank may own
-    generation, turn = sync.running_generation(control_ptr), packets.running_turn(control_ptr)
-    peers = Peers(control_ptr, heap_bases, rank, generation)
-    slot_ptr = tl.multiple_of(inbox_ptr + (turn % 3) * stride_slot, 16)
+    generation = sync.running_generation(buffers.control_ptr)
+    turn = packets.running_turn(buffers.control_ptr)
+    peers = Peers(buffers.control_ptr, buffers.heap_bases, rank, generation)
+    slot_ptr = tl.multiple_of(buffers.inbox_ptr + (turn % 3) * buffers.stride_slot, 16)
     tiles = tl.cdiv(m, TILE.BLOCK_M) * tl.cdiv(n, TILE.BLOCK_N)
     program = tl.program_id(0)
-    if BLOCK_ROW == 0 or program < tiles * TILE.SPLIT_K:
+    if EPILOGUE.BLOCK_ROW == 0 or program < tiles * TILE.SPLIT_K:
         tile, row_begin, col_begin, acc, is_whole = numbered_tile(
-            xcd_swizzle(program, tiles * TILE.SPLIT_K, TILE.XCDS), m, n, k, x, w, stride_wk,
-            stride_wn, partials_ptr, counters_ptr, GROUP, TILE,
+            xcd_swizzle(program, tiles * TILE.SPLIT_K, TILE.XCDS), m, n, k, x, w, stride_w, buffers,
+            GROUP, TILE,
         )  # fmt: skip
         if is_whole:
             slices, lane = tl.arange(0, SLICES), tl.arange(0, SLICE)[None, :]
@@ -99,7 +102,9 @@ def _push_two_shot_lamport(
             words = tl.reshape(words_of(acc, ELEMENT), (SLICES, SLICE))
             owner = owner[:, None]
             packets.send(peers, target_ptr[:, None] + lane, words, owner, mask=has_row)
-            packets.empty_last_turn(control_ptr, inbox_ptr, stride_slot, turn, used, tile, tiles)
+            packets.empty_last_turn(
+                buffers.control_ptr, buffers.inbox_ptr, buffers.stride_slot, turn, used, tile, tiles
+            )
 
             # -- the second, [tile, WORDS]: sums of this rank's slices to every rank ---------------
             sums_ptr = slot_ptr + GROUP.WORLD * stride_source + tile * WORDS
@@ -112,16 +117,16 @@ def _push_two_shot_lamport(
                 row = row_begin + tl.max_constancy(at // WIDTH, min(SLICE, WIDTH))
                 row_end = tl.where(own < SLICES, m, 0)
                 total, _, _ = total_of_lamport_words(
-                    (tile * ROUNDS + nth) * SLICE + in_slice, row, row_end, col_begin + at % WIDTH *
-                    2, n, bias_ptr, residual_ptr, slot_ptr, stride_source, peers, ELEMENT, GROUP,
-                    HAS_BIAS, HAS_RESIDUAL,
+                    (tile * ROUNDS + nth) * SLICE + in_slice, row, row_end,
+                    col_begin + at % WIDTH * 2, n, epilogue, slot_ptr, stride_source, peers,
+                    ELEMENT, GROUP, EPILOGUE,
                 )  # fmt: skip
                 sent, is_sent = words_of(total, ELEMENT), (row < row_end) & (repeated < SLICE)
                 for step in tl.static_range(1, GROUP.WORLD + 1):
                     peer = (rank + step) % GROUP.WORLD
                     target_ptr = translate(sums_ptr, peers, peer)
                     packets.send(peers, target_ptr + at, sent, peer, mask=is_sent)
-            if BLOCK_ROW == 0:
+            if EPILOGUE.BLOCK_ROW == 0:
                 found, came = packets.receive(peers, sums_ptr + place, owner, GROUP, mask=has_row)
                 low, high = halves_of(found, ELEMENT)
                 result = tl.reshape(tl.join(low, high), (TILE.BLOCK_M, TILE.BLOCK_N))
@@ -131,16 +136,16 @@ def _push_two_shot_lamport(
     else:
         _normalise_row(
             program - tiles * TILE.SPLIT_K, slot_ptr + GROUP.WORLD * tiles * ROUNDS * SLICE,
-            norm_weight_ptr, eps_ptr, out_ptr, m, n, peers, GROUP, TILE, SLICE, BLOCK_ROW,
+            epilogue, out_ptr, m, n, peers, GROUP, TILE, SLICE, EPILOGUE,
         )  # fmt: skip
-    packets.leave_turn(control_ptr)
-    sync.leave(control_ptr)
+    packets.leave_turn(buffers.control_ptr)
+    sync.leave(buffers.control_ptr)
 
 
 @triton.jit
 def _normalise_row(
-    row, sums_ptr, norm_weight_ptr, eps_ptr, out_ptr, m, n, peers, GROUP: tl.constexpr,
-    TILE: tl.constexpr, SLICE: tl.constexpr, BLOCK_ROW: tl.constexpr,
+    row, sums_ptr, epilogue, out_ptr, m, n, peers, GROUP: tl.constexpr,
+    TILE: tl.constexpr, SLICE: tl.constexpr, EPILOGUE: tl.constexpr,
 ):  # fmt: skip
     """Wait for the sums of a row from their owners, and store the row and its RMSNorm.
 
@@ -149,10 +154,10 @@ def _normalise_row(
     """
     ELEMENT: tl.constexpr = out_ptr.dtype.element_ty
     WIDTH: tl.constexpr = TILE.BLOCK_N // 2  # words of a tile's row
-    column = tl.arange(0, BLOCK_ROW)
+    column = tl.arange(0, EPILOGUE.BLOCK_ROW)
     mask = column < n
-    norm_weight = tl.load(norm_weight_ptr + column, mask=mask, other=0.0)
-    lane = tl.arange(0, BLOCK_ROW // 2)
+    norm_weight = tl.load(epilogue.norm_weight_ptr + column, mask=mask, other=0.0)
+    lane = tl.arange(0, EPILOGUE.BLOCK_ROW // 2)
     tiles_n = tl.cdiv(n, TILE.BLOCK_N)
     tile = row // TILE.BLOCK_M * tiles_n + tl.minimum(lane // WIDTH, tiles_n - 1)
     within = row % TILE.BLOCK_M * WIDTH + lane % WIDTH
@@ -162,10 +167,10 @@ def _normalise_row(
         mask=lane < tiles_n * WIDTH,
     )  # fmt: skip
     low, high = halves_of(words, ELEMENT)
-    total = tl.reshape(tl.join(low, high), (BLOCK_ROW,))
+    total = tl.reshape(tl.join(low, high), (EPILOGUE.BLOCK_ROW,))
     total = tl.where(arrived, tl.where(mask, total, 0.0), float("nan"))
     at = row.to(tl.int64) * n + column
-    store_normalised(total, at, mask, norm_weight, eps_ptr, out_ptr, m.to(tl.int64) * n, n)
+    store_normalised(total, at, mask, norm_weight, epilogue.eps_ptr, out_ptr, m.to(tl.int64) * n, n)
 
 
 class PushTwoShotLamport(LamportVariant):
@@ -207,11 +212,10 @@ class PushTwoShotLamport(LamportVariant):
             rows = problem.m if problem.rms_norm else 0
             return Layout(_tiles(problem, config), rows, words, (words,))
 
+        lanes = max(config["BLOCK_N"], block_row(problem)) if problem.rms_norm else 0
         constants = {
-            "HAS_BIAS": problem.bias,
-            "HAS_RESIDUAL": problem.residual,
+            "EPILOGUE": Epilogue(problem.bias, problem.residual, lanes),
             "LANES": lanes_of(fabric.hardware, config, _slice_words(problem, config)),
-            "BLOCK_ROW": max(config["BLOCK_N"], block_row(problem)) if problem.rms_norm else 0,
         }
         return LamportPlan(problem, fabric, config, _push_two_shot_lamport, layout, constants)
 

@@ -31,20 +31,20 @@ from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.launch import Kernel, compile_options
 from taxfree_kernels.matmul_all_reduce.problem import MatmulAllReduce
 from taxfree_kernels.reduction import spaces
-from taxfree_kernels.reduction.chunks import (
+from taxfree_kernels.reduction.epilogue import Addends, Epilogue, add_bias_residual
+from taxfree_kernels.reduction.sums import (
+    SumPlan,
     bounds_of_chunk,
     with_sources,
 )
-from taxfree_kernels.reduction.epilogue import add_bias_residual
-from taxfree_kernels.reduction.sums import SumPlan
 from taxfree_kernels.variant import Config, Plan, Space, Variant
 
 
 @triton.jit(do_not_specialize=["rank", "block_vec16"])
 def _two_shot(
-    partial_ptr, bias_ptr, residual_ptr, out_ptr, inbox_ptr, slot_elements, control_ptr, heap_bases,
-    rank, block_vec16, num_vec16, count, columns, GROUP: tl.constexpr, HAS_BIAS: tl.constexpr,
-    HAS_RESIDUAL: tl.constexpr, CHUNKS: tl.constexpr, SEND_BLOCK: tl.constexpr,
+    partial_ptr, addends, out_ptr, inbox_ptr, slot_elements, control_ptr, heap_bases, rank,
+    block_vec16, num_vec16, count, columns,
+    GROUP: tl.constexpr, EPILOGUE: tl.constexpr, CHUNKS: tl.constexpr, SEND_BLOCK: tl.constexpr,
 ):  # fmt: skip
     program = tl.program_id(0)
     generation = sync.running_generation(control_ptr)
@@ -77,10 +77,7 @@ def _two_shot(
                 total, at, mask, partial_ptr, slot_ptr - rank * block, block, rank, GROUP
             )
             stored = mask & (at < count)
-            total = add_bias_residual(
-                total, at % columns, stored, at, stored, bias_ptr, residual_ptr,
-                HAS_BIAS, HAS_RESIDUAL,
-            )  # fmt: skip
+            total = add_bias_residual(total, at % columns, stored, at, stored, addends, EPILOGUE)
             total = tl.where(arrived, total, float("nan")).to(out_ptr.dtype.element_ty)
             tl.store(out_ptr + at, total, mask=stored)
             everywhere = results_ptr[:, None] + at[None, :]
@@ -124,8 +121,7 @@ class TwoShotPlan(SumPlan):
             grid=chunks * (2 * world - 1),
             constants={
                 "GROUP": Group(world, fabric.backend),
-                "HAS_BIAS": problem.bias,
-                "HAS_RESIDUAL": problem.residual,
+                "EPILOGUE": Epilogue(problem.bias, problem.residual),
                 "CHUNKS": chunks,
                 "SEND_BLOCK": config["SEND_BLOCK"],
             },
@@ -138,7 +134,8 @@ class TwoShotPlan(SumPlan):
 
     def add_up(self, partial: torch.Tensor, kernel: Kernel, *rest: torch.Tensor | None) -> None:
         bias, residual, _, _, out = rest
-        super().add_up(partial, kernel, bias, residual, out)
+        addends = Addends(*(out if each is None else each for each in (bias, residual)))
+        kernel(partial, addends, out)
 
 
 def _sixteens(problem: MatmulAllReduce) -> tuple[int, int]:

@@ -27,9 +27,8 @@ from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.launch import Kernel, compile_options
 from taxfree_kernels.matmul_reduce_scatter.problem import MatmulReduceScatter
 from taxfree_kernels.reduction import spaces
-from taxfree_kernels.reduction.chunks import bounds_of_chunk
 from taxfree_kernels.reduction.sizes import padded_elements
-from taxfree_kernels.reduction.sums import SumPlan
+from taxfree_kernels.reduction.sums import SumPlan, bounds_of_chunk
 from taxfree_kernels.variant import Config, Plan, Space, Variant
 
 

@@ -29,8 +29,8 @@ from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.launch import Kernel, compile_options
 from taxfree_kernels.matmul_reduce_scatter.problem import MatmulReduceScatter
-from taxfree_kernels.reduction.chunks import with_sources
 from taxfree_kernels.reduction.sizes import padded_elements
+from taxfree_kernels.reduction.sums import with_sources
 from taxfree_kernels.spaces import copy_space, first_copies
 from taxfree_kernels.variant import Config, Plan, Space, Variant, resized
 from taxfree_kernels.vendor import matmul_into
@@ -42,13 +42,14 @@ _PROGRAMS = 4  # that add, for each compute unit
 # Measured with the unnamed arguments: without them it is other code, to be measured again.
 @triton.jit(do_not_specialize=["channel", "rank", "first", "count", "size"])
 def _add(
-    partial_ptr, _1, _2, out_ptr, _3, inbox_ptr, stride_source, control_ptr, channel, heap_bases,
-    rank, first, count, size, _4, GROUP: tl.constexpr, CHUNKS: tl.constexpr, BLOCK: tl.constexpr,
+    partial_ptr, _1, out_ptr, _2, inbox, control_ptr, channel, heap_bases, rank,
+    first, count, size, _3, GROUP: tl.constexpr, CHUNKS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Add all ranks' partial sums of this rank's shard, in rank order.
 
     Args:
-        partial_ptr: this rank's partial sum; inbox_ptr: [WORLD, stride_source].
+        partial_ptr: this rank's partial sum.
+        inbox: a pointer to [WORLD, stride_source], and stride_source.
         channel: the first of CHUNKS on which peers announce theirs.
         first: start of the shard in the output; `first`, `count`, `size` in units of 16 elements.
         count: how much of the shard lies in rows of the sum; the rest, up to `size`, is zero.
@@ -60,7 +61,7 @@ def _add(
         at = start + tl.arange(0, BLOCK)
         mask, place = at < count * 16, first * 16 + at
         total = tl.zeros((BLOCK,), tl.float32)
-        total = with_sources(total, at, mask, partial_ptr, inbox_ptr, stride_source, rank, GROUP)
+        total = with_sources(total, at, mask, partial_ptr, inbox[0], inbox[1], rank, GROUP)
         total = total.to(out_ptr.dtype.element_ty)
         tl.store(out_ptr + place, total, mask=at < size * 16)
 
@@ -147,7 +148,7 @@ class OverlapPlan(Plan):
         owners = [(rank + distance) % world for distance in range(1, world + 1)]
         own = rows_of_chunk(problem, rank, 0, 1)
         last_args = (
-            inbox, inbox, stride, fabric.pool.control, 0, fabric.heap_bases, rank,
+            inbox, (inbox, stride), fabric.pool.control, 0, fabric.heap_bases, rank,
             0, (own.stop - own.start) * num_vec16, rows * num_vec16, columns,
         )  # fmt: skip
         most = _PROGRAMS * fabric.hardware.compute_units
@@ -174,7 +175,7 @@ class OverlapPlan(Plan):
             self._copies.follow()
             self._send(part.messages)
         self._copies.join()
-        sized.add(sized.partial, out, out, out)
+        sized.add(sized.partial, (out, out), out)
         self._copies.finish(out)
         return out
 

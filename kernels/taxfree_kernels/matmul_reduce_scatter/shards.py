@@ -2,8 +2,24 @@
 
 from __future__ import annotations
 
+from typing import Any, NamedTuple
+
 import triton
 import triton.language as tl
+
+
+class Shard(NamedTuple):
+    """Sizes of a rank's shard and of its place in an inbox, in elements or words.
+
+    Args:
+        columns: of the shard, in elements.
+        stride_source: from one source's shard to the next.
+        stride_row: from row to row, where that is not as wide as all tiles of the columns.
+    """
+
+    columns: Any
+    stride_source: Any
+    stride_row: Any = None
 
 
 @triton.jit

@@ -1,13 +1,24 @@
-"""Device functions for partial sums that are sent as words of two elements each."""
+"""Partial sums that are sent as words of two elements each: device functions, plan and variant."""
 
 from __future__ import annotations
 
+from abc import abstractmethod
+from typing import Any
+
+import torch
 import triton
 import triton.language as tl
 
 from taxfree_kernels.device import packets
 from taxfree_kernels.device.peers import translate
+from taxfree_kernels.fabric.base import Fabric
+from taxfree_kernels.fabric.layout import BARE_BYTES
+from taxfree_kernels.hardware import Hardware
+from taxfree_kernels.problem import PartialSum
+from taxfree_kernels.reduction import spaces
 from taxfree_kernels.reduction.epilogue import add_bias_residual
+from taxfree_kernels.reduction.fused import FusedPlan, FusedVariant
+from taxfree_kernels.variant import Config, Space
 
 MOST_WORDS = 1 << 19  # that a pool's slot of them has
 #: Most elements of the output: their words from 8 ranks fill a pool's slot of them.
@@ -76,8 +87,8 @@ def sum_of_lamport_words(
 
 @triton.jit
 def total_of_lamport_words(
-    place, row, row_end, col, n, bias_ptr, residual_ptr, slot_ptr, stride_source, peers,
-    ELEMENT: tl.constexpr, GROUP: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr,
+    place, row, row_end, col, n, epilogue, slot_ptr, stride_source, peers,
+    ELEMENT: tl.constexpr, GROUP: tl.constexpr, EPILOGUE: tl.constexpr,
 ):  # fmt: skip
     """Wait for all ranks' words of a sum of n columns, and add them, the bias and the residual.
 
@@ -94,7 +105,7 @@ def total_of_lamport_words(
     rows, cols = _twice(row, 0), _twice(col, 1)
     total = add_bias_residual(
         total, cols, cols < n, rows.to(tl.int64) * n + cols, (rows < row_end) & (cols < n),
-        bias_ptr, residual_ptr, HAS_BIAS, HAS_RESIDUAL,
+        epilogue, EPILOGUE,
     )  # fmt: skip
     return tl.where(arrived, total, float("nan")), rows, cols
 
@@ -115,3 +126,45 @@ def _added(words, lane, ELEMENT: tl.constexpr, GROUP: tl.constexpr):
         total_low += low
         total_high += high
     return tl.reshape(tl.join(total_low, total_high), [2 * words.shape[1]])
+
+
+class LamportPlan(FusedPlan):
+    """A plan whose inbox holds Lamport words."""
+
+    def inbox(self, fabric: Fabric, config: Config, elements: int) -> tuple[torch.Tensor, int]:
+        return fabric.pool.lamport_slots(elements)
+
+
+class LamportVariant(FusedVariant):
+    """Programs send the tiles that they have computed, and wait for what belongs to them."""
+
+    slots = 3
+
+    @abstractmethod
+    def words(self, problem: PartialSum, config: Config) -> int:
+        """Lamport words of a slot that a call uses."""
+
+    def unsupported_reason(self, problem: PartialSum, hardware: Hardware) -> str | None:
+        reason = super().unsupported_reason(problem, hardware)
+        if reason is None and not self.seed_configs(problem, hardware):
+            return "its words fit no slot, or no program"
+        return reason
+
+    def space(self, problem: PartialSum, hardware: Hardware) -> Space:
+        return {**spaces.tile_space(problem, hardware), "WIRE": problem.wires[:1]}
+
+    def seed_configs(self, problem: PartialSum, hardware: Hardware) -> list[dict[str, Any]]:
+        configs = [
+            self.with_room(problem, hardware, config)
+            for config in super().seed_configs(problem, hardware)
+        ]
+        return [each for each in configs if not self.prune_reason(problem, hardware, each)]
+
+    def with_room(self, problem: PartialSum, hardware: Hardware, config: Config) -> dict[str, Any]:
+        """A first config, with what the variant needs beside tiles."""
+        return dict(config)
+
+    def prune_reason(self, problem: PartialSum, hardware: Hardware, config: Config) -> str | None:
+        if 4 * self.words(problem, config) > BARE_BYTES:
+            return "more words than a slot holds"
+        return super().prune_reason(problem, hardware, config)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.problem import ITEM_BYTES, PartialSum
-from taxfree_kernels.reduction.constants import block_row
+from taxfree_kernels.reduction.sizes import block_row
 from taxfree_kernels.spaces import (
     allowed,
     cdna_space,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any, NamedTuple
+
 import triton
 import triton.language as tl
 
@@ -12,11 +14,50 @@ from taxfree_kernels.device.tiles import accumulate, accumulate_tma, swizzle2d
 from taxfree_kernels.reduction.epilogue import add_bias_residual
 
 
+class Buffers(NamedTuple):
+    """The memory that a fused plan gives its kernel, as run-time arguments.
+
+    Args:
+        inbox_ptr: the first slot, where peers' tiles arrive; `stride_slot` elements to the next.
+        control_ptr: int64, the control block of the pool.
+        partials_ptr: float32, for shares of tiles.
+        counters_ptr: int32, one for each tile, then one for each signal; 0 between launches.
+        heap_bases: int64 [WORLD], where this rank sees each rank's arena.
+    """
+
+    inbox_ptr: Any
+    stride_slot: Any
+    control_ptr: Any
+    partials_ptr: Any
+    counters_ptr: Any
+    heap_bases: Any
+
+
+class Strides(NamedTuple):
+    """Of an inbox, in elements or words: from source to source, and from row to row."""
+
+    source: Any
+    row: Any
+
+
+class Schedule(NamedTuple):
+    """The constants of a kernel in which some programs send tiles and others add them.
+
+    Args:
+        TILES_PER_SIGNAL: tiles that share a signal.
+        PIECES: programs that add one tile.
+        STAGGERED: see :func:`tile_and_share`.
+    """
+
+    TILES_PER_SIGNAL: int
+    PIECES: int = 1
+    STAGGERED: int = 0
+
+
 @triton.jit
 def partial_tile(
-    tile, split, tiles, row_begin, row_end, col_begin, col_end, x, w, stride_wk, stride_wn,
-    partials_ptr, counters_ptr, k, GROUP: tl.constexpr, TILE: tl.constexpr,
-    STAGGERED: tl.constexpr = 0,
+    tile, split, tiles, row_begin, row_end, col_begin, col_end, x, w, stride_w, buffers, k,
+    GROUP: tl.constexpr, TILE: tl.constexpr, STAGGERED: tl.constexpr = 0,
 ):  # fmt: skip
     """One tile of this rank's x @ weight at (row_begin, col_begin); undefined beyond the ends.
 
@@ -24,10 +65,11 @@ def partial_tile(
         tile, split, tiles: which of how many tiles, and which of the SPLIT_K shares of its K.
         x, w: pointers to x [.., k], contiguous, and to the weight [k, ..]; when TMA, descriptors
             of x [1, 1, .., k], and of the weight, [1, .., k] when W_NK, else [1, k, ..].
-        partials_ptr: float32 [SPLIT_K, tiles, BLOCK_M, BLOCK_N]; counters_ptr: int32 [tiles]. For
-            a split K only; each share must have at least one step of BLOCK_K.
-        STAGGERED: see :func:`tile_and_share`; each of the first STAGGERED tiles is shared by two
-            programs, and partials_ptr is [2, STAGGERED, ..].
+        stride_w: of the weight, in elements, by k and by column.
+        buffers: of its partials this takes [SPLIT_K, tiles, BLOCK_M, BLOCK_N], or, when STAGGERED,
+            [2, STAGGERED, ..], of its counters [tiles]. For a shared K only; each share must have
+            at least one step of BLOCK_K.
+        STAGGERED: see :func:`tile_and_share`.
 
     Returns:
         The tile, float32 [BLOCK_M, BLOCK_N], and whether this program holds all of it: of the
@@ -57,10 +99,10 @@ def partial_tile(
         )
     else:
         x_rows = x + rows.to(tl.int64) * k
-        w_cols = w + cols.to(tl.int64) * stride_wn
+        w_cols = w + cols.to(tl.int64) * stride_w[1]
         acc = accumulate(
-            acc, x_rows, 0, row_mask, w_cols, stride_wk, col_mask, 0, 1, k, step_begin, step_end, 1,
-            TILE,
+            acc, x_rows, 0, row_mask, w_cols, stride_w[0], col_mask, 0, 1, k, step_begin, step_end,
+            1, TILE,
         )  # fmt: skip
     if TILE.SWAP_AB:
         acc = tl.trans(acc)
@@ -72,26 +114,23 @@ def partial_tile(
             is_shared = tile < STAGGERED
             tiles = STAGGERED
         if is_shared:
-            acc, is_whole = _together(
-                acc, tile, split, tiles, row_mask, partials_ptr, counters_ptr, GROUP, SHARES
-            )
+            acc, is_whole = _together(acc, tile, split, tiles, row_mask, buffers, GROUP, SHARES)
     return acc, is_whole
 
 
 @triton.jit
 def _together(
-    acc, tile, split, tiles, row_mask, partials_ptr, counters_ptr, GROUP: tl.constexpr,
-    SHARES: tl.constexpr,
-):  # fmt: skip
+    acc, tile, split, tiles, row_mask, buffers, GROUP: tl.constexpr, SHARES: tl.constexpr
+):
     """Store a share of a tile; the last of SHARES programs has all of them, and their sum."""
     BLOCK_M: tl.constexpr = acc.shape[0]
     BLOCK_N: tl.constexpr = acc.shape[1]
     within = tl.arange(0, BLOCK_M)[:, None] * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
     stored = row_mask[:, None]
-    share_ptr = partials_ptr + tile.to(tl.int64) * (BLOCK_M * BLOCK_N)
+    share_ptr = buffers.partials_ptr + tile.to(tl.int64) * (BLOCK_M * BLOCK_N)
     shares = tl.cast(tiles, tl.int64) * (BLOCK_M * BLOCK_N)
     tl.store(share_ptr + split * shares + within, acc, mask=stored)
-    is_whole = sync.arrive(counters_ptr + tile, SHARES, GROUP)
+    is_whole = sync.arrive(buffers.counters_ptr + tile, SHARES, GROUP)
     if is_whole:
         acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
         for other in range(SHARES):
@@ -117,7 +156,7 @@ def tile_and_share(number, SPLIT_K: tl.constexpr, STAGGERED: tl.constexpr):
 
 @triton.jit
 def numbered_tile(
-    number, m, n, k, x, w, stride_wk, stride_wn, partials_ptr, counters_ptr, GROUP: tl.constexpr,
+    number, m, n, k, x, w, stride_w, buffers, GROUP: tl.constexpr,
     TILE: tl.constexpr, STAGGERED: tl.constexpr = 0,
 ):  # fmt: skip
     """:func:`partial_tile` of all of x [m, k] @ weight [k, n], by number, shares of K fastest.
@@ -130,8 +169,8 @@ def numbered_tile(
     tile_m, tile_n = swizzle2d(tile, tiles_m, tiles_n, TILE.GROUP_M)
     row_begin, col_begin = tile_m * TILE.BLOCK_M, tile_n * TILE.BLOCK_N
     acc, is_whole = partial_tile(
-        tile, split, tiles_m * tiles_n, row_begin, m, col_begin, n, x, w, stride_wk, stride_wn,
-        partials_ptr, counters_ptr, k, GROUP, TILE, STAGGERED,
+        tile, split, tiles_m * tiles_n, row_begin, m, col_begin, n, x, w, stride_w, buffers, k,
+        GROUP, TILE, STAGGERED,
     )  # fmt: skip
     return tile, row_begin, col_begin, acc, is_whole
 
@@ -165,8 +204,8 @@ def send_tile(part, own_ptr, at, mask, peers, GROUP: tl.constexpr, TO_SELF: tl.c
 
 @triton.jit
 def total_of_tile(
-    rows, cols, row_mask, n, bias_ptr, residual_ptr, source_ptr, stride_source, at, at_mask,
-    channel, peers, GROUP: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr,
+    rows, cols, row_mask, n, epilogue, source_ptr, stride_source, at, at_mask,
+    channel, peers, GROUP: tl.constexpr, EPILOGUE: tl.constexpr,
 ):  # fmt: skip
     """Wait for all ranks' partial sums of a tile, and add them, the bias and the residual.
 
@@ -178,27 +217,21 @@ def total_of_tile(
     Returns:
         The total, float32; NaN when they have not come.
     """
-    added = bias_residual_of_tile(
-        rows, cols, row_mask, n, bias_ptr, residual_ptr, HAS_BIAS, HAS_RESIDUAL
-    )
+    added = bias_residual_of_tile(rows, cols, row_mask, n, epilogue, EPILOGUE)
     arrived = wait_for_everybody(peers, channel, GROUP)
     total = sum_of_sources(source_ptr, stride_source, at, at_mask, GROUP) + added
     return tl.where(arrived, total, float("nan"))
 
 
 @triton.jit
-def bias_residual_of_tile(
-    rows, cols, row_mask, n, bias_ptr, residual_ptr,
-    HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr,
-):  # fmt: skip
+def bias_residual_of_tile(rows, cols, row_mask, n, epilogue, EPILOGUE: tl.constexpr):
     """float32 [rows, cols]: what is added once to a tile of a sum of n columns."""
     none = tl.zeros((rows.shape[0], cols.shape[0]), tl.float32)
     col_mask = (cols < n)[None, :]
     place = rows.to(tl.int64)[:, None] * n + cols[None, :]
     return add_bias_residual(
-        none, cols[None, :], col_mask, place, row_mask[:, None] & col_mask,
-        bias_ptr, residual_ptr, HAS_BIAS, HAS_RESIDUAL,
-    )  # fmt: skip
+        none, cols[None, :], col_mask, place, row_mask[:, None] & col_mask, epilogue, EPILOGUE
+    )
 
 
 @triton.jit

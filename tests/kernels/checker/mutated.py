@@ -32,8 +32,8 @@ from taxfree_kernels.matmul_reduce_scatter import one_shot as scatter_one_shot
 from taxfree_kernels.matmul_reduce_scatter import overlap as scatter_overlap
 from taxfree_kernels.matmul_reduce_scatter import push as scatter_push
 from taxfree_kernels.matmul_reduce_scatter import push_lamport as scatter_push_lamport
+from taxfree_kernels.reduction import epilogue as sum_rows
 from taxfree_kernels.reduction import packets as sum_words
-from taxfree_kernels.reduction import rows as sum_rows
 from taxfree_kernels.reduction import tile as sum_tile
 
 
