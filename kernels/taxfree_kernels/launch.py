@@ -79,7 +79,8 @@ class Kernel:
         fields.pop("specialization", None)
         fields["grid"], fields["last_args"], fields["_runners"] = grid, last_args, {}
         if constants:
-            fields["constants"], fields["_changed"] = {**self.constants, **constants}, constants
+            changed = {name: self._constant(each) for name, each in constants.items()}
+            fields["constants"], fields["_changed"] = {**self.constants, **changed}, constants
         return other
 
     @cached_property
