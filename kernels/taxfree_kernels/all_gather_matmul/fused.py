@@ -7,7 +7,9 @@ from typing import Any
 import torch
 
 from taxfree_kernels.all_gather_matmul import spaces
+from taxfree_kernels.all_gather_matmul.constants import Gather
 from taxfree_kernels.all_gather_matmul.problem import AllGatherMatmul
+from taxfree_kernels.all_gather_matmul.tile import Memory, Output, Weight
 from taxfree_kernels.device.peers import Group
 from taxfree_kernels.device.tiles import Tile
 from taxfree_kernels.fabric.base import Fabric
@@ -15,18 +17,12 @@ from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.launch import Kernel, compile_options, pdl_options
 from taxfree_kernels.variant import Config, Plan, Space, Variant, resized
 
-_META_PARAMETERS = ("CHUNKS", "SEND_BLOCK", "SOURCES_PER_WAIT")
-
 
 class FusedVariant(Variant):
     """A variant whose tiles are computed by ``gathered_tile``."""
 
     def unsupported_reason(self, problem: AllGatherMatmul, hardware: Hardware) -> str | None:
-        if problem.world_size == 1:
-            return "one rank has no peers"
-        if problem.gathered_elements > 1 << 30:
-            return "its elements are counted in 32 bits"
-        return None
+        return spaces.unsupported_reason(problem)
 
     def space(self, problem: AllGatherMatmul, hardware: Hardware) -> Space:
         return {**spaces.tile_space(problem, hardware), **spaces.send_space(problem, hardware)}
@@ -44,9 +40,8 @@ class FusedPlan(Plan):
     """One launch whose last programs compute tiles.
 
     Args:
-        function: the kernel; takes the arguments of ``_push``, possibly with other first operands.
-        first_programs: programs of the launch before those of tiles.
-        constants: those of this kernel, besides those common to all.
+        function: the kernel; takes the arguments of ``_push``, but for the weight's.
+        senders: programs of the launch before those of tiles, if of all sizes.
     """
 
     def __init__(
@@ -55,35 +50,29 @@ class FusedPlan(Plan):
         fabric: Fabric,
         config: Config,
         function: Any,
-        first_programs: int,
-        constants: Config,
+        senders: int = 0,
     ) -> None:
         self._problem, self._config, self._rank = problem, config, fabric.rank
-        self._first_programs = first_programs
-        split_k, tiles = config["SPLIT_K"], self._tiles(problem)
+        self._senders, split_k = senders, config["SPLIT_K"]
         partials = split_k * problem.m * problem.n if split_k > 1 else 1
-        self._inbox = fabric.pool.slots(problem.gathered_elements, getattr(torch, problem.dtype))
         self._partials = fabric.workspace.scratch(((partials,), torch.float32))
-        self._counters = fabric.workspace.counters(tiles)
-        self._control, self._heap_bases = fabric.pool.control, fabric.heap_bases
+        self._counters = fabric.workspace.counters(self._tiles(problem))
+        slots = fabric.pool.slots(problem.gathered_elements, getattr(torch, problem.dtype))
+        self._memory = Memory(*slots, fabric.pool.control, None, None, fabric.heap_bases)
         self._kernel = Kernel(
             function,
             grid=0,
-            constants={knob: config[knob] for knob in _META_PARAMETERS}
-            | {
+            constants={
                 "GROUP": Group(problem.world_size, fabric.backend),
                 "TILE": Tile.of(config, problem.shard_columns, problem.weight_layout),
-                "GATHER_DIM": problem.gather_dim,
-                "HAS_BIAS": problem.bias,
-            }
-            | dict(constants),
+            },
             options=compile_options(fabric.backend, config) | pdl_options(config),
         )
         self._sized = fabric.workspace.by_size(self._of_size)
 
-    def _varying(self, problem: AllGatherMatmul) -> tuple[int, dict[str, Any]]:
-        """Programs before those of tiles, and constants, where they depend on the size."""
-        return self._first_programs, {}
+    def _gather(self, problem: AllGatherMatmul) -> Gather:
+        """The constants for a size."""
+        return Gather.of(problem, self._config, SENDERS=self._senders)
 
     def _tiles(self, problem: AllGatherMatmul) -> int:
         block_m, block_n = self._config["BLOCK_M"], self._config["BLOCK_N"]
@@ -92,13 +81,11 @@ class FusedPlan(Plan):
     def _of_size(self, m: int) -> tuple[Kernel, int, Any]:
         """The kernel for m rows, how many of them this rank has, and :meth:`_boxes`."""
         problem = resized(self._problem, m=m)
-        first_programs, constants = self._varying(problem)
-        grid = first_programs + self._tiles(problem) * self._config["SPLIT_K"]
-        last_args = (
-            *self._inbox, self._control, *self._partials(), self._counters(), self._heap_bases,
-            self._rank, m, problem.n, problem.k, problem.shard_rows, problem.shard_columns,
-        )  # fmt: skip
-        kernel = self._kernel.resized(grid, last_args, **constants)
+        gather, (partials,) = self._gather(problem), self._partials()
+        memory = self._memory._replace(partials_ptr=partials, counters_ptr=self._counters())
+        shape = (m, problem.n, problem.k, problem.shard_rows, problem.shard_columns)
+        grid = gather.SENDERS + self._tiles(problem) * self._config["SPLIT_K"]
+        kernel = self._kernel.resized(grid, (memory, self._rank, *shape), GATHER=gather)
         return kernel, problem.rows_of(self._rank), self._boxes(problem)
 
     def _boxes(self, problem: AllGatherMatmul) -> Any:
@@ -112,9 +99,9 @@ class FusedPlan(Plan):
     ) -> torch.Tensor:
         kernel, own_rows, boxes = self._sized[out.shape[0]]
         operands = self._operands(a, weight, boxes)
-        kernel(a, own_rows, *operands, out if bias is None else bias, out)
+        kernel(a, own_rows, *operands, Output(out if bias is None else bias, out))
         return out
 
     def _operands(self, a: torch.Tensor, weight: torch.Tensor, boxes: Any) -> tuple[Any, ...]:
         """How the kernel is given what tiles read."""
-        return weight, *weight.stride()
+        return (Weight(weight, *weight.stride()),)

@@ -20,6 +20,8 @@ import torch
 import triton
 import triton.language as tl
 
+from taxfree_kernels.all_gather_matmul import spaces
+from taxfree_kernels.all_gather_matmul.constants import Gather
 from taxfree_kernels.all_gather_matmul.problem import AllGatherMatmul
 from taxfree_kernels.all_gather_matmul.tile import wait_for_rows
 from taxfree_kernels.copies import PeerCopies, parts_of, rows_of_chunk
@@ -35,13 +37,13 @@ from taxfree_kernels.vendor import matmul_into
 
 @triton.jit(do_not_specialize=["rank", "row", "row_end", "m", "shard_rows"])
 def _await(
-    control_ptr, heap_bases, rank, m, shard_rows, row, row_end, GROUP: tl.constexpr,
-    CHUNKS: tl.constexpr,
+    control_ptr, heap_bases, rank, m, shard_rows, row, row_end,
+    GROUP: tl.constexpr, GATHER: tl.constexpr,
 ):  # fmt: skip
     """Wait for rows [row, row_end)."""
     generation = sync.running_generation(control_ptr)
     peers = Peers(control_ptr, heap_bases, rank, generation)
-    wait_for_rows(row, row_end, 0, 0, peers, m, shard_rows, GROUP, 0, CHUNKS)
+    wait_for_rows(row, row_end, 0, 0, peers, m, shard_rows, GROUP, GATHER)
 
 
 @dataclass(frozen=True)
@@ -94,7 +96,7 @@ class OverlapPlan(Plan):
             1,
             {
                 "GROUP": Group(problem.world_size, fabric.backend),
-                "CHUNKS": config["CHUNKS"],
+                "GATHER": Gather(problem.gather_dim, config["CHUNKS"]),
             },
             compile_options(fabric.backend, {"num_warps": 1}),
         )
@@ -158,13 +160,10 @@ class Overlap(Variant):
     name = "overlap"
 
     def unsupported_reason(self, problem: AllGatherMatmul, hardware: Hardware) -> str | None:
-        if problem.world_size == 1:
-            return "one rank has no peers"
         if problem.gather_dim == 1:
             return "parts of K would be rounded before they are added"
-        if problem.gathered_elements > 1 << 30:
-            return "its elements are counted in 32 bits"
-        return self.prune_reason(problem, hardware, {"CHUNKS": 1})
+        reason = spaces.unsupported_reason(problem)
+        return reason or self.prune_reason(problem, hardware, {"CHUNKS": 1})
 
     def prune_reason(
         self, problem: AllGatherMatmul, hardware: Hardware, config: Config

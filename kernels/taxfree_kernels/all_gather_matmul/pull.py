@@ -17,7 +17,7 @@ import triton.language as tl
 
 from taxfree_kernels.all_gather_matmul.fused import FusedPlan, FusedVariant
 from taxfree_kernels.all_gather_matmul.problem import AllGatherMatmul
-from taxfree_kernels.all_gather_matmul.tile import gathered_tile
+from taxfree_kernels.all_gather_matmul.tile import Shard, gathered_tile, running_slot
 from taxfree_kernels.device import sync
 from taxfree_kernels.device.pdl import gdc_wait
 from taxfree_kernels.device.peers import Peers
@@ -29,31 +29,29 @@ from taxfree_kernels.variant import Config, Plan, Space
 
 @triton.jit(do_not_specialize=["rank", "own_rows", "m", "shard_rows"])
 def _pull(
-    a_ptr, own_rows, w_ptr, stride_wk, stride_wn, bias_ptr, out_ptr, outbox_ptr, slot_elements,
-    control_ptr, partials_ptr, counters_ptr, heap_bases, rank, m, n, k, shard_rows, shard_columns,
-    GROUP: tl.constexpr, GATHER_DIM: tl.constexpr, HAS_BIAS: tl.constexpr, CHUNKS: tl.constexpr,
-    SEND_BLOCK: tl.constexpr, SOURCES_PER_WAIT: tl.constexpr, TILE: tl.constexpr,
+    a_ptr, own_rows, weight, output, memory, rank, m, n, k, shard_rows, shard_columns,
+    GROUP: tl.constexpr, GATHER: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     gdc_wait(GROUP)
     program = tl.program_id(0)
-    generation = sync.running_generation(control_ptr)
-    peers = Peers(control_ptr, heap_bases, rank, generation)
-    slot_ptr = tl.multiple_of(outbox_ptr + (generation % 2) * slot_elements, 16)
-    if program < CHUNKS:
-        chunk_rows = tl.cdiv(shard_rows, CHUNKS)
+    generation = sync.running_generation(memory.control_ptr)
+    peers = Peers(memory.control_ptr, memory.heap_bases, rank, generation)
+    slot_ptr = running_slot(memory, generation)
+    if program < GATHER.SENDERS:  # one for each chunk
+        chunk_rows = tl.cdiv(shard_rows, GATHER.CHUNKS)
         begin = program * chunk_rows
         end = min(begin + chunk_rows, own_rows)
-        copy(slot_ptr, a_ptr, begin * shard_columns, end * shard_columns, SEND_BLOCK)
+        copy(slot_ptr, a_ptr, begin * shard_columns, end * shard_columns, GATHER.SEND_BLOCK)
         peer = tl.arange(0, triton.next_power_of_2(GROUP.WORLD))
         others = (peer < GROUP.WORLD) & (peer != rank)
         sync.signal(peers, program, tl.where(others, peer, rank), GROUP, mask=others)
     else:
+        shard = Shard(a_ptr, own_rows, shard_rows, shard_columns)
         gathered_tile(
-            program - CHUNKS, a_ptr, w_ptr, stride_wk, stride_wn, bias_ptr, out_ptr, slot_ptr,
-            peers, partials_ptr, counters_ptr, m, n, k, shard_rows, shard_columns, GROUP,
-            GATHER_DIM, HAS_BIAS, CHUNKS, SOURCES_PER_WAIT, True, TILE,
+            program - GATHER.SENDERS, shard, weight, output, memory, slot_ptr, peers, m, n, k,
+            GROUP, GATHER, TILE, PULL=True,
         )  # fmt: skip
-    sync.leave(control_ptr)
+    sync.leave(memory.control_ptr)
 
 
 class Pull(FusedVariant):
@@ -71,7 +69,7 @@ class Pull(FusedVariant):
         return {**space, "SOURCES_PER_WAIT": (1,)}  # each source has its own base address
 
     def plan(self, problem: AllGatherMatmul, fabric: Fabric, config: Config) -> Plan:
-        return FusedPlan(problem, fabric, config, _pull, config["CHUNKS"], {})
+        return FusedPlan(problem, fabric, config, _pull, config["CHUNKS"])
 
 
 VARIANT = Pull()

@@ -19,7 +19,7 @@ import triton.language as tl
 
 from taxfree_kernels.all_gather_matmul.fused import FusedPlan, FusedVariant
 from taxfree_kernels.all_gather_matmul.problem import AllGatherMatmul
-from taxfree_kernels.all_gather_matmul.tile import gathered_tile, push_chunk
+from taxfree_kernels.all_gather_matmul.tile import Shard, gathered_tile, push_chunk, running_slot
 from taxfree_kernels.device import sync
 from taxfree_kernels.device.pdl import gdc_wait
 from taxfree_kernels.device.peers import Peers
@@ -29,29 +29,23 @@ from taxfree_kernels.variant import Config, Plan
 
 @triton.jit(do_not_specialize=["rank", "own_rows", "m", "shard_rows"])
 def _push(
-    a_ptr, own_rows, w_ptr, stride_wk, stride_wn, bias_ptr, out_ptr, inbox_ptr, slot_elements,
-    control_ptr, partials_ptr, counters_ptr, heap_bases, rank, m, n, k, shard_rows, shard_columns,
-    GROUP: tl.constexpr, GATHER_DIM: tl.constexpr, HAS_BIAS: tl.constexpr, SENDERS: tl.constexpr,
-    CHUNKS: tl.constexpr, SEND_BLOCK: tl.constexpr, SOURCES_PER_WAIT: tl.constexpr,
-    TILE: tl.constexpr,
+    a_ptr, own_rows, weight, output, memory, rank, m, n, k, shard_rows, shard_columns,
+    GROUP: tl.constexpr, GATHER: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     gdc_wait(GROUP)
     program = tl.program_id(0)
-    generation = sync.running_generation(control_ptr)
-    peers = Peers(control_ptr, heap_bases, rank, generation)
-    slot_ptr = tl.multiple_of(inbox_ptr + (generation % 2) * slot_elements, 16)
-    if program < SENDERS:
-        push_chunk(
-            program, a_ptr, own_rows, slot_ptr, peers, shard_rows, shard_columns, GROUP, CHUNKS,
-            SEND_BLOCK,
-        )  # fmt: skip
+    generation = sync.running_generation(memory.control_ptr)
+    peers = Peers(memory.control_ptr, memory.heap_bases, rank, generation)
+    shard = Shard(a_ptr, own_rows, shard_rows, shard_columns)
+    slot_ptr = running_slot(memory, generation)
+    if program < GATHER.SENDERS:
+        push_chunk(program, shard, slot_ptr, peers, GROUP, GATHER)
     else:
         gathered_tile(
-            program - SENDERS, a_ptr, w_ptr, stride_wk, stride_wn, bias_ptr, out_ptr, slot_ptr,
-            peers, partials_ptr, counters_ptr, m, n, k, shard_rows, shard_columns, GROUP,
-            GATHER_DIM, HAS_BIAS, CHUNKS, SOURCES_PER_WAIT, False, TILE,
+            program - GATHER.SENDERS, shard, weight, output, memory, slot_ptr, peers, m, n, k,
+            GROUP, GATHER, TILE,
         )  # fmt: skip
-    sync.leave(control_ptr)
+    sync.leave(memory.control_ptr)
 
 
 class Push(FusedVariant):
@@ -61,7 +55,7 @@ class Push(FusedVariant):
 
     def plan(self, problem: AllGatherMatmul, fabric: Fabric, config: Config) -> Plan:
         senders = config["CHUNKS"] * (problem.world_size - 1)
-        return FusedPlan(problem, fabric, config, _push, senders, {"SENDERS": senders})
+        return FusedPlan(problem, fabric, config, _push, senders)
 
 
 VARIANT = Push()

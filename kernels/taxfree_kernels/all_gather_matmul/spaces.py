@@ -20,6 +20,15 @@ from taxfree_kernels.spaces import (
 from taxfree_kernels.variant import Config, Space
 
 
+def unsupported_reason(problem: AllGatherMatmul) -> str | None:
+    """Why no kernel of ours gathers for a problem, or None."""
+    if problem.world_size == 1:
+        return "one rank has no peers"
+    if problem.gathered_elements > 1 << 30:
+        return "its elements are counted in 32 bits"
+    return None
+
+
 def tile_space(problem: AllGatherMatmul, hardware: Hardware) -> Space:
     """How tiles are computed, for the device's own limits."""
     world_size = problem.world_size
@@ -224,7 +233,7 @@ def prune_reason(problem: AllGatherMatmul, hardware: Hardware, config: Config) -
 
 
 def tma_prune_reason(problem: AllGatherMatmul, hardware: Hardware, config: Config) -> str | None:
-    """As :func:`refuses`; there the loop is known to have steps."""
+    """As :func:`prune_reason`; here the loop after a wait is known to have steps."""
     parts, steps = config["K_PARTS"], -(-problem.shard_columns // config["BLOCK_K"])
     last = steps - (parts - 1) * steps_of_part(problem, config)
     if parts > 1 and last < config["SPLIT_K"]:

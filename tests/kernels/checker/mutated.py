@@ -103,7 +103,7 @@ GROUPS = {
     "gather: receive": Group(
         _GATHER, ("push", "pull", "push_tma"), (tile.wait_for_rows, tile.gathered_tile)
     ),
-    "gather: push": Group(_GATHER, ("push",), (push._push,)),
+    "gather: push": Group(_GATHER, ("push",), (push._push, tile.running_slot)),
     "gather: push_tma": Group(_GATHER, ("push_tma",), (push_tma._push_tma, tile.finish_tile)),
     "gather: pull": Group(_GATHER, ("pull",), (pull._pull,)),
     "gather: push_two_kernel": Group(_GATHER, ("push_two_kernel",), (push_two_kernel._send,)),
