@@ -12,7 +12,7 @@ from .conftest import TRITONS, run_python
 SPECIALISE = """
 import itertools, json
 import torch, triton
-from triton import meta-parameters
+from triton import knobs
 from taxfree_kernels.cross_compile.compile import AbsentDevice, target_of
 from taxfree_kernels.cross_compile.record import record
 from taxfree_kernels.hardware import KNOWN
@@ -23,7 +23,7 @@ def hook(*, key, compile, **rest):
     seen.append([str(key), str(compile["signature"]), str(compile["constants"]),
                  str(compile["configs"])])
     return True  # do not compile
-meta-parameters.runtime.jit_cache_hook = hook
+knobs.runtime.jit_cache_hook = hook
 
 for device, m in itertools.product(("h200", "mi300x"), (1, 16, 77)):
     problem = problem_class("all_gather_matmul")(m=m, n=256, k=512, world_size=2)
