@@ -11,7 +11,7 @@ import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from contextvars import Context, ContextVar
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any, Protocol
 
 import triton.language as tl
@@ -61,10 +61,10 @@ class Kernel:
         object.__setattr__(self, "constants", constants)
 
     def _constant(self, value: Any) -> Any:
-        """With constexprs as the fields of a tuple: Triton 3.6 takes them as they are."""
         is_compiled = hasattr(self.function, "params")  # interpreted functions have none
         if is_compiled and hasattr(value, "_fields"):
-            return value._make(map(tl.constexpr, value))
+            kind: Any = type(value)
+            return _with_constexprs(kind)._make(value)
         return value
 
     def resized(self, grid: int, last_args: tuple[Any, ...], **constants: Any) -> Kernel:
@@ -137,6 +137,20 @@ class Kernel:
         again = compiled[(self.grid, 1, 1)]
         fixed = (*self.last_args, *[self.constants[each] for each in rest])
         return lambda *args: again(*args, *fixed)
+
+
+@cache
+def _with_constexprs(kind: Any) -> Any:
+    """A NamedTuple whose fields are constexprs by name: Triton 3.6 takes what it finds as it is.
+
+    Its elements remain plain, for whoever writes a kernel's constants down as JSON.
+    """
+
+    def field(index: int) -> property:
+        return property(lambda self: tl.constexpr(self[index]))
+
+    fields = {name: field(index) for index, name in enumerate(kind._fields)}
+    return type(kind.__name__, (kind,), fields)
 
 
 _OTHER = GPUTarget("", "", 0)

@@ -12,8 +12,7 @@ import torch
 import triton
 import triton.language as tl
 
-from taxfree_kernels.device import packets, pdl
-from taxfree_kernels.device.fences import before_tma_loads
+from taxfree_kernels.device import fences, packets, pdl
 from taxfree_kernels.device.peers import Group, Peers
 
 #: kernels that only Hopper can run.
@@ -156,7 +155,7 @@ def bulk_copy_after_wait(data, word, want, out, BLOCK: tl.constexpr, GROUP: tl.c
 def good_bulk_copy(data, word, want, out, BLOCK: tl.constexpr, GROUP: tl.constexpr):
     seen = _wait(word, want)
     if seen >= want:
-        before_tma_loads(GROUP)
+        fences.before_tma_loads(GROUP)
         _read_box(data, out, BLOCK)
 
 
