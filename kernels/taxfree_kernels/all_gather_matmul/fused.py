@@ -9,7 +9,7 @@ import torch
 from taxfree_kernels.all_gather_matmul import spaces
 from taxfree_kernels.all_gather_matmul.constants import Gather
 from taxfree_kernels.all_gather_matmul.problem import AllGatherMatmul
-from taxfree_kernels.all_gather_matmul.tile import Memory, Output, Weight
+from taxfree_kernels.all_gather_matmul.tile import Memory
 from taxfree_kernels.device.peers import Group
 from taxfree_kernels.device.tiles import Tile
 from taxfree_kernels.fabric.base import Fabric
@@ -98,10 +98,12 @@ class FusedPlan(Plan):
         self, a: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor
     ) -> torch.Tensor:
         kernel, own_rows, boxes = self._sized[out.shape[0]]
-        operands = self._operands(a, weight, boxes)
-        kernel(a, own_rows, *operands, Output(out if bias is None else bias, out))
+        output = (out if bias is None else bias, out)
+        kernel(a, own_rows, *self._operands(a, weight, output, boxes))
         return out
 
-    def _operands(self, a: torch.Tensor, weight: torch.Tensor, boxes: Any) -> tuple[Any, ...]:
-        """How the kernel is given what tiles read."""
-        return (Weight(weight, *weight.stride()),)
+    def _operands(
+        self, a: torch.Tensor, weight: torch.Tensor, output: tuple[torch.Tensor, ...], boxes: Any
+    ) -> tuple[Any, ...]:
+        """The arguments of the kernel for what tiles read and write."""
+        return weight, weight.stride(), *output

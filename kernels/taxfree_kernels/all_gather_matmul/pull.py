@@ -17,7 +17,13 @@ import triton.language as tl
 
 from taxfree_kernels.all_gather_matmul.fused import FusedPlan, FusedVariant
 from taxfree_kernels.all_gather_matmul.problem import AllGatherMatmul
-from taxfree_kernels.all_gather_matmul.tile import Shard, gathered_tile, running_slot
+from taxfree_kernels.all_gather_matmul.tile import (
+    Output,
+    Shard,
+    Weight,
+    gathered_tile,
+    running_slot,
+)
 from taxfree_kernels.device import sync
 from taxfree_kernels.device.pdl import gdc_wait
 from taxfree_kernels.device.peers import Peers
@@ -29,8 +35,8 @@ from taxfree_kernels.variant import Config, Plan, Space
 
 @triton.jit(do_not_specialize=["rank", "own_rows", "m", "shard_rows"])
 def _pull(
-    a_ptr, own_rows, weight, output, memory, rank, m, n, k, shard_rows, shard_columns,
-    GROUP: tl.constexpr, GATHER: tl.constexpr, TILE: tl.constexpr,
+    a_ptr, own_rows, w_ptr, stride_w, bias_ptr, out_ptr, memory, rank, m, n, k, shard_rows,
+    shard_columns, GROUP: tl.constexpr, GATHER: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     gdc_wait(GROUP)
     program = tl.program_id(0)
@@ -47,6 +53,7 @@ def _pull(
         sync.signal(peers, program, tl.where(others, peer, rank), GROUP, mask=others)
     else:
         shard = Shard(a_ptr, own_rows, shard_rows, shard_columns)
+        weight, output = Weight(w_ptr, stride_w[0], stride_w[1]), Output(bias_ptr, out_ptr)
         gathered_tile(
             program - GATHER.SENDERS, shard, weight, output, memory, slot_ptr, peers, m, n, k,
             GROUP, GATHER, TILE, PULL=True,

@@ -19,7 +19,14 @@ import triton.language as tl
 
 from taxfree_kernels.all_gather_matmul.fused import FusedPlan, FusedVariant
 from taxfree_kernels.all_gather_matmul.problem import AllGatherMatmul
-from taxfree_kernels.all_gather_matmul.tile import Shard, gathered_tile, push_chunk, running_slot
+from taxfree_kernels.all_gather_matmul.tile import (
+    Output,
+    Shard,
+    Weight,
+    gathered_tile,
+    push_chunk,
+    running_slot,
+)
 from taxfree_kernels.device import sync
 from taxfree_kernels.device.pdl import gdc_wait
 from taxfree_kernels.device.peers import Peers
@@ -29,8 +36,8 @@ from taxfree_kernels.variant import Config, Plan
 
 @triton.jit(do_not_specialize=["rank", "own_rows", "m", "shard_rows"])
 def _push(
-    a_ptr, own_rows, weight, output, memory, rank, m, n, k, shard_rows, shard_columns,
-    GROUP: tl.constexpr, GATHER: tl.constexpr, TILE: tl.constexpr,
+    a_ptr, own_rows, w_ptr, stride_w, bias_ptr, out_ptr, memory, rank, m, n, k, shard_rows,
+    shard_columns, GROUP: tl.constexpr, GATHER: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     gdc_wait(GROUP)
     program = tl.program_id(0)
@@ -41,6 +48,7 @@ def _push(
     if program < GATHER.SENDERS:
         push_chunk(program, shard, slot_ptr, peers, GROUP, GATHER)
     else:
+        weight, output = Weight(w_ptr, stride_w[0], stride_w[1]), Output(bias_ptr, out_ptr)
         gathered_tile(
             program - GATHER.SENDERS, shard, weight, output, memory, slot_ptr, peers, m, n, k,
             GROUP, GATHER, TILE,

@@ -30,6 +30,7 @@ from taxfree_kernels.all_gather_matmul.constants import Gather, sends_to_self, s
 from taxfree_kernels.all_gather_matmul.fused import FusedPlan, FusedVariant
 from taxfree_kernels.all_gather_matmul.problem import AllGatherMatmul
 from taxfree_kernels.all_gather_matmul.tile import (
+    Output,
     Shard,
     finish_tile,
     nothing_yet,
@@ -169,11 +170,13 @@ class PushTmaPlan(FusedPlan):
         reads_own = problem.rows_of(self._rank) > 0
         return inbox, reads_own and not sends_to_self(problem, self._config)
 
-    def _operands(self, a: torch.Tensor, weight: torch.Tensor, boxes: Any) -> tuple[Any, ...]:
+    def _operands(
+        self, a: torch.Tensor, weight: torch.Tensor, output: tuple[torch.Tensor, ...], boxes: Any
+    ) -> tuple[Any, ...]:
         inbox, reads_own = boxes
         # of gather_dim 0 nothing else may be read
         a_desc = self._a_descriptors(a) if reads_own else inbox
-        return a_desc, self._w_descriptors(weight), inbox
+        return a_desc, self._w_descriptors(weight), inbox, Output(*output)
 
 
 class PushTma(FusedVariant):

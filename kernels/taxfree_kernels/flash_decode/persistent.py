@@ -23,7 +23,7 @@ from taxfree_kernels.device.peers import Peers
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.fabric.heap import Pool
 from taxfree_kernels.flash_decode import spaces
-from taxfree_kernels.flash_decode.attend import attend
+from taxfree_kernels.flash_decode.attend import Inputs, attend
 from taxfree_kernels.flash_decode.exchange import combine, merge_and_push, running_slot
 from taxfree_kernels.flash_decode.plans import (
     Attention,
@@ -145,7 +145,7 @@ class PersistentPlan(Plan):
         *inputs, out = tensors
         assert out is not None
         attention, size = self._attention, size_of(inputs)
-        self._sized[size](attention.args(inputs), *attention.last_args(size), out)
+        self._sized[size](Inputs(*attention.args(inputs)), *attention.last_args(size), out)
         return out
 
 

@@ -32,10 +32,11 @@ _MERGED_ELEMENTS = 4096  # float32 values of parts that a program of 4 warps loa
 
 @triton.jit(do_not_specialize=["batch", "capacity", "rank"])
 def _attend(
-    inputs, batch, capacity, parts, rank,
-    GROUP: tl.constexpr, HEADS: tl.constexpr, SPLIT: tl.constexpr,
+    q_ptr, k_ptr, v_ptr, lens_ptr, table_ptr, scaling_ptr, stride_k, stride_v, batch, capacity,
+    parts, rank, GROUP: tl.constexpr, HEADS: tl.constexpr, SPLIT: tl.constexpr,
 ):  # fmt: skip
     gdc_launch_dependents(GROUP)
+    inputs = Inputs(q_ptr, k_ptr, v_ptr, lens_ptr, table_ptr, scaling_ptr, stride_k, stride_v)
     attend(tl.program_id(0), inputs, batch, capacity, parts, rank, GROUP, HEADS, SPLIT)
 
 
@@ -126,14 +127,14 @@ class Attention:
         """The kernel of the splits, for sequences and keys of each."""
         return self._kernel.resized(self.programs(size[0]), self.last_args(size))
 
-    def args(self, inputs: Sequence[Any]) -> Inputs:
-        """The first argument with which a kernel calls ``attend``.
+    def args(self, inputs: Sequence[Any]) -> tuple[Any, ...]:
+        """The fields of :class:`Inputs`; in a call's own tuple they would cost the host more.
 
         Args:
             inputs: q, k, v, kv_lens, table and scaling, as the operation's ``make_inputs`` says.
         """
         q, k, v, kv_lens, table, scaling = inputs
-        return Inputs(
+        return (
             q, k, v, kv_lens, kv_lens if table is None else table,
             self._scaling if scaling is None else scaling, k.stride()[:3], v.stride()[:3],
         )  # fmt: skip
@@ -248,7 +249,7 @@ class DecodePlan(Plan):
         *inputs, out = tensors
         assert out is not None
         attend, *finishing = self._sized[size_of(inputs)]
-        attend(self.attention.args(inputs))
+        attend(*self.attention.args(inputs))
         self.finish(out, *finishing)
         return out
 
