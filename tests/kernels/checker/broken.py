@@ -16,7 +16,6 @@ from taxfree_kernels.launch import Kernel
 
 CALLS = 4
 LANES = 16
-_PAIR = tl.constexpr(Group(2, "interpreter"))
 
 
 @triton.jit
@@ -162,7 +161,7 @@ def _flag_in_data(
 @triton.jit
 def _told_by_words(
     data_ptr, words_ptr, slot_words, out_ptr, control_ptr, heap_bases, rank,
-    LANES: tl.constexpr, BREAK: tl.constexpr,
+    GROUP: tl.constexpr, LANES: tl.constexpr, BREAK: tl.constexpr,
 ):  # fmt: skip
     """Words that say that other data is there, which is what they cannot say."""
     generation = sync.running_generation(control_ptr)
@@ -173,35 +172,39 @@ def _told_by_words(
     tl.store(translate(box, peers, 1 - rank), generation)
     target = translate(words, peers, 1 - rank)
     packets.send(peers, target, lanes, 1 - rank)
-    packets.receive(peers, words, 1 - rank, _PAIR)
+    packets.receive(peers, words, 1 - rank, GROUP)
     tl.store(out_ptr, tl.load(box).to(tl.float32))
     sync.leave(control_ptr)
 
 
 @triton.jit
-def _first_of_two(data_ptr, box_ptr):
-    gdc_launch_dependents("cuda")
+def _first_of_two(data_ptr, box_ptr, GROUP: tl.constexpr):
+    gdc_launch_dependents(GROUP)
     tl.store(box_ptr + tl.program_id(0), tl.load(data_ptr + tl.program_id(0)))
 
 
 @triton.jit
-def _second_of_two(box_ptr, out_ptr, control_ptr, LANES: tl.constexpr, BREAK: tl.constexpr):
+def _second_of_two(
+    box_ptr, out_ptr, control_ptr,
+    GROUP: tl.constexpr, LANES: tl.constexpr, BREAK: tl.constexpr,
+):  # fmt: skip
     """Hands on what the kernel before, which may not have ended, stores."""
     lanes = tl.arange(0, LANES)
     sync.running_generation(control_ptr)
     if BREAK != "waits late":
-        gdc_wait("cuda")
+        gdc_wait(GROUP)
     loaded = tl.load(box_ptr + lanes)
     if BREAK == "waits late":
-        gdc_wait("cuda")
+        gdc_wait(GROUP)
     tl.store(out_ptr + tl.program_id(0) * LANES + lanes, loaded)
     sync.leave(control_ptr)
 
 
 def early(broken: str = "", seed: int = 0) -> Outcome:
     """A kernel that may begin before the one before it has ended."""
-    first = Kernel(_first_of_two, 3)
-    second = Kernel(_second_of_two, 2, {"LANES": 2, "BREAK": broken})
+    group = Group(2, "cuda")  # the only backend with early kernels
+    first = Kernel(_first_of_two, 3, {"GROUP": group})
+    second = Kernel(_second_of_two, 2, {"GROUP": group, "LANES": 2, "BREAK": broken})
 
     def setup(fabric: SimulatedFabric) -> list:
         data, box, out = torch.ones(4), torch.zeros(4), torch.zeros(4)
@@ -231,8 +234,12 @@ def one_way(*, signals_empty: bool, awaits_empty: bool, seed: int = 0) -> Outcom
 
 def flag_in_data(broken: str = "", seed: int = 0) -> Outcome:
     """In the last call's output is what was received in it, if nothing is wrong."""
-    function = _told_by_words if broken == "other data" else _flag_in_data
-    kernel = Kernel(function, 1, {"LANES": LANES, "BREAK": broken})
+    constants = {"LANES": LANES, "BREAK": broken}
+    if broken == "other data":
+        group = Group(2, "interpreter")
+        kernel = Kernel(_told_by_words, 1, constants | {"GROUP": group})
+    else:
+        kernel = Kernel(_flag_in_data, 1, constants)
     outputs = []
 
     def setup(fabric: SimulatedFabric) -> list:

@@ -106,7 +106,9 @@ GROUPS = {
     "gather: push": Group(_GATHER, ("push",), (push._push, tile.running_slot)),
     "gather: push_tma": Group(_GATHER, ("push_tma",), (push_tma._push_tma, tile.finish_tile)),
     "gather: pull": Group(_GATHER, ("pull",), (pull._pull,)),
-    "gather: push_two_kernel": Group(_GATHER, ("push_two_kernel",), (push_two_kernel._send,)),
+    "gather: push_two_kernel": Group(
+        _GATHER, ("push_two_kernel",), (push_two_kernel._send, tile.running_slot)
+    ),
     "gather: one_shot": Group(_GATHER, ("one_shot",), (one_shot._gather,)),
     "gather: overlap": Group(
         _GATHER, ("overlap",), (copies._meet, copies._announce, overlap._await)
@@ -177,7 +179,7 @@ GROUPS = {
         ),
     ),
     "decode: gather": Group(
-        _DECODE, ("gather",), (gather._gather, gather._copy_rows, decode_exchange.send_chunk)
+        _DECODE, ("gather", MIXED), (gather._gather, gather._copy_rows, decode_exchange.send_chunk)
     ),
     "decode: fine_wait": Group(
         _DECODE,
