@@ -257,8 +257,8 @@ OPTIONS = [
     Row("a negative seed", f"tune {HOST} {SHAPE} --seed -1", USAGE, "greater than or equal to 0",
         "--help"),
     Row("no schedules to check", "check --seeds 0", USAGE, "greater than or equal to 1", "--help"),
-    Row("another Triton without --compiled", "check --triton .", USAGE, "--triton is for",
-        "interpreted"),
+    Row("another Triton without --compiled", "check --triton .", USAGE,
+        "--triton needs --compiled", "interpreted, not compiled"),
     Row("a shape to compile", f"check --compiled {SHAPE}", USAGE,
         "--compiled takes neither --shapes", "default configs"),
     Row("schedules to compile", "check --compiled --seeds 100", USAGE,
@@ -441,7 +441,7 @@ MACHINE = [
 INTERRUPTED = Row(
     "Ctrl-C while it measures",
     "tune --fabric host --gpus 2 --shapes 5x32x32 --variant push --trials 1000",
-    ExitCode.INTERRUPTED, "interrupted", "goes on from what it has finished",
+    ExitCode.INTERRUPTED, "interrupted", "continues from its finished trials",
 )  # fmt: skip
 
 COMMANDS: Mapping[str, list[Row]] = {
@@ -500,7 +500,7 @@ TENSORS = [
     Call("wrong tensors on one rank: its peer", "with_wrong_tensors_on_one_rank", PEER_LOST,
          "rank 0 waited in vain", "all ranks make the same calls", ranks=(0,)),
     Call("a rank that does not call", "on_one_rank_alone", PEER_LOST, "rank 0 waited 1.5 s for",
-         "reset on all ranks", ranks=(0,)),
+         "reset the pool on all ranks", ranks=(0,)),
     Call("a problem of another world size", "prepare_for_other_ranks", USAGE,
          "is for 4 ranks, this group has 2", "world_size=2"),
     Call("a dict for a problem", "prepare_no_problem", USAGE, "is no problem",

@@ -15,10 +15,7 @@ __all__ = ["TIMEOUT_S", "emulate"]
 
 
 @triton.jit
-def _lose_signal(
-    control_ptr, channel, peer, generation, heap_bases, rank, mask=None,
-    WORLD: tl.constexpr = 1, BACKEND: tl.constexpr = "interpreter",
-):  # fmt: skip
+def _lose_signal(peers, channel, peer, GROUP: tl.constexpr, mask=None):
     pass
 
 

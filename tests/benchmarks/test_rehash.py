@@ -198,7 +198,7 @@ class TestExamining:
         held = document(tmp_path, row("push", OLD, CONFIG))
         digests = Digests({(SUBJECT, OLD): (LAUNCH,)})
         assert rehash.without_unused(digests, [held]).launches == digests.launches
-        monkeypatch.setattr(rehash, "current_hash", lambda _: None)
+        monkeypatch.setattr(measurements, "current_hash", lambda _: None)
         assert self.states(held, digests) == [("removed", "")]
         assert held.new_text() == held.text
         assert not rehash.without_unused(digests, [held]).launches
