@@ -16,13 +16,13 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import block_ranks
-from benchmarks.block_ranks import Block, Measured
-from benchmarks.commands import exit_code, keep, positive, positives
+from benchmarks.block_ranks import Block, PathTime
+from benchmarks.commands import exit_code, keep, parser, positive, positives
 from taxfree import devices
 from taxfree.errors import UsageError, WrongResult
-from taxfree.measuring.bench import TuningHistory
 from taxfree.measuring.trial import ERROR_ALLOWANCE
 from taxfree.settings import Settings
+from taxfree.tuning.history import TuningHistory
 from taxfree.workers.group import WorkerGroup
 from taxfree_tuning_db import default_path
 
@@ -30,8 +30,8 @@ FOLDER = Path(__file__).parent / "results" / "block"
 DEADLINE_S = 600.0
 
 
-def rows_of(block: Block, measured: Sequence[Measured]) -> Iterator[dict[str, Any]]:
-    """What a record says of a block, as JSON.
+def rows_of(block: Block, measured: Sequence[PathTime]) -> Iterator[dict[str, Any]]:
+    """Rows of a record for one block, as JSON.
 
     Raises:
         WrongResult: a path is less exact than the library may be.
@@ -60,29 +60,29 @@ def rows_of(block: Block, measured: Sequence[Measured]) -> Iterator[dict[str, An
 
 
 def time_block(
-    group: WorkerGroup, block: Block, knowledge: TuningHistory, repetitions: int
+    group: WorkerGroup, block: Block, history: TuningHistory, repetitions: int
 ) -> list[dict[str, Any]]:
-    """Rows of a record for one block.
+    """Time one block; returns rows of a record.
 
     Raises:
         WrongResult: a path is less exact than the library may be.
         TaskFailed: a rank could not run it.
     """
-    measured: list[Measured] = group.call(
-        f"{block_ranks.__name__}:measure",
+    measured: list[PathTime] = group.call(
+        block_ranks.measure,
         DEADLINE_S,
         block=block,
-        records=knowledge.records,
+        records=history.records,
         repetitions=repetitions,
     )[0]
     return list(rows_of(block, measured))
 
 
 def blocks(options: argparse.Namespace, world_size: int) -> list[Block]:
-    """The blocks that are asked for: sharded ones where rows divide over the ranks.
+    """The blocks of the options; sharded ones only where rows divide over the ranks.
 
     Raises:
-        UsageError: the inside of the block does not divide.
+        UsageError: the intermediate size does not divide over the ranks.
     """
     if options.intermediate % world_size:
         raise UsageError(
@@ -98,18 +98,16 @@ def blocks(options: argparse.Namespace, world_size: int) -> list[Block]:
 
 
 def main() -> int:
-    """Time the blocks that are asked for; returns the exit code."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--gpus", type=positive, help="ranks; all GPUs by default")
-    parser.add_argument("--fabric", default="auto")
-    parser.add_argument("--hidden", type=positive, default=8192)
-    parser.add_argument("--intermediate", type=positive, default=28672)
-    parser.add_argument("--rows", type=positives, default="1,16,64,512,2048")
-    parser.add_argument("--dtype", default="bfloat16")
-    parser.add_argument("--repetitions", type=positive, default=25)
-    parser.add_argument("--db", type=Path, help="the tuning database; the user's by default")
-    parser.add_argument("--out", type=Path, help="the record's file")
-    options = parser.parse_args()
+    """Run the command line; returns the exit code."""
+    made = parser(__doc__)
+    made.add_argument("--gpus", type=positive, help="ranks; all GPUs by default")
+    made.add_argument("--hidden", type=positive, default=8192)
+    made.add_argument("--intermediate", type=positive, default=28672)
+    made.add_argument("--rows", type=positives, default="1,16,64,512,2048")
+    made.add_argument("--dtype", default="bfloat16")
+    made.add_argument("--repetitions", type=positive, default=25)
+    made.add_argument("--db", type=Path, help="tuning database; the user's by default")
+    options = made.parse_args()
     return exit_code(lambda: _time_all(options))
 
 
@@ -119,13 +117,13 @@ def _time_all(options: argparse.Namespace) -> None:
     devices.require(fabric, world_size)
     wanted = blocks(options, world_size)
     path = options.db or default_path()
-    knowledge = TuningHistory.read(path, required=options.db is not None)
+    history = TuningHistory.read(path, required=options.db is not None)
     heap_bytes = devices.heap_bytes([each for block in wanted for each in block.problems])
     rows: list[dict[str, Any]] = []
     with WorkerGroup(world_size, fabric, heap_bytes, settings.timeout_s) as group:
         try:
             for block in wanted:
-                for row in time_block(group, block, knowledge, options.repetitions):
+                for row in time_block(group, block, history, options.repetitions):
                     rows.append(row)
                     print(
                         f"m={block.m} {block.activations:11}{row['path']:9}{row['mode']:6}"
@@ -133,7 +131,7 @@ def _time_all(options: argparse.Namespace) -> None:
                         f"{' + '.join(row['choices'].values())}",
                         flush=True,
                     )
-        finally:  # what is finished is kept, also where the rest is not
+        finally:  # finished blocks are kept if a later one fails
             if rows:
                 keep({"rows": rows}, group, fabric, FOLDER, options.out)
 

@@ -1,8 +1,8 @@
 """The block benchmark on the ranks: the MLP block of a model, tensor parallel, end to end.
 
-The first weight, gate and up side by side, is split by columns, the second by rows. If activations
-are replicated on all ranks, the block ends in ``matmul_all_reduce``; if they are sharded by rows
-(sequence parallel), it begins with ``all_gather_matmul`` and ends in ``matmul_reduce_scatter``.
+The first weight, gate and up side by side, is split by columns, the second by rows. With replicated
+activations the block ends in ``matmul_all_reduce``. With activations sharded by rows (sequence
+parallel) it begins with ``all_gather_matmul`` and ends in ``matmul_reduce_scatter``.
 """
 
 from __future__ import annotations
@@ -24,8 +24,7 @@ from taxfree_kernels.matmul_reduce_scatter.problem import MatmulReduceScatter
 from taxfree_kernels.variant import Plan, op_of, variants
 from taxfree_tuning_db import Record
 
-#: how a block is computed -> the variants of its operations, the first that serves; "dispatch" is
-#: what the tuning table says
+#: path -> the variants of its operations, of which the first that serves runs; None: dispatched
 PATHS: Mapping[str, Sequence[str] | None] = {
     "library": ("baseline",),
     "torch": ("torch_symm_mem", "torch_fused", "baseline"),
@@ -42,8 +41,8 @@ class Block:
 
     Args:
         m: rows of activations, over all ranks.
-        hidden, intermediate: columns of activations outside and inside of the block; the inside is
-            split over the ranks.
+        hidden, intermediate: columns of activations outside and inside the block; the intermediate
+            ones are split over the ranks.
         activations: "replicated" or "sharded".
     """
 
@@ -71,8 +70,8 @@ class Block:
 
 
 @dataclass(frozen=True)
-class Measured:
-    """One path in one mode.
+class PathTime:
+    """The time of one path in one mode.
 
     Args:
         choices: operation -> the variant that ran.
@@ -89,7 +88,7 @@ class Measured:
 
 def measure(
     fabric: Fabric, block: Block, records: Sequence[Record], repetitions: int
-) -> list[Measured]:
+) -> list[PathTime]:
     """Time all paths that serve a block together; collective."""
     inputs = _inputs(fabric, block, copies_needed(fabric, _weight_bytes(block)))
     exact = _reference(fabric, block, inputs[0])
@@ -106,7 +105,7 @@ def measure(
     tried = [(path, mode) for path in paths for mode in modes]
     calls = [(paths[path][0], mode) for path, mode in tried]
     return [
-        Measured(path, mode, timing, paths[path][1], errors[path])
+        PathTime(path, mode, timing, paths[path][1], errors[path])
         for (path, mode), timing in zip(
             tried, time_together(fabric, calls, repetitions), strict=True
         )
@@ -139,7 +138,7 @@ def _activate(inside: torch.Tensor) -> torch.Tensor:
 def _dispatched(
     fabric: Fabric, block: Block, records: Sequence[Record]
 ) -> tuple[list[_Op], dict[str, str]]:
-    """As an engine calls them: methods of a runtime."""
+    """Methods of a runtime, as an engine calls them."""
     runtime = Runtime.on_fabric(fabric, records)
     runtime.prepare(block.problems)
     ops = [getattr(runtime, op_of(problem)) for problem in block.problems]
@@ -190,7 +189,7 @@ def _weight_bytes(block: Block) -> int:
 def _inputs(fabric: Fabric, block: Block, copies: int) -> list[_Tensors]:
     """x, gate and up [hidden, 2 own_columns], down [own_columns, hidden]; K contiguous."""
     rows = block.m if block.activations == "replicated" else block.m // block.world_size
-    own = fabric.rank if block.activations == "sharded" else 0  # what is replicated has one seed
+    own = fabric.rank if block.activations == "sharded" else 0  # replicated rows have one seed
 
     def normal(size: tuple[int, int], seed: int, scale: float) -> torch.Tensor:
         generator = torch.Generator(device=fabric.device).manual_seed(seed)

@@ -1,21 +1,29 @@
-"""How the scripts here end: as the command line does, and with their records kept."""
+"""The scripts' common parts: options, exit codes, records of results, runtimes with one winner."""
 
 from __future__ import annotations
 
+import argparse
+import dataclasses
 import json
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from taxfree import fingerprints
+from taxfree._runtime.runtime import Runtime
 from taxfree.measuring import environment
 from taxfree.measuring.results import machine_name, write
 from taxfree.workers.group import WorkerGroup
 from taxfree_cli.exits import INTERRUPTED, failure
 from taxfree_cli.output import print_failure
+from taxfree_kernels.hardware import Hardware
+from taxfree_kernels.variant import op_of, variants
+from taxfree_tuning_db import Measurement, Record
 
 
 def positive(text: str) -> int:
-    """The integer above 0 that an option's text is; for `argparse`."""
+    """Parse an integer above 0; a type for `argparse`."""
     number = int(text)
     if number < 1:
         raise ValueError(text)
@@ -23,12 +31,20 @@ def positive(text: str) -> int:
 
 
 def positives(text: str) -> list[int]:
-    """Such integers, separated by commas."""
+    """Parse a comma-separated list of integers above 0."""
     return [positive(part) for part in text.split(",")]
 
 
+def parser(doc: str | None) -> argparse.ArgumentParser:
+    """Return a parser with the first line of a script's docstring, and --fabric and --out."""
+    made = argparse.ArgumentParser(description=(doc or "").partition("\n")[0])
+    made.add_argument("--fabric", default="auto")
+    made.add_argument("--out", type=Path, help="file of the record")
+    return made
+
+
 def exit_code(run: Callable[[], None]) -> int:
-    """Run a script; what goes wrong is told in a line, with a hint and an exit code."""
+    """Run a script; an error becomes a line, a hint and an exit code."""
     try:
         run()
     except KeyboardInterrupt:
@@ -49,18 +65,18 @@ def keep(
     out: Path | None,
     shared_gpus: int | None = None,
 ) -> None:
-    """Write what a script has found, with the machine that it was found on; says where.
+    """Write a script's record with its machine, and print the path.
 
     Args:
-        found: the record, as JSON, without what is written with it: ``schema``, ``environment``,
-            ``ranks``, and ``shared_gpus`` where GPUs were shared.
-        group: the ranks; may have ended.
-        folder: for records of GPUs; those of the host are only written where a user wants one.
-        out: the file that the user wants.
-        shared_gpus: how many GPUs the ranks shared; None where each had its own.
+        found: the record, as JSON; ``schema``, ``environment``, ``ranks``, and ``shared_gpus`` if
+            GPUs were shared, are added.
+        group: the ranks; it may have ended.
+        folder: for records of GPUs; those of the host fabric need `out`.
+        out: the file that the user asks for.
+        shared_gpus: the number of GPUs that the ranks shared; None if each had its own.
     """
     if out is None and fabric == "host":
-        print("not kept, because it is of the host; --out FILE keeps it")
+        print("not kept: times of the host fabric; --out FILE keeps them")
         return
     machine: dict[str, Any] = {"environment": environment.record(fabric, group.hardware)}
     machine["ranks"], suffix = group.world_size, ""
@@ -70,3 +86,28 @@ def keep(
     path = out or folder / name
     write(path, json.dumps({"schema": 1, **machine, **found}, indent=1) + "\n")
     print(f"wrote {path}")
+
+
+def record_of(problem: Any, variant: str, hardware: Hardware, mode: str) -> Record:
+    """Return a record by which a variant at its default config wins over the baseline."""
+    op = op_of(problem)
+
+    def measured(name: str, config: dict[str, Any], us: float) -> Measurement:
+        kernel_hash = fingerprints.kernel_hashes(op)[name]
+        return Measurement(name, config, kernel_hash, {mode: us}, {mode: 0.0}, 1, None)
+
+    config = variants(op)[variant].seed_configs(problem, hardware)[0]
+    return Record(
+        op, dataclasses.asdict(problem), fingerprints.hardware_fingerprint(hardware),
+        fingerprints.software_fingerprint(), measured(variant, config, 1.0),
+        measured("baseline", {}, 2.0), (), 1, 0.0, {"source": "user"},
+    )  # fmt: skip
+
+
+def call_of(runtime: Runtime, problem: Any, inputs: Any, **options: Any) -> Callable[[], Any]:
+    """Return a call of the runtime's method on the inputs that an operation makes."""
+    op = op_of(problem)
+    taken = {"matmul_all_reduce": 4, "flash_decode": 5}.get(op, 2)
+    if op == "all_gather_matmul":
+        options["gather_dim"] = problem.gather_dim
+    return partial(getattr(runtime, op), *inputs[:taken], **options)

@@ -1,12 +1,16 @@
-"""What the scripts that write documents share: tables in Markdown, and how old a row is."""
+"""The common parts of scripts that write documents: Markdown tables, updates, the age of rows."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import argparse
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from taxfree.fingerprints import kernel_hashes
 from taxfree.measuring.results import DISPATCH, Row, load
+
+ROOT = Path(__file__).parents[1]
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]], text: Sequence[int] = ()) -> str:
@@ -14,7 +18,7 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]], text: Sequence[i
 
     Args:
         header, rows: of as many cells each.
-        text: the columns of words, which stand left; numbers stand right.
+        text: the columns of words, which are left-aligned; numbers are right-aligned.
     """
     columns = range(len(header))
     named = [columns[each] for each in text]
@@ -23,14 +27,41 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]], text: Sequence[i
 
 
 def us(time: float | None) -> str:
-    """Microseconds, or nothing."""
+    """Microseconds, or a dash."""
     return "-" if time is None else f"{time:.1f}"
 
 
-def rows_of(path: Path) -> list[Row]:
-    """The rows of a result file, but for those of variants that were removed since.
+def check_parser(doc: str | None) -> argparse.ArgumentParser:
+    """Return a parser with the first line of a script's docstring, and --check."""
+    made = argparse.ArgumentParser(description=(doc or "").partition("\n")[0])
+    made.add_argument("--check", action="store_true", help="fail if a document is out of date")
+    return made
 
-    What dispatch ran stays.
+
+def with_block(document: Path, name: str, content: str) -> str:
+    """A document's text with new content between `<!-- name -->` and `<!-- end of name -->`."""
+    block = re.compile(rf"(<!-- {name} -->\n).*?(<!-- end of {name} -->)", re.DOTALL)
+    text = document.read_text(encoding="utf-8")
+    return block.sub(lambda found: f"{found[1]}\n{content}\n{found[2]}", text)
+
+
+def write_changed(texts: Mapping[Path, str], *, check: bool = False) -> bool:
+    """Write documents whose text has changed, and print their names; returns whether any has.
+
+    With `check`, nothing is written.
+    """
+    changed = {p: text for p, text in texts.items() if p.read_text(encoding="utf-8") != text}
+    for path, text in changed.items():
+        if not check:
+            path.write_text(text, encoding="utf-8")
+        print(f"{path.relative_to(ROOT)} {'is out of date' if check else 'updated'}")
+    return bool(changed)
+
+
+def rows_of(path: Path) -> list[Row]:
+    """The rows of a result file, without those of our variants that were removed since.
+
+    Rows of the dispatcher stay, whatever it ran.
     """
     return [row for row in load(path).rows if row.variant == DISPATCH or not is_removed(row)]
 
@@ -41,10 +72,10 @@ def ran(row: Row) -> str:
 
 
 def is_removed(row: Row) -> bool:
-    """Whether a row is of a variant of ours that is no more."""
+    """Whether a row is of a variant of ours that no longer exists."""
     return bool(row.kernel_hash) and ran(row) not in kernel_hashes(row.op)
 
 
-def is_todays(row: Row) -> bool:
-    """Whether what was measured is what stands in the sources today; or no kernel of ours."""
+def is_current(row: Row) -> bool:
+    """Whether a row has the hash of the current sources, or is not of a kernel of ours."""
     return row.kernel_hash == kernel_hashes(row.op).get(ran(row), "")

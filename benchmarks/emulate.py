@@ -1,20 +1,19 @@
-"""Times kernels of more ranks than there are GPUs: two play all of them. For who writes kernels.
+"""Emulates more ranks than there are GPUs, to time kernels: two GPUs act for all ranks.
 
     python -m benchmarks.emulate --ranks 8 --op matmul_all_reduce --dtype bf16 \\
         --shapes "m=1024 n=8192 k=3584" --try "push_two_shot STAGGERED=False,True" --try push
 
-Each of two GPUs computes what one of `--ranks` would, stores as much for its peers, and waits for
-as much of theirs; all of it goes to, and comes from, the other. So its compute units, its memory
-and its link do what they would do among `--ranks`. What is missing is the switch between many, the
-slowest of many, and right results: nothing is compared. Times are printed as emulated, beside the
-config, and are no measurement of `--ranks` GPUs; ``docs/lab/emulated-ranks.md`` has both side by
-side.
+Each of two GPUs computes the work of one of `--ranks`, stores as many bytes for its peers, and
+waits for as many; all of them go to, and come from, the other GPU. So its compute units, memory and
+link have the load of one of `--ranks`. The emulation lacks the switch between many GPUs, the
+slowest of many ranks, and right results: nothing is compared. Its times are not measurements of
+`--ranks` GPUs; ``docs/lab/emulated-ranks.md`` has both side by side.
 
-With `--alone` one GPU plays one rank. Nothing crosses a link and nothing is waited for: what is
-left is what the rank itself computes, stores and adds.
+With `--alone` one GPU emulates one rank. Nothing crosses a link, and no kernel waits: the time is
+that of the rank's own computing, storing and adding.
 
-Variants that call a collective or a copy engine have no part in this, nor has one whose channels
-depend on who sends. On the host fabric it shows that protocols go through; times are none.
+Variants that call a collective or a copy engine cannot be emulated, nor one whose channels depend
+on the sender. On the host fabric the emulation tests protocols, not times.
 """
 
 from __future__ import annotations
@@ -27,13 +26,13 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from benchmarks import emulate_ranks
-from benchmarks.commands import exit_code
-from benchmarks.emulate_ranks import Rehearsed
+from benchmarks.commands import exit_code, positive
+from benchmarks.emulate_ranks import Emulated
 from taxfree import devices
 from taxfree.errors import UsageError
-from taxfree.measuring.bench import deadline_s
+from taxfree.measuring.groups import deadline_s
 from taxfree.measuring.trial import Candidate
-from taxfree.shapes import ShapeRequest, expand, written
+from taxfree.shapes import ShapeRequest, expand, format_problem
 from taxfree.workers.group import WorkerGroup
 from taxfree_cli import interpreting
 from taxfree_kernels.fabric.layout import arena_bytes
@@ -44,20 +43,20 @@ from taxfree_kernels.variant import variants
 def candidates(
     op: str, problem: Any, hardware: Hardware, attempts: Sequence[str]
 ) -> list[Candidate]:
-    """What is tried: the default config of each fused variant, or what `attempts` say.
+    """The default config of each fused variant, or the candidates of `attempts`.
 
     Args:
         attempts: each a variant and meta-parameters that differ from its default config, as in
-            "push SIGNALS=64,16 num_warps=8"; lists are combined with each other.
+            "push SIGNALS=64,16 num_warps=8"; all combinations of listed values are tried.
 
     Raises:
-        UsageError: there is no such variant or knob.
+        UsageError: there is no such variant, meta-parameter or value.
     """
     if not attempts:
         attempts = [name for name, variant in variants(op).items() if variant.fused]
     found = []
     for attempt in attempts:
-        name, *knobs = attempt.split()
+        name, *settings = attempt.split()
         if name not in variants(op):
             raise UsageError(f"{op} has no variant {name!r}", f"one of: {', '.join(variants(op))}")
         variant = variants(op)[name]
@@ -65,7 +64,7 @@ def candidates(
             continue
         default = variant.seed_configs(problem, hardware)[0]
         space = variant.space(problem, hardware)
-        lists = dict(_values(knob, space) for knob in knobs)
+        lists = dict(_values(each, space) for each in settings)
         for values in itertools.product(*lists.values()):
             config = default | dict(zip(lists, values, strict=True))
             if variant.prune_reason(problem, hardware, config) is None:
@@ -73,15 +72,14 @@ def candidates(
     return found
 
 
-def _values(knob: str, space: Any) -> tuple[str, list[Any]]:
-    """A meta-parameter, and the values of its space that are asked for."""
-    name, _, said = knob.partition("=")
+def _values(setting: str, space: Any) -> tuple[str, list[Any]]:
+    """The meta-parameter and values of "NAME=VALUE,VALUE"."""
+    name, _, said = setting.partition("=")
     by_text = {str(value): value for value in space.get(name, ())}
     unknown = [each for each in said.split(",") if each not in by_text]
     if unknown:
-        raise UsageError(
-            f"{knob!r}: {name} cannot be {unknown[0]!r}", f"one of: {', '.join(by_text) or 'none'}"
-        )
+        hint = f"one of: {', '.join(by_text) or 'none'}"
+        raise UsageError(f"{setting!r}: {name} cannot be {unknown[0]!r}", hint)
     return name, [by_text[each] for each in said.split(",")]
 
 
@@ -92,41 +90,41 @@ def emulations(
     attempts: Sequence[str],
     repetitions: int,
     here: int = 2,
-) -> Iterator[tuple[Any, list[Rehearsed]]]:
-    """Rehearse problems one by one, each in processes of its own.
+) -> Iterator[tuple[Any, list[Emulated]]]:
+    """Emulate problems one by one, each in new processes; the fastest candidate comes first.
 
     Args:
         attempts: see :func:`candidates`.
-        repetitions: each of a chain of calls.
-        here: ranks that are there, two or one.
+        repetitions: of a chain of calls.
+        here: the number of real ranks, 2 or 1.
     """
     for problem in problems:
         arena = arena_bytes(problem.slot_bytes)
         heap = arena_bytes(problem.world_size * arena)
         with WorkerGroup(here, fabric, heap, emulate_ranks.TIMEOUT_S) as group:
             tried = candidates(op, problem, group.hardware, attempts)
-            found: list[Rehearsed] = group.call(
-                f"{emulate_ranks.__name__}:rehearse", deadline_s(group.hardware), op=op,
+            found: list[Emulated] = group.call(
+                emulate_ranks.emulate, deadline_s(group.hardware), op=op,
                 problem=dataclasses.asdict(problem), candidates=tried, arena_bytes=arena,
                 repetitions=repetitions,
             )[0]  # fmt: skip
         yield problem, sorted(found, key=_time)
 
 
-def _time(emulated: Rehearsed) -> float:
+def _time(emulated: Emulated) -> float:
     return float("inf") if emulated.timing is None else emulated.timing.median_us
 
 
 def main() -> int:
-    """Rehearse what is asked for; returns the exit code."""
+    """Run the command line; returns the exit code."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--ranks", type=int, default=8, help="that two GPUs play")
-    parser.add_argument("--alone", action="store_true", help="one GPU plays one of them")
+    parser.add_argument("--ranks", type=positive, default=8, help="ranks that two GPUs emulate")
+    parser.add_argument("--alone", action="store_true", help="one GPU emulates one of them")
     parser.add_argument("--op", default="all_gather_matmul")
     parser.add_argument("--shapes", action="append", required=True)
-    parser.add_argument("--dtype", help="for shapes that do not say")
+    parser.add_argument("--dtype", help="of shapes without one")
     parser.add_argument("--try", dest="attempts", action="append", default=[], metavar="VARIANT")
-    parser.add_argument("--repetitions", type=int, default=12, help="each of a chain of calls")
+    parser.add_argument("--repetitions", type=int, default=12, help="of a chain of calls")
     parser.add_argument("--fabric", default="auto")
     options = parser.parse_args()
     return exit_code(lambda: _print_all(options))
@@ -139,12 +137,14 @@ def _print_all(options: argparse.Namespace) -> None:
     request = ShapeRequest(options.shapes, world_sizes=(options.ranks,), dtype=options.dtype)
     problems = expand(options.op, request)
     if any(problem.world_size <= here for problem in problems):
-        raise UsageError("as many GPUs as ranks need none", "give more --ranks, or use bench")
+        raise UsageError(
+            f"--ranks {options.ranks} needs no emulation", "give more --ranks, or use taxfree bench"
+        )
     if fabric == "host":
-        interpreting.announce(options.op, problems)
+        interpreting.announce(problems)
     found = emulations(options.op, problems, fabric, options.attempts, options.repetitions, here)
     for problem, emulated in found:
-        print(written(options.op, dataclasses.asdict(problem)))
+        print(format_problem(options.op, dataclasses.asdict(problem)))
         for each in emulated:
             config = " ".join(f"{name}={value}" for name, value in each.candidate.config.items())
             us = "-" if each.timing is None else f"{each.timing.median_us:.1f} us {word}"

@@ -1,10 +1,10 @@
-"""What the two ranks of a emulation run; see :mod:`benchmarks.emulate`.
+"""The tasks of the two ranks of an emulation; see :mod:`benchmarks.emulate`.
 
-Ranks 0 and 1 exist, and each plays all absent ranks for the other. The absent ranks' arenas are on
-the other GPU, so that what is stored for them crosses the link and lands in separate memory. A
-signal from a rank to the one `distance` behind it arrives as if sent by the one as far before the
-receiver: ranks act symmetrically at the same time. LL packets arrive as their sender's own,
-and are awaited only from ranks that exist.
+Ranks 0 and 1 exist, and each acts for all absent ranks towards the other. The absent ranks' arenas
+are on the other GPU, so that stores to them cross the link and land in separate memory. Ranks act
+symmetrically at the same time: a signal to the rank `distance` behind arrives as if the rank as far
+before the receiver had sent it. LL packets keep their sender, and only those of existing ranks are
+awaited.
 
 A single rank waits for nobody, and all arenas are its own.
 """
@@ -21,7 +21,8 @@ import triton.language as tl
 
 from taxfree.measuring import timer
 from taxfree.measuring.trial import Calls, Candidate
-from taxfree_kernels.device import sync
+from taxfree_kernels.device import packets, sync
+from taxfree_kernels.device.peers import Peers
 from taxfree_kernels.fabric.barrier import DeviceBarrier
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.fabric.heap import Pool, SymmetricHeap
@@ -29,55 +30,40 @@ from taxfree_kernels.variant import Plan
 
 TIMEOUT_S = 5.0  # a wait of a kernel that cannot be emulated
 
-_signal, _receive, _load_words = sync.signal, sync.receive, sync._load_words
+_signal, _receive, _load_words = sync.signal, packets.receive, packets._load_words
 
 
 @triton.jit
-def _signal_as_another(
-    control_ptr, channel, peer, generation, heap_bases, rank, mask=None,
-    WORLD: tl.constexpr = 1, BACKEND: tl.constexpr = "interpreter",
-):  # fmt: skip
-    source = tl.where(peer == rank, rank, (1 - peer + WORLD) % WORLD)
+def _signal_as_another(peers, channel, peer, GROUP: tl.constexpr, mask=None):
+    rank = peers.rank
+    source = tl.where(peer == rank, rank, (1 - peer + GROUP.WORLD) % GROUP.WORLD)
     receiver = tl.where(peer == rank, rank, 1 - rank)
-    _signal(
-        control_ptr + (source - rank), channel, receiver, generation, heap_bases, rank, mask=mask,
-        WORLD=WORLD, BACKEND=BACKEND,
-    )  # fmt: skip
+    control_ptr = peers.control_ptr + (source - rank)
+    others = Peers(control_ptr, peers.heap_bases, rank, peers.generation)
+    _signal(others, channel, receiver, GROUP, mask=mask)
 
 
 @triton.jit
-def _receive_from_two(
-    control_ptr, words, source, generation, heap_bases, rank, mask=None,
-    WORLD: tl.constexpr = 1, BACKEND: tl.constexpr = "interpreter",
-):  # fmt: skip
-    needed = tl.broadcast_to((source == rank) | (source == 1 - rank), words.shape)
+def _receive_from_two(peers, words, source, GROUP: tl.constexpr, mask=None):
+    needed = tl.broadcast_to((source == peers.rank) | (source == 1 - peers.rank), words.shape)
     if mask is not None:
         needed = needed & mask
-    payload, arrived = _receive(
-        control_ptr, words, source, generation, heap_bases, rank, mask=needed,
-        WORLD=WORLD, BACKEND=BACKEND,
-    )  # fmt: skip
+    payload, arrived = _receive(peers, words, source, GROUP, mask=needed)
     return payload, arrived
 
 
 @triton.jit
-def _wait_for_nobody(
-    control_ptr, channel, source, generation, heap_bases, rank, mask=None,
-    WORLD: tl.constexpr = 1, BACKEND: tl.constexpr = "interpreter",
-):  # fmt: skip
-    return generation > 0
+def _wait_for_nobody(peers, channel, source, GROUP: tl.constexpr, mask=None):
+    return peers.generation > 0
 
 
 @triton.jit
-def _receive_at_once(
-    control_ptr, words, source, generation, heap_bases, rank, mask=None,
-    WORLD: tl.constexpr = 1, BACKEND: tl.constexpr = "interpreter",
-):  # fmt: skip
-    return _load_words(words, BACKEND).to(tl.int32), generation > 0
+def _receive_at_once(peers, words, source, GROUP: tl.constexpr, mask=None):
+    return _load_words(words, GROUP).to(tl.int32), peers.generation > 0
 
 
 @dataclass(frozen=True)
-class Rehearsed:
+class Emulated:
     """A candidate's time, or why it has none.
 
     Args:
@@ -90,25 +76,25 @@ class Rehearsed:
     reason: str = ""
 
 
-def rehearse(
+def emulate(
     fabric: Fabric,
     op: str,
     problem: dict[str, Any],
     candidates: Sequence[Candidate],
     arena_bytes: int,
     repetitions: int,
-) -> list[Rehearsed]:
-    """Time candidates of a problem of more ranks than there are; a task of two workers, or of one.
+) -> list[Emulated]:
+    """Time candidates of a problem of more ranks than exist; a task of two workers, or of one.
 
     Args:
         problem: fields of the operation's problem.
         arena_bytes: of each rank; those of all of them have to fit a slot of the pool.
     """
     if fabric.world_size == 1:
-        sync.wait, sync.receive = _wait_for_nobody, _receive_at_once
+        sync.wait, packets.receive = _wait_for_nobody, _receive_at_once
     else:
-        sync.signal, sync.receive = _signal_as_another, _receive_from_two
-    _play_others(fabric, problem["world_size"], arena_bytes)
+        sync.signal, packets.receive = _signal_as_another, _receive_from_two
+    _act_for_others(fabric, problem["world_size"], arena_bytes)
     calls = Calls(fabric, op, problem)
     calls.share_compilation(candidates)
     plans = [_plan_or_reason(calls, candidate) for candidate in candidates]
@@ -118,14 +104,14 @@ def rehearse(
     fabric.synchronize()
     fabric.pool.check()
     return [
-        Rehearsed(candidate, next(timings))
+        Emulated(candidate, next(timings))
         if isinstance(plan, Plan)
-        else Rehearsed(candidate, None, plan)
+        else Emulated(candidate, None, plan)
         for candidate, plan in zip(candidates, plans, strict=True)
     ]
 
 
-def _play_others(fabric: Fabric, ranks: int, arena_bytes: int) -> None:
+def _act_for_others(fabric: Fabric, ranks: int, arena_bytes: int) -> None:
     """Make a fabric of two, or one, look like one of `ranks`, with arenas in a slot of its pool."""
     arenas, _ = fabric.pool.slots(ranks * arena_bytes, torch.uint8)
     begins = fabric.heap_bases + fabric.heap.offset_of(arenas)
@@ -146,4 +132,4 @@ def _plan_or_reason(calls: Calls, candidate: Candidate) -> Plan | str:
         return plan
     calls.call(plan)(0)
     hang = calls.hang()
-    return plan if hang is None else f"its signals tell who sends them: {hang}"
+    return plan if hang is None else f"its signals depend on the sender: {hang}"

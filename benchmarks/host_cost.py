@@ -1,23 +1,21 @@
-"""Measures what a call takes the host, up to the driver's launch, without a GPU.
+"""Measures the host time of a call, up to the driver's launch, without a GPU.
 
     python -m benchmarks.host_cost
 
-Every fused variant is recorded as the winner of a problem on eight H200s, at its first config, and
-is called through the runtime with tensors that have no memory. Its kernels are compiled, but
-Triton's launcher is replaced by a no-op. What remains is the Python time of an eager call: in the
-runtime, in the plan and in Triton; first of one size again and again, then of many sizes that were
-prepared, each called once, and then each once more.
+A record makes every fused variant the winner of a problem on eight H200s, at its default config.
+The runtime calls it with tensors that have no memory. Its kernels are compiled, but a no-op
+replaces Triton's launcher. The remaining time is the Python time of an eager call in the runtime,
+the plan and Triton: of one size again and again, and of the first and second calls of many prepared
+sizes.
 """
 
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import statistics
 import sys
 import time
 from collections.abc import Callable
-from functools import partial
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
@@ -25,6 +23,7 @@ from unittest import mock
 import torch
 import triton
 
+from benchmarks.commands import call_of, record_of
 from taxfree import fingerprints
 from taxfree._runtime.plans import rows_of
 from taxfree._runtime.runtime import Runtime
@@ -33,8 +32,7 @@ from taxfree_kernels.cross_compile.record import GhostFabric
 from taxfree_kernels.fabric.layout import arena_bytes
 from taxfree_kernels.hardware import KNOWN
 from taxfree_kernels.meta import meta_tensors
-from taxfree_kernels.variant import problem_class, resized, variants
-from taxfree_tuning_db import Measurement, Record
+from taxfree_kernels.variant import op_of, problem_class, resized, variants
 
 H200 = KNOWN["h200"]
 PROBLEMS: dict[str, dict[str, Any]] = {
@@ -50,7 +48,7 @@ _SAMPLES, _CALLS = 9, 2000
 
 
 class _Rank(GhostFabric):
-    """One rank of a group whose peers agree to all."""
+    """One rank of a group whose peers agree to everything."""
 
     has_graphs = False
     group = SimpleNamespace(group_name="ghost")  # type: ignore[assignment]
@@ -74,7 +72,7 @@ class _IdleDevice(AbsentDevice):
 
 
 def microseconds(call: Callable[[], object]) -> float:
-    """Time per call, minimum over samples of many calls: other load can only add to it."""
+    """Time per call, the minimum over samples of many calls: other load can only add to it."""
     samples = []
     for _ in range(_SAMPLES):
         begin = time.perf_counter()
@@ -84,48 +82,29 @@ def microseconds(call: Callable[[], object]) -> float:
     return min(samples)
 
 
-def runtime_for(op: str, problem: Any, variant: str) -> Runtime:
-    """A runtime that a record makes run a variant, prepared for the sizes that it serves."""
-    config = variants(op)[variant].seed_configs(problem, H200)[0]
-
-    def measured(name: str, config: dict[str, Any], us: float) -> Measurement:
-        kernel_hash = fingerprints.kernel_hashes(op)[name]
-        return Measurement(name, config, kernel_hash, {"graph": us}, {"graph": 0.0}, 1, None)
-
-    record = Record(
-        op=op, problem=dataclasses.asdict(problem),
-        hardware=fingerprints.hardware_fingerprint(H200),
-        software=fingerprints.software_fingerprint(),
-        winner=measured(variant, config, 1.0), baseline=measured("baseline", {}, 2.0),
-        runners_up=(), trials=1, seconds_spent=0.0, provenance={"source": "user"},
-    )  # fmt: skip
+def runtime_for(problem: Any, variant: str) -> Runtime:
+    """A runtime that runs a variant, prepared for the sizes that its record serves."""
     rank = _Rank(_WORLD, H200, arena_bytes(problem.slot_bytes))
-    runtime = Runtime.on_fabric(rank, [record])
-    with mock.patch("taxfree._runtime.plans.vote", lambda group, value: [value] * _WORLD):
+    runtime = Runtime.on_fabric(rank, [record_of(problem, variant, H200, "graph")])
+    with mock.patch("taxfree._runtime.collectives.vote", lambda group, value: [value] * _WORLD):
         runtime.prepare([problem.for_rows(rows_of(problem) // 2 + 1, rows_of(problem))])
     return runtime
 
 
-def call_of(runtime: Runtime, op: str, problem: Any) -> Callable[[], object]:
-    """A call of the runtime's method for a problem."""
-    *inputs, _ = meta_tensors(problem)
-    if op == "all_gather_matmul":
-        return partial(runtime.all_gather_matmul, *inputs, gather_dim=problem.gather_dim)
-    if op == "flash_decode":
-        return partial(runtime.flash_decode, *inputs[:5])
-    return partial(getattr(runtime, op), *inputs[: 4 if op == "matmul_all_reduce" else 2])
+def _call(runtime: Runtime, problem: Any) -> Callable[[], Any]:
+    return call_of(runtime, problem, meta_tensors(problem)[:-1])
 
 
-def first_and_second_calls(op: str, problem: Any, variant: str) -> tuple[float, float]:
-    """Microseconds of the first call of each size that is served, and of the second; medians."""
-    runtime, name = runtime_for(op, problem, variant), fingerprints.rows_field(op)
-    call_of(runtime, op, problem)()  # compiles, as preparing does on a device
+def first_and_second_calls(problem: Any, variant: str) -> tuple[float, float]:
+    """Median microseconds of the first and of the second call of each size that is served."""
+    runtime, name = runtime_for(problem, variant), fingerprints.rows_field(op_of(problem))
+    _call(runtime, problem)()  # compiles, as preparing does on a device
     sizes = range(rows_of(problem) // 2 + 1, rows_of(problem))
     problems = [resized(problem, **{name: size}) for size in sizes]
     calls = [
-        call_of(runtime, op, each)
+        _call(runtime, each)
         for each in problems
-        if runtime.choice(each).variant == variant  # it may not serve a size
+        if runtime.choice(each).variant == variant  # which may not serve all sizes
     ]
     first, second = (statistics.median(map(_timed, calls)) for _ in range(2))
     return first, second
@@ -151,8 +130,8 @@ def main() -> int:
         for name, variant in variants(op).items():
             if not variant.fused or variant.unsupported_reason(problem, H200) is not None:
                 continue
-            us = microseconds(call_of(runtime_for(op, problem, name), op, problem))
-            pairs = [first_and_second_calls(op, problem, name) for _ in range(3)]
+            us = microseconds(_call(runtime_for(problem, name), problem))
+            pairs = [first_and_second_calls(problem, name) for _ in range(3)]
             first, second = (min(each) for each in zip(*pairs, strict=True))
             costs = f"{us:.1f} | {first:.1f} | {second:.1f} | {first / second:.2f}"
             print(f"| {op} | `{name}` | {costs} |", flush=True)

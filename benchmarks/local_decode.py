@@ -1,10 +1,10 @@
-"""Times our attention to the keys of one GPU beside torch's and FlashInfer's, on the same inputs.
+"""Times our attention on one GPU beside torch's and FlashInfer's, on the same inputs.
 
     python -m benchmarks.local_decode --shapes paper --shapes batches
 
 All implementations run interleaved in one worker, over rotated caches that together exceed L2.
-Ours are `baseline`, untuned, and `library` at each of its first configs. Planning on the host is
-not timed. A table is printed, and the result file, with every sample, is written under
+Ours are `baseline`, untuned, and `library` at each of its seed configs. Planning on the host is
+not timed. The script prints a table, and writes the result file, with every sample, under
 ``benchmarks/results/flash_decode``.
 """
 
@@ -26,12 +26,12 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.flex_attention import flex_attention
 from torch.nn.functional import scaled_dot_product_attention
 
-from benchmarks.commands import exit_code
+from benchmarks.commands import exit_code, parser
 from taxfree import devices, fingerprints
 from taxfree.errors import TaxfreeError, one_line
 from taxfree.measuring import environment, timer
-from taxfree.measuring.bench import deadline_s, group_for
 from taxfree.measuring.bounds import Bounds, Peaks, bounds, peaks
+from taxfree.measuring.groups import deadline_s, group_for
 from taxfree.measuring.results import Results, Row, Skipped, machine_name, save
 from taxfree.measuring.trial import Bench, Candidate, open_bench
 from taxfree.shapes import ShapeRequest, expand
@@ -44,15 +44,13 @@ PAGE = 16  # of a dense cache as FlashInfer sees it
 _WORKSPACE_BYTES = 128 << 20
 _REPETITIONS = {True: 25, False: 3}  # with, and without graphs
 
-_TASKS = "benchmarks.local_decode"
-
 #: one call on the i-th set of inputs; returns [batch, q_heads, v_head_dim], perhaps with ones
 Attend = Callable[[int], torch.Tensor]
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """One implementation, measured.
+class Implementation:
+    """The measurement of one implementation.
 
     Args:
         name: "baseline", "library" or a peer's.
@@ -72,7 +70,9 @@ class Outcome:
 # -- in the worker -------------------------------------------------------------------------------
 
 
-def measure_problem(fabric: Fabric, problem: dict[str, Any]) -> tuple[list[Outcome], Bounds, Peaks]:
+def measure_problem(
+    fabric: Fabric, problem: dict[str, Any]
+) -> tuple[list[Implementation], Bounds, Peaks]:
     """Check, then time, all implementations of a problem together; a task of the worker."""
     bench = open_bench(fabric, OP, problem)
     made: list[tuple[str, dict[str, Any], Callable[[], Attend]]] = [
@@ -103,17 +103,18 @@ def measure_problem(fabric: Fabric, problem: dict[str, Any]) -> tuple[list[Outco
 
 def _checked(
     bench: Bench, name: str, config: dict[str, Any], make: Callable[[], Attend]
-) -> tuple[Outcome, Attend | None]:
+) -> tuple[Implementation, Attend | None]:
     """Make an implementation and compare its result with the reference's."""
     try:
         attend = make()
         out = attend(0)
     except Exception as error:  # whatever a library raises is a reason to do without it
-        return Outcome(name, config, reason=one_line(error)), None
+        return Implementation(name, config, reason=one_line(error)), None
     error = bench.error_of(out.reshape(bench.outputs[0].shape))
     if not error <= 0.01:
-        return Outcome(name, config, error, reason=f"relative error {error:.2e}"), None
-    return Outcome(name, config, error), attend
+        reason = f"relative error {error:.2e}"
+        return Implementation(name, config, error, reason=reason), None
+    return Implementation(name, config, error), attend
 
 
 def _ours(bench: Bench, candidate: Candidate) -> Attend:
@@ -169,10 +170,10 @@ def flashinfer_decode(bench: Bench, library: Any) -> Attend:
     """
     problem, device = bench.problem, bench.fabric.device
     if problem.soft_cap or problem.window or problem.head_dim != problem.v_head_dim:
-        raise TaxfreeError("no soft cap, window or other head dimension of values is tried")
+        raise TaxfreeError("not tried with a soft cap, a window or another v_head_dim")
     page = problem.page_size or PAGE
     if problem.kv_len_per_rank % page:
-        raise TaxfreeError(f"a cache of {problem.kv_len_per_rank} keys is not whole pages")
+        raise TaxfreeError(f"{problem.kv_len_per_rank} keys are not a multiple of {page}")
     pages = problem.kv_len_per_rank // page
     per_sequence = torch.arange(problem.batch + 1, dtype=torch.int32, device=device) * pages
     full = torch.full((problem.batch,), page, dtype=torch.int32, device=device)
@@ -201,10 +202,10 @@ def _flashinfer(bench: Bench) -> Attend:
 
 def _require_plain(problem: Any, name: str) -> None:
     if problem.page_size or problem.soft_cap or problem.window:
-        raise TaxfreeError(f"{name} knows no pages, and no soft cap or window here")
+        raise TaxfreeError(f"{name} is called without pages, soft cap and window")
 
 
-#: name -> what makes a peer's implementation; raises what says why there is none
+#: name -> maker of another implementation; its error says why there is none
 PEERS: Mapping[str, Callable[[Bench], Attend]] = {
     "torch_sdpa": functools.partial(_torch, backend=None),
     "torch_flash": functools.partial(_torch, backend=SDPBackend.FLASH_ATTENTION),
@@ -221,19 +222,20 @@ def run(fabric: str, problems: Sequence[Any]) -> Iterator[Results]:
     """Measure problems of one rank each, and print a line for each implementation.
 
     Yields:
-        After each problem, what has been found so far.
+        After each problem, the results so far.
 
     Raises:
         TaskFailed: the fabric cannot be opened, or measuring failed.
     """
+    from benchmarks.local_decode import measure_problem  # this may be __main__, which ranks lack
+
     rows: list[Row] = []
     skipped: list[Skipped] = []
     with group_for(problems, fabric) as group:
         machine = environment.record(fabric, group.hardware)
         for problem in problems:
             fields = dataclasses.asdict(problem)
-            task = f"{_TASKS}:measure_problem"
-            answer = group.call(task, deadline_s(group.hardware), problem=fields)[0]
+            answer = group.call(measure_problem, deadline_s(group.hardware), problem=fields)[0]
             outcomes, limits, rates = answer
             found = [row for each in outcomes for row in _rows(problem, each, limits)]
             skipped += [
@@ -247,7 +249,7 @@ def run(fabric: str, problems: Sequence[Any]) -> Iterator[Results]:
             yield Results(machine | {"peaks": [peak]}, tuple(rows), tuple(skipped))
 
 
-def _rows(problem: Any, outcome: Outcome, limits: Bounds) -> list[Row]:
+def _rows(problem: Any, outcome: Implementation, limits: Bounds) -> list[Row]:
     cost, is_ours = problem.cost, outcome.name in variants(OP)
     return [
         Row(
@@ -285,12 +287,10 @@ def _print(problem: Any, rows: Sequence[Row], rates: Peaks) -> None:
 
 
 def main() -> int:
-    """Compare on one GPU; returns the exit code."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--shapes", action="append", help="as for taxfree bench; paper by default")
-    parser.add_argument("--fabric", default="auto")
-    parser.add_argument("--out", type=Path, help="the result file")
-    options = parser.parse_args()
+    """Run the command line; returns the exit code."""
+    made = parser(__doc__)
+    made.add_argument("--shapes", action="append", help="as for taxfree bench; paper by default")
+    options = made.parse_args()
     return exit_code(lambda: _compare(options))
 
 

@@ -1,13 +1,12 @@
-"""Calls four operations with ever new numbers of rows, as an engine does, and watches what is held.
+"""Calls four operations with ever new numbers of rows, as an engine does, and watches memory.
 
     python -m benchmarks.many_sizes --gpus 8
     python -m benchmarks.many_sizes --gpus 2 --share
 
-Ranges of rows are prepared; then come calls of random sizes, of which it keeps what the runtime and
-the device's allocator hold, how many kernels are compiled, and the host's time of the first call of
-a size and of later ones. Some outputs are compared with the float64 reference. Where ranks share a
-GPU, what is held and whether it is right holds as elsewhere; times of the host include waiting for
-one's turn, so their minimum is shown as well. The record is written to
+Ranges of rows are prepared, then called at random sizes. The record has the memory of the runtime
+and of the device's allocator, the number of compiled kernels, and the host time of first and later
+calls of a size. Some outputs are compared with the float64 reference. Where ranks share a GPU, host
+times include waiting for it, so their minimum is recorded too. The record is written to
 ``benchmarks/results/many_sizes``.
 """
 
@@ -24,7 +23,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.commands import exit_code, keep, positive
+from benchmarks.commands import call_of, exit_code, keep, parser, positive, record_of
 from taxfree import devices, fingerprints
 from taxfree._runtime.runtime import Runtime
 from taxfree.errors import WrongResult
@@ -32,16 +31,14 @@ from taxfree.workers.group import WorkerGroup
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.fabric.gpu import SHARING
 from taxfree_kernels.fabric.layout import arena_bytes
-from taxfree_kernels.variant import op_of, operation, problem_class, resized, variants
-from taxfree_tuning_db import Measurement, Record
+from taxfree_kernels.variant import op_of, operation, problem_class, resized
 
 FOLDER = Path(__file__).parent / "results" / "many_sizes"
-TASK = f"{__name__ if __name__ != '__main__' else 'benchmarks.many_sizes'}:serve"
 DEADLINE_S = 400.0
-_SETTLED = 100  # calls after which nothing may grow any more
-_ATTENDING = 100  # one call in so many is attention: an interpreter takes a second for it
+_SETTLED = 100  # calls after which no memory may grow
+_ATTENTION_EVERY = 100  # calls: one interpreted call takes a second
 
-#: operation -> its winner, the sizes that are called, and its problem, on GPUs and interpreted.
+#: operation -> its winner, the largest size, and the problem's fields on GPUs and interpreted
 SERVED: dict[str, tuple[str, int, dict[str, Any], dict[str, Any]]] = {
     "all_gather_matmul": ("push", 2000, {"n": 768, "k": 1536}, {"n": 16, "k": 16}),
     "matmul_all_reduce": (
@@ -62,26 +59,32 @@ def serve(fabric: Fabric, calls: int, seed: int) -> dict[str, Any]:
     """Call; a task of the workers.
 
     Returns:
-        What was found on this rank: `wrong` outputs of those `compared`; after the first calls and
-        at the end, what the runtime says that it holds and the bytes that the allocator, or the
-        process, holds; `kernels` by operation; microseconds of calls.
+        Of this rank: `wrong` outputs of those `compared`; after the first calls and at the end, the
+        runtime's account of its memory and the bytes of the allocator, or of the process;
+        `kernels` by operation; microseconds of calls.
     """
     problems = [_problem(op, fabric) for op in SERVED]
-    runtime = Runtime.on_fabric(fabric, [_record(fabric, each) for each in problems])
+    runtime = Runtime.on_fabric(
+        fabric,
+        [record_of(each, SERVED[op_of(each)][0], fabric.hardware, "eager") for each in problems],
+    )
     runtime.prepare([each.for_rows(1, SERVED[op_of(each)][1]) for each in problems])
     *matmuls, attention = problems
     sizes, seen, held = random.Random(seed), set[Any](), []
     first, later, compared, wrong = [], [], 0, 0
     for call in range(calls):
-        problem = attention if call % _ATTENDING == 0 else matmuls[call % 3]
+        problem = attention if call % _ATTENTION_EVERY == 0 else matmuls[call % 3]
         problem = _of_size(problem, sizes.randint(1, SERVED[op_of(problem)][1]))
         is_compared = sizes.random() < 0.02 and fabric.has_graphs
         inputs = operation(op_of(problem)).make_inputs(
             problem, fabric.rank, 1, fabric.device, integers=is_compared
         )
         fabric.synchronize()
+        is_attention = op_of(problem) == "flash_decode"
+        options = {"scale": float(inputs[5][0])} if is_attention else {}
+        called = call_of(runtime, problem, inputs, **options)
         begin = time.perf_counter()
-        out = _called(runtime, problem, inputs)
+        out = called()
         us = (time.perf_counter() - begin) * 1e6
         (later if problem in seen else first).append(us)
         seen.add(problem)
@@ -120,34 +123,8 @@ def _of_size(problem: Any, size: int) -> Any:
     return resized(problem, **{fingerprints.rows_field(op_of(problem)): size})
 
 
-def _record(fabric: Fabric, problem: Any) -> Record:
-    """A record by which a variant of ours serves the fewest rows, as where they win."""
-    op = op_of(problem)
-    variant, hashes = SERVED[op][0], fingerprints.kernel_hashes(op)
-    config = variants(op)[variant].seed_configs(problem, fabric.hardware)[0]
-    winner, baseline = (
-        Measurement(name, knobs, hashes[name], {"eager": us}, {"eager": 0.0}, 1, None)
-        for name, knobs, us in ((variant, config, 1.0), ("baseline", {}, 2.0))
-    )
-    return Record(
-        op, dataclasses.asdict(problem), fingerprints.hardware_fingerprint(fabric.hardware),
-        fingerprints.software_fingerprint(), winner, baseline, (), 1, 0.0, {"source": "user"},
-    )  # fmt: skip
-
-
-def _called(runtime: Runtime, problem: Any, inputs: Any) -> torch.Tensor:
-    op = op_of(problem)
-    if op == "all_gather_matmul":
-        return runtime.all_gather_matmul(*inputs, gather_dim=1)
-    if op == "matmul_all_reduce":
-        return runtime.matmul_all_reduce(*inputs[:4])
-    if op == "matmul_reduce_scatter":
-        return runtime.matmul_reduce_scatter(*inputs)
-    return runtime.flash_decode(*inputs[:5], scale=float(inputs[5][0]))
-
-
 def _bytes_held(fabric: Fabric) -> int:
-    """By the device's allocator; interpreted, by the process."""
+    """Bytes of the device's allocator; of the process, if interpreted."""
     if fabric.has_graphs:
         return int(torch.cuda.memory_allocated())
     return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
@@ -161,24 +138,23 @@ def _summary(times: list[float]) -> dict[str, float]:
 
 def main(arguments: list[str] | None = None) -> int:
     """Run; returns the exit code."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--gpus", type=positive, help="ranks; default: all GPUs")
-    parser.add_argument("--share", action="store_true", help="ranks share the GPUs that are there")
-    parser.add_argument("--calls", type=positive, default=10_000)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", type=Path, help="the record's file")
-    options = parser.parse_args(arguments)
+    made = parser(__doc__)
+    made.add_argument("--gpus", type=positive, help="ranks; default: all GPUs")
+    made.add_argument("--share", action="store_true", help="ranks share the GPUs that are there")
+    made.add_argument("--calls", type=positive, default=10_000)
+    made.add_argument("--seed", type=int, default=0)
+    options = made.parse_args(arguments)
     return exit_code(lambda: _run(options))
 
 
 def _run(options: argparse.Namespace) -> None:
-    fabric, there = devices.fabric_for("auto"), devices.available_gpus()
+    from benchmarks.many_sizes import serve  # this may be __main__, which ranks lack
+
+    fabric, there = devices.fabric_for(options.fabric), devices.available_gpus()
     ranks = options.gpus or there or 2
     variables = {SHARING: "1"} if options.share else {}
     with WorkerGroup(ranks, fabric, arena_bytes(64 << 20), 30.0, variables) as group:
-        found = group.call(TASK, DEADLINE_S, calls=options.calls, seed=options.seed)
+        found = group.call(serve, DEADLINE_S, calls=options.calls, seed=options.seed)
         shared = there if options.share else None
         record = {"calls": options.calls, "seed": options.seed, "found": found[0]}
         print(record)

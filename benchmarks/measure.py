@@ -1,13 +1,12 @@
-"""Measures everything that the documents show, on the GPUs of one node: an hour or more.
+"""Measures all results of the documents, on the GPUs of one node: an hour or more.
 
     python -m benchmarks.measure --gpus 8             # everything
-    python -m benchmarks.measure --gpus 8 --dry-run   # only say what would be run
+    python -m benchmarks.measure --gpus 8 --dry-run   # print the commands
     python -m benchmarks.measure --gpus 8 --only tune --only bench --op matmul_all_reduce
 
-Each step is a command that can also be run by itself. Records go to the tuning database, and
-results to the files under ``benchmarks/results`` from which tables, targets and pictures are made;
-a step that fails leaves its files as they were. The trials of a search are kept, so that a second
-run continues the first.
+Each step is a command that can also be run by itself. Records go to the tuning database, results to
+``benchmarks/results``, the source of tables, targets and pictures. A step that fails changes no
+file. The trials of a search are kept, so that a second run continues the first.
 """
 
 from __future__ import annotations
@@ -28,11 +27,11 @@ from benchmarks.commands import positive
 from taxfree import devices
 from taxfree.measuring.results import machine_name, write
 
-RESULTS = Path("benchmarks/results")  # it runs where the sources are
+RESULTS = Path("benchmarks/results")  # in the working directory, the checkout
 INTERMEDIATE = 3584  # of a model's block, on each rank: a Llama 70B's over 8
 _BLOCK_ROWS = "1,16,64,512,2048"
 _BLOCK_SUMS = f"n=8192 k={INTERMEDIATE}"
-_MINUTES = 10  # that most steps are given
+_MINUTES = 10  # limit of most steps
 #: operation -> the shapes of its result file
 SHAPES: Mapping[str, Sequence[str]] = {
     "all_gather_matmul": (
@@ -59,12 +58,12 @@ class Step:
     """A command.
 
     Args:
-        kind: "tune", "bench", ...: what `--only` asks for.
+        kind: "tune", "bench", ...; a value of `--only`.
         arguments: of Python.
-        minutes: after which it is ended.
-        file: that it makes.
-        option: before the file's name in the arguments; None when it prints what goes there, and
-            a name in capitals for a variable of its environment.
+        minutes: time limit.
+        file: the file that it writes.
+        option: the option, or the variable of the environment (in capitals), that names the file;
+            None if the command prints the content.
     """
 
     kind: str
@@ -74,7 +73,7 @@ class Step:
     option: str | None = None
 
     def _command(self, file: Path | None) -> tuple[dict[str, str], list[str], Path | None]:
-        """Variables, Python's arguments, and where output goes, so that `file` is made."""
+        """Variables, Python's arguments, and the file of stdout, so that `file` is written."""
         if file is None:
             return {}, [*self.arguments], None
         if self.option is None:
@@ -90,7 +89,7 @@ class Step:
         return " ".join(words) + (f" > {output}" if output else "")
 
     def run(self) -> str | None:
-        """Run it; returns what went wrong, or None."""
+        """Run the command; returns the failure, or None."""
         if self.file is None:
             return self._run(None)
         with tempfile.TemporaryDirectory() as folder:
@@ -116,7 +115,7 @@ class Step:
 
 
 def steps(gpus: int, machine: str, trials: int, budget: int) -> Iterator[Step]:
-    """All steps on so many GPUs, in the order of need.
+    """All steps, in order.
 
     Args:
         machine: as result files name it, "nvidia-h200".
@@ -166,7 +165,7 @@ def steps(gpus: int, machine: str, trials: int, budget: int) -> Iterator[Step]:
 
 
 def run_all(wanted: Sequence[Step]) -> int:
-    """Run steps one after the other, whatever becomes of each; returns the exit code."""
+    """Run all steps in order, also after failures; returns the exit code."""
     failed = []
     for number, step in enumerate(wanted, 1):
         print(f"[{number}/{len(wanted)}] {step}", flush=True)

@@ -1,35 +1,31 @@
-"""How wrong the cost model is on measured rows, and where its fitted numbers come from.
+"""The error of the cost model on measured rows, and the fit of its numbers.
 
     python benchmarks/model_error.py           # the tables of errors, into docs/cost-model.md
-    python benchmarks/model_error.py --check   # fails where those are out of date
-    python benchmarks/model_error.py --fit     # the numbers of H200, fitted anew
+    python benchmarks/model_error.py --check   # fail if those are out of date
+    python benchmarks/model_error.py --fit     # fit the numbers of H200
 
-Rows are of benchmarks/results/<op>/nvidia-h200-x*.json. Those of the sizes in FITTED are fitted to;
+The rows are those of benchmarks/results/<op>/nvidia-h200-x*.json. The fit uses the sizes in FITTED;
 all others are held out. The dispatcher's rows repeat those of variants and are left out.
 
-Each file was measured on a host of its own: how fast that was is fitted to the file's fitted rows,
-by two numbers (`Host`), and taken into account for its other rows.
+Each file was measured on another host. Two numbers (`Host`) describe its speed; they are fitted to
+the file's fitted rows, and applied to its other rows.
 """
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import math
-import re
 import statistics
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, TypeVar
 
-from benchmarks.documents import table
+from benchmarks.documents import ROOT, check_parser, table, with_block, write_changed
 from taxfree.cost_model import H200, Machine, modelled_variants, times, vendor_us
 from taxfree.measuring.results import Row, load
 from taxfree_kernels.variant import problem_class, variants
 
-ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks/results"
 #: operation -> the field of its problems, and the values of it, that machines are fitted to
 FITTED = {
@@ -39,15 +35,14 @@ FITTED = {
     "matmul_reduce_scatter": ("m", (1024,)),
 }
 DOCUMENT = ROOT / "docs/cost-model.md"
-_BLOCK = re.compile(r"(<!-- model error -->\n).*?(<!-- end of model error -->)", re.DOTALL)
 _TURNS = 3
 
 _T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
-class Measured:
-    """A row, and the file that it is from."""
+class FittedRow:
+    """A row and the name of its file, the visit."""
 
     row: Row
     visit: str
@@ -58,31 +53,31 @@ class Measured:
 
     @property
     def is_fitted(self) -> bool:
-        """Whether the machine's numbers were fitted to this row among others."""
+        """Whether the row is one that the machine's numbers are fitted to."""
         field, values = FITTED[self.row.op]
         return self.row.problem[field] in values
 
 
-def rows() -> list[Measured]:
-    """All measured rows of variants that are modelled, but for the dispatcher's; by their age."""
+def rows() -> list[FittedRow]:
+    """All measured rows of modelled variants, without the dispatcher's, oldest file first."""
     paths = [path for op in FITTED for path in RESULTS.glob(f"{op}/nvidia-h200-x*.json")]
     results = {str(path.relative_to(RESULTS).with_suffix("")): load(path) for path in paths}
     visits = sorted(results, key=lambda visit: results[visit].environment["created"])
     return [
-        Measured(row, visit)
+        FittedRow(row, visit)
         for visit in visits
         for row in results[visit].rows
-        if row.variant in modelled_variants(row.op) and _has_its_knobs(row)
+        if row.variant in modelled_variants(row.op) and _is_of_space(row)
     ]
 
 
-def _has_its_knobs(row: Row) -> bool:
-    """Whether a row's variant is still made of the same parts."""
+def _is_of_space(row: Row) -> bool:
+    """Whether a row's variant still has all meta-parameters of the row."""
     problem = problem_class(row.op)(**row.problem)
     return row.config.keys() <= variants(row.op)[row.variant].space(problem, H200.hardware).keys()
 
 
-def error(machine: Machine, measured: Measured) -> float:
+def error(machine: Machine, measured: FittedRow) -> float:
     """Modelled over measured time, minus one."""
     row = measured.row
     found = times(machine, measured.problem, row.variant, row.config)
@@ -119,10 +114,10 @@ class Host:
         return dataclasses.replace(machine, **numbers)
 
 
-def hosts(machine: Machine, measured: Sequence[Measured]) -> dict[str, Host]:
+def hosts(machine: Machine, measured: Sequence[FittedRow]) -> dict[str, Host]:
     """The host of each visit, from rows that may be fitted to.
 
-    The machine's launches are those of the newest visit. What rows do not tell stays near 1.
+    The machine's launches are those of the newest visit. Undetermined numbers stay near 1.
     """
     visits = list(dict.fromkeys(each.visit for each in measured))
     found = {}
@@ -133,7 +128,7 @@ def hosts(machine: Machine, measured: Sequence[Measured]) -> dict[str, Host]:
             if each.visit == visit and each.is_fitted and each.row.mode == "eager"
         ]
 
-        def distance(host: Host, group: Sequence[Measured] = group) -> float:
+        def distance(host: Host, group: Sequence[FittedRow] = group) -> float:
             moved = abs(math.log(host.slowness)) + abs(math.log(host.launches))
             return _distance(dict.fromkeys(visits, host.of(machine)), group) + moved / 50
 
@@ -142,7 +137,7 @@ def hosts(machine: Machine, measured: Sequence[Measured]) -> dict[str, Host]:
     return found
 
 
-def machines(machine: Machine, measured: Sequence[Measured]) -> dict[str, Machine]:
+def machines(machine: Machine, measured: Sequence[FittedRow]) -> dict[str, Machine]:
     """The machine with the host of each visit."""
     return {visit: host.of(machine) for visit, host in hosts(machine, measured).items()}
 
@@ -150,23 +145,17 @@ def machines(machine: Machine, measured: Sequence[Measured]) -> dict[str, Machin
 # -- the fit --
 
 _GIVEN = (
-    "hardware",
-    "flops_per_s",
-    "memory_bytes_per_s",
-    "link_bytes_per_s",
-    "copy_bytes_per_s",
-    "gap_us",
-    "round_trip_us",
-)
+    "hardware", "flops_per_s", "memory_bytes_per_s", "link_bytes_per_s", "copy_bytes_per_s",
+    "gap_us", "round_trip_us",
+)  # fmt: skip
 _OF_THE_VENDOR = ("matmul_start_us", "split_us")
 
 
-def fit(measured: Sequence[Measured], machine: Machine) -> Machine:
+def fit(measured: Sequence[FittedRow], machine: Machine) -> Machine:
     """The machine whose times are closest to those of the rows to fit.
 
-    Rates found in result files are fixed, and so are those that only a profile could tell. The
-    vendor's matmul is fitted to its own times only. The rest is fitted in turn with the visits'
-    hosts.
+    Rates from result files are fixed, and so are those that need a profile. The vendor's matmul is
+    fitted to its own times only. The other numbers are fitted in turn with the visits' hosts.
     """
     measured = [each for each in measured if each.is_fitted]
     matmuls = [each for each in measured if each.row.op != "flash_decode"]
@@ -201,7 +190,7 @@ def _descend(start: _T, names: Sequence[str], distance: Callable[[_T], float]) -
     return at
 
 
-def _of_the_vendor(machine: Machine, measured: Sequence[Measured]) -> float:
+def _of_the_vendor(machine: Machine, measured: Sequence[FittedRow]) -> float:
     return statistics.fmean(
         abs(math.log(vendor_us(machine, each.problem) / each.row.t_gemm_us))
         for each in measured
@@ -209,7 +198,7 @@ def _of_the_vendor(machine: Machine, measured: Sequence[Measured]) -> float:
     )
 
 
-def _distance(by_visit: Mapping[str, Machine], measured: Iterable[Measured]) -> float:
+def _distance(by_visit: Mapping[str, Machine], measured: Iterable[FittedRow]) -> float:
     """The mean over groups of one operation, variant and mode, which weigh sqrt(their rows)."""
     groups: dict[tuple[str, str, str], list[float]] = {}
     for each in measured:
@@ -222,12 +211,12 @@ def _distance(by_visit: Mapping[str, Machine], measured: Iterable[Measured]) -> 
 # -- the tables --
 
 
-def tables(machine: Machine, measured: Sequence[Measured]) -> str:
-    """Both, as in the document."""
+def tables(machine: Machine, measured: Sequence[FittedRow]) -> str:
+    """Both tables, as in the document."""
     return f"{table_of_errors(machine, measured)}\n{table_of_hosts(machine, measured)}"
 
 
-def table_of_errors(machine: Machine, measured: Sequence[Measured]) -> str:
+def table_of_errors(machine: Machine, measured: Sequence[FittedRow]) -> str:
     """Median and worst error by variant and mode, fitted and held-out rows apart, in Markdown."""
     by_visit = machines(machine, measured)
     columns = ("variant", "mode", "fitted rows", "median", "held-out rows", "median", "worst")
@@ -245,7 +234,7 @@ def table_of_errors(machine: Machine, measured: Sequence[Measured]) -> str:
     return table(columns, lines, text=[0, 1])
 
 
-def table_of_hosts(machine: Machine, measured: Sequence[Measured]) -> str:
+def table_of_hosts(machine: Machine, measured: Sequence[FittedRow]) -> str:
     """The visits' hosts, and the median error of held-out eager rows without and with them."""
     columns = ("measured rows", "host", "launches of ours", "eager, one host", "eager, own host")
     lines = []
@@ -263,7 +252,7 @@ def table_of_hosts(machine: Machine, measured: Sequence[Measured]) -> str:
     return table(columns, lines, text=[0])
 
 
-def _cells(by_visit: Mapping[str, Machine], measured: Sequence[Measured]) -> tuple[str, ...]:
+def _cells(by_visit: Mapping[str, Machine], measured: Sequence[FittedRow]) -> tuple[str, ...]:
     errors = [(abs(error(by_visit[each.visit], each)), each.is_fitted) for each in measured]
     fitted = [found for found, is_fitted in errors if is_fitted]
     held_out = [found for found, is_fitted in errors if not is_fitted]
@@ -280,7 +269,7 @@ def _percent(of: Callable[[Sequence[float]], float], errors: Sequence[float]) ->
     return f"{of(errors):.0%}" if errors else ""
 
 
-def held_out_errors(machine: Machine, measured: Sequence[Measured]) -> dict[str, float]:
+def held_out_errors(machine: Machine, measured: Sequence[FittedRow]) -> dict[str, float]:
     """Operation -> median over the rows that nothing was fitted to."""
     by_visit = machines(machine, measured)
     return {
@@ -295,10 +284,7 @@ def held_out_errors(machine: Machine, measured: Sequence[Measured]) -> dict[str,
 
 def main() -> int:
     """Write the tables, check them, or fit; returns the exit code."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument(
-        "--check", action="store_true", help="fail where the tables are out of date"
-    )
+    parser = check_parser(__doc__)
     parser.add_argument("--fit", action="store_true", help="print the fitted numbers of H200")
     options = parser.parse_args()
     measured = rows()
@@ -306,15 +292,9 @@ def main() -> int:
         for name, value in dataclasses.asdict(fit(measured, H200)).items():
             print(f"{name}={value:.3g}" if isinstance(value, float) else f"{name}: given")
         return 0
-    text = DOCUMENT.read_text(encoding="utf-8")
-    found = tables(H200, measured)
-    updated = _BLOCK.sub(lambda block: f"{block[1]}\n{found}\n{block[2]}", text)
-    if updated == text:
-        return 0
-    if not options.check:
-        DOCUMENT.write_text(updated, encoding="utf-8")
-    print(f"{DOCUMENT.relative_to(ROOT)} {'is out of date' if options.check else 'updated'}")
-    return 1 if options.check else 0
+    updated = with_block(DOCUMENT, "model error", tables(H200, measured))
+    is_outdated = write_changed({DOCUMENT: updated}, check=options.check)
+    return int(is_outdated and options.check)
 
 
 if __name__ == "__main__":

@@ -1,15 +1,15 @@
-"""Calls every variant that has kernels of ours very often, and compares every output.
+"""Calls every variant with kernels of ours very often, and compares every output.
 
     python -m benchmarks.soak --gpus 4 --calls 1000000
 
-All operations' variants take turns on one pool, and each also runs alone; in captured graphs and
-eagerly; with pauses between calls and between the kernels of a call, then also with pauses inside
-kernels. Each case is run with generations that cross the 31-bit and 32-bit limits halfway, and with
-generations that end just below the limit of the generation word. It stops at the first mismatch
-(exit code 4) or lost peer (5). The record is written to ``benchmarks/results/soak``.
+All variants take turns on one pool, and each also runs alone; in captured graphs and eagerly; with
+pauses between calls and between the kernels of a call, then also inside kernels. Each case runs
+with generations that cross the 31-bit and 32-bit limits halfway, and with generations that end just
+below the limit of the generation word. The soak stops at the first mismatch (exit code 4) or lost
+peer (5). The record is written to ``benchmarks/results/soak``.
 
-With ``--share``, ranks share the GPUs that are there, which shows that protocols hold for more
-ranks than GPUs, on the GPU's own memory; links and speed are then not those of so many GPUs.
+With ``--share``, more ranks than GPUs share the GPUs, which tests the protocols on the GPU's own
+memory, but neither links nor speed.
 """
 
 from __future__ import annotations
@@ -24,15 +24,14 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import soak_ranks
-from benchmarks.commands import exit_code, keep, positive
+from benchmarks.commands import exit_code, keep, parser, positive
 from benchmarks.soak_ranks import Member, Stretch
 from taxfree import devices
 from taxfree.errors import TaxfreeError, WrongResult, one_line
 from taxfree.workers.group import WorkerGroup
-from taxfree_kernels.checker.problems import tiny_problems
-from taxfree_kernels.device import sync
+from taxfree_kernels.device import control
 from taxfree_kernels.fabric.gpu import SHARING
-from taxfree_kernels.variant import operation_names
+from taxfree_kernels.variant import operation_names, operation_shapes
 
 FOLDER = Path(__file__).parent / "results" / "soak"
 PAUSES = ("between", "inside")
@@ -40,8 +39,7 @@ SHARES = {"graph": 0.85, "eager": 0.15}  # of the calls
 TIMEOUT_S = 20.0
 DEADLINE_S = 300.0
 
-_TASKS = soak_ranks.__name__
-_END = 2**63 // sync.ONE_CALL.value  # the generation that its word does not hold any more
+_END = 2**63 // control.ONE_CALL.value  # the first generation that overflows its word
 
 
 @dataclass(frozen=True)
@@ -83,7 +81,7 @@ def soak(
     """Soak one group of ranks that has run no kernels yet, about `calls` times.
 
     Raises:
-        WrongResult: an output differed; says where.
+        WrongResult: an output differs.
         TaskFailed: a peer was lost.
         TaxfreeError: a variant could not be made ready.
     """
@@ -100,15 +98,15 @@ def soak(
 
 
 def _members(group: WorkerGroup, seed: int, pauses: str) -> list[Member]:
-    """The members of a soak, made ready on all ranks.
+    """Prepare the members of a soak on all ranks.
 
     Raises:
-        TaxfreeError: no config of some variant could be compiled.
+        TaxfreeError: no config of a variant can be compiled.
     """
     arguments = {"seed": seed, "configs": 2, "inside": pauses == "inside"}
     members: list[Member]
     left_out: list[tuple[Member, str]]
-    members, left_out = group.call(f"{_TASKS}:make_ready", DEADLINE_S, **arguments)[0]
+    members, left_out = group.call(soak_ranks.make_ready, DEADLINE_S, **arguments)[0]
     there = {(member.op, member.variant) for member in members}
     for member, reason in left_out:
         print(f"left out: {member}: {reason}", file=sys.stderr)
@@ -131,7 +129,7 @@ def _row(
     seconds = 0.0
     for first, count in _stretches(calls, mode):
         run = {"members": chosen, "mode": mode, "first_generation": first, "calls": count}
-        stretches: list[Stretch] = group.call(f"{_TASKS}:run", DEADLINE_S, **run)
+        stretches: list[Stretch] = group.call(soak_ranks.run, DEADLINE_S, **run)
         for rank, stretch in enumerate(stretches):
             _require_right(rank, stretch, members, f"{mode}, pauses {pauses}, from {first} on")
         for member, times in zip(members, stretches[0].calls, strict=True):
@@ -164,16 +162,13 @@ def _require_right(rank: int, stretch: Stretch, members: Sequence[Member], where
 
 
 def record(
-    rows: Sequence[Row],
-    seed: int,
-    us_per_load: float,
-    stopped_by: str | None,
+    rows: Sequence[Row], seed: int, us_per_load: float, stopped_by: str | None
 ) -> dict[str, Any]:
     """The content of a record, as JSON.
 
     Args:
-        us_per_load: how long a pause is for each of its loads.
-        stopped_by: what ended the soak before its end, such as a mismatch: it is in no row.
+        us_per_load: duration of a pause for each of its loads.
+        stopped_by: the error that ended the soak, such as a mismatch; it is in no row.
     """
     calls, seconds = sum(row.calls for row in rows), sum(row.seconds for row in rows)
     longest = soak_ranks.MOST_LOADS * us_per_load
@@ -194,17 +189,13 @@ def record(
 
 
 def main() -> int:
-    """Soak the GPUs that are asked for; returns the exit code."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--gpus", type=positive, help="ranks; all GPUs by default")
-    parser.add_argument("--share", action="store_true", help="ranks share the GPUs that are there")
-    parser.add_argument(
-        "--calls", type=positive, default=1_000_000, help="at least so many, in total"
-    )
-    parser.add_argument("--fabric", default="auto")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", type=Path, help="the record's file")
-    options = parser.parse_args()
+    """Run the command line; returns the exit code."""
+    made = parser(__doc__)
+    made.add_argument("--gpus", type=positive, help="ranks; all GPUs by default")
+    made.add_argument("--share", action="store_true", help="ranks share the GPUs that are there")
+    made.add_argument("--calls", type=positive, default=1_000_000, help="at least, in total")
+    made.add_argument("--seed", type=int, default=0)
+    options = made.parse_args()
     return exit_code(lambda: _soak_all(options))
 
 
@@ -216,25 +207,23 @@ def _soak_all(options: argparse.Namespace) -> None:
     if shared_gpus is None:
         devices.require(fabric, world_size)
     variables = {} if shared_gpus is None else {SHARING: "1"}
-    problems = [each for op in operation_names() for each in tiny_problems(op, world_size)]
+    problems = [each for op in operation_names() for each in operation_shapes(op).tiny(world_size)]
     heap_bytes = devices.heap_bytes(problems)
     modes = ["eager"] if fabric == "host" else ["graph", "eager"]
     rows: list[Row] = []
     us_per_load, stopped_by = 0.0, None
     try:
-        for pauses in PAUSES:  # each with kernels of its own, hence with processes of its own
+        for pauses in PAUSES:  # each compiles other kernels, in new processes
             with WorkerGroup(world_size, fabric, heap_bytes, TIMEOUT_S, variables) as group:
                 for row in soak(group, pauses, modes, options.calls // len(PAUSES), options.seed):
                     print(row, flush=True)
-                    # not before the first: a soak is of ranks that have run no kernels
-                    us_per_load = us_per_load or max(
-                        group.call(f"{_TASKS}:us_per_load", DEADLINE_S)
-                    )
+                    # not before the first row: a soak needs ranks that have run no kernels
+                    us_per_load = us_per_load or max(group.call(soak_ranks.us_per_load, DEADLINE_S))
                     rows.append(row)
     except BaseException as error:
         stopped_by = one_line(error)
         raise
-    finally:  # what is finished is kept, also where the rest is not
+    finally:  # finished rows are kept if a later one fails
         if rows:
             found = record(rows, options.seed, us_per_load, stopped_by)
             longest_us = us_per_load * soak_ranks.MOST_LOADS

@@ -1,12 +1,11 @@
 """The soak on the ranks: calls in random order, pauses, changing inputs, outputs compared.
 
-Everything between two calls happens on the device, without the host: before a call, one kernel
-pauses, copies in one of a few sets of inputs and poisons the output; after it, another compares the
-output with that set's result. The set, and each rank's pause, are drawn from the number of the
-call, which is in device memory, so that each replay of a graph draws new ones.
+All work between two calls is on the device. Before a call, a kernel pauses, copies one of a few
+sets of inputs and poisons the output; after it, another compares the output with that set's result.
+The set and each rank's pause are drawn from the number of the call in device memory, so each replay
+of a graph draws new ones.
 
-Inputs are small integers, for which a result is exact in any order of summation: one value that
-differs is a mismatch.
+Inputs are small integers, whose sums are exact in any order: one different value is a mismatch.
 """
 
 from __future__ import annotations
@@ -26,20 +25,27 @@ import torch.distributed as dist
 import triton
 import triton.language as tl
 
-from taxfree_kernels.checker.problems import tiny_problems
 from taxfree_kernels.cross_compile.record import record
-from taxfree_kernels.device import sync
+from taxfree_kernels.device import control, packets, sync
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.fabric.layout import ALIGNMENT
 from taxfree_kernels.launch import Kernel, compiling, launch_normally, launching_through
-from taxfree_kernels.variant import Plan, Variant, operation, operation_names, variants
+from taxfree_kernels.problem import MatmulProblem
+from taxfree_kernels.variant import (
+    Plan,
+    Variant,
+    operation,
+    operation_names,
+    operation_shapes,
+    variants,
+)
 
 SETS = 16  # of inputs, for each problem
-_TIMES_K = 8  # few enough for sums of small integers to be exact in bfloat16
+_TIMES_K = 8  # sums of so many small integers are exact in bfloat16
 GRAPH_CALLS = 200
-GRAPHS = 2  # orders of calls that are captured, for each choice of members
+GRAPHS = 2  # captured orders of calls, for each choice of members
 MOST_LOADS = 64  # of a pause, one after another
-MOST_LOADS_INSIDE = 16  # of a pause inside a kernel: many programs make one
+MOST_LOADS_INSIDE = 16  # of a pause inside a kernel, where many programs pause
 
 # -- kernels ------------------------------------------------------------------------------------
 
@@ -55,10 +61,10 @@ def _draw(stream, number):
 
 @triton.jit(do_not_specialize=["loads"])
 def _load(word_ptr, loads):
-    """Load a word that is not negative, so many times, one after another."""
+    """Load a non-negative word `loads` times, one after another."""
     seen = tl.zeros((), tl.int64)
     for _ in range(loads):
-        # Makes the address depend on the last load, though the offset is always 0.
+        # The address depends on the last load, though the offset is always 0.
         seen = tl.load(word_ptr + (seen < 0).to(tl.int32), volatile=True)
 
 
@@ -84,7 +90,7 @@ def _begin(
         call_ptr: int64, the number of the call.
         rows_ptr: int32 [SETS, words]; inputs_ptr: int32 [words].
         out_ptr: [elements].
-        seed, stream: of what all ranks draw alike, and of what each draws for itself.
+        seed, stream: random streams of all ranks together, and of this rank.
     """
     call = tl.load(call_ptr)
     _pause(call_ptr, stream, call, MOST)
@@ -127,74 +133,56 @@ def _end(
 
 # -- pauses inside kernels ----------------------------------------------------------------------
 
-_signal, _wait, _send, _receive = sync.signal, sync.wait, sync.send, sync.receive
+_signal, _wait, _send, _receive = sync.signal, sync.wait, packets.send, packets.receive
 
 
 @triton.jit
-def _pause_inside(control_ptr, generation, rank):
-    number = generation * 4096 + tl.program_id(0)
-    _pause(control_ptr + sync.LIMIT, rank, number, _INSIDE)
+def _pause_inside(peers):
+    number = peers.generation * 4096 + tl.program_id(0)
+    _pause(peers.control_ptr + control.LIMIT, peers.rank, number, _INSIDE)
 
 
 @triton.jit
-def _late_signal(
-    control_ptr, channel, peer, generation, heap_bases, rank, mask=None,
-    WORLD: tl.constexpr = 1, BACKEND: tl.constexpr = "interpreter",
-):  # fmt: skip
-    _pause_inside(control_ptr, generation, rank)
-    _signal(
-        control_ptr, channel, peer, generation, heap_bases, rank, mask=mask,
-        WORLD=WORLD, BACKEND=BACKEND,
-    )  # fmt: skip
+def _late_signal(peers, channel, peer, GROUP: tl.constexpr, mask=None):
+    _pause_inside(peers)
+    _signal(peers, channel, peer, GROUP, mask=mask)
 
 
 @triton.jit
-def _late_wait(
-    control_ptr, channel, source, generation, heap_bases, rank, mask=None,
-    WORLD: tl.constexpr = 1, BACKEND: tl.constexpr = "interpreter",
-):  # fmt: skip
-    arrived = _wait(
-        control_ptr, channel, source, generation, heap_bases, rank, mask=mask,
-        WORLD=WORLD, BACKEND=BACKEND,
-    )  # fmt: skip
-    _pause_inside(control_ptr, generation, rank)
+def _late_wait(peers, channel, source, GROUP: tl.constexpr, mask=None):
+    arrived = _wait(peers, channel, source, GROUP, mask=mask)
+    _pause_inside(peers)
     return arrived
 
 
 @triton.jit
-def _late_send(control_ptr, words, payload, peer, generation=None, mask=None):
-    _pause_inside(control_ptr, sync.running_generation(control_ptr), tl.program_id(0))
-    _send(control_ptr, words, payload, peer, generation, mask=mask)
+def _late_send(peers, words, payload, peer, mask=None):
+    _pause_inside(peers)
+    _send(peers, words, payload, peer, mask=mask)
 
 
 @triton.jit
-def _late_receive(
-    control_ptr, words, source, generation, heap_bases, rank, mask=None,
-    WORLD: tl.constexpr = 1, BACKEND: tl.constexpr = "interpreter",
-):  # fmt: skip
-    payload, arrived = _receive(
-        control_ptr, words, source, generation, heap_bases, rank, mask=mask,
-        WORLD=WORLD, BACKEND=BACKEND,
-    )  # fmt: skip
-    _pause_inside(control_ptr, generation, rank)
+def _late_receive(peers, words, source, GROUP: tl.constexpr, mask=None):
+    payload, arrived = _receive(peers, words, source, GROUP, mask=mask)
+    _pause_inside(peers)
     return payload, arrived
 
 
 @contextlib.contextmanager
 def pausing_inside() -> Iterator[None]:
-    """Within the context, programs pause between data and signal, and between wait and use.
+    """Make programs pause between data and signal, and between wait and use.
 
-    For kernels that have not run yet in this process: compiled ones stay as they are.
+    Kernels that are already compiled in this process do not change.
     """
     sync.signal, sync.wait = _late_signal, _late_wait
-    sync.send, sync.receive = _late_send, _late_receive
+    packets.send, packets.receive = _late_send, _late_receive
     try:
         yield
     finally:
-        sync.signal, sync.wait, sync.send, sync.receive = _signal, _wait, _send, _receive
+        sync.signal, sync.wait, packets.send, packets.receive = _signal, _wait, _send, _receive
 
 
-# -- what is called -----------------------------------------------------------------------------
+# -- members -------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -209,7 +197,7 @@ class Member:
 
 @dataclass(frozen=True)
 class Stretch:
-    """What came of calls made back to back, on one rank.
+    """The outcome of back-to-back calls on one rank.
 
     Args:
         seconds: from a barrier until this rank was done.
@@ -224,7 +212,7 @@ class Stretch:
 
 
 class _Bank:
-    """The sets of inputs of a problem with their results, and the buffers that calls use."""
+    """The sets of inputs of a problem with their results, and the buffers of calls."""
 
     def __init__(self, fabric: Fabric, op: str, problem: Any) -> None:
         found, rank, device = operation(op), fabric.rank, fabric.device
@@ -250,7 +238,7 @@ def _packed(tensors: Sequence[torch.Tensor | None], device: torch.device) -> tor
 def _unpacked(
     row: torch.Tensor, like: Sequence[torch.Tensor | None]
 ) -> tuple[torch.Tensor | None, ...]:
-    """Tensors laid out as those that were packed, in the memory of `row`."""
+    """Tensors with the layouts of the packed ones, in the memory of `row`."""
     found: list[torch.Tensor | None] = []
     begin, row = 0, row.view(torch.uint8)
     for tensor in like:
@@ -266,20 +254,20 @@ def _unpacked(
 
 
 class _PausingLauncher:
-    """Takes the launcher's place for one call: a pause before each kernel but the first."""
+    """Replaces the launcher for one call: pauses before each kernel but the first."""
 
     def __init__(self, pause: Callable[[], None]) -> None:
         self._pause, self._has_begun = pause, False
 
     def __call__(self, kernel: Kernel, args: tuple[Any, ...]) -> None:
         if self._has_begun:
-            Context().run(self._pause)  # whose kernel is nobody's to pause before
+            Context().run(self._pause)  # whose own kernel is launched without a pause
         self._has_begun = True
         launch_normally(kernel, args)
 
 
 class _Caller:
-    """A member's plan with the kernels that go before, between and behind its own.
+    """A member's plan with the kernels before, between and after its own.
 
     Args:
         counters: the number of the call; mismatches and the first one, by member.
@@ -313,7 +301,7 @@ class _Caller:
         )
 
     def call(self) -> None:
-        """Make one call, and all that belongs to it."""
+        """Make one call with its pauses and its comparison."""
         self._begin()
         with launching_through(_PausingLauncher(self._pause)):
             self._run()
@@ -334,10 +322,10 @@ class Soak:
 
     Args:
         fabric: of this rank; all members share its pool.
-        seed: of configs, of the order of calls and of all that is drawn on the device.
-        configs: of each variant on each problem: its default, and others drawn from its space.
-            One that a compiler refuses is left out.
-        inside: whether programs pause, too; for kernels that have not run in this process.
+        seed: of configs, of the order of calls and of the draws on the device.
+        configs: number per variant and problem: the default, and others drawn from the space.
+            A config that does not compile is left out.
+        inside: whether programs pause too; for kernels that have not run in this process.
     """
 
     def __init__(self, fabric: Fabric, seed: int, configs: int, inside: bool) -> None:
@@ -373,7 +361,7 @@ class Soak:
         fabric = self._fabric
         fused = [member for member in candidates if _variant(member).fused]
         for member in fused[fabric.rank :: fabric.world_size]:
-            with contextlib.suppress(Exception):  # all ranks meet it again, and vote on it
+            with contextlib.suppress(Exception):  # recurs in _add, where all ranks vote
                 self._caller(member).compile()
         fabric.barrier()
 
@@ -383,7 +371,7 @@ class Soak:
         try:
             caller = self._caller(member)
             caller.compile()
-        except Exception as error:  # whatever a compiler raises is a reason to leave it out
+        except Exception as error:  # whatever a compiler raises is the reason
             reason = f"{type(error).__name__}: {error}"
         reasons: list[str | None] = [None] * self._fabric.world_size
         dist.all_gather_object(reasons, reason, self._fabric.group)
@@ -441,7 +429,7 @@ class Soak:
     ) -> list[tuple[torch.cuda.CUDAGraph, Counter[int]]]:
         """Graphs of these members' calls in different orders, with how often each is called."""
         if members not in self._graphs:
-            for member in members:  # before the first capture, libraries have to set themselves up
+            for member in members:  # libraries initialise before the first capture
                 self._callers[member].call()
             self._fabric.barrier()
             self._graphs[members] = [self._capture(members) for _ in range(GRAPHS)]
@@ -461,7 +449,7 @@ def _variant(member: Member) -> Variant:
 
 
 def _candidates(fabric: Fabric, random: Random, configs: int) -> Iterator[Member]:
-    """What launches kernels of ours: variants on tiny problems, each with a few configs."""
+    """Variants with kernels of ours on tiny problems, each with a few configs."""
     for op in operation_names():
         for problem in _problems(op, fabric):
             for name, variant in variants(op).items():
@@ -473,12 +461,12 @@ def _candidates(fabric: Fabric, random: Random, configs: int) -> Iterator[Member
 
 
 def _problems(op: str, fabric: Fabric) -> list[Any]:
-    """The checker's problems; on GPUs with more of K, which has too few steps there to be split."""
-    problems = tiny_problems(op, fabric.world_size)
+    """The checker's problems; on GPUs with a larger K, which else has too few steps to split."""
+    problems = operation_shapes(op).tiny(fabric.world_size)
     if not fabric.has_graphs:
         return problems
     return [
-        replace(problem, k=_TIMES_K * problem.k) if hasattr(problem, "k") else problem
+        replace(problem, k=_TIMES_K * problem.k) if isinstance(problem, MatmulProblem) else problem
         for problem in problems
     ]
 
@@ -493,7 +481,7 @@ def _configs(
     for _ in range(100):
         if len(found) == count:
             break
-        config = {knob: random.choice(values) for knob, values in space.items()}
+        config = {name: random.choice(values) for name, values in space.items()}
         if config not in found and variant.prune_reason(problem, hardware, config) is None:
             found.append(config)
     return found
@@ -507,7 +495,7 @@ _soak: Soak | None = None
 def make_ready(
     fabric: Fabric, seed: int, configs: int, inside: bool
 ) -> tuple[list[Member], list[tuple[Member, str]]]:
-    """Plan and compile all members of a soak; returns them, and who is left out and why."""
+    """Plan and compile all members of a soak; returns them, and those left out with reasons."""
     global _soak
     _soak = Soak(fabric, seed, configs, inside)
     return _soak.members, _soak.left_out
@@ -520,7 +508,7 @@ def run(fabric: Fabric, **arguments: Any) -> Stretch:
 
 
 def us_per_load(fabric: Fabric) -> float:
-    """How long one load of a pause takes, in microseconds."""
+    """The duration of one load of a pause, in microseconds."""
     word = torch.zeros(2, dtype=torch.int64, device=fabric.device)
     loads = 20_000 if fabric.has_graphs else 200
     for _ in range(2):  # the first time, it is compiled

@@ -1,49 +1,54 @@
 """Writes the Markdown tables of the README and the docs from committed result files.
 
-A table stands between two markers. The first names a result file, and may fix fields of a problem:
+A table is between two markers. The first names a result file, and may fix fields of a problem:
 
     <!-- results: benchmarks/results/all_gather_matmul/nvidia-h200-x8.json gather_dim=1 -->
     <!-- end of results -->
 
-Between them come one table per combination of the other fields, with a row per M, or per length of
-the KV cache. Between `<!-- evolution: FILE ... -->` and `<!-- end of evolution -->` comes a table
-per combination with a row per variant, in the order in which each removes one thing more. Between
-`<!-- summary: MACHINE -->` and `<!-- end of summary -->` comes one table of a few problems of all
-operations, from the machine's result files; `highlights` has a line for each operation instead.
-Between `<!-- block: FILE -->` and `<!-- end of block -->` come those of a model's block; an
-`attention` is of a rank's by itself; a `plot` is a picture, of time / bound. Under tables stand the
-variants that have changed since they were measured. `--check` writes nothing, and fails where a
-document does not say what the result files say.
+The kind `results` makes one table per combination of the other fields, with a row per M, or per
+length of the KV cache. Other kinds:
+
+    evolution FILE      a table per combination, with a row per step, each of which removes one tax
+    summary MACHINE     a few problems of all operations, from the machine's result files
+    highlights MACHINE  a line per operation
+    block FILE          a model's block
+    attention FILE      attention on one GPU
+    plot FILE           a picture of time / bound
+
+Below a table are the variants that have changed since they were measured. `--check` writes nothing,
+and fails if a document differs from the result files.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.documents import is_removed, is_todays, ran, rows_of, table, us
+from benchmarks.documents import (
+    ROOT,
+    check_parser,
+    is_current,
+    is_removed,
+    ran,
+    rows_of,
+    table,
+    us,
+    write_changed,
+)
 from taxfree.fingerprints import size_field
 from taxfree.measuring.results import DISPATCH, Row, by_problem, fastest
-from taxfree.shapes import heading, written
+from taxfree.shapes import format_problem, heading
 from taxfree_cli.bench_views import plot
 
-ROOT = Path(__file__).parents[1]
 LIBRARY = ("baseline", "registered", "library", "torch_fused", "torch_symm_mem")
 COLUMNS = (
-    "library eager",
-    "library graph",
-    "ours, unfused",
-    "best fused",
-    "dispatch",
-    "speed-up",
-    "x bound",
-    "dispatch eager",
-)
+    "library eager", "library graph", "ours, unfused", "best fused", "dispatch", "speed-up",
+    "x bound", "dispatch eager",
+)  # fmt: skip
 CAPTION = (
     "Microseconds, median of the slowest rank; ours and dispatch in a graph if there are any. "
     "Speed-up: fastest library time / dispatch. Last, dispatch in eager calls."
@@ -52,7 +57,7 @@ EVOLUTION_CAPTION = (
     "Microseconds in a graph, median of the slowest rank; in brackets what the step has changed. "
     "Each variant at its best config that is known."
 )
-#: operation -> its variants in the order of their evolution: what is gone, and which tax that was
+#: operation -> variants in the order of their evolution: what the step removes, and its tax
 EVOLUTION: Mapping[str, Mapping[str, tuple[str, str]]] = {
     "flash_decode": {
         "baseline": ("", ""),
@@ -76,19 +81,16 @@ SUMMARY_CAPTION = (
     "Microseconds, median of the slowest rank: our fastest variant in a graph, fused or not; what "
     "dispatch runs there; the library's fastest, in a graph or eager, and its time over dispatch's."
 )
-#: what a line says it is of, operation, and the problems: field -> values
+_LARGE = range(1025, 1 << 20)
+#: label, operation, and the problems: field -> values
 HIGHLIGHTS: Sequence[tuple[str, str, Mapping[str, Sequence[Any]]]] = (
     ("all-gather + matmul, A by columns", "all_gather_matmul", {"gather_dim": (1,)}),
     ("all-gather + matmul, A by rows", "all_gather_matmul", {"gather_dim": (0,), "m": range(1025)}),
-    (
-        "all-gather + matmul, A by rows",
-        "all_gather_matmul",
-        {"gather_dim": (0,), "m": range(1025, 1 << 20)},
-    ),
+    ("all-gather + matmul, A by rows", "all_gather_matmul", {"gather_dim": (0,), "m": _LARGE}),
     ("matmul + all-reduce", "matmul_all_reduce", {"rms_norm": (False,)}),
     ("matmul + all-reduce + RMSNorm", "matmul_all_reduce", {"rms_norm": (True,)}),
     ("matmul + reduce-scatter", "matmul_reduce_scatter", {"m": range(1025)}),
-    ("matmul + reduce-scatter", "matmul_reduce_scatter", {"m": range(1025, 1 << 20)}),
+    ("matmul + reduce-scatter", "matmul_reduce_scatter", {"m": _LARGE}),
     ("decode attention, batch 1", "flash_decode", {"batch": (1,)}),
     ("decode attention, batch 4 and 8", "flash_decode", {"batch": (4, 8)}),
 )
@@ -112,7 +114,7 @@ PLOT_CAPTION = (
     "Time in a graph over the bound. Fused variants are drawn through, others dashed; the broad "
     "line is what dispatch runs."
 )
-_UNSAID = ("dtype", "world_size", "v_head_dim")  # alike in the whole table
+_COMMON = ("dtype", "world_size", "v_head_dim")  # the same in the whole table
 _BLOCK = re.compile(
     r"(?P<begin><!-- (?P<kind>results|evolution|summary|highlights|block|attention|plot): "
     r"(?P<file>\S+)(?P<where>[^\n]*?) -->\n)"
@@ -123,32 +125,25 @@ _BLOCK = re.compile(
 
 def main() -> int:
     """Update the documents, or check them; returns the exit code."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--check", action="store_true", help="fail where a table is out of date")
-    options = parser.parse_args()
-    outdated = list(_outdated(ROOT))
-    for path, text in outdated:
-        if not options.check:
-            path.write_text(text, encoding="utf-8")
-        print(f"{path.relative_to(ROOT)} {'is out of date' if options.check else 'updated'}")
-    pictures = dict(_pictures(ROOT))
+    options = check_parser(__doc__).parse_args()
+    texts = {path: path.read_text(encoding="utf-8") for path in _documents(ROOT)}
+    updated = {path: update(text, ROOT) for path, text in texts.items()}
+    is_outdated = write_changed(updated, check=options.check)
+    pictures = {  # with their result files
+        path.parent / _picture(match): ROOT / match["file"]
+        for path, text in texts.items()
+        for match in _BLOCK.finditer(text)
+        if match["kind"] == "plot"
+    }
     if options.check:
         missing = [path for path in pictures if not path.exists()]
         print("".join(f"{path.relative_to(ROOT)} is missing\n" for path in missing), end="")
-        return 1 if outdated or missing else 0
+        return int(is_outdated or bool(missing))
     for path, file in pictures.items():
         rows = rows_of(file)
         plot(rows, size_field(rows[0].op), path)
         print(f"drew {path.relative_to(ROOT)}")
     return 0
-
-
-def _pictures(root: Path) -> Iterator[tuple[Path, Path]]:
-    """The pictures of documents, each with its result file."""
-    for document in _documents(root):
-        for match in _BLOCK.finditer(document.read_text(encoding="utf-8")):
-            if match["kind"] == "plot":
-                yield document.parent / _picture(match), root / match["file"]
 
 
 def _documents(root: Path) -> list[Path]:
@@ -161,17 +156,8 @@ def _picture(match: re.Match[str]) -> Path:
     return Path(f"pictures/{file.parent.name}-{file.stem}.png")
 
 
-def _outdated(root: Path) -> Iterator[tuple[Path, str]]:
-    """Documents whose tables differ from the result files, with what they should say."""
-    for path in _documents(root):
-        text = path.read_text(encoding="utf-8")
-        updated = update(text, root)
-        if updated != text:
-            yield path, updated
-
-
 def update(text: str, root: Path) -> str:
-    """A document with its tables made anew.
+    """A document with new tables.
 
     Args:
         text: Markdown.
@@ -207,7 +193,7 @@ def tables(rows: Iterable[Row], where: Mapping[str, str]) -> str:
 
 
 def evolution(rows: Iterable[Row], where: Mapping[str, str]) -> str:
-    """For the rows whose problems have these fields: what each step has removed, in Markdown."""
+    """The effect of each step, for the rows whose problems have these fields, in Markdown."""
     return _titled(rows, where, _evolution_table, EVOLUTION_CAPTION)
 
 
@@ -219,15 +205,15 @@ def summary(root: Path, machine: str) -> str:
         for group in _measured(root, machine, op, wanted):
             shown += group
             ours, dispatch, library = _compared(group)
-            fields = {f: v for f, v in group[0].problem.items() if f not in _UNSAID}
+            fields = {f: v for f, v in group[0].problem.items() if f not in _COMMON}
             named = [_named(ours), _us(dispatch), _named(library)]
             times = library.median_us / dispatch.median_us
-            lines.append([f"{op} {written(op, fields)}", *named, f"{times:.2f}"])
+            lines.append([f"{op} {format_problem(op, fields)}", *named, f"{times:.2f}"])
     return f"\n{table(header, lines, text=[0])}\n{SUMMARY_CAPTION}{_age(shown)}\n\n"
 
 
 def highlights(root: Path, machine: str) -> str:
-    """From where to where speed-ups go on a machine, in Markdown."""
+    """The ranges of speed-ups on a machine, in Markdown."""
     header = ["", "sizes", "dispatch", "our fastest variant"]
     lines, shown = [], []
     for label, op, wanted in HIGHLIGHTS:
@@ -271,7 +257,7 @@ def _compared(group: Sequence[Row]) -> tuple[Row, Row, Row]:
 
 
 def block_tables(rows: Iterable[Mapping[str, Any]]) -> str:
-    """A model's block end to end, for each way to keep its activations, in Markdown.
+    """A model's block end to end, for replicated and sharded activations, in Markdown.
 
     Args:
         rows: of a record of ``benchmarks/block.py``.
@@ -296,7 +282,7 @@ def block_tables(rows: Iterable[Mapping[str, Any]]) -> str:
 
 
 def attention(rows: Iterable[Row]) -> str:
-    """A rank's attention by itself beside other implementations, in Markdown.
+    """Attention on one GPU beside other implementations, in Markdown.
 
     Args:
         rows: of a record of ``benchmarks/local_decode.py``.
@@ -323,7 +309,7 @@ def _titled(
     table_of: Callable[[Sequence[Sequence[Row]]], str],
     caption: str,
 ) -> str:
-    """A table for the problems that differ in one field only, under what they have in common."""
+    """A table for problems that differ in one field only, below a title of the other fields."""
     chosen = [row for row in rows if all(str(row.problem[f]) == v for f, v in where.items())]
     by_title: dict[str, list[list[Row]]] = {}
     for group in by_problem(chosen):
@@ -338,7 +324,7 @@ def _age(rows: Iterable[Row]) -> str:
     """Sentences that name the variants of rows that have changed or were removed since, if any."""
     said: dict[str, set[str]] = {"Changed": set(), "Removed": set()}
     for row in rows:
-        if not is_todays(row):
+        if not is_current(row):
             said["Removed" if is_removed(row) else "Changed"].add(ran(row))
     return "".join(f" {what} since: {', '.join(sorted(x))}." for what, x in said.items() if x)
 

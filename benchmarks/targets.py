@@ -1,4 +1,4 @@
-"""Prints each target with the measured figure, its file, and whether its kernels are today's."""
+"""Prints each target with the measured figure, its file, and whether its kernels are current."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from benchmarks.documents import is_todays
+from benchmarks.documents import is_current
 from taxfree.fingerprints import interpolated_fields
 from taxfree.measuring.results import Row, by_problem, fastest, load
-from taxfree.shapes import written
+from taxfree.shapes import format_problem
 
 FOLDER = Path(__file__).parent
 Kind = Literal["at_most_us", "at_most_times", "speedup"]
@@ -20,7 +20,7 @@ KINDS: tuple[Kind, ...] = ("at_most_us", "at_most_times", "speedup")
 
 @dataclass(frozen=True)
 class Target:
-    """One entry of targets.toml, which says what its fields mean."""
+    """One entry of targets.toml, where the fields are explained."""
 
     name: str
     op: str
@@ -61,17 +61,16 @@ class Target:
 
 @dataclass(frozen=True)
 class Figure:
-    """What was measured for one problem of a target.
+    """The measured figure of one problem of a target.
 
     Args:
-        value: of the target's kind.
-        row: that it was measured in.
-        is_todays: whether the row's kernel has the hash of today's sources.
+        value: in the unit of the target's kind.
+        is_current: whether the row's kernel has the hash of the current sources.
     """
 
     value: float
     row: Row
-    is_todays: bool
+    is_current: bool
 
 
 def figures(target: Target, rows: Iterable[Row]) -> list[Figure]:
@@ -84,7 +83,7 @@ def figures(target: Target, rows: Iterable[Row]) -> list[Figure]:
         against = fastest(_named(group, target.against))
         value = _value(target, measured, against)
         if measured is not None and value is not None:
-            found.append(Figure(value, measured, is_todays(measured)))
+            found.append(Figure(value, measured, is_current(measured)))
     return found
 
 
@@ -121,9 +120,9 @@ def report(target: Target, folder: Path) -> list[str]:
         return [*lines, f"  not measured: {target.file} has no such rows"]
     worst = (min if target.kind == "speedup" else max)(found, key=lambda figure: figure.value)
     missed = [figure for figure in found if not target.is_met_by(figure.value)]
-    stale = [figure for figure in found if not figure.is_todays]
+    stale = [figure for figure in found if not figure.is_current]
     verdict = f"missed on {len(missed)} of {len(found)}" if missed else f"met on all {len(found)}"
-    kernels = f"{len(stale)} of another kernel than today's" if stale else "of today's kernels"
+    kernels = f"{len(stale)} of former kernels" if stale else "of current kernels"
     others = [figure for figure in missed if figure is not worst]
     return [
         *lines,
@@ -134,7 +133,7 @@ def report(target: Target, folder: Path) -> list[str]:
 
 
 def _described(target: Target, figure: Figure) -> str:
-    return f"{figure.value:.4g} at {written(target.op, figure.row.problem)}"
+    return f"{figure.value:.4g} at {format_problem(target.op, figure.row.problem)}"
 
 
 def main() -> None:

@@ -1,17 +1,15 @@
 """Writes the tables of docs/lab/taxes.md, and its pictures, from committed files.
 
     python benchmarks/taxes.py           # update
-    python benchmarks/taxes.py --check   # fail where a table does not say what the files say
+    python benchmarks/taxes.py --check   # fail if a table differs from its file
 
-A table stands between two markers. The first names a file: from `explain --json`; for the cost of
-recording events, from `benchmarks.timeline_cost`; for the validation of the instrument, from
-`make test-gpu`. If it is missing, the document says that nothing was measured. Pictures beside it
-are named after the file.
+A table is between two markers. The first names a file: of `explain --json`; for the cost of the
+trace, of `benchmarks.timeline_cost`; for the validation of the instrument, of `make test-gpu`. If
+the file is missing, the document says that nothing was measured. Pictures are named after the file.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import re
 import statistics
@@ -20,12 +18,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.documents import table, us
-from taxfree.profiling.explain import Timeline
-from taxfree.shapes import written
+from benchmarks.documents import ROOT, check_parser, table, us, write_changed
+from taxfree.profiling.timeline import Timeline
+from taxfree.shapes import format_problem
 from taxfree_cli.explain_views import draw_timelines, plot, varying
 
-ROOT = Path(__file__).parents[1]
 DOCUMENT = ROOT / "docs/lab/taxes.md"
 PICTURES = ROOT / "docs/lab/pictures"
 NOTHING = "Nothing was measured yet.\n"
@@ -37,10 +34,10 @@ COLUMNS = {
     "locality": "locality_us",
     "graph penalty": "graph_penalty_us",
     "residual": "residual_us",
-    "of it kernels": "kernel_us",
+    "kernel work": "kernel_us",
     "bound": "t_bound_us",
 }
-#: field -> values of the rows that are also drawn by themselves, to be read at a glance
+#: field -> values of the rows of a second, smaller picture
 FEW: Mapping[str, Sequence[int]] = {"gather_dim": (1,), "m": (1, 16, 64, 256, 1024)}
 _BLOCK = re.compile(
     r"(?P<begin><!-- (?P<kind>taxes|timeline|instrument): (?P<file>\S+) -->\n).*?"
@@ -51,16 +48,11 @@ _BLOCK = re.compile(
 
 def main() -> int:
     """Update the document and its pictures, or check it; returns the exit code."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--check", action="store_true", help="fail where a table is out of date")
-    options = parser.parse_args()
+    options = check_parser(__doc__).parse_args()
     text = DOCUMENT.read_text(encoding="utf-8")
-    updated = update(text, ROOT)
+    is_outdated = write_changed({DOCUMENT: update(text, ROOT)}, check=options.check)
     if options.check:
-        if updated != text:
-            print(f"{DOCUMENT.relative_to(ROOT)} is out of date")
-        return int(updated != text)
-    DOCUMENT.write_text(updated, encoding="utf-8")
+        return int(is_outdated)
     PICTURES.mkdir(exist_ok=True)
     for match in _BLOCK.finditer(text):
         file = ROOT / match["file"]
@@ -85,13 +77,13 @@ def _draw(kind: str, file: Path) -> Iterator[Path]:
             for index, drawn in enumerate(_document(file)["pictures"]):
                 path = timeline_picture(file, index)
                 timelines = [Timeline.from_json(each) for each in drawn["timelines"]]
-                title = f"{written(drawn['op'], drawn['problem'])}, {drawn['hardware']}"
+                title = f"{format_problem(drawn['op'], drawn['problem'])}, {drawn['hardware']}"
                 draw_timelines(timelines, title, path)
                 yield path
 
 
 def update(text: str, root: Path) -> str:
-    """A document with its tables made anew.
+    """A document with new tables.
 
     Args:
         text: Markdown.
@@ -110,30 +102,30 @@ def update(text: str, root: Path) -> str:
 
 
 def _document(file: Path) -> dict[str, Any]:
-    """What is in a file."""
+    """The content of a file."""
     document: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
     return document
 
 
 def picture(file: Path, which: str = "") -> Path:
-    """Where the picture of a file stands, or that of a few of its rows."""
+    """The path of the picture of a file, or of a few of its rows."""
     return PICTURES / f"taxes-{file.stem}{which}.png"
 
 
 def timeline_picture(file: Path, index: int) -> Path:
-    """Where a timeline of a file stands."""
+    """The path of a timeline's picture."""
     return PICTURES / f"timeline-{file.stem}-{index}.png"
 
 
 def cost_section(document: Mapping[str, Any], file: Path) -> str:
-    """What noting costs, by variant, and where the pictures are."""
+    """The cost of the trace by variant, and links to the pictures."""
     rows = document["rows"]
     header, lines = ["variant", "problems", "median", "worst", "at"], []
     for variant in dict.fromkeys(row["variant"] for row in rows):
         own = [row for row in rows if row["variant"] == variant]
         lines.append([variant, *_costs(own)])
     lines.append(["**all**", *_costs(rows)])
-    names = [written(each["op"], each["problem"]) for each in document["pictures"]]
+    names = [format_problem(each["op"], each["problem"]) for each in document["pictures"]]
     links = [
         f"- [{name}](pictures/{timeline_picture(file, index).name})\n"
         for index, name in enumerate(names)
@@ -144,12 +136,12 @@ def cost_section(document: Mapping[str, Any], file: Path) -> str:
 def _costs(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     worst = max(rows, key=lambda row: row["cost"])
     median = statistics.median(row["cost"] for row in rows)
-    where = written(worst["op"], worst["problem"])
+    where = format_problem(worst["op"], worst["problem"])
     return [str(len(rows)), f"{median:+.1%}", f"{worst['cost']:+.1%}", where]
 
 
 def section(document: Mapping[str, Any], file: Path) -> str:
-    """The table of all rows, the open ones with their reasons, and why parts differ alone."""
+    """The table of all rows, steps that take longer alone, and open rows with their reasons."""
     rows = document["rows"]
     differ = varying([row["problem"] for row in rows])
     first = rows[0]
@@ -159,8 +151,8 @@ def section(document: Mapping[str, Any], file: Path) -> str:
         fields = [str(row["problem"][name]) for name in differ]
         lines.append([*fields, row["variant"], *(us(row.get(field)) for field in COLUMNS.values())])
     parts = [
-        f"{first['op']} {written(first['op'], same)}, {first['hardware']}; microseconds per call "
-        f"of the slowest rank. [Picture](pictures/{picture(file).name}).\n",
+        f"{first['op']} {format_problem(first['op'], same)}, {first['hardware']}; microseconds per "
+        f"call of the slowest rank. [Picture](pictures/{picture(file).name}).\n",
         table([*differ, "variant", *COLUMNS], lines),
         _alone(rows, differ),
         _open(rows, differ),
@@ -169,7 +161,7 @@ def section(document: Mapping[str, Any], file: Path) -> str:
 
 
 def instrument_section(document: Mapping[str, Any], _: Path) -> str:
-    """What was put into pipelines and kernels, and where how much of it was found."""
+    """Delays put into pipelines and kernels, and the time found for each."""
     header, lines = ["part", "put", "found", "allowed", "most elsewhere", "in"], []
     for row in sorted(document["rows"], key=lambda row: (row["part"], row["put_us"])):
         times = [f"{row['put_us']:.1f}", f"{row['found_us']:.2f}", f"±{row['allowed_us']:.1f}"]
@@ -179,7 +171,7 @@ def instrument_section(document: Mapping[str, Any], _: Path) -> str:
 
 
 def _alone(rows: Sequence[Mapping[str, Any]], differ: Sequence[str]) -> str:
-    """Where the steps alone take longer than the whole, with the clocks of both."""
+    """Rows whose steps take longer alone than in place, with the clocks of both."""
     lines = []
     for row in rows:
         times = [step["alone_us"] for step in row.get("steps", [])]
@@ -200,7 +192,7 @@ def _alone(rows: Sequence[Mapping[str, Any]], differ: Sequence[str]) -> str:
 
 
 def _open(rows: Sequence[Mapping[str, Any]], differ: Sequence[str]) -> str:
-    """Rows whose account is not closed."""
+    """Rows whose parts do not add up."""
     lines = [f"- {_named(row, differ)}: {'; '.join(row['open'])}\n" for row in rows if row["open"]]
     return f"Open rows, {len(lines)} of {len(rows)}:\n\n{''.join(lines)}" if lines else ""
 

@@ -1,26 +1,25 @@
-"""Judges predictions for sizes without records, by leaving out what was measured. Needs no GPU.
+"""Tests predictions for sizes without records, by leave-one-out validation. Needs no GPU.
 
     python -m benchmarks.unseen           # a table
     python -m benchmarks.unseen --json    # the same rows, the settings and a summary
-    python -m benchmarks.unseen --write   # taxfree/_runtime/prediction.json for dispatch, and the document
-    python -m benchmarks.unseen --refit   # without what the cost model knows of a family; minutes
+    python -m benchmarks.unseen --write   # what dispatch reads (prediction.json), and the document
+    python -m benchmarks.unseen --refit   # fit the cost model without each family; minutes
 
-A family is what shares n and k (attention: heads and their sizes). For each family with results or
-records, all its records are withheld, and each method of ``taxfree._runtime.prediction`` predicts
-what to run in graphs. A prediction is judged where exactly that variant and config was measured on
-that
-problem: against the fastest that was measured there, and against the library's fastest path. Times
-are taken relative to the baseline of their own run, and averaged over runs. Others are counted as
-unmeasured, and nothing is concluded from them. Beyond the reach of all other records nothing is
-predicted, and the baseline runs.
+A family is all problems of the same n and k (attention: heads and their sizes). For each family
+with results or records, all its records are withheld, and each method of
+``taxfree._runtime.prediction`` predicts the variant and config in graphs. If exactly these were
+measured on the problem, the prediction is judged: against the fastest measurement there, and
+against the library's fastest path. Times are relative to the baseline of their own run, and
+averaged over runs. Other predictions count as unmeasured, without a verdict. Beyond the reach of
+all other records nothing is predicted, and the baseline runs.
 
 A method serves a setting (an operation, and all fields that a prediction does not cross) if at
-least two families were left out, and of each one half of the predictions or more were measured,
-which reach 95 % of the best in their geometric mean, and none of them less than 97 % of the
-library's speed.
+least two families were left out, and in each of them at least half of the predictions were
+measured, their geometric mean reaches 95 % of the best, and none is below 97 % of the library's
+speed.
 
-The cost model was fitted to rows of some families, too. With `--refit` it is fitted anew for each
-family left out, without the family's rows.
+The cost model was also fitted to rows of some families. With `--refit` it is fitted again for each
+family, without its rows.
 """
 
 from __future__ import annotations
@@ -29,7 +28,6 @@ import argparse
 import dataclasses
 import itertools
 import json
-import re
 import statistics
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -39,10 +37,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import model_error
-from benchmarks.documents import is_todays, table
+from benchmarks.documents import ROOT, is_current, table, with_block, write_changed
 from benchmarks.tables import LIBRARY
 from taxfree._runtime.prediction import (
-    FAMILY,
     METHODS,
     Evidence,
     Prediction,
@@ -55,6 +52,7 @@ from taxfree.fingerprints import interpolated_fields, kernel_hashes
 from taxfree.measuring.results import DISPATCH, by_problem, load
 from taxfree.shapes import recorded_problem
 from taxfree_kernels.hardware import KNOWN
+from taxfree_kernels.variant import operation, operation_names
 from taxfree_tuning_db import (
     OF_A_BENCH,
     HardwareFingerprint,
@@ -64,11 +62,9 @@ from taxfree_tuning_db import (
     shipped_records,
 )
 
-ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks/results"
 SHOWN = ROOT / "taxfree/_runtime/prediction.json"
 DOCUMENT = ROOT / "docs/cost-model.md"
-_BLOCK = re.compile(r"(<!-- unseen -->\n).*?(<!-- end of unseen -->)", re.DOTALL)
 LEAST_OF_BEST = 0.95
 LEAST_OF_LIBRARY = 0.97
 LEAST_MEASURED = 0.5
@@ -78,14 +74,13 @@ Family = tuple[Any, ...]
 
 
 @dataclass
-class Measured:
-    """What is known of one problem.
+class ProblemTimes:
+    """The measurements of one problem.
 
     Args:
         op, problem: the operation, and the problem's fields.
-        hardware: that it was measured on.
-        times: variant and config -> its times over the baseline's of the same run, one for each
-            run.
+        hardware: of the measurement.
+        times: variant and config -> its times over the baseline's, one per run.
     """
 
     op: str
@@ -96,7 +91,7 @@ class Measured:
     @property
     def family(self) -> Family:
         """The fields across which a prediction goes."""
-        return tuple(self.problem[name] for name in FAMILY[self.op])
+        return tuple(self.problem[name] for name in operation(self.op).family_fields)
 
     def add_run(self, run: Mapping[str, float]) -> None:
         """Add the times of variants that were timed together, the baseline among them."""
@@ -109,7 +104,7 @@ class Measured:
         return None if times is None else statistics.fmean(times)
 
     def best(self, variants: Sequence[str] | None = None) -> float:
-        """The least of such times, of all variants or of some."""
+        """The shortest relative time of all variants, or of some."""
         return min(
             statistics.fmean(times)
             for name, times in self.times.items()
@@ -118,14 +113,14 @@ class Measured:
 
 
 def _name(variant: str, config: Mapping[str, Any]) -> str:
-    # a config that is older than a meta-parameter was measured without what the knob turns on
-    on = {knob: value for knob, value in config.items() if value is not False}
+    # a config from before a meta-parameter was measured with the parameter off
+    on = {name: value for name, value in config.items() if value is not False}
     return json.dumps([variant, on], sort_keys=True)
 
 
-def measured(results: Path, records: Iterable[Record]) -> list[Measured]:
-    """All that today's kernels were measured on in graphs, by problem."""
-    found: dict[str, Measured] = {}
+def measured(results: Path, records: Iterable[Record]) -> list[ProblemTimes]:
+    """All measurements of current kernels in graphs, by problem."""
+    found: dict[str, ProblemTimes] = {}
 
     def add(
         op: str,
@@ -133,13 +128,13 @@ def measured(results: Path, records: Iterable[Record]) -> list[Measured]:
         hardware: HardwareFingerprint,
         run: Mapping[str, float],
     ) -> None:
-        is_valid = op in FAMILY and recorded_problem(op, problem) is not None
+        is_valid = recorded_problem(op, problem) is not None
         if is_valid and _name("baseline", {}) in run:
             key = json.dumps([op, problem, hardware.gpu], sort_keys=True)
-            found.setdefault(key, Measured(op, problem, hardware)).add_run(run)
+            found.setdefault(key, ProblemTimes(op, problem, hardware)).add_run(run)
 
     for path in sorted(results.glob("*/*-x[0-9]*.json")):
-        if path.parent.name not in FAMILY:
+        if path.parent.name not in operation_names():
             continue
         file = load(path)
         hardware = HardwareFingerprint(**file.environment["hardware"])
@@ -148,13 +143,13 @@ def measured(results: Path, records: Iterable[Record]) -> list[Measured]:
             for row in rows:
                 config = dict(row.config)
                 variant = config.pop("variant") if row.variant == DISPATCH else row.variant
-                if row.mode == _MODE and is_todays(row):
+                if row.mode == _MODE and is_current(row):
                     run.setdefault(_name(variant, config), row.median_us)
             add(rows[0].op, rows[0].problem, hardware, run)
     for record in records:
         if record.provenance.get("method") == OF_A_BENCH:  # of a result file
             continue
-        hashes = kernel_hashes(record.op) if record.op in FAMILY else {}
+        hashes = kernel_hashes(record.op) if record.op in operation_names() else {}
         run = {
             _name(each.variant, each.config): each.median_us[_MODE]
             for each in (record.baseline, record.winner, *record.runners_up)
@@ -179,10 +174,10 @@ class Row:
         op, gpu, world_size, fixed: the setting; see `taxfree._runtime.prediction.Evidence`.
         method: of `taxfree._runtime.prediction.METHODS`.
         left_out: the family's fields.
-        problems: of the family.
-        beyond: of them, those without a prediction: no other record is near, the baseline runs.
+        problems: number of problems of the family.
+        beyond: of these, without a prediction: no other record is near, the baseline runs.
         unmeasured: predictions whose variant and config were not measured on the problem.
-        judged: predictions that were.
+        judged: predictions that were measured.
         of_best: geometric mean of best time / predicted one's time; None if none was judged.
         of_library: worst ratio of the library's best time / predicted one's time.
         reach, sizes: of judged predictions; see `taxfree._runtime.prediction.Evidence`.
@@ -206,13 +201,12 @@ class Row:
 
     @property
     def why_not(self) -> str:
-        """Why this family does not show the method; empty if it does."""
+        """Why this family does not support the method; empty if it does."""
         if self.of_best is None or self.of_library is None:
             return "no prediction was measured"
-        if self.judged < LEAST_MEASURED * (self.judged + self.unmeasured):
-            return (
-                f"only {self.judged} of {self.judged + self.unmeasured} predictions were measured"
-            )
+        made = self.judged + self.unmeasured
+        if self.judged < LEAST_MEASURED * made:
+            return f"only {self.judged} of {made} predictions were measured"
         if self.of_best < LEAST_OF_BEST:
             return f"{self.of_best:.3f} of the best"
         if self.of_library < LEAST_OF_LIBRARY:
@@ -221,7 +215,7 @@ class Row:
 
     @property
     def verdict(self) -> str:
-        """What this family alone says."""
+        """The verdict of this family alone."""
         return "library" if self.why_not else "serve"
 
     def to_json(self) -> dict[str, Any]:
@@ -237,10 +231,12 @@ def judged(*, refit: bool = False) -> tuple[Row, ...]:
     """
     records = shipped_records()
     fresh = [
-        record for op in FAMILY for record in Table(shipped=records).fresh(kernel_hashes(op))
+        record
+        for op in operation_names()
+        for record in Table(shipped=records).fresh(kernel_hashes(op))
         if record.op == op
     ]  # fmt: skip
-    groups: dict[str, list[Measured]] = {}
+    groups: dict[str, list[ProblemTimes]] = {}
     for each in measured(RESULTS, records):
         setting = [each.op, each.hardware.gpu, fixed_fields(each.op, each.problem)]
         groups.setdefault(json.dumps(setting, sort_keys=True), []).append(each)
@@ -256,7 +252,7 @@ def judged(*, refit: bool = False) -> tuple[Row, ...]:
 def judge(
     method: str,
     family: Family,
-    group: Sequence[Measured],
+    group: Sequence[ProblemTimes],
     records: Sequence[Record],
     machine: Machine | None = None,
 ) -> Row:
@@ -266,7 +262,7 @@ def judge(
         machine: with other rates than the cost model's own.
     """
     one, own = group[0], [each for each in group if each.family == family]
-    names = FAMILY[one.op]
+    names = operation(one.op).family_fields
     others = [
         record
         for record in records
@@ -319,14 +315,15 @@ def fitted_without(op: str, family: Family) -> Machine:
     others = [
         each
         for each in rows
-        if each.row.op != op or tuple(each.row.problem[name] for name in FAMILY[op]) != family
+        if each.row.op != op
+        or tuple(each.row.problem[name] for name in operation(op).family_fields) != family
     ]
     is_fitted = sum(each.is_fitted for each in others) < sum(each.is_fitted for each in rows)
     return model_error.fit(others, H200) if is_fitted else H200
 
 
 def _predicted(
-    method: str, each: Measured, records: Sequence[Record], machine: Machine | None
+    method: str, each: ProblemTimes, records: Sequence[Record], machine: Machine | None
 ) -> Prediction | None:
     hardware = next(known for known in KNOWN.values() if known.name == each.hardware.gpu)
     problem = recorded_problem(each.op, each.problem)
@@ -334,7 +331,7 @@ def _predicted(
 
 
 def evidence(rows: Iterable[Row]) -> list[Evidence]:
-    """What the dispatcher may predict: for each setting the first method that is shown."""
+    """The predictions that dispatch may use: for each setting the first method that holds."""
     settings: dict[str, dict[str, list[Row]]] = {}
     for row in rows:
         key = json.dumps([row.op, row.gpu, row.fixed], sort_keys=True)
@@ -377,7 +374,7 @@ def _shown(values: Mapping[str, Any]) -> str:
     return " ".join(f"{name}={value}" for name, value in values.items())
 
 
-# -- showing --
+# -- output --
 
 
 def text(shown: Sequence[Evidence]) -> str:
@@ -420,7 +417,7 @@ def families(rows: Iterable[Row]) -> str:
 
 
 def settings(shown: Iterable[Evidence]) -> str:
-    """A table in Markdown: what serves each setting, and why."""
+    """A table in Markdown: the method that serves each setting, and why."""
     lines = [
         (f"{each.op} {_shown(each.fixed)}", each.method or "library", each.why) for each in shown
     ]
@@ -428,11 +425,8 @@ def settings(shown: Iterable[Evidence]) -> str:
 
 
 def documented(rows: Iterable[Row]) -> str:
-    """The document with the table of families as it should be."""
-    found = families(rows)
-    return _BLOCK.sub(
-        lambda block: f"{block[1]}\n{found}\n{block[2]}", DOCUMENT.read_text(encoding="utf-8")
-    )
+    """The document with the current table of families."""
+    return with_block(DOCUMENT, "unseen", families(rows))
 
 
 def _figure(value: float | None) -> str:
@@ -453,12 +447,12 @@ def main() -> int:
     )
     options = parser.parse_args()
     if options.write and options.refit:
-        parser.error("--write is for the cost model as it is")
+        parser.error("--write needs the committed cost model: leave out --refit")
     rows = judged(refit=options.refit)
     shown = evidence(rows)
     if options.write:
         SHOWN.write_text(text(shown), encoding="utf-8")
-        DOCUMENT.write_text(documented(rows), encoding="utf-8")
+        write_changed({DOCUMENT: documented(rows)})
     if options.json:
         document = {
             "rows": [row.to_json() for row in rows],

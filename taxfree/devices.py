@@ -1,10 +1,11 @@
-"""What the controller needs to know about this machine; on NVIDIA, without initialising a GPU."""
+"""Devices of this machine, as the controller sees them; on NVIDIA, without initialising a GPU."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
+from taxfree.drivers import amd, nvidia
 from taxfree.errors import HardwareError
 from taxfree.shapes import DEFAULT_SET, INTERPRETED_SET
 from taxfree_kernels.fabric.layout import arena_bytes
@@ -50,8 +51,6 @@ def _require_no_driver() -> None:
         HardwareError: a driver is loaded.
     """
     import torch
-
-    from taxfree.doctor import amd, nvidia
 
     drivers = {"NVIDIA": nvidia.DRIVER, "AMD": amd.DRIVER}
     for vendor, driver in drivers.items():
@@ -101,9 +100,10 @@ def gpu_name(fabric: str) -> str | None:
         import torch
 
         return str(torch.cuda.get_device_name())  # AMD's tool has other names
-    from taxfree.measuring.environment import gpus
-
-    return next((str(gpu["name"]) for gpu in gpus()), None)
+    try:
+        return nvidia.gpus()[0].name
+    except Exception:
+        return None
 
 
 def heap_bytes(problems: Sequence[Any]) -> int:

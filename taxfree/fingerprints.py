@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 from functools import cache
-from typing import Any
 
 from taxfree._version import __version__
 from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.source_hash import kernel_hash
-from taxfree_kernels.variant import operation, variants
+from taxfree_kernels.variant import Problem, operation, variants
 from taxfree_tuning_db import HardwareFingerprint, Measurement, Record, SoftwareFingerprint
 
 NEIGHBOUR_OCTAVES = 1.0  # beyond a factor of two another tile shape wins
@@ -99,7 +98,7 @@ def ignored_fields(op: str) -> tuple[str, ...]:
     return operation(op).ignored_fields
 
 
-def lent(record: Record, problem: Any) -> Record:
+def transferred(record: Record, problem: Problem) -> Record:
     """A neighbour's record, with its dtype in configs replaced by this problem's."""
 
     def translated(measured: Measurement) -> Measurement:

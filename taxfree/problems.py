@@ -14,7 +14,8 @@ import torch
 from taxfree.errors import UsageError
 from taxfree_kernels.errors import PlanError
 from taxfree_kernels.fabric.base import Fabric
-from taxfree_kernels.variant import problem_class
+from taxfree_kernels.problem import own_rows
+from taxfree_kernels.variant import Problem, problem_class
 
 _HINT = "the docstring of the runtime's method says what tensors must be"
 _DTYPES = {torch.float16: "float16", torch.bfloat16: "bfloat16"}
@@ -30,7 +31,7 @@ def all_gather_matmul(
     bias: torch.Tensor | None,
     gather_dim: int,
     m: int | None,
-) -> Any:
+) -> Problem:
     """See :meth:`taxfree.Runtime.all_gather_matmul`."""
     _require(a_shard.dim() == 2 and weight.dim() == 2, "a_shard and weight must be matrices")
     dtype = _common_dtype(fabric, a_shard=a_shard, weight=weight, bias=bias)
@@ -49,10 +50,8 @@ def all_gather_matmul(
         "all_gather_matmul", m=m, n=n, k=k, gather_dim=gather_dim, dtype=dtype,
         world_size=fabric.world_size, weight_layout=_layout(weight), bias=bias is not None,
     )  # fmt: skip
-    own_rows = problem.rows_of(fabric.rank)
-    _require(
-        rows == own_rows, f"a_shard has {rows} rows, rank {fabric.rank} of m={m} has {own_rows}"
-    )
+    own = own_rows(m, gather_dim, fabric.world_size, fabric.rank)
+    _require(rows == own, f"a_shard has {rows} rows, rank {fabric.rank} of m={m} has {own}")
     return problem
 
 
@@ -62,33 +61,11 @@ def matmul_all_reduce(
     weight: torch.Tensor,
     bias: torch.Tensor | None,
     residual: torch.Tensor | None,
-) -> Any:
-    """See :meth:`taxfree.Runtime.matmul_all_reduce`."""
-    return _reduction(fabric, x, weight, None, bias, residual)
-
-
-def matmul_all_reduce_rms_norm(
-    fabric: Fabric,
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    norm_weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    residual: torch.Tensor | None,
-    eps: float,
-) -> Any:
-    """See :meth:`taxfree.Runtime.matmul_all_reduce_rms_norm`."""
-    _require(_is_normal(eps), f"eps is {eps}, must be a positive float32")
-    return _reduction(fabric, x, weight, norm_weight, bias, residual)
-
-
-def _reduction(
-    fabric: Fabric,
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    norm_weight: torch.Tensor | None,
-    bias: torch.Tensor | None,
-    residual: torch.Tensor | None,
-) -> Any:
+    norm_weight: torch.Tensor | None = None,
+    eps: float | None = None,
+) -> Problem:
+    """See :meth:`taxfree.Runtime.matmul_all_reduce`, and with a norm that of its RMSNorm."""
+    _require(eps is None or _is_normal(eps), f"eps is {eps}, must be a positive float32")
     dtype = _common_dtype(
         fabric, x=x, weight=weight, norm_weight=norm_weight, bias=bias, residual=residual
     )
@@ -105,7 +82,7 @@ def _reduction(
 
 def matmul_reduce_scatter(
     fabric: Fabric, x: torch.Tensor, weight: torch.Tensor, scatter_dim: int
-) -> Any:
+) -> Problem:
     """See :meth:`taxfree.Runtime.matmul_reduce_scatter`."""
     dtype = _common_dtype(fabric, x=x, weight=weight)
     m, k, n = _matmul_sizes(x, weight)
@@ -125,7 +102,7 @@ def flash_decode(
     scale: float | None,
     soft_cap: float | None,
     window: int | None,
-) -> Any:
+) -> Problem:
     """See :meth:`taxfree.Runtime.flash_decode`."""
     _require(q.dim() == 3, "q is not [batch, q_heads, head_dim]")
     _require(k.dim() == 4 and v.dim() == 4, "k and v do not have 4 dimensions")
@@ -231,11 +208,12 @@ def _extent(tensor: torch.Tensor) -> tuple[int, int]:
     return begin, begin + (last + 1) * tensor.itemsize
 
 
-def _problem(op: str, **fields: Any) -> Any:
+def _problem(op: str, **fields: Any) -> Problem:
     try:
-        return problem_class(op)(**fields)
+        problem: Problem = problem_class(op)(**fields)
     except PlanError as error:
         raise UsageError(error.message, error.hint or _HINT) from error
+    return problem
 
 
 def _require_integers(

@@ -2,7 +2,7 @@
 
 A command is a module of this package that defines a function of its own name, or a `typer.Typer`
 of that name for a group of commands. It is imported when it is used, and imports torch, triton and
-optuna inside its function, so that help and the database need neither a GPU nor a second.
+optuna inside its function, so that `--help` and `db` start fast and need no GPU.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _COMMANDS = ("tune", "bench", "explain", "check", "doctor", "db", "shapes")
 
 
 class _CommandModules(Mapping[str, Any]):
-    """The commands whose modules exist, imported one by one when they are asked for."""
+    """The commands whose modules exist; each is imported when it is used."""
 
     def __init__(self) -> None:
         self._names = [

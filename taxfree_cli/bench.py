@@ -2,28 +2,27 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 import math
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Annotated, TypeAlias, TypeVar
 
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from taxfree.errors import BelowTarget, UsageError, WorkerLost, WrongResult
 from taxfree.measuring import results
-from taxfree.shapes import choose, written
-from taxfree_cli import interpreting, options
+from taxfree.shapes import format_problem
+from taxfree_cli import options
+from taxfree_cli.asked import Asked, what_is_asked
 from taxfree_cli.bench_views import plot as draw
 from taxfree_cli.bench_views import print_comparison, print_problem, require_picture
-from taxfree_cli.output import messages, note, print_json, rank
+from taxfree_cli.output import messages, print_json, rank
 
 if TYPE_CHECKING:
-    from taxfree.measuring.bench import ProblemResult, TuningHistory
+    from taxfree.benching.bench import ProblemResult
 
 _T = TypeVar("_T")
 
@@ -59,25 +58,6 @@ Plot: TypeAlias = Annotated[
 ]
 
 
-@dataclass(frozen=True)
-class Asked:
-    """What there is to measure.
-
-    Args:
-        op: the operation.
-        problems: of any world sizes.
-        fabric: "host", "cuda" or "rocm".
-        knowledge: what was tuned before.
-        only: variants, or None for all.
-    """
-
-    op: str
-    problems: list[Any]
-    fabric: str
-    knowledge: TuningHistory
-    only: Sequence[str] | None
-
-
 def bench(
     op: options.OpOfShapes = None,
     shapes: options.Shapes = None,
@@ -102,7 +82,7 @@ def bench(
         require_picture(plot)
     if min_speedup is not None and not 0 < min_speedup < math.inf:
         raise UsageError(
-            f"--min-speedup {min_speedup} is no positive number", "for example --min-speedup 1.1"
+            f"--min-speedup {min_speedup} is not a positive number", "for example --min-speedup 1.1"
         )
     files = [path for path in (out, csv, plot) if path is not None]
     if len(set(map(os.path.realpath, files))) < len(files):
@@ -111,8 +91,8 @@ def bench(
         if path is not None:
             results.require_writable(path)
     before = None if compare is None else results.load(compare).rows
+    from taxfree.benching.bench import collect
     from taxfree.fingerprints import size_field
-    from taxfree.measuring.bench import collect
 
     asked = what_is_asked(op, shapes, model, tp, gpus, dtype, fabric, db, variant or None)
     if plot is not None and len(asked) > 1:
@@ -145,60 +125,12 @@ def bench(
         _fail_if_below(found.rows, min_speedup)
 
 
-def what_is_asked(
-    op: str | None,
-    shapes: list[str] | None,
-    model: Path | None,
-    tp: int | None,
-    gpus: str | None,
-    dtype: str | None,
-    fabric: str,
-    db: Path | None,
-    only: Sequence[str] | None,
-) -> list[Asked]:
-    """Find the problems to measure and the fabric to use; notes choices the user did not make.
-
-    Args:
-        op: None for all operations that the shapes are of.
-
-    Returns:
-        One for each operation.
-
-    Raises:
-        UsageError: the shapes or counts make no sense.
-        HardwareError: the fabric or the GPUs are not there.
-        DatabaseError: the database that `--db` names cannot be read.
-    """
-    from taxfree import devices
-    from taxfree.measuring.bench import TuningHistory
-
-    ops = options.operations_of(op, shapes, only or ())
-    fabric = devices.fabric_for(fabric)
-    request = options.shape_request(
-        shapes, model, tp, gpus, dtype,
-        default_gpus=devices.world_sizes(fabric), op=op or options.DEFAULT_OP,
-    )  # fmt: skip
-    knowledge = TuningHistory.read(options.database_path(db), required=db is not None)
-    gpu, default = devices.gpu_name(fabric), devices.default_shapes(fabric)
-    asked = []
-    for each in ops:
-        choice = choose(each, request, functools.partial(knowledge.problems, each, gpu), default)
-        if choice.note:
-            note(choice.note)
-        asked.append(Asked(each, choice.problems, fabric, knowledge, only))
-    problems = [problem for each in asked for problem in each.problems]
-    devices.require(fabric, max(problem.world_size for problem in problems))
-    if fabric == "host":
-        interpreting.announce(problems)
-    return asked
-
-
 def measuring(asked: Asked) -> Iterator[ProblemResult]:
     """Measure, watched by the user."""
-    from taxfree.measuring.bench import run
+    from taxfree.benching.bench import run
 
     yield from watched(
-        asked, run(asked.op, asked.problems, asked.fabric, asked.knowledge, asked.only)
+        asked, run(asked.op, asked.problems, asked.fabric, asked.history, asked.only)
     )
 
 
@@ -236,7 +168,8 @@ def fail_if_broken(skipped: Sequence[results.Skipped]) -> None:
         if broken:
             first = broken[0]
             raise error(
-                f"{first.variant} {verb} on {written(first.op, first.problem)}: {first.reason}",
+                f"{first.variant} {verb} on {format_problem(first.op, first.problem)}: "
+                f"{first.reason}",
                 f"{len(broken)} in all; they were not timed",
             )
 
@@ -244,7 +177,7 @@ def fail_if_broken(skipped: Sequence[results.Skipped]) -> None:
 def _fail_if_below(rows: Sequence[results.Row], least: float) -> None:
     slow = results.below(rows, least)
     if slow:
-        named = "; ".join(f"{written(r.op, r.problem)}: {r.speedup or 0:.2f}x" for r in slow)
+        named = "; ".join(f"{format_problem(r.op, r.problem)}: {r.speedup or 0:.2f}x" for r in slow)
         raise BelowTarget(
             f"dispatch is less than {least:g}x as fast as the baseline: {named}",
             "tune these shapes with more --trials",

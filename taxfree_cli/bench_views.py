@@ -12,14 +12,14 @@ from rich.text import Text
 
 from taxfree.errors import TaxfreeError, UsageError
 from taxfree.measuring.results import DISPATCH, Row, Verdict, by_problem, fastest, require_writable
-from taxfree.shapes import heading, written
+from taxfree.shapes import format_problem, heading
 from taxfree_cli.output import print_lines, print_table, results
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from taxfree.measuring.bench import ProblemResult
+    from taxfree.benching.bench import ProblemResult
     from taxfree.measuring.bounds import Bounds
 
 
@@ -70,7 +70,7 @@ _GAP = 2
 def print_problem(result: ProblemResult) -> None:
     """Print one problem: its bounds, its rows, what was not timed, and what dispatch picks."""
     console = results()
-    title = f"{result.op} {written(result.op, asdict(result.problem))}"
+    title = f"{result.op} {format_problem(result.op, asdict(result.problem))}"
     for line in (title, bounds_line(result.bounds)):
         console.print(line, markup=False, highlight=False)
     if result.rows:
@@ -140,7 +140,7 @@ def print_comparison(verdicts: Sequence[Verdict], before: Path) -> None:
     columns = ("problem", "variant", "mode", "before us", "us", "change", "verdict")
     rows = [
         (
-            written(each.row.op, each.row.problem),
+            format_problem(each.row.op, each.row.problem),
             each.row.variant,
             each.row.mode,
             each.before.median_us,

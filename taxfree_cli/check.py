@@ -1,4 +1,4 @@
-"""`taxfree check`: races and deadlocks of fused kernels, searched on a CPU."""
+"""`taxfree check`: finds races and deadlocks of fused kernels on a CPU."""
 
 from __future__ import annotations
 
@@ -101,11 +101,11 @@ def check(
 ) -> None:
     """Search kernels for races, deadlocks and wrong results under many schedules, on a CPU.
 
-    All ranks are simulated in this process: keep shapes tiny. Without --shapes, those that are
-    known to execute every synchronising line. Exit code 4 on a violation.
+    All ranks are simulated in this process: keep shapes tiny. Without --shapes, tiny problems that
+    execute every synchronising line. Exit code 4 on a violation.
     """
     if triton is not None and not compiled:
-        raise UsageError("--triton is for --compiled", "schedules are checked interpreted")
+        raise UsageError("--triton needs --compiled", "schedules are interpreted, not compiled")
     if triton is not None and not (triton / "triton").is_dir():
         raise UsageError(
             f"there is no Triton in {str(triton)!r}",
@@ -115,7 +115,7 @@ def check(
     if compiled and any(option is not None for option in of_schedules):
         raise UsageError(
             "--compiled takes neither --shapes, --gpus, --dtype, --seeds nor --first-seed",
-            "it compiles default configs of problems that it knows",
+            "it compiles the default configs of built-in problems",
         )
     if compiled and executed:
         raise UsageError("--compiled and --executed are two checks", "run one after the other")
@@ -159,7 +159,7 @@ def check(
 def _check_compiled(
     ops: list[str], names: list[str] | None, triton: Path | None, json: bool
 ) -> None:
-    """Put the default configs of variants, all by default, through the gates on their assembly."""
+    """Run the assembly checks on the default configs of variants, of all without `names`."""
     from taxfree_kernels.cross_compile.coverage import DEVICES, cases
     from taxfree_kernels.cross_compile.report import check as reports_of
     from taxfree_kernels.cross_compile.report import format_report, summary
@@ -178,7 +178,7 @@ def _check_compiled(
     note(summary(found))
     bad = sum(not report.is_good for report in found)
     if bad:
-        raise WrongResult(f"{bad} kernels break rules in their assembly", "see the reports above")
+        raise WrongResult(f"{bad} kernels fail assembly checks", "see the reports above")
 
 
 def _check_executed(
@@ -232,9 +232,11 @@ def _problems(
     request = options.shape_request(shapes, None, None, gpus, dtype, default_gpus=default_gpus)
     if request.shapes:
         return expand(op, request)
-    from taxfree_kernels.checker.problems import tiny_problems
+    from taxfree_kernels.variant import operation_shapes
 
-    tiny = [problem for world in request.world_sizes for problem in tiny_problems(op, world)]
+    tiny = [
+        problem for world in request.world_sizes for problem in operation_shapes(op).tiny(world)
+    ]
     if request.dtype is None:
         return tiny
     dtype = DTYPE_ALIASES.get(request.dtype, request.dtype)
@@ -242,10 +244,10 @@ def _problems(
 
 
 def _require_variants(ops: list[str], known: Iterable[str], names: list[str] | None) -> None:
-    """Check that each name is that of a variant of some operation.
+    """Require that each name is a variant of some operation.
 
     Raises:
-        UsageError: naming the first that is not.
+        UsageError: one is not.
     """
     known = dict.fromkeys(known)
     for name in names or ():
@@ -263,7 +265,9 @@ def _print(found: list[Checked]) -> None:
     print_table(columns, rows)
     covered = coverage_rows(found)
     if covered:
-        print_lines(["", "synchronising lines, and how many executed them:"])
+        print_lines(
+            ["", "synchronising lines, and how many ranks, programs and generations executed them:"]
+        )
         print_table(["line", "text", "ranks", "programs", "generations"], covered)
     for each in found:
         if each.verdict in ("violation", "not covered"):
@@ -296,8 +300,8 @@ def _raise_for(found: list[Checked]) -> None:
     """Turn verdicts into the exit code.
 
     Raises:
-        WrongResult: something is wrong.
-        TaxfreeError: nothing was found, but not everything was looked at.
+        WrongResult: there are violations.
+        TaxfreeError: nothing was found, but coverage is too low, or there was nothing to check.
     """
     wrong = [each for each in found if each.violation is not None]
     if wrong:
@@ -305,9 +309,11 @@ def _raise_for(found: list[Checked]) -> None:
         assert wrong[0].violation is not None
         raise WrongResult(f"violations in {names}", f"replay: {wrong[0].violation.replay}")
     if all(each.verdict == "nothing to check" for each in found):
-        raise TaxfreeError("nothing to check: no variant asked for runs these shapes by kernels")
+        raise TaxfreeError(
+            "nothing to check: none of these variants runs these shapes with kernels"
+        )
     thin = [each for each in found if each.verdict == "not covered"]
     if thin:
         names = ", ".join(f"{each.op} {each.variant}" for each in thin)
-        hint = "give more --seeds, or --shapes that need these lines on several ranks and programs"
-        raise TaxfreeError(f"too little was executed to say anything of {names}", hint)
+        hint = "give more --seeds, or --shapes whose ranks and programs execute these lines"
+        raise TaxfreeError(f"too little was executed to pass: {names}", hint)

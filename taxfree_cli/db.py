@@ -1,4 +1,4 @@
-"""`taxfree db`: what is in the tuning database, and why a problem gets what it gets."""
+"""`taxfree db`: records of the tuning database, and the look-up of a problem."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from taxfree.measuring import results
 from taxfree.shapes import (
     ShapeRequest,
     expand,
+    format_problem,
     is_wanted,
     recorded_problem,
     require_operation,
-    written,
 )
 from taxfree_cli import options
 from taxfree_cli.output import note, print_json, print_lines, warn
@@ -56,16 +56,16 @@ Gpu: TypeAlias = Annotated[
     typer.Option("--gpu", metavar="NAME", help="Only records of GPUs with this in their name."),
 ]
 Trials: TypeAlias = Annotated[
-    bool, typer.Option("--trials", help="Show each candidate that was tried, and its fate.")
+    bool, typer.Option("--trials", help="Show each tried candidate and its outcome.")
 ]
 ExportFile: TypeAlias = Annotated[
-    Path | None, typer.Argument(metavar="[FILE]", help="Where to write; without it, stdout.")
+    Path | None, typer.Argument(metavar="[FILE]", help="File to write; default: stdout.")
 ]
 ImportFile: TypeAlias = Annotated[
-    Path, typer.Argument(metavar="FILE", help="What `taxfree db export` wrote.")
+    Path, typer.Argument(metavar="FILE", help="A file of `taxfree db export`.")
 ]
 ResultFile: TypeAlias = Annotated[
-    Path, typer.Argument(metavar="FILE", help="What `taxfree bench --out` wrote.")
+    Path, typer.Argument(metavar="FILE", help="A file of `taxfree bench --out`.")
 ]
 
 
@@ -77,7 +77,7 @@ def _group(context: typer.Context) -> None:
 
 @db.command("path")
 def path_command(db: options.Db = None, json: options.Json = False) -> None:
-    """Print where the database is."""
+    """Print the path of the database."""
     path = options.database_path(db)
     if json:
         print_json({"path": str(path), "exists": path.exists()})
@@ -92,7 +92,7 @@ def list_command(
     db: options.Db = None,
     json: options.Json = False,
 ) -> None:
-    """List the records, one line each; those that come with taxfree too."""
+    """List the records, one line each, with the shipped ones."""
     records = _selected(_table(db), op, gpu)
     if json:
         print_json({"records": [record.to_json() for record in records]})
@@ -181,7 +181,7 @@ def export_command(
 
 @db.command("import")
 def import_command(file: ImportFile, db: options.Db = None, json: options.Json = False) -> None:
-    """Take the records of an export; of two for one problem, the better measured one stays."""
+    """Import the records of an export; of two for one problem, the better measured one stays."""
     entries = read_export(file)  # before a database is made for them
     with Database(options.database_path(db)) as database:
         report = import_records(database, entries)
@@ -202,9 +202,9 @@ def import_command(file: ImportFile, db: options.Db = None, json: options.Json =
 
 @db.command("adopt")
 def adopt_command(file: ResultFile, db: options.Db = None, json: options.Json = False) -> None:
-    """Make records of what a bench has measured, for problems that have none.
+    """Make records from the results of a bench, for problems without a record.
 
-    Measurements and records of kernels that have since changed are ignored.
+    Measurements and records of kernels that have changed since are ignored.
     """
     from taxfree.fingerprints import kernel_hashes
     from taxfree.tuning.winner import adopted  # loads torch
@@ -227,7 +227,9 @@ def adopt_command(file: ResultFile, db: options.Db = None, json: options.Json = 
         keys = {"added": [each.key for each in added], "kept": [each.key for each in kept]}
         print_json(keys | {"left_out": [list(each) for each in found.left_out]})
         return
-    print_lines(f"added {record.op} {written(record.op, record.problem)}" for record in added)
+    print_lines(
+        f"added {record.op} {format_problem(record.op, record.problem)}" for record in added
+    )
     counts = {"added": added, "kept": kept, "left out": found.left_out}
     print_lines([", ".join(f"{len(each)} {name}" for name, each in counts.items())])
 
@@ -245,7 +247,9 @@ def prune_command(db: options.Db = None, json: options.Json = False) -> None:
     if json:
         print_json({"deleted": [record.to_json() for record in deleted]})
         return
-    print_lines(f"deleted {record.op} {written(record.op, record.problem)}" for record in deleted)
+    print_lines(
+        f"deleted {record.op} {format_problem(record.op, record.problem)}" for record in deleted
+    )
     print_lines([f"records deleted: {len(deleted)}"])
 
 
@@ -257,9 +261,9 @@ def _reading(db: Path | None) -> Database:
 
 
 def _table(db: Path | None) -> Table:
-    """The user's records over the shipped ones; one that `--db` does not name may be missing."""
+    """The user's and the shipped records; only a database that `--db` names must exist."""
     if db is None and not options.database_path(None).exists():
-        note("there is no tuning database yet: only what comes with taxfree is shown")
+        note("there is no tuning database yet: only shipped records are shown")
         return Table(shipped=shipped_records())
     with _reading(db) as database:
         return Table(database.records(), shipped_records())
@@ -285,8 +289,8 @@ def _machines(records: Sequence[Record]) -> list[HardwareFingerprint]:
     machines = list(dict.fromkeys(record.hardware for record in records))
     if not machines:
         raise NoRecord(
-            "no record tells what hardware to look for",
-            "run `taxfree tune` first; with --gpu, `taxfree db list` shows the names there are",
+            "no record names a GPU to look up",
+            "run `taxfree tune` first; with --gpu, `taxfree db list` shows the recorded names",
         )
     return machines
 
@@ -330,7 +334,7 @@ def _require_records(
     if missing:
         others = f" and {len(missing) - 1} more" if missing[1:] else ""
         raise NoRecord(
-            f"no record of {written(op, missing[0])}{others}",
+            f"no record of {format_problem(op, missing[0])}{others}",
             "`taxfree db list` shows what there is; `taxfree tune` makes records",
         )
 

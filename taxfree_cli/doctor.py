@@ -17,14 +17,13 @@ from taxfree_cli.output import messages, print_json, print_lines, rank, results
 if TYPE_CHECKING:
     from taxfree.doctor.report import (
         Coherence,
-        Gpu,
-        GpuProcess,
-        Measured,
         Package,
+        ProbeResults,
         Rates,
         Report,
         StartOrder,
     )
+    from taxfree.drivers.gpu import Gpu, GpuProcess
 
 Gpus: TypeAlias = Annotated[
     int | None,
@@ -36,7 +35,7 @@ Gpus: TypeAlias = Annotated[
     ),
 ]
 
-#: a key and what is said of it; a section's lines stand in two columns
+#: a key and its value; a section has two columns
 Line: TypeAlias = tuple[str, str]
 
 _KEY_WIDTH = 14
@@ -44,7 +43,7 @@ _GIB = 1 << 30
 
 
 def doctor(gpus: Gpus = None, fabric: options.Fabric = "auto", json: options.Json = False) -> None:
-    """Report software, hardware, what each fabric lacks, measured rates and next steps."""
+    """Report software, hardware, usable fabrics, measured rates and next steps."""
     from taxfree.doctor import examine
 
     if rank() != 0:  # one process looks at the whole machine
@@ -56,7 +55,7 @@ def doctor(gpus: Gpus = None, fabric: options.Fabric = "auto", json: options.Jso
     else:
         print_report(report)
     if not report.serves:
-        raise HardwareError(report.reason, "the end of the report says what to do next")
+        raise HardwareError(report.reason, "see the next steps at the end of the report")
 
 
 def print_report(report: Report) -> None:
@@ -169,14 +168,14 @@ def _process(process: GpuProcess) -> str:
     return f"{process.name} {process.pid}{where}{memory}"
 
 
-def _measured_title(measured: Measured) -> str:
+def _measured_title(measured: ProbeResults) -> str:
     ranks = "1 rank" if measured.world_size == 1 else f"{measured.world_size} ranks"
-    return f"Measured on {ranks} of fabric {measured.fabric}"
+    return f"ProbeResults on {ranks} of fabric {measured.fabric}"
 
 
-def _measured(measured: Measured) -> Iterator[Line]:
+def _measured(measured: ProbeResults) -> Iterator[Line]:
     if measured.interpreted:
-        yield "interpreted", "these figures say that it works, not how fast a GPU is"
+        yield "interpreted", "these figures show that it works, not the speed of a GPU"
     if measured.rates is not None:
         yield "bounds", _rates(measured.rates)
     if measured.memory is not None:
@@ -203,7 +202,7 @@ def _rates(rates: Rates) -> str:
     return f"bfloat16 matmul {matmul} TFLOP/s, memory {memory} GB/s{links}"
 
 
-def _peer_rates(measured: Measured, distance: int) -> Iterator[str]:
+def _peer_rates(measured: ProbeResults, distance: int) -> Iterator[str]:
     for each in measured.peers or ():
         if each.distance == distance:
             yield f"push {_figure(each.push_gb_s)}, pull {_figure(each.pull_gb_s)}"
@@ -218,7 +217,7 @@ def _graph(barrier_us: float | None) -> str:
 
 def _coherence(coherence: Coherence) -> str:
     if coherence.stale_words:
-        return f"{coherence.stale_words} words were STALE when their signal had come"
+        return f"{coherence.stale_words} STALE words seen after their signal"
     return f"words arrive before their signals, {coherence.rounds} rounds with each peer"
 
 

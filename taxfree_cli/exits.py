@@ -1,4 +1,4 @@
-"""Exit codes, and how an error becomes one line, one hint and one of them."""
+"""Exit codes, and the message, hint and exit code of an error."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typer.exceptions import TyperException
 
 
 class ExitCode(IntEnum):
-    """What the exit status of a command says."""
+    """The exit status of a command."""
 
     DONE = 0
     FAILED = 1
@@ -24,7 +24,7 @@ class ExitCode(IntEnum):
 
 @dataclass(frozen=True)
 class Failure:
-    """What a user is told about an error.
+    """The report of an error to the user.
 
     Args:
         message: one line.
@@ -40,15 +40,15 @@ class Failure:
 MEANINGS: Mapping[ExitCode, str] = {
     ExitCode.DONE: "done",
     ExitCode.FAILED: "failed: the database, a file, no record, slower than `--min-speedup`",
-    ExitCode.USAGE: "what was typed, or an environment variable, makes no sense",
-    ExitCode.NO_HARDWARE: "the fabric or the hardware is not there, or does not work",
+    ExitCode.USAGE: "invalid arguments, or an invalid environment variable",
+    ExitCode.NO_HARDWARE: "the fabric or the hardware is missing, or does not work",
     ExitCode.WRONG_RESULT: "a kernel gives wrong results, or breaks its protocol",
     ExitCode.PEER_LOST: "a rank died or hung",
     ExitCode.INTERRUPTED: "interrupted",
 }
 INTERRUPTED = Failure(
     "interrupted",
-    "what was printed or written stays; `taxfree tune` goes on from what it has finished",
+    "finished results are kept; `taxfree tune` continues from its finished trials",
     ExitCode.INTERRUPTED,
 )
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -57,7 +57,7 @@ _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 def failure(error: BaseException) -> Failure:
     """Describe an error.
 
-    The packages below each have their own errors, without a common base class: an error that was
+    The packages below each have their own errors, without a common base class: an error that is
     written for users has a `message`, and optionally a `hint` and an `exit_code`.
     """
     if isinstance(error, ModuleNotFoundError) and error.name in ("torch", "triton"):
@@ -70,14 +70,14 @@ def failure(error: BaseException) -> Failure:
         return Failure(_one_line(error.format_message()), _usage_hint(error), error.exit_code)
     if isinstance(error, OSError) and error.strerror:
         where = f"{error.filename}: " if error.filename else ""
-        room = "free some space, or choose another place"
+        room = "free some space, or choose another path"
         hint = room if error.errno in _NO_ROOM else "check the path and its permissions"
         return Failure(_one_line(where + error.strerror), hint, ExitCode.FAILED)
     message = getattr(error, "message", None)
     if not isinstance(message, str):
         return Failure(
             _one_line(f"{type(error).__name__}: {error}"),
-            "this should not happen; TAXFREE_DEBUG=1 shows where it did",
+            "an internal error; TAXFREE_DEBUG=1 shows where",
             ExitCode.FAILED,
         )
     hint = getattr(error, "hint", "")
@@ -85,7 +85,7 @@ def failure(error: BaseException) -> Failure:
 
 
 def _usage_hint(error: TyperException) -> str:
-    """Where to look up what was mistyped; most of typer's errors know the command."""
+    """The help to read; most of typer's errors know the command."""
     context = getattr(error, "ctx", None)
     return f"see `{context.command_path if context else 'taxfree'} --help`"
 

@@ -12,16 +12,17 @@ import typer
 
 from taxfree.errors import TaxfreeError, UsageError
 from taxfree.measuring import results
-from taxfree.shapes import choose, written
+from taxfree.shapes import choose, format_problem
 from taxfree_cli import options
-from taxfree_cli.bench import Asked, OnlyVariants, fail_if_broken, watched, what_is_asked
+from taxfree_cli.asked import Asked, what_is_asked
+from taxfree_cli.bench import OnlyVariants, fail_if_broken, watched
 from taxfree_cli.bench_views import require_picture, us
 from taxfree_cli.explain_views import draw_timelines, print_explanation, print_sweep
 from taxfree_cli.explain_views import plot as draw
 from taxfree_cli.output import note, print_json, rank
 
 if TYPE_CHECKING:
-    from taxfree.measuring.bench import ProblemResult
+    from taxfree.benching.bench import ProblemResult
     from taxfree.profiling.explain import Explanation
 
 HardwareName: TypeAlias = Annotated[
@@ -142,13 +143,13 @@ def _modelled(
 
 def _measured(asked: Asked) -> tuple[Iterator[Explanation], Callable[[], dict[str, Any]]]:
     """Explanations as they are measured, and what gives the environment of those so far."""
-    from taxfree.measuring.bench import collect
+    from taxfree.benching.bench import collect
     from taxfree.profiling.explain import run
 
     measured: list[ProblemResult] = []
 
     def explanations() -> Iterator[Explanation]:
-        found = run(asked.op, asked.problems, asked.fabric, asked.knowledge, asked.only or ())
+        found = run(asked.op, asked.problems, asked.fabric, asked.history, asked.only or ())
         for result, explanation in watched(asked, found):
             measured.append(result)
             yield explanation
@@ -174,13 +175,13 @@ def _print_json(explained: Sequence[Explanation], environment: dict[str, Any]) -
 def _write_timelines(
     explanation: Explanation, trace_path: Path | None, picture: Path | None
 ) -> None:
-    from taxfree.profiling.explain import timelines, trace
+    from taxfree.profiling.timeline import chrome_trace, timelines
 
     found = timelines(explanation)
     if trace_path is not None:
-        results.write(trace_path, json_module.dumps(trace(found)))
+        results.write(trace_path, json_module.dumps(chrome_trace(found)))
     if picture is not None:
-        title = f"{written(explanation.op, explanation.problem)}, {explanation.hardware}"
+        title = f"{format_problem(explanation.op, explanation.problem)}, {explanation.hardware}"
         draw_timelines(found, title, picture)
 
 
@@ -195,7 +196,7 @@ def _fail_below_bound(explained: Sequence[Explanation]) -> None:
             account = pipeline.slowest
             if account.is_below_bound() and not explanation.is_modelled:
                 raise TaxfreeError(
-                    f"{pipeline.variant} on {written(explanation.op, explanation.problem)} is "
-                    f"faster than its bound of {us(account.t_bound_us)} us",
+                    f"{pipeline.variant} on {format_problem(explanation.op, explanation.problem)} "
+                    f"is faster than its bound of {us(account.t_bound_us)} us",
                     "the bound's rates or the time are wrong: was another program on the GPUs?",
                 )

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from rich.table import Table
 from rich.text import Text
 
-from taxfree.shapes import heading, written
+from taxfree.shapes import format_problem, heading
 from taxfree_cli.bench_views import bounds_line, save_picture, us, without_frame
 from taxfree_cli.output import results
 from taxfree_cli.record_views import words
@@ -19,9 +19,10 @@ from taxfree_cli.record_views import words
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from taxfree.profiling.explain import Explanation, Pipeline, Timeline
+    from taxfree.profiling.explain import Explanation, Pipeline
     from taxfree.profiling.program_trace import Activity
     from taxfree.profiling.step_timer import Span
+    from taxfree.profiling.timeline import Timeline
     from taxfree.taxes import Account, Part
 
 #: widths of label, time, spread and share; spreads are left out where the terminal is narrow
@@ -48,7 +49,7 @@ def print_explanation(explanation: Explanation) -> None:
 def lines(explanation: Explanation, width: int) -> list[Text | Table]:
     """One problem as lines that fit `width` characters."""
     modelled = " modelled" if explanation.is_modelled else ""
-    title = f"{explanation.op} {written(explanation.op, explanation.problem)}"
+    title = f"{explanation.op} {format_problem(explanation.op, explanation.problem)}"
     limits = f"{explanation.hardware}: {bounds_line(explanation.bounds)}{modelled}"
     found: list[Text | Table] = [*_wrapped(title, width, style="bold"), *_wrapped(limits, width)]
     for pipeline in explanation.pipelines:
@@ -93,9 +94,7 @@ def _pipeline(pipeline: Pipeline, width: int, modelled: str) -> list[Text | Tabl
         *_wrapped(times, width),
     ]
     for tax in dict.fromkeys(part.tax for part in account.parts):
-        time = account.tax_us(tax)
-        assert time is not None
-        found.append(_tax(tax, time, None, account, width, modelled))
+        found.append(_tax(tax, account.tax_us(tax) or 0.0, None, account, width, modelled))
         for part in account.parts:
             if part.tax == tax:
                 found += _part(part, account, width)
@@ -103,13 +102,13 @@ def _pipeline(pipeline: Pipeline, width: int, modelled: str) -> list[Text | Tabl
     found.append(_tax("residual", residual, account.residual_iqr_us, account, width, modelled))
     if account.kernel_us is not None:
         rest = account.residual_us - account.kernel_us
-        for name, time in (("kernels", account.kernel_us), ("unexplained", rest)):
+        for name, time in (("kernel work", account.kernel_us), ("unexplained", rest)):
             share = time / account.t_eager_us
             found.append(Text(_figures(f"    {name}", time, None, share, width)))
     if account.unsplit:
         found += _remark(account.unsplit, width)
     found.append(_tax("bound", account.t_bound_us, None, account, width, modelled))
-    if pipeline.stamped is not None:
+    if pipeline.timed is not None:
         for problem in account.problems():
             found += _wrapped(f"open: {problem}", width, 2, "red")
         found += _instrument(pipeline, width)
@@ -164,20 +163,22 @@ def _remark(text: str, width: int) -> list[Text]:
 
 def _instrument(pipeline: Pipeline, width: int) -> list[Text]:
     """How exact it is, and what steps take elsewhere than in place."""
-    assert pipeline.stamped is not None
-    measured = pipeline.stamped.measurement
+    assert pipeline.timed is not None
+    measured = pipeline.timed.measurement
     clock = f"the clock moves by {us(measured.alignment.step_ns * 1e-3, 3)} us"
-    if measured.notes is None:
-        reading = us(float(measured.stamp_us().max()), 3)
+    if measured.trace is None:
+        reading = us(float(measured.clock_reading_us().max()), 3)
         said = [f"a clock reading adds {reading} us, taken off each step; {clock}"]
     else:
-        notes_us = measured.notes_us()
-        share = notes_us / (pipeline.slowest.t_graph_us or pipeline.slowest.t_eager_us)
-        said = [f"noting what programs do adds {_signed(notes_us)} us, {share:.0%}; {clock}"]
-    alone = pipeline.stamped.alone
+        program_trace_us = measured.program_trace_us()
+        share = program_trace_us / (pipeline.slowest.t_graph_us or pipeline.slowest.t_eager_us)
+        said = [
+            f"tracing what programs do adds {_signed(program_trace_us)} us, {share:.0%}; {clock}"
+        ]
+    alone = pipeline.timed.alone
     if alone:
         each = " + ".join(f"{step.name} {us(step.us)}{_at(step.mhz)}" for step in alone)
-        in_place = pipeline.stamped.mhz.get("graph")
+        in_place = pipeline.timed.mhz.get("graph")
         said.append(
             f"alone: {each} = {us(sum(step.us for step in alone))} us; the whole in a graph"
             f"{_at(in_place)}"
@@ -263,12 +264,12 @@ def print_sweep(explained: Sequence[Explanation]) -> None:
 
 
 def sweep_title(explained: Sequence[Explanation]) -> str:
-    """What all problems of a sweep have in common."""
+    """The fields that all problems of a sweep share."""
     first = explained[0]
     differ = varying([each.problem for each in explained])
     same = {name: value for name, value in first.problem.items() if name not in differ}
     modelled = ", modelled" if first.is_modelled else ""
-    return f"{first.op} {written(first.op, same)}, {first.hardware}, us{modelled}"
+    return f"{first.op} {format_problem(first.op, same)}, {first.hardware}, us{modelled}"
 
 
 def sweep(explained: Sequence[Explanation], width: int) -> Table:
@@ -290,7 +291,7 @@ def sweep(explained: Sequence[Explanation], width: int) -> Table:
 def _marked(pipeline: Pipeline) -> str:
     """The variant's name: * where dispatch picks it, ! where its account is open."""
     picked = "*" if pipeline.is_dispatched else ""
-    is_open = pipeline.stamped is not None and pipeline.slowest.problems()
+    is_open = pipeline.timed is not None and pipeline.slowest.problems()
     return f"{pipeline.variant}{picked}{'!' if is_open else ''}"
 
 
@@ -309,7 +310,7 @@ def _optional(time: float | None) -> str:
 #: part of a row -> its colour; the lowest of a bar first
 _STACK = {
     "bound": "#4c9f70",
-    "kernels": "#8fa3bf",
+    "kernel work": "#8fa3bf",
     "residual": "#c9d1de",
     "locality": "#b48ead",
     "bulk synchronous": "#e0b04a",
@@ -319,11 +320,11 @@ _STACK = {
 
 
 def _stacked(row: Mapping[str, Any]) -> dict[str, float]:
-    """The parts of a row, the residual less what was seen to be work of kernels."""
+    """The parts of a row, the residual without the observed kernel work."""
     kernels = row.get("kernel_us") or 0.0
     return {
         "bound": row["t_bound_us"],
-        "kernels": kernels,
+        "kernel work": kernels,
         "residual": row["residual_us"] - kernels,
         "locality": row["locality_us"] or 0.0,
         "bulk synchronous": row["bulk_synchronous_us"] or 0.0,

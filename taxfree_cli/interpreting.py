@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from taxfree.shapes import written
+from taxfree.shapes import format_problem
 from taxfree_cli.output import note, warn
 from taxfree_kernels.variant import op_of
 
@@ -15,13 +15,14 @@ _LONG_S = 5.0
 
 
 def announce(problems: Sequence[Any]) -> None:
-    """Say that times are no GPU's, and how long the largest of the problems takes."""
-    note("host fabric: times are of interpreted kernels on a CPU, not of any GPU")
+    """Say that times are not those of a GPU, and how long the largest problem takes."""
+    note("host fabric: times are of interpreted kernels on a CPU, not of a GPU")
     largest = max(problems, key=lambda problem: problem.cost.flops)
     seconds = largest.cost.flops / _FLOPS_PER_S
     if seconds > _LONG_S:
         times = f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} minutes"
+        shape = format_problem(op_of(largest), asdict(largest))
         warn(
-            f"a call of {written(op_of(largest), asdict(largest))} takes some {times} interpreted, "
-            "a candidate several calls; --shapes demo is small"
+            f"an interpreted call of {shape} takes about {times}, a candidate several calls; "
+            "--shapes demo is small"
         )

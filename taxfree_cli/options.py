@@ -26,13 +26,13 @@ OnlyOp: TypeAlias = Annotated[
         "--op", metavar="NAME", help="Only this operation.", autocompletion=operation_names
     ),
 ]
-#: of a command that takes shape files of several operations
+#: for commands that take shape files of several operations
 OpOfShapes: TypeAlias = Annotated[
     str | None,
     typer.Option(
         "--op",
         metavar="NAME",
-        help="Operation; without it, all that shape files name.",
+        help="Operation; without it, all operations of the shape files.",
         show_default=DEFAULT_OP,
         autocompletion=operation_names,
     ),
@@ -43,7 +43,7 @@ Shapes: TypeAlias = Annotated[
         "--shapes",
         metavar="SHAPE",
         help='Shapes, repeatable: "m=1,16 n=3584 k=8192", 1,16x3584x8192, a named set, or a YAML '
-        "file, such as TAXFREE_LOG collects. `taxfree shapes` lists the sets.",
+        "file, such as TAXFREE_LOG writes. `taxfree shapes` lists the sets.",
     ),
 ]
 Model: TypeAlias = Annotated[
@@ -51,7 +51,7 @@ Model: TypeAlias = Annotated[
     typer.Option(
         "--model",
         metavar="PATH",
-        help="Hugging Face config whose matmuls are used as shapes.",
+        help="Hugging Face config; its matmuls are the shapes.",
     ),
 ]
 Tp: TypeAlias = Annotated[
@@ -64,12 +64,12 @@ Gpus: TypeAlias = Annotated[
 ]
 Dtype: TypeAlias = Annotated[
     Literal["fp16", "bf16", "float16", "bfloat16"] | None,
-    typer.Option("--dtype", help="Dtype for shapes that do not specify one."),
+    typer.Option("--dtype", help="Dtype of shapes without one."),
 ]
 _FabricName: TypeAlias = Literal["auto", "host", "cuda", "rocm"]
-_FABRIC_HELP = "How ranks reach each other's memory; host needs no GPU."
+_FABRIC_HELP = "Symmetric memory between ranks; host needs no GPU."
 Fabric: TypeAlias = Annotated[_FabricName, typer.Option("--fabric", help=_FABRIC_HELP)]
-#: of a command that, without measuring, has no use for it
+#: for commands that use it only when they measure
 FabricIfMeasured: TypeAlias = Annotated[
     _FabricName | None, typer.Option("--fabric", help=_FABRIC_HELP, show_default="auto")
 ]
@@ -78,7 +78,7 @@ Db: TypeAlias = Annotated[
     typer.Option(
         "--db",
         metavar="PATH",
-        help="Tuning database; else TAXFREE_DB, else in the user data folder.",
+        help="Tuning database; default: TAXFREE_DB, else in the user data folder.",
     ),
 ]
 Json: TypeAlias = Annotated[
@@ -87,7 +87,7 @@ Json: TypeAlias = Annotated[
 
 
 def database_path(db: Path | None) -> Path:
-    """The database that a command works on."""
+    """The path of the database that a command uses."""
     return db or default_path()
 
 
@@ -95,7 +95,7 @@ def require_variants(op: str, names: Iterable[str]) -> None:
     """Check the names of an operation's variants; loads torch where there are any.
 
     Raises:
-        UsageError: there is no such operation, or no such variant; the hint names those there are.
+        UsageError: there is no such operation or variant; the hint lists the known ones.
     """
     require_operation(op)
     for name in names:
@@ -115,19 +115,15 @@ def shape_request(
     default_gpus: tuple[int, ...],
     op: str | None = None,
 ) -> ShapeRequest:
-    """Collect what a user said about shapes.
+    """Return the request of the options on shapes.
 
     Args:
-        shapes: of `--shapes`.
-        model: of `--model`.
-        tp: of `--tp`.
-        gpus: of `--gpus`.
-        dtype: of `--dtype`.
+        shapes, model, tp, gpus, dtype: values of the options.
         default_gpus: world sizes without `--gpus`.
-        op: of shapes that name no operation; None for that of the command.
+        op: of shapes without an operation; None for that of the command.
 
     Raises:
-        UsageError: `--gpus` is no list of numbers, or differs from `--tp`.
+        UsageError: `--gpus` is not a list of numbers, or differs from `--tp`.
     """
     world_sizes = default_gpus if gpus is None else parse_counts(gpus)
     if tp is not None and gpus is not None and world_sizes != (tp,):
@@ -140,16 +136,11 @@ def shape_request(
 def operations_of(
     op: str | None, shapes: list[str] | None, variants: Iterable[str] = ()
 ) -> list[str]:
-    """The operation of `--op`; without it those that `--shapes` are of, else the default.
-
-    Args:
-        op: of `--op`.
-        shapes: of `--shapes`.
-        variants: of `--variant`.
+    """The operation of `--op`; without it those of the shape files in `--shapes`, else the default.
 
     Raises:
-        UsageError: there is no such operation, one lacks a variant, or a file is not a list of
-            shapes.
+        UsageError: there is no such operation, one lacks a variant of `--variant`, or a file is not
+            a list of shapes.
     """
     ops = [op] if op is not None else operations(shapes or (), DEFAULT_OP) or [DEFAULT_OP]
     for each in ops:

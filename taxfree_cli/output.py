@@ -30,22 +30,22 @@ def results() -> Console:
 
 
 def messages() -> Console:
-    """The console for progress; it is a terminal only where somebody watches."""
+    """The console for progress; a terminal only where somebody watches."""
     return _console(stderr=True)
 
 
 def note(text: str) -> None:
-    """Tell the user something that is neither a result nor a problem."""
+    """Print a message that is neither a result nor a problem."""
     messages().print(text, style="dim", markup=False, highlight=False, soft_wrap=True)
 
 
 def warn(text: str) -> None:
-    """Tell the user about a problem that does not stop the command."""
+    """Print a problem that does not stop the command."""
     _labelled("warning", "yellow", text)
 
 
 def print_failure(failure: Failure) -> None:
-    """Tell the user why the command stops; every rank does, as each may have its own reason."""
+    """Print why the command stops, on every rank: each may have its own reason."""
     where = f"rank {rank()}: " if rank() else ""
     _labelled("error", "bold red", where + failure.message, every_rank=True)
     if failure.hint:
@@ -60,7 +60,7 @@ def print_json(document: object) -> None:
 
 
 def print_table(columns: Iterable[str], rows: Iterable[Iterable[object]], title: str = "") -> None:
-    """Print a table of results; numbers stand on the right, nothing is cut off.
+    """Print a table of results; numbers are right-aligned, nothing is cut off.
 
     A table that is wider than the terminal becomes a list: the first cell of each row, and below it
     one line for each other cell.

@@ -1,4 +1,4 @@
-"""How records and look-ups of the tuning database are shown."""
+"""Views of records and look-ups of the tuning database."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from typing import Any
 
-from taxfree.shapes import written
+from taxfree.shapes import format_problem
 from taxfree_cli.output import print_lines, print_table
 from taxfree_tuning_db import HardwareFingerprint, LookUp, Measurement, Record, TrialRecord
 
@@ -23,10 +23,10 @@ def print_list(records: Iterable[Record]) -> None:
 
 
 def print_record(record: Record) -> None:
-    """All of one record."""
+    """One record in full."""
     print_lines(
         [
-            f"{record.op} {written(record.op, record.problem)}",
+            f"{record.op} {format_problem(record.op, record.problem)}",
             f"  hardware  {words(asdict(record.hardware))}",
             f"  software  {words(asdict(record.software))}",
             f"  from      {words(record.provenance)}",
@@ -55,8 +55,8 @@ def look_up_json(
 def print_look_up(
     op: str, problem: Mapping[str, Any], hardware: HardwareFingerprint, answer: LookUp
 ) -> None:
-    """The lookup trace of one look-up, and where it ends."""
-    print_lines([f"{op} {written(op, problem)} on {hardware.gpu}"])
+    """The lookup trace of one look-up, and its outcome."""
+    print_lines([f"{op} {format_problem(op, problem)} on {hardware.gpu}"])
     print_lines(
         f"  {'+' if step.found else '-'} {step.looked_for}: {step.why}"
         for step in answer.lookup_trace
@@ -81,7 +81,7 @@ def _row(record: Record) -> list[object]:
     ours, baseline = _best_us(record.winner), _best_us(record.baseline)
     return [
         record.op,
-        written(record.op, record.problem),
+        format_problem(record.op, record.problem),
         record.hardware.gpu,
         record.winner.variant,
         ours,

@@ -1,4 +1,4 @@
-"""`taxfree shapes`: the named sets, and what a `--shapes` argument stands for."""
+"""`taxfree shapes`: the named sets, and the problems of a `--shapes` argument."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def shapes(
     dtype: options.Dtype = None,
     json: options.Json = False,
 ) -> None:
-    """List the named sets, or what shapes stand for (on 8 GPUs unless --gpus says otherwise)."""
+    """List the named sets, or the problems of shapes (on 8 GPUs without --gpus)."""
     request = options.shape_request(
         shapes, model, tp, gpus, dtype,
         default_gpus=options.MODELLED_GPUS, op=op or options.DEFAULT_OP,

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import pkgutil
 import re
 import shutil
 import sys
@@ -130,7 +131,7 @@ class Ranks:
 
     def run(self, world_size: int, task: str, **arguments: Any) -> list[Any]:
         """What each rank returned from ``module:function``, by rank."""
-        return self(world_size).call(task, DEADLINE_S, **arguments)
+        return self(world_size).call(pkgutil.resolve_name(task), DEADLINE_S, **arguments)
 
     def close(self) -> None:
         for group in self._groups.values():
@@ -158,7 +159,7 @@ def replies_of_survivors(
 ) -> dict[int, Any]:
     """Run a task in which ranks die or stop, which a group's own `call` would end at once."""
     for connection in group._connections:
-        connection.send((task, arguments))
+        connection.send((task, (), arguments))
     connections = {group._connections[rank]: rank for rank in survivors}
     found: dict[int, Any] = {}
     deadline = time.monotonic() + deadline_s

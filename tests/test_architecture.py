@@ -40,7 +40,7 @@ def test_source_roots_are_no_packages(source_root):
     assert not (ROOT / source_root / "__init__.py").exists()
 
 
-def test_raw_atomics_stand_in_one_module():
+def test_raw_atomics_stand_in_the_primitives_alone():
     """What synchronises can be checked, gated and read in one place."""
     package = ROOT / "kernels/taxfree_kernels"
     found = {
@@ -49,7 +49,19 @@ def test_raw_atomics_stand_in_one_module():
         for call in ast.walk(ast.parse(path.read_text()))
         if isinstance(call, ast.Call) and ast.unparse(call.func).startswith("tl.atomic_")
     }
-    assert found == {"device/sync.py"}
+    assert found == {"device/abort.py", "device/packets.py", "device/sync.py"}
+
+
+def test_device_functions_take_few_parameters():
+    """What belongs together travels as one NamedTuple."""
+    found = [
+        f"{path.name}: {node.name}"
+        for path in (ROOT / "kernels/taxfree_kernels").rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.FunctionDef) and len(node.args.args) > 16
+        if any("triton.jit" in ast.unparse(each) for each in node.decorator_list)
+    ]
+    assert found == []
 
 
 def test_the_library_brings_no_command_line_tuner_or_plots():

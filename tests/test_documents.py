@@ -12,7 +12,7 @@ import pytest
 from docs.scripts.api import PATH, document
 from taxfree_kernels.hardware import KNOWN
 from taxfree_kernels.variant import problem_class, variants
-from tests.ranks import OP, PYTHON, ROOT, copy_of_kernels, environment
+from tests.ranks import PYTHON, ROOT
 
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
 OPERATIONS = ROOT / "docs" / "ops"
@@ -110,14 +110,3 @@ def test_the_site_has_no_warnings(tmp_path):
     command = [PYTHON, "-m", "mkdocs", "build", "--strict", "--site-dir", tmp_path]
     built = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert built.returncode == 0, built.stderr
-
-
-@pytest.mark.parametrize("options", [("--seeds", "4"), ("--compiled",)], ids=" ".join)
-def test_the_example_of_a_variant_passes_the_checks(tmp_path, options):
-    (code,) = python_blocks(ROOT / "docs" / "write-a-variant.md")
-    variables = environment(copy_of_kernels(tmp_path, two_steps=code), NO_COLOR="1")
-    command = [PYTHON, "-m", "taxfree_cli.app", "check", "--op", OP, "--variant", "two_steps"]
-    done = subprocess.run(
-        [*command, *options], env=variables, capture_output=True, text=True, timeout=100
-    )
-    assert done.returncode == 0, done.stdout + done.stderr

@@ -26,14 +26,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import cycle, product
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import triton
 import triton.language as tl
 
 from taxfree_kernels.device import sync
+from taxfree_kernels.device.abort import is_aborted
 from taxfree_kernels.device.exchange import signal_everybody, wait_for_everybody
+from taxfree_kernels.device.peers import Group, Peers
 from taxfree_kernels.launch import Kernel, compile_options, copy_between_ranks
+from taxfree_kernels.problem import Sharded
 
 if TYPE_CHECKING:
     import torch
@@ -43,24 +46,20 @@ if TYPE_CHECKING:
 
 
 @triton.jit(do_not_specialize=["rank", "channel"])
-def _meet(control_ptr, heap_bases, rank, channel, WORLD: tl.constexpr, BACKEND: tl.constexpr):
+def _meet(control_ptr, heap_bases, rank, channel, GROUP: tl.constexpr):
     """Tell all ranks that this one has reached this point of its stream; wait for all peers."""
     generation = sync.running_generation(control_ptr)
-    signal_everybody(control_ptr, channel, generation, heap_bases, rank, WORLD, BACKEND)
-    wait_for_everybody(
-        control_ptr, channel, generation, heap_bases, rank, WORLD, BACKEND, BUT_SELF=True
-    )
+    peers = Peers(control_ptr, heap_bases, rank, generation)
+    signal_everybody(peers, channel, GROUP)
+    wait_for_everybody(peers, channel, GROUP, BUT_SELF=True)
 
 
 @triton.jit(do_not_specialize=["rank", "channel", "peer"])
-def _announce(
-    control_ptr, heap_bases, rank, channel, peer, WORLD: tl.constexpr, BACKEND: tl.constexpr
-):
+def _announce(control_ptr, heap_bases, rank, channel, peer, GROUP: tl.constexpr):
     """Tell a peer that what was copied before is complete."""
     generation = sync.running_generation(control_ptr)
-    sync.signal(
-        control_ptr, channel, peer, generation, heap_bases, rank, WORLD=WORLD, BACKEND=BACKEND
-    )
+    peers = Peers(control_ptr, heap_bases, rank, generation)
+    sync.signal(peers, channel, peer, GROUP)
 
 
 @triton.jit
@@ -69,7 +68,7 @@ def _finish(control_ptr, out_ptr, elements, BLOCK: tl.constexpr):
 
     One program: with several, the generation would not be stable while they leave by two.
     """
-    if sync.is_aborted(control_ptr):
+    if is_aborted(control_ptr):
         for start in range(0, elements, BLOCK):
             at = start + tl.arange(0, BLOCK)
             tl.store(out_ptr + at, float("nan"), mask=at < elements)
@@ -91,10 +90,10 @@ class PeerCopies:
         self._turns = cycle(self._streams)
         self._entered = channels
         self._ends = (fabric.pool.control, fabric.heap_bases, fabric.rank)
-        ranks = {"WORLD": fabric.world_size, "BACKEND": fabric.backend}
+        group = {"GROUP": Group(fabric.world_size, fabric.backend)}
         options = compile_options(fabric.backend, {"num_warps": 1})  # finds a place beside a matmul
-        self._meet = Kernel(_meet, 1, ranks, options)
-        self._announce = Kernel(_announce, 1, ranks, options)
+        self._meet = Kernel(_meet, 1, group, options)
+        self._announce = Kernel(_announce, 1, group, options)
         self._finish = Kernel(_finish, 1, {"BLOCK": 1024}, options)
 
     @property
@@ -132,7 +131,7 @@ class PeerCopies:
         self._finish(self._ends[0], out, out.numel())
 
 
-def rows_of_chunk(problem: Any, owner: int, chunk: int, chunks: int) -> slice:
+def rows_of_chunk(problem: Sharded, owner: int, chunk: int, chunks: int) -> slice:
     """The rows of a chunk of a rank's shard, among all ranks' shards stacked on each other.
 
     The last chunks may be empty.
@@ -159,7 +158,9 @@ class Part:
     chunks: int
 
 
-def parts_of(problem: Any, owners: Sequence[int], chunks: int, chunks_per_part: int) -> list[Part]:
+def parts_of(
+    problem: Sharded, owners: Sequence[int], chunks: int, chunks_per_part: int
+) -> list[Part]:
     """The rows of `owners`, one after the other, in parts of `chunks_per_part` chunks.
 
     A part that wraps around to row 0 becomes two; chunks without rows do not form parts.

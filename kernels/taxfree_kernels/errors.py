@@ -1,7 +1,7 @@
-"""What can go wrong below the dispatcher.
+"""Errors below the dispatcher.
 
 KernelError
-├── FabricUnavailable   the asked fabric cannot serve on this machine
+├── FabricUnavailable   the requested fabric cannot serve on this machine
 ├── PlanError           a variant cannot run this problem with this config
 │   └── HeapExhausted   the symmetric heap is too small for it
 └── PeerTimeout         a peer did not signal within the bound
@@ -14,7 +14,7 @@ class KernelError(Exception):
     """Base of this package's errors: one line of message, one line of hint.
 
     Args:
-        message: what happened, without a trailing full stop.
+        message: without a trailing full stop.
         hint: what the user can do next; may be empty.
     """
 
@@ -27,7 +27,7 @@ class KernelError(Exception):
 
 
 class FabricUnavailable(KernelError):
-    """The asked fabric or hardware is not there."""
+    """The requested fabric or hardware is missing."""
 
     exit_code = 3
 
@@ -37,15 +37,15 @@ class PlanError(KernelError):
 
 
 class HeapExhausted(PlanError):
-    """The symmetric heap is too small for what was asked of it."""
+    """The symmetric heap is too small for an allocation."""
 
 
 class PeerTimeout(KernelError):
     """A peer did not signal within the bound; its pool is unusable until it is reset.
 
     Args:
-        is_secondary: this rank gave up because a peer had; the peer's report is closer to the
-            cause.
+        is_secondary: this rank aborted because a peer had timed out; the peer's report is closer
+            to the cause.
     """
 
     exit_code = 5

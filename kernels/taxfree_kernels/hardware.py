@@ -1,4 +1,4 @@
-"""What a variant has to know of the device: limits that spaces and screens depend on."""
+"""Limits of devices, on which search spaces and the screen depend."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class Hardware:
     Args:
         name: as the driver prints it.
         backend: "cuda", "hip" or "interpreter".
-        architecture: "sm_90", "gfx942", ... as the compiler names it; "cpu" for the interpreter.
+        architecture: the compiler's name: "sm_90", "gfx942", ...; "cpu" for the interpreter.
         compute_units: SMs or CUs.
         warp_size: threads per warp or wavefront.
         shared_memory: bytes of shared memory (LDS) a program may use.

@@ -1,8 +1,8 @@
 """Corrections to Triton's interpreter, and patches that make it several times faster.
 
-It computes bf16 wrongly (all versions up to 3.9): its dot multiplies bf16 bit patterns as integers,
-and its fp32 -> bf16 cast does not round to nearest even. Both are overridden on its single builder
-instance, and tested bit for bit against torch.
+Up to Triton 3.9 it computes bf16 wrongly: its dot multiplies bit patterns as integers, and its cast
+from fp32 does not round to nearest even. Both are overridden on its single builder instance, and
+tested bit for bit against torch.
 
 It is slow because it repeats work: it patches the language at each call of a device function, and
 builds a type with its shape for each value.
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,7 @@ from triton.language import core  # noqa: F401 - patched because this module see
 
 
 def is_interpreting() -> bool:
-    """Whether kernels of this process are interpreted; decided when they are defined."""
+    """Whether kernels of this process are interpreted, which is decided when they are defined."""
     return bool(triton.knobs.runtime.interpret)
 
 
@@ -59,7 +60,7 @@ def correct_bfloat16() -> None:
             b = handle(_to_float32(b.data), tl.float32)
         return original_dot(a, b, d, *rest)
 
-    def get_bf16(value: float) -> Any:  # which 3.6 does not have at all
+    def get_bf16(value: float) -> Any:  # 3.6 has none
         return cast_impl(builder.get_fp32(value), tl.bfloat16)
 
     builder.cast_impl, builder.create_dot, builder.get_bf16 = cast_impl, create_dot, get_bf16
@@ -67,7 +68,7 @@ def correct_bfloat16() -> None:
 
 
 def hasten() -> None:
-    """Install what saves the interpreter time; doing so again changes nothing."""
+    """Install the patches that save time; doing so again changes nothing."""
     from triton.runtime import interpreter
 
     builder = interpreter.interpreter_builder
@@ -79,6 +80,9 @@ def hasten() -> None:
     tl.tensor.__init__ = _init_tensor
     tl.block_type.__init__ = _by_shape(tl.block_type.__init__)
     tl.tuple.__eq__ = _or_the_same(tl.tuple.__eq__)
+    semantic = type(interpreter.interpreter_semantic)
+    semantic.broadcast_impl_value = _unless_alike(semantic.broadcast_impl_value)
+    semantic.computation_type_impl = cache(semantic.computation_type_impl)  # of two types
     # Checking integer arithmetic for overflow takes a third of the interpreter's time.
     builder.options = replace(builder.options, sanitize_overflow=False)
 
@@ -106,7 +110,7 @@ def _patch_once(original: Callable[[Any], Any], nothing: Callable[[], Any]) -> C
 
 
 def _by_name(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Triton's look-up of NumPy types, which builds its table each time, remembered."""
+    """Triton's look-up of NumPy types, with a memory: it builds its table each time."""
     known: dict[str, Any] = {}
 
     def numpy_type(kind: Any) -> Any:
@@ -122,7 +126,7 @@ _shapes: dict[tuple[int, ...], tuple[Any, Any]] = {}
 
 
 def _init_tensor(self: Any, handle: Any, type: Any) -> None:
-    """What ``tl.tensor`` does, with one shape object for all tensors of a shape."""
+    """``tl.tensor.__init__`` with one shape object for all tensors of a shape."""
     shape = tuple(type.shape) if type.is_block() else ()
     if shape not in _shapes:
         size = tl.constexpr(int(np.prod(shape)))
@@ -132,7 +136,7 @@ def _init_tensor(self: Any, handle: Any, type: Any) -> None:
 
 
 def _by_shape(original: Callable[..., None]) -> Callable[..., None]:
-    """The making of a block type, whose shape is looked at once."""
+    """``tl.block_type.__init__`` that checks each shape once."""
     known: dict[tuple[int, ...], tuple[Any, int]] = {}
 
     def init(self: Any, element_ty: Any, shape: Any) -> None:
@@ -148,13 +152,22 @@ def _by_shape(original: Callable[..., None]) -> Callable[..., None]:
 
 
 def _or_the_same(original: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-    """Comparing of shapes, most of which are the same object by now."""
+    """Comparison of shapes, most of which are the same object by now."""
     true = tl.constexpr(True)
 
     def equal(self: Any, other: Any) -> Any:
         return true if self is other else original(self, other)
 
     return equal
+
+
+def _unless_alike(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Broadcasting of two tensors, which leaves those of one shape as they are."""
+
+    def broadcast(self: Any, lhs: Any, rhs: Any) -> Any:
+        return (lhs, rhs) if lhs.shape is rhs.shape else original(self, lhs, rhs)
+
+    return broadcast
 
 
 def _to_float32(bits: np.ndarray) -> np.ndarray:

@@ -11,9 +11,10 @@ import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from contextvars import Context, ContextVar
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any, Protocol
 
+import triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.tools.tensor_descriptor import TensorDescriptor
 
@@ -29,6 +30,9 @@ class Kernel:
     host several times longer than the launch itself. Here it is cached by the arguments that
     change; not on AMD, where kernels also depend on where a tensor's memory ends. Calls of other
     sizes have a copy each, see :meth:`resized`; copies share what is compiled.
+
+    Arguments may be tuples, and constants NamedTuples; a kernel is specialised on all elements of
+    a tuple, or on none, so integers that it is not specialised on stand apart.
 
     Args:
         function: the ``triton.jit`` function.
@@ -52,6 +56,17 @@ class Kernel:
     )
     _changed: Mapping[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
+    def __post_init__(self) -> None:
+        constants = {name: self._constant(each) for name, each in self.constants.items()}
+        object.__setattr__(self, "constants", constants)
+
+    def _constant(self, value: Any) -> Any:
+        is_compiled = hasattr(self.function, "params")  # interpreted functions have none
+        if is_compiled and hasattr(value, "_fields"):
+            kind: Any = type(value)
+            return _with_constexprs(kind)._make(value)
+        return value
+
     def resized(self, grid: int, last_args: tuple[Any, ...], **constants: Any) -> Kernel:
         """The same kernel for calls of another size: some microseconds, and seldom a compilation.
 
@@ -64,7 +79,8 @@ class Kernel:
         fields.pop("specialization", None)
         fields["grid"], fields["last_args"], fields["_runners"] = grid, last_args, {}
         if constants:
-            fields["constants"], fields["_changed"] = {**self.constants, **constants}, constants
+            changed = {name: self._constant(each) for name, each in constants.items()}
+            fields["constants"], fields["_changed"] = {**self.constants, **changed}, constants
         return other
 
     @cached_property
@@ -73,16 +89,17 @@ class Kernel:
         last, generality = self.last_args, self._generality
         first = len(generality) - len(last)
         kinds = [
-            _integer_kind(arg, is_general)
+            _integer_kind(each, is_general)
             for arg, is_general in zip(last, generality[first:], strict=False)
-            if type(arg) is int
+            for each in (arg if isinstance(arg, tuple) else (arg,))
+            if type(each) is int
         ]
         return (*kinds, *self._changed.values())
 
     @cached_property
     def _generality(self) -> tuple[bool, ...]:
         """For each argument but constants, whether the kernel is not specialised on it."""
-        params = getattr(self.function, "params", ())  # interpreted functions have none
+        params = getattr(self.function, "params", ())
         return tuple(each.do_not_specialize for each in params if not each.is_constexpr)
 
     def __call__(self, *args: Any) -> None:
@@ -96,8 +113,8 @@ class Kernel:
             run(*args)
             return
         general = [
-            _integer_kind(kind, is_general) if type(kind) is int else kind
-            for kind, is_general in zip(kinds, self._generality, strict=False)
+            _specialised(arg, kind, is_general)
+            for arg, kind, is_general in zip(args, kinds, self._generality, strict=False)
         ]
         known = (*general, *self.specialization)
         compiled = self._compiled.get(known)
@@ -122,6 +139,20 @@ class Kernel:
         return lambda *args: again(*args, *fixed)
 
 
+@cache
+def _with_constexprs(kind: Any) -> Any:
+    """A NamedTuple whose fields are constexprs by name: Triton 3.6 takes what it finds as it is.
+
+    Its elements remain plain, for whoever writes a kernel's constants down as JSON.
+    """
+
+    def field(index: int) -> property:
+        return property(lambda self: tl.constexpr(self[index]))
+
+    fields = {name: field(index) for index, name in enumerate(kind._fields)}
+    return type(kind.__name__, (kind,), fields)
+
+
 _OTHER = GPUTarget("", "", 0)
 
 
@@ -133,10 +164,24 @@ def _integer_kind(arg: int, is_general: bool) -> int:
     return is_wide + 2 * (arg == 1) + 4 * (arg % 16 == 0)
 
 
+def _specialised(arg: Any, kind: Any, is_general: bool) -> Any:
+    """The kind of an argument, with those of integers in their place."""
+    if type(arg) is int:
+        return _integer_kind(arg, is_general)
+    if isinstance(arg, tuple):
+        return tuple([_specialised(*each, is_general) for each in zip(arg, kind, strict=True)])
+    return kind
+
+
 def _kind(arg: Any) -> Any:
-    """The properties of a tensor or descriptor that a kernel is specialised on, on NVIDIA."""
+    """The properties of a tensor or descriptor that a kernel is specialised on, on NVIDIA.
+
+    Of a tuple, those of its elements; integers stand for themselves.
+    """
     if type(arg) is TensorDescriptor:
         return arg.base.dtype, *arg.block_shape
+    if isinstance(arg, tuple):
+        return tuple([each if type(each) is int else _kind(each) for each in arg])
     return arg.dtype, arg.data_ptr() % 16 == 0
 
 

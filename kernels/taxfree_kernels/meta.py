@@ -8,12 +8,12 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from taxfree_kernels.variant import op_of, operation
+from taxfree_kernels.variant import Problem, op_of, operation
 
 META = torch.device("meta")
 
 
-def meta_tensors(problem: Any, rank: int = 0) -> tuple[torch.Tensor | None, ...]:
+def meta_tensors(problem: Problem, rank: int = 0) -> tuple[torch.Tensor | None, ...]:
     """What a plan is called with on a rank: the operation's inputs, then the output."""
     found = operation(op_of(problem))
     with _WithoutMemory():

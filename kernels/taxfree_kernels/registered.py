@@ -14,7 +14,7 @@ from taxfree_kernels.errors import PlanError
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.fabric.workspace import Workspace
 from taxfree_kernels.hardware import Hardware
-from taxfree_kernels.variant import Variant
+from taxfree_kernels.variant import Problem, Variant
 
 
 class RegisteredMemory(Workspace):
@@ -62,7 +62,7 @@ class RegisteredVariant(Variant):
     name = "registered"
     fused = False
 
-    def unsupported_reason(self, problem: Any, hardware: Hardware) -> str | None:
+    def unsupported_reason(self, problem: Problem, hardware: Hardware) -> str | None:
         if hardware.backend == "interpreter":
             return "the host's collectives know no registered memory"
         return "one rank has no peers" if problem.world_size == 1 else None

@@ -1,11 +1,11 @@
 """A hash of the sources that decide how a variant computes, and how fast.
 
-Measurements are valid only for the code they were made with. The hash covers a variant's module and
-the modules of this package that it imports, directly or not, without comments, docstrings and empty
-lines, whose changes make nothing stale. Interfaces and search spaces are left out, and so are the
-methods of variants that define what is searched: searching other configs does not change the
-measurement of any one of them. The hash is computed from the source text, because syntax trees
-differ between versions of Python, and is the same whether kernels are interpreted or compiled.
+A measurement is valid only for the code that it was made with. The hash covers a variant's module
+and the modules of this package that it imports, directly or not, without comments, docstrings and
+empty lines. Interfaces, search spaces and the methods of variants that define what is searched are
+left out: searching other configs does not change the measurement of any one of them. The hash is
+computed from the source text, because syntax trees differ between versions of Python, and is the
+same whether kernels are interpreted or compiled.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def _code(module: str) -> str:
 
 
 def _uncounted(node: ast.AST) -> Iterator[tuple[int, int]]:
-    """First and last line of what of a node does not count."""
+    """First and last lines of the parts of a node that do not count."""
     body = getattr(node, "body", None)
     if isinstance(body, list) and body and _is_docstring(body[0]):
         yield body[0].lineno, body[0].end_lineno

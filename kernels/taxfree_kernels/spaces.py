@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from taxfree_kernels.hardware import Hardware
-from taxfree_kernels.variant import Config, Space
+from taxfree_kernels.problem import Sharded
+from taxfree_kernels.variant import Config, Problem, Space
 
 
 def power_of_2(value: int, least: int) -> int:
@@ -48,7 +49,7 @@ def pdl_space(hardware: Hardware) -> Space:
 
 
 def allowed(
-    problem: Any,
+    problem: Problem,
     hardware: Hardware,
     space: Space,
     guesses: Sequence[Config],
@@ -103,7 +104,7 @@ def tile_prune_reason(
     return None
 
 
-def copy_space(problem: Any, hardware: Hardware) -> Space:
+def copy_space(problem: Sharded, hardware: Hardware) -> Space:
     """In what pieces copy engines move a rank's shard, and what is multiplied at once.
 
     Args:
@@ -118,7 +119,7 @@ def copy_space(problem: Any, hardware: Hardware) -> Space:
     }
 
 
-def first_copies(problem: Any, space: Space, rows_at_once: int) -> list[dict[str, Any]]:
+def first_copies(problem: Sharded, space: Space, rows_at_once: int) -> list[dict[str, Any]]:
     """Configs for copies of a problem's shards; the first is the default.
 
     The second stream fills the gap between two copies on the first, in which a kernel announces

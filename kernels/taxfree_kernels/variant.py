@@ -10,11 +10,11 @@ from __future__ import annotations
 import importlib
 import pkgutil
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 
 from taxfree_kernels.errors import PlanError
 
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 Config = Mapping[str, Any]
 Space = Mapping[str, tuple[Any, ...]]
+_P = TypeVar("_P", bound="Problem")
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,35 @@ class Cost:
     link_bytes: int
 
 
+class Problem(ABC):
+    """Dimensions of an operation. Each subclass is a frozen dataclass that imports no torch."""
+
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+    world_size: int
+    dtype: str
+
+    if TYPE_CHECKING:
+
+        def __init__(self, *dimensions: Any, **named: Any) -> None: ...
+
+    @property
+    @abstractmethod
+    def cost(self) -> Cost:
+        """Per rank and call; the slowest rank's."""
+
+    @property
+    @abstractmethod
+    def slot_bytes(self) -> int:
+        """Symmetric memory that a call of any variant needs in one payload slot."""
+
+    def for_rows(self, first: int, last: int) -> SizeRange:
+        """This problem with each number of rows from `first` to `last`, for ``Runtime.prepare``.
+
+        For attention, rows are sequences.
+        """
+        return SizeRange(self, first, last)
+
+
 @dataclass(frozen=True)
 class Step:
     """A part of a call that begins when the part before it has ended.
@@ -54,7 +84,8 @@ class Step:
             leave in place; "consumer" of what was gathered; "fused": communicates and computes at
             once.
         run: launches it.
-        least: launches the same collective on the least data it accepts; None if there is none.
+        latency_probe: launches the same collective on the least data it accepts; None if there is
+            none.
         reads: the intermediate that a consumer reads; None for other kinds.
         memory_bytes: bytes that a copy reads and writes, or a consumer reads of the intermediate.
     """
@@ -62,7 +93,7 @@ class Step:
     name: str
     kind: Literal["producer", "collective", "copy", "consumer", "fused"]
     run: Callable[[], Any]
-    least: Callable[[], Any] | None = None
+    latency_probe: Callable[[], Any] | None = None
     reads: torch.Tensor | None = None
     memory_bytes: int = 0
 
@@ -116,24 +147,24 @@ class Variant(ABC):
     #: memory slots that calls use in turn: the check runs until the first slot is reused.
     slots: ClassVar[int] = 2
 
-    def unsupported_reason(self, problem: Any, hardware: Hardware) -> str | None:
+    def unsupported_reason(self, problem: Problem, hardware: Hardware) -> str | None:
         """Why this variant cannot serve `problem` on `hardware`, or None."""
         return None
 
-    def space(self, problem: Any, hardware: Hardware) -> Space:
+    def space(self, problem: Problem, hardware: Hardware) -> Space:
         """Meta-parameter -> values worth trying. A variant without any has one config, ``{}``."""
         return {}
 
-    def seed_configs(self, problem: Any, hardware: Hardware) -> list[dict[str, Any]]:
+    def seed_configs(self, problem: Problem, hardware: Hardware) -> list[dict[str, Any]]:
         """Good configs to try first; the very first is the default for an untuned problem."""
         return [{name: values[0] for name, values in self.space(problem, hardware).items()}]
 
-    def prune_reason(self, problem: Any, hardware: Hardware, config: Config) -> str | None:
+    def prune_reason(self, problem: Problem, hardware: Hardware, config: Config) -> str | None:
         """Why `config` is not worth compiling for `problem`, or None."""
         return None
 
     @abstractmethod
-    def plan(self, problem: Any, fabric: Fabric, config: Config) -> Plan:
+    def plan(self, problem: Problem, fabric: Fabric, config: Config) -> Plan:
         """Make a plan; calls no peer.
 
         Raises:
@@ -155,15 +186,50 @@ class Operation:
         empty_output: (problem, device) -> an uninitialised output.
         ignored_fields: fields that hardly change what is fastest: a lending record may differ in
             any of them. The dtype is one: both are 16-bit types and multiply at the same rate.
+        family_fields: fields in which a record may differ and still be scaled by the cost model.
+        vendor_kernel: (problem, device) -> a function of the inputs and the output that runs the
+            vendor's kernel alone, on data that need not be exchanged; or None if the vendor has
+            none for the problem.
     """
 
     name: str
-    problem: type[Any]
+    problem: type[Problem]
     interpolated_fields: tuple[str, ...]
     make_inputs: Callable[..., tuple[torch.Tensor | None, ...]]
     reference: Callable[..., torch.Tensor]
     empty_output: Callable[..., torch.Tensor]
     ignored_fields: tuple[str, ...] = ()
+    family_fields: tuple[str, ...] = ()
+    vendor_kernel: Callable[..., Callable[..., torch.Tensor] | None] | None = None
+
+
+@dataclass(frozen=True)
+class Shapes:
+    """Shapes of an operation that have names, and problems that checks run on.
+
+    Args:
+        tiny: world size -> problems that, together, execute every synchronising line. They are
+            ragged where that matters: shards without rows, several tiles, K no multiple of a block.
+        aligned: problems to compile: few rows, many rows, the other layouts. All rows start at
+            multiples of 16 bytes, so that accesses can be wide.
+        ragged: further ones, whose rows do not.
+        smallest: problems for which compilers specialise arguments to the constant 1.
+        shorthand: the fields of `1x2x3`, in order.
+        sets: named sets, each a list of shapes as users write them.
+        scaling: named sets that depend on the number of ranks: world size -> shapes.
+        model_split: how a tensor-parallel model splits the layers that the operation serves.
+        model_axes: fields that a model's config does not determine.
+    """
+
+    tiny: Callable[[int], Sequence[Problem]]
+    aligned: tuple[Problem, ...]
+    ragged: tuple[Problem, ...] = ()
+    smallest: tuple[Problem, ...] = ()
+    shorthand: tuple[str, ...] = ()
+    sets: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    scaling: Mapping[str, Callable[[int], list[str]]] = field(default_factory=dict)
+    model_split: Literal["column", "row", "sequence"] | None = None
+    model_axes: str = "m=1,16,64,256,1024,4096"
 
 
 def operation_names() -> list[str]:
@@ -176,7 +242,7 @@ def operation_names() -> list[str]:
     )
 
 
-def problem_class(op: str) -> type[Any]:
+def problem_class(op: str) -> type[Problem]:
     """The dataclass of an operation's problems; imports no torch.
 
     Raises:
@@ -184,8 +250,19 @@ def problem_class(op: str) -> type[Any]:
     """
     if op not in operation_names():
         raise PlanError(f"unknown op {op!r}", f"one of: {', '.join(operation_names())}")
-    problem: type[Any] = importlib.import_module(f"taxfree_kernels.{op}.problem").PROBLEM
+    problem: type[Problem] = importlib.import_module(f"taxfree_kernels.{op}.problem").PROBLEM
     return problem
+
+
+def operation_shapes(op: str) -> Shapes:
+    """The shapes of an operation; imports no torch.
+
+    Raises:
+        PlanError: there is no such operation.
+    """
+    problem_class(op)
+    found: Shapes = importlib.import_module(f"taxfree_kernels.{op}.shapes").SHAPES
+    return found
 
 
 @dataclass(frozen=True)
@@ -197,7 +274,7 @@ class SizeRange:
         first, last: rows, or sequences; None for the problem's own.
     """
 
-    problem: Any
+    problem: Problem
     first: int | None = None
     last: int | None = None
 
@@ -215,28 +292,14 @@ class SizeRange:
         return (first, last)
 
 
-class Problem:
-    """Base of the operations' problems, which are frozen dataclasses."""
-
-    world_size: int
-    dtype: str
-
-    def for_rows(self, first: int, last: int) -> SizeRange:
-        """This problem with each number of rows from `first` to `last`, for ``Runtime.prepare``.
-
-        For attention, rows are sequences.
-        """
-        return SizeRange(self, first, last)
-
-
-def resized(problem: Any, **sizes: int) -> Any:
+def resized(problem: _P, **sizes: int) -> _P:
     """The same problem of another size, which is known to be possible."""
     other = object.__new__(type(problem))
     other.__dict__.update(problem.__dict__, **sizes)
     return other
 
 
-def op_of(problem: Any) -> str:
+def op_of(problem: Problem) -> str:
     """The operation that a problem belongs to: the folder that defines its class."""
     return type(problem).__module__.split(".")[-2]
 

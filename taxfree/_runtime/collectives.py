@@ -1,12 +1,25 @@
-"""What ranks tell each other through the host."""
+"""Agreement of ranks through the host."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import torch.distributed as dist
 
+from taxfree.errors import one_line
 from taxfree_kernels.errors import PeerTimeout
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A rank that could not take a step, and why."""
+
+    rank: int
+    why: str
 
 
 def vote(group: dist.ProcessGroup | None, value: Any) -> list[Any]:
@@ -25,3 +38,21 @@ def vote(group: dist.ProcessGroup | None, value: Any) -> list[Any]:
             "all ranks make the same calls in the same order; one may have failed before",
         ) from error
     return values
+
+
+def attempt(
+    group: dist.ProcessGroup | None, steps: Iterable[Callable[[], _T]]
+) -> list[_T | Failure]:
+    """Take steps, then vote: a step that fails on one rank has failed on all; collective.
+
+    Returns:
+        For each step its result on this rank, or the failure of the first rank that has one.
+    """
+    own: list[_T | Failure] = []
+    for step in steps:
+        try:
+            own.append(step())
+        except Exception as error:  # whatever a compiler or library raises: the peers wait to vote
+            own.append(Failure(dist.get_rank(group), one_line(error)))
+    failures = vote(group, [each if isinstance(each, Failure) else None for each in own])
+    return [next(filter(None, told), result) for result, *told in zip(own, *failures, strict=True)]

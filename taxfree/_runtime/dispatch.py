@@ -18,6 +18,7 @@ from taxfree._runtime.prediction import predicted
 from taxfree.errors import NoRecord
 from taxfree.settings import Settings
 from taxfree_kernels.hardware import Hardware
+from taxfree_kernels.variant import Problem
 from taxfree_tuning_db import (
     HardwareFingerprint,
     LookUp,
@@ -80,11 +81,11 @@ class Dispatcher:
         self._settings = settings or Settings.from_environment()
         self._fingerprint = fingerprints.hardware_fingerprint(hardware)
 
-    def look_up(self, op: str, problem: Any) -> LookUp:
+    def look_up(self, op: str, problem: Problem) -> LookUp:
         """The record that serves a problem, with the steps that led to it."""
         return look_up(op, problem, self._table, self._fingerprint, self._hardware)
 
-    def choose(self, op: str, problem: Any) -> Choice:
+    def choose(self, op: str, problem: Problem) -> Choice:
         """What to run.
 
         Raises:
@@ -118,7 +119,7 @@ class Dispatcher:
         eager = self._eager("neighbour", op, problem, found.record)
         return Choice("neighbour", winner.variant, dict(winner.config), source, eager)
 
-    def bounds(self, op: str, problem: Any, name: str) -> tuple[int, int]:
+    def bounds(self, op: str, problem: Problem, name: str) -> tuple[int, int]:
         """The smallest and the largest size that are served together with a problem's.
 
         A record serves the sizes within a factor of two of it, but for those that a larger one
@@ -157,7 +158,7 @@ class Dispatcher:
         ends |= {each for each in others if not any(each in sizes for sizes in served)}
         return sorted(ends)
 
-    def _eager(self, kind: Kind, op: str, problem: Any, record: Record) -> Choice | None:
+    def _eager(self, kind: Kind, op: str, problem: Problem, record: Record) -> Choice | None:
         """The measurement of a record that beats its winner in eager calls and is still valid."""
         winner, hashes = record.winner, fingerprints.kernel_hashes(op)
         if "eager" not in winner.median_us:
@@ -180,7 +181,7 @@ class Dispatcher:
 
 def look_up(
     op: str,
-    problem: Any,
+    problem: Problem,
     table: Table,
     fingerprint: HardwareFingerprint,
     hardware: Hardware | None,
@@ -201,7 +202,7 @@ def look_up(
             return None
         if record.problem == asked:  # its space may have lost this config, which was measured
             return refused(op, problem, record.winner, hardware)
-        return illegal(op, problem, fingerprints.lent(record, problem).winner, hardware)
+        return illegal(op, problem, fingerprints.transferred(record, problem).winner, hardware)
 
     found = find_record(
         table,
@@ -216,7 +217,7 @@ def look_up(
         why_not,
     )
     if found.record is not None and found.kind == "neighbour":
-        return dataclasses.replace(found, record=fingerprints.lent(found.record, problem))
+        return dataclasses.replace(found, record=fingerprints.transferred(found.record, problem))
     if found.kind == "exact" or hardware is None:
         return found
     fresh = table.fresh(fingerprints.kernel_hashes(op))
@@ -233,7 +234,9 @@ def look_up(
     return LookUp("predicted", None, (), lookup_trace, prediction.nearest, runs)
 
 
-def _explain_miss(problem: Any, hardware: HardwareFingerprint, found: LookUp) -> tuple[str, str]:
+def _explain_miss(
+    problem: Problem, hardware: HardwareFingerprint, found: LookUp
+) -> tuple[str, str]:
     message = f"no record of its own for {problem}"
     nearest = found.record or found.nearest
     if nearest is None:

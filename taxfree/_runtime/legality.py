@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from taxfree_kernels.hardware import Hardware
-from taxfree_kernels.variant import Variant, variants
+from taxfree_kernels.variant import Problem, Variant, variants
 from taxfree_tuning_db import Measurement
 
 
-def illegal(op: str, problem: Any, measured: Measurement, hardware: Hardware) -> str | None:
+def illegal(op: str, problem: Problem, measured: Measurement, hardware: Hardware) -> str | None:
     """Why a config that was measured on another problem does not serve this one, or None."""
     variant = variants(op)[measured.variant]
     if variant.unsupported_reason(problem, hardware) is None:
@@ -21,14 +21,14 @@ def illegal(op: str, problem: Any, measured: Measurement, hardware: Hardware) ->
     return refused(op, problem, measured, hardware)
 
 
-def refused(op: str, problem: Any, measured: Measurement, hardware: Hardware) -> str | None:
+def refused(op: str, problem: Problem, measured: Measurement, hardware: Hardware) -> str | None:
     """Why a measured config does not run today, or None."""
     reason = refusal(variants(op)[measured.variant], problem, hardware, measured.config)
     return None if reason is None else f"{measured.variant}: {reason}"
 
 
 def refusal(
-    variant: Variant, problem: Any, hardware: Hardware, config: Mapping[str, Any]
+    variant: Variant, problem: Problem, hardware: Hardware, config: Mapping[str, Any]
 ) -> str | None:
     """Why a variant refuses a problem or a config today, or None."""
     reason = variant.unsupported_reason(problem, hardware)

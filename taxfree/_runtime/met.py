@@ -18,7 +18,7 @@ from taxfree.errors import TaxfreeError, one_line
 from taxfree.fingerprints import interpolated_fields
 from taxfree.measuring import results
 from taxfree.shapes import recorded_problem
-from taxfree_kernels.variant import op_of, resized
+from taxfree_kernels.variant import Problem, op_of, resized
 
 
 class MetProblems:
@@ -46,7 +46,7 @@ class MetProblems:
             _read(path)
         atexit.register(self.write)  # also for a runtime that nobody closed
 
-    def add(self, problem: Any, *sizes: int) -> None:
+    def add(self, problem: Problem, *sizes: int) -> None:
         """Count one call.
 
         Args:
@@ -93,7 +93,7 @@ def _octave(size: int) -> int:
     return (size - 1).bit_length()
 
 
-def _sized(problem: Any, sizes: Iterable[int]) -> Any:
+def _sized(problem: Problem, sizes: Iterable[int]) -> Any:
     return resized(problem, **dict(zip(interpolated_fields(op_of(problem)), sizes, strict=True)))
 
 

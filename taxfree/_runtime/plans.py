@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import itertools
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
-from taxfree._runtime.collectives import vote
-from taxfree._runtime.dispatch import Choice, Dispatcher
+from taxfree._runtime import collectives
+from taxfree._runtime.dispatch import Choice, Dispatcher, Kind
 from taxfree._runtime.legality import refusal
 from taxfree.errors import TaxfreeError, UsageError, one_line
 from taxfree.fingerprints import capacity_field, rows_field
@@ -24,7 +26,7 @@ from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.fabric.workspace import Workspace
 from taxfree_kernels.launch import compiling
 from taxfree_kernels.meta import meta_tensors
-from taxfree_kernels.variant import Plan, SizeRange, op_of, resized, variants
+from taxfree_kernels.variant import Plan, Problem, SizeRange, op_of, resized, variants
 
 LIBRARY = "baseline"
 
@@ -38,7 +40,7 @@ class Bucket:
         low: the smallest size.
     """
 
-    problem: Any
+    problem: Problem
     low: int
 
     @property
@@ -50,9 +52,10 @@ class Bucket:
     def sizes(self) -> range:
         return range(self.low, self.high + 1)
 
-    def of(self, size: int) -> Any:
+    def of(self, size: int) -> Problem:
         """The problem of a size."""
-        return resized(self.problem, **{rows_field(op_of(self.problem)): size})
+        problem: Problem = resized(self.problem, **{rows_field(op_of(self.problem)): size})
+        return problem
 
 
 @dataclass
@@ -91,43 +94,50 @@ class Entry:
 
 @dataclass
 class _Made:
-    """What a rank has made for a bucket, without its peers.
+    """A bucket, and what this rank has made for it so far.
 
     Args:
-        bucket, choice: what it is.
+        bucket, choice: what is planned.
+        plans: by mode, where ours run; and the "library", where it is needed.
         refused: sizes that the choice does not serve.
-        plans: for "graph" and perhaps for "eager" calls, where ours, and the "library" if needed.
         kernels: what is compiled for them.
-        failure: why the choice cannot be made here, or None.
     """
 
     bucket: Bucket
     choice: Choice
-    refused: frozenset[int]
     plans: dict[str, Plan] = field(default_factory=dict)
+    refused: set[int] = field(default_factory=set)
     kernels: set[Any] = field(default_factory=set)
-    failure: str | None = None
 
     @property
-    def runs(self) -> list[Any]:
-        """What the calls of a rank run, for its peers."""
-        return [self.bucket, *((each.variant, each.config) for each in _modes(self.choice))]
+    def modes(self) -> dict[str, Choice]:
+        """What runs in graphs and, if that is something else, in eager calls."""
+        eager = self.choice.eager
+        return {"graph": self.choice} if eager is None else {"graph": self.choice, "eager": eager}
+
+    @property
+    def ours(self) -> list[tuple[_Made, str, Choice]]:
+        """The modes that do not run the library."""
+        return [(self, mode, each) for mode, each in self.modes.items() if each.variant != LIBRARY]
 
     @property
     def needs_library(self) -> bool:
-        """Whether some calls run the library's path."""
-        return bool(self.refused) or any(each.variant == LIBRARY for each in _modes(self.choice))
+        return bool(self.refused) or len(self.ours) < len(self.modes)
 
-    def plan(self, mode: str, choice: Choice) -> Plan:
-        """What a choice runs in a mode."""
+    def plan(self, mode: str) -> Plan | None:
+        """The plan of a mode, if there is one."""
+        choice = self.modes.get(mode)
+        if choice is None:
+            return None
         return self.plans["library" if choice.variant == LIBRARY else mode]
 
-    def fall_back(self, choice: Choice) -> None:
+    def fall_back(self, kind: Kind, why: str) -> None:
         """Let the library serve the bucket, with a warning that says why."""
         warnings.warn(
-            f"{self.bucket.problem} runs the baseline: {choice.why}", RuntimeWarning, stacklevel=6
+            f"{self.bucket.problem} runs the baseline: {why}", RuntimeWarning, stacklevel=6
         )
-        self.choice, self.refused, self.plans, self.kernels = choice, frozenset(), {}, set()
+        self.choice = Choice(kind, LIBRARY, why=why)
+        self.plans, self.refused, self.kernels = {}, set(), set()
 
 
 class Plans:
@@ -155,16 +165,16 @@ class Plans:
             entries.clear()  # a runtime holds these lists
         self._entries.clear()
 
-    def by_size(self, problem: Any) -> list[Entry | None]:
+    def by_size(self, problem: Problem) -> list[Entry | None]:
         """The entries of all sizes of a problem; it grows as sizes are planned."""
         return self._entries.setdefault(self._family(problem), [])
 
-    def find(self, problem: Any) -> Entry | None:
+    def find(self, problem: Problem) -> Entry | None:
         """What serves a problem, if it has been planned."""
         entries, size = self.by_size(problem), rows_of(problem)
         return entries[size] if size < len(entries) else None
 
-    def choice(self, problem: Any) -> Choice:
+    def choice(self, problem: Problem) -> Choice:
         """What runs, or would run, for a problem, and why."""
         entry = self.find(problem)
         if entry is not None:
@@ -178,7 +188,7 @@ class Plans:
         found = {(op_of(entry.bucket.problem), each) for entry in self for each in entry.kernels}
         return dict(Counter(op for op, _ in found))
 
-    def ends(self, sizes: SizeRange) -> Iterator[Any]:
+    def ends(self, sizes: SizeRange) -> Iterator[Problem]:
         """A problem for each bucket that holds some of these sizes."""
         first, last = sizes.bounds
         size = max(first, 1)  # calls without rows need no plan
@@ -187,29 +197,29 @@ class Plans:
             yield problem
             size = self.bucket(problem).high + 1
 
-    def _family(self, problem: Any) -> Any:
+    def _family(self, problem: Problem) -> Any:
         """A problem without rows; the keys that it has room for are those of its bucket."""
         op = op_of(problem)
         return resized(problem, **{rows_field(op): 0}, **self._capacity(op, problem))
 
-    def bucket(self, problem: Any) -> Bucket:
+    def bucket(self, problem: Problem) -> Bucket:
         """The sizes that are planned together with that of a problem."""
         op = op_of(problem)
         name = rows_field(op)
         low, high = self._dispatcher.bounds(op, problem, name)
         return Bucket(resized(problem, **{name: high}, **self._capacity(op, problem)), low)
 
-    def _capacity(self, op: str, problem: Any) -> dict[str, int]:
+    def _capacity(self, op: str, problem: Problem) -> dict[str, int]:
         name = capacity_field(op)
         return {} if name is None else {name: self._dispatcher.bounds(op, problem, name)[1]}
 
     # -- planning ----------------------------------------------------------------------------
 
-    def prepare(self, problems: Iterable[Any], called: Any = None) -> None:
+    def prepare(self, problems: Iterable[Problem], called: Problem | None = None) -> None:
         """Plan the buckets of problems that are not planned yet; collective.
 
-        Each rank first makes and compiles all it needs without its peers; then all vote. What one
-        rank cannot run runs on none.
+        All ranks vote on what they plan. Each then makes and compiles it without its peers, and all
+        vote again: what one rank cannot run runs on none.
 
         Args:
             problems: the same on all ranks.
@@ -224,20 +234,22 @@ class Plans:
         missing = sorted({each for each in problems if self.find(each) is None}, key=repr)
         buckets = {self.bucket(each): None for each in missing}
         made = [
-            self._make(bucket, self._dispatcher.choose(op_of(bucket.problem), bucket.problem))
+            _Made(bucket, self._dispatcher.choose(op_of(bucket.problem), bucket.problem))
             for bucket in sorted(buckets, key=lambda each: -each.high)  # scratch grows only once
         ]
-        told = [(each.runs, each.failure) for each in made]
-        answers = vote(self._fabric.group, (missing, called, told))
-        self._require_same_calls([(missing, called) for missing, called, _ in answers])
-        for number, each in enumerate(made):
-            self._settle(each, [told[number : number + 1] for _, _, told in answers])
-        self._connect(made)
+        self._agree(missing, called, made)
+        self._attempt([step for each in made for step in each.ours], self._make)
+        connecting = [
+            (each, mode, choice)
+            for each, mode, choice in itertools.chain.from_iterable(each.ours for each in made)
+            if type(each.plans[mode]).connect is not Plan.connect
+        ]
+        self._attempt(connecting, lambda each, mode, _: each.plans[mode].connect())
         self._add_library([each for each in made if each.needs_library])
         for each in made:
             self._enter(each)
 
-    def unprepared(self, problem: Any, why: str) -> Entry:
+    def unprepared(self, problem: Problem, why: str) -> Entry:
         """The library's path for a call that all ranks make unplanned; nothing of it is kept.
 
         It has scratch memory of its own: under graph capture, memory is the graph's.
@@ -250,33 +262,42 @@ class Plans:
         is_tuned = record.kind == "exact"
         return Entry(Bucket(problem, rows_of(problem)), choice, plan, is_tuned=is_tuned)
 
-    def _make(self, bucket: Bucket, choice: Choice) -> _Made:
-        """What this rank can make of a choice without its peers."""
-        made, known = (
-            _Made(bucket, choice, self._refused(bucket, choice)),
-            variants(op_of(bucket.problem)),
-        )
-        served = [size for size in bucket.sizes if size not in made.refused]
-        for mode, each in zip(("graph", "eager"), _modes(choice), strict=False):
-            try:
-                if each.variant != LIBRARY:
-                    plan = known[each.variant].plan(bucket.problem, self._fabric, each.config)
-                    made.kernels |= self._compile(plan, bucket, served)
-                    made.plans[mode] = plan
-            except Exception as error:  # whatever a compiler raises: the peers wait for the vote
-                made.failure = f"{each.variant}: {one_line(error)}"
-        return made
+    def _agree(self, missing: list[Problem], called: Problem | None, made: list[_Made]) -> None:
+        """Vote on what is planned; where ranks choose differently, the library runs.
 
-    def _refused(self, bucket: Bucket, choice: Choice) -> frozenset[int]:
-        """The sizes of a bucket, but for the largest, that a choice does not serve."""
-        known, hardware = variants(op_of(bucket.problem)), self._fabric.hardware
-        return frozenset(
+        Raises:
+            UsageError: ranks come with different problems.
+        """
+        told = [(each.bucket, list(each.modes.items())) for each in made]
+        answers = collectives.vote(self._fabric.group, (missing, called, told))
+        self._require_same_calls([(missing, called) for missing, called, _ in answers])
+        for number, each in enumerate(made):
+            if any(theirs[number : number + 1] != [told[number]] for _, _, theirs in answers):
+                why = "ranks choose differently: their records or their hardware differ"
+                each.fall_back("disabled", why)
+
+    def _attempt(
+        self, steps: Sequence[tuple[_Made, str, Choice]], take: Callable[[_Made, str, Choice], None]
+    ) -> None:
+        """Take steps; where one fails on a rank, the library serves its bucket on all."""
+        if not steps:
+            return
+        taken = collectives.attempt(self._fabric.group, [partial(take, *step) for step in steps])
+        for (made, mode, choice), failure in zip(steps, taken, strict=True):
+            if failure is not None and made.modes.get(mode) is choice:  # it has not fallen back yet
+                made.fall_back("baseline", f"{choice.variant}: {failure.why}")
+
+    def _make(self, made: _Made, mode: str, choice: Choice) -> None:
+        """Plan and compile a choice for the sizes that it serves, without the peers."""
+        bucket, variant = made.bucket, variants(op_of(made.bucket.problem))[choice.variant]
+        made.refused |= {
             size
-            for mode in _modes(choice)
-            if mode.variant != LIBRARY
             for size in bucket.sizes[:-1]
-            if refusal(known[mode.variant], bucket.of(size), hardware, mode.config) is not None
-        )
+            if refusal(variant, bucket.of(size), self._fabric.hardware, choice.config) is not None
+        }
+        made.plans[mode] = variant.plan(bucket.problem, self._fabric, choice.config)
+        served = (size for size in bucket.sizes if size not in made.refused)
+        made.kernels |= self._compile(made.plans[mode], bucket, served)
 
     def _compile(self, plan: Plan, bucket: Bucket, sizes: Iterable[int]) -> set[Any]:
         """Compile all that calls of these sizes launch; what that is."""
@@ -295,10 +316,10 @@ class Plans:
             for each in plan.kernels(size)
         }
 
-    def _require_same_calls(self, calls: Sequence[tuple[list[Any], Any]]) -> None:
+    def _require_same_calls(self, calls: Sequence[tuple[list[Problem], Problem | None]]) -> None:
         """Raise, on every rank, when one of them has come with other problems."""
 
-        def said(problems: list[Any], called: Any, others: list[Any]) -> str:
+        def said(problems: list[Problem], called: Problem | None, others: list[Problem]) -> str:
             if called is not None:
                 return f"calls with {called}"
             return f"prepares {next((each for each in problems if each not in others), 'less')}"
@@ -312,68 +333,32 @@ class Plans:
                     "all ranks make the same calls in the same order",
                 )
 
-    def _settle(self, made: _Made, told: Sequence[list[Any]]) -> None:
-        """Keep the choice if all ranks have made it and can run it.
-
-        Args:
-            told: by rank, what it runs here, and why it cannot, if it has told anything.
-        """
-        failures = [failure for each in told for _, failure in each if failure is not None]
-        if any([runs for runs, _ in each] != [made.runs] for each in told):
-            why = "ranks choose differently: their records or their hardware differ"
-            made.fall_back(Choice("disabled", LIBRARY, why=why))
-        elif failures:
-            made.fall_back(Choice("baseline", LIBRARY, why=failures[0]))
-
-    def _connect(self, made: Sequence[_Made]) -> None:
-        """Do what plans do once with all peers; where that fails on a rank, fall back on all."""
-        failures: list[str | None] = [None] * len(made)
-        connecting = [
-            (number, mode, plan)
-            for number, each in enumerate(made)
-            for mode, plan in each.plans.items()
-            if type(plan).connect is not Plan.connect
-        ]
-        for number, mode, plan in connecting:
-            try:
-                plan.connect()
-            except Exception as error:  # whatever a library raises
-                variant = made[number].choice.of(mode).variant
-                failures[number] = failures[number] or f"{variant}: {one_line(error)}"
-        if not connecting:
-            return
-        for each, told in zip(
-            made, zip(*vote(self._fabric.group, failures), strict=True), strict=True
-        ):
-            reason = next(filter(None, told), None)
-            if reason is not None:
-                each.fall_back(Choice("baseline", LIBRARY, why=reason))
-
     def _add_library(self, made: Sequence[_Made]) -> None:
         """Make the library's path where it is needed; collective if it is anywhere."""
-        failure: str | None = None
-        for each in made:
-            try:
-                known = variants(op_of(each.bucket.problem))
-                plan = known[LIBRARY].plan(each.bucket.problem, self._fabric, {})
-                each.kernels |= self._compile(plan, each.bucket, each.bucket.sizes)
+
+        def make() -> None:
+            for each in made:
+                problem = each.bucket.problem
+                try:
+                    plan = variants(op_of(problem))[LIBRARY].plan(problem, self._fabric, {})
+                    each.kernels |= self._compile(plan, each.bucket, each.bucket.sizes)
+                except Exception as error:
+                    raise TaxfreeError(
+                        f"cannot run {problem} even by the library: {one_line(error)}"
+                    ) from error
                 each.plans["library"] = plan
-            except Exception as error:  # the peers wait for the vote
-                failure = f"cannot run {each.bucket.problem} even by the library: {one_line(error)}"
-        if not made:
-            return
-        for rank, told in enumerate(vote(self._fabric.group, failure)):
-            if told is not None:
-                raise TaxfreeError(f"rank {rank} {told}", "is its memory exhausted?")
+
+        failure = collectives.attempt(self._fabric.group, [make])[0] if made else None
+        if failure is not None:
+            raise TaxfreeError(f"rank {failure.rank} {failure.why}", "is its memory exhausted?")
 
     def _enter(self, made: _Made) -> None:
         """Let a bucket's sizes run what was made."""
         bucket, choice, kernels = made.bucket, made.choice, frozenset(made.kernels)
         entries = self.by_size(bucket.problem)
         entries.extend([None] * (bucket.high + 1 - len(entries)))
-        plan, eager = made.plan("graph", choice), None
-        if choice.eager is not None:
-            eager = made.plan("eager", choice.eager)
+        plan, eager = made.plan("graph"), made.plan("eager")
+        assert plan is not None
         is_tuned = choice.kind == "exact"
         last = Bucket(bucket.problem, bucket.high)
         entries[bucket.high] = Entry(last, choice, plan, eager, kernels, is_tuned)
@@ -390,15 +375,10 @@ class Plans:
                 entries[size] = entry
 
 
-def rows_of(problem: Any) -> int:
+def rows_of(problem: Problem) -> int:
     """The size of a problem: its rows, or sequences."""
     size: int = getattr(problem, rows_field(op_of(problem)))
     return size
-
-
-def _modes(choice: Choice) -> list[Choice]:
-    """What a choice runs in graphs and, if that is something else, in eager calls."""
-    return [choice] if choice.eager is None else [choice, choice.eager]
 
 
 def _below(choice: Choice, bucket: Bucket) -> Choice:

@@ -26,18 +26,10 @@ from typing import Any
 from taxfree import fingerprints
 from taxfree._runtime.legality import illegal, refusal
 from taxfree.cost_model import Machine, machine_like, modelled_variants, times
-from taxfree.shapes import recorded_problem, written
+from taxfree.shapes import format_problem, recorded_problem
 from taxfree_kernels.hardware import Hardware
-from taxfree_kernels.variant import variants
+from taxfree_kernels.variant import Problem, operation, variants
 from taxfree_tuning_db import HardwareFingerprint, Record, neighbours
-
-#: operation -> the fields of its problems that make a family: records lend nothing across them
-FAMILY: Mapping[str, tuple[str, ...]] = {
-    "all_gather_matmul": ("n", "k"),
-    "flash_decode": ("q_heads", "kv_heads", "head_dim", "v_head_dim"),
-    "matmul_all_reduce": ("n", "k"),
-    "matmul_reduce_scatter": ("n", "k"),
-}
 
 
 @dataclass(frozen=True)
@@ -83,7 +75,7 @@ class Prediction:
     @property
     def why(self) -> str:
         """One line."""
-        source = written(self.nearest.op, self.nearest.problem)
+        source = format_problem(self.nearest.op, self.nearest.problem)
         return f"expected {self.us:.3g} us, baseline {self.baseline_us:.3g}; nearest is {source}"
 
 
@@ -99,14 +91,14 @@ def fixed_fields(op: str, problem: Mapping[str, Any]) -> dict[str, Any]:
     crossed = {
         *fingerprints.interpolated_fields(op),
         *fingerprints.ignored_fields(op),
-        *FAMILY.get(op, ()),
+        *operation(op).family_fields,
     }
     return {name: value for name, value in sorted(problem.items()) if name not in crossed}
 
 
 def predicted(
     op: str,
-    problem: Any,
+    problem: Problem,
     records: Iterable[Record],
     fingerprint: HardwareFingerprint,
     hardware: Hardware,
@@ -145,7 +137,7 @@ def predicted(
 def predict(
     method: str,
     op: str,
-    problem: Any,
+    problem: Problem,
     records: Iterable[Record],
     fingerprint: HardwareFingerprint,
     hardware: Hardware,
@@ -176,7 +168,7 @@ def predict(
 
 def _near(
     op: str,
-    problem: Any,
+    problem: Problem,
     records: Iterable[Record],
     fingerprint: HardwareFingerprint,
     reach: Mapping[str, float] | None,
@@ -188,7 +180,7 @@ def _near(
     Args:
         borrows: whether their configs are lent, so that they must be near in the near fields too.
     """
-    asked, family = dataclasses.asdict(problem), FAMILY.get(op, ())
+    asked, family = dataclasses.asdict(problem), operation(op).family_fields
     counted, free = fingerprints.interpolated_fields(op), fingerprints.ignored_fields(op)
     if not borrows:
         counted, free = (), (*counted, *free)
@@ -212,10 +204,11 @@ _Candidate = tuple[float, str, dict[str, Any]]  # expected time in us, variant, 
 
 
 def _of_the_nearest(
-    machine: Machine, op: str, problem: Any, nearest: Record, hardware: Hardware
+    machine: Machine, op: str, problem: Problem, nearest: Record, hardware: Hardware
 ) -> Iterator[_Candidate]:
     hashes, there = fingerprints.kernel_hashes(op), recorded_problem(op, nearest.problem)
-    lent = fingerprints.lent(nearest, problem)
+    assert there is not None
+    lent = fingerprints.transferred(nearest, problem)
     for each in (lent.winner, lent.baseline, *lent.runners_up):
         if each.kernel_hash != hashes.get(each.variant) or "graph" not in each.median_us:
             continue
@@ -232,7 +225,7 @@ def _of_the_nearest(
 
 
 def _of_the_model(
-    machine: Machine, op: str, problem: Any, nearest: Record, hardware: Hardware
+    machine: Machine, op: str, problem: Problem, nearest: Record, hardware: Hardware
 ) -> Iterator[_Candidate]:
     for name in modelled_variants(op):
         variant = variants(op)[name]
@@ -247,7 +240,7 @@ def _of_the_model(
 def _modelled_us(
     machine: Machine,
     op: str,
-    problem: Any,
+    problem: Problem,
     name: str,
     config: Mapping[str, Any],
     hardware: Hardware,

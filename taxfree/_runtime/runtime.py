@@ -10,13 +10,12 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import operator
 import os
 import threading
 import warnings
 import weakref
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
@@ -27,6 +26,14 @@ from taxfree import problems
 from taxfree._runtime.dispatch import Choice, Dispatcher
 from taxfree._runtime.met import MetProblems
 from taxfree._runtime.plans import Entry, Plans
+from taxfree._runtime.signatures import (
+    ALL_GATHER_MATMUL,
+    FLASH_DECODE,
+    MATMUL_ALL_REDUCE,
+    MATMUL_ALL_REDUCE_RMS_NORM,
+    MATMUL_REDUCE_SCATTER,
+    Signature,
+)
 from taxfree.errors import NoRecord, UsageError
 from taxfree.fingerprints import interpolated_fields
 from taxfree.settings import Settings
@@ -88,7 +95,7 @@ class Runtime:
         self._unprepared: Counter[Any] = Counter()
         self._numbers: dict[tuple[float, ...], torch.Tensor] = {}
         self._streams = _StreamOrder()
-        self._lock = threading.Lock()
+        self._calling = _OneThread()
         self._is_closed = False
         self._process = os.getpid()
         self.group_name: str = fabric.group.group_name
@@ -134,37 +141,7 @@ class Runtime:
             UsageError: the tensors do not fit together.
             PeerTimeout: an earlier call lost a peer.
         """
-        if torch.compiler.is_compiling():
-            result: torch.Tensor = torch.ops.taxfree.all_gather_matmul(
-                a_shard, weight, bias, gather_dim, m, self.group_name
-            )
-            return _copied(result, out)
-        rows, size = _rows(a_shard), m
-        if m is not None:
-            size = _integer("m", m)
-        else:
-            size = rows if gather_dim == 1 else rows * self.world_size
-        arguments = (
-            "all_gather_matmul", a_shard.shape[1:], a_shard.dtype, a_shard.device, _layout(weight),
-            _layout(bias), gather_dim,
-        )  # fmt: skip
-        entry = self._known(arguments, size)
-        if entry is None or rows != self._own_rows(size, gather_dim):
-            if size == 0 and rows == 0:
-                return self._of_nothing(a_shard, out, (0, weight.shape[-1]))
-            problem = problems.all_gather_matmul(
-                self._fabric, a_shard, weight, bias, gather_dim, None if m is None else size
-            )
-            entry = self._entry(arguments, problem)
-        inputs = (_from_16_bytes(a_shard), weight, bias)
-        return self._run(entry, size, inputs, out, (size, weight.shape[1]))
-
-    def _own_rows(self, m: int, gather_dim: int) -> int:
-        """Rows of this rank's shard, of m over all ranks."""
-        if gather_dim == 1:
-            return m
-        full = -(-m // self.world_size)
-        return max(0, min(m - self._fabric.rank * full, full))
+        return self._call(ALL_GATHER_MATMUL, (a_shard, weight, bias, gather_dim, m), out)
 
     def flash_decode(
         self,
@@ -204,56 +181,8 @@ class Runtime:
             UsageError: the tensors do not fit together.
             PeerTimeout: an earlier call lost a peer.
         """
-        if torch.compiler.is_compiling():
-            result: torch.Tensor = torch.ops.taxfree.flash_decode(
-                q, k, v, kv_lens, block_table, scale, soft_cap, window, self.group_name
-            )
-            return _copied(result, out)
-        scale = None if scale is None else _number("scale", scale)
-        soft_cap = None if soft_cap is None else _number("soft_cap", soft_cap)
-        batch, by_sequence = (
-            q.shape[0] if q.dim() == 3 else -1,
-            k if block_table is None else block_table,
-        )
-        arguments = (
-            "flash_decode", q.shape[1:], q.dtype, q.device, _layout_of_one(k), _layout_of_one(v),
-            kv_lens.dtype, kv_lens.device, _layout_of_one(block_table), scale, soft_cap, window,
-        )  # fmt: skip
-        entry = self._known(arguments, batch)
-        fits = (
-            kv_lens.shape == (self.world_size, batch)
-            and kv_lens.is_contiguous()
-            and by_sequence.shape[0] == batch
-            and v.shape[0] == k.shape[0]
-            and (block_table is None or block_table.is_contiguous())
-        )
-        if entry is None or not fits:
-            if batch == 0:
-                return self._of_nothing(q, out, (0, q.shape[1], v.shape[3]))
-            problem = problems.flash_decode(
-                self._fabric, q, k, v, kv_lens, block_table, scale, soft_cap, window
-            )
-            entry = self._entry(arguments, problem)
-        scaling = None
-        if scale is not None or soft_cap is not None:
-            scaling = self._on_device(scale or q.shape[2] ** -0.5, soft_cap or 0.0)
-        inputs = (_from_16_bytes(q), k, v, kv_lens, block_table, scaling)
-        capacity = k.shape[1] if block_table is None else k.shape[1] * block_table.shape[1]
-        shape = (batch, q.shape[1], v.shape[3])
-        return self._run(entry, batch, inputs, out, shape, capacity=(capacity,))
-
-    def _on_device(self, *numbers: float) -> torch.Tensor:
-        """float32 [len(numbers)], made once; under capture it is part of the graph."""
-        found = self._numbers.get(numbers)
-        if found is None:
-            found = torch.empty(len(numbers), dtype=torch.float32, device=self._fabric.device)
-            for at, number in enumerate(numbers):  # a kernel each: copies from the host would wait
-                found[at].fill_(number)
-            if not self._is_capturing():
-                if len(self._numbers) >= _MOST_LAYOUTS:
-                    self._numbers.clear()
-                self._numbers[numbers] = found
-        return found
+        arguments = (q, k, v, kv_lens, block_table, scale, soft_cap, window)
+        return self._call(FLASH_DECODE, arguments, out)
 
     def matmul_all_reduce(
         self,
@@ -280,26 +209,7 @@ class Runtime:
             UsageError: the tensors do not fit together.
             PeerTimeout: an earlier call lost a peer.
         """
-        if torch.compiler.is_compiling():
-            result: torch.Tensor = torch.ops.taxfree.matmul_all_reduce(
-                x, weight, bias, residual, self.group_name
-            )
-            return _copied(result, out)
-        arguments = (
-            "matmul_all_reduce", x.shape[1:], x.dtype, x.device, _layout(weight), _layout(bias),
-            _kind(residual),
-        )  # fmt: skip
-        m = _rows(x)
-        entry = self._known(arguments, m)
-        if entry is None or (residual is not None and residual.shape[0] != m):
-            if m == 0:
-                return self._of_nothing(x, out, (0, weight.shape[-1]))
-            problem = problems.matmul_all_reduce(self._fabric, x, weight, bias, residual)
-            entry = self._entry(arguments, problem)
-        if residual is not None:
-            residual = _from_16_bytes(residual)
-        inputs = (_from_16_bytes(x), weight, bias, residual, None, None)
-        return self._run(entry, m, inputs, out, (m, weight.shape[1]), residual)
+        return self._call(MATMUL_ALL_REDUCE, (x, weight, bias, residual), out)
 
     def matmul_all_reduce_rms_norm(
         self,
@@ -335,31 +245,8 @@ class Runtime:
             UsageError: the tensors do not fit together, or eps is not a positive float32.
             PeerTimeout: an earlier call lost a peer.
         """
-        if torch.compiler.is_compiling():
-            both: torch.Tensor = torch.ops.taxfree.matmul_all_reduce_rms_norm(
-                x, weight, norm_weight, bias, residual, eps, self.group_name
-            )
-            both = _copied(both, out)
-            return both[0], both[1]
-        eps = _number("eps", eps)
-        arguments = (
-            "matmul_all_reduce_rms_norm", x.shape[1:], x.dtype, x.device, _layout(weight),
-            _layout(norm_weight), _layout(bias), _kind(residual), eps,
-        )  # fmt: skip
-        m, n = _rows(x), weight.shape[-1]
-        entry = self._known(arguments, m)
-        if entry is None or (residual is not None and residual.shape[0] != m):
-            if m == 0:
-                nothing = self._of_nothing(x, out, (2, 0, n))
-                return nothing[0], nothing[1]
-            problem = problems.matmul_all_reduce_rms_norm(
-                self._fabric, x, weight, norm_weight, bias, residual, eps
-            )
-            entry = self._entry(arguments, problem)
-        if residual is not None:
-            residual = _from_16_bytes(residual)
-        inputs = (_from_16_bytes(x), weight, bias, residual, norm_weight, self._on_device(eps))
-        both = self._run(entry, m, inputs, out, (2, m, n), residual)
+        arguments = (x, weight, bias, residual, norm_weight, eps)
+        both = self._call(MATMUL_ALL_REDUCE_RMS_NORM, arguments, out)
         return both[0], both[1]
 
     def matmul_reduce_scatter(
@@ -386,38 +273,64 @@ class Runtime:
             UsageError: the tensors do not fit together.
             PeerTimeout: an earlier call lost a peer.
         """
-        if torch.compiler.is_compiling():
-            result: torch.Tensor = torch.ops.taxfree.matmul_reduce_scatter(
-                x, weight, scatter_dim, self.group_name
-            )
-            return _copied(result, out)
-        arguments = (
-            "matmul_reduce_scatter", x.shape[1:], x.dtype, x.device, _layout(weight), scatter_dim
-        )  # fmt: skip
-        m = _rows(x)
-        entry = self._known(arguments, m)
-        n = weight.shape[-1]
-        if entry is None:
-            if m == 0:
-                return self._of_nothing(
-                    x, out, (0, n if scatter_dim == 0 else n // self.world_size)
-                )
-            problem = problems.matmul_reduce_scatter(self._fabric, x, weight, scatter_dim)
-            entry = self._entry(arguments, problem)
-        shape = (-(-m // self.world_size), n) if scatter_dim == 0 else (m, n // self.world_size)
-        return self._run(entry, m, (_from_16_bytes(x), weight), out, shape)
+        return self._call(MATMUL_REDUCE_SCATTER, (x, weight, scatter_dim), out)
 
     def call(
-        self, problem: Any, tensors: Sequence[torch.Tensor | None], out: torch.Tensor
+        self, problem: Problem, tensors: Sequence[torch.Tensor | None], out: torch.Tensor
     ) -> torch.Tensor:
         """Run the operation of a given problem; its tensors are not checked against it."""
         self._require_ours(problem)
         entry = self._plans.find(problem) or self._planned(problem)
-        with self._calling():
-            if self._met is not None and not entry.is_tuned:
-                sizes = (getattr(problem, name) for name in interpolated_fields(op_of(problem)))
-                self._met.add(entry.bucket.problem, *sizes)
-            return self._plan_of(entry)(*tensors, out)
+        sizes = (getattr(problem, name) for name in interpolated_fields(op_of(problem)))
+        return self._launch(entry, tensors, out, sizes)
+
+    def _call(
+        self, signature: Signature, arguments: tuple[Any, ...], out: torch.Tensor | None
+    ) -> torch.Tensor:
+        """Run an operation; while code is compiled, record its torch op."""
+        if not torch.compiler.is_compiling():
+            return self._run(signature, arguments, out)
+        result: torch.Tensor = getattr(torch.ops.taxfree, signature.name)(
+            *arguments, self.group_name
+        )
+        if out is None:
+            return result
+        problems.require_like(out, tuple(result.shape), result)
+        return out.copy_(result)
+
+    def _run(
+        self, signature: Signature, arguments: tuple[Any, ...], out: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Run an operation; its method and its torch op come here."""
+        arguments = signature.normalized(arguments)
+        key = signature.name, signature.key(*arguments)
+        sizes = signature.sizes(self.world_size, *arguments)
+        rows = sizes[0]
+        entry = self._known(key, rows)
+        if entry is None or not signature.fits(self._fabric, rows, *arguments):
+            if rows == 0 and signature.fits(self._fabric, 0, *arguments):
+                shape = signature.shape(self.world_size, 0, *arguments)
+                return self._of_nothing(arguments[0], out, shape)
+            entry = self._entry(key, signature.problem(self._fabric, *arguments))
+        inputs = signature.inputs(self._on_device, *arguments)
+        shape = signature.shape(self.world_size, rows, *arguments)
+        if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in inputs):
+            raise UsageError("an input requires a gradient", "call under torch.no_grad()")
+        first = inputs[0]
+        assert first is not None
+        if out is None:
+            out = first.new_empty(shape)
+        else:
+            reusable = None if signature.reusable is None else inputs[signature.reusable]
+            problems.require_output(out, shape, first, inputs, reusable)
+        return self._launch(entry, inputs, out, sizes)
+
+    def _known(self, key: tuple[Any, ...], rows: int) -> Entry | None:
+        """What serves calls with such arguments and rows, if they were checked before."""
+        entries = self._by_arguments.get(key)
+        if entries is None or not 0 <= rows < len(entries):
+            return None
+        return entries[rows]
 
     def _of_nothing(
         self, like: torch.Tensor, out: torch.Tensor | None, shape: tuple[int, ...]
@@ -429,43 +342,30 @@ class Runtime:
         problems.require_like(out, shape, like)
         return out
 
-    def _known(self, arguments: tuple[Any, ...], size: int) -> Entry | None:
-        """What serves calls with such arguments and of a size, if they were checked before."""
-        entries = self._by_arguments.get(arguments)
-        if entries is None or not 0 <= size < len(entries):
-            return None
-        return entries[size]
-
-    def _run(
+    def _launch(
         self,
         entry: Entry,
-        size: int,
-        inputs: tuple[torch.Tensor | None, ...],
-        out: torch.Tensor | None,
-        shape: tuple[int, ...],
-        residual: torch.Tensor | None = None,
-        capacity: tuple[int, ...] = (),
+        inputs: Sequence[torch.Tensor | None],
+        out: torch.Tensor,
+        sizes: Iterable[int],
     ) -> torch.Tensor:
-        """Run what was found.
-
-        Args:
-            out: as the caller gave it.
-            shape: that it must have.
-            residual: the input that it may share its memory with.
-            capacity: keys that there is room for, if it is attention.
-        """
-        if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in inputs):
-            raise UsageError("an input requires a gradient", "call under torch.no_grad()")
-        first = inputs[0]
-        assert first is not None
-        if out is None:
-            out = first.new_empty(shape)
-        else:
-            problems.require_output(out, shape, first, inputs, residual)
-        with self._calling():
+        with self._calling:
             if self._met is not None and not entry.is_tuned:
-                self._met.add(entry.bucket.problem, size, *capacity)
+                self._met.add(entry.bucket.problem, *sizes)
             return self._plan_of(entry)(*inputs, out)
+
+    def _on_device(self, *numbers: float) -> torch.Tensor:
+        """float32 [len(numbers)], made once; under capture it is part of the graph."""
+        found = self._numbers.get(numbers)
+        if found is None:
+            found = torch.empty(len(numbers), dtype=torch.float32, device=self._fabric.device)
+            for at, number in enumerate(numbers):  # a kernel each: copies from the host would wait
+                found[at].fill_(number)
+            if not self._is_capturing():
+                if len(self._numbers) >= _MOST_LAYOUTS:
+                    self._numbers.clear()
+                self._numbers[numbers] = found
+        return found
 
     def _plan_of(self, entry: Entry) -> Plan:
         """The plan that a call of this moment runs, on this stream."""
@@ -481,21 +381,9 @@ class Runtime:
     def _is_capturing(self) -> bool:
         return self._fabric.has_graphs and torch.cuda.is_current_stream_capturing()
 
-    @contextlib.contextmanager
-    def _calling(self) -> Iterator[None]:
-        """Within the context this is the only call of this process."""
-        if not self._lock.acquire(blocking=False):
-            raise UsageError(
-                "two threads call the same runtime at once", "let one thread make all calls"
-            )
-        try:
-            yield
-        finally:
-            self._lock.release()
-
     # -- planning ----------------------------------------------------------------------------
 
-    def prepare(self, problems: Iterable[Any]) -> None:
+    def prepare(self, problems: Iterable[Problem | SizeRange]) -> None:
         """Plan and compile problems ahead of time; collective.
 
         Args:
@@ -510,43 +398,44 @@ class Runtime:
         if not isinstance(problems, Iterable):
             raise UsageError(f"{problems!r} is no list of problems", "prepare([problem])")
         self._require_open()
-        wanted: list[Any] = []
+        wanted: list[Problem] = []
         for each in problems:
-            is_range = isinstance(each, SizeRange)
-            self._require_ours(each.problem if is_range else each)
-            wanted.extend(self._plans.ends(each if is_range else SizeRange(each)))
-        with self._calling():
+            self._require_ours(each.problem if isinstance(each, SizeRange) else each)
+            wanted.extend(
+                self._plans.ends(each if isinstance(each, SizeRange) else SizeRange(each))
+            )
+        with self._calling:
             self._plans.prepare(wanted)
 
-    def _entry(self, arguments: tuple[Any, ...], problem: Any) -> Entry:
+    def _entry(self, key: tuple[Any, ...], problem: Problem) -> Entry:
         """What serves a problem; calls with such arguments find it by themselves from now on."""
         entry = self._plans.find(problem) or self._planned(problem)
         if entry.choice.kind != "unprepared":
             if len(self._by_arguments) >= _MOST_LAYOUTS:
                 self._by_arguments.clear()
-            self._by_arguments[arguments] = self._plans.by_size(problem)
+            self._by_arguments[key] = self._plans.by_size(problem)
         return entry
 
-    def _planned(self, problem: Any) -> Entry:
+    def _planned(self, problem: Problem) -> Entry:
         """What serves the problem of a call that nothing served yet."""
         self._require_open()
         if self._is_capturing():
             return self._unprepared_entry(problem, "first met under graph capture")
         if not self._plan_on_first_call:
             return self._unprepared_entry(problem, "not prepared")
-        with self._calling():
+        with self._calling:
             self._plans.prepare([problem], called=problem)
         entry = self._plans.find(problem)
         assert entry is not None
         return entry
 
-    def _unprepared_entry(self, problem: Any, why: str) -> Entry:
+    def _unprepared_entry(self, problem: Problem, why: str) -> Entry:
         largest = self._plans.bucket(problem).problem  # one warning for what one plan would serve
         if not self._unprepared[largest]:
             warnings.warn(
                 f"{problem} runs the baseline: {why}; call prepare() before",
                 RuntimeWarning,
-                stacklevel=5,  # of whoever calls an operation
+                stacklevel=6,  # of whoever calls an operation
             )
         self._unprepared[largest] += 1
         return self._plans.unprepared(problem, why)
@@ -560,7 +449,7 @@ class Runtime:
                 "start processes with the spawn method, and call taxfree.init() in each",
             )
 
-    def _require_ours(self, problem: Any) -> None:
+    def _require_ours(self, problem: Problem) -> None:
         if not isinstance(problem, Problem):
             raise UsageError(
                 f"{problem!r} is no problem", "for example taxfree.AllGatherMatmul(...)"
@@ -573,12 +462,12 @@ class Runtime:
 
     # -- what it knows -----------------------------------------------------------------------
 
-    def choice(self, problem: Any) -> Choice:
+    def choice(self, problem: Problem) -> Choice:
         """What runs, or would run, for a problem, and why."""
         self._require_ours(problem)
         return self._plans.choice(problem)
 
-    def explain(self, problem: Any) -> str:
+    def explain(self, problem: Problem) -> str:
         """The choice for a problem, the reason, and the steps of the look-up, as text."""
         try:
             choice = self.choice(problem)
@@ -722,6 +611,22 @@ def runtime_of(group_name: str) -> Runtime:
     return runtime
 
 
+class _OneThread:
+    """A context for one thread at a time; another is refused."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> None:
+        if not self._lock.acquire(blocking=False):
+            raise UsageError(
+                "two threads call the same runtime at once", "let one thread make all calls"
+            )
+
+    def __exit__(self, *error: object) -> None:
+        self._lock.release()
+
+
 class _StreamOrder:
     """Lets each call follow the last one, when they come on different streams.
 
@@ -744,55 +649,3 @@ class _StreamOrder:
                 if not torch.cuda.is_current_stream_capturing():
                     return  # it was another graph's
         stream.wait_stream(last)
-
-
-def _copied(result: torch.Tensor, out: torch.Tensor | None) -> torch.Tensor:
-    """The result of compiled code, in the caller's output if there is one."""
-    if out is None:
-        return result
-    problems.require_like(out, tuple(result.shape), result)
-    return out.copy_(result)
-
-
-def _rows(matrix: torch.Tensor) -> int:
-    """The rows of a matrix; -1 of what is none, which is then refused."""
-    return matrix.shape[0] if matrix.dim() == 2 else -1
-
-
-def _integer(name: str, value: Any) -> int:
-    try:
-        return operator.index(value)
-    except TypeError:
-        raise UsageError(f"{name} is {value!r}, must be an integer", f"{name}=16") from None
-
-
-def _number(name: str, value: Any) -> float:
-    try:
-        return float(value)
-    except (TypeError, ValueError):
-        raise UsageError(f"{name} is {value!r}, must be a number", f"{name}=1e-6") from None
-
-
-def _layout(tensor: torch.Tensor | None) -> Any:
-    """The properties of a tensor that must equal those of the call that was checked."""
-    if tensor is None:
-        return None
-    return tensor.shape, tensor.stride(), tensor.dtype, tensor.device
-
-
-def _layout_of_one(tensor: torch.Tensor | None) -> Any:
-    """As `_layout`, for a tensor of which each sequence has a part."""
-    if tensor is None:
-        return None
-    return tensor.shape[1:], tensor.stride(), tensor.dtype, tensor.device
-
-
-def _kind(tensor: torch.Tensor | None) -> Any:
-    """As `_layout`, for a tensor that may have any strides, and other rows in each call."""
-    return None if tensor is None else (tensor.shape[1:], tensor.dtype, tensor.device)
-
-
-def _from_16_bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor, contiguous and aligned to 16 bytes; a copy if it is not."""
-    tensor = tensor.contiguous()
-    return tensor.clone() if tensor.data_ptr() % 16 else tensor

@@ -1,4 +1,4 @@
-"""What is there, what is missing, and what the machine does: the data behind `taxfree doctor`."""
+"""Examines software, machine and fabrics, and measures: the data behind `taxfree doctor`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import replace
 from taxfree import devices
 from taxfree.doctor import advice, fabrics, machine, measuring, software
 from taxfree.doctor.guard import Guard
-from taxfree.doctor.report import Measured, Report
+from taxfree.doctor.report import ProbeResults, Report
 from taxfree.errors import one_line
 
 __all__ = ["Report", "examine"]
@@ -40,8 +40,8 @@ def examine(
 
 def _measure(
     guard: Guard, fabric: str, gpus: int | None, tell: Callable[[str], None]
-) -> tuple[Measured | None, str | None]:
-    """What the probes measured; else why the fabric does not open."""
+) -> tuple[ProbeResults | None, str | None]:
+    """Results of the probes; else the reason that the fabric does not open."""
     try:
         world_size = gpus or devices.world_sizes(fabric)[0]
         devices.require(fabric, world_size)

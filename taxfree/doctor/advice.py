@@ -1,4 +1,4 @@
-"""What the user can do next."""
+"""Next steps for the user."""
 
 from __future__ import annotations
 

@@ -7,11 +7,12 @@ import platform
 import re
 import shutil
 from collections.abc import Mapping
-from pathlib import Path
 
-from taxfree.doctor import amd, nvidia
 from taxfree.doctor.guard import Guard
-from taxfree.doctor.report import GpuProcess, Machine
+from taxfree.doctor.report import Machine
+from taxfree.drivers import amd, nvidia
+from taxfree.drivers.gpu import GpuProcess
+from taxfree.measuring.environment import cpu_name
 
 _TOOLS = {"nvidia": nvidia, "amd": amd}
 _VARIABLES = re.compile(
@@ -63,13 +64,6 @@ def _system() -> dict[str, str]:
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return {
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
-        "cpu": f"{_cpu_name()}, {len(os.sched_getaffinity(0))} cores to use",
+        "cpu": f"{cpu_name()}, {len(os.sched_getaffinity(0))} cores to use",
         "memory": f"{memory / (1 << 30):.0f} GiB",
     }
-
-
-def _cpu_name() -> str:
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            return line.partition(":")[2].strip()
-    return platform.machine()

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from taxfree.doctor.guard import Guard
-from taxfree.doctor.report import Measured
-from taxfree.errors import TaxfreeError
+from taxfree.doctor.report import ProbeResults
 from taxfree.settings import Settings
-from taxfree.workers.group import WorkerGroup
+from taxfree.workers.group import WorkerGroup, Workers
 from taxfree_kernels.fabric.layout import arena_bytes
 
-#: field of Measured, and task -> what it is; last those whose lost signals leave the pool aborted
+#: field of ProbeResults, and task -> its name in messages; last those whose lost signals leave the
+#: pool aborted
 PROBES = {
     "rates": "rates of bounds",
     "memory": "memory bandwidth",
@@ -30,11 +29,7 @@ PROBES = {
 _NEED_PEERS = ("peers", "copies", "coherence", "signals")
 _DEADLINE_S = 60.0  # of a probe: compilation, a wait that times out, and a second of running
 _LONGEST_WAIT_S = 10.0  # of a rank for a peer
-_GROUPS = 2  # that may be started: the second when a probe has lost the first
-
-#: to or from a peer, in one go; a slot of the pool holds what is sent and what is received, or as
-#: much for all peers
-HOST_PEER_BYTES, GPU_PEER_BYTES = 256 << 10, 64 << 20
+_STARTS = 2  # of the ranks: the second when a probe has lost them
 
 
 def measure(
@@ -43,7 +38,7 @@ def measure(
     world_size: int,
     tell: Callable[[str], None],
     deadline_s: float = _DEADLINE_S,
-) -> Measured:
+) -> ProbeResults:
     """Run all probes on a group of ranks.
 
     Args:
@@ -54,44 +49,25 @@ def measure(
     Raises:
         TaxfreeError: the fabric does not open; the message says why.
     """
+    from taxfree.doctor import tasks  # imports torch, without which there is a report as well
+
     settings = guard("settings", Settings.from_environment, Settings())
     timeout_s = min(settings.timeout_s, _LONGEST_WAIT_S)
-    heap_bytes = arena_bytes(2 * (HOST_PEER_BYTES if fabric == "host" else GPU_PEER_BYTES))
+    peer_bytes = tasks.HOST_PEER_BYTES if fabric == "host" else tasks.GPU_PEER_BYTES
+    heap_bytes = arena_bytes(2 * peer_bytes)
     tell(f"opening fabric {fabric} on {world_size} ranks")
-    ranks = _Ranks(lambda: WorkerGroup(world_size, fabric, heap_bytes, timeout_s), deadline_s)
-    measured = Measured(fabric, world_size, interpreted=fabric == "host")
-    with contextlib.closing(ranks):
+    measured = ProbeResults(fabric, world_size, interpreted=fabric == "host")
+    with Workers(lambda: WorkerGroup(world_size, fabric, heap_bytes, timeout_s), _STARTS) as ranks:
+        ranks.group()
+
+        def run(field: str) -> Any:
+            return ranks.group().call(getattr(tasks, field), deadline_s)[0]
+
         for field, what in PROBES.items():
             if world_size == 1 and field in _NEED_PEERS:
                 continue
             tell(f"measuring {what}")
-            measured = replace(measured, **{field: guard(what, partial(ranks.run, field), None)})
+            measured = replace(measured, **{field: guard(what, partial(run, field), None)})
     if world_size == 1:
         guard.problems["peers"] = "what is between ranks needs two of them"
     return measured
-
-
-class _Ranks:
-    """A worker group that probes run on, started anew after one has lost it."""
-
-    def __init__(self, start: Callable[[], WorkerGroup], deadline_s: float) -> None:
-        self._start = start
-        self._deadline_s = deadline_s
-        self._group = start()
-        self._started = 1
-
-    def run(self, task: str) -> Any:
-        """What a task of :mod:`taxfree.doctor.tasks` returns on rank 0.
-
-        Raises:
-            TaxfreeError: it failed, hung or was not tried.
-        """
-        if not self._group.is_alive:
-            if self._started == _GROUPS:
-                raise TaxfreeError("not tried, as the ranks were lost before")
-            self._started += 1
-            self._group = self._start()
-        return self._group.call(f"taxfree.doctor.tasks:{task}", self._deadline_s)[0]
-
-    def close(self) -> None:
-        self._group.close()

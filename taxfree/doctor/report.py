@@ -1,9 +1,11 @@
-"""What `taxfree doctor` finds out, as plain data. What could not be found out is a `problem`."""
+"""The findings of `taxfree doctor`, as plain data; a probe that fails becomes a `problem`."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+
+from taxfree.drivers.gpu import Gpu, GpuProcess
 
 
 @dataclass(frozen=True)
@@ -36,7 +38,7 @@ class Iris:
 
 @dataclass(frozen=True)
 class Software:
-    """What is installed, and what of it an import gives.
+    """Versions installed, and versions that an import gives.
 
     Args:
         versions: name -> version, of what is no Python package.
@@ -51,49 +53,6 @@ class Software:
     def loaded(self, name: str) -> str | None:
         """Version of a package that an import gives."""
         return next((each.loaded for each in self.packages if each.name == name), None)
-
-
-@dataclass(frozen=True)
-class Gpu:
-    """A GPU as its driver sees it now; None is what the driver does not say.
-
-    Args:
-        index: as the driver counts them.
-        memory_bytes, used_bytes: of device memory.
-        compute_mhz, compute_max_mhz: clock of the SMs or CUs.
-        memory_mhz, memory_max_mhz: clock of the memory.
-        temperature_c: degrees Celsius.
-        power_w, power_limit_w: watts.
-        slowed_by: why its clock is below what it could be.
-    """
-
-    index: int
-    name: str
-    memory_bytes: int | None = None
-    used_bytes: int | None = None
-    compute_mhz: float | None = None
-    compute_max_mhz: float | None = None
-    memory_mhz: float | None = None
-    memory_max_mhz: float | None = None
-    temperature_c: float | None = None
-    power_w: float | None = None
-    power_limit_w: float | None = None
-    slowed_by: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class GpuProcess:
-    """A process of somebody's on a GPU.
-
-    Args:
-        gpu: index of the GPU, or None where the driver does not say.
-        memory_bytes: of device memory, or None.
-    """
-
-    gpu: int | None
-    pid: int
-    name: str
-    memory_bytes: int | None
 
 
 @dataclass(frozen=True)
@@ -230,8 +189,8 @@ class Coherence:
 
 
 @dataclass(frozen=True)
-class Measured:
-    """What was measured on a group of ranks; None is a probe that failed.
+class ProbeResults:
+    """Measurements on a group of ranks; None is a probe that failed.
 
     Args:
         fabric: among the ranks.
@@ -268,7 +227,7 @@ class Report:
     software: Software
     machine: Machine
     fabrics: Mapping[str, str | None]
-    measured: Measured | None
+    measured: ProbeResults | None
     problems: Mapping[str, str]
     advice: tuple[str, ...] = ()
 

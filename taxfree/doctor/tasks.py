@@ -12,9 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
-from taxfree.doctor.measuring import GPU_PEER_BYTES, HOST_PEER_BYTES
+from taxfree._runtime.collectives import vote
 from taxfree.doctor.report import (
     BarrierTime,
     Coherence,
@@ -28,9 +27,14 @@ from taxfree.doctor.report import (
 from taxfree.measuring.bounds import peaks
 from taxfree.measuring.timer import Call, time_together
 from taxfree_kernels.device import probes
+from taxfree_kernels.device.peers import Group
 from taxfree_kernels.errors import KernelError
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.launch import Kernel
+
+#: to or from a peer, in one go; a slot of the pool holds what is sent and what is received, or as
+#: much for all peers
+HOST_PEER_BYTES, GPU_PEER_BYTES = 256 << 10, 64 << 20
 
 _LAUNCHES = 3  # of the start order
 _WAVES = 8
@@ -106,9 +110,7 @@ def order(fabric: Fabric) -> StartOrder:
         kernel(counter, tickets)
         fabric.synchronize()
         largest = max(largest, largest_inversion(tickets.tolist(), chiplets))
-    everyone = [0] * fabric.world_size
-    dist.all_gather_object(everyone, largest, fabric.group)
-    return StartOrder(programs, resident, chiplets, max(everyone))
+    return StartOrder(programs, resident, chiplets, max(vote(fabric.group, largest)))
 
 
 def largest_inversion(tickets: Sequence[int], chiplets: int = 1) -> int:
@@ -166,9 +168,7 @@ def coherence(fabric: Fabric) -> Coherence:
         fabric.pool.check()
         fabric.barrier()
     fabric.pool.reset()
-    everyone = [0] * fabric.world_size
-    dist.all_gather_object(everyone, stale, fabric.group)
-    return Coherence(rounds, sum(everyone))
+    return Coherence(rounds, sum(vote(fabric.group, stale)))
 
 
 def signals(fabric: Fabric) -> tuple[SignalTime, ...]:
@@ -229,7 +229,7 @@ def _copy_rate(fabric: Fabric, distance: int) -> float:
 
 
 def _buffers(fabric: Fabric) -> tuple[torch.Tensor, torch.Tensor]:
-    """What is sent and where it arrives, float32, in the symmetric heap; always the same two."""
+    """Source and target, float32, in the symmetric heap; always the same two."""
     sizes = _sizes(fabric)
     _, count = _chunks(sizes, sizes.peer_bytes)
     both, _ = fabric.pool.slots(2 * count, torch.float32)
@@ -269,7 +269,7 @@ def _between_two(fabric: Fabric, function: Any, **constants: int) -> Kernel:
     return Kernel(
         function,
         grid=1,
-        constants={"WORLD": fabric.world_size, "BACKEND": fabric.backend} | constants,
+        constants={"GROUP": Group(fabric.world_size, fabric.backend)} | constants,
         options={} if fabric.backend == "interpreter" else {"num_warps": 1},
     )
 

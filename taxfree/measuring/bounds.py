@@ -13,20 +13,17 @@ The fastest repetition counts, so that the bound really is a lower one.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 
 import torch
-from torch.nn.functional import scaled_dot_product_attention
 
 from taxfree.measuring import timer
 from taxfree.measuring.trial import Bench
 from taxfree_kernels.device import probes
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.launch import Kernel
-from taxfree_kernels.variant import Cost
-from taxfree_kernels.vendor import matmul_into
+from taxfree_kernels.variant import Cost, operation
 
 _REPETITIONS = 5
 
@@ -184,64 +181,15 @@ def _pushes(fabric: Fabric, sizes: _Sizes) -> timer.Call:
     return call
 
 
-# -- the vendor's kernel alone, by operation --
-
-
 def vendor_kernel(bench: Bench) -> timer.Call | None:
     """The vendor's kernel of an operation as a call to time, with the weights rotated, or None."""
-    make = _VENDOR_KERNELS.get(bench.op)
-    return None if make is None else make(bench)
-
-
-def _gathered_matmul(bench: Bench) -> timer.Call:
-    problem, dtype = bench.problem, getattr(torch, bench.problem.dtype)
-    a = torch.randn(problem.m, problem.k, device=bench.fabric.device).to(dtype)
-
-    def call(step: int) -> torch.Tensor:
-        copy = step % len(bench.inputs)
-        _, weight, bias = bench.inputs[copy]
-        assert weight is not None
-        return matmul_into(bench.outputs[copy], a, weight, bias)
-
-    return call
-
-
-def _partial_matmul(bench: Bench) -> timer.Call:
-    problem = bench.problem
-    partial = torch.empty(
-        problem.m, problem.n, dtype=getattr(torch, problem.dtype), device=bench.fabric.device
-    )
-
-    def call(step: int) -> torch.Tensor:
-        x, weight, *_ = bench.inputs[step % len(bench.inputs)]
-        assert x is not None
-        assert weight is not None
-        return matmul_into(partial, x, weight, None)
-
-    return call
-
-
-def _own_attention(bench: Bench) -> timer.Call | None:
-    """torch's attention over the rank's own keys; None if torch lacks a feature of the problem."""
-    problem = bench.problem
-    if problem.page_size or problem.soft_cap or problem.window:
+    make = operation(bench.op).vendor_kernel
+    kernel = make and make(bench.problem, bench.fabric.device)
+    if kernel is None:
         return None
 
     def call(step: int) -> torch.Tensor:
-        q, k, v, *_ = bench.inputs[step % len(bench.inputs)]
-        assert q is not None
-        assert k is not None
-        assert v is not None
-        return scaled_dot_product_attention(
-            q.unsqueeze(2), k.transpose(1, 2), v.transpose(1, 2), enable_gqa=True
-        )
+        copy = step % len(bench.inputs)
+        return kernel(*bench.inputs[copy], bench.outputs[copy])
 
     return call
-
-
-_VENDOR_KERNELS: dict[str, Callable[[Bench], timer.Call | None]] = {
-    "all_gather_matmul": _gathered_matmul,
-    "flash_decode": _own_attention,
-    "matmul_all_reduce": _partial_matmul,
-    "matmul_reduce_scatter": _partial_matmul,
-}

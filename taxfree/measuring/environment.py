@@ -1,4 +1,4 @@
-"""What a result was measured on, for result files; a probe that fails does not prevent the record.
+"""The machine that a result was measured on, for result files; probes that fail leave gaps.
 
 GPUs are queried by the driver's own tool, without a CUDA context, so that the controller may call
 this while workers measure.
@@ -11,12 +11,10 @@ import os
 import platform
 from collections.abc import Mapping
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from taxfree import fingerprints
-
-if TYPE_CHECKING:
-    from taxfree.doctor.report import Gpu
+from taxfree.drivers import nvidia
 
 _PREFIXES = (
     "CUDA_", "HIP_", "HSA_", "NCCL_", "OMP_", "PYTORCH_", "RCCL_", "ROCR_", "TAXFREE_", "TORCH_",
@@ -38,7 +36,7 @@ def record(fabric: str, hardware: Any) -> dict[str, Any]:
         "software": dataclasses.asdict(fingerprints.software_fingerprint()),
         "python": platform.python_version(),
         "platform": platform.platform(),
-        "cpu": _cpu(),
+        "cpu": cpu_name(),
         "cpus": os.cpu_count(),
         "gpus": [] if fabric == "host" else gpus(),
         "topology": [] if fabric == "host" else _topology(),
@@ -63,10 +61,10 @@ def gpus(uuid: str | None = None) -> list[dict[str, Any]]:
     Args:
         uuid: of one GPU; else all of the machine, also those that CUDA_VISIBLE_DEVICES hides.
     """
-    from taxfree.doctor import nvidia
-    from taxfree.doctor.guard import Guard
-
-    found: tuple[Gpu, ...] = Guard()("GPUs", lambda: nvidia.gpus(uuid), ())
+    try:
+        found = nvidia.gpus(uuid)
+    except Exception:
+        return []
     return [
         {
             "name": gpu.name,
@@ -83,14 +81,15 @@ def gpus(uuid: str | None = None) -> list[dict[str, Any]]:
 
 
 def _topology() -> list[str]:
-    from taxfree.doctor import nvidia
-    from taxfree.doctor.guard import Guard
-
-    text = Guard()("topology", nvidia.topology, "")
+    try:
+        text = nvidia.topology()
+    except Exception:
+        return []
     return [line.rstrip() for line in text.partition("Legend")[0].splitlines() if line.strip()]
 
 
-def _cpu() -> str:
+def cpu_name() -> str:
+    """Model of the CPU; its architecture where Linux does not say."""
     try:
         with open("/proc/cpuinfo", encoding="utf-8") as lines:
             names = (line.partition(":")[2].strip() for line in lines if "model name" in line)

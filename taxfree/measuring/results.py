@@ -149,7 +149,7 @@ def load(path: Path) -> Results:
     except (OSError, ValueError, RecursionError) as error:
         raise UsageError(f"{path} cannot be read as JSON", "give a file of bench --out") from error
     if not isinstance(document, dict) or document.get("schema") != SCHEMA:
-        raise UsageError(f"{path} is no result file of schema {SCHEMA}", "see bench --out")
+        raise UsageError(f"{path} is not a result file of schema {SCHEMA}", "see bench --out")
     try:
         environment: Any = document.get("environment")
         _require(isinstance(environment, dict), "environment", "is not an object")

@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
+from taxfree._runtime.collectives import vote
 from taxfree_kernels.fabric.base import Fabric
 
 CHAIN = 20  # calls of a repetition on a GPU
@@ -92,10 +92,7 @@ def time_together(
     runs = [_runner(fabric, call, mode, chain) for call, mode in calls]
     clock = _device_clock if fabric.has_graphs else _host_clock
     own = clock(fabric, runs, repetitions, after)
-    everyone: list[Any] = [None] * dist.get_world_size(fabric.group)
-    dist.all_gather_object(
-        everyone, [[s / chain for s in samples] for samples in own], fabric.group
-    )
+    everyone = vote(fabric.group, [[s / chain for s in samples] for samples in own])
     return [_timing([ranks[index] for ranks in everyone]) for index in range(len(calls))]
 
 

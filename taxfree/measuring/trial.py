@@ -11,12 +11,13 @@ import gc
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from taxfree.errors import one_line
+from taxfree._runtime.collectives import Failure, attempt, vote
 from taxfree.measuring import timer
 from taxfree_kernels.errors import PeerTimeout
 from taxfree_kernels.fabric.base import Fabric
@@ -104,39 +105,28 @@ class Calls:
 
         return run
 
-    def vote(self, value: Any) -> list[Any]:
-        """Everybody's value, by rank; collective."""
-        values: list[Any] = [None] * dist.get_world_size(self.fabric.group)
-        dist.all_gather_object(values, value, self.fabric.group)
-        return values
-
     def share_compilation(self, candidates: Sequence[Candidate]) -> None:
         """Compile a share of the candidates on each rank; the others then hit Triton's cache."""
         rank, world_size = self.fabric.rank, dist.get_world_size(self.fabric.group)
         fused = [c for c in candidates if variants(self.op)[c.variant].fused]
         for candidate in fused[rank::world_size]:
             with contextlib.suppress(Exception):  # all ranks meet it again, and vote on it
-                self._compile(self.plan(candidate))
+                self._compiled(candidate)
         self.fabric.barrier()
 
     def ready(self, candidate: Candidate) -> Plan | str:
-        """A plan that is compiled on every rank, or why some rank has none."""
-        plan: Plan | None = None
-        reason = None
-        try:
-            plan = self.plan(candidate)
-            self._compile(plan)
-        except Exception as error:  # whatever a compiler raises is a reason not to use the config
-            reason = one_line(error)
-        reasons = [reason for reason in self.vote(reason) if reason is not None]
-        if reasons or plan is None:
-            return str(reasons[0])
+        """A plan that is compiled on every rank, or why some rank has none; collective."""
+        plan = attempt(self.fabric.group, [partial(self._compiled, candidate)])[0]
+        if isinstance(plan, Failure):
+            return plan.why
         plan.connect()
         return plan
 
-    def _compile(self, plan: Plan) -> None:
+    def _compiled(self, candidate: Candidate) -> Plan:
+        plan = self.plan(candidate)
         with compiling():
             plan(*self.inputs[0], self.outputs[0])
+        return plan
 
     def hang(self) -> str | None:
         """Who timed out waiting for whom so far, or None; the pool is reset and works again."""
@@ -147,7 +137,7 @@ class Calls:
                 pool.check_at_rest()
             except PeerTimeout as error:
                 found = found or (error.is_secondary, error.message)
-        timeouts = [each for each in self.vote(found) if each is not None]
+        timeouts = [each for each in vote(self.fabric.group, found) if each is not None]
         if not timeouts:
             return None
         for pool in pools:
@@ -188,14 +178,14 @@ class Bench(Calls):
         return error / norm if norm else error  # a rank's share of the result may be all zero
 
     def _worst(self, error: float) -> float:
-        return float(max(self.vote(error if error == error else float("inf"))))
+        return float(max(vote(self.fabric.group, error if error == error else float("inf"))))
 
     def check(self, plan: Plan) -> tuple[str | None, float]:
         """Why a plan is wrong on some rank, or None; and its relative error, the worst rank's."""
         out = plan(*self._integers, self.outputs[0].fill_(float("nan")))
         wrong = int((out != self._exact).sum())
         error = self._worst(self._relative_error(plan))
-        wrong_by_rank = self.vote(wrong)
+        wrong_by_rank = vote(self.fabric.group, wrong)
         if any(wrong_by_rank):
             rank = next(r for r, count in enumerate(wrong_by_rank) if count)
             return f"{wrong_by_rank[rank]} of {out.numel()} values wrong on rank {rank}", error

@@ -12,30 +12,29 @@ import contextlib
 import dataclasses
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
 from taxfree._runtime.dispatch import Choice
+from taxfree.benching.bench import ProblemResult, run_one
 from taxfree.cost_model import Machine, bounds_of, modelled
-from taxfree.measuring import bench
-from taxfree.measuring.bench import ProblemResult, TuningHistory
 from taxfree.measuring.bounds import Bounds
+from taxfree.measuring.groups import deadline_s, group_for, on_groups
 from taxfree.measuring.results import DISPATCH, Skipped
 from taxfree.measuring.trial import Candidate
-from taxfree.profiling.program_trace import Activity, activities, variables
-from taxfree.profiling.step_timer import Span, Stamped
-from taxfree.taxes import Account, Notes, accounts, slowest
+from taxfree.profiling.program_trace import trace_programs, variables
+from taxfree.profiling.step_timer import TimedPipeline, measure_pipelines
+from taxfree.taxes import Account, ProgramTrace, accounts, slowest
+from taxfree.tuning.history import TuningHistory
 from taxfree.workers.group import WorkerGroup
-from taxfree_kernels.variant import variants
+from taxfree_kernels.variant import Problem, variants
 from taxfree_tuning_db import LookupStep
-
-_Timed = TypeVar("_Timed", Span, Activity)
 
 SCHEMA = 1
 _BENCH_REPETITIONS = 3  # of what is timed before, for its bounds and the dispatcher's choice
 _GPU_REPETITIONS, _HOST_REPETITIONS = 15, 5
-_NOTED_REPETITIONS = 5  # of calls of which each program's notes are kept
+_TRACED_REPETITIONS = 5  # of calls whose programs are traced
 
 
 @dataclass(frozen=True)
@@ -47,7 +46,7 @@ class Pipeline:
         is_dispatched: whether the dispatcher picks it.
         kernels: of one call, counted in its graph; without graphs, the plan's own number.
         accounts: by rank.
-        stamped: the measurements behind them; None if they are modelled.
+        timed: the measurements behind them; None if they are modelled.
     """
 
     variant: str
@@ -55,7 +54,7 @@ class Pipeline:
     is_dispatched: bool
     kernels: int
     accounts: tuple[Account, ...]
-    stamped: Stamped | None
+    timed: TimedPipeline | None
 
     @property
     def slowest(self) -> Account:
@@ -110,13 +109,13 @@ class Explanation:
             "unsplit": account.unsplit,
             "open": [] if self.is_modelled else account.problems(),
         }
-        if pipeline.stamped is not None:
+        if pipeline.timed is not None:
             row["ranks"] = [_of_rank(each) for each in pipeline.accounts]
-            row |= _instrument(pipeline.stamped)
+            row |= _instrument(pipeline.timed)
         return row
 
     def dispatch_json(self) -> dict[str, Any] | None:
-        """What the dispatcher picks and why, as JSON."""
+        """The dispatcher's pick and its reason, as JSON."""
         if self.choice is None:
             return None
         lookup_trace = [dataclasses.asdict(step) for step in self.lookup_trace]
@@ -131,23 +130,23 @@ def _of_rank(account: Account) -> dict[str, Any]:
     return row
 
 
-def _instrument(stamped: Stamped) -> dict[str, Any]:
+def _instrument(timed: TimedPipeline) -> dict[str, Any]:
     """How the parts were measured, and what each step takes elsewhere than in place."""
-    measured = stamped.measurement
-    noted = {} if measured.notes is None else {"notes_us": measured.notes_us()}
+    measured = timed.measurement
+    traced = {} if measured.trace is None else {"program_trace_us": measured.program_trace_us()}
     in_place = np.median(measured.in_place.step_us(), axis=1).max(axis=0).tolist()
-    alone = {each.name: each for each in stamped.alone}
-    return noted | {
-        "stamp_us": float(measured.stamp_us().max()),
+    alone = {each.name: each for each in timed.alone}
+    return traced | {
+        "clock_reading_us": float(measured.clock_reading_us().max()),
         "gap_us": measured.gap_us,
         "clock_step_us": measured.alignment.step_ns * 1e-3,
         "clock_error_us": float(measured.alignment.error_ns.max()) * 1e-3,
-        "mhz": stamped.mhz,
+        "mhz": timed.mhz,
         "steps": [
             dataclasses.asdict(step)
             | {
                 "in_place_us": in_place[index],
-                "eager_us": stamped.eager_step_us[index],
+                "eager_us": timed.eager_step_us[index],
                 "alone_us": alone[step.name].us if step.name in alone else None,
                 "alone_mhz": alone[step.name].mhz if step.name in alone else None,
             }
@@ -156,20 +155,17 @@ def _instrument(stamped: Stamped) -> dict[str, Any]:
     }
 
 
-# -- measured --
-
-
 def run(
     op: str,
     problems: Sequence[Any],
     fabric: str,
-    knowledge: TuningHistory,
+    history: TuningHistory,
     only: Sequence[str] = (),
 ) -> Iterator[tuple[ProblemResult, Explanation]]:
     """Measure where the time of problems goes.
 
     Args:
-        op, problems, fabric, knowledge: as of `taxfree.measuring.bench.run`.
+        op, problems, fabric, history: as of `taxfree.benching.bench.run`.
         only: variants beside the baseline and what the dispatcher picks.
 
     Yields:
@@ -182,22 +178,22 @@ def run(
     """
     one_build = fabric == "host"  # there, instrumented kernels cost little when not recording
     with contextlib.ExitStack() as opened:
-        noting: dict[int, WorkerGroup] = {}
-        groups = bench.on_groups(problems, fabric, variables(fabric) if one_build else None)
+        tracing: dict[int, WorkerGroup] = {}
+        groups = on_groups(problems, fabric, variables(fabric) if one_build else None)
         for group, problem in groups:
             world_size = problem.world_size
             if one_build:
-                noting[world_size] = group
-            elif world_size not in noting:
+                tracing[world_size] = group
+            elif world_size not in tracing:
                 alike = [each for each in problems if each.world_size == world_size]
-                noting[world_size] = opened.enter_context(
-                    bench.group_for(alike, fabric, variables(fabric))
+                tracing[world_size] = opened.enter_context(
+                    group_for(alike, fabric, variables(fabric))
                 )
-            result = bench.run_one(group, op, problem, knowledge, only, _BENCH_REPETITIONS)
-            yield result, _explain(group, noting[world_size], result)
+            result = run_one(group, op, problem, history, only, _BENCH_REPETITIONS)
+            yield result, _explain(group, tracing[world_size], result)
 
 
-def _explain(group: WorkerGroup, noting: WorkerGroup, result: ProblemResult) -> Explanation:
+def _explain(group: WorkerGroup, tracing: WorkerGroup, result: ProblemResult) -> Explanation:
     on_host = result.hardware.backend == "interpreter"
     picked = Candidate(result.choice.variant, result.choice.config)
     known = {
@@ -208,179 +204,51 @@ def _explain(group: WorkerGroup, noting: WorkerGroup, result: ProblemResult) -> 
     if any(row.variant == DISPATCH for row in result.rows):  # else it is wrong, and not timed
         known[picked.variant] = picked
     taken = list(known.values())
-    common = {"op": result.op, "problem": dataclasses.asdict(result.problem)}
-    found: list[Stamped] = group.call(
-        "taxfree.profiling.step_timer:measure_pipelines",
-        bench.deadline_s(result.hardware),
-        **common,
-        candidates=taken,
-        repetitions=_HOST_REPETITIONS if on_host else _GPU_REPETITIONS,
-    )[0]
     fused = [each for each in taken if variants(result.op)[each.variant].fused]
-    notes: list[Notes] = (
-        noting.call(
-            "taxfree.profiling.program_trace:note_calls",
-            bench.deadline_s(result.hardware),
-            **common,
-            candidates=fused,
-            repetitions=_NOTED_REPETITIONS,
-        )[0]
-        if fused
-        else []
-    )
-    by_variant = {each.variant: noted for each, noted in zip(fused, notes, strict=True)}
-    found = [
-        _with_notes(stamped, by_variant.get(candidate.variant))
-        for candidate, stamped in zip(taken, found, strict=True)
-    ]
+    fields, limit_s = dataclasses.asdict(result.problem), deadline_s(result.hardware)
+    repetitions = _HOST_REPETITIONS if on_host else _GPU_REPETITIONS
+    (found, *_) = group.call(
+        measure_pipelines, limit_s, op=result.op, problem=fields, candidates=taken,
+        repetitions=repetitions,
+    )  # fmt: skip
+    traces: dict[str, ProgramTrace] = {}
+    if fused:
+        (traced, *_) = tracing.call(
+            trace_programs, limit_s, op=result.op, problem=fields, candidates=fused,
+            repetitions=_TRACED_REPETITIONS,
+        )  # fmt: skip
+        traces = {each.variant: trace for each, trace in zip(fused, traced, strict=True)}
     launches = {
         row.config["variant"] if row.variant == DISPATCH else row.variant: row.launches
         for row in result.rows
     }
+    pipelines = []
+    for candidate, timed in zip(taken, found, strict=True):
+        name = candidate.variant
+        measured = dataclasses.replace(timed.measurement, trace=traces.get(name))
+        pipelines.append(
+            Pipeline(
+                name,
+                dict(candidate.config),
+                name == picked.variant,
+                measured.kernels or launches[name],
+                accounts(measured, result.bounds),
+                dataclasses.replace(timed, measurement=measured),
+            )
+        )
     return Explanation(
         result.op,
-        dataclasses.asdict(result.problem),
+        fields,
         result.hardware.name,
         result.bounds,
-        tuple(
-            Pipeline(
-                candidate.variant,
-                dict(candidate.config),
-                candidate.variant == picked.variant,
-                stamped.measurement.kernels or launches[candidate.variant],
-                accounts(stamped.measurement, result.bounds),
-                stamped,
-            )
-            for candidate, stamped in zip(taken, found, strict=True)
-        ),
+        tuple(pipelines),
         result.skipped,
         result.choice,
         result.lookup_trace,
     )
 
 
-def _with_notes(stamped: Stamped, notes: Notes | None) -> Stamped:
-    measurement = dataclasses.replace(stamped.measurement, notes=notes)
-    return dataclasses.replace(stamped, measurement=measurement)
-
-
-# -- timelines --
-
-
-@dataclass(frozen=True)
-class Timeline:
-    """What a pipeline did in one call; times are in microseconds since its first event.
-
-    Args:
-        variant: the pipeline.
-        steps: on all ranks, if the pipeline consists of several kernels.
-        activities: of the programs of a fused kernel, on all ranks.
-    """
-
-    variant: str
-    steps: tuple[Span, ...] = ()
-    activities: tuple[Activity, ...] = ()
-
-    @property
-    def ranks(self) -> list[int]:
-        """Those that did anything, in order."""
-        found = {step.rank for step in self.steps}
-        return sorted(found | {activity.rank for activity in self.activities})
-
-    def to_json(self) -> dict[str, Any]:
-        """As JSON, in hundredths of microseconds."""
-        return {
-            "variant": self.variant,
-            "steps": [_rounded(step) for step in self.steps],
-            "activities": [_rounded(activity) for activity in self.activities],
-        }
-
-    @classmethod
-    def from_json(cls, document: dict[str, Any]) -> Timeline:
-        return cls(
-            document["variant"],
-            tuple(Span(*fields) for fields in document["steps"]),
-            tuple(Activity(*fields) for fields in document["activities"]),
-        )
-
-
-def _rounded(timed: Span | Activity) -> list[Any]:
-    fields = dataclasses.astuple(timed)
-    return [round(each, 2) if isinstance(each, float) else each for each in fields]
-
-
-def timelines(explanation: Explanation) -> tuple[Timeline, ...]:
-    """A call of each pipeline: the steps as they were timed, and what fused kernels noted."""
-    return tuple(_timeline(pipeline) for pipeline in explanation.pipelines)
-
-
-def _timeline(pipeline: Pipeline) -> Timeline:
-    assert pipeline.stamped is not None
-    notes = pipeline.stamped.measurement.notes
-    if notes is None:
-        return Timeline(pipeline.variant, steps=_from_zero(_middle_call(pipeline)))
-    return Timeline(pipeline.variant, activities=_from_zero(tuple(activities(notes))))
-
-
-def _middle_call(pipeline: Pipeline) -> tuple[Span, ...]:
-    """One call of the chain that was timed, away from its ends."""
-    assert pipeline.stamped is not None
-    steps = len(pipeline.stamped.measurement.steps)
-    first = pipeline.stamped.measurement.calls // 2 * steps
-    found: list[Span] = []
-    for rank in range(len(pipeline.accounts)):
-        own = [span for span in pipeline.stamped.spans if span.rank == rank]
-        found += own[first : first + steps]
-    return tuple(found)
-
-
-def _from_zero(timed: tuple[_Timed, ...]) -> tuple[_Timed, ...]:
-    start = min((each.begin_us for each in timed), default=0.0)
-    return tuple(
-        dataclasses.replace(each, begin_us=each.begin_us - start, end_us=each.end_us - start)
-        for each in timed
-    )
-
-
-def trace(found: Sequence[Timeline]) -> dict[str, Any]:
-    """Timelines as a Chrome trace: a process per pipeline and rank, a track per program."""
-    events: list[dict[str, Any]] = []
-    process = 0
-    for timeline in found:
-        for rank in timeline.ranks:
-            name = {"name": f"{timeline.variant} rank {rank}"}
-            events.append({"ph": "M", "pid": process, "name": "process_name", "args": name})
-            events += [
-                _slice(process, 0, step.name, step) for step in timeline.steps if step.rank == rank
-            ]
-            events += [
-                _slice(process, each.program, _named(each), each)
-                for each in timeline.activities
-                if each.rank == rank
-            ]
-            process += 1
-    return {"traceEvents": events, "displayTimeUnit": "ns"}
-
-
-def _slice(process: int, track: int, name: str, timed: Span | Activity) -> dict[str, Any]:
-    return {
-        "ph": "X",
-        "pid": process,
-        "tid": track,
-        "name": name,
-        "ts": timed.begin_us,
-        "dur": timed.end_us - timed.begin_us,
-    }
-
-
-def _named(activity: Activity) -> str:
-    return activity.kind if activity.peer is None else f"{activity.kind} {activity.peer}"
-
-
-# -- modelled --
-
-
-def model(op: str, problem: Any, machine: Machine, only: Sequence[str] = ()) -> Explanation:
+def model(op: str, problem: Problem, machine: Machine, only: Sequence[str] = ()) -> Explanation:
     """Where the time of a problem would go on hardware that is not there.
 
     Args:

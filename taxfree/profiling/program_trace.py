@@ -14,13 +14,13 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 import torch
-import torch.distributed as dist
 
+from taxfree._runtime.collectives import vote
 from taxfree.measuring import timer
 from taxfree.measuring.trial import Candidate, open_bench
-from taxfree.profiling.step_timer import aligned, compare_clocks
-from taxfree.taxes import Alignment, Notes, Times
-from taxfree_kernels.device import sync
+from taxfree.profiling.clock_sync import aligned, compare_clocks
+from taxfree.taxes import Alignment, ProgramTrace, Times
+from taxfree_kernels.device import control, trace
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.launch import Kernel, compiling, launching_through
 
@@ -31,7 +31,7 @@ Kind = Literal["send", "wait", "compute"]
 
 @dataclass(frozen=True)
 class Activity:
-    """What a program was doing, on the common clock, in microseconds.
+    """One activity of a program, on the common clock, in microseconds.
 
     Args:
         rank, program: who.
@@ -56,34 +56,34 @@ def variables(fabric: str) -> dict[str, str]:
 # -- in instrumented workers --
 
 
-def note_calls(
+def trace_programs(
     fabric: Fabric,
     op: str,
     problem: dict[str, Any],
     candidates: Sequence[Candidate],
     repetitions: int,
-) -> list[Notes]:
+) -> list[ProgramTrace]:
     """Time chains of calls that record events; a task of instrumented workers.
 
     Returns:
-        Notes of the last call of each chain, by candidate; empty except on rank 0.
+        The last call of each chain, by candidate; empty except on rank 0.
     """
     bench = open_bench(fabric, op, problem)
     found = [
-        note_plan(fabric, bench.call(plan), repetitions) for plan in map(bench.plan, candidates)
+        trace_call(fabric, bench.call(plan), repetitions) for plan in map(bench.plan, candidates)
     ]
     fabric.synchronize()
     fabric.pool.check()
     return found if fabric.rank == 0 else []
 
 
-def note_plan(fabric: Fabric, call: timer.Call, repetitions: int) -> Notes:
-    """Time chains of a call that notes; collective."""
+def trace_call(fabric: Fabric, call: timer.Call, repetitions: int) -> ProgramTrace:
+    """Time chains of a call that records events; collective."""
     grids = _grids(call)
     with compiling():
         call(0)
     fabric.barrier()
-    size = (max(grids), sync.EVENTS.value, sync.PEERS.value)
+    size = (max(grids), trace.EVENTS.value, trace.PEERS.value)
     log = torch.zeros(size, dtype=torch.int64, device=fabric.device)
     logs: list[npt.NDArray[np.int64]] = []
 
@@ -91,17 +91,16 @@ def note_plan(fabric: Fabric, call: timer.Call, repetitions: int) -> Notes:
         logs.append(log[:, :, : fabric.world_size].cpu().numpy().copy())
 
     first = compare_clocks(fabric)
-    fabric.pool.control[sync.LOG.value] = log.data_ptr()
+    fabric.pool.control[control.LOG.value] = log.data_ptr()
     fabric.barrier()
     mode = "graph" if fabric.has_graphs else "eager"
     (timing,) = timer.time_together(fabric, [(call, mode)], repetitions, after)
-    fabric.pool.control[sync.LOG.value] = 0
+    fabric.pool.control[control.LOG.value] = 0
     own = (first, compare_clocks(fabric), np.array(logs))
-    everyone = [own] * fabric.world_size
-    dist.all_gather_object(everyone, own, fabric.group)
+    everyone = vote(fabric.group, own)
     alignment = aligned([each[:2] for each in everyone], 0.0)
     events = [each[2] for each in everyone]
-    return notes_of(events, alignment, np.array(timing.by_rank_us), len(grids))
+    return trace_of(events, alignment, np.array(timing.by_rank_us), len(grids))
 
 
 def _grids(call: timer.Call) -> list[int]:
@@ -116,15 +115,15 @@ def _grids(call: timer.Call) -> list[int]:
     return grids
 
 
-def notes_of(
+def trace_of(
     events: Sequence[npt.NDArray[np.int64]], alignment: Alignment, call_us: Times, launches: int
-) -> Notes:
-    """Notes on the ranks' common clock.
+) -> ProgramTrace:
+    """The events on the ranks' common clock.
 
     Args:
-        events: logs of each rank, in nanoseconds of its own clock, 0 where nothing was noted,
+        events: logs of each rank, in nanoseconds of its own clock, 0 where nothing was recorded,
             [repetition, program, event, peer].
-        call_us, launches: as of `Notes`.
+        call_us, launches: as of `ProgramTrace`.
     """
     times = np.array(
         [
@@ -136,24 +135,24 @@ def notes_of(
     def of(event: Any) -> Times:
         return np.asarray(times[:, :, :, event.value], dtype=np.float64)
 
-    return Notes(
-        started=of(sync.STARTED)[..., 0],
-        done=of(sync.DONE)[..., 0],
-        sent=of(sync.SENT),
-        began=of(sync.WAIT_BEGAN),
-        ended=of(sync.WAIT_ENDED),
+    return ProgramTrace(
+        started=of(trace.STARTED)[..., 0],
+        done=of(trace.DONE)[..., 0],
+        sent=of(trace.SENT),
+        began=of(trace.WAIT_BEGAN),
+        ended=of(trace.WAIT_ENDED),
         call_us=call_us,
         launches=launches,
     )
 
 
-# -- what programs did --
+# -- activities --
 
 
-def activities(notes: Notes) -> Iterator[Activity]:
-    """What the programs of all ranks did in the last call."""
+def activities(trace: ProgramTrace) -> Iterator[Activity]:
+    """Activities of all ranks' programs in the last call."""
     started, done, sent, began, ended = (
-        times[:, -1] for times in (notes.started, notes.done, notes.sent, notes.began, notes.ended)
+        times[:, -1] for times in (trace.started, trace.done, trace.sent, trace.began, trace.ended)
     )
     for rank, program in np.argwhere(~np.isnan(started)).tolist():
         begin, end = float(started[rank, program]), float(done[rank, program])

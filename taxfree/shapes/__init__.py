@@ -1,6 +1,6 @@
 """Turns shapes, as users write them, into problems.
 
-A shape is a list of words: at most one Lamport word, which is a named set or the operation's
+A shape is a list of words: at most one bare word, which is a named set or the operation's
 shorthand, then `field=value` words. Values separated by commas are combined with each other::
 
     m=1,16,64 n=3584 k=8192        1,16,64x3584x8192 gather_dim=0        paper dtype=bf16
@@ -8,17 +8,17 @@ shorthand, then `field=value` words. Values separated by commas are combined wit
 A YAML file lists such texts, or mappings of the fields. A mapping may also have ``op``, the
 operation that it is of, and ``calls``, how often a run called it, which only its writer reads.
 
-The fields are those of the operation's problem, so a new operation works without changes here; its
-shorthand, named sets and shapes of a model's config are one more entry in ``sets.py``.
+The fields are those of the operation's problem, and its folder names the shorthand and the sets: a
+new operation works without changes here.
 """
 
 from taxfree.shapes.fields import (
     DTYPE_ALIASES,
     field_specs,
+    format_problem,
     heading,
     recorded_problem,
     require_operation,
-    written,
 )
 from taxfree.shapes.request import (
     DEFAULT_SET,
@@ -42,6 +42,7 @@ __all__ = [
     "choose",
     "expand",
     "field_specs",
+    "format_problem",
     "heading",
     "is_wanted",
     "named_sets",
@@ -49,5 +50,4 @@ __all__ = [
     "parse_counts",
     "recorded_problem",
     "require_operation",
-    "written",
 ]

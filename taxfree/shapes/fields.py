@@ -9,7 +9,7 @@ from typing import Any, get_type_hints
 from taxfree.errors import UsageError
 from taxfree.shapes.text import quoted
 from taxfree_kernels.errors import PlanError
-from taxfree_kernels.variant import operation_names, problem_class
+from taxfree_kernels.variant import Problem, operation_names, problem_class
 
 DTYPE_ALIASES = {"fp16": "float16", "bf16": "bfloat16"}
 
@@ -35,7 +35,7 @@ class FieldSpec:
         return self.default is MISSING
 
 
-def field_specs(problem: type[Any]) -> dict[str, FieldSpec]:
+def field_specs(problem: type[Problem]) -> dict[str, FieldSpec]:
     """Return how the fields of a problem dataclass are written."""
     types = get_type_hints(problem)
     return {each.name: FieldSpec(types[each.name], each.default) for each in fields(problem)}
@@ -52,7 +52,7 @@ def require_operation(op: str) -> None:
         raise UsageError(f"there is no operation {quoted(op)}", f"one of: {', '.join(known)}")
 
 
-def recorded_problem(op: str, problem: Mapping[str, Any]) -> Any | None:
+def recorded_problem(op: str, problem: Mapping[str, Any]) -> Problem | None:
     """Return the problem that a record was made for; None if it no longer exists as such.
 
     Args:
@@ -72,7 +72,7 @@ def recorded_problem(op: str, problem: Mapping[str, Any]) -> Any | None:
         return None
 
 
-def written(op: str, problem: Mapping[str, Any]) -> str:
+def format_problem(op: str, problem: Mapping[str, Any]) -> str:
     """Return a problem as one would type it: without fields that hold the default of their class.
 
     The dtype and the world size are always said. So is a flash_decode's `v_head_dim`, since it
@@ -93,8 +93,8 @@ def written(op: str, problem: Mapping[str, Any]) -> str:
 
 
 def heading(op: str, problem: Mapping[str, Any]) -> str:
-    """As `written`, for a table or picture, but always with the direction, where these differ."""
+    """As `format_problem`, for a table or picture, and always with the direction."""
     directions = {name: problem[name] for name in _DIRECTIONS if name in problem}
     others = {name: value for name, value in problem.items() if name not in directions}
     said = [f"{name}={value}" for name, value in directions.items()]
-    return " ".join([*said, written(op, others)])
+    return " ".join([*said, format_problem(op, others)])

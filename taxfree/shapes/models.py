@@ -90,22 +90,26 @@ def dtype_of(config: Mapping[str, Any]) -> str | None:
     return str(dtypes[0]) if dtypes and dtypes[0] in DTYPE_ALIASES.values() else None
 
 
-def column_parallel(model: Model, tp: int) -> list[str]:
-    """The fused QKV projection and the fused gate and up projection, one rank's columns of each.
+def split_layers(split: str, model: Model, tp: int) -> list[str]:
+    """One rank's shapes of the layers that a model splits over `tp` ranks in one way.
 
-    With more ranks than kv heads, each kv head is held by several ranks.
+    Args:
+        split: "column": the fused QKV projection and the fused gate and up projection, by columns;
+            with more ranks than kv heads, each kv head is held by several ranks. "row": the
+            attention's output projection and the down projection, by rows. "sequence": attention
+            with all heads on every rank.
+
+    Raises:
+        UsageError: the model does not split over so many ranks.
     """
+    if split == "sequence":
+        return [f"q_heads={model.heads} kv_heads={model.kv_heads} head_dim={model.head_dim}"]
     _require_split(model, tp)
-    qkv = (model.heads // tp + 2 * max(1, model.kv_heads // tp)) * model.head_dim
-    gate_up = 2 * model.intermediate // tp
-    return [f"n={columns} k={model.hidden}" for columns in (qkv, gate_up)]
-
-
-def row_parallel(model: Model, tp: int) -> list[str]:
-    """The attention's output projection and the down projection, one rank's rows of each."""
-    _require_split(model, tp)
-    heads, down = model.heads // tp * model.head_dim, model.intermediate // tp
-    return [f"n={model.hidden} k={rows}" for rows in (heads, down)]
+    heads, intermediate = model.heads // tp, model.intermediate // tp
+    if split == "row":
+        return [f"n={model.hidden} k={rows}" for rows in (heads * model.head_dim, intermediate)]
+    qkv = (heads + 2 * max(1, model.kv_heads // tp)) * model.head_dim
+    return [f"n={columns} k={model.hidden}" for columns in (qkv, 2 * intermediate)]
 
 
 def _require_split(model: Model, tp: int) -> None:
@@ -123,8 +127,3 @@ def _require_split(model: Model, tp: int) -> None:
             "divide them",
             "try another --tp",
         )
-
-
-def sequence_parallel(model: Model, tp: int) -> list[str]:
-    """All heads on every rank: the sequences are what is split."""
-    return [f"q_heads={model.heads} kv_heads={model.kv_heads} head_dim={model.head_dim}"]

@@ -7,16 +7,15 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import yaml
 
 from taxfree.errors import UsageError
 from taxfree.shapes.fields import DTYPE_ALIASES, field_specs
-from taxfree.shapes.sets import conventions
 from taxfree.shapes.text import LARGEST, integer, quoted, read_text
 from taxfree_kernels.errors import PlanError
-from taxfree_kernels.variant import operation_names, problem_class
+from taxfree_kernels.variant import Problem, operation_names, operation_shapes, problem_class
 
 Value: TypeAlias = int | str
 Axes: TypeAlias = Mapping[str, Sequence[Value]]
@@ -58,7 +57,7 @@ class Parser:
 
     def __init__(self, op: str, sets: Mapping[str, Sequence[str]]) -> None:
         self._sets = sets
-        self._shorthand = conventions(op).shorthand
+        self._shorthand = operation_shapes(op).shorthand
         self._problem = problem_class(op)
         self._fields = field_specs(self._problem)
 
@@ -75,7 +74,7 @@ class Parser:
             ]
         return [Shape(text, self._short(text, first) | own)]
 
-    def problems(self, shape: Shape, unsaid: Axes) -> list[Any]:
+    def problems(self, shape: Shape, unsaid: Axes) -> list[Problem]:
         """Combine the lists of a shape.
 
         Args:
@@ -204,7 +203,7 @@ def _entry(name: str, entry: object, hint: str) -> Entry:
         )
     if not isinstance(calls, str) or not re.fullmatch("[0-9]+", calls):
         raise UsageError(
-            f"shape file {name}: calls: {_shown(calls)} is no number of calls",
+            f"shape file {name}: calls: {_shown(calls)} is not a number of calls",
             "leave calls out: it only says why an entry comes first",
         )
     fields = {key: value for key, value in entry.items() if key not in ("op", "calls")}

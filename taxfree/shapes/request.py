@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from taxfree.errors import UsageError
-from taxfree.shapes.fields import DTYPE_ALIASES, recorded_problem
-from taxfree.shapes.models import dtype_of, model_of, read_config
+from taxfree.shapes.fields import DTYPE_ALIASES, recorded_problem, require_operation
+from taxfree.shapes.models import dtype_of, model_of, read_config, split_layers
 from taxfree.shapes.parser import EXAMPLE, MODEL_SET, Axes, Parser, Shape, Value, entries
-from taxfree.shapes.sets import conventions, scaling_sets
+from taxfree.shapes.sets import scaling_sets
 from taxfree.shapes.text import integer, quoted
+from taxfree_kernels.variant import Problem, operation_shapes
 
 DEFAULT_SET = "paper"
 INTERPRETED_SET = "demo"  # the default on a CPU, where the paper's shapes would take hours
@@ -51,7 +52,7 @@ class Choice:
         note: one line for the user if they were not requested explicitly; else empty.
     """
 
-    problems: list[Any]
+    problems: list[Problem]
     note: str = ""
 
 
@@ -63,7 +64,7 @@ def parse_counts(text: str) -> tuple[int, ...]:
     """
     counts = [integer(part) for part in text.split(",")]
     if any(count is None or count < 1 for count in counts):
-        raise UsageError(f"{quoted(text)} is no number of GPUs", "for example --gpus 8, 2,4,8")
+        raise UsageError(f"{quoted(text)} is not a number of GPUs", "for example --gpus 8, 2,4,8")
     return tuple(dict.fromkeys(count for count in counts if count is not None))
 
 
@@ -111,7 +112,7 @@ def operations(arguments: Sequence[str], default: str) -> list[str]:
     return list(dict.fromkeys(named))
 
 
-def expand(op: str, request: ShapeRequest) -> list[Any]:
+def expand(op: str, request: ShapeRequest) -> list[Problem]:
     """Return the problems of an operation that a request names, in its order and each once.
 
     Raises:
@@ -120,15 +121,16 @@ def expand(op: str, request: ShapeRequest) -> list[Any]:
     return _problems(op, request, request.shapes or ([MODEL_SET] if request.model else []))
 
 
-def is_wanted(problem: Any, request: ShapeRequest) -> bool:
+def is_wanted(problem: Problem, request: ShapeRequest) -> bool:
     """Whether a recorded problem is of a world size and a type that were asked for."""
     axes = {"world_size": request.world_sizes} | _dtype_axis(request)
     return all(getattr(problem, name) in values for name, values in axes.items())
 
 
-def _problems(op: str, request: ShapeRequest, arguments: Sequence[str]) -> list[Any]:
+def _problems(op: str, request: ShapeRequest, arguments: Sequence[str]) -> list[Problem]:
+    require_operation(op)
     sets = {
-        **conventions(op).sets,
+        **operation_shapes(op).sets,
         **scaling_sets(op, request.world_sizes),
         **_model_set(op, request),
     }
@@ -164,18 +166,18 @@ def _model_set(op: str, request: ShapeRequest) -> dict[str, Sequence[str]]:
         if request.tp is not None:
             raise UsageError("--tp says how a model is split, and there is none", "add --model")
         return {}
-    of_model = conventions(op).of_model
-    if of_model is None:
+    named = operation_shapes(op)
+    if named.model_split is None:
         raise UsageError(f"no shapes of {op} are taken from a model", "use --shapes")
     config = read_config(request.model)
     model = model_of(request.model, config)
     own_dtype = None if request.dtype else dtype_of(config)
-    axes = conventions(op).model_axes + (f" dtype={own_dtype}" if own_dtype else "")
+    axes = named.model_axes + (f" dtype={own_dtype}" if own_dtype else "")
     splits = request.world_sizes if request.tp is None else [request.tp]
     return {
         MODEL_SET: [
             f"{axes} {shape} world_size={split}"
             for split in splits
-            for shape in of_model(model, split)
+            for shape in split_layers(named.model_split, model, split)
         ]
     }

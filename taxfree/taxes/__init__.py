@@ -13,10 +13,10 @@ from taxfree.taxes.account import INSIDE, Account, Part, Tax, slowest
 from taxfree.taxes.critical_path import Inside, inside
 from taxfree.taxes.measured import (
     Alignment,
+    ClockReadings,
     Measurement,
     Nanoseconds,
-    Notes,
-    Stamps,
+    ProgramTrace,
     StepInfo,
     Times,
 )
@@ -26,12 +26,12 @@ __all__ = [
     "INSIDE",
     "Account",
     "Alignment",
+    "ClockReadings",
     "Inside",
     "Measurement",
     "Nanoseconds",
-    "Notes",
     "Part",
-    "Stamps",
+    "ProgramTrace",
     "StepInfo",
     "Tax",
     "Times",

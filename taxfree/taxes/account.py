@@ -66,7 +66,7 @@ class Account:
 
     @property
     def residual_us(self) -> float:
-        """What is neither bound nor tax: kernel inefficiency, and what cannot be attributed."""
+        """Time beyond bound and taxes: kernel inefficiency, and what cannot be attributed."""
         return self.t_eager_us - self.t_bound_us - sum(part.us for part in self.parts)
 
     @property
@@ -90,7 +90,7 @@ class Account:
                     self.kernel_us / self.t_eager_us,
                     self.unexplained_us / self.t_eager_us,
                 )
-                text += f": work of kernels {kernels:.0%}, unexplained {rest:.0%}"
+                text += f": kernel work {kernels:.0%}, unexplained {rest:.0%}"
             found.append(text)
         return found
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from taxfree.taxes.measured import Notes
+from taxfree.taxes.measured import ProgramTrace
 
 
 @dataclass(frozen=True)
@@ -28,25 +28,25 @@ class Inside:
     work: float
 
 
-def inside(notes: Notes, rank: int, repetition: int) -> Inside:
+def inside(trace: ProgramTrace, rank: int, repetition: int) -> Inside:
     """Follow the critical path of programs, backwards from the end of a call on a rank.
 
     The last program to end is critical. The program that it waited for in order to start is taken
     to be the last one that ended before; that one is critical too; and so on.
     """
-    started, done = notes.started[:, repetition], notes.done[:, repetition]
+    started, done = trace.started[:, repetition], trace.done[:, repetition]
     ran = done >= started  # false for programs of earlier launches, which count as outside
     begin = np.nanmin(np.where(ran, started, np.nan), axis=1)
     own_done = np.where(ran[rank], done[rank], -np.inf)
     program = int(np.argmax(own_done))
-    outside = float(notes.call_us[rank, repetition]) - float(own_done[program] - begin[rank])
+    outside = float(trace.call_us[rank, repetition]) - float(own_done[program] - begin[rank])
     starting = skew = latency = work = waiting = 0.0
     while True:
         start = float(started[rank, program])
         work += float(own_done[program]) - start
-        for wait in _waits(notes, rank, repetition, program):
-            source, signalled = _last_signal(notes, rank, repetition, wait)
-            since = _own_part(notes, rank, repetition, wait)
+        for wait in _waits(trace, rank, repetition, program):
+            source, signalled = _last_signal(trace, rank, repetition, wait)
+            since = _own_part(trace, rank, repetition, wait)
             after = max(0.0, wait.end - max(since, signalled))
             late = max(0.0, float(begin[source] - begin[rank]))
             waiting += wait.end - since
@@ -73,15 +73,15 @@ class _Wait:
     sources: tuple[int, ...]
 
 
-def _waits(notes: Notes, rank: int, repetition: int, program: int) -> list[_Wait]:
+def _waits(trace: ProgramTrace, rank: int, repetition: int, program: int) -> list[_Wait]:
     """The waits of a program; overlapping waits for several sources count as one."""
-    began = notes.began[rank, repetition, program]
-    ended = notes.ended[rank, repetition, program]
-    since = notes.started[rank, repetition, program]
+    began = trace.began[rank, repetition, program]
+    ended = trace.ended[rank, repetition, program]
+    since = trace.started[rank, repetition, program]
     found: list[_Wait] = []
     for source in np.argsort(began).tolist():
         begin, end = float(began[source]), float(ended[source])
-        if not since <= begin <= end:  # nothing was noted, or by an earlier launch
+        if not since <= begin <= end:  # nothing was recorded, or by an earlier launch
             continue
         if found and begin < found[-1].end:
             last = found.pop()
@@ -91,21 +91,21 @@ def _waits(notes: Notes, rank: int, repetition: int, program: int) -> list[_Wait
     return found
 
 
-def _own_part(notes: Notes, rank: int, repetition: int, wait: _Wait) -> float:
+def _own_part(trace: ProgramTrace, rank: int, repetition: int, wait: _Wait) -> float:
     """When a wait becomes one for others: until its own rank has sent its part, it is work."""
-    sent = notes.sent[rank, repetition, :, rank]
+    sent = trace.sent[rank, repetition, :, rank]
     meanwhile = sent[(sent >= wait.begin) & (sent <= wait.end)]
     return float(meanwhile.max()) if len(meanwhile) else wait.begin
 
 
-def _last_signal(notes: Notes, rank: int, repetition: int, wait: _Wait) -> tuple[int, float]:
+def _last_signal(trace: ProgramTrace, rank: int, repetition: int, wait: _Wait) -> tuple[int, float]:
     """Who sent the signal that ended a wait, and when: the last one of each source until then.
 
     A signal is recorded after its release, so a peer may see it before its recorded time.
     """
     latest = []
     for source in wait.sources:
-        sent = notes.sent[source, repetition, :, rank]
+        sent = trace.sent[source, repetition, :, rank]
         sent = sent[~np.isnan(sent)]
         seen = sent[sent <= wait.end]
         first = sent.min() if len(sent) else wait.begin

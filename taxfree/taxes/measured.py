@@ -1,4 +1,4 @@
-"""What is measured of a pipeline: times, clock readings, what programs noted."""
+"""Measurements of a pipeline: times, clock readings, program traces."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Alignment:
 
 
 @dataclass(frozen=True)
-class Stamps:
+class ClockReadings:
     """Clock readings of one captured sequence.
 
     Args:
@@ -87,10 +87,10 @@ class Stamps:
 
 
 @dataclass(frozen=True)
-class Notes:
+class ProgramTrace:
     """Events recorded by the programs of an instrumented fused kernel: one call per repetition.
 
-    Times are in microseconds on the ranks' common clock, NaN where nothing was noted.
+    Times are in microseconds on the ranks' common clock, NaN where nothing was recorded.
 
     Args:
         started, done: start and end of each program, [rank, repetition, program].
@@ -110,7 +110,7 @@ class Notes:
 
     @property
     def shows_programs(self) -> bool:
-        """Whether in every call each rank has a program of which start and end were noted."""
+        """Whether in every call each rank has a program of which start and end were recorded."""
         return bool((self.done >= self.started).any(axis=2).all())
 
     @property
@@ -126,48 +126,48 @@ class Measurement:
     Args:
         steps: of a call.
         eager_us, graph_us: per call, [rank, repetition]; no graph where the fabric has none.
-        stamped_us: as `graph_us` (or `eager_us`), of the sequence with clock readings.
+        instrumented_us: as `graph_us` (or `eager_us`), of the sequence with clock readings.
         calls: of a repetition.
         in_place: readings of the unmodified sequence.
-        least: with the collective on the smallest possible data; None if it has no such form.
+        latency_probe: with the collective on the least data it accepts; None if it has no probe.
         hot, cold: with the consumer's input read once more, or evicted, right before the consumer.
         gap_us: period of empty kernels in a chain; 0 if launches cannot be told apart from kernels.
         gap_iqr_us: its interquartile range.
         alignment: of the ranks' clocks.
-        notes: events of a fused kernel, from an instrumented build; None for others.
+        trace: events of a fused kernel, from an instrumented build; None for others.
     """
 
     steps: tuple[StepInfo, ...]
     eager_us: Times
     graph_us: Times | None
-    stamped_us: Times
+    instrumented_us: Times
     calls: int
-    in_place: Stamps
-    least: Stamps | None
-    hot: Stamps | None
-    cold: Stamps | None
+    in_place: ClockReadings
+    latency_probe: ClockReadings | None
+    hot: ClockReadings | None
+    cold: ClockReadings | None
     gap_us: float
     gap_iqr_us: float
     alignment: Alignment
-    notes: Notes | None = None
+    trace: ProgramTrace | None = None
 
     @property
     def kernels(self) -> int:
         return sum(step.kernels for step in self.steps)
 
-    def stamp_us(self) -> Times:
-        """What one clock reading adds to the sequence, by rank."""
+    def clock_reading_us(self) -> Times:
+        """Time that one clock reading adds to the sequence, by rank."""
         plain = self.eager_us if self.graph_us is None else self.graph_us
-        added = np.median(self.stamped_us, axis=1) - np.median(plain, axis=1)
+        added = np.median(self.instrumented_us, axis=1) - np.median(plain, axis=1)
         readings = self.calls * len(self.steps) + 1
         return np.asarray(added * self.calls / readings, dtype=np.float64)
 
-    def notes_us(self) -> float:
-        """What noting adds to a call, of the slowest rank."""
-        assert self.notes is not None
+    def program_trace_us(self) -> float:
+        """What tracing adds to a call, of the slowest rank."""
+        assert self.trace is not None
         plain = self.eager_us if self.graph_us is None else self.graph_us
-        noted, usual = (np.median(each, axis=1).max() for each in (self.notes.call_us, plain))
-        return float(noted - usual)
+        recorded, usual = (np.median(each, axis=1).max() for each in (self.trace.call_us, plain))
+        return float(recorded - usual)
 
     def only(self, kind: str) -> int | None:
         """Index of the first step of a kind."""

@@ -9,7 +9,7 @@ import numpy as np
 from taxfree.measuring.bounds import Bounds
 from taxfree.taxes.account import INSIDE, NO_GRAPHS, Account, Part, Tax
 from taxfree.taxes.critical_path import Inside, inside
-from taxfree.taxes.measured import Measurement, Notes, Stamps, Times
+from taxfree.taxes.measured import ClockReadings, Measurement, ProgramTrace, Times
 
 
 def accounts(measured: Measurement, bounds: Bounds) -> tuple[Account, ...]:
@@ -21,10 +21,10 @@ def _account(measured: Measurement, bounds: Bounds, rank: int) -> Account:
     eager = measured.eager_us[rank]
     graph = None if measured.graph_us is None else measured.graph_us[rank]
     found = [] if graph is None else _launch(measured, eager - graph)
-    unsplit = [NO_GRAPHS] if graph is None and measured.notes is None else []
+    unsplit = [NO_GRAPHS] if graph is None and measured.trace is None else []
     work: Times | None = None
-    if measured.notes is not None and measured.notes.shows_programs:
-        parts, work = _inside(measured, measured.notes, bounds, rank)
+    if measured.trace is not None and measured.trace.shows_programs:
+        parts, work = _inside(measured, measured.trace, bounds, rank)
         found += parts
     elif measured.only("collective") is None:
         unsplit.append(INSIDE)
@@ -32,7 +32,7 @@ def _account(measured: Measurement, bounds: Bounds, rank: int) -> Account:
         found += _bulk_synchronous(measured, bounds, rank)
         found += _locality(measured, rank)
         work = _work(measured, rank) - bounds.t_floor_us
-    # Of the notes there may be another number of repetitions.
+    # A program trace may have another number of repetitions.
     spent = sum(
         (part.us if len(times) != len(eager) else times for part, times in found), 0 * eager
     )
@@ -72,11 +72,13 @@ def _bulk_synchronous(measured: Measurement, bounds: Bounds, rank: int) -> list[
     exposed = max(0.0, bounds.t_link_us - bounds.t_floor_us)
     rest = _kernel_us(measured, measured.in_place, rank)[:, step] - skew - exposed
     method = "the collective in its place - skew"
-    if measured.least is not None:
-        least = _kernel_us(measured, measured.least, rank)[:, step]
-        least = least - measured.least.skew_us(step, measured.alignment)[rank]
-        found.append(_part("latency", tax, least, "the least collective in its place - its skew"))
-        rest, method = rest - np.median(least), f"{method} - latency"
+    if measured.latency_probe is not None:
+        probe = _kernel_us(measured, measured.latency_probe, rank)[:, step]
+        probe = probe - measured.latency_probe.skew_us(step, measured.alignment)[rank]
+        found.append(
+            _part("latency", tax, probe, "the collective on minimal data, in its place - its skew")
+        )
+        rest, method = rest - np.median(probe), f"{method} - latency"
     if exposed:
         method += f" - {exposed:.1f} us of the bound"
     found.append(_part("transfer", tax, rest, method))
@@ -123,10 +125,10 @@ def _work(measured: Measurement, rank: int) -> Times:
 
 
 def _inside(
-    measured: Measurement, notes: Notes, bounds: Bounds, rank: int
+    measured: Measurement, trace: ProgramTrace, bounds: Bounds, rank: int
 ) -> tuple[list[tuple[Part, Times]], Times]:
     """Parts of a fused kernel's account, and its work beyond the bound."""
-    calls = [inside(notes, rank, each) for each in range(notes.call_us.shape[1])]
+    calls = [inside(trace, rank, each) for each in range(trace.call_us.shape[1])]
     by_name = {
         field.name: np.array([getattr(call, field.name) for call in calls])
         for field in dataclasses.fields(Inside)
@@ -137,12 +139,12 @@ def _inside(
     transfer, work = by_name["transfer"] - allowed, by_name["work"] - (exposed - allowed)
     found = []
     # Otherwise other kernels of the call ran then, or programs that had not recorded anything.
-    if notes.shows_starts and notes.launches == 1:
+    if trace.shows_starts and trace.launches == 1:
         method = "a call - from its first program's start to its last one's end"
         found.append(_part("ends", "launch", by_name["outside"], method))
     else:
         work = work + by_name["outside"] - max(0, measured.kernels - 1) * measured.gap_us
-    if notes.shows_starts:
+    if trace.shows_starts:
         method = "until critical programs run"
         found.append(_part("start", "launch", by_name["starting"], method))
     else:
@@ -159,10 +161,12 @@ def _inside(
     return found, work - bounds.t_floor_us
 
 
-def _kernel_us(measured: Measurement, stamps: Stamps, rank: int) -> Times:
+def _kernel_us(measured: Measurement, readings: ClockReadings, rank: int) -> Times:
     """Steps without the clock readings between them and without gaps: [repetition, step]."""
     gaps = measured.gap_us * np.array([step.kernels for step in measured.steps])
-    return np.asarray(stamps.step_us()[rank] - measured.stamp_us()[rank] - gaps, dtype=np.float64)
+    return np.asarray(
+        readings.step_us()[rank] - measured.clock_reading_us()[rank] - gaps, dtype=np.float64
+    )
 
 
 def _part(

@@ -1,22 +1,21 @@
-"""What there is to try for a problem, and what of it comes first."""
+"""Candidates for a problem, in the order in which to try them."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from taxfree._runtime.legality import refusal
 from taxfree.cost_model import Times, machine_like, modelled_variants, times
 from taxfree.measuring.trial import Candidate
 from taxfree_kernels.hardware import Hardware
-from taxfree_kernels.variant import Config, Variant, op_of, variants
+from taxfree_kernels.variant import Config, Problem, Variant, op_of, variants
 
 _PROMISING = 1.4  # times the shortest modelled time: no winner so far was modelled slower than that
 
 
 def variants_for(
-    problem: Any, hardware: Hardware, only: Sequence[str] | None = None
+    problem: Problem, hardware: Hardware, only: Sequence[str] | None = None
 ) -> dict[str, Variant]:
     """Variants, beside the baseline, that can serve a problem.
 
@@ -30,7 +29,9 @@ def variants_for(
     }
 
 
-def refusals(problem: Any, hardware: Hardware, only: Sequence[str] | None = None) -> dict[str, str]:
+def refusals(
+    problem: Problem, hardware: Hardware, only: Sequence[str] | None = None
+) -> dict[str, str]:
     """Why each of the other variants, beside the baseline, cannot; arguments as above."""
     reasons = {
         name: variant.unsupported_reason(problem, hardware)
@@ -39,7 +40,7 @@ def refusals(problem: Any, hardware: Hardware, only: Sequence[str] | None = None
     return {name: reason for name, reason in reasons.items() if reason is not None}
 
 
-def _asked_for(problem: Any, only: Sequence[str] | None) -> dict[str, Variant]:
+def _asked_for(problem: Problem, only: Sequence[str] | None) -> dict[str, Variant]:
     return {
         name: variant
         for name, variant in variants(op_of(problem)).items()
@@ -47,7 +48,7 @@ def _asked_for(problem: Any, only: Sequence[str] | None) -> dict[str, Variant]:
     }
 
 
-def serves(variant: Variant, problem: Any, hardware: Hardware, config: Config) -> bool:
+def serves(variant: Variant, problem: Problem, hardware: Hardware, config: Config) -> bool:
     """Whether a variant still has a config's meta-parameters and does not refuse it today."""
     knobs = variant.space(problem, hardware).keys()
     # A record may be older than a meta-parameter, whose default is then what was measured.
@@ -56,7 +57,7 @@ def serves(variant: Variant, problem: Any, hardware: Hardware, config: Config) -
 
 def first_candidates(
     found: Mapping[str, Variant],
-    problem: Any,
+    problem: Problem,
     hardware: Hardware,
     nearby: Sequence[Candidate] = (),
 ) -> list[Candidate]:
@@ -85,7 +86,7 @@ def _promising_first(
     candidates: Sequence[Candidate],
     before: Sequence[Candidate],
     found: Mapping[str, Variant],
-    problem: Any,
+    problem: Problem,
     hardware: Hardware,
 ) -> list[Candidate]:
     """The candidates in their order, except that those the model expects to be slow come last.
@@ -115,7 +116,9 @@ def _promising_first(
     return [candidate for candidate, _ in in_order]
 
 
-def _expected(found: Mapping[str, Variant], problem: Any, hardware: Hardware) -> dict[str, Times]:
+def _expected(
+    found: Mapping[str, Variant], problem: Problem, hardware: Hardware
+) -> dict[str, Times]:
     """Modelled times of each variant's default, if machine and variant are modelled."""
     machine, modelled = machine_like(hardware), modelled_variants(op_of(problem))
     if machine is None:
@@ -138,7 +141,7 @@ def _is_promising(name: str, expected: Mapping[str, Times]) -> bool:
 
 
 def _rows_of_first_configs(
-    variants: Sequence[Variant], problem: Any, hardware: Hardware
+    variants: Sequence[Variant], problem: Problem, hardware: Hardware
 ) -> list[list[Candidate]]:
     """The first config of each variant, then the second of each, and so on."""
     columns = [

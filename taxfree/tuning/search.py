@@ -23,7 +23,7 @@ from taxfree.errors import TaxfreeError
 from taxfree.measuring.trial import Candidate, key
 from taxfree.tuning.candidates import serves
 from taxfree_kernels.hardware import Hardware
-from taxfree_kernels.variant import Variant
+from taxfree_kernels.variant import Problem, Variant
 
 _ASKS_PER_CANDIDATE = 50  # if so many are refused or known, the space counts as exhausted
 
@@ -44,7 +44,7 @@ class Search:
     def __init__(
         self,
         variants: Mapping[str, Variant],
-        problem: Any,
+        problem: Problem,
         hardware: Hardware,
         seed: int,
         journal: Path | None,
@@ -218,7 +218,7 @@ class _Lock:
 
 
 def _storage(journal: Path) -> optuna.storages.BaseStorage:
-    """What is in a journal, which is made where it is missing.
+    """The storage in a journal, which is made where it is missing.
 
     Raises:
         TaxfreeError: it is damaged.
@@ -231,7 +231,7 @@ def _storage(journal: Path) -> optuna.storages.BaseStorage:
         raise
     except Exception as error:  # it is replayed, so that a wrong line may break anything
         raise TaxfreeError(
-            f"{journal} is no journal of a search, or damaged",
+            f"{journal} is not a journal of a search, or is damaged",
             "move it away: the database holds the trials too",
         ) from error
 

@@ -12,24 +12,23 @@ import dataclasses
 import hashlib
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from types import TracebackType
-from typing import Any, Protocol
+from typing import Protocol
 
 from taxfree import fingerprints
 from taxfree.errors import WorkerLost, WrongResult
-from taxfree.measuring.bench import deadline_s
-from taxfree.measuring.trial import Candidate, Outcome, key
+from taxfree.measuring.groups import deadline_s
+from taxfree.measuring.trial import Candidate, Outcome, key, try_candidates
 from taxfree.shapes import recorded_problem
-from taxfree.tuning.candidates import first_candidates, refusals, serves, variants_for
+from taxfree.tuning.candidates import first_candidates, serves, variants_for
 from taxfree.tuning.search import Search
 from taxfree.tuning.winner import record_of
-from taxfree.workers.group import TaskFailed, WorkerGroup
-from taxfree_kernels.cross_compile.screen import Screen, Verdict
+from taxfree.workers.group import TaskFailed, Workers
+from taxfree_kernels.cross_compile.screen import Screen
 from taxfree_kernels.hardware import Hardware
-from taxfree_kernels.variant import Variant
+from taxfree_kernels.variant import Problem, Variant
 from taxfree_tuning_db import (
     Database,
     Measurement,
@@ -79,42 +78,13 @@ class Event:
         note: what just happened to a candidate, if it was not measured; or why the search ends.
     """
 
-    problem: Any
+    problem: Problem
     done: int
     wanted: int
     best_us: float | None = None
     best: Candidate | None = None
     baseline_us: float | None = None
     note: str = ""
-
-
-class Workers:
-    """A worker group that is restarted after it was lost.
-
-    Args:
-        start: starts a new group.
-    """
-
-    def __init__(self, start: Callable[[], WorkerGroup]) -> None:
-        self._start = start
-        self._group: WorkerGroup | None = None
-
-    def group(self) -> WorkerGroup:
-        if self._group is None or not self._group.is_alive:
-            self._group = self._start()
-        return self._group
-
-    def __enter__(self) -> Workers:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if self._group is not None:
-            self._group.__exit__(kind, error, trace)
 
 
 class Tuner:
@@ -152,7 +122,7 @@ class Tuner:
         self.mode = "graph" if hardware.backend != "interpreter" else "eager"
         self.modes = ("graph", "eager") if self.mode == "graph" else ("eager",)
 
-    def tune(self, op: str, problem: Any, budget: Budget) -> Record | None:
+    def tune(self, op: str, problem: Problem, budget: Budget) -> Record | None:
         """Search, decide, and store the record of one problem.
 
         Returns:
@@ -233,7 +203,7 @@ class Tuner:
 
     # -- the search --------------------------------------------------------------------------
 
-    def _search(self, op: str, problem: Any) -> Search:
+    def _search(self, op: str, problem: Problem) -> Search:
         found = variants_for(problem, self.hardware, self._only)
         hashes = fingerprints.kernel_hashes(op)
         search = Search(
@@ -257,7 +227,7 @@ class Tuner:
         search.enqueue(first_candidates(found, problem, self.hardware, nearby))
         return search
 
-    def _study(self, op: str, problem: Any, found: Mapping[str, Variant]) -> str:
+    def _study(self, op: str, problem: Problem, found: Mapping[str, Variant]) -> str:
         """A name that changes with what a study cannot survive: kernels, compiler, and choices."""
         hashes = fingerprints.kernel_hashes(op)
         spaces = [(name, each.space(problem, self.hardware)) for name, each in found.items()]
@@ -267,7 +237,7 @@ class Tuner:
             f" triton {fingerprints.software_fingerprint().triton} spaces {choices}"
         )
 
-    def _winners_nearby(self, op: str, problem: Any) -> list[Candidate]:
+    def _winners_nearby(self, op: str, problem: Problem) -> list[Candidate]:
         """Configs that won on the most similar problems, in the user's records and shipped ones."""
         records = [
             record
@@ -283,14 +253,14 @@ class Tuner:
         )
         found = []
         for neighbour in nearest[:_NEIGHBOURS]:
-            record = fingerprints.lent(neighbour, problem)
+            record = fingerprints.transferred(neighbour, problem)
             for measured in (record.winner, *record.runners_up):
                 if measured.variant != "baseline":
                     found.append(Candidate(measured.variant, measured.config))
         return found
 
     def _screened(
-        self, op: str, problem: Any, search: Search, batch: list[Candidate]
+        self, op: str, problem: Problem, search: Search, batch: list[Candidate]
     ) -> list[Candidate]:
         begun = time.monotonic()
         verdicts = self._screen.verdicts(op, problem, [(c.variant, c.config) for c in batch])
@@ -305,7 +275,7 @@ class Tuner:
     # -- the workers -------------------------------------------------------------------------
 
     def _try(
-        self, op: str, problem: Any, candidates: Sequence[Candidate], repetitions: int
+        self, op: str, problem: Problem, candidates: Sequence[Candidate], repetitions: int
     ) -> list[Outcome]:
         """Outcomes of a batch, which share its time."""
         begun = time.monotonic()
@@ -315,7 +285,7 @@ class Tuner:
         return outcomes
 
     def _outcomes(
-        self, op: str, problem: Any, candidates: Sequence[Candidate], repetitions: int
+        self, op: str, problem: Problem, candidates: Sequence[Candidate], repetitions: int
     ) -> list[Outcome]:
         """Outcomes of a batch; if it takes the group down, its candidates are tried one by one."""
         try:
@@ -337,12 +307,12 @@ class Tuner:
         return outcomes
 
     def _call(
-        self, op: str, problem: Any, candidates: Sequence[Candidate], repetitions: int
+        self, op: str, problem: Problem, candidates: Sequence[Candidate], repetitions: int
     ) -> list[Outcome]:
         # Finals repeat about as often as a bench, whose deadline this is; a search less often.
         share = repetitions / (_FINALS * self._repetitions)
-        outcomes: list[Outcome] = self._workers.group().call(
-            "taxfree.measuring.trial:try_candidates",
+        return self._workers.group().call(
+            try_candidates,
             share * deadline_s(self.hardware),
             op=op,
             problem=dataclasses.asdict(problem),
@@ -350,12 +320,11 @@ class Tuner:
             modes=self.modes,
             repetitions=repetitions,
         )[0]
-        return outcomes
 
     # -- what comes of it --------------------------------------------------------------------
 
     def _tell(
-        self, op: str, problem: Any, search: Search, candidate: Candidate, outcome: Outcome
+        self, op: str, problem: Problem, search: Search, candidate: Candidate, outcome: Outcome
     ) -> None:
         # Stored first: the next run learns from the database, whether the study was told or not.
         self._store_trial(op, problem, candidate, outcome)
@@ -364,7 +333,9 @@ class Tuner:
         else:
             search.tell_pruned(candidate, f"{outcome.state}: {outcome.reason}")
 
-    def _store_trial(self, op: str, problem: Any, candidate: Candidate, outcome: Outcome) -> None:
+    def _store_trial(
+        self, op: str, problem: Problem, candidate: Candidate, outcome: Outcome
+    ) -> None:
         if outcome.state != "measured":
             self.not_measured[outcome.state] += 1
         if outcome.state == "refused" and key(candidate) in self._refused:
@@ -380,10 +351,10 @@ class Tuner:
         )
         self._database.add_trial(self._key(op, problem), trial)
 
-    def _key(self, op: str, problem: Any) -> str:
+    def _key(self, op: str, problem: Problem) -> str:
         return record_key(op, dataclasses.asdict(problem), self._fingerprint)
 
-    def _finalists(self, op: str, problem: Any, search: Search) -> list[Candidate]:
+    def _finalists(self, op: str, problem: Problem, search: Search) -> list[Candidate]:
         """The fastest in the deciding mode, then in the other, where dispatch may run them too.
 
         A search restricted to some variants keeps the record's candidates of the others.
@@ -402,7 +373,7 @@ class Tuner:
         known = () if self._only is None else self._known(op, problem)
         return [*found, *(candidate for candidate in known if candidate not in found)]
 
-    def _known(self, op: str, problem: Any) -> list[Candidate]:
+    def _known(self, op: str, problem: Problem) -> list[Candidate]:
         """The candidates of the problem's record that are unchanged since and still valid."""
         record, hashes = self._database.get(self._key(op, problem)), fingerprints.kernel_hashes(op)
         if record is None:
@@ -417,7 +388,7 @@ class Tuner:
             and serves(found[each.variant], problem, self.hardware, each.config)
         ]
 
-    def _decide(self, op: str, problem: Any, search: Search, seconds: float) -> Record:
+    def _decide(self, op: str, problem: Problem, search: Search, seconds: float) -> Record:
         finalists = [BASELINE, *self._finalists(op, problem, search)]
         return record_of(
             op,
@@ -431,7 +402,7 @@ class Tuner:
         )
 
     def _side_by_side(
-        self, op: str, problem: Any, search: Search, finalists: Sequence[Candidate]
+        self, op: str, problem: Problem, search: Search, finalists: Sequence[Candidate]
     ) -> list[Measurement]:
         """The baseline and the finalists that do not fail, timed together; the baseline first."""
         outcomes = self._try(op, problem, finalists, _FINALS * self._repetitions)
@@ -464,7 +435,7 @@ class Tuner:
     def _report(
         self,
         search: Search,
-        problem: Any,
+        problem: Problem,
         budget: Budget,
         baseline_us: float | None,
         note: str,
@@ -485,27 +456,3 @@ class Tuner:
 
 def _note(outcome: Outcome) -> str:
     return "" if outcome.state == "measured" else f"{outcome.state}: {outcome.reason}"
-
-
-def dry_run(
-    op: str,
-    problem: Any,
-    screen: Screen,
-    hardware: Hardware,
-    trials: int,
-    seed: int = 0,
-    only: Sequence[str] | None = None,
-) -> list[Verdict]:
-    """What a search would try first on `hardware`, and what it would refuse, without a device.
-
-    Without times the search cannot learn: later proposals of a real one differ.
-    """
-    found = variants_for(problem, hardware, only)
-    if not found:
-        reasons = refusals(problem, hardware, only)
-        return [Verdict(name, {}, {}, reason) for name, reason in reasons.items()]
-    search = Search(found, problem, hardware, seed, journal=None, name="dry run")
-    search.enqueue(first_candidates(found, problem, hardware))
-    asked = search.ask(trials)
-    refused = [Verdict(c.variant, c.config, {}, reason) for c, reason in search.take_refused()]
-    return screen.verdicts(op, problem, [(c.variant, c.config) for c in asked]) + refused

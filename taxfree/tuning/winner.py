@@ -12,7 +12,7 @@ from typing import Any
 from taxfree import fingerprints
 from taxfree.errors import UsageError
 from taxfree.measuring.results import DISPATCH, Mode, Results, Row, by_problem
-from taxfree.shapes import recorded_problem, written
+from taxfree.shapes import format_problem, recorded_problem
 from taxfree_kernels.variant import operation_names
 from taxfree_tuning_db import (
     OF_A_BENCH,
@@ -102,7 +102,7 @@ def adopted(results: Results) -> Adopted:
             if reason is None:
                 records.append(record)
             else:
-                left_out.append((f"{op} {written(op, problem)}", reason))
+                left_out.append((f"{op} {format_problem(op, problem)}", reason))
     except (KeyError, TypeError) as error:
         raise UsageError(f"the environment is incomplete: {error}", "see bench --out") from error
     except InvalidRecord as error:
@@ -111,14 +111,14 @@ def adopted(results: Results) -> Adopted:
 
 
 def _too_little(rows: Sequence[Row], measured: Sequence[Measurement]) -> str | None:
-    """Why these rows are not sufficient for a record, or None."""
+    """Reason that these rows are not sufficient for a record, or None."""
     op = rows[0].op
     if op not in operation_names() or recorded_problem(op, rows[0].problem) is None:
-        return "it is no problem of today's"
+        return "not a problem of this version"
     if not measured or measured[0].variant != "baseline":
-        return "the baseline of today's was not measured"
+        return "this version's baseline was not measured"
     if not measured[1:]:
-        return "nothing beside the baseline is of today's kernels"
+        return "no other variant is of this version's kernels"
     mode = _deciding_mode(measured[0].median_us)
     best, known = min(each.median_us[mode] for each in measured), {m.variant for m in measured}
     for row in rows:
@@ -128,7 +128,7 @@ def _too_little(rows: Sequence[Row], measured: Sequence[Measurement]) -> str | N
 
 
 def _is_better_off_without(record: Record, rows: Sequence[Row]) -> str | None:
-    """Why a record would take from dispatch what it borrows and was right to borrow, or None."""
+    """Reason to keep a transferred config rather than record the baseline as winner, or None."""
     if record.winner != record.baseline:
         return None
     mode, best = _deciding_mode(record.baseline.median_us), min(record.baseline.median_us.values())
@@ -136,7 +136,7 @@ def _is_better_off_without(record: Record, rows: Sequence[Row]) -> str | None:
         if (row.variant, row.mode) == (DISPATCH, mode) and row.median_us < best:
             picked = row.config["variant"]
             if picked != "baseline":
-                return f"nothing clearly beats the baseline, but dispatch ran {picked}, no slower"
+                return f"the transferred config that dispatch runs, of {picked}, is already faster"
     return None
 
 

@@ -9,18 +9,24 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 from taxfree.errors import HardwareError, TaxfreeError, WorkerLost
+
+if TYPE_CHECKING:
+    from taxfree_kernels.fabric.base import Fabric
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
 
 START_DEADLINE_S = 180.0  # importing torch on a busy machine, and opening NCCL
 _GRACE_S = 2.0
@@ -37,7 +43,7 @@ class TaskFailed(TaxfreeError):
         self.add_note(details["traceback"])  # shown with TAXFREE_DEBUG
 
 
-class WorkerGroup:
+class WorkerGroup(contextlib.AbstractContextManager["WorkerGroup"]):
     """One process per rank on this node, with a fabric open among them.
 
     Args:
@@ -67,14 +73,18 @@ class WorkerGroup:
         self._processes: list[subprocess.Popen[bytes]] = []
         self._connections: list[Connection] = []
         try:
-            for rank in range(world_size):
-                self._start(rank, fabric, heap_bytes, timeout_s)
+            # Not a FileStore, which may wait for ever for a file that a peer has deleted.
+            with socket.create_server(("127.0.0.1", 0)) as store:
+                for rank in range(world_size):
+                    self._start(rank, fabric, heap_bytes, timeout_s, store)
             self.hardware = self._replies("open", time.monotonic() + START_DEADLINE_S)[0]
         except BaseException:
             self.kill()
             raise
 
-    def _start(self, rank: int, fabric: str, heap_bytes: int, timeout_s: float) -> None:
+    def _start(
+        self, rank: int, fabric: str, heap_bytes: int, timeout_s: float, store: socket.socket
+    ) -> None:
         ours, theirs = Pipe()
         options = {
             "rank": rank,
@@ -83,7 +93,8 @@ class WorkerGroup:
             "controller": os.getpid(),
             "heap_bytes": heap_bytes,
             "timeout_s": timeout_s,
-            "store": str(Path(self._folder.name, "store")),
+            "store_port": store.getsockname()[1],
+            "store_socket": store.fileno(),
             "fabric": fabric,
         }
         command = [sys.executable, "-m", "taxfree.workers.worker"]
@@ -92,7 +103,7 @@ class WorkerGroup:
             process = subprocess.Popen(
                 command,
                 env=self._variables,
-                pass_fds=(theirs.fileno(),),
+                pass_fds=(theirs.fileno(), *([store.fileno()] if rank == 0 else [])),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -101,10 +112,17 @@ class WorkerGroup:
         self._processes.append(process)
         self._connections.append(ours)
 
-    def call(self, task: str, deadline_s: float, **arguments: Any) -> list[Any]:
-        """Run ``module:function`` on every rank and return what each returned, by rank.
+    def call(
+        self,
+        task: Callable[Concatenate[Fabric, _P], _T],
+        deadline_s: float,
+        *args: _P.args,
+        **kwargs: _P.kwargs,
+    ) -> list[_T]:
+        """Run a function on every rank, on its fabric, and return the results by rank.
 
         Args:
+            task: a module's own function; workers import it by name.
             deadline_s: seconds after which the group counts as hung.
 
         Raises:
@@ -112,13 +130,14 @@ class WorkerGroup:
                 failed, the group is killed.
             WorkerLost: a worker died, or the deadline passed; the group is killed.
         """
+        name = f"{task.__module__}:{task.__qualname__}"
         with self._killed_on_error():
             for rank, connection in enumerate(self._connections):
                 try:
-                    connection.send((task, arguments))
+                    connection.send((name, args, kwargs))
                 except OSError:
-                    raise self._lost(rank, task) from None
-            return self._replies(task, time.monotonic() + deadline_s)
+                    raise self._lost(rank, name) from None
+            return self._replies(name, time.monotonic() + deadline_s)
 
     def _replies(self, task: str, deadline: float) -> list[Any]:
         replies: dict[int, tuple[str, Any]] = {}
@@ -195,7 +214,7 @@ class WorkerGroup:
         """Let the workers end; kill those that do not."""
         for connection in self._connections:
             with contextlib.suppress(OSError):
-                connection.send((None, {}))
+                connection.send(None)
         deadline = time.monotonic() + 5 * _GRACE_S
         for process in self._processes:
             try:
@@ -212,19 +231,43 @@ class WorkerGroup:
         self._processes, self._connections = [], []
         self._folder.cleanup()
 
-    def __enter__(self) -> WorkerGroup:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, *_: object) -> None:
         if kind is None:
             self.close()
         else:
             self.kill()
+
+
+class Workers(contextlib.AbstractContextManager["Workers"]):
+    """A worker group that is started again after it was lost.
+
+    Args:
+        start: starts a group.
+        starts: how often at most; None for any number.
+    """
+
+    def __init__(self, start: Callable[[], WorkerGroup], starts: int | None = None) -> None:
+        self._start, self._starts_left = start, starts
+        self._group: WorkerGroup | None = None
+
+    def group(self) -> WorkerGroup:
+        """The group, alive.
+
+        Raises:
+            TaxfreeError: it was lost, and may not be started again.
+            TaskFailed, WorkerLost: it does not start.
+        """
+        if self._group is None or not self._group.is_alive:
+            if self._starts_left is not None:
+                if self._starts_left == 0:
+                    raise TaxfreeError("not tried, as the ranks were lost before")
+                self._starts_left -= 1
+            self._group = self._start()
+        return self._group
+
+    def __exit__(self, *error: Any) -> None:
+        if self._group is not None:
+            self._group.__exit__(*error)
 
 
 class _PartialFailure(TaskFailed):

@@ -1,16 +1,15 @@
 """A rank worker: one disposable process that runs tasks of its controller on an open fabric.
 
 Started by :class:`taxfree.workers.group.WorkerGroup` as ``python -m taxfree.workers.worker``. A
-task is any function ``(fabric, **arguments)``, named ``"module:function"``; all ranks run the same
-one.
+task is any function ``(fabric, ...)`` of a module; all ranks run the same one.
 """
 
 from __future__ import annotations
 
 import argparse
 import ctypes
-import importlib
 import os
+import pkgutil
 import re
 import signal
 import sys
@@ -27,9 +26,11 @@ _PR_SET_PDEATHSIG = 1
 def main() -> None:
     """Serve tasks until the controller hangs up."""
     parser = argparse.ArgumentParser()
-    for name in ("rank", "world_size", "connection", "heap_bytes", "controller"):
+    for name in (
+        "rank", "world_size", "connection", "heap_bytes", "controller", "store_port",
+        "store_socket",
+    ):  # fmt: skip
         parser.add_argument(f"--{name}", type=int, required=True)
-    parser.add_argument("--store", required=True)
     parser.add_argument("--fabric", required=True)
     parser.add_argument("--timeout_s", type=float, required=True)
     options = parser.parse_args()
@@ -68,9 +69,17 @@ def _open(options: argparse.Namespace) -> Any:
         backend, gpu = _backend_and_gpu(options.rank, options.world_size, torch.cuda.device_count())
         torch.cuda.set_device(gpu)
         device = torch.device("cuda", gpu) if "nccl" in backend else None
+    store = dist.TCPStore(
+        "127.0.0.1",
+        options.store_port,
+        options.world_size,
+        is_master=options.rank == 0,
+        master_listen_fd=options.store_socket if options.rank == 0 else None,
+        wait_for_workers=False,
+    )
     dist.init_process_group(
         backend,
-        store=dist.FileStore(options.store, options.world_size),
+        store=store,
         rank=options.rank,
         world_size=options.world_size,
         timeout=timedelta(seconds=max(60.0, 2 * options.timeout_s)),
@@ -87,13 +96,14 @@ def _backend_and_gpu(rank: int, world_size: int, gpus: int) -> tuple[str, int]:
 def _serve(connection: Connection, fabric: Any) -> None:
     while True:
         try:
-            task, arguments = connection.recv()
+            call = connection.recv()
         except EOFError:
             break
-        if task is None:
+        if call is None:
             break
+        task, args, kwargs = call
         try:
-            reply = ("done", resolve(task)(fabric, **arguments))
+            reply = ("done", pkgutil.resolve_name(task)(fabric, *args, **kwargs))
         except Exception as error:
             reply = _failure(error)
         connection.send(reply)
@@ -102,12 +112,6 @@ def _serve(connection: Connection, fabric: Any) -> None:
 
         fabric.close()
         dist.destroy_process_group()
-
-
-def resolve(task: str) -> Any:
-    """The function that ``"module:function"`` names."""
-    module, _, function = task.partition(":")
-    return getattr(importlib.import_module(module), function)
 
 
 def _failure(error: Exception) -> tuple[str, dict[str, Any]]:

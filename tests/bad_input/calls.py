@@ -32,7 +32,7 @@ PATIENCE_S = 1.5
 
 
 def refused(fabric: Any, call: str, folder: Path) -> dict[str, Any] | None:
-    """What this rank is told by the call of a function of this module; None if nothing."""
+    """The error of this rank in a call of a function of this module; None without an error."""
     try:
         globals()[call](fabric, folder)
     except Exception as error:

@@ -1,4 +1,4 @@
-"""What a refused command must look like."""
+"""The required outcome of a refused command."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _TRACEBACK = re.compile(r'^Traceback |^ +File "|^Exception ignored', re.MULTILIN
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a command printed, and its exit code."""
+    """A command's output and exit code."""
 
     code: int
     out: str

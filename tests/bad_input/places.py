@@ -54,7 +54,7 @@ class Place:
 
 
 def tuned(place: Place) -> None:
-    """A database with a record and a trial, of a problem as today's."""
+    """A database with a record and a trial of a current problem."""
     problem = problem_class(OP)(m=16, n=3584, k=8192, dtype="bfloat16", world_size=8)
     record = record_of(problem=asdict(problem))
     with Database(place.database) as database:
@@ -211,7 +211,7 @@ def no_room_for_files(place: Place) -> None:
 
 
 def a_full_terminal(place: Place) -> None:
-    """What is printed has nowhere to go."""
+    """Stdout is a full disk."""
     place.in_child = os.getpid
     place.stdout = "/dev/full"
 
@@ -234,7 +234,7 @@ def a_broken_driver(place: Place) -> None:
     tool.write_text("#!/bin/sh\necho NVIDIA-SMI has failed: no communication >&2\nexit 9\n")
     tool.chmod(0o755)
     place.patch.setenv("PATH", str(place.folder), prepend=os.pathsep)
-    place.patch.setattr("taxfree.doctor.nvidia.DRIVER", device)
+    place.patch.setattr("taxfree.drivers.nvidia.DRIVER", device)
     no_gpus(place)
 
 

@@ -28,7 +28,7 @@ from taxfree._runtime.startup import _heap_bytes
 from taxfree.fingerprints import kernel_hashes
 from taxfree.measuring import results
 from taxfree_cli.app import run
-from taxfree_cli.bench import what_is_asked
+from taxfree_cli.asked import what_is_asked
 from taxfree_cli.exits import ExitCode
 from taxfree_kernels.variant import problem_class
 from taxfree_tuning_db import Database, DatabaseError, HardwareFingerprint, export
@@ -220,7 +220,7 @@ def use_as_a_library_does(place: Place, seed: int) -> None:
     """What commands that measure, and a runtime, read of the records before they measure."""
     try:
         (asked,) = what_is_asked(OP, None, None, None, None, None, "host", place.database, None)
-        _heap_bytes(asked.knowledge.records, 2)
+        _heap_bytes(asked.history.records, 2)
     except DatabaseError:
         return
     except Exception as error:

@@ -54,7 +54,7 @@ def tuning(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
 
 
 def trials(database: Path) -> list[tuple[str, str]]:
-    """What has been stored of all trials."""
+    """The stored trials."""
     with contextlib.suppress(DatabaseError), Database(database, read_only=True) as found:
         return found._connection.select("SELECT key, value FROM trials ORDER BY key")
     return []

@@ -12,11 +12,8 @@ _wait = sync.wait
 
 
 @triton.jit
-def _no_wait(
-    control_ptr, channel, source, generation, heap_bases, rank, mask=None,
-    WORLD: tl.constexpr = 1, BACKEND: tl.constexpr = "interpreter",
-):  # fmt: skip
-    return rank >= 0
+def _no_wait(peers, channel, source, GROUP: tl.constexpr, mask=None):
+    return peers.rank >= 0
 
 
 def wait_for_nothing(fabric: Fabric) -> None:

@@ -36,7 +36,7 @@ def test_a_record_has_every_path_of_every_block(tmp_path, monkeypatch, capsys):
 
 
 def test_what_was_finished_is_kept_where_the_rest_was_not(tmp_path, monkeypatch, capsys):
-    def time_block(group, of, knowledge, repetitions):
+    def time_block(group, of, history, repetitions):
         if of.m > 3:
             raise WorkerLost("rank 1 died")
         return [{"path": "library", "mode": "eager", "choices": {}, "median_us": 1.0, "speedup": 1}]

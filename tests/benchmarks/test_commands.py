@@ -35,7 +35,7 @@ def test_a_record_of_gpus_is_named_by_them(tmp_path, capsys, shared_gpus, name):
 def test_a_record_of_the_host_is_kept_where_the_user_wants_it_alone(tmp_path, capsys):
     keep({"rows": []}, GROUP, "host", tmp_path, None)
     assert list(tmp_path.iterdir()) == []
-    assert "--out FILE keeps it" in capsys.readouterr().out
+    assert "--out FILE keeps them" in capsys.readouterr().out
     keep({"rows": []}, GROUP, "host", tmp_path / "nowhere", tmp_path / "mine.json")
     assert json.loads((tmp_path / "mine.json").read_text())["ranks"] == 8
 

@@ -1,4 +1,4 @@
-"""Two ranks that play more: protocols go through, and what cannot be played says so."""
+"""Two ranks emulate more: protocols work, and what cannot be emulated says so."""
 
 from __future__ import annotations
 
@@ -6,35 +6,42 @@ import pytest
 
 from benchmarks import emulate
 from taxfree.errors import UsageError
-from taxfree_kernels.checker.problems import tiny_problems
 from taxfree_kernels.hardware import KNOWN
-from taxfree_kernels.variant import operation_names, problem_class
+from taxfree_kernels.variant import operation_names, operation_shapes, problem_class
+from tests.benchmarks import emulate_tasks
 
 OP = "matmul_all_reduce"
-#: their copies go to ranks that are not there
-NOT_PLAYED = {"overlap"}
+NOT_EMULATED = {"overlap"}  # its copies go to ranks that do not exist
 
 
 @pytest.mark.parametrize("op", operation_names())
-def test_two_ranks_play_four(op):
-    problem = tiny_problems(op, 4)[0]
+def test_two_ranks_emulate_four(op):
+    problem = operation_shapes(op).tiny(4)[0]
     ((asked, emulated),) = emulate.emulations(op, [problem], "host", [], repetitions=1)
     assert asked == problem
     timed = {each.candidate.variant for each in emulated if each.timing is not None}
     left_out = {each.candidate.variant: each.reason for each in emulated if each.reason}
     assert timed
     assert timed | left_out.keys() == {each.candidate.variant for each in emulated}
-    assert left_out.keys() <= NOT_PLAYED, left_out
+    assert left_out.keys() <= NOT_EMULATED, left_out
 
 
 @pytest.mark.parametrize("op", operation_names())
 def test_one_rank_alone_waits_for_nobody(op):
-    problem = tiny_problems(op, 3)[-1]
+    problem = operation_shapes(op).tiny(3)[-1]
     ((_, alone),) = emulate.emulations(op, [problem], "host", [], repetitions=1, here=1)
     assert {each.candidate.variant for each in alone if each.timing is None} <= {"overlap"}
 
 
-def test_knobs_are_combined():
+def test_a_wait_that_times_out_is_a_reason_and_not_the_end(monkeypatch):
+    monkeypatch.setattr(emulate, "emulate_ranks", emulate_tasks)
+    problem = operation_shapes(OP).tiny(4)[0]
+    ((_, emulated),) = emulate.emulations(OP, [problem], "host", ["push"], 1)
+    assert emulated[0].timing is None
+    assert "waited" in emulated[0].reason
+
+
+def test_meta_parameters_are_combined():
     problem = problem_class(OP)(m=1024, n=8192, k=3584, world_size=8)
     attempts = ["push_two_shot STAGGERED=True,False PIECES=2,4", "push"]
     found = emulate.candidates(OP, problem, KNOWN["h200"], attempts)

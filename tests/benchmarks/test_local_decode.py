@@ -10,7 +10,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from benchmarks import local_decode
-from benchmarks.local_decode import Outcome, flashinfer_decode
+from benchmarks.local_decode import Implementation, flashinfer_decode
 from taxfree.errors import WorkerLost
 from taxfree.measuring.bounds import Bounds, Peaks
 from taxfree.measuring.results import load, save
@@ -53,7 +53,7 @@ def test_what_was_finished_is_kept_where_the_rest_was_not(tmp_path, monkeypatch,
             if problem["page_size"]:
                 raise WorkerLost("rank 0 died")
             timings = {"eager": Timing((1.0,), 0.0)}
-            outcomes = [Outcome("baseline", {}, 0.001, timings)]
+            outcomes = [Implementation("baseline", {}, 0.001, timings)]
             return [(outcomes, Bounds(1.0, 1.0, None), Peaks(1.0, 1.0, 1.0))]
 
     monkeypatch.setattr(local_decode, "group_for", OneProblem)

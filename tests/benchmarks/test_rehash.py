@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import rehash
-from benchmarks.rehash import Code, Compiler, Digests, Document, Finding, Launch, Subject
+from benchmarks import measurements, rehash
+from benchmarks.digests import Code, Compiler, Digests, Launch, NotRecordable
+from benchmarks.measurements import Document, Site, Subject, load_documents
+from benchmarks.rehash import Finding
 from taxfree_kernels.cross_compile.instructions import plain_assembly, plain_ttir
 from taxfree_kernels.cross_compile.report import triton_version
 from taxfree_tuning_db.renamed import RENAMED, Renamed
@@ -18,7 +20,7 @@ from tests.ranks import ROOT, copy_of_kernels, replace_in
 
 OP = "all_gather_matmul"
 TRITON = triton_version(None)
-OLD, TODAYS = "0" * 16, "1" * 16
+OLD, CURRENT = "0" * 16, "1" * 16
 CONFIG = {"BLOCK_M": 16}
 PICKED = {"variant": "push", **CONFIG}
 SUBJECT = Subject("NVIDIA H200", OP, '{"m":16}', "push", '{"BLOCK_M":16}')
@@ -42,7 +44,7 @@ def document(tmp_path: Path, *rows: dict) -> Document:
 
 @pytest.fixture(scope="module")
 def documents() -> list[Document]:
-    return rehash.load_documents(ROOT)
+    return load_documents(ROOT)
 
 
 @pytest.fixture(scope="module")
@@ -51,14 +53,14 @@ def digests() -> Digests:
 
 
 class TestCommittedFiles:
-    def test_shipped_records_are_of_todays_sources(self, documents: list[Document]) -> None:
+    def test_shipped_records_are_of_the_current_sources(self, documents: list[Document]) -> None:
         shipped = [each for each in documents if "tuning_db" in each.path.parts]
         assert shipped
         stale = {
             (site.subject.op, site.subject.variant, site.kernel_hash)
             for each in shipped
             for site in each.sites
-            if site.kernel_hash != rehash.todays_hash(site.subject)
+            if site.kernel_hash != measurements.current_hash(site.subject)
         }
         assert stale <= STALE, "run `make rehash`"
 
@@ -67,7 +69,7 @@ class TestCommittedFiles:
             str(site.subject)
             for each in documents
             for site in each.sites
-            if site.kernel_hash == rehash.todays_hash(site.subject)
+            if site.kernel_hash == measurements.current_hash(site.subject)
             and (site.subject, site.kernel_hash) not in digests.launches
         }
         assert not missing, "run `python -m benchmarks.rehash --record`"
@@ -96,7 +98,7 @@ def measured(digests: Digests) -> Subject:
 
 @pytest.fixture(scope="module")
 def compiled(measured: Subject) -> Digests:
-    """Its digests from today's sources, of the assembly too."""
+    """Its digests from the current sources, of the assembly too."""
     with Compiler({TRITON: None}, workers=1) as compiler:
         made = compiler.launches(measured)
         compiler.compile((each.code for each in made), assembly=True)
@@ -111,20 +113,20 @@ def old(compiled: Digests) -> Digests:
 
 
 class TestTrees:
-    """Today's sources against edited ones, which only the compiling process sees."""
+    """The current sources against edited ones, which only the compiling process sees."""
 
     def findings(
         self, tree: Path, subject: Subject, old: Digests, monkeypatch: pytest.MonkeyPatch
     ) -> list[Finding]:
         monkeypatch.syspath_prepend(tree)
-        monkeypatch.setattr(rehash, "todays_hash", lambda _: TODAYS)
+        monkeypatch.setattr(measurements, "current_hash", lambda _: CURRENT)
         entry = {"variant": subject.variant, "kernel_hash": OLD}
-        site = rehash.Site(tree, subject, entry)
+        site = Site(subject, entry)
         holding = Document(tree, "", {}, [site])
         with Compiler({TRITON: None}, workers=1) as compiler:
             findings = rehash.examine([holding], old, compiler)
         rehash.move([holding], findings)
-        assert entry["kernel_hash"] == (TODAYS if findings[0].status == "moved" else OLD)
+        assert entry["kernel_hash"] == (CURRENT if findings[0].status == "moved" else OLD)
         return findings
 
     @pytest.mark.timeout(300)
@@ -137,7 +139,7 @@ class TestTrees:
             file.write_text(re.sub(r"\b(signal|program)\b", r"renamed_\1", text))
         (finding,) = self.findings(tree, measured, old, monkeypatch)
         assert (finding.status, finding.why) == ("moved", "")
-        assert old.launches[measured, TODAYS][0].code.assembly
+        assert old.launches[measured, CURRENT][0].code.assembly
 
     @pytest.mark.timeout(300)
     def test_a_changed_instruction_does_not(
@@ -151,7 +153,7 @@ class TestTrees:
         assert finding.why == f"launch 1: other instructions under Triton {TRITON}"
         assert finding.why in rehash.summary([finding])
         assert "push" in rehash.summary([finding])
-        assert (measured, TODAYS) not in old.launches
+        assert (measured, CURRENT) not in old.launches
 
 
 class NoCompiler:
@@ -164,7 +166,7 @@ class NoCompiler:
 
     def launches(self, subject: Subject) -> tuple[Launch, ...]:
         if subject.variant == "broken":
-            raise rehash.NotRecordable("no such knob")
+            raise NotRecordable("no such meta-parameter")
         return self._launches
 
     def compile(self, codes: object, assembly: bool) -> None:
@@ -176,8 +178,8 @@ class NoCompiler:
 
 class TestExamining:
     @pytest.fixture(autouse=True)
-    def todays(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(rehash, "todays_hash", lambda _: TODAYS)
+    def current(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(measurements, "current_hash", lambda _: CURRENT)
 
     def states(self, held: Document, digests: Digests, *launches: Launch) -> list[tuple[str, str]]:
         compiler = NoCompiler(launches)
@@ -196,22 +198,22 @@ class TestExamining:
         held = document(tmp_path, row("push", OLD, CONFIG))
         digests = Digests({(SUBJECT, OLD): (LAUNCH,)})
         assert rehash.without_unused(digests, [held]).launches == digests.launches
-        monkeypatch.setattr(rehash, "todays_hash", lambda _: None)
+        monkeypatch.setattr(measurements, "current_hash", lambda _: None)
         assert self.states(held, digests) == [("removed", "")]
         assert held.new_text() == held.text
         assert not rehash.without_unused(digests, [held]).launches
 
-    def test_todays_without_digests_is_told(self, tmp_path: Path) -> None:
-        held = document(tmp_path, row("push", TODAYS, CONFIG))
+    def test_a_current_one_without_digests_is_told(self, tmp_path: Path) -> None:
+        held = document(tmp_path, row("push", CURRENT, CONFIG))
         assert self.states(held, Digests({})) == [("unrecorded", "")]
-        assert self.states(held, Digests({(SUBJECT, TODAYS): (LAUNCH,)})) == [("current", "")]
+        assert self.states(held, Digests({(SUBJECT, CURRENT): (LAUNCH,)})) == [("current", "")]
 
     def test_a_row_of_the_dispatcher_is_of_what_it_picked(self, tmp_path: Path) -> None:
         held = document(tmp_path, row("dispatch", OLD, PICKED))
         digests = Digests({(SUBJECT, OLD): (LAUNCH,)})
         assert self.states(held, digests, LAUNCH) == [("moved", "")]
         (changed,) = json.loads(held.new_text())["rows"]
-        assert changed == row("dispatch", TODAYS, PICKED)
+        assert changed == row("dispatch", CURRENT, PICKED)
 
     def test_library_calls_alone_move_by_rule(self, tmp_path: Path) -> None:
         held = document(tmp_path, row("push", OLD, CONFIG))
@@ -224,7 +226,7 @@ class TestExamining:
         held = document(tmp_path, row("broken", OLD, CONFIG))
         (site,) = held.sites
         digests = Digests({(site.subject, OLD): (LAUNCH,)})
-        assert self.states(held, digests) == [("changed", "no such knob")]
+        assert self.states(held, digests) == [("changed", "no such meta-parameter")]
 
     @pytest.mark.parametrize(
         ("now", "why"),

@@ -11,10 +11,10 @@ from benchmarks.soak import Row, soak
 from taxfree.errors import WrongResult
 from taxfree_cli.exits import ExitCode
 from taxfree_kernels.fabric.gpu import SHARING
+from tests.benchmarks import soak_tasks
 from tests.benchmarks.no_workers import NoWorkers
 from tests.ranks import on_every_fabric, our_names
 
-TASKS = "tests.benchmarks.soak_tasks"
 OURS = {f"{op} {name}" for op in ("all_gather_matmul", "flash_decode") for name in our_names(op)}
 
 
@@ -22,9 +22,9 @@ OURS = {f"{op} {name}" for op in ("all_gather_matmul", "flash_decode") for name 
 def broken(ranks):
     """A group whose kernels do not wait for signals."""
     group = ranks(2)
-    group.call(f"{TASKS}:wait_for_nothing", 10)
+    group.call(soak_tasks.wait_for_nothing, 10)
     yield group
-    group.call(f"{TASKS}:wait_again", 10)
+    group.call(soak_tasks.wait_again, 10)
 
 
 @pytest.mark.timeout(300)

@@ -8,7 +8,7 @@ import json
 import pytest
 
 from benchmarks import unseen
-from benchmarks.unseen import Measured, Row, documented, evidence, families, judge, judged, text
+from benchmarks.unseen import ProblemTimes, Row, documented, evidence, families, judge, judged, text
 from taxfree._runtime.prediction import Prediction
 from taxfree_tuning_db import shipped_records
 
@@ -38,13 +38,15 @@ OTHER = dataclasses.replace(
 )
 
 
-def measured(m: int, n: int, **times: float) -> Measured:
-    found = Measured(LENDER.op, LENDER.problem | {"m": m, "n": n}, LENDER.hardware)
+def measured(m: int, n: int, **times: float) -> ProblemTimes:
+    found = ProblemTimes(LENDER.op, LENDER.problem | {"m": m, "n": n}, LENDER.hardware)
     found.add_run({unseen._name(name, {}): us for name, us in times.items()})
     return found
 
 
-def judged_with(monkeypatch: pytest.MonkeyPatch, picks: dict[int, str], *group: Measured) -> Row:
+def judged_with(
+    monkeypatch: pytest.MonkeyPatch, picks: dict[int, str], *group: ProblemTimes
+) -> Row:
     """The row of the first one's family, where `picks` names the predicted variant of each m."""
 
     def predict(method, op, problem, records, *rest, **names):
@@ -85,7 +87,7 @@ class TestJudge:
         assert found.best() == pytest.approx(0.525)
 
     def test_a_knob_that_a_config_is_older_than_is_off(self):
-        found = Measured(LENDER.op, LENDER.problem, LENDER.hardware)
+        found = ProblemTimes(LENDER.op, LENDER.problem, LENDER.hardware)
         names = {"baseline": {}, "push": {"BLOCK_M": 64, "launch_pdl": False}}
         found.add_run({unseen._name(name, config): 1.0 for name, config in names.items()})
         assert found.time("push", {"BLOCK_M": 64}) == 1.0

@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from taxfree._runtime.dispatch import Choice
-from taxfree.measuring.bench import ProblemResult
+from taxfree.benching.bench import ProblemResult
 from taxfree.measuring.bounds import Bounds, Peaks
 from taxfree.measuring.results import Results, Row, Skipped, save
 from taxfree_cli.bench import fail_if_broken
@@ -155,7 +155,7 @@ def test_it_measures_all_operations_that_a_file_names(cli, tmp_path):
         "- {op: matmul_all_reduce, m: 5, n: 32, k: 32, world_size: 2, calls: 3}\n"
         "- {op: all_gather_matmul, m: 5, n: 32, k: 32, world_size: 2, calls: 2}\n"
     )
-    options = ("--fabric", "host", "--variant", "one_shot", "--json")
+    options = ("--fabric", "host", "--variant", "push", "--json")
     rows = json.loads(cli("bench", "--shapes", path, *options).out)["rows"]
     assert list(dict.fromkeys(row["op"] for row in rows)) == [
         "matmul_all_reduce", "all_gather_matmul",

@@ -10,25 +10,24 @@ import taxfree.doctor
 from taxfree.doctor.report import (
     BarrierTime,
     Coherence,
-    Gpu,
-    GpuProcess,
     Iris,
     Machine,
-    Measured,
     MemoryBandwidth,
     Package,
     PeerBandwidth,
     PeerCopy,
+    ProbeResults,
     Rates,
     Report,
     SignalTime,
     Software,
     StartOrder,
 )
+from taxfree.drivers.gpu import Gpu, GpuProcess
 
 GIB = 1 << 30
 H200 = Gpu(0, "NVIDIA H200", 141 * GIB, GIB, 345, 1980, 3201, 3201, 27, 76.4, 700, ("power cap",))
-MEASURED = Measured(
+MEASURED = ProbeResults(
     "cuda",
     3,
     interpreted=False,
@@ -94,7 +93,7 @@ class TestShown:
         titles = [line for line in lines if line and not line.startswith(" ")]
         assert titles == [
             "Software", "Machine", "Environment", "Fabrics",
-            "Measured on 3 ranks of fabric cuda", "Not found out", "Next",
+            "ProbeResults on 3 ranks of fabric cuda", "Not found out", "Next",
         ]  # fmt: skip
 
     @pytest.mark.parametrize(
@@ -148,12 +147,12 @@ class TestShown:
         ],
     )
     def test_start_orders(self, cli, found, order, said):
-        found(report(measured=Measured("cuda", 2, interpreted=False, order=order)))
+        found(report(measured=ProbeResults("cuda", 2, interpreted=False, order=order)))
         assert said in cli("doctor").out
 
     def test_interpreted_figures_say_so(self, cli, found):
-        found(report(measured=Measured("host", 2, interpreted=True)))
-        assert "not how fast a GPU is" in cli("doctor").out
+        found(report(measured=ProbeResults("host", 2, interpreted=True)))
+        assert "not the speed of a GPU" in cli("doctor").out
 
 
 class TestExitCode:

@@ -12,13 +12,14 @@ from rich.console import Console
 from rich.text import Text
 
 from taxfree._runtime.dispatch import Choice
+from taxfree.benching.bench import ProblemResult
 from taxfree.errors import WorkerLost
-from taxfree.measuring.bench import ProblemResult
 from taxfree.measuring.bounds import Bounds, Peaks
 from taxfree.measuring.results import DISPATCH, Row, Skipped
-from taxfree.profiling.explain import Explanation, Pipeline, Timeline, _explain, timelines, trace
+from taxfree.profiling.explain import Explanation, Pipeline, _explain
 from taxfree.profiling.program_trace import Activity
-from taxfree.profiling.step_timer import Alone, Span, Stamped
+from taxfree.profiling.step_timer import Alone, Span, TimedPipeline
+from taxfree.profiling.timeline import Timeline, chrome_trace, timelines
 from taxfree.taxes import INSIDE, accounts
 from taxfree_cli import explain_views
 from taxfree_cli.exits import ExitCode
@@ -34,24 +35,24 @@ BOUNDS = Bounds(t_floor_us=14.0, t_link_us=3.0, t_gemm_us=20.2)
 WIDTHS = (60, 100, 160)
 
 
-def stamped(truth: Truth, fused: bool) -> Stamped:
+def timed(truth: Truth, fused: bool) -> TimedPipeline:
     measured = truth.measurement()
     if fused:
         steps = tuple(dataclasses.replace(step, kind="fused") for step in measured.steps)
-        measured = dataclasses.replace(measured, steps=steps, notes=Fused().notes())
+        measured = dataclasses.replace(measured, steps=steps, trace=Fused().trace())
     spans = tuple(
         Span(rank, step.name, 10.0 * index + rank, 10.0 * index + rank + 9)
         for rank in range(truth.ranks)
         for index, step in enumerate(measured.steps)
     )
     alone = (Alone("all-gather", 30.0, 1980.0), Alone("matmul", 25.0, 1755.0))
-    return Stamped(measured, (70.0, 5.0, 30.0), alone, {"graph": 1900.0}, spans)
+    return TimedPipeline(measured, (70.0, 5.0, 30.0), alone, {"graph": 1900.0}, spans)
 
 
 def pipeline(
     variant: str, config: dict, picked: bool, truth: Truth, fused: bool = False
 ) -> Pipeline:
-    found = stamped(truth, fused)
+    found = timed(truth, fused)
     return Pipeline(variant, config, picked, 3, accounts(found.measurement, BOUNDS), found)
 
 
@@ -96,16 +97,16 @@ class TestAccount:
         assert "dispatch picks push (exact): its own record" in text
         assert "+ all_gather_matmul with m=16: record: user" in text
 
-    def test_fused_kernels_are_split_by_what_their_programs_noted(self):
+    def test_fused_kernels_are_split_by_what_their_programs_recorded(self):
         text = shown(160)
         fused = text[text.index("dispatch: push") :]
-        for name in ("ends", "start", "skew", "latency", "transfer", "kernels", "unexplained"):
+        for name in ("ends", "start", "skew", "latency", "transfer", "kernel work", "unexplained"):
             assert f"\n    {name} " in fused
-        assert "noting what programs do adds" in fused
+        assert "tracing what programs do adds" in fused
 
     def test_what_stays_unsplit_is_said(self):
-        measured = stamped(Truth(), fused=True).measurement
-        (account, *_) = accounts(dataclasses.replace(measured, notes=None), BOUNDS)
+        measured = timed(Truth(), fused=True).measurement
+        (account, *_) = accounts(dataclasses.replace(measured, trace=None), BOUNDS)
         assert account.unsplit == INSIDE
 
     def test_the_instrument_tells_how_exact_it_is(self):
@@ -136,11 +137,11 @@ class TestAccount:
 
 
 class OneGroup:
-    """Workers that find one `stamped` for each candidate."""
+    """Workers that find one `timed` for each candidate."""
 
     def call(self, task, deadline_s, *, candidates, **_):
         self.measured = [each.variant for each in candidates]
-        return [[stamped(Truth(), fused=False) for _ in candidates]]
+        return [[timed(Truth(), fused=False) for _ in candidates]]
 
 
 @pytest.mark.parametrize(
@@ -197,7 +198,7 @@ TIMELINES = (
 
 class TestTimelines:
     def test_a_trace_has_a_process_per_rank_and_a_track_per_program(self):
-        events = trace(TIMELINES)["traceEvents"]
+        events = chrome_trace(TIMELINES)["traceEvents"]
         names = [event["args"]["name"] for event in events if event["ph"] == "M"]
         assert names == ["baseline rank 0", "baseline rank 1", "push rank 0", "push rank 1"]
         slices = [(e["pid"], e["tid"], e["name"], e["ts"], e["dur"]) for e in events if "ts" in e]
@@ -206,7 +207,7 @@ class TestTimelines:
             (2, 0, "send 1", 0.0, 4.0), (3, 3, "compute", 1.0, 7.0), (3, 3, "wait 0", 2.0, 2.5),
         ]  # fmt: skip
 
-    def test_a_call_of_a_fused_kernel_is_what_its_programs_noted(self):
+    def test_a_call_of_a_fused_kernel_is_what_its_programs_recorded(self):
         _, push = timelines(explanation())
         assert {each.kind for each in push.activities} == {"send", "compute", "wait"}
         assert min(each.begin_us for each in push.activities) == 0.0
@@ -220,8 +221,8 @@ class TestTimelines:
             for index in range(60)
         )
         (pipeline,) = library.pipelines
-        stamped = dataclasses.replace(pipeline.stamped, spans=spans)
-        pipelines = (dataclasses.replace(pipeline, stamped=stamped),)
+        timed = dataclasses.replace(pipeline.timed, spans=spans)
+        pipelines = (dataclasses.replace(pipeline, timed=timed),)
         (timeline,) = timelines(dataclasses.replace(library, pipelines=pipelines))
         assert timeline.ranks == [0, 1, 2]
         assert [(step.name, step.begin_us) for step in timeline.steps[:3]] == [
@@ -300,8 +301,8 @@ class TestCommand:
         assert [rank["rank"] for rank in baseline["ranks"]] == [0, 1, 2]
         assert baseline["steps"][2]["alone_mhz"] is None or baseline["steps"][2]["alone_mhz"] > 0
         assert push["kernel_us"] + push["unexplained_us"] == pytest.approx(push["residual_us"])
-        assert push["notes_us"] is not None
-        assert "notes_us" not in baseline
+        assert push["program_trace_us"] is not None
+        assert "program_trace_us" not in baseline
         assert push["open"]
         assert document["dispatch"][0]["lookup_trace"][0]["why"] == "record: user"
         assert "interpreted kernels" in outcome.err
@@ -338,7 +339,7 @@ class TestCommand:
         assert "push*!" in explained("--sweep", ended_by=error).out
 
     def test_writes_traces_and_pictures(self, explained, monkeypatch, tmp_path):
-        monkeypatch.setattr("taxfree.profiling.explain.timelines", lambda *_: TIMELINES)
+        monkeypatch.setattr("taxfree.profiling.timeline.timelines", lambda *_: TIMELINES)
         files = {name: tmp_path / f"{name}.out.png" for name in ("plot", "timeline")}
         trace_file = tmp_path / "trace.json"
         asked = [text for name, file in files.items() for text in (f"--{name}", file)]
@@ -359,7 +360,7 @@ class TestCommand:
         below = dataclasses.replace(
             found,
             pipelines=tuple(
-                dataclasses.replace(each, accounts=accounts(each.stamped.measurement, impossible))
+                dataclasses.replace(each, accounts=accounts(each.timed.measurement, impossible))
                 for each in found.pipelines
             ),
         )
@@ -390,7 +391,7 @@ class TestDocument:
         assert "pictures/taxes-results.png" in made
         assert taxes_script().update(made, tmp_path) == made
 
-    def test_what_noting_costs_is_a_table_by_variant_with_its_pictures(self, tmp_path):
+    def test_what_recording_costs_is_a_table_by_variant_with_its_pictures(self, tmp_path):
         problem = dataclasses.asdict(PROBLEM)
         rows = [
             {"op": OP, "problem": problem | {"m": m}, "variant": variant, "cost": cost}

@@ -9,7 +9,7 @@ from taxfree_kernels.all_gather_matmul.problem import AllGatherMatmul
 
 
 @pytest.mark.parametrize(
-    ("m", "said"), [(16, None), (128, "takes some 19 s"), (1024, "takes some 3 minutes")]
+    ("m", "said"), [(16, None), (128, "takes about 19 s"), (1024, "takes about 3 minutes")]
 )
 def test_problems_that_take_long_are_named(capsys, m, said):
     announce([AllGatherMatmul(1, 64, 64), AllGatherMatmul(m, 3584, 8192)])

@@ -10,7 +10,8 @@ import torch
 import triton
 import triton.language as tl
 
-from taxfree_kernels.device import sync
+from taxfree_kernels.device import control, packets, sync
+from taxfree_kernels.device.peers import Group, Peers, translate
 from taxfree_kernels.errors import PeerTimeout
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.launch import Kernel, compiling
@@ -26,88 +27,85 @@ def _generations(control_ptr, out_ptr):
 @triton.jit(do_not_specialize=["rank", "peer", "channel", "generation"])
 def _signal(
     control_ptr, bases, rank, peer, channel, generation, data_ptr,
-    WORLD: tl.constexpr, BACKEND: tl.constexpr,
+    GROUP: tl.constexpr,
 ):  # fmt: skip
-    target = sync.translate(data_ptr, bases, rank, peer)
+    peers = Peers(control_ptr, bases, rank, generation)
+    target = translate(data_ptr, peers, peer)
     tl.store(target, 100 * rank + generation)
-    sync.signal(control_ptr, channel, peer, generation, bases, rank, WORLD=WORLD, BACKEND=BACKEND)
+    sync.signal(peers, channel, peer, GROUP)
 
 
 @triton.jit(do_not_specialize=["rank", "generation"])
 def _signal_some(
     control_ptr, bases, rank, generation, mask_ptr,
-    WORLD: tl.constexpr, BACKEND: tl.constexpr, LANES: tl.constexpr,
+    GROUP: tl.constexpr, LANES: tl.constexpr,
 ):  # fmt: skip
+    peers = Peers(control_ptr, bases, rank, generation)
     lane = tl.arange(0, LANES)
-    mask = (lane < WORLD) & (tl.load(mask_ptr + lane, mask=lane < WORLD, other=0) != 0)
-    sync.signal(
-        control_ptr, 1, lane % WORLD, generation, bases, rank, mask=mask,
-        WORLD=WORLD, BACKEND=BACKEND,
-    )  # fmt: skip
+    mask = (lane < GROUP.WORLD) & (tl.load(mask_ptr + lane, mask=lane < GROUP.WORLD, other=0) != 0)
+    sync.signal(peers, 1, lane % GROUP.WORLD, GROUP, mask=mask)
 
 
 @triton.jit(do_not_specialize=["rank", "source", "channel", "generation"])
 def _wait(
     control_ptr, bases, rank, source, channel, generation, out_ptr,
-    WORLD: tl.constexpr, BACKEND: tl.constexpr,
+    GROUP: tl.constexpr,
 ):  # fmt: skip
-    arrived = sync.wait(
-        control_ptr, channel, source, generation, bases, rank, WORLD=WORLD, BACKEND=BACKEND
-    )
+    peers = Peers(control_ptr, bases, rank, generation)
+    arrived = sync.wait(peers, channel, source, GROUP)
     tl.store(out_ptr, arrived.to(tl.int32))
 
 
 @triton.jit(do_not_specialize=["rank", "generation"])
 def _wait_some(
     control_ptr, bases, rank, generation, mask_ptr, out_ptr,
-    WORLD: tl.constexpr, BACKEND: tl.constexpr, LANES: tl.constexpr,
+    GROUP: tl.constexpr, LANES: tl.constexpr,
 ):  # fmt: skip
+    peers = Peers(control_ptr, bases, rank, generation)
     lane = tl.arange(0, LANES)
-    inside = lane < 2 * WORLD  # channels 0 and 1 of every source
+    inside = lane < 2 * GROUP.WORLD  # channels 0 and 1 of every source
     mask = inside & (tl.load(mask_ptr + lane, mask=inside, other=0) != 0)
-    arrived = sync.wait(
-        control_ptr, lane // WORLD % 2, lane % WORLD, generation, bases, rank, mask=mask,
-        WORLD=WORLD, BACKEND=BACKEND,
-    )  # fmt: skip
+    arrived = sync.wait(peers, lane // GROUP.WORLD % 2, lane % GROUP.WORLD, GROUP, mask=mask)
     tl.store(out_ptr, arrived.to(tl.int32))
 
 
 @triton.jit(do_not_specialize=["programs"])
-def _arrive(counter_ptr, out_ptr, programs, BACKEND: tl.constexpr):
-    last = sync.arrive(counter_ptr, programs, BACKEND)
+def _arrive(counter_ptr, out_ptr, programs, GROUP: tl.constexpr):
+    last = sync.arrive(counter_ptr, programs, GROUP)
     tl.store(out_ptr + tl.program_id(0), last.to(tl.int32))
 
 
 @triton.jit(do_not_specialize=["rank", "slot_words"])
 def _exchange_words(
     control_ptr, words_ptr, slot_words, bases, rank, receivers_ptr, sources_ptr, out_ptr,
-    WORLD: tl.constexpr, BACKEND: tl.constexpr, LANES: tl.constexpr, BARE: tl.constexpr,
+    GROUP: tl.constexpr, LANES: tl.constexpr, BARE: tl.constexpr,
 ):  # fmt: skip
     """Send 100 rank + lane - 1 to each receiver, and note what each source has sent."""
     generation = sync.running_generation(control_ptr)
+    peers = Peers(control_ptr, bases, rank, generation)
     number = generation % 2
     if BARE:
-        turn = sync.running_turn(control_ptr)
+        turn = packets.running_turn(control_ptr)
         number = turn % 3
     slot = tl.multiple_of(words_ptr + number * slot_words, 16)
     lane = tl.arange(0, LANES)
-    own = sync.translate(slot + rank.to(tl.int64) * LANES, bases, rank, rank)
-    for peer in range(WORLD):
+    own = translate(slot + rank.to(tl.int64) * LANES, peers, rank)
+    for peer in range(GROUP.WORLD):
         if tl.load(receivers_ptr + peer) != 0:
-            target = sync.translate(own, bases, rank, peer)
+            target = translate(own, peers, peer)
             payload = (100 * rank + lane - 1).to(tl.int32)
-            sync.send(control_ptr, target + lane, payload, peer, generation)
+            packets.send(peers, target + lane, payload, peer)
     if BARE:
-        sync.empty_last_turn(control_ptr, words_ptr, slot_words, turn, WORLD * LANES, 0, 1)
-    source = tl.minimum(tl.arange(0, triton.next_power_of_2(WORLD)), WORLD - 1)[:, None]
-    payload, arrived = sync.receive(
-        control_ptr, slot + source * LANES + lane[None, :], source, generation, bases, rank,
-        mask=tl.load(sources_ptr + source) != 0, WORLD=WORLD, BACKEND=BACKEND,
+        packets.empty_last_turn(control_ptr, words_ptr, slot_words, turn, GROUP.WORLD * LANES, 0, 1)
+    source = tl.minimum(tl.arange(0, triton.next_power_of_2(GROUP.WORLD)), GROUP.WORLD - 1)[:, None]
+    payload, arrived = packets.receive(
+        peers, slot + source * LANES + lane[None, :], source, GROUP,
+        mask=tl.load(sources_ptr + source) != 0,
     )  # fmt: skip
     tl.store(out_ptr, arrived.to(tl.int32))
     tl.store(out_ptr + 1 + source * LANES + lane[None, :], payload)
     if BARE:
-        sync.leave_turn(control_ptr)
+        packets.leave_turn(control_ptr)
     sync.leave(control_ptr)
 
 
@@ -116,7 +114,7 @@ class Words:
 
     def __init__(self, fabric: Fabric) -> None:
         self.fabric, self.pool = fabric, fabric.pool
-        constants = {"WORLD": fabric.world_size, "BACKEND": fabric.backend}
+        constants = {"GROUP": Group(fabric.world_size, fabric.backend)}
         self._signal, self._wait = (Kernel(each, 1, constants) for each in (_signal, _wait))
         self._signal_some = Kernel(_signal_some, 1, constants | {"LANES": 4})
         self._wait_some = Kernel(_wait_some, 1, constants | {"LANES": 8})
@@ -152,7 +150,7 @@ class Words:
         return torch.tensor(values, dtype=torch.int32, device=self.fabric.device)
 
     def word(self, channel: int, source: int) -> int:
-        at = sync.SIGNALS.value + channel * self.fabric.world_size + source
+        at = control.SIGNALS.value + channel * self.fabric.world_size + source
         return int(self.pool.control[at])
 
 
@@ -174,7 +172,9 @@ def arrivals(fabric: Fabric, programs: Sequence[int]) -> list[tuple[list[int], i
     found = []
     for count in programs:
         out = torch.full((count,), -1, dtype=torch.int32, device=fabric.device)
-        Kernel(_arrive, count, {"BACKEND": fabric.backend})(counter, out, count)
+        Kernel(_arrive, count, {"GROUP": Group(fabric.world_size, fabric.backend)})(
+            counter, out, count
+        )
         found.append((out.tolist(), int(counter[0])))
     return found
 
@@ -236,7 +236,7 @@ def timeouts(fabric: Fabric, timeout_s: float) -> dict[str, Any]:
         own.barrier()
         if own.rank == 1:
             found["peer's wait"] = words.wait(0, 3, 7)
-        found["aborted"] = bool(own.pool.control[sync.ABORT.value])
+        found["aborted"] = bool(own.pool.control[control.ABORT.value])
         found["errors"] = [_error(own), _error(own)]
         own.pool.reset()
         found["after the reset"] = _error(own)
@@ -254,7 +254,7 @@ class Exchanged:
     def __init__(self, fabric: Fabric, bare: bool) -> None:
         world = fabric.world_size
         self.fabric = fabric
-        constants = {"WORLD": world, "BACKEND": fabric.backend, "LANES": self.LANES, "BARE": bare}
+        constants = {"GROUP": Group(world, fabric.backend), "LANES": self.LANES, "BARE": bare}
         self._kernel = Kernel(_exchange_words, 1, constants)
         slots = fabric.pool.lamport_slots if bare else fabric.pool.ll_slots
         self._words, self._slot_words = slots(world * self.LANES)
@@ -300,7 +300,7 @@ def missing_words(fabric: Fabric, timeout_s: float, bare: bool) -> dict[str, Any
         found["all"] = words.call(receivers, [0, 1, 2] if own.rank == 0 else [])[0]
         own.barrier()
         found["error"] = _error(own)
-        found["aborted"] = bool(own.pool.control[sync.ABORT.value])
+        found["aborted"] = bool(own.pool.control[control.ABORT.value])
         own.pool.reset()
         found["works again"] = words.call([0, 1, 2], [0, 1, 2])[0]
         own.barrier()

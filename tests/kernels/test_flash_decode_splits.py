@@ -7,19 +7,20 @@ import torch
 import triton
 import triton.language as tl
 
-from taxfree_kernels.flash_decode.attend import _split_of
+from taxfree_kernels.device.peers import Group
+from taxfree_kernels.flash_decode.attend import Splits, _split_of
 
 BLOCK_N, CAPACITY = 16, 1000
 
 
 @triton.jit
 def _every_split(
-    lens_ptr, found_ptr, batch, capacity, WORLD: tl.constexpr, WINDOW: tl.constexpr,
-    BATCH_BLOCK: tl.constexpr, SPLITS: tl.constexpr, BLOCK_N: tl.constexpr,
+    lens_ptr, found_ptr, batch, capacity,
+    GROUP: tl.constexpr, WINDOW: tl.constexpr, SPLIT: tl.constexpr,
 ):  # fmt: skip
     slot = tl.program_id(0)
     sequence, split, own_splits, begin, end, _ = _split_of(
-        slot, lens_ptr, batch, capacity, 0, WORLD, WINDOW, BATCH_BLOCK, SPLITS, BLOCK_N
+        slot, lens_ptr, batch, capacity, 0, GROUP, WINDOW, SPLIT
     )
     tl.store(found_ptr + 5 * slot, sequence)
     tl.store(found_ptr + 5 * slot + 1, split)
@@ -33,8 +34,9 @@ def splits_of(lengths, splits, later=None, window=0):
     batch = len(lengths)
     lens = torch.tensor([lengths, later or [0] * batch], dtype=torch.int32)
     found = torch.full((batch * splits, 5), -1, dtype=torch.int32)
+    split = Splits(triton.next_power_of_2(batch), splits, BLOCK_H=16, BLOCK_N=BLOCK_N, XCDS=1)
     _every_split[(batch * splits,)](
-        lens, found, batch, CAPACITY, 2, window, triton.next_power_of_2(batch), splits, BLOCK_N
+        lens, found, batch, CAPACITY, Group(2, "interpreter"), window, split
     )
     return found.tolist()
 

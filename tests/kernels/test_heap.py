@@ -100,25 +100,25 @@ class TestPool:
             pool.slots(pool.slot_bytes // 2 + 1, torch.float16)
         for slots in (pool.ll_slots, pool.lamport_slots):
             _, slot_words = slots(1)
-            with pytest.raises(HeapExhausted, match="words do not fit a slot"):
+            with pytest.raises(HeapExhausted, match="do not fit a slot"):
                 slots(slot_words + 1)
 
     def test_a_reset_is_collective_and_sets_every_word(self, fabric, pool):
-        from taxfree_kernels.device import sync
+        from taxfree_kernels.device import control, packets
 
         before = fabric.barriers
         pool.control.fill_(99)
         pool.reset(generation=7)
         assert fabric.barriers == before + 2
         words = pool.control.tolist()
-        assert words[sync.GENERATION.value] == 7 * sync.ONE_CALL.value
-        assert words[sync.LIMIT.value] == 1500
-        assert words[sync.ABORT.value] == 0
-        assert words[sync.REPORTED.value] == 0
-        assert set(words[sync.SIGNALS.value :]) == {7}
-        assert words[sync.TURN.value] == 0
+        assert words[control.GENERATION.value] == 7 * control.ONE_CALL.value
+        assert words[control.LIMIT.value] == 1500
+        assert words[control.ABORT.value] == 0
+        assert words[control.REPORTED.value] == 0
+        assert set(words[control.SIGNALS.value :]) == {7}
+        assert words[control.TURN.value] == 0
         assert set(pool.flags.tolist()) == {7 << 32}
-        assert set(pool.bare.tolist()) == {sync.EMPTY.value}
+        assert set(pool.bare.tolist()) == {packets.EMPTY.value}
 
     def test_a_report_raises_until_the_reset(self, pool):
         import torch

@@ -12,16 +12,18 @@ from typing import Any
 import pytest
 import torch
 
-from taxfree_kernels.device import probes, sync
+from taxfree_kernels.device import control, probes
+from taxfree_kernels.device.peers import Group
 
 WORLD = 2
 COMPILE = """
 import json, sys
 import torch
+from taxfree_kernels.cross_compile.asm_checks import violations
 from taxfree_kernels.cross_compile.compile import compile_launch
-from taxfree_kernels.cross_compile.asm_checks import Subject, violations
 from taxfree_kernels.cross_compile.record import Launch
 from taxfree_kernels.device import probes
+from taxfree_kernels.device.peers import Group
 from taxfree_kernels.hardware import KNOWN
 from taxfree_kernels.launch import Kernel
 
@@ -32,7 +34,7 @@ f32, i32, i64 = map(tensor, (torch.float32, torch.int32, torch.int64))
 found = {}
 for name in ("h100", "mi300x"):
     gpu = KNOWN[name]
-    play = {"WORLD": 8, "BACKEND": gpu.backend}
+    play = {"GROUP": Group(8, gpu.backend)}
     warps = {"num_warps": 1024 // gpu.warp_size}
     copy = (f32, f32, 4096, i64, 1, 2)
     launches = {
@@ -51,8 +53,7 @@ for name in ("h100", "mi300x"):
     }
     for what, (function, constants, options, args) in launches.items():
         made = compile_launch(Launch(Kernel(function, 8, constants, options), args), gpu)
-        subject = Subject(made.text, made.ttir, made.ttgir, made.num_warps)
-        broken = [str(violation) for violation in violations(subject)]
+        broken = [str(violation) for violation in violations(made)]
         found.setdefault(name, {})[what] = {"text": made.text, "broken": broken}
 json.dump(found, sys.stdout)
 """
@@ -112,11 +113,11 @@ def control_blocks(signalled: int, more: int = 0) -> tuple[torch.Tensor, torch.T
 
     To rank 0, rank 1 has signalled the round `signalled`.
     """
-    report = torch.zeros(sync.REPORT_WORDS, dtype=torch.int64)
-    words = torch.zeros(2, sync.SIGNALS.value + WORLD + more, dtype=torch.int64)
-    words[:, sync.LIMIT.value] = 20_000  # microseconds
-    words[:, sync.STATUS.value] = report.data_ptr()
-    words[0, sync.SIGNALS.value + 1] = signalled
+    report = torch.zeros(control.REPORT_WORDS, dtype=torch.int64)
+    words = torch.zeros(2, control.SIGNALS.value + WORLD + more, dtype=torch.int64)
+    words[:, control.LIMIT.value] = 20_000  # microseconds
+    words[:, control.STATUS.value] = report.data_ptr()
+    words[0, control.SIGNALS.value + 1] = signalled
     return words, report
 
 
@@ -124,35 +125,35 @@ class TestPingPong:
     def play(self, words: torch.Tensor, first_round: int, rounds: int) -> None:
         bases = torch.tensor([words[0].data_ptr(), words[1].data_ptr()])
         probes.ping_pong[(1,)](
-            words[0], bases, 0, 1, first_round, rounds, WORLD=WORLD, BACKEND="interpreter"
+            words[0], bases, 0, 1, first_round, rounds, GROUP=Group(WORLD, "interpreter")
         )
 
     def test_signals_each_round_to_the_peer(self):
         words, report = control_blocks(signalled=7)
         self.play(words, first_round=5, rounds=3)
-        assert words[1, sync.SIGNALS.value] == 7
+        assert words[1, control.SIGNALS.value] == 7
         assert not report.any()
 
     def test_ends_at_the_first_answer_that_does_not_come(self):
         words, report = control_blocks(signalled=2)
         self.play(words, first_round=1, rounds=1000)
-        assert words[1, sync.SIGNALS.value] == 3
+        assert words[1, control.SIGNALS.value] == 3
         code, rank, _, _, source, wanted, seen, _ = report.tolist()
-        assert (code, rank, source, wanted, seen) == (sync.TIMED_OUT.value, 0, 1, 3, 2)
+        assert (code, rank, source, wanted, seen) == (control.TIMED_OUT.value, 0, 1, 3, 2)
 
 
 class TestHandOver:
     @pytest.mark.parametrize("stale_words", [0, 1, 16])
     def test_words_of_an_earlier_round_are_counted(self, stale_words):
         words, report = control_blocks(signalled=7, more=16)
-        inboxes = words[:, sync.SIGNALS.value + WORLD :]
+        inboxes = words[:, control.SIGNALS.value + WORLD :]
         inboxes[0] = 7
         inboxes[0, :stale_words] = 6
         found = torch.full((16,), -1)
         bases = torch.tensor([words[0].data_ptr(), words[1].data_ptr()])
         probes.hand_over[(1,)](
             inboxes[0], found, words[0], bases, 0, 1, 7, 1,
-            WORLD=WORLD, BACKEND="interpreter", BLOCK=16,
+            GROUP=Group(WORLD, "interpreter"), BLOCK=16,
         )  # fmt: skip
         assert found.tolist() == [1] * stale_words + [0] * (16 - stale_words)
         assert inboxes[1].tolist() == [7] * 16

@@ -1,4 +1,4 @@
-"""Variants to add to a copy of the kernels' tree: bad ones of every kind, and a good one."""
+"""Variants to add to a copy of the kernels' tree: bad ones of every kind."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class TheVariant(Variant):
         return {space}
 
     def seed_configs(self, problem, hardware):
-        meta-parameters = self.space(problem, hardware)
+        knobs = self.space(problem, hardware)
         return [{{knob: value}} for knob, values in knobs.items() for value in values] or [{{}}]
 
     def plan(self, problem, fabric, config):
@@ -123,15 +123,16 @@ import triton
 import triton.language as tl
 
 from taxfree_kernels.device import sync
+from taxfree_kernels.device.peers import Group, Peers
 from taxfree_kernels.launch import Kernel
 from taxfree_kernels.variant import Plan, Variant
 
 
 @triton.jit(do_not_specialize=["rank"])
-def _hang(control_ptr, heap_bases, rank, WORLD: tl.constexpr, BACKEND: tl.constexpr):
+def _hang(control_ptr, heap_bases, rank, GROUP: tl.constexpr):
     generation = sync.running_generation(control_ptr)
-    sync.wait(control_ptr, 9, (rank + 1) % WORLD, generation, heap_bases, rank,
-              WORLD=WORLD, BACKEND=BACKEND)
+    peers = Peers(control_ptr, heap_bases, rank, generation)
+    sync.wait(peers, 9, (rank + 1) % GROUP.WORLD, GROUP)
     sync.leave(control_ptr)
 
 
@@ -139,7 +140,7 @@ class HangingPlan(Plan):
     def __init__(self, problem, fabric):
         self._args = (fabric.pool.control, fabric.heap_bases, fabric.rank)
         self._kernel = Kernel(
-            _hang, 1, {"WORLD": problem.world_size, "BACKEND": fabric.backend}
+            _hang, 1, {"GROUP": Group(problem.world_size, fabric.backend)}
         )
 
     def __call__(self, a, weight, bias, out):
@@ -155,118 +156,5 @@ class Hangs(Variant):
 
 
 VARIANT = Hangs()
-'''.lstrip()
-}
-
-#: a correct fused variant on the primitives alone, as somebody's first kernel would be
-GOOD = {
-    "two_steps": '''
-"""One kernel: a program per peer sends the whole shard, tile programs wait for all of it.
-
-Removes the launch tax. The senders have the lowest ids and wait for nobody; every tile program
-waits for every peer, so two slots suffice.
-"""
-
-from __future__ import annotations
-
-from typing import Any
-
-import triton
-import triton.language as tl
-
-import torch
-from taxfree_kernels.device import sync
-from taxfree_kernels.device.tiles import copy
-from taxfree_kernels.fabric.base import Fabric
-from taxfree_kernels.launch import Kernel
-from taxfree_kernels.variant import Config, Plan, Space, Variant
-
-
-@triton.jit(do_not_specialize=["rank", "own_rows", "m", "shard_rows"])
-def _two_steps(
-    a_ptr, own_rows, w_ptr, stride_wk, stride_wn, bias_ptr, out_ptr,
-    inbox_ptr, slot_elements, control_ptr, heap_bases, rank, m, n, k, shard_rows, shard_columns,
-    WORLD: tl.constexpr, BACKEND: tl.constexpr, GATHER_DIM: tl.constexpr, HAS_BIAS: tl.constexpr,
-    BLOCK: tl.constexpr,
-):  # fmt: skip
-    program = tl.program_id(0)
-    generation = sync.running_generation(control_ptr)
-    slot_ptr = tl.multiple_of(inbox_ptr + (generation % 2) * slot_elements, 16)
-    if program < WORLD:
-        block_ptr = slot_ptr + rank.to(tl.int64) * shard_rows * shard_columns
-        peer = (rank + program) % WORLD
-        target = sync.translate(block_ptr, heap_bases, rank, peer)
-        copy(target, a_ptr, 0, own_rows * shard_columns, 1024)
-        sync.signal(control_ptr, 0, peer, generation, heap_bases, rank,
-                    WORLD=WORLD, BACKEND=BACKEND)
-    else:
-        lane = tl.arange(0, triton.next_power_of_2(WORLD))
-        arrived = sync.wait(control_ptr, 0, lane % WORLD, generation, heap_bases, rank,
-                            mask=lane < WORLD, WORLD=WORLD, BACKEND=BACKEND)
-        tiles_n = tl.cdiv(n, BLOCK)
-        rows = (program - WORLD) // tiles_n * BLOCK + tl.arange(0, BLOCK)
-        cols = (program - WORLD) % tiles_n * BLOCK + tl.arange(0, BLOCK)
-        acc = tl.zeros((BLOCK, BLOCK), tl.float32)
-        for begin in range(0, k, BLOCK):
-            ks = begin + tl.arange(0, BLOCK)
-            if GATHER_DIM == 0:
-                at = rows[:, None] * k + ks[None, :]
-            else:
-                source, column = ks // shard_columns, ks % shard_columns
-                at = source * m * shard_columns + column
-                at = at[None, :] + (rows * shard_columns)[:, None]
-            a = tl.load(slot_ptr + at, mask=(rows < m)[:, None] & (ks < k)[None, :], other=0.0)
-            w_at = ks[:, None] * stride_wk + cols[None, :] * stride_wn
-            w = tl.load(w_ptr + w_at, mask=(ks < k)[:, None] & (cols < n)[None, :], other=0.0)
-            acc = tl.dot(a, w, acc)
-        if HAS_BIAS:
-            acc += tl.load(bias_ptr + cols, mask=cols < n, other=0.0).to(tl.float32)[None, :]
-        acc = tl.where(arrived, acc, float("nan"))
-        mask = (rows < m)[:, None] & (cols < n)[None, :]
-        target = out_ptr + rows[:, None] * n + cols[None, :]
-        tl.store(target, acc.to(out_ptr.dtype.element_ty), mask=mask)
-    sync.leave(control_ptr)
-
-
-class TwoStepsPlan(Plan):
-    def __init__(self, problem: Any, fabric: Fabric, config: Config) -> None:
-        dtype, block = getattr(torch, problem.dtype), config["BLOCK"]
-        inbox, slot_elements = fabric.pool.slots(problem.gathered_elements, dtype)
-        self._own_rows = problem.rows_of(fabric.rank)
-        self._fixed_args = (
-            inbox, slot_elements, fabric.pool.control, fabric.heap_bases, fabric.rank,
-            problem.m, problem.n, problem.k, problem.shard_rows, problem.shard_columns,
-        )  # fmt: skip
-        self._kernel = Kernel(
-            _two_steps,
-            grid=problem.world_size + -(-problem.m // block) * -(-problem.n // block),
-            constants={
-                "WORLD": problem.world_size, "BACKEND": fabric.backend, "BLOCK": block,
-                "GATHER_DIM": problem.gather_dim, "HAS_BIAS": problem.bias,
-            },
-        )  # fmt: skip
-
-    def __call__(self, a, weight, bias, out):
-        self._kernel(
-            a, self._own_rows, weight, weight.stride(0), weight.stride(1),
-            out if bias is None else bias, out, *self._fixed_args,
-        )  # fmt: skip
-        return out
-
-
-class TwoSteps(Variant):
-    name = "two_steps"
-
-    def unsupported_reason(self, problem: Any, hardware: Any) -> str | None:
-        return "one rank has no peers" if problem.world_size == 1 else None
-
-    def space(self, problem: Any, hardware: Any) -> Space:
-        return {"BLOCK": (16, 32, 64)}
-
-    def plan(self, problem: Any, fabric: Fabric, config: Config) -> Plan:
-        return TwoStepsPlan(problem, fabric, config)
-
-
-VARIANT = TwoSteps()
 '''.lstrip()
 }

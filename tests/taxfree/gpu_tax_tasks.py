@@ -24,7 +24,7 @@ from taxfree.measuring import timer
 from taxfree.measuring.bounds import Bounds
 from taxfree.profiling import step_timer
 from taxfree.taxes import accounts
-from taxfree_kernels.device import stamps
+from taxfree_kernels.device import step_clock
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.launch import Kernel
 from taxfree_kernels.variant import Step
@@ -70,15 +70,15 @@ class _Pipeline:
         self._total = torch.zeros(1, dtype=torch.int32, device=device)
         self._other = torch.zeros(timer.ROTATED_BYTES // 4, dtype=torch.float32, device=device)
         one_warp = {"num_warps": 1}
-        self._nothing = Kernel(stamps.nothing, 1, options=one_warp)
-        self._busy = Kernel(stamps.busy, 1, {"BACKEND": fabric.backend}, one_warp)
+        self._nothing = Kernel(step_clock.empty, 1, options=one_warp)
+        self._busy = Kernel(step_clock.busy, 1, {"BACKEND": fabric.backend}, one_warp)
         self._read = Kernel(_read, 1, {"BLOCK": _BLOCK}, {"num_warps": 4})
         self.host_us: list[float] = []
 
     def steps(self, _: int) -> list[Step]:
         return [
             Step("barrier", "collective", self._fabric.device_barrier,
-                 least=self._fabric.device_barrier),
+                 latency_probe=self._fabric.device_barrier),
             Step("empty", "copy", self._run_empty),
             Step("evict", "copy", self.evict),
             Step("read", "consumer", self._consume, reads=self._data,
@@ -153,9 +153,7 @@ def evicted(fabric: Fabric, blocks: int) -> tuple[list[dict[str, float]], float]
 
 
 def _timed(fabric: Fabric, pipeline: _Pipeline) -> list[dict[str, float]]:
-    timed = step_timer.time_steps(
-        fabric, step_timer.Pipeline(pipeline.call, pipeline.steps), REPETITIONS
-    )
+    timed = step_timer.time_steps(fabric, pipeline.call, pipeline.steps, REPETITIONS)
     return [
         {part.name: part.us for part in account.parts} | {"residual": account.residual_us}
         for account in accounts(timed.measurement, NO_BOUNDS)
@@ -187,12 +185,12 @@ def _chain(*functions: Any) -> timer.Call:
 def instrument(fabric: Fabric) -> dict[str, float]:
     """How good the clocks are, and what a graph of so many kernels is counted to have."""
     pipeline = _Pipeline(fabric, Knobs(empty_kernels=7))
-    timed = step_timer.time_steps(fabric, step_timer.Pipeline(pipeline.call, pipeline.steps), 5)
+    timed = step_timer.time_steps(fabric, pipeline.call, pipeline.steps, 5)
     measured = timed.measurement
     return {
         "step_us": measured.alignment.step_ns * 1e-3,
         "error_us": float(measured.alignment.error_ns.max()) * 1e-3,
-        "stamp_us": float(measured.stamp_us().max()),
+        "clock_reading_us": float(measured.clock_reading_us().max()),
         "gap_us": measured.gap_us,
         "empty_kernels": measured.steps[1].kernels,
         "mhz": timed.mhz["graph"],

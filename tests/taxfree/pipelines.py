@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from taxfree.taxes import Alignment, Measurement, Notes, Stamps, StepInfo
+from taxfree.taxes import Alignment, ClockReadings, Measurement, ProgramTrace, StepInfo
 
 CALLS, REPETITIONS = 20, 5
 EPOCH_NS = 1_700_000_000_000_000_000  # a GPU's clock counts since 1970
@@ -19,7 +19,7 @@ class Truth:
 
     Args:
         host: of an eager call beyond its time in a graph.
-        gap, stamp: between two kernels, and of a clock reading.
+        gap, reading: between two kernels, and of a clock reading.
         latency, transfer: of the collective, from the arrival of the last rank.
         copy, copy_kernels: of all kernels of the copy together, and how many they are.
         consumer, missed: on an input in cache, and what it takes longer in place.
@@ -30,7 +30,7 @@ class Truth:
 
     host: float = 50.0
     gap: float = 1.0
-    stamp: float = 0.7
+    reading: float = 0.7
     latency: float = 9.0
     transfer: float = 12.0
     copy: float = 4.0
@@ -51,7 +51,7 @@ class Truth:
         return EPOCH_NS + (nanoseconds // self.step_ns).astype(np.int64) * self.step_ns
 
     def run(
-        self, start: float, *, stamped: bool, transfer: float, missed: float
+        self, start: float, *, instrumented: bool, transfer: float, missed: float
     ) -> tuple[np.ndarray, np.ndarray]:
         """Run a chain of calls from a common start.
 
@@ -64,9 +64,9 @@ class Truth:
 
         def read() -> None:
             nonlocal now
-            if stamped:
+            if instrumented:
                 readings.append(now + self.gap)
-                now = now + self.gap + self.stamp
+                now = now + self.gap + self.reading
 
         for _ in range(CALLS):
             read()
@@ -83,19 +83,23 @@ class Truth:
         """What would be measured of it."""
         names = {"plain": (False, self.transfer, self.missed)}
         names["in place"] = (True, self.transfer, self.missed)
-        names["least"] = (True, 0.0, self.missed)
+        names["latency probe"] = (True, 0.0, self.missed)
         names["hot"] = (True, self.transfer, 0.0)
         times: dict[str, list] = {name: [] for name in names}
         clocks: dict[str, list] = {name: [] for name in names}
         start = 1000.0
         for _ in range(REPETITIONS):
-            for name, (stamped, transfer, missed) in names.items():
-                took, read = self.run(start, stamped=stamped, transfer=transfer, missed=missed)
+            for name, (instrumented, transfer, missed) in names.items():
+                took, read = self.run(
+                    start, instrumented=instrumented, transfer=transfer, missed=missed
+                )
                 times[name].append(took)
                 clocks[name].append(read)
                 start += 12_345.678
-        stamps = {
-            n: Stamps(np.array(c).swapaxes(0, 1), 3) for n, c in clocks.items() if n != "plain"
+        readings = {
+            n: ClockReadings(np.array(c).swapaxes(0, 1), 3)
+            for n, c in clocks.items()
+            if n != "plain"
         }
         graph = np.array(times["plain"]).T
         return Measurement(
@@ -106,11 +110,11 @@ class Truth:
             ),
             eager_us=graph + self.host,
             graph_us=graph,
-            stamped_us=np.array(times["in place"]).T,
+            instrumented_us=np.array(times["in place"]).T,
             calls=CALLS,
-            in_place=stamps["in place"],
-            least=stamps["least"],
-            hot=stamps["hot"],
+            in_place=readings["in place"],
+            latency_probe=readings["latency probe"],
+            hot=readings["hot"],
             cold=None,
             gap_us=self.gap,
             gap_iqr_us=0.0,
@@ -175,8 +179,8 @@ class Fused:
         *_, (_, _, _, end) = self._tiles(rank)
         return end - self._begin(rank) + self.gap
 
-    def notes(self) -> Notes:
-        """What programs would have noted: the sender is program 0."""
+    def trace(self) -> ProgramTrace:
+        """What programs would have recorded: the sender is program 0."""
         shape = (3, 1, 1 + self.waves)
         started, done = np.full(shape, np.nan), np.full(shape, np.nan)
         sent, began, ended = (np.full((*shape, 3), np.nan) for _ in range(3))
@@ -190,4 +194,4 @@ class Fused:
                 began[rank, 0, program, peers] = times[1]
                 ended[rank, 0, program, peers] = times[2]
         call_us = np.array([[self.call_us(rank)] for rank in range(3)])
-        return Notes(started, done, sent, began, ended, call_us, launches=1)
+        return ProgramTrace(started, done, sent, began, ended, call_us, launches=1)

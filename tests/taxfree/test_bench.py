@@ -10,14 +10,15 @@ import torch
 
 from taxfree import fingerprints
 from taxfree._runtime.dispatch import Choice
+from taxfree.benching import bench, tasks
+from taxfree.benching.tasks import ProblemTimes
 from taxfree.devices import fabric_for, heap_bytes, require
 from taxfree.errors import HardwareError, UsageError
-from taxfree.measuring import bench
-from taxfree.measuring.bench import Measured, TuningHistory
 from taxfree.measuring.bounds import Bounds, Peaks
 from taxfree.measuring.timer import Timing
 from taxfree.measuring.trial import Outcome
 from taxfree.profiling import explain
+from taxfree.tuning.history import TuningHistory
 from taxfree_kernels.all_gather_matmul.problem import AllGatherMatmul
 from taxfree_kernels.fabric.layout import BARE_BYTES, FLAG_BYTES, WORDS_SHARE
 from taxfree_kernels.hardware import KNOWN
@@ -63,8 +64,8 @@ def record(winner: Measurement) -> Record:
     )
 
 
-def configs(knowledge: TuningHistory, only=None) -> dict:
-    taken, _ = bench.candidates(OP, PROBLEM, CPU, knowledge, only)
+def configs(history: TuningHistory, only=None) -> dict:
+    taken, _ = bench.candidates(OP, PROBLEM, CPU, history, only)
     return {candidate.variant: candidate.config for candidate in taken}
 
 
@@ -93,8 +94,8 @@ class TestCandidates:
             database.put(won)
             for config, us in ((DEFAULT, 20.0), (TUNED, 10.0)):
                 database.add_trial(won.key, trial(config, us))
-        knowledge = TuningHistory.read(tmp_path / "tuning.sqlite", required=True)
-        assert configs(knowledge)["push"] == TUNED
+        history = TuningHistory.read(tmp_path / "tuning.sqlite", required=True)
+        assert configs(history)["push"] == TUNED
 
     @pytest.mark.parametrize("place", ["trials", "record"])
     @pytest.mark.parametrize("state", ["hung", "wrong"])
@@ -105,16 +106,16 @@ class TestCandidates:
             database.add_trial(won.key, trial(TUNED, 10.0))
             database.add_trial(won.key, trial(TUNED, state=state))
             database.add_trial(won.key, trial(OTHER, 20.0))
-        knowledge = TuningHistory.read(tmp_path / "tuning.sqlite", required=True)
-        assert configs(knowledge)["push"] == OTHER
+        history = TuningHistory.read(tmp_path / "tuning.sqlite", required=True)
+        assert configs(history)["push"] == OTHER
 
     def test_a_trial_of_an_older_kernel_gives_no_config(self, tmp_path):
         with Database(tmp_path / "tuning.sqlite") as database:
             won = record(BASELINE)
             database.put(won)
             database.add_trial(won.key, trial(TUNED, 10.0, kernel_hash="of old"))
-        knowledge = TuningHistory.read(tmp_path / "tuning.sqlite", required=True)
-        assert configs(knowledge)["push"] == DEFAULT
+        history = TuningHistory.read(tmp_path / "tuning.sqlite", required=True)
+        assert configs(history)["push"] == DEFAULT
 
     def test_only_some_variants_still_include_the_baseline(self):
         assert list(configs(NOTHING, only=["push"])) == ["baseline", "push"]
@@ -125,10 +126,10 @@ class TestCandidates:
 
 
 class TestRows:
-    def measured(self, dispatch: Outcome, wrong: dict[str, int]) -> Measured:
+    def measured(self, dispatch: Outcome, wrong: dict[str, int]) -> ProblemTimes:
         baseline = Outcome("measured", timings={"eager": Timing((10.0,), 1.0)}, launches=3)
         baseline.timings["graph"] = Timing((8.0,), 1.0)
-        return Measured(
+        return ProblemTimes(
             {"baseline": baseline, "dispatch": dispatch},
             wrong,
             Choice("exact", "push", DEFAULT),
@@ -173,7 +174,7 @@ def test_wrong_values_are_counted_on_all_ranks():
         out.copy_(a @ weight)
         out[2, :3] += 1
 
-    assert bench._wrong_values(fake, plan) == 3 + 4
+    assert tasks._wrong_values(fake, plan) == 3 + 4
 
 
 class TestDevices:
@@ -200,8 +201,8 @@ class TestDevices:
 
 
 def test_a_problem_is_measured_on_the_host():
-    knowledge = TuningHistory((record(measurement("push", DEFAULT)),), None)
-    (result,) = bench.run(OP, [PROBLEM], "host", knowledge, only=["one_shot"])
+    history = TuningHistory((record(measurement("push", DEFAULT)),), None)
+    (result,) = bench.run(OP, [PROBLEM], "host", history, only=["one_shot"])
     assert [row.variant for row in result.rows] == ["baseline", "one_shot", "dispatch"]
     dispatch = result.rows[-1]
     assert dispatch.config == {"variant": "push", **DEFAULT}
@@ -212,8 +213,8 @@ def test_a_problem_is_measured_on_the_host():
 
 
 def test_a_problem_is_explained_on_the_host():
-    knowledge = TuningHistory((record(measurement("push", DEFAULT)),), None)
-    ((_, explained),) = explain.run(OP, [PROBLEM], "host", knowledge, only=["one_shot"])
+    history = TuningHistory((record(measurement("push", DEFAULT)),), None)
+    ((_, explained),) = explain.run(OP, [PROBLEM], "host", history, only=["one_shot"])
     assert [(each.variant, each.is_dispatched) for each in explained.pipelines] == [
         ("baseline", False), ("one_shot", False), ("push", True),
     ]  # fmt: skip

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from taxfree.doctor.measuring import GPU_PEER_BYTES, HOST_PEER_BYTES
+from taxfree.doctor.tasks import GPU_PEER_BYTES, HOST_PEER_BYTES
 from taxfree.measuring.bounds import Peaks, bounds, slot_bytes
 from taxfree_kernels.variant import Cost
 

@@ -13,6 +13,7 @@ from taxfree import cost_model
 from taxfree.cost_model import H200, MACHINES, modelled, modelled_variants, times
 from taxfree.errors import UsageError
 from taxfree_kernels.all_gather_matmul.problem import AllGatherMatmul
+from taxfree_kernels.cost import pieces
 from taxfree_kernels.flash_decode.problem import FlashDecode
 from taxfree_kernels.matmul_all_reduce.problem import MatmulAllReduce
 from taxfree_kernels.matmul_reduce_scatter.problem import MatmulReduceScatter
@@ -48,7 +49,7 @@ class TestFormulas:
         assert found == pytest.approx(H200.matmul_start_us + memory)
 
     def test_a_matmul_of_few_tiles_splits_k(self):
-        narrow, wide = (cost_model.matmul_us(H200, 1, n, 1 << 20) for n in (64 * 65, 64 * 66))
+        narrow, wide = (pieces.matmul_us(H200, 1, n, 1 << 20) for n in (64 * 65, 64 * 66))
         assert narrow + 0.9 * H200.split_us > wide * 65 / 66
 
     def test_a_faster_library_shortens_the_transfer_alone(self):
@@ -65,7 +66,7 @@ class TestFormulas:
         full = dataclasses.replace(PROBLEM, m=128, n=128 * units)
         more = dataclasses.replace(full, n=full.n + 128)
         (one, wave), (two, _) = (
-            cost_model.tiles_us(H200, each, config, tma=False) for each in (full, more)
+            pieces.tiles_us(H200, each, config, tma=False) for each in (full, more)
         )
         assert one == wave
         assert two == pytest.approx(2 * one, rel=0.01)
@@ -73,25 +74,25 @@ class TestFormulas:
     def test_what_tma_loads_comes_faster(self):
         config = {**PUSH, "BLOCK_M": 64, "BLOCK_N": 64}
         by_threads, by_tma = (
-            cost_model.tiles_us(H200, PROBLEM, config, tma=tma)[0] for tma in (False, True)
+            pieces.tiles_us(H200, PROBLEM, config, tma=tma)[0] for tma in (False, True)
         )
         assert by_threads / by_tma == pytest.approx(H200.tma_bytes_per_s / H200.loads_bytes_per_s)
 
     def test_a_sender_has_a_block_under_way_at_a_time(self):
-        narrow_link = cost_model.exchange_us(H200, H200.link_bytes_per_s * 1e-6, 0.0, 1)
+        narrow_link = pieces.exchange_us(H200, H200.link_bytes_per_s * 1e-6, 0.0, 1)
         assert narrow_link == pytest.approx(H200.signal_us + 1.0)
-        one_block = cost_model.exchange_us(H200, 0.0, 10.0, 10)
+        one_block = pieces.exchange_us(H200, 0.0, 10.0, 10)
         assert one_block == H200.signal_us
-        one_sender = cost_model.exchange_us(H200, 0.0, 100.0, 10, rounds=3)
+        one_sender = pieces.exchange_us(H200, 0.0, 100.0, 10, rounds=3)
         assert one_sender == pytest.approx(H200.signal_us + 29 * H200.round_trip_us)
 
     def test_a_second_wave_of_rows_hides_what_it_waits_for(self):
         problem = AllGatherMatmul(m=1024, n=3584, k=8192, gather_dim=0, world_size=2)
         config = {**TMA, "BLOCK_M": 128, "BLOCK_N": 256, "SPLIT_K": 1, "SENDERS": 16}
-        tiles, wave = cost_model.tiles_us(H200, problem, config, tma=True)
+        tiles, wave = pieces.tiles_us(H200, problem, config, tma=True)
         assert tiles == wave
         halves = config | {"SPLIT_K": 2}
-        assert cost_model.tiles_us(H200, problem, halves, tma=True)[1] < wave
+        assert pieces.tiles_us(H200, problem, halves, tma=True)[1] < wave
         one, two = (times(H200, problem, "push_tma", each).t_graph_us for each in (config, halves))
         assert two < one
 
@@ -103,7 +104,7 @@ class TestFormulas:
             times(H200, problem, "push_tma", config | each).t_graph_us
             for each in ({}, {knob: 4 if knob == "K_PARTS" else 2})
         )
-        tiles, _ = cost_model.tiles_us(H200, problem, config, tma=True)
+        tiles, _ = pieces.tiles_us(H200, problem, config, tma=True)
         assert tiles < in_turns < once - 15
 
     def test_eager_calls_take_what_the_host_takes(self):

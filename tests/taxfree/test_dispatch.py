@@ -120,7 +120,7 @@ class TestChoice:
         assert "m is 64, not 200" in choice.why
         steps = dispatcher(record()).look_up(OP, far).lookup_trace
         assert "nearest is m=64" in steps[1].why
-        assert "3.13 times off" in steps[1].why
+        assert "a factor of 3.13 away" in steps[1].why
 
     def test_a_neighbour_whose_config_is_illegal_here_does_not(self) -> None:
         config = push_config(PROBLEM) | {"CHUNKS": 64}

@@ -11,21 +11,21 @@ from typing import Any
 import pytest
 
 from taxfree import doctor
-from taxfree.doctor import amd, fabrics, machine, measuring, nvidia, software
+from taxfree.doctor import fabrics, machine, measuring, software
 from taxfree.doctor.advice import advice
 from taxfree.doctor.guard import Guard
 from taxfree.doctor.report import (
-    Gpu,
-    GpuProcess,
     Iris,
     Machine,
-    Measured,
     Package,
+    ProbeResults,
     Report,
     Software,
     StartOrder,
 )
-from taxfree.doctor.tool import link_matrix, number, output, whole
+from taxfree.drivers import amd, nvidia
+from taxfree.drivers.gpu import Gpu, GpuProcess
+from taxfree.drivers.tool import link_matrix, number, output, whole
 from taxfree.errors import TaxfreeError, WorkerLost, one_line
 from tests.ranks import on_every_fabric, require
 
@@ -354,13 +354,13 @@ class FakeGroup:
         self.answers, self.is_alive, self.closed = answers, True, False
 
     def call(self, task, deadline_s):
-        answer = self.answers[task.partition(":")[2]]
+        answer = self.answers[task.__name__]
         if isinstance(answer, Exception):
             self.is_alive = not isinstance(answer, WorkerLost)
             raise answer
         return [answer, answer]
 
-    def close(self):
+    def __exit__(self, *_):
         self.closed = True
 
 
@@ -439,7 +439,7 @@ class TestExamine:
         def measure(guard, fabric, world_size, tell):
             if fabric == "cuda":
                 raise WorkerLost("rank 3 died")
-            return Measured(fabric, world_size, interpreted=True)
+            return ProbeResults(fabric, world_size, interpreted=True)
 
         monkeypatch.setattr(measuring, "measure", measure)
         report = doctor.examine()
@@ -476,12 +476,12 @@ class TestAdvice:
         return "\n".join(advice(self.report(**facts)))
 
     def test_gpus_that_serve_are_tuned(self):
-        measured = Measured("cuda", 8, interpreted=False)
+        measured = ProbeResults("cuda", 8, interpreted=False)
         report = self.report(vendors=("nvidia",), versions={"CUDA": "13.0"}, measured=measured)
         assert advice(report) == ("taxfree tune --shapes paper --gpus 8",)
 
     def test_a_cpu_has_the_demo(self):
-        said = self.said(measured=Measured("host", 2, interpreted=True))
+        said = self.said(measured=ProbeResults("host", 2, interpreted=True))
         assert "make demo" in said
         assert "--fabric host" in said
         assert "pip" not in said
@@ -499,7 +499,7 @@ class TestAdvice:
             ({"triton": None}, "pip install 'triton>=3.6'"),
             ({"triton": "3.6.0"}, "pip install 'numpy<2.4'"),
             (
-                {"measured": Measured("cuda", 2, False, order=StartOrder(8, 1, 1, 5))},
+                {"measured": ProbeResults("cuda", 2, False, order=StartOrder(8, 1, 1, 5))},
                 "programs start out of order",
             ),
         ],

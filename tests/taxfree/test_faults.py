@@ -29,8 +29,9 @@ from tests.ranks import (
     wait_until_gone,
     workers_of,
 )
+from tests.taxfree import fault_tasks
 
-TASKS = "tests.taxfree.fault_tasks"
+TASKS = fault_tasks.__name__
 BOUND = 1.0
 ALLOWED = BOUND + 2
 GATHER, ALL_REDUCE, SCATTER = "all_gather_matmul", "matmul_all_reduce", "matmul_reduce_scatter"
@@ -148,14 +149,14 @@ class TestARankThatStops:
         os.kill(processes(group)[-1], signal.SIGCONT)
         state, _ = group._connections[-1].recv()
         assert state == "done"
-        assert all(group.call(f"{TASKS}:call_again", 30, case=case()))
+        assert all(group.call(fault_tasks.call_again, 30, case=case()))
 
     def test_is_killed_with_its_group(self, group):
         from taxfree.errors import WorkerLost
 
         os.kill(processes(group)[1], signal.SIGSTOP)
         with pytest.raises(WorkerLost, match="did not finish call_again in time"):
-            group.call(f"{TASKS}:call_again", 2, case=case())
+            group.call(fault_tasks.call_again, 2, case=case())
         assert not group.is_alive
 
 
@@ -202,9 +203,10 @@ class TestALostController:
         source = (
             "import pathlib, sys\n"
             "from taxfree.workers.group import WorkerGroup\n"
+            f"from {fault_tasks.__name__} import be_busy\n"
             "group = WorkerGroup(2, 'host', 1 << 20, 30.0)\n"
             "print(*(process.pid for process in group._processes), flush=True)\n"
-            f"group.call('{TASKS}:be_busy', 60, folder=pathlib.Path(sys.argv[1]))"
+            "group.call(be_busy, 60, folder=pathlib.Path(sys.argv[1]))"
         )
         before = shared_memory()
         controller = subprocess.Popen(
@@ -251,7 +253,7 @@ class TestAGroup:
 
         os.kill(processes(group)[1], signal.SIGKILL)
         with pytest.raises(WorkerLost, match=r"rank 1 died in call_again \(SIGKILL\)") as caught:
-            group.call(f"{TASKS}:call_again", 30, case=case())
+            group.call(fault_tasks.call_again, 30, case=case())
         assert caught.value.exit_code == 5
         assert not group.is_alive
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.ranks import start_group
-
-FAIL = "tests.taxfree.fault_tasks:fail"
+from tests.taxfree.fault_tasks import fail, fail_differently
 
 
 @pytest.mark.parametrize(
@@ -23,10 +22,10 @@ def test_a_drivers_error_on_all_ranks_ends_it_and_other_errors_do_not(said):
 
     with start_group(1, "host") as group:
         with pytest.raises(TaskFailed, match="RuntimeError: no"):
-            group.call(FAIL, 60, message="no")
+            group.call(fail, 60, message="no")
         assert group.is_alive
         with pytest.raises(TaskFailed, match="a GPU or its driver fails") as caught:
-            group.call(FAIL, 60, message=said)
+            group.call(fail, 60, message=said)
         assert caught.value.exit_code == 3
         assert not group.is_alive
 
@@ -48,7 +47,7 @@ class TestTheCause:
 
         with start_group(3, "host") as group:
             with pytest.raises(TaskFailed) as caught:
-                group.call("tests.taxfree.fault_tasks:fail_differently", 60, raised=raised)
+                group.call(fail_differently, 60, raised=raised)
             assert group.is_alive == (told[1] == 5)
         assert (caught.value.rank, caught.value.exit_code) == told
 

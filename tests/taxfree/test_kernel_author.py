@@ -1,61 +1,111 @@
-"""A kernel author adds one file: it is tuned, benched, explained and checked with no other edit."""
+"""A kernel author adds a file, or an operation's folder, and edits nothing else.
+
+Both are the examples of docs/write-a-variant.md.
+"""
 
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 
 import pytest
 
-from tests.ranks import OP, PYTHON, copy_of_kernels, environment
-from tests.taxfree.candidates import GOOD
+from tests.ranks import OP, PYTHON, ROOT, copy_of_kernels, environment
 
-NAME = "two_steps"
-SHAPE = ["--shapes", "m=7 n=40 k=24 gather_dim=1"]
+PAGE = (ROOT / "docs" / "write-a-variant.md").read_text(encoding="utf-8")
+VARIANT = f"{OP}/two_steps.py"
+FILES = dict(
+    re.findall(
+        r"`(?:kernels/taxfree_kernels/)?(\w+/\w+\.py)`[^\n]*:\n\n```python\n(.*?)^```$",
+        PAGE,
+        re.S | re.M,
+    )
+)
+TARGETS = {"sm_90", "gfx942", "gfx950"}
 
 
 class Author:
-    """The command line as it runs on a tree with one more file."""
+    """The command line as it runs on a tree with more files."""
 
-    def __init__(self, folder):
-        self.variables = environment(
-            copy_of_kernels(folder, **GOOD), TAXFREE_DB=str(folder / "tuning.sqlite"), NO_COLOR="1"
-        )
+    def __init__(self, folder, *added):
+        kernels = copy_of_kernels(folder)
+        for name in added:
+            path = kernels / "taxfree_kernels" / name
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(FILES[name])
+        database = str(folder / "tuning.sqlite")
+        self.variables = environment(kernels, TAXFREE_DB=database, NO_COLOR="1")
 
-    def __call__(self, *arguments):
-        done = subprocess.run(
+    def run(self, *arguments):
+        return subprocess.run(
             [PYTHON, "-m", "taxfree_cli.app", *arguments],
             env=self.variables,
             capture_output=True,
             text=True,
             timeout=100,
         )
-        assert done.returncode == 0, done.stderr
+
+    def __call__(self, *arguments):
+        done = self.run(*arguments)
+        assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 
 
-@pytest.fixture
-def author(tmp_path):
-    return Author(tmp_path)
+class TestOneMore:
+    """A variant of an operation, and an operation."""
 
+    @pytest.fixture(params=["variant", "operation"])
+    def added(self, request, tmp_path):
+        if request.param == "variant":
+            return Author(tmp_path, VARIANT), OP, "two_steps", "m=7 n=40 k=24 gather_dim=1"
+        names = [name for name in FILES if name.startswith("all_reduce/")]
+        return Author(tmp_path, *names), "all_reduce", "push", "m=7 n=40"
 
-class TestOneMoreVariant:
-    def test_is_tuned_and_benched_and_explained(self, author):
-        ranks = ["--op", OP, *SHAPE, "--fabric", "host", "--gpus", "2", "--variant", NAME]
+    @pytest.mark.timeout(300)
+    def test_is_tuned_and_benched_and_explained_and_called(self, added):
+        author, op, name, shape = added
+        ranks = ["--op", op, "--shapes", shape, "--fabric", "host", "--gpus", "2"]
+        ranks += ["--variant", name]
         (tuned,) = json.loads(author("tune", *ranks, "--trials", "2", "--json"))["rows"]
         assert tuned["measured"] == 2
-        assert tuned["winner"] in (NAME, "baseline")
-        (record,) = json.loads(author("db", "show", "--gpu", "cpu", "--json"))["records"]
+        assert tuned["winner"] in (name, "baseline")
+        (record,) = json.loads(author("db", "show", "--op", op, "--gpu", "cpu", "--json"))[
+            "records"
+        ]
         measured = [record["winner"], *record["runners_up"]]
-        assert [each["variant"] for each in measured].count(NAME) == 2
+        assert [each["variant"] for each in measured].count(name) == 2
         rows = json.loads(author("bench", *ranks, "--json"))["rows"]
-        medians = [row["median_us"] for row in rows if row["variant"] == NAME]
-        assert medians
-        assert min(medians) > 0
-        assert NAME in author("explain", *ranks)
+        for each in (name, "dispatch"):  # a runtime calls what dispatch picks
+            medians = [row["median_us"] for row in rows if row["variant"] == each]
+            assert medians
+            assert min(medians) > 0
+        assert name in author("explain", *ranks)
 
-    def test_is_accepted_by_the_checker(self, author):
-        options = ["--op", OP, "--variant", NAME, "--seeds", "16", "--json"]
+    def test_is_accepted_by_the_checker(self, added):
+        author, op, name, _ = added
+        options = ["--op", op, "--variant", name, "--seeds", "16", "--json"]
         (checked,) = json.loads(author("check", *options))["checks"]
-        assert checked["variant"] == NAME
+        assert checked["variant"] == name
         assert checked["violation"] is None
+
+    def test_is_compiled_for_all_targets(self, added):
+        author, op, name, _ = added
+        options = ["--compiled", "--op", op, "--variant", name, "--json"]
+        reports = json.loads(author("check", *options))["reports"]
+        assert {report["architecture"] for report in reports} == TARGETS
+
+
+class TestOneMoreOperation:
+    @pytest.fixture
+    def author(self, tmp_path):
+        return Author(tmp_path, *(name for name in FILES if name.startswith("all_reduce/")))
+
+    def test_is_modelled_where_it_has_formulas(self, author):
+        ranks = ["--op", "all_reduce", "--shapes", "64x8192", "--gpus", "8", "--hardware", "h200"]
+        assert "modelled" in author("explain", *ranks)
+        refused = author.run("explain", *ranks, "--variant", "push")
+        assert "no cost model of push of all_reduce" in refused.stderr
+
+    def test_has_the_named_shapes_of_its_folder(self, author):
+        assert "m=1,64 n=8192" in author("shapes", "--op", "all_reduce")

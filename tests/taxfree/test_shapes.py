@@ -17,10 +17,10 @@ from taxfree.shapes import (
     choose,
     expand,
     field_specs,
+    format_problem,
     named_sets,
     operations,
     parse_counts,
-    written,
 )
 from taxfree_kernels.variant import problem_class
 
@@ -381,19 +381,19 @@ class TestChoose:
 class TestWritten:
     def test_leaves_out_defaults(self):
         (problem,) = problems("16x64x64 gather_dim=0", world_sizes=(2,))
-        text = written(OP, asdict(problem))
+        text = format_problem(OP, asdict(problem))
         assert text == "m=16 n=64 k=64 gather_dim=0 dtype=float16 world_size=2"
         assert problems(text) == [problem]
 
     def test_says_a_default_that_stands_for_another_field(self):
         (problem,) = expand("flash_decode", ShapeRequest(["2x64x8x2x128"]))
-        assert "head_dim=128 kv_len_per_rank=64 v_head_dim=128 dtype" in written(
+        assert "head_dim=128 kv_len_per_rank=64 v_head_dim=128 dtype" in format_problem(
             "flash_decode", asdict(problem)
         )
 
     def test_shows_what_it_does_not_know(self):
-        assert written(OP, {"m": 1, "z": 2}) == "m=1 z=2"
-        assert written("unknown", {"b": 1, "a": 2}) == "a=2 b=1"
+        assert format_problem(OP, {"m": 1, "z": 2}) == "m=1 z=2"
+        assert format_problem("unknown", {"b": 1, "a": 2}) == "a=2 b=1"
 
 
 def test_counts_are_lists_of_positive_integers():

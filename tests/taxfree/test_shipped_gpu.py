@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from taxfree import devices
-from taxfree.measuring.trial import Candidate
+from taxfree.measuring.trial import Candidate, try_candidates
 from taxfree.shapes import recorded_problem
 from taxfree_kernels.variant import operation_names
 from taxfree_tuning_db import shipped_records
@@ -57,8 +57,7 @@ def test_every_winner_is_right(op: str, world_size: int) -> None:
     with start_group(world_size, "cuda", heap_bytes) as group:
         for problem, winner in tried:
             run = {"op": op, "problem": asdict(problem), "candidates": [winner]}
-            task = "taxfree.measuring.trial:try_candidates"
-            (outcome,) = group.call(task, DEADLINE_S, **run, modes=(), repetitions=1)[0]
+            (outcome,) = group.call(try_candidates, DEADLINE_S, **run, modes=(), repetitions=1)[0]
             if outcome.state != "measured":
                 complaints.append(f"{problem}: {winner}: {outcome.state}, {outcome.reason}")
     assert complaints == []

@@ -79,9 +79,9 @@ class TestKnownTaxes:
         assert_only(changed(replace(TRUTH, consumer=20 + amount)), "residual", amount)
 
     @pytest.mark.parametrize("step_ns", [32, 1000, 1024])
-    @pytest.mark.parametrize("stamp", [0.2, 3.0])
-    def test_neither_coarse_clocks_nor_slow_readings_show(self, step_ns, stamp):
-        found = changed(replace(TRUTH, step_ns=step_ns, stamp=stamp))
+    @pytest.mark.parametrize("reading", [0.2, 3.0])
+    def test_neither_coarse_clocks_nor_slow_readings_show(self, step_ns, reading):
+        found = changed(replace(TRUTH, step_ns=step_ns, reading=reading))
         assert max(map(abs, found.values())) < 1.5
 
     def test_what_the_bound_has_of_the_link_is_no_tax(self):
@@ -122,7 +122,7 @@ class TestAccount:
         assert "no graphs" in account.unsplit
 
     def test_without_a_least_collective_the_transfer_has_its_latency(self):
-        account = accounts(replace(TRUTH.measurement(), least=None), BOUNDS)[0]
+        account = accounts(replace(TRUTH.measurement(), latency_probe=None), BOUNDS)[0]
         found = {part.name: part.us for part in account.parts}
         assert "latency" not in found
         assert found["transfer"] == pytest.approx(21, abs=0.1)

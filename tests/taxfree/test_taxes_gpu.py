@@ -20,10 +20,10 @@ from taxfree.measuring.results import write
 from taxfree.profiling.program_trace import variables
 from taxfree.taxes import inside
 from taxfree.workers.group import WorkerGroup
+from tests.taxfree import gpu_tax_tasks, program_trace_tasks
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600)]
 
-TASKS = "tests.taxfree.gpu_tax_tasks"
 AMOUNTS = (5.0, 20.0, 100.0)
 DEADLINE_S = 120.0
 PACE_US = 400.0  # more than the host and the device take for a call
@@ -36,7 +36,7 @@ def gpus() -> Iterator[WorkerGroup]:
 
 
 @pytest.fixture(scope="module")
-def noting() -> Iterator[WorkerGroup]:
+def tracing() -> Iterator[WorkerGroup]:
     yield from group(variables("cuda"))
 
 
@@ -67,7 +67,7 @@ def usual(gpus) -> list[dict[str, float]]:
 
 def parts(gpus: WorkerGroup, **knobs: float) -> list[dict[str, float]]:
     """Parts by rank; the meta-parameters are those of the tasks, which only workers may import."""
-    return gpus.call(f"{TASKS}:parts_with", DEADLINE_S, **knobs)[0]
+    return gpus.call(gpu_tax_tasks.parts_with, DEADLINE_S, **knobs)[0]
 
 
 def in_graph(found: Mapping[str, float]) -> dict[str, float]:
@@ -102,24 +102,24 @@ def assert_only(
 
 
 def test_the_clocks_serve(gpus):
-    found = gpus.call(f"{TASKS}:instrument", DEADLINE_S)[0]
+    found = gpus.call(gpu_tax_tasks.instrument, DEADLINE_S)[0]
     assert 0 < found["step_us"] <= 1.1
     assert 0 < found["error_us"] < 5
     assert 0 < found["gap_us"] < 5
-    assert 0 < found["stamp_us"] < 10
+    assert 0 < found["clock_reading_us"] < 10
     assert found["empty_kernels"] == 7
     assert 300 < found["mhz"] < 3000
 
 
 def test_a_rank_may_have_nothing_to_launch(gpus):
-    assert gpus.call(f"{TASKS}:kernels_of_copies", DEADLINE_S, rows=[0, 3]) == [[0, 1], [0, 1]]
+    assert gpus.call(gpu_tax_tasks.kernels_of_copies, DEADLINE_S, rows=[0, 3]) == [[0, 1], [0, 1]]
 
 
 @pytest.mark.parametrize("amount", AMOUNTS)
 class TestKnownTaxes:
     def test_a_host_delay_is_launch(self, gpus, record, amount):
         (before, pace), (after, slower) = (
-            gpus.call(f"{TASKS}:paced", DEADLINE_S, host_us=PACE_US + each)[0]
+            gpus.call(gpu_tax_tasks.paced, DEADLINE_S, host_us=PACE_US + each)[0]
             for each in (0.0, amount)
         )
         assert slower - pace == pytest.approx(amount, rel=0.5)  # else the pace was not kept
@@ -133,15 +133,15 @@ class TestKnownTaxes:
         assert after[1]["skew"] - before[1]["skew"] == pytest.approx(0, abs=1.5)
 
     def test_a_chain_of_empty_kernels_is_launch(self, gpus, record, usual, amount):
-        gap = gpus.call(f"{TASKS}:instrument", DEADLINE_S)[0]["gap_us"]
+        gap = gpus.call(gpu_tax_tasks.instrument, DEADLINE_S)[0]["gap_us"]
         kernels = round(amount / gap)
         after = parts(gpus, empty_kernels=1 + kernels)[0]
         assert_only(record, usual[0], in_graph(after), "gaps", kernels * gap)
 
     def test_evicted_input_is_locality(self, gpus, record, usual, amount):
-        _, of_hundred = gpus.call(f"{TASKS}:evicted", DEADLINE_S, blocks=100)[0]
+        _, of_hundred = gpus.call(gpu_tax_tasks.evicted, DEADLINE_S, blocks=100)[0]
         blocks = max(2, round(100 * amount / of_hundred))
-        after, truth = gpus.call(f"{TASKS}:evicted", DEADLINE_S, blocks=blocks)[0]
+        after, truth = gpus.call(gpu_tax_tasks.evicted, DEADLINE_S, blocks=blocks)[0]
         assert truth == pytest.approx(amount, rel=0.5)  # else the size does not tell the time
         nothing = dict(usual[0]) | {"read": 0.0}
         assert_only(record, nothing, in_graph(after[0]), "read", truth)
@@ -149,22 +149,22 @@ class TestKnownTaxes:
 
 @pytest.mark.parametrize("amount", AMOUNTS)
 class TestInsideFusedKernels:
-    """A kernel that notes what its programs do, one of which takes longer."""
+    """A kernel that records what its programs do, one of which takes longer."""
 
-    def parts(self, noting: WorkerGroup, **delays: float) -> dict[str, float]:
-        notes = noting.call(
-            "tests.taxfree.timeline_tasks:delayed",
+    def parts(self, tracing: WorkerGroup, **delays: float) -> dict[str, float]:
+        trace = tracing.call(
+            program_trace_tasks.delayed,
             DEADLINE_S,
             repetitions=REPETITIONS,
             **delays,
         )[0]
-        calls = [dataclasses.asdict(inside(notes, 0, each)) for each in range(REPETITIONS)]
+        calls = [dataclasses.asdict(inside(trace, 0, each)) for each in range(REPETITIONS)]
         return {name: float(np.median([call[name] for call in calls])) for name in calls[0]}
 
     @pytest.mark.parametrize(
         ("delay", "part"),
         [("late", "skew"), ("send", "transfer"), ("tile", "work"), ("other", "outside")],
     )
-    def test_a_delay_is_found_where_it_was_put(self, noting, record, delay, part, amount):
-        before, after = self.parts(noting), self.parts(noting, **{delay: amount})
+    def test_a_delay_is_found_where_it_was_put(self, tracing, record, delay, part, amount):
+        before, after = self.parts(tracing), self.parts(tracing, **{delay: amount})
         assert_only(record, before, after, part, amount)

@@ -86,7 +86,8 @@ def tune(db, script, trials=6, hardware=KNOWN["cpu"], dtype="float16", **options
 
 def tune_on(group, db, trials=6, dtype="float16", screen=PassingScreen, **options):
     """A record and the trials."""
-    from taxfree.tuning.tuner import Budget, Tuner, Workers
+    from taxfree.tuning.tuner import Budget, Tuner
+    from taxfree.workers.group import Workers
 
     with Database(db) as database:
         tuner = Tuner(database, Workers(lambda: group), group.hardware, screen(), **options)
@@ -154,7 +155,7 @@ class TestAdoption:
 
 class TestFinals:
     def test_have_a_benchs_deadline_and_a_search_a_share_of_it(self, db):
-        from taxfree.measuring.bench import deadline_s
+        from taxfree.measuring.groups import deadline_s
 
         group = ScriptedGroup(time_of)
         tune_on(group, db, trials=4)
@@ -185,7 +186,8 @@ class TestBudget:
         On a GPU a batch takes a second; on the host each candidate does. Finals are like any other.
         """
         from taxfree.tuning import tuner as module
-        from taxfree.tuning.tuner import Budget, Tuner, Workers
+        from taxfree.tuning.tuner import Budget, Tuner
+        from taxfree.workers.group import Workers
 
         now = [0.0]
         monkeypatch.setattr(module.time, "monotonic", lambda: now[0])

@@ -13,8 +13,8 @@ import sys
 from typing import Any
 
 from taxfree.tuning import tuner
-from taxfree.tuning.tuner import Budget, Tuner, Workers
-from taxfree.workers.group import WorkerGroup
+from taxfree.tuning.tuner import Budget, Tuner
+from taxfree.workers.group import WorkerGroup, Workers
 from taxfree_kernels.cross_compile.screen import Screen
 from taxfree_kernels.variant import problem_class
 from taxfree_tuning_db import Database

@@ -189,7 +189,7 @@ class TestMiss:
         near = record_of(16, problem=problem_of(16, n=4096))
         answer = find(table_of(elsewhere, far, near), 16)
         assert answer.nearest == near
-        assert answer.lookup_trace[-1].why == "in the nearest, n is 4096, not 3584"
+        assert answer.lookup_trace[-1].why == "n is 4096, not 3584"
 
     def test_differing_fields_are_shown_side_by_side(self):
         asked = problem_of(32, layout="nk")

@@ -1,4 +1,4 @@
-"""Documents that use old names are read as if they had today's."""
+"""Documents that use old names are read with the current names."""
 
 import json
 from dataclasses import replace

@@ -1,9 +1,9 @@
 """One SQLite connection with the interface that sqlitedict expects of its own.
 
-sqlitedict runs SQLite in a thread that dies on a failed commit or a damaged page, after which its
-caller waits for ever; it also logs every error, turns off syncing to disk and ignores its timeout.
-`SharedDict` keeps its mapping interface but gives it this connection instead: it runs in the
-calling thread and is shared by all tables, so that one transaction spans them.
+sqlitedict runs SQLite in a thread that dies on a failed commit or a damaged page, and then its
+caller waits forever. It also logs every error, turns off syncing to disk and ignores its timeout.
+`SharedDict` keeps the mapping interface but uses this connection, which runs in the calling thread
+and is shared by all tables, so that one transaction spans them.
 """
 
 from __future__ import annotations
@@ -28,39 +28,19 @@ from .errors import (
 
 BUSY_TIMEOUT_S = 10.0
 
-# what SQLite says, the error it is, the message and the hint
-_CAUSES: tuple[tuple[str, type[DatabaseError], str, str], ...] = (
-    (
-        "locked",
-        DatabaseLocked,
-        "is locked by another process",
-        "wait for the other taxfree command to end, or stop it",
-    ),
-    (
-        "database or disk is full",
-        DatabaseFull,
-        "cannot grow: the disk is full",
-        "free some space, or point --db or TAXFREE_DB at another disk",
-    ),
-    (
-        "readonly",
-        DatabaseReadOnly,
-        "is read-only",
-        "make it writable, or point --db or TAXFREE_DB at a copy",
-    ),
-    (
-        "malformed",
-        DatabaseCorrupt,
-        "is damaged",
-        "move it away and run `taxfree tune`, or import an export of it",
-    ),
-    (
-        "not a database",
-        DatabaseCorrupt,
-        "is not a SQLite database",
-        "point --db or TAXFREE_DB at a tuning database",
-    ),
-)
+# a part of SQLite's message -> the error, our message and hint
+_CAUSES: dict[str, tuple[type[DatabaseError], str, str]] = {
+    "locked": (DatabaseLocked, "is locked by another process",
+               "wait for the other taxfree command to end, or stop it"),
+    "database or disk is full": (DatabaseFull, "cannot grow: the disk is full",
+                                 "free some space, or point --db or TAXFREE_DB at another disk"),
+    "readonly": (DatabaseReadOnly, "is read-only",
+                 "make it writable, or point --db or TAXFREE_DB at a copy"),
+    "malformed": (DatabaseCorrupt, "is damaged",
+                  "move it away and run `taxfree tune`, or import an export of it"),
+    "not a database": (DatabaseCorrupt, "is not a SQLite database",
+                       "point --db or TAXFREE_DB at a tuning database"),
+}  # fmt: skip
 
 
 class Connection:
@@ -68,10 +48,10 @@ class Connection:
 
     Args:
         path: the file.
-        read_only: refuse to change it, or to create it.
+        read_only: refuse to change or create it.
 
     Raises:
-        DatabaseError: the subclass that tells why it cannot be opened.
+        DatabaseError: it cannot be opened; the subclass says why.
     """
 
     autocommit = False
@@ -112,7 +92,7 @@ class Connection:
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
-        """Hold the write lock: all that is done inside happens, or nothing. Inner ones join."""
+        """Hold the write lock. All changes inside happen, or none. Inner transactions join."""
         if self._in_transaction():
             yield
             return
@@ -121,7 +101,9 @@ class Connection:
             yield
             self.execute("COMMIT")
         except BaseException:
-            self._roll_back()
+            # SQLite has rolled back by itself after some errors, a full disk among them.
+            if self._in_transaction():
+                self.execute("ROLLBACK")
             raise
 
     def close(self) -> None:
@@ -131,11 +113,6 @@ class Connection:
     def _in_transaction(self) -> bool:
         with self._explained():
             return self._sqlite.in_transaction
-
-    def _roll_back(self) -> None:
-        # SQLite has rolled back by itself after some errors, a full disk among them.
-        if self._in_transaction():
-            self.execute("ROLLBACK")
 
     @contextmanager
     def _explained(self) -> Iterator[None]:
@@ -147,8 +124,8 @@ class Connection:
     def _explanation(self, error: Exception) -> DatabaseError:
         # Undecodable text comes from a damaged page, or from SQLite's message about one.
         text = "malformed" if isinstance(error, UnicodeDecodeError) else str(error)
-        for said, cause, message, hint in _CAUSES:
-            if said in text:
+        for part, (cause, message, hint) in _CAUSES.items():
+            if part in text:
                 return cause(f"{self._path} {message}", hint)
         return DatabaseUnreadable(
             f"{self._path} cannot be used: {error}",
@@ -157,13 +134,9 @@ class Connection:
 
 
 class SharedDict(SqliteDict):  # type: ignore[misc]
-    """A sqlitedict table on a connection that it shares with others.
+    """A sqlitedict table on a shared connection; it is created where it is missing.
 
-    Values go in as text and come out as they are stored, whatever that is.
-
-    Args:
-        connection: where the table is.
-        table: its name; it is created where it is missing.
+    Values are written as text and returned as they are stored, of whatever type.
     """
 
     def __init__(self, connection: Connection, table: str) -> None:
@@ -174,4 +147,4 @@ class SharedDict(SqliteDict):  # type: ignore[misc]
         return self._shared
 
     def close(self, do_log: bool = True, force: bool = False) -> None:
-        """Do nothing: the connection outlives its tables, and sqlitedict closes in `__del__`."""
+        """Do nothing: sqlitedict closes in `__del__`, but the connection outlives its tables."""

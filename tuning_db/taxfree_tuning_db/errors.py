@@ -1,17 +1,4 @@
-"""What can go wrong with a tuning database.
-
-DatabaseError(message, hint)
-├── DatabaseMissing       no database there yet
-├── DatabaseUnreadable    permissions, not a file, I/O errors
-├── DatabaseReadOnly      a write to what may only be read
-├── DatabaseCorrupt       not SQLite, damaged, or not a tuning database
-├── DatabaseLocked        another process holds it
-├── DatabaseTooNew        written by a newer taxfree
-├── DatabaseFull          no space left
-├── ForeignRecord         a row that taxfree did not write
-├── InvalidRecord         a record that breaks the schema
-└── NotAnExport           a document that is not an export of records
-"""
+"""The errors of the tuning database, all of them a `DatabaseError`."""
 
 from __future__ import annotations
 
@@ -35,7 +22,7 @@ class DatabaseMissing(DatabaseError):
 
 
 class DatabaseUnreadable(DatabaseError):
-    """The file cannot be opened or read."""
+    """The file cannot be opened or read: permissions, not a file, I/O errors."""
 
 
 class DatabaseReadOnly(DatabaseError):
@@ -47,11 +34,11 @@ class DatabaseCorrupt(DatabaseError):
 
 
 class DatabaseLocked(DatabaseError):
-    """Another process has held the database for longer than we wait."""
+    """Another process has held the lock for longer than we wait."""
 
 
 class DatabaseTooNew(DatabaseError):
-    """The database has a schema of a newer taxfree."""
+    """The database has the schema of a newer taxfree."""
 
 
 class DatabaseFull(DatabaseError):
@@ -93,7 +80,6 @@ class InvalidRecord(DatabaseError):
 class NotAnExport(DatabaseError):
     """A document is not an export of records."""
 
-    def __init__(self, what: str, why: str) -> None:
-        super().__init__(
-            f"{what} is not a taxfree export: {why}", "write one with `taxfree db export`"
-        )
+    def __init__(self, document: str, why: str) -> None:
+        hint = "write one with `taxfree db export`"
+        super().__init__(f"{document} is not a taxfree export: {why}", hint)

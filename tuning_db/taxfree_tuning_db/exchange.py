@@ -1,4 +1,4 @@
-"""Records as one JSON document, to carry them from one database to another."""
+"""Export and import of records as one JSON document."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ Location: TypeAlias = str | os.PathLike[str] | IO[str]
 
 @dataclass(frozen=True)
 class ImportReport:
-    """What an import did.
+    """The outcome of an import.
 
     Args:
-        added: records that had no counterpart.
-        replaced: records that stand in place of one that was worse.
+        added: records of problems that had none.
+        replaced: records that have replaced a worse one.
         kept: records of the database that were at least as good as the document's.
-        refused: (what, why) of everything in the document that is no valid record.
+        refused: (entry, reason) of every entry that is not a valid record.
     """
 
     added: tuple[Record, ...]
@@ -39,10 +39,9 @@ class ImportReport:
 
 
 def export(records: Iterable[Record], target: Location) -> None:
-    """Write records as one JSON document, the same one whatever their order.
+    """Write records as one JSON document, sorted by key.
 
     Args:
-        records: what to write.
         target: a path, whose file is replaced at once or not at all, or a text stream.
 
     Raises:
@@ -63,10 +62,10 @@ def export(records: Iterable[Record], target: Location) -> None:
 
 
 def read_export(source: Location) -> list[object]:
-    """Return what an export holds: documents for `Record.from_json`, not validated yet.
+    """Return the entries of an export: documents for `Record.from_json`, not validated yet.
 
     Raises:
-        NotAnExport: it holds something else, or is of a newer version.
+        NotAnExport: the document is something else, or of a newer version.
         DatabaseUnreadable: the path cannot be read.
     """
     name, text = _read(source)
@@ -80,19 +79,16 @@ def read_export(source: Location) -> list[object]:
 def import_records(
     database: Database, document: Location | Mapping[str, Any] | list[object]
 ) -> ImportReport:
-    """Put the records of an export into a database, keeping the better-measured of two.
+    """Put the records of an export into a database atomically, keeping the better of two.
 
     Of two records of the same taxfree version, one from a search beats one from a bench; then the
     one with more samples behind its winner wins, then the newer. Records of different versions, or
     with different sources of the same winner, measured different kernels: there the newer wins. In
     a tie, the database's record stays.
 
-    The import is atomic.
-
     Args:
-        database: what to change.
-        document: an export: a path, a text stream, the parsed document, or what `read_export`
-            returned of it.
+        document: an export: a path, a text stream, the parsed document, or the entries that
+            `read_export` returned.
 
     Raises:
         NotAnExport: the document is something else; the database is unchanged.
@@ -105,9 +101,7 @@ def import_records(
     else:
         entries = read_export(document)
     valid, refused = _validated(entries)
-    added: list[Record] = []
-    replaced: list[Record] = []
-    kept: list[Record] = []
+    added, replaced, kept = list[Record](), list[Record](), list[Record]()
     with database.transaction():
         for record in valid:
             known = database.get(record.key)
@@ -169,7 +163,7 @@ def _worth(record: Record) -> tuple[bool, int, datetime]:
 
 
 def _created(record: Record) -> datetime:
-    """Return when a record was made; one that does not say is the oldest."""
+    """Return the time at which a record was made; a record without it is the oldest."""
     text = record.provenance.get("created")
     if text is None:
         return datetime.min.replace(tzinfo=UTC)

@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all; what is no file, such as a pipe, stays what it is."""
+"""Files that are written whole or not at all. A pipe or a device is written into."""
 
 from __future__ import annotations
 
@@ -10,19 +10,15 @@ _SQLITE = b"SQLite format 3\0"
 
 
 def replaced_by(path: Path) -> Path | None:
-    """Return the file that writing to a path replaces: the one that its links lead to.
-
-    Args:
-        path: a file, perhaps one to be made; else, such as for a device, None is returned.
-    """
+    """Return the file that a write replaces, behind all links; None for a device or a pipe."""
     if path.exists() and not path.is_file():
         return None
     return Path(os.path.realpath(path))
 
 
 def is_database(path: Path) -> bool:
-    """Whether a path leads to a file of SQLite, which nobody wants replaced by text."""
-    if not path.is_file():  # a pipe is not opened: its reader would see that
+    """Whether a path is a SQLite file, which nobody wants replaced by text."""
+    if not path.is_file():  # opening a pipe would disturb its reader
         return False
     try:
         with path.open("rb") as file:
@@ -32,10 +28,10 @@ def is_database(path: Path) -> bool:
 
 
 def write(path: Path, text: str) -> None:
-    """Replace a file at once, or write into what is no file.
+    """Replace a file atomically, or write into a device or a pipe.
 
     Raises:
-        OSError: it cannot be written, or is a database; a file is as it was.
+        OSError: it cannot be written, or is a database; the file is unchanged.
     """
     file = replaced_by(path)
     if file is None:

@@ -1,4 +1,4 @@
-"""Which record serves a problem, and the lookup trace of steps that led to it."""
+"""Look-up: the record that serves a problem, and the steps that led to it."""
 
 from __future__ import annotations
 
@@ -7,18 +7,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Literal, TypeAlias
 
-from .records import (
-    HardwareFingerprint,
-    Record,
-    Scalar,
-    SoftwareFingerprint,
-    record_key,
-)
+from .records import HardwareFingerprint, Record, Scalar, SoftwareFingerprint, record_key
 from .staleness import stale_reason
 
-_TODAYS = "today's kernel"
+_CURRENT = "the current kernel"
 _RUNS = "a config that runs this problem"
-_FIXED = "world_size"  # no other field decides as much over what is fastest
+_FIXED = "world_size"  # decides more than any other field which variant is fastest
 
 Kind: TypeAlias = Literal["exact", "neighbour", "predicted", "stale", "miss"]
 
@@ -27,10 +21,6 @@ class Table:
     """Records in memory; the user's take precedence over the shipped ones, record by record.
 
     A shipped record is still used if the user's own is stale.
-
-    Args:
-        user: the records of the user's database.
-        shipped: those that come with taxfree.
     """
 
     def __init__(self, user: Iterable[Record] = (), shipped: Iterable[Record] = ()) -> None:
@@ -57,8 +47,8 @@ class LookupStep:
     """One step of a look-up.
 
     Args:
-        looked_for: what this step wanted.
-        found: whether it was there.
+        looked_for: the goal of the step.
+        found: whether it was reached.
         why: what was found, or why nothing was.
     """
 
@@ -72,8 +62,8 @@ class LookUp:
     """The answer to a look-up.
 
     Args:
-        kind: `exact` and `neighbour` may be used, and so may what is `predicted`; `stale` may only
-            be shown; `miss` has nothing.
+        kind: `exact`, `neighbour` and `predicted` may be used; `stale` may only be shown; `miss`
+            means that nothing was found.
         record: the record of that kind, or None for a prediction or a miss.
         soft_mismatches: fields of the software fingerprint that differ from the record's.
         lookup_trace: the steps taken, in order.
@@ -92,7 +82,7 @@ class LookUp:
     @property
     def why_not(self) -> str:
         """Why nothing serves: what is wrong with a record, else how the nearest one differs."""
-        steps = [step for step in self.lookup_trace if step.looked_for in (_TODAYS, _RUNS)]
+        steps = [step for step in self.lookup_trace if step.looked_for in (_CURRENT, _RUNS)]
         wrong = [step.why for step in steps if not step.found]
         return (wrong or [self.lookup_trace[-1].why])[0]
 
@@ -111,95 +101,78 @@ def look_up(
 ) -> LookUp:
     """Find the record for a problem: its own, else that of its nearest neighbour that serves.
 
-    A stale record of its own is returned as such only where no neighbour serves.
+    Neighbours of larger sizes come first: their tiles fit all rows, and smaller ones need more
+    tiles. The problem's own record, if it is stale, is returned where no neighbour serves.
 
     Args:
-        table: where to look.
-        op: name of the operation.
-        problem: fields of the problem.
-        hardware: the machine's.
-        software: today's; differences are flagged, never refused.
-        kernel_hashes: today's kernel hash of every variant of the operation.
-        interpolated_fields: positive dimensions in which a neighbour may differ, such as `("m",)`.
-        ignored_fields: fields in which it may differ as well; of two equally near, the one that
-            agrees in more of them is taken.
-        max_log2_distance: how far a neighbour may be, in all near fields together: 1 is a factor of
-            two.
-        refused: says why a record's config cannot run this problem today, or None if it can.
+        software: the current versions; differences are flagged, never refused.
+        kernel_hashes: the current hash of every variant of the operation.
+        interpolated_fields: positive sizes in which a neighbour may differ, such as `("m",)`.
+        ignored_fields: fields in which it may differ as well; of two equally near neighbours, the
+            one that agrees in more of them is taken.
+        max_log2_distance: largest distance of a neighbour, the sum of |log2| ratios over all
+            interpolated fields: 1 is a factor of two.
+        refused: says why a record's config cannot run this problem, or None if it can.
 
     Raises:
-        ValueError: one of these names the world size.
+        ValueError: a neighbour may not differ in the world size.
         InvalidRecord: a field of the problem is not a finite scalar.
     """
     if _FIXED in {*interpolated_fields, *ignored_fields}:
         raise ValueError(f"a neighbour may not differ in {_FIXED}")
-    lookup_trace: list[LookupStep] = []
+    trace: list[LookupStep] = []
+
+    def step(looked_for: str, found: bool, why: str) -> bool:
+        trace.append(LookupStep(looked_for, found, why))
+        return found
+
+    def runs(record: Record) -> bool:
+        reason = refused(record)
+        return reason is None or step(_RUNS, False, reason)
 
     def answer(kind: Kind, record: Record) -> LookUp:
-        return LookUp(kind, record, _soft_mismatches(record, software), tuple(lookup_trace))
+        return LookUp(kind, record, _soft_mismatches(record, software), tuple(trace))
 
     own = table.layers(record_key(op, problem, hardware))
-    lookup_trace.append(_own_step(op, problem, hardware, own))
+    sources = " and ".join(record.provenance.get("source", "unnamed") for record in own)
+    asked = f"{op} with {_shown(problem)} on {hardware.gpu}"
+    step(asked, bool(own), f"record: {sources}" if own else "not measured on this hardware")
     for record in own:
         reason = stale_reason(record, kernel_hashes)
-        lookup_trace.append(LookupStep(_TODAYS, reason is None, reason or "the hash is the same"))
-        if reason is None and not _is_refused(record, refused, lookup_trace):
+        if step(_CURRENT, reason is None, reason or "the hash is the same") and runs(record):
             return answer("exact", record)
 
-    others = [
-        record for record in table.fresh(kernel_hashes) if record.op == op and record not in own
-    ]
+    others = [each for each in table.fresh(kernel_hashes) if each.op == op and each not in own]
     found = neighbours(others, problem, hardware, interpolated_fields, ignored_fields)
-    fields = ", ".join((*interpolated_fields, *ignored_fields))
-    looked_for = f"a neighbour that differs in {fields or 'nothing'}"
+    fields = (*interpolated_fields, *ignored_fields)
+    looked_for = f"a neighbour that differs in {', '.join(fields) or 'nothing'}"
     if not found:
-        why = "no record of today's kernels agrees in all other fields"
-        lookup_trace.append(LookupStep(looked_for, False, why))
-    for neighbour in sorted(
-        found, key=lambda each: _comes_after(each, problem, interpolated_fields, max_log2_distance)
-    ):
-        distance = _distance(neighbour.problem, problem, set(interpolated_fields))
-        is_near = distance <= max_log2_distance
-        sizes = {name: neighbour.problem[name] for name in (*interpolated_fields, *ignored_fields)}
-        far = "" if is_near else f", which is {2**distance:.3g} times off"
-        which = "nearest" if neighbour is found[0] else "next"
-        lookup_trace.append(LookupStep(looked_for, is_near, f"{which} is {_shown(sizes)}{far}"))
-        if not is_near:
+        step(looked_for, False, "no current record agrees in all other fields")
+
+    def order(record: Record) -> int:
+        if _distance(record.problem, problem, interpolated_fields) > max_log2_distance:
+            return 2
+        return int(any(record.problem[name] < problem[name] for name in interpolated_fields))  # type: ignore[operator]
+
+    for record in sorted(found, key=order):
+        which = "nearest" if record is found[0] else "next"
+        why = f"{which} is {_shown({name: record.problem[name] for name in fields})}"
+        if order(record) == 2:
+            factor = 2 ** _distance(record.problem, problem, interpolated_fields)
+            step(looked_for, False, f"{why}, a factor of {factor:.3g} away")
             break
-        if not _is_refused(neighbour, refused, lookup_trace):
-            return answer("neighbour", neighbour)
+        if step(looked_for, True, why) and runs(record):
+            return answer("neighbour", record)
     if own:
         return answer("stale", own[0])
 
-    same_op = [record for record in table.records() if record.op == op]
-    nearest = _nearest(same_op, problem, hardware)
-    lookup_trace.append(_nearest_step(op, nearest, problem, hardware))
-    return LookUp("miss", None, (), tuple(lookup_trace), nearest)
-
-
-def _comes_after(
-    record: Record,
-    problem: Mapping[str, Scalar],
-    interpolated_fields: Sequence[str],
-    max_log2_distance: float,
-) -> int:
-    """0, 1 or 2, by which neighbours are tried in turn; those alike keep their order.
-
-    Larger ones within reach come first: a config for more rows has tiles for all of these, and one
-    for fewer rows needs more of its tiles.
-    """
-    if _distance(record.problem, problem, set(interpolated_fields)) > max_log2_distance:
-        return 2
-    return int(any(record.problem[name] < problem[name] for name in interpolated_fields))  # type: ignore[operator]
-
-
-def _is_refused(
-    record: Record, refused: Callable[[Record], str | None], lookup_trace: list[LookupStep]
-) -> bool:
-    reason = refused(record)
-    if reason is not None:
-        lookup_trace.append(LookupStep(_RUNS, False, reason))
-    return reason is not None
+    nearest = _nearest([each for each in table.records() if each.op == op], problem, hardware)
+    why = f"{op} was never tuned"
+    if nearest is not None:
+        pairs = differing_fields(nearest, problem, hardware).items()
+        why = "; ".join(f"{name} is {had}, not {wanted}" for name, (had, wanted) in pairs)
+    step(f"the nearest record of {op}, not for use", nearest is not None, why)
+    return LookUp("miss", None, (), tuple(trace), nearest)
 
 
 def neighbours(
@@ -209,11 +182,10 @@ def neighbours(
     interpolated_fields: Sequence[str],
     ignored_fields: Sequence[str],
 ) -> list[Record]:
-    """Return the records that may lend a problem their configs, the nearest first.
+    """Return the records whose configs may be transferred to a problem, the nearest first.
 
     Args:
         records: of one operation.
-        problem, hardware: fields of the problem that is asked for, and the machine's.
         interpolated_fields, ignored_fields: as of :func:`look_up`.
     """
     near = set(interpolated_fields)
@@ -225,12 +197,12 @@ def neighbours(
         for record in records
         if record.hardware == hardware
         and record.problem.keys() == problem.keys()
-        and _without(record.problem, apart) == _without(problem, apart)
+        and _without(apart, record.problem) == _without(apart, problem)
         and near <= _sizes(record.problem).keys()
     ]
 
     def rank(record: Record) -> tuple[float, int, list[Scalar]]:
-        # of two that are equally near, the more alike, then the smaller
+        # of two equally near records, the more alike, then the smaller
         unlike = sum(record.problem.get(name) != problem.get(name) for name in ignored_fields)
         sizes = [record.problem[name] for name in interpolated_fields]
         return _distance(record.problem, problem, near), unlike, sizes
@@ -241,33 +213,23 @@ def neighbours(
 def differing_fields(
     record: Record, problem: Mapping[str, Scalar], hardware: HardwareFingerprint | None = None
 ) -> dict[str, tuple[Scalar | None, Scalar | None]]:
-    """Return the fields in which a record differs, as (the record's, the asked one's).
+    """Return the fields in which a record differs, as (the record's, the problem's).
 
-    Args:
-        record: the record.
-        problem: fields of the problem that was asked for; None stands for one that is missing.
-        hardware: the machine's, to compare it too, under names such as `hardware.gpu`.
+    None stands for a missing field. Fields of the hardware, if it is given, have names such as
+    `hardware.gpu`.
     """
     ours, asked = dict(record.problem), dict(problem)
     if hardware is not None:
-        ours |= _hardware_fields(record.hardware)
-        asked |= _hardware_fields(hardware)
-    names = [*ours, *(name for name in asked if name not in ours)]
-    pairs = {name: (ours.get(name), asked.get(name)) for name in names}
+        for fields, machine in ((ours, record.hardware), (asked, hardware)):
+            fields |= {f"hardware.{name}": value for name, value in asdict(machine).items()}
+    pairs = {name: (ours.get(name), asked.get(name)) for name in ours | asked}
     return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
 
 
-def _hardware_fields(hardware: HardwareFingerprint) -> dict[str, Scalar]:
-    return {f"hardware.{name}": value for name, value in asdict(hardware).items()}
-
-
 def _soft_mismatches(record: Record, software: SoftwareFingerprint) -> tuple[str, ...]:
-    ours, todays = asdict(record.software), asdict(software)
-    # another taxfree is no mismatch by itself: the kernel hash tells whether it matters
-    return tuple(name for name in ours if name != "taxfree" and ours[name] != todays[name])
-
-
-# -- distances --
+    recorded, current = asdict(record.software), asdict(software)
+    # the version of taxfree does not count: the kernel hash tells whether the kernel has changed
+    return tuple(each for each in recorded if each != "taxfree" and recorded[each] != current[each])
 
 
 def _nearest(
@@ -275,12 +237,12 @@ def _nearest(
 ) -> Record | None:
     def rank(record: Record) -> tuple[int, float, str]:
         differing = differing_fields(record, problem, hardware)
-        return len(differing), _distance(record.problem, problem, set(differing)), record.key
+        return len(differing), _distance(record.problem, problem, differing), record.key
 
     return min(records, key=rank, default=None)
 
 
-def _without(problem: Mapping[str, Scalar], names: set[str]) -> dict[str, Scalar]:
+def _without(names: set[str], problem: Mapping[str, Scalar]) -> dict[str, Scalar]:
     return {name: value for name, value in problem.items() if name not in names}
 
 
@@ -292,37 +254,14 @@ def _sizes(problem: Mapping[str, Scalar]) -> dict[str, int | float]:
     }
 
 
-def _distance(one: Mapping[str, Scalar], other: Mapping[str, Scalar], names: set[str]) -> float:
+def _distance(
+    one: Mapping[str, Scalar], other: Mapping[str, Scalar], names: Iterable[str]
+) -> float:
     """Return the sum of |log2| ratios of the named sizes that both have."""
     ours, theirs = _sizes(one), _sizes(other)
-    shared = names & ours.keys() & theirs.keys()
+    shared = (ours.keys() & names) & theirs.keys()
     steps = [abs(math.log2(ours[name]) - math.log2(theirs[name])) for name in shared]
     return round(math.fsum(steps), 9)  # so that 12 and 48 are equally far from 24
-
-
-# -- words --
-
-
-def _own_step(
-    op: str, problem: Mapping[str, Scalar], hardware: HardwareFingerprint, own: Sequence[Record]
-) -> LookupStep:
-    sources = " and ".join(record.provenance.get("source", "unnamed") for record in own)
-    why = f"record: {sources}" if own else "not measured on this hardware"
-    return LookupStep(f"{op} with {_shown(problem)} on {hardware.gpu}", bool(own), why)
-
-
-def _nearest_step(
-    op: str,
-    nearest: Record | None,
-    problem: Mapping[str, Scalar],
-    hardware: HardwareFingerprint,
-) -> LookupStep:
-    looked_for = f"any record of {op}, to show"
-    if nearest is None:
-        return LookupStep(looked_for, False, f"{op} was never tuned")
-    differing = differing_fields(nearest, problem, hardware)
-    differences = (f"{name} is {had}, not {asked}" for name, (had, asked) in differing.items())
-    return LookupStep(looked_for, True, f"in the nearest, {'; '.join(differences)}")
 
 
 def _shown(problem: Mapping[str, Scalar]) -> str:

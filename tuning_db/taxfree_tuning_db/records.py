@@ -1,7 +1,7 @@
-"""What is stored: fingerprints, measurements, records and trials.
+"""The stored values: fingerprints, measurements, records and trials.
 
-A value of these classes is valid: the constructors check, and raise `InvalidRecord` naming the
-field. JSON is the only form they take outside the program.
+Their constructors check all fields, and raise `InvalidRecord` with the name of the wrong one. They
+are stored as JSON only.
 """
 
 from __future__ import annotations
@@ -9,16 +9,16 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
 from datetime import datetime
+from itertools import repeat
 from typing import Any, Literal, TypeAlias, TypeVar, get_args
 
 from .errors import InvalidRecord
 from .renamed import with_new_names
 
 SCHEMA_VERSION = 1
-OF_A_BENCH = "bench"  # as `method` in a provenance: no search has made the record
+OF_A_BENCH = "bench"  # `method` of a record that a bench has made, not a search
 
 Scalar: TypeAlias = int | str | bool | float
 Mode: TypeAlias = Literal["eager", "graph"]
@@ -37,10 +37,10 @@ class HardwareFingerprint:
     Args:
         gpu: product name, as the driver gives it.
         architecture: compiler target, such as `sm_90` or `gfx942`.
-        compute_units: SMs or CUs that are really there.
+        compute_units: SMs or CUs that are enabled.
         memory_bytes: device memory, in bytes.
-        link: how the GPUs are joined, such as `nvlink`.
-        num_xcds: chiplets with an L2 cache of their own.
+        link: the link between GPUs, such as `nvlink`.
+        num_xcds: chiplets, each with an L2 cache.
     """
 
     gpu: str
@@ -62,9 +62,7 @@ class SoftwareFingerprint:
     """The versions a record was measured with; other versions are a soft mismatch.
 
     Args:
-        taxfree: version of taxfree.
-        triton: version of Triton.
-        torch: version of torch.
+        taxfree, triton, torch: their versions.
         driver: version of the GPU driver.
         runtime: `cuda 13.0`, `rocm 7.1` or `cpu`.
         collectives: the collective library and its version.
@@ -123,16 +121,15 @@ class Record:
 
     Args:
         op: name of the operation.
-        problem: fields of the problem, `world_size` and `dtype` among them.
-        hardware: what it was measured on.
-        software: what it was measured with.
-        winner: what to run; the baseline itself where nothing beat it.
-        baseline: the library's way.
+        problem: fields of the problem, with `world_size` and `dtype`.
+        hardware, software: of the measurement.
+        winner: the variant to run; the baseline where nothing was faster.
+        baseline: the library's path.
         runners_up: the next best, best first.
-        trials: candidates tried.
-        seconds_spent: time the search took, in seconds.
-        provenance: where it comes from: `source` ("user" or "shipped"), `created` (ISO time),
-            perhaps `method` (:data:`OF_A_BENCH`), ...
+        trials: number of candidates tried.
+        seconds_spent: duration of the search, in seconds.
+        provenance: `source` ("user" or "shipped"), `created` (ISO time), perhaps `method`
+            (:data:`OF_A_BENCH`), ...
         schema: version of this layout.
     """
 
@@ -162,7 +159,7 @@ class Record:
 
     @property
     def key(self) -> str:
-        """The key this record is stored under."""
+        """The key of the record in the store."""
         return record_key(self.op, self.problem, self.hardware)
 
     def to_json(self) -> dict[str, Any]:
@@ -179,26 +176,27 @@ class Record:
         _known_schema(document)
         op = document.get("op") if isinstance(document, Mapping) else None
         values = _values(cls, with_new_names(op, document))
-        values["hardware"] = _nested("hardware", HardwareFingerprint, values)
-        values["software"] = _nested("software", SoftwareFingerprint, values)
-        values["winner"] = _nested("winner", Measurement, values)
-        values["baseline"] = _nested("baseline", Measurement, values)
-        values["runners_up"] = _nested_list("runners_up", Measurement, values)
+        values["hardware"] = _nested("hardware", HardwareFingerprint, values["hardware"])
+        values["software"] = _nested("software", SoftwareFingerprint, values["software"])
+        values["winner"] = _nested("winner", Measurement, values["winner"])
+        values["baseline"] = _nested("baseline", Measurement, values["baseline"])
+        others = values["runners_up"]
+        _require(isinstance(others, list), "runners_up", "is not a list")
+        paths = (f"runners_up[{index}]" for index in range(len(others)))
+        values["runners_up"] = tuple(map(_nested, paths, repeat(Measurement), others))
         return cls(**values)
 
 
 @dataclass(frozen=True)
 class TrialRecord:
-    """One candidate that the tuner tried, whatever came of it.
+    """One candidate that the tuner tried.
 
     Args:
-        variant: name of the variant.
-        config: its configuration.
-        state: what came of it.
-        reason: why it was not measured; empty for a measured one.
+        variant, config, kernel_hash: as in `Measurement`.
+        state: the outcome.
+        reason: why it was not measured; empty if it was.
         median_us: median time per mode, in microseconds; empty unless measured.
-        seconds: time the trial took, in seconds.
-        kernel_hash: as in `Measurement`.
+        seconds: duration of the trial, in seconds.
     """
 
     variant: str
@@ -229,8 +227,8 @@ class TrialRecord:
         """Return the trial that a JSON document describes.
 
         Args:
-            document: what `to_json` returned, perhaps long ago.
-            op: the operation it was of, whose old names are replaced.
+            document: as `to_json` returned it, in this or an older version of taxfree.
+            op: the operation, whose old names are replaced.
 
         Raises:
             InvalidRecord: naming the field that is missing, unknown or wrong.
@@ -241,7 +239,7 @@ class TrialRecord:
 def record_key(op: str, problem: Mapping[str, Scalar], hardware: HardwareFingerprint) -> str:
     """Return the key of a problem on a machine: canonical JSON, the same in every process.
 
-    Nothing else may compute a key: if tuner and dispatcher disagreed, look-ups would silently miss.
+    All keys are made here: if tuner and dispatcher disagreed, look-ups would silently miss.
 
     Raises:
         InvalidRecord: a field of the problem is not a finite scalar.
@@ -251,7 +249,7 @@ def record_key(op: str, problem: Mapping[str, Scalar], hardware: HardwareFingerp
 
 
 def canonical_json(document: object) -> str:
-    """Return JSON in the one form that equal documents share.
+    """Return JSON text that is the same for equal documents.
 
     Raises:
         ValueError: a number is not finite.
@@ -268,16 +266,10 @@ def _require(condition: bool, field: str, why: str) -> None:
 
 
 def _text(field: str, value: object) -> None:
-    _require(isinstance(value, str) and _is_unicode(value), field, "is not text")
-
-
-def _is_unicode(text: str) -> bool:
-    """Whether it can be printed and stored; JSON can hold halves of characters."""
     try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
+        str.encode(value)  # type: ignore[arg-type]
+    except (TypeError, UnicodeEncodeError):  # JSON can hold halves of characters
+        raise InvalidRecord(field, "is not text") from None
 
 
 def _name(field: str, value: object) -> None:
@@ -332,14 +324,10 @@ def _provenance(value: object) -> None:
     for path, item in _items("provenance", value):
         _text(path, item)
         if path == "provenance.created":
-            _time(path, item)
-
-
-def _time(field: str, value: Any) -> None:
-    try:
-        datetime.fromisoformat(value)
-    except ValueError:
-        raise InvalidRecord(field, "is not an ISO time") from None
+            try:
+                datetime.fromisoformat(str(item))
+            except ValueError:
+                raise InvalidRecord(path, "is not an ISO time") from None
 
 
 def _known_schema(document: object) -> None:
@@ -359,22 +347,9 @@ def _values(cls: type, document: object) -> dict[str, Any]:
     return dict(document)
 
 
-def _nested(name: str, cls: type[_T], values: Mapping[str, Any]) -> _T:
-    with _within(name):
-        return cls(**_values(cls, values[name]))
-
-
-def _nested_list(name: str, cls: type[_T], values: Mapping[str, Any]) -> tuple[_T, ...]:
-    items = values[name]
-    _require(isinstance(items, list), name, "is not a list")
-    numbered = {f"{name}[{index}]": item for index, item in enumerate(items)}
-    return tuple(_nested(path, cls, numbered) for path in numbered)
-
-
-@contextmanager
-def _within(path: str) -> Iterator[None]:
+def _nested(path: str, cls: type[_T], document: object) -> _T:
     try:
-        yield
+        return cls(**_values(cls, document))
     except InvalidRecord as error:
         field = f"{path}.{error.field}" if error.field else path
         raise InvalidRecord(field, error.why) from None

@@ -1,8 +1,8 @@
-"""Names that stored documents use and the code no longer does, and what they are called today.
+"""Former names in stored documents, and the current name of each.
 
-Whoever renames a variant, a key of configs or a field of problems adds the old name here. Every
-reader of records, trials, exports, result files and digests of instructions maps what it reads, so
-that measurements outlive their names. Old names are never used again for something else.
+A change that renames a variant, a key of configs or a field of problems adds the old name here.
+Every reader of records, trials, exports, result files and digests of instructions maps old names to
+new ones, so measurements outlive their names. An old name never gets another meaning.
 """
 
 from __future__ import annotations
@@ -12,18 +12,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-_PICKED = "variant"  # in configs of rows of the dispatcher: the variant that it picked
+_PICKED = "variant"  # in a config of a dispatcher's row: the variant that it chose
 
 
 @dataclass(frozen=True)
 class Renamed:
-    """Names of one operation, each old -> new.
-
-    Args:
-        variants: of variants.
-        config: of the keys of their configs.
-        problem: of the fields of its problem.
-    """
+    """Old -> new names of one operation: of variants, keys of configs, fields of problems."""
 
     variants: Mapping[str, str] = field(default_factory=dict)
     config: Mapping[str, str] = field(default_factory=dict)
@@ -40,11 +34,11 @@ _NONE = Renamed()
 
 
 def with_new_names(op: object, document: Any) -> Any:
-    """A copy of a measurement, trial, row, or record with today's names.
+    """Return a copy of a measurement, trial, row or record with current names.
 
     Args:
-        op: the operation it is of; None if that is not known, which renames nothing.
-        document: a JSON object, perhaps an invalid one; what is no object is returned as it is.
+        op: the operation; if it is unknown, nothing is renamed.
+        document: a JSON object, perhaps an invalid one; anything else is returned as it is.
     """
     names = RENAMED.get(op, _NONE) if isinstance(op, str) else _NONE
     if names is _NONE or not isinstance(document, Mapping):
@@ -67,7 +61,7 @@ def with_new_names(op: object, document: Any) -> Any:
 
 
 def former_key(key: str) -> str | None:
-    """The key of a record under the old names of its problem's fields, or None if it has none."""
+    """Return a record's key with the old names of its problem's fields; None if it has none."""
     op = op_of_key(key)
     old = {new: old for old, new in RENAMED.get(op or "", _NONE).problem.items()}
     if not old:
@@ -79,7 +73,7 @@ def former_key(key: str) -> str | None:
 
 
 def op_of_key(key: str) -> str | None:
-    """The operation of a record's key, or None if it is no such key."""
+    """Return the operation of a record's key; None if it is not such a key."""
     try:
         op = json.loads(key)["op"]
     except (ValueError, TypeError, KeyError, RecursionError):

@@ -1,4 +1,4 @@
-"""When a record may no longer be used, and how such records are removed."""
+"""Stale records: their kernel has changed since it was measured."""
 
 from __future__ import annotations
 
@@ -9,11 +9,10 @@ from .store import Database
 
 
 def stale_reason(record: Record, kernel_hashes: Mapping[str, str]) -> str | None:
-    """Return why a record's winner is not today's kernel, or None where it is.
+    """Return why a record's winner is not the current kernel, or None if it is.
 
     Args:
-        record: the record.
-        kernel_hashes: today's kernel hash of every variant of the operation.
+        kernel_hashes: the current hash of every variant of the operation.
     """
     winner = record.winner
     if winner.variant not in kernel_hashes:
@@ -27,16 +26,13 @@ def prune(database: Database, kernel_hashes: Mapping[str, Mapping[str, str]]) ->
     """Delete the stale records of a database, and return them. Trials stay.
 
     Args:
-        database: where to delete.
-        kernel_hashes: today's kernel hashes by operation, then variant: records of another kernel
-            are stale, operations that it does not name are left alone.
+        kernel_hashes: operation -> variant -> its current hash; records of other operations stay.
     """
     with database.transaction():
         stale = [
             record
             for record in database.records()
-            if record.op in kernel_hashes
-            and stale_reason(record, kernel_hashes[record.op]) is not None
+            if record.op in kernel_hashes and stale_reason(record, kernel_hashes[record.op])
         ]
         database.delete(record.key for record in stale)
     return stale

@@ -1,7 +1,6 @@
 """The tuning database: one SQLite file behind sqlitedict, with JSON values.
 
-Values are decoded as JSON only. A pickled value is reported as foreign, never loaded: loading one
-runs code.
+A pickled value is reported as foreign, never loaded: loading one runs code.
 """
 
 from __future__ import annotations
@@ -13,7 +12,6 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import TypeVar
 
 import platformdirs
@@ -38,7 +36,7 @@ _T = TypeVar("_T")
 
 
 def default_path() -> Path:
-    """Return where the database is: `TAXFREE_DB`, else in the platform's user data folder."""
+    """Return the path of the database: `TAXFREE_DB`, else in the platform's user data folder."""
     if path := os.environ.get("TAXFREE_DB"):
         return Path(os.path.expanduser(path))  # leaves an unknown ~user as it is; Path raises
     return platformdirs.user_data_path() / "taxfree" / "tuning.sqlite"
@@ -47,17 +45,16 @@ def default_path() -> Path:
 class Database:
     """A tuning database, open from construction until `close` or the end of a `with` block.
 
-    No lock is held between calls, so it may stay open as long as one likes; it belongs to the
-    process and thread that opened it.
+    It belongs to the process and thread that opened it, and holds no lock between calls.
 
     Args:
-        path: the file. For writing, it and its folders are created where they are missing.
+        path: the file. For writing, it and its folders are created if they are missing.
         read_only: refuse every change.
 
     Raises:
-        DatabaseMissing: nothing to read there.
+        DatabaseMissing: there is no file to read.
         DatabaseTooNew: a newer taxfree wrote it.
-        DatabaseError: any other subclass that tells why it cannot be used.
+        DatabaseError: it cannot be used; the subclass says why.
     """
 
     def __init__(self, path: str | os.PathLike[str], *, read_only: bool = False) -> None:
@@ -74,12 +71,7 @@ class Database:
     def __enter__(self) -> Database:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -89,11 +81,11 @@ class Database:
     def transaction(self) -> AbstractContextManager[None]:
         """Hold the write lock over several calls: `with database.transaction(): ...`.
 
-        What is read inside stays true until the end. An exception undoes all of it.
+        Nobody else changes the database before the end. An exception undoes all changes.
 
         Raises:
             DatabaseLocked: another process has held the lock for too long.
-            DatabaseReadOnly: the database was opened, or may only be opened, for reading.
+            DatabaseReadOnly: the database was opened, or can only be opened, for reading.
         """
         if self.read_only:
             raise DatabaseReadOnly(
@@ -106,11 +98,11 @@ class Database:
 
         Raises:
             DatabaseReadOnly: nothing can be written.
-            DatabaseError: any other subclass that tells why.
+            DatabaseError: a write fails; the subclass says why.
         """
-        with contextlib.suppress(_TakenBack), self.transaction():
+        with contextlib.suppress(_RollBack), self.transaction():
             self._connection.execute("UPDATE meta SET value = value")
-            raise _TakenBack
+            raise _RollBack
         if not os.access(self.path.absolute().parent, os.W_OK):  # where SQLite's journal will be
             raise DatabaseReadOnly(
                 f"the folder of {self.path} is read-only",
@@ -118,7 +110,7 @@ class Database:
             )
 
     def records(self) -> Iterator[Record]:
-        """Yield every record in the order of the keys, as they stood together at the first one.
+        """Yield every record of one state of the database, ordered by key.
 
         Raises:
             ForeignRecord: a row is not a record.
@@ -145,7 +137,7 @@ class Database:
         """Store a record, in place of the one with the same key.
 
         Raises:
-            InvalidRecord: one of its mappings was changed to what the schema forbids.
+            InvalidRecord: one of its mappings was changed and breaks the schema.
         """
         document = record.to_json()
         Record.from_json(document)
@@ -155,14 +147,14 @@ class Database:
             self._records[record.key] = canonical_json(document)
 
     def delete(self, keys: Iterable[str]) -> None:
-        """Delete records, foreign ones too; a key that is not there is skipped."""
+        """Delete records, foreign ones too; unknown keys are skipped."""
         with self.transaction():
             for key in keys:
                 for known in _keys(key):
                     self._records.pop(known, None)
 
     def add_trial(self, key: str, trial: TrialRecord) -> None:
-        """Add a trial to those of a record's key.
+        """Add a trial to the trials of a record's key.
 
         Raises:
             InvalidRecord: as for `put`.
@@ -178,13 +170,9 @@ class Database:
         Raises:
             ForeignRecord: a row is not a trial.
         """
-        rows = [
-            row
-            for known in reversed(_keys(key))
-            for row in self._connection.select(
-                f"SELECT key, value {_TRIALS_OF} ORDER BY key", _trial_range(known)
-            )
-        ]
+        select = f"SELECT key, value {_TRIALS_OF} ORDER BY key"
+        ranges = map(_trial_range, reversed(_keys(key)))
+        rows = [row for each in ranges for row in self._connection.select(select, each)]
         trial = partial(TrialRecord.from_json, op=op_of_key(key))
         return tuple(_decode(trial, *row) for row in rows)
 
@@ -202,7 +190,7 @@ class Database:
             if not self.read_only:
                 self.path.parent.mkdir(parents=True, exist_ok=True)
             elif not self.path.exists():
-                raise _missing(self.path)
+                raise self._missing()
         except OSError as error:
             raise DatabaseUnreadable(
                 f"{self.path} cannot be reached: {error.strerror}",
@@ -225,7 +213,7 @@ class Database:
 
     def _create_tables(self) -> None:
         if self.read_only:
-            raise _missing(self.path)
+            raise self._missing()
         with self.transaction():
             if self._table_names():  # another process was first
                 return
@@ -247,19 +235,17 @@ class Database:
                 "update taxfree, or point --db or TAXFREE_DB at another database",
             )
 
+    def _missing(self) -> DatabaseMissing:
+        message = f"there is no tuning database at {self.path}"
+        return DatabaseMissing(message, "run `taxfree tune` first")
+
     def _not_ours(self) -> DatabaseCorrupt:
-        return DatabaseCorrupt(
-            f"{self.path} is not a tuning database",
-            "point --db or TAXFREE_DB at a tuning database",
-        )
+        hint = "point --db or TAXFREE_DB at a tuning database"
+        return DatabaseCorrupt(f"{self.path} is not a tuning database", hint)
 
 
-class _TakenBack(Exception):
+class _RollBack(Exception):
     """Ends a transaction without a change."""
-
-
-def _missing(path: Path) -> DatabaseMissing:
-    return DatabaseMissing(f"there is no tuning database at {path}", "run `taxfree tune` first")
 
 
 def _record(key: str, stored: object) -> Record:
@@ -270,7 +256,7 @@ def _record(key: str, stored: object) -> Record:
 
 
 def _keys(key: str) -> tuple[str, ...]:
-    """A record's key, and the one it was stored under before fields of its problem were renamed."""
+    """A record's key, and its key before fields of the problem were renamed."""
     former = former_key(key)
     return (key,) if former is None else (key, former)
 

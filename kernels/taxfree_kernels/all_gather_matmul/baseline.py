@@ -7,7 +7,6 @@ and ends before the matmul begins, and a gathered A that goes through memory.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
@@ -97,7 +96,7 @@ class BaselinePlan(Plan):
                 "all-gather",
                 "collective",
                 lambda: all_gather(buffers.gathered, shard, self._group),
-                least=lambda: self._gather_one_element(buffers, shard),
+                latency_probe=lambda: self._gather_one_element(buffers, shard),
             )
         )
         if buffers.needs_layout:
@@ -139,7 +138,7 @@ class Baseline(Variant):
     name = "baseline"
     fused = False
 
-    def plan(self, problem: Any, fabric: Fabric, config: Config) -> Plan:
+    def plan(self, problem: AllGatherMatmul, fabric: Fabric, config: Config) -> Plan:
         return BaselinePlan(problem, fabric)
 
 

@@ -6,8 +6,44 @@ Part of what is measured, so included in the kernels' hash; what is searched is 
 
 from __future__ import annotations
 
+from typing import Any, NamedTuple
+
 from taxfree_kernels.all_gather_matmul.problem import AllGatherMatmul
 from taxfree_kernels.variant import Config
+
+
+class Gather(NamedTuple):
+    """The constants by which A is gathered: a kernel's ``GATHER: tl.constexpr``.
+
+    Args:
+        GATHER_DIM: 0 for shards of rows, 1 for shards of columns.
+        CHUNKS: into which the rows of a shard are divided; each has a channel.
+        SEND_BLOCK: elements that a sender copies at a time.
+        SOURCES_PER_WAIT: peers that a tile waits for at once, with gather_dim 1.
+        HAS_BIAS: a bias is added to the product.
+        SENDERS: programs before those of tiles.
+        TO_SELF: a rank also sends its own rows to itself.
+        K_PARTS, PART_COLUMNS: parts in which rows are sent, and the columns of all but the last.
+        SEND_STAGES: blocks that a sender has in flight.
+    """
+
+    GATHER_DIM: int
+    CHUNKS: int
+    SEND_BLOCK: int = 0
+    SOURCES_PER_WAIT: int = 1
+    HAS_BIAS: bool = False
+    SENDERS: int = 0
+    TO_SELF: bool = False
+    K_PARTS: int = 1
+    PART_COLUMNS: int = 0
+    SEND_STAGES: int = 1
+
+    @classmethod
+    def of(cls, problem: AllGatherMatmul, config: Config, **derived: Any) -> Gather:
+        """From meta-parameters, and what is derived from them."""
+        knobs = {name: config[name] for name in cls._fields if name in config}
+        fixed = {"GATHER_DIM": problem.gather_dim, "HAS_BIAS": problem.bias}
+        return cls(**{**fixed, **knobs, **derived})
 
 
 def sends_to_self(problem: AllGatherMatmul, config: Config) -> bool:

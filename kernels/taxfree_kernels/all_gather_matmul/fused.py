@@ -7,35 +7,32 @@ from typing import Any
 import torch
 
 from taxfree_kernels.all_gather_matmul import spaces
+from taxfree_kernels.all_gather_matmul.constants import Gather
 from taxfree_kernels.all_gather_matmul.problem import AllGatherMatmul
+from taxfree_kernels.all_gather_matmul.tile import Memory
+from taxfree_kernels.device.peers import Group
+from taxfree_kernels.device.tiles import Tile
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.launch import Kernel, compile_options, pdl_options
 from taxfree_kernels.variant import Config, Plan, Space, Variant, resized
 
-_META_PARAMETERS = (
-    "CHUNKS", "SEND_BLOCK", "SOURCES_PER_WAIT", "BLOCK_M", "BLOCK_N", "BLOCK_K", "GROUP_M",
-    "SPLIT_K", "SWAP_AB",
-)  # fmt: skip
-
 
 class FusedVariant(Variant):
     """A variant whose tiles are computed by ``gathered_tile``."""
 
-    def unsupported_reason(self, problem: Any, hardware: Hardware) -> str | None:
-        if problem.world_size == 1:
-            return "one rank has no peers"
-        if problem.gathered_elements > 1 << 30:
-            return "its elements are counted in 32 bits"
-        return None
+    def unsupported_reason(self, problem: AllGatherMatmul, hardware: Hardware) -> str | None:
+        return spaces.unsupported_reason(problem)
 
-    def space(self, problem: Any, hardware: Hardware) -> Space:
+    def space(self, problem: AllGatherMatmul, hardware: Hardware) -> Space:
         return {**spaces.tile_space(problem, hardware), **spaces.send_space(problem, hardware)}
 
-    def seed_configs(self, problem: Any, hardware: Hardware) -> list[dict[str, Any]]:
+    def seed_configs(self, problem: AllGatherMatmul, hardware: Hardware) -> list[dict[str, Any]]:
         return spaces.seed_configs(problem, hardware, self.space(problem, hardware))
 
-    def prune_reason(self, problem: Any, hardware: Hardware, config: Config) -> str | None:
+    def prune_reason(
+        self, problem: AllGatherMatmul, hardware: Hardware, config: Config
+    ) -> str | None:
         return spaces.prune_reason(problem, hardware, config)
 
 
@@ -43,9 +40,8 @@ class FusedPlan(Plan):
     """One launch whose last programs compute tiles.
 
     Args:
-        function: the kernel; takes the arguments of ``_push``, possibly with other first operands.
-        first_programs: programs of the launch before those of tiles.
-        constants: those of this kernel, besides those common to all.
+        function: the kernel; takes the arguments of ``_push``, but for the weight's.
+        senders: programs of the launch before those of tiles, if of all sizes.
     """
 
     def __init__(
@@ -54,35 +50,29 @@ class FusedPlan(Plan):
         fabric: Fabric,
         config: Config,
         function: Any,
-        first_programs: int,
-        constants: Config,
+        senders: int = 0,
     ) -> None:
         self._problem, self._config, self._rank = problem, config, fabric.rank
-        self._first_programs = first_programs
-        split_k, tiles = config["SPLIT_K"], self._tiles(problem)
+        self._senders, split_k = senders, config["SPLIT_K"]
         partials = split_k * problem.m * problem.n if split_k > 1 else 1
-        self._inbox = fabric.pool.slots(problem.gathered_elements, getattr(torch, problem.dtype))
         self._partials = fabric.workspace.scratch(((partials,), torch.float32))
-        self._counters = fabric.workspace.counters(tiles)
-        self._control, self._heap_bases = fabric.pool.control, fabric.heap_bases
+        self._counters = fabric.workspace.counters(self._tiles(problem))
+        slots = fabric.pool.slots(problem.gathered_elements, getattr(torch, problem.dtype))
+        self._memory = Memory(*slots, fabric.pool.control, None, None, fabric.heap_bases)
         self._kernel = Kernel(
             function,
             grid=0,
-            constants={knob: config[knob] for knob in _META_PARAMETERS}
-            | {
-                "WORLD": problem.world_size,
-                "BACKEND": fabric.backend,
-                "GATHER_DIM": problem.gather_dim,
-                "HAS_BIAS": problem.bias,
-            }
-            | dict(constants),
+            constants={
+                "GROUP": Group(problem.world_size, fabric.backend),
+                "TILE": Tile.of(config, problem.shard_columns, problem.weight_layout),
+            },
             options=compile_options(fabric.backend, config) | pdl_options(config),
         )
         self._sized = fabric.workspace.by_size(self._of_size)
 
-    def _varying(self, problem: AllGatherMatmul) -> tuple[int, dict[str, Any]]:
-        """Programs before those of tiles, and constants, where they depend on the size."""
-        return self._first_programs, {}
+    def _gather(self, problem: AllGatherMatmul) -> Gather:
+        """The constants for a size."""
+        return Gather.of(problem, self._config, SENDERS=self._senders)
 
     def _tiles(self, problem: AllGatherMatmul) -> int:
         block_m, block_n = self._config["BLOCK_M"], self._config["BLOCK_N"]
@@ -91,13 +81,11 @@ class FusedPlan(Plan):
     def _of_size(self, m: int) -> tuple[Kernel, int, Any]:
         """The kernel for m rows, how many of them this rank has, and :meth:`_boxes`."""
         problem = resized(self._problem, m=m)
-        first_programs, constants = self._varying(problem)
-        grid = first_programs + self._tiles(problem) * self._config["SPLIT_K"]
-        last_args = (
-            *self._inbox, self._control, *self._partials(), self._counters(), self._heap_bases,
-            self._rank, m, problem.n, problem.k, problem.shard_rows, problem.shard_columns,
-        )  # fmt: skip
-        kernel = self._kernel.resized(grid, last_args, **constants)
+        gather, (partials,) = self._gather(problem), self._partials()
+        memory = self._memory._replace(partials_ptr=partials, counters_ptr=self._counters())
+        shape = (m, problem.n, problem.k, problem.shard_rows, problem.shard_columns)
+        grid = gather.SENDERS + self._tiles(problem) * self._config["SPLIT_K"]
+        kernel = self._kernel.resized(grid, (memory, self._rank, *shape), GATHER=gather)
         return kernel, problem.rows_of(self._rank), self._boxes(problem)
 
     def _boxes(self, problem: AllGatherMatmul) -> Any:
@@ -110,16 +98,12 @@ class FusedPlan(Plan):
         self, a: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor
     ) -> torch.Tensor:
         kernel, own_rows, boxes = self._sized[out.shape[0]]
-        operands = self._operands(a, weight, boxes)
-        kernel(a, own_rows, *operands, out if bias is None else bias, out)
+        output = (out if bias is None else bias, out)
+        kernel(a, own_rows, *self._operands(a, weight, output, boxes))
         return out
 
-    def _operands(self, a: torch.Tensor, weight: torch.Tensor, boxes: Any) -> tuple[Any, ...]:
-        """How the kernel is given what tiles read."""
-        return weight, *weight.stride()
-
-
-def pointer_constants(problem: AllGatherMatmul, config: Config) -> dict[str, Any]:
-    """Constants of tiles that are loaded through pointers, on any device."""
-    even_k = problem.shard_columns % config["BLOCK_K"] == 0
-    return {"XCDS": config.get("XCDS", 1), "EVEN_K": even_k}
+    def _operands(
+        self, a: torch.Tensor, weight: torch.Tensor, output: tuple[torch.Tensor, ...], boxes: Any
+    ) -> tuple[Any, ...]:
+        """The arguments of the kernel for what tiles read and write."""
+        return weight, weight.stride(), *output

@@ -17,9 +17,11 @@ import triton
 import triton.language as tl
 
 from taxfree_kernels.all_gather_matmul import spaces
+from taxfree_kernels.all_gather_matmul.constants import Gather
 from taxfree_kernels.all_gather_matmul.problem import AllGatherMatmul
-from taxfree_kernels.all_gather_matmul.tile import push_chunk
+from taxfree_kernels.all_gather_matmul.tile import Memory, Shard, push_chunk, running_slot
 from taxfree_kernels.device import sync
+from taxfree_kernels.device.peers import Group, Peers
 from taxfree_kernels.device.tiles import select
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.hardware import Hardware
@@ -31,44 +33,38 @@ from taxfree_kernels.vendor import matmul_into
 
 @triton.jit(do_not_specialize=["rank", "own_rows", "m", "shard_rows"])
 def _gather(
-    a_ptr, own_rows, gathered_ptr, inbox_ptr, slot_elements, control_ptr, heap_bases, rank,
-    m, k, shard_rows, shard_columns,
-    WORLD: tl.constexpr, BACKEND: tl.constexpr, GATHER_DIM: tl.constexpr, CHUNKS: tl.constexpr,
-    SEND_BLOCK: tl.constexpr, ALIGNED: tl.constexpr,
+    a_ptr, own_rows, gathered_ptr, memory, rank, m, k, shard_rows, shard_columns,
+    GROUP: tl.constexpr, GATHER: tl.constexpr, ALIGNED: tl.constexpr,
 ):  # fmt: skip
     program = tl.program_id(0)
-    generation = sync.running_generation(control_ptr)
-    slot_ptr = tl.multiple_of(inbox_ptr + (generation % 2) * slot_elements, 16)
-    senders = CHUNKS * (WORLD - 1)
+    generation = sync.running_generation(memory.control_ptr)
+    peers = Peers(memory.control_ptr, memory.heap_bases, rank, generation)
+    slot_ptr = running_slot(memory, generation)
+    senders = GATHER.CHUNKS * (GROUP.WORLD - 1)
     if program < senders:
-        push_chunk(
-            program, a_ptr, own_rows, slot_ptr, control_ptr, generation, heap_bases, rank,
-            shard_rows, shard_columns, WORLD, BACKEND, CHUNKS, SEND_BLOCK,
-        )  # fmt: skip
+        shard = Shard(a_ptr, own_rows, shard_rows, shard_columns)
+        push_chunk(program, shard, slot_ptr, peers, GROUP, GATHER)
     else:
-        chunk = (program - senders) // WORLD
-        source = (rank + (program - senders) % WORLD) % WORLD
-        chunk_rows = tl.cdiv(shard_rows, CHUNKS)
-        first_row = tl.where(GATHER_DIM == 0, source * shard_rows, 0)
+        chunk = (program - senders) // GROUP.WORLD
+        source = (rank + (program - senders) % GROUP.WORLD) % GROUP.WORLD
+        chunk_rows = tl.cdiv(shard_rows, GATHER.CHUNKS)
+        first_row = tl.where(GATHER.GATHER_DIM == 0, source * shard_rows, 0)
         begin = chunk * chunk_rows
         end = min(min(begin + chunk_rows, shard_rows), m - first_row)
         arrived = rank >= 0
         if source != rank:
-            arrived = sync.wait(
-                control_ptr, chunk, source, generation, heap_bases, rank,
-                WORLD=WORLD, BACKEND=BACKEND,
-            )  # fmt: skip
+            arrived = sync.wait(peers, chunk, source, GROUP)
         inbox_block_ptr = slot_ptr + source.to(tl.int64) * shard_rows * shard_columns
         block_ptr = select(source == rank, a_ptr, inbox_block_ptr, 16 if ALIGNED else 2)
-        first_column = tl.where(GATHER_DIM == 0, 0, source * shard_columns)
+        first_column = tl.where(GATHER.GATHER_DIM == 0, 0, source * shard_columns)
         target_ptr = gathered_ptr + first_row.to(tl.int64) * k + first_column
-        for start in range(begin * shard_columns, end * shard_columns, SEND_BLOCK):
-            at = start + tl.arange(0, SEND_BLOCK)
+        for start in range(begin * shard_columns, end * shard_columns, GATHER.SEND_BLOCK):
+            at = start + tl.arange(0, GATHER.SEND_BLOCK)
             mask = at < end * shard_columns
             tile = tl.load(block_ptr + at, mask=mask)
             tile = tl.where(arrived, tile, float("nan"))
             tl.store(target_ptr + at // shard_columns * k + at % shard_columns, tile, mask=mask)
-    sync.leave(control_ptr)
+    sync.leave(memory.control_ptr)
 
 
 class OneShotPlan(Plan):
@@ -80,18 +76,15 @@ class OneShotPlan(Plan):
         dtype = getattr(torch, problem.dtype)
         world, chunks = problem.world_size, config["CHUNKS"]
         self._problem, self._rank = problem, fabric.rank
-        inbox, slot_elements = fabric.pool.slots(problem.gathered_elements, dtype)
-        self._ends = (inbox, slot_elements, fabric.pool.control, fabric.heap_bases, fabric.rank)
+        slots = fabric.pool.slots(problem.gathered_elements, dtype)
+        self._memory = Memory(*slots, fabric.pool.control, None, None, fabric.heap_bases)
         self._a = fabric.workspace.scratch(((problem.m, problem.k), dtype))
         self._gather = Kernel(
             _gather,
             grid=chunks * (2 * world - 1),
             constants={
-                "WORLD": world,
-                "BACKEND": fabric.backend,
-                "GATHER_DIM": problem.gather_dim,
-                "CHUNKS": chunks,
-                "SEND_BLOCK": config["SEND_BLOCK"],
+                "GROUP": Group(world, fabric.backend),
+                "GATHER": Gather(problem.gather_dim, chunks, config["SEND_BLOCK"]),
                 "ALIGNED": problem.shard_columns % 8 == 0,
             },
         )
@@ -100,7 +93,9 @@ class OneShotPlan(Plan):
     def _of_size(self, m: int) -> tuple[torch.Tensor, Kernel, int]:
         """Where A is gathered, by which kernel, and how many of its m rows this rank has."""
         problem, (whole,) = resized(self._problem, m=m), self._a()
-        last_args = (whole, *self._ends, m, problem.k, problem.shard_rows, problem.shard_columns)
+        last_args = (
+            whole, self._memory, self._rank, m, problem.k, problem.shard_rows, problem.shard_columns
+        )  # fmt: skip
         kernel = self._gather.resized(self._gather.grid, last_args)
         return whole[:m], kernel, problem.rows_of(self._rank)
 
@@ -125,7 +120,7 @@ class OneShotPlan(Plan):
                 "gather",
                 "collective",
                 lambda: gather(a, own_rows),
-                least=lambda: without_rows(a, 0),
+                latency_probe=lambda: without_rows(a, 0),
             ),
             Step(
                 "matmul",
@@ -143,24 +138,20 @@ class OneShot(Variant):
     name = "one_shot"
     fused = False
 
-    def unsupported_reason(self, problem: Any, hardware: Hardware) -> str | None:
-        if problem.world_size == 1:
-            return "one rank has no peers"
-        if problem.gathered_elements > 1 << 30:
-            return "its elements are counted in 32 bits"
-        return None
+    def unsupported_reason(self, problem: AllGatherMatmul, hardware: Hardware) -> str | None:
+        return spaces.unsupported_reason(problem)
 
-    def space(self, problem: Any, hardware: Hardware) -> Space:
+    def space(self, problem: AllGatherMatmul, hardware: Hardware) -> Space:
         return spaces.send_space(problem, hardware)
 
-    def seed_configs(self, problem: Any, hardware: Hardware) -> list[dict[str, Any]]:
+    def seed_configs(self, problem: AllGatherMatmul, hardware: Hardware) -> list[dict[str, Any]]:
         space = self.space(problem, hardware)
         # Unaligned rows move element by element, with an address each.
         block = space["SEND_BLOCK"][-1 if problem.shard_columns % 8 == 0 else 0]
         order = nearest_first(space["CHUNKS"], spaces.sending_chunks(problem))
         return [{"CHUNKS": count, "SEND_BLOCK": block} for count in order]
 
-    def plan(self, problem: Any, fabric: Fabric, config: Config) -> Plan:
+    def plan(self, problem: AllGatherMatmul, fabric: Fabric, config: Config) -> Plan:
         return OneShotPlan(problem, fabric, config)
 
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
 from taxfree_kernels.all_gather_matmul.problem import AllGatherMatmul
 from taxfree_kernels.variant import Operation
+from taxfree_kernels.vendor import matmul_into
 
 
 def _random(
@@ -58,6 +61,12 @@ def empty_output(problem: AllGatherMatmul, device: torch.device) -> torch.Tensor
     return torch.empty(problem.m, problem.n, dtype=getattr(torch, problem.dtype), device=device)
 
 
+def vendor_kernel(problem: AllGatherMatmul, device: torch.device) -> Callable[..., torch.Tensor]:
+    """The vendor's matmul, of an A that is gathered already."""
+    a = torch.randn(problem.m, problem.k, device=device).to(getattr(torch, problem.dtype))
+    return lambda a_shard, weight, bias, out: matmul_into(out, a, weight, bias)
+
+
 OPERATION = Operation(
     name="all_gather_matmul",
     problem=AllGatherMatmul,
@@ -66,4 +75,6 @@ OPERATION = Operation(
     make_inputs=make_inputs,
     reference=reference,
     empty_output=empty_output,
+    family_fields=("n", "k"),
+    vendor_kernel=vendor_kernel,
 )

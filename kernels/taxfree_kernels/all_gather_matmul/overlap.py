@@ -20,10 +20,13 @@ import torch
 import triton
 import triton.language as tl
 
+from taxfree_kernels.all_gather_matmul import spaces
+from taxfree_kernels.all_gather_matmul.constants import Gather
 from taxfree_kernels.all_gather_matmul.problem import AllGatherMatmul
 from taxfree_kernels.all_gather_matmul.tile import wait_for_rows
 from taxfree_kernels.copies import PeerCopies, parts_of, rows_of_chunk
 from taxfree_kernels.device import sync
+from taxfree_kernels.device.peers import Group, Peers
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.launch import Kernel, compile_options
@@ -35,14 +38,12 @@ from taxfree_kernels.vendor import matmul_into
 @triton.jit(do_not_specialize=["rank", "row", "row_end", "m", "shard_rows"])
 def _await(
     control_ptr, heap_bases, rank, m, shard_rows, row, row_end,
-    WORLD: tl.constexpr, BACKEND: tl.constexpr, CHUNKS: tl.constexpr,
+    GROUP: tl.constexpr, GATHER: tl.constexpr,
 ):  # fmt: skip
     """Wait for rows [row, row_end)."""
     generation = sync.running_generation(control_ptr)
-    wait_for_rows(
-        row, row_end, 0, 0, control_ptr, generation, heap_bases, rank, m, shard_rows,
-        WORLD, BACKEND, 0, CHUNKS,
-    )  # fmt: skip
+    peers = Peers(control_ptr, heap_bases, rank, generation)
+    wait_for_rows(row, row_end, 0, 0, peers, m, shard_rows, GROUP, GATHER)
 
 
 @dataclass(frozen=True)
@@ -94,9 +95,8 @@ class OverlapPlan(Plan):
             _await,
             1,
             {
-                "WORLD": problem.world_size,
-                "BACKEND": fabric.backend,
-                "CHUNKS": config["CHUNKS"],
+                "GROUP": Group(problem.world_size, fabric.backend),
+                "GATHER": Gather(problem.gather_dim, config["CHUNKS"]),
             },
             compile_options(fabric.backend, {"num_warps": 1}),
         )
@@ -159,16 +159,15 @@ class Overlap(Variant):
 
     name = "overlap"
 
-    def unsupported_reason(self, problem: Any, hardware: Hardware) -> str | None:
-        if problem.world_size == 1:
-            return "one rank has no peers"
+    def unsupported_reason(self, problem: AllGatherMatmul, hardware: Hardware) -> str | None:
         if problem.gather_dim == 1:
             return "parts of K would be rounded before they are added"
-        if problem.gathered_elements > 1 << 30:
-            return "its elements are counted in 32 bits"
-        return self.prune_reason(problem, hardware, {"CHUNKS": 1})
+        reason = spaces.unsupported_reason(problem)
+        return reason or self.prune_reason(problem, hardware, {"CHUNKS": 1})
 
-    def prune_reason(self, problem: Any, hardware: Hardware, config: Config) -> str | None:
+    def prune_reason(
+        self, problem: AllGatherMatmul, hardware: Hardware, config: Config
+    ) -> str | None:
         # A wait for the last rows also waits for empty chunks, and so for ranks that announce
         # those only after waits of their own: a deadlock.
         last = rows_of_chunk(
@@ -176,14 +175,14 @@ class Overlap(Variant):
         )
         return None if last.stop > last.start else "a chunk without rows"
 
-    def space(self, problem: Any, hardware: Hardware) -> Space:
+    def space(self, problem: AllGatherMatmul, hardware: Hardware) -> Space:
         return copy_space(problem, hardware)
 
-    def seed_configs(self, problem: Any, hardware: Hardware) -> list[dict[str, Any]]:
+    def seed_configs(self, problem: AllGatherMatmul, hardware: Hardware) -> list[dict[str, Any]]:
         configs = first_copies(problem, self.space(problem, hardware), rows_at_once=1024)
         return [each for each in configs if not self.prune_reason(problem, hardware, each)]
 
-    def plan(self, problem: Any, fabric: Fabric, config: Config) -> Plan:
+    def plan(self, problem: AllGatherMatmul, fabric: Fabric, config: Config) -> Plan:
         return OverlapPlan(problem, fabric, config)
 
 

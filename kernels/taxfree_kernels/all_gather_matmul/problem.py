@@ -5,13 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from taxfree_kernels.errors import PlanError
-from taxfree_kernels.variant import Cost, Problem
-
-ITEM_BYTES = {"float16": 2, "bfloat16": 2}
+from taxfree_kernels.problem import ITEM_BYTES, Sharded
+from taxfree_kernels.variant import Cost
 
 
 @dataclass(frozen=True)
-class AllGatherMatmul(Problem):
+class AllGatherMatmul(Sharded):
     """out[M, N] = all_gather(a_shard)[M, K] @ weight[K, N] (+ bias[N]), as each rank computes it.
 
     Args:
@@ -40,15 +39,9 @@ class AllGatherMatmul(Problem):
     bias: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("m", "n", "k", "world_size"):
-            if getattr(self, name) < 1:
-                raise PlanError(f"{name} is {getattr(self, name)}, must be at least 1")
+        super().__post_init__()
         if self.gather_dim not in (0, 1):
             raise PlanError(f"gather_dim is {self.gather_dim}, must be 0 (rows) or 1 (columns)")
-        if self.dtype not in ITEM_BYTES:
-            raise PlanError(f"dtype {self.dtype} is not one of {', '.join(ITEM_BYTES)}")
-        if self.weight_layout not in ("nk", "kn"):
-            raise PlanError(f"weight_layout is {self.weight_layout!r}, must be 'nk' or 'kn'")
         if self.gather_dim == 1 and self.k % self.world_size:
             raise PlanError(
                 f"k={self.k} is not divisible by {self.world_size} ranks",
@@ -56,19 +49,12 @@ class AllGatherMatmul(Problem):
             )
 
     @property
-    def shard_rows(self) -> int:
-        """Rows of a full shard."""
-        return self.m if self.gather_dim == 1 else -(-self.m // self.world_size)
+    def shard_dim(self) -> int:
+        return self.gather_dim
 
     @property
     def shard_columns(self) -> int:
         return self.k // self.world_size if self.gather_dim == 1 else self.k
-
-    def rows_of(self, rank: int) -> int:
-        """Rows of the shard of `rank`: fewer, or none, at the end of a ragged M."""
-        if self.gather_dim == 1:
-            return self.m
-        return max(0, min(self.m - rank * self.shard_rows, self.shard_rows))
 
     def tiles_mix_ranks(self, block_m: int) -> bool:
         """Whether tiles of `block_m` rows of the gathered A hold rows from several ranks."""
@@ -81,7 +67,6 @@ class AllGatherMatmul(Problem):
 
     @property
     def cost(self) -> Cost:
-        """Per rank and call; the slowest rank's."""
         item = ITEM_BYTES[self.dtype]
         own = self.rows_of(self.world_size - 1) * self.shard_columns  # the smallest shard
         elements = self.m * self.k + self.k * self.n + self.m * self.n
@@ -93,7 +78,6 @@ class AllGatherMatmul(Problem):
 
     @property
     def slot_bytes(self) -> int:
-        """Symmetric memory that a call of any variant needs in one payload slot."""
         return ITEM_BYTES[self.dtype] * self.gathered_elements
 
 

@@ -12,15 +12,21 @@ has finished call g - 2, the last one that read the slot.
 
 from __future__ import annotations
 
-from typing import Any
-
 import triton
 import triton.language as tl
 
-from taxfree_kernels.all_gather_matmul.fused import FusedPlan, FusedVariant, pointer_constants
-from taxfree_kernels.all_gather_matmul.tile import gathered_tile
+from taxfree_kernels.all_gather_matmul.fused import FusedPlan, FusedVariant
+from taxfree_kernels.all_gather_matmul.problem import AllGatherMatmul
+from taxfree_kernels.all_gather_matmul.tile import (
+    Output,
+    Shard,
+    Weight,
+    gathered_tile,
+    running_slot,
+)
 from taxfree_kernels.device import sync
 from taxfree_kernels.device.pdl import gdc_wait
+from taxfree_kernels.device.peers import Peers
 from taxfree_kernels.device.tiles import copy
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.hardware import Hardware
@@ -29,40 +35,30 @@ from taxfree_kernels.variant import Config, Plan, Space
 
 @triton.jit(do_not_specialize=["rank", "own_rows", "m", "shard_rows"])
 def _pull(
-    a_ptr, own_rows, w_ptr, stride_wk, stride_wn, bias_ptr, out_ptr,
-    outbox_ptr, slot_elements, control_ptr, partials_ptr, counters_ptr, heap_bases, rank,
-    m, n, k, shard_rows, shard_columns,
-    WORLD: tl.constexpr, BACKEND: tl.constexpr, GATHER_DIM: tl.constexpr, HAS_BIAS: tl.constexpr,
-    CHUNKS: tl.constexpr, SEND_BLOCK: tl.constexpr,
-    SOURCES_PER_WAIT: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr, SPLIT_K: tl.constexpr, EVEN_K: tl.constexpr,
-    SWAP_AB: tl.constexpr, XCDS: tl.constexpr,
+    a_ptr, own_rows, w_ptr, stride_w, bias_ptr, out_ptr, memory, rank, m, n, k, shard_rows,
+    shard_columns, GROUP: tl.constexpr, GATHER: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    gdc_wait(BACKEND)
+    gdc_wait(GROUP)
     program = tl.program_id(0)
-    generation = sync.running_generation(control_ptr)
-    slot_ptr = tl.multiple_of(outbox_ptr + (generation % 2) * slot_elements, 16)
-    if program < CHUNKS:
-        chunk_rows = tl.cdiv(shard_rows, CHUNKS)
+    generation = sync.running_generation(memory.control_ptr)
+    peers = Peers(memory.control_ptr, memory.heap_bases, rank, generation)
+    slot_ptr = running_slot(memory, generation)
+    if program < GATHER.SENDERS:  # one for each chunk
+        chunk_rows = tl.cdiv(shard_rows, GATHER.CHUNKS)
         begin = program * chunk_rows
         end = min(begin + chunk_rows, own_rows)
-        copy(slot_ptr, a_ptr, begin * shard_columns, end * shard_columns, SEND_BLOCK)
-        peers: tl.constexpr = triton.next_power_of_2(WORLD)
-        peer = tl.arange(0, peers)
-        others = (peer < WORLD) & (peer != rank)
-        sync.signal(
-            control_ptr, program, tl.where(others, peer, rank), generation, heap_bases, rank,
-            mask=others, WORLD=WORLD, BACKEND=BACKEND,
-        )  # fmt: skip
+        copy(slot_ptr, a_ptr, begin * shard_columns, end * shard_columns, GATHER.SEND_BLOCK)
+        peer = tl.arange(0, triton.next_power_of_2(GROUP.WORLD))
+        others = (peer < GROUP.WORLD) & (peer != rank)
+        sync.signal(peers, program, tl.where(others, peer, rank), GROUP, mask=others)
     else:
+        shard = Shard(a_ptr, own_rows, shard_rows, shard_columns)
+        weight, output = Weight(w_ptr, stride_w[0], stride_w[1]), Output(bias_ptr, out_ptr)
         gathered_tile(
-            program - CHUNKS, a_ptr, w_ptr, stride_wk, stride_wn, bias_ptr, out_ptr,
-            slot_ptr, control_ptr, generation, partials_ptr, counters_ptr, heap_bases, rank,
-            m, n, k, shard_rows, shard_columns,
-            WORLD, BACKEND, GATHER_DIM, HAS_BIAS, CHUNKS, SOURCES_PER_WAIT, True,
-            BLOCK_M, BLOCK_N, BLOCK_K, GROUP_M, SPLIT_K, EVEN_K, SWAP_AB, XCDS,
+            program - GATHER.SENDERS, shard, weight, output, memory, slot_ptr, peers, m, n, k,
+            GROUP, GATHER, TILE, PULL=True,
         )  # fmt: skip
-    sync.leave(control_ptr)
+    sync.leave(memory.control_ptr)
 
 
 class Pull(FusedVariant):
@@ -70,18 +66,17 @@ class Pull(FusedVariant):
 
     name = "pull"
 
-    def unsupported_reason(self, problem: Any, hardware: Hardware) -> str | None:
+    def unsupported_reason(self, problem: AllGatherMatmul, hardware: Hardware) -> str | None:
         if problem.m > 1024:
             return "A would cross the link once per column of tiles"
         return super().unsupported_reason(problem, hardware)
 
-    def space(self, problem: Any, hardware: Hardware) -> Space:
+    def space(self, problem: AllGatherMatmul, hardware: Hardware) -> Space:
         space = super().space(problem, hardware)
         return {**space, "SOURCES_PER_WAIT": (1,)}  # each source has its own base address
 
-    def plan(self, problem: Any, fabric: Fabric, config: Config) -> Plan:
-        constants = pointer_constants(problem, config)
-        return FusedPlan(problem, fabric, config, _pull, config["CHUNKS"], constants)
+    def plan(self, problem: AllGatherMatmul, fabric: Fabric, config: Config) -> Plan:
+        return FusedPlan(problem, fabric, config, _pull, config["CHUNKS"])
 
 
 VARIANT = Pull()

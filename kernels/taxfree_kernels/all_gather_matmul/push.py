@@ -14,48 +14,46 @@ without rows. That is the full exchange under which the two payload slots of a p
 
 from __future__ import annotations
 
-from typing import Any
-
 import triton
 import triton.language as tl
 
-from taxfree_kernels.all_gather_matmul.fused import FusedPlan, FusedVariant, pointer_constants
-from taxfree_kernels.all_gather_matmul.tile import gathered_tile, push_chunk
+from taxfree_kernels.all_gather_matmul.fused import FusedPlan, FusedVariant
+from taxfree_kernels.all_gather_matmul.problem import AllGatherMatmul
+from taxfree_kernels.all_gather_matmul.tile import (
+    Output,
+    Shard,
+    Weight,
+    gathered_tile,
+    push_chunk,
+    running_slot,
+)
 from taxfree_kernels.device import sync
 from taxfree_kernels.device.pdl import gdc_wait
+from taxfree_kernels.device.peers import Peers
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.variant import Config, Plan
 
 
 @triton.jit(do_not_specialize=["rank", "own_rows", "m", "shard_rows"])
 def _push(
-    a_ptr, own_rows, w_ptr, stride_wk, stride_wn, bias_ptr, out_ptr,
-    inbox_ptr, slot_elements, control_ptr, partials_ptr, counters_ptr, heap_bases, rank,
-    m, n, k, shard_rows, shard_columns,
-    WORLD: tl.constexpr, BACKEND: tl.constexpr, GATHER_DIM: tl.constexpr, HAS_BIAS: tl.constexpr,
-    SENDERS: tl.constexpr, CHUNKS: tl.constexpr, SEND_BLOCK: tl.constexpr,
-    SOURCES_PER_WAIT: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr, SPLIT_K: tl.constexpr, EVEN_K: tl.constexpr,
-    SWAP_AB: tl.constexpr, XCDS: tl.constexpr,
+    a_ptr, own_rows, w_ptr, stride_w, bias_ptr, out_ptr, memory, rank, m, n, k, shard_rows,
+    shard_columns, GROUP: tl.constexpr, GATHER: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    gdc_wait(BACKEND)
+    gdc_wait(GROUP)
     program = tl.program_id(0)
-    generation = sync.running_generation(control_ptr)
-    slot_ptr = tl.multiple_of(inbox_ptr + (generation % 2) * slot_elements, 16)
-    if program < SENDERS:
-        push_chunk(
-            program, a_ptr, own_rows, slot_ptr, control_ptr, generation, heap_bases, rank,
-            shard_rows, shard_columns, WORLD, BACKEND, CHUNKS, SEND_BLOCK,
-        )  # fmt: skip
+    generation = sync.running_generation(memory.control_ptr)
+    peers = Peers(memory.control_ptr, memory.heap_bases, rank, generation)
+    shard = Shard(a_ptr, own_rows, shard_rows, shard_columns)
+    slot_ptr = running_slot(memory, generation)
+    if program < GATHER.SENDERS:
+        push_chunk(program, shard, slot_ptr, peers, GROUP, GATHER)
     else:
+        weight, output = Weight(w_ptr, stride_w[0], stride_w[1]), Output(bias_ptr, out_ptr)
         gathered_tile(
-            program - SENDERS, a_ptr, w_ptr, stride_wk, stride_wn, bias_ptr, out_ptr,
-            slot_ptr, control_ptr, generation, partials_ptr, counters_ptr, heap_bases, rank,
-            m, n, k, shard_rows, shard_columns,
-            WORLD, BACKEND, GATHER_DIM, HAS_BIAS, CHUNKS, SOURCES_PER_WAIT, False,
-            BLOCK_M, BLOCK_N, BLOCK_K, GROUP_M, SPLIT_K, EVEN_K, SWAP_AB, XCDS,
+            program - GATHER.SENDERS, shard, weight, output, memory, slot_ptr, peers, m, n, k,
+            GROUP, GATHER, TILE,
         )  # fmt: skip
-    sync.leave(control_ptr)
+    sync.leave(memory.control_ptr)
 
 
 class Push(FusedVariant):
@@ -63,10 +61,9 @@ class Push(FusedVariant):
 
     name = "push"
 
-    def plan(self, problem: Any, fabric: Fabric, config: Config) -> Plan:
+    def plan(self, problem: AllGatherMatmul, fabric: Fabric, config: Config) -> Plan:
         senders = config["CHUNKS"] * (problem.world_size - 1)
-        constants = {"SENDERS": senders, **pointer_constants(problem, config)}
-        return FusedPlan(problem, fabric, config, _push, senders, constants)
+        return FusedPlan(problem, fabric, config, _push, senders)
 
 
 VARIANT = Push()

@@ -26,20 +26,25 @@ import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from taxfree_kernels.all_gather_matmul import spaces
-from taxfree_kernels.all_gather_matmul.constants import sends_to_self, steps_of_part
+from taxfree_kernels.all_gather_matmul.constants import Gather, sends_to_self, steps_of_part
 from taxfree_kernels.all_gather_matmul.fused import FusedPlan, FusedVariant
 from taxfree_kernels.all_gather_matmul.problem import AllGatherMatmul
 from taxfree_kernels.all_gather_matmul.tile import (
+    Output,
+    Shard,
     finish_tile,
     nothing_yet,
     place_of,
     push_chunk,
+    running_slot,
     share_of_split,
     wait_for_rows,
 )
 from taxfree_kernels.descriptors import RowDescriptors, weight_descriptors, with_fields
 from taxfree_kernels.device import sync
+from taxfree_kernels.device.fences import before_tma_loads
 from taxfree_kernels.device.pdl import gdc_wait
+from taxfree_kernels.device.peers import Peers
 from taxfree_kernels.device.tiles import accumulate_tma
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.hardware import Hardware
@@ -48,93 +53,78 @@ from taxfree_kernels.variant import Config, Plan, Space
 
 @triton.jit(do_not_specialize=["rank", "own_rows", "m", "shard_rows"])
 def _push_tma(
-    a_ptr, own_rows, a_desc, w_desc, inbox_desc, bias_ptr, out_ptr,
-    inbox_ptr, slot_elements, control_ptr, partials_ptr, counters_ptr, heap_bases, rank,
-    m, n, k, shard_rows, shard_columns,
-    WORLD: tl.constexpr, BACKEND: tl.constexpr, GATHER_DIM: tl.constexpr, HAS_BIAS: tl.constexpr,
-    SENDERS: tl.constexpr, CHUNKS: tl.constexpr, SEND_BLOCK: tl.constexpr,
-    SOURCES_PER_WAIT: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr, SPLIT_K: tl.constexpr, SWAP_AB: tl.constexpr,
-    W_NK: tl.constexpr, TO_SELF: tl.constexpr, K_PARTS: tl.constexpr, PART_STEPS: tl.constexpr,
-    SEND_STAGES: tl.constexpr,
+    a_ptr, own_rows, a_desc, w_desc, inbox_desc, output, memory, rank, m, n, k, shard_rows,
+    shard_columns, GROUP: tl.constexpr, GATHER: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    gdc_wait(BACKEND)
+    gdc_wait(GROUP)
     # If a loop over k that follows a wait in a loop could have no steps, ptxas would serialise its
     # matrix instructions; for smaller tiles it does not: see ``partial_tile``.
-    IN_PARTS: tl.constexpr = K_PARTS > 1 or SOURCES_PER_WAIT < WORLD
-    HAS_STEPS: tl.constexpr = IN_PARTS and BLOCK_M * BLOCK_N > 128 * 128
+    IN_PARTS: tl.constexpr = GATHER.K_PARTS > 1 or GATHER.SOURCES_PER_WAIT < GROUP.WORLD
+    HAS_STEPS: tl.constexpr = IN_PARTS and TILE.BLOCK_M * TILE.BLOCK_N > 128 * 128
     program = tl.program_id(0)
-    generation = sync.running_generation(control_ptr)
-    if program < SENDERS:
-        slot_ptr = tl.multiple_of(inbox_ptr + (generation % 2) * slot_elements, 16)
-        for message in range(program, K_PARTS * CHUNKS * (WORLD - 1 + TO_SELF), SENDERS):
-            push_chunk(
-                message, a_ptr, own_rows, slot_ptr, control_ptr, generation, heap_bases, rank,
-                shard_rows, shard_columns, WORLD, BACKEND, CHUNKS, SEND_BLOCK, TO_SELF,
-                K_PARTS, PART_STEPS * BLOCK_K, SEND_STAGES,
-            )  # fmt: skip
+    generation = sync.running_generation(memory.control_ptr)
+    peers = Peers(memory.control_ptr, memory.heap_bases, rank, generation)
+    shard = Shard(a_ptr, own_rows, shard_rows, shard_columns)
+    if program < GATHER.SENDERS:
+        slot_ptr = running_slot(memory, generation)
+        messages: tl.constexpr = GATHER.K_PARTS * GATHER.CHUNKS * (GROUP.WORLD - 1 + GATHER.TO_SELF)
+        for message in range(program, messages, GATHER.SENDERS):
+            push_chunk(message, shard, slot_ptr, peers, GROUP, GATHER)
     else:
-        index = program - SENDERS
+        index = program - GATHER.SENDERS
         slot = (generation % 2).to(tl.int32)
         tile, split, row, col, step_begin, step_end = place_of(
-            index, rank, m, n, shard_rows, shard_columns,
-            GATHER_DIM, BLOCK_M, BLOCK_N, BLOCK_K, GROUP_M, SPLIT_K, 1,
-        )  # fmt: skip
-        row_end = min(row + BLOCK_M, m)
-        acc = nothing_yet(BLOCK_M, BLOCK_N, SWAP_AB)
+            index, rank, m, n, shard, GATHER.GATHER_DIM, TILE
+        )
+        row_end = min(row + TILE.BLOCK_M, m)
+        acc = nothing_yet(TILE)
         if HAS_STEPS:
             tl.assume(step_end > step_begin)
-        if GATHER_DIM == 0:
+        if GATHER.GATHER_DIM == 0:
             first, arrived = 0, tl.full((), True, tl.int1)
-            if not TO_SELF:  # a tile of own rows has no source left after this
+            if not GATHER.TO_SELF:  # a tile of own rows has no source left after this
                 first = (row // shard_rows == rank).to(tl.int32)
                 acc = accumulate_tma(
-                    acc, a_desc, 0, row - rank * shard_rows, w_desc, col, 0, first,
-                    step_begin, step_end, 1, 1, BLOCK_M, BLOCK_N, BLOCK_K, SWAP_AB, W_NK,
+                    acc, a_desc, 0, row - rank * shard_rows, w_desc, col, 0, first, step_begin,
+                    step_end, 1, 1, TILE,
                 )  # fmt: skip
-            for part in range(K_PARTS):
-                here = wait_for_rows(
-                    row, row_end, 0, 0, control_ptr, generation, heap_bases, rank, m, shard_rows,
-                    WORLD, BACKEND, GATHER_DIM, CHUNKS, TO_SELF, part,
-                )  # fmt: skip
+            PART_STEPS: tl.constexpr = GATHER.PART_COLUMNS // TILE.BLOCK_K
+            for part in range(GATHER.K_PARTS):
+                here = wait_for_rows(row, row_end, 0, 0, peers, m, shard_rows, GROUP, GATHER, part)
                 arrived = arrived & here
-                sync.before_tma_loads(BACKEND)
+                before_tma_loads(GROUP)
                 begin, end = step_begin, step_end
-                if K_PARTS > 1:
-                    part_end = min((part + 1) * PART_STEPS, tl.cdiv(shard_columns, BLOCK_K))
-                    begin, end = share_of_split(part * PART_STEPS, part_end, split, SPLIT_K)
+                if GATHER.K_PARTS > 1:
+                    part_end = min((part + 1) * PART_STEPS, tl.cdiv(shard_columns, TILE.BLOCK_K))
+                    begin, end = share_of_split(part * PART_STEPS, part_end, split, TILE.SPLIT_K)
                 if HAS_STEPS:
                     tl.assume(end > begin)
                 acc = accumulate_tma(
-                    acc, inbox_desc, slot, row, w_desc, col, first, 1, begin, end,
-                    1, 1, BLOCK_M, BLOCK_N, BLOCK_K, SWAP_AB, W_NK,
-                )  # fmt: skip
+                    acc, inbox_desc, slot, row, w_desc, col, first, 1, begin, end, 1, 1, TILE
+                )
         else:
             arrived = rank >= 0
             acc = accumulate_tma(
-                acc, a_desc, 0, row, w_desc, col, rank, rank + 1, step_begin, step_end,
-                WORLD, 1, BLOCK_M, BLOCK_N, BLOCK_K, SWAP_AB, W_NK,
+                acc, a_desc, 0, row, w_desc, col, rank, rank + 1, step_begin, step_end, GROUP.WORLD,
+                1, TILE,
             )  # fmt: skip
-            for first in range(1, WORLD, SOURCES_PER_WAIT):
-                last = min(first + SOURCES_PER_WAIT, WORLD)
-                here = wait_for_rows(
-                    row, row_end, first, last, control_ptr, generation, heap_bases, rank,
-                    m, shard_rows, WORLD, BACKEND, GATHER_DIM, CHUNKS,
-                )  # fmt: skip
+            for first in range(1, GROUP.WORLD, GATHER.SOURCES_PER_WAIT):
+                last = min(first + GATHER.SOURCES_PER_WAIT, GROUP.WORLD)
+                here = wait_for_rows(row, row_end, first, last, peers, m, shard_rows, GROUP, GATHER)
                 arrived = arrived & here
-                sync.before_tma_loads(BACKEND)
+                before_tma_loads(GROUP)
                 if HAS_STEPS:
                     tl.assume(last > first)
                 acc = accumulate_tma(
-                    acc, inbox_desc, slot, row, w_desc, col, rank + first, rank + last,
-                    step_begin, step_end, WORLD, WORLD, BLOCK_M, BLOCK_N, BLOCK_K, SWAP_AB, W_NK,
+                    acc, inbox_desc, slot, row, w_desc, col, rank + first, rank + last, step_begin,
+                    step_end, GROUP.WORLD, GROUP.WORLD, TILE,
                 )  # fmt: skip
-        rows, cols = row + tl.arange(0, BLOCK_M), col + tl.arange(0, BLOCK_N)
+        rows, cols = row + tl.arange(0, TILE.BLOCK_M), col + tl.arange(0, TILE.BLOCK_N)
         finish_tile(
-            acc, arrived, tile, split, rows, cols, m, n, bias_ptr, out_ptr,
-            partials_ptr, counters_ptr, BACKEND, HAS_BIAS, SPLIT_K, SWAP_AB,
+            acc, arrived, tile, split, rows, cols, m, n, output, memory, GROUP,
+            GATHER.HAS_BIAS, TILE,
         )  # fmt: skip
-    sync.leave(control_ptr)
+    sync.leave(memory.control_ptr)
 
 
 class PushTmaPlan(FusedPlan):
@@ -142,32 +132,30 @@ class PushTmaPlan(FusedPlan):
 
     def __init__(self, problem: AllGatherMatmul, fabric: Fabric, config: Config) -> None:
         is_nk, columns = problem.weight_layout == "nk", problem.shard_columns
-        constants = {
-            "W_NK": is_nk,
-            "K_PARTS": config["K_PARTS"],
-            "SEND_STAGES": config["SEND_STAGES"],
-            "PART_STEPS": steps_of_part(problem, config),
-        }
-        super().__init__(problem, fabric, config, _push_tma, 0, constants)
+        super().__init__(problem, fabric, config, _push_tma)
         block_m, block_n, block_k = (config[f"BLOCK_{side}"] for side in "MNK")
         a_box = [1, 1, block_m, block_k]
         w_box = [1, block_n, block_k] if is_nk else [1, block_k, block_n]
         sources = problem.world_size if problem.gather_dim == 1 else 1
         self._a_descriptors = RowDescriptors(a_box)
         self._w_descriptors = weight_descriptors(sources, w_box, is_nk)
-        inbox, slot_elements = self._inbox
         self._inbox_desc = TensorDescriptor(
-            inbox,
+            self._memory.slots_ptr,
             [2, sources, problem.m, columns],
-            [slot_elements, problem.shard_rows * columns, columns, 1],
+            [self._memory.stride_slot, problem.shard_rows * columns, columns, 1],
             a_box,
         )
 
-    def _varying(self, problem: AllGatherMatmul) -> tuple[int, dict[str, Any]]:
-        to_self = sends_to_self(problem, self._config)
-        chunks = self._config["K_PARTS"] * self._config["CHUNKS"]
-        senders = min(self._config["SENDERS"], chunks * (problem.world_size - 1 + to_self))
-        return senders, {"SENDERS": senders, "TO_SELF": to_self}
+    def _gather(self, problem: AllGatherMatmul) -> Gather:
+        config, to_self = self._config, sends_to_self(problem, self._config)
+        messages = config["K_PARTS"] * config["CHUNKS"] * (problem.world_size - 1 + to_self)
+        return Gather.of(
+            problem,
+            config,
+            SENDERS=min(config["SENDERS"], messages),
+            TO_SELF=to_self,
+            PART_COLUMNS=steps_of_part(problem, config) * config["BLOCK_K"],
+        )
 
     def _boxes(self, problem: AllGatherMatmul) -> tuple[TensorDescriptor, bool]:
         """The inbox, and whether tiles read the own shard, too."""
@@ -182,11 +170,13 @@ class PushTmaPlan(FusedPlan):
         reads_own = problem.rows_of(self._rank) > 0
         return inbox, reads_own and not sends_to_self(problem, self._config)
 
-    def _operands(self, a: torch.Tensor, weight: torch.Tensor, boxes: Any) -> tuple[Any, ...]:
+    def _operands(
+        self, a: torch.Tensor, weight: torch.Tensor, output: tuple[torch.Tensor, ...], boxes: Any
+    ) -> tuple[Any, ...]:
         inbox, reads_own = boxes
         # of gather_dim 0 nothing else may be read
         a_desc = self._a_descriptors(a) if reads_own else inbox
-        return a_desc, self._w_descriptors(weight), inbox
+        return a_desc, self._w_descriptors(weight), inbox, Output(*output)
 
 
 class PushTma(FusedVariant):
@@ -194,7 +184,7 @@ class PushTma(FusedVariant):
 
     name = "push_tma"
 
-    def unsupported_reason(self, problem: Any, hardware: Hardware) -> str | None:
+    def unsupported_reason(self, problem: AllGatherMatmul, hardware: Hardware) -> str | None:
         if hardware.architecture not in ("sm_90", "cpu"):
             return f"not written for {hardware.architecture}"
         rows_of_w = problem.k if problem.weight_layout == "nk" else problem.n
@@ -202,16 +192,18 @@ class PushTma(FusedVariant):
             return "rows do not start at multiples of 16 bytes"
         return super().unsupported_reason(problem, hardware)
 
-    def space(self, problem: Any, hardware: Hardware) -> Space:
+    def space(self, problem: AllGatherMatmul, hardware: Hardware) -> Space:
         return spaces.tma_space(problem, hardware)
 
-    def seed_configs(self, problem: Any, hardware: Hardware) -> list[dict[str, Any]]:
+    def seed_configs(self, problem: AllGatherMatmul, hardware: Hardware) -> list[dict[str, Any]]:
         return spaces.first_tma_configs(problem, hardware, self.space(problem, hardware))
 
-    def prune_reason(self, problem: Any, hardware: Hardware, config: Config) -> str | None:
+    def prune_reason(
+        self, problem: AllGatherMatmul, hardware: Hardware, config: Config
+    ) -> str | None:
         return spaces.tma_prune_reason(problem, hardware, config)
 
-    def plan(self, problem: Any, fabric: Fabric, config: Config) -> Plan:
+    def plan(self, problem: AllGatherMatmul, fabric: Fabric, config: Config) -> Plan:
         return PushTmaPlan(problem, fabric, config)
 
 

@@ -7,17 +7,17 @@ Protocol and payload lifetime are those of ``push``; the second kernel ends the 
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
 
-from taxfree_kernels.all_gather_matmul.fused import FusedPlan, FusedVariant, pointer_constants
+from taxfree_kernels.all_gather_matmul.constants import Gather
+from taxfree_kernels.all_gather_matmul.fused import FusedPlan, FusedVariant
 from taxfree_kernels.all_gather_matmul.problem import AllGatherMatmul
 from taxfree_kernels.all_gather_matmul.push import _push
-from taxfree_kernels.all_gather_matmul.tile import push_chunk
+from taxfree_kernels.all_gather_matmul.tile import Shard, push_chunk, running_slot
 from taxfree_kernels.device import sync
+from taxfree_kernels.device.peers import Group, Peers
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.launch import Kernel
 from taxfree_kernels.variant import Config, Plan, resized
@@ -25,16 +25,14 @@ from taxfree_kernels.variant import Config, Plan, resized
 
 @triton.jit(do_not_specialize=["rank", "own_rows", "shard_rows"])
 def _send(
-    a_ptr, own_rows, inbox_ptr, slot_elements, control_ptr, heap_bases, rank,
-    shard_rows, shard_columns,
-    WORLD: tl.constexpr, BACKEND: tl.constexpr, CHUNKS: tl.constexpr, SEND_BLOCK: tl.constexpr,
+    a_ptr, own_rows, memory, rank, shard_rows, shard_columns,
+    GROUP: tl.constexpr, GATHER: tl.constexpr,
 ):  # fmt: skip
-    generation = sync.running_generation(control_ptr)
-    slot_ptr = tl.multiple_of(inbox_ptr + (generation % 2) * slot_elements, 16)
-    push_chunk(
-        tl.program_id(0), a_ptr, own_rows, slot_ptr, control_ptr, generation, heap_bases, rank,
-        shard_rows, shard_columns, WORLD, BACKEND, CHUNKS, SEND_BLOCK,
-    )  # fmt: skip
+    generation = sync.running_generation(memory.control_ptr)
+    peers = Peers(memory.control_ptr, memory.heap_bases, rank, generation)
+    shard = Shard(a_ptr, own_rows, shard_rows, shard_columns)
+    slot_ptr = running_slot(memory, generation)
+    push_chunk(tl.program_id(0), shard, slot_ptr, peers, GROUP, GATHER)
 
 
 class PushTwoKernelPlan(FusedPlan):
@@ -43,24 +41,20 @@ class PushTwoKernelPlan(FusedPlan):
     launches = 2
 
     def __init__(self, problem: AllGatherMatmul, fabric: Fabric, config: Config) -> None:
-        constants = {"SENDERS": 0, **pointer_constants(problem, config)}
-        super().__init__(problem, fabric, config, _push, 0, constants)
-        self._ends = (*self._inbox, fabric.pool.control, fabric.heap_bases, fabric.rank)
+        super().__init__(problem, fabric, config, _push, senders=0)
         self._send = Kernel(
             _send,
             grid=config["CHUNKS"] * (problem.world_size - 1),
             constants={
-                "WORLD": problem.world_size,
-                "BACKEND": fabric.backend,
-                "CHUNKS": config["CHUNKS"],
-                "SEND_BLOCK": config["SEND_BLOCK"],
+                "GROUP": Group(problem.world_size, fabric.backend),
+                "GATHER": Gather(problem.gather_dim, config["CHUNKS"], config["SEND_BLOCK"]),
             },
         )
         self._sends = fabric.workspace.by_size(self._send_of_size)
 
     def _send_of_size(self, m: int) -> Kernel:
         problem = resized(self._problem, m=m)
-        last_args = (*self._ends, problem.shard_rows, problem.shard_columns)
+        last_args = (self._memory, self._rank, problem.shard_rows, problem.shard_columns)
         return self._send.resized(self._send.grid, last_args)
 
     def kernels(self, size: int) -> tuple[Kernel, ...]:
@@ -80,7 +74,7 @@ class PushTwoKernel(FusedVariant):
     name = "push_two_kernel"
     searched = False
 
-    def plan(self, problem: Any, fabric: Fabric, config: Config) -> Plan:
+    def plan(self, problem: AllGatherMatmul, fabric: Fabric, config: Config) -> Plan:
         return PushTwoKernelPlan(problem, fabric, config)
 
 

@@ -6,8 +6,6 @@ symmetric; the caller's shard is copied into it, which the time includes.
 
 from __future__ import annotations
 
-from typing import Any
-
 from taxfree_kernels.all_gather_matmul.baseline import BaselinePlan
 from taxfree_kernels.all_gather_matmul.problem import AllGatherMatmul
 from taxfree_kernels.fabric.base import Fabric
@@ -33,7 +31,7 @@ class RegisteredPlan(BaselinePlan):
 class Registered(RegisteredVariant):
     """All-gather between registered buffers, vendor matmul."""
 
-    def plan(self, problem: Any, fabric: Fabric, config: Config) -> Plan:
+    def plan(self, problem: AllGatherMatmul, fabric: Fabric, config: Config) -> Plan:
         return RegisteredPlan(problem, fabric)
 
 

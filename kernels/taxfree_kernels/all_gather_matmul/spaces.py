@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from taxfree_kernels.all_gather_matmul.constants import sends_to_self, steps_of_part
-from taxfree_kernels.all_gather_matmul.problem import ITEM_BYTES, AllGatherMatmul
+from taxfree_kernels.all_gather_matmul.problem import AllGatherMatmul
 from taxfree_kernels.fabric.heap import Pool
 from taxfree_kernels.hardware import Hardware
+from taxfree_kernels.problem import ITEM_BYTES
 from taxfree_kernels.spaces import (
     allowed,
     cdna_space,
@@ -17,6 +18,15 @@ from taxfree_kernels.spaces import (
     up_to,
 )
 from taxfree_kernels.variant import Config, Space
+
+
+def unsupported_reason(problem: AllGatherMatmul) -> str | None:
+    """Why no kernel of ours gathers for a problem, or None."""
+    if problem.world_size == 1:
+        return "one rank has no peers"
+    if problem.gathered_elements > 1 << 30:
+        return "its elements are counted in 32 bits"
+    return None
 
 
 def tile_space(problem: AllGatherMatmul, hardware: Hardware) -> Space:
@@ -223,7 +233,7 @@ def prune_reason(problem: AllGatherMatmul, hardware: Hardware, config: Config) -
 
 
 def tma_prune_reason(problem: AllGatherMatmul, hardware: Hardware, config: Config) -> str | None:
-    """As :func:`refuses`; there the loop is known to have steps."""
+    """As :func:`prune_reason`; here the loop after a wait is known to have steps."""
     parts, steps = config["K_PARTS"], -(-problem.shard_columns // config["BLOCK_K"])
     last = steps - (parts - 1) * steps_of_part(problem, config)
     if parts > 1 and last < config["SPLIT_K"]:

@@ -2,11 +2,68 @@
 
 from __future__ import annotations
 
+from typing import Any, NamedTuple
+
 import triton
 import triton.language as tl
 
 from taxfree_kernels.device import sync
+from taxfree_kernels.device.peers import translate
 from taxfree_kernels.device.tiles import accumulate, copy, select, swizzle2d, xcd_swizzle
+
+
+class Weight(NamedTuple):
+    """The weight [k, n]."""
+
+    ptr: Any
+    stride_k: Any
+    stride_n: Any
+
+
+class Output(NamedTuple):
+    """The output [m, n], contiguous, and the bias [n]; without one any pointer."""
+
+    bias_ptr: Any
+    ptr: Any
+
+
+class Memory(NamedTuple):
+    """The memory of a plan.
+
+    Args:
+        slots_ptr, stride_slot: two slots of payload, in symmetric memory, and the elements from the
+            first to the second.
+        control_ptr, heap_bases: as in :class:`taxfree_kernels.device.peers.Peers`.
+        partials_ptr: float32 [SPLIT_K, m, n]; None in kernels without tiles.
+        counters_ptr: int32 [tiles]; used, like partials, with a split K only.
+    """
+
+    slots_ptr: Any
+    stride_slot: Any
+    control_ptr: Any
+    partials_ptr: Any
+    counters_ptr: Any
+    heap_bases: Any
+
+
+class Shard(NamedTuple):
+    """This rank's part of A; a kernel makes it from its arguments.
+
+    Args:
+        ptr: [own_rows, columns], contiguous.
+        rows: of a full shard.
+    """
+
+    ptr: Any
+    own_rows: Any
+    rows: Any
+    columns: Any
+
+
+@triton.jit
+def running_slot(memory, generation):
+    """The slot of the running call; calls take turns."""
+    return tl.multiple_of(memory.slots_ptr + (generation % 2) * memory.stride_slot, 16)
 
 
 @triton.jit
@@ -34,16 +91,10 @@ def _copy_columns(
 
 
 @triton.jit
-def push_chunk(
-    message, a_ptr, own_rows, slot_ptr, control_ptr, generation, heap_bases, rank,
-    shard_rows, shard_columns,
-    WORLD: tl.constexpr, BACKEND: tl.constexpr, CHUNKS: tl.constexpr, SEND_BLOCK: tl.constexpr,
-    TO_SELF: tl.constexpr = False, K_PARTS: tl.constexpr = 1, PART_COLUMNS: tl.constexpr = 0,
-    SEND_STAGES: tl.constexpr = 1,
-):  # fmt: skip
+def push_chunk(message, shard, slot_ptr, peers, GROUP: tl.constexpr, GATHER: tl.constexpr):
     """Send one chunk of rows of this rank's shard to one rank's inbox, and signal it.
 
-    The inbox is [source, shard_rows, shard_columns]; the channel is the chunk. Chunks without rows
+    The inbox is [source, shard.rows, shard.columns]; the channel is the chunk. Chunks without rows
     are signalled too. A rank needs its own rows first, then those of the ranks after it: so all
     chunks go first to the rank before this one, then to the rank before that, and so on. Ranks
     start with different peers, so no link is hit by all at once.
@@ -53,41 +104,36 @@ def push_chunk(
 
     Args:
         message: in each part, CHUNKS to the own inbox when TO_SELF, then CHUNKS to each peer.
-        SEND_STAGES: see :func:`_copy_columns`.
     """
+    CHUNKS: tl.constexpr = GATHER.CHUNKS
     part = 0
-    if K_PARTS > 1:
-        messages: tl.constexpr = CHUNKS * (WORLD - 1 + TO_SELF)
+    if GATHER.K_PARTS > 1:
+        messages: tl.constexpr = CHUNKS * (GROUP.WORLD - 1 + GATHER.TO_SELF)
         part, message = message // messages, message % messages
-    distance = message // CHUNKS + 1 - TO_SELF
+    distance = message // CHUNKS + 1 - GATHER.TO_SELF
     chunk = message % CHUNKS
-    peer = (rank + WORLD - distance) % WORLD
-    chunk_rows = tl.cdiv(shard_rows, CHUNKS)
+    peer = (peers.rank + GROUP.WORLD - distance) % GROUP.WORLD
+    chunk_rows = tl.cdiv(shard.rows, CHUNKS)
     begin = chunk * chunk_rows
-    end = min(begin + chunk_rows, own_rows)
-    own_block = slot_ptr + rank.to(tl.int64) * shard_rows * shard_columns
-    target = sync.translate(own_block, heap_bases, rank, peer)
-    if K_PARTS == 1 and SEND_STAGES == 1:
-        copy(target, a_ptr, begin * shard_columns, end * shard_columns, SEND_BLOCK)
+    end = min(begin + chunk_rows, shard.own_rows)
+    own_block = slot_ptr + peers.rank.to(tl.int64) * shard.rows * shard.columns
+    target = translate(own_block, peers, peer)
+    if GATHER.K_PARTS == 1 and GATHER.SEND_STAGES == 1:
+        copy(target, shard.ptr, begin * shard.columns, end * shard.columns, GATHER.SEND_BLOCK)
     else:
-        column = part * PART_COLUMNS
-        column_end = min(column + PART_COLUMNS, shard_columns)
+        column = part * GATHER.PART_COLUMNS
+        column_end = min(column + GATHER.PART_COLUMNS, shard.columns)
         _copy_columns(
-            target, a_ptr, shard_columns, begin, end, column, column_end, SEND_BLOCK,
-            PART_COLUMNS, SEND_STAGES,
+            target, shard.ptr, shard.columns, begin, end, column, column_end, GATHER.SEND_BLOCK,
+            GATHER.PART_COLUMNS, GATHER.SEND_STAGES,
         )  # fmt: skip
-    sync.signal(
-        control_ptr, part * CHUNKS + chunk, peer, generation, heap_bases, rank,
-        WORLD=WORLD, BACKEND=BACKEND,
-    )  # fmt: skip
+    sync.signal(peers, part * CHUNKS + chunk, peer, GROUP)
 
 
 @triton.jit
 def wait_for_rows(
-    row_begin, row_end, nearest, farthest, control_ptr, generation, heap_bases, rank,
-    m, shard_rows,
-    WORLD: tl.constexpr, BACKEND: tl.constexpr, GATHER_DIM: tl.constexpr, CHUNKS: tl.constexpr,
-    TO_SELF: tl.constexpr = False, part=0,
+    row_begin, row_end, nearest, farthest, peers, m, shard_rows,
+    GROUP: tl.constexpr, GATHER: tl.constexpr, part=0,
 ):  # fmt: skip
     """Wait for the chunks, of a part of K, that hold rows [row_begin, row_end) of some ranks.
 
@@ -95,49 +141,44 @@ def wait_for_rows(
     gather_dim 0 the peers, when TO_SELF also this rank, whose shards have such rows, and for the
     last tile also those without any, so that every rank waits for every peer in each call.
     """
-    lanes: tl.constexpr = triton.next_power_of_2(WORLD * CHUNKS)
+    CHUNKS: tl.constexpr = GATHER.CHUNKS
+    lanes: tl.constexpr = triton.next_power_of_2(GROUP.WORLD * CHUNKS)
     lane = tl.arange(0, lanes)
-    source, chunk = lane % WORLD, lane // WORLD
+    source, chunk = lane % GROUP.WORLD, lane // GROUP.WORLD
     chunk_rows = tl.cdiv(shard_rows, CHUNKS)
     begin = chunk * chunk_rows
     end = tl.minimum(begin + chunk_rows, shard_rows)
-    if GATHER_DIM == 0:
+    if GATHER.GATHER_DIM == 0:
         begin = tl.minimum(source * shard_rows + begin, m)
         end = tl.minimum(source * shard_rows + end, m)
-        needed = (source != rank) | TO_SELF
+        needed = (source != peers.rank) | GATHER.TO_SELF
     else:
-        distance = (source - rank + WORLD) % WORLD
+        distance = (source - peers.rank + GROUP.WORLD) % GROUP.WORLD
         needed = (distance >= nearest) & (distance < farthest)
     has_rows = (begin < row_end) & (end > row_begin)
     last_row = tl.zeros_like(lane) + row_end
     is_last = (begin >= end) & (last_row >= m)  # a chunk without rows falls to the last tile
-    needed = needed & (has_rows | is_last) & (lane < WORLD * CHUNKS)
-    return sync.wait(
-        control_ptr, part * CHUNKS + chunk, source, generation, heap_bases, rank, mask=needed,
-        WORLD=WORLD, BACKEND=BACKEND,
-    )  # fmt: skip
+    needed = needed & (has_rows | is_last) & (lane < GROUP.WORLD * CHUNKS)
+    return sync.wait(peers, part * CHUNKS + chunk, source, GROUP, mask=needed)
 
 
 @triton.jit
-def place_of(
-    index, rank, m, n, shard_rows, shard_columns,
-    GATHER_DIM: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-    GROUP_M: tl.constexpr, SPLIT_K: tl.constexpr, XCDS: tl.constexpr,
-):  # fmt: skip
+def place_of(index, rank, m, n, shard, GATHER_DIM: tl.constexpr, TILE: tl.constexpr):
     """What a tile program computes, by its number, splits of K fastest.
 
     Returns:
         The tile and the split; its first row and column; its steps of K in each source, [begin,
         end). Splits divide each source, so that all of them begin with what is already here.
     """
-    tiles_m, tiles_n = tl.cdiv(m, BLOCK_M), tl.cdiv(n, BLOCK_N)
-    index = xcd_swizzle(index, tiles_m * tiles_n * SPLIT_K, XCDS)
-    tile, split = index // SPLIT_K, index % SPLIT_K
-    tile_m, tile_n = swizzle2d(tile, tiles_m, tiles_n, GROUP_M)
+    tiles_m, tiles_n = tl.cdiv(m, TILE.BLOCK_M), tl.cdiv(n, TILE.BLOCK_N)
+    index = xcd_swizzle(index, tiles_m * tiles_n * TILE.SPLIT_K, TILE.XCDS)
+    tile, split = index // TILE.SPLIT_K, index % TILE.SPLIT_K
+    tile_m, tile_n = swizzle2d(tile, tiles_m, tiles_n, TILE.GROUP_M)
     if GATHER_DIM == 0:  # the rows that are already here come first
-        tile_m = (tile_m + rank * shard_rows // BLOCK_M) % tiles_m
-    step_begin, step_end = share_of_split(0, tl.cdiv(shard_columns, BLOCK_K), split, SPLIT_K)
-    return tile, split, tile_m * BLOCK_M, tile_n * BLOCK_N, step_begin, step_end
+        tile_m = (tile_m + rank * shard.rows // TILE.BLOCK_M) % tiles_m
+    steps = tl.cdiv(shard.columns, TILE.BLOCK_K)
+    step_begin, step_end = share_of_split(0, steps, split, TILE.SPLIT_K)
+    return tile, split, tile_m * TILE.BLOCK_M, tile_n * TILE.BLOCK_N, step_begin, step_end
 
 
 @triton.jit
@@ -148,24 +189,19 @@ def share_of_split(begin, end, split, SPLIT_K: tl.constexpr):
 
 
 @triton.jit
-def nothing_yet(BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, SWAP_AB: tl.constexpr):
+def nothing_yet(TILE: tl.constexpr):
     """The accumulator of a tile, float32 zeros [BLOCK_M, BLOCK_N], or transposed when SWAP_AB."""
-    if SWAP_AB:
-        acc = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
+    if TILE.SWAP_AB:
+        acc = tl.zeros((TILE.BLOCK_N, TILE.BLOCK_M), tl.float32)
     else:
-        acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+        acc = tl.zeros((TILE.BLOCK_M, TILE.BLOCK_N), tl.float32)
     return acc
 
 
 @triton.jit
 def gathered_tile(
-    index, a_ptr, w_ptr, stride_wk, stride_wn, bias_ptr, out_ptr,
-    slot_ptr, control_ptr, generation, partials_ptr, counters_ptr, heap_bases, rank,
-    m, n, k, shard_rows, shard_columns,
-    WORLD: tl.constexpr, BACKEND: tl.constexpr, GATHER_DIM: tl.constexpr, HAS_BIAS: tl.constexpr,
-    CHUNKS: tl.constexpr, SOURCES_PER_WAIT: tl.constexpr, PULL: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
-    SPLIT_K: tl.constexpr, EVEN_K: tl.constexpr, SWAP_AB: tl.constexpr, XCDS: tl.constexpr,
+    index, shard, weight, output, memory, slot_ptr, peers, m, n, k,
+    GROUP: tl.constexpr, GATHER: tl.constexpr, TILE: tl.constexpr, PULL: tl.constexpr = False,
 ):  # fmt: skip
     """Compute one tile of out = gathered A @ W + bias, waiting for what it needs of each source.
 
@@ -175,92 +211,85 @@ def gathered_tile(
             peer's own shard in its outbox.
     """
     tile, split, row, col, step_begin, step_end = place_of(
-        index, rank, m, n, shard_rows, shard_columns,
-        GATHER_DIM, BLOCK_M, BLOCK_N, BLOCK_K, GROUP_M, SPLIT_K, XCDS,
-    )  # fmt: skip
-    rows, cols = row + tl.arange(0, BLOCK_M), col + tl.arange(0, BLOCK_N)
+        index, peers.rank, m, n, shard, GATHER.GATHER_DIM, TILE
+    )
+    rows, cols = row + tl.arange(0, TILE.BLOCK_M), col + tl.arange(0, TILE.BLOCK_N)
     row_mask, col_mask = rows < m, cols < n
-    row_end = min(row + BLOCK_M, m)
-    w_cols = w_ptr + cols.to(tl.int64) * stride_wn
-    acc = nothing_yet(BLOCK_M, BLOCK_N, SWAP_AB)
-    arrived = rank >= 0
-    if GATHER_DIM == 0:
+    row_end = min(row + TILE.BLOCK_M, m)
+    w_cols = weight.ptr + cols.to(tl.int64) * weight.stride_n
+    acc = nothing_yet(TILE)
+    arrived = peers.rank >= 0
+    if GATHER.GATHER_DIM == 0:
         # -- one sweep over K; rows come from the own shard or from where their source put them --
-        arrived = wait_for_rows(
-            row, row_end, 0, 0, control_ptr, generation, heap_bases, rank, m, shard_rows,
-            WORLD, BACKEND, GATHER_DIM, CHUNKS,
-        )  # fmt: skip
-        source = tl.minimum(rows // shard_rows, WORLD - 1)
-        own_row = (rows - rank * shard_rows).to(tl.int64)
+        arrived = wait_for_rows(row, row_end, 0, 0, peers, m, shard.rows, GROUP, GATHER)
+        source = tl.minimum(rows // shard.rows, GROUP.WORLD - 1)
+        own_row = (rows - peers.rank * shard.rows).to(tl.int64)
         if PULL:
-            shard_row = (rows - source * shard_rows).to(tl.int64)
-            a_rows = sync.translate(slot_ptr + shard_row * k, heap_bases, rank, source)
+            shard_row = (rows - source * shard.rows).to(tl.int64)
+            a_rows = translate(slot_ptr + shard_row * k, peers, source)
         else:
             a_rows = slot_ptr + rows.to(tl.int64) * k
-        a_rows = select(source == rank, a_ptr + own_row * k, a_rows, 16 if EVEN_K else 2)
+        a_rows = select(
+            source == peers.rank, shard.ptr + own_row * k, a_rows, 16 if TILE.EVEN_K else 2
+        )
         acc = accumulate(
-            acc, a_rows, 0, row_mask, w_cols, stride_wk, col_mask, 0, 1, k, step_begin, step_end,
-            1, BLOCK_K, EVEN_K, SWAP_AB,
+            acc, a_rows, 0, row_mask, w_cols, weight.stride_k, col_mask, 0, 1, k, step_begin,
+            step_end, 1, TILE,
         )  # fmt: skip
     else:
         # -- the own shard, then the peers in groups, each group behind one wait ----------------
-        row_offset = rows.to(tl.int64) * shard_columns
+        row_offset = rows.to(tl.int64) * shard.columns
         acc = accumulate(
-            acc, a_ptr + row_offset, 0, row_mask, w_cols, stride_wk, col_mask, rank, rank + 1,
-            shard_columns, step_begin, step_end, WORLD, BLOCK_K, EVEN_K, SWAP_AB,
+            acc, shard.ptr + row_offset, 0, row_mask, w_cols, weight.stride_k, col_mask, peers.rank,
+            peers.rank + 1, shard.columns, step_begin, step_end, GROUP.WORLD, TILE,
         )  # fmt: skip
-        for first in range(1, WORLD, SOURCES_PER_WAIT):
-            last = min(first + SOURCES_PER_WAIT, WORLD)
-            here = wait_for_rows(
-                row, row_end, first, last, control_ptr, generation, heap_bases, rank,
-                m, shard_rows, WORLD, BACKEND, GATHER_DIM, CHUNKS,
-            )  # fmt: skip
+        for first in range(1, GROUP.WORLD, GATHER.SOURCES_PER_WAIT):
+            last = min(first + GATHER.SOURCES_PER_WAIT, GROUP.WORLD)
+            here = wait_for_rows(row, row_end, first, last, peers, m, shard.rows, GROUP, GATHER)
             arrived = arrived & here
             source_rows = slot_ptr + row_offset
-            stride_source = shard_rows * shard_columns
+            stride_source = shard.rows * shard.columns
             if PULL:
-                peer = (rank + first) % WORLD
-                source_rows = sync.translate(source_rows, heap_bases, rank, peer)
+                peer = (peers.rank + first) % GROUP.WORLD
+                source_rows = translate(source_rows, peers, peer)
                 stride_source = 0
             acc = accumulate(
-                acc, source_rows, stride_source, row_mask, w_cols, stride_wk, col_mask,
-                rank + first, rank + last, shard_columns, step_begin, step_end,
-                WORLD, BLOCK_K, EVEN_K, SWAP_AB,
+                acc, source_rows, stride_source, row_mask, w_cols, weight.stride_k, col_mask,
+                peers.rank + first, peers.rank + last, shard.columns, step_begin, step_end,
+                GROUP.WORLD, TILE,
             )  # fmt: skip
 
     finish_tile(
-        acc, arrived, tile, split, rows, cols, m, n, bias_ptr, out_ptr, partials_ptr, counters_ptr,
-        BACKEND, HAS_BIAS, SPLIT_K, SWAP_AB,
-    )  # fmt: skip
+        acc, arrived, tile, split, rows, cols, m, n, output, memory, GROUP, GATHER.HAS_BIAS, TILE
+    )
 
 
 @triton.jit
 def finish_tile(
-    acc, arrived, tile, split, rows, cols, m, n, bias_ptr, out_ptr, partials_ptr, counters_ptr,
-    BACKEND: tl.constexpr, HAS_BIAS: tl.constexpr, SPLIT_K: tl.constexpr, SWAP_AB: tl.constexpr,
+    acc, arrived, tile, split, rows, cols, m, n, output, memory,
+    GROUP: tl.constexpr, HAS_BIAS: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """Write a tile of the output; with a split K, the last split to finish writes the total.
 
     Args:
         acc: float32 [rows, cols], or [cols, rows] when SWAP_AB.
         arrived: whether all that it was made of has come; else NaN is written.
-        partials_ptr: float32 [SPLIT_K, m, n]; counters_ptr: int32 [tiles]. For a split K only.
     """
     acc = tl.where(arrived, acc, float("nan"))
-    if SWAP_AB:
+    if TILE.SWAP_AB:
         acc = tl.trans(acc)
     mask = (rows < m)[:, None] & (cols < n)[None, :]
     at = rows.to(tl.int64)[:, None] * n + cols[None, :]
-    if SPLIT_K == 1:
-        _store(out_ptr + at, acc, mask, bias_ptr, cols, cols < n, HAS_BIAS)
+    if TILE.SPLIT_K == 1:
+        _store(output.ptr + at, acc, mask, output.bias_ptr, cols, cols < n, HAS_BIAS)
     else:
         plane = m.to(tl.int64) * n
-        tl.store(partials_ptr + split * plane + at, acc, mask=mask)
-        if sync.arrive(counters_ptr + tile, SPLIT_K, BACKEND):
+        tl.store(memory.partials_ptr + split * plane + at, acc, mask=mask)
+        if sync.arrive(memory.counters_ptr + tile, TILE.SPLIT_K, GROUP):
             total = tl.zeros_like(acc)  # always added in the same order
-            for other in tl.static_range(SPLIT_K):  # takes fewer registers than a loop
-                total += tl.load(partials_ptr + other * plane + at, mask=mask, other=0.0)
-            _store(out_ptr + at, total, mask, bias_ptr, cols, cols < n, HAS_BIAS)
+            for other in tl.static_range(TILE.SPLIT_K):  # takes fewer registers than a loop
+                total += tl.load(memory.partials_ptr + other * plane + at, mask=mask, other=0.0)
+            _store(output.ptr + at, total, mask, output.bias_ptr, cols, cols < n, HAS_BIAS)
 
 
 @triton.jit

@@ -5,8 +5,6 @@ It allocates its result, which is copied into the output here; the time includes
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
 from taxfree_kernels.all_gather_matmul.problem import AllGatherMatmul
@@ -40,7 +38,7 @@ class TorchFused(Variant):
     name = "torch_fused"
     fused = False
 
-    def unsupported_reason(self, problem: Any, hardware: Hardware) -> str | None:
+    def unsupported_reason(self, problem: AllGatherMatmul, hardware: Hardware) -> str | None:
         if hardware.backend != "cuda":
             return "torch's fused op needs CUDA"
         if problem.world_size == 1:
@@ -51,7 +49,7 @@ class TorchFused(Variant):
             return "torch's fused op gathers equal shards"
         return None
 
-    def plan(self, problem: Any, fabric: Fabric, config: Config) -> Plan:
+    def plan(self, problem: AllGatherMatmul, fabric: Fabric, config: Config) -> Plan:
         return TorchFusedPlan(problem, fabric)
 
 

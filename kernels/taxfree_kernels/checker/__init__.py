@@ -1,8 +1,8 @@
 """The protocol checker: races and deadlocks of fused kernels, found on a CPU.
 
 All ranks run in one process under a seeded scheduler; every access is checked against what happened
-before it. ``docs/memory-model.md`` says what this sees and what it cannot see. Needs kernels that
-are interpreted: ``TRITON_INTERPRET=1`` before Triton is imported.
+before it. ``docs/memory-model.md`` describes what this finds and what it cannot find. Kernels must
+be interpreted: set ``TRITON_INTERPRET=1`` before Triton is imported.
 """
 
 from taxfree_kernels.checker.check import (

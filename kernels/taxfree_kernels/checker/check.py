@@ -1,4 +1,4 @@
-"""Checks the variants of an operation, as their plans run them, on many schedules.
+"""Checks the variants of an operation on many schedules, as their plans run them.
 
 In a test::
 
@@ -12,56 +12,42 @@ import contextlib
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from functools import cache, partial
-from random import Random
 from typing import Any, Literal
 
 import torch
 
 from taxfree_kernels.checker import coverage as covered
 from taxfree_kernels.checker.coverage import Coverage, Wanted
-from taxfree_kernels.checker.problems import WORLD_SIZES, tiny_problems
-from taxfree_kernels.checker.report import Reason, Violation
-from taxfree_kernels.checker.simulate import (
-    Call,
-    Outcome,
-    Setup,
-    SimulatedFabric,
-    Simulation,
-    UsesCollectives,
-)
+from taxfree_kernels.checker.report import Violation
+from taxfree_kernels.checker.simulate import UsesCollectives
+from taxfree_kernels.checker.trial import Trial
 from taxfree_kernels.errors import PlanError
 from taxfree_kernels.hardware import KNOWN
 from taxfree_kernels.interpreter import is_interpreting
-from taxfree_kernels.variant import Plan, Variant, operation, variants
+from taxfree_kernels.variant import Problem, Variant, operation_shapes, variants
 
 MIXED = "mixed"  # in place of a variant's name: each call draws one, as they share a pool
 SEEDS = 100
+WORLD_SIZES = (2, 3)
 
-#: Of variants drawn by chance, each of which has a check of its own.
+#: For variants drawn at random, each of which has a check of its own.
 _DRAWN = Wanted(programs=1, calls=2)
-_TOLERANCE = 0.02  # of the largest value; a wrong payload is off by more, or NaN
-# Generations go on beyond 32 bits; both sides of each edge are crossed within a few calls.
-_FIRST_GENERATIONS = (1, 2, 2**31 - 2, 2**32 - 2)
-_BACKENDS = ("cuda", "hip")  # waits differ
 _HARDWARE = KNOWN["cpu"]
-_TAKING_TURNS = 3  # of all variants that a check draws from, so that each has several calls
-_CHIPLETS = (1, 2, 3)  # a meta-parameter of AMD's devices, which decides who waits for which tile
 
 Verdict = Literal["pass", "violation", "not covered", "nothing to check"]
 
 
 @dataclass(frozen=True)
 class Checked:
-    """What the check of one variant showed.
+    """The result of the check of one variant.
 
     Args:
         verdict: "pass" only if nothing was found and everything was covered.
-        schedules: how many were run.
-        seconds: that it took.
+        schedules: number of schedules that were run.
+        seconds: time that it took.
         violation: the first one, or None.
         coverage: of synchronising lines.
-        wanted: what counts as covered.
+        wanted: how much counts as covered.
     """
 
     op: str
@@ -100,7 +86,7 @@ class ProtocolError(AssertionError):
 def assert_protocol_holds(
     op: str,
     variant: str,
-    problems: Sequence[Any] | None = None,
+    problems: Sequence[Problem] | None = None,
     seeds: Iterable[int] = range(SEEDS),
     wanted: Wanted | None = None,
 ) -> None:
@@ -115,14 +101,14 @@ def assert_protocol_holds(
 
 
 def checkable_variants(op: str) -> list[str]:
-    """Names of the variants of `op`, and of what draws among them."""
+    """Names of the variants of `op`, and :data:`MIXED`."""
     return [*variants(op), MIXED]
 
 
 def check_variant(
     op: str,
     variant: str,
-    problems: Sequence[Any] | None = None,
+    problems: Sequence[Problem] | None = None,
     seeds: Iterable[int] = range(SEEDS),
     wanted: Wanted | None = None,
 ) -> Checked:
@@ -131,24 +117,24 @@ def check_variant(
     Args:
         variant: a name, or :data:`MIXED`.
         problems: taken in turns, by seed; the operation's tiny ones when None.
-        seeds: each one schedule, one draw of configs, and nothing else that is random.
+        seeds: one schedule and one draw of configs each; nothing else is random.
 
     Raises:
         PlanError: there is no such variant, or kernels are not interpreted.
     """
     if not is_interpreting():
         hint = "set TRITON_INTERPRET=1 before Triton is imported"
-        raise PlanError("the checker needs kernels that are interpreted", hint)
+        raise PlanError("the checker needs interpreted kernels", hint)
     begin = time.monotonic()
     if problems is None:
-        problems = [each for world in WORLD_SIZES for each in tiny_problems(op, world)]
+        problems = [each for world in WORLD_SIZES for each in operation_shapes(op).tiny(world)]
     served = _served(_drawn_from(op, variant, problems), problems)
     coverage, violation, schedules = Coverage(), None, 0
     with _one_thread():
         for seed in seeds if served else ():
             problem, candidates = served[seed % len(served)]
             try:
-                outcome = _Trial(op, problem, candidates, seed).run()
+                outcome = Trial(op, problem, candidates, seed).run()
             except UsesCollectives:
                 break
             schedules += 1
@@ -162,7 +148,7 @@ def check_variant(
     return Checked(op, variant, schedules, seconds, violation, coverage, wanted)
 
 
-def replay_command(op: str, variant: str, problem: Any, seed: int) -> str:
+def replay_command(op: str, variant: str, problem: Problem, seed: int) -> str:
     """The command that runs one schedule again."""
     fields = asdict(problem)
     world_size = fields.pop("world_size")
@@ -184,7 +170,7 @@ def coverage_rows(checks: Iterable[Checked]) -> list[tuple[str, str, int, int, i
     return covered.table(together)
 
 
-def _drawn_from(op: str, variant: str, problems: Sequence[Any]) -> list[Variant]:
+def _drawn_from(op: str, variant: str, problems: Sequence[Problem]) -> list[Variant]:
     known = variants(op)
     if variant == MIXED:
         return [each for each in known.values() if _launches_kernels(op, each, problems)]
@@ -194,22 +180,22 @@ def _drawn_from(op: str, variant: str, problems: Sequence[Any]) -> list[Variant]
     return [known[variant]]
 
 
-def _launches_kernels(op: str, variant: Variant, problems: Sequence[Any]) -> bool:
-    """Whether a variant can be simulated: one that needs the collective library cannot."""
+def _launches_kernels(op: str, variant: Variant, problems: Sequence[Problem]) -> bool:
+    """Whether a variant can be simulated, which the collective library cannot."""
     served = _served([variant], problems)
     if not served:
         return False
     try:
-        _Trial(op, served[0][0], [variant], seed=0).plan()
+        Trial(op, served[0][0], [variant], seed=0).plan()
     except UsesCollectives:
         return False
     return True
 
 
 def _served(
-    candidates: Sequence[Variant], problems: Sequence[Any]
+    candidates: Sequence[Variant], problems: Sequence[Problem]
 ) -> list[tuple[Any, list[Variant]]]:
-    """Problems that a candidate serves, with those that do."""
+    """Problems that any candidate serves, with those candidates."""
     serving = [
         (problem, [each for each in candidates if not each.unsupported_reason(problem, _HARDWARE)])
         for problem in problems
@@ -217,96 +203,9 @@ def _served(
     return [(problem, found) for problem, found in serving if found]
 
 
-def _draw_config(variant: Variant, problem: Any, rng: Random) -> dict[str, Any]:
-    """A config that the variant does not refuse; its default when few are accepted."""
-    space = variant.space(problem, _HARDWARE)
-    for _ in range(100):
-        config = {knob: rng.choice(values) for knob, values in space.items()}
-        if variant.prune_reason(problem, _HARDWARE, config) is None:
-            return config
-    return variant.seed_configs(problem, _HARDWARE)[0]
-
-
-class _Trial:
-    """One schedule of one problem: plans, calls with changing inputs, outputs compared."""
-
-    def __init__(self, op: str, problem: Any, candidates: Sequence[Variant], seed: int) -> None:
-        self._op, self._problem, self._seed = operation(op), problem, seed
-        rng = Random(seed)
-        self._first_generation = rng.choice(_FIRST_GENERATIONS)
-        self._backend = rng.choice(_BACKENDS)
-        others = Random(f"calls {seed}")
-        few = others.sample(candidates, min(len(candidates), _TAKING_TURNS))
-        # of several, each has as many calls as it has slots, and calls of others between
-        calls = 1 + max(variant.slots for variant in few) * min(len(few), 2)
-        self._variants = [others.choice(few) for _ in range(calls)]
-        self._configs = {
-            each: _draw_config(each, problem, rng) | {"XCDS": others.choice(_CHIPLETS)}
-            for each in dict.fromkeys(self._variants)
-        }
-        self._outputs: list[tuple[int, int, torch.Tensor]] = []
-
-    def plan(self) -> None:
-        """Make the plans, and no calls."""
-        self._simulate(lambda fabric: self._setup(fabric)[:0])
-
-    def run(self) -> Outcome:
-        """Run the schedule and compare all outputs."""
-        outcome = self._simulate(self._setup)
-        if outcome.violation is not None:
-            return outcome
-        return replace(outcome, violation=self._wrong_result())
-
-    def _simulate(self, setup: Setup) -> Outcome:
-        simulation = Simulation(self._problem.world_size, self._problem.slot_bytes)
-        return simulation.run(
-            setup,
-            self._seed,
-            first_generation=self._first_generation,
-            backend=self._backend,
-        )
-
-    def _setup(self, fabric: SimulatedFabric) -> list[Call]:
-        if fabric.rank == 0:
-            self._outputs = []
-        plans = {
-            variant: variant.plan(self._problem, fabric, config)
-            for variant, config in self._configs.items()
-        }
-        return [
-            partial(self._call, fabric, plans[variant], number)
-            for number, variant in enumerate(self._variants)
-        ]
-
-    def _call(self, fabric: SimulatedFabric, plan: Plan, number: int) -> None:
-        output = self._op.empty_output(self._problem, fabric.device)
-        self._outputs.append((fabric.rank, number, output))
-        plan(*_inputs(self._op.name, self._problem, fabric.rank, number), output)
-
-    def _wrong_result(self) -> Violation | None:
-        for rank, number, output in self._outputs:
-            wanted = _reference(self._op.name, self._problem, rank, number)
-            error = (output.double() - wanted).abs().max()
-            if not error <= _TOLERANCE * wanted.abs().max().clamp(min=1.0):
-                generation = self._first_generation + number
-                place = f"rank {rank}, generation {generation}: off by {error:.3g} at most"
-                return Violation(Reason.WRONG_RESULT, (place, str(self._problem)))
-        return None
-
-
-@cache
-def _inputs(op: str, problem: Any, rank: int, number: int) -> tuple[torch.Tensor | None, ...]:
-    return operation(op).make_inputs(problem, rank, number, torch.device("cpu"), integers=True)
-
-
-@cache
-def _reference(op: str, problem: Any, rank: int, number: int) -> torch.Tensor:
-    return operation(op).reference(problem, rank, number, torch.device("cpu"), integers=True)
-
-
 @contextlib.contextmanager
 def _one_thread() -> Iterator[None]:
-    """Matrices here are tiny: more threads only cost time."""
+    """Run torch on one thread: the matrices are tiny, more threads only cost time."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

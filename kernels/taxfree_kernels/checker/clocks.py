@@ -1,9 +1,9 @@
-"""Vector clocks, and the messages that atomics leave on words for those who read them later.
+"""Vector clocks, and the messages that atomics leave on words for later readers.
 
 Every clock is kept in several worlds at once: the kernels as written, and worlds in which one kind
 of mistake is repaired everywhere. When two accesses turn out to be unordered, the repaired world in
-which they are ordered names the missing edge. One more world tracks what the arrival of
-self-announcing words implies: too little to order loads, enough to order stores.
+which they are ordered names the missing edge. One more world tracks what the arrival of LL packets
+and Lamport words implies: too little to order loads, enough to order stores.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ Scope = Literal["cta", "gpu", "sys"]
 
 
 class World(IntEnum):
-    """Which mistakes are repaired."""
+    """The mistakes that are repaired."""
 
     AS_WRITTEN = 0
     ACQUIRES = 1  # every read of a synchronisation word acquires
     RELEASES = 2  # every write of one releases
     SCOPES = 3  # every atomic has system scope
     ALL = 4
-    #: As written, but a program that has seen a flag-in-data or Lamport word also knows that the
+    #: As written, but a program that has seen an LL packet or a Lamport word also knows that the
     #: kernels before its sender's have ended. Their stores need not be visible to it, but their
     #: memory may be reused.
     ENDED = 5
 
 
 def _repairs(*, releases: bool, acquires: bool, reaches: bool) -> np.ndarray:
-    """In which worlds a message counts, as a column to broadcast over clocks."""
+    """The worlds in which a message counts: bool [worlds, 1]."""
     counts = [
         (releases or world in (World.RELEASES, World.ALL))
         and (acquires or world in (World.ACQUIRES, World.ALL))
@@ -56,10 +56,10 @@ class Actor:
     Args:
         slot: its index in vector clocks. Programs of one id and rank share a slot, as kernel
             boundaries order them.
-        rank: that it belongs to.
+        rank: its rank.
         program: its id, or None for the host.
         kernel: name of the kernel, or "host".
-        call: how many calls its rank had begun when it started; the generation, counted from 1.
+        call: number of calls that its rank had begun when it started; the generation, from 1.
         clocks: int64 [worlds, slots].
     """
 
@@ -88,13 +88,13 @@ class Actor:
         np.maximum(self.clocks, clocks, out=self.clocks)
 
     def ended_before(self) -> np.ndarray:
-        """What had ended when this actor began, or what it has acquired since, int64 [slots]."""
+        """The clock of what had ended when this actor began or acquired since: int64 [slots]."""
         ended = self.clocks[World.ENDED].copy()
         ended[self.slot] = self.began
         return ended
 
     def has_seen(self, slot: int, epoch: int, world: World = World.AS_WRITTEN) -> bool:
-        """Whether what happened in `slot` at `epoch` happened before now."""
+        """Whether epoch `epoch` of `slot` happened before now."""
         return epoch <= int(self.clocks[world, slot])
 
 
@@ -112,7 +112,7 @@ class _Message:
 
 
 class Messages:
-    """What a synchronisation word carries: the release sequences that its value belongs to."""
+    """The messages of a synchronisation word: the release sequences that its value belongs to."""
 
     def __init__(self) -> None:
         self._by_sender: dict[_Sender, _Message] = {}
@@ -139,7 +139,7 @@ class Messages:
         message.call = max(message.call, actor.call)
 
     def take(self, actor: Actor, scope: Scope, *, acquires: bool) -> None:
-        """Record a read of the word: `actor` learns what the messages for it say."""
+        """Record a read of the word: the messages that reach `actor` join its clocks."""
         self.is_signal |= acquires
         if not self.is_signal:
             return

@@ -1,8 +1,8 @@
-"""Which synchronising lines a check has executed, and by whom: without that, a pass says nothing.
+"""Coverage of synchronising lines: without it, a pass says nothing.
 
-A line synchronises when it calls a raw atomic, accesses words that say that they have come, or
-calls a device function that does so, at any depth.
-The synchronisation functions themselves are left out: what counts is where kernels call them.
+A line synchronises when it calls a raw atomic, accesses LL packets or Lamport words, or calls a
+device function that does so, at any depth. The lines of ``device/sync.py`` are left out: the calls
+of its functions count.
 """
 
 from __future__ import annotations
@@ -16,19 +16,20 @@ from functools import cache
 from typing import Any
 
 from taxfree_kernels.checker.clocks import Actor
-from taxfree_kernels.checker.sites import SYNC_FILE, Line, Site
-from taxfree_kernels.device import sync
+from taxfree_kernels.checker.sites import SYNC_FILES, Line, Site
+from taxfree_kernels.device import trace
 from taxfree_kernels.launch import Kernel
 
 _PROGRAM = "program"  # the name that kernels give to tl.program_id(0)
+_GLOBALS = {"trace": trace}  # modules with constants
 
 
 @dataclass
 class Executed:
-    """Who has executed a line.
+    """The ranks, programs and calls that have executed a line.
 
     Args:
-        most_programs: that can reach it in one launch.
+        most_programs: number of programs of one launch that can reach it.
     """
 
     ranks: set[int] = field(default_factory=set)
@@ -45,9 +46,9 @@ class Executed:
 
 @dataclass(frozen=True)
 class Wanted:
-    """How much makes a line covered; of programs, no more than can reach it.
+    """How many ranks, programs and calls make a line covered.
 
-    A protocol may have a single program in some role, such as the one that sends.
+    If fewer programs can reach it, these suffice: a protocol may have a single program that sends.
     """
 
     ranks: int = 2
@@ -57,7 +58,7 @@ class Wanted:
 
 @dataclass
 class Coverage:
-    """Synchronising lines, those that can run and those that did."""
+    """Synchronising lines that can run, and who has executed them."""
 
     lines: dict[Line, Executed] = field(default_factory=dict)
 
@@ -84,7 +85,7 @@ class Coverage:
             self.lines.setdefault(line, Executed()).add(executed)
 
     def missing(self, wanted: Wanted) -> list[tuple[Line, Executed]]:
-        """Lines that were executed by too few."""
+        """Lines that too few have executed."""
         return [
             (line, executed)
             for line, executed in sorted(self.lines.items(), key=lambda item: item[0].where)
@@ -95,7 +96,7 @@ class Coverage:
 
 
 def jitted(name: str, scope: Mapping[str, Any]) -> Any | None:
-    """The device function that a dotted name stands for, or None."""
+    """The device function of a dotted name, or None."""
     first, *rest = name.split(".")
     found = scope.get(first)
     for attribute in rest:
@@ -105,7 +106,7 @@ def jitted(name: str, scope: Mapping[str, Any]) -> Any | None:
 
 @cache
 def _parsed(function: Any) -> tuple[ast.FunctionDef, int]:
-    """The definition of a device function, and what to add to its line numbers."""
+    """The definition of a device function, and the offset of its line numbers."""
     lines, first = inspect.getsourcelines(function.fn)
     tree = ast.parse(textwrap.dedent("".join(lines)))
     definition = tree.body[0]
@@ -126,7 +127,7 @@ def synchronises(function: Any) -> bool:
 
 
 def accesses_synchronisation_words(call: ast.Call) -> bool:
-    """Whether a call is a raw atomic, or a load or store of words that are raced for on purpose."""
+    """Whether a call is a raw atomic, or accesses LL packets or Lamport words."""
     name = ast.unparse(call.func)
     if name.startswith("tl.atomic_"):
         return True
@@ -150,11 +151,12 @@ def _reachable(
     function: Any, constants: tuple[tuple[str, Any], ...], programs: Programs
 ) -> Mapping[Line, int]:
     """Lines that some of these programs can reach -> how many can."""
-    if inspect.getsourcefile(function.fn) == SYNC_FILE:
+    if inspect.getsourcefile(function.fn) in SYNC_FILES:
         return {}
     definition, offset = _parsed(function)
+    known = dict(constants)
     found: dict[Line, int] = {}
-    for statement, reaching in _live(definition.body, dict(constants), programs):
+    for statement, reaching in _live(definition.body, known, programs):
         for call in _calls([statement]):
             if not _call_synchronises(call, function):
                 continue
@@ -162,38 +164,60 @@ def _reachable(
             reached = {own: len(reaching)}
             callee = jitted(ast.unparse(call.func), function.fn.__globals__)
             if callee is not None:
-                reached |= _reachable(callee, constants, reaching)
+                reached |= _reachable(callee, _handed_on(call, callee, known), reaching)
             for line, count in reached.items():
                 found[line] = max(found.get(line, 0), count)
     return found
 
 
+def _handed_on(
+    call: ast.Call, callee: Any, known: Mapping[str, Any]
+) -> tuple[tuple[str, Any], ...]:
+    """The constants that a call gives to a device function."""
+    parameters = inspect.signature(callee.fn).parameters
+    given = {name: each.default for name, each in parameters.items()}
+    given |= {name: _value(each, known) for name, each in zip(parameters, call.args, strict=False)}
+    given |= {str(each.arg): _value(each.value, known) for each in call.keywords}
+    return tuple(sorted((name, each) for name, each in given.items() if each is not _UNKNOWN))
+
+
 def _live(
-    statements: list[ast.stmt], constants: dict[str, Any], programs: Programs
+    statements: list[ast.stmt], known: dict[str, Any], programs: Programs
 ) -> Iterator[tuple[ast.stmt, Programs]]:
-    """Statements that these constants do not rule out, with the programs that can reach them."""
+    """Statements that known constants do not rule out, with the programs that can reach them."""
     for statement in statements:
         if not isinstance(statement, ast.If):
+            if isinstance(statement, ast.AnnAssign) and statement.value is not None:
+                known[ast.unparse(statement.target)] = _value(statement.value, known)
             yield statement, programs
             continue
         yield ast.Expr(statement.test), programs
-        holding = _holding(statement.test, constants, programs)
+        holding = _holding(statement.test, known, programs)
         for outcome, branch in ((True, statement.body), (False, statement.orelse)):
             reaching = tuple(each for each, can_be in holding if outcome in can_be)
             if reaching:
-                yield from _live(branch, constants, reaching)
+                yield from _live(branch, known, reaching)
 
 
 def _holding(
-    test: ast.expr, constants: dict[str, Any], programs: Programs
+    test: ast.expr, known: dict[str, Any], programs: Programs
 ) -> list[tuple[int, set[bool]]]:
     """What a condition can be, for each program; both when that is not known."""
-    names = {node.id for node in ast.walk(test) if isinstance(node, ast.Name)}
-    known = constants | {"sync": sync}  # has constants, too
-    if not names <= known.keys() | {_PROGRAM}:
-        return [(each, {True, False}) for each in programs]
-    code = compile(ast.fix_missing_locations(ast.Expression(test)), "<condition>", "eval")
-    return [(each, {bool(eval(code, {}, known | {_PROGRAM: each}))}) for each in programs]
+    values = ((each, _value(test, known | {_PROGRAM: each})) for each in programs)
+    return [(each, {True, False} if value is _UNKNOWN else {bool(value)}) for each, value in values]
+
+
+_UNKNOWN = inspect.Parameter.empty
+
+
+def _value(expression: ast.expr, known: Mapping[str, Any]) -> Any:
+    """The value of an expression of constants, or _UNKNOWN."""
+    names = {node.id for node in ast.walk(expression) if isinstance(node, ast.Name)}
+    scope = {name: each for name, each in known.items() if each is not _UNKNOWN} | _GLOBALS
+    if not names <= scope.keys():
+        return _UNKNOWN
+    code = compile(ast.fix_missing_locations(ast.Expression(expression)), "<constant>", "eval")
+    return eval(code, {}, scope)
 
 
 def table(coverage: Coverage) -> list[tuple[str, str, int, int, int]]:

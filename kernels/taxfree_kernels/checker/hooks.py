@@ -16,7 +16,7 @@ import numpy as np
 import triton.language as tl
 
 from taxfree_kernels.checker.clocks import Scope
-from taxfree_kernels.device.sync import EMPTY
+from taxfree_kernels.device.packets import EMPTY
 from taxfree_kernels.interpreter import correct_bfloat16, hasten
 
 _SEMANTICS = {
@@ -29,10 +29,9 @@ _SCOPES: dict[str, Scope] = {"CTA": "cta", "GPU": "gpu", "SYSTEM": "sys"}
 
 
 class Observer(Protocol):
-    """Told of every access right before it happens.
+    """Receives every access right before it happens.
 
-    `addresses` are those of the lanes that are on; `size` is a lane's, in bytes; `empties`: all
-    that is stored is EMPTY.
+    `addresses`: of active lanes; `size`: bytes per lane; `empties`: it stores only EMPTY.
     """
 
     def on_plain(
@@ -54,14 +53,14 @@ class Observer(Protocol):
 
     def first_of(self, count: int) -> np.ndarray: ...
 
-    def on_next_may_begin(self) -> None: ...
+    def on_launch_dependents(self) -> None: ...
 
-    def on_wait_for_the_last(self) -> None: ...
+    def on_gdc_wait(self) -> None: ...
 
 
 @contextlib.contextmanager
 def observed_by(observer: Observer) -> Iterator[None]:
-    """Within the context, the interpreter tells `observer` of accesses."""
+    """Within the context, the interpreter reports accesses to `observer`."""
     from triton.runtime import interpreter
 
     correct_bfloat16()
@@ -93,7 +92,7 @@ def _size(pointers: Any) -> int:
 
 
 def _is_read(operation: Any, value: Any) -> bool:
-    """Whether an atomic is the polling idiom: it adds nothing."""
+    """Whether an atomic only reads, as polls do: it adds 0."""
     return operation.name in ("ADD", "OR", "XOR") and not np.any(value.data)
 
 
@@ -127,7 +126,7 @@ def _hooks(interpreter: Any, builder: Any, observer: Observer) -> dict[str, Call
             store(pointers, value, part, *rest, **named)
 
     def arriving_together(pointers: Any, mask: Any) -> list[Any]:
-        """Masks of what a store makes visible at once: words may come in two parts."""
+        """Masks of the lanes that become visible at once: words may arrive in two parts."""
         addresses = _active(pointers, mask)
         if addresses.size < 2 or not observer.holds_words(addresses):
             return [mask]
@@ -172,9 +171,9 @@ def _hooks(interpreter: Any, builder: Any, observer: Observer) -> dict[str, Call
         assembly: str, constraints: str, values: Any, types: list[Any], *rest: Any
     ) -> Any:
         if "griddepcontrol.launch_dependents" in assembly:
-            observer.on_next_may_begin()
+            observer.on_launch_dependents()
         elif "griddepcontrol.wait" in assembly:
-            observer.on_wait_for_the_last()
+            observer.on_gdc_wait()
         return _NoResults(interpreter, types)
 
     hooks = {name: hook for name, hook in locals().items() if name.startswith("create_")}
@@ -183,7 +182,7 @@ def _hooks(interpreter: Any, builder: Any, observer: Observer) -> dict[str, Call
 
 
 class _NoResults:
-    """Of inline assembly, which is there for its effects: zeros."""
+    """Results of inline assembly, which is there for its effects: zeros."""
 
     def __init__(self, interpreter: Any, types: list[Any]) -> None:
         self._interpreter, self._types = interpreter, types

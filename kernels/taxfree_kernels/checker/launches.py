@@ -1,4 +1,4 @@
-"""A kernel on its way through one rank of a simulation."""
+"""Launches of kernels in a simulation."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ class Launch:
     """One launch.
 
     Args:
-        kernel, arguments: what is launched.
-        host: whose it is.
+        kernel, arguments: the kernel, and the arguments of each program.
+        host: the actor that launches it.
         weight: of its programs, for the scheduler.
         before: the launch before it, if this one may start before that has ended.
     """
@@ -28,11 +28,11 @@ class Launch:
     host: Actor
     weight: int
     before: Launch | None = None
-    begun: np.ndarray = field(init=False)  # what had happened before it
-    ended: np.ndarray = field(init=False)  # what has happened in it
+    begun: np.ndarray = field(init=False)  # clocks before it
+    ended: np.ndarray = field(init=False)  # clocks after the programs that have ended
     next_program: int = 0
     running: int = 0
-    _ready: int = 0  # programs that have let the next launch begin
+    _ready: int = 0  # programs that have called gdc_launch_dependents
 
     def __post_init__(self) -> None:
         self.begun, self.ended = self.host.clocks.copy(), self.host.clocks.copy()
@@ -43,7 +43,7 @@ class Launch:
 
     @property
     def first_slot(self) -> int:
-        """Where its programs' clocks begin: beside those of a launch that may still be running."""
+        """First slot of its programs: beside the slots of a launch that may still be running."""
         if self.before is None or self.before.first_slot >= self.kernel.grid:
             return 0
         return self.before.end_slot
@@ -62,15 +62,15 @@ class Launch:
         return self.has_started and self.running == 0
 
     def gdc_launch_dependents(self) -> None:
-        """Count one of its programs as having let the next launch begin."""
+        """Count a program that lets the next launch begin."""
         self._ready += 1
 
     @property
-    def lets_the_next_begin(self) -> bool:
-        """Whether all programs do, or have ended."""
+    def has_launched_dependents(self) -> bool:
+        """Whether the next launch may begin: all programs let it, or have ended."""
         return self._ready == self.kernel.grid or self.has_ended
 
 
-def waits_for_the_last(kernel: Kernel) -> bool:
-    """Whether a kernel waits for the end of the one before, so that it may be launched early."""
+def calls_gdc_wait(kernel: Kernel) -> bool:
+    """Whether a kernel waits for the end of the one before it, and so may be launched early."""
     return "gdc_wait(" in inspect.getsource(kernel.function.fn)

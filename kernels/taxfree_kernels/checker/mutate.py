@@ -21,7 +21,7 @@ from taxfree_kernels.checker.coverage import (
     jitted,
     synchronises,
 )
-from taxfree_kernels.checker.sites import SYNC_FILE, Line
+from taxfree_kernels.checker.sites import SYNC_FILES, Line
 
 _WEAKER = {
     "acquire": ("relaxed",),
@@ -30,18 +30,19 @@ _WEAKER = {
     "sys": ("gpu",),
     "gpu": ("cta",),
 }
-# What changes for a call of these, by the name after the last dot: position -> what it is.
-_CHANNEL, _PEER, _LAST = 1, 2, 3
+# Arguments that mutants change, by the function's name after the last dot: position -> meaning.
+_CHANNEL, _PEER = 1, 2
 _PLACES = {
     "signal": {_CHANNEL: "channel", _PEER: "peer"},
     "wait": {_CHANNEL: "channel", _PEER: "source"},
-    "translate": {_LAST: "peer"},
+    "translate": {_PEER: "peer"},
 }
+_PEERS = {"signal": 0, "wait": 0, "translate": 1}  # the position of `peers`
 
-# Runs only after a wait has timed out, which the checker leaves to the tests of lost peers.
-_AFTER_TIMEOUT = ("_abort", "_abort_on_words")
+# These run only after a wait has timed out, which the tests of lost peers cover.
+_AFTER_TIMEOUT = ("abort", "_abort_on_signals", "_abort_on_words")
 
-Change = tuple[str, ast.AST | None]  # what it does, and what stands in the node's place
+Change = tuple[str, ast.AST | None]  # description, and replacement of the node
 
 
 @dataclass(frozen=True)
@@ -50,10 +51,10 @@ class Mutant:
 
     Args:
         function: the interpreted function.
-        line: that is changed.
+        line: the changed line.
         change: in words.
-        node: which node of the function's tree, in walking order.
-        replacement: what takes its place; None deletes a statement.
+        node: index of the node in the function's tree, in walking order.
+        replacement: of the node; None deletes a statement.
     """
 
     function: Any
@@ -94,7 +95,7 @@ def mutants(functions: Sequence[Any]) -> Iterator[Mutant]:
 
 
 def _noting(definition: ast.FunctionDef) -> Iterator[ast.AST]:
-    """Code that records timelines, which is not in the build that is checked."""
+    """Nodes that record timelines: the build that is checked has none."""
     for node in ast.walk(definition):
         if isinstance(node, ast.If) and "TIMELINE" in ast.unparse(node.test):
             yield from ast.walk(node)
@@ -108,7 +109,7 @@ def _definition(tree: ast.Module) -> ast.FunctionDef:
 
 
 class _Mutating:
-    """Stands before the interpreter's own transformation of the tree."""
+    """Mutates the tree before the interpreter's own transformation."""
 
     def __init__(self, mutant: Mutant, original: Any) -> None:
         self._mutant, self._original = mutant, original
@@ -131,7 +132,7 @@ class _Replace(ast.NodeTransformer):
         return ast.copy_location(self._replacement, node)
 
 
-# -- what is changed ------------------------------------------------------------------------------
+# -- changes -------------------------------------------------------------------------------------
 
 
 def _changes(node: ast.AST, function: Any) -> Iterator[Change]:
@@ -157,7 +158,7 @@ def _changes(node: ast.AST, function: Any) -> Iterator[Change]:
 def _changes_of_call(call: ast.Call, function: Any) -> Iterator[Change]:
     name = _name(call)
     yield from _weaker_constants(call)
-    if ast.unparse(call.func) == "tl.sum" and inspect.getsourcefile(function.fn) == SYNC_FILE:
+    if ast.unparse(call.func) == "tl.sum" and inspect.getsourcefile(function.fn) in SYNC_FILES:
         first = ast.Attribute(ast.Name("tl", ast.Load()), "min", ast.Load())
         yield "content with one of the words", _with(call, func=first)
     if name in ("wait", "wait_for_rows", "wait_for_channels", "gdc_wait"):
@@ -169,11 +170,12 @@ def _changes_of_call(call: ast.Call, function: Any) -> Iterator[Change]:
         if what == "channel":
             yield f"{name}: channel 0", _with_argument(call, position, nothing)
         else:
-            own = ast.BinOp(nothing, ast.Add(), ast.Name("rank", ast.Load()))
+            own_rank = ast.Attribute(call.args[_PEERS[name]], "rank", ast.Load())
+            own = ast.BinOp(nothing, ast.Add(), own_rank)
             yield f"{name}: own rank as {what}", _with_argument(call, position, own)
     match call.func:
-        case ast.Attribute(value=ast.Name(id="rank" | "source" as whose), attr="to"):
-            yield f"the block of {whose} 0", _product(call, 0)
+        case ast.Attribute(value=whose, attr="to") if _last_name(whose) in ("rank", "source"):
+            yield f"the block of {_last_name(whose)} 0", _product(call, 0)
 
 
 def _weaker_constants(call: ast.Call) -> Iterator[Change]:
@@ -197,32 +199,37 @@ def _weaker(value: ast.expr) -> list[ast.Constant]:
 
 def _other_generations(call: ast.Call) -> Iterator[Change]:
     for position, argument in enumerate(call.args):
-        if isinstance(argument, ast.Name) and argument.id == "generation":
-            for operator, sign in ((ast.Sub(), "-"), (ast.Add(), "+")):
-                other = ast.BinOp(argument, operator, ast.Constant(1))
-                change = f"{_name(call)}: generation {sign} 1"
-                yield change, _with_argument(call, position, other)
+        for sign in "-+":
+            match ast.unparse(argument):
+                case "generation" | "peers.generation" as generation:
+                    text = f"{generation} {sign} 1"
+                case "peers":
+                    text = f"peers._replace(generation=peers.generation {sign} 1)"
+                case _:
+                    continue
+            other = ast.parse(text, mode="eval").body
+            yield f"{_name(call)}: generation {sign} 1", _with_argument(call, position, other)
 
 
 def _changes_of_arithmetic(node: ast.BinOp, function: Any) -> Iterator[Change]:
     match node:
-        case ast.BinOp(left=ast.Name(id="generation"), op=ast.Mod()):
+        case ast.BinOp(op=ast.Mod()) if _last_name(node.left) == "generation":
             yield "one payload slot", _with(node, right=ast.Constant(1))
         case ast.BinOp(op=ast.Mod(), right=ast.Constant(value=3)):
             yield "two slots of Lamport words", _with(node, right=ast.Constant(2))
-        case ast.BinOp(left=ast.Name(id="generation"), op=ast.LShift()):
+        case ast.BinOp(op=ast.LShift()) if _last_name(node.left) == "generation":
             one = ast.BinOp(_product(node.left, 0), ast.Add(), ast.Constant(1))
             yield "a flag of constant value", _with(node, left=one)
         case ast.BinOp(op=ast.BitOr()) if _makes_mask(function):
             yield f"{_short(node)}: only the left side", node.left
             yield f"{_short(node)}: only the right side", node.right
         case ast.BinOp(op=ast.Add() | ast.Sub(), right=ast.Constant(value=1)):
-            if inspect.getsourcefile(function.fn) == SYNC_FILE:
+            if inspect.getsourcefile(function.fn) in SYNC_FILES:
                 yield f"{_short(node)}: without the 1", node.left
 
 
 def _makes_mask(function: Any) -> bool:
-    """Whether a function works out whom to signal or to wait for; elsewhere it is about tiles."""
+    """Whether a function computes a mask of peers; masks of other functions are of tiles."""
     tree = ast.parse(textwrap.dedent(inspect.getsource(function.fn)))
     calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
     return any(
@@ -232,7 +239,7 @@ def _makes_mask(function: Any) -> bool:
 
 
 def _narrower(node: ast.Compare) -> Iterator[Change]:
-    """A wait for fewer: the comparison leaves out one more value."""
+    """A wait for fewer peers: the comparison leaves out one more value."""
     right = node.comparators[0]
     match node.ops[0]:
         case ast.Lt():
@@ -246,7 +253,7 @@ def _narrower(node: ast.Compare) -> Iterator[Change]:
 
 
 def _one_earlier(test: ast.expr) -> ast.expr:
-    """A test of `lead < 0` that is content with the generation before."""
+    """A test of `lead < 0` that accepts the generation before."""
     changed = copy.deepcopy(test)
     for node in ast.walk(changed):
         if isinstance(node, ast.Compare) and ast.unparse(node) == "lead < 0":
@@ -255,14 +262,14 @@ def _one_earlier(test: ast.expr) -> ast.expr:
 
 
 def _partly_stored(call: ast.Call) -> ast.stmt:
-    """Words of which two bytes are stored."""
+    """A store of two bytes of each word."""
     words, word = (ast.unparse(each) for each in call.args)
     parts = f"tl.cast({words}, tl.pointer_type(tl.int16))"
     return ast.parse(f"tl.store({parts}, ({word}).to(tl.int16))").body[0]
 
 
 def _signals_first(node: ast.FunctionDef | ast.If) -> Iterator[Change]:
-    """The data stored after the signal that announces it."""
+    """The signal before the data that it announces."""
     called = [
         {_name(call) for call in ast.walk(each) if isinstance(call, ast.Call)} for each in node.body
     ]
@@ -292,7 +299,12 @@ def _is_synchronising(call: ast.Call, function: Any) -> bool:
 
 
 def _name(call: ast.Call) -> str:
-    return ast.unparse(call.func).rpartition(".")[2]
+    return _last_name(call.func)
+
+
+def _last_name(node: ast.AST) -> str:
+    """`rank` of `peers.rank`."""
+    return ast.unparse(node).rpartition(".")[2]
 
 
 def _short(node: ast.AST) -> str:

@@ -1,4 +1,4 @@
-"""What the checker says: what went wrong, between whom, and which edge is missing."""
+"""Reports of violations: the accesses, their actors, and the missing edge."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from taxfree_kernels.checker.clocks import Actor, World
-from taxfree_kernels.checker.shadow import Access, Conflict, Region
+from taxfree_kernels.checker.memory import Access, Conflict, Region
 from taxfree_kernels.checker.sites import Site
 
 
 class Reason(Enum):
-    """What is wrong, in a word for tables and a sentence for people."""
+    """Reasons of violations: a title for tables, and a sentence."""
 
     NO_ACQUIRE = (
         "no acquire",
@@ -43,7 +43,7 @@ class Reason(Enum):
     )
     NO_WAIT = (
         "no wait",
-        "nothing that was waited for comes from the other one: no signal connects the two",
+        "no wait connects the two: nothing that the one waited for comes from the other",
     )
     HOST_WRITE = (
         "host write",
@@ -51,10 +51,10 @@ class Reason(Enum):
     )
     TORN = (
         "torn word",
-        "a word that says that it is there must be accessed as a whole, aligned, at once",
+        "LL packets and Lamport words must be accessed whole and aligned",
     )
-    DEADLOCK = ("deadlock", "everybody waits")
-    LIVELOCK = ("livelock", "programs keep running without getting anywhere")
+    DEADLOCK = ("deadlock", "all programs wait")
+    LIVELOCK = ("livelock", "programs keep running without progress")
     WRONG_RESULT = ("wrong result", "the output differs from the reference")
     OUTSIDE = ("out of bounds", "the address belongs to no tensor of the simulation")
     CRASH = ("crash", "a kernel raised an exception")
@@ -73,10 +73,10 @@ class Violation:
     """One finding.
 
     Args:
-        reason: what is wrong.
-        details: lines about who and where.
-        lines: the source lines involved, innermost, as "file:number".
-        replay: the command that shows it again.
+        reason: the kind of violation.
+        details: lines of text about actors and places.
+        lines: the innermost source lines involved, as "file:number".
+        replay: the command that repeats the schedule.
     """
 
     reason: Reason
@@ -94,7 +94,7 @@ def race(conflict: Conflict, region: Region, first_generation: int) -> Violation
     """Describe two unordered accesses.
 
     Args:
-        first_generation: that the rank's first call has.
+        first_generation: generation of the rank's first call.
     """
     reason = Reason.LIFETIME if region.is_lamport else _race_reason(conflict)
     accesses = (conflict.earlier, conflict.later)
@@ -119,7 +119,7 @@ def who(actor: Actor, first_generation: int) -> str:
 
 
 def describe(access: Access, first_generation: int) -> list[str]:
-    """Who made an access, how, and the source lines."""
+    """The actor, kind and source lines of an access."""
     kind = "stores" if access.writes else "loads"
     if access.is_atomic:
         kind = f"{'writes' if access.writes else 'reads'} (atomic, {access.sem}, {access.scope})"
@@ -147,7 +147,7 @@ def _race_reason(conflict: Conflict) -> Reason:
 
 
 def _repair(conflict: Conflict) -> Reason | None:
-    """The least repair that would order the two."""
+    """The smallest repair that would order the two accesses."""
     repairs = {
         World.ACQUIRES: Reason.NO_ACQUIRE,
         World.RELEASES: Reason.NO_RELEASE,
@@ -162,7 +162,7 @@ def _repair(conflict: Conflict) -> Reason | None:
 
 
 def _unconnected(conflict: Conflict) -> Reason:
-    """What is missing where even repaired signals do not connect the two."""
+    """The reason where even repaired signals do not connect the two accesses."""
     one, other = conflict.earlier, conflict.later
     writer, reader = (one, other) if one.writes else (other, one)
     if one.writes and other.writes and one.actor.call != other.actor.call:

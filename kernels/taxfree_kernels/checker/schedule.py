@@ -1,8 +1,8 @@
 """A seeded scheduler of coroutines: the same seed gives the same schedule, access by access.
 
-Tasks run until they pass a scheduling point; then the next one is drawn. How it is drawn differs
-from seed to seed, because bugs hide from schedules that treat everybody alike: tasks have weights,
-drawn once from very uneven ones, and go on for a number of points that is drawn, too.
+Tasks run until they pass a scheduling point; then the next one is drawn. Schedules that treat all
+tasks alike miss bugs. So each seed draws uneven weights for its tasks, and how many points a task
+passes in a row.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ class Task(Generic[_Owner]):
     """A coroutine.
 
     Args:
-        owner: what it does, for whoever looks at the tasks.
+        owner: the caller's description of the task.
         weight: how often it is drawn, relative to others.
-        waits_for: what has to be touched before it goes on; empty while it is ready.
+        waits_for: it goes on when one of these is touched; empty while it is ready.
     """
 
     owner: _Owner
@@ -73,7 +73,7 @@ class Scheduler(Generic[_Owner]):
         return self._rng.choice(self._weights)
 
     def draw_some(self, count: int) -> list[bool]:
-        """Which of so many things, each as likely as not."""
+        """`count` booleans, each true with probability 1/2."""
         return [self._rng.random() < 0.5 for _ in range(count)]
 
     def start(self, owner: _Owner, work: Callable[[], None], weight: int) -> Task[_Owner]:
@@ -93,10 +93,10 @@ class Scheduler(Generic[_Owner]):
         return task
 
     def run(self) -> None:
-        """Run until nothing is ready; tasks that are still asleep then wait for each other.
+        """Run until no task is ready; tasks that are still asleep then wait for each other.
 
         Raises:
-            BaseException: what a task raised.
+            BaseException: a task's exception.
         """
         self._hub = getcurrent()
         try:
@@ -110,7 +110,7 @@ class Scheduler(Generic[_Owner]):
             self._current = None
 
     def point(self) -> None:
-        """Let others run, perhaps."""
+        """A scheduling point: other tasks may run."""
         if self._stopped:
             self._to_hub()
         if len(self._ready) > 1 and self._rng.random() >= self._stickiness:
@@ -125,7 +125,7 @@ class Scheduler(Generic[_Owner]):
         self._to_hub()
 
     def touch(self, things: Iterable[Hashable]) -> None:
-        """Wake all who wait for one of `things`."""
+        """Wake all tasks that wait for one of `things`."""
         if not self._asleep:
             return
         touched = set(things)

@@ -1,4 +1,4 @@
-"""Shadow memory: for every two bytes, who wrote them last and who has read them since.
+"""Shadow memory: for every two bytes, the last store and each slot's last load since.
 
 Accesses are checked where they happen, against all earlier ones of the same memory. Plain accesses
 are checked in bulk with NumPy; synchronisation words, which atomics touch, one by one.
@@ -8,122 +8,13 @@ from __future__ import annotations
 
 import ctypes
 import itertools
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator
 
 import numpy as np
 
-from taxfree_kernels.checker.clocks import Actor, Messages, Scope, World, covers
-from taxfree_kernels.checker.sites import Site
-from taxfree_kernels.device import sync
-
-GRANULE = 2  # bytes; accesses of one byte share a granule
-_BARE = 4  # bytes of a Lamport word
-
-
-@dataclass(frozen=True, eq=False)
-class Access:
-    """One load, store or atomic of a program, or one operation of a host on a tensor.
-
-    Args:
-        actor: who.
-        epoch: of the actor at that time.
-        site: the source lines.
-        writes: whether it changes memory.
-        scope: of an atomic; None for a plain access.
-        sem: of an atomic.
-        empties: all that it stores is EMPTY.
-    """
-
-    actor: Actor
-    epoch: int
-    site: Site
-    writes: bool
-    scope: Scope | None = None
-    sem: str = ""
-    empties: bool = False
-
-    @property
-    def is_atomic(self) -> bool:
-        return self.scope is not None
-
-    def happened_before(self, actor: Actor) -> bool:
-        return actor.has_seen(self.actor.slot, self.epoch)
-
-
-@dataclass(frozen=True)
-class Conflict:
-    """Two unordered accesses of the same memory, at least one of which writes."""
-
-    earlier: Access
-    later: Access
-    address: int
-
-
-@dataclass
-class _Word:
-    """A word that atomics touch: its messages, and everybody's last atomic read and write of it."""
-
-    messages: Messages = field(default_factory=Messages)
-    writes: dict[int, Access] = field(default_factory=dict)
-    reads: dict[int, Access] = field(default_factory=dict)
-
-
-@dataclass(eq=False)
-class Region:
-    """A piece of memory that belongs together.
-
-    Args:
-        describe: byte offset -> what it is, for reports.
-        rank: that owns it.
-        begin, end: addresses.
-        word_bytes: if not 0, it holds 8-byte LL packets or 4-byte Lamport words. Races on
-            words of one generation are allowed, but only on whole words.
-    """
-
-    describe: Callable[[int], str]
-    rank: int
-    begin: int
-    end: int
-    word_bytes: int = 0
-    words: dict[int, _Word] = field(default_factory=dict)
-    reads: dict[int, np.ndarray] = field(default_factory=dict)
-    told: dict[int, np.ndarray] = field(default_factory=dict)  # by words: what ended
-    found: set[int] = field(default_factory=set)  # Lamport words that their owner has seen come
-    written: np.ndarray = field(init=False)
-    has_word: np.ndarray = field(init=False)
-
-    def __post_init__(self) -> None:
-        granules = -(-(self.end - self.begin) // GRANULE)
-        self.written = np.zeros(granules, np.int32)  # index of an access; 0 is none
-        self.has_word = np.zeros(granules, bool)
-
-    @property
-    def is_lamport(self) -> bool:
-        """Whether it holds Lamport words."""
-        return self.word_bytes == _BARE
-
-    def word(self, address: int, size: int) -> _Word:
-        """The synchronisation word at `address`, which becomes one now if it is not yet."""
-        found = self.words.get(address)
-        if found is None:
-            found = self.words[address] = _Word()
-            at = (address - self.begin) // GRANULE
-            self.has_word[at : at + max(1, size // GRANULE)] = True
-        return found
-
-    def reads_of(self, slot: int) -> np.ndarray:
-        if slot not in self.reads:
-            self.reads[slot] = np.zeros_like(self.written)
-        return self.reads[slot]
-
-
-class Outside(Exception):
-    """An access of memory that belongs to no tensor of the simulation."""
-
-    def __init__(self, address: int) -> None:
-        super().__init__(hex(address))
-        self.address = address
+from taxfree_kernels.checker.clocks import World, covers
+from taxfree_kernels.checker.memory import GRANULE, Access, Conflict, Outside, Region, Word
+from taxfree_kernels.device.packets import EMPTY
 
 
 class Shadow:
@@ -133,12 +24,10 @@ class Shadow:
         self._regions: list[Region] = []
         self._begins = np.zeros(0, np.uint64)
         self._accesses: list[Access | None] = [None]
-        self._epochs = np.zeros(1024, np.int64)
-        self._slots = np.zeros(1024, np.int64)
-        self._calls = np.zeros(1024, np.int64)
+        self._times = np.zeros((3, 1024), np.int64)  # epoch, slot and call of each access
 
     def add(self, region: Region) -> None:
-        """Declare memory; what is known already is not declared again."""
+        """Declare memory; a region that is known is not declared again."""
         if region.begin == region.end or self.find(region.begin) is not None:
             return
         self._regions.append(region)
@@ -146,17 +35,17 @@ class Shadow:
         self._begins = np.array([each.begin for each in self._regions], np.uint64)
 
     def find(self, address: int) -> Region | None:
-        """The region that `address` belongs to."""
+        """The region that holds `address`, or None."""
         index = int(np.searchsorted(self._begins, np.uint64(address), side="right")) - 1
         if index < 0 or address >= self._regions[index].end:
             return None
         return self._regions[index]
 
     def split(self, addresses: np.ndarray, size: int) -> Iterator[tuple[Region, np.ndarray]]:
-        """Addresses by the region that they are in.
+        """Addresses by region.
 
         Raises:
-            Outside: one is in none.
+            Outside: one is in no region.
         """
         low, high = int(addresses.min()), int(addresses.max())
         region = self.find(low)
@@ -177,10 +66,9 @@ class Shadow:
     ) -> Conflict | None:
         """Check and record a plain access of `size` bytes at each address of one region."""
         number = self._number(access)
-        offsets = (addresses - np.uint64(region.begin)).astype(np.int64) // GRANULE
-        granules = offsets
+        granules = region.granules(addresses)
         if size > GRANULE:
-            granules = (offsets[:, None] + np.arange(size // GRANULE)).ravel()
+            granules = (granules[:, None] + np.arange(size // GRANULE)).ravel()
         conflict = self._against_plain(access, region, granules)
         if conflict is None and region.words and region.has_word[granules].any():
             conflict = self._plain_against_words(access, region, addresses, size)
@@ -195,9 +83,9 @@ class Shadow:
     ) -> Conflict | None:
         for numbers in self._last(access, region):
             earlier = numbers[granules]
-            unordered = self._unordered(access, earlier)
-            if unordered.any():
-                return self._conflict(access, region, granules, earlier, unordered)
+            wrong = self._unordered(access, earlier)
+            if conflict := self._conflict(access, region, granules, earlier, wrong):
+                return conflict
         return None
 
     def _last(self, access: Access, region: Region) -> list[np.ndarray]:
@@ -213,7 +101,12 @@ class Shadow:
         For a store it is enough that they have ended; a load has to see what they stored.
         """
         world = World.ENDED if access.writes else World.AS_WRITTEN
-        return self._epochs[earlier] > access.actor.clocks[world][self._slots[earlier]]
+        epochs, slots = self._times[:2, earlier]
+        return epochs > access.actor.clocks[world][slots]
+
+    def _of_other_calls(self, access: Access, earlier: np.ndarray) -> np.ndarray:
+        """Which of earlier accesses, by number, belong to other calls than this one."""
+        return self._times[2][earlier] != access.actor.call
 
     def _conflict(
         self,
@@ -221,9 +114,12 @@ class Shadow:
         region: Region,
         granules: np.ndarray,
         earlier: np.ndarray,
-        unordered: np.ndarray,
-    ) -> Conflict:
-        at = int(unordered.argmax())
+        wrong: np.ndarray,
+    ) -> Conflict | None:
+        """The conflict with the first earlier access, by number, that is wrong, or None."""
+        if not wrong.any():
+            return None
+        at = int(wrong.argmax())
         address = region.begin + int(granules[at]) * GRANULE
         return Conflict(self._access(int(earlier[at])), access, address)
 
@@ -249,77 +145,64 @@ class Shadow:
             access.actor.step()
         return conflict
 
-    # -- self-announcing words: flag-in-data and bare ---------------------------------------------
+    # -- LL packets and Lamport words -------------------------------------------------------------
 
-    def flagged(self, access: Access, region: Region, addresses: np.ndarray) -> Conflict | None:
+    def ll_packets(self, access: Access, region: Region, addresses: np.ndarray) -> Conflict | None:
         """Check and record an access of whole LL packets of one region.
 
-        A poll may find any word of its own generation or of an earlier one. A store has to come
-        after all accesses that belong to other generations, and after all other stores.
+        A poll may find any packet of its own generation or of an earlier one. A store has to come
+        after all accesses of other generations, and after all other stores.
         """
-        number, actor = self._number(access), access.actor
-        granules = (addresses - np.uint64(region.begin)).astype(np.int64) // GRANULE
+        granules = region.granules(addresses)
         conflict = None
         for numbers in self._last(access, region):
             earlier = numbers[granules]
             if access.writes:
-                racing = (self._calls[earlier] == actor.call) & (numbers is not region.written)
+                racing = (numbers is not region.written) & ~self._of_other_calls(access, earlier)
                 wrong = self._unordered(access, earlier) & ~racing
             else:
-                wrong = self._calls[earlier] > actor.call
-            if conflict is None and wrong.any():
-                conflict = self._conflict(access, region, granules, earlier, wrong)
-        self._note_words(access, number, region, granules, addresses.tolist())
+                wrong = self._times[2][earlier] > access.actor.call
+            conflict = conflict or self._conflict(access, region, granules, earlier, wrong)
+        self._note_words(access, region, granules, addresses.tolist())
         return conflict
 
-    def bare(self, access: Access, region: Region, addresses: np.ndarray) -> Conflict | None:
+    def lamport_words(
+        self, access: Access, region: Region, addresses: np.ndarray
+    ) -> Conflict | None:
         """Check and record an access of whole Lamport words of one region.
 
         A poll must find words empty, or of its own generation. A sender stores only where the
         region's owner has emptied: after all other accesses, except polls of its own generation.
         The owner empties a word after all polls of it, and after the store that a poll has found.
         """
-        number, actor = self._number(access), access.actor
-        granules = (addresses - np.uint64(region.begin)).astype(np.int64) // GRANULE
-        words = addresses.tolist()
-        last = region.written[granules]
-        if access.writes and not access.empties and (full := _have_come(words)).any():
-            return self._conflict(access, region, granules, last, full)
-        if access.writes:
-            found = np.array([access.empties and word in region.found for word in words])
-            conflict = self._first(access, region, granules, last, ~found)
-            for slot, reads in region.reads.items():
-                if slot != actor.slot:
-                    earlier = reads[granules]
-                    counts = access.empties | (self._calls[earlier] != actor.call)
-                    conflict = conflict or self._first(access, region, granules, earlier, counts)
-            region.found.difference_update(words)
-            self._note_words(access, number, region, granules, words)
-            return conflict
-        has_come = _have_come(words)
-        there = list(itertools.compress(words, has_come))
-        region.found.update(there)
-        self._note_words(access, number, region, granules, there)
-        stale = has_come & (self._calls[last] != actor.call)
-        return self._conflict(access, region, granules, last, stale) if stale.any() else None
-
-    def _first(
-        self,
-        access: Access,
-        region: Region,
-        granules: np.ndarray,
-        earlier: np.ndarray,
-        counts: np.ndarray,
-    ) -> Conflict | None:
-        """The conflict with the first earlier access that counts and is unordered, or None."""
-        wrong = self._unordered(access, earlier) & counts
-        return self._conflict(access, region, granules, earlier, wrong) if wrong.any() else None
+        granules, words = region.granules(addresses), addresses.tolist()
+        last, arrived = region.written[granules], _have_arrived(words)
+        if not access.writes:
+            there = list(itertools.compress(words, arrived))
+            region.found.update(there)
+            self._note_words(access, region, granules, there)
+            stale = arrived & self._of_other_calls(access, last)
+            return self._conflict(access, region, granules, last, stale)
+        if not access.empties and arrived.any():
+            return self._conflict(access, region, granules, last, arrived)
+        found = np.array([access.empties and word in region.found for word in words])
+        wrong = self._unordered(access, last) & ~found
+        conflict = self._conflict(access, region, granules, last, wrong)
+        for slot, reads in region.reads.items():
+            if slot != access.actor.slot:
+                earlier = reads[granules]
+                counts = access.empties | self._of_other_calls(access, earlier)
+                wrong = self._unordered(access, earlier) & counts
+                conflict = conflict or self._conflict(access, region, granules, earlier, wrong)
+        region.found.difference_update(words)
+        self._note_words(access, region, granules, words)
+        return conflict
 
     def _note_words(
-        self, access: Access, number: int, region: Region, granules: np.ndarray, words: list[int]
+        self, access: Access, region: Region, granules: np.ndarray, words: list[int]
     ) -> None:
-        """Record an access of words; a reader learns what had ended when `words` were sent."""
-        actor = access.actor
+        """Record an access of words; a reader learns which kernels had ended by then."""
+        number, actor = self._number(access), access.actor
         if access.writes:
             region.written[granules] = number
             region.told.update(dict.fromkeys(words, actor.ended_before()))
@@ -337,8 +220,8 @@ class Shadow:
         """Check and record an atomic access of one word.
 
         Args:
-            reads: it returns the old value to the program, and keeps release sequences alive; False
-                for an atomic store.
+            reads: it returns the old value and keeps release sequences alive; an atomic store does
+                neither.
         """
         assert access.scope is not None
         word, actor = region.word(address, size), access.actor
@@ -360,13 +243,9 @@ class Shadow:
     def _number(self, access: Access) -> int:
         number = len(self._accesses)
         self._accesses.append(access)
-        if number == len(self._epochs):
-            self._epochs = np.concatenate([self._epochs, np.zeros_like(self._epochs)])
-            self._slots = np.concatenate([self._slots, np.zeros_like(self._slots)])
-            self._calls = np.concatenate([self._calls, np.zeros_like(self._calls)])
-        self._epochs[number] = access.epoch
-        self._slots[number] = access.actor.slot
-        self._calls[number] = access.actor.call
+        if number == self._times.shape[1]:
+            self._times = np.concatenate([self._times, np.zeros_like(self._times)], axis=1)
+        self._times[:, number] = access.epoch, access.actor.slot, access.actor.call
         return number
 
     def _access(self, number: int) -> Access:
@@ -375,12 +254,12 @@ class Shadow:
         return access
 
 
-def _have_come(words: list[int]) -> np.ndarray:
+def _have_arrived(words: list[int]) -> np.ndarray:
     """Which Lamport words, by address, are not empty."""
-    return np.array([ctypes.c_int32.from_address(word).value != sync.EMPTY.value for word in words])
+    return np.array([ctypes.c_int32.from_address(word).value != EMPTY.value for word in words])
 
 
-def _against_atomics(access: Access, word: _Word, address: int) -> Conflict | None:
+def _against_atomics(access: Access, word: Word, address: int) -> Conflict | None:
     """Atomics of one word do not race, unless the scope of one leaves the other out."""
     assert access.scope is not None
     others = [*word.writes.values(), *(word.reads.values() if access.writes else ())]

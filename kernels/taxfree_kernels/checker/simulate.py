@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from random import Random
@@ -14,13 +14,14 @@ import torch
 from taxfree_kernels.checker import hooks, waits
 from taxfree_kernels.checker.clocks import Actor, World
 from taxfree_kernels.checker.coverage import Coverage
-from taxfree_kernels.checker.launches import Launch, waits_for_the_last
+from taxfree_kernels.checker.launches import Launch, calls_gdc_wait
+from taxfree_kernels.checker.memory import Region
 from taxfree_kernels.checker.report import Violation
 from taxfree_kernels.checker.schedule import Scheduler
-from taxfree_kernels.checker.shadow import Region, Shadow
+from taxfree_kernels.checker.shadow import Shadow
 from taxfree_kernels.checker.streams import Event, Stream
 from taxfree_kernels.checker.watch import Thread, TorchOperations, Watch
-from taxfree_kernels.device import sync
+from taxfree_kernels.device import control
 from taxfree_kernels.errors import KernelError
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.fabric.heap import Pool, SymmetricHeap
@@ -29,10 +30,10 @@ from taxfree_kernels.fabric.side_stream import SideStream
 from taxfree_kernels.hardware import KNOWN
 from taxfree_kernels.launch import Kernel, launching_through
 
-_FIRST_PROGRAMS = 31  # per launch that clocks have room for; a launch of more starts all over
+_FIRST_PROGRAMS = 31  # slots of clocks per launch; a larger launch restarts the schedule
 _ALL = 1_000_000
 _RESIDENTS = (1, 2, 3, 4, _ALL)
-_HOW_SOON = (0.0, 0.3, 0.7, 1.0)  # chance that side-stream work runs as soon as it is issued
+_HOW_SOON = (0.0, 0.3, 0.7, 1.0)  # probability that side-stream work runs when it is issued
 _NEVER = 1 << 62  # ticks
 
 Call = Callable[[], object]
@@ -53,12 +54,12 @@ class _TooManyStreams(Exception):
 
 @dataclass(frozen=True)
 class Outcome:
-    """What one schedule showed.
+    """The result of one schedule.
 
     Args:
-        violation: the first thing that went wrong, or None.
-        coverage: which synchronising lines were executed, and by whom.
-        accesses: how many the schedule had.
+        violation: the first one, or None.
+        coverage: of synchronising lines.
+        accesses: number of accesses in the schedule.
     """
 
     violation: Violation | None
@@ -67,7 +68,7 @@ class Outcome:
 
 
 class _Heap(SymmetricHeap):
-    """Declares what it allocates."""
+    """A heap that declares its blocks to the checker."""
 
     def __init__(self, arena: torch.Tensor, declare: Callable[[torch.Tensor], None]) -> None:
         super().__init__(arena)
@@ -113,7 +114,7 @@ class SimulatedFabric(Fabric):
         return words
 
     def ticks(self, seconds: float) -> int:
-        """No bound: a wait that nobody ends is a deadlock, and found as one."""
+        """No bound: an endless wait is reported as a deadlock."""
         return _NEVER
 
     def synchronize(self) -> None:
@@ -142,7 +143,7 @@ class Simulation:
         self.lamport_bytes = (
             4 * self.slot_bytes
         )  # tiles are wider than tiny problems, and all is sent
-        control_bytes = (sync.SIGNALS.value + Pool.CHANNELS * world_size) * 8
+        control_bytes = (control.SIGNALS.value + Pool.CHANNELS * world_size) * 8
         slots = 2 * (self.slot_bytes + self.flag_bytes) + 3 * self.lamport_bytes
         size = (-(-(control_bytes + slots + heap_bytes) // ALIGNMENT) + 1) * ALIGNMENT
         # side by side, so that which of several conflicts comes first does not depend on addresses
@@ -160,12 +161,12 @@ class Simulation:
         """Set up each rank, then run all ranks' calls back to back, with no barrier in between.
 
         Args:
-            setup: makes the plans of a rank and returns its calls; called again for a schedule
-                that is started all over.
+            setup: makes the plans of a rank and returns its calls; called again when the schedule
+                restarts.
             seed: of the schedule.
             resident: programs of a launch that run at a time; drawn when None.
             first_generation: of the pools.
-            backend: whose branches of the kernels are run; inline assembly does nothing.
+            backend: kernels take the branches of this one; inline assembly does nothing.
         """
         programs, streams = _FIRST_PROGRAMS, 1
         while True:
@@ -204,7 +205,7 @@ class _Schedule:
         self._scheduler: Scheduler[Thread] = Scheduler(rng)
         self._watch = Watch(self._scheduler, self._shadow, first_generation)
         self._launches: list[Launch] = []
-        self._open: dict[Actor, Launch] = {}  # of a host: what may not have ended when it goes on
+        self._open: dict[Actor, Launch] = {}  # by host: a launch that may still be running
         self._at_barrier: list[Actor] = []
         self._kept: list[torch.Tensor] = []
         self._hosts = [self._make_actor(rank, 0, "host") for rank in range(simulation.world_size)]
@@ -244,7 +245,7 @@ class _Schedule:
     # -- ranks and their memory -------------------------------------------------------------------
 
     def _make_actor(self, rank: int, stream: int, name: str) -> Actor:
-        """What issues work on a stream; slots behind its own are for programs of its launches."""
+        """An actor that issues work on a stream; the slots after its own are its programs'."""
         per_stream = 1 + self._programs
         slots = self._simulation.world_size * self._streams * per_stream
         clocks = np.zeros((len(World), slots), np.int64)
@@ -269,13 +270,13 @@ class _Schedule:
 
     @property
     def stream(self) -> Stream | None:
-        """The side stream on which the running host issues, if not on its own."""
+        """The side stream that the running host issues on, or None."""
         stream = self.thread.stream
         assert stream is None or isinstance(stream, Stream)
         return stream
 
     def record(self) -> Event:
-        """A point behind all that the running host has issued where it issues now."""
+        """An event after all work that the running host has issued on its present stream."""
         if self.stream is not None:
             return self.stream.record()
         self._close()
@@ -307,11 +308,11 @@ class _Schedule:
         self.declare_words(pool.bare, "Lamport word")
 
     def declare_block(self, rank: int, block: torch.Tensor) -> None:
-        """Make a block of a heap known."""
+        """Declare a block of a heap."""
         self._declare(rank, "heap block", block, block.data_ptr(), block.nbytes)
 
     def declare(self, rank: int, name: str, tensor: torch.Tensor) -> None:
-        """Make a tensor's storage known, unless it is part of a heap."""
+        """Declare a tensor's storage, unless it is part of a heap."""
         if self._shadow.find(tensor.data_ptr()) is not None:
             return
         storage = tensor.untyped_storage()
@@ -325,14 +326,14 @@ class _Schedule:
         )
 
     def declare_words(self, words: torch.Tensor, name: str) -> None:
-        """Declare a block of a heap whose elements say that they have come: to be raced for."""
+        """Declare a block of LL packets or Lamport words, which may race."""
         region = self._shadow.find(words.data_ptr())
         assert region is not None, "words are a block of the heap"
         size = region.word_bytes = words.element_size()
         region.describe = lambda offset: f"{name} {offset // size}"
 
     def barrier(self) -> None:
-        """Order all hosts; while the simulation is being set up, nothing is to be ordered."""
+        """Order all hosts; there is nothing to order while the simulation is set up."""
         if not self._scheduler.is_running:
             return
         self._close()
@@ -353,9 +354,7 @@ class _Schedule:
                 host.call += 1
                 call()
                 if not all(stream.has_ended for stream in self._side_streams[host.rank]):
-                    error = RuntimeError(
-                        "work on a side stream outlives its call: it is not joined"
-                    )
+                    error = RuntimeError("work on a side stream is not joined before its call ends")
                     self._watch.crashed(host, error)
                 self._scheduler.point()
             self._close()
@@ -363,7 +362,7 @@ class _Schedule:
     # -- launches ---------------------------------------------------------------------------------
 
     def _issue(self, kernel: Kernel, args: tuple[Any, ...]) -> None:
-        """Run a kernel, or queue it on the side stream where it is issued, perhaps for later.
+        """Run a kernel, or queue it on the present side stream, perhaps for later.
 
         Before a kernel of the caller's own stream, work queued on other streams may run.
         """
@@ -377,13 +376,13 @@ class _Schedule:
         work()
 
     def _give_turns(self, streams: Sequence[Stream]) -> None:
-        """Run what waits on some of these streams."""
+        """Run the work that waits on some of these streams."""
         for stream in streams:
             if self._order.random() < self._how_soon:
                 stream.run()
 
     def _postpones(self, copy: Callable[[], object]) -> bool:
-        """Leave a copy to the side stream where it is issued, if it is; it is too early to run."""
+        """Whether a copy is issued on a side stream, where it is queued."""
         if self.stream is None:
             return False
         self.stream.issue(copy)
@@ -405,10 +404,8 @@ class _Schedule:
         if before is not None and not self._begins_early(kernel):
             self._close()
             before = None
-        for name, value in zip(kernel.function.arg_names, args, strict=False):
-            tensor = getattr(value, "base", value)  # a descriptor's
-            if isinstance(tensor, torch.Tensor):
-                self.declare(host.rank, name, tensor)
+        for name, tensor in _tensors(kernel.function.arg_names, args):
+            self.declare(host.rank, name, tensor)
         self._watch.coverage.expect(kernel)
         arguments = hooks.program_arguments(kernel.function, args, kernel.constants)
         launch = Launch(kernel, arguments, host, self._scheduler.draw_weight(), before)
@@ -421,18 +418,18 @@ class _Schedule:
         if before is not None:
             self._close()
         self._open[host] = launch
-        while not launch.lets_the_next_begin:
+        while not launch.has_launched_dependents:
             self._scheduler.sleep([launch])
         if host not in self._hosts:
             self._close()
 
     def _begins_early(self, kernel: Kernel) -> bool:
-        """Whether a kernel is launched before the last has ended: some configs do, some do not."""
-        can = self.backend == "cuda" and waits_for_the_last(kernel)
+        """Whether a kernel is launched before the last one has ended: drawn, as configs differ."""
+        can = self.backend == "cuda" and calls_gdc_wait(kernel)
         return can and self._order.random() < 0.5
 
     def _close(self) -> None:
-        """Wait until what the running host has launched has ended."""
+        """Wait until the last launch of the running host has ended."""
         host = self.thread.actor
         launch = self._open.pop(host, None)
         if launch is None:
@@ -468,22 +465,33 @@ class _Schedule:
             self._scheduler.touch([launch])
 
 
+def _tensors(names: Iterable[str], values: Iterable[Any]) -> Iterator[tuple[str, torch.Tensor]]:
+    """Named arguments, of tuples the elements, that are tensors or descriptors of them."""
+    for name, value in zip(names, values, strict=False):
+        tensor = getattr(value, "base", value)  # a descriptor's
+        if isinstance(tensor, torch.Tensor):
+            yield name, tensor
+        elif isinstance(value, tuple):
+            fields = getattr(value, "_fields", [f"{name}[{index}]" for index in range(len(value))])
+            yield from _tensors(fields, value)
+
+
 def _control_word(world_size: int, offset: int) -> str:
     """Name a word of a control block."""
     names = {
         word.value: name
         for word, name in (
-            (sync.GENERATION, "generation word"),
-            (sync.LIMIT, "bound of waits"),
-            (sync.ABORT, "abort word"),
-            (sync.REPORTED, "reported word"),
-            (sync.STATUS, "address of the report"),
+            (control.GENERATION, "generation word"),
+            (control.LIMIT, "bound of waits"),
+            (control.ABORT, "abort word"),
+            (control.REPORTED, "reported word"),
+            (control.STATUS, "address of the report"),
         )
     }
     index = offset // 8
-    if index < sync.SIGNALS.value:
+    if index < control.SIGNALS.value:
         return names.get(index, f"control word {index}")
-    channel, source = divmod(index - sync.SIGNALS.value, world_size)
+    channel, source = divmod(index - control.SIGNALS.value, world_size)
     return f"signal word of channel {channel}, source rank {source}"
 
 

@@ -1,4 +1,4 @@
-"""Where in the sources an access comes from."""
+"""Source lines of accesses."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ _NOT_KERNELS = tuple(
         sysconfig.get_path("stdlib"),
     )
 )
-SYNC_FILE = str(_PACKAGE / "device" / "sync.py")
+#: The files of the primitives, with all raw atomics.
+SYNC_FILES = {str(_PACKAGE / "device" / name) for name in ("abort.py", "packets.py", "sync.py")}
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,7 @@ class Site:
     @property
     def in_kernel(self) -> Line:
         """The innermost line outside the synchronisation functions."""
-        return next((line for line in self.lines if line.file != SYNC_FILE), self.lines[-1])
+        return next((line for line in self.lines if line.file not in SYNC_FILES), self.lines[-1])
 
 
 _NOWHERE = Site((Line("<unknown>", 0, "?"),))

@@ -1,4 +1,4 @@
-"""Side streams of a simulation: work that waits for its turn, ordered by forks and joins only."""
+"""Side streams of a simulation: queues of work, ordered by forks and joins only."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from taxfree_kernels.fabric.side_stream import SideStream
 
 
 class Issuer(Protocol):
-    """Whose hosts issue work on streams."""
+    """The simulation whose hosts issue work on streams."""
 
     @property
     def thread(self) -> Thread:
-        """The running one."""
+        """The running thread."""
 
     @property
     def stream(self) -> Stream | None:
-        """The side stream on which the running host issues, if not on its own."""
+        """The side stream that the running host issues on, or None."""
 
     def record(self) -> Event:
-        """A point behind all that the running host has issued where it issues now."""
+        """An event after all work that the running host has issued on its present stream."""
 
 
 class Event:
@@ -35,8 +35,8 @@ class Event:
 
     Args:
         call: the actor's.
-        stream: where it is still to be reached; None once it has been.
-        clocks: what has happened before it, if it has been reached.
+        stream: the stream that has to reach it, unless it has been reached.
+        clocks: the actor's at this point, if it has been reached.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class Event:
         self.call, self._stream, self.clocks = call, stream, clocks
 
     def reached(self) -> np.ndarray:
-        """What has happened before it; runs all that comes before it."""
+        """The clocks at this point, after running all work before it."""
         while self.clocks is None:
             assert self._stream is not None
             self._stream.step()
@@ -53,10 +53,10 @@ class Event:
 
 
 class Stream(SideStream):
-    """A side stream: what runs there is ordered by forks and joins only.
+    """A side stream, ordered by forks and joins only.
 
-    A rank runs one thing at a time, in any order that these allow: work issued here is queued, and
-    runs at a random time, or when something that must come after it is about to run.
+    A rank runs one piece of work at a time, in any order that these allow: work issued here is
+    queued, and runs at a random time, or when work that must come after it is about to run.
     """
 
     def __init__(self, issuer: Issuer, actor: Actor) -> None:
@@ -66,7 +66,7 @@ class Stream(SideStream):
 
     @property
     def has_ended(self) -> bool:
-        """Whether all that was issued here has been joined, and has run."""
+        """Whether all work issued here has been joined, and has run."""
         return self._is_joined and not self._work
 
     def fork(self) -> None:
@@ -91,22 +91,22 @@ class Stream(SideStream):
             self._issuer.thread.actor.join(event.reached())
 
     def issue(self, work: Callable[[], object]) -> None:
-        """Put work behind what was issued here."""
+        """Queue work."""
         self._work.append(work)
 
     def record(self) -> Event:
-        """A point behind what was issued here."""
+        """An event after all work issued here."""
         event = Event(self._issuer.thread.actor.call, self)
         self.issue(partial(self._note, event))
         return event
 
     def run(self) -> None:
-        """Run all that is waiting here."""
+        """Run all queued work."""
         while self._work:
             self.step()
 
     def step(self) -> None:
-        """Run what has waited longest."""
+        """Run the oldest queued work."""
         work = self._work.popleft()
         thread = self._issuer.thread
         before = thread.actor, thread.stream

@@ -1,4 +1,4 @@
-"""The wait graph of a deadlock: who waits for what, and who has not even started."""
+"""The wait graph of a deadlock: the waiting programs, and those that have not started."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from taxfree_kernels.checker import report
 from taxfree_kernels.checker.report import Reason, Violation
 from taxfree_kernels.checker.schedule import Task
 from taxfree_kernels.checker.shadow import Shadow
-from taxfree_kernels.checker.sites import SYNC_FILE, site_of
+from taxfree_kernels.checker.sites import SYNC_FILES, site_of
 from taxfree_kernels.checker.watch import Thread
-from taxfree_kernels.device import sync
+from taxfree_kernels.device.packets import EMPTY
 
-BARRIER = "barrier"  # what hosts wait for at one
+BARRIER = "barrier"  # hosts wait for this at a barrier
 _MOST_PLACES = 4  # that are listed of one program
 
 
@@ -25,7 +25,7 @@ def deadlock(
 
     Args:
         tasks: asleep.
-        others: lines about who else is involved.
+        others: lines about programs and ranks that do not wait.
     """
     details: list[str] = []
     lines: list[str] = []
@@ -48,7 +48,7 @@ def deadlock(
 
 
 def _places(task: Task[Thread], shadow: Shadow, wanted: int | None) -> Iterator[str]:
-    """The words that a task waits for and that have not come."""
+    """The words that a task waits for and that have not arrived."""
     for address in sorted(each for each in task.waits_for if isinstance(each, int)):
         region = shadow.find(address)
         if region is None:
@@ -59,7 +59,7 @@ def _places(task: Task[Thread], shadow: Shadow, wanted: int | None) -> Iterator[
             continue
         seen = ctypes.c_int64.from_address(address).value
         if region.is_lamport:
-            if ctypes.c_int32.from_address(address).value == sync.EMPTY.value:
+            if ctypes.c_int32.from_address(address).value == EMPTY.value:
                 yield f"{place}, which is empty"
         elif region.word_bytes:
             flag = seen >> 32 & 0xFFFFFFFF
@@ -70,10 +70,10 @@ def _places(task: Task[Thread], shadow: Shadow, wanted: int | None) -> Iterator[
 
 
 def _wanted(task: Task[Thread]) -> int | None:
-    """The generation that a sleeping `wait` or `receive` wants, from its own variables."""
+    """The generation that a sleeping `wait` or `receive` waits for, from its variables."""
     frame: FrameType | None = task.coroutine.gr_frame
     while frame is not None:
-        if frame.f_code.co_filename == SYNC_FILE and frame.f_code.co_name in ("wait", "receive"):
-            return int(frame.f_locals["generation"].handle.data.item())
+        if frame.f_code.co_filename in SYNC_FILES and frame.f_code.co_name in ("wait", "receive"):
+            return int(frame.f_locals["peers"].generation.handle.data.item())
         frame = frame.f_back
     return None

@@ -16,9 +16,10 @@ from taxfree_kernels.checker import hooks, report
 from taxfree_kernels.checker.clocks import Actor, Scope
 from taxfree_kernels.checker.coverage import Coverage
 from taxfree_kernels.checker.launches import Launch
+from taxfree_kernels.checker.memory import Access, Conflict, Outside, Region
 from taxfree_kernels.checker.report import Reason, Violation
 from taxfree_kernels.checker.schedule import Scheduler
-from taxfree_kernels.checker.shadow import Access, Conflict, Outside, Region, Shadow
+from taxfree_kernels.checker.shadow import Shadow
 from taxfree_kernels.checker.sites import current_site
 
 _MOST_ACCESSES = 300_000
@@ -28,13 +29,13 @@ _FEW = 16  # addresses; an access of more is no poll
 
 @dataclass(eq=False)
 class Thread:
-    """What the scheduler runs: an actor, and what it did last, to know a poll by its repetition.
+    """An actor that the scheduler runs, with its last access: a repeated one is a poll.
 
     Args:
         actor: a program or a host.
         programs: of the program's launch.
         launch: the program's.
-        stream: where a host issues, if not on its own stream.
+        stream: the side stream that a host issues on, or None.
     """
 
     actor: Actor
@@ -47,12 +48,12 @@ class Thread:
 
 
 class Watch:
-    """Told by the interpreter of every access, by torch of every operation of a host.
+    """Receives every access from the interpreter, and every operation of a host from torch.
 
     Args:
-        scheduler: asked for the running thread, given scheduling points.
-        shadow: all known memory.
-        first_generation: of the first call, for reports.
+        scheduler: knows the running thread; each access is a scheduling point.
+        shadow: all declared memory.
+        first_generation: generation of the first call, for reports.
     """
 
     def __init__(self, scheduler: Scheduler[Thread], shadow: Shadow, first_generation: int) -> None:
@@ -61,7 +62,7 @@ class Watch:
         self.accesses = 0
         self._scheduler, self._shadow = scheduler, shadow
         self._first_generation = first_generation
-        self._versions: dict[int, int] = {}  # address -> times that it was written
+        self._versions: dict[int, int] = {}  # address -> number of writes
 
     def on_plain(
         self, addresses: np.ndarray, size: int, *, writes: bool, empties: bool = False
@@ -80,12 +81,12 @@ class Watch:
         self._remember(thread, poll, addresses)
 
     def holds_words(self, addresses: np.ndarray) -> bool:
-        """Whether these are addresses of words that say that they have come."""
+        """Whether these are addresses of LL packets or Lamport words."""
         region = self._shadow.find(int(addresses[0]))
         return region is not None and region.word_bytes > 0
 
     def first_of(self, count: int) -> np.ndarray:
-        """Which of so many words, stored at once, arrive first; bool [count]."""
+        """The words that arrive first, of `count` that are stored at once: bool [count]."""
         return np.array(self._scheduler.draw_some(count))
 
     def on_atomic(
@@ -111,22 +112,22 @@ class Watch:
         self._remember(thread, poll, addresses)
 
     def on_tensor(self, tensor: torch.Tensor, *, writes: bool) -> None:
-        """A library operation of a host touches a tensor; not a scheduling point."""
+        """A library operation of a host accesses a tensor; not a scheduling point."""
         addresses = _element_addresses(tensor)
         access = self._access(self._scheduler.current.owner.actor, writes=writes)
         self._check_plain(access, addresses, tensor.element_size(), at_once=False)
         if writes:
             self._touch(addresses)
 
-    def on_next_may_begin(self) -> None:
-        """A program lets the launch behind its own begin, once all programs do."""
+    def on_launch_dependents(self) -> None:
+        """A program lets the next launch begin, which it does once all programs have."""
         launch = self._scheduler.current.owner.launch
         assert launch is not None
         launch.gdc_launch_dependents()
-        if launch.lets_the_next_begin:
+        if launch.has_launched_dependents:
             self._scheduler.touch([launch])
 
-    def on_wait_for_the_last(self) -> None:
+    def on_gdc_wait(self) -> None:
         """A program waits for the end of the launch before its own."""
         thread = self._scheduler.current.owner
         before = None if thread.launch is None else thread.launch.before
@@ -148,7 +149,7 @@ class Watch:
     def _pass_point(
         self, thread: Thread, poll: tuple[Any, ...], addresses: np.ndarray, most: int
     ) -> None:
-        """Let others run; a poll that would see what it saw last time sleeps until that changes."""
+        """Let others run; a poll sleeps until one of its words has been written again."""
         thread.repeats = thread.repeats + 1 if poll and poll == thread.last else 0
         if thread.repeats >= most:
             words = addresses.tolist()
@@ -197,9 +198,9 @@ class Watch:
                 if region.word_bytes not in (0, size):
                     self._torn(access, region, int(inside[0]))
                 elif region.is_lamport:
-                    self._race(self._shadow.bare(access, region, inside), region, at_once)
+                    self._race(self._shadow.lamport_words(access, region, inside), region, at_once)
                 elif region.word_bytes:
-                    self._race(self._shadow.flagged(access, region, inside), region, at_once)
+                    self._race(self._shadow.ll_packets(access, region, inside), region, at_once)
                 else:
                     self._race(self._shadow.plain(access, region, inside, size), region, at_once)
         except Outside as outside:
@@ -217,7 +218,7 @@ class Watch:
             return []
 
     def _found(self, violation: Violation, *, at_once: bool = True) -> None:
-        """Keep the first finding and end the run."""
+        """Keep the first violation and end the run."""
         if self.violation is None:
             self.violation = violation
             self._scheduler.stop(at_once=at_once)
@@ -239,11 +240,11 @@ class Watch:
 
 
 class TorchOperations(TorchDispatchMode):
-    """Tells of the tensors that the host's torch operations read and write.
+    """Reports the tensors that the host's torch operations read and write.
 
     Args:
-        on_tensor: is told.
-        postpones: takes a copy that has to wait for its turn, or returns False.
+        on_tensor: receives each tensor.
+        postpones: queues a copy and returns True, or returns False.
     """
 
     def __init__(
@@ -256,7 +257,7 @@ class TorchOperations(TorchDispatchMode):
         self.postpones = postpones
 
     def tell(self, parameter: Any, value: Any) -> None:
-        """Tell of one argument of an operation."""
+        """Report one argument of an operation."""
         writes = parameter.alias_info is not None and parameter.alias_info.is_write
         for leaf in tree_leaves(value):
             if isinstance(leaf, torch.Tensor) and leaf.numel():

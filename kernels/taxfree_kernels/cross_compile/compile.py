@@ -12,41 +12,15 @@ import re
 import subprocess
 import tempfile
 import time
-from dataclasses import dataclass
 from typing import Any
 
 import triton
 from triton.backends.compiler import GPUTarget
 
+from taxfree_kernels.cross_compile.compiled_kernel import CompiledKernel
 from taxfree_kernels.cross_compile.record import Launch
 from taxfree_kernels.cross_compile.resources import Resources, programs_per_unit
 from taxfree_kernels.hardware import Hardware
-
-
-@dataclass(frozen=True)
-class Compiled:
-    """What the compiler made of one kernel.
-
-    Args:
-        kernel: its name.
-        architecture: it was compiled for.
-        triton: version of the compiler.
-        text: PTX or amdgcn.
-        ttir, ttgir: Triton's intermediate forms.
-        cache_key: of Triton's cache.
-        num_warps, num_stages: options that gates look at.
-    """
-
-    kernel: str
-    architecture: str
-    triton: str
-    text: str
-    ttir: str
-    ttgir: str
-    cache_key: str
-    num_warps: int
-    num_stages: int
-    resources: Resources
 
 
 def target_of(hardware: Hardware) -> GPUTarget:
@@ -72,7 +46,7 @@ class AbsentDevice:
         return 0
 
 
-def compile_launch(launch: Launch, hardware: Hardware) -> Compiled:
+def compile_launch(launch: Launch, hardware: Hardware) -> CompiledKernel:
     """Compile one recorded launch; raises whatever the compiler raises.
 
     Triton's driver of this process is replaced: for processes that do nothing else.
@@ -82,17 +56,16 @@ def compile_launch(launch: Launch, hardware: Hardware) -> Compiled:
     binary = kernel.function.warmup(
         *launch.args, grid=(kernel.grid,), **kernel.constants, **kernel.options
     )
-    return Compiled(
-        kernel=launch.name,
-        architecture=hardware.architecture,
-        triton=triton.__version__,
+    return CompiledKernel(
         text=binary.asm["ptx" if hardware.backend == "cuda" else "amdgcn"],
         ttir=binary.asm["ttir"],
         ttgir=binary.asm["ttgir"],
-        cache_key=binary.hash,
         num_warps=binary.metadata.num_warps,
         num_stages=binary.metadata.num_stages,
         resources=_resources(binary, hardware, time.monotonic() - begin),
+        name=launch.name,
+        cache_key=binary.hash,
+        launched_early=kernel.options.get("launch_pdl", False),
     )
 
 

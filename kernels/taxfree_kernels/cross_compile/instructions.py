@@ -44,7 +44,7 @@ def _text(value: Any) -> str:
 
 
 def _kind(arg: Any) -> Any:
-    """What Triton specialises on, at least."""
+    """The properties of an argument that Triton specialises on, at least."""
     if isinstance(arg, torch.Tensor):
         return str(arg.dtype), arg.data_ptr() % 16
     if isinstance(arg, TensorDescriptor):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import queue
@@ -11,26 +12,20 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 _MOST_WORKERS = 32
 _LONGEST_COMPLAINT = 300  # characters
 
 
-def default_workers() -> int:
-    """Half the cores, because ptxas and the linker are processes of their own; at most 32."""
-    return max(1, min((os.cpu_count() or 2) // 2, _MOST_WORKERS))
-
-
 class _Worker:
-    """One process, and what it has to say on stderr."""
+    """One process, and its stderr."""
 
     def __init__(self, triton_path: Path | None) -> None:
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 (closed with the worker)
-        self._process = subprocess.Popen(
+        self._process: Any = subprocess.Popen(
             [sys.executable, "-P", "-W", "ignore", "-m", "taxfree_kernels.cross_compile.worker"],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log,
             env=_environment(triton_path), text=True,
@@ -38,8 +33,6 @@ class _Worker:
 
     def ask(self, request: dict[str, Any], timeout_s: float) -> dict[str, Any]:
         """The answer; an ``error`` when there is none. Then the worker may be dead."""
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
         self._log.seek(0)
         self._log.truncate()
         try:
@@ -74,18 +67,9 @@ class _Worker:
     def close(self) -> None:
         self._process.kill()
         self._process.wait()
-        for pipe in (self._process.stdin, self._process.stdout):
-            if pipe is not None:
-                _close(pipe)
-        self._log.close()
-
-
-def _close(pipe: Any) -> None:
-    """Close a pipe whose other end may be gone."""
-    try:
-        pipe.close()
-    except BrokenPipeError:
-        return
+        for pipe in (self._process.stdin, self._process.stdout, self._log):
+            with contextlib.suppress(BrokenPipeError):  # the other end of a pipe may be gone
+                pipe.close()
 
 
 def _environment(triton_path: Path | None) -> dict[str, str]:
@@ -102,7 +86,7 @@ class CompilePool:
     """Answers compile requests with processes of their own.
 
     Args:
-        workers: processes; half the cores by default.
+        workers: processes; half the cores, at most 32, by default.
         timeout_s: for one request; a worker that takes longer is killed.
         triton_path: folder of another Triton than this process would import.
     """
@@ -114,7 +98,8 @@ class CompilePool:
         triton_path: Path | None = None,
     ) -> None:
         self._timeout_s, self._triton_path = timeout_s, triton_path
-        count = default_workers() if workers is None else workers
+        # ptxas and the linker are processes of their own: half the cores for ours
+        count = workers or max(1, min((os.cpu_count() or 2) // 2, _MOST_WORKERS))
         self._threads = ThreadPoolExecutor(count, thread_name_prefix="compile")
         self._idle: queue.SimpleQueue[_Worker | None] = queue.SimpleQueue()
         for _ in range(count):
@@ -123,11 +108,7 @@ class CompilePool:
 
     def answers(self, requests: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
         """The answer to each request, in their order, as soon as it is there."""
-        futures: list[Future[dict[str, Any]]] = [
-            self._threads.submit(self._answer, request) for request in requests
-        ]
-        for future in futures:
-            yield future.result()
+        return self._threads.map(self._answer, requests)
 
     def _answer(self, request: dict[str, Any]) -> dict[str, Any]:
         worker = self._idle.get()
@@ -142,12 +123,11 @@ class CompilePool:
     def __enter__(self) -> CompilePool:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Kill the processes; requests that wait are dropped."""
         self._threads.shutdown(wait=False, cancel_futures=True)
         for worker in self._started:
             worker.close()

@@ -1,7 +1,7 @@
-"""The launches of a plan, recorded without a device.
+"""Records the launches of a plan without a device.
 
 A plan is made on a :class:`GhostFabric`, whose tensors have shapes and no memory, and called on
-such inputs; what it launches goes to a list instead of a device.
+such inputs; its launches go to a list instead of a device.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from taxfree_kernels.fabric.layout import arena_bytes
 from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.launch import Kernel, launching_through
 from taxfree_kernels.meta import META, meta_tensors
-from taxfree_kernels.variant import Config, Plan
+from taxfree_kernels.variant import Config, Problem
 
 
 @dataclass(frozen=True)
@@ -39,11 +39,11 @@ class NoGroup(PlanError):
 
 
 class GhostFabric(Fabric):
-    """One rank of a group that is not there.
+    """One rank of a group that does not exist.
 
     Args:
         world_size: ranks of the group.
-        hardware: the device that plans believe to be on.
+        hardware: the device that plans are made for.
         heap_bytes: of the arena. AMD's compiler asks whether a tensor's memory ends below 2 GiB, so
             this should be what the real fabric will have.
         rank: in the group.
@@ -84,44 +84,27 @@ class GhostFabric(Fabric):
         """There is nothing to give back."""
 
 
-def planned(
-    op: str,
-    variant: str,
-    problem: Any,
-    config: Config,
-    hardware: Hardware,
-    heap_bytes: int | None = None,
-) -> tuple[Plan, tuple[torch.Tensor | None, ...]]:
-    """The plan of a rank that is not there, and tensors to call it with.
-
-    Raises:
-        PlanError: the variant refuses, or is a library path.
-    """
-    if heap_bytes is None:
-        heap_bytes = arena_bytes(problem.slot_bytes)
-    ghost = GhostFabric(problem.world_size, hardware, heap_bytes)
-    plan = registry.variants(op)[variant].plan(problem, ghost, config)
-    return plan, meta_tensors(problem, ghost.rank)
-
-
 def record(
     op: str,
     variant: str,
-    problem: Any,
+    problem: Problem,
     config: Config,
     hardware: Hardware,
     heap_bytes: int | None = None,
 ) -> list[Launch]:
-    """What one call of a variant launches, in order; empty when it is all library calls.
+    """The launches of one call of a variant, in order; empty when it is all library calls.
 
     Raises:
         PlanError: the variant refuses.
     """
+    if heap_bytes is None:
+        heap_bytes = arena_bytes(problem.slot_bytes)
+    ghost = GhostFabric(problem.world_size, hardware, heap_bytes)
     try:
-        plan, tensors = planned(op, variant, problem, config, hardware, heap_bytes)
+        plan = registry.variants(op)[variant].plan(problem, ghost, config)
     except NoGroup:
         return []
     launches: list[Launch] = []
     with launching_through(lambda kernel, args: launches.append(Launch(kernel, args))):
-        plan(*tensors)
+        plan(*meta_tensors(problem, ghost.rank))
     return launches

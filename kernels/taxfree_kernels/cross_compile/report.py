@@ -1,4 +1,4 @@
-"""Reports on compiled kernels: made, cached, and formatted as text."""
+"""Reports of the assembly checks: made, cached, and formatted as text."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ from taxfree_kernels.cross_compile.pool import CompilePool
 from taxfree_kernels.cross_compile.resources import Resources, prune_reason
 from taxfree_kernels.cross_compile.screen import request
 
-#: gates that hold for default configs; the screen and the clock see to the others
+#: checks that only default configs have to pass; the screen and the clock judge other configs
 _DEFAULT_ONLY = {"no_spills", "overlapping_matrices"}
 
 
 @dataclass(frozen=True)
 class Report:
-    """What became of one kernel of one case.
+    """The result of one kernel of one case.
 
     Args:
         op, problem, variant, config, device: the case.
         kernel: its name; empty when nothing was compiled.
-        architecture: it was compiled for.
+        architecture: that it was compiled for.
         triton: version of the compiler.
-        resources: what it takes; None when it does not compile.
-        violations: of gates.
+        resources: of one program; None when it does not compile.
+        violations: of assembly checks.
         error: why it does not compile, or None.
     """
 
@@ -60,14 +60,9 @@ class Report:
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Report:
-        resources = data["resources"]
-        return cls(
-            **data
-            | {
-                "resources": None if resources is None else Resources(**resources),
-                "violations": [Violation(**one) for one in data["violations"]],
-            }
-        )
+        resources = data["resources"] and Resources(**data["resources"])
+        violations = [Violation(**one) for one in data["violations"]]
+        return cls(**data | {"resources": resources, "violations": violations})
 
 
 def check(
@@ -76,7 +71,7 @@ def check(
     workers: int | None = None,
     cache_dir: Path | None = None,
 ) -> Iterator[Report]:
-    """Compile cases and put their kernels through the gates, one report per kernel.
+    """Compile cases and run the assembly checks on their kernels, one report per kernel.
 
     Args:
         cases: what to compile; those that launch no kernel of ours report nothing.
@@ -89,7 +84,10 @@ def check(
     wanted = [(case, folder / f"{_key(case, version)}.json") for case in cases]
     missing = {file: case for case, file in wanted if not file.exists()}  # each once
     with CompilePool(workers, triton_path=triton_path) as pool:
-        answers = pool.answers(_request(case) for case in missing.values())
+        answers = pool.answers(
+            request(c.op, c.problem, c.variant, c.config, c.hardware, aligned=c.aligned)
+            for c in missing.values()
+        )
         for case, file in wanted:
             if file in missing:
                 _save(file, _reports(case, version, next(answers)))
@@ -106,12 +104,6 @@ def triton_version(path: Path | None) -> str:
     return "unknown"
 
 
-def _request(case: Case) -> dict[str, Any]:
-    return request(
-        case.op, case.problem, case.variant, case.config, case.hardware, aligned=case.aligned
-    )
-
-
 def _reports(case: Case, version: str, answer: dict[str, Any]) -> list[Report]:
     common: dict[str, Any] = {
         "op": case.op,
@@ -124,17 +116,18 @@ def _reports(case: Case, version: str, answer: dict[str, Any]) -> list[Report]:
     }
     if "error" in answer:
         return [Report(kernel="", error=answer["error"], **common)]
-    return [_report(case, one, common) for one in answer["kernels"]]
-
-
-def _report(case: Case, kernel: dict[str, Any], common: dict[str, Any]) -> Report:
-    resources = Resources(**kernel["resources"])
-    broken = [Violation(**one) for one in kernel["violations"]]
-    if not case.is_default:
-        broken = [one for one in broken if one.gate not in _DEFAULT_ONLY]
-    elif refused := prune_reason(resources, case.hardware, spill_limit=1 << 30):
-        broken.append(Violation("default_fits", refused))
-    return Report(kernel=kernel["kernel"], resources=resources, violations=broken, **common)
+    found = []
+    for kernel in answer["kernels"]:
+        resources = Resources(**kernel["resources"])
+        broken = [Violation(**one) for one in kernel["violations"]]
+        if not case.is_default:
+            broken = [one for one in broken if one.check not in _DEFAULT_ONLY]
+        elif refused := prune_reason(resources, case.hardware, spill_limit=1 << 30):
+            broken.append(Violation("default_fits", refused))
+        found.append(
+            Report(kernel=kernel["kernel"], resources=resources, violations=broken, **common)
+        )
+    return found
 
 
 # -- cache --------------------------------------------------------------------------------------
@@ -142,7 +135,7 @@ def _report(case: Case, kernel: dict[str, Any], common: dict[str, Any]) -> Repor
 
 @cache
 def _source_hash() -> str:
-    """Of everything that can change a report: kernels, fabrics, gates."""
+    """A hash of all that can change a report: kernels, fabrics, checks."""
     digest = hashlib.sha256()
     root = Path(taxfree_kernels.__file__).parent
     for file in sorted(root.rglob("*.py")):
@@ -171,7 +164,7 @@ def _load(file: Path) -> list[Report]:
 
 
 def format_report(report: Report) -> str:
-    """A heading, what the kernel takes, and what is wrong with it."""
+    """A heading, the kernel's resources, and what is wrong with it."""
     problem = " ".join(f"{name}={value}" for name, value in report.problem.items())
     config = " ".join(f"{name}={value}" for name, value in report.config.items())
     lines = [
@@ -186,7 +179,7 @@ def format_report(report: Report) -> str:
         lines.append(f"  error      {report.error}")
     lines += [f"  violation  {violation}" for violation in report.violations]
     if report.is_good:
-        lines.append("  gates      all passed")
+        lines.append("  checks     all passed")
     return "\n".join(lines)
 
 

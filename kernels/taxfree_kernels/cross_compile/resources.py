@@ -1,4 +1,4 @@
-"""What a kernel takes of a compute unit, and whether that is too much."""
+"""The share of a compute unit that a kernel takes, and whether that is too much."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ _CU_SIMDS, _SIMD_REGISTERS, _SIMD_WAVES, _CU_PROGRAMS = 4, 512, 8, 16
 
 @dataclass(frozen=True)
 class Resources:
-    """What one program takes.
+    """Resources of one program.
 
     Args:
-        registers: a thread; on CDNA vector registers with accumulators.
-        spill_bytes: a thread, in memory.
+        registers: per thread; on CDNA vector registers with accumulators.
+        spill_bytes: per thread, in memory.
         shared_memory: bytes (LDS).
-        programs_per_unit: that fit a compute unit at once; 0: not even one.
+        programs_per_unit: how many fit a compute unit at once; 0: not even one.
         seconds: that compiling took; next to nothing when it was in Triton's cache.
     """
 
@@ -30,7 +30,7 @@ class Resources:
 
 
 def programs_per_unit(hardware: Hardware, registers: int, shared: int, warps: int) -> int:
-    """How many programs of a kernel an SM or CU holds at once."""
+    """The number of programs of a kernel that an SM or CU holds at once."""
     if shared > hardware.shared_memory:
         return 0
     if hardware.backend == "cuda":

@@ -1,15 +1,14 @@
-"""The tuner's static screen: what cannot run, or cannot be right, is refused before a GPU is asked.
+"""The tuner's static screen: refuses candidates that cannot run, or cannot be right, without a GPU.
 
-Candidates are compiled on the CPU by processes of their own, into Triton's cache, so that the
-ranks find there what passes. The compiled code goes through the gates of synchronisation: whether
-it is right must not depend on which config is tried under which compiler.
+Processes compile candidates on the CPU, into Triton's cache, where the ranks find those that pass.
+The compiled code has to pass the assembly checks of synchronisation: whether it is right must not
+depend on which config is tried under which compiler.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass
-from types import TracebackType
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from taxfree_kernels import variant as registry
@@ -17,7 +16,7 @@ from taxfree_kernels.cross_compile.pool import CompilePool
 from taxfree_kernels.cross_compile.resources import Resources, prune_reason
 from taxfree_kernels.errors import PlanError
 from taxfree_kernels.hardware import Hardware
-from taxfree_kernels.variant import Config
+from taxfree_kernels.variant import Config, Problem
 
 SPILL_LIMIT = 64  # bytes a thread; a few spills outside of loops cost nothing
 
@@ -28,9 +27,9 @@ class Verdict:
 
     Args:
         variant, config: the candidate.
-        kernels: name -> resources of what one call launches; empty for library paths, for the
-            interpreter, and when it is refused without compiling.
-        refused: why not, or None.
+        kernels: name -> resources of each kernel that one call launches; empty for library paths,
+            for the interpreter, and when it is refused without compiling.
+        refused: why it is not, or None.
     """
 
     variant: str
@@ -43,11 +42,11 @@ class Screen:
     """Judges candidates for one device; a context manager, because it holds processes.
 
     Args:
-        hardware: to compile for. For the interpreter nothing is compiled, and only what a variant
-            itself refuses is refused.
+        hardware: to compile for. For the interpreter nothing is compiled, and only variants refuse
+            candidates.
         workers: processes; half the cores, at most 32, by default.
         timeout_s: for one candidate.
-        spill_limit: bytes a thread above which a candidate is refused.
+        spill_limit: bytes per thread above which a candidate is refused.
         heap_bytes: of the fabric's arena; as small as the problem allows when None.
     """
 
@@ -64,79 +63,69 @@ class Screen:
         self._pool = CompilePool(workers, timeout_s)
 
     def verdicts(
-        self, op: str, problem: Any, candidates: Iterable[tuple[str, Config]]
+        self, op: str, problem: Problem, candidates: Iterable[tuple[str, Config]]
     ) -> list[Verdict]:
-        """A verdict for each (variant, config), in their order."""
-        return list(self.iterate(op, problem, candidates))
+        """A verdict for each (variant, config), in their order.
 
-    def iterate(
-        self, op: str, problem: Any, candidates: Iterable[tuple[str, Config]]
-    ) -> Iterator[Verdict]:
-        """As :meth:`verdicts`, each as soon as it and those before it are known."""
-        judged = [(name, config, self._refuses(op, problem, name, config))
-                  for name, config in candidates]  # fmt: skip
+        Raises:
+            PlanError: there is no such variant.
+        """
+        found = [
+            Verdict(name, config, {}, self._refuses(op, problem, name, config))
+            for name, config in candidates
+        ]
+        if self._hardware.backend == "interpreter":
+            return found
         answers = self._pool.answers(
-            request(op, problem, name, config, self._hardware, self._heap_bytes)
-            for name, config, refused in judged
-            if self._compiles(refused)
+            request(op, problem, each.variant, each.config, self._hardware, self._heap_bytes)
+            for each in found
+            if each.refused is None
         )
-        for name, config, refused in judged:
-            if self._compiles(refused):
-                yield self._verdict(name, config, next(answers))
-            else:
-                yield Verdict(name, config, {}, refused)
+        return [each if each.refused else self._verdict(each, next(answers)) for each in found]
 
-    def _compiles(self, refused: str | None) -> bool:
-        return refused is None and self._hardware.backend != "interpreter"
-
-    def _refuses(self, op: str, problem: Any, name: str, config: Config) -> str | None:
+    def _refuses(self, op: str, problem: Problem, name: str, config: Config) -> str | None:
         variant = registry.variants(op).get(name)
         if variant is None:
             raise PlanError(f"{op} has no variant {name!r}")
         refused = variant.unsupported_reason(problem, self._hardware)
         return refused or variant.prune_reason(problem, self._hardware, config)
 
-    def _verdict(self, name: str, config: Config, answer: dict[str, Any]) -> Verdict:
+    def _verdict(self, candidate: Verdict, answer: dict[str, Any]) -> Verdict:
         if "error" in answer:
-            return Verdict(name, config, {}, f"does not compile: {answer['error']}")
+            return replace(candidate, refused=f"does not compile: {answer['error']}")
         kernels = {one["kernel"]: Resources(**one["resources"]) for one in answer["kernels"]}
         refusals = [
             prune_reason(resources, self._hardware, self._spill_limit)
             for resources in kernels.values()
         ]
         refusals += [
-            f"compiled wrongly: {broken['gate']}: {broken['message']}"
+            f"compiled wrongly: {broken['check']}: {broken['message']}"
             for one in answer["kernels"]
             for broken in one["violations"]
         ]
-        return Verdict(name, config, kernels, next(filter(None, refusals), None))
+        return replace(candidate, kernels=kernels, refused=next(filter(None, refusals), None))
 
     def __enter__(self) -> Screen:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._pool.__exit__(kind, error, trace)
+    def __exit__(self, *_: object) -> None:
+        self._pool.close()
 
 
 def request(
     op: str,
-    problem: Any,
+    problem: Problem,
     variant: str,
     config: Config,
     hardware: Hardware,
     heap_bytes: int | None = None,
     aligned: bool | None = None,
 ) -> dict[str, Any]:
-    """What a compile worker is asked.
+    """A request to a compile worker, as JSON.
 
     Args:
         heap_bytes: of the fabric's arena; as small as the problem allows when None.
-        aligned: as gates of speed want to know it; None leaves these gates out.
+        aligned: all rows start at multiples of 16 bytes; None leaves the checks of speed out.
     """
     return {
         "op": op,

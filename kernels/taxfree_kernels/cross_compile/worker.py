@@ -8,8 +8,11 @@ from __future__ import annotations
 import json
 import os
 import sys
-from dataclasses import asdict
-from typing import Any
+from dataclasses import asdict, replace
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from taxfree_kernels.cross_compile.compiled_kernel import CompiledKernel
 
 
 def main() -> None:
@@ -44,42 +47,27 @@ def _answer(request: dict[str, Any]) -> dict[str, Any]:
         if kernel_key(launch) != asked["key"]:
             raise RuntimeError(f"{launch.name}: the plan is another one under this Triton")
         return digests(launch, hardware, asked["assembly"])
-    kernels = []
-    for number, launch in enumerate(launches):
-        compiled = compile_launch(launch, hardware)
-        kernel = {
-            "kernel": compiled.kernel,
-            "triton": compiled.triton,
-            "cache_key": compiled.cache_key,
-            "resources": asdict(compiled.resources),
-            "violations": _violations(
-                compiled,
-                request["aligned"],
-                launched_early=launch.kernel.options.get("launch_pdl", False),
-                begins_call=number == 0,
-            ),
-        }
-        kernels.append(kernel)
-    return {"kernels": kernels}
+    compiled = [compile_launch(launch, hardware) for launch in launches]
+    return {
+        "kernels": [
+            {
+                "kernel": each.name,
+                "resources": asdict(each.resources),
+                "violations": checked(replace(each, begins_call=at == 0), request["aligned"]),
+            }
+            for at, each in enumerate(compiled)
+        ]
+    }
 
 
-def _violations(compiled: Any, aligned: bool | None, **known: bool) -> list[dict[str, Any]]:
-    from taxfree_kernels.cross_compile.asm_checks import Subject, violations
+def checked(kernel: CompiledKernel, aligned: bool | None) -> list[dict[str, Any]]:
+    """Violations of the assembly checks; None for `aligned` leaves those of speed out."""
+    from taxfree_kernels.cross_compile.asm_checks import violations
     from taxfree_kernels.cross_compile.compile import matrix_remarks
 
-    of_speed = aligned is not None
-    subject = Subject(
-        text=compiled.text,
-        ttir=compiled.ttir,
-        ttgir=compiled.ttgir,
-        num_warps=compiled.num_warps,
-        num_stages=compiled.num_stages,
-        spill_bytes=compiled.resources.spill_bytes,
-        matrix_remarks=matrix_remarks(compiled.text) if of_speed else (),
-        aligned=bool(aligned),
-        **known,
-    )
-    return [asdict(violation) for violation in violations(subject, of_speed)]
+    if aligned is not None:
+        kernel = replace(kernel, aligned=aligned, matrix_remarks=matrix_remarks(kernel.text))
+    return [asdict(each) for each in violations(kernel, speed=aligned is not None)]
 
 
 if __name__ == "__main__":

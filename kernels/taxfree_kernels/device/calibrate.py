@@ -8,7 +8,8 @@ import torch
 import triton
 import triton.language as tl
 
-from taxfree_kernels.device import sync
+from taxfree_kernels.device import control, sync
+from taxfree_kernels.device.peers import Group, Peers
 
 if TYPE_CHECKING:
     from taxfree_kernels.fabric.base import Fabric
@@ -17,22 +18,23 @@ _POLLS = 20_000  # some 15 ms
 
 
 @triton.jit
-def _wait_for_nobody(control_ptr, heap_bases, BACKEND: tl.constexpr):
-    sync.wait(control_ptr, 0, 0, 1, heap_bases, 0, WORLD=1, BACKEND=BACKEND)
+def _wait_for_nobody(control_ptr, heap_bases, GROUP: tl.constexpr):
+    sync.wait(Peers(control_ptr, heap_bases, 0, 1), 0, 0, GROUP)
 
 
 def polls_per_second(fabric: Fabric) -> float:
     """Polls per second of one waiting program, by letting it time out on a private word."""
-    report = fabric.host_words(sync.REPORT_WORDS)
-    control = torch.zeros(sync.SIGNALS.value + 1, dtype=torch.int64, device=fabric.device)
-    control[sync.LIMIT.value] = _POLLS
-    control[sync.STATUS.value] = report.data_ptr()
-    bases = control.new_tensor([control.data_ptr()])
+    report = fabric.host_words(control.REPORT_WORDS)
+    block = torch.zeros(control.SIGNALS.value + 1, dtype=torch.int64, device=fabric.device)
+    block[control.LIMIT.value] = _POLLS
+    block[control.STATUS.value] = report.data_ptr()
+    bases = block.new_tensor([block.data_ptr()])
+    group = Group(1, fabric.backend)
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    _wait_for_nobody[(1,)](control, bases, BACKEND=fabric.backend)  # compiles, wakes the clocks
-    control[sync.ABORT.value] = 0
+    _wait_for_nobody[(1,)](block, bases, GROUP=group)  # compiles, wakes the clocks
+    block[control.ABORT.value] = 0
     begin.record()
-    _wait_for_nobody[(1,)](control, bases, BACKEND=fabric.backend)
+    _wait_for_nobody[(1,)](block, bases, GROUP=group)
     end.record()
     torch.cuda.synchronize(fabric.device)
     return _POLLS / (begin.elapsed_time(end) * 1e-3)

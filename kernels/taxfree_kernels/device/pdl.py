@@ -14,9 +14,9 @@ import triton.language as tl
 
 
 @triton.jit
-def gdc_launch_dependents(BACKEND: tl.constexpr):
+def gdc_launch_dependents(GROUP: tl.constexpr):
     """Once all programs of this kernel have got here, the next kernel's may use idle resources."""
-    if BACKEND == "cuda":
+    if GROUP.BACKEND == "cuda":
         tl.inline_asm_elementwise(
             "griddepcontrol.launch_dependents;\n\tmov.u32 $0, 0;", "=r", [],
             dtype=tl.int32, is_pure=False, pack=1,
@@ -24,12 +24,12 @@ def gdc_launch_dependents(BACKEND: tl.constexpr):
 
 
 @triton.jit
-def gdc_wait(BACKEND: tl.constexpr):
+def gdc_wait(GROUP: tl.constexpr):
     """Wait until the preceding kernel has ended and its stores are visible.
 
     Nothing that the preceding kernel stores may be loaded before this call.
     """
-    if BACKEND == "cuda" and _is_launched_early():
+    if GROUP.BACKEND == "cuda" and _is_launched_early():
         tl.inline_asm_elementwise(
             "griddepcontrol.wait;\n\tmov.u32 $0, 0;", "=r", [],
             dtype=tl.int32, is_pure=False, pack=1,

@@ -6,13 +6,13 @@ import triton
 import triton.language as tl
 
 from taxfree_kernels.device import sync, tiles
+from taxfree_kernels.device.peers import Peers, translate
 
 
 @triton.jit(do_not_specialize=["rank", "peer"])
 def transfer(
-    target_ptr, source_ptr, chunk, heap_bases, rank, peer,
-    PULL: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
+    target_ptr, source_ptr, chunk, heap_bases, rank, peer, PULL: tl.constexpr, BLOCK: tl.constexpr
+):
     """Copy through registers between this rank and `peer`; each program copies one chunk.
 
     Args:
@@ -21,19 +21,19 @@ def transfer(
             the own rank, neither has to be symmetric.
         chunk: elements; a multiple of 16.
     """
+    peers = Peers(None, heap_bases, rank, None)
     if PULL:
-        source_ptr = sync.translate(source_ptr, heap_bases, rank, peer)
+        source_ptr = translate(source_ptr, peers, peer)
     else:
-        target_ptr = sync.translate(target_ptr, heap_bases, rank, peer)
+        target_ptr = translate(target_ptr, peers, peer)
     begin = tl.program_id(0) * chunk
     tiles.copy(target_ptr, source_ptr, begin, begin + chunk, BLOCK)
 
 
 @triton.jit(do_not_specialize=["rank"])
 def spread(
-    target_ptr, source_ptr, chunk, heap_bases, rank,
-    WORLD: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
+    target_ptr, source_ptr, chunk, heap_bases, rank, WORLD: tl.constexpr, BLOCK: tl.constexpr
+):
     """Send to all peers at once: successive programs copy one chunk each to successive peers.
 
     So each peer receives equally from all ranks at any time, however far apart the ranks run.
@@ -45,7 +45,7 @@ def spread(
     """
     program = tl.program_id(0)
     peer = (rank + 1 + program % (WORLD - 1)) % WORLD
-    target_ptr = sync.translate(target_ptr, heap_bases, rank, peer)
+    target_ptr = translate(target_ptr, Peers(None, heap_bases, rank, None), peer)
     begin = program * chunk
     tiles.copy(target_ptr, source_ptr, begin, begin + chunk, BLOCK)
 
@@ -64,10 +64,7 @@ def read(maxima_ptr, source_ptr, BLOCK: tl.constexpr):
 
 
 @triton.jit(do_not_specialize=["rank", "peer", "first_round", "rounds"])
-def ping_pong(
-    control_ptr, heap_bases, rank, peer, first_round, rounds,
-    WORLD: tl.constexpr, BACKEND: tl.constexpr,
-):  # fmt: skip
+def ping_pong(control_ptr, heap_bases, rank, peer, first_round, rounds, GROUP: tl.constexpr):
     """Send a signal to `peer` and wait for its answer, `rounds` times; the lower rank begins.
 
     A round uses its number as the generation, so `first_round` goes on where the last launch
@@ -77,35 +74,27 @@ def ping_pong(
     end = generation + rounds
     arrived = rounds > 0
     while (generation < end) & arrived:
+        peers = Peers(control_ptr, heap_bases, rank, generation)
         if rank < peer:
-            sync.signal(
-                control_ptr, 0, peer, generation, heap_bases, rank, WORLD=WORLD, BACKEND=BACKEND
-            )
-        arrived = sync.wait(
-            control_ptr, 0, peer, generation, heap_bases, rank, WORLD=WORLD, BACKEND=BACKEND
-        )
+            sync.signal(peers, 0, peer, GROUP)
+        arrived = sync.wait(peers, 0, peer, GROUP)
         if rank > peer:
-            sync.signal(
-                control_ptr, 0, peer, generation, heap_bases, rank, WORLD=WORLD, BACKEND=BACKEND
-            )
+            sync.signal(peers, 0, peer, GROUP)
         generation += 1
 
 
 @triton.jit
-def _hand_over(
-    inbox_ptr, content, control_ptr, heap_bases, rank, peer,
-    WORLD: tl.constexpr, BACKEND: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
+def _hand_over(inbox_ptr, peers, peer, GROUP: tl.constexpr, BLOCK: tl.constexpr):
     at = tl.arange(0, BLOCK)
-    target = sync.translate(inbox_ptr, heap_bases, rank, peer)
-    tl.store(target + at, tl.zeros((BLOCK,), tl.int64) + content)
-    sync.signal(control_ptr, 0, peer, content, heap_bases, rank, WORLD=WORLD, BACKEND=BACKEND)
+    target = translate(inbox_ptr, peers, peer)
+    tl.store(target + at, tl.zeros((BLOCK,), tl.int64) + peers.generation)
+    sync.signal(peers, 0, peer, GROUP)
 
 
 @triton.jit(do_not_specialize=["rank", "peer", "first_round", "rounds"])
 def hand_over(
     inbox_ptr, stale_ptr, control_ptr, heap_bases, rank, peer, first_round, rounds,
-    WORLD: tl.constexpr, BACKEND: tl.constexpr, BLOCK: tl.constexpr,
+    GROUP: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Like `ping_pong`, but each signal follows words for the peer, always in the same place.
 
@@ -122,18 +111,13 @@ def hand_over(
     end = generation + rounds
     arrived = rounds > 0
     while (generation < end) & arrived:
+        peers = Peers(control_ptr, heap_bases, rank, generation)
         if rank < peer:
-            _hand_over(
-                inbox_ptr, generation, control_ptr, heap_bases, rank, peer, WORLD, BACKEND, BLOCK
-            )
-        arrived = sync.wait(
-            control_ptr, 0, peer, generation, heap_bases, rank, WORLD=WORLD, BACKEND=BACKEND
-        )
+            _hand_over(inbox_ptr, peers, peer, GROUP, BLOCK)
+        arrived = sync.wait(peers, 0, peer, GROUP)
         stale += (tl.load(inbox_ptr + at) != generation).to(tl.int64)
         if rank > peer:
-            _hand_over(
-                inbox_ptr, generation, control_ptr, heap_bases, rank, peer, WORLD, BACKEND, BLOCK
-            )
+            _hand_over(inbox_ptr, peers, peer, GROUP, BLOCK)
         generation += 1
     tl.store(stale_ptr + at, stale)
 

@@ -2,8 +2,46 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
 import triton
 import triton.language as tl
+
+
+class Tile(NamedTuple):
+    """The constants by which a kernel computes tiles: its ``TILE: tl.constexpr``.
+
+    Args:
+        BLOCK_M, BLOCK_N, BLOCK_K: elements of a tile, and of a step of the main loop.
+        GROUP_M: see :func:`swizzle2d`.
+        SPLIT_K: programs that share a tile's K.
+        SWAP_AB: multiply W^T by A^T, so that with few rows the long side of W maps to the long
+            side of the matrix instruction.
+        XCDS: see :func:`xcd_swizzle`.
+        TMA: operands are descriptors, see :func:`accumulate_tma`; else pointers.
+        EVEN_K: K, of each source, is a multiple of BLOCK_K.
+        W_NK: a column of the weight is contiguous.
+    """
+
+    BLOCK_M: int
+    BLOCK_N: int
+    BLOCK_K: int
+    GROUP_M: int
+    SPLIT_K: int
+    SWAP_AB: bool
+    XCDS: int
+    TMA: bool
+    EVEN_K: bool
+    W_NK: bool
+
+    @classmethod
+    def of(cls, config: Mapping[str, Any], k_per_source: int, weight_layout: str) -> Tile:
+        """From meta-parameters; a config that lacks XCDS or TMA goes without."""
+        is_even = k_per_source % config["BLOCK_K"] == 0
+        derived = {"EVEN_K": is_even, "W_NK": weight_layout == "nk"}
+        fields = {"XCDS": 1, "TMA": False, **config, **derived}
+        return cls(*(fields[name] for name in cls._fields))
 
 
 @triton.jit
@@ -76,7 +114,7 @@ def copy(target_ptr, source_ptr, begin, end, BLOCK: tl.constexpr):
 def accumulate(
     acc, a_rows, stride_a_source, row_mask, w_cols, stride_wk, col_mask,
     source_begin, source_end, k_per_source, step_begin, step_end,
-    SOURCES: tl.constexpr, BLOCK_K: tl.constexpr, EVEN_K: tl.constexpr, SWAP_AB: tl.constexpr,
+    SOURCES: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """Add steps [step_begin, step_end) of each source to `acc`; a step is one BLOCK_K of A @ W.
 
@@ -89,22 +127,20 @@ def accumulate(
         stride_a_source: elements from a source's block of A to the next.
         w_cols: pointers [BLOCK_N] to the k = 0 element of each column.
         source_begin, source_end: the sources, modulo SOURCES.
-        SWAP_AB: multiply W^T by A^T, so that with few rows the long side of W maps to the long
-            side of the matrix instruction.
     """
     steps = max(step_end - step_begin, 1)
-    arange_k = tl.arange(0, BLOCK_K)
+    arange_k = tl.arange(0, TILE.BLOCK_K)
     for step in range((source_end - source_begin) * (step_end - step_begin)):
         source = (source_begin + step // steps) % SOURCES
-        k_begin = (step_begin + step % steps) * BLOCK_K
+        k_begin = (step_begin + step % steps) * TILE.BLOCK_K
         k_mask = arange_k < k_per_source - k_begin
         a_offset = source.to(tl.int64) * stride_a_source + k_begin
         w_offset = (source * k_per_source + k_begin).to(tl.int64) * stride_wk
-        if SWAP_AB:
+        if TILE.SWAP_AB:
             a_tile = (a_rows + a_offset)[None, :] + arange_k[:, None]
             w_tile = (w_cols + w_offset)[:, None] + (arange_k * stride_wk)[None, :]
             a_mask, w_mask = row_mask[None, :], col_mask[:, None]
-            if not EVEN_K:
+            if not TILE.EVEN_K:
                 a_mask, w_mask = a_mask & k_mask[:, None], w_mask & k_mask[None, :]
             a = tl.load(a_tile, mask=a_mask, other=0.0)
             w = tl.load(w_tile, mask=w_mask, other=0.0)
@@ -113,7 +149,7 @@ def accumulate(
             a_tile = (a_rows + a_offset)[:, None] + arange_k[None, :]
             w_tile = (w_cols + w_offset)[None, :] + (arange_k * stride_wk)[:, None]
             a_mask, w_mask = row_mask[:, None], col_mask[None, :]
-            if not EVEN_K:
+            if not TILE.EVEN_K:
                 a_mask, w_mask = a_mask & k_mask[None, :], w_mask & k_mask[:, None]
             a = tl.load(a_tile, mask=a_mask, other=0.0)
             w = tl.load(w_tile, mask=w_mask, other=0.0)
@@ -125,8 +161,7 @@ def accumulate(
 def accumulate_tma(
     acc, a_desc, slot, row, w_desc, col,
     source_begin, source_end, step_begin, step_end,
-    SOURCES: tl.constexpr, A_SOURCES: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr, SWAP_AB: tl.constexpr, W_NK: tl.constexpr,
+    SOURCES: tl.constexpr, A_SOURCES: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """Like :func:`accumulate`, from boxes loaded by TMA: no thread computes addresses.
 
@@ -140,13 +175,14 @@ def accumulate_tma(
     steps = max(step_end - step_begin, 1)
     for step in range((source_end - source_begin) * (step_end - step_begin)):
         source = (source_begin + step // steps) % SOURCES
-        k_begin = (step_begin + step % steps) * BLOCK_K
-        a = a_desc.load([slot, source % A_SOURCES, row, k_begin]).reshape(BLOCK_M, BLOCK_K)
-        if W_NK:
-            w = w_desc.load([source, col, k_begin]).reshape(BLOCK_N, BLOCK_K).T
+        k_begin = (step_begin + step % steps) * TILE.BLOCK_K
+        a = a_desc.load([slot, source % A_SOURCES, row, k_begin])
+        a = a.reshape(TILE.BLOCK_M, TILE.BLOCK_K)
+        if TILE.W_NK:
+            w = w_desc.load([source, col, k_begin]).reshape(TILE.BLOCK_N, TILE.BLOCK_K).T
         else:
-            w = w_desc.load([source, k_begin, col]).reshape(BLOCK_K, BLOCK_N)
-        if SWAP_AB:
+            w = w_desc.load([source, k_begin, col]).reshape(TILE.BLOCK_K, TILE.BLOCK_N)
+        if TILE.SWAP_AB:
             acc = tl.dot(w.T, a.T, acc)
         else:
             acc = tl.dot(a, w, acc)

@@ -1,4 +1,4 @@
-"""A device-side barrier across all ranks' streams, without the host: aligns what is timed next."""
+"""A device-side barrier across all ranks' streams, without the host: it aligns timed calls."""
 
 from __future__ import annotations
 
@@ -6,25 +6,20 @@ import triton
 import triton.language as tl
 
 from taxfree_kernels.device import sync
+from taxfree_kernels.device.peers import Group, Peers
 from taxfree_kernels.fabric.heap import Home, Pool
 from taxfree_kernels.launch import Kernel
 
 
 @triton.jit(do_not_specialize=["rank"])
-def _barrier(control_ptr, heap_bases, rank, WORLD: tl.constexpr, BACKEND: tl.constexpr):
+def _barrier(control_ptr, heap_bases, rank, GROUP: tl.constexpr):
     generation = sync.running_generation(control_ptr)
-    peers: tl.constexpr = triton.next_power_of_2(WORLD)
-    peer = tl.arange(0, peers)
-    others = (peer < WORLD) & (peer != rank)
+    peers = Peers(control_ptr, heap_bases, rank, generation)
+    peer = tl.arange(0, triton.next_power_of_2(GROUP.WORLD))
+    others = (peer < GROUP.WORLD) & (peer != rank)
     peer = tl.where(others, peer, rank)
-    sync.signal(
-        control_ptr, 0, peer, generation, heap_bases, rank, mask=others,
-        WORLD=WORLD, BACKEND=BACKEND,
-    )  # fmt: skip
-    sync.wait(
-        control_ptr, 0, peer, generation, heap_bases, rank, mask=others,
-        WORLD=WORLD, BACKEND=BACKEND,
-    )  # fmt: skip
+    sync.signal(peers, 0, peer, GROUP, mask=others)
+    sync.wait(peers, 0, peer, GROUP, mask=others)
     sync.leave(control_ptr)
 
 
@@ -36,7 +31,7 @@ class DeviceBarrier:
         self._kernel = Kernel(
             _barrier,
             grid=1,
-            constants={"WORLD": fabric.world_size, "BACKEND": fabric.backend},
+            constants={"GROUP": Group(fabric.world_size, fabric.backend)},
             last_args=(self.pool.control, fabric.heap_bases, fabric.rank),
         )
 

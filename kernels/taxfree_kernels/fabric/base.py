@@ -1,4 +1,4 @@
-"""What every fabric gives to plans: a rank, a symmetric heap, and where peers' heaps are seen."""
+"""The interface of fabrics: a rank, its symmetric heap, and the addresses of its peers' heaps."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ class Fabric(ABC):
     """A group of ranks that load from and store to each other's symmetric heaps.
 
     Attributes:
-        group: the process group, for what goes through the host and for library collectives.
+        group: the process group, for exchanges between hosts and for library collectives.
         rank, world_size: in `group`, which may be part of a bigger world.
         device: of this rank's tensors.
         hardware: limits of the device.
         heap: this rank's arena.
-        heap_bases: int64 [world_size] on the device: where this rank sees each rank's arena.
+        heap_bases: int64 [world_size] on the device: addresses of each rank's arena on this rank.
         pool: the inboxes that plans share.
         device_barrier: aligns all ranks' streams.
         workspace: scratch memory of the plans.
     """
 
     name: ClassVar[str]
-    backend: ClassVar[str]  # what kernels get as BACKEND: "interpreter", "cuda" or "hip"
+    backend: ClassVar[str]  # the kernels' BACKEND: "interpreter", "cuda" or "hip"
     has_graphs: ClassVar[bool]
 
     group: dist.ProcessGroup
@@ -80,16 +80,16 @@ class Fabric(ABC):
 
     @cached_property
     def library_memory(self) -> dict[str, Workspace]:
-        """Scratch memory of libraries' own kinds, by kind, that plans share likewise."""
+        """Scratch memory of libraries, by kind, that plans share as well."""
         return {}
 
     @property
     def workspace_bytes(self) -> int:
-        """Scratch memory that is held, of all kinds."""
+        """Bytes of scratch memory of all kinds."""
         return sum(each.nbytes for each in (self.workspace, *self.library_memory.values()))
 
     def keep_memory(self) -> None:
-        """Keep today's scratch memory: a graph that is captured holds its addresses."""
+        """Keep the present scratch memory: a captured graph holds its addresses."""
         for each in (self.workspace, *self.library_memory.values()):
             each.capture()
 
@@ -107,9 +107,9 @@ class Fabric(ABC):
         dist.barrier(self.group)
 
     def close(self) -> None:
-        """Give all back when no peer uses it any more; collective. Harmless when closed already.
+        """Free everything once no peer uses it; collective. A second call does nothing.
 
-        If the group has been destroyed, nothing can be agreed, and this is :meth:`release`.
+        If the group has been destroyed, ranks cannot agree, and this is :meth:`release`.
         """
         if self._is_closed:
             return
@@ -124,10 +124,10 @@ class Fabric(ABC):
         dist.barrier(group)  # a driver frees memory once no peer maps it
 
     def release(self) -> None:
-        """Give back what this rank holds, without its peers; what is left says who it was.
+        """Free this rank's memory and group without its peers; rank and device stay readable.
 
-        Peers keep their own views of the memory. The group goes too: its threads end with the last
-        reference to it, and a thread that outlives the interpreter aborts the process.
+        Peers keep their own views of the memory. The group's threads end with the last reference to
+        it; a thread that outlives the interpreter would abort the process.
         """
         if self._is_closed:
             return

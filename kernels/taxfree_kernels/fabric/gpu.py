@@ -1,4 +1,4 @@
-"""What GPUs of both vendors share as fabrics: one process per GPU, one arena, polls as a clock."""
+"""GPUs of both vendors as fabrics: one process per GPU, one arena, polls as a clock."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.fabric.heap import SymmetricHeap
 from taxfree_kernels.hardware import Hardware
 
-#: torch's variable that lets ranks share a GPU. They take turns on it, milliseconds each: fit for
-#: tests of protocols, of which a machine with one GPU can then run all; unfit for any timing.
+#: torch's variable that lets ranks share a GPU. They take turns of milliseconds: fit for tests of
+#: protocols, all of which a machine with one GPU can then run; unfit for any timing.
 SHARING = "TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES"
 
 
@@ -61,7 +61,7 @@ class GpuFabric(Fabric):
             )
 
     def _map_arenas(self, heap_bytes: int) -> tuple[torch.Tensor, list[int]]:
-        """This rank's arena, and where it sees that of each rank of the group."""
+        """This rank's arena, and the address of each rank's arena on this rank."""
         if self.world_size == 1:  # nothing to exchange, and torch refuses a group of one
             arena = torch.zeros(heap_bytes, dtype=torch.uint8, device=self.device)
             return arena, [arena.data_ptr()]
@@ -94,5 +94,5 @@ class GpuFabric(Fabric):
 
 
 def current_device() -> torch.device:
-    """The GPU that was set for this process."""
+    """The current GPU of this process."""
     return torch.device("cuda", torch.cuda.current_device())

@@ -6,7 +6,7 @@ from typing import Protocol
 
 import torch
 
-from taxfree_kernels.device import sync
+from taxfree_kernels.device import control, packets
 from taxfree_kernels.errors import HeapExhausted, PeerTimeout
 from taxfree_kernels.fabric.layout import ALIGNMENT, BARE_BYTES, FLAG_BYTES, WORDS_SHARE
 
@@ -48,7 +48,7 @@ class SymmetricHeap:
 
 
 class Home(Protocol):
-    """What a pool, and the barrier with one of its own, need of their fabric; see there."""
+    """The part of a fabric that its pool and its barrier use; see :class:`.base.Fabric`."""
 
     rank: int
     world_size: int
@@ -74,19 +74,18 @@ class Pool:
     every peer in each call. A call may write to the first slot in any generation if it first waits
     for all peers to enter it, and makes the next generation odd when it leaves.
 
-    LL packets have two slots of their own: everything stored there was sent as such a word,
-    so no payload of another plan can be mistaken for a word of the running generation.
+    LL packets have two slots of their own. Only packets are stored there, so no payload of another
+    plan can be mistaken for a packet of the running generation.
 
-    Lamport words have three slots, which the calls that use such words take in turns: turn t uses
-        slot
-    t % 3. In turn t a rank empties what turn t - 1 left in its own memory, all of which had arrived
+    Lamport words have three slots. The calls that use them take turns: turn t uses slot t % 3. In
+    turn t a rank empties the words that turn t - 1 left in its own memory, all of which had arrived
     when that call ended. A peer that sends there again, in turn t + 2, has finished turn t + 1, in
     which it heard from every rank, so every rank's call of turn t has ended.
 
     Args:
         fabric: the fabric whose heap holds the pool.
-        slot_bytes, flag_bytes, lamport_bytes: size of one payload slot, and of one slot of
-            flag-in-data and of Lamport words; None to divide up what is free in the heap.
+        slot_bytes, flag_bytes, lamport_bytes: size of one slot of payload, of LL packets and of
+            Lamport words; None divides up the free part of the heap.
         timeout_s: timeout of a wait in seconds.
     """
 
@@ -102,7 +101,7 @@ class Pool:
         timeout_s: float = 30.0,
     ) -> None:
         self._fabric = fabric
-        words = sync.SIGNALS.value + self.CHANNELS * fabric.world_size
+        words = control.SIGNALS.value + self.CHANNELS * fabric.world_size
         self.control = fabric.heap.empty(words, torch.int64)
         share = fabric.heap.free_bytes // WORDS_SHARE // ALIGNMENT * ALIGNMENT
         flag_bytes = min(FLAG_BYTES, share) if flag_bytes is None else flag_bytes
@@ -113,7 +112,7 @@ class Pool:
             slot_bytes = fabric.heap.free_bytes // 2 // ALIGNMENT * ALIGNMENT
         self.slot_bytes = slot_bytes
         self._slots = fabric.heap.empty(2 * slot_bytes, torch.uint8)
-        self._report = fabric.host_words(sync.REPORT_WORDS)
+        self._report = fabric.host_words(control.REPORT_WORDS)
         self._code = self._report.numpy()  # indexing a tensor costs a microsecond a call
         self._limit = fabric.ticks(timeout_s)
         self.timeout_s = timeout_s
@@ -159,34 +158,35 @@ class Pool:
         if not self._code[0]:
             return
         code, rank, program, channel, source, wanted, seen, lost = self._report.tolist()
-        where = "words" if channel == sync.NO_CHANNEL.value else f"channel {channel}"
+        where = "words" if channel == control.NO_CHANNEL.value else f"channel {channel}"
         what = f"program {program}, {where}, generation {wanted}, seen {seen}"
-        is_secondary = code == sync.PEER_ABORTED.value
+        is_secondary = code == control.PEER_ABORTED.value
         if is_secondary:
             message = (
-                f"rank {rank} gave up on rank {lost} as a peer did; waited for {source} ({what})"
+                f"rank {rank} aborted: a peer timed out on rank {lost}; "
+                f"it waited for rank {source} ({what})"
             )
         else:
             message = f"rank {rank} waited {self.timeout_s:g} s for rank {source} ({what})"
-        hint = "see which rank died or is stuck; then reset on all ranks"
+        hint = "see which rank died or is stuck; then reset the pool on all ranks"
         raise PeerTimeout(message, hint, is_secondary)
 
     def check_at_rest(self) -> None:
-        """Like :meth:`check`, with no call in flight on this rank; also finds that a peer gave up.
+        """Like :meth:`check`, with no call in flight on this rank; also finds peers' timeouts.
 
-        A rank that is late by more than the timeout may see signals of later calls, which its peers
-        went on to, and take them for those it waits for: its results are wrong, and it reports
-        nothing.
+        A rank that is late by more than the timeout may take signals of its peers' later calls for
+        those it waits for: its results are wrong, and it reports nothing.
 
         Raises:
-            PeerTimeout: this rank, or a peer, gave up; the pool is unusable until all reset it.
+            PeerTimeout: a wait of this rank, or of a peer, has timed out; the pool is unusable
+                until all ranks reset it.
         """
         self.check()
-        lost = int(self.control[sync.ABORT.value]) - 1
+        lost = int(self.control[control.ABORT.value]) - 1
         if lost >= 0:
             raise PeerTimeout(
-                f"rank {self._fabric.rank} was told that a peer gave up on rank {lost}: what it "
-                "returned since may be wrong",
+                f"a peer timed out on rank {lost}: results of rank {self._fabric.rank} since then "
+                "may be wrong",
                 "see why that rank came late or is stuck; then reset on all ranks",
                 is_secondary=True,
             )
@@ -195,13 +195,13 @@ class Pool:
         """Make the pool usable again; collective, with no call in flight on any rank."""
         self._fabric.barrier()
         self.control.fill_(generation)
-        self.control[: sync.SIGNALS.value] = 0
-        self.control[sync.GENERATION.value] = generation * sync.ONE_CALL.value
-        self.control[sync.LIMIT.value] = self._limit
-        self.control[sync.STATUS.value] = self._report.data_ptr()
+        self.control[: control.SIGNALS.value] = 0
+        self.control[control.GENERATION.value] = generation * control.ONE_CALL.value
+        self.control[control.LIMIT.value] = self._limit
+        self.control[control.STATUS.value] = self._report.data_ptr()
         flag = generation % 2**32 << 32
         self.flags.fill_(flag - 2**64 if flag >= 2**63 else flag)
-        self.bare.fill_(sync.EMPTY.value)
+        self.bare.fill_(packets.EMPTY.value)
         self._report.zero_()
         self._fabric.barrier()
 

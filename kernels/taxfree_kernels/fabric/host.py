@@ -91,9 +91,9 @@ class HostFabric(Fabric):
 def _destroy_groups(process: int) -> None:
     """Destroy the process groups of this process when it ends, if nobody has.
 
-    A thread of gloo needs the interpreter to let go of a collective's tensors. When the interpreter
-    has begun to end, that aborts the process; destroying the groups waits for their threads. A fork
-    has none of these threads, and would wait forever.
+    A thread of gloo needs the interpreter to free a collective's tensors, which aborts the process
+    once the interpreter has begun to end. Destroying the groups waits for these threads. A fork has
+    none of them, and would wait forever.
     """
     if os.getpid() == process and dist.is_initialized():
         dist.destroy_process_group()

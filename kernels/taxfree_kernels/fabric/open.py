@@ -29,9 +29,9 @@ def probe() -> dict[str, str | None]:
 
 
 def choose(name: str = "auto") -> str:
-    """The fabric that `name` stands for on this machine.
+    """The name of the fabric to open on this machine.
 
-    ``auto`` means the GPU fabric if there is a GPU, even one that cannot serve, else ``host``.
+    ``auto`` is the GPU fabric if there is a GPU, even one that cannot serve, else ``host``.
 
     Raises:
         FabricUnavailable: it cannot serve; the message says why.

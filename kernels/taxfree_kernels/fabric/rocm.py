@@ -1,8 +1,8 @@
 """AMD GPUs as a fabric: heaps through ROCm's Iris, else in torch's symmetric memory.
 
-From Iris come a single arena and the table of where each rank's heap is. Iris supports only the
-default process group, and assigns rank r the GPU r modulo the number of GPUs; if that does not fit
-on every rank, all ranks use torch's symmetric memory instead.
+Iris provides a single arena and the table of each rank's heap. It supports only the default process
+group, and assigns rank r the GPU r modulo the number of GPUs; if that does not fit on every rank,
+all ranks use torch's symmetric memory instead.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from taxfree_kernels.interpreter import is_interpreting
 
 #: architecture -> bytes of LDS
 _LDS = {"gfx942": 64 * 1024, "gfx950": 160 * 1024}
-#: of ROCm's Iris, which shares its name with an unrelated package
+#: methods of ROCm's Iris, which shares its name with an unrelated package
 _NEEDED = ("zeros", "get_heap_bases", "get_rank", "get_num_ranks")
 _IRIS_SLACK = 2 << 20  # bytes, for the alignment of Iris' allocators
 
@@ -99,7 +99,7 @@ class RocmFabric(GpuFabric):
             raise FabricUnavailable(message, error.hint) from error
 
     def _agree_on_iris(self) -> tuple[ModuleType | None, str]:
-        """Iris where it can serve every rank: its calls are collective; else a rank's reason."""
+        """Iris if it can serve every rank, else a rank's reason; its calls are collective."""
         iris, reason = find_iris()
         reason = reason or self._misfit()
         reasons: list[str] = [""] * self.world_size
@@ -108,7 +108,7 @@ class RocmFabric(GpuFabric):
         return (None, first) if first else (iris, "")
 
     def _misfit(self) -> str:
-        """Why Iris cannot serve this rank; empty where it can."""
+        """Why Iris cannot serve this rank, or ""."""
         if self.world_size < dist.get_world_size():
             return "it serves the default process group only, and this group is a part of it"
         its_gpu, own = dist.get_rank() % torch.cuda.device_count(), torch.cuda.current_device()

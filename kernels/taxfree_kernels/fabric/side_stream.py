@@ -1,4 +1,4 @@
-"""A second stream, for what moves data while the vendor's matmul computes."""
+"""A second stream that moves data while the vendor's matmul computes."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import torch
 class SideStream:
     """Work beside the current stream, forked from it and joined to it by events.
 
-    It has high priority: its programs come first when a compute unit becomes free, since they are
-    few and peers wait for them. On the host everything runs in a single order.
+    It has high priority: its programs are few, and peers wait for them. On the host everything runs
+    in one order.
 
     Args:
         device: of the fabric.
@@ -22,7 +22,7 @@ class SideStream:
         self._stream = torch.cuda.Stream(device, priority=-1) if device.type == "cuda" else None
 
     def fork(self) -> None:
-        """Make later work here come after all that the current stream has been given."""
+        """Order later work here after all work that the current stream has been given."""
         if self._stream is not None:
             self._stream.wait_stream(torch.cuda.current_stream())
 

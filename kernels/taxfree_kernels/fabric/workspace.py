@@ -12,7 +12,7 @@ import torch
 
 from taxfree_kernels.fabric.layout import ALIGNMENT
 
-_MOST_SIZES = 1024  # of which a plan remembers what it launches
+_MOST_SIZES = 1024  # whose launches a plan remembers
 
 Made = TypeVar("Made")
 Piece = tuple[tuple[int, ...], torch.dtype]  # shape and dtype
@@ -21,15 +21,15 @@ Piece = tuple[tuple[int, ...], torch.dtype]  # shape and dtype
 class Workspace:
     """One block of scratch memory, and one of counters, for all plans of a fabric.
 
-    Calls follow one another on a stream, so each may overwrite what the last one left. The block is
-    as large as the largest plan needs. When a plan needs more, a new block takes its place; the old
-    one is freed, unless a graph was captured that holds its address.
+    Calls follow one another on a stream, so each may overwrite the data of the last one. The block
+    is as large as the largest plan needs. When a plan needs more, a new block replaces it; the old
+    one is freed, unless a captured graph holds its address.
 
     Args:
         device: of the memory.
         beside: another workspace of the same plans: they forget sizes when either is replaced.
-        has_pool: whether its memory is its own, whatever pool the caller is under: that of a
-            captured graph is freed with the graph.
+        has_pool: its memory comes from its own pool, not from the caller's: the pool of a captured
+            graph is freed with the graph.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class Workspace:
 
     @property
     def nbytes(self) -> int:
-        """Bytes that are held."""
+        """Bytes held, those of captured graphs included."""
         return sum(each.nbytes for each in (self._block, self._counters, *self._captured))
 
     def scratch(self, *pieces: Piece) -> Scratch:
@@ -68,17 +68,17 @@ class Workspace:
         return Counters(self)
 
     def by_size(self, make: Callable[[Any], Made]) -> BySize[Made]:
-        """What `make` returns for a size, kept until the block or the counters are replaced."""
+        """Results of `make` by size, kept until the block or the counters are replaced."""
         kept = BySize(make)
         self._dependents.add(kept)
         return kept
 
     def capture(self) -> None:
-        """Keep today's memory as long as this exists: a graph holds its address."""
+        """Keep the present memory as long as this exists: a graph holds its address."""
         self._is_captured = True
 
     def _grow(self, size: int) -> None:
-        """Replace the block by a larger one; if there is no memory for it, by one as before."""
+        """Replace the block by a larger one; if memory is short, by one of the old size."""
         old = self._block.numel()
         self._forget(self._block)
         self._block = self._nothing()  # frees the old one first, unless a graph holds it
@@ -106,7 +106,7 @@ class Workspace:
         return torch.empty(0, dtype=torch.uint8, device=self._device)
 
     def _allocate(self, size: int) -> torch.Tensor:
-        """A new block of so many bytes, uint8."""
+        """A new block: uint8 [size]."""
         with self._own_pool():
             return torch.empty(size, dtype=torch.uint8, device=self._device)
 
@@ -117,7 +117,7 @@ class Workspace:
 
 
 class Scratch:
-    """Pieces of a workspace, wherever its block is now."""
+    """Pieces of a workspace, at the present place of its block."""
 
     def __init__(self, workspace: Workspace, pieces: tuple[Piece, ...]) -> None:
         self._workspace, self._pieces = workspace, pieces
@@ -134,7 +134,7 @@ class Scratch:
 
 
 class Counters:
-    """The counters of a workspace, wherever they are now."""
+    """The counters of a workspace, at their present place."""
 
     def __init__(self, workspace: Workspace) -> None:
         self._workspace = workspace
@@ -144,7 +144,7 @@ class Counters:
 
 
 class BySize(dict[Any, Made], Generic[Made]):
-    """A dict that makes what is missing; it forgets all when it has become large."""
+    """A dict that makes missing values, and is cleared when it has become large."""
 
     def __init__(self, make: Callable[[Any], Made]) -> None:
         super().__init__()

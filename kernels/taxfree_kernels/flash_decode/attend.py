@@ -7,6 +7,8 @@ log-sum-exps (base 2; without keys, minus infinity and an output of 0).
 
 from __future__ import annotations
 
+from typing import Any, NamedTuple
+
 import triton
 import triton.language as tl
 
@@ -15,67 +17,133 @@ from taxfree_kernels.device.tiles import xcd_swizzle
 _LOG2_E = tl.constexpr(1.4426950408889634)
 
 
+class Inputs(NamedTuple):
+    """The tensors of a call.
+
+    Args:
+        q_ptr: [batch, Q_HEADS, HEAD_DIM], contiguous.
+        k_ptr, v_ptr: [batch, capacity, KV_HEADS, .] or, if PAGE, pages [., PAGE, KV_HEADS, .];
+            heads are contiguous.
+        lens_ptr: int32 [WORLD, batch].
+        table_ptr: int32 [batch, cdiv(capacity, PAGE)].
+        scaling_ptr: float32 [2]: scale and soft cap.
+        stride_k, stride_v: of the first three dimensions.
+    """
+
+    q_ptr: Any
+    k_ptr: Any
+    v_ptr: Any
+    lens_ptr: Any
+    table_ptr: Any
+    scaling_ptr: Any
+    stride_k: Any
+    stride_v: Any
+
+
+class Parts(NamedTuple):
+    """The parts of a rank's splits.
+
+    Args:
+        ptr: float32, a part of Q_HEADS rows for each slot.
+        stride_slot: elements from one slot's part to the next one's.
+        runs_ptr: int32 [batch * Q_HEADS, 2]: the first slot of the row's sequence, and its number
+            of slots; written if there are several sequences.
+    """
+
+    ptr: Any
+    stride_slot: Any
+    runs_ptr: Any
+
+
+class Heads(NamedTuple):
+    """What the kernels are compiled for of a problem: ``HEADS: tl.constexpr``.
+
+    PAGE and WINDOW are 0 for caches without pages and attention without a window.
+    """
+
+    Q_HEADS: int
+    KV_HEADS: int
+    HEAD_DIM: int
+    V_DIM: int
+    PAGE: int
+    SOFT_CAP: bool
+    WINDOW: int
+
+
+class Splits(NamedTuple):
+    """How the keys are split: ``SPLIT: tl.constexpr``.
+
+    Args:
+        BATCH_BLOCK: next_power_of_2(batch).
+        SPLITS: slots per sequence.
+        BLOCK_H: query heads of a program.
+        BLOCK_N: keys of a step.
+        XCDS: chiplets to swizzle for.
+    """
+
+    BATCH_BLOCK: int
+    SPLITS: int
+    BLOCK_H: int
+    BLOCK_N: int
+    XCDS: int
+
+
 @triton.jit
 def attend(
-    index, q_ptr, k_ptr, v_ptr, lens_ptr, table_ptr, scaling_ptr,
-    stride_kb, stride_kn, stride_kh, stride_vb, stride_vn, stride_vh,
-    batch, capacity, parts_ptr, split_elements, runs_ptr, rank,
-    WORLD: tl.constexpr, Q_HEADS: tl.constexpr, KV_HEADS: tl.constexpr,
-    HEAD_DIM: tl.constexpr, V_DIM: tl.constexpr, PAGE: tl.constexpr, SOFT_CAP: tl.constexpr,
-    WINDOW: tl.constexpr, BATCH_BLOCK: tl.constexpr, SPLITS: tl.constexpr, BLOCK_H: tl.constexpr,
-    BLOCK_N: tl.constexpr, XCDS: tl.constexpr,
+    index, inputs, batch, capacity, parts, rank,
+    GROUP: tl.constexpr, HEADS: tl.constexpr, SPLIT: tl.constexpr,
 ):  # fmt: skip
     """Write the part of one split of one sequence for up to BLOCK_H query heads of one kv head.
 
     Args:
         index: of slot, kv head and block of query heads, the last varying fastest. There are
             batch * SPLITS slots, assigned to the sequences by :func:`_split_of`.
-        q_ptr: [batch, Q_HEADS, HEAD_DIM], contiguous.
-        k_ptr, v_ptr: [batch, capacity, KV_HEADS, .] with strides (b, n, h), or, if PAGE, pages
-            [., PAGE, KV_HEADS, .]; heads are contiguous.
-        lens_ptr: int32 [WORLD, batch].
-        table_ptr: int32 [batch, cdiv(capacity, PAGE)].
-        scaling_ptr: float32 [2]: scale and soft cap.
-        parts_ptr: a part of Q_HEADS rows for each slot, split_elements apart.
-        runs_ptr: int32 [batch * Q_HEADS, 2]: the first slot of the row's sequence, and its number
-            of slots; written if there are several sequences.
-        BATCH_BLOCK: next_power_of_2(batch).
 
     Returns:
         group: index of sequence, kv head and block of query heads; -1 for an unused slot.
         splits: int32 [BATCH_BLOCK]: the number of splits of each sequence.
     """
-    HEADS: tl.constexpr = Q_HEADS // KV_HEADS
-    HEAD_BLOCKS: tl.constexpr = (HEADS + BLOCK_H - 1) // BLOCK_H
+    GROUP_SIZE: tl.constexpr = HEADS.Q_HEADS // HEADS.KV_HEADS
+    BLOCK_H: tl.constexpr = SPLIT.BLOCK_H
+    BLOCK_N: tl.constexpr = SPLIT.BLOCK_N
+    HEAD_BLOCKS: tl.constexpr = (GROUP_SIZE + BLOCK_H - 1) // BLOCK_H
+    HEAD_DIM: tl.constexpr = HEADS.HEAD_DIM
     BLOCK_D: tl.constexpr = triton.next_power_of_2(HEAD_DIM)
+    V_DIM: tl.constexpr = HEADS.V_DIM
     BLOCK_V: tl.constexpr = triton.next_power_of_2(V_DIM)
-    columns: tl.constexpr = KV_HEADS * HEAD_BLOCKS
-    index = xcd_swizzle(index, batch * SPLITS * columns, XCDS)
+    columns: tl.constexpr = HEADS.KV_HEADS * HEAD_BLOCKS
+    k_ptr, v_ptr, table_ptr, scaling_ptr = (
+        inputs.k_ptr, inputs.v_ptr, inputs.table_ptr, inputs.scaling_ptr
+    )  # fmt: skip
+    stride_kb, stride_kn, stride_kh = inputs.stride_k
+    stride_vb, stride_vn, stride_vh = inputs.stride_v
+    index = xcd_swizzle(index, batch * SPLIT.SPLITS * columns, SPLIT.XCDS)
     slot, column = index // columns, index % columns
     kv_head = column // HEAD_BLOCKS
     sequence, split, own_splits, begin, end, splits = _split_of(
-        slot, lens_ptr, batch, capacity, rank, WORLD, WINDOW, BATCH_BLOCK, SPLITS, BLOCK_N
+        slot, inputs.lens_ptr, batch, capacity, rank, GROUP, HEADS.WINDOW, SPLIT
     )
     head = column % HEAD_BLOCKS * BLOCK_H + tl.arange(0, BLOCK_H)  # of the group
-    head_mask = head < tl.where(sequence < batch, HEADS, 0)
-    head += kv_head * HEADS
-    row = sequence * Q_HEADS + head
+    head_mask = head < tl.where(sequence < batch, GROUP_SIZE, 0)
+    head += kv_head * GROUP_SIZE
+    row = sequence * HEADS.Q_HEADS + head
     d, dv = tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_V)
     d_mask, dv_mask = d < HEAD_DIM, dv < V_DIM
 
     q = tl.load(
-        q_ptr + row[:, None] * HEAD_DIM + d[None, :],
+        inputs.q_ptr + row[:, None] * HEAD_DIM + d[None, :],
         mask=head_mask[:, None] & d_mask[None, :], other=0.0,
     )  # fmt: skip
     factor = tl.load(scaling_ptr) * _LOG2_E
-    if SOFT_CAP:
+    if HEADS.SOFT_CAP:
         cap = tl.load(scaling_ptr + 1)
         factor, cap_log2 = tl.load(scaling_ptr) / cap, cap * _LOG2_E
-    if BATCH_BLOCK > 1:
+    if SPLIT.BATCH_BLOCK > 1:
         if split == 0:
-            tl.store(runs_ptr + 2 * row, slot + row * 0, mask=head_mask)
-            tl.store(runs_ptr + 2 * row + 1, own_splits + row * 0, mask=head_mask)
+            tl.store(parts.runs_ptr + 2 * row, slot + row * 0, mask=head_mask)
+            tl.store(parts.runs_ptr + 2 * row + 1, own_splits + row * 0, mask=head_mask)
 
+    PAGE: tl.constexpr = HEADS.PAGE
     if PAGE > 0:
         table_ptr += sequence.to(tl.int64) * tl.cdiv(capacity, PAGE)
     else:
@@ -104,7 +172,7 @@ def attend(
             k_mask = k_mask & d_mask[:, None]
         k = tl.load(k_rows[None, :] + d[:, None], mask=k_mask, other=0.0)
         logits = tl.dot(q, k) * factor
-        if SOFT_CAP:
+        if HEADS.SOFT_CAP:
             logits = _tanh(logits) * cap_log2
         logits = tl.where(n_mask[None, :], logits, float("-inf"))
         new_top = tl.maximum(top, tl.max(logits, 1))
@@ -122,8 +190,8 @@ def attend(
     divisor = tl.where(total > 0, total, 1.0)
     out = acc / divisor[:, None]
     lse = tl.where(total > 0, top + tl.log2(divisor), float("-inf"))
-    part_ptr = parts_ptr + slot.to(tl.int64) * split_elements
-    store_rows(part_ptr, out, lse, head, head_mask, Q_HEADS, V_DIM)
+    part_ptr = parts.ptr + slot.to(tl.int64) * parts.stride_slot
+    store_rows(part_ptr, out, lse, head, head_mask, HEADS.Q_HEADS, V_DIM)
     group = tl.where(sequence < batch, sequence * columns + column, -1)
     return group, splits
 
@@ -131,8 +199,7 @@ def attend(
 @triton.jit
 def _split_of(
     slot, lens_ptr, batch, capacity, rank,
-    WORLD: tl.constexpr, WINDOW: tl.constexpr, BATCH_BLOCK: tl.constexpr, SPLITS: tl.constexpr,
-    BLOCK_N: tl.constexpr,
+    GROUP: tl.constexpr, WINDOW: tl.constexpr, SPLIT: tl.constexpr,
 ):  # fmt: skip
     """The work of one of batch * SPLITS slots, given the lengths in device memory.
 
@@ -146,13 +213,13 @@ def _split_of(
         begin, end: its keys.
         splits: int32 [BATCH_BLOCK]: the number of splits of each sequence.
     """
-    every = tl.arange(0, BATCH_BLOCK)
+    every = tl.arange(0, SPLIT.BATCH_BLOCK)
     is_sequence = every < batch
-    begins, ends = _visible_keys(lens_ptr, every, is_sequence, batch, capacity, rank, WORLD, WINDOW)
-    blocks = tl.cdiv(ends - begins, BLOCK_N)
-    splits = tl.where(is_sequence, SPLITS, 0)
-    if BATCH_BLOCK > 1:
-        spare = (batch * (SPLITS - 1)).to(tl.int64)
+    begins, ends = _visible_keys(lens_ptr, every, is_sequence, batch, capacity, rank, GROUP, WINDOW)
+    blocks = tl.cdiv(ends - begins, SPLIT.BLOCK_N)
+    splits = tl.where(is_sequence, SPLIT.SPLITS, 0)
+    if SPLIT.BATCH_BLOCK > 1:
+        spare = (batch * (SPLIT.SPLITS - 1)).to(tl.int64)
         share = spare * blocks // tl.maximum(tl.sum(blocks.to(tl.int64), 0), 1)
         splits = tl.where(is_sequence, 1 + share.to(tl.int32), 0)
     next_first = tl.cumsum(splits, 0)
@@ -162,9 +229,10 @@ def _split_of(
     own_blocks = tl.sum(tl.where(is_own, blocks, 0), 0)
     split = slot - tl.sum(tl.where(is_own, next_first - splits, 0), 0)
     each, longer = own_blocks // max(own_splits, 1), own_blocks % max(own_splits, 1)
-    begin = tl.sum(tl.where(is_own, begins, 0), 0) + (split * each + min(split, longer)) * BLOCK_N
+    begin = tl.sum(tl.where(is_own, begins, 0), 0)
+    begin += (split * each + min(split, longer)) * SPLIT.BLOCK_N
     end = min(
-        begin + (each + tl.where(split < longer, 1, 0)) * BLOCK_N,
+        begin + (each + tl.where(split < longer, 1, 0)) * SPLIT.BLOCK_N,
         tl.sum(tl.where(is_own, ends, 0), 0),
     )
     return sequence, split, own_splits, begin, end, splits
@@ -172,15 +240,15 @@ def _split_of(
 
 @triton.jit
 def _visible_keys(
-    lens_ptr, sequence, mask, batch, capacity, rank, WORLD: tl.constexpr, WINDOW: tl.constexpr
+    lens_ptr, sequence, mask, batch, capacity, rank, GROUP: tl.constexpr, WINDOW: tl.constexpr
 ):
     """The ranges of this rank's keys that each sequence's query sees; keys are in rank order."""
     end = tl.load(lens_ptr + rank * batch + sequence, mask=mask, other=0)
     end = tl.maximum(0, tl.minimum(end, capacity))
     begin = end * 0
     if WINDOW > 0:
-        source = tl.arange(0, triton.next_power_of_2(WORLD))
-        is_later = (source > rank) & (source < WORLD)
+        source = tl.arange(0, triton.next_power_of_2(GROUP.WORLD))
+        is_later = (source > rank) & (source < GROUP.WORLD)
         later = tl.load(
             lens_ptr + source[:, None] * batch + sequence[None, :],
             mask=is_later[:, None] & mask[None, :], other=0,

@@ -6,13 +6,11 @@ ends before the merge begins, and partial results that go through memory between
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.flash_decode import spaces
-from taxfree_kernels.flash_decode.local import DecodePlan, RanksMerge, SplitsMerge, size_of
+from taxfree_kernels.flash_decode.plans import DecodePlan, RanksMerge, SplitsMerge, size_of
 from taxfree_kernels.flash_decode.problem import FlashDecode
 from taxfree_kernels.launch import Kernel
 from taxfree_kernels.variant import Config, Plan, Step, Variant, resized
@@ -77,7 +75,7 @@ class BaselinePlan(DecodePlan):
                 "all-gather",
                 "collective",
                 lambda: all_gather(gathered, own, self._group),
-                least=lambda: all_gather(one_of_each, own[:1], self._group),
+                latency_probe=lambda: all_gather(one_of_each, own[:1], self._group),
             ),
             Step(
                 "merge of ranks",
@@ -95,7 +93,7 @@ class Baseline(Variant):
     name = "baseline"
     fused = False
 
-    def plan(self, problem: Any, fabric: Fabric, config: Config) -> Plan:
+    def plan(self, problem: FlashDecode, fabric: Fabric, config: Config) -> Plan:
         return BaselinePlan(problem, fabric, spaces.seed_configs(problem, fabric.hardware)[0])
 
 

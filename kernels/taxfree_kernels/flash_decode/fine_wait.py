@@ -11,20 +11,19 @@ waits for, every peer on every channel, and the two payload slots of a pool suff
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
 
 from taxfree_kernels.device import sync
+from taxfree_kernels.device.peers import Peers
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.flash_decode.constants import chunk_rows
-from taxfree_kernels.flash_decode.exchange import combine, send_chunk
-from taxfree_kernels.flash_decode.local import (
+from taxfree_kernels.flash_decode.exchange import combine, running_slot, send_chunk
+from taxfree_kernels.flash_decode.plans import (
     DecodePlan,
-    Exchange,
     ExchangingVariant,
+    PartsExchange,
     SplitsMerge,
 )
 from taxfree_kernels.flash_decode.problem import FlashDecode
@@ -34,31 +33,27 @@ from taxfree_kernels.variant import Config, Plan
 
 @triton.jit(do_not_specialize=["rank", "rows"])
 def _send(
-    part_ptr, inbox_ptr, slot_elements, part_elements, rows, control_ptr, heap_bases, rank,
-    WORLD: tl.constexpr, BACKEND: tl.constexpr, CHUNK_ROWS: tl.constexpr, V_DIM: tl.constexpr,
-    SEND_BLOCK: tl.constexpr,
+    part_ptr, inbox, rows, control_ptr, heap_bases, rank, GROUP: tl.constexpr,
+    CHUNK_ROWS: tl.constexpr, V_DIM: tl.constexpr, SEND_BLOCK: tl.constexpr,
 ):  # fmt: skip
     generation = sync.running_generation(control_ptr)
-    slot_ptr = inbox_ptr + (generation % 2) * slot_elements
+    peers = Peers(control_ptr, heap_bases, rank, generation)
+    slot_ptr, _ = running_slot(inbox, control_ptr, generation, PACKED=False)
     send_chunk(
-        tl.program_id(0), part_ptr, slot_ptr, part_elements, rows,
-        control_ptr, generation, heap_bases, rank, WORLD, BACKEND, CHUNK_ROWS, V_DIM, SEND_BLOCK,
+        tl.program_id(0), part_ptr, slot_ptr, inbox.stride_part, rows, peers, GROUP, CHUNK_ROWS,
+        V_DIM, SEND_BLOCK,
     )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["rank", "rows"])
 def _combine(
-    out_ptr, inbox_ptr, slot_elements, part_elements, rows, control_ptr, heap_bases, rank,
-    WORLD: tl.constexpr, BACKEND: tl.constexpr, CHUNK_ROWS: tl.constexpr, LL: tl.constexpr,
-    SOURCES_BLOCK: tl.constexpr, V_DIM: tl.constexpr, OUT_ROWS: tl.constexpr,
+    out_ptr, inbox, rows, control_ptr, heap_bases, rank,
+    GROUP: tl.constexpr, EXCHANGE: tl.constexpr,
 ):  # fmt: skip
     generation = sync.running_generation(control_ptr)
-    slot_ptr = inbox_ptr + (generation % 2) * slot_elements
-    combine(
-        tl.program_id(0), slot_ptr, out_ptr, part_elements, rows,
-        control_ptr, generation, heap_bases, rank,
-        WORLD, BACKEND, CHUNK_ROWS, LL, SOURCES_BLOCK, V_DIM, OUT_ROWS,
-    )  # fmt: skip
+    peers = Peers(control_ptr, heap_bases, rank, generation)
+    slot_ptr, _ = running_slot(inbox, control_ptr, generation, PACKED=False)
+    combine(tl.program_id(0), slot_ptr, out_ptr, inbox.stride_part, rows, peers, GROUP, EXCHANGE)
     sync.leave(control_ptr)
 
 
@@ -70,7 +65,9 @@ class FineWaitPlan(DecodePlan):
     def __init__(self, problem: FlashDecode, fabric: Fabric, config: Config) -> None:
         super().__init__(problem, fabric, config, (problem.part_elements,))
         self._merge_splits = SplitsMerge(problem, fabric, self.attention, config["OUT_ROWS"])
-        self._exchange = exchange = Exchange(problem, fabric, config, chunk_rows(problem, config))
+        self._exchange = exchange = PartsExchange(
+            problem, fabric, config, chunk_rows(problem, config)
+        )
         options = compile_options(fabric.backend, {})
         self._send = Kernel(
             _send,
@@ -78,9 +75,7 @@ class FineWaitPlan(DecodePlan):
             constants=exchange.sending_constants,
             options=options,
         )
-        self._combine = Kernel(
-            _combine, grid=0, constants=exchange.constants | {"LL": False}, options=options
-        )
+        self._combine = Kernel(_combine, grid=0, constants=exchange.constants, options=options)
 
     def finishing(self, problem: FlashDecode) -> tuple[Kernel, ...]:
         args = self._exchange.args(problem)
@@ -103,7 +98,7 @@ class FineWait(ExchangingVariant):
 
     name = "fine_wait"
 
-    def plan(self, problem: Any, fabric: Fabric, config: Config) -> Plan:
+    def plan(self, problem: FlashDecode, fabric: Fabric, config: Config) -> Plan:
         return FineWaitPlan(problem, fabric, config)
 
 

@@ -16,22 +16,21 @@ in three; every row goes to every rank, so the same holds.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
 
-from taxfree_kernels.device import sync
+from taxfree_kernels.device import packets, sync
 from taxfree_kernels.device.pdl import gdc_wait
+from taxfree_kernels.device.peers import Peers
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.flash_decode import spaces
 from taxfree_kernels.flash_decode.constants import chunk_rows
 from taxfree_kernels.flash_decode.exchange import combine, merge_and_push, running_slot
-from taxfree_kernels.flash_decode.local import (
+from taxfree_kernels.flash_decode.plans import (
     DecodePlan,
-    Exchange,
     ExchangingVariant,
+    PartsExchange,
     finishing_options,
 )
 from taxfree_kernels.flash_decode.problem import FlashDecode
@@ -42,37 +41,29 @@ from taxfree_kernels.variant import Config, Plan, Space
 
 @triton.jit(do_not_specialize=["rank", "rows"])
 def _push_and_combine(
-    parts_ptr, split_elements, runs_ptr, out_ptr, inbox_ptr, slot_elements, part_elements, rows,
-    control_ptr, heap_bases, rank,
-    WORLD: tl.constexpr, BACKEND: tl.constexpr, CHUNK_ROWS: tl.constexpr, PUSHERS: tl.constexpr,
-    LL: tl.constexpr, PACKED: tl.constexpr, Q_HEADS: tl.constexpr, PARTS: tl.constexpr,
-    PARTS_BLOCK: tl.constexpr, V_DIM: tl.constexpr, ROWS: tl.constexpr, SOURCES_BLOCK: tl.constexpr,
-    OUT_ROWS: tl.constexpr,
+    parts, out_ptr, inbox, rows, control_ptr, heap_bases, rank,
+    GROUP: tl.constexpr, PUSHERS: tl.constexpr, EXCHANGE: tl.constexpr, MERGE: tl.constexpr,
 ):  # fmt: skip
     program = tl.program_id(0)
     generation = sync.running_generation(control_ptr)
-    slot_ptr, turn = running_slot(inbox_ptr, slot_elements, control_ptr, generation, PACKED)
-    gdc_wait(BACKEND)
+    peers = Peers(control_ptr, heap_bases, rank, generation)
+    slot_ptr, turn = running_slot(inbox, control_ptr, generation, EXCHANGE.PACKED)
+    gdc_wait(GROUP)
     if program < PUSHERS:
         merge_and_push(
-            program, parts_ptr, split_elements, runs_ptr, slot_ptr, part_elements, rows,
-            control_ptr, generation, heap_bases, rank,
-            WORLD, BACKEND, CHUNK_ROWS, LL, PACKED, Q_HEADS, PARTS, PARTS_BLOCK, V_DIM,
-            ROWS,
-        )  # fmt: skip
+            program, parts, slot_ptr, inbox.stride_part, rows, peers, GROUP, EXCHANGE, MERGE
+        )
     else:
-        if PACKED:
-            sync.empty_last_turn(
-                control_ptr, inbox_ptr, slot_elements, turn, WORLD * part_elements,
+        if EXCHANGE.PACKED:
+            packets.empty_last_turn(
+                control_ptr, inbox.ptr, inbox.stride_slot, turn, GROUP.WORLD * inbox.stride_part,
                 program - PUSHERS, tl.num_programs(0) - PUSHERS,
             )  # fmt: skip
         combine(
-            program - PUSHERS, slot_ptr, out_ptr, part_elements, rows,
-            control_ptr, generation, heap_bases, rank,
-            WORLD, BACKEND, CHUNK_ROWS, LL, SOURCES_BLOCK, V_DIM, OUT_ROWS, PACKED,
-        )  # fmt: skip
-    if PACKED:
-        sync.leave_turn(control_ptr)
+            program - PUSHERS, slot_ptr, out_ptr, inbox.stride_part, rows, peers, GROUP, EXCHANGE
+        )
+    if EXCHANGE.PACKED:
+        packets.leave_turn(control_ptr)
     sync.leave(control_ptr)
 
 
@@ -83,16 +74,14 @@ class FusedPlan(DecodePlan):
 
     def __init__(self, problem: FlashDecode, fabric: Fabric, config: Config) -> None:
         super().__init__(problem, fabric, config)
-        self._exchange = Exchange(problem, fabric, config, chunk_rows(problem, config))
+        self._exchange = PartsExchange(problem, fabric, config, chunk_rows(problem, config))
         self._kernel = Kernel(
             _push_and_combine,
             grid=0,
             constants=self._exchange.constants
-            | self.attention.merging_constants(config["ROWS"])
             | {
                 "PUSHERS": self._exchange.chunks,
-                "LL": config["LL"],
-                "PACKED": config["PACKED"],
+                "MERGE": self.attention.merging(config["ROWS"]),
             },
             options=finishing_options(fabric, config),
         )
@@ -103,7 +92,7 @@ class FusedPlan(DecodePlan):
 
     def finish(self, out: torch.Tensor, *kernels: Kernel) -> None:
         (kernel,) = kernels
-        kernel(*self.attention.parts, out)
+        kernel(self.attention.parts, out)
 
 
 class Fused(ExchangingVariant):
@@ -112,14 +101,14 @@ class Fused(ExchangingVariant):
     name = "fused"
     slots = 3
 
-    def space(self, problem: Any, hardware: Hardware) -> Space:
+    def space(self, problem: FlashDecode, hardware: Hardware) -> Space:
         return {
             **super().space(problem, hardware),
             **spaces.words_space(problem),
             **spaces.last_space(hardware),
         }
 
-    def plan(self, problem: Any, fabric: Fabric, config: Config) -> Plan:
+    def plan(self, problem: FlashDecode, fabric: Fabric, config: Config) -> Plan:
         return FusedPlan(problem, fabric, config)
 
 

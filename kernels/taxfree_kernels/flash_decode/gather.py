@@ -11,21 +11,20 @@ every source is waited for in each call, so the two payload slots of a pool suff
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
 
 from taxfree_kernels.device import sync
+from taxfree_kernels.device.peers import Peers
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.flash_decode.attend import store_rows
 from taxfree_kernels.flash_decode.constants import chunk_rows
-from taxfree_kernels.flash_decode.exchange import send_chunk
-from taxfree_kernels.flash_decode.local import (
+from taxfree_kernels.flash_decode.exchange import running_slot, send_chunk
+from taxfree_kernels.flash_decode.plans import (
     DecodePlan,
-    Exchange,
     ExchangingVariant,
+    PartsExchange,
     RanksMerge,
     SplitsMerge,
 )
@@ -53,28 +52,25 @@ def _copy_rows(
 
 @triton.jit(do_not_specialize=["rank", "rows"])
 def _gather(
-    part_ptr, gathered_ptr, inbox_ptr, slot_elements, part_elements, rows,
-    control_ptr, heap_bases, rank,
-    WORLD: tl.constexpr, BACKEND: tl.constexpr, CHUNK_ROWS: tl.constexpr, SENDERS: tl.constexpr,
-    V_DIM: tl.constexpr, SEND_BLOCK: tl.constexpr, ROWS: tl.constexpr,
+    part_ptr, gathered_ptr, inbox, rows, control_ptr, heap_bases, rank,
+    GROUP: tl.constexpr, CHUNK_ROWS: tl.constexpr, SENDERS: tl.constexpr, V_DIM: tl.constexpr,
+    SEND_BLOCK: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     program = tl.program_id(0)
     generation = sync.running_generation(control_ptr)
-    slot_ptr = inbox_ptr + (generation % 2) * slot_elements
+    peers = Peers(control_ptr, heap_bases, rank, generation)
+    slot_ptr, _ = running_slot(inbox, control_ptr, generation, PACKED=False)
     if program < SENDERS:
         send_chunk(
-            program, part_ptr, slot_ptr, part_elements, rows,
-            control_ptr, generation, heap_bases, rank,
-            WORLD, BACKEND, CHUNK_ROWS, V_DIM, SEND_BLOCK,
+            program, part_ptr, slot_ptr, inbox.stride_part, rows, peers, GROUP, CHUNK_ROWS, V_DIM,
+            SEND_BLOCK,
         )  # fmt: skip
     else:
-        chunk, source = (program - SENDERS) // WORLD, (program - SENDERS) % WORLD
+        chunk, source = (program - SENDERS) // GROUP.WORLD, (program - SENDERS) % GROUP.WORLD
         begin = chunk * CHUNK_ROWS
         end = min(begin + CHUNK_ROWS, rows)
-        arrived = sync.wait(
-            control_ptr, chunk, source, generation, heap_bases, rank, WORLD=WORLD, BACKEND=BACKEND
-        )
-        offset = source.to(tl.int64) * part_elements
+        arrived = sync.wait(peers, chunk, source, GROUP)
+        offset = source.to(tl.int64) * inbox.stride_part
         _copy_rows(gathered_ptr + offset, slot_ptr + offset, begin, end, rows, arrived, V_DIM, ROWS)
     sync.leave(control_ptr)
 
@@ -88,7 +84,9 @@ class GatherPlan(DecodePlan):
         world, rows, part = problem.world_size, config["OUT_ROWS"], problem.part_elements
         super().__init__(problem, fabric, config, (part, world * part))
         self._merge_splits = SplitsMerge(problem, fabric, self.attention, rows)
-        self._exchange = exchange = Exchange(problem, fabric, config, chunk_rows(problem, config))
+        self._exchange = exchange = PartsExchange(
+            problem, fabric, config, chunk_rows(problem, config)
+        )
         self._gather = Kernel(
             _gather,
             grid=2 * world * exchange.chunks,
@@ -119,7 +117,7 @@ class Gather(ExchangingVariant):
     name = "gather"
     searched = False
 
-    def plan(self, problem: Any, fabric: Fabric, config: Config) -> Plan:
+    def plan(self, problem: FlashDecode, fabric: Fabric, config: Config) -> Plan:
         return GatherPlan(problem, fabric, config)
 
 

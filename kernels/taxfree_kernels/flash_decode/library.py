@@ -5,11 +5,10 @@ Measured along with the fused variants, so that gains from better splits are not
 
 from __future__ import annotations
 
-from typing import Any
-
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.flash_decode.baseline import BaselinePlan
-from taxfree_kernels.flash_decode.local import DecodeVariant
+from taxfree_kernels.flash_decode.plans import DecodeVariant
+from taxfree_kernels.flash_decode.problem import FlashDecode
 from taxfree_kernels.variant import Config, Plan
 
 
@@ -19,7 +18,7 @@ class Library(DecodeVariant):
     name = "library"
     fused = False
 
-    def plan(self, problem: Any, fabric: Fabric, config: Config) -> Plan:
+    def plan(self, problem: FlashDecode, fabric: Fabric, config: Config) -> Plan:
         return BaselinePlan(problem, fabric, config)
 
 

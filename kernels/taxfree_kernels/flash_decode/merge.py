@@ -2,47 +2,61 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import triton
 import triton.language as tl
 
 
+class Merge(NamedTuple):
+    """How the parts of a rank's splits are merged: ``MERGE: tl.constexpr``.
+
+    Args:
+        Q_HEADS, V_DIM: of the problem.
+        PARTS: number of parts of each row; 0 if it is in the parts' runs.
+        PARTS_BLOCK: parts that are loaded at a time.
+        ROWS: rows that are merged at a time.
+    """
+
+    Q_HEADS: int
+    PARTS: int
+    PARTS_BLOCK: int
+    V_DIM: int
+    ROWS: int
+
+
 @triton.jit
-def merge_splits(
-    row, row_mask, parts_ptr, split_elements, runs_ptr,
-    Q_HEADS: tl.constexpr, PARTS: tl.constexpr, PARTS_BLOCK: tl.constexpr, V_DIM: tl.constexpr,
-):  # fmt: skip
-    """Merge the parts of this rank's splits for some rows.
+def merge_splits(row, row_mask, parts, MERGE: tl.constexpr):
+    """Merge the parts of this rank's splits, as ``attend`` writes them, for some rows.
 
     Args:
         row: int32 [ROWS] of batch * Q_HEADS.
-        parts_ptr, split_elements, runs_ptr: as ``attend`` writes them.
-        PARTS: number of parts of each row; 0 if it is in runs_ptr.
-        PARTS_BLOCK: parts that are loaded at a time.
 
     Returns:
         out float32 [ROWS, next_power_of_2(V_DIM)] and lse float32 [ROWS].
     """
-    head = row % Q_HEADS
-    count = tl.where(row_mask, PARTS, 0)
-    if PARTS == 0:
-        first = tl.load(runs_ptr + 2 * row, mask=row_mask, other=0).to(tl.int64)
-        parts_ptr += first * split_elements
-        count = tl.load(runs_ptr + 2 * row + 1, mask=row_mask, other=0)
+    parts_ptr = parts.ptr
+    head = row % MERGE.Q_HEADS
+    count = tl.where(row_mask, MERGE.PARTS, 0)
+    if MERGE.PARTS == 0:
+        first = tl.load(parts.runs_ptr + 2 * row, mask=row_mask, other=0).to(tl.int64)
+        parts_ptr += first * parts.stride_slot
+        count = tl.load(parts.runs_ptr + 2 * row + 1, mask=row_mask, other=0)
     return _merge(
-        parts_ptr + head * V_DIM, parts_ptr + Q_HEADS * V_DIM + head, split_elements, count,
-        PARTS, PARTS_BLOCK, V_DIM,
+        parts_ptr + head * MERGE.V_DIM, parts_ptr + MERGE.Q_HEADS * MERGE.V_DIM + head,
+        parts.stride_slot, count, MERGE.PARTS, MERGE.PARTS_BLOCK, MERGE.V_DIM,
     )  # fmt: skip
 
 
 @triton.jit
 def merge_ranks(
-    row, row_mask, parts_ptr, part_elements, rows,
-    WORLD: tl.constexpr, SOURCES_BLOCK: tl.constexpr, V_DIM: tl.constexpr,
+    row, row_mask, parts_ptr, part_elements, rows, GROUP: tl.constexpr, SOURCES_BLOCK: tl.constexpr,
+    V_DIM: tl.constexpr,
 ):  # fmt: skip
     """Merge some of the `rows` of the parts of all ranks; returns out and lse as for splits."""
     return _merge(
         parts_ptr + row * V_DIM, parts_ptr + rows * V_DIM + row, part_elements,
-        tl.where(row_mask, WORLD, 0), WORLD, SOURCES_BLOCK, V_DIM,
+        tl.where(row_mask, GROUP.WORLD, 0), GROUP.WORLD, SOURCES_BLOCK, V_DIM,
     )  # fmt: skip
 
 

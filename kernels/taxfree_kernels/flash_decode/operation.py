@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
+from torch.nn.functional import scaled_dot_product_attention
 
 from taxfree_kernels.flash_decode.problem import FlashDecode
 from taxfree_kernels.variant import Operation
@@ -220,6 +223,15 @@ def _look_for_one_key_each(
     return q * _SHARPNESS
 
 
+def vendor_kernel(problem: FlashDecode, device: torch.device) -> Callable[..., torch.Tensor] | None:
+    """torch's attention over the rank's own keys; None if torch lacks a feature of the problem."""
+    if problem.page_size or problem.soft_cap or problem.window:
+        return None
+    return lambda q, k, v, *others: scaled_dot_product_attention(
+        q.unsqueeze(2), k.transpose(1, 2), v.transpose(1, 2), enable_gqa=True
+    )
+
+
 OPERATION = Operation(
     name="flash_decode",
     problem=FlashDecode,
@@ -228,4 +240,6 @@ OPERATION = Operation(
     make_inputs=make_inputs,
     reference=reference,
     empty_output=empty_output,
+    family_fields=("q_heads", "kv_heads", "head_dim", "v_head_dim"),
+    vendor_kernel=vendor_kernel,
 )

@@ -1,5 +1,6 @@
-"""Device functions for parts that travel as words, which need no signal after them.
+"""Device functions that store rows at several peers at once, as they are or as words.
 
+Words need no signal after them.
 A LL packet carries one float32; for packed rows, a Lamport word carries two 16-bit integers.
 The values of all rows come first, then each row's log-sum-exp; for packed rows log-sum-exp and
 unit, twice, to fill the 16 bytes that receivers load at a time.
@@ -10,54 +11,83 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from taxfree_kernels.device import sync
+from taxfree_kernels.device import packets
+from taxfree_kernels.device.peers import translate
 from taxfree_kernels.flash_decode.merge import merge_splits
-from taxfree_kernels.flash_decode.peers import at_peers
+
+
+@triton.jit
+def every_rank(rank, GROUP: tl.constexpr):
+    """A block of all ranks, and its mask; the next rank is first, so that targets are spread."""
+    lanes: tl.constexpr = triton.next_power_of_2(GROUP.WORLD)
+    lane = tl.arange(0, lanes)
+    return (rank + 1 + lane) % GROUP.WORLD, lane < GROUP.WORLD
+
+
+@triton.jit
+def at_peers(peer_ptrs, peer_mask, tile, row, row_mask, WIDTH: tl.constexpr):
+    """Rows of the same [., WIDTH] at several addresses: pointers, values and mask of one store.
+
+    Args:
+        peer_ptrs, peer_mask: where row 0 is, for each of a block of peers.
+        tile: [ROWS, next_power_of_2(WIDTH)]; row, row_mask: [ROWS].
+    """
+    column = tl.arange(0, tile.shape[1])
+    offsets = row[:, None] * WIDTH + column[None, :]
+    mask = row_mask[:, None] & (column < WIDTH)[None, :]
+    peers: tl.constexpr = peer_ptrs.shape[0]
+    tile = tl.broadcast_to(tile[None, :, :], (peers, tile.shape[0], tile.shape[1]))
+    return (
+        peer_ptrs[:, None, None] + offsets[None, :, :],
+        tile,
+        peer_mask[:, None, None] & mask[None, :, :],
+    )
+
+
+@triton.jit
+def store_at_peers(peer_ptrs, peer_mask, tile, row, row_mask, WIDTH: tl.constexpr):
+    """Store rows at several peers; arguments as of :func:`at_peers`."""
+    ptrs, tile, mask = at_peers(peer_ptrs, peer_mask, tile, row, row_mask, WIDTH)
+    tl.store(ptrs, tile.to(peer_ptrs.dtype.element_ty), mask=mask)
 
 
 @triton.jit
 def merge_into_words(
-    chunk, peer, peer_mask, parts_ptr, split_elements, runs_ptr, slot_ptr, part_elements, rows,
-    control_ptr, generation, heap_bases, rank,
-    CHUNK_ROWS: tl.constexpr, PACKED: tl.constexpr, Q_HEADS: tl.constexpr, PARTS: tl.constexpr,
-    PARTS_BLOCK: tl.constexpr, V_DIM: tl.constexpr, ROWS: tl.constexpr,
+    chunk, peer, peer_mask, parts, slot_ptr, part_elements, rows, peers,
+    EXCHANGE: tl.constexpr, MERGE: tl.constexpr,
 ):  # fmt: skip
     """As :func:`merge_into_inboxes`, but what is stored are words."""
-    end = min((chunk + 1) * CHUNK_ROWS, rows)
-    own_ptr = slot_ptr + rank.to(tl.int64) * part_elements
-    out_ptrs = sync.translate(own_ptr + peer * 0, heap_bases, rank, peer)
+    V_DIM: tl.constexpr = MERGE.V_DIM
+    ROWS: tl.constexpr = MERGE.ROWS
+    end = min((chunk + 1) * EXCHANGE.CHUNK_ROWS, rows)
+    own_ptr = slot_ptr + peers.rank.to(tl.int64) * part_elements
+    out_ptrs = translate(own_ptr + peer * 0, peers, peer)
     to = peer[:, None, None]
-    for first in range(chunk * CHUNK_ROWS, end, ROWS):
+    for first in range(chunk * EXCHANGE.CHUNK_ROWS, end, ROWS):
         row = first + tl.arange(0, ROWS)
         mask = row < end
-        out, lse = merge_splits(
-            row, mask, parts_ptr, split_elements, runs_ptr, Q_HEADS, PARTS, PARTS_BLOCK, V_DIM
-        )
-        if PACKED:
+        out, lse = merge_splits(row, mask, parts, MERGE)
+        if EXCHANGE.PACKED:
             words, unit = _packed(out)
-            _send_to_peers(out_ptrs, peer_mask, words, row, mask, control_ptr, to, V_DIM // 2)
+            _send_to_peers(out_ptrs, peer_mask, words, row, mask, peers, to, V_DIM // 2)
             twice = tl.broadcast_to(tl.join(lse, unit)[:, None, :], (ROWS, 2, 2))
             _send_to_peers(
                 out_ptrs + rows * (V_DIM // 2), peer_mask, tl.reshape(twice, (ROWS, 4)), row, mask,
-                control_ptr, to, 4,
+                peers, to, 4,
             )  # fmt: skip
         else:
-            _send_to_peers(out_ptrs, peer_mask, out, row, mask, control_ptr, to, V_DIM, generation)
+            _send_to_peers(out_ptrs, peer_mask, out, row, mask, peers, to, V_DIM)
             _send_to_peers(
-                out_ptrs + rows * V_DIM, peer_mask, lse[:, None], row, mask, control_ptr, to,
-                1, generation,
-            )  # fmt: skip
+                out_ptrs + rows * V_DIM, peer_mask, lse[:, None], row, mask, peers, to, 1
+            )
 
 
 @triton.jit
-def _send_to_peers(
-    peer_ptrs, peer_mask, tile, row, row_mask, control_ptr, peer, WIDTH: tl.constexpr,
-    generation=None,
-):  # fmt: skip
+def _send_to_peers(peer_ptrs, peer_mask, tile, row, row_mask, peers, peer, WIDTH: tl.constexpr):
     """Store rows of 32 bits each at several peers as words."""
     ptrs, tile, mask = at_peers(peer_ptrs, peer_mask, tile, row, row_mask, WIDTH)
     payload = tile.to(tl.int32, bitcast=True)
-    sync.send(control_ptr, ptrs, payload, peer, generation, mask=mask)
+    packets.send(peers, ptrs, payload, peer, mask=mask)
 
 
 @triton.jit
@@ -83,8 +113,8 @@ def _packed(rows):
 
 @triton.jit
 def received_rows(
-    row, slot_ptr, part_elements, rows, control_ptr, generation, heap_bases, rank,
-    WORLD: tl.constexpr, BACKEND: tl.constexpr, V_DIM: tl.constexpr, PACKED: tl.constexpr,
+    row, slot_ptr, part_elements, rows, peers, GROUP: tl.constexpr, V_DIM: tl.constexpr,
+    PACKED: tl.constexpr,
 ):  # fmt: skip
     """Wait for all ranks' words of some rows, and merge them.
 
@@ -96,11 +126,11 @@ def received_rows(
     Returns:
         out float32 [ROWS, next_power_of_2(V_DIM)], and whether all words have come.
     """
-    SOURCES: tl.constexpr = triton.next_power_of_2(WORLD)
+    SOURCES: tl.constexpr = triton.next_power_of_2(GROUP.WORLD)
     WIDTH: tl.constexpr = V_DIM // 2 if PACKED else V_DIM
     HALF: tl.constexpr = triton.next_power_of_2(V_DIM) // (2 if PACKED else 1)
     lane, column = tl.arange(0, SOURCES), tl.arange(0, 2 * HALF)
-    source = lane % WORLD
+    source = lane % GROUP.WORLD
     if PACKED:
         offsets = tl.where(
             column[None, :] < HALF,
@@ -113,14 +143,13 @@ def received_rows(
             rows * WIDTH + row[:, None],
         )  # fmt: skip
     parts = slot_ptr + source.to(tl.int64) * part_elements
-    payload, arrived = sync.receive(
-        control_ptr, parts[:, None, None] + offsets[None, :, :], source[:, None, None],
-        generation, heap_bases, rank, WORLD=WORLD, BACKEND=BACKEND,
-    )  # fmt: skip
+    payload, arrived = packets.receive(
+        peers, parts[:, None, None] + offsets[None, :, :], source[:, None, None], GROUP
+    )
     if PACKED:
-        out = _merged_integers(payload, lane < WORLD)
+        out = _merged_integers(payload, lane < GROUP.WORLD)
     else:
-        out = _merged_floats(payload, lane < WORLD)
+        out = _merged_floats(payload, lane < GROUP.WORLD)
     return out, arrived
 
 

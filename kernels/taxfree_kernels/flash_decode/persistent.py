@@ -12,22 +12,23 @@ sends words to every peer and receives words from it, also as in ``fused``.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 
-from taxfree_kernels.device import sync
+from taxfree_kernels.device import packets, sync, trace
+from taxfree_kernels.device.peers import Peers
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.fabric.heap import Pool
 from taxfree_kernels.flash_decode import spaces
-from taxfree_kernels.flash_decode.attend import attend
+from taxfree_kernels.flash_decode.attend import Inputs, attend
 from taxfree_kernels.flash_decode.exchange import combine, merge_and_push, running_slot
-from taxfree_kernels.flash_decode.local import (
+from taxfree_kernels.flash_decode.plans import (
     Attention,
-    Exchange,
     ExchangingVariant,
+    PartsExchange,
     Size,
     size_of,
 )
@@ -38,61 +39,55 @@ from taxfree_kernels.spaces import power_of_2, within
 from taxfree_kernels.variant import Config, Plan, Space, resized
 
 
-@triton.jit(do_not_specialize=["rank", "batch", "capacity", "rows"])
+class Roles(NamedTuple):
+    """Which programs do what: ``ROLES: tl.constexpr``.
+
+    Args:
+        ATTENDING: programs that attend; the others combine.
+        COLUMNS: groups of query heads of a sequence, each a column of programs.
+        CHUNK_GROUPS: groups whose rows are a chunk.
+    """
+
+    ATTENDING: int
+    COLUMNS: int
+    CHUNK_GROUPS: int
+
+
+@triton.jit(do_not_specialize=["batch", "capacity", "rank", "rows"])
 def _decode(
-    q_ptr, k_ptr, v_ptr, lens_ptr, table_ptr, scaling_ptr,
-    stride_kb, stride_kn, stride_kh, stride_vb, stride_vn, stride_vh,
-    batch, capacity, parts_ptr, split_elements, runs_ptr, rank, out_ptr, counters_ptr,
-    inbox_ptr, slot_elements, part_elements, rows, control_ptr, heap_bases,
-    WORLD: tl.constexpr, BACKEND: tl.constexpr, Q_HEADS: tl.constexpr, KV_HEADS: tl.constexpr,
-    HEAD_DIM: tl.constexpr, V_DIM: tl.constexpr, PAGE: tl.constexpr, SOFT_CAP: tl.constexpr,
-    WINDOW: tl.constexpr, BATCH_BLOCK: tl.constexpr, SPLITS: tl.constexpr, BLOCK_H: tl.constexpr,
-    BLOCK_N: tl.constexpr, XCDS: tl.constexpr, ATTENDING: tl.constexpr, COLUMNS: tl.constexpr,
-    CHUNK_GROUPS: tl.constexpr, CHUNK_ROWS: tl.constexpr, LL: tl.constexpr,
-    PACKED: tl.constexpr, PARTS: tl.constexpr, PARTS_BLOCK: tl.constexpr, ROWS: tl.constexpr,
-    SOURCES_BLOCK: tl.constexpr, OUT_ROWS: tl.constexpr,
+    inputs, batch, capacity, parts, rank, out_ptr, counters_ptr, inbox, rows, pool,
+    GROUP: tl.constexpr, HEADS: tl.constexpr, SPLIT: tl.constexpr, ROLES: tl.constexpr,
+    EXCHANGE: tl.constexpr, MERGE: tl.constexpr,
 ):  # fmt: skip
     program = tl.program_id(0)
-    if sync.TIMELINE != "":
-        sync.running_generation(control_ptr)  # notes the start; splits read it when they are done
-    if program < ATTENDING:
-        group, splits = attend(
-            program, q_ptr, k_ptr, v_ptr, lens_ptr, table_ptr, scaling_ptr,
-            stride_kb, stride_kn, stride_kh, stride_vb, stride_vn, stride_vh,
-            batch, capacity, parts_ptr, split_elements, runs_ptr, rank,
-            WORLD, Q_HEADS, KV_HEADS, HEAD_DIM, V_DIM, PAGE, SOFT_CAP, WINDOW,
-            BATCH_BLOCK, SPLITS, BLOCK_H, BLOCK_N, XCDS,
-        )  # fmt: skip
+    control_ptr, heap_bases = pool
+    if trace.TIMELINE != "":
+        sync.running_generation(control_ptr)  # traces the start; splits read it when they are done
+    if program < ROLES.ATTENDING:
+        group, splits = attend(program, inputs, batch, capacity, parts, rank, GROUP, HEADS, SPLIT)
         if group >= 0:
-            chunk = group // CHUNK_GROUPS
-            members = _members(chunk, splits, COLUMNS, CHUNK_GROUPS)
-            if sync.arrive(counters_ptr + chunk, members, BACKEND):
+            chunk = group // ROLES.CHUNK_GROUPS
+            members = _members(chunk, splits, ROLES.COLUMNS, ROLES.CHUNK_GROUPS)
+            if sync.arrive(counters_ptr + chunk, members, GROUP):
                 generation = sync.running_generation(control_ptr)
-                target_ptr, _ = running_slot(
-                    inbox_ptr, slot_elements, control_ptr, generation, PACKED
-                )
+                peers = Peers(control_ptr, heap_bases, rank, generation)
+                target_ptr, _ = running_slot(inbox, control_ptr, generation, EXCHANGE.PACKED)
                 merge_and_push(
-                    chunk, parts_ptr, split_elements, runs_ptr, target_ptr, part_elements, rows,
-                    control_ptr, generation, heap_bases, rank,
-                    WORLD, BACKEND, CHUNK_ROWS, LL, PACKED, Q_HEADS, PARTS, PARTS_BLOCK, V_DIM,
-                    ROWS,
-                )  # fmt: skip
+                    chunk, parts, target_ptr, inbox.stride_part, rows, peers, GROUP, EXCHANGE, MERGE
+                )
     else:
         generation = sync.running_generation(control_ptr)
-        tile = program - ATTENDING
-        slot_ptr, turn = running_slot(inbox_ptr, slot_elements, control_ptr, generation, PACKED)
-        if PACKED:
-            sync.empty_last_turn(
-                control_ptr, inbox_ptr, slot_elements, turn, WORLD * part_elements,
-                tile, tl.num_programs(0) - ATTENDING,
+        peers = Peers(control_ptr, heap_bases, rank, generation)
+        tile = program - ROLES.ATTENDING
+        slot_ptr, turn = running_slot(inbox, control_ptr, generation, EXCHANGE.PACKED)
+        if EXCHANGE.PACKED:
+            packets.empty_last_turn(
+                control_ptr, inbox.ptr, inbox.stride_slot, turn, GROUP.WORLD * inbox.stride_part,
+                tile, tl.num_programs(0) - ROLES.ATTENDING,
             )  # fmt: skip
-        combine(
-            tile, slot_ptr, out_ptr,
-            part_elements, rows, control_ptr, generation, heap_bases, rank,
-            WORLD, BACKEND, CHUNK_ROWS, LL, SOURCES_BLOCK, V_DIM, OUT_ROWS, PACKED,
-        )  # fmt: skip
-    if PACKED:
-        sync.leave_turn(control_ptr)
+        combine(tile, slot_ptr, out_ptr, inbox.stride_part, rows, peers, GROUP, EXCHANGE)
+    if EXCHANGE.PACKED:
+        packets.leave_turn(control_ptr)
     sync.leave(control_ptr)
 
 
@@ -115,21 +110,19 @@ class PersistentPlan(Plan):
         self._attention = Attention(problem, fabric, config)
         head_blocks = -(-problem.group_size // config["BLOCK_H"])
         kv_heads = _kv_heads_per_chunk(problem, config)
-        self._exchange = Exchange(problem, fabric, config, kv_heads * problem.group_size)
+        self._exchange = PartsExchange(problem, fabric, config, kv_heads * problem.group_size)
+        self._roles = Roles(
+            self._attention.programs(problem.batch),
+            problem.kv_heads * head_blocks,
+            kv_heads * head_blocks,
+        )
         self._counters = fabric.workspace.counters(self._exchange.chunks)
         self._kernel = Kernel(
             _decode,
             grid=0,
             constants=self._attention.constants
             | self._exchange.constants
-            | self._attention.merging_constants(config["ROWS"])
-            | {
-                "ATTENDING": self._attention.programs(problem.batch),
-                "COLUMNS": problem.kv_heads * head_blocks,
-                "CHUNK_GROUPS": kv_heads * head_blocks,
-                "LL": config["LL"],
-                "PACKED": config["PACKED"],
-            },
+            | {"MERGE": self._attention.merging(config["ROWS"]), "ROLES": self._roles},
             options=self._attention.options,
         )
         self._sized = fabric.workspace.by_size(self._of_size)
@@ -138,11 +131,11 @@ class PersistentPlan(Plan):
         """A kernel for each batch: programs find their role by a constant."""
         problem = resized(self._problem, batch=size[0], kv_len_per_rank=size[1])
         attending = self._attention.programs(problem.batch)
-        *exchange_args, _ = self._exchange.args(problem)
+        inbox, rows, *pool, _ = self._exchange.args(problem)
         return self._kernel.resized(
             attending + self._exchange.combiners(problem),
-            (self._counters(), *exchange_args),
-            ATTENDING=attending,
+            (self._counters(), inbox, rows, tuple(pool)),
+            ROLES=self._roles._replace(ATTENDING=attending),
         )
 
     def kernels(self, size: int) -> tuple[Kernel, ...]:
@@ -152,7 +145,7 @@ class PersistentPlan(Plan):
         *inputs, out = tensors
         assert out is not None
         attention, size = self._attention, size_of(inputs)
-        self._sized[size](*attention.args(inputs), *attention.last_args(size), out)
+        self._sized[size](Inputs(*attention.args(inputs)), *attention.last_args(size), out)
         return out
 
 
@@ -174,10 +167,10 @@ class Persistent(ExchangingVariant):
     searched = False
     slots = 3
 
-    def space(self, problem: Any, hardware: Hardware) -> Space:
+    def space(self, problem: FlashDecode, hardware: Hardware) -> Space:
         return {**super().space(problem, hardware), **spaces.words_space(problem)}
 
-    def seed_configs(self, problem: Any, hardware: Hardware) -> list[dict[str, Any]]:
+    def seed_configs(self, problem: FlashDecode, hardware: Hardware) -> list[dict[str, Any]]:
         """With few programs for the merges: each merges a chunk at once, or nearly so.
 
         Signals first: combiners wait while splits run, and each poll of all their words would take
@@ -196,7 +189,7 @@ class Persistent(ExchangingVariant):
         signals_first = sorted(found, key=lambda each: bool(each["LL"]))
         return spaces.runnable(problem, hardware, [sized(each) for each in signals_first])
 
-    def plan(self, problem: Any, fabric: Fabric, config: Config) -> Plan:
+    def plan(self, problem: FlashDecode, fabric: Fabric, config: Config) -> Plan:
         return PersistentPlan(problem, fabric, config)
 
 

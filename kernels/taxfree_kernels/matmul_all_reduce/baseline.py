@@ -8,8 +8,6 @@ normalisation kernel, it adds it.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
 from taxfree_kernels.fabric.base import Fabric
@@ -74,7 +72,7 @@ class BaselinePlan(Plan):
                 "all-reduce",
                 "collective",
                 lambda: self._reduce(total),
-                least=lambda: self._reduce(self._scratch()[0][:1]),
+                latency_probe=lambda: self._reduce(self._scratch()[0][:1]),
             ),
         ]
         if self.launches == 3:
@@ -129,7 +127,7 @@ class Baseline(Variant):
     name = "baseline"
     fused = False
 
-    def plan(self, problem: Any, fabric: Fabric, config: Config) -> Plan:
+    def plan(self, problem: MatmulAllReduce, fabric: Fabric, config: Config) -> Plan:
         return BaselinePlan(problem, fabric)
 
 

@@ -5,7 +5,12 @@ from __future__ import annotations
 import torch
 
 from taxfree_kernels.matmul_all_reduce.problem import MatmulAllReduce
-from taxfree_kernels.reduction.inputs import make_factors, random_tensor, sum_of_products
+from taxfree_kernels.reduction.inputs import (
+    make_factors,
+    partial_matmul,
+    random_tensor,
+    sum_of_products,
+)
 from taxfree_kernels.variant import Operation
 
 _EPS = 1e-5
@@ -101,4 +106,6 @@ OPERATION = Operation(
     make_inputs=make_inputs,
     reference=reference,
     empty_output=empty_output,
+    family_fields=("n", "k"),
+    vendor_kernel=partial_matmul,
 )

@@ -4,14 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from taxfree_kernels.reduction.sizes import (
-    ITEM_BYTES,
-    padded_elements,
-    require_matmul,
-    tiles_of,
-)
+from taxfree_kernels.problem import ITEM_BYTES, PartialSum
+from taxfree_kernels.reduction.sizes import padded_elements, tiles_of
 from taxfree_kernels.spaces import power_of_2
-from taxfree_kernels.variant import Cost, Problem
+from taxfree_kernels.variant import Cost
 
 #: Largest output, in elements, for which every rank sends its whole partial sum to every peer and
 #: keeps an inbox for each: beyond it the links carry too much, and inboxes are too large.
@@ -19,7 +15,7 @@ ONE_SHOT_ELEMENTS = 1 << 23
 
 
 @dataclass(frozen=True)
-class MatmulAllReduce(Problem):
+class MatmulAllReduce(PartialSum):
     """out[M, N] = sum over ranks of x[M, K] @ weight[K, N] (+ bias[N]) (+ residual[M, N]).
 
     Bias and residual are the same on all ranks and are added once, to the sum. With `rms_norm`,
@@ -51,17 +47,12 @@ class MatmulAllReduce(Problem):
     residual: bool = False
     rms_norm: bool = False
 
-    def __post_init__(self) -> None:
-        require_matmul(self)
-
     @property
-    def elements(self) -> int:
-        """Elements of the sum, and of each rank's partial sum."""
-        return self.m * self.n
+    def kept_elements(self) -> int:
+        return self.elements
 
     @property
     def wires(self) -> tuple[str, ...]:
-        """The types in which partial sums may travel."""
         wide = ("float32",) if self.elements <= ONE_SHOT_ELEMENTS else ()
         return (self.dtype, *wide)
 

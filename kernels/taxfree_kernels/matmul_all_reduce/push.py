@@ -26,16 +26,24 @@ import triton.language as tl
 
 from taxfree_kernels.device import sync
 from taxfree_kernels.device.pdl import gdc_wait
+from taxfree_kernels.device.peers import Peers
 from taxfree_kernels.device.tiles import swizzle2d, xcd_swizzle
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.hardware import Hardware
-from taxfree_kernels.matmul_all_reduce.problem import ONE_SHOT_ELEMENTS
+from taxfree_kernels.matmul_all_reduce.problem import ONE_SHOT_ELEMENTS, MatmulAllReduce
 from taxfree_kernels.reduction import spaces
-from taxfree_kernels.reduction.constants import block_row, tiles_per_signal
+from taxfree_kernels.reduction.epilogue import Epilogue, sum_and_normalise
 from taxfree_kernels.reduction.fused import FusedPlan, FusedVariant, Layout
-from taxfree_kernels.reduction.rows import sum_and_normalise
-from taxfree_kernels.reduction.sizes import padded_columns, padded_elements, tiles_of
+from taxfree_kernels.reduction.sizes import (
+    block_row,
+    padded_columns,
+    padded_elements,
+    tiles_of,
+    tiles_per_signal,
+)
 from taxfree_kernels.reduction.tile import (
+    Schedule,
+    Strides,
     announce_tile,
     numbered_tile,
     send_tile,
@@ -48,64 +56,55 @@ from taxfree_kernels.variant import Config, Plan
 
 @triton.jit(do_not_specialize=["rank", "m"])
 def _push(
-    x, w, stride_wk, stride_wn, bias_ptr, residual_ptr, norm_weight_ptr, eps_ptr, out_ptr,
-    inbox_ptr, stride_slot, control_ptr, partials_ptr, counters_ptr,
-    heap_bases, rank, m, n, k, stride_source, stride_row,
-    WORLD: tl.constexpr, BACKEND: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr,
-    BLOCK_ROW: tl.constexpr, GROUPS: tl.constexpr, TILES_PER_SIGNAL: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
-    SPLIT_K: tl.constexpr, EVEN_K: tl.constexpr, SWAP_AB: tl.constexpr, XCDS: tl.constexpr,
-    TMA: tl.constexpr, W_NK: tl.constexpr,
+    x, w, stride_w, epilogue, out_ptr, buffers, rank, m, n, k, strides,
+    GROUP: tl.constexpr, TILE: tl.constexpr, EPILOGUE: tl.constexpr, SCHEDULE: tl.constexpr,
+    GROUPS: tl.constexpr,
 ):  # fmt: skip
-    """See the module; BLOCK_ROW is 0 when the sum is not normalised, otherwise at least n."""
-    gdc_wait(BACKEND)
+    """See the module; GROUPS is the most signals that announce a row which is normalised."""
+    gdc_wait(GROUP)
     program = tl.program_id(0)
-    generation = sync.running_generation(control_ptr)
-    slot_ptr = tl.multiple_of(inbox_ptr + (generation % 2) * stride_slot, 16)
-    tiles_m, tiles_n = tl.cdiv(m, BLOCK_M), tl.cdiv(n, BLOCK_N)
+    generation = sync.running_generation(buffers.control_ptr)
+    peers = Peers(buffers.control_ptr, buffers.heap_bases, rank, generation)
+    slot_ptr = tl.multiple_of(buffers.inbox_ptr + (generation % 2) * buffers.stride_slot, 16)
+    tiles_m, tiles_n = tl.cdiv(m, TILE.BLOCK_M), tl.cdiv(n, TILE.BLOCK_N)
     tiles = tiles_m * tiles_n
-    senders = tiles * SPLIT_K
+    senders = tiles * TILE.SPLIT_K
     if program < senders:
         tile, row_begin, col_begin, acc, is_whole = numbered_tile(
-            xcd_swizzle(program, senders, XCDS),
-            m, n, k, x, w, stride_wk, stride_wn, partials_ptr, counters_ptr,
-            BACKEND, BLOCK_M, BLOCK_N, BLOCK_K, GROUP_M, SPLIT_K, EVEN_K, SWAP_AB, TMA, W_NK,
-        )  # fmt: skip
+            xcd_swizzle(program, senders, TILE.XCDS), m, n, k, x, w, stride_w, buffers, GROUP, TILE
+        )
         if is_whole:
-            rows = row_begin + tl.arange(0, BLOCK_M)
-            cols = col_begin + tl.arange(0, BLOCK_N)
-            at = rows.to(tl.int64)[:, None] * stride_row + cols[None, :]
-            mask = (rows < m)[:, None] & (cols < stride_row)[None, :]
-            own_ptr = slot_ptr + rank.to(tl.int64) * stride_source
+            rows = row_begin + tl.arange(0, TILE.BLOCK_M)
+            cols = col_begin + tl.arange(0, TILE.BLOCK_N)
+            at = rows.to(tl.int64)[:, None] * strides.row + cols[None, :]
+            mask = (rows < m)[:, None] & (cols < strides.row)[None, :]
+            own_ptr = slot_ptr + rank.to(tl.int64) * strides.source
             part = acc.to(slot_ptr.dtype.element_ty)
-            send_tile(part, own_ptr, at, mask, heap_bases, rank, WORLD, TO_SELF=True)
+            send_tile(part, own_ptr, at, mask, peers, GROUP, TO_SELF=True)
             announce_tile(
-                tile, tiles, 0, counters_ptr + tiles, control_ptr, generation, heap_bases, rank,
-                WORLD, BACKEND, TILES_PER_SIGNAL,
+                tile, tiles, 0, buffers.counters_ptr + tiles, peers, GROUP,
+                SCHEDULE.TILES_PER_SIGNAL,
             )  # fmt: skip
-    elif BLOCK_ROW > 0:
-        own_ptr = slot_ptr + rank.to(tl.int64) * stride_source
+    elif EPILOGUE.BLOCK_ROW > 0:
+        own_ptr = slot_ptr + rank.to(tl.int64) * strides.source
         sum_and_normalise(
-            program - senders, 0, tl.cdiv(tiles, TILES_PER_SIGNAL),
-            own_ptr, slot_ptr, stride_source, stride_row,
-            bias_ptr, residual_ptr, norm_weight_ptr, eps_ptr, out_ptr, m * n, n,
-            control_ptr, generation, heap_bases, rank,
-            WORLD, BACKEND, HAS_BIAS, HAS_RESIDUAL, GROUPS, BLOCK_ROW,
+            program - senders, 0, tl.cdiv(tiles, SCHEDULE.TILES_PER_SIGNAL), own_ptr, slot_ptr,
+            strides.source, strides.row, epilogue, out_ptr, m * n, n, peers, GROUP, EPILOGUE,
+            GROUPS,
         )  # fmt: skip
     else:
         tile = program - senders
-        tile_m, tile_n = swizzle2d(tile, tiles_m, tiles_n, GROUP_M)
-        rows = tile_m * BLOCK_M + tl.arange(0, BLOCK_M)
-        cols = tile_n * BLOCK_N + tl.arange(0, BLOCK_N)
-        at = rows.to(tl.int64)[:, None] * stride_row + cols[None, :]
+        tile_m, tile_n = swizzle2d(tile, tiles_m, tiles_n, TILE.GROUP_M)
+        rows = tile_m * TILE.BLOCK_M + tl.arange(0, TILE.BLOCK_M)
+        cols = tile_n * TILE.BLOCK_N + tl.arange(0, TILE.BLOCK_N)
+        at = rows.to(tl.int64)[:, None] * strides.row + cols[None, :]
         total = total_of_tile(
-            rows, cols, rows < m, n, bias_ptr, residual_ptr,
-            slot_ptr, stride_source, at, (rows < m)[:, None] & (cols < stride_row)[None, :],
-            tile // TILES_PER_SIGNAL, control_ptr, generation, heap_bases, rank,
-            WORLD, BACKEND, HAS_BIAS, HAS_RESIDUAL,
+            rows, cols, rows < m, n, epilogue, slot_ptr, strides.source, at,
+            (rows < m)[:, None] & (cols < strides.row)[None, :], tile // SCHEDULE.TILES_PER_SIGNAL,
+            peers, GROUP, EPILOGUE,
         )  # fmt: skip
         store_tile(out_ptr, rows, cols, rows < m, n, total)
-    sync.leave(control_ptr)
+    sync.leave(buffers.control_ptr)
 
 
 class Push(FusedVariant):
@@ -113,36 +112,38 @@ class Push(FusedVariant):
 
     name = "push"
 
-    def unsupported_reason(self, problem: Any, hardware: Hardware) -> str | None:
+    def unsupported_reason(self, problem: MatmulAllReduce, hardware: Hardware) -> str | None:
         if problem.elements > ONE_SHOT_ELEMENTS:
             return "all of the partial sum would cross the link to every peer"
         return spaces.rows_prune_reason(problem) or super().unsupported_reason(problem, hardware)
 
-    def seed_configs(self, problem: Any, hardware: Hardware) -> list[dict[str, Any]]:
+    def seed_configs(self, problem: MatmulAllReduce, hardware: Hardware) -> list[dict[str, Any]]:
         return [
             spaces.with_room_for_rows(problem, hardware, config)
             for config in super().seed_configs(problem, hardware)
             if spaces.fits_addends(problem, hardware, config)
         ]
 
-    def prune_reason(self, problem: Any, hardware: Hardware, config: Config) -> str | None:
+    def prune_reason(
+        self, problem: MatmulAllReduce, hardware: Hardware, config: Config
+    ) -> str | None:
         crowded = spaces.warps_prune_reason(problem, hardware, config)
         return crowded or super().prune_reason(problem, hardware, config)
 
-    def plan(self, problem: Any, fabric: Fabric, config: Config) -> Plan:
-        def layout(problem: Any) -> Layout:
+    def plan(self, problem: MatmulAllReduce, fabric: Fabric, config: Config) -> Plan:
+        def layout(problem: MatmulAllReduce) -> Layout:
             tiles = tiles_of(problem.m, problem.n, config["BLOCK_M"], config["BLOCK_N"])
             plane = padded_elements(problem.m, problem.n)
             sums = problem.m if problem.rms_norm else tiles
-            sizes = (plane, padded_columns(problem.n))
-            return Layout(tiles, sums, problem.world_size * plane, sizes)
+            strides = Strides(plane, padded_columns(problem.n))
+            return Layout(tiles, sums, problem.world_size * plane, (strides,))
 
         tiles = layout(problem).tiles
-        groups = -(-tiles // tiles_per_signal(tiles, config))
+        per_signal = tiles_per_signal(tiles, config)
+        groups = -(-tiles // per_signal)
         constants = {
-            "HAS_BIAS": problem.bias,
-            "HAS_RESIDUAL": problem.residual,
-            "BLOCK_ROW": block_row(problem),
+            "EPILOGUE": Epilogue(problem.bias, problem.residual, block_row(problem)),
+            "SCHEDULE": Schedule(per_signal),
             "GROUPS": power_of_2(groups, 1) if problem.rms_norm else 0,
         }
         return FusedPlan(problem, fabric, config, _push, layout, constants)

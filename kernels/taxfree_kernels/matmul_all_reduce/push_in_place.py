@@ -28,16 +28,19 @@ import triton.language as tl
 from taxfree_kernels.device import sync
 from taxfree_kernels.device.exchange import signal_everybody, wait_for_everybody
 from taxfree_kernels.device.pdl import gdc_wait
+from taxfree_kernels.device.peers import Peers
 from taxfree_kernels.device.tiles import xcd_swizzle
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.fabric.heap import Pool
 from taxfree_kernels.hardware import Hardware
-from taxfree_kernels.matmul_all_reduce.problem import ONE_SHOT_ELEMENTS
+from taxfree_kernels.matmul_all_reduce.problem import ONE_SHOT_ELEMENTS, MatmulAllReduce
 from taxfree_kernels.reduction import spaces
+from taxfree_kernels.reduction.epilogue import Epilogue
 from taxfree_kernels.reduction.fused import FusedPlan, FusedVariant, Layout
 from taxfree_kernels.reduction.packets import MOST_ELEMENTS, sum_by_words, words_of
 from taxfree_kernels.reduction.sizes import padded_columns, padded_elements, tiles_of
 from taxfree_kernels.reduction.tile import (
+    Strides,
     bias_residual_of_tile,
     numbered_tile,
     send_tile,
@@ -53,54 +56,43 @@ _MOST_A_THREAD = 32  # elements, as a part, an addend, a sum and what was loaded
 
 @triton.jit(do_not_specialize=["rank", "m"])
 def _push_in_place(
-    x, w, stride_wk, stride_wn, bias_ptr, residual_ptr, norm_weight_ptr, eps_ptr, out_ptr,
-    inbox_ptr, stride_slot, control_ptr, partials_ptr, counters_ptr, heap_bases, rank, m, n, k,
-    stride_source, stride_row,
-    WORLD: tl.constexpr, BACKEND: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr,
-    LL: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
-    SPLIT_K: tl.constexpr, EVEN_K: tl.constexpr, SWAP_AB: tl.constexpr, XCDS: tl.constexpr,
-    TMA: tl.constexpr, W_NK: tl.constexpr,
+    x, w, stride_w, epilogue, out_ptr, buffers, rank, m, n, k, strides,
+    GROUP: tl.constexpr, TILE: tl.constexpr, EPILOGUE: tl.constexpr, LL: tl.constexpr,
 ):  # fmt: skip
-    gdc_wait(BACKEND)
-    generation = sync.running_generation(control_ptr)
-    slot_ptr = tl.multiple_of(inbox_ptr + (generation % 2) * stride_slot, 16)
-    programs = tl.cdiv(m, BLOCK_M) * tl.cdiv(n, BLOCK_N) * SPLIT_K
+    gdc_wait(GROUP)
+    generation = sync.running_generation(buffers.control_ptr)
+    peers = Peers(buffers.control_ptr, buffers.heap_bases, rank, generation)
+    slot_ptr = tl.multiple_of(buffers.inbox_ptr + (generation % 2) * buffers.stride_slot, 16)
+    programs = tl.cdiv(m, TILE.BLOCK_M) * tl.cdiv(n, TILE.BLOCK_N) * TILE.SPLIT_K
     tile, row_begin, col_begin, acc, is_whole = numbered_tile(
-        xcd_swizzle(tl.program_id(0), programs, XCDS),
-        m, n, k, x, w, stride_wk, stride_wn, partials_ptr, counters_ptr,
-        BACKEND, BLOCK_M, BLOCK_N, BLOCK_K, GROUP_M, SPLIT_K, EVEN_K, SWAP_AB, TMA, W_NK,
+        xcd_swizzle(tl.program_id(0), programs, TILE.XCDS), m, n, k, x, w, stride_w, buffers, GROUP,
+        TILE,
     )  # fmt: skip
     if is_whole:
-        rows, cols = row_begin + tl.arange(0, BLOCK_M), col_begin + tl.arange(0, BLOCK_N)
+        rows, cols = row_begin + tl.arange(0, TILE.BLOCK_M), col_begin + tl.arange(0, TILE.BLOCK_N)
         row_mask = rows < m
-        added = bias_residual_of_tile(
-            rows, cols, row_mask, n, bias_ptr, residual_ptr, HAS_BIAS, HAS_RESIDUAL
-        )
-        if LL:  # words [WORLD, m, stride_row]; a row has room for all columns of its tiles
-            lane = tl.arange(0, BLOCK_M * BLOCK_N // 2)
-            row = row_begin + lane // (BLOCK_N // 2)
-            at = tl.minimum(row, m - 1) * stride_row + col_begin // 2 + lane % (BLOCK_N // 2)
+        added = bias_residual_of_tile(rows, cols, row_mask, n, epilogue, EPILOGUE)
+        if LL:  # words [WORLD, m, strides.row]; a row has room for all columns of its tiles
+            lane = tl.arange(0, TILE.BLOCK_M * TILE.BLOCK_N // 2)
+            row = row_begin + lane // (TILE.BLOCK_N // 2)
+            at = tl.minimum(row, m - 1) * strides.row + col_begin // 2 + lane % (TILE.BLOCK_N // 2)
             total, arrived = sum_by_words(
-                words_of(acc, out_ptr.dtype.element_ty), at, row < m, slot_ptr, stride_source,
-                control_ptr, generation, heap_bases, rank,
-                out_ptr.dtype.element_ty, WORLD, BACKEND,
+                words_of(acc, out_ptr.dtype.element_ty), at, row < m, slot_ptr, strides.source,
+                peers, out_ptr.dtype.element_ty, GROUP,
             )  # fmt: skip
-            total = tl.reshape(total, [BLOCK_M, BLOCK_N])
+            total = tl.reshape(total, [TILE.BLOCK_M, TILE.BLOCK_N])
         else:
-            at = rows.to(tl.int64)[:, None] * stride_row + cols[None, :]
-            mask = row_mask[:, None] & (cols < stride_row)[None, :]
+            at = rows.to(tl.int64)[:, None] * strides.row + cols[None, :]
+            mask = row_mask[:, None] & (cols < strides.row)[None, :]
             part = acc.to(slot_ptr.dtype.element_ty)
-            own_ptr = slot_ptr + rank.to(tl.int64) * stride_source
-            send_tile(part, own_ptr, at, mask, heap_bases, rank, WORLD, TO_SELF=False)
-            signal_everybody(control_ptr, tile, generation, heap_bases, rank, WORLD, BACKEND)
-            arrived = wait_for_everybody(
-                control_ptr, tile, generation, heap_bases, rank, WORLD, BACKEND
-            )
-            total = sum_of_sources(slot_ptr, stride_source, at, mask, WORLD, part, rank)
+            own_ptr = slot_ptr + rank.to(tl.int64) * strides.source
+            send_tile(part, own_ptr, at, mask, peers, GROUP, TO_SELF=False)
+            signal_everybody(peers, tile, GROUP)
+            arrived = wait_for_everybody(peers, tile, GROUP)
+            total = sum_of_sources(slot_ptr, strides.source, at, mask, GROUP, part, rank)
         total = tl.where(arrived, total + added, float("nan"))
         store_tile(out_ptr, rows, cols, row_mask, n, total)
-    sync.leave(control_ptr)
+    sync.leave(buffers.control_ptr)
 
 
 class PushInPlace(FusedVariant):
@@ -108,7 +100,7 @@ class PushInPlace(FusedVariant):
 
     name = "push_in_place"
 
-    def unsupported_reason(self, problem: Any, hardware: Hardware) -> str | None:
+    def unsupported_reason(self, problem: MatmulAllReduce, hardware: Hardware) -> str | None:
         if problem.elements > ONE_SHOT_ELEMENTS:
             return "all of the partial sum would cross the link to every peer"
         if problem.rms_norm:
@@ -117,14 +109,14 @@ class PushInPlace(FusedVariant):
             return f"each tile has a channel, of which there are {Pool.CHANNELS}"
         return super().unsupported_reason(problem, hardware)
 
-    def space(self, problem: Any, hardware: Hardware) -> Space:
+    def space(self, problem: MatmulAllReduce, hardware: Hardware) -> Space:
         return {
             **spaces.tile_space(problem, hardware),
             "WIRE": problem.wires,
             "LL": (True, False) if problem.elements <= MOST_ELEMENTS else (False,),
         }
 
-    def seed_configs(self, problem: Any, hardware: Hardware) -> list[dict[str, Any]]:
+    def seed_configs(self, problem: MatmulAllReduce, hardware: Hardware) -> list[dict[str, Any]]:
         space, configs = self.space(problem, hardware), []
         for tile in super().seed_configs(problem, hardware):
             for in_data in space["LL"]:
@@ -133,25 +125,24 @@ class PushInPlace(FusedVariant):
                     configs.append(config)
         return configs
 
-    def prune_reason(self, problem: Any, hardware: Hardware, config: Config) -> str | None:
+    def prune_reason(
+        self, problem: MatmulAllReduce, hardware: Hardware, config: Config
+    ) -> str | None:
         crowded = _refuses_exchange(problem, hardware, config)
         return crowded or super().prune_reason(problem, hardware, config)
 
-    def plan(self, problem: Any, fabric: Fabric, config: Config) -> Plan:
-        def layout(problem: Any) -> Layout:
+    def plan(self, problem: MatmulAllReduce, fabric: Fabric, config: Config) -> Plan:
+        def layout(problem: MatmulAllReduce) -> Layout:
             if config["LL"]:  # a row has room for all columns of its tiles
                 row = -(-problem.n // config["BLOCK_N"]) * config["BLOCK_N"] // 2
                 plane = problem.m * row
             else:
                 row, plane = padded_columns(problem.n), padded_elements(problem.m, problem.n)
             tiles = tiles_of(problem.m, problem.n, config["BLOCK_M"], config["BLOCK_N"])
-            return Layout(tiles, 0, problem.world_size * plane, (plane, row))
+            return Layout(tiles, 0, problem.world_size * plane, (Strides(plane, row),))
 
-        constants = {
-            "HAS_BIAS": problem.bias,
-            "HAS_RESIDUAL": problem.residual,
-            "LL": config["LL"],
-        }
+        epilogue = Epilogue(problem.bias, problem.residual)
+        constants = {"EPILOGUE": epilogue, "LL": config["LL"]}
         return FusedPlan(problem, fabric, config, _push_in_place, layout, constants)
 
 
@@ -165,7 +156,7 @@ def _with_room(hardware: Hardware, config: Config) -> dict[str, Any]:
     return {**config, "BLOCK_N": columns, "num_warps": warps}
 
 
-def _refuses_exchange(problem: Any, hardware: Hardware, config: Config) -> str | None:
+def _refuses_exchange(problem: MatmulAllReduce, hardware: Hardware, config: Config) -> str | None:
     """Why a config's tiles cannot be exchanged and held in registers, or None."""
     block_m, block_n = config["BLOCK_M"], config["BLOCK_N"]
     tiles_m, tiles_n = -(-problem.m // block_m), -(-problem.n // block_n)

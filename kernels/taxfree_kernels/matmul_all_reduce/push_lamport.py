@@ -16,23 +16,26 @@ suffice (:class:`taxfree_kernels.fabric.heap.Pool`).
 
 from __future__ import annotations
 
-from typing import Any
-
 import triton
 import triton.language as tl
 
-from taxfree_kernels.device import sync
+from taxfree_kernels.device import packets, sync
 from taxfree_kernels.device.pdl import gdc_wait
+from taxfree_kernels.device.peers import Peers, translate
 from taxfree_kernels.device.tiles import xcd_swizzle
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.hardware import Hardware
-from taxfree_kernels.matmul_all_reduce.problem import ONE_SHOT_ELEMENTS
+from taxfree_kernels.matmul_all_reduce.problem import ONE_SHOT_ELEMENTS, MatmulAllReduce
 from taxfree_kernels.reduction import spaces
-from taxfree_kernels.reduction.constants import lanes_of
+from taxfree_kernels.reduction.epilogue import Epilogue
 from taxfree_kernels.reduction.fused import Layout
-from taxfree_kernels.reduction.lamport import LamportPlan, LamportVariant
-from taxfree_kernels.reduction.packets import total_of_lamport_words, words_of
-from taxfree_kernels.reduction.sizes import tiles_of
+from taxfree_kernels.reduction.packets import (
+    LamportPlan,
+    LamportVariant,
+    total_of_lamport_words,
+    words_of,
+)
+from taxfree_kernels.reduction.sizes import lanes_of, tiles_of
 from taxfree_kernels.reduction.tile import numbered_tile
 from taxfree_kernels.spaces import power_of_2
 from taxfree_kernels.variant import Config, Plan
@@ -40,13 +43,9 @@ from taxfree_kernels.variant import Config, Plan
 
 @triton.jit(do_not_specialize=["rank", "m", "used"])
 def _push_lamport(
-    x, w, stride_wk, stride_wn, bias_ptr, residual_ptr, norm_weight_ptr, eps_ptr, out_ptr,
-    inbox_ptr, stride_slot, control_ptr, partials_ptr, counters_ptr, heap_bases, rank, m, n, k,
-    used,
-    WORLD: tl.constexpr, BACKEND: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
-    SPLIT_K: tl.constexpr, EVEN_K: tl.constexpr, SWAP_AB: tl.constexpr, XCDS: tl.constexpr,
-    TMA: tl.constexpr, W_NK: tl.constexpr, WORDS: tl.constexpr, LANES: tl.constexpr,
+    x, w, stride_w, epilogue, out_ptr, buffers, rank, m, n, k, used,
+    GROUP: tl.constexpr, TILE: tl.constexpr, EPILOGUE: tl.constexpr, WORDS: tl.constexpr,
+    LANES: tl.constexpr,
 ):  # fmt: skip
     """See the module.
 
@@ -56,48 +55,49 @@ def _push_lamport(
         WORDS: words of those rows of a tile that can exist.
         LANES: lanes for these words, which are repeated to fill them.
     """
-    gdc_wait(BACKEND)
+    gdc_wait(GROUP)
     ELEMENT: tl.constexpr = out_ptr.dtype.element_ty
-    WIDTH: tl.constexpr = BLOCK_N // 2  # words of a tile's row
-    generation, turn = sync.running_generation(control_ptr), sync.running_turn(control_ptr)
-    slot_ptr = tl.multiple_of(inbox_ptr + (turn % 3) * stride_slot, 16)
-    tiles = tl.cdiv(m, BLOCK_M) * tl.cdiv(n, BLOCK_N)
+    WIDTH: tl.constexpr = TILE.BLOCK_N // 2  # words of a tile's row
+    generation = sync.running_generation(buffers.control_ptr)
+    turn = packets.running_turn(buffers.control_ptr)
+    peers = Peers(buffers.control_ptr, buffers.heap_bases, rank, generation)
+    slot_ptr = tl.multiple_of(buffers.inbox_ptr + (turn % 3) * buffers.stride_slot, 16)
+    tiles = tl.cdiv(m, TILE.BLOCK_M) * tl.cdiv(n, TILE.BLOCK_N)
     tile, row_begin, col_begin, acc, is_whole = numbered_tile(
-        xcd_swizzle(tl.program_id(0), tiles * SPLIT_K, XCDS),
-        m, n, k, x, w, stride_wk, stride_wn, partials_ptr, counters_ptr,
-        BACKEND, BLOCK_M, BLOCK_N, BLOCK_K, GROUP_M, SPLIT_K, EVEN_K, SWAP_AB, TMA, W_NK,
+        xcd_swizzle(tl.program_id(0), tiles * TILE.SPLIT_K, TILE.XCDS), m, n, k, x, w, stride_w,
+        buffers, GROUP, TILE,
     )  # fmt: skip
     if is_whole:
         stride_source = (tiles * WORDS).to(tl.int64)
         own_ptr = slot_ptr + rank * stride_source + tile * WORDS
-        words, at = words_of(acc, ELEMENT), tl.arange(0, BLOCK_M * WIDTH)
+        words, at = words_of(acc, ELEMENT), tl.arange(0, TILE.BLOCK_M * WIDTH)
         is_sent = row_begin + at // WIDTH < m
-        for step in tl.static_range(1, WORLD + 1):
-            peer = (rank + step) % WORLD
-            if BACKEND == "hip":
+        for step in tl.static_range(1, GROUP.WORLD + 1):
+            peer = (rank + step) % GROUP.WORLD
+            if GROUP.BACKEND == "hip":
                 # Full addresses: on CDNA, accesses at a base plus small offsets go lane by lane
                 # if the base was loaded from memory. On NVIDIA this would narrow the stores.
-                target_ptr = sync.translate(own_ptr + at, heap_bases, rank, peer)
+                target_ptr = translate(own_ptr + at, peers, peer)
             else:
-                target_ptr = sync.translate(own_ptr, heap_bases, rank, peer) + at
-            sync.send(control_ptr, target_ptr, words, peer, mask=is_sent)
-        sync.empty_last_turn(control_ptr, inbox_ptr, stride_slot, turn, used, tile, tiles)
+                target_ptr = translate(own_ptr, peers, peer) + at
+            packets.send(peers, target_ptr, words, peer, mask=is_sent)
+        packets.empty_last_turn(
+            buffers.control_ptr, buffers.inbox_ptr, buffers.stride_slot, turn, used, tile, tiles
+        )
 
         repeated = tl.arange(0, LANES)
         at = repeated % WORDS
         total, rows, cols = total_of_lamport_words(
-            tile * WORDS + at, row_begin + at // WIDTH, m, col_begin + at % WIDTH * 2, n,
-            bias_ptr, residual_ptr,
-            slot_ptr, stride_source, control_ptr, generation, heap_bases, rank,
-            ELEMENT, WORLD, BACKEND, HAS_BIAS, HAS_RESIDUAL,
+            tile * WORDS + at, row_begin + at // WIDTH, m, col_begin + at % WIDTH * 2, n, epilogue,
+            slot_ptr, stride_source, peers, ELEMENT, GROUP, EPILOGUE,
         )  # fmt: skip
         is_first = tl.arange(0, 2 * LANES) < 2 * WORDS
         tl.store(
             out_ptr + rows.to(tl.int64) * n + cols, total.to(ELEMENT),
             mask=is_first & (rows < m) & (cols < n),
         )  # fmt: skip
-    sync.leave_turn(control_ptr)
-    sync.leave(control_ptr)
+    packets.leave_turn(buffers.control_ptr)
+    sync.leave(buffers.control_ptr)
 
 
 class PushLamport(LamportVariant):
@@ -105,45 +105,46 @@ class PushLamport(LamportVariant):
 
     name = "push_lamport"
 
-    def unsupported_reason(self, problem: Any, hardware: Hardware) -> str | None:
+    def unsupported_reason(self, problem: MatmulAllReduce, hardware: Hardware) -> str | None:
         if problem.elements > ONE_SHOT_ELEMENTS:
             return "all of the partial sum would cross the link to every peer"
         if problem.rms_norm:
             return "no program has whole rows of the sum"
         return super().unsupported_reason(problem, hardware)
 
-    def prune_reason(self, problem: Any, hardware: Hardware, config: Config) -> str | None:
+    def prune_reason(
+        self, problem: MatmulAllReduce, hardware: Hardware, config: Config
+    ) -> str | None:
         lanes = _lanes(problem, hardware, config)
         crowded = spaces.words_prune_reason(hardware, config, lanes, problem.world_size, 64)
         return crowded or super().prune_reason(problem, hardware, config)
 
-    def words(self, problem: Any, config: Config) -> int:
+    def words(self, problem: MatmulAllReduce, config: Config) -> int:
         tiles = tiles_of(problem.m, problem.n, config["BLOCK_M"], config["BLOCK_N"])
         return int(problem.world_size * tiles * _words_of_tile(problem, config))
 
-    def plan(self, problem: Any, fabric: Fabric, config: Config) -> Plan:
+    def plan(self, problem: MatmulAllReduce, fabric: Fabric, config: Config) -> Plan:
         words_of_tile = _words_of_tile(problem, config)
 
-        def layout(problem: Any) -> Layout:
+        def layout(problem: MatmulAllReduce) -> Layout:
             tiles = tiles_of(problem.m, problem.n, config["BLOCK_M"], config["BLOCK_N"])
             words = problem.world_size * tiles * words_of_tile
             return Layout(tiles, 0, words, (words,))
 
         constants = {
-            "HAS_BIAS": problem.bias,
-            "HAS_RESIDUAL": problem.residual,
+            "EPILOGUE": Epilogue(problem.bias, problem.residual),
             "WORDS": words_of_tile,
             "LANES": _lanes(problem, fabric.hardware, config),
         }
         return LamportPlan(problem, fabric, config, _push_lamport, layout, constants)
 
 
-def _words_of_tile(problem: Any, config: Config) -> int:
+def _words_of_tile(problem: MatmulAllReduce, config: Config) -> int:
     rows = min(config["BLOCK_M"], power_of_2(problem.m, 1))
     return int(rows * config["BLOCK_N"] // 2)
 
 
-def _lanes(problem: Any, hardware: Hardware, config: Config) -> int:
+def _lanes(problem: MatmulAllReduce, hardware: Hardware, config: Config) -> int:
     return lanes_of(hardware, config, _words_of_tile(problem, config))
 
 

@@ -29,6 +29,7 @@ channel: the full exchange under which the two payload slots of a pool suffice
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -37,15 +38,19 @@ import triton.language as tl
 
 from taxfree_kernels.device import sync
 from taxfree_kernels.device.pdl import gdc_wait
+from taxfree_kernels.device.peers import Peers, translate
 from taxfree_kernels.device.tiles import in_turns, swizzle2d
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.fabric.heap import Pool
 from taxfree_kernels.hardware import Hardware
+from taxfree_kernels.matmul_all_reduce.problem import MatmulAllReduce
+from taxfree_kernels.problem import ITEM_BYTES
 from taxfree_kernels.reduction import spaces
-from taxfree_kernels.reduction.constants import staggered_tiles, tiles_per_signal
+from taxfree_kernels.reduction.epilogue import Addends, Epilogue
 from taxfree_kernels.reduction.fused import FusedPlan, FusedVariant, Layout
-from taxfree_kernels.reduction.sizes import ITEM_BYTES, tiles_of
+from taxfree_kernels.reduction.sizes import staggered_tiles, tiles_of, tiles_per_signal
 from taxfree_kernels.reduction.tile import (
+    Schedule,
     announce_tile,
     numbered_tile,
     store_tile,
@@ -56,14 +61,8 @@ from taxfree_kernels.variant import Config, Plan, Space
 
 @triton.jit(do_not_specialize=["rank", "m", "ahead"])
 def _push_two_shot(
-    x, w, stride_wk, stride_wn, bias_ptr, residual_ptr, out_ptr,
-    inbox_ptr, stride_slot, control_ptr, partials_ptr, counters_ptr, heap_bases, rank, m, n, k,
-    stride_row, ahead,
-    WORLD: tl.constexpr, BACKEND: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr,
-    PIECES: tl.constexpr, TILES_PER_SIGNAL: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
-    SPLIT_K: tl.constexpr, EVEN_K: tl.constexpr, SWAP_AB: tl.constexpr, XCDS: tl.constexpr,
-    TMA: tl.constexpr, W_NK: tl.constexpr, STAGGERED: tl.constexpr,
+    x, w, stride_w, addends, out_ptr, buffers, rank, m, n, k, stride_row, ahead,
+    GROUP: tl.constexpr, TILE: tl.constexpr, EPILOGUE: tl.constexpr, SCHEDULE: tl.constexpr,
 ):  # fmt: skip
     """See the module.
 
@@ -71,84 +70,83 @@ def _push_two_shot(
         stride_row: see :func:`offsets_in_tile`.
         ahead: how many tile programs, in whole groups or all, precede the first adder.
     """
-    gdc_wait(BACKEND)
+    gdc_wait(GROUP)
     program = tl.program_id(0)
-    generation = sync.running_generation(control_ptr)
-    slot_ptr = tl.multiple_of(inbox_ptr + (generation % 2) * stride_slot, 16)
-    tiles_m, tiles_n = tl.cdiv(m, BLOCK_M), tl.cdiv(n, BLOCK_N)
+    generation = sync.running_generation(buffers.control_ptr)
+    peers = Peers(buffers.control_ptr, buffers.heap_bases, rank, generation)
+    slot_ptr = tl.multiple_of(buffers.inbox_ptr + (generation % 2) * buffers.stride_slot, 16)
+    tiles_m, tiles_n = tl.cdiv(m, TILE.BLOCK_M), tl.cdiv(n, TILE.BLOCK_N)
     tiles = tiles_m * tiles_n
-    groups, owned = tl.cdiv(tiles, TILES_PER_SIGNAL), tl.cdiv(tiles, WORLD)
-    senders, adders = tiles * SPLIT_K + STAGGERED, owned * PIECES
-    OWNED_PER_SIGNAL: tl.constexpr = TILES_PER_SIGNAL // WORLD
-    ADDERS_PER_SIGNAL: tl.constexpr = OWNED_PER_SIGNAL * PIECES
-    ELEMENTS: tl.constexpr = BLOCK_M * BLOCK_N
+    groups, owned = tl.cdiv(tiles, SCHEDULE.TILES_PER_SIGNAL), tl.cdiv(tiles, GROUP.WORLD)
+    senders, adders = tiles * TILE.SPLIT_K + SCHEDULE.STAGGERED, owned * SCHEDULE.PIECES
+    OWNED_PER_SIGNAL: tl.constexpr = SCHEDULE.TILES_PER_SIGNAL // GROUP.WORLD
+    ADDERS_PER_SIGNAL: tl.constexpr = OWNED_PER_SIGNAL * SCHEDULE.PIECES
+    ELEMENTS: tl.constexpr = TILE.BLOCK_M * TILE.BLOCK_N
     stride_source = owned.to(tl.int64) * ELEMENTS
     results_ptr = tl.cast(
-        slot_ptr + WORLD * stride_source, tl.pointer_type(out_ptr.dtype.element_ty)
+        slot_ptr + GROUP.WORLD * stride_source, tl.pointer_type(out_ptr.dtype.element_ty)
     )
     is_sender, number = in_turns(
-        program, senders, ahead, TILES_PER_SIGNAL * SPLIT_K, ADDERS_PER_SIGNAL, XCDS
-    )
+        program, senders, ahead, SCHEDULE.TILES_PER_SIGNAL * TILE.SPLIT_K, ADDERS_PER_SIGNAL,
+        TILE.XCDS,
+    )  # fmt: skip
     if is_sender:
         tile, row_begin, _, acc, is_whole = numbered_tile(
-            number, m, n, k, x, w, stride_wk, stride_wn, partials_ptr, counters_ptr,
-            BACKEND, BLOCK_M, BLOCK_N, BLOCK_K, GROUP_M, SPLIT_K, EVEN_K, SWAP_AB, TMA, W_NK,
-            STAGGERED,
-        )  # fmt: skip
+            number, m, n, k, x, w, stride_w, buffers, GROUP, TILE, SCHEDULE.STAGGERED
+        )
         if is_whole:
-            row = tl.arange(0, BLOCK_M)
-            at = offsets_in_tile(row, stride_row, BLOCK_N)
+            row = tl.arange(0, TILE.BLOCK_M)
+            at = offsets_in_tile(row, stride_row, TILE.BLOCK_N)
             own_ptr = slot_ptr + rank.to(tl.int64) * stride_source
-            target_ptr = sync.translate(own_ptr, heap_bases, rank, tile % WORLD)
-            target_ptr += (tile // WORLD).to(tl.int64) * ELEMENTS
+            target_ptr = translate(own_ptr, peers, tile % GROUP.WORLD)
+            target_ptr += (tile // GROUP.WORLD).to(tl.int64) * ELEMENTS
             mask = (row_begin + row < m)[:, None]
             tl.store(target_ptr + at, acc.to(slot_ptr.dtype.element_ty), mask=mask)
             announce_tile(
-                tile, tiles, 0, counters_ptr + tiles, control_ptr, generation, heap_bases, rank,
-                WORLD, BACKEND, TILES_PER_SIGNAL,
+                tile, tiles, 0, buffers.counters_ptr + tiles, peers, GROUP,
+                SCHEDULE.TILES_PER_SIGNAL,
             )  # fmt: skip
     elif number < adders:
-        own, piece = number // PIECES, number % PIECES
-        tile = own * WORLD + rank
-        tile_m, tile_n = swizzle2d(min(tile, tiles - 1), tiles_m, tiles_n, GROUP_M)
-        row = piece * (BLOCK_M // PIECES) + tl.arange(0, BLOCK_M // PIECES)
-        rows, cols = tile_m * BLOCK_M + row, tile_n * BLOCK_N + tl.arange(0, BLOCK_N)
+        own, piece = number // SCHEDULE.PIECES, number % SCHEDULE.PIECES
+        tile = own * GROUP.WORLD + rank
+        tile_m, tile_n = swizzle2d(min(tile, tiles - 1), tiles_m, tiles_n, TILE.GROUP_M)
+        row = piece * (TILE.BLOCK_M // SCHEDULE.PIECES) + tl.arange(
+            0, TILE.BLOCK_M // SCHEDULE.PIECES
+        )
+        rows, cols = tile_m * TILE.BLOCK_M + row, tile_n * TILE.BLOCK_N + tl.arange(0, TILE.BLOCK_N)
         row_mask = rows < tl.where(tile < tiles, m, 0)
-        at = offsets_in_tile(row, stride_row, BLOCK_N)
+        at = offsets_in_tile(row, stride_row, TILE.BLOCK_N)
         total = total_of_tile(
-            rows, cols, row_mask, n, bias_ptr, residual_ptr,
-            slot_ptr + own.to(tl.int64) * ELEMENTS, stride_source, at, row_mask[:, None],
-            own // OWNED_PER_SIGNAL, control_ptr, generation, heap_bases, rank,
-            WORLD, BACKEND, HAS_BIAS, HAS_RESIDUAL,
+            rows, cols, row_mask, n, addends, slot_ptr + own.to(tl.int64) * ELEMENTS,
+            stride_source, at, row_mask[:, None], own // OWNED_PER_SIGNAL, peers, GROUP, EPILOGUE,
         )  # fmt: skip
         result = total.to(out_ptr.dtype.element_ty)
         result_ptr = results_ptr + tile.to(tl.int64) * ELEMENTS
-        for step in tl.static_range(1, WORLD):
-            target_ptr = sync.translate(result_ptr, heap_bases, rank, (rank + step) % WORLD)
+        for step in tl.static_range(1, GROUP.WORLD):
+            target_ptr = translate(result_ptr, peers, (rank + step) % GROUP.WORLD)
             tl.store(target_ptr + at, result, mask=row_mask[:, None])
         announce_tile(
-            number, adders, groups, counters_ptr + tiles + groups, control_ptr, generation,
-            heap_bases, rank, WORLD, BACKEND, ADDERS_PER_SIGNAL,
+            number, adders, groups, buffers.counters_ptr + tiles + groups, peers, GROUP,
+            ADDERS_PER_SIGNAL,
         )  # fmt: skip
         store_tile(out_ptr, rows, cols, row_mask, n, result)
     else:
         copier = number - adders
-        own, source = copier // (WORLD - 1), (rank + 1 + copier % (WORLD - 1)) % WORLD
-        tile = own * WORLD + source
+        own = copier // (GROUP.WORLD - 1)
+        source = (rank + 1 + copier % (GROUP.WORLD - 1)) % GROUP.WORLD
+        tile = own * GROUP.WORLD + source
         if tile < tiles:
-            tile_m, tile_n = swizzle2d(tile, tiles_m, tiles_n, GROUP_M)
-            row = tl.arange(0, BLOCK_M)
-            rows, cols = tile_m * BLOCK_M + row, tile_n * BLOCK_N + tl.arange(0, BLOCK_N)
-            arrived = sync.wait(
-                control_ptr, groups + own // OWNED_PER_SIGNAL, source, generation, heap_bases,
-                rank, WORLD=WORLD, BACKEND=BACKEND,
-            )  # fmt: skip
+            tile_m, tile_n = swizzle2d(tile, tiles_m, tiles_n, TILE.GROUP_M)
+            row = tl.arange(0, TILE.BLOCK_M)
+            rows = tile_m * TILE.BLOCK_M + row
+            cols = tile_n * TILE.BLOCK_N + tl.arange(0, TILE.BLOCK_N)
+            arrived = sync.wait(peers, groups + own // OWNED_PER_SIGNAL, source, GROUP)
             result_ptr = results_ptr + tile.to(tl.int64) * ELEMENTS
-            at = offsets_in_tile(row, stride_row, BLOCK_N)
+            at = offsets_in_tile(row, stride_row, TILE.BLOCK_N)
             result = tl.load(result_ptr + at, mask=(rows < m)[:, None])
             result = tl.where(arrived, result, float("nan"))
             store_tile(out_ptr, rows, cols, rows < m, n, result)
-    sync.leave(control_ptr)
+    sync.leave(buffers.control_ptr)
 
 
 @triton.jit
@@ -165,9 +163,11 @@ def offsets_in_tile(row, stride_row, BLOCK_N: tl.constexpr):
 class PushTwoShotPlan(FusedPlan):
     """The plan's arguments for a sum that is not normalised."""
 
-    def __call__(self, *tensors: torch.Tensor | None) -> torch.Tensor:
-        *operands_and_addends, _, _, out = tensors
-        return super().__call__(*operands_and_addends, out)
+    def _epilogue(
+        self, given: Sequence[torch.Tensor | None], out: torch.Tensor
+    ) -> tuple[tuple[torch.Tensor, ...], ...]:
+        ((bias, residual, _, _),) = super()._epilogue(given, out)
+        return (Addends(bias, residual),)
 
 
 class PushTwoShot(FusedVariant):
@@ -175,12 +175,12 @@ class PushTwoShot(FusedVariant):
 
     name = "push_two_shot"
 
-    def unsupported_reason(self, problem: Any, hardware: Hardware) -> str | None:
+    def unsupported_reason(self, problem: MatmulAllReduce, hardware: Hardware) -> str | None:
         if problem.rms_norm:
             return "no rank has whole rows of the sum"
         return super().unsupported_reason(problem, hardware)
 
-    def space(self, problem: Any, hardware: Hardware) -> Space:
+    def space(self, problem: MatmulAllReduce, hardware: Hardware) -> Space:
         is_gpu = hardware.backend != "interpreter"
         return {
             **super().space(problem, hardware),
@@ -190,7 +190,7 @@ class PushTwoShot(FusedVariant):
             "STAGGERED": (False, True),
         }
 
-    def seed_configs(self, problem: Any, hardware: Hardware) -> list[dict[str, Any]]:
+    def seed_configs(self, problem: MatmulAllReduce, hardware: Hardware) -> list[dict[str, Any]]:
         space, units = self.space(problem, hardware), hardware.compute_units
         configs = []
         for config in super().seed_configs(problem, hardware):
@@ -214,7 +214,9 @@ class PushTwoShot(FusedVariant):
             configs.append({**first, "AHEAD": space["AHEAD"][-1]})
         return [each for each in configs if self.prune_reason(problem, hardware, each) is None]
 
-    def prune_reason(self, problem: Any, hardware: Hardware, config: Config) -> str | None:
+    def prune_reason(
+        self, problem: MatmulAllReduce, hardware: Hardware, config: Config
+    ) -> str | None:
         needed = ITEM_BYTES[config["WIRE"]] * _slot_elements(problem, config)
         if needed > problem.slot_bytes:
             return f"{needed} bytes of whole tiles in a slot of {problem.slot_bytes}"
@@ -223,14 +225,14 @@ class PushTwoShot(FusedVariant):
             return reason
         return super().prune_reason(problem, hardware, config)
 
-    def plan(self, problem: Any, fabric: Fabric, config: Config) -> Plan:
+    def plan(self, problem: MatmulAllReduce, fabric: Fabric, config: Config) -> Plan:
         world = problem.world_size
         per_signal = -(-tiles_per_signal(_tiles(problem, config), config) // world) * world
         turn = per_signal * config["SPLIT_K"]
         turns_ahead = -(-config["AHEAD"] * fabric.hardware.compute_units // turn)
         staggered = staggered_tiles(fabric.hardware, config)
 
-        def layout(problem: Any) -> Layout:
+        def layout(problem: MatmulAllReduce) -> Layout:
             tiles = _tiles(problem, config)
             ahead = min(turns_ahead * turn, tiles * config["SPLIT_K"]) + staggered
             others = -(-tiles // world) * (config["PIECES"] + world - 1)
@@ -238,11 +240,8 @@ class PushTwoShot(FusedVariant):
             return Layout(tiles, others, _slot_elements(problem, config), sizes)
 
         constants = {
-            "HAS_BIAS": problem.bias,
-            "HAS_RESIDUAL": problem.residual,
-            "PIECES": config["PIECES"],
-            "TILES_PER_SIGNAL": per_signal,
-            "STAGGERED": staggered,
+            "EPILOGUE": Epilogue(problem.bias, problem.residual),
+            "SCHEDULE": Schedule(per_signal, config["PIECES"], staggered),
         }
         return PushTwoShotPlan(problem, fabric, config, _push_two_shot, layout, constants)
 
@@ -250,11 +249,11 @@ class PushTwoShot(FusedVariant):
 _ALL_WAVES = 64  # of tile programs, one for each compute unit: more than there are
 
 
-def _tiles(problem: Any, config: Config) -> int:
+def _tiles(problem: MatmulAllReduce, config: Config) -> int:
     return tiles_of(problem.m, problem.n, config["BLOCK_M"], config["BLOCK_N"])
 
 
-def _slot_elements(problem: Any, config: Config) -> int:
+def _slot_elements(problem: MatmulAllReduce, config: Config) -> int:
     """Elements of a slot, in the wire dtype: own tiles from every source, and all sums."""
     tiles, elements = _tiles(problem, config), config["BLOCK_M"] * config["BLOCK_N"]
     inboxes = -(-tiles // problem.world_size) * problem.world_size

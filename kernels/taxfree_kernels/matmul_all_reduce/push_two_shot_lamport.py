@@ -34,18 +34,24 @@ from typing import Any
 import triton
 import triton.language as tl
 
-from taxfree_kernels.device import sync
+from taxfree_kernels.device import packets, sync
 from taxfree_kernels.device.pdl import gdc_wait
+from taxfree_kernels.device.peers import Peers, translate
 from taxfree_kernels.device.tiles import xcd_swizzle
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.hardware import Hardware
+from taxfree_kernels.matmul_all_reduce.problem import MatmulAllReduce
 from taxfree_kernels.reduction import spaces
-from taxfree_kernels.reduction.constants import block_row, lanes_of
+from taxfree_kernels.reduction.epilogue import Epilogue, store_normalised
 from taxfree_kernels.reduction.fused import Layout
-from taxfree_kernels.reduction.lamport import LamportPlan, LamportVariant
-from taxfree_kernels.reduction.packets import halves_of, total_of_lamport_words, words_of
-from taxfree_kernels.reduction.rows import store_normalised
-from taxfree_kernels.reduction.sizes import tiles_of
+from taxfree_kernels.reduction.packets import (
+    LamportPlan,
+    LamportVariant,
+    halves_of,
+    total_of_lamport_words,
+    words_of,
+)
+from taxfree_kernels.reduction.sizes import block_row, lanes_of, tiles_of
 from taxfree_kernels.reduction.tile import numbered_tile, store_tile
 from taxfree_kernels.spaces import power_of_2
 from taxfree_kernels.variant import Config, Plan, Space
@@ -53,13 +59,8 @@ from taxfree_kernels.variant import Config, Plan, Space
 
 @triton.jit(do_not_specialize=["rank", "m", "used"])
 def _push_two_shot_lamport(
-    x, w, stride_wk, stride_wn, bias_ptr, residual_ptr, norm_weight_ptr, eps_ptr, out_ptr,
-    inbox_ptr, stride_slot, control_ptr, partials_ptr, counters_ptr, heap_bases, rank, m, n, k,
-    used,
-    WORLD: tl.constexpr, BACKEND: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
-    SPLIT_K: tl.constexpr, EVEN_K: tl.constexpr, SWAP_AB: tl.constexpr, XCDS: tl.constexpr,
-    TMA: tl.constexpr, W_NK: tl.constexpr, LANES: tl.constexpr, BLOCK_ROW: tl.constexpr,
+    x, w, stride_w, epilogue, out_ptr, buffers, rank, m, n, k, used,
+    GROUP: tl.constexpr, TILE: tl.constexpr, EPILOGUE: tl.constexpr, LANES: tl.constexpr,
 ):  # fmt: skip
     """See the module.
 
@@ -68,86 +69,83 @@ def _push_two_shot_lamport(
         used: words of a slot that all tiles take.
         LANES: lanes for the words of a slice, which are repeated to fill them: with fewer lanes,
             each thread would hold the words of only some ranks, and threads would exchange sums.
-        BLOCK_ROW: lanes for a row across all tiles, which one program normalises; 0 without a norm.
+        EPILOGUE: its BLOCK_ROW lanes hold a row across all tiles, which one program normalises.
     """
-    gdc_wait(BACKEND)
+    gdc_wait(GROUP)
     ELEMENT: tl.constexpr = out_ptr.dtype.element_ty
-    WIDTH: tl.constexpr = BLOCK_N // 2  # words of a tile's row
-    WORDS: tl.constexpr = BLOCK_M * WIDTH
-    SLICES: tl.constexpr = triton.next_power_of_2(WORLD)
+    WIDTH: tl.constexpr = TILE.BLOCK_N // 2  # words of a tile's row
+    WORDS: tl.constexpr = TILE.BLOCK_M * WIDTH
+    SLICES: tl.constexpr = triton.next_power_of_2(GROUP.WORLD)
     SLICE: tl.constexpr = WORDS // SLICES
-    ROUNDS: tl.constexpr = triton.cdiv(SLICES, WORLD)  # slices of a tile that a rank may own
-    generation, turn = sync.running_generation(control_ptr), sync.running_turn(control_ptr)
-    slot_ptr = tl.multiple_of(inbox_ptr + (turn % 3) * stride_slot, 16)
-    tiles = tl.cdiv(m, BLOCK_M) * tl.cdiv(n, BLOCK_N)
+    ROUNDS: tl.constexpr = triton.cdiv(SLICES, GROUP.WORLD)  # slices of a tile that a rank may own
+    generation = sync.running_generation(buffers.control_ptr)
+    turn = packets.running_turn(buffers.control_ptr)
+    peers = Peers(buffers.control_ptr, buffers.heap_bases, rank, generation)
+    slot_ptr = tl.multiple_of(buffers.inbox_ptr + (turn % 3) * buffers.stride_slot, 16)
+    tiles = tl.cdiv(m, TILE.BLOCK_M) * tl.cdiv(n, TILE.BLOCK_N)
     program = tl.program_id(0)
-    if BLOCK_ROW == 0 or program < tiles * SPLIT_K:
+    if EPILOGUE.BLOCK_ROW == 0 or program < tiles * TILE.SPLIT_K:
         tile, row_begin, col_begin, acc, is_whole = numbered_tile(
-            xcd_swizzle(program, tiles * SPLIT_K, XCDS),
-            m, n, k, x, w, stride_wk, stride_wn, partials_ptr, counters_ptr,
-            BACKEND, BLOCK_M, BLOCK_N, BLOCK_K, GROUP_M, SPLIT_K, EVEN_K, SWAP_AB, TMA, W_NK,
+            xcd_swizzle(program, tiles * TILE.SPLIT_K, TILE.XCDS), m, n, k, x, w, stride_w, buffers,
+            GROUP, TILE,
         )  # fmt: skip
         if is_whole:
             slices, lane = tl.arange(0, SLICES), tl.arange(0, SLICE)[None, :]
-            owner = (slices + tile) % WORLD
+            owner = (slices + tile) % GROUP.WORLD
             place = (slices * SLICE)[:, None] + lane
             has_row = row_begin + place // WIDTH < m
 
             # -- the first shot, [source, tile, ROUNDS, SLICE]: each rank's slices -----------------
             stride_source = (tiles * ROUNDS * SLICE).to(tl.int64)
-            target_ptr = sync.translate(slot_ptr + rank * stride_source, heap_bases, rank, owner)
-            target_ptr += (tile * ROUNDS + slices // WORLD) * SLICE
+            target_ptr = translate(slot_ptr + rank * stride_source, peers, owner)
+            target_ptr += (tile * ROUNDS + slices // GROUP.WORLD) * SLICE
             words = tl.reshape(words_of(acc, ELEMENT), (SLICES, SLICE))
             owner = owner[:, None]
-            sync.send(control_ptr, target_ptr[:, None] + lane, words, owner, mask=has_row)
-            sync.empty_last_turn(control_ptr, inbox_ptr, stride_slot, turn, used, tile, tiles)
+            packets.send(peers, target_ptr[:, None] + lane, words, owner, mask=has_row)
+            packets.empty_last_turn(
+                buffers.control_ptr, buffers.inbox_ptr, buffers.stride_slot, turn, used, tile, tiles
+            )
 
             # -- the second, [tile, WORDS]: sums of this rank's slices to every rank ---------------
-            sums_ptr = slot_ptr + WORLD * stride_source + tile * WORDS
+            sums_ptr = slot_ptr + GROUP.WORLD * stride_source + tile * WORDS
             repeated = tl.arange(0, LANES)
             in_slice = repeated % SLICE
             for nth in tl.static_range(ROUNDS):
-                own = (rank + WORLD - tile % WORLD) % WORLD + nth * WORLD
+                own = (rank + GROUP.WORLD - tile % GROUP.WORLD) % GROUP.WORLD + nth * GROUP.WORLD
                 at = own * SLICE + in_slice
                 # compilers do not see that lanes of a row stay contiguous after the remainder
                 row = row_begin + tl.max_constancy(at // WIDTH, min(SLICE, WIDTH))
                 row_end = tl.where(own < SLICES, m, 0)
                 total, _, _ = total_of_lamport_words(
                     (tile * ROUNDS + nth) * SLICE + in_slice, row, row_end,
-                    col_begin + at % WIDTH * 2, n, bias_ptr, residual_ptr,
-                    slot_ptr, stride_source, control_ptr, generation, heap_bases, rank,
-                    ELEMENT, WORLD, BACKEND, HAS_BIAS, HAS_RESIDUAL,
+                    col_begin + at % WIDTH * 2, n, epilogue, slot_ptr, stride_source, peers,
+                    ELEMENT, GROUP, EPILOGUE,
                 )  # fmt: skip
                 sent, is_sent = words_of(total, ELEMENT), (row < row_end) & (repeated < SLICE)
-                for step in tl.static_range(1, WORLD + 1):
-                    peer = (rank + step) % WORLD
-                    target_ptr = sync.translate(sums_ptr, heap_bases, rank, peer)
-                    sync.send(control_ptr, target_ptr + at, sent, peer, mask=is_sent)
-            if BLOCK_ROW == 0:
-                found, came = sync.receive(
-                    control_ptr, sums_ptr + place, owner, generation, heap_bases, rank,
-                    mask=has_row, WORLD=WORLD, BACKEND=BACKEND,
-                )  # fmt: skip
+                for step in tl.static_range(1, GROUP.WORLD + 1):
+                    peer = (rank + step) % GROUP.WORLD
+                    target_ptr = translate(sums_ptr, peers, peer)
+                    packets.send(peers, target_ptr + at, sent, peer, mask=is_sent)
+            if EPILOGUE.BLOCK_ROW == 0:
+                found, came = packets.receive(peers, sums_ptr + place, owner, GROUP, mask=has_row)
                 low, high = halves_of(found, ELEMENT)
-                result = tl.reshape(tl.join(low, high), (BLOCK_M, BLOCK_N))
-                rows, cols = row_begin + tl.arange(0, BLOCK_M), col_begin + tl.arange(0, BLOCK_N)
+                result = tl.reshape(tl.join(low, high), (TILE.BLOCK_M, TILE.BLOCK_N))
+                rows = row_begin + tl.arange(0, TILE.BLOCK_M)
+                cols = col_begin + tl.arange(0, TILE.BLOCK_N)
                 store_tile(out_ptr, rows, cols, rows < m, n, tl.where(came, result, float("nan")))
     else:
         _normalise_row(
-            program - tiles * SPLIT_K, slot_ptr + WORLD * tiles * ROUNDS * SLICE,
-            norm_weight_ptr, eps_ptr, out_ptr, m, n, control_ptr, generation, heap_bases, rank,
-            WORLD, BACKEND, BLOCK_M, BLOCK_N, SLICE, BLOCK_ROW,
+            program - tiles * TILE.SPLIT_K, slot_ptr + GROUP.WORLD * tiles * ROUNDS * SLICE,
+            epilogue, out_ptr, m, n, peers, GROUP, TILE, SLICE, EPILOGUE,
         )  # fmt: skip
-    sync.leave_turn(control_ptr)
-    sync.leave(control_ptr)
+    packets.leave_turn(buffers.control_ptr)
+    sync.leave(buffers.control_ptr)
 
 
 @triton.jit
 def _normalise_row(
-    row, sums_ptr, norm_weight_ptr, eps_ptr, out_ptr, m, n,
-    control_ptr, generation, heap_bases, rank,
-    WORLD: tl.constexpr, BACKEND: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-    SLICE: tl.constexpr, BLOCK_ROW: tl.constexpr,
+    row, sums_ptr, epilogue, out_ptr, m, n, peers, GROUP: tl.constexpr,
+    TILE: tl.constexpr, SLICE: tl.constexpr, EPILOGUE: tl.constexpr,
 ):  # fmt: skip
     """Wait for the sums of a row from their owners, and store the row and its RMSNorm.
 
@@ -155,24 +153,24 @@ def _normalise_row(
         sums_ptr: int32 [tile, words], the second shot; tiles are counted row by row.
     """
     ELEMENT: tl.constexpr = out_ptr.dtype.element_ty
-    WIDTH: tl.constexpr = BLOCK_N // 2  # words of a tile's row
-    column = tl.arange(0, BLOCK_ROW)
+    WIDTH: tl.constexpr = TILE.BLOCK_N // 2  # words of a tile's row
+    column = tl.arange(0, EPILOGUE.BLOCK_ROW)
     mask = column < n
-    norm_weight = tl.load(norm_weight_ptr + column, mask=mask, other=0.0)
-    lane = tl.arange(0, BLOCK_ROW // 2)
-    tiles_n = tl.cdiv(n, BLOCK_N)
-    tile = row // BLOCK_M * tiles_n + tl.minimum(lane // WIDTH, tiles_n - 1)
-    within = row % BLOCK_M * WIDTH + lane % WIDTH
-    owner = (within // SLICE + tile) % WORLD
-    words, arrived = sync.receive(
-        control_ptr, sums_ptr + tile * (BLOCK_M * WIDTH) + within, owner, generation,
-        heap_bases, rank, mask=lane < tiles_n * WIDTH, WORLD=WORLD, BACKEND=BACKEND,
+    norm_weight = tl.load(epilogue.norm_weight_ptr + column, mask=mask, other=0.0)
+    lane = tl.arange(0, EPILOGUE.BLOCK_ROW // 2)
+    tiles_n = tl.cdiv(n, TILE.BLOCK_N)
+    tile = row // TILE.BLOCK_M * tiles_n + tl.minimum(lane // WIDTH, tiles_n - 1)
+    within = row % TILE.BLOCK_M * WIDTH + lane % WIDTH
+    owner = (within // SLICE + tile) % GROUP.WORLD
+    words, arrived = packets.receive(
+        peers, sums_ptr + tile * (TILE.BLOCK_M * WIDTH) + within, owner, GROUP,
+        mask=lane < tiles_n * WIDTH,
     )  # fmt: skip
     low, high = halves_of(words, ELEMENT)
-    total = tl.reshape(tl.join(low, high), (BLOCK_ROW,))
+    total = tl.reshape(tl.join(low, high), (EPILOGUE.BLOCK_ROW,))
     total = tl.where(arrived, tl.where(mask, total, 0.0), float("nan"))
     at = row.to(tl.int64) * n + column
-    store_normalised(total, at, mask, norm_weight, eps_ptr, out_ptr, m.to(tl.int64) * n, n)
+    store_normalised(total, at, mask, norm_weight, epilogue.eps_ptr, out_ptr, m.to(tl.int64) * n, n)
 
 
 class PushTwoShotLamport(LamportVariant):
@@ -180,50 +178,53 @@ class PushTwoShotLamport(LamportVariant):
 
     name = "push_two_shot_lamport"
 
-    def unsupported_reason(self, problem: Any, hardware: Hardware) -> str | None:
+    def unsupported_reason(self, problem: MatmulAllReduce, hardware: Hardware) -> str | None:
         return spaces.rows_prune_reason(problem) or super().unsupported_reason(problem, hardware)
 
-    def space(self, problem: Any, hardware: Hardware) -> Space:
+    def space(self, problem: MatmulAllReduce, hardware: Hardware) -> Space:
         space = super().space(problem, hardware)
         # Programs that normalise a row find its tiles by number.
         return {**space, "GROUP_M": (1,)} if problem.rms_norm else space
 
-    def with_room(self, problem: Any, hardware: Hardware, config: Config) -> dict[str, Any]:
+    def with_room(
+        self, problem: MatmulAllReduce, hardware: Hardware, config: Config
+    ) -> dict[str, Any]:
         return spaces.with_room_for_rows(problem, hardware, config)
 
-    def prune_reason(self, problem: Any, hardware: Hardware, config: Config) -> str | None:
+    def prune_reason(
+        self, problem: MatmulAllReduce, hardware: Hardware, config: Config
+    ) -> str | None:
         words = config["BLOCK_M"] * config["BLOCK_N"] // 2
         most = 64 if problem.world_size > spaces.FEW_RANKS else 32
         crowded = spaces.words_prune_reason(hardware, config, words, 1, most)
         crowded = crowded or spaces.warps_prune_reason(problem, hardware, config)
         return crowded or super().prune_reason(problem, hardware, config)
 
-    def words(self, problem: Any, config: Config) -> int:
+    def words(self, problem: MatmulAllReduce, config: Config) -> int:
         """Lamport words of both shots."""
         world, slices = problem.world_size, power_of_2(problem.world_size, 1)
         words = _slice_words(problem, config)
         return _tiles(problem, config) * (world * -(-slices // world) + slices) * words
 
-    def plan(self, problem: Any, fabric: Fabric, config: Config) -> Plan:
-        def layout(problem: Any) -> Layout:
+    def plan(self, problem: MatmulAllReduce, fabric: Fabric, config: Config) -> Plan:
+        def layout(problem: MatmulAllReduce) -> Layout:
             words = self.words(problem, config)
             rows = problem.m if problem.rms_norm else 0
             return Layout(_tiles(problem, config), rows, words, (words,))
 
+        lanes = max(config["BLOCK_N"], block_row(problem)) if problem.rms_norm else 0
         constants = {
-            "HAS_BIAS": problem.bias,
-            "HAS_RESIDUAL": problem.residual,
+            "EPILOGUE": Epilogue(problem.bias, problem.residual, lanes),
             "LANES": lanes_of(fabric.hardware, config, _slice_words(problem, config)),
-            "BLOCK_ROW": max(config["BLOCK_N"], block_row(problem)) if problem.rms_norm else 0,
         }
         return LamportPlan(problem, fabric, config, _push_two_shot_lamport, layout, constants)
 
 
-def _slice_words(problem: Any, config: Config) -> int:
+def _slice_words(problem: MatmulAllReduce, config: Config) -> int:
     return int(config["BLOCK_M"] * config["BLOCK_N"] // 2 // power_of_2(problem.world_size, 1))
 
 
-def _tiles(problem: Any, config: Config) -> int:
+def _tiles(problem: MatmulAllReduce, config: Config) -> int:
     return tiles_of(problem.m, problem.n, config["BLOCK_M"], config["BLOCK_N"])
 
 

@@ -7,8 +7,6 @@ normalised.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
 from taxfree_kernels.fabric.base import Fabric
@@ -43,7 +41,7 @@ class RegisteredPlan(BaselinePlan):
 class Registered(RegisteredVariant):
     """Vendor matmul, all-reduce in a registered buffer."""
 
-    def plan(self, problem: Any, fabric: Fabric, config: Config) -> Plan:
+    def plan(self, problem: MatmulAllReduce, fabric: Fabric, config: Config) -> Plan:
         return RegisteredPlan(problem, fabric)
 
 

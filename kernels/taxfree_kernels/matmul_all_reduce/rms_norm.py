@@ -12,9 +12,8 @@ import triton.language as tl
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.launch import Kernel, compile_options
 from taxfree_kernels.matmul_all_reduce.problem import MatmulAllReduce
-from taxfree_kernels.reduction.constants import block_row
-from taxfree_kernels.reduction.epilogue import add_bias_residual
-from taxfree_kernels.reduction.rows import store_normalised
+from taxfree_kernels.reduction.epilogue import store_normalised
+from taxfree_kernels.reduction.sizes import block_row
 
 _MOST_THREADS = 1024
 _A_THREAD = 32  # elements of a row
@@ -30,10 +29,8 @@ def _add_and_normalise(
     mask = column < n
     at = row.to(tl.int64) * n + column
     total = tl.load(total_ptr + at, mask=mask, other=0.0).to(tl.float32)
-    total = add_bias_residual(
-        total, column, mask, at, mask, residual_ptr, residual_ptr,
-        HAS_BIAS=False, HAS_RESIDUAL=HAS_RESIDUAL,
-    )  # fmt: skip
+    if HAS_RESIDUAL:
+        total += tl.load(residual_ptr + at, mask=mask, other=0.0).to(tl.float32)
     norm_weight = tl.load(norm_weight_ptr + column, mask=mask, other=0.0)
     store_normalised(total, at, mask, norm_weight, eps_ptr, out_ptr, count, n)
 

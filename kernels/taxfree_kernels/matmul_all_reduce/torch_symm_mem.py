@@ -90,7 +90,7 @@ class TorchSymmMem(Variant):
     name = "torch_symm_mem"
     fused = False
 
-    def unsupported_reason(self, problem: Any, hardware: Hardware) -> str | None:
+    def unsupported_reason(self, problem: MatmulAllReduce, hardware: Hardware) -> str | None:
         if hardware.backend != "cuda":
             return "torch's ops need CUDA"
         if problem.world_size == 1:
@@ -103,14 +103,14 @@ class TorchSymmMem(Variant):
             return "torch's ops want whole blocks of 16 bytes"
         return None
 
-    def space(self, problem: Any, hardware: Hardware) -> Space:
+    def space(self, problem: MatmulAllReduce, hardware: Hardware) -> Space:
         return {"SHOTS": (1, 2)}
 
-    def seed_configs(self, problem: Any, hardware: Hardware) -> list[dict[str, Any]]:
+    def seed_configs(self, problem: MatmulAllReduce, hardware: Hardware) -> list[dict[str, Any]]:
         order = (1, 2) if partial_bytes(problem) <= _ONE_SHOT_BYTES else (2, 1)
         return [{"SHOTS": shots} for shots in order]
 
-    def plan(self, problem: Any, fabric: Fabric, config: Config) -> Plan:
+    def plan(self, problem: MatmulAllReduce, fabric: Fabric, config: Config) -> Plan:
         return TorchSymmMemPlan(problem, fabric, config)
 
 

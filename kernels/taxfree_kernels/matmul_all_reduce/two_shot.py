@@ -24,81 +24,71 @@ import triton.language as tl
 
 from taxfree_kernels.device import sync
 from taxfree_kernels.device.exchange import signal_everybody, wait_for_everybody
+from taxfree_kernels.device.peers import Group, Peers, translate
 from taxfree_kernels.device.tiles import copy
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.launch import Kernel, compile_options
 from taxfree_kernels.matmul_all_reduce.problem import MatmulAllReduce
 from taxfree_kernels.reduction import spaces
-from taxfree_kernels.reduction.chunks import (
+from taxfree_kernels.reduction.epilogue import Addends, Epilogue, add_bias_residual
+from taxfree_kernels.reduction.sums import (
+    SumPlan,
     bounds_of_chunk,
     with_sources,
 )
-from taxfree_kernels.reduction.epilogue import add_bias_residual
-from taxfree_kernels.reduction.sums import SumPlan
 from taxfree_kernels.variant import Config, Plan, Space, Variant
 
 
 @triton.jit(do_not_specialize=["rank", "block_vec16"])
 def _two_shot(
-    partial_ptr, bias_ptr, residual_ptr, out_ptr,
-    inbox_ptr, slot_elements, control_ptr, heap_bases, rank, block_vec16, num_vec16, count,
-    columns,
-    WORLD: tl.constexpr, BACKEND: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr,
-    CHUNKS: tl.constexpr, SEND_BLOCK: tl.constexpr,
+    partial_ptr, addends, out_ptr, inbox_ptr, slot_elements, control_ptr, heap_bases, rank,
+    block_vec16, num_vec16, count, columns,
+    GROUP: tl.constexpr, EPILOGUE: tl.constexpr, CHUNKS: tl.constexpr, SEND_BLOCK: tl.constexpr,
 ):  # fmt: skip
     program = tl.program_id(0)
     generation = sync.running_generation(control_ptr)
+    peers = Peers(control_ptr, heap_bases, rank, generation)
     slot_ptr = tl.multiple_of(inbox_ptr + (generation % 2) * slot_elements, 16)
     block = block_vec16.to(tl.int64) * 16
-    result_ptr = slot_ptr + WORLD * block
-    senders, reducers = CHUNKS * (WORLD - 1), CHUNKS
+    result_ptr = slot_ptr + GROUP.WORLD * block
+    senders, reducers = CHUNKS * (GROUP.WORLD - 1), CHUNKS
     if program < senders:
-        chunk = program // (WORLD - 1)
-        peer = (rank + 1 + program % (WORLD - 1)) % WORLD
+        chunk = program // (GROUP.WORLD - 1)
+        peer = (rank + 1 + program % (GROUP.WORLD - 1)) % GROUP.WORLD
         begin, end = chunk_of_owner(peer, chunk, block_vec16, num_vec16, CHUNKS)
         # The inbox is [source, block]; element 0 of the flat sum would lie before it.
         own_ptr = slot_ptr + (rank - peer) * block
-        target_ptr = sync.translate(own_ptr, heap_bases, rank, peer)
+        target_ptr = translate(own_ptr, peers, peer)
         copy(target_ptr, partial_ptr, begin, end, SEND_BLOCK)
-        sync.signal(
-            control_ptr, chunk, peer, generation, heap_bases, rank, WORLD=WORLD, BACKEND=BACKEND
-        )
+        sync.signal(peers, chunk, peer, GROUP)
     elif program < senders + reducers:
         chunk = program - senders
         begin, end = chunk_of_owner(rank, chunk, block_vec16, num_vec16, CHUNKS)
-        distance = tl.arange(0, triton.next_power_of_2(WORLD))
-        results_ptr = sync.translate(result_ptr, heap_bases, rank, (rank + distance) % WORLD)
-        is_peer = (distance > 0) & (distance < WORLD)
-        arrived = wait_for_everybody(
-            control_ptr, chunk, generation, heap_bases, rank, WORLD, BACKEND, BUT_SELF=True
-        )
+        distance = tl.arange(0, triton.next_power_of_2(GROUP.WORLD))
+        results_ptr = translate(result_ptr, peers, (rank + distance) % GROUP.WORLD)
+        is_peer = (distance > 0) & (distance < GROUP.WORLD)
+        arrived = wait_for_everybody(peers, chunk, GROUP, BUT_SELF=True)
         for start in range(begin, end, SEND_BLOCK):
             at = start + tl.arange(0, SEND_BLOCK)
             mask = at < end
             total = tl.zeros((SEND_BLOCK,), tl.float32)
             total = with_sources(
-                total, at, mask, partial_ptr, slot_ptr - rank * block, block, rank, WORLD
+                total, at, mask, partial_ptr, slot_ptr - rank * block, block, rank, GROUP
             )
             stored = mask & (at < count)
-            total = add_bias_residual(
-                total, at % columns, stored, at, stored, bias_ptr, residual_ptr,
-                HAS_BIAS, HAS_RESIDUAL,
-            )  # fmt: skip
+            total = add_bias_residual(total, at % columns, stored, at, stored, addends, EPILOGUE)
             total = tl.where(arrived, total, float("nan")).to(out_ptr.dtype.element_ty)
             tl.store(out_ptr + at, total, mask=stored)
             everywhere = results_ptr[:, None] + at[None, :]
             tl.store(everywhere, total[None, :], mask=is_peer[:, None] & mask[None, :])
-        signal_everybody(control_ptr, CHUNKS + chunk, generation, heap_bases, rank, WORLD, BACKEND)
+        signal_everybody(peers, CHUNKS + chunk, GROUP)
     else:
         index = program - senders - reducers
-        chunk = index // (WORLD - 1)
-        source = (rank + 1 + index % (WORLD - 1)) % WORLD
+        chunk = index // (GROUP.WORLD - 1)
+        source = (rank + 1 + index % (GROUP.WORLD - 1)) % GROUP.WORLD
         begin, end = chunk_of_owner(source, chunk, block_vec16, num_vec16, CHUNKS)
-        arrived = sync.wait(
-            control_ptr, CHUNKS + chunk, source, generation, heap_bases, rank,
-            WORLD=WORLD, BACKEND=BACKEND,
-        )  # fmt: skip
+        arrived = sync.wait(peers, CHUNKS + chunk, source, GROUP)
         for start in range(begin, end, SEND_BLOCK):
             at = start + tl.arange(0, SEND_BLOCK)
             mask = (at < end) & (at < count)
@@ -130,10 +120,8 @@ class TwoShotPlan(SumPlan):
             _two_shot,
             grid=chunks * (2 * world - 1),
             constants={
-                "WORLD": world,
-                "BACKEND": fabric.backend,
-                "HAS_BIAS": problem.bias,
-                "HAS_RESIDUAL": problem.residual,
+                "GROUP": Group(world, fabric.backend),
+                "EPILOGUE": Epilogue(problem.bias, problem.residual),
                 "CHUNKS": chunks,
                 "SEND_BLOCK": config["SEND_BLOCK"],
             },
@@ -146,7 +134,8 @@ class TwoShotPlan(SumPlan):
 
     def add_up(self, partial: torch.Tensor, kernel: Kernel, *rest: torch.Tensor | None) -> None:
         bias, residual, _, _, out = rest
-        super().add_up(partial, kernel, bias, residual, out)
+        addends = Addends(*(out if each is None else each for each in (bias, residual)))
+        kernel(partial, addends, out)
 
 
 def _sixteens(problem: MatmulAllReduce) -> tuple[int, int]:
@@ -161,7 +150,7 @@ class TwoShot(Variant):
     name = "two_shot"
     fused = False
 
-    def unsupported_reason(self, problem: Any, hardware: Hardware) -> str | None:
+    def unsupported_reason(self, problem: MatmulAllReduce, hardware: Hardware) -> str | None:
         if problem.world_size == 1:
             return "one rank has no peers"
         if problem.rms_norm:
@@ -170,14 +159,14 @@ class TwoShot(Variant):
             return "its elements are counted in 32 bits"
         return None
 
-    def space(self, problem: Any, hardware: Hardware) -> Space:
+    def space(self, problem: MatmulAllReduce, hardware: Hardware) -> Space:
         return spaces.send_space(hardware, spaces.MOST_SIGNALS // 2)  # half are for results
 
-    def seed_configs(self, problem: Any, hardware: Hardware) -> list[dict[str, Any]]:
+    def seed_configs(self, problem: MatmulAllReduce, hardware: Hardware) -> list[dict[str, Any]]:
         sent = spaces.partial_bytes(problem) // problem.world_size
         return spaces.first_sends(self.space(problem, hardware), sent, problem.n)
 
-    def plan(self, problem: Any, fabric: Fabric, config: Config) -> Plan:
+    def plan(self, problem: MatmulAllReduce, fabric: Fabric, config: Config) -> Plan:
         return TwoShotPlan(problem, fabric, config)
 
 

@@ -7,7 +7,6 @@ is done, and a partial sum that goes through memory.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
@@ -86,7 +85,7 @@ class BaselinePlan(Plan):
                 "reduce-scatter",
                 "collective",
                 lambda: reduce_scatter(out, buffers.by_owner, self._group),
-                least=lambda: self._scatter_one_element(buffers, out),
+                latency_probe=lambda: self._scatter_one_element(buffers, out),
             )
         )
         return steps
@@ -117,7 +116,7 @@ class Baseline(Variant):
     name = "baseline"
     fused = False
 
-    def plan(self, problem: Any, fabric: Fabric, config: Config) -> Plan:
+    def plan(self, problem: MatmulReduceScatter, fabric: Fabric, config: Config) -> Plan:
         return BaselinePlan(problem, fabric)
 
 

@@ -20,15 +20,15 @@ import triton.language as tl
 
 from taxfree_kernels.device import sync
 from taxfree_kernels.device.exchange import wait_for_everybody
+from taxfree_kernels.device.peers import Group, Peers, translate
 from taxfree_kernels.device.tiles import select
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.launch import Kernel, compile_options
 from taxfree_kernels.matmul_reduce_scatter.problem import MatmulReduceScatter
 from taxfree_kernels.reduction import spaces
-from taxfree_kernels.reduction.chunks import bounds_of_chunk
 from taxfree_kernels.reduction.sizes import padded_elements
-from taxfree_kernels.reduction.sums import SumPlan
+from taxfree_kernels.reduction.sums import SumPlan, bounds_of_chunk
 from taxfree_kernels.variant import Config, Plan, Space, Variant
 
 
@@ -43,44 +43,40 @@ def in_partial_sum(at, owner, n, shard_rows, shard_columns, SCATTER_DIM: tl.cons
 
 @triton.jit(do_not_specialize=["rank", "m", "shard_rows"])
 def _one_shot(
-    partial_ptr, out_ptr, inbox_ptr, slot_elements, stride_source, control_ptr, heap_bases, rank,
-    m, n, shard_rows, shard_columns,
-    WORLD: tl.constexpr, BACKEND: tl.constexpr, SCATTER_DIM: tl.constexpr, CHUNKS: tl.constexpr,
-    SEND_BLOCK: tl.constexpr,
+    partial_ptr, out_ptr, inbox_ptr, slot_elements, stride_source, control_ptr, heap_bases, rank, m,
+    n, shard_rows, shard_columns, GROUP: tl.constexpr, SCATTER_DIM: tl.constexpr,
+    CHUNKS: tl.constexpr, SEND_BLOCK: tl.constexpr,
 ):  # fmt: skip
     program = tl.program_id(0)
     generation = sync.running_generation(control_ptr)
+    peers = Peers(control_ptr, heap_bases, rank, generation)
     slot_ptr = tl.multiple_of(inbox_ptr + (generation % 2) * slot_elements, 16)
-    senders = CHUNKS * (WORLD - 1)
+    senders = CHUNKS * (GROUP.WORLD - 1)
     num_vec16 = tl.cdiv(shard_rows * shard_columns, 16)
     if program < senders:
-        chunk = program // (WORLD - 1)
-        peer = (rank + 1 + program % (WORLD - 1)) % WORLD
+        chunk = program // (GROUP.WORLD - 1)
+        peer = (rank + 1 + program % (GROUP.WORLD - 1)) % GROUP.WORLD
         begin, end = bounds_of_chunk(chunk, 0, num_vec16, CHUNKS)
         count = elements_of_shard(peer, m, shard_rows, shard_columns, SCATTER_DIM)
         own_ptr = slot_ptr + rank.to(tl.int64) * stride_source
-        target_ptr = sync.translate(own_ptr, heap_bases, rank, peer)
+        target_ptr = translate(own_ptr, peers, peer)
         for start in range(begin * 16, end * 16, SEND_BLOCK):
             at = start + tl.arange(0, SEND_BLOCK)
             mask = (at < end * 16) & (at < count)
             source = in_partial_sum(at, peer, n, shard_rows, shard_columns, SCATTER_DIM)
             tl.store(target_ptr + at, tl.load(partial_ptr + source, mask=mask), mask=mask)
-        sync.signal(
-            control_ptr, chunk, peer, generation, heap_bases, rank, WORLD=WORLD, BACKEND=BACKEND
-        )
+        sync.signal(peers, chunk, peer, GROUP)
     else:
         chunk = program - senders
         begin, end = bounds_of_chunk(chunk, 0, num_vec16, CHUNKS)
         count = elements_of_shard(rank, m, shard_rows, shard_columns, SCATTER_DIM)
-        arrived = wait_for_everybody(
-            control_ptr, chunk, generation, heap_bases, rank, WORLD, BACKEND, BUT_SELF=True
-        )
+        arrived = wait_for_everybody(peers, chunk, GROUP, BUT_SELF=True)
         for start in range(begin * 16, end * 16, SEND_BLOCK):
             at = start + tl.arange(0, SEND_BLOCK)
             mask = (at < end * 16) & (at < count)
             own = in_partial_sum(at, rank, n, shard_rows, shard_columns, SCATTER_DIM)
             total = tl.zeros((SEND_BLOCK,), tl.float32)
-            for source in tl.static_range(WORLD):
+            for source in tl.static_range(GROUP.WORLD):
                 inbox_block_ptr = slot_ptr + source * stride_source
                 source_ptr = select(rank == source, partial_ptr, inbox_block_ptr, 16)
                 part = source_ptr + tl.where(rank == source, own, at)
@@ -111,8 +107,7 @@ class OneShotPlan(SumPlan):
             _one_shot,
             grid=config["CHUNKS"] * problem.world_size,
             constants={
-                "WORLD": problem.world_size,
-                "BACKEND": fabric.backend,
+                "GROUP": Group(problem.world_size, fabric.backend),
                 "SCATTER_DIM": problem.scatter_dim,
                 "CHUNKS": config["CHUNKS"],
                 "SEND_BLOCK": config["SEND_BLOCK"],
@@ -133,21 +128,23 @@ class OneShot(Variant):
     name = "one_shot"
     fused = False
 
-    def unsupported_reason(self, problem: Any, hardware: Hardware) -> str | None:
+    def unsupported_reason(self, problem: MatmulReduceScatter, hardware: Hardware) -> str | None:
         if problem.world_size == 1:
             return "one rank has no peers"
         if problem.elements > 1 << 30:
             return "its elements are counted in 32 bits"
         return None
 
-    def space(self, problem: Any, hardware: Hardware) -> Space:
+    def space(self, problem: MatmulReduceScatter, hardware: Hardware) -> Space:
         return spaces.send_space(hardware, spaces.MOST_SIGNALS)
 
-    def seed_configs(self, problem: Any, hardware: Hardware) -> list[dict[str, Any]]:
+    def seed_configs(
+        self, problem: MatmulReduceScatter, hardware: Hardware
+    ) -> list[dict[str, Any]]:
         sent = spaces.partial_bytes(problem) // problem.world_size
         return spaces.first_sends(self.space(problem, hardware), sent, problem.shard_columns)
 
-    def plan(self, problem: Any, fabric: Fabric, config: Config) -> Plan:
+    def plan(self, problem: MatmulReduceScatter, fabric: Fabric, config: Config) -> Plan:
         return OneShotPlan(problem, fabric, config)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from taxfree_kernels.matmul_reduce_scatter.problem import MatmulReduceScatter
-from taxfree_kernels.reduction.inputs import make_factors, sum_of_products
+from taxfree_kernels.reduction.inputs import make_factors, partial_matmul, sum_of_products
 from taxfree_kernels.variant import Operation
 
 
@@ -51,4 +51,6 @@ OPERATION = Operation(
     make_inputs=make_inputs,
     reference=reference,
     empty_output=empty_output,
+    family_fields=("n", "k"),
+    vendor_kernel=partial_matmul,
 )

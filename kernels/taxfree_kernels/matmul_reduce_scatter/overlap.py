@@ -24,12 +24,13 @@ import triton.language as tl
 from taxfree_kernels.copies import PeerCopies, parts_of, rows_of_chunk
 from taxfree_kernels.device import sync
 from taxfree_kernels.device.exchange import wait_for_channels
+from taxfree_kernels.device.peers import Group, Peers
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.launch import Kernel, compile_options
 from taxfree_kernels.matmul_reduce_scatter.problem import MatmulReduceScatter
-from taxfree_kernels.reduction.chunks import with_sources
 from taxfree_kernels.reduction.sizes import padded_elements
+from taxfree_kernels.reduction.sums import with_sources
 from taxfree_kernels.spaces import copy_space, first_copies
 from taxfree_kernels.variant import Config, Plan, Space, Variant, resized
 from taxfree_kernels.vendor import matmul_into
@@ -41,28 +42,26 @@ _PROGRAMS = 4  # that add, for each compute unit
 # Measured with the unnamed arguments: without them it is other code, to be measured again.
 @triton.jit(do_not_specialize=["channel", "rank", "first", "count", "size"])
 def _add(
-    partial_ptr, _1, _2, out_ptr, _3,
-    inbox_ptr, stride_source, control_ptr, channel, heap_bases, rank, first, count, size, _4,
-    WORLD: tl.constexpr, BACKEND: tl.constexpr, CHUNKS: tl.constexpr, BLOCK: tl.constexpr,
+    partial_ptr, _1, out_ptr, _2, inbox, control_ptr, channel, heap_bases, rank,
+    first, count, size, _3, GROUP: tl.constexpr, CHUNKS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Add all ranks' partial sums of this rank's shard, in rank order.
 
     Args:
-        partial_ptr: this rank's partial sum; inbox_ptr: [WORLD, stride_source].
+        partial_ptr: this rank's partial sum.
+        inbox: a pointer to [WORLD, stride_source], and stride_source.
         channel: the first of CHUNKS on which peers announce theirs.
         first: start of the shard in the output; `first`, `count`, `size` in units of 16 elements.
         count: how much of the shard lies in rows of the sum; the rest, up to `size`, is zero.
     """
     generation = sync.running_generation(control_ptr)
-    wait_for_channels(
-        control_ptr, channel, channel + CHUNKS, generation, heap_bases, rank, WORLD, BACKEND,
-        CHUNKS, BUT_SELF=True,
-    )  # fmt: skip
+    peers = Peers(control_ptr, heap_bases, rank, generation)
+    wait_for_channels(peers, channel, channel + CHUNKS, GROUP, CHUNKS, BUT_SELF=True)
     for start in range(tl.program_id(0) * BLOCK, size * 16, tl.num_programs(0) * BLOCK):
         at = start + tl.arange(0, BLOCK)
         mask, place = at < count * 16, first * 16 + at
         total = tl.zeros((BLOCK,), tl.float32)
-        total = with_sources(total, at, mask, partial_ptr, inbox_ptr, stride_source, rank, WORLD)
+        total = with_sources(total, at, mask, partial_ptr, inbox[0], inbox[1], rank, GROUP)
         total = total.to(out_ptr.dtype.element_ty)
         tl.store(out_ptr + place, total, mask=at < size * 16)
 
@@ -127,8 +126,7 @@ class OverlapPlan(Plan):
             _add,
             grid=0,
             constants={
-                "WORLD": fabric.world_size,
-                "BACKEND": fabric.backend,
+                "GROUP": Group(fabric.world_size, fabric.backend),
                 "CHUNKS": config["CHUNKS"],
                 "BLOCK": _INTERPRETED_BLOCK if fabric.backend == "interpreter" else _BLOCK,
             },
@@ -150,7 +148,7 @@ class OverlapPlan(Plan):
         owners = [(rank + distance) % world for distance in range(1, world + 1)]
         own = rows_of_chunk(problem, rank, 0, 1)
         last_args = (
-            inbox, inbox, stride, fabric.pool.control, 0, fabric.heap_bases, rank,
+            inbox, (inbox, stride), fabric.pool.control, 0, fabric.heap_bases, rank,
             0, (own.stop - own.start) * num_vec16, rows * num_vec16, columns,
         )  # fmt: skip
         most = _PROGRAMS * fabric.hardware.compute_units
@@ -177,7 +175,7 @@ class OverlapPlan(Plan):
             self._copies.follow()
             self._send(part.messages)
         self._copies.join()
-        sized.add(sized.partial, out, out, out)
+        sized.add(sized.partial, (out, out), out)
         self._copies.finish(out)
         return out
 
@@ -224,7 +222,7 @@ class Overlap(Variant):
 
     name = "overlap"
 
-    def unsupported_reason(self, problem: Any, hardware: Hardware) -> str | None:
+    def unsupported_reason(self, problem: MatmulReduceScatter, hardware: Hardware) -> str | None:
         if problem.world_size == 1:
             return "one rank has no peers"
         if problem.shard_columns % 16:
@@ -233,16 +231,18 @@ class Overlap(Variant):
             return "its elements are counted in 32 bits"
         return None
 
-    def space(self, problem: Any, hardware: Hardware) -> Space:
+    def space(self, problem: MatmulReduceScatter, hardware: Hardware) -> Space:
         space = copy_space(problem, hardware)
         if problem.scatter_dim == 1:  # shards are not rows of one matmul
             space = {**space, "CHUNKS_PER_WAIT": (1,)}
         return space
 
-    def seed_configs(self, problem: Any, hardware: Hardware) -> list[dict[str, Any]]:
+    def seed_configs(
+        self, problem: MatmulReduceScatter, hardware: Hardware
+    ) -> list[dict[str, Any]]:
         return first_copies(problem, self.space(problem, hardware), rows_at_once=512)
 
-    def plan(self, problem: Any, fabric: Fabric, config: Config) -> Plan:
+    def plan(self, problem: MatmulReduceScatter, fabric: Fabric, config: Config) -> Plan:
         return OverlapPlan(problem, fabric, config)
 
 

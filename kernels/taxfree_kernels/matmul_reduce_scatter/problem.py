@@ -5,19 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from taxfree_kernels.errors import PlanError
-from taxfree_kernels.reduction.sizes import (
-    ITEM_BYTES,
-    padded_elements,
-    require_matmul,
-)
-from taxfree_kernels.variant import Cost, Problem
+from taxfree_kernels.problem import ITEM_BYTES, PartialSum, Sharded
+from taxfree_kernels.reduction.sizes import padded_elements
+from taxfree_kernels.variant import Cost
 
 #: Largest whole sum, in elements, whose partial sums may travel as float32.
 WIDE_WIRE_ELEMENTS = 1 << 24
 
 
 @dataclass(frozen=True)
-class MatmulReduceScatter(Problem):
+class MatmulReduceScatter(PartialSum, Sharded):
     """A shard, on each rank, of the sum over ranks of x[M, K] @ weight[K, N].
 
     All shards have the same size; where M is ragged, rows beyond it are zero.
@@ -46,7 +43,7 @@ class MatmulReduceScatter(Problem):
     weight_layout: str = "nk"
 
     def __post_init__(self) -> None:
-        require_matmul(self)
+        super().__post_init__()
         if self.scatter_dim not in (0, 1):
             raise PlanError(f"scatter_dim is {self.scatter_dim}, must be 0 (rows) or 1 (columns)")
         if self.scatter_dim == 1 and self.n % self.world_size:
@@ -56,36 +53,25 @@ class MatmulReduceScatter(Problem):
             )
 
     @property
-    def elements(self) -> int:
-        """Elements of the whole sum, and of each rank's partial sum."""
-        return self.m * self.n
-
-    @property
-    def shard_rows(self) -> int:
-        """Rows of a shard."""
-        return self.m if self.scatter_dim == 1 else -(-self.m // self.world_size)
+    def shard_dim(self) -> int:
+        return self.scatter_dim
 
     @property
     def shard_columns(self) -> int:
         return self.n // self.world_size if self.scatter_dim == 1 else self.n
 
-    def rows_of(self, rank: int) -> int:
-        """Rows of the shard of `rank` that are below M: fewer, or none, at its ragged end."""
-        if self.scatter_dim == 1:
-            return self.m
-        return max(0, min(self.m - rank * self.shard_rows, self.shard_rows))
+    @property
+    def kept_elements(self) -> int:
+        return self.shard_rows * self.shard_columns
 
     @property
     def wires(self) -> tuple[str, ...]:
-        """The types in which partial sums may travel."""
         wide = ("float32",) if self.elements <= WIDE_WIRE_ELEMENTS else ()
         return (self.dtype, *wide)
 
     @property
     def cost(self) -> Cost:
-        """Per rank and call; the slowest rank's."""
-        item = ITEM_BYTES[self.dtype]
-        shard = self.shard_rows * self.shard_columns
+        item, shard = ITEM_BYTES[self.dtype], self.kept_elements
         return Cost(
             flops=2 * self.m * self.n * self.k,
             memory_bytes=item * (self.m * self.k + self.k * self.n + shard),
@@ -99,7 +85,6 @@ class MatmulReduceScatter(Problem):
 
     @property
     def slot_bytes(self) -> int:
-        """Symmetric memory that a call of any variant needs in one payload slot."""
         return ITEM_BYTES[self.wires[-1]] * self.inbox_elements
 
 

@@ -25,15 +25,23 @@ import triton.language as tl
 from taxfree_kernels.device import sync
 from taxfree_kernels.device.exchange import wait_for_everybody
 from taxfree_kernels.device.pdl import gdc_wait
+from taxfree_kernels.device.peers import Peers, translate
 from taxfree_kernels.device.tiles import swizzle2d, xcd_swizzle
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.hardware import Hardware
-from taxfree_kernels.matmul_reduce_scatter.shards import owner_of_tile, tiles_of_shards
+from taxfree_kernels.matmul_reduce_scatter.problem import MatmulReduceScatter
+from taxfree_kernels.matmul_reduce_scatter.shards import Shard, owner_of_tile, tiles_of_shards
 from taxfree_kernels.reduction import spaces
-from taxfree_kernels.reduction.constants import staggered_tiles
 from taxfree_kernels.reduction.fused import FusedPlan, FusedVariant, Layout
-from taxfree_kernels.reduction.sizes import padded_columns, padded_elements, tiles_of
+from taxfree_kernels.reduction.sizes import (
+    padded_columns,
+    padded_elements,
+    staggered_tiles,
+    tiles_of,
+    tiles_per_signal,
+)
 from taxfree_kernels.reduction.tile import (
+    Schedule,
     announce_tile,
     partial_tile,
     sum_of_sources,
@@ -45,78 +53,67 @@ from taxfree_kernels.variant import Config, Plan, Space
 
 @triton.jit(do_not_specialize=["rank", "m", "shard_rows"])
 def _push(
-    x, w, stride_wk, stride_wn, out_ptr,
-    inbox_ptr, stride_slot, control_ptr, partials_ptr, counters_ptr,
-    heap_bases, rank, m, n, k, shard_rows, shard_columns, stride_source, stride_row,
-    WORLD: tl.constexpr, BACKEND: tl.constexpr, SCATTER_DIM: tl.constexpr,
-    PIECES: tl.constexpr, TILES_PER_SIGNAL: tl.constexpr, BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr, SPLIT_K: tl.constexpr,
-    EVEN_K: tl.constexpr, SWAP_AB: tl.constexpr, XCDS: tl.constexpr, TMA: tl.constexpr,
-    W_NK: tl.constexpr, STAGGERED: tl.constexpr,
+    x, w, stride_w, out_ptr, buffers, rank, m, n, k, shard_rows, shard,
+    GROUP: tl.constexpr, TILE: tl.constexpr, SCHEDULE: tl.constexpr, SCATTER_DIM: tl.constexpr,
 ):  # fmt: skip
-    gdc_wait(BACKEND)
+    gdc_wait(GROUP)
     program = tl.program_id(0)
-    generation = sync.running_generation(control_ptr)
-    slot_ptr = tl.multiple_of(inbox_ptr + (generation % 2) * stride_slot, 16)
-    tiles_m, tiles_n, owner_tiles = tiles_of_shards(
-        m, shard_columns, WORLD, SCATTER_DIM, BLOCK_M, BLOCK_N
-    )
+    generation = sync.running_generation(buffers.control_ptr)
+    peers = Peers(buffers.control_ptr, buffers.heap_bases, rank, generation)
+    slot_ptr = tl.multiple_of(buffers.inbox_ptr + (generation % 2) * buffers.stride_slot, 16)
+    tiles_m, tiles_n, owner_tiles = tiles_of_shards(m, shard.columns, GROUP, SCATTER_DIM, TILE)
     tiles = tiles_m * tiles_n
-    senders = tiles * SPLIT_K + STAGGERED
+    senders = tiles * TILE.SPLIT_K + SCHEDULE.STAGGERED
     if program < senders:
-        index = xcd_swizzle(program, senders, XCDS)
-        tile, split = tile_and_share(index, SPLIT_K, STAGGERED)
-        tile_m, tile_n = swizzle2d(tile, tiles_m, tiles_n, GROUP_M)
-        rows = tile_m * BLOCK_M + tl.arange(0, BLOCK_M)
+        index = xcd_swizzle(program, senders, TILE.XCDS)
+        tile, split = tile_and_share(index, TILE.SPLIT_K, SCHEDULE.STAGGERED)
+        tile_m, tile_n = swizzle2d(tile, tiles_m, tiles_n, TILE.GROUP_M)
+        rows = tile_m * TILE.BLOCK_M + tl.arange(0, TILE.BLOCK_M)
         owner, shard_row, first_col, shard_col = owner_of_tile(
-            rows, tile_n, owner_tiles, shard_rows, shard_columns, WORLD, SCATTER_DIM, BLOCK_N
+            rows, tile_n, owner_tiles, shard_rows, shard.columns, GROUP, SCATTER_DIM, TILE.BLOCK_N
         )
         acc, is_whole = partial_tile(
-            tile, split, tiles, tile_m * BLOCK_M, m,
-            first_col + shard_col, first_col + shard_columns,
-            x, w, stride_wk, stride_wn, partials_ptr, counters_ptr, k,
-            BACKEND, BLOCK_M, BLOCK_N, BLOCK_K, SPLIT_K, EVEN_K, SWAP_AB, TMA, W_NK, STAGGERED,
+            tile, split, tiles, tile_m * TILE.BLOCK_M, m, first_col + shard_col,
+            first_col + shard.columns, x, w, stride_w, buffers, k, GROUP, TILE, SCHEDULE.STAGGERED,
         )  # fmt: skip
         if is_whole:
-            cols = shard_col + tl.arange(0, BLOCK_N)
-            own_ptr = slot_ptr + rank.to(tl.int64) * stride_source
-            target_ptr = sync.translate(own_ptr, heap_bases, rank, owner)
-            target_ptr += shard_row.to(tl.int64) * stride_row
-            mask = (rows < m)[:, None] & (cols < stride_row)[None, :]
+            cols = shard_col + tl.arange(0, TILE.BLOCK_N)
+            own_ptr = slot_ptr + rank.to(tl.int64) * shard.stride_source
+            target_ptr = translate(own_ptr, peers, owner)
+            target_ptr += shard_row.to(tl.int64) * shard.stride_row
+            mask = (rows < m)[:, None] & (cols < shard.stride_row)[None, :]
             target = target_ptr[:, None] + cols[None, :]
             tl.store(target, acc.to(slot_ptr.dtype.element_ty), mask=mask)
             announce_tile(
-                tile, tiles, 0, counters_ptr + tiles, control_ptr, generation, heap_bases, rank,
-                WORLD, BACKEND, TILES_PER_SIGNAL,
+                tile, tiles, 0, buffers.counters_ptr + tiles, peers, GROUP,
+                SCHEDULE.TILES_PER_SIGNAL,
             )  # fmt: skip
     else:
-        ROWS: tl.constexpr = BLOCK_M // PIECES
-        index, piece = (program - senders) // PIECES, (program - senders) % PIECES
+        ROWS: tl.constexpr = TILE.BLOCK_M // SCHEDULE.PIECES
+        index, piece = (program - senders) // SCHEDULE.PIECES, (program - senders) % SCHEDULE.PIECES
         tile_m, tile_n = index // owner_tiles, index % owner_tiles
         if SCATTER_DIM == 0:
-            tile_m += rank * shard_rows // BLOCK_M
-        sum_rows = tile_m * BLOCK_M + piece * ROWS + tl.arange(0, ROWS)
+            tile_m += rank * shard_rows // TILE.BLOCK_M
+        sum_rows = tile_m * TILE.BLOCK_M + piece * ROWS + tl.arange(0, ROWS)
         own_row = sum_rows
         if SCATTER_DIM == 0:
             own_row -= rank * shard_rows
-        cols = tile_n * BLOCK_N + tl.arange(0, BLOCK_N)
+        cols = tile_n * TILE.BLOCK_N + tl.arange(0, TILE.BLOCK_N)
         if SCATTER_DIM == 1:
             tile_n += rank * owner_tiles
-        tile = index_of_tile(min(tile_m, tiles_m - 1), tile_n, tiles_m, tiles_n, GROUP_M)
-        arrived = wait_for_everybody(
-            control_ptr, tile // TILES_PER_SIGNAL, generation, heap_bases, rank, WORLD, BACKEND
-        )
+        tile = index_of_tile(min(tile_m, tiles_m - 1), tile_n, tiles_m, tiles_n, TILE.GROUP_M)
+        arrived = wait_for_everybody(peers, tile // SCHEDULE.TILES_PER_SIGNAL, GROUP)
         is_own = own_row < shard_rows
         if SCATTER_DIM == 0:
             is_own = is_own & (own_row >= 0)
-        at = own_row.to(tl.int64)[:, None] * stride_row + cols[None, :]
-        was_sent = (is_own & (sum_rows < m))[:, None] & (cols < stride_row)[None, :]
-        total = sum_of_sources(slot_ptr, stride_source, at, was_sent, WORLD)
+        at = own_row.to(tl.int64)[:, None] * shard.stride_row + cols[None, :]
+        was_sent = (is_own & (sum_rows < m))[:, None] & (cols < shard.stride_row)[None, :]
+        total = sum_of_sources(slot_ptr, shard.stride_source, at, was_sent, GROUP)
         total = tl.where(arrived, total, float("nan"))
-        out = out_ptr + own_row.to(tl.int64)[:, None] * shard_columns + cols[None, :]
-        is_stored = is_own[:, None] & (cols < shard_columns)[None, :]
+        out = out_ptr + own_row.to(tl.int64)[:, None] * shard.columns + cols[None, :]
+        is_stored = is_own[:, None] & (cols < shard.columns)[None, :]
         tl.store(out, total.to(out_ptr.dtype.element_ty), mask=is_stored)
-    sync.leave(control_ptr)
+    sync.leave(buffers.control_ptr)
 
 
 @triton.jit
@@ -132,11 +129,13 @@ class Push(FusedVariant):
 
     name = "push"
 
-    def space(self, problem: Any, hardware: Hardware) -> Space:
+    def space(self, problem: MatmulReduceScatter, hardware: Hardware) -> Space:
         pieces = (1, 2, 4) if hardware.backend != "interpreter" else (1, 2)
         return {**super().space(problem, hardware), "PIECES": pieces, "STAGGERED": (False, True)}
 
-    def seed_configs(self, problem: Any, hardware: Hardware) -> list[dict[str, Any]]:
+    def seed_configs(
+        self, problem: MatmulReduceScatter, hardware: Hardware
+    ) -> list[dict[str, Any]]:
         counts = self.space(problem, hardware)["PIECES"]
         configs = []
         for config in super().seed_configs(problem, hardware):
@@ -145,27 +144,32 @@ class Push(FusedVariant):
             configs.append(spaces.staggered_if_worth_it(problem, hardware, config, tiles))
         return distinct([*configs, {**configs[0], "STAGGERED": False}])
 
-    def prune_reason(self, problem: Any, hardware: Hardware, config: Config) -> str | None:
+    def prune_reason(
+        self, problem: MatmulReduceScatter, hardware: Hardware, config: Config
+    ) -> str | None:
         tiles, _ = _tiles_and_sums(problem, config)
         reason = spaces.staggered_prune_reason(hardware, config, tiles, problem.k)
         return reason or super().prune_reason(problem, hardware, config)
 
-    def plan(self, problem: Any, fabric: Fabric, config: Config) -> Plan:
-        def layout(problem: Any) -> Layout:
+    def plan(self, problem: MatmulReduceScatter, fabric: Fabric, config: Config) -> Plan:
+        def layout(problem: MatmulReduceScatter) -> Layout:
             tiles, sums = _tiles_and_sums(problem, config)
             rows, columns = problem.shard_rows, problem.shard_columns
-            sizes = (rows, columns, padded_elements(rows, columns), padded_columns(columns))
-            return Layout(tiles, sums * config["PIECES"], problem.inbox_elements, sizes)
+            shard = Shard(columns, padded_elements(rows, columns), padded_columns(columns))
+            programs = sums * config["PIECES"]
+            return Layout(tiles, programs, problem.inbox_elements, (rows, shard))
 
-        constants = {
-            "SCATTER_DIM": problem.scatter_dim,
-            "PIECES": config["PIECES"],
-            "STAGGERED": staggered_tiles(fabric.hardware, config),
-        }
+        tiles, _ = _tiles_and_sums(problem, config)
+        schedule = Schedule(
+            tiles_per_signal(tiles, config),
+            config["PIECES"],
+            staggered_tiles(fabric.hardware, config),
+        )
+        constants = {"SCATTER_DIM": problem.scatter_dim, "SCHEDULE": schedule}
         return FusedPlan(problem, fabric, config, _push, layout, constants)
 
 
-def _tiles_and_sums(problem: Any, config: Config) -> tuple[int, int]:
+def _tiles_and_sums(problem: MatmulReduceScatter, config: Config) -> tuple[int, int]:
     """Tiles of the partial sum, and programs that add."""
     block_m = config["BLOCK_M"]
     owner_tiles = -(-problem.shard_columns // config["BLOCK_N"])
@@ -176,7 +180,9 @@ def _tiles_and_sums(problem: Any, config: Config) -> tuple[int, int]:
     return tiles, (-(-problem.shard_rows // block_m) + 1) * owner_tiles
 
 
-def _pieces(problem: Any, hardware: Hardware, config: Config, counts: tuple[int, ...]) -> int:
+def _pieces(
+    problem: MatmulReduceScatter, hardware: Hardware, config: Config, counts: tuple[int, ...]
+) -> int:
     """Pieces per own tile to be added, so that all compute units take part; 1 for few rows."""
     if min(problem.shard_rows, config["BLOCK_M"]) < 32:
         return counts[0]

@@ -18,23 +18,26 @@ without rows are refused.
 
 from __future__ import annotations
 
-from typing import Any
-
 import triton
 import triton.language as tl
 
-from taxfree_kernels.device import sync
+from taxfree_kernels.device import packets, sync
 from taxfree_kernels.device.pdl import gdc_wait
+from taxfree_kernels.device.peers import Peers, translate
 from taxfree_kernels.device.tiles import swizzle2d, xcd_swizzle
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.hardware import Hardware
-from taxfree_kernels.matmul_reduce_scatter.shards import owner_of_tile, tiles_of_shards
+from taxfree_kernels.matmul_reduce_scatter.problem import MatmulReduceScatter
+from taxfree_kernels.matmul_reduce_scatter.shards import Shard, owner_of_tile, tiles_of_shards
 from taxfree_kernels.reduction import spaces
-from taxfree_kernels.reduction.constants import lanes_of
 from taxfree_kernels.reduction.fused import Layout
-from taxfree_kernels.reduction.lamport import LamportPlan, LamportVariant
-from taxfree_kernels.reduction.packets import sum_of_lamport_words, words_of
-from taxfree_kernels.reduction.sizes import tiles_of
+from taxfree_kernels.reduction.packets import (
+    LamportPlan,
+    LamportVariant,
+    sum_of_lamport_words,
+    words_of,
+)
+from taxfree_kernels.reduction.sizes import lanes_of, tiles_of
 from taxfree_kernels.reduction.tile import partial_tile, store_tile, tile_and_share
 from taxfree_kernels.spaces import power_of_2
 from taxfree_kernels.variant import Config, Plan
@@ -44,54 +47,50 @@ _MOST_POLLED = 64  # words per thread, from all ranks
 
 @triton.jit(do_not_specialize=["rank", "m", "shard_rows", "used"])
 def _push_lamport(
-    x, w, stride_wk, stride_wn, out_ptr,
-    inbox_ptr, stride_slot, control_ptr, partials_ptr, counters_ptr,
-    heap_bases, rank, m, n, k, shard_rows, shard_columns, stride_source, used,
-    WORLD: tl.constexpr, BACKEND: tl.constexpr, SCATTER_DIM: tl.constexpr, ROWS: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
-    SPLIT_K: tl.constexpr, EVEN_K: tl.constexpr, SWAP_AB: tl.constexpr, XCDS: tl.constexpr,
-    TMA: tl.constexpr, W_NK: tl.constexpr,
+    x, w, stride_w, out_ptr, buffers, rank, m, n, k, shard_rows, shard, used,
+    GROUP: tl.constexpr, TILE: tl.constexpr, SCATTER_DIM: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     """See the module.
 
     Args:
         inbox_ptr: int32, the first slot of Lamport words. A slot is [source, shard_rows, words],
-            rows as wide as all tiles of a shard's columns; sources are `stride_source` apart.
+            rows as wide as all tiles of a shard's columns.
         used: words of a slot that all sources take.
         ROWS: rows that a program adds at once.
     """
-    gdc_wait(BACKEND)
+    gdc_wait(GROUP)
     ELEMENT: tl.constexpr = out_ptr.dtype.element_ty
-    WIDTH: tl.constexpr = BLOCK_N // 2  # words of a tile's row
-    generation, turn = sync.running_generation(control_ptr), sync.running_turn(control_ptr)
-    slot_ptr = tl.multiple_of(inbox_ptr + (turn % 3) * stride_slot, 16)
-    tiles_m, tiles_n, owner_tiles = tiles_of_shards(
-        m, shard_columns, WORLD, SCATTER_DIM, BLOCK_M, BLOCK_N
-    )
+    WIDTH: tl.constexpr = TILE.BLOCK_N // 2  # words of a tile's row
+    generation = sync.running_generation(buffers.control_ptr)
+    turn = packets.running_turn(buffers.control_ptr)
+    peers = Peers(buffers.control_ptr, buffers.heap_bases, rank, generation)
+    slot_ptr = tl.multiple_of(buffers.inbox_ptr + (turn % 3) * buffers.stride_slot, 16)
+    tiles_m, tiles_n, owner_tiles = tiles_of_shards(m, shard.columns, GROUP, SCATTER_DIM, TILE)
     tiles = tiles_m * tiles_n
-    number = xcd_swizzle(tl.program_id(0), tiles * SPLIT_K, XCDS)
-    tile, split = tile_and_share(number, SPLIT_K, 0)
-    tile_m, tile_n = swizzle2d(tile, tiles_m, tiles_n, GROUP_M)
-    row_begin = tile_m * BLOCK_M
-    rows = row_begin + tl.arange(0, BLOCK_M)
+    number = xcd_swizzle(tl.program_id(0), tiles * TILE.SPLIT_K, TILE.XCDS)
+    tile, split = tile_and_share(number, TILE.SPLIT_K, 0)
+    tile_m, tile_n = swizzle2d(tile, tiles_m, tiles_n, TILE.GROUP_M)
+    row_begin = tile_m * TILE.BLOCK_M
+    rows = row_begin + tl.arange(0, TILE.BLOCK_M)
     owner, shard_row, first_col, shard_col = owner_of_tile(
-        rows, tile_n, owner_tiles, shard_rows, shard_columns, WORLD, SCATTER_DIM, BLOCK_N
+        rows, tile_n, owner_tiles, shard_rows, shard.columns, GROUP, SCATTER_DIM, TILE.BLOCK_N
     )
     acc, is_whole = partial_tile(
-        tile, split, tiles, row_begin, m, first_col + shard_col, first_col + shard_columns,
-        x, w, stride_wk, stride_wn, partials_ptr, counters_ptr, k,
-        BACKEND, BLOCK_M, BLOCK_N, BLOCK_K, SPLIT_K, EVEN_K, SWAP_AB, TMA, W_NK,
+        tile, split, tiles, row_begin, m, first_col + shard_col, first_col + shard.columns, x, w,
+        stride_w, buffers, k, GROUP, TILE,
     )  # fmt: skip
     if is_whole:
         stride_row = owner_tiles * WIDTH
         column = shard_col // 2 + tl.arange(0, WIDTH)
-        own_ptr = slot_ptr + rank * stride_source
-        target_ptr = sync.translate(own_ptr, heap_bases, rank, owner) + shard_row * stride_row
-        words = tl.reshape(words_of(acc, ELEMENT), (BLOCK_M, WIDTH))
+        own_ptr = slot_ptr + rank * shard.stride_source
+        target_ptr = translate(own_ptr, peers, owner) + shard_row * stride_row
+        words = tl.reshape(words_of(acc, ELEMENT), (TILE.BLOCK_M, WIDTH))
         target = target_ptr[:, None] + column[None, :]
         peer = owner if SCATTER_DIM == 1 else owner[:, None]
-        sync.send(control_ptr, target, words, peer, mask=(rows < m)[:, None])
-        sync.empty_last_turn(control_ptr, inbox_ptr, stride_slot, turn, used, tile, tiles)
+        packets.send(peers, target, words, peer, mask=(rows < m)[:, None])
+        packets.empty_last_turn(
+            buffers.control_ptr, buffers.inbox_ptr, buffers.stride_slot, turn, used, tile, tiles
+        )
 
         # -- own rows of the tile; the last tile also covers a ragged shard's end, which is not sent
         if SCATTER_DIM == 0:
@@ -99,22 +98,21 @@ def _push_lamport(
         else:
             first, last = 0, tl.where(owner == rank, m, 0)
         begin = tl.maximum(first, row_begin)
-        end = tl.where(tile_m == tiles_m - 1, last, tl.minimum(last, row_begin + BLOCK_M))
+        end = tl.where(tile_m == tiles_m - 1, last, tl.minimum(last, row_begin + TILE.BLOCK_M))
         lane = tl.arange(0, ROWS * WIDTH)
         for row in range(begin, end, ROWS):
             at = row + lane // WIDTH
             place = (tl.minimum(at, last - 1) - first) * stride_row + shard_col // 2 + lane % WIDTH
             total, arrived = sum_of_lamport_words(
-                place, at < tl.minimum(end, m), slot_ptr, stride_source, control_ptr, generation,
-                heap_bases, rank, ELEMENT, WORLD, BACKEND,
-            )  # fmt: skip
-            total = tl.where(arrived, tl.reshape(total, (ROWS, BLOCK_N)), float("nan"))
+                place, at < tl.minimum(end, m), slot_ptr, shard.stride_source, peers, ELEMENT, GROUP
+            )
+            total = tl.where(arrived, tl.reshape(total, (ROWS, TILE.BLOCK_N)), float("nan"))
             own_rows = row + tl.arange(0, ROWS)
             total = tl.where((own_rows < m)[:, None], total, 0.0)
-            cols = shard_col + tl.arange(0, BLOCK_N)
-            store_tile(out_ptr, own_rows - first, cols, own_rows < end, shard_columns, total)
-    sync.leave_turn(control_ptr)
-    sync.leave(control_ptr)
+            cols = shard_col + tl.arange(0, TILE.BLOCK_N)
+            store_tile(out_ptr, own_rows - first, cols, own_rows < end, shard.columns, total)
+    packets.leave_turn(buffers.control_ptr)
+    sync.leave(buffers.control_ptr)
 
 
 class PushLamport(LamportVariant):
@@ -122,27 +120,30 @@ class PushLamport(LamportVariant):
 
     name = "push_lamport"
 
-    def unsupported_reason(self, problem: Any, hardware: Hardware) -> str | None:
+    def unsupported_reason(self, problem: MatmulReduceScatter, hardware: Hardware) -> str | None:
         if not all(problem.rows_of(rank) for rank in range(problem.world_size)):
             return "a rank without rows would hear from nobody"
         return super().unsupported_reason(problem, hardware)
 
-    def prune_reason(self, problem: Any, hardware: Hardware, config: Config) -> str | None:
+    def prune_reason(
+        self, problem: MatmulReduceScatter, hardware: Hardware, config: Config
+    ) -> str | None:
         words = config["BLOCK_M"] * config["BLOCK_N"] // 2
         crowded = spaces.words_prune_reason(hardware, config, words, 1, 64)
         return crowded or super().prune_reason(problem, hardware, config)
 
-    def words(self, problem: Any, config: Config) -> int:
+    def words(self, problem: MatmulReduceScatter, config: Config) -> int:
         return int(problem.world_size * _stride_source(problem, config))
 
-    def plan(self, problem: Any, fabric: Fabric, config: Config) -> Plan:
-        def layout(problem: Any) -> Layout:
+    def plan(self, problem: MatmulReduceScatter, fabric: Fabric, config: Config) -> Plan:
+        def layout(problem: MatmulReduceScatter) -> Layout:
             rows, columns = problem.shard_rows, problem.shard_columns
             tiles = tiles_of(problem.m, columns, config["BLOCK_M"], config["BLOCK_N"])
             if problem.scatter_dim == 1:
                 tiles *= problem.world_size
             words = self.words(problem, config)
-            return Layout(tiles, 0, words, (rows, columns, _stride_source(problem, config), words))
+            shard = Shard(columns, _stride_source(problem, config))
+            return Layout(tiles, 0, words, (rows, shard, words))
 
         constants = {
             "SCATTER_DIM": problem.scatter_dim,
@@ -151,14 +152,14 @@ class PushLamport(LamportVariant):
         return LamportPlan(problem, fabric, config, _push_lamport, layout, constants)
 
 
-def _stride_source(problem: Any, config: Config) -> int:
+def _stride_source(problem: MatmulReduceScatter, config: Config) -> int:
     """Words of a shard, a multiple of 64 bytes."""
     tiles = tiles_of(problem.shard_rows, problem.shard_columns, 1, config["BLOCK_N"])
     words = tiles * config["BLOCK_N"] // 2
     return -(-words // 16) * 16
 
 
-def _rows_at_once(problem: Any, hardware: Hardware, config: Config) -> int:
+def _rows_at_once(problem: MatmulReduceScatter, hardware: Hardware, config: Config) -> int:
     """Rows of a tile that a program adds at once: a shard's, if it can hold that many.
 
     A few rows get the lanes of more: see :func:`lanes_of`.

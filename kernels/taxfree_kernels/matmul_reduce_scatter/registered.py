@@ -6,8 +6,6 @@ symmetric; the shard is copied out of it, which the measured time includes.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
 from taxfree_kernels.fabric.base import Fabric
@@ -50,7 +48,7 @@ class RegisteredPlan(BaselinePlan):
 class Registered(RegisteredVariant):
     """Vendor matmul, reduce-scatter between registered buffers."""
 
-    def plan(self, problem: Any, fabric: Fabric, config: Config) -> Plan:
+    def plan(self, problem: MatmulReduceScatter, fabric: Fabric, config: Config) -> Plan:
         return RegisteredPlan(problem, fabric)
 
 

@@ -2,28 +2,43 @@
 
 from __future__ import annotations
 
+from typing import Any, NamedTuple
+
 import triton
 import triton.language as tl
 
 
+class Shard(NamedTuple):
+    """Sizes of a rank's shard and of its place in an inbox, in elements or words.
+
+    Args:
+        columns: of the shard, in elements.
+        stride_source: from one source's shard to the next.
+        stride_row: from row to row, where that is not as wide as all tiles of the columns.
+    """
+
+    columns: Any
+    stride_source: Any
+    stride_row: Any = None
+
+
 @triton.jit
 def tiles_of_shards(
-    m, shard_columns,
-    WORLD: tl.constexpr, SCATTER_DIM: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-):  # fmt: skip
+    m, shard_columns, GROUP: tl.constexpr, SCATTER_DIM: tl.constexpr, TILE: tl.constexpr
+):
     """Tiles of the whole sum, by rows and by columns, and those of a shard's columns.
 
     Columns of tiles never cross from one rank's shard to the next; rows of tiles may.
     """
-    owner_tiles = tl.cdiv(shard_columns, BLOCK_N)
-    tiles_n = owner_tiles * WORLD if SCATTER_DIM == 1 else owner_tiles
-    return tl.cdiv(m, BLOCK_M), tiles_n, owner_tiles
+    owner_tiles = tl.cdiv(shard_columns, TILE.BLOCK_N)
+    tiles_n = owner_tiles * GROUP.WORLD if SCATTER_DIM == 1 else owner_tiles
+    return tl.cdiv(m, TILE.BLOCK_M), tiles_n, owner_tiles
 
 
 @triton.jit
 def owner_of_tile(
-    rows, tile_n, owner_tiles, shard_rows, shard_columns,
-    WORLD: tl.constexpr, SCATTER_DIM: tl.constexpr, BLOCK_N: tl.constexpr,
+    rows, tile_n, owner_tiles, shard_rows, shard_columns, GROUP: tl.constexpr,
+    SCATTER_DIM: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """Which ranks own a tile's rows, and at which positions.
 
@@ -32,7 +47,7 @@ def owner_of_tile(
         owners' first column in the whole sum; the tile's first column in their shards.
     """
     if SCATTER_DIM == 0:
-        owner = tl.minimum(rows // shard_rows, WORLD - 1)
+        owner = tl.minimum(rows // shard_rows, GROUP.WORLD - 1)
         shard_row = rows - owner * shard_rows
         first_col = 0
     else:

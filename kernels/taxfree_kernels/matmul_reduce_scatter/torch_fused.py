@@ -5,8 +5,6 @@ It allocates its result, which is copied into the output here; the measured time
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
 from taxfree_kernels.fabric.base import Fabric
@@ -37,7 +35,7 @@ class TorchFused(Variant):
     name = "torch_fused"
     fused = False
 
-    def unsupported_reason(self, problem: Any, hardware: Hardware) -> str | None:
+    def unsupported_reason(self, problem: MatmulReduceScatter, hardware: Hardware) -> str | None:
         if hardware.backend != "cuda":
             return "torch's fused op needs CUDA"
         if problem.world_size == 1:
@@ -46,7 +44,7 @@ class TorchFused(Variant):
             return "torch's fused op splits rows evenly"
         return None
 
-    def plan(self, problem: Any, fabric: Fabric, config: Config) -> Plan:
+    def plan(self, problem: MatmulReduceScatter, fabric: Fabric, config: Config) -> Plan:
         return TorchFusedPlan(problem, fabric)
 
 

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from taxfree_kernels.descriptors import RowDescriptors, weight_descriptors
+from taxfree_kernels.device.peers import Group
+from taxfree_kernels.device.tiles import Tile
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.fabric.heap import Pool
 from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.launch import Kernel, compile_options, pdl_options
+from taxfree_kernels.problem import PartialSum
 from taxfree_kernels.reduction import spaces
-from taxfree_kernels.reduction.constants import tile_constants, tiles_per_signal
+from taxfree_kernels.reduction.epilogue import EpilogueTensors
+from taxfree_kernels.reduction.tile import Buffers
 from taxfree_kernels.variant import Config, Plan, Space, Variant, resized
 
 
@@ -26,13 +30,13 @@ class Layout:
         tiles: of this rank's partial sum.
         others: programs besides those that compute tiles.
         slot_elements: elements that the kernel uses in a slot of :meth:`FusedPlan.inbox`.
-        sizes: sizes that the kernel takes besides m, n and k.
+        sizes: sizes that the kernel takes besides m, n and k, or tuples of them.
     """
 
     tiles: int
     others: int
     slot_elements: int
-    sizes: tuple[int, ...]
+    sizes: tuple[Any, ...]
 
 
 class FusedPlan(Plan):
@@ -41,14 +45,15 @@ class FusedPlan(Plan):
     Args:
         problem: with m, n and k of a rank's own matmul.
         function: the kernel. It takes x and the weight (see ``tile.partial_tile``), the strides of
-            the weight, the call's other tensors, what `_of_size` lists, and the layout's sizes.
+            the weight, what is added to the sum, the output, what `_of_size` lists, and the
+            layout's sizes.
         layout: of the problem, or of a smaller one.
         constants: those that only this kernel has.
     """
 
     def __init__(
         self,
-        problem: Any,
+        problem: PartialSum,
         fabric: Fabric,
         config: Config,
         function: Any,
@@ -62,25 +67,20 @@ class FusedPlan(Plan):
         w_box = [1, block_n, block_k] if is_nk else [1, block_k, block_n]
         self._x_descriptors = RowDescriptors([1, 1, block_m, block_k])
         self._w_descriptors = weight_descriptors(1, w_box, is_nk)
-        self._staggered = constants.get("STAGGERED", 0)
+        self._staggered = constants["SCHEDULE"].STAGGERED if "SCHEDULE" in constants else 0
         shares = 2 * self._staggered + (self._split_k * top.tiles if self._split_k > 1 else 0)
         partials = ((max(1, shares * block_m * block_n),), torch.float32)
         self._inbox = self.inbox(fabric, config, top.slot_elements)
         self._control = fabric.pool.control
         self._partials = fabric.workspace.scratch(partials)
         self._counters = fabric.workspace.counters(top.tiles + Pool.CHANNELS)
-        self._ranks = (fabric.heap_bases, fabric.rank)
-        signals = {}
-        if "SIGNALS" in config:
-            signals["TILES_PER_SIGNAL"] = tiles_per_signal(top.tiles, config)
+        self._heap_bases, self._rank = fabric.heap_bases, fabric.rank
         self._kernel = Kernel(
             function,
             grid=0,
             constants={
-                **tile_constants(problem, config),
-                "WORLD": problem.world_size,
-                "BACKEND": fabric.backend,
-                **signals,
+                "TILE": Tile.of(config, problem.k, problem.weight_layout),
+                "GROUP": Group(problem.world_size, fabric.backend),
                 **constants,
             },
             options=compile_options(fabric.backend, config) | pdl_options(config),
@@ -99,12 +99,12 @@ class FusedPlan(Plan):
     def _of_size(self, m: int) -> Kernel:
         problem = resized(self._problem, m=m)
         layout = self._layout(problem)
-        last_args = (
-            *self._inbox, self._control, *self._partials(), self._counters(), *self._ranks,
-            m, problem.n, problem.k, *layout.sizes,
-        )  # fmt: skip
+        buffers = Buffers(
+            *self._inbox, self._control, self._partials()[0], self._counters(), self._heap_bases
+        )
+        sizes = (m, problem.n, problem.k, *layout.sizes)
         grid = layout.tiles * self._split_k + self._staggered + layout.others
-        return self._kernel.resized(grid, last_args)
+        return self._kernel.resized(grid, (buffers, self._rank, *sizes))
 
     def kernels(self, size: int) -> tuple[Kernel, ...]:
         return (self._sized[size],)
@@ -120,31 +120,37 @@ class FusedPlan(Plan):
             x_operand = self._x_descriptors(x)
             w_operand = self._w_descriptors(weight)
         self._sized[x.shape[0]](
-            x_operand, w_operand, *weight.stride(),
-            *(out if other is None else other for other in others), out,
-        )  # fmt: skip
+            x_operand, w_operand, weight.stride(), *self._epilogue(others, out), out
+        )
         return out
+
+    def _epilogue(
+        self, given: Sequence[torch.Tensor | None], out: torch.Tensor
+    ) -> tuple[tuple[torch.Tensor, ...], ...]:
+        """The kernel's argument for what is added to the sum, where the operation adds anything."""
+        tensors = [out if each is None else each for each in given]
+        return (EpilogueTensors(*tensors),) if tensors else ()
 
 
 class FusedVariant(Variant):
     """Tiles of a partial sum that are sent as they are finished."""
 
-    def unsupported_reason(self, problem: Any, hardware: Hardware) -> str | None:
+    def unsupported_reason(self, problem: PartialSum, hardware: Hardware) -> str | None:
         if problem.world_size == 1:
             return "one rank has no peers"
         if problem.elements > 1 << 30:
             return "its elements are counted in 32 bits"
         return None
 
-    def space(self, problem: Any, hardware: Hardware) -> Space:
+    def space(self, problem: PartialSum, hardware: Hardware) -> Space:
         return {
             **spaces.tile_space(problem, hardware),
             "SIGNALS": spaces.signal_counts(hardware, spaces.MOST_SIGNALS),
             "WIRE": problem.wires,
         }
 
-    def seed_configs(self, problem: Any, hardware: Hardware) -> list[dict[str, Any]]:
+    def seed_configs(self, problem: PartialSum, hardware: Hardware) -> list[dict[str, Any]]:
         return spaces.seed_configs(problem, hardware, self.space(problem, hardware))
 
-    def prune_reason(self, problem: Any, hardware: Hardware, config: Config) -> str | None:
+    def prune_reason(self, problem: PartialSum, hardware: Hardware, config: Config) -> str | None:
         return spaces.prune_reason(problem, hardware, config)

@@ -1,10 +1,13 @@
-"""Inputs of partial matmuls, and their sum in float64."""
+"""Inputs of partial matmuls, their sum in float64, and the vendor's matmul."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
 
 import torch
+
+from taxfree_kernels.problem import PartialSum
+from taxfree_kernels.vendor import matmul_into
 
 _TERMS = 64  # about, per sum of small integers: keeps sums well below 256, where bfloat16 rounds
 
@@ -28,13 +31,9 @@ def random_tensor(
 
 
 def make_factors(
-    problem: Any, rank: int, seed: int, device: torch.device, integers: bool
+    problem: PartialSum, rank: int, seed: int, device: torch.device, integers: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """x [m, k] and weight [k, n] of one rank; small integers stay exact in narrow partial sums.
-
-    Args:
-        problem: of an operation that sums the ranks' products.
-    """
+    """x [m, k] and weight [k, n] of one rank; small integers stay exact in narrow partial sums."""
     dtype = getattr(torch, problem.dtype)
     own = 1000 * seed + rank
     density = min(1.0, _TERMS / (problem.k * problem.world_size))
@@ -44,10 +43,19 @@ def make_factors(
     return x, weight.t() if problem.weight_layout == "nk" else weight
 
 
-def sum_of_products(problem: Any, seed: int, device: torch.device, integers: bool) -> torch.Tensor:
+def sum_of_products(
+    problem: PartialSum, seed: int, device: torch.device, integers: bool
+) -> torch.Tensor:
     """float64 [m, n]: the ranks' x @ weight, summed."""
     total = torch.zeros(problem.m, problem.n, dtype=torch.float64, device=device)
     for rank in range(problem.world_size):
         x, weight = make_factors(problem, rank, seed, device, integers)
         total.addmm_(x.double(), weight.double())
     return total
+
+
+def partial_matmul(problem: PartialSum, device: torch.device) -> Callable[..., torch.Tensor]:
+    """The vendor's matmul of one rank, on inputs of either operation."""
+    dtype = getattr(torch, problem.dtype)
+    partial = torch.empty(problem.m, problem.n, dtype=dtype, device=device)
+    return lambda x, weight, *others: matmul_into(partial, x, weight, None)

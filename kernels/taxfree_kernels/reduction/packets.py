@@ -1,12 +1,24 @@
-"""Device functions for partial sums that are sent as words of two elements each."""
+"""Partial sums that are sent as words of two elements each: device functions, plan and variant."""
 
 from __future__ import annotations
 
+from abc import abstractmethod
+from typing import Any
+
+import torch
 import triton
 import triton.language as tl
 
-from taxfree_kernels.device import sync
+from taxfree_kernels.device import packets
+from taxfree_kernels.device.peers import translate
+from taxfree_kernels.fabric.base import Fabric
+from taxfree_kernels.fabric.layout import BARE_BYTES
+from taxfree_kernels.hardware import Hardware
+from taxfree_kernels.problem import PartialSum
+from taxfree_kernels.reduction import spaces
 from taxfree_kernels.reduction.epilogue import add_bias_residual
+from taxfree_kernels.reduction.fused import FusedPlan, FusedVariant
+from taxfree_kernels.variant import Config, Space
 
 MOST_WORDS = 1 << 19  # that a pool's slot of them has
 #: Most elements of the output: their words from 8 ranks fill a pool's slot of them.
@@ -31,9 +43,8 @@ def halves_of(words, ELEMENT: tl.constexpr):
 
 @triton.jit
 def sum_by_words(
-    own, at, mask, slot_ptr, stride_source, control_ptr, generation, heap_bases, rank,
-    ELEMENT: tl.constexpr, WORLD: tl.constexpr, BACKEND: tl.constexpr,
-):  # fmt: skip
+    own, at, mask, slot_ptr, stride_source, peers, ELEMENT: tl.constexpr, GROUP: tl.constexpr
+):
     """Send words to every peer, wait for the same words of every peer's, and add them.
 
     Args:
@@ -45,44 +56,39 @@ def sum_by_words(
     Returns:
         float32 [2 * WORDS], added in the ranks' order, and whether all words have come.
     """
-    own_ptr = slot_ptr + rank.to(tl.int64) * stride_source
-    for step in tl.static_range(1, WORLD):
-        peer = (rank + step) % WORLD
-        target_ptr = sync.translate(own_ptr, heap_bases, rank, peer)
-        sync.send(control_ptr, target_ptr + at, own, peer, generation, mask=mask)
+    own_ptr = slot_ptr + peers.rank.to(tl.int64) * stride_source
+    for step in tl.static_range(1, GROUP.WORLD):
+        peer = (peers.rank + step) % GROUP.WORLD
+        target_ptr = translate(own_ptr, peers, peer)
+        packets.send(peers, target_ptr + at, own, peer, mask=mask)
     # One poll for all ranks; lanes beyond the last rank look at its words again.
-    lane = tl.arange(0, triton.next_power_of_2(WORLD))[:, None]
-    source = tl.minimum(lane, WORLD - 1)
-    needed = (source != rank) & mask[None, :]
-    words, arrived = sync.receive(
-        control_ptr, slot_ptr + source * stride_source + at[None, :], source, generation,
-        heap_bases, rank, mask=needed, WORLD=WORLD, BACKEND=BACKEND,
-    )  # fmt: skip
-    words = tl.where(source == rank, own[None, :], words)
-    return _added(words, lane, ELEMENT, WORLD), arrived
+    lane = tl.arange(0, triton.next_power_of_2(GROUP.WORLD))[:, None]
+    source = tl.minimum(lane, GROUP.WORLD - 1)
+    needed = (source != peers.rank) & mask[None, :]
+    words, arrived = packets.receive(
+        peers, slot_ptr + source * stride_source + at[None, :], source, GROUP, mask=needed
+    )
+    words = tl.where(source == peers.rank, own[None, :], words)
+    return _added(words, lane, ELEMENT, GROUP), arrived
 
 
 @triton.jit
 def sum_of_lamport_words(
-    at, mask, slot_ptr, stride_source, control_ptr, generation, heap_bases, rank,
-    ELEMENT: tl.constexpr, WORLD: tl.constexpr, BACKEND: tl.constexpr,
-):  # fmt: skip
+    at, mask, slot_ptr, stride_source, peers, ELEMENT: tl.constexpr, GROUP: tl.constexpr
+):
     """As :func:`sum_by_words`, of Lamport words that every rank has sent, this one too."""
-    lane = tl.arange(0, triton.next_power_of_2(WORLD))[:, None]
-    source = tl.minimum(lane, WORLD - 1)
-    words, arrived = sync.receive(
-        control_ptr, slot_ptr + source * stride_source + at[None, :], source, generation,
-        heap_bases, rank, mask=mask[None, :], WORLD=WORLD, BACKEND=BACKEND,
-    )  # fmt: skip
-    return _added(words, lane, ELEMENT, WORLD), arrived
+    lane = tl.arange(0, triton.next_power_of_2(GROUP.WORLD))[:, None]
+    source = tl.minimum(lane, GROUP.WORLD - 1)
+    words, arrived = packets.receive(
+        peers, slot_ptr + source * stride_source + at[None, :], source, GROUP, mask=mask[None, :]
+    )
+    return _added(words, lane, ELEMENT, GROUP), arrived
 
 
 @triton.jit
 def total_of_lamport_words(
-    place, row, row_end, col, n, bias_ptr, residual_ptr,
-    slot_ptr, stride_source, control_ptr, generation, heap_bases, rank,
-    ELEMENT: tl.constexpr, WORLD: tl.constexpr, BACKEND: tl.constexpr, HAS_BIAS: tl.constexpr,
-    HAS_RESIDUAL: tl.constexpr,
+    place, row, row_end, col, n, epilogue, slot_ptr, stride_source, peers,
+    ELEMENT: tl.constexpr, GROUP: tl.constexpr, EPILOGUE: tl.constexpr,
 ):  # fmt: skip
     """Wait for all ranks' words of a sum of n columns, and add them, the bias and the residual.
 
@@ -94,13 +100,12 @@ def total_of_lamport_words(
         float32 [2 * LANES], NaN when the words have not come, and of each the row and the column.
     """
     total, arrived = sum_of_lamport_words(
-        place, row < row_end, slot_ptr, stride_source, control_ptr, generation, heap_bases, rank,
-        ELEMENT, WORLD, BACKEND,
-    )  # fmt: skip
+        place, row < row_end, slot_ptr, stride_source, peers, ELEMENT, GROUP
+    )
     rows, cols = _twice(row, 0), _twice(col, 1)
     total = add_bias_residual(
         total, cols, cols < n, rows.to(tl.int64) * n + cols, (rows < row_end) & (cols < n),
-        bias_ptr, residual_ptr, HAS_BIAS, HAS_RESIDUAL,
+        epilogue, EPILOGUE,
     )  # fmt: skip
     return tl.where(arrived, total, float("nan")), rows, cols
 
@@ -112,12 +117,54 @@ def _twice(block, step):
 
 
 @triton.jit
-def _added(words, lane, ELEMENT: tl.constexpr, WORLD: tl.constexpr):
+def _added(words, lane, ELEMENT: tl.constexpr, GROUP: tl.constexpr):
     """float32 [2 * WORDS]: the sum of [SOURCES, WORDS], in the ranks' order."""
     total_low = tl.zeros((words.shape[1],), tl.float32)
     total_high = tl.zeros((words.shape[1],), tl.float32)
-    for rank_to_add in tl.static_range(WORLD):
+    for rank_to_add in tl.static_range(GROUP.WORLD):
         low, high = halves_of(tl.sum(tl.where(lane == rank_to_add, words, 0), 0), ELEMENT)
         total_low += low
         total_high += high
     return tl.reshape(tl.join(total_low, total_high), [2 * words.shape[1]])
+
+
+class LamportPlan(FusedPlan):
+    """A plan whose inbox holds Lamport words."""
+
+    def inbox(self, fabric: Fabric, config: Config, elements: int) -> tuple[torch.Tensor, int]:
+        return fabric.pool.lamport_slots(elements)
+
+
+class LamportVariant(FusedVariant):
+    """Programs send the tiles that they have computed, and wait for what belongs to them."""
+
+    slots = 3
+
+    @abstractmethod
+    def words(self, problem: PartialSum, config: Config) -> int:
+        """Lamport words of a slot that a call uses."""
+
+    def unsupported_reason(self, problem: PartialSum, hardware: Hardware) -> str | None:
+        reason = super().unsupported_reason(problem, hardware)
+        if reason is None and not self.seed_configs(problem, hardware):
+            return "its words fit no slot, or no program"
+        return reason
+
+    def space(self, problem: PartialSum, hardware: Hardware) -> Space:
+        return {**spaces.tile_space(problem, hardware), "WIRE": problem.wires[:1]}
+
+    def seed_configs(self, problem: PartialSum, hardware: Hardware) -> list[dict[str, Any]]:
+        configs = [
+            self.with_room(problem, hardware, config)
+            for config in super().seed_configs(problem, hardware)
+        ]
+        return [each for each in configs if not self.prune_reason(problem, hardware, each)]
+
+    def with_room(self, problem: PartialSum, hardware: Hardware, config: Config) -> dict[str, Any]:
+        """A first config, with what the variant needs beside tiles."""
+        return dict(config)
+
+    def prune_reason(self, problem: PartialSum, hardware: Hardware, config: Config) -> str | None:
+        if 4 * self.words(problem, config) > BARE_BYTES:
+            return "more words than a slot holds"
+        return super().prune_reason(problem, hardware, config)

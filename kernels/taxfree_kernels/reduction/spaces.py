@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from taxfree_kernels.hardware import Hardware
-from taxfree_kernels.reduction.constants import block_row
-from taxfree_kernels.reduction.sizes import ITEM_BYTES
+from taxfree_kernels.problem import ITEM_BYTES, PartialSum
+from taxfree_kernels.reduction.sizes import block_row
 from taxfree_kernels.spaces import (
     allowed,
     cdna_space,
@@ -19,12 +19,15 @@ from taxfree_kernels.spaces import (
 )
 from taxfree_kernels.variant import Config, Space
 
+if TYPE_CHECKING:
+    from taxfree_kernels.matmul_all_reduce.problem import MatmulAllReduce
+
 _CHUNK_BYTES = 1 << 13  # what one sender moves in a few microseconds
 #: Channels on which tiles or chunks are worth announcing to programs that wait for several.
 MOST_SIGNALS = 64
 
 
-def tile_space(problem: Any, hardware: Hardware) -> Space:
+def tile_space(problem: PartialSum, hardware: Hardware) -> Space:
     """How tiles of a partial sum are computed, for the device's own limits.
 
     Args:
@@ -54,7 +57,7 @@ def tile_space(problem: Any, hardware: Hardware) -> Space:
     return space
 
 
-def ways_to_load(problem: Any, hardware: Hardware) -> tuple[bool, ...]:
+def ways_to_load(problem: PartialSum, hardware: Hardware) -> tuple[bool, ...]:
     """Whether the TMA may load tiles: Hopper's, of rows that start at multiples of 16 bytes."""
     rows_of_w = problem.k if problem.weight_layout == "nk" else problem.n
     is_aligned = problem.k % 8 == 0 and rows_of_w % 8 == 0
@@ -76,7 +79,7 @@ FEW_RANKS = 4  # up to here, each keeps so much of its partial sum that tiles do
 
 
 def staggered_if_worth_it(
-    problem: Any, hardware: Hardware, config: Config, tiles: int
+    problem: PartialSum, hardware: Hardware, config: Config, tiles: int
 ) -> dict[str, Any]:
     """A config whose tiles end one after the other, where that should pay.
 
@@ -103,7 +106,7 @@ def staggered_prune_reason(hardware: Hardware, config: Config, tiles: int, k: in
     return None
 
 
-def seed_configs(problem: Any, hardware: Hardware, space: Space) -> list[dict[str, Any]]:
+def seed_configs(problem: PartialSum, hardware: Hardware, space: Space) -> list[dict[str, Any]]:
     """Configs that should suit a problem, cut down to `space`; the first is the default."""
     rows = power_of_2(problem.m, 16)
     if hardware.backend == "interpreter":
@@ -117,7 +120,7 @@ def seed_configs(problem: Any, hardware: Hardware, space: Space) -> list[dict[st
     return allowed(problem, hardware, space, guesses, prune_reason)
 
 
-def _first_on_hopper(problem: Any, rows: int) -> list[dict[str, Any]]:
+def _first_on_hopper(problem: PartialSum, rows: int) -> list[dict[str, Any]]:
     """TMA tiles are twice as fast as others in isolation; see all_gather_matmul's push_tma."""
     if rows <= 64:
         # Some 96 tiles stream the weight at full rate without a split K.
@@ -171,7 +174,7 @@ def tiles_at_once(hardware: Hardware, config: Config) -> int:
     return int(hardware.shared_memory // (config["num_stages"] * stage))
 
 
-def prune_reason(problem: Any, hardware: Hardware, config: Config) -> str | None:
+def prune_reason(problem: PartialSum, hardware: Hardware, config: Config) -> str | None:
     """Why a config is not worth compiling, or None."""
     return tile_prune_reason(hardware, config, problem.k, problem.m * problem.n, 64)
 
@@ -233,9 +236,9 @@ def words_prune_reason(
     return None
 
 
-def partial_bytes(problem: Any) -> int:
+def partial_bytes(problem: PartialSum) -> int:
     """Of a rank's partial sum in the problem's own type."""
-    return int(problem.m * problem.n * ITEM_BYTES[problem.dtype])
+    return problem.elements * ITEM_BYTES[problem.dtype]
 
 
 # -- what programs that add have in registers ---------------------------------------------------
@@ -244,7 +247,9 @@ _MOST_OF_A_ROW = 1 << 14  # elements
 _MOST_A_THREAD = 64  # elements, in float32: a quarter of its registers
 
 
-def fits_addends(problem: Any, hardware: Hardware, config: Config, pieces: int = 1) -> bool:
+def fits_addends(
+    problem: MatmulAllReduce, hardware: Hardware, config: Config, pieces: int = 1
+) -> bool:
     """Whether a program that adds one of `pieces` of a tile can hold bias and residual as well.
 
     When the sum is normalised, programs add rows instead.
@@ -256,14 +261,14 @@ def fits_addends(problem: Any, hardware: Hardware, config: Config, pieces: int =
     return int(config["BLOCK_M"] * config["BLOCK_N"]) <= _MOST_A_THREAD * threads
 
 
-def rows_prune_reason(problem: Any) -> str | None:
+def rows_prune_reason(problem: MatmulAllReduce) -> str | None:
     """Why no program can hold a row that it has to normalise, or None."""
     if problem.rms_norm and problem.n > _MOST_OF_A_ROW:
         return f"one program normalises a row, of {_MOST_OF_A_ROW} elements at most"
     return None
 
 
-def warps_prune_reason(problem: Any, hardware: Hardware, config: Config) -> str | None:
+def warps_prune_reason(problem: MatmulAllReduce, hardware: Hardware, config: Config) -> str | None:
     """Why a program of a config cannot hold a row that it has to normalise, or None."""
     if not problem.rms_norm or hardware.backend == "interpreter":
         return None
@@ -273,7 +278,9 @@ def warps_prune_reason(problem: Any, hardware: Hardware, config: Config) -> str 
     return None
 
 
-def with_room_for_rows(problem: Any, hardware: Hardware, config: Config) -> dict[str, Any]:
+def with_room_for_rows(
+    problem: MatmulAllReduce, hardware: Hardware, config: Config
+) -> dict[str, Any]:
     """A config with as many warps as it takes to hold a row that is normalised."""
     if warps_prune_reason(problem, hardware, config) is None:
         return dict(config)

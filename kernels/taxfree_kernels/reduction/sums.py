@@ -1,4 +1,8 @@
-"""What plans of the vendor's matmul and a sum of ours share."""
+"""The vendor's matmul for a partial sum, then a kernel of ours that sums flat tensors in chunks.
+
+Flat tensors have a multiple of 16 elements here, and chunks begin and end at such multiples, so
+that accesses can be 16 bytes wide whatever the dimensions are.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +10,36 @@ from abc import abstractmethod
 from typing import Any
 
 import torch
+import triton
+import triton.language as tl
 
+from taxfree_kernels.device.tiles import select
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.launch import Kernel
+from taxfree_kernels.problem import PartialSum
 from taxfree_kernels.variant import Plan, Step, resized
 from taxfree_kernels.vendor import matmul_into
+
+
+@triton.jit
+def bounds_of_chunk(chunk, begin, end, CHUNKS: tl.constexpr):
+    """Where one of CHUNKS parts of [begin, end) begins and ends, all in units of 16 elements."""
+    per_chunk = tl.cdiv(end - begin, CHUNKS)
+    chunk_begin = min(begin + chunk * per_chunk, end)
+    return chunk_begin, min(chunk_begin + per_chunk, end)
+
+
+@triton.jit
+def with_sources(total, at, mask, own_ptr, inbox_ptr, stride_source, rank, GROUP: tl.constexpr):
+    """`total`, float32, plus elements `at` of all ranks' partial sums, in the ranks' order.
+
+    Args:
+        own_ptr: this rank's; inbox_ptr: rank 0's, the others `stride_source` elements apart.
+    """
+    for source in tl.static_range(GROUP.WORLD):
+        source_ptr = select(rank == source, own_ptr, inbox_ptr + source * stride_source, 16)
+        total += tl.load(source_ptr + at, mask=mask, other=0.0).to(tl.float32)
+    return total
 
 
 class SumPlan(Plan):
@@ -23,13 +52,13 @@ class SumPlan(Plan):
     launches = 2
     _kernel: Kernel
 
-    def __init__(self, problem: Any, fabric: Fabric, elements: int) -> None:
+    def __init__(self, problem: PartialSum, fabric: Fabric, elements: int) -> None:
         self._problem = problem
         self._partials = fabric.workspace.scratch(((elements,), getattr(torch, problem.dtype)))
         self._sized = fabric.workspace.by_size(self._of_size)
 
     @abstractmethod
-    def _launch(self, problem: Any) -> tuple[int, tuple[Any, ...]]:
+    def _launch(self, problem: PartialSum) -> tuple[int, tuple[Any, ...]]:
         """The grid of the kernel, and its last arguments."""
 
     def _of_size(self, m: int) -> tuple[torch.Tensor, torch.Tensor, Kernel]:
@@ -43,8 +72,7 @@ class SumPlan(Plan):
 
     def add_up(self, partial: torch.Tensor, kernel: Kernel, *rest: torch.Tensor | None) -> None:
         """Launch the sum; takes what the plan is called with after x and the weight."""
-        *others, out = rest
-        kernel(partial, *(out if other is None else other for other in others), out)
+        kernel(partial, *rest)
 
     def __call__(self, x: torch.Tensor, weight: torch.Tensor, *rest: torch.Tensor) -> torch.Tensor:
         flat, matrix, kernel = self._sized[x.shape[0]]

@@ -2,22 +2,62 @@
 
 from __future__ import annotations
 
+from typing import Any, NamedTuple
+
 import triton
 import triton.language as tl
 
 from taxfree_kernels.device import sync
 from taxfree_kernels.device.exchange import signal_everybody, wait_for_everybody
+from taxfree_kernels.device.peers import translate
 from taxfree_kernels.device.tiles import accumulate, accumulate_tma, swizzle2d
 from taxfree_kernels.reduction.epilogue import add_bias_residual
 
 
+class Buffers(NamedTuple):
+    """The memory that a fused plan gives its kernel, as run-time arguments.
+
+    Args:
+        inbox_ptr: the first slot, where peers' tiles arrive; `stride_slot` elements to the next.
+        control_ptr: int64, the control block of the pool.
+        partials_ptr: float32, for shares of tiles.
+        counters_ptr: int32, one for each tile, then one for each signal; 0 between launches.
+        heap_bases: int64 [WORLD], where this rank sees each rank's arena.
+    """
+
+    inbox_ptr: Any
+    stride_slot: Any
+    control_ptr: Any
+    partials_ptr: Any
+    counters_ptr: Any
+    heap_bases: Any
+
+
+class Strides(NamedTuple):
+    """Of an inbox, in elements or words: from source to source, and from row to row."""
+
+    source: Any
+    row: Any
+
+
+class Schedule(NamedTuple):
+    """The constants of a kernel in which some programs send tiles and others add them.
+
+    Args:
+        TILES_PER_SIGNAL: tiles that share a signal.
+        PIECES: programs that add one tile.
+        STAGGERED: see :func:`tile_and_share`.
+    """
+
+    TILES_PER_SIGNAL: int
+    PIECES: int = 1
+    STAGGERED: int = 0
+
+
 @triton.jit
 def partial_tile(
-    tile, split, tiles, row_begin, row_end, col_begin, col_end,
-    x, w, stride_wk, stride_wn, partials_ptr, counters_ptr, k,
-    BACKEND: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-    SPLIT_K: tl.constexpr, EVEN_K: tl.constexpr, SWAP_AB: tl.constexpr, TMA: tl.constexpr,
-    W_NK: tl.constexpr, STAGGERED: tl.constexpr = 0,
+    tile, split, tiles, row_begin, row_end, col_begin, col_end, x, w, stride_w, buffers, k,
+    GROUP: tl.constexpr, TILE: tl.constexpr, STAGGERED: tl.constexpr = 0,
 ):  # fmt: skip
     """One tile of this rank's x @ weight at (row_begin, col_begin); undefined beyond the ends.
 
@@ -25,75 +65,72 @@ def partial_tile(
         tile, split, tiles: which of how many tiles, and which of the SPLIT_K shares of its K.
         x, w: pointers to x [.., k], contiguous, and to the weight [k, ..]; when TMA, descriptors
             of x [1, 1, .., k], and of the weight, [1, .., k] when W_NK, else [1, k, ..].
-        partials_ptr: float32 [SPLIT_K, tiles, BLOCK_M, BLOCK_N]; counters_ptr: int32 [tiles]. For
-            a split K only; each share must have at least one step of BLOCK_K.
-        STAGGERED: see :func:`tile_and_share`; each of the first STAGGERED tiles is shared by two
-            programs, and partials_ptr is [2, STAGGERED, ..].
+        stride_w: of the weight, in elements, by k and by column.
+        buffers: of its partials this takes [SPLIT_K, tiles, BLOCK_M, BLOCK_N], or, when STAGGERED,
+            [2, STAGGERED, ..], of its counters [tiles]. For a shared K only; each share must have
+            at least one step of BLOCK_K.
+        STAGGERED: see :func:`tile_and_share`.
 
     Returns:
         The tile, float32 [BLOCK_M, BLOCK_N], and whether this program holds all of it: of the
         programs that share its K, the last one adds their shares, always in the same order.
     """
-    rows = row_begin + tl.arange(0, BLOCK_M)
-    cols = col_begin + tl.arange(0, BLOCK_N)
+    rows = row_begin + tl.arange(0, TILE.BLOCK_M)
+    cols = col_begin + tl.arange(0, TILE.BLOCK_N)
     row_mask, col_mask = rows < row_end, cols < col_end
-    steps = tl.cdiv(k, BLOCK_K)
-    step_begin, step_end = steps * split // SPLIT_K, steps * (split + 1) // SPLIT_K
+    steps = tl.cdiv(k, TILE.BLOCK_K)
+    step_begin, step_end = steps * split // TILE.SPLIT_K, steps * (split + 1) // TILE.SPLIT_K
     if STAGGERED > 0:
         cut = min(max(steps * (2 * tile + 1) // (2 * STAGGERED), 1), steps - 1)
         step_begin = tl.where((tile < STAGGERED) & (split == 1), cut, 0)
         step_end = tl.where((tile < STAGGERED) & (split == 0), cut, steps)
-    if BLOCK_M * BLOCK_N > 128 * 128:
+    if TILE.BLOCK_M * TILE.BLOCK_N > 128 * 128:
         # If there could be no step, the initial zeros and the sum would merge after the loop, and
         # ptxas would serialise the loop's matrix instructions. For smaller tiles it does not, but
         # it does serialise some of those if they are assumed to have steps.
         tl.assume(step_end > step_begin)
-    if SWAP_AB:
-        acc = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
+    if TILE.SWAP_AB:
+        acc = tl.zeros((TILE.BLOCK_N, TILE.BLOCK_M), tl.float32)
     else:
-        acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
-    if TMA:
+        acc = tl.zeros((TILE.BLOCK_M, TILE.BLOCK_N), tl.float32)
+    if TILE.TMA:
         acc = accumulate_tma(
-            acc, x, 0, row_begin, w, col_begin, 0, 1, step_begin, step_end,
-            1, 1, BLOCK_M, BLOCK_N, BLOCK_K, SWAP_AB, W_NK,
-        )  # fmt: skip
+            acc, x, 0, row_begin, w, col_begin, 0, 1, step_begin, step_end, 1, 1, TILE
+        )
     else:
         x_rows = x + rows.to(tl.int64) * k
-        w_cols = w + cols.to(tl.int64) * stride_wn
+        w_cols = w + cols.to(tl.int64) * stride_w[1]
         acc = accumulate(
-            acc, x_rows, 0, row_mask, w_cols, stride_wk, col_mask, 0, 1, k, step_begin, step_end,
-            1, BLOCK_K, EVEN_K, SWAP_AB,
+            acc, x_rows, 0, row_mask, w_cols, stride_w[0], col_mask, 0, 1, k, step_begin, step_end,
+            1, TILE,
         )  # fmt: skip
-    if SWAP_AB:
+    if TILE.SWAP_AB:
         acc = tl.trans(acc)
     is_whole = split >= 0
-    SHARES: tl.constexpr = 2 if STAGGERED > 0 else SPLIT_K
+    SHARES: tl.constexpr = 2 if STAGGERED > 0 else TILE.SPLIT_K
     if SHARES > 1:
         is_shared = True
         if STAGGERED > 0:
             is_shared = tile < STAGGERED
             tiles = STAGGERED
         if is_shared:
-            acc, is_whole = _together(
-                acc, tile, split, tiles, row_mask, partials_ptr, counters_ptr, BACKEND, SHARES
-            )
+            acc, is_whole = _together(acc, tile, split, tiles, row_mask, buffers, GROUP, SHARES)
     return acc, is_whole
 
 
 @triton.jit
 def _together(
-    acc, tile, split, tiles, row_mask, partials_ptr, counters_ptr,
-    BACKEND: tl.constexpr, SHARES: tl.constexpr,
-):  # fmt: skip
+    acc, tile, split, tiles, row_mask, buffers, GROUP: tl.constexpr, SHARES: tl.constexpr
+):
     """Store a share of a tile; the last of SHARES programs has all of them, and their sum."""
     BLOCK_M: tl.constexpr = acc.shape[0]
     BLOCK_N: tl.constexpr = acc.shape[1]
     within = tl.arange(0, BLOCK_M)[:, None] * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
     stored = row_mask[:, None]
-    share_ptr = partials_ptr + tile.to(tl.int64) * (BLOCK_M * BLOCK_N)
+    share_ptr = buffers.partials_ptr + tile.to(tl.int64) * (BLOCK_M * BLOCK_N)
     shares = tl.cast(tiles, tl.int64) * (BLOCK_M * BLOCK_N)
     tl.store(share_ptr + split * shares + within, acc, mask=stored)
-    is_whole = sync.arrive(counters_ptr + tile, SHARES, BACKEND)
+    is_whole = sync.arrive(buffers.counters_ptr + tile, SHARES, GROUP)
     if is_whole:
         acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
         for other in range(SHARES):
@@ -119,33 +156,29 @@ def tile_and_share(number, SPLIT_K: tl.constexpr, STAGGERED: tl.constexpr):
 
 @triton.jit
 def numbered_tile(
-    number, m, n, k, x, w, stride_wk, stride_wn, partials_ptr, counters_ptr,
-    BACKEND: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-    GROUP_M: tl.constexpr, SPLIT_K: tl.constexpr, EVEN_K: tl.constexpr, SWAP_AB: tl.constexpr,
-    TMA: tl.constexpr, W_NK: tl.constexpr, STAGGERED: tl.constexpr = 0,
+    number, m, n, k, x, w, stride_w, buffers, GROUP: tl.constexpr,
+    TILE: tl.constexpr, STAGGERED: tl.constexpr = 0,
 ):  # fmt: skip
     """:func:`partial_tile` of all of x [m, k] @ weight [k, n], by number, shares of K fastest.
 
     Returns:
         The tile's number, its first row and column; the tile, and whether this program has it.
     """
-    tiles_m, tiles_n = tl.cdiv(m, BLOCK_M), tl.cdiv(n, BLOCK_N)
-    tile, split = tile_and_share(number, SPLIT_K, STAGGERED)
-    tile_m, tile_n = swizzle2d(tile, tiles_m, tiles_n, GROUP_M)
-    row_begin, col_begin = tile_m * BLOCK_M, tile_n * BLOCK_N
+    tiles_m, tiles_n = tl.cdiv(m, TILE.BLOCK_M), tl.cdiv(n, TILE.BLOCK_N)
+    tile, split = tile_and_share(number, TILE.SPLIT_K, STAGGERED)
+    tile_m, tile_n = swizzle2d(tile, tiles_m, tiles_n, TILE.GROUP_M)
+    row_begin, col_begin = tile_m * TILE.BLOCK_M, tile_n * TILE.BLOCK_N
     acc, is_whole = partial_tile(
-        tile, split, tiles_m * tiles_n, row_begin, m, col_begin, n,
-        x, w, stride_wk, stride_wn, partials_ptr, counters_ptr, k,
-        BACKEND, BLOCK_M, BLOCK_N, BLOCK_K, SPLIT_K, EVEN_K, SWAP_AB, TMA, W_NK, STAGGERED,
+        tile, split, tiles_m * tiles_n, row_begin, m, col_begin, n, x, w, stride_w, buffers, k,
+        GROUP, TILE, STAGGERED,
     )  # fmt: skip
     return tile, row_begin, col_begin, acc, is_whole
 
 
 @triton.jit
 def announce_tile(
-    tile, tiles, channel, counters_ptr, control_ptr, generation, heap_bases, rank,
-    WORLD: tl.constexpr, BACKEND: tl.constexpr, TILES_PER_SIGNAL: tl.constexpr,
-):  # fmt: skip
+    tile, tiles, channel, counters_ptr, peers, GROUP: tl.constexpr, TILES_PER_SIGNAL: tl.constexpr
+):
     """Signal everybody when all tiles of this one's group are stored.
 
     Args:
@@ -156,27 +189,23 @@ def announce_tile(
     is_complete = tile >= 0
     if TILES_PER_SIGNAL > 1:
         members = min(TILES_PER_SIGNAL, tiles - group * TILES_PER_SIGNAL)
-        is_complete = sync.arrive(counters_ptr + group, members, BACKEND)
+        is_complete = sync.arrive(counters_ptr + group, members, GROUP)
     if is_complete:
-        signal_everybody(control_ptr, channel + group, generation, heap_bases, rank, WORLD, BACKEND)
+        signal_everybody(peers, channel + group, GROUP)
 
 
 @triton.jit
-def send_tile(
-    part, own_ptr, at, mask, heap_bases, rank, WORLD: tl.constexpr, TO_SELF: tl.constexpr
-):
+def send_tile(part, own_ptr, at, mask, peers, GROUP: tl.constexpr, TO_SELF: tl.constexpr):
     """Store a tile at offsets `at` of this rank's part of all inboxes, the own one if TO_SELF."""
-    for step in tl.static_range(0 if TO_SELF else 1, WORLD):
-        target_ptr = sync.translate(own_ptr, heap_bases, rank, (rank + step) % WORLD)
+    for step in tl.static_range(0 if TO_SELF else 1, GROUP.WORLD):
+        target_ptr = translate(own_ptr, peers, (peers.rank + step) % GROUP.WORLD)
         tl.store(target_ptr + at, part, mask=mask)
 
 
 @triton.jit
 def total_of_tile(
-    rows, cols, row_mask, n, bias_ptr, residual_ptr,
-    source_ptr, stride_source, at, at_mask,
-    channel, control_ptr, generation, heap_bases, rank,
-    WORLD: tl.constexpr, BACKEND: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr,
+    rows, cols, row_mask, n, epilogue, source_ptr, stride_source, at, at_mask,
+    channel, peers, GROUP: tl.constexpr, EPILOGUE: tl.constexpr,
 ):  # fmt: skip
     """Wait for all ranks' partial sums of a tile, and add them, the bias and the residual.
 
@@ -188,27 +217,21 @@ def total_of_tile(
     Returns:
         The total, float32; NaN when they have not come.
     """
-    added = bias_residual_of_tile(
-        rows, cols, row_mask, n, bias_ptr, residual_ptr, HAS_BIAS, HAS_RESIDUAL
-    )
-    arrived = wait_for_everybody(control_ptr, channel, generation, heap_bases, rank, WORLD, BACKEND)
-    total = sum_of_sources(source_ptr, stride_source, at, at_mask, WORLD) + added
+    added = bias_residual_of_tile(rows, cols, row_mask, n, epilogue, EPILOGUE)
+    arrived = wait_for_everybody(peers, channel, GROUP)
+    total = sum_of_sources(source_ptr, stride_source, at, at_mask, GROUP) + added
     return tl.where(arrived, total, float("nan"))
 
 
 @triton.jit
-def bias_residual_of_tile(
-    rows, cols, row_mask, n, bias_ptr, residual_ptr,
-    HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr,
-):  # fmt: skip
+def bias_residual_of_tile(rows, cols, row_mask, n, epilogue, EPILOGUE: tl.constexpr):
     """float32 [rows, cols]: what is added once to a tile of a sum of n columns."""
     none = tl.zeros((rows.shape[0], cols.shape[0]), tl.float32)
     col_mask = (cols < n)[None, :]
     place = rows.to(tl.int64)[:, None] * n + cols[None, :]
     return add_bias_residual(
-        none, cols[None, :], col_mask, place, row_mask[:, None] & col_mask,
-        bias_ptr, residual_ptr, HAS_BIAS, HAS_RESIDUAL,
-    )  # fmt: skip
+        none, cols[None, :], col_mask, place, row_mask[:, None] & col_mask, epilogue, EPILOGUE
+    )
 
 
 @triton.jit
@@ -220,7 +243,7 @@ def store_tile(out_ptr, rows, cols, row_mask, n, tile):
 
 
 @triton.jit
-def sum_of_sources(source_ptr, stride_source, at, mask, WORLD: tl.constexpr, own=None, rank=0):
+def sum_of_sources(source_ptr, stride_source, at, mask, GROUP: tl.constexpr, own=None, rank=0):
     """float32: what all ranks have put at offsets `at`, a block, in the ranks' order.
 
     Args:
@@ -228,10 +251,10 @@ def sum_of_sources(source_ptr, stride_source, at, mask, WORLD: tl.constexpr, own
     """
     total = tl.zeros(at.shape, tl.float32)
     if at.numel <= 4096:  # unrolled, so that the loads of all sources are in flight
-        for source in tl.static_range(WORLD):
+        for source in tl.static_range(GROUP.WORLD):
             total += _part_of(source, source_ptr + source * stride_source + at, mask, own, rank)
     else:  # one source's loads fill the registers
-        for source in range(WORLD):
+        for source in range(GROUP.WORLD):
             total += _part_of(source, source_ptr + source * stride_source + at, mask, own, rank)
     return total
 

@@ -9,8 +9,9 @@ import triton
 import triton.language as tl
 
 from taxfree_kernels.checker import Outcome, Reason, SimulatedFabric, Simulation, Violation
-from taxfree_kernels.device import sync
+from taxfree_kernels.device import control, packets, sync
 from taxfree_kernels.device.pdl import gdc_launch_dependents, gdc_wait
+from taxfree_kernels.device.peers import Group, Peers, translate
 from taxfree_kernels.launch import Kernel
 
 CALLS = 4
@@ -55,6 +56,7 @@ def _exchange(
     if BREAK == "late generation":
         sync.leave(control_ptr)
     generation = sync.running_generation(control_ptr)
+    peers = Peers(control_ptr, heap_bases, rank, generation)
     lanes = tl.arange(0, LANES)
     slot = generation % 2
     if BREAK == "one slot":
@@ -65,8 +67,8 @@ def _exchange(
         value = generation * 0 + 1
     if program == 0:
         peer = 1 - rank
-        target = sync.translate(inbox, heap_bases, rank, peer)
-        flag = sync.translate(flag_ptr, heap_bases, rank, peer)
+        target = translate(inbox, peers, peer)
+        flag = translate(flag_ptr, peers, peer)
         _send(target, tl.load(data_ptr + lanes), flag, value, BREAK)
     else:
         _await(flag_ptr, value, BREAK)
@@ -93,7 +95,8 @@ def _relay(data_ptr, box_ptr, out_ptr, flag_ptr, control_ptr, SENDER: tl.constex
 def _handshake(flag_ptr, control_ptr, heap_bases, rank, WAITS_FIRST: tl.constexpr):
     """Ranks tell each other that they are there."""
     generation = sync.running_generation(control_ptr)
-    flag = sync.translate(flag_ptr, heap_bases, rank, 1 - rank)
+    peers = Peers(control_ptr, heap_bases, rank, generation)
+    flag = translate(flag_ptr, peers, 1 - rank)
     if WAITS_FIRST:
         _await(flag_ptr, generation, "")
     tl.atomic_xchg(flag, generation, sem="release", scope="sys")
@@ -108,10 +111,11 @@ def _one_way(
 ):  # fmt: skip
     """Rank 0 sends to rank 1; rank 1 has nothing to send, and should say so."""
     generation = sync.running_generation(control_ptr)
+    peers = Peers(control_ptr, heap_bases, rank, generation)
     slot = inbox_ptr + generation % 2
-    flag = sync.translate(flag_ptr, heap_bases, rank, 1 - rank)
+    flag = translate(flag_ptr, peers, 1 - rank)
     if rank == 0:
-        tl.store(sync.translate(slot, heap_bases, rank, 1), tl.load(data_ptr))
+        tl.store(translate(slot, peers, 1), tl.load(data_ptr))
         tl.atomic_xchg(flag, generation, sem="release", scope="sys")
         if AWAITS_EMPTY:
             _await(flag_ptr, generation, "")
@@ -130,10 +134,11 @@ def _flag_in_data(
 ):  # fmt: skip
     """Words of 8 bytes carry 4 bytes of payload and their generation."""
     generation = sync.running_generation(control_ptr)
+    peers = Peers(control_ptr, heap_bases, rank, generation)
     lanes = tl.arange(0, LANES)
     slot = generation % (1 if BREAK == "one slot" else 2)
     words = words_ptr + slot * slot_words + lanes
-    target = sync.translate(words, heap_bases, rank, 1 - rank)
+    target = translate(words, peers, 1 - rank)
     payload = tl.load(data_ptr + lanes).to(tl.int64)
     flag = generation * 0 + 1 if BREAK == "constant flag" else generation & 0x7FFFFFFF
     if BREAK == "torn":
@@ -156,45 +161,50 @@ def _flag_in_data(
 @triton.jit
 def _told_by_words(
     data_ptr, words_ptr, slot_words, out_ptr, control_ptr, heap_bases, rank,
-    LANES: tl.constexpr, BREAK: tl.constexpr,
+    GROUP: tl.constexpr, LANES: tl.constexpr, BREAK: tl.constexpr,
 ):  # fmt: skip
     """Words that say that other data is there, which is what they cannot say."""
     generation = sync.running_generation(control_ptr)
+    peers = Peers(control_ptr, heap_bases, rank, generation)
     lanes = tl.arange(0, LANES)
     words = words_ptr + generation % 2 * slot_words + lanes
-    box = control_ptr + sync.SIGNALS + LANES + generation % 2
-    tl.store(sync.translate(box, heap_bases, rank, 1 - rank), generation)
-    target = sync.translate(words, heap_bases, rank, 1 - rank)
-    sync.send(control_ptr, target, lanes, 1 - rank, generation)
-    sync.receive(control_ptr, words, 1 - rank, generation, heap_bases, rank, WORLD=2)
+    box = control_ptr + control.SIGNALS + LANES + generation % 2
+    tl.store(translate(box, peers, 1 - rank), generation)
+    target = translate(words, peers, 1 - rank)
+    packets.send(peers, target, lanes, 1 - rank)
+    packets.receive(peers, words, 1 - rank, GROUP)
     tl.store(out_ptr, tl.load(box).to(tl.float32))
     sync.leave(control_ptr)
 
 
 @triton.jit
-def _first_of_two(data_ptr, box_ptr):
-    gdc_launch_dependents("cuda")
+def _first_of_two(data_ptr, box_ptr, GROUP: tl.constexpr):
+    gdc_launch_dependents(GROUP)
     tl.store(box_ptr + tl.program_id(0), tl.load(data_ptr + tl.program_id(0)))
 
 
 @triton.jit
-def _second_of_two(box_ptr, out_ptr, control_ptr, LANES: tl.constexpr, BREAK: tl.constexpr):
+def _second_of_two(
+    box_ptr, out_ptr, control_ptr,
+    GROUP: tl.constexpr, LANES: tl.constexpr, BREAK: tl.constexpr,
+):  # fmt: skip
     """Hands on what the kernel before, which may not have ended, stores."""
     lanes = tl.arange(0, LANES)
     sync.running_generation(control_ptr)
     if BREAK != "waits late":
-        gdc_wait("cuda")
+        gdc_wait(GROUP)
     loaded = tl.load(box_ptr + lanes)
     if BREAK == "waits late":
-        gdc_wait("cuda")
+        gdc_wait(GROUP)
     tl.store(out_ptr + tl.program_id(0) * LANES + lanes, loaded)
     sync.leave(control_ptr)
 
 
 def early(broken: str = "", seed: int = 0) -> Outcome:
     """A kernel that may begin before the one before it has ended."""
-    first = Kernel(_first_of_two, 3)
-    second = Kernel(_second_of_two, 2, {"LANES": 2, "BREAK": broken})
+    group = Group(2, "cuda")  # the only backend with early kernels
+    first = Kernel(_first_of_two, 3, {"GROUP": group})
+    second = Kernel(_second_of_two, 2, {"GROUP": group, "LANES": 2, "BREAK": broken})
 
     def setup(fabric: SimulatedFabric) -> list:
         data, box, out = torch.ones(4), torch.zeros(4), torch.zeros(4)
@@ -224,8 +234,12 @@ def one_way(*, signals_empty: bool, awaits_empty: bool, seed: int = 0) -> Outcom
 
 def flag_in_data(broken: str = "", seed: int = 0) -> Outcome:
     """In the last call's output is what was received in it, if nothing is wrong."""
-    function = _told_by_words if broken == "other data" else _flag_in_data
-    kernel = Kernel(function, 1, {"LANES": LANES, "BREAK": broken})
+    constants = {"LANES": LANES, "BREAK": broken}
+    if broken == "other data":
+        group = Group(2, "interpreter")
+        kernel = Kernel(_told_by_words, 1, constants | {"GROUP": group})
+    else:
+        kernel = Kernel(_flag_in_data, 1, constants)
     outputs = []
 
     def setup(fabric: SimulatedFabric) -> list:

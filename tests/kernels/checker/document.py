@@ -1,6 +1,6 @@
 """Writes docs/mutants.md: `python -m tests.kernels.checker.document`, or `make docs`; some minutes.
 
-Each mutant is looked for as in the tests, and counted by the first reason that a check gave.
+Mutants are checked as in the tests, and counted by the first reason that a check gives.
 """
 
 from __future__ import annotations
@@ -20,25 +20,30 @@ from tests.kernels.checker.mutated import GROUPS, HARMLESS, Group, without_place
 PATH = Path(__file__).parents[3] / "docs" / "mutants.md"
 
 _HEAD = """\
-# Mutants of the kernels
+# Injected bugs that the checker detects
 
 <!-- Written by `make docs`: change tests/kernels/checker/mutated.py, not this page. -->
 
-What the happens-before checker is worth shows where kernels are wrong. Here they are: real device
-functions in which one construct at a time is deleted or weakened, and how the checker reports them.
+A mutant is a device function of a real kernel with one construct deleted or weakened. This page
+lists the mutants of each function, and how the happens-before checker reports them.
 
-Mutated are: each acquire, release and scope; each wait and signal, deleted or for another
-generation, channel or rank; the polling loop; the step of the generation; the number of payload
-slots and the place in them; the order of data and signal; and whom a wait is for, narrowed by one.
-Of words: stores, deleted or partial; flags, of constant value; polls, content with one word; the
-slots and turns of bare ones, which tell of no generation, and that they are emptied. Forks and
-joins of side streams, and the parity of the generation that `overlap` leaves, have tests of their
-own. Not mutated is what runs only after a timeout.
+These are mutated:
 
-| function | of | mutants | reported | as |
+- each acquire, release and scope; each wait and signal, deleted or for another generation, channel
+  or rank; the set of ranks that a wait is for, smaller by one
+- the polling loop; the step of the generation; the order of data and signal
+- the number of payload slots and the offsets in them
+- LL packets and Lamport words: stores, deleted or partial; flags of constant value; polls that
+  accept one word for all; the slots, turns and emptying of Lamport words
+
+Forks and joins of side streams, and the parity of the generation that `overlap` leaves, have tests
+of their own. Code that runs only after a timeout is not mutated.
+
+| function | operation | mutants | reported | as |
 |---|---|---|---|---|"""
 _HARMLESS = """
-Not reported are the following, which are as right as the original as long as no wait times out:
+The following mutants are not reported. They are as right as the original as long as no wait times
+out:
 
 | mutant | why it changes nothing |
 |---|---|"""

@@ -1,4 +1,4 @@
-"""What is mutated, in which checks each mutant is looked for, and which mutants change nothing."""
+"""The mutated functions, the checks that should report each mutant, and harmless mutants."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from taxfree_kernels.all_gather_matmul import (
 )
 from taxfree_kernels.checker import MIXED, Violation, check_variant
 from taxfree_kernels.checker.mutate import Mutant, mutants
-from taxfree_kernels.device import exchange, sync
+from taxfree_kernels.device import exchange, packets, sync
+from taxfree_kernels.device.abort import is_aborted
 from taxfree_kernels.flash_decode import exchange as decode_exchange
 from taxfree_kernels.flash_decode import fine_wait, fused, gather, persistent
 from taxfree_kernels.flash_decode import packets as decode_words
@@ -31,8 +32,8 @@ from taxfree_kernels.matmul_reduce_scatter import one_shot as scatter_one_shot
 from taxfree_kernels.matmul_reduce_scatter import overlap as scatter_overlap
 from taxfree_kernels.matmul_reduce_scatter import push as scatter_push
 from taxfree_kernels.matmul_reduce_scatter import push_lamport as scatter_push_lamport
+from taxfree_kernels.reduction import epilogue as sum_rows
 from taxfree_kernels.reduction import packets as sum_words
-from taxfree_kernels.reduction import rows as sum_rows
 from taxfree_kernels.reduction import tile as sum_tile
 
 
@@ -42,8 +43,8 @@ class Group:
 
     Args:
         seeds: of schedules in which a mutant is looked for.
-        by_turns: its words are bare: of the generation they say nothing but in a report, so that
-            another one changes nothing.
+        by_turns: they exchange Lamport words, which carry no generation: it appears in reports
+            only, so that another one changes nothing.
     """
 
     op: str
@@ -57,7 +58,7 @@ class Group:
         return [each for each in found if not (self.by_turns and "generation" in each.change)]
 
     def find(self, mutant: Mutant) -> Violation | None:
-        """What a check reports with the mutant in place."""
+        """The violation that a check reports with the mutant in place."""
         with mutant.installed():
             for variant in self.variants:
                 violation = check_variant(self.op, variant, seeds=self.seeds).violation
@@ -77,19 +78,21 @@ GROUPS = {
             sync._poll,
             sync.signal,
             sync.wait,
-            sync.is_aborted,
+            is_aborted,
             sync.running_generation,
             sync.leave,
             sync.arrive,
         ),
     ),
     "sync: words": Group(
-        _SUM, ("push_in_place",), (sync.send, sync.receive, sync._count_late, sync._is_late)
+        _SUM,
+        ("push_in_place",),
+        (packets.send, packets.receive, packets._count_late, packets._is_late),
     ),
     "sync: turns": Group(
         _SUM,
         ("push_two_shot_lamport", MIXED),
-        (sync.running_turn, sync.empty_last_turn, sync.leave_turn, sync._count_out),
+        (packets.running_turn, packets.empty_last_turn, packets.leave_turn, sync.count_out),
     ),
     "exchange": Group(
         _SUM,
@@ -100,10 +103,12 @@ GROUPS = {
     "gather: receive": Group(
         _GATHER, ("push", "pull", "push_tma"), (tile.wait_for_rows, tile.gathered_tile)
     ),
-    "gather: push": Group(_GATHER, ("push",), (push._push,)),
+    "gather: push": Group(_GATHER, ("push",), (push._push, tile.running_slot)),
     "gather: push_tma": Group(_GATHER, ("push_tma",), (push_tma._push_tma, tile.finish_tile)),
     "gather: pull": Group(_GATHER, ("pull",), (pull._pull,)),
-    "gather: push_two_kernel": Group(_GATHER, ("push_two_kernel",), (push_two_kernel._send,)),
+    "gather: push_two_kernel": Group(
+        _GATHER, ("push_two_kernel",), (push_two_kernel._send, tile.running_slot)
+    ),
     "gather: one_shot": Group(_GATHER, ("one_shot",), (one_shot._gather,)),
     "gather: overlap": Group(
         _GATHER, ("overlap",), (copies._meet, copies._announce, overlap._await)
@@ -174,7 +179,7 @@ GROUPS = {
         ),
     ),
     "decode: gather": Group(
-        _DECODE, ("gather",), (gather._gather, gather._copy_rows, decode_exchange.send_chunk)
+        _DECODE, ("gather", MIXED), (gather._gather, gather._copy_rows, decode_exchange.send_chunk)
     ),
     "decode: fine_wait": Group(
         _DECODE,
@@ -184,7 +189,7 @@ GROUPS = {
     "decode: persistent": Group(_DECODE, ("persistent", MIXED), (persistent._decode,)),
 }
 
-_BY_TURNS = "Lamport words go by turns: of the generation they say nothing but in a report"
+_BY_TURNS = "Lamport words go by turns: the generation appears in reports only"
 _ANOTHER_FLAG = (
     "sent and awaited alike: it still differs from all flags that calls have left in the slot"
 )

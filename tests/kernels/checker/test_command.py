@@ -24,7 +24,7 @@ def deleted_signals():
 def test_a_violation_is_exit_code_4_with_a_report_and_a_replay(capsys):
     assert run([*CHECK, "--seeds", "1"]) == 4
     captured = capsys.readouterr()
-    assert "deadlock: everybody waits" in captured.out
+    assert "deadlock: all programs wait" in captured.out
     assert "signal word of channel 0, source rank" in captured.out
     assert captured.err.splitlines()[-1].startswith("hint: replay: taxfree check --op")
 

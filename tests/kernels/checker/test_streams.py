@@ -15,7 +15,7 @@ SEEDS = range(6)
 
 
 def reasons() -> set:
-    """Of each schedule's violation; None if one has none."""
+    """Reasons of the schedules' violations; None for a schedule without one."""
     found = [check_variant(OP, "overlap", seeds=[seed]).violation for seed in SEEDS]
     return {None if violation is None else violation.reason for violation in found}
 

@@ -11,13 +11,16 @@ from typing import Any
 
 import pytest
 
+from taxfree_kernels.cross_compile.compiled_kernel import CompiledKernel
+from taxfree_kernels.cross_compile.resources import Resources
+
 HERE = Path(__file__).parent
 ROOT = HERE.parents[2]
 TRITONS = {"oldest": ROOT / ".triton36", "installed": None}
 
 
 def triton_path(name: str) -> Path | None:
-    """Folder of a compiler by name; skips the test where it is not there."""
+    """Folder of a compiler by name; skips the test where there is none."""
     path = TRITONS[name]
     if path is not None and not path.is_dir():
         pytest.skip(f"no Triton in {path.name}")
@@ -44,12 +47,13 @@ class Snippets:
     def __init__(self) -> None:
         self._done: dict[tuple[str, str], dict[str, Any]] = {}
 
-    def compiled(self, name: str, device: str, triton: str) -> dict[str, Any]:
+    def compiled(self, name: str, device: str, triton: str) -> CompiledKernel:
         key = device, triton
         if key not in self._done:
             script = str(HERE / "snippets.py")
             self._done[key] = json.loads(run_python(script, device, triton=triton))
-        return dict(self._done[key][name])
+        fields = self._done[key][name]
+        return CompiledKernel(**fields | {"resources": Resources(**fields["resources"])})
 
 
 @pytest.fixture(scope="session")

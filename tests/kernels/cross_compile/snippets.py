@@ -1,17 +1,19 @@
-"""Small kernels, each breaking one rule or keeping it, compiled in a process of their own.
+"""Small kernels that each break or keep one rule, compiled in a process of their own.
 
-Run as a script: the device comes as argument, JSON goes to stdout.
+A script: its argument is the device, its output is JSON.
 """
 
 import json
 import sys
+from dataclasses import asdict
 from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 
-from taxfree_kernels.device import pdl, sync
+from taxfree_kernels.device import fences, packets, pdl
+from taxfree_kernels.device.peers import Group, Peers
 
 #: kernels that only Hopper can run.
 HOPPER = (
@@ -31,8 +33,8 @@ CDNA = ("words_polled_once_by_one_warp",)
 
 
 @triton.jit
-def _drain(BACKEND: tl.constexpr):
-    if BACKEND == "hip":
+def _drain(GROUP: tl.constexpr):
+    if GROUP.BACKEND == "hip":
         tl.inline_asm_elementwise(
             "s_waitcnt vmcnt(0)\n\tv_mov_b32 $0, 0", "=v", [], dtype=tl.int32, is_pure=False, pack=1
         )
@@ -45,45 +47,45 @@ def _fill(data, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _signal(word, want, BACKEND: tl.constexpr):
-    _drain(BACKEND)
+def _signal(word, want, GROUP: tl.constexpr):
+    _drain(GROUP)
     tl.debug_barrier()
     tl.atomic_xchg(word, want, sem="release", scope="sys")
 
 
 @triton.jit
-def good_signal(data, word, want, out, BLOCK: tl.constexpr, BACKEND: tl.constexpr):
+def good_signal(data, word, want, out, BLOCK: tl.constexpr, GROUP: tl.constexpr):
     _fill(data, BLOCK)
-    _signal(word, want, BACKEND)
+    _signal(word, want, GROUP)
 
 
 @triton.jit
-def signal_without_barrier(data, word, want, out, BLOCK: tl.constexpr, BACKEND: tl.constexpr):
+def signal_without_barrier(data, word, want, out, BLOCK: tl.constexpr, GROUP: tl.constexpr):
     _fill(data, BLOCK)
     tl.atomic_xchg(word, want, sem="release", scope="sys")
 
 
 @triton.jit
-def signal_without_drain(data, word, want, out, BLOCK: tl.constexpr, BACKEND: tl.constexpr):
+def signal_without_drain(data, word, want, out, BLOCK: tl.constexpr, GROUP: tl.constexpr):
     _fill(data, BLOCK)
     tl.debug_barrier()
     tl.atomic_xchg(word, want, sem="release", scope="sys")
 
 
 @triton.jit
-def signal_to_the_device(data, word, want, out, BLOCK: tl.constexpr, BACKEND: tl.constexpr):
+def signal_to_the_device(data, word, want, out, BLOCK: tl.constexpr, GROUP: tl.constexpr):
     _fill(data, BLOCK)
-    _drain(BACKEND)
+    _drain(GROUP)
     tl.debug_barrier()
     tl.atomic_xchg(word, want, sem="release", scope="gpu")
 
 
 @triton.jit
-def bulk_store_then_signal(data, word, want, out, BLOCK: tl.constexpr, BACKEND: tl.constexpr):
+def bulk_store_then_signal(data, word, want, out, BLOCK: tl.constexpr, GROUP: tl.constexpr):
     source = tl.make_tensor_descriptor(data, [BLOCK, BLOCK], [BLOCK, 1], [64, 64])
     target = tl.make_tensor_descriptor(out, [BLOCK, BLOCK], [BLOCK, 1], [64, 64])
     target.store([0, 0], source.load([0, 0]))
-    _signal(word, want, BACKEND)
+    _signal(word, want, GROUP)
 
 
 @triton.jit
@@ -103,6 +105,14 @@ def _poll(word, want, limit):
 
 
 @triton.jit
+def _acquire_and_read(data, word, want, out, BLOCK: tl.constexpr):
+    seen = tl.atomic_add(word, 0, sem="acquire", scope="sys")
+    tl.debug_barrier()
+    if seen >= want:
+        _read(data, out, BLOCK)
+
+
+@triton.jit
 def _wait(word, want):
     _poll(word, want, tl.load(word + 1))
     seen = tl.atomic_add(word, 0, sem="acquire", scope="sys")
@@ -111,20 +121,19 @@ def _wait(word, want):
 
 
 @triton.jit
-def good_wait(data, word, want, out, BLOCK: tl.constexpr, BACKEND: tl.constexpr):
-    seen = _wait(word, want)
-    if seen >= want:
-        _read(data, out, BLOCK)
+def good_wait(data, word, want, out, BLOCK: tl.constexpr, GROUP: tl.constexpr):
+    _poll(word, want, tl.load(word + 1))
+    _acquire_and_read(data, word, want, out, BLOCK)
 
 
 @triton.jit
-def good_relay(data, word, want, out, BLOCK: tl.constexpr, BACKEND: tl.constexpr):
+def good_relay(data, word, want, out, BLOCK: tl.constexpr, GROUP: tl.constexpr):
     """Two waits and two signals: what one of them lacks, the other has."""
     for _ in tl.static_range(2):
         seen = _wait(word, want)
         if seen >= want:
             _read(data, out, BLOCK)
-        _signal(word + 2, want, BACKEND)
+        _signal(word + 2, want, GROUP)
         word += 4
 
 
@@ -136,79 +145,76 @@ def _read_box(data, out, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def bulk_copy_after_wait(data, word, want, out, BLOCK: tl.constexpr, BACKEND: tl.constexpr):
+def bulk_copy_after_wait(data, word, want, out, BLOCK: tl.constexpr, GROUP: tl.constexpr):
     seen = _wait(word, want)
     if seen >= want:
         _read_box(data, out, BLOCK)
 
 
 @triton.jit
-def good_bulk_copy(data, word, want, out, BLOCK: tl.constexpr, BACKEND: tl.constexpr):
+def good_bulk_copy(data, word, want, out, BLOCK: tl.constexpr, GROUP: tl.constexpr):
     seen = _wait(word, want)
     if seen >= want:
-        sync.before_tma_loads(BACKEND)
+        fences.before_tma_loads(GROUP)
         _read_box(data, out, BLOCK)
 
 
 @triton.jit
-def load_before_early_wait(data, word, want, out, BLOCK: tl.constexpr, BACKEND: tl.constexpr):
+def load_before_early_wait(data, word, want, out, BLOCK: tl.constexpr, GROUP: tl.constexpr):
     first = tl.load(data)
-    pdl.gdc_wait(BACKEND)
+    pdl.gdc_wait(GROUP)
     tl.store(out, first.to(tl.float32))
 
 
 @triton.jit
-def generation_before_early_wait(data, word, want, out, BLOCK: tl.constexpr, BACKEND: tl.constexpr):
+def generation_before_early_wait(data, word, want, out, BLOCK: tl.constexpr, GROUP: tl.constexpr):
     generation = tl.atomic_add(word, 0, sem="relaxed", scope="gpu")
-    pdl.gdc_wait(BACKEND)
+    pdl.gdc_wait(GROUP)
     _read(data + generation, out, BLOCK)
 
 
 @triton.jit
-def ticket_before_early_wait(data, word, want, out, BLOCK: tl.constexpr, BACKEND: tl.constexpr):
+def ticket_before_early_wait(data, word, want, out, BLOCK: tl.constexpr, GROUP: tl.constexpr):
     ticket = tl.atomic_add(word, 1, sem="relaxed", scope="gpu")
-    pdl.gdc_wait(BACKEND)
+    pdl.gdc_wait(GROUP)
     _read(data + ticket, out, BLOCK)
 
 
 @triton.jit
-def early_wait_on_one_path(data, word, want, out, BLOCK: tl.constexpr, BACKEND: tl.constexpr):
+def early_wait_on_one_path(data, word, want, out, BLOCK: tl.constexpr, GROUP: tl.constexpr):
     if want > 0:
-        pdl.gdc_wait(BACKEND)
+        pdl.gdc_wait(GROUP)
     _read(data, out, BLOCK)
 
 
 @triton.jit
-def early_without_a_wait(data, word, want, out, BLOCK: tl.constexpr, BACKEND: tl.constexpr):
+def early_without_a_wait(data, word, want, out, BLOCK: tl.constexpr, GROUP: tl.constexpr):
     _read(data, out, BLOCK)
 
 
 @triton.jit
-def good_early_wait(data, word, want, out, BLOCK: tl.constexpr, BACKEND: tl.constexpr):
-    pdl.gdc_wait(BACKEND)
+def good_early_wait(data, word, want, out, BLOCK: tl.constexpr, GROUP: tl.constexpr):
+    pdl.gdc_wait(GROUP)
     _read(data, out, BLOCK)
 
 
 @triton.jit
-def good_early_wait_behind(data, word, want, out, BLOCK: tl.constexpr, BACKEND: tl.constexpr):
+def good_early_wait_behind(data, word, want, out, BLOCK: tl.constexpr, GROUP: tl.constexpr):
     generation = tl.atomic_add(word, 0, sem="relaxed", scope="gpu")
-    pdl.gdc_wait(BACKEND)
+    pdl.gdc_wait(GROUP)
     _read(data + generation, out, BLOCK)
 
 
 @triton.jit
-def unbounded_wait(data, word, want, out, BLOCK: tl.constexpr, BACKEND: tl.constexpr):
+def unbounded_wait(data, word, want, out, BLOCK: tl.constexpr, GROUP: tl.constexpr):
     seen = tl.atomic_add(word, 0, sem="relaxed", scope="sys")
     while seen < want:
         seen = tl.atomic_add(word, 0, sem="relaxed", scope="sys")
-    seen = tl.atomic_add(word, 0, sem="acquire", scope="sys")
-    tl.debug_barrier()
-    if seen >= want:
-        _read(data, out, BLOCK)
+    _acquire_and_read(data, word, want, out, BLOCK)
 
 
 @triton.jit
-def acquire_unused(data, word, want, out, BLOCK: tl.constexpr, BACKEND: tl.constexpr):
+def acquire_unused(data, word, want, out, BLOCK: tl.constexpr, GROUP: tl.constexpr):
     _poll(word, want, tl.load(word + 1))
     tl.atomic_add(word, 0, sem="acquire", scope="sys")
     tl.debug_barrier()
@@ -216,28 +222,22 @@ def acquire_unused(data, word, want, out, BLOCK: tl.constexpr, BACKEND: tl.const
 
 
 @triton.jit
-def poll_by_plain_load(data, word, want, out, BLOCK: tl.constexpr, BACKEND: tl.constexpr):
+def poll_by_plain_load(data, word, want, out, BLOCK: tl.constexpr, GROUP: tl.constexpr):
     while tl.load(word) < want:
         pass
-    seen = tl.atomic_add(word, 0, sem="acquire", scope="sys")
-    tl.debug_barrier()
-    if seen >= want:
-        _read(data, out, BLOCK)
+    _acquire_and_read(data, word, want, out, BLOCK)
 
 
 @triton.jit
-def poll_by_volatile_load(data, word, want, out, BLOCK: tl.constexpr, BACKEND: tl.constexpr):
+def poll_by_volatile_load(data, word, want, out, BLOCK: tl.constexpr, GROUP: tl.constexpr):
     seen = tl.load(word, volatile=True)
     while seen < want:
         seen = tl.load(word, volatile=True)
-    seen = tl.atomic_add(word, 0, sem="acquire", scope="sys")
-    tl.debug_barrier()
-    if seen >= want:
-        _read(data, out, BLOCK)
+    _acquire_and_read(data, word, want, out, BLOCK)
 
 
 @triton.jit
-def poll_by_swap(data, word, want, out, BLOCK: tl.constexpr, BACKEND: tl.constexpr):
+def poll_by_swap(data, word, want, out, BLOCK: tl.constexpr, GROUP: tl.constexpr):
     while tl.atomic_cas(word, want, want, sem="acquire", scope="sys") < want:
         pass
     tl.debug_barrier()
@@ -245,47 +245,47 @@ def poll_by_swap(data, word, want, out, BLOCK: tl.constexpr, BACKEND: tl.constex
 
 
 @triton.jit
-def good_words(data, word, want, out, BLOCK: tl.constexpr, BACKEND: tl.constexpr):
+def good_words(data, word, want, out, BLOCK: tl.constexpr, GROUP: tl.constexpr):
     at = tl.arange(0, BLOCK)
     words = tl.cast(out, tl.pointer_type(tl.int64)) + at
-    sync.send(word, words + BLOCK, tl.load(data + at).to(tl.int32), 0, want)
-    seen, arrived = sync.receive(word, words, 0, want, word, 0, BACKEND=BACKEND)
+    peers = Peers(word, word, 0, want)
+    packets.send(peers, words + BLOCK, tl.load(data + at).to(tl.int32), 0)
+    seen, arrived = packets.receive(peers, words, 0, GROUP)
     if arrived:
         tl.store(data + at, seen.to(tl.float16))
 
 
 @triton.jit
-def good_lamport_words(data, word, want, out, BLOCK: tl.constexpr, BACKEND: tl.constexpr):
+def good_lamport_words(data, word, want, out, BLOCK: tl.constexpr, GROUP: tl.constexpr):
     at = tl.arange(0, BLOCK)
     words = tl.cast(out, tl.pointer_type(tl.int32)) + at
-    sync.send(word, words + BLOCK, tl.load(data + at).to(tl.int32), 0, want)
-    seen, arrived = sync.receive(word, words, 0, want, word, 0, BACKEND=BACKEND)
+    peers = Peers(word, word, 0, want)
+    packets.send(peers, words + BLOCK, tl.load(data + at).to(tl.int32), 0)
+    seen, arrived = packets.receive(peers, words, 0, GROUP)
     if arrived:
         tl.store(data + at, seen.to(tl.float16))
 
 
 @triton.jit
-def good_words_in_padded_rows(data, word, want, out, BLOCK: tl.constexpr, BACKEND: tl.constexpr):
-    """What is behind the end of a row stands for its last word, which threads load again."""
+def good_words_in_padded_rows(data, word, want, out, BLOCK: tl.constexpr, GROUP: tl.constexpr):
+    """Lanes behind the end of a row load its last word again."""
     row, column = tl.arange(0, 4)[:, None], tl.arange(0, BLOCK)[None, :]
     at = row * BLOCK + tl.minimum(column, BLOCK // 2)
     words = tl.cast(out, tl.pointer_type(tl.int64)) + at
-    seen, arrived = sync.receive(word, words, 0, want, word, 0, BACKEND=BACKEND)
+    seen, arrived = packets.receive(Peers(word, word, 0, want), words, 0, GROUP)
     if arrived:
         tl.store(data + row * BLOCK + column, seen.to(tl.float16))
 
 
 @triton.jit
-def good_words_of_one_warp(data, word, want, out, BLOCK: tl.constexpr, BACKEND: tl.constexpr):
+def good_words_of_one_warp(data, word, want, out, BLOCK: tl.constexpr, GROUP: tl.constexpr):
     words = tl.cast(out, tl.pointer_type(tl.int64)) + tl.arange(0, BLOCK)
-    seen, arrived = sync.receive(word, words, 0, want, word, 0, BACKEND=BACKEND)
+    seen, arrived = packets.receive(Peers(word, word, 0, want), words, 0, GROUP)
     tl.store(data + tl.arange(0, BLOCK), tl.where(arrived, seen, 0).to(tl.float16))
 
 
 @triton.jit
-def words_polled_once_by_one_warp(
-    data, word, want, out, BLOCK: tl.constexpr, BACKEND: tl.constexpr
-):
+def words_polled_once_by_one_warp(data, word, want, out, BLOCK: tl.constexpr, GROUP: tl.constexpr):
     words = tl.cast(out, tl.pointer_type(tl.int64)) + tl.arange(0, BLOCK)
     limit, polls = tl.load(word), tl.zeros((), tl.int64)
     seen = tl.load(words, volatile=True, cache_modifier=".cv")
@@ -297,18 +297,18 @@ def words_polled_once_by_one_warp(
 
 @triton.jit
 def words_polled_by_several_threads(
-    data, word, want, out, BLOCK: tl.constexpr, BACKEND: tl.constexpr
+    data, word, want, out, BLOCK: tl.constexpr, GROUP: tl.constexpr
 ):
     words = tl.cast(out, tl.pointer_type(tl.int64)) + tl.arange(0, 32)
-    seen, polls = sync._load_words(words, BACKEND), tl.zeros((), tl.int64)
+    seen, polls = packets._load_words(words, GROUP), tl.zeros((), tl.int64)
     while (tl.min(seen >> 32) < want) & (polls < tl.load(word)):
-        seen = sync._load_words(words, BACKEND)
+        seen = packets._load_words(words, GROUP)
         polls += 1
     tl.store(data + tl.arange(0, 32), seen.to(tl.float16))
 
 
 @triton.jit
-def words_polled_in_a_cache(data, word, want, out, BLOCK: tl.constexpr, BACKEND: tl.constexpr):
+def words_polled_in_a_cache(data, word, want, out, BLOCK: tl.constexpr, GROUP: tl.constexpr):
     at = tl.arange(0, BLOCK)
     words = tl.cast(out, tl.pointer_type(tl.int64)) + at
     seen, polls = tl.load(words, volatile=True), tl.zeros((), tl.int64)
@@ -319,9 +319,7 @@ def words_polled_in_a_cache(data, word, want, out, BLOCK: tl.constexpr, BACKEND:
 
 
 @triton.jit
-def _multiply(
-    data, word, want, out, steps, WAIT: tl.constexpr, ALIGNED: tl.constexpr
-):  # fmt: skip
+def _multiply(data, word, want, out, steps, WAIT: tl.constexpr, ALIGNED: tl.constexpr):
     rows, inner = tl.arange(0, 64), tl.arange(0, 64)
     acc = tl.zeros((64, 64), tl.float32)
     first = tl.multiple_of(data + want * 64, 16) if ALIGNED else data + want
@@ -338,22 +336,22 @@ def _multiply(
 
 
 @triton.jit
-def good_multiply(data, word, want, out, BLOCK: tl.constexpr, BACKEND: tl.constexpr):
+def good_multiply(data, word, want, out, BLOCK: tl.constexpr, GROUP: tl.constexpr):
     _multiply(data, word, want, out, BLOCK, False, True)
 
 
 @triton.jit
-def multiply_unaligned(data, word, want, out, BLOCK: tl.constexpr, BACKEND: tl.constexpr):
+def multiply_unaligned(data, word, want, out, BLOCK: tl.constexpr, GROUP: tl.constexpr):
     _multiply(data, word, want, out, BLOCK, False, False)
 
 
 @triton.jit
-def wait_in_k_loop(data, word, want, out, BLOCK: tl.constexpr, BACKEND: tl.constexpr):
+def wait_in_k_loop(data, word, want, out, BLOCK: tl.constexpr, GROUP: tl.constexpr):
     _multiply(data, word, want, out, BLOCK, True, True)
 
 
 @triton.jit
-def acquire_in_k_loop(data, word, want, out, BLOCK: tl.constexpr, BACKEND: tl.constexpr):
+def acquire_in_k_loop(data, word, want, out, BLOCK: tl.constexpr, GROUP: tl.constexpr):
     rows, inner = tl.arange(0, 64), tl.arange(0, 64)
     acc = tl.zeros((64, 64), tl.float32)
     for step in range(BLOCK):
@@ -365,12 +363,12 @@ def acquire_in_k_loop(data, word, want, out, BLOCK: tl.constexpr, BACKEND: tl.co
 
 
 @triton.jit
-def multiply_by_adds(data, word, want, out, BLOCK: tl.constexpr, BACKEND: tl.constexpr):
+def multiply_by_adds(data, word, want, out, BLOCK: tl.constexpr, GROUP: tl.constexpr):
     _multiply(out, word, want, out, BLOCK, False, True)
 
 
 @triton.jit
-def spill(data, word, want, out, BLOCK: tl.constexpr, BACKEND: tl.constexpr):
+def spill(data, word, want, out, BLOCK: tl.constexpr, GROUP: tl.constexpr):
     rows, inner = tl.arange(0, 256), tl.arange(0, 64)
     acc = tl.zeros((256, 256), tl.float32)
     for step in range(BLOCK):
@@ -395,22 +393,15 @@ def _compile(name: str, device: str) -> dict[str, Any]:
     )
     if name == "bulk_store_then_signal":
         args = (*args[:3], args[0])
-    constants = {"BLOCK": 256, "BACKEND": hardware.backend}
+    constants = {"BLOCK": 256, "GROUP": Group(1, hardware.backend)}
     num_warps = 1 if name.endswith("one_warp") else 4
     options = {"num_warps": num_warps, "num_stages": 3}
     if "early" in name:
         options["launch_pdl"] = True
     kernel = Kernel(globals()[name], 1, constants, options)
     compiled = compile_launch(Launch(kernel, args), hardware)
-    return {
-        "text": compiled.text,
-        "ttir": compiled.ttir,
-        "ttgir": compiled.ttgir,
-        "num_warps": compiled.num_warps,
-        "num_stages": compiled.num_stages,
-        "spill_bytes": compiled.resources.spill_bytes,
+    return asdict(compiled) | {
         "matrix_remarks": matrix_remarks(compiled.text),
-        "launched_early": "early" in name,
         "begins_call": "behind" not in name,
     }
 

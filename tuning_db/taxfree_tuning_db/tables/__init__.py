@@ -1,8 +1,6 @@
-"""The tables that come with taxfree: one export (`taxfree db export`) per machine, as `*.json`.
+"""The shipped tables: one export (`taxfree db export`) per machine, such as `nvidia-h200-x8.json`.
 
-A file is named after the machine it was measured on, such as `nvidia-h200-x8.json`. Its records get
-`shipped` as their source. The user's own records take precedence over them, and records whose
-kernel has changed since are stale, like any others.
+The source of their records is `shipped`. The user's records take precedence over them.
 """
 
 from __future__ import annotations
@@ -16,22 +14,20 @@ from ..records import Record
 
 
 def shipped_records() -> tuple[Record, ...]:
-    """Return the records of all shipped tables.
+    """Return the records of all shipped tables."""
+    return records_in(files(__name__))
+
+
+def records_in(folder: Traversable) -> tuple[Record, ...]:
+    """Return the records of the tables in a folder, sorted by the names of the files.
 
     Raises:
         NotAnExport: a table is not an export.
         InvalidRecord: a table holds a record that breaks the schema.
     """
-    return records_in(files(__name__))
-
-
-def records_in(folder: Traversable) -> tuple[Record, ...]:
-    """Return the records of the tables in a folder; see `shipped_records`."""
-    tables = sorted(
-        (each for each in folder.iterdir() if each.name.endswith(".json")),
-        key=lambda table: table.name,
-    )
-    return tuple(record for table in tables for record in _records_of(table))
+    tables = (each for each in folder.iterdir() if each.name.endswith(".json"))
+    ordered = sorted(tables, key=lambda table: table.name)
+    return tuple(record for table in ordered for record in _records_of(table))
 
 
 def _records_of(table: Traversable) -> list[Record]:

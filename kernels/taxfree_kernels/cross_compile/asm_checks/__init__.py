@@ -1,11 +1,15 @@
-"""Rules that the assembly of every kernel has to obey; each gate names one.
+"""Assembly checks: rules that the compiled code of every kernel has to obey.
 
 The interpreter runs kernels as they are written; what the compiler made of their synchronisation,
-loads and loops shows only here. A gate takes a :class:`Subject` and tells what breaks its rule.
+loads and loops shows only here. A check takes a compiled kernel and yields what breaks its rule.
 """
 
-from taxfree_kernels.cross_compile.asm_checks import reductions, signals, speed, waits, words  # noqa: F401
-from taxfree_kernels.cross_compile.asm_checks.rules import GATES, OF_SPEED, Violation, violations
-from taxfree_kernels.cross_compile.asm_checks.subject import Subject
+from taxfree_kernels.cross_compile.asm_checks import layouts, packets, signals, speed, waits  # noqa: F401
+from taxfree_kernels.cross_compile.asm_checks.rules import (
+    CHECKS,
+    SPEED_CHECKS,
+    Violation,
+    violations,
+)
 
-__all__ = ["GATES", "OF_SPEED", "Subject", "Violation", "violations"]
+__all__ = ["CHECKS", "SPEED_CHECKS", "Violation", "violations"]

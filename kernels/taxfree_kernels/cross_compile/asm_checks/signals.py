@@ -1,13 +1,14 @@
-"""What peers are told: signals come after all that they speak of."""
+"""Signals to peers come after all that they announce."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
 
-from taxfree_kernels.cross_compile.asm_checks.rules import Finding, gate
-from taxfree_kernels.cross_compile.asm_checks.subject import Subject
-from taxfree_kernels.cross_compile.assembly import Assembly, Instruction, Place, Role, playing
+from taxfree_kernels.cross_compile.asm_checks.rules import Finding, assembly_check
+from taxfree_kernels.cross_compile.assembly import Instruction, Role
+from taxfree_kernels.cross_compile.compiled_kernel import CompiledKernel
+from taxfree_kernels.cross_compile.control_flow import ControlFlow, Place
 
 _ORDERS = {
     "release": ("release",),
@@ -16,66 +17,64 @@ _ORDERS = {
 }
 
 
-@gate
-def barrier_before_release(subject: Subject) -> Iterator[Finding]:
+@assembly_check
+def barrier_before_release(kernel: CompiledKernel) -> Iterator[Finding]:
     """Between a program's stores and its release there is a barrier of all its threads."""
-    code = subject.assembly
-    if subject.is_one_wave:
+    if kernel.is_one_wave:
         return
-    for place in code.places(Role.RELEASE):
+    for place in kernel.code.places(Role.RELEASE):
         stores = (Role.STORE, Role.BULK_STORE)
-        early = code.first(place, playing(Role.BARRIER), *stores, backwards=True)
+        early = kernel.code.first(place, Role.BARRIER, *stores, backwards=True)
         if early is not None:
             yield Finding("no barrier between store and release", early)
 
 
-@gate
-def stores_drained(subject: Subject) -> Iterator[Finding]:
+@assembly_check
+def stores_drained(kernel: CompiledKernel) -> Iterator[Finding]:
     """On CDNA each wave waits for its own stores before the barrier that precedes the release."""
-    code = subject.assembly
+    code = kernel.code
     if code.is_ptx:
         return
     for place in code.places(Role.RELEASE):
-        for barrier in [place] if subject.is_one_wave else _last_barriers(code, place):
-            store = code.first(barrier, playing(Role.DRAIN), Role.STORE, backwards=True)
+        for barrier in [place] if kernel.is_one_wave else _last_barriers(code, place):
+            store = code.first(barrier, Role.DRAIN, Role.STORE, backwards=True)
             if store is not None:
-                yield Finding("store not waited for by its own wave", store)
+                yield Finding("the wave does not wait for its own store", store)
 
 
-@gate
-def system_scope(subject: Subject) -> Iterator[Finding]:
-    """What is released and acquired at system scope in the source, is in the assembly.
+@assembly_check
+def system_scope(kernel: CompiledKernel) -> Iterator[Finding]:
+    """Releases and acquires at system scope in the source are in the assembly.
 
     Device scope is for counters, which acquire and release at once.
     """
-    code, orders = subject.assembly, _orders(subject.source)
+    code, orders = kernel.code, _orders(kernel.source)
     for semantics, scope in orders:
         if scope != "sys" and semantics != "acq_rel":
             yield Finding(f"{semantics} at {scope} scope in the source")
+    counters = sum(scope != "sys" for _, scope in orders)
     for role, name in ((Role.RELEASE, "release"), (Role.ACQUIRE, "acquire")):
+        made = [code.at(place) for place in code.places(role)]
         for reach in ("sys", "gpu"):
             wanted = sum(
                 name in _ORDERS[semantics] and scope == reach for semantics, scope in orders
             )
-            found = sum(code.at(place).scope == reach for place in code.places(role))
+            found = sum(each.scope == reach for each in made)
             if found < wanted:
-                message = (
+                yield Finding(
                     f"{wanted} {name}s at {reach} scope in the source, {found} in the assembly"
                 )
-                yield Finding(message)
-        narrow = [place for place in code.places(role) if code.at(place).scope != "sys"]
-        counters = sum(scope != "sys" for _, scope in orders)
+        narrow = [each for each in made if each.scope != "sys"]
         if orders and len(narrow) > counters:
-            yield Finding(f"{name} lost its system scope", code.at(narrow[0]))
+            yield Finding(f"{name} lost its system scope", narrow[0])
 
 
-@gate
-def bulk_stores_done(subject: Subject) -> Iterator[Finding]:
+@assembly_check
+def bulk_stores_done(kernel: CompiledKernel) -> Iterator[Finding]:
     """A release comes after bulk stores have completed, not only read their source."""
-    code = subject.assembly
-    for place in code.places(Role.RELEASE):
+    for place in kernel.code.places(Role.RELEASE):
         under_way = (Role.BULK_STORE, Role.BULK_READ)
-        store = code.first(place, playing(Role.BULK_DONE), *under_way, backwards=True)
+        store = kernel.code.first(place, Role.BULK_DONE, *under_way, backwards=True)
         if store is not None:
             yield Finding("bulk store unfinished at the release", store)
 
@@ -86,14 +85,14 @@ def _orders(ttir: str) -> list[tuple[str, str]]:
     return [(semantics, scope) for semantics, scope in found if semantics != "relaxed"]
 
 
-def _last_barriers(code: Assembly, place: Place) -> list[Place]:
+def _last_barriers(code: ControlFlow, place: Place) -> list[Place]:
     """The first barriers met on the ways back from `place`."""
     met: list[Instruction] = []
 
     def stop(instruction: Instruction) -> bool:
-        if instruction.plays(Role.BARRIER):
+        if instruction.has(Role.BARRIER):
             met.append(instruction)
-        return instruction.plays(Role.BARRIER)
+        return instruction.has(Role.BARRIER)
 
     for _ in code.walk(place, stop, backwards=True):
         pass

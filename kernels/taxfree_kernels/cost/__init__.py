@@ -1,0 +1,1 @@
+"""The cost model's machines, and the pieces that calls consist of."""

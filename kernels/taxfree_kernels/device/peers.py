@@ -1,0 +1,51 @@
+"""The ranks of a group, as device functions know them, and the way into their memory."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import triton
+import triton.language as tl
+
+
+class Group(NamedTuple):
+    """The constants of a group of ranks: a kernel's ``GROUP: tl.constexpr``.
+
+    Args:
+        WORLD: the number of ranks.
+        BACKEND: "cuda", "hip" or "interpreter".
+    """
+
+    WORLD: int
+    BACKEND: str
+
+
+class Peers(NamedTuple):
+    """The run-time values that it takes to reach peers; a kernel makes it from its arguments.
+
+    Where memory is only translated, `control_ptr` and `generation` may be None.
+
+    Args:
+        control_ptr: int64, the control block of this rank's pool.
+        heap_bases: int64 [WORLD], where this rank sees each rank's arena.
+        rank: of this rank.
+        generation: of the running call; see :func:`taxfree_kernels.device.sync.running_generation`.
+    """
+
+    control_ptr: Any
+    heap_bases: Any
+    rank: Any
+    generation: Any
+
+
+@triton.jit
+def translate(ptr, peers, peer):
+    """The address at which this rank sees `peer`'s copy of the symmetric object at `ptr`.
+
+    `ptr` and `peer` are scalars or blocks. The result keeps the known alignment of `ptr`: arenas
+    are page-aligned, and the hint is placed on the shift, because a hint on the result of a call
+    is lost when the call is inlined.
+    """
+    shift = tl.load(peers.heap_bases + peer) - tl.load(peers.heap_bases + peers.rank)
+    shift = tl.multiple_of(shift, 256)
+    return tl.cast(tl.cast(ptr, tl.pointer_type(tl.int8)) + shift, ptr.dtype)

@@ -1,0 +1,360 @@
+"""Shared by the variants: a rank's attention, the merges, the exchange of parts, and plans."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+from taxfree_kernels.device.pdl import gdc_launch_dependents
+from taxfree_kernels.device.peers import Group
+from taxfree_kernels.fabric.base import Fabric
+from taxfree_kernels.flash_decode import spaces
+from taxfree_kernels.flash_decode.attend import Heads, Inputs, Parts, Splits, attend, store_rows
+from taxfree_kernels.flash_decode.constants import words_of_part
+from taxfree_kernels.flash_decode.exchange import Exchange, Inbox
+from taxfree_kernels.flash_decode.merge import Merge, merge_ranks, merge_splits, store_output
+from taxfree_kernels.flash_decode.problem import FlashDecode
+from taxfree_kernels.hardware import Hardware
+from taxfree_kernels.launch import Kernel, compile_options, pdl_options
+from taxfree_kernels.spaces import power_of_2
+from taxfree_kernels.variant import Config, Plan, Space, Variant, resized
+
+Size = tuple[int, int]  # sequences, and keys of each that a rank has room for
+
+_SEND_BLOCK = 2048  # float32 values that a sending program copies at a time
+_MERGED_ELEMENTS = 4096  # float32 values of parts that a program of 4 warps loads at a time
+
+
+@triton.jit(do_not_specialize=["batch", "capacity", "rank"])
+def _attend(
+    q_ptr, k_ptr, v_ptr, lens_ptr, table_ptr, scaling_ptr, stride_k, stride_v, batch, capacity,
+    parts, rank, GROUP: tl.constexpr, HEADS: tl.constexpr, SPLIT: tl.constexpr,
+):  # fmt: skip
+    gdc_launch_dependents(GROUP)
+    inputs = Inputs(q_ptr, k_ptr, v_ptr, lens_ptr, table_ptr, scaling_ptr, stride_k, stride_v)
+    attend(tl.program_id(0), inputs, batch, capacity, parts, rank, GROUP, HEADS, SPLIT)
+
+
+@triton.jit(do_not_specialize=["rows"])
+def _merge_splits(parts, target_ptr, rows, MERGE: tl.constexpr, INTO_OUTPUT: tl.constexpr):
+    row = tl.program_id(0) * MERGE.ROWS + tl.arange(0, MERGE.ROWS)
+    row_mask = row < rows
+    out, lse = merge_splits(row, row_mask, parts, MERGE)
+    if INTO_OUTPUT:
+        store_output(target_ptr, out, row, row_mask, MERGE.V_DIM)
+    else:
+        store_rows(target_ptr, out, lse, row, row_mask, rows, MERGE.V_DIM)
+
+
+@triton.jit(do_not_specialize=["rows"])
+def _merge_ranks(
+    parts_ptr, part_elements, out_ptr, rows, GROUP: tl.constexpr, SOURCES_BLOCK: tl.constexpr,
+    V_DIM: tl.constexpr, OUT_ROWS: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0) * OUT_ROWS + tl.arange(0, OUT_ROWS)
+    row_mask = row < rows
+    out, _ = merge_ranks(row, row_mask, parts_ptr, part_elements, rows, GROUP, SOURCES_BLOCK, V_DIM)
+    store_output(out_ptr, out, row, row_mask, V_DIM)
+
+
+class Attention:
+    """One rank's attention to its own keys, as a kernel of its own or within another.
+
+    Args:
+        others: float32 elements of further scratch memory that the plan needs, see `scratch`.
+
+    Attributes:
+        constants, options: of the kernel of the splits.
+        scratch: the parts of splits, their runs, and what `others` asked for.
+    """
+
+    def __init__(
+        self, problem: FlashDecode, fabric: Fabric, config: Config, others: tuple[int, ...] = ()
+    ) -> None:
+        self._problem, self._rank, self._splits = problem, fabric.rank, config["SPLITS"]
+        self._head_blocks = problem.kv_heads * -(-problem.group_size // config["BLOCK_H"])
+        slots = problem.batch * config["SPLITS"]
+        self._split_elements = -(-problem.q_heads * (problem.v_head_dim + 1) // 64) * 64
+        self.scratch = fabric.workspace.scratch(
+            ((slots * self._split_elements,), torch.float32),
+            ((2 * problem.rows,), torch.int32),
+            *(((each,), torch.float32) for each in others),
+        )
+        self.constants = {
+            "GROUP": Group(problem.world_size, fabric.backend),
+            "HEADS": Heads(
+                problem.q_heads,
+                problem.kv_heads,
+                problem.head_dim,
+                problem.v_head_dim,
+                problem.page_size,
+                problem.soft_cap,
+                problem.window,
+            ),
+            "SPLIT": Splits(
+                power_of_2(problem.batch, 1),
+                config["SPLITS"],
+                config["BLOCK_H"],
+                config["BLOCK_N"],
+                config.get("XCDS", 1),
+            ),
+        }
+        self.options = compile_options(fabric.backend, config)
+        # Filled in place: planning under graph capture must not copy from the host.
+        self._scaling = torch.full((2,), problem.head_dim**-0.5, device=fabric.device)
+        self._kernel = Kernel(_attend, 0, self.constants, self.options)
+
+    @property
+    def parts(self) -> Parts:
+        """Where the splits write their parts."""
+        parts, runs, *_ = self.scratch()
+        return Parts(parts, self._split_elements, runs)
+
+    def programs(self, batch: int) -> int:
+        """Number of programs that the splits take."""
+        return int(batch * self._splits * self._head_blocks)
+
+    def last_args(self, size: Size) -> tuple[Any, ...]:
+        """The arguments with which a kernel calls ``attend`` after those of :meth:`args`."""
+        return (*size, self.parts, self._rank)
+
+    def kernel(self, size: Size) -> Kernel:
+        """The kernel of the splits, for sequences and keys of each."""
+        return self._kernel.resized(self.programs(size[0]), self.last_args(size))
+
+    def args(self, inputs: Sequence[Any]) -> tuple[Any, ...]:
+        """The fields of :class:`Inputs`; in a call's own tuple they would cost the host more.
+
+        Args:
+            inputs: q, k, v, kv_lens, table and scaling, as the operation's ``make_inputs`` says.
+        """
+        q, k, v, kv_lens, table, scaling = inputs
+        return (
+            q, k, v, kv_lens, kv_lens if table is None else table,
+            self._scaling if scaling is None else scaling, k.stride()[:3], v.stride()[:3],
+        )  # fmt: skip
+
+    def merging(self, rows: int) -> Merge:
+        """How a kernel merges splits, so many rows at a time."""
+        problem = self._problem
+        return Merge(
+            problem.q_heads,
+            self._splits if problem.batch == 1 else 0,
+            _parts_at_a_time(problem, self._splits, rows),
+            problem.v_head_dim,
+            rows,
+        )
+
+
+def _parts_at_a_time(problem: FlashDecode, parts: int, rows: int) -> int:
+    most = _MERGED_ELEMENTS // (rows * power_of_2(problem.v_head_dim, 16))
+    return max(1, min(power_of_2(parts, 1), most))
+
+
+class SplitsMerge:
+    """A kernel that merges a rank's splits into one part, or into the output.
+
+    Args:
+        rows: merged by one program.
+        into_output: the target is the output, not a part.
+    """
+
+    def __init__(
+        self,
+        problem: FlashDecode,
+        fabric: Fabric,
+        attention: Attention,
+        rows: int,
+        into_output: bool = False,
+    ) -> None:
+        self._attention, self._q_heads, self._rows = attention, problem.q_heads, rows
+        self._kernel = Kernel(
+            _merge_splits,
+            grid=0,
+            constants={"MERGE": attention.merging(rows), "INTO_OUTPUT": into_output},
+            options=compile_options(fabric.backend, {}),
+        )
+
+    def kernel(self, batch: int) -> Kernel:
+        """The kernel for so many sequences."""
+        return self._kernel.resized(-(-batch * self._q_heads // self._rows), ())
+
+    def launch(self, kernel: Kernel, target: torch.Tensor, batch: int) -> None:
+        """Merge into the target by what :meth:`kernel` returned."""
+        kernel(self._attention.parts, target, batch * self._q_heads)
+
+
+class RanksMerge:
+    """A kernel that merges the parts of all ranks into the output, so many rows per program."""
+
+    def __init__(self, problem: FlashDecode, fabric: Fabric, rows: int) -> None:
+        self._problem, self._rows = problem, rows
+        self._kernel = Kernel(
+            _merge_ranks,
+            grid=0,
+            constants={
+                "GROUP": Group(problem.world_size, fabric.backend),
+                "SOURCES_BLOCK": _parts_at_a_time(problem, problem.world_size, rows),
+                "V_DIM": problem.v_head_dim,
+                "OUT_ROWS": rows,
+            },
+            options=compile_options(fabric.backend, {}),
+        )
+
+    def kernel(self, batch: int) -> Kernel:
+        """The kernel for so many sequences."""
+        return self._kernel.resized(-(-batch * self._problem.q_heads // self._rows), ())
+
+    def launch(self, kernel: Kernel, parts: torch.Tensor, out: torch.Tensor) -> None:
+        """Merge by what :meth:`kernel` returned."""
+        problem = resized(self._problem, batch=len(out))
+        kernel(parts, problem.part_elements, out, problem.rows)
+
+
+def finishing_options(fabric: Fabric, config: Config) -> dict[str, Any]:
+    """Options of the kernel behind the splits, the only one of a call that is launched early."""
+    warps = {"num_warps": config["MERGE_WARPS"]} if "MERGE_WARPS" in config else {}
+    return compile_options(fabric.backend, warps) | pdl_options(config)
+
+
+class DecodePlan(Plan):
+    """A plan whose calls begin with a kernel for the splits.
+
+    Args:
+        others: see :class:`Attention`.
+
+    Attributes:
+        attention: what that kernel is.
+    """
+
+    def __init__(
+        self, problem: FlashDecode, fabric: Fabric, config: Config, others: tuple[int, ...] = ()
+    ) -> None:
+        self._problem = problem
+        self.attention = Attention(problem, fabric, config, others)
+        self._sized = fabric.workspace.by_size(self._of_size)
+
+    def _of_size(self, size: Size) -> tuple[Kernel, ...]:
+        return (self.attention.kernel(size), *self.finishing(_resized(self._problem, size)))
+
+    def kernels(self, size: int) -> tuple[Kernel, ...]:
+        return self._sized[size, self._problem.kv_len_per_rank]
+
+    def __call__(self, *tensors: torch.Tensor | None) -> torch.Tensor:
+        *inputs, out = tensors
+        assert out is not None
+        attend, *finishing = self._sized[size_of(inputs)]
+        attend(*self.attention.args(inputs))
+        self.finish(out, *finishing)
+        return out
+
+    @abstractmethod
+    def finishing(self, problem: FlashDecode) -> tuple[Kernel, ...]:
+        """The kernels that turn the splits' parts into the output, for a problem of some size."""
+
+    @abstractmethod
+    def finish(self, out: torch.Tensor, *kernels: Kernel) -> None:
+        """Launch them."""
+
+
+def size_of(inputs: Sequence[Any]) -> Size:
+    """Sequences of a call, and how many keys of each a rank has room for."""
+    q, k, _, _, table, _ = inputs
+    return q.shape[0], k.shape[1] if table is None else k.shape[1] * table.shape[1]
+
+
+def _resized(problem: FlashDecode, size: Size) -> FlashDecode:
+    batch, capacity = size
+    found: FlashDecode = resized(problem, batch=batch, kv_len_per_rank=capacity)
+    return found
+
+
+class PartsExchange:
+    """Arguments, besides tensors, of kernels that push parts to inboxes and combine them.
+
+    Args:
+        chunk_rows: rows that have a signal of their own.
+
+    Attributes:
+        chunks: how many there are, each with a channel; smaller problems have as many, and some of
+            them are empty.
+        constants: GROUP and EXCHANGE.
+        sending_constants: of a kernel that sends chunks of a part.
+    """
+
+    def __init__(
+        self, problem: FlashDecode, fabric: Fabric, config: Config, chunk_rows: int
+    ) -> None:
+        self._packed = config["PACKED"] if config.get("LL") else None
+        if self._packed is None:
+            self._inbox = fabric.pool.slots(problem.slot_bytes // 4, torch.float32)
+        else:
+            slots = fabric.pool.lamport_slots if self._packed else fabric.pool.ll_slots
+            self._inbox = slots(problem.world_size * words_of_part(problem, self._packed))
+        self._ranks = (fabric.pool.control, fabric.heap_bases, fabric.rank)
+        self._out_rows = config["OUT_ROWS"]
+        self.chunks = -(-problem.rows // chunk_rows)
+        group = Group(problem.world_size, fabric.backend)
+        self.constants = {
+            "GROUP": group,
+            "EXCHANGE": Exchange(
+                chunk_rows,
+                self._packed is not None,
+                bool(self._packed),
+                _parts_at_a_time(problem, problem.world_size, self._out_rows),
+                problem.v_head_dim,
+                self._out_rows,
+            ),
+        }
+        self.sending_constants = {
+            "GROUP": group,
+            "CHUNK_ROWS": chunk_rows,
+            "V_DIM": problem.v_head_dim,
+            "SEND_BLOCK": _SEND_BLOCK,
+        }
+
+    def combiners(self, problem: FlashDecode) -> int:
+        """Programs that combine all rows of a problem of some size."""
+        return -(-problem.rows // self._out_rows)
+
+    def args(self, problem: FlashDecode) -> tuple[Any, ...]:
+        """Arguments of such a kernel, for a problem of some size.
+
+        Returns:
+            inbox (of words if the config says so), rows, control, heap_bases, rank.
+        """
+        part_elements = problem.part_elements
+        if self._packed is not None:
+            part_elements = words_of_part(problem, self._packed)
+        return (Inbox(*self._inbox, part_elements), problem.rows, *self._ranks)
+
+
+class DecodeVariant(Variant):
+    """A variant with the meta-parameters of the splits and of the merges."""
+
+    def space(self, problem: FlashDecode, hardware: Hardware) -> Space:
+        return {
+            **spaces.split_space(problem, hardware),
+            **spaces.merge_space(problem, hardware),
+        }
+
+    def seed_configs(self, problem: FlashDecode, hardware: Hardware) -> list[dict[str, Any]]:
+        return spaces.seed_configs(problem, hardware, self.space(problem, hardware))
+
+    def prune_reason(self, problem: FlashDecode, hardware: Hardware, config: Config) -> str | None:
+        return spaces.prune_reason(problem, hardware, config)
+
+
+class ExchangingVariant(DecodeVariant):
+    """A variant whose kernels push parts: it has meta-parameters for that, and needs peers."""
+
+    def unsupported_reason(self, problem: FlashDecode, hardware: Hardware) -> str | None:
+        return "one rank has no peers" if problem.world_size == 1 else None
+
+    def space(self, problem: FlashDecode, hardware: Hardware) -> Space:
+        return {**super().space(problem, hardware), **spaces.push_space(problem, hardware)}

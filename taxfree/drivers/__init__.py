@@ -1,0 +1,1 @@
+"""The drivers' own tools, which describe GPUs without initialising them."""

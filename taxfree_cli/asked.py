@@ -1,0 +1,113 @@
+"""The problems that a measuring command is asked for, on the devices of this machine."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from taxfree.shapes import choose
+from taxfree_cli import interpreting, options
+from taxfree_cli.output import note
+
+if TYPE_CHECKING:
+    from taxfree.tuning.history import TuningHistory
+
+
+@dataclass(frozen=True)
+class Asked:
+    """Problems of one operation, to measure.
+
+    Args:
+        op: the operation.
+        problems: of any world sizes.
+        fabric: "host", "cuda" or "rocm".
+        history: earlier tuning.
+        only: variants, or None for all.
+    """
+
+    op: str
+    problems: list[Any]
+    fabric: str
+    history: TuningHistory
+    only: Sequence[str] | None
+
+
+def what_is_asked(
+    op: str | None,
+    shapes: list[str] | None,
+    model: Path | None,
+    tp: int | None,
+    gpus: str | None,
+    dtype: str | None,
+    fabric: str,
+    db: Path | None,
+    only: Sequence[str] | None,
+) -> list[Asked]:
+    """Find the problems to measure and the fabric; prints choices that the user did not make.
+
+    Args:
+        op: None for all operations that the shapes are of.
+
+    Returns:
+        One for each operation.
+
+    Raises:
+        UsageError: the shapes or counts make no sense.
+        HardwareError: the fabric or the GPUs are not there.
+        DatabaseError: the database that `--db` names cannot be read.
+    """
+    from taxfree import devices
+    from taxfree.tuning.history import TuningHistory
+
+    ops = options.operations_of(op, shapes, only or ())
+    fabric = devices.fabric_for(fabric)
+    history = TuningHistory.read(options.database_path(db), required=db is not None)
+    problems = problems_here(ops, fabric, history.problems, op, shapes, model, tp, gpus, dtype)
+    return [Asked(each, problems[each], fabric, history, only) for each in ops]
+
+
+def problems_here(
+    ops: Sequence[str],
+    fabric: str,
+    recorded: Callable[[str, str | None], list[dict[str, Any]]],
+    op: str | None,
+    shapes: list[str] | None,
+    model: Path | None,
+    tp: int | None,
+    gpus: str | None,
+    dtype: str | None,
+) -> dict[str, list[Any]]:
+    """Problems by operation; prints choices that the user did not make.
+
+    Args:
+        ops: the operations.
+        fabric: "host", "cuda" or "rocm".
+        recorded: gives the problems of an operation on record for a kind of GPU, which are taken
+            without `--shapes`.
+        op, shapes, model, tp, gpus, dtype: as of `options.shape_request`.
+
+    Raises:
+        UsageError: the shapes or counts make no sense.
+        HardwareError: the GPUs are not there.
+    """
+    from taxfree import devices
+
+    request = options.shape_request(
+        shapes, model, tp, gpus, dtype,
+        default_gpus=devices.world_sizes(fabric), op=op or options.DEFAULT_OP,
+    )  # fmt: skip
+    gpu, default = devices.gpu_name(fabric), devices.default_shapes(fabric)
+    found = {}
+    for each in ops:
+        choice = choose(each, request, functools.partial(recorded, each, gpu), default)
+        if choice.note:
+            note(choice.note)
+        found[each] = choice.problems
+    problems = [problem for own in found.values() for problem in own]
+    devices.require(fabric, max(problem.world_size for problem in problems))
+    if fabric == "host":
+        interpreting.announce(problems)
+    return found

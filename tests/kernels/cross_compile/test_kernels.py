@@ -1,0 +1,101 @@
+"""Every kernel, for every architecture, under both Tritons, passes the assembly checks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+
+import pytest
+
+from taxfree_kernels.cross_compile.coverage import DEVICES, Case, cases, smallest_cases
+from taxfree_kernels.cross_compile.report import check, format_report
+from taxfree_kernels.variant import operation_names, operation_shapes
+from tests.sample import Sample
+
+from .conftest import TRITONS, triton_path
+
+OPERATIONS = operation_names()
+
+
+#: compiler and device; each meets its share of the corners
+TARGETS = list(product(TRITONS, DEVICES))
+
+
+def expect_good(wanted: Iterable[Case], triton: str) -> None:
+    reports = list(check(wanted, triton_path(triton), workers=1))
+    assert reports
+    bad = [format_report(report) for report in reports if not report.is_good]
+    assert not bad, "\n\n".join(bad)
+
+
+def defaults(device: str, examples: int | None = None) -> list[Case]:
+    return [case for op in OPERATIONS for case in cases(op, device, examples=examples)]
+
+
+def first_defaults(device: str) -> list[Case]:
+    """The default config of each variant on the first example that it serves."""
+    firsts: dict[tuple[str, str], Case] = {}
+    for case in defaults(device):
+        firsts.setdefault((case.op, case.variant), case)
+    return list(firsts.values())
+
+
+def corners(triton: str, device: str) -> Iterator[Case]:
+    """A third of each operation's: another one for each device, and for each compiler."""
+    turn = list(TRITONS).index(triton) + DEVICES.index(device)
+    for op in OPERATIONS:
+        yield from list(cases(op, device, corners=True, examples=1))[turn % 3 :: 3]
+
+
+@pytest.mark.parametrize("op", OPERATIONS)
+def test_each_operation_has_examples(op: str) -> None:
+    assert operation_shapes(op).aligned
+
+
+def test_each_case_gets_its_own_report(tmp_path: Path) -> None:
+    """Also one that is asked for twice, and those behind it; the second time from the cache."""
+    few = [c for c in cases("matmul_all_reduce", "h200", examples=1) if "shot" in c.variant]
+    asked = [few[0], few[0], *few[1:]]
+    names = [(case.variant, case.variant) for case in asked]
+    found = list(check(asked, workers=1, cache_dir=tmp_path))
+    assert [(each.variant, each.kernel) for each in found] == names
+    for file in tmp_path.iterdir():
+        file.write_text(file.read_text().replace('"error": null', '"error": "from the cache"'))
+    again = list(check(asked, workers=1, cache_dir=tmp_path))
+    assert again == [replace(each, error="from the cache") for each in found]
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(("triton", "device"), TARGETS)
+def test_defaults_and_corners_pass_the_checks(triton: str, device: str, sample: Sample) -> None:
+    """Defaults of all examples where compilers have failed most; of few and many rows elsewhere.
+
+    The oldest Triton compiles one default config of each variant every day.
+    """
+    always = first_defaults(device) if triton == "oldest" else []
+    has_failed = triton == "oldest" and device in ("h200", "mi300x")
+    some = defaults(device, None if has_failed else 2)
+    expect_good([*always, *sample.of([*some, *corners(triton, device)])], triton)
+
+
+@pytest.mark.parametrize("triton", TRITONS)
+def test_the_smallest_problems_compile(triton: str, sample: Sample) -> None:
+    """They compile correctly; checks of speed may fail."""
+    pairs = product(OPERATIONS, ("h200", "mi300x"))
+    smallest = [case for op, device in pairs for case in smallest_cases(op, device)]
+    reports = list(check(sample.of(smallest), triton_path(triton), workers=1))
+    found = [violation for report in reports for violation in report.violations]
+    assert [report.error for report in reports if report.error] == []
+    for_speed = {"no_spills", "no_waterfall", "overlapping_matrices"}
+    assert {violation.check for violation in found} <= for_speed
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("triton", TRITONS)
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("op", OPERATIONS)
+def test_all_corners_pass_the_checks(op: str, device: str, triton: str) -> None:
+    expect_good(cases(op, device, corners=True), triton)
