@@ -86,7 +86,7 @@ class TestJudge:
         assert found.time("push", {}) == pytest.approx(0.525)
         assert found.best() == pytest.approx(0.525)
 
-    def test_a_knob_that_a_config_is_older_than_is_off(self):
+    def test_a_meta_parameter_that_a_config_is_older_than_is_off(self):
         found = ProblemTimes(LENDER.op, LENDER.problem, LENDER.hardware)
         names = {"baseline": {}, "push": {"BLOCK_M": 64, "launch_pdl": False}}
         found.add_run({unseen._name(name, config): 1.0 for name, config in names.items()})

@@ -25,7 +25,7 @@ EARLY = [
 
 
 @pytest.mark.parametrize(("op", "name"), EARLY)
-class TestTheKnob:
+class TestTheMetaParameter:
     def test_is_for_the_last_kernel_of_a_call_and_on_at_first(self, op, name):
         problem = problem_class(op)(m=64, n=256, k=512, world_size=2)
         variant, hardware = variants(op)[name], KNOWN["h200"]

@@ -59,7 +59,7 @@ class TestKernelHash:
         assert hashes(tree, TRITON_INTERPRET="1") == unchanged
 
     def test_an_edit_of_a_variant_concerns_it_and_those_built_on_it(self, tree, unchanged):
-        edit(tree, f"{OP}/push.py", r"sync\.leave\(control_ptr\)", "sync.leave(control_ptr + 0)")
+        edit(tree, f"{OP}/push.py", r"(sync\.leave\(memory\.control_ptr)\)", r"\1 + 0)")
         assert stale(tree, unchanged) == {"push", "push_two_kernel"}
 
     def test_an_edit_of_a_helper_concerns_all_that_call_it(self, tree, unchanged):

@@ -162,13 +162,12 @@ class TestRows:
         assert [(each.state, each.wrong) for each in skipped] == [("wrong", 3)]
 
 
-def test_wrong_values_are_counted_on_all_ranks():
+def test_wrong_values_are_counted_on_all_ranks(monkeypatch):
     device = torch.device("cpu")
     problem = AllGatherMatmul(m=5, n=32, k=32)
-    machine = SimpleNamespace(rank=0, device=device)
-    fake = SimpleNamespace(
-        operation=operation(OP), problem=problem, fabric=machine, vote=lambda value: [value, 4]
-    )
+    machine = SimpleNamespace(rank=0, device=device, group=None)
+    fake = SimpleNamespace(operation=operation(OP), problem=problem, fabric=machine)
+    monkeypatch.setattr(tasks, "vote", lambda group, value: [value, 4])
 
     def plan(a, weight, bias, out):
         out.copy_(a @ weight)

@@ -27,7 +27,7 @@ EVENTS = {
 }
 
 
-def trace(events: Mapping[tuple[int, int, str, int], float], programs: int = 3) -> ProgramTrace:
+def of_events(events: Mapping[tuple[int, int, str, int], float], programs: int = 3) -> ProgramTrace:
     """Of one call of three ranks; events are (rank, program, event, peer) -> microseconds."""
     log = np.zeros((3, 1, programs, trace.EVENTS.value, 3), dtype=np.int64)
     for (rank, program, event, peer), us in events.items():
@@ -38,14 +38,14 @@ def trace(events: Mapping[tuple[int, int, str, int], float], programs: int = 3) 
 class TestActivities:
     def test_a_sender_sends_until_its_last_signal(self):
         sender = {(1, 0, "started", 0): 1.0, (1, 0, "sent", 0): 5.0, (1, 0, "sent", 2): 4.0}
-        found = activities(trace(sender | {(1, 0, "done", 0): 6.0}))
+        found = activities(of_events(sender | {(1, 0, "done", 0): 6.0}))
         assert list(found) == [Activity(1, 0, "send", 0, 1.0, 5.0)]
 
     def test_a_tile_computes_and_waits_for_each_source(self):
         tile = {(1, 1, "started", 0): 1.0, (1, 1, "done", 0): 9.0}
         tile |= {(1, 1, "began", 0): 2.0, (1, 1, "ended", 0): 3.0}
         tile |= {(1, 1, "began", 2): 5.0, (1, 1, "ended", 2): 7.0}
-        assert list(activities(trace(tile))) == [
+        assert list(activities(of_events(tile))) == [
             Activity(1, 1, "compute", None, 1.0, 9.0),
             Activity(1, 1, "wait", 0, 2.0, 3.0),
             Activity(1, 1, "wait", 2, 5.0, 7.0),
@@ -53,7 +53,7 @@ class TestActivities:
 
     def test_a_second_launch_notes_over_the_first(self):
         program = {(1, 0, "started", 0): 5.0, (1, 0, "sent", 0): 3.0, (1, 0, "done", 0): 8.0}
-        assert list(activities(trace(program))) == [Activity(1, 0, "compute", None, 5.0, 8.0)]
+        assert list(activities(of_events(program))) == [Activity(1, 0, "compute", None, 5.0, 8.0)]
 
 
 USUAL = Fused()
@@ -123,7 +123,7 @@ class TestInside:
         assert found.outside == pytest.approx(USUAL.call_us(0))
 
     def test_without_notes_of_programs_there_is_nothing_to_see(self):
-        nothing = trace({(0, 0, "sent", 1): 3.0})
+        nothing = of_events({(0, 0, "sent", 1): 3.0})
         assert not nothing.shows_programs
         assert USUAL.trace().shows_programs
 
@@ -131,7 +131,7 @@ class TestInside:
         second = {(rank, 0, "started", 0): 10.0 for rank in range(3)}
         second |= {(rank, 0, "done", 0): 30.0 for rank in range(3)}
         first = {(0, 1, "started", 0): 1.0, (0, 2, "started", 0): 1.0, (0, 2, "done", 0): 0.5}
-        found = inside(trace(second | first), 0, 0)
+        found = inside(of_events(second | first), 0, 0)
         assert (found.work, found.outside, found.starting) == (20.0, 80.0, 0.0)
 
     def test_to_wait_for_the_own_part_is_work(self):
@@ -140,7 +140,9 @@ class TestInside:
         combiner |= {(0, 0, "began", 1): 1.0, (0, 0, "ended", 1): 31.0}
         combiner |= {(1, 1, "sent", 0): 29.0}
         sent_itself = {(0, 1, "sent", 0): 21.0}
-        before, after = (inside(trace(each), 0, 0) for each in (combiner, combiner | sent_itself))
+        before, after = (
+            inside(of_events(each), 0, 0) for each in (combiner, combiner | sent_itself)
+        )
         assert (before.work, before.transfer, before.latency) == (1.0, 28.0, 2.0)
         assert (after.work, after.transfer, after.latency) == (21.0, 8.0, 2.0)
 
