@@ -146,7 +146,7 @@ GROUPS = {
     # alone these two would hold their protocol with one payload slot: they wait for everybody twice
     "sum: two_shot": Group(_SUM, ("two_shot", MIXED), (sum_two_shot._two_shot,), seeds=range(28)),
     "sum: push_two_shot": Group(
-        _SUM, ("push_two_shot", MIXED), (sum_push_two_shot._push_two_shot,), seeds=range(60)
+        _SUM, ("push_two_shot", MIXED), (sum_push_two_shot._push_two_shot,), seeds=range(90)
     ),
     "scatter: push": Group(_SCATTER, ("push",), (scatter_push._push,)),
     "scatter: push_lamport": Group(
