@@ -342,9 +342,12 @@ def use_pool(fabric: Any) -> None:
 
 
 def lose_data(fabric: Any) -> None:
-    from taxfree.doctor.tasks import _checked_rate
+    """On rank 0 alone, so that no other rank's error can be told first."""
+    from taxfree.doctor.tasks import _buffers, _checked_rate
 
-    _checked_rate(fabric, lambda _: None, 1)
+    _, target = _buffers(fabric)
+    sender = (fabric.rank + 1) % fabric.world_size
+    _checked_rate(fabric, lambda _: None if fabric.rank == 0 else target.fill_(sender), 1)
 
 
 class FakeGroup:
