@@ -104,12 +104,14 @@ GROUPS = {
         _GATHER, ("push", "pull", "push_tma"), (tile.wait_for_rows, tile.gathered_tile)
     ),
     "gather: push": Group(_GATHER, ("push",), (push._push, tile.running_slot)),
-    "gather: push_tma": Group(_GATHER, ("push_tma",), (push_tma._push_tma, tile.finish_tile)),
-    "gather: pull": Group(_GATHER, ("pull",), (pull._pull,)),
+    "gather: push_tma": Group(
+        _GATHER, ("push_tma",), (push_tma._push_tma, tile.finish_tile, tile.running_slot)
+    ),
+    "gather: pull": Group(_GATHER, ("pull",), (pull._pull, tile.running_slot)),
     "gather: push_two_kernel": Group(
         _GATHER, ("push_two_kernel",), (push_two_kernel._send, tile.running_slot)
     ),
-    "gather: one_shot": Group(_GATHER, ("one_shot",), (one_shot._gather,)),
+    "gather: one_shot": Group(_GATHER, ("one_shot",), (one_shot._gather, tile.running_slot)),
     "gather: overlap": Group(
         _GATHER, ("overlap",), (copies._meet, copies._announce, overlap._await)
     ),
