@@ -232,7 +232,7 @@ def call_from_two_threads(fabric: Any) -> Any:
         thread.start()
         thread.join()
 
-    with rt._calling():
+    with rt._calling:
         in_thread()
     in_thread()
     call()
