@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +10,7 @@ import torch
 
 from taxfree_kernels.device import control, probes
 from taxfree_kernels.device.peers import Group
+from tests.kernels.cross_compile.conftest import run_python
 
 WORLD = 2
 COMPILE = """
@@ -170,14 +167,8 @@ def test_tickets_are_given_in_the_order_of_starts():
 @pytest.fixture(scope="module")
 def compiled(tmp_path_factory) -> dict[str, dict[str, dict[str, Any]]]:
     """GPU and kernel -> assembly and broken rules, from a process that does not interpret."""
-    environment = os.environ | {
-        "PYTHONPATH": str(Path(__file__).parents[2] / "kernels"),
-        "TRITON_CACHE_DIR": str(tmp_path_factory.mktemp("cache")),
-        "TRITON_INTERPRET": "0",
-    }
-    command = [sys.executable, "-W", "ignore", "-c", COMPILE]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
-    return json.loads(done.stdout)
+    cache = str(tmp_path_factory.mktemp("cache"))
+    return json.loads(run_python("-c", COMPILE, TRITON_CACHE_DIR=cache))
 
 
 class TestCompiled:

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 import time
-from pathlib import Path
 
 import pytest
 import torch
 
 from taxfree_kernels.device import step_clock
+from tests.kernels.cross_compile.conftest import run_python
 
 INTERPRETED = {"BACKEND": "interpreter"}
 COMPILE = """
@@ -81,14 +78,8 @@ def test_an_empty_kernel_leaves_everything_alone():
 @pytest.fixture(scope="module")
 def compiled(tmp_path_factory) -> dict[str, str]:
     """GPU and kernel -> assembly, from a process that does not interpret."""
-    environment = os.environ | {
-        "PYTHONPATH": str(Path(__file__).parents[2] / "kernels"),
-        "TRITON_CACHE_DIR": str(tmp_path_factory.mktemp("cache")),
-        "TRITON_INTERPRET": "0",
-    }
-    command = [sys.executable, "-W", "ignore", "-c", COMPILE]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
-    return json.loads(done.stdout)
+    cache = str(tmp_path_factory.mktemp("cache"))
+    return json.loads(run_python("-c", COMPILE, TRITON_CACHE_DIR=cache))
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ import triton
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from taxfree_kernels.cross_compile.compile import AbsentDevice, target_of
-from taxfree_kernels.cross_compile.record import Launch
+from taxfree_kernels.cross_compile.record import Launch, flat
 from taxfree_kernels.hardware import Hardware
 
 _UNCOUNTED_OPTIONS = ("extern_libs",)  # holds paths
@@ -58,15 +58,7 @@ def _kind(arg: Any) -> Any:
 
 def run_time_values(launch: Launch) -> list[int | float]:
     """The numbers among the arguments, in order: what a kernel does depends on them as well."""
-    return list(_numbers(launch.args))
-
-
-def _numbers(args: tuple[Any, ...]) -> Iterator[int | float]:
-    for arg in args:
-        if isinstance(arg, tuple):
-            yield from _numbers(arg)
-        elif isinstance(arg, int | float):
-            yield arg
+    return [arg for arg in flat(launch.args) if isinstance(arg, int | float)]
 
 
 class _Stop(Exception):

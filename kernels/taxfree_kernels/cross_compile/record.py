@@ -6,6 +6,7 @@ such inputs; its launches go to a list instead of a device.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,6 +33,15 @@ class Launch:
     @property
     def name(self) -> str:
         return str(self.kernel.function.fn.__name__).lstrip("_")
+
+
+def flat(args: Iterable[Any]) -> Iterator[Any]:
+    """The arguments in order, with the elements of tuples in place of these."""
+    for arg in args:
+        if isinstance(arg, tuple):
+            yield from flat(arg)
+        else:
+            yield arg
 
 
 class NoGroup(PlanError):

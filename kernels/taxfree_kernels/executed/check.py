@@ -8,11 +8,11 @@ from typing import Any
 from taxfree_kernels.executed.program import Program
 from taxfree_kernels.executed.run import DEVICES, Executed, run
 from taxfree_kernels.hardware import KNOWN
-from taxfree_kernels.variant import variants
+from taxfree_kernels.variant import Problem, variants
 
 
 def executed(
-    problems: Mapping[str, Iterable[Any]],
+    problems: Mapping[str, Iterable[Problem]],
     names: Collection[str] | None = None,
     seeds: Iterable[int] = range(2),
     architecture: str = "gfx942",

@@ -10,12 +10,12 @@ import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
-from typing import Any
 
 from taxfree_kernels.executed.decode import decode
 from taxfree_kernels.executed.errors import UnknownInstruction
 from taxfree_kernels.executed.program import Program
 from taxfree_kernels.executed.run import Change, run
+from taxfree_kernels.variant import Problem
 
 #: kind -> pattern of the instructions it changes, and what they become; None deletes them
 KINDS: Mapping[str, tuple[str, tuple[str, str] | None]] = {
@@ -83,7 +83,7 @@ def mutants(program: Program, text: str) -> Iterator[Mutant]:
 def try_mutants(
     op: str,
     variant: str,
-    problem: Any,
+    problem: Problem,
     seeds: Sequence[int] = (0, 1, 2, 3),
     architecture: str = "gfx942",
     most_of_a_kind: int | None = None,

@@ -19,7 +19,7 @@ import torch
 from taxfree_kernels import variant as registry
 from taxfree_kernels.cross_compile.compile import compile_launch
 from taxfree_kernels.cross_compile.record import Launch as Recorded
-from taxfree_kernels.cross_compile.record import NoGroup
+from taxfree_kernels.cross_compile.record import NoGroup, flat
 from taxfree_kernels.executed.caches import Gpu, Memory
 from taxfree_kernels.executed.decode import Listing, decode
 from taxfree_kernels.executed.errors import ExecutionError, Hang, UnknownInstruction
@@ -29,7 +29,7 @@ from taxfree_kernels.executed.operands import bits_of_float
 from taxfree_kernels.executed.program import Launch, Program
 from taxfree_kernels.hardware import KNOWN, Hardware
 from taxfree_kernels.launch import Kernel, launching_through
-from taxfree_kernels.variant import Config
+from taxfree_kernels.variant import Config, Problem
 
 #: architecture -> the device that kernels are compiled for
 DEVICES = {"gfx942": "mi300x", "gfx950": "mi350x"}
@@ -64,7 +64,7 @@ class Executed:
 
     op: str
     variant: str
-    problem: Any
+    problem: Problem
     config: Config
     architecture: str
     seed: int
@@ -82,7 +82,7 @@ class Executed:
 def run(
     op: str,
     variant: str,
-    problem: Any,
+    problem: Problem,
     config: Config | None = None,
     seed: int = 0,
     architecture: str = "gfx942",
@@ -239,7 +239,7 @@ class _Session:
                 expected = op.reference(problem, rank, self._shown.seed + call, cpu, False)
                 self._compare(outputs[rank][call], expected)
 
-    def _fabrics(self, problem: Any) -> list[ExecutedFabric]:
+    def _fabrics(self, problem: Problem) -> list[ExecutedFabric]:
         size = arena_bytes(problem.world_size, problem.slot_bytes)
         arenas = [self._memory.empty(size, torch.uint8) for _ in range(problem.world_size)]
         for arena in arenas:
@@ -295,7 +295,7 @@ class _Session:
         """A launch has ended: let its host go on."""
         del self._launches[host.rank]
         assert host.asked is not None
-        for arg in _flat(host.asked[1]):
+        for arg in flat(host.asked[1]):
             if isinstance(arg, torch.Tensor) and not self._memory.holds(arg):
                 storage, copy = self._mirrors[arg.untyped_storage().data_ptr()]
                 storage.copy_(copy)
@@ -334,14 +334,6 @@ class _Session:
             self._shown.kernels[name] = (sum(hits), len(hits))
 
 
-def _flat(args: Iterable[Any]) -> Iterator[Any]:
-    for arg in args:
-        if isinstance(arg, tuple):
-            yield from _flat(arg)
-        else:
-            yield arg
-
-
 def _values(
     kernel: Kernel, args: tuple[Any, ...], listing: Listing, address: Callable[[torch.Tensor], int]
 ) -> Iterator[int]:
@@ -353,7 +345,7 @@ def _values(
     known = [each for each in listing.arguments if not each.kind.startswith("hidden_")]
     kinds = iter(known)
     for param, given in zip(kernel.function.params, args, strict=False):
-        for arg in _flat((given,)):
+        for arg in flat((given,)):
             if arg is None or (type(arg) is int and arg == 1 and not param.do_not_specialize):
                 continue
             is_tensor = isinstance(arg, torch.Tensor)

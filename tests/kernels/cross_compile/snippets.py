@@ -245,25 +245,25 @@ def poll_by_swap(data, word, want, out, BLOCK: tl.constexpr, GROUP: tl.constexpr
 
 
 @triton.jit
-def good_words(data, word, want, out, BLOCK: tl.constexpr, GROUP: tl.constexpr):
+def _send_and_receive(data, word, want, words, BLOCK: tl.constexpr, GROUP: tl.constexpr):
     at = tl.arange(0, BLOCK)
-    words = tl.cast(out, tl.pointer_type(tl.int64)) + at
     peers = Peers(word, word, 0, want)
-    packets.send(peers, words + BLOCK, tl.load(data + at).to(tl.int32), 0)
-    seen, arrived = packets.receive(peers, words, 0, GROUP)
+    packets.send(peers, words + at + BLOCK, tl.load(data + at).to(tl.int32), 0)
+    seen, arrived = packets.receive(peers, words + at, 0, GROUP)
     if arrived:
         tl.store(data + at, seen.to(tl.float16))
 
 
 @triton.jit
+def good_words(data, word, want, out, BLOCK: tl.constexpr, GROUP: tl.constexpr):
+    words = tl.cast(out, tl.pointer_type(tl.int64))
+    _send_and_receive(data, word, want, words, BLOCK, GROUP)
+
+
+@triton.jit
 def good_lamport_words(data, word, want, out, BLOCK: tl.constexpr, GROUP: tl.constexpr):
-    at = tl.arange(0, BLOCK)
-    words = tl.cast(out, tl.pointer_type(tl.int32)) + at
-    peers = Peers(word, word, 0, want)
-    packets.send(peers, words + BLOCK, tl.load(data + at).to(tl.int32), 0)
-    seen, arrived = packets.receive(peers, words, 0, GROUP)
-    if arrived:
-        tl.store(data + at, seen.to(tl.float16))
+    words = tl.cast(out, tl.pointer_type(tl.int32))
+    _send_and_receive(data, word, want, words, BLOCK, GROUP)
 
 
 @triton.jit
