@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch.library import Library
 
+from taxfree._runtime import gradients
 from taxfree._runtime.runtime import runtime_of
 from taxfree.errors import UsageError
 
@@ -27,7 +28,8 @@ def _register(
     name = schema[: schema.index("(")]
     _library.define(schema)
     _library.impl(name, run, "CompositeExplicitAutograd")
-    _library.impl(name, functools.partial(_without_gradient, name), "Autograd")
+    if not gradients.register(name, _library):
+        _library.impl(name, functools.partial(_without_gradient, name), "Autograd")
     torch.library.register_fake(f"taxfree::{name}", shape, lib=_library)
     # Imported late because it is slow. Its enum has moved between versions of torch.
     from torch._higher_order_ops import effects

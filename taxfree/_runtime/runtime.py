@@ -134,7 +134,7 @@ class Runtime:
             UsageError: the tensors do not fit together.
             PeerTimeout: an earlier call lost a peer.
         """
-        if torch.compiler.is_compiling():
+        if _is_traced(a_shard, weight, bias):
             result: torch.Tensor = torch.ops.taxfree.all_gather_matmul(
                 a_shard, weight, bias, gather_dim, m, self.group_name
             )
@@ -149,7 +149,7 @@ class Runtime:
             _layout(bias), gather_dim,
         )  # fmt: skip
         entry = self._known(arguments, size)
-        if entry is None or rows != self._own_rows(size, gather_dim):
+        if entry is None or rows != self.rows_of_shard(size, gather_dim):
             if size == 0 and rows == 0:
                 return self._of_nothing(a_shard, out, (0, weight.shape[-1]))
             problem = problems.all_gather_matmul(
@@ -159,7 +159,7 @@ class Runtime:
         inputs = (_from_16_bytes(a_shard), weight, bias)
         return self._run(entry, size, inputs, out, (size, weight.shape[1]))
 
-    def _own_rows(self, m: int, gather_dim: int) -> int:
+    def rows_of_shard(self, m: int, gather_dim: int) -> int:
         """Rows of this rank's shard, of m over all ranks."""
         if gather_dim == 1:
             return m
@@ -280,7 +280,7 @@ class Runtime:
             UsageError: the tensors do not fit together.
             PeerTimeout: an earlier call lost a peer.
         """
-        if torch.compiler.is_compiling():
+        if _is_traced(x, weight, bias, residual):
             result: torch.Tensor = torch.ops.taxfree.matmul_all_reduce(
                 x, weight, bias, residual, self.group_name
             )
@@ -386,7 +386,7 @@ class Runtime:
             UsageError: the tensors do not fit together.
             PeerTimeout: an earlier call lost a peer.
         """
-        if torch.compiler.is_compiling():
+        if _is_traced(x, weight):
             result: torch.Tensor = torch.ops.taxfree.matmul_reduce_scatter(
                 x, weight, scatter_dim, self.group_name
             )
@@ -454,7 +454,7 @@ class Runtime:
             residual: the input that it may share its memory with.
             capacity: keys that there is room for, if it is attention.
         """
-        if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in inputs):
+        if _requires_grad(*inputs):
             raise UsageError("an input requires a gradient", "call under torch.no_grad()")
         first = inputs[0]
         assert first is not None
@@ -746,8 +746,17 @@ class _StreamOrder:
         stream.wait_stream(last)
 
 
+def _requires_grad(*tensors: torch.Tensor | None) -> bool:
+    return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
+
+
+def _is_traced(*tensors: torch.Tensor | None) -> bool:
+    """Whether the compiler or autograd must see the call, which then goes through the torch op."""
+    return torch.compiler.is_compiling() or _requires_grad(*tensors)
+
+
 def _copied(result: torch.Tensor, out: torch.Tensor | None) -> torch.Tensor:
-    """The result of compiled code, in the caller's output if there is one."""
+    """The result of a torch op, in the caller's output if there is one."""
     if out is None:
         return result
     problems.require_like(out, tuple(result.shape), result)
