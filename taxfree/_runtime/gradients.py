@@ -28,7 +28,7 @@ def _gather(shard: torch.Tensor, dim: int, m: int, group_name: str) -> Callable[
     )
 
     def wait() -> torch.Tensor:
-        full = torch.ops._c10d_functional.wait_tensor(travelling)
+        full: torch.Tensor = torch.ops._c10d_functional.wait_tensor(travelling)
         if dim == 0:
             return full[:m]
         by_rank = full.view(world_size, m, columns)

@@ -119,9 +119,8 @@ def differentiate(
 
 def refuse(fabric: Any) -> list[str]:
     """What is said where there is no formula, or no place for a gradient."""
-    from tests.taxfree.test_runtime_calls import method_of
-
     from tests.taxfree.runtime_tasks import tensors_of as integers
+    from tests.taxfree.test_runtime_calls import method_of
 
     told = []
     for fields in ({"rms_norm": True, "residual": True}, {}):
