@@ -23,19 +23,21 @@ from torch.nn.functional import linear
 from taxfree._runtime.runtime import Runtime, runtime_of
 from taxfree._runtime.startup import init
 from taxfree.errors import UsageError
-from taxfree.models import report, rows
+from taxfree.models import inductor, report, rows, symm_mem
 
 
 def enable(mesh: DeviceMesh, model: torch.nn.Module | None = None) -> Runtime:
-    """Run the layers of a parallelised model on taxfree; collective.
+    """Run tensor parallelism on taxfree; collective.
 
     Linear layers that ``parallelize_module`` gave a ``ColwiseParallel`` or ``RowwiseParallel`` run
-    the operations, eager and compiled, with gradients. What they do not serve runs the library;
-    :func:`taxfree.report` says what and why.
+    the operations, eager and compiled, with gradients. In what ``torch.compile`` compiles from now
+    on, so do matmuls beside collectives on the mesh's group, and PyTorch's own fused ops of
+    symmetric memory. What the operations do not serve runs the library; :func:`taxfree.report`
+    says what and why.
 
     Args:
-        mesh: one dimension, on which the model is parallelised.
-        model: parallelised; None opens the runtime alone.
+        mesh: one dimension, on which models are parallelised.
+        model: parallelised; None leaves layers as they are and serves compiled code alone.
 
     Returns:
         The runtime of the mesh's group, which is opened if there is none. Close it before
@@ -49,6 +51,8 @@ def enable(mesh: DeviceMesh, model: torch.nn.Module | None = None) -> Runtime:
             f"the mesh has {mesh.ndim} dimensions", 'give one of them, as in enable(mesh["tp"])'
         )
     runtime = runtime_on(mesh)
+    inductor.enable(runtime.group_name)
+    symm_mem.enable(runtime)
     for name, module in () if model is None else model.named_modules():
         if isinstance(module, torch.nn.Linear) and _is_on(module, mesh):
             _replace_forward(name or type(module).__name__, module, mesh, runtime)
@@ -84,7 +88,7 @@ def _replace_forward(
         return
     del module._forward_pre_hooks[prepare[0]], module._forward_hooks[finish[0]]
     layer = style(name, module, mesh, runtime, module.forward, prepare[1], finish[1])
-    module.forward = layer.forward
+    module.forward = layer.forward  # type: ignore[method-assign,assignment]
 
 
 def _style_hook(hooks: Mapping[int, Any], name: str) -> tuple[int, functools.partial[Any]] | None:
@@ -187,7 +191,7 @@ class _Colwise(_Layer):
             y = rows.all_gather_matmul(self.runtime, x, weight, local, layout.dim)
             return y, made, "all_gather_matmul"
         if torch.is_grad_enabled() and x.requires_grad:
-            y = _Replicated.apply(x.flatten(0, -2), weight, self.runtime.group_name)
+            y = _replicated(x.flatten(0, -2), weight, self.runtime.group_name)
             y = y.view(*x.shape[:-1], y.shape[1])
             return y if local is None else y + local, made, "matmul; backward matmul_all_reduce"
         return linear(x, weight.t(), local), made, "matmul"
@@ -234,19 +238,22 @@ def _normal(layout: Any, dims: int) -> Any:
     return Shard(layout.dim % dims) if isinstance(layout, Shard) else layout
 
 
+def _replicated(x: torch.Tensor, weight: torch.Tensor, group_name: str) -> torch.Tensor:
+    y: torch.Tensor = _Replicated.apply(x, weight, group_name)  # type: ignore[no-untyped-call]
+    return y
+
+
 class _Replicated(torch.autograd.Function):
     """x @ weight for an x that all ranks have; the gradient of x is a matmul + all-reduce."""
 
     @staticmethod
-    def forward(  # type: ignore[override]
-        ctx: Any, x: torch.Tensor, weight: torch.Tensor, group_name: str
-    ) -> torch.Tensor:
+    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, group_name: str) -> torch.Tensor:
         ctx.save_for_backward(x, weight)
         ctx.group_name = group_name
         return x @ weight
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:
         x, weight = ctx.saved_tensors
         grad_x = torch.ops.taxfree.matmul_all_reduce(grad, weight.t(), None, None, ctx.group_name)
         return grad_x, x.t() @ grad if ctx.needs_input_grad[1] else None, None

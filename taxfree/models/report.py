@@ -50,7 +50,7 @@ def report() -> Report:
     )
 
 
-@torch.compiler.assume_constant_result
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def count(layer: str, ran: str, calls: int = 1) -> None:
     """Count calls of a layer. Within compiled code this happens once, while it is compiled."""
     _layers.setdefault(layer, Counter())[ran] += calls

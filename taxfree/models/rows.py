@@ -7,10 +7,12 @@ exchanged, so all but the first dimension cost a copy.
 from __future__ import annotations
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 
 from taxfree._runtime.runtime import Runtime
 
-DTYPES = (torch.float16, torch.bfloat16)
+_DTYPES = (torch.float16, torch.bfloat16)
+_PLAIN = (torch.Tensor, torch.nn.Parameter, FakeTensor)  # FakeTensor: while code is compiled
 
 
 def all_gather_matmul(
@@ -70,9 +72,9 @@ def matmul_all_reduce(
 
 def unserved(x: torch.Tensor, weight: torch.Tensor) -> str | None:
     """The reason why the operations do not take two local tensors; None if they do."""
-    if type(weight) not in (torch.Tensor, torch.nn.Parameter):
+    if type(weight) not in _PLAIN:
         return f"the weight is a {type(weight).__name__}"
-    if x.dtype != weight.dtype or x.dtype not in DTYPES:
+    if x.dtype != weight.dtype or x.dtype not in _DTYPES:
         dtypes = sorted({str(each.dtype).removeprefix("torch.") for each in (x, weight)})
         return " and ".join(dtypes)
     if x.dim() < 2:
