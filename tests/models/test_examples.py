@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from tests.ranks import PYTHON, ROOT, environment
-
-EXAMPLES = ["parallel", "train", "generate"]
+from tests.sample import PARTS, Sample
 
 
 def start(name: str, *arguments: str) -> str:
@@ -25,25 +25,21 @@ def start(name: str, *arguments: str) -> str:
     return result.stdout
 
 
-def test_every_example_is_run() -> None:
-    assert sorted(EXAMPLES) == sorted(path.stem for path in (ROOT / "examples").glob("*.py"))
-
-
-def test_a_parallelised_model_runs() -> None:
+def check_parallel(tmp_path: Path) -> None:
     said = start("parallel")
     assert float(said.split("largest difference ")[1].split()[0]) < 0.01
     assert "matmul_all_reduce" in said
     assert "library" not in said.partition("problem")[0]
 
 
-def test_a_model_trains() -> None:
+def check_train(tmp_path: Path) -> None:
     said = start("train")
     losses = [float(line.split()[-1]) for line in said.splitlines() if line.startswith("step")]
     assert losses[-1] < 0.9 * losses[0]
     assert "matmul_reduce_scatter" in said
 
 
-def test_a_model_of_transformers_generates(tmp_path: Path) -> None:
+def check_generate(tmp_path: Path) -> None:
     transformers = pytest.importorskip(
         "transformers", reason="transformers is not installed: pip install '.[models]'"
     )
@@ -55,3 +51,20 @@ def test_a_model_of_transformers_generates(tmp_path: Path) -> None:
     said = start("generate", str(tmp_path))
     assert said.startswith("[1, 2, 3, 4, ")
     assert "rowwise Linear(64, 32)" in said
+
+
+CHECKS: dict[str, Callable[[Path], None]] = {
+    "generate": check_generate,
+    "parallel": check_parallel,
+    "train": check_train,
+}
+
+
+def test_every_example_has_a_check() -> None:
+    assert sorted(CHECKS) == sorted(path.stem for path in (ROOT / "examples").glob("*.py"))
+
+
+def test_examples_run(sample: Sample, tmp_path: Path) -> None:
+    of_the_week = (list(CHECKS) * PARTS)[:PARTS]  # one a day
+    for name in dict.fromkeys(sample.of(of_the_week)):
+        CHECKS[name](tmp_path)
