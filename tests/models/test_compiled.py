@@ -29,7 +29,6 @@ def compile_mlp(fabric: Any, scattered: bool, dtype: str, micro_pipeline: bool =
     """Relative errors of the output and the gradients against eager PyTorch, and what ran."""
     import torch.distributed._symmetric_memory as symmetric
     from torch._inductor import config
-    from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import Replicate, Shard
     from torch.distributed.tensor.parallel import (
         ColwiseParallel,
@@ -39,9 +38,10 @@ def compile_mlp(fabric: Any, scattered: bool, dtype: str, micro_pipeline: bool =
 
     import taxfree
     from taxfree.models import report
+    from tests.models.meshes import new_mesh
 
     world = fabric.world_size
-    mesh = init_device_mesh("cpu", (world,))
+    mesh = new_mesh()
     torch.manual_seed(0)
     model = MLP(bias=not scattered).to(getattr(torch, dtype))
     rows = Shard(0) if scattered else Replicate()
@@ -78,12 +78,11 @@ def compile_mlp(fabric: Any, scattered: bool, dtype: str, micro_pipeline: bool =
 
 def call_fused_ops(fabric: Any) -> Any:
     """Whether PyTorch's fused ops are right in each dimension, and what ran."""
-    from torch.distributed.device_mesh import init_device_mesh
-
     import taxfree
     from taxfree.models import report
+    from tests.models.meshes import new_mesh
 
-    mesh = init_device_mesh("cpu", (fabric.world_size,))
+    mesh = new_mesh()
     name = mesh.get_group().group_name
     report.clear()
     right = []

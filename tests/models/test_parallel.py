@@ -15,12 +15,12 @@ STEPS = 50
 
 def opened(model: Any, is_sequence_parallel: bool) -> tuple[Any, Any]:
     """The mesh of all ranks, and a model that is parallelised on it."""
-    from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor.parallel import parallelize_module
 
     from tests.models import llama
+    from tests.models.meshes import new_mesh
 
-    mesh = init_device_mesh("cpu", (torch.distributed.get_world_size(),))
+    mesh = new_mesh()
     return mesh, parallelize_module(model, mesh, llama.plan(is_sequence_parallel))
 
 
@@ -102,14 +102,14 @@ class Quantized(torch.Tensor):
 
 def scatter_odd_rows(fabric: Any) -> Any:
     """Whether rows that do not divide evenly are right, and what ran."""
-    from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import Shard
     from torch.distributed.tensor.parallel import RowwiseParallel, parallelize_module
 
     import taxfree
     from taxfree.models import report
+    from tests.models.meshes import new_mesh
 
-    mesh = init_device_mesh("cpu", (fabric.world_size,))
+    mesh = new_mesh()
     torch.manual_seed(0)
     linear, x = torch.nn.Linear(8, 4).bfloat16(), torch.randn(3, 8).bfloat16()
     expected = linear(x).chunk(fabric.world_size)[fabric.rank]

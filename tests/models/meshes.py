@@ -1,0 +1,11 @@
+"""Meshes for tests on rank workers."""
+
+from __future__ import annotations
+
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+
+
+def new_mesh() -> DeviceMesh:
+    """All ranks, as a group of its own: a runtime on the workers' group may be another test's."""
+    return DeviceMesh.from_group(dist.new_group(), "cpu")
