@@ -16,15 +16,16 @@ import torch
 from torch.distributed import _symmetric_memory as own
 from torch.library import Library
 
-from taxfree._runtime.runtime import Runtime
+from taxfree._runtime.runtime import Runtime, runtime_of
+from taxfree.errors import UsageError
 from taxfree.models import report, rows
 
-_runtimes: dict[str, Runtime] = {}
+_groups: set[str] = set()
 
 
 def enable(runtime: Runtime) -> None:
     """Run the fused ops of a runtime's group on it."""
-    _runtimes[runtime.group_name] = runtime
+    _groups.add(runtime.group_name)
     _register()
 
 
@@ -53,7 +54,7 @@ def _fused_all_gather_matmul(
     *,
     return_A: bool = True,
 ) -> tuple[torch.Tensor | None, list[torch.Tensor]]:
-    runtime = _runtimes.get(group_name)
+    runtime = _open_runtime(group_name)
     if runtime is not None:
         reason = "the gathered rows are wanted" if return_A else None
         if len(weights) != 1:
@@ -76,7 +77,7 @@ def _fused_matmul_reduce_scatter(
     scatter_dim: int,
     group_name: str,
 ) -> torch.Tensor:
-    runtime = _runtimes.get(group_name)
+    runtime = _open_runtime(group_name)
     if runtime is not None:
         reason = None if reduce_op == "sum" else f"reduces by {reduce_op}"
         reason = reason or rows.unserved(x, weight)
@@ -85,6 +86,14 @@ def _fused_matmul_reduce_scatter(
             return rows.matmul_reduce_scatter(runtime, x, weight, scatter_dim)
     found: torch.Tensor = library(x, weight, reduce_op, scatter_dim, group_name)
     return found
+
+
+def _open_runtime(group_name: str) -> Runtime | None:
+    """The runtime of an enabled group; None once it is closed."""
+    try:
+        return runtime_of(group_name) if group_name in _groups else None
+    except UsageError:
+        return None
 
 
 def _ran(operation: str, reason: str | None) -> str:
