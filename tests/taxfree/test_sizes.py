@@ -239,28 +239,6 @@ def call_from_two_threads(fabric: Any) -> Any:
     return told
 
 
-def differentiate(fabric: Any, compiled: bool) -> list[str]:
-    told = []
-    for op in (GATHER, ALL_REDUCE, SCATTER):
-        problem = problem_of(op)
-        rt = runtime_of(fabric)
-        (x, *rest), _ = tensors_of(fabric, problem)
-
-        def model(x: torch.Tensor, rt: Any = rt, op: str = op, problem: Any = problem,
-                  rest: Any = rest) -> torch.Tensor:  # fmt: skip
-            return called(rt, op, problem, (x, *rest)).sum()
-
-        if compiled:
-            torch.compiler.reset()
-        function = torch.compile(model, fullgraph=True, backend="aot_eager") if compiled else model
-        try:
-            function(x.requires_grad_()).backward()
-            told.append("no error")
-        except Exception as error:
-            told.append(str(error))
-    return told
-
-
 def log_what_is_met(fabric: Any, path: str) -> Any:
     from taxfree._runtime.dispatch import Dispatcher
     from taxfree._runtime.runtime import Runtime
@@ -461,12 +439,6 @@ class TestArguments:
     ) -> None:
         assert all("out overlaps an input" in said for said in run(ranks, overlap, what=what))
         assert run(ranks, overlap, what="nothing") == ["no error"] * ranks.few
-
-    @pytest.mark.parametrize("compiled", [False, True])
-    def test_a_gradient_is_an_error(self, ranks: Ranks, compiled: bool) -> None:
-        for told in run(ranks, differentiate, compiled=compiled):
-            assert len(told) == 3
-            assert all("an input requires a gradient" in each for each in told)
 
 
 class TestOrder:
