@@ -1,4 +1,4 @@
-"""Dimensions of an all_gather_matmul, and what they cost."""
+"""Dimensions of an all_gather_matmul, and its work and memory."""
 
 from __future__ import annotations
 
