@@ -1,4 +1,4 @@
-"""Operations, problems, variants and plans: what the tuner, the dispatcher and the reports share.
+"""Operations, problems, variants and plans, for the tuner, the dispatcher and the reports.
 
 An operation is a mathematical contract, a problem its dimensions, a variant one way to compute it,
 and a plan a variant made ready on a fabric for one problem and config. A variant is a module in the

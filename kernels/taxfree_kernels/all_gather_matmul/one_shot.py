@@ -1,4 +1,4 @@
-"""One kernel of ours gathers A over symmetric memory; then comes the vendor's matmul.
+"""One kernel gathers A over symmetric memory; the vendor's matmul follows.
 
 An engine that uses symmetric memory would do this. The collective's latency shrinks to one signal,
 the copy out of the inbox does the re-layout for gather_dim 1, and two launches remain.
@@ -133,7 +133,7 @@ class OneShotPlan(Plan):
 
 
 class OneShot(Variant):
-    """One-shot gather of ours, vendor matmul."""
+    """Our one-shot gather, then the vendor's matmul."""
 
     name = "one_shot"
     fused = False

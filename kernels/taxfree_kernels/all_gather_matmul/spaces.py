@@ -207,7 +207,7 @@ def _one_round(problem: AllGatherMatmul, tiles: Config, senders: int) -> dict[st
 
 
 def _first_on_cdna(rows: int) -> list[dict[str, Any]]:
-    """From common practice on MI300X: two stages, and BLOCK_K 64 where tiles are wide."""
+    """Configs from common practice on MI300X: two stages, and BLOCK_K 64 for wide tiles."""
     common = {"BLOCK_K": 64, "num_stages": 2, "matrix_instr_nonkdim": 16, "SEND_BLOCK": 8192}
     if rows <= 64:
         skinny = common | {"BLOCK_M": rows, "BLOCK_K": 128, "GROUP_M": 1, "num_warps": 4}

@@ -15,7 +15,7 @@ TURN = tl.constexpr(7)  # calls with Lamport words that have finished, in units 
 USED = tl.constexpr(8)  # [2]: Lamport words of a slot used by the last two such calls, by turn % 2
 SIGNALS = tl.constexpr(16)  # signal words [channel, source]
 
-#: What the programs of one call add to GENERATION in total; larger than any grid.
+#: The total that the programs of one call add to GENERATION; larger than any grid.
 ONE_CALL = tl.constexpr(1 << 24)
 
 # -- layout of a timeout report, in int64 words -----------------------------------------------

@@ -26,7 +26,7 @@ def wait_for_everybody(peers, channel, GROUP: tl.constexpr, BUT_SELF: tl.constex
 def wait_for_channels(
     peers, begin, end, GROUP: tl.constexpr, MOST: tl.constexpr, BUT_SELF: tl.constexpr = False
 ):
-    """As :func:`wait_for_everybody`, on channels [begin, end), at most MOST, in one poll."""
+    """Like :func:`wait_for_everybody`, on channels [begin, end), at most MOST, in one poll."""
     lane = tl.arange(0, triton.next_power_of_2(GROUP.WORLD * MOST))
     source, channel = lane % GROUP.WORLD, begin + lane // GROUP.WORLD
     needed = channel < end

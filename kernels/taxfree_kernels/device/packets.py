@@ -52,7 +52,7 @@ def send(peers, words, payload, peer, mask=None):
 def receive(peers, words, source, GROUP: tl.constexpr, mask=None):
     """Wait until all of `words` have arrived for the running call; return their payload.
 
-    They are polled together, so all returned values come from the same poll. A LL packet
+    They are polled together, so all returned values come from the same poll. An LL packet
     has arrived when it holds the lower half of the generation; a packet that was last sent a
     multiple of 2^32 calls ago would pass as well. A Lamport word has arrived when it is not EMPTY.
 

@@ -122,7 +122,7 @@ def received_rows(
     from programs that still send: one log-sum-exp or unit, alternately, per word of two values.
 
     Returns:
-        out float32 [ROWS, next_power_of_2(V_DIM)], and whether all words have come.
+        out float32 [ROWS, next_power_of_2(V_DIM)], and whether all words have arrived.
     """
     SOURCES: tl.constexpr = triton.next_power_of_2(GROUP.WORLD)
     WIDTH: tl.constexpr = V_DIM // 2 if PACKED else V_DIM

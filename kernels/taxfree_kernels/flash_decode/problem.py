@@ -25,7 +25,7 @@ class FlashDecode(Problem):
         kv_heads: key and value heads; each serves q_heads / kv_heads query heads.
         head_dim: of queries and keys.
         kv_len_per_rank: capacity of a rank, in keys of one sequence.
-        v_head_dim: of values and of the output; 0 stands for head_dim.
+        v_head_dim: of values and of the output; 0 means head_dim.
         page_size: keys of a page of the cache; 0: the cache is dense.
         soft_cap: whether logits are capped by cap * tanh(logit / cap).
         window: the last keys, over all ranks, that a query sees; 0: all.

@@ -75,7 +75,7 @@ def _push_two_shot(machine: Machine, problem: MatmulAllReduce, config: Config) -
 
 
 def _push_in_place(machine: Machine, problem: MatmulAllReduce, config: Config) -> list[Piece]:
-    """As `push`, but each wave of tiles waits for its peers, and the own part is not stored.
+    """Like `push`, but each wave of tiles waits for its peers, and the own part is not stored.
 
     LL packets take twice the bytes, but half a signal's time: a signal follows the arrival of its
     data, a packet crosses the link only once.
@@ -91,7 +91,7 @@ def _push_in_place(machine: Machine, problem: MatmulAllReduce, config: Config) -
 def _push_two_shot_lamport(
     machine: Machine, problem: MatmulAllReduce, config: Config
 ) -> list[Piece]:
-    """As `push_lamport`, but first slices and then their sums cross the link."""
+    """Like `push_lamport`, but first slices and then their sums cross the link."""
     kept, world = kept_bytes(problem), problem.world_size
     shot = kept * (world - 1) / world
     return tiles_that_send(

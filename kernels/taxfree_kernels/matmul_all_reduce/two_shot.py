@@ -1,4 +1,4 @@
-"""The vendor's matmul, then one kernel of ours that sums over symmetric memory in two shots.
+"""The vendor's matmul, then one kernel that sums over symmetric memory in two shots.
 
 Each rank owns a block of the output: all ranks send it their partial sums of that block, it adds
 them and sends the result to all. Every link carries 2 / world_size of the bytes of one shot, at the

@@ -1,4 +1,4 @@
-"""The vendor's matmul, then one kernel of ours that scatters and sums over symmetric memory.
+"""The vendor's matmul, then one kernel that scatters and sums over symmetric memory.
 
 An engine with symmetric memory would do this. The collective's latency shrinks to one signal, the
 stores into the inboxes do the re-layout for scatter_dim 1, and two launches remain.

@@ -74,7 +74,7 @@ def push(machine: Machine, problem: PartialSum, config: Config) -> list[Piece]:
 
 
 def push_lamport(machine: Machine, problem: PartialSum, config: Config) -> list[Piece]:
-    """As `push`, but each wave of tiles polls for its peers' Lamport words, without signals."""
+    """Like `push`, but each wave of tiles polls for its peers' Lamport words, without signals."""
     kept, world = kept_bytes(problem), problem.world_size
     return tiles_that_send(
         machine, problem, config,

@@ -151,7 +151,7 @@ def _first_on_hopper(problem: PartialSum, rows: int) -> list[dict[str, Any]]:
 
 
 def _first_on_cdna(rows: int) -> list[dict[str, Any]]:
-    """From published experience on MI300X: two stages, and BLOCK_K 64 for wide tiles."""
+    """Configs from published experience on MI300X: two stages, and BLOCK_K 64 for wide tiles."""
     common = {"BLOCK_K": 64, "num_stages": 2, "matrix_instr_nonkdim": 16}
     if rows <= 64:
         skinny = common | {"BLOCK_M": rows, "BLOCK_K": 128, "GROUP_M": 1, "num_warps": 4}
