@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from taxfree._runtime.runtime import Memory, Runtime
     from taxfree._runtime.startup import init
     from taxfree.errors import NoRecord, TaxfreeError, UsageError
+    from taxfree.models.parallel import enable
+    from taxfree.models.report import Report, report
     from taxfree_kernels.all_gather_matmul.problem import AllGatherMatmul
     from taxfree_kernels.errors import FabricUnavailable, PeerTimeout
     from taxfree_kernels.flash_decode.problem import FlashDecode
@@ -36,10 +38,13 @@ _HOMES = {
     "Memory": "taxfree._runtime.runtime",
     "NoRecord": "taxfree.errors",
     "PeerTimeout": "taxfree_kernels.errors",
+    "Report": "taxfree.models.report",
     "Runtime": "taxfree._runtime.runtime",
     "TaxfreeError": "taxfree.errors",
     "UsageError": "taxfree.errors",
+    "enable": "taxfree.models.parallel",
     "init": "taxfree._runtime.startup",
+    "report": "taxfree.models.report",
 }
 
 __all__ = [
@@ -52,11 +57,14 @@ __all__ = [
     "Memory",
     "NoRecord",
     "PeerTimeout",
+    "Report",
     "Runtime",
     "TaxfreeError",
     "UsageError",
     "__version__",
+    "enable",
     "init",
+    "report",
 ]
 
 

@@ -287,8 +287,8 @@ class Runtime:
     def _call(
         self, signature: Signature, arguments: tuple[Any, ...], out: torch.Tensor | None
     ) -> torch.Tensor:
-        """Run an operation; while code is compiled, record its torch op."""
-        if not torch.compiler.is_compiling():
+        """Run an operation; as its torch op if the compiler or autograd must see it."""
+        if not torch.compiler.is_compiling() and not requires_grad(*arguments):
             return self._run(signature, arguments, out)
         result: torch.Tensor = getattr(torch.ops.taxfree, signature.name)(
             *arguments, self.group_name
@@ -314,8 +314,6 @@ class Runtime:
             entry = self._entry(key, signature.problem(self._fabric, *arguments))
         inputs = signature.inputs(self._on_device, *arguments)
         shape = signature.shape(self.world_size, rows, *arguments)
-        if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in inputs):
-            raise UsageError("an input requires a gradient", "call under torch.no_grad()")
         first = inputs[0]
         assert first is not None
         if out is None:
@@ -570,6 +568,13 @@ class Runtime:
             self.close()
         else:
             self._release()  # the peers may never come
+
+
+def requires_grad(*arguments: Any) -> bool:
+    """Whether autograd must see an operation with these arguments."""
+    return torch.is_grad_enabled() and any(
+        isinstance(each, torch.Tensor) and each.requires_grad for each in arguments
+    )
 
 
 _runtimes: weakref.WeakValueDictionary[str, Runtime] = weakref.WeakValueDictionary()

@@ -1,0 +1,187 @@
+"""Models that PyTorch's tensor parallelism has parallelised, on taxfree."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+
+from tests.ranks import Ranks
+
+STEPS = 50
+
+
+def opened(model: Any, is_sequence_parallel: bool) -> tuple[Any, Any]:
+    """The mesh of all ranks, and a model that is parallelised on it."""
+    from torch.distributed.tensor.parallel import parallelize_module
+
+    from tests.models import llama
+    from tests.models.meshes import new_mesh
+
+    mesh = new_mesh()
+    return mesh, parallelize_module(model, mesh, llama.plan(is_sequence_parallel))
+
+
+def losses_of(model: Any, steps: int) -> list[float]:
+    """The loss of each step on the same few tokens."""
+    from tests.models.llama import VOCABULARY
+
+    tokens = torch.randint(VOCABULARY, (2, 9), generator=torch.Generator().manual_seed(2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.2, foreach=False)
+    losses = []
+    for _ in range(steps):
+        logits = model(tokens[:, :-1]).float()
+        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+def train(fabric: Any, is_sequence_parallel: bool, bias: bool, steps: int) -> Any:
+    """The losses of PyTorch's tensor parallelism and of ours, and what ours ran."""
+    import taxfree
+    from taxfree.models import report
+    from tests.models.llama import Llama
+
+    torch.manual_seed(0)
+    model = Llama(bias).bfloat16()
+    _, library = opened(copy.deepcopy(model), is_sequence_parallel)
+    mesh, ours = opened(model, is_sequence_parallel)
+    report.clear()
+    with taxfree.enable(mesh, ours) as rt:
+        taxfree.enable(mesh, ours)  # again changes nothing
+        found = losses_of(library, steps), losses_of(ours, steps)
+        rt.check()
+        return *found, taxfree.report().layers, str(taxfree.report())
+
+
+def compare(fabric: Any, what: str) -> Any:
+    """Errors of one step against DTensor's, what ran, and an error's text."""
+    from torch.distributed.tensor import DTensor
+
+    import taxfree
+    from taxfree.models import report
+    from tests.models.llama import VOCABULARY, Llama
+
+    torch.manual_seed(0)
+    model = Llama(bias=True)
+    model = model if what == "float32" else model.half()
+    is_sequence_parallel = what != "replicated"
+    _, library = opened(copy.deepcopy(model), is_sequence_parallel)
+    mesh, ours = opened(model, is_sequence_parallel)
+    if what == "weight":
+        weight = ours.blocks[0].mlp.down.weight
+        weight._local_tensor = weight._local_tensor.as_subclass(Quantized)
+    report.clear()
+    tokens = torch.randint(VOCABULARY, (2, 8), generator=torch.Generator().manual_seed(2))
+    with taxfree.enable(mesh, ours):
+        torch.compiler.reset()
+        function = ours
+        if what == "compiled":
+            function = torch.compile(ours, fullgraph=True, backend="aot_eager")
+        for each in (library, function):
+            (each(tokens).float() ** 2).mean().backward()
+    errors = {}
+    for (name, parameter), other in zip(ours.named_parameters(), library.parameters(), strict=True):
+        grads = [each.grad for each in (parameter, other)]
+        found, wanted = (
+            (grad.full_tensor() if isinstance(grad, DTensor) else grad).double() for grad in grads
+        )
+        if not name.endswith("k.bias"):  # softmax does not depend on it: its gradient is noise
+            errors[name] = float((found - wanted).norm() / wanted.norm())
+    return errors, taxfree.report().layers
+
+
+class Quantized(torch.Tensor):
+    """A weight of a type of its own, as quantisation makes them."""
+
+
+def scatter_odd_rows(fabric: Any) -> Any:
+    """Whether rows that do not divide evenly are right, and what ran."""
+    from torch.distributed.tensor import Shard
+    from torch.distributed.tensor.parallel import RowwiseParallel, parallelize_module
+
+    import taxfree
+    from taxfree.models import report
+    from tests.models.meshes import new_mesh
+
+    mesh = new_mesh()
+    torch.manual_seed(0)
+    linear, x = torch.nn.Linear(8, 4).bfloat16(), torch.randn(3, 8).bfloat16()
+    expected = linear(x).chunk(fabric.world_size)[fabric.rank]
+    parallelize_module(linear, mesh, RowwiseParallel(output_layouts=Shard(0)))
+    report.clear()
+    with taxfree.enable(mesh, linear):
+        y = linear(x.chunk(fabric.world_size, 1)[fabric.rank])
+    return torch.allclose(y, expected, atol=0.05), taxfree.report().layers
+
+
+def enable_badly(fabric: Any) -> str:
+    from torch.distributed.device_mesh import init_device_mesh
+
+    import taxfree
+
+    try:
+        taxfree.enable(init_device_mesh("cpu", (1, fabric.world_size)))
+    except taxfree.UsageError as error:
+        return error.message
+    return "no error"
+
+
+def run(ranks: Ranks, task: str, **arguments: Any) -> list[Any]:
+    return ranks.run(2, f"{__name__}:{task}", **arguments)
+
+
+@pytest.mark.parametrize("is_sequence_parallel", [False, True])
+def test_training_has_the_loss_curve_of_the_library(
+    ranks: Ranks, is_sequence_parallel: bool
+) -> None:
+    bias = is_sequence_parallel
+    for library, ours, layers, text in run(
+        ranks, "train", is_sequence_parallel=is_sequence_parallel, bias=bias, steps=STEPS
+    ):
+        assert ours == pytest.approx(library, rel=0.03, abs=0.03)
+        assert ours[-1] < 0.5 * ours[0]
+        row = "matmul_reduce_scatter" if is_sequence_parallel else "matmul_all_reduce"
+        assert layers["blocks.0.mlp.down"] == layers["blocks.0.attention.o"] == {row: STEPS}
+        column = (
+            "all_gather_matmul" if is_sequence_parallel else "matmul; backward matmul_all_reduce"
+        )
+        assert layers["blocks.0.mlp.up"] == layers["head"] == {column: STEPS}
+        assert "library" not in text.partition("problem")[0]
+
+
+@pytest.mark.parametrize("what", ["replicated", "sequence", "compiled"])
+def test_gradients_are_those_of_dtensor(ranks: Ranks, what: str) -> None:
+    for errors, layers in run(ranks, "compare", what=what):
+        assert max(errors.values()) < 0.01, errors
+        assert not any("library" in ran for each in layers.values() for ran in each)
+
+
+@pytest.mark.parametrize(
+    ("what", "layer", "reason"),
+    [
+        ("float32", "head", "float32"),
+        ("weight", "blocks.0.mlp.down", "the weight is a Quantized"),
+    ],
+)
+def test_what_is_not_served_runs_the_library_and_is_counted(
+    ranks: Ranks, what: str, layer: str, reason: str
+) -> None:
+    for errors, layers in run(ranks, "compare", what=what):
+        assert max(errors.values()) < 0.01, errors
+        assert layers[layer] == {f"library: {reason}": 1}
+
+
+def test_rows_that_do_not_divide_evenly_run_the_library(ranks: Ranks) -> None:
+    for is_right, layers in run(ranks, "scatter_odd_rows"):
+        assert is_right
+        assert layers == {"Linear": {"library: 3 rows are not divisible by 2 ranks": 1}}
+
+
+def test_a_mesh_of_two_dimensions_is_refused(ranks: Ranks) -> None:
+    assert all("2 dimensions" in said for said in run(ranks, "enable_badly"))
