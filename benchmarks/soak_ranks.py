@@ -28,7 +28,7 @@ import triton.language as tl
 from taxfree_kernels.cross_compile.record import record
 from taxfree_kernels.device import control, packets, sync
 from taxfree_kernels.fabric.base import Fabric
-from taxfree_kernels.fabric.layout import ALIGNMENT
+from taxfree_kernels.fabric.layout import aligned
 from taxfree_kernels.launch import Kernel, compiling, launch_normally, launching_through
 from taxfree_kernels.problem import MatmulProblem
 from taxfree_kernels.variant import (
@@ -231,7 +231,7 @@ def _packed(tensors: Sequence[torch.Tensor | None], device: torch.device) -> tor
     for tensor in tensors:
         if tensor is not None:
             storage = parts[0].new_empty(0).set_(tensor.untyped_storage())
-            parts += [storage, storage.new_zeros(-storage.numel() % ALIGNMENT)]
+            parts += [storage, storage.new_zeros(aligned(storage.numel()) - storage.numel())]
     return torch.cat(parts).view(torch.int32)
 
 
@@ -249,7 +249,7 @@ def _unpacked(
         own = row[begin : begin + size].view(tensor.dtype)
         offset = own.storage_offset() + tensor.storage_offset()
         found.append(own.as_strided(tensor.shape, tensor.stride(), offset))
-        begin += size + -size % ALIGNMENT
+        begin += aligned(size)
     return tuple(found)
 
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from taxfree_kernels.checker.clocks import World, covers
-from taxfree_kernels.checker.memory import GRANULE, Access, Conflict, Outside, Region, Word
+from taxfree_kernels.checker.memory import GRANULE, Access, Conflict, Region, Word
 from taxfree_kernels.device.packets import EMPTY
 
 
@@ -41,12 +41,8 @@ class Shadow:
             return None
         return self._regions[index]
 
-    def split(self, addresses: np.ndarray, size: int) -> Iterator[tuple[Region, np.ndarray]]:
-        """Addresses by region.
-
-        Raises:
-            Outside: one is in no region.
-        """
+    def split(self, addresses: np.ndarray, size: int) -> Iterator[tuple[Region | None, np.ndarray]]:
+        """Addresses by region; None where one of them is in no region."""
         low, high = int(addresses.min()), int(addresses.max())
         region = self.find(low)
         if region is not None and high + size <= region.end:
@@ -55,9 +51,8 @@ class Shadow:
         indices = np.searchsorted(self._begins, addresses, side="right") - 1
         for index in np.unique(indices).tolist():
             inside = addresses[indices == index]
-            if index < 0 or int(inside.max()) + size > self._regions[index].end:
-                raise Outside(int(inside.max()))
-            yield self._regions[index], inside
+            is_outside = index < 0 or int(inside.max()) + size > self._regions[index].end
+            yield None if is_outside else self._regions[index], inside
 
     # -- plain accesses ---------------------------------------------------------------------------
 

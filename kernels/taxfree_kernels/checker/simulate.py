@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from random import Random
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,12 +20,11 @@ from taxfree_kernels.checker.report import Violation
 from taxfree_kernels.checker.schedule import Scheduler
 from taxfree_kernels.checker.shadow import Shadow
 from taxfree_kernels.checker.streams import Event, Stream
-from taxfree_kernels.checker.watch import Thread, TorchOperations, Watch
+from taxfree_kernels.checker.watch import Thread, TorchOperations, Watch, enter_program
 from taxfree_kernels.device import control
-from taxfree_kernels.errors import KernelError
-from taxfree_kernels.fabric.base import Fabric
+from taxfree_kernels.fabric.base import GrouplessFabric
 from taxfree_kernels.fabric.heap import Pool, SymmetricHeap
-from taxfree_kernels.fabric.layout import ALIGNMENT
+from taxfree_kernels.fabric.layout import aligned
 from taxfree_kernels.fabric.side_stream import SideStream
 from taxfree_kernels.hardware import KNOWN
 from taxfree_kernels.launch import Kernel, launching_through
@@ -38,10 +37,6 @@ _NEVER = 1 << 62  # ticks
 
 Call = Callable[[], object]
 Setup = Callable[["SimulatedFabric"], Sequence[Call]]
-
-
-class UsesCollectives(KernelError):
-    """A plan calls the collective library, which has no simulated ranks."""
 
 
 class _TooManyPrograms(Exception):
@@ -80,7 +75,7 @@ class _Heap(SymmetricHeap):
         return block
 
 
-class SimulatedFabric(Fabric):
+class SimulatedFabric(GrouplessFabric):
     """One rank of a simulation; plans are made on it as on any other fabric."""
 
     name = "simulated"
@@ -97,11 +92,6 @@ class SimulatedFabric(Fabric):
         self.heap = _Heap(arenas[rank], partial(schedule.declare_block, rank))
         schedule.declare(rank, "heap_bases", self.heap_bases)
 
-    def __getattr__(self, name: str) -> NoReturn:
-        if name == "group":
-            raise UsesCollectives("the collective library cannot be simulated")
-        raise AttributeError(name)
-
     def _arena_of(self, peer: int) -> torch.Tensor:
         return self._arenas[peer]
 
@@ -117,14 +107,8 @@ class SimulatedFabric(Fabric):
         """No bound: an endless wait is reported as a deadlock."""
         return _NEVER
 
-    def synchronize(self) -> None:
-        """A host's coroutine goes on when its launch has ended."""
-
     def barrier(self) -> None:
         self._schedule.barrier()
-
-    def close(self) -> None:
-        """The memory goes with the simulation."""
 
 
 class Simulation:
@@ -138,14 +122,14 @@ class Simulation:
 
     def __init__(self, world_size: int, slot_bytes: int = 4096, heap_bytes: int = 4096) -> None:
         self.world_size = world_size
-        self.slot_bytes = -(-slot_bytes // ALIGNMENT) * ALIGNMENT
-        self.flag_bytes = 2 * self.slot_bytes  # whatever fits a slot, as words of half payload
-        self.lamport_bytes = (
-            4 * self.slot_bytes
-        )  # tiles are wider than tiny problems, and all is sent
+        self.slot_bytes = aligned(slot_bytes)
+        # Whatever fits a slot, as words of half payload.
+        self.flag_bytes = 2 * self.slot_bytes
+        # Tiles are wider than tiny problems, and all is sent.
+        self.lamport_bytes = 4 * self.slot_bytes
         control_bytes = (control.SIGNALS.value + Pool.CHANNELS * world_size) * 8
         slots = 2 * (self.slot_bytes + self.flag_bytes) + 3 * self.lamport_bytes
-        size = (-(-(control_bytes + slots + heap_bytes) // ALIGNMENT) + 1) * ALIGNMENT
+        size = aligned(control_bytes) + slots + aligned(heap_bytes)
         # side by side, so that which of several conflicts comes first does not depend on addresses
         self.arenas = list(torch.empty(world_size, size, dtype=torch.uint8))
 
@@ -451,7 +435,7 @@ class _Schedule:
 
     def _run_program(self, actor: Actor, launch: Launch) -> None:
         assert actor.program is not None
-        hooks.enter_program(actor.program, launch.kernel.grid)
+        enter_program(actor.program, launch.kernel.grid)
         try:
             with np.errstate(all="ignore"):  # of its own: errstate belongs to a coroutine
                 launch.kernel.function.rewrite()(**launch.arguments)

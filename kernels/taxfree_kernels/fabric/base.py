@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 from abc import ABC, abstractmethod
 from functools import cached_property
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 import torch.distributed as dist
@@ -20,6 +20,10 @@ if TYPE_CHECKING:
 
     from taxfree_kernels.fabric.barrier import DeviceBarrier
     from taxfree_kernels.hardware import Hardware
+
+
+class NoGroup(PlanError):
+    """A plan calls the collective library on a fabric without a process group."""
 
 
 class Fabric(ABC):
@@ -149,3 +153,23 @@ class Fabric(ABC):
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+
+class GrouplessFabric(Fabric):
+    """One rank of a group that is simulated, executed or absent: this process is alone."""
+
+    @property
+    def group(self) -> Any:
+        raise NoGroup(f"fabric {self.name} has no process group")
+
+    def host_words(self, count: int) -> torch.Tensor:
+        return torch.zeros(count, dtype=torch.int64)
+
+    def synchronize(self) -> None:
+        """Nothing runs on a device."""
+
+    def barrier(self) -> None:
+        """There is no other process."""
+
+    def close(self) -> None:
+        """The memory goes with its tensors."""
