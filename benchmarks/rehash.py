@@ -46,6 +46,7 @@ from benchmarks.digests import (
     Launch,
     NotRecordable,
     both_tritons,
+    error_of,
     say,
 )
 from benchmarks.measurements import Document, Subject, load_documents
@@ -152,7 +153,7 @@ def _compare(findings: Sequence[Finding], digests: Digests, compiler: Compiler) 
 
 def _judge(finding: Finding, now: tuple[Launch, ...], digests: Digests, compiler: Compiler) -> None:
     was = digests.launches[finding.subject, finding.kernel_hash]
-    finding.why = compiler.error_of(now) or difference(was, now, compiler.tritons) or ""
+    finding.why = error_of(now) or difference(was, now, compiler.tritons) or ""
     finding.by_rule = not was and not now
     finding.status = "changed" if finding.why else "moved"
     if finding.status == "changed":
@@ -193,7 +194,7 @@ def record_missing(
         for finding in batch:
             if (plan := made.get(finding.subject)) is None:
                 continue
-            finding.why = compiler.error_of(plan) or ""
+            finding.why = error_of(plan) or ""
             if not finding.why:
                 finding.status = "current"
                 digests.launches[finding.subject, finding.kernel_hash] = plan

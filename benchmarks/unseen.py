@@ -37,7 +37,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import model_error
-from benchmarks.documents import ROOT, is_current, table, with_block, write_changed
+from benchmarks.documents import ROOT, is_current, table, with_blocks, write_changed
 from benchmarks.tables import LIBRARY
 from taxfree._runtime.prediction import (
     METHODS,
@@ -426,7 +426,7 @@ def settings(shown: Iterable[Evidence]) -> str:
 
 def documented(rows: Iterable[Row]) -> str:
     """The document with the current table of families."""
-    return with_block(DOCUMENT, "unseen", families(rows))
+    return with_blocks(DOCUMENT.read_text(encoding="utf-8"), {"unseen": lambda _: families(rows)})
 
 
 def _figure(value: float | None) -> str:
