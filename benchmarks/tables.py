@@ -211,12 +211,11 @@ def highlights(root: Path, machine: str) -> str:
     for label, op, wanted in HIGHLIGHTS:
         groups = _measured(root, machine, op, wanted)
         shown += [row for group in groups for row in group]
-        size = size_field(op)
-        sizes = [str(group[0].problem[size]) for group in groups]
+        sizes = [str(_size(group)) for group in groups]
         compared = [_compared(group) for group in groups]
         by_dispatch = [library.median_us / ran.median_us for _, ran, library in compared]
         by_ours = [library.median_us / ours.median_us for ours, _, library in compared]
-        of = f"{size} = {_span(sizes[0], sizes[-1], '...')}"
+        of = f"{size_field(op)} = {_span(sizes[0], sizes[-1], '...')}"
         spans = [_span(f"{min(x):.2f}", f"{max(x):.2f}", " to ") for x in (by_dispatch, by_ours)]
         lines.append([label, of, *spans])
     return f"{table(header, lines, text=[0, 1])}\n{HIGHLIGHTS_CAPTION}{_age(shown)}\n"
@@ -234,7 +233,11 @@ def _measured(
     paths = [folder / f"{machine}.json", *sorted(folder.glob(f"{machine}-*.json"))]
     rows = [row for path in paths for row in rows_of(path)]
     chosen = [row for row in rows if all(row.problem[f] in v for f, v in wanted.items())]
-    return sorted(by_problem(chosen), key=lambda group: group[0].problem[size_field(op)])
+    return sorted(by_problem(chosen), key=_size)
+
+
+def _size(group: Sequence[Row]) -> int:
+    return int(group[0].problem[size_field(group[0].op)])
 
 
 def _compared(group: Sequence[Row]) -> tuple[Row, Row, Row]:
@@ -303,7 +306,10 @@ def _titled(
         along = size_field(group[0].op)
         fields = {name: value for name, value in group[0].problem.items() if name != along}
         by_title.setdefault(heading(group[0].op, fields), []).append(group)
-    parts = [f"**{title}**\n\n{table_of(groups)}\n" for title, groups in by_title.items()]
+    parts = [
+        f"**{title}**\n\n{table_of(sorted(groups, key=_size))}\n"
+        for title, groups in by_title.items()
+    ]
     return "".join(parts) + f"{caption}{_age(chosen)}\n"
 
 
@@ -317,25 +323,25 @@ def _age(rows: Iterable[Row]) -> str:
 
 
 def _table(groups: Sequence[Sequence[Row]]) -> str:
-    along = size_field(groups[0][0].op)
-    ordered = sorted(groups, key=lambda group: group[0].problem[along])
-    return table([along, *COLUMNS], map(_cells, ordered))
+    return table([size_field(groups[0][0].op), *COLUMNS], map(_cells, groups))
 
 
 def _evolution_table(groups: Sequence[Sequence[Row]]) -> str:
-    along = size_field(groups[0][0].op)
-    ordered = sorted(groups, key=lambda group: group[0].problem[along])
-    header = ["step", "what is gone", "tax", *(f"{g[0].problem[along]}" for g in ordered)]
+    op = groups[0][0].op
     lines = []
-    before: list[Row | None] = [None] * len(ordered)
-    for name, (gone, tax) in EVOLUTION[groups[0][0].op].items():
+    before: list[Row | None] = [None] * len(groups)
+    for name, (gone, tax) in EVOLUTION[op].items():
         found = [
-            fastest([row for row in group if row.variant == name and row.mode == "graph"])
-            for group in ordered
+            fastest([row for row in group if (row.variant, row.mode) == (name, "graph")])
+            for group in groups
         ]
         lines.append([name, gone, tax, *map(_step, found, before)])
         before = [row or earlier for row, earlier in zip(found, before, strict=True)]
-    return table(header, lines, text=[0, 1, 2])
+    return table(
+        ["step", "what is gone", "tax", *(str(_size(group)) for group in groups)],
+        lines,
+        text=[0, 1, 2],
+    )
 
 
 def _step(row: Row | None, before: Row | None) -> str:
@@ -353,7 +359,7 @@ def _cells(group: Sequence[Row]) -> list[str]:
     best_library = fastest(library)
     speedup = best_library.median_us / dispatch.median_us if best_library and dispatch else None
     return [
-        str(group[0].problem[size_field(group[0].op)]),
+        str(_size(group)),
         _us(fastest([row for row in library if row.mode == "eager"])),
         _us(fastest([row for row in library if row.mode == "graph"])),
         _us(fastest([row for row in others if not row.fused])),

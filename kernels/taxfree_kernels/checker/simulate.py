@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -14,7 +15,7 @@ import torch
 from taxfree_kernels.checker import hooks, waits
 from taxfree_kernels.checker.clocks import Actor, World
 from taxfree_kernels.checker.coverage import Coverage
-from taxfree_kernels.checker.launches import Launch, calls_gdc_wait
+from taxfree_kernels.checker.launches import Launch
 from taxfree_kernels.checker.memory import Region
 from taxfree_kernels.checker.report import Violation
 from taxfree_kernels.checker.schedule import Scheduler
@@ -287,7 +288,8 @@ class _Schedule:
         assert control is not None
         assert slots is not None
         control.describe = partial(_control_word, self._simulation.world_size)
-        slots.describe = partial(_slot_byte, self._simulation.slot_bytes)
+        size = self._simulation.slot_bytes
+        slots.describe = lambda offset: f"payload slot {offset // size}, byte {offset % size}"
         self.declare_words(pool.flags, "LL packet")
         self.declare_words(pool.bare, "Lamport word")
 
@@ -409,8 +411,8 @@ class _Schedule:
 
     def _begins_early(self, kernel: Kernel) -> bool:
         """Whether a kernel is launched before the last one has ended: drawn, as configs differ."""
-        can = self.backend == "cuda" and calls_gdc_wait(kernel)
-        return can and self._order.random() < 0.5
+        waits = "gdc_wait(" in inspect.getsource(kernel.function.fn)
+        return self.backend == "cuda" and waits and self._order.random() < 0.5
 
     def _close(self) -> None:
         """Wait until the last launch of the running host has ended."""
@@ -430,12 +432,11 @@ class _Schedule:
         slot = host.slot + 1 + launch.first_slot + program
         actor = Actor(slot, host.rank, program, launch.name, host.call, launch.begun.copy())
         weight = launch.weight * self._scheduler.draw_weight()
-        thread = Thread(actor, launch.kernel.grid, launch)
+        thread = Thread(actor, launch)
         self._scheduler.start(thread, partial(self._run_program, actor, launch), weight)
 
     def _run_program(self, actor: Actor, launch: Launch) -> None:
-        assert actor.program is not None
-        enter_program(actor.program, launch.kernel.grid)
+        enter_program(self.thread)
         try:
             with np.errstate(all="ignore"):  # of its own: errstate belongs to a coroutine
                 launch.kernel.function.rewrite()(**launch.arguments)
@@ -463,23 +464,14 @@ def _tensors(names: Iterable[str], values: Iterable[Any]) -> Iterator[tuple[str,
 def _control_word(world_size: int, offset: int) -> str:
     """Name a word of a control block."""
     names = {
-        word.value: name
-        for word, name in (
-            (control.GENERATION, "generation word"),
-            (control.LIMIT, "bound of waits"),
-            (control.ABORT, "abort word"),
-            (control.REPORTED, "reported word"),
-            (control.STATUS, "address of the report"),
-        )
+        control.GENERATION.value: "generation word",
+        control.LIMIT.value: "bound of waits",
+        control.ABORT.value: "abort word",
+        control.REPORTED.value: "reported word",
+        control.STATUS.value: "address of the report",
     }
     index = offset // 8
     if index < control.SIGNALS.value:
         return names.get(index, f"control word {index}")
     channel, source = divmod(index - control.SIGNALS.value, world_size)
     return f"signal word of channel {channel}, source rank {source}"
-
-
-def _slot_byte(slot_bytes: int, offset: int) -> str:
-    """Name a place in the payload slots."""
-    slot, byte = divmod(offset, slot_bytes)
-    return f"payload slot {slot}, byte {byte}"

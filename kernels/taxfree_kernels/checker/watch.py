@@ -34,13 +34,11 @@ class Thread:
 
     Args:
         actor: a program or a host.
-        programs: of the program's launch.
-        launch: the program's.
+        launch: the program's, or None.
         stream: the side stream that a host issues on, or None.
     """
 
     actor: Actor
-    programs: int = 0
     launch: Launch | None = None
     stream: object | None = None
     last: tuple[Any, ...] = ()
@@ -48,10 +46,11 @@ class Thread:
     repeats: int = 0
 
 
-def enter_program(program: int, programs: int) -> None:
-    """Make the interpreter run as `program` of `programs`."""
-    interpreter_builder.grid_idx = (program, 0, 0)
-    interpreter_builder.grid_dim = (programs, 1, 1)
+def enter_program(thread: Thread) -> None:
+    """Make the interpreter run as a thread's program."""
+    if thread.launch is not None:
+        interpreter_builder.grid_idx = (thread.actor.program, 0, 0)
+        interpreter_builder.grid_dim = (thread.launch.kernel.grid, 1, 1)
 
 
 class Watch:
@@ -138,7 +137,7 @@ class Watch:
         """A program lets the next launch begin, which it does once all programs have."""
         launch = self._scheduler.current.owner.launch
         assert launch is not None
-        launch.gdc_launch_dependents()
+        launch.ready += 1
         if launch.has_launched_dependents:
             self._scheduler.touch([launch])
 
@@ -150,8 +149,7 @@ class Watch:
             return
         while not before.has_ended:
             self._scheduler.sleep([before])
-        assert thread.actor.program is not None
-        enter_program(thread.actor.program, thread.programs)
+        enter_program(thread)
         thread.actor.join(before.ended)
 
     def crashed(self, actor: Actor, error: BaseException) -> None:
@@ -172,8 +170,7 @@ class Watch:
                 self._scheduler.sleep(words)
         else:
             self._scheduler.point()
-        if thread.actor.program is not None:
-            enter_program(thread.actor.program, thread.programs)
+        enter_program(thread)
 
     def _remember(self, thread: Thread, poll: tuple[Any, ...], addresses: np.ndarray) -> None:
         thread.last = poll

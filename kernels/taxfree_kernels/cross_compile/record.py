@@ -51,15 +51,14 @@ class GhostFabric(GrouplessFabric):
         hardware: the device that plans are made for.
         heap_bytes: of the arena. AMD's compiler asks whether a tensor's memory ends below 2 GiB, so
             this should be what the real fabric will have.
-        rank: in the group.
     """
 
     name = "ghost"
     has_graphs = True
 
-    def __init__(self, world_size: int, hardware: Hardware, heap_bytes: int, rank: int = 0) -> None:
+    def __init__(self, world_size: int, hardware: Hardware, heap_bytes: int) -> None:
         self.backend = hardware.backend  # type: ignore[misc]
-        self.rank, self.world_size = rank, world_size
+        self.rank, self.world_size = 0, world_size
         self.device, self.hardware = META, hardware
         self._arena = torch.empty(heap_bytes, dtype=torch.uint8, device=META)
         self.heap = SymmetricHeap(self._arena)

@@ -16,8 +16,6 @@ from taxfree_kernels.fabric.side_stream import SideStream
 from taxfree_kernels.fabric.workspace import Workspace
 
 if TYPE_CHECKING:
-    from types import TracebackType
-
     from taxfree_kernels.fabric.barrier import DeviceBarrier
     from taxfree_kernels.hardware import Hardware
 
@@ -146,12 +144,7 @@ class Fabric(ABC):
     def __enter__(self) -> Fabric:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
