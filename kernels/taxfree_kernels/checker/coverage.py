@@ -78,7 +78,7 @@ class Coverage:
             if executed is not None:
                 executed.ranks.add(actor.rank)
                 executed.programs.add(actor.program)
-                executed.calls.add(actor.call)
+                executed.calls.add(actor.generation)
 
     def add(self, other: Coverage) -> None:
         for line, executed in other.lines.items():

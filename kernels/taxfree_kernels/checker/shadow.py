@@ -24,7 +24,7 @@ class Shadow:
         self._regions: list[Region] = []
         self._begins = np.zeros(0, np.uint64)
         self._accesses: list[Access | None] = [None]
-        self._times = np.zeros((3, 1024), np.int64)  # epoch, slot and call of each access
+        self._times = np.zeros((3, 1024), np.int64)  # epoch, slot and generation of each access
 
     def add(self, region: Region) -> None:
         """Declare memory; a region that is known is not declared again."""
@@ -99,9 +99,9 @@ class Shadow:
         epochs, slots = self._times[:2, earlier]
         return epochs > access.actor.clocks[world][slots]
 
-    def _of_other_calls(self, access: Access, earlier: np.ndarray) -> np.ndarray:
-        """Which of earlier accesses, by number, belong to other calls than this one."""
-        return self._times[2][earlier] != access.actor.call
+    def _of_others(self, access: Access, earlier: np.ndarray) -> np.ndarray:
+        """Which of earlier accesses, by number, are of other generations than this one."""
+        return self._times[2][earlier] != access.actor.generation
 
     def _conflict(
         self,
@@ -153,10 +153,10 @@ class Shadow:
         for numbers in self._last(access, region):
             earlier = numbers[granules]
             if access.writes:
-                racing = (numbers is not region.written) & ~self._of_other_calls(access, earlier)
+                racing = (numbers is not region.written) & ~self._of_others(access, earlier)
                 wrong = self._unordered(access, earlier) & ~racing
             else:
-                wrong = self._times[2][earlier] > access.actor.call
+                wrong = self._times[2][earlier] > access.actor.generation
             conflict = conflict or self._conflict(access, region, granules, earlier, wrong)
         self._note_words(access, region, granules, addresses.tolist())
         return conflict
@@ -176,7 +176,7 @@ class Shadow:
             there = list(itertools.compress(words, arrived))
             region.found.update(there)
             self._note_words(access, region, granules, there)
-            stale = arrived & self._of_other_calls(access, last)
+            stale = arrived & self._of_others(access, last)
             return self._conflict(access, region, granules, last, stale)
         if not access.empties and arrived.any():
             return self._conflict(access, region, granules, last, arrived)
@@ -186,7 +186,7 @@ class Shadow:
         for slot, reads in region.reads.items():
             if slot != access.actor.slot:
                 earlier = reads[granules]
-                counts = access.empties | self._of_other_calls(access, earlier)
+                counts = access.empties | self._of_others(access, earlier)
                 wrong = self._unordered(access, earlier) & counts
                 conflict = conflict or self._conflict(access, region, granules, earlier, wrong)
         region.found.difference_update(words)
@@ -240,7 +240,7 @@ class Shadow:
         self._accesses.append(access)
         if number == self._times.shape[1]:
             self._times = np.concatenate([self._times, np.zeros_like(self._times)], axis=1)
-        self._times[:, number] = access.epoch, access.actor.slot, access.actor.call
+        self._times[:, number] = access.epoch, access.actor.slot, access.actor.generation
         return number
 
     def _access(self, number: int) -> Access:

@@ -188,7 +188,7 @@ class _Schedule:
         self._resident = resident or rng.choice(_RESIDENTS)
         self._shadow = Shadow()
         self._scheduler: Scheduler[Thread] = Scheduler(rng)
-        self._watch = Watch(self._scheduler, self._shadow, first_generation)
+        self._watch = Watch(self._scheduler, self._shadow)
         self._launches: list[Launch] = []
         self._open: dict[Actor, Launch] = {}  # by host: a launch that may still be running
         self._at_barrier: list[Actor] = []
@@ -225,7 +225,7 @@ class _Schedule:
             for host in self._hosts
             if host.rank not in running
         ]
-        return waits.deadlock(asleep, others, self._shadow, self._first_generation)
+        return waits.deadlock(asleep, others, self._shadow)
 
     # -- ranks and their memory -------------------------------------------------------------------
 
@@ -235,7 +235,7 @@ class _Schedule:
         slots = self._simulation.world_size * self._streams * per_stream
         clocks = np.zeros((len(World), slots), np.int64)
         slot = (rank * self._streams + stream) * per_stream
-        actor = Actor(slot, rank, None, name, 0, clocks)
+        actor = Actor(slot, rank, None, name, self._first_generation - 1, clocks)
         actor.step()
         return actor
 
@@ -266,7 +266,7 @@ class _Schedule:
             return self.stream.record()
         self._close()
         actor = self.thread.actor
-        event = Event(actor.call, clocks=actor.clocks.copy())
+        event = Event(actor.generation, clocks=actor.clocks.copy())
         actor.step()
         return event
 
@@ -337,7 +337,7 @@ class _Schedule:
     def _run_host(self, host: Actor, calls: Sequence[Call]) -> None:
         with launching_through(self._issue):
             for call in calls:
-                host.call += 1
+                host.generation += 1
                 call()
                 if not all(stream.has_ended for stream in self._side_streams[host.rank]):
                     error = RuntimeError("work on a side stream is not joined before its call ends")
@@ -430,7 +430,7 @@ class _Schedule:
         launch.next_program += 1
         launch.running += 1
         slot = host.slot + 1 + launch.first_slot + program
-        actor = Actor(slot, host.rank, program, launch.name, host.call, launch.begun.copy())
+        actor = Actor(slot, host.rank, program, launch.name, host.generation, launch.begun.copy())
         weight = launch.weight * self._scheduler.draw_weight()
         thread = Thread(actor, launch)
         self._scheduler.start(thread, partial(self._run_program, actor, launch), weight)

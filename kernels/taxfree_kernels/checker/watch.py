@@ -59,15 +59,13 @@ class Watch:
     Args:
         scheduler: knows the running thread; each access is a scheduling point.
         shadow: all declared memory.
-        first_generation: generation of the first call, for reports.
     """
 
-    def __init__(self, scheduler: Scheduler[Thread], shadow: Shadow, first_generation: int) -> None:
+    def __init__(self, scheduler: Scheduler[Thread], shadow: Shadow) -> None:
         self.coverage = Coverage()
         self.violation: Violation | None = None
         self.accesses = 0
         self._scheduler, self._shadow = scheduler, shadow
-        self._first_generation = first_generation
         self._versions: dict[int, int] = {}  # address -> number of writes
 
     def on_plain(
@@ -154,7 +152,7 @@ class Watch:
 
     def crashed(self, actor: Actor, error: BaseException) -> None:
         """Record that a program raised an exception."""
-        details = (report.who(actor, self._first_generation), f"  {error}")
+        details = (report.who(actor), f"  {error}")
         self._found(Violation(Reason.CRASH, details))
 
     # -- scheduling -------------------------------------------------------------------------------
@@ -199,7 +197,7 @@ class Watch:
     ) -> Access:
         self.accesses += 1
         if self.accesses > _MOST_ACCESSES:
-            self._found(Violation(Reason.LIVELOCK, (report.who(actor, self._first_generation),)))
+            self._found(Violation(Reason.LIVELOCK, (report.who(actor),)))
         return Access(actor, actor.epoch, current_site(), writes, scope, sem, empties)
 
     def _regions(
@@ -236,10 +234,10 @@ class Watch:
 
     def _race(self, conflict: Conflict | None, region: Region, at_once: bool = True) -> None:
         if conflict is not None:
-            self._found(report.race(conflict, region, self._first_generation), at_once=at_once)
+            self._found(report.race(conflict, region), at_once=at_once)
 
     def _about(self, reason: Reason, place: str, access: Access) -> Violation:
-        details = (place, *report.describe(access, self._first_generation))
+        details = (place, *report.describe(access))
         return Violation(reason, details, (access.site.lines[0].where,))
 
 
