@@ -17,6 +17,7 @@ from taxfree_kernels.cost.pieces import (
     composed,
     copy,
     exchange_us,
+    fetched_shards_us,
     launch_us,
     matmul,
     matmul_us,
@@ -155,8 +156,7 @@ def _torch_fused(machine: Machine, problem: AllGatherMatmul, config: Config) -> 
     """
     world, shard = problem.world_size, _shard_bytes(problem)
     multiplied = matmul_us(machine, problem.m // world, problem.n, problem.k)
-    copied = machine.engine_us + 1e6 * shard / machine.link_bytes_per_s
-    pipeline = max(world * multiplied, (world - 1) * copied + multiplied)
+    pipeline = fetched_shards_us(machine, world, shard, multiplied)
     copies = copy(machine, shard).us + copy(machine, ITEM_BYTES * problem.m * problem.n).us
     barriers = 3
     gaps = (barriers + world + 1) * machine.gap_us

@@ -13,6 +13,7 @@ from taxfree_kernels.cost.pieces import (
     composed,
     copy,
     exchange_us,
+    fetched_shards_us,
     matmul,
     matmul_us,
     own_collective,
@@ -87,8 +88,7 @@ def _torch_fused(machine: Machine, problem: MatmulReduceScatter, config: Config)
     m, n = problem.m, problem.n
     m, n = (m, n // world) if problem.scatter_dim == 1 else (m // world, n)
     multiplied = matmul_us(machine, m, n, problem.k)
-    copied = machine.engine_us + 1e6 * kept / machine.link_bytes_per_s
-    pipeline = max(world * multiplied, (world - 1) * copied + multiplied)
+    pipeline = fetched_shards_us(machine, world, kept, multiplied)
     barriers = 2 * world
     added = small(machine, (world + 1) * kept).us + copy(machine, kept).us
     gaps = (barriers + 2) * machine.gap_us
