@@ -521,6 +521,11 @@ class Runtime:
         self._require_open()
         self._fabric.pool.reset()
 
+    @property
+    def is_closed(self) -> bool:
+        """Whether it was closed, or its block raised."""
+        return self._is_closed
+
     def close(self) -> None:
         """Give back the arena, the plans and the process group; collective.
 

@@ -120,6 +120,34 @@ def scatter_odd_rows(fabric: Any) -> Any:
     return torch.allclose(y, expected, atol=0.05), taxfree.report().layers
 
 
+def call_twice_enabled(fabric: Any) -> Any:
+    """What ran while enabled, after closing, enabled again, and in a copy."""
+    from torch.distributed.tensor.parallel import RowwiseParallel, parallelize_module
+
+    import taxfree
+    from taxfree.models import report
+    from tests.models.meshes import new_mesh
+
+    mesh = new_mesh()
+    model = torch.nn.Sequential(torch.nn.Linear(8, 4).bfloat16())
+    parallelize_module(model, mesh, {"0": RowwiseParallel()})
+    x, told = torch.ones(3, 8 // fabric.world_size).bfloat16(), []
+
+    def call(model: Any) -> None:
+        report.clear()
+        with torch.no_grad():
+            model(x)
+        told.append(taxfree.report().layers["0"])
+
+    with taxfree.enable(mesh):
+        call(model)
+    call(model)
+    with taxfree.enable(mesh):
+        call(model)
+        call(copy.deepcopy(model))
+    return told
+
+
 def enable_badly(fabric: Any) -> str:
     from torch.distributed.device_mesh import init_device_mesh
 
@@ -181,6 +209,12 @@ def test_rows_that_do_not_divide_evenly_run_the_library(ranks: Ranks) -> None:
     for is_right, layers in run(ranks, "scatter_odd_rows"):
         assert is_right
         assert layers == {"Linear": {"library: 3 rows are not divisible by 2 ranks": 1}}
+
+
+def test_models_of_a_mesh_are_found_and_survive_the_runtime(ranks: Ranks) -> None:
+    served, library = {"matmul_all_reduce": 1}, {"library: the runtime is closed": 1}
+    for told in run(ranks, "call_twice_enabled"):
+        assert told == [served, library, served, served]
 
 
 def test_a_mesh_of_two_dimensions_is_refused(ranks: Ranks) -> None:
