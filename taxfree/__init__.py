@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from taxfree_kernels.flash_decode.problem import FlashDecode
     from taxfree_kernels.matmul_all_reduce.problem import MatmulAllReduce
     from taxfree_kernels.matmul_reduce_scatter.problem import MatmulReduceScatter
+    from taxfree_kernels.variant import SizeRange
 
 _HOMES = {
     "AllGatherMatmul": "taxfree_kernels.all_gather_matmul.problem",
@@ -37,6 +38,7 @@ _HOMES = {
     "NoRecord": "taxfree.errors",
     "PeerTimeout": "taxfree_kernels.errors",
     "Runtime": "taxfree._runtime.runtime",
+    "SizeRange": "taxfree_kernels.variant",
     "TaxfreeError": "taxfree.errors",
     "UsageError": "taxfree.errors",
     "init": "taxfree._runtime.startup",
@@ -53,6 +55,7 @@ __all__ = [
     "NoRecord",
     "PeerTimeout",
     "Runtime",
+    "SizeRange",
     "TaxfreeError",
     "UsageError",
     "__version__",
