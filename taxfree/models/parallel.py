@@ -23,6 +23,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 from torch.nn.functional import linear
 
+from taxfree._runtime.gradients import gradients
 from taxfree._runtime.runtime import Runtime, runtime_of
 from taxfree._runtime.startup import init
 from taxfree.errors import UsageError
@@ -277,5 +278,9 @@ class _Replicated(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> Any:
         x, weight = ctx.saved_tensors
-        grad_x = torch.ops.taxfree.matmul_all_reduce(grad, weight.t(), None, None, ctx.group_name)
-        return grad_x, x.t() @ grad if ctx.needs_input_grad[1] else None, None
+
+        def of_input() -> Any:
+            operation = torch.ops.taxfree.matmul_all_reduce
+            return operation(grad, weight.t(), None, None, ctx.group_name)
+
+        return *gradients(ctx.needs_input_grad, grad, of_input, lambda: x.t() @ grad), None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -106,7 +107,7 @@ class Norms(nn.Module):
         return self.last(h + self.second(self.between(self.norm(h))))
 
 
-def compile_norms(fabric: Any, layers: bool) -> Any:
+def compile_norms(fabric: Any, layers: bool, folder: str) -> Any:
     """The largest relative error of a row against float64, what was found, and the problems."""
     from torch._inductor import config
     from torch.distributed.tensor.parallel import (
@@ -118,6 +119,7 @@ def compile_norms(fabric: Any, layers: bool) -> Any:
     import taxfree
     from taxfree.models import report
     from tests.models.meshes import new_mesh
+    from tests.models.records import tuned
 
     mesh = new_mesh()
     torch.manual_seed(0)
@@ -126,7 +128,8 @@ def compile_norms(fabric: Any, layers: bool) -> Any:
     expected = copy.deepcopy(model).double()(h.double(), x.double()).detach()
     row, column = RowwiseParallel(), ColwiseParallel()
     plan = {"first": row, "second": row, "between": column}
-    rt = taxfree.enable(mesh)
+    with tuned(fabric, folder):
+        rt = taxfree.enable(mesh)
     parallelize_module(model, mesh, plan)
     if layers:
         taxfree.enable(mesh, model)
@@ -137,7 +140,7 @@ def compile_norms(fabric: Any, layers: bool) -> Any:
         y = torch.compile(model, fullgraph=True)(h, x)
         rt.check()
         error = float(((y - expected).norm(dim=-1) / expected.norm(dim=-1)).max())
-        return error, taxfree.report().layers, list(taxfree.report().problems)
+        return error, taxfree.report().layers, rt.stats()
 
 
 def call_fused_ops(fabric: Any) -> Any:
@@ -192,12 +195,14 @@ def test_an_all_reduce_takes_the_bias_and_the_residual_along(ranks: Ranks) -> No
 
 
 @pytest.mark.parametrize("layers", [False, True])
-def test_an_all_reduce_takes_the_norm_along(ranks: Ranks, layers: bool) -> None:
-    for error, ran, problems in run(ranks, "compile_norms", layers=layers):
+def test_an_all_reduce_takes_the_norm_along(ranks: Ranks, tmp_path: Path, layers: bool) -> None:
+    for error, ran, problems in run(ranks, "compile_norms", layers=layers, folder=str(tmp_path)):
         assert error < 0.02
         assert ran["compiled matmul_all_reduce"] == {"with residual, RMSNorm": 2}
         assert ran["first" if layers else "compiled all_reduce"]["matmul_all_reduce"] == 2 - layers
-        assert all("rms_norm=True" in each for each in problems if "MatmulAllReduce" in each)
+        (problem,) = problems
+        assert "rms_norm=True" in problem
+        assert problems[problem] == {"exact": 2}
 
 
 def test_rows_are_gathered_and_scattered_forward_and_backward(ranks: Ranks) -> None:
