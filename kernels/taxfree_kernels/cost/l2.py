@@ -204,12 +204,12 @@ def _traffic(
 ) -> Traffic:
     """Of the caches `simulated`, scaled to all; `in_flight` programs run on each unit."""
     sets = l2.capacity // l2.ways // programs.granule
-    normals = np.random.default_rng(0).standard_normal(_NORMALS)
     memory_ns = 1e9 * programs.granule * l2.caches / l2.sheet.memory_bytes_per_s
     side_ns = 1e9 * programs.granule * l2.caches / l2.side_bytes_per_s
     requested = missed = 0
     for cache in simulated:
         own = np.flatnonzero(cache_of == cache)
+        normals = np.random.default_rng(cache).standard_normal(_NORMALS)
         counts = _simulate(
             programs.begins[own], programs.steps[own], programs.sharers[own],
             np.array(programs.granules), l2.units * in_flight, sets, l2.ways,
