@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from taxfree_kernels.cost.l2 import H200, MI300X, L2, attention, matmul
+from taxfree_kernels.cost.l2 import H200, L2, MI300X, attention, matmul
 from taxfree_kernels.hardware import Hardware
 
 TILE = 64 * 128 * 2  # bytes of a step's K, or V; and of 64 rows of Q
@@ -98,6 +98,31 @@ def test_m_tile_reads_weights_once_and_m_split_once_for_each_row_of_tiles():
     activations = m / n
     assert missed(4) == pytest.approx(1 + 8 * activations)
     assert missed(1) == pytest.approx(4 + 8 * activations / 4)
+
+
+def test_time_is_that_of_compute_or_of_memory():
+    def us(flops_per_s: float, memory_bytes_per_s: float) -> float:
+        l2 = device(units=8, tiles=2)
+        rates = {"flops_per_s": flops_per_s, "memory_bytes_per_s": memory_bytes_per_s}
+        sheet = dataclasses.replace(l2.sheet, **rates)
+        l2 = dataclasses.replace(l2, sheet=sheet, hit_ns=0.0, memory_ns=0.0, side_ns=0.0)
+        return attention(
+            l2, "naive_head_first", heads=1, length=512, block_m=64, in_flight=1
+        ).us  # fmt: skip
+
+    assert us(1e12, 1e30) == pytest.approx(4 * 512 * 512 * 128 / 1e6)
+    assert us(1e30, 1e12) == pytest.approx(16 * TILE / 1e6)
+
+
+def test_a_part_of_the_programs_stands_for_all():
+    l2 = device(units=4, tiles=64, xcds=8)
+    whole, part = (
+        attention(l2, "swizzled_head_first", heads=64, length=512, block_m=64, most_steps=steps)
+        for steps in (None, 128)
+    )
+    assert part.requested == whole.requested
+    assert part.missed == pytest.approx(whole.missed, rel=0.05)
+    assert part.us == pytest.approx(whole.us, rel=0.15)
 
 
 def test_schedules_of_h200_know_no_chiplets():

@@ -102,11 +102,14 @@ class Traffic:
         requested: bytes that programs read.
         missed: bytes that the L2s read from memory or the memory-side cache.
         imbalance: steps of the programs of the cache that has most, relative to the mean.
+        us: time of the kernel, to compare schedules and tiles by; it has neither a start nor an
+            epilogue.
     """
 
     requested: int
     missed: int
     imbalance: float
+    us: float
 
     @property
     def hit_rate(self) -> float:
@@ -142,8 +145,12 @@ def _simulate(
     begins: Integers, steps: Integers, sharers: Integers, granules: Integers, slots: int,
     sets: int, ways: int, compute_ns: float, hit_ns: float, memory_ns: float, side_ns: float,
     memory_granule_ns: float, side_granule_ns: float, jitter: float, normals: NDArray[np.float64],
-) -> tuple[int, int]:  # fmt: skip
-    """Granules requested and missed by the programs of one cache, which begin in their order."""
+) -> tuple[int, int, float]:  # fmt: skip
+    """Run the programs of one cache, which begin in their order.
+
+    Returns:
+        Granules requested, granules missed, nanoseconds until the last program's end.
+    """
     tags = np.full((sets, ways), -1, np.int64)
     used = np.zeros((sets, ways), np.int64)
     ready = np.zeros((sets, ways))
@@ -160,6 +167,7 @@ def _simulate(
     side_free = 0.0
     requested = 0
     missed = 0
+    last = 0.0
     while len(events) > 0:
         now, slot = heapq.heappop(events)
         program = running[slot]
@@ -188,6 +196,7 @@ def _simulate(
                 arrival = max(arrival, now + hit_ns, ready[row, way])
         noise = 1 + jitter * normals[requested % len(normals)]
         end = arrival + compute_ns * max(noise, 0.0)
+        last = max(last, end)
         step[slot] += 1
         if step[slot] == steps[program]:
             if started == len(steps):
@@ -196,32 +205,40 @@ def _simulate(
             step[slot] = 0
             started += 1
         heapq.heappush(events, (end, slot))
-    return requested, missed
+    return requested, missed, last
 
 
 def _traffic(
-    l2: L2, programs: _Programs, in_flight: int, cache_of: Integers, simulated: Sequence[int]
-) -> Traffic:
-    """Of the caches `simulated`, scaled to all; `in_flight` programs run on each unit."""
+    l2: L2, programs: _Programs, in_flight: int, cache_of: Integers,
+    simulated: Sequence[int], most_steps: int | None,
+) -> Traffic:  # fmt: skip
+    """Of the first programs of the caches `simulated`, scaled to all programs and caches."""
     sets = l2.capacity // l2.ways // programs.granule
     memory_ns = 1e9 * programs.granule * l2.caches / l2.sheet.memory_bytes_per_s
     side_ns = 1e9 * programs.granule * l2.caches / l2.side_bytes_per_s
+    work = np.bincount(cache_of, programs.steps, l2.caches)
     requested = missed = 0
+    done, slowest_us = 0.0, 0.0
     for cache in simulated:
         own = np.flatnonzero(cache_of == cache)
+        if most_steps is not None:
+            own = own[: 1 + np.searchsorted(np.cumsum(programs.steps[own]), most_steps)]
         normals = np.random.default_rng(cache).standard_normal(_NORMALS)
-        counts = _simulate(
+        granules, misses, ns = _simulate(
             programs.begins[own], programs.steps[own], programs.sharers[own],
-            np.array(programs.granules), l2.units * in_flight, sets, l2.ways,
-            programs.compute_ns * in_flight, l2.hit_ns, l2.memory_ns, l2.side_ns,
+            np.array(programs.granules), l2.units * in_flight, sets,
+            l2.ways, programs.compute_ns * in_flight, l2.hit_ns, l2.memory_ns, l2.side_ns,
             memory_ns, side_ns, l2.jitter, normals,
         )  # fmt: skip
         once = len(own) * programs.once
-        requested += counts[0] * programs.granule + once
-        missed += counts[1] * programs.granule + once
-    work = np.bincount(cache_of, programs.steps, l2.caches)
-    scale = float(work.sum() / work[list(simulated)].sum())
-    return Traffic(int(requested * scale), int(missed * scale), float(work.max() / work.mean()))
+        requested += granules * programs.granule + once
+        missed += misses * programs.granule + once
+        simulated_work = float(programs.steps[own].sum())
+        done += simulated_work
+        slowest_us = max(slowest_us, ns / 1e3 * float(work.max()) / simulated_work)
+    scale = float(work.sum()) / done
+    imbalance = float(work.max() / work.mean())
+    return Traffic(int(requested * scale), int(missed * scale), imbalance, slowest_us)
 
 
 def _sharers(data: Integers, cache_of: Integers) -> Integers:
@@ -232,8 +249,8 @@ def _sharers(data: Integers, cache_of: Integers) -> Integers:
 
 def attention(
     l2: L2, mapping: str, *, heads: int, length: int, kv_heads: int = 0, batch: int = 1,
-    head_dim: int = 128, causal: bool = False, block_m: int = 128, keys: int = 64,
-    in_flight: int = 2, simulated: Sequence[int] = (0,),
+    head_dim: int = 128, causal: bool = False, block_m: int = 128, block_n: int = 64,
+    in_flight: int = 2, simulated: Sequence[int] = (0,), most_steps: int | None = None,
 ) -> Traffic:  # fmt: skip
     """Traffic of attention's forward pass.
 
@@ -241,9 +258,10 @@ def attention(
         mapping: of ``taxfree_kernels.device.schedules.ATTENTION_MAPPINGS``.
         kv_heads: 0 is as many as `heads`.
         length: of queries and of keys, of each sequence.
-        keys: of a step; their K and V are a granule each.
+        block_n: keys of a step; their K and V are a granule each.
         in_flight: programs that run on a compute unit at a time.
         simulated: caches to simulate; the result is scaled to all.
+        most_steps: of programs of each cache to simulate, the first ones; None is all.
     """
     kv_heads = kv_heads or heads
     blocks = -(-length // block_m)
@@ -251,28 +269,30 @@ def attention(
     schedule = on_host(attention_tile)
     sequence, head, block = schedule(program, blocks, heads, batch, l2.hardware.num_xcds, mapping)
     pair = sequence * kv_heads + head // (heads // kv_heads)
-    steps_all = -(-length // keys)
+    steps_all = -(-length // block_n)
     seen = np.minimum((block + 1) * block_m, length) if causal else np.full_like(block, length)
     cache_of = program % l2.caches
-    flops = 4 * block_m * keys * head_dim
+    flops = 4 * block_m * block_n * head_dim
     programs = _Programs(
         begins=np.stack([pair, pair + batch * kv_heads], 1) * steps_all,
-        steps=-(-seen // keys),
+        steps=-(-seen // block_n),
         sharers=np.repeat(_sharers(pair, cache_of)[:, None], 2, 1),
         granules=(1, 1),
-        granule=keys * head_dim * _ITEM_BYTES,
+        granule=block_n * head_dim * _ITEM_BYTES,
         compute_ns=l2.step_ns(flops),
         once=block_m * head_dim * _ITEM_BYTES,
     )
-    return _traffic(l2, programs, in_flight, cache_of, simulated)
+    return _traffic(l2, programs, in_flight, cache_of, simulated, most_steps)
 
 
 def matmul(
     l2: L2, m: int, n: int, k: int, *, xcds: int, group_m: int, block_m: int = 16,
     block_n: int = 32, block_k: int = 256, in_flight: int = 1, queue: bool = False,
-    simulated: Sequence[int] = (0,),
+    simulated: Sequence[int] = (0,), most_steps: int | None = None,
 ) -> Traffic:  # fmt: skip
     """Traffic of a matmul; see :mod:`taxfree_kernels.device.schedules` for `xcds`, `group_m`.
+
+    `simulated` and `most_steps` are those of :func:`attention`.
 
     Args:
         block_n: a multiple of `block_m`.
@@ -296,4 +316,4 @@ def matmul(
         granule=block_m * block_k * _ITEM_BYTES,
         compute_ns=l2.step_ns(flops),
     )
-    return _traffic(l2, programs, in_flight, cache_of, simulated)
+    return _traffic(l2, programs, in_flight, cache_of, simulated, most_steps)
