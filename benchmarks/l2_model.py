@@ -238,7 +238,15 @@ def balance_table(result: dict[str, Any]) -> str:
         )
         for each in result["balance"]
     )
-    header = ("heads (of K, V)", "mask", "mapping", "most work / mean", "hit rate, %", "missed, GB", "time, us")
+    header = (
+        "heads (of K, V)",
+        "mask",
+        "mapping",
+        "most work / mean",
+        "hit rate, %",
+        "missed, GB",
+        "time, us",
+    )
     return table(header, rows, text=(1, 2))
 
 
