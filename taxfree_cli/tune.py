@@ -83,7 +83,8 @@ def tune(
     seconds = None if budget is None else _seconds(budget)
     if from_file is not None:
         shapes = [*(shapes or ()), _met(from_file)]
-    ops = options.operations_of(op, shapes, variant or ())
+    given = options.ShapeOptions(op, shapes, gpus, dtype, model, tp)
+    ops = given.operations(variant or ())
     if "baseline" in (variant or ()):
         raise UsageError("--variant baseline cannot be tuned", "it is always measured")
     if hardware is not None and not dry_run:
@@ -94,10 +95,7 @@ def tune(
                 "--dry-run takes neither --fabric, --db nor --budget",
                 "it measures nothing, and looks nothing up",
             )
-        request = options.shape_request(
-            shapes, model, tp, gpus, dtype,
-            default_gpus=options.MODELLED_GPUS, op=op or options.DEFAULT_OP,
-        )  # fmt: skip
+        request = given.request(options.MODELLED_GPUS)
         problems = [p for each in ops for p in choose(each, request, lambda: ()).problems]
         _dry_run(problems, hardware or "h200", trials, seed, variant, json)
         return
@@ -107,7 +105,7 @@ def tune(
 
     path, chosen = options.database_path(db), devices.fabric_for(fabric or "auto")
     recorded = functools.partial(_recorded, path)
-    asked = problems_here(ops, chosen, recorded, op, shapes, model, tp, gpus, dtype)
+    asked = problems_here(given, ops, chosen, recorded)
     problems = [problem for own in asked.values() for problem in own]
     found: list[session.Tuned | session.NotTuned] = []
     with Database(path) as database, _progress() as progress:
