@@ -62,6 +62,26 @@ def _one_source(a: torch.Tensor) -> tuple[list[int], list[int]]:
     return [1, 1, *a.shape], [a.numel(), a.numel(), *a.stride()]
 
 
+class HeadDescriptors(Boxes):
+    """Descriptors of a [batch, length, heads, head_dim] as [batch, heads, length, head_dim]."""
+
+    def __init__(self, box: list[int]) -> None:
+        def describe(tokens: torch.Tensor) -> TensorDescriptor:
+            strides = tokens.stride()[:3]
+            if tokens.data_ptr() % 16 or any(stride * tokens.itemsize % 16 for stride in strides):
+                tokens = tokens.clone(memory_format=torch.contiguous_format)
+            heads = tokens.transpose(1, 2)
+            return TensorDescriptor(heads, [*heads.shape], [*heads.stride()], box)
+
+        super().__init__(describe)
+
+    def __call__(self, matrix: torch.Tensor) -> TensorDescriptor:
+        descriptor = super().__call__(matrix)
+        batch, length, heads, head_dim = matrix.shape
+        descriptor.shape = [batch, heads, length, head_dim]
+        return descriptor
+
+
 def weight_descriptors(sources: int, box: list[int], is_nk: bool) -> Boxes:
     """weight [k, n] as [sources, n, columns] when `is_nk`, else as [sources, columns, n].
 

@@ -176,8 +176,10 @@ def _specialised(arg: Any, kind: Any, is_general: bool) -> Any:
 def _kind(arg: Any) -> Any:
     """The properties of a tensor or descriptor that a kernel is specialised on, on NVIDIA.
 
-    Of a tuple, those of its elements; integers stand for themselves.
+    Of a tuple, those of its elements; integers stand for themselves, and no float for its value.
     """
+    if type(arg) is float:
+        return float
     if type(arg) is TensorDescriptor:
         return arg.base.dtype, *arg.block_shape
     if isinstance(arg, tuple):
