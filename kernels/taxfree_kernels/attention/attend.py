@@ -20,17 +20,25 @@ _LN_2 = tl.constexpr(0.6931471805599453)
 
 
 class Operand(NamedTuple):
-    """Queries, keys or values.
-
-    Args:
-        base: a pointer or, if TMA, a descriptor of [batch, heads, tokens, HEAD_DIM] that loads
-            boxes of [1, 1, rows, next_power_of_2(HEAD_DIM)].
-        strides: elements from one sequence, token and head to the next; of packed sequences, the
-            first is 0.
-    """
+    """Queries, keys or values: the arguments of :func:`attend` that are about them."""
 
     base: Any
     strides: Any
+
+
+class Rows(NamedTuple):
+    """One head of a sequence.
+
+    Args:
+        sequence, head: indices; of packed sequences, the first is 0.
+        first: token at which the sequence begins, of those of its index.
+        length: tokens of the sequence.
+    """
+
+    sequence: Any
+    head: Any
+    first: Any
+    length: Any
 
 
 class Heads(NamedTuple):
@@ -66,13 +74,15 @@ class Blocks(NamedTuple):
 
 @triton.jit(do_not_specialize=["has_lse", "batch", "tokens"])
 def attend(
-    q, k, v, out_ptr, lse_ptr, has_lse, scale, starts_ptr, batch, tokens,
-    HEADS: tl.constexpr, BLOCKS: tl.constexpr,
+    q, k, v, stride_q, stride_k, stride_v, out_ptr, lse_ptr, has_lse, scale, starts_ptr, batch,
+    tokens, HEADS: tl.constexpr, BLOCKS: tl.constexpr,
 ):  # fmt: skip
     """Write the output of BLOCK_M queries of one head.
 
     Args:
-        q, k, v: :class:`Operand`.
+        q, k, v: pointers or, if TMA, descriptors of [batch, heads, tokens, HEAD_DIM] that load
+            boxes of [1, 1, rows, next_power_of_2(HEAD_DIM)]; Triton 3.6 takes none in a tuple.
+        stride_q, stride_k, stride_v: elements from one sequence, token and head to the next.
         out_ptr: [batch, length, Q_HEADS, HEAD_DIM] or [tokens, ...], contiguous.
         lse_ptr: float32 [batch, Q_HEADS, length], of packed sequences [Q_HEADS, tokens]: natural
             logarithms, written if `has_lse`.
@@ -107,9 +117,11 @@ def attend(
     if HEADS.CAUSAL and BLOCKS.MAPPING != "balanced_head_first":
         block = blocks - 1 - block  # those with most keys begin first
     row = block * BLOCK_M
-    kv_head = head // (HEADS.Q_HEADS // HEADS.KV_HEADS)
+    queries = Rows(sequence, head, first, length)
+    keys = Rows(sequence, head // (HEADS.Q_HEADS // HEADS.KV_HEADS), first, length)
+    k, v = Operand(k, stride_k), Operand(v, stride_v)
     factor = scale * _LOG2_E
-    q_block = _load(q, sequence, head, first, row, length, BLOCK_M, True, HEADS, BLOCKS)
+    q_block = _load(Operand(q, stride_q), queries, row, BLOCK_M, True, HEADS, BLOCKS)
     top = tl.full((BLOCK_M,), float("-inf"), tl.float32)
     total = tl.zeros((BLOCK_M,), tl.float32)
     acc = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
@@ -118,12 +130,10 @@ def attend(
         seen_by_all, end = min(row + 1, length), min(row + BLOCK_M, length)
     edge = seen_by_all // BLOCK_N * BLOCK_N
     acc, top, total = _attend_to(
-        0, edge, acc, top, total, q_block, k, v, sequence, kv_head, first, row, length, factor,
-        False, HEADS, BLOCKS,
+        0, edge, acc, top, total, q_block, row, k, v, keys, factor, False, HEADS, BLOCKS
     )  # fmt: skip
     acc, top, total = _attend_to(
-        edge, end, acc, top, total, q_block, k, v, sequence, kv_head, first, row, length, factor,
-        True, HEADS, BLOCKS,
+        edge, end, acc, top, total, q_block, row, k, v, keys, factor, True, HEADS, BLOCKS
     )  # fmt: skip
     rows, d = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_D)
     row_mask = row + rows < length
@@ -169,29 +179,29 @@ def _block_of(slot, starts_ptr, batch, tokens, BATCH_BLOCK: tl.constexpr, BLOCK_
 
 @triton.jit
 def _attend_to(
-    begin, end, acc, top, total, q_block, k, v, sequence, kv_head, first, row, length, factor,
+    begin, end, acc, top, total, q_block, row, k, v, keys, factor,
     MASKED: tl.constexpr, HEADS: tl.constexpr, BLOCKS: tl.constexpr,
 ):  # fmt: skip
-    """The online softmax over keys from `begin` to `end`, a block at a time."""
+    """The online softmax of queries from `row` on over keys from `begin` to `end`."""
     BLOCK_N: tl.constexpr = BLOCKS.BLOCK_N
     for start in range(begin, end, BLOCK_N):
-        k_block = _load(k, sequence, kv_head, first, start, length, BLOCK_N, MASKED, HEADS, BLOCKS)
+        k_block = _load(k, keys, start, BLOCK_N, MASKED, HEADS, BLOCKS)
         logits = tl.dot(q_block, k_block.T)
         if MASKED:
-            keys = start + tl.arange(0, BLOCK_N)
-            seen = (keys < length)[None, :]
+            at = start + tl.arange(0, BLOCK_N)
+            seen = (at < keys.length)[None, :]
             if HEADS.CAUSAL:
                 rows = row + tl.arange(0, BLOCKS.BLOCK_M)
-                seen = seen & (keys[None, :] <= rows[:, None])
+                seen = seen & (at[None, :] <= rows[:, None])
             logits = tl.where(seen, logits, float("-inf"))
         new_top = tl.maximum(top, tl.max(logits, 1) * factor)
         weights = tl.exp2(logits * factor - new_top[:, None])
         kept = tl.exp2(top - new_top)
         total = total * kept + tl.sum(weights, 1)
-        v_block = _load(v, sequence, kv_head, first, start, length, BLOCK_N, MASKED, HEADS, BLOCKS)
+        v_block = _load(v, keys, start, BLOCK_N, MASKED, HEADS, BLOCKS)
         if MASKED and BLOCKS.TMA and HEADS.BATCH_BLOCK > 0:  # another sequence's values follow
-            keys = start + tl.arange(0, BLOCK_N)
-            v_block = tl.where((keys < length)[:, None], v_block, 0.0)
+            at = start + tl.arange(0, BLOCK_N)
+            v_block = tl.where((at < keys.length)[:, None], v_block, 0.0)
         acc = tl.dot(weights.to(v_block.dtype), v_block, acc * kept[:, None])
         top = new_top
     return acc, top, total
@@ -199,26 +209,29 @@ def _attend_to(
 
 @triton.jit
 def _load(
-    operand, sequence, head, first, row, length,
+    operand, source, row,
     ROWS: tl.constexpr, MASKED: tl.constexpr, HEADS: tl.constexpr, BLOCKS: tl.constexpr,
 ):  # fmt: skip
-    """Rows from `row` on of one head of a sequence that begins at token `first`."""
+    """[ROWS, next_power_of_2(HEAD_DIM)] from `row` on, zero beyond the head's dimension.
+
+    Rows beyond the sequence are zero if MASKED, unless sequences are packed and loaded by TMA.
+    """
     HEAD_DIM: tl.constexpr = HEADS.HEAD_DIM
     BLOCK_D: tl.constexpr = triton.next_power_of_2(HEAD_DIM)
+    token = source.first + row
     if BLOCKS.TMA:
-        box = operand.base.load([sequence, head, first + row, 0])
+        box = operand.base.load([source.sequence, source.head, token, 0])
         block = box.reshape(ROWS, BLOCK_D)
     else:
         stride_b, stride_n, stride_h = operand.strides
         rows, d = tl.arange(0, ROWS), tl.arange(0, BLOCK_D)
-        token = tl.cast(first + row, tl.int64)
-        base = operand.base + tl.cast(sequence, tl.int64) * stride_b
-        base += tl.cast(head, tl.int64) * stride_h + token * stride_n
+        base = operand.base + tl.cast(source.sequence, tl.int64) * stride_b
+        base += tl.cast(source.head, tl.int64) * stride_h + tl.cast(token, tl.int64) * stride_n
         at = base + rows[:, None] * stride_n + d[None, :]
         if MASKED or HEAD_DIM != BLOCK_D:
             mask = (d < HEAD_DIM)[None, :]
             if MASKED:
-                mask = mask & (row + rows < length)[:, None]
+                mask = mask & (row + rows < source.length)[:, None]
             block = tl.load(at, mask=mask, other=0.0)
         else:
             block = tl.load(at)

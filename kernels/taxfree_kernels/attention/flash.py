@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from taxfree_kernels.attention import spaces
-from taxfree_kernels.attention.attend import Blocks, Heads, Operand, attend
+from taxfree_kernels.attention.attend import Blocks, Heads, attend
 from taxfree_kernels.attention.output import split
 from taxfree_kernels.attention.problem import Attention
 from taxfree_kernels.descriptors import HeadDescriptors
@@ -22,6 +22,8 @@ from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.launch import Kernel, compile_options
 from taxfree_kernels.spaces import power_of_2
 from taxfree_kernels.variant import Config, Plan, Space, Variant
+
+_NO_STRIDES = (0, 0, 0)  # descriptors have them
 
 Size = tuple[int, int]  # sequences, and tokens of each or, packed, of all
 
@@ -92,12 +94,13 @@ class FlashPlan(Plan):
         return flat
 
     def _operands(self, *operands: torch.Tensor) -> tuple[Any, ...]:
+        """q, k and v as the kernel takes them, then their strides."""
         if self._problem.packed:
             operands = tuple([each.unsqueeze(0) for each in operands])
         if self._descriptors is None:
-            return tuple([Operand(each, each.stride()[:3]) for each in operands])
+            return (*operands, *[each.stride()[:3] for each in operands])
         pairs = zip(self._descriptors, operands, strict=True)
-        return tuple([Operand(describe(each), (0, 0, 0)) for describe, each in pairs])
+        return (*[describe(each) for describe, each in pairs], *[_NO_STRIDES] * 3)
 
 
 class Flash(Variant):
