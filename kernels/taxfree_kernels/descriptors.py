@@ -36,7 +36,7 @@ class Boxes:
 
 def with_fields(descriptor: TensorDescriptor, **fields: Any) -> TensorDescriptor:
     """A descriptor that differs from a valid one in fields that are as valid."""
-    other = TensorDescriptor.__new__(TensorDescriptor)
+    other: TensorDescriptor = object.__new__(type(descriptor))
     other.__dict__ = vars(descriptor) | fields
     return other
 
@@ -63,15 +63,19 @@ def _one_source(a: torch.Tensor) -> tuple[list[int], list[int]]:
 
 
 class HeadDescriptors(Boxes):
-    """Descriptors of a [batch, length, heads, head_dim] as [batch, heads, length, head_dim]."""
+    """Descriptors of a [batch, length, heads, head_dim] as [batch, heads, length, head_dim].
 
-    def __init__(self, box: list[int]) -> None:
-        def describe(tokens: torch.Tensor) -> TensorDescriptor:
+    Args:
+        kind: a class of descriptors, Triton's or Gluon's, with what else its constructor takes.
+    """
+
+    def __init__(self, box: list[int], kind: Any = TensorDescriptor, *others: Any) -> None:
+        def describe(tokens: torch.Tensor) -> Any:
             strides = tokens.stride()[:3]
             if tokens.data_ptr() % 16 or any(stride * tokens.itemsize % 16 for stride in strides):
                 tokens = tokens.clone(memory_format=torch.contiguous_format)
             heads = tokens.transpose(1, 2)
-            return TensorDescriptor(heads, [*heads.shape], [*heads.stride()], box)
+            return kind(heads, [*heads.shape], [*heads.stride()], box, *others)
 
         super().__init__(describe)
 

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import triton.language as tl
 from triton.backends.compiler import GPUTarget
-from triton.tools.tensor_descriptor import TensorDescriptor
 
 if TYPE_CHECKING:
     import torch
@@ -180,7 +179,7 @@ def _kind(arg: Any) -> Any:
     """
     if type(arg) is float:
         return float
-    if type(arg) is TensorDescriptor:
+    if hasattr(arg, "block_shape"):  # a descriptor of Triton, or of Gluon
         return arg.base.dtype, *arg.block_shape
     if isinstance(arg, tuple):
         return tuple([each if type(each) is int else _kind(each) for each in arg])

@@ -74,7 +74,7 @@ class Blocks(NamedTuple):
 
 @triton.jit(do_not_specialize=["has_lse", "batch", "tokens"])
 def attend(
-    q, k, v, stride_q, stride_k, stride_v, out_ptr, lse_ptr, has_lse, scale, starts_ptr, batch,
+    q, k, v, stride_q, stride_k, stride_v, starts_ptr, out_ptr, lse_ptr, has_lse, scale, batch,
     tokens, HEADS: tl.constexpr, BLOCKS: tl.constexpr,
 ):  # fmt: skip
     """Write the output of BLOCK_M queries of one head.
@@ -83,12 +83,12 @@ def attend(
         q, k, v: pointers or, if TMA, descriptors of [batch, heads, tokens, HEAD_DIM] that load
             boxes of [1, 1, rows, next_power_of_2(HEAD_DIM)]; Triton 3.6 takes none in a tuple.
         stride_q, stride_k, stride_v: elements from one sequence, token and head to the next.
+        starts_ptr: of packed sequences, int32 [batch + 1]: the first token of each sequence, then
+            the end of the last one.
         out_ptr: [batch, length, Q_HEADS, HEAD_DIM] or [tokens, ...], contiguous.
         lse_ptr: float32 [batch, Q_HEADS, length], of packed sequences [Q_HEADS, tokens]: natural
             logarithms, written if `has_lse`.
         scale: what logits are multiplied by, positive.
-        starts_ptr: of packed sequences, int32 [batch + 1]: the first token of each sequence, then
-            the end of the last one.
         batch: sequences.
         tokens: of a sequence; of packed sequences, all.
     """

@@ -14,7 +14,7 @@ import torch
 
 from taxfree_kernels.attention import spaces
 from taxfree_kernels.attention.attend import Blocks, Heads, attend
-from taxfree_kernels.attention.output import split
+from taxfree_kernels.attention.plans import AttentionPlan
 from taxfree_kernels.attention.problem import Attention
 from taxfree_kernels.descriptors import HeadDescriptors
 from taxfree_kernels.fabric.base import Fabric
@@ -25,82 +25,42 @@ from taxfree_kernels.variant import Config, Plan, Space, Variant
 
 _NO_STRIDES = (0, 0, 0)  # descriptors have them
 
-Size = tuple[int, int]  # sequences, and tokens of each or, packed, of all
 
-
-class FlashPlan(Plan):
+class FlashPlan(AttentionPlan):
     """One launch."""
 
     def __init__(self, problem: Attention, fabric: Fabric, config: Config) -> None:
-        self._problem, self._block_m = problem, config["BLOCK_M"]
-        self._scale = problem.head_dim**-0.5
-        self._no_lse = torch.empty(1, dtype=torch.float32, device=fabric.device)
+        block_m, block_n = config["BLOCK_M"], config["BLOCK_N"]
+        constants = {
+            "HEADS": Heads(
+                problem.q_heads,
+                problem.kv_heads,
+                problem.head_dim,
+                problem.causal,
+                power_of_2(problem.batch, 1) if problem.packed else 0,
+            ),
+            "BLOCKS": Blocks(
+                block_m, block_n, config["TMA"], config["MAPPING"], config.get("XCDS", 1)
+            ),
+        }
+        options = compile_options(fabric.backend, config)
+        super().__init__(problem, fabric, Kernel(attend, 0, constants, options), block_m)
         self._no_starts = torch.empty(1, dtype=torch.int32, device=fabric.device)
         box = power_of_2(problem.head_dim, 16)
-        self._descriptors = None
-        if config["TMA"]:
-            rows = config["BLOCK_M"], config["BLOCK_N"], config["BLOCK_N"]
-            self._descriptors = [HeadDescriptors([1, 1, each, box]) for each in rows]
-        self._kernel = Kernel(
-            attend,
-            grid=0,  # depends on the size
-            constants={
-                "HEADS": Heads(
-                    problem.q_heads,
-                    problem.kv_heads,
-                    problem.head_dim,
-                    problem.causal,
-                    power_of_2(problem.batch, 1) if problem.packed else 0,
-                ),
-                "BLOCKS": Blocks(
-                    config["BLOCK_M"],
-                    config["BLOCK_N"],
-                    config["TMA"],
-                    config["MAPPING"],
-                    config.get("XCDS", 1),
-                ),
-            },
-            options=compile_options(fabric.backend, config),
-        )
-        self._sized = fabric.workspace.by_size(self._of_size)
+        rows = (block_m, block_n, block_n) if config["TMA"] else ()
+        self._descriptors = [HeadDescriptors([1, 1, each, box]) for each in rows]
 
-    def _of_size(self, size: Size) -> Kernel:
-        batch, tokens = size
-        if self._problem.packed:  # each sequence may end with a part of a block
-            blocks = tokens // self._block_m + batch
+    def _operands(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, starts: torch.Tensor | None
+    ) -> tuple[Any, ...]:
+        if starts is None:
+            starts = self._no_starts
         else:
-            blocks = batch * -(-tokens // self._block_m)
-        return self._kernel.resized(blocks * self._problem.q_heads, size)
-
-    def kernels(self, size: int) -> tuple[Kernel, ...]:
-        return (self._sized[size, self._problem.length],)
-
-    def __call__(self, *tensors: torch.Tensor | None) -> torch.Tensor:
-        q, k, v, starts, scale, flat = tensors
-        assert q is not None
-        assert k is not None
-        assert v is not None
-        assert flat is not None
-        out, lse = split(flat, q)
-        size = (q.shape[0], q.shape[1]) if starts is None else (starts.shape[0] - 1, q.shape[0])
-        self._sized[size](
-            *self._operands(q, k, v),
-            out,
-            self._no_lse if lse is None else lse,
-            int(lse is not None),
-            self._scale if scale is None else float(scale),
-            self._no_starts if starts is None else starts,
-        )
-        return flat
-
-    def _operands(self, *operands: torch.Tensor) -> tuple[Any, ...]:
-        """q, k and v as the kernel takes them, then their strides."""
-        if self._problem.packed:
-            operands = tuple([each.unsqueeze(0) for each in operands])
-        if self._descriptors is None:
-            return (*operands, *[each.stride()[:3] for each in operands])
-        pairs = zip(self._descriptors, operands, strict=True)
-        return (*[describe(each) for describe, each in pairs], *[_NO_STRIDES] * 3)
+            q, k, v = q.unsqueeze(0), k.unsqueeze(0), v.unsqueeze(0)
+        if not self._descriptors:
+            return (q, k, v, q.stride()[:3], k.stride()[:3], v.stride()[:3], starts)
+        pairs = zip(self._descriptors, (q, k, v), strict=True)
+        return (*[describe(each) for describe, each in pairs], *[_NO_STRIDES] * 3, starts)
 
 
 class Flash(Variant):

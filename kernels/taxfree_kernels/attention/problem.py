@@ -85,8 +85,8 @@ class Attention(Problem):
 
     @property
     def slot_bytes(self) -> int:
-        """Nothing is exchanged."""
-        return 0
+        """Nothing is exchanged, but a pool has no empty slots."""
+        return 1
 
 
 PROBLEM = Attention

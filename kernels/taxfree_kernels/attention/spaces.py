@@ -93,3 +93,48 @@ def prune_reason(problem: Attention, hardware: Hardware, config: Config) -> str 
     if hardware.backend == "cuda" and block_m < 16 * config["num_warps"]:
         return "fewer than 16 queries for each warp"
     return None
+
+
+# -- of warps with roles, on Hopper ------------------------------------------------------------
+
+ROWS = 64  # queries of a consumer, which is a warpgroup
+_REGISTERS = {2: 240, 3: 160}  # of a thread of so many consumers, besides a producer's
+_OTHER_REGISTERS = 32  # that hold no matrices
+_BARRIER_BYTES = 1024
+
+
+def registers_of(consumers: int) -> int:
+    """Registers that a thread of each of so many consumers can have."""
+    return _REGISTERS[consumers]
+
+
+def specialized_space(problem: Attention, hardware: Hardware) -> Space:
+    """Meta-parameter -> values worth trying."""
+    return {
+        "BLOCK_N": (128, 64, 32),
+        "CONSUMERS": tuple(_REGISTERS),
+        "MAPPING": _mappings(problem, hardware),
+        "num_stages": (2, 3, 4),
+    }
+
+
+def specialized_seed_configs(problem: Attention, hardware: Hardware) -> list[dict[str, Any]]:
+    """Configs to try first; the first is the default."""
+    by_head_dim = {64: [(128, 3, 3), (128, 3, 4)], 128: [(128, 2, 2), (64, 3, 4)]}
+    tiles = by_head_dim.get(power_of_2(problem.head_dim, 64), [(64, 2, 2)])
+    names = ("BLOCK_N", "CONSUMERS", "num_stages")
+    return [{"MAPPING": "naive_head_first"} | dict(zip(names, each, strict=True)) for each in tiles]
+
+
+def specialized_prune_reason(problem: Attention, hardware: Hardware, config: Config) -> str | None:
+    """Why a config cannot run, or is not worth compiling, or None."""
+    head_dim, block_n = power_of_2(problem.head_dim, 16), config["BLOCK_N"]
+    rows = config["CONSUMERS"] * ROWS + 2 * config["num_stages"] * block_n
+    shared = ITEM_BYTES * head_dim * rows
+    if shared > hardware.shared_memory - _BARRIER_BYTES:
+        return f"{shared} bytes of shared memory, {hardware.shared_memory} are there"
+    # of a row's four threads: the output, the logits, and these again as 16-bit weights
+    held = (head_dim + block_n + block_n // 2) // 2
+    if held > registers_of(config["CONSUMERS"]) - _OTHER_REGISTERS:
+        return f"an output and logits of {held} registers a thread"
+    return None
