@@ -66,9 +66,10 @@ def _tiles(hardware: Hardware, head_dim: int) -> list[dict[str, Any]]:
         return [tile(128, 32, 4, 2), tile(128, 64, 4, 1), tile(64, 64, 4, 1)]
     if head_dim > 128:
         return [tile(128, 64, 8, 2, TMA=True), tile(64, 32, 4, 2, TMA=True)]
+    small, large = tile(64, 64, 4, 3, TMA=True), tile(128, 64, 8, 3, TMA=True)
     if head_dim > 64:
-        return [tile(128, 128, 8, 2, TMA=True), tile(128, 64, 8, 3, TMA=True)]
-    return [tile(128, 128, 8, 3, TMA=True), tile(128, 64, 4, 3, TMA=True)]
+        return [small, large]
+    return [tile(128, 64, 4, 3, TMA=True), small, large]
 
 
 def prune_reason(problem: Attention, hardware: Hardware, config: Config) -> str | None:
