@@ -4,9 +4,10 @@
     python benchmarks/l2_model.py --json    # the same rows
     python benchmarks/l2_model.py --write   # the result file, docs/chiplets.md and its picture
 
-The model is :mod:`taxfree_kernels.cost.l2`. Install numba for this (`pip install '.[model]'`):
-interpreted, the long sequences take hours. Hit rates are in percent; traffic is what the L2s read
-from memory, relative to a kernel that does not know the chiplets.
+The model is :mod:`taxfree_kernels.cost.l2`. It takes minutes with numba (`pip install '.[model]'`).
+Interpreted it would take hours, so without numba the rows of the result file are printed. Hit rates
+are in percent; traffic is what the L2s read from memory, relative to a kernel that does not know
+the chiplets.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import dataclasses
 import importlib.util
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -107,9 +108,9 @@ def fleet_rows() -> Iterator[dict[str, Any]]:
                 yield row(case, hits, hits, ours, HIT_TOLERANCE)
 
 
-def curve_points() -> Iterator[dict[str, Any]]:
+def curve_points(lengths: Sequence[int]) -> Iterator[dict[str, Any]]:
     """Hit rates of the four mappings against the length, 128 heads on MI300X."""
-    for length in LENGTHS:
+    for length in lengths:
         for mapping in PAPER_MAPPINGS:
             traffic = l2.attention(l2.MI300X, mapping, heads=128, length=length, simulated=range(2))
             yield {
@@ -178,15 +179,20 @@ def parameters() -> dict[str, Any]:
     }
 
 
+def comparison(curve: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """All rows; `curve` has the points of the longest sequence."""
+    return [*attention_rows(curve), *fleet_rows()]
+
+
 def computed() -> dict[str, Any]:
     """The content of the result file."""
-    curve = list(curve_points())
+    curve = list(curve_points(LENGTHS))
     return {
         "kind": "modelled",
         "parameters": parameters(),
         "fitted": {"jitter": l2.MI300X.jitter},
         "fitted_to": f"MI300X, 128 heads, 128K keys, {PAPER_MAPPINGS[2]}",
-        "rows": [*attention_rows(curve), *fleet_rows()],
+        "rows": comparison(curve),
         "curve": curve,
         "sensitivity": list(sensitivity_points()),
         "balance": list(balance_points()),
@@ -198,7 +204,7 @@ def span(low: float, high: float) -> str:
     return f"{low:g}" if low == high else f"{low:g} to {high:g}"
 
 
-def rows_table(result: dict[str, Any]) -> str:
+def rows_table(result: Mapping[str, Any]) -> str:
     """Published and ours, in Markdown."""
     rows = (
         (
@@ -212,7 +218,7 @@ def rows_table(result: dict[str, Any]) -> str:
     return table(("case", "published", "ours", "reproduced"), rows, text=(0, 3))
 
 
-def sensitivity_table(result: dict[str, Any]) -> str:
+def sensitivity_table(result: Mapping[str, Any]) -> str:
     """Hit rates with other parameters, in Markdown."""
     rows = (
         (
@@ -226,7 +232,7 @@ def sensitivity_table(result: dict[str, Any]) -> str:
     return table(header, rows, text=(0,))
 
 
-def balance_table(result: dict[str, Any]) -> str:
+def balance_table(result: Mapping[str, Any]) -> str:
     """Our own mapping beside the paper's, in Markdown."""
     rows = (
         (
@@ -247,7 +253,7 @@ def balance_table(result: dict[str, Any]) -> str:
     return table(header, rows, text=(1, 2))
 
 
-def draw(result: dict[str, Any], path: Path) -> None:
+def draw(result: Mapping[str, Any], path: Path) -> None:
     """The picture: hit rate against length, with published ranges."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -294,16 +300,22 @@ def main() -> int:
     made.add_argument("--json", action="store_true", help="print the rows as JSON")
     made.add_argument("--write", action="store_true", help="write the result file and documents")
     options = made.parse_args()
-    if importlib.util.find_spec("numba") is None:
-        print("numba is not installed: this will take hours", file=sys.stderr)
-    result = computed()
+    has_numba = importlib.util.find_spec("numba") is not None
+    if options.write and not has_numba:
+        made.error("--write needs numba: pip install '.[model]'")
     if options.write:
+        result = computed()
         RESULT.parent.mkdir(parents=True, exist_ok=True)
         RESULT.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
         draw(result, PICTURE)
         for name, content in BLOCKS.items():
             write_changed({DOCUMENT: with_block(DOCUMENT, name, content(result))})
-    print(json.dumps(result["rows"], indent=1) if options.json else rows_table(result), end="")
+    elif has_numba:
+        result = {"rows": comparison(list(curve_points(LENGTHS[-1:])))}
+    else:
+        print(f"numba is not installed: these are the rows of {RESULT.name}", file=sys.stderr)
+        result = json.loads(RESULT.read_text(encoding="utf-8"))
+    print(json.dumps(result["rows"], indent=1) if options.json else rows_table(result).rstrip())
     return 0
 
 
