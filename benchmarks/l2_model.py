@@ -39,7 +39,7 @@ PAPER_MAPPINGS = ATTENTION_MAPPINGS[:4]
 # arXiv 2511.02132: percent, lowest and highest
 LONG = dict(zip(PAPER_MAPPINGS, [(1.0, 1.0), (1.0, 1.0), (40.0, 60.0), (90.0, 96.0)], strict=True))
 LIGHT = (90.0, 90.0)
-# Measured on MI355X by the authors of github.com/ROCm/FlyDSL/pull/919; not part of the fit
+# Measured on MI355X by the authors of github.com/ROCm/FlyDSL/pull/919; not fitted to
 UNFITTED = {"naive_block_first": 2.36, "swizzled_head_first": 93.62}
 LENGTHS = tuple(1024 * each for each in (8, 16, 32, 64, 128))
 
