@@ -1,0 +1,70 @@
+"""The examples, each on two ranks as a user starts it."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.ranks import PYTHON, ROOT, environment
+from tests.sample import PARTS, Sample
+
+
+def start(name: str, *arguments: str) -> str:
+    """What an example prints."""
+    command = [PYTHON, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    result = subprocess.run(
+        [*command, str(ROOT / f"examples/{name}.py"), *arguments],
+        env=environment(TRITON_INTERPRET="1", OMP_NUM_THREADS="1"),
+        capture_output=True,
+        text=True,
+    )
+    assert result.returncode == 0, result.stdout + result.stderr
+    return result.stdout
+
+
+def check_parallel(tmp_path: Path) -> None:
+    said = start("parallel")
+    assert float(said.split("largest difference ")[1].split()[0]) < 0.01
+    assert "matmul_all_reduce" in said
+    assert "library" not in said.partition("problem")[0]
+
+
+def check_train(tmp_path: Path) -> None:
+    said = start("train")
+    losses = [float(line.split()[-1]) for line in said.splitlines() if line.startswith("step")]
+    assert losses[-1] < 0.9 * losses[0]
+    assert "matmul_reduce_scatter" in said
+
+
+def check_generate(tmp_path: Path) -> None:
+    transformers = pytest.importorskip(
+        "transformers", reason="transformers is not installed: pip install '.[models]'"
+    )
+    config = transformers.LlamaConfig(
+        vocab_size=64, hidden_size=32, intermediate_size=64, num_hidden_layers=1,
+        num_attention_heads=4, num_key_value_heads=2, pad_token_id=0, eos_token_id=None,
+    )  # fmt: skip
+    transformers.LlamaForCausalLM(config).save_pretrained(tmp_path)
+    said = start("generate", str(tmp_path))
+    assert said.startswith("[1, 2, 3, 4, ")
+    assert "rowwise Linear(64, 32)" in said
+
+
+CHECKS: dict[str, Callable[[Path], None]] = {
+    "generate": check_generate,
+    "parallel": check_parallel,
+    "train": check_train,
+}
+
+
+def test_every_example_has_a_check() -> None:
+    assert sorted(CHECKS) == sorted(path.stem for path in (ROOT / "examples").glob("*.py"))
+
+
+def test_examples_run(sample: Sample, tmp_path: Path) -> None:
+    one_a_day = (list(CHECKS) * PARTS)[:PARTS]
+    for name in dict.fromkeys(sample.of(one_a_day)):
+        CHECKS[name](tmp_path)
