@@ -4,10 +4,10 @@
     python benchmarks/l2_model.py --json    # the same rows
     python benchmarks/l2_model.py --write   # the result file, docs/chiplets.md and its picture
 
-The model is :mod:`taxfree_kernels.cost.l2`. It takes minutes with numba (`pip install '.[model]'`).
-Interpreted it would take hours, so without numba the rows of the result file are printed. Hit rates
-are in percent; traffic is what the L2s read from memory, relative to a kernel that does not know
-the chiplets.
+The model is :mod:`taxfree_kernels.cost.l2`. It takes minutes with numba, which the extra `chiplets`
+installs. Interpreted it would take hours, so without numba the rows of the result file are printed.
+Hit rates are in percent; traffic is what the L2s read from memory, relative to a kernel that does
+not know the chiplets.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT / each) for each in ("", "kernels", "tuning_db")]
 
-from benchmarks.documents import table, with_block, write_changed  # noqa: E402
+from benchmarks.documents import table, with_blocks, write_changed  # noqa: E402
 from taxfree_kernels.cost import l2  # noqa: E402
 from taxfree_kernels.device.schedules import ATTENTION_MAPPINGS  # noqa: E402
 
@@ -294,6 +294,12 @@ BLOCKS = {
 }
 
 
+def document(result: Mapping[str, Any]) -> str:
+    """The page with the result file's tables."""
+    makers = {name: lambda _, make=make: make(result) for name, make in BLOCKS.items()}
+    return with_blocks(DOCUMENT.read_text(encoding="utf-8"), makers)
+
+
 def main() -> int:
     """Run the comparison."""
     made = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
@@ -302,14 +308,13 @@ def main() -> int:
     options = made.parse_args()
     has_numba = importlib.util.find_spec("numba") is not None
     if options.write and not has_numba:
-        made.error("--write needs numba: pip install '.[model]'")
+        made.error("--write needs numba: pip install '.[chiplets]'")
     if options.write:
         result = computed()
         RESULT.parent.mkdir(parents=True, exist_ok=True)
         RESULT.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
         draw(result, PICTURE)
-        for name, content in BLOCKS.items():
-            write_changed({DOCUMENT: with_block(DOCUMENT, name, content(result))})
+        write_changed({DOCUMENT: document(result)})
     elif has_numba:
         result = {"rows": comparison(list(curve_points(LENGTHS[-1:])))}
     else:
