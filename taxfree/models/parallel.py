@@ -66,7 +66,8 @@ def enable(mesh: DeviceMesh, model: torch.nn.Module | None = None) -> Runtime:
 def _models() -> list[torch.nn.Module]:
     """The modules of this process that are in no other module."""
     gc.collect()  # of dropped models, which may refer to themselves
-    modules = [each for each in gc.get_objects() if issubclass(type(each), torch.nn.Module)]
+    found = [each for each in gc.get_objects() if issubclass(type(each), torch.nn.Module)]
+    modules = [each for each in found if "_modules" in vars(each)]  # not of those being made
     inner = {id(child) for each in modules for child in each._modules.values()}
     return [each for each in modules if id(each) not in inner]
 
