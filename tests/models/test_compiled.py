@@ -105,8 +105,12 @@ class Norms(nn.Module):
         return self.last(h + self.second(self.between(self.norm(h))))
 
 
-def compile_norms(fabric: Any, layers: bool, folder: str) -> Any:
-    """The largest relative error of a row against float64, what was found, and the problems."""
+def compile_norms(fabric: Any, what: str, folder: str) -> Any:
+    """The largest relative error of a row against float64, what was found, and the problems.
+
+    Args:
+        what: "collectives", "layers" that call the operations, or their "training".
+    """
     from torch._inductor import config
     from torch.distributed.tensor.parallel import (
         ColwiseParallel,
@@ -123,22 +127,30 @@ def compile_norms(fabric: Any, layers: bool, folder: str) -> Any:
     torch.manual_seed(0)
     model = Norms().bfloat16()
     h, x = torch.randn(2, 3, WIDTH).bfloat16(), torch.randn(2, 3, HIDDEN).bfloat16()
-    expected = copy.deepcopy(model).double()(h.double(), x.double()).detach()
+    h.requires_grad_(what == "training")
+    wide = h.detach().double().requires_grad_()
+    expected = copy.deepcopy(model).double()(wide, x.double())
+    upstream = torch.randn(h.shape).bfloat16()
+    expected.backward(upstream.double())
     row, column = RowwiseParallel(), ColwiseParallel()
     plan = {"first": row, "second": row, "between": column}
     with tuned(fabric, folder):
         rt = taxfree.enable(mesh)
     parallelize_module(model, mesh, plan)
-    if layers:
+    if what != "collectives":
         taxfree.enable(mesh, model)
     report.clear()
     torch.compiler.reset()
     x = x.chunk(fabric.world_size, -1)[fabric.rank]
-    with rt, torch.no_grad(), config.patch(fx_graph_cache=False):
+    with rt, torch.set_grad_enabled(h.requires_grad), config.patch(fx_graph_cache=False):
         y = torch.compile(model, fullgraph=True)(h, x)
+        pairs = [(y.detach(), expected.detach())]
+        if h.requires_grad:
+            y.backward(upstream)
+            pairs.append((h.grad, wide.grad))
         rt.check()
-        error = float(((y - expected).norm(dim=-1) / expected.norm(dim=-1)).max())
-        return error, taxfree.report().layers, rt.stats()
+        errors = [float(((a - b).norm(dim=-1) / b.norm(dim=-1)).max()) for a, b in pairs]
+        return max(errors), taxfree.report().layers, rt.stats()
 
 
 def call_fused_ops(fabric: Any) -> Any:
@@ -192,15 +204,25 @@ def test_an_all_reduce_takes_the_bias_and_the_residual_along(ranks: Ranks) -> No
         assert any("bias=True" in each and "residual=True" in each for each in problems)
 
 
-@pytest.mark.parametrize("layers", [False, True])
-def test_an_all_reduce_takes_the_norm_along(ranks: Ranks, tmp_path: Path, layers: bool) -> None:
-    for error, ran, problems in run(ranks, "compile_norms", layers=layers, folder=str(tmp_path)):
+@pytest.mark.parametrize(
+    ("what", "layer", "calls"), [("collectives", "compiled all_reduce", 2), ("layers", "first", 1)]
+)
+def test_an_all_reduce_takes_the_norm_along(
+    ranks: Ranks, tmp_path: Path, what: str, layer: str, calls: int
+) -> None:
+    for error, ran, problems in run(ranks, "compile_norms", what=what, folder=str(tmp_path)):
         assert error < 0.02
         assert ran["compiled matmul_all_reduce"] == {"with residual, RMSNorm": 2}
-        assert ran["first" if layers else "compiled all_reduce"]["matmul_all_reduce"] == 2 - layers
+        assert ran[layer] == {"matmul_all_reduce": calls}
         (problem,) = problems
         assert "rms_norm=True" in problem
         assert problems[problem] == {"exact": 2}
+
+
+def test_a_norm_that_the_backward_looks_into_stays(ranks: Ranks, tmp_path: Path) -> None:
+    for error, ran, _ in run(ranks, "compile_norms", what="training", folder=str(tmp_path)):
+        assert error < 0.05
+        assert not any("RMSNorm" in each for each in ran["compiled matmul_all_reduce"])
 
 
 def test_rows_are_gathered_and_scattered_forward_and_backward(ranks: Ranks) -> None:
