@@ -48,7 +48,7 @@ _REPETITIONS = {True: 25, False: 3}  # with, and without graphs
 Attend = Callable[[int], torch.Tensor]
 
 
-@dataclass(frozen=True)
+@dataclass
 class Implementation:
     """The measurement of one implementation.
 
@@ -63,7 +63,7 @@ class Implementation:
     name: str
     config: dict[str, Any]
     relative_error: float | None = None
-    timings: Mapping[str, timer.Timing] = dataclasses.field(default_factory=dict)
+    timings: dict[str, timer.Timing] = dataclasses.field(default_factory=dict)
     reason: str = ""
 
 
@@ -75,46 +75,37 @@ def measure_problem(
 ) -> tuple[list[Implementation], Bounds, Peaks]:
     """Check, then time, all implementations of a problem together; a task of the worker."""
     bench = open_bench(fabric, OP, problem)
-    made: list[tuple[str, dict[str, Any], Callable[[], Attend]]] = [
-        ("baseline", {}, lambda: _ours(bench, Candidate("baseline", {}))),
-        *(
-            ("library", config, functools.partial(_ours, bench, Candidate("library", config)))
-            for config in variants(OP)["library"].seed_configs(bench.problem, fabric.hardware)
-        ),
-        *((name, {}, functools.partial(make, bench)) for name, make in PEERS.items()),
+    library = variants(OP)["library"].seed_configs(bench.problem, fabric.hardware)
+    outcomes = [
+        Implementation("baseline", {}),
+        *(Implementation("library", config) for config in library),
+        *(Implementation(name, {}) for name in PEERS),
     ]
-    outcomes, ready = [], []
-    for name, config, make in made:
-        outcome, attend = _checked(bench, name, config, make)
-        if attend is not None:
-            ready.append((len(outcomes), attend))
-        outcomes.append(outcome)
+    tried = [(each, _right(bench, each)) for each in outcomes]
     modes = ("eager", "graph") if fabric.has_graphs else ("eager",)
-    slots = [(index, attend, mode) for index, attend in ready for mode in modes]
-    timings = timer.time_together(
-        fabric, [(attend, mode) for _, attend, mode in slots], _REPETITIONS[fabric.has_graphs]
-    )
-    for (index, _, mode), timing in zip(slots, timings, strict=True):
-        found = dict(outcomes[index].timings) | {mode: timing}
-        outcomes[index] = dataclasses.replace(outcomes[index], timings=found)
+    timed = [(each, attend, mode) for each, attend in tried if attend for mode in modes]
+    calls = [(attend, mode) for _, attend, mode in timed]
+    timings = timer.time_together(fabric, calls, _REPETITIONS[fabric.has_graphs])
+    for (each, _, mode), timing in zip(timed, timings, strict=True):
+        each.timings[mode] = timing
     rates = peaks(fabric, bench.problem.dtype)
     return outcomes, bounds(bench.problem.cost, rates, None), rates
 
 
-def _checked(
-    bench: Bench, name: str, config: dict[str, Any], make: Callable[[], Attend]
-) -> tuple[Implementation, Attend | None]:
-    """Make an implementation and compare its result with the reference's."""
+def _right(bench: Bench, outcome: Implementation) -> Attend | None:
+    """An implementation whose result is that of the reference; else None, and the reason."""
     try:
-        attend = make()
+        make = PEERS.get(outcome.name)
+        attend = make(bench) if make else _ours(bench, Candidate(outcome.name, outcome.config))
         out = attend(0)
     except Exception as error:  # whatever a library raises is a reason to do without it
-        return Implementation(name, config, reason=one_line(error)), None
-    error = bench.error_of(out.reshape(bench.outputs[0].shape))
-    if not error <= 0.01:
-        reason = f"relative error {error:.2e}"
-        return Implementation(name, config, error, reason=reason), None
-    return Implementation(name, config, error), attend
+        outcome.reason = one_line(error)
+        return None
+    outcome.relative_error = bench.error_of(out.reshape(bench.outputs[0].shape))
+    if outcome.relative_error <= 0.01:
+        return attend
+    outcome.reason = f"relative error {outcome.relative_error:.2e}"
+    return None
 
 
 def _ours(bench: Bench, candidate: Candidate) -> Attend:

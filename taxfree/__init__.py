@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from taxfree_kernels.flash_decode.problem import FlashDecode
     from taxfree_kernels.matmul_all_reduce.problem import MatmulAllReduce
     from taxfree_kernels.matmul_reduce_scatter.problem import MatmulReduceScatter
+    from taxfree_kernels.variant import SizeRange
 
 _HOMES = {
     "AllGatherMatmul": "taxfree_kernels.all_gather_matmul.problem",
@@ -40,6 +41,7 @@ _HOMES = {
     "PeerTimeout": "taxfree_kernels.errors",
     "Report": "taxfree.models.report",
     "Runtime": "taxfree._runtime.runtime",
+    "SizeRange": "taxfree_kernels.variant",
     "TaxfreeError": "taxfree.errors",
     "UsageError": "taxfree.errors",
     "enable": "taxfree.models.parallel",
@@ -59,6 +61,7 @@ __all__ = [
     "PeerTimeout",
     "Report",
     "Runtime",
+    "SizeRange",
     "TaxfreeError",
     "UsageError",
     "__version__",

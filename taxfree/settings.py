@@ -28,7 +28,7 @@ _OFF = ("", "0", "false", "no", "off")
 
 @dataclass(frozen=True)
 class Settings:
-    """What the environment says.
+    """Settings from environment variables.
 
     Args:
         disable: dispatch nothing but the baseline.

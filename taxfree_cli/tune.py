@@ -74,7 +74,8 @@ def tune(
     if rank() != 0:  # under torchrun: the first rank starts the workers, on its node
         return
     seconds = None if budget is None else _seconds(budget)
-    ops = options.operations_of(op, shapes, variant or ())
+    given = options.ShapeOptions(op, shapes, gpus, dtype, model, tp)
+    ops = given.operations(variant or ())
     if "baseline" in (variant or ()):
         raise UsageError("--variant baseline cannot be tuned", "it is always measured")
     if hardware is not None and not dry_run:
@@ -85,10 +86,7 @@ def tune(
                 "--dry-run takes neither --fabric, --db nor --budget",
                 "it measures nothing, and looks nothing up",
             )
-        request = options.shape_request(
-            shapes, model, tp, gpus, dtype,
-            default_gpus=options.MODELLED_GPUS, op=op or options.DEFAULT_OP,
-        )  # fmt: skip
+        request = given.request(options.MODELLED_GPUS)
         problems = [p for each in ops for p in choose(each, request, lambda: ()).problems]
         _dry_run(problems, hardware or "h200", trials, seed, variant, json)
         return
@@ -98,7 +96,7 @@ def tune(
 
     path, chosen = options.database_path(db), devices.fabric_for(fabric or "auto")
     recorded = functools.partial(_recorded, path)
-    asked = problems_here(ops, chosen, recorded, op, shapes, model, tp, gpus, dtype)
+    asked = problems_here(given, ops, chosen, recorded)
     problems = [problem for own in asked.values() for problem in own]
     found: list[session.Tuned | session.NotTuned] = []
     with Database(path) as database, _progress() as progress:

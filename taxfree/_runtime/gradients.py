@@ -2,11 +2,13 @@
 
 The gradient of a gather is a reduce-scatter and the reverse, so each formula calls the other's op.
 The gradient of the weight needs a gathered matrix: it travels while the gradient of the input is
-computed. Formulas call torch ops only, so that they also run inside compiled code.
+computed. The latter travels while the gradient of the weight is computed. Formulas call torch ops
+only, so that they also run inside compiled code.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -38,38 +40,65 @@ def _gather(shard: torch.Tensor, dim: int, m: int, group_name: str) -> Callable[
     return wait
 
 
+def gradients(
+    needs: Sequence[bool],
+    like: torch.Tensor,
+    of_input: Callable[[], Any],
+    of_weight: Callable[[], Any],
+) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    """The gradients of the input, which travels, and of the weight; each if it is needed.
+
+    On a GPU the matmul for the weight has a stream of its own: it fills what the operation leaves
+    idle. In compiled code one follows the other.
+
+    Args:
+        like: an input of both.
+    """
+    is_traced = type(like) is not torch.Tensor
+    if not all(needs[:2]) or not like.is_cuda or is_traced:
+        return of_input() if needs[0] else None, of_weight() if needs[1] else None
+    current, side = torch.cuda.current_stream(), _side_stream(like.device)
+    side.wait_stream(current)  # now; but the operation is launched first
+    grad_input = of_input()
+    with torch.cuda.stream(side):
+        grad_weight = of_weight()
+    current.wait_stream(side)
+    grad_weight.record_stream(current)
+    return grad_input, grad_weight
+
+
+@functools.cache
+def _side_stream(device: torch.device) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device)
+
+
 def _all_gather_matmul(context: Any, grad: torch.Tensor) -> Gradients:
     a_shard, weight = context.saved_tensors
     _, _, _, dim, _, group_name = context.arguments
-    needs_a, needs_weight, needs_bias, *_ = context.needs_input_grad
-    grad_a = grad_weight = None
-    if needs_weight:
-        gathered = _gather(a_shard, dim, grad.shape[0], group_name)
-    if needs_a:
+    needs = context.needs_input_grad
+    gathered: Any = _gather(a_shard, dim, grad.shape[0], group_name) if needs[1] else None
+
+    def of_shard() -> Any:
         summed = torch.ops.taxfree.matmul_reduce_scatter(grad, weight.t(), dim, group_name)
-        grad_a = summed[: a_shard.shape[0]]  # the shard of the last ranks may have fewer rows
-    if needs_weight:
-        grad_weight = gathered().t() @ grad
-    return grad_a, grad_weight, grad.sum(0) if needs_bias else None, None, None, None
+        return summed[: a_shard.shape[0]]  # the shard of the last ranks may have fewer rows
+
+    both = gradients(needs, grad, of_shard, lambda: gathered().t() @ grad)
+    return *both, grad.sum(0) if needs[2] else None, None, None, None
 
 
 def _matmul_reduce_scatter(context: Any, grad: torch.Tensor) -> Gradients:
     x, weight = context.saved_tensors
     _, _, dim, group_name = context.arguments
-    needs_x, needs_weight, *_ = context.needs_input_grad
-    m, grad_x, grad_weight = x.shape[0], None, None
+    needs, m = context.needs_input_grad, x.shape[0]
     fabric = runtime_of(group_name)._fabric
-    own = own_rows(m, dim, fabric.world_size, fabric.rank)
-    shard = grad[:own]  # the other rows are padding
-    if needs_weight:
-        gathered = _gather(shard, dim, m, group_name)
-    if needs_x:
-        grad_x = torch.ops.taxfree.all_gather_matmul(
-            shard.contiguous(), weight.t(), None, dim, m, group_name
-        )
-    if needs_weight:
-        grad_weight = x.t() @ gathered()
-    return grad_x, grad_weight, None, None
+    shard = grad[: own_rows(m, dim, fabric.world_size, fabric.rank)]  # the others are padding
+    gathered: Any = _gather(shard, dim, m, group_name) if needs[1] else None
+
+    def of_input() -> Any:
+        own = shard.contiguous()
+        return torch.ops.taxfree.all_gather_matmul(own, weight.t(), None, dim, m, group_name)
+
+    return *gradients(needs, grad, of_input, lambda: x.t() @ gathered()), None, None
 
 
 def _matmul_all_reduce(context: Any, grad: torch.Tensor) -> Gradients:

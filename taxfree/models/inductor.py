@@ -1,12 +1,13 @@
 """A pass of torch.compile: a matmul and the collective beside it become one operation.
 
 The pass runs on Inductor's graphs after autograd, forward and backward. It serves the groups that
-were enabled, whoever wrote the collectives: DTensor, or the model itself.
+were enabled, whoever wrote the collectives: DTensor, or the model itself. A matmul + all-reduce,
+also one that a layer called, then takes along what follows it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,10 @@ from torch._inductor import config
 from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
 from torch.fx import Graph, Node
 
-from taxfree.models import report, rows
+from taxfree.models import norms, report, rows
 
-_aten, _c10d = torch.ops.aten, torch.ops._c10d_functional
+_aten, _c10d, _ops = torch.ops.aten, torch.ops._c10d_functional, torch.ops.taxfree
+_ordered = torch.ops.higher_order.with_effects
 _VIEWS = (_aten.view.default, _aten.reshape.default, _aten._unsafe_view.default)
 
 
@@ -54,31 +56,31 @@ class _FusionPass(CustomGraphPass):
                 continue
             name = f"compiled {collective.target.__name__.partition('.')[0]}"
             report.count(name, fuse(graph, wait, collective))
+        for node in list(graph.nodes):
+            if _operation(node) is _ops.matmul_all_reduce.default:
+                _take_along(graph, node)
         graph.lint()
 
     def uuid(self) -> Any:
-        return get_hash_for_files((__file__, str(Path(rows.__file__))), repr(sorted(self.groups)))
+        folder = Path(__file__).parent
+        files = tuple(str(folder / f"{name}.py") for name in ("inductor", "norms", "rows"))
+        return get_hash_for_files(files, repr(sorted(self.groups)))
 
 
 _PASS = _FusionPass()
 
 
 def _fuse_all_reduce(graph: Graph, wait: Node, collective: Node) -> str:
-    """mm + all-reduce, with the bias and the residual that are added behind."""
+    """mm + all-reduce."""
     summed, op, group = collective.args
     matmul, reason = _producer(summed, op)
     if matmul is None:
         return reason
     x, weight = matmul.args
-    last, bias, residual = _added_behind(wait)
-    with graph.inserting_before(last):
-        if residual is not None:
-            residual = _reshaped(graph, residual, _value(matmul).shape)
-        fused = _call(
-            graph, torch.ops.taxfree.matmul_all_reduce.default, x, weight, bias, residual, group
-        )
-        result = _reshaped(graph, fused, _value(last).shape)
-    _replace(last, result)
+    with graph.inserting_before(wait):
+        fused = _call(graph, _ops.matmul_all_reduce.default, x, weight, None, None, group)
+        result = _reshaped(graph, fused, _value(wait).shape)
+    _replace(wait, result)
     return "matmul_all_reduce"
 
 
@@ -90,7 +92,7 @@ def _fuse_reduce_scatter(graph: Graph, wait: Node, collective: Node) -> str:
         return reason
     x, weight = matmul.args
     with graph.inserting_before(wait):
-        fused = _call(graph, torch.ops.taxfree.matmul_reduce_scatter.default, x, weight, 0, group)
+        fused = _call(graph, _ops.matmul_reduce_scatter.default, x, weight, 0, group)
         result = _reshaped(graph, fused, _value(wait).shape)
     _replace(wait, result)
     return "matmul_reduce_scatter"
@@ -121,9 +123,7 @@ def _fuse_all_gather(graph: Graph, wait: Node, collective: Node) -> str:
         return f"library: {reason}"
     with graph.inserting_before(matmul):
         flat = _reshaped(graph, shard, (_value(shard).numel() // _value(a).shape[1], -1))
-        fused = _call(
-            graph, torch.ops.taxfree.all_gather_matmul.default, flat, weight, bias, 0, None, group
-        )
+        fused = _call(graph, _ops.all_gather_matmul.default, flat, weight, bias, 0, None, group)
     _replace(matmul, fused)
     return "all_gather_matmul"
 
@@ -153,17 +153,64 @@ def _producer(summed: Any, op: Any) -> tuple[Node | None, str]:
     return (node, "") if reason is None else (None, f"library: {reason}")
 
 
-def _added_behind(wait: Node) -> tuple[Node, Any, Any]:
-    """The last node of a sum with a bias and a residual, in either order, and both if there."""
-    last, bias, residual = wait, None, None
-    for node in _only_users(wait):
-        if node.target in _VIEWS and _value(node).shape[-1] == _value(wait).shape[-1]:
+def _take_along(graph: Graph, node: Node) -> None:
+    """Let a matmul + all-reduce add the bias and the residual behind it, and normalize the sum.
+
+    These are the same on all ranks, as the sum is: a model has no reason to add others to it.
+    """
+    is_ordered = node.target is _ordered
+    x, weight, bias, residual, group = node.args[2:] if is_ordered else node.args
+    value = next((each for each in node.users if each.args[1] == 1), None) if is_ordered else node
+    if value is None:
+        return
+    last, bias, residual = _added_behind(value, node, bias, residual)
+    norm = norms.norm_behind(last)
+    if norm is not None and not norm.weight < node:
+        norm = None
+    if last is value and norm is None:
+        return
+    shape = _value(value).shape
+    with graph.inserting_before(node):
+        if residual is not None:
+            residual = _reshaped(graph, residual, shape)
+    inputs = x, weight, bias, residual
+    if norm is None:
+        _become(node, value, _ops.matmul_all_reduce.default, *inputs, group)
+    else:
+        normalizing = _ops.matmul_all_reduce_rms_norm.default
+        _become(node, value, normalizing, *inputs, norm.weight, norm.eps, group)
+    with graph.inserting_before(value.next):
+        total = value if norm is None else _call(graph, _aten.select.int, value, 0, 1)
+        results = {last: _reshaped(graph, total, _value(last).shape)}
+        if norm is not None:
+            normed = _call(graph, _aten.select.int, value, 0, 0)
+            results[norm.result] = _reshaped(graph, normed, _value(norm.result).shape)
+    for old, new in results.items():
+        _replace(old, new)
+    taken = {"bias": bias, "residual": residual, "RMSNorm": norm}
+    names = [name for name, each in taken.items() if each is not None]
+    report.count("compiled matmul_all_reduce", f"with {', '.join(names)}")
+
+
+def _added_behind(value: Node, before: Node, bias: Any, residual: Any) -> tuple[Node, Any, Any]:
+    """The last node of a sum with a bias and a residual, in either order, and both if there.
+
+    Args:
+        value: the sum.
+        before: a node that what is added must precede.
+        bias, residual: those that the sum has already, or None.
+    """
+    last = value
+    for node in _only_users(value):
+        if node.target in _VIEWS and _value(node).shape[-1] == _value(value).shape[-1]:
             last = node
             continue
         if node.target is not _aten.add.Tensor or node.kwargs:
             break
         (other,) = [each for each in node.args if each is not last] or [None]
-        if not isinstance(other, Node) or _value(other).dtype != _value(wait).dtype:
+        if not isinstance(other, Node) or not other < before:
+            break
+        if _value(other).dtype != _value(value).dtype:
             break
         if _value(other).shape == _value(node).shape[-1:] and bias is None:
             bias = other
@@ -182,6 +229,21 @@ def _only_users(node: Node) -> Iterator[Node]:
         yield node
 
 
+def _operation(node: Node) -> Any:
+    return node.args[1] if node.target is _ordered else node.target
+
+
+def _become(node: Node, value: Node, operation: Any, *arguments: Any) -> None:
+    """Let a node call another operation, with the value that its fake makes."""
+    if node.target is _ordered:
+        node.args = (node.args[0], operation, *arguments)
+    else:
+        node.target, node.args = operation, arguments
+    value.meta["val"] = _fake(operation, arguments)
+    if node is not value:
+        node.meta["val"] = (node.meta["val"][0], value.meta["val"])
+
+
 def _value(node: Any) -> torch.Tensor:
     value = node.meta["val"]
     assert isinstance(value, torch.Tensor)
@@ -193,13 +255,18 @@ def _name(node: Node) -> str:
 
 
 def _call(graph: Graph, target: Any, *arguments: Any) -> Node:
-    """A new node, with the value that the op's fake makes."""
     node = graph.call_function(target, arguments)
+    node.meta["val"] = _fake(target, arguments)
+    return node
+
+
+def _fake(target: Any, arguments: Sequence[Any]) -> torch.Tensor:
+    """The value that an op has for nodes, without memory."""
     values = [each.meta["val"] if isinstance(each, Node) else each for each in arguments]
     tensor = next(each for each in values if isinstance(each, torch.Tensor))
     with tensor.fake_mode:  # type: ignore[attr-defined]
-        node.meta["val"] = target(*values)
-    return node
+        made: torch.Tensor = target(*values)
+    return made
 
 
 def _reshaped(graph: Graph, node: Any, shape: Any) -> Node:
@@ -211,12 +278,12 @@ def _reshaped(graph: Graph, node: Any, shape: Any) -> Node:
 
 
 def _replace(old: Node, new: Node) -> None:
-    """Let users of a node use another; what nobody uses any more goes."""
-    old.replace_all_uses_with(new)
-    unused = [old]
+    """Let the users of a node behind another use that one; what nobody uses any more goes."""
+    old.replace_all_uses_with(new, lambda user: new < user)
+    unused = {old}
     while unused:
         node = unused.pop()
         if node.op == "call_function" and not node.users:
             inputs = node.all_input_nodes
             node.graph.erase_node(node)
-            unused += inputs
+            unused.update(inputs)

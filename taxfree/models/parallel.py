@@ -8,7 +8,10 @@ call. The hooks and the library's forward remain for calls that the operations d
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 import functools
+import gc
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -20,6 +23,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 from torch.nn.functional import linear
 
+from taxfree._runtime.gradients import gradients
 from taxfree._runtime.runtime import Runtime, runtime_of
 from taxfree._runtime.startup import init
 from taxfree.errors import UsageError
@@ -37,7 +41,8 @@ def enable(mesh: DeviceMesh, model: torch.nn.Module | None = None) -> Runtime:
 
     Args:
         mesh: one dimension, on which models are parallelised.
-        model: parallelised; None leaves layers as they are and serves compiled code alone.
+        model: parallelised; None for all models of this process that are parallelised on the mesh
+            by now (after ``gc.freeze()`` they are not found: give the model).
 
     Returns:
         The runtime of the mesh's group, which is opened if there is none. Close it before
@@ -53,10 +58,19 @@ def enable(mesh: DeviceMesh, model: torch.nn.Module | None = None) -> Runtime:
     runtime = runtime_on(mesh)
     inductor.enable(runtime.group_name)
     symm_mem.enable(runtime)
-    for name, module in () if model is None else model.named_modules():
-        if isinstance(module, torch.nn.Linear) and _is_on(module, mesh):
-            _replace_forward(name or type(module).__name__, module, mesh, runtime)
+    for root in _models() if model is None else [model]:
+        for name, module in root.named_modules():
+            if isinstance(module, torch.nn.Linear) and _is_on(module, mesh):
+                _replace_forward(name or type(module).__name__, module, mesh, runtime)
     return runtime
+
+
+def _models() -> list[torch.nn.Module]:
+    """The modules of this process that are in no other module."""
+    gc.collect()  # of dropped models, which may refer to themselves
+    modules = [each for each in gc.get_objects() if issubclass(type(each), torch.nn.Module)]
+    inner = {id(child) for each in modules for child in each._modules.values()}
+    return [each for each in modules if id(each) not in inner]
 
 
 def runtime_on(mesh: DeviceMesh) -> Runtime:
@@ -78,7 +92,9 @@ def _is_on(module: torch.nn.Module, mesh: DeviceMesh) -> bool:
 def _replace_forward(
     name: str, module: torch.nn.Linear, mesh: DeviceMesh, runtime: Runtime
 ) -> None:
-    if isinstance(getattr(module.forward, "__self__", None), _Layer):
+    enabled = getattr(module.forward, "__self__", None)
+    if isinstance(enabled, _Layer):
+        enabled.runtime = runtime  # that of before may have been closed
         return
     prepare = _style_hook(module._forward_pre_hooks, "input_fn")
     finish = _style_hook(module._forward_hooks, "output_fn")
@@ -141,12 +157,19 @@ class _Layer:
         y = DTensor.from_local(y, self.mesh, (made,), run_check=False)
         return self.finish(self.module, y, self.mesh)
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> _Layer:
+        """That of a copy of the model, on the same ranks."""
+        module, library = copy.deepcopy((self.module, self.library), memo)
+        return dataclasses.replace(self, module=module, library=library)
+
     def _run(self, x: torch.Tensor, layout: Any) -> tuple[torch.Tensor, Any, str]:
         """The local result, its layout, and the operation that made it."""
         raise NotImplementedError
 
     def _unserved(self, x: Any) -> str | None:
         """The reason why the library must run, or None."""
+        if self.runtime.is_closed:
+            return "the runtime is closed"
         weight = self.module.weight
         if not isinstance(weight, DTensor) or weight.placements != (Shard(self.weight_dim),):
             return "the weight is not sharded as its style says"
@@ -255,5 +278,9 @@ class _Replicated(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> Any:
         x, weight = ctx.saved_tensors
-        grad_x = torch.ops.taxfree.matmul_all_reduce(grad, weight.t(), None, None, ctx.group_name)
-        return grad_x, x.t() @ grad if ctx.needs_input_grad[1] else None, None
+
+        def of_input() -> Any:
+            operation = torch.ops.taxfree.matmul_all_reduce
+            return operation(grad, weight.t(), None, None, ctx.group_name)
+
+        return *gradients(ctx.needs_input_grad, grad, of_input, lambda: x.t() @ grad), None

@@ -9,6 +9,7 @@ PyTorch's own implementation exchanges them once.
 from __future__ import annotations
 
 import functools
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -39,9 +40,10 @@ def _register() -> Library:
         ("fused_matmul_reduce_scatter", _fused_matmul_reduce_scatter,
          own._fused_matmul_reduce_scatter, own._fused_matmul_reduce_scatter_fallback),
     )  # fmt: skip
-    for name, ours, on_cuda, elsewhere in implementations:
-        for key, theirs in (("CUDA", on_cuda), ("CPU", elsewhere)):
-            library.impl(name, functools.partial(ours, theirs), key, allow_override=True)
+    with warnings.catch_warnings(action="ignore"):  # that they are overridden
+        for name, ours, on_cuda, elsewhere in implementations:
+            for key, theirs in (("CUDA", on_cuda), ("CPU", elsewhere)):
+                library.impl(name, functools.partial(ours, theirs), key, allow_override=True)
     return library
 
 

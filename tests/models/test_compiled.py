@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import copy
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import pytest
 import torch
 from torch import nn
 
@@ -49,6 +52,7 @@ def compile_mlp(fabric: Any, scattered: bool, dtype: str, micro_pipeline: bool =
         "up": ColwiseParallel(input_layouts=rows),
         "down": RowwiseParallel(output_layouts=rows),
     }
+    rt = taxfree.enable(mesh)  # before there are layers: they stay PyTorch's
     parallelize_module(model, mesh, plan)
     x = torch.randn(ROWS * world, 3, WIDTH).to(getattr(torch, dtype))
     x = x.chunk(world)[fabric.rank] if scattered else x
@@ -65,7 +69,7 @@ def compile_mlp(fabric: Any, scattered: bool, dtype: str, micro_pipeline: bool =
     report.clear()
     torch.compiler.reset()
     with (
-        taxfree.enable(mesh) as rt,
+        rt,
         config.patch(_micro_pipeline_tp=micro_pipeline, fx_graph_cache=False),
         mock.patch("torch.distributed.is_nccl_available", return_value=True),
         symmetric._test_mode(),
@@ -74,6 +78,69 @@ def compile_mlp(fabric: Any, scattered: bool, dtype: str, micro_pipeline: bool =
         rt.check()
         errors = [float((a - b).norm() / b.norm()) for a, b in zip(found, expected, strict=True)]
         return errors, taxfree.report().layers, list(taxfree.report().problems)
+
+
+class LlamaNorm(nn.Module):
+    """As Transformers' models have it: cast before the product with the weight."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(width))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        wide = x.float()
+        wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-5)
+        return self.weight * wide.to(x.dtype)
+
+
+class Norms(nn.Module):
+    """Two sums that are normalized; the first is also the residual of the second."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = (nn.Linear(HIDDEN, WIDTH, bias=False) for _ in range(2))
+        self.between = nn.Linear(WIDTH, HIDDEN, bias=False)
+        self.norm, self.last = LlamaNorm(WIDTH), nn.RMSNorm(WIDTH, eps=1e-5)
+
+    def forward(self, h: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        h = h + self.first(x)
+        return self.last(h + self.second(self.between(self.norm(h))))
+
+
+def compile_norms(fabric: Any, layers: bool, folder: str) -> Any:
+    """The largest relative error of a row against float64, what was found, and the problems."""
+    from torch._inductor import config
+    from torch.distributed.tensor.parallel import (
+        ColwiseParallel,
+        RowwiseParallel,
+        parallelize_module,
+    )  # fmt: skip
+
+    import taxfree
+    from taxfree.models import report
+    from tests.models.meshes import new_mesh
+    from tests.models.records import tuned
+
+    mesh = new_mesh()
+    torch.manual_seed(0)
+    model = Norms().bfloat16()
+    h, x = torch.randn(2, 3, WIDTH).bfloat16(), torch.randn(2, 3, HIDDEN).bfloat16()
+    expected = copy.deepcopy(model).double()(h.double(), x.double()).detach()
+    row, column = RowwiseParallel(), ColwiseParallel()
+    plan = {"first": row, "second": row, "between": column}
+    with tuned(fabric, folder):
+        rt = taxfree.enable(mesh)
+    parallelize_module(model, mesh, plan)
+    if layers:
+        taxfree.enable(mesh, model)
+    report.clear()
+    torch.compiler.reset()
+    x = x.chunk(fabric.world_size, -1)[fabric.rank]
+    with rt, torch.no_grad(), config.patch(fx_graph_cache=False):
+        y = torch.compile(model, fullgraph=True)(h, x)
+        rt.check()
+        error = float(((y - expected).norm(dim=-1) / expected.norm(dim=-1)).max())
+        return error, taxfree.report().layers, rt.stats()
 
 
 def call_fused_ops(fabric: Any) -> Any:
@@ -120,7 +187,22 @@ def test_an_all_reduce_takes_the_bias_and_the_residual_along(ranks: Ranks) -> No
     for errors, layers, problems in run(ranks, "compile_mlp", scattered=False, dtype="bfloat16"):
         assert max(errors) < 0.01
         assert layers["compiled all_reduce"]["matmul_all_reduce"] == 2  # forward and backward
+        assert layers["compiled matmul_all_reduce"] == {
+            "with bias, residual": 1,  # forward
+            "with residual": 1,  # backward: the gradient that passes beside the layer
+        }
         assert any("bias=True" in each and "residual=True" in each for each in problems)
+
+
+@pytest.mark.parametrize("layers", [False, True])
+def test_an_all_reduce_takes_the_norm_along(ranks: Ranks, tmp_path: Path, layers: bool) -> None:
+    for error, ran, problems in run(ranks, "compile_norms", layers=layers, folder=str(tmp_path)):
+        assert error < 0.02
+        assert ran["compiled matmul_all_reduce"] == {"with residual, RMSNorm": 2}
+        assert ran["first" if layers else "compiled all_reduce"]["matmul_all_reduce"] == 2 - layers
+        (problem,) = problems
+        assert "rms_norm=True" in problem
+        assert problems[problem] == {"exact": 2}
 
 
 def test_rows_are_gathered_and_scattered_forward_and_backward(ranks: Ranks) -> None:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import copy
+from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 from tests.ranks import Ranks
+from tests.sample import PARTS, Sample
 
 STEPS = 50
 
@@ -41,22 +44,27 @@ def losses_of(model: Any, steps: int) -> list[float]:
     return losses
 
 
-def train(fabric: Any, is_sequence_parallel: bool, bias: bool, steps: int) -> Any:
-    """The losses of PyTorch's tensor parallelism and of ours, and what ours ran."""
+def train(fabric: Any, is_sequence_parallel: bool, steps: int, folder: str) -> Any:
+    """The losses of PyTorch's tensor parallelism and of ours, and what ours ran.
+
+    Args:
+        folder: for a table of records; none is used if it is empty.
+    """
     import taxfree
     from taxfree.models import report
     from tests.models.llama import Llama
+    from tests.models.records import tuned
 
     torch.manual_seed(0)
-    model = Llama(bias).bfloat16()
+    model = Llama(bias=is_sequence_parallel).bfloat16()
     _, library = opened(copy.deepcopy(model), is_sequence_parallel)
     mesh, ours = opened(model, is_sequence_parallel)
     report.clear()
-    with taxfree.enable(mesh, ours) as rt:
+    with tuned(fabric, folder) if folder else nullcontext(), taxfree.enable(mesh, ours) as rt:
         taxfree.enable(mesh, ours)  # again changes nothing
         found = losses_of(library, steps), losses_of(ours, steps)
         rt.check()
-        return *found, taxfree.report().layers, str(taxfree.report())
+        return *found, taxfree.report().layers, rt.stats()
 
 
 def compare(fabric: Any, what: str) -> Any:
@@ -120,6 +128,34 @@ def scatter_odd_rows(fabric: Any) -> Any:
     return torch.allclose(y, expected, atol=0.05), taxfree.report().layers
 
 
+def call_twice_enabled(fabric: Any) -> Any:
+    """What ran while enabled, after closing, enabled again, and in a copy."""
+    from torch.distributed.tensor.parallel import RowwiseParallel, parallelize_module
+
+    import taxfree
+    from taxfree.models import report
+    from tests.models.meshes import new_mesh
+
+    mesh = new_mesh()
+    model = torch.nn.Sequential(torch.nn.Linear(8, 4).bfloat16())
+    parallelize_module(model, mesh, {"0": RowwiseParallel()})
+    x, told = torch.ones(3, 8 // fabric.world_size).bfloat16(), []
+
+    def call(model: Any) -> None:
+        report.clear()
+        with torch.no_grad():
+            model(x)
+        told.append(taxfree.report().layers["0"])
+
+    with taxfree.enable(mesh):
+        call(model)
+    call(model)
+    with taxfree.enable(mesh):
+        call(model)
+        call(copy.deepcopy(model))
+    return told
+
+
 def enable_badly(fabric: Any) -> str:
     from torch.distributed.device_mesh import init_device_mesh
 
@@ -136,23 +172,43 @@ def run(ranks: Ranks, task: str, **arguments: Any) -> list[Any]:
     return ranks.run(2, f"{__name__}:{task}", **arguments)
 
 
+def check_training(ranks: Ranks, world_size: int, **arguments: Any) -> list[Any]:
+    """Train, compare with the library, and return the calls of each rank by problem."""
+    is_sequence_parallel, steps = arguments["is_sequence_parallel"], arguments["steps"]
+    row = "matmul_reduce_scatter" if is_sequence_parallel else "matmul_all_reduce"
+    column = "all_gather_matmul" if is_sequence_parallel else "matmul; backward matmul_all_reduce"
+    problems = []
+    for library, ours, layers, calls in ranks.run(world_size, f"{__name__}:train", **arguments):
+        assert ours == pytest.approx(library, rel=0.03, abs=0.03)
+        assert ours[-1] < ours[0]
+        assert layers["blocks.0.mlp.down"] == layers["blocks.0.attention.o"] == {row: steps}
+        assert layers["blocks.0.mlp.up"] == layers["head"] == {column: steps}
+        assert not any("library" in ran for each in layers.values() for ran in each)
+        problems.append(calls)
+    return problems
+
+
 @pytest.mark.parametrize("is_sequence_parallel", [False, True])
 def test_training_has_the_loss_curve_of_the_library(
     ranks: Ranks, is_sequence_parallel: bool
 ) -> None:
-    bias = is_sequence_parallel
-    for library, ours, layers, text in run(
-        ranks, "train", is_sequence_parallel=is_sequence_parallel, bias=bias, steps=STEPS
+    check_training(ranks, 2, is_sequence_parallel=is_sequence_parallel, steps=STEPS, folder="")
+
+
+def test_training_on_four_ranks(ranks: Ranks, sample: Sample) -> None:
+    for is_sequence_parallel in sample.of(([False, True] * PARTS)[:PARTS]):  # one a day
+        check_training(ranks, 4, is_sequence_parallel=is_sequence_parallel, steps=STEPS, folder="")
+
+
+@pytest.mark.parametrize("is_sequence_parallel", [False, True])
+def test_training_runs_fused_variants(
+    ranks: Ranks, tmp_path: Path, is_sequence_parallel: bool
+) -> None:
+    for calls in check_training(
+        ranks, 2, is_sequence_parallel=is_sequence_parallel, steps=3, folder=str(tmp_path)
     ):
-        assert ours == pytest.approx(library, rel=0.03, abs=0.03)
-        assert ours[-1] < 0.5 * ours[0]
-        row = "matmul_reduce_scatter" if is_sequence_parallel else "matmul_all_reduce"
-        assert layers["blocks.0.mlp.down"] == layers["blocks.0.attention.o"] == {row: STEPS}
-        column = (
-            "all_gather_matmul" if is_sequence_parallel else "matmul; backward matmul_all_reduce"
-        )
-        assert layers["blocks.0.mlp.up"] == layers["head"] == {column: STEPS}
-        assert "library" not in text.partition("problem")[0]
+        assert len(calls) >= 4
+        assert {kind for kinds in calls.values() for kind in kinds} <= {"exact", "neighbour"}
 
 
 @pytest.mark.parametrize("what", ["replicated", "sequence", "compiled"])
@@ -181,6 +237,12 @@ def test_rows_that_do_not_divide_evenly_run_the_library(ranks: Ranks) -> None:
     for is_right, layers in run(ranks, "scatter_odd_rows"):
         assert is_right
         assert layers == {"Linear": {"library: 3 rows are not divisible by 2 ranks": 1}}
+
+
+def test_models_of_a_mesh_are_found_and_survive_the_runtime(ranks: Ranks) -> None:
+    served, library = {"matmul_all_reduce": 1}, {"library: the runtime is closed": 1}
+    for told in run(ranks, "call_twice_enabled"):
+        assert told == [served, library, served, served]
 
 
 def test_a_mesh_of_two_dimensions_is_refused(ranks: Ranks) -> None:

@@ -51,14 +51,17 @@ def make(fabric: Any, model: str, folder: str) -> list[int]:
 
 
 def generate(fabric: Any, model: str, folder: str, dtype: str) -> Any:
-    """Tokens of the saved model on all ranks, and what its layers ran."""
+    """Tokens of the saved model on all ranks, what its layers ran, and the kinds of choices."""
     import torch
     from transformers import AutoModelForCausalLM
     from transformers.distributed import DistributedConfig
 
     import taxfree.hf
     from taxfree.models import report
+    from tests.models.records import records_of
+    from tests.taxfree.runtime_tasks import runtime_of
 
+    runtime = runtime_of(fabric, *records_of(fabric))
     alone = make(fabric, model, folder)
     taxfree.hf.enable()
     report.clear()
@@ -74,13 +77,14 @@ def generate(fabric: Any, model: str, folder: str, dtype: str) -> Any:
         torch.compiler.reset()
         compiled = torch.compile(loaded, fullgraph=model != "Mixtral", backend="aot_eager")
         is_same = torch.equal(compiled(ids).logits, eager)
-    return alone, found, is_same, taxfree.report().layers
+    kinds = {kind for kinds in runtime.stats().values() for kind in kinds}
+    return alone, found, is_same, taxfree.report().layers, kinds
 
 
 @pytest.mark.parametrize("model", MODELS)
 def test_tokens_are_those_of_one_process(ranks: Ranks, tmp_path: Path, model: str) -> None:
     task = f"{__name__}:generate"
-    for alone, found, is_same, layers in ranks.run(
+    for alone, found, is_same, layers, kinds in ranks.run(
         2, task, model=model, folder=str(tmp_path), dtype="bfloat16"
     ):
         assert len(alone) == 8 + NEW_TOKENS
@@ -88,11 +92,12 @@ def test_tokens_are_those_of_one_process(ranks: Ranks, tmp_path: Path, model: st
         assert is_same
         assert all(set(ran) == {"matmul_all_reduce"} for ran in layers.values())
         assert len(layers) == (1 if model == "Mixtral" else 2)
+        assert "exact" in kinds <= {"exact", "neighbour"}
 
 
 def test_what_is_not_served_runs_the_library_and_is_counted(ranks: Ranks, tmp_path: Path) -> None:
     task = f"{__name__}:generate"
-    for _, found, _, layers in ranks.run(
+    for _, found, _, layers, _ in ranks.run(
         2, task, model="Qwen3", folder=str(tmp_path), dtype="float32"
     ):
         assert found[0] == found[1]
