@@ -21,7 +21,7 @@ DEMO := --op all_gather_matmul --shapes demo --gpus 2 --db $(DEMO_DB)
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help prerequisites env demo test test-all lint check-types soak soak-gpu test-gpu docs wheel
-.PHONY: clean measure targets rehash site
+.PHONY: clean measure targets rehash site test-vllm
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -93,6 +93,9 @@ ON_GPUS := PYTHONPATH=.:kernels:tuning_db$(addprefix :,$(PYTHONPATH)) $(PYTHON)
 test-gpu: ## the tests that need GPUs, one at least, with PYTHON's torch; what the instrument found to RECORD
 	$(addprefix TAXFREE_INSTRUMENT_RECORD=,$(RECORD)) $(ON_GPUS) -m pytest -m gpu -v --durations 10 --sample all \
 	  $$(grep -rlE 'on_every_fabric|mark\.gpu' tests --include='test_*.py')
+
+test-vllm: ## the plugin in the real vLLM of PYTHON, where one is installed, and its signatures
+	$(ON_GPUS) -m pytest tests/integrations/test_vllm_engine.py -v -rs --timeout 1200
 
 measure: ## all that the documents show, on GPUS GPUs, with PYTHON's torch: an hour or more
 	$(ON_GPUS) -m benchmarks.measure $(addprefix --gpus ,$(GPUS))

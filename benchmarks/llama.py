@@ -134,7 +134,7 @@ class Llama(nn.Module):
         return self.head(self.last(self.norm(x)))[:, 0]
 
 
-def plan(layers: int, is_sequence_parallel: bool) -> dict[str, Any]:
+def plan(layers: int, is_sequence_parallel: bool, gathers_logits: bool) -> dict[str, Any]:
     """PyTorch's plan; with sequence parallelism norms and residuals have shards of the tokens."""
     tokens = Shard(1) if is_sequence_parallel else Replicate()
     inner: dict[str, Any] = {
@@ -143,7 +143,8 @@ def plan(layers: int, is_sequence_parallel: bool) -> dict[str, Any]:
         for name in names
     }
     inner |= {name: RowwiseParallel(output_layouts=tokens) for name in ("attention.o", "mlp.down")}
-    outer: dict[str, Any] = {"head": ColwiseParallel(output_layouts=Replicate())}
+    logits = Replicate() if gathers_logits else Shard(-1)
+    outer: dict[str, Any] = {"head": ColwiseParallel(output_layouts=logits)}
     if is_sequence_parallel:
         whole = partial(PrepareModuleInput, use_local_output=True)
         whole = partial(whole, input_layouts=Shard(1), desired_input_layouts=Replicate())
@@ -157,29 +158,50 @@ def plan(layers: int, is_sequence_parallel: bool) -> dict[str, Any]:
     )
 
 
-def parallel(sizes: Sizes, mesh: DeviceMesh, is_sequence_parallel: bool = False) -> Llama:
-    """A model that PyTorch has parallelised on a mesh; its parameters have no memory (meta)."""
+def on_meta(sizes: Sizes) -> Llama:
+    """A model whose parameters have no memory (meta)."""
     with torch.device("meta"):
-        model = Llama(sizes).requires_grad_(False)
-    parallelize_module(model, mesh, plan(sizes.layers, is_sequence_parallel))
+        return Llama(sizes).requires_grad_(False)
+
+
+def parallel(
+    sizes: Sizes, mesh: DeviceMesh, is_sequence_parallel: bool = False, gathers_logits: bool = True
+) -> Llama:
+    """A model on the meta device that PyTorch has parallelised on a mesh.
+
+    Args:
+        gathers_logits: otherwise each rank returns its own.
+    """
+    model = on_meta(sizes)
+    parallelize_module(model, mesh, plan(sizes.layers, is_sequence_parallel, gathers_logits))
     return model
 
 
 def random_weights(
-    model: Llama, device: torch.device, dtype: torch.dtype, rank: int
+    model: Llama, device: torch.device, dtype: torch.dtype, ranks: Sequence[int]
 ) -> dict[str, torch.Tensor]:
-    """This rank's part of each parameter, drawn at random; norms have weights near one."""
+    """The parts that some ranks have of each parameter, drawn at random; norms are near one.
+
+    Args:
+        model: parallelised.
+        ranks: one, or all for whole parameters.
+    """
     found = {}
     for at, (name, parameter) in enumerate(model.named_parameters()):
-        is_split = isinstance(parameter, DTensor) and parameter.placements[0].is_shard()
-        local = parameter.to_local() if isinstance(parameter, DTensor) else parameter
-        generator = torch.Generator(device).manual_seed(1000 * at + (1 + rank if is_split else 0))
-        values = torch.randn(local.shape, generator=generator, device=device)
-        if parameter.dim() == 1:
-            values = 1.0 + 0.1 * values
-        elif name != "embedding.weight":
-            values *= parameter.shape[1] ** -0.5
-        found[name] = values.to(dtype)
+        local: torch.Tensor = parameter
+        layout: Any = None
+        if isinstance(parameter, DTensor):
+            local, layout = parameter.to_local(), parameter.placements[0]
+        parts = []
+        for rank in ranks if isinstance(layout, Shard) else [-1]:
+            generator = torch.Generator(device).manual_seed(1000 * at + 1 + rank)
+            values = torch.randn(local.shape, generator=generator, device=device)
+            if parameter.dim() == 1:
+                values = 1.0 + 0.1 * values
+            elif name != "embedding.weight":
+                values *= parameter.shape[1] ** -0.5
+            parts.append(values.to(dtype))
+        found[name] = torch.cat(parts, layout.dim) if isinstance(layout, Shard) else parts[0]
     return found
 
 

@@ -13,7 +13,15 @@ from torch._inductor import config as inductor_config
 from torch.distributed.device_mesh import DeviceMesh
 
 import taxfree
-from benchmarks.llama import Cache, Llama, Sizes, parallel, random_weights, take_weights
+from benchmarks.llama import (
+    Cache,
+    Llama,
+    Sizes,
+    on_meta,
+    parallel,
+    random_weights,
+    take_weights,
+)
 from taxfree._runtime.collectives import vote
 from taxfree._runtime.runtime import Runtime
 from taxfree.errors import one_line
@@ -26,6 +34,7 @@ STEPS = 4  # tokens that a check decodes
 
 #: path -> (whose tensor parallelism, whether it is compiled)
 PATHS: Mapping[str, tuple[str, bool]] = {
+    "one process": ("one process", False),
     "torch eager": ("torch", False),
     "torch compiled": ("torch", True),
     "torch micro-pipeline": ("torch_symm_mem", True),
@@ -88,12 +97,13 @@ def measure(
     """Check all paths in each phase, and time them; collective.
 
     Args:
-        repetitions: 0 times nothing.
+        repetitions: 0 times nothing. Then the reference is a model in one process, on every rank:
+            PyTorch's tensor parallelism has no collectives where ranks share a GPU.
 
     Returns:
         The paths' results by phase; calls of the runtime, by problem and kind of choice.
     """
-    models = _Models(fabric, sizes, getattr(torch, dtype), records)
+    models = _Models(fabric, sizes, getattr(torch, dtype), records, is_timed=repetitions > 0)
     with torch.no_grad():
         found = [_measure(fabric, models, each, paths, repetitions) for each in phases]
     models.runtime.check()
@@ -104,31 +114,45 @@ class _Models:
     """One model in each kind of tensor parallelism, on the same weights."""
 
     def __init__(
-        self, fabric: Fabric, sizes: Sizes, dtype: torch.dtype, records: Sequence[Record]
+        self,
+        fabric: Fabric,
+        sizes: Sizes,
+        dtype: torch.dtype,
+        records: Sequence[Record],
+        is_timed: bool,
     ) -> None:
-        self.sizes, self.dtype = sizes, dtype
+        self.fabric, self.sizes, self.dtype, self.is_timed = fabric, sizes, dtype, is_timed
         self.runtime = Runtime.on_fabric(fabric, records)
         # Meshes of the same ranks are equal to DTensor, unless their dimensions have other names.
         self._meshes = {
             name: DeviceMesh.from_group(group, fabric.device.type, mesh_dim_names=(name,))
             for name, group in (("torch", dist.new_group()), ("taxfree", fabric.group))
         }
-        shape = parallel(sizes, self._meshes["torch"])
-        self._weights = random_weights(shape, fabric.device, dtype, fabric.rank)
+        self._own = self._weights([fabric.rank])
+
+    def _weights(self, ranks: Sequence[int]) -> dict[str, torch.Tensor]:
+        shape = parallel(self.sizes, self._meshes["torch"])
+        return random_weights(shape, self.fabric.device, self.dtype, ranks)
 
     def model(self, kind: str) -> Llama:
-        """The model in a kind of tensor parallelism."""
+        """The model in a kind of tensor parallelism, or whole."""
+        if kind == "one process":
+            return take_weights(on_meta(self.sizes), self._weights(range(self.fabric.world_size)))
         mesh = self._meshes["taxfree" if kind == "taxfree" else "torch"]
-        model = parallel(self.sizes, mesh, is_sequence_parallel=kind == "torch_symm_mem")
-        take_weights(model, self._weights)
+        model = parallel(self.sizes, mesh, kind == "torch_symm_mem", self.is_timed)
+        take_weights(model, self._own)
         if kind == "taxfree":
             taxfree.enable(mesh, model)
         return model
 
-    def exact(self) -> Llama:
-        """PyTorch's, in float64."""
-        weights = {name: weight.double() for name, weight in self._weights.items()}
-        return take_weights(parallel(self.sizes, self._meshes["torch"]), weights)
+    @property
+    def reference(self) -> str:
+        """The path whose model is computed in float64, too."""
+        return "torch eager" if self.is_timed else "one process"
+
+    def ranks(self, kind: str) -> Sequence[int]:
+        """The ranks whose heads a model on this rank has."""
+        return range(self.fabric.world_size) if kind == "one process" else [self.fabric.rank]
 
     @contextlib.contextmanager
     def compiling(self, kind: str) -> Iterator[None]:
@@ -147,12 +171,13 @@ def _measure(
     fabric: Fabric, models: _Models, phase: Phase, paths: Sequence[str], repetitions: int
 ) -> list[PathResult]:
     torch.compiler.reset()  # a phase has shapes of its own
-    exact = _run(fabric, models.exact(), models, torch.float64, phase)
+    kind, _ = PATHS[models.reference]
+    exact = _run(models, models.model(kind).double(), kind, torch.float64, phase)
     chosen = exact.argmax(-1)
     results, calls = [], []
     for path in paths:
         report.clear()
-        reason, model, logits = _checked(fabric, path, models, phase, chosen)
+        reason, model, logits = _checked(models, path, phase, chosen)
         if logits is None:
             results.append(PathResult(path, {}, skipped=reason))
             continue
@@ -163,7 +188,7 @@ def _measure(
         if PATHS[path][0] == "taxfree":
             result = replace(result, ran=taxfree.report().layers)
         results.append(result)
-        state = _state(fabric, models, models.dtype, phase)
+        state = _state(models, PATHS[path][0], models.dtype, phase)
         has_graph = PATHS[path][1] and phase.name == "decode" and fabric.has_graphs
         for mode in ("eager", "graph") if has_graph else ("eager",):
             calls.append((path, mode, lambda _, model=model, state=state: model(*state)))
@@ -176,72 +201,81 @@ def _measure(
     return [replace(each, timings=timings.get(each.path, {})) for each in results]
 
 
-def _unserved(fabric: Fabric, kind: str, phase: Phase) -> str:
+def _unserved(models: _Models, kind: str, phase: Phase) -> str:
     """The reason why a kind of tensor parallelism does not serve a phase; empty if it does."""
+    has_graphs, world_size = models.fabric.has_graphs, models.fabric.world_size
+    if kind.startswith("torch") and has_graphs and not models.is_timed:
+        return "PyTorch has no collectives for ranks that share a GPU"
     if kind != "torch_symm_mem":
         return ""
-    if not fabric.has_graphs:
+    if not has_graphs:
         return "symmetric memory of PyTorch needs GPUs"
-    if phase.name == "decode" or phase.length % fabric.world_size:
+    if phase.name == "decode" or phase.length % world_size:
         return "its tokens do not divide over the ranks"
     return ""
 
 
 def _checked(
-    fabric: Fabric, path: str, models: _Models, phase: Phase, chosen: torch.Tensor
+    models: _Models, path: str, phase: Phase, chosen: torch.Tensor
 ) -> tuple[str, Any, torch.Tensor | None]:
     """The reason why a path cannot run; else nothing, its model, and the logits."""
     kind, is_compiled = PATHS[path]
-    reason = _unserved(fabric, kind, phase)
+    reason = _unserved(models, kind, phase)
     if reason:
         return reason, None, None
     try:
         with models.compiling(kind):
             model: Any = models.model(kind)
             model = torch.compile(model, dynamic=False) if is_compiled else model
-            logits = _run(fabric, model, models, models.dtype, phase, chosen)
+            logits = _run(models, model, kind, models.dtype, phase, chosen)
     except Exception as error:
         if kind != "torch_symm_mem":  # which may not run on this machine, or only on some ranks
             raise
         reason = one_line(error)
-    reason = next(filter(None, vote(fabric.group, reason)), "")
+    reason = next(filter(None, vote(models.fabric.group, reason)), "")
     return (reason, None, None) if reason else ("", model, logits)
 
 
 def _run(
-    fabric: Fabric,
-    model: Any,
     models: _Models,
+    model: Any,
+    kind: str,
     dtype: torch.dtype,
     phase: Phase,
     chosen: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """The logits of each step, [steps, batch, vocabulary], behind chosen tokens or its own."""
-    tokens, positions, cache = _state(fabric, models, dtype, phase)
-    logits = [model(tokens, positions, cache)]
-    for step in range(STEPS - 1 if phase.name == "decode" else 0):
-        tokens = (logits[-1].argmax(-1) if chosen is None else chosen[step])[:, None]
-        positions = positions + 1
-        logits.append(model(tokens, positions, cache))
-    return torch.stack(logits)
+    tokens, positions, cache = _state(models, kind, dtype, phase)
+    found: list[torch.Tensor] = []
+    for step in range(STEPS if phase.name == "decode" else 1):
+        if step:
+            tokens = (found[-1].argmax(-1) if chosen is None else chosen[step - 1])[:, None]
+        logits = model(tokens, positions + step, cache)
+        if logits.shape[-1] != models.sizes.vocabulary:
+            everyone = vote(models.fabric.group, logits.cpu())
+            logits = torch.cat(everyone, dim=-1).to(logits.device)
+        found.append(logits)
+    return torch.stack(found)
 
 
 def _state(
-    fabric: Fabric, models: _Models, dtype: torch.dtype, phase: Phase
+    models: _Models, kind: str, dtype: torch.dtype, phase: Phase
 ) -> tuple[torch.Tensor, torch.Tensor, Cache]:
-    """Tokens, their positions, and this rank's cache before a call; all drawn at random."""
-    sizes, device = models.sizes, fabric.device
-    common, own = (torch.Generator(device).manual_seed(seed) for seed in (1, 2 + fabric.rank))
+    """Tokens, their positions, and the cache before a call; all drawn at random."""
+    sizes, device = models.sizes, models.fabric.device
+    world_size = models.fabric.world_size
+    common, *own = (
+        torch.Generator(device).manual_seed(seed)
+        for seed in (1, *(2 + rank for rank in models.ranks(kind)))
+    )
     count = phase.length if phase.name == "prefill" else 1
     tokens = torch.randint(sizes.vocabulary, (phase.batch, count), generator=common, device=device)
     first = 0 if phase.name == "prefill" else phase.length
-    shape = (
-        phase.batch, sizes.kv_heads // fabric.world_size, first + max(count, STEPS), sizes.head_dim
-    )  # fmt: skip
+    shape = phase.batch, sizes.kv_heads // world_size, first + max(count, STEPS), sizes.head_dim
 
     def drawn() -> torch.Tensor:
-        values = torch.randn(shape, generator=own, device=device)
-        return values.to(models.dtype).to(dtype)
+        parts = [torch.randn(shape, generator=each, device=device) for each in own]
+        return torch.cat(parts, dim=1).to(models.dtype).to(dtype)
 
     cache = [(drawn(), drawn()) for _ in range(sizes.layers)]
     return tokens, torch.arange(first, first + count, device=device), cache

@@ -40,7 +40,8 @@ def test_all_paths_choose_the_same_tokens(tmp_path, config, monkeypatch, capsys)
         found.put(record_of(down, "push", KNOWN["cpu"], "eager"))
     options = ["--fabric", "host", "--gpus", "2", "--model", str(config), "--layers", "1"]
     options += ["--prompts", "6", "--batches", "2", "--context", "5", "--db", str(database)]
-    options += ["--paths", "torch eager,taxfree eager,torch micro-pipeline", "--out", str(file)]
+    options += ["--paths", "one process,torch eager,taxfree eager,torch micro-pipeline"]
+    options += ["--out", str(file)]
     assert model.main(options) == 0, capsys.readouterr().err
     assert "nothing is timed" in capsys.readouterr().out
     record = json.loads(file.read_text())
@@ -50,10 +51,10 @@ def test_all_paths_choose_the_same_tokens(tmp_path, config, monkeypatch, capsys)
     )  # fmt: skip
     rows = {(row["phase"]["name"], row["path"]): row for row in record["rows"]}
     for phase, count in (("prefill", 1), ("decode", 8)):
-        torch, ours = rows[phase, "torch eager"], rows[phase, "taxfree eager"]
-        assert ours["tokens"] == torch["tokens"]
+        alone, ours = rows[phase, "one process"], rows[phase, "taxfree eager"]
+        assert ours["tokens"] == alone["tokens"] == rows[phase, "torch eager"]["tokens"]
         assert sum(map(len, ours["tokens"])) == count
-        assert ours["same_tokens"] == torch["same_tokens"] == count
+        assert ours["same_tokens"] == alone["same_tokens"] == count
         assert 0 < ours["relative_error"] < 0.02
         assert list(ours["ran"]["blocks.0.mlp.down"]) == ["matmul_all_reduce"]
         assert "needs GPUs" in rows[phase, "torch micro-pipeline"]["skipped"]
@@ -61,6 +62,21 @@ def test_all_paths_choose_the_same_tokens(tmp_path, config, monkeypatch, capsys)
     served = {text: kinds for text, kinds in record["problems"].items() if "k=32" in text}
     assert sum(kinds.get("exact", 0) for kinds in served.values()) == 4
     assert any("baseline" in kinds for kinds in record["problems"].values())
+
+
+def test_timed_paths_run_pytorchs_reference(ranks):
+    sizes = Sizes(32, 64, 4, 2, 8, 1, 128)
+    paths = ["torch eager", "taxfree eager"]
+    arguments = {"sizes": sizes, "dtype": "float16", "phases": [PHASE], "paths": paths}
+    for (found,), problems in ranks.run(
+        2, "benchmarks.model_ranks:measure", **arguments, records=[], repetitions=2
+    ):
+        assert [each.path for each in found] == paths
+        assert [each.same_tokens for each in found] == [8, 8]
+        assert all(len(each.timings["eager"].samples_us) == 2 for each in found)
+        assert all(0 < each.relative_error < 0.01 for each in found)
+        assert len(list(model.rows_of(PHASE, found))) == 2
+        assert any("k=32" in problem for problem in problems)
 
 
 def result(path, error=0.01, **times):
@@ -90,8 +106,8 @@ def test_sizes_come_from_the_config(config):
     ("options", "said"),
     [
         (["--gpus", "4"], "kv_heads 2 do not divide over 4 ranks"),
-        (["--gpus", "2", "--paths", "taxfree eager"], "'torch eager' is missing"),
-        (["--gpus", "2", "--paths", "torch eager,tea"], "these are no paths"),
+        (["--gpus", "2", "--paths", "taxfree eager"], "'one process' is not the first"),
+        (["--gpus", "2", "--paths", "one process,tea"], "these are no paths"),
     ],
 )
 def test_what_cannot_run_is_an_error_of_the_user(config, capsys, options, said):

@@ -65,10 +65,15 @@ def check_generate(tmp_path: Path) -> None:
     assert "rowwise Linear(64, 32)" in said
 
 
+def check_vllm_generate(tmp_path: Path) -> None:
+    pytest.importorskip("vllm", reason="vLLM is not installed: make test-vllm runs this example")
+
+
 CHECKS: dict[str, Callable[[Path], None]] = {
     "generate": check_generate,
     "parallel": check_parallel,
     "train": check_train,
+    "vllm_generate": check_vllm_generate,
 }
 
 

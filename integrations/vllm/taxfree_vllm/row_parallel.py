@@ -75,7 +75,6 @@ def _name(n: int, k: int) -> str:
 
 def _unserved(layer: Any) -> str | None:
     """The reason why a layer runs vLLM's own forward, or None; collective."""
-    config = get_current_vllm_config()
     if layer.tp_size == 1:
         return "one rank"
     if not layer.reduce_results:
@@ -88,6 +87,7 @@ def _unserved(layer: Any) -> str | None:
         return str(layer.params_dtype).removeprefix("torch.")
     if layer.bias is not None and layer.bias.dtype != layer.params_dtype:
         return "the bias has another dtype"
+    config = get_current_vllm_config()
     if envs.VLLM_BATCH_INVARIANT:
         return "VLLM_BATCH_INVARIANT"
     if config.parallel_config.use_ubatching:
