@@ -242,33 +242,36 @@ def _row_parallel_rms_norm(
     norm_weight: torch.Tensor,
     eps: float,
     group_name: str,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """The sum with a residual, normalised and as it is: what vLLM's fused add + RMSNorm returns."""
+) -> torch.Tensor:
+    """The sum with a residual, normalised, and as it is: [2, m, n] for vLLM's fused add + RMSNorm.
+
+    One tensor, since outputs of a torch op must not share memory, as taxfree's do.
+    """
     group = _groups[group_name]
     size = group.sizes.get(_key(weight, bias, has_norm=True))
     if size is None or not size.serves(x.shape[0]):
         y = _row_parallel(x, weight, bias, group_name)
-        normalised, summed = ir.ops.fused_add_rms_norm(y, residual, norm_weight, eps)
-        return normalised, summed
+        return torch.stack(ir.ops.fused_add_rms_norm(y, residual, norm_weight, eps))
     report.count(_name(*weight.shape), "matmul_all_reduce_rms_norm")
     assert group.runtime is not None
-    return group.runtime.matmul_all_reduce_rms_norm(x, weight.t(), norm_weight, bias, residual, eps)
+    out = x.new_empty(2, x.shape[0], weight.shape[0])
+    group.runtime.matmul_all_reduce_rms_norm(
+        x, weight.t(), norm_weight, bias, residual, eps, out=out
+    )
+    return out
 
 
-def _register(name: str, arguments: str, returns: str, function: Any, outputs: int) -> None:
-    def fake(x: torch.Tensor, weight: torch.Tensor, *others: Any) -> Any:
-        made = [x.new_empty(x.shape[0], weight.shape[0]) for _ in range(outputs)]
-        return made[0] if outputs == 1 else tuple(made)
+def _register(name: str, arguments: str, function: Any, *leading: int) -> None:
+    def fake(x: torch.Tensor, weight: torch.Tensor, *others: Any) -> torch.Tensor:
+        return x.new_empty(*leading, x.shape[0], weight.shape[0])
 
-    _library.define(f"{name}({arguments}, str group_name) -> {returns}")
+    _library.define(f"{name}({arguments}, str group_name) -> Tensor")
     _library.impl(name, function, "CompositeExplicitAutograd")
     torch.library.register_fake(f"taxfree_vllm::{name}", fake, lib=_library)
 
 
-_register("row_parallel", _ARGUMENTS, "Tensor", _row_parallel, 1)
-_register(
-    "row_parallel_rms_norm", f"{_ARGUMENTS}, {_NORM}", "(Tensor, Tensor)", _row_parallel_rms_norm, 2
-)
+_register("row_parallel", _ARGUMENTS, _row_parallel)
+_register("row_parallel_rms_norm", f"{_ARGUMENTS}, {_NORM}", _row_parallel_rms_norm, 2)
 
 
 # -- compiled code --
@@ -288,10 +291,21 @@ class _RmsNormPass(InductorPass):  # type: ignore[misc]
                 continue
             if norm_weight.meta["val"].dtype != y.meta["val"].dtype:
                 continue
-            x, weight, bias, group_name = y.args
-            norm.target = torch.ops.taxfree_vllm.row_parallel_rms_norm.default
-            norm.args = (x, weight, bias, residual, norm_weight, eps, group_name)
-            graph.erase_node(y)
+            *factors, group_name = y.args
+            with graph.inserting_before(norm):
+                both = graph.call_function(
+                    torch.ops.taxfree_vllm.row_parallel_rms_norm.default,
+                    (*factors, residual, norm_weight, eps, group_name),
+                )
+                both.meta["val"] = y.meta["val"].new_empty(2, *y.meta["val"].shape)
+                for part in list(norm.users):  # each takes one of the two
+                    place = 0, part.args[1]
+                    taken = graph.call_function(torch.ops.aten.select.int, (both, *place))
+                    taken.meta["val"] = both.meta["val"].select(*place)
+                    part.replace_all_uses_with(taken)
+                    graph.erase_node(part)
+            for replaced in (norm, y):
+                graph.erase_node(replaced)
 
     def uuid(self) -> str:
         """vLLM's cache key of compiled code: the version, the kernels, this file, the table."""
