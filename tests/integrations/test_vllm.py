@@ -41,10 +41,10 @@ def layer(**options: Any) -> Any:
 
 
 def call(fabric: Any, database: str, options: dict[str, Any], shape: tuple[int, ...]) -> Any:
-    """The relative error against the sum in float64, what was returned besides, the report."""
+    """The relative error against float64, what was returned besides, the report, the most rows."""
     import taxfree
 
-    opened(database)
+    module, _ = opened(database)
     made = layer(**options)
     torch.manual_seed(5 + fabric.rank)
     x = torch.randn(*shape, K).bfloat16()
@@ -55,7 +55,8 @@ def call(fabric: Any, database: str, options: dict[str, Any], shape: tuple[int, 
     if made.bias is not None and not made.skip_bias_add:
         expected += made.bias
     error = float((y.double() - expected).norm() / expected.norm())
-    return error, bias is not None, type(given) is tuple, taxfree.report()
+    most = [size and size.most for size in module._group().sizes.values()]
+    return error, bias is not None, type(given) is tuple, taxfree.report(), most
 
 
 def compile_norm(fabric: Any, database: str, rows: int) -> Any:
@@ -161,7 +162,7 @@ def test_a_layer_with_a_record_runs_the_fused_variant(
     ranks: Ranks, database: str, options: dict[str, Any], shape: tuple[int, ...]
 ) -> None:
     arguments = {"database": database, "options": options, "shape": shape}
-    for error, has_bias, is_pair, report in run(ranks, "call", **arguments):
+    for error, has_bias, is_pair, report, _ in run(ranks, "call", **arguments):
         assert error < 0.01
         assert has_bias == options.get("skip_bias_add", False)
         assert is_pair == options.get("return_bias", True)
@@ -172,8 +173,9 @@ def test_a_layer_with_a_record_runs_the_fused_variant(
 
 
 def test_rows_without_a_record_run_vllms_own_all_reduce(ranks: Ranks, database: str) -> None:
-    for error, *_, report in run(ranks, "call", database=database, options={}, shape=(20,)):
+    for error, *_, report, most in run(ranks, "call", database=database, options={}, shape=(20,)):
         assert error < 0.01
+        assert most == [2 * RECORDED_ROWS]
         assert report.layers == {
             NAME: {"matmul_all_reduce": 0, "library: no record of so many rows": 1}
         }
@@ -182,8 +184,9 @@ def test_rows_without_a_record_run_vllms_own_all_reduce(ranks: Ranks, database: 
 
 def test_a_layer_without_a_record_runs_vllms_own_forward(ranks: Ranks, tmp_path: Path) -> None:
     none = str(tmp_path / "none.sqlite")
-    for error, *_, report in run(ranks, "call", database=none, options={}, shape=(4,)):
+    for error, *_, report, most in run(ranks, "call", database=none, options={}, shape=(4,)):
         assert error < 0.01
+        assert most == [None]
         assert report.layers == {NAME: {"library: no record": 1}}
 
 

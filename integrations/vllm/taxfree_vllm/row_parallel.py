@@ -12,6 +12,8 @@ ranks compile the same graph, so they make the same calls in the same order all 
 from __future__ import annotations
 
 import dataclasses
+from bisect import bisect
+from collections.abc import Sequence
 from multiprocessing.util import Finalize
 from pathlib import Path
 from typing import Any
@@ -144,7 +146,7 @@ class _Group:
             )  # fmt: skip
             size = _Size(self.runtime, problem, most)
             self.sizes[key] = size if size.most else None
-            _logger.info("taxfree serves 1 to %d rows of %s", size.most, problem)
+            _logger.info("taxfree serves up to %d rows of %s", size.most, problem)
         return self.sizes[key]
 
     def choices(self) -> list[str]:
@@ -166,15 +168,20 @@ class _Size:
         self._found: dict[tuple[int, str], bool] = {}
         tried = sorted({*(1 << bits for bits in range(most.bit_length())), most})
         self.choices = {rows: str(runtime.choice(self._of(rows))) for rows in tried}
-        # A record serves a power of two, since it serves all within a factor of two.
-        served = [
-            rows for rows in tried if any(self._is_ours(rows, mode) for mode in ("graph", "eager"))
-        ]
         self._collects = Settings.from_environment().log is not None
-        self.most = most if self._collects else min(most, 2 * max(served, default=0))
+        self.most = most if self._collects else self._largest(tried)
         if self.most:
             runtime.prepare([problem.for_rows(1, self.most)])
         self._found.clear()  # a plan may have failed
+
+    def _largest(self, tried: Sequence[int]) -> int:
+        """The most rows that a record serves: it serves a power of two, and all to some number."""
+        largest = max(filter(self._has_record, tried), default=0)
+        beyond = range(largest + 1, min(2 * largest, tried[-1] + 1))
+        return largest + bisect(beyond, False, key=lambda rows: not self._has_record(rows))
+
+    def _has_record(self, rows: int) -> bool:
+        return any(self._is_ours(rows, mode) for mode in ("graph", "eager"))
 
     def serves(self, rows: int) -> bool:
         """Whether taxfree runs a call of this moment; with ``TAXFREE_LOG``, so that it is met."""
