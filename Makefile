@@ -52,7 +52,7 @@ $(ENV): pyproject.toml $(CONSTRAINTS) | prerequisites
 	@rm -f $@
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) $(TORCH)
-	$(BIN)/pip install -c $(CONSTRAINTS) -e '.[cpu,plot,check,dev]'
+	$(BIN)/pip install -c $(CONSTRAINTS) -e '.[cpu,plot,check,chiplets,dev]'
 	@touch $@
 
 # Kernels must compile under the oldest Triton too; nothing is interpreted with this one.

@@ -1,11 +1,12 @@
 """Times our attention on one GPU beside torch's and FlashInfer's, on the same inputs.
 
     python -m benchmarks.local_decode --shapes paper --shapes batches
+    python -m benchmarks.local_decode --op attention --shapes paper
 
-All implementations run interleaved in one worker, over rotated caches that together exceed L2.
-Ours are `baseline`, untuned, and `library` at each of its seed configs. Planning on the host is
-not timed. The script prints a table, and writes the result file, with every sample, under
-``benchmarks/results/flash_decode``.
+All implementations run interleaved in one worker, over rotated inputs that together exceed L2.
+Ours are `baseline`, untuned, and the others that one rank can run, at each of their seed configs.
+Planning on the host is not timed. The script prints a table, and writes the result file, with every
+sample, under ``benchmarks/results/<operation>``.
 """
 
 from __future__ import annotations
@@ -38,11 +39,12 @@ from taxfree.shapes import ShapeRequest, expand
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.variant import variants
 
-FOLDER = Path(__file__).parent / "results" / "flash_decode"
-OP = "flash_decode"
+FOLDER = Path(__file__).parent / "results"
+OP, PROMPTS = "flash_decode", "attention"
 PAGE = 16  # of a dense cache as FlashInfer sees it
 _WORKSPACE_BYTES = 128 << 20
 _REPETITIONS = {True: 25, False: 3}  # with, and without graphs
+_FLOPS = 2e14  # of all repetitions of a mode: long prompts are repeated less often
 
 #: one call on the i-th set of inputs; returns [batch, q_heads, v_head_dim], perhaps with ones
 Attend = Callable[[int], torch.Tensor]
@@ -71,31 +73,39 @@ class Implementation:
 
 
 def measure_problem(
-    fabric: Fabric, problem: dict[str, Any]
+    fabric: Fabric, op: str, problem: dict[str, Any]
 ) -> tuple[list[Implementation], Bounds, Peaks]:
     """Check, then time, all implementations of a problem together; a task of the worker."""
-    bench = open_bench(fabric, OP, problem)
-    library = variants(OP)["library"].seed_configs(bench.problem, fabric.hardware)
+    bench = open_bench(fabric, op, problem)
     outcomes = [
-        Implementation("baseline", {}),
-        *(Implementation("library", config) for config in library),
-        *(Implementation(name, {}) for name in PEERS),
+        *(
+            Implementation(name, config)
+            for name, variant in variants(op).items()
+            if variant.unsupported_reason(bench.problem, fabric.hardware) is None
+            for config in variant.seed_configs(bench.problem, fabric.hardware)
+        ),
+        *(Implementation(name, {}) for name in PEERS[op]),
     ]
     tried = [(each, _right(bench, each)) for each in outcomes]
     modes = ("eager", "graph") if fabric.has_graphs else ("eager",)
     timed = [(each, attend, mode) for each, attend in tried if attend for mode in modes]
     calls = [(attend, mode) for _, attend, mode in timed]
-    timings = timer.time_together(fabric, calls, _REPETITIONS[fabric.has_graphs])
+    timings = timer.time_together(fabric, calls, _repetitions(fabric, bench.problem))
     for (each, _, mode), timing in zip(timed, timings, strict=True):
         each.timings[mode] = timing
     rates = peaks(fabric, bench.problem.dtype)
     return outcomes, bounds(bench.problem.cost, rates, None), rates
 
 
+def _repetitions(fabric: Fabric, problem: Any) -> int:
+    affordable = max(3, int(_FLOPS / problem.cost.flops))
+    return min(_REPETITIONS[fabric.has_graphs], affordable)
+
+
 def _right(bench: Bench, outcome: Implementation) -> Attend | None:
     """An implementation whose result is that of the reference; else None, and the reason."""
     try:
-        make = PEERS.get(outcome.name)
+        make = PEERS[bench.op].get(outcome.name)
         attend = make(bench) if make else _ours(bench, Candidate(outcome.name, outcome.config))
         out = attend(0)
     except Exception as error:  # whatever a library raises is a reason to do without it
@@ -121,11 +131,13 @@ def _ours(bench: Bench, candidate: Candidate) -> Attend:
 def _torch(bench: Bench, backend: SDPBackend | None) -> Attend:
     """torch's attention, with the backend that it picks if none is given."""
     _require_plain(bench.problem, "scaled_dot_product_attention")
+    is_causal = getattr(bench.problem, "causal", False)
 
     def attend(step: int) -> torch.Tensor:
         q, k, v = _of_torch(bench, step)
         with sdpa_kernel(backend) if backend is not None else nullcontext():
-            return scaled_dot_product_attention(q, k, v, enable_gqa=True)
+            out = scaled_dot_product_attention(q, k, v, is_causal=is_causal, enable_gqa=True)
+        return out.transpose(1, 2)
 
     return attend
 
@@ -150,6 +162,8 @@ def _of_torch(bench: Bench, step: int) -> tuple[torch.Tensor, torch.Tensor, torc
     assert q is not None
     assert k is not None
     assert v is not None
+    if bench.op == PROMPTS:
+        return q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
     return q.unsqueeze(2), k.transpose(1, 2), v.transpose(1, 2)
 
 
@@ -192,24 +206,26 @@ def _flashinfer(bench: Bench) -> Attend:
 
 
 def _require_plain(problem: Any, name: str) -> None:
-    if problem.page_size or problem.soft_cap or problem.window:
-        raise TaxfreeError(f"{name} is called without pages, soft cap and window")
+    if any(getattr(problem, each, False) for each in ("page_size", "soft_cap", "window", "packed")):
+        raise TaxfreeError(f"{name} is called without pages, soft cap, window and packed sequences")
 
 
-#: name -> maker of another implementation; its error says why there is none
-PEERS: Mapping[str, Callable[[Bench], Attend]] = {
+_TORCH: Mapping[str, Callable[[Bench], Attend]] = {
     "torch_sdpa": functools.partial(_torch, backend=None),
     "torch_flash": functools.partial(_torch, backend=SDPBackend.FLASH_ATTENTION),
     "torch_cudnn": functools.partial(_torch, backend=SDPBackend.CUDNN_ATTENTION),
-    "torch_flex": _flex,
-    "flashinfer": _flashinfer,
+}
+#: operation -> name -> maker of another implementation; its error says why there is none
+PEERS: Mapping[str, Mapping[str, Callable[[Bench], Attend]]] = {
+    OP: {**_TORCH, "torch_flex": _flex, "flashinfer": _flashinfer},
+    PROMPTS: _TORCH,
 }
 
 
 # -- in the controller ---------------------------------------------------------------------------
 
 
-def run(fabric: str, problems: Sequence[Any]) -> Iterator[Results]:
+def run(fabric: str, problems: Sequence[Any], op: str = OP) -> Iterator[Results]:
     """Measure problems of one rank each, and print a line for each implementation.
 
     Yields:
@@ -226,11 +242,13 @@ def run(fabric: str, problems: Sequence[Any]) -> Iterator[Results]:
         machine = environment.record(fabric, group.hardware)
         for problem in problems:
             fields = dataclasses.asdict(problem)
-            answer = group.call(measure_problem, deadline_s(group.hardware), problem=fields)[0]
+            answer = group.call(measure_problem, deadline_s(group.hardware), op=op, problem=fields)[
+                0
+            ]
             outcomes, limits, rates = answer
-            found = [row for each in outcomes for row in _rows(problem, each, limits)]
+            found = [row for each in outcomes for row in _rows(op, problem, each, limits)]
             skipped += [
-                Skipped(OP, fields, each.name, each.config, "failed", each.reason)
+                Skipped(op, fields, each.name, each.config, "failed", each.reason)
                 for each in outcomes
                 if each.reason
             ]
@@ -240,11 +258,11 @@ def run(fabric: str, problems: Sequence[Any]) -> Iterator[Results]:
             yield Results(machine | {"peaks": [peak]}, tuple(rows), tuple(skipped))
 
 
-def _rows(problem: Any, outcome: Implementation, limits: Bounds) -> list[Row]:
-    cost, is_ours = problem.cost, outcome.name in variants(OP)
+def _rows(op: str, problem: Any, outcome: Implementation, limits: Bounds) -> list[Row]:
+    cost, is_ours = problem.cost, outcome.name in variants(op)
     return [
         Row(
-            op=OP,
+            op=op,
             problem=dataclasses.asdict(problem),
             variant=outcome.name,
             config=outcome.config,
@@ -257,7 +275,7 @@ def _rows(problem: Any, outcome: Implementation, limits: Bounds) -> list[Row]:
             t_link_us=limits.t_link_us,
             t_bound_us=limits.t_bound_us,
             relative_error=outcome.relative_error,
-            kernel_hash=fingerprints.kernel_hashes(OP)[outcome.name] if is_ours else "",
+            kernel_hash=fingerprints.kernel_hashes(op)[outcome.name] if is_ours else "",
             tflops=cost.flops / timing.median_us * 1e-6,
             gbps=cost.memory_bytes / timing.median_us * 1e-3,
         )
@@ -280,6 +298,7 @@ def _print(problem: Any, rows: Sequence[Row], rates: Peaks) -> None:
 def main() -> int:
     """Run the command line; returns the exit code."""
     made = parser(__doc__)
+    made.add_argument("--op", choices=sorted(PEERS), default=OP, help="the operation")
     made.add_argument("--shapes", action="append", help="as for taxfree bench; paper by default")
     options = made.parse_args()
     return exit_code(lambda: _compare(options))
@@ -288,11 +307,11 @@ def main() -> int:
 def _compare(options: argparse.Namespace) -> None:
     fabric = devices.fabric_for(options.fabric)
     shapes = options.shapes or [devices.default_shapes(fabric)]
-    problems = expand(OP, ShapeRequest(shapes, world_sizes=(1,)))
-    for results in run(fabric, problems):
+    problems = expand(options.op, ShapeRequest(shapes, world_sizes=(1,)))
+    for results in run(fabric, problems, options.op):
         if options.out or fabric != "host":
             gpu = machine_name(results.environment["hardware"]["gpu"])
-            save(results, options.out or FOLDER / f"local-{gpu}.json")
+            save(results, options.out or FOLDER / options.op / f"local-{gpu}.json")
 
 
 if __name__ == "__main__":

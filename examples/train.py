@@ -29,7 +29,7 @@ parallelize_module(
 )
 torch.manual_seed(1 + dist.get_rank())
 x, target = torch.randn(2, 2, 8, 64, device=device, dtype=torch.bfloat16)
-with taxfree.enable(mesh, model) as rt:
+with taxfree.enable(mesh) as rt:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5, foreach=False)
     for step in range(10):
         loss = nn.functional.mse_loss(model(x), target)

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from taxfree.models.parallel import enable
     from taxfree.models.report import Report, report
     from taxfree_kernels.all_gather_matmul.problem import AllGatherMatmul
+    from taxfree_kernels.attention.problem import Attention
     from taxfree_kernels.errors import FabricUnavailable, PeerTimeout
     from taxfree_kernels.flash_decode.problem import FlashDecode
     from taxfree_kernels.matmul_all_reduce.problem import MatmulAllReduce
@@ -35,6 +36,7 @@ _HOMES = {
     "FabricUnavailable": "taxfree_kernels.errors",
     "MatmulAllReduce": "taxfree_kernels.matmul_all_reduce.problem",
     "MatmulReduceScatter": "taxfree_kernels.matmul_reduce_scatter.problem",
+    "Attention": "taxfree_kernels.attention.problem",
     "FlashDecode": "taxfree_kernels.flash_decode.problem",
     "Memory": "taxfree._runtime.runtime",
     "NoRecord": "taxfree.errors",
@@ -51,6 +53,7 @@ _HOMES = {
 
 __all__ = [
     "AllGatherMatmul",
+    "Attention",
     "Choice",
     "FabricUnavailable",
     "FlashDecode",

@@ -21,6 +21,7 @@ _HINT = "the docstring of the runtime's method says what tensors must be"
 _DTYPES = {torch.float16: "float16", torch.bfloat16: "bfloat16"}
 _FLOAT32 = torch.finfo(torch.float32)
 _KEYS_AT_ONCE = 128  # the largest block of keys that a kernel takes
+_QUERIES_AT_ONCE = 256  # the largest block of queries
 _LARGEST_SOFT_CAP = 65536.0  # beyond, too few digits of the kernels' tanh are left
 
 
@@ -138,6 +139,45 @@ def flash_decode(
         "flash_decode", batch=batch, q_heads=q.shape[1], kv_heads=k.shape[2], head_dim=q.shape[2],
         kv_len_per_rank=capacity, v_head_dim=v.shape[3], page_size=page_size,
         soft_cap=soft_cap is not None, window=window or 0, dtype=dtype,
+        world_size=fabric.world_size,
+    )  # fmt: skip
+
+
+def attention(
+    fabric: Fabric,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    cu_seqlens: torch.Tensor | None,
+    causal: bool,
+    scale: float | None,
+) -> Problem:
+    """See :meth:`taxfree.Runtime.attention`."""
+    packed = cu_seqlens is not None
+    shape = "[tokens, heads, head_dim]" if packed else "[batch, length, heads, head_dim]"
+    for name, tensor in (("q", q), ("k", k), ("v", v)):
+        _require(tensor.dim() == 4 - packed, f"{name} is {list(tensor.shape)}, must be {shape}")
+        _require(tensor.stride(-1) == 1, f"the heads of {name} are not contiguous")
+        # Kernels multiply the tokens of a block by this in 32 bits.
+        _require(
+            (_QUERIES_AT_ONCE - 1) * tensor.stride(-3) < 1 << 31,
+            f"the tokens of {name} are {tensor.stride(-3)} elements apart",
+        )
+    _require(k.shape == v.shape, f"k is {list(k.shape)}, v {list(v.shape)}")
+    _require(
+        k.shape[:-2] == q.shape[:-2] and k.shape[-1] == q.shape[-1],
+        f"q is {list(q.shape)}, k {list(k.shape)}: only the number of heads may differ",
+    )
+    dtype = _common_dtype(fabric, q=q, k=k, v=v)
+    batch = q.shape[0]
+    if cu_seqlens is not None:
+        _require(cu_seqlens.dim() == 1 and len(cu_seqlens) > 0, "cu_seqlens is not [batch + 1]")
+        _require_integers(fabric, "cu_seqlens", cu_seqlens, (len(cu_seqlens),))
+        batch = len(cu_seqlens) - 1
+    _require(scale is None or _is_normal(scale), f"scale is {scale}, must be a positive float32")
+    return _problem(
+        "attention", batch=batch, length=q.shape[-3], q_heads=q.shape[-2], kv_heads=k.shape[-2],
+        head_dim=q.shape[-1], causal=causal, packed=packed, dtype=dtype,
         world_size=fabric.world_size,
     )  # fmt: skip
 

@@ -36,7 +36,7 @@ class OperandDescriptors:
 
 def with_fields(descriptor: TensorDescriptor, **fields: Any) -> TensorDescriptor:
     """A copy of a valid descriptor with other valid fields; skips the validation."""
-    other = TensorDescriptor.__new__(TensorDescriptor)
+    other: TensorDescriptor = object.__new__(type(descriptor))
     other.__dict__ = vars(descriptor) | fields
     return other
 
@@ -60,6 +60,30 @@ class RowDescriptors(OperandDescriptors):
 
 def _one_source(a: torch.Tensor) -> tuple[list[int], list[int]]:
     return [1, 1, *a.shape], [a.numel(), a.numel(), *a.stride()]
+
+
+class HeadDescriptors(OperandDescriptors):
+    """Descriptors of a [batch, length, heads, head_dim] as [batch, heads, length, head_dim].
+
+    Args:
+        kind: a class of descriptors, Triton's or Gluon's, with what else its constructor takes.
+    """
+
+    def __init__(self, box: list[int], kind: Any = TensorDescriptor, *others: Any) -> None:
+        def describe(tokens: torch.Tensor) -> Any:
+            strides = tokens.stride()[:3]
+            if tokens.data_ptr() % 16 or any(stride * tokens.itemsize % 16 for stride in strides):
+                tokens = tokens.clone(memory_format=torch.contiguous_format)
+            heads = tokens.transpose(1, 2)
+            return kind(heads, [*heads.shape], [*heads.stride()], box, *others)
+
+        super().__init__(describe)
+
+    def __call__(self, matrix: torch.Tensor) -> TensorDescriptor:
+        descriptor = super().__call__(matrix)
+        batch, length, heads, head_dim = matrix.shape
+        descriptor.shape = [batch, heads, length, head_dim]
+        return descriptor
 
 
 def weight_descriptors(sources: int, box: list[int], is_nk: bool) -> OperandDescriptors:

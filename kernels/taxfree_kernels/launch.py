@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import triton.language as tl
 from triton.backends.compiler import GPUTarget
-from triton.tools.tensor_descriptor import TensorDescriptor
 
 if TYPE_CHECKING:
     import torch
@@ -176,9 +175,12 @@ def _specialised(arg: Any, kind: Any, is_general: bool) -> Any:
 def _kind(arg: Any) -> Any:
     """The properties of a tensor or descriptor that a kernel is specialised on, on NVIDIA.
 
-    For a tuple, the properties of its elements; integers are returned unchanged.
+    For a tuple, the properties of its elements; integers are returned unchanged, and no float is
+    specialised on.
     """
-    if type(arg) is TensorDescriptor:
+    if type(arg) is float:
+        return float
+    if hasattr(arg, "block_shape"):  # a descriptor of Triton, or of Gluon
         return arg.base.dtype, *arg.block_shape
     if isinstance(arg, tuple):
         return tuple([each if type(each) is int else _kind(each) for each in arg])

@@ -227,7 +227,7 @@ class Shapes:
     shorthand: tuple[str, ...] = ()
     sets: Mapping[str, Sequence[str]] = field(default_factory=dict)
     scaling: Mapping[str, Callable[[int], list[str]]] = field(default_factory=dict)
-    model_split: Literal["column", "row", "sequence"] | None = None
+    model_split: Literal["column", "row", "sequence", "heads"] | None = None
     model_axes: str = "m=1,16,64,256,1024,4096"
 
 

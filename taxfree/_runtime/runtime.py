@@ -27,6 +27,8 @@ from taxfree._runtime.met import MetProblems
 from taxfree._runtime.plans import Entry, Plans
 from taxfree._runtime.signatures import (
     ALL_GATHER_MATMUL,
+    ATTENTION,
+    ATTENTION_LSE,
     FLASH_DECODE,
     MATMUL_ALL_REDUCE,
     MATMUL_ALL_REDUCE_RMS_NORM,
@@ -36,6 +38,7 @@ from taxfree._runtime.signatures import (
 from taxfree.errors import NoRecord, UsageError
 from taxfree.fingerprints import interpolated_fields
 from taxfree.settings import Settings
+from taxfree_kernels.attention.output import split
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.variant import Plan, Problem, SizeRange, op_of
 from taxfree_tuning_db import Record, Table
@@ -141,6 +144,51 @@ class Runtime(contextlib.AbstractContextManager["Runtime"]):
             PeerTimeout: an earlier call lost a peer.
         """
         return self._call(ALL_GATHER_MATMUL, (a_shard, weight, bias, gather_dim, m), out)
+
+    def attention(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        *,
+        causal: bool = False,
+        scale: float | None = None,
+        cu_seqlens: torch.Tensor | None = None,
+        return_lse: bool = False,
+        out: torch.Tensor | None = None,
+    ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+        """Attention of prompts to themselves: softmax(scale * q @ k^T) @ v, for each head.
+
+        Each rank attends to its own tensors; none waits for another.
+
+        Args:
+            q: [batch, length, q_heads, head_dim], float16 or bfloat16; any strides but the last.
+            k, v: [batch, length, kv_heads, head_dim]; consecutive query heads share a kv head.
+            causal: a token does not see later ones.
+            scale: factor of the logits; ``head_dim**-0.5`` when None.
+            cu_seqlens: int32 [batch + 1], on the device, contiguous: packed sequences begin at
+                these tokens of q, k and v [tokens, heads, head_dim], and the last entry is the
+                number of tokens. Lengths may change between replays of a graph; sequences may be
+                empty.
+            return_lse: also return the log-sum-exps of the scaled logits.
+            out: of the shape of q, contiguous; the result is written into it. Without `return_lse`.
+
+        Returns:
+            The output, of the shape and dtype of q, contiguous. With `return_lse` a pair, the
+            second float32 [batch, q_heads, length] or, of packed sequences, [q_heads, tokens]:
+            natural logarithms.
+
+        Raises:
+            UsageError: the tensors do not fit together.
+        """
+        arguments = (q, k, v, cu_seqlens, bool(causal), scale)
+        if not return_lse:
+            return self._call(ATTENTION, arguments, out)
+        if out is not None:
+            raise UsageError("out holds no log-sum-exps", "call without out, or return_lse")
+        both, lse = split(self._call(ATTENTION_LSE, arguments, None), q)
+        assert lse is not None
+        return both, lse
 
     def flash_decode(
         self,

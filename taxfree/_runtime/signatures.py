@@ -13,6 +13,7 @@ import torch
 
 from taxfree import problems
 from taxfree.errors import UsageError
+from taxfree_kernels.attention.output import elements_with_lse
 from taxfree_kernels.problem import own_rows
 from taxfree_kernels.variant import Problem
 
@@ -200,7 +201,37 @@ FLASH_DECODE = Signature(
     shape=lambda _, batch, q, k, v, *others: (batch, q.shape[1], v.shape[3]),
 )  # fmt: skip
 
+ATTENTION = Signature(
+    "attention",
+    "Tensor q, Tensor k, Tensor v, Tensor? cu_seqlens, bool causal, float? scale",
+    key=lambda q, k, v, cu_seqlens, causal, scale: (
+        _by_sequence(q), _by_sequence(k), _by_sequence(v), causal, scale,
+        None if cu_seqlens is None else (q.shape[:1], cu_seqlens.dtype, cu_seqlens.device),
+    ),
+    sizes=lambda _, q, k, v, cu_seqlens, *others: (
+        (*q.shape[:2], -1) if cu_seqlens is None else (cu_seqlens.numel() - 1, *q.shape[:1])
+    ),
+    fits=lambda fabric, batch, q, k, v, cu_seqlens, *others: (
+        q.shape[:1] == k.shape[:1] == v.shape[:1]
+        and (cu_seqlens is None or (cu_seqlens.dim() == 1 and cu_seqlens.is_contiguous()))
+    ),
+    problem=problems.attention,
+    inputs=lambda _, q, k, v, cu_seqlens, causal, scale: (
+        q, k, v, cu_seqlens,
+        None if scale is None else torch.tensor(scale, dtype=torch.float32, device="cpu"),
+    ),
+    shape=lambda _, batch, q, *others: q.shape,
+)  # fmt: skip
+
+ATTENTION_LSE = dataclasses.replace(
+    ATTENTION,
+    name="attention_lse",
+    shape=lambda _, batch, q, *others: (elements_with_lse(q),),
+)
+
 SIGNATURES = (
+    ATTENTION,
+    ATTENTION_LSE,
     ALL_GATHER_MATMUL,
     MATMUL_ALL_REDUCE,
     MATMUL_ALL_REDUCE_RMS_NORM,

@@ -56,8 +56,6 @@ def enable(mesh: DeviceMesh, model: torch.nn.Module | None = None) -> Runtime:
             f"the mesh has {mesh.ndim} dimensions", 'give one of them, as in enable(mesh["tp"])'
         )
     runtime = runtime_on(mesh)
-    inductor.enable(runtime.group_name)
-    symm_mem.enable(runtime)
     for root in _models() if model is None else [model]:
         for name, module in root.named_modules():
             if isinstance(module, torch.nn.Linear) and _is_on(module, mesh):
@@ -74,13 +72,15 @@ def _models() -> list[torch.nn.Module]:
 
 
 def runtime_on(mesh: DeviceMesh) -> Runtime:
-    """The runtime of a mesh's group, opened if there is none; collective."""
+    """The runtime of a mesh's group, opened if there is none, for compiled code too; collective."""
     group = mesh.get_group()
     try:
         runtime = runtime_of(group.group_name)
     except UsageError:
         runtime = init(group)
     report.include(runtime)
+    inductor.enable(runtime.group_name)
+    symm_mem.enable(runtime)
     return runtime
 
 

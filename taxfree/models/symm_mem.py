@@ -28,6 +28,10 @@ def enable(runtime: Runtime) -> None:
     """Run the fused ops of a runtime's group on it."""
     _groups.add(runtime.group_name)
     _register()
+    ask_for: Any = getattr(own, "enable_symm_mem_for_group", None)
+    if ask_for is not None:  # PyTorch's pass leaves other groups out, in silence
+        with warnings.catch_warnings(action="ignore"):  # that it is deprecated
+            ask_for(runtime.group_name)
 
 
 @functools.cache

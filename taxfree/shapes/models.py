@@ -97,7 +97,7 @@ def split_layers(split: str, model: Model, tp: int) -> list[str]:
         split: "column": the fused QKV projection and the fused gate and up projection, by columns;
             with more ranks than kv heads, each kv head is held by several ranks. "row": the
             attention's output projection and the down projection, by rows. "sequence": attention
-            with all heads on every rank.
+            with all heads on every rank. "heads": attention with its own heads on each.
 
     Raises:
         UsageError: the model does not split over so many ranks.
@@ -106,9 +106,12 @@ def split_layers(split: str, model: Model, tp: int) -> list[str]:
         return [f"q_heads={model.heads} kv_heads={model.kv_heads} head_dim={model.head_dim}"]
     _require_split(model, tp)
     heads, intermediate = model.heads // tp, model.intermediate // tp
+    kv_heads = max(1, model.kv_heads // tp)
+    if split == "heads":
+        return [f"q_heads={heads} kv_heads={kv_heads} head_dim={model.head_dim}"]
     if split == "row":
         return [f"n={model.hidden} k={rows}" for rows in (heads * model.head_dim, intermediate)]
-    qkv = (heads + 2 * max(1, model.kv_heads // tp)) * model.head_dim
+    qkv = (heads + 2 * kv_heads) * model.head_dim
     return [f"n={columns} k={model.hidden}" for columns in (qkv, 2 * intermediate)]
 
 

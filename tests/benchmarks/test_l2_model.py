@@ -7,7 +7,6 @@ import json
 import pytest
 
 from benchmarks import l2_model
-from benchmarks.documents import with_block
 from taxfree_kernels.cost.l2 import MI300X
 
 
@@ -23,18 +22,36 @@ def test_the_result_file_is_of_todays_parameters(result):
 
 
 def test_the_page_shows_the_result_file(result):
-    shown = l2_model.DOCUMENT.read_text(encoding="utf-8")
-    for name, content in l2_model.BLOCKS.items():
-        assert with_block(l2_model.DOCUMENT, name, content(result)) == shown
+    assert l2_model.document(result) == l2_model.DOCUMENT.read_text(encoding="utf-8")
 
 
-def test_rows_as_json(result, monkeypatch, capsys):
-    monkeypatch.setattr(l2_model, "computed", lambda: result)
+def printed(monkeypatch, capsys, has_numba):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: has_numba or None)
     monkeypatch.setattr("sys.argv", ["l2_model", "--json"])
     assert l2_model.main() == 0
-    rows = json.loads(capsys.readouterr().out)
-    assert rows == result["rows"]
+    return json.loads(capsys.readouterr().out)
+
+
+def test_without_numba_the_rows_are_those_of_the_result_file(result, monkeypatch, capsys):
+    assert printed(monkeypatch, capsys, has_numba=False) == result["rows"]
+    monkeypatch.setattr("sys.argv", ["l2_model", "--write"])
+    with pytest.raises(SystemExit):
+        l2_model.main()
+
+
+def test_with_numba_the_model_runs(result, monkeypatch, capsys):
+    """On one short length instead of all."""
+    monkeypatch.setattr(l2_model, "LENGTHS", (512,))
+    monkeypatch.setattr(l2_model, "UNFITTED", {})
+    monkeypatch.setattr(l2_model, "GEMMS", ((512, 256),))
+    run = l2_model.l2.attention
+    monkeypatch.setattr(
+        l2_model.l2, "attention", lambda *of, **sizes: run(*of, **sizes | {"length": 512})
+    )
+    rows = printed(monkeypatch, capsys, has_numba=True)
     assert {"case", "published_low", "published_high", "ours"} <= rows[0].keys()
+    shown = [each["case"] for each in result["rows"] if "MI355X" not in each["case"]]
+    assert [each["case"] for each in rows] == shown
 
 
 def test_near_the_published_range_is_reproduced():

@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -186,8 +187,35 @@ def _attention(
     return torch.stack(results)
 
 
+def _own_attention(
+    fabric: Fabric,
+    problem: Any,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    starts: torch.Tensor | None,
+    scale: torch.Tensor | None,
+) -> torch.Tensor:
+    """Of one sequence and head after the other, with a mask of all pairs."""
+    assert scale is None
+    begins = [problem.length * at for at in range(problem.batch + 1)]
+    begins = begins if starts is None else starts.tolist()
+    q, k, v = (each.flatten(0, -3).double() for each in (q, k, v))
+    out = torch.full_like(q, float("nan"))
+    for begin, end in pairwise(begins):
+        hidden = torch.ones(end - begin, end - begin, dtype=torch.bool, device=q.device).triu(1)
+        for head in range(problem.q_heads):
+            of_group = head * problem.kv_heads // problem.q_heads
+            logits = q[begin:end, head] @ k[begin:end, of_group].t() * problem.head_dim**-0.5
+            if problem.causal:
+                logits = logits.masked_fill(hidden, -torch.inf)
+            out[begin:end, head] = torch.softmax(logits, 1) @ v[begin:end, of_group]
+    return out.view(*([] if problem.packed else [problem.batch]), -1, *q.shape[1:])
+
+
 #: operation -> the result in float64 of one rank, from what all ranks hold
 _EXACT = {
+    "attention": _own_attention,
     "flash_decode": _attention,
     "all_gather_matmul": _gathered_matmul,
     "matmul_all_reduce": _reduced_matmul,

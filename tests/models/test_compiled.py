@@ -30,7 +30,6 @@ class MLP(nn.Module):
 
 def compile_mlp(fabric: Any, scattered: bool, dtype: str, micro_pipeline: bool = False) -> Any:
     """Relative errors of the output and the gradients against eager PyTorch, and what ran."""
-    import torch.distributed._symmetric_memory as symmetric
     from torch._inductor import config
     from torch.distributed.tensor import Replicate, Shard
     from torch.distributed.tensor.parallel import (
@@ -72,7 +71,6 @@ def compile_mlp(fabric: Any, scattered: bool, dtype: str, micro_pipeline: bool =
         rt,
         config.patch(_micro_pipeline_tp=micro_pipeline, fx_graph_cache=False),
         mock.patch("torch.distributed.is_nccl_available", return_value=True),
-        symmetric._test_mode(),
     ):
         found = results(torch.compile(model, fullgraph=True))
         rt.check()

@@ -12,12 +12,17 @@ from tests.ranks import PYTHON, ROOT, environment
 from tests.sample import PARTS, Sample
 
 
-def start(name: str, *arguments: str) -> str:
+def start(name: str, *arguments: str, **variables: str) -> str:
     """What an example prints."""
-    command = [PYTHON, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    command = ["torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    return said_by(*command, str(ROOT / f"examples/{name}.py"), *arguments, **variables)
+
+
+def said_by(module: str, *arguments: str, **variables: str) -> str:
+    """What a module prints."""
     result = subprocess.run(
-        [*command, str(ROOT / f"examples/{name}.py"), *arguments],
-        env=environment(TRITON_INTERPRET="1", OMP_NUM_THREADS="1"),
+        [PYTHON, "-m", module, *arguments],
+        env=environment(TRITON_INTERPRET="1", OMP_NUM_THREADS="1", **variables),
         capture_output=True,
         text=True,
     )
@@ -26,10 +31,17 @@ def start(name: str, *arguments: str) -> str:
 
 
 def check_parallel(tmp_path: Path) -> None:
-    said = start("parallel")
+    """What the model met is tuned with one command, and its next start uses the record."""
+    database, met = str(tmp_path / "tuning.sqlite"), str(tmp_path / "problems.yaml")
+    said = start("parallel", TAXFREE_DB=database, TAXFREE_LOG=met)
     assert float(said.split("largest difference ")[1].split()[0]) < 0.01
     assert "matmul_all_reduce" in said
     assert "library" not in said.partition("problem")[0]
+    assert "baseline" in said
+    said_by("taxfree_cli.app", "tune", "--from", met, "--trials", "2", "--db", database)
+    said = start("parallel", TAXFREE_DB=database)
+    assert "exact" in said
+    assert "baseline" not in said
 
 
 def check_train(tmp_path: Path) -> None:

@@ -61,7 +61,7 @@ class Checked:
     def verdict(self) -> Verdict:
         if self.violation is not None:
             return "violation"
-        if not self.coverage.lines:
+        if not self.coverage.has_launches:
             return "nothing to check"
         return "not covered" if self.coverage.missing(self.wanted) else "pass"
 

@@ -61,9 +61,11 @@ class Coverage:
     """Synchronising lines that can run, and who has executed them."""
 
     lines: dict[Line, Executed] = field(default_factory=dict)
+    has_launches: bool = False
 
     def expect(self, kernel: Kernel) -> None:
-        """Count the lines that a launch can reach."""
+        """Count the lines that a launch can reach; of kernels without peers there are none."""
+        self.has_launches = True
         constants = tuple(sorted(kernel.constants.items()))
         for line, programs in _reachable(kernel.function, constants, range(kernel.grid)).items():
             executed = self.lines.setdefault(line, Executed())
@@ -81,6 +83,7 @@ class Coverage:
                 executed.calls.add(actor.generation)
 
     def add(self, other: Coverage) -> None:
+        self.has_launches |= other.has_launches
         for line, executed in other.lines.items():
             self.lines.setdefault(line, Executed()).add(executed)
 

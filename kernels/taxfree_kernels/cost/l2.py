@@ -27,6 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from taxfree_kernels.cost.machines import SHEETS, DataSheet
+from taxfree_kernels.cost.pieces import ITEM_BYTES
 from taxfree_kernels.device.on_host import on_host
 from taxfree_kernels.device.schedules import attention_tile
 from taxfree_kernels.device.tiles import swizzle2d, xcd_swizzle
@@ -41,7 +42,6 @@ except ImportError:
         return function
 
 
-_ITEM_BYTES = 2  # of float16 and bfloat16
 _NORMALS = 1 << 16
 _HASH = 2654435761  # Knuth's: odd, near 2**32 divided by the golden ratio
 
@@ -58,7 +58,7 @@ class L2:
         caches: their number; programs are assigned to them round-robin.
         capacity: bytes of one.
         ways: of a set.
-        side_bytes_per_s: of the memory-side cache, or of memory if there is none.
+        side_bytes_per_s: of the memory-side cache.
         hit_ns, memory_ns, side_ns: time of a read that hits, that goes to memory, and that goes to
             the memory-side cache.
         jitter: standard deviation of a step's compute time, relative to its mean.
@@ -90,7 +90,8 @@ class L2:
 MI300X = L2(KNOWN["mi300x"], SHEETS["mi300x"], 8, 4 << 20, 16, 17.2e12)
 MI325X = L2(KNOWN["mi325x"], SHEETS["mi325x"], 8, 4 << 20, 16, 17.2e12)
 MI350X = L2(KNOWN["mi350x"], SHEETS["mi350x"], 8, 4 << 20, 16, 17.2e12)
-# Two partitions, of which each is assumed to keep its own copy of what its SMs read; ways too.
+# Assumed: each of two partitions keeps its own copy of what its SMs read, with 16 ways; what the
+# other has comes from there, at memory's rate.
 H200 = L2(KNOWN["h200"], SHEETS["h200"], 2, 25 << 20, 16, SHEETS["h200"].memory_bytes_per_s)
 
 
@@ -278,9 +279,9 @@ def attention(
         steps=-(-seen // block_n),
         sharers=np.repeat(_sharers(pair, cache_of)[:, None], 2, 1),
         granules=(1, 1),
-        granule=block_n * head_dim * _ITEM_BYTES,
+        granule=block_n * head_dim * ITEM_BYTES,
         compute_ns=l2.step_ns(flops),
-        once=block_m * head_dim * _ITEM_BYTES,
+        once=block_m * head_dim * ITEM_BYTES,
     )
     return _traffic(l2, programs, in_flight, cache_of, simulated, most_steps)
 
@@ -313,7 +314,7 @@ def matmul(
         steps=np.full(len(program), steps),
         sharers=np.stack([_sharers(tile_m, cache_of), _sharers(tile_n, cache_of)], 1),
         granules=(1, wide),
-        granule=block_m * block_k * _ITEM_BYTES,
+        granule=block_m * block_k * ITEM_BYTES,
         compute_ns=l2.step_ns(flops),
     )
     return _traffic(l2, programs, in_flight, cache_of, simulated, most_steps)

@@ -17,7 +17,6 @@ from typing import Any
 
 import torch
 import triton
-from triton.tools.tensor_descriptor import TensorDescriptor
 
 from taxfree_kernels.cross_compile.compile import warm_up
 from taxfree_kernels.cross_compile.record import Launch, flat
@@ -47,7 +46,7 @@ def _kind(arg: Any) -> Any:
     """The properties of an argument that Triton specialises on, at least."""
     if isinstance(arg, torch.Tensor):
         return str(arg.dtype), arg.data_ptr() % 16
-    if isinstance(arg, TensorDescriptor):
+    if hasattr(arg, "block_shape"):  # a descriptor of Triton, or of Gluon
         return "descriptor", str(arg.base.dtype), tuple(arg.block_shape), str(arg.padding)
     if isinstance(arg, tuple):
         return tuple(_kind(each) for each in arg)

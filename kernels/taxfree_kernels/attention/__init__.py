@@ -1,0 +1,1 @@
+"""Attention of a prompt to itself, on one GPU."""

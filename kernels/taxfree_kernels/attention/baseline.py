@@ -1,0 +1,107 @@
+"""torch's own attention: flash attention, of packed sequences in its form for variable lengths."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import torch
+
+from taxfree_kernels.attention.operation import library
+from taxfree_kernels.attention.output import split
+from taxfree_kernels.attention.problem import Attention
+from taxfree_kernels.fabric.base import Fabric
+from taxfree_kernels.launch import is_compiling
+from taxfree_kernels.variant import Config, Plan, Variant
+
+
+class BaselinePlan(Plan):
+    """A call of torch, and a copy of its result into the output."""
+
+    launches = 2
+
+    def __init__(self, problem: Attention, fabric: Fabric) -> None:
+        self._problem, self._on_host = problem, fabric.device.type == "cpu"
+
+    def __call__(self, *tensors: torch.Tensor | None) -> torch.Tensor:
+        q, k, v, starts, scale, flat = tensors
+        assert q is not None
+        assert k is not None
+        assert v is not None
+        assert flat is not None
+        if is_compiling():
+            return flat
+        out, lse = split(flat, q)
+        factor = None if scale is None else float(scale)
+        if starts is None:
+            if lse is None:
+                out.copy_(library(self._problem, q, k, v, factor))
+                return flat
+            found = self._with_lse(q, k, v, factor)
+            out.copy_(found[0].transpose(1, 2))
+            lse.copy_(found[1])
+        elif self._on_host:
+            self._one_by_one(q, k, v, starts.tolist(), factor, out, lse)
+        else:
+            found = self._packed(q, k, v, starts, factor)
+            out.copy_(found[0])
+            if lse is not None:
+                lse.copy_(found[1])
+        return flat
+
+    def _with_lse(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float | None
+    ) -> Any:
+        """Output [batch, q_heads, length, head_dim], log-sum-exps [batch, q_heads, length]."""
+        operands = [each.transpose(1, 2) for each in (q, k, v)]
+        aten, causal = torch.ops.aten, self._problem.causal
+        if self._on_host:
+            flash = aten._scaled_dot_product_flash_attention_for_cpu
+        else:
+            flash = aten._scaled_dot_product_flash_attention
+        return flash(*operands, 0.0, causal, scale=scale)
+
+    def _packed(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        starts: torch.Tensor,
+        scale: float | None,
+    ) -> Any:
+        """Output [length, q_heads, head_dim], log-sum-exps [q_heads, length]."""
+        most = len(q)  # a sequence cannot be longer; lengths are not known on the host
+        return torch.ops.aten._flash_attention_forward(
+            q, k, v, starts, starts, most, most, 0.0, self._problem.causal, False, scale=scale
+        )
+
+    def _one_by_one(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        starts: list[int],
+        scale: float | None,
+        out: torch.Tensor,
+        lse: torch.Tensor | None,
+    ) -> None:
+        for begin, end in pairwise(starts):
+            if begin < end:
+                one = slice(begin, end)
+                found = self._with_lse(q[None, one], k[None, one], v[None, one], scale)
+                out[begin:end] = found[0][0].transpose(0, 1)
+                if lse is not None:
+                    lse[:, begin:end] = found[1][0]
+
+
+class Baseline(Variant):
+    """The library."""
+
+    name = "baseline"
+    fused = False
+
+    def plan(self, problem: Attention, fabric: Fabric, config: Config) -> Plan:
+        return BaselinePlan(problem, fabric)
+
+
+VARIANT = Baseline()

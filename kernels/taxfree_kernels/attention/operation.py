@@ -1,0 +1,189 @@
+"""Inputs and the float64 reference of attention."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+
+from taxfree_kernels.attention.problem import Attention
+from taxfree_kernels.variant import Operation
+
+_CHUNK_ELEMENTS = 1 << 24  # float64 logits of the reference at a time
+#: What a query's dot product with its target key exceeds those with other keys by, on average:
+#: their weights are then exactly 0 in float32, and the result is that key's value.
+_MARGIN = 512
+
+
+def make_inputs(
+    problem: Attention, rank: int, seed: int, device: torch.device, integers: bool = False
+) -> tuple[torch.Tensor | None, ...]:
+    """The tensors of one rank.
+
+    Random packed sequences have about the same length. Integer ones have all kinds of lengths, and
+    one of them is empty if there are several.
+
+    Returns:
+        q [batch, length, q_heads, head_dim], k and v [batch, length, kv_heads, head_dim]; of packed
+        sequences [length, ...];
+        cu_seqlens int32 [batch + 1] of packed sequences, else None;
+        scale: None for head_dim**-0.5; plans also take a float32 tensor [] in host memory.
+    """
+    own = 1000 * seed + 10 * (rank + 1)
+    lead = (problem.length,) if problem.packed else (problem.batch, problem.length)
+    q, k, v = (
+        _random((*lead, heads, problem.head_dim), own + which, device, problem.dtype, integers)
+        for which, heads in enumerate((problem.q_heads, problem.kv_heads, problem.kv_heads))
+    )
+    starts = _starts(problem, own, integers) if problem.packed else None
+    if integers:
+        q = _look_for_one_key_each(problem, own, k, starts)
+    if starts is None:
+        return q, k, v, None, None
+    return q, k, v, torch.tensor(starts, dtype=torch.int32, device=device), None
+
+
+def reference(
+    problem: Attention, rank: int, seed: int, device: torch.device, integers: bool = False
+) -> torch.Tensor:
+    """out float64 [batch, length, q_heads, head_dim], from the inputs of :func:`make_inputs`."""
+    q, k, v, starts, _ = make_inputs(problem, rank, seed, device, integers)
+    assert q is not None
+    assert k is not None
+    assert v is not None
+    return attention64(problem, q, k, v, starts)[0]
+
+
+def empty_output(problem: Attention, device: torch.device) -> torch.Tensor:
+    """out [batch, length, q_heads, head_dim], or [length, ...] if packed; uninitialised."""
+    lead = (problem.length,) if problem.packed else (problem.batch, problem.length)
+    size = (*lead, problem.q_heads, problem.head_dim)
+    return torch.empty(size, dtype=getattr(torch, problem.dtype), device=device)
+
+
+def attention64(
+    problem: Attention,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    starts: torch.Tensor | None,
+    scale: float | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Attention in float64, some queries at a time.
+
+    Returns:
+        out of the shape of q; log-sum-exps [..., q_heads], by natural logarithms.
+    """
+    out = q.new_zeros(q.shape, dtype=torch.float64)
+    lse = q.new_zeros(q.shape[:-1], dtype=torch.float64)
+    scale = problem.head_dim**-0.5 if scale is None else scale
+    for own in _sequences(problem, starts):
+        keys, values = (
+            each[own].double().repeat_interleave(problem.q_heads // problem.kv_heads, 1)
+            for each in (k, v)
+        )
+        length = len(keys)
+        chunk = max(1, _CHUNK_ELEMENTS // max(1, problem.q_heads * length))
+        for begin in range(0, length, chunk):
+            queries = q[own][begin : begin + chunk].double()
+            logits = torch.einsum("nhd,mhd->hnm", queries, keys) * scale
+            if problem.causal:
+                at = torch.arange(length, device=q.device)
+                later = at[None, :] > at[begin : begin + chunk, None]
+                logits.masked_fill_(later, -torch.inf)
+            weights = torch.softmax(logits, -1)
+            out[own][begin : begin + chunk] = torch.einsum("hnm,mhd->nhd", weights, values)
+            lse[own][begin : begin + chunk] = torch.logsumexp(logits, -1).t()
+    return out, lse
+
+
+def _sequences(problem: Attention, starts: torch.Tensor | None) -> Iterator[int | slice]:
+    """Where each sequence is, in the first dimension of q, k and v."""
+    if starts is None:
+        yield from range(problem.batch)
+    else:
+        yield from (slice(*bounds) for bounds in pairwise(starts.tolist()))
+
+
+# -- what the inputs are made of ----------------------------------------------------------------
+
+
+def _random(
+    size: tuple[int, ...], seed: int, device: torch.device, dtype: str, integers: bool
+) -> torch.Tensor:
+    """Normal numbers; or -1 and 1, of which no two long rows are alike."""
+    generator = torch.Generator(device=device).manual_seed(seed)
+    kind = getattr(torch, dtype)
+    if not integers:
+        return torch.randn(size, generator=generator, device=device, dtype=kind)
+    bits = torch.randint(0, 2, size, generator=generator, device=device, dtype=torch.int8)
+    return (2 * bits - 1).to(kind)
+
+
+def _starts(problem: Attention, seed: int, integers: bool) -> list[int]:
+    """First tokens of packed sequences, and the end of the last one."""
+    if not integers:
+        return [problem.length * at // problem.batch for at in range(problem.batch + 1)]
+    generator = torch.Generator().manual_seed(seed)
+    inner = torch.randint(0, problem.length + 1, (problem.batch - 1,), generator=generator)
+    if problem.batch > 2:
+        inner[1] = inner[0]
+    return [0, *sorted(inner.tolist()), problem.length]
+
+
+def _look_for_one_key_each(
+    problem: Attention, seed: int, k: torch.Tensor, starts: list[int] | None
+) -> torch.Tensor:
+    """Queries that each match one key that they see."""
+    tokens, at = problem.tokens, torch.arange(problem.tokens)
+    if starts is None:
+        first, count = at // problem.length * problem.length, torch.full_like(at, problem.length)
+    else:
+        bounds = torch.tensor(starts)
+        sequence = torch.searchsorted(bounds, at, right=True) - 1
+        first = bounds[sequence]
+        count = bounds[sequence + 1] - first
+    if problem.causal:
+        count = at - first + 1
+    generator = torch.Generator().manual_seed(seed)
+    drawn = torch.rand((problem.q_heads, tokens), generator=generator)
+    target = (first + (drawn * count).long().clamp(max=count - 1)).to(k.device)
+    heads = torch.arange(problem.q_heads, device=k.device) // (problem.q_heads // problem.kv_heads)
+    codes = k.reshape(tokens, problem.kv_heads, problem.head_dim)[target.t(), heads]
+    sharpness = 2 ** round(math.log2(_MARGIN / problem.head_dim**0.5))
+    return (codes * sharpness).view(*k.shape[:-2], problem.q_heads, problem.head_dim)
+
+
+def library(
+    problem: Attention, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float | None
+) -> torch.Tensor:
+    """[batch, length, q_heads, head_dim], by whatever kernel torch prefers."""
+    q, k, v = (each.transpose(1, 2) for each in (q, k, v))
+    shares = problem.q_heads != problem.kv_heads
+    found: torch.Tensor = scaled_dot_product_attention(
+        q, k, v, is_causal=problem.causal, scale=scale, enable_gqa=shares
+    )
+    return found.transpose(1, 2)
+
+
+def vendor_kernel(problem: Attention, device: torch.device) -> Callable[..., torch.Tensor] | None:
+    """torch's fastest attention; None of packed sequences, for which it has none."""
+    if problem.packed:
+        return None
+    return lambda q, k, v, *others: library(problem, q, k, v, None)
+
+
+OPERATION = Operation(
+    name="attention",
+    problem=Attention,
+    interpolated_fields=("batch", "length"),
+    ignored_fields=("dtype",),
+    make_inputs=make_inputs,
+    reference=reference,
+    empty_output=empty_output,
+    family_fields=("q_heads", "kv_heads", "head_dim"),
+    vendor_kernel=vendor_kernel,
+)
