@@ -41,10 +41,10 @@ def layer(**options: Any) -> Any:
 
 
 def call(fabric: Any, database: str, options: dict[str, Any], shape: tuple[int, ...]) -> Any:
-    """The relative error against the sum in float64, what was returned besides, the report."""
+    """The relative error against float64, what was returned besides, the report, the most rows."""
     import taxfree
 
-    opened(database)
+    module, _ = opened(database)
     made = layer(**options)
     torch.manual_seed(5 + fabric.rank)
     x = torch.randn(*shape, K).bfloat16()
@@ -55,12 +55,14 @@ def call(fabric: Any, database: str, options: dict[str, Any], shape: tuple[int, 
     if made.bias is not None and not made.skip_bias_add:
         expected += made.bias
     error = float((y.double() - expected).norm() / expected.norm())
-    return error, bias is not None, type(given) is tuple, taxfree.report()
+    most = [size and size.most for size in module._group().sizes.values()]
+    return error, bias is not None, type(given) is tuple, taxfree.report(), most
 
 
 def compile_norm(fabric: Any, database: str, rows: int) -> Any:
     """Whether compiled code with the plugin's pass is right, its ops, the report, cache keys."""
     from torch._dynamo.backends.common import aot_autograd
+    from torch._functorch import config as functorch_config
     from torch._functorch.aot_autograd import make_boxed_func
 
     import taxfree
@@ -88,7 +90,7 @@ def compile_norm(fabric: Any, database: str, rows: int) -> Any:
         return torch.ops.vllm_ir.fused_add_rms_norm(y, residual, weight, 1e-6)
 
     torch.compiler.reset()
-    with torch.no_grad():
+    with torch.no_grad(), functorch_config.patch(error_on_custom_op_aliasing=True):
         expected = model(x, residual)
         found = torch.compile(model, fullgraph=True, backend=aot_autograd(fw_compiler=fused))(
             x, residual
@@ -160,7 +162,7 @@ def test_a_layer_with_a_record_runs_the_fused_variant(
     ranks: Ranks, database: str, options: dict[str, Any], shape: tuple[int, ...]
 ) -> None:
     arguments = {"database": database, "options": options, "shape": shape}
-    for error, has_bias, is_pair, report in run(ranks, "call", **arguments):
+    for error, has_bias, is_pair, report, _ in run(ranks, "call", **arguments):
         assert error < 0.01
         assert has_bias == options.get("skip_bias_add", False)
         assert is_pair == options.get("return_bias", True)
@@ -171,8 +173,9 @@ def test_a_layer_with_a_record_runs_the_fused_variant(
 
 
 def test_rows_without_a_record_run_vllms_own_all_reduce(ranks: Ranks, database: str) -> None:
-    for error, *_, report in run(ranks, "call", database=database, options={}, shape=(20,)):
+    for error, *_, report, most in run(ranks, "call", database=database, options={}, shape=(20,)):
         assert error < 0.01
+        assert most == [2 * RECORDED_ROWS]
         assert report.layers == {
             NAME: {"matmul_all_reduce": 0, "library: no record of so many rows": 1}
         }
@@ -181,8 +184,9 @@ def test_rows_without_a_record_run_vllms_own_all_reduce(ranks: Ranks, database: 
 
 def test_a_layer_without_a_record_runs_vllms_own_forward(ranks: Ranks, tmp_path: Path) -> None:
     none = str(tmp_path / "none.sqlite")
-    for error, *_, report in run(ranks, "call", database=none, options={}, shape=(4,)):
+    for error, *_, report, most in run(ranks, "call", database=none, options={}, shape=(4,)):
         assert error < 0.01
+        assert most == [None]
         assert report.layers == {NAME: {"library: no record": 1}}
 
 
@@ -190,7 +194,7 @@ def test_a_layer_without_a_record_runs_vllms_own_forward(ranks: Ranks, tmp_path:
 def test_compiled_code_takes_the_rms_norm_along(ranks: Ranks, database: str, rows: int) -> None:
     for is_right, targets, report, keys in run(ranks, "compile_norm", database=database, rows=rows):
         assert is_right == [True, True]
-        assert targets == ["taxfree_vllm.row_parallel_rms_norm.default"]
+        assert targets == ["taxfree_vllm.row_parallel_rms_norm.default", *["aten.select.int"] * 2]
         ran = report.layers[NAME]
         if rows == RECORDED_ROWS:
             assert ran == {"matmul_all_reduce": 1, "matmul_all_reduce_rms_norm": 1}

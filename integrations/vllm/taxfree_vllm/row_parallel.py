@@ -12,6 +12,8 @@ ranks compile the same graph, so they make the same calls in the same order all 
 from __future__ import annotations
 
 import dataclasses
+from bisect import bisect
+from collections.abc import Sequence
 from multiprocessing.util import Finalize
 from pathlib import Path
 from typing import Any
@@ -144,7 +146,7 @@ class _Group:
             )  # fmt: skip
             size = _Size(self.runtime, problem, most)
             self.sizes[key] = size if size.most else None
-            _logger.info("taxfree serves 1 to %d rows of %s", size.most, problem)
+            _logger.info("taxfree serves up to %d rows of %s", size.most, problem)
         return self.sizes[key]
 
     def choices(self) -> list[str]:
@@ -166,15 +168,20 @@ class _Size:
         self._found: dict[tuple[int, str], bool] = {}
         tried = sorted({*(1 << bits for bits in range(most.bit_length())), most})
         self.choices = {rows: str(runtime.choice(self._of(rows))) for rows in tried}
-        # A record serves a power of two, since it serves all within a factor of two.
-        served = [
-            rows for rows in tried if any(self._is_ours(rows, mode) for mode in ("graph", "eager"))
-        ]
         self._collects = Settings.from_environment().log is not None
-        self.most = most if self._collects else min(most, 2 * max(served, default=0))
+        self.most = most if self._collects else self._largest(tried)
         if self.most:
             runtime.prepare([problem.for_rows(1, self.most)])
         self._found.clear()  # a plan may have failed
+
+    def _largest(self, tried: Sequence[int]) -> int:
+        """The most rows that a record serves: it serves a power of two, and all to some number."""
+        largest = max(filter(self._has_record, tried), default=0)
+        beyond = range(largest + 1, min(2 * largest, tried[-1] + 1))
+        return largest + bisect(beyond, False, key=lambda rows: not self._has_record(rows))
+
+    def _has_record(self, rows: int) -> bool:
+        return any(self._is_ours(rows, mode) for mode in ("graph", "eager"))
 
     def serves(self, rows: int) -> bool:
         """Whether taxfree runs a call of this moment; with ``TAXFREE_LOG``, so that it is met."""
@@ -242,33 +249,36 @@ def _row_parallel_rms_norm(
     norm_weight: torch.Tensor,
     eps: float,
     group_name: str,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """The sum with a residual, normalised and as it is: what vLLM's fused add + RMSNorm returns."""
+) -> torch.Tensor:
+    """The sum with a residual, normalised, and as it is: [2, m, n] for vLLM's fused add + RMSNorm.
+
+    One tensor, since outputs of a torch op must not share memory, as taxfree's do.
+    """
     group = _groups[group_name]
     size = group.sizes.get(_key(weight, bias, has_norm=True))
     if size is None or not size.serves(x.shape[0]):
         y = _row_parallel(x, weight, bias, group_name)
-        normalised, summed = ir.ops.fused_add_rms_norm(y, residual, norm_weight, eps)
-        return normalised, summed
+        return torch.stack(ir.ops.fused_add_rms_norm(y, residual, norm_weight, eps))
     report.count(_name(*weight.shape), "matmul_all_reduce_rms_norm")
     assert group.runtime is not None
-    return group.runtime.matmul_all_reduce_rms_norm(x, weight.t(), norm_weight, bias, residual, eps)
+    out = x.new_empty(2, x.shape[0], weight.shape[0])
+    group.runtime.matmul_all_reduce_rms_norm(
+        x, weight.t(), norm_weight, bias, residual, eps, out=out
+    )
+    return out
 
 
-def _register(name: str, arguments: str, returns: str, function: Any, outputs: int) -> None:
-    def fake(x: torch.Tensor, weight: torch.Tensor, *others: Any) -> Any:
-        made = [x.new_empty(x.shape[0], weight.shape[0]) for _ in range(outputs)]
-        return made[0] if outputs == 1 else tuple(made)
+def _register(name: str, arguments: str, function: Any, *leading: int) -> None:
+    def fake(x: torch.Tensor, weight: torch.Tensor, *others: Any) -> torch.Tensor:
+        return x.new_empty(*leading, x.shape[0], weight.shape[0])
 
-    _library.define(f"{name}({arguments}, str group_name) -> {returns}")
+    _library.define(f"{name}({arguments}, str group_name) -> Tensor")
     _library.impl(name, function, "CompositeExplicitAutograd")
     torch.library.register_fake(f"taxfree_vllm::{name}", fake, lib=_library)
 
 
-_register("row_parallel", _ARGUMENTS, "Tensor", _row_parallel, 1)
-_register(
-    "row_parallel_rms_norm", f"{_ARGUMENTS}, {_NORM}", "(Tensor, Tensor)", _row_parallel_rms_norm, 2
-)
+_register("row_parallel", _ARGUMENTS, _row_parallel)
+_register("row_parallel_rms_norm", f"{_ARGUMENTS}, {_NORM}", _row_parallel_rms_norm, 2)
 
 
 # -- compiled code --
@@ -288,10 +298,21 @@ class _RmsNormPass(InductorPass):  # type: ignore[misc]
                 continue
             if norm_weight.meta["val"].dtype != y.meta["val"].dtype:
                 continue
-            x, weight, bias, group_name = y.args
-            norm.target = torch.ops.taxfree_vllm.row_parallel_rms_norm.default
-            norm.args = (x, weight, bias, residual, norm_weight, eps, group_name)
-            graph.erase_node(y)
+            *factors, group_name = y.args
+            with graph.inserting_before(norm):
+                both = graph.call_function(
+                    torch.ops.taxfree_vllm.row_parallel_rms_norm.default,
+                    (*factors, residual, norm_weight, eps, group_name),
+                )
+                both.meta["val"] = y.meta["val"].new_empty(2, *y.meta["val"].shape)
+                for part in list(norm.users):  # each takes one of the two
+                    place = 0, part.args[1]
+                    taken = graph.call_function(torch.ops.aten.select.int, (both, *place))
+                    taken.meta["val"] = both.meta["val"].select(*place)
+                    part.replace_all_uses_with(taken)
+                    graph.erase_node(part)
+            for replaced in (norm, y):
+                graph.erase_node(replaced)
 
     def uuid(self) -> str:
         """vLLM's cache key of compiled code: the version, the kernels, this file, the table."""
