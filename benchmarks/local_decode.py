@@ -5,8 +5,8 @@
 
 All implementations run interleaved in one worker, over rotated inputs that together exceed L2.
 Ours are `baseline`, untuned, and the others that one rank can run, at each of their seed configs;
-for prompts, at the first. Planning on the host is not timed. The script prints a table, and writes the result file, with every
-sample, under ``benchmarks/results/<operation>``.
+for prompts, at the first. Planning on the host is not timed. The script prints a table, and writes
+the result file, with every sample, under ``benchmarks/results/<operation>``.
 """
 
 from __future__ import annotations

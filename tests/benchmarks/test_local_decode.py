@@ -49,7 +49,7 @@ def test_ours_and_torchs_are_timed_and_the_rest_say_why_not(tmp_path, capsys):
 
 def test_what_was_finished_is_kept_where_the_rest_was_not(tmp_path, monkeypatch, capsys):
     class OneProblem(NoWorkers):
-        def call(self, *_, problem):
+        def call(self, *_, op, problem):
             if problem["page_size"]:
                 raise WorkerLost("rank 0 died")
             timings = {"eager": Timing((1.0,), 0.0)}
