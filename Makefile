@@ -2,8 +2,9 @@
 
 PYTHON ?= python3
 TORCH_INDEX ?=
-# Tests of an xdist group run in one process, which keeps what they share.
-PYTEST_ARGS ?= -n 2 --dist loadgroup --no-loadscope-reorder --durations 20
+# Tests of an xdist group run in one process, which keeps what they share. Three processes for two
+# cores: tests of ranks that wait or die leave a core idle for a fifth of the time.
+PYTEST_ARGS ?= -n 3 --dist loadgroup --no-loadscope-reorder --durations 20
 SAMPLE ?=
 GPUS ?=
 CALLS ?= 1000000
@@ -20,7 +21,7 @@ DEMO := --op all_gather_matmul --shapes demo --gpus 2 --db $(DEMO_DB)
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help prerequisites env demo test test-all lint check-types soak soak-gpu test-gpu docs wheel
-.PHONY: clean measure targets rehash site
+.PHONY: clean measure targets rehash site test-vllm
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -51,7 +52,7 @@ $(ENV): pyproject.toml $(CONSTRAINTS) | prerequisites
 	@rm -f $@
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) $(TORCH)
-	$(BIN)/pip install -c $(CONSTRAINTS) -e '.[cpu,plot,check,dev]'
+	$(BIN)/pip install -c $(CONSTRAINTS) -e '.[cpu,plot,check,chiplets,dev]'
 	@touch $@
 
 # Kernels must compile under the oldest Triton too; nothing is interpreted with this one.
@@ -92,6 +93,9 @@ ON_GPUS := PYTHONPATH=.:kernels:tuning_db$(addprefix :,$(PYTHONPATH)) $(PYTHON)
 test-gpu: ## the tests that need GPUs, one at least, with PYTHON's torch; what the instrument found to RECORD
 	$(addprefix TAXFREE_INSTRUMENT_RECORD=,$(RECORD)) $(ON_GPUS) -m pytest -m gpu -v --durations 10 --sample all \
 	  $$(grep -rlE 'on_every_fabric|mark\.gpu' tests --include='test_*.py')
+
+test-vllm: ## the plugin in the real vLLM of PYTHON, where one is installed, and its signatures
+	$(ON_GPUS) -m pytest tests/integrations/test_vllm_engine.py -v -rs --timeout 1200
 
 measure: ## all that the documents show, on GPUS GPUs, with PYTHON's torch: an hour or more
 	$(ON_GPUS) -m benchmarks.measure $(addprefix --gpus ,$(GPUS))

@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,12 +30,17 @@ FOLDER = Path(__file__).parent / "results" / "block"
 DEADLINE_S = 600.0
 
 
-def rows_of(block: Block, measured: Sequence[PathTime]) -> Iterator[dict[str, Any]]:
-    """Rows of a record for one block, as JSON.
+def time_block(
+    group: WorkerGroup, block: Block, history: TuningHistory, repetitions: int
+) -> Iterator[dict[str, Any]]:
+    """Time one block; yields rows of a record.
 
     Raises:
         WrongResult: a path is less exact than the library may be.
+        TaskFailed: a rank could not run it.
     """
+    arguments = {"block": block, "records": history.records, "repetitions": repetitions}
+    measured: list[PathTime] = group.call(block_ranks.measure, DEADLINE_S, **arguments)[0]
     library = {each.mode: each for each in measured if each.path == "library"}
     for each in measured:
         worst = ERROR_ALLOWANCE * library[each.mode].relative_error
@@ -57,25 +62,6 @@ def rows_of(block: Block, measured: Sequence[PathTime]) -> Iterator[dict[str, An
             "relative_error": each.relative_error,
             "samples_us": each.timing.samples_us,
         }
-
-
-def time_block(
-    group: WorkerGroup, block: Block, history: TuningHistory, repetitions: int
-) -> list[dict[str, Any]]:
-    """Time one block; returns rows of a record.
-
-    Raises:
-        WrongResult: a path is less exact than the library may be.
-        TaskFailed: a rank could not run it.
-    """
-    measured: list[PathTime] = group.call(
-        block_ranks.measure,
-        DEADLINE_S,
-        block=block,
-        records=history.records,
-        repetitions=repetitions,
-    )[0]
-    return list(rows_of(block, measured))
 
 
 def blocks(options: argparse.Namespace, world_size: int) -> list[Block]:

@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 from torch.nn import functional
 
+from taxfree._runtime.collectives import vote
 from taxfree._runtime.runtime import Runtime
 from taxfree.measuring.timer import Timing, copies_needed, time_together
 from taxfree_kernels.all_gather_matmul.problem import AllGatherMatmul
@@ -90,7 +91,8 @@ def measure(
     fabric: Fabric, block: Block, records: Sequence[Record], repetitions: int
 ) -> list[PathTime]:
     """Time all paths that serve a block together; collective."""
-    inputs = _inputs(fabric, block, copies_needed(fabric, _weight_bytes(block)))
+    weights = 3 * block.hidden * block.own_columns * getattr(torch, block.dtype).itemsize
+    inputs = _inputs(fabric, block, copies_needed(fabric, weights))
     exact = _reference(fabric, block, inputs[0])
     modes = ("eager", "graph") if fabric.has_graphs else ("eager",)
     paths = {}
@@ -104,11 +106,10 @@ def measure(
     errors = {path: _error(fabric, call(0), exact) for path, (call, _) in paths.items()}
     tried = [(path, mode) for path in paths for mode in modes]
     calls = [(paths[path][0], mode) for path, mode in tried]
+    timings = time_together(fabric, calls, repetitions)
     return [
         PathTime(path, mode, timing, paths[path][1], errors[path])
-        for (path, mode), timing in zip(
-            tried, time_together(fabric, calls, repetitions), strict=True
-        )
+        for (path, mode), timing in zip(tried, timings, strict=True)
     ]
 
 
@@ -142,9 +143,7 @@ def _dispatched(
     runtime = Runtime.on_fabric(fabric, records)
     runtime.prepare(block.problems)
     ops = [getattr(runtime, op_of(problem)) for problem in block.problems]
-    choices = [runtime.choice(problem) for problem in block.problems]
-    named = zip(block.problems, choices, strict=True)
-    return ops, {op_of(problem): choice.variant for problem, choice in named}
+    return ops, {op_of(problem): runtime.choice(problem).variant for problem in block.problems}
 
 
 def _planned(
@@ -180,10 +179,6 @@ def _of_plan(plan: Plan, problem: Any) -> _Op:
 
 
 # -- inputs and the reference --
-
-
-def _weight_bytes(block: Block) -> int:
-    return 3 * block.hidden * block.own_columns * getattr(torch, block.dtype).itemsize
 
 
 def _inputs(fabric: Fabric, block: Block, copies: int) -> list[_Tensors]:
@@ -223,6 +218,4 @@ def _reference(fabric: Fabric, block: Block, tensors: _Tensors) -> torch.Tensor:
 
 def _error(fabric: Fabric, out: torch.Tensor, exact: torch.Tensor) -> float:
     own = float((out.double() - exact).norm() / exact.norm())
-    errors: list[Any] = [None] * fabric.world_size
-    dist.all_gather_object(errors, own, fabric.group)
-    return max(errors)
+    return max(vote(fabric.group, own))

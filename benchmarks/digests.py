@@ -8,19 +8,17 @@ import time
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 from benchmarks import measurements
 from benchmarks.measurements import Subject
-from taxfree_kernels import hardware as hardware_module
 from taxfree_kernels.cross_compile.instructions import kernel_key, run_time_values
 from taxfree_kernels.cross_compile.pool import CompilePool
 from taxfree_kernels.cross_compile.record import record
 from taxfree_kernels.cross_compile.report import triton_version
 from taxfree_kernels.cross_compile.screen import request
-from taxfree_kernels.hardware import Hardware
+from taxfree_kernels.hardware import KNOWN
 from taxfree_kernels.variant import problem_class
 from taxfree_tuning_db.records import canonical_json
 from taxfree_tuning_db.renamed import with_new_names
@@ -38,10 +36,14 @@ class Code:
     Args:
         ttir: version of Triton -> digest of the TTIR and the options.
         assembly: version of Triton -> digest of the PTX or amdgcn, if it was made.
+        errors: version of Triton -> why the kernel does not compile.
+        request: to a compile worker; empty if the code was read from a file.
     """
 
     ttir: dict[str, str]
     assembly: dict[str, str] = field(default_factory=dict)
+    errors: dict[str, str] = field(default_factory=dict)
+    request: dict[str, Any] = field(default_factory=dict, compare=False)
 
 
 @dataclass(frozen=True)
@@ -152,8 +154,6 @@ class Compiler:
             version: CompilePool(each, _TIMEOUT_S, path) for version, path in tritons.items()
         }
         self._codes: dict[str, Code] = {}
-        self._requests: dict[str, dict[str, Any]] = {}
-        self.errors: dict[str, str] = {}
 
     def launches(self, subject: Subject) -> tuple[Launch, ...]:
         """Launches of our kernels by a measurement's plan, not compiled yet.
@@ -161,85 +161,68 @@ class Compiler:
         Raises:
             NotRecordable: the plan cannot be made.
         """
+        gpu = next((each for each in KNOWN.values() if each.name == subject.gpu), None)
+        if gpu is None:
+            raise NotRecordable(f"unknown GPU {subject.gpu!r}: add it to hardware.KNOWN")
         if measurements.current_hash(subject) is None:
-            raise NotRecordable(
-                f"there is no variant {subject.variant!r} of {subject.op!r} any more"
-            )
+            raise NotRecordable(f"there is no variant {subject.variant!r} of {subject.op!r}")
         try:
             problem = problem_class(subject.op)(**json.loads(subject.problem))
-            config, gpu = json.loads(subject.config), hardware_named(subject.gpu)
+            config = json.loads(subject.config)
             made = record(subject.op, subject.variant, problem, config, gpu)
             asked = request(subject.op, problem, subject.variant, config, gpu)
         except Exception as error:  # whatever a plan raises is the reason
             raise NotRecordable(f"{type(error).__name__}: {error}") from error
         found = []
         for number, each in enumerate(made):
-            key = f"{subject.gpu}\0{kernel_key(each)}"
-            if key not in self._codes:
-                self._codes[key] = Code({})
-                digest = {"launch": number, "key": kernel_key(each), "assembly": False}
-                self._requests[key] = asked | {"digest": digest}
-            found.append(Launch(self._codes[key], each.kernel.grid, tuple(run_time_values(each))))
+            key = kernel_key(each)
+            digest = {"launch": number, "key": key}
+            new = Code({}, request=asked | {"digest": digest})
+            code = self._codes.setdefault(f"{subject.gpu}\0{key}", new)
+            found.append(Launch(code, each.kernel.grid, tuple(run_time_values(each))))
         return tuple(found)
 
     def compile(self, codes: Iterable[Code], assembly: bool) -> None:
-        """Fill in missing digests; failures are in :attr:`errors`."""
-        wanted = {id(code) for code in codes}
-        keys = [key for key, code in self._codes.items() if id(code) in wanted]
+        """Fill in missing digests, or why there are none."""
+        each_once = {id(code): code for code in codes}.values()
         with ThreadPoolExecutor(len(self._pools)) as threads:
-            list(threads.map(lambda each: self._compile(each, keys, assembly), self._pools))
+            list(threads.map(lambda each: self._compile(each, each_once, assembly), self._pools))
 
-    def _compile(self, version: str, keys: Sequence[str], assembly: bool) -> None:
-        keys = [key for key in keys if self._lacks(key, version, assembly)]
-        answers = self._pools[version].answers([self._request(key, assembly) for key in keys])
+    def _compile(self, version: str, codes: Iterable[Code], assembly: bool) -> None:
+        lacking = [
+            code
+            for code in codes
+            if version not in (code.assembly if assembly else code.ttir)
+            and version not in code.errors
+        ]
+        answers = self._pools[version].answers(
+            code.request | {"digest": code.request["digest"] | {"assembly": assembly}}
+            for code in lacking
+        )
         what, begin, said = "assembly" if assembly else "TTIR", time.monotonic(), time.monotonic()
-        for done, (key, answer) in enumerate(zip(keys, answers, strict=True), 1):
+        for done, (code, answer) in enumerate(zip(lacking, answers, strict=True), 1):
             if "error" in answer:
-                self.errors[f"{key}\0{version}"] = f"Triton {version}: {answer['error']}"
+                code.errors[version] = f"Triton {version}: {answer['error']}"
                 continue
-            self._codes[key].ttir[version] = answer["ttir"]
+            code.ttir[version] = answer["ttir"]
             if assembly:
-                self._codes[key].assembly[version] = answer["assembly"]
-            if time.monotonic() - said > 10 or done == len(keys):
+                code.assembly[version] = answer["assembly"]
+            if time.monotonic() - said > 10 or done == len(lacking):
                 said = time.monotonic()
-                progress = f"{what} of {done}/{len(keys)} kernels, {said - begin:.0f} s"
+                progress = f"{what} of {done}/{len(lacking)} kernels, {said - begin:.0f} s"
                 say(f"Triton {version}: {progress}")
-
-    def _lacks(self, key: str, version: str, assembly: bool) -> bool:
-        code = self._codes[key]
-        is_known = version in (code.assembly if assembly else code.ttir)
-        return not is_known and f"{key}\0{version}" not in self.errors
-
-    def _request(self, key: str, assembly: bool) -> dict[str, Any]:
-        asked = self._requests[key]
-        return asked | {"digest": asked["digest"] | {"assembly": assembly}}
-
-    def error_of(self, launches: Iterable[Launch]) -> str | None:
-        """Why one of these did not compile, or None."""
-        codes = {id(each.code) for each in launches}
-        keys = [key for key, code in self._codes.items() if id(code) in codes]
-        errors = (self.errors.get(f"{key}\0{each}") for key in keys for each in self.tritons)
-        return next(filter(None, errors), None)
 
     def __enter__(self) -> Compiler:
         return self
 
     def __exit__(self, *raised: Any) -> None:
         for pool in self._pools.values():
-            pool.__exit__(*raised)
+            pool.close()
 
 
-@cache
-def hardware_named(gpu: str) -> Hardware:
-    """A device by its name in fingerprints.
-
-    Raises:
-        NotRecordable: the device is unknown.
-    """
-    for each in hardware_module.KNOWN.values():
-        if each.name == gpu:
-            return each
-    raise NotRecordable(f"unknown GPU {gpu!r}: add it to taxfree_kernels.hardware.KNOWN")
+def error_of(launches: Iterable[Launch]) -> str | None:
+    """Why one of these did not compile, or None."""
+    return next((error for each in launches for error in each.code.errors.values()), None)
 
 
 def both_tritons() -> dict[str, Path | None]:

@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from taxfree.fingerprints import kernel_hashes
 from taxfree.measuring.results import DISPATCH, Row, load
 
 ROOT = Path(__file__).parents[1]
+Block = re.Match[str]
+#: between `<!-- kind -->` and `<!-- end of kind -->`; the first may be `<!-- kind: file where -->`
+_BLOCK = re.compile(
+    r"(?P<begin><!-- (?P<kind>[a-z ]+)(?:: (?P<file>\S+)(?P<where>[^\n]*?))? -->\n)"
+    r".*?(?P<end><!-- end of (?P=kind) -->)",
+    re.DOTALL,
+)
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]], text: Sequence[int] = ()) -> str:
@@ -38,11 +45,19 @@ def check_parser(doc: str | None) -> argparse.ArgumentParser:
     return made
 
 
-def with_block(document: Path, name: str, content: str) -> str:
-    """A document's text with new content between `<!-- name -->` and `<!-- end of name -->`."""
-    block = re.compile(rf"(<!-- {name} -->\n).*?(<!-- end of {name} -->)", re.DOTALL)
-    text = document.read_text(encoding="utf-8")
-    return block.sub(lambda found: f"{found[1]}\n{content}\n{found[2]}", text)
+def blocks(text: str, kind: str) -> list[Block]:
+    """The blocks of a kind in a document."""
+    return [found for found in _BLOCK.finditer(text) if found["kind"] == kind]
+
+
+def with_blocks(text: str, makers: Mapping[str, Callable[[Block], str]]) -> str:
+    """A document with new content in its blocks, by kind; those of other kinds stay."""
+
+    def made(block: Block) -> str:
+        make = makers.get(block["kind"])
+        return block[0] if make is None else f"{block['begin']}\n{make(block)}\n{block['end']}"
+
+    return _BLOCK.sub(made, text)
 
 
 def write_changed(texts: Mapping[Path, str], *, check: bool = False) -> bool:

@@ -21,6 +21,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import itertools
+import math
 import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -108,11 +109,8 @@ def emulations(
                 problem=dataclasses.asdict(problem), candidates=tried, arena_bytes=arena,
                 repetitions=repetitions,
             )[0]  # fmt: skip
-        yield problem, sorted(found, key=_time)
-
-
-def _time(emulated: Emulated) -> float:
-    return float("inf") if emulated.timing is None else emulated.timing.median_us
+        found.sort(key=lambda each: each.timing.median_us if each.timing else math.inf)
+        yield problem, found
 
 
 def main() -> int:

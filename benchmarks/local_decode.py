@@ -52,7 +52,7 @@ _FLOPS = 2e14  # of all repetitions of a mode: long prompts are repeated less of
 Attend = Callable[[int], torch.Tensor]
 
 
-@dataclass(frozen=True)
+@dataclass
 class Implementation:
     """The measurement of one implementation.
 
@@ -67,7 +67,7 @@ class Implementation:
     name: str
     config: dict[str, Any]
     relative_error: float | None = None
-    timings: Mapping[str, timer.Timing] = dataclasses.field(default_factory=dict)
+    timings: dict[str, timer.Timing] = dataclasses.field(default_factory=dict)
     reason: str = ""
 
 
@@ -79,52 +79,50 @@ def measure_problem(
 ) -> tuple[list[Implementation], Bounds, Peaks]:
     """Check, then time, all implementations of a problem together; a task of the worker."""
     bench = open_bench(fabric, op, problem)
-    made: list[tuple[str, dict[str, Any], Callable[[], Attend]]] = [
+    outcomes = [
         *(
-            (name, config, functools.partial(_ours, bench, Candidate(name, config)))
+            Implementation(name, config)
             for name, variant in variants(op).items()
             if variant.unsupported_reason(bench.problem, fabric.hardware) is None
             for config in variant.seed_configs(bench.problem, fabric.hardware)[: _SEEDS[op]]
         ),
-        *((name, {}, functools.partial(make, bench)) for name, make in PEERS[op].items()),
+        *(Implementation(name, {}) for name in PEERS[op]),
     ]
-    outcomes, ready = [], []
-    for name, config, make in made:
-        outcome, attend = _checked(bench, name, config, make)
-        if attend is not None:
-            ready.append((len(outcomes), attend))
-        outcomes.append(outcome)
-    modes = ("eager", "graph") if fabric.has_graphs else ("eager",)
-    slots = [(index, attend, mode) for index, attend in ready for mode in modes]
-    timings = timer.time_together(
-        fabric, [(attend, mode) for _, attend, mode in slots], _repetitions(fabric, bench.problem)
-    )
-    for (index, _, mode), timing in zip(slots, timings, strict=True):
-        found = dict(outcomes[index].timings) | {mode: timing}
-        outcomes[index] = dataclasses.replace(outcomes[index], timings=found)
+    tried = [(each, _right(bench, each)) for each in outcomes]
+    # A prompt takes so long that its launch does not show.
+    modes = ("eager", "graph") if fabric.has_graphs and op == OP else ("eager",)
+    timed = [(each, attend, mode) for each, attend in tried if attend for mode in modes]
+    calls = [(attend, mode) for _, attend, mode in timed]
+    repetitions, chain = _repetitions(fabric, bench.problem)
+    timings = timer.time_together(fabric, calls, repetitions, chain=chain)
+    for (each, _, mode), timing in zip(timed, timings, strict=True):
+        each.timings[mode] = timing
     rates = peaks(fabric, bench.problem.dtype)
     return outcomes, bounds(bench.problem.cost, rates, None), rates
 
 
-def _repetitions(fabric: Fabric, problem: Any) -> int:
-    affordable = max(3, int(_FLOPS / problem.cost.flops))
-    return min(_REPETITIONS[fabric.has_graphs], affordable)
+def _repetitions(fabric: Fabric, problem: Any) -> tuple[int, int]:
+    """Repetitions, and calls of each: fewer of long prompts."""
+    calls = max(3, int(_FLOPS / problem.cost.flops))
+    most = _REPETITIONS[fabric.has_graphs]
+    chain = max(1, min(timer.chain_of(fabric), calls // most))
+    return min(most, calls // chain), chain
 
 
-def _checked(
-    bench: Bench, name: str, config: dict[str, Any], make: Callable[[], Attend]
-) -> tuple[Implementation, Attend | None]:
-    """Make an implementation and compare its result with the reference's."""
+def _right(bench: Bench, outcome: Implementation) -> Attend | None:
+    """An implementation whose result is that of the reference; else None, and the reason."""
     try:
-        attend = make()
+        make = PEERS[bench.op].get(outcome.name)
+        attend = make(bench) if make else _ours(bench, Candidate(outcome.name, outcome.config))
         out = attend(0)
     except Exception as error:  # whatever a library raises is a reason to do without it
-        return Implementation(name, config, reason=one_line(error)), None
-    error = bench.error_of(out.reshape(bench.outputs[0].shape))
-    if not error <= 0.01:
-        reason = f"relative error {error:.2e}"
-        return Implementation(name, config, error, reason=reason), None
-    return Implementation(name, config, error), attend
+        outcome.reason = one_line(error)
+        return None
+    outcome.relative_error = bench.error_of(out.reshape(bench.outputs[0].shape))
+    if outcome.relative_error <= 0.01:
+        return attend
+    outcome.reason = f"relative error {outcome.relative_error:.2e}"
+    return None
 
 
 def _ours(bench: Bench, candidate: Candidate) -> Attend:

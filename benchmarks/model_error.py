@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from benchmarks.documents import ROOT, check_parser, table, with_block, write_changed
+from benchmarks.documents import ROOT, check_parser, table, with_blocks, write_changed
 from taxfree.cost_model import H200, Machine, modelled_variants, times, vendor_us
 from taxfree.measuring.results import Row, load
 from taxfree_kernels.variant import problem_class, variants
@@ -269,19 +269,6 @@ def _percent(of: Callable[[Sequence[float]], float], errors: Sequence[float]) ->
     return f"{of(errors):.0%}" if errors else ""
 
 
-def held_out_errors(machine: Machine, measured: Sequence[FittedRow]) -> dict[str, float]:
-    """Operation -> median over the rows that nothing was fitted to."""
-    by_visit = machines(machine, measured)
-    return {
-        op: statistics.median(
-            abs(error(by_visit[each.visit], each))
-            for each in measured
-            if each.row.op == op and not each.is_fitted
-        )
-        for op in FITTED
-    }
-
-
 def main() -> int:
     """Write the tables, check them, or fit; returns the exit code."""
     parser = check_parser(__doc__)
@@ -292,7 +279,8 @@ def main() -> int:
         for name, value in dataclasses.asdict(fit(measured, H200)).items():
             print(f"{name}={value:.3g}" if isinstance(value, float) else f"{name}: given")
         return 0
-    updated = with_block(DOCUMENT, "model error", tables(H200, measured))
+    text = DOCUMENT.read_text(encoding="utf-8")
+    updated = with_blocks(text, {"model error": lambda _: tables(H200, measured)})
     is_outdated = write_changed({DOCUMENT: updated}, check=options.check)
     return int(is_outdated and options.check)
 

@@ -46,6 +46,7 @@ from benchmarks.digests import (
     Launch,
     NotRecordable,
     both_tritons,
+    error_of,
     say,
 )
 from benchmarks.measurements import Document, Subject, load_documents
@@ -152,7 +153,7 @@ def _compare(findings: Sequence[Finding], digests: Digests, compiler: Compiler) 
 
 def _judge(finding: Finding, now: tuple[Launch, ...], digests: Digests, compiler: Compiler) -> None:
     was = digests.launches[finding.subject, finding.kernel_hash]
-    finding.why = compiler.error_of(now) or difference(was, now, compiler.tritons) or ""
+    finding.why = error_of(now) or difference(was, now, compiler.tritons) or ""
     finding.by_rule = not was and not now
     finding.status = "changed" if finding.why else "moved"
     if finding.status == "changed":
@@ -193,7 +194,7 @@ def record_missing(
         for finding in batch:
             if (plan := made.get(finding.subject)) is None:
                 continue
-            finding.why = compiler.error_of(plan) or ""
+            finding.why = error_of(plan) or ""
             if not finding.why:
                 finding.status = "current"
                 digests.launches[finding.subject, finding.kernel_hash] = plan
@@ -261,21 +262,21 @@ def summary(findings: Sequence[Finding]) -> str:
     return "\n".join(parts)
 
 
-def main(arguments: Sequence[str] | None = None, root: Path = ROOT) -> int:
-    """Run the command on the committed files of a tree; returns the exit status."""
-    options = _parser().parse_args(arguments)
+def main() -> int:
+    """Run the command line; returns the exit status."""
+    options = _parser().parse_args()
     begin = time.monotonic()
-    documents, digests = load_documents(root), Digests.load(root / DIGESTS)
+    documents, digests = load_documents(ROOT), Digests.load(ROOT / DIGESTS)
     with Compiler(both_tritons(), options.workers) as compiler:
         findings = examine(documents, digests, compiler)
         if options.record:
             names = options.variant or {each.subject.variant for each in findings}
             asked = [each for each in findings if each.subject.variant in names]
             for _ in record_missing(asked, digests, compiler, options.assembly):
-                files.write(root / DIGESTS, digests.text())
+                files.write(ROOT / DIGESTS, digests.text())
     move(documents, findings)
     texts = {each.path: each.new_text() for each in documents}
-    texts[root / DIGESTS] = without_unused(digests, documents).text()
+    texts[ROOT / DIGESTS] = without_unused(digests, documents).text()
     to_write = [path for path, text in texts.items() if text != _text(path)]
     if not options.check:
         for path in to_write:
@@ -285,7 +286,7 @@ def main(arguments: Sequence[str] | None = None, root: Path = ROOT) -> int:
     else:
         print(summary(findings))
         for path in to_write:
-            print(f"{'would change' if options.check else 'changed'}: {path.relative_to(root)}")
+            print(f"{'would change' if options.check else 'changed'}: {path.relative_to(ROOT)}")
     say(f"{time.monotonic() - begin:.0f} s")
     bad = {"changed", "unrecorded"} if options.check else {"changed"}
     is_bad = any(each.status in bad for each in findings)

@@ -11,9 +11,10 @@ Inputs are small integers, whose sums are exact in any order: one different valu
 from __future__ import annotations
 
 import contextlib
+import itertools
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextvars import Context
 from dataclasses import dataclass, replace
 from functools import partial
@@ -21,14 +22,14 @@ from random import Random
 from typing import Any
 
 import torch
-import torch.distributed as dist
 import triton
 import triton.language as tl
 
+from taxfree._runtime.collectives import Failure, attempt
 from taxfree_kernels.cross_compile.record import record
 from taxfree_kernels.device import control, packets, sync
 from taxfree_kernels.fabric.base import Fabric
-from taxfree_kernels.fabric.layout import ALIGNMENT
+from taxfree_kernels.fabric.layout import aligned
 from taxfree_kernels.launch import Kernel, compiling, launch_normally, launching_through
 from taxfree_kernels.problem import MatmulProblem
 from taxfree_kernels.variant import (
@@ -231,7 +232,7 @@ def _packed(tensors: Sequence[torch.Tensor | None], device: torch.device) -> tor
     for tensor in tensors:
         if tensor is not None:
             storage = parts[0].new_empty(0).set_(tensor.untyped_storage())
-            parts += [storage, storage.new_zeros(-storage.numel() % ALIGNMENT)]
+            parts += [storage, storage.new_zeros(aligned(storage.numel()) - storage.numel())]
     return torch.cat(parts).view(torch.int32)
 
 
@@ -249,21 +250,8 @@ def _unpacked(
         own = row[begin : begin + size].view(tensor.dtype)
         offset = own.storage_offset() + tensor.storage_offset()
         found.append(own.as_strided(tensor.shape, tensor.stride(), offset))
-        begin += size + -size % ALIGNMENT
+        begin += aligned(size)
     return tuple(found)
-
-
-class _PausingLauncher:
-    """Replaces the launcher for one call: pauses before each kernel but the first."""
-
-    def __init__(self, pause: Callable[[], None]) -> None:
-        self._pause, self._has_begun = pause, False
-
-    def __call__(self, kernel: Kernel, args: tuple[Any, ...]) -> None:
-        if self._has_begun:
-            Context().run(self._pause)  # whose own kernel is launched without a pause
-        self._has_begun = True
-        launch_normally(kernel, args)
 
 
 class _Caller:
@@ -287,23 +275,26 @@ class _Caller:
         shared, before, between = streams
         words, elements = bank.row.numel(), bank.out.numel()
         blocks = {"BLOCK": 1024, "SETS": SETS}
-        begin, pause, end = (
-            Kernel(_begin, 1, {"MOST": MOST_LOADS, **blocks}),
-            Kernel(_pause_between, 1, {"MOST": MOST_LOADS}),
-            Kernel(_end, 1, blocks),
-        )
         self._begin = partial(
-            begin, call, bank.rows, bank.row, words, bank.out, elements, shared, before
-        )
-        self._pause = partial(pause, call, between)
+            Kernel(_begin, 1, {"MOST": MOST_LOADS, **blocks}),
+            call, bank.rows, bank.row, words, bank.out, elements, shared, before,
+        )  # fmt: skip
+        self._pause = partial(Kernel(_pause_between, 1, {"MOST": MOST_LOADS}), call, between)
         self._end = partial(
-            end, call, bank.results, bank.out, elements, shared, wrong, first, member
-        )
+            Kernel(_end, 1, blocks),
+            call, bank.results, bank.out, elements, shared, wrong, first, member,
+        )  # fmt: skip
 
     def call(self) -> None:
         """Make one call with its pauses and its comparison."""
+        pauses = itertools.chain([lambda: None], itertools.repeat(self._pause))
+
+        def launch_after_pause(kernel: Kernel, args: tuple[Any, ...]) -> None:
+            Context().run(next(pauses))  # a new context: its own kernel is launched without a pause
+            launch_normally(kernel, args)
+
         self._begin()
-        with launching_through(_PausingLauncher(self._pause)):
+        with launching_through(launch_after_pause):
             self._run()
         self._end()
 
@@ -315,6 +306,9 @@ class _Caller:
 
     def _run(self) -> None:
         self._plan(*self._bank.inputs, self._bank.out)
+
+
+_Graph = tuple[torch.cuda.CUDAGraph, Counter[int]]  # with how often it calls each member
 
 
 class Soak:
@@ -335,7 +329,7 @@ class Soak:
         self._pauses = pausing_inside if inside else contextlib.nullcontext
         self._callers: list[_Caller] = []
         self._banks: dict[Any, _Bank] = {}
-        self._graphs: dict[tuple[int, ...], list[tuple[torch.cuda.CUDAGraph, Counter[int]]]] = {}
+        self._graphs: dict[tuple[int, ...], list[_Graph]] = {}
         with self._pauses():
             candidates = list(_candidates(fabric, self._random, configs))
             self._call = torch.zeros(2, dtype=torch.int64, device=fabric.device)
@@ -347,14 +341,17 @@ class Soak:
 
     # -- making ready ----------------------------------------------------------------------------
 
-    def _caller(self, member: Member) -> _Caller:
+    def _compiled(self, member: Member) -> _Caller:
         if member.problem not in self._banks:
             self._banks[member.problem] = _Bank(self._fabric, member.op, member.problem)
         plan = _variant(member).plan(member.problem, self._fabric, member.config)
         counters = (self._call, self._wrong, self._first)
         shared, own = 1000 * self._seed, 1000 * self._seed + self._fabric.rank
         streams = (shared, own + 100, own + 200)
-        return _Caller(plan, self._banks[member.problem], len(self.members), counters, streams)
+        bank = self._banks[member.problem]
+        caller = _Caller(plan, bank, len(self.members), counters, streams)
+        caller.compile()
+        return caller
 
     def _share_compilation(self, candidates: Sequence[Member]) -> None:
         """Each rank compiles its share into the compiler's cache, where the others find it."""
@@ -362,21 +359,14 @@ class Soak:
         fused = [member for member in candidates if _variant(member).fused]
         for member in fused[fabric.rank :: fabric.world_size]:
             with contextlib.suppress(Exception):  # recurs in _add, where all ranks vote
-                self._caller(member).compile()
+                self._compiled(member)
         fabric.barrier()
 
     def _add(self, member: Member) -> None:
         """Add a member, if every rank can plan and compile it."""
-        caller, reason = None, None
-        try:
-            caller = self._caller(member)
-            caller.compile()
-        except Exception as error:  # whatever a compiler raises is the reason
-            reason = f"{type(error).__name__}: {error}"
-        reasons: list[str | None] = [None] * self._fabric.world_size
-        dist.all_gather_object(reasons, reason, self._fabric.group)
-        if caller is None or any(reasons):
-            self.left_out.append((member, next(each for each in reasons if each)))
+        caller = attempt(self._fabric.group, [partial(self._compiled, member)])[0]
+        if isinstance(caller, Failure):
+            self.left_out.append((member, caller.why))
             return
         self.members.append(member)
         self._callers.append(caller)
@@ -424,10 +414,8 @@ class Soak:
             self._first[:count].tolist(),
         )
 
-    def _captured(
-        self, members: tuple[int, ...]
-    ) -> list[tuple[torch.cuda.CUDAGraph, Counter[int]]]:
-        """Graphs of these members' calls in different orders, with how often each is called."""
+    def _captured(self, members: tuple[int, ...]) -> list[_Graph]:
+        """Graphs of these members' calls in different orders."""
         if members not in self._graphs:
             for member in members:  # libraries initialise before the first capture
                 self._callers[member].call()
@@ -435,7 +423,7 @@ class Soak:
             self._graphs[members] = [self._capture(members) for _ in range(GRAPHS)]
         return self._graphs[members]
 
-    def _capture(self, members: Sequence[int]) -> tuple[torch.cuda.CUDAGraph, Counter[int]]:
+    def _capture(self, members: Sequence[int]) -> _Graph:
         order = [self._random.choice(members) for _ in range(GRAPH_CALLS)]
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, capture_error_mode="thread_local"):
@@ -451,24 +439,16 @@ def _variant(member: Member) -> Variant:
 def _candidates(fabric: Fabric, random: Random, configs: int) -> Iterator[Member]:
     """Variants with kernels of ours on tiny problems, each with a few configs."""
     for op in operation_names():
-        for problem in _problems(op, fabric):
+        for problem in operation_shapes(op).tiny(fabric.world_size):
+            if fabric.has_graphs and isinstance(problem, MatmulProblem):
+                # The checker's K has too few steps to split.
+                problem = replace(problem, k=_TIMES_K * problem.k)
             for name, variant in variants(op).items():
                 if variant.unsupported_reason(problem, fabric.hardware) is not None:
                     continue
                 for config in _configs(variant, problem, fabric, random, configs):
                     if record(op, name, problem, config, fabric.hardware):
                         yield Member(op, problem, name, config)
-
-
-def _problems(op: str, fabric: Fabric) -> list[Any]:
-    """The checker's problems; on GPUs with a larger K, which else has too few steps to split."""
-    problems = operation_shapes(op).tiny(fabric.world_size)
-    if not fabric.has_graphs:
-        return problems
-    return [
-        replace(problem, k=_TIMES_K * problem.k) if isinstance(problem, MatmulProblem) else problem
-        for problem in problems
-    ]
 
 
 def _configs(

@@ -22,7 +22,6 @@ and fails if a document differs from the result files.
 from __future__ import annotations
 
 import json
-import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -30,6 +29,8 @@ from typing import Any
 
 from benchmarks.documents import (
     ROOT,
+    Block,
+    blocks,
     check_parser,
     is_current,
     is_removed,
@@ -37,6 +38,7 @@ from benchmarks.documents import (
     rows_of,
     table,
     us,
+    with_blocks,
     write_changed,
 )
 from taxfree.fingerprints import size_field
@@ -115,25 +117,19 @@ PLOT_CAPTION = (
     "line is what dispatch runs."
 )
 _COMMON = ("dtype", "world_size", "v_head_dim")  # the same in the whole table
-_BLOCK = re.compile(
-    r"(?P<begin><!-- (?P<kind>results|evolution|summary|highlights|block|attention|plot): "
-    r"(?P<file>\S+)(?P<where>[^\n]*?) -->\n)"
-    r".*?(?P<end><!-- end of (?P=kind) -->)",
-    re.DOTALL,
-)
 
 
 def main() -> int:
     """Update the documents, or check them; returns the exit code."""
     options = check_parser(__doc__).parse_args()
-    texts = {path: path.read_text(encoding="utf-8") for path in _documents(ROOT)}
+    documents = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]
+    texts = {path: path.read_text(encoding="utf-8") for path in sorted(documents)}
     updated = {path: update(text, ROOT) for path, text in texts.items()}
     is_outdated = write_changed(updated, check=options.check)
     pictures = {  # with their result files
-        path.parent / _picture(match): ROOT / match["file"]
+        path.parent / _picture(block): ROOT / block["file"]
         for path, text in texts.items()
-        for match in _BLOCK.finditer(text)
-        if match["kind"] == "plot"
+        for block in blocks(text, "plot")
     }
     if options.check:
         missing = [path for path in pictures if not path.exists()]
@@ -146,13 +142,9 @@ def main() -> int:
     return 0
 
 
-def _documents(root: Path) -> list[Path]:
-    return sorted([*root.glob("*.md"), *root.glob("docs/**/*.md")])
-
-
-def _picture(match: re.Match[str]) -> Path:
+def _picture(block: Block) -> Path:
     """The picture of a result file, seen from the document."""
-    file = Path(match["file"])
+    file = Path(block["file"])
     return Path(f"pictures/{file.parent.name}-{file.stem}.png")
 
 
@@ -164,27 +156,27 @@ def update(text: str, root: Path) -> str:
         root: that the names of result files start from.
     """
 
-    def block(match: re.Match[str]) -> str:
-        path = root / match["file"]
-        where = dict(word.split("=", 1) for word in match["where"].split())
-        match match["kind"]:
-            case "summary":
-                made = summary(root, match["file"])
-            case "highlights":
-                made = highlights(root, match["file"])
-            case "block":
-                made = block_tables(json.loads(path.read_text(encoding="utf-8"))["rows"])
-            case "plot":
-                made = f"\n![{PLOT_CAPTION}]({_picture(match)})\n\n{PLOT_CAPTION}\n\n"
-            case "attention":
-                made = attention(rows_of(path))
-            case "evolution":
-                made = evolution(rows_of(path), where)
-            case _:
-                made = tables(rows_of(path), where)
-        return match["begin"] + made + match["end"]
+    def rows(block: Block) -> list[Row]:
+        return rows_of(root / block["file"])
 
-    return _BLOCK.sub(block, text)
+    def where(block: Block) -> dict[str, str]:
+        return dict(word.split("=", 1) for word in block["where"].split())
+
+    def block_of_model(block: Block) -> str:
+        return block_tables(json.loads((root / block["file"]).read_text(encoding="utf-8"))["rows"])
+
+    return with_blocks(
+        text,
+        {
+            "results": lambda block: tables(rows(block), where(block)),
+            "evolution": lambda block: evolution(rows(block), where(block)),
+            "summary": lambda block: summary(root, block["file"]),
+            "highlights": lambda block: highlights(root, block["file"]),
+            "block": block_of_model,
+            "attention": lambda block: attention(rows(block)),
+            "plot": lambda block: f"![{PLOT_CAPTION}]({_picture(block)})\n\n{PLOT_CAPTION}\n",
+        },
+    )
 
 
 def tables(rows: Iterable[Row], where: Mapping[str, str]) -> str:
@@ -209,7 +201,7 @@ def summary(root: Path, machine: str) -> str:
             named = [_named(ours), _us(dispatch), _named(library)]
             times = library.median_us / dispatch.median_us
             lines.append([f"{op} {format_problem(op, fields)}", *named, f"{times:.2f}"])
-    return f"\n{table(header, lines, text=[0])}\n{SUMMARY_CAPTION}{_age(shown)}\n\n"
+    return f"{table(header, lines, text=[0])}\n{SUMMARY_CAPTION}{_age(shown)}\n"
 
 
 def highlights(root: Path, machine: str) -> str:
@@ -219,15 +211,14 @@ def highlights(root: Path, machine: str) -> str:
     for label, op, wanted in HIGHLIGHTS:
         groups = _measured(root, machine, op, wanted)
         shown += [row for group in groups for row in group]
-        size = size_field(op)
-        sizes = [str(group[0].problem[size]) for group in groups]
+        sizes = [str(_size(group)) for group in groups]
         compared = [_compared(group) for group in groups]
         by_dispatch = [library.median_us / ran.median_us for _, ran, library in compared]
         by_ours = [library.median_us / ours.median_us for ours, _, library in compared]
-        of = f"{size} = {_span(sizes[0], sizes[-1], '...')}"
+        of = f"{size_field(op)} = {_span(sizes[0], sizes[-1], '...')}"
         spans = [_span(f"{min(x):.2f}", f"{max(x):.2f}", " to ") for x in (by_dispatch, by_ours)]
         lines.append([label, of, *spans])
-    return f"\n{table(header, lines, text=[0, 1])}\n{HIGHLIGHTS_CAPTION}{_age(shown)}\n\n"
+    return f"{table(header, lines, text=[0, 1])}\n{HIGHLIGHTS_CAPTION}{_age(shown)}\n"
 
 
 def _span(first: str, last: str, between: str) -> str:
@@ -242,16 +233,21 @@ def _measured(
     paths = [folder / f"{machine}.json", *sorted(folder.glob(f"{machine}-*.json"))]
     rows = [row for path in paths for row in rows_of(path)]
     chosen = [row for row in rows if all(row.problem[f] in v for f, v in wanted.items())]
-    return sorted(by_problem(chosen), key=lambda group: group[0].problem[size_field(op)])
+    return sorted(by_problem(chosen), key=_size)
+
+
+def _size(group: Sequence[Row]) -> int:
+    return int(group[0].problem[size_field(group[0].op)])
 
 
 def _compared(group: Sequence[Row]) -> tuple[Row, Row, Row]:
     """Our fastest in a graph, what dispatch ran there, and the library's fastest."""
-    ours = fastest([row for row in group if _is_ours(row)])
-    assert ours is not None
-    dispatch = fastest([row for row in group if (row.variant, row.mode) == (DISPATCH, ours.mode)])
-    assert dispatch is not None
+    in_graph = [row for row in group if row.mode == "graph" and row.variant not in LIBRARY]
+    ours = fastest([row for row in in_graph if row.variant != DISPATCH])
+    dispatch = fastest([row for row in in_graph if row.variant == DISPATCH])
     library = fastest([row for row in group if row.variant in LIBRARY])
+    assert ours is not None
+    assert dispatch is not None
     assert library is not None
     return ours, dispatch, library
 
@@ -272,13 +268,11 @@ def block_tables(rows: Iterable[Mapping[str, Any]]) -> str:
     for activations, of_rows in found.items():
         lines = []
         for m, paths in sorted(of_rows.items()):
-            times = [
-                f"{paths[each]['median_us']:.1f}" if each in paths else "-" for each in columns
-            ]
+            times = [us(paths[each]["median_us"] if each in paths else None) for each in columns]
             ran = " + ".join(paths["dispatch", "graph"]["choices"].values())
             lines.append([str(m), *times, ran])
-        parts.append(f"\n**{activations} activations**\n\n{table(header, lines)}")
-    return "".join(parts) + f"\n{BLOCK_CAPTION}\n\n"
+        parts.append(f"**{activations} activations**\n\n{table(header, lines)}\n")
+    return "".join(parts) + f"{BLOCK_CAPTION}\n"
 
 
 def attention(rows: Iterable[Row]) -> str:
@@ -296,11 +290,7 @@ def attention(rows: Iterable[Row]) -> str:
         times = [f"{ours.t_bound_us:.1f}", _us(ours), f"{1 / ours.x_bound:.0%}"]
         others = [_us(fastest([row for row in group if row.variant == v])) for v in ATTENTIONS]
         lines.append([str(problem["batch"]), str(problem["kv_len_per_rank"]), *times, *others])
-    return f"\n{table(header, lines)}\n{ATTENTION_CAPTION}{_age(shown)}\n\n"
-
-
-def _is_ours(row: Row) -> bool:
-    return row.mode == "graph" and row.variant not in (*LIBRARY, DISPATCH)
+    return f"{table(header, lines)}\n{ATTENTION_CAPTION}{_age(shown)}\n"
 
 
 def _titled(
@@ -316,8 +306,11 @@ def _titled(
         along = size_field(group[0].op)
         fields = {name: value for name, value in group[0].problem.items() if name != along}
         by_title.setdefault(heading(group[0].op, fields), []).append(group)
-    parts = [f"\n**{title}**\n\n{table_of(groups)}" for title, groups in by_title.items()]
-    return "".join(parts) + f"\n{caption}{_age(chosen)}\n\n"
+    parts = [
+        f"**{title}**\n\n{table_of(sorted(groups, key=_size))}\n"
+        for title, groups in by_title.items()
+    ]
+    return "".join(parts) + f"{caption}{_age(chosen)}\n"
 
 
 def _age(rows: Iterable[Row]) -> str:
@@ -330,26 +323,25 @@ def _age(rows: Iterable[Row]) -> str:
 
 
 def _table(groups: Sequence[Sequence[Row]]) -> str:
-    along = size_field(groups[0][0].op)
-    rows = [_cells(group) for group in sorted(groups, key=lambda group: group[0].problem[along])]
-    header = [along, *COLUMNS]
-    return table(header, rows)
+    return table([size_field(groups[0][0].op), *COLUMNS], map(_cells, groups))
 
 
 def _evolution_table(groups: Sequence[Sequence[Row]]) -> str:
-    along = size_field(groups[0][0].op)
-    ordered = sorted(groups, key=lambda group: group[0].problem[along])
-    header = ["step", "what is gone", "tax", *(f"{g[0].problem[along]}" for g in ordered)]
+    op = groups[0][0].op
     lines = []
-    before: list[Row | None] = [None] * len(ordered)
-    for name, (gone, tax) in EVOLUTION[groups[0][0].op].items():
+    before: list[Row | None] = [None] * len(groups)
+    for name, (gone, tax) in EVOLUTION[op].items():
         found = [
-            fastest([row for row in group if row.variant == name and row.mode == "graph"])
-            for group in ordered
+            fastest([row for row in group if (row.variant, row.mode) == (name, "graph")])
+            for group in groups
         ]
         lines.append([name, gone, tax, *map(_step, found, before)])
         before = [row or earlier for row, earlier in zip(found, before, strict=True)]
-    return table(header, lines, text=[0, 1, 2])
+    return table(
+        ["step", "what is gone", "tax", *(str(_size(group)) for group in groups)],
+        lines,
+        text=[0, 1, 2],
+    )
 
 
 def _step(row: Row | None, before: Row | None) -> str:
@@ -367,7 +359,7 @@ def _cells(group: Sequence[Row]) -> list[str]:
     best_library = fastest(library)
     speedup = best_library.median_us / dispatch.median_us if best_library and dispatch else None
     return [
-        str(group[0].problem[size_field(group[0].op)]),
+        str(_size(group)),
         _us(fastest([row for row in library if row.mode == "eager"])),
         _us(fastest([row for row in library if row.mode == "graph"])),
         _us(fastest([row for row in others if not row.fused])),

@@ -6,7 +6,7 @@ import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from benchmarks.documents import is_current
 from taxfree.fingerprints import interpolated_fields
@@ -15,7 +15,9 @@ from taxfree.shapes import format_problem
 
 FOLDER = Path(__file__).parent
 Kind = Literal["at_most_us", "at_most_times", "speedup"]
-KINDS: tuple[Kind, ...] = ("at_most_us", "at_most_times", "speedup")
+KINDS = get_args(Kind)
+#: in the unit of the target's kind, and the measured row
+Figure = tuple[float, Row]
 
 
 @dataclass(frozen=True)
@@ -53,37 +55,27 @@ class Target:
     @property
     def wanted(self) -> str:
         """The target in a few words."""
-        sign, unit = (">=", "x") if self.kind == "speedup" else ("<=", "x")
-        unit = " us" if self.kind == "at_most_us" else unit
+        sign = ">=" if self.kind == "speedup" else "<="
+        unit = " us" if self.kind == "at_most_us" else "x"
         aim = "" if self.aim is None else f", aim {self.aim:g}{unit}"
         return f"{sign} {self.value:g}{unit}{aim}"
-
-
-@dataclass(frozen=True)
-class Figure:
-    """The measured figure of one problem of a target.
-
-    Args:
-        value: in the unit of the target's kind.
-        is_current: whether the row's kernel has the hash of the current sources.
-    """
-
-    value: float
-    row: Row
-    is_current: bool
 
 
 def figures(target: Target, rows: Iterable[Row]) -> list[Figure]:
     """The figure of each problem that a target is about."""
     found = []
     for group in by_problem(row for row in rows if row.op == target.op):
-        if not _is_about(target, group[0].problem):
+        measured, against = (
+            fastest([row for row in group if f"{row.variant} {row.mode}" in names])
+            for names in (target.measured, target.against)
+        )
+        if measured is None or not _is_about(target, measured.problem):
             continue
-        measured = fastest(_named(group, target.measured))
-        against = fastest(_named(group, target.against))
-        value = _value(target, measured, against)
-        if measured is not None and value is not None:
-            found.append(Figure(value, measured, is_current(measured)))
+        if target.kind == "at_most_us":
+            found.append((measured.median_us, measured))
+        elif against is not None:
+            ratio = measured.median_us / against.median_us
+            found.append((1 / ratio if target.kind == "speedup" else ratio, measured))
     return found
 
 
@@ -92,21 +84,6 @@ def _is_about(target: Target, problem: Mapping[str, Any]) -> bool:
         problem.get(name) in (wanted if isinstance(wanted, list) else [wanted])
         for name, wanted in target.where.items()
     )
-
-
-def _named(group: Iterable[Row], names: Sequence[str]) -> list[Row]:
-    return [row for row in group if f"{row.variant} {row.mode}" in names]
-
-
-def _value(target: Target, measured: Row | None, against: Row | None) -> float | None:
-    if measured is None:
-        return None
-    if target.kind == "at_most_us":
-        return measured.median_us
-    if against is None:
-        return None
-    ratio = measured.median_us / against.median_us
-    return 1 / ratio if target.kind == "speedup" else ratio
 
 
 def report(target: Target, folder: Path) -> list[str]:
@@ -118,9 +95,9 @@ def report(target: Target, folder: Path) -> list[str]:
     found = figures(target, load(path).rows)
     if not found:
         return [*lines, f"  not measured: {target.file} has no such rows"]
-    worst = (min if target.kind == "speedup" else max)(found, key=lambda figure: figure.value)
-    missed = [figure for figure in found if not target.is_met_by(figure.value)]
-    stale = [figure for figure in found if not figure.is_current]
+    worst = (min if target.kind == "speedup" else max)(found, key=lambda figure: figure[0])
+    missed = [figure for figure in found if not target.is_met_by(figure[0])]
+    stale = [row for _, row in found if not is_current(row)]
     verdict = f"missed on {len(missed)} of {len(found)}" if missed else f"met on all {len(found)}"
     kernels = f"{len(stale)} of former kernels" if stale else "of current kernels"
     others = [figure for figure in missed if figure is not worst]
@@ -133,7 +110,8 @@ def report(target: Target, folder: Path) -> list[str]:
 
 
 def _described(target: Target, figure: Figure) -> str:
-    return f"{figure.value:.4g} at {format_problem(target.op, figure.row.problem)}"
+    value, row = figure
+    return f"{value:.4g} at {format_problem(target.op, row.problem)}"
 
 
 def main() -> None:

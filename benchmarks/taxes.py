@@ -11,14 +11,22 @@ the file is missing, the document says that nothing was measured. Pictures are n
 from __future__ import annotations
 
 import json
-import re
 import statistics
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.documents import ROOT, check_parser, table, us, write_changed
+from benchmarks.documents import (
+    ROOT,
+    Block,
+    blocks,
+    check_parser,
+    table,
+    us,
+    with_blocks,
+    write_changed,
+)
 from taxfree.profiling.timeline import Timeline
 from taxfree.shapes import format_problem
 from taxfree_cli.explain_views import draw_timelines, plot, varying
@@ -39,11 +47,6 @@ COLUMNS = {
 }
 #: field -> values of the rows of a second, smaller picture
 FEW: Mapping[str, Sequence[int]] = {"gather_dim": (1,), "m": (1, 16, 64, 256, 1024)}
-_BLOCK = re.compile(
-    r"(?P<begin><!-- (?P<kind>taxes|timeline|instrument): (?P<file>\S+) -->\n).*?"
-    r"(?P<end><!-- end of (?P=kind) -->)",
-    re.DOTALL,
-)
 
 
 def main() -> int:
@@ -54,32 +57,31 @@ def main() -> int:
     if options.check:
         return int(is_outdated)
     PICTURES.mkdir(exist_ok=True)
-    for match in _BLOCK.finditer(text):
-        file = ROOT / match["file"]
-        if file.exists():
-            for path in _draw(match["kind"], file):
-                print(f"drew {path.relative_to(ROOT)}")
+    for kind, draw in (("taxes", _draw_taxes), ("timeline", _draw_timelines)):
+        for file in (ROOT / block["file"] for block in blocks(text, kind)):
+            if file.exists():
+                for path in draw(_document(file), file):
+                    print(f"drew {path.relative_to(ROOT)}")
     return 0
 
 
-def _draw(kind: str, file: Path) -> Iterator[Path]:
-    """Draw the pictures of a file."""
-    match kind:
-        case "taxes":
-            rows = _document(file)["rows"]
-            few = [row for row in rows if all(row["problem"].get(f) in v for f, v in FEW.items())]
-            plot(rows, picture(file))
-            yield picture(file)
-            if few and len(few) < len(rows):
-                plot(few, picture(file, "-few"))
-                yield picture(file, "-few")
-        case "timeline":
-            for index, drawn in enumerate(_document(file)["pictures"]):
-                path = timeline_picture(file, index)
-                timelines = [Timeline.from_json(each) for each in drawn["timelines"]]
-                title = f"{format_problem(drawn['op'], drawn['problem'])}, {drawn['hardware']}"
-                draw_timelines(timelines, title, path)
-                yield path
+def _draw_taxes(document: Mapping[str, Any], file: Path) -> Iterator[Path]:
+    rows = document["rows"]
+    few = [row for row in rows if all(row["problem"].get(f) in v for f, v in FEW.items())]
+    plot(rows, picture(file))
+    yield picture(file)
+    if few and len(few) < len(rows):
+        plot(few, picture(file, "-few"))
+        yield picture(file, "-few")
+
+
+def _draw_timelines(document: Mapping[str, Any], file: Path) -> Iterator[Path]:
+    for index, drawn in enumerate(document["pictures"]):
+        path = timeline_picture(file, index)
+        timelines = [Timeline.from_json(each) for each in drawn["timelines"]]
+        title = f"{format_problem(drawn['op'], drawn['problem'])}, {drawn['hardware']}"
+        draw_timelines(timelines, title, path)
+        yield path
 
 
 def update(text: str, root: Path) -> str:
@@ -90,15 +92,13 @@ def update(text: str, root: Path) -> str:
         root: that the names of files start from.
     """
 
-    def block(match: re.Match[str]) -> str:
-        file = root / match["file"]
-        made = NOTHING
-        if file.exists():
-            makers = {"taxes": section, "timeline": cost_section, "instrument": instrument_section}
-            made = makers[match["kind"]](_document(file), file)
-        return f"{match['begin']}\n{made}\n{match['end']}"
+    makers = {"taxes": section, "timeline": cost_section, "instrument": instrument_section}
 
-    return _BLOCK.sub(block, text)
+    def made(block: Block) -> str:
+        file = root / block["file"]
+        return makers[block["kind"]](_document(file), file) if file.exists() else NOTHING
+
+    return with_blocks(text, dict.fromkeys(makers, made))
 
 
 def _document(file: Path) -> dict[str, Any]:

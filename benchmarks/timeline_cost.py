@@ -27,6 +27,7 @@ from taxfree.profiling.timeline import timelines
 from taxfree.shapes import ShapeRequest, choose, format_problem
 from taxfree.workers.group import WorkerGroup
 from taxfree_cli.asked import Asked, what_is_asked
+from taxfree_cli.options import ShapeOptions
 from taxfree_kernels.variant import variants
 
 FOLDER = Path(__file__).parent / "results" / "timeline"
@@ -126,10 +127,8 @@ def main() -> int:
 
 
 def _measure(options: argparse.Namespace) -> None:
-    (asked,) = what_is_asked(
-        options.op, options.shapes or ["paper"], None, None, options.gpus, options.dtype,
-        options.fabric, options.db, options.variant,
-    )  # fmt: skip
+    given = ShapeOptions(options.op, options.shapes or ["paper"], options.gpus, options.dtype)
+    (asked,) = what_is_asked(given, options.fabric, options.db, options.variant)
     world_sizes = {problem.world_size for problem in asked.problems}
     if len(world_sizes) > 1:
         raise UsageError("--gpus must be one number here", "--gpus 4, for example")

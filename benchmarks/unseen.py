@@ -37,7 +37,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import model_error
-from benchmarks.documents import ROOT, is_current, table, with_block, write_changed
+from benchmarks.documents import ROOT, is_current, table, with_blocks, write_changed
 from benchmarks.tables import LIBRARY
 from taxfree._runtime.prediction import (
     METHODS,
@@ -56,7 +56,6 @@ from taxfree_kernels.variant import operation, operation_names
 from taxfree_tuning_db import (
     OF_A_BENCH,
     HardwareFingerprint,
-    Measurement,
     Record,
     Table,
     shipped_records,
@@ -122,16 +121,10 @@ def measured(results: Path, records: Iterable[Record]) -> list[ProblemTimes]:
     """All measurements of current kernels in graphs, by problem."""
     found: dict[str, ProblemTimes] = {}
 
-    def add(
-        op: str,
-        problem: dict[str, Any],
-        hardware: HardwareFingerprint,
-        run: Mapping[str, float],
-    ) -> None:
-        is_valid = recorded_problem(op, problem) is not None
-        if is_valid and _name("baseline", {}) in run:
-            key = json.dumps([op, problem, hardware.gpu], sort_keys=True)
-            found.setdefault(key, ProblemTimes(op, problem, hardware)).add_run(run)
+    def add(new: ProblemTimes, run: Mapping[str, float]) -> None:
+        if recorded_problem(new.op, new.problem) and _name("baseline", {}) in run:
+            key = json.dumps([new.op, new.problem, new.hardware.gpu], sort_keys=True)
+            found.setdefault(key, new).add_run(run)
 
     for path in sorted(results.glob("*/*-x[0-9]*.json")):
         if path.parent.name not in operation_names():
@@ -145,7 +138,7 @@ def measured(results: Path, records: Iterable[Record]) -> list[ProblemTimes]:
                 variant = config.pop("variant") if row.variant == DISPATCH else row.variant
                 if row.mode == _MODE and is_current(row):
                     run.setdefault(_name(variant, config), row.median_us)
-            add(rows[0].op, rows[0].problem, hardware, run)
+            add(ProblemTimes(rows[0].op, rows[0].problem, hardware), run)
     for record in records:
         if record.provenance.get("method") == OF_A_BENCH:  # of a result file
             continue
@@ -153,14 +146,10 @@ def measured(results: Path, records: Iterable[Record]) -> list[ProblemTimes]:
         run = {
             _name(each.variant, each.config): each.median_us[_MODE]
             for each in (record.baseline, record.winner, *record.runners_up)
-            if _is_usable(each, hashes)
+            if each.kernel_hash == hashes.get(each.variant) and _MODE in each.median_us
         }
-        add(record.op, record.problem, record.hardware, run)
+        add(ProblemTimes(record.op, record.problem, record.hardware), run)
     return list(found.values())
-
-
-def _is_usable(each: Measurement, hashes: Mapping[str, str]) -> bool:
-    return each.kernel_hash == hashes.get(each.variant) and _MODE in each.median_us
 
 
 # -- judging --
@@ -268,25 +257,27 @@ def judge(
         for record in records
         if record.op == one.op and tuple(record.problem[name] for name in names) != family
     ]
-    predictions = [(each, _predicted(method, each, others, machine)) for each in own]
-    made = [(each, found) for each, found in predictions if found is not None]
-    timed = [(each, found, each.time(found.variant, found.config)) for each, found in made]
-    known = [(each, found, time) for each, found, time in timed if time is not None]
-    fixed = fixed_fields(one.op, one.problem)
+    known: list[tuple[ProblemTimes, Prediction, float]] = []
+    beyond = 0
+    for each in own:
+        found = _predicted(method, each, others, machine)
+        time = None if found is None else each.time(found.variant, found.config)
+        beyond += found is None
+        if found is not None and time is not None:
+            known.append((each, found, time))
+    shares = [each.best() / time for each, _, time in known]
     return Row(
         op=one.op,
         gpu=one.hardware.gpu,
         world_size=one.problem["world_size"],
-        fixed=fixed,
+        fixed=fixed_fields(one.op, one.problem),
         method=method,
         left_out=dict(zip(names, family, strict=True)),
         problems=len(own),
-        beyond=len(own) - len(made),
-        unmeasured=len(made) - len(known),
+        beyond=beyond,
+        unmeasured=len(own) - beyond - len(known),
         judged=len(known),
-        of_best=statistics.geometric_mean(each.best() / time for each, _, time in known)
-        if known
-        else None,
+        of_best=statistics.geometric_mean(shares) if known else None,
         of_library=min((each.best(LIBRARY) / time for each, _, time in known), default=None),
         reach={
             name: max(
@@ -426,7 +417,7 @@ def settings(shown: Iterable[Evidence]) -> str:
 
 def documented(rows: Iterable[Row]) -> str:
     """The document with the current table of families."""
-    return with_block(DOCUMENT, "unseen", families(rows))
+    return with_blocks(DOCUMENT.read_text(encoding="utf-8"), {"unseen": lambda _: families(rows)})
 
 
 def _figure(value: float | None) -> str:

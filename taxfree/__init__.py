@@ -20,12 +20,15 @@ if TYPE_CHECKING:
     from taxfree._runtime.runtime import Memory, Runtime
     from taxfree._runtime.startup import init
     from taxfree.errors import NoRecord, TaxfreeError, UsageError
+    from taxfree.models.parallel import enable
+    from taxfree.models.report import Report, report
     from taxfree_kernels.all_gather_matmul.problem import AllGatherMatmul
     from taxfree_kernels.attention.problem import Attention
     from taxfree_kernels.errors import FabricUnavailable, PeerTimeout
     from taxfree_kernels.flash_decode.problem import FlashDecode
     from taxfree_kernels.matmul_all_reduce.problem import MatmulAllReduce
     from taxfree_kernels.matmul_reduce_scatter.problem import MatmulReduceScatter
+    from taxfree_kernels.variant import SizeRange
 
 _HOMES = {
     "AllGatherMatmul": "taxfree_kernels.all_gather_matmul.problem",
@@ -38,10 +41,14 @@ _HOMES = {
     "Memory": "taxfree._runtime.runtime",
     "NoRecord": "taxfree.errors",
     "PeerTimeout": "taxfree_kernels.errors",
+    "Report": "taxfree.models.report",
     "Runtime": "taxfree._runtime.runtime",
+    "SizeRange": "taxfree_kernels.variant",
     "TaxfreeError": "taxfree.errors",
     "UsageError": "taxfree.errors",
+    "enable": "taxfree.models.parallel",
     "init": "taxfree._runtime.startup",
+    "report": "taxfree.models.report",
 }
 
 __all__ = [
@@ -55,11 +62,15 @@ __all__ = [
     "Memory",
     "NoRecord",
     "PeerTimeout",
+    "Report",
     "Runtime",
+    "SizeRange",
     "TaxfreeError",
     "UsageError",
     "__version__",
+    "enable",
     "init",
+    "report",
 ]
 
 

@@ -1,4 +1,4 @@
-"""What was measured on what: hardware and software fingerprints, and kernel source hashes."""
+"""Fingerprints of hardware and software, hashes of kernels' sources, and roles of fields."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ NEIGHBOUR_OCTAVES = 1.0  # beyond a factor of two another tile shape wins
 
 
 def hardware_fingerprint(hardware: Hardware) -> HardwareFingerprint:
-    """What of a device decides which config wins; its link is what the backend implies."""
+    """The properties of a device that affect tuning; the backend implies the link."""
     links = {"cuda": "nvlink", "hip": "xgmi", "interpreter": "shared memory"}
     return HardwareFingerprint(
         gpu=hardware.name,
@@ -74,22 +74,22 @@ def kernel_hashes(op: str) -> dict[str, str]:
 
 
 def interpolated_fields(op: str) -> tuple[str, ...]:
-    """Problem fields in which a record may differ and still lend its config."""
+    """Problem fields in which a record whose config is transferred may differ."""
     return operation(op).interpolated_fields
 
 
 def size_field(op: str) -> str:
-    """The near field that tables and pictures vary."""
+    """The interpolated field that tables and pictures vary."""
     return interpolated_fields(op)[-1]
 
 
 def rows_field(op: str) -> str:
-    """The near field by which the calls of one plan may differ at run time: rows, or sequences."""
+    """The interpolated field in which calls of one plan may differ: rows, or sequences."""
     return interpolated_fields(op)[0]
 
 
 def capacity_field(op: str) -> str | None:
-    """The other near field, if there is one: keys that there is room for."""
+    """The other interpolated field, if there is one: keys that there is room for."""
     return next(iter(interpolated_fields(op)[1:]), None)
 
 
@@ -103,8 +103,8 @@ def transferred(record: Record, problem: Problem) -> Record:
 
     def translated(measured: Measurement) -> Measurement:
         config = {
-            knob: problem.dtype if value == record.problem["dtype"] else value
-            for knob, value in measured.config.items()
+            parameter: problem.dtype if value == record.problem["dtype"] else value
+            for parameter, value in measured.config.items()
         }
         return dataclasses.replace(measured, config=config)
 

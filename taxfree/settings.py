@@ -16,7 +16,7 @@ VARIABLES: Mapping[str, str] = {
     "TAXFREE_DB": "path of the tuning database; default: in the platform's user data folder",
     "TAXFREE_DISABLE": "1: every dispatch is the library's baseline",
     "TAXFREE_STRICT": "1: a problem without a record of its own is an error",
-    "TAXFREE_LOG": "a YAML file that collects problems without a record, for `tune --shapes`",
+    "TAXFREE_LOG": "a YAML file that collects problems without a record, for `tune --from`",
     "TAXFREE_TIMEOUT": f"seconds a rank waits for a peer; default: {DEFAULT_TIMEOUT_S:g}",
     "TAXFREE_DEBUG": "1: errors show a traceback",
 }
@@ -28,7 +28,7 @@ _OFF = ("", "0", "false", "no", "off")
 
 @dataclass(frozen=True)
 class Settings:
-    """What the environment says.
+    """Settings from environment variables.
 
     Args:
         disable: dispatch nothing but the baseline.

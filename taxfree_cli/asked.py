@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from taxfree.shapes import choose
-from taxfree_cli import interpreting, options
+from taxfree_cli import interpreting
+from taxfree_cli.options import ShapeOptions, database_path
 from taxfree_cli.output import note
 
 if TYPE_CHECKING:
@@ -36,20 +37,9 @@ class Asked:
 
 
 def what_is_asked(
-    op: str | None,
-    shapes: list[str] | None,
-    model: Path | None,
-    tp: int | None,
-    gpus: str | None,
-    dtype: str | None,
-    fabric: str,
-    db: Path | None,
-    only: Sequence[str] | None,
+    given: ShapeOptions, fabric: str, db: Path | None, only: Sequence[str] | None
 ) -> list[Asked]:
     """Find the problems to measure and the fabric; prints choices that the user did not make.
-
-    Args:
-        op: None for all operations that the shapes are of.
 
     Returns:
         One for each operation.
@@ -62,23 +52,18 @@ def what_is_asked(
     from taxfree import devices
     from taxfree.tuning.history import TuningHistory
 
-    ops = options.operations_of(op, shapes, only or ())
+    ops = given.operations(only or ())
     fabric = devices.fabric_for(fabric)
-    history = TuningHistory.read(options.database_path(db), required=db is not None)
-    problems = problems_here(ops, fabric, history.problems, op, shapes, model, tp, gpus, dtype)
+    history = TuningHistory.read(database_path(db), required=db is not None)
+    problems = problems_here(given, ops, fabric, history.problems)
     return [Asked(each, problems[each], fabric, history, only) for each in ops]
 
 
 def problems_here(
+    given: ShapeOptions,
     ops: Sequence[str],
     fabric: str,
     recorded: Callable[[str, str | None], list[dict[str, Any]]],
-    op: str | None,
-    shapes: list[str] | None,
-    model: Path | None,
-    tp: int | None,
-    gpus: str | None,
-    dtype: str | None,
 ) -> dict[str, list[Any]]:
     """Problems by operation; prints choices that the user did not make.
 
@@ -87,7 +72,6 @@ def problems_here(
         fabric: "host", "cuda" or "rocm".
         recorded: gives the problems of an operation on record for a kind of GPU, which are taken
             without `--shapes`.
-        op, shapes, model, tp, gpus, dtype: as of `options.shape_request`.
 
     Raises:
         UsageError: the shapes or counts make no sense.
@@ -95,10 +79,7 @@ def problems_here(
     """
     from taxfree import devices
 
-    request = options.shape_request(
-        shapes, model, tp, gpus, dtype,
-        default_gpus=devices.world_sizes(fabric), op=op or options.DEFAULT_OP,
-    )  # fmt: skip
+    request = given.request(devices.world_sizes(fabric))
     gpu, default = devices.gpu_name(fabric), devices.default_shapes(fabric)
     found = {}
     for each in ops:

@@ -94,7 +94,8 @@ def bench(
     from taxfree.benching.bench import collect
     from taxfree.fingerprints import size_field
 
-    asked = what_is_asked(op, shapes, model, tp, gpus, dtype, fabric, db, variant or None)
+    given = options.ShapeOptions(op, shapes, gpus, dtype, model, tp)
+    asked = what_is_asked(given, fabric, db, variant or None)
     if plot is not None and len(asked) > 1:
         raise UsageError("--plot draws one operation, the shapes are of several", "add --op")
     measured = []

@@ -229,7 +229,7 @@ def _problems(
     dtype: str | None,
     default_gpus: tuple[int, ...] = _DEFAULT_GPUS,
 ) -> list[Any]:
-    request = options.shape_request(shapes, None, None, gpus, dtype, default_gpus=default_gpus)
+    request = options.ShapeOptions(op, shapes, gpus, dtype).request(default_gpus)
     if request.shapes:
         return expand(op, request)
     from taxfree_kernels.variant import operation_shapes

@@ -114,15 +114,17 @@ def show_command(
     """Show records with all measurements; fails if a requested shape has none."""
     records = _selected(_table(db), op, gpu)
     if shapes:
-        problems = _problems(op, shapes, gpus, dtype, records)
+        request = _request(op, shapes, gpus, dtype, records)
+        problems = [asdict(problem) for problem in expand(op, request)]
         _require_records(op, problems, records, any_world=gpus is None)
         records = [record for record in records if record.problem in problems]
     elif gpus or dtype:
+        request = _request(op, None, gpus, dtype, records)
         records = [
             record
             for record in records
             if (problem := recorded_problem(op, record.problem)) is not None
-            and is_wanted(problem, _request(None, gpus, dtype, records))
+            and is_wanted(problem, request)
         ]
     tried = _trials(db, records) if trials else {}
     if json:
@@ -155,7 +157,7 @@ def why_command(
 
     table = _table(db)
     records = _selected(table, op, gpu)
-    problems = expand(op, _request(shapes, gpus, dtype, records))
+    problems = expand(op, _request(op, shapes, gpus, dtype, records))
     limits = {each.name: each for each in KNOWN.values()}
     answers = [
         (asdict(problem), machine, look_up(op, problem, table, machine, limits.get(machine.gpu)))
@@ -295,22 +297,16 @@ def _machines(records: Sequence[Record]) -> list[HardwareFingerprint]:
     return machines
 
 
-def _problems(
+def _request(
     op: str,
-    shapes: list[str],
+    shapes: list[str] | None,
     gpus: str | None,
     dtype: str | None,
     records: Iterable[Record],
-) -> list[dict[str, Any]]:
-    """The problems that shapes name; without `--gpus`, for the world sizes that records have."""
-    return [asdict(problem) for problem in expand(op, _request(shapes, gpus, dtype, records))]
-
-
-def _request(
-    shapes: list[str] | None, gpus: str | None, dtype: str | None, records: Iterable[Record]
 ) -> ShapeRequest:
+    """The request of the options; without `--gpus`, for the world sizes that records have."""
     world_sizes = sorted({int(record.problem["world_size"]) for record in records}) or [1]
-    return options.shape_request(shapes, None, None, gpus, dtype, default_gpus=tuple(world_sizes))
+    return options.ShapeOptions(op, shapes, gpus, dtype).request(tuple(world_sizes))
 
 
 def _require_records(

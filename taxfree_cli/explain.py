@@ -81,6 +81,7 @@ def explain(
     if trace is not None:
         results.require_writable(trace)
     options.require_variants(op, variant or ())
+    given = options.ShapeOptions(op, shapes, gpus, dtype, model, tp)
     wants_timelines = trace is not None or timeline is not None
     if hardware is not None:
         if wants_timelines:
@@ -90,15 +91,10 @@ def explain(
                 "--hardware takes neither --fabric nor --db",
                 "a model measures and dispatches nothing",
             )
-        request = options.shape_request(
-            shapes, model, tp, gpus, dtype, default_gpus=options.MODELLED_GPUS
-        )
-        problems = choose(op, request, lambda: ()).problems
+        problems = choose(op, given.request(options.MODELLED_GPUS), lambda: ()).problems
         found, environment = _modelled(op, problems, hardware, variant or ())
     else:
-        (asked,) = what_is_asked(
-            op, shapes, model, tp, gpus, dtype, fabric or "auto", db, variant or ()
-        )
+        (asked,) = what_is_asked(given, fabric or "auto", db, variant or ())
         if wants_timelines and len(asked.problems) > 1:
             raise UsageError(
                 f"--trace and --timeline are of one shape, not {len(asked.problems)}",

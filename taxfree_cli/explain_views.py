@@ -193,14 +193,12 @@ def _at(mhz: float | None) -> str:
 def _ranks(accounts: Sequence[Account], width: int) -> Table:
     """All ranks, part by part; tax by tax where the terminal is narrow."""
     parts = [part.name for part in accounts[0].parts]
-    by_part = _table(("rank", "eager", *parts, "residual"), _rank_rows(accounts, by_part=True))
+    by_part = [("rank", "eager", *parts, "residual"), *_rank_rows(accounts, by_part=True)]
     if _width(by_part) <= width:
         return _rendered(by_part)
     taxes = list(dict.fromkeys(part.tax for part in accounts[0].parts))
     short = [tax.replace("bulk synchronous", "bulk") for tax in taxes]
-    return _rendered(
-        _table(("rank", "eager", *short, "residual"), _rank_rows(accounts, by_part=False))
-    )
+    return _rendered([("rank", "eager", *short, "residual"), *_rank_rows(accounts, by_part=False)])
 
 
 def _rank_rows(accounts: Sequence[Account], *, by_part: bool) -> list[tuple[str, ...]]:
@@ -217,10 +215,6 @@ def _rank_rows(accounts: Sequence[Account], *, by_part: bool) -> list[tuple[str,
 
 
 _Cells = list[tuple[str, ...]]
-
-
-def _table(headings: Sequence[str], rows: _Cells) -> _Cells:
-    return [tuple(headings), *rows]
 
 
 def _width(cells: _Cells) -> int:

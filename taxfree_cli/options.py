@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal, TypeAlias
 
@@ -105,44 +106,48 @@ def require_variants(op: str, names: Iterable[str]) -> None:
             raise UsageError(f"{op} has no variant {name!r}", f"one of: {', '.join(variants(op))}")
 
 
-def shape_request(
-    shapes: list[str] | None,
-    model: Path | None,
-    tp: int | None,
-    gpus: str | None,
-    dtype: str | None,
-    *,
-    default_gpus: tuple[int, ...],
-    op: str | None = None,
-) -> ShapeRequest:
-    """Return the request of the options on shapes.
+@dataclass(frozen=True)
+class ShapeOptions:
+    """The options on shapes, as they were given; None for those that were not."""
 
-    Args:
-        shapes, model, tp, gpus, dtype: values of the options.
-        default_gpus: world sizes without `--gpus`.
-        op: of shapes without an operation; None for that of the command.
+    op: str | None
+    shapes: list[str] | None
+    gpus: str | None
+    dtype: str | None
+    model: Path | None = None
+    tp: int | None = None
 
-    Raises:
-        UsageError: `--gpus` is not a list of numbers, or differs from `--tp`.
-    """
-    world_sizes = default_gpus if gpus is None else parse_counts(gpus)
-    if tp is not None and gpus is not None and world_sizes != (tp,):
-        raise UsageError(
-            f"--tp {tp} and --gpus {gpus} differ", "--gpus alone splits the model over each"
+    def request(self, default_gpus: tuple[int, ...]) -> ShapeRequest:
+        """The request of these options.
+
+        Args:
+            default_gpus: world sizes without `--gpus`.
+
+        Raises:
+            UsageError: `--gpus` is not a list of numbers, or differs from `--tp`.
+        """
+        world_sizes = default_gpus if self.gpus is None else parse_counts(self.gpus)
+        if self.tp is not None and self.gpus is not None and world_sizes != (self.tp,):
+            raise UsageError(
+                f"--tp {self.tp} and --gpus {self.gpus} differ",
+                "--gpus alone splits the model over each",
+            )
+        op = self.op or DEFAULT_OP
+        return ShapeRequest(
+            tuple(self.shapes or ()), self.model, self.tp, world_sizes, self.dtype, op
         )
-    return ShapeRequest(tuple(shapes or ()), model, tp, world_sizes, dtype, op)
 
+    def operations(self, variants: Iterable[str] = ()) -> list[str]:
+        """The operation of `--op`; without it those of the shape files, else the default.
 
-def operations_of(
-    op: str | None, shapes: list[str] | None, variants: Iterable[str] = ()
-) -> list[str]:
-    """The operation of `--op`; without it those of the shape files in `--shapes`, else the default.
-
-    Raises:
-        UsageError: there is no such operation, one lacks a variant of `--variant`, or a file is not
-            a list of shapes.
-    """
-    ops = [op] if op is not None else operations(shapes or (), DEFAULT_OP) or [DEFAULT_OP]
-    for each in ops:
-        require_variants(each, variants)
-    return ops
+        Raises:
+            UsageError: there is no such operation, one lacks a variant of `--variant`, or a file is
+                not a list of shapes.
+        """
+        if self.op is not None:
+            ops = [self.op]
+        else:
+            ops = operations(self.shapes or (), DEFAULT_OP) or [DEFAULT_OP]
+        for each in ops:
+            require_variants(each, variants)
+        return ops

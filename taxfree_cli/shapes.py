@@ -19,14 +19,12 @@ def shapes(
     json: options.Json = False,
 ) -> None:
     """List the named sets, or the problems of shapes (on 8 GPUs without --gpus)."""
-    request = options.shape_request(
-        shapes, model, tp, gpus, dtype,
-        default_gpus=options.MODELLED_GPUS, op=op or options.DEFAULT_OP,
-    )  # fmt: skip
+    given = options.ShapeOptions(op, shapes, gpus, dtype, model, tp)
+    request = given.request(options.MODELLED_GPUS)
     if not (request.shapes or request.model or request.tp):
         _list_sets(op or options.DEFAULT_OP, json)
         return
-    found = {each: expand(each, request) for each in options.operations_of(op, shapes)}
+    found = {each: expand(each, request) for each in given.operations()}
     rows = {name: [{"op": name} | asdict(each) for each in found[name]] for name in found}
     if json:
         print_json({"problems": [row for own in rows.values() for row in own]})

@@ -42,6 +42,12 @@ OnlyVariants: TypeAlias = Annotated[
     typer.Option("--variant", metavar="NAME", help="Only this variant; repeatable."),
 ]
 
+From: TypeAlias = Annotated[
+    Path | None,
+    typer.Option(
+        "--from", metavar="FILE", help="Problems that a run met: the YAML file of TAXFREE_LOG."
+    ),
+]
 DryRun: TypeAlias = Annotated[
     bool, typer.Option("--dry-run", help="List what would be tried and refused; measure nothing.")
 ]
@@ -56,6 +62,7 @@ _SECONDS = {"s": 1, "m": 60, "h": 3600}
 def tune(
     op: options.OpOfShapes = None,
     shapes: options.Shapes = None,
+    from_file: From = None,
     model: options.Model = None,
     tp: options.Tp = None,
     gpus: options.Gpus = None,
@@ -74,7 +81,10 @@ def tune(
     if rank() != 0:  # under torchrun: the first rank starts the workers, on its node
         return
     seconds = None if budget is None else _seconds(budget)
-    ops = options.operations_of(op, shapes, variant or ())
+    if from_file is not None:
+        shapes = [*(shapes or ()), _met(from_file)]
+    given = options.ShapeOptions(op, shapes, gpus, dtype, model, tp)
+    ops = given.operations(variant or ())
     if "baseline" in (variant or ()):
         raise UsageError("--variant baseline cannot be tuned", "it is always measured")
     if hardware is not None and not dry_run:
@@ -85,10 +95,7 @@ def tune(
                 "--dry-run takes neither --fabric, --db nor --budget",
                 "it measures nothing, and looks nothing up",
             )
-        request = options.shape_request(
-            shapes, model, tp, gpus, dtype,
-            default_gpus=options.MODELLED_GPUS, op=op or options.DEFAULT_OP,
-        )  # fmt: skip
+        request = given.request(options.MODELLED_GPUS)
         problems = [p for each in ops for p in choose(each, request, lambda: ()).problems]
         _dry_run(problems, hardware or "h200", trials, seed, variant, json)
         return
@@ -98,7 +105,7 @@ def tune(
 
     path, chosen = options.database_path(db), devices.fabric_for(fabric or "auto")
     recorded = functools.partial(_recorded, path)
-    asked = problems_here(ops, chosen, recorded, op, shapes, model, tp, gpus, dtype)
+    asked = problems_here(given, ops, chosen, recorded)
     problems = [problem for own in asked.values() for problem in own]
     found: list[session.Tuned | session.NotTuned] = []
     with Database(path) as database, _progress() as progress:
@@ -115,6 +122,15 @@ def tune(
     if untried:
         warn(f"{untried} problems were not tried: out of budget; rerun to continue")
     note(f"stored in {path}")
+
+
+def _met(path: Path) -> str:
+    if path.suffix not in (".yaml", ".yml") or not path.is_file():
+        raise UsageError(
+            f"--from {path} is no YAML file",
+            "run with TAXFREE_LOG=problems.yaml, and give that file",
+        )
+    return str(path)
 
 
 def _recorded(path: Path, op: str, gpu: str | None) -> list[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""Samples repeat, and those of a week meet everything."""
+"""Samples repeat, and those of two weeks meet everything."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ def taken(days: list[str], test: str = "test") -> list[int]:
 
 
 @pytest.mark.parametrize("step", [1, 7])
-def test_a_week_of_days_and_as_many_mondays_meet_each_entry_once(step: int) -> None:
+def test_two_weeks_of_days_and_as_many_mondays_meet_each_entry_once(step: int) -> None:
     assert taken(days(PARTS, step)) == list(ENTRIES)
 
 
 def test_tests_begin_at_different_places() -> None:
-    firsts = {Sample.of_test(str(MONDAY), f"test {number}").first for number in range(50)}
+    firsts = {Sample.of_test(str(MONDAY), f"test {number}").first for number in range(150)}
     assert firsts == set(range(PARTS))
 
 

@@ -26,7 +26,7 @@ are no part of the interface.
 _GROUPS = {
     "Start": lambda each: not inspect.isclass(each),
     "Runtime": lambda each: each is taxfree.Runtime,
-    "Problems": lambda each: issubclass(each, Problem),
+    "Problems": lambda each: issubclass(each, Problem | taxfree.SizeRange),
     "What a runtime tells": dataclasses.is_dataclass,
     "Errors": lambda each: issubclass(each, Exception),
 }

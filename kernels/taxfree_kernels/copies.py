@@ -1,24 +1,24 @@
 """Copy engines that move data between ranks while the compute units multiply.
 
-For plans that use the vendor's matmul with many rows: a copy takes microseconds to start, but no
-compute unit. Copies run on side streams, each followed by a kernel that signals it.
+For plans that use the vendor's matmul with many rows: a copy takes microseconds to start, but uses
+no compute unit. Copies run on side streams. A kernel after each copy signals the receiver.
 
 Protocol. The addresses of copies are fixed when a graph is captured, so copies cannot alternate
-between the two payload slots: all go to the first. It is free both before and after the call:
+between the two payload slots: all go to the first slot. It is unused before and after the call:
 
 - Before: a kernel on a copy stream, ordered after all earlier work on the caller's stream, signals
   all ranks that this one has entered the call, and waits for the same signal from all peers. Copies
-  come after it, so no rank still reads an earlier payload. This is also the full exchange that the
-  proof for the two slots requires of each call.
+  follow it, so no rank still reads an earlier payload. The proof for two slots requires that all
+  ranks exchange signals in each call; this kernel does so.
 - After: the call takes one or two generations, so that the next one is odd and uses the second
   slot. The call after that finds, as always, that all ranks have left this call.
 
 A captured graph, or a device with few queues, may serialise work that no events order, in any
-order. Therefore whatever waits for peers' copies of a part is ordered by an event after this rank's
-copies of it, and parts follow one another. Consider, of all ranks, the one that waits for the
-earliest part: its peers have copied that part, or have no earlier wait left to block them. This
-holds if each part has rows of each chunk that is waited for. Chunks without rows are refused, or
-announced before all parts (``overlap`` of ``matmul_reduce_scatter``).
+order. Therefore an event orders each wait for peers' copies of a part after this rank's copies of
+that part, and parts follow one another. Consider the rank that waits for the earliest part: its
+peers have copied that part, or have no earlier wait left to block them. This holds if each part has
+rows of each chunk that is waited for. Chunks without rows are refused, or signalled before all
+parts (``overlap`` of ``matmul_reduce_scatter``).
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
 @triton.jit(do_not_specialize=["rank", "channel"])
 def _meet(control_ptr, heap_bases, rank, channel, GROUP: tl.constexpr):
-    """Tell all ranks that this one has reached this point of its stream; wait for all peers."""
+    """Barrier: signal all ranks that this stream is here, and wait for all peers."""
     generation = sync.running_generation(control_ptr)
     peers = Peers(control_ptr, heap_bases, rank, generation)
     signal_everybody(peers, channel, GROUP)
@@ -56,7 +56,7 @@ def _meet(control_ptr, heap_bases, rank, channel, GROUP: tl.constexpr):
 
 @triton.jit(do_not_specialize=["rank", "channel", "peer"])
 def _announce(control_ptr, heap_bases, rank, channel, peer, GROUP: tl.constexpr):
-    """Tell a peer that what was copied before is complete."""
+    """Signal a peer that the copies before this kernel are complete."""
     generation = sync.running_generation(control_ptr)
     peers = Peers(control_ptr, heap_bases, rank, generation)
     sync.signal(peers, channel, peer, GROUP)
@@ -64,16 +64,16 @@ def _announce(control_ptr, heap_bases, rank, channel, peer, GROUP: tl.constexpr)
 
 @triton.jit
 def _finish(control_ptr, out_ptr, elements, BLOCK: tl.constexpr):
-    """End the call; the output is NaN if it may be garbage.
+    """End the call; fill the output with NaN if a wait failed.
 
-    One program: with several, the generation would not be stable while they leave by two.
+    It has one program: with several, the generation would change while they leave.
     """
     if is_aborted(control_ptr):
         for start in range(0, elements, BLOCK):
             at = start + tl.arange(0, BLOCK)
             tl.store(out_ptr + at, float("nan"), mask=at < elements)
     generation = sync.running_generation(control_ptr)
-    sync.leave(control_ptr, 1 + generation % 2)  # whatever comes next is odd
+    sync.leave(control_ptr, 1 + generation % 2)  # the next generation is odd
 
 
 class PeerCopies:
@@ -81,8 +81,8 @@ class PeerCopies:
 
     Args:
         fabric: whose pool the plan uses.
-        channels: on which the plan signals; one more announces that a rank has entered.
-        streams: how many streams copies take in turns.
+        channels: number of channels that the plan signals on; one more is for the entry barrier.
+        streams: number of streams; copies use them round-robin.
     """
 
     def __init__(self, fabric: Fabric, channels: int, streams: int) -> None:
@@ -91,18 +91,18 @@ class PeerCopies:
         self._entered = channels
         self._ends = (fabric.pool.control, fabric.heap_bases, fabric.rank)
         group = {"GROUP": Group(fabric.world_size, fabric.backend)}
-        options = compile_options(fabric.backend, {"num_warps": 1})  # finds a place beside a matmul
+        options = compile_options(fabric.backend, {"num_warps": 1})  # fits beside a matmul
         self._meet = Kernel(_meet, 1, group, options)
         self._announce = Kernel(_announce, 1, group, options)
         self._finish = Kernel(_finish, 1, {"BLOCK": 1024}, options)
 
     @property
     def kernels(self) -> tuple[Kernel, ...]:
-        """Those of any call."""
+        """The kernels of any call."""
         return self._meet, self._announce, self._finish
 
     def begin(self) -> None:
-        """Enter the call: copies come after all ranks have."""
+        """Enter the call; copies start after all ranks have entered."""
         first, *others = self._streams
         self._turns = cycle(self._streams)
         with first.forked():
@@ -116,7 +116,7 @@ class PeerCopies:
             stream.fork()
 
     def send(self, target: torch.Tensor, source: torch.Tensor, channel: int, peer: int) -> None:
-        """Copy on the next stream, then tell the peer."""
+        """Copy on the next stream, then signal the peer."""
         with next(self._turns).entered():
             copy_between_ranks(target, source)
             self._announce(*self._ends, channel, peer)
@@ -132,12 +132,12 @@ class PeerCopies:
 
 
 def rows_of_chunk(problem: Sharded, owner: int, chunk: int, chunks: int) -> slice:
-    """The rows of a chunk of a rank's shard, among all ranks' shards stacked on each other.
+    """The rows of a chunk of a rank's shard, counted in all ranks' shards concatenated.
 
     The last chunks may be empty.
 
     Args:
-        problem: with `shard_rows`, and `rows_of` a rank.
+        problem: has `shard_rows` and `rows_of(rank)`.
     """
     per_chunk, rows = -(-problem.shard_rows // chunks), problem.rows_of(owner)
     first = owner * problem.shard_rows
@@ -147,11 +147,11 @@ def rows_of_chunk(problem: Sharded, owner: int, chunk: int, chunks: int) -> slic
 
 @dataclass(frozen=True)
 class Part:
-    """Rows that are multiplied at once.
+    """Rows of one matmul.
 
     Args:
-        rows: of all ranks' shards.
-        chunks: how many chunks, in their order, precede the end of the part.
+        rows: rows of all ranks' shards, concatenated.
+        chunks: number of chunks, in their order, before the end of the part.
     """
 
     rows: slice

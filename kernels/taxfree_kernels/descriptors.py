@@ -1,6 +1,6 @@
-"""Tensor descriptors for matrices that Hopper's Tensor Memory Accelerator (TMA) loads in boxes.
+"""Tensor descriptors for matrices that Hopper's Tensor Memory Accelerator (TMA) loads.
 
-Rows have to start at multiples of 16 bytes. The part of a box outside its tensor reads as 0.
+Rows have to start at multiples of 16 bytes. Elements beyond the ends of a tensor read as 0.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ import torch
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 
-class Boxes:
+class OperandDescriptors:
     """Descriptors of an operand that is a different matrix in each call.
 
-    Triton's constructor validates every dimension, which takes the host several microseconds. Here
-    that is done only once, for as long as the strides do not change.
+    Triton's constructor validates every dimension, which takes several microseconds on the host.
+    Here it runs again only when the strides change.
     """
 
     def __init__(self, describe: Callable[[torch.Tensor], TensorDescriptor]) -> None:
@@ -35,13 +35,13 @@ class Boxes:
 
 
 def with_fields(descriptor: TensorDescriptor, **fields: Any) -> TensorDescriptor:
-    """A descriptor that differs from a valid one in fields that are as valid."""
+    """A copy of a valid descriptor with other valid fields; skips the validation."""
     other: TensorDescriptor = object.__new__(type(descriptor))
     other.__dict__ = vars(descriptor) | fields
     return other
 
 
-class RowDescriptors(Boxes):
+class RowDescriptors(OperandDescriptors):
     """Descriptors of a [rows, k] as [slots, sources, rows, k] with one slot and one source."""
 
     def __init__(self, box: list[int]) -> None:
@@ -62,7 +62,7 @@ def _one_source(a: torch.Tensor) -> tuple[list[int], list[int]]:
     return [1, 1, *a.shape], [a.numel(), a.numel(), *a.stride()]
 
 
-class HeadDescriptors(Boxes):
+class HeadDescriptors(OperandDescriptors):
     """Descriptors of a [batch, length, heads, head_dim] as [batch, heads, length, head_dim].
 
     Args:
@@ -86,7 +86,7 @@ class HeadDescriptors(Boxes):
         return descriptor
 
 
-def weight_descriptors(sources: int, box: list[int], is_nk: bool) -> Boxes:
+def weight_descriptors(sources: int, box: list[int], is_nk: bool) -> OperandDescriptors:
     """weight [k, n] as [sources, n, columns] when `is_nk`, else as [sources, columns, n].
 
     Args:
@@ -100,7 +100,7 @@ def weight_descriptors(sources: int, box: list[int], is_nk: bool) -> Boxes:
             return TensorDescriptor(rows, [sources, n, columns], [columns, pitch, 1], box)
         return TensorDescriptor(rows, [sources, columns, n], [columns * pitch, pitch, 1], box)
 
-    return Boxes(describe)
+    return OperandDescriptors(describe)
 
 
 def _aligned(matrix: torch.Tensor) -> torch.Tensor:

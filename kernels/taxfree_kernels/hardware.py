@@ -1,4 +1,4 @@
-"""Limits of devices, on which search spaces and the screen depend."""
+"""Device limits that search spaces and the compile screen use."""
 
 from __future__ import annotations
 

@@ -22,12 +22,12 @@ from triton.language import core  # noqa: F401 - patched because this module see
 
 
 def is_interpreting() -> bool:
-    """Whether kernels of this process are interpreted, which is decided when they are defined."""
+    """Whether this process interprets its kernels; fixed when the kernels are defined."""
     return bool(triton.knobs.runtime.interpret)
 
 
 def correct_bfloat16() -> None:
-    """Install the corrections; doing so again changes nothing."""
+    """Install the corrections; idempotent."""
     from triton.runtime import interpreter
 
     builder = interpreter.interpreter_builder
@@ -68,7 +68,7 @@ def correct_bfloat16() -> None:
 
 
 def hasten() -> None:
-    """Install the patches that save time; doing so again changes nothing."""
+    """Install the patches for speed; idempotent."""
     from triton.runtime import interpreter
 
     builder = interpreter.interpreter_builder
@@ -110,7 +110,7 @@ def _patch_once(original: Callable[[Any], Any], nothing: Callable[[], Any]) -> C
 
 
 def _by_name(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Triton's look-up of NumPy types, with a memory: it builds its table each time."""
+    """Triton's look-up of NumPy types, cached; Triton builds its table at each call."""
     known: dict[str, Any] = {}
 
     def numpy_type(kind: Any) -> Any:
@@ -152,7 +152,7 @@ def _by_shape(original: Callable[..., None]) -> Callable[..., None]:
 
 
 def _or_the_same(original: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-    """Comparison of shapes, most of which are the same object by now."""
+    """Comparison of shapes; most equal shapes are the same object."""
     true = tl.constexpr(True)
 
     def equal(self: Any, other: Any) -> Any:
@@ -162,7 +162,7 @@ def _or_the_same(original: Callable[[Any, Any], Any]) -> Callable[[Any, Any], An
 
 
 def _unless_alike(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Broadcasting of two tensors, which leaves those of one shape as they are."""
+    """Broadcasting of two tensors; returns tensors of equal shape unchanged."""
 
     def broadcast(self: Any, lhs: Any, rhs: Any) -> Any:
         return (lhs, rhs) if lhs.shape is rhs.shape else original(self, lhs, rhs)

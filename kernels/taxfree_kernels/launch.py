@@ -26,12 +26,12 @@ class Kernel:
     """A jitted function with everything about its launch that a plan fixes.
 
     At every launch Triton looks up the compiled kernel by everything it depends on, which takes the
-    host several times longer than the launch itself. Here it is cached by the arguments that
-    change; not on AMD, where kernels also depend on where a tensor's memory ends. Calls of other
-    sizes have a copy each, see :meth:`resized`; copies share what is compiled.
+    host several times longer than the launch itself. Here it is cached by the arguments that change
+    between calls. On AMD it is not cached, because kernels there also depend on where a tensor's
+    memory ends. Each size has its own copy, see :meth:`resized`; copies share compiled kernels.
 
-    Arguments may be tuples, and constants NamedTuples; a kernel is specialised on all elements of
-    a tuple, or on none, so integers that it is not specialised on stand apart.
+    Arguments may be tuples, and constants NamedTuples. Triton specialises a kernel on all elements
+    of a tuple or on none, so integers without specialisation are separate arguments.
 
     Args:
         function: the ``triton.jit`` function.
@@ -67,7 +67,7 @@ class Kernel:
         return value
 
     def resized(self, grid: int, last_args: tuple[Any, ...], **constants: Any) -> Kernel:
-        """The same kernel for calls of another size: some microseconds, and seldom a compilation.
+        """The same kernel for calls of another size; takes microseconds, and rarely compiles.
 
         Args:
             constants: those that differ.
@@ -84,7 +84,7 @@ class Kernel:
 
     @cached_property
     def specialization(self) -> tuple[Any, ...]:
-        """What is compiled for a size, among sizes of this kernel: constants, kinds of integers."""
+        """The cache key of a size: constants and the kinds of integer arguments."""
         last, generality = self.last_args, self._generality
         first = len(generality) - len(last)
         kinds = [
@@ -131,7 +131,7 @@ class Kernel:
                 self._runners[kinds] = self._runner(compiled, len(args))
 
     def _runner(self, compiled: Any, first: int) -> Callable[..., Any]:
-        """Launches a compiled kernel with so many arguments of a call."""
+        """A launcher of a compiled kernel, for a fixed number of per-call arguments."""
         rest = self.function.arg_names[first + len(self.last_args) :]
         again = compiled[(self.grid, 1, 1)]
         fixed = (*self.last_args, *[self.constants[each] for each in rest])
@@ -140,9 +140,9 @@ class Kernel:
 
 @cache
 def _with_constexprs(kind: Any) -> Any:
-    """A NamedTuple whose fields are constexprs by name: Triton 3.6 takes what it finds as it is.
+    """A NamedTuple whose fields read as constexprs, because Triton 3.6 does not convert them.
 
-    Its elements remain plain, for whoever writes a kernel's constants down as JSON.
+    Iteration gives the plain values, so that a kernel's constants can be written as JSON.
     """
 
     def field(index: int) -> property:
@@ -156,7 +156,7 @@ _OTHER = GPUTarget("", "", 0)
 
 
 def _integer_kind(arg: int, is_general: bool) -> int:
-    """What a kernel is specialised on, of an integer: its width, and whether it is 1 or 16 * n."""
+    """The specialisation of an integer: its width, and whether it is 1 or divisible by 16."""
     is_wide = arg >= 1 << 31
     if is_general:
         return is_wide
@@ -164,7 +164,7 @@ def _integer_kind(arg: int, is_general: bool) -> int:
 
 
 def _specialised(arg: Any, kind: Any, is_general: bool) -> Any:
-    """The kind of an argument, with those of integers in their place."""
+    """The kind of an argument; integers, also in tuples, are replaced by their kinds."""
     if type(arg) is int:
         return _integer_kind(arg, is_general)
     if isinstance(arg, tuple):
@@ -175,7 +175,8 @@ def _specialised(arg: Any, kind: Any, is_general: bool) -> Any:
 def _kind(arg: Any) -> Any:
     """The properties of a tensor or descriptor that a kernel is specialised on, on NVIDIA.
 
-    Of a tuple, those of its elements; integers stand for themselves, and no float for its value.
+    For a tuple, the properties of its elements; integers are returned unchanged, and no float is
+    specialised on.
     """
     if type(arg) is float:
         return float
@@ -210,14 +211,15 @@ def is_compiling() -> bool:
 def copy_between_ranks(target: torch.Tensor, source: torch.Tensor) -> None:
     """Let a copy engine store into a peer's memory, or load from it, on the current stream.
 
-    When kernels are only compiled, nothing is copied: the signals that make it safe do not run.
+    When kernels are only compiled, nothing is copied, because the signals that order copies do not
+    run.
     """
     if not is_compiling():
         target.copy_(source)
 
 
 class Launcher(Protocol):
-    """Takes the place of Triton's launcher, with all arguments, those that a plan fixes too."""
+    """A replacement of Triton's launcher; gets all arguments, including those that a plan fixes."""
 
     def __call__(self, kernel: Kernel, args: tuple[Any, ...]) -> None: ...
 
@@ -236,7 +238,7 @@ def launching_through(launcher: Launcher) -> Iterator[None]:
 
 
 def launch_normally(kernel: Kernel, args: tuple[Any, ...]) -> None:
-    """For launchers that do launch in the end: launch as if Triton's launcher were not replaced."""
+    """Launch with Triton's own launcher, even where it is replaced."""
     Context().run(kernel, *args[: len(args) - len(kernel.last_args)])
 
 

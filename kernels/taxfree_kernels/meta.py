@@ -1,4 +1,4 @@
-"""Tensors of an operation that have shapes and no memory, to compile with or to record launches."""
+"""Tensors with shapes but without memory, to compile an operation or to record its launches."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ META = torch.device("meta")
 
 
 def meta_tensors(problem: Problem, rank: int = 0) -> tuple[torch.Tensor | None, ...]:
-    """What a plan is called with on a rank: the operation's inputs, then the output."""
+    """The arguments of a plan on a rank: the operation's inputs, then the output."""
     found = operation(op_of(problem))
     with _WithoutMemory():
         cpu = torch.device("cpu")
@@ -22,7 +22,7 @@ def meta_tensors(problem: Problem, rank: int = 0) -> tuple[torch.Tensor | None, 
 
 
 class _WithoutMemory(TorchFunctionMode):
-    """Makes tensors that name a device there without memory, and random ones not random."""
+    """In this mode, factories make tensors without memory; random functions fill nothing."""
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None

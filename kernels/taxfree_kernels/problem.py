@@ -1,4 +1,4 @@
-"""What the problems of matmuls with a collective share."""
+"""Base classes of problems that combine a matmul with a collective."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class MatmulProblem(Problem):
 
 
 class PartialSum(MatmulProblem):
-    """A matmul of which each rank computes a partial sum."""
+    """A matmul in which each rank computes a partial sum."""
 
     @property
     def elements(self) -> int:
@@ -44,12 +44,12 @@ class PartialSum(MatmulProblem):
     @property
     @abstractmethod
     def kept_elements(self) -> int:
-        """Elements of the sum that a rank keeps."""
+        """Elements of the rank's result."""
 
     @property
     @abstractmethod
     def wires(self) -> tuple[str, ...]:
-        """The types in which partial sums may travel."""
+        """The types in which partial sums may be sent."""
 
 
 def own_rows(m: int, shard_dim: int, world_size: int, rank: int) -> int:
@@ -61,7 +61,7 @@ def own_rows(m: int, shard_dim: int, world_size: int, rank: int) -> int:
 
 
 class Sharded(MatmulProblem):
-    """A matmul of which each rank holds a shard of A, or keeps one of the result.
+    """A matmul in which each rank holds a shard of A, or keeps a shard of the result.
 
     Shards of rows are equal, but those at the end of a ragged M have fewer rows or none.
     """

@@ -1,4 +1,4 @@
-"""What the operations' `registered` variants share: the library's collectives on registered memory.
+"""Shared by the `registered` variants: the library's collectives on registered memory.
 
 NCCL has kernels of low latency for buffers in a memory pool that is registered with the
 communicator as symmetric.
@@ -31,7 +31,7 @@ class RegisteredMemory(Workspace):
             raise PlanError(
                 f"the process group's {type(self._backend).__name__} registers no memory"
             )
-        self._pools: list[Any] = []  # kept: the communicator knows them
+        self._pools: list[Any] = []  # kept alive: the communicator refers to them
         self._registered = 0
 
     def _allocate(self, size: int) -> torch.Tensor:
@@ -40,7 +40,7 @@ class RegisteredMemory(Workspace):
             return torch.zeros(size, dtype=torch.uint8, device=self._device)
 
     def register(self) -> None:
-        """Make all that has been allocated symmetric; collective."""
+        """Register all allocations as symmetric; collective."""
         for pool in self._pools[self._registered :]:
             self._backend.register_mem_pool(pool, symm=True)
         self._registered = len(self._pools)

@@ -3,9 +3,9 @@
 A measurement is valid only for the code that it was made with. The hash covers a variant's module
 and the modules of this package that it imports, directly or not, without comments, docstrings and
 empty lines. Interfaces, search spaces and the methods of variants that define what is searched are
-left out: searching other configs does not change the measurement of any one of them. The hash is
-computed from the source text, because syntax trees differ between versions of Python, and is the
-same whether kernels are interpreted or compiled.
+left out, because they do not change the measurement of any config. The hash is
+computed from the source text, because syntax trees differ between versions of Python. It is the
+same for interpreted and compiled kernels.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def _closure(module: str) -> set[str]:
 
 
 def _imports(module: str) -> set[str]:
-    """Modules of this package that a module imports, in whatever form."""
+    """Modules of this package that a module imports, in any form of import."""
     found = set()
     for node in ast.walk(_syntax_tree(module)):
         if isinstance(node, ast.Import):
@@ -87,7 +87,7 @@ def _syntax_tree(module: str) -> ast.Module:
 
 
 def _code(module: str) -> str:
-    """A module's lines that count."""
+    """The hashed lines of a module."""
     lines = _source(module).splitlines()
     for token in tokenize.generate_tokens(io.StringIO(_source(module)).readline):
         if token.type == tokenize.COMMENT:
@@ -100,7 +100,7 @@ def _code(module: str) -> str:
 
 
 def _uncounted(node: ast.AST) -> Iterator[tuple[int, int]]:
-    """First and last lines of the parts of a node that do not count."""
+    """First and last lines of a node's parts that are not hashed."""
     body = getattr(node, "body", None)
     if isinstance(body, list) and body and _is_docstring(body[0]):
         yield body[0].lineno, body[0].end_lineno

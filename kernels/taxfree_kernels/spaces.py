@@ -1,4 +1,4 @@
-"""Small helpers for the search spaces of all operations."""
+"""Helpers for the search spaces of all operations."""
 
 from __future__ import annotations
 
@@ -11,32 +11,32 @@ from taxfree_kernels.variant import Config, Problem, Space
 
 
 def power_of_2(value: int, least: int) -> int:
-    """The smallest power of two that is not below `value`, nor below `least`, itself one."""
+    """The smallest power of two that is at least `value` and `least`; `least` is one itself."""
     return max(least, 1 << (value - 1).bit_length())
 
 
 def up_to(limit: int, values: tuple[int, ...]) -> tuple[int, ...]:
-    """The values that are not above `limit`; the first where none is."""
+    """The values up to `limit`; the first value if all are larger."""
     return tuple(value for value in values if value <= limit) or values[:1]
 
 
 def nearest_first(values: tuple[int, ...], wanted: int) -> tuple[int, ...]:
-    """Of ascending `values` the nearest to `wanted`, then the next larger, the next smaller."""
+    """The value nearest to `wanted`, the next larger and the next smaller; `values` ascend."""
     at = min(range(len(values)), key=lambda index: abs(values[index] - wanted))
     return (values[at], *values[at + 1 : at + 2], *values[max(0, at - 1) : at])
 
 
 def within(space: Space, guess: Config) -> dict[str, Any]:
-    """`guess`, each value moved to the nearest in `space`; others have their first value."""
+    """A config of `space`: the values nearest to `guess`, else the first value of a parameter."""
     config = {}
-    for knob, values in space.items():
-        wanted = guess.get(knob, values[0])
-        config[knob] = wanted if wanted in values else min(values, key=lambda v: abs(v - wanted))
+    for name, values in space.items():
+        wanted = guess.get(name, values[0])
+        config[name] = wanted if wanted in values else min(values, key=lambda v: abs(v - wanted))
     return config
 
 
 def cdna_space(hardware: Hardware) -> Space:
-    """Meta-parameters of every kernel on CDNA: chiplets to swizzle for, and an occupancy hint."""
+    """Meta-parameters of every kernel on CDNA: XCDs to swizzle for, and an occupancy hint."""
     return {
         "XCDS": tuple(dict.fromkeys((hardware.num_xcds, 1))),
         "waves_per_eu": (0, 1, 2),
@@ -44,7 +44,7 @@ def cdna_space(hardware: Hardware) -> Space:
 
 
 def pdl_space(hardware: Hardware) -> Space:
-    """Whether a kernel is launched before the one before it has ended, on NVIDIA."""
+    """Programmatic dependent launch, on NVIDIA."""
     return {"launch_pdl": (True, False)} if hardware.backend == "cuda" else {}
 
 
@@ -55,14 +55,14 @@ def allowed(
     guesses: Sequence[Config],
     prune_reason: Callable[[Any, Hardware, Config], str | None],
 ) -> list[dict[str, Any]]:
-    """The guesses that can run; where K is too short to be split, the first one unsplit."""
+    """The guesses that can run; if none can, the first one with SPLIT_K = 1."""
     configs = distinct([within(space, guess) for guess in guesses])
     found = [config for config in configs if prune_reason(problem, hardware, config) is None]
     return found or [within(space, {**guesses[0], "SPLIT_K": 1})]
 
 
 def distinct(configs: Sequence[Config]) -> list[dict[str, Any]]:
-    """Configs without those that come again."""
+    """Configs without duplicates, in their order."""
     found: list[dict[str, Any]] = []
     for config in configs:
         if config not in found:
@@ -71,19 +71,19 @@ def distinct(configs: Sequence[Config]) -> list[dict[str, Any]]:
 
 
 def accumulators(hardware: Hardware) -> int:
-    """The most float32 accumulators a thread can hold besides what else it needs."""
+    """The most float32 accumulators per thread that leave enough registers for other values."""
     return 160 * hardware.registers // 255
 
 
 def tile_prune_reason(
     hardware: Hardware, config: Config, k: int, outputs: int, swappable_rows: int
 ) -> str | None:
-    """Why a matmul's tiles cannot run, or are not worth compiling, or None.
+    """The reason why a matmul's tiles cannot run or are certainly slow; None if there is none.
 
     Args:
-        k: of one loop over K, before it is split.
-        outputs: elements of the whole result.
-        swappable_rows: most rows of a tile whose operands may be swapped.
+        k: length of one loop over K, before it is split.
+        outputs: number of elements of the result.
+        swappable_rows: largest BLOCK_M with which SWAP_AB is allowed.
     """
     block_m, block_n, block_k = config["BLOCK_M"], config["BLOCK_N"], config["BLOCK_K"]
     if config["SPLIT_K"] > max(1, k // block_k):
@@ -93,7 +93,7 @@ def tile_prune_reason(
     stages = config["num_stages"] if hardware.backend == "cuda" else config["num_stages"] - 1
     shared = stages * (block_m + block_n) * block_k * 2
     if shared > hardware.shared_memory:
-        return f"{shared} bytes of shared memory, {hardware.shared_memory} are there"
+        return f"{shared} bytes of shared memory, the device has {hardware.shared_memory}"
     threads = config["num_warps"] * hardware.warp_size
     if block_m * block_n > accumulators(hardware) * threads:
         return f"accumulators of {block_m * block_n // threads} registers a thread"
@@ -105,7 +105,7 @@ def tile_prune_reason(
 
 
 def copy_space(problem: Sharded, hardware: Hardware) -> Space:
-    """In what pieces copy engines move a rank's shard, and what is multiplied at once.
+    """Chunks in which copy engines move a rank's shard, chunks per matmul, and copy streams.
 
     Args:
         problem: with `shard_rows` of `world_size` ranks.
@@ -122,17 +122,17 @@ def copy_space(problem: Sharded, hardware: Hardware) -> Space:
 def first_copies(problem: Sharded, space: Space, rows_at_once: int) -> list[dict[str, Any]]:
     """Configs for copies of a problem's shards; the first is the default.
 
-    The second stream fills the gap between two copies on the first, in which a kernel announces
-    the copied data: some 20 us, and more if it has to find room beside a matmul. With one stream
-    per peer these gaps overlap, but no peer's first chunk then goes alone.
+    Between two copies on a stream, a kernel signals the first one: some 20 us, and more if it has
+    to wait for a free SM beside a matmul. A second stream copies during this gap. With one stream
+    per peer all gaps overlap, but the first chunks of all peers then share the link.
 
     Args:
         space: of :func:`copy_space`.
-        rows_at_once: below this many rows the vendor's matmul gets slow.
+        rows_at_once: rows per matmul below which the vendor's matmul is slow.
     """
     shards = nearest_first(space["CHUNKS_PER_WAIT"], -(-rows_at_once // problem.shard_rows))
     whole = [{"CHUNKS": 1, "CHUNKS_PER_WAIT": count, "STREAMS": 2} for count in shards]
-    if problem.shard_rows < 128:  # takes longer to begin a copy than to move it
+    if problem.shard_rows < 128:  # starting a copy takes longer than moving the data
         return whole[:1]
     to_each = [count for count in space["STREAMS"] if count >= problem.world_size - 1][:1]
     return [

@@ -1,4 +1,4 @@
-"""Operations, problems, variants and plans: what the tuner, the dispatcher and the reports share.
+"""Operations, problems, variants and plans, for the tuner, the dispatcher and the reports.
 
 An operation is a mathematical contract, a problem its dimensions, a variant one way to compute it,
 and a plan a variant made ready on a fabric for one problem and config. A variant is a module in the
@@ -32,7 +32,7 @@ _P = TypeVar("_P", bound="Problem")
 
 @dataclass(frozen=True)
 class Cost:
-    """What one call does on one rank, whatever the variant.
+    """The work of one call on one rank; it does not depend on the variant.
 
     Args:
         flops: floating-point operations.
@@ -59,7 +59,7 @@ class Problem(ABC):
     @property
     @abstractmethod
     def cost(self) -> Cost:
-        """Per rank and call; the slowest rank's."""
+        """The work per call of the slowest rank."""
 
     @property
     @abstractmethod
@@ -67,7 +67,7 @@ class Problem(ABC):
         """Symmetric memory that a call of any variant needs in one payload slot."""
 
     def for_rows(self, first: int, last: int) -> SizeRange:
-        """This problem with each number of rows from `first` to `last`, for ``Runtime.prepare``.
+        """This problem for each number of rows from `first` to `last`, for ``Runtime.prepare``.
 
         For attention, rows are sequences.
         """
@@ -76,13 +76,12 @@ class Problem(ABC):
 
 @dataclass(frozen=True)
 class Step:
-    """A part of a call that begins when the part before it has ended.
+    """A part of a call; parts run one after another.
 
     Args:
-        name: as reports name it.
-        kind: "producer" of what is then sent; "collective"; "copy" of what a fused kernel would
-            leave in place; "consumer" of what was gathered; "fused": communicates and computes at
-            once.
+        name: the name in reports.
+        kind: "producer" of the data that is sent; "collective"; "copy", which a fused kernel does
+            not need; "consumer" of the gathered data; "fused": communicates and computes together.
         run: launches it.
         latency_probe: launches the same collective on the least data it accepts; None if there is
             none.
@@ -99,68 +98,68 @@ class Step:
 
 
 class Plan(ABC):
-    """A variant made ready on one fabric, for a problem and the smaller ones of its kind.
+    """A variant prepared on one fabric, for a problem and for the same problem with fewer rows.
 
-    The size of a call is that of its tensors: rows, or sequences, up to the problem's. Constants of
-    kernels are the problem's; what is given to them at run time is the call's. Making a plan calls
-    no peer and takes its scratch memory from the fabric's workspace. Calling one does not
-    synchronise with the host, and can be captured in a graph.
+    The size of a call (rows, or sequences) is read from its tensors. Constants of kernels depend on
+    the problem, run-time arguments on the call. Making a plan calls no peer and takes its scratch
+    memory from the fabric's workspace. Calling it does not synchronise with the host, and can be
+    captured in a graph.
     """
 
     #: kernels that one call of the problem's size launches, collectives counted as one.
     launches: int = 1
 
     def connect(self) -> None:  # noqa: B027  most have nothing to do
-        """What must be done once with all peers before the first call; collective.
+        """Set up with all peers, once, before the first call; collective.
 
         Raises:
-            PlanError: it cannot be done here.
+            PlanError: this machine does not support it.
         """
 
     def kernels(self, size: int) -> tuple[Kernel, ...]:
-        """The kernels of this package that a call of a size launches."""
+        """The kernels of this package that a call of this size launches."""
         return ()
 
     @abstractmethod
     def __call__(self, *tensors: torch.Tensor | None) -> torch.Tensor:
-        """Run on the operation's inputs, the last one being the output to write; returns it."""
+        """Run on the operation's inputs; the last argument is the output, which is returned."""
 
     def steps(self, *tensors: torch.Tensor | None) -> list[Step]:
-        """What a call on these tensors consists of, in order, for reports that time the parts."""
+        """The parts of a call on these tensors, in order, so that reports can time each."""
         return [Step("kernel", "fused", lambda: self(*tensors))]
 
 
 class Variant(ABC):
     """One way to compute an operation."""
 
-    #: as tables, configs and the command line name it; the module's name.
+    #: its name in tables, configs and the command line; the module's name.
     name: ClassVar[str]
 
     #: whether it overlaps communication with computation and calls no collective, so that a single
-    #: rank can compile its plans; not so library paths, and ours that only replace the collective.
+    #: rank can compile its plans. False for library paths and for our stand-alone collectives.
     fused: ClassVar[bool] = True
 
-    #: whether a search tries it, and a prediction may choose it, when nobody asks for it by name:
-    #: not so steps on the way to faster variants, which show what each step is worth.
+    #: whether a search tries it, and a prediction may choose it, without being asked by name. False
+    #: for the paper's intermediate steps, which are kept to show the gain of each step.
     searched: ClassVar[bool] = True
 
-    #: memory slots that calls use in turn: the check runs until the first slot is reused.
+    #: payload slots that calls alternate between; the checker runs until the first is reused.
     slots: ClassVar[int] = 2
 
     def unsupported_reason(self, problem: Problem, hardware: Hardware) -> str | None:
-        """Why this variant cannot serve `problem` on `hardware`, or None."""
+        """The reason why this variant cannot serve `problem` on `hardware`, or None."""
         return None
 
     def space(self, problem: Problem, hardware: Hardware) -> Space:
-        """Meta-parameter -> values worth trying. A variant without any has one config, ``{}``."""
+        """Meta-parameter -> values to search. A variant without any has one config, ``{}``."""
         return {}
 
     def seed_configs(self, problem: Problem, hardware: Hardware) -> list[dict[str, Any]]:
-        """Good configs to try first; the very first is the default for an untuned problem."""
+        """Configs that are tried first; the first one is the default for an untuned problem."""
         return [{name: values[0] for name, values in self.space(problem, hardware).items()}]
 
     def prune_reason(self, problem: Problem, hardware: Hardware, config: Config) -> str | None:
-        """Why `config` is not worth compiling for `problem`, or None."""
+        """The reason not to compile `config` for `problem`, or None."""
         return None
 
     @abstractmethod
@@ -174,18 +173,18 @@ class Variant(ABC):
 
 @dataclass(frozen=True)
 class Operation:
-    """A mathematical contract and what is needed to try any variant of it.
+    """A mathematical contract, with the inputs and the reference to test any variant of it.
 
     Args:
-        name: that of the folder.
+        name: the name of the folder.
         problem: the frozen dataclass of its dimensions.
-        interpolated_fields: problem fields in which a record may differ and still lend its config.
+        interpolated_fields: problem fields in which a record may differ and still serve.
         make_inputs: (problem, rank, seed, device, integers) -> the rank's tensors; small integers
             give results that are exact in any order of summation.
         reference: (problem, rank, seed, device, integers) -> the rank's result in float64.
         empty_output: (problem, device) -> an uninitialised output.
-        ignored_fields: fields that hardly change what is fastest: a lending record may differ in
-            any of them. The dtype is one: both are 16-bit types and multiply at the same rate.
+        ignored_fields: fields that rarely change which config is fastest; a record may differ in
+            them and still serve. The dtype is one: both 16-bit types multiply at the same rate.
         family_fields: fields in which a record may differ and still be scaled by the cost model.
         vendor_kernel: (problem, device) -> a function of the inputs and the output that runs the
             vendor's kernel alone, on data that need not be exchanged; or None if the vendor has
@@ -208,11 +207,11 @@ class Shapes:
     """Shapes of an operation that have names, and problems that checks run on.
 
     Args:
-        tiny: world size -> problems that, together, execute every synchronising line. They are
-            ragged where that matters: shards without rows, several tiles, K no multiple of a block.
+        tiny: world size -> problems that, together, execute every synchronising line, including
+            shards without rows, several tiles, and a K that is no multiple of a block.
         aligned: problems to compile: few rows, many rows, the other layouts. All rows start at
             multiples of 16 bytes, so that accesses can be wide.
-        ragged: further ones, whose rows do not.
+        ragged: more problems to compile, whose rows do not start at such multiples.
         smallest: problems for which compilers specialise arguments to the constant 1.
         shorthand: the fields of `1x2x3`, in order.
         sets: named sets, each a list of shapes as users write them.
@@ -285,7 +284,7 @@ class SizeRange:
 
     @property
     def bounds(self) -> tuple[int, int]:
-        """The first and the last size; 0 needs no plan."""
+        """The first and the last size; size 0 needs no plan."""
         own: int = getattr(self.problem, operation(op_of(self.problem)).interpolated_fields[0])
         first = own if self.first is None else self.first
         last = own if self.last is None else self.last
@@ -293,7 +292,7 @@ class SizeRange:
 
 
 def resized(problem: _P, **sizes: int) -> _P:
-    """The same problem of another size, which is known to be possible."""
+    """The same problem with another size, without validation."""
     other = object.__new__(type(problem))
     other.__dict__.update(problem.__dict__, **sizes)
     return other

@@ -1,6 +1,6 @@
-"""Libraries of others: what the library paths of all operations compute and communicate with.
+"""The vendor's matmul and the collective library, which all library paths use.
 
-Where kernels are only compiled, none of these does anything.
+When kernels are only compiled, these functions do nothing.
 """
 
 from __future__ import annotations
@@ -31,28 +31,28 @@ def matmul_into(
 
 
 def all_gather(gathered: torch.Tensor, own: torch.Tensor, group: dist.ProcessGroup) -> None:
-    """All ranks' tensors, in the ranks' order, into a contiguous one."""
+    """All-gather: all ranks' tensors, in rank order, into a contiguous one."""
     if not is_compiling():
         _all_gather(gathered, own, group=group)
 
 
 def all_reduce(tensor: torch.Tensor, group: dist.ProcessGroup) -> None:
-    """The sum of all ranks' tensors, in place."""
+    """All-reduce in place."""
     if not is_compiling():
         dist.all_reduce(tensor, group=group)
 
 
 def reduce_scatter(own: torch.Tensor, parts: torch.Tensor, group: dist.ProcessGroup) -> None:
-    """This rank's part of the sum of all ranks' contiguous tensors."""
+    """Reduce-scatter: this rank's shard of the sum of all ranks' contiguous tensors."""
     if not is_compiling():
         _reduce_scatter(own, parts, group=group)
 
 
 def symm_mem_op(name: str, group: dist.ProcessGroup) -> Any:
-    """PyTorch's own fused op ``torch.ops.symm_mem.<name>``, made ready for a group; collective.
+    """PyTorch's own fused op ``torch.ops.symm_mem.<name>``, with its group registered; collective.
 
     Raises:
-        PlanError: this torch has none of that name.
+        PlanError: this torch has no such op.
     """
     import torch.distributed._symmetric_memory as symm_mem  # registers the ops
 

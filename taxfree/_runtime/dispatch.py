@@ -36,7 +36,7 @@ Kind = Literal["exact", "neighbour", "predicted", "baseline", "disabled", "unpre
 
 @dataclass(frozen=True)
 class Choice:
-    """What runs for a problem, and why.
+    """The variant and config for a problem, and the reason.
 
     Args:
         kind: "exact": its own record; "neighbour": a similar problem's config; "predicted": what
@@ -57,13 +57,12 @@ class Choice:
 
     @property
     def in_eager_calls(self) -> str:
-        """What runs in eager calls and why, as text; empty if they run the same."""
-        return (
-            "" if self.eager is None else f"in eager calls {self.eager.variant}: {self.eager.why}"
-        )
+        """The choice in eager calls and its reason, as text; empty if it is the same."""
+        eager = self.eager
+        return "" if eager is None else f"in eager calls {eager.variant}: {eager.why}"
 
     def of(self, mode: str) -> Choice:
-        """What runs in a mode, "eager" or "graph"."""
+        """The choice in a mode, "eager" or "graph"."""
         return self.eager if mode == "eager" and self.eager is not None else self
 
 
@@ -86,7 +85,7 @@ class Dispatcher:
         return look_up(op, problem, self._table, self._fingerprint, self._hardware)
 
     def choose(self, op: str, problem: Problem) -> Choice:
-        """What to run.
+        """Choose what runs for a problem.
 
         Raises:
             NoRecord: with ``TAXFREE_STRICT``, when the problem has no record of its own.
@@ -186,9 +185,7 @@ def look_up(
     fingerprint: HardwareFingerprint,
     hardware: Hardware | None,
 ) -> LookUp:
-    """What serves a problem, and the steps that led to it.
-
-    It is a record, a neighbour's as it is lent, or a prediction.
+    """The record, transferred config or prediction for a problem, with the steps that led to it.
 
     Args:
         table: the records.

@@ -15,9 +15,10 @@ def illegal(op: str, problem: Problem, measured: Measurement, hardware: Hardware
     variant = variants(op)[measured.variant]
     if variant.unsupported_reason(problem, hardware) is None:
         space = variant.space(problem, hardware)
-        for knob, value in measured.config.items():
-            if value not in space.get(knob, ()):
-                return f"{measured.variant}: {knob}={value} is not in the space of this problem"
+        for parameter, value in measured.config.items():
+            if value not in space.get(parameter, ()):
+                why = "is not in the space of this problem"
+                return f"{measured.variant}: {parameter}={value} {why}"
     return refused(op, problem, measured, hardware)
 
 
@@ -34,5 +35,5 @@ def refusal(
     reason = variant.unsupported_reason(problem, hardware)
     try:
         return reason or variant.prune_reason(problem, hardware, config)
-    except KeyError as knob:  # an imported record may hold anything
-        return f"the config has no {knob}"
+    except KeyError as parameter:  # an imported record may hold anything
+        return f"the config has no {parameter}"

@@ -1,4 +1,4 @@
-"""Problems that ran without a record of their own, for `taxfree tune --shapes`."""
+"""Problems that ran without a record of their own, for `taxfree tune --from`."""
 
 from __future__ import annotations
 

@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from torch.library import Library
 
-from taxfree._runtime.runtime import runtime_of
+from taxfree._runtime import gradients
+from taxfree._runtime.runtime import requires_grad, runtime_of
 from taxfree._runtime.signatures import SIGNATURES, Signature
 from taxfree.errors import UsageError
 
@@ -24,7 +25,8 @@ def _register(signature: Signature) -> None:
     name = signature.name
     _library.define(f"{name}({signature.schema}, str group_name) -> Tensor")
     _library.impl(name, functools.partial(_run, signature), "CompositeExplicitAutograd")
-    _library.impl(name, functools.partial(_without_gradient, name), "Autograd")
+    if not gradients.register(name, _library):
+        _library.impl(name, functools.partial(_without_gradient, name), "Autograd")
     fake = functools.partial(_fake, signature)
     torch.library.register_fake(f"taxfree::{name}", fake, lib=_library)
     # Imported late because it is slow. Its enum has moved between versions of torch.
@@ -50,8 +52,7 @@ def _fake(signature: Signature, *arguments: Any) -> torch.Tensor:
 
 def _without_gradient(name: str, *arguments: Any) -> Any:
     """Refuse inputs that require gradients, also while code is compiled; else run the op."""
-    tensors = (each for each in arguments if isinstance(each, torch.Tensor))
-    if torch.is_grad_enabled() and any(each.requires_grad for each in tensors):
+    if requires_grad(*arguments):
         raise UsageError("an input requires a gradient", "call under torch.no_grad()")
     with torch._C._AutoDispatchBelowAutograd():
         return getattr(torch.ops.taxfree, name)(*arguments)

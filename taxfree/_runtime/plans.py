@@ -60,7 +60,7 @@ class Bucket:
 
 @dataclass
 class Entry:
-    """What the calls of some sizes run.
+    """The plans that serve calls of some sizes.
 
     Args:
         bucket: the sizes.
@@ -111,7 +111,7 @@ class _Made:
 
     @property
     def modes(self) -> dict[str, Choice]:
-        """What runs in graphs and, if that is something else, in eager calls."""
+        """The choice in graphs and, if it differs, in eager calls."""
         eager = self.choice.eager
         return {"graph": self.choice} if eager is None else {"graph": self.choice, "eager": eager}
 
@@ -170,12 +170,12 @@ class Plans:
         return self._entries.setdefault(self._family(problem), [])
 
     def find(self, problem: Problem) -> Entry | None:
-        """What serves a problem, if it has been planned."""
+        """The entry of a problem, if it has been planned."""
         entries, size = self.by_size(problem), rows_of(problem)
         return entries[size] if size < len(entries) else None
 
     def choice(self, problem: Problem) -> Choice:
-        """What runs, or would run, for a problem, and why."""
+        """The variant that runs, or would run, for a problem, and why."""
         entry = self.find(problem)
         if entry is not None:
             return entry.choice

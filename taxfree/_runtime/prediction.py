@@ -1,4 +1,4 @@
-"""What to run for sizes without records, where committed results show that predictions hold.
+"""Predictions for sizes without records, where committed results show that they hold.
 
 A method names candidates and the time that the cost model expects of each in a graph:
 
@@ -6,10 +6,11 @@ A method names candidates and the time that the cost model expects of each in a 
   of its modelled times, here over there.
 - "model": the first configs of all variants, as modelled.
 
-Variants that are not searched are no candidates.
-The fastest candidate is predicted to win. ``prediction.json`` says which method serves which
-settings, and why none does elsewhere: ``benchmarks/unseen.py`` computes it, from predictions for
-sizes whose results and records were left out.
+Variants that are not searched are no candidates. The fastest candidate is predicted to win.
+
+``prediction.json`` says which method serves which settings, and why none does elsewhere:
+``benchmarks/unseen.py`` computes it, from predictions for sizes whose results and records were left
+out.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from taxfree_tuning_db import HardwareFingerprint, Record, neighbours
 
 @dataclass(frozen=True)
 class Evidence:
-    """What results show of predictions in one setting.
+    """The worth of predictions in one setting, as results show it.
 
     Args:
         op, gpu, fixed: the setting: an operation, a GPU, and the fields in which no record of
@@ -42,8 +43,8 @@ class Evidence:
         method: that serves; None where none was shown to.
         reach: field of the family -> log2 of the largest ratio over which a judged prediction
             went. Nothing is predicted further away from a record.
-        sizes: near field -> its least and largest value in judged predictions. Nothing is predicted
-            outside.
+        sizes: interpolated field -> its least and largest value in judged predictions. Nothing is
+            predicted outside.
         why: what was shown, or why nothing was, in one line.
     """
 
@@ -58,7 +59,7 @@ class Evidence:
 
 @dataclass(frozen=True)
 class Prediction:
-    """What is expected to be the fastest in a graph.
+    """The candidate that is expected to be the fastest in a graph.
 
     Args:
         variant, config: to run.
@@ -103,7 +104,7 @@ def predicted(
     fingerprint: HardwareFingerprint,
     hardware: Hardware,
 ) -> tuple[Prediction | None, str]:
-    """What to run for a problem without a record, and why; None where the library runs.
+    """The prediction for a problem without a record, and why; None where the library runs.
 
     Args:
         records: those that are not stale.
@@ -123,10 +124,8 @@ def predicted(
     found = predict(shown.method, op, problem, records, fingerprint, hardware, shown.reach)
     if found is None:
         within = [
-            f"{name} within {2**max_log2_distance:.3g}x"
-            if max_log2_distance
-            else f"the same {name}"
-            for name, max_log2_distance in shown.reach.items()
+            f"{name} within {2**log2:.3g}x" if log2 else f"the same {name}"
+            for name, log2 in shown.reach.items()
         ]
         return None, f"no record is near enough: shown for {setting} with {', '.join(within)}"
     if found.variant == "baseline":
@@ -154,8 +153,8 @@ def predict(
     machine = machine or machine_like(hardware)
     if machine is None:
         return None
-    borrows, candidates = METHODS[method]
-    nearest = next(_near(op, problem, records, fingerprint, reach, borrows=borrows), None)
+    transfers, candidates = METHODS[method]
+    nearest = next(_near(op, problem, records, fingerprint, reach, transfers=transfers), None)
     if nearest is None:
         return None
     found = list(candidates(machine, op, problem, nearest, hardware))
@@ -173,19 +172,19 @@ def _near(
     fingerprint: HardwareFingerprint,
     reach: Mapping[str, float] | None,
     *,
-    borrows: bool,
+    transfers: bool,
 ) -> Iterator[Record]:
-    """Records that differ in their sizes and in free fields alone, the nearest first.
+    """Records that differ only in sizes and in ignored fields, the nearest first.
 
     Args:
-        borrows: whether their configs are lent, so that they must be near in the near fields too.
+        transfers: their configs are transferred: they must be near in interpolated fields too.
     """
     asked, family = dataclasses.asdict(problem), operation(op).family_fields
-    counted, free = fingerprints.interpolated_fields(op), fingerprints.ignored_fields(op)
-    if not borrows:
-        counted, free = (), (*counted, *free)
+    counted, ignored = fingerprints.interpolated_fields(op), fingerprints.ignored_fields(op)
+    if not transfers:
+        counted, ignored = (), (*counted, *ignored)
     own = [record for record in records if record.op == op]
-    for record in neighbours(own, asked, fingerprint, (*counted, *family), free):
+    for record in neighbours(own, asked, fingerprint, (*counted, *family), ignored):
         apart = {name: distance(record.problem, asked, name) for name in (*counted, *family)}
         is_within = reach is None or all(apart[name] <= reach[name] for name in family)
         is_near = sum(apart[name] for name in counted) <= fingerprints.NEIGHBOUR_OCTAVES
@@ -208,8 +207,8 @@ def _of_the_nearest(
 ) -> Iterator[_Candidate]:
     hashes, there = fingerprints.kernel_hashes(op), recorded_problem(op, nearest.problem)
     assert there is not None
-    lent = fingerprints.transferred(nearest, problem)
-    for each in (lent.winner, lent.baseline, *lent.runners_up):
+    record = fingerprints.transferred(nearest, problem)
+    for each in (record.winner, record.baseline, *record.runners_up):
         if each.kernel_hash != hashes.get(each.variant) or "graph" not in each.median_us:
             continue
         if each.variant not in modelled_variants(op) or not variants(op)[each.variant].searched:
@@ -246,14 +245,13 @@ def _modelled_us(
     hardware: Hardware,
 ) -> float:
     # a record may be older than a meta-parameter
-    defaults = {
-        knob: values[0] for knob, values in variants(op)[name].space(problem, hardware).items()
-    }
+    space = variants(op)[name].space(problem, hardware)
+    defaults = {parameter: values[0] for parameter, values in space.items()}
     return times(machine, problem, name, defaults | dict(config)).t_graph_us
 
 
 _Candidates = Callable[[Machine, str, Any, Record, Hardware], Iterator[_Candidate]]
-#: method -> whether it borrows configs of records, and its candidates; the best known comes first
+#: method -> whether it transfers configs of records, and its candidates; the best known comes first
 METHODS: Mapping[str, tuple[bool, _Candidates]] = {
     "nearest": (True, _of_the_nearest),
     "model": (False, _of_the_model),

@@ -17,7 +17,6 @@ import weakref
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any
 
 import torch
@@ -67,7 +66,7 @@ class Memory:
     kernels: int
 
 
-class Runtime:
+class Runtime(contextlib.AbstractContextManager["Runtime"]):
     """Runs operations on one group of ranks, dispatched by the tuning table.
 
     Created by :func:`taxfree.init`. All ranks of the group must make the same calls in the same
@@ -335,8 +334,8 @@ class Runtime:
     def _call(
         self, signature: Signature, arguments: tuple[Any, ...], out: torch.Tensor | None
     ) -> torch.Tensor:
-        """Run an operation; while code is compiled, record its torch op."""
-        if not torch.compiler.is_compiling():
+        """Run an operation; as its torch op if the compiler or autograd must see it."""
+        if not torch.compiler.is_compiling() and not requires_grad(*arguments):
             return self._run(signature, arguments, out)
         result: torch.Tensor = getattr(torch.ops.taxfree, signature.name)(
             *arguments, self.group_name
@@ -354,7 +353,8 @@ class Runtime:
         key = signature.name, signature.key(*arguments)
         sizes = signature.sizes(self.world_size, *arguments)
         rows = sizes[0]
-        entry = self._known(key, rows)
+        entries = self._by_arguments.get(key, ())
+        entry = entries[rows] if 0 <= rows < len(entries) else None
         if entry is None or not signature.fits(self._fabric, rows, *arguments):
             if rows == 0 and signature.fits(self._fabric, 0, *arguments):
                 shape = signature.shape(self.world_size, 0, *arguments)
@@ -362,8 +362,6 @@ class Runtime:
             entry = self._entry(key, signature.problem(self._fabric, *arguments))
         inputs = signature.inputs(self._on_device, *arguments)
         shape = signature.shape(self.world_size, rows, *arguments)
-        if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in inputs):
-            raise UsageError("an input requires a gradient", "call under torch.no_grad()")
         first = inputs[0]
         assert first is not None
         if out is None:
@@ -372,13 +370,6 @@ class Runtime:
             reusable = None if signature.reusable is None else inputs[signature.reusable]
             problems.require_output(out, shape, first, inputs, reusable)
         return self._launch(entry, inputs, out, sizes)
-
-    def _known(self, key: tuple[Any, ...], rows: int) -> Entry | None:
-        """What serves calls with such arguments and rows, if they were checked before."""
-        entries = self._by_arguments.get(key)
-        if entries is None or not 0 <= rows < len(entries):
-            return None
-        return entries[rows]
 
     def _of_nothing(
         self, like: torch.Tensor, out: torch.Tensor | None, shape: tuple[int, ...]
@@ -456,7 +447,7 @@ class Runtime:
             self._plans.prepare(wanted)
 
     def _entry(self, key: tuple[Any, ...], problem: Problem) -> Entry:
-        """What serves a problem; calls with such arguments find it by themselves from now on."""
+        """The entry of a problem; later calls with such arguments find it in the dict."""
         entry = self._plans.find(problem) or self._planned(problem)
         if entry.choice.kind != "unprepared":
             if len(self._by_arguments) >= _MOST_LAYOUTS:
@@ -465,7 +456,7 @@ class Runtime:
         return entry
 
     def _planned(self, problem: Problem) -> Entry:
-        """What serves the problem of a call that nothing served yet."""
+        """The entry of a problem that a call is the first to have."""
         self._require_open()
         if self._is_capturing():
             return self._unprepared_entry(problem, "first met under graph capture")
@@ -511,7 +502,7 @@ class Runtime:
     # -- what it knows -----------------------------------------------------------------------
 
     def choice(self, problem: Problem) -> Choice:
-        """What runs, or would run, for a problem, and why."""
+        """The variant that runs, or would run, for a problem, and why."""
         self._require_ours(problem)
         return self._plans.choice(problem)
 
@@ -545,7 +536,7 @@ class Runtime:
         return self._plans.kernels()
 
     def memory(self) -> Memory:
-        """What this runtime holds; for one that is open."""
+        """The memory that this runtime holds, while it is open."""
         self._require_open()
         return Memory(
             heap_bytes=self._heap_bytes,
@@ -570,6 +561,11 @@ class Runtime:
         """Make the runtime usable after a lost peer; collective, all ranks alive."""
         self._require_open()
         self._fabric.pool.reset()
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether it was closed, or its block raised."""
+        return self._is_closed
 
     def close(self) -> None:
         """Give back the arena, the plans and the process group; collective.
@@ -605,19 +601,18 @@ class Runtime:
             self._met.close()
         return True
 
-    def __enter__(self) -> Runtime:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, *_: object) -> None:
         if kind is None:
             self.close()
         else:
             self._release()  # the peers may never come
+
+
+def requires_grad(*arguments: Any) -> bool:
+    """Whether autograd must see an operation with these arguments."""
+    return torch.is_grad_enabled() and any(
+        isinstance(each, torch.Tensor) and each.requires_grad for each in arguments
+    )
 
 
 _runtimes: weakref.WeakValueDictionary[str, Runtime] = weakref.WeakValueDictionary()

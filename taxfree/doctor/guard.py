@@ -21,7 +21,7 @@ class Guard:
         self.problems: dict[str, str] = {}
 
     def __call__(self, what: str, probe: Callable[[], _T], default: _T) -> _T:
-        """What `probe` returns; `default` where it raises."""
+        """Return the probe's result, or `default` if it raises."""
         try:
             return probe()
         except Exception as error:

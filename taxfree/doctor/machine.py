@@ -7,6 +7,7 @@ import platform
 import re
 import shutil
 from collections.abc import Mapping
+from dataclasses import replace
 
 from taxfree.doctor.guard import Guard
 from taxfree.doctor.report import Machine
@@ -50,13 +51,12 @@ def _with_gpus(guard: Guard, machine: Machine, vendor: str) -> Machine:
     module = _TOOLS[vendor]
     driver = guard(f"{vendor} driver", module.driver_version, "unknown")
     processes: tuple[GpuProcess, ...] = guard(f"{vendor} processes", module.processes, ())
-    return Machine(
+    return replace(
+        machine,
         system={**machine.system, f"{vendor} driver": driver},
-        vendors=machine.vendors,
         gpus=machine.gpus + guard(f"{vendor} GPUs", module.gpus, ()),
         processes=machine.processes + tuple(each for each in processes if each.pid != os.getpid()),
         links=machine.links or guard(f"{vendor} links", module.links, ()),
-        environment=machine.environment,
     )
 
 

@@ -144,7 +144,7 @@ class BarrierTime:
 
 @dataclass(frozen=True)
 class PeerBandwidth:
-    """What each rank r moves per second while all do so, in GB/s of the slowest.
+    """Bandwidth between each rank r and a peer while all transfer, in GB/s of the slowest.
 
     Args:
         distance: the peer is rank (r + distance) % world_size.
@@ -158,7 +158,7 @@ class PeerBandwidth:
 
 @dataclass(frozen=True)
 class PeerCopy:
-    """What `Tensor.copy_` to a peer's memory moves per second; as in `PeerBandwidth`."""
+    """Bandwidth of `Tensor.copy_` to a peer's memory; as in `PeerBandwidth`."""
 
     distance: int
     copy_gb_s: float

@@ -37,7 +37,7 @@ def _package(guard: Guard, name: str, distributions: list[str]) -> Package:
 
 
 def _of_torch() -> dict[str, str]:
-    """What torch was built with, and the collective libraries it loads."""
+    """Versions that torch was built with, and of the collective libraries that it loads."""
     import torch
     import torch.distributed as dist
 

@@ -1,4 +1,4 @@
-"""What rocm-smi says, which comes with every ROCm."""
+"""GPUs and processes as rocm-smi reports them, which comes with every ROCm."""
 
 from __future__ import annotations
 

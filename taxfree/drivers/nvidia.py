@@ -1,4 +1,4 @@
-"""What nvidia-smi says."""
+"""GPUs and processes as nvidia-smi reports them."""
 
 from __future__ import annotations
 

@@ -97,7 +97,7 @@ class Row:
 
     @property
     def key(self) -> str:
-        """What rows of different runs are matched by."""
+        """The key by which rows of different runs are matched."""
         return json.dumps([self.op, self.problem, self.variant, self.mode], sort_keys=True)
 
 

@@ -1,4 +1,4 @@
-"""What rank workers do with candidates: compile, check, time. All ranks vote on every step.
+"""Trials of candidates in rank workers: compile, check, time. All ranks vote on every step.
 
 A candidate must be correct on every rank before it is timed: exact on small integers, and on random
 data with an error against a float64 reference of at most 1.25 times the library's own.
@@ -45,7 +45,7 @@ def key(candidate: Candidate) -> str:
 
 @dataclass
 class Outcome:
-    """What became of a candidate.
+    """The outcome of trying a candidate.
 
     Args:
         state: "measured", "refused" (by its variant or the screen), "failed" (does not compile or
@@ -81,16 +81,14 @@ class Calls:
         first = self._inputs(SEED)
         copies = timer.copies_needed(fabric, sum(t.nbytes for t in first if t is not None))
         self.inputs = [first, *(self._inputs(SEED + copy) for copy in range(1, copies))]
-        self.outputs = [self._output() for _ in range(copies)]
+        empty = partial(self.operation.empty_output, self.problem, fabric.device)
+        self.outputs = [empty().fill_(float("nan")) for _ in range(copies)]
 
     def _inputs(self, seed: int, integers: bool = False) -> tuple[torch.Tensor | None, ...]:
         fabric = self.fabric
         return self.operation.make_inputs(
             self.problem, fabric.rank, seed, fabric.device, integers=integers
         )
-
-    def _output(self) -> torch.Tensor:
-        return self.operation.empty_output(self.problem, self.fabric.device).fill_(float("nan"))
 
     def plan(self, candidate: Candidate) -> Plan:
         variant = variants(self.op)[candidate.variant]
@@ -235,7 +233,9 @@ def try_candidates(
     timings = timer.time_together(fabric, [(call, mode) for call, mode, _ in calls], repetitions)
     for (_, mode, outcome), timing in zip(calls, timings, strict=True):
         outcome.timings[mode] = timing
-    _raise_if_hung(bench)
+    hang = bench.hang()
+    if hang is not None:
+        raise PeerTimeout(hang, "a candidate that was right when checked hung when timed")
     return outcomes
 
 
@@ -250,9 +250,3 @@ def _check(bench: Bench, candidate: Candidate) -> tuple[Outcome, Plan | None]:
     if why_wrong is not None:
         return Outcome("wrong", why_wrong, relative_error=error), None
     return Outcome("measured", relative_error=error, launches=plan.launches), plan
-
-
-def _raise_if_hung(bench: Bench) -> None:
-    hang = bench.hang()
-    if hang is not None:
-        raise PeerTimeout(hang, "a candidate that was right when checked hung when timed")

@@ -148,7 +148,9 @@ def time_steps(
     timings = {name: timing for (name, _, _), timing in zip(slots, found, strict=True)}
     second = compare_clocks(fabric)
     own = _Own(first, second, clock_step(fabric), readings, rates)
-    infos = _step_infos(fabric, steps)
+    infos = tuple(
+        StepInfo(step.name, step.kind, _kernels(fabric, step), step.memory_bytes) for step in steps
+    )
     return _timed(fabric, steps, infos, timings, vote(fabric.group, own))
 
 
@@ -347,12 +349,6 @@ def _spans(measured: Measurement) -> tuple[Span, ...]:
 
 
 # -- kernels of a step --
-
-
-def _step_infos(fabric: Fabric, steps: Sequence[Step]) -> tuple[StepInfo, ...]:
-    return tuple(
-        StepInfo(step.name, step.kind, _kernels(fabric, step), step.memory_bytes) for step in steps
-    )
 
 
 def _kernels(fabric: Fabric, step: Step) -> int:

@@ -1,4 +1,4 @@
-"""What the user asks for, and the problems that this means."""
+"""The shapes that a user asks for, and their problems."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _MOST_PROBLEMS = 10_000
 
 @dataclass(frozen=True)
 class ShapeRequest:
-    """What the user asked for.
+    """The shapes that a user asked for.
 
     Args:
         shapes: each a shape, a named set or a YAML file.

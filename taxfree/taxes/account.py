@@ -75,7 +75,7 @@ class Account:
         return None if self.kernel_us is None else self.residual_us - self.kernel_us
 
     def problems(self) -> list[str]:
-        """What keeps the account from being closed, one line each."""
+        """Reasons that the account is not closed, one line each."""
         allowed = ALLOWED * self.t_eager_us
         found = [
             f"{part.name} is negative: {part.us:.1f} us"
@@ -85,12 +85,9 @@ class Account:
         if abs(self.residual_us) > allowed:
             share = self.residual_us / self.t_eager_us
             text = f"the residual is {share:.0%} of t_eager"
-            if self.kernel_us is not None and self.unexplained_us is not None:
-                kernels, rest = (
-                    self.kernel_us / self.t_eager_us,
-                    self.unexplained_us / self.t_eager_us,
-                )
-                text += f": kernel work {kernels:.0%}, unexplained {rest:.0%}"
+            if self.kernel_us is not None:
+                kernels = self.kernel_us / self.t_eager_us
+                text += f": kernel work {kernels:.0%}, unexplained {share - kernels:.0%}"
             found.append(text)
         return found
 

@@ -163,7 +163,7 @@ class Measurement:
         return np.asarray(added * self.calls / readings, dtype=np.float64)
 
     def program_trace_us(self) -> float:
-        """What tracing adds to a call, of the slowest rank."""
+        """Time that tracing adds to a call, of the slowest rank."""
         assert self.trace is not None
         plain = self.eager_us if self.graph_us is None else self.graph_us
         recorded, usual = (np.median(each, axis=1).max() for each in (self.trace.call_us, plain))

@@ -113,7 +113,7 @@ def _locality(measured: Measurement, rank: int) -> list[tuple[Part, Times]]:
 
 
 def _work(measured: Measurement, rank: int) -> Times:
-    """What producers take in their place, and consumers on an input that was just read."""
+    """Time of producers in their place, and of consumers on an input that was just read."""
     of_kind = {
         kind: [index for index, step in enumerate(measured.steps) if step.kind == kind]
         for kind in ("producer", "consumer")

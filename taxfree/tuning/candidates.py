@@ -50,9 +50,9 @@ def _asked_for(problem: Problem, only: Sequence[str] | None) -> dict[str, Varian
 
 def serves(variant: Variant, problem: Problem, hardware: Hardware, config: Config) -> bool:
     """Whether a variant still has a config's meta-parameters and does not refuse it today."""
-    knobs = variant.space(problem, hardware).keys()
+    parameters = variant.space(problem, hardware).keys()
     # A record may be older than a meta-parameter, whose default is then what was measured.
-    return config.keys() <= knobs and refusal(variant, problem, hardware, config) is None
+    return config.keys() <= parameters and refusal(variant, problem, hardware, config) is None
 
 
 def first_candidates(
@@ -61,7 +61,7 @@ def first_candidates(
     hardware: Hardware,
     nearby: Sequence[Candidate] = (),
 ) -> list[Candidate]:
-    """What to try first, most promising first, so that a few trials find what many would.
+    """The first candidates to try, most promising first, so that few trials find what many would.
 
     First the defaults of variants that the cost model expects to be among the fastest, in graphs or
     in eager calls; then configs that won nearby; then the other first configs of those variants;

@@ -51,7 +51,14 @@ class Search:
         name: str,
     ) -> None:
         self._variants, self._problem, self._hardware = variants, problem, hardware
-        self._spaces = {name: v.space(problem, hardware) for name, v in variants.items()}
+        # variant -> parameter -> choice as text -> its value
+        self._spaces = {
+            name: {
+                parameter: {str(value): value for value in values}
+                for parameter, values in variant.space(problem, hardware).items()
+            }
+            for name, variant in variants.items()
+        }
         storage = None if journal is None else _storage(journal)
         self._study = optuna.create_study(
             storage=storage,
@@ -115,9 +122,9 @@ class Search:
     def _parameters(self, candidate: Candidate) -> dict[str, str]:
         """A candidate as the study knows it; what its space no longer offers is left to it."""
         values = {
-            f"{candidate.variant}.{knob}": _text(candidate.config[knob])
-            for knob, choices in self._spaces[candidate.variant].items()
-            if candidate.config.get(knob) in choices
+            f"{candidate.variant}.{parameter}": str(candidate.config[parameter])
+            for parameter, choices in self._spaces[candidate.variant].items()
+            if candidate.config.get(parameter) in choices.values()
         }
         return {"variant": candidate.variant, **values}
 
@@ -136,7 +143,8 @@ class Search:
             elif key(candidate) in self._known:
                 self._tell(trial, self._known[key(candidate)])
             else:
-                reason = self._refusal(candidate)
+                variant = self._variants[candidate.variant]
+                reason = variant.prune_reason(self._problem, self._hardware, candidate.config)
                 if reason is None:
                     self._asked[key(candidate)] = trial
                     found.append(candidate)
@@ -152,10 +160,10 @@ class Search:
 
     def _suggest(self, trial: Trial) -> Candidate:
         name = trial.suggest_categorical("variant", list(self._variants))
-        config = {}
-        for knob, values in self._spaces[name].items():
-            texts = {_text(value): value for value in values}
-            config[knob] = texts[trial.suggest_categorical(f"{name}.{knob}", list(texts))]
+        config = {
+            parameter: choices[trial.suggest_categorical(f"{name}.{parameter}", list(choices))]
+            for parameter, choices in self._spaces[name].items()
+        }
         return Candidate(name, config)
 
     def _candidate(self, parameters: Mapping[str, Any]) -> Candidate | None:
@@ -163,16 +171,12 @@ class Search:
         if name not in self._spaces:
             return None
         config = {}
-        for knob, values in self._spaces[name].items():
-            texts = {_text(value): value for value in values}
-            if parameters.get(f"{name}.{knob}") not in texts:
+        for parameter, choices in self._spaces[name].items():
+            text = parameters.get(f"{name}.{parameter}")
+            if text not in choices:
                 return None
-            config[knob] = texts[parameters[f"{name}.{knob}"]]
+            config[parameter] = choices[text]
         return Candidate(name, config)
-
-    def _refusal(self, candidate: Candidate) -> str | None:
-        variant = self._variants[candidate.variant]
-        return variant.prune_reason(self._problem, self._hardware, candidate.config)
 
     def tell(self, candidate: Candidate, median_us: float) -> None:
         """A candidate was measured."""
@@ -242,7 +246,3 @@ def _sampler(seed: int) -> optuna.samplers.BaseSampler:
         return optuna.samplers.TPESampler(
             seed=seed, multivariate=True, group=True, constant_liar=True
         )
-
-
-def _text(value: Any) -> str:
-    return str(value)

@@ -245,6 +245,8 @@ OPTIONS = [
         "--dry-run takes neither --fabric, --db nor --budget", "it measures nothing"),
     Row("a budget for a dry run", f"tune --dry-run {SHAPE} --budget 10m", USAGE,
         "--dry-run takes neither --fabric, --db nor --budget", "it measures nothing"),
+    Row("problems of a run that are not there", "tune --from met.yaml", USAGE,
+        "--from met.yaml is no YAML file", "TAXFREE_LOG=problems.yaml"),
     Row("GPUs in words", "tune --gpus many", USAGE, "'many' is not a number of GPUs", "--gpus 8"),
     Row("no GPUs", "tune --gpus 0", USAGE, "'0' is not a number of GPUs", "--gpus 8"),
     Row("a hole in a list of GPUs", "bench --gpus 2,,4", USAGE, "is not a number of GPUs", "2,4,8"),

@@ -30,6 +30,7 @@ from taxfree.measuring import results
 from taxfree_cli.app import run
 from taxfree_cli.asked import what_is_asked
 from taxfree_cli.exits import ExitCode
+from taxfree_cli.options import ShapeOptions
 from taxfree_kernels.variant import problem_class
 from taxfree_tuning_db import Database, DatabaseError, HardwareFingerprint, export
 from tests.bad_input.mutations import (
@@ -219,7 +220,7 @@ def run_case(place: Place, seed: int) -> bool:
 def use_as_a_library_does(place: Place, seed: int) -> None:
     """What commands that measure, and a runtime, read of the records before they measure."""
     try:
-        (asked,) = what_is_asked(OP, None, None, None, None, None, "host", place.database, None)
+        (asked,) = what_is_asked(ShapeOptions(OP, None, None, None), "host", place.database, None)
         _heap_bytes(asked.history.records, 2)
     except DatabaseError:
         return

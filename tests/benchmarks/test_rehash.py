@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import measurements, rehash
-from benchmarks.digests import Code, Compiler, Digests, Launch, NotRecordable
+from benchmarks.digests import Code, Compiler, Digests, Launch, NotRecordable, error_of
 from benchmarks.measurements import Document, Site, Subject, load_documents
 from benchmarks.rehash import Finding
 from taxfree_kernels.cross_compile.instructions import plain_assembly, plain_ttir
@@ -85,7 +85,7 @@ class TestCommittedFiles:
             for subject, kernel_hash in random.Random(seed).sample(known, 3):
                 now = compiler.launches(subject)
                 compiler.compile((each.code for each in now), assembly=False)
-                assert compiler.error_of(now) is None, subject
+                assert error_of(now) is None, subject
                 was = digests.launches[subject, kernel_hash]
                 assert rehash.difference(was, now, [TRITON]) is None, subject
 
@@ -102,7 +102,7 @@ def compiled(measured: Subject) -> Digests:
     with Compiler({TRITON: None}, workers=1) as compiler:
         made = compiler.launches(measured)
         compiler.compile((each.code for each in made), assembly=True)
-        assert compiler.error_of(made) is None
+        assert error_of(made) is None
     assert all(each.code.ttir and each.code.assembly for each in made)
     return Digests({(measured, OLD): made})
 
@@ -171,9 +171,6 @@ class NoCompiler:
 
     def compile(self, codes: object, assembly: bool) -> None:
         pass
-
-    def error_of(self, launches: object) -> None:
-        return None
 
 
 class TestExamining:

@@ -15,6 +15,8 @@ from taxfree_kernels.errors import PlanError
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.hardware import KNOWN
 from taxfree_kernels.variant import operation, variants
+from tests.kernels.contract import complaints, refusals
+from tests.kernels.tasks import Case
 from tests.ranks import Ranks, on_every_fabric
 from tests.taxfree.runtime_tasks import record_of, runtime_of
 
@@ -120,6 +122,25 @@ def with_every_mapping(fabric: Fabric, problem: Attention, chiplets: int) -> lis
 )
 def test_log_sum_exps_are_those_of_float64(ranks, variant, fields):
     of_output, of_logs = run(ranks, log_sum_exps, variant=variant, fields=fields)
+    assert of_output < 0.01
+    assert of_logs < 1e-4
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("fabric", ["cuda"], indirect=True)
+@pytest.mark.parametrize("head_dim", [16, 64, 80, 128, 256])
+@pytest.mark.parametrize("fields", [{}, {"causal": False, "length": 300, "dtype": "bfloat16"}])
+def test_warps_with_roles_are_right(ranks, head_dim, fields):
+    usual = dataclasses.asdict(SMALL) | {"head_dim": head_dim} | fields
+    del usual["world_size"]
+    if refusals(ranks, 1, "attention", usual)["warp_specialized"] is not None:
+        pytest.skip("written for Hopper")
+    cases = [
+        Case("warp_specialized", usual | {"length": length}, padded=padded, op="attention")
+        for length, padded in ((1, False), (usual["length"], True), (193, False))
+    ]
+    assert complaints(ranks, 1, cases) == []
+    of_output, of_logs = run(ranks, log_sum_exps, variant="warp_specialized", fields=usual)
     assert of_output < 0.01
     assert of_logs < 1e-4
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from taxfree_kernels.descriptors import Boxes, RowDescriptors, weight_descriptors
+from taxfree_kernels.descriptors import OperandDescriptors, RowDescriptors, weight_descriptors
 
 BOX = [1, 16, 32]
 
@@ -28,7 +28,7 @@ def rows(count: int = 8, pitch: int = 64, offset: int = 0) -> torch.Tensor:
 @pytest.mark.parametrize("is_nk", [True, False])
 @pytest.mark.parametrize("sources", [1, 4])
 def test_a_weight_is_described_as_the_constructor_does(is_nk, sources):
-    boxes = weight_descriptors(sources, BOX, is_nk)
+    descriptors = weight_descriptors(sources, BOX, is_nk)
     for _ in range(3):  # the first is, the others remember
         weight = torch.zeros(24, 64, dtype=torch.float16) if is_nk else rows()
         k, n = (64, 24) if is_nk else (8, 64)
@@ -36,25 +36,25 @@ def test_a_weight_is_described_as_the_constructor_does(is_nk, sources):
         shape = [sources, n, columns] if is_nk else [sources, columns, n]
         strides = [columns, 64, 1] if is_nk else [columns * 64, 64, 1]
         expected = TensorDescriptor(weight, shape, strides, BOX)
-        assert fields(boxes(weight.t() if is_nk else weight)) == fields(expected)
+        assert fields(descriptors(weight.t() if is_nk else weight)) == fields(expected)
 
 
 @pytest.mark.parametrize("pitches", [(64, 64), (64, 72, 64), (72, 64)])
 def test_rows_are_described_anew_when_their_strides_change(pitches):
-    boxes = RowDescriptors([1, 1, 16, 32])
+    descriptors = RowDescriptors([1, 1, 16, 32])
     for pitch in pitches:
         a = rows(pitch=pitch)
         strides = [a.numel(), a.numel(), pitch, 1]
         expected = TensorDescriptor(a, [1, 1, 8, 64], strides, [1, 1, 16, 32])
-        assert fields(boxes(a)) == fields(expected)
+        assert fields(descriptors(a)) == fields(expected)
 
 
 @pytest.mark.parametrize("odd", [rows(offset=1), rows(pitch=65)], ids=["start", "pitch"])
 def test_odd_views_are_copied_each_time(odd):
-    boxes = RowDescriptors([1, 1, 16, 32])
+    descriptors = RowDescriptors([1, 1, 16, 32])
     even = rows()
     for matrix in (even, odd, odd, even):
-        described = boxes(matrix)
+        described = descriptors(matrix)
         assert described.base.data_ptr() % 16 == 0
         assert described.strides[2:] == [64, 1]
         assert torch.equal(described.base, matrix)
@@ -68,21 +68,21 @@ def test_the_constructor_runs_once_and_no_matrix_is_kept():
         made.append(None)
         return TensorDescriptor(matrix, list(matrix.shape), list(matrix.stride()), [16, 32])
 
-    boxes = Boxes(describe)
+    descriptors = OperandDescriptors(describe)
     matrices = [rows() for _ in range(3)]
     alive = [weakref.ref(matrix) for matrix in matrices]
     for matrix in matrices:
-        boxes(matrix)
+        descriptors(matrix)
     del matrix, matrices
     assert len(made) == 1
     assert not any(each() is not None for each in alive)
 
 
 def test_rows_may_be_more_or_fewer_in_each_call():
-    boxes = RowDescriptors([1, *BOX])
+    descriptors = RowDescriptors([1, *BOX])
     for count in (8, 3, 8, 5):
         matrix = rows(count)
         expected = TensorDescriptor(
             matrix, [1, 1, count, 64], [count * 64, count * 64, 64, 1], [1, *BOX]
         )
-        assert fields(boxes(matrix)) == fields(expected)
+        assert fields(descriptors(matrix)) == fields(expected)

@@ -232,7 +232,7 @@ class TestProbe:
         node.gcnArchName = "gfx90a:sramecc+:xnack-"
         assert probe()["rocm"] == "AMD Instinct MI300X is gfx90a, not gfx942 or gfx950"
         with pytest.raises(FabricUnavailable, match=r"fabric rocm: .* is gfx90a"):
-            open_rocm()
+            choose("rocm")
 
     def test_two_ranks_on_one_gpu_are_refused(self, node, monkeypatch):
         monkeypatch.setattr(dist, "all_gather_object", lambda into, own, _: into.clear())

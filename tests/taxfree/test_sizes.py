@@ -21,6 +21,7 @@ from taxfree.shapes import recorded_problem
 from taxfree_kernels.hardware import KNOWN
 from taxfree_kernels.variant import operation, problem_class, resized, variants
 from tests.ranks import Ranks, on_every_fabric
+from tests.sample import Sample
 from tests.taxfree.runtime_tasks import FIELDS, K, N, problem_of, record_of, runtime_of, tensors_of
 from tests.taxfree.test_runtime_calls import joined, method_of
 
@@ -28,7 +29,7 @@ GATHER, ALL_REDUCE, SCATTER, DECODE = (
     "all_gather_matmul", "matmul_all_reduce", "matmul_reduce_scatter", "flash_decode",
 )  # fmt: skip
 RECORDED = 40
-SIZES = (20, 21, 31, 32, 33, 39, RECORDED)  # within a factor of two, or nothing is lent
+SIZES = (20, 31, 33, RECORDED)  # within a factor of two, or the record is not used for them
 SEQUENCES = (3, 4, 5)
 PROMPTS = "attention"
 ROWS_FIELD = {DECODE: "batch", PROMPTS: "batch"}
@@ -246,28 +247,6 @@ def call_from_two_threads(fabric: Any) -> Any:
     return told
 
 
-def differentiate(fabric: Any, compiled: bool) -> list[str]:
-    told = []
-    for op in (GATHER, ALL_REDUCE, SCATTER):
-        problem = problem_of(op)
-        rt = runtime_of(fabric)
-        (x, *rest), _ = tensors_of(fabric, problem)
-
-        def model(x: torch.Tensor, rt: Any = rt, op: str = op, problem: Any = problem,
-                  rest: Any = rest) -> torch.Tensor:  # fmt: skip
-            return called(rt, op, problem, (x, *rest)).sum()
-
-        if compiled:
-            torch.compiler.reset()
-        function = torch.compile(model, fullgraph=True, backend="aot_eager") if compiled else model
-        try:
-            function(x.requires_grad_()).backward()
-            told.append("no error")
-        except Exception as error:
-            told.append(str(error))
-    return told
-
-
 def log_what_is_met(fabric: Any, path: str) -> Any:
     from taxfree._runtime.dispatch import Dispatcher
     from taxfree._runtime.runtime import Runtime
@@ -404,8 +383,11 @@ class TestSizes:
             assert complaints == []
 
     @pytest.mark.timeout(300)
-    def test_ever_new_sizes_take_no_memory_and_few_kernels(self, ranks: Ranks) -> None:
-        for found in run(ranks, many_sizes.serve, calls=10_000, seed=0):
+    def test_ever_new_sizes_take_no_memory_and_few_kernels(
+        self, ranks: Ranks, sample: Sample
+    ) -> None:
+        calls = 10_000 if sample.is_all else 2_000
+        for found in run(ranks, many_sizes.serve, calls=calls, seed=0):
             assert found["memory"] == found["memory_after_100"]
             # of Python's own objects, and its allocator's
             assert found["held_bytes"] - found["held_after_100_bytes"] < 32 << 20
@@ -468,12 +450,6 @@ class TestArguments:
     ) -> None:
         assert all("out overlaps an input" in said for said in run(ranks, overlap, what=what))
         assert run(ranks, overlap, what="nothing") == ["no error"] * ranks.few
-
-    @pytest.mark.parametrize("compiled", [False, True])
-    def test_a_gradient_is_an_error(self, ranks: Ranks, compiled: bool) -> None:
-        for told in run(ranks, differentiate, compiled=compiled):
-            assert len(told) == 3
-            assert all("an input requires a gradient" in each for each in told)
 
 
 class TestOrder:

@@ -42,7 +42,7 @@ def default_path() -> Path:
     return platformdirs.user_data_path() / "taxfree" / "tuning.sqlite"
 
 
-class Database:
+class Database(AbstractContextManager["Database"]):
     """A tuning database, open from construction until `close` or the end of a `with` block.
 
     It belongs to the process and thread that opened it, and holds no lock between calls.
@@ -67,9 +67,6 @@ class Database:
         except BaseException:
             self.close()
             raise
-
-    def __enter__(self) -> Database:
-        return self
 
     def __exit__(self, *raised: object) -> None:
         self.close()

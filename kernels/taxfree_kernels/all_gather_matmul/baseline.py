@@ -19,13 +19,13 @@ from taxfree_kernels.vendor import all_gather, matmul_into
 
 @dataclass(frozen=True)
 class Buffers:
-    """Where a call of one size keeps A.
+    """The buffers for A in a call of one size.
 
     Args:
         shard: this rank's rows if they must be copied first, else None.
         gathered: [world_size * shard_rows, shard_columns], the shards one below the other.
-        matrix: [m, k], what is multiplied.
-        needs_layout: the matrix is a re-layout of what was gathered.
+        matrix: [m, k], the left operand.
+        needs_layout: whether the matrix is a re-layout of the gathered shards.
     """
 
     shard: torch.Tensor | None
@@ -53,7 +53,7 @@ class BaselinePlan(Plan):
         self.launches = 2 + top.needs_layout + (top.shard is not None)
 
     def _memory(self, fabric: Fabric) -> Workspace:
-        """Where its buffers are."""
+        """The buffers of this size."""
         return fabric.workspace
 
     def _copies_shard(self, problem: AllGatherMatmul) -> bool:
@@ -63,7 +63,7 @@ class BaselinePlan(Plan):
         problem = resized(self._problem, m=m)
         shard, gathered, matrix = self._scratch()
         gathered = gathered[: problem.world_size * problem.shard_rows]
-        # With one row, the sources already stand side by side.
+        # With one row, the shards are already side by side.
         needs_layout = self._is_by_columns and m > 1
         if not needs_layout:
             matrix = gathered.view(-1, problem.k)
@@ -120,7 +120,7 @@ class BaselinePlan(Plan):
         all_gather(one_each, shard.view(-1)[:1], self._group)
 
     def _lay_out(self, buffers: Buffers) -> None:
-        """From [source, m, columns] to [m, source, columns]."""
+        """Transpose [source, m, columns] to [m, source, columns]."""
         m, world, width = len(buffers.matrix), self._problem.world_size, self._problem.shard_columns
         by_source = buffers.gathered.view(world, m, width)
         buffers.matrix.view(m, world, width).copy_(by_source.transpose(0, 1))
@@ -133,7 +133,7 @@ def _copied_in(a: torch.Tensor, shard: torch.Tensor) -> torch.Tensor:
 
 
 class Baseline(Variant):
-    """The library, as good as an expert would call it."""
+    """The library, called as an expert would."""
 
     name = "baseline"
     fused = False

@@ -1,6 +1,6 @@
 """Launch constants of the gather's kernels, from a problem and a config.
 
-Part of what is measured, so included in the kernels' hash; what is searched is in
+They are part of the kernels' hash, because they decide what is measured. The search space is in
 :mod:`taxfree_kernels.all_gather_matmul.spaces`.
 """
 
@@ -13,17 +13,17 @@ from taxfree_kernels.variant import Config
 
 
 class Gather(NamedTuple):
-    """The constants by which A is gathered: a kernel's ``GATHER: tl.constexpr``.
+    """The constants of a kernel that gathers A: its ``GATHER: tl.constexpr``.
 
     Args:
         GATHER_DIM: 0 for shards of rows, 1 for shards of columns.
-        CHUNKS: into which the rows of a shard are divided; each has a channel.
+        CHUNKS: number of chunks of rows per shard; each has a channel.
         SEND_BLOCK: elements that a sender copies at a time.
         SOURCES_PER_WAIT: peers that a tile waits for at once, with gather_dim 1.
         HAS_BIAS: a bias is added to the product.
-        SENDERS: programs before those of tiles.
+        SENDERS: number of programs before the tiles'.
         TO_SELF: a rank also sends its own rows to itself.
-        K_PARTS, PART_COLUMNS: parts in which rows are sent, and the columns of all but the last.
+        K_PARTS, PART_COLUMNS: number of parts of a row, and the columns of each but the last.
         SEND_STAGES: blocks that a sender has in flight.
     """
 
@@ -40,17 +40,17 @@ class Gather(NamedTuple):
 
     @classmethod
     def of(cls, problem: AllGatherMatmul, config: Config, **derived: Any) -> Gather:
-        """From meta-parameters, and what is derived from them."""
-        knobs = {name: config[name] for name in cls._fields if name in config}
+        """The constants from a config, and others that are derived from it."""
+        meta_parameters = {name: config[name] for name in cls._fields if name in config}
         fixed = {"GATHER_DIM": problem.gather_dim, "HAS_BIAS": problem.bias}
-        return cls(**{**fixed, **knobs, **derived})
+        return cls(**{**fixed, **meta_parameters, **derived})
 
 
 def sends_to_self(problem: AllGatherMatmul, config: Config) -> bool:
-    """Whether tiles read own rows from the inbox: they mix ranks' rows, or rows come in parts."""
+    """Whether tiles read own rows from the inbox: tiles mix ranks' rows, or rows are in parts."""
     return problem.tiles_mix_ranks(config["BLOCK_M"]) or config["K_PARTS"] > 1
 
 
 def steps_of_part(problem: AllGatherMatmul, config: Config) -> int:
-    """Steps of BLOCK_K in each of K_PARTS, but for the last."""
+    """Steps of BLOCK_K in each of the K_PARTS parts except the last."""
     return -(-problem.shard_columns // (config["K_PARTS"] * config["BLOCK_K"]))

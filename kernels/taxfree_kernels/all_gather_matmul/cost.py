@@ -1,4 +1,4 @@
-"""The pieces of all_gather_matmul's variants."""
+"""Cost formulas of all_gather_matmul's variants."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from taxfree_kernels.cost.pieces import (
     composed,
     copy,
     exchange_us,
+    fetched_shards_us,
     launch_us,
     matmul,
     matmul_us,
@@ -86,7 +87,7 @@ def _push(*, tma: bool) -> Formula:
 
 
 def _in_turns(begin: float, parts: int, send: float, work: float) -> float:
-    """Time until tiles that wait for each of `parts` parts of what is sent are finished."""
+    """Time until all tiles are finished that wait for `parts` parts of the data."""
     end = begin
     for part in range(1, parts + 1):
         end = max(end, send * part / parts) + work / parts
@@ -151,12 +152,11 @@ def _overlap(machine: Machine, problem: AllGatherMatmul, config: Config) -> list
 def _torch_fused(machine: Machine, problem: AllGatherMatmul, config: Config) -> list[Piece]:
     """PyTorch's op: each rank publishes its shard; peers' are fetched and multiplied one by one.
 
-    Copy engines fetch them. Barriers stand before and after the publishing copy, and at the end.
+    Copy engines fetch them. Barriers are before and after the publishing copy, and at the end.
     """
     world, shard = problem.world_size, _shard_bytes(problem)
     multiplied = matmul_us(machine, problem.m // world, problem.n, problem.k)
-    copied = machine.engine_us + 1e6 * shard / machine.link_bytes_per_s
-    pipeline = max(world * multiplied, (world - 1) * copied + multiplied)
+    pipeline = fetched_shards_us(machine, world, shard, multiplied)
     copies = copy(machine, shard).us + copy(machine, ITEM_BYTES * problem.m * problem.n).us
     barriers = 3
     gaps = (barriers + world + 1) * machine.gap_us

@@ -19,7 +19,7 @@ from taxfree_kernels.variant import Config, Plan, Space, Variant, resized
 
 
 class FusedVariant(Variant):
-    """A variant whose tiles are computed by ``gathered_tile``."""
+    """A variant that computes tiles with ``gathered_tile``."""
 
     def unsupported_reason(self, problem: AllGatherMatmul, hardware: Hardware) -> str | None:
         return spaces.unsupported_reason(problem)
@@ -40,8 +40,8 @@ class FusedPlan(Plan):
     """One launch whose last programs compute tiles.
 
     Args:
-        function: the kernel; takes the arguments of ``_push``, but for the weight's.
-        senders: programs of the launch before those of tiles, if of all sizes.
+        function: the kernel; its arguments are those of ``_push``, except the weight's.
+        senders: number of programs before the tiles', if it is the same for all sizes.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class FusedPlan(Plan):
         self._sized = fabric.workspace.by_size(self._of_size)
 
     def _gather(self, problem: AllGatherMatmul) -> Gather:
-        """The constants for a size."""
+        """The kernel's GATHER constants for a size."""
         return Gather.of(problem, self._config, SENDERS=self._senders)
 
     def _tiles(self, problem: AllGatherMatmul) -> int:
@@ -79,17 +79,17 @@ class FusedPlan(Plan):
         return int(-(-problem.m // block_m) * -(-problem.n // block_n))
 
     def _of_size(self, m: int) -> tuple[Kernel, int, Any]:
-        """The kernel for m rows, how many of them this rank has, and :meth:`_boxes`."""
+        """The kernel for m rows, this rank's number of rows, and :meth:`_layout`."""
         problem = resized(self._problem, m=m)
         gather, (partials,) = self._gather(problem), self._partials()
         memory = self._memory._replace(partials_ptr=partials, counters_ptr=self._counters())
         shape = (m, problem.n, problem.k, problem.shard_rows, problem.shard_columns)
         grid = gather.SENDERS + self._tiles(problem) * self._config["SPLIT_K"]
         kernel = self._kernel.resized(grid, (memory, self._rank, *shape), GATHER=gather)
-        return kernel, problem.rows_of(self._rank), self._boxes(problem)
+        return kernel, problem.rows_of(self._rank), self._layout(problem)
 
-    def _boxes(self, problem: AllGatherMatmul) -> Any:
-        """What operands need to know of the size."""
+    def _layout(self, problem: AllGatherMatmul) -> Any:
+        """Values for :meth:`_operands` that depend on the size."""
 
     def kernels(self, size: int) -> tuple[Kernel, ...]:
         return (self._sized[size][0],)
@@ -97,13 +97,13 @@ class FusedPlan(Plan):
     def __call__(
         self, a: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor
     ) -> torch.Tensor:
-        kernel, own_rows, boxes = self._sized[out.shape[0]]
+        kernel, own_rows, layout = self._sized[out.shape[0]]
         output = (out if bias is None else bias, out)
-        kernel(a, own_rows, *self._operands(a, weight, output, boxes))
+        kernel(a, own_rows, *self._operands(a, weight, output, layout))
         return out
 
     def _operands(
-        self, a: torch.Tensor, weight: torch.Tensor, output: tuple[torch.Tensor, ...], boxes: Any
+        self, a: torch.Tensor, weight: torch.Tensor, output: tuple[torch.Tensor, ...], layout: Any
     ) -> tuple[Any, ...]:
-        """The arguments of the kernel for what tiles read and write."""
+        """The kernel's arguments for the operands and the output of tiles."""
         return weight, weight.stride(), *output

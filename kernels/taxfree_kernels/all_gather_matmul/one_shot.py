@@ -1,7 +1,7 @@
-"""One kernel of ours gathers A over symmetric memory; then comes the vendor's matmul.
+"""One kernel gathers A over symmetric memory; the vendor's matmul follows.
 
-What an engine that uses symmetric memory would do: the collective's latency shrinks to one signal,
-the re-layout for gather_dim 1 is done while copying out of the inbox, and two launches remain.
+An engine that uses symmetric memory would do this. The collective's latency shrinks to one signal,
+the copy out of the inbox does the re-layout for gather_dim 1, and two launches remain.
 
 Protocol. Sender programs as in ``push``; after them, one program per (source, chunk) waits for its
 chunk and copies it from the inbox to its place in A. Every rank waits for every peer in each call,
@@ -91,7 +91,7 @@ class OneShotPlan(Plan):
         self._sized = fabric.workspace.by_size(self._of_size)
 
     def _of_size(self, m: int) -> tuple[torch.Tensor, Kernel, int]:
-        """Where A is gathered, by which kernel, and how many of its m rows this rank has."""
+        """The buffer for A, the gather kernel for m rows, and this rank's number of rows."""
         problem, (whole,) = resized(self._problem, m=m), self._a()
         last_args = (
             whole, self._memory, self._rank, m, problem.k, problem.shard_rows, problem.shard_columns
@@ -133,7 +133,7 @@ class OneShotPlan(Plan):
 
 
 class OneShot(Variant):
-    """One-shot gather of ours, vendor matmul."""
+    """Our one-shot gather, then the vendor's matmul."""
 
     name = "one_shot"
     fused = False

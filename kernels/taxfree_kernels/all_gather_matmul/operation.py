@@ -32,7 +32,7 @@ def make_inputs(
 ) -> tuple[torch.Tensor | None, ...]:
     """a_shard [rows_of(rank), shard_columns], weight [k, n], bias [n] or None of one rank."""
     dtype = getattr(torch, problem.dtype)
-    own = 1000 * seed + 100 * (rank + 1)  # distinct from every shard's: ranks are below 100
+    own = 1000 * seed + 100 * (rank + 1)  # not the seed of any shard: ranks are below 100
     size = (problem.n, problem.k) if problem.weight_layout == "nk" else (problem.k, problem.n)
     weight = _random(size, own + 1_000_000, device, dtype, integers)
     if problem.weight_layout == "nk":
@@ -62,7 +62,7 @@ def empty_output(problem: AllGatherMatmul, device: torch.device) -> torch.Tensor
 
 
 def vendor_kernel(problem: AllGatherMatmul, device: torch.device) -> Callable[..., torch.Tensor]:
-    """The vendor's matmul, of an A that is gathered already."""
+    """The vendor's matmul alone, on a gathered A."""
     a = torch.randn(problem.m, problem.k, device=device).to(getattr(torch, problem.dtype))
     return lambda a_shard, weight, bias, out: matmul_into(out, a, weight, bias)
 

@@ -1,12 +1,12 @@
 """Copy engines gather A while the vendor's matmul computes on the rows that have arrived.
 
-With many rows, removes most of the bulk-synchronous tax and leaves the compute units to the
-matmul: this rank's rows first, then those of each peer as they arrive. Costs two launches per copy
-and two per part of the matmul, and copies take microseconds to start: not for few rows.
+Removes most of the bulk-synchronous tax and leaves the compute units to the matmul: this rank's
+rows first, then those of each peer as they arrive. Costs two launches per copy and two per part of
+the matmul, and copies take microseconds to start, so it suits many rows.
 
 Protocol. That of :mod:`taxfree_kernels.copies`. Each copy of a chunk is signalled to the peer that
 receives it. On the caller's stream, a kernel waits for the rows of a part before that part is
-multiplied; it comes after this rank's own copies for the same part of its peers.
+multiplied. It follows this rank's copies of the same part to its peers.
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ def _await(
 
 @dataclass(frozen=True)
 class _Message:
-    """A chunk of the shard on its way to a peer.
+    """A chunk of the shard that is sent to a peer.
 
     Args:
         rows: of the shard.
-        target: where they go, in the peer's memory.
+        target: their place in the peer's memory.
     """
 
     peer: int
@@ -63,14 +63,14 @@ class _Message:
 
 @dataclass(frozen=True)
 class _Calls:
-    """What calls of one size consist of.
+    """The work of calls of one size.
 
     Args:
         own: this rank's rows of the output.
-        parts: of the peers' rows, each with the messages to send before it, the rows, and where
-            they arrive.
-        last_messages: to send after the last part.
-        await_args: of the kernel that waits, before the rows.
+        parts: parts of the peers' rows: the messages to send before it, the rows, and the place
+            where they arrive.
+        last_messages: messages to send after the last part.
+        await_args: arguments of the waiting kernel before the rows.
     """
 
     own: slice
@@ -85,7 +85,7 @@ class _Calls:
 
 
 class OverlapPlan(Plan):
-    """Copies on side streams, each announced; a matmul per part of the rows, behind a wait."""
+    """Copies on side streams, each with a signal; per part of the rows a wait and a matmul."""
 
     def __init__(self, problem: AllGatherMatmul, fabric: Fabric, config: Config) -> None:
         self._problem, self._fabric, self._config = problem, fabric, config
@@ -122,7 +122,7 @@ class OverlapPlan(Plan):
         )
 
     def _messages_of(self, problem: AllGatherMatmul, inbox: torch.Tensor) -> Iterator[_Message]:
-        """In the order in which peers need them; each rank begins with another peer."""
+        """Messages in the order in which peers need them; each rank begins with another peer."""
         world, rank, chunks = problem.world_size, self._fabric.rank, self._config["CHUNKS"]
         for distance, chunk in product(range(1, world), range(chunks)):
             peer = (rank - distance) % world
@@ -155,7 +155,7 @@ class OverlapPlan(Plan):
 
 
 class Overlap(Variant):
-    """Copy engines gather beside the vendor's matmul."""
+    """Copy engines gather during the vendor's matmul."""
 
     name = "overlap"
 
@@ -168,7 +168,7 @@ class Overlap(Variant):
     def prune_reason(
         self, problem: AllGatherMatmul, hardware: Hardware, config: Config
     ) -> str | None:
-        # A wait for the last rows also waits for empty chunks, and so for ranks that announce
+        # A wait for the last rows also waits for empty chunks, and so for ranks that signal
         # those only after waits of their own: a deadlock.
         last = rows_of_chunk(
             problem, problem.world_size - 1, config["CHUNKS"] - 1, config["CHUNKS"]

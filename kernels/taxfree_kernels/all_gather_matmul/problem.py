@@ -1,4 +1,4 @@
-"""Dimensions of an all_gather_matmul, and what they cost."""
+"""Dimensions of an all_gather_matmul, and its work and memory."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class AllGatherMatmul(Sharded):
 
     @property
     def gathered_elements(self) -> int:
-        """Elements of A gathered in full shards: what an inbox holds."""
+        """Elements of an inbox: A, gathered in full shards."""
         return self.world_size * self.shard_rows * self.shard_columns
 
     @property

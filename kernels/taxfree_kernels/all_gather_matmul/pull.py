@@ -2,7 +2,7 @@
 
 Removes the launch tax and the wait for the slowest transfer: a tile reads a peer's rows straight
 into registers once that peer has signalled. Each column of tiles fetches A again, so the link
-traffic grows with N / BLOCK_N: for few rows only.
+traffic grows with N / BLOCK_N: it suits few rows only.
 
 Protocol. Copy programs have the lowest ids, wait for no one, and signal all peers with one
 instruction; the payload of call g is in slot g % 2 of the *owner's* pool. Every rank waits for

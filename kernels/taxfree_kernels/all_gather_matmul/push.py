@@ -1,7 +1,7 @@
 """One fused kernel: sender programs push this rank's shard; tile programs wait for each source.
 
 Removes the launch tax (one kernel), most of the bulk-synchronous tax (a tile starts with its own
-rank's shard, then takes what has arrived), and the locality tax of a gathered A in a second layout.
+rank's shard, then uses arrived data), and the locality tax of a gathered A in a second layout.
 Sends each byte over the link once.
 
 Protocol. Sender programs have the lowest ids and wait for no one; tile programs wait only for

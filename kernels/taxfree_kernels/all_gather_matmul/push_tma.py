@@ -1,19 +1,20 @@
 """``push`` with tiles loaded by Hopper's Tensor Memory Accelerator (TMA), and few senders.
 
-Boxes of W and A go to shared memory without any thread computing addresses, which doubles the rate
-of a tile: on one H200 with all waits passing, 86 us at M = 1024 where ``push``'s tiles take 162. So
-from M = 64 on a fused kernel, which removes the launch and most of the bulk-synchronous tax, beats
-the vendor's matmul after a gather. SENDERS programs loop over all messages, so that a large shard
-does not keep tiles from starting. From M = 256 on, where the link takes half as long as the matmul,
-tiles begin with what arrives first: when rows are gathered, the first of K_PARTS parts of K, which
-goes to all ranks before the next part; when columns are, the next SOURCES_PER_WAIT ranks.
+TMA copies W and A to shared memory, so no thread computes addresses. This doubles the rate of a
+tile: on one H200 with all waits passing, 86 us at M = 1024 where ``push``'s tiles take 162. So from
+M = 64 on a fused kernel, which removes the launch and most of the bulk-synchronous tax, beats the
+vendor's matmul after a gather. SENDERS programs loop over all messages, so that a large shard does
+not keep tiles from starting. From M = 256 on, where the link takes half as long as the matmul,
+tiles begin with the data that arrives first. With gather_dim 0 that is the first of K_PARTS parts
+of K, which goes to all ranks before the next part; with gather_dim 1 it is the shards of the next
+SOURCES_PER_WAIT ranks.
 
 Protocol. As in ``push``, with three differences. Peers' stores reach the inbox through the generic
 proxy and TMA reads through the async proxy, so a proxy fence follows each wait. Each part of K has
-channels of its own, and tiles wait for one part after another. And since a box is read from a
-single tensor, a rank whose rows come in parts, or share tiles with peers' rows (shards that are not
-a multiple of BLOCK_M), also sends its rows to its own inbox; tiles wait for them as for peers'
-rows, and their senders are programs with lower ids.
+channels of its own, and tiles wait for one part after another. A TMA load reads from one tensor
+only. Therefore a rank also sends its rows to its own inbox if they come in parts, or if they share
+tiles with peers' rows (shards that are not a multiple of BLOCK_M). Tiles wait for them as for
+peers' rows, and their senders are programs with lower ids.
 """
 
 from __future__ import annotations
@@ -82,7 +83,7 @@ def _push_tma(
             tl.assume(step_end > step_begin)
         if GATHER.GATHER_DIM == 0:
             first, arrived = 0, tl.full((), True, tl.int1)
-            if not GATHER.TO_SELF:  # a tile of own rows has no source left after this
+            if not GATHER.TO_SELF:  # a tile of own rows needs no other source
                 first = (row // shard_rows == rank).to(tl.int32)
                 acc = accumulate_tma(
                     acc, a_desc, 0, row - rank * shard_rows, w_desc, col, 0, first, step_begin,
@@ -157,8 +158,8 @@ class PushTmaPlan(FusedPlan):
             PART_COLUMNS=steps_of_part(problem, config) * config["BLOCK_K"],
         )
 
-    def _boxes(self, problem: AllGatherMatmul) -> tuple[TensorDescriptor, bool]:
-        """The inbox, and whether tiles read the own shard, too."""
+    def _layout(self, problem: AllGatherMatmul) -> tuple[TensorDescriptor, bool]:
+        """The inbox, and whether tiles also read this rank's shard."""
         slots, sources, _, columns = self._inbox_desc.shape
         stride_slot = self._inbox_desc.strides[0]
         inbox = with_fields(
@@ -171,10 +172,10 @@ class PushTmaPlan(FusedPlan):
         return inbox, reads_own and not sends_to_self(problem, self._config)
 
     def _operands(
-        self, a: torch.Tensor, weight: torch.Tensor, output: tuple[torch.Tensor, ...], boxes: Any
+        self, a: torch.Tensor, weight: torch.Tensor, output: tuple[torch.Tensor, ...], layout: Any
     ) -> tuple[Any, ...]:
-        inbox, reads_own = boxes
-        # of gather_dim 0 nothing else may be read
+        inbox, reads_own = layout
+        # with gather_dim 0 tiles read nothing else
         a_desc = self._a_descriptors(a) if reads_own else inbox
         return a_desc, self._w_descriptors(weight), inbox, Output(*output)
 

@@ -1,4 +1,4 @@
-"""Shapes of an all_gather_matmul that have names, and problems that checks run on."""
+"""Named shapes of all_gather_matmul, and the problems that checks run on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Meta-parameters of the fused variants: values worth trying, seed configs, limits."""
+"""Search spaces of the fused variants: values to search, seed configs, limits."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from taxfree_kernels.variant import Config, Space
 
 
 def unsupported_reason(problem: AllGatherMatmul) -> str | None:
-    """Why no kernel of ours gathers for a problem, or None."""
+    """The reason why our kernels cannot gather for a problem, or None."""
     if problem.world_size == 1:
         return "one rank has no peers"
     if problem.gathered_elements > 1 << 30:
@@ -30,11 +30,11 @@ def unsupported_reason(problem: AllGatherMatmul) -> str | None:
 
 
 def tile_space(problem: AllGatherMatmul, hardware: Hardware) -> Space:
-    """How tiles are computed, for the device's own limits."""
+    """Meta-parameters of tiles, within the device's limits."""
     world_size = problem.world_size
     waits = tuple(dict.fromkeys((world_size, -(-world_size // 2), min(2, world_size), 1)))
     widest_k = power_of_2(problem.shard_columns, 16)
-    if hardware.backend == "interpreter":  # its time goes by the number of operations, not by size
+    if hardware.backend == "interpreter":  # its time depends on the number of operations
         return {
             "BLOCK_M": (16, 32), "BLOCK_N": (32, 64), "BLOCK_K": up_to(widest_k, (16, 32, 64)),
             "GROUP_M": (1, 4), "SPLIT_K": (1, 2, 4, 8), "SWAP_AB": (False, True),
@@ -58,9 +58,9 @@ def tile_space(problem: AllGatherMatmul, hardware: Hardware) -> Space:
 
 
 def tma_space(problem: AllGatherMatmul, hardware: Hardware) -> Space:
-    """How tiles with operands loaded by TMA are computed, and how many programs send."""
+    """Meta-parameters of tiles that are loaded by TMA, and of their senders."""
     space = {**tile_space(problem, hardware), **send_space(problem, hardware)}
-    # With gather_dim 1 each source is a part of K already.
+    # With gather_dim 1 each source's shard is a part of K.
     parts = (1, 2, 4, 8) if problem.gather_dim == 0 else (1,)
     if hardware.backend == "interpreter":
         return {**space, "SENDERS": (1, 2, 64), "K_PARTS": parts[:2], "SEND_STAGES": (1, 2)}
@@ -77,7 +77,7 @@ def tma_space(problem: AllGatherMatmul, hardware: Hardware) -> Space:
 
 
 def send_space(problem: AllGatherMatmul, hardware: Hardware) -> Space:
-    """How the shard is sent."""
+    """Meta-parameters of senders."""
     if hardware.backend == "interpreter":
         return {"CHUNKS": up_to(problem.shard_rows, (1, 2)), "SEND_BLOCK": (1024,)}
     chunks = up_to(problem.shard_rows, (1, 2, 4, 8, 16, 32, 64))
@@ -87,11 +87,11 @@ def send_space(problem: AllGatherMatmul, hardware: Hardware) -> Space:
 def seed_configs(
     problem: AllGatherMatmul, hardware: Hardware, space: Space
 ) -> list[dict[str, Any]]:
-    """Configs that won on like shapes, cut down to `space`; the first is the default."""
+    """Configs that won on similar shapes, moved into `space`; the first is the default."""
     rows = power_of_2(problem.m, 16)
     if hardware.backend == "interpreter":
         guesses = [_first_interpreted(rows)]
-    elif problem.shard_columns % 8:  # rows are not aligned: nothing is loaded 16 bytes at a time
+    elif problem.shard_columns % 8:  # unaligned rows: no load is 16 bytes wide
         guesses = [{"BLOCK_M": min(rows, 64), "BLOCK_N": 64, "BLOCK_K": 32, "num_warps": 8}]
     elif hardware.backend == "hip":
         guesses = _first_on_cdna(rows)
@@ -134,11 +134,11 @@ def _first_on_hopper(rows: int, chunks: int) -> list[dict[str, Any]]:
 def first_tma_configs(
     problem: AllGatherMatmul, hardware: Hardware, space: Space
 ) -> list[dict[str, Any]]:
-    """As :func:`seed_configs`.
+    """Seed configs of TMA tiles; see :func:`seed_configs`.
 
-    The tiles are those that were fastest in isolation on H200, by M. From M = 128 on they leave a
-    few compute units to as many senders, so that all programs are resident at once: a tile that
-    starts only when a sender has ended is too late.
+    For each M, these tiles were the fastest in isolation on H200. From M = 128 on they leave one
+    compute unit to each sender, so that all programs are resident at once: a tile that starts only
+    after a sender has ended is too late.
     """
     rows, chunks = power_of_2(problem.m, 16), sending_chunks(problem)
     skinny = {"BLOCK_M": rows, "BLOCK_N": 64, "BLOCK_K": 128, "GROUP_M": 1, "SWAP_AB": True,
@@ -165,7 +165,7 @@ def first_tma_configs(
             *(_one_round(problem, tiles | staged, senders) for senders in order),
             _one_round(problem, _WIDE | staged | {"SPLIT_K": 2}, order[0]),
         ]
-    else:  # many waves of tiles: pieces that arrive one after the other
+    else:  # many waves of tiles: chunks that arrive one after the other
         guesses = [
             _WIDE | staged | {"CHUNKS": 16, "SENDERS": count, "SEND_BLOCK": 16384}
             for count in (24, 20, 12)
@@ -180,10 +180,10 @@ _WIDE = _SQUARE | {"BLOCK_N": 256, "num_warps": 8, "num_stages": 4}
 
 
 def _as_it_comes(problem: AllGatherMatmul, tiles: Config) -> list[dict[str, Any]]:
-    """All tiles begin with the first part of K, or the first sources, while the rest is in flight.
+    """Configs whose tiles begin with the first part of K, or with the first sources.
 
-    Each wait costs a pipeline refill. On four H200s the first of these configs took 0.84x to 0.98x
-    of the time of tiles that wait once.
+    The rest arrives meanwhile. Each wait costs a pipeline refill. On four H200s the first of these
+    configs took 0.84x to 0.98x of the time of tiles that wait once.
     """
     staged = {**tiles, "SEND_STAGES": 4}
     if problem.gather_dim == 0:
@@ -196,7 +196,7 @@ def _as_it_comes(problem: AllGatherMatmul, tiles: Config) -> list[dict[str, Any]
 
 
 def _one_round(problem: AllGatherMatmul, tiles: Config, senders: int) -> dict[str, Any]:
-    """Each of a few senders has one message of each part."""
+    """A config in which each of a few senders has one message of each part."""
     receivers = max(1, problem.world_size - 1 + sends_to_self(problem, {"K_PARTS": 1, **tiles}))
     return {
         **tiles,
@@ -207,7 +207,7 @@ def _one_round(problem: AllGatherMatmul, tiles: Config, senders: int) -> dict[st
 
 
 def _first_on_cdna(rows: int) -> list[dict[str, Any]]:
-    """From common practice on MI300X: two stages, and BLOCK_K 64 where tiles are wide."""
+    """Configs from common practice on MI300X: two stages, and BLOCK_K 64 for wide tiles."""
     common = {"BLOCK_K": 64, "num_stages": 2, "matrix_instr_nonkdim": 16, "SEND_BLOCK": 8192}
     if rows <= 64:
         skinny = common | {"BLOCK_M": rows, "BLOCK_K": 128, "GROUP_M": 1, "num_warps": 4}
@@ -224,16 +224,16 @@ def _first_on_cdna(rows: int) -> list[dict[str, Any]]:
 
 
 def prune_reason(problem: AllGatherMatmul, hardware: Hardware, config: Config) -> str | None:
-    """Why a config is not worth compiling, or None."""
+    """The reason not to compile a config, or None."""
     is_wide = hardware.backend == "cuda" and config["BLOCK_M"] * config["BLOCK_N"] > 128 * 128
     if is_wide and 1 < config["SOURCES_PER_WAIT"] < problem.world_size:
-        # The loop after a wait is not known to have steps: ptxas takes moves there for writes.
+        # The loop after a wait may have no steps, for all ptxas knows: it serialises wgmma.
         return "matrix instructions would run one by one"
     return tile_prune_reason(hardware, config, problem.shard_columns, problem.m * problem.n, 128)
 
 
 def tma_prune_reason(problem: AllGatherMatmul, hardware: Hardware, config: Config) -> str | None:
-    """As :func:`prune_reason`; here the loop after a wait is known to have steps."""
+    """Like :func:`prune_reason`, but this kernel asserts that the loop after a wait has steps."""
     parts, steps = config["K_PARTS"], -(-problem.shard_columns // config["BLOCK_K"])
     last = steps - (parts - 1) * steps_of_part(problem, config)
     if parts > 1 and last < config["SPLIT_K"]:

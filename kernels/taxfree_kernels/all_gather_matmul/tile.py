@@ -21,7 +21,7 @@ class Weight(NamedTuple):
 
 
 class Output(NamedTuple):
-    """The output [m, n], contiguous, and the bias [n]; without one any pointer."""
+    """The output [m, n], contiguous, and the bias [n]; any pointer if there is no bias."""
 
     bias_ptr: Any
     ptr: Any
@@ -31,11 +31,11 @@ class Memory(NamedTuple):
     """The memory of a plan.
 
     Args:
-        slots_ptr, stride_slot: two slots of payload, in symmetric memory, and the elements from the
-            first to the second.
+        slots_ptr, stride_slot: the first of two payload slots in symmetric memory; elements from it
+            to the second.
         control_ptr, heap_bases: as in :class:`taxfree_kernels.device.peers.Peers`.
         partials_ptr: float32 [SPLIT_K, m, n]; None in kernels without tiles.
-        counters_ptr: int32 [tiles]; used, like partials, with a split K only.
+        counters_ptr: int32 [tiles]; like partials_ptr, used only if SPLIT_K > 1.
     """
 
     slots_ptr: Any
@@ -62,7 +62,7 @@ class Shard(NamedTuple):
 
 @triton.jit
 def running_slot(memory, generation):
-    """The slot of the running call; calls take turns."""
+    """The payload slot of the running call; calls alternate."""
     return tl.multiple_of(memory.slots_ptr + (generation % 2) * memory.stride_slot, 16)
 
 
@@ -75,9 +75,9 @@ def _copy_columns(
 
     Args:
         BLOCK: elements at a time.
-        COLUMNS: the most columns there are.
-        STAGES: blocks in flight: all but one are prefetched into shared memory, ahead of the one
-            being stored, because loads are slow while tiles load as well.
+        COLUMNS: maximum number of columns.
+        STAGES: blocks in flight: all but the one being stored are prefetched into shared memory,
+            because loads are slow while tiles load as well.
     """
     WIDTH: tl.constexpr = min(triton.next_power_of_2(COLUMNS), BLOCK)
     HEIGHT: tl.constexpr = BLOCK // WIDTH
@@ -95,9 +95,9 @@ def push_chunk(message, shard, slot_ptr, peers, GROUP: tl.constexpr, GATHER: tl.
     """Send one chunk of rows of this rank's shard to one rank's inbox, and signal it.
 
     The inbox is [source, shard.rows, shard.columns]; the channel is the chunk. Chunks without rows
-    are signalled too. A rank needs its own rows first, then those of the ranks after it: so all
-    chunks go first to the rank before this one, then to the rank before that, and so on. Ranks
-    start with different peers, so no link is hit by all at once.
+    are signalled too. A rank needs its own rows first, then those of the ranks after it. So each
+    rank sends first to the rank before it, then to the one before that, and so on. Ranks start with
+    different peers, so they never all send to the same one.
 
     Rows may be sent in K_PARTS parts of PART_COLUMNS columns, the last possibly narrower: each part
     goes to all ranks before the next, each of its chunks on a channel of its own.
@@ -164,17 +164,17 @@ def wait_for_rows(
 
 @triton.jit
 def place_of(index, rank, m, n, shard, GATHER_DIM: tl.constexpr, TILE: tl.constexpr):
-    """What a tile program computes, by its number, splits of K fastest.
+    """The work of a tile program, by its number; splits of K vary fastest.
 
     Returns:
         The tile and the split; its first row and column; its steps of K in each source, [begin,
-        end). Splits divide each source, so that all of them begin with what is already here.
+        end). Each split takes a share of every source, so that all splits begin with local data.
     """
     tiles_m, tiles_n = tl.cdiv(m, TILE.BLOCK_M), tl.cdiv(n, TILE.BLOCK_N)
     index = xcd_swizzle(index, tiles_m * tiles_n * TILE.SPLIT_K, TILE.XCDS)
     tile, split = index // TILE.SPLIT_K, index % TILE.SPLIT_K
     tile_m, tile_n = swizzle2d(tile, tiles_m, tiles_n, TILE.GROUP_M)
-    if GATHER_DIM == 0:  # the rows that are already here come first
+    if GATHER_DIM == 0:  # local rows come first
         tile_m = (tile_m + rank * shard.rows // TILE.BLOCK_M) % tiles_m
     steps = tl.cdiv(shard.columns, TILE.BLOCK_K)
     step_begin, step_end = share_of_split(0, steps, split, TILE.SPLIT_K)
@@ -203,10 +203,10 @@ def gathered_tile(
     index, shard, weight, output, memory, slot_ptr, peers, m, n, k,
     GROUP: tl.constexpr, GATHER: tl.constexpr, TILE: tl.constexpr, PULL: tl.constexpr = False,
 ):  # fmt: skip
-    """Compute one tile of out = gathered A @ W + bias, waiting for what it needs of each source.
+    """Compute one tile of out = gathered A @ W + bias; wait for its rows of each source.
 
     Args:
-        index: of the tile and its K split, splits fastest.
+        index: number of the tile and its K split; splits vary fastest.
         slot_ptr: the running slot: peers' shards in this rank's inbox, or, when PULL, each
             peer's own shard in its outbox.
     """
@@ -220,7 +220,7 @@ def gathered_tile(
     acc = nothing_yet(TILE)
     arrived = peers.rank >= 0
     if GATHER.GATHER_DIM == 0:
-        # -- one sweep over K; rows come from the own shard or from where their source put them --
+        # -- one loop over K; rows are in the own shard or in the inbox of their source ----------
         arrived = wait_for_rows(row, row_end, 0, 0, peers, m, shard.rows, GROUP, GATHER)
         source = tl.minimum(rows // shard.rows, GROUP.WORLD - 1)
         own_row = (rows - peers.rank * shard.rows).to(tl.int64)
@@ -237,7 +237,7 @@ def gathered_tile(
             step_end, 1, TILE,
         )  # fmt: skip
     else:
-        # -- the own shard, then the peers in groups, each group behind one wait ----------------
+        # -- the own shard, then groups of peers, each after one wait ----------------------------
         row_offset = rows.to(tl.int64) * shard.columns
         acc = accumulate(
             acc, shard.ptr + row_offset, 0, row_mask, w_cols, weight.stride_k, col_mask, peers.rank,
@@ -273,7 +273,7 @@ def finish_tile(
 
     Args:
         acc: float32 [rows, cols], or [cols, rows] when SWAP_AB.
-        arrived: whether all that it was made of has come; else NaN is written.
+        arrived: whether all operands have arrived; if not, NaN is written.
     """
     acc = tl.where(arrived, acc, float("nan"))
     if TILE.SWAP_AB:
@@ -286,8 +286,8 @@ def finish_tile(
         plane = m.to(tl.int64) * n
         tl.store(memory.partials_ptr + split * plane + at, acc, mask=mask)
         if sync.arrive(memory.counters_ptr + tile, TILE.SPLIT_K, GROUP):
-            total = tl.zeros_like(acc)  # always added in the same order
-            for other in tl.static_range(TILE.SPLIT_K):  # takes fewer registers than a loop
+            total = tl.zeros_like(acc)  # always in the same order
+            for other in tl.static_range(TILE.SPLIT_K):  # unrolled: fewer registers than a loop
                 total += tl.load(memory.partials_ptr + other * plane + at, mask=mask, other=0.0)
             _store(output.ptr + at, total, mask, output.bias_ptr, cols, cols < n, HAS_BIAS)
 

@@ -16,12 +16,11 @@ from typing import Any, Literal
 
 import torch
 
-from taxfree_kernels.checker import coverage as covered
 from taxfree_kernels.checker.coverage import Coverage, Wanted
 from taxfree_kernels.checker.report import Violation
-from taxfree_kernels.checker.simulate import UsesCollectives
 from taxfree_kernels.checker.trial import Trial
 from taxfree_kernels.errors import PlanError
+from taxfree_kernels.fabric.base import NoGroup
 from taxfree_kernels.hardware import KNOWN
 from taxfree_kernels.interpreter import is_interpreting
 from taxfree_kernels.variant import Problem, Variant, operation_shapes, variants
@@ -71,11 +70,11 @@ class Checked:
         lines = [f"{head}, {self.seconds:.1f} s"]
         if self.violation is not None:
             return "\n".join([*lines, str(self.violation)])
-        for line, executed in self.coverage.missing(self.wanted):
-            lines.append(
-                f"  {line.where}  {line.text}: {len(executed.ranks)} ranks, "
-                f"{len(executed.programs)} programs, {len(executed.calls)} generations"
-            )
+        lines += [
+            f"  {line.where}  {line.text}: {len(each.ranks)} ranks, {len(each.programs)} programs, "
+            f"{len(each.calls)} generations"
+            for line, each in self.coverage.missing(self.wanted)
+        ]
         return "\n".join(lines)
 
 
@@ -135,7 +134,7 @@ def check_variant(
             problem, candidates = served[seed % len(served)]
             try:
                 outcome = Trial(op, problem, candidates, seed).run()
-            except UsesCollectives:
+            except NoGroup:
                 break
             schedules += 1
             coverage.add(outcome.coverage)
@@ -167,7 +166,10 @@ def coverage_rows(checks: Iterable[Checked]) -> list[tuple[str, str, int, int, i
     together = Coverage()
     for each in checks:
         together.add(each.coverage)
-    return covered.table(together)
+    return [
+        (line.where, line.text, len(each.ranks), len(each.programs), len(each.calls))
+        for line, each in together.by_place()
+    ]
 
 
 def _drawn_from(op: str, variant: str, problems: Sequence[Problem]) -> list[Variant]:
@@ -187,7 +189,7 @@ def _launches_kernels(op: str, variant: Variant, problems: Sequence[Problem]) ->
         return False
     try:
         Trial(op, served[0][0], [variant], seed=0).plan()
-    except UsesCollectives:
+    except NoGroup:
         return False
     return True
 

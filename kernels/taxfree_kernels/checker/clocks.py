@@ -59,7 +59,7 @@ class Actor:
         rank: its rank.
         program: its id, or None for the host.
         kernel: name of the kernel, or "host".
-        call: number of calls that its rank had begun when it started; the generation, from 1.
+        generation: of its rank's pool when it started.
         clocks: int64 [worlds, slots].
     """
 
@@ -67,10 +67,10 @@ class Actor:
     rank: int
     program: int | None
     kernel: str
-    call: int
+    generation: int
     clocks: np.ndarray
     began: int = field(init=False)  # its own clock before its first epoch
-    heard: dict[int, int] = field(default_factory=dict)  # rank -> latest call of it acquired from
+    heard: dict[int, int] = field(default_factory=dict)  # rank -> generation acquired from
 
     def __post_init__(self) -> None:
         self.began = self.epoch
@@ -108,7 +108,7 @@ class _Sender:
 @dataclass
 class _Message:
     clocks: np.ndarray
-    call: int
+    generation: int
 
 
 class Messages:
@@ -133,10 +133,10 @@ class Messages:
         sender = _Sender(actor.rank, scope, releases)
         message = self._by_sender.get(sender)
         if message is None:
-            self._by_sender[sender] = _Message(actor.clocks.copy(), actor.call)
+            self._by_sender[sender] = _Message(actor.clocks.copy(), actor.generation)
             return
         np.maximum(message.clocks, actor.clocks, out=message.clocks)
-        message.call = max(message.call, actor.call)
+        message.generation = max(message.generation, actor.generation)
 
     def take(self, actor: Actor, scope: Scope, *, acquires: bool) -> None:
         """Record a read of the word: the messages that reach `actor` join its clocks."""
@@ -148,7 +148,7 @@ class Messages:
             counts = _COUNTS[sender.releases, acquires, reaches]
             np.maximum(actor.clocks, message.clocks, out=actor.clocks, where=counts)
             heard = actor.heard.get(sender.rank, 0)
-            actor.heard[sender.rank] = max(heard, message.call)
+            actor.heard[sender.rank] = max(heard, message.generation)
 
 
 def covers(one: Scope, other: Scope, *, same_rank: bool) -> bool:

@@ -80,70 +80,72 @@ class Coverage:
             if executed is not None:
                 executed.ranks.add(actor.rank)
                 executed.programs.add(actor.program)
-                executed.calls.add(actor.call)
+                executed.calls.add(actor.generation)
 
     def add(self, other: Coverage) -> None:
         self.has_launches |= other.has_launches
         for line, executed in other.lines.items():
             self.lines.setdefault(line, Executed()).add(executed)
 
+    def by_place(self) -> list[tuple[Line, Executed]]:
+        return sorted(self.lines.items(), key=lambda item: item[0].where)
+
     def missing(self, wanted: Wanted) -> list[tuple[Line, Executed]]:
         """Lines that too few have executed."""
         return [
             (line, executed)
-            for line, executed in sorted(self.lines.items(), key=lambda item: item[0].where)
+            for line, executed in self.by_place()
             if len(executed.ranks) < wanted.ranks
             or len(executed.programs) < min(wanted.programs, executed.most_programs)
             or len(executed.calls) < wanted.calls
         ]
 
 
-def jitted(name: str, scope: Mapping[str, Any]) -> Any | None:
-    """The device function of a dotted name, or None."""
-    first, *rest = name.split(".")
-    found = scope.get(first)
+def _callee(call: ast.Call, caller: Any) -> Any | None:
+    """The device function that a device function calls, or None."""
+    first, *rest = ast.unparse(call.func).split(".")
+    found = caller.fn.__globals__.get(first)
     for attribute in rest:
         found = getattr(found, attribute, None)
     return found if hasattr(found, "rewrite") and hasattr(found, "fn") else None
 
 
 @cache
-def _parsed(function: Any) -> tuple[ast.FunctionDef, int]:
+def parsed(function: Any) -> tuple[ast.FunctionDef, int]:
     """The definition of a device function, and the offset of its line numbers."""
     lines, first = inspect.getsourcelines(function.fn)
-    tree = ast.parse(textwrap.dedent("".join(lines)))
+    return definition_in(ast.parse(textwrap.dedent("".join(lines)))), first - 1
+
+
+def definition_in(tree: ast.Module) -> ast.FunctionDef:
+    """The function that a module consists of, without decorators, as the interpreter sees it."""
     definition = tree.body[0]
     assert isinstance(definition, ast.FunctionDef)
-    return definition, first - 1
+    definition.decorator_list = []
+    return definition
 
 
-def _calls(statements: list[ast.stmt]) -> Iterator[ast.Call]:
-    for statement in statements:
-        yield from (node for node in ast.walk(statement) if isinstance(node, ast.Call))
+def calls_in(tree: ast.AST) -> Iterator[ast.Call]:
+    """All calls below a node."""
+    return (node for node in ast.walk(tree) if isinstance(node, ast.Call))
 
 
 @cache
-def synchronises(function: Any) -> bool:
-    """Whether a device function executes atomics, itself or in what it calls."""
-    definition, _ = _parsed(function)
-    return any(_call_synchronises(call, function) for call in _calls(definition.body))
+def _synchronises(function: Any) -> bool:
+    definition, _ = parsed(function)
+    return any(call_synchronises(call, function) for call in calls_in(definition))
 
 
-def accesses_synchronisation_words(call: ast.Call) -> bool:
-    """Whether a call is a raw atomic, or accesses LL packets or Lamport words."""
+def call_synchronises(call: ast.Call, caller: Any) -> bool:
+    """Whether a call accesses a synchronisation word, itself or in a device function it calls."""
     name = ast.unparse(call.func)
     if name.startswith("tl.atomic_"):
         return True
     how = {keyword.arg for keyword in call.keywords}
-    return name in ("tl.load", "tl.store") and not how.isdisjoint(("volatile", "cache_modifier"))
-
-
-def _call_synchronises(call: ast.Call, caller: Any) -> bool:
-    if accesses_synchronisation_words(call):
+    if name in ("tl.load", "tl.store") and how & {"volatile", "cache_modifier"}:
         return True
-    name = ast.unparse(call.func)
-    callee = jitted(name, caller.fn.__globals__)
-    return callee is not None and callee is not caller and synchronises(callee)
+    callee = _callee(call, caller)
+    return callee is not None and callee is not caller and _synchronises(callee)
 
 
 Programs = Sequence[int]  # ids
@@ -156,16 +158,16 @@ def _reachable(
     """Lines that some of these programs can reach -> how many can."""
     if inspect.getsourcefile(function.fn) in SYNC_FILES:
         return {}
-    definition, offset = _parsed(function)
+    definition, offset = parsed(function)
     known = dict(constants)
     found: dict[Line, int] = {}
     for statement, reaching in _live(definition.body, known, programs):
-        for call in _calls([statement]):
-            if not _call_synchronises(call, function):
+        for call in calls_in(statement):
+            if not call_synchronises(call, function):
                 continue
             own = Line(inspect.getfile(function.fn), call.lineno + offset, function.fn.__name__)
             reached = {own: len(reaching)}
-            callee = jitted(ast.unparse(call.func), function.fn.__globals__)
+            callee = _callee(call, function)
             if callee is not None:
                 reached |= _reachable(callee, _handed_on(call, callee, known), reaching)
             for line, count in reached.items():
@@ -205,7 +207,7 @@ def _live(
 def _holding(
     test: ast.expr, known: dict[str, Any], programs: Programs
 ) -> list[tuple[int, set[bool]]]:
-    """What a condition can be, for each program; both when that is not known."""
+    """The outcomes that a condition may have, for each program."""
     values = ((each, _value(test, known | {_PROGRAM: each})) for each in programs)
     return [(each, {True, False} if value is _UNKNOWN else {bool(value)}) for each, value in values]
 
@@ -221,11 +223,3 @@ def _value(expression: ast.expr, known: Mapping[str, Any]) -> Any:
         return _UNKNOWN
     code = compile(ast.fix_missing_locations(ast.Expression(expression)), "<constant>", "eval")
     return eval(code, {}, scope)
-
-
-def table(coverage: Coverage) -> list[tuple[str, str, int, int, int]]:
-    """Rows: where, text, ranks, programs, calls."""
-    return [
-        (line.where, line.text, len(each.ranks), len(each.programs), len(each.calls))
-        for line, each in sorted(coverage.lines.items(), key=lambda item: item[0].where)
-    ]

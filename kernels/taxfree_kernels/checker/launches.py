@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -32,7 +31,7 @@ class Launch:
     ended: np.ndarray = field(init=False)  # clocks after the programs that have ended
     next_program: int = 0
     running: int = 0
-    _ready: int = 0  # programs that have called gdc_launch_dependents
+    ready: int = 0  # programs that have called gdc_launch_dependents
 
     def __post_init__(self) -> None:
         self.begun, self.ended = self.host.clocks.copy(), self.host.clocks.copy()
@@ -61,16 +60,7 @@ class Launch:
     def has_ended(self) -> bool:
         return self.has_started and self.running == 0
 
-    def gdc_launch_dependents(self) -> None:
-        """Count a program that lets the next launch begin."""
-        self._ready += 1
-
     @property
     def has_launched_dependents(self) -> bool:
         """Whether the next launch may begin: all programs let it, or have ended."""
-        return self._ready == self.kernel.grid or self.has_ended
-
-
-def calls_gdc_wait(kernel: Kernel) -> bool:
-    """Whether a kernel waits for the end of the one before it, and so may be launched early."""
-    return "gdc_wait(" in inspect.getsource(kernel.function.fn)
+        return self.ready == self.kernel.grid or self.has_ended

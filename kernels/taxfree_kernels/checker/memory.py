@@ -113,11 +113,3 @@ class Region:
         if slot not in self.reads:
             self.reads[slot] = np.zeros_like(self.written)
         return self.reads[slot]
-
-
-class Outside(Exception):
-    """An access of memory that belongs to no tensor of the simulation."""
-
-    def __init__(self, address: int) -> None:
-        super().__init__(hex(address))
-        self.address = address

@@ -11,16 +11,13 @@ import ast
 import contextlib
 import copy
 import inspect
-import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from taxfree_kernels.checker.coverage import (
-    accesses_synchronisation_words,
-    jitted,
-    synchronises,
-)
+from triton.runtime.interpreter import FunctionRewriter
+
+from taxfree_kernels.checker.coverage import call_synchronises, calls_in, definition_in, parsed
 from taxfree_kernels.checker.sites import SYNC_FILES, Line
 
 _WEAKER = {
@@ -69,8 +66,6 @@ class Mutant:
     @contextlib.contextmanager
     def installed(self) -> Iterator[None]:
         """Within the context, the interpreter runs the mutant."""
-        from triton.runtime.interpreter import FunctionRewriter
-
         rewriter = FunctionRewriter(self.function.fn, **self.function.kwargs)
         rewriter.ast_transformer = _Mutating(self, rewriter.ast_transformer)
         known, original = type(self.function).rewritten_fn, self.function.rewrite()
@@ -84,14 +79,11 @@ class Mutant:
 def mutants(functions: Sequence[Any]) -> Iterator[Mutant]:
     """All mutants of interpreted functions."""
     for function in functions:
-        lines, first = inspect.getsourcelines(function.fn)
-        definition = _definition(ast.parse(textwrap.dedent("".join(lines))))
-        noting, by_turns = set(_noting(definition)), set(_by_turns(definition))
+        definition, offset = parsed(function)
+        noting = set(_noting(definition))
         for index, node in enumerate(ast.walk(definition)):
             for change, replacement in () if node in noting else _changes(node, function):
-                if node in by_turns and ": generation " in change:
-                    continue
-                number = first - 1 + getattr(node, "lineno", definition.lineno)
+                number = offset + getattr(node, "lineno", definition.lineno)
                 line = Line(inspect.getfile(function.fn), number, function.fn.__name__)
                 yield Mutant(function, line, change, index, replacement)
 
@@ -103,43 +95,21 @@ def _noting(definition: ast.FunctionDef) -> Iterator[ast.AST]:
             yield from ast.walk(node)
 
 
-def _by_turns(definition: ast.FunctionDef) -> Iterator[ast.AST]:
-    """Nodes that exchange Lamport words only: these carry no generation, it is for reports."""
-    for node in ast.walk(definition):
-        if isinstance(node, ast.If) and _last_name(node.test) == "PACKED":
-            for statement in node.body:
-                yield from ast.walk(statement)
-
-
-def _definition(tree: ast.Module) -> ast.FunctionDef:
-    definition = tree.body[0]
-    assert isinstance(definition, ast.FunctionDef)
-    definition.decorator_list = []  # the interpreter's own tree begins below them
-    return definition
-
-
-class _Mutating:
+class _Mutating(ast.NodeTransformer):
     """Mutates the tree before the interpreter's own transformation."""
 
     def __init__(self, mutant: Mutant, original: Any) -> None:
         self._mutant, self._original = mutant, original
 
-    def visit(self, tree: ast.Module) -> Any:
-        target = list(ast.walk(_definition(tree)))[self._mutant.node]
-        changed = _Replace(target, copy.deepcopy(self._mutant.replacement)).visit(tree)
-        return self._original.visit(ast.fix_missing_locations(changed))
+    def visit_Module(self, tree: ast.Module) -> Any:
+        self._target = list(ast.walk(definition_in(tree)))[self._mutant.node]
+        return self._original.visit(ast.fix_missing_locations(self.generic_visit(tree)))
 
-
-class _Replace(ast.NodeTransformer):
-    def __init__(self, target: ast.AST, replacement: ast.AST | None) -> None:
-        self._target, self._replacement = target, replacement
-
-    def visit(self, node: ast.AST) -> Any:
-        if node is not self._target:
-            return self.generic_visit(node)
-        if self._replacement is None:
-            return ast.copy_location(ast.Pass(), node)
-        return ast.copy_location(self._replacement, node)
+    def generic_visit(self, node: ast.AST) -> ast.AST:
+        if isinstance(node, ast.Module) or node is not self._target:
+            return super().generic_visit(node)
+        replacement = copy.deepcopy(self._mutant.replacement) or ast.Pass()
+        return ast.copy_location(replacement, node)
 
 
 # -- changes -------------------------------------------------------------------------------------
@@ -240,11 +210,10 @@ def _changes_of_arithmetic(node: ast.BinOp, function: Any) -> Iterator[Change]:
 
 def _makes_mask(function: Any) -> bool:
     """Whether a function computes a mask of peers; masks of other functions are of tiles."""
-    tree = ast.parse(textwrap.dedent(inspect.getsource(function.fn)))
-    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    definition, _ = parsed(function)
     return any(
         _name(call) in ("signal", "wait") and "mask" in [each.arg for each in call.keywords]
-        for call in calls
+        for call in calls_in(definition)
     )
 
 
@@ -280,32 +249,21 @@ def _partly_stored(call: ast.Call) -> ast.stmt:
 
 def _signals_first(node: ast.FunctionDef | ast.If) -> Iterator[Change]:
     """The signal before the data that it announces."""
-    called = [
-        {_name(call) for call in ast.walk(each) if isinstance(call, ast.Call)} for each in node.body
-    ]
+    called = [{_name(call) for call in calls_in(each)} for each in node.body]
     stores = [at for at, names in enumerate(called) if "copy" in names and "signal" not in names]
-    signals = [at for at, each in enumerate(node.body) if _is_call(each, "signal")]
+    signals = [
+        at
+        for at, each in enumerate(node.body)
+        if isinstance(each, ast.Expr) and "signal" in called[at]
+    ]
     if stores and signals:
         body = [each for each in node.body if each is not node.body[stores[0]]]
         body.insert(signals[0], node.body[stores[0]])
         yield "signal before the data", _with(node, body=body)
 
 
-def _is_call(statement: ast.stmt, name: str) -> bool:
-    match statement:
-        case ast.Expr(value=ast.Call() as call):
-            return _name(call) == name
-    return False
-
-
 def _is_synchronising(call: ast.Call, function: Any) -> bool:
-    name = ast.unparse(call.func)
-    if name in _AFTER_TIMEOUT:
-        return False
-    if accesses_synchronisation_words(call):
-        return True
-    callee = jitted(name, function.fn.__globals__)
-    return callee is not None and synchronises(callee)
+    return ast.unparse(call.func) not in _AFTER_TIMEOUT and call_synchronises(call, function)
 
 
 def _name(call: ast.Call) -> str:

@@ -90,17 +90,13 @@ class Violation:
         return "\n".join([*head, *(f"  {line}" for line in self.details), *tail])
 
 
-def race(conflict: Conflict, region: Region, first_generation: int) -> Violation:
-    """Describe two unordered accesses.
-
-    Args:
-        first_generation: generation of the rank's first call.
-    """
+def race(conflict: Conflict, region: Region) -> Violation:
+    """Describe two unordered accesses."""
     reason = Reason.LIFETIME if region.is_lamport else _race_reason(conflict)
     accesses = (conflict.earlier, conflict.later)
     details = [f"unordered accesses of {where(region, conflict.address)}:"]
     for access in accesses:
-        details += describe(access, first_generation)
+        details += describe(access)
     lines = tuple(access.site.lines[0].where for access in accesses)
     return Violation(reason, tuple(details), lines)
 
@@ -110,20 +106,18 @@ def where(region: Region, address: int) -> str:
     return f"rank {region.rank}'s {region.describe(address - region.begin)}"
 
 
-def who(actor: Actor, first_generation: int) -> str:
+def who(actor: Actor) -> str:
     """Name an actor."""
-    if actor.program is None:
-        return f"rank {actor.rank}, {actor.kernel}, call {actor.call}"
-    generation = first_generation + actor.call - 1
-    return f"rank {actor.rank}, program {actor.program} of {actor.kernel}, generation {generation}"
+    program = "" if actor.program is None else f"program {actor.program} of "
+    return f"rank {actor.rank}, {program}{actor.kernel}, generation {actor.generation}"
 
 
-def describe(access: Access, first_generation: int) -> list[str]:
+def describe(access: Access) -> list[str]:
     """The actor, kind and source lines of an access."""
     kind = "stores" if access.writes else "loads"
     if access.is_atomic:
         kind = f"{'writes' if access.writes else 'reads'} (atomic, {access.sem}, {access.scope})"
-    return [f"{who(access.actor, first_generation)} {kind}", *source(access.site)]
+    return [f"{who(access.actor)} {kind}", *source(access.site)]
 
 
 def source(site: Site) -> list[str]:
@@ -165,11 +159,11 @@ def _unconnected(conflict: Conflict) -> Reason:
     """The reason where even repaired signals do not connect the two accesses."""
     one, other = conflict.earlier, conflict.later
     writer, reader = (one, other) if one.writes else (other, one)
-    if one.writes and other.writes and one.actor.call != other.actor.call:
+    if one.writes and other.writes and one.actor.generation != other.actor.generation:
         return Reason.LIFETIME
-    if writer.actor.call > reader.actor.call:
+    if writer.actor.generation > reader.actor.generation:
         return Reason.LIFETIME
     heard = reader.actor.heard.get(writer.actor.rank)
     if heard is None or reader.actor.rank == writer.actor.rank:
         return Reason.NO_WAIT
-    return Reason.STALE_SIGNAL if heard < writer.actor.call else Reason.EARLY_SIGNAL
+    return Reason.STALE_SIGNAL if heard < writer.actor.generation else Reason.EARLY_SIGNAL

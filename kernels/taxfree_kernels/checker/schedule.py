@@ -51,7 +51,6 @@ class Scheduler(Generic[_Owner]):
         self._asleep: list[Task[_Owner]] = []
         self._current: Task[_Owner] | None = None
         self._hub: greenlet | None = None
-        self._failure: BaseException | None = None
         self._stopped = False
 
     @property
@@ -80,12 +79,7 @@ class Scheduler(Generic[_Owner]):
         """Add a task; it runs when it is drawn."""
 
         def run() -> None:
-            try:
-                work()
-            except GreenletExit:
-                raise
-            except BaseException as error:
-                self._failure = error
+            work()
             self._ready.remove(task)
 
         task = Task(owner, weight, greenlet(run))
@@ -103,9 +97,7 @@ class Scheduler(Generic[_Owner]):
             while self._ready and not self._stopped:
                 self._current = self._draw()
                 self._current.coroutine.parent = self._hub
-                self._current.coroutine.switch()
-                if self._failure is not None:
-                    raise self._failure
+                self._current.coroutine.switch()  # raises what the task raises
         finally:
             self._current = None
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from taxfree_kernels.checker.clocks import World, covers
-from taxfree_kernels.checker.memory import GRANULE, Access, Conflict, Outside, Region, Word
+from taxfree_kernels.checker.memory import GRANULE, Access, Conflict, Region, Word
 from taxfree_kernels.device.packets import EMPTY
 
 
@@ -24,7 +24,7 @@ class Shadow:
         self._regions: list[Region] = []
         self._begins = np.zeros(0, np.uint64)
         self._accesses: list[Access | None] = [None]
-        self._times = np.zeros((3, 1024), np.int64)  # epoch, slot and call of each access
+        self._times = np.zeros((3, 1024), np.int64)  # epoch, slot and generation of each access
 
     def add(self, region: Region) -> None:
         """Declare memory; a region that is known is not declared again."""
@@ -41,12 +41,8 @@ class Shadow:
             return None
         return self._regions[index]
 
-    def split(self, addresses: np.ndarray, size: int) -> Iterator[tuple[Region, np.ndarray]]:
-        """Addresses by region.
-
-        Raises:
-            Outside: one is in no region.
-        """
+    def split(self, addresses: np.ndarray, size: int) -> Iterator[tuple[Region | None, np.ndarray]]:
+        """Addresses by region; None where one of them is in no region."""
         low, high = int(addresses.min()), int(addresses.max())
         region = self.find(low)
         if region is not None and high + size <= region.end:
@@ -55,9 +51,8 @@ class Shadow:
         indices = np.searchsorted(self._begins, addresses, side="right") - 1
         for index in np.unique(indices).tolist():
             inside = addresses[indices == index]
-            if index < 0 or int(inside.max()) + size > self._regions[index].end:
-                raise Outside(int(inside.max()))
-            yield self._regions[index], inside
+            is_outside = index < 0 or int(inside.max()) + size > self._regions[index].end
+            yield None if is_outside else self._regions[index], inside
 
     # -- plain accesses ---------------------------------------------------------------------------
 
@@ -104,9 +99,9 @@ class Shadow:
         epochs, slots = self._times[:2, earlier]
         return epochs > access.actor.clocks[world][slots]
 
-    def _of_other_calls(self, access: Access, earlier: np.ndarray) -> np.ndarray:
-        """Which of earlier accesses, by number, belong to other calls than this one."""
-        return self._times[2][earlier] != access.actor.call
+    def _of_others(self, access: Access, earlier: np.ndarray) -> np.ndarray:
+        """Which of earlier accesses, by number, are of other generations than this one."""
+        return self._times[2][earlier] != access.actor.generation
 
     def _conflict(
         self,
@@ -158,10 +153,10 @@ class Shadow:
         for numbers in self._last(access, region):
             earlier = numbers[granules]
             if access.writes:
-                racing = (numbers is not region.written) & ~self._of_other_calls(access, earlier)
+                racing = (numbers is not region.written) & ~self._of_others(access, earlier)
                 wrong = self._unordered(access, earlier) & ~racing
             else:
-                wrong = self._times[2][earlier] > access.actor.call
+                wrong = self._times[2][earlier] > access.actor.generation
             conflict = conflict or self._conflict(access, region, granules, earlier, wrong)
         self._note_words(access, region, granules, addresses.tolist())
         return conflict
@@ -181,7 +176,7 @@ class Shadow:
             there = list(itertools.compress(words, arrived))
             region.found.update(there)
             self._note_words(access, region, granules, there)
-            stale = arrived & self._of_other_calls(access, last)
+            stale = arrived & self._of_others(access, last)
             return self._conflict(access, region, granules, last, stale)
         if not access.empties and arrived.any():
             return self._conflict(access, region, granules, last, arrived)
@@ -191,7 +186,7 @@ class Shadow:
         for slot, reads in region.reads.items():
             if slot != access.actor.slot:
                 earlier = reads[granules]
-                counts = access.empties | self._of_other_calls(access, earlier)
+                counts = access.empties | self._of_others(access, earlier)
                 wrong = self._unordered(access, earlier) & counts
                 conflict = conflict or self._conflict(access, region, granules, earlier, wrong)
         region.found.difference_update(words)
@@ -245,7 +240,7 @@ class Shadow:
         self._accesses.append(access)
         if number == self._times.shape[1]:
             self._times = np.concatenate([self._times, np.zeros_like(self._times)], axis=1)
-        self._times[:, number] = access.epoch, access.actor.slot, access.actor.call
+        self._times[:, number] = access.epoch, access.actor.slot, access.actor.generation
         return number
 
     def _access(self, number: int) -> Access:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from random import Random
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,18 +15,17 @@ import torch
 from taxfree_kernels.checker import hooks, waits
 from taxfree_kernels.checker.clocks import Actor, World
 from taxfree_kernels.checker.coverage import Coverage
-from taxfree_kernels.checker.launches import Launch, calls_gdc_wait
+from taxfree_kernels.checker.launches import Launch
 from taxfree_kernels.checker.memory import Region
 from taxfree_kernels.checker.report import Violation
 from taxfree_kernels.checker.schedule import Scheduler
 from taxfree_kernels.checker.shadow import Shadow
 from taxfree_kernels.checker.streams import Event, Stream
-from taxfree_kernels.checker.watch import Thread, TorchOperations, Watch
+from taxfree_kernels.checker.watch import Thread, TorchOperations, Watch, enter_program
 from taxfree_kernels.device import control
-from taxfree_kernels.errors import KernelError
-from taxfree_kernels.fabric.base import Fabric
+from taxfree_kernels.fabric.base import GrouplessFabric
 from taxfree_kernels.fabric.heap import Pool, SymmetricHeap
-from taxfree_kernels.fabric.layout import ALIGNMENT
+from taxfree_kernels.fabric.layout import aligned
 from taxfree_kernels.fabric.side_stream import SideStream
 from taxfree_kernels.hardware import KNOWN
 from taxfree_kernels.launch import Kernel, launching_through
@@ -38,10 +38,6 @@ _NEVER = 1 << 62  # ticks
 
 Call = Callable[[], object]
 Setup = Callable[["SimulatedFabric"], Sequence[Call]]
-
-
-class UsesCollectives(KernelError):
-    """A plan calls the collective library, which has no simulated ranks."""
 
 
 class _TooManyPrograms(Exception):
@@ -80,7 +76,7 @@ class _Heap(SymmetricHeap):
         return block
 
 
-class SimulatedFabric(Fabric):
+class SimulatedFabric(GrouplessFabric):
     """One rank of a simulation; plans are made on it as on any other fabric."""
 
     name = "simulated"
@@ -97,11 +93,6 @@ class SimulatedFabric(Fabric):
         self.heap = _Heap(arenas[rank], partial(schedule.declare_block, rank))
         schedule.declare(rank, "heap_bases", self.heap_bases)
 
-    def __getattr__(self, name: str) -> NoReturn:
-        if name == "group":
-            raise UsesCollectives("the collective library cannot be simulated")
-        raise AttributeError(name)
-
     def _arena_of(self, peer: int) -> torch.Tensor:
         return self._arenas[peer]
 
@@ -117,14 +108,8 @@ class SimulatedFabric(Fabric):
         """No bound: an endless wait is reported as a deadlock."""
         return _NEVER
 
-    def synchronize(self) -> None:
-        """A host's coroutine goes on when its launch has ended."""
-
     def barrier(self) -> None:
         self._schedule.barrier()
-
-    def close(self) -> None:
-        """The memory goes with the simulation."""
 
 
 class Simulation:
@@ -138,14 +123,14 @@ class Simulation:
 
     def __init__(self, world_size: int, slot_bytes: int = 4096, heap_bytes: int = 4096) -> None:
         self.world_size = world_size
-        self.slot_bytes = -(-slot_bytes // ALIGNMENT) * ALIGNMENT
-        self.flag_bytes = 2 * self.slot_bytes  # whatever fits a slot, as words of half payload
-        self.lamport_bytes = (
-            4 * self.slot_bytes
-        )  # tiles are wider than tiny problems, and all is sent
+        self.slot_bytes = aligned(slot_bytes)
+        # Whatever fits a slot, as words of half payload.
+        self.flag_bytes = 2 * self.slot_bytes
+        # Tiles are wider than tiny problems, and all is sent.
+        self.lamport_bytes = 4 * self.slot_bytes
         control_bytes = (control.SIGNALS.value + Pool.CHANNELS * world_size) * 8
         slots = 2 * (self.slot_bytes + self.flag_bytes) + 3 * self.lamport_bytes
-        size = (-(-(control_bytes + slots + heap_bytes) // ALIGNMENT) + 1) * ALIGNMENT
+        size = aligned(control_bytes) + slots + aligned(heap_bytes)
         # side by side, so that which of several conflicts comes first does not depend on addresses
         self.arenas = list(torch.empty(world_size, size, dtype=torch.uint8))
 
@@ -203,7 +188,7 @@ class _Schedule:
         self._resident = resident or rng.choice(_RESIDENTS)
         self._shadow = Shadow()
         self._scheduler: Scheduler[Thread] = Scheduler(rng)
-        self._watch = Watch(self._scheduler, self._shadow, first_generation)
+        self._watch = Watch(self._scheduler, self._shadow)
         self._launches: list[Launch] = []
         self._open: dict[Actor, Launch] = {}  # by host: a launch that may still be running
         self._at_barrier: list[Actor] = []
@@ -240,7 +225,7 @@ class _Schedule:
             for host in self._hosts
             if host.rank not in running
         ]
-        return waits.deadlock(asleep, others, self._shadow, self._first_generation)
+        return waits.deadlock(asleep, others, self._shadow)
 
     # -- ranks and their memory -------------------------------------------------------------------
 
@@ -250,7 +235,7 @@ class _Schedule:
         slots = self._simulation.world_size * self._streams * per_stream
         clocks = np.zeros((len(World), slots), np.int64)
         slot = (rank * self._streams + stream) * per_stream
-        actor = Actor(slot, rank, None, name, 0, clocks)
+        actor = Actor(slot, rank, None, name, self._first_generation - 1, clocks)
         actor.step()
         return actor
 
@@ -281,7 +266,7 @@ class _Schedule:
             return self.stream.record()
         self._close()
         actor = self.thread.actor
-        event = Event(actor.call, clocks=actor.clocks.copy())
+        event = Event(actor.generation, clocks=actor.clocks.copy())
         actor.step()
         return event
 
@@ -303,7 +288,8 @@ class _Schedule:
         assert control is not None
         assert slots is not None
         control.describe = partial(_control_word, self._simulation.world_size)
-        slots.describe = partial(_slot_byte, self._simulation.slot_bytes)
+        size = self._simulation.slot_bytes
+        slots.describe = lambda offset: f"payload slot {offset // size}, byte {offset % size}"
         self.declare_words(pool.flags, "LL packet")
         self.declare_words(pool.bare, "Lamport word")
 
@@ -351,7 +337,7 @@ class _Schedule:
     def _run_host(self, host: Actor, calls: Sequence[Call]) -> None:
         with launching_through(self._issue):
             for call in calls:
-                host.call += 1
+                host.generation += 1
                 call()
                 if not all(stream.has_ended for stream in self._side_streams[host.rank]):
                     error = RuntimeError("work on a side stream is not joined before its call ends")
@@ -425,8 +411,8 @@ class _Schedule:
 
     def _begins_early(self, kernel: Kernel) -> bool:
         """Whether a kernel is launched before the last one has ended: drawn, as configs differ."""
-        can = self.backend == "cuda" and calls_gdc_wait(kernel)
-        return can and self._order.random() < 0.5
+        waits = "gdc_wait(" in inspect.getsource(kernel.function.fn)
+        return self.backend == "cuda" and waits and self._order.random() < 0.5
 
     def _close(self) -> None:
         """Wait until the last launch of the running host has ended."""
@@ -444,14 +430,13 @@ class _Schedule:
         launch.next_program += 1
         launch.running += 1
         slot = host.slot + 1 + launch.first_slot + program
-        actor = Actor(slot, host.rank, program, launch.name, host.call, launch.begun.copy())
+        actor = Actor(slot, host.rank, program, launch.name, host.generation, launch.begun.copy())
         weight = launch.weight * self._scheduler.draw_weight()
-        thread = Thread(actor, launch.kernel.grid, launch)
+        thread = Thread(actor, launch)
         self._scheduler.start(thread, partial(self._run_program, actor, launch), weight)
 
     def _run_program(self, actor: Actor, launch: Launch) -> None:
-        assert actor.program is not None
-        hooks.enter_program(actor.program, launch.kernel.grid)
+        enter_program(self.thread)
         try:
             with np.errstate(all="ignore"):  # of its own: errstate belongs to a coroutine
                 launch.kernel.function.rewrite()(**launch.arguments)
@@ -479,23 +464,14 @@ def _tensors(names: Iterable[str], values: Iterable[Any]) -> Iterator[tuple[str,
 def _control_word(world_size: int, offset: int) -> str:
     """Name a word of a control block."""
     names = {
-        word.value: name
-        for word, name in (
-            (control.GENERATION, "generation word"),
-            (control.LIMIT, "bound of waits"),
-            (control.ABORT, "abort word"),
-            (control.REPORTED, "reported word"),
-            (control.STATUS, "address of the report"),
-        )
+        control.GENERATION.value: "generation word",
+        control.LIMIT.value: "bound of waits",
+        control.ABORT.value: "abort word",
+        control.REPORTED.value: "reported word",
+        control.STATUS.value: "address of the report",
     }
     index = offset // 8
     if index < control.SIGNALS.value:
         return names.get(index, f"control word {index}")
     channel, source = divmod(index - control.SIGNALS.value, world_size)
     return f"signal word of channel {channel}, source rank {source}"
-
-
-def _slot_byte(slot_bytes: int, offset: int) -> str:
-    """Name a place in the payload slots."""
-    slot, byte = divmod(offset, slot_bytes)
-    return f"payload slot {slot}, byte {byte}"

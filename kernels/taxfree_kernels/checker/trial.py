@@ -56,12 +56,8 @@ class Trial:
 
     def _simulate(self, setup: Setup) -> Outcome:
         simulation = Simulation(self._problem.world_size, self._problem.slot_bytes)
-        return simulation.run(
-            setup,
-            self._seed,
-            first_generation=self._first_generation,
-            backend=self._backend,
-        )
+        first = self._first_generation
+        return simulation.run(setup, self._seed, first_generation=first, backend=self._backend)
 
     def _setup(self, fabric: SimulatedFabric) -> list[Call]:
         if fabric.rank == 0:
@@ -105,7 +101,7 @@ def _draw_config(variant: Variant, problem: Problem, rng: Random) -> dict[str, A
     """A config that the variant accepts; its default if none of a hundred draws is."""
     space = variant.space(problem, _HARDWARE)
     for _ in range(100):
-        config = {knob: rng.choice(values) for knob, values in space.items()}
+        config = {name: rng.choice(values) for name, values in space.items()}
         if variant.prune_reason(problem, _HARDWARE, config) is None:
             return config
     return variant.seed_configs(problem, _HARDWARE)[0]

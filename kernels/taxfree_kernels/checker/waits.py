@@ -18,9 +18,7 @@ BARRIER = "barrier"  # hosts wait for this at a barrier
 _MOST_PLACES = 4  # that are listed of one program
 
 
-def deadlock(
-    tasks: Iterable[Task[Thread]], others: Iterable[str], shadow: Shadow, first_generation: int
-) -> Violation:
+def deadlock(tasks: Iterable[Task[Thread]], others: Iterable[str], shadow: Shadow) -> Violation:
     """Describe tasks that all wait.
 
     Args:
@@ -37,7 +35,7 @@ def deadlock(
             continue
         wanted = _wanted(task)
         what = "" if wanted is None else f" for generation {wanted}"
-        details.append(f"{report.who(actor, first_generation)} waits{what} in")
+        details.append(f"{report.who(actor)} waits{what} in")
         details += report.source(site)
         places = list(_places(task, shadow, wanted))
         details += [f"  for {place}" for place in places[:_MOST_PLACES]]

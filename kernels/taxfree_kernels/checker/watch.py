@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -11,12 +11,13 @@ import numpy as np
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+from triton.runtime.interpreter import interpreter_builder
 
-from taxfree_kernels.checker import hooks, report
+from taxfree_kernels.checker import report
 from taxfree_kernels.checker.clocks import Actor, Scope
 from taxfree_kernels.checker.coverage import Coverage
 from taxfree_kernels.checker.launches import Launch
-from taxfree_kernels.checker.memory import Access, Conflict, Outside, Region
+from taxfree_kernels.checker.memory import Access, Conflict, Region
 from taxfree_kernels.checker.report import Reason, Violation
 from taxfree_kernels.checker.schedule import Scheduler
 from taxfree_kernels.checker.shadow import Shadow
@@ -33,18 +34,23 @@ class Thread:
 
     Args:
         actor: a program or a host.
-        programs: of the program's launch.
-        launch: the program's.
+        launch: the program's, or None.
         stream: the side stream that a host issues on, or None.
     """
 
     actor: Actor
-    programs: int = 0
     launch: Launch | None = None
     stream: object | None = None
     last: tuple[Any, ...] = ()
     seen: tuple[int, ...] = ()
     repeats: int = 0
+
+
+def enter_program(thread: Thread) -> None:
+    """Make the interpreter run as a thread's program."""
+    if thread.launch is not None:
+        interpreter_builder.grid_idx = (thread.actor.program, 0, 0)
+        interpreter_builder.grid_dim = (thread.launch.kernel.grid, 1, 1)
 
 
 class Watch:
@@ -53,20 +59,24 @@ class Watch:
     Args:
         scheduler: knows the running thread; each access is a scheduling point.
         shadow: all declared memory.
-        first_generation: generation of the first call, for reports.
     """
 
-    def __init__(self, scheduler: Scheduler[Thread], shadow: Shadow, first_generation: int) -> None:
+    def __init__(self, scheduler: Scheduler[Thread], shadow: Shadow) -> None:
         self.coverage = Coverage()
         self.violation: Violation | None = None
         self.accesses = 0
         self._scheduler, self._shadow = scheduler, shadow
-        self._first_generation = first_generation
         self._versions: dict[int, int] = {}  # address -> number of writes
 
     def on_plain(
         self, addresses: np.ndarray, size: int, *, writes: bool, empties: bool = False
     ) -> None:
+        """A load or store, of active lanes, right before it happens.
+
+        Args:
+            size: bytes per lane.
+            empties: it stores EMPTY only.
+        """
         thread = self._scheduler.current.owner
         words = self.holds_words(addresses)
         few = words or addresses.size <= _FEW
@@ -99,13 +109,15 @@ class Watch:
         reads: bool,
         writes: bool,
     ) -> None:
+        """An atomic, of active lanes, right before it happens."""
         thread = self._scheduler.current.owner
         poll = () if writes else (sem, scope, addresses.tobytes())
         self._pass_point(thread, poll, addresses, 1)
         access = self._access(thread.actor, writes=writes, scope=scope, sem=sem)
         self.coverage.note(access.site, access.actor)
-        for region, address in self._words(access, addresses, size):
-            self._race(self._shadow.atomic(access, region, address, size, reads=reads), region)
+        for region, words in self._regions(access, addresses, size):
+            for word in words.tolist():
+                self._race(self._shadow.atomic(access, region, word, size, reads=reads), region)
         if writes:
             access.actor.step()
             self._touch(addresses)
@@ -123,7 +135,7 @@ class Watch:
         """A program lets the next launch begin, which it does once all programs have."""
         launch = self._scheduler.current.owner.launch
         assert launch is not None
-        launch.gdc_launch_dependents()
+        launch.ready += 1
         if launch.has_launched_dependents:
             self._scheduler.touch([launch])
 
@@ -135,13 +147,12 @@ class Watch:
             return
         while not before.has_ended:
             self._scheduler.sleep([before])
-        assert thread.actor.program is not None
-        hooks.enter_program(thread.actor.program, thread.programs)
+        enter_program(thread)
         thread.actor.join(before.ended)
 
     def crashed(self, actor: Actor, error: BaseException) -> None:
         """Record that a program raised an exception."""
-        details = (report.who(actor, self._first_generation), f"  {error}")
+        details = (report.who(actor), f"  {error}")
         self._found(Violation(Reason.CRASH, details))
 
     # -- scheduling -------------------------------------------------------------------------------
@@ -157,8 +168,7 @@ class Watch:
                 self._scheduler.sleep(words)
         else:
             self._scheduler.point()
-        if thread.actor.program is not None:
-            hooks.enter_program(thread.actor.program, thread.programs)
+        enter_program(thread)
 
     def _remember(self, thread: Thread, poll: tuple[Any, ...], addresses: np.ndarray) -> None:
         thread.last = poll
@@ -187,35 +197,34 @@ class Watch:
     ) -> Access:
         self.accesses += 1
         if self.accesses > _MOST_ACCESSES:
-            self._found(Violation(Reason.LIVELOCK, (report.who(actor, self._first_generation),)))
+            self._found(Violation(Reason.LIVELOCK, (report.who(actor),)))
         return Access(actor, actor.epoch, current_site(), writes, scope, sem, empties)
+
+    def _regions(
+        self, access: Access, addresses: np.ndarray, size: int
+    ) -> Iterator[tuple[Region, np.ndarray]]:
+        """The addresses of an access by region; one that is in no region ends the run."""
+        for region, inside in self._shadow.split(addresses, size):
+            if region is None:
+                place = f"address {int(inside.max()):#x}:"
+                self._found(self._about(Reason.OUTSIDE, place, access))
+            else:
+                yield region, inside
 
     def _check_plain(
         self, access: Access, addresses: np.ndarray, size: int, *, at_once: bool = True
     ) -> None:
-        try:
-            for region, inside in self._shadow.split(addresses, size):
-                if region.word_bytes not in (0, size):
-                    self._torn(access, region, int(inside[0]))
-                elif region.is_lamport:
-                    self._race(self._shadow.lamport_words(access, region, inside), region, at_once)
-                elif region.word_bytes:
-                    self._race(self._shadow.ll_packets(access, region, inside), region, at_once)
-                else:
-                    self._race(self._shadow.plain(access, region, inside, size), region, at_once)
-        except Outside as outside:
-            self._outside(access, outside)
-
-    def _words(self, access: Access, addresses: np.ndarray, size: int) -> list[tuple[Region, int]]:
-        try:
-            return [
-                (region, address)
-                for region, inside in self._shadow.split(addresses, size)
-                for address in inside.tolist()
-            ]
-        except Outside as outside:
-            self._outside(access, outside)
-            return []
+        for region, inside in self._regions(access, addresses, size):
+            if region.word_bytes not in (0, size):
+                place = report.where(region, int(inside[0]))
+                place = f"{place}, {region.word_bytes} bytes, in parts:"
+                self._found(self._about(Reason.TORN, place, access))
+            elif region.is_lamport:
+                self._race(self._shadow.lamport_words(access, region, inside), region, at_once)
+            elif region.word_bytes:
+                self._race(self._shadow.ll_packets(access, region, inside), region, at_once)
+            else:
+                self._race(self._shadow.plain(access, region, inside, size), region, at_once)
 
     def _found(self, violation: Violation, *, at_once: bool = True) -> None:
         """Keep the first violation and end the run."""
@@ -225,17 +234,10 @@ class Watch:
 
     def _race(self, conflict: Conflict | None, region: Region, at_once: bool = True) -> None:
         if conflict is not None:
-            self._found(report.race(conflict, region, self._first_generation), at_once=at_once)
-
-    def _torn(self, access: Access, region: Region, address: int) -> None:
-        place = f"{report.where(region, address)}, {region.word_bytes} bytes, in parts:"
-        self._found(self._about(Reason.TORN, place, access))
-
-    def _outside(self, access: Access, outside: Outside) -> None:
-        self._found(self._about(Reason.OUTSIDE, f"address {outside.address:#x}:", access))
+            self._found(report.race(conflict, region), at_once=at_once)
 
     def _about(self, reason: Reason, place: str, access: Access) -> Violation:
-        details = (place, *report.describe(access, self._first_generation))
+        details = (place, *report.describe(access))
         return Violation(reason, details, (access.site.lines[0].where,))
 
 

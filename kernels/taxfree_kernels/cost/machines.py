@@ -108,7 +108,7 @@ H200 = Machine(
 
 
 @dataclass(frozen=True)
-class _DataSheet:
+class DataSheet:
     """Peak rates as the vendor states them: dense 16-bit, memory, and links into one GPU."""
 
     flops_per_s: float
@@ -116,14 +116,20 @@ class _DataSheet:
     link_bytes_per_s: float
 
 
-_H200_SHEET = _DataSheet(989e12, 4.8e12, 450e9)
+SHEETS = {
+    "h200": DataSheet(989e12, 4.8e12, 450e9),
+    "mi300x": DataSheet(1307e12, 5.3e12, 448e9),
+    "mi325x": DataSheet(1307e12, 6.0e12, 448e9),
+    "mi350x": DataSheet(2307e12, 8.0e12, 538e9),
+}
 
 
-def _scaled(hardware: Hardware, sheet: _DataSheet) -> Machine:
+def _scaled(name: str) -> Machine:
     """A machine that reaches H200's fractions of its own data sheet, with H200's overheads."""
-    flops = sheet.flops_per_s / _H200_SHEET.flops_per_s
-    memory = sheet.memory_bytes_per_s / _H200_SHEET.memory_bytes_per_s
-    link = sheet.link_bytes_per_s / _H200_SHEET.link_bytes_per_s
+    hardware, sheet, measured = KNOWN[name], SHEETS[name], SHEETS["h200"]
+    flops = sheet.flops_per_s / measured.flops_per_s
+    memory = sheet.memory_bytes_per_s / measured.memory_bytes_per_s
+    link = sheet.link_bytes_per_s / measured.link_bytes_per_s
     of_a_unit = flops * H200.hardware.compute_units / hardware.compute_units
     return dataclasses.replace(
         H200,
@@ -142,8 +148,8 @@ def _scaled(hardware: Hardware, sheet: _DataSheet) -> Machine:
 
 MACHINES = {
     "h200": H200,
-    "mi300x": _scaled(KNOWN["mi300x"], _DataSheet(1307e12, 5.3e12, 448e9)),
-    "mi325x": _scaled(KNOWN["mi325x"], _DataSheet(1307e12, 6.0e12, 448e9)),
+    "mi300x": _scaled("mi300x"),
+    "mi325x": _scaled("mi325x"),
 }
 
 

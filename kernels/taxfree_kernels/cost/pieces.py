@@ -176,6 +176,12 @@ def composed(machine: Machine, us: float, ops: int, barriers: int, waits: int) -
     return Piece("fused", us, host, kernels=ops + barriers)
 
 
+def fetched_shards_us(machine: Machine, world: int, shard_bytes: float, matmul_us: float) -> float:
+    """A matmul for each rank's shard, while an engine copies the next shard from its rank."""
+    copied = machine.engine_us + 1e6 * shard_bytes / machine.link_bytes_per_s
+    return max(world * matmul_us, (world - 1) * copied + matmul_us)
+
+
 def announced_copy_us(machine: Machine) -> float:
     """Time of a copy by an engine and the kernel that signals it, without that of the bytes."""
     return machine.engine_us + machine.gap_us + barrier_us(machine) + machine.gap_us

@@ -46,16 +46,22 @@ class AbsentDevice:
         return 0
 
 
-def compile_launch(launch: Launch, hardware: Hardware) -> CompiledKernel:
-    """Compile one recorded launch; raises whatever the compiler raises.
+def warm_up(launch: Launch, hardware: Hardware) -> Any:
+    """Triton's binary of a recorded launch; raises whatever the compiler raises.
 
     Triton's driver of this process is replaced: for processes that do nothing else.
     """
     triton.runtime.driver.set_active(AbsentDevice(target_of(hardware)))
-    kernel, begin = launch.kernel, time.monotonic()
-    binary = kernel.function.warmup(
+    kernel = launch.kernel
+    return kernel.function.warmup(
         *launch.args, grid=(kernel.grid,), **kernel.constants, **kernel.options
     )
+
+
+def compile_launch(launch: Launch, hardware: Hardware) -> CompiledKernel:
+    """Compile one recorded launch, as :func:`warm_up` does."""
+    begin = time.monotonic()
+    binary = warm_up(launch, hardware)
     return CompiledKernel(
         text=binary.asm["ptx" if hardware.backend == "cuda" else "amdgcn"],
         ttir=binary.asm.get("ttir", ""),  # Gluon has none
@@ -65,7 +71,7 @@ def compile_launch(launch: Launch, hardware: Hardware) -> CompiledKernel:
         resources=_resources(binary, hardware, time.monotonic() - begin),
         name=launch.name,
         cache_key=binary.hash,
-        launched_early=kernel.options.get("launch_pdl", False),
+        launched_early=launch.kernel.options.get("launch_pdl", False),
     )
 
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 from taxfree_kernels import variant as registry
 from taxfree_kernels.hardware import KNOWN, Hardware
@@ -34,9 +33,6 @@ class Case:
     @property
     def hardware(self) -> Hardware:
         return KNOWN[self.device]
-
-    def as_json(self) -> dict[str, Any]:
-        return asdict(self) | {"config": dict(self.config)}
 
 
 def cases(
@@ -81,11 +77,11 @@ def _others(variant: Variant, problem: Problem, hardware: Hardware) -> list[Conf
     default, *others = variant.seed_configs(problem, hardware)
     found: list[Config] = list(others)
     for end in (0, -1):
-        ends = {knob: values[end] for knob, values in variant.space(problem, hardware).items()}
-        moved = [(knob, value) for knob, value in ends.items() if value != default[knob]]
+        ends = {name: values[end] for name, values in variant.space(problem, hardware).items()}
+        moved = [(name, value) for name, value in ends.items() if value != default[name]]
         for pair in (moved[start : start + 2] for start in range(0, len(moved), 2)):
             together = {**default, **dict(pair)}
-            alone = [{**default, knob: value} for knob, value in pair]
+            alone = [{**default, name: value} for name, value in pair]
             found += alone if is_refused(together) else [together]
     distinct = [one for at, one in enumerate(found) if one not in (default, *found[:at])]
     return [one for one in distinct if not is_refused(one)]

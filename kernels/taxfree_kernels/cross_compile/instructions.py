@@ -18,7 +18,7 @@ from typing import Any
 import torch
 import triton
 
-from taxfree_kernels.cross_compile.compile import AbsentDevice, target_of
+from taxfree_kernels.cross_compile.compile import warm_up
 from taxfree_kernels.cross_compile.record import Launch, flat
 from taxfree_kernels.hardware import Hardware
 
@@ -71,7 +71,6 @@ def digests(launch: Launch, hardware: Hardware, assembly: bool) -> dict[str, str
     Raises whatever the compiler raises.
     """
     _use_own_cache()
-    triton.runtime.driver.set_active(AbsentDevice(target_of(hardware)))
     found: dict[str, str] = {}
 
     def watch(*stage_args: Any) -> Any:
@@ -94,12 +93,10 @@ def digests(launch: Launch, hardware: Hardware, assembly: bool) -> dict[str, str
         stages["ttgir"], stages[binary_stage] = after_ttir, instead_of_assembling
         return None
 
-    kernel, before = launch.kernel, triton.knobs.runtime.add_stages_inspection_hook
+    before = triton.knobs.runtime.add_stages_inspection_hook
     triton.knobs.runtime.add_stages_inspection_hook = watch
     try:
-        kernel.function.warmup(
-            *launch.args, grid=(kernel.grid,), **kernel.constants, **kernel.options
-        )
+        warm_up(launch, hardware)
     except _Stop:
         return found
     finally:

@@ -35,10 +35,8 @@ class _Worker:
         """The answer; an ``error`` when there is none. Then the worker may be dead."""
         self._log.seek(0)
         self._log.truncate()
-        try:
+        with contextlib.suppress(BrokenPipeError):  # then there is no answer either
             print(json.dumps(request), file=self._process.stdin, flush=True)
-        except BrokenPipeError:
-            return {"error": self._complaint("the compiler's process died")}
         with selectors.DefaultSelector() as selector:
             selector.register(self._process.stdout, selectors.EVENT_READ)
             if not selector.select(timeout_s):

@@ -13,8 +13,7 @@ from typing import Any
 import torch
 
 from taxfree_kernels import variant as registry
-from taxfree_kernels.errors import PlanError
-from taxfree_kernels.fabric.base import Fabric
+from taxfree_kernels.fabric.base import GrouplessFabric, NoGroup
 from taxfree_kernels.fabric.heap import Pool, SymmetricHeap
 from taxfree_kernels.fabric.layout import arena_bytes
 from taxfree_kernels.hardware import Hardware
@@ -44,11 +43,7 @@ def flat(args: Iterable[Any]) -> Iterator[Any]:
             yield arg
 
 
-class NoGroup(PlanError):
-    """A library path asks for the process group that a ghost does not have."""
-
-
-class GhostFabric(Fabric):
+class GhostFabric(GrouplessFabric):
     """One rank of a group that does not exist.
 
     Args:
@@ -56,42 +51,25 @@ class GhostFabric(Fabric):
         hardware: the device that plans are made for.
         heap_bytes: of the arena. AMD's compiler asks whether a tensor's memory ends below 2 GiB, so
             this should be what the real fabric will have.
-        rank: in the group.
     """
 
     name = "ghost"
     has_graphs = True
 
-    def __init__(self, world_size: int, hardware: Hardware, heap_bytes: int, rank: int = 0) -> None:
+    def __init__(self, world_size: int, hardware: Hardware, heap_bytes: int) -> None:
         self.backend = hardware.backend  # type: ignore[misc]
-        self.rank, self.world_size = rank, world_size
+        self.rank, self.world_size = 0, world_size
         self.device, self.hardware = META, hardware
         self._arena = torch.empty(heap_bytes, dtype=torch.uint8, device=META)
         self.heap = SymmetricHeap(self._arena)
         self.heap_bases = torch.empty(world_size, dtype=torch.int64, device=META)
         self.pool = Pool(self)
 
-    @property
-    def group(self) -> Any:
-        raise NoGroup("a ghost has no process group")
-
     def _arena_of(self, peer: int) -> torch.Tensor:
         return self._arena
 
-    def host_words(self, count: int) -> torch.Tensor:
-        return torch.zeros(count, dtype=torch.int64)
-
     def ticks(self, seconds: float) -> int:
         return 1
-
-    def synchronize(self) -> None:
-        """There is nothing to wait for."""
-
-    def barrier(self) -> None:
-        """There is nobody to wait for."""
-
-    def close(self) -> None:
-        """There is nothing to give back."""
 
 
 def record(

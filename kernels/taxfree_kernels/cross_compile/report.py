@@ -58,12 +58,6 @@ class Report:
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
 
-    @classmethod
-    def from_json(cls, data: dict[str, Any]) -> Report:
-        resources = data["resources"] and Resources(**data["resources"])
-        violations = [Violation(**one) for one in data["violations"]]
-        return cls(**data | {"resources": resources, "violations": violations})
-
 
 def check(
     cases: Iterable[Case],
@@ -77,7 +71,7 @@ def check(
         cases: what to compile; those that launch no kernel of ours report nothing.
         triton_path: folder of another Triton than the installed one.
         workers: processes; half the cores by default.
-        cache_dir: of finished reports; the user's cache folder when None.
+        cache_dir: of the compiler's answers; the user's cache folder when None.
     """
     version = triton_version(triton_path)
     folder = cache_dir or platformdirs.user_cache_path("taxfree") / "compiled"
@@ -90,9 +84,9 @@ def check(
         )
         for case, file in wanted:
             if file in missing:
-                _save(file, _reports(case, version, next(answers)))
+                _save(file, next(answers))
                 del missing[file]
-            yield from _load(file)
+            yield from _reports(case, version, json.loads(file.read_text()))
 
 
 def triton_version(path: Path | None) -> str:
@@ -104,7 +98,7 @@ def triton_version(path: Path | None) -> str:
     return "unknown"
 
 
-def _reports(case: Case, version: str, answer: dict[str, Any]) -> list[Report]:
+def _reports(case: Case, version: str, answer: dict[str, Any]) -> Iterator[Report]:
     common: dict[str, Any] = {
         "op": case.op,
         "problem": asdict(case.problem),
@@ -115,19 +109,15 @@ def _reports(case: Case, version: str, answer: dict[str, Any]) -> list[Report]:
         "triton": version,
     }
     if "error" in answer:
-        return [Report(kernel="", error=answer["error"], **common)]
-    found = []
-    for kernel in answer["kernels"]:
+        yield Report(kernel="", error=answer["error"], **common)
+    for kernel in answer.get("kernels", ()):
         resources = Resources(**kernel["resources"])
         broken = [Violation(**one) for one in kernel["violations"]]
         if not case.is_default:
             broken = [one for one in broken if one.check not in _DEFAULT_ONLY]
         elif refused := prune_reason(resources, case.hardware, spill_limit=1 << 30):
             broken.append(Violation("default_fits", refused))
-        found.append(
-            Report(kernel=kernel["kernel"], resources=resources, violations=broken, **common)
-        )
-    return found
+        yield Report(kernel=kernel["kernel"], resources=resources, violations=broken, **common)
 
 
 # -- cache --------------------------------------------------------------------------------------
@@ -135,7 +125,7 @@ def _reports(case: Case, version: str, answer: dict[str, Any]) -> list[Report]:
 
 @cache
 def _source_hash() -> str:
-    """A hash of all that can change a report: kernels, fabrics, checks."""
+    """A hash of all that can change an answer: kernels, fabrics, checks."""
     digest = hashlib.sha256()
     root = Path(taxfree_kernels.__file__).parent
     for file in sorted(root.rglob("*.py")):
@@ -145,19 +135,14 @@ def _source_hash() -> str:
 
 
 def _key(case: Case, version: str) -> str:
-    case_json = json.dumps(case.as_json(), sort_keys=True)
-    return hashlib.sha256(f"{_source_hash()}\0{version}\0{case_json}".encode()).hexdigest()[:32]
+    return hashlib.sha256(f"{_source_hash()}\0{version}\0{case}".encode()).hexdigest()[:32]
 
 
-def _save(file: Path, reports: list[Report]) -> None:
+def _save(file: Path, answer: dict[str, Any]) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
     partial = file.with_suffix(".partial")
-    partial.write_text(json.dumps([report.as_json() for report in reports]))
+    partial.write_text(json.dumps(answer))
     partial.replace(file)
-
-
-def _load(file: Path) -> list[Report]:
-    return [Report.from_json(one) for one in json.loads(file.read_text())]
 
 
 # -- text ---------------------------------------------------------------------------------------
@@ -174,21 +159,18 @@ def format_report(report: Report) -> str:
         f"  config     {config}",
     ]
     if report.resources is not None:
-        lines.append(f"  takes      {_format_resources(report.resources)}")
+        taken = report.resources
+        lines.append(
+            f"  takes      {taken.registers} registers, {taken.spill_bytes} bytes spilled, "
+            f"{taken.shared_memory} bytes of shared memory, "
+            f"{taken.programs_per_unit} programs per compute unit"
+        )
     if report.error is not None:
         lines.append(f"  error      {report.error}")
     lines += [f"  violation  {violation}" for violation in report.violations]
     if report.is_good:
         lines.append("  checks     all passed")
     return "\n".join(lines)
-
-
-def _format_resources(resources: Resources) -> str:
-    return (
-        f"{resources.registers} registers, {resources.spill_bytes} bytes spilled, "
-        f"{resources.shared_memory} bytes of shared memory, "
-        f"{resources.programs_per_unit} programs per compute unit"
-    )
 
 
 def summary(reports: Iterable[Report]) -> str:

@@ -45,22 +45,14 @@ class Screen:
         hardware: to compile for. For the interpreter nothing is compiled, and only variants refuse
             candidates.
         workers: processes; half the cores, at most 32, by default.
-        timeout_s: for one candidate.
-        spill_limit: bytes per thread above which a candidate is refused.
         heap_bytes: of the fabric's arena; as small as the problem allows when None.
     """
 
     def __init__(
-        self,
-        hardware: Hardware,
-        workers: int | None = None,
-        timeout_s: float = 120.0,
-        spill_limit: int = SPILL_LIMIT,
-        heap_bytes: int | None = None,
+        self, hardware: Hardware, workers: int | None = None, heap_bytes: int | None = None
     ) -> None:
-        self._hardware, self._spill_limit = hardware, spill_limit
-        self._heap_bytes = heap_bytes
-        self._pool = CompilePool(workers, timeout_s)
+        self._hardware, self._heap_bytes = hardware, heap_bytes
+        self._pool = CompilePool(workers)
 
     def verdicts(
         self, op: str, problem: Problem, candidates: Iterable[tuple[str, Config]]
@@ -95,8 +87,7 @@ class Screen:
             return replace(candidate, refused=f"does not compile: {answer['error']}")
         kernels = {one["kernel"]: Resources(**one["resources"]) for one in answer["kernels"]}
         refusals = [
-            prune_reason(resources, self._hardware, self._spill_limit)
-            for resources in kernels.values()
+            prune_reason(resources, self._hardware, SPILL_LIMIT) for resources in kernels.values()
         ]
         refusals += [
             f"compiled wrongly: {broken['check']}: {broken['message']}"

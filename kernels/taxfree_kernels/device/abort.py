@@ -1,4 +1,4 @@
-"""Timeouts: a wait that gives up reports whom it waited for, and aborts every peer's pool."""
+"""Timeouts: a wait that exceeds its bound reports its source, and aborts every peer's pool."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from taxfree_kernels.device.peers import translate
 
 @triton.jit
 def is_aborted(control_ptr):
-    """Whether this rank or a peer has given up waiting: what a call computes may be garbage."""
+    """Whether this rank's pool is aborted; the results of its calls may then be garbage."""
     return tl.atomic_add(control_ptr + ABORT, 0, sem="relaxed", scope="sys") != 0
 
 
 @triton.jit
 def abort(peers, late_channel, late_source, seen, GROUP: tl.constexpr):
-    """Report who waited for what, once per rank, and abort the pool of every peer.
+    """Report the wait, once per rank, and abort the pool of every peer.
 
     Args:
-        late_channel, late_source: what has not come; of several the one furthest behind.
-        seen: the generation found in its place.
+        late_channel, late_source: the missing signal; of several, the one furthest behind.
+        seen: the generation in the signal word.
     """
     none = tl.zeros((), tl.int64)
     aborted = tl.atomic_xchg(peers.control_ptr + ABORT, 1 + late_source, sem="relaxed", scope="sys")

@@ -1,4 +1,4 @@
-"""How fast this device polls, so that the bound of a wait can be given in seconds."""
+"""Measures the poll rate of a device, which converts the bound of a wait from seconds to polls."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def polls_per_second(fabric: Fabric) -> float:
     bases = block.new_tensor([block.data_ptr()])
     group = Group(1, fabric.backend)
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    _wait_for_nobody[(1,)](block, bases, GROUP=group)  # compiles, wakes the clocks
+    _wait_for_nobody[(1,)](block, bases, GROUP=group)  # compiles, and raises the clocks
     block[control.ABORT.value] = 0
     begin.record()
     _wait_for_nobody[(1,)](block, bases, GROUP=group)

@@ -20,7 +20,7 @@ _F = TypeVar("_F", bound=Callable[..., object])
 
 
 def interpreted_only(function: _F) -> _F:
-    """Let a jitted function name a plain Python one in a branch that is never compiled."""
+    """Marks a plain Python function, so that a jitted one may name it in a branch not compiled."""
     function.__triton_builtin__ = True  # type: ignore[attr-defined]
     return function
 

@@ -10,7 +10,7 @@ from taxfree_kernels.device import sync
 
 @triton.jit
 def signal_everybody(peers, channel, GROUP: tl.constexpr):
-    """Tell all ranks, this one included, that what this program has stored is complete."""
+    """Signal all ranks, including this one, that this program's stores are complete."""
     lane = tl.arange(0, triton.next_power_of_2(GROUP.WORLD))
     peer = lane % GROUP.WORLD
     sync.signal(peers, channel, peer, GROUP, mask=lane == peer)
@@ -18,7 +18,7 @@ def signal_everybody(peers, channel, GROUP: tl.constexpr):
 
 @triton.jit
 def wait_for_everybody(peers, channel, GROUP: tl.constexpr, BUT_SELF: tl.constexpr = False):
-    """Wait until all ranks have signalled; BUT_SELF: all but this one. Returns whether they did."""
+    """Wait until all ranks (BUT_SELF: all peers) have signalled; return whether they have."""
     return wait_for_channels(peers, channel, channel + 1, GROUP, 1, BUT_SELF)
 
 
@@ -26,7 +26,7 @@ def wait_for_everybody(peers, channel, GROUP: tl.constexpr, BUT_SELF: tl.constex
 def wait_for_channels(
     peers, begin, end, GROUP: tl.constexpr, MOST: tl.constexpr, BUT_SELF: tl.constexpr = False
 ):
-    """As :func:`wait_for_everybody`, on channels [begin, end), at most MOST, in one poll."""
+    """Like :func:`wait_for_everybody`, on channels [begin, end), at most MOST, in one poll."""
     lane = tl.arange(0, triton.next_power_of_2(GROUP.WORLD * MOST))
     source, channel = lane % GROUP.WORLD, begin + lane // GROUP.WORLD
     needed = channel < end

@@ -8,7 +8,7 @@ import triton.language as tl
 
 @triton.jit
 def drain_stores(GROUP: tl.constexpr):
-    """Wait for this wave's stores, before a barrier and a release."""
+    """Wait for this wave's stores; used before a barrier and a release."""
     # On CDNA only the wave that issues the release waits for its own stores at the fence; every
     # wave has to wait for its own before the barrier.
     if GROUP.BACKEND == "hip":

@@ -1,8 +1,8 @@
-"""Messages that need no signal: words that themselves show whether they have arrived.
+"""Messages without signals: words that show by themselves whether they have arrived.
 
 *LL packets* are 8 bytes, stored and loaded atomically: 4 bytes of payload and the lower half of the
-generation. *Lamport words* are 4 bytes of payload: a word that has not arrived is EMPTY, and the
-calls that use such words reset them to EMPTY, in turns.
+generation. *Lamport words* are 4 bytes of payload: a word that has not arrived is EMPTY, and each
+call that uses such words resets those of the previous one to EMPTY.
 """
 
 from __future__ import annotations
@@ -26,15 +26,14 @@ _EMPTIED = tl.constexpr(4096)  # words at a time: at least 16 bytes of each thre
 
 @triton.jit
 def send(peers, words, payload, peer, mask=None):
-    """Store words in a peer's memory; no other notification is needed.
+    """Store words in a peer's memory, without drain, barrier, release or signal.
 
-    No drain, barrier, release or signal: each word itself shows that it has arrived. It says
-    nothing about this program's other stores.
+    Each word shows only its own arrival, not that of this program's other stores.
 
     Args:
         words: pointers to int64 in the current slot of the peer's LL packets, or to int32
             in that of its Lamport words.
-        payload: int32, for each word. In a Lamport word EMPTY becomes another NaN.
+        payload: int32, for each word. A payload that equals EMPTY becomes another NaN.
         peer: the receiver, for the timeline.
         mask: words that are sent.
     """
@@ -53,9 +52,9 @@ def send(peers, words, payload, peer, mask=None):
 def receive(peers, words, source, GROUP: tl.constexpr, mask=None):
     """Wait until all of `words` have arrived for the running call; return their payload.
 
-    They are polled together, so all returned values come from the same poll. A LL packet
-    has arrived when it holds the lower half of the generation: a word last sent exactly a multiple
-    of 2^32 calls ago would pass. A Lamport word has arrived when it is not EMPTY.
+    They are polled together, so all returned values come from the same poll. An LL packet
+    has arrived when it holds the lower half of the generation; a packet that was last sent a
+    multiple of 2^32 calls ago would pass as well. A Lamport word has arrived when it is not EMPTY.
 
     Args:
         words: a block of pointers to int64 in the current slot of this rank's LL packets,
@@ -65,7 +64,8 @@ def receive(peers, words, source, GROUP: tl.constexpr, mask=None):
         mask: words that are waited for.
 
     Returns:
-        The payload, int32, and whether all have arrived; False as for :func:`wait`.
+        The payload, int32, and whether all have arrived: False in the same cases as for
+        :func:`taxfree_kernels.device.sync.wait`.
     """
     shape: tl.constexpr = words.shape
     # With fewer words than threads, compilers let several threads load the same word, each seeing
@@ -106,7 +106,7 @@ def receive(peers, words, source, GROUP: tl.constexpr, mask=None):
 
 
 def _threads(_semantic: Any = None) -> Any:
-    """Threads of one program; an interpreted one has no other than itself."""
+    """Threads of one program; 1 when interpreted."""
     if _semantic is None:
         return 1
     options = _semantic.builder.options
@@ -118,14 +118,14 @@ _threads.__triton_builtin__ = True  # type: ignore[attr-defined]
 
 @triton.jit
 def _repeat(block, shape, copies: tl.constexpr):
-    """A block that broadcasts to `shape`, flat, as the rows of [copies, numel]."""
+    """`copies` rows of a flattened block, [copies, numel], after broadcasting it to `shape`."""
     whole = tl.broadcast_to(block, shape)
     return tl.broadcast_to(tl.reshape(whole, (1, whole.numel)), (copies, whole.numel))
 
 
 @triton.jit
 def _load_words(words, GROUP: tl.constexpr):
-    # Relaxed loads at system scope, up to 16 bytes wide; atomics adding 0 would remain atomics.
+    # Relaxed loads at system scope, up to 16 bytes wide; atomics that add 0 would stay single.
     if GROUP.BACKEND == "hip":
         tl.debug_barrier()  # without one between two polls, LLVM merges their buffer loads
         found = tl.load(words, volatile=True, cache_modifier=".cv")
@@ -136,7 +136,7 @@ def _load_words(words, GROUP: tl.constexpr):
 
 @triton.jit
 def _count_late(seen, generation, mask):
-    """How many words have not come."""
+    """The number of words that have not arrived."""
     late = _is_late(seen, generation)
     if mask is not None:
         late = late & mask
@@ -145,7 +145,7 @@ def _count_late(seen, generation, mask):
 
 @triton.jit
 def _is_late(seen, generation):
-    """Which of LL packets do not have the generation, or of Lamport words are EMPTY."""
+    """A mask of the LL packets without this generation, or of the EMPTY Lamport words."""
     if seen.dtype == tl.int32:
         late = seen == EMPTY
     else:
@@ -155,7 +155,7 @@ def _is_late(seen, generation):
 
 @triton.jit
 def _abort_on_words(peers, seen, source, mask, GROUP: tl.constexpr):
-    """Give up; the report names the word furthest behind. For EMPTY words the lag is unknown."""
+    """Time out; report the word furthest behind. For EMPTY words the lag is unknown."""
     if seen.dtype == tl.int32:
         behind = _is_late(seen, peers.generation).to(tl.int64)
     else:
@@ -170,7 +170,7 @@ def _abort_on_words(peers, seen, source, mask, GROUP: tl.constexpr):
 
 @triton.jit
 def running_turn(control_ptr):
-    """Calls of the pool that used Lamport words before this one; stable until it leaves the turn.
+    """The number of earlier calls with Lamport words; constant until this call leaves the turn.
 
     Turn t uses slot t % 3 of Lamport words.
     """
@@ -179,9 +179,9 @@ def running_turn(control_ptr):
 
 @triton.jit
 def empty_last_turn(control_ptr, slots_ptr, stride_slot, turn, used, share, shares):
-    """Reset one of `shares` shares of the Lamport words that the previous turn used to EMPTY.
+    """Reset the Lamport words of the previous turn to EMPTY: share `share` of `shares`.
 
-    What peers send there next belongs to turn + 2.
+    Peers send to this slot again in turn + 2.
 
     Args:
         slots_ptr: int32, the first of three slots, `stride_slot` apart.

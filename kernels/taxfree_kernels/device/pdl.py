@@ -15,7 +15,7 @@ import triton.language as tl
 
 @triton.jit
 def gdc_launch_dependents(GROUP: tl.constexpr):
-    """Once all programs of this kernel have got here, the next kernel's may use idle resources."""
+    """Allow the next kernel to start once all programs of this one have called this."""
     if GROUP.BACKEND == "cuda":
         tl.inline_asm_elementwise(
             "griddepcontrol.launch_dependents;\n\tmov.u32 $0, 0;", "=r", [],
@@ -37,7 +37,7 @@ def gdc_wait(GROUP: tl.constexpr):
 
 
 def _is_launched_early(_semantic: Any = None) -> Any:
-    """Whether the kernel being compiled has `launch_pdl`; assumed so when interpreted."""
+    """Whether the kernel being compiled has `launch_pdl`; always true when interpreted."""
     return tl.constexpr(_semantic is None or _semantic.builder.options.launch_pdl)
 
 

@@ -1,4 +1,4 @@
-"""The ranks of a group, as device functions know them, and the way into their memory."""
+"""The ranks of a group and the translation of addresses into their memory."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ class Group(NamedTuple):
 
 
 class Peers(NamedTuple):
-    """The run-time values that it takes to reach peers; a kernel makes it from its arguments.
+    """The run-time values to address and signal peers; a kernel makes it from its arguments.
 
-    Where memory is only translated, `control_ptr` and `generation` may be None.
+    For address translation alone, `control_ptr` and `generation` may be None.
 
     Args:
         control_ptr: int64, the control block of this rank's pool.
-        heap_bases: int64 [WORLD], where this rank sees each rank's arena.
-        rank: of this rank.
-        generation: of the running call; see :func:`taxfree_kernels.device.sync.running_generation`.
+        heap_bases: int64 [WORLD], the address of each rank's arena as seen by this rank.
+        rank: this rank's number.
+        generation: the running call's; see :func:`taxfree_kernels.device.sync.running_generation`.
     """
 
     control_ptr: Any

@@ -1,4 +1,4 @@
-"""Small kernels that measure what a machine does: copies, signals, and the order of starts."""
+"""Small kernels that measure a machine: copies, signals, and the order of program starts."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ def transfer(
 
     Args:
         target_ptr, source_ptr: tensors of num_programs * chunk elements. The peer's copy of the
-            symmetric one is used: of the source when PULL, else of the target. Where `peer` is
-            the own rank, neither has to be symmetric.
+            symmetric tensor is used: of the source when PULL, else of the target. If `peer` is
+            this rank, neither has to be symmetric.
         chunk: elements; a multiple of 16.
     """
     peers = Peers(None, heap_bases, rank, None)
@@ -52,7 +52,7 @@ def spread(
 
 @triton.jit
 def read(maxima_ptr, source_ptr, BLOCK: tl.constexpr):
-    """Loads that cannot be optimised away: each program stores the maximum of one block.
+    """Measure loads: each program stores the maximum of one block, so that none is optimised away.
 
     Args:
         maxima_ptr: tensor of num_programs elements.

@@ -1,4 +1,4 @@
-"""Kernels around the device's clock: read it between launches, keep busy, compare clocks."""
+"""Kernels that use the device's clock: log it between launches, stay busy, compare clocks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def read_clock(log_ptr, index, BACKEND: tl.constexpr):
 
 @triton.jit
 def empty(log_ptr):
-    """An empty kernel: what a launch costs that has nothing to do."""
+    """An empty kernel, to measure the cost of a launch."""
 
 
 @triton.jit(do_not_specialize=["duration_ns"])
@@ -35,7 +35,7 @@ def busy(log_ptr, duration_ns, BACKEND: tl.constexpr):
 
 @triton.jit(do_not_specialize=["reads"])
 def clock_step(log_ptr, reads, BACKEND: tl.constexpr):
-    """Store the least time by which the clock moved between two of `reads` readings, int64 [1]."""
+    """Store the smallest step of the clock between two of `reads` readings, int64 [1]."""
     least = tl.full((), 1 << 40, tl.int64)
     last = clock_ns(BACKEND)
     for _ in range(reads):

@@ -1,15 +1,14 @@
-"""Synchronisation primitives of all fused kernels: signals between ranks, arrivals within a rank.
+"""Synchronisation of all fused kernels: signals between ranks, arrivals within a rank.
 
 Every kernel of a call works in one *generation*: an int64 that starts at 1, only grows, and lives
 in the pool's control block in device memory, so that a captured graph can be replayed. A signal
 word holds the generation of the last message on its (channel, source); it is never cleared. It has
 64 bits, because a 32-bit word left unused for 2^31 calls would appear to be from the future.
 
-Messages can also do without a signal: see :mod:`taxfree_kernels.device.packets`. Raw atomics, and
-polls of any kind, appear in this module, there and in :mod:`taxfree_kernels.device.abort` only. The
-rules behind each line (which store drain, which barrier, which form of poll survives which
-compiler) are in ``docs/memory-model.md``; the compiled form is checked in the assembly, the
-protocol by the happens-before checker.
+Messages without signals are in :mod:`taxfree_kernels.device.packets`. Raw atomics and polls appear
+only in these two modules and in :mod:`taxfree_kernels.device.abort`. ``docs/memory-model.md`` gives
+the reason for each line: the drain of stores, the barrier, and a form of poll that compilers keep.
+Assembly checks verify the compiled form, the happens-before checker verifies the protocol.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from taxfree_kernels.device.peers import translate
 
 @interpreted_only
 def yield_and_clock_us() -> int:
-    """Give the core to the other ranks, which may share it; then the time in microseconds."""
+    """Yield the core, which other ranks may share; return the time in microseconds."""
     time.sleep(0)
     return time.monotonic_ns() // 1000
 
@@ -38,7 +37,7 @@ def yield_and_clock_us() -> int:
 def running_generation(control_ptr):
     """The generation of the running call.
 
-    Stable until this program leaves: all the others together add less than ONE_CALL.
+    Constant until this program leaves: all the others together add less than ONE_CALL.
     """
     if trace.TIMELINE != "":
         trace.note(control_ptr, trace.STARTED, 0, None)
@@ -54,8 +53,8 @@ def leave(control_ptr, generations=1):
     generation. The result of the atomic is not used, so nothing waits for it.
 
     Args:
-        generations: how many the call takes; the same on all ranks. More than one only in a kernel
-            of one program.
+        generations: the number that the call takes, the same on all ranks; more than one only in
+            a kernel of one program.
     """
     if trace.TIMELINE != "":
         trace.note(control_ptr, trace.DONE, 0, None)
@@ -72,7 +71,7 @@ def count_out(count_ptr, calls):
 
 @triton.jit
 def _poll(words, want, mask, SEM: tl.constexpr):
-    """The least of `words` minus `want`: negative while any of them is behind."""
+    """The minimum of `words` - `want`: negative while any word is behind."""
     lead = tl.atomic_add(words, 0, sem=SEM, scope="sys", mask=mask) - want
     if mask is not None:
         lead = tl.where(mask, lead, 0)
@@ -83,10 +82,10 @@ def _poll(words, want, mask, SEM: tl.constexpr):
 
 @triton.jit
 def signal(peers, channel, peer, GROUP: tl.constexpr, mask=None):
-    """Tell `peer` that all this program has stored so far is complete, on `channel`.
+    """Signal `peer`, on `channel`, that all stores of this program so far are complete.
 
     Args:
-        channel, peer: scalars, or blocks of one shape to signal several peers with one instruction.
+        channel, peer: scalars, or blocks of one shape, which signal with one instruction.
         mask: lanes that signal; for blocks.
     """
     own_word = peers.control_ptr + SIGNALS + channel * GROUP.WORLD + peers.rank
@@ -103,13 +102,12 @@ def wait(peers, channel, source, GROUP: tl.constexpr, mask=None):
     """Wait until `source` has signalled the generation on `channel`; then its stores are visible.
 
     Args:
-        channel, source: scalars, or blocks of one shape to wait for all of them in one poll.
+        channel, source: scalars, or blocks of one shape, which are all waited for in one poll.
         mask: lanes that are waited for; for blocks.
 
     Returns:
-        Whether it came. False after the timeout, or at once when this rank or a peer has already
-        given up: the program then continues with garbage, must still count itself out, and
-        writes NaN.
+        Whether the signal arrived. False after the timeout, or at once if the pool is aborted: the
+        program must then write NaN, and still call :func:`leave`.
     """
     if trace.TIMELINE != "":
         trace.note(peers.control_ptr, trace.WAIT_BEGAN, source, mask)
@@ -143,7 +141,7 @@ def wait(peers, channel, source, GROUP: tl.constexpr, mask=None):
 
 @triton.jit
 def _abort_on_signals(peers, words, channel, source, mask, GROUP: tl.constexpr):
-    """Give up; the report names the signal that is furthest behind."""
+    """Time out; report the signal that is furthest behind."""
     none = tl.zeros((), tl.int64)
     lead = tl.atomic_add(words, 0, sem="relaxed", scope="sys", mask=mask) - peers.generation
     late_channel = none + channel
@@ -161,7 +159,7 @@ def _abort_on_signals(peers, words, channel, source, mask, GROUP: tl.constexpr):
 
 @triton.jit
 def arrive(counter_ptr, programs, GROUP: tl.constexpr):
-    """Count this program in; True in the last of `programs`, which then sees all their stores.
+    """Count this program in; true in the last of `programs`, which then sees all their stores.
 
     The last one leaves the counter at 0 for the next launch.
     """
@@ -177,5 +175,5 @@ def arrive(counter_ptr, programs, GROUP: tl.constexpr):
 
 @triton.jit
 def ticket(counter_ptr):
-    """How many programs drew one before this: the order in which programs start."""
+    """A ticket: the number of programs that took one before this program."""
     return tl.atomic_add(counter_ptr, 1, sem="relaxed", scope="gpu")

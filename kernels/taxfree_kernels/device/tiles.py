@@ -10,12 +10,12 @@ import triton.language as tl
 
 
 class Tile(NamedTuple):
-    """The constants by which a kernel computes tiles: its ``TILE: tl.constexpr``.
+    """The constants of a kernel that computes tiles: its ``TILE: tl.constexpr``.
 
     Args:
         BLOCK_M, BLOCK_N, BLOCK_K: elements of a tile, and of a step of the main loop.
         GROUP_M: see :func:`swizzle2d`.
-        SPLIT_K: programs that share a tile's K.
+        SPLIT_K: programs per tile, each with a share of K.
         SWAP_AB: multiply W^T by A^T, so that with few rows the long side of W maps to the long
             side of the matrix instruction.
         XCDS: see :func:`xcd_swizzle`.
@@ -37,7 +37,7 @@ class Tile(NamedTuple):
 
     @classmethod
     def of(cls, config: Mapping[str, Any], k_per_source: int, weight_layout: str) -> Tile:
-        """From meta-parameters; a config that lacks XCDS or TMA goes without."""
+        """The constants of a config; XCDS and TMA are optional in it."""
         is_even = k_per_source % config["BLOCK_K"] == 0
         derived = {"EVEN_K": is_even, "W_NK": weight_layout == "nk"}
         fields = {"XCDS": 1, "TMA": False, **config, **derived}
@@ -56,14 +56,14 @@ def swizzle2d(index, tiles_m, tiles_n, GROUP_M: tl.constexpr):
 
 @triton.jit
 def xcd_swizzle(index, count, XCDS: tl.constexpr):
-    """Renumber `count` programs so that each chiplet gets a run of consecutive numbers.
+    """Renumber `count` programs so that each XCD gets a run of consecutive numbers.
 
     Devices with several chiplets (XCDs) assign programs to them round-robin, and each has its own
-    L2: neighbouring tiles, which share rows or columns, should be on the same chiplet.
+    L2: neighbouring tiles, which share rows or columns, should be on the same XCD.
     """
     if XCDS > 1:
         chiplet, turn = index % XCDS, index // XCDS
-        longer = count % XCDS  # chiplets that get one program more
+        longer = count % XCDS  # XCDs with one program more
         index = chiplet * (count // XCDS) + min(chiplet, longer) + turn
     return index
 
@@ -72,13 +72,13 @@ def xcd_swizzle(index, count, XCDS: tl.constexpr):
 def in_turns(program, count, ahead, every, others, XCDS: tl.constexpr):
     """The role of a program in a launch that interleaves two lists of programs.
 
-    The first list has `count` programs. `ahead` of them have the lowest ids. Then each `every` of
-    the first list are followed by `others` of the second, for as long as the first has that many
-    left; the rest of both comes last.
+    The first list has `count` programs, and `ahead` of them have the lowest ids. Then groups of
+    `every` programs of the first list alternate with groups of `others` of the second, until the
+    first has no full group left. The rest of both lists follows.
 
     Returns:
         Whether the program belongs to the first list, and its number within its list. In the first
-        list, the programs of one turn are renumbered for chiplets: see :func:`xcd_swizzle`.
+        list, the programs of one group are renumbered by :func:`xcd_swizzle`.
     """
     is_ahead = program < ahead
     turn = min(max(program - ahead, 0) // (every + others), (count - ahead) // every)
@@ -95,7 +95,7 @@ def select(condition, one, other, ALIGNMENT: tl.constexpr):
     """``tl.where`` for pointers into different tensors.
 
     Selects integer addresses, because Triton 3.6 cannot select pointers on AMD, and 3.9 loses
-    their alignment: ALIGNMENT, in bytes, is what both pointers are known to have.
+    their alignment. ALIGNMENT, in bytes, holds for both pointers.
     """
     address = tl.where(condition, tl.cast(one, tl.int64), tl.cast(other, tl.int64))
     return tl.multiple_of(tl.cast(address, one.dtype), ALIGNMENT)
@@ -103,7 +103,7 @@ def select(condition, one, other, ALIGNMENT: tl.constexpr):
 
 @triton.jit
 def copy(target_ptr, source_ptr, begin, end, BLOCK: tl.constexpr):
-    """Copy elements [begin, end); both pointers should be known to be aligned to 16 bytes."""
+    """Copy elements [begin, end); wide accesses need pointers with a 16-byte alignment hint."""
     for start in range(begin, end, BLOCK):
         at = start + tl.arange(0, BLOCK)
         mask = at < end
@@ -163,12 +163,12 @@ def accumulate_tma(
     source_begin, source_end, step_begin, step_end,
     SOURCES: tl.constexpr, A_SOURCES: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    """Like :func:`accumulate`, from boxes loaded by TMA: no thread computes addresses.
+    """Like :func:`accumulate`, with tiles loaded by TMA: no thread computes addresses.
 
     Args:
         a_desc: of [slots, sources, rows, k of a source].
         w_desc: of [sources, n, k of a source] when W_NK, else of [sources, k of a source, n].
-            The part of a box beyond the last row or k of a source is not accessed and reads as 0.
+            Elements beyond the last row or k of a source are not accessed and read as 0.
         source_begin, source_end: the sources, modulo SOURCES; `a_desc` holds A_SOURCES of them, or
             one.
     """

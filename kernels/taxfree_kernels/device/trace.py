@@ -1,6 +1,6 @@
-"""The program trace: when each program reached which event, in device memory.
+"""The program trace: the time of each program's events, in device memory.
 
-Compiled only where TIMELINE is set; a function that notes an event does so behind that switch.
+It is compiled only if TIMELINE is set; every call of :func:`note` is guarded by that switch.
 """
 
 from __future__ import annotations

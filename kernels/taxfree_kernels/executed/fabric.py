@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 
-from taxfree_kernels.cross_compile.record import NoGroup
 from taxfree_kernels.executed.caches import Memory
-from taxfree_kernels.fabric.base import Fabric
+from taxfree_kernels.fabric.base import GrouplessFabric
 from taxfree_kernels.fabric.heap import Pool, SymmetricHeap
-from taxfree_kernels.fabric.layout import ALIGNMENT
+from taxfree_kernels.fabric.layout import aligned
 from taxfree_kernels.hardware import Hardware
 
 _SPARE = 1 << 15  # bytes of an arena for control words and alignment
 
 
-class ExecutedFabric(Fabric):
+class ExecutedFabric(GrouplessFabric):
     """One rank.
 
     Args:
@@ -48,12 +46,8 @@ class ExecutedFabric(Fabric):
         self.heap = SymmetricHeap(arenas[rank])
         self.heap_bases = memory.empty(len(arenas), torch.int64)
         self.heap_bases.copy_(torch.tensor([arena.data_ptr() for arena in arenas]))
-        slot = _aligned(slot_bytes)
+        slot = aligned(slot_bytes)
         self.pool = Pool(self, slot, 2 * slot, 4 * slot)
-
-    @property
-    def group(self) -> Any:
-        raise NoGroup("the collective library is not executed")
 
     def _arena_of(self, peer: int) -> torch.Tensor:
         return self._arenas[peer]
@@ -64,17 +58,7 @@ class ExecutedFabric(Fabric):
     def ticks(self, seconds: float) -> int:
         return self._patience
 
-    def synchronize(self) -> None:
-        """Kernels have ended when their launch returns."""
-
-    def barrier(self) -> None:
-        """Pools are reset before anything runs."""
-
 
 def arena_bytes(world_size: int, slot_bytes: int) -> int:
     """What a rank's arena needs."""
-    return 18 * _aligned(slot_bytes) + 8 * Pool.CHANNELS * world_size + _SPARE
-
-
-def _aligned(size: int) -> int:
-    return -(-size // ALIGNMENT) * ALIGNMENT
+    return 18 * aligned(slot_bytes) + 8 * Pool.CHANNELS * world_size + _SPARE

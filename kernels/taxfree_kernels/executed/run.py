@@ -19,7 +19,7 @@ import torch
 from taxfree_kernels import variant as registry
 from taxfree_kernels.cross_compile.compile import compile_launch
 from taxfree_kernels.cross_compile.record import Launch as Recorded
-from taxfree_kernels.cross_compile.record import NoGroup, flat
+from taxfree_kernels.cross_compile.record import flat
 from taxfree_kernels.executed.caches import Gpu, Memory
 from taxfree_kernels.executed.decode import Listing, decode
 from taxfree_kernels.executed.errors import ExecutionError, Hang, UnknownInstruction
@@ -27,6 +27,7 @@ from taxfree_kernels.executed.fabric import ExecutedFabric, arena_bytes
 from taxfree_kernels.executed.flight import Timing
 from taxfree_kernels.executed.operands import bits_of_float
 from taxfree_kernels.executed.program import Launch, Program
+from taxfree_kernels.fabric.base import NoGroup
 from taxfree_kernels.hardware import KNOWN, Hardware
 from taxfree_kernels.launch import Kernel, launching_through
 from taxfree_kernels.variant import Config, Problem

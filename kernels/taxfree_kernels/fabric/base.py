@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 from abc import ABC, abstractmethod
 from functools import cached_property
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 import torch.distributed as dist
@@ -16,10 +16,12 @@ from taxfree_kernels.fabric.side_stream import SideStream
 from taxfree_kernels.fabric.workspace import Workspace
 
 if TYPE_CHECKING:
-    from types import TracebackType
-
     from taxfree_kernels.fabric.barrier import DeviceBarrier
     from taxfree_kernels.hardware import Hardware
+
+
+class NoGroup(PlanError):
+    """A plan calls the collective library on a fabric without a process group."""
 
 
 class Fabric(ABC):
@@ -142,10 +144,25 @@ class Fabric(ABC):
     def __enter__(self) -> Fabric:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
+
+
+class GrouplessFabric(Fabric):
+    """One rank of a group that is simulated, executed or absent: this process is alone."""
+
+    @property
+    def group(self) -> Any:
+        raise NoGroup(f"fabric {self.name} has no process group")
+
+    def host_words(self, count: int) -> torch.Tensor:
+        return torch.zeros(count, dtype=torch.int64)
+
+    def synchronize(self) -> None:
+        """Nothing runs on a device."""
+
+    def barrier(self) -> None:
+        """There is no other process."""
+
+    def close(self) -> None:
+        """The memory goes with its tensors."""

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import torch
-import torch.distributed as dist
 import triton
 
-from taxfree_kernels.errors import FabricUnavailable
 from taxfree_kernels.fabric.gpu import GpuFabric
 from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.interpreter import is_interpreting
@@ -33,18 +31,12 @@ class CudaFabric(GpuFabric):
         heap_bytes: size of each rank's arena.
 
     Raises:
-        FabricUnavailable: no such GPU, two ranks on one GPU that may not share it, or no access
-            between the GPUs.
+        FabricUnavailable: two ranks on one GPU that may not share it, or no access between the
+            GPUs.
     """
 
     name = "cuda"
     backend = "cuda"
-
-    def __init__(self, group: dist.ProcessGroup | None, heap_bytes: int) -> None:
-        reason = unavailable()
-        if reason is not None:
-            raise FabricUnavailable(f"fabric cuda: {reason}", "see `taxfree doctor`")
-        super().__init__(group, heap_bytes)
 
     def _find_hardware(self) -> Hardware:
         properties = torch.cuda.get_device_properties(self.device)

@@ -8,7 +8,13 @@ import torch
 
 from taxfree_kernels.device import control, packets
 from taxfree_kernels.errors import HeapExhausted, PeerTimeout
-from taxfree_kernels.fabric.layout import ALIGNMENT, BARE_BYTES, FLAG_BYTES, WORDS_SHARE
+from taxfree_kernels.fabric.layout import (
+    BARE_BYTES,
+    FLAG_BYTES,
+    WORDS_SHARE,
+    aligned,
+    aligned_down,
+)
 
 
 class SymmetricHeap:
@@ -32,7 +38,7 @@ class SymmetricHeap:
         Raises:
             HeapExhausted: they do not fit.
         """
-        size = -(-count * dtype.itemsize // ALIGNMENT) * ALIGNMENT
+        size = aligned(count * dtype.itemsize)
         if size > self.free_bytes:
             raise HeapExhausted(
                 f"the symmetric heap has {self.free_bytes} bytes left, {size} are needed",
@@ -68,19 +74,21 @@ class Home(Protocol):
 class Pool:
     """Control words and slots for messages, shared by all plans whose calls one stream orders.
 
-    There is one generation per pool: call g uses slot g % 2, whichever plan it belongs to. A rank
-    in call g has finished call g - 1, in which every peer signalled it, so every peer has left
-    call g - 2 and no rank still reads slot g % 2. This requires every rank to signal, and wait for,
-    every peer in each call. A call may write to the first slot in any generation if it first waits
-    for all peers to enter it, and makes the next generation odd when it leaves.
+    A pool counts calls, of whichever plan: the number of a call is its generation.
 
-    LL packets have two slots of their own. Only packets are stored there, so no payload of another
-    plan can be mistaken for a packet of the running generation.
+    Payload has two slots. Call g uses slot g % 2. In each call, every rank signals every peer and
+    waits for every peer. A rank in call g has therefore heard from every peer in call g - 1. That
+    peer had left call g - 2 by then, so nobody still reads slot g % 2. A call may instead use the
+    first slot in every generation: it waits until all peers have entered the call, and makes the
+    next generation odd when it leaves.
 
-    Lamport words have three slots. The calls that use them take turns: turn t uses slot t % 3. In
-    turn t a rank empties the words that turn t - 1 left in its own memory, all of which had arrived
-    when that call ended. A peer that sends there again, in turn t + 2, has finished turn t + 1, in
-    which it heard from every rank, so every rank's call of turn t has ended.
+    LL packets have two slots of their own. No payload is stored there, so nothing can be mistaken
+    for a packet of the running generation.
+
+    Lamport words have three slots. Only calls that use them are counted: turn t uses slot t % 3,
+    and empties the words that turn t - 1 left in the rank's own memory. All of these had arrived
+    when turn t - 1 ended. A peer stores there again in turn t + 2. By then it has heard from every
+    rank in turn t + 1, so every rank has ended turn t, and the words are empty.
 
     Args:
         fabric: the fabric whose heap holds the pool.
@@ -103,13 +111,13 @@ class Pool:
         self._fabric = fabric
         words = control.SIGNALS.value + self.CHANNELS * fabric.world_size
         self.control = fabric.heap.empty(words, torch.int64)
-        share = fabric.heap.free_bytes // WORDS_SHARE // ALIGNMENT * ALIGNMENT
+        share = aligned_down(fabric.heap.free_bytes // WORDS_SHARE)
         flag_bytes = min(FLAG_BYTES, share) if flag_bytes is None else flag_bytes
         lamport_bytes = min(BARE_BYTES, share) if lamport_bytes is None else lamport_bytes
         self.flags = fabric.heap.empty(2 * flag_bytes // 8, torch.int64)
         self.bare = fabric.heap.empty(3 * lamport_bytes // 4, torch.int32)
         if slot_bytes is None:
-            slot_bytes = fabric.heap.free_bytes // 2 // ALIGNMENT * ALIGNMENT
+            slot_bytes = aligned_down(fabric.heap.free_bytes // 2)
         self.slot_bytes = slot_bytes
         self._slots = fabric.heap.empty(2 * slot_bytes, torch.uint8)
         self._report = fabric.host_words(control.REPORT_WORDS)
@@ -160,14 +168,13 @@ class Pool:
         code, rank, program, channel, source, wanted, seen, lost = self._report.tolist()
         where = "words" if channel == control.NO_CHANNEL.value else f"channel {channel}"
         what = f"program {program}, {where}, generation {wanted}, seen {seen}"
+        message = f"rank {rank} waited {self.timeout_s:g} s for rank {source} ({what})"
         is_secondary = code == control.PEER_ABORTED.value
         if is_secondary:
             message = (
                 f"rank {rank} aborted: a peer timed out on rank {lost}; "
                 f"it waited for rank {source} ({what})"
             )
-        else:
-            message = f"rank {rank} waited {self.timeout_s:g} s for rank {source} ({what})"
         hint = "see which rank died or is stuck; then reset the pool on all ranks"
         raise PeerTimeout(message, hint, is_secondary)
 

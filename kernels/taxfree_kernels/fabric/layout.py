@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-ALIGNMENT = 256  # bytes; more than any vector access or bulk copy needs
+_ALIGNMENT = 256  # bytes; more than any vector access or bulk copy needs
 
 #: Largest slot of LL packets, of which a pool has two: 256 KiB of payload from each of 8 ranks.
 #: Larger messages gain nothing from carrying their flags.
@@ -18,8 +18,17 @@ _CONTROL_BYTES = 1 << 20
 WORDS_SHARE = 16
 
 
+def aligned(size: int) -> int:
+    """The bytes that a block of `size` bytes takes: the next block begins there."""
+    return size + -size % _ALIGNMENT
+
+
+def aligned_down(size: int) -> int:
+    """The largest block that fits `size` bytes without a rest."""
+    return size - size % _ALIGNMENT
+
+
 def arena_bytes(slot_bytes: int) -> int:
     """Size of an arena whose pool has payload slots of `slot_bytes`, and full slots of words."""
-    slot = -(-slot_bytes // ALIGNMENT) * ALIGNMENT
     words = 2 * FLAG_BYTES + 3 * BARE_BYTES
-    return max(2 * slot + words, WORDS_SHARE * BARE_BYTES) + _CONTROL_BYTES
+    return max(2 * aligned(slot_bytes) + words, WORDS_SHARE * BARE_BYTES) + _CONTROL_BYTES

@@ -59,17 +59,11 @@ class RocmFabric(GpuFabric):
         heap_bytes: size of each rank's arena.
 
     Raises:
-        FabricUnavailable: no such GPU, two ranks on one GPU, or no access between them.
+        FabricUnavailable: two ranks on one GPU, or no access between them.
     """
 
     name = "rocm"
     backend = "hip"
-
-    def __init__(self, group: dist.ProcessGroup | None, heap_bytes: int) -> None:
-        reason = unavailable()
-        if reason is not None:
-            raise FabricUnavailable(f"fabric rocm: {reason}", "see `taxfree doctor`")
-        super().__init__(group, heap_bytes)
 
     def _find_hardware(self) -> Hardware:
         properties = torch.cuda.get_device_properties(self.device)

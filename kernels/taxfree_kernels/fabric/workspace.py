@@ -10,7 +10,7 @@ from typing import Any, Generic, TypeVar
 
 import torch
 
-from taxfree_kernels.fabric.layout import ALIGNMENT
+from taxfree_kernels.fabric.layout import aligned
 
 _MOST_SIZES = 1024  # whose launches a plan remembers
 
@@ -39,8 +39,9 @@ class Workspace:
         self._pool = torch.cuda.MemPool() if has_pool and device.type == "cuda" else None
         self._block = self._nothing()
         self._counters = torch.zeros(0, dtype=torch.int32, device=device)
-        self._dependents: weakref.WeakSet[Any] = (
-            weakref.WeakSet() if beside is None else beside._dependents
+        #: by id, since a dict has no hash
+        self._dependents: weakref.WeakValueDictionary[int, Any] = (
+            weakref.WeakValueDictionary() if beside is None else beside._dependents
         )
         self._captured: list[torch.Tensor] = []
         self._is_captured = False
@@ -52,25 +53,25 @@ class Workspace:
 
     def scratch(self, *pieces: Piece) -> Scratch:
         """Uninitialised tensors, side by side in the block; grows it if they do not fit."""
-        size = sum(_aligned(shape, dtype) for shape, dtype in pieces)
+        size = sum(aligned(_bytes(*piece)) for piece in pieces)
         if size > self._block.numel():
             self._grow(size)
         scratch = Scratch(self, pieces)
-        self._dependents.add(scratch)
+        self._dependents[id(scratch)] = scratch
         return scratch
 
-    def counters(self, count: int) -> Counters:
-        """At least `count` int32 zeros; every call leaves them at zero."""
+    def counters(self, count: int) -> Callable[[], torch.Tensor]:
+        """At least `count` int32 zeros, at their present place; every call leaves them at zero."""
         if count > self._counters.numel():
             self._forget(self._counters)
             with self._own_pool():
                 self._counters = torch.zeros(count, dtype=torch.int32, device=self._device)
-        return Counters(self)
+        return lambda: self._counters
 
     def by_size(self, make: Callable[[Any], Made]) -> BySize[Made]:
         """Results of `make` by size, kept until the block or the counters are replaced."""
         kept = BySize(make)
-        self._dependents.add(kept)
+        self._dependents[id(kept)] = kept
         return kept
 
     def capture(self) -> None:
@@ -91,15 +92,15 @@ class Workspace:
     def _forget(self, old: torch.Tensor) -> None:
         if self._is_captured and old.numel():
             self._captured.append(old)
-        for each in self._dependents:
+        for each in self._dependents.values():
             each.clear()
 
     def _carve(self, pieces: tuple[Piece, ...]) -> list[torch.Tensor]:
         begin, found = 0, []
         for shape, dtype in pieces:
-            end = begin + math.prod(shape) * dtype.itemsize
-            found.append(self._block[begin:end].view(dtype).view(shape))
-            begin += _aligned(shape, dtype)
+            size = _bytes(shape, dtype)
+            found.append(self._block[begin : begin + size].view(dtype).view(shape))
+            begin += aligned(size)
         return found
 
     def _nothing(self) -> torch.Tensor:
@@ -133,16 +134,6 @@ class Scratch:
         self._tensors = []
 
 
-class Counters:
-    """The counters of a workspace, at their present place."""
-
-    def __init__(self, workspace: Workspace) -> None:
-        self._workspace = workspace
-
-    def __call__(self) -> torch.Tensor:
-        return self._workspace._counters
-
-
 class BySize(dict[Any, Made], Generic[Made]):
     """A dict that makes missing values, and is cleared when it has become large."""
 
@@ -156,12 +147,6 @@ class BySize(dict[Any, Made], Generic[Made]):
         self[size] = made = self._make(size)
         return made
 
-    def __hash__(self) -> int:  # by identity, as for any object
-        return id(self)
 
-    def __eq__(self, other: object) -> bool:
-        return self is other
-
-
-def _aligned(shape: tuple[int, ...], dtype: torch.dtype) -> int:
-    return -(-math.prod(shape) * dtype.itemsize // ALIGNMENT) * ALIGNMENT
+def _bytes(shape: tuple[int, ...], dtype: torch.dtype) -> int:
+    return math.prod(shape) * dtype.itemsize

@@ -44,7 +44,7 @@ class Parts(NamedTuple):
     """The parts of a rank's splits.
 
     Args:
-        ptr: float32, a part of Q_HEADS rows for each slot.
+        ptr: float32, one part of Q_HEADS rows per slot.
         stride_slot: elements from one slot's part to the next one's.
         runs_ptr: int32 [batch * Q_HEADS, 2]: the first slot of the row's sequence, and its number
             of slots; written if there are several sequences.
@@ -56,9 +56,9 @@ class Parts(NamedTuple):
 
 
 class Heads(NamedTuple):
-    """What the kernels are compiled for of a problem: ``HEADS: tl.constexpr``.
+    """The problem's constants: ``HEADS: tl.constexpr``.
 
-    PAGE and WINDOW are 0 for caches without pages and attention without a window.
+    PAGE is 0 for a cache without pages, WINDOW is 0 for attention without a window.
     """
 
     Q_HEADS: int
@@ -71,14 +71,14 @@ class Heads(NamedTuple):
 
 
 class Splits(NamedTuple):
-    """How the keys are split: ``SPLIT: tl.constexpr``.
+    """The constants of split-KV: ``SPLIT: tl.constexpr``.
 
     Args:
         BATCH_BLOCK: next_power_of_2(batch).
         SPLITS: slots per sequence.
         BLOCK_H: query heads of a program.
         BLOCK_N: keys of a step.
-        XCDS: chiplets to swizzle for.
+        XCDS: number of chiplets to swizzle for.
     """
 
     BATCH_BLOCK: int
@@ -271,7 +271,7 @@ def store_rows(part_ptr, out, lse, row, row_mask, rows, V_DIM: tl.constexpr):
 
     Args:
         out: float32 [ROWS, next_power_of_2(V_DIM)]; lse: float32 [ROWS].
-        row: int32 [ROWS]: which.
+        row: int32 [ROWS], the rows' numbers.
     """
     dv = tl.arange(0, out.shape[1])
     mask = row_mask[:, None] & (dv < V_DIM)[None, :]

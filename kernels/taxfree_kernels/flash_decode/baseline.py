@@ -1,4 +1,4 @@
-"""The library path: our attention to the rank's own keys, the collective library, our merge.
+"""The library path: our attention to this rank's keys, the collective library, our merge.
 
 Pays all three taxes: four launches, an all-gather that starts when the slowest rank arrives and
 ends before the merge begins, and partial results that go through memory between kernels.
@@ -51,7 +51,7 @@ class BaselinePlan(DecodePlan):
         self._merge_ranks.launch(ranks, gathered, out)
 
     def _parts(self, batch: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Room for this rank's part, and for those of all."""
+        """Scratch memory for this rank's part, and for all ranks' parts."""
         elements = resized(self._problem, batch=batch).part_elements
         _, _, own, gathered = self.attention.scratch()
         return own[:elements], gathered[: self._problem.world_size * elements]
@@ -88,7 +88,7 @@ class BaselinePlan(DecodePlan):
 
 
 class Baseline(Variant):
-    """The library, as good as an expert would call it, with our default splits."""
+    """The library, called as an expert would, with our default splits."""
 
     name = "baseline"
     fused = False

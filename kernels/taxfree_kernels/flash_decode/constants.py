@@ -1,7 +1,7 @@
 """Launch constants of the attention kernels, derived from a problem and a config.
 
-They are part of what was measured, so this file is included in the kernels' hash; the search space
-is in :mod:`taxfree_kernels.flash_decode.spaces`.
+They are part of the kernels' hash, because they decide what is measured. The search space is in
+:mod:`taxfree_kernels.flash_decode.spaces`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from taxfree_kernels.variant import Config
 
 
 def chunk_rows(problem: FlashDecode, config: Config) -> int:
-    """Rows of a chunk: at most CHUNKS chunks of whole tiles; one tile if words need no signal."""
+    """Rows of a chunk: at most CHUNKS chunks of whole tiles; with LL, one tile per chunk."""
     if config.get("LL"):
         return int(config["ROWS"])
     tiles = -(-problem.rows // config["ROWS"])
@@ -19,7 +19,7 @@ def chunk_rows(problem: FlashDecode, config: Config) -> int:
 
 
 def words_of_part(problem: FlashDecode, packed: bool) -> int:
-    """Words of one part, a multiple of 64: bare ones of packed rows, else LL packets."""
+    """Words of one part, a multiple of 64: Lamport words for packed rows, else LL packets."""
     if not packed:
         return problem.part_elements
     return -(-problem.rows * (problem.v_head_dim // 2 + 4) // 64) * 64

@@ -1,4 +1,4 @@
-"""The pieces of flash_decode's variants."""
+"""Cost formulas of flash_decode's variants."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from taxfree_kernels.variant import Config
 
 
 def _attention(machine: Machine, problem: FlashDecode) -> Piece:
-    """Ours, of a rank's own keys."""
+    """Our attention to a rank's own keys."""
     cost = problem.cost
     longer = max(cost.flops / machine.flops_per_s, cost.memory_bytes / machine.memory_bytes_per_s)
     return Piece("consumer", machine.tile_start_us + 1e6 * longer, machine.host_kernel_us)
 
 
 def _after_attention(pieces: Callable[[Machine, FlashDecode], list[Piece]]) -> Formula:
-    """The attention of this rank's keys, then other pieces."""
+    """The attention to this rank's keys, then other pieces."""
 
     def formula(machine: Machine, problem: FlashDecode, config: Config) -> list[Piece]:
         return [_attention(machine, problem), *pieces(machine, problem)]

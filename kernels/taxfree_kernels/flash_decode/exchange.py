@@ -27,10 +27,10 @@ _LSE_BLOCK = tl.constexpr(64)  # log-sum-exps that are copied at a time
 
 
 class Inbox(NamedTuple):
-    """Where parts arrive: slots of a part of every rank.
+    """The inbox: slots with one part of every rank.
 
     Args:
-        ptr: float32, or words if LL.
+        ptr: float32; words if LL.
         stride_slot, stride_part: elements from one slot, or part, to the next.
     """
 
@@ -40,7 +40,7 @@ class Inbox(NamedTuple):
 
 
 class Exchange(NamedTuple):
-    """How parts are exchanged and combined: ``EXCHANGE: tl.constexpr``.
+    """The constants of exchanging and combining parts: ``EXCHANGE: tl.constexpr``.
 
     Args:
         CHUNK_ROWS: rows that have a signal of their own.
@@ -60,7 +60,7 @@ class Exchange(NamedTuple):
 
 @triton.jit
 def running_slot(inbox, control_ptr, generation, PACKED: tl.constexpr):
-    """The slot of this call, and what selects it: the generation, or the turn if PACKED."""
+    """The slot of this call, and the number that selects it: the generation; the turn if PACKED."""
     turn, number = generation, generation % 2
     if PACKED:
         turn = packets.running_turn(control_ptr)
@@ -91,7 +91,7 @@ def merge_and_push(
     chunk, parts, slot_ptr, part_elements, rows, peers,
     GROUP: tl.constexpr, EXCHANGE: tl.constexpr, MERGE: tl.constexpr,
 ):  # fmt: skip
-    """Merge this rank's splits for one chunk of rows into every rank's inbox, and tell all."""
+    """Merge this rank's splits for one chunk of rows into every rank's inbox, and signal all."""
     peer, peer_mask = every_rank(peers.rank, GROUP)
     if EXCHANGE.LL:
         merge_into_words(
@@ -126,7 +126,7 @@ def send_chunk(
 def wait_for_rows(
     begin, end, peers, GROUP: tl.constexpr, CHUNK_ROWS: tl.constexpr, ROWS: tl.constexpr
 ):
-    """Wait for every rank's chunks that hold rows [begin, end), at most ROWS; whether all came."""
+    """Wait for all chunks with rows [begin, end), at most ROWS; return whether they arrived."""
     most_chunks: tl.constexpr = (ROWS + CHUNK_ROWS - 2) // CHUNK_ROWS + 1
     return wait_for_channels(
         peers, begin // CHUNK_ROWS, tl.cdiv(end, CHUNK_ROWS), GROUP, most_chunks
@@ -138,7 +138,7 @@ def combine(
     tile, slot_ptr, out_ptr, part_elements, rows, peers,
     GROUP: tl.constexpr, EXCHANGE: tl.constexpr,
 ):  # fmt: skip
-    """Merge all ranks' parts of a tile of OUT_ROWS rows into the output, once they have come."""
+    """Wait for all ranks' parts of a tile of OUT_ROWS rows, and merge them into the output."""
     V_DIM: tl.constexpr = EXCHANGE.V_DIM
     OUT_ROWS: tl.constexpr = EXCHANGE.OUT_ROWS
     begin = tile * OUT_ROWS

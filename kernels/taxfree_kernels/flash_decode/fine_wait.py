@@ -94,7 +94,7 @@ class FineWaitPlan(DecodePlan):
 
 
 class FineWait(ExchangingVariant):
-    """Four kernels, of which only the last waits."""
+    """Four kernels; only the last one waits."""
 
     name = "fine_wait"
 

@@ -96,7 +96,7 @@ class FusedPlan(DecodePlan):
 
 
 class Fused(ExchangingVariant):
-    """Splits, then one kernel for all the rest."""
+    """The splits, then one kernel that merges, pushes and combines."""
 
     name = "fused"
     slots = 3

@@ -1,7 +1,7 @@
-"""The baseline with an all-gather of our own: one kernel pushes parts to inboxes and waits there.
+"""The baseline with our own all-gather: one kernel pushes parts to inboxes, and waits for all.
 
 Removes the collective library's latency. The gathering kernel still ends when the slowest rank's
-part has come, and all parts go through memory.
+part has arrived, and all parts go through memory.
 
 Protocol. Sending programs have the lowest ids, wait for nobody, and signal one rank each; each
 receiving program waits for one chunk of one source and copies it out of the inbox. Every chunk of

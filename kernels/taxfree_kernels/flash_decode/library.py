@@ -1,6 +1,7 @@
-"""The library path with its kernels tuned: what the baseline would be if it had meta-parameters.
+"""The library path with tuned kernels: the baseline, with meta-parameters.
 
-Measured along with the fused variants, so that gains from better splits are not credited to fusion.
+It is measured with the fused variants, so that gains of better splits do not count as gains of
+fusion.
 """
 
 from __future__ import annotations

@@ -9,13 +9,13 @@ import triton.language as tl
 
 
 class Merge(NamedTuple):
-    """How the parts of a rank's splits are merged: ``MERGE: tl.constexpr``.
+    """The constants of merging a rank's splits: ``MERGE: tl.constexpr``.
 
     Args:
         Q_HEADS, V_DIM: of the problem.
-        PARTS: number of parts of each row; 0 if it is in the parts' runs.
-        PARTS_BLOCK: parts that are loaded at a time.
-        ROWS: rows that are merged at a time.
+        PARTS: number of parts of each row; 0 if kernels read it from the parts' runs.
+        PARTS_BLOCK: parts loaded at a time.
+        ROWS: rows merged at a time.
     """
 
     Q_HEADS: int
@@ -68,7 +68,7 @@ def _merge(
     """Merge `count` parts of each row, always in the same order.
 
     Args:
-        out_ptrs, lse_ptrs: [ROWS], where a row is in its first part.
+        out_ptrs, lse_ptrs: [ROWS], addresses of each row in its first part.
         count: int32 [ROWS]; at most PARTS unless that is 0.
     """
     top = tl.full(count.shape, float("-inf"), tl.float32)
@@ -104,7 +104,7 @@ def _add_parts(
     )  # fmt: skip
     lse = tl.load(lse_ptrs[None, :] + offset[:, None], mask=is_part, other=float("-inf"))
     new_top = tl.maximum(top, tl.max(lse, 0))
-    base = tl.where(new_top == float("-inf"), 0.0, new_top)  # no keys so far: all weights become 0
+    base = tl.where(new_top == float("-inf"), 0.0, new_top)  # no keys so far: all weights are 0
     weight, kept = tl.exp2(lse - base[None, :]), tl.exp2(top - base)
     out = out * kept[:, None] + tl.sum(tile * weight[:, :, None], 0)
     return out, total * kept + tl.sum(weight, 0), new_top

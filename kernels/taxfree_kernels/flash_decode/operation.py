@@ -10,9 +10,9 @@ from torch.nn.functional import scaled_dot_product_attention
 from taxfree_kernels.flash_decode.problem import FlashDecode
 from taxfree_kernels.variant import Operation
 
-_CHUNK_ELEMENTS = 1 << 24  # of keys that the reference widens at a time
-#: By how much a query's dot product with its one target key exceeds those with other keys: all
-#: other weights are then exactly 0 in float32, and the result is that key's value.
+_CHUNK_ELEMENTS = 1 << 24  # keys that the reference converts to float64 at a time
+#: The least difference between a query's dot product with its target key and those with other keys.
+#: All other weights are then exactly 0 in float32, and the result is the target key's value.
 _SHARPNESS = 64
 
 
@@ -21,8 +21,8 @@ def make_inputs(
 ) -> tuple[torch.Tensor | None, ...]:
     """The tensors of one rank.
 
-    Random inputs fill the cache, as these are timed. Integer inputs have all kinds of lengths: a
-    rank may hold nothing of a sequence, and one sequence may be empty.
+    Random inputs fill the cache, because they are timed. Integer inputs have varied lengths: a rank
+    may hold no key of a sequence, and one sequence may be empty.
 
     Returns:
         q [batch, q_heads, head_dim], the same on all ranks;
@@ -30,8 +30,8 @@ def make_inputs(
         [pages, page_size, kv_heads, ...];
         kv_lens int32 [world_size, batch], the same on all ranks: keys that each rank holds;
         block_table int32 [batch, pages_per_sequence], or None;
-        scaling float32 [2]: what logits are multiplied by, and their soft cap. Plans also take
-        None, for head_dim**-0.5 and no cap.
+        scaling float32 [2]: the factor of logits, and their soft cap. Plans also accept None: a
+        factor of head_dim**-0.5, and no cap.
     """
     lengths = _lengths(problem, seed, integers)
     k, v, table = _cache(problem, rank, seed, device, integers)
@@ -129,13 +129,13 @@ def _keys(
     return cache[table[:, at // problem.page_size].long(), at % problem.page_size].double()
 
 
-# -- what the inputs are made of ----------------------------------------------------------------
+# -- parts of the inputs ------------------------------------------------------------------------
 
 
 def _random(
     size: tuple[int, ...], seed: int, device: torch.device, dtype: str, integers: bool
 ) -> torch.Tensor:
-    """Normal numbers; or -1 and 1, of which no two long rows are alike."""
+    """Normal numbers; or -1 and 1, such that no two long rows are equal."""
     generator = torch.Generator(device=device).manual_seed(seed)
     kind = getattr(torch, dtype)
     if not integers:
@@ -145,7 +145,7 @@ def _random(
 
 
 def _lengths(problem: FlashDecode, seed: int, integers: bool) -> list[list[int]]:
-    """Keys of each sequence by rank."""
+    """The number of keys of each sequence on each rank."""
     size = (problem.world_size, problem.batch)
     if not integers:
         return [[problem.kv_len_per_rank] * problem.batch] * problem.world_size
@@ -161,7 +161,7 @@ def _lengths(problem: FlashDecode, seed: int, integers: bool) -> list[list[int]]
 
 
 def _cache_size(problem: FlashDecode) -> tuple[int, int]:
-    """Of keys or values, but for their heads."""
+    """The dimensions of keys or values, without their heads."""
     if problem.page_size:
         return problem.batch * problem.pages_per_sequence, problem.page_size
     return problem.batch, problem.kv_len_per_rank
@@ -193,9 +193,9 @@ def _look_for_one_key_each(
     k: torch.Tensor,
     table: torch.Tensor | None,
 ) -> torch.Tensor:
-    """Queries that each match one key, which is planted where it belongs if that is this rank.
+    """Queries that each match one key; if the key is on this rank, it is written to the cache.
 
-    The keys that the query heads of a group look for are spread evenly over the sequence.
+    The target keys of a group's query heads are spread evenly over the sequence.
     """
     generator = torch.Generator().manual_seed(seed)
     shift = torch.randint(0, 1 << 30, (problem.batch, problem.kv_heads), generator=generator)

@@ -1,9 +1,8 @@
-"""Device functions that store rows at several peers at once, as they are or as words.
+"""Device functions that store rows at several peers at once, as plain data or as words.
 
-Words need no signal after them.
-A LL packet carries one float32; for packed rows, a Lamport word carries two 16-bit integers.
-The values of all rows come first, then each row's log-sum-exp; for packed rows log-sum-exp and
-unit, twice, to fill the 16 bytes that receivers load at a time.
+Words need no signal. An LL packet carries one float32; for packed rows, a Lamport word carries two
+16-bit integers. The values of all rows come first, then each row's log-sum-exp. For packed rows,
+log-sum-exp and unit follow, twice, to fill the 16 bytes that receivers load at a time.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from taxfree_kernels.flash_decode.merge import merge_splits
 
 @triton.jit
 def every_rank(rank, GROUP: tl.constexpr):
-    """A block of all ranks, and its mask; the next rank is first, so that targets are spread."""
+    """A block of all ranks and its mask; each rank starts with the next one, to spread targets."""
     lanes: tl.constexpr = triton.next_power_of_2(GROUP.WORLD)
     lane = tl.arange(0, lanes)
     return (rank + 1 + lane) % GROUP.WORLD, lane < GROUP.WORLD
@@ -26,10 +25,10 @@ def every_rank(rank, GROUP: tl.constexpr):
 
 @triton.jit
 def at_peers(peer_ptrs, peer_mask, tile, row, row_mask, WIDTH: tl.constexpr):
-    """Rows of the same [., WIDTH] at several addresses: pointers, values and mask of one store.
+    """Pointers, values and mask to store rows of one [., WIDTH] at several addresses at once.
 
     Args:
-        peer_ptrs, peer_mask: where row 0 is, for each of a block of peers.
+        peer_ptrs, peer_mask: address of row 0 for each of a block of peers.
         tile: [ROWS, next_power_of_2(WIDTH)]; row, row_mask: [ROWS].
     """
     column = tl.arange(0, tile.shape[1])
@@ -56,7 +55,7 @@ def merge_into_words(
     chunk, peer, peer_mask, parts, slot_ptr, part_elements, rows, peers,
     EXCHANGE: tl.constexpr, MERGE: tl.constexpr,
 ):  # fmt: skip
-    """As :func:`merge_into_inboxes`, but what is stored are words."""
+    """Like :func:`merge_into_inboxes`, but stores words."""
     V_DIM: tl.constexpr = MERGE.V_DIM
     ROWS: tl.constexpr = MERGE.ROWS
     end = min((chunk + 1) * EXCHANGE.CHUNK_ROWS, rows)
@@ -102,7 +101,7 @@ def _packed(rows):
         int32 [ROWS, WIDTH / 2], and the unit of each row, float32 [ROWS].
     """
     largest = tl.max(tl.abs(rows), 1)
-    is_zero = largest < 1e-30  # the reciprocal of less may be infinite
+    is_zero = largest < 1e-30  # the reciprocal of a smaller value may be infinite
     per_unit = 32767 / tl.where(is_zero, 1.0, largest)
     integers = tl.floor(rows * per_unit[:, None] + 0.5).to(tl.int32)
     integers += 32767  # from 0 to 65534: no two of them are an EMPTY word
@@ -118,13 +117,12 @@ def received_rows(
 ):  # fmt: skip
     """Wait for all ranks' words of some rows, and merge them.
 
-    A single wait covers a row's values and its log-sum-exp, which is loaded once per value so that
-    both end up in one lane. For packed rows a quarter as much is loaded, since polling takes memory
-    bandwidth from programs that still send: alternately log-sum-exp and unit, one per word of two
-    values.
+    A single wait covers a row's values and its log-sum-exp, which is loaded once per value, so that
+    both are in one lane. Packed rows load a quarter as much, because polls take memory bandwidth
+    from programs that still send: one log-sum-exp or unit, alternately, per word of two values.
 
     Returns:
-        out float32 [ROWS, next_power_of_2(V_DIM)], and whether all words have come.
+        out float32 [ROWS, next_power_of_2(V_DIM)], and whether all words have arrived.
     """
     SOURCES: tl.constexpr = triton.next_power_of_2(GROUP.WORLD)
     WIDTH: tl.constexpr = V_DIM // 2 if PACKED else V_DIM
@@ -190,6 +188,6 @@ def _weights(lse, is_source):
     """The weights of all ranks' parts, [SOURCES, ...] as `lse` is, and their sum."""
     lse = tl.where(is_source[:, None, None], lse, float("-inf"))
     top = tl.max(lse, 0)
-    top = tl.where(top == float("-inf"), 0.0, top)  # rows without keys: all weights become 0
+    top = tl.where(top == float("-inf"), 0.0, top)  # rows without keys: all weights are 0
     weight = tl.exp2(lse - top[None, :, :])
     return weight, tl.sum(weight, 0)

@@ -40,12 +40,12 @@ from taxfree_kernels.variant import Config, Plan, Space, resized
 
 
 class Roles(NamedTuple):
-    """Which programs do what: ``ROLES: tl.constexpr``.
+    """The roles of programs: ``ROLES: tl.constexpr``.
 
     Args:
-        ATTENDING: programs that attend; the others combine.
-        COLUMNS: groups of query heads of a sequence, each a column of programs.
-        CHUNK_GROUPS: groups whose rows are a chunk.
+        ATTENDING: number of programs that attend; the others combine.
+        COLUMNS: groups of query heads per sequence; each is a column of programs.
+        CHUNK_GROUPS: groups whose rows form a chunk.
     """
 
     ATTENDING: int
@@ -62,7 +62,7 @@ def _decode(
     program = tl.program_id(0)
     control_ptr, heap_bases = pool
     if trace.TIMELINE != "":
-        sync.running_generation(control_ptr)  # traces the start; splits read it when they are done
+        sync.running_generation(control_ptr)  # traces the start; splits read it at their end
     if program < ROLES.ATTENDING:
         group, splits = attend(program, inputs, batch, capacity, parts, rank, GROUP, HEADS, SPLIT)
         if group >= 0:
@@ -150,9 +150,9 @@ class PersistentPlan(Plan):
 
 
 def _kv_heads_per_chunk(problem: FlashDecode, config: Config) -> int:
-    """As many as CHUNKS asks for, or more if there would otherwise be more chunks than channels.
+    """Groups per chunk: from CHUNKS, or more if there were more chunks than channels otherwise.
 
-    One if words need no signal.
+    One with LL, which needs no signal.
     """
     if config["LL"]:
         return 1
@@ -171,9 +171,9 @@ class Persistent(ExchangingVariant):
         return {**super().space(problem, hardware), **spaces.words_space(problem)}
 
     def seed_configs(self, problem: FlashDecode, hardware: Hardware) -> list[dict[str, Any]]:
-        """With few programs for the merges: each merges a chunk at once, or nearly so.
+        """Seed configs with few merging programs, each of which merges about a chunk at once.
 
-        Signals first: combiners wait while splits run, and each poll of all their words would take
+        Signals come first: combiners wait while splits run, and polls of all their words would take
         memory bandwidth from the splits.
         """
         space = self.space(problem, hardware)

@@ -1,4 +1,4 @@
-"""Shared by the variants: a rank's attention, the merges, the exchange of parts, and plans."""
+"""Shared by all variants: a rank's attention, the merges, the exchange of parts, and plans."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from taxfree_kernels.launch import Kernel, compile_options, pdl_options
 from taxfree_kernels.spaces import power_of_2
 from taxfree_kernels.variant import Config, Plan, Space, Variant, resized
 
-Size = tuple[int, int]  # sequences, and keys of each that a rank has room for
+Size = tuple[int, int]  # sequences, and a rank's capacity in keys of each
 
 _SEND_BLOCK = 2048  # float32 values that a sending program copies at a time
 _MERGED_ELEMENTS = 4096  # float32 values of parts that a program of 4 warps loads at a time
@@ -63,14 +63,14 @@ def _merge_ranks(
 
 
 class Attention:
-    """One rank's attention to its own keys, as a kernel of its own or within another.
+    """One rank's attention to its own keys, as a separate kernel or within another.
 
     Args:
-        others: float32 elements of further scratch memory that the plan needs, see `scratch`.
+        others: sizes of the plan's further scratch buffers, in float32 elements; see `scratch`.
 
     Attributes:
-        constants, options: of the kernel of the splits.
-        scratch: the parts of splits, their runs, and what `others` asked for.
+        constants, options: those of the splits' kernel.
+        scratch: the parts of splits, their runs, and the buffers of `others`.
     """
 
     def __init__(
@@ -111,16 +111,16 @@ class Attention:
 
     @property
     def parts(self) -> Parts:
-        """Where the splits write their parts."""
+        """The buffer for the splits' parts."""
         parts, runs, *_ = self.scratch()
         return Parts(parts, self._split_elements, runs)
 
     def programs(self, batch: int) -> int:
-        """Number of programs that the splits take."""
+        """The number of programs of the splits."""
         return int(batch * self._splits * self._head_blocks)
 
     def last_args(self, size: Size) -> tuple[Any, ...]:
-        """The arguments with which a kernel calls ``attend`` after those of :meth:`args`."""
+        """A kernel's arguments for ``attend``, after those of :meth:`args`."""
         return (*size, self.parts, self._rank)
 
     def kernel(self, size: Size) -> Kernel:
@@ -128,7 +128,7 @@ class Attention:
         return self._kernel.resized(self.programs(size[0]), self.last_args(size))
 
     def args(self, inputs: Sequence[Any]) -> tuple[Any, ...]:
-        """The fields of :class:`Inputs`; in a call's own tuple they would cost the host more.
+        """The fields of :class:`Inputs`, flat: a tuple per call would take more host time.
 
         Args:
             inputs: q, k, v, kv_lens, table and scaling, as the operation's ``make_inputs`` says.
@@ -140,7 +140,7 @@ class Attention:
         )  # fmt: skip
 
     def merging(self, rows: int) -> Merge:
-        """How a kernel merges splits, so many rows at a time."""
+        """The constants to merge splits, `rows` rows at a time."""
         problem = self._problem
         return Merge(
             problem.q_heads,
@@ -160,8 +160,8 @@ class SplitsMerge:
     """A kernel that merges a rank's splits into one part, or into the output.
 
     Args:
-        rows: merged by one program.
-        into_output: the target is the output, not a part.
+        rows: number of rows per program.
+        into_output: whether the target is the output, not a part.
     """
 
     def __init__(
@@ -181,16 +181,16 @@ class SplitsMerge:
         )
 
     def kernel(self, batch: int) -> Kernel:
-        """The kernel for so many sequences."""
+        """The kernel for a number of sequences."""
         return self._kernel.resized(-(-batch * self._q_heads // self._rows), ())
 
     def launch(self, kernel: Kernel, target: torch.Tensor, batch: int) -> None:
-        """Merge into the target by what :meth:`kernel` returned."""
+        """Merge into the target; takes the result of :meth:`kernel`."""
         kernel(self._attention.parts, target, batch * self._q_heads)
 
 
 class RanksMerge:
-    """A kernel that merges the parts of all ranks into the output, so many rows per program."""
+    """A kernel that merges the parts of all ranks into the output, `rows` rows per program."""
 
     def __init__(self, problem: FlashDecode, fabric: Fabric, rows: int) -> None:
         self._problem, self._rows = problem, rows
@@ -207,17 +207,17 @@ class RanksMerge:
         )
 
     def kernel(self, batch: int) -> Kernel:
-        """The kernel for so many sequences."""
+        """The kernel for a number of sequences."""
         return self._kernel.resized(-(-batch * self._problem.q_heads // self._rows), ())
 
     def launch(self, kernel: Kernel, parts: torch.Tensor, out: torch.Tensor) -> None:
-        """Merge by what :meth:`kernel` returned."""
+        """Merge; takes the result of :meth:`kernel`."""
         problem = resized(self._problem, batch=len(out))
         kernel(parts, problem.part_elements, out, problem.rows)
 
 
 def finishing_options(fabric: Fabric, config: Config) -> dict[str, Any]:
-    """Options of the kernel behind the splits, the only one of a call that is launched early."""
+    """Options of the kernel after the splits, the only one of a call that is launched early."""
     warps = {"num_warps": config["MERGE_WARPS"]} if "MERGE_WARPS" in config else {}
     return compile_options(fabric.backend, warps) | pdl_options(config)
 
@@ -229,7 +229,7 @@ class DecodePlan(Plan):
         others: see :class:`Attention`.
 
     Attributes:
-        attention: what that kernel is.
+        attention: the kernel of the splits.
     """
 
     def __init__(
@@ -255,7 +255,7 @@ class DecodePlan(Plan):
 
     @abstractmethod
     def finishing(self, problem: FlashDecode) -> tuple[Kernel, ...]:
-        """The kernels that turn the splits' parts into the output, for a problem of some size."""
+        """The kernels after the splits, for a problem of some size."""
 
     @abstractmethod
     def finish(self, out: torch.Tensor, *kernels: Kernel) -> None:
@@ -263,7 +263,7 @@ class DecodePlan(Plan):
 
 
 def size_of(inputs: Sequence[Any]) -> Size:
-    """Sequences of a call, and how many keys of each a rank has room for."""
+    """The number of sequences of a call, and a rank's capacity in keys of each."""
     q, k, _, _, table, _ = inputs
     return q.shape[0], k.shape[1] if table is None else k.shape[1] * table.shape[1]
 
@@ -278,13 +278,13 @@ class PartsExchange:
     """Arguments, besides tensors, of kernels that push parts to inboxes and combine them.
 
     Args:
-        chunk_rows: rows that have a signal of their own.
+        chunk_rows: rows that share a signal.
 
     Attributes:
-        chunks: how many there are, each with a channel; smaller problems have as many, and some of
-            them are empty.
+        chunks: number of chunks, each with a channel. Smaller problems have the same number, some
+            of them empty.
         constants: GROUP and EXCHANGE.
-        sending_constants: of a kernel that sends chunks of a part.
+        sending_constants: those of a kernel that sends chunks of a part.
     """
 
     def __init__(
@@ -319,7 +319,7 @@ class PartsExchange:
         }
 
     def combiners(self, problem: FlashDecode) -> int:
-        """Programs that combine all rows of a problem of some size."""
+        """The number of programs that combine all rows of a problem of some size."""
         return -(-problem.rows // self._out_rows)
 
     def args(self, problem: FlashDecode) -> tuple[Any, ...]:
@@ -351,7 +351,7 @@ class DecodeVariant(Variant):
 
 
 class ExchangingVariant(DecodeVariant):
-    """A variant whose kernels push parts: it has meta-parameters for that, and needs peers."""
+    """A variant whose kernels push parts: adds meta-parameters, and needs peers."""
 
     def unsupported_reason(self, problem: FlashDecode, hardware: Hardware) -> str | None:
         return "one rank has no peers" if problem.world_size == 1 else None

@@ -1,4 +1,4 @@
-"""Dimensions of a flash_decode, and what they cost."""
+"""Dimensions of a flash_decode, and its work and memory."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ LEAST_HEAD_DIM, MOST_HEAD_DIM = 16, 256
 
 @dataclass(frozen=True)
 class FlashDecode(Problem):
-    """One query token per sequence attends to keys of which each rank holds a part.
+    """One query token per sequence attends to keys that are sharded over the ranks.
 
-    Lengths are no part of a problem: they are read on the device, so that they may change between
-    replays of a graph.
+    Lengths are not part of a problem: kernels read them on the device, so that they may change
+    between replays of a graph.
 
     Args:
         batch: sequences.
         q_heads: query heads, replicated on all ranks.
         kv_heads: key and value heads; each serves q_heads / kv_heads query heads.
         head_dim: of queries and keys.
-        kv_len_per_rank: keys of one sequence that a rank has room for.
-        v_head_dim: of values and of the output; 0 stands for head_dim.
+        kv_len_per_rank: capacity of a rank, in keys of one sequence.
+        v_head_dim: of values and of the output; 0 means head_dim.
         page_size: keys of a page of the cache; 0: the cache is dense.
         soft_cap: whether logits are capped by cap * tanh(logit / cap).
         window: the last keys, over all ranks, that a query sees; 0: all.
@@ -49,7 +49,7 @@ class FlashDecode(Problem):
     world_size: int = 1
 
     def __post_init__(self) -> None:
-        if self.v_head_dim == 0:  # so that one problem is written, hashed and recorded one way
+        if self.v_head_dim == 0:  # one problem has one notation, hash and record
             object.__setattr__(self, "v_head_dim", self.head_dim)
         for name in ("batch", "q_heads", "kv_heads", "kv_len_per_rank", "world_size"):
             if getattr(self, name) < 1:
@@ -118,7 +118,7 @@ class FlashDecode(Problem):
     def slot_bytes(self) -> int:
         """Symmetric memory that a call of any variant needs in one payload slot.
 
-        A part of every rank, and the rows of the output as ranks that combine them send them.
+        A part of every rank, and the combined rows of the output.
         """
         return 4 * (self.world_size + 1) * self.part_elements
 

@@ -1,4 +1,4 @@
-"""Shapes of a flash_decode that have names, and problems that checks run on."""
+"""Named shapes of flash_decode, and the problems that checks run on."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ def tiny(world_size: int) -> list[FlashDecode]:
     small = FlashDecode(1, 2, 1, 16, 20, world_size=world_size)
     if world_size > 2:
         return [small]
-    # chunks of 3 rows share tiles of the output; splits are dealt out to sequences by their lengths
+    # chunks of 3 rows share tiles of the output; splits are assigned to sequences by their lengths
     dense = replace(small, q_heads=3)
     return [dense, replace(dense, batch=2, page_size=3, window=25, dtype="bfloat16")]
 
 
 def strong(ranks: int) -> list[str]:
-    """As many keys in all, however many ranks they are spread over."""
+    """The same total number of keys for any number of ranks."""
     lengths = ",".join(str(-(-total // ranks)) for total in (1 << 17, 1 << 20))
     return [f"batch=1 kv_len_per_rank={lengths} {_PAPER_HEADS}"]
 

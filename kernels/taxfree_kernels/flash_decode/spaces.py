@@ -1,4 +1,4 @@
-"""The meta-parameters of the variants: what is worth trying, what to try first, what cannot run."""
+"""Search spaces of the variants: values to search, seed configs, limits."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from taxfree_kernels.spaces import (
 )
 from taxfree_kernels.variant import Config, Space
 
-_FEW_RANKS = 4  # to all of which a row goes in words at little cost
-_MOST_WORDS = 8192  # that a program of 4 warps polls at a time
+_FEW_RANKS = 4  # up to this many ranks, sending a row to each as words is cheap
+_MOST_WORDS = 8192  # values that a program of 4 warps polls at a time
 _UNDER_WAY = 8_600_000  # bytes: what 4.3 TB/s deliver in the 2 us that a load takes
-_WAVES = (1, 2, 3, 4, 6, 8)  # programs for each compute unit that splits are worth making for
+_WAVES = (1, 2, 3, 4, 6, 8)  # programs per compute unit up to which splitting is worth it
 
 
 def split_space(problem: FlashDecode, hardware: Hardware) -> Space:
-    """How a rank attends to its own keys."""
+    """Meta-parameters of a rank's attention to its own keys."""
     heads = power_of_2(problem.group_size, 16)
-    if hardware.backend == "interpreter":  # its time goes by the number of operations, not by size
+    if hardware.backend == "interpreter":  # its time depends on the number of operations
         return {"BLOCK_H": up_to(heads, (16, 32)), "BLOCK_N": (16, 32), "SPLITS": (1, 2)}
     space: dict[str, tuple[Any, ...]] = {
         "BLOCK_H": up_to(heads, (16, 32, 64)),
@@ -39,34 +39,34 @@ def split_space(problem: FlashDecode, hardware: Hardware) -> Space:
         "num_warps": (2, 4, 8),
         "num_stages": (2, 3, 4, 5, 6),
     }
-    if problem.page_size and hardware.backend == "cuda":  # page numbers have to be ahead of keys
+    if problem.page_size and hardware.backend == "cuda":  # page numbers must be loaded before keys
         space["num_stages"] = (3, 4, 5, 6)
     if hardware.backend == "hip":
         space |= cdna_space(hardware)
-        space["num_stages"] = (2, 3, 4)  # with more, and pages, CDNA loads lane by lane
+        space["num_stages"] = (2, 3, 4)  # with more, paged loads on CDNA are lane by lane
     return space
 
 
 def splits_of(problem: FlashDecode, hardware: Hardware, waves: int) -> int:
-    """Splits with which there are at most `waves` programs for each compute unit."""
+    """Splits per sequence that give at most `waves` programs per compute unit."""
     most = -(-problem.kv_len_per_rank // 64)
     return max(1, min(most, hardware.compute_units * waves // _columns(problem)))
 
 
 def _columns(problem: FlashDecode) -> int:
-    """Programs of one split of every sequence, with as many heads in each as a program can have."""
+    """Programs of one split of every sequence, with the most heads per program."""
     heads = min(64, power_of_2(problem.group_size, 16))
     return problem.batch * problem.kv_heads * -(-problem.group_size // heads)
 
 
 def merge_space(problem: FlashDecode, hardware: Hardware) -> Space:
-    """How the parts of all ranks are merged."""
+    """Meta-parameters of the merge of all ranks' parts."""
     values = (2, 4) if hardware.backend == "interpreter" else (1, 2, 4, 8)
     return {"OUT_ROWS": up_to(power_of_2(problem.rows, 1), values)}
 
 
 def push_space(problem: FlashDecode, hardware: Hardware) -> Space:
-    """How parts are sent: rows merged at a time, and chunks of rows that have a signal each."""
+    """Meta-parameters of sending: rows merged at a time, and chunks with one signal each."""
     rows = power_of_2(problem.rows, 1)
     if hardware.backend == "interpreter":
         return {"ROWS": up_to(rows, (2, 4)), "CHUNKS": up_to(rows, (1, 3))}
@@ -77,7 +77,7 @@ def push_space(problem: FlashDecode, hardware: Hardware) -> Space:
 
 
 def words_space(problem: FlashDecode) -> Space:
-    """Whether values that are pushed carry their flag, two in a word, or a signal follows them."""
+    """LL and PACKED: send parts as LL packets, as packed Lamport words, or with signals."""
     packed = (False, True) if problem.v_head_dim % 2 == 0 else (False,)
     fits = any(_fits_words(problem, each) for each in packed)
     return {
@@ -92,7 +92,7 @@ def _fits_words(problem: FlashDecode, packed: bool) -> bool:
 
 
 def last_space(hardware: Hardware) -> Space:
-    """The kernel behind the splits: whether it is launched before they have ended, and its size."""
+    """Meta-parameters of the kernel after the splits: its early launch, and its warps."""
     warps = {} if hardware.backend == "interpreter" else {"MERGE_WARPS": (4, 2)}
     return {**pdl_space(hardware), **warps}
 
@@ -100,9 +100,9 @@ def last_space(hardware: Hardware) -> Space:
 def seed_configs(
     problem: FlashDecode, hardware: Hardware, space: Space | None = None
 ) -> list[dict[str, Any]]:
-    """Configs to try first, cut down to `space`; the first is the default.
+    """Seed configs, moved into `space`; the first is the default.
 
-    Without a space, those of the splits and of the last merge.
+    Without a space, they have the meta-parameters of the splits and of the last merge.
     """
     if space is None:
         space = {**split_space(problem, hardware), **merge_space(problem, hardware)}
@@ -130,7 +130,7 @@ def seed_configs(
 
 
 def _is_packed_first(problem: FlashDecode, space: Space) -> bool:
-    """Whether words have two values each at first: for many ranks, or where they fit only so."""
+    """Whether the first seed config is PACKED: with many ranks, or if LL packets do not fit."""
     can = True in space.get("PACKED", ())
     return can and (problem.world_size > _FEW_RANKS or not _fits_words(problem, packed=False))
 
@@ -138,28 +138,28 @@ def _is_packed_first(problem: FlashDecode, space: Space) -> bool:
 def runnable(
     problem: FlashDecode, hardware: Hardware, configs: Sequence[Config]
 ) -> list[dict[str, Any]]:
-    """Configs that are worth compiling, each once."""
+    """The configs that pass :func:`prune_reason`, without duplicates."""
     return [each for each in distinct(configs) if prune_reason(problem, hardware, each) is None]
 
 
 def _first_on_hopper(
     problem: FlashDecode, hardware: Hardware, signals: Config, words: Config
 ) -> list[dict[str, Any]]:
-    """Programs that are all resident at once, with 64 KiB or more in flight per SM; words if given.
+    """Configs whose programs are all resident at once, with 64 KiB or more in flight per SM.
 
     One stage of 64 keys is 32 KiB at the paper's dimensions; the pipeline has one buffer fewer than
-    stages. Nothing is split where whole sequences keep the memory busy. Where one program per SM
-    would leave many SMs idle, there are more programs, each with less.
+    stages. Nothing is split if whole sequences keep the memory busy. If one program per SM would
+    leave many SMs idle, there are more programs, each with fewer keys.
     """
     dims = problem.head_dim + problem.v_head_dim
     keys = 64 if dims <= 256 and problem.is_aligned else 32
-    tables = 2 if problem.page_size else 0  # stages in which page numbers are under way
+    tables = 2 if problem.page_size else 0  # stages for loads of page numbers
     warps = 4 if problem.group_size <= 32 and problem.is_aligned else 8
     common = {"BLOCK_H": 64, "num_warps": warps, **signals, **words}
 
     def guess(waves: int, stages: int, block_n: int = keys, **others: Any) -> dict[str, Any]:
         splits = splits_of(problem, hardware, waves)
-        if not problem.is_aligned:  # what is under way is in registers
+        if not problem.is_aligned:  # loads in flight are in registers
             stages = min(stages, 3)
         sizes = {"BLOCK_N": block_n, "num_stages": stages + tables}
         return common | {"SPLITS": splits} | sizes | others
@@ -173,11 +173,11 @@ def _first_on_hopper(
         return programs < 0.9 * rounds * hardware.compute_units
 
     ways = ((1, 4), (2, 4), (4, 4), (3, 3))
-    if problem.page_size:  # more programs, each of which waits for page numbers
+    if problem.page_size:  # more programs, because each waits for page numbers
         ways = ((3, 3), (2, 4), (4, 4), (1, 4))
     resident = sorted(ways, key=lambda each: leaves_idle(*each))
     by_signals = guess(*resident[0], **signals, LL=False, PACKED=False)
-    # Words of each row go to all ranks: for many ranks use one program per row, or signals instead.
+    # Each row's words go to all ranks: with many ranks use one program per row, or signals.
     is_many = problem.world_size > _FEW_RANKS
     to_many = [guess(*resident[0], ROWS=1), by_signals] if words and is_many else []
     other_words = {**words, "PACKED": not words["PACKED"]} if words else {}
@@ -197,7 +197,7 @@ def _first_on_hopper(
 def _first_on_cdna(
     problem: FlashDecode, hardware: Hardware, signals: Config
 ) -> list[dict[str, Any]]:
-    """Two stages, and tiles of which both fit into 64 KiB."""
+    """Configs with two stages, which fit into 64 KiB together."""
     warps = 4 if problem.is_aligned else 8
     common = {"BLOCK_H": 64, "BLOCK_N": 32, "num_warps": warps, "num_stages": 2, **signals}
     wider = 64 if problem.head_dim + problem.v_head_dim <= 256 else 32
@@ -208,7 +208,7 @@ def _first_on_cdna(
 
 
 def prune_reason(problem: FlashDecode, hardware: Hardware, config: Config) -> str | None:
-    """Why a config is not worth compiling, or None."""
+    """The reason not to compile a config, or None."""
     if config.get("PACKED") and not config["LL"]:
         return "values are packed into words only"
     if config.get("LL") and not _fits_words(problem, config["PACKED"]):

@@ -2,8 +2,8 @@
 
 Pays all three taxes: at least two launches, a collective that starts when the slowest rank's matmul
 is done, and a partial sum that goes through memory. Rank 0's matmul adds the bias in its epilogue.
-The residual is added after the sum, since no vendor's matmul adds a matrix for free; if there is a
-normalisation kernel, it adds it.
+The residual is added after the sum, because no vendor's matmul adds a matrix for free. If there is
+a normalisation kernel, that kernel adds it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class BaselinePlan(Plan):
         self.launches = 2 + (problem.residual or problem.rms_norm)
 
     def _reserve(self, problem: MatmulAllReduce, fabric: Fabric) -> Scratch:
-        """Room for a sum if the output may be the residual, which is read after the sum."""
+        """Scratch memory for the sum: the output may be the residual, which is read later."""
         elements = problem.elements if problem.residual else 1
         return fabric.workspace.scratch(((elements,), getattr(torch, problem.dtype)))
 
@@ -89,7 +89,7 @@ class BaselinePlan(Plan):
         return steps
 
     def _total(self, out: torch.Tensor, residual: torch.Tensor | None) -> torch.Tensor:
-        """Where the ranks' partial sums are added up."""
+        """The buffer of the all-reduce."""
         total = out if self._norm is None else out[1]
         if residual is not None and residual.data_ptr() == total.data_ptr():
             return self._in_scratch(len(total))
@@ -122,7 +122,7 @@ class BaselinePlan(Plan):
 
 
 class Baseline(Variant):
-    """The library, as good as an expert would call it."""
+    """The library, called as an expert would."""
 
     name = "baseline"
     fused = False

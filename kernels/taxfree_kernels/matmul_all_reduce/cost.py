@@ -1,4 +1,4 @@
-"""The pieces of matmul_all_reduce's variants."""
+"""Cost formulas of matmul_all_reduce's variants."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from taxfree_kernels.variant import Config
 
 
 def _library(*, registered: bool) -> Formula:
-    """The library's matmul, then its sum; registered buffers cost a copy out."""
+    """The library's matmul, then its all-reduce; registered buffers cost a copy out."""
 
     def formula(machine: Machine, problem: MatmulAllReduce, config: Config) -> list[Piece]:
         pieces = [
@@ -49,7 +49,7 @@ def _library(*, registered: bool) -> Formula:
 
 
 def _addition(machine: Machine, problem: MatmulAllReduce) -> Piece:
-    """Of a residual, by PyTorch: two are read, one is written."""
+    """PyTorch's addition of a residual: two reads, one write."""
     return copy(machine, 1.5 * kept_bytes(problem))
 
 
@@ -63,7 +63,7 @@ def _two_shot(machine: Machine, problem: MatmulAllReduce, config: Config) -> Pie
 
 
 def _push_two_shot(machine: Machine, problem: MatmulAllReduce, config: Config) -> list[Piece]:
-    """Tiles and sums are sent when finished; the last AHEAD waves' sums follow the matmul."""
+    """Tiles and sums are sent when finished; sums of the last AHEAD waves follow the matmul."""
     tma = config.get("TMA", False)
     tiles, wave = tiles_us(machine, problem, config, tma=tma)
     kept, world = kept_bytes(problem), problem.world_size
@@ -75,10 +75,10 @@ def _push_two_shot(machine: Machine, problem: MatmulAllReduce, config: Config) -
 
 
 def _push_in_place(machine: Machine, problem: MatmulAllReduce, config: Config) -> list[Piece]:
-    """As `push`, but each wave of tiles waits for its peers, and the own part is not stored.
+    """Like `push`, but each wave of tiles waits for its peers, and the own part is not stored.
 
-    Words are half flag: twice the bytes, but half a signal. A signal is sent once the data before
-    it has arrived; a word crosses the link only once.
+    LL packets take twice the bytes, but half a signal's time: a signal follows the arrival of its
+    data, a packet crosses the link only once.
     """
     kept, peers, words = kept_bytes(problem), problem.world_size - 1, 1 + config["LL"]
     return tiles_that_send(
@@ -91,7 +91,7 @@ def _push_in_place(machine: Machine, problem: MatmulAllReduce, config: Config) -
 def _push_two_shot_lamport(
     machine: Machine, problem: MatmulAllReduce, config: Config
 ) -> list[Piece]:
-    """As `push_lamport`, but slices cross the link, and then their sums."""
+    """Like `push_lamport`, but first slices and then their sums cross the link."""
     kept, world = kept_bytes(problem), problem.world_size
     shot = kept * (world - 1) / world
     return tiles_that_send(
@@ -101,22 +101,22 @@ def _push_two_shot_lamport(
     )  # fmt: skip
 
 
-_TORCH_BLOCKS = 24  # at most, in PyTorch's all-reduces over symmetric memory
+_TORCH_BLOCKS = 24  # limit in PyTorch's all-reduces over symmetric memory
 _TORCH_THREADS = {1: 512, 2: 1024}  # per such block, by shots; each has 16 bytes in flight
 
 
 def _torch_symm_mem(machine: Machine, problem: MatmulAllReduce, config: Config) -> list[Piece]:
     """The vendor's matmul, then ranks load from each other, between barriers inside a kernel.
 
-    In one shot each loads all of the others' sums; in two the block that it adds, and then the
-    blocks that the others have added.
+    With one shot each rank loads the others' whole sums. With two it loads the block that it adds,
+    then the blocks that the others have added.
     """
     world, size, shots = problem.world_size, kept_bytes(problem), config["SHOTS"]
     loaded = (world - 1) * (size if shots == 1 else size / world)
     block = 16 * _TORCH_THREADS[shots] * (world - 1)
     blocks = min(_TORCH_BLOCKS, math.ceil(loaded / block))
     shot = exchange_us(machine, loaded, loaded / blocks, block)
-    # The last barrier is for those that still load.
+    # The last barrier protects ranks that still load.
     added = own_collective(machine, [*shots * [shot], machine.signal_us], (1 + shots) * size)
     pieces = [
         matmul(machine, problem),

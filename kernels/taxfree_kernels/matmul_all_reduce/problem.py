@@ -1,4 +1,4 @@
-"""Dimensions of a matmul_all_reduce, and what they cost."""
+"""Dimensions of a matmul_all_reduce, and its work and memory."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from taxfree_kernels.spaces import power_of_2
 from taxfree_kernels.variant import Cost
 
 #: Largest output, in elements, for which every rank sends its whole partial sum to every peer and
-#: keeps an inbox for each: beyond it the links carry too much, and inboxes are too large.
+#: keeps an inbox for each. Larger ones take too much time on the links, and too much memory.
 ONE_SHOT_ELEMENTS = 1 << 23
 
 

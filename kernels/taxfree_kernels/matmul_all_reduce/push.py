@@ -2,8 +2,8 @@
 
 Removes the launch tax (one kernel), the bulk-synchronous tax (a tile is sent as soon as it is
 finished, and summed once it has arrived from all ranks), and the locality tax of a partial sum that
-is written, read by a collective, and written again. Sends a whole partial sum to every peer: for
-few rows.
+is written, read by a collective, and written again. It sends a whole partial sum to every peer, so
+it suits few rows.
 
 Protocol. Tile programs have the lowest ids. Each computes a tile of this rank's partial sum, stores
 it into every rank's inbox, its own included, and never waits. A large problem has more tiles than a
@@ -60,7 +60,7 @@ def _push(
     GROUP: tl.constexpr, TILE: tl.constexpr, EPILOGUE: tl.constexpr, SCHEDULE: tl.constexpr,
     GROUPS: tl.constexpr,
 ):  # fmt: skip
-    """See the module; GROUPS is the most signals that announce a row which is normalised."""
+    """See the module; GROUPS is the most signals that announce one row, with RMSNorm."""
     gdc_wait(GROUP)
     program = tl.program_id(0)
     generation = sync.running_generation(buffers.control_ptr)
@@ -108,7 +108,7 @@ def _push(
 
 
 class Push(FusedVariant):
-    """Tiles to everybody, and their sums, in one kernel."""
+    """One kernel: tiles go to all ranks, which add them."""
 
     name = "push"
 

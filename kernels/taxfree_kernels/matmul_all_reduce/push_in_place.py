@@ -1,10 +1,10 @@
-"""One fused kernel for few tiles: the program that computes a tile sends it and adds its peers'.
+"""One fused kernel for few tiles: each program computes and sends a tile, and adds its peers'.
 
-``push`` without separate adders: those can start only after tile programs, which fill the shared
-memory, have exited, and they reload what those held in registers. Here a program keeps its part of
-the sum, and its addends, while it waits. For decode sizes, tiles travel as words that carry their
-own flags (`LL`): no stores are drained and no signal follows. Otherwise each tile has a signal
-and a channel of its own.
+``push`` without separate adders. Adders start only after tile programs, which fill the shared
+memory, have exited, and they reload partial sums that were in registers. Here a program keeps its
+part of the sum, the bias and the residual while it waits. For decode sizes, tiles are sent as LL
+packets (`LL`): no stores are drained and no signal follows. Otherwise each tile has a signal and a
+channel of its own.
 
 Protocol. A program that holds a complete tile sends it to every peer, waits for the same tile from
 every peer, and adds in rank order, so that all ranks get the same bits. It waits only for programs
@@ -51,7 +51,7 @@ from taxfree_kernels.spaces import within
 from taxfree_kernels.variant import Config, Plan, Space
 
 _MOST_WARPS = 8
-_MOST_A_THREAD = 32  # elements, as a part, an addend, a sum and what was loaded: some 160 registers
+_MOST_A_THREAD = 32  # elements: own part, addend, sum and loaded values take some 160 registers
 
 
 @triton.jit(do_not_specialize=["rank", "m"])
@@ -96,7 +96,7 @@ def _push_in_place(
 
 
 class PushInPlace(FusedVariant):
-    """Tiles to everybody, summed by the programs that computed them."""
+    """Tiles go to all ranks; the programs that computed them add them."""
 
     name = "push_in_place"
 
@@ -147,7 +147,7 @@ class PushInPlace(FusedVariant):
 
 
 def _with_room(hardware: Hardware, config: Config) -> dict[str, Any]:
-    """A config with more warps, and then fewer columns, until the warps can hold a tile."""
+    """`config` with more warps, then fewer columns, until the warps can hold a tile."""
     if hardware.backend == "interpreter":
         return dict(config)
     rows, most = config["BLOCK_M"], _MOST_A_THREAD * hardware.warp_size
@@ -157,7 +157,7 @@ def _with_room(hardware: Hardware, config: Config) -> dict[str, Any]:
 
 
 def _refuses_exchange(problem: MatmulAllReduce, hardware: Hardware, config: Config) -> str | None:
-    """Why a config's tiles cannot be exchanged and held in registers, or None."""
+    """The reason why a config's tiles cannot be exchanged or held in registers, or None."""
     block_m, block_n = config["BLOCK_M"], config["BLOCK_N"]
     tiles_m, tiles_n = -(-problem.m // block_m), -(-problem.n // block_n)
     if _with_room(hardware, config) != config:

@@ -1,8 +1,8 @@
 """One fused kernel for very few rows: tiles go to every rank as Lamport words, and are added there.
 
 ``push_in_place`` with words that carry no flags, which halves the traffic on the links and the
-bytes polled. Equally, the first shot of ``push_two_shot_lamport`` with whole tiles instead of
-slices, so that no second is needed: lower latency where sending a tile to every peer is cheap.
+bytes polled. It is also the first shot of ``push_two_shot_lamport``, with whole tiles instead of
+slices, so that no second shot is needed: lower latency if sending a tile to every peer is cheap.
 
 Protocol. A program that holds a complete tile sends it to every rank, its own included; while these
 words are in flight, empties its share of the slot that the previous turn used; waits for the tile
@@ -51,9 +51,9 @@ def _push_lamport(
 
     Args:
         inbox_ptr: int32, the first slot of Lamport words, [source, tile, WORDS].
-        used: words of a slot that all tiles take.
-        WORDS: words of those rows of a tile that can exist.
-        LANES: lanes for these words, which are repeated to fill them.
+        used: number of words of a slot that all tiles use.
+        WORDS: words of a tile, without rows that never exist.
+        LANES: lanes for these words; words are repeated to fill them.
     """
     gdc_wait(GROUP)
     ELEMENT: tl.constexpr = out_ptr.dtype.element_ty
@@ -75,7 +75,7 @@ def _push_lamport(
         for step in tl.static_range(1, GROUP.WORLD + 1):
             peer = (rank + step) % GROUP.WORLD
             if GROUP.BACKEND == "hip":
-                # Full addresses: on CDNA, accesses at a base plus small offsets go lane by lane
+                # Full addresses: on CDNA, accesses at a base plus small offsets are lane by lane
                 # if the base was loaded from memory. On NVIDIA this would narrow the stores.
                 target_ptr = translate(own_ptr + at, peers, peer)
             else:
@@ -101,7 +101,7 @@ def _push_lamport(
 
 
 class PushLamport(LamportVariant):
-    """Tiles to everybody in words, by the programs that add them."""
+    """Tiles go to all ranks as words; the same programs add them."""
 
     name = "push_lamport"
 

@@ -3,8 +3,8 @@
 Removes the launch tax (one kernel), the bulk-synchronous tax (a tile is sent as soon as it is
 finished, summed once it has arrived from all ranks, and sent on, while others are computed), and
 the locality tax of a partial sum that is written, read by a collective, and written again. Every
-link carries 2 / world_size of what ``push`` sends, for one more signal: for many rows, and many
-ranks.
+link carries 2 / world_size of the bytes of ``push``, at the cost of one more signal, so it suits
+many rows and many ranks.
 
 Tile t belongs to rank t % WORLD, so that consecutive tiles take different links, and a ragged M is
 shared evenly. A slot holds the partial sums of this rank's own tiles from every source, in the wire
@@ -68,7 +68,7 @@ def _push_two_shot(
 
     Args:
         stride_row: see :func:`offsets_in_tile`.
-        ahead: how many tile programs, in whole groups or all, precede the first adder.
+        ahead: number of tile programs before the first adder: whole groups, or all.
     """
     gdc_wait(GROUP)
     program = tl.program_id(0)
@@ -155,13 +155,13 @@ def offsets_in_tile(row, stride_row, BLOCK_N: tl.constexpr):
 
     Args:
         stride_row: BLOCK_N, passed at run time. A compiler that knows how small the offsets are
-            emits CDNA buffer accesses, which go lane by lane if the base was loaded from memory.
+            emits CDNA buffer accesses, lane by lane if the base was loaded from memory.
     """
     return row.to(tl.int64)[:, None] * stride_row + tl.arange(0, BLOCK_N)[None, :]
 
 
 class PushTwoShotPlan(FusedPlan):
-    """The plan's arguments for a sum that is not normalised."""
+    """The plan's arguments for a sum without RMSNorm."""
 
     def _epilogue(
         self, given: Sequence[torch.Tensor | None], out: torch.Tensor
@@ -171,7 +171,7 @@ class PushTwoShotPlan(FusedPlan):
 
 
 class PushTwoShot(FusedVariant):
-    """Tiles to their owners, and sums to everybody, in one kernel."""
+    """One kernel: tiles go to their owners, sums to all ranks."""
 
     name = "push_two_shot"
 
@@ -198,7 +198,7 @@ class PushTwoShot(FusedVariant):
                 continue
             tiles = _tiles(problem, config)
             adders = -(-tiles // problem.world_size)
-            enough = (  # of many ranks each adds few tiles: in as many pieces as there can be
+            enough = (  # with many ranks each adds few tiles, so use the most pieces
                 count
                 for count in space["PIECES"]
                 if 2 * count * adders >= units
@@ -246,7 +246,7 @@ class PushTwoShot(FusedVariant):
         return PushTwoShotPlan(problem, fabric, config, _push_two_shot, layout, constants)
 
 
-_ALL_WAVES = 64  # of tile programs, one for each compute unit: more than there are
+_ALL_WAVES = 64  # more waves of tile programs than there are
 
 
 def _tiles(problem: MatmulAllReduce, config: Config) -> int:
@@ -254,7 +254,7 @@ def _tiles(problem: MatmulAllReduce, config: Config) -> int:
 
 
 def _slot_elements(problem: MatmulAllReduce, config: Config) -> int:
-    """Elements of a slot, in the wire dtype: own tiles from every source, and all sums."""
+    """Elements of a slot, in the WIRE type: own tiles from every source, and all sums."""
     tiles, elements = _tiles(problem, config), config["BLOCK_M"] * config["BLOCK_N"]
     inboxes = -(-tiles // problem.world_size) * problem.world_size
     wire, own = ITEM_BYTES[config["WIRE"]], ITEM_BYTES[problem.dtype]

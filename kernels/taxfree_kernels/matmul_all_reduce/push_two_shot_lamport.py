@@ -1,12 +1,11 @@
-"""One fused kernel: each rank adds a slice of every tile, exchanged as words of payload alone.
+"""One fused kernel: each rank adds a slice of every tile, exchanged as Lamport words.
 
-``push_in_place`` with a second shot. There a tile goes to every peer; here each peer gets only the
+``push_in_place`` with a second shot. There a tile goes to every peer. Here each peer gets only the
 slice that it adds, and sends the sum to all, so that 2 / world_size as much crosses every link.
-Nothing is drained and no signal follows either shot, and the program that computes a tile does all
-of it. Words carry no flags, which would be half of the bytes: until a word arrives, its location
-holds a value that is never sent, and receivers put that value back. The Lamport buffers of
-TensorRT-LLM's all-reduces work the same way. For few rows on many ranks, where sending a tile to
-every peer would fill the link.
+Neither shot drains stores or sends a signal, and the program that computes a tile does all of it.
+Words carry no flags, which would be half of the bytes: until a word arrives, its location holds
+EMPTY, and receivers write EMPTY back. The Lamport buffers of TensorRT-LLM's all-reduces work the
+same way. It suits few rows on many ranks, where sending a tile to every peer would fill the link.
 
 Protocol. A tile's words are cut into as many slices as there are ranks, or a few more. Slice s
 belongs to rank (s + tile) % world_size: few rows fill only the first slices, which thus rotate over
@@ -66,8 +65,8 @@ def _push_two_shot_lamport(
 
     Args:
         inbox_ptr: int32, the first slot of Lamport words.
-        used: words of a slot that all tiles take.
-        LANES: lanes for the words of a slice, which are repeated to fill them: with fewer lanes,
+        used: number of words of a slot that all tiles use.
+        LANES: lanes for the words of a slice; words are repeated to fill them. With fewer lanes,
             each thread would hold the words of only some ranks, and threads would exchange sums.
         EPILOGUE: its BLOCK_ROW lanes hold a row across all tiles, which one program normalises.
     """
@@ -174,7 +173,7 @@ def _normalise_row(
 
 
 class PushTwoShotLamport(LamportVariant):
-    """Slices of tiles to their owners and back, by the programs that computed them."""
+    """Slices of tiles go to their owners and back; the programs that computed them do it."""
 
     name = "push_two_shot_lamport"
 
@@ -201,7 +200,7 @@ class PushTwoShotLamport(LamportVariant):
         return crowded or super().prune_reason(problem, hardware, config)
 
     def words(self, problem: MatmulAllReduce, config: Config) -> int:
-        """Lamport words of both shots."""
+        """The number of Lamport words of both shots."""
         world, slices = problem.world_size, power_of_2(problem.world_size, 1)
         words = _slice_words(problem, config)
         return _tiles(problem, config) * (world * -(-slices // world) + slices) * words

@@ -1,8 +1,8 @@
 """The library path on registered buffers: the vendor's matmul, then NCCL's low-latency kernels.
 
 The matmul writes into a buffer that is registered with the communicator as symmetric, and the
-all-reduce works there in place; from there the result is copied out, added to the residual, or
-normalised.
+all-reduce works there in place. The last kernel reads the result there: it copies it out, adds the
+residual, or normalises.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The last kernel of library paths: adds the residual and normalises the sum, row by row.
 
-Engines pair such a kernel with their collectives: the residual costs no launch of its own.
+Engines run such a kernel after their collectives: the residual costs no launch of its own.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Shapes of a matmul_all_reduce that have names, and problems that checks run on."""
+"""Named shapes of matmul_all_reduce, and the problems that checks run on."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def tiny(world_size: int) -> list[MatmulAllReduce]:
     """See :class:`Shapes`."""
     few = MatmulAllReduce(3, 48, 40, world_size=world_size, residual=True)
     smallest = replace(few, bias=True)
-    # rows that share a tile, and of which one is in two chunks
+    # rows that share a tile; one row is in two chunks
     normalised = replace(few, rms_norm=True)
     if world_size > 2:
         # as many as copy engines fetch, and not more than Lamport words in one shot are for

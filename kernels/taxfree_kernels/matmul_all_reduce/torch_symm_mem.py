@@ -1,4 +1,4 @@
-"""PyTorch's own all-reduces over symmetric memory, behind the vendor's matmul.
+"""The vendor's matmul, then PyTorch's own all-reduce over symmetric memory.
 
 The matmul writes into a symmetric buffer. One shot: every rank loads all ranks' buffers and adds.
 Two shots: every rank adds a block, and loads the blocks that the others have added. PyTorch's
@@ -19,7 +19,7 @@ from taxfree_kernels.reduction.spaces import partial_bytes
 from taxfree_kernels.variant import Config, Plan, Space, Variant
 from taxfree_kernels.vendor import matmul_into, symm_mem_op
 
-_ONE_SHOT_BYTES = 1 << 18  # up to which one shot is tried first
+_ONE_SHOT_BYTES = 1 << 18  # one shot is tried first up to this size
 
 
 class SymmetricMemory(Workspace):

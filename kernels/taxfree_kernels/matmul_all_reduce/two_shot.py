@@ -1,8 +1,9 @@
-"""The vendor's matmul, then one kernel of ours that sums over symmetric memory in two steps.
+"""The vendor's matmul, then one kernel that sums over symmetric memory in two shots.
 
 Each rank owns a block of the output: all ranks send it their partial sums of that block, it adds
-them and sends the result to all. Every link carries 2 / world_size of what one shot sends, for one
-more signal: for many rows. Bias and residual are added by the owner; two launches remain.
+them and sends the result to all. Every link carries 2 / world_size of the bytes of one shot, at the
+cost of one more signal, so it suits many rows. The owner adds bias and residual; two launches
+remain.
 
 Protocol. Three roles, in order of program id. Senders store a chunk of this rank's partial sum of a
 peer's block into that peer's inbox, signal the peer, and never wait. Reducers wait for a chunk of
@@ -107,7 +108,7 @@ def chunk_of_owner(owner, chunk, block_vec16, num_vec16, CHUNKS: tl.constexpr):
 
 
 class TwoShotPlan(SumPlan):
-    """The vendor's matmul, our two-step sum."""
+    """The vendor's matmul, then our two-shot sum."""
 
     def __init__(self, problem: MatmulAllReduce, fabric: Fabric, config: Config) -> None:
         block_vec16, num_vec16 = _sixteens(problem)
@@ -145,7 +146,7 @@ def _sixteens(problem: MatmulAllReduce) -> tuple[int, int]:
 
 
 class TwoShot(Variant):
-    """Vendor matmul, two-shot all-reduce of ours."""
+    """Vendor matmul, our two-shot all-reduce."""
 
     name = "two_shot"
     fused = False

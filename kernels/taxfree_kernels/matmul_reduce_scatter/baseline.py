@@ -19,12 +19,12 @@ from taxfree_kernels.vendor import matmul_into, reduce_scatter
 
 @dataclass(frozen=True)
 class Buffers:
-    """Where a call of one size keeps its partial sum.
+    """The buffers for the partial sum in a call of one size.
 
     Args:
-        partial: [m, n], what the matmul writes.
-        by_owner: [world_size * shard_rows, shard_columns], what is reduced and scattered.
-        beyond: rows of it beyond m, which must be zero; may be empty.
+        partial: [m, n], the matmul's output.
+        by_owner: [world_size * shard_rows, shard_columns], the collective's input.
+        beyond: its rows beyond m, which must be zero; may be empty.
     """
 
     partial: torch.Tensor
@@ -35,7 +35,7 @@ class Buffers:
 class BaselinePlan(Plan):
     """Matmul, for scatter_dim 1 one re-layout copy, one reduce-scatter.
 
-    The collective wants equal shards that follow each other: a ragged M is padded with zeros.
+    The collective needs equal, contiguous shards, so a ragged M is padded with zeros.
     """
 
     def __init__(self, problem: MatmulReduceScatter, fabric: Fabric) -> None:
@@ -49,7 +49,7 @@ class BaselinePlan(Plan):
         self.launches = 2 + (self._is_by_columns or problem.m % problem.world_size > 0)
 
     def _memory(self, fabric: Fabric) -> Workspace:
-        """Where its buffers are."""
+        """The buffers of this size."""
         return fabric.workspace
 
     def _others(self, problem: MatmulReduceScatter) -> tuple[int, ...]:
@@ -96,7 +96,7 @@ class BaselinePlan(Plan):
             buffers.beyond.zero_()
 
     def _lay_out(self, buffers: Buffers) -> None:
-        """From [m, owner, columns] to [owner, m, columns]."""
+        """Transpose [m, owner, columns] to [owner, m, columns]."""
         m, world, width = (
             len(buffers.partial),
             self._problem.world_size,
@@ -111,7 +111,7 @@ class BaselinePlan(Plan):
 
 
 class Baseline(Variant):
-    """The library, as good as an expert would call it."""
+    """The library, called as an expert would."""
 
     name = "baseline"
     fused = False

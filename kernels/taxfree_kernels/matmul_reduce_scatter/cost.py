@@ -1,4 +1,4 @@
-"""The pieces of matmul_reduce_scatter's variants."""
+"""Cost formulas of matmul_reduce_scatter's variants."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from taxfree_kernels.cost.pieces import (
     composed,
     copy,
     exchange_us,
+    fetched_shards_us,
     matmul,
     matmul_us,
     own_collective,
@@ -31,7 +32,7 @@ from taxfree_kernels.variant import Config
 
 
 def _library(*, registered: bool) -> Formula:
-    """The library's matmul, then its sum; registered buffers cost a copy out."""
+    """The library's matmul, then its reduce-scatter; registered buffers cost a copy out."""
 
     def formula(machine: Machine, problem: MatmulReduceScatter, config: Config) -> list[Piece]:
         pieces = [matmul(machine, problem)]
@@ -46,7 +47,7 @@ def _library(*, registered: bool) -> Formula:
 
 
 def _one_shot(machine: Machine, problem: MatmulReduceScatter, config: Config) -> Piece:
-    """Every rank sends each rank its partial sum of what that rank keeps; it is added there."""
+    """Every rank sends each rank the partial sum of its shard, which is added there."""
     kept, world = kept_bytes(problem), problem.world_size
     block = ITEM_BYTES * config["SEND_BLOCK"]
     sent = exchange_us(machine, (world - 1) * kept, kept / config["CHUNKS"], block)
@@ -81,14 +82,13 @@ def _overlap(machine: Machine, problem: MatmulReduceScatter, config: Config) -> 
 def _torch_fused(machine: Machine, problem: MatmulReduceScatter, config: Config) -> list[Piece]:
     """PyTorch's op: per shard a matmul, a barrier, a copy from the peer, a barrier; then the sum.
 
-    Its two streams hide copies behind matmuls, but not barriers: work of both is short.
+    Its two streams hide copies behind matmuls, but not barriers, because the work of both is short.
     """
     world, kept = problem.world_size, kept_bytes(problem)
     m, n = problem.m, problem.n
     m, n = (m, n // world) if problem.scatter_dim == 1 else (m // world, n)
     multiplied = matmul_us(machine, m, n, problem.k)
-    copied = machine.engine_us + 1e6 * kept / machine.link_bytes_per_s
-    pipeline = max(world * multiplied, (world - 1) * copied + multiplied)
+    pipeline = fetched_shards_us(machine, world, kept, multiplied)
     barriers = 2 * world
     added = small(machine, (world + 1) * kept).us + copy(machine, kept).us
     gaps = (barriers + 2) * machine.gap_us

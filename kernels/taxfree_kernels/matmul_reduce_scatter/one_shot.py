@@ -1,7 +1,7 @@
-"""The vendor's matmul, then one kernel of ours that scatters and sums over symmetric memory.
+"""The vendor's matmul, then one kernel that scatters and sums over symmetric memory.
 
-What an engine with symmetric memory would do: the collective's latency shrinks to one signal, the
-re-layout for scatter_dim 1 happens on the way into the inboxes, two launches remain.
+An engine with symmetric memory would do this. The collective's latency shrinks to one signal, the
+stores into the inboxes do the re-layout for scatter_dim 1, and two launches remain.
 
 Protocol. Sender programs have the lowest ids: each stores a chunk of this rank's partial sum of a
 peer's shard, in the problem's own dtype, into that peer's inbox, signals the peer, and never waits.
@@ -34,7 +34,7 @@ from taxfree_kernels.variant import Config, Plan, Space, Variant
 
 @triton.jit
 def in_partial_sum(at, owner, n, shard_rows, shard_columns, SCATTER_DIM: tl.constexpr):
-    """Where elements `at` of a shard, counted row by row, are in a partial sum [m, n]."""
+    """Offsets in a partial sum [m, n] of elements `at` of a shard, counted row by row."""
     if SCATTER_DIM == 0:
         return owner.to(tl.int64) * shard_rows * n + at
     row, column = at // shard_columns, at % shard_columns
@@ -97,7 +97,7 @@ def elements_of_shard(rank, m, shard_rows, shard_columns, SCATTER_DIM: tl.conste
 
 
 class OneShotPlan(SumPlan):
-    """The vendor's matmul, our scatter and sum."""
+    """The vendor's matmul, then our scatter and sum."""
 
     def __init__(self, problem: MatmulReduceScatter, fabric: Fabric, config: Config) -> None:
         super().__init__(problem, fabric, problem.elements)
@@ -123,7 +123,7 @@ class OneShotPlan(SumPlan):
 
 
 class OneShot(Variant):
-    """Vendor matmul, reduce-scatter of ours."""
+    """Vendor matmul, our reduce-scatter."""
 
     name = "one_shot"
     fused = False

@@ -1,9 +1,8 @@
-"""Copy engines scatter what the vendor's matmul has computed while it computes the next part.
+"""Copy engines scatter one part of the partial sum while the vendor's matmul computes the next.
 
-Removes most of the bulk-synchronous tax where there are many rows, and leaves the compute units to
-the matmul: peers' shards first, beginning with the next rank's, this rank's own last, then the sum
-of what all ranks sent. Costs two launches per copy, and copies take microseconds to start: not for
-few rows.
+Removes most of the bulk-synchronous tax and leaves the compute units to the matmul: peers' shards
+first, beginning with the next rank's, this rank's own last, then the sum of all ranks' parts. Costs
+two launches per copy, and copies take microseconds to start, so it suits many rows.
 
 Protocol. That of :mod:`taxfree_kernels.copies`: each chunk of a peer's shard is signalled to that
 peer. The kernel that adds waits for all chunks of all peers, and comes after all copies of this
@@ -36,10 +35,10 @@ from taxfree_kernels.variant import Config, Plan, Space, Variant, resized
 from taxfree_kernels.vendor import matmul_into
 
 _BLOCK, _INTERPRETED_BLOCK = 2048, 64  # elements that a program adds at a time
-_PROGRAMS = 4  # that add, for each compute unit
+_PROGRAMS = 4  # adding programs for each compute unit
 
 
-# Measured with the unnamed arguments: without them it is other code, to be measured again.
+# The measurements had the unnamed arguments: without them the compiled code differs.
 @triton.jit(do_not_specialize=["channel", "rank", "first", "count", "size"])
 def _add(
     partial_ptr, _1, out_ptr, _2, inbox, control_ptr, channel, heap_bases, rank,
@@ -50,9 +49,9 @@ def _add(
     Args:
         partial_ptr: this rank's partial sum.
         inbox: a pointer to [WORLD, stride_source], and stride_source.
-        channel: the first of CHUNKS on which peers announce theirs.
+        channel: the first of CHUNKS channels of the peers' signals.
         first: start of the shard in the output; `first`, `count`, `size` in units of 16 elements.
-        count: how much of the shard lies in rows of the sum; the rest, up to `size`, is zero.
+        count: part of the shard in rows of the sum; the rest, up to `size`, is zero.
     """
     generation = sync.running_generation(control_ptr)
     peers = Peers(control_ptr, heap_bases, rank, generation)
@@ -68,11 +67,11 @@ def _add(
 
 @dataclass(frozen=True)
 class _Message:
-    """A chunk of a peer's shard on its way there.
+    """A chunk of a peer's shard that is sent to it.
 
     Args:
         rows: of all ranks' shards, one below the other.
-        source, target: those rows, here and in the peer's memory.
+        source, target: these rows, here and in the peer's memory.
     """
 
     peer: int
@@ -84,11 +83,11 @@ class _Message:
 
 @dataclass(frozen=True)
 class _Part:
-    """What is multiplied at once, and what is sent then.
+    """One matmul, and the messages that follow it.
 
     Args:
         rows, columns: of x, and of the weight.
-        product: where they go.
+        product: the matmul's output.
     """
 
     rows: slice
@@ -99,10 +98,10 @@ class _Part:
 
 @dataclass(frozen=True)
 class _Sized:
-    """What a call of one size consists of.
+    """The work of calls of one size.
 
     Args:
-        empty: chunks without rows, which are waited for as well.
+        empty: chunks without rows, whose signals are also waited for.
         partial: this rank's partial sum of its own shard.
     """
 
@@ -113,7 +112,7 @@ class _Sized:
 
 
 class OverlapPlan(Plan):
-    """A matmul for each part, copies that overlap the next one, and one addition."""
+    """A matmul per part, copies that overlap the next one, and one addition."""
 
     def __init__(self, problem: MatmulReduceScatter, fabric: Fabric, config: Config) -> None:
         self._problem, self._fabric, self._config = problem, fabric, config
@@ -191,7 +190,7 @@ def _messages(
     shards: torch.Tensor,
     inbox: torch.Tensor,
 ) -> Iterator[_Message]:
-    """In the order in which they are computed; each rank begins with another peer."""
+    """Parts in the order of their matmuls; each rank begins with another peer."""
     world, rank = problem.world_size, fabric.rank
     for distance, chunk in product(range(1, world), range(chunks)):
         peer = (rank + distance) % world

@@ -1,4 +1,4 @@
-"""Dimensions of a matmul_reduce_scatter, and what they cost."""
+"""Dimensions of a matmul_reduce_scatter, and its work and memory."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class MatmulReduceScatter(PartialSum, Sharded):
 
     @property
     def inbox_elements(self) -> int:
-        """Elements of an inbox: a shard, its rows padded, from every rank."""
+        """Elements of an inbox: a shard with padded rows from every rank."""
         return self.world_size * padded_elements(self.shard_rows, self.shard_columns)
 
     @property

@@ -125,7 +125,7 @@ def index_of_tile(tile_m, tile_n, tiles_m, tiles_n, GROUP_M: tl.constexpr):
 
 
 class Push(FusedVariant):
-    """Tiles to their owners, and their sums, in one kernel."""
+    """One kernel: tiles go to their owners, which add them."""
 
     name = "push"
 
@@ -170,7 +170,7 @@ class Push(FusedVariant):
 
 
 def _tiles_and_sums(problem: MatmulReduceScatter, config: Config) -> tuple[int, int]:
-    """Tiles of the partial sum, and programs that add."""
+    """Numbers of tiles and of adding programs."""
     block_m = config["BLOCK_M"]
     owner_tiles = -(-problem.shard_columns // config["BLOCK_N"])
     tiles = -(-problem.m // block_m) * owner_tiles
@@ -183,7 +183,7 @@ def _tiles_and_sums(problem: MatmulReduceScatter, config: Config) -> tuple[int, 
 def _pieces(
     problem: MatmulReduceScatter, hardware: Hardware, config: Config, counts: tuple[int, ...]
 ) -> int:
-    """Pieces per own tile to be added, so that all compute units take part; 1 for few rows."""
+    """Adding programs per own tile, so that all compute units work; 1 for few rows."""
     if min(problem.shard_rows, config["BLOCK_M"]) < 32:
         return counts[0]
     own = tiles_of(problem.shard_rows, problem.shard_columns, config["BLOCK_M"], config["BLOCK_N"])

@@ -1,9 +1,8 @@
-"""One fused kernel: tiles go to their owners as Lamport words; senders add what is theirs.
+"""One fused kernel: tiles go to their owners as Lamport words; senders add their own rows.
 
 ``push`` without a drain and a signal between a tile and its sum, and without programs that only
-wait and add: for few rows, where these are a good part of the exchange's time. It is the first shot
-of ``push_two_shot_lamport`` of ``matmul_all_reduce``: a word is payload alone, and until it arrives
-its location holds a value that is never sent.
+wait and add. With few rows these are a large part of the exchange's time. It is the first shot of
+``push_two_shot_lamport`` of ``matmul_all_reduce``.
 
 Protocol. A program that holds a complete tile of this rank's partial sum sends the rows to their
 owners, this rank included; while these are in flight, empties its share of the slot that the
@@ -55,7 +54,7 @@ def _push_lamport(
     Args:
         inbox_ptr: int32, the first slot of Lamport words. A slot is [source, shard_rows, words],
             rows as wide as all tiles of a shard's columns.
-        used: words of a slot that all sources take.
+        used: number of words of a slot that all sources use.
         ROWS: rows that a program adds at once.
     """
     gdc_wait(GROUP)
@@ -116,7 +115,7 @@ def _push_lamport(
 
 
 class PushLamport(LamportVariant):
-    """Tiles to their owners in words, by the programs that add them."""
+    """Tiles go to their owners as words; the same programs add them."""
 
     name = "push_lamport"
 
@@ -153,16 +152,16 @@ class PushLamport(LamportVariant):
 
 
 def _stride_source(problem: MatmulReduceScatter, config: Config) -> int:
-    """Words of a shard, a multiple of 64 bytes."""
+    """Words of a shard, padded to 64 bytes."""
     tiles = tiles_of(problem.shard_rows, problem.shard_columns, 1, config["BLOCK_N"])
     words = tiles * config["BLOCK_N"] // 2
     return -(-words // 16) * 16
 
 
 def _rows_at_once(problem: MatmulReduceScatter, hardware: Hardware, config: Config) -> int:
-    """Rows of a tile that a program adds at once: a shard's, if it can hold that many.
+    """Rows of a tile that a program adds at once: a shard's rows, if it can hold that many.
 
-    A few rows get the lanes of more: see :func:`lanes_of`.
+    Few rows get more lanes than words: see :func:`lanes_of`.
     """
     width = config["BLOCK_N"] // 2
     threads = config.get("num_warps", 1) * hardware.warp_size

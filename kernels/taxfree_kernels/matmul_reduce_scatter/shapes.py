@@ -1,4 +1,4 @@
-"""Shapes of a matmul_reduce_scatter that have names, and problems that checks run on."""
+"""Named shapes of matmul_reduce_scatter, and the problems that checks run on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Device functions of the fused variants: which rank's shard a tile's elements belong to."""
+"""Device functions of the fused variants that map a tile's elements to the ranks' shards."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Shard(NamedTuple):
     Args:
         columns: of the shard, in elements.
         stride_source: from one source's shard to the next.
-        stride_row: from row to row, where that is not as wide as all tiles of the columns.
+        stride_row: from row to row, if it is not the width of all tiles of the columns.
     """
 
     columns: Any
@@ -26,7 +26,7 @@ class Shard(NamedTuple):
 def tiles_of_shards(
     m, shard_columns, GROUP: tl.constexpr, SCATTER_DIM: tl.constexpr, TILE: tl.constexpr
 ):
-    """Tiles of the whole sum, by rows and by columns, and those of a shard's columns.
+    """Numbers of tiles: rows and columns of the whole sum, columns of a shard.
 
     Columns of tiles never cross from one rank's shard to the next; rows of tiles may.
     """
@@ -40,7 +40,7 @@ def owner_of_tile(
     rows, tile_n, owner_tiles, shard_rows, shard_columns, GROUP: tl.constexpr,
     SCATTER_DIM: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """Which ranks own a tile's rows, and at which positions.
+    """The ranks that own a tile's rows, and the positions in their shards.
 
     Returns:
         The owners, a block like `rows`, or one for all rows; the rows in the owners' shards; the

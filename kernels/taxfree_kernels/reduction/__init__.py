@@ -1,1 +1,1 @@
-"""Sums of the ranks' partial matmuls: what matmul_all_reduce and matmul_reduce_scatter share."""
+"""Sums of the ranks' partial matmuls: shared by matmul_all_reduce and matmul_reduce_scatter."""

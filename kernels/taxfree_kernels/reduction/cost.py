@@ -1,4 +1,4 @@
-"""The pieces of variants of matmul_all_reduce and matmul_reduce_scatter."""
+"""Cost formulas of the variants of matmul_all_reduce and matmul_reduce_scatter."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from taxfree_kernels.variant import Config
 
 
 def kept_bytes(problem: PartialSum) -> float:
-    """Of the sum that a rank keeps: all of it, or its shard."""
+    """Bytes of the sum that a rank keeps: all of it, or its shard."""
     return float(ITEM_BYTES * problem.kept_elements)
 
 
 def summed(machine: Machine, problem: PartialSum, *, registered: bool, rounds: int) -> Piece:
-    """By the collective library; `rounds` of its ring."""
+    """The collective library's sum, with `rounds` of its ring."""
     received, peers = problem.cost.link_bytes, problem.world_size - 1
     return collective(machine, received, peers, registered=registered, rounds=rounds)
 
 
 def then(add: Callable[..., Piece]) -> Formula:
-    """The vendor's matmul, then a sum of ours."""
+    """The vendor's matmul, then our sum."""
 
     def formula(machine: Machine, problem: PartialSum, config: Config) -> list[Piece]:
         return [matmul(machine, problem), add(machine, problem, config)]
@@ -48,13 +48,13 @@ def tiles_that_send(
     wave_us: float = 0.0,
     behind_us: float = 0.0,
 ) -> list[Piece]:
-    """Tiles are sent when they are finished; what the last wave sends follows the matmul.
+    """Tiles are sent when they are finished; the last wave is sent after the matmul.
 
     Args:
         sent: bytes that cross the link while tiles are computed.
         moved: bytes that additions read and write.
         wave_us: wait of each wave of tiles.
-        behind_us: what follows the last tile's transfer.
+        behind_us: time after the last tile's transfer.
     """
     tma = config.get("TMA", False)
     tiles, wave = tiles_us(machine, problem, config, tma=tma)
@@ -65,7 +65,7 @@ def tiles_that_send(
 
 
 def push(machine: Machine, problem: PartialSum, config: Config) -> list[Piece]:
-    """The sum of the last tile is waited for."""
+    """The time of the last tile's sum."""
     kept, world = kept_bytes(problem), problem.world_size
     return tiles_that_send(
         machine, problem, config,
@@ -74,7 +74,7 @@ def push(machine: Machine, problem: PartialSum, config: Config) -> list[Piece]:
 
 
 def push_lamport(machine: Machine, problem: PartialSum, config: Config) -> list[Piece]:
-    """As `push`, by Lamport words: each wave of tiles polls for its peers', without signals."""
+    """Like `push`, but each wave of tiles polls for its peers' Lamport words, without signals."""
     kept, world = kept_bytes(problem), problem.world_size
     return tiles_that_send(
         machine, problem, config,

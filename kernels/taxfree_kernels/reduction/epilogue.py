@@ -1,8 +1,7 @@
-"""What is done to a sum once: bias and residual are added, rows are normalised (RMSNorm).
+"""The epilogue of a sum: adds bias and residual, and normalises rows (RMSNorm).
 
-A row that is normalised stays in its program's registers, in float32, from the addition of the
-partial sums to the result: nothing is read twice, and no program waits for another's part of the
-mean.
+A normalised row stays in its program's registers, in float32, from the addition of the partial
+sums to the result: nothing is read twice, and no program waits for another's part of the mean.
 """
 
 from __future__ import annotations
@@ -17,10 +16,10 @@ from taxfree_kernels.reduction.sums import with_sources
 
 
 class Epilogue(NamedTuple):
-    """The constants of what follows the sum: a kernel's ``EPILOGUE: tl.constexpr``.
+    """The constants of a kernel's epilogue: ``EPILOGUE: tl.constexpr``.
 
     Args:
-        BLOCK_ROW: lanes for a row that is normalised, at least n; 0 when none is.
+        BLOCK_ROW: lanes for a normalised row, at least n; 0 without RMSNorm.
     """
 
     HAS_BIAS: bool
@@ -46,10 +45,10 @@ class EpilogueTensors(NamedTuple):
 
 @triton.jit
 def add_bias_residual(total, columns, column_mask, at, mask, epilogue, EPILOGUE: tl.constexpr):
-    """`total`, float32, plus the bias and the residual, of those that are given.
+    """`total`, float32, plus the bias and the residual, if given.
 
     Args:
-        columns, column_mask: of the elements of `total`, or what broadcasts to them.
+        columns, column_mask: of the elements of `total`; they may broadcast.
         at, mask: their offsets in the residual.
     """
     if EPILOGUE.HAS_BIAS:
@@ -64,10 +63,10 @@ def sum_and_normalise(
     row, channel, channel_end, own_ptr, inbox_ptr, stride_source, stride_row, epilogue, out_ptr,
     count, n, peers, GROUP: tl.constexpr, EPILOGUE: tl.constexpr, CHANNELS: tl.constexpr,
 ):  # fmt: skip
-    """Add up one row of all ranks' partial sums, in the ranks' order, and store it twice.
+    """Add one row of all ranks' partial sums, in rank order; store it and its RMSNorm.
 
     Args:
-        channel, channel_end: on which ranks signal what is in the row; at most CHANNELS.
+        channel, channel_end: channels that announce parts of the row; at most CHANNELS.
         own_ptr, inbox_ptr, stride_source: see :func:`with_sources`; rows are `stride_row` apart.
         out_ptr: see :func:`store_normalised`.
         n: elements of a row, at most BLOCK_ROW.
@@ -89,7 +88,7 @@ def sum_and_normalise(
 
 @triton.jit
 def store_normalised(total, at, mask, norm_weight, eps_ptr, out_ptr, count, n):
-    """Store a row, and it normalised.
+    """Store a row and its RMSNorm.
 
     Args:
         total: float32, the row; 0 where it is masked. at, mask: its place in a sum [m, n].

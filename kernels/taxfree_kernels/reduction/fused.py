@@ -24,13 +24,13 @@ from taxfree_kernels.variant import Config, Plan, Space, Variant, resized
 
 @dataclass(frozen=True)
 class Layout:
-    """How a launch is laid out for a problem.
+    """The layout of a launch for a problem.
 
     Args:
-        tiles: of this rank's partial sum.
-        others: programs besides those that compute tiles.
+        tiles: number of tiles of this rank's partial sum.
+        others: number of programs that do not compute tiles.
         slot_elements: elements that the kernel uses in a slot of :meth:`FusedPlan.inbox`.
-        sizes: sizes that the kernel takes besides m, n and k, or tuples of them.
+        sizes: the kernel's size arguments besides m, n and k, or tuples of them.
     """
 
     tiles: int
@@ -40,15 +40,15 @@ class Layout:
 
 
 class FusedPlan(Plan):
-    """One launch: programs that compute tiles and send them, then programs that add.
+    """One launch: programs that compute and send tiles, then programs that add.
 
     Args:
         problem: with m, n and k of a rank's own matmul.
         function: the kernel. It takes x and the weight (see ``tile.partial_tile``), the strides of
-            the weight, what is added to the sum, the output, what `_of_size` lists, and the
+            the weight, the addends of the sum, the output, the arguments of `_of_size`, and the
             layout's sizes.
         layout: of the problem, or of a smaller one.
-        constants: those that only this kernel has.
+        constants: further constants of this kernel.
     """
 
     def __init__(
@@ -88,9 +88,9 @@ class FusedPlan(Plan):
         self._sized = fabric.workspace.by_size(self._of_size)
 
     def inbox(self, fabric: Fabric, config: Config, elements: int) -> tuple[torch.Tensor, int]:
-        """Where peers' tiles arrive: the first slot, and how far the next one is.
+        """The inbox of peers' tiles: its first slot, and the stride to the next one.
 
-        Payload in the type of the wire; with `LL` in the config, LL packets.
+        It holds payload in the WIRE type or, with `LL` in the config, LL packets.
         """
         if config.get("LL"):
             return fabric.pool.ll_slots(elements)
@@ -127,13 +127,13 @@ class FusedPlan(Plan):
     def _epilogue(
         self, given: Sequence[torch.Tensor | None], out: torch.Tensor
     ) -> tuple[tuple[torch.Tensor, ...], ...]:
-        """The kernel's argument for what is added to the sum, where the operation adds anything."""
+        """The kernel's argument for the addends of the sum, if the operation has any."""
         tensors = [out if each is None else each for each in given]
         return (EpilogueTensors(*tensors),) if tensors else ()
 
 
 class FusedVariant(Variant):
-    """Tiles of a partial sum that are sent as they are finished."""
+    """A variant that sends each tile of a partial sum as soon as it is finished."""
 
     def unsupported_reason(self, problem: PartialSum, hardware: Hardware) -> str | None:
         if problem.world_size == 1:

@@ -20,7 +20,7 @@ def random_tensor(
     integers: bool,
     density: float = 1.0,
 ) -> torch.Tensor:
-    """Normal numbers, or -1, 0, 1, of which all but a share of `density` are made 0."""
+    """Normal numbers; or -1, 0 and 1, of which only a share `density` is kept nonzero."""
     generator = torch.Generator(device=device).manual_seed(seed)
     if not integers:
         return torch.randn(size, generator=generator, device=device).to(dtype)

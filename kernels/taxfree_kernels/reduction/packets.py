@@ -1,4 +1,4 @@
-"""Partial sums that are sent as words of two elements each: device functions, plan and variant."""
+"""Partial sums as words of two elements each: device functions, plan and variant."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from taxfree_kernels.reduction.epilogue import add_bias_residual
 from taxfree_kernels.reduction.fused import FusedPlan, FusedVariant
 from taxfree_kernels.variant import Config, Space
 
-MOST_WORDS = 1 << 19  # that a pool's slot of them has
-#: Most elements of the output: their words from 8 ranks fill a pool's slot of them.
+MOST_WORDS = 1 << 19  # capacity of a pool's slot of Lamport words
+#: Most elements of the output: their words from 8 ranks fill such a slot.
 MOST_ELEMENTS = MOST_WORDS * 2 // 8
 
 
@@ -35,7 +35,7 @@ def words_of(tile, ELEMENT: tl.constexpr):
 
 @triton.jit
 def halves_of(words, ELEMENT: tl.constexpr):
-    """The two elements that each of `words`, int32, consists of, as float32."""
+    """The two elements of each of `words`, int32, as float32."""
     low = (words & 0xFFFF).to(tl.uint16).to(ELEMENT, bitcast=True)
     high = ((words >> 16) & 0xFFFF).to(tl.uint16).to(ELEMENT, bitcast=True)
     return low.to(tl.float32), high.to(tl.float32)
@@ -45,23 +45,23 @@ def halves_of(words, ELEMENT: tl.constexpr):
 def sum_by_words(
     own, at, mask, slot_ptr, stride_source, peers, ELEMENT: tl.constexpr, GROUP: tl.constexpr
 ):
-    """Send words to every peer, wait for the same words of every peer's, and add them.
+    """Send words to every peer, wait for the same words from every peer, and add them.
 
     Args:
-        own: int32 [WORDS], of this rank.
-        at: their places among a source's words, all of which are in the slot.
-        mask: which of them are exchanged.
-        slot_ptr: rank 0's words, the others `stride_source` words apart.
+        own: int32 [WORDS], this rank's words.
+        at: their offsets in a source's block of the slot; all must lie in the slot.
+        mask: words that are exchanged.
+        slot_ptr: rank 0's block; blocks are `stride_source` words apart.
 
     Returns:
-        float32 [2 * WORDS], added in the ranks' order, and whether all words have come.
+        float32 [2 * WORDS], added in rank order, and whether all words have arrived.
     """
     own_ptr = slot_ptr + peers.rank.to(tl.int64) * stride_source
     for step in tl.static_range(1, GROUP.WORLD):
         peer = (peers.rank + step) % GROUP.WORLD
         target_ptr = translate(own_ptr, peers, peer)
         packets.send(peers, target_ptr + at, own, peer, mask=mask)
-    # One poll for all ranks; lanes beyond the last rank look at its words again.
+    # One poll for all ranks; lanes beyond the last rank repeat its words.
     lane = tl.arange(0, triton.next_power_of_2(GROUP.WORLD))[:, None]
     source = tl.minimum(lane, GROUP.WORLD - 1)
     needed = (source != peers.rank) & mask[None, :]
@@ -76,7 +76,7 @@ def sum_by_words(
 def sum_of_lamport_words(
     at, mask, slot_ptr, stride_source, peers, ELEMENT: tl.constexpr, GROUP: tl.constexpr
 ):
-    """As :func:`sum_by_words`, of Lamport words that every rank has sent, this one too."""
+    """Like :func:`sum_by_words`, for Lamport words that all ranks, including this one, send."""
     lane = tl.arange(0, triton.next_power_of_2(GROUP.WORLD))[:, None]
     source = tl.minimum(lane, GROUP.WORLD - 1)
     words, arrived = packets.receive(
@@ -93,11 +93,11 @@ def total_of_lamport_words(
     """Wait for all ranks' words of a sum of n columns, and add them, the bias and the residual.
 
     Args:
-        place: int32 [LANES], where the words are among a source's.
-        row, col: of the first element of each; rows from `row_end` on nobody has sent.
+        place: int32 [LANES], offsets of the words in a source's block.
+        row, col: of each word's first element; rows from `row_end` on are not sent.
 
     Returns:
-        float32 [2 * LANES], NaN when the words have not come, and of each the row and the column.
+        float32 [2 * LANES], NaN if the words have not arrived; rows; columns.
     """
     total, arrived = sum_of_lamport_words(
         place, row < row_end, slot_ptr, stride_source, peers, ELEMENT, GROUP
@@ -112,13 +112,13 @@ def total_of_lamport_words(
 
 @triton.jit
 def _twice(block, step):
-    """Each element, and behind it the same and `step`."""
+    """Each element, followed by itself + `step`."""
     return tl.reshape(tl.join(block, block + step), (2 * block.numel,))
 
 
 @triton.jit
 def _added(words, lane, ELEMENT: tl.constexpr, GROUP: tl.constexpr):
-    """float32 [2 * WORDS]: the sum of [SOURCES, WORDS], in the ranks' order."""
+    """float32 [2 * WORDS]: the sum of [SOURCES, WORDS], in rank order."""
     total_low = tl.zeros((words.shape[1],), tl.float32)
     total_high = tl.zeros((words.shape[1],), tl.float32)
     for rank_to_add in tl.static_range(GROUP.WORLD):
@@ -136,13 +136,13 @@ class LamportPlan(FusedPlan):
 
 
 class LamportVariant(FusedVariant):
-    """Programs send the tiles that they have computed, and wait for what belongs to them."""
+    """A variant whose programs send the tiles that they compute, and add their own share."""
 
     slots = 3
 
     @abstractmethod
     def words(self, problem: PartialSum, config: Config) -> int:
-        """Lamport words of a slot that a call uses."""
+        """The number of Lamport words of a slot that a call uses."""
 
     def unsupported_reason(self, problem: PartialSum, hardware: Hardware) -> str | None:
         reason = super().unsupported_reason(problem, hardware)
@@ -161,7 +161,7 @@ class LamportVariant(FusedVariant):
         return [each for each in configs if not self.prune_reason(problem, hardware, each)]
 
     def with_room(self, problem: PartialSum, hardware: Hardware, config: Config) -> dict[str, Any]:
-        """A first config, with what the variant needs beside tiles."""
+        """A seed config of tiles, changed so that the variant can run it."""
         return dict(config)
 
     def prune_reason(self, problem: PartialSum, hardware: Hardware, config: Config) -> str | None:

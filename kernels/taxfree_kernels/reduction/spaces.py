@@ -1,4 +1,4 @@
-"""The meta-parameters of the variants: what is worth trying, what to try first, what cannot run."""
+"""Search spaces of the variants: values to search, seed configs, limits."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ from taxfree_kernels.variant import Config, Space
 if TYPE_CHECKING:
     from taxfree_kernels.matmul_all_reduce.problem import MatmulAllReduce
 
-_CHUNK_BYTES = 1 << 13  # what one sender moves in a few microseconds
-#: Channels on which tiles or chunks are worth announcing to programs that wait for several.
+_CHUNK_BYTES = 1 << 13  # one sender moves this in a few microseconds
+#: Most channels that tiles or chunks use if programs wait for several of them.
 MOST_SIGNALS = 64
 
 
 def tile_space(problem: PartialSum, hardware: Hardware) -> Space:
-    """How tiles of a partial sum are computed, for the device's own limits.
+    """Meta-parameters of tiles of a partial sum, within the device's limits.
 
     Args:
         problem: with m, n and k of a rank's own matmul.
     """
     widest_k = power_of_2(problem.k, 16)
-    if hardware.backend == "interpreter":  # its time goes by the number of operations, not by size
+    if hardware.backend == "interpreter":  # its time depends on the number of operations
         return {
             "BLOCK_M": (16, 32), "BLOCK_N": (32, 64), "BLOCK_K": up_to(widest_k, (16, 32, 64)),
             "GROUP_M": (1, 4), "SPLIT_K": (1, 2, 4), "SWAP_AB": (False, True),
@@ -58,7 +58,7 @@ def tile_space(problem: PartialSum, hardware: Hardware) -> Space:
 
 
 def ways_to_load(problem: PartialSum, hardware: Hardware) -> tuple[bool, ...]:
-    """Whether the TMA may load tiles: Hopper's, of rows that start at multiples of 16 bytes."""
+    """Whether TMA may load tiles: on Hopper, if rows start at multiples of 16 bytes."""
     rows_of_w = problem.k if problem.weight_layout == "nk" else problem.n
     is_aligned = problem.k % 8 == 0 and rows_of_w % 8 == 0
     has_tma = hardware.architecture in ("sm_90", "cpu")
@@ -66,24 +66,24 @@ def ways_to_load(problem: PartialSum, hardware: Hardware) -> tuple[bool, ...]:
 
 
 def signal_counts(hardware: Hardware, most: int) -> tuple[int, ...]:
-    """How many signals a rank may send to each peer: the fewer, the more tiles share one.
+    """Values of SIGNALS, the most signals per peer; with fewer, more tiles share one.
 
     Args:
-        most: for which the protocol has channels.
+        most: number of channels that the protocol has for them.
     """
     return (most, 2) if hardware.backend == "interpreter" else (most, most // 4)
 
 
 _LONG_K = 2048  # from here on, computing a tile takes far longer than starting and storing it
-FEW_RANKS = 4  # up to here, each keeps so much of its partial sum that tiles do not wait for links
+FEW_RANKS = 4  # a rank keeps so large a part that tiles do not wait for links
 
 
 def staggered_if_worth_it(
     problem: PartialSum, hardware: Hardware, config: Config, tiles: int
 ) -> dict[str, Any]:
-    """A config whose tiles end one after the other, where that should pay.
+    """`config` with staggered tiles, if that should be faster.
 
-    Not where addresses of scattered columns, a bias or a residual take the registers for it.
+    Addresses of scattered columns, a bias or a residual leave too few registers for it.
     """
     is_crowded = any(getattr(problem, each, 0) for each in ("bias", "residual", "scatter_dim"))
     is_worth_it = problem.k >= _LONG_K and problem.world_size > FEW_RANKS and not is_crowded
@@ -94,7 +94,7 @@ def staggered_if_worth_it(
 
 
 def staggered_prune_reason(hardware: Hardware, config: Config, tiles: int, k: int) -> str | None:
-    """Why tiles cannot be shared so, or it is not worth it; or None."""
+    """The reason why staggered tiles cannot run or are slow, or None."""
     if not config["STAGGERED"]:
         return None
     if config["SPLIT_K"] > 1:
@@ -107,11 +107,11 @@ def staggered_prune_reason(hardware: Hardware, config: Config, tiles: int, k: in
 
 
 def seed_configs(problem: PartialSum, hardware: Hardware, space: Space) -> list[dict[str, Any]]:
-    """Configs that should suit a problem, cut down to `space`; the first is the default."""
+    """Configs that should suit a problem, moved into `space`; the first is the default."""
     rows = power_of_2(problem.m, 16)
     if hardware.backend == "interpreter":
         guesses = [{"BLOCK_M": min(rows, 32), "BLOCK_N": 64, "BLOCK_K": 64}]
-    elif problem.k % 8:  # rows are not aligned: nothing is loaded 16 bytes at a time
+    elif problem.k % 8:  # unaligned rows: no load is 16 bytes wide
         guesses = [{"BLOCK_M": min(rows, 64), "BLOCK_N": 64, "BLOCK_K": 32, "num_warps": 8}]
     elif hardware.backend == "hip":
         guesses = _first_on_cdna(rows)
@@ -136,8 +136,8 @@ def _first_on_hopper(problem: PartialSum, rows: int) -> list[dict[str, Any]]:
     wide = {"GROUP_M": 8, "BLOCK_K": 64, "SPLIT_K": 1}
     square = wide | {"BLOCK_M": 128, "BLOCK_N": 128, "num_warps": 4, "num_stages": 6, "TMA": True}
     widest = wide | {"BLOCK_M": 128, "BLOCK_N": 256, "num_warps": 8, "num_stages": 4, "TMA": True}
-    two_at_once = square | {"num_stages": 3}  # on an SM: one computes while the other sends
-    narrow = square | {"BLOCK_N": 64, "BLOCK_K": 128, "num_stages": 4}  # a tile for each SM
+    two_at_once = square | {"num_stages": 3}  # on an SM: one computes, the other sends
+    narrow = square | {"BLOCK_N": 64, "BLOCK_K": 128, "num_stages": 4}  # one tile for each SM
     most = {128: (narrow, square), 256: (square, widest), 512: (square, widest)}
     if problem.world_size > FEW_RANKS:
         most |= dict.fromkeys((1024, 2048), (square, widest))
@@ -151,7 +151,7 @@ def _first_on_hopper(problem: PartialSum, rows: int) -> list[dict[str, Any]]:
 
 
 def _first_on_cdna(rows: int) -> list[dict[str, Any]]:
-    """From the field's experience on MI300X: two stages, and 64 of K where tiles are wide."""
+    """Configs from published experience on MI300X: two stages, and BLOCK_K 64 for wide tiles."""
     common = {"BLOCK_K": 64, "num_stages": 2, "matrix_instr_nonkdim": 16}
     if rows <= 64:
         skinny = common | {"BLOCK_M": rows, "BLOCK_K": 128, "GROUP_M": 1, "num_warps": 4}
@@ -167,7 +167,7 @@ def _first_on_cdna(rows: int) -> list[dict[str, Any]]:
 
 
 def tiles_at_once(hardware: Hardware, config: Config) -> int:
-    """Programs of tiles that a compute unit has room for, by the shared memory they take."""
+    """Tile programs that fit on a compute unit, by their shared memory."""
     if hardware.backend != "cuda":
         return 1
     stage = (config["BLOCK_M"] + config["BLOCK_N"]) * config["BLOCK_K"] * 2
@@ -175,18 +175,18 @@ def tiles_at_once(hardware: Hardware, config: Config) -> int:
 
 
 def prune_reason(problem: PartialSum, hardware: Hardware, config: Config) -> str | None:
-    """Why a config is not worth compiling, or None."""
+    """The reason not to compile a config, or None."""
     return tile_prune_reason(hardware, config, problem.k, problem.m * problem.n, 64)
 
 
-# -- our collectives between library kernels ----------------------------------------------------
+# -- our collectives after library kernels ------------------------------------------------------
 
 
 def send_space(hardware: Hardware, most_chunks: int) -> Space:
-    """How a partial sum is sent and summed, in chunks.
+    """Meta-parameters of sending and adding a partial sum in chunks.
 
     Args:
-        most_chunks: for which the protocol has channels.
+        most_chunks: number of channels that the protocol has for chunks.
     """
     if hardware.backend == "interpreter":
         return {"CHUNKS": (1, 2), "SEND_BLOCK": (256,)}
@@ -198,18 +198,18 @@ def send_space(hardware: Hardware, most_chunks: int) -> Space:
 
 
 def first_sends(space: Space, sent_bytes: int, row_elements: int) -> list[dict[str, Any]]:
-    """Configs for so many bytes to each peer: chunks near what one sender should move, and beside.
+    """Configs for a number of bytes per peer: chunks of the size that suits one sender, or near it.
 
     Args:
-        space: of :func:`send_space`.
-        row_elements: after which addresses may jump.
+        space: from :func:`send_space`.
+        row_elements: contiguous elements, if addresses jump after them.
     """
     counts = space["CHUNKS"]
     wanted = max(1, sent_bytes // _CHUNK_BYTES)
     nearest = nearest_first(counts, wanted)[0]
     at = counts.index(nearest)
     order = (nearest, *counts[at + 1 : at + 2], *counts[max(0, at - 1) : at])
-    if row_elements % 16:  # elements move one by one, each with an address
+    if row_elements % 16:  # elements are copied one by one, each with an address
         guess = {"SEND_BLOCK": 2048, "num_warps": 8}
     elif wanted <= 2 * nearest:
         guess = {"SEND_BLOCK": 4096, "num_warps": 4}
@@ -221,10 +221,10 @@ def first_sends(space: Space, sent_bytes: int, row_elements: int) -> list[dict[s
 def words_prune_reason(
     hardware: Hardware, config: Config, words: int, world_size: int, most: int = 32
 ) -> str | None:
-    """Why a program cannot poll so many words from each rank well, or None.
+    """The reason why a program cannot poll `words` words from each rank, or None.
 
     Args:
-        most: of all ranks, a thread.
+        most: limit of words per thread, from all ranks.
     """
     if hardware.backend == "interpreter":
         return None
@@ -237,22 +237,22 @@ def words_prune_reason(
 
 
 def partial_bytes(problem: PartialSum) -> int:
-    """Of a rank's partial sum in the problem's own type."""
+    """Bytes of a rank's partial sum in the problem's dtype."""
     return problem.elements * ITEM_BYTES[problem.dtype]
 
 
-# -- what programs that add have in registers ---------------------------------------------------
+# -- register use of programs that add ----------------------------------------------------------
 
 _MOST_OF_A_ROW = 1 << 14  # elements
-_MOST_A_THREAD = 64  # elements, in float32: a quarter of its registers
+_MOST_A_THREAD = 64  # float32 elements: a quarter of its registers
 
 
 def fits_addends(
     problem: MatmulAllReduce, hardware: Hardware, config: Config, pieces: int = 1
 ) -> bool:
-    """Whether a program that adds one of `pieces` of a tile can hold bias and residual as well.
+    """Whether a program that adds one of `pieces` of a tile can also hold bias and residual.
 
-    When the sum is normalised, programs add rows instead.
+    With RMSNorm, programs add rows instead.
     """
     has_addends = (problem.bias or problem.residual) and not problem.rms_norm
     if hardware.backend != "cuda" or not has_addends:
@@ -262,14 +262,14 @@ def fits_addends(
 
 
 def rows_prune_reason(problem: MatmulAllReduce) -> str | None:
-    """Why no program can hold a row that it has to normalise, or None."""
+    """The reason why no program can hold a row for RMSNorm, or None."""
     if problem.rms_norm and problem.n > _MOST_OF_A_ROW:
         return f"one program normalises a row, of {_MOST_OF_A_ROW} elements at most"
     return None
 
 
 def warps_prune_reason(problem: MatmulAllReduce, hardware: Hardware, config: Config) -> str | None:
-    """Why a program of a config cannot hold a row that it has to normalise, or None."""
+    """The reason why a config's programs cannot hold a row for RMSNorm, or None."""
     if not problem.rms_norm or hardware.backend == "interpreter":
         return None
     threads = config["num_warps"] * hardware.warp_size
@@ -281,7 +281,7 @@ def warps_prune_reason(problem: MatmulAllReduce, hardware: Hardware, config: Con
 def with_room_for_rows(
     problem: MatmulAllReduce, hardware: Hardware, config: Config
 ) -> dict[str, Any]:
-    """A config with as many warps as it takes to hold a row that is normalised."""
+    """`config` with enough warps to hold a row for RMSNorm."""
     if warps_prune_reason(problem, hardware, config) is None:
         return dict(config)
     return {**config, "num_warps": block_row(problem) // (_MOST_A_THREAD * hardware.warp_size)}

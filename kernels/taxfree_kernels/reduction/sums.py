@@ -1,7 +1,7 @@
-"""The vendor's matmul for a partial sum, then a kernel of ours that sums flat tensors in chunks.
+"""The vendor's matmul for a partial sum, then our kernel that sums flat tensors in chunks.
 
-Flat tensors have a multiple of 16 elements here, and chunks begin and end at such multiples, so
-that accesses can be 16 bytes wide whatever the dimensions are.
+The size of a flat tensor and the bounds of chunks are multiples of 16 elements, so that accesses
+can be 16 bytes wide for all dimensions.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from taxfree_kernels.vendor import matmul_into
 
 @triton.jit
 def bounds_of_chunk(chunk, begin, end, CHUNKS: tl.constexpr):
-    """Where one of CHUNKS parts of [begin, end) begins and ends, all in units of 16 elements."""
+    """Begin and end of one of CHUNKS parts of [begin, end), in units of 16 elements."""
     per_chunk = tl.cdiv(end - begin, CHUNKS)
     chunk_begin = min(begin + chunk * per_chunk, end)
     return chunk_begin, min(chunk_begin + per_chunk, end)
@@ -31,10 +31,10 @@ def bounds_of_chunk(chunk, begin, end, CHUNKS: tl.constexpr):
 
 @triton.jit
 def with_sources(total, at, mask, own_ptr, inbox_ptr, stride_source, rank, GROUP: tl.constexpr):
-    """`total`, float32, plus elements `at` of all ranks' partial sums, in the ranks' order.
+    """`total`, float32, plus elements `at` of all ranks' partial sums, in rank order.
 
     Args:
-        own_ptr: this rank's; inbox_ptr: rank 0's, the others `stride_source` elements apart.
+        own_ptr: this rank's sum; inbox_ptr: rank 0's; sums are `stride_source` elements apart.
     """
     for source in tl.static_range(GROUP.WORLD):
         source_ptr = select(rank == source, own_ptr, inbox_ptr + source * stride_source, 16)
@@ -46,7 +46,7 @@ class SumPlan(Plan):
     """The vendor's matmul for this rank's partial sum, then one kernel that sums all ranks'.
 
     Args:
-        elements: of the largest partial sum, as the kernel reads it.
+        elements: number of elements of the largest partial sum, as the kernel reads it.
     """
 
     launches = 2
@@ -62,7 +62,7 @@ class SumPlan(Plan):
         """The grid of the kernel, and its last arguments."""
 
     def _of_size(self, m: int) -> tuple[torch.Tensor, torch.Tensor, Kernel]:
-        """The partial sum, as the kernel reads it and as a matrix; and the kernel."""
+        """The partial sum in the kernel's layout and as a matrix; the kernel."""
         problem, (flat,) = resized(self._problem, m=m), self._partials()
         matrix = flat[: problem.elements].view(m, problem.n)
         return flat, matrix, self._kernel.resized(*self._launch(problem))
@@ -71,7 +71,7 @@ class SumPlan(Plan):
         return (self._sized[size][2],)
 
     def add_up(self, partial: torch.Tensor, kernel: Kernel, *rest: torch.Tensor | None) -> None:
-        """Launch the sum; takes what the plan is called with after x and the weight."""
+        """Launch the sum; takes the plan's arguments after x and the weight."""
         kernel(partial, *rest)
 
     def __call__(self, x: torch.Tensor, weight: torch.Tensor, *rest: torch.Tensor) -> torch.Tensor:

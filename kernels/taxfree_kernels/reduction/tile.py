@@ -18,11 +18,11 @@ class Buffers(NamedTuple):
     """The memory that a fused plan gives its kernel, as run-time arguments.
 
     Args:
-        inbox_ptr: the first slot, where peers' tiles arrive; `stride_slot` elements to the next.
+        inbox_ptr: the first slot of peers' tiles; `stride_slot` elements to the next.
         control_ptr: int64, the control block of the pool.
-        partials_ptr: float32, for shares of tiles.
+        partials_ptr: float32, for split-K shares of tiles.
         counters_ptr: int32, one for each tile, then one for each signal; 0 between launches.
-        heap_bases: int64 [WORLD], where this rank sees each rank's arena.
+        heap_bases: int64 [WORLD], the address of each rank's arena as seen by this rank.
     """
 
     inbox_ptr: Any
@@ -34,18 +34,18 @@ class Buffers(NamedTuple):
 
 
 class Strides(NamedTuple):
-    """Of an inbox, in elements or words: from source to source, and from row to row."""
+    """Strides of an inbox, in elements or words: between sources, and between rows."""
 
     source: Any
     row: Any
 
 
 class Schedule(NamedTuple):
-    """The constants of a kernel in which some programs send tiles and others add them.
+    """The constants of a kernel in which some programs send tiles, and others add them.
 
     Args:
         TILES_PER_SIGNAL: tiles that share a signal.
-        PIECES: programs that add one tile.
+        PIECES: number of programs that add one tile.
         STAGGERED: see :func:`tile_and_share`.
     """
 
@@ -62,18 +62,19 @@ def partial_tile(
     """One tile of this rank's x @ weight at (row_begin, col_begin); undefined beyond the ends.
 
     Args:
-        tile, split, tiles: which of how many tiles, and which of the SPLIT_K shares of its K.
+        tile, tiles: number of this tile, and of all tiles.
+        split: number of the SPLIT_K share of its K.
         x, w: pointers to x [.., k], contiguous, and to the weight [k, ..]; when TMA, descriptors
             of x [1, 1, .., k], and of the weight, [1, .., k] when W_NK, else [1, k, ..].
-        stride_w: of the weight, in elements, by k and by column.
-        buffers: of its partials this takes [SPLIT_K, tiles, BLOCK_M, BLOCK_N], or, when STAGGERED,
-            [2, STAGGERED, ..], of its counters [tiles]. For a shared K only; each share must have
-            at least one step of BLOCK_K.
+        stride_w: strides of the weight along k and along columns, in elements.
+        buffers: used only if programs share K: partials [SPLIT_K, tiles, BLOCK_M, BLOCK_N] or, when
+            STAGGERED, [2, STAGGERED, ..]; counters [tiles]. Each share must have at least one step
+            of BLOCK_K.
         STAGGERED: see :func:`tile_and_share`.
 
     Returns:
-        The tile, float32 [BLOCK_M, BLOCK_N], and whether this program holds all of it: of the
-        programs that share its K, the last one adds their shares, always in the same order.
+        The tile, float32 [BLOCK_M, BLOCK_N], and whether this program holds the full sum: the last
+        of the programs that share K adds all shares, always in the same order.
     """
     rows = row_begin + tl.arange(0, TILE.BLOCK_M)
     cols = col_begin + tl.arange(0, TILE.BLOCK_N)
@@ -122,7 +123,7 @@ def partial_tile(
 def _together(
     acc, tile, split, tiles, row_mask, buffers, GROUP: tl.constexpr, SHARES: tl.constexpr
 ):
-    """Store a share of a tile; the last of SHARES programs has all of them, and their sum."""
+    """Store a share of a tile; the last of SHARES programs returns the sum of all shares."""
     BLOCK_M: tl.constexpr = acc.shape[0]
     BLOCK_N: tl.constexpr = acc.shape[1]
     within = tl.arange(0, BLOCK_M)[:, None] * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
@@ -140,11 +141,11 @@ def _together(
 
 @triton.jit
 def tile_and_share(number, SPLIT_K: tl.constexpr, STAGGERED: tl.constexpr):
-    """Which tile, and which share of its K, a program computes.
+    """The tile of a program, and its share of the tile's K.
 
     Tiles that all begin at once also end at once, and their stores compete for the same link. Each
     of the first STAGGERED tiles is shared by two programs, the first of which gets from almost none
-    to almost all of K: whatever follows on their compute units begins, and ends, staggered.
+    to almost all of K. The next programs on their compute units then begin and end staggered.
     """
     tile, split = number // SPLIT_K, number % SPLIT_K
     if STAGGERED > 0:
@@ -179,10 +180,10 @@ def numbered_tile(
 def announce_tile(
     tile, tiles, channel, counters_ptr, peers, GROUP: tl.constexpr, TILES_PER_SIGNAL: tl.constexpr
 ):
-    """Signal everybody when all tiles of this one's group are stored.
+    """Signal all ranks if this tile is the last of its group to be stored.
 
     Args:
-        channel: of the first group; each has one.
+        channel: the first group's channel; each group has one.
         counters_ptr: int32 [groups].
     """
     group = tile // TILES_PER_SIGNAL
@@ -196,7 +197,7 @@ def announce_tile(
 
 @triton.jit
 def send_tile(part, own_ptr, at, mask, peers, GROUP: tl.constexpr, TO_SELF: tl.constexpr):
-    """Store a tile at offsets `at` of this rank's part of all inboxes, the own one if TO_SELF."""
+    """Store a tile at offsets `at` of this rank's part of all inboxes; of its own if TO_SELF."""
     for step in tl.static_range(0 if TO_SELF else 1, GROUP.WORLD):
         target_ptr = translate(own_ptr, peers, (peers.rank + step) % GROUP.WORLD)
         tl.store(target_ptr + at, part, mask=mask)
@@ -210,12 +211,12 @@ def total_of_tile(
     """Wait for all ranks' partial sums of a tile, and add them, the bias and the residual.
 
     Args:
-        rows, cols, row_mask: of the tile, in a sum of n columns.
+        rows, cols, row_mask: the tile's, in a sum of n columns.
         at, at_mask: see :func:`sum_of_sources`.
-        channel: on which ranks signal them.
+        channel: the channel that announces them.
 
     Returns:
-        The total, float32; NaN when they have not come.
+        The total, float32; NaN if they have not arrived.
     """
     added = bias_residual_of_tile(rows, cols, row_mask, n, epilogue, EPILOGUE)
     arrived = wait_for_everybody(peers, channel, GROUP)
@@ -225,7 +226,7 @@ def total_of_tile(
 
 @triton.jit
 def bias_residual_of_tile(rows, cols, row_mask, n, epilogue, EPILOGUE: tl.constexpr):
-    """float32 [rows, cols]: what is added once to a tile of a sum of n columns."""
+    """float32 [rows, cols]: bias and residual for a tile of a sum of n columns."""
     none = tl.zeros((rows.shape[0], cols.shape[0]), tl.float32)
     col_mask = (cols < n)[None, :]
     place = rows.to(tl.int64)[:, None] * n + cols[None, :]
@@ -244,10 +245,10 @@ def store_tile(out_ptr, rows, cols, row_mask, n, tile):
 
 @triton.jit
 def sum_of_sources(source_ptr, stride_source, at, mask, GROUP: tl.constexpr, own=None, rank=0):
-    """float32: what all ranks have put at offsets `at`, a block, in the ranks' order.
+    """float32: the sum of all ranks' elements at offsets `at`, a block, in rank order.
 
     Args:
-        own: what this rank would have put there, if it has not; else None.
+        own: this rank's elements if they are not in the inbox; else None.
     """
     total = tl.zeros(at.shape, tl.float32)
     if at.numel <= 4096:  # unrolled, so that the loads of all sources are in flight
@@ -261,7 +262,7 @@ def sum_of_sources(source_ptr, stride_source, at, mask, GROUP: tl.constexpr, own
 
 @triton.jit
 def _part_of(source, ptrs, mask, own, rank):
-    """What one rank has put there, float32."""
+    """One rank's elements, float32."""
     if own is None:
         part = tl.load(ptrs, mask=mask, other=0.0)
     else:

@@ -196,25 +196,38 @@ _ANOTHER_FLAG = (
     "sent and awaited alike: it still differs from all flags that calls have left in the slot"
 )
 
-#: (group, mutant) -> why it is as right as the original, as long as no wait times out
-HARMLESS = {
-    ("sync", "wait: _poll: generation + 1"): (
-        "the first poll only decides whether the loop is entered, which polls again"
+#: groups, mutants, and why each is as right as the original, as long as no wait times out
+HARMLESS = (
+    (
+        "sync",
+        "wait: _poll: generation + 1",
+        "the first poll only decides whether the loop is entered, which polls again",
     ),
-    ("sync", "wait: _poll: generation - 1"): (
-        "the last poll only acquires: the loop has seen the right generation"
+    (
+        "sync",
+        "wait: _poll: generation - 1",
+        "the last poll only acquires: the loop has seen the right generation",
     ),
-    ("sync", "is_aborted: atomic_add: scope='sys' -> 'gpu'"): (
-        "peers write the abort word only after a timeout"
+    (
+        "sync",
+        "is_aborted: atomic_add: scope='sys' -> 'gpu'",
+        "peers write the abort word only after a timeout",
     ),
-    ("sync", "arrive: atomic_xchg: scope='gpu' -> 'cta'"): (
-        "the last program in resets the counter, alone and before the next launch"
+    (
+        "sync",
+        "arrive: atomic_xchg: scope='gpu' -> 'cta'",
+        "the last program in resets the counter, alone and before the next launch",
     ),
-    ("sum: push_in_place", "_push_in_place: sum_by_words: generation + 1"): _ANOTHER_FLAG,
-    ("sum: push_lamport", "_push_lamport: leave(...) deleted"): _BY_TURNS,
-    ("sum: push_two_shot_lamport", "_push_two_shot_lamport: leave(...) deleted"): _BY_TURNS,
-    ("scatter: push_lamport", "_push_lamport: leave(...) deleted"): _BY_TURNS,
-}
+    ("sum: push_in_place", "_push_in_place: sum_by_words: generation + 1", _ANOTHER_FLAG),
+    ("sum: push_lamport", "_push_lamport: leave(...) deleted", _BY_TURNS),
+    ("sum: push_two_shot_lamport", "_push_two_shot_lamport: leave(...) deleted", _BY_TURNS),
+    ("scatter: push_lamport", "_push_lamport: leave(...) deleted", _BY_TURNS),
+    *(
+        ("decode: fused", f"merge_into_words: _send_to_peers: generation {sign} 1", _BY_TURNS)
+        for _ in ("packed rows", "their sums and units")
+        for sign in "-+"
+    ),
+)
 
 
 def without_place(mutant: Mutant) -> str:

@@ -72,9 +72,9 @@ def test_each_case_gets_its_own_report(tmp_path: Path) -> None:
 def test_defaults_and_corners_pass_the_checks(triton: str, device: str, sample: Sample) -> None:
     """Defaults of all examples where compilers have failed most; of few and many rows elsewhere.
 
-    The oldest Triton compiles one default config of each variant every day.
+    The oldest Triton compiles one default config of each variant for one GPU every day.
     """
-    always = first_defaults(device) if triton == "oldest" else []
+    always = first_defaults(device) if (triton, device) == ("oldest", "h200") else []
     has_failed = triton == "oldest" and device in ("h200", "mi300x")
     some = defaults(device, None if has_failed else 2)
     expect_good([*always, *sample.of([*some, *corners(triton, device)])], triton)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -34,7 +33,8 @@ def default(variant: str, device: str) -> dict[str, object]:
 
 @pytest.fixture(scope="module")
 def screen() -> Iterator[Screen]:
-    with Screen(KNOWN["h200"], workers=1, spill_limit=1 << 20) as screen:
+    with pytest.MonkeyPatch.context() as patch, Screen(KNOWN["h200"], workers=1) as screen:
+        patch.setattr("taxfree_kernels.cross_compile.screen.SPILL_LIMIT", 1 << 20)
         yield screen
 
 
@@ -48,9 +48,10 @@ class TestScreen:
         assert 0 < resources.shared_memory <= KNOWN["h200"].shared_memory
         assert resources.programs_per_unit >= 1
 
-    def test_refuses_spills(self) -> None:
+    def test_refuses_spills(self, monkeypatch: pytest.MonkeyPatch) -> None:
         config = default("push", "mi300x")
-        with Screen(KNOWN["mi300x"], workers=1, spill_limit=-1) as screen:
+        monkeypatch.setattr("taxfree_kernels.cross_compile.screen.SPILL_LIMIT", -1)
+        with Screen(KNOWN["mi300x"], workers=1) as screen:
             (verdict,) = screen.verdicts(OP, PROBLEM, [("push", config)])
         assert verdict.refused == "spills 0 bytes a thread"
 
@@ -77,7 +78,7 @@ class TestScreen:
     def test_does_not_compile_what_the_variant_refuses(self) -> None:
         config = {**default("push", "h200"), "BLOCK_M": 256}
         refused = variants(OP)["push"].prune_reason(PROBLEM, KNOWN["h200"], config)
-        with Screen(KNOWN["h200"], timeout_s=0.0) as screen:
+        with Screen(KNOWN["h200"]) as screen:
             (verdict,) = screen.verdicts(OP, PROBLEM, [("push", config)])
         assert refused is not None
         assert verdict.refused == refused
@@ -89,9 +90,10 @@ class TestScreen:
         assert verdict.kernels == {}
 
     def test_compiles_nothing_for_the_interpreter(self) -> None:
-        with Screen(KNOWN["cpu"], timeout_s=0.0) as screen:
+        with Screen(KNOWN["cpu"]) as screen:
             (verdict,) = screen.verdicts(OP, PROBLEM, [("push", default("push", "cpu"))])
         assert verdict.refused is None
+        assert verdict.kernels == {}
 
     def test_names_an_unknown_variant(self) -> None:
         with Screen(KNOWN["cpu"]) as screen, pytest.raises(PlanError, match="no variant 'x'"):
@@ -183,13 +185,6 @@ class TestResources:
 
 
 class TestReport:
-    def test_survives_json(self) -> None:
-        report = Report(
-            OP, {"m": 1}, "push", {"BLOCK_M": 16}, "h200", "push", "sm_90", "3.6.0",
-            Resources(90, 0, 1024, 2, 1.5), [Violation("no_spills", "8 bytes", 3, "st.local")],
-        )  # fmt: skip
-        assert Report.from_json(json.loads(json.dumps(report.as_json()))) == report
-
     def test_text(self) -> None:
         report = Report(
             OP, {"m": 1}, "push", {"BLOCK_M": 16}, "h200", "push", "sm_90", "3.6.0",

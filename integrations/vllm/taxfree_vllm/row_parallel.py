@@ -1,0 +1,312 @@
+"""vLLM's ``RowParallelLinear`` as one operation, with the fused add + RMSNorm behind it.
+
+A layer is served if a record of its size serves some number of rows. Then its forward is one torch
+op, which chooses by the number of rows at run time: taxfree, or vLLM's own matmul and all-reduce.
+In code that vLLM compiles, a pass lets the op take a following ``fused_add_rms_norm`` along. All
+other layers run vLLM's own forward, with whatever vLLM fuses there.
+
+The ops are no ordered effects, as taxfree's own are: vLLM could not cache compiled code then. All
+ranks compile the same graph, so they make the same calls in the same order all the same.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from multiprocessing.util import Finalize
+from pathlib import Path
+from typing import Any
+
+import torch
+import vllm.envs as envs
+from torch.fx import Graph
+from torch.library import Library
+from vllm import ir
+from vllm.compilation.passes.inductor_pass import InductorPass
+from vllm.config import CompilationMode, VllmConfig, get_current_vllm_config
+from vllm.distributed.parallel_state import GroupCoordinator, get_tp_group
+from vllm.logger import init_logger
+from vllm.model_executor.layers.linear import RowParallelLinear, UnquantizedLinearMethod
+from vllm.platforms import current_platform
+
+import taxfree
+from taxfree._runtime.runtime import Runtime
+from taxfree.fingerprints import kernel_hashes
+from taxfree.models import report
+from taxfree.settings import Settings
+from taxfree_kernels.errors import FabricUnavailable
+
+_DTYPES = {torch.float16: "float16", torch.bfloat16: "bfloat16"}
+_logger = init_logger("vllm.taxfree")
+
+
+@RowParallelLinear.register_oot(name="RowParallelLinear")
+class TaxfreeRowParallelLinear(RowParallelLinear):  # type: ignore[misc]
+    """vLLM's layer; its matmul and its all-reduce are one operation where that is served."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._taxfree_name = _name(self.output_size_per_partition, self.input_size_per_partition)
+        self._taxfree_unserved = _unserved(self)
+        if self.tp_size > 1:
+            why = self._taxfree_unserved
+            report.count(self._taxfree_name, f"library: {why}" if why else "matmul_all_reduce", 0)
+        if self._taxfree_unserved is None:
+            self._taxfree_group = get_tp_group().unique_name
+            self._cpu_skip_gemm_dispatch = True  # vLLM on a CPU would replace the weight
+
+    def forward(self, input_: torch.Tensor) -> Any:
+        """The sum over the ranks, and the bias if vLLM adds it later."""
+        if self._taxfree_unserved is not None:
+            if self.tp_size > 1:
+                report.count(self._taxfree_name, f"library: {self._taxfree_unserved}")
+            return super().forward(input_)
+        bias = None if self.skip_bias_add else self.bias
+        x = input_ if input_.dim() == 2 else input_.flatten(0, -2)
+        y = torch.ops.taxfree_vllm.row_parallel(x, self.weight, bias, self._taxfree_group)
+        y = y if input_.dim() == 2 else y.view(*input_.shape[:-1], y.shape[1])
+        if not self.return_bias:
+            return y
+        return y, self.bias if self.skip_bias_add else None
+
+
+def _name(n: int, k: int) -> str:
+    return f"RowParallelLinear({k}, {n})"
+
+
+def _unserved(layer: Any) -> str | None:
+    """The reason why a layer runs vLLM's own forward, or None; collective."""
+    if layer.tp_size == 1:
+        return "one rank"
+    if not layer.reduce_results:
+        return "its sums are reduced elsewhere"
+    if not layer.input_is_parallel:
+        return "its input is not split"
+    if type(layer.quant_method) is not UnquantizedLinearMethod:
+        return f"quantized, {type(layer.quant_method).__name__}"
+    if layer.params_dtype not in _DTYPES:
+        return str(layer.params_dtype).removeprefix("torch.")
+    if layer.bias is not None and layer.bias.dtype != layer.params_dtype:
+        return "the bias has another dtype"
+    config = get_current_vllm_config()
+    if envs.VLLM_BATCH_INVARIANT:
+        return "VLLM_BATCH_INVARIANT"
+    if config.parallel_config.use_ubatching:
+        return "two batches overlap"
+    if config.parallel_config.prefill_context_parallel_size > 1:
+        return "prefill context parallelism"
+    return _group().served(layer, config)
+
+
+class _Group:
+    """vLLM's tensor-parallel group: its runtime, and which sizes of layers that serves.
+
+    Args:
+        coordinator: vLLM's.
+    """
+
+    def __init__(self, coordinator: GroupCoordinator) -> None:
+        self.coordinator = coordinator
+        self.runtime: Runtime | None = None
+        self.why_not = ""
+        self.sizes: dict[Any, _Size | None] = {}
+        try:
+            self.runtime = taxfree.init(coordinator.device_group)
+        except FabricUnavailable as error:
+            self.why_not = str(error)
+            _logger.warning("taxfree serves nothing: %s", error)
+            return
+        report.include(self.runtime)
+        # Workers may end without `atexit`. Peers end at their own time: nobody is waited for.
+        Finalize(None, self.runtime.__exit__, (SystemExit, None, None), exitpriority=100)
+
+    def served(self, layer: Any, config: VllmConfig) -> str | None:
+        """Prepare a layer's sizes; the reason if no number of rows is served; collective."""
+        if self.runtime is None:
+            return self.why_not
+        most = config.scheduler_config.max_num_batched_tokens
+        is_compiled = config.compilation_config.mode == CompilationMode.VLLM_COMPILE
+        bias = layer.bias if not layer.skip_bias_add else None
+        plain = self._prepare(_key(layer.weight, bias, has_norm=False), most)
+        if plain is None:
+            return "no record"
+        if is_compiled:
+            self._prepare(_key(layer.weight, bias, has_norm=True), most)
+            _install_pass(config)
+        return None
+
+    def _prepare(self, key: Any, most: int) -> _Size | None:
+        if key not in self.sizes:
+            assert self.runtime is not None
+            n, k, dtype, has_bias, has_norm = key
+            problem = taxfree.MatmulAllReduce(
+                m=1, n=n, k=k, dtype=_DTYPES[dtype], world_size=self.runtime.world_size,
+                bias=has_bias, residual=has_norm, rms_norm=has_norm,
+            )  # fmt: skip
+            size = _Size(self.runtime, problem, most)
+            self.sizes[key] = size if size.most else None
+            _logger.info("taxfree serves 1 to %d rows of %s", size.most, problem)
+        return self.sizes[key]
+
+    def choices(self) -> list[str]:
+        """What the table says of the layers so far, as text."""
+        return sorted(f"{key} {size and size.choices}" for key, size in self.sizes.items())
+
+
+class _Size:
+    """Row-parallel layers of one size.
+
+    Args:
+        runtime: which serves them.
+        problem: theirs, of one row.
+        most: rows that vLLM may ask for.
+    """
+
+    def __init__(self, runtime: Runtime, problem: taxfree.MatmulAllReduce, most: int) -> None:
+        self._runtime, self._problem = runtime, problem
+        self._found: dict[tuple[int, str], bool] = {}
+        tried = sorted({*(1 << bits for bits in range(most.bit_length())), most})
+        self.choices = {rows: str(runtime.choice(self._of(rows))) for rows in tried}
+        # A record serves a power of two, since it serves all within a factor of two.
+        served = [
+            rows for rows in tried if any(self._is_ours(rows, mode) for mode in ("graph", "eager"))
+        ]
+        self._collects = Settings.from_environment().log is not None
+        self.most = most if self._collects else min(most, 2 * max(served, default=0))
+        if self.most:
+            runtime.prepare([problem.for_rows(1, self.most)])
+        self._found.clear()  # a plan may have failed
+
+    def serves(self, rows: int) -> bool:
+        """Whether taxfree runs a call of this moment; with ``TAXFREE_LOG``, so that it is met."""
+        if not 0 < rows <= self.most:
+            return False
+        is_captured = torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+        return self._collects or self._is_ours(rows, "graph" if is_captured else "eager")
+
+    def _is_ours(self, rows: int, mode: str) -> bool:
+        found = self._found.get((rows, mode))
+        if found is None:
+            choice = self._runtime.choice(self._of(rows)).of(mode)
+            found = self._found[rows, mode] = choice.variant != "baseline"
+        return found
+
+    def _of(self, rows: int) -> taxfree.MatmulAllReduce:
+        return dataclasses.replace(self._problem, m=rows)
+
+
+_groups: dict[str, _Group] = {}
+
+
+def _group() -> _Group:
+    """The tensor-parallel group, opened if it is not; collective."""
+    coordinator = get_tp_group()
+    if coordinator.unique_name not in _groups:
+        _groups[coordinator.unique_name] = _Group(coordinator)
+    return _groups[coordinator.unique_name]
+
+
+def _key(weight: torch.Tensor, bias: torch.Tensor | None, has_norm: bool) -> Any:
+    return (*weight.shape, weight.dtype, bias is not None, has_norm)
+
+
+# -- torch ops --
+
+_library = Library("taxfree_vllm", "DEF")
+_ARGUMENTS = "Tensor x, Tensor weight, Tensor? bias"
+_NORM = "Tensor residual, Tensor norm_weight, float eps"
+
+
+def _row_parallel(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, group_name: str
+) -> torch.Tensor:
+    """The sum of x @ weight.t() over the ranks, and the bias; [m, n] of x [m, k]."""
+    group = _groups[group_name]
+    size = group.sizes.get(_key(weight, bias, has_norm=False))
+    if size is None or not size.serves(x.shape[0]):
+        report.count(_name(*weight.shape), "library: no record of so many rows")
+        own = bias if group.coordinator.rank_in_group == 0 else None
+        summed: torch.Tensor = group.coordinator.all_reduce(
+            torch.nn.functional.linear(x, weight, own)
+        )
+        return summed
+    report.count(_name(*weight.shape), "matmul_all_reduce")
+    assert group.runtime is not None
+    return group.runtime.matmul_all_reduce(x, weight.t(), bias)
+
+
+def _row_parallel_rms_norm(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    residual: torch.Tensor,
+    norm_weight: torch.Tensor,
+    eps: float,
+    group_name: str,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The sum with a residual, normalised and as it is: what vLLM's fused add + RMSNorm returns."""
+    group = _groups[group_name]
+    size = group.sizes.get(_key(weight, bias, has_norm=True))
+    if size is None or not size.serves(x.shape[0]):
+        y = _row_parallel(x, weight, bias, group_name)
+        normalised, summed = ir.ops.fused_add_rms_norm(y, residual, norm_weight, eps)
+        return normalised, summed
+    report.count(_name(*weight.shape), "matmul_all_reduce_rms_norm")
+    assert group.runtime is not None
+    return group.runtime.matmul_all_reduce_rms_norm(x, weight.t(), norm_weight, bias, residual, eps)
+
+
+def _register(name: str, arguments: str, returns: str, function: Any, outputs: int) -> None:
+    def fake(x: torch.Tensor, weight: torch.Tensor, *others: Any) -> Any:
+        made = [x.new_empty(x.shape[0], weight.shape[0]) for _ in range(outputs)]
+        return made[0] if outputs == 1 else tuple(made)
+
+    _library.define(f"{name}({arguments}, str group_name) -> {returns}")
+    _library.impl(name, function, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"taxfree_vllm::{name}", fake, lib=_library)
+
+
+_register("row_parallel", _ARGUMENTS, "Tensor", _row_parallel, 1)
+_register(
+    "row_parallel_rms_norm", f"{_ARGUMENTS}, {_NORM}", "(Tensor, Tensor)", _row_parallel_rms_norm, 2
+)
+
+
+# -- compiled code --
+
+
+class _RmsNormPass(InductorPass):  # type: ignore[misc]
+    """Rewrites a row-parallel matmul and the fused add + RMSNorm behind it into one op."""
+
+    def __call__(self, graph: Graph) -> None:
+        for norm in graph.find_nodes(
+            op="call_function", target=torch.ops.vllm_ir.fused_add_rms_norm.default
+        ):
+            y, residual, norm_weight, eps, *others = norm.args
+            if any(each is not None for each in others) or norm_weight is None:
+                continue  # of a part of the columns, or without a weight
+            if y.target is not torch.ops.taxfree_vllm.row_parallel.default or len(y.users) != 1:
+                continue
+            if norm_weight.meta["val"].dtype != y.meta["val"].dtype:
+                continue
+            x, weight, bias, group_name = y.args
+            norm.target = torch.ops.taxfree_vllm.row_parallel_rms_norm.default
+            norm.args = (x, weight, bias, residual, norm_weight, eps, group_name)
+            graph.erase_node(y)
+
+    def uuid(self) -> str:
+        """vLLM's cache key of compiled code: the version, the kernels, this file, the table."""
+        choices = {name: group.choices() for name, group in _groups.items()}
+        hashes = sorted(kernel_hashes("matmul_all_reduce").items())
+        source = Path(__file__).read_text(encoding="utf-8")
+        known: str = self.hash_dict({"hashes": hashes, "choices": choices, "source": source})
+        return f"taxfree {taxfree.__version__} {known}"
+
+
+def _install_pass(config: VllmConfig) -> None:
+    """Let vLLM run the pass after its own; its cache key takes the pass's along."""
+    passes = config.compilation_config.inductor_compile_config
+    installed = passes.setdefault(current_platform.pass_key, _RmsNormPass())
+    if not isinstance(installed, _RmsNormPass):
+        _logger.warning_once(
+            "taxfree fuses no RMSNorm: vLLM has another custom pass, %s", installed
+        )

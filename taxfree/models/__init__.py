@@ -1,0 +1,1 @@
+"""Models: PyTorch's tensor parallelism, its compiler, and Transformers run on taxfree."""

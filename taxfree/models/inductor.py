@@ -1,0 +1,289 @@
+"""A pass of torch.compile: a matmul and the collective beside it become one operation.
+
+The pass runs on Inductor's graphs after autograd, forward and backward. It serves the groups that
+were enabled, whoever wrote the collectives: DTensor, or the model itself. A matmul + all-reduce,
+also one that a layer called, then takes along what follows it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch._inductor import config
+from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
+from torch.fx import Graph, Node
+
+from taxfree.models import norms, report, rows
+
+_aten, _c10d, _ops = torch.ops.aten, torch.ops._c10d_functional, torch.ops.taxfree
+_ordered = torch.ops.higher_order.with_effects
+_VIEWS = (_aten.view.default, _aten.reshape.default, _aten._unsafe_view.default)
+
+
+def enable(group_name: str) -> None:
+    """Let code that is compiled from now on run the operations on a group."""
+    _PASS.groups.add(group_name)
+    installed: Any = config.post_grad_custom_post_pass
+    if installed is None:
+        config.post_grad_custom_post_pass = _PASS
+    elif installed is not _PASS:
+        others = installed if isinstance(installed, (list, tuple)) else [installed]
+        config.post_grad_custom_post_pass = [
+            *(each for each in others if each is not _PASS), _PASS
+        ]  # fmt: skip
+
+
+class _FusionPass(CustomGraphPass):
+    """Rewrites all collectives of the enabled groups that stand beside a matmul.
+
+    Args:
+        groups: names of process groups.
+    """
+
+    def __init__(self) -> None:
+        self.groups: set[str] = set()
+
+    def __call__(self, graph: Graph) -> None:
+        for wait in list(graph.nodes):
+            if wait.target is not _c10d.wait_tensor.default:
+                continue
+            collective = wait.args[0]
+            fuse = _FUSIONS.get(collective.target)
+            if fuse is None or collective.args[-1] not in self.groups:
+                continue
+            name = f"compiled {collective.target.__name__.partition('.')[0]}"
+            report.count(name, fuse(graph, wait, collective))
+        for node in list(graph.nodes):
+            if _operation(node) is _ops.matmul_all_reduce.default:
+                _take_along(graph, node)
+        graph.lint()
+
+    def uuid(self) -> Any:
+        folder = Path(__file__).parent
+        files = tuple(str(folder / f"{name}.py") for name in ("inductor", "norms", "rows"))
+        return get_hash_for_files(files, repr(sorted(self.groups)))
+
+
+_PASS = _FusionPass()
+
+
+def _fuse_all_reduce(graph: Graph, wait: Node, collective: Node) -> str:
+    """mm + all-reduce."""
+    summed, op, group = collective.args
+    matmul, reason = _producer(summed, op)
+    if matmul is None:
+        return reason
+    x, weight = matmul.args
+    with graph.inserting_before(wait):
+        fused = _call(graph, _ops.matmul_all_reduce.default, x, weight, None, None, group)
+        result = _reshaped(graph, fused, _value(wait).shape)
+    _replace(wait, result)
+    return "matmul_all_reduce"
+
+
+def _fuse_reduce_scatter(graph: Graph, wait: Node, collective: Node) -> str:
+    """mm + reduce-scatter of rows."""
+    summed, op, _, group = collective.args
+    matmul, reason = _producer(summed, op)
+    if matmul is None:
+        return reason
+    x, weight = matmul.args
+    with graph.inserting_before(wait):
+        fused = _call(graph, _ops.matmul_reduce_scatter.default, x, weight, 0, group)
+        result = _reshaped(graph, fused, _value(wait).shape)
+    _replace(wait, result)
+    return "matmul_reduce_scatter"
+
+
+def _fuse_all_gather(graph: Graph, wait: Node, collective: Node) -> str:
+    """All-gather of rows + mm or addmm, if nothing else uses the gathered rows."""
+    shard, _, group = collective.args
+    gathered = wait
+    while len(gathered.users) == 1:
+        (user,) = gathered.users
+        if user.target not in _VIEWS or _value(user).shape[-1] != _value(wait).shape[-1]:
+            break
+        gathered = user
+    if len(gathered.users) != 1:
+        return f"library: {len(gathered.users)} users of the gathered rows"
+    (matmul,) = gathered.users
+    if matmul.target is _aten.mm.default:
+        bias, (a, weight) = None, matmul.args
+    elif matmul.target is _aten.addmm.default and not matmul.kwargs:
+        bias, a, weight = matmul.args
+    else:
+        return f"library: {_name(matmul)} follows"
+    if a is not gathered or (bias is not None and _value(bias).dim() != 1):
+        return "library: the gathered rows are not on the left of the matmul"
+    reason = rows.unserved(_value(a), _value(weight))
+    if reason is not None:
+        return f"library: {reason}"
+    with graph.inserting_before(matmul):
+        flat = _reshaped(graph, shard, (_value(shard).numel() // _value(a).shape[1], -1))
+        fused = _call(graph, _ops.all_gather_matmul.default, flat, weight, bias, 0, None, group)
+    _replace(matmul, fused)
+    return "all_gather_matmul"
+
+
+_FUSIONS: dict[Any, Callable[[Graph, Node, Node], str]] = {
+    _c10d.all_gather_into_tensor.default: _fuse_all_gather,
+    _c10d.all_reduce.default: _fuse_all_reduce,
+    _c10d.reduce_scatter_tensor.default: _fuse_reduce_scatter,
+}
+
+
+def _producer(summed: Any, op: Any) -> tuple[Node | None, str]:
+    """The mm whose rows are summed, or None and the reason why it is not fused."""
+    if op != "sum":
+        return None, f"library: reduces by {op}"
+    columns = _value(summed).shape[-1:]
+    node = summed
+    while node.target in _VIEWS and len(node.users) == 1:
+        node = node.args[0]
+    if node.target is not _aten.mm.default:
+        return None, f"library: {_name(node)} precedes"
+    if len(node.users) != 1:
+        return None, f"library: {len(node.users)} users of the matmul"
+    if _value(node).shape[-1:] != columns:
+        return None, "library: the rows of the matmul are cut"
+    reason = rows.unserved(*(_value(each) for each in node.args))
+    return (node, "") if reason is None else (None, f"library: {reason}")
+
+
+def _take_along(graph: Graph, node: Node) -> None:
+    """Let a matmul + all-reduce add the bias and the residual behind it, and normalize the sum.
+
+    These are the same on all ranks, as the sum is: a model has no reason to add others to it.
+    """
+    is_ordered = node.target is _ordered
+    x, weight, bias, residual, group = node.args[2:] if is_ordered else node.args
+    value = next((each for each in node.users if each.args[1] == 1), None) if is_ordered else node
+    if value is None:
+        return
+    last, bias, residual = _added_behind(value, node, bias, residual)
+    norm = norms.norm_behind(last)
+    if norm is not None and not norm.weight < node:
+        norm = None
+    if last is value and norm is None:
+        return
+    shape = _value(value).shape
+    with graph.inserting_before(node):
+        if residual is not None:
+            residual = _reshaped(graph, residual, shape)
+    inputs = x, weight, bias, residual
+    if norm is None:
+        _become(node, value, _ops.matmul_all_reduce.default, *inputs, group)
+    else:
+        normalizing = _ops.matmul_all_reduce_rms_norm.default
+        _become(node, value, normalizing, *inputs, norm.weight, norm.eps, group)
+    with graph.inserting_before(value.next):
+        total = value if norm is None else _call(graph, _aten.select.int, value, 0, 1)
+        results = {last: _reshaped(graph, total, _value(last).shape)}
+        if norm is not None:
+            normed = _call(graph, _aten.select.int, value, 0, 0)
+            results[norm.result] = _reshaped(graph, normed, _value(norm.result).shape)
+    for old, new in results.items():
+        _replace(old, new)
+    taken = {"bias": bias, "residual": residual, "RMSNorm": norm}
+    names = [name for name, each in taken.items() if each is not None]
+    report.count("compiled matmul_all_reduce", f"with {', '.join(names)}")
+
+
+def _added_behind(value: Node, before: Node, bias: Any, residual: Any) -> tuple[Node, Any, Any]:
+    """The last node of a sum with a bias and a residual, in either order, and both if there.
+
+    Args:
+        value: the sum.
+        before: a node that what is added must precede.
+        bias, residual: those that the sum has already, or None.
+    """
+    last = value
+    for node in _only_users(value):
+        if node.target in _VIEWS and _value(node).shape[-1] == _value(value).shape[-1]:
+            last = node
+            continue
+        if node.target is not _aten.add.Tensor or node.kwargs:
+            break
+        (other,) = [each for each in node.args if each is not last] or [None]
+        if not isinstance(other, Node) or not other < before:
+            break
+        if _value(other).dtype != _value(value).dtype:
+            break
+        if _value(other).shape == _value(node).shape[-1:] and bias is None:
+            bias = other
+        elif _value(other).shape == _value(node).shape and residual is None:
+            residual = other
+        else:
+            break
+        last = node
+    return last, bias, residual
+
+
+def _only_users(node: Node) -> Iterator[Node]:
+    """The nodes behind one, as long as each has a single user."""
+    while len(node.users) == 1:
+        (node,) = node.users
+        yield node
+
+
+def _operation(node: Node) -> Any:
+    return node.args[1] if node.target is _ordered else node.target
+
+
+def _become(node: Node, value: Node, operation: Any, *arguments: Any) -> None:
+    """Let a node call another operation, with the value that its fake makes."""
+    if node.target is _ordered:
+        node.args = (node.args[0], operation, *arguments)
+    else:
+        node.target, node.args = operation, arguments
+    value.meta["val"] = _fake(operation, arguments)
+    if node is not value:
+        node.meta["val"] = (node.meta["val"][0], value.meta["val"])
+
+
+def _value(node: Any) -> torch.Tensor:
+    value = node.meta["val"]
+    assert isinstance(value, torch.Tensor)
+    return value
+
+
+def _name(node: Node) -> str:
+    return str(getattr(node.target, "__name__", node.target)).partition(".")[0]
+
+
+def _call(graph: Graph, target: Any, *arguments: Any) -> Node:
+    node = graph.call_function(target, arguments)
+    node.meta["val"] = _fake(target, arguments)
+    return node
+
+
+def _fake(target: Any, arguments: Sequence[Any]) -> torch.Tensor:
+    """The value that an op has for nodes, without memory."""
+    values = [each.meta["val"] if isinstance(each, Node) else each for each in arguments]
+    tensor = next(each for each in values if isinstance(each, torch.Tensor))
+    with tensor.fake_mode:  # type: ignore[attr-defined]
+        made: torch.Tensor = target(*values)
+    return made
+
+
+def _reshaped(graph: Graph, node: Any, shape: Any) -> Node:
+    """The node itself, or its values in another shape."""
+    if tuple(_value(node).shape) == tuple(shape):
+        assert isinstance(node, Node)
+        return node
+    return _call(graph, _aten.reshape.default, node, list(shape))
+
+
+def _replace(old: Node, new: Node) -> None:
+    """Let the users of a node behind another use that one; what nobody uses any more goes."""
+    old.replace_all_uses_with(new, lambda user: new < user)
+    unused = {old}
+    while unused:
+        node = unused.pop()
+        if node.op == "call_function" and not node.users:
+            inputs = node.all_input_nodes
+            node.graph.erase_node(node)
+            unused.update(inputs)

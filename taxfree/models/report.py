@@ -1,0 +1,66 @@
+"""Counts, by layer, of what ran taxfree's operations and what ran the library, and why."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+from taxfree._runtime.runtime import Runtime
+
+_layers: dict[str, Counter[str]] = {}
+_runtimes: dict[str, Runtime] = {}
+
+
+@dataclass(frozen=True)
+class Report:
+    """The calls of a model on this rank.
+
+    Args:
+        layers: by layer, or by pattern of compiled graphs: what ran, and how often. That is an
+            operation, or "library: " and the reason. A compiled layer counts once per compilation.
+        problems: the runtimes' calls, by problem and kind of choice; see
+            :meth:`taxfree.Runtime.stats`.
+    """
+
+    layers: Mapping[str, Mapping[str, int]]
+    problems: Mapping[str, Mapping[str, int]]
+
+    def __str__(self) -> str:
+        lines = []
+        for title, entries in (("layer", self.layers), ("problem", self.problems)):
+            width = max(map(len, (title, *entries)))
+            lines.append(f"{title:{width}}     calls  ran")
+            for name, ran in sorted(entries.items()):
+                lines += [f"{name:{width}}  {ran[what]:8}  {what}" for what in sorted(ran)]
+        return "\n".join(lines)
+
+
+def report() -> Report:
+    """The calls of all enabled models so far."""
+    problems: dict[str, Counter[str]] = {}
+    for runtime in _runtimes.values():
+        for problem, kinds in runtime.stats().items():
+            problems.setdefault(problem, Counter()).update(kinds)
+    return Report(
+        {layer: dict(ran) for layer, ran in _layers.items()},
+        {problem: dict(kinds) for problem, kinds in problems.items()},
+    )
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def count(layer: str, ran: str, calls: int = 1) -> None:
+    """Count calls of a layer. Within compiled code this happens once, while it is compiled."""
+    _layers.setdefault(layer, Counter())[ran] += calls
+
+
+def include(runtime: Runtime) -> None:
+    """Report the problems of a runtime, from its start on."""
+    _runtimes[runtime.group_name] = runtime
+
+
+def clear() -> None:
+    """Forget all counts of layers."""
+    _layers.clear()

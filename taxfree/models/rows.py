@@ -1,0 +1,82 @@
+"""The operations on inputs of any number of dimensions: the last has columns, the others rows.
+
+Shards of rows may be those of any dimension. Its rows must lie first in the matrix that is
+exchanged, so all but the first dimension cost a copy.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+
+from taxfree._runtime.runtime import Runtime
+
+_DTYPES = (torch.float16, torch.bfloat16)
+_PLAIN = (torch.Tensor, torch.nn.Parameter, FakeTensor)  # FakeTensor: while code is compiled
+
+
+def all_gather_matmul(
+    runtime: Runtime,
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    dim: int,
+) -> torch.Tensor:
+    """all_gather(x, dim) @ weight (+ bias), for shards of equal size.
+
+    Args:
+        x: [..., k], or [..., k / world_size] if dim is the last one.
+        weight: [k, n].
+        bias: [n], or None.
+        dim: of x, in which it is sharded.
+
+    Returns:
+        [..., n].
+    """
+    if dim % x.dim() == x.dim() - 1:
+        y = runtime.all_gather_matmul(x.flatten(0, -2), weight, bias, gather_dim=1)
+        return y.view(*x.shape[:-1], y.shape[1])
+    x = x.movedim(dim, 0)
+    y = runtime.all_gather_matmul(x.flatten(0, -2), weight, bias, gather_dim=0)
+    return y.view(runtime.world_size * x.shape[0], *x.shape[1:-1], y.shape[1]).movedim(0, dim)
+
+
+def matmul_reduce_scatter(
+    runtime: Runtime, x: torch.Tensor, weight: torch.Tensor, dim: int
+) -> torch.Tensor:
+    """This rank's shard of the sum of x @ weight; its dimension is divisible by world_size.
+
+    Args:
+        x: [..., k].
+        weight: [k, n].
+        dim: of the sum, in which it is sharded.
+    """
+    if dim % x.dim() == x.dim() - 1:
+        y = runtime.matmul_reduce_scatter(x.flatten(0, -2), weight, scatter_dim=1)
+        return y.view(*x.shape[:-1], y.shape[1])
+    x = x.movedim(dim, 0)
+    y = runtime.matmul_reduce_scatter(x.flatten(0, -2), weight, scatter_dim=0)
+    return y.view(x.shape[0] // runtime.world_size, *x.shape[1:-1], y.shape[1]).movedim(0, dim)
+
+
+def matmul_all_reduce(
+    runtime: Runtime,
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """The sum over all ranks of x @ weight (+ bias): x is [..., k], the result [..., n]."""
+    y = runtime.matmul_all_reduce(x.flatten(0, -2), weight, bias)
+    return y.view(*x.shape[:-1], y.shape[1])
+
+
+def unserved(x: torch.Tensor, weight: torch.Tensor) -> str | None:
+    """The reason why the operations do not take two local tensors; None if they do."""
+    if type(weight) not in _PLAIN:
+        return f"the weight is a {type(weight).__name__}"
+    if x.dtype != weight.dtype or x.dtype not in _DTYPES:
+        dtypes = sorted({str(each.dtype).removeprefix("torch.") for each in (x, weight)})
+        return " and ".join(dtypes)
+    if x.dim() < 2:
+        return "the input is a vector"
+    return None

@@ -1,0 +1,106 @@
+"""PyTorch's fused ops of symmetric memory, which its micro-pipeline pass inserts, on taxfree.
+
+With ``torch._inductor.config._micro_pipeline_tp`` torch.compile rewrites all-gather + matmul and
+matmul + reduce-scatter in any dimension into ``symm_mem::fused_*``. On the enabled groups these
+run the operations. Where several weights use one gather, or the gathered rows are wanted too,
+PyTorch's own implementation exchanges them once.
+"""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.distributed import _symmetric_memory as own
+from torch.library import Library
+
+from taxfree._runtime.runtime import Runtime, runtime_of
+from taxfree.errors import UsageError
+from taxfree.models import report, rows
+
+_groups: set[str] = set()
+
+
+def enable(runtime: Runtime) -> None:
+    """Run the fused ops of a runtime's group on it."""
+    _groups.add(runtime.group_name)
+    _register()
+    ask_for: Any = getattr(own, "enable_symm_mem_for_group", None)
+    if ask_for is not None:  # PyTorch's pass leaves other groups out, in silence
+        with warnings.catch_warnings(action="ignore"):  # that it is deprecated
+            ask_for(runtime.group_name)
+
+
+@functools.cache
+def _register() -> Library:
+    """Take the place of PyTorch's implementations; they are called for all other groups."""
+    library = Library("symm_mem", "IMPL")
+    implementations = (
+        ("fused_all_gather_matmul", _fused_all_gather_matmul, own._fused_all_gather_matmul,
+         own._fused_all_gather_matmul_fallback),
+        ("fused_matmul_reduce_scatter", _fused_matmul_reduce_scatter,
+         own._fused_matmul_reduce_scatter, own._fused_matmul_reduce_scatter_fallback),
+    )  # fmt: skip
+    with warnings.catch_warnings(action="ignore"):  # that they are overridden
+        for name, ours, on_cuda, elsewhere in implementations:
+            for key, theirs in (("CUDA", on_cuda), ("CPU", elsewhere)):
+                library.impl(name, functools.partial(ours, theirs), key, allow_override=True)
+    return library
+
+
+def _fused_all_gather_matmul(
+    library: Callable[..., Any],
+    a_shard: torch.Tensor,
+    weights: list[torch.Tensor],
+    gather_dim: int,
+    group_name: str,
+    *,
+    return_A: bool = True,
+) -> tuple[torch.Tensor | None, list[torch.Tensor]]:
+    runtime = _open_runtime(group_name)
+    if runtime is not None:
+        reason = "the gathered rows are wanted" if return_A else None
+        if len(weights) != 1:
+            reason = f"{len(weights)} weights use one gather"
+        reason = reason or rows.unserved(a_shard, weights[0])
+        report.count("symm_mem::fused_all_gather_matmul", _ran("all_gather_matmul", reason))
+        if reason is None:
+            return None, [rows.all_gather_matmul(runtime, a_shard, weights[0], None, gather_dim)]
+    found: tuple[torch.Tensor | None, list[torch.Tensor]] = library(
+        a_shard, weights, gather_dim, group_name, return_A=return_A
+    )
+    return found
+
+
+def _fused_matmul_reduce_scatter(
+    library: Callable[..., Any],
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    reduce_op: str,
+    scatter_dim: int,
+    group_name: str,
+) -> torch.Tensor:
+    runtime = _open_runtime(group_name)
+    if runtime is not None:
+        reason = None if reduce_op == "sum" else f"reduces by {reduce_op}"
+        reason = reason or rows.unserved(x, weight)
+        report.count("symm_mem::fused_matmul_reduce_scatter", _ran("matmul_reduce_scatter", reason))
+        if reason is None:
+            return rows.matmul_reduce_scatter(runtime, x, weight, scatter_dim)
+    found: torch.Tensor = library(x, weight, reduce_op, scatter_dim, group_name)
+    return found
+
+
+def _open_runtime(group_name: str) -> Runtime | None:
+    """The runtime of an enabled group; None once it is closed."""
+    try:
+        return runtime_of(group_name) if group_name in _groups else None
+    except UsageError:
+        return None
+
+
+def _ran(operation: str, reason: str | None) -> str:
+    return operation if reason is None else f"library: {reason}"

@@ -1,0 +1,242 @@
+"""The plugin of vLLM on a stand-in with vLLM's recorded signatures, on two ranks."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.ranks import PYTHON, ROOT, Ranks, environment
+
+FOLDER = ROOT / "integrations" / "vllm"
+N, K, RECORDED_ROWS = 32, 16, 4
+
+
+def opened(database: str, **config: Any) -> Any:
+    """The plugin with no layer yet, on this database, and the stand-in's configuration."""
+    from taxfree.models import report
+    from tests.integrations.vllm_stand_in import ENGINE, plugin
+
+    module = plugin()
+    for group in module._groups.values():
+        group.runtime.close()
+    module._groups.clear()
+    report.clear()
+    os.environ["TAXFREE_DB"] = database
+    return module, ENGINE.configure(**config)
+
+
+def layer(**options: Any) -> Any:
+    """A row-parallel layer, made as a model of vLLM makes it."""
+    from tests.integrations.vllm_stand_in import RowParallelLinear
+
+    torch.manual_seed(torch.distributed.get_rank())
+    given = {"bias": False, "params_dtype": torch.bfloat16} | options
+    return RowParallelLinear(K * torch.distributed.get_world_size(), N, **given)
+
+
+def call(fabric: Any, database: str, options: dict[str, Any], shape: tuple[int, ...]) -> Any:
+    """The relative error against the sum in float64, what was returned besides, the report."""
+    import taxfree
+
+    opened(database)
+    made = layer(**options)
+    torch.manual_seed(5 + fabric.rank)
+    x = torch.randn(*shape, K).bfloat16()
+    given = made(x)
+    y, bias = given if isinstance(given, tuple) else (given, None)
+    expected = x.double() @ made.weight.t().double()
+    torch.distributed.all_reduce(expected)
+    if made.bias is not None and not made.skip_bias_add:
+        expected += made.bias
+    error = float((y.double() - expected).norm() / expected.norm())
+    return error, bias is not None, type(given) is tuple, taxfree.report()
+
+
+def compile_norm(fabric: Any, database: str, rows: int) -> Any:
+    """Whether compiled code with the plugin's pass is right, its ops, the report, cache keys."""
+    from torch._dynamo.backends.common import aot_autograd
+    from torch._functorch.aot_autograd import make_boxed_func
+
+    import taxfree
+
+    _, config = opened(database, mode=3)
+    made = layer()
+    (installed,) = config.compilation_config.inductor_compile_config.values()
+    torch.manual_seed(7)
+    residual, weight = torch.randn(rows, N).bfloat16(), torch.rand(N).bfloat16() + 0.5
+    x = torch.randn(rows, K).bfloat16()
+    targets: list[str] = []
+
+    def fused(graph_module: Any, inputs: Any) -> Any:
+        installed(graph_module.graph)
+        graph_module.recompile()
+        targets.extend(
+            str(node.target)
+            for node in graph_module.graph.nodes
+            if node.op == "call_function" and "getitem" not in str(node.target)
+        )
+        return make_boxed_func(graph_module.forward)
+
+    def model(x: torch.Tensor, residual: torch.Tensor) -> Any:
+        y, _ = made(x)
+        return torch.ops.vllm_ir.fused_add_rms_norm(y, residual, weight, 1e-6)
+
+    torch.compiler.reset()
+    with torch.no_grad():
+        expected = model(x, residual)
+        found = torch.compile(model, fullgraph=True, backend=aot_autograd(fw_compiler=fused))(
+            x, residual
+        )
+    is_right = [
+        torch.allclose(a.float(), b.float(), rtol=0.03, atol=0.03)
+        for a, b in zip(found, expected, strict=True)
+    ]
+    keys = [installed.uuid()]
+    layer(bias=True)
+    keys.append(installed.uuid())
+    return is_right, targets, taxfree.report(), keys
+
+
+def refuse(fabric: Any, database: str) -> Any:
+    """The report of layers that are not served."""
+    import taxfree
+    from tests.integrations.vllm_stand_in import QuantizedLinearMethod
+
+    opened(database)
+    x = torch.randn(2, K)
+    layer(quant_config=QuantizedLinearMethod)(x.bfloat16())
+    layer(params_dtype=torch.float32)(x)
+    layer(reduce_results=False)(x.bfloat16())
+    layer(disable_tp=True)
+    layer(bias=True)(x.bfloat16())
+    opened_layers = taxfree.report().layers
+    opened(database, use_ubatching=True)
+    layer()(x.bfloat16())
+    return opened_layers, taxfree.report().layers
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> str:
+    """A table with records of the layer, with and without RMSNorm, by which `push` wins."""
+    from benchmarks.commands import record_of
+    from taxfree_kernels.hardware import KNOWN
+    from taxfree_kernels.matmul_all_reduce.problem import MatmulAllReduce
+    from taxfree_tuning_db import Database
+
+    path = tmp_path / "tuning.sqlite"
+    with Database(path) as found:
+        for has_norm in (False, True):
+            problem = MatmulAllReduce(
+                m=RECORDED_ROWS, n=N, k=K, dtype="bfloat16", world_size=2,
+                residual=has_norm, rms_norm=has_norm,
+            )  # fmt: skip
+            found.put(record_of(problem, "push", KNOWN["cpu"], "eager"))
+    return str(path)
+
+
+def run(ranks: Ranks, task: str, **arguments: Any) -> list[Any]:
+    return ranks.run(2, f"{__name__}:{task}", **arguments)
+
+
+NAME = f"RowParallelLinear({K}, {N})"
+
+
+@pytest.mark.parametrize(
+    ("options", "shape"),
+    [
+        ({}, (RECORDED_ROWS,)),
+        ({"bias": True}, (1, 3)),
+        ({"bias": True, "skip_bias_add": True}, (RECORDED_ROWS,)),
+        ({"return_bias": False}, (RECORDED_ROWS - 1,)),
+    ],
+)
+def test_a_layer_with_a_record_runs_the_fused_variant(
+    ranks: Ranks, database: str, options: dict[str, Any], shape: tuple[int, ...]
+) -> None:
+    arguments = {"database": database, "options": options, "shape": shape}
+    for error, has_bias, is_pair, report in run(ranks, "call", **arguments):
+        assert error < 0.01
+        assert has_bias == options.get("skip_bias_add", False)
+        assert is_pair == options.get("return_bias", True)
+        assert report.layers == {NAME: {"matmul_all_reduce": 1}}
+        ((problem, kinds),) = report.problems.items()
+        assert kinds in ({"exact": 1}, {"neighbour": 1})
+        assert ("bias=True" in problem) == (options.get("bias", False) and not has_bias)
+
+
+def test_rows_without_a_record_run_vllms_own_all_reduce(ranks: Ranks, database: str) -> None:
+    for error, *_, report in run(ranks, "call", database=database, options={}, shape=(20,)):
+        assert error < 0.01
+        assert report.layers == {
+            NAME: {"matmul_all_reduce": 0, "library: no record of so many rows": 1}
+        }
+        assert report.problems == {}
+
+
+def test_a_layer_without_a_record_runs_vllms_own_forward(ranks: Ranks, tmp_path: Path) -> None:
+    none = str(tmp_path / "none.sqlite")
+    for error, *_, report in run(ranks, "call", database=none, options={}, shape=(4,)):
+        assert error < 0.01
+        assert report.layers == {NAME: {"library: no record": 1}}
+
+
+@pytest.mark.parametrize("rows", [RECORDED_ROWS, 20])
+def test_compiled_code_takes_the_rms_norm_along(ranks: Ranks, database: str, rows: int) -> None:
+    for is_right, targets, report, keys in run(ranks, "compile_norm", database=database, rows=rows):
+        assert is_right == [True, True]
+        assert targets == ["taxfree_vllm.row_parallel_rms_norm.default"]
+        ran = report.layers[NAME]
+        if rows == RECORDED_ROWS:
+            assert ran == {"matmul_all_reduce": 1, "matmul_all_reduce_rms_norm": 1}
+            assert any("rms_norm=True" in each for each in report.problems)
+        else:
+            assert ran["library: no record of so many rows"] == 2
+        assert len(set(keys)) == 2  # another layer has other records
+        assert all(key.startswith("taxfree 0.") for key in keys)
+
+
+def test_the_cache_key_changes_with_the_table(ranks: Ranks, database: str, tmp_path: Path) -> None:
+    from taxfree_tuning_db import Database
+
+    arguments = {"rows": RECORDED_ROWS, "database": database}
+    before = run(ranks, "compile_norm", **arguments)[0][3][0]
+    assert run(ranks, "compile_norm", **arguments)[1][3][0] == before
+    with Database(database) as found:
+        found.delete([each.key for each in found.records() if each.problem["rms_norm"]])
+    assert run(ranks, "compile_norm", **arguments)[0][3][0] != before
+
+
+def test_what_is_not_served_runs_vllms_own_forward_and_is_counted(
+    ranks: Ranks, database: str
+) -> None:
+    for layers, overlapping in run(ranks, "refuse", database=database):
+        assert layers == {
+            NAME: {
+                "library: quantized, QuantizedLinearMethod": 1,
+                "library: float32": 1,
+                "library: its sums are reduced elsewhere": 1,
+                "matmul_all_reduce": 1,
+            }
+        }
+        assert overlapping == {NAME: {"library: two batches overlap": 1}}
+
+
+def test_the_plugin_is_found_by_vllm_and_off_by_default() -> None:
+    from tests.integrations.vllm_stand_in import RECORDED
+
+    project = tomllib.loads((FOLDER / "pyproject.toml").read_text())["project"]
+    group = RECORDED["constants"]["vllm.plugins:DEFAULT_PLUGINS_GROUP"]
+    assert project["entry-points"] == {group: {"taxfree": "taxfree_vllm:register"}}
+    script = (
+        "import sys, taxfree_vllm as p; p.register(); print({*sys.modules} & {'vllm', 'torch'})"
+    )
+    said = subprocess.run(
+        [PYTHON, "-c", script], cwd=FOLDER, env=environment(), capture_output=True, text=True
+    )
+    assert said.stdout.strip() == "set()", said.stderr

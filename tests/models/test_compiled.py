@@ -1,0 +1,239 @@
+"""Collectives beside matmuls in compiled code, on two ranks."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+from torch import nn
+
+from tests.ranks import Ranks
+
+WIDTH, HIDDEN, ROWS = 32, 64, 4
+
+
+class MLP(nn.Module):
+    def __init__(self, bias: bool) -> None:
+        super().__init__()
+        self.up = nn.Linear(WIDTH, HIDDEN, bias=False)
+        self.down = nn.Linear(HIDDEN, WIDTH, bias=False)
+        self.bias = nn.Parameter(torch.randn(WIDTH)) if bias else None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.down(nn.functional.silu(self.up(x)))
+        return x + y if self.bias is None else x + (y + self.bias)
+
+
+def compile_mlp(fabric: Any, scattered: bool, dtype: str, micro_pipeline: bool = False) -> Any:
+    """Relative errors of the output and the gradients against eager PyTorch, and what ran."""
+    from torch._inductor import config
+    from torch.distributed.tensor import Replicate, Shard
+    from torch.distributed.tensor.parallel import (
+        ColwiseParallel,
+        RowwiseParallel,
+        parallelize_module,
+    )  # fmt: skip
+
+    import taxfree
+    from taxfree.models import report
+    from tests.models.meshes import new_mesh
+
+    world = fabric.world_size
+    mesh = new_mesh()
+    torch.manual_seed(0)
+    model = MLP(bias=not scattered).to(getattr(torch, dtype))
+    rows = Shard(0) if scattered else Replicate()
+    plan = {
+        "up": ColwiseParallel(input_layouts=rows),
+        "down": RowwiseParallel(output_layouts=rows),
+    }
+    rt = taxfree.enable(mesh)  # before there are layers: they stay PyTorch's
+    parallelize_module(model, mesh, plan)
+    x = torch.randn(ROWS * world, 3, WIDTH).to(getattr(torch, dtype))
+    x = x.chunk(world)[fabric.rank] if scattered else x
+
+    def results(function: Any) -> list[torch.Tensor]:
+        model.zero_grad()
+        own = x.clone().requires_grad_()
+        y = function(own)
+        (y.float() ** 2).sum().backward()
+        weights = [model.up.weight.grad.to_local(), model.down.weight.grad.to_local()]
+        return [each.float() for each in (y.detach(), own.grad, *weights)]
+
+    expected = results(model)
+    report.clear()
+    torch.compiler.reset()
+    with (
+        rt,
+        config.patch(_micro_pipeline_tp=micro_pipeline, fx_graph_cache=False),
+        mock.patch("torch.distributed.is_nccl_available", return_value=True),
+    ):
+        found = results(torch.compile(model, fullgraph=True))
+        rt.check()
+        errors = [float((a - b).norm() / b.norm()) for a, b in zip(found, expected, strict=True)]
+        return errors, taxfree.report().layers, list(taxfree.report().problems)
+
+
+class LlamaNorm(nn.Module):
+    """As Transformers' models have it: cast before the product with the weight."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(width))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        wide = x.float()
+        wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-5)
+        return self.weight * wide.to(x.dtype)
+
+
+class Norms(nn.Module):
+    """Two sums that are normalized; the first is also the residual of the second."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = (nn.Linear(HIDDEN, WIDTH, bias=False) for _ in range(2))
+        self.between = nn.Linear(WIDTH, HIDDEN, bias=False)
+        self.norm, self.last = LlamaNorm(WIDTH), nn.RMSNorm(WIDTH, eps=1e-5)
+
+    def forward(self, h: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        h = h + self.first(x)
+        return self.last(h + self.second(self.between(self.norm(h))))
+
+
+def compile_norms(fabric: Any, layers: bool, folder: str) -> Any:
+    """The largest relative error of a row against float64, what was found, and the problems."""
+    from torch._inductor import config
+    from torch.distributed.tensor.parallel import (
+        ColwiseParallel,
+        RowwiseParallel,
+        parallelize_module,
+    )  # fmt: skip
+
+    import taxfree
+    from taxfree.models import report
+    from tests.models.meshes import new_mesh
+    from tests.models.records import tuned
+
+    mesh = new_mesh()
+    torch.manual_seed(0)
+    model = Norms().bfloat16()
+    h, x = torch.randn(2, 3, WIDTH).bfloat16(), torch.randn(2, 3, HIDDEN).bfloat16()
+    expected = copy.deepcopy(model).double()(h.double(), x.double()).detach()
+    row, column = RowwiseParallel(), ColwiseParallel()
+    plan = {"first": row, "second": row, "between": column}
+    with tuned(fabric, folder):
+        rt = taxfree.enable(mesh)
+    parallelize_module(model, mesh, plan)
+    if layers:
+        taxfree.enable(mesh, model)
+    report.clear()
+    torch.compiler.reset()
+    x = x.chunk(fabric.world_size, -1)[fabric.rank]
+    with rt, torch.no_grad(), config.patch(fx_graph_cache=False):
+        y = torch.compile(model, fullgraph=True)(h, x)
+        rt.check()
+        error = float(((y - expected).norm(dim=-1) / expected.norm(dim=-1)).max())
+        return error, taxfree.report().layers, rt.stats()
+
+
+def call_fused_ops(fabric: Any) -> Any:
+    """Whether PyTorch's fused ops are right in each dimension, and what ran."""
+    import taxfree
+    from taxfree.models import report
+    from tests.models.meshes import new_mesh
+
+    mesh = new_mesh()
+    name = mesh.get_group().group_name
+    report.clear()
+    right = []
+    with taxfree.enable(mesh):
+        for dim, count, wants_a in ((0, 1, False), (1, 1, False), (2, 1, False), (0, 3, False),
+                                    (1, 1, True)):  # fmt: skip
+            a = torch.randint(-3, 4, (2, 4, 6)).bfloat16()
+            weights = [
+                torch.randint(-3, 4, (12 if dim == 2 else 6, 8)).bfloat16() for _ in range(count)
+            ]
+            gathered, ys = torch.ops.symm_mem.fused_all_gather_matmul(
+                a, weights, dim, name, return_A=wants_a
+            )
+            shards: list[Any] = [None] * fabric.world_size
+            torch.distributed.all_gather_object(shards, a)
+            full = torch.cat(shards, dim)
+            right += [torch.equal(y, full @ w) for y, w in zip(ys, weights, strict=True)]
+            right.append(torch.equal(gathered, full) if wants_a else gathered is None)
+        for dim in range(3):
+            x = torch.randint(-3, 4, (2, 4, 6)).bfloat16()
+            w = torch.randint(-3, 4, (6, 8)).bfloat16()
+            y = torch.ops.symm_mem.fused_matmul_reduce_scatter(x, w, "sum", dim, name)
+            products: list[Any] = [None] * fabric.world_size
+            torch.distributed.all_gather_object(products, x @ w)
+            wanted = sum(products).chunk(fabric.world_size, dim)[fabric.rank]
+            right.append(torch.equal(y, wanted))
+        return right, taxfree.report().layers
+
+
+def run(ranks: Ranks, task: str, **arguments: Any) -> list[Any]:
+    return ranks.run(2, f"{__name__}:{task}", **arguments)
+
+
+def test_an_all_reduce_takes_the_bias_and_the_residual_along(ranks: Ranks) -> None:
+    for errors, layers, problems in run(ranks, "compile_mlp", scattered=False, dtype="bfloat16"):
+        assert max(errors) < 0.01
+        assert layers["compiled all_reduce"]["matmul_all_reduce"] == 2  # forward and backward
+        assert layers["compiled matmul_all_reduce"] == {
+            "with bias, residual": 1,  # forward
+            "with residual": 1,  # backward: the gradient that passes beside the layer
+        }
+        assert any("bias=True" in each and "residual=True" in each for each in problems)
+
+
+@pytest.mark.parametrize("layers", [False, True])
+def test_an_all_reduce_takes_the_norm_along(ranks: Ranks, tmp_path: Path, layers: bool) -> None:
+    for error, ran, problems in run(ranks, "compile_norms", layers=layers, folder=str(tmp_path)):
+        assert error < 0.02
+        assert ran["compiled matmul_all_reduce"] == {"with residual, RMSNorm": 2}
+        assert ran["first" if layers else "compiled all_reduce"]["matmul_all_reduce"] == 2 - layers
+        (problem,) = problems
+        assert "rms_norm=True" in problem
+        assert problems[problem] == {"exact": 2}
+
+
+def test_rows_are_gathered_and_scattered_forward_and_backward(ranks: Ranks) -> None:
+    for errors, layers, _ in run(ranks, "compile_mlp", scattered=True, dtype="float16"):
+        assert max(errors) < 0.002
+        assert layers["compiled reduce_scatter_tensor"] == {"matmul_reduce_scatter": 2}
+        assert sum(layers["compiled all_gather_into_tensor"].values()) >= 2
+
+
+def test_what_is_not_served_is_counted(ranks: Ranks) -> None:
+    for errors, layers, _ in run(ranks, "compile_mlp", scattered=False, dtype="float32"):
+        assert max(errors) < 1e-5
+        assert set(layers["compiled all_reduce"]) == {"library: float32"}
+
+
+def test_the_micro_pipeline_pass_of_pytorch_calls_the_operations(ranks: Ranks) -> None:
+    for errors, layers, _ in run(
+        ranks, "compile_mlp", scattered=True, dtype="bfloat16", micro_pipeline=True
+    ):
+        assert max(errors) < 0.01
+        ran = layers["symm_mem::fused_matmul_reduce_scatter"]
+        assert ran["matmul_reduce_scatter"] == 2
+        assert "symm_mem::fused_all_gather_matmul" in layers
+
+
+def test_fused_ops_of_pytorch_run_in_each_dimension(ranks: Ranks) -> None:
+    for right, layers in run(ranks, "call_fused_ops"):
+        assert all(right)
+        assert layers == {
+            "symm_mem::fused_all_gather_matmul": {
+                "all_gather_matmul": 3,
+                "library: 3 weights use one gather": 1,
+                "library: the gathered rows are wanted": 1,
+            },
+            "symm_mem::fused_matmul_reduce_scatter": {"matmul_reduce_scatter": 3},
+        }

@@ -1,0 +1,87 @@
+"""The examples, each on two ranks as a user starts it."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.ranks import PYTHON, ROOT, environment
+from tests.sample import PARTS, Sample
+
+
+def start(name: str, *arguments: str, **variables: str) -> str:
+    """What an example prints."""
+    command = ["torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    return said_by(*command, str(ROOT / f"examples/{name}.py"), *arguments, **variables)
+
+
+def said_by(module: str, *arguments: str, **variables: str) -> str:
+    """What a module prints."""
+    result = subprocess.run(
+        [PYTHON, "-m", module, *arguments],
+        env=environment(TRITON_INTERPRET="1", OMP_NUM_THREADS="1", **variables),
+        capture_output=True,
+        text=True,
+    )
+    assert result.returncode == 0, result.stdout + result.stderr
+    return result.stdout
+
+
+def check_parallel(tmp_path: Path) -> None:
+    """What the model met is tuned with one command, and its next start uses the record."""
+    database, met = str(tmp_path / "tuning.sqlite"), str(tmp_path / "problems.yaml")
+    said = start("parallel", TAXFREE_DB=database, TAXFREE_LOG=met)
+    assert float(said.split("largest difference ")[1].split()[0]) < 0.01
+    assert "matmul_all_reduce" in said
+    assert "library" not in said.partition("problem")[0]
+    assert "baseline" in said
+    said_by("taxfree_cli.app", "tune", "--from", met, "--trials", "2", "--db", database)
+    said = start("parallel", TAXFREE_DB=database)
+    assert "exact" in said
+    assert "baseline" not in said
+
+
+def check_train(tmp_path: Path) -> None:
+    said = start("train")
+    losses = [float(line.split()[-1]) for line in said.splitlines() if line.startswith("step")]
+    assert losses[-1] < 0.9 * losses[0]
+    assert "matmul_reduce_scatter" in said
+
+
+def check_generate(tmp_path: Path) -> None:
+    transformers = pytest.importorskip(
+        "transformers", reason="transformers is not installed: pip install '.[models]'"
+    )
+    config = transformers.LlamaConfig(
+        vocab_size=64, hidden_size=32, intermediate_size=64, num_hidden_layers=1,
+        num_attention_heads=4, num_key_value_heads=2, pad_token_id=0, eos_token_id=None,
+    )  # fmt: skip
+    transformers.LlamaForCausalLM(config).save_pretrained(tmp_path)
+    said = start("generate", str(tmp_path))
+    assert said.startswith("[1, 2, 3, 4, ")
+    assert "rowwise Linear(64, 32)" in said
+
+
+def check_vllm_generate(tmp_path: Path) -> None:
+    pytest.importorskip("vllm", reason="vLLM is not installed: make test-vllm runs this example")
+
+
+CHECKS: dict[str, Callable[[Path], None]] = {
+    "generate": check_generate,
+    "parallel": check_parallel,
+    "train": check_train,
+    "vllm_generate": check_vllm_generate,
+}
+
+
+def test_every_example_has_a_check() -> None:
+    assert sorted(CHECKS) == sorted(path.stem for path in (ROOT / "examples").glob("*.py"))
+
+
+def test_examples_run(sample: Sample, tmp_path: Path) -> None:
+    one_a_day = (list(CHECKS) * PARTS)[:PARTS]
+    for name in dict.fromkeys(sample.of(one_a_day)):
+        CHECKS[name](tmp_path)

@@ -1,0 +1,184 @@
+"""Gradients of the operations: against float64 and DTensor, eager, compiled and recomputed."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from tests.ranks import Ranks
+from tests.sample import Sample
+from tests.taxfree.runtime_tasks import problem_of, record_of, runtime_of
+
+GATHER, ALL_REDUCE, SCATTER = "all_gather_matmul", "matmul_all_reduce", "matmul_reduce_scatter"
+
+#: operation, what differs from its usual problem
+CASES: list[tuple[str, dict[str, Any]]] = [
+    (GATHER, {"m": 6, "bias": True}),
+    (GATHER, {"m": 5}),  # the last rank has fewer rows
+    (GATHER, {"m": 5, "gather_dim": 1, "bias": True}),
+    (ALL_REDUCE, {"m": 5, "bias": True, "residual": True}),
+    (SCATTER, {"m": 6}),
+    (SCATTER, {"m": 5}),
+    (SCATTER, {"m": 5, "scatter_dim": 1}),
+]
+HOW = ["eager", "compiled", "recomputed"]
+
+
+def called(rt: Any, problem: Any, tensors: tuple[Any, ...]) -> torch.Tensor:
+    """The runtime's own result for tensors in the order of its method's arguments."""
+    if hasattr(problem, "gather_dim"):
+        result = rt.all_gather_matmul(*tensors, gather_dim=problem.gather_dim, m=problem.m)
+    elif hasattr(problem, "scatter_dim"):
+        result = rt.matmul_reduce_scatter(*tensors, problem.scatter_dim)
+    else:
+        result = rt.matmul_all_reduce(*tensors)
+    assert isinstance(result, torch.Tensor)
+    return result
+
+
+def expected_of(problem: Any, everyone: list[list[Any]]) -> list[torch.Tensor]:
+    """The results of all ranks in one process, as autograd sees them."""
+    world_size = problem.world_size
+    if hasattr(problem, "gather_dim"):
+        a = torch.cat([tensors[0] for tensors in everyone], problem.gather_dim)
+        return [a @ w if bias is None else a @ w + bias for _, w, bias in everyone]
+    total = torch.stack([tensors[0] @ tensors[1] for tensors in everyone]).sum(0)
+    if hasattr(problem, "scatter_dim"):
+        size = -(-total.shape[problem.scatter_dim] // world_size)
+        padding = size * world_size - total.shape[problem.scatter_dim]
+        padded = torch.nn.functional.pad(total, (0, 0, 0, padding))
+        return list(padded.split(size, problem.scatter_dim))
+    for added in everyone[0][2:]:
+        total = total if added is None else total + added
+    return [total] + [0 * total] * (world_size - 1)  # all ranks have it; it counts once
+
+
+def tensors_of(fabric: Any, problem: Any, dtype: torch.dtype) -> list[Any]:
+    """Random tensors of this rank; what ranks share is the same on all of them."""
+    from taxfree_kernels.variant import op_of, operation
+
+    inputs = operation(op_of(problem)).make_inputs(problem, fabric.rank, 1, fabric.device)
+    tensors: list[Any] = [None if t is None else t.to(dtype) for t in inputs[:4]]
+    return tensors
+
+
+def run_with(how: str, function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    from torch.utils.checkpoint import checkpoint
+
+    def recomputed(*tensors: Any) -> torch.Tensor:
+        result = checkpoint(function, *tensors, use_reentrant=False)
+        assert isinstance(result, torch.Tensor)
+        return result
+
+    found = recomputed if "recomputed" in how else function
+    torch.compiler.reset()
+    return torch.compile(found, fullgraph=True, backend="aot_eager") if "compiled" in how else found
+
+
+def differentiate(
+    fabric: Any, op: str, fields: dict[str, Any], how: str, dtype: str, variant: str
+) -> tuple[float, bool, list[str]]:
+    """The largest relative error of a gradient, whether forward is right, and what ran."""
+    import torch.distributed as dist
+
+    problem = problem_of(op, **fields, dtype=dtype)
+    rt = runtime_of(fabric, *([record_of(fabric, problem)] if variant == "push" else []))
+    own = tensors_of(fabric, problem, getattr(torch, dtype))
+    everyone: list[Any] = [None] * fabric.world_size
+    dist.all_gather_object(everyone, own)
+    exact = [
+        [None if t is None else t.double().requires_grad_() for t in each] for each in everyone
+    ]
+    results = expected_of(problem, exact)
+    upstream = [torch.randn(y.shape, generator=torch.Generator().manual_seed(i)).double()
+                for i, y in enumerate(results)]  # fmt: skip
+    sum((y * dy).sum() for y, dy in zip(results, upstream, strict=True)).backward()
+
+    for tensor in own:
+        if tensor is not None:
+            tensor.requires_grad_()
+    y = run_with(how, lambda *tensors: called(rt, problem, tensors))(*own)
+    same = op == ALL_REDUCE
+    y.backward(upstream[0 if same else fabric.rank].to(y.dtype))
+    errors = []
+    for at, tensor in enumerate(own):
+        if tensor is None:
+            continue
+        shared = same and at >= 2
+        wanted = exact[0 if shared else fabric.rank][at].grad
+        assert tensor.grad.dtype == tensor.dtype
+        errors.append(float((tensor.grad.double() - wanted).norm() / wanted.norm().clamp(min=1e-9)))
+    wanted = results[0 if same else fabric.rank].detach()
+    is_right = bool((y.detach().double() - wanted).norm() < 0.02 * wanted.norm().clamp(min=1))
+    rt.check()
+    kinds = sorted({kind for kinds in rt.stats().values() for kind in kinds})
+    return max(errors), is_right, kinds
+
+
+def refuse(fabric: Any) -> list[str]:
+    """What is said where there is no formula, or no place for a gradient."""
+    from tests.taxfree.runtime_tasks import tensors_of as integers
+    from tests.taxfree.test_runtime_calls import method_of
+
+    told = []
+    for fields in ({"rms_norm": True, "residual": True}, {}):
+        op = ALL_REDUCE if fields else "flash_decode"
+        problem = problem_of(op, **fields)
+        rt = runtime_of(fabric)
+        name, (first, *rest), options = method_of(op, problem, integers(fabric, problem)[0])
+        for compiled in (False, True):
+            torch.compiler.reset()
+            method = getattr(rt, name)
+            if compiled:
+                method = torch.compile(method, fullgraph=True, backend="aot_eager")
+            try:
+                method(first.requires_grad_(), *rest, **options)
+                told.append("no error")
+            except Exception as error:
+                told.append(str(error))
+    return told
+
+
+def run(ranks: Ranks, task: str, **arguments: Any) -> list[Any]:
+    return ranks.run(2, f"{__name__}:{task}", **arguments)
+
+
+def check_against_float64(ranks: Ranks, op: str, fields: dict[str, Any], how: str) -> None:
+    for error, is_right, _ in run(
+        ranks, "differentiate", op=op, fields=fields, how=how, dtype="bfloat16", variant="baseline"
+    ):
+        assert is_right
+        assert error < 0.01
+
+
+@pytest.mark.parametrize(("op", "fields"), CASES)
+def test_gradients_equal_those_in_float64(ranks: Ranks, op: str, fields: dict[str, Any]) -> None:
+    check_against_float64(ranks, op, fields, "compiled recomputed")
+
+
+def test_gradients_are_right_however_they_are_called(ranks: Ranks, sample: Sample) -> None:
+    for (op, fields), how in sample.of(list(itertools.product(CASES, HOW))):
+        check_against_float64(ranks, op, fields, how)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize(("op", "fields"), [CASES[1], CASES[3], CASES[5]])
+def test_gradients_pass_through_fused_variants(
+    ranks: Ranks, op: str, fields: dict[str, Any], dtype: str
+) -> None:
+    for error, is_right, kinds in run(
+        ranks, "differentiate", op=op, fields=fields, how="eager", dtype=dtype, variant="push"
+    ):
+        assert is_right
+        assert error < (0.01 if dtype == "bfloat16" else 0.002)
+        assert "exact" in kinds
+
+
+def test_operations_without_a_formula_refuse_gradients(ranks: Ranks) -> None:
+    for told in run(ranks, "refuse"):
+        assert len(told) == 4
+        assert all("an input requires a gradient" in each for each in told)

@@ -1,0 +1,247 @@
+"""Models that PyTorch's tensor parallelism has parallelised, on taxfree."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.ranks import Ranks
+from tests.sample import PARTS, Sample
+
+STEPS = 50
+
+
+def opened(model: Any, is_sequence_parallel: bool) -> tuple[Any, Any]:
+    """The mesh of all ranks, and a model that is parallelised on it."""
+    from torch.distributed.tensor.parallel import parallelize_module
+
+    from tests.models import llama
+    from tests.models.meshes import new_mesh
+
+    mesh = new_mesh()
+    return mesh, parallelize_module(model, mesh, llama.plan(is_sequence_parallel))
+
+
+def losses_of(model: Any, steps: int) -> list[float]:
+    """The loss of each step on the same few tokens."""
+    from tests.models.llama import VOCABULARY
+
+    tokens = torch.randint(VOCABULARY, (2, 9), generator=torch.Generator().manual_seed(2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.2, foreach=False)
+    losses = []
+    for _ in range(steps):
+        logits = model(tokens[:, :-1]).float()
+        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+def train(fabric: Any, is_sequence_parallel: bool, steps: int, folder: str) -> Any:
+    """The losses of PyTorch's tensor parallelism and of ours, and what ours ran.
+
+    Args:
+        folder: for a table of records; none is used if it is empty.
+    """
+    import taxfree
+    from taxfree.models import report
+    from tests.models.llama import Llama
+    from tests.models.records import tuned
+
+    torch.manual_seed(0)
+    model = Llama(bias=is_sequence_parallel).bfloat16()
+    _, library = opened(copy.deepcopy(model), is_sequence_parallel)
+    mesh, ours = opened(model, is_sequence_parallel)
+    report.clear()
+    with tuned(fabric, folder) if folder else nullcontext(), taxfree.enable(mesh, ours) as rt:
+        taxfree.enable(mesh, ours)  # again changes nothing
+        found = losses_of(library, steps), losses_of(ours, steps)
+        rt.check()
+        return *found, taxfree.report().layers, rt.stats()
+
+
+def compare(fabric: Any, what: str) -> Any:
+    """Errors of one step against DTensor's, what ran, and an error's text."""
+    from torch.distributed.tensor import DTensor
+
+    import taxfree
+    from taxfree.models import report
+    from tests.models.llama import VOCABULARY, Llama
+
+    torch.manual_seed(0)
+    model = Llama(bias=True)
+    model = model if what == "float32" else model.half()
+    is_sequence_parallel = what != "replicated"
+    _, library = opened(copy.deepcopy(model), is_sequence_parallel)
+    mesh, ours = opened(model, is_sequence_parallel)
+    if what == "weight":
+        weight = ours.blocks[0].mlp.down.weight
+        weight._local_tensor = weight._local_tensor.as_subclass(Quantized)
+    report.clear()
+    tokens = torch.randint(VOCABULARY, (2, 8), generator=torch.Generator().manual_seed(2))
+    with taxfree.enable(mesh, ours):
+        torch.compiler.reset()
+        function = ours
+        if what == "compiled":
+            function = torch.compile(ours, fullgraph=True, backend="aot_eager")
+        for each in (library, function):
+            (each(tokens).float() ** 2).mean().backward()
+    errors = {}
+    for (name, parameter), other in zip(ours.named_parameters(), library.parameters(), strict=True):
+        grads = [each.grad for each in (parameter, other)]
+        found, wanted = (
+            (grad.full_tensor() if isinstance(grad, DTensor) else grad).double() for grad in grads
+        )
+        if not name.endswith("k.bias"):  # softmax does not depend on it: its gradient is noise
+            errors[name] = float((found - wanted).norm() / wanted.norm())
+    return errors, taxfree.report().layers
+
+
+class Quantized(torch.Tensor):
+    """A weight of a type of its own, as quantisation makes them."""
+
+
+def scatter_odd_rows(fabric: Any) -> Any:
+    """Whether rows that do not divide evenly are right, and what ran."""
+    from torch.distributed.tensor import Shard
+    from torch.distributed.tensor.parallel import RowwiseParallel, parallelize_module
+
+    import taxfree
+    from taxfree.models import report
+    from tests.models.meshes import new_mesh
+
+    mesh = new_mesh()
+    torch.manual_seed(0)
+    linear, x = torch.nn.Linear(8, 4).bfloat16(), torch.randn(3, 8).bfloat16()
+    expected = linear(x).chunk(fabric.world_size)[fabric.rank]
+    parallelize_module(linear, mesh, RowwiseParallel(output_layouts=Shard(0)))
+    report.clear()
+    with taxfree.enable(mesh, linear):
+        y = linear(x.chunk(fabric.world_size, 1)[fabric.rank])
+    return torch.allclose(y, expected, atol=0.05), taxfree.report().layers
+
+
+def call_twice_enabled(fabric: Any) -> Any:
+    """What ran while enabled, after closing, enabled again, and in a copy."""
+    from torch.distributed.tensor.parallel import RowwiseParallel, parallelize_module
+
+    import taxfree
+    from taxfree.models import report
+    from tests.models.meshes import new_mesh
+
+    mesh = new_mesh()
+    model = torch.nn.Sequential(torch.nn.Linear(8, 4).bfloat16())
+    parallelize_module(model, mesh, {"0": RowwiseParallel()})
+    x, told = torch.ones(3, 8 // fabric.world_size).bfloat16(), []
+
+    def call(model: Any) -> None:
+        report.clear()
+        with torch.no_grad():
+            model(x)
+        told.append(taxfree.report().layers["0"])
+
+    with taxfree.enable(mesh):
+        call(model)
+    call(model)
+    with taxfree.enable(mesh):
+        call(model)
+        call(copy.deepcopy(model))
+    return told
+
+
+def enable_badly(fabric: Any) -> str:
+    from torch.distributed.device_mesh import init_device_mesh
+
+    import taxfree
+
+    try:
+        taxfree.enable(init_device_mesh("cpu", (1, fabric.world_size)))
+    except taxfree.UsageError as error:
+        return error.message
+    return "no error"
+
+
+def run(ranks: Ranks, task: str, **arguments: Any) -> list[Any]:
+    return ranks.run(2, f"{__name__}:{task}", **arguments)
+
+
+def check_training(ranks: Ranks, world_size: int, **arguments: Any) -> list[Any]:
+    """Train, compare with the library, and return the calls of each rank by problem."""
+    is_sequence_parallel, steps = arguments["is_sequence_parallel"], arguments["steps"]
+    row = "matmul_reduce_scatter" if is_sequence_parallel else "matmul_all_reduce"
+    column = "all_gather_matmul" if is_sequence_parallel else "matmul; backward matmul_all_reduce"
+    problems = []
+    for library, ours, layers, calls in ranks.run(world_size, f"{__name__}:train", **arguments):
+        assert ours == pytest.approx(library, rel=0.03, abs=0.03)
+        assert ours[-1] < ours[0]
+        assert layers["blocks.0.mlp.down"] == layers["blocks.0.attention.o"] == {row: steps}
+        assert layers["blocks.0.mlp.up"] == layers["head"] == {column: steps}
+        assert not any("library" in ran for each in layers.values() for ran in each)
+        problems.append(calls)
+    return problems
+
+
+def test_training_has_the_loss_curve_of_the_library(ranks: Ranks, sample: Sample) -> None:
+    trainings = list(itertools.product((2, 4), (False, True)))
+    of_the_week = (trainings * PARTS)[:PARTS]  # one a day
+    for world_size, is_sequence_parallel in dict.fromkeys(sample.of(of_the_week)):
+        check_training(
+            ranks, world_size, is_sequence_parallel=is_sequence_parallel, steps=STEPS, folder=""
+        )
+
+
+@pytest.mark.parametrize("is_sequence_parallel", [False, True])
+def test_training_runs_fused_variants(
+    ranks: Ranks, tmp_path: Path, is_sequence_parallel: bool
+) -> None:
+    for calls in check_training(
+        ranks, 2, is_sequence_parallel=is_sequence_parallel, steps=3, folder=str(tmp_path)
+    ):
+        assert len(calls) >= 4
+        assert {kind for kinds in calls.values() for kind in kinds} <= {"exact", "neighbour"}
+
+
+@pytest.mark.parametrize("what", ["replicated", "sequence", "compiled"])
+def test_gradients_are_those_of_dtensor(ranks: Ranks, what: str) -> None:
+    for errors, layers in run(ranks, "compare", what=what):
+        assert max(errors.values()) < 0.01, errors
+        assert not any("library" in ran for each in layers.values() for ran in each)
+
+
+@pytest.mark.parametrize(
+    ("what", "layer", "reason"),
+    [
+        ("float32", "head", "float32"),
+        ("weight", "blocks.0.mlp.down", "the weight is a Quantized"),
+    ],
+)
+def test_what_is_not_served_runs_the_library_and_is_counted(
+    ranks: Ranks, what: str, layer: str, reason: str
+) -> None:
+    for errors, layers in run(ranks, "compare", what=what):
+        assert max(errors.values()) < 0.01, errors
+        assert layers[layer] == {f"library: {reason}": 1}
+
+
+def test_rows_that_do_not_divide_evenly_run_the_library(ranks: Ranks) -> None:
+    for is_right, layers in run(ranks, "scatter_odd_rows"):
+        assert is_right
+        assert layers == {"Linear": {"library: 3 rows are not divisible by 2 ranks": 1}}
+
+
+def test_models_of_a_mesh_are_found_and_survive_the_runtime(ranks: Ranks) -> None:
+    served, library = {"matmul_all_reduce": 1}, {"library: the runtime is closed": 1}
+    for told in run(ranks, "call_twice_enabled"):
+        assert told == [served, library, served, served]
+
+
+def test_a_mesh_of_two_dimensions_is_refused(ranks: Ranks) -> None:
+    assert all("2 dimensions" in said for said in run(ranks, "enable_badly"))

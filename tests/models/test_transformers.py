@@ -1,0 +1,104 @@
+"""Transformers' models on two ranks: the tokens of one process."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.ranks import Ranks
+
+pytest.importorskip("transformers", reason="transformers is not installed: pip install '.[models]'")
+
+SIZES = {
+    "vocab_size": 128, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64,
+    "initializer_range": 0.2,
+}  # fmt: skip
+#: model -> what its config has besides
+MODELS: dict[str, dict[str, Any]] = {
+    "Llama": {"attention_bias": True},
+    "Qwen3": {"head_dim": 8},
+    "Mixtral": {"num_local_experts": 2},
+}
+NEW_TOKENS = 6
+
+
+def tokens_of(model: Any, **options: Any) -> list[int]:
+    import torch
+
+    ids = torch.arange(8).view(1, 8) + 5
+    with torch.no_grad():
+        tokens = model.generate(ids, max_new_tokens=NEW_TOKENS, do_sample=False, **options)
+    found: list[int] = tokens[0].tolist()
+    return found
+
+
+def make(fabric: Any, model: str, folder: str) -> list[int]:
+    """Save a random model, and generate with it in one process."""
+    import torch
+    import transformers
+
+    config = getattr(transformers, f"{model}Config")(**SIZES, **MODELS[model])
+    torch.manual_seed(3)
+    made = getattr(transformers, f"{model}ForCausalLM")(config).bfloat16().eval()
+    made.generation_config.pad_token_id, made.generation_config.eos_token_id = 0, None
+    if fabric.rank == 0:
+        made.save_pretrained(folder)
+    torch.distributed.barrier()
+    return tokens_of(made)
+
+
+def generate(fabric: Any, model: str, folder: str, dtype: str) -> Any:
+    """Tokens of the saved model on all ranks, what its layers ran, and the kinds of choices."""
+    import torch
+    from transformers import AutoModelForCausalLM
+    from transformers.distributed import DistributedConfig
+
+    import taxfree.hf
+    from taxfree.models import report
+    from tests.models.records import records_of
+    from tests.taxfree.runtime_tasks import runtime_of
+
+    runtime = runtime_of(fabric, *records_of(fabric))
+    alone = make(fabric, model, folder)
+    taxfree.hf.enable()
+    report.clear()
+    loaded = AutoModelForCausalLM.from_pretrained(
+        folder,
+        dtype=getattr(torch, dtype),
+        distributed_config=DistributedConfig(tp_size=fabric.world_size, tp_plan="auto"),
+    ).eval()
+    found = [tokens_of(loaded), tokens_of(loaded, cache_implementation="static")]
+    ids = torch.arange(8).view(1, 8) + 5
+    with torch.no_grad():
+        eager = loaded(ids).logits
+        torch.compiler.reset()
+        compiled = torch.compile(loaded, fullgraph=model != "Mixtral", backend="aot_eager")
+        is_same = torch.equal(compiled(ids).logits, eager)
+    kinds = {kind for kinds in runtime.stats().values() for kind in kinds}
+    return alone, found, is_same, taxfree.report().layers, kinds
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_tokens_are_those_of_one_process(ranks: Ranks, tmp_path: Path, model: str) -> None:
+    task = f"{__name__}:generate"
+    for alone, found, is_same, layers, kinds in ranks.run(
+        2, task, model=model, folder=str(tmp_path), dtype="bfloat16"
+    ):
+        assert len(alone) == 8 + NEW_TOKENS
+        assert found == [alone] * 2
+        assert is_same
+        assert all(set(ran) == {"matmul_all_reduce"} for ran in layers.values())
+        assert len(layers) == (1 if model == "Mixtral" else 2)
+        assert "exact" in kinds <= {"exact", "neighbour"}
+
+
+def test_what_is_not_served_runs_the_library_and_is_counted(ranks: Ranks, tmp_path: Path) -> None:
+    task = f"{__name__}:generate"
+    for _, found, _, layers, _ in ranks.run(
+        2, task, model="Qwen3", folder=str(tmp_path), dtype="float32"
+    ):
+        assert found[0] == found[1]
+        assert all(set(ran) == {"library: float32"} for ran in layers.values())
