@@ -36,8 +36,10 @@ DEADLINE_S = 100.0
 
 #: variants without kernels of ours that wait for peers
 LIBRARY = ("baseline", "library")
-#: library paths that the host fabric cannot serve: they need NCCL, and CUDA
-ELSEWHERE = ("registered", "torch_fused", "torch_symm_mem")
+#: variants that the host fabric cannot serve: they need NCCL, CUDA, or a compiled kernel
+ELSEWHERE = ("registered", "torch_fused", "torch_symm_mem", "warp_specialized")
+#: operations whose ranks exchange nothing
+LOCAL = ("attention",)
 
 
 def variant_names(op: str = OP) -> list[str]:
@@ -52,7 +54,7 @@ def served_names(op: str = OP) -> list[str]:
 
 
 def our_names(op: str = OP) -> list[str]:
-    """Those whose kernels wait for peers."""
+    """Those that have kernels of ours."""
     return [name for name in served_names(op) if name not in LIBRARY]
 
 

@@ -21,6 +21,9 @@ SIZES = {
     "all_gather_matmul": {"m": 1024, "n": 3584, "k": 8192, "gather_dim": 0},
     "matmul_all_reduce": {"m": 64, "n": 8192, "k": 3584},
     "matmul_reduce_scatter": {"m": 64, "n": 8192, "k": 3584},
+    "attention": {
+        "batch": 1, "length": 8192, "q_heads": 64, "kv_heads": 8, "head_dim": 128,
+    },
     "flash_decode": {
         "batch": 1, "q_heads": 96, "kv_heads": 12, "head_dim": 128, "kv_len_per_rank": 8192,
     },

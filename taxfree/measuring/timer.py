@@ -77,6 +77,7 @@ def time_together(
     calls: Sequence[tuple[Call, str]],
     repetitions: int,
     after: Callable[[int], None] = lambda index: None,
+    chain: int | None = None,
 ) -> list[Timing]:
     """Time callables in turn, in changing order, `repetitions` times each; collective.
 
@@ -84,11 +85,12 @@ def time_together(
         calls: callable and mode; every rank passes the same ones in the same order.
         repetitions: of each.
         after: called with the index of a callable after each timed repetition of it.
+        chain: calls of a repetition, for calls so long that fewer than usual suffice.
 
     Returns:
         One timing per callable, the same on every rank.
     """
-    chain = chain_of(fabric)
+    chain = chain or chain_of(fabric)
     runs = [_runner(fabric, call, mode, chain) for call, mode in calls]
     clock = _device_clock if fabric.has_graphs else _host_clock
     own = clock(fabric, runs, repetitions, after)

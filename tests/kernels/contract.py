@@ -12,7 +12,7 @@ from tests.kernels.tasks import Case
 from tests.ranks import Ranks, gather_dims, our_names, served_names
 
 GATHER, ALL_REDUCE, SCATTER = "all_gather_matmul", "matmul_all_reduce", "matmul_reduce_scatter"
-DECODE = "flash_decode"
+DECODE, PROMPTS = "flash_decode", "attention"
 REPLICATED = (ALL_REDUCE, DECODE)  # all ranks have the same result
 NORMALISING = ("baseline", "push", "push_two_shot_lamport")
 
@@ -106,6 +106,22 @@ PROBLEMS = {
         crowd={"batch": 1},  # fewer rows than ranks
         repeated={},
         alone=("baseline", "library"),
+    ),
+    PROMPTS: Problems(
+        small={"batch": 2, "length": 37, "q_heads": 4, "kv_heads": 2, "head_dim": 16},
+        tiny={"length": 20},
+        kinds=[
+            {},
+            {"causal": False, "dtype": "bfloat16"},
+            {"packed": True, "batch": 4, "dtype": "bfloat16"},
+            {"packed": True, "batch": 3, "causal": False, "kv_heads": 1},
+        ],
+        ragged=[{"length": 1}, {"head_dim": 27}, {"head_dim": 64, "length": 70, "batch": 1}],
+        ends={"q_heads": 3, "kv_heads": 1},
+        drawn={"batch": 5, "packed": True, "length": 90},
+        crowd={"batch": 1},
+        repeated={},
+        alone=("baseline", "flash"),
     ),
 }
 #: flash_decode's variants that push words which carry their flag, if told to

@@ -224,12 +224,12 @@ _EXACT = {
 
 
 def _padded(weight: torch.Tensor) -> torch.Tensor:
-    if weight.stride(0) == 1:
+    if weight.stride(0) == 1 and weight.dim() == 2:
         return _padded(weight.t()).t()
-    rows, columns = weight.shape
-    wide = weight.new_full((rows, columns + 3), float("nan"))
-    wide[:, :columns] = weight
-    return wide[:, :columns]
+    *rows, columns = weight.shape
+    wide = weight.new_full((*rows, columns + (3 if weight.dim() == 2 else 8)), float("nan"))
+    wide[..., :columns] = weight
+    return wide[..., :columns]
 
 
 def refusals(fabric: Fabric, fields: Mapping[str, Any], op: str = OP) -> dict[str, str | None]:

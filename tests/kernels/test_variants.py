@@ -40,6 +40,12 @@ SPACED = {
         {"m": 256, "n": 4096, "k": 1792, "world_size": 4, "scatter_dim": 1, "dtype": "bfloat16"},
         {"m": 17, "n": 37, "k": 33, "world_size": 2},
     ],
+    "attention": [
+        {"batch": 1, "length": length, "q_heads": 8, "kv_heads": 2, "head_dim": dim, "packed": each}
+        for length in (1, 100, 131072)
+        for dim in (16, 70, 96, 128, 256)
+        for each in (False, True)
+    ],
 }
 
 

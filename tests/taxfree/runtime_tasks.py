@@ -17,11 +17,13 @@ from taxfree_tuning_db import Measurement, Record
 OP = "all_gather_matmul"
 M, N, K = 5, 32, 36
 DECODE = {"batch": 2, "q_heads": 3, "kv_heads": 1, "head_dim": 16, "kv_len_per_rank": 20}
+PROMPTS = {"batch": 2, "length": 20, "q_heads": 2, "kv_heads": 1, "head_dim": 16}
+FIELDS = {"flash_decode": DECODE, "attention": PROMPTS}
 
 
 def problem_of(op: str = OP, **changes: Any) -> Any:
     """The same problem each time, but for `changes`, on all ranks."""
-    fields = DECODE if op == "flash_decode" else {"m": M, "n": N, "k": K}
+    fields = FIELDS.get(op, {"m": M, "n": N, "k": K})
     return problem_class(op)(**fields | {"world_size": dist.get_world_size()} | changes)
 
 

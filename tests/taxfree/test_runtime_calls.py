@@ -13,6 +13,7 @@ from tests.ranks import Ranks, on_every_fabric
 from tests.taxfree.runtime_tasks import OP, K, M, N, problem_of, record_of, runtime_of, tensors_of
 
 ALL_REDUCE, SCATTER, DECODE = "matmul_all_reduce", "matmul_reduce_scatter", "flash_decode"
+PROMPTS = "attention"
 NORM = "matmul_all_reduce_rms_norm"
 PAGED = {"page_size": 5, "soft_cap": True, "window": 30, "dtype": "bfloat16"}
 
@@ -30,6 +31,9 @@ CALLED = [
     (SCATTER, {"scatter_dim": 1, "n": 48}, "push"),
     (DECODE, {}, "persistent"),
     (DECODE, PAGED, "persistent"),
+    (PROMPTS, {}, "flash"),
+    (PROMPTS, {"causal": False, "packed": True, "batch": 3, "dtype": "bfloat16"}, "flash"),
+    (PROMPTS, {"packed": True, "batch": 3}, "baseline"),
     (OP, {}, "baseline"),
     (ALL_REDUCE, {}, "baseline"),
     (ALL_REDUCE, {"residual": True, "rms_norm": True}, "baseline"),
@@ -51,6 +55,9 @@ def method_of(op: str, problem: Any, inputs: Any) -> tuple[str, tuple[Any, ...],
             tuple(tensors),
             options | {"soft_cap": float(scaling[1]) if problem.soft_cap else None},
         )
+    if op == PROMPTS:
+        *tensors, starts, _ = inputs
+        return op, tuple(tensors), {"causal": problem.causal, "cu_seqlens": starts}
     *tensors, norm_weight, eps = inputs
     if not problem.rms_norm:
         return op, tuple(tensors), {}
@@ -131,7 +138,7 @@ def call_badly(fabric: Any, method: str, what: str) -> str:
     problem = problem_of(op)
     rt = runtime_of(fabric)
     inputs, _ = tensors_of(fabric, problem)
-    names = {DECODE: ("q", "k", "v", "kv_lens")}.get(op, ("x", "weight"))
+    names = NAMES.get(op, ("x", "weight"))
     tensors = dict(zip(names, inputs, strict=False))
     spoil, _ = BAD[method, what]
     arguments = tensors | spoil(*tensors.values())
@@ -147,6 +154,8 @@ def call_badly(fabric: Any, method: str, what: str) -> str:
     return "no error"
 
 
+NAMES = {DECODE: ("q", "k", "v", "kv_lens"), PROMPTS: ("q", "k", "v")}
+
 #: (method, what is wrong) -> the arguments that differ, and a part of the message
 BAD: dict[tuple[str, str], tuple[Callable[..., dict[str, Any]], str]] = {
     (OP, "dtype"): (
@@ -161,6 +170,46 @@ BAD: dict[tuple[str, str], tuple[Callable[..., dict[str, Any]], str]] = {
         "neither stride",
     ),
     (OP, "device"): (lambda a, w: {"weight": w.to("meta")}, "weight is on meta"),
+    (PROMPTS, "lengths"): (
+        lambda q, k, v: {"k": k[:, :-1], "v": v[:, :-1]},
+        "only the number of heads may differ",
+    ),
+    (PROMPTS, "values"): (lambda q, k, v: {"v": v[..., :-1]}, "v [2, 20, 1, 15]"),
+    (PROMPTS, "dimensions"): (
+        lambda q, k, v: {"k": k[0], "v": v[0]},
+        "k is [20, 1, 16], must be [batch, length, heads, head_dim]",
+    ),
+    (PROMPTS, "a number"): (lambda q, k, v: {"q": q[0, 0, 0, 0]}, "q is [], must be"),
+    (PROMPTS, "strides"): (
+        lambda q, k, v: {"q": q.transpose(1, 3).contiguous().transpose(1, 3)},
+        "the heads of q are not contiguous",
+    ),
+    (PROMPTS, "groups"): (
+        lambda q, k, v: {"k": k.repeat(1, 1, 3, 1), "v": v.repeat(1, 1, 3, 1)},
+        "not divisible by kv_heads=3",
+    ),
+    (PROMPTS, "scale"): (lambda q, k, v: {"scale": 0.0}, "scale is 0.0"),
+    (PROMPTS, "packed"): (
+        lambda q, k, v: {"cu_seqlens": torch.tensor([0, 20], dtype=torch.int32)},
+        "must be [tokens, heads, head_dim]",
+    ),
+    (PROMPTS, "lengths of 64 bits"): (
+        lambda q, k, v: {"q": q[0], "k": k[0], "v": v[0], "cu_seqlens": torch.tensor([0, 20])},
+        "cu_seqlens is torch.int64",
+    ),
+    (PROMPTS, "no lengths"): (
+        lambda q, k, v: {
+            "q": q[0],
+            "k": k[0],
+            "v": v[0],
+            "cu_seqlens": torch.tensor([], dtype=torch.int32),
+        },
+        "cu_seqlens is not [batch + 1]",
+    ),
+    (PROMPTS, "output"): (
+        lambda q, k, v: {"out": torch.empty_like(q), "return_lse": True},
+        "out holds no log-sum-exps",
+    ),
     (ALL_REDUCE, "rows"): (
         lambda x, w: {"x": x[:, :-1]},
         f"x has {K - 1} columns, weight {K} rows",

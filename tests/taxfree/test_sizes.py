@@ -22,7 +22,7 @@ from taxfree_kernels.hardware import KNOWN
 from taxfree_kernels.variant import operation, problem_class, resized, variants
 from tests.ranks import Ranks, on_every_fabric
 from tests.sample import Sample
-from tests.taxfree.runtime_tasks import K, N, problem_of, record_of, runtime_of, tensors_of
+from tests.taxfree.runtime_tasks import FIELDS, K, N, problem_of, record_of, runtime_of, tensors_of
 from tests.taxfree.test_runtime_calls import joined, method_of
 
 GATHER, ALL_REDUCE, SCATTER, DECODE = (
@@ -31,7 +31,8 @@ GATHER, ALL_REDUCE, SCATTER, DECODE = (
 RECORDED = 40
 SIZES = (20, 31, 33, RECORDED)  # within a factor of two, or the record is not used for them
 SEQUENCES = (3, 4, 5)
-ROWS_FIELD = {DECODE: "batch"}
+PROMPTS = "attention"
+ROWS_FIELD = {DECODE: "batch", PROMPTS: "batch"}
 
 CASES: list[tuple[str, dict[str, Any]]] = [
     (GATHER, {}),
@@ -43,6 +44,8 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     (SCATTER, {"scatter_dim": 1, "n": 48}),  # also of three ranks
     (DECODE, {}),
     (DECODE, {"page_size": 5, "soft_cap": True, "window": 30}),
+    (PROMPTS, {}),
+    (PROMPTS, {"packed": True}),
 ]
 
 
@@ -56,7 +59,7 @@ def sized(problem: Any, size: int) -> Any:
 
 
 def largest(op: str, fields: dict[str, Any]) -> Any:
-    return sized(problem_of(op, **fields), SEQUENCES[-1] if op == DECODE else RECORDED)
+    return sized(problem_of(op, **fields), SEQUENCES[-1] if op in ROWS_FIELD else RECORDED)
 
 
 def called(rt: Any, op: str, problem: Any, inputs: Any, **others: Any) -> torch.Tensor:
@@ -67,8 +70,8 @@ def called(rt: Any, op: str, problem: Any, inputs: Any, **others: Any) -> torch.
 def served_by_each_variant() -> Iterator[tuple[str, dict[str, Any], str]]:
     for op, fields in CASES:
         shape = {"n": N, "k": K, "m": RECORDED}
-        if op == DECODE:
-            shape = {"batch": 5, "q_heads": 3, "kv_heads": 1, "head_dim": 16, "kv_len_per_rank": 20}
+        if op in FIELDS:
+            shape = FIELDS[op] | {"batch": 5}
         problem = problem_class(op)(**shape | fields, world_size=2)
         for name, variant in variants(op).items():
             if name != "baseline" and variant.unsupported_reason(problem, KNOWN["cpu"]) is None:
@@ -80,7 +83,7 @@ def served_by_each_variant() -> Iterator[tuple[str, dict[str, Any], str]]:
 
 def call_all_sizes(fabric: Any, op: str, fields: dict[str, Any], variant: str | None) -> Any:
     """Calls of a prepared range that are wrong or served by another variant than the recorded."""
-    top, sizes = largest(op, fields), SEQUENCES if op == DECODE else SIZES
+    top, sizes = largest(op, fields), SEQUENCES if op in ROWS_FIELD else SIZES
     rt = runtime_of(fabric, *([] if variant is None else [record_of(fabric, top, variant)]))
     rt.prepare([top.for_rows(0, sizes[-1])])
     planned, complaints = rt.memory(), []
@@ -90,6 +93,7 @@ def call_all_sizes(fabric: Any, op: str, fields: dict[str, Any], variant: str | 
             inputs = operation(op).make_inputs(sized(top, 1), fabric.rank, 1, fabric.device)
             expected = operation(op).empty_output(problem, fabric.device)
             inputs = without_rows(op, inputs)
+            expected = expected[:0] if op == PROMPTS else expected
         else:
             inputs, expected = tensors_of(fabric, problem, seed)
             choice = rt.choice(problem)
@@ -110,6 +114,9 @@ def without_rows(op: str, inputs: Any) -> Any:
         if table is None:
             k, v = k[:0], v[:0]
         return first[:0], k, v, kv_lens[:, :0], None if table is None else table[:0], scaling
+    if op == PROMPTS:
+        k, v, starts, scale = others
+        return first[:0], k[:0], v[:0], None if starts is None else starts[:1], scale
     if op == ALL_REDUCE and others[2] is not None:
         others[2] = others[2][:0]
     return first[:0], *others

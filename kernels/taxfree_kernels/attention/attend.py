@@ -227,7 +227,7 @@ def _load(
         rows, d = tl.arange(0, ROWS), tl.arange(0, BLOCK_D)
         base = operand.base + tl.cast(source.sequence, tl.int64) * stride_b
         base += tl.cast(source.head, tl.int64) * stride_h + tl.cast(token, tl.int64) * stride_n
-        at = base + rows[:, None] * stride_n + d[None, :]
+        at = base + (rows[:, None] * stride_n + d[None, :])
         if MASKED or HEAD_DIM != BLOCK_D:
             mask = (d < HEAD_DIM)[None, :]
             if MASKED:

@@ -12,7 +12,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from taxfree_kernels.attention.problem import Attention
 from taxfree_kernels.variant import Operation
 
-_CHUNK_ELEMENTS = 1 << 24  # float64 logits of the reference at a time
+_CHUNK_ELEMENTS = 1 << 26  # float64 logits of one head that the reference has at a time
 #: What a query's dot product with its target key exceeds those with other keys by, on average:
 #: their weights are then exactly 0 in float32, and the result is that key's value.
 _MARGIN = 512
@@ -72,7 +72,7 @@ def attention64(
     starts: torch.Tensor | None,
     scale: float | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Attention in float64, some queries at a time.
+    """Attention in float64: of one head after the other, so that matmuls are large.
 
     Returns:
         out of the shape of q; log-sum-exps [..., q_heads], by natural logarithms.
@@ -81,22 +81,21 @@ def attention64(
     lse = q.new_zeros(q.shape[:-1], dtype=torch.float64)
     scale = problem.head_dim**-0.5 if scale is None else scale
     for own in _sequences(problem, starts):
-        keys, values = (
-            each[own].double().repeat_interleave(problem.q_heads // problem.kv_heads, 1)
-            for each in (k, v)
-        )
-        length = len(keys)
-        chunk = max(1, _CHUNK_ELEMENTS // max(1, problem.q_heads * length))
-        for begin in range(0, length, chunk):
-            queries = q[own][begin : begin + chunk].double()
-            logits = torch.einsum("nhd,mhd->hnm", queries, keys) * scale
-            if problem.causal:
-                at = torch.arange(length, device=q.device)
-                later = at[None, :] > at[begin : begin + chunk, None]
-                logits.masked_fill_(later, -torch.inf)
-            weights = torch.softmax(logits, -1)
-            out[own][begin : begin + chunk] = torch.einsum("hnm,mhd->nhd", weights, values)
-            lse[own][begin : begin + chunk] = torch.logsumexp(logits, -1).t()
+        for head in range(problem.q_heads):
+            of_group = head * problem.kv_heads // problem.q_heads
+            keys, values = (each[own][:, of_group].double() for each in (k, v))
+            length = len(keys)
+            chunk = max(1, _CHUNK_ELEMENTS // max(1, length))
+            for begin in range(0, length, chunk):
+                end = min(begin + chunk, length)
+                seen = end if problem.causal else length
+                logits = q[own][begin:end, head].double() @ keys[:seen].t() * scale
+                if problem.causal:
+                    at = torch.arange(seen, device=q.device)
+                    logits.masked_fill_(at[None, :] > at[begin:end, None], -torch.inf)
+                lse[own][begin:end, head] = torch.logsumexp(logits, -1)
+                weights = torch.softmax(logits, -1)
+                out[own][begin:end, head] = weights @ values[:seen]
     return out, lse
 
 

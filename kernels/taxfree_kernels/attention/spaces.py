@@ -23,7 +23,7 @@ def space(problem: Attention, hardware: Hardware) -> Space:
     has_tma = hardware.architecture == "sm_90" and problem.is_aligned
     found: dict[str, tuple[Any, ...]] = {
         "BLOCK_M": up_to(power_of_2(problem.length, 64), (64, 128, 256)),
-        "BLOCK_N": (32, 64, 128),
+        "BLOCK_N": (16, 32, 64, 128),
         "TMA": (True, False) if has_tma else (False,),
         "MAPPING": _mappings(problem, hardware),
         "num_warps": (4, 8),
@@ -49,12 +49,12 @@ def seed_configs(problem: Attention, hardware: Hardware) -> list[dict[str, Any]]
     if hardware.num_xcds > 1:
         mapping = "balanced_head_first" if problem.causal else "swizzled_head_first"
     common = {"MAPPING": mapping, "XCDS": hardware.num_xcds, "waves_per_eu": 0}
-    guesses = [within(values, each | common) for each in _tiles(hardware, wide)]
+    guesses = [within(values, each | common) for each in _tiles(problem, hardware, wide)]
     found = distinct(guesses)
     return [each for each in found if prune_reason(problem, hardware, each) is None]
 
 
-def _tiles(hardware: Hardware, head_dim: int) -> list[dict[str, Any]]:
+def _tiles(problem: Attention, hardware: Hardware, head_dim: int) -> list[dict[str, Any]]:
     def tile(m: int, n: int, warps: int, stages: int, **others: Any) -> dict[str, Any]:
         return {"BLOCK_M": m, "BLOCK_N": n, "num_warps": warps, "num_stages": stages} | others
 
@@ -64,6 +64,8 @@ def _tiles(hardware: Hardware, head_dim: int) -> list[dict[str, Any]]:
         if head_dim > 128:
             return [tile(64, 32, 4, 1), tile(64, 32, 8, 1)]
         return [tile(128, 32, 4, 2), tile(128, 64, 4, 1), tile(64, 64, 4, 1)]
+    if not problem.is_aligned:  # loads of 2 bytes, each with an address
+        return [tile(128, 32 if head_dim <= 128 else 16, 8, 1), tile(64, 16, 4, 1)]
     if head_dim > 128:
         return [tile(128, 64, 8, 2, TMA=True), tile(64, 32, 4, 2, TMA=True)]
     small, large = tile(64, 64, 4, 3, TMA=True), tile(128, 64, 8, 3, TMA=True)

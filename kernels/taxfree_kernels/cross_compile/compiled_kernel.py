@@ -94,6 +94,11 @@ class CompiledKernel:
         return _IF.sub(lambda found: "" if found[2] in never else found[0], self.ttir)
 
     @cached_property
+    def has_roles(self) -> bool:
+        """Whether its warps have different programs: some load what others compute with."""
+        return "ttg.warp_specialize" in self.ttgir
+
+    @cached_property
     def wait_loops(self) -> int:
         """Loops of the source that poll signals, by atomics."""
         return sum(bool(_SIGNAL_POLL.search(body)) for _, body in _WHILE.findall(self.source))

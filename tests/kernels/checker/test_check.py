@@ -36,7 +36,10 @@ from taxfree_kernels.variant import operation_names, operation_shapes, problem_c
 from tests.sample import Sample
 
 OP = "all_gather_matmul"
-WITHOUT_KERNELS = ("baseline", "library", "registered", "torch_fused", "torch_symm_mem")
+WITHOUT_KERNELS = (
+    "baseline", "library", "registered", "torch_fused", "torch_symm_mem",
+    "warp_specialized",  # is not interpreted
+)  # fmt: skip
 VARIANTS = [(op, name) for op in operation_names() for name in checkable_variants(op)]
 
 
@@ -76,6 +79,7 @@ SPARSE = {
         {"m": 6, "n": 16, "k": 16},
         {"m": 2, "n": 80, "k": 16, "scatter_dim": 1},
     ],
+    "attention": [{"batch": 1, "length": 5, "q_heads": 1, "kv_heads": 1, "head_dim": 16}],
     "flash_decode": [
         {"batch": 1, "q_heads": 2, "kv_heads": 1, "head_dim": 16, "kv_len_per_rank": 20}
     ],

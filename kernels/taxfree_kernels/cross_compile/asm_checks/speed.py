@@ -40,6 +40,10 @@ def pipelined(kernel: CompiledKernel) -> Iterator[Finding]:
     if not kernel.aligned or kernel.num_stages < 2:
         return
     code = kernel.code
+    if kernel.has_roles:  # the loads are in the loop of another warp
+        if not any(code.has(loop, Role.COPY) for loop in code.innermost_loops):
+            yield Finding("no asynchronous copy in any loop")
+        return
     for loop in kernel.k_loops:
         inside = code.inside(loop)
         if not code.is_ptx:

@@ -132,9 +132,12 @@ def no_weak_poll(kernel: CompiledKernel) -> Iterator[Finding]:
 def no_blind_spin(kernel: CompiledKernel) -> Iterator[Finding]:
     """No loop of barriers whose threads only look at shared memory that it does not write.
 
-    Some compilers move the polling thread out of the loop in which the others wait for it.
+    Some compilers move the polling thread out of the loop in which the others wait for it. Where
+    warps have roles, those that have none yet wait in such a loop.
     """
     code = kernel.code
+    if kernel.has_roles:
+        return
     for loop in code.innermost_loops:
         barriers = [one for one in code.inside(loop) if one.has(Role.BARRIER)]
         if barriers and code.has(loop, Role.SHARED_LOAD) and not code.has(loop, *_PROGRESS):
