@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import model_ranks
-from benchmarks.commands import exit_code, keep, parser, positive, positives
+from benchmarks.commands import exit_code, keep, parser, positive, positives, record_of
 from benchmarks.llama import Sizes
 from benchmarks.model_ranks import PATHS, PathResult, Phase
 from taxfree import devices
@@ -65,12 +65,13 @@ def sizes_of(path: Path, layers: int | None, world_size: int) -> tuple[Sizes, st
 
 
 def problems_of(sizes: Sizes, dtype: str, phases: Sequence[Phase], world_size: int) -> list[Any]:
-    """The operations between ranks, for their memory."""
+    """The operations between ranks: eager, and as compiled code may fuse them."""
     return [
         MatmulAllReduce(m=each.tokens, n=sizes.hidden, k=k // world_size, dtype=dtype,
-                        world_size=world_size, residual=True, rms_norm=True)
+                        world_size=world_size, residual=is_fused, rms_norm=is_fused)
         for each in phases
         for k in (sizes.heads * sizes.head_dim, sizes.intermediate)
+        for is_fused in (False, True)
     ]  # fmt: skip
 
 
@@ -142,6 +143,7 @@ def main(arguments: list[str] | None = None) -> int:
     made.add_argument("--batches", type=_counts, default="1,16,64", help="sequences of a decode")
     made.add_argument("--context", type=positive, default=1024, help="tokens behind a decode")
     made.add_argument("--paths", help=f"comma-separated, the reference first: {', '.join(PATHS)}")
+    made.add_argument("--winner", help="a variant that wins unmeasured; nothing is timed")
     made.add_argument("--repetitions", type=positive, default=10)
     made.add_argument("--db", type=Path, help="tuning database; the user's by default")
     options = made.parse_args(arguments)
@@ -169,12 +171,18 @@ def _time_all(options: argparse.Namespace) -> None:
     phases = [Phase("prefill", 1, length) for length in options.prompts]
     phases += [Phase("decode", batch, options.context) for batch in options.batches]
     history = TuningHistory.read(options.db or default_path(), required=options.db is not None)
-    heap_bytes = devices.heap_bytes(problems_of(sizes, dtype, phases, world_size))
+    if options.winner and is_timed:
+        raise UsageError("--winner is not for timed paths", "leave it out; the table says who wins")
+    wanted = problems_of(sizes, dtype, phases, world_size)
+    heap_bytes = devices.heap_bytes(wanted)
     variables = {} if shared_gpus is None else {SHARING: "1"}
     with WorkerGroup(world_size, fabric, heap_bytes, settings.timeout_s, variables) as group:
+        records = list(history.records)
+        if options.winner:
+            records = [record_of(each, options.winner, group.hardware, "eager") for each in wanted]
         results, problems = group.call(
             model_ranks.measure, DEADLINE_S, sizes=sizes, dtype=dtype, phases=phases, paths=paths,
-            records=history.records, repetitions=options.repetitions if is_timed else 0,
+            records=records, repetitions=options.repetitions if is_timed else 0,
         )[0]  # fmt: skip
         rows = [
             row for phase, each in zip(phases, results, strict=True) for row in rows_of(phase, each)
