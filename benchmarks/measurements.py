@@ -89,7 +89,7 @@ def _sites_of_records(content: dict[str, Any]) -> Iterator[Site]:
 
 
 def _sites_of_rows(content: dict[str, Any]) -> Iterator[Site]:
-    gpu = content["environment"].get("hardware", {}).get("gpu", "")
+    gpu = content.get("environment", {}).get("hardware", {}).get("gpu", "")
     for row in content["rows"]:
         if not row.get("kernel_hash"):  # no kernel of ours, or a file without hashes
             continue
