@@ -95,11 +95,8 @@ def rows_of(phase: Phase, results: Sequence[PathResult]) -> Iterator[dict[str, A
                 f"{ERROR_ALLOWANCE * library:.3g} is allowed",
                 f"it ran {each.ran}",
             )
-        row = {
-            "phase": dataclasses.asdict(phase), "path": each.path, "tokens": each.tokens,
-            "same_tokens": each.same_tokens, "relative_error": each.relative_error,
-            "ran": each.ran, "skipped": each.skipped,
-        }  # fmt: skip
+        row = dataclasses.asdict(each) | {"phase": dataclasses.asdict(phase)}
+        del row["timings"]
         for mode, timing in each.timings.items():
             yield row | {
                 "mode": mode,
@@ -121,6 +118,8 @@ def line_of(row: dict[str, Any]) -> str:
         return f"{start}skipped: {row['skipped']}"
     count = sum(map(len, row["tokens"]))
     said = f"{row['same_tokens']} of {count} tokens, error {row['relative_error']:.1e}"
+    if row["same_tokens"] < count:
+        said += f", at most {row['largest_gap']:.1e} from a tie"
     if "mode" not in row:
         return f"{start}{said}"
     return (

@@ -70,6 +70,8 @@ class PathResult:
         timings: mode -> times of a call; empty where nothing is timed.
         tokens: [step][sequence], chosen behind the reference's tokens.
         same_tokens: how many of them are the reference's.
+        largest_gap: between the reference's logits of its token and of the chosen one, in standard
+            deviations of its logits: how far from a tie the worst token is.
         relative_error: of the logits, against the same model in float64: Frobenius norm of the
             difference over that of the reference; the worst rank's.
         ran: what taxfree's report counted, by layer.
@@ -80,6 +82,7 @@ class PathResult:
     timings: Mapping[str, Timing]
     tokens: Sequence[Sequence[int]] = ()
     same_tokens: int = 0
+    largest_gap: float = 0.0
     relative_error: float = 0.0
     ran: Mapping[str, Mapping[str, int]] | None = None
     skipped: str = ""
@@ -182,8 +185,14 @@ def _measure(
             results.append(PathResult(path, {}, skipped=reason))
             continue
         tokens = logits.argmax(-1)
+        gaps = exact.amax(-1) - exact.gather(-1, tokens[..., None])[..., 0]
         result = PathResult(
-            path, {}, tokens.tolist(), int((tokens == chosen).sum()), _error(fabric, logits, exact)
+            path,
+            {},
+            tokens.tolist(),
+            same_tokens=int((tokens == chosen).sum()),
+            largest_gap=float((gaps / exact.std(-1)).max()),
+            relative_error=_error(fabric, logits, exact),
         )
         if PATHS[path][0] == "taxfree":
             result = replace(result, ran=taxfree.report().layers)

@@ -48,6 +48,7 @@ def test_all_paths_choose_the_same_tokens(tmp_path, config, capsys):
         assert ours["tokens"] == alone["tokens"] == rows[phase, "torch eager"]["tokens"]
         assert sum(map(len, ours["tokens"])) == count
         assert ours["same_tokens"] == alone["same_tokens"] == count
+        assert ours["largest_gap"] == 0
         assert 0 < ours["relative_error"] < 0.02
         assert list(ours["ran"]["blocks.0.mlp.down"]) == ["matmul_all_reduce"]
         assert "needs GPUs" in rows[phase, "torch micro-pipeline"]["skipped"]
@@ -73,7 +74,7 @@ def test_timed_paths_run_pytorchs_reference(ranks):
 
 def result(path, error=0.01, **times):
     timings = {mode: Timing((us,), 0.0) for mode, us in times.items()}
-    return PathResult(path, timings, [[1, 2]], 2, error)
+    return PathResult(path, timings, [[1, 2]], 2, relative_error=error)
 
 
 def test_rates_and_speedups_are_those_of_the_fastest_of_pytorch():
