@@ -54,7 +54,7 @@ def gradients(
     Args:
         like: an input of both.
     """
-    is_traced = type(like) is not torch.Tensor
+    is_traced = torch.compiler.is_compiling() or type(like) is not torch.Tensor
     if not all(needs[:2]) or not like.is_cuda or is_traced:
         return of_input() if needs[0] else None, of_weight() if needs[1] else None
     current, side = torch.cuda.current_stream(), _side_stream(like.device)
