@@ -60,7 +60,7 @@ class Machine:
     """The machine below the software.
 
     Args:
-        system: name -> what it is, of what is no GPU.
+        system: name -> description, of everything but the GPUs.
         vendors: whose GPUs are there: "nvidia", "amd".
         gpus, processes: as the driver sees them.
         links: [gpu][gpu] how two GPUs are joined, such as "NV18" or "XGMI".

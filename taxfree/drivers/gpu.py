@@ -16,7 +16,7 @@ class Gpu:
         memory_mhz, memory_max_mhz: clock of the memory.
         temperature_c: degrees Celsius.
         power_w, power_limit_w: watts.
-        slowed_by: why its clock is below what it could be.
+        slowed_by: reasons why its clock is below the maximum.
     """
 
     index: int

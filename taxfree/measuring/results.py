@@ -40,7 +40,7 @@ class Row:
     Args:
         op, problem: the operation, and the problem's fields.
         variant: "baseline", a variant's name, or "dispatch" for what the dispatcher picks.
-        config: of the variant; for "dispatch", of what it picked, plus the key "variant".
+        config: of the variant; for "dispatch", of the variant that ran, plus the key "variant".
         mode: "eager", or "graph" for calls captured in a graph.
         median_us, iqr_us: median and interquartile range of the samples.
         samples_us: one per repetition, each the slowest rank's.

@@ -99,14 +99,14 @@ def _promising_first(
     machine, modelled = machine_like(hardware), modelled_variants(op_of(problem))
     if machine is None:
         return list(candidates)
-    knobs = {
+    parameters = {
         name: variant.space(problem, hardware).keys()
         for name, variant in found.items()
         if name in modelled
     }
 
     def expected_us(candidate: Candidate) -> float | None:
-        if knobs.get(candidate.variant) != candidate.config.keys():
+        if parameters.get(candidate.variant) != candidate.config.keys():
             return None
         return times(machine, problem, candidate.variant, candidate.config).t_graph_us
 

@@ -120,7 +120,7 @@ class Search:
                 self._study.enqueue_trial(parameters)
 
     def _parameters(self, candidate: Candidate) -> dict[str, str]:
-        """A candidate as the study knows it; what its space no longer offers is left to it."""
+        """A candidate in the study's form; values that the space no longer has stay as they are."""
         values = {
             f"{candidate.variant}.{parameter}": str(candidate.config[parameter])
             for parameter, choices in self._spaces[candidate.variant].items()

@@ -321,7 +321,7 @@ class Tuner:
             repetitions=repetitions,
         )[0]
 
-    # -- what comes of it --------------------------------------------------------------------
+    # -- the result --------------------------------------------------------------------------------
 
     def _tell(
         self, op: str, problem: Problem, search: Search, candidate: Candidate, outcome: Outcome

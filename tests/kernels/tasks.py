@@ -245,11 +245,17 @@ def extreme_configs(fabric: Fabric, case: Case) -> list[dict[str, Any]]:
     """Ends of a variant's space: all first, all last, two drawn, one at its last; and more."""
     variant, problem = variants(case.op)[case.variant], case.problem(fabric.world_size)
     space = variant.space(problem, fabric.hardware)
-    first = {knob: values[0] for knob, values in space.items()}
-    last = {knob: values[-1] for knob, values in space.items()}
+    first = {parameter: values[0] for parameter, values in space.items()}
+    last = {parameter: values[-1] for parameter, values in space.items()}
     draw = random.Random(1)
     drawn = [{k: draw.choice(values) for k, values in space.items()} for _ in range(100)]
-    configs = [first, last, *drawn[:2], *(first | {knob: last[knob]} for knob in space), *drawn]
+    configs = [
+        first,
+        last,
+        *drawn[:2],
+        *(first | {parameter: last[parameter]} for parameter in space),
+        *drawn,
+    ]
     kept = [c for c in configs if variant.prune_reason(problem, fabric.hardware, c) is None]
     return [config for at, config in enumerate(kept) if config not in kept[:at]]
 

@@ -113,7 +113,7 @@ class TestSpaces:
         assert all(len(set(values)) == len(values) > 0 for values in space.values())
         for config in first:
             assert config.keys() == space.keys()
-            assert all(config[knob] in values for knob, values in space.items()), config
+            assert all(config[parameter] in values for parameter, values in space.items()), config
             assert variant.prune_reason(tried, hardware, config) is None, config
 
 

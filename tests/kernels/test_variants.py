@@ -96,10 +96,12 @@ class TestSpaces:
             assert all(space.values())
             for config in first:
                 assert config.keys() == space.keys()
-                assert all(config[knob] in values for knob, values in space.items()), config
+                assert all(config[parameter] in values for parameter, values in space.items()), (
+                    config
+                )
                 assert variant.prune_reason(tried, hardware, config) is None, config
 
-    def test_knobs_have_no_value_twice(self, op, name, hardware):
+    def test_parameters_have_no_value_twice(self, op, name, hardware):
         for fields in SPACED[op]:
             space = variants(op)[name].space(problem_class(op)(**fields), hardware)
             assert all(len(set(values)) == len(values) for values in space.values())

@@ -40,8 +40,8 @@ class TheVariant(Variant):
         return {space}
 
     def seed_configs(self, problem, hardware):
-        knobs = self.space(problem, hardware)
-        return [{{knob: value}} for knob, values in knobs.items() for value in values] or [{{}}]
+        parameters = self.space(problem, hardware)
+        return [{{parameter: value}} for parameter, values in parameters.items() for value in values] or [{{}}]
 
     def plan(self, problem, fabric, config):
         return ThePlan(problem, fabric, config)

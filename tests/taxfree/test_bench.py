@@ -84,7 +84,7 @@ class TestCandidates:
     def test_a_record_gives_its_config(self):
         assert configs(TuningHistory((record(measurement("push", TUNED)),), None))["push"] == TUNED
 
-    def test_a_record_with_other_knobs_gives_none(self):
+    def test_a_record_with_other_parameters_gives_none(self):
         old = record(measurement("push", {"FORGOTTEN": 1}))
         assert configs(TuningHistory((old,), None))["push"] == DEFAULT
 

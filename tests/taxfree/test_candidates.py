@@ -94,7 +94,7 @@ class TestFirstCandidates:
         small = {"BLOCK_M": 64, "BLOCK_N": 64, "num_warps": 4, "num_stages": 4, "SWAP_AB": True}
         default = found["push_two_shot"].seed_configs(problem, self.H200)[0]
         slow = Candidate("push_two_shot", default | small)
-        unknown = Candidate("push_two_shot", {"an": "old knob"})
+        unknown = Candidate("push_two_shot", {"an": "old parameter"})
         first = first_candidates(found, problem, self.H200, [slow, unknown])
         second = found["push_two_shot"].seed_configs(problem, self.H200)[1]
         assert first.index(unknown) < first.index(Candidate("push_two_shot", second))

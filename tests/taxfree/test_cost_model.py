@@ -99,13 +99,15 @@ class TestFormulas:
         one, two = (times(H200, problem, "push_tma", each).t_graph_us for each in (config, halves))
         assert two < one
 
-    @pytest.mark.parametrize(("gather_dim", "knob"), [(0, "K_PARTS"), (1, "SOURCES_PER_WAIT")])
-    def test_tiles_that_wait_for_one_part_after_the_other_hide_the_rest(self, gather_dim, knob):
+    @pytest.mark.parametrize(("gather_dim", "parameter"), [(0, "K_PARTS"), (1, "SOURCES_PER_WAIT")])
+    def test_tiles_that_wait_for_one_part_after_the_other_hide_the_rest(
+        self, gather_dim, parameter
+    ):
         problem = AllGatherMatmul(m=1024, n=3584, k=8192, gather_dim=gather_dim, world_size=8)
         config = {**TMA, "BLOCK_M": 128, "BLOCK_N": 256, "SPLIT_K": 1, "SENDERS": 16}
         once, in_turns = (
             times(H200, problem, "push_tma", config | each).t_graph_us
-            for each in ({}, {knob: 4 if knob == "K_PARTS" else 2})
+            for each in ({}, {parameter: 4 if parameter == "K_PARTS" else 2})
         )
         tiles, _ = pieces.tiles_us(H200, problem, config, tma=True)
         assert tiles < in_turns < once - 15

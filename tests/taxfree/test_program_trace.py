@@ -84,13 +84,13 @@ class TestInside:
 
     @pytest.mark.parametrize("amount", AMOUNTS)
     @pytest.mark.parametrize(
-        ("knob", "part"),
+        ("parameter", "part"),
         [("gap", "outside"), ("ramp", "starting"), ("late", "skew"), ("latency", "latency"),
          ("send", "transfer"), ("tile", "work")],
     )  # fmt: skip
-    def test_each_is_found_and_nowhere_else(self, knob, part, amount):
-        changed = dataclasses.replace(USUAL, **{knob: getattr(USUAL, knob) + amount})
-        if knob == "ramp":  # what starts later has waited less when the signal comes
+    def test_each_is_found_and_nowhere_else(self, parameter, part, amount):
+        changed = dataclasses.replace(USUAL, **{parameter: getattr(USUAL, parameter) + amount})
+        if parameter == "ramp":  # what starts later has waited less when the signal comes
             changed = dataclasses.replace(changed, send=changed.send + amount)
         self.assert_only(changed, part, amount)
 

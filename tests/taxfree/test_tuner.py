@@ -363,8 +363,8 @@ class TestSearching:
         tune(db, time_of, trials=3, only=["push"])
         push = variants(OP)["push"]
         space = dict(push.space(problem_class(OP)(**PROBLEM), KNOWN["cpu"]))
-        knob = max(space, key=lambda name: len(space[name]))
-        space[knob] = space[knob][:-1]
+        parameter = max(space, key=lambda name: len(space[name]))
+        space[parameter] = space[parameter][:-1]
         monkeypatch.setattr(push, "space", lambda problem, hardware: space)
         record, trials, _ = tune(db, time_of, trials=6, only=["push"])
         assert record.trials == 6

@@ -12,7 +12,7 @@ def register() -> None:
 
 
 def report(worker: object = None) -> str:
-    """What ran in this process: ``llm.collective_rpc(taxfree_vllm.report)`` asks all workers."""
+    """This process's layers; ``llm.collective_rpc(taxfree_vllm.report)`` asks all workers."""
     import taxfree
 
     return str(taxfree.report())

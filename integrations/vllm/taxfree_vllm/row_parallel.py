@@ -150,7 +150,7 @@ class _Group:
         return self.sizes[key]
 
     def choices(self) -> list[str]:
-        """What the table says of the layers so far, as text."""
+        """The table's choices for the layers so far, as text."""
         return sorted(f"{key} {size and size.choices}" for key, size in self.sizes.items())
 
 

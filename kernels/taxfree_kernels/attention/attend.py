@@ -42,7 +42,7 @@ class Rows(NamedTuple):
 
 
 class Heads(NamedTuple):
-    """What the kernel is compiled for of a problem: ``HEADS: tl.constexpr``.
+    """The constants of the problem: ``HEADS: tl.constexpr``.
 
     BATCH_BLOCK is next_power_of_2(batch) of packed sequences; 0: all have the same length.
     """

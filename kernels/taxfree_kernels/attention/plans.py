@@ -1,4 +1,4 @@
-"""What the plans of both kernels share."""
+"""The base class of both kernels' plans."""
 
 from __future__ import annotations
 

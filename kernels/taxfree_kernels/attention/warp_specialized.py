@@ -49,7 +49,7 @@ _PRODUCER_REGISTERS = gl.constexpr(24)
 
 
 class Work(NamedTuple):
-    """What the kernel is compiled for: ``WORK: tl.constexpr``.
+    """The constants of the kernel: ``WORK: tl.constexpr``.
 
     Args:
         Q_HEADS, KV_HEADS, HEAD_DIM, CAUSAL: of the problem.
@@ -85,7 +85,7 @@ class Shared(NamedTuple):
 
 
 class Place(NamedTuple):
-    """What a program computes: `steps` blocks of keys, `full` of which all queries see."""
+    """The tile of a program: `steps` blocks of keys, the first `full` of which need no mask."""
 
     sequence: Any
     head: Any

@@ -1,4 +1,4 @@
-"""What vector instructions compute, on arrays of lanes, in the words of the ISA documents."""
+"""The results of vector instructions, on arrays of lanes, in the words of the ISA documents."""
 
 from __future__ import annotations
 

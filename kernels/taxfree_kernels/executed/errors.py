@@ -1,4 +1,4 @@
-"""What can go wrong while code is executed."""
+"""Errors of executed code."""
 
 from __future__ import annotations
 

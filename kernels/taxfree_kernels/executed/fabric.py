@@ -60,5 +60,5 @@ class ExecutedFabric(GrouplessFabric):
 
 
 def arena_bytes(world_size: int, slot_bytes: int) -> int:
-    """What a rank's arena needs."""
+    """The interface that a rank's arena needs."""
     return 18 * aligned(slot_bytes) + 8 * Pool.CHANNELS * world_size + _SPARE

@@ -113,7 +113,7 @@ class Launch:
         gpu: where it runs.
         timing: of its memory operations.
         resident: workgroups that run at a time.
-        churn: the chance, each turn, that a cache evicts what it has.
+        churn: probability, each turn, that a cache evicts its lines.
     """
 
     def __init__(

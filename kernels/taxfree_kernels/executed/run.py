@@ -49,7 +49,7 @@ Change = Callable[[str], str]
 
 @dataclass
 class Executed:
-    """What a run showed.
+    """The result of a run.
 
     Args:
         op, variant, problem, config: what ran.

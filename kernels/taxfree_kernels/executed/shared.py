@@ -146,7 +146,7 @@ def _permute(given: Instruction) -> Step:
 
 
 def _read_transposed(given: Instruction) -> Step:
-    """Of 16 lanes, each gets a column of the 4 x 16 halves that they read row by row."""
+    """Transpose 4 x 16 halves: 16 lanes read them by rows, and each receives a column."""
     row, base = row_of(given.operands[0]), source(given.operands[1], "u32")
     fixed = given.number("offset")
     lane, number = LANES[:, None], np.arange(4)
