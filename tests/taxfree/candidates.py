@@ -40,8 +40,8 @@ class TheVariant(Variant):
         return {space}
 
     def seed_configs(self, problem, hardware):
-        parameters = self.space(problem, hardware)
-        return [{{parameter: value}} for parameter, values in parameters.items() for value in values] or [{{}}]
+        space = self.space(problem, hardware)
+        return [{{name: value}} for name, values in space.items() for value in values] or [{{}}]
 
     def plan(self, problem, fabric, config):
         return ThePlan(problem, fabric, config)
