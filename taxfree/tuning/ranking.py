@@ -55,7 +55,9 @@ def ranking(
     only: Sequence[str] | None = None,
     compiled: int = 4,
 ) -> list[Ranked]:
-    """The baseline, then compiled candidates, fastest first, then those that are refused.
+    """The baseline, then compiled candidates, fastest first, then those refused once compiled.
+
+    Where no variant serves the problem, the reasons follow the baseline.
 
     Args:
         screen: of the hardware.
@@ -74,7 +76,7 @@ def ranking(
         key=_order,
     )
     found: list[Ranked] = []
-    left_out = [_modelled(problem, name, verdict) for verdict in refused]
+    left_out = [] if candidates else [_modelled(problem, name, verdict) for verdict in refused]
     while waiting and len(found) < compiled:
         count = compiled - len(found)
         taken, waiting = waiting[:count], waiting[count:]
