@@ -24,6 +24,7 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT / each) for each in ("", "kernels", "tuning_db")]
 
+from benchmarks import l2_ncu  # noqa: E402
 from benchmarks.documents import table, with_blocks, write_changed  # noqa: E402
 from taxfree_kernels.cost import l2  # noqa: E402
 from taxfree_kernels.device.schedules import ATTENTION_MAPPINGS  # noqa: E402
@@ -52,6 +53,10 @@ FLEET = {
     32: (0.82, 1.10, 39.0, 51.0),
     64: (0.63, 1.20, 39.0, 61.0),
 }
+# of the kernel that ncu counted: it takes 181 registers of each of 256 threads, and 128 KiB of
+# shared memory, compiled for sm_90
+H200_PROGRAMS_PER_UNIT = 1
+
 _BLOCK_M = 16  # of the smallest matrix instruction, so that the batch has several tiles of rows
 
 
@@ -169,13 +174,35 @@ def balance_points() -> Iterator[dict[str, Any]]:
             }
 
 
+def with_model(case: Mapping[str, Any]) -> dict[str, Any]:
+    """A case that ncu counted on H200, with what the model says of it."""
+    heads, length = case["heads"], case["length"]
+    traffic = l2.attention(
+        l2.H200, case["mapping"], heads=heads, length=length,
+        block_m=l2_ncu.TILE["BLOCK_M"], block_n=l2_ncu.TILE["BLOCK_N"],
+        in_flight=H200_PROGRAMS_PER_UNIT, simulated=range(l2.H200.caches),
+    )  # fmt: skip
+    ours = round(100 * traffic.hit_rate, 2)
+    difference = round(ours - case["hit_rate"], 2)
+    modelled = {"hit_rate": ours, "missed_bytes": traffic.missed, "difference": difference}
+    return dict(case) | {"requested_bytes": traffic.requested, "modelled": modelled}
+
+
+def h200_rows(cases: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Hit rates on H200; what ncu counted stands as published."""
+    for each in cases:
+        case = f"H200, {each['heads']} heads, {each['length'] // 1024}K keys, {each['mapping']}"
+        rate = each["hit_rate"]
+        yield row(case, rate, rate, each["modelled"]["hit_rate"], HIT_TOLERANCE)
+
+
 def parameters() -> dict[str, Any]:
     """The model's parameters that are not fitted."""
     return {
         name: {field: getattr(of, field) for field in ("caches", "units", "capacity", "ways")}
         | dataclasses.asdict(of.sheet)
         | {f: getattr(of, f) for f in ("side_bytes_per_s", "hit_ns", "memory_ns", "side_ns")}
-        for name, of in (("MI300X", l2.MI300X), ("MI350X", l2.MI350X))
+        for name, of in (("MI300X", l2.MI300X), ("MI350X", l2.MI350X), ("H200", l2.H200))
     }
 
 
@@ -253,6 +280,28 @@ def balance_table(result: Mapping[str, Any]) -> str:
     return table(header, rows, text=(1, 2))
 
 
+def h200_table(measured: Mapping[str, Any]) -> str:
+    """What ncu counted on H200 and ours, in Markdown."""
+
+    def cells(case: Mapping[str, Any]) -> tuple[str, ...]:
+        ours = case["modelled"]
+        return (
+            f"{case['hit_rate']:.1f}",
+            f"{ours['hit_rate']:.1f}",
+            f"{ours['difference']:+.1f}",
+            f"{case['dram_read_bytes'] / 1e9:.2f}, {ours['missed_bytes'] / 1e9:.2f}",
+        )
+
+    cases = measured["cases"]
+    rows = (
+        (f"{first['heads']}, {first['length'] // 1024}K", *cells(first), *cells(second))
+        for first, second in zip(cases[::2], cases[1::2], strict=True)
+    )
+    columns = ("ncu", "ours", "difference", "from DRAM: ncu, ours, GB")
+    named = (f"{order}: {each}" for order in ("block-first", "head-first") for each in columns)
+    return table(("heads, keys", *named), rows, text=(0,))
+
+
 def draw(result: Mapping[str, Any], path: Path) -> None:
     """The picture: hit rate against length, with published ranges."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -294,10 +343,17 @@ BLOCKS = {
 }
 
 
-def document(result: Mapping[str, Any]) -> str:
-    """The page with the result file's tables."""
-    makers = {name: lambda _, make=make: make(result) for name, make in BLOCKS.items()}
+def document(result: Mapping[str, Any], measured: Mapping[str, Any]) -> str:
+    """The page with the result files' tables."""
+    texts = {name: make(result) for name, make in BLOCKS.items()}
+    texts["counted on the gpu"] = h200_table(measured)
+    makers = {name: lambda _, text=text: text for name, text in texts.items()}
     return with_blocks(DOCUMENT.read_text(encoding="utf-8"), makers)
+
+
+def _write(path: Path, result: Mapping[str, Any]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
 
 
 def main() -> int:
@@ -309,17 +365,22 @@ def main() -> int:
     has_numba = importlib.util.find_spec("numba") is not None
     if options.write and not has_numba:
         made.error("--write needs numba: pip install '.[chiplets]'")
+    measured = json.loads(l2_ncu.RESULT.read_text(encoding="utf-8"))
+    if has_numba:
+        measured["cases"] = [with_model(each) for each in measured["cases"]]
     if options.write:
         result = computed()
-        RESULT.parent.mkdir(parents=True, exist_ok=True)
-        RESULT.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+        _write(RESULT, result)
+        _write(l2_ncu.RESULT, measured)
         draw(result, PICTURE)
-        write_changed({DOCUMENT: document(result)})
+        write_changed({DOCUMENT: document(result, measured)})
     elif has_numba:
         result = {"rows": comparison(list(curve_points(LENGTHS[-1:])))}
     else:
-        print(f"numba is not installed: these are the rows of {RESULT.name}", file=sys.stderr)
+        names = f"{RESULT.name} and {l2_ncu.RESULT.name}"
+        print(f"numba is not installed: these are the rows of {names}", file=sys.stderr)
         result = json.loads(RESULT.read_text(encoding="utf-8"))
+    result["rows"] = [*result["rows"], *h200_rows(measured["cases"])]
     print(json.dumps(result["rows"], indent=1) if options.json else rows_table(result).rstrip())
     return 0
 

@@ -23,6 +23,7 @@ from taxfree_cli.record_views import words
 from taxfree_kernels.variant import Problem, op_of
 
 if TYPE_CHECKING:
+    from taxfree.tuning.ranking import Ranked
     from taxfree.tuning.session import NotTuned, Tuned
     from taxfree.tuning.tuner import Event, Progress
     from taxfree_kernels.cross_compile.screen import Verdict
@@ -53,7 +54,11 @@ DryRun: TypeAlias = Annotated[
 ]
 HardwareName: TypeAlias = Annotated[
     str | None,
-    typer.Option("--hardware", metavar="NAME", help="With --dry-run: h100, h200, mi300x, ..."),
+    typer.Option(
+        "--hardware",
+        metavar="NAME",
+        help="Rank configs by models for a GPU that is not here: mi300x, ...",
+    ),
 ]
 
 _SECONDS = {"s": 1, "m": 60, "h": 3600}
@@ -87,17 +92,17 @@ def tune(
     ops = given.operations(variant or ())
     if "baseline" in (variant or ()):
         raise UsageError("--variant baseline cannot be tuned", "it is always measured")
-    if hardware is not None and not dry_run:
-        raise UsageError("--hardware is for --dry-run", "tuning measures what is here")
-    if dry_run:
+    if dry_run or hardware is not None:
         if any(option is not None for option in (fabric, db, budget)):
             raise UsageError(
-                "--dry-run takes neither --fabric, --db nor --budget",
+                f"{'--dry-run' if dry_run else '--hardware'} takes neither --fabric, --db"
+                " nor --budget",
                 "it measures nothing, and looks nothing up",
             )
         request = given.request(options.MODELLED_GPUS)
         problems = [p for each in ops for p in choose(each, request, lambda: ()).problems]
-        _dry_run(problems, hardware or "h200", trials, seed, variant, json)
+        show = _dry_run if dry_run else _rank
+        show(problems, hardware or "h200", trials, seed, variant, json)
         return
     from taxfree import devices
     from taxfree.tuning import session
@@ -173,6 +178,60 @@ def _dry_run(
         for row in rows
     ]
     print_table(headings, [[row[heading] for heading in headings] for row in shown])
+
+
+def _rank(
+    problems: Sequence[Any],
+    name: str,
+    trials: int,
+    seed: int,
+    only: Sequence[str] | None,
+    json: bool,
+) -> None:
+    from taxfree.cost_model import machine
+    from taxfree.tuning.ranking import ranking
+    from taxfree_kernels.cross_compile.screen import Screen
+
+    rows = []
+    with Screen(machine(name).hardware) as screen:
+        for problem in problems:
+            note(f"modelling {_text(problem)}")
+            found = ranking(problem, screen, name, trials, seed, only)
+            ranks = iter(range(1, len(found)))
+            rows += [_ranked_row(problem, each, ranks) for each in found]
+    if json:
+        print_json({"schema": 1, "hardware": name, "is_modelled": True, "rows": rows})
+        return
+    headings = (
+        *("rank", "problem", "variant", "us", "waits_us", "hit_rate", "programs", "registers"),
+        *("spilled", "config", "refused"),
+    )
+    shown = [
+        row | {"problem": format_problem(row["op"], row["problem"]), "config": words(row["config"])}
+        for row in rows
+    ]
+    title = f"modelled for {name}, not measured; hit rates in percent"
+    print_table(headings, [[row[heading] for heading in headings] for row in shown], title)
+
+
+def _ranked_row(problem: Problem, ranked: Ranked, ranks: Iterator[int]) -> dict[str, Any]:
+    is_ranked = ranked.refused is None and ranked.variant != "baseline" and ranked.us is not None
+    resources, traffic = ranked.resources, ranked.traffic
+    return {
+        "op": op_of(problem),
+        "problem": asdict(problem),
+        "rank": next(ranks) if is_ranked else None,
+        "variant": ranked.variant,
+        "config": ranked.config,
+        "us": ranked.us,
+        "waits_us": None if traffic is None else ranked.waits_us,
+        "hit_rate": None if traffic is None else 100 * traffic.hit_rate,
+        "missed_bytes": None if traffic is None else traffic.missed,
+        "programs": None if resources is None else resources.programs_per_unit,
+        "registers": None if resources is None else resources.registers,
+        "spilled": None if resources is None else resources.spill_bytes,
+        "refused": ranked.refused,
+    }
 
 
 def _verdict_row(problem: Problem, verdict: Verdict) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from typing import Any
 
 from taxfree import devices
 from taxfree.errors import TaxfreeError
+from taxfree.measuring.trial import Candidate
 from taxfree.settings import Settings
 from taxfree.tuning.candidates import first_candidates, refusals, variants_for
 from taxfree.tuning.search import Search
@@ -165,13 +166,24 @@ def dry_run(
 
     It needs no device. Without times the search cannot learn: later proposals of a real one differ.
     """
+    candidates, refused = proposals(problem, hardware, trials, seed, only)
+    asked = [(candidate.variant, candidate.config) for candidate in candidates]
+    return screen.verdicts(op_of(problem), problem, asked) + refused
+
+
+def proposals(
+    problem: Problem,
+    hardware: Hardware,
+    trials: int,
+    seed: int = 0,
+    only: Sequence[str] | None = None,
+) -> tuple[list[Candidate], list[Verdict]]:
+    """Up to `trials` candidates that a search would propose first, and what it would refuse."""
     found = variants_for(problem, hardware, only)
     if not found:
         reasons = refusals(problem, hardware, only)
-        return [Verdict(name, {}, {}, reason) for name, reason in reasons.items()]
+        return [], [Verdict(name, {}, {}, reason) for name, reason in reasons.items()]
     search = Search(found, problem, hardware, seed, journal=None, name="dry run")
     search.enqueue(first_candidates(found, problem, hardware))
     asked = search.ask(trials)
-    refused = [Verdict(c.variant, c.config, {}, reason) for c, reason in search.take_refused()]
-    candidates = [(candidate.variant, candidate.config) for candidate in asked]
-    return screen.verdicts(op_of(problem), problem, candidates) + refused
+    return asked, [Verdict(c.variant, c.config, {}, reason) for c, reason in search.take_refused()]

@@ -234,7 +234,7 @@ OPTIONS = [
     Row("an unknown hardware", f"tune --dry-run --hardware abacus {SHAPE}", USAGE,
         "unknown hardware 'abacus'", "one of: h100, h200"),
     Row("hardware that is not here, to measure on", f"tune {HOST} {SHAPE} --hardware h200", USAGE,
-        "--hardware is for --dry-run", "tuning measures what is here"),
+        "--hardware takes neither --fabric, --db nor --budget", "it measures nothing"),
     Row("a database to model with", f"explain --hardware h200 {SHAPE} --db tuning.sqlite", USAGE,
         "--hardware takes neither --fabric nor --db", "a model measures and dispatches nothing"),
     Row("a fabric to model", f"explain --hardware h200 {SHAPE} --fabric auto", USAGE,

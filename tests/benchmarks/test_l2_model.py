@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from benchmarks import l2_model
+from benchmarks import l2_model, l2_ncu
 from taxfree_kernels.cost.l2 import MI300X
 
 
@@ -15,14 +15,19 @@ def result():
     return json.loads(l2_model.RESULT.read_text(encoding="utf-8"))
 
 
+@pytest.fixture
+def measured():
+    return json.loads(l2_ncu.RESULT.read_text(encoding="utf-8"))
+
+
 def test_the_result_file_is_of_todays_parameters(result):
     assert result["kind"] == "modelled"
     assert result["fitted"] == {"jitter": MI300X.jitter}
     assert result["parameters"] == l2_model.parameters()
 
 
-def test_the_page_shows_the_result_file(result):
-    assert l2_model.document(result) == l2_model.DOCUMENT.read_text(encoding="utf-8")
+def test_the_page_shows_the_result_files(result, measured):
+    assert l2_model.document(result, measured) == l2_model.DOCUMENT.read_text(encoding="utf-8")
 
 
 def printed(monkeypatch, capsys, has_numba):
@@ -32,8 +37,9 @@ def printed(monkeypatch, capsys, has_numba):
     return json.loads(capsys.readouterr().out)
 
 
-def test_without_numba_the_rows_are_those_of_the_result_file(result, monkeypatch, capsys):
-    assert printed(monkeypatch, capsys, has_numba=False) == result["rows"]
+def test_without_numba_the_rows_are_those_of_the_result_file(result, measured, monkeypatch, capsys):
+    rows = printed(monkeypatch, capsys, has_numba=False)
+    assert rows == [*result["rows"], *l2_model.h200_rows(measured["cases"])]
     monkeypatch.setattr("sys.argv", ["l2_model", "--write"])
     with pytest.raises(SystemExit):
         l2_model.main()
@@ -48,10 +54,33 @@ def test_with_numba_the_model_runs(result, monkeypatch, capsys):
     monkeypatch.setattr(
         l2_model.l2, "attention", lambda *of, **sizes: run(*of, **sizes | {"length": 512})
     )
+    monkeypatch.setattr(l2_model, "h200_rows", lambda cases: [])
     rows = printed(monkeypatch, capsys, has_numba=True)
     assert {"case", "published_low", "published_high", "ours"} <= rows[0].keys()
     shown = [each["case"] for each in result["rows"] if "MI355X" not in each["case"]]
     assert [each["case"] for each in rows] == shown
+
+
+def test_what_ncu_counted_stands_beside_what_the_model_says(measured):
+    assert [{name: each[name] for name in l2_ncu.CASES[0]} for each in measured["cases"]] == (
+        l2_ncu.CASES
+    )
+    smallest = measured["cases"][1]
+    assert l2_model.with_model(smallest) == smallest
+    assert smallest["modelled"]["difference"] == pytest.approx(96.12 - 96.90)
+
+
+def test_counts_are_read_from_ncus_csv():
+    lines = ["==PROF== Connected", '"ID","Metric Name","Metric Value"']
+    lines += [
+        f'"{launched}","{metric}","{number},{launched:03}"'
+        for launched in range(len(l2_ncu.CASES))
+        for number, metric in enumerate(l2_ncu.METRICS)
+    ]
+    last = l2_ncu.read(lines)[-1]
+    assert last == l2_ncu.CASES[-1] | {
+        name: 1000 * number + 9 for number, name in enumerate(l2_ncu.METRICS.values())
+    }
 
 
 def test_near_the_published_range_is_reproduced():

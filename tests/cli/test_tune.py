@@ -127,6 +127,23 @@ class TestTune:
         assert all(row["refused"] or row["registers"] > 0 for row in rows)
         assert any(row["refused"] is None for row in rows)
 
+    def test_configs_are_ranked_for_a_gpu_that_is_not_here(
+        self, process: Callable[..., Any]
+    ) -> None:
+        outcome = process(
+            "-m", "taxfree_cli.app", "tune", "--hardware", "mi300x", "--op", "attention",
+            "--shapes", "batch=1 length=512 q_heads=8 kv_heads=8 head_dim=64", "--trials", "2",
+            "--json", TRITON_INTERPRET="",
+        )  # fmt: skip
+        document = json.loads(outcome.stdout)
+        assert document["is_modelled"]
+        baseline, *rows = document["rows"]
+        assert (baseline["variant"], baseline["rank"]) == ("baseline", None)
+        ranked = [row for row in rows if row["refused"] is None]
+        assert [row["rank"] for row in ranked] == list(range(1, len(ranked) + 1))
+        assert all(row["registers"] > 0 and row["hit_rate"] > 0 for row in ranked)
+        assert ranked
+
 
 class TestBadInput:
     @pytest.mark.parametrize(
@@ -136,7 +153,12 @@ class TestBadInput:
             (("tune", *SHAPE, "--variant", "baseline"), ExitCode.USAGE, "always measured"),
             (("tune", *SHAPE, "--budget", "0s"), ExitCode.USAGE, "invalid --budget"),
             (("tune", *SHAPE, "--variant", "teleport"), ExitCode.USAGE, "no variant 'teleport'"),
-            (("tune", *SHAPE, "--hardware", "mi300x"), ExitCode.USAGE, "--dry-run"),
+            (
+                ("tune", *SHAPE, "--hardware", "mi300x"),
+                ExitCode.USAGE,
+                "--hardware takes neither --fabric",
+            ),
+            (("tune", *SHAPE[:4], "--hardware", "abacus"), ExitCode.USAGE, "no cost model"),
             (
                 ("tune", *SHAPE[:4], "--dry-run", "--hardware", "abacus"),
                 ExitCode.USAGE,

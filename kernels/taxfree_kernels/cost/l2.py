@@ -94,6 +94,9 @@ MI350X = L2(KNOWN["mi350x"], SHEETS["mi350x"], 8, 4 << 20, 16, 17.2e12)
 # other has comes from there, at memory's rate.
 H200 = L2(KNOWN["h200"], SHEETS["h200"], 2, 25 << 20, 16, SHEETS["h200"].memory_bytes_per_s)
 
+#: hardware's name in :data:`taxfree_kernels.hardware.KNOWN` -> its caches
+L2S = {"mi300x": MI300X, "mi325x": MI325X, "mi350x": MI350X, "h200": H200}
+
 
 @dataclass(frozen=True)
 class Traffic:
@@ -251,7 +254,8 @@ def _sharers(data: Integers, cache_of: Integers) -> Integers:
 def attention(
     l2: L2, mapping: str, *, heads: int, length: int, kv_heads: int = 0, batch: int = 1,
     head_dim: int = 128, causal: bool = False, block_m: int = 128, block_n: int = 64,
-    in_flight: int = 2, simulated: Sequence[int] = (0,), most_steps: int | None = None,
+    in_flight: int = 2, xcds: int = 0, simulated: Sequence[int] = (0,),
+    most_steps: int | None = None,
 ) -> Traffic:  # fmt: skip
     """Traffic of attention's forward pass.
 
@@ -261,6 +265,7 @@ def attention(
         length: of queries and of keys, of each sequence.
         block_n: keys of a step; their K and V are a granule each.
         in_flight: programs that run on a compute unit at a time.
+        xcds: that the mapping deals heads out to; 0 is as many as there are.
         simulated: caches to simulate; the result is scaled to all.
         most_steps: of programs of each cache to simulate, the first ones; None is all.
     """
@@ -268,7 +273,8 @@ def attention(
     blocks = -(-length // block_m)
     program = np.arange(blocks * heads * batch)
     schedule = on_host(attention_tile)
-    sequence, head, block = schedule(program, blocks, heads, batch, l2.hardware.num_xcds, mapping)
+    xcds = xcds or l2.hardware.num_xcds
+    sequence, head, block = schedule(program, blocks, heads, batch, xcds, mapping)
     pair = sequence * kv_heads + head // (heads // kv_heads)
     steps_all = -(-length // block_n)
     seen = np.minimum((block + 1) * block_m, length) if causal else np.full_like(block, length)
