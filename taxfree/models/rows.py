@@ -41,6 +41,42 @@ def all_gather_matmul(
     return y.view(runtime.world_size * x.shape[0], *x.shape[1:-1], y.shape[1]).movedim(0, dim)
 
 
+def all_gather_matmuls(
+    runtime: Runtime,
+    x: torch.Tensor,
+    weights: list[torch.Tensor],
+    dim: int,
+    returns_a: bool,
+) -> tuple[torch.Tensor | None, list[torch.Tensor]] | None:
+    """all_gather(x, dim) @ weight for several weights, and the gathered x, after one exchange.
+
+    Args:
+        x: [..., k].
+        weights: [k, n] each.
+        dim: of x, in which it is sharded; not the last one.
+        returns_a: whether the gathered x is wanted.
+
+    Returns:
+        The gathered x or None, and [..., n] for each weight; None if no variant is recorded.
+    """
+    x = x.movedim(dim, 0)
+    biases = [None] * len(weights)
+    found = runtime._all_gather_matmuls(
+        x.flatten(0, -2), weights, biases, returns_a, is_optional=True
+    )
+    if found is None:
+        return None
+    rows = (runtime.world_size * x.shape[0], *x.shape[1:-1])
+    outs = [each.view(*rows, each.shape[1]).movedim(0, dim) for each in found]
+    return (outs.pop() if returns_a else None), outs
+
+
+def described(weights: int, returns_a: bool) -> str:
+    """What one gather is for, as reports say it."""
+    what = "1 weight" if weights == 1 else f"{weights} weights"
+    return f"{what} and the gathered rows" if returns_a else what
+
+
 def matmul_reduce_scatter(
     runtime: Runtime, x: torch.Tensor, weight: torch.Tensor, dim: int
 ) -> torch.Tensor:
