@@ -221,11 +221,12 @@ def _take_along(graph: Graph, node: Node) -> None:
     value = next((each for each in node.users if each.args[1] == 1), None) if is_ordered else node
     if value is None:
         return
+    had = bias, residual
     last, bias, residual = _added_behind(value, node, bias, residual)
     norm = norms.norm_behind(last)
     if norm is not None and not norm.weight < node:
         norm = None
-    if last is value and norm is None:
+    if (bias, residual) == had and norm is None:
         return
     shape = _value(value).shape
     with graph.inserting_before(node):

@@ -111,8 +111,31 @@ def unserved(x: torch.Tensor, weight: torch.Tensor) -> str | None:
     if type(weight) not in _PLAIN:
         return f"the weight is a {type(weight).__name__}"
     if x.dtype != weight.dtype or x.dtype not in _DTYPES:
-        dtypes = sorted({str(each.dtype).removeprefix("torch.") for each in (x, weight)})
-        return " and ".join(dtypes)
+        return " and ".join(sorted({_name(each.dtype) for each in (x, weight)}))
     if x.dim() < 2:
         return "the input is a vector"
     return None
+
+
+def unserved_layer(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> str | None:
+    """The same, for a layer that is called now."""
+    reason = unserved(x, weight)
+    if reason is not None:
+        return reason
+    if bias is not None and bias.dtype != weight.dtype:
+        return f"{_name(weight.dtype)}, with a bias of {_name(bias.dtype)}"
+    kind = x.device.type
+    if torch.is_autocast_enabled(kind) and torch.get_autocast_dtype(kind) != x.dtype:
+        return f"{_name(x.dtype)}, under autocast to {_name(torch.get_autocast_dtype(kind))}"
+    return None
+
+
+def unlike_linear(module: torch.nn.Module) -> str | None:
+    """The reason why a module, without its style, does not compute what torch.nn.Linear does."""
+    if type(module).forward is torch.nn.Linear.forward and "forward" not in vars(module):
+        return None
+    return f"{type(module).__name__} has a forward of its own"
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
