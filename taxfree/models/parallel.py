@@ -111,6 +111,8 @@ def _replace_forward(
         enabled.runtime = runtime  # that of before may have been closed
         return
     before, behind = module._forward_pre_hooks, module._forward_hooks
+    for key in [key for key, hook in before.items() if isinstance(hook, _OfLibrary)]:
+        del before[key]  # the reason may be gone
     prepare, finish = _style_hook(before, "input_fn"), _style_hook(behind, "output_fn")
     style = None if prepare is None else _STYLES.get(prepare[1].func)
     if style is None or prepare is None or finish is None:
@@ -124,7 +126,21 @@ def _replace_forward(
             layer = style(name, module, mesh, runtime, module.forward, prepare[1], finish[1])
             module.forward = layer.forward  # type: ignore[method-assign,assignment]
             return
-    report.count(name, f"library: {reason}", 0)
+    module.register_forward_pre_hook(_OfLibrary(name, f"library: {reason}"), prepend=True)
+
+
+@dataclass(frozen=True)
+class _OfLibrary:
+    """A hook of a layer that always runs the library: it counts calls."""
+
+    name: str
+    ran: str
+
+    def __post_init__(self) -> None:
+        report.count(self.name, self.ran, 0)
+
+    def __call__(self, *_: Any) -> None:
+        report.count(self.name, self.ran)
 
 
 def _style_hook(hooks: Mapping[int, Any], name: str) -> tuple[int, functools.partial[Any]] | None:
