@@ -47,7 +47,8 @@ from taxfree_kernels.vendor import all_gather, matmul_into
 from taxfree_tuning_db import Record, Table
 
 _MOST_LAYOUTS = 4096  # of arguments, that a runtime remembers
-_GATHERING = ("one_shot", "registered")  # variants that gather A whole, before the vendor's matmul
+_OF_PYTORCH = "torch_fused"
+_SEVERAL_WEIGHTS = ("one_shot", "registered", _OF_PYTORCH)  # the first two gather, then compute
 
 
 @dataclass(frozen=True)
@@ -97,7 +98,7 @@ class Runtime(contextlib.AbstractContextManager["Runtime"]):
         self._plan_on_first_call = plan_on_first_call
         self._heap_bytes, self._met = heap_bytes, met
         self._plans = Plans(fabric, dispatcher)
-        self._gather_plans = Plans(fabric, dispatcher.limited_to(_GATHERING))
+        self._gather_plans = Plans(fabric, dispatcher.limited_to(_SEVERAL_WEIGHTS))
         self._by_arguments: dict[Any, list[Entry | None]] = {}
         self._unprepared: Counter[Any] = Counter()
         self._numbers: dict[tuple[float, ...], torch.Tensor] = {}
@@ -346,14 +347,14 @@ class Runtime(contextlib.AbstractContextManager["Runtime"]):
     ) -> list[torch.Tensor] | None:
         """all_gather(a_shard) @ weight (+ bias) for several weights, after one exchange.
 
-        Looked up as one matmul with all columns; a variant runs that gathers A apart from it.
+        Looked up as one matmul with all columns, among the variants that can run several.
 
         Args:
-            a_shard: [m / world_size, k], the same on every rank.
+            a_shard: [m / world_size, k], the same size on every rank.
             weights: [k, n] each.
             biases: [n] or None for each.
             returns_a: whether A is wanted, too.
-            is_optional: where no such variant is recorded, nothing runs instead of the library.
+            is_optional: run our variants only.
 
         Returns:
             [m, n] for each weight, then A [m, k] if it is wanted; None if nothing ran.
@@ -363,24 +364,30 @@ class Runtime(contextlib.AbstractContextManager["Runtime"]):
         with self._calling:
             self._note(entry, problem.m)
             plan, choice = self._plan_of(entry)
-            is_ours = choice.variant != LIBRARY
-            if is_optional and not is_ours:
+            if is_optional and choice.variant in (LIBRARY, _OF_PYTORCH):
                 return None
-            outs = [a_shard.new_empty(problem.m, each.shape[1]) for each in weights]
-            if is_ours:
-                own = a_shard.contiguous()
+            own = a_shard.contiguous()
+            if choice.variant == _OF_PYTORCH:
+                a, outs = torch.ops.symm_mem.fused_all_gather_matmul(
+                    own, weights, 0, self.group_name, return_A=returns_a
+                )
+                pairs = zip(outs, biases, strict=True)
+                outs = [y if bias is None else y + bias for y, bias in pairs]
+                return [*outs, a] if returns_a else outs
+            outs = [own.new_empty(problem.m, each.shape[1]) for each in weights]
+            if choice.variant == LIBRARY:
+                a = own.new_empty(problem.m, problem.k)
+                all_gather(a, own, self._fabric.group)
+            else:
                 *gathering, matmul = plan.steps(own, weights[0], biases[0], outs[0])
                 for step in gathering:
                     step.run()
-                assert matmul.reads is not None
                 a = matmul.reads
-            else:
-                a = a_shard.new_empty(problem.m, problem.k)
-                all_gather(a, a_shard.contiguous(), self._fabric.group)
+                assert a is not None
             for out, weight, bias in zip(outs, weights, biases, strict=True):
                 matmul_into(out, a, weight, bias)
             if returns_a:
-                outs.append(a.clone() if is_ours else a)  # ours is memory of all plans
+                outs.append(a if choice.variant == LIBRARY else a.clone())  # memory of all plans
         return outs
 
     def _joint_problem(
@@ -639,6 +646,11 @@ class Runtime(contextlib.AbstractContextManager["Runtime"]):
         self._fabric.pool.reset()
 
     @property
+    def _is_calling(self) -> bool:
+        """Whether a call of this thread runs: what that calls is the library's."""
+        return self._calling.is_within
+
+    @property
     def is_closed(self) -> bool:
         """Whether it was closed, or its block raised."""
         return self._is_closed
@@ -736,15 +748,23 @@ class _OneThread:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
+        self._owner: int | None = None
 
     def __enter__(self) -> None:
         if not self._lock.acquire(blocking=False):
             raise UsageError(
                 "two threads call the same runtime at once", "let one thread make all calls"
             )
+        self._owner = threading.get_ident()
 
     def __exit__(self, *error: object) -> None:
+        self._owner = None
         self._lock.release()
+
+    @property
+    def is_within(self) -> bool:
+        """Whether this thread is in the context."""
+        return self._owner == threading.get_ident()
 
 
 class _StreamOrder:

@@ -57,7 +57,7 @@ def all_gather_matmuls(
         returns_a: whether the gathered x is wanted.
 
     Returns:
-        The gathered x or None, and [..., n] for each weight; None if no variant is recorded.
+        The gathered x or None, and [..., n] for each weight; None if the library must run.
     """
     x = x.movedim(dim, 0)
     biases = [None] * len(weights)

@@ -3,7 +3,8 @@
 With ``torch._inductor.config._micro_pipeline_tp`` torch.compile rewrites all-gather + matmul and
 matmul + reduce-scatter in any dimension into ``symm_mem::fused_*``. On the enabled groups these
 run the operations. Several weights after one gather, and rows that are wanted themselves, are also
-exchanged once: by a variant where one is recorded, else by PyTorch's own implementation.
+exchanged once: by a variant where one is recorded, else by PyTorch's own implementation. A record
+may also say that PyTorch's own is the fastest; then it runs.
 """
 
 from __future__ import annotations
@@ -87,7 +88,11 @@ def _gathered(
     if dim % x.dim() == x.dim() - 1:
         return None, f"library: columns are gathered for {what}"
     made = rows.all_gather_matmuls(runtime, x, weights, dim, returns_a)
-    ran = f"library: no record for {what}" if made is None else f"all_gather_matmul for {what}"
+    ran = (
+        f"library: no record of ours for {what}"
+        if made is None
+        else f"all_gather_matmul for {what}"
+    )
     return made, ran
 
 
@@ -112,8 +117,9 @@ def _fused_matmul_reduce_scatter(
 
 
 def _open_runtime(group_name: str) -> Runtime | None:
-    """The runtime of an enabled group; None once it is closed."""
+    """The runtime of an enabled group; None once it is closed, and for the ops that it runs."""
     try:
-        return runtime_of(group_name) if group_name in _groups else None
+        runtime = runtime_of(group_name) if group_name in _groups else None
     except UsageError:
         return None
+    return None if runtime is None or runtime._is_calling else runtime

@@ -10,6 +10,7 @@ from unittest import mock
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from tests.ranks import Ranks
@@ -251,6 +252,45 @@ def call_fused_ops(fabric: Any, folder: str) -> Any:
         return right, taxfree.report().layers
 
 
+def call_own_op_of_pytorch(fabric: Any) -> tuple[bool, Any, Any]:
+    """Whether an op is right on an enabled group whose record says that PyTorch's is the fastest.
+
+    The op is PyTorch's: it comes to the runtime, which calls it. Here its fallback for CPUs runs.
+    """
+    from torch.distributed.device_mesh import DeviceMesh
+
+    import taxfree
+    from taxfree.models import report
+    from taxfree_kernels.all_gather_matmul.torch_fused import TorchFused
+    from tests.taxfree.runtime_tasks import problem_of, record_of, runtime_of
+
+    problems = [
+        problem_of(m=8, n=n, k=6, gather_dim=0, weight_layout="kn", dtype="bfloat16")
+        for n in (8, 16)
+    ]
+    x = torch.randint(-3, 4, (8 // fabric.world_size, 6)).bfloat16()
+    weights = [torch.randint(-3, 4, (6, 8)).bfloat16() for _ in range(2)]
+    shards: list[Any] = [None] * fabric.world_size
+    dist.all_gather_object(shards, x)
+    full = torch.cat(shards)
+    with mock.patch.object(TorchFused, "unsupported_reason", return_value=None):
+        records = [record_of(fabric, each, "torch_fused") for each in problems]
+        rt = runtime_of(fabric, *records)
+        mesh = DeviceMesh.from_group(fabric.group, "cpu")
+        taxfree.enable(mesh)
+        report.clear()
+        name = fabric.group.group_name
+        _, one = torch.ops.symm_mem.fused_all_gather_matmul(x, weights[:1], 0, name, return_A=False)
+        *two, again = torch.ops.taxfree.all_gather_matmuls(x, weights, [None, None], True, name)
+        _, three = torch.ops.symm_mem.fused_all_gather_matmul(x, weights, 0, name, return_A=False)
+        found = [*one, *two, *three]
+        is_right = torch.equal(again, full) and all(
+            torch.equal(y, full @ w)
+            for y, w in zip(found, [weights[0], *weights, *weights], strict=True)
+        )
+        return is_right, taxfree.report().layers, rt.stats()
+
+
 def run(ranks: Ranks, task: str, **arguments: Any) -> list[Any]:
     return ranks.run(2, f"{__name__}:{task}", **arguments)
 
@@ -314,7 +354,7 @@ def test_the_micro_pipeline_pass_of_pytorch_calls_the_operations(ranks: Ranks) -
 def test_fused_ops_of_pytorch_run_in_each_dimension(
     ranks: Ranks, tmp_path: Path, is_tuned: bool
 ) -> None:
-    ran = "all_gather_matmul for" if is_tuned else "library: no record for"
+    ran = "all_gather_matmul for" if is_tuned else "library: no record of ours for"
     for right, layers in run(ranks, "call_fused_ops", folder=str(tmp_path) if is_tuned else ""):
         assert all(right)
         assert layers == {
@@ -341,3 +381,15 @@ def test_several_matmuls_use_one_gather(
         assert layers["compiled all_gather_into_tensor"] == {ran: 1}
         (gather,) = [each for each in stats if "AllGatherMatmul" in each]
         assert stats[gather] == {"exact" if is_tuned else "baseline": 1}
+
+
+def test_an_op_of_pytorch_that_a_record_prefers_runs_once(ranks: Ranks) -> None:
+    for is_right, layers, stats in run(ranks, "call_own_op_of_pytorch"):
+        assert is_right
+        assert layers == {
+            "symm_mem::fused_all_gather_matmul": {
+                "all_gather_matmul": 1,
+                "library: no record of ours for 2 weights": 1,
+            }
+        }
+        assert list(stats.values()) == [{"exact": 1}, {"exact": 2}]
