@@ -368,7 +368,7 @@ def test_fused_ops_of_pytorch_run_in_each_dimension(
         }
 
 
-@pytest.mark.parametrize(("is_training", "is_tuned"), [(False, False), (False, True), (True, True)])
+@pytest.mark.parametrize(("is_training", "is_tuned"), [(False, False), (True, True)])
 def test_several_matmuls_use_one_gather(
     ranks: Ranks, tmp_path: Path, is_training: bool, is_tuned: bool
 ) -> None:
