@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from triton.runtime.interpreter import InterpretedFunction
 
 import taxfree_kernels
 from taxfree_kernels.checker.mutate import mutants
@@ -67,7 +68,8 @@ def _functions_of_variants() -> Iterator[Any]:
     for found in pkgutil.walk_packages(taxfree_kernels.__path__, package):
         if not found.name.removeprefix(package).startswith(("device", "fabric", "checker")):
             for member in vars(importlib.import_module(found.name)).values():
-                if getattr(getattr(member, "fn", None), "__module__", None) == found.name:
+                is_kernel = isinstance(member, InterpretedFunction)
+                if is_kernel and member.fn.__module__ == found.name:
                     yield member
 
 
