@@ -20,7 +20,7 @@ from tests.kernels.checker.mutated import GROUPS, HARMLESS, without_place
 EVERY = [(name, without_place(each)) for name, group in GROUPS.items() for each in group.mutants()]
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("name", GROUPS)
 def test_a_mutant_that_is_not_reported_changes_nothing(name, sample):
     group = GROUPS[name]
