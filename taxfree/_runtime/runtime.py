@@ -35,6 +35,7 @@ from taxfree._runtime.signatures import (
     MATMUL_ALL_REDUCE_RMS_NORM,
     MATMUL_REDUCE_SCATTER,
     Signature,
+    aligned,
 )
 from taxfree.errors import NoRecord, UsageError
 from taxfree.fingerprints import interpolated_fields
@@ -359,6 +360,9 @@ class Runtime(contextlib.AbstractContextManager["Runtime"]):
         Returns:
             [m, n] for each weight, then A [m, k] if it is wanted; None if nothing ran.
         """
+        if a_shard.shape[0] == 0:
+            columns = [each.shape[1] for each in weights] + [a_shard.shape[1]] * returns_a
+            return [self._of_nothing(a_shard, None, (0, n)) for n in columns]
         problem = self._joint_problem(a_shard, weights, biases)
         entry = self._gather_plans.find(problem) or self._planned(problem, self._gather_plans)
         with self._calling:
@@ -366,7 +370,7 @@ class Runtime(contextlib.AbstractContextManager["Runtime"]):
             plan, choice = self._plan_of(entry)
             if is_optional and choice.variant in (LIBRARY, _OF_PYTORCH):
                 return None
-            own = a_shard.contiguous()
+            own = aligned(a_shard)
             if choice.variant == _OF_PYTORCH:
                 a, outs = torch.ops.symm_mem.fused_all_gather_matmul(
                     own, weights, 0, self.group_name, return_A=returns_a
