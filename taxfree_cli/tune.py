@@ -89,7 +89,6 @@ def tune(
     if from_file is not None:
         shapes = [*(shapes or ()), _met(from_file)]
     given = options.ShapeOptions(op, shapes, gpus, dtype, model, tp)
-    ops = given.operations(variant or ())
     if "baseline" in (variant or ()):
         raise UsageError("--variant baseline cannot be tuned", "it is always measured")
     if dry_run or hardware is not None:
@@ -100,7 +99,9 @@ def tune(
                 "it measures nothing, and looks nothing up",
             )
         request = given.request(options.MODELLED_GPUS)
+        ops = given.operations(request, variant or ())
         problems = [p for each in ops for p in choose(each, request, lambda: ()).problems]
+        options.note_left_out(request)
         show = _dry_run if dry_run else _rank
         show(problems, hardware or "h200", trials, seed, variant, json)
         return
@@ -110,7 +111,7 @@ def tune(
 
     path, chosen = options.database_path(db), devices.fabric_for(fabric or "auto")
     recorded = functools.partial(_recorded, path)
-    asked = problems_here(given, ops, chosen, recorded)
+    asked = problems_here(given, chosen, recorded, variant or ())
     problems = [problem for own in asked.values() for problem in own]
     found: list[session.Tuned | session.NotTuned] = []
     with Database(path) as database, _progress() as progress:
