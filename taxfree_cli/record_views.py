@@ -80,12 +80,13 @@ def difference_json(difference: Difference) -> dict[str, Any]:
     """A difference of two tables as a part of a JSON document."""
     sides = {"before": difference.before, "after": difference.after}
     documents = {name: record and record.to_json() for name, record in sides.items()}
-    return {"change": difference.change, "key": difference.record.key} | documents
+    named = {"change": difference.change, "key": difference.record.key}
+    return named | {"differing": difference.differing} | documents
 
 
 def print_differences(differences: Sequence[Difference]) -> None:
     """One line per record that differs, and how many there are of each kind."""
-    columns = ["change", "op", "problem", "gpu", "before", "us", "after", "us now"]
+    columns = ["change", "op", "problem", "gpu", "before", "us", "after", "us now", "differs in"]
     if differences:
         print_table(columns, map(_difference_row, differences))
     counts = Counter(each.change for each in differences)
@@ -106,6 +107,7 @@ def _difference_row(difference: Difference) -> Iterable[object]:
         winner = side and side.winner
         yield winner and f"{winner.variant} {words(winner.config)}".rstrip()
         yield winner and min(winner.median_us.values())
+    yield ", ".join(difference.differing)
 
 
 def _verdict_row(verdict: Verdict) -> Sequence[object]:

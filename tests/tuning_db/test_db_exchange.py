@@ -238,6 +238,7 @@ class TestTables:
             ("removed", 1), ("changed", 2), ("added", 4),
         ]  # fmt: skip
         assert (found[1].before, found[1].after) == (record_of(2), faster)
+        assert [each.differing for each in found] == [(), ("winner",), ()]
 
 
 class TestSchema:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, Any, Literal, TypeAlias
@@ -171,6 +171,15 @@ class Difference:
         if self.before is None:
             return "added"
         return "removed" if self.after is None else "changed"
+
+    @property
+    def differing(self) -> tuple[str, ...]:
+        """Names of the fields that were changed."""
+        if self.before is None or self.after is None:
+            return ()
+        ours, theirs = _content(self.before), _content(self.after)
+        names = (field.name for field in fields(Record))
+        return tuple(name for name in names if getattr(ours, name) != getattr(theirs, name))
 
     @property
     def record(self) -> Record:
