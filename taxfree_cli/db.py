@@ -82,7 +82,7 @@ TableFile: TypeAlias = Annotated[
 VerifiedTable: TypeAlias = Annotated[
     Path | None,
     typer.Argument(
-        metavar="[TABLE]",
+        metavar="TABLE",
         help="A database, or a file of `taxfree db export`; default: your records and the shipped.",
     ),
 ]
