@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import random
-import signal
 import subprocess
 
 import pytest
@@ -21,7 +19,6 @@ from tests.ranks import (
     PYTHON,
     copy_of_kernels,
     environment,
-    wait_until_gone,
 )
 from tests.taxfree import candidates
 
@@ -597,31 +594,6 @@ class TestOnRealRanks:
             assert "rank 1 died in try_candidates (SIGKILL)" in trial["reason"]
         assert states(said)["works"][0] == "measured"
         assert said["record"]["trials"] == 1
-
-    def test_a_killed_controller_loses_only_what_was_in_flight(self, db):
-        process = start(db, trials=40)
-        pids, done = [], 0
-        with process:
-            for line in process.stdout:
-                kind, value = json.loads(line)
-                if kind == "group":
-                    pids += value
-                if kind == "event":
-                    done = value["done"]
-                    if done >= 3:
-                        os.kill(process.pid, signal.SIGKILL)
-                        break
-        assert wait_until_gone(pids, 5) == []
-        with Database(db) as database:
-            assert not list(database.records())
-            before = database.trials(key())
-        assert sum(trial.state == "measured" for trial in before) >= done
-        said = finish(start(db, trials=len(before) + 1))
-        after = [json.dumps([t["variant"], t["config"]], sort_keys=True) for t in said["trials"]]
-        assert len(after) == len(set(after)) > len(before)
-        assert [trial["variant"] for trial in said["trials"]][: len(before)] == [
-            trial.variant for trial in before
-        ]
 
 
 def key():
