@@ -540,7 +540,7 @@ def start(db, kernels=KERNELS, **options):
     )
 
 
-def finish(process, seconds=90):
+def finish(process, seconds=400):
     """What a controller said, by kind; the last of each."""
     with process:
         try:
