@@ -14,8 +14,8 @@ import typer
 from rich.live import Live
 from rich.text import Text
 
-from taxfree.errors import UsageError
-from taxfree.shapes import choose, format_problem
+from taxfree.errors import NoRecord, UsageError
+from taxfree.shapes import choose, expand, format_problem
 from taxfree_cli import options
 from taxfree_cli.asked import problems_here
 from taxfree_cli.output import messages, note, print_json, print_table, rank, warn
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from taxfree.tuning.session import NotTuned, Tuned
     from taxfree.tuning.tuner import Event, Progress
     from taxfree_kernels.cross_compile.screen import Verdict
+    from taxfree_kernels.hardware import Hardware
 
 Trials: TypeAlias = Annotated[
     int, typer.Option("--trials", metavar="COUNT", min=1, help="Candidates measured per problem.")
@@ -52,12 +53,20 @@ From: TypeAlias = Annotated[
 DryRun: TypeAlias = Annotated[
     bool, typer.Option("--dry-run", help="List what would be tried and refused; measure nothing.")
 ]
+Check: TypeAlias = Annotated[
+    bool,
+    typer.Option(
+        "--check",
+        help="Fail if a problem lacks a current record; measure nothing. --db may be an export.",
+    ),
+]
 HardwareName: TypeAlias = Annotated[
     str | None,
     typer.Option(
         "--hardware",
         metavar="NAME",
-        help="Rank configs by models for a GPU that is not here: mi300x, ...",
+        help="Rank configs by models for a GPU that is not here: mi300x, ...; with --check, the "
+        "GPU of the records.",
     ),
 ]
 
@@ -79,6 +88,7 @@ def tune(
     seed: Seed = 0,
     variant: OnlyVariants = None,
     dry_run: DryRun = False,
+    check: Check = False,
     hardware: HardwareName = None,
     json: options.Json = False,
 ) -> None:
@@ -89,9 +99,15 @@ def tune(
     if from_file is not None:
         shapes = [*(shapes or ()), _met(from_file)]
     given = options.ShapeOptions(op, shapes, gpus, dtype, model, tp)
-    ops = given.operations(variant or ())
     if "baseline" in (variant or ()):
         raise UsageError("--variant baseline cannot be tuned", "it is always measured")
+    if check:
+        if dry_run or any(option is not None for option in (budget, variant)):
+            raise UsageError(
+                "--check takes neither --dry-run, --budget nor --variant", "it measures nothing"
+            )
+        _check(given, fabric, hardware, db, json)
+        return
     if dry_run or hardware is not None:
         if any(option is not None for option in (fabric, db, budget)):
             raise UsageError(
@@ -100,7 +116,9 @@ def tune(
                 "it measures nothing, and looks nothing up",
             )
         request = given.request(options.MODELLED_GPUS)
+        ops = given.operations(request, variant or ())
         problems = [p for each in ops for p in choose(each, request, lambda: ()).problems]
+        options.note_left_out(request)
         show = _dry_run if dry_run else _rank
         show(problems, hardware or "h200", trials, seed, variant, json)
         return
@@ -110,7 +128,7 @@ def tune(
 
     path, chosen = options.database_path(db), devices.fabric_for(fabric or "auto")
     recorded = functools.partial(_recorded, path)
-    asked = problems_here(given, ops, chosen, recorded)
+    asked = problems_here(given, chosen, recorded, variant or ())
     problems = [problem for own in asked.values() for problem in own]
     found: list[session.Tuned | session.NotTuned] = []
     with Database(path) as database, _progress() as progress:
@@ -120,6 +138,8 @@ def tune(
             found.append(each)
             if isinstance(each, session.NotTuned) and each.state == "refused":
                 warn(f"{_text(each.problem)} is left to the library: {each.reason}")
+            if isinstance(each, session.NotTuned) and each.state == "disturbed":
+                warn(f"{_text(each.problem)} is not decided: {each.reason}; rerun to continue")
     tuned = [_row(each) for each in found if isinstance(each, session.Tuned)]
     skipped = [_skipped(each) for each in found if isinstance(each, session.NotTuned)]
     _print(tuned, skipped, json)
@@ -150,6 +170,57 @@ def _recorded(path: Path, op: str, gpu: str | None) -> list[dict[str, Any]]:
     return [record.problem for record in known if (record.op, record.hardware.gpu) == (op, gpu)]
 
 
+def _check(
+    given: options.ShapeOptions, fabric: str | None, name: str | None, db: Path | None, json: bool
+) -> None:
+    """Print the problems without a current record, on this machine's GPU or a known one.
+
+    Raises:
+        NoRecord: there is one.
+    """
+    from taxfree import devices
+    from taxfree.tuning.verification import lacking
+    from taxfree_tuning_db import Table, read_table, shipped_records
+
+    if name is not None and fabric is not None:
+        raise UsageError("--hardware and --fabric are given", "give one of them")
+    if name is None:
+        chosen = devices.fabric_for(fabric or "auto")
+        gpu, world_sizes = devices.gpu_name(chosen), devices.world_sizes(chosen)
+    else:
+        gpu, world_sizes = _known_hardware(name).name, options.MODELLED_GPUS
+    request = given.request(world_sizes)
+    if not (request.shapes or request.model):
+        raise UsageError("no problems are given to check", "add --model or --shapes")
+    problems = [p for op in given.operations(request) for p in expand(op, request)]
+    options.note_left_out(request)
+    path = options.database_path(db)
+    own = read_table(path) if db is not None or path.exists() else ()
+    found = lacking(problems, Table(own, shipped_records()), gpu)
+    rows = [
+        {"op": op_of(each.problem), "problem": asdict(each.problem), "reason": each.reason}
+        for each in found
+    ]
+    if json:
+        print_json({"schema": 1, "gpu": gpu, "checked": len(problems), "lacking": rows})
+    elif found:
+        print_table(("lacks a record", "why"), ((_text(p.problem), p.reason) for p in found))
+    if found:
+        raise NoRecord(
+            f"{len(found)} of {len(problems)} problems lack a current record of {gpu}",
+            "run `taxfree tune` with the same --model or --shapes on that GPU",
+        )
+    note(f"all {len(problems)} problems have a current record of {gpu}")
+
+
+def _known_hardware(name: str) -> Hardware:
+    from taxfree_kernels.hardware import KNOWN
+
+    if name not in KNOWN:
+        raise UsageError(f"unknown hardware {name!r}", f"one of: {', '.join(KNOWN)}")
+    return KNOWN[name]
+
+
 def _dry_run(
     problems: Sequence[Any],
     name: str,
@@ -160,14 +231,11 @@ def _dry_run(
 ) -> None:
     from taxfree.tuning import session
     from taxfree_kernels.cross_compile.screen import Screen
-    from taxfree_kernels.hardware import KNOWN
 
-    if name not in KNOWN:
-        raise UsageError(f"unknown hardware {name!r}", f"one of: {', '.join(KNOWN)}")
-    rows = []
-    with Screen(KNOWN[name]) as screen:
+    rows, hardware = [], _known_hardware(name)
+    with Screen(hardware) as screen:
         for problem in problems:
-            verdicts = session.dry_run(problem, screen, KNOWN[name], trials, seed, only)
+            verdicts = session.dry_run(problem, screen, hardware, trials, seed, only)
             rows += [_verdict_row(problem, verdict) for verdict in verdicts]
     if json:
         print_json({"schema": 1, "hardware": name, "rows": rows})

@@ -183,6 +183,11 @@ class Search:
         self._known[key(candidate)] = median_us
         self._tell(self._asked.pop(key(candidate)), median_us)
 
+    def ask_again(self, candidate: Candidate) -> None:
+        """A candidate's time cannot be trusted: it is not learned, and asked for anew."""
+        self._study.tell(self._asked.pop(key(candidate)), state=TrialState.FAIL)
+        self._study.enqueue_trial(self._parameters(candidate))
+
     def tell_pruned(self, candidate: Candidate, reason: str, trial: Trial | None = None) -> None:
         """A candidate cannot be used."""
         self._known[key(candidate)] = None

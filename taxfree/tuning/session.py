@@ -46,7 +46,8 @@ class NotTuned:
 
     Args:
         problem: the problem.
-        state: "refused" where no variant can serve it, "not tried" where the budget ran out.
+        state: "refused" where no variant can serve it, "not tried" where the budget ran out,
+            "disturbed" where the GPUs were busy or throttled.
         reason: one line.
     """
 
@@ -107,6 +108,8 @@ def _tune(
         why = "; ".join(f"{name}: {reason}" for name, reason in reasons.items())
         return NotTuned(problem, "refused", why)
     record = tuner.tune(op_of(problem), problem, budget)
+    if record is None and tuner.disturbed:
+        return NotTuned(problem, "disturbed", tuner.disturbed)
     if record is None:
         return NotTuned(problem, "not tried", "out of budget")
     return Tuned(record, tuner.mode, tuner.not_measured)

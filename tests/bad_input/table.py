@@ -176,6 +176,10 @@ SHAPES = [
 MODELS = [
     Row("a model's config is not there", "shapes --model none.json", USAGE,
         "model config 'none.json' cannot be read", "check the path"),
+    Row("a model that is not known", "shapes --model llama-3.1-71b", USAGE,
+        "model 'llama-3.1-71b' is neither a file nor a known model", "did you mean"),
+    Row("an operation that serves no layer", "shapes --model deepseek-v3 --op flash_decode", USAGE,
+        "flash_decode serves no layer of the model", "taxfree shapes --model"),
     Row("a model's folder has no config", "shapes --model . --tp 8", USAGE,
         "model config 'config.json' cannot be read", "check the path"),
     _model("a model's config is not JSON", "{", "is not JSON"),

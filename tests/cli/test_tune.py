@@ -105,6 +105,32 @@ class TestTune:
         assert outcome.code == ExitCode.FAILED
         assert "another taxfree tune writes into" in outcome.err
 
+    def test_check_fails_where_a_problem_lacks_a_record_and_measures_nothing(
+        self, cli: Callable[..., Any], tmp_path: Path
+    ) -> None:
+        check = ("tune", "--check", "--hardware", "h200", "--gpus", 8)
+        done = cli(*check, "--shapes", "paper", "--dtype", "bf16")
+        assert (done.code, done.out) == (ExitCode.DONE, "")
+        assert "all 11 problems have a current record of NVIDIA H200" in done.err
+
+        missing = cli(*check, "--model", "llama-3.1-70b", "--shapes", "model m=17")
+        assert missing.code == ExitCode.FAILED
+        assert "all_gather_matmul m=17 n=1280 k=8192" in missing.out
+        assert "6 of 6 problems lack a current record" in missing.err
+        document = json.loads(cli(*check, "--shapes", "17x64x64", "--json").out)
+        assert (document["checked"], len(document["lacking"])) == (1, 1)
+        assert document["lacking"][0]["problem"]["m"] == 17
+        assert not (tmp_path / "tuning.sqlite").exists()
+
+    def test_check_takes_the_table_that_a_team_commits(
+        self, cli: Callable[..., Any], tmp_path: Path
+    ) -> None:
+        cli("tune", *SHAPE, "--trials", 1)
+        cli("db", "export", tmp_path / "team.json")
+        check = ("tune", "--check", *SHAPE, "--db", tmp_path / "team.json")
+        assert cli(*check).code == ExitCode.DONE
+        assert cli(*check, "--shapes", "6x32x32").code == ExitCode.FAILED
+
     def test_a_dry_run_says_why_nothing_would_be_tried(self, cli: Callable[..., Any]) -> None:
         arguments = ("--variant", "push_tma", "--hardware", "mi300x", "--shapes", "16x64x64")
         outcome = cli("tune", "--dry-run", *arguments, "--gpus", 8, "--json")

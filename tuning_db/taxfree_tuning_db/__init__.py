@@ -16,7 +16,17 @@ from .errors import (
     InvalidRecord,
     NotAnExport,
 )
-from .exchange import ImportReport, export, import_records, read_export
+from .exchange import (
+    Change,
+    Difference,
+    ImportReport,
+    differences,
+    export,
+    import_records,
+    plan_import,
+    read_export,
+    read_table,
+)
 from .lookup import LookUp, LookupStep, Table, differing_fields, look_up, neighbours
 from .records import (
     MODES,
@@ -41,6 +51,7 @@ __all__ = [
     "OF_A_BENCH",
     "SCHEMA_VERSION",
     "TRIAL_STATES",
+    "Change",
     "Database",
     "DatabaseCorrupt",
     "DatabaseError",
@@ -50,6 +61,7 @@ __all__ = [
     "DatabaseReadOnly",
     "DatabaseTooNew",
     "DatabaseUnreadable",
+    "Difference",
     "ForeignRecord",
     "HardwareFingerprint",
     "ImportReport",
@@ -65,13 +77,16 @@ __all__ = [
     "TrialRecord",
     "TrialState",
     "default_path",
+    "differences",
     "differing_fields",
     "export",
     "import_records",
     "look_up",
     "neighbours",
+    "plan_import",
     "prune",
     "read_export",
+    "read_table",
     "record_key",
     "shipped_records",
     "stale_reason",

@@ -128,8 +128,8 @@ class Record:
         runners_up: the next best, best first.
         trials: number of candidates tried.
         seconds_spent: duration of the search, in seconds.
-        provenance: `source` ("user" or "shipped"), `created` (ISO time), perhaps `method`
-            (:data:`OF_A_BENCH`), ...
+        provenance: `source` ("user", "imported" or "shipped"), `created` (ISO time), perhaps
+            `from` (the file of an import), `method` (:data:`OF_A_BENCH`), ...
         schema: version of this layout.
     """
 
