@@ -180,7 +180,7 @@ _COMPARED = (
 )
 _LOST = (
     Column("operation", "op"),
-    *_COMPARED[: -7],
+    *_COMPARED[:-7],
     Column("measured", "measured"),
     Column("source", "source"),
 )

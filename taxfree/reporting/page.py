@@ -120,7 +120,10 @@ def origins(sources: Sources) -> list[Origin]:
             if row.kernel_hash
         ]
         found.append(_of_file(source, "times", environment, [r.problem for r in rows], hashes))
-    for holds, result_files in (("accounts of taxes", sources.accounts), ("timelines", sources.timelines)):
+    for holds, result_files in (
+        ("accounts of taxes", sources.accounts),
+        ("timelines", sources.timelines),
+    ):
         for file in result_files:
             problems = [entry["problem"] for entry in file.entries]
             found.append(_of_file(file.source, holds, file.environment, problems, ()))

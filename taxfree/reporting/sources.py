@@ -115,7 +115,7 @@ def _add(found: Sources, path: Path, name: str) -> bool:
         raise UsageError(f"{path} cannot be read as JSON", "give a result file") from error
     rows = document.get("rows") if isinstance(document, dict) else None
     first = rows[0] if isinstance(rows, list) and rows and isinstance(rows[0], dict) else {}
-    if "pictures" in document and document["pictures"]:
+    if document.get("pictures"):
         _require(path, document["pictures"], ("op", "problem", "hardware", "timelines"))
         file = ResultFile(name, _environment(document), document["pictures"])
         found.timelines.append(file)
