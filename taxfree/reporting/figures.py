@@ -106,9 +106,9 @@ def sections(sources: Sources) -> list[Section]:
         Section(
             "map",
             "Map: fused against the library",
-            "A cell is one problem: the library's time over ours. The library's time is that of its "
-            "fastest path, in a graph or eager; ours is in a graph where there are graphs. Orange is "
-            "slower than the library, blue is faster, grey is within 5 %.",
+            "A cell is one problem: the library's time over ours. The library's time is that of "
+            "its fastest path, in a graph or eager; ours is in a graph where there are graphs. "
+            "Orange is slower than the library, blue is faster, grey is within 5 %.",
             tuple(map_of(op, compared) for op in dict.fromkeys(row["op"] for row in compared)),
             "There are no records of problems of this version.",
         ),
@@ -126,7 +126,8 @@ def sections(sources: Sources) -> list[Section]:
             "dispatch ran. Parts below the bound's are taxes and what is left; negative parts "
             "are drawn to the left of zero.",
             _some(taxes_of, calls.taxes(sources)),
-            "No account is at hand. The output of taxfree explain --json is one: give that file with --results.",
+            "No account is at hand. The output of taxfree explain --json is one: give that file "
+            "with --results.",
         ),
         Section(
             "studies",
@@ -138,16 +139,17 @@ def sections(sources: Sources) -> list[Section]:
                 *_some(convergence_of, studies.convergence(sources)),
                 *_some(importances_of, studies.importances(sources)),
             ),
-            "No trials are at hand. Shipped tables hold records without their trials; the database of "
-            "taxfree tune holds both: give it with --db.",
+            "No trials are at hand. Shipped tables hold records without their trials; the database "
+            "of taxfree tune holds both: give it with --db.",
         ),
         Section(
             "timeline",
             "Timeline of one call",
-            "Steps of the library are bars of a rank. Programs of a fused kernel are thin bars in the "
-            "band of their rank: when each computes, waits and sends.",
+            "Steps of the library are bars of a rank. Programs of a fused kernel are thin bars in "
+            "the band of their rank: when each computes, waits and sends.",
             _some(timeline_of, calls.timelines(sources)),
-            "No timeline is at hand. The file of taxfree explain --trace is one: give it with --results.",
+            "No timeline is at hand. The file of taxfree explain --trace is one: give it with "
+            "--results.",
         ),
     ]
 
@@ -197,7 +199,8 @@ _RATIO: tuple[dict[str, str], ...] = (
     {"calculate": _class_of("datum.x"), "as": "class"},
     {"calculate": "'var(--' + datum.class + ')'", "as": "paint"},
     {
-        "calculate": "{even: 'var(--faint)'}[datum.class] || 'var(--' + slice(datum.class, 0, 4) + ')'",
+        "calculate": "datum.class == 'even' ? 'var(--faint)'"
+        " : 'var(--' + slice(datum.class, 0, 4) + ')'",
         "as": "verdict",
     },
     {"calculate": "'var(--on-' + datum.class + ')'", "as": "ink"},

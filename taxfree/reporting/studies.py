@@ -88,7 +88,9 @@ def _measured(recorded: Recorded) -> list[TrialRecord]:
     return [
         trial
         for trial in recorded.trials
-        if trial.state == "measured" and trial.kernel_hash == hashes.get(trial.variant)
+        if trial.state == "measured"
+        and not trial.reason  # not disturbed
+        and trial.kernel_hash == hashes.get(trial.variant)
     ]
 
 

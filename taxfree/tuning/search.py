@@ -15,7 +15,6 @@ import json
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import optuna
@@ -251,7 +250,7 @@ class Search:
         self,
         candidate: Candidate,
         median_us: float,
-        times: Mapping[str, float] = MappingProxyType({}),
+        times: Mapping[str, float] | None = None,
     ) -> None:
         """A candidate was measured.
 
@@ -262,7 +261,7 @@ class Search:
         self._known[key(candidate)] = median_us
         trial = self._asked.pop(key(candidate))
         if self._fleet is not None:
-            trial.set_user_attr(_TIMES, dict(times))
+            trial.set_user_attr(_TIMES, dict(times or {}))
         self._tell(trial, median_us)
 
     def ask_again(self, candidate: Candidate) -> None:

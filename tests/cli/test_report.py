@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from PIL import Image
 from selenium import webdriver
+from selenium.webdriver import ActionChains
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.remote.webdriver import WebDriver
@@ -112,10 +113,8 @@ def test_the_page_draws_filters_and_answers_the_keyboard(browser: WebDriver, pag
     drawing.send_keys(Keys.ARROW_RIGHT)
     assert "times as fast as the library" in first
     assert output.text not in ("", first)
-    browser.execute_script(
-        "document.querySelector('#map-flash_decode .at').dispatchEvent("
-        "new MouseEvent('mousemove', {bubbles: true, clientX: 300, clientY: 300}))"
-    )
+    ActionChains(browser).move_to_element(marks("map-flash_decode")[0]).perform()
+    assert "dispatch, us" in browser.find_element(By.ID, "hover").text
 
     for width in (1200, 400):
         view(browser, width)
@@ -126,7 +125,7 @@ def test_the_page_draws_filters_and_answers_the_keyboard(browser: WebDriver, pag
     assert background(browser) < 60
     view(browser, 700, "dark", "print")
     assert background(browser) > 240
-    assert [each for each in browser.get_log("browser")] == []  # type: ignore[attr-defined]
+    assert browser.get_log("browser") == []  # type: ignore[attr-defined]
 
 
 def test_a_page_loads_nothing(page: Path) -> None:
