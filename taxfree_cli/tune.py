@@ -143,7 +143,7 @@ def tune(
     asked = problems_here(given, chosen, recorded, variant or ())
     problems = [problem for own in asked.values() for problem in own]
     found: list[session.Tuned | session.NotTuned] = []
-    with Database(path) as database, _fleet(storage) as fleet, _progress() as progress:
+    with _fleet(storage) as fleet, Database(path) as database, _progress() as progress:
         for each in session.run(
             problems, chosen, database, trials, seconds, seed, variant, progress, fleet
         ):

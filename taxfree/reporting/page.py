@@ -31,7 +31,7 @@ def page(sources: Sources) -> str:
     environment.filters["origins"] = _origins_of
     environment.globals["is_number"] = lambda value: isinstance(value, int | float)
     template = environment.from_string(_asset("page.html.jinja"))
-    return template.render(
+    text: str = template.render(
         version=__version__,
         style=_asset("page.css"),
         script=_asset("page.js"),
@@ -43,6 +43,7 @@ def page(sources: Sources) -> str:
         origins=origins(sources),
         left_out=sources.left_out,
     )
+    return text
 
 
 def _asset(name: str) -> str:
