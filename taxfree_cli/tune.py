@@ -6,6 +6,7 @@ import contextlib
 import functools
 import re
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
@@ -23,6 +24,7 @@ from taxfree_cli.record_views import words
 from taxfree_kernels.variant import Problem, op_of
 
 if TYPE_CHECKING:
+    from taxfree.tuning.fleet import Fleet
     from taxfree.tuning.ranking import Ranked
     from taxfree.tuning.session import NotTuned, Tuned
     from taxfree.tuning.tuner import Event, Progress
@@ -69,6 +71,14 @@ HardwareName: TypeAlias = Annotated[
         "GPU of the records.",
     ),
 ]
+Storage: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        "--storage",
+        metavar="URL",
+        help="Share trials with other nodes: postgresql://user:password@host/database.",
+    ),
+]
 
 _SECONDS = {"s": 1, "m": 60, "h": 3600}
 
@@ -90,6 +100,7 @@ def tune(
     dry_run: DryRun = False,
     check: Check = False,
     hardware: HardwareName = None,
+    storage: Storage = None,
     json: options.Json = False,
 ) -> None:
     """Find the fastest config for each problem and store it in the tuning database."""
@@ -102,17 +113,18 @@ def tune(
     if "baseline" in (variant or ()):
         raise UsageError("--variant baseline cannot be tuned", "it is always measured")
     if check:
-        if dry_run or any(option is not None for option in (budget, variant)):
+        if dry_run or any(option is not None for option in (budget, variant, storage)):
             raise UsageError(
-                "--check takes neither --dry-run, --budget nor --variant", "it measures nothing"
+                "--check takes neither --dry-run, --budget, --variant nor --storage",
+                "it measures nothing",
             )
         _check(given, fabric, hardware, db, json)
         return
     if dry_run or hardware is not None:
-        if any(option is not None for option in (fabric, db, budget)):
+        if any(option is not None for option in (fabric, db, budget, storage)):
             raise UsageError(
-                f"{'--dry-run' if dry_run else '--hardware'} takes neither --fabric, --db"
-                " nor --budget",
+                f"{'--dry-run' if dry_run else '--hardware'} takes neither --fabric, --db, --budget"
+                " nor --storage",
                 "it measures nothing, and looks nothing up",
             )
         request = given.request(options.MODELLED_GPUS)
@@ -131,9 +143,9 @@ def tune(
     asked = problems_here(given, chosen, recorded, variant or ())
     problems = [problem for own in asked.values() for problem in own]
     found: list[session.Tuned | session.NotTuned] = []
-    with Database(path) as database, _progress() as progress:
+    with _fleet(storage) as fleet, Database(path) as database, _progress() as progress:
         for each in session.run(
-            problems, chosen, database, trials, seconds, seed, variant, progress
+            problems, chosen, database, trials, seconds, seed, variant, progress, fleet
         ):
             found.append(each)
             if isinstance(each, session.NotTuned) and each.state == "refused":
@@ -147,6 +159,14 @@ def tune(
     if untried:
         warn(f"{untried} problems were not tried: out of budget; rerun to continue")
     note(f"stored in {path}")
+
+
+def _fleet(storage: str | None) -> AbstractContextManager[Fleet | None]:
+    if storage is None:
+        return contextlib.nullcontext()
+    from taxfree.tuning.fleet import Fleet
+
+    return Fleet(storage)
 
 
 def _met(path: Path) -> str:
