@@ -15,8 +15,9 @@ from taxfree_kernels.checker.check import (
     coverage_rows,
 )
 from taxfree_kernels.checker.coverage import Wanted
+from taxfree_kernels.checker.fabric import SimulatedFabric, Simulation
 from taxfree_kernels.checker.report import Reason, Violation
-from taxfree_kernels.checker.simulate import Outcome, SimulatedFabric, Simulation
+from taxfree_kernels.checker.simulate import Outcome
 
 __all__ = [
     "MIXED",

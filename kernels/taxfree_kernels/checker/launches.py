@@ -1,14 +1,26 @@
-"""Launches of kernels in a simulation."""
+"""Launches of kernels in a simulation, and the hooks on Triton's functions that make them.
+
+Within a simulation ``kernel[grid](...)`` goes to the schedule. Kernels that were defined to be
+compiled are interpreted too, so a program need not be told of a check when it imports Triton.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import inspect
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cache
+from random import Random
 from typing import Any
 
 import numpy as np
+from triton.runtime import autotuner, interpreter, jit
+from triton.runtime.interpreter import InterpretedFunction
 
 from taxfree_kernels.checker.clocks import Actor
-from taxfree_kernels.launch import Kernel
+
+_DEFAULT_WARPS = 4
 
 
 @dataclass(eq=False)
@@ -16,14 +28,13 @@ class Launch:
     """One launch.
 
     Args:
-        kernel, arguments: the kernel, and the arguments of each program.
+        request: the launch as it was asked for.
         host: the actor that launches it.
         weight: of its programs, for the scheduler.
         before: the launch before it, if this one may start before that has ended.
     """
 
-    kernel: Kernel
-    arguments: dict[str, Any]
+    request: Request
     host: Actor
     weight: int
     before: Launch | None = None
@@ -35,26 +46,40 @@ class Launch:
 
     def __post_init__(self) -> None:
         self.begun, self.ended = self.host.clocks.copy(), self.host.clocks.copy()
+        self.function, self.grid = self.request.function, self.request.grid
+        self.programs = self.grid[0] * self.grid[1] * self.grid[2]
+        self.arguments = self.request.program_arguments()
 
     @property
     def name(self) -> str:
-        return str(self.kernel.function.__name__)
+        return str(self.function.__name__)
+
+    def index_of(self, program: int) -> tuple[int, int, int]:
+        """The three program ids of a program; the first one counts fastest."""
+        x, y, _ = self.grid
+        return program % x, program // x % y, program // (x * y)
+
+    def name_of(self, program: int) -> str:
+        """The name of a program, for reports."""
+        index = self.index_of(program)
+        shown: Any = program if self.grid[1:] == (1, 1) else index[: 3 if self.grid[2] > 1 else 2]
+        return f"program {shown} of {self.name}"
 
     @property
     def first_slot(self) -> int:
         """First slot of its programs: beside the slots of a launch that may still be running."""
-        if self.before is None or self.before.first_slot >= self.kernel.grid:
+        if self.before is None or self.before.first_slot >= self.programs:
             return 0
         return self.before.end_slot
 
     @property
     def end_slot(self) -> int:
-        return self.first_slot + self.kernel.grid
+        return self.first_slot + self.programs
 
     @property
     def has_started(self) -> bool:
         """Whether all of its programs have."""
-        return self.next_program == self.kernel.grid
+        return self.next_program == self.programs
 
     @property
     def has_ended(self) -> bool:
@@ -63,4 +88,98 @@ class Launch:
     @property
     def has_launched_dependents(self) -> bool:
         """Whether the next launch may begin: all programs let it, or have ended."""
-        return self.ready == self.kernel.grid or self.has_ended
+        return self.ready == self.programs or self.has_ended
+
+
+@dataclass(frozen=True)
+class Request:
+    """A launch as it was asked for.
+
+    Args:
+        function: the interpreted kernel.
+        grid: programs in each dimension.
+        given: its arguments by name; launch options have been removed.
+        constants: those that are constexprs.
+        warps: of each program.
+    """
+
+    function: Any
+    grid: tuple[int, int, int]
+    given: Mapping[str, Any]
+    constants: Mapping[str, Any]
+    warps: int
+
+    def program_arguments(self) -> dict[str, Any]:
+        """The arguments as the interpreter gives them to each program."""
+        return {
+            name: value if name in self.constants else interpreter._implicit_cvt(value)
+            for name, value in self.given.items()
+        }
+
+
+@contextlib.contextmanager
+def launched_through(launch: Callable[[Request], None], seed: int) -> Iterator[None]:
+    """Within the context, launches go to `launch`; autotuned kernels take a config by `seed`."""
+
+    def run(self: Any, *args: Any, grid: Any, warmup: bool, **named: Any) -> None:
+        if not warmup:
+            launch(_request(interpreted(self), args, grid, named))
+
+    def tuned(self: Any, *args: Any, **named: Any) -> Any:
+        self.nargs = dict(zip(self.arg_names, args, strict=False))
+        configs = self.prune_configs(named)
+        config = Random(f"{self.base_fn.__name__} {seed}").choice(configs)
+        if config.pre_hook is not None:
+            config.pre_hook({**self.nargs, **named, **config.all_kwargs()})
+        return self.fn.run(*args, **named, **config.all_kwargs())
+
+    def call(self: Any, *args: Any, **named: Any) -> Any:
+        return interpreted(self)(*args, **named)
+
+    replaced = [
+        (InterpretedFunction, "run", run),
+        (jit.JITFunction, "run", run),
+        (jit.JITFunction, "__call__", call),
+        (autotuner.Autotuner, "run", tuned),
+    ]
+    originals = [getattr(kind, name) for kind, name, _ in replaced]
+    for kind, name, function in replaced:
+        setattr(kind, name, function)
+    try:
+        yield
+    finally:
+        for (kind, name, _), original in zip(replaced, originals, strict=True):
+            setattr(kind, name, original)
+
+
+@cache
+def interpreted(function: Any) -> Any:
+    """A device function, interpreted."""
+    if isinstance(function, InterpretedFunction):
+        return function
+    return InterpretedFunction(function.fn)
+
+
+def is_device_function(function: Any) -> bool:
+    """Whether a value is a device function of Triton."""
+    return isinstance(function, InterpretedFunction | jit.JITFunction)
+
+
+def _request(
+    function: Any, args: tuple[Any, ...], grid: Any, named: dict[str, Any]
+) -> Request:
+    warps = named.get("num_warps", _DEFAULT_WARPS)
+    named = {name: value for name, value in named.items() if name in function.arg_names}
+    given = inspect.getcallargs(function.rewrite(), *args, **named)
+    constants = {name: given[name] for name in _constexprs(function)}
+    if callable(grid):
+        grid = grid(given)
+    sizes = (*(int(size) for size in grid), 1, 1)
+    return Request(function, sizes[:3], given, constants, warps)
+
+
+@cache
+def _constexprs(function: Any) -> tuple[str, ...]:
+    """Names of the arguments of a kernel that are constants."""
+    executor = interpreter.GridExecutor(function.rewrite(), function.arg_names, (1,))
+    return tuple(executor.constexprs)

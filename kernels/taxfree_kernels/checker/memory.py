@@ -71,7 +71,7 @@ class Region:
         rank: its owner.
         begin, end: addresses.
         word_bytes: 8 if it holds LL packets, 4 if it holds Lamport words, else 0. Races on whole
-            words of one generation are allowed.
+            words of one call are allowed.
     """
 
     describe: Callable[[int], str]

@@ -31,15 +31,15 @@ class Reason(Enum):
     )
     EARLY_SIGNAL = (
         "signal before the data",
-        "the signal of this generation was waited for, but sent before this access was made",
+        "the signal of this call was waited for, but sent before this access was made",
     )
     STALE_SIGNAL = (
         "stale signal",
-        "the wait was satisfied by a signal of an earlier generation",
+        "the wait was satisfied by a signal of an earlier call",
     )
     LIFETIME = (
         "payload lifetime",
-        "memory is used for a later generation while an earlier one may still be using it",
+        "memory is used for a later call while an earlier one may still be using it",
     )
     NO_WAIT = (
         "no wait",
@@ -56,6 +56,7 @@ class Reason(Enum):
     DEADLOCK = ("deadlock", "all programs wait")
     LIVELOCK = ("livelock", "programs keep running without progress")
     WRONG_RESULT = ("wrong result", "the output differs from the reference")
+    UNKNOWN = ("not simulated", "a kernel does what this check cannot simulate")
     OUTSIDE = ("out of bounds", "the address belongs to no tensor of the simulation")
     CRASH = ("crash", "a kernel raised an exception")
 
@@ -108,8 +109,7 @@ def where(region: Region, address: int) -> str:
 
 def who(actor: Actor) -> str:
     """Name an actor."""
-    program = "" if actor.program is None else f"program {actor.program} of "
-    return f"rank {actor.rank}, {program}{actor.kernel}, generation {actor.generation}"
+    return f"rank {actor.rank}, {actor.name}, call {actor.call}"
 
 
 def describe(access: Access) -> list[str]:
@@ -159,11 +159,11 @@ def _unconnected(conflict: Conflict) -> Reason:
     """The reason where even repaired signals do not connect the two accesses."""
     one, other = conflict.earlier, conflict.later
     writer, reader = (one, other) if one.writes else (other, one)
-    if one.writes and other.writes and one.actor.generation != other.actor.generation:
+    if one.writes and other.writes and one.actor.call != other.actor.call:
         return Reason.LIFETIME
-    if writer.actor.generation > reader.actor.generation:
+    if writer.actor.call > reader.actor.call:
         return Reason.LIFETIME
     heard = reader.actor.heard.get(writer.actor.rank)
     if heard is None or reader.actor.rank == writer.actor.rank:
         return Reason.NO_WAIT
-    return Reason.STALE_SIGNAL if heard < writer.actor.generation else Reason.EARLY_SIGNAL
+    return Reason.STALE_SIGNAL if heard < writer.actor.call else Reason.EARLY_SIGNAL

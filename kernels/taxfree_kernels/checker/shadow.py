@@ -24,7 +24,7 @@ class Shadow:
         self._regions: list[Region] = []
         self._begins = np.zeros(0, np.uint64)
         self._accesses: list[Access | None] = [None]
-        self._times = np.zeros((3, 1024), np.int64)  # epoch, slot and generation of each access
+        self._times = np.zeros((3, 1024), np.int64)  # epoch, slot and call of each access
 
     def add(self, region: Region) -> None:
         """Declare memory; a region that is known is not declared again."""
@@ -101,7 +101,7 @@ class Shadow:
 
     def _of_others(self, access: Access, earlier: np.ndarray) -> np.ndarray:
         """Which of earlier accesses, by number, are of other generations than this one."""
-        return self._times[2][earlier] != access.actor.generation
+        return self._times[2][earlier] != access.actor.call
 
     def _conflict(
         self,
@@ -133,9 +133,9 @@ class Shadow:
                 if conflict is None and not other.happened_before(access.actor):
                     conflict = Conflict(other, access, address)
             if access.writes:
-                word.messages.leave(access.actor, "gpu", releases=False, continues=False)
+                word.messages.leave(access.actor, "gpu", access, releases=False, continues=False)
             else:
-                word.messages.take(access.actor, "gpu", acquires=False)
+                word.messages.take(access.actor, "gpu", access, address, acquires=False)
         if access.writes and touched:
             access.actor.step()
         return conflict
@@ -156,7 +156,7 @@ class Shadow:
                 racing = (numbers is not region.written) & ~self._of_others(access, earlier)
                 wrong = self._unordered(access, earlier) & ~racing
             else:
-                wrong = self._times[2][earlier] > access.actor.generation
+                wrong = self._times[2][earlier] > access.actor.call
             conflict = conflict or self._conflict(access, region, granules, earlier, wrong)
         self._note_words(access, region, granules, addresses.tolist())
         return conflict
@@ -225,11 +225,14 @@ class Shadow:
         conflict = conflict or _against_atomics(access, word, address)
         word.messages.is_signal |= access.writes and actor.rank != region.rank
         if reads:
-            word.messages.take(actor, access.scope, acquires=access.sem in ("acquire", "acq_rel"))
+            acquires = access.sem in ("acquire", "acq_rel")
+            word.messages.take(actor, access.scope, access, address, acquires=acquires)
             word.reads[actor.slot] = access
         if access.writes:
             releases = access.sem in ("release", "acq_rel")
-            word.messages.leave(actor, access.scope, releases=releases, continues=reads)
+            word.messages.leave(
+                actor, access.scope, access, releases=releases, continues=reads
+            )
             word.writes[actor.slot] = access
         return conflict
 
@@ -240,7 +243,7 @@ class Shadow:
         self._accesses.append(access)
         if number == self._times.shape[1]:
             self._times = np.concatenate([self._times, np.zeros_like(self._times)], axis=1)
-        self._times[:, number] = access.epoch, access.actor.slot, access.actor.generation
+        self._times[:, number] = access.epoch, access.actor.slot, access.actor.call
         return number
 
     def _access(self, number: int) -> Access:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves
 from triton.runtime.interpreter import interpreter_builder
 
 from taxfree_kernels.checker import report
-from taxfree_kernels.checker.clocks import Actor, Scope
+from taxfree_kernels.checker.clocks import Actor, Scope, fence
 from taxfree_kernels.checker.coverage import Coverage
 from taxfree_kernels.checker.launches import Launch
 from taxfree_kernels.checker.memory import Access, Conflict, Region
@@ -26,6 +26,16 @@ from taxfree_kernels.checker.sites import current_site
 _MOST_ACCESSES = 300_000
 _PLAIN_POLLS = 8  # identical plain loads in a row that make a polling loop
 _FEW = 16  # addresses; an access of more is no poll
+
+
+class Change(NamedTuple):
+    """What an atomic does to memory: it writes, and it changes a value."""
+
+    writes: bool
+    changes: bool
+
+
+NO_CHANGE, CHANGES = Change(False, False), Change(True, True)
 
 
 @dataclass(eq=False)
@@ -49,8 +59,8 @@ class Thread:
 def enter_program(thread: Thread) -> None:
     """Make the interpreter run as a thread's program."""
     if thread.launch is not None:
-        interpreter_builder.grid_idx = (thread.actor.program, 0, 0)
-        interpreter_builder.grid_dim = (thread.launch.kernel.grid, 1, 1)
+        interpreter_builder.grid_idx = thread.launch.index_of(thread.actor.program)
+        interpreter_builder.grid_dim = thread.launch.grid
 
 
 class Watch:
@@ -106,13 +116,21 @@ class Watch:
         sem: str,
         scope: Scope,
         *,
-        reads: bool,
-        writes: bool,
+        what: bytes = b"",
+        reads: bool = True,
+        change: Callable[[], Change],
     ) -> None:
-        """An atomic, of active lanes, right before it happens."""
+        """An atomic, of active lanes, right before it happens.
+
+        Args:
+            what: its operation and operands: one that is repeated and changes nothing is a poll.
+            reads: it returns the old value.
+            change: whether it writes, and whether it changes memory, as memory is now.
+        """
         thread = self._scheduler.current.owner
-        poll = () if writes else (sem, scope, addresses.tobytes())
+        poll = (sem, scope, what, addresses.tobytes()) if reads else ()
         self._pass_point(thread, poll, addresses, 1)
+        writes, changes = change()
         access = self._access(thread.actor, writes=writes, scope=scope, sem=sem)
         self.coverage.note(access.site, access.actor)
         for region, words in self._regions(access, addresses, size):
@@ -120,8 +138,32 @@ class Watch:
                 self._race(self._shadow.atomic(access, region, word, size, reads=reads), region)
         if writes:
             access.actor.step()
+        if changes:
             self._touch(addresses)
-        self._remember(thread, poll, addresses)
+        self._remember(thread, () if changes else poll, addresses)
+
+    def on_fence(self, scope: Scope) -> None:
+        """A fence of the running program."""
+        fence(self._scheduler.current.owner.actor, scope)
+
+    def pause(self) -> None:
+        """Let others run."""
+        thread = self._scheduler.current.owner
+        self._scheduler.point()
+        enter_program(thread)
+
+    @property
+    def launch(self) -> Launch:
+        """The launch of the running program."""
+        launch = self._scheduler.current.owner.launch
+        assert launch is not None
+        return launch
+
+    def refuse(self, what: str) -> None:
+        """End the run: a program does what cannot be simulated."""
+        actor = self._scheduler.current.owner.actor
+        details = (report.who(actor), *report.source(current_site()), f"  {what}")
+        self._found(Violation(Reason.UNKNOWN, details))
 
     def on_tensor(self, tensor: torch.Tensor, *, writes: bool) -> None:
         """A library operation of a host accesses a tensor; not a scheduling point."""

@@ -162,7 +162,7 @@ def _one_sender(control_ptr, bases, rank, GROUP: tl.constexpr):
 
 def test_one_program_covers_a_line_that_no_other_can_reach():
     coverage = Coverage()
-    coverage.expect(Kernel(_one_sender, 3, {"GROUP": Group(2, "interpreter")}))
+    coverage.expect(_one_sender, {"GROUP": Group(2, "interpreter")}, 3)
     by_text = {line.text.partition("(")[0]: executed for line, executed in coverage.lines.items()}
     assert {text: executed.most_programs for text, executed in by_text.items()} == {
         "sync.signal": 1,
