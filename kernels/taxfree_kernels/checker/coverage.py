@@ -156,11 +156,7 @@ Programs = Sequence[int]  # ids
 
 def _is_fixed(value: Any) -> bool:
     """Whether a constant can be a key."""
-    try:
-        hash(value)
-    except TypeError:
-        return False
-    return True
+    return isinstance(value, bool | int | float | str | tuple | None)
 
 
 @cache

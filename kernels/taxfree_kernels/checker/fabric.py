@@ -7,7 +7,7 @@ from functools import partial
 
 import torch
 
-from taxfree_kernels.checker.simulate import Call, Outcome, Schedule, run_schedule
+from taxfree_kernels.checker.simulate import Call, Outcome, Schedule, Sizes, run_schedule
 from taxfree_kernels.device import control
 from taxfree_kernels.fabric.base import GrouplessFabric
 from taxfree_kernels.fabric.heap import Pool, SymmetricHeap
@@ -33,6 +33,18 @@ class DeclaredHeap(SymmetricHeap):
         block = super().empty(count, dtype)
         self._declare(block)
         return block
+
+    @property
+    def used_bytes(self) -> int:
+        return self._used
+
+    def rewind(self, used: int) -> None:
+        """Free all but the first `used` bytes."""
+        self._used = used
+
+    def holds(self, block: torch.Tensor) -> bool:
+        """Whether a block has not been freed."""
+        return self.offset_of(block) < self._used
 
 
 class SimulatedFabric(GrouplessFabric):
@@ -123,7 +135,7 @@ class Simulation:
             return [setup(fabric) for fabric in fabrics]
 
         return run_schedule(
-            set_up, self.world_size, seed, backend=backend, first_call=first_generation
+            set_up, self.world_size, seed, Sizes(), backend=backend, first_call=first_generation
         )
 
     @property

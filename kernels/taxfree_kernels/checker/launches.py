@@ -152,12 +152,14 @@ def launched_through(launch: Callable[[Request], None], seed: int) -> Iterator[N
             setattr(kind, name, original)
 
 
-@cache
 def interpreted(function: Any) -> Any:
     """A device function, interpreted."""
-    if isinstance(function, InterpretedFunction):
-        return function
-    return InterpretedFunction(function.fn)
+    return function if isinstance(function, InterpretedFunction) else _interpreted(function.fn)
+
+
+@cache
+def _interpreted(function: Any) -> InterpretedFunction:
+    return InterpretedFunction(function)
 
 
 def is_device_function(function: Any) -> bool:

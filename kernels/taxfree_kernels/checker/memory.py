@@ -55,8 +55,13 @@ class Conflict:
 
 @dataclass
 class Word:
-    """A word that atomics touch: its messages, and each slot's last atomic write and read of it."""
+    """A word that atomics touch: its messages, and each slot's last atomic write and read of it.
 
+    Args:
+        size: bytes.
+    """
+
+    size: int
     messages: Messages = field(default_factory=Messages)
     writes: dict[int, Access] = field(default_factory=dict)
     reads: dict[int, Access] = field(default_factory=dict)
@@ -104,7 +109,7 @@ class Region:
         """The synchronisation word at `address`, which becomes one now if it is not yet."""
         found = self.words.get(address)
         if found is None:
-            found = self.words[address] = Word()
+            found = self.words[address] = Word(size)
             at = (address - self.begin) // GRANULE
             self.has_word[at : at + max(1, size // GRANULE)] = True
         return found

@@ -2,63 +2,75 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
 
-from taxfree_kernels.checker.clocks import Actor, World
+from taxfree_kernels.checker.clocks import Actor, Taken, World
 from taxfree_kernels.checker.memory import Access, Conflict, Region
 from taxfree_kernels.checker.sites import Site
 
 
 class Reason(Enum):
-    """Reasons of violations: a title for tables, and a sentence."""
+    """Reasons of violations: a title for tables, a sentence, and what would be right."""
 
     NO_ACQUIRE = (
         "no acquire",
         "the signal was read, but not by an acquire: what follows the read may still see old data",
+        'make the read an acquire: sem="acquire", or a fence (fence.acq_rel) after a relaxed read',
     )
     NO_RELEASE = (
         "no release",
         "the signal was written, but not by a release: what precedes it may become visible later",
+        'make the write a release: sem="release", or a fence (fence.acq_rel) before a relaxed write',
     )
     SCOPE = (
         "scope too narrow",
         "an atomic of this chain does not include the other program; between ranks, only sys does",
+        'give the write and the read a scope that includes both programs: scope="sys" between ranks',
     )
     SEVERAL = (
         "several edges missing",
         "a signal connects the two, but needs more than one of release, acquire and sys scope",
+        "write the signal by a release and read it by an acquire, both at sys scope between ranks",
     )
     EARLY_SIGNAL = (
         "signal before the data",
         "the signal of this call was waited for, but sent before this access was made",
+        "signal after the access: a release covers only what its program did or acquired before it",
     )
     STALE_SIGNAL = (
         "stale signal",
         "the wait was satisfied by a signal of an earlier call",
+        "signal a value that differs from call to call, or clear the flag where nobody can wait",
     )
     LIFETIME = (
         "payload lifetime",
         "memory is used for a later call while an earlier one may still be using it",
+        "let the one release after its last use, and the other acquire that before it stores "
+        "again; or use another buffer in the next call",
     )
     NO_WAIT = (
         "no wait",
         "no wait connects the two: nothing that the one waited for comes from the other",
+        "let the first release a flag after its access, and the second acquire it before its own",
     )
     HOST_WRITE = (
         "host write",
         "the host writes a word that kernels may be using; without a barrier nothing orders that",
+        "put a barrier of all ranks before and after the write, or use flags that need no clearing",
     )
     TORN = (
         "torn word",
         "LL packets and Lamport words must be accessed whole and aligned",
+        "",
     )
-    DEADLOCK = ("deadlock", "all programs wait")
-    LIVELOCK = ("livelock", "programs keep running without progress")
-    WRONG_RESULT = ("wrong result", "the output differs from the reference")
-    UNKNOWN = ("not simulated", "a kernel does what this check cannot simulate")
-    OUTSIDE = ("out of bounds", "the address belongs to no tensor of the simulation")
-    CRASH = ("crash", "a kernel raised an exception")
+    DEADLOCK = ("deadlock", "all programs wait", "")
+    LIVELOCK = ("livelock", "programs keep running without progress", "")
+    WRONG_RESULT = ("wrong result", "the output differs from the reference", "")
+    UNKNOWN = ("not simulated", "a kernel does what this check cannot simulate", "")
+    OUTSIDE = ("out of bounds", "the address belongs to no tensor of the simulation", "")
+    CRASH = ("crash", "a kernel raised an exception", "")
 
     @property
     def title(self) -> str:
@@ -67,6 +79,10 @@ class Reason(Enum):
     @property
     def sentence(self) -> str:
         return self.value[1]
+
+    @property
+    def remedy(self) -> str:
+        return self.value[2]
 
 
 @dataclass(frozen=True)
@@ -91,15 +107,64 @@ class Violation:
         return "\n".join([*head, *(f"  {line}" for line in self.details), *tail])
 
 
-def race(conflict: Conflict, region: Region) -> Violation:
-    """Describe two unordered accesses."""
+def race(conflict: Conflict, region: Region, find: Callable[[int], Region | None]) -> Violation:
+    """Describe two unordered accesses.
+
+    Args:
+        find: the memory at an address.
+    """
     reason = Reason.LIFETIME if region.is_lamport else _race_reason(conflict)
     accesses = (conflict.earlier, conflict.later)
-    details = [f"unordered accesses of {where(region, conflict.address)}:"]
+    place = where(region, conflict.address)
+    details = [f"unordered accesses of {place}:"]
     for access in accesses:
         details += describe(access)
+    details.append(f"what would be right: {reason.remedy}")
+    details += ["order of events:", *_picture(conflict, place, _signal(conflict), find)]
     lines = tuple(access.site.lines[0].where for access in accesses)
     return Violation(reason, tuple(details), lines)
+
+
+def _signal(conflict: Conflict) -> Taken | None:
+    """The signal that connects the two accesses, or would if it were repaired."""
+    earlier, later = conflict.earlier, conflict.later
+    found = list(later.actor.taken.values())
+    slot = earlier.actor.slot
+    ordering = [
+        each for each in found if each.message.clocks[World.ALL, slot] >= earlier.epoch
+    ] or [each for each in found if each.message.access.actor is earlier.actor]
+    return ordering[-1] if ordering else None
+
+
+def _picture(
+    conflict: Conflict, place: str, signal: Taken | None, find: Callable[[int], Region | None]
+) -> list[str]:
+    """The order of events as text, a column for each actor."""
+    earlier, later = conflict.earlier, conflict.later
+    events = [(earlier, f"{kind_of(earlier)} {place}")]
+    if signal is not None:
+        region = find(signal.address)
+        word = "a flag" if region is None else where(region, signal.address)
+        sent, seen = signal.message.access, signal.access
+        is_before = sent.actor is earlier.actor and sent.epoch < earlier.epoch
+        events.insert(0 if is_before else 1, (sent, f"{kind_of(sent)} {word}"))
+        events.append((seen, f"{kind_of(seen)} {word}"))
+    events.append((later, f"{kind_of(later)} {place}"))
+    actors = list(dict.fromkeys(access.actor for access, _ in events))
+    cells = [
+        (actors.index(access.actor), f"{text}  {access.site.in_kernel.where}")
+        for access, text in events
+    ]
+    widths = [
+        max(len(who(actor)), *(len(text) for column, text in cells if column == index))
+        for index, actor in enumerate(actors)
+    ]
+    rows = [[who(actor) for actor in actors]]
+    rows += [[text if column == index else "" for index in range(len(actors))] for column, text in cells]
+    return [
+        "  " + " | ".join(f"{cell:{width}}" for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    ]
 
 
 def where(region: Region, address: int) -> str:
@@ -112,12 +177,16 @@ def who(actor: Actor) -> str:
     return f"rank {actor.rank}, {actor.name}, call {actor.call}"
 
 
+def kind_of(access: Access) -> str:
+    """The kind of an access."""
+    if access.is_atomic:
+        return f"{'writes' if access.writes else 'reads'} (atomic, {access.sem}, {access.scope})"
+    return "stores" if access.writes else "loads"
+
+
 def describe(access: Access) -> list[str]:
     """The actor, kind and source lines of an access."""
-    kind = "stores" if access.writes else "loads"
-    if access.is_atomic:
-        kind = f"{'writes' if access.writes else 'reads'} (atomic, {access.sem}, {access.scope})"
-    return [f"{who(access.actor)} {kind}", *source(access.site)]
+    return [f"{who(access.actor)} {kind_of(access)}", *source(access.site)]
 
 
 def source(site: Site) -> list[str]:

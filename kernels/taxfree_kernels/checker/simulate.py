@@ -23,7 +23,6 @@ from taxfree_kernels.checker.shadow import Shadow
 from taxfree_kernels.checker.streams import Event, Stream
 from taxfree_kernels.checker.watch import Thread, TorchOperations, Watch, enter_program
 
-_FIRST_PROGRAMS = 31  # slots of clocks per launch; a larger launch restarts the schedule
 _RESIDENTS = (1, 2, 3, 4, None)
 _HOW_SOON = (0.0, 0.3, 0.7, 1.0)  # probability that side-stream work runs when it is issued
 
@@ -31,12 +30,8 @@ Call = Callable[[], object]
 Setup = Callable[["Schedule"], Sequence[Sequence[Call]]]
 
 
-class _TooManyPrograms(Exception):
-    pass
-
-
-class _TooManyStreams(Exception):
-    pass
+class _TooMany(Exception):
+    """More slots of clocks are needed."""
 
 
 @dataclass(frozen=True)
@@ -54,10 +49,24 @@ class Outcome:
     accesses: int
 
 
+@dataclass
+class Sizes:
+    """Slots of clocks: they grow when a schedule needs more, which then starts again.
+
+    Args:
+        programs: of a launch and the one before it.
+        streams: of a rank.
+    """
+
+    programs: int = 31
+    streams: int = 1
+
+
 def run_schedule(
     setup: Setup,
     ranks: int,
     seed: int,
+    sizes: Sizes,
     *,
     co_resident: bool = False,
     backend: str = "cuda",
@@ -67,21 +76,19 @@ def run_schedule(
 
     Args:
         setup: declares memory to the schedule and returns each rank's calls; called again when the
-            schedule restarts.
+            schedule starts again.
         seed: of the schedule.
+        sizes: to begin with.
         co_resident: all programs of a launch run at a time; else, their number is drawn.
         backend: kernels take the branches of this one.
         first_call: number of the first call.
     """
-    programs, streams = _FIRST_PROGRAMS, 1
     while True:
-        schedule = Schedule(ranks, seed, co_resident, backend, first_call, programs, streams)
+        schedule = Schedule(ranks, seed, sizes, co_resident, backend, first_call)
         try:
             return schedule.run(setup(schedule))
-        except _TooManyPrograms:
-            programs = 4 * programs + 3
-        except _TooManyStreams:
-            streams += 2
+        except _TooMany:
+            pass
 
 
 class Schedule:
@@ -91,16 +98,15 @@ class Schedule:
         self,
         ranks: int,
         seed: int,
+        sizes: Sizes,
         co_resident: bool,
         backend: str,
         first_call: int,
-        programs: int,
-        streams: int,
     ) -> None:
         self.ranks, self.seed, self.backend = ranks, seed, backend
         rng = Random(seed)
         self._first_call = first_call
-        self._programs, self._streams = programs, streams
+        self._sizes, self._programs, self._streams = sizes, sizes.programs, sizes.streams
         self._side_streams: list[list[Stream]] = [[] for _ in range(ranks)]
         self._order = Random(f"the order of streams {seed}")
         self._how_soon = self._order.choice(_HOW_SOON)
@@ -113,6 +119,7 @@ class Schedule:
         self._open: dict[Actor, Launch] = {}  # by host: a launch that may still be running
         self._at_barrier: list[Actor] = []
         self._kept: list[torch.Tensor] = []
+        self.on_argument: Callable[[torch.Tensor], object] = lambda tensor: None  # a new one
         self._hosts = [self._make_actor(rank, 0, "host") for rank in range(ranks)]
 
     def run(self, calls: Sequence[Sequence[Call]]) -> Outcome:
@@ -167,7 +174,8 @@ class Schedule:
         known = self._side_streams[rank]
         number = 1 + len(known)
         if number >= self._streams:
-            raise _TooManyStreams
+            self._sizes.streams += 2
+            raise _TooMany
         known.append(Stream(self, self._make_actor(rank, number, f"side stream {number}")))
         return known[-1]
 
@@ -209,6 +217,7 @@ class Schedule:
     def declare_argument(self, rank: int, name: str, tensor: torch.Tensor) -> None:
         """Declare the storage of an argument of a kernel, unless it is known."""
         if self.find(tensor) is None:
+            self.on_argument(tensor)
             storage = tensor.untyped_storage()
             element = tensor.element_size()
             begin, size = storage.data_ptr(), storage.nbytes()
@@ -297,7 +306,8 @@ class Schedule:
         launch = Launch(request, host, weight, before)
         self._watch.coverage.expect(request.function, request.constants, launch.programs)
         if launch.end_slot > self._programs:
-            raise _TooManyPrograms
+            self._sizes.programs = launch.end_slot + 1
+            raise _TooMany
         self._launches.append(launch)
         for _ in range(min(self._resident or launch.programs, launch.programs)):
             self._start_program(launch)

@@ -276,7 +276,7 @@ class Watch:
 
     def _race(self, conflict: Conflict | None, region: Region, at_once: bool = True) -> None:
         if conflict is not None:
-            self._found(report.race(conflict, region), at_once=at_once)
+            self._found(report.race(conflict, region, self._shadow.find), at_once=at_once)
 
     def _about(self, reason: Reason, place: str, access: Access) -> Violation:
         details = (place, *report.describe(access))
