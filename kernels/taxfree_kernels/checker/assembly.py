@@ -31,7 +31,9 @@ _WITHOUT_EFFECT = re.compile(
 _SEMANTICS = ("relaxed", "acquire", "release", "acq_rel")
 _SCOPES: dict[str, Scope] = {"cta": "cta", "cluster": "cta", "gpu": "gpu", "gl": "gpu", "sys": "sys"}
 _INTEGERS = {1: ctypes.c_uint8, 2: ctypes.c_uint16, 4: ctypes.c_uint32, 8: ctypes.c_uint64}
-_FLOATS = {"f16": "e", "f32": "f", "f64": "d"}
+_FLOATS = {"f16": "e", "f32": "f", "f64": "d", "bf16": ""}
+_PAIRS = ("f16x2", "bf16x2")
+_TYPE = re.compile(r"[bus](8|16|32|64)|b?f(16|32|64)(x2)?|pred")
 _COMPARISONS: dict[str, Callable[[Any, Any], bool]] = {
     "eq": lambda a, b: a == b,
     "ne": lambda a, b: a != b,
@@ -84,8 +86,7 @@ class _Instruction:
     @property
     def type(self) -> str:
         """The last type that it names."""
-        found = [each for each in self.modifiers if re.fullmatch(r"[busf]f?\d+|pred", each)]
-        return found[-1] if found else "b32"
+        return next((each for each in reversed(self.modifiers) if _TYPE.fullmatch(each)), "b32")
 
 
 @cache
@@ -217,21 +218,45 @@ class _Thread:
 
     def _compute(self, instruction: _Instruction) -> None:
         target, *given = instruction.operands
-        kind = instruction.type
-        if target.startswith("{") or any(each.startswith("{") for each in given):
-            raise Unknown(f"{instruction.text}: vectors cannot be interpreted here")
-        source = kind
-        if instruction.name == "cvt" and not {kind[0], self._other(instruction)[0]} <= set("bus"):
+        name, kind, modifiers = instruction.name, instruction.type, instruction.modifiers
+        if name == "mov" and "{" in target + given[0]:
+            self._split(target, given[0], kind)
+            return
+        if name == "mov" and {"v2", "v4"} & set(modifiers):
+            for component in "xyzw":
+                self.registers[f"{target}.{component}"] = self._value(given[0], kind)
+            return
+        if name == "cvt" and "f" in "".join(each for each in modifiers if _TYPE.fullmatch(each)):
             raise Unknown(f"{instruction.text}: conversions of floats cannot be interpreted")
-        values = [self._typed(each, source) for each in given]
-        if instruction.name == "mad" and "wide" in instruction.modifiers or "wide" in instruction.modifiers:
-            kind = f"{kind[0]}{2 * int(kind[1:])}"
-        self.registers[target] = _encode(_ARITHMETIC[instruction.name](*values), kind)
+        function = _ARITHMETIC[name]
+        if kind in _PAIRS:
+            single = kind.removesuffix("x2")
+            halves = [
+                [_decode(self._value(each, "b32") >> shift, single) for each in given]
+                for shift in (0, 16)
+            ]
+            low, high = (_encode(function(*half), single) for half in halves)
+            self.registers[target] = high << 16 | low
+            return
+        # `cvt` names the type of its result first, and that of its operand last.
+        types = [each for each in modifiers if _TYPE.fullmatch(each)]
+        values = [self._typed(each, kind) for each in given]
+        wanted = types[0] if name == "cvt" and types else kind
+        if "wide" in modifiers:
+            wanted = f"{kind[0]}{2 * int(kind[1:])}"
+        self.registers[target] = _encode(function(*values), wanted)
 
-    @staticmethod
-    def _other(instruction: _Instruction) -> str:
-        """The first type that an instruction names."""
-        return next(each for each in instruction.modifiers if re.fullmatch(r"[busf]f?\d+", each))
+    def _split(self, target: str, source: str, kind: str) -> None:
+        """Move between a register and a vector of its parts."""
+        parts = re.findall(r"[^\s,{}]+", target if target.startswith("{") else source)
+        width = int(kind[1:]) // len(parts)
+        if target.startswith("{"):
+            value = self._value(source, kind)
+            for index, part in enumerate(parts):
+                self.registers[part] = value >> (index * width) & (2**width - 1)
+        else:
+            values = [self._value(part, f"b{width}") & (2**width - 1) for part in parts]
+            self.registers[target] = sum(each << (index * width) for index, each in enumerate(values))
 
     # -- memory -----------------------------------------------------------------------------------
 
@@ -278,7 +303,7 @@ class _Thread:
         operation = next(
             (each for each in instruction.modifiers if each in _ATOMICS or each == "cas"), None
         )
-        if operation is None or kind not in _FLOATS and not re.fullmatch(r"[bus]\d+", kind):
+        if operation is None or kind in _PAIRS:
             raise Unknown(f"{instruction.text}: this atomic cannot be interpreted")
         (address,), size = self._addresses(place, kind, 1)
         values = [self._typed(each, kind) for each in given]
@@ -308,7 +333,7 @@ class _Thread:
         """The addresses of consecutive elements, and the bytes of one."""
         parts = [each.strip() for each in place.strip("[] ").split("+")]
         first = sum(self._value(each, "b64") for each in parts)
-        size = int(kind.lstrip("busf")) // 8
+        size = int(re.sub(r"\D", "", kind)) // 8
         if size not in _INTEGERS:
             raise Unknown(f"accesses of {size} bytes cannot be interpreted")
         return [first + index * size for index in range(count)], size
@@ -343,6 +368,8 @@ def _ordering(instruction: _Instruction, default: str) -> tuple[str, Scope]:
 
 def _decode(bits: int, kind: str) -> Any:
     """The value of a bit pattern."""
+    if kind == "bf16":
+        return struct.unpack("f", (bits % 2**16 << 16).to_bytes(4, "little"))[0]
     if kind in _FLOATS:
         size = int(kind[1:]) // 8
         return struct.unpack(_FLOATS[kind], (bits % 2 ** (8 * size)).to_bytes(size, "little"))[0]
@@ -355,6 +382,9 @@ def _decode(bits: int, kind: str) -> Any:
 
 def _encode(value: Any, kind: str) -> int:
     """The bit pattern of a value."""
+    if kind == "bf16":  # round to nearest, ties to even
+        wide = int.from_bytes(struct.pack("f", value), "little")
+        return (wide + 0x7FFF + (wide >> 16 & 1)) >> 16 & 0xFFFF
     if kind in _FLOATS:
         return int.from_bytes(struct.pack(_FLOATS[kind], value), "little")
     if kind == "pred":

@@ -76,6 +76,8 @@ class Actor:
     taken: dict[tuple[int, Sender], Taken] = field(default_factory=dict)
     #: Clocks at the last fence of each scope: relaxed writes since then release them.
     fenced: dict[Scope, np.ndarray] = field(default_factory=dict)
+    #: Clocks at the begin of its kernel, if that counts as a fence.
+    begun: np.ndarray | None = None
     #: Messages that relaxed reads found: a fence acquires them.
     pending: dict[tuple[int, Sender, Scope], Message] = field(default_factory=dict)
 
@@ -153,7 +155,8 @@ class Messages:
             self._by_sender.clear()
         self._add(Sender(actor.rank, scope, releases), actor.clocks, actor.call, access)
         if not releases and access.is_atomic:
-            for fence, clocks in actor.fenced.items():
+            begun = {} if actor.begun is None else {"sys": actor.begun}
+            for fence, clocks in {**begun, **actor.fenced}.items():
                 sender = Sender(actor.rank, narrower(fence, scope), True)
                 self._add(sender, clocks, actor.call, access)
 
@@ -196,6 +199,12 @@ def fence(actor: Actor, scope: Scope) -> None:
         join(actor, sender, message, narrower(read, scope), acquires=True)
     actor.fenced[scope] = actor.clocks.copy()
     actor.step()
+
+
+def end(actor: Actor) -> None:
+    """The end of a kernel that counts as a fence."""
+    for (_, sender, read), message in actor.pending.items():
+        join(actor, sender, message, read, acquires=True)
 
 
 def narrower(one: Scope, other: Scope) -> Scope:

@@ -10,11 +10,13 @@ import contextlib
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from random import Random
 from typing import Any
+from unittest import mock
 
 import numpy as np
+import triton.language as tl
 from triton.runtime import autotuner, interpreter, jit
 from triton.runtime.interpreter import InterpretedFunction
 
@@ -123,7 +125,9 @@ def launched_through(launch: Callable[[Request], None], seed: int) -> Iterator[N
 
     def run(self: Any, *args: Any, grid: Any, warmup: bool, **named: Any) -> None:
         if not warmup:
-            launch(_request(interpreted(self), args, grid, named))
+            function = interpreted(self)
+            builtins.replace_in(function.fn.__globals__)
+            launch(_request(function, args, grid, named))
 
     def tuned(self: Any, *args: Any, **named: Any) -> Any:
         self.nargs = dict(zip(self.arg_names, args, strict=False))
@@ -134,22 +138,54 @@ def launched_through(launch: Callable[[Request], None], seed: int) -> Iterator[N
         return self.fn.run(*args, **named, **config.all_kwargs())
 
     def call(self: Any, *args: Any, **named: Any) -> Any:
-        return interpreted(self)(*args, **named)
+        function = interpreted(self)
+        builtins.replace_in(function.fn.__globals__)
+        return call_interpreted(function, *args, **named)
 
+    call_interpreted = InterpretedFunction.__call__
     replaced = [
         (InterpretedFunction, "run", run),
+        (InterpretedFunction, "__call__", call),
         (jit.JITFunction, "run", run),
         (jit.JITFunction, "__call__", call),
         (autotuner.Autotuner, "run", tuned),
     ]
-    originals = [getattr(kind, name) for kind, name, _ in replaced]
-    for kind, name, function in replaced:
-        setattr(kind, name, function)
-    try:
+    builtins = _Builtins()
+    with contextlib.ExitStack() as stack:
+        stack.callback(builtins.restore)
+        for kind, name, function in replaced:
+            stack.enter_context(mock.patch.object(kind, name, function))
         yield
-    finally:
-        for (kind, name, _), original in zip(replaced, originals, strict=True):
-            setattr(kind, name, original)
+
+
+class _Builtins:
+    """Triton's functions that modules know by names of their own: interpreted for a while.
+
+    The interpreter finds those only that are members of ``triton.language``.
+    """
+
+    def __init__(self) -> None:
+        self._known: set[int] = set()
+        self._originals: list[tuple[dict[str, Any], str, Any]] = []
+
+    def replace_in(self, names: dict[str, Any]) -> None:
+        """Replace those among a module's names."""
+        if id(names) in self._known:
+            return
+        self._known.add(id(names))
+        found = [(name, each) for name, each in names.items() if tl.core.is_builtin(each)]
+        for name, function in found:
+            self._originals.append((names, name, function))
+            names[name] = partial(_interpret, function)
+
+    def restore(self) -> None:
+        for names, name, function in self._originals:
+            names[name] = function
+
+
+def _interpret(function: Any, *args: Any, **named: Any) -> Any:
+    semantic = {"_semantic": interpreter.interpreter_semantic}
+    return function(*args, **(named | semantic))
 
 
 def interpreted(function: Any) -> Any:

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from taxfree_kernels.checker import hooks, waits
-from taxfree_kernels.checker.clocks import Actor, World
+from taxfree_kernels.checker.clocks import Actor, World, end
 from taxfree_kernels.checker.coverage import Coverage
 from taxfree_kernels.checker.launches import Launch, Request, launched_through
 from taxfree_kernels.checker.memory import Region
@@ -69,6 +69,7 @@ def run_schedule(
     sizes: Sizes,
     *,
     co_resident: bool = False,
+    launches_fence: bool = False,
     backend: str = "cuda",
     first_call: int = 1,
 ) -> Outcome:
@@ -80,11 +81,14 @@ def run_schedule(
         seed: of the schedule.
         sizes: to begin with.
         co_resident: all programs of a launch run at a time; else, their number is drawn.
+        launches_fence: begin and end of a kernel count as fences at system scope, as they are in
+            effect: its relaxed signals then release what kernels before it did, and kernels after
+            it see what its relaxed reads found. Without this, a protocol does not rely on it.
         backend: kernels take the branches of this one.
         first_call: number of the first call.
     """
     while True:
-        schedule = Schedule(ranks, seed, sizes, co_resident, backend, first_call)
+        schedule = Schedule(ranks, seed, sizes, co_resident, launches_fence, backend, first_call)
         try:
             return schedule.run(setup(schedule))
         except _TooMany:
@@ -100,12 +104,13 @@ class Schedule:
         seed: int,
         sizes: Sizes,
         co_resident: bool,
+        launches_fence: bool,
         backend: str,
         first_call: int,
     ) -> None:
         self.ranks, self.seed, self.backend = ranks, seed, backend
         rng = Random(seed)
-        self._first_call = first_call
+        self._first_call, self._launches_fence = first_call, launches_fence
         self._sizes, self._programs, self._streams = sizes, sizes.programs, sizes.streams
         self._side_streams: list[list[Stream]] = [[] for _ in range(ranks)]
         self._order = Random(f"the order of streams {seed}")
@@ -344,6 +349,8 @@ class Schedule:
         name = launch.name_of(program)
         actor = Actor(slot, host.rank, program, name, host.call, launch.begun.copy())
         weight = launch.weight * self._scheduler.draw_weight()
+        if self._launches_fence:
+            actor.begun = launch.begun
         thread = Thread(actor, launch)
         self._scheduler.start(thread, partial(self._run_program, actor, launch), weight)
 
@@ -354,6 +361,8 @@ class Schedule:
                 launch.function.rewrite()(**launch.arguments)
         except Exception as error:
             self._watch.crashed(actor, error)
+        if self._launches_fence:
+            end(actor)
         np.maximum(launch.ended, actor.clocks, out=launch.ended)
         launch.running -= 1
         if not launch.has_started:

@@ -131,6 +131,8 @@ class World:
             for rank, arena in enumerate(self._arenas)
         ]
         self._names: list[str] = []
+        self._shared: dict[str, list[torch.Tensor]] = {}
+        self._tables: list[torch.Tensor] = []
         self._outside: list[tuple[torch.Tensor, torch.UntypedStorage]] = []
         self._sizes = Sizes()
         self._schedule: Schedule | None = None
@@ -178,8 +180,52 @@ class World:
         self._name(rank, block, lambda offset: f"{name}[{offset // size}]")
         return block
 
+    def shared(
+        self, name: str, count: int, dtype: torch.dtype, value: float | None
+    ) -> list[torch.Tensor]:
+        """A block of each rank that is made when it is first asked for.
+
+        Args:
+            value: that it is filled with; None leaves it as :meth:`empty` does.
+        """
+        known = self._shared.get(name)
+        if known is None or not self._heaps[0].holds(known[0]) or known[0].numel() < count:
+            known = [self.allocate(rank, count, dtype, name) for rank in range(self.ranks)]
+            for block in known if value is not None else ():
+                block.numpy().fill(value)  # no host's operation: it is there before any call
+            self._shared[name] = known
+        return known
+
+    def table(self, rank: int, pointers: Sequence[int]) -> int:
+        """The address of a table of pointers, as a rank's kernels read it."""
+        made = torch.tensor(pointers)
+        self._tables.append(made)
+        if self._schedule is not None:
+            self._schedule.declare_argument(rank, "table of pointers", made)
+        return made.data_ptr()
+
+    def place_of(self, tensor: torch.Tensor) -> tuple[int, int, int]:
+        """The rank of a symmetric tensor, its offset in the heap, and its bytes.
+
+        Raises:
+            PlanError: it is in no heap.
+        """
+        for rank, arena in enumerate(self._arenas):
+            offset = tensor.data_ptr() - arena.data_ptr()
+            if 0 <= offset < arena.nbytes:
+                return rank, offset, tensor.nbytes
+        raise PlanError("the tensor is not in symmetric memory", "make it by World.empty")
+
+    def view(
+        self, rank: int, offset: int, sizes: Sequence[int], dtype: torch.dtype, first: int
+    ) -> torch.Tensor:
+        """A tensor at an offset of a rank's heap; it begins `first` elements later."""
+        begin = offset + first * dtype.itemsize
+        size = torch.Size(sizes).numel() * dtype.itemsize
+        return self._arenas[rank][begin : begin + size].view(dtype).view(*sizes)
+
     def _declare(self, rank: int, block: torch.Tensor) -> None:
-        block.view(torch.uint8).fill_(0xFF)
+        block.view(torch.uint8).numpy().fill(0xFF)  # no host's operation
 
     def _name(self, rank: int, block: torch.Tensor, describe: Callable[[int], str]) -> None:
         self._blocks.append((rank, block, describe))
@@ -269,7 +315,12 @@ class World:
 
         try:
             return run_schedule(
-                setup, self.ranks, seed, self._sizes, co_resident=self.co_resident
+                setup,
+                self.ranks,
+                seed,
+                self._sizes,
+                co_resident=self.co_resident,
+                launches_fence=True,
             )
         finally:
             self._schedule = None
