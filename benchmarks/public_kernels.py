@@ -10,7 +10,9 @@ them, on tiny problems; nothing of theirs is stored here but the report's line.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
+import importlib.util
 import json
 import subprocess
 import sys
@@ -96,7 +98,9 @@ def _example(root: Path, path: str) -> Any:
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    # Some have no guard around their main function, which needs GPUs; the kernels come before.
+    with contextlib.suppress(AssertionError, AttributeError, KeyError, TypeError):
+        spec.loader.exec_module(module)
     return module
 
 
@@ -258,8 +262,8 @@ def _iris(root: Path) -> Iterator[Case]:
         def check(world: World) -> None:
             function = getattr(_example(root, f"examples/{name}.py"), kernel)
             ranks = hosts(world)
-            source = [each.zeros(64, dtype=torch.float32) for each in ranks]
-            result = [each.zeros(64, dtype=torch.float32) for each in ranks]
+            source = [each.zeros(64, dtype=torch.int32) for each in ranks]
+            result = [each.zeros(64, dtype=torch.int32) for each in ranks]
 
             def call(rank: int) -> None:
                 buffers = (source[rank], result[rank]) if after_result else (source[rank],)

@@ -126,6 +126,10 @@ class _Hooks:
             if np.array_equal(seen.data, np.broadcast_to(expected.data, seen.data.shape)):
                 return everywhere
 
+    def create_assume(self, condition: Any) -> None:
+        if not np.all(condition.data):
+            self._watch.on_false_assumption()
+
     def create_inline_asm(
         self, assembly: str, constraints: str, values: Any, types: list[Any], *rest: Any
     ) -> Any:

@@ -173,7 +173,11 @@ class _Builtins:
         if id(names) in self._known:
             return
         self._known.add(id(names))
-        found = [(name, each) for name, each in names.items() if tl.core.is_builtin(each)]
+        found = [
+            (name, each)
+            for name, each in names.items()
+            if tl.core.is_builtin(each) and each.__module__.startswith("triton.language")
+        ]
         for name, function in found:
             self._originals.append((names, name, function))
             names[name] = partial(_interpret, function)

@@ -68,6 +68,11 @@ class Reason(Enum):
     DEADLOCK = ("deadlock", "all programs wait", "")
     LIVELOCK = ("livelock", "programs keep running without progress", "")
     WRONG_RESULT = ("wrong result", "the output differs from the reference", "")
+    ASSUMPTION = (
+        "false assumption",
+        "tl.assume is given what is false here: compilers may build on it",
+        "",
+    )
     UNKNOWN = ("not simulated", "a kernel does what this check cannot simulate", "")
     OUTSIDE = ("out of bounds", "the address belongs to no tensor of the simulation", "")
     CRASH = ("crash", "a kernel raised an exception", "")
@@ -128,6 +133,8 @@ def race(conflict: Conflict, region: Region, find: Callable[[int], Region | None
 def _signal(conflict: Conflict) -> Taken | None:
     """The signal that connects the two accesses, or would if it were repaired."""
     earlier, later = conflict.earlier, conflict.later
+    if earlier.is_atomic and later.is_atomic:
+        return None
     found = list(later.actor.taken.values())
     slot = earlier.actor.slot
     ordering = [
@@ -148,7 +155,8 @@ def _picture(
         sent, seen = signal.message.access, signal.access
         is_before = sent.actor is earlier.actor and sent.epoch < earlier.epoch
         events.insert(0 if is_before else 1, (sent, f"{kind_of(sent)} {word}"))
-        events.append((seen, f"{kind_of(seen)} {word}"))
+        reads = kind_of(seen).replace("writes", "reads and writes", 1)
+        events.append((seen, f"{reads} {word}"))
     events.append((later, f"{kind_of(later)} {place}"))
     actors = list(dict.fromkeys(access.actor for access, _ in events))
     cells = [

@@ -236,6 +236,10 @@ class Shadow:
             word.writes[actor.slot] = access
         return conflict
 
+    def last_store(self, region: Region, address: int) -> Access | None:
+        """The last plain store to an address."""
+        return self._accesses[int(region.written[(address - region.begin) // GRANULE])]
+
     # -- accesses by number -----------------------------------------------------------------------
 
     def _number(self, access: Access) -> int:

@@ -139,7 +139,9 @@ class Schedule:
                 TorchOperations(self._on_tensor, self._postpones),
             ):
                 scheduler.run()
-            violation = watch.violation or self._deadlock()
+                while not scheduler.has_stopped and watch.nudge():
+                    scheduler.run()
+            violation = watch.violation or self._deadlock() or watch.doubt
         finally:
             scheduler.abandon()
         return Outcome(violation, watch.coverage, watch.accesses)

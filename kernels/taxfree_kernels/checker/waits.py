@@ -54,7 +54,7 @@ def _places(task: Task[Thread], shadow: Shadow, wanted: int | None) -> Iterator[
             continue
         place = report.where(region, address)
         if wanted is None:
-            yield f"{place}, {_state(region, address)}"
+            yield f"{place}, {_state(region, address, shadow)}"
             continue
         seen = ctypes.c_int64.from_address(address).value
         if region.is_lamport:
@@ -68,16 +68,23 @@ def _places(task: Task[Thread], shadow: Shadow, wanted: int | None) -> Iterator[
             yield f"{place}, which holds {seen}"
 
 
-def _state(region: Region, address: int) -> str:
+def _state(region: Region, address: int, shadow: Shadow) -> str:
     """What a word holds, and who has written it last."""
     word = region.words.get(address)
-    if word is None:
-        return "which no atomic has touched"
-    held = int.from_bytes(ctypes.string_at(address, word.size), "little", signed=True)
-    if not word.writes:
-        return f"which holds {held}: no atomic has written it"
-    last = max(word.writes.values(), key=lambda access: (access.actor.call, access.epoch))
-    return f"which holds {held}, last written by {report.who(last.actor)} at {last.site.in_kernel.where}"
+    writes = [] if word is None else list(word.writes.values())
+    stored = shadow.last_store(region, address)
+    if stored is not None:
+        writes.append(stored)
+    size = 4 if word is None else word.size
+    size = min(size, region.end - address)
+    held = int.from_bytes(ctypes.string_at(address, size), "little", signed=True)
+    if not writes:
+        return f"which holds {held}: nobody has written it"
+    last = max(writes, key=lambda access: (access.actor.call, access.epoch))
+    return (
+        f"which holds {held}, last written by {report.who(last.actor)} "
+        f"at {last.site.in_kernel.where}"
+    )
 
 
 def _wanted(task: Task[Thread]) -> int | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -24,8 +24,10 @@ from taxfree_kernels.checker.shadow import Shadow
 from taxfree_kernels.checker.sites import current_site
 
 _MOST_ACCESSES = 300_000
-_PLAIN_POLLS = 8  # identical plain loads in a row that make a polling loop
 _FEW = 16  # addresses; an access of more is no poll
+_MOST_NUDGES = 64
+_LONGEST_LOOP = 8  # accesses of a polling loop
+_PLAIN_TURNS, _ATOMIC_TURNS = 8, 2  # equal turns that make a polling loop
 
 
 class Change(NamedTuple):
@@ -38,9 +40,21 @@ class Change(NamedTuple):
 NO_CHANGE, CHANGES = Change(False, False), Change(True, True)
 
 
+class Read(NamedTuple):
+    """A read of a few words, with the numbers of their writes at that time."""
+
+    key: tuple[Any, ...]
+    words: list[int]
+    versions: list[int]
+
+    @property
+    def is_atomic(self) -> bool:
+        return self.key[0] != "plain"
+
+
 @dataclass(eq=False)
 class Thread:
-    """An actor that the scheduler runs, with its last access: a repeated one is a poll.
+    """An actor that the scheduler runs, with its last reads: those that repeat are polls.
 
     Args:
         actor: a program or a host.
@@ -51,9 +65,7 @@ class Thread:
     actor: Actor
     launch: Launch | None = None
     stream: object | None = None
-    last: tuple[Any, ...] = ()
-    seen: tuple[int, ...] = ()
-    repeats: int = 0
+    reads: list[Read] = field(default_factory=list)  # since its last write
 
 
 def enter_program(thread: Thread) -> None:
@@ -74,9 +86,11 @@ class Watch:
     def __init__(self, scheduler: Scheduler[Thread], shadow: Shadow) -> None:
         self.coverage = Coverage()
         self.violation: Violation | None = None
+        self.doubt: Violation | None = None
         self.accesses = 0
         self._scheduler, self._shadow = scheduler, shadow
         self._versions: dict[int, int] = {}  # address -> number of writes
+        self._nudges = 0
 
     def on_plain(
         self, addresses: np.ndarray, size: int, *, writes: bool, empties: bool = False
@@ -90,8 +104,8 @@ class Watch:
         thread = self._scheduler.current.owner
         words = self.holds_words(addresses)
         few = words or addresses.size <= _FEW
-        poll = ("plain", addresses.tobytes()) if few and not writes else ()
-        self._pass_point(thread, poll, addresses, 1 if words else _PLAIN_POLLS)
+        poll = ("words" if words else "plain", addresses.tobytes()) if few and not writes else ()
+        self._pass_point(thread, poll)
         access = self._access(thread.actor, writes=writes, empties=empties)
         if words:
             self.coverage.note(access.site, access.actor)
@@ -129,7 +143,7 @@ class Watch:
         """
         thread = self._scheduler.current.owner
         poll = (sem, scope, what, addresses.tobytes()) if reads else ()
-        self._pass_point(thread, poll, addresses, 1)
+        self._pass_point(thread, poll)
         writes, changes = change()
         access = self._access(thread.actor, writes=writes, scope=scope, sem=sem)
         self.coverage.note(access.site, access.actor)
@@ -158,6 +172,13 @@ class Watch:
         launch = self._scheduler.current.owner.launch
         assert launch is not None
         return launch
+
+    def on_false_assumption(self) -> None:
+        """An assumption is false: the violation of the run, unless there is a worse one."""
+        site = current_site()
+        details = (report.who(self._scheduler.current.owner.actor), *report.source(site))
+        where = (site.lines[0].where,)
+        self.doubt = self.doubt or Violation(Reason.ASSUMPTION, details, where)
 
     def refuse(self, what: str) -> None:
         """End the run: a program does what cannot be simulated."""
@@ -199,26 +220,39 @@ class Watch:
 
     # -- scheduling -------------------------------------------------------------------------------
 
-    def _pass_point(
-        self, thread: Thread, poll: tuple[Any, ...], addresses: np.ndarray, most: int
-    ) -> None:
-        """Let others run; a poll sleeps until one of its words has been written again."""
-        thread.repeats = thread.repeats + 1 if poll and poll == thread.last else 0
-        if thread.repeats >= most:
-            words = addresses.tolist()
-            while self._versions_of(words) == thread.seen:
+    def _pass_point(self, thread: Thread, poll: tuple[Any, ...]) -> None:
+        """Let others run; in a polling loop, sleep until one of its words has been written."""
+        turn = _polling_turn(thread.reads, poll) if poll else []
+        if turn:
+            words = [word for read in turn for word in read.words]
+            seen = [version for read in turn for version in read.versions]
+            nudges = self._nudges
+            while self._versions_of(words) == seen and self._nudges == nudges:
                 self._scheduler.sleep(words)
         else:
             self._scheduler.point()
         enter_program(thread)
 
-    def _remember(self, thread: Thread, poll: tuple[Any, ...], addresses: np.ndarray) -> None:
-        thread.last = poll
-        if poll:
-            thread.seen = self._versions_of(addresses.tolist())
+    def nudge(self) -> bool:
+        """When all sleep, let those that seem to poll read once more: their loops may end.
 
-    def _versions_of(self, addresses: list[int]) -> tuple[int, ...]:
-        return tuple(self._versions.get(address, 0) for address in addresses)
+        Returns:
+            Whether any seems to poll, and this has not been done too often.
+        """
+        self._nudges += 1
+        return self._nudges < _MOST_NUDGES and self._scheduler.wake_if(lambda it: type(it) is int)
+
+    def _remember(self, thread: Thread, poll: tuple[Any, ...], addresses: np.ndarray) -> None:
+        if not poll:
+            thread.reads.clear()
+            return
+        words = addresses.tolist()
+        thread.reads.append(Read(poll, words, self._versions_of(words)))
+        if len(thread.reads) > 2 * _LONGEST_LOOP * _PLAIN_TURNS:
+            del thread.reads[: -_LONGEST_LOOP * _PLAIN_TURNS]
+
+    def _versions_of(self, addresses: list[int]) -> list[int]:
+        return [self._versions.get(address, 0) for address in addresses]
 
     def _touch(self, addresses: np.ndarray) -> None:
         words = addresses.tolist()
@@ -281,6 +315,22 @@ class Watch:
     def _about(self, reason: Reason, place: str, access: Access) -> Violation:
         details = (place, *report.describe(access))
         return Violation(reason, details, (access.site.lines[0].where,))
+
+
+def _polling_turn(reads: list[Read], poll: tuple[Any, ...]) -> list[Read]:
+    """The reads of the last turn of a loop that only reads, if `poll` begins the next one."""
+    for length in range(1, min(_LONGEST_LOOP, len(reads)) + 1):
+        turn = reads[-length:]
+        if turn[0].key != poll:
+            continue
+        is_atomic = any(read.is_atomic for read in turn)
+        turns = (1 if length == 1 else _ATOMIC_TURNS) if is_atomic else _PLAIN_TURNS
+        before = reads[-turns * length :]
+        if len(before) == turns * length and all(
+            read.key == before[index % length].key for index, read in enumerate(before)
+        ):
+            return turn
+    return []
 
 
 class TorchOperations(TorchDispatchMode):

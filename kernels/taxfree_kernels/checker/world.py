@@ -55,7 +55,7 @@ class Asked:
 
 
 asked: ContextVar[Asked | None] = ContextVar("taxfree_check", default=None)
-_present: ContextVar[World | None] = ContextVar("taxfree_world", default=None)
+_present: list[World] = []  # not a context variable: programs are coroutines with their own
 
 
 class Symmetric:
@@ -260,16 +260,18 @@ class World:
         self._name_after(call)
         begin = time.process_time()
         self._before = [arena[: heap.used_bytes].clone() for arena, heap in self._memory()]
-        coverage, violation, schedules, accesses = Coverage(), None, 0, 0
+        coverage, schedules, accesses = Coverage(), 0, 0
+        violation: Violation | None = None
         with one_thread():
             for seed in self.seeds:
                 outcome = self._run_schedule(seed, call, calls, barrier)
                 schedules, accesses = schedules + 1, accesses + outcome.accesses
                 coverage.add(outcome.coverage)
-                violation = outcome.violation or _failure(check)
-                if violation is not None:
-                    violation = replace(violation, replay=self._replay(seed))
-                    break
+                found = outcome.violation or _failure(check)
+                if found is not None:
+                    violation = replace(found, replay=self._replay(seed))
+                    if found.reason is not Reason.ASSUMPTION:  # others may show more
+                        break
         self._outside = []
         seconds = time.process_time() - begin
         name = getattr(call, "__name__", "call")
@@ -374,12 +376,12 @@ class World:
         from taxfree_kernels.checker.conventions import installed
 
         self._stack = contextlib.ExitStack()
-        self._token = _present.set(self)
+        _present.append(self)
         self._stack.enter_context(installed(self))
         return self
 
     def __exit__(self, kind: Any, *_: object) -> None:
-        _present.reset(self._token)
+        _present.pop()
         self._stack.close()
         if kind is None and self._covered and self.checks:
             together = self.checks[0]
@@ -395,10 +397,9 @@ def present() -> World:
     Raises:
         PlanError: there is none.
     """
-    world = _present.get()
-    if world is None:
+    if not _present:
         raise PlanError("no world: symmetric memory is simulated in one only", "with World(...):")
-    return world
+    return _present[-1]
 
 
 def _failure(check: Callable[[], object] | None) -> Violation | None:

@@ -137,13 +137,16 @@ class Iris:
     def __init__(self, world: Any, rank: int | None = None) -> None:
         self._world, self.cur_rank = world, world.rank if rank is None else rank
         self.num_ranks, self.device = world.ranks, torch.device("cpu")
+        self._made = 0
         self.heap_bases = world.heap_bases.view(torch.uint64)
 
     def empty(self, *size: Any, dtype: torch.dtype | None = None, **_: Any) -> torch.Tensor:
         """A tensor in this rank's heap."""
         shape = torch.Size(size[0] if size and not isinstance(size[0], int) else size)
         kind = dtype or torch.get_default_dtype()
-        block = self._world.allocate(self.cur_rank, shape.numel(), kind, "Iris heap")
+        self._made += 1
+        name = f"Iris tensor {self._made}"
+        block = self._world.allocate(self.cur_rank, shape.numel(), kind, name)
         return block.view(shape)
 
     def zeros(self, *size: Any, dtype: torch.dtype | None = None, **_: Any) -> torch.Tensor:
