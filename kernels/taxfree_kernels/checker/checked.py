@@ -47,12 +47,16 @@ class Checked:
         return "not covered" if self.coverage.missing(self.wanted) else "pass"
 
     @property
+    def speed(self) -> float:
+        """Schedules a second of processor time."""
+        return self.schedules / max(self.seconds, 1e-9)
+
+    @property
     def rate(self) -> str:
         """How much ran in how much processor time."""
-        speed = self.schedules / max(self.seconds, 1e-9)
         return (
             f"{self.schedules} schedules with {self.accesses} accesses in {self.seconds:.1f} s of "
-            f"processor time, {speed:.1f} schedules a second"
+            f"processor time, {self.speed:.1f} schedules a second"
         )
 
     def __str__(self) -> str:

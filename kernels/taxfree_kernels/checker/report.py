@@ -124,10 +124,23 @@ def race(conflict: Conflict, region: Region, find: Callable[[int], Region | None
     details = [f"unordered accesses of {place}:"]
     for access in accesses:
         details += describe(access)
-    details.append(f"what would be right: {reason.remedy}")
-    details += ["order of events:", *_picture(conflict, place, _signal(conflict), find)]
+    signal = _signal(conflict)
+    if reason.remedy:
+        details.append(f"what would be right: {_remedy(reason, signal)}")
+    details += ["order of events:", *_picture(conflict, place, signal, find)]
     lines = tuple(access.site.lines[0].where for access in accesses)
     return Violation(reason, tuple(details), lines)
+
+
+def _remedy(reason: Reason, signal: Taken | None) -> str:
+    """What would be right, with the lines of the signal's write and read."""
+    if signal is None:
+        return reason.remedy
+    lines = {"the write": signal.message.access, "the read": signal.access}
+    text = reason.remedy
+    for what, access in lines.items():
+        text = text.replace(what, f"{what} at {access.site.in_kernel.where}", 1)
+    return text
 
 
 def _signal(conflict: Conflict) -> Taken | None:

@@ -341,7 +341,7 @@ class World:
     def _replay(self, seed: int) -> str:
         if self._asked.replay:
             return f"{self._asked.replay} --first-seed {seed} --seeds 1"
-        return f"World(..., first_seed={seed}, seeds=1), or `taxfree check FILE::FUNCTION --first-seed {seed} --seeds 1`"
+        return f"World(ranks={self.ranks}, seeds=1, first_seed={seed})"
 
     # -- inside of a call -------------------------------------------------------------------------
 
