@@ -18,7 +18,7 @@ from typing import Any
 
 from taxfree_kernels.checker.clocks import Actor
 from taxfree_kernels.checker.launches import interpreted, is_device_function
-from taxfree_kernels.checker.sites import SYNC_FILES, Line, Site
+from taxfree_kernels.checker.sites import Line, Site, is_primitive
 from taxfree_kernels.device import trace
 
 _PROGRAM = "program"  # the name that kernels give to tl.program_id(0)
@@ -144,8 +144,8 @@ def call_synchronises(call: ast.Call, caller: Any) -> bool:
         return True
     if name == "tl.inline_asm_elementwise":
         return re.search(r"\b(atom|red|ld|st)\b[.]", ast.unparse(call)) is not None
-    how = {keyword.arg for keyword in call.keywords}
-    if name in ("tl.load", "tl.store") and how & {"volatile", "cache_modifier"}:
+    how = [each.value for each in call.keywords if each.arg in ("volatile", "cache_modifier")]
+    if name in ("tl.load", "tl.store") and any(isinstance(each, ast.Constant) for each in how):
         return True
     callee = _callee(call, caller)
     return callee is not None and callee is not caller and _synchronises(callee)
@@ -164,7 +164,7 @@ def _reachable(
     function: Any, constants: tuple[tuple[str, Any], ...], programs: Programs
 ) -> Mapping[Line, int]:
     """Lines that some of these programs can reach -> how many can."""
-    if inspect.getsourcefile(function.fn) in SYNC_FILES:
+    if is_primitive(inspect.getfile(function.fn)):
         return {}
     definition, offset = parsed(function)
     known = dict(constants)
@@ -200,7 +200,8 @@ def _live(
     """Statements that known constants do not rule out, with the programs that can reach them."""
     for statement in statements:
         if isinstance(statement, ast.For | ast.While):
-            yield ast.Expr(statement.iter if isinstance(statement, ast.For) else statement.test), programs
+            head = statement.iter if isinstance(statement, ast.For) else statement.test
+            yield ast.Expr(head), programs
             yield from _live([*statement.body, *statement.orelse], known, programs)
             continue
         if not isinstance(statement, ast.If):

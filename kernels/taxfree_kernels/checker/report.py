@@ -233,9 +233,9 @@ def _race_reason(conflict: Conflict) -> Reason:
 def _repair(conflict: Conflict) -> Reason | None:
     """The smallest repair that would order the two accesses."""
     repairs = {
+        World.SCOPES: Reason.SCOPE,
         World.ACQUIRES: Reason.NO_ACQUIRE,
         World.RELEASES: Reason.NO_RELEASE,
-        World.SCOPES: Reason.SCOPE,
         World.ALL: Reason.SEVERAL,
     }
     earlier, actor = conflict.earlier, conflict.later.actor

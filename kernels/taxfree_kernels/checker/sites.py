@@ -27,6 +27,11 @@ _NOT_KERNELS = tuple(
 SYNC_FILES = {str(_PACKAGE / "device" / name) for name in ("abort.py", "packets.py", "sync.py")}
 
 
+def is_primitive(file: str) -> bool:
+    """Whether a file has device functions whose calls count, not their lines: primitives."""
+    return file in SYNC_FILES or file.startswith(_NOT_KERNELS)
+
+
 @dataclass(frozen=True)
 class Line:
     """A line of a source file."""

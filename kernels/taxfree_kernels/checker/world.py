@@ -383,12 +383,13 @@ class World:
     def __exit__(self, kind: Any, *_: object) -> None:
         _present.pop()
         self._stack.close()
-        if kind is None and self._covered and self.checks:
-            together = self.checks[0]
-            for each in self.checks[1:]:
-                together.coverage.add(each.coverage)
-            if together.verdict != "pass":
-                raise CheckFailed(replace(together, name="all runs"))
+        if kind is None and self._covered and not any(each.violation for each in self.checks):
+            together = Coverage()
+            for each in self.checks:
+                together.add(each.coverage)
+            if together.missing(_WANTED):
+                first = self.checks[0]
+                raise CheckFailed(replace(first, name="all runs", coverage=together))
 
 
 def present() -> World:

@@ -14,7 +14,7 @@ import triton.language as tl
 from taxfree_kernels.all_gather_matmul.problem import AllGatherMatmul
 from taxfree_kernels.checker import (
     MIXED,
-    ProtocolError,
+    CheckFailed,
     SimulatedFabric,
     Simulation,
     Wanted,
@@ -135,7 +135,7 @@ def test_a_report_names_both_lines_both_ranks_the_memory_and_the_edge():
 
 
 def test_a_failed_assertion_shows_the_report():
-    with _relaxed_signals(), pytest.raises(ProtocolError, match="no release"):
+    with _relaxed_signals(), pytest.raises(CheckFailed, match="no release"):
         assert_protocol_holds(OP, "push", seeds=range(1))
 
 
