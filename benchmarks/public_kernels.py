@@ -1,6 +1,7 @@
 """Checks public multi-GPU Triton kernels, from checkouts of their repositories.
 
-    python -m benchmarks.public_kernels --checkouts FOLDER --output benchmarks/results/check
+    python -m benchmarks.public_kernels --checkouts FOLDER    # check, and write the results
+    python -m benchmarks.public_kernels                       # write the page from the results
 
 FOLDER holds the checkouts by name: ``iris``, ``kraken``, ``symm-mem-recipes`` and
 ``Triton-distributed``; those that are missing are left out. Kernels run as their authors launch
@@ -20,7 +21,7 @@ import types
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -28,6 +29,14 @@ from taxfree_kernels.checker import CheckFailed, World
 from taxfree_kernels.checker.conventions import triton_dist
 from taxfree_kernels.checker.conventions.iris import Iris
 
+_RESULTS = Path(__file__).parent / "results" / "check" / "public_kernels.json"
+_PAGE = Path(__file__).parents[1] / "docs" / "public-kernels.md"
+_REPOSITORIES = {
+    "kraken": "meta-pytorch/kraken",
+    "symm-mem-recipes": "yifuwang/symm-mem-recipes",
+    "iris": "ROCm/iris",
+    "Triton-distributed": "ByteDance-Seed/Triton-distributed",
+}
 _GROUP = types.SimpleNamespace(group_name="world")
 _RANKS = 2
 
@@ -77,7 +86,7 @@ class Row:
 class _Anything(types.ModuleType):
     """A module of whatever is asked for: what a host needs of a GPU, and a kernel does not."""
 
-    __path__: list[str] = []
+    __path__: ClassVar[list[str]] = []
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -152,7 +161,10 @@ def _kraken(root: Path) -> Iterator[Case]:
     def norm(shots: str) -> Callable[[World], None]:
         def check(world: World) -> None:
             buffer = symmetric(world, 4, 32)
-            x, add = torch.ones(4, 32, dtype=torch.bfloat16), torch.ones(4, 32, dtype=torch.bfloat16)
+            x, add = (
+                torch.ones(4, 32, dtype=torch.bfloat16),
+                torch.ones(4, 32, dtype=torch.bfloat16),
+            )
             w = torch.ones(32, dtype=torch.bfloat16)
             outs = [torch.empty_like(x) for _ in range(world.ranks)]
             name = f"{shots}_all_reduce_bias_rms_norm"
@@ -174,8 +186,12 @@ def _kraken(root: Path) -> Iterator[Case]:
         "the first symm_mem_sync says hasPreviousMemAccess=False, so its signal is relaxed, "
         "though the kernel has stored its product before; its docstring asks for both flags"
     )
-    yield Case("kraken", "one_shot_all_reduce_kernel", "kraken/comm/one_shot_all_reduce.py", one_shot)
-    yield Case("kraken", "two_shot_all_reduce_kernel", "kraken/comm/two_shot_all_reduce.py", two_shot)
+    yield Case(
+        "kraken", "one_shot_all_reduce_kernel", "kraken/comm/one_shot_all_reduce.py", one_shot
+    )
+    yield Case(
+        "kraken", "two_shot_all_reduce_kernel", "kraken/comm/two_shot_all_reduce.py", two_shot
+    )
     for shots in ("one_shot", "two_shot"):
         name = f"{shots}_all_reduce_bias"
         yield Case("kraken", f"{name}_kernel", f"kraken/fused/{name}.py", bias(shots))
@@ -343,6 +359,7 @@ def _iris(root: Path) -> Iterator[Case]:
         "the producer sets the flag in its own memory, by a plain store, and the consumer polls "
         "its own copy by plain loads; no signal reaches it"
     )
+    assumed = "pid_m and pid_n are assumed to be positive, but are 0 in the first tiles; no race was found"
     for name, kernel, after in (
         ("00_load/load_bench", "load_kernel", True),
         ("01_store/store_bench", "store_kernel", False),
@@ -358,20 +375,28 @@ def _iris(root: Path) -> Iterator[Case]:
         yield Case("iris", kernel, f"examples/{name}.py", of_all(name, kernel, loads=loads))
     for name in ("message_passing_load_store", "message_passing_put"):
         path = f"examples/06_message_passing/{name}.py"
-        yield Case("iris", f"{name}: producer, consumer", path, messages(name), local_flag)
+        yield Case(
+            "iris", f"{name}: producer, consumer", path, messages(name), local_flag,
+            "pull request 215 of ROCm/iris (merged) replaces flags by loads and stores with atomics",
+        )  # fmt: skip
     for folder, file, kernel, reading in (
-        ("07_gemm_all_scatter", "gemm_all_scatter", "persistent_gemm_all_scatter", ""),
+        (
+            "07_gemm_all_scatter", "gemm_all_scatter", "persistent_gemm_all_scatter", assumed,
+        ),
         (
             "08_gemm_atomics_all_reduce", "gemm_atomics_all_reduce", "persistent_gemm_all_reduce",
             "atomic adds into the memory of peers have no scope argument, and the default is gpu",
         ),
         (
             "09_gemm_one_shot_all_reduce", "gemm_one_shot_all_reduce",
-            "persistent_gemm_all_reduce", "",
+            "persistent_gemm_all_reduce", assumed,
         ),
     ):  # fmt: skip
         path = f"examples/{folder}/{file}.py"
-        yield Case("iris", kernel, path, gemm(folder, file, kernel), reading)
+        confirmed = (
+            "later versions of the example have no such assumptions" if folder[1] == "7" else ""
+        )
+        yield Case("iris", kernel, path, gemm(folder, file, kernel), reading, confirmed)
 
 
 # -- Triton-distributed ---------------------------------------------------------------------------
@@ -401,7 +426,8 @@ def _triton_distributed(root: Path) -> Iterator[Case]:
     yield Case(
         "Triton-distributed", "producer_consumer_kernel",
         "tutorials/01-distributed-notify-wait.py", queue,
-        "the producer waits at gpu scope for a word in a peer's memory, which a peer writes",
+        "both sides wait at gpu scope, which the compiler turns into ld.acquire.gpu, for words that "
+        "a peer writes",
         co_resident=True,
     )  # fmt: skip
 
@@ -436,15 +462,62 @@ def _check(case: Case, commit: str, seeds: int) -> Row:
     )  # fmt: skip
 
 
+def _page(rows: list[dict[str, Any]]) -> str:
+    """The page that shows the results."""
+    seeds = max(row["schedules"] for row in rows)
+    lines = [
+        "# Public kernels, checked",
+        "",
+        "<!-- Written by `python -m benchmarks.public_kernels`: change that, not this page. -->",
+        "",
+        f"Kernels of {len({row['project'] for row in rows})} projects that have nothing to do with "
+        "taxfree ran in [the checker](check.md), from checkouts of",
+        "their repositories, on tiny problems, launched as their authors launch them, or as their "
+        f"benchmarks do: up to {seeds}",
+        "schedules each. `reported` means what the checker says of the pinned commit, under the PTX "
+        "memory model; each report was",
+        "compared with the source. It says nothing of how often, or whether, hardware shows it. "
+        "`pass` means that these schedules",
+        "showed nothing. `benchmarks/results/check/public_kernels.json` has the lines of each report.",
+        "",
+    ]
+    commits = {row["project"]: row["commit"] for row in rows}
+    lines += ["| project | repository | commit |", "|---|---|---|"]
+    lines += [
+        f"| {name} | {_REPOSITORIES[name]} | `{each[:12]}` |" for name, each in commits.items()
+    ]
+    lines += [
+        "",
+        "| project | kernel | file | ranks | schedules | verdict |",
+        "|---|---|---|---|---|---|",
+    ]
+    for row in rows:
+        verdict = row["verdict"] if row["verdict"] == "pass" else f"reported: {row['verdict']}"
+        cells = (row["project"], f"`{row['kernel']}`", row["path"], row["ranks"], row["schedules"])
+        lines.append(f"| {' | '.join(map(str, cells))} | {verdict} |")
+    lines += ["", "## What the reports say", ""]
+    for row in rows:
+        if row["report"]:
+            end = row["confirmed"] or "no issue or pull request that says so was found"
+            where = ", ".join(dict.fromkeys(row["lines"]))
+            lines.append(
+                f"- **{row['project']}, `{row['kernel']}`.** {row['report']} ({where}). "
+                f"The source: {row['reading']}. Elsewhere: {end}."
+            )
+    return "\n".join(lines) + "\n"
+
+
 def main() -> None:
+    """Check what the arguments name, and write the page."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--checkouts", type=Path, required=True)
-    parser.add_argument("--output", type=Path)
+    parser.add_argument("--checkouts", type=Path)
     parser.add_argument("--seeds", type=int, default=40)
-    parser.add_argument("--only", default="", help="a part of project and kernel")
+    parser.add_argument(
+        "--only", default="", help="a part of project and kernel: nothing is written"
+    )
     given = parser.parse_args()
     rows = []
-    for project, cases in _PROJECTS.items():
+    for project, cases in _PROJECTS.items() if given.checkouts else ():
         root = given.checkouts / project
         if not root.is_dir():
             continue
@@ -453,10 +526,11 @@ def main() -> None:
         for case in cases(root):
             if given.only in f"{project} {case.kernel}":
                 rows.append(_check(case, commit, given.seeds))
-    if given.output is not None:
-        given.output.mkdir(parents=True, exist_ok=True)
-        text = json.dumps([asdict(row) for row in rows], indent=1) + "\n"
-        (given.output / "public_kernels.json").write_text(text)
+    if rows and not given.only:
+        _RESULTS.parent.mkdir(parents=True, exist_ok=True)
+        _RESULTS.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n")
+    if not given.only:
+        _PAGE.write_text(_page(json.loads(_RESULTS.read_text())), encoding="utf-8")
 
 
 if __name__ == "__main__":

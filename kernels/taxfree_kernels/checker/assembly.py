@@ -29,7 +29,13 @@ _WITHOUT_EFFECT = re.compile(
     r"|v_mov_b32|prefetch|discard|applypriority"
 )
 _SEMANTICS = ("relaxed", "acquire", "release", "acq_rel")
-_SCOPES: dict[str, Scope] = {"cta": "cta", "cluster": "cta", "gpu": "gpu", "gl": "gpu", "sys": "sys"}
+_SCOPES: dict[str, Scope] = {
+    "cta": "cta",
+    "cluster": "cta",
+    "gpu": "gpu",
+    "gl": "gpu",
+    "sys": "sys",
+}
 _INTEGERS = {1: ctypes.c_uint8, 2: ctypes.c_uint16, 4: ctypes.c_uint32, 8: ctypes.c_uint64}
 _FLOATS = {"f16": "e", "f32": "f", "f64": "d", "bf16": ""}
 _PAIRS = ("f16x2", "bf16x2")
@@ -97,7 +103,9 @@ def _parse(assembly: str) -> tuple[tuple[_Instruction, ...], dict[str, int]]:
     labels: dict[str, int] = {}
     separators = r"[;\n]" if ";" not in text else r";"
     # Braces of blocks stand alone; those of vectors follow a comma or a space inside operands.
-    text = re.sub(r"(^|[;:\n])(\s*)([{}])", r"\1\2", re.sub(r"(^|[;:\n])(\s*)([{}])", r"\1\2", text))
+    text = re.sub(
+        r"(^|[;:\n])(\s*)([{}])", r"\1\2", re.sub(r"(^|[;:\n])(\s*)([{}])", r"\1\2", text)
+    )
     for statement in re.split(separators, text):
         statement = statement.strip().strip("{}" if "," not in statement else "").strip()
         while label := re.match(r"([$%\w]+)\s*:(?!:)\s*", statement):
@@ -135,7 +143,9 @@ def run_assembly(
                 results[index, lane] = thread.registers.get(f"${index}", 0) & (2**64 - 1)
     except Unknown as error:
         watch.refuse(str(error))
-    return _Results([_as_type(each.reshape(shape), kind) for each, kind in zip(results, types, strict=False)])
+    return _Results(
+        [_as_type(each.reshape(shape), kind) for each, kind in zip(results, types, strict=False)]
+    )
 
 
 class _Results:
@@ -191,7 +201,7 @@ class _Thread:
             if not {"shared", "local", "param", "const"}.isdisjoint(modifiers):
                 raise Unknown(f"{text}: only global memory can be interpreted")
             getattr(self, f"_{name}")(instruction)
-        elif name == "fence" and "proxy" not in modifiers or name == "membar":
+        elif (name == "fence" and "proxy" not in modifiers) or name == "membar":
             named = [each for each in modifiers if each in _SCOPES]
             self._watch.on_fence(_SCOPES[named[0]] if named else "gpu")
         elif name == "nanosleep":
@@ -256,7 +266,9 @@ class _Thread:
                 self.registers[part] = value >> (index * width) & (2**width - 1)
         else:
             values = [self._value(part, f"b{width}") & (2**width - 1) for part in parts]
-            self.registers[target] = sum(each << (index * width) for index, each in enumerate(values))
+            self.registers[target] = sum(
+                each << (index * width) for index, each in enumerate(values)
+            )
 
     # -- memory -----------------------------------------------------------------------------------
 
@@ -362,7 +374,7 @@ def _ordering(instruction: _Instruction, default: str) -> tuple[str, Scope]:
     if "volatile" in modifiers or "mmio" in modifiers:
         return "relaxed", "sys"
     sem = next((each for each in modifiers if each in _SEMANTICS), default)
-    scope = next((_SCOPES[each] for each in modifiers if each in _SCOPES), "gpu")
+    scope: Scope = next((_SCOPES[each] for each in modifiers if each in _SCOPES), "gpu")
     return sem, scope
 
 

@@ -30,6 +30,7 @@ WORLD_SIZES = (2, 3)
 _DRAWN = Wanted(programs=1, calls=2)
 _HARDWARE = KNOWN["cpu"]
 
+
 def assert_protocol_holds(
     op: str,
     variant: str,

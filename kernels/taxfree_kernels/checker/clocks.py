@@ -155,8 +155,10 @@ class Messages:
             self._by_sender.clear()
         self._add(Sender(actor.rank, scope, releases), actor.clocks, actor.call, access)
         if not releases and access.is_atomic:
-            begun = {} if actor.begun is None else {"sys": actor.begun}
-            for fence, clocks in {**begun, **actor.fenced}.items():
+            fences = dict(actor.fenced)
+            if actor.begun is not None:
+                fences.setdefault("sys", actor.begun)
+            for fence, clocks in fences.items():
                 sender = Sender(actor.rank, narrower(fence, scope), True)
                 self._add(sender, clocks, actor.call, access)
 
@@ -184,9 +186,7 @@ class Messages:
             actor.heard[sender.rank] = max(heard, message.call)
 
 
-def join(
-    actor: Actor, sender: Sender, message: Message, scope: Scope, *, acquires: bool
-) -> None:
+def join(actor: Actor, sender: Sender, message: Message, scope: Scope, *, acquires: bool) -> None:
     """Join a message to a reader's clocks, in the worlds in which it counts."""
     reaches = covers(sender.scope, scope, same_rank=sender.rank == actor.rank)
     counts = _COUNTS[sender.releases, acquires, reaches]

@@ -111,10 +111,14 @@ def _callee(call: ast.Call, caller: Any) -> Any | None:
     return interpreted(found) if is_device_function(found) else None
 
 
-@cache
 def parsed(function: Any) -> tuple[ast.FunctionDef, int]:
     """The definition of a device function, and the offset of its line numbers."""
-    lines, first = inspect.getsourcelines(function.fn)
+    return _parsed(function.fn)  # compiled device functions have no cheap hash
+
+
+@cache
+def _parsed(function: Any) -> tuple[ast.FunctionDef, int]:
+    lines, first = inspect.getsourcelines(function)
     return definition_in(ast.parse(textwrap.dedent("".join(lines)))), first - 1
 
 

@@ -16,8 +16,8 @@ import triton.language as tl
 from triton.runtime import interpreter
 from triton.runtime.interpreter import TensorHandle, interpreter_builder
 
-from taxfree_kernels.checker.clocks import Scope
 from taxfree_kernels.checker.assembly import run_assembly
+from taxfree_kernels.checker.clocks import Scope
 from taxfree_kernels.checker.watch import CHANGES, NO_CHANGE, Change, Watch
 from taxfree_kernels.device.packets import EMPTY
 from taxfree_kernels.interpreter import correct_bfloat16, hasten
@@ -103,7 +103,9 @@ class _Hooks:
             changes = bool(np.any((found == expected.data) & (expected.data != value.data)))
             return Change(changes, changes)
 
-        what = b"CAS" + b"".join(np.ascontiguousarray(each.data).tobytes() for each in (expected, value))
+        what = b"CAS" + b"".join(
+            np.ascontiguousarray(each.data).tobytes() for each in (expected, value)
+        )
         self._ordered(pointers, None, sem, scope, what=what, change=change)
         return self._cas(pointers, expected, value, sem, scope)
 

@@ -17,17 +17,17 @@ class Reason(Enum):
     NO_ACQUIRE = (
         "no acquire",
         "the signal was read, but not by an acquire: what follows the read may still see old data",
-        'make the read an acquire: sem="acquire", or a fence (fence.acq_rel) after a relaxed read',
+        'make the read an acquire: sem="acquire", or a fence (fence.acq_rel) after a relaxed one',
     )
     NO_RELEASE = (
         "no release",
         "the signal was written, but not by a release: what precedes it may become visible later",
-        'make the write a release: sem="release", or a fence (fence.acq_rel) before a relaxed write',
+        'make the write a release: sem="release", or a fence (fence.acq_rel) before a relaxed one',
     )
     SCOPE = (
         "scope too narrow",
         "an atomic of this chain does not include the other program; between ranks, only sys does",
-        'give the write and the read a scope that includes both programs: scope="sys" between ranks',
+        'give the write and the read a scope of both programs: scope="sys" between ranks',
     )
     SEVERAL = (
         "several edges missing",
@@ -181,9 +181,12 @@ def _picture(
         for index, actor in enumerate(actors)
     ]
     rows = [[who(actor) for actor in actors]]
-    rows += [[text if column == index else "" for index in range(len(actors))] for column, text in cells]
+    rows += [
+        [text if column == index else "" for index in range(len(actors))] for column, text in cells
+    ]
     return [
-        "  " + " | ".join(f"{cell:{width}}" for cell, width in zip(row, widths, strict=True)).rstrip()
+        "  "
+        + " | ".join(f"{cell:{width}}" for cell, width in zip(row, widths, strict=True)).rstrip()
         for row in rows
     ]
 

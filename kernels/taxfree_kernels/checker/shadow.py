@@ -230,9 +230,7 @@ class Shadow:
             word.reads[actor.slot] = access
         if access.writes:
             releases = access.sem in ("release", "acq_rel")
-            word.messages.leave(
-                actor, access.scope, access, releases=releases, continues=reads
-            )
+            word.messages.leave(actor, access.scope, access, releases=releases, continues=reads)
             word.writes[actor.slot] = access
         return conflict
 

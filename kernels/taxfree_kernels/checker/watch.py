@@ -70,7 +70,7 @@ class Thread:
 
 def enter_program(thread: Thread) -> None:
     """Make the interpreter run as a thread's program."""
-    if thread.launch is not None:
+    if thread.launch is not None and thread.actor.program is not None:
         interpreter_builder.grid_idx = thread.launch.index_of(thread.actor.program)
         interpreter_builder.grid_dim = thread.launch.grid
 

@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from taxfree_kernels.checker.checked import CheckFailed, Checked, one_thread
+from taxfree_kernels.checker.checked import Checked, CheckFailed, one_thread
 from taxfree_kernels.checker.coverage import Coverage, Wanted
 from taxfree_kernels.checker.fabric import DeclaredHeap
 from taxfree_kernels.checker.report import Reason, Violation
@@ -95,8 +95,8 @@ class World:
         ranks: how many there are.
         seeds: schedules of a run. Seeds from `first_seed` on are taken.
         first_seed: the first one; with ``seeds=1``, the schedule that a report names.
-        co_resident: all programs of a launch run at the same time, because the grid is never larger
-            than what the device runs at once. Otherwise schedules also start programs one by one, in
+        co_resident: all programs of a launch run at the same time, because no grid is larger than
+            what the device runs at once. Otherwise schedules also start programs one by one, in
             the order of their ids, as a busy or small device would.
         heap_bytes: of each rank's symmetric heap.
         covered: that each synchronising line has run is part of the check.
@@ -290,8 +290,8 @@ class World:
             arena[: len(before)] = before
             heap.rewind(len(before))
         self._blocks = [each for each in self._blocks if self._heaps[each[0]].holds(each[1])]
-        for tensor, before in self._outside:
-            tensor.untyped_storage().copy_(before)
+        for tensor, storage in self._outside:
+            tensor.untyped_storage().copy_(storage)
         self._outside = []
 
     def _run_schedule(

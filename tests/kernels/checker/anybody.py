@@ -77,7 +77,10 @@ def _iris(
             pass
     else:
         want = call + 1
-        while iris.atomic_cas(flag, want, want, rank, rank, heap_bases, sem="acquire", scope="sys") < want:
+        while (
+            iris.atomic_cas(flag, want, want, rank, rank, heap_bases, sem="acquire", scope="sys")
+            < want
+        ):
             pass
     tl.store(out + lanes, iris.load(inbox + slot, rank, rank, heap_bases))
 

@@ -28,9 +28,7 @@ def check_ring(world: World, sem: str) -> None:
     outs = [torch.empty(16) for _ in xs]
 
     def call(rank: int, number: int) -> None:
-        push[(1,)](
-            xs[rank], inbox.bases, flags.bases, outs[rank], rank, number, world.ranks, sem
-        )
+        push[(1,)](xs[rank], inbox.bases, flags.bases, outs[rank], rank, number, world.ranks, sem)
 
     world.run(call)
 

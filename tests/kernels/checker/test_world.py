@@ -232,7 +232,7 @@ def test_a_wrong_result_is_the_check_s_assertion():
         def check():
             assert (y.local(0) == 7).all(), "no seven"
 
-        with pytest.raises(CheckFailed, match="wrong result(.|\n)*no seven"):
+        with pytest.raises(CheckFailed, match=r"wrong result(.|\n)*no seven"):
             world.run(lambda rank: _add[(1, 1)](x.local(rank), y.local(rank), 16), check=check)
 
 
@@ -243,9 +243,10 @@ def _assumes(x):
 
 
 def test_a_false_assumption_is_reported():
-    with World(ranks=1, seeds=2) as world, pytest.raises(CheckFailed, match="false assumption"):
+    with World(ranks=1, seeds=2) as world:
         x = world.zeros((2,))
-        world.run(lambda rank: _assumes[(2,)](x.local(rank)))
+        with pytest.raises(CheckFailed, match="false assumption"):
+            world.run(lambda rank: _assumes[(2,)](x.local(rank)))
 
 
 @triton.jit
@@ -255,9 +256,13 @@ def _signals_if(flag, wanted):
 
 
 def test_a_synchronising_line_that_never_ran_is_no_pass():
-    with pytest.raises(CheckFailed, match="not covered"), World(ranks=1, seeds=2) as world:
-        flag = world.zeros((1,), torch.int32)
-        world.run(lambda rank: _signals_if[(1,)](flag.local(rank), 0))
+    def check():
+        with World(ranks=1, seeds=2) as world:
+            flag = world.zeros((1,), torch.int32)
+            world.run(lambda rank: _signals_if[(1,)](flag.local(rank), 0))
+
+    with pytest.raises(CheckFailed, match="not covered"):
+        check()
 
 
 # -- the command ----------------------------------------------------------------------------------

@@ -87,7 +87,9 @@ def patched(world: Any) -> Iterator[None]:
         ):
             if found is not None:
                 stack.enter_context(mock.patch.object(found, name, partial(function, world)))
-        distributed = torch.distributed
-        stack.enter_context(mock.patch.object(distributed, "get_rank", lambda *_: world.rank))
-        stack.enter_context(mock.patch.object(distributed, "get_world_size", lambda *_: world.ranks))
+        for name, function in (
+            ("get_rank", lambda group=None: world.rank),
+            ("get_world_size", lambda group=None: world.ranks),
+        ):
+            stack.enter_context(mock.patch.object(torch.distributed, name, function))
         yield

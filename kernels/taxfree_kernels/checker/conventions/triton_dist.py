@@ -66,7 +66,9 @@ def consume_token(value, token):
 
 
 @triton.jit
-def notify(ptr, rank, signal=1, sig_op: tl.constexpr = "set", comm_scope: tl.constexpr = "inter_node"):
+def notify(
+    ptr, rank, signal=1, sig_op: tl.constexpr = "set", comm_scope: tl.constexpr = "inter_node"
+):
     """Release a word of a rank, at the scope of the place where it is."""
     there = symm_at(ptr, rank)
     SCOPE: tl.constexpr = "gpu" if comm_scope == "gpu" else "sys"
@@ -79,9 +81,7 @@ def notify(ptr, rank, signal=1, sig_op: tl.constexpr = "set", comm_scope: tl.con
 @triton.jit
 def fence():
     """Order this rank's messages to each other rank."""
-    tl.inline_asm_elementwise(
-        "fence.acq_rel.sys;", "=r", [], dtype=tl.int32, is_pure=False, pack=1
-    )
+    tl.inline_asm_elementwise("fence.acq_rel.sys;", "=r", [], dtype=tl.int32, is_pure=False, pack=1)
 
 
 @triton.jit
