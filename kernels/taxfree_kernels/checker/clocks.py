@@ -180,6 +180,9 @@ class Messages:
                 actor.pending[address, sender, scope] = message
             if not self.is_signal:
                 continue
+            known = actor.taken.get((address, sender))
+            if known is not None and known.message is message and known.access.reads_as(access):
+                continue
             join(actor, sender, message, scope, acquires=acquires)
             actor.taken[address, sender] = Taken(message, access, address)
             heard = actor.heard.get(sender.rank, 0)

@@ -180,7 +180,10 @@ def _active(pointers: Any, mask: Any) -> np.ndarray:
     addresses = pointers.data
     if mask is None:
         return addresses.ravel()
-    return addresses[np.broadcast_to(mask.data, addresses.shape)]
+    active = mask.data
+    if active.shape != addresses.shape:
+        active = np.broadcast_to(active, addresses.shape)
+    return addresses[active]
 
 
 def _size(pointers: Any) -> int:

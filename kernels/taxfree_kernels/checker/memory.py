@@ -40,6 +40,10 @@ class Access:
     def is_atomic(self) -> bool:
         return self.scope is not None
 
+    def reads_as(self, other: Access) -> bool:
+        """Whether the other one synchronises with the same messages."""
+        return (self.sem, self.scope) == (other.sem, other.scope)
+
     def happened_before(self, actor: Actor) -> bool:
         return actor.has_seen(self.actor.slot, self.epoch)
 

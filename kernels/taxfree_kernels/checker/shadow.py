@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import itertools
+from bisect import bisect_right
 from collections.abc import Iterator
 
 import numpy as np
@@ -22,6 +23,7 @@ class Shadow:
 
     def __init__(self) -> None:
         self._regions: list[Region] = []
+        self._sorted: list[int] = []
         self._begins = np.zeros(0, np.uint64)
         self._accesses: list[Access | None] = [None]
         self._times = np.zeros((3, 1024), np.int64)  # epoch, slot and call of each access
@@ -32,11 +34,12 @@ class Shadow:
             return
         self._regions.append(region)
         self._regions.sort(key=lambda each: each.begin)
-        self._begins = np.array([each.begin for each in self._regions], np.uint64)
+        self._sorted = [each.begin for each in self._regions]
+        self._begins = np.array(self._sorted, np.uint64)
 
     def find(self, address: int) -> Region | None:
         """The region that holds `address`, or None."""
-        index = int(np.searchsorted(self._begins, np.uint64(address), side="right")) - 1
+        index = bisect_right(self._sorted, address) - 1
         if index < 0 or address >= self._regions[index].end:
             return None
         return self._regions[index]
@@ -221,7 +224,7 @@ class Shadow:
         assert access.scope is not None
         word, actor = region.word(address, size), access.actor
         at = (address - region.begin) // GRANULE
-        conflict = self._against_plain(access, region, np.arange(at, at + max(1, size // GRANULE)))
+        conflict = self._word_against_plain(access, region, range(at, at + max(1, size // GRANULE)))
         conflict = conflict or _against_atomics(access, word, address)
         word.messages.is_signal |= access.writes and actor.rank != region.rank
         if reads:
@@ -233,6 +236,15 @@ class Shadow:
             word.messages.leave(actor, access.scope, access, releases=releases, continues=reads)
             word.writes[actor.slot] = access
         return conflict
+
+    def _word_against_plain(
+        self, access: Access, region: Region, granules: range
+    ) -> Conflict | None:
+        """As :meth:`_against_plain`, for the few granules of a word, which mostly has none."""
+        for numbers in self._last(access, region):
+            if any(numbers[granule] for granule in granules):
+                return self._against_plain(access, region, np.array(granules))
+        return None
 
     def last_store(self, region: Region, address: int) -> Access | None:
         """The last plain store to an address."""

@@ -6,7 +6,6 @@ import linecache
 import sys
 import sysconfig
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from types import CodeType, FrameType
 
@@ -67,15 +66,22 @@ class Site:
 _NOWHERE = Site((Line("<unknown>", 0, "?"),))
 
 
-@cache
+# By the ids of code objects, which are slow to hash; they are kept, so that no id is used again.
+_codes: dict[int, tuple[CodeType, bool]] = {}
+_sites: dict[tuple[tuple[int, int], ...], Site] = {(): _NOWHERE}
+
+
 def _is_kernel(code: CodeType) -> bool:
-    return not code.co_filename.startswith((*_NOT_KERNELS, "<"))
+    known = _codes.get(id(code))
+    if known is None:
+        is_kernel = not code.co_filename.startswith((*_NOT_KERNELS, "<"))
+        known = _codes[id(code)] = code, is_kernel
+    return known[1]
 
 
-@cache
-def _site(key: tuple[tuple[CodeType, int], ...]) -> Site:
-    lines = (Line(code.co_filename, number, code.co_name) for code, number in key)
-    return Site(tuple(lines)) if key else _NOWHERE
+def _line(code: int, number: int) -> Line:
+    found, _ = _codes[code]
+    return Line(found.co_filename, number, found.co_name)
 
 
 def current_site() -> Site:
@@ -88,6 +94,10 @@ def site_of(frame: FrameType | None) -> Site:
     key = []
     while frame is not None:
         if _is_kernel(frame.f_code):
-            key.append((frame.f_code, frame.f_lineno))
+            key.append((id(frame.f_code), frame.f_lineno))
         frame = frame.f_back
-    return _site(tuple(key))
+    found = tuple(key)
+    site = _sites.get(found)
+    if site is None:
+        site = _sites[found] = Site(tuple(_line(*each) for each in found))
+    return site
