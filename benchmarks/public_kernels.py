@@ -29,8 +29,8 @@ from taxfree_kernels.checker import CheckFailed, World
 from taxfree_kernels.checker.conventions import triton_dist
 from taxfree_kernels.checker.conventions.iris import Iris
 
-_RESULTS = Path(__file__).parent / "results" / "check" / "public_kernels.json"
-_PAGE = Path(__file__).parents[1] / "docs" / "public-kernels.md"
+RESULTS = Path(__file__).parent / "results" / "check" / "public_kernels.json"
+PAGE = Path(__file__).parents[1] / "docs" / "public-kernels.md"
 _REPOSITORIES = {
     "kraken": "meta-pytorch/kraken",
     "symm-mem-recipes": "yifuwang/symm-mem-recipes",
@@ -359,7 +359,7 @@ def _iris(root: Path) -> Iterator[Case]:
         "the producer sets the flag in its own memory, by a plain store, and the consumer polls "
         "its own copy by plain loads; no signal reaches it"
     )
-    assumed = "pid_m and pid_n are assumed to be positive, but are 0 in the first tiles; no race was found"
+    assumed = "pid_m and pid_n are assumed to be positive, but are 0 in the first tiles"
     for name, kernel, after in (
         ("00_load/load_bench", "load_kernel", True),
         ("01_store/store_bench", "store_kernel", False),
@@ -377,7 +377,7 @@ def _iris(root: Path) -> Iterator[Case]:
         path = f"examples/06_message_passing/{name}.py"
         yield Case(
             "iris", f"{name}: producer, consumer", path, messages(name), local_flag,
-            "pull request 215 of ROCm/iris (merged) replaces flags by loads and stores with atomics",
+            "pull request 215 of ROCm/iris (merged) is about flags by loads and stores",
         )  # fmt: skip
     for folder, file, kernel, reading in (
         (
@@ -426,8 +426,8 @@ def _triton_distributed(root: Path) -> Iterator[Case]:
     yield Case(
         "Triton-distributed", "producer_consumer_kernel",
         "tutorials/01-distributed-notify-wait.py", queue,
-        "both sides wait at gpu scope, which the compiler turns into ld.acquire.gpu, for words that "
-        "a peer writes",
+        "both sides wait at gpu scope, which its compiler turns into ld.acquire.gpu, for words "
+        "that a peer writes",
         co_resident=True,
     )  # fmt: skip
 
@@ -450,7 +450,9 @@ def _check(case: Case, commit: str, seeds: int) -> Row:
     except CheckFailed as error:
         violation = error.checked.violation
         assert violation is not None
-        report = "; ".join([violation.reason.title, violation.details[0].strip()])
+        lines_of = [line.strip().rstrip(":") for line in violation.details]
+        waits = [line for line in lines_of if line.startswith("for ")]
+        report = f"{violation.reason.title}: {(waits or lines_of)[0]}"
         lines = list(violation.lines)
         print(error)
     checked = world.checks[-1]
@@ -462,7 +464,7 @@ def _check(case: Case, commit: str, seeds: int) -> Row:
     )  # fmt: skip
 
 
-def _page(rows: list[dict[str, Any]]) -> str:
+def page(rows: list[dict[str, Any]]) -> str:
     """The page that shows the results."""
     seeds = max(row["schedules"] for row in rows)
     lines = [
@@ -474,11 +476,11 @@ def _page(rows: list[dict[str, Any]]) -> str:
         "taxfree ran in [the checker](check.md), from checkouts of",
         "their repositories, on tiny problems, launched as their authors launch them, or as their "
         f"benchmarks do: up to {seeds}",
-        "schedules each. `reported` means what the checker says of the pinned commit, under the PTX "
-        "memory model; each report was",
-        "compared with the source. It says nothing of how often, or whether, hardware shows it. "
-        "`pass` means that these schedules",
-        "showed nothing. `benchmarks/results/check/public_kernels.json` has the lines of each report.",
+        "schedules each. `reported` is what the checker says of this commit, under the memory "
+        "model of PTX; each report was",
+        "compared with the source. It does not say that hardware shows it. `pass` means that these "
+        "schedules showed nothing.",
+        "The lines of each report are in `benchmarks/results/check/public_kernels.json`.",
         "",
     ]
     commits = {row["project"]: row["commit"] for row in rows}
@@ -527,10 +529,10 @@ def main() -> None:
             if given.only in f"{project} {case.kernel}":
                 rows.append(_check(case, commit, given.seeds))
     if rows and not given.only:
-        _RESULTS.parent.mkdir(parents=True, exist_ok=True)
-        _RESULTS.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n")
+        RESULTS.parent.mkdir(parents=True, exist_ok=True)
+        RESULTS.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n")
     if not given.only:
-        _PAGE.write_text(_page(json.loads(_RESULTS.read_text())), encoding="utf-8")
+        PAGE.write_text(page(json.loads(RESULTS.read_text())), encoding="utf-8")
 
 
 if __name__ == "__main__":

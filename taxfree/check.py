@@ -16,6 +16,11 @@ installed. ``docs/check.md`` says what is found, and how to read a report.
 
 from __future__ import annotations
 
+import importlib.util
+
+if importlib.util.find_spec("greenlet") is None:
+    raise ImportError("taxfree.check needs greenlet: pip install 'taxfree[check]'")
+
 from taxfree_kernels.checker import Checked, CheckFailed, Reason, Symmetric, Violation, World
 from taxfree_kernels.checker.conventions import stand_in
 

@@ -29,7 +29,7 @@ _ARCHITECTURES = ("gfx942", "gfx950")
 _Target = Annotated[
     str | None,
     typer.Argument(
-        metavar="[FILE::FUNCTION]",
+        metavar="FILE::FUNCTION",
         help="Check any kernels: a function that runs them in a taxfree.check.World.",
     ),
 ]

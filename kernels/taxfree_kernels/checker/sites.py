@@ -21,7 +21,7 @@ _NOT_KERNELS = tuple(
         Path(__file__).parent,
         sysconfig.get_path("stdlib"),
     )
-)
+) + (str(_PACKAGE / "interpreter.py"),)
 #: The files of the primitives, with all raw atomics.
 SYNC_FILES = {str(_PACKAGE / "device" / name) for name in ("abort.py", "packets.py", "sync.py")}
 
@@ -87,6 +87,18 @@ def _line(code: int, number: int) -> Line:
 def current_site() -> Site:
     """The site of the code that is running, seen from inside the checker."""
     return site_of(sys._getframe(1))
+
+
+def site_of_error(error: BaseException) -> Site | None:
+    """The site at which an exception was raised; None outside of kernels."""
+    lines: list[Line] = []
+    step = error.__traceback__
+    while step is not None:
+        code = step.tb_frame.f_code
+        if _is_kernel(code):
+            lines.insert(0, Line(code.co_filename, step.tb_lineno, code.co_name))
+        step = step.tb_next
+    return Site(tuple(lines)) if lines else None
 
 
 def site_of(frame: FrameType | None) -> Site:

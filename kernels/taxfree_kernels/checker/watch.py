@@ -21,7 +21,7 @@ from taxfree_kernels.checker.memory import Access, Conflict, Region
 from taxfree_kernels.checker.report import Reason, Violation
 from taxfree_kernels.checker.schedule import Scheduler
 from taxfree_kernels.checker.shadow import Shadow
-from taxfree_kernels.checker.sites import current_site
+from taxfree_kernels.checker.sites import current_site, site_of_error
 
 _MOST_ACCESSES = 300_000
 _FEW = 16  # addresses; an access of more is no poll
@@ -215,7 +215,11 @@ class Watch:
 
     def crashed(self, actor: Actor, error: BaseException) -> None:
         """Record that a program raised an exception."""
-        details = (report.who(actor), f"  {error}")
+        while error.__cause__ is not None:  # the interpreter wraps them at each call
+            error = error.__cause__
+        site = site_of_error(error)
+        lines = [] if site is None else report.source(site)
+        details = (report.who(actor), *lines, f"  {error}")
         self._found(Violation(Reason.CRASH, details))
 
     # -- scheduling -------------------------------------------------------------------------------

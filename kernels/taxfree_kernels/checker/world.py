@@ -297,7 +297,9 @@ class World:
     def _run_schedule(
         self, seed: int, call: Callable[..., object], calls: int, barrier: bool
     ) -> Outcome:
-        takes_number = len(inspect.signature(call).parameters) > 1
+        parameters = inspect.signature(call).parameters.values()
+        required = [each for each in parameters if each.default is inspect.Parameter.empty]
+        takes_number = len(required) > 1
 
         def of_rank(rank: int, number: int) -> None:
             call(rank, number) if takes_number else call(rank)
