@@ -180,10 +180,9 @@ def _active(pointers: Any, mask: Any) -> np.ndarray:
     addresses = pointers.data
     if mask is None:
         return addresses.ravel()
-    active = mask.data
-    if active.shape != addresses.shape:
-        active = np.broadcast_to(active, addresses.shape)
-    return addresses[active]
+    if mask.data.shape == addresses.shape:
+        return addresses[mask.data]
+    return addresses[np.broadcast_to(mask.data, addresses.shape)]
 
 
 def _size(pointers: Any) -> int:

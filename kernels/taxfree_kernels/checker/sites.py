@@ -6,8 +6,9 @@ import linecache
 import sys
 import sysconfig
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
-from types import CodeType, FrameType
+from types import FrameType
 
 import torch
 import triton
@@ -66,22 +67,14 @@ class Site:
 _NOWHERE = Site((Line("<unknown>", 0, "?"),))
 
 
-# By the ids of code objects, which are slow to hash; they are kept, so that no id is used again.
-_codes: dict[int, tuple[CodeType, bool]] = {}
-_sites: dict[tuple[tuple[int, int], ...], Site] = {(): _NOWHERE}
+@cache
+def _is_kernels(file: str) -> bool:
+    return not file.startswith((*_NOT_KERNELS, "<"))
 
 
-def _is_kernel(code: CodeType) -> bool:
-    known = _codes.get(id(code))
-    if known is None:
-        is_kernel = not code.co_filename.startswith((*_NOT_KERNELS, "<"))
-        known = _codes[id(code)] = code, is_kernel
-    return known[1]
-
-
-def _line(code: int, number: int) -> Line:
-    found, _ = _codes[code]
-    return Line(found.co_filename, number, found.co_name)
+@cache
+def _site(key: tuple[tuple[str, int, str], ...]) -> Site:
+    return Site(tuple(Line(*line) for line in key)) if key else _NOWHERE
 
 
 def current_site() -> Site:
@@ -91,25 +84,22 @@ def current_site() -> Site:
 
 def site_of_error(error: BaseException) -> Site | None:
     """The site at which an exception was raised; None outside of kernels."""
-    lines: list[Line] = []
+    key: list[tuple[str, int, str]] = []
     step = error.__traceback__
     while step is not None:
         code = step.tb_frame.f_code
-        if _is_kernel(code):
-            lines.insert(0, Line(code.co_filename, step.tb_lineno, code.co_name))
+        if _is_kernels(code.co_filename):
+            key.insert(0, (code.co_filename, step.tb_lineno, code.co_name))
         step = step.tb_next
-    return Site(tuple(lines)) if lines else None
+    return _site(tuple(key)) if key else None
 
 
 def site_of(frame: FrameType | None) -> Site:
     """The site of a suspended frame."""
     key = []
     while frame is not None:
-        if _is_kernel(frame.f_code):
-            key.append((id(frame.f_code), frame.f_lineno))
+        code = frame.f_code
+        if _is_kernels(code.co_filename):
+            key.append((code.co_filename, frame.f_lineno, code.co_name))
         frame = frame.f_back
-    found = tuple(key)
-    site = _sites.get(found)
-    if site is None:
-        site = _sites[found] = Site(tuple(_line(*each) for each in found))
-    return site
+    return _site(tuple(key))
