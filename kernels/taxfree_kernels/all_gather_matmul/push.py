@@ -52,7 +52,7 @@ def _push(
     slot_ptr = running_slot(memory, generation)
     if program < GATHER.SENDERS:
         counters_ptr = memory.counters_ptr
-        if GATHER.XCD_SIGNALS > 0:  # after those of tiles
+        if GATHER.XCD_SIGNALS:  # after those of tiles
             counters_ptr += tl.cdiv(m, TILE.BLOCK_M) * tl.cdiv(n, TILE.BLOCK_N)
         push_chunk(program, shard, slot_ptr, peers, GROUP, GATHER, counters_ptr)
     else:

@@ -132,7 +132,7 @@ def push_chunk(
             target, shard.ptr, shard.columns, begin, end, column, column_end, GATHER.SEND_BLOCK,
             GATHER.PART_COLUMNS, GATHER.SEND_STAGES,
         )  # fmt: skip
-    if GATHER.XCD_SIGNALS > 0:
+    if GATHER.XCD_SIGNALS:
         signal_by_chiplet(message, GATHER.SENDERS, counters_ptr, peers, GROUP, GATHER.XCD_SIGNALS)
     else:
         sync.signal(peers, part * CHUNKS + chunk, peer, GROUP)
@@ -168,7 +168,7 @@ def wait_for_rows(
     is_last = (begin >= end) & (last_row >= m)  # a chunk without rows falls to the last tile
     needed = needed & (has_rows | is_last) & (lane < GROUP.WORLD * CHUNKS)
     channel = part * CHUNKS + chunk
-    if GATHER.XCD_SIGNALS > 0:  # of the source's message to this rank, see push_chunk
+    if GATHER.XCD_SIGNALS:  # of the source's message to this rank, see push_chunk
         distance = (source + GROUP.WORLD - 1 - peers.rank) % GROUP.WORLD
         channel = (distance * CHUNKS + chunk) % GATHER.XCD_SIGNALS
     return sync.wait(peers, channel, source, GROUP, mask=needed)

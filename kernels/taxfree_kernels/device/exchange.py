@@ -57,6 +57,6 @@ def wait_for_channels(
     if BUT_SELF:
         needed = needed & (source != peers.rank)
     channel = tl.where(needed, channel, begin)
-    if XCDS > 0:
+    if XCDS:
         channel = channel % XCDS
     return sync.wait(peers, channel, source, GROUP, mask=needed)

@@ -110,7 +110,7 @@ def merge_and_push(
         merge_into_inboxes(
             chunk, peer, peer_mask, parts, slot_ptr, part_elements, rows, peers, EXCHANGE, MERGE
         )
-        if EXCHANGE.XCD_SIGNALS > 0:
+        if EXCHANGE.XCD_SIGNALS:
             signal_by_chiplet(chunk, chunks, counters_ptr, peers, GROUP, EXCHANGE.XCD_SIGNALS)
         else:
             sync.signal(peers, chunk, peer, GROUP, mask=peer_mask)
