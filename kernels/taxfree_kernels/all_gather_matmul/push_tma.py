@@ -38,7 +38,6 @@ from taxfree_kernels.all_gather_matmul.tile import (
     place_of,
     push_chunk,
     running_slot,
-    share_of_split,
     wait_for_rows,
 )
 from taxfree_kernels.descriptors import RowDescriptors, weight_descriptors, with_fields
@@ -46,6 +45,7 @@ from taxfree_kernels.device import sync
 from taxfree_kernels.device.fences import before_tma_loads
 from taxfree_kernels.device.pdl import gdc_wait
 from taxfree_kernels.device.peers import Peers
+from taxfree_kernels.device.schedules import stream_k
 from taxfree_kernels.device.tiles import accumulate_tma
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.hardware import Hardware
@@ -97,7 +97,9 @@ def _push_tma(
                 begin, end = step_begin, step_end
                 if GATHER.K_PARTS > 1:
                     part_end = min((part + 1) * PART_STEPS, tl.cdiv(shard_columns, TILE.BLOCK_K))
-                    begin, end = share_of_split(part * PART_STEPS, part_end, split, TILE.SPLIT_K)
+                    first_step = part * PART_STEPS
+                    begin, end = stream_k(split, TILE.SPLIT_K, part_end - first_step)
+                    begin, end = first_step + begin, first_step + end
                 if HAS_STEPS:
                     tl.assume(end > begin)
                 acc = accumulate_tma(

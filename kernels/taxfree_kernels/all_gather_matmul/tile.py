@@ -10,6 +10,7 @@ import triton.language as tl
 from taxfree_kernels.device import sync
 from taxfree_kernels.device.exchange import signal_by_chiplet
 from taxfree_kernels.device.peers import translate
+from taxfree_kernels.device.schedules import rank_rotated, stream_k
 from taxfree_kernels.device.tiles import accumulate, copy, select, swizzle2d, xcd_swizzle
 
 
@@ -187,17 +188,10 @@ def place_of(index, rank, m, n, shard, GATHER_DIM: tl.constexpr, TILE: tl.conste
     tile, split = index // TILE.SPLIT_K, index % TILE.SPLIT_K
     tile_m, tile_n = swizzle2d(tile, tiles_m, tiles_n, TILE.GROUP_M)
     if GATHER_DIM == 0:  # local rows come first
-        tile_m = (tile_m + rank * shard.rows // TILE.BLOCK_M) % tiles_m
+        tile_m = rank_rotated(tile_m, rank * shard.rows // TILE.BLOCK_M, tiles_m)
     steps = tl.cdiv(shard.columns, TILE.BLOCK_K)
-    step_begin, step_end = share_of_split(0, steps, split, TILE.SPLIT_K)
+    step_begin, step_end = stream_k(split, TILE.SPLIT_K, steps)
     return tile, split, tile_m * TILE.BLOCK_M, tile_n * TILE.BLOCK_N, step_begin, step_end
-
-
-@triton.jit
-def share_of_split(begin, end, split, SPLIT_K: tl.constexpr):
-    """The steps [begin, end) of one split of K, out of steps [begin, end)."""
-    steps = end - begin
-    return begin + steps * split // SPLIT_K, begin + steps * (split + 1) // SPLIT_K
 
 
 @triton.jit

@@ -99,9 +99,7 @@ GROUPS = {
         ("push", "two_shot"),
         (exchange.signal_everybody, exchange.wait_for_everybody, exchange.wait_for_channels),
     ),
-    "gather: send": Group(
-        _GATHER, ("push",), (tile.push_chunk, exchange.signal_by_chiplet)
-    ),
+    "gather: send": Group(_GATHER, ("push",), (tile.push_chunk, exchange.signal_by_chiplet)),
     "gather: receive": Group(
         _GATHER, ("push", "pull", "push_tma"), (tile.wait_for_rows, tile.gathered_tile)
     ),
