@@ -59,9 +59,7 @@ def test_stream_k_has_each_iteration_once(tiles: int, steps: int, programs: int)
 
 @settings(deadline=None)
 @given(sizes, sizes, st.integers(1, 8))
-def test_stream_k_of_a_multiple_of_the_tiles_splits_each(
-    tiles: int, steps: int, split: int
-) -> None:
+def test_stream_k_of_as_many_programs_splits_each(tiles: int, steps: int, split: int) -> None:
     programs = np.arange(tiles * split)
     begin, end = on_host(stream_k)(programs, tiles * split, tiles * steps)
     own_begin, own_end = on_host(stream_k)(programs % split, split, steps)

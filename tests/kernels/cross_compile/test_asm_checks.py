@@ -59,7 +59,8 @@ WRONG = [
     ("spill", "h200", BOTH, {"no_spills", "overlapping_matrices"}),
 ]
 RIGHT = (
-    "good_signal", "good_signal_of_a_chiplet", "good_wait", "good_relay", "good_words", "good_lamport_words",
+    "good_signal", "good_signal_of_a_chiplet", "good_wait", "good_relay", "good_words",
+    "good_lamport_words",
     "good_words_in_padded_rows", "good_words_of_one_warp", "good_multiply",
 )  # fmt: skip
 
