@@ -314,6 +314,7 @@ _OTHERS: dict[str, Callable[[Instruction], Step]] = {
     "s_addc_u32": _with_carry, "s_subb_u32": _with_carry,
     "s_bitcmp0_b32": _bit_test, "s_bitcmp1_b32": _bit_test,
     "s_movk_i32": _with_immediate, "s_addk_i32": _with_immediate, "s_mulk_i32": _with_immediate,
-    "s_getreg_b32": _hardware_register, "s_waitcnt": _wait, "s_endpgm": _end, "s_barrier": lambda given: lambda wave: AT_BARRIER,
+    "s_getreg_b32": _hardware_register, "s_waitcnt": _wait, "s_endpgm": _end,
+    "s_barrier": lambda given: lambda wave: AT_BARRIER,
     "s_sleep": lambda given: lambda wave: None,
 }  # fmt: skip
