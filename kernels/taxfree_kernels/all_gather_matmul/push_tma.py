@@ -45,7 +45,6 @@ from taxfree_kernels.device import sync
 from taxfree_kernels.device.fences import before_tma_loads
 from taxfree_kernels.device.pdl import gdc_wait
 from taxfree_kernels.device.peers import Peers
-from taxfree_kernels.device.schedules import stream_k
 from taxfree_kernels.device.tiles import accumulate_tma
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.hardware import Hardware
@@ -97,9 +96,7 @@ def _push_tma(
                 begin, end = step_begin, step_end
                 if GATHER.K_PARTS > 1:
                     part_end = min((part + 1) * PART_STEPS, tl.cdiv(shard_columns, TILE.BLOCK_K))
-                    first_step = part * PART_STEPS
-                    begin, end = stream_k(split, TILE.SPLIT_K, part_end - first_step)
-                    begin, end = first_step + begin, first_step + end
+                    begin, end = _share_of_part(part * PART_STEPS, part_end, split, TILE.SPLIT_K)
                 if HAS_STEPS:
                     tl.assume(end > begin)
                 acc = accumulate_tma(
@@ -128,6 +125,13 @@ def _push_tma(
             GATHER.HAS_BIAS, TILE,
         )  # fmt: skip
     sync.leave(memory.control_ptr)
+
+
+@triton.jit
+def _share_of_part(begin, end, split, SPLIT_K: tl.constexpr):
+    """Like ``schedules.stream_k``, of steps [begin, end): one of SPLIT_K shares."""
+    steps = end - begin
+    return begin + steps * split // SPLIT_K, begin + steps * (split + 1) // SPLIT_K
 
 
 class PushTmaPlan(FusedPlan):
