@@ -26,6 +26,15 @@ def test_two_weeks_of_days_and_as_many_mondays_meet_each_entry_once(step: int) -
     assert taken(days(PARTS, step)) == list(ENTRIES)
 
 
+@pytest.mark.parametrize("step", [1, 7])
+@pytest.mark.parametrize("count", [1, 2, 5, PARTS])
+def test_they_meet_each_entry_of_a_short_list_one_at_a_time(step: int, count: int) -> None:
+    met = [Sample.of_test(day, "test").one_of(range(count)) for day in days(PARTS, step)]
+    assert all(len(each) == 1 for each in met)
+    assert set(chain(*met)) == set(range(count))
+    assert list(Sample.of_test("all", "test").one_of(range(count))) == list(range(count))
+
+
 def test_tests_begin_at_different_places() -> None:
     firsts = {Sample.of_test(str(MONDAY), f"test {number}").first for number in range(150)}
     assert firsts == set(range(PARTS))
