@@ -562,7 +562,7 @@ class TestOnRealRanks:
         bad = candidates.REFUSED | candidates.WRONG | candidates.CRASHES | candidates.HANGS
         bad |= candidates.RAISES | candidates.POISONS | candidates.SLEEPS | candidates.WORKS
         kernels = copy_of_kernels(tmp_path, **bad)
-        tuning = start(db, kernels, trials=8, only=list(bad), timeout_s=1.5, deadline_s=12.0)
+        tuning = start(db, kernels, trials=8, only=list(bad), timeout_s=1.5, deadline_s=30.0)
         said = finish(tuning)
         found = states(said)
         assert found["prune_reason"] == ("failed", "the moon is wrong")
