@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from taxfree import fingerprints
 from taxfree.errors import WorkerLost, WrongResult
@@ -39,6 +39,9 @@ from taxfree_tuning_db import (
     record_key,
     shipped_records,
 )
+
+if TYPE_CHECKING:
+    from taxfree.tuning.fleet import Fleet
 
 FINALISTS = 5
 OTHER_FINALISTS = 2
@@ -98,12 +101,14 @@ class Tuner:
         seed: of the search.
         only: names of variants to try; those that are searched by default.
         progress: receives every event.
+        fleet: nodes that tune the same problems.
 
     Attributes:
         hardware: of the workers' devices.
         mode, modes: "graph" or "eager": the mode that decides, and all modes that are timed.
         not_measured: for the last problem, state -> number of candidates that were not timed.
         disturbed: why its times cannot be trusted; empty if they can.
+        is_pending: whether other nodes are still measuring it.
     """
 
     def __init__(
@@ -115,8 +120,9 @@ class Tuner:
         seed: int = 0,
         only: Sequence[str] | None = None,
         progress: Progress = lambda event: None,
+        fleet: Fleet | None = None,
     ) -> None:
-        self._database, self.hardware = database, hardware
+        self._database, self.hardware, self._fleet = database, hardware, fleet
         self._screen, self._seed, self._only, self._progress = screen, seed, only, progress
         self._fingerprint = fingerprints.hardware_fingerprint(hardware)
         self._pace_s: float | None = None  # of a unit, with its share of the finals
@@ -127,8 +133,8 @@ class Tuner:
         """Search, decide, and store the record of one problem.
 
         Returns:
-            The record; None if time ran out before anything was tried, or the decision was
-            disturbed. Then no record is stored, and one that there is stays.
+            The record; None if time ran out before anything was tried, the decision was disturbed,
+            or other nodes are still at it. Then no record is stored, and one that there is stays.
 
         Raises:
             WorkerLost, TaskFailed: ranks cannot be started, or the baseline itself cannot be run.
@@ -137,8 +143,9 @@ class Tuner:
         """
         begun = time.monotonic()
         self.not_measured: Counter[str] = Counter()
-        self.disturbed = ""
+        self.disturbed, self.is_pending = "", False
         search = self._search(op, problem)
+        self._store_told_elsewhere(op, problem, search)
         asked = tried = 0
         most = _TRIED_PER_TRIAL * budget.trials
         baseline_us: float | None = None
@@ -150,12 +157,16 @@ class Tuner:
             count = self._affordable(budget, time.monotonic() - begun, asked)
             if count == 0:
                 break
-            batch = search.ask(min(count, budget.trials - search.measured, most - tried))
+            batch = search.ask(min(count, most - tried), budget.trials)
             asked += len(batch)
+            self._store_told_elsewhere(op, problem, search)
             for candidate, reason in search.take_refused():
                 self._store_trial(op, problem, candidate, Outcome("refused", reason))
+            if not batch and search.waits_for_others:
+                self.is_pending = True
+                return None
             if not batch:
-                break  # the space is exhausted
+                break  # the space is exhausted, or other nodes have measured enough
             batch = self._screened(op, problem, search, batch)
             tried += len(batch)
             outcomes = self._together.search(problem, [BASELINE, *batch])
@@ -170,7 +181,10 @@ class Tuner:
                 time.sleep(_PAUSE_S)
         if variants_for(problem, self.hardware, self._only) and not search.has_tried:
             return None
-        record = self._decide(op, problem, search, time.monotonic() - begun)
+        if self._fleet is None:
+            record = self._decide(op, problem, search, time.monotonic() - begun)
+        else:
+            record = self._decide_once(self._fleet, op, problem, search, time.monotonic() - begun)
         if record is not None:
             self._database.put(record)
         if asked:
@@ -215,14 +229,17 @@ class Tuner:
             self._seed,
             self._database.path.with_suffix(".journal"),
             self._study(op, problem, found),
+            self._fleet,
         )
         self._refused: set[str] = set()
+        self._stored: set[str] = set()
         for trial in self._database.trials(self._key(op, problem)):
             if trial.kernel_hash != hashes.get(trial.variant):
                 continue
             candidate = Candidate(trial.variant, trial.config)
             if trial.state == "measured" and trial.reason:  # disturbed
                 continue
+            self._stored.add(key(candidate))
             if trial.state == "refused":  # by rules and a compiler that may have changed
                 self._refused.add(key(candidate))
             else:
@@ -286,7 +303,8 @@ class Tuner:
         if outcome.disturbed:
             search.ask_again(candidate)
         elif outcome.state == "measured":
-            search.tell(candidate, outcome.timings[self.mode].median_us)
+            times = {mode: timing.median_us for mode, timing in outcome.timings.items()}
+            search.tell(candidate, times[self.mode], times)
         else:
             search.tell_pruned(candidate, f"{outcome.state}: {outcome.reason}")
 
@@ -307,6 +325,23 @@ class Tuner:
             kernel_hash=fingerprints.kernel_hashes(op)[candidate.variant],
         )
         self._database.add_trial(self._key(op, problem), trial)
+
+    def _store_told_elsewhere(self, op: str, problem: Problem, search: Search) -> None:
+        """Keep what other nodes have measured like what was measured here."""
+        hashes = fingerprints.kernel_hashes(op)
+        for candidate, times in search.take_told_elsewhere():
+            if key(candidate) not in self._stored:
+                self._stored.add(key(candidate))
+                trial = TrialRecord(
+                    variant=candidate.variant,
+                    config=dict(candidate.config),
+                    state="measured",
+                    reason="",
+                    median_us=dict(times),
+                    seconds=0.0,
+                    kernel_hash=hashes[candidate.variant],
+                )
+                self._database.add_trial(self._key(op, problem), trial)
 
     def _key(self, op: str, problem: Problem) -> str:
         return record_key(op, dataclasses.asdict(problem), self._fingerprint)
@@ -364,6 +399,24 @@ class Tuner:
             created=datetime.now(UTC).isoformat(timespec="seconds"),
             incumbent=incumbent,
         )
+
+    def _decide_once(
+        self, fleet: Fleet, op: str, problem: Problem, search: Search, seconds: float
+    ) -> Record | None:
+        """The record of the finals, measured by this node or by another; None if not yet."""
+        name = f"{search.name} after {search.measured}"
+        finals = fleet.finals(name)
+        if finals is None:
+            self.is_pending = True
+            return None
+        if finals.trial is None:
+            return Record.from_json(finals.record)
+        record = None
+        try:
+            record = self._decide(op, problem, search, seconds)
+        finally:
+            fleet.decided(name, finals.trial, None if record is None else record.to_json())
+        return record
 
     def _side_by_side(
         self, op: str, problem: Problem, search: Search, finalists: Sequence[Candidate]
