@@ -575,7 +575,7 @@ class TestOnRealRanks:
             "works": ("measured", ""),
         } | {name: ENDS_RANKS[name] for name in sample.one_of(list(ENDS_RANKS))}
         kernels = copy_of_kernels(tmp_path, **{name: candidates.EVERY[name] for name in expected})
-        run = {"trials": len(expected), "timeout_s": 1.5, "deadline_s": 12.0}
+        run = {"trials": len(expected), "timeout_s": 1.5, "deadline_s": 30.0}
         said = finish(start(db, kernels, only=list(expected), **run))
         found = states(said)
         for name, (state, reason) in expected.items():
