@@ -82,7 +82,7 @@ TableFile: TypeAlias = Annotated[
 VerifiedTable: TypeAlias = Annotated[
     Path | None,
     typer.Argument(
-        metavar="[TABLE]",
+        metavar="TABLE",
         help="A database, or a file of `taxfree db export`; default: your records and the shipped.",
     ),
 ]
@@ -216,8 +216,10 @@ def import_command(
     """Import the records of an export; of two for one problem, the better measured one stays."""
     entries = read_export(file)  # before a database is made for them
     path = options.database_path(db)
+    before: dict[str, Record] = {}
     if dry_run:
-        before = {record.key: record for record in _reading(db).records()} if path.exists() else {}
+        if path.exists():
+            before = {record.key: record for record in read_table(path)}
         report = plan_import(before.get, entries, file.name)
     else:
         with Database(path) as database:

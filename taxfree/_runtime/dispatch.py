@@ -9,6 +9,7 @@ import bisect
 import dataclasses
 import functools
 import math
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -23,6 +24,7 @@ from taxfree_tuning_db import (
     HardwareFingerprint,
     LookUp,
     LookupStep,
+    Measurement,
     Record,
     Table,
     differing_fields,
@@ -73,12 +75,23 @@ class Dispatcher:
         table: the records.
         hardware: of the ranks.
         settings: what the environment says.
+        only: the variants that it may choose beside the baseline; None for all.
     """
 
-    def __init__(self, table: Table, hardware: Hardware, settings: Settings | None = None) -> None:
-        self._table, self._hardware = table, hardware
+    def __init__(
+        self,
+        table: Table,
+        hardware: Hardware,
+        settings: Settings | None = None,
+        only: Collection[str] | None = None,
+    ) -> None:
+        self._table, self._hardware, self._only = table, hardware, only
         self._settings = settings or Settings.from_environment()
         self._fingerprint = fingerprints.hardware_fingerprint(hardware)
+
+    def limited_to(self, names: Collection[str]) -> Dispatcher:
+        """The same, for calls that only these variants and the baseline can run."""
+        return Dispatcher(self._table, self._hardware, self._settings, names)
 
     def look_up(self, op: str, problem: Problem) -> LookUp:
         """The record that serves a problem, with the steps that led to it."""
@@ -95,17 +108,18 @@ class Dispatcher:
         found = self.look_up(op, problem)
         if self._settings.strict and found.kind != "exact":
             raise NoRecord(*_explain_miss(problem, self._fingerprint, found))
-        if found.predicted is not None:
+        if found.predicted is not None and self._may_run(found.predicted[0]):
             variant, config = found.predicted
             in_eager_calls = Choice("predicted", "baseline", why="predictions are for graphs")
             return Choice("predicted", variant, config, found.lookup_trace[-1].why, in_eager_calls)
         if found.record is None or found.kind not in ("exact", "neighbour"):
             return Choice("baseline", "baseline", why=found.why_not)
-        winner = found.record.winner
+        record = self._limited(op, problem, found.record)
+        winner = record.winner
         if found.kind == "exact":
             flags = ", ".join(found.soft_mismatches)
             why = "its own record" + (f", measured with another {flags}" if flags else "")
-            eager = self._eager("exact", op, problem, found.record)
+            eager = self._eager("exact", op, problem, record)
             return Choice("exact", winner.variant, dict(winner.config), why, eager)
         near = {name: found.record.problem[name] for name in fingerprints.interpolated_fields(op)}
         unlike = {
@@ -115,7 +129,7 @@ class Dispatcher:
         }
         said = " ".join(f"{name}={value}" for name, value in (near | unlike).items())
         source = f"the record of {said}"
-        eager = self._eager("neighbour", op, problem, found.record)
+        eager = self._eager("neighbour", op, problem, record)
         return Choice("neighbour", winner.variant, dict(winner.config), source, eager)
 
     def bounds(self, op: str, problem: Problem, name: str) -> tuple[int, int]:
@@ -157,9 +171,30 @@ class Dispatcher:
         ends |= {each for each in others if not any(each in sizes for sizes in served)}
         return sorted(ends)
 
+    def _may_run(self, variant: str) -> bool:
+        return self._only is None or variant in self._only
+
+    def _limited(self, op: str, problem: Problem, record: Record) -> Record:
+        """The record, without the measurements of variants that may not run."""
+        if self._only is None:
+            return record
+        measured = [
+            each
+            for each in (record.winner, *record.runners_up)
+            if self._may_run(each.variant) and self._is_valid(op, problem, each)
+        ]
+        mode = "graph" if "graph" in record.baseline.median_us else "eager"
+        limit = _WORTH_A_PLAN * record.baseline.median_us[mode]
+        winner = min(
+            (each for each in measured if each.median_us.get(mode, math.inf) <= limit),
+            key=lambda each: each.median_us[mode],
+            default=record.baseline,
+        )
+        return dataclasses.replace(record, winner=winner, runners_up=tuple(measured))
+
     def _eager(self, kind: Kind, op: str, problem: Problem, record: Record) -> Choice | None:
         """The measurement of a record that beats its winner in eager calls and is still valid."""
-        winner, hashes = record.winner, fingerprints.kernel_hashes(op)
+        winner = record.winner
         if "eager" not in winner.median_us:
             return None
         ours = winner.median_us["eager"]
@@ -167,8 +202,7 @@ class Dispatcher:
             each
             for each in (record.baseline, *record.runners_up)
             if each.median_us.get("eager", math.inf) <= _WORTH_A_PLAN * ours
-            and each.kernel_hash == hashes.get(each.variant)
-            and illegal(op, problem, each, self._hardware) is None
+            and self._is_valid(op, problem, each)
         ]
         if not faster:
             return None
@@ -176,6 +210,13 @@ class Dispatcher:
         theirs = fastest.median_us["eager"]
         why = f"outside of graphs {theirs:.3g} us, {winner.variant} {ours:.3g}"
         return Choice(kind, fastest.variant, dict(fastest.config), why)
+
+    def _is_valid(self, op: str, problem: Problem, measured: Measurement) -> bool:
+        """Whether a measurement is of today's kernels, and its config serves a problem."""
+        return (
+            measured.kernel_hash == fingerprints.kernel_hashes(op).get(measured.variant)
+            and illegal(op, problem, measured, self._hardware) is None
+        )
 
 
 def look_up(

@@ -86,6 +86,22 @@ class TestChoice:
         choice = dispatcher(record(**changes, runners_up=(stale,))).choose(OP, PROBLEM)
         assert choice.of("eager").variant == "baseline"
 
+    def test_calls_that_few_variants_can_run_take_the_fastest_of_these(self) -> None:
+        config = variants(OP)["one_shot"].seed_configs(PROBLEM, HARDWARE)[0]
+
+        def chosen(measured: Measurement) -> Any:
+            found = dispatcher(record(runners_up=(measured,)))
+            return found.limited_to(["one_shot"]).choose(OP, PROBLEM)
+
+        second = measurement("one_shot", 25.0, **config)
+        choice = chosen(second)
+        assert (choice.kind, choice.variant, choice.config) == ("exact", "one_shot", config)
+        too_slow = measurement("one_shot", 39.5, **config)  # the baseline took 40
+        stale = dataclasses.replace(second, kernel_hash="0" * 16)
+        for measured in (too_slow, stale, measurement("push_two_kernel", 25.0)):
+            assert chosen(measured).variant == "baseline"
+        assert dispatcher().limited_to(["one_shot"]).choose(OP, PROBLEM).variant == "baseline"
+
     def test_a_variant_that_was_removed_is_not_used(self) -> None:
         """Its hash is that of no sources, and no other variant has its name."""
         gone = dataclasses.replace(measurement("push", 10.0, 10.0), variant="removed")

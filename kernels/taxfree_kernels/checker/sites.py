@@ -8,7 +8,7 @@ import sysconfig
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from types import CodeType, FrameType
+from types import FrameType
 
 import torch
 import triton
@@ -22,9 +22,14 @@ _NOT_KERNELS = tuple(
         Path(__file__).parent,
         sysconfig.get_path("stdlib"),
     )
-)
+) + (str(_PACKAGE / "interpreter.py"),)
 #: The files of the primitives, with all raw atomics.
 SYNC_FILES = {str(_PACKAGE / "device" / name) for name in ("abort.py", "packets.py", "sync.py")}
+
+
+def is_primitive(file: str) -> bool:
+    """Whether a file has device functions whose calls count, not their lines: primitives."""
+    return file in SYNC_FILES or file.startswith(_NOT_KERNELS)
 
 
 @dataclass(frozen=True)
@@ -63,14 +68,13 @@ _NOWHERE = Site((Line("<unknown>", 0, "?"),))
 
 
 @cache
-def _is_kernel(code: CodeType) -> bool:
-    return not code.co_filename.startswith((*_NOT_KERNELS, "<"))
+def _is_kernels(file: str) -> bool:
+    return not file.startswith((*_NOT_KERNELS, "<"))
 
 
 @cache
-def _site(key: tuple[tuple[CodeType, int], ...]) -> Site:
-    lines = (Line(code.co_filename, number, code.co_name) for code, number in key)
-    return Site(tuple(lines)) if key else _NOWHERE
+def _site(key: tuple[tuple[str, int, str], ...]) -> Site:
+    return Site(tuple(Line(*line) for line in key)) if key else _NOWHERE
 
 
 def current_site() -> Site:
@@ -78,11 +82,24 @@ def current_site() -> Site:
     return site_of(sys._getframe(1))
 
 
+def site_of_error(error: BaseException) -> Site | None:
+    """The site at which an exception was raised; None outside of kernels."""
+    key: list[tuple[str, int, str]] = []
+    step = error.__traceback__
+    while step is not None:
+        code = step.tb_frame.f_code
+        if _is_kernels(code.co_filename):
+            key.insert(0, (code.co_filename, step.tb_lineno, code.co_name))
+        step = step.tb_next
+    return _site(tuple(key)) if key else None
+
+
 def site_of(frame: FrameType | None) -> Site:
     """The site of a suspended frame."""
     key = []
     while frame is not None:
-        if _is_kernel(frame.f_code):
-            key.append((frame.f_code, frame.f_lineno))
+        code = frame.f_code
+        if _is_kernels(code.co_filename):
+            key.append((code.co_filename, frame.f_lineno, code.co_name))
         frame = frame.f_back
     return _site(tuple(key))
