@@ -13,6 +13,7 @@ import typer
 
 from taxfree.errors import NoRecord, TaxfreeError, UsageError
 from taxfree.measuring import results
+from taxfree.settings import Settings
 from taxfree.shapes import (
     ShapeRequest,
     expand,
@@ -187,8 +188,13 @@ def why_command(
     records = _selected(table, op, gpu)
     problems = expand(op, _request(op, shapes, gpus, dtype, records))
     limits = {each.name: each for each in KNOWN.values()}
+    allowed = Settings.from_environment().modelled
     answers = [
-        (asdict(problem), machine, look_up(op, problem, table, machine, limits.get(machine.gpu)))
+        (
+            asdict(problem),
+            machine,
+            look_up(op, problem, table, machine, limits.get(machine.gpu), allowed),
+        )
         for problem, machine in itertools.product(problems, _machines(records))
     ]
     if json:
@@ -376,7 +382,7 @@ def _selected(table: Table, op: str | None, gpu: str | None) -> list[Record]:
     Raises:
         UsageError: there is no such operation.
     """
-    known = list(table.records())
+    known = [*table.records(), *table.modelled]
     if op is not None and all(record.op != op for record in known):
         require_operation(op)
     return [

@@ -94,6 +94,10 @@ def _pipeline(pipeline: Pipeline, width: int, modelled: str) -> list[Text | Tabl
         *_wrapped(f"{picked}{name}", width, style="bold"),
         *_wrapped(times, width),
     ]
+    if pipeline.signals is not None:
+        programs, releases, *by_chiplet = pipeline.signals.values()
+        fewest = "".join(f"; {count} if chiplets share one" for count in by_chiplet)
+        found += _wrapped(f"{programs} programs signal, {releases} releases{fewest}", width)
     for tax in dict.fromkeys(part.tax for part in account.parts):
         found.append(_tax(tax, account.tax_us(tax) or 0.0, None, account, width, modelled))
         for part in account.parts:

@@ -128,7 +128,7 @@ def _outcome(answer: LookUp) -> str:
     if answer.predicted is not None:
         variant, config = answer.predicted
         return f"{answer.kind}, in graphs: {variant} {words(config)}".rstrip()
-    if answer.record is None or answer.kind not in ("exact", "neighbour"):
+    if answer.record is None or answer.kind not in ("exact", "neighbour", "modelled"):
         return f"{answer.kind}: the baseline runs"
     winner = answer.record.winner
     outcome = f"{answer.kind}: {winner.variant} {words(winner.config)}".rstrip()
@@ -147,7 +147,7 @@ def _row(record: Record) -> list[object]:
         ours,
         baseline,
         baseline / ours if ours else 0.0,
-        record.provenance.get("source", ""),
+        "modelled" if record.is_modelled else record.provenance.get("source", ""),
     ]
 
 
@@ -157,7 +157,7 @@ def _rows(role: str, measured: Measurement) -> list[list[object]]:
         [
             role,
             measured.variant,
-            mode,
+            mode if measured.samples else f"{mode}, modelled",
             median,
             measured.iqr_us[mode],
             measured.samples,

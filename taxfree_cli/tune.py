@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import re
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from taxfree.tuning.tuner import Event, Progress
     from taxfree_kernels.cross_compile.screen import Verdict
     from taxfree_kernels.hardware import Hardware
+    from taxfree_tuning_db import Database, Record
 
 Trials: TypeAlias = Annotated[
     int, typer.Option("--trials", metavar="COUNT", min=1, help="Candidates measured per problem.")
@@ -80,6 +82,15 @@ Storage: TypeAlias = Annotated[
     ),
 ]
 
+Store: TypeAlias = Annotated[
+    bool,
+    typer.Option(
+        "--store",
+        help="With --hardware: store the first config as a record, marked modelled, which dispatch "
+        "uses under TAXFREE_MODELLED=1 where nothing measured serves.",
+    ),
+]
+
 _SECONDS = {"s": 1, "m": 60, "h": 3600}
 
 
@@ -101,6 +112,7 @@ def tune(
     check: Check = False,
     hardware: HardwareName = None,
     storage: Storage = None,
+    store: Store = False,
     json: options.Json = False,
 ) -> None:
     """Find the fastest config for each problem and store it in the tuning database."""
@@ -113,26 +125,34 @@ def tune(
     if "baseline" in (variant or ()):
         raise UsageError("--variant baseline cannot be tuned", "it is always measured")
     if check:
-        if dry_run or any(option is not None for option in (budget, variant, storage)):
+        if dry_run or store or any(option is not None for option in (budget, variant, storage)):
             raise UsageError(
-                "--check takes neither --dry-run, --budget, --variant nor --storage",
+                "--check takes neither --dry-run, --budget, --variant, --storage nor --store",
                 "it measures nothing",
             )
         _check(given, fabric, hardware, db, json)
         return
+    if store and (dry_run or hardware is None):
+        raise UsageError(
+            "--store is for --hardware without --dry-run", "what is measured is always stored"
+        )
     if dry_run or hardware is not None:
-        if any(option is not None for option in (fabric, db, budget, storage)):
+        measuring = (fabric, None if store else db, budget, storage)
+        if any(option is not None for option in measuring):
             raise UsageError(
                 f"{'--dry-run' if dry_run else '--hardware'} takes neither --fabric, --db, --budget"
                 " nor --storage",
-                "it measures nothing, and looks nothing up",
+                "it measures nothing, and looks nothing up; with --store it takes --db",
             )
         request = given.request(options.MODELLED_GPUS)
         ops = given.operations(request, variant or ())
         problems = [p for each in ops for p in choose(each, request, lambda: ()).problems]
         options.note_left_out(request)
-        show = _dry_run if dry_run else _rank
-        show(problems, hardware or "h200", trials, seed, variant, json)
+        ranking = (problems, hardware or "h200", trials, seed, variant)
+        if dry_run:
+            _dry_run(*ranking, json)
+        else:
+            _rank(*ranking, options.database_path(db) if store else None, json)
         return
     from taxfree import devices
     from taxfree.tuning import session
@@ -274,19 +294,29 @@ def _rank(
     trials: int,
     seed: int,
     only: Sequence[str] | None,
+    into: Path | None,
     json: bool,
 ) -> None:
+    """Print the ranking, and store its first config into a database if one is given."""
     from taxfree.cost_model import machine
-    from taxfree.tuning.ranking import ranking
+    from taxfree.tuning.ranking import modelled_record, ranking
     from taxfree_kernels.cross_compile.screen import Screen
 
     rows = []
-    with Screen(machine(name).hardware) as screen:
+    with contextlib.ExitStack() as opened:
+        screen = opened.enter_context(Screen(machine(name).hardware))
+        database = None if into is None else opened.enter_context(_database(into))
         for problem in problems:
             note(f"modelling {_text(problem)}")
+            begun = time.monotonic()
             found = ranking(problem, screen, name, trials, seed, only)
             ranks = iter(range(1, len(found)))
             rows += [_ranked_row(problem, each, ranks) for each in found]
+            if database is not None:
+                seconds = time.monotonic() - begun
+                _store(database, problem, modelled_record(problem, name, found, trials, seconds))
+    if into is not None:
+        note(f"stored, marked modelled, in {into}")
     if json:
         print_json({"schema": 1, "hardware": name, "is_modelled": True, "rows": rows})
         return
@@ -300,6 +330,27 @@ def _rank(
     ]
     title = f"modelled for {name}, not measured; hit rates in percent"
     print_table(headings, [[row[heading] for heading in headings] for row in shown], title)
+
+
+def _database(path: Path) -> Database:
+    from taxfree_tuning_db import Database
+
+    database = Database(path)
+    database.require_writable()
+    return database
+
+
+def _store(database: Database, problem: Problem, record: Record | None) -> None:
+    """Store a modelled record, unless the problem has a measured one."""
+    if record is None:
+        warn(f"{_text(problem)} is not stored: the library is not modelled")
+        return
+    with database.transaction():
+        known = database.get(record.key)
+        if known is not None and not known.is_modelled:
+            warn(f"{_text(problem)} is not stored: it has a measured record")
+            return
+        database.put(record)
 
 
 def _ranked_row(problem: Problem, ranked: Ranked, ranks: Iterator[int]) -> dict[str, Any]:

@@ -33,7 +33,7 @@ from taxfree_tuning_db import look_up as find_record
 
 _WORTH_A_PLAN = 0.97  # of the winner's eager time: a slower variant gets no eager plan of its own
 
-Kind = Literal["exact", "neighbour", "predicted", "baseline", "disabled", "unprepared"]
+Kind = Literal["exact", "neighbour", "predicted", "modelled", "baseline", "disabled", "unprepared"]
 
 
 @dataclass(frozen=True)
@@ -43,6 +43,7 @@ class Choice:
     Args:
         kind: "exact": its own record; "neighbour": a similar problem's config; "predicted": what
             the cost model expects to be the fastest, where results show that such predictions hold;
+            "modelled": a record that was modelled for such a device, if the settings allow it;
             "baseline": no record serves; "disabled": the environment, or ranks that disagree,
             forbid fused variants; "unprepared": first called under graph capture.
         variant, config: what runs.
@@ -95,7 +96,8 @@ class Dispatcher:
 
     def look_up(self, op: str, problem: Problem) -> LookUp:
         """The record that serves a problem, with the steps that led to it."""
-        return look_up(op, problem, self._table, self._fingerprint, self._hardware)
+        allowed = self._settings.modelled
+        return look_up(op, problem, self._table, self._fingerprint, self._hardware, allowed)
 
     def choose(self, op: str, problem: Problem) -> Choice:
         """Choose what runs for a problem.
@@ -112,8 +114,14 @@ class Dispatcher:
             variant, config = found.predicted
             in_eager_calls = Choice("predicted", "baseline", why="predictions are for graphs")
             return Choice("predicted", variant, config, found.lookup_trace[-1].why, in_eager_calls)
-        if found.record is None or found.kind not in ("exact", "neighbour"):
+        if found.record is None or found.kind not in ("exact", "neighbour", "modelled"):
             return Choice("baseline", "baseline", why=found.why_not)
+        if found.kind == "modelled":
+            modelled = found.record.winner
+            if not self._may_run(modelled.variant):
+                return Choice("baseline", "baseline", why="the modelled variant cannot run here")
+            why = "modelled for such a device; nothing was measured"
+            return Choice("modelled", modelled.variant, dict(modelled.config), why)
         record = self._limited(op, problem, found.record)
         winner = record.winner
         if found.kind == "exact":
@@ -159,7 +167,8 @@ class Dispatcher:
         alike: set[int] = set()
         step = 1 if fingerprints.capacity_field(op) is None else 3
         others = {1 << bits for bits in range(0, 61, step)}
-        for record in self._table.records():
+        allowed = self._table.modelled if self._settings.modelled else ()
+        for record in (*self._table.records(), *allowed):
             if record.op == op:
                 is_alike = all(record.problem.get(field) == value for field, value in family)
                 (alike if is_alike else others).add(int(record.problem[name]))
@@ -225,6 +234,7 @@ def look_up(
     table: Table,
     fingerprint: HardwareFingerprint,
     hardware: Hardware | None,
+    modelled: bool = False,
 ) -> LookUp:
     """The record, transferred config or prediction for a problem, with the steps that led to it.
 
@@ -232,7 +242,35 @@ def look_up(
         table: the records.
         fingerprint: of the ranks' hardware, as records name it.
         hardware: the same with its limits; None if they are not known, and nothing is refused.
+        modelled: whether a modelled record may serve where nothing measured does.
     """
+    found = _measured(op, problem, table, fingerprint, hardware)
+    is_served = found.kind in ("exact", "neighbour", "predicted")
+    kind_of = table.modelled_for(fingerprint)
+    if is_served or not any(record.op == op for record in kind_of.records()):
+        return found
+    if not modelled:
+        step = LookupStep("a modelled record", False, "there is one; TAXFREE_MODELLED=1 allows it")
+        return dataclasses.replace(found, lookup_trace=(*found.lookup_trace, step))
+    other = _found(op, problem, kind_of, fingerprint, hardware)
+    if other.kind not in ("exact", "neighbour"):
+        return found
+    steps = (
+        *found.lookup_trace,
+        LookupStep("a modelled record", True, "nothing measured serves"),
+        *other.lookup_trace,
+    )
+    return dataclasses.replace(other, kind="modelled", lookup_trace=steps)
+
+
+def _found(
+    op: str,
+    problem: Problem,
+    table: Table,
+    fingerprint: HardwareFingerprint,
+    hardware: Hardware | None,
+) -> LookUp:
+    """The record for a problem, or a neighbour's that is transferred to it."""
     asked = dataclasses.asdict(problem)
 
     def why_not(record: Record) -> str | None:
@@ -256,7 +294,19 @@ def look_up(
     )
     if found.record is not None and found.kind == "neighbour":
         return dataclasses.replace(found, record=fingerprints.transferred(found.record, problem))
-    if found.kind == "exact" or hardware is None:
+    return found
+
+
+def _measured(
+    op: str,
+    problem: Problem,
+    table: Table,
+    fingerprint: HardwareFingerprint,
+    hardware: Hardware | None,
+) -> LookUp:
+    """The measured record that serves, else a prediction from measured ones."""
+    found = _found(op, problem, table, fingerprint, hardware)
+    if found.kind in ("exact", "neighbour") or hardware is None:
         return found
     fresh = table.fresh(fingerprints.kernel_hashes(op))
     prediction, why = predicted(op, problem, fresh, fingerprint, hardware)

@@ -239,6 +239,8 @@ OPTIONS = [
         "unknown hardware 'abacus'", "one of: h100, h200"),
     Row("hardware that is not here, to measure on", f"tune {HOST} {SHAPE} --hardware h200", USAGE,
         "--hardware takes neither --fabric, --db, --budget nor", "it measures nothing"),
+    Row("a measurement to store", f"tune {SHAPE} --store", USAGE,
+        "--store is for --hardware without --dry-run", "what is measured is always stored"),
     Row("a database to model with", f"explain --hardware h200 {SHAPE} --db tuning.sqlite", USAGE,
         "--hardware takes neither --fabric nor --db", "a model measures and dispatches nothing"),
     Row("a fabric to model", f"explain --hardware h200 {SHAPE} --fabric auto", USAGE,

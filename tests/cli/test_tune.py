@@ -153,13 +153,13 @@ class TestTune:
         assert all(row["refused"] or row["registers"] > 0 for row in rows)
         assert any(row["refused"] is None for row in rows)
 
-    def test_configs_are_ranked_for_a_gpu_that_is_not_here(
-        self, process: Callable[..., Any]
+    def test_configs_are_ranked_and_stored_for_a_gpu_that_is_not_here(
+        self, process: Callable[..., Any], cli: Callable[..., Any], tmp_path: Path
     ) -> None:
         outcome = process(
             "-m", "taxfree_cli.app", "tune", "--hardware", "mi300x", "--op", "attention",
             "--shapes", "batch=1 length=512 q_heads=8 kv_heads=8 head_dim=64", "--trials", "2",
-            "--json", TRITON_INTERPRET="",
+            "--json", "--store", "--db", tmp_path / "modelled.sqlite", TRITON_INTERPRET="",
         )  # fmt: skip
         document = json.loads(outcome.stdout)
         assert document["is_modelled"]
@@ -168,7 +168,17 @@ class TestTune:
         ranked = [row for row in rows if row["refused"] is None]
         assert [row["rank"] for row in ranked] == list(range(1, len(ranked) + 1))
         assert all(row["registers"] > 0 and row["hit_rate"] > 0 for row in ranked)
-        assert ranked
+        with Database(tmp_path / "modelled.sqlite", read_only=True) as database:
+            (record,) = database.records()
+        assert record.is_modelled
+        assert (record.hardware.gpu, record.hardware.num_xcds) == ("AMD MI300X", 8)
+        tried = (record.winner, record.baseline, *record.runners_up)
+        assert {each.median_us["graph"] for each in tried} == {
+            row["us"] for row in (baseline, *ranked)
+        }
+        of_db = ("--db", tmp_path / "modelled.sqlite", "--gpu", "mi300x")
+        assert "modelled" in cli("db", "list", *of_db).out
+        assert "graph, modelled" in cli("db", "show", "--op", "attention", *of_db).out
 
 
 class TestBadInput:

@@ -31,6 +31,7 @@ from .lookup import LookUp, LookupStep, Table, differing_fields, look_up, neighb
 from .records import (
     MODES,
     OF_A_BENCH,
+    OF_A_MODEL,
     SCHEMA_VERSION,
     TRIAL_STATES,
     HardwareFingerprint,
@@ -49,6 +50,7 @@ from .tables import shipped_records
 __all__ = [
     "MODES",
     "OF_A_BENCH",
+    "OF_A_MODEL",
     "SCHEMA_VERSION",
     "TRIAL_STATES",
     "Change",

@@ -83,10 +83,10 @@ def plan_import(
 ) -> ImportReport:
     """Return what an import would do; nothing is stored.
 
-    Of two records of the same taxfree version, one from a search beats one from a bench; then the
-    one with more samples behind its winner wins, then the newer. Records of different versions, or
-    with different sources of the same winner, measured different kernels: there the newer wins. In
-    a tie, the known record stays.
+    A measured record beats a modelled one. Of two records of the same taxfree version, one from a
+    search beats one from a bench; then the one with more samples behind its winner wins, then the
+    newer. Records of different versions, or with different sources of the same winner, measured
+    different kernels: there the newer wins. In a tie, the known record stays.
 
     Args:
         known: key -> the record that there is, or None.
@@ -240,6 +240,8 @@ def _validated(entries: Iterable[object]) -> tuple[list[Record], list[tuple[str,
 
 
 def _is_better(one: Record, other: Record) -> bool:
+    if one.is_modelled != other.is_modelled:
+        return other.is_modelled
     has_changed = (
         one.winner.variant == other.winner.variant
         and one.winner.kernel_hash != other.winner.kernel_hash

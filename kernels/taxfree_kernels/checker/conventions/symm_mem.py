@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 from unittest import mock
@@ -80,11 +80,10 @@ def patched(world: Any) -> Iterator[None]:
     """Within the context, PyTorch's functions serve a world."""
     with contextlib.ExitStack() as stack:
         found = sys.modules.get(_MODULE)
-        for name, function in (
-            ("rendezvous", rendezvous),
-            ("get_symm_mem_workspace", _workspace),
-            ("empty", _empty),
-        ):
+        served: dict[str, Callable[..., Any]] = {
+            "rendezvous": rendezvous, "get_symm_mem_workspace": _workspace, "empty": _empty,
+        }  # fmt: skip
+        for name, function in served.items():
             if found is not None:
                 stack.enter_context(mock.patch.object(found, name, partial(function, world)))
         for name, function in (
