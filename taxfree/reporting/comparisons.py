@@ -9,7 +9,7 @@ from typing import Any
 from taxfree import fingerprints
 from taxfree.cost_model import MACHINES, bounds_of
 from taxfree.measuring.results import DISPATCH, LIBRARY, Results, Row, by_problem
-from taxfree.reporting.sources import Recorded, Sources, machine_of
+from taxfree.reporting.sources import Recorded, Sources, machine_of, machine_of_record
 from taxfree.shapes import heading, recorded_problem
 from taxfree_tuning_db import Measurement
 
@@ -113,7 +113,7 @@ def _of_record(recorded: Recorded) -> Comparison:
     return Comparison(
         record.op,
         record.problem,
-        record.hardware.gpu,
+        machine_of_record(record),
         library=_fastest([timed(each, m) for each in libraries for m in each.median_us]),
         ours=_fastest([timed(each, mode) for each in others if mode in each.median_us], None),
         dispatch=timed(record.winner, mode),
@@ -183,8 +183,15 @@ def _with_bound(each: Comparison, measured_us: float | None) -> Comparison:
 
 
 def rows(found: Sequence[Comparison]) -> list[dict[str, Any]]:
-    """A row per problem, with words for tables and hovers; ratios are of the library's time."""
-    return [_row(each) for each in found]
+    """A row per problem, with words for tables and hovers; ratios are of the library's time.
+
+    Where there are several machines, or times are modelled, a family says of which machine it is.
+    """
+    rows = [_row(each) for each in found]
+    if len({row["machine"] for row in rows}) > 1:
+        for row in rows:
+            row["family"] += f", {row['machine']}"
+    return rows
 
 
 def _row(each: Comparison) -> dict[str, Any]:

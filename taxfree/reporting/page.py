@@ -15,7 +15,7 @@ from taxfree import fingerprints
 from taxfree._version import __version__
 from taxfree.reporting.comparisons import verdict
 from taxfree.reporting.figures import Figure, Section, sections
-from taxfree.reporting.sources import Origin, Sources, machine_of, software_words
+from taxfree.reporting.sources import Origin, Sources, machine_of, machine_of_record, software_words
 
 _FILTERS = (("op", "Operation"), ("gpus", "GPUs"), ("machine", "Machine"))
 
@@ -107,7 +107,9 @@ def origins(sources: Sources) -> list[Origin]:
     alike: dict[tuple[str, ...], list[Any]] = {}
     for each in sources.records:
         software = software_words(vars(each.record.software))
-        alike.setdefault((each.source, each.record.hardware.gpu, software), []).append(each.record)
+        alike.setdefault((each.source, machine_of_record(each.record), software), []).append(
+            each.record
+        )
     for (source, machine, software), records in alike.items():
         times = [record.provenance.get("created", "") for record in records]
         gpus = {int(record.problem["world_size"]) for record in records}

@@ -186,6 +186,11 @@ def software_words(software: Mapping[str, Any]) -> str:
     return ", ".join(said)
 
 
+def machine_of_record(record: Record) -> str:
+    """The GPU that a record is of; modelled ones are marked."""
+    return f"{record.hardware.gpu}, modelled" if record.is_modelled else record.hardware.gpu
+
+
 def machine_of(environment: Mapping[str, Any]) -> str:
     """The GPU that an environment is of; modelled ones are marked."""
     gpu = str(environment.get("hardware", {}).get("gpu", "unknown"))

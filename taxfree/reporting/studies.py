@@ -9,7 +9,7 @@ from typing import Any
 import optuna
 
 from taxfree import fingerprints
-from taxfree.reporting.sources import Recorded, Sources
+from taxfree.reporting.sources import Recorded, Sources, machine_of_record
 from taxfree.shapes import format_problem
 from taxfree_tuning_db import TrialRecord
 
@@ -71,7 +71,7 @@ def _common(recorded: Recorded) -> dict[str, Any]:
     return {
         "op": record.op,
         "gpus": record.problem["world_size"],
-        "machine": record.hardware.gpu,
+        "machine": machine_of_record(record),
         "panel": f"{record.op} {format_problem(record.op, record.problem)}",
         "measured": record.provenance.get("created", "")[:10],
         "source": recorded.source,
