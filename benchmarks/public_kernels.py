@@ -482,6 +482,12 @@ def page(rows: list[dict[str, Any]]) -> str:
         "schedules showed nothing.",
         "The lines of each report are in `benchmarks/results/check/public_kernels.json`.",
         "",
+        "PyTorch's symmetric memory, Iris' hosts and Triton-distributed's language are simulated; "
+        "the device functions of Iris are",
+        "its own. The recipes' all-reduce, the message passing and the tutorial make one call, all "
+        "others three. Iris' kernels",
+        "have a barrier of all hosts after each call, as their benchmarks do.",
+        "",
     ]
     commits = {row["project"]: row["commit"] for row in rows}
     lines += ["| project | repository | commit |", "|---|---|---|"]
