@@ -393,9 +393,7 @@ def _iris(root: Path) -> Iterator[Case]:
         ),
     ):  # fmt: skip
         path = f"examples/{folder}/{file}.py"
-        confirmed = (
-            "later versions of the example have no such assumptions" if folder[1] == "7" else ""
-        )
+        confirmed = "the example at commit 262838cb7309 assumes >= 0" if folder[1] == "7" else ""
         yield Case("iris", kernel, path, gemm(folder, file, kernel), reading, confirmed)
 
 
