@@ -159,8 +159,11 @@ class Gpu:
         self.agent = Level(memory.level)
         self.chiplets = [Level(self.agent) for _ in range(chiplets)]
         self.views = [
-            [View(self, (Level(chiplet), chiplet, self.agent, memory.level)) for _ in range(units)]
-            for chiplet in self.chiplets
+            [
+                View(self, number, (Level(chiplet), chiplet, self.agent, memory.level))
+                for _ in range(units)
+            ]
+            for number, chiplet in enumerate(self.chiplets)
         ]
 
     def begin_launch(self) -> None:
@@ -187,11 +190,12 @@ class View:
     """Memory as the waves of one compute unit see it.
 
     Args:
+        chiplet: the number of the unit's chiplet.
         levels: L1, L2, what the GPU's chiplets share, memory.
     """
 
-    def __init__(self, gpu: Gpu, levels: tuple[Level, Level, Level, Level]) -> None:
-        self.gpu, self.memory, self.levels = gpu, gpu.memory, levels
+    def __init__(self, gpu: Gpu, chiplet: int, levels: tuple[Level, Level, Level, Level]) -> None:
+        self.gpu, self.memory, self.chiplet, self.levels = gpu, gpu.memory, chiplet, levels
 
     def load(self, places: Lanes, size: int, scope: Scope) -> Lanes:
         """Elements of 1, 2, 4 or 8 bytes at offsets that are multiples of it."""
