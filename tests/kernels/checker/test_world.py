@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import json
 import os
 import subprocess
 import sys
@@ -14,6 +16,7 @@ import triton.language as tl
 
 from taxfree_cli.app import run as command
 from taxfree_kernels.checker import CheckFailed, Reason, World
+from taxfree_kernels.checker.conventions import iris
 
 from . import anybody
 
@@ -266,6 +269,16 @@ def test_a_synchronising_line_that_never_ran_is_no_pass():
 
 
 # -- the command ----------------------------------------------------------------------------------
+
+CONTRACT = json.loads(Path(__file__).parents[1].joinpath("iris_contract.json").read_text())
+
+
+@pytest.mark.parametrize("name", CONTRACT["device_signatures"])
+def test_a_stand_in_takes_what_iris_function_takes(name):
+    parameters = inspect.signature(getattr(iris, name).fn).parameters.values()
+    bare = [each.replace(annotation=inspect.Parameter.empty) for each in parameters]
+    assert str(inspect.Signature(bare)) == CONTRACT["device_signatures"][name]
+
 
 FILE = Path(__file__).with_name("ring_example.py")
 

@@ -71,56 +71,90 @@ def put(
 
 
 @triton.jit
-def atomic_cas(pointer, cmp, val, from_rank, to_rank, heap_bases, sem=None, scope=None):
+def atomic_cas(
+    pointer, cmp, val, from_rank, to_rank, heap_bases,
+    sem=None, scope=None, hint: tl.constexpr = None,
+):  # fmt: skip
     """Compare and swap in the memory of `to_rank`."""
     there = _translate(pointer, from_rank, to_rank, heap_bases)
     return tl.atomic_cas(there, cmp, val, sem=sem, scope=scope)
 
 
 @triton.jit
-def atomic_add(pointer, val, from_rank, to_rank, heap_bases, mask=None, sem=None, scope=None):
+def atomic_add(
+    pointer, val, from_rank, to_rank, heap_bases,
+    mask=None, sem=None, scope=None, hint: tl.constexpr = None,
+):  # fmt: skip
     """Add in the memory of `to_rank`."""
     there = _translate(pointer, from_rank, to_rank, heap_bases)
     return tl.atomic_add(there, val, mask=mask, sem=sem, scope=scope)
 
 
 @triton.jit
-def atomic_xchg(pointer, val, from_rank, to_rank, heap_bases, mask=None, sem=None, scope=None):
+def atomic_sub(
+    pointer, val, from_rank, to_rank, heap_bases,
+    mask=None, sem=None, scope=None, hint: tl.constexpr = None,
+):  # fmt: skip
+    """Subtract in the memory of `to_rank`."""
+    there = _translate(pointer, from_rank, to_rank, heap_bases)
+    return tl.atomic_add(there, -val, mask=mask, sem=sem, scope=scope)
+
+
+@triton.jit
+def atomic_xchg(
+    pointer, val, from_rank, to_rank, heap_bases,
+    mask=None, sem=None, scope=None, hint: tl.constexpr = None,
+):  # fmt: skip
     """Exchange in the memory of `to_rank`."""
     there = _translate(pointer, from_rank, to_rank, heap_bases)
     return tl.atomic_xchg(there, val, mask=mask, sem=sem, scope=scope)
 
 
 @triton.jit
-def atomic_and(pointer, val, from_rank, to_rank, heap_bases, mask=None, sem=None, scope=None):
+def atomic_and(
+    pointer, val, from_rank, to_rank, heap_bases,
+    mask=None, sem=None, scope=None, hint: tl.constexpr = None,
+):  # fmt: skip
     """And in the memory of `to_rank`."""
     there = _translate(pointer, from_rank, to_rank, heap_bases)
     return tl.atomic_and(there, val, mask=mask, sem=sem, scope=scope)
 
 
 @triton.jit
-def atomic_or(pointer, val, from_rank, to_rank, heap_bases, mask=None, sem=None, scope=None):
+def atomic_or(
+    pointer, val, from_rank, to_rank, heap_bases,
+    mask=None, sem=None, scope=None, hint: tl.constexpr = None,
+):  # fmt: skip
     """Or in the memory of `to_rank`."""
     there = _translate(pointer, from_rank, to_rank, heap_bases)
     return tl.atomic_or(there, val, mask=mask, sem=sem, scope=scope)
 
 
 @triton.jit
-def atomic_xor(pointer, val, from_rank, to_rank, heap_bases, mask=None, sem=None, scope=None):
+def atomic_xor(
+    pointer, val, from_rank, to_rank, heap_bases,
+    mask=None, sem=None, scope=None, hint: tl.constexpr = None,
+):  # fmt: skip
     """Exclusive or in the memory of `to_rank`."""
     there = _translate(pointer, from_rank, to_rank, heap_bases)
     return tl.atomic_xor(there, val, mask=mask, sem=sem, scope=scope)
 
 
 @triton.jit
-def atomic_min(pointer, val, from_rank, to_rank, heap_bases, mask=None, sem=None, scope=None):
+def atomic_min(
+    pointer, val, from_rank, to_rank, heap_bases,
+    mask=None, sem=None, scope=None, hint: tl.constexpr = None,
+):  # fmt: skip
     """Minimum in the memory of `to_rank`."""
     there = _translate(pointer, from_rank, to_rank, heap_bases)
     return tl.atomic_min(there, val, mask=mask, sem=sem, scope=scope)
 
 
 @triton.jit
-def atomic_max(pointer, val, from_rank, to_rank, heap_bases, mask=None, sem=None, scope=None):
+def atomic_max(
+    pointer, val, from_rank, to_rank, heap_bases,
+    mask=None, sem=None, scope=None, hint: tl.constexpr = None,
+):  # fmt: skip
     """Maximum in the memory of `to_rank`."""
     there = _translate(pointer, from_rank, to_rank, heap_bases)
     return tl.atomic_max(there, val, mask=mask, sem=sem, scope=scope)

@@ -80,15 +80,18 @@ def patched(world: Any) -> Iterator[None]:
     """Within the context, PyTorch's functions serve a world."""
     with contextlib.ExitStack() as stack:
         found = sys.modules.get(_MODULE)
-        served: dict[str, Callable[..., Any]] = {
-            "rendezvous": rendezvous, "get_symm_mem_workspace": _workspace, "empty": _empty,
-        }  # fmt: skip
-        for name, function in served.items():
-            if found is not None:
+        if found is not None:
+            of_module: dict[str, Callable[..., Any]] = {
+                "rendezvous": rendezvous,
+                "get_symm_mem_workspace": _workspace,
+                "empty": _empty,
+            }
+            for name, function in of_module.items():
                 stack.enter_context(mock.patch.object(found, name, partial(function, world)))
-        for name, function in (
-            ("get_rank", lambda group=None: world.rank),
-            ("get_world_size", lambda group=None: world.ranks),
-        ):
-            stack.enter_context(mock.patch.object(torch.distributed, name, function))
+        of_group: dict[str, Callable[..., int]] = {
+            "get_rank": lambda group=None: world.rank,
+            "get_world_size": lambda group=None: world.ranks,
+        }
+        for name, answer in of_group.items():
+            stack.enter_context(mock.patch.object(torch.distributed, name, answer))
         yield
