@@ -11,6 +11,8 @@ from collections.abc import Callable
 from random import Random
 from typing import Any
 
+from taxfree_kernels.executed.tactics import Tactics
+
 
 class InFlight:
     """One operation.
@@ -21,9 +23,10 @@ class InFlight:
         rows: the vector registers that it loads. Loads come back in order, so a later one into the
             same registers stays later.
         is_scalar: a scalar load.
+        is_last: it passes no earlier one, whatever that touches.
     """
 
-    __slots__ = ("_effect", "_rows", "_span", "is_done", "is_scalar")
+    __slots__ = ("_effect", "_is_last", "_rows", "_span", "is_done", "is_scalar")
 
     def __init__(
         self,
@@ -31,8 +34,10 @@ class InFlight:
         span: tuple[int, int] = (0, 1 << 62),
         rows: tuple[int, int] = (0, 0),
         is_scalar: bool = False,
+        is_last: bool = False,
     ) -> None:
         self._effect, self._span, self._rows, self.is_scalar = effect, span, rows, is_scalar
+        self._is_last = is_last
         self.is_done = False
 
     def perform(self) -> None:
@@ -45,7 +50,9 @@ class InFlight:
         """Whether it may take effect before one that was issued earlier."""
         if earlier.is_done:
             return True
-        return not (_meet(self._span, earlier._span) or _meet(self._rows, earlier._rows))
+        return not (
+            self._is_last or _meet(self._span, earlier._span) or _meet(self._rows, earlier._rows)
+        )
 
 
 def _meet(a: tuple[int, int], b: tuple[int, int]) -> bool:
@@ -57,12 +64,11 @@ class Timing:
 
     Args:
         rng: of the run.
-        promptness: the chance that an operation takes effect when it is issued.
-        stalls: the chance that a wave which waits lets others go first.
+        tactics: of the run.
     """
 
-    def __init__(self, rng: Random, promptness: float, stalls: float) -> None:
-        self.rng, self.promptness, self.stalls = rng, promptness, stalls
+    def __init__(self, rng: Random, tactics: Tactics) -> None:
+        self.rng, self.promptness, self.stalls = rng, tactics.promptness, tactics.stalls
 
     def issue(self, queue: list[InFlight], operation: InFlight) -> None:
         """Put an operation behind those that are in flight."""

@@ -13,9 +13,11 @@ from taxfree_kernels.executed.decode import Instruction, Listing
 from taxfree_kernels.executed.errors import BadAccess, Hang
 from taxfree_kernels.executed.flight import Timing
 from taxfree_kernels.executed.shared import Shared
-from taxfree_kernels.executed.wave import AT_BARRIER, END, WORD, Step, Wave
+from taxfree_kernels.executed.tactics import Tactics
+from taxfree_kernels.executed.wave import ASLEEP, AT_BARRIER, END, WORD, Step, Wave
 
 _QUANTUM = 100  # instructions of a wave's turn at most
+_FICKLENESS = 0.05  # the chance, each turn, that a wave's priority changes
 
 
 class Program:
@@ -112,8 +114,7 @@ class Launch:
         shared_bytes: of LDS.
         gpu: where it runs.
         timing: of its memory operations.
-        resident: workgroups that run at a time.
-        churn: probability, each turn, that a cache evicts its lines.
+        tactics: of the run.
     """
 
     def __init__(
@@ -124,11 +125,10 @@ class Launch:
         shared_bytes: int,
         gpu: Gpu,
         timing: Timing,
-        resident: int,
-        churn: float = 0.0,
+        tactics: Tactics,
     ) -> None:
         self.program, self.shared_bytes, self.timing = program, shared_bytes, timing
-        self._gpu, self._resident, self._churn = gpu, resident, churn
+        self._gpu, self._tactics = gpu, tactics
         block = argument_bytes(program.listing, values, grid)
         kept = gpu.memory.empty(len(block), torch.uint8)
         kept.copy_(torch.frombuffer(bytearray(block), dtype=torch.uint8))
@@ -137,7 +137,7 @@ class Launch:
         self._groups: list[Workgroup] = []
         self._ended = 0
         gpu.begin_launch()
-        for _ in range(resident):
+        for _ in range(tactics.resident):
             self._start_next()
 
     @property
@@ -149,28 +149,37 @@ class Launch:
     def has_ended(self) -> bool:
         return not self._groups
 
-    def turn(self) -> None:
-        """Let one wave run for a while.
+    def turn(self) -> bool:
+        """Let one wave run for a while; returns whether there is one that can.
 
         Raises:
             Hang: all wait at barriers that others have passed.
         """
         rng = self.timing.rng
-        ready = [wave for wave in self._waves() if wave.state == 0]
+        ready = [wave for wave in self._waves() if wave.is_ready]
         if not ready:
-            raise Hang(f"{self.program.listing.name}: all waves wait at barriers", self.places())
-        wave = rng.choice(ready)
+            if all(wave.state in (AT_BARRIER, END) for wave in self._waves()):
+                raise Hang(f"{self.program.listing.name}: all waves wait at barriers", self.places())
+            return False
+        wave = self._next(ready)
         self._complete_some(wave, rng)
         try:
             stopped = wave.run(rng.randint(1, _QUANTUM))
         except BadAccess as error:
             text = self.program.listing.instructions[wave.pc].text
             raise BadAccess(error.message, f"{self.program.listing.name}, at: {text}") from None
-        if stopped in (AT_BARRIER, END):
+        if stopped in (AT_BARRIER, END, ASLEEP):
             wave.state = stopped
             self._regroup(wave.group)
-        if self._churn and rng.random() < self._churn:
+        if self._tactics.churn and rng.random() < self._tactics.churn:
             self._gpu.churn(rng)
+        return True
+
+    def wake(self) -> None:
+        """Let all that is in flight take effect, and waves that sleep poll once more."""
+        for wave in self._waves():
+            self.timing.drain(wave.vector_queue, 0)
+            wave.wake()
 
     def places(self) -> str:
         """Where the waves are."""
@@ -180,6 +189,15 @@ class Launch:
 
     def _waves(self) -> Iterator[Wave]:
         return (wave for group in self._groups for wave in group.waves)
+
+    def _next(self, ready: list[Wave]) -> Wave:
+        rng = self.timing.rng
+        if not self._tactics.by_priority:
+            return rng.choice(ready)
+        wave = max(ready, key=lambda each: each.priority)
+        if rng.random() < _FICKLENESS:
+            wave.priority = rng.random()
+        return wave
 
     def _complete_some(self, wave: Wave, rng: Random) -> None:
         if wave.vector_queue and rng.random() < self.timing.promptness:

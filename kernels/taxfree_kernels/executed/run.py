@@ -27,6 +27,7 @@ from taxfree_kernels.executed.fabric import ExecutedFabric, arena_bytes
 from taxfree_kernels.executed.flight import Timing
 from taxfree_kernels.executed.operands import bits_of_float
 from taxfree_kernels.executed.program import Launch, Program
+from taxfree_kernels.executed.tactics import Tactics
 from taxfree_kernels.fabric.base import NoGroup
 from taxfree_kernels.hardware import KNOWN, Hardware
 from taxfree_kernels.launch import Kernel, launching_through
@@ -39,10 +40,7 @@ CALLS = 3  # of a run, back to back: the third uses the first slot again
 MOST_INSTRUCTIONS = 5_000_000  # of all waves in a run; more is a hang
 NEVER = 1 << 40  # polls
 
-_PROMPTNESS = (0.0, 0.02, 0.3, 1.0)
-_STALLS = (0.0, 0.3, 0.7)
-_CHURN = (0.0, 0.0, 0.02)
-_RESIDENT = (1, 2, 3, 8)
+_IDLE = 32  # rounds in which every wave polls again, and nothing changes: a hang
 
 Change = Callable[[str], str]
 
@@ -90,6 +88,7 @@ def run(
     *,
     most_instructions: int = MOST_INSTRUCTIONS,
     patience: int = NEVER,
+    tactics: Tactics | None = None,
     change: Change | None = None,
     programs: dict[str, Program] | None = None,
 ) -> Executed:
@@ -105,6 +104,7 @@ def run(
         architecture: "gfx942" or "gfx950".
         most_instructions: of all waves; a run that needs more hangs.
         patience: polls until a kernel gives up waiting.
+        tactics: None draws them.
         change: of the text of each kernel, before it is decoded.
         programs: kernels that earlier runs decoded, to be used again.
 
@@ -116,7 +116,7 @@ def run(
     if config is None:
         config = registry.variants(op)[variant].seed_configs(problem, hardware)[0]
     shown = Executed(op, variant, problem, config, architecture, seed)
-    session = _Session(shown, hardware, most_instructions, patience, change, programs)
+    session = _Session(shown, hardware, most_instructions, patience, tactics, change, programs)
     begin = time.perf_counter()
     try:
         with np.errstate(all="ignore"):
@@ -185,6 +185,7 @@ class _Session:
         hardware: Hardware,
         most_instructions: int,
         patience: int,
+        tactics: Tactics | None,
         change: Change | None,
         programs: dict[str, Program] | None,
     ) -> None:
@@ -193,8 +194,8 @@ class _Session:
         self._programs = {} if programs is None else programs
         self.compiling = 0.0
         rng = self._rng = Random(shown.seed)
-        self._timing = Timing(rng, rng.choice(_PROMPTNESS), rng.choice(_STALLS))
-        self._churn, self._resident = rng.choice(_CHURN), rng.choice(_RESIDENT)
+        self._tactics = tactics or Tactics.drawn(rng)
+        self._timing = Timing(rng, self._tactics)
         self._memory = Memory()
         self._mirrors: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         self._launches: dict[int, Launch] = {}
@@ -258,20 +259,33 @@ class _Session:
             host.wait()
             self._take(host)
         weights = [self._rng.choice((1, 1, 4, 20)) for _ in hosts]
+        ranks = list(self._launches)  # whose waves do not all sleep
+        idle, version = 0, -1
         while self._launches:
-            ranks = list(self._launches)
+            if not ranks:
+                idle = idle + 1 if self._memory.version == version else 0
+                if idle > _IDLE and self._patience >= NEVER:
+                    raise Hang("all waves wait for what does not happen", self._where())
+                for launch in self._launches.values():
+                    launch.wake()
+                version = self._memory.version
+                ranks = list(self._launches)
             rank = self._rng.choices(ranks, [weights[each] for each in ranks])[0]
             launch = self._launches[rank]
             before = launch.executed
-            launch.turn()
+            if not launch.turn():
+                ranks.remove(rank)
+                continue
+            ranks = list(self._launches)
             self._shown.instructions += launch.executed - before
             if launch.has_ended:
                 self._finish(hosts[rank])
+                ranks = list(self._launches)
             elif self._shown.instructions > self._most:
-                where = " | ".join(
-                    f"rank {at} {one.places()}" for at, one in self._launches.items()
-                )
-                raise Hang(f"no end after {self._most:,} instructions", where)
+                raise Hang(f"no end after {self._most:,} instructions", self._where())
+
+    def _where(self) -> str:
+        return " | ".join(f"rank {at} {one.places()}" for at, one in self._launches.items())
 
     def _take(self, host: _Host) -> None:
         """Begin what a host asks for."""
@@ -289,7 +303,7 @@ class _Session:
         values = list(_values(kernel, args, program.listing, self._address))
         self._launches[host.rank] = Launch(
             program, kernel.grid, values, compiled.resources.shared_memory,
-            self._gpus[host.rank], self._timing, self._resident, self._churn,
+            self._gpus[host.rank], self._timing, self._tactics,
         )  # fmt: skip
 
     def _finish(self, host: _Host) -> None:

@@ -37,7 +37,7 @@ def build(given: Instruction) -> Step:
 
         def effect() -> None:
             start = np.array([address], np.uint64)
-            at = int(wave.view.memory.places(start, 4 * count)[0]) // 4
+            at = wave.view.memory.places(start, 4 * count)[0].item() // 4
             wave.s[first : first + count] = wave.view.levels[1].of[4][at : at + count].tolist()
 
         wave.timing.issue(wave.local_queue, InFlight(effect, is_scalar=True))

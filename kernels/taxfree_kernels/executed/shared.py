@@ -34,23 +34,27 @@ class Shared:
         }
 
     def _check(self, places: Lanes, size: int) -> None:
-        if places.size and int(places.max()) + size > self.size:
-            raise BadAccess(f"access of {size} bytes at {int(places.max())} of {self.size} of LDS")
-        if places.size and (places & (min(size, 4) - 1)).any():
+        if not places.size:
+            return
+        last = int(np.maximum.reduce(places))
+        if last + size > self.size:
+            raise BadAccess(f"access of {size} bytes at {last} of {self.size} of LDS")
+        if np.bitwise_or.reduce(places) & (min(size, 4) - 1):
             raise BadAccess(f"an access of {size} bytes to LDS is not aligned")
 
     def load(self, places: Lanes, size: int) -> Lanes:
-        """uint32 [lane, words] of `size` bytes each."""
+        """uint32 [words, lane] of `size` bytes each lane."""
         self._check(places, size)
         if size < 4:
-            return self._of[size][places // size].astype(np.uint32)[:, None]
-        return self._words[(places >> 2)[:, None] + np.arange(size // 4)]
+            return self._of[size][places // size].astype(np.uint32)[None]
+        return self._words[(places >> 2) + np.arange(size // 4)[:, None]]
 
     def store(self, places: Lanes, values: Lanes) -> None:
         """Values [lane, elements] of uint32, or of fewer bytes."""
         size = values.itemsize
         self._check(places, size * values.shape[1])
-        self._of[size][(places // size)[:, None] + np.arange(values.shape[1])] = values
+        at = places if size == 1 else places // size
+        self._of[size][at[:, None] + np.arange(values.shape[1])] = values
 
 
 def build(given: Instruction) -> Step:
@@ -79,6 +83,11 @@ def build(given: Instruction) -> Step:
     return _write(given, size, offsets, upper=bool(found[5]))
 
 
+def _lanes_on(wave: Wave) -> Any:
+    """An index of the lanes that are on; of all, one that costs nothing."""
+    return slice(None) if wave.is_full else wave.mask
+
+
 def _issue(wave: Wave, effect: Callable[[], Any]) -> None:
     wave.timing.issue(wave.local_queue, InFlight(effect))
 
@@ -88,17 +97,14 @@ def _read(given: Instruction, size: int, offsets: list[int]) -> Step:
     words = max(size // 4, 1)
 
     def step(wave: Wave) -> None:
-        is_on, shared = wave.mask, wave.group.shared
+        is_on, shared = _lanes_on(wave), wave.group.shared
         places = base(wave)[is_on].astype(np.int64)
         wave.poison(row, words * len(offsets))
 
         def effect() -> None:
-            to = row
-            for offset in offsets:
-                loaded = shared.load(places + offset, size)
-                for number in range(words):
-                    wave.u[to][is_on] = loaded[:, number]
-                    to += 1
+            for number, offset in enumerate(offsets):
+                to = row + words * number
+                wave.registers[to : to + words, is_on] = shared.load(places + offset, size)
 
         _issue(wave, effect)
 
@@ -110,7 +116,7 @@ def _write(given: Instruction, size: int, offsets: list[int], *, upper: bool) ->
     words, shift = max(size // 4, 1), np.uint32(16 if upper else 0)
 
     def step(wave: Wave) -> None:
-        is_on, shared = wave.mask, wave.group.shared
+        is_on, shared = _lanes_on(wave), wave.group.shared
         places = base(wave)[is_on].astype(np.int64)
         taken = [wave.registers[row : row + words, is_on].T >> shift for row in rows]
         values = [each.astype(f"u{min(size, 4)}") for each in taken]
@@ -159,7 +165,7 @@ def _read_transposed(given: Instruction) -> Step:
         wave.poison(row, 2)
 
         def effect() -> None:
-            halves = shared.load(places, 8).view(np.uint16)  # lane, 4
+            halves = shared.load(places, 8).T.copy().view(np.uint16)  # lane, 4
             words = np.ascontiguousarray(halves[giver, lane % 4]).view(np.uint32)
             wave.u[row][:], wave.u[row + 1][:] = words[:, 0], words[:, 1]
 
