@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from copy import copy
 from random import Random
 
 import torch
@@ -38,6 +39,13 @@ class Program:
         self.listing = listing
         self.steps = [build_step(each, listing.labels) for each in listing.instructions]
         self.hits = bytearray(len(self.steps))
+
+    def with_steps(self, steps: Mapping[int, Step]) -> Program:
+        """The same, but for some steps; as if it had never run."""
+        changed = copy(self)
+        changed.steps = [steps.get(at, step) for at, step in enumerate(self.steps)]
+        changed.hits = bytearray(len(self.steps))
+        return changed
 
 
 def build_step(given: Instruction, labels: Mapping[str, int]) -> Step:

@@ -42,9 +42,6 @@ NEVER = 1 << 40  # polls
 
 _IDLE = 32  # rounds in which every wave polls again, and nothing changes: a hang
 
-Change = Callable[[str], str]
-
-
 @dataclass
 class Executed:
     """The result of a run.
@@ -89,7 +86,6 @@ def run(
     most_instructions: int = MOST_INSTRUCTIONS,
     patience: int = NEVER,
     tactics: Tactics | None = None,
-    change: Change | None = None,
     programs: dict[str, Program] | None = None,
 ) -> Executed:
     """Execute three calls of a variant on each of its problem's ranks.
@@ -105,8 +101,7 @@ def run(
         most_instructions: of all waves; a run that needs more hangs.
         patience: polls until a kernel gives up waiting.
         tactics: None draws them.
-        change: of the text of each kernel, before it is decoded.
-        programs: kernels that earlier runs decoded, to be used again.
+        programs: kernels that earlier runs decoded, to be used again; by Triton's key.
 
     Raises:
         PlanError: the variant refuses the problem or config.
@@ -116,7 +111,7 @@ def run(
     if config is None:
         config = registry.variants(op)[variant].seed_configs(problem, hardware)[0]
     shown = Executed(op, variant, problem, config, architecture, seed)
-    session = _Session(shown, hardware, most_instructions, patience, tactics, change, programs)
+    session = _Session(shown, hardware, most_instructions, patience, tactics, programs)
     begin = time.perf_counter()
     try:
         with np.errstate(all="ignore"):
@@ -140,6 +135,7 @@ class _Host(threading.Thread):
         super().__init__(daemon=True)
         self.rank, self._calls = rank, calls
         self.asked: tuple[Kernel, tuple[Any, ...]] | None = None
+        self.calls_done = 0
         self.failure: BaseException | None = None
         self.is_abandoned = False
         self._goes_on, self.has_stopped = threading.Semaphore(0), threading.Semaphore(0)
@@ -149,6 +145,7 @@ class _Host(threading.Thread):
             with launching_through(self._launch):
                 for call in self._calls:
                     call()
+                    self.calls_done += 1
         except BaseException as error:
             self.failure = error
         self.has_stopped.release()
@@ -186,11 +183,10 @@ class _Session:
         most_instructions: int,
         patience: int,
         tactics: Tactics | None,
-        change: Change | None,
         programs: dict[str, Program] | None,
     ) -> None:
         self._shown, self._hardware, self._most = shown, hardware, most_instructions
-        self._patience, self._change = patience, change
+        self._patience = patience
         self._programs = {} if programs is None else programs
         self.compiling = 0.0
         rng = self._rng = Random(shown.seed)
@@ -214,17 +210,17 @@ class _Session:
         fabrics = self._fabrics(problem)
         plans = [variant.plan(problem, fabric, self._shown.config) for fabric in fabrics]
         cpu = torch.device("cpu")
-        outputs: list[list[torch.Tensor]] = []
+        self._outputs: list[list[torch.Tensor]] = []
         hosts = []
         for rank, plan in enumerate(plans):
             calls = []
-            outputs.append([])
+            self._outputs.append([])
             for call in range(CALLS):
                 inputs = op.make_inputs(problem, rank, self._shown.seed + call, cpu, False)
                 kept = [each if each is None else self._memory.copy_of(each) for each in inputs]
                 empty = op.empty_output(problem, cpu)
                 output = self._memory.copy_of(empty).fill_(float("nan"))
-                outputs[rank].append(output)
+                self._outputs[rank].append(output)
                 calls.append(lambda plan=plan, tensors=(*kept, output): plan(*tensors))
             hosts.append(_Host(rank, calls))
         try:
@@ -235,11 +231,6 @@ class _Session:
             self._count()
         if not self._shown.instructions:
             self._shown.verdict = "nothing to run"
-            return
-        for call in range(CALLS):
-            for rank in range(world):
-                expected = op.reference(problem, rank, self._shown.seed + call, cpu, False)
-                self._compare(outputs[rank][call], expected)
 
     def _fabrics(self, problem: Problem) -> list[ExecutedFabric]:
         size = arena_bytes(problem.world_size, problem.slot_bytes)
@@ -260,8 +251,8 @@ class _Session:
             self._take(host)
         weights = [self._rng.choice((1, 1, 4, 20)) for _ in hosts]
         ranks = list(self._launches)  # whose waves do not all sleep
-        idle, version = 0, -1
-        while self._launches:
+        idle, version, compared = 0, -1, 0
+        while self._launches and self._shown.verdict == "right":
             if not ranks:
                 idle = idle + 1 if self._memory.version == version else 0
                 if idle > _IDLE and self._patience >= NEVER:
@@ -281,6 +272,9 @@ class _Session:
             if launch.has_ended:
                 self._finish(hosts[rank])
                 ranks = list(self._launches)
+                while compared < min(host.calls_done for host in hosts):
+                    self._compare(compared)
+                    compared += 1
             elif self._shown.instructions > self._most:
                 raise Hang(f"no end after {self._most:,} instructions", self._where())
 
@@ -296,8 +290,7 @@ class _Session:
         compiled = compile_launch(Recorded(kernel, args), self._hardware)
         program = self._programs.get(compiled.cache_key)
         if program is None:
-            text = self._change(compiled.text) if self._change else compiled.text
-            program = self._programs[compiled.cache_key] = Program(decode(text))
+            program = self._programs[compiled.cache_key] = Program(decode(compiled.text))
         self.compiling += time.perf_counter() - begin
         self._used[compiled.cache_key] = program
         values = list(_values(kernel, args, program.listing, self._address))
@@ -330,7 +323,14 @@ class _Session:
         found[1].copy_(found[0])
         return found[1].data_ptr() + int(tensor.storage_offset()) * tensor.element_size()
 
-    def _compare(self, output: torch.Tensor, expected: torch.Tensor) -> None:
+    def _compare(self, call: int) -> None:
+        """Compare the results of a call that all ranks have made."""
+        problem, op = self._shown.problem, registry.operation(self._shown.op)
+        for rank, outputs in enumerate(self._outputs):
+            seed, cpu = self._shown.seed + call, torch.device("cpu")
+            self._compare_one(outputs[call], op.reference(problem, rank, seed, cpu, False))
+
+    def _compare_one(self, output: torch.Tensor, expected: torch.Tensor) -> None:
         """Differences in units of what is allowed: each rank's part may have been rounded once."""
         step = torch.finfo(output.dtype).eps
         allowed = (

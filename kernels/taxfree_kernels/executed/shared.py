@@ -70,17 +70,32 @@ def build(given: Instruction) -> Step:
     found = _NAME.fullmatch(given.opcode)
     if found is None or not {"offset", "offset0", "offset1"}.issuperset(given.modifiers):
         raise UnknownInstruction(f"unknown instruction {given.text}")
-    size = int(found[4]) // 8
-    if found[2]:
-        unit = size * (64 if found[3] else 1)
-        offsets = [unit * given.number("offset0"), unit * given.number("offset1")]
-    else:
-        offsets = [given.number("offset")]
+    size, offsets = _pieces(given)
     if found[1] == "read":
         if found[5]:
             raise UnknownInstruction(f"unknown instruction {given.text}")
         return _read(given, size, offsets)
     return _write(given, size, offsets, upper=bool(found[5]))
+
+
+def _pieces(given: Instruction) -> tuple[int, list[int]]:
+    """Bytes of each access of a lane, and their offsets from its address."""
+    found = _NAME.fullmatch(given.opcode)
+    if found is None:  # transposed
+        return 8, [given.number("offset")]
+    size = int(found[4]) // 8
+    if not found[2]:
+        return size, [given.number("offset")]
+    unit = size * (64 if found[3] else 1)
+    return size, [unit * given.number("offset0"), unit * given.number("offset1")]
+
+
+def touched(given: Instruction) -> Callable[[Wave], Lanes]:
+    """Wave -> the words of LDS that a read or write touches, by number."""
+    size, offsets = _pieces(given)
+    base = source(given.operands[0 if "write" in given.opcode else 1], "u32")
+    first = np.add.outer(offsets, np.arange(0, size, 4)).ravel()
+    return lambda wave: (base(wave)[_lanes_on(wave)].astype(np.int64)[:, None] + first).ravel() >> 2
 
 
 def _lanes_on(wave: Wave) -> Any:

@@ -84,6 +84,23 @@ def _done() -> InFlight:
     return operation
 
 
+def touched(given: Instruction) -> Callable[[Wave], Lanes]:
+    """Wave -> the words of memory that an instruction touches, by number."""
+    if found := _ATOMIC.fullmatch(given.opcode):
+        at, size = int("sc0" in given.modifiers), 8 if found[2] else 4
+    else:
+        found = _NAME.fullmatch(given.opcode)
+        assert found is not None
+        to_shared = found[3] or "lds" in given.modifiers
+        at = 0 if to_shared or given.opcode.startswith("global_store") else 1
+        element, count = _SHAPES[found[4]]
+        size = element * count
+    addresses, first = _addresses(given, at, size), np.arange(0, size, 4)
+    return lambda wave: (
+        wave.view.memory.places(addresses(wave)[0], size)[0][:, None] + first
+    ).ravel() >> 2
+
+
 # -- addresses ------------------------------------------------------------------------------------
 
 
