@@ -15,7 +15,7 @@ from random import Random
 from taxfree_kernels.executed.decode import Instruction
 from taxfree_kernels.executed.program import Program, build_step
 from taxfree_kernels.executed.run import run
-from taxfree_kernels.executed.tactics import Tactics
+from taxfree_kernels.executed.tactics import NEGATIVE_POISON, Tactics
 from taxfree_kernels.executed.wave import Step
 from taxfree_kernels.executed.witness import Witness
 from taxfree_kernels.variant import Problem
@@ -23,11 +23,11 @@ from taxfree_kernels.variant import Problem
 #: what is tried in turn, with the seed of the rest
 TACTICS = (
     (0, Tactics(by_priority=True)),
-    (1, Tactics(promptness=1.0, by_priority=True)),
-    (2, Tactics(stalls=0.3, resident=2)),
+    (1, Tactics(promptness=1.0, by_priority=True, poison=NEGATIVE_POISON)),
+    (2, Tactics(stalls=1.0, by_priority=True, poison=NEGATIVE_POISON)),
     (3, Tactics(promptness=0.3, stalls=0.7, churn=0.02)),
-    (4, Tactics(by_priority=True, resident=1)),
-    (5, Tactics(promptness=0.3, by_priority=True)),
+    (4, Tactics(promptness=0.3, stalls=0.5, by_priority=True, resident=2)),
+    (5, Tactics(resident=1, poison=NEGATIVE_POISON)),
 )
 
 _SHORTEST = 20_000  # instructions after which a mutant may hang

@@ -15,7 +15,7 @@ from taxfree_kernels.executed.errors import BadAccess, Hang
 from taxfree_kernels.executed.flight import Timing
 from taxfree_kernels.executed.shared import Shared
 from taxfree_kernels.executed.tactics import Tactics
-from taxfree_kernels.executed.wave import ASLEEP, AT_BARRIER, END, WORD, Step, Wave
+from taxfree_kernels.executed.wave import AGAIN, ASLEEP, AT_BARRIER, END, WORD, Step, Wave
 
 _QUANTUM = 100  # instructions of a wave's turn at most
 _FICKLENESS = 0.05  # the chance, each turn, that a wave's priority changes
@@ -90,7 +90,7 @@ class Workgroup:
 
     def __init__(self, launch: Launch, number: int, view: View) -> None:
         listing = launch.program.listing
-        self.shared = Shared(launch.shared_bytes)
+        self.shared = Shared(launch.shared_bytes, launch.timing.poison)
         self.waves = [
             Wave(launch.program, self, view, launch.timing, each)
             for each in range(listing.threads // 64)
@@ -157,19 +157,20 @@ class Launch:
     def has_ended(self) -> bool:
         return not self._groups
 
-    def turn(self) -> bool:
-        """Let one wave run for a while; returns whether there is one that can.
+    def ready(self) -> list[Wave]:
+        """The waves that can go on.
 
         Raises:
             Hang: all wait at barriers that others have passed.
         """
+        found = [wave for wave in self._waves() if wave.is_ready]
+        if not found and all(wave.state in (AT_BARRIER, END) for wave in self._waves()):
+            raise Hang(f"{self.program.listing.name}: all waves wait at barriers", self.places())
+        return found
+
+    def turn(self, wave: Wave) -> None:
+        """Let a wave run for a while."""
         rng = self.timing.rng
-        ready = [wave for wave in self._waves() if wave.is_ready]
-        if not ready:
-            if all(wave.state in (AT_BARRIER, END) for wave in self._waves()):
-                raise Hang(f"{self.program.listing.name}: all waves wait at barriers", self.places())
-            return False
-        wave = self._next(ready)
         self._complete_some(wave, rng)
         try:
             stopped = wave.run(rng.randint(1, _QUANTUM))
@@ -179,9 +180,12 @@ class Launch:
         if stopped in (AT_BARRIER, END, ASLEEP):
             wave.state = stopped
             self._regroup(wave.group)
+        if stopped == AGAIN:
+            wave.priority -= 1  # all others go first
+        elif rng.random() < _FICKLENESS:
+            wave.priority = rng.random()
         if self._tactics.churn and rng.random() < self._tactics.churn:
             self._gpu.churn(rng)
-        return True
 
     def wake(self) -> None:
         """Let all that is in flight take effect, and waves that sleep poll once more."""
@@ -197,15 +201,6 @@ class Launch:
 
     def _waves(self) -> Iterator[Wave]:
         return (wave for group in self._groups for wave in group.waves)
-
-    def _next(self, ready: list[Wave]) -> Wave:
-        rng = self.timing.rng
-        if not self._tactics.by_priority:
-            return rng.choice(ready)
-        wave = max(ready, key=lambda each: each.priority)
-        if rng.random() < _FICKLENESS:
-            wave.priority = rng.random()
-        return wave
 
     def _complete_some(self, wave: Wave, rng: Random) -> None:
         if wave.vector_queue and rng.random() < self.timing.promptness:

@@ -250,28 +250,29 @@ class _Session:
             host.wait()
             self._take(host)
         weights = [self._rng.choice((1, 1, 4, 20)) for _ in hosts]
-        ranks = list(self._launches)  # whose waves do not all sleep
         idle, version, compared = 0, -1, 0
         while self._launches and self._shown.verdict == "right":
-            if not ranks:
+            ready = {rank: waves for rank in self._launches if (waves := self._launches[rank].ready())}
+            if not ready:
                 idle = idle + 1 if self._memory.version == version else 0
                 if idle > _IDLE and self._patience >= NEVER:
                     raise Hang("all waves wait for what does not happen", self._where())
                 for launch in self._launches.values():
                     launch.wake()
                 version = self._memory.version
-                ranks = list(self._launches)
-            rank = self._rng.choices(ranks, [weights[each] for each in ranks])[0]
+                continue
+            if self._tactics.by_priority:
+                rank = max(ready, key=lambda rank: max(wave.priority for wave in ready[rank]))
+                wave = max(ready[rank], key=lambda wave: wave.priority)
+            else:
+                rank = self._rng.choices(list(ready), [weights[each] for each in ready])[0]
+                wave = self._rng.choice(ready[rank])
             launch = self._launches[rank]
             before = launch.executed
-            if not launch.turn():
-                ranks.remove(rank)
-                continue
-            ranks = list(self._launches)
+            launch.turn(wave)
             self._shown.instructions += launch.executed - before
             if launch.has_ended:
                 self._finish(hosts[rank])
-                ranks = list(self._launches)
                 while compared < min(host.calls_done for host in hosts):
                     self._compare(compared)
                     compared += 1

@@ -12,7 +12,8 @@ from taxfree_kernels.executed.decode import Instruction
 from taxfree_kernels.executed.errors import BadAccess, UnknownInstruction
 from taxfree_kernels.executed.flight import InFlight
 from taxfree_kernels.executed.operands import row_of, source
-from taxfree_kernels.executed.wave import LANES, POISON, Lanes, Step, Wave
+from taxfree_kernels.executed.tactics import POISON
+from taxfree_kernels.executed.wave import LANES, Lanes, Step, Wave
 
 _NAME = re.compile(r"ds_(read|write)(2?)(st64)?_[biu](8|16|32|64|96|128)(_d16_hi)?")
 
@@ -22,11 +23,12 @@ class Shared:
 
     Args:
         size: bytes.
+        poison: what words hold until then.
     """
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, poison: int = POISON) -> None:
         self.size = size
-        self._words = np.full(size // 4 + 1, POISON, np.uint32)
+        self._words = np.full(size // 4 + 1, poison, np.uint32)
         self._of: dict[int, Lanes] = {
             1: self._words.view(np.uint8),
             2: self._words.view(np.uint16),
@@ -103,8 +105,8 @@ def _lanes_on(wave: Wave) -> Any:
     return slice(None) if wave.is_full else wave.mask
 
 
-def _issue(wave: Wave, effect: Callable[[], Any]) -> None:
-    wave.timing.issue(wave.local_queue, InFlight(effect))
+def _issue(wave: Wave, effect: Callable[[], Any], row: int = 0, count: int = 0) -> None:
+    wave.timing.issue(wave.local_queue, InFlight(effect, rows=(row, row + count)))
 
 
 def _read(given: Instruction, size: int, offsets: list[int]) -> Step:
@@ -121,7 +123,7 @@ def _read(given: Instruction, size: int, offsets: list[int]) -> Step:
                 to = row + words * number
                 wave.registers[to : to + words, is_on] = shared.load(places + offset, size)
 
-        _issue(wave, effect)
+        _issue(wave, effect, row, words * len(offsets))
 
     return step
 
@@ -161,7 +163,7 @@ def _permute(given: Instruction) -> Step:
         else:
             result[lanes[is_on]] = values[is_on]
         wave.poison(row, 1)
-        _issue(wave, lambda: np.copyto(wave.u[row], result, where=is_on))
+        _issue(wave, lambda: np.copyto(wave.u[row], result, where=is_on), row, 1)
 
     return step
 
@@ -184,6 +186,6 @@ def _read_transposed(given: Instruction) -> Step:
             words = np.ascontiguousarray(halves[giver, lane % 4]).view(np.uint32)
             wave.u[row][:], wave.u[row + 1][:] = words[:, 0], words[:, 1]
 
-        _issue(wave, effect)
+        _issue(wave, effect, row, 2)
 
     return step

@@ -6,6 +6,10 @@ from dataclasses import dataclass
 from random import Random
 
 
+#: what undefined registers hold: NaNs, no addresses, and as integers positive or negative
+POISON, NEGATIVE_POISON = 0x7FC0DEAD, 0xFFC0DEAD
+
+
 @dataclass(frozen=True)
 class Tactics:
     """What one run draws.
@@ -18,6 +22,7 @@ class Tactics:
         resident: workgroups of a rank that run at a time.
         by_priority: the ready wave of the highest priority runs, so that some are far ahead of
             others; priorities change now and then. Otherwise a random one runs.
+        poison: what undefined registers, pending destinations and unwritten LDS hold.
     """
 
     promptness: float = 0.0
@@ -25,6 +30,7 @@ class Tactics:
     churn: float = 0.0
     resident: int = 8
     by_priority: bool = False
+    poison: int = POISON
 
     @classmethod
     def drawn(cls, rng: Random) -> Tactics:
@@ -34,4 +40,5 @@ class Tactics:
             churn=rng.choice((0.0, 0.0, 0.02)),
             resident=rng.choice((1, 2, 3, 8)),
             by_priority=rng.choice((False, True)),
+            poison=rng.choice((POISON, NEGATIVE_POISON)),
         )

@@ -20,10 +20,6 @@ WORD = (1 << 32) - 1
 #: numbers of special scalar registers
 VCC, M0, EXEC = 106, 124, 126
 
-#: what undefined registers and pending destinations hold: a NaN, and no address
-POISON = np.uint32(0x7FC0DEAD)
-_SCALAR_POISON = 0x7FC0DEAD
-
 #: what an instruction returns other than the index of the next one, or None for the one behind it
 END, AT_BARRIER, AGAIN, ASLEEP = -1, -2, -3, -4
 
@@ -66,13 +62,13 @@ class Wave:
         self, program: Program, group: Workgroup, view: View, timing: Timing, number: int
     ) -> None:
         self.program, self.group, self.view, self.timing = program, group, view, timing
-        registers = np.full((512, 64), POISON, np.uint32)
+        registers = np.full((512, 64), timing.poison, np.uint32)
         self.registers = registers
         self.u, self.i, self.f = (
             list(registers.view(kind)) for kind in (np.uint32, np.int32, np.float32)
         )
         self.u[0][:] = LANES + 64 * number
-        self.s = [_SCALAR_POISON] * 128
+        self.s = [timing.poison] * 128
         self.scc = 0
         self.pc = self._slept_at = 0
         self.state = 0
@@ -137,7 +133,7 @@ class Wave:
 
     def poison(self, first: int, count: int) -> None:
         """Spoil destinations of a load until it takes effect."""
-        self.put(first, count, POISON)
+        self.put(first, count, self.timing.poison)
 
     def put(self, first: int, count: int, values: Any) -> None:
         """Give registers values [count, 64], in the lanes that are on."""

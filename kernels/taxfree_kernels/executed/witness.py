@@ -16,7 +16,8 @@ import numpy as np
 from taxfree_kernels.executed import shared, vector_memory
 from taxfree_kernels.executed.caches import Scope, View, scope_of
 from taxfree_kernels.executed.decode import Instruction
-from taxfree_kernels.executed.operands import row_of
+from taxfree_kernels.executed.flight import InFlight
+from taxfree_kernels.executed.operands import register, row_of, signs
 from taxfree_kernels.executed.program import Program
 from taxfree_kernels.executed.scalar import left_in_flight
 from taxfree_kernels.executed.wave import Step, Wave
@@ -34,6 +35,26 @@ _CONFLICTS = {
     _INVALIDATE: _READ,
     _RELEASE: _READ | _POLL | _WRITE | _RELEASE,
 }
+
+
+def _registers(given: Instruction) -> frozenset[int]:
+    """The registers that an instruction names, or uses without naming them; scalar ones below 0."""
+    texts = [signs(text)[0] for text in given.operands]
+    found = [each for each in map(register, texts) if each is not None]
+    numbers = {each.row + n if each.is_vector else ~(each.row + n)
+               for each in found for n in range(max(each.words, 8 if "mfma" in given.opcode else 1))}
+    return frozenset(numbers)
+
+
+class _Wait:
+    """Operations that a wait has let go of: the registers they load, or that they load none."""
+
+    def __init__(self, key: tuple[Place, str], counter: str, gone: list[InFlight]) -> None:
+        self.key, self.counter = key, counter
+        self.registers = {
+            ~row if each.is_scalar else row for each in gone for row in range(*each.rows)
+        }
+        self.orders = any(each.rows[0] == each.rows[1] for each in gone)
 
 
 class _Phase:
@@ -83,6 +104,7 @@ class Witness:
 
     def __init__(self) -> None:
         self._waited: set[tuple[Place, str]] = set()  # with the counter
+        self._waits: dict[Wave, list[_Wait]] = defaultdict(list)  # not yet followed by another
         self._ways: dict[Place, set[bool]] = defaultdict(set)
         self._groups: dict[Any, _Group] = defaultdict(_Group)
         self._reads: dict[View, Words] = defaultdict(set)
@@ -100,10 +122,12 @@ class Witness:
         """The program, but watched."""
         steps = {}
         for at, given in enumerate(program.listing.instructions):
+            step = program.steps[at]
             if given.opcode.startswith("s_cbranch"):
-                steps[at] = self._branch((key, at), program.steps[at])
+                step = self._branch((key, at), step)
             elif (watch := self._watch((key, at), given)) is not None:
-                steps[at] = _behind(watch, program.steps[at])
+                step = _behind(watch, step)
+            steps[at] = _behind(self._open_waits(given), step)
         return program.with_steps(steps)
 
     def _watch(self, place: Place, given: Instruction) -> Callable[[Wave], None] | None:
@@ -131,13 +155,35 @@ class Witness:
         return watched
 
     def _wait(self, place: Place, given: Instruction) -> Callable[[Wave], None]:
-        vector, local = left_in_flight(given)
+        """Note what it lets go of; a wait that follows covers what nobody has used till then."""
+        left = left_in_flight(given)
 
         def watch(wave: Wave) -> None:
-            if len(wave.vector_queue) > vector:
-                self._waited.add((place, "vmcnt"))
-            if len(wave.local_queue) > local:
-                self._waited.add((place, "lgkmcnt"))
+            for counter, leave, queue in zip(
+                ("vmcnt", "lgkmcnt"), left, (wave.vector_queue, wave.local_queue), strict=True
+            ):
+                waits = self._waits[wave]
+                if leave <= len(queue):
+                    waits[:] = [each for each in waits if each.counter != counter]
+                gone = queue[: max(len(queue) - leave, 0)]
+                if leave and any(each.is_scalar for each in queue):
+                    gone = queue
+                if gone:
+                    waits.append(_Wait((place, counter), counter, gone))
+
+        return watch
+
+    def _open_waits(self, given: Instruction) -> Callable[[Wave], None]:
+        """Note the waits whose results an instruction needs."""
+        named = _registers(given)
+        orders = given.opcode == "s_barrier" or "atomic" in given.opcode or "wbl2" in given.opcode
+
+        def watch(wave: Wave) -> None:
+            waits = self._waits[wave]
+            for each in waits:
+                if each.orders and orders or not each.registers.isdisjoint(named):
+                    self._waited.add(each.key)
+            waits[:] = [each for each in waits if each.key not in self._waited]
 
         return watch
 
@@ -210,6 +256,7 @@ class Witness:
         """All runs are over."""
         self._barriers = {place for group in self._groups.values() for place in group.needed()}
         self._groups.clear()
+        self._waits.clear()
 
     def reason(self, key: str, at: int, kind: str) -> str:
         """Why a change cannot matter in these runs; else empty.
@@ -220,7 +267,7 @@ class Witness:
         """
         place, counter = (key, at), kind.removeprefix("s_waitcnt ")
         if kind.startswith("s_waitcnt"):
-            return "" if (place, counter) in self._waited else "nothing in flight to wait for"
+            return "" if (place, counter) in self._waited else "a later wait, or none, is soon enough"
         if kind.startswith("branch"):
             way = {"always" in kind}
             return "the branch goes that way in all runs" if self._ways[place] == way else ""
