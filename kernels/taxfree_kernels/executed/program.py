@@ -181,7 +181,7 @@ class Launch:
             wave.state = stopped
             self._regroup(wave.group)
         if stopped == AGAIN:
-            wave.priority -= 1  # all others go first
+            wave.priority -= rng.choice((1, 9))  # most others go first, for long
         elif rng.random() < _FICKLENESS:
             wave.priority = rng.random()
         if self._tactics.churn and rng.random() < self._tactics.churn:

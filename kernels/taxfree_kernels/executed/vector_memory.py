@@ -97,8 +97,8 @@ def touched(given: Instruction) -> Callable[[Wave], Lanes]:
         size = element * count
     addresses, first = _addresses(given, at, size), np.arange(0, size, 4)
     return lambda wave: (
-        wave.view.memory.places(addresses(wave)[0], size)[0][:, None] + first
-    ).ravel() >> 2
+        (wave.view.memory.places(addresses(wave)[0], size)[0][:, None] + first).ravel() >> 2
+    )
 
 
 # -- addresses ------------------------------------------------------------------------------------

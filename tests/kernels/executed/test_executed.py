@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 
 import pytest
 
 from taxfree_cli.app import run
 from taxfree_kernels.variant import operation_names, variants
 from tests.kernels.cross_compile.conftest import ROOT, run_python
+from tests.kernels.executed.mutated import Result, cases
 
 VARIANTS = [
     (op, name) for op in operation_names() for name, each in variants(op).items() if each.fused
 ]
 PATH = ":".join(str(ROOT / each) for each in ("", "kernels", "tuning_db"))
+CACHE_CONTROL = ("buffer_wbl2", "buffer_wbl2 sc0", "buffer_inv", "buffer_inv sc0")
 COMMAND = "import sys; from taxfree_cli.app import run; sys.exit(run(sys.argv[1:]))"
 
 
@@ -34,13 +37,22 @@ def test_compiled_variants_are_right(sample):
             assert shown["instructions"] > 1000
 
 
+def outcomes(*arguments):
+    out = run_python("-m", "tests.kernels.executed.changed", *arguments, PYTHONPATH=PATH)
+    return Result.of_json(json.loads(out)).outcomes
+
+
 def test_a_kernel_without_its_write_back_or_invalidation_is_not_right():
-    out = run_python("-m", "tests.kernels.executed.scopes", PYTHONPATH=PATH)
-    tried = json.loads(out)
-    assert {kind for kind, _, _ in tried} == {
-        "sc0 of a cache instruction", "buffer_wbl2", "buffer_inv",
-    }  # fmt: skip
-    assert [one for one in tried if one[2] == "survives"] == []
+    tried = outcomes("all_gather_matmul", "push", "9", *CACHE_CONTROL)
+    assert {one.kind for one in tried} == set(CACHE_CONTROL)
+    assert {one.verdict for one in tried} <= {"wrong", "hang"}
+
+
+def test_most_mutants_that_are_not_equivalent_are_found(sample):
+    for op, variant in sample.of(cases()):
+        tried = outcomes(op, variant, "1")
+        count = Counter(one.verdict for one in tried)
+        assert count["survives"] <= 0.2 * (len(tried) - count["equivalent"] - count["harmless"])
 
 
 @pytest.mark.parametrize(
