@@ -118,7 +118,9 @@ class Level:
         if not self.is_dirty:
             return
         assert self.below is not None
-        places = np.flatnonzero(self.dirty[1][:used])
+        words = np.flatnonzero(self.dirty[8][: -(-used // 8)])
+        places = np.add.outer(8 * words, np.arange(8)).ravel()
+        places = places[self.dirty[1][places] != 0]
         self.below.arrive(places, 1, self.bytes[places])
         self.dirty[1][places] = 0
         self.is_dirty = False

@@ -37,7 +37,7 @@ from taxfree_kernels.variant import Config, Problem
 #: architecture -> the device that kernels are compiled for
 DEVICES = {"gfx942": "mi300x", "gfx950": "mi350x"}
 
-CALLS = 3  # of a run, back to back: the third uses the first slot again
+CALLS = 4  # of a run, back to back: the third uses the first slot again, or else the fourth does
 MOST_INSTRUCTIONS = 5_000_000  # of all waves in a run; more is a hang
 NEVER = 1 << 40  # polls
 
@@ -90,7 +90,7 @@ def run(
     tactics: Tactics | None = None,
     programs: dict[str, Program] | None = None,
 ) -> Executed:
-    """Execute three calls of a variant on each of its problem's ranks.
+    """Execute four calls of a variant on each of its problem's ranks.
 
     The driver of Triton in this process is replaced, as by
     :func:`taxfree_kernels.cross_compile.compile.compile_launch`.
@@ -256,9 +256,8 @@ class _Session:
         weights = [self._rng.choice((1, 1, 4, 20)) for _ in hosts]
         idle, version, compared = 0, -1, 0
         while self._launches and self._shown.verdict == "right":
-            ready = {
-                rank: waves for rank in self._launches if (waves := self._launches[rank].ready())
-            }
+            every = {rank: launch.ready() for rank, launch in self._launches.items()}
+            ready = {rank: waves for rank, waves in every.items() if waves}
             if not ready:
                 idle = idle + 1 if self._memory.version == version else 0
                 if idle > _IDLE and self._patience >= NEVER:
@@ -274,9 +273,7 @@ class _Session:
                 rank = self._rng.choices(list(ready), [weights[each] for each in ready])[0]
                 wave = self._rng.choice(ready[rank])
             launch = self._launches[rank]
-            before = launch.executed
-            launch.turn(wave)
-            self._shown.instructions += launch.executed - before
+            self._shown.instructions += launch.turn(wave)
             if launch.has_ended:
                 self._finish(hosts[rank])
                 while compared < min(host.calls_done for host in hosts):

@@ -107,11 +107,12 @@ class Wave:
         return 0
 
     @property
-    def is_ready(self) -> bool:
-        """Whether it can go on: a wave that sleeps, only after some memory has changed."""
+    def has_woken(self) -> bool:
+        """Whether it slept, and some memory has changed since; then it can go on."""
         if self.state == ASLEEP and self._slept_at != self.view.memory.version:
             self.state = 0
-        return self.state == 0
+            return True
+        return False
 
     def wake(self) -> None:
         """Let it poll once more, whether or not anything has changed."""

@@ -24,7 +24,7 @@ def _problem(op: str, *sizes: int, **fields: Any) -> Problem:
 #: operation -> problems whose sizes fill tiles, so that all waves have rows to store
 PROBLEMS = {
     "all_gather_matmul": _problem("all_gather_matmul", 64, 64, 64, gather_dim=0),
-    "attention": _problem("attention", 1, 80, 2, 1, 32),
+    "attention": _problem("attention", 1, 128, 2, 1, 32),
     "flash_decode": _problem("flash_decode", 1, 2, 1, 16, 70),
     "matmul_all_reduce": _problem("matmul_all_reduce", 16, 64, 128, residual=True),
     "matmul_reduce_scatter": _problem("matmul_reduce_scatter", 32, 64, 128),
