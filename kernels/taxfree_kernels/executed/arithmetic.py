@@ -31,7 +31,8 @@ def fma(a: Lanes, b: Lanes, c: Lanes) -> Lanes:
     product = np.multiply(a, b, dtype=np.float64)
     total = product + c
     low = total.view(np.uint64) & _LOW
-    if (low == _HALF).any() or (np.abs(total) < 2.0**-125).any():
+    size = np.abs(total)
+    if (low == _HALF).any() or ((size < 2.0**-125) & (size > 0)).any():
         total = _rounded_to_odd(product, np.asarray(c, np.float64), total)
     return total.astype(np.float32)
 

@@ -27,6 +27,8 @@ import torch
 from taxfree_kernels.executed.errors import BadAccess
 from taxfree_kernels.executed.wave import Lanes
 
+Span = tuple[int, int]  # the first byte, and the one behind the last
+
 _CAPACITY = 1 << 25  # bytes of address space; only what is used is ever touched
 _GAP = 256  # between tensors: no access reaches from one into the next
 
@@ -65,7 +67,7 @@ class Level:
     def mark(self, places: Lanes, size: int) -> None:
         """Note that these elements have to be written back."""
         if self.below is not None:
-            self.dirty[size][places] = (1 << 8 * size) // 255
+            self.dirty[size][places] = (1 << 8 * size) - 1
             self.is_dirty = True
 
     def refresh(self, used: int) -> None:
@@ -94,6 +96,7 @@ class Memory:
 
     def __init__(self) -> None:
         self.level = Level()
+        self.version = 0  # counts what changes any level
         self.base = self.level.bytes.ctypes.data
         self.used = _GAP
         self._begins: list[int] = []
@@ -119,8 +122,8 @@ class Memory:
         """Whether a tensor lies in this memory."""
         return 0 <= tensor.data_ptr() - self.base < _CAPACITY
 
-    def places(self, addresses: Lanes, size: int) -> Lanes:
-        """Addresses as offsets into the memory.
+    def places(self, addresses: Lanes, size: int) -> tuple[Lanes, Span]:
+        """Addresses as offsets into the memory, and the bytes that they span.
 
         Args:
             addresses: uint64; none is an error neither.
@@ -131,13 +134,16 @@ class Memory:
         """
         places = (addresses - np.uint64(self.base)).view(np.int64)
         if not places.size:
-            return places
-        low, high = int(places.min()), int(places.max())
+            return places, (0, 0)
+        if places.size == 1:
+            low = high = places.item()
+        else:
+            low, high = int(np.minimum.reduce(places)), int(np.maximum.reduce(places))
         at = bisect(self._begins, low) - 1
         if at < 0 or high + size > self._ends[at]:
             for place in places.tolist():
                 self._check(place, size)
-        return places
+        return places, (low, high + size)
 
     def _check(self, place: int, size: int) -> None:
         at = bisect(self._begins, place) - 1
@@ -170,11 +176,13 @@ class Gpu:
 
     def end_launch(self) -> None:
         """Caches are written back when a kernel has ended."""
+        self.memory.version += 1
         for level in (*self.chiplets, self.agent):
             level.write_back(self.memory.used)
 
     def churn(self, rng: Random) -> None:
         """Evict one cache's lines, and fetch them again, as happens at any time."""
+        self.memory.version += 1
         level = rng.choice([self.agent, *self.chiplets, *self._units()])
         level.write_back(self.memory.used)
         level.refresh(self.memory.used)
@@ -202,17 +210,20 @@ class View:
 
     def _fetch(self, places: Lanes, size: int, scope: Scope) -> Lanes:
         """Read at a level, past the caches above it but for what they have to write back."""
-        at = (places[:, None] + np.arange(size)).ravel()
-        values = self.levels[scope].bytes[at]
+        at = places // size if size > 1 else places
+        values = self.levels[scope].of[size][at]
         for level in self.levels[scope - 1 :: -1]:
-            values = np.where(level.dirty[1][at] != 0, level.bytes[at], values)
-            level.bytes[at] = values
-        return values.view(f"u{size}")
+            if level.is_dirty:
+                own = level.dirty[size][at]
+                values = values & ~own | level.of[size][at] & own
+            level.of[size][at] = values
+        return values
 
     def store(self, places: Lanes, size: int, values: Lanes, scope: Scope) -> None:
         """Write through to a level, at least to the L2, which keeps it."""
         at = places // size if size > 1 else places
         last = max(scope, Scope.CHIPLET)
+        self.memory.version += 1
         for level in self.levels[: last + 1]:
             level.of[size][at] = values
             if level.is_dirty:
@@ -233,16 +244,20 @@ class View:
         for lane in range(len(places)):
             place = places[lane : lane + 1]
             before[lane] = self._fetch(place, size, scope)[0]
-            value = function(int(before[lane]), int(operands[lane])) & mask
-            self.store(place, size, np.array([value], f"u{size}"), scope)
+            old = before[lane].item()
+            value = function(old, operands[lane].item()) & mask
+            if value != old:
+                self.store(place, size, np.array([value], f"u{size}"), scope)
         return before
 
     def invalidate(self, scope: Scope) -> None:
         """``buffer_inv``: caches above a scope fetch again, the lowest first."""
+        self.memory.version += 1
         for level in self.levels[max(scope - 1, 0) :: -1]:
             level.refresh(self.memory.used)
 
     def write_back(self, scope: Scope) -> None:
         """``buffer_wbl2``: the L2 writes back, and at system scope what the GPU shares does too."""
+        self.memory.version += 1
         for level in self.levels[Scope.CHIPLET : scope]:
             level.write_back(self.memory.used)

@@ -27,6 +27,7 @@ from taxfree_kernels.executed.fabric import ExecutedFabric, arena_bytes
 from taxfree_kernels.executed.flight import Timing
 from taxfree_kernels.executed.operands import bits_of_float
 from taxfree_kernels.executed.program import Launch, Program
+from taxfree_kernels.executed.tactics import Tactics
 from taxfree_kernels.fabric.base import NoGroup
 from taxfree_kernels.hardware import KNOWN, Hardware
 from taxfree_kernels.launch import Kernel, launching_through
@@ -39,13 +40,7 @@ CALLS = 3  # of a run, back to back: the third uses the first slot again
 MOST_INSTRUCTIONS = 5_000_000  # of all waves in a run; more is a hang
 NEVER = 1 << 40  # polls
 
-_PROMPTNESS = (0.0, 0.02, 0.3, 1.0)
-_STALLS = (0.0, 0.3, 0.7)
-_CHURN = (0.0, 0.0, 0.02)
-_RESIDENT = (1, 2, 3, 8)
-
-Change = Callable[[str], str]
-
+_IDLE = 32  # rounds in which every wave polls again, and nothing changes: a hang
 
 @dataclass
 class Executed:
@@ -90,7 +85,7 @@ def run(
     *,
     most_instructions: int = MOST_INSTRUCTIONS,
     patience: int = NEVER,
-    change: Change | None = None,
+    tactics: Tactics | None = None,
     programs: dict[str, Program] | None = None,
 ) -> Executed:
     """Execute three calls of a variant on each of its problem's ranks.
@@ -105,8 +100,8 @@ def run(
         architecture: "gfx942" or "gfx950".
         most_instructions: of all waves; a run that needs more hangs.
         patience: polls until a kernel gives up waiting.
-        change: of the text of each kernel, before it is decoded.
-        programs: kernels that earlier runs decoded, to be used again.
+        tactics: None draws them.
+        programs: kernels that earlier runs decoded, to be used again; by Triton's key.
 
     Raises:
         PlanError: the variant refuses the problem or config.
@@ -116,7 +111,7 @@ def run(
     if config is None:
         config = registry.variants(op)[variant].seed_configs(problem, hardware)[0]
     shown = Executed(op, variant, problem, config, architecture, seed)
-    session = _Session(shown, hardware, most_instructions, patience, change, programs)
+    session = _Session(shown, hardware, most_instructions, patience, tactics, programs)
     begin = time.perf_counter()
     try:
         with np.errstate(all="ignore"):
@@ -140,6 +135,7 @@ class _Host(threading.Thread):
         super().__init__(daemon=True)
         self.rank, self._calls = rank, calls
         self.asked: tuple[Kernel, tuple[Any, ...]] | None = None
+        self.calls_done = 0
         self.failure: BaseException | None = None
         self.is_abandoned = False
         self._goes_on, self.has_stopped = threading.Semaphore(0), threading.Semaphore(0)
@@ -149,6 +145,7 @@ class _Host(threading.Thread):
             with launching_through(self._launch):
                 for call in self._calls:
                     call()
+                    self.calls_done += 1
         except BaseException as error:
             self.failure = error
         self.has_stopped.release()
@@ -185,16 +182,16 @@ class _Session:
         hardware: Hardware,
         most_instructions: int,
         patience: int,
-        change: Change | None,
+        tactics: Tactics | None,
         programs: dict[str, Program] | None,
     ) -> None:
         self._shown, self._hardware, self._most = shown, hardware, most_instructions
-        self._patience, self._change = patience, change
+        self._patience = patience
         self._programs = {} if programs is None else programs
         self.compiling = 0.0
         rng = self._rng = Random(shown.seed)
-        self._timing = Timing(rng, rng.choice(_PROMPTNESS), rng.choice(_STALLS))
-        self._churn, self._resident = rng.choice(_CHURN), rng.choice(_RESIDENT)
+        self._tactics = tactics or Tactics.drawn(rng)
+        self._timing = Timing(rng, self._tactics)
         self._memory = Memory()
         self._mirrors: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         self._launches: dict[int, Launch] = {}
@@ -213,17 +210,17 @@ class _Session:
         fabrics = self._fabrics(problem)
         plans = [variant.plan(problem, fabric, self._shown.config) for fabric in fabrics]
         cpu = torch.device("cpu")
-        outputs: list[list[torch.Tensor]] = []
+        self._outputs: list[list[torch.Tensor]] = []
         hosts = []
         for rank, plan in enumerate(plans):
             calls = []
-            outputs.append([])
+            self._outputs.append([])
             for call in range(CALLS):
                 inputs = op.make_inputs(problem, rank, self._shown.seed + call, cpu, False)
                 kept = [each if each is None else self._memory.copy_of(each) for each in inputs]
                 empty = op.empty_output(problem, cpu)
                 output = self._memory.copy_of(empty).fill_(float("nan"))
-                outputs[rank].append(output)
+                self._outputs[rank].append(output)
                 calls.append(lambda plan=plan, tensors=(*kept, output): plan(*tensors))
             hosts.append(_Host(rank, calls))
         try:
@@ -234,11 +231,6 @@ class _Session:
             self._count()
         if not self._shown.instructions:
             self._shown.verdict = "nothing to run"
-            return
-        for call in range(CALLS):
-            for rank in range(world):
-                expected = op.reference(problem, rank, self._shown.seed + call, cpu, False)
-                self._compare(outputs[rank][call], expected)
 
     def _fabrics(self, problem: Problem) -> list[ExecutedFabric]:
         size = arena_bytes(problem.world_size, problem.slot_bytes)
@@ -258,20 +250,37 @@ class _Session:
             host.wait()
             self._take(host)
         weights = [self._rng.choice((1, 1, 4, 20)) for _ in hosts]
-        while self._launches:
-            ranks = list(self._launches)
-            rank = self._rng.choices(ranks, [weights[each] for each in ranks])[0]
+        idle, version, compared = 0, -1, 0
+        while self._launches and self._shown.verdict == "right":
+            ready = {rank: waves for rank in self._launches if (waves := self._launches[rank].ready())}
+            if not ready:
+                idle = idle + 1 if self._memory.version == version else 0
+                if idle > _IDLE and self._patience >= NEVER:
+                    raise Hang("all waves wait for what does not happen", self._where())
+                for launch in self._launches.values():
+                    launch.wake()
+                version = self._memory.version
+                continue
+            if self._tactics.by_priority:
+                rank = max(ready, key=lambda rank: max(wave.priority for wave in ready[rank]))
+                wave = max(ready[rank], key=lambda wave: wave.priority)
+            else:
+                rank = self._rng.choices(list(ready), [weights[each] for each in ready])[0]
+                wave = self._rng.choice(ready[rank])
             launch = self._launches[rank]
             before = launch.executed
-            launch.turn()
+            launch.turn(wave)
             self._shown.instructions += launch.executed - before
             if launch.has_ended:
                 self._finish(hosts[rank])
+                while compared < min(host.calls_done for host in hosts):
+                    self._compare(compared)
+                    compared += 1
             elif self._shown.instructions > self._most:
-                where = " | ".join(
-                    f"rank {at} {one.places()}" for at, one in self._launches.items()
-                )
-                raise Hang(f"no end after {self._most:,} instructions", where)
+                raise Hang(f"no end after {self._most:,} instructions", self._where())
+
+    def _where(self) -> str:
+        return " | ".join(f"rank {at} {one.places()}" for at, one in self._launches.items())
 
     def _take(self, host: _Host) -> None:
         """Begin what a host asks for."""
@@ -282,14 +291,13 @@ class _Session:
         compiled = compile_launch(Recorded(kernel, args), self._hardware)
         program = self._programs.get(compiled.cache_key)
         if program is None:
-            text = self._change(compiled.text) if self._change else compiled.text
-            program = self._programs[compiled.cache_key] = Program(decode(text))
+            program = self._programs[compiled.cache_key] = Program(decode(compiled.text))
         self.compiling += time.perf_counter() - begin
         self._used[compiled.cache_key] = program
         values = list(_values(kernel, args, program.listing, self._address))
         self._launches[host.rank] = Launch(
             program, kernel.grid, values, compiled.resources.shared_memory,
-            self._gpus[host.rank], self._timing, self._resident, self._churn,
+            self._gpus[host.rank], self._timing, self._tactics,
         )  # fmt: skip
 
     def _finish(self, host: _Host) -> None:
@@ -316,7 +324,14 @@ class _Session:
         found[1].copy_(found[0])
         return found[1].data_ptr() + int(tensor.storage_offset()) * tensor.element_size()
 
-    def _compare(self, output: torch.Tensor, expected: torch.Tensor) -> None:
+    def _compare(self, call: int) -> None:
+        """Compare the results of a call that all ranks have made."""
+        problem, op = self._shown.problem, registry.operation(self._shown.op)
+        for rank, outputs in enumerate(self._outputs):
+            seed, cpu = self._shown.seed + call, torch.device("cpu")
+            self._compare_one(outputs[call], op.reference(problem, rank, seed, cpu, False))
+
+    def _compare_one(self, output: torch.Tensor, expected: torch.Tensor) -> None:
         """Differences in units of what is allowed: each rank's part may have been rounded once."""
         step = torch.finfo(output.dtype).eps
         allowed = (

@@ -271,9 +271,14 @@ def _with_immediate(given: Instruction) -> Step:
     return step
 
 
-def _wait(given: Instruction) -> Step:
+def left_in_flight(given: Instruction) -> tuple[int, int]:
+    """How many vector memory operations, and others, an ``s_waitcnt`` leaves in flight."""
     counters = {name: int(number) for name, number in _COUNTER.findall(given.text)}
-    vector, local = counters.get("vmcnt", 63), counters.get("lgkmcnt", 15)
+    return counters.get("vmcnt", 63), counters.get("lgkmcnt", 15)
+
+
+def _wait(given: Instruction) -> Step:
+    vector, local = left_in_flight(given)
 
     def step(wave: Wave) -> int | None:
         queue, timing = wave.vector_queue, wave.timing

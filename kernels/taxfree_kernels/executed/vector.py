@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -198,13 +199,14 @@ def _simple(given: Instruction, operation: Operation) -> Step:
 _HANDLED = {"clamp", "src0_sel", "src1_sel", "dst_sel", "dst_unused"}
 
 
-def _ufunc(rows: str, row: int, function: np.ufunc, gets: list[Source]) -> Step:
+def _ufunc(kind: str, row: int, function: np.ufunc, gets: list[Source]) -> Step:
     """Let NumPy write where the result belongs."""
+    rows = operator.attrgetter(kind)
     if len(gets) == 1:
         (first,) = gets
 
         def unary(wave: Wave) -> None:
-            out = getattr(wave, rows)[row]
+            out = rows(wave)[row]
             if wave.is_full:
                 function(first(wave), out=out)
             else:
@@ -214,7 +216,7 @@ def _ufunc(rows: str, row: int, function: np.ufunc, gets: list[Source]) -> Step:
     first, second = gets
 
     def binary(wave: Wave) -> None:
-        out = getattr(wave, rows)[row]
+        out = rows(wave)[row]
         if wave.is_full:
             function(first(wave), second(wave), out=out)
         else:
@@ -311,31 +313,31 @@ def _compare(given: Instruction) -> Step:
     put = scalar_destination(given.operands[0], 2)
 
     def step(wave: Wave) -> None:
-        put(wave, bits_of(function(first(wave), second(wave)) & wave.mask))
+        put(wave, bits_of(function(first(wave), second(wave))) & wave.exec)
 
     return step
 
 
-_CARRIES = {"add": (1, False), "sub": (-1, False), "subrev": (-1, True)}
-
-
 def _carry(given: Instruction) -> Step:
     name = given.opcode.removeprefix("v_").removesuffix("_co_u32")
-    takes = name in ("addc", "subb", "subbrev")
-    sign, is_swapped = _CARRIES[{"addc": "add", "subb": "sub", "subbrev": "subrev"}.get(name, name)]
+    takes, adds = name in ("addc", "subb", "subbrev"), name.startswith("add")
     put = destination(given.operands[0], "u32")
     put_carry = scalar_destination(given.operands[1], 2)
     first, second = (source(text, "u32") for text in given.operands[2:4])
-    if is_swapped:
+    if name.endswith("rev"):
         first, second = second, first
     carry = scalar_source(given.operands[4], 2) if takes else None
 
     def step(wave: Wave) -> None:
-        a, b = (np.asarray(get(wave), np.int64) for get in (first, second))
-        given_in = lanes_of(carry(wave)) if carry is not None else 0
-        total = np.broadcast_to(a + sign * (b + given_in), (64,))
-        put(wave, (total & WORD).astype(np.uint32))
-        put_carry(wave, bits_of(((total < 0) | (total > WORD)) & wave.mask))
+        a, b = first(wave), second(wave)
+        total = a + b if adds else a - b
+        carries = bits_of(total < a if adds else a < b)
+        if carry is not None:
+            given_in = lanes_of(carry(wave))
+            before, total = total, total + given_in if adds else total - given_in
+            carries |= bits_of(total < before if adds else total > before)
+        put(wave, total)
+        put_carry(wave, carries & wave.exec)
 
     return step
 

@@ -8,7 +8,7 @@ import torch
 
 from taxfree_kernels.executed.caches import Gpu, Memory
 from taxfree_kernels.executed.errors import BadAccess
-from taxfree_kernels.executed.wave import POISON
+from taxfree_kernels.executed.tactics import POISON
 from tests.kernels.executed.machine import LATE, Machine
 
 RELEASED = {  # how a store is released -> who sees it behind an acquire at that scope
