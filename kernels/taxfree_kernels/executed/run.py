@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from functools import partial
 from random import Random
 from typing import Any
@@ -21,6 +21,7 @@ from taxfree_kernels import variant as registry
 from taxfree_kernels.cross_compile.compile import compile_launch
 from taxfree_kernels.cross_compile.record import Launch as Recorded
 from taxfree_kernels.cross_compile.record import flat
+from taxfree_kernels.errors import PeerTimeout
 from taxfree_kernels.executed.caches import Gpu, Memory
 from taxfree_kernels.executed.decode import Listing, decode
 from taxfree_kernels.executed.errors import ExecutionError, Hang, UnknownInstruction
@@ -40,6 +41,7 @@ DEVICES = {"gfx942": "mi300x", "gfx950": "mi350x"}
 CALLS = 4  # of a run, back to back: the third uses the first slot again, or else the fourth does
 MOST_INSTRUCTIONS = 5_000_000  # of all waves in a run; more is a hang
 NEVER = 1 << 40  # polls
+FEW_POLLS = 20
 
 _IDLE = 32  # rounds in which every wave polls again, and nothing changes: a hang
 
@@ -57,7 +59,9 @@ class Executed:
         error: the largest difference from the reference, in units of what rounding allows.
         instructions: that waves executed.
         seconds: of executing, without compiling.
-        kernels: name -> instructions executed at least once, and all.
+        silent: a rank that launched nothing, or None. The others had to give up: then "right" says
+            that they ended, reported it, and returned only NaN and right numbers.
+        gave_up: what a rank reported that waited for it; empty if none did.
     """
 
     op: str
@@ -71,7 +75,8 @@ class Executed:
     error: float = 0.0
     instructions: int = 0
     seconds: float = 0.0
-    kernels: dict[str, tuple[int, int]] = field(default_factory=dict)
+    silent: int | None = None
+    gave_up: str = ""
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self) | {"config": dict(self.config)}
@@ -87,6 +92,7 @@ def run(
     *,
     most_instructions: int = MOST_INSTRUCTIONS,
     patience: int = NEVER,
+    silent: int | None = None,
     tactics: Tactics | None = None,
     programs: dict[str, Program] | None = None,
 ) -> Executed:
@@ -101,7 +107,8 @@ def run(
             lines, and the inputs.
         architecture: "gfx942" or "gfx950".
         most_instructions: of all waves; a run that needs more hangs.
-        patience: polls until a kernel gives up waiting.
+        patience: polls until a kernel gives up waiting; few at most where a rank is silent.
+        silent: a rank that launches nothing. The others make one call.
         tactics: None draws them.
         programs: kernels that earlier runs decoded, to be used again; by Triton's key.
 
@@ -112,7 +119,9 @@ def run(
     hardware = KNOWN[DEVICES[architecture]]
     if config is None:
         config = registry.variants(op)[variant].seed_configs(problem, hardware)[0]
-    shown = Executed(op, variant, problem, config, architecture, seed)
+    shown = Executed(op, variant, problem, config, architecture, seed, silent=silent)
+    if silent is not None:
+        patience = min(patience, FEW_POLLS)
     session = _Session(shown, hardware, most_instructions, patience, tactics, programs)
     begin = time.perf_counter()
     try:
@@ -197,7 +206,6 @@ class _Session:
         self._memory = Memory(self._tactics.grain)
         self._mirrors: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         self._launches: dict[int, Launch] = {}
-        self._used: dict[str, Program] = {}
 
     def run(self) -> None:
         """Run all calls of all ranks, and compare.
@@ -217,7 +225,7 @@ class _Session:
         for rank, plan in enumerate(plans):
             calls = []
             self._outputs.append([])
-            for call in range(CALLS):
+            for call in range(CALLS if self._shown.silent is None else 1):
                 inputs = op.make_inputs(problem, rank, self._shown.seed + call, cpu, False)
                 kept = [
                     each if each is None else self._memory.copy_of(each, rank) for each in inputs
@@ -232,7 +240,10 @@ class _Session:
         finally:
             for host in hosts:
                 host.abandon()
-            self._count()
+        if self._shown.silent is not None:
+            for rank, fabric in enumerate(fabrics):
+                if rank != self._shown.silent:
+                    self._compare_given_up(rank, fabric)
         if not self._shown.instructions:
             self._shown.verdict = "nothing to run"
 
@@ -250,9 +261,10 @@ class _Session:
 
     def _execute(self, hosts: list[_Host]) -> None:
         for host in hosts:
-            host.start()
-            host.wait()
-            self._take(host)
+            if host.rank != self._shown.silent:
+                host.start()
+                host.wait()
+                self._take(host)
         weights = [self._rng.choice((1, 1, 4, 20)) for _ in hosts]
         idle, version, compared = 0, -1, 0
         while self._launches and self._shown.verdict == "right":
@@ -296,7 +308,6 @@ class _Session:
         if program is None:
             program = self._programs[compiled.cache_key] = Program(decode(compiled.text))
         self.compiling += time.perf_counter() - begin
-        self._used[compiled.cache_key] = program
         address = partial(self._address, home=host.rank)
         values = list(_values(kernel, args, program.listing, address))
         self._launches[host.rank] = Launch(
@@ -330,28 +341,38 @@ class _Session:
 
     def _compare(self, call: int) -> None:
         """Compare the results of a call that all ranks have made."""
+        for rank in range(self._shown.problem.world_size):
+            worst = self._difference(rank, call).max().item()
+            self._shown.error = max(self._shown.error, worst if worst == worst else float("inf"))
+            if self._shown.error > 1:
+                self._shown.verdict = "wrong"
+
+    def _compare_given_up(self, rank: int, fabric: ExecutedFabric) -> None:
+        """What a rank returns that waited in vain is NaN or right, and it says so."""
+        difference = self._difference(rank, 0)
+        is_nan = difference.isnan()
+        try:
+            fabric.pool.check()
+        except PeerTimeout as error:
+            self._shown.gave_up = error.message
+        else:
+            if is_nan.any():
+                self._fail_to_give_up(f"rank {rank} returned NaN, and reported no timeout")
+        if (difference[~is_nan] > 1).any():
+            self._fail_to_give_up(f"rank {rank} returned wrong numbers where it gave up")
+
+    def _fail_to_give_up(self, details: str) -> None:
+        self._shown.verdict, self._shown.details = "wrong", details
+
+    def _difference(self, rank: int, call: int) -> torch.Tensor:
+        """From the reference, in units of what is allowed: each part may be rounded once."""
         problem, op = self._shown.problem, registry.operation(self._shown.op)
-        for rank, outputs in enumerate(self._outputs):
-            seed, cpu = self._shown.seed + call, torch.device("cpu")
-            self._compare_one(outputs[call], op.reference(problem, rank, seed, cpu, False))
-
-    def _compare_one(self, output: torch.Tensor, expected: torch.Tensor) -> None:
-        """Differences in units of what is allowed: each rank's part may have been rounded once."""
-        step = torch.finfo(output.dtype).eps
-        allowed = (
-            self._shown.problem.world_size
-            * step
-            * (expected.abs() + expected.abs().max() / 4 + 1e-30)
-        )
-        worst = ((output.double() - expected).abs() / allowed).max().item()
-        self._shown.error = max(self._shown.error, worst if worst == worst else float("inf"))
-        if self._shown.error > 1:
-            self._shown.verdict = "wrong"
-
-    def _count(self) -> None:
-        for program in self._used.values():
-            name, hits = program.listing.name, program.hits
-            self._shown.kernels[name] = (sum(hits), len(hits))
+        output = self._outputs[rank][call]
+        seed, cpu = self._shown.seed + call, torch.device("cpu")
+        expected = op.reference(problem, rank, seed, cpu, False)
+        step = problem.world_size * torch.finfo(output.dtype).eps
+        allowed = step * (expected.abs() + expected.abs().max() / 4 + 1e-30)
+        return (output.double() - expected).abs() / allowed
 
 
 def _values(

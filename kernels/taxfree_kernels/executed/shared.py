@@ -15,7 +15,7 @@ from taxfree_kernels.executed.operands import row_of, source
 from taxfree_kernels.executed.tactics import POISON
 from taxfree_kernels.executed.wave import LANES, Lanes, Step, Wave
 
-_NAME = re.compile(r"ds_(read|write)(2?)(st64)?_[biu](8|16|32|64|96|128)(_d16_hi)?")
+_NAME = re.compile(r"ds_(read|write)(2?)(st64)?_[bu](8|16|32|64|96|128)(_d16_hi)?")
 
 
 class Shared:
