@@ -26,7 +26,7 @@ class InFlight:
         is_last: it passes no earlier one, whatever that touches.
     """
 
-    __slots__ = ("_effect", "_is_last", "_span", "is_done", "is_scalar", "rows")
+    __slots__ = ("_effect", "_is_last", "is_done", "is_scalar", "rows", "span")
 
     def __init__(
         self,
@@ -36,7 +36,7 @@ class InFlight:
         is_scalar: bool = False,
         is_last: bool = False,
     ) -> None:
-        self._effect, self._span, self.rows, self.is_scalar = effect, span, rows, is_scalar
+        self._effect, self.span, self.rows, self.is_scalar = effect, span, rows, is_scalar
         self._is_last = is_last
         self.is_done = False
 
@@ -51,7 +51,7 @@ class InFlight:
         if earlier.is_done:
             return True
         return not (
-            self._is_last or _meet(self._span, earlier._span) or _meet(self.rows, earlier.rows)
+            self._is_last or _meet(self.span, earlier.span) or _meet(self.rows, earlier.rows)
         )
 
 

@@ -25,6 +25,8 @@ from taxfree_kernels.executed.wave import Step, Wave
 Place = tuple[str, int]  # a program's key, and the index of an instruction
 Words = set[int]
 
+_MOST_STORED = 1 << 16  # words; an operation that spans more is no store
+
 # what a wave does to memory, as far as barriers are concerned
 _READ, _POLL, _WRITE, _INVALIDATE, _RELEASE = 1, 2, 4, 8, 16
 #: what a wave does before a barrier -> what other waves must do behind it only
@@ -58,7 +60,14 @@ class _Wait:
         self.registers = {
             ~row if each.is_scalar else row for each in gone for row in range(*each.rows)
         }
-        self.orders = any(each.rows[0] == each.rows[1] for each in gone)
+        without_result = [each for each in gone if each.rows[0] == each.rows[1]]
+        self.orders = bool(without_result)
+        #: the words that stores wrote; None for other operations, such as write-backs
+        self.stored: list[range] | None = [
+            range(each.span[0] >> 2, (each.span[1] + 3) >> 2) for each in without_result
+        ]
+        if any(len(words) not in range(1, _MOST_STORED) for words in self.stored):
+            self.stored = None
 
 
 class _Phase:
@@ -109,6 +118,9 @@ class Witness:
     def __init__(self) -> None:
         self._waited: set[tuple[Place, str]] = set()  # with the counter
         self._waits: dict[Wave, list[_Wait]] = defaultdict(list)  # not yet followed by another
+        self._ordered: dict[tuple[Place, str], dict[View, Words]] = defaultdict(
+            lambda: defaultdict(set)
+        )  # words stored before these waits, and before a barrier or an atomic behind them
         self._ways: dict[Place, set[bool]] = defaultdict(set)
         self._groups: dict[Any, _Group] = defaultdict(_Group)
         self._reads: dict[View, Words] = defaultdict(set)
@@ -205,8 +217,14 @@ class Witness:
         def watch(wave: Wave) -> None:
             waits = self._waits[wave]
             for each in waits:
-                if (each.orders and orders) or not each.registers.isdisjoint(named):
+                if not each.registers.isdisjoint(named):
                     self._waited.add(each.key)
+                elif each.orders and orders:
+                    if each.stored is None:
+                        self._waited.add(each.key)
+                    else:
+                        for words in each.stored:
+                            self._ordered[each.key][wave.view].update(words)
             waits[:] = [each for each in waits if each.key not in self._waited]
 
         return watch
@@ -273,6 +291,9 @@ class Witness:
         self._phase(wave).does |= _INVALIDATE
         levels, used = wave.view.levels, wave.view.memory.used
         below = levels[scope].bytes[:used]
+        stale = self._stale[wave.group]
+        for key in [each for each in stale if each[1] < scope and each[0] != place]:
+            del stale[key]  # what the earlier one has dropped, this one would drop too
         for number in range(scope):
             differs = (levels[number].bytes[:used] != below).nonzero()[0] >> 2
             self._stale[wave.group][place, Scope(number)] = set(np.unique(differs).tolist())
@@ -294,9 +315,10 @@ class Witness:
         """
         place, counter = (key, at), kind.removeprefix("s_waitcnt ")
         if kind.startswith("s_waitcnt"):
-            return (
-                "" if (place, counter) in self._waited else "a later wait, or none, is soon enough"
+            is_needed = (place, counter) in self._waited or self._meets(
+                self._ordered[place, counter], self._reads, between_gpus=False
             )
+            return "" if is_needed else "a later wait, or none, is soon enough"
         if kind.startswith("branch"):
             way = {"always" in kind}
             return "the branch goes that way in all runs" if self._ways[place] == way else ""
