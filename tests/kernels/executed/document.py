@@ -10,10 +10,12 @@ import json
 import sys
 from collections import Counter
 from collections.abc import Iterable
+from dataclasses import fields
 from pathlib import Path
 
 import torch
 
+from taxfree_kernels.variant import Problem
 from tests.kernels.executed.mutated import PROBLEMS, Outcome, Result, cases, result, survivors
 
 PATH = Path(__file__).parents[3] / "docs" / "executed-mutants.md"
@@ -35,7 +37,9 @@ Here each mutant is a kernel of which one instruction is deleted or weakened:
 
 Of each kernel and each kind of change, at most {most} mutants are drawn; only instructions that the
 unchanged kernels execute are changed. Every mutant runs under up to six schedules, until one run is
-not right. The problems have two ranks: {problems}.
+not right. The problems have two ranks:
+
+{problems}
 
 A mutant is **equivalent** if the runs of the unchanged code give a mechanical reason why the change
 cannot matter on the paths that ran. It is **harmless** if it survives and we know why it is as
@@ -51,10 +55,12 @@ _REASONS = """
 | {what} | mutants |
 |---|---:|"""
 _SURVIVORS = """
-These survive, and we have no proof that they are harmless:
+These survive, and we have no proof that they are harmless. Some have a chance that no schedule
+here gave; of others the problem is too small. For example, two heads fill 2 of the 16 rows of
+decode attention's tiles, so barriers that keep rows apart protect nothing.
 
-| variant | change | instruction | source |
-|---|---|---|---|"""
+| operation | variant | change | instruction | source |
+|---|---|---|---|---|"""
 
 
 def main(folder: Path) -> None:
@@ -73,7 +79,7 @@ def _kept(path: Path, op: str, variant: str) -> Result:
 
 def page(results: list[Result]) -> Iterable[str]:
     """Its lines."""
-    problems = "; ".join(f"{op} {problem}" for op, problem in PROBLEMS.items())
+    problems = "\n".join(f"- {op}: `{_short(problem)}`" for op, problem in PROBLEMS.items())
     yield _HEAD.format(most=MOST_OF_A_KIND, problems=problems)
     every = [outcome for each in results for outcome in each.outcomes]
     detected = sum(each.verdict in ("wrong", "hang", "error") for each in every)
@@ -91,7 +97,14 @@ def page(results: list[Result]) -> Iterable[str]:
         yield _SURVIVORS
     for each, outcome in survivors(results):
         lines = ", ".join(reversed(outcome.lines[:3]))
-        yield f"| {each.variant} | {outcome.kind} | `{outcome.instruction}` | {lines} |"
+        yield f"| {each.op} | {each.variant} | {outcome.kind} | `{outcome.instruction}` | {lines} |"
+
+
+def _short(problem: Problem) -> str:
+    """Its dimensions, and what is not as by default."""
+    shown = {each.name: getattr(problem, each.name) for each in fields(problem)}
+    defaults = {each.name: each.default for each in fields(problem)} | {"v_head_dim": 16}
+    return " ".join(f"{name}={value}" for name, value in shown.items() if value != defaults[name])
 
 
 def _row(op: str, variant: str, share: str, each: Result) -> str:

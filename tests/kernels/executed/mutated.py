@@ -60,6 +60,7 @@ class Harmless:
 
 
 _OF_POLL = ("s_waitcnt", "s_barrier", "ds_", "sc1")
+_AT_END = "the kernel ends with this signal, and the end of a kernel writes everything back"
 _ABORTED = "the word that is read is written after a timeout only"
 
 HARMLESS = (
@@ -84,14 +85,39 @@ HARMLESS = (
     Harmless("device.sync", "if is_aborted(peers.control_ptr):", ("",), _ABORTED),
     Harmless("device.sync", "if lead < 0:", ("branch",), _ABORTED),
     Harmless("copies", "if is_aborted(control_ptr):", ("",), _ABORTED),
+    Harmless("device.packets", "if is_aborted(peers.control_ptr):", ("",), _ABORTED),
+    Harmless("device.packets", "if late > 0:", ("branch",), _ABORTED),
+    Harmless(
+        "device.packets",
+        "tl.store(slot_ptr + first + lanes, empty, mask=first + lanes < last, "
+        'cache_modifier=".wt")',
+        ("sc0",), "the kernel's end writes it back, before a peer sends to that slot again",
+    ),
+    Harmless(
+        "device.packets", "for first in range(share * _EMPTIED, last, shares * _EMPTIED):",
+        ("branch never",), "a loop that is entered for no words: each of its stores is masked",
+    ),
+    *(
+        Harmless(
+            f"{op}.{variant}", "generation = sync.running_generation(buffers.control_ptr)", ("",),
+            "Lamport words go by turns: the generation appears in reports only",
+        )
+        for op, variant in (
+            ("matmul_all_reduce", "push_lamport"),
+            ("matmul_all_reduce", "push_two_shot_lamport"),
+            ("matmul_reduce_scatter", "push_lamport"),
+        )
+    ),
     Harmless(
         "device.sync", 'tl.atomic_add(count_ptr, share.to(tl.int64), sem="relaxed", scope="gpu")',
         ("s_waitcnt",), "the program leaves here: its end waits for what is in flight",
     ),
+    Harmless("copies", "sync.signal(peers, channel, peer, GROUP)", ("s_waitcnt", "sc1"), _AT_END),
     Harmless(
-        "copies", "sync.signal(peers, channel, peer, GROUP)", ("s_waitcnt", "sc1"),
-        "the kernel ends with this signal, and the end of a kernel writes everything back",
+        "all_gather_matmul.push_two_kernel",
+        "push_chunk(tl.program_id(0), shard, slot_ptr, peers, GROUP, GATHER)", ("sc1",), _AT_END,
     ),
+    Harmless("flash_decode.fine_wait", "send_chunk(", ("sc1",), _AT_END),
 )  # fmt: skip
 
 
