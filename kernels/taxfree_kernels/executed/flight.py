@@ -78,9 +78,11 @@ class Timing:
             self._perform(queue, len(queue) - 1)
 
     def complete_any(self, queue: list[InFlight]) -> None:
-        """Let some operation take effect, perhaps before older ones."""
+        """Let some operation take effect, perhaps before older ones; often the youngest."""
         waiting = [at for at, each in enumerate(queue) if not each.is_done]
-        self.rng.shuffle(waiting)
+        waiting.reverse()
+        if self.rng.random() < 0.5:
+            self.rng.shuffle(waiting)
         for at in waiting:
             if self._perform(queue, at):
                 return
@@ -102,9 +104,13 @@ class Timing:
         while len(queue) > leave:
             queue.pop(0).perform()
 
-    def has_drained(self, queue: list[InFlight], leave: int) -> bool:
-        """Likewise, but perhaps after other waves had a turn; then not yet."""
-        if self.stalls and self.rng.random() < self.stalls:
+    def has_drained(self, queue: list[InFlight], leave: int, stalls: float) -> bool:
+        """Likewise, but perhaps after other waves had a turn; then not yet.
+
+        Args:
+            stalls: the chance of that.
+        """
+        if stalls and self.rng.random() < stalls:
             self.complete_any(queue)
             while queue and queue[0].is_done:
                 queue.pop(0)

@@ -8,7 +8,7 @@ others are executed, under adverse tactics, until one run is not right.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from random import Random
 
@@ -166,7 +166,7 @@ class Subject:
 
     def mutants(self) -> list[Mutant]:
         """Of instructions that a problem executes; of a kernel that several have, once."""
-        found = {}
+        found: dict[tuple[str, int, str], Mutant] = {}
         for _, programs, _, _ in self._cases:
             for key, program in programs.items():
                 found |= {(each.key, each.at, each.kind): each for each in mutants(key, program)}
@@ -222,24 +222,3 @@ def sampled(every: Sequence[Mutant], most_of_a_kind: int) -> list[Mutant]:
     for group in by_kind.values():
         kept += rng.sample(group, min(most_of_a_kind, len(group)))
     return kept
-
-
-def try_mutants(
-    op: str,
-    variant: str,
-    problems: Sequence[Problem],
-    most_of_a_kind: int,
-    kinds: Collection[str] | None = None,
-) -> list[Tried]:
-    """Try mutants of a variant's kernels.
-
-    Args:
-        most_of_a_kind: of each kernel and kind of change, a sample of so many.
-        kinds: None for all.
-
-    Raises:
-        AssertionError: the code is not right as it is.
-    """
-    subject = Subject(op, variant, problems)
-    every = [each for each in subject.mutants() if kinds is None or each.kind in kinds]
-    return [subject.try_one(each) for each in sampled(every, most_of_a_kind)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from copy import copy
 from random import Random
 
@@ -143,15 +143,11 @@ class Launch:
         self.arguments = kept.data_ptr()
         self._waiting = iter(range(grid))
         self._groups: list[Workgroup] = []
-        self._ended = 0
+        self._waves: list[Wave] = []
         gpu.begin_launch()
         for _ in range(tactics.resident):
             self._start_next()
-
-    @property
-    def executed(self) -> int:
-        """Instructions so far, of all waves."""
-        return self._ended + sum(wave.executed for wave in self._waves())
+        self._waves = [wave for group in self._groups for wave in group.waves]
 
     @property
     def has_ended(self) -> bool:
@@ -163,14 +159,14 @@ class Launch:
         Raises:
             Hang: all wait at barriers that others have passed.
         """
-        found = [wave for wave in self._waves() if wave.is_ready]
-        if not found and all(wave.state in (AT_BARRIER, END) for wave in self._waves()):
+        found = [wave for wave in self._waves if not wave.state or wave.has_woken]
+        if not found and all(wave.state in (AT_BARRIER, END) for wave in self._waves):
             raise Hang(f"{self.program.listing.name}: all waves wait at barriers", self.places())
         return found
 
-    def turn(self, wave: Wave) -> None:
-        """Let a wave run for a while."""
-        rng = self.timing.rng
+    def turn(self, wave: Wave) -> int:
+        """Let a wave run for a while; returns how many instructions it executed."""
+        rng, before = self.timing.rng, wave.executed
         self._complete_some(wave, rng)
         try:
             stopped = wave.run(rng.randint(1, _QUANTUM))
@@ -181,26 +177,24 @@ class Launch:
             wave.state = stopped
             self._regroup(wave.group)
         if stopped == AGAIN:
-            wave.priority -= 1  # all others go first
+            wave.priority -= rng.choice((1, 9))  # most others go first, for long
         elif rng.random() < _FICKLENESS:
             wave.priority = rng.random()
         if self._tactics.churn and rng.random() < self._tactics.churn:
             self._gpu.churn(rng)
+        return wave.executed - before
 
     def wake(self) -> None:
         """Let all that is in flight take effect, and waves that sleep poll once more."""
-        for wave in self._waves():
+        for wave in self._waves:
             self.timing.drain(wave.vector_queue, 0)
             wave.wake()
 
     def places(self) -> str:
         """Where the waves are."""
         instructions = self.program.listing.instructions
-        texts = {instructions[wave.pc].text for wave in self._waves() if wave.state != END}
+        texts = {instructions[wave.pc].text for wave in self._waves if wave.state != END}
         return "at: " + "; ".join(sorted(texts)[:4])
-
-    def _waves(self) -> Iterator[Wave]:
-        return (wave for group in self._groups for wave in group.waves)
 
     def _complete_some(self, wave: Wave, rng: Random) -> None:
         if wave.vector_queue and rng.random() < self.timing.promptness:
@@ -210,9 +204,9 @@ class Launch:
         if not group.has_ended:
             group.pass_barrier()
             return
-        self._ended += sum(wave.executed for wave in group.waves)
         self._groups.remove(group)
         self._start_next()
+        self._waves = [wave for group in self._groups for wave in group.waves]
         if self.has_ended:
             self._gpu.end_launch()
 

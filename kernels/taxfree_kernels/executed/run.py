@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
+from functools import partial
 from random import Random
 from typing import Any
 
@@ -37,12 +38,13 @@ from taxfree_kernels.variant import Config, Problem
 #: architecture -> the device that kernels are compiled for
 DEVICES = {"gfx942": "mi300x", "gfx950": "mi350x"}
 
-CALLS = 3  # of a run, back to back: the third uses the first slot again
+CALLS = 4  # of a run, back to back: the third uses the first slot again, or else the fourth does
 MOST_INSTRUCTIONS = 5_000_000  # of all waves in a run; more is a hang
 NEVER = 1 << 40  # polls
 FEW_POLLS = 20
 
 _IDLE = 32  # rounds in which every wave polls again, and nothing changes: a hang
+
 
 @dataclass
 class Executed:
@@ -94,7 +96,7 @@ def run(
     tactics: Tactics | None = None,
     programs: dict[str, Program] | None = None,
 ) -> Executed:
-    """Execute three calls of a variant on each of its problem's ranks.
+    """Execute four calls of a variant on each of its problem's ranks.
 
     The driver of Triton in this process is replaced, as by
     :func:`taxfree_kernels.cross_compile.compile.compile_launch`.
@@ -201,7 +203,7 @@ class _Session:
         rng = self._rng = Random(shown.seed)
         self._tactics = tactics or Tactics.drawn(rng)
         self._timing = Timing(rng, self._tactics)
-        self._memory = Memory()
+        self._memory = Memory(self._tactics.grain)
         self._mirrors: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         self._launches: dict[int, Launch] = {}
 
@@ -225,9 +227,11 @@ class _Session:
             self._outputs.append([])
             for call in range(CALLS if self._shown.silent is None else 1):
                 inputs = op.make_inputs(problem, rank, self._shown.seed + call, cpu, False)
-                kept = [each if each is None else self._memory.copy_of(each) for each in inputs]
+                kept = [
+                    each if each is None else self._memory.copy_of(each, rank) for each in inputs
+                ]
                 empty = op.empty_output(problem, cpu)
-                output = self._memory.copy_of(empty).fill_(float("nan"))
+                output = self._memory.copy_of(empty, rank).fill_(float("nan"))
                 self._outputs[rank].append(output)
                 calls.append(lambda plan=plan, tensors=(*kept, output): plan(*tensors))
             hosts.append(_Host(rank, calls))
@@ -245,7 +249,7 @@ class _Session:
 
     def _fabrics(self, problem: Problem) -> list[ExecutedFabric]:
         size = arena_bytes(problem.world_size, problem.slot_bytes)
-        arenas = [self._memory.empty(size, torch.uint8) for _ in range(problem.world_size)]
+        arenas = [self._memory.empty(size, torch.uint8, rank) for rank in range(problem.world_size)]
         for arena in arenas:
             arena.fill_(0xFF)
         return [
@@ -264,7 +268,8 @@ class _Session:
         weights = [self._rng.choice((1, 1, 4, 20)) for _ in hosts]
         idle, version, compared = 0, -1, 0
         while self._launches and self._shown.verdict == "right":
-            ready = {rank: waves for rank in self._launches if (waves := self._launches[rank].ready())}
+            every = {rank: launch.ready() for rank, launch in self._launches.items()}
+            ready = {rank: waves for rank, waves in every.items() if waves}
             if not ready:
                 idle = idle + 1 if self._memory.version == version else 0
                 if idle > _IDLE and self._patience >= NEVER:
@@ -280,9 +285,7 @@ class _Session:
                 rank = self._rng.choices(list(ready), [weights[each] for each in ready])[0]
                 wave = self._rng.choice(ready[rank])
             launch = self._launches[rank]
-            before = launch.executed
-            launch.turn(wave)
-            self._shown.instructions += launch.executed - before
+            self._shown.instructions += launch.turn(wave)
             if launch.has_ended:
                 self._finish(hosts[rank])
                 while compared < min(host.calls_done for host in hosts):
@@ -305,7 +308,8 @@ class _Session:
         if program is None:
             program = self._programs[compiled.cache_key] = Program(decode(compiled.text))
         self.compiling += time.perf_counter() - begin
-        values = list(_values(kernel, args, program.listing, self._address))
+        address = partial(self._address, home=host.rank)
+        values = list(_values(kernel, args, program.listing, address))
         self._launches[host.rank] = Launch(
             program, kernel.grid, values, compiled.resources.shared_memory,
             self._gpus[host.rank], self._timing, self._tactics,
@@ -322,7 +326,7 @@ class _Session:
         host.go_on()
         self._take(host)
 
-    def _address(self, tensor: torch.Tensor) -> int:
+    def _address(self, tensor: torch.Tensor, home: int) -> int:
         """A tensor's address for kernels; a plan's own memory is copied in, and later out."""
         if self._memory.holds(tensor):
             return tensor.data_ptr()
@@ -330,7 +334,7 @@ class _Session:
         found = self._mirrors.get(storage.data_ptr())
         if found is None or found[0].numel() != storage.nbytes():
             flat = torch.empty(0, dtype=torch.uint8).set_(storage)
-            found = flat, self._memory.empty(storage.nbytes(), torch.uint8)
+            found = flat, self._memory.empty(storage.nbytes(), torch.uint8, home)
             self._mirrors[storage.data_ptr()] = found
         found[1].copy_(found[0])
         return found[1].data_ptr() + int(tensor.storage_offset()) * tensor.element_size()

@@ -282,7 +282,7 @@ def _wait(given: Instruction) -> Step:
 
     def step(wave: Wave) -> int | None:
         queue, timing = wave.vector_queue, wave.timing
-        if len(queue) > vector and not timing.has_drained(queue, vector):
+        if len(queue) > vector and not timing.has_drained(queue, vector, wave.stalls):
             return AGAIN
         if len(wave.local_queue) > local:
             timing.drain(wave.local_queue, local)
@@ -293,7 +293,7 @@ def _wait(given: Instruction) -> Step:
 
 def _end(given: Instruction) -> Step:
     def step(wave: Wave) -> int:
-        if wave.vector_queue and not wave.timing.has_drained(wave.vector_queue, 0):
+        if wave.vector_queue and not wave.timing.has_drained(wave.vector_queue, 0, wave.stalls):
             return AGAIN
         wave.timing.drain(wave.local_queue, 0)
         return END

@@ -39,6 +39,8 @@ def build(given: Instruction) -> Step:
             at = wave.view.memory.places(start, 4 * count)[0].item() // 4
             wave.s[first : first + count] = wave.view.levels[1].of[4][at : at + count].tolist()
 
-        wave.timing.issue(wave.local_queue, InFlight(effect, rows=(first, first + count), is_scalar=True))
+        wave.timing.issue(
+            wave.local_queue, InFlight(effect, rows=(first, first + count), is_scalar=True)
+        )
 
     return step

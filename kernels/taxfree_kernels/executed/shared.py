@@ -24,15 +24,18 @@ class Shared:
     Args:
         size: bytes.
         poison: what words hold until then.
+
+    Attributes:
+        words: its contents, uint32.
     """
 
     def __init__(self, size: int, poison: int = POISON) -> None:
         self.size = size
-        self._words = np.full(size // 4 + 1, poison, np.uint32)
+        self.words = np.full(size // 4 + 1, poison, np.uint32)
         self._of: dict[int, Lanes] = {
-            1: self._words.view(np.uint8),
-            2: self._words.view(np.uint16),
-            4: self._words,
+            1: self.words.view(np.uint8),
+            2: self.words.view(np.uint16),
+            4: self.words,
         }
 
     def _check(self, places: Lanes, size: int) -> None:
@@ -49,7 +52,7 @@ class Shared:
         self._check(places, size)
         if size < 4:
             return self._of[size][places // size].astype(np.uint32)[None]
-        return self._words[(places >> 2) + np.arange(size // 4)[:, None]]
+        return self.words[(places >> 2) + np.arange(size // 4)[:, None]]
 
     def store(self, places: Lanes, values: Lanes) -> None:
         """Values [lane, elements] of uint32, or of fewer bytes."""

@@ -53,6 +53,7 @@ class Wave:
         scc: the scalar condition code.
         exec, mask, is_full: the lanes that are on, as bits and as booleans; whether all are.
         priority: of running, where that decides.
+        stalls: the chance that it lets others go first when it waits for memory.
         state: 0, AT_BARRIER, ASLEEP or END.
         executed: instructions so far.
         vector_queue, local_queue: what `vmcnt` and `lgkmcnt` count, oldest first.
@@ -73,6 +74,7 @@ class Wave:
         self.pc = self._slept_at = 0
         self.state = 0
         self.priority = timing.rng.random()
+        self.stalls = timing.stalls * timing.rng.choice((0.0, 1.0))
         self.executed = 0
         self.vector_queue: list[InFlight] = []
         self.local_queue: list[InFlight] = []
@@ -105,11 +107,12 @@ class Wave:
         return 0
 
     @property
-    def is_ready(self) -> bool:
-        """Whether it can go on: a wave that sleeps, only after some memory has changed."""
+    def has_woken(self) -> bool:
+        """Whether it slept, and some memory has changed since; then it can go on."""
         if self.state == ASLEEP and self._slept_at != self.view.memory.version:
             self.state = 0
-        return self.state == 0
+            return True
+        return False
 
     def wake(self) -> None:
         """Let it poll once more, whether or not anything has changed."""

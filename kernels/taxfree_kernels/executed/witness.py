@@ -39,10 +39,14 @@ _CONFLICTS = {
 
 def _registers(given: Instruction) -> frozenset[int]:
     """The registers that an instruction names, or uses without naming them; scalar ones below 0."""
-    texts = [signs(text)[0] for text in given.operands]
-    found = [each for each in map(register, texts) if each is not None]
-    numbers = {each.row + n if each.is_vector else ~(each.row + n)
-               for each in found for n in range(max(each.words, 8 if "mfma" in given.opcode else 1))}
+    found = [register(signs(text)[0]) for text in given.operands]
+    least = 8 if "mfma" in given.opcode else 1
+    numbers = {
+        row if each.is_vector else ~row
+        for each in found
+        if each is not None
+        for row in range(each.row, each.row + max(each.words, least))
+    }
     return frozenset(numbers)
 
 
@@ -112,9 +116,9 @@ class Witness:
         self._polled: dict[Place, dict[View, Words]] = defaultdict(lambda: defaultdict(set))
         self._written: dict[Place, dict[View, Words]] = defaultdict(lambda: defaultdict(set))
         self._flushed: dict[Place, dict[View, Words]] = defaultdict(lambda: defaultdict(set))
-        self._stale: dict[tuple[Place, Scope], dict[View, Words]] = defaultdict(
-            lambda: defaultdict(set)
-        )
+        self._stale: dict[Any, dict[tuple[Place, Scope], Words]] = defaultdict(dict)  # by workgroup
+        self._freshened: set[tuple[Place, Scope]] = set()  # what they dropped was read later
+        self._changed: set[Place] = set()  # instructions that changed their destinations
 
     # -- watching ---------------------------------------------------------------------------------
 
@@ -127,6 +131,8 @@ class Witness:
                 step = self._branch((key, at), step)
             elif (watch := self._watch((key, at), given)) is not None:
                 step = _behind(watch, step)
+            if given.opcode.startswith("ds_") or "mfma" in given.opcode:
+                step = self._destination((key, at), given, step)
             steps[at] = _behind(self._open_waits(given), step)
         return program.with_steps(steps)
 
@@ -150,6 +156,24 @@ class Witness:
         def watched(wave: Wave) -> int | None:
             goes_to = step(wave)
             self._ways[place].add(goes_to is not None)
+            return goes_to
+
+        return watched
+
+    def _destination(self, place: Place, given: Instruction, step: Step) -> Step:
+        first = row_of(given.operands[0])
+        rows = slice(first, first + 16)
+
+        def watched(wave: Wave) -> int | None:
+            for operation in wave.local_queue:
+                operation.perform()
+            before = wave.registers[rows].copy(), wave.group.shared.words.copy()
+            goes_to = step(wave)
+            if wave.local_queue:
+                wave.local_queue[-1].perform()
+            after = wave.registers[rows], wave.group.shared.words
+            if not all(map(np.array_equal, before, after)):
+                self._changed.add(place)
             return goes_to
 
         return watched
@@ -181,7 +205,7 @@ class Witness:
         def watch(wave: Wave) -> None:
             waits = self._waits[wave]
             for each in waits:
-                if each.orders and orders or not each.registers.isdisjoint(named):
+                if (each.orders and orders) or not each.registers.isdisjoint(named):
                     self._waited.add(each.key)
             waits[:] = [each for each in waits if each.key not in self._waited]
 
@@ -225,6 +249,10 @@ class Witness:
                 (_RELEASE if has_scope else _WRITE) if writes else (_POLL if has_scope else _READ)
             )
             (self._writes if writes else self._reads)[view] |= words
+            if not has_scope:
+                for key, stale in self._stale[wave.group].items():
+                    if key not in self._freshened and not stale.isdisjoint(words):
+                        self._freshened.add(key)
             if has_scope:
                 (self._written if writes else self._polled)[place][view] |= words
             if "lds" in given.modifiers or "_lds_" in given.opcode:
@@ -247,8 +275,7 @@ class Witness:
         below = levels[scope].bytes[:used]
         for number in range(scope):
             differs = (levels[number].bytes[:used] != below).nonzero()[0] >> 2
-            words = np.unique(differs).tolist()
-            self._stale[place, Scope(number)][wave.view].update(words)
+            self._stale[wave.group][place, Scope(number)] = set(np.unique(differs).tolist())
 
     # -- reasons ----------------------------------------------------------------------------------
 
@@ -267,7 +294,9 @@ class Witness:
         """
         place, counter = (key, at), kind.removeprefix("s_waitcnt ")
         if kind.startswith("s_waitcnt"):
-            return "" if (place, counter) in self._waited else "a later wait, or none, is soon enough"
+            return (
+                "" if (place, counter) in self._waited else "a later wait, or none, is soon enough"
+            )
         if kind.startswith("branch"):
             way = {"always" in kind}
             return "the branch goes that way in all runs" if self._ways[place] == way else ""
@@ -278,12 +307,10 @@ class Witness:
             return "" if is_read else "nobody reads what it writes back"
         if kind.startswith("buffer_inv"):
             levels = (Scope.AGENT,) if "sc0" in kind else tuple(Scope)[:3]
-            is_read = any(
-                words & self._reads[view]
-                for level in levels
-                for view, words in self._stale[place, level].items()
-            )
-            return "" if is_read else "nothing that it drops is out of date and read"
+            is_read = any((place, level) in self._freshened for level in levels)
+            return "" if is_read else "nothing that it drops is out of date and read later"
+        if kind.startswith(("ds_", "mfma")):
+            return "" if place in self._changed else "its destination has that value already"
         if " of a" in kind:
             between_gpus = "atomic" in kind or "sc0" in kind
             meets = self._meets(self._polled[place], self._writes, between_gpus) or any(
@@ -294,9 +321,7 @@ class Witness:
             return "" if meets else f"no other {where} touches these words"
         return ""
 
-    def _meets(
-        self, own: dict[View, Words], others: dict[View, Words], between_gpus: bool
-    ) -> bool:
+    def _meets(self, own: dict[View, Words], others: dict[View, Words], between_gpus: bool) -> bool:
         return any(
             words & theirs
             for view, words in own.items()

@@ -21,8 +21,8 @@ RELEASED = {  # how a store is released -> who sees it behind an acquire at that
 @pytest.fixture
 def gpus():
     memory = Memory()
-    word = memory.empty(64, torch.int32).zero_()
     made = [Gpu(memory), Gpu(memory)]
+    word = memory.empty(64, torch.int32).zero_()
     for gpu in made:
         gpu.begin_launch()
     return made, word
