@@ -70,6 +70,8 @@ def build(given: Instruction) -> Step:
     """
     if given.opcode in ("ds_bpermute_b32", "ds_permute_b32"):
         return _permute(given)
+    if given.opcode == "ds_swizzle_b32":
+        return _swap(given)
     if given.opcode == "ds_read_b64_tr_b16":
         return _read_transposed(given)
     found = _NAME.fullmatch(given.opcode)
@@ -165,6 +167,23 @@ def _permute(given: Instruction) -> Step:
             result = np.where(is_on[lanes], values[lanes], result)
         else:
             result[lanes[is_on]] = values[is_on]
+        wave.poison(row, 1)
+        _issue(wave, lambda: np.copyto(wave.u[row], result, where=is_on), row, 1)
+
+    return step
+
+
+def _swap(given: Instruction) -> Step:
+    """Exchange neighbouring groups of lanes."""
+    found = re.fullmatch(r"swizzle\(SWAP,(\d+)\)", given.modifiers.get("offset", ""))
+    if found is None:
+        raise UnknownInstruction(f"unknown form of {given.text}")
+    row, value = row_of(given.operands[0]), source(given.operands[1], "u32")
+    partners = LANES ^ int(found[1])
+
+    def step(wave: Wave) -> None:
+        is_on, values = wave.mask, np.broadcast_to(value(wave), 64)
+        result = np.where(is_on[partners], values[partners], np.uint32(0))
         wave.poison(row, 1)
         _issue(wave, lambda: np.copyto(wave.u[row], result, where=is_on), row, 1)
 
