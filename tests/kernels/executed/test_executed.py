@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
 
 import pytest
 
 from taxfree_cli.app import run
 from taxfree_kernels.variant import operation_names, operation_shapes, variants
 from tests.kernels.cross_compile.conftest import ROOT, TRITONS, run_python, triton_path
-from tests.kernels.executed import mutated
-from tests.kernels.executed.mutated import Result
 
 VARIANTS = [
     (op, name) for op in operation_names() for name, each in variants(op).items() if each.fused
@@ -20,10 +17,10 @@ PATH = ":".join(str(ROOT / each) for each in ("", "kernels", "tuning_db"))
 ARCHITECTURES = ("gfx942", "gfx950")
 ALONE = {"attention"}  # its ranks share nothing
 AT_ONCE = 4  # of one process
+
 #: of one compilation, outside of the path of giving up. The compiler adds code for lanes that
 #: change one address together: none of ours do.
 MOST_NEVER_EXECUTED = 0.2
-CACHE_CONTROL = ("buffer_wbl2", "buffer_wbl2 sc0", "buffer_inv", "buffer_inv sc0")
 
 
 def python_path(triton="installed"):
@@ -84,24 +81,6 @@ def test_compiled_variants_are_right_on_more_ranks_and_with_other_configs(archit
     given = cases((4, 8), (None,), (0, 3)) + cases((2,), range(6), (1, 2))
     for checked in executed(given, architecture, "installed"):
         require_right(checked)
-
-
-def outcomes(*arguments):
-    out = run_python("-m", "tests.kernels.executed.changed", *arguments, PYTHONPATH=python_path())
-    return Result.of_json(json.loads(out)).outcomes
-
-
-def test_a_kernel_without_its_write_back_or_invalidation_is_not_right():
-    tried = outcomes("all_gather_matmul", "push", "9", *CACHE_CONTROL)
-    assert {one.kind for one in tried} == set(CACHE_CONTROL)
-    assert {one.verdict for one in tried} <= {"wrong", "hang"}
-
-
-def test_most_mutants_that_are_not_equivalent_are_found(sample):
-    for op, variant in sample.of(mutated.cases()):
-        tried = outcomes(op, variant, "1")
-        count = Counter(one.verdict for one in tried)
-        assert count["survives"] <= 0.2 * (len(tried) - count["equivalent"] - count["harmless"])
 
 
 @pytest.mark.parametrize(
