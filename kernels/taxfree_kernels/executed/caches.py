@@ -39,7 +39,7 @@ import numpy as np
 import torch
 
 from taxfree_kernels.executed.errors import BadAccess
-from taxfree_kernels.executed.wave import Lanes
+from taxfree_kernels.executed.lanes import Lanes
 
 Span = tuple[int, int]  # the first byte, and the one behind the last
 

@@ -9,8 +9,9 @@ import numpy as np
 
 from taxfree_kernels.executed.decode import Instruction
 from taxfree_kernels.executed.errors import UnknownInstruction
+from taxfree_kernels.executed.lanes import LANES, Lanes
 from taxfree_kernels.executed.operands import constant, register, row_of
-from taxfree_kernels.executed.wave import LANES, Lanes, Step, Wave
+from taxfree_kernels.executed.wave import Step, Wave
 
 _NAME = re.compile(r"v_mfma_f32_(16x16|32x32)x(\d+)_(b?f16)")
 

@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from taxfree_kernels.executed.errors import UnknownInstruction
-from taxfree_kernels.executed.wave import ALL, EXEC, M0, VCC, WORD, Lanes, Wave
+from taxfree_kernels.executed.lanes import ALL, WORD, Lanes
+from taxfree_kernels.executed.wave import EXEC, M0, VCC, Wave
 
 Source = Callable[[Wave], Any]
 Destination = Callable[[Wave, Any], None]

@@ -13,9 +13,10 @@ from taxfree_kernels.executed.caches import Gpu, View
 from taxfree_kernels.executed.decode import Instruction, Listing
 from taxfree_kernels.executed.errors import BadAccess, Hang
 from taxfree_kernels.executed.flight import Timing
-from taxfree_kernels.executed.shared import Shared
+from taxfree_kernels.executed.lanes import WORD
+from taxfree_kernels.executed.lds import Shared
 from taxfree_kernels.executed.tactics import Tactics
-from taxfree_kernels.executed.wave import AGAIN, ASLEEP, AT_BARRIER, END, WORD, Step, Wave
+from taxfree_kernels.executed.wave import AGAIN, ASLEEP, AT_BARRIER, END, Step, Wave
 
 _QUANTUM = 100  # instructions of a wave's turn at most
 _FICKLENESS = 0.05  # the chance, each turn, that a wave's priority changes
@@ -175,7 +176,7 @@ class Launch:
             raise BadAccess(error.message, f"{self.program.listing.name}, at: {text}") from None
         if stopped in (AT_BARRIER, END, ASLEEP):
             wave.state = stopped
-            self._regroup(wave.group)
+            self._regroup(next(each for each in self._groups if each is wave.group))
         if stopped == AGAIN:
             wave.priority -= rng.choice((1, 9))  # most others go first, for long
         elif rng.random() < _FICKLENESS:

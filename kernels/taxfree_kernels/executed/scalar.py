@@ -8,8 +8,9 @@ from collections.abc import Callable, Mapping
 
 from taxfree_kernels.executed.decode import Instruction
 from taxfree_kernels.executed.errors import UnknownInstruction
+from taxfree_kernels.executed.lanes import ALL, WORD
 from taxfree_kernels.executed.operands import scalar_destination, scalar_source
-from taxfree_kernels.executed.wave import AGAIN, ALL, AT_BARRIER, END, EXEC, VCC, WORD, Step, Wave
+from taxfree_kernels.executed.wave import AGAIN, AT_BARRIER, END, EXEC, VCC, Step, Wave
 
 Result = tuple[int, int | None]  # the value, and the new condition code or None to keep it
 

@@ -1,4 +1,4 @@
-"""LDS, the memory that a workgroup shares, and the instructions on it."""
+"""Instructions on LDS."""
 
 from __future__ import annotations
 
@@ -9,57 +9,13 @@ from typing import Any
 import numpy as np
 
 from taxfree_kernels.executed.decode import Instruction
-from taxfree_kernels.executed.errors import BadAccess, UnknownInstruction
+from taxfree_kernels.executed.errors import UnknownInstruction
 from taxfree_kernels.executed.flight import InFlight
+from taxfree_kernels.executed.lanes import LANES, Lanes
 from taxfree_kernels.executed.operands import row_of, source
-from taxfree_kernels.executed.tactics import POISON
-from taxfree_kernels.executed.wave import LANES, Lanes, Step, Wave
+from taxfree_kernels.executed.wave import Step, Wave
 
 _NAME = re.compile(r"ds_(read|write)(2?)(st64)?_[bu](8|16|32|64|96|128)(_d16_hi)?")
-
-
-class Shared:
-    """The LDS of a workgroup; undefined until it is written.
-
-    Args:
-        size: bytes.
-        poison: what words hold until then.
-
-    Attributes:
-        words: its contents, uint32.
-    """
-
-    def __init__(self, size: int, poison: int = POISON) -> None:
-        self.size = size
-        self.words = np.full(size // 4 + 1, poison, np.uint32)
-        self._of: dict[int, Lanes] = {
-            1: self.words.view(np.uint8),
-            2: self.words.view(np.uint16),
-            4: self.words,
-        }
-
-    def _check(self, places: Lanes, size: int) -> None:
-        if not places.size:
-            return
-        last = int(np.maximum.reduce(places))
-        if last + size > self.size:
-            raise BadAccess(f"access of {size} bytes at {last} of {self.size} of LDS")
-        if np.bitwise_or.reduce(places) & (min(size, 4) - 1):
-            raise BadAccess(f"an access of {size} bytes to LDS is not aligned")
-
-    def load(self, places: Lanes, size: int) -> Lanes:
-        """uint32 [words, lane] of `size` bytes each lane."""
-        self._check(places, size)
-        if size < 4:
-            return self._of[size][places // size].astype(np.uint32)[None]
-        return self.words[(places >> 2) + np.arange(size // 4)[:, None]]
-
-    def store(self, places: Lanes, values: Lanes) -> None:
-        """Values [lane, elements] of uint32, or of fewer bytes."""
-        size = values.itemsize
-        self._check(places, size * values.shape[1])
-        at = places if size == 1 else places // size
-        self._of[size][at[:, None] + np.arange(values.shape[1])] = values
 
 
 def build(given: Instruction) -> Step:
@@ -70,6 +26,8 @@ def build(given: Instruction) -> Step:
     """
     if given.opcode in ("ds_bpermute_b32", "ds_permute_b32"):
         return _permute(given)
+    if given.opcode == "ds_swizzle_b32":
+        return _swap(given)
     if given.opcode == "ds_read_b64_tr_b16":
         return _read_transposed(given)
     found = _NAME.fullmatch(given.opcode)
@@ -165,6 +123,23 @@ def _permute(given: Instruction) -> Step:
             result = np.where(is_on[lanes], values[lanes], result)
         else:
             result[lanes[is_on]] = values[is_on]
+        wave.poison(row, 1)
+        _issue(wave, lambda: np.copyto(wave.u[row], result, where=is_on), row, 1)
+
+    return step
+
+
+def _swap(given: Instruction) -> Step:
+    """Exchange neighbouring groups of lanes."""
+    found = re.fullmatch(r"swizzle\(SWAP,(\d+)\)", given.modifiers.get("offset", ""))
+    if found is None:
+        raise UnknownInstruction(f"unknown form of {given.text}")
+    row, value = row_of(given.operands[0]), source(given.operands[1], "u32")
+    partners = LANES ^ int(found[1])
+
+    def step(wave: Wave) -> None:
+        is_on, values = wave.mask, np.broadcast_to(value(wave), 64)
+        result = np.where(is_on[partners], values[partners], np.uint32(0))
         wave.poison(row, 1)
         _issue(wave, lambda: np.copyto(wave.u[row], result, where=is_on), row, 1)
 

@@ -12,6 +12,7 @@ from taxfree_kernels.executed import arithmetic
 from taxfree_kernels.executed.decode import Instruction
 from taxfree_kernels.executed.dpp import dpp_source
 from taxfree_kernels.executed.errors import UnknownInstruction
+from taxfree_kernels.executed.lanes import LANES, WORD, Lanes, bits_of, lanes_of
 from taxfree_kernels.executed.operands import (
     ACCUMULATORS,
     Source,
@@ -23,7 +24,7 @@ from taxfree_kernels.executed.operands import (
     signs,
     source,
 )
-from taxfree_kernels.executed.wave import LANES, VCC, WORD, Lanes, Step, Wave, bits_of, lanes_of
+from taxfree_kernels.executed.wave import VCC, Step, Wave
 
 Function = Callable[..., Any]
 

@@ -13,8 +13,9 @@ from taxfree_kernels.executed.caches import Scope, scope_of
 from taxfree_kernels.executed.decode import Instruction
 from taxfree_kernels.executed.errors import UnknownInstruction
 from taxfree_kernels.executed.flight import InFlight
+from taxfree_kernels.executed.lanes import LANES, Lanes
 from taxfree_kernels.executed.operands import register, row_of, scalar_source, source
-from taxfree_kernels.executed.wave import ASLEEP, LANES, M0, Lanes, Step, Wave
+from taxfree_kernels.executed.wave import ASLEEP, M0, Step, Wave
 
 #: type -> bytes of an element, and how many
 _SHAPES = {

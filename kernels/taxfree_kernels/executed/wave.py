@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 
-if TYPE_CHECKING:
-    from taxfree_kernels.executed.caches import View
-    from taxfree_kernels.executed.flight import InFlight, Timing
-    from taxfree_kernels.executed.program import Program, Workgroup
-
-LANES = np.arange(64)
-ALL = (1 << 64) - 1
-WORD = (1 << 32) - 1
+from taxfree_kernels.executed.caches import View
+from taxfree_kernels.executed.flight import InFlight, Timing
+from taxfree_kernels.executed.lanes import ALL, LANES, WORD, Lanes, lanes_of
+from taxfree_kernels.executed.lds import Shared
 
 #: numbers of special scalar registers
 VCC, M0, EXEC = 106, 124, 126
@@ -23,24 +18,20 @@ VCC, M0, EXEC = 106, 124, 126
 #: what an instruction returns other than the index of the next one, or None for the one behind it
 END, AT_BARRIER, AGAIN, ASLEEP = -1, -2, -3, -4
 
-Lanes = np.ndarray[Any, np.dtype[Any]]
 Step = Callable[["Wave"], "int | None"]
 
 
-@lru_cache(maxsize=4096)
-def lanes_of(bits: int) -> Lanes:
-    """The 64 bits of a mask as booleans."""
-    packed = np.frombuffer(bits.to_bytes(8, "little"), np.uint8)
-    lanes = np.unpackbits(packed, bitorder="little").view(bool)
-    lanes.flags.writeable = False
-    return lanes
+class Code(Protocol):
+    """What a wave executes: a function for each instruction, and whether it was executed."""
+
+    steps: list[Step]
+    hits: bytearray
 
 
-def bits_of(lanes: Lanes) -> int:
-    """The mask of 64 booleans, or of one for all lanes."""
-    if not lanes.ndim:
-        return ALL if lanes else 0
-    return int.from_bytes(np.packbits(lanes, bitorder="little").tobytes(), "little")
+class Group(Protocol):
+    """What the waves of a workgroup share."""
+
+    shared: Shared
 
 
 class Wave:
@@ -60,7 +51,7 @@ class Wave:
     """
 
     def __init__(
-        self, program: Program, group: Workgroup, view: View, timing: Timing, number: int
+        self, program: Code, group: Group, view: View, timing: Timing, number: int
     ) -> None:
         self.program, self.group, self.view, self.timing = program, group, view, timing
         registers = np.full((512, 64), timing.poison, np.uint32)

@@ -10,8 +10,8 @@ import numpy as np
 from taxfree_kernels.executed.caches import Gpu, Memory
 from taxfree_kernels.executed.decode import instruction
 from taxfree_kernels.executed.flight import Timing
+from taxfree_kernels.executed.lds import Shared
 from taxfree_kernels.executed.program import build_step
-from taxfree_kernels.executed.shared import Shared
 from taxfree_kernels.executed.tactics import Tactics
 from taxfree_kernels.executed.wave import Wave
 

@@ -219,6 +219,18 @@ def test_matrix_products_are_those_of_their_layouts(opcode, addend):
             assert found[lane] == total + start
 
 
+def test_groups_of_lanes_are_swapped():
+    machine = Machine()
+    machine.set(1, [100 + lane for lane in range(64)])
+    machine.set(0, 7)
+    machine.run("s_mov_b64 exec, 0xfffffffffffffffe")
+    machine.run("ds_swizzle_b32 v0, v1 offset:swizzle(SWAP,16)", "s_waitcnt lgkmcnt(0)")
+    others = [*range(16, 32), *range(16), *range(48, 64), *range(32, 48)]
+    expected = [100 + lane for lane in others]
+    expected[0], expected[16] = 7, 0  # off: it keeps what it has, and gives nothing
+    assert machine.get(0).tolist() == expected
+
+
 def test_halves_are_transposed_among_16_lanes():
     machine = Machine()
     halves = [[[1000 * block + 16 * row + column for column in range(16)] for row in range(4)]

@@ -18,8 +18,9 @@ ARCHITECTURES = ("gfx942", "gfx950")
 ALONE = {"attention"}  # its ranks share nothing
 AT_ONCE = 4  # of one process
 
-#: what the compiler adds for lanes that change one address together, which none of ours do
-DEAD = {"meet": 0.2}
+#: of one compilation, outside of the path of giving up. The compiler adds code for lanes that
+#: change one address together: none of ours do.
+MOST_NEVER_EXECUTED = 0.2
 
 
 def python_path(triton="installed"):
@@ -37,11 +38,11 @@ def cases(worlds, corners, seeds):
     ]
 
 
-def executed(given, architecture, triton):
+def executed(given, architecture, triton, *options):
     given = [(*case[:5], architecture, case[6]) for case in given]
     for begin in range(0, len(given), AT_ONCE):
         text = json.dumps(given[begin : begin + AT_ONCE])
-        program = ("-m", "tests.kernels.executed.whole", text)
+        program = ("-m", "tests.kernels.executed.whole", text, *options)
         out = run_python(*program, triton=triton, PYTHONPATH=python_path(triton))
         yield from json.loads(out)
 
@@ -58,10 +59,19 @@ def require_right(checked):
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_compiled_variants_are_right_on_two_ranks(architecture, triton, sample):
     given = sample.of(cases((2,), (None,), (0, 1, 2, 3)))
-    for checked in executed(given, architecture, triton):
+    options = ("repaired",) if triton == "oldest" else ()
+    for checked in executed(given, architecture, triton, *options):
         require_right(checked)
-        for kernel, share in checked["shares"].items():
-            assert share < DEAD.get(kernel, 0.1), (kernel, checked["problem"])
+        assert max(checked["shares"].values(), default=0.0) < MOST_NEVER_EXECUTED, checked["shares"]
+
+
+def test_a_signal_that_overtakes_its_write_back_is_found():
+    """The oldest Triton's LLVM does not wait for some of them."""
+    case = ("all_gather_matmul", "push", 2, 1, None, None, [0, 4, 8])
+    (checked,) = executed([case], "gfx950", "oldest", "adverse")
+    assert "wrong" in {shown["verdict"] for shown in checked["runs"]}
+    (checked,) = executed([case], "gfx950", "oldest", "adverse", "repaired")
+    require_right(checked)
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
