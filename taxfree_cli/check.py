@@ -19,11 +19,11 @@ from taxfree_cli.output import note, print_json, print_lines, print_table
 from taxfree_kernels.variant import operation_names
 
 if TYPE_CHECKING:
-    from taxfree_kernels.executed.run import Executed
+    from taxfree_kernels.executed.check import Checked as Executed
 
 _DEFAULT_GPUS = (2, 3)
 _DEFAULT_SEEDS = 100
-_DEFAULT_EXECUTED_SEEDS = 2
+_DEFAULT_EXECUTED_SEEDS = 4
 _ARCHITECTURES = ("gfx942", "gfx950")
 
 _Target = Annotated[
@@ -229,35 +229,49 @@ def _check_executed(
     """Execute the code of variants, all by default, and compare what all ranks return."""
     if os.environ.get("TRITON_INTERPRET", "0") != "0":
         raise UsageError("--executed needs compiled kernels", "unset TRITON_INTERPRET")
-    from taxfree_kernels.executed.check import executed
+    from taxfree_kernels.executed.check import check
     from taxfree_kernels.variant import variants
 
     _require_variants(list(problems), [name for op in problems for name in variants(op)], names)
     found = []
-    for shown in executed(problems, names, seeds, architecture):
-        note(f"{shown.op} {shown.variant}, seed {shown.seed}: {shown.verdict}")
-        found.append(shown)
+    for checked in check(problems, names, seeds, architecture):
+        verdict = checked.wrong[0].verdict if checked.wrong else "right"
+        note(f"{checked.op} {checked.variant}, {checked.problem}: {verdict}")
+        found.append(checked)
     if json:
-        print_json({"runs": [shown.as_json() for shown in found]})
+        print_json({"checks": [checked.as_json() for checked in found]})
     else:
         _print_executed(found)
     if not found:
         raise TaxfreeError("nothing to execute: no variant asked for runs these shapes by kernels")
-    wrong = [shown for shown in found if shown.verdict != "right"]
+    wrong = [checked for checked in found if checked.wrong]
     if wrong:
-        names = list(dict.fromkeys(f"{shown.op} {shown.variant}" for shown in wrong))
+        names = list(dict.fromkeys(f"{checked.op} {checked.variant}" for checked in wrong))
         raise WrongResult(f"not right when executed: {', '.join(names)}", "see the report above")
 
 
 def _print_executed(found: list[Executed]) -> None:
-    from taxfree_kernels.executed.check import rows
+    from taxfree_kernels.executed.check import kernels, rows
 
-    columns = ["op", "variant", "verdict", "runs", "instructions", "executed", "seconds"]
+    columns = ["op", "variant", "verdict", "runs", "gave up", "instructions run", "seconds"]
     print_table(columns, rows(found))
-    for shown in found:
-        if shown.verdict != "right":
-            lines = [f"{shown.op} {shown.variant}, seed {shown.seed}: {shown.verdict}"]
-            print_lines(["", *lines, str(shown.problem), shown.details])
+    print_lines(["", "instructions of each kernel, all its compilations together:"])
+    print_table(
+        ["op", "variant", "kernel", "compiled", "all", "executed", "giving up", "never", "share"],
+        [
+            (op, variant, each.kernel, times, each.instructions, each.executed, each.giving_up,
+             len(each.never), f"{each.share_never:.1%}")
+            for op, variant, times, each in kernels(found)
+        ],
+    )  # fmt: skip
+    for checked in found:
+        for shown in checked.wrong:
+            silent = "" if shown.silent is None else f", rank {shown.silent} silent"
+            print_lines([
+                "", f"{shown.op} {shown.variant}, seed {shown.seed}{silent}: {shown.verdict}",
+                str(shown.problem), *([shown.details] if shown.details else []),
+                f"replay: {checked.replay(shown)}",
+            ])  # fmt: skip
 
 
 def _problems(

@@ -62,13 +62,13 @@ def _cases_of(problem: Problem, aligned: bool, device: str, corners: bool) -> It
         if variant.unsupported_reason(problem, hardware):
             continue
         default = variant.seed_configs(problem, hardware)[0]
-        configs = [default, *(_others(variant, problem, hardware) if corners else ())]
+        configs = [default, *(other_configs(variant, problem, hardware) if corners else ())]
         for config in configs:
             is_default = config is default
             yield Case(op, problem, name, config, device, aligned, is_default)
 
 
-def _others(variant: Variant, problem: Problem, hardware: Hardware) -> list[Config]:
+def other_configs(variant: Variant, problem: Problem, hardware: Hardware) -> list[Config]:
     """Further seed configs, and the default with two meta-parameters at an end of their ranges."""
 
     def is_refused(config: Config) -> bool:

@@ -31,7 +31,8 @@ def fma(a: Lanes, b: Lanes, c: Lanes) -> Lanes:
     product = np.multiply(a, b, dtype=np.float64)
     total = product + c
     low = total.view(np.uint64) & _LOW
-    if (low == _HALF).any() or (np.abs(total) < 2.0**-125).any():
+    size = np.abs(total)
+    if (low == _HALF).any() or ((size < 2.0**-125) & (size > 0)).any():
         total = _rounded_to_odd(product, np.asarray(c, np.float64), total)
     return total.astype(np.float32)
 
@@ -57,6 +58,11 @@ def exponent(a: Lanes) -> Lanes:
     return (np.asarray(a, np.float32).view(np.uint32) >> np.uint32(23) & np.uint32(255)).astype(int)
 
 
+def is_subnormal(a: Lanes) -> Lanes:
+    """Whether float32 numbers are smaller than all normal ones, and not zero."""
+    return (exponent(a) == 0) & (a != 0)
+
+
 def division_scale(a: Lanes, denominator: Lanes, numerator: Lanes) -> tuple[Lanes, Lanes]:
     """V_DIV_SCALE_F32: scale an operand of a division, `a`, so that no step overflows.
 
@@ -66,16 +72,13 @@ def division_scale(a: Lanes, denominator: Lanes, numerator: Lanes) -> tuple[Lane
     a, d, n = (
         np.broadcast_to(np.asarray(x, np.float32), (64,)) for x in (a, denominator, numerator)
     )
-    tiny = 2.0**-126
     is_denominator, is_numerator = a == d, a == n
-    quotient = np.abs(n.astype(np.float64) / d)
-    inverse_is_tiny = np.abs(1.0 / d.astype(np.float64)) < tiny
-    quotient_is_tiny = (quotient < tiny) & (n != 0)
+    inverse_is_tiny, quotient_is_tiny = is_subnormal(np.float32(1) / d), is_subnormal(n / d)
     rules: list[
         tuple[Lanes, Lanes, bool]
     ] = [  # the first that holds: condition, exponent to add, whether to scale back
         (exponent(n) - exponent(d) >= 96, np.where(is_denominator, 64, 0), True),
-        (exponent(d) == 0, 64, False),
+        (is_subnormal(d), 64, False),
         (inverse_is_tiny & quotient_is_tiny, np.where(is_denominator, 64, 0), True),
         (inverse_is_tiny, -64, False),
         (quotient_is_tiny, np.where(is_numerator, 64, 0), True),
@@ -160,12 +163,12 @@ def field(a: Lanes, offset: Lanes, length: Lanes) -> Lanes:
 
 
 def signed_field(a: Lanes, offset: Lanes, length: Lanes) -> Lanes:
-    """V_BFE_I32."""
-    bits, length = field(a, offset, length), length & np.uint32(31)
-    sign = np.where(
-        length > 0, np.uint32(1) << (length - np.uint32(1) & np.uint32(31)), np.uint32(0)
-    )
-    return (bits ^ sign) - sign
+    """V_BFE_I32: beyond the highest bit of `a` lie copies of it."""
+    length = length & np.uint32(31)
+    ones = (np.uint32(1) << length) - np.uint32(1)
+    shifted = np.asarray(a).view(np.int32) >> (offset & np.uint32(31)).astype(np.int32)
+    sign = ones ^ ones >> np.uint32(1)
+    return (shifted.view(np.uint32) & ones ^ sign) - sign
 
 
 def reversed_bits(a: Lanes) -> Lanes:
@@ -173,6 +176,13 @@ def reversed_bits(a: Lanes) -> Lanes:
     a = np.ascontiguousarray(np.broadcast_to(np.asarray(a, np.uint32), (64,)))
     bits = np.unpackbits(a.view(np.uint8).reshape(-1, 4), axis=1, bitorder="little")
     return np.packbits(bits[:, ::-1], axis=1, bitorder="little").view(np.uint32)[:, 0]
+
+
+def equal_leading_bits(a: Lanes) -> Lanes:
+    """V_FFBH_I32: how many of the highest bits equal the sign; -1 if all do."""
+    magnitude = np.broadcast_to(np.asarray(a ^ a >> np.int32(31), np.float64), (64,))
+    _, bits = np.frexp(magnitude)  # of a whole number: its length
+    return np.where(magnitude == 0, np.int32(-1), np.int32(32) - bits)
 
 
 def shifted_pair(high: Lanes, low: Lanes, by: Lanes) -> Lanes:

@@ -1,27 +1,82 @@
-"""All variants of operations executed, and rows that sum up what they showed."""
+"""Variants of operations executed: on problems whose loops have several lengths, and in vain."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from taxfree_kernels.executed.coverage import Coverage, coverage, summed
 from taxfree_kernels.executed.program import Program
 from taxfree_kernels.executed.run import DEVICES, Executed, run
 from taxfree_kernels.hardware import KNOWN
-from taxfree_kernels.variant import Problem, variants
+from taxfree_kernels.variant import Config, Problem, variants
+
+SEEDS = 4  # as many as there are lengths
+_STEP, _LENGTHS = 64, 4  # what the compiler unrolls or peels off runs at one of these
+_INNER = ("k", "kv_len_per_rank", "length")
 
 
-def executed(
+@dataclass(frozen=True)
+class Checked:
+    """What executing one config of a variant on one problem showed.
+
+    Args:
+        op, variant, problem, config: what ran.
+        architecture: it was compiled for.
+        runs: one for each seed, then one with a silent rank.
+        kernels: which of their instructions were executed.
+    """
+
+    op: str
+    variant: str
+    problem: Problem
+    config: Config
+    architecture: str
+    runs: list[Executed]
+    kernels: list[Coverage]
+
+    @property
+    def wrong(self) -> list[Executed]:
+        return [each for each in self.runs if each.verdict != "right"]
+
+    def replay(self, shown: Executed) -> str:
+        """The command that repeats one of the runs, and the one with a silent rank."""
+        fields = asdict(self.problem)
+        world_size = fields.pop("world_size")
+        shape = " ".join(
+            f"{name}={int(value) if isinstance(value, bool) else value}"
+            for name, value in fields.items()
+        )
+        return (
+            f'taxfree check --executed --op {self.op} --variant {self.variant} --shapes "{shape}" '
+            f"--gpus {world_size} --arch {self.architecture} --first-seed {shown.seed} --seeds 1"
+        )
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "op": self.op,
+            "variant": self.variant,
+            "problem": asdict(self.problem),
+            "config": dict(self.config),
+            "architecture": self.architecture,
+            "runs": [each.as_json() | {"replay": self.replay(each)} for each in self.runs],
+            "kernels": [asdict(each) for each in self.kernels],
+        }
+
+
+def check(
     problems: Mapping[str, Iterable[Problem]],
     names: Collection[str] | None = None,
-    seeds: Iterable[int] = range(2),
+    seeds: Sequence[int] = range(SEEDS),
     architecture: str = "gfx942",
-) -> Iterator[Executed]:
-    """Run the default config of variants that have kernels of their own, each under some seeds.
+) -> Iterator[Checked]:
+    """Execute the default config of variants that have kernels of their own.
 
     Args:
         problems: operation -> its problems.
         names: of variants; None for all.
+        seeds: see :func:`check_config`.
     """
     hardware = KNOWN[DEVICES[architecture]]
     for op, each in problems.items():
@@ -30,28 +85,80 @@ def executed(
                 is_asked = not names or name in names
                 if not is_asked or variant.unsupported_reason(problem, hardware):
                     continue
-                programs: dict[str, Program] = {}
-                for seed in seeds:
-                    shown = run(op, name, problem, None, seed, architecture, programs=programs)
-                    if shown.verdict == "nothing to run":
-                        break
-                    yield shown
+                config = variant.seed_configs(problem, hardware)[0]
+                checked = check_config(op, name, problem, config, seeds, architecture)
+                if checked.runs:
+                    yield checked
 
 
-def rows(found: Sequence[Executed]) -> list[tuple[Any, ...]]:
-    """A row for each variant: verdict, runs, instructions, share of the code, seconds.
+def check_config(
+    op: str,
+    variant: str,
+    problem: Problem,
+    config: Config,
+    seeds: Sequence[int] = range(SEEDS),
+    architecture: str = "gfx942",
+) -> Checked:
+    """Execute one config of a variant.
 
-    The share is that of a kernel's instructions that were executed, of the kernel with the least.
+    Args:
+        problem: its inner dimension grows by 0, 64, 128 or 192, by seed.
+        seeds: one run each; the first one also draws the run in which the last rank is silent.
+
+    Returns:
+        What the runs showed. It has none if the library serves the problem.
     """
+    programs: dict[str, Program] = {}
+    runs = []
+    for seed in seeds:
+        longer = _lengthened(problem, _STEP * (seed % _LENGTHS))
+        shown = run(op, variant, longer, config, seed, architecture, programs=programs)
+        if shown.verdict == "nothing to run":
+            return Checked(op, variant, problem, config, architecture, [], [])
+        runs.append(shown)
+    hits = {key: _hits(program) for key, program in programs.items()}
+    last = problem.world_size - 1
+    silent = run(
+        op, variant, problem, config, seeds[0], architecture, silent=last, programs=programs
+    )
+    kernels = [
+        coverage(program.listing, hits.get(key, set()), _hits(program))
+        for key, program in programs.items()
+    ]
+    return Checked(op, variant, problem, config, architecture, [*runs, silent], kernels)
+
+
+def _lengthened(problem: Problem, by: int) -> Problem:
+    name = next(name for name in _INNER if hasattr(problem, name))
+    return replace(problem, **{name: getattr(problem, name) + by})
+
+
+def _hits(program: Program) -> set[int]:
+    return {at for at, was_hit in enumerate(program.hits) if was_hit}
+
+
+def rows(found: Sequence[Checked]) -> list[tuple[Any, ...]]:
+    """A row for each variant: verdict, runs, runs in which ranks gave up, instructions, seconds."""
     by_variant: dict[tuple[str, str], list[Executed]] = {}
-    for shown in found:
-        by_variant.setdefault((shown.op, shown.variant), []).append(shown)
+    for checked in found:
+        by_variant.setdefault((checked.op, checked.variant), []).extend(checked.runs)
     result = []
     for (op, variant), runs in by_variant.items():
         wrong = [shown.verdict for shown in runs if shown.verdict != "right"]
-        least = min((hit / all_ for one in runs for hit, all_ in one.kernels.values()), default=0.0)
+        gave_up = sum(bool(shown.gave_up) for shown in runs)
         instructions = sum(shown.instructions for shown in runs)
         seconds = round(sum(shown.seconds for shown in runs), 1)
         verdict = wrong[0] if wrong else "right"
-        result.append((op, variant, verdict, len(runs), instructions, f"{least:.0%}", seconds))
+        result.append((op, variant, verdict, len(runs), gave_up, instructions, seconds))
     return result
+
+
+def kernels(found: Sequence[Checked]) -> list[tuple[str, str, int, Coverage]]:
+    """For each kernel of a variant: how often it was compiled, and all of these together."""
+    by_kernel: dict[tuple[str, str, str], list[Coverage]] = {}
+    for checked in found:
+        for each in checked.kernels:
+            by_kernel.setdefault((checked.op, checked.variant, each.kernel), []).append(each)
+    return [
+        (op, variant, len(every), summed(every)) for (op, variant, _), every in by_kernel.items()
+    ]

@@ -12,6 +12,7 @@ _INSTRUCTION = re.compile(r"\t((?:s|v|ds|buffer|global|flat|scratch)_\w+)\s*(.*)
 _LABEL = re.compile(r"(\.?[\w$.]+):")
 _FORM = re.compile(r"_(e32|e64|dpp|sdwa)$")
 _WORD = re.compile(r"[^\s\[]+(?:\[[^\]]*\])?")
+_SOURCE = re.compile(r"(\w+\.py:\d+):\d+")
 _ARGUMENT = re.compile(r"\.offset:\s*(\d+)\s+\.size:\s*(\d+)\s+\.value_kind:\s*(\w+)")
 
 
@@ -26,6 +27,8 @@ class Instruction:
         operands: destinations first.
         modifiers: behind the operands; a flag has the value "1".
         text: as it is there.
+        source: the lines of the program that it comes from, the innermost first, such as
+            ``("sync.py:75", "sync.py:132")``; empty without debug information.
     """
 
     line: int
@@ -34,6 +37,7 @@ class Instruction:
     operands: tuple[str, ...]
     modifiers: Mapping[str, str]
     text: str
+    source: tuple[str, ...] = ()
 
     def number(self, name: str, default: int = 0) -> int:
         """The integer value of a modifier."""
@@ -108,7 +112,7 @@ def decode(text: str) -> Listing:
     )
 
 
-def instruction(text: str, line: int = 0) -> Instruction:
+def instruction(text: str, line: int = 0, source: tuple[str, ...] = ()) -> Instruction:
     """Decode one instruction, without a label or a comment."""
     opcode, _, rest = text.strip().partition(" ")
     operands, words = _split(rest.strip())
@@ -126,6 +130,7 @@ def instruction(text: str, line: int = 0) -> Instruction:
         operands=tuple(operands),
         modifiers=modifiers,
         text=text.strip(),
+        source=source,
     )
 
 
@@ -134,14 +139,17 @@ def _body(text: str) -> tuple[list[Instruction], dict[str, int]]:
     first = next(at for at, line in enumerate(lines) if "; -- Begin function" in line)
     instructions: list[Instruction] = []
     labels: dict[str, int] = {}
+    source: tuple[str, ...] = ()
     for number, line in enumerate(lines[first:], first):
         code = line.split(";")[0].rstrip()
         if code.startswith("\t.section"):
             break
-        if label := _LABEL.match(code):
+        if code.startswith("\t.loc"):
+            source = tuple(_SOURCE.findall(line)) or source
+        elif label := _LABEL.match(code):
             labels[label[1]] = len(instructions)
         elif found := _INSTRUCTION.match(code):
-            instructions.append(instruction(" ".join(found.groups()), number))
+            instructions.append(instruction(" ".join(found.groups()), number, source))
     return instructions, labels
 
 

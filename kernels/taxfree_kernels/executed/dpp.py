@@ -8,8 +8,9 @@ import numpy as np
 
 from taxfree_kernels.executed.decode import Instruction
 from taxfree_kernels.executed.errors import UnknownInstruction
+from taxfree_kernels.executed.lanes import LANES, Lanes
 from taxfree_kernels.executed.operands import Source, source
-from taxfree_kernels.executed.wave import LANES, Lanes, Wave
+from taxfree_kernels.executed.wave import Wave
 
 _ROW, _IN_ROW = LANES & ~15, LANES & 15
 _EVERY = np.ones(64, bool)

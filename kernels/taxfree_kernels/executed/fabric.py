@@ -44,7 +44,7 @@ class ExecutedFabric(GrouplessFabric):
         self.device, self.hardware = torch.device("cpu"), hardware
         self._arenas, self._memory, self._patience = arenas, memory, patience
         self.heap = SymmetricHeap(arenas[rank])
-        self.heap_bases = memory.empty(len(arenas), torch.int64)
+        self.heap_bases = memory.empty(len(arenas), torch.int64, rank)
         self.heap_bases.copy_(torch.tensor([arena.data_ptr() for arena in arenas]))
         slot = aligned(slot_bytes)
         self.pool = Pool(self, slot, 2 * slot, 4 * slot)

@@ -11,6 +11,8 @@ from collections.abc import Callable
 from random import Random
 from typing import Any
 
+from taxfree_kernels.executed.tactics import Tactics
+
 
 class InFlight:
     """One operation.
@@ -18,12 +20,13 @@ class InFlight:
     Args:
         effect: what it does.
         span: the bytes it touches, from and to; by default all, so that it passes no other.
-        rows: the vector registers that it loads. Loads come back in order, so a later one into the
-            same registers stays later.
-        is_scalar: a scalar load.
+        rows: the registers that it loads. Loads come back in order, so a later one into the same
+            registers stays later.
+        is_scalar: a scalar load, into scalar registers.
+        is_last: it passes no earlier one, whatever that touches.
     """
 
-    __slots__ = ("_effect", "_rows", "_span", "is_done", "is_scalar")
+    __slots__ = ("_effect", "_is_last", "is_done", "is_scalar", "rows", "span")
 
     def __init__(
         self,
@@ -31,8 +34,10 @@ class InFlight:
         span: tuple[int, int] = (0, 1 << 62),
         rows: tuple[int, int] = (0, 0),
         is_scalar: bool = False,
+        is_last: bool = False,
     ) -> None:
-        self._effect, self._span, self._rows, self.is_scalar = effect, span, rows, is_scalar
+        self._effect, self.span, self.rows, self.is_scalar = effect, span, rows, is_scalar
+        self._is_last = is_last
         self.is_done = False
 
     def perform(self) -> None:
@@ -45,7 +50,9 @@ class InFlight:
         """Whether it may take effect before one that was issued earlier."""
         if earlier.is_done:
             return True
-        return not (_meet(self._span, earlier._span) or _meet(self._rows, earlier._rows))
+        return not (
+            self._is_last or _meet(self.span, earlier.span) or _meet(self.rows, earlier.rows)
+        )
 
 
 def _meet(a: tuple[int, int], b: tuple[int, int]) -> bool:
@@ -57,12 +64,12 @@ class Timing:
 
     Args:
         rng: of the run.
-        promptness: the chance that an operation takes effect when it is issued.
-        stalls: the chance that a wave which waits lets others go first.
+        tactics: of the run.
     """
 
-    def __init__(self, rng: Random, promptness: float, stalls: float) -> None:
-        self.rng, self.promptness, self.stalls = rng, promptness, stalls
+    def __init__(self, rng: Random, tactics: Tactics) -> None:
+        self.rng, self.promptness, self.stalls = rng, tactics.promptness, tactics.stalls
+        self.poison = tactics.poison
 
     def issue(self, queue: list[InFlight], operation: InFlight) -> None:
         """Put an operation behind those that are in flight."""
@@ -71,15 +78,21 @@ class Timing:
             self._perform(queue, len(queue) - 1)
 
     def complete_any(self, queue: list[InFlight]) -> None:
-        """Let some operation take effect, perhaps before older ones."""
+        """Let some operation take effect, perhaps before older ones; often the youngest."""
         waiting = [at for at, each in enumerate(queue) if not each.is_done]
-        if waiting:
-            self._perform(queue, self.rng.choice(waiting))
+        waiting.reverse()
+        if self.rng.random() < 0.5:
+            self.rng.shuffle(waiting)
+        for at in waiting:
+            if self._perform(queue, at):
+                return
 
-    def _perform(self, queue: list[InFlight], at: int) -> None:
+    def _perform(self, queue: list[InFlight], at: int) -> bool:
         operation = queue[at]
-        if all(operation.may_pass(earlier) for earlier in queue[:at]):
-            operation.perform()
+        if not all(operation.may_pass(earlier) for earlier in queue[:at]):
+            return False
+        operation.perform()
+        return True
 
     def drain(self, queue: list[InFlight], leave: int) -> None:
         """Let operations take effect, oldest first, until no more than `leave` are in flight.
@@ -91,9 +104,13 @@ class Timing:
         while len(queue) > leave:
             queue.pop(0).perform()
 
-    def has_drained(self, queue: list[InFlight], leave: int) -> bool:
-        """Likewise, but perhaps after other waves had a turn; then not yet."""
-        if self.stalls and self.rng.random() < self.stalls:
+    def has_drained(self, queue: list[InFlight], leave: int, stalls: float) -> bool:
+        """Likewise, but perhaps after other waves had a turn; then not yet.
+
+        Args:
+            stalls: the chance of that.
+        """
+        if stalls and self.rng.random() < stalls:
             self.complete_any(queue)
             while queue and queue[0].is_done:
                 queue.pop(0)

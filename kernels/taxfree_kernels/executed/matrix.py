@@ -9,10 +9,18 @@ import numpy as np
 
 from taxfree_kernels.executed.decode import Instruction
 from taxfree_kernels.executed.errors import UnknownInstruction
+from taxfree_kernels.executed.lanes import LANES, Lanes
 from taxfree_kernels.executed.operands import constant, register, row_of
-from taxfree_kernels.executed.wave import LANES, Lanes, Step, Wave
+from taxfree_kernels.executed.wave import Step, Wave
 
-_NAME = re.compile(r"v_mfma_f32_(16x16|32x32)x(\d+)_(b?f16)(?:_1k)?")
+_NAME = re.compile(r"v_mfma_f32_(16x16|32x32)x(\d+)_(b?f16)")
+
+#: all that this module knows; the deeper two shapes are those of gfx950
+OPCODES = frozenset(
+    f"v_mfma_f32_{shape}_{kind}"
+    for shape in ("16x16x16", "32x32x8", "16x16x32", "32x32x16")
+    for kind in ("f16", "bf16")
+)
 
 
 class Layout(NamedTuple):
@@ -47,7 +55,7 @@ def build(given: Instruction) -> Step:
         UnknownInstruction: of another shape or type.
     """
     found = _NAME.fullmatch(given.opcode)
-    if found is None or given.modifiers:
+    if found is None or given.opcode not in OPCODES or given.modifiers:
         raise UnknownInstruction(f"unknown instruction {given.text}")
     shape = layout(int(found[1][:2]), int(found[2]))
     is_bfloat16 = found[3] == "bf16"

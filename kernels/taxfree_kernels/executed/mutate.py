@@ -1,35 +1,36 @@
 """Mutants of machine code: what of it is deleted or weakened, and whether executing it shows that.
 
-Each mutant changes one instruction. One that survives every seed is either equivalent (the code is
-right without it, as far as the memory model goes) or missed.
+Each mutant changes one instruction that was executed. Where the runs give a mechanical reason why
+the change cannot matter (:mod:`taxfree_kernels.executed.witness`), the mutant is equivalent. The
+others are executed, under adverse tactics, until one run is not right.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from random import Random
 
-from taxfree_kernels.executed.decode import decode
-from taxfree_kernels.executed.errors import UnknownInstruction
-from taxfree_kernels.executed.program import Program
-from taxfree_kernels.executed.run import Change, run
+from taxfree_kernels.executed.decode import Instruction
+from taxfree_kernels.executed.program import Program, build_step
+from taxfree_kernels.executed.run import run
+from taxfree_kernels.executed.tactics import NEGATIVE_POISON, Tactics
+from taxfree_kernels.executed.wave import Step
+from taxfree_kernels.executed.witness import Witness
 from taxfree_kernels.variant import Problem
 
-#: kind -> pattern of the instructions it changes, and what they become; None deletes them
-KINDS: Mapping[str, tuple[str, tuple[str, str] | None]] = {
-    "sc0 of a cache instruction": (r"\tbuffer_(wbl2|inv) .*sc0", (r" sc0\b", "")),
-    "sc1": (r"\t(global|buffer)_.* sc1", (r" sc1\b", "")),
-    "buffer_wbl2": (r"\tbuffer_wbl2", None),
-    "buffer_inv": (r"\tbuffer_inv", None),
-    "s_waitcnt": (r"\ts_waitcnt", None),
-    "s_barrier": (r"\ts_barrier", None),
-    "mfma": (r"\tv_mfma", None),
-    "ds": (r"\tds_", None),
-    # not of branches around instructions for which no lane is on: they only save time
-    "branch condition": (r"\ts_cbranch_(scc|vcc)", (r"s_cbranch_\w+", "s_nop 0 ;")),
-}
+#: what is tried in turn, with the seed of the rest
+TACTICS = (
+    (0, Tactics(by_priority=True)),
+    (1, Tactics(promptness=1.0, by_priority=True, poison=NEGATIVE_POISON)),
+    (2, Tactics(stalls=1.0, by_priority=True, poison=NEGATIVE_POISON)),
+    (3, Tactics(promptness=0.3, stalls=0.7, churn=0.02)),
+    (4, Tactics(promptness=0.3, stalls=0.5, by_priority=True, resident=2)),
+    (5, Tactics(resident=1, poison=NEGATIVE_POISON)),
+)
+
+_SHORTEST = 20_000  # instructions after which a mutant may hang
 
 
 @dataclass(frozen=True)
@@ -37,117 +38,187 @@ class Mutant:
     """One changed instruction.
 
     Args:
-        kernel: whose.
+        key: of the program, Triton's.
+        kernel: its name.
         kind: of the change.
-        line: of the text, from 0.
+        at: index of the instruction.
         before: the instruction.
+        after: what it becomes; None if it is deleted.
     """
 
+    key: str
     kernel: str
     kind: str
-    line: int
-    before: str
+    at: int
+    before: Instruction
+    after: Instruction | None
 
-    def change(self, text: str) -> str:
-        """The text with this change, if it is this kernel's."""
-        if decode(text).name != self.kernel:
-            return text
-        lines = text.split("\n")
-        replaced = KINDS[self.kind][1]
-        lines[self.line] = "" if replaced is None else re.sub(*replaced, lines[self.line], count=1)
-        return "\n".join(lines)
+    def step(self, labels: Mapping[str, int]) -> Step:
+        """What is executed in place of the instruction."""
+        if self.after is None:
+            return lambda wave: None
+        return build_step(self.after, labels)
+
+    def __str__(self) -> str:
+        return f"{self.kernel}: {self.before.text}"
 
 
 @dataclass(frozen=True)
 class Tried:
-    """A mutant, and the verdict that shows it: "wrong", "hang", "error", or "survives"."""
+    """A mutant, and what shows it.
+
+    Args:
+        verdict: "wrong", "hang", "error", "equivalent" or "survives".
+        reason: why it is equivalent.
+    """
 
     mutant: Mutant
     verdict: str
+    reason: str = ""
 
 
-def mutants(program: Program, text: str) -> Iterator[Mutant]:
+def changes(given: Instruction) -> Iterator[tuple[str, Instruction | None]]:
+    """Kinds of changes to an instruction, and what it becomes."""
+    name = given.opcode
+    if name in ("buffer_wbl2", "buffer_inv"):
+        yield name, None
+        if "sc0" in given.modifiers:
+            yield f"{name} sc0", _without(given, "sc0")
+    elif name.startswith(("global_", "buffer_")):
+        bits = ["sc1"] if "atomic" in name else ["sc0", "sc1"]
+        for bit in bits:
+            if bit in given.modifiers:
+                what = next(each for each in ("atomic", "load", "store") if each in name)
+                yield f"{bit} of a {what}", _without(given, bit)
+    elif name == "s_waitcnt":
+        counters = re.findall(r"(\w+)\((\d+)\)", given.text)
+        for counter, _ in counters:
+            rest = [f"{one}({count})" for one, count in counters if one != counter]
+            yield f"s_waitcnt {counter}", replace(given, text=f"s_waitcnt {' '.join(rest)}")
+    elif name == "s_barrier":
+        yield name, None
+    elif "mfma" in name:
+        yield "mfma", None
+    elif name.startswith("ds_"):
+        yield ("ds_write" if "write" in name else "ds_read"), None
+    elif name.startswith(("s_cbranch_scc", "s_cbranch_vcc")):
+        yield "branch never goes", None
+        yield "branch always goes", replace(given, opcode="s_branch")
+    elif name == "s_cbranch_execz":  # going on with no lane on only takes time
+        yield "branch always goes", replace(given, opcode="s_branch")
+
+
+def _without(given: Instruction, bit: str) -> Instruction:
+    kept = {name: value for name, value in given.modifiers.items() if name != bit}
+    return replace(given, modifiers=kept)
+
+
+def mutants(key: str, program: Program) -> Iterator[Mutant]:
     """The mutants of a kernel, of instructions that were executed.
 
     Args:
-        program: made of `text`, and executed.
+        key: of the program, Triton's.
     """
-    lines = text.split("\n")
-    for given, was_hit in zip(program.listing.instructions, program.hits, strict=True):
-        line = lines[given.line].split(";")[0].rstrip()
-        for kind, (pattern, _) in KINDS.items():
-            if was_hit and re.match(pattern, line):
-                yield Mutant(program.listing.name, kind, given.line, line.strip())
+    for at, given in enumerate(program.listing.instructions):
+        if program.hits[at]:
+            for kind, after in changes(given):
+                yield Mutant(key, program.listing.name, kind, at, given, after)
 
 
-def try_mutants(
-    op: str,
-    variant: str,
-    problem: Problem,
-    seeds: Sequence[int] = (0, 1, 2, 3),
-    architecture: str = "gfx942",
-    most_of_a_kind: int | None = None,
-    kinds: Collection[str] = tuple(KINDS),
-) -> list[Tried]:
-    """Try the mutants of a variant's kernels, each under some seeds until one shows it.
+class Subject:
+    """A variant whose machine code is changed.
 
     Args:
-        most_of_a_kind: of a kind of change, a sample of so many.
-        kinds: of changes.
+        problems: one or more; a mutant is tried on each.
 
     Raises:
         AssertionError: the code is not right as it is.
     """
-    texts: dict[str, str] = {}
-    programs: dict[str, Program] = {}
 
-    def keep(text: str) -> str:
-        texts[decode(text).name] = text
-        return text
+    def __init__(
+        self, op: str, variant: str, problems: Sequence[Problem], architecture: str = "gfx942"
+    ) -> None:
+        self.op, self.variant, self.architecture = op, variant, architecture
+        self._cases: list[tuple[Problem, dict[str, Program], Witness, int]] = []
+        for problem in problems:
+            programs: dict[str, Program] = {}
+            # the first run decodes the kernels, and the others are watched
+            self._run(problem, programs, 0, TACTICS[0][1])
+            witness = Witness()
+            watched = {key: witness.watching(key, each) for key, each in programs.items()}
+            longest = 0
+            for seed, tactics in TACTICS[:3]:
+                longest = max(longest, self._run(problem, watched, seed, tactics))
+            witness.finish()
+            for key, program in programs.items():
+                program.hits = watched[key].hits
+            self._cases.append((problem, programs, witness, longest))
 
-    instructions = 0
-    for seed in seeds:
-        shown = run(op, variant, problem, None, seed, architecture, change=keep, programs=programs)
+    def _run(
+        self, problem: Problem, programs: dict[str, Program], seed: int, tactics: Tactics
+    ) -> int:
+        shown = run(
+            self.op, self.variant, problem, None, seed, self.architecture,
+            tactics=tactics, programs=programs,
+        )  # fmt: skip
         assert shown.verdict == "right", shown
-        instructions = max(instructions, shown.instructions)
-    every = [
-        mutant
-        for program in programs.values()
-        for mutant in mutants(program, texts[program.listing.name])
-        if mutant.kind in kinds
-    ]
-    if most_of_a_kind is not None:
-        every = _sample(every, most_of_a_kind)
+        return shown.instructions
 
-    def verdict(change: Change) -> str:
-        for seed in seeds:
-            try:
-                shown = run(
-                    op, variant, problem, None, seed, architecture,
-                    most_instructions=4 * instructions, change=change,
-                )  # fmt: skip
-            except UnknownInstruction:
-                return "error"
-            if shown.verdict != "right":
-                return shown.verdict
-        return "survives"
+    def mutants(self) -> list[Mutant]:
+        """Of instructions that a problem executes; of a kernel that several have, once."""
+        found: dict[tuple[str, int, str], Mutant] = {}
+        for _, programs, _, _ in self._cases:
+            for key, program in programs.items():
+                found |= {(each.key, each.at, each.kind): each for each in mutants(key, program)}
+        return list(found.values())
 
-    return [Tried(mutant, verdict(mutant.change)) for mutant in every]
+    def instructions(self) -> tuple[int, int]:
+        """Of all kernels, those executed, and all."""
+        hits: dict[str, bytearray] = {}
+        for _, programs, _, _ in self._cases:
+            for key, program in programs.items():
+                before = hits.get(key, bytearray(len(program.hits)))
+                hits[key] = bytearray(a | b for a, b in zip(before, program.hits, strict=True))
+        return sum(map(sum, hits.values())), sum(map(len, hits.values()))
+
+    def try_one(self, mutant: Mutant) -> Tried:
+        """Whether a mutant is equivalent, and else what shows it."""
+        cases = [each for each in self._cases if mutant.key in each[1]]
+        reasons = [witness.reason(mutant.key, mutant.at, mutant.kind) for _, _, witness, _ in cases]
+        if all(reasons):
+            return Tried(mutant, "equivalent", reasons[0])
+        for problem, programs, _, longest in cases:
+            changed = {mutant.at: mutant.step(programs[mutant.key].listing.labels)}
+            mutated = programs | {mutant.key: programs[mutant.key].with_steps(changed)}
+            for seed, tactics in TACTICS:
+                verdict = self._verdict(problem, mutated, seed, tactics, longest)
+                if verdict != "right":
+                    return Tried(mutant, verdict)
+        return Tried(mutant, "survives")
+
+    def _verdict(
+        self,
+        problem: Problem,
+        programs: dict[str, Program],
+        seed: int,
+        tactics: Tactics,
+        longest: int,
+    ) -> str:
+        try:
+            return run(
+                self.op, self.variant, problem, None, seed, self.architecture,
+                most_instructions=2 * longest + _SHORTEST, tactics=tactics, programs=programs,
+            ).verdict  # fmt: skip
+        except Exception:  # whatever undefined registers lead to
+            return "error"
 
 
-def _sample(every: list[Mutant], most: int) -> list[Mutant]:
+def sampled(every: Sequence[Mutant], most_of_a_kind: int) -> list[Mutant]:
+    """Of each kernel and kind so many, at random but the same each time."""
+    by_kind: dict[tuple[str, str], list[Mutant]] = {}
+    for mutant in every:
+        by_kind.setdefault((mutant.kernel, mutant.kind), []).append(mutant)
     rng, kept = Random(0), []
-    for kind in KINDS:
-        of_kind = [each for each in every if each.kind == kind]
-        kept += rng.sample(of_kind, min(most, len(of_kind)))
+    for group in by_kind.values():
+        kept += rng.sample(group, min(most_of_a_kind, len(group)))
     return kept
-
-
-def table(tried: Sequence[Tried]) -> list[tuple[str, int, int]]:
-    """Rows for each kind: how many mutants, and how many of them were caught."""
-    rows = []
-    for kind in KINDS:
-        of_kind = [each for each in tried if each.mutant.kind == kind]
-        if of_kind:
-            rows.append((kind, len(of_kind), sum(one.verdict != "survives" for one in of_kind)))
-    return rows

@@ -5,6 +5,7 @@ A kind says how bits are read: "u32", "i32", "f32", "f16" (the low half), "u64" 
 
 from __future__ import annotations
 
+import operator
 import re
 import struct
 from collections.abc import Callable
@@ -13,7 +14,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from taxfree_kernels.executed.errors import UnknownInstruction
-from taxfree_kernels.executed.wave import ALL, EXEC, M0, VCC, WORD, Lanes, Wave
+from taxfree_kernels.executed.lanes import ALL, WORD, Lanes
+from taxfree_kernels.executed.wave import EXEC, M0, VCC, Wave
 
 Source = Callable[[Wave], Any]
 Destination = Callable[[Wave, Any], None]
@@ -169,9 +171,7 @@ def destination(text: str, kind: str) -> Destination:
         def put_pair(wave: Wave, value: Any) -> None:
             both = np.empty(64, np.uint64)
             both[:] = value if kind == "u64" else value.view(np.uint64)
-            halves = both.view(np.uint32).reshape(64, 2)
-            np.copyto(wave.u[row], halves[:, 0], where=wave.mask)
-            np.copyto(wave.u[row + 1], halves[:, 1], where=wave.mask)
+            wave.put(row, 2, both.view(np.uint32).reshape(64, 2).T)
 
         return put_pair
     if kind == "f16":  # clears the upper half of the register
@@ -180,10 +180,13 @@ def destination(text: str, kind: str) -> Destination:
             np.copyto(wave.u[row], np.asarray(value).view(np.uint16), where=wave.mask)
 
         return put_half
-    rows = {"u32": "u", "i32": "i", "f32": "f"}[kind]
+    rows = operator.attrgetter({"u32": "u", "i32": "i", "f32": "f"}[kind])
 
     def put(wave: Wave, value: Any) -> None:
-        np.copyto(getattr(wave, rows)[row], value, where=wave.mask)
+        if wave.is_full:
+            rows(wave)[row][:] = value
+        else:
+            np.copyto(rows(wave)[row], value, where=wave.mask)
 
     return put
 

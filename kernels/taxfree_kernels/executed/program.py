@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from copy import copy
 from random import Random
 
 import torch
@@ -12,10 +13,13 @@ from taxfree_kernels.executed.caches import Gpu, View
 from taxfree_kernels.executed.decode import Instruction, Listing
 from taxfree_kernels.executed.errors import BadAccess, Hang
 from taxfree_kernels.executed.flight import Timing
-from taxfree_kernels.executed.shared import Shared
-from taxfree_kernels.executed.wave import AT_BARRIER, END, WORD, Step, Wave
+from taxfree_kernels.executed.lanes import WORD
+from taxfree_kernels.executed.lds import Shared
+from taxfree_kernels.executed.tactics import Tactics
+from taxfree_kernels.executed.wave import AGAIN, ASLEEP, AT_BARRIER, END, Step, Wave
 
 _QUANTUM = 100  # instructions of a wave's turn at most
+_FICKLENESS = 0.05  # the chance, each turn, that a wave's priority changes
 
 
 class Program:
@@ -36,6 +40,13 @@ class Program:
         self.listing = listing
         self.steps = [build_step(each, listing.labels) for each in listing.instructions]
         self.hits = bytearray(len(self.steps))
+
+    def with_steps(self, steps: Mapping[int, Step]) -> Program:
+        """The same, but for some steps; as if it had never run."""
+        changed = copy(self)
+        changed.steps = [steps.get(at, step) for at, step in enumerate(self.steps)]
+        changed.hits = bytearray(len(self.steps))
+        return changed
 
 
 def build_step(given: Instruction, labels: Mapping[str, int]) -> Step:
@@ -80,7 +91,7 @@ class Workgroup:
 
     def __init__(self, launch: Launch, number: int, view: View) -> None:
         listing = launch.program.listing
-        self.shared = Shared(launch.shared_bytes)
+        self.shared = Shared(launch.shared_bytes, launch.timing.poison)
         self.waves = [
             Wave(launch.program, self, view, launch.timing, each)
             for each in range(listing.threads // 64)
@@ -112,8 +123,7 @@ class Launch:
         shared_bytes: of LDS.
         gpu: where it runs.
         timing: of its memory operations.
-        resident: workgroups that run at a time.
-        churn: probability, each turn, that a cache evicts its lines.
+        tactics: of the run.
     """
 
     def __init__(
@@ -124,62 +134,68 @@ class Launch:
         shared_bytes: int,
         gpu: Gpu,
         timing: Timing,
-        resident: int,
-        churn: float = 0.0,
+        tactics: Tactics,
     ) -> None:
         self.program, self.shared_bytes, self.timing = program, shared_bytes, timing
-        self._gpu, self._resident, self._churn = gpu, resident, churn
+        self._gpu, self._tactics = gpu, tactics
         block = argument_bytes(program.listing, values, grid)
         kept = gpu.memory.empty(len(block), torch.uint8)
         kept.copy_(torch.frombuffer(bytearray(block), dtype=torch.uint8))
         self.arguments = kept.data_ptr()
         self._waiting = iter(range(grid))
         self._groups: list[Workgroup] = []
-        self._ended = 0
+        self._waves: list[Wave] = []
         gpu.begin_launch()
-        for _ in range(resident):
+        for _ in range(tactics.resident):
             self._start_next()
-
-    @property
-    def executed(self) -> int:
-        """Instructions so far, of all waves."""
-        return self._ended + sum(wave.executed for wave in self._waves())
+        self._waves = [wave for group in self._groups for wave in group.waves]
 
     @property
     def has_ended(self) -> bool:
         return not self._groups
 
-    def turn(self) -> None:
-        """Let one wave run for a while.
+    def ready(self) -> list[Wave]:
+        """The waves that can go on.
 
         Raises:
             Hang: all wait at barriers that others have passed.
         """
-        rng = self.timing.rng
-        ready = [wave for wave in self._waves() if wave.state == 0]
-        if not ready:
+        found = [wave for wave in self._waves if not wave.state or wave.has_woken]
+        if not found and all(wave.state in (AT_BARRIER, END) for wave in self._waves):
             raise Hang(f"{self.program.listing.name}: all waves wait at barriers", self.places())
-        wave = rng.choice(ready)
+        return found
+
+    def turn(self, wave: Wave) -> int:
+        """Let a wave run for a while; returns how many instructions it executed."""
+        rng, before = self.timing.rng, wave.executed
         self._complete_some(wave, rng)
         try:
             stopped = wave.run(rng.randint(1, _QUANTUM))
         except BadAccess as error:
             text = self.program.listing.instructions[wave.pc].text
             raise BadAccess(error.message, f"{self.program.listing.name}, at: {text}") from None
-        if stopped in (AT_BARRIER, END):
+        if stopped in (AT_BARRIER, END, ASLEEP):
             wave.state = stopped
-            self._regroup(wave.group)
-        if self._churn and rng.random() < self._churn:
+            self._regroup(next(each for each in self._groups if each is wave.group))
+        if stopped == AGAIN:
+            wave.priority -= rng.choice((1, 9))  # most others go first, for long
+        elif rng.random() < _FICKLENESS:
+            wave.priority = rng.random()
+        if self._tactics.churn and rng.random() < self._tactics.churn:
             self._gpu.churn(rng)
+        return wave.executed - before
+
+    def wake(self) -> None:
+        """Let all that is in flight take effect, and waves that sleep poll once more."""
+        for wave in self._waves:
+            self.timing.drain(wave.vector_queue, 0)
+            wave.wake()
 
     def places(self) -> str:
         """Where the waves are."""
         instructions = self.program.listing.instructions
-        texts = {instructions[wave.pc].text for wave in self._waves() if wave.state != END}
+        texts = {instructions[wave.pc].text for wave in self._waves if wave.state != END}
         return "at: " + "; ".join(sorted(texts)[:4])
-
-    def _waves(self) -> Iterator[Wave]:
-        return (wave for group in self._groups for wave in group.waves)
 
     def _complete_some(self, wave: Wave, rng: Random) -> None:
         if wave.vector_queue and rng.random() < self.timing.promptness:
@@ -189,9 +205,9 @@ class Launch:
         if not group.has_ended:
             group.pass_barrier()
             return
-        self._ended += sum(wave.executed for wave in group.waves)
         self._groups.remove(group)
         self._start_next()
+        self._waves = [wave for group in self._groups for wave in group.waves]
         if self.has_ended:
             self._gpu.end_launch()
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
+from functools import partial
 from random import Random
 from typing import Any
 
@@ -20,6 +21,7 @@ from taxfree_kernels import variant as registry
 from taxfree_kernels.cross_compile.compile import compile_launch
 from taxfree_kernels.cross_compile.record import Launch as Recorded
 from taxfree_kernels.cross_compile.record import flat
+from taxfree_kernels.errors import PeerTimeout
 from taxfree_kernels.executed.caches import Gpu, Memory
 from taxfree_kernels.executed.decode import Listing, decode
 from taxfree_kernels.executed.errors import ExecutionError, Hang, UnknownInstruction
@@ -27,6 +29,7 @@ from taxfree_kernels.executed.fabric import ExecutedFabric, arena_bytes
 from taxfree_kernels.executed.flight import Timing
 from taxfree_kernels.executed.operands import bits_of_float
 from taxfree_kernels.executed.program import Launch, Program
+from taxfree_kernels.executed.tactics import Tactics
 from taxfree_kernels.fabric.base import NoGroup
 from taxfree_kernels.hardware import KNOWN, Hardware
 from taxfree_kernels.launch import Kernel, launching_through
@@ -35,16 +38,12 @@ from taxfree_kernels.variant import Config, Problem
 #: architecture -> the device that kernels are compiled for
 DEVICES = {"gfx942": "mi300x", "gfx950": "mi350x"}
 
-CALLS = 3  # of a run, back to back: the third uses the first slot again
+CALLS = 4  # of a run, back to back: the third uses the first slot again, or else the fourth does
 MOST_INSTRUCTIONS = 5_000_000  # of all waves in a run; more is a hang
 NEVER = 1 << 40  # polls
+FEW_POLLS = 20
 
-_PROMPTNESS = (0.0, 0.02, 0.3, 1.0)
-_STALLS = (0.0, 0.3, 0.7)
-_CHURN = (0.0, 0.0, 0.02)
-_RESIDENT = (1, 2, 3, 8)
-
-Change = Callable[[str], str]
+_IDLE = 32  # rounds in which every wave polls again, and nothing changes: a hang
 
 
 @dataclass
@@ -60,7 +59,9 @@ class Executed:
         error: the largest difference from the reference, in units of what rounding allows.
         instructions: that waves executed.
         seconds: of executing, without compiling.
-        kernels: name -> instructions executed at least once, and all.
+        silent: a rank that launched nothing, or None. The others had to give up: then "right" says
+            that they ended, reported it, and returned only NaN and right numbers.
+        gave_up: what a rank reported that waited for it; empty if none did.
     """
 
     op: str
@@ -74,7 +75,8 @@ class Executed:
     error: float = 0.0
     instructions: int = 0
     seconds: float = 0.0
-    kernels: dict[str, tuple[int, int]] = field(default_factory=dict)
+    silent: int | None = None
+    gave_up: str = ""
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self) | {"config": dict(self.config)}
@@ -90,10 +92,11 @@ def run(
     *,
     most_instructions: int = MOST_INSTRUCTIONS,
     patience: int = NEVER,
-    change: Change | None = None,
+    silent: int | None = None,
+    tactics: Tactics | None = None,
     programs: dict[str, Program] | None = None,
 ) -> Executed:
-    """Execute three calls of a variant on each of its problem's ranks.
+    """Execute four calls of a variant on each of its problem's ranks.
 
     The driver of Triton in this process is replaced, as by
     :func:`taxfree_kernels.cross_compile.compile.compile_launch`.
@@ -104,9 +107,10 @@ def run(
             lines, and the inputs.
         architecture: "gfx942" or "gfx950".
         most_instructions: of all waves; a run that needs more hangs.
-        patience: polls until a kernel gives up waiting.
-        change: of the text of each kernel, before it is decoded.
-        programs: kernels that earlier runs decoded, to be used again.
+        patience: polls until a kernel gives up waiting; few at most where a rank is silent.
+        silent: a rank that launches nothing. The others make one call.
+        tactics: None draws them.
+        programs: kernels that earlier runs decoded, to be used again; by Triton's key.
 
     Raises:
         PlanError: the variant refuses the problem or config.
@@ -115,8 +119,10 @@ def run(
     hardware = KNOWN[DEVICES[architecture]]
     if config is None:
         config = registry.variants(op)[variant].seed_configs(problem, hardware)[0]
-    shown = Executed(op, variant, problem, config, architecture, seed)
-    session = _Session(shown, hardware, most_instructions, patience, change, programs)
+    shown = Executed(op, variant, problem, config, architecture, seed, silent=silent)
+    if silent is not None:
+        patience = min(patience, FEW_POLLS)
+    session = _Session(shown, hardware, most_instructions, patience, tactics, programs)
     begin = time.perf_counter()
     try:
         with np.errstate(all="ignore"):
@@ -140,6 +146,7 @@ class _Host(threading.Thread):
         super().__init__(daemon=True)
         self.rank, self._calls = rank, calls
         self.asked: tuple[Kernel, tuple[Any, ...]] | None = None
+        self.calls_done = 0
         self.failure: BaseException | None = None
         self.is_abandoned = False
         self._goes_on, self.has_stopped = threading.Semaphore(0), threading.Semaphore(0)
@@ -149,6 +156,7 @@ class _Host(threading.Thread):
             with launching_through(self._launch):
                 for call in self._calls:
                     call()
+                    self.calls_done += 1
         except BaseException as error:
             self.failure = error
         self.has_stopped.release()
@@ -185,20 +193,19 @@ class _Session:
         hardware: Hardware,
         most_instructions: int,
         patience: int,
-        change: Change | None,
+        tactics: Tactics | None,
         programs: dict[str, Program] | None,
     ) -> None:
         self._shown, self._hardware, self._most = shown, hardware, most_instructions
-        self._patience, self._change = patience, change
+        self._patience = patience
         self._programs = {} if programs is None else programs
         self.compiling = 0.0
         rng = self._rng = Random(shown.seed)
-        self._timing = Timing(rng, rng.choice(_PROMPTNESS), rng.choice(_STALLS))
-        self._churn, self._resident = rng.choice(_CHURN), rng.choice(_RESIDENT)
-        self._memory = Memory()
+        self._tactics = tactics or Tactics.drawn(rng)
+        self._timing = Timing(rng, self._tactics)
+        self._memory = Memory(self._tactics.grain)
         self._mirrors: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         self._launches: dict[int, Launch] = {}
-        self._used: dict[str, Program] = {}
 
     def run(self) -> None:
         """Run all calls of all ranks, and compare.
@@ -213,17 +220,19 @@ class _Session:
         fabrics = self._fabrics(problem)
         plans = [variant.plan(problem, fabric, self._shown.config) for fabric in fabrics]
         cpu = torch.device("cpu")
-        outputs: list[list[torch.Tensor]] = []
+        self._outputs: list[list[torch.Tensor]] = []
         hosts = []
         for rank, plan in enumerate(plans):
             calls = []
-            outputs.append([])
-            for call in range(CALLS):
+            self._outputs.append([])
+            for call in range(CALLS if self._shown.silent is None else 1):
                 inputs = op.make_inputs(problem, rank, self._shown.seed + call, cpu, False)
-                kept = [each if each is None else self._memory.copy_of(each) for each in inputs]
+                kept = [
+                    each if each is None else self._memory.copy_of(each, rank) for each in inputs
+                ]
                 empty = op.empty_output(problem, cpu)
-                output = self._memory.copy_of(empty).fill_(float("nan"))
-                outputs[rank].append(output)
+                output = self._memory.copy_of(empty, rank).fill_(float("nan"))
+                self._outputs[rank].append(output)
                 calls.append(lambda plan=plan, tensors=(*kept, output): plan(*tensors))
             hosts.append(_Host(rank, calls))
         try:
@@ -231,18 +240,16 @@ class _Session:
         finally:
             for host in hosts:
                 host.abandon()
-            self._count()
+        if self._shown.silent is not None:
+            for rank, fabric in enumerate(fabrics):
+                if rank != self._shown.silent:
+                    self._compare_given_up(rank, fabric)
         if not self._shown.instructions:
             self._shown.verdict = "nothing to run"
-            return
-        for call in range(CALLS):
-            for rank in range(world):
-                expected = op.reference(problem, rank, self._shown.seed + call, cpu, False)
-                self._compare(outputs[rank][call], expected)
 
     def _fabrics(self, problem: Problem) -> list[ExecutedFabric]:
         size = arena_bytes(problem.world_size, problem.slot_bytes)
-        arenas = [self._memory.empty(size, torch.uint8) for _ in range(problem.world_size)]
+        arenas = [self._memory.empty(size, torch.uint8, rank) for rank in range(problem.world_size)]
         for arena in arenas:
             arena.fill_(0xFF)
         return [
@@ -254,24 +261,41 @@ class _Session:
 
     def _execute(self, hosts: list[_Host]) -> None:
         for host in hosts:
-            host.start()
-            host.wait()
-            self._take(host)
+            if host.rank != self._shown.silent:
+                host.start()
+                host.wait()
+                self._take(host)
         weights = [self._rng.choice((1, 1, 4, 20)) for _ in hosts]
-        while self._launches:
-            ranks = list(self._launches)
-            rank = self._rng.choices(ranks, [weights[each] for each in ranks])[0]
+        idle, version, compared = 0, -1, 0
+        while self._launches and self._shown.verdict == "right":
+            every = {rank: launch.ready() for rank, launch in self._launches.items()}
+            ready = {rank: waves for rank, waves in every.items() if waves}
+            if not ready:
+                idle = idle + 1 if self._memory.version == version else 0
+                if idle > _IDLE and self._patience >= NEVER:
+                    raise Hang("all waves wait for what does not happen", self._where())
+                for launch in self._launches.values():
+                    launch.wake()
+                version = self._memory.version
+                continue
+            if self._tactics.by_priority:
+                rank = max(ready, key=lambda rank: max(wave.priority for wave in ready[rank]))
+                wave = max(ready[rank], key=lambda wave: wave.priority)
+            else:
+                rank = self._rng.choices(list(ready), [weights[each] for each in ready])[0]
+                wave = self._rng.choice(ready[rank])
             launch = self._launches[rank]
-            before = launch.executed
-            launch.turn()
-            self._shown.instructions += launch.executed - before
+            self._shown.instructions += launch.turn(wave)
             if launch.has_ended:
                 self._finish(hosts[rank])
+                while compared < min(host.calls_done for host in hosts):
+                    self._compare(compared)
+                    compared += 1
             elif self._shown.instructions > self._most:
-                where = " | ".join(
-                    f"rank {at} {one.places()}" for at, one in self._launches.items()
-                )
-                raise Hang(f"no end after {self._most:,} instructions", where)
+                raise Hang(f"no end after {self._most:,} instructions", self._where())
+
+    def _where(self) -> str:
+        return " | ".join(f"rank {at} {one.places()}" for at, one in self._launches.items())
 
     def _take(self, host: _Host) -> None:
         """Begin what a host asks for."""
@@ -282,14 +306,13 @@ class _Session:
         compiled = compile_launch(Recorded(kernel, args), self._hardware)
         program = self._programs.get(compiled.cache_key)
         if program is None:
-            text = self._change(compiled.text) if self._change else compiled.text
-            program = self._programs[compiled.cache_key] = Program(decode(text))
+            program = self._programs[compiled.cache_key] = Program(decode(compiled.text))
         self.compiling += time.perf_counter() - begin
-        self._used[compiled.cache_key] = program
-        values = list(_values(kernel, args, program.listing, self._address))
+        address = partial(self._address, home=host.rank)
+        values = list(_values(kernel, args, program.listing, address))
         self._launches[host.rank] = Launch(
             program, kernel.grid, values, compiled.resources.shared_memory,
-            self._gpus[host.rank], self._timing, self._resident, self._churn,
+            self._gpus[host.rank], self._timing, self._tactics,
         )  # fmt: skip
 
     def _finish(self, host: _Host) -> None:
@@ -303,7 +326,7 @@ class _Session:
         host.go_on()
         self._take(host)
 
-    def _address(self, tensor: torch.Tensor) -> int:
+    def _address(self, tensor: torch.Tensor, home: int) -> int:
         """A tensor's address for kernels; a plan's own memory is copied in, and later out."""
         if self._memory.holds(tensor):
             return tensor.data_ptr()
@@ -311,28 +334,45 @@ class _Session:
         found = self._mirrors.get(storage.data_ptr())
         if found is None or found[0].numel() != storage.nbytes():
             flat = torch.empty(0, dtype=torch.uint8).set_(storage)
-            found = flat, self._memory.empty(storage.nbytes(), torch.uint8)
+            found = flat, self._memory.empty(storage.nbytes(), torch.uint8, home)
             self._mirrors[storage.data_ptr()] = found
         found[1].copy_(found[0])
         return found[1].data_ptr() + int(tensor.storage_offset()) * tensor.element_size()
 
-    def _compare(self, output: torch.Tensor, expected: torch.Tensor) -> None:
-        """Differences in units of what is allowed: each rank's part may have been rounded once."""
-        step = torch.finfo(output.dtype).eps
-        allowed = (
-            self._shown.problem.world_size
-            * step
-            * (expected.abs() + expected.abs().max() / 4 + 1e-30)
-        )
-        worst = ((output.double() - expected).abs() / allowed).max().item()
-        self._shown.error = max(self._shown.error, worst if worst == worst else float("inf"))
-        if self._shown.error > 1:
-            self._shown.verdict = "wrong"
+    def _compare(self, call: int) -> None:
+        """Compare the results of a call that all ranks have made."""
+        for rank in range(self._shown.problem.world_size):
+            worst = self._difference(rank, call).max().item()
+            self._shown.error = max(self._shown.error, worst if worst == worst else float("inf"))
+            if self._shown.error > 1:
+                self._shown.verdict = "wrong"
 
-    def _count(self) -> None:
-        for program in self._used.values():
-            name, hits = program.listing.name, program.hits
-            self._shown.kernels[name] = (sum(hits), len(hits))
+    def _compare_given_up(self, rank: int, fabric: ExecutedFabric) -> None:
+        """What a rank returns that waited in vain is NaN or right, and it says so."""
+        difference = self._difference(rank, 0)
+        is_nan = difference.isnan()
+        try:
+            fabric.pool.check()
+        except PeerTimeout as error:
+            self._shown.gave_up = error.message
+        else:
+            if is_nan.any():
+                self._fail_to_give_up(f"rank {rank} returned NaN, and reported no timeout")
+        if (difference[~is_nan] > 1).any():
+            self._fail_to_give_up(f"rank {rank} returned wrong numbers where it gave up")
+
+    def _fail_to_give_up(self, details: str) -> None:
+        self._shown.verdict, self._shown.details = "wrong", details
+
+    def _difference(self, rank: int, call: int) -> torch.Tensor:
+        """From the reference, in units of what is allowed: each part may be rounded once."""
+        problem, op = self._shown.problem, registry.operation(self._shown.op)
+        output = self._outputs[rank][call]
+        seed, cpu = self._shown.seed + call, torch.device("cpu")
+        expected = op.reference(problem, rank, seed, cpu, False)
+        step = problem.world_size * torch.finfo(output.dtype).eps
+        allowed = step * (expected.abs() + expected.abs().max() / 4 + 1e-30)
+        return (output.double() - expected).abs() / allowed
 
 
 def _values(

@@ -8,8 +8,9 @@ from collections.abc import Callable, Mapping
 
 from taxfree_kernels.executed.decode import Instruction
 from taxfree_kernels.executed.errors import UnknownInstruction
+from taxfree_kernels.executed.lanes import ALL, WORD
 from taxfree_kernels.executed.operands import scalar_destination, scalar_source
-from taxfree_kernels.executed.wave import AGAIN, ALL, AT_BARRIER, END, EXEC, VCC, WORD, Step, Wave
+from taxfree_kernels.executed.wave import AGAIN, AT_BARRIER, END, EXEC, VCC, Step, Wave
 
 Result = tuple[int, int | None]  # the value, and the new condition code or None to keep it
 
@@ -51,7 +52,7 @@ def _sign_extended(value: int, width: int) -> Result:
     return signed(value & ((1 << width) - 1), width) & WORD, None
 
 
-_UNARY: dict[str, tuple[int, int, Callable[[int], Result]]] = {  # words out and in
+UNARY: dict[str, tuple[int, int, Callable[[int], Result]]] = {  # words out and in
     "s_mov_b32": (1, 1, lambda a: (a, None)),
     "s_mov_b64": (2, 2, lambda a: (a, None)),
     "s_not_b32": (1, 1, lambda a: _is_nonzero(~a & WORD)),
@@ -67,7 +68,7 @@ _UNARY: dict[str, tuple[int, int, Callable[[int], Result]]] = {  # words out and
     "s_sext_i32_i16": (1, 1, lambda a: _sign_extended(a, 16)),
 }
 
-_BINARY: dict[str, tuple[int, int, int, Callable[[int, int], Result]]] = {  # words out, in, in
+BINARY: dict[str, tuple[int, int, int, Callable[[int, int], Result]]] = {  # words out, in, in
     "s_add_u32": (1, 1, 1, lambda a, b: _unsigned_sum(a + b)),
     "s_sub_u32": (1, 1, 1, lambda a, b: _unsigned_sum(a - b)),
     "s_add_i32": (1, 1, 1, lambda a, b: _signed_sum(signed(a) + signed(b))),
@@ -99,7 +100,7 @@ def _shifted_sum(by: int) -> Callable[[int, int], Result]:
 
 
 for _shift in (1, 2, 3, 4):
-    _BINARY[f"s_lshl{_shift}_add_u32"] = 1, 1, 1, _shifted_sum(_shift)
+    BINARY[f"s_lshl{_shift}_add_u32"] = 1, 1, 1, _shifted_sum(_shift)
 
 _LOGIC: dict[str, Callable[[int, int], int]] = {
     "and": operator.and_,
@@ -118,8 +119,8 @@ def _logical(logic: Callable[[int, int], int], bits: int) -> Callable[[int, int]
 
 
 for _name, _logic in _LOGIC.items():
-    _BINARY[f"s_{_name}_b32"] = 1, 1, 1, _logical(_logic, WORD)
-    _BINARY[f"s_{_name}_b64"] = 2, 2, 2, _logical(_logic, ALL)
+    BINARY[f"s_{_name}_b32"] = 1, 1, 1, _logical(_logic, WORD)
+    BINARY[f"s_{_name}_b64"] = 2, 2, 2, _logical(_logic, ALL)
 
 _RELATIONS: dict[str, Callable[[int, int], bool]] = {
     "eq": operator.eq, "lg": operator.ne, "lt": operator.lt,
@@ -127,7 +128,8 @@ _RELATIONS: dict[str, Callable[[int, int], bool]] = {
 }  # fmt: skip
 
 #: what makes a branch go
-_CONDITIONS: dict[str, Callable[[Wave], object]] = {
+CONDITIONS: dict[str, Callable[[Wave], object]] = {
+    "s_branch": lambda wave: True,
     "s_cbranch_scc0": lambda wave: not wave.scc,
     "s_cbranch_scc1": lambda wave: wave.scc,
     "s_cbranch_execz": lambda wave: not wave.exec,
@@ -137,9 +139,7 @@ _CONDITIONS: dict[str, Callable[[Wave], object]] = {
 }
 
 #: hints, and waits for hazards that this executor does not have
-_NOTHING = {
-    "s_nop", "s_setprio", "s_sethalt", "s_inst_prefetch", "s_icache_inv", "s_set_gpr_idx_off",
-}  # fmt: skip
+_NOTHING = {"s_nop", "s_setprio", "s_sleep"}
 
 
 def build(given: Instruction, labels: Mapping[str, int]) -> Step:
@@ -149,28 +149,21 @@ def build(given: Instruction, labels: Mapping[str, int]) -> Step:
         UnknownInstruction: it is not among those that this module knows.
     """
     name = given.opcode
-    if name in _UNARY:
+    if name in UNARY:
         return _unary(given)
-    if name in _BINARY:
+    if name in BINARY:
         return _binary(given)
     if name in _NOTHING:
         return lambda wave: None
-    if name in _CONDITIONS:
-        return _branch(_CONDITIONS[name], labels[given.operands[0]])
+    if name in CONDITIONS:
+        return _branch(CONDITIONS[name], labels[given.operands[0]])
     if name in _OTHERS:
         return _OTHERS[name](given)
-    if name == "s_branch":
-        target = labels[given.operands[0]]
-        return lambda wave: target
-    if found := re.fullmatch(r"s_cmpk?_(\w\w)_([iu])(32|64)", name):
-        return _compare(given, _RELATIONS[found[1]], found[2] == "i", int(found[3]) // 32)
-    if found := re.fullmatch(r"s_(\w+)_saveexec_b64", name):
-        return _save_exec(given, _LOGIC[found[1]])
     raise UnknownInstruction(f"unknown instruction {given.text}")
 
 
 def _unary(given: Instruction) -> Step:
-    out, wide, function = _UNARY[given.opcode]
+    out, wide, function = UNARY[given.opcode]
     put, get = scalar_destination(given.operands[0], out), scalar_source(given.operands[1], wide)
 
     def step(wave: Wave) -> None:
@@ -183,7 +176,7 @@ def _unary(given: Instruction) -> Step:
 
 
 def _binary(given: Instruction) -> Step:
-    out, first_words, second_words, function = _BINARY[given.opcode]
+    out, first_words, second_words, function = BINARY[given.opcode]
     put = scalar_destination(given.operands[0], out)
     first = scalar_source(given.operands[1], first_words)
     second = scalar_source(given.operands[2], second_words)
@@ -197,11 +190,13 @@ def _binary(given: Instruction) -> Step:
     return step
 
 
-def _compare(
-    given: Instruction, relation: Callable[[int, int], bool], is_signed: bool, words: int
-) -> Step:
+def _compare(given: Instruction) -> Step:
+    form, name, kind = given.opcode.removeprefix("s_").split("_")
+    relation, words = _RELATIONS[name], int(kind[1:]) // 32
     first, second = (scalar_source(each, words) for each in given.operands)
-    if is_signed:
+    if form == "cmpk" and kind == "i32":  # the immediate has 16 bits, and a sign
+        second = scalar_source(str(signed(int(given.operands[1], 0) & 0xFFFF, 16)))
+    if kind[0] == "i":
 
         def step(wave: Wave) -> None:
             wave.scc = int(relation(signed(first(wave)), signed(second(wave))))
@@ -218,8 +213,9 @@ def _branch(condition: Callable[[Wave], object], target: int) -> Step:
     return lambda wave: target if condition(wave) else None
 
 
-def _save_exec(given: Instruction, logic: Callable[[int, int], int]) -> Step:
+def _save_exec(given: Instruction) -> Step:
     """Save the mask of lanes, then combine: the operand is the first of the two."""
+    logic = _LOGIC[given.opcode.split("_")[1]]
     put, get = scalar_destination(given.operands[0], 2), scalar_source(given.operands[1], 2)
 
     def step(wave: Wave) -> None:
@@ -276,13 +272,18 @@ def _with_immediate(given: Instruction) -> Step:
     return step
 
 
-def _wait(given: Instruction) -> Step:
+def left_in_flight(given: Instruction) -> tuple[int, int]:
+    """How many vector memory operations, and others, an ``s_waitcnt`` leaves in flight."""
     counters = {name: int(number) for name, number in _COUNTER.findall(given.text)}
-    vector, local = counters.get("vmcnt", 63), counters.get("lgkmcnt", 15)
+    return counters.get("vmcnt", 63), counters.get("lgkmcnt", 15)
+
+
+def _wait(given: Instruction) -> Step:
+    vector, local = left_in_flight(given)
 
     def step(wave: Wave) -> int | None:
         queue, timing = wave.vector_queue, wave.timing
-        if len(queue) > vector and not timing.has_drained(queue, vector):
+        if len(queue) > vector and not timing.has_drained(queue, vector, wave.stalls):
             return AGAIN
         if len(wave.local_queue) > local:
             timing.drain(wave.local_queue, local)
@@ -301,7 +302,7 @@ def _hardware_register(given: Instruction) -> Step:
 
 def _end(given: Instruction) -> Step:
     def step(wave: Wave) -> int:
-        if wave.vector_queue and not wave.timing.has_drained(wave.vector_queue, 0):
+        if wave.vector_queue and not wave.timing.has_drained(wave.vector_queue, 0, wave.stalls):
             return AGAIN
         wave.timing.drain(wave.local_queue, 0)
         return END
@@ -316,5 +317,15 @@ _OTHERS: dict[str, Callable[[Instruction], Step]] = {
     "s_movk_i32": _with_immediate, "s_addk_i32": _with_immediate, "s_mulk_i32": _with_immediate,
     "s_getreg_b32": _hardware_register, "s_waitcnt": _wait, "s_endpgm": _end,
     "s_barrier": lambda given: lambda wave: AT_BARRIER,
-    "s_sleep": lambda given: lambda wave: None,
+    **{f"s_{logic}_saveexec_b64": _save_exec for logic in _LOGIC},
+    **{
+        f"s_{form}_{relation}_{kind}": _compare
+        for form in ("cmp", "cmpk") for kind in ("i32", "u32") for relation in _RELATIONS
+    },
+    "s_cmp_eq_u64": _compare, "s_cmp_lg_u64": _compare,
 }  # fmt: skip
+
+#: all that this module knows
+OPCODES = (
+    frozenset(UNARY) | frozenset(BINARY) | _NOTHING | frozenset(CONDITIONS) | frozenset(_OTHERS)
+)

@@ -8,7 +8,7 @@ from taxfree_kernels.executed.decode import Instruction
 from taxfree_kernels.executed.errors import UnknownInstruction
 from taxfree_kernels.executed.flight import InFlight
 from taxfree_kernels.executed.operands import register, scalar_source
-from taxfree_kernels.executed.wave import POISON, Step, Wave
+from taxfree_kernels.executed.wave import Step, Wave
 
 _COUNTS = {
     "s_load_dword": 1, "s_load_dwordx2": 2, "s_load_dwordx4": 4,
@@ -29,17 +29,18 @@ def build(given: Instruction) -> Step:
         raise UnknownInstruction(f"unknown instruction {given.text}")
     base, moves = scalar_source(given.operands[1], 2), scalar_source(given.operands[2])
     fixed, first = given.number("offset"), target.row
-    poison = [int(POISON)] * count
 
     def step(wave: Wave) -> None:
         address = base(wave) + moves(wave) + fixed & ~3
-        wave.s[first : first + count] = poison
+        wave.s[first : first + count] = [wave.timing.poison] * count
 
         def effect() -> None:
             start = np.array([address], np.uint64)
-            at = int(wave.view.memory.places(start, 4 * count)[0]) // 4
+            at = wave.view.memory.places(start, 4 * count)[0].item() // 4
             wave.s[first : first + count] = wave.view.levels[1].of[4][at : at + count].tolist()
 
-        wave.timing.issue(wave.local_queue, InFlight(effect, is_scalar=True))
+        wave.timing.issue(
+            wave.local_queue, InFlight(effect, rows=(first, first + count), is_scalar=True)
+        )
 
     return step

@@ -1,4 +1,4 @@
-"""LDS, the memory that a workgroup shares, and the instructions on it."""
+"""Instructions on LDS."""
 
 from __future__ import annotations
 
@@ -9,48 +9,13 @@ from typing import Any
 import numpy as np
 
 from taxfree_kernels.executed.decode import Instruction
-from taxfree_kernels.executed.errors import BadAccess, UnknownInstruction
+from taxfree_kernels.executed.errors import UnknownInstruction
 from taxfree_kernels.executed.flight import InFlight
+from taxfree_kernels.executed.lanes import LANES, Lanes
 from taxfree_kernels.executed.operands import row_of, source
-from taxfree_kernels.executed.wave import LANES, POISON, Lanes, Step, Wave
+from taxfree_kernels.executed.wave import Step, Wave
 
-_NAME = re.compile(r"ds_(read|write)(2?)(st64)?_[biu](8|16|32|64|96|128)(_d16_hi)?")
-
-
-class Shared:
-    """The LDS of a workgroup; undefined until it is written.
-
-    Args:
-        size: bytes.
-    """
-
-    def __init__(self, size: int) -> None:
-        self.size = size
-        self._words = np.full(size // 4 + 1, POISON, np.uint32)
-        self._of: dict[int, Lanes] = {
-            1: self._words.view(np.uint8),
-            2: self._words.view(np.uint16),
-            4: self._words,
-        }
-
-    def _check(self, places: Lanes, size: int) -> None:
-        if places.size and int(places.max()) + size > self.size:
-            raise BadAccess(f"access of {size} bytes at {int(places.max())} of {self.size} of LDS")
-        if places.size and (places & (min(size, 4) - 1)).any():
-            raise BadAccess(f"an access of {size} bytes to LDS is not aligned")
-
-    def load(self, places: Lanes, size: int) -> Lanes:
-        """uint32 [lane, words] of `size` bytes each."""
-        self._check(places, size)
-        if size < 4:
-            return self._of[size][places // size].astype(np.uint32)[:, None]
-        return self._words[(places >> 2)[:, None] + np.arange(size // 4)]
-
-    def store(self, places: Lanes, values: Lanes) -> None:
-        """Values [lane, elements] of uint32, or of fewer bytes."""
-        size = values.itemsize
-        self._check(places, size * values.shape[1])
-        self._of[size][(places // size)[:, None] + np.arange(values.shape[1])] = values
+_NAME = re.compile(r"ds_(read|write)(2?)(st64)?_[bu](8|16|32|64|96|128)(_d16_hi)?")
 
 
 def build(given: Instruction) -> Step:
@@ -61,17 +26,14 @@ def build(given: Instruction) -> Step:
     """
     if given.opcode in ("ds_bpermute_b32", "ds_permute_b32"):
         return _permute(given)
+    if given.opcode == "ds_swizzle_b32":
+        return _swap(given)
     if given.opcode == "ds_read_b64_tr_b16":
         return _read_transposed(given)
     found = _NAME.fullmatch(given.opcode)
     if found is None or not {"offset", "offset0", "offset1"}.issuperset(given.modifiers):
         raise UnknownInstruction(f"unknown instruction {given.text}")
-    size = int(found[4]) // 8
-    if found[2]:
-        unit = size * (64 if found[3] else 1)
-        offsets = [unit * given.number("offset0"), unit * given.number("offset1")]
-    else:
-        offsets = [given.number("offset")]
+    size, offsets = _pieces(given)
     if found[1] == "read":
         if found[5]:
             raise UnknownInstruction(f"unknown instruction {given.text}")
@@ -79,8 +41,33 @@ def build(given: Instruction) -> Step:
     return _write(given, size, offsets, upper=bool(found[5]))
 
 
-def _issue(wave: Wave, effect: Callable[[], Any]) -> None:
-    wave.timing.issue(wave.local_queue, InFlight(effect))
+def _pieces(given: Instruction) -> tuple[int, list[int]]:
+    """Bytes of each access of a lane, and their offsets from its address."""
+    found = _NAME.fullmatch(given.opcode)
+    if found is None:  # transposed
+        return 8, [given.number("offset")]
+    size = int(found[4]) // 8
+    if not found[2]:
+        return size, [given.number("offset")]
+    unit = size * (64 if found[3] else 1)
+    return size, [unit * given.number("offset0"), unit * given.number("offset1")]
+
+
+def touched(given: Instruction) -> Callable[[Wave], Lanes]:
+    """Wave -> the words of LDS that a read or write touches, by number."""
+    size, offsets = _pieces(given)
+    base = source(given.operands[0 if "write" in given.opcode else 1], "u32")
+    first = np.add.outer(offsets, np.arange(0, size, 4)).ravel()
+    return lambda wave: (base(wave)[_lanes_on(wave)].astype(np.int64)[:, None] + first).ravel() >> 2
+
+
+def _lanes_on(wave: Wave) -> Any:
+    """An index of the lanes that are on; of all, one that costs nothing."""
+    return slice(None) if wave.is_full else wave.mask
+
+
+def _issue(wave: Wave, effect: Callable[[], Any], row: int = 0, count: int = 0) -> None:
+    wave.timing.issue(wave.local_queue, InFlight(effect, rows=(row, row + count)))
 
 
 def _read(given: Instruction, size: int, offsets: list[int]) -> Step:
@@ -88,19 +75,16 @@ def _read(given: Instruction, size: int, offsets: list[int]) -> Step:
     words = max(size // 4, 1)
 
     def step(wave: Wave) -> None:
-        is_on, shared = wave.mask, wave.group.shared
+        is_on, shared = _lanes_on(wave), wave.group.shared
         places = base(wave)[is_on].astype(np.int64)
         wave.poison(row, words * len(offsets))
 
         def effect() -> None:
-            to = row
-            for offset in offsets:
-                loaded = shared.load(places + offset, size)
-                for number in range(words):
-                    wave.u[to][is_on] = loaded[:, number]
-                    to += 1
+            for number, offset in enumerate(offsets):
+                to = row + words * number
+                wave.registers[to : to + words, is_on] = shared.load(places + offset, size)
 
-        _issue(wave, effect)
+        _issue(wave, effect, row, words * len(offsets))
 
     return step
 
@@ -110,7 +94,7 @@ def _write(given: Instruction, size: int, offsets: list[int], *, upper: bool) ->
     words, shift = max(size // 4, 1), np.uint32(16 if upper else 0)
 
     def step(wave: Wave) -> None:
-        is_on, shared = wave.mask, wave.group.shared
+        is_on, shared = _lanes_on(wave), wave.group.shared
         places = base(wave)[is_on].astype(np.int64)
         taken = [wave.registers[row : row + words, is_on].T >> shift for row in rows]
         values = [each.astype(f"u{min(size, 4)}") for each in taken]
@@ -140,7 +124,24 @@ def _permute(given: Instruction) -> Step:
         else:
             result[lanes[is_on]] = values[is_on]
         wave.poison(row, 1)
-        _issue(wave, lambda: np.copyto(wave.u[row], result, where=is_on))
+        _issue(wave, lambda: np.copyto(wave.u[row], result, where=is_on), row, 1)
+
+    return step
+
+
+def _swap(given: Instruction) -> Step:
+    """Exchange neighbouring groups of lanes."""
+    found = re.fullmatch(r"swizzle\(SWAP,(\d+)\)", given.modifiers.get("offset", ""))
+    if found is None:
+        raise UnknownInstruction(f"unknown form of {given.text}")
+    row, value = row_of(given.operands[0]), source(given.operands[1], "u32")
+    partners = LANES ^ int(found[1])
+
+    def step(wave: Wave) -> None:
+        is_on, values = wave.mask, np.broadcast_to(value(wave), 64)
+        result = np.where(is_on[partners], values[partners], np.uint32(0))
+        wave.poison(row, 1)
+        _issue(wave, lambda: np.copyto(wave.u[row], result, where=is_on), row, 1)
 
     return step
 
@@ -159,10 +160,10 @@ def _read_transposed(given: Instruction) -> Step:
         wave.poison(row, 2)
 
         def effect() -> None:
-            halves = shared.load(places, 8).view(np.uint16)  # lane, 4
+            halves = shared.load(places, 8).T.copy().view(np.uint16)  # lane, 4
             words = np.ascontiguousarray(halves[giver, lane % 4]).view(np.uint32)
             wave.u[row][:], wave.u[row + 1][:] = words[:, 0], words[:, 1]
 
-        _issue(wave, effect)
+        _issue(wave, effect, row, 2)
 
     return step

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import re
+import operator
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -12,6 +12,7 @@ from taxfree_kernels.executed import arithmetic
 from taxfree_kernels.executed.decode import Instruction
 from taxfree_kernels.executed.dpp import dpp_source
 from taxfree_kernels.executed.errors import UnknownInstruction
+from taxfree_kernels.executed.lanes import LANES, WORD, Lanes, bits_of, lanes_of
 from taxfree_kernels.executed.operands import (
     ACCUMULATORS,
     Source,
@@ -23,7 +24,7 @@ from taxfree_kernels.executed.operands import (
     signs,
     source,
 )
-from taxfree_kernels.executed.wave import LANES, VCC, WORD, Lanes, Step, Wave, bits_of, lanes_of
+from taxfree_kernels.executed.wave import VCC, Step, Wave
 
 Function = Callable[..., Any]
 
@@ -108,6 +109,7 @@ def _table() -> dict[str, Operation]:
         "u64: u64 u32 u64": {"v_lshl_add_u64": lambda a, b, c: (a << _wide(b, 7)) + c},
         "i32: i32 i32 i32": {
             "v_min3_i32": lambda a, b, c: np.minimum(np.minimum(a, b), c),
+            "v_mad_i32_i24": lambda a, b, c: _signed24(a) * _signed24(b) + c,
             "v_max3_i32": lambda a, b, c: np.maximum(np.maximum(a, b), c),
         },
         "f32: f32": {
@@ -131,6 +133,7 @@ def _table() -> dict[str, Operation]:
             "v_cvt_f32_u32": lambda a: np.asarray(a).astype(np.float32),
             "v_cvt_f32_ubyte0": lambda a: (a & _u(255)).astype(np.float32),
         },
+        "i32: i32": {"v_ffbh_i32": arithmetic.equal_leading_bits},
         "f32: i32": {"v_cvt_f32_i32": lambda a: np.asarray(a).astype(np.float32)},
         "u32: f32": {"v_cvt_u32_f32": arithmetic.to_unsigned, "v_cvt_f16_f32": arithmetic.to_half},
         "i32: f32": {"v_cvt_i32_f32": arithmetic.to_signed},
@@ -161,9 +164,8 @@ def build(given: Instruction) -> Step:
     name = given.opcode
     if name in OPERATIONS:
         return _simple(given, OPERATIONS[name])
-    for pattern, make in _OTHERS.items():
-        if re.fullmatch(pattern, name):
-            return make(given)
+    if name in _OTHERS:
+        return _OTHERS[name](given)
     raise UnknownInstruction(f"unknown instruction {given.text}")
 
 
@@ -198,15 +200,16 @@ def _simple(given: Instruction, operation: Operation) -> Step:
 _HANDLED = {"clamp", "src0_sel", "src1_sel", "dst_sel", "dst_unused"}
 
 
-def _ufunc(rows: str, row: int, function: np.ufunc, gets: list[Source]) -> Step:
+def _ufunc(kind: str, row: int, function: np.ufunc, gets: list[Source]) -> Step:
     """Let NumPy write where the result belongs."""
+    rows = operator.attrgetter(kind)
     if len(gets) == 1:
         (first,) = gets
 
         def unary(wave: Wave) -> None:
-            out = getattr(wave, rows)[row]
+            out = rows(wave)[row]
             if wave.is_full:
-                function(first(wave), out)
+                function(first(wave), out=out)
             else:
                 function(first(wave), out=out, where=wave.mask)
 
@@ -214,9 +217,9 @@ def _ufunc(rows: str, row: int, function: np.ufunc, gets: list[Source]) -> Step:
     first, second = gets
 
     def binary(wave: Wave) -> None:
-        out = getattr(wave, rows)[row]
+        out = rows(wave)[row]
         if wave.is_full:
-            function(first(wave), second(wave), out)
+            function(first(wave), second(wave), out=out)
         else:
             function(first(wave), second(wave), out=out, where=wave.mask)
 
@@ -298,6 +301,12 @@ _RELATIONS: dict[str, Function] = {
 }  # fmt: skip
 
 
+_COMPARED = {  # kinds -> their relations
+    "u32 i32 u64 i64": "eq ne lt le gt ge",
+    "f32": "eq lg lt le gt ge o u nlg neq nlt nle ngt nge",
+}
+
+
 def _compare(given: Instruction) -> Step:
     _, _, relation, kind = given.opcode.split("_")
     function = _RELATIONS[relation]
@@ -305,31 +314,31 @@ def _compare(given: Instruction) -> Step:
     put = scalar_destination(given.operands[0], 2)
 
     def step(wave: Wave) -> None:
-        put(wave, bits_of(function(first(wave), second(wave)) & wave.mask))
+        put(wave, bits_of(function(first(wave), second(wave))) & wave.exec)
 
     return step
 
 
-_CARRIES = {"add": (1, False), "sub": (-1, False), "subrev": (-1, True)}
-
-
 def _carry(given: Instruction) -> Step:
     name = given.opcode.removeprefix("v_").removesuffix("_co_u32")
-    takes = name in ("addc", "subb", "subbrev")
-    sign, is_swapped = _CARRIES[{"addc": "add", "subb": "sub", "subbrev": "subrev"}.get(name, name)]
+    takes, adds = name in ("addc", "subb", "subbrev"), name.startswith("add")
     put = destination(given.operands[0], "u32")
     put_carry = scalar_destination(given.operands[1], 2)
     first, second = (source(text, "u32") for text in given.operands[2:4])
-    if is_swapped:
+    if name.endswith("rev"):
         first, second = second, first
     carry = scalar_source(given.operands[4], 2) if takes else None
 
     def step(wave: Wave) -> None:
-        a, b = (np.asarray(get(wave), np.int64) for get in (first, second))
-        given_in = lanes_of(carry(wave)) if carry is not None else 0
-        total = np.broadcast_to(a + sign * (b + given_in), (64,))
-        put(wave, (total & WORD).astype(np.uint32))
-        put_carry(wave, bits_of(((total < 0) | (total > WORD)) & wave.mask))
+        a, b = first(wave), second(wave)
+        total = a + b if adds else a - b
+        carries = bits_of(total < a if adds else a < b)
+        if carry is not None:
+            given_in = lanes_of(carry(wave))
+            before, total = total, total + given_in if adds else total - given_in
+            carries |= bits_of(total < before if adds else total > before)
+        put(wave, total)
+        put_carry(wave, carries & wave.exec)
 
     return step
 
@@ -405,15 +414,19 @@ def _swap_lanes(given: Instruction) -> Step:
 
 def _wide_product(given: Instruction) -> Step:
     is_signed = "i64" in given.opcode
-    narrow, wide = ("i32", "i64") if is_signed else ("u32", "u64")
-    dtype = np.int64 if is_signed else np.uint64
-    put = destination(given.operands[0], wide)
+    narrow, wide, dtype = ("i32", "i64", np.int64) if is_signed else ("u32", "u64", np.uint64)
+    put, put_carry = destination(given.operands[0], wide), scalar_destination(given.operands[1], 2)
     first, second = (source(text, narrow) for text in given.operands[2:4])
     addend = source(given.operands[4], wide)
 
     def step(wave: Wave) -> None:
-        product = np.multiply(first(wave), second(wave), dtype=dtype)
-        put(wave, np.broadcast_to(product + addend(wave), (64,)))
+        product, c = np.multiply(first(wave), second(wave), dtype=dtype), addend(wave)
+        total = np.broadcast_to(product + c, (64,))
+        # a signed sum has a 65th bit, its sign, which differs from the 64th if it overflows
+        overflows = ((product ^ total) & (c ^ total)) < 0 if is_signed else total < product
+        carry = overflows ^ (total < 0) if is_signed else overflows
+        put(wave, total)
+        put_carry(wave, bits_of(carry & wave.mask))
 
     return step
 
@@ -472,9 +485,8 @@ def _packed(given: Instruction) -> Step:
     count = len(given.operands) - 1
     low, high = given.flags("op_sel", [0] * count), given.flags("op_sel_hi", [1] * count)
     if given.opcode == "v_pk_mov_b32":
-        low, high = [low[0], 0], [0, high[1] if "op_sel" not in given.modifiers else low[1]]
         firsts = _half_of_pair(given.operands[1], "u32", low[0])
-        seconds = _half_of_pair(given.operands[2], "u32", high[1])
+        seconds = _half_of_pair(given.operands[2], "u32", low[1])
         put, put_next = _pair_destination(given, "u32")
 
         def move(wave: Wave) -> None:
@@ -556,20 +568,30 @@ def _half_as_float(text: str, which: int) -> Source:
     return get
 
 
-_OTHERS: dict[str, Callable[[Instruction], Step]] = {
-    r"v_cmp_\w+": _compare,
-    r"v_(add|addc|sub|subb|subrev|subbrev)_co_u32": _carry,
-    "v_cndmask_b32": _select,
-    r"v_mbcnt_(lo|hi)_u32_b32": _count_below,
-    "v_readfirstlane_b32": _read_first_lane,
-    "v_readlane_b32": _read_lane,
-    "v_writelane_b32": _write_lane,
-    r"v_permlane(16|32)_swap_b32": _swap_lanes,
-    "v_mad_u64_u32|v_mad_i64_i32": _wide_product,
-    "v_div_scale_f32": _division_scale,
-    "v_div_fmas_f32": _division_fma,
-    "v_fmac_f32": _accumulate,
-    "v_bitop3_b32": _bitwise,
-    r"v_pk_(add|mul|fma)_f32|v_pk_mov_b32": _packed,
-    r"v_fma_mix_f32|v_fma_mix(lo|hi)_f16": _mixed,
+_MAKERS: dict[Callable[[Instruction], Step], str] = {
+    _compare: " ".join(
+        f"v_cmp_{relation}_{kind}"
+        for kinds, relations in _COMPARED.items()
+        for kind in kinds.split()
+        for relation in relations.split()
+    ),
+    _carry: "v_add_co_u32 v_addc_co_u32 v_sub_co_u32 v_subb_co_u32"
+    " v_subrev_co_u32 v_subbrev_co_u32",
+    _select: "v_cndmask_b32",
+    _count_below: "v_mbcnt_lo_u32_b32 v_mbcnt_hi_u32_b32",
+    _read_first_lane: "v_readfirstlane_b32",
+    _read_lane: "v_readlane_b32",
+    _write_lane: "v_writelane_b32",
+    _swap_lanes: "v_permlane16_swap_b32 v_permlane32_swap_b32",
+    _wide_product: "v_mad_u64_u32 v_mad_i64_i32",
+    _division_scale: "v_div_scale_f32",
+    _division_fma: "v_div_fmas_f32",
+    _accumulate: "v_fmac_f32",
+    _bitwise: "v_bitop3_b32",
+    _packed: "v_pk_add_f32 v_pk_mul_f32 v_pk_fma_f32 v_pk_mov_b32",
+    _mixed: "v_fma_mix_f32 v_fma_mixlo_f16 v_fma_mixhi_f16",
 }
+_OTHERS = {name: make for make, names in _MAKERS.items() for name in names.split()}
+
+#: all that this module knows
+OPCODES = frozenset(OPERATIONS) | frozenset(_OTHERS)

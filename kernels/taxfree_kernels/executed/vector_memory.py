@@ -13,8 +13,9 @@ from taxfree_kernels.executed.caches import Scope, scope_of
 from taxfree_kernels.executed.decode import Instruction
 from taxfree_kernels.executed.errors import UnknownInstruction
 from taxfree_kernels.executed.flight import InFlight
+from taxfree_kernels.executed.lanes import LANES, Lanes
 from taxfree_kernels.executed.operands import register, row_of, scalar_source, source
-from taxfree_kernels.executed.wave import LANES, M0, Lanes, Step, Wave
+from taxfree_kernels.executed.wave import ASLEEP, M0, Step, Wave
 
 #: type -> bytes of an element, and how many
 _SHAPES = {
@@ -32,8 +33,8 @@ _NAME = re.compile(r"(global|buffer)_(load|store)_(lds_)?([a-z]+(?:x\d)?)(_d16_h
 _ATOMIC = re.compile(r"global_atomic_([a-z]+)(_x2)?")
 _KNOWN = {"offset", "offen", "sc0", "sc1", "nt", "lds"}
 
-#: wave -> addresses of all lanes, and which lanes touch memory at all
-Addresses = Callable[[Wave], tuple[Lanes, Lanes]]
+#: wave -> addresses of the lanes that touch memory, and which lanes these are; None for all
+Addresses = Callable[[Wave], tuple[Lanes, Lanes | None]]
 
 
 def build(given: Instruction) -> Step:
@@ -72,7 +73,8 @@ def _cache_control(given: Instruction) -> Step:
 
     def write_back(wave: Wave) -> None:
         view = wave.view
-        wave.timing.issue(wave.vector_queue, InFlight(lambda: view.write_back(scope)))
+        operation = InFlight(lambda: view.write_back(scope), (0, 0), is_last=True)
+        wave.timing.issue(wave.vector_queue, operation)
 
     return write_back
 
@@ -81,6 +83,23 @@ def _done() -> InFlight:
     operation = InFlight(lambda: None)
     operation.is_done = True
     return operation
+
+
+def touched(given: Instruction) -> Callable[[Wave], Lanes]:
+    """Wave -> the words of memory that an instruction touches, by number."""
+    if found := _ATOMIC.fullmatch(given.opcode):
+        at, size = int("sc0" in given.modifiers), 8 if found[2] else 4
+    else:
+        found = _NAME.fullmatch(given.opcode)
+        assert found is not None
+        to_shared = found[3] or "lds" in given.modifiers
+        at = 0 if to_shared or given.opcode.startswith("global_store") else 1
+        element, count = _SHAPES[found[4]]
+        size = element * count
+    addresses, first = _addresses(given, at, size), np.arange(0, size, 4)
+    return lambda wave: (
+        (wave.view.memory.places(addresses(wave)[0], size)[0][:, None] + first).ravel() >> 2
+    )
 
 
 # -- addresses ------------------------------------------------------------------------------------
@@ -95,13 +114,13 @@ def _addresses(given: Instruction, at: int, size: int) -> Addresses:
     if base == "off":
         wide = source(vector, "u64")
         fixed = np.uint64(offset & (1 << 64) - 1)
-        return lambda wave: (wide(wave) + fixed, wave.mask)
+        return lambda wave: _of_lanes_on(wave, wide(wave) + fixed)
     narrow, scalar = source(vector, "u32"), scalar_source(base, 2)
+    return lambda wave: _of_lanes_on(wave, narrow(wave) + np.uint64(scalar(wave) + offset))
 
-    def from_base(wave: Wave) -> tuple[Lanes, Lanes]:
-        return narrow(wave) + np.uint64(scalar(wave) + offset), wave.mask
 
-    return from_base
+def _of_lanes_on(wave: Wave, every: Lanes) -> tuple[Lanes, Lanes | None]:
+    return (every, None) if wave.is_full else (every[wave.mask], wave.mask)
 
 
 def _buffer_addresses(given: Instruction, at: int, size: int) -> Addresses:
@@ -113,21 +132,18 @@ def _buffer_addresses(given: Instruction, at: int, size: int) -> Addresses:
         raise UnknownInstruction(f"unknown form of {given.text}")
     first, fixed = resource.row, given.number("offset")
 
-    def addresses(wave: Wave) -> tuple[Lanes, Lanes]:
+    def addresses(wave: Wave) -> tuple[Lanes, Lanes | None]:
         low, high, records = wave.s[first : first + 3]
         if high >> 16 & 0x3FFF:
             raise UnknownInstruction("buffers of structures")
         offset = np.full(64, fixed + scalar(wave), np.uint64)
         if moves is not None:
             offset += moves(wave)
+        every = offset + np.uint64(low | (high & 0xFFFF) << 32)
         is_inside = wave.mask & (offset + np.uint64(size) <= np.uint64(records))
-        return offset + np.uint64(low | (high & 0xFFFF) << 32), is_inside
+        return (every, None) if is_inside.all() else (every[is_inside], is_inside)
 
     return addresses
-
-
-def _span(places: Lanes, size: int) -> tuple[int, int]:
-    return (int(places.min()), int(places.max()) + size) if places.size else (0, 0)
 
 
 # -- accesses -------------------------------------------------------------------------------------
@@ -135,7 +151,7 @@ def _span(places: Lanes, size: int) -> tuple[int, int]:
 
 def _gather(wave: Wave, places: Lanes, size: int, count: int, scope: Scope) -> Lanes:
     """Elements [lane, count]."""
-    if size > 1 and (places & (size - 1)).any():
+    if size > 1 and np.bitwise_or.reduce(places) & (size - 1):
         apart = (places[:, None] + np.arange(size * count)).ravel()
         loaded = wave.view.load(apart, 1, scope).reshape(len(places), -1)
         return np.ascontiguousarray(loaded).view(f"u{size}")
@@ -147,7 +163,7 @@ def _gather(wave: Wave, places: Lanes, size: int, count: int, scope: Scope) -> L
 def _scatter(wave: Wave, places: Lanes, values: Lanes, scope: Scope) -> None:
     """Store elements [lane, count]."""
     size, count = values.itemsize, values.shape[1]
-    if size > 1 and (places & (size - 1)).any():
+    if size > 1 and np.bitwise_or.reduce(places) & (size - 1):
         values = np.ascontiguousarray(values).view(np.uint8)
         size, count = 1, size * count
     if count > 1:
@@ -155,27 +171,41 @@ def _scatter(wave: Wave, places: Lanes, values: Lanes, scope: Scope) -> None:
     wave.view.store(places, size, values.ravel(), scope)
 
 
+def _spread(loaded: Lanes, inside: Lanes | None) -> Lanes:
+    """Words of some lanes [lane, count] as [count, 64]; 0 in others."""
+    if inside is None:
+        return loaded.T
+    every = np.zeros((loaded.shape[1], 64), np.uint32)
+    every[:, inside] = loaded.T
+    return every
+
+
+def _taken(wave: Wave, row: int, count: int, inside: Lanes | None) -> Lanes:
+    """Words of the lanes that store them [lane, count]."""
+    words = wave.registers[row : row + count]
+    return words.T if inside is None else words[:, inside].T
+
+
 def _load(given: Instruction, size: int, count: int, *, is_signed: bool) -> Step:
     row, scope = row_of(given.operands[0]), scope_of(given.modifiers)
     addresses = _addresses(given, 1, size * count)
 
-    def step(wave: Wave) -> None:
-        every, inside = addresses(wave)
+    def step(wave: Wave) -> int | None:
+        found, inside = addresses(wave)
         is_on = wave.mask
-        places = wave.view.memory.places(every[inside], size * count)
+        places, span = wave.view.memory.places(found, size * count)
+        if scope and wave.polls_in_vain(step, places):
+            return ASLEEP
         wave.poison(row, count)
 
         def effect() -> None:
             loaded: Any = _gather(wave, places, size, count, scope)
             if is_signed:
                 loaded = loaded.view(np.int16).astype(np.int32).view(np.uint32)
-            lanes = np.zeros((64, count), np.uint32)
-            lanes[inside] = loaded
-            for number in range(count):
-                np.copyto(wave.u[row + number], lanes[:, number], where=is_on)
+            np.copyto(wave.registers[row : row + count], _spread(loaded, inside), where=is_on)
 
-        span = _span(places, size * count)
         wave.timing.issue(wave.vector_queue, InFlight(effect, span, (row, row + count)))
+        return None
 
     return step
 
@@ -187,15 +217,15 @@ def _store(given: Instruction, size: int, count: int, *, upper: bool) -> Step:
     shift = np.uint32(16 if upper else 0)
 
     def step(wave: Wave) -> None:
-        every, inside = addresses(wave)
-        places = wave.view.memory.places(every[inside], size * count)
-        words = wave.registers[row : row + count, inside].T >> shift
-        values = words.astype(f"u{size}")
+        found, inside = addresses(wave)
+        places, span = wave.view.memory.places(found, size * count)
+        words = _taken(wave, row, count, inside)
+        values = (words >> shift if upper else words).astype(f"u{size}", "C")
 
         def effect() -> None:
             _scatter(wave, places, values, scope)
 
-        wave.timing.issue(wave.vector_queue, InFlight(effect, _span(places, size * count)))
+        wave.timing.issue(wave.vector_queue, InFlight(effect, span))
 
     return step
 
@@ -208,11 +238,13 @@ def _atomic(given: Instruction, function: Callable[[int, int], int], size: int) 
     value_row = row_of(given.operands[at + 1])
     addresses, words = _addresses(given, at, size), size // 4
 
-    def step(wave: Wave) -> None:
-        every, inside = addresses(wave)
-        places = wave.view.memory.places(every[inside], size)
-        given_words = wave.registers[value_row : value_row + words, inside].T
-        operands = np.ascontiguousarray(given_words).view(f"u{size}")[:, 0]
+    def step(wave: Wave) -> int | None:
+        found, inside = addresses(wave)
+        places, span = wave.view.memory.places(found, size)
+        if returns and wave.polls_in_vain(step, places):
+            return ASLEEP
+        taken = _taken(wave, value_row, words, inside)
+        operands = taken.copy("C").view(f"u{size}")[:, 0]
         if returns:
             wave.poison(row, words)
 
@@ -220,11 +252,13 @@ def _atomic(given: Instruction, function: Callable[[int, int], int], size: int) 
             before = wave.view.update(places, size, operands, function, scope)
             if returns:
                 halves = before.view(np.uint32).reshape(-1, words)
-                for number in range(words):
-                    wave.u[row + number][inside] = halves[:, number]
+                wave.registers[row : row + words, slice(None) if inside is None else inside] = (
+                    halves.T
+                )
 
         rows = (row, row + words) if returns else (0, 0)
-        wave.timing.issue(wave.vector_queue, InFlight(effect, _span(places, size), rows))
+        wave.timing.issue(wave.vector_queue, InFlight(effect, span, rows))
+        return None
 
     return step
 
@@ -236,16 +270,15 @@ def _load_into_shared(given: Instruction, size: int) -> Step:
     words = size // 4
 
     def step(wave: Wave) -> None:
-        every, inside = addresses(wave)
+        found, inside = addresses(wave)
         is_on = wave.mask
-        places = wave.view.memory.places(every[inside], size)
+        places, span = wave.view.memory.places(found, size)
         targets = (wave.s[M0] & 0xFFFF) + fixed + LANES * size
 
         def effect() -> None:
-            lanes = np.zeros((64, words), np.uint32)
-            lanes[inside] = _gather(wave, places, 4, words, scope)
-            wave.group.shared.store(targets[is_on], lanes[is_on])
+            lanes = _spread(_gather(wave, places, 4, words, scope), inside)
+            wave.group.shared.store(targets[is_on], lanes.T[is_on])
 
-        wave.timing.issue(wave.vector_queue, InFlight(effect, _span(places, size)))
+        wave.timing.issue(wave.vector_queue, InFlight(effect, span))
 
     return step

@@ -10,8 +10,9 @@ import numpy as np
 from taxfree_kernels.executed.caches import Gpu, Memory
 from taxfree_kernels.executed.decode import instruction
 from taxfree_kernels.executed.flight import Timing
+from taxfree_kernels.executed.lds import Shared
 from taxfree_kernels.executed.program import build_step
-from taxfree_kernels.executed.shared import Shared
+from taxfree_kernels.executed.tactics import Tactics
 from taxfree_kernels.executed.wave import Wave
 
 PROMPT = 1.0
@@ -25,7 +26,7 @@ class Machine:
         self.memory = view.memory if view else Memory()
         self.view = view or Gpu(self.memory).views[0][0]
         group = SimpleNamespace(shared=Shared(1024))
-        self.timing = Timing(Random(0), promptness, 0.0)
+        self.timing = Timing(Random(0), Tactics(promptness))
         self.wave = Wave(SimpleNamespace(), group, self.view, self.timing, 0)
 
     def set(self, row: int, values, dtype=np.uint32) -> None:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from random import Random
+
 import numpy as np
 import pytest
 
+from taxfree_kernels.executed import matrix
 from taxfree_kernels.executed.errors import UnknownInstruction
 from tests.kernels.executed.machine import Machine
+from tests.kernels.executed.pseudocode import packed
 
 RNG = np.random.default_rng(0)
 
@@ -181,33 +185,148 @@ def test_counting_lanes_below():
     assert machine.get(0).tolist() == list(range(64))
 
 
-@pytest.mark.parametrize(
-    ("name", "size", "depth"),
-    [
-        ("16x16x16_f16", 16, 16),
-        ("32x32x8_f16", 32, 8),
-        ("16x16x32_f16", 16, 32),
-        ("32x32x16_f16", 32, 16),
-    ],
-)
-def test_matrix_products_are_those_of_their_layouts(name, size, depth):
-    machine = Machine()
-    a, b = (RNG.integers(-4, 5, (size, depth)).astype(np.float16) for _ in "ab")
+@pytest.mark.parametrize("opcode", sorted(matrix.OPCODES))
+@pytest.mark.parametrize("addend", ["0", "1.0", "a[0:15]"])
+def test_matrix_products_are_those_of_their_layouts(opcode, addend):
+    """Exact: the sums are of small integers."""
+    size, _, depth = (int(part) for part in opcode.split("_")[3].split("x"))
+    kind = opcode.split("_")[4]
+    machine, rng = Machine(), Random(opcode)
+    a, b = ([[rng.randint(-4, 4) for _ in range(depth)] for _ in range(size)] for _ in "ab")
     per_lane = depth * size // 64
-    for row, matrix in ((0, a), (8, b)):
+    for row, matrix_ in ((0, a), (8, b)):
         for lane in range(64):
-            k = per_lane * (lane // size)
-            words = matrix[lane % size, k : k + per_lane].view(np.uint32)
-            machine.wave.registers[row : row + len(words), lane] = words
+            first = per_lane * (lane // size)
+            for at, number in enumerate(matrix_[lane % size][first : first + per_lane]):
+                bits = packed(float(number), "bf" if kind == "bf16" else "f", 16).bits
+                word = machine.wave.registers[row + at // 2]
+                word[lane] = (int(word[lane]) & 0xFFFF if at % 2 else 0) | bits << 16 * (at % 2)
+    results = size * size // 64
+    before = [[rng.randint(-9, 9) for _ in range(64)] for _ in range(results)]
+    for row in range(results):
+        machine.set(256 + row, before[row], np.float32)
+    out = f"a[0:{results - 1}]"
+    added = out if addend.startswith("a") else addend
+    last = per_lane // 2 - 1
+    machine.run("s_mov_b64 exec, 0")  # it does not matter
+    machine.run(f"{opcode} {out}, v[0:{last}], v[8:{8 + last}], {added}")
+    for row in range(results):
+        found = machine.get(256 + row, np.float32)
+        for lane in range(64):
+            i = (8 * (row // 4) if size == 32 else 0) + 4 * (lane // size) + row % 4
+            total = sum(x * y for x, y in zip(a[i], b[lane % size], strict=True))
+            start = before[row][lane] if added == out else float(addend)
+            assert found[lane] == total + start
+
+
+def test_groups_of_lanes_are_swapped():
+    machine = Machine()
+    machine.set(1, [100 + lane for lane in range(64)])
+    machine.set(0, 7)
+    machine.run("s_mov_b64 exec, 0xfffffffffffffffe")
+    machine.run("ds_swizzle_b32 v0, v1 offset:swizzle(SWAP,16)", "s_waitcnt lgkmcnt(0)")
+    others = [*range(16, 32), *range(16), *range(48, 64), *range(32, 48)]
+    expected = [100 + lane for lane in others]
+    expected[0], expected[16] = 7, 0  # off: it keeps what it has, and gives nothing
+    assert machine.get(0).tolist() == expected
+
+
+def test_halves_are_transposed_among_16_lanes():
+    machine = Machine()
+    halves = [[[1000 * block + 16 * row + column for column in range(16)] for row in range(4)]
+              for block in range(4)]  # fmt: skip
+    flat = [number for block in halves for row in block for number in row]
+    machine.wave.group.shared.store(np.arange(256) * 2, np.array(flat, np.uint16)[:, None])
+    machine.set(2, [8 * lane for lane in range(64)])
+    machine.run("ds_read_b64_tr_b16 v[0:1], v2", "s_waitcnt lgkmcnt(0)")
+    for lane in range(64):
+        column = [halves[lane // 16][row][lane % 16] for row in range(4)]
+        words = [int(machine.get(word)[lane]) for word in (0, 1)]
+        assert [word >> at & 0xFFFF for word in words for at in (0, 16)] == column
+
+
+def moved(row, control, by):
+    """A row of 16 lanes as another order of them; None where there is no lane."""
+    return {
+        "row_shl": [*row[by:], *[None] * by],
+        "row_shr": [*[None] * by, *row[: 16 - by]],
+        "row_ror": [*row[-by:], *row[:-by]],
+        "row_mirror": row[::-1],
+        "row_half_mirror": [*row[7::-1], *row[:7:-1]],
+        "row_newbcast": [row[by]] * 16,
+    }[control]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [f"{name}:{by}" for name in ("row_shl", "row_shr", "row_ror") for by in (1, 7, 15)]
+    + ["row_newbcast:5", "row_mirror", "row_half_mirror"],
+)
+@pytest.mark.parametrize("gives_zero", [False, True])
+def test_lanes_read_others_of_their_row(text, gives_zero):
+    machine, values = Machine(), [1000 + lane for lane in range(64)]
+    machine.set(1, values)
+    machine.set(0, 7)
+    ending = " bound_ctrl:1" if gives_zero else ""
+    machine.run(f"v_mov_b32_dpp v0, v1 {text} row_mask:0xb bank_mask:0xe{ending}")
+    name, _, by = text.partition(":")
+    found = machine.get(0).tolist()
+    for row in range(4):
+        for lane, value in enumerate(moved(values[16 * row : 16 * row + 16], name, int(by or 1))):
+            is_masked = row == 2 or lane < 4
+            missing = 0 if gives_zero else 7
+            expected = 7 if is_masked else missing if value is None else value
+            assert found[16 * row + lane] == expected
+
+
+PARTS = {"BYTE_0": (0, 1), "BYTE_1": (1, 2), "BYTE_2": (2, 3), "BYTE_3": (3, 4), "WORD_0": (0, 2),
+         "WORD_1": (2, 4), "DWORD": (0, 4)}  # fmt: skip
+
+
+@pytest.mark.parametrize("first", PARTS)
+@pytest.mark.parametrize("second", ["DWORD", "WORD_1"])
+@pytest.mark.parametrize("to", ["DWORD", "WORD_1", "BYTE_2"])
+def test_parts_of_registers_are_selected(first, second, to):
+    a, b = 0xA1B2C3D4, 0x1F2E3D4C
+    machine = Machine()
+    machine.set(1, a)
+    machine.set(2, b)
     machine.run(
-        f"v_mfma_f32_{name} a[0:{size * size // 64 - 1}], v[0:{per_lane // 2 - 1}], v[8:9], 0"
+        f"v_xor_b32_sdwa v0, v1, v2 dst_sel:{to} dst_unused:UNUSED_PAD "
+        f"src0_sel:{first} src1_sel:{second}"
     )
-    expected = a.astype(np.float32) @ b.astype(np.float32).T
-    for register in range(size * size // 64):
-        for lane in range(64):
-            row = (8 * (register // 4) if size == 32 else 0) + 4 * (lane // size) + register % 4
-            found = machine.wave.registers.view(np.float32)[256 + register, lane]
-            assert found == expected[row, lane % size]
+    x, y = (
+        int.from_bytes(word.to_bytes(4, "little")[slice(*PARTS[part])], "little")
+        for word, part in ((a, first), (b, second))
+    )
+    begin, end = PARTS[to]
+    result = (x ^ y).to_bytes(4, "little")[: end - begin]
+    assert machine.get(0)[0] == int.from_bytes(bytes(begin) + result, "little")
+
+
+@pytest.mark.parametrize(
+    ("text", "result"),
+    [("v_add_u32_e64 v0, v1, v2 clamp", 0xFFFFFFFF), ("v_sub_u32_e64 v0, v2, v1 clamp", 0),
+     ("v_add_u32_e32 v0, v1, v2", 0), ("v_sub_u32_e32 v0, v2, v1", 3)],
+)  # fmt: skip
+def test_sums_clamp_where_they_are_told_to(text, result):
+    machine = Machine()
+    machine.set(1, 0xFFFFFFFE)
+    machine.set(2, 2 if "add" in text else 1)
+    machine.run(text)
+    assert machine.get(0)[0] == result
+
+
+@pytest.mark.parametrize(
+    ("operands", "result"),
+    [("-v1, v2", 5.0), ("|v1|, v2", 5.0), ("-|v1|, -v2", -5.0), ("v1, neg(0)", -2.0)],
+)
+def test_signs_of_operands(operands, result):
+    machine = Machine()
+    machine.set(1, -2.0, np.float32)
+    machine.set(2, 3.0, np.float32)
+    machine.run(f"v_add_f32_e64 v0, {operands}")
+    assert machine.get(0, np.float32)[0] == result
 
 
 def test_an_unknown_opcode_is_named():

@@ -8,7 +8,7 @@ import torch
 
 from taxfree_kernels.executed.caches import Gpu, Memory
 from taxfree_kernels.executed.errors import BadAccess, UnknownInstruction
-from taxfree_kernels.executed.wave import POISON
+from taxfree_kernels.executed.tactics import POISON
 from tests.kernels.executed.machine import LATE, Machine
 
 RELEASED = {  # how a store is released -> who sees it behind an acquire at that scope
@@ -21,8 +21,8 @@ RELEASED = {  # how a store is released -> who sees it behind an acquire at that
 @pytest.fixture
 def gpus():
     memory = Memory()
-    word = memory.empty(64, torch.int32).zero_()
     made = [Gpu(memory), Gpu(memory)]
+    word = memory.empty(64, torch.int32).zero_()
     for gpu in made:
         gpu.begin_launch()
     return made, word

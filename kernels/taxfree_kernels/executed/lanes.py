@@ -1,0 +1,30 @@
+"""The 64 lanes of a wave: arrays of them, and masks."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+Lanes = np.ndarray[Any, np.dtype[Any]]
+
+LANES = np.arange(64)
+ALL = (1 << 64) - 1
+WORD = (1 << 32) - 1
+
+
+@lru_cache(maxsize=4096)
+def lanes_of(bits: int) -> Lanes:
+    """The 64 bits of a mask as booleans."""
+    packed = np.frombuffer(bits.to_bytes(8, "little"), np.uint8)
+    lanes = np.unpackbits(packed, bitorder="little").view(bool)
+    lanes.flags.writeable = False
+    return lanes
+
+
+def bits_of(lanes: Lanes) -> int:
+    """The mask of 64 booleans, or of one for all lanes."""
+    if not lanes.ndim:
+        return ALL if lanes else 0
+    return int.from_bytes(np.packbits(lanes, bitorder="little").tobytes(), "little")

@@ -1,0 +1,57 @@
+"""The binary of a kernel holds what its text says, which is what the executor reads."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+from tinygrad.renderer.amd import decode_inst
+from tinygrad.runtime.support.elf import elf_loader
+
+from taxfree_kernels.executed.decode import Instruction, decode
+from tests.kernels.cross_compile.conftest import TRITONS, run_python
+from tests.kernels.executed.test_executed import ARCHITECTURES, VARIANTS, python_path
+
+#: LLVM's names of what the ISA documents call otherwise
+LLVM_NAMES = {f"v_mad_{mixed}": f"v_fma_{mixed}" for mixed in ("mix_f32", "mixlo_f16", "mixhi_f16")}
+_REGISTER = re.compile(r"[-|a-z(]*[sv](?:(\d+)|\[(\d+)(?::\d+)?\])[|)]*")
+
+
+def decoded(binary: bytes):
+    """The instructions of a code object: name, and the numbers of registers and constants."""
+    _, sections, _ = elf_loader(binary)[:3]
+    code = next(section.content for section in sections if section.name == ".text")
+    at = 0
+    while at < len(code):
+        found = decode_inst(bytes(code[at : at + 16]) + bytes(16), "cdna")
+        name = re.sub("_(e32|e64|dpp16|sdwa)$", "", found.op_name.lower())
+        yield LLVM_NAMES.get(name, name), set(map(int, re.findall(r"\d+", repr(found))))
+        at += found.size()
+
+
+def registers(given: Instruction) -> set[int]:
+    """The numbers of the registers that an instruction names; the decoder omits 0."""
+    found = [_REGISTER.fullmatch(text) for text in given.operands]
+    return {int(each[1] or each[2]) for each in found if each} - {0}
+
+
+@pytest.mark.parametrize("triton", TRITONS)
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_the_text_is_what_the_binary_holds(architecture, triton, sample, tmp_path):
+    given = [(*case, 2, 0, None, architecture, [0]) for case in sample.of(VARIANTS)]
+    run_python(
+        "-m", "tests.kernels.executed.whole", json.dumps(given), triton=triton,
+        PYTHONPATH=python_path(triton), TRITON_CACHE_DIR=str(tmp_path),
+    )  # fmt: skip
+    files = list(tmp_path.glob("*/*.hsaco"))
+    assert files
+    for file in files:
+        binary = decoded(file.read_bytes())
+        for instruction in decode(file.with_suffix(".amdgcn").read_text()).instructions:
+            # the assembler aligns code by instructions without effect
+            name, numbers = next(
+                each for each in binary if each[0] == instruction.opcode or each[0] != "s_nop"
+            )
+            assert name == instruction.opcode, instruction.text
+            assert registers(instruction) <= numbers, instruction.text

@@ -1,0 +1,31 @@
+"""Kernels with one changed instruction, executed, each variant in a process that compiles."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+
+from tests.kernels.cross_compile.conftest import ROOT, run_python
+from tests.kernels.executed.mutated import Result, cases
+
+PATH = ":".join(str(ROOT / each) for each in ("", "kernels", "tuning_db"))
+CACHE_CONTROL = ("buffer_wbl2", "buffer_wbl2 sc0", "buffer_inv", "buffer_inv sc0")
+
+
+def outcomes(*arguments):
+    out = run_python("-m", "tests.kernels.executed.changed", *arguments, PYTHONPATH=PATH)
+    return Result.of_json(json.loads(out)).outcomes
+
+
+def test_a_kernel_without_its_write_back_or_invalidation_is_not_right():
+    tried = outcomes("all_gather_matmul", "push", "9", *CACHE_CONTROL)
+    assert {one.kind for one in tried} == set(CACHE_CONTROL)
+    assert {one.verdict for one in tried} <= {"wrong", "hang"}
+
+
+def test_most_mutants_that_are_not_equivalent_are_found(sample):
+    kinds = () if sample.is_all else (*CACHE_CONTROL, "s_barrier", "s_waitcnt vmcnt")
+    for op, variant in sample.of(cases()):
+        count = Counter(one.verdict for one in outcomes(op, variant, "1", *kinds))
+        matter = count.total() - count["equivalent"] - count["harmless"]
+        assert count["survives"] <= max(2, 0.25 * matter), (op, variant, count)
