@@ -103,7 +103,7 @@ def check_config(
     """Execute one config of a variant.
 
     Args:
-        problem: its inner dimension grows by 0, 64, 128 or 192, by seed.
+        problem: its inner dimension and its window grow by 0, 64, 128 or 192, by seed.
         seeds: one run each; the first one also draws the run in which the last rank is silent.
 
     Returns:
@@ -136,8 +136,10 @@ def check_config(
 
 
 def _lengthened(problem: Problem, by: int) -> Problem:
-    name = next(name for name in _INNER if hasattr(problem, name))
-    return replace(problem, **{name: getattr(problem, name) + by})
+    """A problem with a longer inner dimension, and a window, if any, that shows as much of it."""
+    names = [next(name for name in _INNER if hasattr(problem, name))]
+    names += ["window"] if getattr(problem, "window", 0) else []
+    return replace(problem, **{name: getattr(problem, name) + by for name in names})
 
 
 def _hits(program: Program) -> set[int]:

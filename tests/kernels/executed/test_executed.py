@@ -16,9 +16,9 @@ VARIANTS = [
 PATH = ":".join(str(ROOT / each) for each in ("", "kernels", "tuning_db"))
 ARCHITECTURES = ("gfx942", "gfx950")
 ALONE = {"attention"}  # its ranks share nothing
-AT_ONCE = 4  # of one process
+AT_ONCE = 2  # of one process
 
-#: of one compilation, outside of the path of giving up. The compiler adds code for lanes that
+#: of one kernel, outside of the path of giving up. The compiler adds code for lanes that
 #: change one address together: none of ours do.
 MOST_NEVER_EXECUTED = 0.2
 
