@@ -55,6 +55,7 @@ def require_right(checked):
         assert bool(checked["runs"][-1]["gave_up"]) == (checked["op"] not in ALONE)
 
 
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("triton", TRITONS)
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_compiled_variants_are_right_on_two_ranks(architecture, triton, sample):
@@ -74,6 +75,7 @@ def test_a_signal_that_overtakes_its_write_back_is_found():
     require_right(checked)
 
 
+@pytest.mark.timeout(7200)
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_compiled_variants_are_right_on_more_ranks_and_with_other_configs(architecture, sample):
     if not sample.is_all:
