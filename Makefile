@@ -21,7 +21,7 @@ DEMO := --op all_gather_matmul --shapes demo --gpus 2 --db $(DEMO_DB)
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help prerequisites env demo test test-all lint check-types soak soak-gpu test-gpu docs wheel
-.PHONY: clean measure targets rehash site test-vllm
+.PHONY: clean measure targets rehash site test-vllm report
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -52,7 +52,7 @@ $(ENV): pyproject.toml $(CONSTRAINTS) | prerequisites
 	@rm -f $@
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) $(TORCH)
-	$(BIN)/pip install -c $(CONSTRAINTS) -e '.[cpu,plot,check,chiplets,dev]'
+	$(BIN)/pip install -c $(CONSTRAINTS) -e '.[cpu,plot,report,fleet,check,chiplets,dev]'
 	@touch $@
 
 # Kernels must compile under the oldest Triton too; nothing is interpreted with this one.
@@ -114,6 +114,9 @@ site: $(ENV) ## the documents as a site in site/, as they are
 
 wheel: $(ENV) ## a wheel in dist/
 	$(BIN)/python -m build --wheel --no-isolation
+
+report: $(ENV) ## docs/report.html from the shipped tables and the committed results
+	TAXFREE_DB=.report/none.sqlite $(BIN)/taxfree report --results benchmarks/results --out docs/report.html
 
 targets: $(ENV) ## each target with the measured figure and its file
 	$(BIN)/python -m benchmarks.targets

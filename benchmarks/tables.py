@@ -42,11 +42,10 @@ from benchmarks.documents import (
     write_changed,
 )
 from taxfree.fingerprints import size_field
-from taxfree.measuring.results import DISPATCH, Row, by_problem, fastest
+from taxfree.measuring.results import DISPATCH, LIBRARY, Row, by_problem, fastest
 from taxfree.shapes import format_problem, heading
 from taxfree_cli.bench_views import plot
 
-LIBRARY = ("baseline", "registered", "library", "torch_fused", "torch_symm_mem")
 COLUMNS = (
     "library eager", "library graph", "ours, unfused", "best fused", "dispatch", "speed-up",
     "x bound", "dispatch eager",

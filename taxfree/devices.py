@@ -66,6 +66,11 @@ def world_sizes(fabric: str) -> tuple[int, ...]:
     return (_HOST_RANKS,) if fabric == "host" else (available_gpus(),)
 
 
+def most_ranks(fabric: str) -> int:
+    """Largest world size: GPUs, or as many ranks as the host fabric may have."""
+    return _MOST_HOST_RANKS if fabric == "host" else available_gpus()
+
+
 def default_shapes(fabric: str) -> str:
     """The named set of a command that was given none, where nothing is tuned yet."""
     return INTERPRETED_SET if fabric == "host" else DEFAULT_SET
@@ -77,19 +82,18 @@ def require(fabric: str, ranks: int) -> None:
     Raises:
         HardwareError: there are fewer GPUs than ranks.
     """
-    if fabric == "host":
-        if ranks > _MOST_HOST_RANKS:
-            raise HardwareError(
-                f"{ranks} ranks are asked for, the host fabric has at most {_MOST_HOST_RANKS}",
-                "--gpus 2 shows what any number does",
-            )
+    count = most_ranks(fabric)
+    if ranks <= count:
         return
-    count = available_gpus()
-    if ranks > count:
+    if fabric == "host":
         raise HardwareError(
-            f"{ranks} GPUs are asked for, {count} {'is' if count == 1 else 'are'} there",
-            f"--gpus {count}, or --fabric host to interpret the kernels on the CPU",
+            f"{ranks} ranks are asked for, the host fabric has at most {count}",
+            "--gpus 2 shows what any number does",
         )
+    raise HardwareError(
+        f"{ranks} GPUs are asked for, {count} {'is' if count == 1 else 'are'} there",
+        f"--gpus {count}, or --fabric host to interpret the kernels on the CPU",
+    )
 
 
 def gpu_name(fabric: str) -> str | None:

@@ -41,20 +41,25 @@ class _Rowwise(RowwiseParallel):  # type: ignore[misc]
     """Shards as Transformers' own style does; the matmul and its all-reduce are one operation."""
 
     def install_forward(self, module: torch.nn.Module, mesh: DeviceMesh) -> torch.nn.Module:
+        reason = rows.unlike_linear(module)  # before the style gives it one
         module = super().install_forward(module, mesh)
         runtime = runtime_on(mesh if mesh.ndim == 1 else mesh["tp"])
-        module.forward = _forward(module, module.forward, runtime)
+        module.forward = _forward(module, module.forward, runtime, reason)
         return module
 
 
 def _forward(
-    module: Any, library: Callable[..., torch.Tensor], runtime: Runtime
+    module: Any, library: Callable[..., torch.Tensor], runtime: Runtime, why_not: str | None
 ) -> Callable[..., torch.Tensor]:
-    """The forward of a row-parallel layer, whose input is this rank's columns."""
+    """The forward of a row-parallel layer, whose input is this rank's columns.
+
+    Args:
+        why_not: the reason why the library always runs, or None.
+    """
     name = f"rowwise {type(module).__name__}({module.in_features}, {module.out_features})"
 
     def forward(x: torch.Tensor, *others: Any, **options: Any) -> torch.Tensor:
-        reason = _unserved(module, x, runtime.world_size)
+        reason = why_not or _unserved(module, x, runtime)
         if reason is not None:
             report.count(name, f"library: {reason}")
             return library(x, *others, **options)
@@ -67,14 +72,14 @@ def _forward(
     return forward
 
 
-def _unserved(module: Any, x: torch.Tensor, world_size: int) -> str | None:
+def _unserved(module: Any, x: torch.Tensor, runtime: Runtime) -> str | None:
     """The reason why Transformers' own forward must run, or None."""
-    if getattr(module, "_hf_quantized_needs_local_tp", False) or not isinstance(
-        module, torch.nn.Linear
-    ):
-        return f"{type(module).__name__} is quantized or no torch.nn.Linear"
+    if runtime.is_closed:
+        return "the runtime is closed"
+    if getattr(module, "_hf_quantized_needs_local_tp", False):
+        return "the layer is quantised"
     if isinstance(x, DTensor) or not isinstance(module.weight, DTensor):
         return "the input is a DTensor, or the weight is not"
-    if module.in_features % world_size:
-        return f"{module.in_features} columns are not divisible by {world_size} ranks"
-    return rows.unserved(x, module.weight._local_tensor)
+    if module.in_features % runtime.world_size:
+        return f"{module.in_features} columns are not divisible by {runtime.world_size} ranks"
+    return rows.unserved_layer(x, module.weight._local_tensor, module.bias)

@@ -16,6 +16,7 @@ VARIABLES: Mapping[str, str] = {
     "TAXFREE_DB": "path of the tuning database; default: in the platform's user data folder",
     "TAXFREE_DISABLE": "1: every dispatch is the library's baseline",
     "TAXFREE_STRICT": "1: a problem without a record of its own is an error",
+    "TAXFREE_MODELLED": "1: where nothing measured serves, dispatch uses records of `tune --store`",
     "TAXFREE_LOG": "a YAML file that collects problems without a record, for `tune --from`",
     "TAXFREE_TIMEOUT": f"seconds a rank waits for a peer; default: {DEFAULT_TIMEOUT_S:g}",
     "TAXFREE_DEBUG": "1: errors show a traceback",
@@ -33,6 +34,7 @@ class Settings:
     Args:
         disable: dispatch nothing but the baseline.
         strict: raise where a problem has no record of its own.
+        modelled: dispatch modelled records where nothing measured serves.
         timeout_s: seconds a rank waits for a peer.
         log: where problems that ran without a record of their own are collected, if anywhere.
         debug: show tracebacks.
@@ -40,6 +42,7 @@ class Settings:
 
     disable: bool = False
     strict: bool = False
+    modelled: bool = False
     timeout_s: float = DEFAULT_TIMEOUT_S
     log: Path | None = None
     debug: bool = False
@@ -54,6 +57,7 @@ class Settings:
         return cls(
             disable=_switch(environ, "TAXFREE_DISABLE"),
             strict=_switch(environ, "TAXFREE_STRICT"),
+            modelled=_switch(environ, "TAXFREE_MODELLED"),
             timeout_s=_seconds(environ, "TAXFREE_TIMEOUT", DEFAULT_TIMEOUT_S),
             log=_path(environ, "TAXFREE_LOG"),
             debug=_switch(environ, "TAXFREE_DEBUG"),
@@ -65,7 +69,11 @@ class Settings:
         The path of the database is not among them: only rank 0 reads the table. Neither is the
         timeout: it bounds each rank's own waits.
         """
-        return {"TAXFREE_DISABLE": self.disable, "TAXFREE_STRICT": self.strict}
+        return {
+            "TAXFREE_DISABLE": self.disable,
+            "TAXFREE_STRICT": self.strict,
+            "TAXFREE_MODELLED": self.modelled,
+        }
 
 
 def _switch(environ: Mapping[str, str], name: str) -> bool:

@@ -26,7 +26,7 @@ from taxfree.settings import VARIABLES, Settings
 from taxfree_cli.exits import INTERRUPTED, ExitCode, failure
 from taxfree_cli.output import print_failure
 
-_COMMANDS = ("tune", "bench", "explain", "check", "doctor", "db", "shapes")
+_COMMANDS = ("tune", "bench", "explain", "report", "check", "doctor", "db", "shapes")
 
 
 class _CommandModules(Mapping[str, Any]):

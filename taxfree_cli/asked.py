@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from taxfree.shapes import choose
 from taxfree_cli import interpreting
-from taxfree_cli.options import ShapeOptions, database_path
+from taxfree_cli.options import ShapeOptions, database_path, note_left_out
 from taxfree_cli.output import note
 
 if TYPE_CHECKING:
@@ -52,26 +52,25 @@ def what_is_asked(
     from taxfree import devices
     from taxfree.tuning.history import TuningHistory
 
-    ops = given.operations(only or ())
     fabric = devices.fabric_for(fabric)
     history = TuningHistory.read(database_path(db), required=db is not None)
-    problems = problems_here(given, ops, fabric, history.problems)
-    return [Asked(each, problems[each], fabric, history, only) for each in ops]
+    problems = problems_here(given, fabric, history.problems, only or ())
+    return [Asked(op, problems[op], fabric, history, only) for op in problems]
 
 
 def problems_here(
     given: ShapeOptions,
-    ops: Sequence[str],
     fabric: str,
     recorded: Callable[[str, str | None], list[dict[str, Any]]],
+    only: Sequence[str] = (),
 ) -> dict[str, list[Any]]:
     """Problems by operation; prints choices that the user did not make.
 
     Args:
-        ops: the operations.
         fabric: "host", "cuda" or "rocm".
         recorded: gives the problems of an operation on record for a kind of GPU, which are taken
             without `--shapes`.
+        only: variants that each operation must have.
 
     Raises:
         UsageError: the shapes or counts make no sense.
@@ -82,11 +81,12 @@ def problems_here(
     request = given.request(devices.world_sizes(fabric))
     gpu, default = devices.gpu_name(fabric), devices.default_shapes(fabric)
     found = {}
-    for each in ops:
+    for each in given.operations(request, only):
         choice = choose(each, request, functools.partial(recorded, each, gpu), default)
         if choice.note:
             note(choice.note)
         found[each] = choice.problems
+    note_left_out(request)
     problems = [problem for own in found.values() for problem in own]
     devices.require(fabric, max(problem.world_size for problem in problems))
     if fabric == "host":

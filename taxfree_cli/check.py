@@ -14,11 +14,11 @@ import typer
 from taxfree.errors import TaxfreeError, UsageError, WrongResult
 from taxfree.shapes import DTYPE_ALIASES, expand, require_operation
 from taxfree_cli import options
+from taxfree_cli.check_function import check_function, require_pass, show
 from taxfree_cli.output import note, print_json, print_lines, print_table
 from taxfree_kernels.variant import operation_names
 
 if TYPE_CHECKING:
-    from taxfree_kernels.checker import Checked
     from taxfree_kernels.executed.check import Checked as Executed
 
 _DEFAULT_GPUS = (2, 3)
@@ -26,6 +26,23 @@ _DEFAULT_SEEDS = 100
 _DEFAULT_EXECUTED_SEEDS = 4
 _ARCHITECTURES = ("gfx942", "gfx950")
 
+_Target = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="FILE::FUNCTION",
+        help="Check any kernels: a function that runs them in a taxfree.check.World.",
+    ),
+]
+_Ranks = Annotated[
+    int | None,
+    typer.Option(
+        "--ranks",
+        metavar="COUNT",
+        min=1,
+        show_default="the function's, or 4",
+        help="With FILE::FUNCTION: how many ranks are simulated.",
+    ),
+]
 _Variants = Annotated[
     list[str] | None,
     typer.Option(
@@ -86,6 +103,7 @@ _FirstSeed = Annotated[
 
 
 def check(
+    target: _Target = None,
     op: options.OnlyOp = None,
     shapes: options.Shapes = None,
     variant: _Variants = None,
@@ -93,6 +111,7 @@ def check(
     dtype: options.Dtype = None,
     seeds: _Seeds = None,
     first_seed: _FirstSeed = None,
+    ranks: _Ranks = None,
     compiled: _Compiled = False,
     triton: _OtherTriton = None,
     executed: _Executed = False,
@@ -102,8 +121,21 @@ def check(
     """Search kernels for races, deadlocks and wrong results under many schedules, on a CPU.
 
     All ranks are simulated in this process: keep shapes tiny. Without --shapes, tiny problems that
-    execute every synchronising line. Exit code 4 on a violation.
+    execute every synchronising line. With FILE::FUNCTION, kernels of anybody. Exit code 4 on a
+    violation.
     """
+    if target is not None:
+        of_variants = (op, shapes, variant, gpus, dtype, triton, arch)
+        if compiled or executed or any(option is not None for option in of_variants):
+            raise UsageError(
+                "FILE::FUNCTION takes --ranks, --seeds, --first-seed and --json only",
+                "the other options are for the variants of operations",
+            )
+        _require_greenlet()
+        check_function(target, ranks, seeds, first_seed, json)
+        return
+    if ranks is not None:
+        raise UsageError("--ranks needs FILE::FUNCTION", "for variants: --gpus")
     if triton is not None and not compiled:
         raise UsageError("--triton needs --compiled", "schedules are interpreted, not compiled")
     if triton is not None and not (triton / "triton").is_dir():
@@ -135,8 +167,7 @@ def check(
         of_ops = {each: _problems(each, shapes, gpus, dtype, (2,)) for each in ops}
         _check_executed(of_ops, variant, drawn, arch or _ARCHITECTURES[0], json)
         return
-    if importlib.util.find_spec("greenlet") is None:
-        raise TaxfreeError("greenlet is not installed", "pip install 'taxfree[check]'")
+    _require_greenlet()
     os.environ["TRITON_INTERPRET"] = "1"  # read when Triton is imported, which is below
     from taxfree_kernels.checker import check_variant, checkable_variants
 
@@ -149,11 +180,18 @@ def check(
             if not variant or name in variant:
                 note(f"{each} {name}")
                 found.append(check_variant(each, name, problems, schedules))
-    if json:
-        print_json({"checks": [_as_json(checked) for checked in found]})
-    else:
-        _print(found)
-    _raise_for(found)
+    show(found, json)
+    require_pass(found)
+
+
+def _require_greenlet() -> None:
+    """Require what the scheduler needs.
+
+    Raises:
+        TaxfreeError: it is not installed.
+    """
+    if importlib.util.find_spec("greenlet") is None:
+        raise TaxfreeError("greenlet is not installed", "pip install 'taxfree[check]'")
 
 
 def _check_compiled(
@@ -269,65 +307,3 @@ def _require_variants(ops: list[str], known: Iterable[str], names: list[str] | N
             raise UsageError(
                 f"{', '.join(ops)} has no variant {name!r}", f"one of: {', '.join(known)}"
             )
-
-
-def _print(found: list[Checked]) -> None:
-    from taxfree_kernels.checker import coverage_rows
-
-    columns = ["op", "variant", "verdict", "schedules", "seconds"]
-    rows = [(each.op, each.variant, each.verdict, each.schedules, each.seconds) for each in found]
-    print_table(columns, rows)
-    covered = coverage_rows(found)
-    if covered:
-        print_lines(
-            ["", "synchronising lines, and how many ranks, programs and generations executed them:"]
-        )
-        print_table(["line", "text", "ranks", "programs", "generations"], covered)
-    for each in found:
-        if each.verdict in ("violation", "not covered"):
-            print_lines(["", *str(each).splitlines()])
-
-
-def _as_json(checked: Checked) -> dict[str, Any]:
-    from taxfree_kernels.checker import coverage_rows
-
-    violation = checked.violation
-    fields = ("line", "text", "ranks", "programs", "generations")
-    return {
-        "op": checked.op,
-        "variant": checked.variant,
-        "verdict": checked.verdict,
-        "schedules": checked.schedules,
-        "seconds": checked.seconds,
-        "coverage": [dict(zip(fields, row, strict=True)) for row in coverage_rows([checked])],
-        "violation": violation
-        and {
-            "reason": violation.reason.title,
-            "details": violation.details,
-            "lines": violation.lines,
-            "replay": violation.replay,
-        },
-    }
-
-
-def _raise_for(found: list[Checked]) -> None:
-    """Turn verdicts into the exit code.
-
-    Raises:
-        WrongResult: there are violations.
-        TaxfreeError: nothing was found, but coverage is too low, or there was nothing to check.
-    """
-    wrong = [each for each in found if each.violation is not None]
-    if wrong:
-        names = ", ".join(f"{each.op} {each.variant}" for each in wrong)
-        assert wrong[0].violation is not None
-        raise WrongResult(f"violations in {names}", f"replay: {wrong[0].violation.replay}")
-    if all(each.verdict == "nothing to check" for each in found):
-        raise TaxfreeError(
-            "nothing to check: none of these variants runs these shapes with kernels"
-        )
-    thin = [each for each in found if each.verdict == "not covered"]
-    if thin:
-        names = ", ".join(f"{each.op} {each.variant}" for each in thin)
-        hint = "give more --seeds, or --shapes whose ranks and programs execute these lines"
-        raise TaxfreeError(f"too little was executed to pass: {names}", hint)

@@ -13,6 +13,7 @@ import typer
 
 from taxfree.errors import NoRecord, TaxfreeError, UsageError
 from taxfree.measuring import results
+from taxfree.settings import Settings
 from taxfree.shapes import (
     ShapeRequest,
     expand,
@@ -24,24 +25,31 @@ from taxfree.shapes import (
 from taxfree_cli import options
 from taxfree_cli.output import note, print_json, print_lines, warn
 from taxfree_cli.record_views import (
+    difference_json,
     look_up_json,
+    print_differences,
     print_list,
     print_look_up,
     print_record,
     print_trials,
+    print_verdicts,
 )
 from taxfree_kernels.hardware import KNOWN
 from taxfree_kernels.variant import operation_names
 from taxfree_tuning_db import (
     Database,
+    Difference,
     HardwareFingerprint,
     Record,
     Table,
     TrialRecord,
+    differences,
     export,
     import_records,
+    plan_import,
     prune,
     read_export,
+    read_table,
     shipped_records,
 )
 
@@ -66,6 +74,27 @@ ImportFile: TypeAlias = Annotated[
 ]
 ResultFile: TypeAlias = Annotated[
     Path, typer.Argument(metavar="FILE", help="A file of `taxfree bench --out`.")
+]
+
+
+TableFile: TypeAlias = Annotated[
+    Path, typer.Argument(metavar="TABLE", help="A database, or a file of `taxfree db export`.")
+]
+VerifiedTable: TypeAlias = Annotated[
+    Path | None,
+    typer.Argument(
+        metavar="TABLE",
+        help="A database, or a file of `taxfree db export`; default: your records and the shipped.",
+    ),
+]
+DryRun: TypeAlias = Annotated[
+    bool, typer.Option("--dry-run", help="Show what would change; store nothing.")
+]
+SampleSize: TypeAlias = Annotated[
+    int, typer.Option("--sample", metavar="COUNT", min=1, help="Records to measure, at most.")
+]
+Seed: TypeAlias = Annotated[
+    int, typer.Option("--seed", metavar="NUMBER", min=0, help="Which records are measured.")
 ]
 
 
@@ -159,8 +188,13 @@ def why_command(
     records = _selected(table, op, gpu)
     problems = expand(op, _request(op, shapes, gpus, dtype, records))
     limits = {each.name: each for each in KNOWN.values()}
+    allowed = Settings.from_environment().modelled
     answers = [
-        (asdict(problem), machine, look_up(op, problem, table, machine, limits.get(machine.gpu)))
+        (
+            asdict(problem),
+            machine,
+            look_up(op, problem, table, machine, limits.get(machine.gpu), allowed),
+        )
         for problem, machine in itertools.product(problems, _machines(records))
     ]
     if json:
@@ -182,24 +216,91 @@ def export_command(
 
 
 @db.command("import")
-def import_command(file: ImportFile, db: options.Db = None, json: options.Json = False) -> None:
+def import_command(
+    file: ImportFile, dry_run: DryRun = False, db: options.Db = None, json: options.Json = False
+) -> None:
     """Import the records of an export; of two for one problem, the better measured one stays."""
     entries = read_export(file)  # before a database is made for them
-    with Database(options.database_path(db)) as database:
-        report = import_records(database, entries)
+    path = options.database_path(db)
+    before: dict[str, Record] = {}
+    if dry_run:
+        if path.exists():
+            before = {record.key: record for record in read_table(path)}
+        report = plan_import(before.get, entries, file.name)
+    else:
+        with Database(path) as database:
+            report = import_records(database, entries, file.name)
     for what, reason in report.refused:
         warn(f"{what} is refused: {reason}")
     done = {"added": report.added, "replaced": report.replaced, "kept": report.kept}
+    found: list[Difference] = []
+    if dry_run:
+        taken = {record.key: record for record in (*report.added, *report.replaced)}
+        found = differences(before.values(), (before | taken).values())
     if json:
-        keys = {name: [record.key for record in records] for name, records in done.items()}
-        print_json(keys | {"refused": [list(each) for each in report.refused]})
+        document: dict[str, Any] = {
+            name: [record.key for record in records] for name, records in done.items()
+        }
+        if dry_run:
+            document["differences"] = list(map(difference_json, found))
+        print_json(document | {"refused": [list(each) for each in report.refused]})
     else:
+        if dry_run:
+            print_differences(found)
         print_lines(f"{len(records)} {name}" for name, records in done.items())
     if report.refused:
+        others = "would be" if dry_run else "are"
         raise TaxfreeError(
             f"{len(report.refused)} of {len(entries)} records are refused",
-            "the warnings say why; the others are imported",
+            f"the warnings say why; the others {others} imported",
         )
+
+
+@db.command("diff")
+def diff_command(before: TableFile, after: TableFile, json: options.Json = False) -> None:
+    """Show how two tables differ; each is a database or an export."""
+    found = differences(read_table(before), read_table(after))
+    if json:
+        print_json({"differences": list(map(difference_json, found))})
+        return
+    print_differences(found)
+
+
+@db.command("verify")
+def verify_command(
+    table: VerifiedTable = None,
+    op: options.OnlyOp = None,
+    sample: SampleSize = 5,
+    seed: Seed = 0,
+    fabric: options.Fabric = "auto",
+    db: options.Db = None,
+    json: options.Json = False,
+) -> None:
+    """Measure a sample of the records again on this machine; fail if they no longer hold."""
+    if table is not None and db is not None:
+        raise UsageError("a table and --db are given", "give one of them")
+    from taxfree import devices
+    from taxfree.tuning import verification
+
+    chosen = devices.fabric_for(fabric)
+    known = list(_table(db).records() if table is None else read_table(table))
+    own = verification.of_this_machine(_selected(Table(known), op, None), chosen)
+    if not own:
+        raise NoRecord(
+            f"none of {len(known)} records is of this machine",
+            "`taxfree db list` shows their GPUs; world sizes must fit too",
+        )
+    taken = verification.sample(own, sample, seed)
+    note(f"verifying {len(taken)} of {len(own)} records of this machine")
+    verdicts = []
+    for verdict in verification.verify(taken, chosen):
+        verdicts.append(verdict)
+        note(f"{verdict.state}: {verdict.record.op} {_problem(verdict.record)}")
+    if json:
+        print_json({"records": len(own), "verdicts": [each.to_json() for each in verdicts]})
+    else:
+        print_verdicts(verdicts)
+    verification.require_held(verdicts)
 
 
 @db.command("adopt")
@@ -258,6 +359,10 @@ def prune_command(db: options.Db = None, json: options.Json = False) -> None:
 # -- records --
 
 
+def _problem(record: Record) -> str:
+    return format_problem(record.op, record.problem)
+
+
 def _reading(db: Path | None) -> Database:
     return Database(options.database_path(db), read_only=True)
 
@@ -277,7 +382,7 @@ def _selected(table: Table, op: str | None, gpu: str | None) -> list[Record]:
     Raises:
         UsageError: there is no such operation.
     """
-    known = list(table.records())
+    known = [*table.records(), *table.modelled]
     if op is not None and all(record.op != op for record in known):
         require_operation(op)
     return [

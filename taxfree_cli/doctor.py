@@ -194,6 +194,8 @@ def _measured(measured: ProbeResults) -> Iterator[Line]:
         yield "graph capture", _graph(measured.barrier.graph_us)
     if measured.order is not None:
         yield "start order", _order(measured.order)
+        if measured.order.chiplets > 1:
+            yield "chiplets", _chiplets(measured.order)
 
 
 def _rates(rates: Rates) -> str:
@@ -230,6 +232,13 @@ def _order(order: StartOrder) -> str:
         f"up to {order.largest_inversion} places early{within}: {verdict} "
         f"({order.programs} programs, {order.resident} at a time)"
     )
+
+
+def _chiplets(order: StartOrder) -> str:
+    dealt = f"{order.programs} programs in turn to {order.chiplets} chiplets"
+    if order.elsewhere:
+        return f"NOT {dealt}: {order.elsewhere} run elsewhere; schedules for chiplets may be slow"
+    return dealt
 
 
 def _figure(value: float) -> str:

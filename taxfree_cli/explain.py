@@ -116,7 +116,7 @@ def explain(
             if plot is not None:
                 draw([row for each in explained for row in each.rows()], plot)
     if wants_timelines:
-        _write_timelines(explained[0], trace, timeline)
+        _write_timelines(explained[0], environment, trace, timeline)
     fail_if_broken([each for explanation in explained for each in explanation.skipped])
     _fail_below_bound(explained)
 
@@ -169,13 +169,24 @@ def _print_json(explained: Sequence[Explanation], environment: dict[str, Any]) -
 
 
 def _write_timelines(
-    explanation: Explanation, trace_path: Path | None, picture: Path | None
+    explanation: Explanation,
+    environment: Callable[[], dict[str, Any]],
+    trace_path: Path | None,
+    picture: Path | None,
 ) -> None:
     from taxfree.profiling.timeline import chrome_trace, timelines
 
     found = timelines(explanation)
     if trace_path is not None:
-        results.write(trace_path, json_module.dumps(chrome_trace(found)))
+        call = {
+            "op": explanation.op,
+            "problem": explanation.problem,
+            "hardware": explanation.hardware,
+            "timelines": [each.to_json() for each in found],
+        }
+        # Trace viewers pass over what `taxfree report` reads.
+        document = chrome_trace(found) | {"environment": environment(), "pictures": [call]}
+        results.write(trace_path, json_module.dumps(document))
     if picture is not None:
         title = f"{format_problem(explanation.op, explanation.problem)}, {explanation.hardware}"
         draw_timelines(found, title, picture)

@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from taxfree.shapes import format_problem, heading
+from taxfree.taxes import stacked
 from taxfree_cli.bench_views import bounds_line, save_picture, us, without_frame
 from taxfree_cli.output import results
 from taxfree_cli.record_views import words
@@ -93,6 +94,10 @@ def _pipeline(pipeline: Pipeline, width: int, modelled: str) -> list[Text | Tabl
         *_wrapped(f"{picked}{name}", width, style="bold"),
         *_wrapped(times, width),
     ]
+    if pipeline.signals is not None:
+        programs, releases, *by_chiplet = pipeline.signals.values()
+        fewest = "".join(f"; {count} if chiplets share one" for count in by_chiplet)
+        found += _wrapped(f"{programs} programs signal, {releases} releases{fewest}", width)
     for tax in dict.fromkeys(part.tax for part in account.parts):
         found.append(_tax(tax, account.tax_us(tax) or 0.0, None, account, width, modelled))
         for part in account.parts:
@@ -313,20 +318,6 @@ _STACK = {
 }
 
 
-def _stacked(row: Mapping[str, Any]) -> dict[str, float]:
-    """The parts of a row, the residual without the observed kernel work."""
-    kernels = row.get("kernel_us") or 0.0
-    return {
-        "bound": row["t_bound_us"],
-        "kernel work": kernels,
-        "residual": row["residual_us"] - kernels,
-        "locality": row["locality_us"] or 0.0,
-        "bulk synchronous": row["bulk_synchronous_us"] or 0.0,
-        "launch": row["launch_us"] or 0.0,
-        "graph penalty": row["graph_penalty_us"] or 0.0,
-    }
-
-
 def plot(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
     """Draw the parts of each row as a stacked bar, a group per problem, and its bound.
 
@@ -351,7 +342,7 @@ def plot(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
     for axis, (title, panel) in zip(axes, panels.items(), strict=True):
         _bars(axis, panel, along)
         axis.set_title(title, fontsize="small", loc="left")
-    shown = [name for name in _STACK if any(_stacked(row)[name] for row in rows)]
+    shown = [name for name in _STACK if any(stacked(row)[name] for row in rows)]
     swatches = [Patch(color=_STACK[name], label=name) for name in shown]
     figure.legend(
         handles=swatches, loc="outside upper left", ncols=len(shown), fontsize="small",
@@ -376,7 +367,7 @@ def _bars(axis: Axes, panel: Sequence[Mapping[str, Any]], along: Sequence[str]) 
         places.append(at)
         groups.setdefault(problem, []).append(at)
         above = below = 0.0
-        for name, time in _stacked(row).items():
+        for name, time in stacked(row).items():
             axis.bar(at, time, 0.85, bottom=above if time >= 0 else below, color=_STACK[name])
             above, below = above + max(0.0, time), below + min(0.0, time)
         axis.text(at, above, us(row["t_eager_us"], 3), ha="center", va="bottom", fontsize="x-small")

@@ -10,7 +10,8 @@ from typing import Annotated, Literal, TypeAlias
 import typer
 
 from taxfree.errors import UsageError
-from taxfree.shapes import ShapeRequest, operations, parse_counts, require_operation
+from taxfree.shapes import ShapeRequest, left_out, operations, parse_counts, require_operation
+from taxfree_cli.output import note
 from taxfree_kernels.variant import operation_names
 from taxfree_tuning_db import default_path
 
@@ -33,7 +34,7 @@ OpOfShapes: TypeAlias = Annotated[
     typer.Option(
         "--op",
         metavar="NAME",
-        help="Operation; without it, all operations of the shape files.",
+        help="Operation; without it, all operations of the shape files and of the model.",
         show_default=DEFAULT_OP,
         autocompletion=operation_names,
     ),
@@ -48,16 +49,22 @@ Shapes: TypeAlias = Annotated[
     ),
 ]
 Model: TypeAlias = Annotated[
-    Path | None,
+    str | None,
     typer.Option(
         "--model",
-        metavar="PATH",
-        help="Hugging Face config; its matmuls are the shapes.",
+        metavar="MODEL",
+        help="Hugging Face config.json, or a name such as llama-3.1-70b (`taxfree shapes` lists "
+        "them); its matmuls and attention are the shapes.",
     ),
 ]
 Tp: TypeAlias = Annotated[
     int | None,
-    typer.Option("--tp", metavar="RANKS", min=1, help="Tensor-parallel size of the model."),
+    typer.Option(
+        "--tp",
+        metavar="RANKS",
+        min=1,
+        help="Tensor-parallel size of the model; default: that of --gpus.",
+    ),
 ]
 Gpus: TypeAlias = Annotated[
     str | None,
@@ -114,7 +121,7 @@ class ShapeOptions:
     shapes: list[str] | None
     gpus: str | None
     dtype: str | None
-    model: Path | None = None
+    model: str | None = None
     tp: int | None = None
 
     def request(self, default_gpus: tuple[int, ...]) -> ShapeRequest:
@@ -132,22 +139,25 @@ class ShapeOptions:
                 f"--tp {self.tp} and --gpus {self.gpus} differ",
                 "--gpus alone splits the model over each",
             )
-        op = self.op or DEFAULT_OP
+        op = self.op or (None if self.model else DEFAULT_OP)
         return ShapeRequest(
             tuple(self.shapes or ()), self.model, self.tp, world_sizes, self.dtype, op
         )
 
-    def operations(self, variants: Iterable[str] = ()) -> list[str]:
-        """The operation of `--op`; without it those of the shape files, else the default.
+    def operations(self, request: ShapeRequest, variants: Iterable[str] = ()) -> list[str]:
+        """The operation of `--op`; without it those of the shapes and the model, else the default.
 
         Raises:
-            UsageError: there is no such operation, one lacks a variant of `--variant`, or a file is
-                not a list of shapes.
+            UsageError: there is no such operation, one lacks a variant of `--variant`, a file is
+                not a list of shapes, or the model's config makes no sense.
         """
-        if self.op is not None:
-            ops = [self.op]
-        else:
-            ops = operations(self.shapes or (), DEFAULT_OP) or [DEFAULT_OP]
+        ops = [self.op] if self.op is not None else operations(request, DEFAULT_OP)
         for each in ops:
             require_variants(each, variants)
         return ops
+
+
+def note_left_out(request: ShapeRequest) -> None:
+    """Say which layers of the model no operation serves, and why."""
+    for op, reason in left_out(request):
+        note(f"{op} leaves out {reason}")

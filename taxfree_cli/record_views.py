@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any, get_args
 
 from taxfree.shapes import format_problem
 from taxfree_cli.output import print_lines, print_table
-from taxfree_tuning_db import HardwareFingerprint, LookUp, Measurement, Record, TrialRecord
+from taxfree_tuning_db import (
+    Change,
+    Difference,
+    HardwareFingerprint,
+    LookUp,
+    Measurement,
+    Record,
+    TrialRecord,
+)
+
+if TYPE_CHECKING:
+    from taxfree.tuning.verification import Verdict
 
 
 def words(values: Mapping[str, Any]) -> str:
@@ -64,11 +76,59 @@ def print_look_up(
     print_lines([f"  = {_outcome(answer)}"])
 
 
+def difference_json(difference: Difference) -> dict[str, Any]:
+    """A difference of two tables as a part of a JSON document."""
+    sides = {"before": difference.before, "after": difference.after}
+    documents = {name: record and record.to_json() for name, record in sides.items()}
+    named = {"change": difference.change, "key": difference.record.key}
+    return named | {"differing": difference.differing} | documents
+
+
+def print_differences(differences: Sequence[Difference]) -> None:
+    """One line per record that differs, and how many there are of each kind."""
+    columns = ["change", "op", "problem", "gpu", "before", "us", "after", "us now", "differs in"]
+    if differences:
+        print_table(columns, map(_difference_row, differences))
+    counts = Counter(each.change for each in differences)
+    print_lines([", ".join(f"{counts[kind]} {kind}" for kind in get_args(Change))])
+
+
+def print_verdicts(verdicts: Iterable[Verdict]) -> None:
+    """One line per record that was measured again."""
+    columns = ["state", "op", "problem", "winner", "recorded us", "us", "fastest now", "why"]
+    print_table(columns, map(_verdict_row, verdicts))
+
+
+def _difference_row(difference: Difference) -> Iterable[object]:
+    record = difference.record
+    yield from (difference.change, record.op, format_problem(record.op, record.problem))
+    yield record.hardware.gpu
+    for side in (difference.before, difference.after):
+        winner = side and side.winner
+        yield winner and f"{winner.variant} {words(winner.config)}".rstrip()
+        yield winner and min(winner.median_us.values())
+    yield ", ".join(difference.differing)
+
+
+def _verdict_row(verdict: Verdict) -> Sequence[object]:
+    record, winner = verdict.record, verdict.record.winner
+    return (
+        verdict.state,
+        record.op,
+        format_problem(record.op, record.problem),
+        winner.variant,
+        winner.median_us.get(verdict.mode),
+        verdict.winner_us,
+        verdict.fastest,
+        verdict.reason,
+    )
+
+
 def _outcome(answer: LookUp) -> str:
     if answer.predicted is not None:
         variant, config = answer.predicted
         return f"{answer.kind}, in graphs: {variant} {words(config)}".rstrip()
-    if answer.record is None or answer.kind not in ("exact", "neighbour"):
+    if answer.record is None or answer.kind not in ("exact", "neighbour", "modelled"):
         return f"{answer.kind}: the baseline runs"
     winner = answer.record.winner
     outcome = f"{answer.kind}: {winner.variant} {words(winner.config)}".rstrip()
@@ -87,7 +147,7 @@ def _row(record: Record) -> list[object]:
         ours,
         baseline,
         baseline / ours if ours else 0.0,
-        record.provenance.get("source", ""),
+        "modelled" if record.is_modelled else record.provenance.get("source", ""),
     ]
 
 
@@ -97,7 +157,7 @@ def _rows(role: str, measured: Measurement) -> list[list[object]]:
         [
             role,
             measured.variant,
-            mode,
+            mode if measured.samples else f"{mode}, modelled",
             median,
             measured.iqr_us[mode],
             measured.samples,

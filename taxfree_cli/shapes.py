@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict
 
-from taxfree.shapes import expand, named_sets
+from taxfree.shapes import expand, known_models, left_out, named_sets
 from taxfree_cli import options
 from taxfree_cli.output import print_json, print_table
 
@@ -18,25 +18,28 @@ def shapes(
     dtype: options.Dtype = None,
     json: options.Json = False,
 ) -> None:
-    """List the named sets, or the problems of shapes (on 8 GPUs without --gpus)."""
+    """List the named sets and models, or the problems of shapes (on 8 GPUs without --gpus)."""
     given = options.ShapeOptions(op, shapes, gpus, dtype, model, tp)
     request = given.request(options.MODELLED_GPUS)
     if not (request.shapes or request.model or request.tp):
         _list_sets(op or options.DEFAULT_OP, json)
         return
-    found = {each: expand(each, request) for each in given.operations()}
+    found = {each: expand(each, request) for each in given.operations(request)}
     rows = {name: [{"op": name} | asdict(each) for each in found[name]] for name in found}
     if json:
-        print_json({"problems": [row for own in rows.values() for row in own]})
+        skipped = [{"op": op, "reason": reason} for op, reason in left_out(request)]
+        print_json({"problems": [row for own in rows.values() for row in own], "skipped": skipped})
         return
     for own in rows.values():
         print_table(own[0], (row.values() for row in own))
+    options.note_left_out(request)
 
 
 def _list_sets(op: str, json: bool) -> None:
-    sets = named_sets(op)
+    sets, models = named_sets(op), known_models()
     if json:
-        print_json({"op": op, "sets": sets})
+        print_json({"op": op, "sets": sets, "models": models})
         return
     rows = [(name, shape) for name, shapes in sets.items() for shape in shapes]
     print_table(["set", "shape"], rows)
+    print_table(["model", "repositories"], ((name, ", ".join(models[name])) for name in models))

@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import functools
 import re
+import time
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
@@ -14,8 +16,8 @@ import typer
 from rich.live import Live
 from rich.text import Text
 
-from taxfree.errors import UsageError
-from taxfree.shapes import choose, format_problem
+from taxfree.errors import NoRecord, UsageError
+from taxfree.shapes import choose, expand, format_problem
 from taxfree_cli import options
 from taxfree_cli.asked import problems_here
 from taxfree_cli.output import messages, note, print_json, print_table, rank, warn
@@ -23,10 +25,13 @@ from taxfree_cli.record_views import words
 from taxfree_kernels.variant import Problem, op_of
 
 if TYPE_CHECKING:
+    from taxfree.tuning.fleet import Fleet
     from taxfree.tuning.ranking import Ranked
     from taxfree.tuning.session import NotTuned, Tuned
     from taxfree.tuning.tuner import Event, Progress
     from taxfree_kernels.cross_compile.screen import Verdict
+    from taxfree_kernels.hardware import Hardware
+    from taxfree_tuning_db import Database, Record
 
 Trials: TypeAlias = Annotated[
     int, typer.Option("--trials", metavar="COUNT", min=1, help="Candidates measured per problem.")
@@ -52,12 +57,37 @@ From: TypeAlias = Annotated[
 DryRun: TypeAlias = Annotated[
     bool, typer.Option("--dry-run", help="List what would be tried and refused; measure nothing.")
 ]
+Check: TypeAlias = Annotated[
+    bool,
+    typer.Option(
+        "--check",
+        help="Fail if a problem lacks a current record; measure nothing. --db may be an export.",
+    ),
+]
 HardwareName: TypeAlias = Annotated[
     str | None,
     typer.Option(
         "--hardware",
         metavar="NAME",
-        help="Rank configs by models for a GPU that is not here: mi300x, ...",
+        help="Rank configs by models for a GPU that is not here: mi300x, ...; with --check, the "
+        "GPU of the records.",
+    ),
+]
+Storage: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        "--storage",
+        metavar="URL",
+        help="Share trials with other nodes: postgresql://user:password@host/database.",
+    ),
+]
+
+Store: TypeAlias = Annotated[
+    bool,
+    typer.Option(
+        "--store",
+        help="With --hardware: store the first config as a record, marked modelled, which dispatch "
+        "uses under TAXFREE_MODELLED=1 where nothing measured serves.",
     ),
 ]
 
@@ -79,7 +109,10 @@ def tune(
     seed: Seed = 0,
     variant: OnlyVariants = None,
     dry_run: DryRun = False,
+    check: Check = False,
     hardware: HardwareName = None,
+    storage: Storage = None,
+    store: Store = False,
     json: options.Json = False,
 ) -> None:
     """Find the fastest config for each problem and store it in the tuning database."""
@@ -89,20 +122,37 @@ def tune(
     if from_file is not None:
         shapes = [*(shapes or ()), _met(from_file)]
     given = options.ShapeOptions(op, shapes, gpus, dtype, model, tp)
-    ops = given.operations(variant or ())
     if "baseline" in (variant or ()):
         raise UsageError("--variant baseline cannot be tuned", "it is always measured")
-    if dry_run or hardware is not None:
-        if any(option is not None for option in (fabric, db, budget)):
+    if check:
+        if dry_run or store or any(option is not None for option in (budget, variant, storage)):
             raise UsageError(
-                f"{'--dry-run' if dry_run else '--hardware'} takes neither --fabric, --db"
-                " nor --budget",
-                "it measures nothing, and looks nothing up",
+                "--check takes neither --dry-run, --budget, --variant, --storage nor --store",
+                "it measures nothing",
+            )
+        _check(given, fabric, hardware, db, json)
+        return
+    if store and (dry_run or hardware is None):
+        raise UsageError(
+            "--store is for --hardware without --dry-run", "what is measured is always stored"
+        )
+    if dry_run or hardware is not None:
+        measuring = (fabric, None if store else db, budget, storage)
+        if any(option is not None for option in measuring):
+            raise UsageError(
+                f"{'--dry-run' if dry_run else '--hardware'} takes neither --fabric, --db, --budget"
+                " nor --storage",
+                "it measures nothing, and looks nothing up; with --store it takes --db",
             )
         request = given.request(options.MODELLED_GPUS)
+        ops = given.operations(request, variant or ())
         problems = [p for each in ops for p in choose(each, request, lambda: ()).problems]
-        show = _dry_run if dry_run else _rank
-        show(problems, hardware or "h200", trials, seed, variant, json)
+        options.note_left_out(request)
+        ranking = (problems, hardware or "h200", trials, seed, variant)
+        if dry_run:
+            _dry_run(*ranking, json)
+        else:
+            _rank(*ranking, options.database_path(db) if store else None, json)
         return
     from taxfree import devices
     from taxfree.tuning import session
@@ -110,16 +160,18 @@ def tune(
 
     path, chosen = options.database_path(db), devices.fabric_for(fabric or "auto")
     recorded = functools.partial(_recorded, path)
-    asked = problems_here(given, ops, chosen, recorded)
+    asked = problems_here(given, chosen, recorded, variant or ())
     problems = [problem for own in asked.values() for problem in own]
     found: list[session.Tuned | session.NotTuned] = []
-    with Database(path) as database, _progress() as progress:
+    with _fleet(storage) as fleet, Database(path) as database, _progress() as progress:
         for each in session.run(
-            problems, chosen, database, trials, seconds, seed, variant, progress
+            problems, chosen, database, trials, seconds, seed, variant, progress, fleet
         ):
             found.append(each)
             if isinstance(each, session.NotTuned) and each.state == "refused":
                 warn(f"{_text(each.problem)} is left to the library: {each.reason}")
+            if isinstance(each, session.NotTuned) and each.state == "disturbed":
+                warn(f"{_text(each.problem)} is not decided: {each.reason}; rerun to continue")
     tuned = [_row(each) for each in found if isinstance(each, session.Tuned)]
     skipped = [_skipped(each) for each in found if isinstance(each, session.NotTuned)]
     _print(tuned, skipped, json)
@@ -127,6 +179,14 @@ def tune(
     if untried:
         warn(f"{untried} problems were not tried: out of budget; rerun to continue")
     note(f"stored in {path}")
+
+
+def _fleet(storage: str | None) -> AbstractContextManager[Fleet | None]:
+    if storage is None:
+        return contextlib.nullcontext()
+    from taxfree.tuning.fleet import Fleet
+
+    return Fleet(storage)
 
 
 def _met(path: Path) -> str:
@@ -150,6 +210,57 @@ def _recorded(path: Path, op: str, gpu: str | None) -> list[dict[str, Any]]:
     return [record.problem for record in known if (record.op, record.hardware.gpu) == (op, gpu)]
 
 
+def _check(
+    given: options.ShapeOptions, fabric: str | None, name: str | None, db: Path | None, json: bool
+) -> None:
+    """Print the problems without a current record, on this machine's GPU or a known one.
+
+    Raises:
+        NoRecord: there is one.
+    """
+    from taxfree import devices
+    from taxfree.tuning.verification import lacking
+    from taxfree_tuning_db import Table, read_table, shipped_records
+
+    if name is not None and fabric is not None:
+        raise UsageError("--hardware and --fabric are given", "give one of them")
+    if name is None:
+        chosen = devices.fabric_for(fabric or "auto")
+        gpu, world_sizes = devices.gpu_name(chosen), devices.world_sizes(chosen)
+    else:
+        gpu, world_sizes = _known_hardware(name).name, options.MODELLED_GPUS
+    request = given.request(world_sizes)
+    if not (request.shapes or request.model):
+        raise UsageError("no problems are given to check", "add --model or --shapes")
+    problems = [p for op in given.operations(request) for p in expand(op, request)]
+    options.note_left_out(request)
+    path = options.database_path(db)
+    own = read_table(path) if db is not None or path.exists() else ()
+    found = lacking(problems, Table(own, shipped_records()), gpu)
+    rows = [
+        {"op": op_of(each.problem), "problem": asdict(each.problem), "reason": each.reason}
+        for each in found
+    ]
+    if json:
+        print_json({"schema": 1, "gpu": gpu, "checked": len(problems), "lacking": rows})
+    elif found:
+        print_table(("lacks a record", "why"), ((_text(p.problem), p.reason) for p in found))
+    if found:
+        raise NoRecord(
+            f"{len(found)} of {len(problems)} problems lack a current record of {gpu}",
+            "run `taxfree tune` with the same --model or --shapes on that GPU",
+        )
+    note(f"all {len(problems)} problems have a current record of {gpu}")
+
+
+def _known_hardware(name: str) -> Hardware:
+    from taxfree_kernels.hardware import KNOWN
+
+    if name not in KNOWN:
+        raise UsageError(f"unknown hardware {name!r}", f"one of: {', '.join(KNOWN)}")
+    return KNOWN[name]
+
+
 def _dry_run(
     problems: Sequence[Any],
     name: str,
@@ -160,14 +271,11 @@ def _dry_run(
 ) -> None:
     from taxfree.tuning import session
     from taxfree_kernels.cross_compile.screen import Screen
-    from taxfree_kernels.hardware import KNOWN
 
-    if name not in KNOWN:
-        raise UsageError(f"unknown hardware {name!r}", f"one of: {', '.join(KNOWN)}")
-    rows = []
-    with Screen(KNOWN[name]) as screen:
+    rows, hardware = [], _known_hardware(name)
+    with Screen(hardware) as screen:
         for problem in problems:
-            verdicts = session.dry_run(problem, screen, KNOWN[name], trials, seed, only)
+            verdicts = session.dry_run(problem, screen, hardware, trials, seed, only)
             rows += [_verdict_row(problem, verdict) for verdict in verdicts]
     if json:
         print_json({"schema": 1, "hardware": name, "rows": rows})
@@ -186,19 +294,29 @@ def _rank(
     trials: int,
     seed: int,
     only: Sequence[str] | None,
+    into: Path | None,
     json: bool,
 ) -> None:
+    """Print the ranking, and store its first config into a database if one is given."""
     from taxfree.cost_model import machine
-    from taxfree.tuning.ranking import ranking
+    from taxfree.tuning.ranking import modelled_record, ranking
     from taxfree_kernels.cross_compile.screen import Screen
 
     rows = []
-    with Screen(machine(name).hardware) as screen:
+    with contextlib.ExitStack() as opened:
+        screen = opened.enter_context(Screen(machine(name).hardware))
+        database = None if into is None else opened.enter_context(_database(into))
         for problem in problems:
             note(f"modelling {_text(problem)}")
+            begun = time.monotonic()
             found = ranking(problem, screen, name, trials, seed, only)
             ranks = iter(range(1, len(found)))
             rows += [_ranked_row(problem, each, ranks) for each in found]
+            if database is not None:
+                seconds = time.monotonic() - begun
+                _store(database, problem, modelled_record(problem, name, found, trials, seconds))
+    if into is not None:
+        note(f"stored, marked modelled, in {into}")
     if json:
         print_json({"schema": 1, "hardware": name, "is_modelled": True, "rows": rows})
         return
@@ -212,6 +330,27 @@ def _rank(
     ]
     title = f"modelled for {name}, not measured; hit rates in percent"
     print_table(headings, [[row[heading] for heading in headings] for row in shown], title)
+
+
+def _database(path: Path) -> Database:
+    from taxfree_tuning_db import Database
+
+    database = Database(path)
+    database.require_writable()
+    return database
+
+
+def _store(database: Database, problem: Problem, record: Record | None) -> None:
+    """Store a modelled record, unless the problem has a measured one."""
+    if record is None:
+        warn(f"{_text(problem)} is not stored: the library is not modelled")
+        return
+    with database.transaction():
+        known = database.get(record.key)
+        if known is not None and not known.is_modelled:
+            warn(f"{_text(problem)} is not stored: it has a measured record")
+            return
+        database.put(record)
 
 
 def _ranked_row(problem: Problem, ranked: Ranked, ranks: Iterator[int]) -> dict[str, Any]:

@@ -49,6 +49,8 @@ def test_raw_atomics_stand_in_the_primitives_alone():
         for call in ast.walk(ast.parse(path.read_text()))
         if isinstance(call, ast.Call) and ast.unparse(call.func).startswith("tl.atomic_")
     }
+    # The stand-ins for Iris and Triton-distributed, which only the checker runs, have their own.
+    found = {each for each in found if not each.startswith("checker/conventions/")}
     assert found == {"device/abort.py", "device/packets.py", "device/sync.py"}
 
 

@@ -22,7 +22,7 @@ from pathlib import Path
 
 _PACKAGE = "taxfree_kernels"
 _LEFT_OUT = ("errors", "hardware", "variant", "base", "operation", "problem", "spaces")
-_SEARCHING = ("space", "seed_configs", "unsupported_reason", "prune_reason")
+_SEARCHING = ("space", "seed_configs", "unsupported_reason", "prune_reason", "signals")
 
 
 def kernel_hash(op: str, variant: str) -> str:

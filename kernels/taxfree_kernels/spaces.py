@@ -43,6 +43,27 @@ def cdna_space(hardware: Hardware) -> Space:
     }
 
 
+#: GROUP_M: more rows of tiles than any problem has. With XCDS, each chiplet walks down its columns.
+ALL_ROWS = 1 << 12
+
+
+def xcd_signals_space(hardware: Hardware) -> Space:
+    """Whether programs signal together with the others of their chiplet, where there are several.
+
+    The interpreter has two chiplets, so that checks and tests run such signals.
+    """
+    xcds = 2 if hardware.backend == "interpreter" else hardware.num_xcds
+    return {"XCD_SIGNALS": (0, xcds)} if xcds > 1 else {}
+
+
+def xcd_signals_prune_reason(hardware: Hardware, config: Config, senders: int) -> str | None:
+    """The reason why programs need not signal together, or None."""
+    xcds = config.get("XCD_SIGNALS", 0)
+    if hardware.backend != "interpreter" and xcds and senders <= xcds:
+        return f"{senders} programs that signal, on {xcds} chiplets"
+    return None
+
+
 def pdl_space(hardware: Hardware) -> Space:
     """Programmatic dependent launch, on NVIDIA."""
     return {"launch_pdl": (True, False)} if hardware.backend == "cuda" else {}

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, TypeVar
 
 from taxfree_kernels.errors import PlanError
 
@@ -162,6 +162,10 @@ class Variant(ABC):
         """The reason not to compile `config` for `problem`, or None."""
         return None
 
+    def signals(self, problem: Problem, config: Config) -> Signals | None:
+        """The signals of a call, or None for a variant whose programs cannot share them."""
+        return None
+
     @abstractmethod
     def plan(self, problem: Problem, fabric: Fabric, config: Config) -> Plan:
         """Make a plan; calls no peer.
@@ -169,6 +173,18 @@ class Variant(ABC):
         Raises:
             PlanError: the fabric or its heap cannot hold it.
         """
+
+
+class Signals(NamedTuple):
+    """The programs of a rank that send to peers in a call, and its releases at system scope.
+
+    Args:
+        programs: number of programs that have something to signal.
+        releases: number of signals, each to one rank or to all; fewer if programs share them.
+    """
+
+    programs: int
+    releases: int
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ import bisect
 import dataclasses
 import functools
 import math
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -23,6 +24,7 @@ from taxfree_tuning_db import (
     HardwareFingerprint,
     LookUp,
     LookupStep,
+    Measurement,
     Record,
     Table,
     differing_fields,
@@ -31,7 +33,7 @@ from taxfree_tuning_db import look_up as find_record
 
 _WORTH_A_PLAN = 0.97  # of the winner's eager time: a slower variant gets no eager plan of its own
 
-Kind = Literal["exact", "neighbour", "predicted", "baseline", "disabled", "unprepared"]
+Kind = Literal["exact", "neighbour", "predicted", "modelled", "baseline", "disabled", "unprepared"]
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,7 @@ class Choice:
     Args:
         kind: "exact": its own record; "neighbour": a similar problem's config; "predicted": what
             the cost model expects to be the fastest, where results show that such predictions hold;
+            "modelled": a record that was modelled for such a device, if the settings allow it;
             "baseline": no record serves; "disabled": the environment, or ranks that disagree,
             forbid fused variants; "unprepared": first called under graph capture.
         variant, config: what runs.
@@ -73,16 +76,28 @@ class Dispatcher:
         table: the records.
         hardware: of the ranks.
         settings: what the environment says.
+        only: the variants that it may choose beside the baseline; None for all.
     """
 
-    def __init__(self, table: Table, hardware: Hardware, settings: Settings | None = None) -> None:
-        self._table, self._hardware = table, hardware
+    def __init__(
+        self,
+        table: Table,
+        hardware: Hardware,
+        settings: Settings | None = None,
+        only: Collection[str] | None = None,
+    ) -> None:
+        self._table, self._hardware, self._only = table, hardware, only
         self._settings = settings or Settings.from_environment()
         self._fingerprint = fingerprints.hardware_fingerprint(hardware)
 
+    def limited_to(self, names: Collection[str]) -> Dispatcher:
+        """The same, for calls that only these variants and the baseline can run."""
+        return Dispatcher(self._table, self._hardware, self._settings, names)
+
     def look_up(self, op: str, problem: Problem) -> LookUp:
         """The record that serves a problem, with the steps that led to it."""
-        return look_up(op, problem, self._table, self._fingerprint, self._hardware)
+        allowed = self._settings.modelled
+        return look_up(op, problem, self._table, self._fingerprint, self._hardware, allowed)
 
     def choose(self, op: str, problem: Problem) -> Choice:
         """Choose what runs for a problem.
@@ -95,17 +110,24 @@ class Dispatcher:
         found = self.look_up(op, problem)
         if self._settings.strict and found.kind != "exact":
             raise NoRecord(*_explain_miss(problem, self._fingerprint, found))
-        if found.predicted is not None:
+        if found.predicted is not None and self._may_run(found.predicted[0]):
             variant, config = found.predicted
             in_eager_calls = Choice("predicted", "baseline", why="predictions are for graphs")
             return Choice("predicted", variant, config, found.lookup_trace[-1].why, in_eager_calls)
-        if found.record is None or found.kind not in ("exact", "neighbour"):
+        if found.record is None or found.kind not in ("exact", "neighbour", "modelled"):
             return Choice("baseline", "baseline", why=found.why_not)
-        winner = found.record.winner
+        if found.kind == "modelled":
+            modelled = found.record.winner
+            if not self._may_run(modelled.variant):
+                return Choice("baseline", "baseline", why="the modelled variant cannot run here")
+            why = "modelled for such a device; nothing was measured"
+            return Choice("modelled", modelled.variant, dict(modelled.config), why)
+        record = self._limited(op, problem, found.record)
+        winner = record.winner
         if found.kind == "exact":
             flags = ", ".join(found.soft_mismatches)
             why = "its own record" + (f", measured with another {flags}" if flags else "")
-            eager = self._eager("exact", op, problem, found.record)
+            eager = self._eager("exact", op, problem, record)
             return Choice("exact", winner.variant, dict(winner.config), why, eager)
         near = {name: found.record.problem[name] for name in fingerprints.interpolated_fields(op)}
         unlike = {
@@ -115,7 +137,7 @@ class Dispatcher:
         }
         said = " ".join(f"{name}={value}" for name, value in (near | unlike).items())
         source = f"the record of {said}"
-        eager = self._eager("neighbour", op, problem, found.record)
+        eager = self._eager("neighbour", op, problem, record)
         return Choice("neighbour", winner.variant, dict(winner.config), source, eager)
 
     def bounds(self, op: str, problem: Problem, name: str) -> tuple[int, int]:
@@ -145,7 +167,8 @@ class Dispatcher:
         alike: set[int] = set()
         step = 1 if fingerprints.capacity_field(op) is None else 3
         others = {1 << bits for bits in range(0, 61, step)}
-        for record in self._table.records():
+        allowed = self._table.modelled if self._settings.modelled else ()
+        for record in (*self._table.records(), *allowed):
             if record.op == op:
                 is_alike = all(record.problem.get(field) == value for field, value in family)
                 (alike if is_alike else others).add(int(record.problem[name]))
@@ -157,9 +180,30 @@ class Dispatcher:
         ends |= {each for each in others if not any(each in sizes for sizes in served)}
         return sorted(ends)
 
+    def _may_run(self, variant: str) -> bool:
+        return self._only is None or variant in self._only
+
+    def _limited(self, op: str, problem: Problem, record: Record) -> Record:
+        """The record, without the measurements of variants that may not run."""
+        if self._only is None:
+            return record
+        measured = [
+            each
+            for each in (record.winner, *record.runners_up)
+            if self._may_run(each.variant) and self._is_valid(op, problem, each)
+        ]
+        mode = "graph" if "graph" in record.baseline.median_us else "eager"
+        limit = _WORTH_A_PLAN * record.baseline.median_us[mode]
+        winner = min(
+            (each for each in measured if each.median_us.get(mode, math.inf) <= limit),
+            key=lambda each: each.median_us[mode],
+            default=record.baseline,
+        )
+        return dataclasses.replace(record, winner=winner, runners_up=tuple(measured))
+
     def _eager(self, kind: Kind, op: str, problem: Problem, record: Record) -> Choice | None:
         """The measurement of a record that beats its winner in eager calls and is still valid."""
-        winner, hashes = record.winner, fingerprints.kernel_hashes(op)
+        winner = record.winner
         if "eager" not in winner.median_us:
             return None
         ours = winner.median_us["eager"]
@@ -167,8 +211,7 @@ class Dispatcher:
             each
             for each in (record.baseline, *record.runners_up)
             if each.median_us.get("eager", math.inf) <= _WORTH_A_PLAN * ours
-            and each.kernel_hash == hashes.get(each.variant)
-            and illegal(op, problem, each, self._hardware) is None
+            and self._is_valid(op, problem, each)
         ]
         if not faster:
             return None
@@ -177,6 +220,13 @@ class Dispatcher:
         why = f"outside of graphs {theirs:.3g} us, {winner.variant} {ours:.3g}"
         return Choice(kind, fastest.variant, dict(fastest.config), why)
 
+    def _is_valid(self, op: str, problem: Problem, measured: Measurement) -> bool:
+        """Whether a measurement is of today's kernels, and its config serves a problem."""
+        return (
+            measured.kernel_hash == fingerprints.kernel_hashes(op).get(measured.variant)
+            and illegal(op, problem, measured, self._hardware) is None
+        )
+
 
 def look_up(
     op: str,
@@ -184,6 +234,7 @@ def look_up(
     table: Table,
     fingerprint: HardwareFingerprint,
     hardware: Hardware | None,
+    modelled: bool = False,
 ) -> LookUp:
     """The record, transferred config or prediction for a problem, with the steps that led to it.
 
@@ -191,7 +242,35 @@ def look_up(
         table: the records.
         fingerprint: of the ranks' hardware, as records name it.
         hardware: the same with its limits; None if they are not known, and nothing is refused.
+        modelled: whether a modelled record may serve where nothing measured does.
     """
+    found = _measured(op, problem, table, fingerprint, hardware)
+    is_served = found.kind in ("exact", "neighbour", "predicted")
+    kind_of = table.modelled_for(fingerprint)
+    if is_served or not any(record.op == op for record in kind_of.records()):
+        return found
+    if not modelled:
+        step = LookupStep("a modelled record", False, "there is one; TAXFREE_MODELLED=1 allows it")
+        return dataclasses.replace(found, lookup_trace=(*found.lookup_trace, step))
+    other = _found(op, problem, kind_of, fingerprint, hardware)
+    if other.kind not in ("exact", "neighbour"):
+        return found
+    steps = (
+        *found.lookup_trace,
+        LookupStep("a modelled record", True, "nothing measured serves"),
+        *other.lookup_trace,
+    )
+    return dataclasses.replace(other, kind="modelled", lookup_trace=steps)
+
+
+def _found(
+    op: str,
+    problem: Problem,
+    table: Table,
+    fingerprint: HardwareFingerprint,
+    hardware: Hardware | None,
+) -> LookUp:
+    """The record for a problem, or a neighbour's that is transferred to it."""
     asked = dataclasses.asdict(problem)
 
     def why_not(record: Record) -> str | None:
@@ -215,7 +294,19 @@ def look_up(
     )
     if found.record is not None and found.kind == "neighbour":
         return dataclasses.replace(found, record=fingerprints.transferred(found.record, problem))
-    if found.kind == "exact" or hardware is None:
+    return found
+
+
+def _measured(
+    op: str,
+    problem: Problem,
+    table: Table,
+    fingerprint: HardwareFingerprint,
+    hardware: Hardware | None,
+) -> LookUp:
+    """The measured record that serves, else a prediction from measured ones."""
+    found = _found(op, problem, table, fingerprint, hardware)
+    if found.kind in ("exact", "neighbour") or hardware is None:
         return found
     fresh = table.fresh(fingerprints.kernel_hashes(op))
     prediction, why = predicted(op, problem, fresh, fingerprint, hardware)

@@ -60,3 +60,39 @@ def _without_gradient(name: str, *arguments: Any) -> Any:
 
 for _signature in SIGNATURES:
     _register(_signature)
+
+
+# -- several matmuls after one gather: compiled graphs call it, whose gradients are made already --
+
+
+def _gather_once(
+    a_shard: torch.Tensor,
+    weights: list[torch.Tensor],
+    biases: list[torch.Tensor | None],
+    returns_a: bool,
+    group_name: str,
+) -> list[torch.Tensor]:
+    runtime = runtime_of(group_name)
+    outs = runtime._all_gather_matmuls(a_shard, weights, biases, returns_a)
+    assert outs is not None
+    return outs
+
+
+def _fake_gather_once(
+    a_shard: torch.Tensor,
+    weights: list[torch.Tensor],
+    biases: list[torch.Tensor | None],
+    returns_a: bool,
+    group_name: str,
+) -> list[torch.Tensor]:
+    m = a_shard.shape[0] * runtime_of(group_name).world_size
+    columns = [each.shape[1] for each in weights] + [a_shard.shape[1]] * returns_a
+    return [a_shard.new_empty(m, n) for n in columns]
+
+
+_library.define(
+    "all_gather_matmuls(Tensor a_shard, Tensor[] weights, Tensor?[] biases, bool returns_a, "
+    "str group_name) -> Tensor[]"
+)
+_library.impl("all_gather_matmuls", _gather_once, "CompositeExplicitAutograd")
+torch.library.register_fake("taxfree::all_gather_matmuls", _fake_gather_once, lib=_library)

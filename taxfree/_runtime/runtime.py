@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import itertools
 import os
 import threading
 import warnings
 import weakref
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,7 +25,7 @@ import torch
 from taxfree import problems
 from taxfree._runtime.dispatch import Choice, Dispatcher
 from taxfree._runtime.met import MetProblems
-from taxfree._runtime.plans import Entry, Plans
+from taxfree._runtime.plans import LIBRARY, Entry, Plans
 from taxfree._runtime.signatures import (
     ALL_GATHER_MATMUL,
     ATTENTION,
@@ -34,16 +35,21 @@ from taxfree._runtime.signatures import (
     MATMUL_ALL_REDUCE_RMS_NORM,
     MATMUL_REDUCE_SCATTER,
     Signature,
+    aligned,
 )
 from taxfree.errors import NoRecord, UsageError
 from taxfree.fingerprints import interpolated_fields
 from taxfree.settings import Settings
+from taxfree_kernels.all_gather_matmul.problem import AllGatherMatmul
 from taxfree_kernels.attention.output import split
 from taxfree_kernels.fabric.base import Fabric
-from taxfree_kernels.variant import Plan, Problem, SizeRange, op_of
+from taxfree_kernels.variant import Plan, Problem, SizeRange, op_of, resized
+from taxfree_kernels.vendor import all_gather, matmul_into
 from taxfree_tuning_db import Record, Table
 
 _MOST_LAYOUTS = 4096  # of arguments, that a runtime remembers
+_OF_PYTORCH = "torch_fused"
+_SEVERAL_WEIGHTS = ("one_shot", "registered", _OF_PYTORCH)  # the first two gather, then compute
 
 
 @dataclass(frozen=True)
@@ -93,6 +99,7 @@ class Runtime(contextlib.AbstractContextManager["Runtime"]):
         self._plan_on_first_call = plan_on_first_call
         self._heap_bytes, self._met = heap_bytes, met
         self._plans = Plans(fabric, dispatcher)
+        self._gather_plans = Plans(fabric, dispatcher.limited_to(_SEVERAL_WEIGHTS))
         self._by_arguments: dict[Any, list[Entry | None]] = {}
         self._unprepared: Counter[Any] = Counter()
         self._numbers: dict[tuple[float, ...], torch.Tensor] = {}
@@ -327,9 +334,79 @@ class Runtime(contextlib.AbstractContextManager["Runtime"]):
     ) -> torch.Tensor:
         """Run the operation of a given problem; its tensors are not checked against it."""
         self._require_ours(problem)
-        entry = self._plans.find(problem) or self._planned(problem)
+        entry = self._plans.find(problem) or self._planned(problem, self._plans)
         sizes = (getattr(problem, name) for name in interpolated_fields(op_of(problem)))
         return self._launch(entry, tensors, out, sizes)
+
+    def _all_gather_matmuls(
+        self,
+        a_shard: torch.Tensor,
+        weights: Sequence[torch.Tensor],
+        biases: Sequence[torch.Tensor | None],
+        returns_a: bool,
+        is_optional: bool = False,
+    ) -> list[torch.Tensor] | None:
+        """all_gather(a_shard) @ weight (+ bias) for several weights, after one exchange.
+
+        Looked up as one matmul with all columns, among the variants that can run several.
+
+        Args:
+            a_shard: [m / world_size, k], the same size on every rank.
+            weights: [k, n] each.
+            biases: [n] or None for each.
+            returns_a: whether A is wanted, too.
+            is_optional: run our variants only.
+
+        Returns:
+            [m, n] for each weight, then A [m, k] if it is wanted; None if nothing ran.
+        """
+        if a_shard.shape[0] == 0:
+            columns = [each.shape[1] for each in weights] + [a_shard.shape[1]] * returns_a
+            return [self._of_nothing(a_shard, None, (0, n)) for n in columns]
+        problem = self._joint_problem(a_shard, weights, biases)
+        entry = self._gather_plans.find(problem) or self._planned(problem, self._gather_plans)
+        with self._calling:
+            self._note(entry, problem.m)
+            plan, choice = self._plan_of(entry)
+            if is_optional and choice.variant in (LIBRARY, _OF_PYTORCH):
+                return None
+            own = aligned(a_shard)
+            if choice.variant == _OF_PYTORCH:
+                a, outs = torch.ops.symm_mem.fused_all_gather_matmul(
+                    own, weights, 0, self.group_name, return_A=returns_a
+                )
+                pairs = zip(outs, biases, strict=True)
+                outs = [y if bias is None else y + bias for y, bias in pairs]
+                return [*outs, a] if returns_a else outs
+            outs = [own.new_empty(problem.m, each.shape[1]) for each in weights]
+            if choice.variant == LIBRARY:
+                a = own.new_empty(problem.m, problem.k)
+                all_gather(a, own, self._fabric.group)
+            else:
+                *gathering, matmul = plan.steps(own, weights[0], biases[0], outs[0])
+                for step in gathering:
+                    step.run()
+                a = matmul.reads
+                assert a is not None
+            for out, weight, bias in zip(outs, weights, biases, strict=True):
+                matmul_into(out, a, weight, bias)
+            if returns_a:
+                outs.append(a if choice.variant == LIBRARY else a.clone())  # memory of all plans
+        return outs
+
+    def _joint_problem(
+        self,
+        a_shard: torch.Tensor,
+        weights: Sequence[torch.Tensor],
+        biases: Sequence[torch.Tensor | None],
+    ) -> AllGatherMatmul:
+        """The problem of one matmul with the columns of several."""
+        each: list[Any] = [
+            problems.all_gather_matmul(self._fabric, a_shard, weight, bias, 0, None)
+            for weight, bias in zip(weights, biases, strict=True)
+        ]
+        joint: AllGatherMatmul = resized(each[0], n=sum(one.n for one in each), bias=False)
+        return joint
 
     def _call(
         self, signature: Signature, arguments: tuple[Any, ...], out: torch.Tensor | None
@@ -389,9 +466,15 @@ class Runtime(contextlib.AbstractContextManager["Runtime"]):
         sizes: Iterable[int],
     ) -> torch.Tensor:
         with self._calling:
-            if self._met is not None and not entry.is_tuned:
-                self._met.add(entry.bucket.problem, *sizes)
-            return self._plan_of(entry)(*inputs, out)
+            self._note(entry, *sizes)
+            plan, _ = self._plan_of(entry)
+            return plan(*inputs, out)
+
+    def _note(self, entry: Entry, *sizes: int) -> None:
+        """Count a call of these sizes, and collect it if it is not tuned."""
+        entry.calls += 1
+        if self._met is not None and not entry.is_tuned:
+            self._met.add(entry.bucket.problem, *sizes)
 
     def _on_device(self, *numbers: float) -> torch.Tensor:
         """float32 [len(numbers)], made once; under capture it is part of the graph."""
@@ -406,16 +489,17 @@ class Runtime(contextlib.AbstractContextManager["Runtime"]):
                 self._numbers[numbers] = found
         return found
 
-    def _plan_of(self, entry: Entry) -> Plan:
-        """The plan that a call of this moment runs, on this stream."""
-        entry.calls += 1
+    def _plan_of(self, entry: Entry) -> tuple[Plan, Choice]:
+        """The plan that a call of this moment runs, on this stream, and the choice behind it."""
         self._fabric.pool.check()
         capturing = self._is_capturing()
         if self._fabric.has_graphs:
             self._streams.follow(capturing)
         if capturing:
             self._fabric.keep_memory()
-        return entry.plan if capturing or entry.eager is None else entry.eager
+        if capturing or entry.eager is None:
+            return entry.plan, entry.choice
+        return entry.eager, entry.choice.of("eager")
 
     def _is_capturing(self) -> bool:
         return self._fabric.has_graphs and torch.cuda.is_current_stream_capturing()
@@ -448,28 +532,28 @@ class Runtime(contextlib.AbstractContextManager["Runtime"]):
 
     def _entry(self, key: tuple[Any, ...], problem: Problem) -> Entry:
         """The entry of a problem; later calls with such arguments find it in the dict."""
-        entry = self._plans.find(problem) or self._planned(problem)
+        entry = self._plans.find(problem) or self._planned(problem, self._plans)
         if entry.choice.kind != "unprepared":
             if len(self._by_arguments) >= _MOST_LAYOUTS:
                 self._by_arguments.clear()
             self._by_arguments[key] = self._plans.by_size(problem)
         return entry
 
-    def _planned(self, problem: Problem) -> Entry:
+    def _planned(self, problem: Problem, plans: Plans) -> Entry:
         """The entry of a problem that a call is the first to have."""
         self._require_open()
         if self._is_capturing():
-            return self._unprepared_entry(problem, "first met under graph capture")
+            return self._unprepared_entry(problem, plans, "first met under graph capture")
         if not self._plan_on_first_call:
-            return self._unprepared_entry(problem, "not prepared")
+            return self._unprepared_entry(problem, plans, "not prepared")
         with self._calling:
-            self._plans.prepare([problem], called=problem)
-        entry = self._plans.find(problem)
+            plans.prepare([problem], called=problem)
+        entry = plans.find(problem)
         assert entry is not None
         return entry
 
-    def _unprepared_entry(self, problem: Problem, why: str) -> Entry:
-        largest = self._plans.bucket(problem).problem  # one warning for what one plan would serve
+    def _unprepared_entry(self, problem: Problem, plans: Plans, why: str) -> Entry:
+        largest = plans.bucket(problem).problem  # one warning for what one plan would serve
         if not self._unprepared[largest]:
             warnings.warn(
                 f"{problem} runs the baseline: {why}; call prepare() before",
@@ -477,7 +561,7 @@ class Runtime(contextlib.AbstractContextManager["Runtime"]):
                 stacklevel=6,  # of whoever calls an operation
             )
         self._unprepared[largest] += 1
-        return self._plans.unprepared(problem, why)
+        return plans.unprepared(problem, why)
 
     def _require_open(self) -> None:
         if self._is_closed:
@@ -524,7 +608,7 @@ class Runtime(contextlib.AbstractContextManager["Runtime"]):
     def stats(self) -> dict[str, dict[str, int]]:
         """Calls by problem (as text, with its sizes) and kind of choice."""
         found: dict[str, Counter[str]] = {}
-        for entry in self._plans:
+        for entry in self._entries():
             if entry.calls:
                 found.setdefault(str(entry), Counter())[entry.choice.kind] += entry.calls
         for problem, calls in self._unprepared.items():
@@ -533,7 +617,10 @@ class Runtime(contextlib.AbstractContextManager["Runtime"]):
 
     def kernels(self) -> dict[str, int]:
         """How many compiled kernels the planned sizes launch, by operation."""
-        return self._plans.kernels()
+        return dict(Counter(self._plans.kernels()) + Counter(self._gather_plans.kernels()))
+
+    def _entries(self) -> Iterator[Entry]:
+        return itertools.chain(self._plans, self._gather_plans)
 
     def memory(self) -> Memory:
         """The memory that this runtime holds, while it is open."""
@@ -542,8 +629,8 @@ class Runtime(contextlib.AbstractContextManager["Runtime"]):
             heap_bytes=self._heap_bytes,
             slot_bytes=self._fabric.pool.slot_bytes,
             workspace_bytes=self._fabric.workspace_bytes,
-            plans=len({id(plan) for entry in self._plans for plan in entry.plans}),
-            kernels=sum(self._plans.kernels().values()),
+            plans=len({id(plan) for entry in self._entries() for plan in entry.plans}),
+            kernels=sum(self.kernels().values()),
         )
 
     def check(self) -> None:
@@ -561,6 +648,11 @@ class Runtime(contextlib.AbstractContextManager["Runtime"]):
         """Make the runtime usable after a lost peer; collective, all ranks alive."""
         self._require_open()
         self._fabric.pool.reset()
+
+    @property
+    def _is_calling(self) -> bool:
+        """Whether a call of this thread runs: what that calls is the library's."""
+        return self._calling.is_within
 
     @property
     def is_closed(self) -> bool:
@@ -595,7 +687,7 @@ class Runtime(contextlib.AbstractContextManager["Runtime"]):
         _open.discard(self)
         if _runtimes.get(self.group_name) is self:
             del _runtimes[self.group_name]
-        for held in (self._plans, self._by_arguments, self._numbers):
+        for held in (self._plans, self._gather_plans, self._by_arguments, self._numbers):
             held.clear()
         if self._met is not None:
             self._met.close()
@@ -633,8 +725,9 @@ def _after_fork() -> None:
     They are kept: to free memory of a device is not this process's business.
     """
     for runtime in list(_open):
-        _plans_of_parent.append((runtime._plans, runtime._by_arguments))
+        _plans_of_parent.append((runtime._plans, runtime._gather_plans, runtime._by_arguments))
         runtime._plans = Plans(runtime._fabric, runtime._dispatcher)
+        runtime._gather_plans = Plans(runtime._fabric, runtime._dispatcher)
         runtime._by_arguments = {}
     _open.clear()
 
@@ -659,15 +752,23 @@ class _OneThread:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
+        self._owner: int | None = None
 
     def __enter__(self) -> None:
         if not self._lock.acquire(blocking=False):
             raise UsageError(
                 "two threads call the same runtime at once", "let one thread make all calls"
             )
+        self._owner = threading.get_ident()
 
     def __exit__(self, *error: object) -> None:
+        self._owner = None
         self._lock.release()
+
+    @property
+    def is_within(self) -> bool:
+        """Whether this thread is in the context."""
+        return self._owner == threading.get_ident()
 
 
 class _StreamOrder:

@@ -100,11 +100,11 @@ def _by_sequence(tensor: torch.Tensor | None) -> Any:
 
 
 def _by_row(tensor: torch.Tensor | None) -> Any:
-    """As `_fixed`, for a tensor with any strides and any rows: `_aligned` copies it if need be."""
+    """As `_fixed`, for a tensor with any strides and any rows: `aligned` copies it if need be."""
     return None if tensor is None else (tensor.shape[1:], tensor.dtype, tensor.device)
 
 
-def _aligned(tensor: torch.Tensor) -> torch.Tensor:
+def aligned(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor, contiguous and aligned to 16 bytes; a copy if it is not."""
     tensor = tensor.contiguous()
     return tensor.clone() if tensor.data_ptr() % 16 else tensor
@@ -129,7 +129,7 @@ ALL_GATHER_MATMUL = Signature(
         _rows(a) == own_rows(m, gather_dim, fabric.world_size, fabric.rank)
     ),
     problem=problems.all_gather_matmul,
-    inputs=lambda _, a, weight, bias, *others: (_aligned(a), weight, bias),
+    inputs=lambda _, a, weight, bias, *others: (aligned(a), weight, bias),
     shape=lambda _, m, a, weight, *others: (m, weight.shape[-1]),
 )  # fmt: skip
 
@@ -143,7 +143,7 @@ MATMUL_ALL_REDUCE = Signature(
     fits=lambda _, m, x, weight, bias, residual, *norm: residual is None or residual.shape[0] == m,
     problem=problems.matmul_all_reduce,
     inputs=lambda on_device, x, weight, bias, residual, norm_weight=None, eps=None: (
-        _aligned(x), weight, bias, None if residual is None else _aligned(residual), norm_weight,
+        aligned(x), weight, bias, None if residual is None else aligned(residual), norm_weight,
         None if eps is None else on_device(eps),
     ),
     shape=lambda _, m, x, weight, *others: (m, weight.shape[-1]),
@@ -164,7 +164,7 @@ MATMUL_REDUCE_SCATTER = Signature(
     sizes=lambda _, x, *others: (_rows(x),),
     fits=lambda *_: True,
     problem=problems.matmul_reduce_scatter,
-    inputs=lambda _, x, weight, scatter_dim: (_aligned(x), weight),
+    inputs=lambda _, x, weight, scatter_dim: (aligned(x), weight),
     shape=lambda world_size, m, x, weight, scatter_dim: (
         (m, weight.shape[-1] // world_size)
         if scatter_dim == 1
@@ -193,7 +193,7 @@ FLASH_DECODE = Signature(
     ),
     problem=problems.flash_decode,
     inputs=lambda on_device, q, k, v, kv_lens, table, scale, soft_cap, window: (
-        _aligned(q), k, v, kv_lens, table,
+        aligned(q), k, v, kv_lens, table,
         None
         if scale is None and soft_cap is None
         else on_device(scale or q.shape[2] ** -0.5, soft_cap or 0.0),

@@ -113,12 +113,14 @@ class StartOrder:
         chiplets: to which programs are dealt out in turn; only within one is the order looked at.
         largest_inversion: over all programs, how many lower ids at least had not started before
             it; 0 is id order.
+        elsewhere: number of programs that do not run on the chiplet that deals give them.
     """
 
     programs: int
     resident: int
     chiplets: int
     largest_inversion: int
+    elsewhere: int = 0
 
     @property
     def is_kept(self) -> bool:

@@ -7,6 +7,7 @@ busy for a second or two.
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -101,16 +102,34 @@ def order(fabric: Fabric) -> StartOrder:
         resident = 2 * fabric.hardware.compute_units
         options = {"num_warps": 1024 // fabric.hardware.warp_size}
     programs, chiplets = _WAVES * resident, fabric.hardware.num_xcds
-    kernel = Kernel(probes.start_order, programs, {"BUSY": _sizes(fabric).busy}, options)
+    constants = {"XCDS": chiplets, "BACKEND": fabric.backend, "BUSY": _sizes(fabric).busy}
+    kernel = Kernel(probes.start_order, programs, constants, options)
     counter = torch.zeros(2, dtype=torch.int32, device=fabric.device)
-    tickets = torch.zeros(programs, dtype=torch.int32, device=fabric.device)
-    largest = 0
+    tickets, places = torch.zeros(2, programs, dtype=torch.int32, device=fabric.device)
+    largest = elsewhere = 0
     for _ in range(_LAUNCHES):
         counter.zero_()
-        kernel(counter, tickets)
+        kernel(counter, tickets, places)
         fabric.synchronize()
         largest = max(largest, largest_inversion(tickets.tolist(), chiplets))
-    return StartOrder(programs, resident, chiplets, max(vote(fabric.group, largest)))
+        elsewhere = max(elsewhere, off_their_chiplet(places.tolist(), chiplets))
+    worst = [max(each) for each in zip(*vote(fabric.group, (largest, elsewhere)), strict=True)]
+    return StartOrder(programs, resident, chiplets, *worst)
+
+
+def off_their_chiplet(places: Sequence[int], chiplets: int) -> int:
+    """The number of programs that do not run where ids dealt out in turn would be.
+
+    Args:
+        places: the chiplet of each program, by any numbers.
+    """
+    free, kept = set(places), 0
+    for chiplet in range(chiplets):
+        own = Counter(place for place in places[chiplet::chiplets] if place in free)
+        for place, count in own.most_common(1):
+            free.remove(place)
+            kept += count
+    return len(places) - kept
 
 
 def largest_inversion(tickets: Sequence[int], chiplets: int = 1) -> int:

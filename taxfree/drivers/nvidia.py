@@ -42,6 +42,11 @@ def gpus(uuid: str | None = None) -> tuple[Gpu, ...]:
     return tuple(map(_gpu, rows))
 
 
+def utilization(uuid: str) -> float | None:
+    """Percent of the driver's last sampling period in which a GPU computed; None if not known."""
+    return number(_query("gpu", "utilization.gpu", "--id", uuid)[0][0])
+
+
 def processes() -> tuple[GpuProcess, ...]:
     """Processes that compute on a GPU."""
     indices = {uuid: int(index) for index, uuid in _query("gpu", "index,uuid")}

@@ -25,6 +25,8 @@ from taxfree_tuning_db.renamed import with_new_names
 
 SCHEMA = 1
 DISPATCH = "dispatch"  # in the place of a variant: what the dispatcher picks
+#: variants that run the library's kernels and collectives, not ours
+LIBRARY = ("baseline", "registered", "library", "torch_fused", "torch_symm_mem")
 LEAST_CHANGE = 0.03  # of a time: less is not called a change, however quiet the machine
 
 Mode = Literal["eager", "graph"]

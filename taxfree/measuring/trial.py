@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 
 from taxfree._runtime.collectives import Failure, attempt, vote
-from taxfree.measuring import timer
+from taxfree.measuring import disturbance, timer
 from taxfree_kernels.errors import PeerTimeout
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.launch import compiling
@@ -56,6 +56,7 @@ class Outcome:
             worst rank's.
         launches: kernels of one call, collectives counted as one.
         seconds: its share of the time that its batch took.
+        disturbed: why its times cannot be trusted; see `taxfree.measuring.disturbance`.
     """
 
     state: str
@@ -64,6 +65,7 @@ class Outcome:
     relative_error: float | None = None
     launches: int = 0
     seconds: float = 0.0
+    disturbed: str = ""
 
 
 class Calls:
@@ -218,6 +220,7 @@ def try_candidates(
     Returns:
         One outcome per candidate, the same on every rank.
     """
+    watch = disturbance.Watch(fabric)
     bench = open_bench(fabric, op, problem)
     bench.share_compilation(candidates)
     outcomes, ready = [], []
@@ -233,6 +236,9 @@ def try_candidates(
     timings = timer.time_together(fabric, [(call, mode) for call, mode, _ in calls], repetitions)
     for (_, mode, outcome), timing in zip(calls, timings, strict=True):
         outcome.timings[mode] = timing
+    disturbed = watch.reasons()
+    for outcome, _ in ready:
+        outcome.disturbed = disturbed
     hang = bench.hang()
     if hang is not None:
         raise PeerTimeout(hang, "a candidate that was right when checked hung when timed")

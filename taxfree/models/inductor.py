@@ -7,20 +7,24 @@ also one that a layer called, then takes along what follows it.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch._inductor import config
 from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
 from torch.fx import Graph, Node
+from torch.fx.node import map_arg
+from torch.utils._pytree import tree_leaves
 
 from taxfree.models import norms, report, rows
 
 _aten, _c10d, _ops = torch.ops.aten, torch.ops._c10d_functional, torch.ops.taxfree
 _ordered = torch.ops.higher_order.with_effects
 _VIEWS = (_aten.view.default, _aten.reshape.default, _aten._unsafe_view.default)
+_WEIGHT_VIEWS = (*_VIEWS, _aten.permute.default, _aten.t.default, _aten.transpose.int)
 
 
 def enable(group_name: str) -> None:
@@ -99,33 +103,87 @@ def _fuse_reduce_scatter(graph: Graph, wait: Node, collective: Node) -> str:
 
 
 def _fuse_all_gather(graph: Graph, wait: Node, collective: Node) -> str:
-    """All-gather of rows + mm or addmm, if nothing else uses the gathered rows."""
+    """All-gather of rows + each mm and addmm of them; whatever else uses the rows has them, too."""
     shard, _, group = collective.args
-    gathered = wait
-    while len(gathered.users) == 1:
-        (user,) = gathered.users
-        if user.target not in _VIEWS or _value(user).shape[-1] != _value(wait).shape[-1]:
-            break
-        gathered = user
-    if len(gathered.users) != 1:
-        return f"library: {len(gathered.users)} users of the gathered rows"
-    (matmul,) = gathered.users
-    if matmul.target is _aten.mm.default:
-        bias, (a, weight) = None, matmul.args
-    elif matmul.target is _aten.addmm.default and not matmul.kwargs:
-        bias, a, weight = matmul.args
+    matmuls, others = _consumers(wait)
+    if len(matmuls) == 1 and not others:
+        (only,) = matmuls
+        with graph.inserting_before(only.node):
+            flat = _flat(graph, shard)
+            fused = _call(
+                graph, _ops.all_gather_matmul.default, flat, only.weight, only.bias, 0, None, group
+            )
+        _replace(only.node, fused)
+        return "all_gather_matmul"
+    for each in list(matmuls):  # what is called at the gather needs its weights there
+        if not all(_moved_before(wait, one) for one in (each.weight, each.bias) if one):
+            matmuls.remove(each)
+            others.append("a weight is computed behind the gather")
+    if not matmuls:
+        return f"library: {', '.join(sorted(set(others)))}"
+    weights, biases = [each.weight for each in matmuls], [each.bias for each in matmuls]
+    with graph.inserting_before(wait):
+        flat = _flat(graph, shard)
+        fused = _call(
+            graph, _ops.all_gather_matmuls.default, flat, weights, biases, bool(others), group
+        )
+        parts = [_call(graph, operator.getitem, fused, at) for at in range(len(fused.meta["val"]))]
+        gathered = _reshaped(graph, parts[-1], _value(wait).shape) if others else None
+    for each, part in zip(matmuls, parts, strict=False):
+        _replace(each.node, part)
+    if gathered is not None:
+        _replace(wait, gathered)
+    return f"all_gather_matmul for {rows.described(len(matmuls), bool(others))}"
+
+
+class _Matmul(NamedTuple):
+    """A matmul of gathered rows: node = rows @ weight (+ bias)."""
+
+    node: Node
+    weight: Node
+    bias: Node | None
+
+
+def _consumers(wait: Node) -> tuple[list[_Matmul], list[str]]:
+    """The matmuls of gathered rows, in their order, and the reasons why other users are none."""
+    matmuls, others, rows_of_a = [], [], [wait]
+    for a in rows_of_a:
+        for user in a.users:
+            if user.target in _VIEWS and _value(user).shape[-1:] == _value(wait).shape[-1:]:
+                rows_of_a.append(user)
+                continue
+            matmul, reason = _matmul_of(a, user)
+            if matmul is None:
+                others.append(reason)
+            else:
+                matmuls.append(matmul)
+    return sorted(matmuls, key=lambda each: each.node), others
+
+
+def _matmul_of(a: Node, node: Node) -> tuple[_Matmul | None, str]:
+    """The matmul of gathered rows that a node is; or None, and the reason why it is not fused."""
+    weight: Any
+    bias: Any
+    if node.target is _aten.mm.default:
+        bias, (left, weight) = None, node.args
+    elif node.target is _aten.addmm.default and not node.kwargs:
+        bias, left, weight = node.args
     else:
-        return f"library: {_name(matmul)} follows"
-    if a is not gathered or (bias is not None and _value(bias).dim() != 1):
-        return "library: the gathered rows are not on the left of the matmul"
+        return None, f"{_name(node)} follows"
+    if left is not a or weight is a or (bias is not None and _value(bias).dim() != 1):
+        return None, "the gathered rows are not on the left of the matmul"
     reason = rows.unserved(_value(a), _value(weight))
-    if reason is not None:
-        return f"library: {reason}"
-    with graph.inserting_before(matmul):
-        flat = _reshaped(graph, shard, (_value(shard).numel() // _value(a).shape[1], -1))
-        fused = _call(graph, _ops.all_gather_matmul.default, flat, weight, bias, 0, None, group)
-    _replace(matmul, fused)
-    return "all_gather_matmul"
+    return (_Matmul(node, weight, bias), "") if reason is None else (None, reason)
+
+
+def _moved_before(point: Node, node: Node) -> bool:
+    """Move a view of something before a point, if it is behind; whether it is before it now."""
+    if node < point:
+        return True
+    if node.target not in _WEIGHT_VIEWS or not _moved_before(point, node.all_input_nodes[0]):
+        return False
+    point.prepend(node)
+    return True
 
 
 _FUSIONS: dict[Any, Callable[[Graph, Node, Node], str]] = {
@@ -163,11 +221,12 @@ def _take_along(graph: Graph, node: Node) -> None:
     value = next((each for each in node.users if each.args[1] == 1), None) if is_ordered else node
     if value is None:
         return
+    had = bias, residual
     last, bias, residual = _added_behind(value, node, bias, residual)
     norm = norms.norm_behind(last)
     if norm is not None and not norm.weight < node:
         norm = None
-    if last is value and norm is None:
+    if (bias, residual) == had and norm is None:
         return
     shape = _value(value).shape
     with graph.inserting_before(node):
@@ -244,6 +303,12 @@ def _become(node: Node, value: Node, operation: Any, *arguments: Any) -> None:
         node.meta["val"] = (node.meta["val"][0], value.meta["val"])
 
 
+def _flat(graph: Graph, node: Any) -> Node:
+    """The values of a node as a matrix."""
+    columns = _value(node).shape[-1]
+    return _reshaped(graph, node, (_value(node).numel() // columns, columns))
+
+
 def _value(node: Any) -> torch.Tensor:
     value = node.meta["val"]
     assert isinstance(value, torch.Tensor)
@@ -260,13 +325,12 @@ def _call(graph: Graph, target: Any, *arguments: Any) -> Node:
     return node
 
 
-def _fake(target: Any, arguments: Sequence[Any]) -> torch.Tensor:
+def _fake(target: Any, arguments: Sequence[Any]) -> Any:
     """The value that an op has for nodes, without memory."""
-    values = [each.meta["val"] if isinstance(each, Node) else each for each in arguments]
-    tensor = next(each for each in values if isinstance(each, torch.Tensor))
+    values: Any = map_arg(tuple(arguments), lambda each: each.meta["val"])
+    tensor = next(each for each in tree_leaves(values) if isinstance(each, torch.Tensor))
     with tensor.fake_mode:  # type: ignore[attr-defined]
-        made: torch.Tensor = target(*values)
-    return made
+        return target(*values)
 
 
 def _reshaped(graph: Graph, node: Any, shape: Any) -> Node:

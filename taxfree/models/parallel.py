@@ -49,17 +49,30 @@ def enable(mesh: DeviceMesh, model: torch.nn.Module | None = None) -> Runtime:
         ``destroy_process_group``.
 
     Raises:
-        UsageError: the mesh has several dimensions.
+        UsageError: the mesh has several dimensions, or the model has no layer on it.
     """
+    if not isinstance(mesh, DeviceMesh):
+        raise UsageError(f"{mesh!r} is no DeviceMesh", "give the mesh of parallelize_module")
     if mesh.ndim != 1:
         raise UsageError(
             f"the mesh has {mesh.ndim} dimensions", 'give one of them, as in enable(mesh["tp"])'
         )
+    found = [
+        (name or type(module).__name__, module)
+        for root in (_models() if model is None else [model])
+        for name, module in root.named_modules()
+        if isinstance(module, torch.nn.Linear) and _is_on(module, mesh)
+    ]
+    if model is not None and not found:
+        raise UsageError(
+            "the model has no linear layer on this mesh", "call parallelize_module before enable"
+        )
+    if not found:
+        why = "none was parallelised on the mesh when taxfree.enable was called"
+        report.count("all layers", f"library: {why}", 0)
     runtime = runtime_on(mesh)
-    for root in _models() if model is None else [model]:
-        for name, module in root.named_modules():
-            if isinstance(module, torch.nn.Linear) and _is_on(module, mesh):
-                _replace_forward(name or type(module).__name__, module, mesh, runtime)
+    for name, module in found:
+        _replace_forward(name, module, mesh, runtime)
     return runtime
 
 
@@ -97,15 +110,37 @@ def _replace_forward(
     if isinstance(enabled, _Layer):
         enabled.runtime = runtime  # that of before may have been closed
         return
-    prepare = _style_hook(module._forward_pre_hooks, "input_fn")
-    finish = _style_hook(module._forward_hooks, "output_fn")
+    before, behind = module._forward_pre_hooks, module._forward_hooks
+    for key in [key for key, hook in before.items() if isinstance(hook, _OfLibrary)]:
+        del before[key]  # the reason may be gone
+    prepare, finish = _style_hook(before, "input_fn"), _style_hook(behind, "output_fn")
     style = None if prepare is None else _STYLES.get(prepare[1].func)
     if style is None or prepare is None or finish is None:
-        report.count(name, "library: the style is neither ColwiseParallel nor RowwiseParallel", 0)
-        return
-    del module._forward_pre_hooks[prepare[0]], module._forward_hooks[finish[0]]
-    layer = style(name, module, mesh, runtime, module.forward, prepare[1], finish[1])
-    module.forward = layer.forward  # type: ignore[method-assign,assignment]
+        reason: str | None = "the style is neither ColwiseParallel nor RowwiseParallel"
+    elif next(reversed(before)) != prepare[0] or next(iter(behind)) != finish[0]:
+        reason = "it has hooks between those of its style"
+    else:
+        reason = rows.unlike_linear(module)
+        if reason is None:
+            del before[prepare[0]], behind[finish[0]]
+            layer = style(name, module, mesh, runtime, module.forward, prepare[1], finish[1])
+            module.forward = layer.forward  # type: ignore[method-assign,assignment]
+            return
+    module.register_forward_pre_hook(_OfLibrary(name, f"library: {reason}"), prepend=True)
+
+
+@dataclass(frozen=True)
+class _OfLibrary:
+    """A hook of a layer that always runs the library: it counts calls."""
+
+    name: str
+    ran: str
+
+    def __post_init__(self) -> None:
+        report.count(self.name, self.ran, 0)
+
+    def __call__(self, *_: Any) -> None:
+        report.count(self.name, self.ran)
 
 
 def _style_hook(hooks: Mapping[int, Any], name: str) -> tuple[int, functools.partial[Any]] | None:
@@ -177,7 +212,7 @@ class _Layer:
         if isinstance(x, DTensor) and x.device_mesh != self.mesh:
             return "the input is on another mesh"
         local = x._local_tensor if isinstance(x, DTensor) else x
-        reason = rows.unserved(local, weight._local_tensor)
+        reason = rows.unserved_layer(local, weight._local_tensor, self.module.bias)
         return self._unserved_layout(x, self._layout(x)) if reason is None else reason
 
     def _unserved_layout(self, x: Any, layout: Any) -> str | None:
@@ -258,8 +293,10 @@ _STYLES: dict[Any, type[_Layer]] = {
 
 
 def _normal(layout: Any, dims: int) -> Any:
-    """A layout with its dimension counted from the front."""
-    return Shard(layout.dim % dims) if isinstance(layout, Shard) else layout
+    """A layout with its dimension counted from the front, as a constant in compiled code."""
+    if not isinstance(layout, Shard):
+        return layout
+    return [Shard(dim) for dim in range(dims)][layout.dim]
 
 
 def _replicated(x: torch.Tensor, weight: torch.Tensor, group_name: str) -> torch.Tensor:

@@ -41,6 +41,42 @@ def all_gather_matmul(
     return y.view(runtime.world_size * x.shape[0], *x.shape[1:-1], y.shape[1]).movedim(0, dim)
 
 
+def all_gather_matmuls(
+    runtime: Runtime,
+    x: torch.Tensor,
+    weights: list[torch.Tensor],
+    dim: int,
+    returns_a: bool,
+) -> tuple[torch.Tensor | None, list[torch.Tensor]] | None:
+    """all_gather(x, dim) @ weight for several weights, and the gathered x, after one exchange.
+
+    Args:
+        x: [..., k].
+        weights: [k, n] each.
+        dim: of x, in which it is sharded; not the last one.
+        returns_a: whether the gathered x is wanted.
+
+    Returns:
+        The gathered x or None, and [..., n] for each weight; None if the library must run.
+    """
+    x = x.movedim(dim, 0)
+    biases = [None] * len(weights)
+    found = runtime._all_gather_matmuls(
+        x.flatten(0, -2), weights, biases, returns_a, is_optional=True
+    )
+    if found is None:
+        return None
+    rows = (runtime.world_size * x.shape[0], *x.shape[1:-1])
+    outs = [each.view(*rows, each.shape[1]).movedim(0, dim) for each in found]
+    return (outs.pop() if returns_a else None), outs
+
+
+def described(weights: int, returns_a: bool) -> str:
+    """What one gather is for, as reports say it."""
+    what = "1 weight" if weights == 1 else f"{weights} weights"
+    return f"{what} and the gathered rows" if returns_a else what
+
+
 def matmul_reduce_scatter(
     runtime: Runtime, x: torch.Tensor, weight: torch.Tensor, dim: int
 ) -> torch.Tensor:
@@ -75,8 +111,31 @@ def unserved(x: torch.Tensor, weight: torch.Tensor) -> str | None:
     if type(weight) not in _PLAIN:
         return f"the weight is a {type(weight).__name__}"
     if x.dtype != weight.dtype or x.dtype not in _DTYPES:
-        dtypes = sorted({str(each.dtype).removeprefix("torch.") for each in (x, weight)})
-        return " and ".join(dtypes)
+        return " and ".join(sorted({_name(each.dtype) for each in (x, weight)}))
     if x.dim() < 2:
         return "the input is a vector"
     return None
+
+
+def unserved_layer(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> str | None:
+    """The same, for a layer that is called now."""
+    reason = unserved(x, weight)
+    if reason is not None:
+        return reason
+    if bias is not None and bias.dtype != weight.dtype:
+        return f"{_name(weight.dtype)}, with a bias of {_name(bias.dtype)}"
+    kind = x.device.type
+    if torch.is_autocast_enabled(kind) and torch.get_autocast_dtype(kind) != x.dtype:
+        return f"{_name(x.dtype)}, under autocast to {_name(torch.get_autocast_dtype(kind))}"
+    return None
+
+
+def unlike_linear(module: torch.nn.Module) -> str | None:
+    """The reason why a module, without its style, does not compute what torch.nn.Linear does."""
+    if type(module).forward is torch.nn.Linear.forward and "forward" not in vars(module):
+        return None
+    return f"{type(module).__name__} has a forward of its own"
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

@@ -2,8 +2,9 @@
 
 With ``torch._inductor.config._micro_pipeline_tp`` torch.compile rewrites all-gather + matmul and
 matmul + reduce-scatter in any dimension into ``symm_mem::fused_*``. On the enabled groups these
-run the operations. Where several weights use one gather, or the gathered rows are wanted too,
-PyTorch's own implementation exchanges them once.
+run the operations. Several weights after one gather, and rows that are wanted themselves, are also
+exchanged once: by a variant where one is recorded, else by PyTorch's own implementation. A record
+may also say that PyTorch's own is the fastest; then it runs.
 """
 
 from __future__ import annotations
@@ -62,17 +63,37 @@ def _fused_all_gather_matmul(
 ) -> tuple[torch.Tensor | None, list[torch.Tensor]]:
     runtime = _open_runtime(group_name)
     if runtime is not None:
-        reason = "the gathered rows are wanted" if return_A else None
-        if len(weights) != 1:
-            reason = f"{len(weights)} weights use one gather"
-        reason = reason or rows.unserved(a_shard, weights[0])
-        report.count("symm_mem::fused_all_gather_matmul", _ran("all_gather_matmul", reason))
-        if reason is None:
-            return None, [rows.all_gather_matmul(runtime, a_shard, weights[0], None, gather_dim)]
+        made, ran = _gathered(runtime, a_shard, weights, gather_dim, return_A)
+        report.count("symm_mem::fused_all_gather_matmul", ran)
+        if made is not None:
+            return made
     found: tuple[torch.Tensor | None, list[torch.Tensor]] = library(
         a_shard, weights, gather_dim, group_name, return_A=return_A
     )
     return found
+
+
+def _gathered(
+    runtime: Runtime, x: torch.Tensor, weights: list[torch.Tensor], dim: int, returns_a: bool
+) -> tuple[tuple[torch.Tensor | None, list[torch.Tensor]] | None, str]:
+    """The gathered rows if wanted, and the products; None if the library must run. And what ran."""
+    for weight in weights:
+        reason = rows.unserved(x, weight)
+        if reason is not None:
+            return None, f"library: {reason}"
+    if len(weights) == 1 and not returns_a:
+        y = rows.all_gather_matmul(runtime, x, weights[0], None, dim)
+        return (None, [y]), "all_gather_matmul"
+    what = rows.described(len(weights), returns_a)
+    if dim % x.dim() == x.dim() - 1:
+        return None, f"library: columns are gathered for {what}"
+    made = rows.all_gather_matmuls(runtime, x, weights, dim, returns_a)
+    ran = (
+        f"library: no record of ours for {what}"
+        if made is None
+        else f"all_gather_matmul for {what}"
+    )
+    return made, ran
 
 
 def _fused_matmul_reduce_scatter(
@@ -87,7 +108,8 @@ def _fused_matmul_reduce_scatter(
     if runtime is not None:
         reason = None if reduce_op == "sum" else f"reduces by {reduce_op}"
         reason = reason or rows.unserved(x, weight)
-        report.count("symm_mem::fused_matmul_reduce_scatter", _ran("matmul_reduce_scatter", reason))
+        ran = "matmul_reduce_scatter" if reason is None else f"library: {reason}"
+        report.count("symm_mem::fused_matmul_reduce_scatter", ran)
         if reason is None:
             return rows.matmul_reduce_scatter(runtime, x, weight, scatter_dim)
     found: torch.Tensor = library(x, weight, reduce_op, scatter_dim, group_name)
@@ -95,12 +117,9 @@ def _fused_matmul_reduce_scatter(
 
 
 def _open_runtime(group_name: str) -> Runtime | None:
-    """The runtime of an enabled group; None once it is closed."""
+    """The runtime of an enabled group; None once it is closed, and for the ops that it runs."""
     try:
-        return runtime_of(group_name) if group_name in _groups else None
+        runtime = runtime_of(group_name) if group_name in _groups else None
     except UsageError:
         return None
-
-
-def _ran(operation: str, reason: str | None) -> str:
-    return operation if reason is None else f"library: {reason}"
+    return None if runtime is None or runtime._is_calling else runtime

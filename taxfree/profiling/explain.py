@@ -28,7 +28,8 @@ from taxfree.profiling.step_timer import TimedPipeline, measure_pipelines
 from taxfree.taxes import Account, ProgramTrace, accounts, slowest
 from taxfree.tuning.history import TuningHistory
 from taxfree.workers.group import WorkerGroup
-from taxfree_kernels.variant import Problem, variants
+from taxfree_kernels.hardware import Hardware
+from taxfree_kernels.variant import Config, Problem, Variant, variants
 from taxfree_tuning_db import LookupStep
 
 SCHEMA = 1
@@ -47,6 +48,9 @@ class Pipeline:
         kernels: of one call, counted in its graph; without graphs, the plan's own number.
         accounts: by rank.
         timed: the measurements behind them; None if they are modelled.
+        signals: of a call on one rank: `programs` that signal, and `releases` at system scope; on
+            devices of several chiplets also `by_chiplet`, releases with one for each chiplet. None
+            for a variant whose programs cannot share signals.
     """
 
     variant: str
@@ -55,6 +59,7 @@ class Pipeline:
     kernels: int
     accounts: tuple[Account, ...]
     timed: TimedPipeline | None
+    signals: dict[str, int] | None = None
 
     @property
     def slowest(self) -> Account:
@@ -104,6 +109,7 @@ class Explanation:
             "is_dispatched": pipeline.is_dispatched,
             "is_modelled": self.is_modelled,
             "kernels": pipeline.kernels,
+            "signals": pipeline.signals,
             **account.to_json(),
             **dataclasses.asdict(self.bounds),
             "unsplit": account.unsplit,
@@ -234,6 +240,9 @@ def _explain(group: WorkerGroup, tracing: WorkerGroup, result: ProblemResult) ->
                 measured.kernels or launches[name],
                 accounts(measured, result.bounds),
                 dataclasses.replace(timed, measurement=measured),
+                _signals(
+                    variants(result.op)[name], result.problem, candidate.config, result.hardware
+                ),
             )
         )
     return Explanation(
@@ -246,6 +255,16 @@ def _explain(group: WorkerGroup, tracing: WorkerGroup, result: ProblemResult) ->
         result.choice,
         result.lookup_trace,
     )
+
+
+def _signals(
+    variant: Variant, problem: Problem, config: Config, hardware: Hardware
+) -> dict[str, int] | None:
+    """The signals of a :class:`Pipeline`."""
+    found = variant.signals(problem, config)
+    if found is None or hardware.num_xcds == 1:
+        return None if found is None else found._asdict()
+    return found._asdict() | {"by_chiplet": min(found.programs, hardware.num_xcds)}
 
 
 def model(op: str, problem: Problem, machine: Machine, only: Sequence[str] = ()) -> Explanation:
@@ -268,7 +287,15 @@ def model(op: str, problem: Problem, machine: Machine, only: Sequence[str] = ())
             continue
         account = modelled(machine, problem, name, configs[0])
         pipelines.append(
-            Pipeline(name, configs[0], False, account.kernels, (account.account,), None)
+            Pipeline(
+                name,
+                configs[0],
+                False,
+                account.kernels,
+                (account.account,),
+                None,
+                _signals(variant, problem, configs[0], machine.hardware),
+            )
         )
     return Explanation(
         op,

@@ -20,6 +20,7 @@ from taxfree.shapes.fields import (
     recorded_problem,
     require_operation,
 )
+from taxfree.shapes.models import known_models
 from taxfree.shapes.request import (
     DEFAULT_SET,
     INTERPRETED_SET,
@@ -28,6 +29,7 @@ from taxfree.shapes.request import (
     choose,
     expand,
     is_wanted,
+    left_out,
     operations,
     parse_counts,
 )
@@ -45,6 +47,8 @@ __all__ = [
     "format_problem",
     "heading",
     "is_wanted",
+    "known_models",
+    "left_out",
     "named_sets",
     "operations",
     "parse_counts",

@@ -3,18 +3,30 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from taxfree.errors import UsageError
-from taxfree.shapes.fields import DTYPE_ALIASES, recorded_problem, require_operation
-from taxfree.shapes.models import dtype_of, model_of, read_config, split_layers
-from taxfree.shapes.parser import EXAMPLE, MODEL_SET, Axes, Parser, Shape, Value, entries
+from taxfree.shapes.fields import (
+    DTYPE_ALIASES,
+    field_specs,
+    recorded_problem,
+    require_operation,
+)
+from taxfree.shapes.models import (
+    Model,
+    dtype_of,
+    left_out_layers,
+    model_of,
+    read_config,
+    split_layers,
+)
+from taxfree.shapes.parser import EXAMPLE, MODEL_SET, Axes, Entry, Parser, Shape, Value, entries
 from taxfree.shapes.sets import scaling_sets
 from taxfree.shapes.text import integer, quoted
-from taxfree_kernels.variant import Problem, operation_shapes
+from taxfree_kernels.variant import Problem, operation_names, operation_shapes, problem_class
 
 DEFAULT_SET = "paper"
 INTERPRETED_SET = "demo"  # the default on a CPU, where the paper's shapes would take hours
@@ -28,15 +40,17 @@ class ShapeRequest:
 
     Args:
         shapes: each a shape, a named set or a YAML file.
-        model: a Hugging Face config, or the folder it is in; defines the named set `model`.
+        model: a Hugging Face config, the folder it is in, or the name of a known model; defines
+            the named set `model`.
         tp: ranks over which the model is split; without it, each of `world_sizes`.
         world_sizes: for shapes that do not say.
         dtype: for shapes that do not say.
-        op: the operation of shapes that do not say; None for any that is asked for.
+        op: the operation of shapes that do not say; None for any that is asked for. Shapes of the
+            set `model` are then of every operation that has the fields they name.
     """
 
     shapes: Sequence[str] = ()
-    model: Path | None = None
+    model: str | Path | None = None
     tp: int | None = None
     world_sizes: Sequence[int] = (1,)
     dtype: str | None = None
@@ -98,18 +112,44 @@ def choose(
     return Choice(_problems(op, request, [default]), note)
 
 
-def operations(arguments: Sequence[str], default: str) -> list[str]:
-    """Return the operations that shapes are of, in the order of their first shapes.
+def operations(request: ShapeRequest, default: str) -> list[str]:
+    """Return the operations that a request is of, in the order of their first shapes.
 
     Args:
-        arguments: each a shape, a named set or a YAML file.
-        default: the operation of shapes that do not say.
+        default: the operation of shapes that do not say, except of the set `model`, which is of all
+            operations with layers of the model.
 
     Raises:
-        UsageError: a shape is empty, or a file is not a list of shapes.
+        UsageError: a shape is empty, a file is not a list of shapes, or a model's config makes no
+            sense.
     """
-    named = (each.op or default for argument in arguments for each in entries(argument))
-    return list(dict.fromkeys(named))
+    named: list[str] = []
+    for argument in _arguments(request):
+        for each in entries(argument):
+            if each.op is not None or request.op is not None or not _is_of_model(each, request):
+                named.append(each.op or request.op or default)
+                continue
+            asked = _operations_of_model(each)
+            named += [op for op in asked if _model_set(op, request)[MODEL_SET]] or asked
+    return list(dict.fromkeys(named)) or [default]
+
+
+def left_out(request: ShapeRequest) -> list[tuple[str, str]]:
+    """Return (operation, reason) for each kind of layer of a request's model that it cannot serve.
+
+    Raises:
+        UsageError: the model's config makes no sense.
+    """
+    if request.model is None:
+        return []
+    model = _model(request.model)
+    splits = {op: operation_shapes(op).model_split for op in operation_names()}
+    return [
+        (op, reason)
+        for op, split in splits.items()
+        if split is not None and request.op in (None, op)
+        for reason in left_out_layers(split, model)
+    ]
 
 
 def expand(op: str, request: ShapeRequest) -> list[Problem]:
@@ -118,7 +158,7 @@ def expand(op: str, request: ShapeRequest) -> list[Problem]:
     Raises:
         UsageError: a shape, a file or a model's config makes no sense; the message quotes what.
     """
-    return _problems(op, request, request.shapes or ([MODEL_SET] if request.model else []))
+    return _problems(op, request, _arguments(request))
 
 
 def is_wanted(problem: Problem, request: ShapeRequest) -> bool:
@@ -135,10 +175,19 @@ def _problems(op: str, request: ShapeRequest, arguments: Sequence[str]) -> list[
         **_model_set(op, request),
     }
     parser = Parser(op, sets)
-    named = [(each.op or request.op or op, each.text) for a in arguments for each in entries(a)]
+    named = [
+        (each.op or request.op or op, each.text)
+        for argument in arguments
+        for each in entries(argument)
+        if request.op is not None
+        or not _is_of_model(each, request)
+        or op in _operations_of_model(each)
+    ]
     if not named:
         raise UsageError("no shapes are given", EXAMPLE)
     shapes = [shape for of, text in named if of == op for shape in parser.shapes(text)]
+    if not shapes and any(of == op for of, _ in named):  # the model's set alone may be empty
+        raise UsageError(f"{op} serves no layer of the model", "`taxfree shapes --model` says why")
     if not shapes:
         others = ", ".join(dict.fromkeys(of for of, _ in named))
         raise UsageError(f"none of the shapes is of {op}", f"they are of {others}: give that --op")
@@ -146,6 +195,21 @@ def _problems(op: str, request: ShapeRequest, arguments: Sequence[str]) -> list[
     _check_count(unsaid, shapes)
     found = [problem for shape in shapes for problem in parser.problems(shape, unsaid)]
     return list(dict.fromkeys(found))
+
+
+def _arguments(request: ShapeRequest) -> Sequence[str]:
+    return request.shapes or ([MODEL_SET] if request.model else [])
+
+
+def _is_of_model(entry: Entry, request: ShapeRequest) -> bool:
+    return request.model is not None and entry.text.split()[0] == MODEL_SET
+
+
+def _operations_of_model(entry: Entry) -> list[str]:
+    """Operations of models with all fields that a shape names; all where none has them."""
+    named = {word.partition("=")[0].lower() for word in entry.text.split()[1:]}
+    ops = [op for op in operation_names() if operation_shapes(op).model_split is not None]
+    return [op for op in ops if named <= field_specs(problem_class(op)).keys()] or ops
 
 
 def _dtype_axis(request: ShapeRequest) -> dict[str, Sequence[Value]]:
@@ -169,15 +233,24 @@ def _model_set(op: str, request: ShapeRequest) -> dict[str, Sequence[str]]:
     named = operation_shapes(op)
     if named.model_split is None:
         raise UsageError(f"no shapes of {op} are taken from a model", "use --shapes")
-    config = read_config(request.model)
-    model = model_of(request.model, config)
-    own_dtype = None if request.dtype else dtype_of(config)
+    model = _model(request.model)
+    own_dtype = None if request.dtype else dtype_of(read_config(request.model))
     axes = named.model_axes + (f" dtype={own_dtype}" if own_dtype else "")
     splits = request.world_sizes if request.tp is None else [request.tp]
+    fields = field_specs(problem_class(op))
     return {
         MODEL_SET: [
-            f"{axes} {shape} world_size={split}"
+            f"{axes} {_words(layer, fields)} world_size={split}"
             for split in splits
-            for shape in split_layers(named.model_split, model, split)
+            for layer in split_layers(named.model_split, model, split)
         ]
     }
+
+
+def _model(name: str | Path) -> Model:
+    return model_of(str(name), read_config(name))
+
+
+def _words(layer: Mapping[str, int], fields: Collection[str]) -> str:
+    """A layer as the words of a shape; a bias that the operation does not add is left out."""
+    return " ".join(f"{name}={value}" for name, value in layer.items() if name in fields)

@@ -9,7 +9,7 @@ are kept so. What cannot be attributed is not a part and therefore stays in the 
 of the residual that was observed to be kernels' work, beyond the bound, is reported separately.
 """
 
-from taxfree.taxes.account import INSIDE, Account, Part, Tax, slowest
+from taxfree.taxes.account import INSIDE, Account, Part, Tax, slowest, stacked
 from taxfree.taxes.critical_path import Inside, inside
 from taxfree.taxes.measured import (
     Alignment,
@@ -38,4 +38,5 @@ __all__ = [
     "accounts",
     "inside",
     "slowest",
+    "stacked",
 ]

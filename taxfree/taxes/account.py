@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
@@ -116,3 +116,21 @@ class Account:
 def slowest(accounts: Sequence[Account]) -> Account:
     """The account of the rank whose eager calls take longest."""
     return max(accounts, key=lambda account: account.t_eager_us)
+
+
+def stacked(row: Mapping[str, Any]) -> dict[str, float]:
+    """The parts of an account as the parts of a bar, the lowest first, in microseconds.
+
+    Args:
+        row: of `explain --json`. The residual of the bar is without the observed kernel work.
+    """
+    kernels = row.get("kernel_us") or 0.0
+    return {
+        "bound": row["t_bound_us"],
+        "kernel work": kernels,
+        "residual": row["residual_us"] - kernels,
+        "locality": row["locality_us"] or 0.0,
+        "bulk synchronous": row["bulk_synchronous_us"] or 0.0,
+        "launch": row["launch_us"] or 0.0,
+        "graph penalty": row["graph_penalty_us"] or 0.0,
+    }

@@ -9,14 +9,18 @@ candidates are modelled with an assumed one, then the fastest are compiled, and 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
+from taxfree import fingerprints
 from taxfree.cost_model import l2_traffic, machine, modelled_variants, times
 from taxfree.tuning.session import proposals
+from taxfree.tuning.winner import record_of
 from taxfree_kernels.cross_compile.resources import Resources
 from taxfree_kernels.cross_compile.screen import Screen, Verdict
 from taxfree_kernels.variant import Problem, op_of
+from taxfree_tuning_db import OF_A_MODEL, Measurement, Record
 
 if TYPE_CHECKING:
     from taxfree_kernels.cost.l2 import Traffic
@@ -86,6 +90,45 @@ def ranking(
             into.append(_modelled(problem, name, verdict))
     baseline = _modelled(problem, name, Verdict("baseline", {}, {}))
     return [baseline, *sorted(found, key=_order), *left_out]
+
+
+def modelled_record(
+    problem: Problem, name: str, ranked: Sequence[Ranked], trials: int, seconds: float
+) -> Record | None:
+    """The record of what :func:`ranking` found, marked as modelled; None if it modelled no library.
+
+    Args:
+        name: the hardware's name.
+        trials, seconds: candidates that were modelled, and the time that it took.
+    """
+    op = op_of(problem)
+    hashes = fingerprints.kernel_hashes(op)
+    times = [
+        Measurement(
+            each.variant,
+            dict(each.config),  # type: ignore[arg-type]
+            hashes[each.variant],
+            median_us={"graph": each.us},
+            iqr_us={"graph": 0.0},
+            samples=0,
+            relative_error=None,
+        )
+        for each in ranked
+        if each.us is not None and each.refused is None
+    ]
+    if not times or times[0].variant != "baseline":
+        return None
+    return record_of(
+        op,
+        asdict(problem),
+        fingerprints.hardware_fingerprint(machine(name).hardware),
+        fingerprints.software_fingerprint(),
+        times,
+        trials,
+        seconds,
+        datetime.now(UTC).isoformat(timespec="seconds"),
+        method=OF_A_MODEL,
+    )
 
 
 def _order(each: Ranked) -> tuple[float, int]:

@@ -3,17 +3,19 @@
 The variant is chosen first, then its own meta-parameters, all categorical. A proposal that the
 variant refuses is told as pruned and another is asked for, before anything is compiled. Failures
 are also told as pruned, because the sampler ignores failed trials. Duplicates are answered from
-memory.
+memory. Nodes of a fleet share the study: what others have told is learned, and what others have
+claimed is not asked for.
 """
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import optuna
 from optuna.storages.journal import JournalFileBackend
@@ -25,7 +27,11 @@ from taxfree.tuning.candidates import serves
 from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.variant import Problem, Variant
 
+if TYPE_CHECKING:
+    from taxfree.tuning.fleet import Fleet
+
 _ASKS_PER_CANDIDATE = 50  # if so many are refused or known, the space counts as exhausted
+_TIMES = "median_us"  # of a trial in a fleet: mode -> microseconds
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)
 
@@ -39,6 +45,10 @@ class Search:
         seed: of the sampler; with the same measurements it gives the same trials.
         journal: file that keeps the study from one run to the next; None keeps it in memory.
         name: of the study in the journal.
+        fleet: nodes that share the study, instead of a journal.
+
+    Attributes:
+        name: of the study.
     """
 
     def __init__(
@@ -49,7 +59,9 @@ class Search:
         seed: int,
         journal: Path | None,
         name: str,
+        fleet: Fleet | None = None,
     ) -> None:
+        self.name, self._fleet = name, fleet
         self._variants, self._problem, self._hardware = variants, problem, hardware
         # variant -> parameter -> choice as text -> its value
         self._spaces = {
@@ -59,20 +71,45 @@ class Search:
             }
             for name, variant in variants.items()
         }
-        storage = None if journal is None else _storage(journal)
+        self._known: dict[str, float | None] = {}
+        self._asked: dict[str, Trial] = {}
+        self._refused: list[tuple[Candidate, str]] = []
+        self._waiting: list[dict[str, str]] = []
+        self._elsewhere: set[str] = set()
+        self._told_elsewhere: dict[int, tuple[Candidate, dict[str, float]]] = {}
+        if fleet is not None:
+            self._study = fleet.study(name, _sampler(seed))
+            with fleet.alone(self._study):
+                self._catch_up()
+            return
         self._study = optuna.create_study(
-            storage=storage,
+            storage=None if journal is None else _storage(journal),
             study_name=name,
             load_if_exists=True,
             direction="minimize",
             sampler=_sampler(seed),
         )
-        self._known: dict[str, float | None] = {}
-        self._asked: dict[str, Trial] = {}
-        self._refused: list[tuple[Candidate, str]] = []
-        self._waiting: list[dict[str, str]] = []
         for trial in self._study.get_trials(deepcopy=False):
             self._remember(trial)
+
+    def _catch_up(self) -> None:
+        """Learn what other nodes have told and claimed."""
+        own = {trial.number for trial in self._asked.values()}
+        self._waiting, self._elsewhere = [], set()
+        for trial in self._study.get_trials(deepcopy=False):
+            if trial.state == TrialState.WAITING:
+                self._waiting.append(trial.system_attrs.get("fixed_params", trial.params))
+            candidate = self._candidate(trial.params)
+            if candidate is None or trial.number in own:
+                continue
+            if trial.state == TrialState.RUNNING:
+                self._elsewhere.add(key(candidate))
+            elif trial.state == TrialState.PRUNED:
+                self._known.setdefault(key(candidate), None)
+            elif trial.state == TrialState.COMPLETE:
+                if _TIMES in trial.user_attrs and key(candidate) not in self._known:
+                    self._told_elsewhere[trial.number] = (candidate, trial.user_attrs[_TIMES])
+                self.learn(candidate, trial.value)
 
     def _remember(self, trial: optuna.trial.FrozenTrial) -> None:
         if trial.state == TrialState.WAITING:
@@ -85,6 +122,16 @@ class Search:
         elif trial.state == TrialState.RUNNING:  # of a run that was ended; to be asked anew
             self._study.tell(trial.number, state=TrialState.FAIL)
         # What was pruned is learned from elsewhere: it failed, or was refused by rules of that day.
+
+    @property
+    def waits_for_others(self) -> bool:
+        """Whether other nodes are measuring candidates."""
+        return bool(self._elsewhere)
+
+    def take_told_elsewhere(self) -> list[tuple[Candidate, dict[str, float]]]:
+        """Candidates that other nodes have measured since the last call: mode -> microseconds."""
+        taken, self._told_elsewhere = list(self._told_elsewhere.values()), {}
+        return taken
 
     @property
     def measured(self) -> int:
@@ -111,13 +158,25 @@ class Search:
 
     def enqueue(self, candidates: Sequence[Candidate]) -> None:
         """Try these first, in their order, unless they are known or wait already."""
-        for candidate in candidates:
-            if candidate.variant not in self._spaces or key(candidate) in self._known:
-                continue
-            parameters = self._parameters(candidate)
-            if parameters not in self._waiting:
-                self._waiting.append(parameters)
-                self._study.enqueue_trial(parameters)
+        with self._alone():
+            for candidate in candidates:
+                is_known = key(candidate) in self._known.keys() | self._elsewhere
+                if candidate.variant not in self._spaces or is_known:
+                    continue
+                parameters = self._parameters(candidate)
+                if parameters not in self._waiting:
+                    self._waiting.append(parameters)
+                    self._study.enqueue_trial(parameters)
+
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Keep other nodes from claiming, after learning what they have done."""
+        if self._fleet is None:
+            yield
+            return
+        with self._fleet.alone(self._study):
+            self._catch_up()
+            yield
 
     def _parameters(self, candidate: Candidate) -> dict[str, str]:
         """A candidate in the study's form; values that the space no longer has stay as they are."""
@@ -128,29 +187,38 @@ class Search:
         }
         return {"variant": candidate.variant, **values}
 
-    def ask(self, count: int) -> list[Candidate]:
-        """Up to `count` candidates that are new and that no variant refuses."""
+    def ask(self, count: int, wanted: int | None = None) -> list[Candidate]:
+        """Up to `count` candidates that are new and that no variant refuses.
+
+        Args:
+            wanted: candidates to measure in all, with those that are measured or claimed already;
+                None for no limit.
+        """
         found: list[Candidate] = []
         if not self._variants:
             return found
-        for _ in range(_ASKS_PER_CANDIDATE * count):
-            if len(found) == count:
-                break
-            trial = self._study.ask()
-            candidate = self._suggest(trial)
-            if key(candidate) in self._asked:
-                self._study.tell(trial, state=TrialState.FAIL)
-            elif key(candidate) in self._known:
-                self._tell(trial, self._known[key(candidate)])
-            else:
-                variant = self._variants[candidate.variant]
-                reason = variant.prune_reason(self._problem, self._hardware, candidate.config)
-                if reason is None:
-                    self._asked[key(candidate)] = trial
-                    found.append(candidate)
+        with self._alone():
+            if wanted is not None:
+                claimed = len(self._asked) + len(self._elsewhere)
+                count = min(count, wanted - self.measured - claimed)
+            for _ in range(_ASKS_PER_CANDIDATE * count):
+                if len(found) == count:
+                    break
+                trial = self._study.ask() if self._fleet is None else self._fleet.ask(self._study)
+                candidate = self._suggest(trial)
+                if key(candidate) in self._asked.keys() | self._elsewhere:
+                    self._end(trial, None, TrialState.FAIL)
+                elif key(candidate) in self._known:
+                    self._tell(trial, self._known[key(candidate)])
                 else:
-                    self._refused.append((candidate, reason))
-                    self.tell_pruned(candidate, reason, trial)
+                    variant = self._variants[candidate.variant]
+                    reason = variant.prune_reason(self._problem, self._hardware, candidate.config)
+                    if reason is None:
+                        self._asked[key(candidate)] = trial
+                        found.append(candidate)
+                    else:
+                        self._refused.append((candidate, reason))
+                        self.tell_pruned(candidate, reason, trial)
         return found
 
     def take_refused(self) -> list[tuple[Candidate, str]]:
@@ -178,10 +246,28 @@ class Search:
             config[parameter] = choices[text]
         return Candidate(name, config)
 
-    def tell(self, candidate: Candidate, median_us: float) -> None:
-        """A candidate was measured."""
+    def tell(
+        self,
+        candidate: Candidate,
+        median_us: float,
+        times: Mapping[str, float] | None = None,
+    ) -> None:
+        """A candidate was measured.
+
+        Args:
+            median_us: in the mode that decides.
+            times: mode -> microseconds, for other nodes.
+        """
         self._known[key(candidate)] = median_us
-        self._tell(self._asked.pop(key(candidate)), median_us)
+        trial = self._asked.pop(key(candidate))
+        if self._fleet is not None:
+            trial.set_user_attr(_TIMES, dict(times or {}))
+        self._tell(trial, median_us)
+
+    def ask_again(self, candidate: Candidate) -> None:
+        """A candidate's time cannot be trusted: it is not learned, and asked for anew."""
+        self._end(self._asked.pop(key(candidate)), None, TrialState.FAIL)
+        self._study.enqueue_trial(self._parameters(candidate))
 
     def tell_pruned(self, candidate: Candidate, reason: str, trial: Trial | None = None) -> None:
         """A candidate cannot be used."""
@@ -191,10 +277,14 @@ class Search:
         self._tell(trial, None)
 
     def _tell(self, trial: Trial, median_us: float | None) -> None:
-        if median_us is None:
-            self._study.tell(trial, state=TrialState.PRUNED)
+        state = TrialState.PRUNED if median_us is None else TrialState.COMPLETE
+        self._end(trial, median_us, state)
+
+    def _end(self, trial: Trial, median_us: float | None, state: TrialState) -> None:
+        if self._fleet is None:
+            self._study.tell(trial, median_us, state=state)
         else:
-            self._study.tell(trial, median_us)
+            self._fleet.tell(self._study, trial, median_us, state)
 
     def best(self, count: int) -> list[tuple[float, Candidate]]:
         """The fastest candidates so far and their microseconds, fastest first."""

@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from taxfree import devices
 from taxfree.errors import TaxfreeError
@@ -23,6 +23,11 @@ from taxfree_kernels.cross_compile.screen import Screen, Verdict
 from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.variant import Problem, op_of
 from taxfree_tuning_db import Database, Record
+
+if TYPE_CHECKING:
+    from taxfree.tuning.fleet import Fleet
+
+_POLL_S = 1.0  # for what other nodes measure
 
 
 @dataclass(frozen=True)
@@ -46,7 +51,8 @@ class NotTuned:
 
     Args:
         problem: the problem.
-        state: "refused" where no variant can serve it, "not tried" where the budget ran out.
+        state: "refused" where no variant can serve it, "not tried" where the budget ran out,
+            "disturbed" where the GPUs were busy or throttled.
         reason: one line.
     """
 
@@ -64,6 +70,7 @@ def run(
     seed: int = 0,
     only: Sequence[str] | None = None,
     progress: Progress = lambda event: None,
+    fleet: Fleet | None = None,
 ) -> Iterator[Tuned | NotTuned]:
     """Tune problems, and store their records.
 
@@ -76,6 +83,7 @@ def run(
         seed: of the searches.
         only: names of variants to try; those that are searched by default.
         progress: receives every event of a search.
+        fleet: nodes that tune the same problems; those that others are still measuring come last.
 
     Yields:
         Each problem when it is finished; closing the iterator ends the workers.
@@ -90,23 +98,38 @@ def run(
     with _alone(database.path):
         for world_size in dict.fromkeys(problem.world_size for problem in problems):
             alike = [problem for problem in problems if problem.world_size == world_size]
-            with _tuner(alike, fabric, database, seed, only, progress) as tuner:
-                for problem in alike:
+            with _tuner(alike, fabric, database, seed, only, progress, fleet) as tuner:
+                waiting, pending = deque(alike), 0
+                while waiting:
                     share = None
                     if seconds is not None:
                         share = (begun + seconds - time.monotonic()) / remaining
-                    remaining -= 1
-                    yield _tune(tuner, problem, Budget(trials, share), only)
+                    result = _tune(tuner, waiting[0], Budget(trials, share), only)
+                    if result is not None:
+                        waiting.popleft()
+                        remaining, pending = remaining - 1, 0
+                        yield result
+                        continue
+                    waiting.rotate(-1)
+                    pending += 1
+                    if pending == len(waiting):  # all are measured elsewhere
+                        time.sleep(_POLL_S)
+                        pending = 0
 
 
 def _tune(
     tuner: Tuner, problem: Problem, budget: Budget, only: Sequence[str] | None
-) -> Tuned | NotTuned:
+) -> Tuned | NotTuned | None:
+    """The outcome of a problem; None while other nodes are measuring it."""
     if not variants_for(problem, tuner.hardware, only):
         reasons = refusals(problem, tuner.hardware, only)
         why = "; ".join(f"{name}: {reason}" for name, reason in reasons.items())
         return NotTuned(problem, "refused", why)
     record = tuner.tune(op_of(problem), problem, budget)
+    if record is None and tuner.is_pending:
+        return None
+    if record is None and tuner.disturbed:
+        return NotTuned(problem, "disturbed", tuner.disturbed)
     if record is None:
         return NotTuned(problem, "not tried", "out of budget")
     return Tuned(record, tuner.mode, tuner.not_measured)
@@ -120,6 +143,7 @@ def _tuner(
     seed: int,
     only: Sequence[str] | None,
     progress: Progress,
+    fleet: Fleet | None,
 ) -> Iterator[Tuner]:
     """A tuner with workers for problems of one world size."""
     world_size, heap_bytes = problems[0].world_size, devices.heap_bytes(problems)
@@ -131,7 +155,7 @@ def _tuner(
     with Workers(start) as workers:
         hardware = workers.group().hardware
         with Screen(hardware, heap_bytes=heap_bytes) as screen:
-            yield Tuner(database, workers, hardware, screen, seed, only, progress)
+            yield Tuner(database, workers, hardware, screen, seed, only, progress, fleet)
 
 
 @contextlib.contextmanager

@@ -3,7 +3,8 @@
 A batch of candidates is screened by cross-compiling it, then handed to the rank workers, which
 vote on compilation and correctness before they time it together with the baseline. Every outcome is
 recorded; what was measured or failed is not tried again. The best are measured once more, since a
-search's minimum is biased low, and the winner is adopted only if it clearly beats the baseline.
+search's minimum is biased low, and the winner is adopted only if it clearly beats the baseline, and
+the recorded winner. Times of a busy or throttled GPU are recorded as such and decide nothing.
 """
 
 from __future__ import annotations
@@ -15,17 +16,17 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from taxfree import fingerprints
 from taxfree.errors import WorkerLost, WrongResult
-from taxfree.measuring.groups import deadline_s
-from taxfree.measuring.trial import Candidate, Outcome, key, try_candidates
+from taxfree.measuring.trial import Candidate, Outcome, key
 from taxfree.shapes import recorded_problem
 from taxfree.tuning.candidates import first_candidates, serves, variants_for
 from taxfree.tuning.search import Search
-from taxfree.tuning.winner import record_of
-from taxfree.workers.group import TaskFailed, Workers
+from taxfree.tuning.together import BASELINE, Together
+from taxfree.tuning.winner import measurement_of, record_of
+from taxfree.workers.group import Workers
 from taxfree_kernels.cross_compile.screen import Screen
 from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.variant import Problem, Variant
@@ -39,11 +40,13 @@ from taxfree_tuning_db import (
     shipped_records,
 )
 
-BASELINE = Candidate("baseline", {})
+if TYPE_CHECKING:
+    from taxfree.tuning.fleet import Fleet
+
 FINALISTS = 5
 OTHER_FINALISTS = 2
-_FINALS = 3  # times the repetitions of a search
 _NEIGHBOURS = 3
+_PAUSE_S = 5.0  # after a batch that was disturbed
 _TRIED_PER_TRIAL = 3  # where most candidates fail, the budget bounds what is tried, not measured
 
 
@@ -98,11 +101,14 @@ class Tuner:
         seed: of the search.
         only: names of variants to try; those that are searched by default.
         progress: receives every event.
+        fleet: nodes that tune the same problems.
 
     Attributes:
         hardware: of the workers' devices.
         mode, modes: "graph" or "eager": the mode that decides, and all modes that are timed.
         not_measured: for the last problem, state -> number of candidates that were not timed.
+        disturbed: why its times cannot be trusted; empty if they can.
+        is_pending: whether other nodes are still measuring it.
     """
 
     def __init__(
@@ -114,20 +120,21 @@ class Tuner:
         seed: int = 0,
         only: Sequence[str] | None = None,
         progress: Progress = lambda event: None,
+        fleet: Fleet | None = None,
     ) -> None:
-        self._database, self._workers, self.hardware = database, workers, hardware
+        self._database, self.hardware, self._fleet = database, hardware, fleet
         self._screen, self._seed, self._only, self._progress = screen, seed, only, progress
         self._fingerprint = fingerprints.hardware_fingerprint(hardware)
         self._pace_s: float | None = None  # of a unit, with its share of the finals
-        self.mode = "graph" if hardware.backend != "interpreter" else "eager"
-        self.modes = ("graph", "eager") if self.mode == "graph" else ("eager",)
+        self._together = Together(workers, hardware)
+        self.mode, self.modes = self._together.mode, self._together.modes
 
     def tune(self, op: str, problem: Problem, budget: Budget) -> Record | None:
         """Search, decide, and store the record of one problem.
 
         Returns:
-            The record; None if time ran out before anything was tried, in which case nothing is
-            stored.
+            The record; None if time ran out before anything was tried, the decision was disturbed,
+            or other nodes are still at it. Then no record is stored, and one that there is stays.
 
         Raises:
             WorkerLost, TaskFailed: ranks cannot be started, or the baseline itself cannot be run.
@@ -136,7 +143,9 @@ class Tuner:
         """
         begun = time.monotonic()
         self.not_measured: Counter[str] = Counter()
+        self.disturbed, self.is_pending = "", False
         search = self._search(op, problem)
+        self._store_told_elsewhere(op, problem, search)
         asked = tried = 0
         most = _TRIED_PER_TRIAL * budget.trials
         baseline_us: float | None = None
@@ -148,25 +157,36 @@ class Tuner:
             count = self._affordable(budget, time.monotonic() - begun, asked)
             if count == 0:
                 break
-            batch = search.ask(min(count, budget.trials - search.measured, most - tried))
+            batch = search.ask(min(count, most - tried), budget.trials)
             asked += len(batch)
+            self._store_told_elsewhere(op, problem, search)
             for candidate, reason in search.take_refused():
                 self._store_trial(op, problem, candidate, Outcome("refused", reason))
+            if not batch and search.waits_for_others:
+                self.is_pending = True
+                return None
             if not batch:
-                break  # the space is exhausted
+                break  # the space is exhausted, or other nodes have measured enough
             batch = self._screened(op, problem, search, batch)
             tried += len(batch)
-            outcomes = self._try(op, problem, [BASELINE, *batch], repetitions=self._repetitions)
+            outcomes = self._together.search(problem, [BASELINE, *batch])
             baseline = outcomes[0]
             if baseline.timings:
                 baseline_us = baseline.timings[self.mode].median_us
             for candidate, outcome in zip(batch, outcomes[1:], strict=True):
                 self._tell(op, problem, search, candidate, outcome)
                 self._report(search, problem, budget, baseline_us, _note(outcome))
+            if baseline.disturbed:
+                self.disturbed = baseline.disturbed
+                time.sleep(_PAUSE_S)
         if variants_for(problem, self.hardware, self._only) and not search.has_tried:
             return None
-        record = self._decide(op, problem, search, time.monotonic() - begun)
-        self._database.put(record)
+        if self._fleet is None:
+            record = self._decide(op, problem, search, time.monotonic() - begun)
+        else:
+            record = self._decide_once(self._fleet, op, problem, search, time.monotonic() - begun)
+        if record is not None:
+            self._database.put(record)
         if asked:
             self._pace_s = (time.monotonic() - begun) / self._units(asked)
         return record
@@ -197,10 +217,6 @@ class Tuner:
         """Candidates that take as long as one: all of a batch on a GPU, where compiling decides."""
         return self._batch if self.mode == "graph" else 1
 
-    @property
-    def _repetitions(self) -> int:
-        return 8 if self.mode == "graph" else 3
-
     # -- the search --------------------------------------------------------------------------
 
     def _search(self, op: str, problem: Problem) -> Search:
@@ -213,12 +229,17 @@ class Tuner:
             self._seed,
             self._database.path.with_suffix(".journal"),
             self._study(op, problem, found),
+            self._fleet,
         )
         self._refused: set[str] = set()
+        self._stored: set[str] = set()
         for trial in self._database.trials(self._key(op, problem)):
             if trial.kernel_hash != hashes.get(trial.variant):
                 continue
             candidate = Candidate(trial.variant, trial.config)
+            if trial.state == "measured" and trial.reason:  # disturbed
+                continue
+            self._stored.add(key(candidate))
             if trial.state == "refused":  # by rules and a compiler that may have changed
                 self._refused.add(key(candidate))
             else:
@@ -272,55 +293,6 @@ class Tuner:
                 self._store_trial(op, problem, candidate, outcome)
         return [c for c, v in zip(batch, verdicts, strict=True) if v.refused is None]
 
-    # -- the workers -------------------------------------------------------------------------
-
-    def _try(
-        self, op: str, problem: Problem, candidates: Sequence[Candidate], repetitions: int
-    ) -> list[Outcome]:
-        """Outcomes of a batch, which share its time."""
-        begun = time.monotonic()
-        outcomes = self._outcomes(op, problem, candidates, repetitions)
-        for outcome in outcomes:
-            outcome.seconds = (time.monotonic() - begun) / len(outcomes)
-        return outcomes
-
-    def _outcomes(
-        self, op: str, problem: Problem, candidates: Sequence[Candidate], repetitions: int
-    ) -> list[Outcome]:
-        """Outcomes of a batch; if it takes the group down, its candidates are tried one by one."""
-        try:
-            return self._call(op, problem, candidates, repetitions)
-        except (WorkerLost, TaskFailed) as error:
-            fatal = isinstance(error, TaskFailed) and error.kind == "FabricUnavailable"
-            if fatal or len(candidates) == 1:
-                raise
-        outcomes = self._call(op, problem, candidates[:1], repetitions)
-        for candidate in candidates[1:]:
-            self._workers.group()  # if it cannot be started, that is not the candidate's fault
-            try:
-                outcomes += self._call(op, problem, [candidate], repetitions)
-            except WorkerLost as error:
-                outcomes.append(Outcome("hung" if error.is_late else "crashed", error.message))
-            except TaskFailed as error:
-                state = "hung" if error.kind == "PeerTimeout" else "failed"
-                outcomes.append(Outcome(state, error.message))
-        return outcomes
-
-    def _call(
-        self, op: str, problem: Problem, candidates: Sequence[Candidate], repetitions: int
-    ) -> list[Outcome]:
-        # Finals repeat about as often as a bench, whose deadline this is; a search less often.
-        share = repetitions / (_FINALS * self._repetitions)
-        return self._workers.group().call(
-            try_candidates,
-            share * deadline_s(self.hardware),
-            op=op,
-            problem=dataclasses.asdict(problem),
-            candidates=list(candidates),
-            modes=self.modes,
-            repetitions=repetitions,
-        )[0]
-
     # -- the result --------------------------------------------------------------------------------
 
     def _tell(
@@ -328,8 +300,11 @@ class Tuner:
     ) -> None:
         # Stored first: the next run learns from the database, whether the study was told or not.
         self._store_trial(op, problem, candidate, outcome)
-        if outcome.state == "measured":
-            search.tell(candidate, outcome.timings[self.mode].median_us)
+        if outcome.disturbed:
+            search.ask_again(candidate)
+        elif outcome.state == "measured":
+            times = {mode: timing.median_us for mode, timing in outcome.timings.items()}
+            search.tell(candidate, times[self.mode], times)
         else:
             search.tell_pruned(candidate, f"{outcome.state}: {outcome.reason}")
 
@@ -344,12 +319,29 @@ class Tuner:
             variant=candidate.variant,
             config=dict(candidate.config),
             state=outcome.state,  # type: ignore[arg-type]
-            reason=outcome.reason,
+            reason=f"disturbed: {outcome.disturbed}" if outcome.disturbed else outcome.reason,
             median_us={mode: timing.median_us for mode, timing in outcome.timings.items()},
             seconds=outcome.seconds,
             kernel_hash=fingerprints.kernel_hashes(op)[candidate.variant],
         )
         self._database.add_trial(self._key(op, problem), trial)
+
+    def _store_told_elsewhere(self, op: str, problem: Problem, search: Search) -> None:
+        """Keep what other nodes have measured like what was measured here."""
+        hashes = fingerprints.kernel_hashes(op)
+        for candidate, times in search.take_told_elsewhere():
+            if key(candidate) not in self._stored:
+                self._stored.add(key(candidate))
+                trial = TrialRecord(
+                    variant=candidate.variant,
+                    config=dict(candidate.config),
+                    state="measured",
+                    reason="",
+                    median_us=dict(times),
+                    seconds=0.0,
+                    kernel_hash=hashes[candidate.variant],
+                )
+                self._database.add_trial(self._key(op, problem), trial)
 
     def _key(self, op: str, problem: Problem) -> str:
         return record_key(op, dataclasses.asdict(problem), self._fingerprint)
@@ -357,7 +349,8 @@ class Tuner:
     def _finalists(self, op: str, problem: Problem, search: Search) -> list[Candidate]:
         """The fastest in the deciding mode, then in the other, where dispatch may run them too.
 
-        A search restricted to some variants keeps the record's candidates of the others.
+        The recorded winner is one of them, so that it is replaced by what is faster side by side. A
+        search restricted to some variants keeps all of the record's candidates.
         """
         found = [candidate for _, candidate in search.best(FINALISTS)]
         trials = self._database.trials(self._key(op, problem))
@@ -365,12 +358,12 @@ class Tuner:
             tried = [
                 (trial.median_us[mode], Candidate(trial.variant, trial.config))
                 for trial in trials
-                if mode in trial.median_us
+                if mode in trial.median_us and not trial.reason
             ]
             valid = [each for each in tried if search.knows(each[1])]
             fastest = sorted(valid, key=lambda each: each[0])[:OTHER_FINALISTS]
             found += [candidate for _, candidate in fastest if candidate not in found]
-        known = () if self._only is None else self._known(op, problem)
+        known = self._known(op, problem)[: 1 if self._only is None else None]
         return [*found, *(candidate for candidate in known if candidate not in found)]
 
     def _known(self, op: str, problem: Problem) -> list[Candidate]:
@@ -388,24 +381,48 @@ class Tuner:
             and serves(found[each.variant], problem, self.hardware, each.config)
         ]
 
-    def _decide(self, op: str, problem: Problem, search: Search, seconds: float) -> Record:
+    def _decide(self, op: str, problem: Problem, search: Search, seconds: float) -> Record | None:
+        """The record of the finals; None if they were disturbed."""
+        incumbent = next(iter(self._known(op, problem)), None)
         finalists = [BASELINE, *self._finalists(op, problem, search)]
+        measured = self._side_by_side(op, problem, search, finalists)
+        if self.disturbed:
+            return None
         return record_of(
             op,
             dataclasses.asdict(problem),
             self._fingerprint,
             fingerprints.software_fingerprint(),
-            self._side_by_side(op, problem, search, finalists),
+            measured,
             trials=search.measured,
             seconds=seconds,
             created=datetime.now(UTC).isoformat(timespec="seconds"),
+            incumbent=incumbent,
         )
+
+    def _decide_once(
+        self, fleet: Fleet, op: str, problem: Problem, search: Search, seconds: float
+    ) -> Record | None:
+        """The record of the finals, measured by this node or by another; None if not yet."""
+        name = f"{search.name} after {search.measured}"
+        finals = fleet.finals(name)
+        if finals is None:
+            self.is_pending = True
+            return None
+        if finals.trial is None:
+            return Record.from_json(finals.record)
+        record = None
+        try:
+            record = self._decide(op, problem, search, seconds)
+        finally:
+            fleet.decided(name, finals.trial, None if record is None else record.to_json())
+        return record
 
     def _side_by_side(
         self, op: str, problem: Problem, search: Search, finalists: Sequence[Candidate]
     ) -> list[Measurement]:
         """The baseline and the finalists that do not fail, timed together; the baseline first."""
-        outcomes = self._try(op, problem, finalists, _FINALS * self._repetitions)
+        outcomes = self._together.finals(problem, finalists)
         measured = []
         for candidate, outcome in zip(finalists, outcomes, strict=True):
             if outcome.state == "measured":
@@ -419,18 +436,8 @@ class Tuner:
         if len(measured) < len(finalists):  # whoever took the group down left the others alone
             survivors = [candidate for candidate, _ in measured]
             return self._side_by_side(op, problem, search, survivors)
-        return [self._measurement(op, candidate, outcome) for candidate, outcome in measured]
-
-    def _measurement(self, op: str, candidate: Candidate, outcome: Outcome) -> Measurement:
-        return Measurement(
-            variant=candidate.variant,
-            config=dict(candidate.config),
-            kernel_hash=fingerprints.kernel_hashes(op)[candidate.variant],
-            median_us={mode: timing.median_us for mode, timing in outcome.timings.items()},
-            iqr_us={mode: timing.iqr_us for mode, timing in outcome.timings.items()},
-            samples=len(outcome.timings[self.mode].samples_us),
-            relative_error=outcome.relative_error,
-        )
+        self.disturbed = "; ".join(dict.fromkeys(o.disturbed for o in outcomes if o.disturbed))
+        return [measurement_of(op, *each, self.mode) for each in measured]
 
     def _report(
         self,
@@ -455,4 +462,6 @@ class Tuner:
 
 
 def _note(outcome: Outcome) -> str:
+    if outcome.disturbed:
+        return f"disturbed, to be measured again: {outcome.disturbed}"
     return "" if outcome.state == "measured" else f"{outcome.state}: {outcome.reason}"

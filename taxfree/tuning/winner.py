@@ -11,7 +11,9 @@ from typing import Any
 
 from taxfree import fingerprints
 from taxfree.errors import UsageError
+from taxfree.measuring.disturbance import SPOILING
 from taxfree.measuring.results import DISPATCH, Mode, Results, Row, by_problem
+from taxfree.measuring.trial import Candidate, Outcome
 from taxfree.shapes import format_problem, recorded_problem
 from taxfree_kernels.variant import operation_names
 from taxfree_tuning_db import (
@@ -24,6 +26,7 @@ from taxfree_tuning_db import (
 )
 
 LEAST_GAIN = 0.03  # by which a winner must beat the baseline to be adopted
+_LEAST_CHANGE = 0.02  # by which it must beat the recorded winner
 
 
 def record_of(
@@ -35,6 +38,7 @@ def record_of(
     trials: int,
     seconds: float,
     created: str,
+    incumbent: Candidate | None = None,
     **provenance: str,
 ) -> Record:
     """The record of a problem's measurements, with the winner.
@@ -44,12 +48,13 @@ def record_of(
         trials: candidates tried.
         seconds: time spent on trying them.
         created: when, as ISO time.
+        incumbent: the recorded winner, which stays unless another is clearly faster.
         provenance: more fields of the record's provenance.
     """
     baseline, *others = measured
     mode = _deciding_mode(baseline.median_us)
     ranked = sorted(others, key=lambda each: each.median_us[mode])
-    winner = ranked[0] if ranked and _beats(ranked[0], baseline, mode) else baseline
+    winner = _winner(baseline, ranked, mode, incumbent)
     origin = {"source": "user", "created": created, "taxfree": software.taxfree}
     return Record(
         op=op,
@@ -62,6 +67,23 @@ def record_of(
         trials=trials,
         seconds_spent=seconds,
         provenance=origin | provenance,
+    )
+
+
+def measurement_of(op: str, candidate: Candidate, outcome: Outcome, mode: Mode) -> Measurement:
+    """The measurement of a candidate that was timed.
+
+    Args:
+        mode: that whose samples count.
+    """
+    return Measurement(
+        variant=candidate.variant,
+        config=dict(candidate.config),
+        kernel_hash=fingerprints.kernel_hashes(op)[candidate.variant],
+        median_us={name: timing.median_us for name, timing in outcome.timings.items()},
+        iqr_us={name: timing.iqr_us for name, timing in outcome.timings.items()},
+        samples=len(outcome.timings[mode].samples_us),
+        relative_error=outcome.relative_error,
     )
 
 
@@ -119,6 +141,8 @@ def _too_little(rows: Sequence[Row], measured: Sequence[Measurement]) -> str | N
         return "this version's baseline was not measured"
     if not measured[1:]:
         return "no other variant is of this version's kernels"
+    if spoiled := {each for row in rows for each in row.throttled if each in SPOILING}:
+        return f"measured on a GPU slowed by {', '.join(sorted(spoiled))}"
     mode = _deciding_mode(measured[0].median_us)
     best, known = min(each.median_us[mode] for each in measured), {m.variant for m in measured}
     for row in rows:
@@ -170,9 +194,35 @@ def _deciding_mode(modes: Collection[str]) -> Mode:
     return "graph" if "graph" in modes else "eager"
 
 
-def _beats(winner: Measurement, baseline: Measurement, mode: Mode) -> bool:
+def _winner(
+    baseline: Measurement, ranked: Sequence[Measurement], mode: Mode, incumbent: Candidate | None
+) -> Measurement:
+    """The measurement to adopt.
+
+    Without the incumbent's advantage, noise would choose another one of equally fast candidates
+    each time.
+    """
     # an engine would run the baseline in the faster mode
     fastest = min(baseline.median_us, key=lambda each: baseline.median_us[each])
-    best = baseline.median_us[fastest]
-    noise = max(winner.iqr_us[mode], baseline.iqr_us[fastest])
-    return best - winner.median_us[mode] > max(LEAST_GAIN * best, 2 * noise)
+    for each in ranked:
+        if incumbent is not None and is_of(each, incumbent):
+            is_kept = not is_faster(ranked[0], mode, each, mode, _LEAST_CHANGE)
+            if is_kept and each.median_us[mode] <= baseline.median_us[fastest]:
+                return each
+    if ranked and is_faster(ranked[0], mode, baseline, fastest, LEAST_GAIN):
+        return ranked[0]
+    return baseline
+
+
+def is_of(measured: Measurement, candidate: Candidate) -> bool:
+    """Whether a measurement is of a candidate."""
+    return (measured.variant, measured.config) == (candidate.variant, dict(candidate.config))
+
+
+def is_faster(
+    one: Measurement, mode: str, other: Measurement, other_mode: str, least_gain: float
+) -> bool:
+    """Whether a measurement is faster than another one by a share of its time and the noise."""
+    best = other.median_us[other_mode]
+    noise = max(one.iqr_us[mode], other.iqr_us[other_mode])
+    return best - one.median_us[mode] > max(least_gain * best, 2 * noise)

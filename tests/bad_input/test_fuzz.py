@@ -134,6 +134,8 @@ def an_import(random: Random, place: Place) -> Iterator[list[str]]:
     text = io.StringIO()
     export([record_of(128), *RECORDS], text)
     _write(place.folder / "records.json", spoiled_json(random, json.loads(text.getvalue())))
+    yield ["db", "import", "records.json", "--dry-run", "--json"]
+    yield ["db", "diff", "tuning.sqlite", "records.json", "--json"]
     yield ["db", "import", "records.json"]
     yield from _readings(random)
 

@@ -9,6 +9,7 @@ import pytest
 
 from taxfree import fingerprints
 from taxfree.measuring.results import Results, Row, save
+from taxfree.tuning.verification import Verdict
 from taxfree_kernels.hardware import KNOWN
 from taxfree_kernels.variant import problem_class, variants
 from taxfree_tuning_db import (
@@ -259,6 +260,51 @@ class TestExchange:
         again = json.loads(cli("db", "import", file, "--db", other, "--json").out)
         assert again == {"added": [], "replaced": [], "kept": [RECORD.key], "refused": []}
 
+    def test_records_say_which_file_they_are_from(self, cli, stored, tmp_path):
+        stored(RECORD)
+        cli("db", "export", tmp_path / "team.json")
+        cli("db", "import", tmp_path / "team.json", "--db", tmp_path / "other.sqlite")
+        (record,) = documents(cli("db", "list", "--db", tmp_path / "other.sqlite", "--json"))
+        assert record["provenance"] == RECORD.provenance | {
+            "source": "imported", "from": "team.json",
+        }  # fmt: skip
+
+    def test_a_dry_run_shows_what_would_change_and_stores_nothing(self, cli, stored, tmp_path):
+        faster = replace(RECORD, winner=replace(measured("push", 20.0), samples=60))
+        path = stored(faster)
+        cli("db", "export", tmp_path / "team.json")
+        stored(RECORD)
+        before = path.read_bytes()
+        outcome = cli("db", "import", tmp_path / "team.json", "--dry-run")
+        assert outcome.code == 0
+        assert "changed" in outcome.out
+        assert outcome.out.endswith("0 added\n1 replaced\n0 kept\n")
+        found = json.loads(cli("db", "import", tmp_path / "team.json", "--dry-run", "--json").out)
+        (difference,) = found["differences"]
+        assert difference["before"]["winner"]["median_us"] == {"graph": 30.0}
+        assert difference["after"]["winner"]["median_us"] == {"graph": 20.0}
+        assert difference["differing"] == ["winner"]
+        assert path.read_bytes() == before
+        none = tmp_path / "none.sqlite"
+        outcome = cli("db", "import", tmp_path / "team.json", "--dry-run", "--db", none)
+        assert outcome.out.endswith("1 added\n0 replaced\n0 kept\n")
+        assert not none.exists()
+
+    def test_tables_are_compared(self, cli, stored, tmp_path):
+        path = stored(RECORD)
+        cli("db", "export", tmp_path / "a.json")
+        other = replace(RECORD, problem=PROBLEM | {"m": 64})
+        stored(other)
+        outcome = cli("db", "diff", tmp_path / "a.json", path)
+        assert "m=64" in outcome.out
+        assert outcome.out.endswith("1 added, 0 removed, 0 changed\n")
+        assert cli("db", "diff", path, path).out == "0 added, 0 removed, 0 changed\n"
+        (found,) = json.loads(cli("db", "diff", path, tmp_path / "a.json", "--json").out)[
+            "differences"
+        ]
+        assert (found["change"], found["after"]) == ("removed", None)
+        assert found["before"]["problem"]["m"] == 64
+
     def test_no_database_is_overwritten_by_an_export(self, cli, stored, tmp_path):
         stored(RECORD)
         saved = cli("db", "path").out.strip()
@@ -316,6 +362,73 @@ ROWS = (
 )
 
 
+class TestVerify:
+    @pytest.fixture(autouse=True)
+    def _two_h200s(self, monkeypatch):
+        monkeypatch.setattr("taxfree.devices.fabric_for", lambda name: "cuda")
+        monkeypatch.setattr("taxfree.devices.gpu_name", lambda fabric: "NVIDIA H200")
+        monkeypatch.setattr("taxfree.devices.most_ranks", lambda fabric: 8)
+
+    @pytest.fixture
+    def verdict(self, monkeypatch):
+        """Let every record have a verdict of one state."""
+
+        def put(state):
+            monkeypatch.setattr(
+                "taxfree.tuning.verification.verify",
+                lambda records, fabric: (
+                    Verdict(each, state, "graph", 31.0, "push", "why" * (state != "holds"))
+                    for each in records
+                ),
+            )
+
+        return put
+
+    @pytest.mark.parametrize(
+        ("state", "code", "said"),
+        [
+            ("holds", 0, ""),
+            ("slower", 1, "1 of 1 records no longer hold"),
+            ("stale", 1, "no longer hold"),
+            ("failed", 1, "no longer hold"),
+            ("wrong", 4, "no longer hold"),
+            ("hung", 5, "no longer hold"),
+            ("disturbed", 1, "nothing could be verified"),
+        ],
+    )
+    def test_the_exit_code_says_whether_the_table_holds(
+        self, cli, stored, verdict, state, code, said
+    ):
+        stored(RECORD)
+        verdict(state)
+        outcome = cli("db", "verify")
+        assert outcome.code == code
+        assert said in outcome.err
+        assert state in outcome.out
+        (found,) = json.loads(cli("db", "verify", "--json").out)["verdicts"]
+        assert (found["state"], found["recorded_us"], found["winner_us"]) == (state, 30.0, 31.0)
+
+    def test_a_sample_is_measured_that_the_seed_decides(self, cli, stored, verdict, tmp_path):
+        path = stored(*(replace(RECORD, problem=PROBLEM | {"m": m}) for m in range(1, 21)))
+        verdict("holds")
+
+        def taken(*options):
+            found = json.loads(cli("db", "verify", path, "--json", *options).out)
+            assert found["records"] == 20
+            return [each["problem"]["m"] for each in found["verdicts"]]
+
+        assert len(taken()) == 5
+        assert taken("--sample", 3, "--seed", 1) == taken("--sample", 3, "--seed", 1)
+        assert taken("--sample", 3, "--seed", 1) != taken("--sample", 3, "--seed", 2)
+        assert sorted(taken("--sample", 100)) == list(range(1, 21))
+
+    def test_records_of_other_machines_are_left_alone(self, cli, stored):
+        stored(replace(RECORD, hardware=MI300X), replace(RECORD, problem=PROBLEM | {"m": 0}))
+        outcome = cli("db", "verify")
+        assert outcome.code == 1
+        assert "none of 2 records is of this machine" in outcome.err
+
+
 class TestAdopt:
     @pytest.fixture
     def bench(self, tmp_path):
@@ -342,6 +455,17 @@ class TestAdopt:
         assert (record.software, record.trials) == (SOFTWARE, 1)
         assert record.provenance["created"] == "2026-02-03T04:05:06+00:00"
         assert record.provenance["method"] == "bench"
+
+    def test_times_of_a_throttled_gpu_are_left_out_but_not_those_under_a_power_cap(
+        self, cli, bench
+    ):
+        rows = [timed("baseline", "graph", 45.0), timed("push", "graph", 30.0)]
+        capped = [replace(row, throttled=("power cap",)) for row in rows]
+        assert cli("db", "adopt", bench(*capped)).out.endswith("1 added, 0 kept, 0 left out\n")
+        hot = [replace(row, throttled=("power cap", "heat (hardware)")) for row in rows]
+        outcome = cli("db", "adopt", bench(*hot))
+        assert outcome.out.endswith("0 added, 0 kept, 1 left out\n")
+        assert "measured on a GPU slowed by heat (hardware)" in outcome.err
 
     def test_wins_only_beyond_3_percent(self, cli, bench):
         rows = [replace(row, median_us=41.0) for row in ROWS if row.variant == "push"]

@@ -144,6 +144,8 @@ class TestShown:
             (StartOrder(64, 1, 1, 0), "in order of program id (64 programs)"),
             (StartOrder(4864, 608, 8, 9), "up to 9 places early within each chiplet: as programs"),
             (StartOrder(2112, 264, 1, 999), "NOT in order of id (2112 programs, 264 at a time)"),
+            (StartOrder(64, 16, 8, 0), "64 programs in turn to 8 chiplets"),
+            (StartOrder(64, 16, 8, 0, 5), "NOT 64 programs in turn to 8 chiplets: 5 run elsewhere"),
         ],
     )
     def test_start_orders(self, cli, found, order, said):

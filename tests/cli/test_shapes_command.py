@@ -38,4 +38,15 @@ def test_it_reads_a_model(cli, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(config))
     outcome = cli("shapes", "--model", tmp_path, "--tp", 8, "--json")
     problems = json.loads(outcome.out)["problems"]
-    assert {(problem["n"], problem["k"]) for problem in problems} == {(3072, 8192), (7168, 8192)}
+    assert {
+        (problem["n"], problem["k"]) for problem in problems if problem["op"] == "all_gather_matmul"
+    } == {(3072, 8192), (7168, 8192)}
+    assert len({problem["op"] for problem in problems}) == 5
+
+
+def test_it_knows_models_and_says_what_they_leave_out(cli):
+    outcome = cli("shapes", "--model", "mixtral-8x7b", "--tp", 8)
+    assert "all_gather_matmul leaves out 8 routed experts" in outcome.err
+    skipped = json.loads(cli("shapes", "--model", "mixtral-8x7b", "--json").out)["skipped"]
+    assert {each["op"] for each in skipped} >= {"all_gather_matmul", "matmul_all_reduce"}
+    assert "mixtral-8x7b" in json.loads(cli("shapes", "--json").out)["models"]

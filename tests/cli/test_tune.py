@@ -105,6 +105,32 @@ class TestTune:
         assert outcome.code == ExitCode.FAILED
         assert "another taxfree tune writes into" in outcome.err
 
+    def test_check_fails_where_a_problem_lacks_a_record_and_measures_nothing(
+        self, cli: Callable[..., Any], tmp_path: Path
+    ) -> None:
+        check = ("tune", "--check", "--hardware", "h200", "--gpus", 8)
+        done = cli(*check, "--shapes", "paper", "--dtype", "bf16")
+        assert (done.code, done.out) == (ExitCode.DONE, "")
+        assert "all 11 problems have a current record of NVIDIA H200" in done.err
+
+        missing = cli(*check, "--model", "llama-3.1-70b", "--shapes", "model m=17")
+        assert missing.code == ExitCode.FAILED
+        assert "all_gather_matmul m=17 n=1280 k=8192" in missing.out
+        assert "6 of 6 problems lack a current record" in missing.err
+        document = json.loads(cli(*check, "--shapes", "17x64x64", "--json").out)
+        assert (document["checked"], len(document["lacking"])) == (1, 1)
+        assert document["lacking"][0]["problem"]["m"] == 17
+        assert not (tmp_path / "tuning.sqlite").exists()
+
+    def test_check_takes_the_table_that_a_team_commits(
+        self, cli: Callable[..., Any], tmp_path: Path
+    ) -> None:
+        cli("tune", *SHAPE, "--trials", 1)
+        cli("db", "export", tmp_path / "team.json")
+        check = ("tune", "--check", *SHAPE, "--db", tmp_path / "team.json")
+        assert cli(*check).code == ExitCode.DONE
+        assert cli(*check, "--shapes", "6x32x32").code == ExitCode.FAILED
+
     def test_a_dry_run_says_why_nothing_would_be_tried(self, cli: Callable[..., Any]) -> None:
         arguments = ("--variant", "push_tma", "--hardware", "mi300x", "--shapes", "16x64x64")
         outcome = cli("tune", "--dry-run", *arguments, "--gpus", 8, "--json")
@@ -127,13 +153,13 @@ class TestTune:
         assert all(row["refused"] or row["registers"] > 0 for row in rows)
         assert any(row["refused"] is None for row in rows)
 
-    def test_configs_are_ranked_for_a_gpu_that_is_not_here(
-        self, process: Callable[..., Any]
+    def test_configs_are_ranked_and_stored_for_a_gpu_that_is_not_here(
+        self, process: Callable[..., Any], cli: Callable[..., Any], tmp_path: Path
     ) -> None:
         outcome = process(
             "-m", "taxfree_cli.app", "tune", "--hardware", "mi300x", "--op", "attention",
             "--shapes", "batch=1 length=512 q_heads=8 kv_heads=8 head_dim=64", "--trials", "2",
-            "--json", TRITON_INTERPRET="",
+            "--json", "--store", "--db", tmp_path / "modelled.sqlite", TRITON_INTERPRET="",
         )  # fmt: skip
         document = json.loads(outcome.stdout)
         assert document["is_modelled"]
@@ -142,7 +168,17 @@ class TestTune:
         ranked = [row for row in rows if row["refused"] is None]
         assert [row["rank"] for row in ranked] == list(range(1, len(ranked) + 1))
         assert all(row["registers"] > 0 and row["hit_rate"] > 0 for row in ranked)
-        assert ranked
+        with Database(tmp_path / "modelled.sqlite", read_only=True) as database:
+            (record,) = database.records()
+        assert record.is_modelled
+        assert (record.hardware.gpu, record.hardware.num_xcds) == ("AMD MI300X", 8)
+        tried = (record.winner, record.baseline, *record.runners_up)
+        assert {each.median_us["graph"] for each in tried} == {
+            row["us"] for row in (baseline, *ranked)
+        }
+        of_db = ("--db", tmp_path / "modelled.sqlite", "--gpu", "mi300x")
+        assert "modelled" in cli("db", "list", *of_db).out
+        assert "graph, modelled" in cli("db", "show", "--op", "attention", *of_db).out
 
 
 class TestBadInput:

@@ -46,7 +46,10 @@ for name in ("h100", "mi300x"):
             probes.hand_over, play | {"BLOCK": 1024}, {"num_warps": 1},
             (i64, i64, i64, i64, 0, 1, 1, 50),
         ),
-        "order": (probes.start_order, {"BUSY": 20}, warps, (i32, i32)),
+        "order": (
+            probes.start_order, {"XCDS": gpu.num_xcds, "BACKEND": gpu.backend, "BUSY": 20}, warps,
+            (i32, i32, i32),
+        ),
     }
     for what, (function, constants, options, args) in launches.items():
         made = compile_launch(Launch(Kernel(function, 8, constants, options), args), gpu)
@@ -159,9 +162,10 @@ class TestHandOver:
 
 def test_tickets_are_given_in_the_order_of_starts():
     counter = torch.zeros(2, dtype=torch.int32)
-    tickets = torch.full((16,), -1, dtype=torch.int32)
-    probes.start_order[(16,)](counter, tickets, BUSY=3)
+    tickets, chiplets = torch.full((2, 16), -1, dtype=torch.int32)
+    probes.start_order[(16,)](counter, tickets, chiplets, XCDS=3, BACKEND="interpreter", BUSY=3)
     assert tickets.tolist() == list(range(16))
+    assert chiplets.tolist() == [program % 3 for program in range(16)]
 
 
 @pytest.fixture(scope="module")
@@ -190,6 +194,9 @@ class TestCompiled:
     def test_programs_of_the_order_probe_stay_busy(self, compiled):
         assert compiled["h100"]["order"]["text"].count("ld.volatile.global") == 20
         assert compiled["mi300x"]["order"]["text"].count("load_dword ") == 20
+
+    def test_amd_tells_the_chiplet(self, compiled):
+        assert "hwreg(HW_REG_XCC_ID)" in compiled["mi300x"]["order"]["text"]
 
     def test_synchronisation_keeps_the_rules_of_all_kernels(self, compiled):
         assert compiled["h100"]["play"]["broken"] == []

@@ -254,3 +254,28 @@ class TestProbe:
     def test_why_it_cannot_serve(self, node, monkeypatch, owner, name, value, reason):
         monkeypatch.setattr(owner, name, value)
         assert reason in rocm.unavailable()
+
+
+class TestChiplets:
+    @pytest.mark.parametrize(
+        ("architecture", "units", "chiplets"),
+        [
+            ("gfx942", 304, 8), ("gfx942", 152, 4), ("gfx942", 76, 2), ("gfx942", 38, 1),
+            ("gfx942", 228, 6), ("gfx950", 256, 8), ("gfx950", 128, 4), ("gfx950", 32, 1),
+        ],
+    )  # fmt: skip
+    def test_without_a_driver_the_units_tell(self, architecture, units, chiplets, tmp_path):
+        assert rocm.num_xcds(architecture, units, tmp_path) == chiplets
+
+    def test_the_driver_knows_better(self, tmp_path):
+        nodes = {  # a CPU; a device of 80 units on 4 chiplets; one whose driver does not tell
+            "0": "cpu_cores_count 96\nsimd_count 0\n",
+            "1": "simd_count 320\nsimd_per_cu 4\nnum_xcc 4\nunique_id 18446744073709551615\n",
+            "2": "simd_count 1216\nsimd_per_cu 4\n",
+        }
+        for node, text in nodes.items():
+            (tmp_path / node).mkdir()
+            (tmp_path / node / "properties").write_text(text)
+        assert rocm.num_xcds("gfx942", 80, tmp_path) == 4
+        assert rocm.num_xcds("gfx942", 304, tmp_path) == 8
+        assert rocm.num_xcds("gfx942", 38, tmp_path) == 1

@@ -9,8 +9,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from taxfree_kernels.device.on_host import on_host
-from taxfree_kernels.device.schedules import ATTENTION_MAPPINGS, attention_tile
+from taxfree_kernels.device.schedules import (
+    ATTENTION_MAPPINGS,
+    attention_tile,
+    rank_rotated,
+    stream_k,
+)
 from taxfree_kernels.device.tiles import swizzle2d, xcd_swizzle
+from taxfree_kernels.reduction.sizes import tiles_per_signal
+from taxfree_kernels.spaces import ALL_ROWS
 
 sizes = st.integers(1, 40)
 chiplets = st.sampled_from([1, 2, 3, 8])
@@ -39,6 +46,55 @@ def test_a_matmul_has_each_tile_once(tiles_m: int, tiles_n: int, group: int, xcd
     index = on_host(xcd_swizzle)(np.arange(count), count, xcds)
     tile_m, tile_n = on_host(swizzle2d)(index, tiles_m, tiles_n, group)
     assert sorted(tile_m * tiles_n + tile_n) == list(range(count))
+
+
+@settings(deadline=None)
+@given(sizes, sizes, st.integers(1, 200))
+def test_stream_k_has_each_iteration_once(tiles: int, steps: int, programs: int) -> None:
+    begin, end = on_host(stream_k)(np.arange(programs), programs, tiles * steps)
+    runs = [range(*run) for run in zip(begin, end, strict=True)]
+    assert [iteration for run in runs for iteration in run] == list(range(tiles * steps))
+    assert max(map(len, runs)) - min(map(len, runs)) <= 1
+
+
+@settings(deadline=None)
+@given(sizes, sizes, st.integers(1, 8))
+def test_stream_k_of_as_many_programs_splits_each(tiles: int, steps: int, split: int) -> None:
+    programs = np.arange(tiles * split)
+    begin, end = on_host(stream_k)(programs, tiles * split, tiles * steps)
+    own_begin, own_end = on_host(stream_k)(programs % split, split, steps)
+    assert (begin == programs // split * steps + own_begin).all()
+    assert (end == programs // split * steps + own_end).all()
+
+
+@settings(deadline=None)
+@given(sizes, sizes, st.integers(0, 40))
+def test_each_rank_has_each_row_of_tiles_once(tiles_m: int, tiles_n: int, first: int) -> None:
+    rows, columns = np.divmod(np.arange(tiles_m * tiles_n), tiles_n)
+    found = on_host(rank_rotated)(rows, first, tiles_m)
+    assert sorted(found * tiles_n + columns) == list(range(tiles_m * tiles_n))
+    assert found[0] == first % tiles_m
+
+
+@settings(deadline=None)
+@given(sizes, sizes, chiplets)
+def test_all_rows_in_a_group_are_fleets_m_tile(tiles_m: int, per_xcd: int, xcds: int) -> None:
+    """Each chiplet has columns of its own, and walks down one after the other."""
+    count = tiles_m * per_xcd * xcds
+    programs = np.arange(count)
+    index = on_host(xcd_swizzle)(programs, count, xcds)
+    tile_m, tile_n = on_host(swizzle2d)(index, tiles_m, per_xcd * xcds, ALL_ROWS)
+    assert (tile_n // per_xcd == programs % xcds).all()
+    assert (tile_m == programs // xcds % tiles_m).all()
+
+
+@settings(deadline=None)
+@given(sizes, chiplets)
+def test_as_many_signals_as_chiplets_are_one_for_each(per_xcd: int, xcds: int) -> None:
+    """The tiles that share one are those of a chiplet, if the chiplets divide the tiles."""
+    programs = np.arange(per_xcd * xcds)
+    tile = on_host(xcd_swizzle)(programs, len(programs), xcds)
+    assert (tile // tiles_per_signal(len(programs), {"SIGNALS": xcds}) == programs % xcds).all()
 
 
 @settings(deadline=None)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import copy
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from tests.ranks import Ranks
@@ -153,19 +155,80 @@ def compile_norms(fabric: Any, what: str, folder: str) -> Any:
         return max(errors), taxfree.report().layers, rt.stats()
 
 
-def call_fused_ops(fabric: Any) -> Any:
+class Heads(nn.Module):
+    """Three linear layers on the same rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q = nn.Linear(WIDTH, HIDDEN)
+        self.k, self.v = (nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.cat((self.q(x), self.k(x), self.v(x)), -1)
+
+
+def compile_heads(fabric: Any, is_training: bool, folder: str) -> Any:
+    """Relative errors against eager PyTorch, what was found, and the problems."""
+    from torch._inductor import config
+    from torch.distributed.tensor import Replicate, Shard
+    from torch.distributed.tensor.parallel import (
+        ColwiseParallel,
+        PrepareModuleInput,
+        parallelize_module,
+    )  # fmt: skip
+
+    import taxfree
+    from taxfree.models import report
+    from tests.models.meshes import new_mesh
+    from tests.models.records import tuned
+
+    mesh = new_mesh()
+    torch.manual_seed(0)
+    heads = Heads()
+    model = nn.Sequential(heads).bfloat16()  # a root's hooks would be compiled apart
+    with tuned(fabric, folder) if folder else nullcontext():
+        rt = taxfree.enable(mesh)
+    gather = PrepareModuleInput(input_layouts=Shard(0), desired_input_layouts=Replicate())
+    parallelize_module(
+        model, mesh, {"0": gather, **{f"0.{each}": ColwiseParallel() for each in "qkv"}}
+    )
+    x = torch.randn(ROWS, WIDTH, generator=torch.Generator().manual_seed(fabric.rank)).bfloat16()
+
+    def results(function: Any) -> list[torch.Tensor]:
+        model.zero_grad()
+        own = x.clone().requires_grad_(is_training)
+        with torch.set_grad_enabled(is_training):
+            y = function(own)
+        if not is_training:
+            return [y]
+        (y.float() ** 2).sum().backward()
+        weights = [each.weight.grad.to_local() for each in (heads.q, heads.k, heads.v)]
+        return [y.detach(), own.grad, *weights]
+
+    expected = results(model)
+    report.clear()
+    torch.compiler.reset()
+    with rt, config.patch(fx_graph_cache=False):
+        found = results(torch.compile(model, fullgraph=True))
+        rt.check()
+        errors = [float((a - b).norm() / b.norm()) for a, b in zip(found, expected, strict=True)]
+        return errors, taxfree.report().layers, rt.stats()
+
+
+def call_fused_ops(fabric: Any, folder: str) -> Any:
     """Whether PyTorch's fused ops are right in each dimension, and what ran."""
     import taxfree
     from taxfree.models import report
     from tests.models.meshes import new_mesh
+    from tests.models.records import tuned
 
     mesh = new_mesh()
     name = mesh.get_group().group_name
-    report.clear()
     right = []
-    with taxfree.enable(mesh):
+    with tuned(fabric, folder) if folder else nullcontext(), taxfree.enable(mesh):
+        report.clear()
         for dim, count, wants_a in ((0, 1, False), (1, 1, False), (2, 1, False), (0, 3, False),
-                                    (1, 1, True)):  # fmt: skip
+                                    (1, 1, True), (2, 2, True)):  # fmt: skip
             a = torch.randint(-3, 4, (2, 4, 6)).bfloat16()
             weights = [
                 torch.randint(-3, 4, (12 if dim == 2 else 6, 8)).bfloat16() for _ in range(count)
@@ -187,6 +250,45 @@ def call_fused_ops(fabric: Any) -> Any:
             wanted = sum(products).chunk(fabric.world_size, dim)[fabric.rank]
             right.append(torch.equal(y, wanted))
         return right, taxfree.report().layers
+
+
+def call_own_op_of_pytorch(fabric: Any) -> tuple[bool, Any, Any]:
+    """Whether an op is right on an enabled group whose record says that PyTorch's is the fastest.
+
+    The op is PyTorch's: it comes to the runtime, which calls it. Here its fallback for CPUs runs.
+    """
+    from torch.distributed.device_mesh import DeviceMesh
+
+    import taxfree
+    from taxfree.models import report
+    from taxfree_kernels.all_gather_matmul.torch_fused import TorchFused
+    from tests.taxfree.runtime_tasks import problem_of, record_of, runtime_of
+
+    problems = [
+        problem_of(m=8, n=n, k=6, gather_dim=0, weight_layout="kn", dtype="bfloat16")
+        for n in (8, 16)
+    ]
+    x = torch.randint(-3, 4, (8 // fabric.world_size, 6)).bfloat16()
+    weights = [torch.randint(-3, 4, (6, 8)).bfloat16() for _ in range(2)]
+    shards: list[Any] = [None] * fabric.world_size
+    dist.all_gather_object(shards, x)
+    full = torch.cat(shards)
+    with mock.patch.object(TorchFused, "unsupported_reason", return_value=None):
+        records = [record_of(fabric, each, "torch_fused") for each in problems]
+        rt = runtime_of(fabric, *records)
+        mesh = DeviceMesh.from_group(fabric.group, "cpu")
+        taxfree.enable(mesh)
+        report.clear()
+        name = fabric.group.group_name
+        _, one = torch.ops.symm_mem.fused_all_gather_matmul(x, weights[:1], 0, name, return_A=False)
+        *two, again = torch.ops.taxfree.all_gather_matmuls(x, weights, [None, None], True, name)
+        _, three = torch.ops.symm_mem.fused_all_gather_matmul(x, weights, 0, name, return_A=False)
+        found = [*one, *two, *three]
+        is_right = torch.equal(again, full) and all(
+            torch.equal(y, full @ w)
+            for y, w in zip(found, [weights[0], *weights, *weights], strict=True)
+        )
+        return is_right, taxfree.report().layers, rt.stats()
 
 
 def run(ranks: Ranks, task: str, **arguments: Any) -> list[Any]:
@@ -248,14 +350,46 @@ def test_the_micro_pipeline_pass_of_pytorch_calls_the_operations(ranks: Ranks) -
         assert "symm_mem::fused_all_gather_matmul" in layers
 
 
-def test_fused_ops_of_pytorch_run_in_each_dimension(ranks: Ranks) -> None:
-    for right, layers in run(ranks, "call_fused_ops"):
+@pytest.mark.parametrize("is_tuned", [False, True])
+def test_fused_ops_of_pytorch_run_in_each_dimension(
+    ranks: Ranks, tmp_path: Path, is_tuned: bool
+) -> None:
+    ran = "all_gather_matmul for" if is_tuned else "library: no record of ours for"
+    for right, layers in run(ranks, "call_fused_ops", folder=str(tmp_path) if is_tuned else ""):
         assert all(right)
         assert layers == {
             "symm_mem::fused_all_gather_matmul": {
                 "all_gather_matmul": 3,
-                "library: 3 weights use one gather": 1,
-                "library: the gathered rows are wanted": 1,
+                f"{ran} 3 weights": 1,
+                f"{ran} 1 weight and the gathered rows": 1,
+                "library: columns are gathered for 2 weights and the gathered rows": 1,
             },
             "symm_mem::fused_matmul_reduce_scatter": {"matmul_reduce_scatter": 3},
         }
+
+
+@pytest.mark.parametrize(("is_training", "is_tuned"), [(False, False), (True, True)])
+def test_several_matmuls_use_one_gather(
+    ranks: Ranks, tmp_path: Path, is_training: bool, is_tuned: bool
+) -> None:
+    folder = str(tmp_path) if is_tuned else ""
+    for errors, layers, stats in run(
+        ranks, "compile_heads", is_training=is_training, folder=folder
+    ):
+        assert max(errors) < 0.01
+        ran = "all_gather_matmul for 3 weights" + " and the gathered rows" * is_training
+        assert layers["compiled all_gather_into_tensor"] == {ran: 1}
+        (gather,) = [each for each in stats if "AllGatherMatmul" in each]
+        assert stats[gather] == {"exact" if is_tuned else "baseline": 1}
+
+
+def test_an_op_of_pytorch_that_a_record_prefers_runs_once(ranks: Ranks) -> None:
+    for is_right, layers, stats in run(ranks, "call_own_op_of_pytorch"):
+        assert is_right
+        assert layers == {
+            "symm_mem::fused_all_gather_matmul": {
+                "all_gather_matmul": 1,
+                "library: no record of ours for 2 weights": 1,
+            }
+        }
+        assert list(stats.values()) == [{"exact": 1}, {"exact": 2}]

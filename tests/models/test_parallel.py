@@ -5,11 +5,13 @@ from __future__ import annotations
 import copy
 import itertools
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch.utils.checkpoint import checkpoint
 
 from tests.ranks import Ranks
 from tests.sample import Sample
@@ -92,6 +94,12 @@ def compare(fabric: Any, what: str) -> Any:
         function = ours
         if what == "compiled":
             function = torch.compile(ours, fullgraph=True, backend="aot_eager")
+        elif what == "layers":  # each compiled for itself, by one and the same code
+            for module in ours.modules():
+                if isinstance(module, torch.nn.Linear):
+                    module.compile(backend="aot_eager")
+        elif what == "recomputed":
+            function = partial(checkpoint, ours, use_reentrant=False)
         for each in (library, function):
             (each(tokens).float() ** 2).mean().backward()
     errors = {}
@@ -157,16 +165,75 @@ def call_twice_enabled(fabric: Any) -> Any:
     return told
 
 
-def enable_badly(fabric: Any) -> str:
+class Scaled(torch.nn.Linear):
+    """A layer that computes something else than its base."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return 3 * torch.nn.functional.linear(x, self.weight, self.bias)
+
+
+def deviate(fabric: Any) -> dict[str, tuple[float, Any]]:
+    """By deviation of a layer: the error of its output against PyTorch's, and what ran."""
+    from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
+
+    import taxfree
+    from taxfree.models import report
+    from tests.models.meshes import new_mesh
+
+    found = {}
+    for what in ("subclass", "forward", "hook before", "hook between", "autocast", "frozen"):
+        outputs = []
+        for is_ours in (False, True):
+            torch.manual_seed(0)
+            layer = (Scaled if what == "subclass" else torch.nn.Linear)(8, 4).bfloat16()
+            if what == "forward":
+                layer.forward = partial(Scaled.forward, layer)
+            if what == "hook before":
+                layer.register_forward_pre_hook(lambda _, inputs: (2 * inputs[0],))
+            mesh = new_mesh()
+            parallelize_module(layer, mesh, ColwiseParallel())
+            if what == "hook between":
+                layer.register_forward_pre_hook(lambda _, inputs: (2 * inputs[0],))
+            layer.weight.requires_grad_(what != "frozen")
+            report.clear()
+            x = torch.randn(3, 8).bfloat16().requires_grad_()
+            with (
+                taxfree.enable(mesh, layer) if is_ours else nullcontext(),
+                torch.autocast("cpu", torch.float16, enabled=what == "autocast"),
+            ):
+                y = layer(x)
+                y.float().sum().backward()
+            outputs.append(torch.cat((y.detach().float().flatten(), x.grad.float().flatten())))
+        error = (outputs[0] - outputs[1]).norm() / outputs[0].norm()
+        found[what] = (
+            float(error),
+            taxfree.report().layers["Linear" if what != "subclass" else "Scaled"],
+        )
+    return found
+
+
+def enable_badly(fabric: Any) -> list[str]:
+    """What is said to wrong arguments, and what is reported where there is no layer."""
     from torch.distributed.device_mesh import init_device_mesh
 
     import taxfree
+    from taxfree.models import report
+    from tests.models.meshes import new_mesh
 
-    try:
-        taxfree.enable(init_device_mesh("cpu", (1, fabric.world_size)))
-    except taxfree.UsageError as error:
-        return error.message
-    return "no error"
+    told = []
+    mesh = new_mesh()
+    for arguments in (
+        (init_device_mesh("cpu", (1, fabric.world_size)),),
+        ("tp",),
+        (mesh, torch.nn.Linear(8, 4)),
+    ):
+        try:
+            taxfree.enable(*arguments)
+        except taxfree.UsageError as error:
+            told.append(error.message)
+    report.clear()
+    with taxfree.enable(mesh):
+        return [*told, *taxfree.report().layers["all layers"]]
 
 
 def run(ranks: Ranks, task: str, **arguments: Any) -> list[Any]:
@@ -208,7 +275,7 @@ def test_training_runs_fused_variants(
         assert {kind for kinds in calls.values() for kind in kinds} <= {"exact", "neighbour"}
 
 
-@pytest.mark.parametrize("what", ["replicated", "sequence", "compiled"])
+@pytest.mark.parametrize("what", ["replicated", "sequence", "compiled", "layers", "recomputed"])
 def test_gradients_are_those_of_dtensor(ranks: Ranks, what: str) -> None:
     for errors, layers in run(ranks, "compare", what=what):
         assert max(errors.values()) < 0.01, errors
@@ -242,5 +309,25 @@ def test_models_of_a_mesh_are_found_and_survive_the_runtime(ranks: Ranks) -> Non
         assert told == [served, library, served, served]
 
 
-def test_a_mesh_of_two_dimensions_is_refused(ranks: Ranks) -> None:
-    assert all("2 dimensions" in said for said in run(ranks, "enable_badly"))
+def test_layers_that_deviate_are_right(ranks: Ranks) -> None:
+    served, own = "matmul; backward matmul_all_reduce", "has a forward of its own"
+    for found in run(ranks, "deviate"):
+        assert all(error < 0.01 for error, _ in found.values()), found
+        assert {what: ran for what, (_, ran) in found.items()} == {
+            "subclass": {f"library: Scaled {own}": 1},
+            "forward": {f"library: Linear {own}": 1},
+            "hook before": {served: 1},
+            "hook between": {"library: it has hooks between those of its style": 1},
+            "autocast": {"library: bfloat16, under autocast to float16": 1},
+            "frozen": {served: 1},
+        }
+
+
+def test_wrong_arguments_and_the_wrong_order_are_told(ranks: Ranks) -> None:
+    for told in run(ranks, "enable_badly"):
+        assert told == [
+            "the mesh has 2 dimensions",
+            "'tp' is no DeviceMesh",
+            "the model has no linear layer on this mesh",
+            "library: none was parallelised on the mesh when taxfree.enable was called",
+        ]

@@ -158,3 +158,5 @@ class Hangs(Variant):
 VARIANT = Hangs()
 '''.lstrip()
 }
+
+EVERY = WORKS | REFUSED | RAISES | WRONG | CRASHES | SLEEPS | POISONS | HANGS

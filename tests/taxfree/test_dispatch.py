@@ -13,7 +13,7 @@ from taxfree.errors import NoRecord
 from taxfree.settings import Settings
 from taxfree_kernels.hardware import KNOWN
 from taxfree_kernels.variant import problem_class, variants
-from taxfree_tuning_db import Measurement, Record, Table
+from taxfree_tuning_db import OF_A_MODEL, Measurement, Record, Table
 
 OP = "all_gather_matmul"
 HARDWARE = KNOWN["h200"]
@@ -85,6 +85,22 @@ class TestChoice:
         stale = dataclasses.replace(second, kernel_hash="0" * 16)
         choice = dispatcher(record(**changes, runners_up=(stale,))).choose(OP, PROBLEM)
         assert choice.of("eager").variant == "baseline"
+
+    def test_calls_that_few_variants_can_run_take_the_fastest_of_these(self) -> None:
+        config = variants(OP)["one_shot"].seed_configs(PROBLEM, HARDWARE)[0]
+
+        def chosen(measured: Measurement) -> Any:
+            found = dispatcher(record(runners_up=(measured,)))
+            return found.limited_to(["one_shot"]).choose(OP, PROBLEM)
+
+        second = measurement("one_shot", 25.0, **config)
+        choice = chosen(second)
+        assert (choice.kind, choice.variant, choice.config) == ("exact", "one_shot", config)
+        too_slow = measurement("one_shot", 39.5, **config)  # the baseline took 40
+        stale = dataclasses.replace(second, kernel_hash="0" * 16)
+        for measured in (too_slow, stale, measurement("push_two_kernel", 25.0)):
+            assert chosen(measured).variant == "baseline"
+        assert dispatcher().limited_to(["one_shot"]).choose(OP, PROBLEM).variant == "baseline"
 
     def test_a_variant_that_was_removed_is_not_used(self) -> None:
         """Its hash is that of no sources, and no other variant has its name."""
@@ -212,3 +228,49 @@ class TestEnvironment:
 
     def test_strict_takes_an_exact_record(self) -> None:
         assert dispatcher(record(), strict=True).choose(OP, PROBLEM).variant == "push"
+
+
+class TestModelledRecords:
+    """Records for a device that was not there, by the name of its data sheet."""
+
+    def modelled(self, problem: Any = PROBLEM) -> Record:
+        own = fingerprints.hardware_fingerprint(HARDWARE)
+        times = [
+            dataclasses.replace(each, samples=0, relative_error=None)
+            for each in (measurement("push", 10.0, **push_config(problem)),
+                         measurement("baseline", 40.0))
+        ]  # fmt: skip
+        return record(
+            problem, hardware=dataclasses.replace(own, gpu="of a data sheet"), winner=times[0],
+            baseline=times[1], provenance={"source": "user", "method": OF_A_MODEL},
+        )  # fmt: skip
+
+    def test_one_serves_only_if_it_is_allowed(self) -> None:
+        choice = dispatcher(self.modelled()).choose(OP, PROBLEM)
+        assert (choice.kind, choice.variant) == ("baseline", "baseline")
+        assert "TAXFREE_MODELLED=1" in choice.why
+        choice = dispatcher(self.modelled(), modelled=True).choose(OP, PROBLEM)
+        assert (choice.kind, choice.variant) == ("modelled", "push")
+        assert choice.config == push_config(PROBLEM)
+        assert "nothing was measured" in choice.why
+
+    def test_it_serves_sizes_as_a_measured_one_does(self) -> None:
+        near, far = (dataclasses.replace(PROBLEM, m=m) for m in (48, 200))
+        found = dispatcher(self.modelled(), modelled=True)
+        assert [found.choose(OP, each).kind for each in (near, far)] == ["modelled", "baseline"]
+        assert found.bounds(OP, PROBLEM, "m") == dispatcher(record()).bounds(OP, PROBLEM, "m")
+
+    @pytest.mark.parametrize("m", [64, 48])
+    def test_any_measured_one_comes_first(self, m: int) -> None:
+        own = record(dataclasses.replace(PROBLEM, m=m), winner=measurement("baseline", 40.0))
+        choice = dispatcher(self.modelled(), own, modelled=True).choose(OP, PROBLEM)
+        assert (choice.kind, choice.variant) == ("exact" if m == 64 else "neighbour", "baseline")
+
+    def test_it_is_for_devices_of_its_kind(self) -> None:
+        other = dataclasses.replace(HARDWARE, compute_units=38, num_xcds=2)
+        found = Dispatcher(Table(user=[self.modelled()]), other, Settings(modelled=True))
+        assert found.choose(OP, PROBLEM).kind == "baseline"
+
+    def test_it_is_not_a_record_of_its_own(self) -> None:
+        with pytest.raises(NoRecord):
+            dispatcher(self.modelled(), modelled=True, strict=True).choose(OP, PROBLEM)

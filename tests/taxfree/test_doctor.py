@@ -279,6 +279,22 @@ class TestStartOrder:
         assert largest_inversion(tickets, chiplets) == largest
 
     @pytest.mark.parametrize(
+        ("places", "chiplets", "elsewhere"),
+        [
+            ([0, 0, 0], 1, 0),
+            ([0, 1, 0, 1, 0], 2, 0),
+            ([5, 3, 5, 3], 2, 0),
+            ([0, 1, 1, 0, 0, 1], 2, 2),
+            ([0, 0, 0, 0], 2, 2),
+            ([0, 1, 2, 3], 2, 2),
+        ],
+    )
+    def test_programs_that_are_not_on_their_chiplet(self, places, chiplets, elsewhere):
+        from taxfree.doctor.tasks import off_their_chiplet
+
+        assert off_their_chiplet(places, chiplets) == elsewhere
+
+    @pytest.mark.parametrize(
         ("order", "is_kept"),
         [
             (StartOrder(64, 1, 1, 0), True),

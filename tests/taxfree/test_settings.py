@@ -23,12 +23,13 @@ def test_all_are_read():
         "TAXFREE_DB": "/some/where.sqlite",
         "TAXFREE_DISABLE": "1",
         "TAXFREE_STRICT": "yes",
+        "TAXFREE_MODELLED": "true",
         "TAXFREE_TIMEOUT": "2.5",
         "TAXFREE_LOG": "/some/problems.yaml",
         "TAXFREE_DEBUG": "ON",
     }
     assert environment.keys() == VARIABLES.keys()
-    expected = Settings(True, True, 2.5, Path("/some/problems.yaml"), True)
+    expected = Settings(True, True, True, 2.5, Path("/some/problems.yaml"), True)
     assert Settings.from_environment(environment) == expected
 
 
@@ -37,6 +38,7 @@ def test_all_are_read():
     [
         ("TAXFREE_DISABLE", "maybe"),
         ("TAXFREE_STRICT", "2"),
+        ("TAXFREE_MODELLED", "perhaps"),
         ("TAXFREE_TIMEOUT", "soon"),
         ("TAXFREE_TIMEOUT", "0"),
         ("TAXFREE_TIMEOUT", "-1"),
@@ -53,5 +55,5 @@ def test_nonsense_is_named(name, text):
 def test_ranks_must_agree_on_what_steers_dispatch_and_on_nothing_else():
     one = Settings.from_environment({"TAXFREE_DB": "/a", "TAXFREE_TIMEOUT": "5"})
     assert one.steering() == Settings().steering()
-    for name in ("TAXFREE_DISABLE", "TAXFREE_STRICT"):
+    for name in ("TAXFREE_DISABLE", "TAXFREE_STRICT", "TAXFREE_MODELLED"):
         assert Settings.from_environment({name: "1"}).steering() != Settings().steering()

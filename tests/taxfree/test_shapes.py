@@ -18,6 +18,8 @@ from taxfree.shapes import (
     expand,
     field_specs,
     format_problem,
+    known_models,
+    left_out,
     named_sets,
     operations,
     parse_counts,
@@ -216,7 +218,7 @@ class TestFile:
         assert taken("matmul_all_reduce", op=OP) == [7, 4]
         assert taken(OP, op=OP) == [6, 5]
         assert [each.world_size for each in problems(path, world_sizes=(4,))] == [4, 2]
-        named = operations(["1x2x4", path], "flash_decode")
+        named = operations(ShapeRequest(["1x2x4", path]), "flash_decode")
         assert named == ["flash_decode", "matmul_all_reduce", OP]
         with pytest.raises(UsageError, match="none of the shapes is of flash_decode"):
             taken("flash_decode", op=OP)
@@ -337,9 +339,113 @@ class TestModel:
             problems(model=config(document), tp=8 if quoted != "n=" else 1)
         assert quoted in caught.value.message
 
+    def test_is_of_all_operations(self, config):
+        request = ShapeRequest(model=config(LLAMA_70B), tp=8)
+        ops = operations(request, OP)
+        assert ops == [
+            OP, "attention", "flash_decode", "matmul_all_reduce", "matmul_reduce_scatter",
+        ]  # fmt: skip
+        assert all(expand(op, request) for op in ops)
+        assert left_out(request) == []
+
+    def test_fields_decide_which_operations_a_shape_is_of(self, config):
+        shapes = ("model m=1", "model batch=1 kv_len_per_rank=64")
+        request = ShapeRequest(shapes, model=config(LLAMA_70B), tp=8)
+        ops = operations(request, OP)
+        assert sorted(ops) == [OP, "flash_decode", "matmul_all_reduce", "matmul_reduce_scatter"]
+        assert {each.m for each in expand("matmul_all_reduce", request)} == {1}
+        assert [each.kv_len_per_rank for each in expand("flash_decode", request)] == [64]
+
+    def test_a_field_of_no_operation_is_an_error(self, config):
+        request = ShapeRequest(["model q=1"], model=config(LLAMA_70B), tp=8)
+        with pytest.raises(UsageError, match="no field 'q'"):
+            expand(operations(request, OP)[0], request)
+
+    def test_projections_may_have_a_bias(self, config):
+        qwen = ShapeRequest(["model m=1"], model=config(LLAMA_70B | {"model_type": "qwen2"}), tp=8)
+        assert [(each.n, each.bias) for each in expand(OP, qwen)] == [(1280, True), (7168, False)]
+        assert not any(each.bias for each in expand("matmul_all_reduce", qwen))
+        both = ShapeRequest(["model m=1"], model=config(LLAMA_70B | {"attention_bias": True}), tp=8)
+        assert [each.bias for each in expand("matmul_all_reduce", both)] == [True, False]
+        assert expand("matmul_reduce_scatter", both)  # which adds none
+
+    @pytest.mark.parametrize(
+        ("fields", "windows"),
+        [
+            ({"sliding_window": None}, [0]),
+            ({"sliding_window": 512}, [512]),
+            ({"sliding_window": 512, "use_sliding_window": False}, [0]),
+            ({"sliding_window": 512, "model_type": "gemma3_text"}, [0, 512]),
+            ({"sliding_window": 512, "layer_types": ["sliding_attention"] * 2}, [512]),
+            ({"sliding_window": 512, "layer_types": ["sliding_attention", "x"]}, [0, 512]),
+        ],
+    )
+    def test_attention_may_have_windows(self, config, fields, windows):
+        shapes = ("model batch=1 kv_len_per_rank=64",)
+        request = ShapeRequest(shapes, model=config(LLAMA_70B | fields), tp=8)
+        assert [each.window for each in expand("flash_decode", request)] == windows
+        prompts = ShapeRequest(model=request.model, tp=8)
+        assert ("attention" in operations(prompts, OP)) == (0 in windows)
+        assert [op for op, _ in left_out(prompts)] == ["attention"] * any(windows)
+
+    def test_of_experts_has_its_dense_layers_and_says_what_is_left_out(self, config):
+        experts = {"num_experts": 128, "moe_intermediate_size": 768, "intermediate_size": 6144}
+        request = ShapeRequest(["model m=1"], model=config(LLAMA_70B | experts), tp=8)
+        assert [(each.n, each.k) for each in expand(OP, request)] == [(1280, 8192)]
+        assert left_out(request) == [
+            (op, "128 routed experts: they need grouped matmuls")
+            for op in (OP, "matmul_all_reduce", "matmul_reduce_scatter")
+        ]
+
+    def test_of_latent_attention_has_its_output_projection_and_mlps(self):
+        request = ShapeRequest(["model m=1"], model="deepseek-v3", tp=8)
+        assert [(each.n, each.k) for each in expand(OP, request)] == [(4608, 7168), (512, 7168)]
+        reduced = expand("matmul_all_reduce", request)
+        assert [(each.n, each.k) for each in reduced] == [(7168, 2048), (7168, 2304), (7168, 256)]
+        everything = ShapeRequest(model="deepseek-v3", tp=8)
+        assert "flash_decode" not in operations(everything, OP)
+        assert ("flash_decode", "latent attention: its keys have 576 columns") in left_out(
+            everything
+        )
+        with pytest.raises(UsageError, match="flash_decode serves no layer of the model"):
+            expand("flash_decode", everything)
+
     def test_tp_without_a_model_is_an_error(self):
         with pytest.raises(UsageError, match="--tp"):
             problems("1x2x8", tp=8)
+
+
+class TestKnownModels:
+    def test_are_more_than_twenty_each_with_its_repositories(self):
+        assert len(known_models()) > 20
+        for name, repositories in known_models().items():
+            assert repositories, name
+            assert name == name.lower()
+
+    @pytest.mark.parametrize("name", known_models())
+    def test_have_problems_on_two_gpus(self, name):
+        request = ShapeRequest(model=name, world_sizes=(2,))
+        ops = operations(request, OP)
+        assert {OP, "matmul_all_reduce", "matmul_reduce_scatter"} <= set(ops)
+        for op in ops:
+            assert {each.dtype for each in expand(op, request)} == {"bfloat16"}
+
+    def test_are_found_by_repository_in_any_case(self, tmp_path):
+        by_name = problems(model="llama-3.1-70b", tp=8)
+        assert {(each.n, each.k) for each in by_name} == {(1280, 8192), (7168, 8192)}
+        assert problems(model="meta-llama/Llama-3.1-70B-Instruct", tp=8) == by_name
+        assert problems(model="META-LLAMA/llama-3.1-70b", tp=8) == by_name
+
+    def test_a_misspelt_name_gets_a_suggestion(self):
+        with pytest.raises(UsageError, match="neither a file nor a known model") as caught:
+            problems(model="lama-3.1-70b", tp=8)
+        assert caught.value.hint == "did you mean 'llama-3.1-70b'?"
+
+    def test_a_file_of_that_name_comes_first(self, tmp_path, monkeypatch):
+        monkeypatch.chdir(tmp_path)
+        (tmp_path / "phi-4").mkdir()
+        with pytest.raises(UsageError, match="cannot be read"):
+            problems(model="phi-4", tp=8)
 
 
 class TestChoose:

@@ -12,7 +12,7 @@ import json
 import sys
 from typing import Any
 
-from taxfree.tuning import tuner
+from taxfree.tuning import together
 from taxfree.tuning.tuner import Budget, Tuner
 from taxfree.workers.group import WorkerGroup, Workers
 from taxfree_kernels.cross_compile.screen import Screen
@@ -23,7 +23,7 @@ OP = "all_gather_matmul"
 
 
 def main(options: dict[str, Any]) -> None:
-    tuner.deadline_s = lambda hardware: options["deadline_s"]
+    together.deadline_s = lambda hardware: options["deadline_s"]
     problem = problem_class(OP)(**options["problem"])
 
     def start() -> WorkerGroup:

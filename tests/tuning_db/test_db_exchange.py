@@ -3,10 +3,13 @@
 import io
 import json
 import os
+import re
 from dataclasses import replace
 from pathlib import Path
+from random import Random
 
 import pytest
+from jsonschema import Draft202012Validator
 
 from taxfree_tuning_db import (
     OF_A_BENCH,
@@ -16,13 +19,18 @@ from taxfree_tuning_db import (
     InvalidRecord,
     NotAnExport,
     Record,
+    differences,
     export,
     import_records,
+    plan_import,
     read_export,
+    read_table,
+    schema,
     shipped_records,
 )
 from taxfree_tuning_db.tables import records_in
-from tests.tuning_db.examples import PUSH, SOFTWARE, record_of
+from tests.bad_input.mutations import spoiled_document
+from tests.tuning_db.examples import PUSH, SOFTWARE, modelled_record_of, record_of
 
 
 def document_of(*records: Record) -> dict:
@@ -31,6 +39,19 @@ def document_of(*records: Record) -> dict:
 
 def created(time: str) -> dict[str, str]:
     return {"source": "user", "created": time}
+
+
+def imported(record: Record, origin: str = "") -> Record:
+    mark = {"source": "imported"} | ({"from": origin} if origin else {})
+    return replace(record, provenance=record.provenance | mark)
+
+
+def refusal(entry: object) -> str | None:
+    try:
+        Record.from_json(entry)
+    except InvalidRecord as error:
+        return error.message
+    return None
 
 
 OF_BENCH = created("2027-01-01T00:00:00Z") | {"method": OF_A_BENCH}
@@ -43,14 +64,16 @@ def database(tmp_path):
 
 
 class TestExport:
-    def test_importing_an_export_gives_the_same_records(self, database, tmp_path):
+    def test_importing_an_export_gives_the_same_records_marked_with_their_origin(
+        self, database, tmp_path
+    ):
         records = [record_of(m) for m in (1, 16, 64)]
         export(records, tmp_path / "out.json")
-        report = import_records(database, tmp_path / "out.json")
-        assert sorted(report.added, key=lambda record: record.problem["m"]) == records
-        again = io.StringIO()
-        export(database.records(), again)
-        assert again.getvalue() == (tmp_path / "out.json").read_text()
+        report = import_records(database, tmp_path / "out.json", "out.json")
+        marked = [imported(record, "out.json") for record in records]
+        assert sorted(report.added, key=lambda record: record.problem["m"]) == marked
+        assert sorted(database.records(), key=lambda record: record.problem["m"]) == marked
+        assert differences(records, database.records()) == []
 
     def test_the_document_does_not_depend_on_the_order(self):
         one, other = io.StringIO(), io.StringIO()
@@ -93,11 +116,23 @@ class TestImport:
         document = document_of(better, worse, record_of(4))
         document["records"].append({"op": "broken"})
         report = import_records(database, document)
-        assert report.added == (record_of(4),)
-        assert report.replaced == (better,)
+        assert report.added == (imported(record_of(4)),)
+        assert report.replaced == (imported(better),)
         assert report.kept == (record_of(2),)
         assert report.refused == (("records[3]", "problem: missing"),)
-        assert list(database.records()) == [better, record_of(2), record_of(4)]
+        assert list(database.records()) == [
+            imported(better), record_of(2), imported(record_of(4)),
+        ]  # fmt: skip
+
+    def test_a_plan_is_what_the_import_does(self, database):
+        database.put(record_of(1))
+        before = database.path.read_bytes()
+        better = record_of(1, winner=replace(PUSH, samples=51))
+        document = document_of(better, record_of(2), record_of(2))
+        plan = plan_import(database.get, document, "team.json")
+        assert database.path.read_bytes() == before
+        assert plan == import_records(database, document, "team.json")
+        assert (len(plan.added), len(plan.replaced), len(plan.kept)) == (1, 1, 1)
 
     @pytest.mark.parametrize(
         ("known", "offered", "is_better"),
@@ -139,11 +174,21 @@ class TestImport:
         database.put(record_of(16, **known))
         report = import_records(database, document_of(record_of(16, **offered)))
         assert (len(report.replaced), len(report.kept)) == ((1, 0) if is_better else (0, 1))
-        assert database.get(record_of(16).key) == record_of(16, **(offered if is_better else known))
+        expected = imported(record_of(16, **offered)) if is_better else record_of(16, **known)
+        assert database.get(record_of(16).key) == expected
+
+    def test_a_measured_record_is_better_than_a_modelled_one(self, database):
+        database.put(modelled_record_of(16))
+        report = import_records(database, document_of(modelled_record_of(16), record_of(16)))
+        assert report.kept == (modelled_record_of(16),)
+        assert report.replaced == (record_of(16),)
+        assert import_records(database, document_of(modelled_record_of(16))).kept == (
+            record_of(16),
+        )
 
     def test_a_stream_will_do(self, database):
         report = import_records(database, io.StringIO(json.dumps(document_of(record_of()))))
-        assert report.added == (record_of(),)
+        assert report.added == (imported(record_of()),)
 
     @pytest.mark.parametrize(
         ("text", "why"),
@@ -179,6 +224,59 @@ class TestImport:
         with pytest.raises(ForeignRecord):
             import_records(database, document_of(record_of(1), record_of(2)))
         assert database.path.read_bytes() == before
+
+
+class TestTables:
+    def test_are_read_from_a_database_or_an_export(self, database, tmp_path):
+        database.put(record_of())
+        export([record_of()], tmp_path / "a.json")
+        assert read_table(database.path) == read_table(tmp_path / "a.json") == (record_of(),)
+
+    def test_that_hold_something_else_are_an_error(self, tmp_path):
+        document = document_of(record_of()) | {"records": [{"op": "broken"}]}
+        (tmp_path / "a.json").write_text(json.dumps(document))
+        with pytest.raises(NotAnExport, match=r"a\.json.*records\[0\]: problem: missing"):
+            read_table(tmp_path / "a.json")
+
+    def test_differ_in_what_was_measured(self):
+        faster = record_of(2, winner=replace(PUSH, median_us={"eager": 1.0, "graph": 1.0}))
+        elsewhere = imported(record_of(3), "team.json")
+        before = [record_of(1), record_of(2), record_of(3)]
+        found = differences(before, [faster, elsewhere, record_of(4)])
+        assert [(each.change, each.record.problem["m"]) for each in found] == [
+            ("removed", 1), ("changed", 2), ("added", 4),
+        ]  # fmt: skip
+        assert (found[1].before, found[1].after) == (record_of(2), faster)
+        assert [each.differing for each in found] == [(), ("winner",), ()]
+
+
+class TestSchema:
+    def test_the_file_is_current(self):
+        assert schema.PATH.read_text() == schema.text()  # python -m taxfree_tuning_db.schema
+
+    def test_exports_and_shipped_tables_follow_it(self):
+        validator = Draft202012Validator(schema.export_schema())
+        validator.check_schema(schema.export_schema())
+        validator.validate(json.loads(json.dumps(document_of(record_of(), record_of(2)))))
+        validator.validate(json.loads(json.dumps(document_of(*shipped_records()))))
+
+    def test_it_refuses_what_an_import_refuses(self):
+        """And no more: a record that can be imported follows it."""
+        validator = Draft202012Validator(schema.export_schema())
+        # what JSON Schema cannot say, or says with other words: 1.0 is an integer there
+        beyond = "not finite|not text|ISO time|modes unlike|not an integer"
+        judged = []
+        for seed in range(2000):
+            text = json.dumps(spoiled_document(Random(seed), document_of(record_of())["records"]))
+            (entry, *_) = [*json.loads(text), None]
+            follows = validator.is_valid({"taxfree_tuning_db": 1, "records": [entry]})
+            reason = refusal(entry)
+            judged.append(reason is None)
+            if reason is None:
+                assert follows, seed
+            else:
+                assert not follows or re.search(beyond, reason), (seed, reason)
+        assert 100 < sum(judged) < 1900
 
 
 class TestShippedTables:

@@ -25,6 +25,7 @@ from tests.tuning_db.examples import (
     OP,
     PUSH,
     SOFTWARE,
+    modelled_record_of,
     problem_of,
     record_of,
 )
@@ -46,6 +47,24 @@ def find(
 
 def table_of(*records: Record) -> Table:
     return Table(user=records)
+
+
+class TestModelled:
+    def test_records_are_kept_apart(self):
+        table = table_of(modelled_record_of(16), record_of(64))
+        assert find(table, 16, near=()).kind == "miss"
+        assert list(table.records()) == [record_of(64)]
+        assert table.modelled == (modelled_record_of(16),)
+
+    def test_a_device_finds_those_of_its_kind_whatever_its_driver_calls_it(self):
+        named = replace(H200, gpu="of a data sheet")
+        fewer = replace(named, compute_units=66)
+        table = table_of(
+            modelled_record_of(16, hardware=named), modelled_record_of(64, hardware=fewer)
+        )
+        answer = find(table.modelled_for(H200), 16)
+        assert (answer.kind, answer.record) == ("exact", modelled_record_of(16))
+        assert len(list(table.modelled_for(H200).records())) == 1
 
 
 class TestExact:

@@ -1,17 +1,17 @@
-"""Export and import of records as one JSON document."""
+"""Export and import of records as one JSON document, and how two tables differ."""
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, fields, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import IO, Any, TypeAlias
+from typing import IO, Any, Literal, TypeAlias
 
 from .errors import DatabaseUnreadable, InvalidRecord, NotAnExport
-from .files import write
+from .files import is_database, write
 from .records import OF_A_BENCH, Record
 from .store import Database
 
@@ -76,23 +76,27 @@ def read_export(source: Location) -> list[object]:
     return _entries(name, document)
 
 
-def import_records(
-    database: Database, document: Location | Mapping[str, Any] | list[object]
+def plan_import(
+    known: Callable[[str], Record | None],
+    document: Location | Mapping[str, Any] | list[object],
+    origin: str = "",
 ) -> ImportReport:
-    """Put the records of an export into a database atomically, keeping the better of two.
+    """Return what an import would do; nothing is stored.
 
-    Of two records of the same taxfree version, one from a search beats one from a bench; then the
-    one with more samples behind its winner wins, then the newer. Records of different versions, or
-    with different sources of the same winner, measured different kernels: there the newer wins. In
-    a tie, the database's record stays.
+    A measured record beats a modelled one. Of two records of the same taxfree version, one from a
+    search beats one from a bench; then the one with more samples behind its winner wins, then the
+    newer. Records of different versions, or with different sources of the same winner, measured
+    different kernels: there the newer wins. In a tie, the known record stays.
 
     Args:
+        known: key -> the record that there is, or None.
         document: an export: a path, a text stream, the parsed document, or the entries that
             `read_export` returned.
+        origin: where the document is from; the records' provenance says so.
 
     Raises:
-        NotAnExport: the document is something else; the database is unchanged.
-        DatabaseError: the document cannot be read, or the database not be written.
+        NotAnExport: the document is something else.
+        DatabaseError: the document cannot be read, or a known record not be decoded.
     """
     if isinstance(document, Mapping):
         entries = _entries("the document", document)
@@ -102,15 +106,103 @@ def import_records(
         entries = read_export(document)
     valid, refused = _validated(entries)
     added, replaced, kept = list[Record](), list[Record](), list[Record]()
-    with database.transaction():
-        for record in valid:
-            known = database.get(record.key)
-            if known is not None and not _is_better(record, known):
-                kept.append(known)
-                continue
-            database.put(record)
-            (added if known is None else replaced).append(record)
+    taken: dict[str, Record] = {}
+    for record in valid:
+        former = taken.get(record.key) or known(record.key)
+        if former is not None and not _is_better(record, former):
+            kept.append(former)
+            continue
+        taken[record.key] = _marked(record, origin)
+        (added if former is None else replaced).append(taken[record.key])
     return ImportReport(tuple(added), tuple(replaced), tuple(kept), tuple(refused))
+
+
+def import_records(
+    database: Database,
+    document: Location | Mapping[str, Any] | list[object],
+    origin: str = "",
+) -> ImportReport:
+    """Put the records of an export into a database atomically, as of `plan_import`.
+
+    Raises:
+        NotAnExport: the document is something else; the database is unchanged.
+        DatabaseError: the document cannot be read, or the database not be written.
+    """
+    with database.transaction():
+        report = plan_import(database.get, document, origin)
+        for record in (*report.added, *report.replaced):
+            database.put(record)
+    return report
+
+
+def read_table(path: str | os.PathLike[str]) -> tuple[Record, ...]:
+    """Return the records of an export or of a database.
+
+    Raises:
+        NotAnExport: the file is neither, or one of its records breaks the schema.
+        DatabaseError: it cannot be read.
+    """
+    if is_database(Path(path)):
+        with Database(path, read_only=True) as database:
+            return tuple(database.records())
+    valid, refused = _validated(read_export(path))
+    for entry, reason in refused:
+        raise NotAnExport(os.fspath(path), f"{entry}: {reason}")
+    return tuple(valid)
+
+
+Change: TypeAlias = Literal["added", "removed", "changed"]
+
+
+@dataclass(frozen=True)
+class Difference:
+    """How two tables differ in one record.
+
+    Args:
+        before, after: the record of each table, or None; not both.
+    """
+
+    before: Record | None
+    after: Record | None
+
+    @property
+    def change(self) -> Change:
+        """The kind of the difference."""
+        if self.before is None:
+            return "added"
+        return "removed" if self.after is None else "changed"
+
+    @property
+    def differing(self) -> tuple[str, ...]:
+        """Names of the fields that were changed."""
+        if self.before is None or self.after is None:
+            return ()
+        ours, theirs = _content(self.before), _content(self.after)
+        names = (field.name for field in fields(Record))
+        return tuple(name for name in names if getattr(ours, name) != getattr(theirs, name))
+
+    @property
+    def record(self) -> Record:
+        """The record after the change, or the removed one."""
+        record = self.after or self.before
+        assert record is not None
+        return record
+
+
+def differences(before: Iterable[Record], after: Iterable[Record]) -> list[Difference]:
+    """Return how two tables differ, ordered by key; where records came from does not count."""
+    ours, theirs = ({record.key: record for record in table} for table in (before, after))
+    pairs = (Difference(ours.get(key), theirs.get(key)) for key in sorted(ours | theirs))
+    return [each for each in pairs if _content(each.before) != _content(each.after)]
+
+
+def _content(record: Record | None) -> Record | None:
+    return record and replace(record, provenance={})
+
+
+def _marked(record: Record, origin: str) -> Record:
+    mark = {"source": "imported"} | ({"from": origin} if origin else {})
+    return replace(record, provenance=record.provenance | mark)
 
 
 def _read(source: Location) -> tuple[str, str]:
@@ -148,6 +240,8 @@ def _validated(entries: Iterable[object]) -> tuple[list[Record], list[tuple[str,
 
 
 def _is_better(one: Record, other: Record) -> bool:
+    if one.is_modelled != other.is_modelled:
+        return other.is_modelled
     has_changed = (
         one.winner.variant == other.winner.variant
         and one.winner.kernel_hash != other.winner.kernel_hash

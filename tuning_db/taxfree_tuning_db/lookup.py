@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Literal, TypeAlias
 
 from .records import HardwareFingerprint, Record, Scalar, SoftwareFingerprint, record_key
@@ -14,22 +14,40 @@ _CURRENT = "the current kernel"
 _RUNS = "a config that runs this problem"
 _FIXED = "world_size"  # decides more than any other field which variant is fastest
 
-Kind: TypeAlias = Literal["exact", "neighbour", "predicted", "stale", "miss"]
+Kind: TypeAlias = Literal["exact", "neighbour", "predicted", "modelled", "stale", "miss"]
 
 
 class Table:
     """Records in memory; the user's take precedence over the shipped ones, record by record.
 
-    A shipped record is still used if the user's own is stale.
+    A shipped record is still used if the user's own is stale. Modelled records are kept apart.
+
+    Attributes:
+        modelled: the user's modelled records.
     """
 
     def __init__(self, user: Iterable[Record] = (), shipped: Iterable[Record] = ()) -> None:
         self._layers: dict[str, list[Record]] = {}
-        for record in [*user, *shipped]:
+        user = list(user)
+        self.modelled = tuple(record for record in user if record.is_modelled)
+        for record in [*(each for each in user if not each.is_modelled), *shipped]:
             self._layers.setdefault(record.key, []).append(record)
 
+    def modelled_for(self, hardware: HardwareFingerprint) -> Table:
+        """A table of the modelled records of a device's kind, with the device's own name.
+
+        Before there is a device, only what its data sheet says is known, and not its driver's name.
+        """
+        found, table = [], Table()
+        for record in self.modelled:
+            if replace(record.hardware, gpu=hardware.gpu) == hardware:
+                found.append(replace(record, hardware=hardware))
+        for record in found:
+            table._layers.setdefault(record.key, []).append(record)
+        return table
+
     def records(self) -> Iterator[Record]:
-        """Yield the record that takes precedence for each key."""
+        """Yield the measured record that takes precedence for each key."""
         return (layers[0] for layers in self._layers.values())
 
     def layers(self, key: str) -> tuple[Record, ...]:
@@ -62,14 +80,15 @@ class LookUp:
     """The answer to a look-up.
 
     Args:
-        kind: `exact`, `neighbour` and `predicted` may be used; `stale` may only be shown; `miss`
-            means that nothing was found.
+        kind: `exact`, `neighbour`, `predicted` and `modelled` may be used; `stale` may only be
+            shown; `miss` means that nothing was found. `look_up` itself answers neither `predicted`
+            nor `modelled`.
         record: the record of that kind, or None for a prediction or a miss.
         soft_mismatches: fields of the software fingerprint that differ from the record's.
         lookup_trace: the steps taken, in order.
         nearest: for a prediction, the record it starts from; for a miss, the record of the same
             operation that differs least, not for use.
-        predicted: for a prediction, the variant and its config. `look_up` makes none.
+        predicted: for a prediction, the variant and its config.
     """
 
     kind: Kind

@@ -19,6 +19,7 @@ from .renamed import with_new_names
 
 SCHEMA_VERSION = 1
 OF_A_BENCH = "bench"  # `method` of a record that a bench has made, not a search
+OF_A_MODEL = "modelled"  # `method` of a record whose times are modelled: nothing was measured
 
 Scalar: TypeAlias = int | str | bool | float
 Mode: TypeAlias = Literal["eager", "graph"]
@@ -90,7 +91,7 @@ class Measurement:
         kernel_hash: hash of the kernel's source, its helpers and the compile options.
         median_us: median time per mode (`eager`, `graph`), in microseconds.
         iqr_us: interquartile range for the same modes, in microseconds.
-        samples: repetitions behind the medians.
+        samples: repetitions behind the medians; 0 if they are modelled.
         relative_error: against the fp64 reference, or None where it was not taken.
     """
 
@@ -110,14 +111,14 @@ class Measurement:
         _require(bool(self.median_us), "median_us", "holds no mode")
         _times("iqr_us", self.iqr_us)
         _require(self.iqr_us.keys() == self.median_us.keys(), "iqr_us", "modes unlike median_us")
-        _count("samples", self.samples, least=1)
+        _count("samples", self.samples)
         if self.relative_error is not None:
             _number("relative_error", self.relative_error)
 
 
 @dataclass(frozen=True)
 class Record:
-    """The outcome of tuning one problem on one machine.
+    """The outcome of tuning one problem on one machine, or of modelling it.
 
     Args:
         op: name of the operation.
@@ -128,8 +129,8 @@ class Record:
         runners_up: the next best, best first.
         trials: number of candidates tried.
         seconds_spent: duration of the search, in seconds.
-        provenance: `source` ("user" or "shipped"), `created` (ISO time), perhaps `method`
-            (:data:`OF_A_BENCH`), ...
+        provenance: `source` ("user", "imported" or "shipped"), `created` (ISO time), perhaps
+            `from` (the file of an import), `method` (:data:`OF_A_BENCH`, :data:`OF_A_MODEL`), ...
         schema: version of this layout.
     """
 
@@ -156,6 +157,14 @@ class Record:
         _number("seconds_spent", self.seconds_spent)
         _provenance(self.provenance)
         _require(self.schema == SCHEMA_VERSION, "schema", f"is not {SCHEMA_VERSION}")
+        for role, each in (("winner", self.winner), ("baseline", self.baseline)):
+            is_right = (each.samples == 0) == self.is_modelled
+            _require(is_right, f"{role}.samples", "is 0 if times are modelled, and only then")
+
+    @property
+    def is_modelled(self) -> bool:
+        """Whether its times are modelled; a device that it was modelled for never ran it."""
+        return self.provenance.get("method") == OF_A_MODEL
 
     @property
     def key(self) -> str:

@@ -25,6 +25,7 @@ class Gather(NamedTuple):
         TO_SELF: a rank also sends its own rows to itself.
         K_PARTS, PART_COLUMNS: number of parts of a row, and the columns of each but the last.
         SEND_STAGES: blocks that a sender has in flight.
+        XCD_SIGNALS: chiplets whose senders signal together; 0 if each sender signals.
     """
 
     GATHER_DIM: int
@@ -37,6 +38,7 @@ class Gather(NamedTuple):
     K_PARTS: int = 1
     PART_COLUMNS: int = 0
     SEND_STAGES: int = 1
+    XCD_SIGNALS: int = 0
 
     @classmethod
     def of(cls, problem: AllGatherMatmul, config: Config, **derived: Any) -> Gather:

@@ -56,7 +56,8 @@ class FusedPlan(Plan):
         self._senders, split_k = senders, config["SPLIT_K"]
         partials = split_k * problem.m * problem.n if split_k > 1 else 1
         self._partials = fabric.workspace.scratch(((partials,), torch.float32))
-        self._counters = fabric.workspace.counters(self._tiles(problem))
+        counters = self._tiles(problem) + config.get("XCD_SIGNALS", 0)
+        self._counters = fabric.workspace.counters(counters)
         slots = fabric.pool.slots(problem.gathered_elements, getattr(torch, problem.dtype))
         self._memory = Memory(*slots, fabric.pool.control, None, None, fabric.heap_bases)
         self._kernel = Kernel(

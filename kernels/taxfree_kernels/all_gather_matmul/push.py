@@ -4,6 +4,9 @@ Removes the launch tax (one kernel), most of the bulk-synchronous tax (a tile st
 rank's shard, then uses arrived data), and the locality tax of a gathered A in a second layout.
 Sends each byte over the link once.
 
+With `XCD_SIGNALS`, for devices of several chiplets, the senders of a chiplet signal together: the
+last one to finish signals all ranks, on the chiplet's channel.
+
 Protocol. Sender programs have the lowest ids and wait for no one; tile programs wait only for
 peers' senders, so any schedule that starts low ids first makes progress. Between them, a rank's
 tile programs wait for every channel of every peer in every call: with gather_dim 1 each tile needs
@@ -31,7 +34,9 @@ from taxfree_kernels.device import sync
 from taxfree_kernels.device.pdl import gdc_wait
 from taxfree_kernels.device.peers import Peers
 from taxfree_kernels.fabric.base import Fabric
-from taxfree_kernels.variant import Config, Plan
+from taxfree_kernels.hardware import Hardware
+from taxfree_kernels.spaces import xcd_signals_prune_reason, xcd_signals_space
+from taxfree_kernels.variant import Config, Plan, Signals, Space
 
 
 @triton.jit(do_not_specialize=["rank", "own_rows", "m", "shard_rows"])
@@ -46,7 +51,10 @@ def _push(
     shard = Shard(a_ptr, own_rows, shard_rows, shard_columns)
     slot_ptr = running_slot(memory, generation)
     if program < GATHER.SENDERS:
-        push_chunk(program, shard, slot_ptr, peers, GROUP, GATHER)
+        counters_ptr = memory.counters_ptr
+        if GATHER.XCD_SIGNALS:  # after those of tiles
+            counters_ptr += tl.cdiv(m, TILE.BLOCK_M) * tl.cdiv(n, TILE.BLOCK_N)
+        push_chunk(program, shard, slot_ptr, peers, GROUP, GATHER, counters_ptr)
     else:
         weight, output = Weight(w_ptr, stride_w[0], stride_w[1]), Output(bias_ptr, out_ptr)
         gathered_tile(
@@ -60,6 +68,20 @@ class Push(FusedVariant):
     """Senders and tiles in one kernel."""
 
     name = "push"
+
+    def space(self, problem: AllGatherMatmul, hardware: Hardware) -> Space:
+        return {**super().space(problem, hardware), **xcd_signals_space(hardware)}
+
+    def prune_reason(
+        self, problem: AllGatherMatmul, hardware: Hardware, config: Config
+    ) -> str | None:
+        senders = config["CHUNKS"] * (problem.world_size - 1)
+        reason = xcd_signals_prune_reason(hardware, config, senders)
+        return reason or super().prune_reason(problem, hardware, config)
+
+    def signals(self, problem: AllGatherMatmul, config: Config) -> Signals:
+        senders = config["CHUNKS"] * (problem.world_size - 1)
+        return Signals(senders, min(senders, config.get("XCD_SIGNALS") or senders))
 
     def plan(self, problem: AllGatherMatmul, fabric: Fabric, config: Config) -> Plan:
         senders = config["CHUNKS"] * (problem.world_size - 1)

@@ -38,7 +38,6 @@ from taxfree_kernels.all_gather_matmul.tile import (
     place_of,
     push_chunk,
     running_slot,
-    share_of_split,
     wait_for_rows,
 )
 from taxfree_kernels.descriptors import RowDescriptors, weight_descriptors, with_fields
@@ -97,7 +96,7 @@ def _push_tma(
                 begin, end = step_begin, step_end
                 if GATHER.K_PARTS > 1:
                     part_end = min((part + 1) * PART_STEPS, tl.cdiv(shard_columns, TILE.BLOCK_K))
-                    begin, end = share_of_split(part * PART_STEPS, part_end, split, TILE.SPLIT_K)
+                    begin, end = _share_of_part(part * PART_STEPS, part_end, split, TILE.SPLIT_K)
                 if HAS_STEPS:
                     tl.assume(end > begin)
                 acc = accumulate_tma(
@@ -126,6 +125,13 @@ def _push_tma(
             GATHER.HAS_BIAS, TILE,
         )  # fmt: skip
     sync.leave(memory.control_ptr)
+
+
+@triton.jit
+def _share_of_part(begin, end, split, SPLIT_K: tl.constexpr):
+    """Like ``schedules.stream_k``, of steps [begin, end): one of SPLIT_K shares."""
+    steps = end - begin
+    return begin + steps * split // SPLIT_K, begin + steps * (split + 1) // SPLIT_K
 
 
 class PushTmaPlan(FusedPlan):

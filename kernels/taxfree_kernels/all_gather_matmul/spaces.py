@@ -10,6 +10,7 @@ from taxfree_kernels.fabric.heap import Pool
 from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.problem import ITEM_BYTES
 from taxfree_kernels.spaces import (
+    ALL_ROWS,
     allowed,
     cdna_space,
     pdl_space,
@@ -54,6 +55,7 @@ def tile_space(problem: AllGatherMatmul, hardware: Hardware) -> Space:
     }
     if hardware.backend == "hip":
         space |= {**cdna_space(hardware), "matrix_instr_nonkdim": (16, 32)}
+        space["GROUP_M"] = (*space["GROUP_M"], ALL_ROWS)
     return space
 
 

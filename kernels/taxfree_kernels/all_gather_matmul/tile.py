@@ -8,7 +8,9 @@ import triton
 import triton.language as tl
 
 from taxfree_kernels.device import sync
+from taxfree_kernels.device.exchange import signal_by_chiplet
 from taxfree_kernels.device.peers import translate
+from taxfree_kernels.device.schedules import rank_rotated, stream_k
 from taxfree_kernels.device.tiles import accumulate, copy, select, swizzle2d, xcd_swizzle
 
 
@@ -35,7 +37,8 @@ class Memory(NamedTuple):
             to the second.
         control_ptr, heap_bases: as in :class:`taxfree_kernels.device.peers.Peers`.
         partials_ptr: float32 [SPLIT_K, m, n]; None in kernels without tiles.
-        counters_ptr: int32 [tiles]; like partials_ptr, used only if SPLIT_K > 1.
+        counters_ptr: int32 [tiles], used, like partials_ptr, only if SPLIT_K > 1; then
+            [XCD_SIGNALS], one for the senders of each chiplet.
     """
 
     slots_ptr: Any
@@ -91,7 +94,9 @@ def _copy_columns(
 
 
 @triton.jit
-def push_chunk(message, shard, slot_ptr, peers, GROUP: tl.constexpr, GATHER: tl.constexpr):
+def push_chunk(
+    message, shard, slot_ptr, peers, GROUP: tl.constexpr, GATHER: tl.constexpr, counters_ptr=None
+):
     """Send one chunk of rows of this rank's shard to one rank's inbox, and signal it.
 
     The inbox is [source, shard.rows, shard.columns]; the channel is the chunk. Chunks without rows
@@ -104,6 +109,7 @@ def push_chunk(message, shard, slot_ptr, peers, GROUP: tl.constexpr, GATHER: tl.
 
     Args:
         message: in each part, CHUNKS to the own inbox when TO_SELF, then CHUNKS to each peer.
+        counters_ptr: int32 [XCD_SIGNALS]; the message is the id of the program then.
     """
     CHUNKS: tl.constexpr = GATHER.CHUNKS
     part = 0
@@ -127,7 +133,10 @@ def push_chunk(message, shard, slot_ptr, peers, GROUP: tl.constexpr, GATHER: tl.
             target, shard.ptr, shard.columns, begin, end, column, column_end, GATHER.SEND_BLOCK,
             GATHER.PART_COLUMNS, GATHER.SEND_STAGES,
         )  # fmt: skip
-    sync.signal(peers, part * CHUNKS + chunk, peer, GROUP)
+    if GATHER.XCD_SIGNALS:
+        signal_by_chiplet(message, GATHER.SENDERS, counters_ptr, peers, GROUP, GATHER.XCD_SIGNALS)
+    else:
+        sync.signal(peers, part * CHUNKS + chunk, peer, GROUP)
 
 
 @triton.jit
@@ -159,7 +168,11 @@ def wait_for_rows(
     last_row = tl.zeros_like(lane) + row_end
     is_last = (begin >= end) & (last_row >= m)  # a chunk without rows falls to the last tile
     needed = needed & (has_rows | is_last) & (lane < GROUP.WORLD * CHUNKS)
-    return sync.wait(peers, part * CHUNKS + chunk, source, GROUP, mask=needed)
+    channel = part * CHUNKS + chunk
+    if GATHER.XCD_SIGNALS:  # of the source's message to this rank, see push_chunk
+        distance = (source + GROUP.WORLD - 1 - peers.rank) % GROUP.WORLD
+        channel = (distance * CHUNKS + chunk) % GATHER.XCD_SIGNALS
+    return sync.wait(peers, channel, source, GROUP, mask=needed)
 
 
 @triton.jit
@@ -175,17 +188,10 @@ def place_of(index, rank, m, n, shard, GATHER_DIM: tl.constexpr, TILE: tl.conste
     tile, split = index // TILE.SPLIT_K, index % TILE.SPLIT_K
     tile_m, tile_n = swizzle2d(tile, tiles_m, tiles_n, TILE.GROUP_M)
     if GATHER_DIM == 0:  # local rows come first
-        tile_m = (tile_m + rank * shard.rows // TILE.BLOCK_M) % tiles_m
+        tile_m = rank_rotated(tile_m, rank * shard.rows // TILE.BLOCK_M, tiles_m)
     steps = tl.cdiv(shard.columns, TILE.BLOCK_K)
-    step_begin, step_end = share_of_split(0, steps, split, TILE.SPLIT_K)
+    step_begin, step_end = stream_k(split, TILE.SPLIT_K, steps)
     return tile, split, tile_m * TILE.BLOCK_M, tile_n * TILE.BLOCK_N, step_begin, step_end
-
-
-@triton.jit
-def share_of_split(begin, end, split, SPLIT_K: tl.constexpr):
-    """The steps [begin, end) of one split of K, out of steps [begin, end)."""
-    steps = end - begin
-    return begin + steps * split // SPLIT_K, begin + steps * (split + 1) // SPLIT_K
 
 
 @triton.jit

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from taxfree_kernels.attention.constants import REGISTERS, ROWS
 from taxfree_kernels.attention.problem import ITEM_BYTES, Attention
 from taxfree_kernels.device.schedules import ATTENTION_MAPPINGS
 from taxfree_kernels.hardware import Hardware
@@ -100,22 +101,15 @@ def prune_reason(problem: Attention, hardware: Hardware, config: Config) -> str 
 
 # -- of warps with roles, on Hopper ------------------------------------------------------------
 
-ROWS = 64  # queries of a consumer, which is a warpgroup
-_REGISTERS = {2: 240, 3: 160}  # of a thread of so many consumers, besides a producer's
 _OTHER_REGISTERS = 32  # that hold no matrices
 _BARRIER_BYTES = 1024
-
-
-def registers_of(consumers: int) -> int:
-    """Registers that a thread of each of so many consumers can have."""
-    return _REGISTERS[consumers]
 
 
 def specialized_space(problem: Attention, hardware: Hardware) -> Space:
     """Meta-parameter -> values worth trying."""
     return {
         "BLOCK_N": (128, 64, 32),
-        "CONSUMERS": tuple(_REGISTERS),
+        "CONSUMERS": tuple(REGISTERS),
         "MAPPING": _mappings(problem, hardware),
         "num_stages": (2, 3, 4),
     }
@@ -138,6 +132,6 @@ def specialized_prune_reason(problem: Attention, hardware: Hardware, config: Con
         return f"{shared} bytes of shared memory, {hardware.shared_memory} are there"
     # of a row's four threads: the output, the logits, and these again as 16-bit weights
     held = (head_dim + block_n + block_n // 2) // 2
-    if held > registers_of(config["CONSUMERS"]) - _OTHER_REGISTERS:
+    if held > REGISTERS[config["CONSUMERS"]] - _OTHER_REGISTERS:
         return f"an output and logits of {held} registers a thread"
     return None

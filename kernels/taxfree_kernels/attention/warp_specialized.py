@@ -30,6 +30,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from taxfree_kernels.attention import spaces
+from taxfree_kernels.attention.constants import REGISTERS, ROWS
 from taxfree_kernels.attention.plans import AttentionPlan
 from taxfree_kernels.attention.problem import Attention
 from taxfree_kernels.descriptors import HeadDescriptors
@@ -320,15 +321,15 @@ class WarpSpecializedPlan(AttentionPlan):
             block_n,
             config["num_stages"],
             consumers,
-            spaces.registers_of(consumers),
+            REGISTERS[consumers],
             config["MAPPING"],
         )
         options = compile_options(fabric.backend, {"num_warps": 4})  # of each consumer
         kernel = Kernel(_attend, grid=0, constants={"WORK": work}, options=options)
-        super().__init__(problem, fabric, kernel, spaces.ROWS * consumers)
+        super().__init__(problem, fabric, kernel, ROWS * consumers)
         box = power_of_2(problem.head_dim, 16)
         dtype = {"float16": gl.float16, "bfloat16": gl.bfloat16}[problem.dtype]
-        boxes = [[1, 1, rows, box] for rows in (spaces.ROWS, block_n, block_n)]
+        boxes = [[1, 1, rows, box] for rows in (ROWS, block_n, block_n)]
         self._descriptors = [
             HeadDescriptors(
                 each, TensorDescriptor, gl.NVMMASharedLayout.get_default_for(each, dtype)

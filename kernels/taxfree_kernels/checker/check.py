@@ -8,16 +8,13 @@ In a test::
 
 from __future__ import annotations
 
-import contextlib
 import time
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Literal
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, replace
+from typing import Any
 
-import torch
-
+from taxfree_kernels.checker.checked import Checked, CheckFailed, one_thread
 from taxfree_kernels.checker.coverage import Coverage, Wanted
-from taxfree_kernels.checker.report import Violation
 from taxfree_kernels.checker.trial import Trial
 from taxfree_kernels.errors import PlanError
 from taxfree_kernels.fabric.base import NoGroup
@@ -33,54 +30,6 @@ WORLD_SIZES = (2, 3)
 _DRAWN = Wanted(programs=1, calls=2)
 _HARDWARE = KNOWN["cpu"]
 
-Verdict = Literal["pass", "violation", "not covered", "nothing to check"]
-
-
-@dataclass(frozen=True)
-class Checked:
-    """The result of the check of one variant.
-
-    Args:
-        verdict: "pass" only if nothing was found and everything was covered.
-        schedules: number of schedules that were run.
-        seconds: time that it took.
-        violation: the first one, or None.
-        coverage: of synchronising lines.
-        wanted: how much counts as covered.
-    """
-
-    op: str
-    variant: str
-    schedules: int
-    seconds: float
-    violation: Violation | None
-    coverage: Coverage = field(repr=False)
-    wanted: Wanted = field(default_factory=Wanted)
-
-    @property
-    def verdict(self) -> Verdict:
-        if self.violation is not None:
-            return "violation"
-        if not self.coverage.has_launches:
-            return "nothing to check"
-        return "not covered" if self.coverage.missing(self.wanted) else "pass"
-
-    def __str__(self) -> str:
-        head = f"{self.op} {self.variant}: {self.verdict}, {self.schedules} schedules"
-        lines = [f"{head}, {self.seconds:.1f} s"]
-        if self.violation is not None:
-            return "\n".join([*lines, str(self.violation)])
-        lines += [
-            f"  {line.where}  {line.text}: {len(each.ranks)} ranks, {len(each.programs)} programs, "
-            f"{len(each.calls)} generations"
-            for line, each in self.coverage.missing(self.wanted)
-        ]
-        return "\n".join(lines)
-
-
-class ProtocolError(AssertionError):
-    """A check did not pass; the text is the report."""
-
 
 def assert_protocol_holds(
     op: str,
@@ -92,11 +41,11 @@ def assert_protocol_holds(
     """Check a variant; for tests.
 
     Raises:
-        ProtocolError: there is a violation, or too little was covered.
+        CheckFailed: there is a violation, or too little was covered.
     """
     checked = check_variant(op, variant, problems, seeds, wanted)
     if checked.verdict != "pass":
-        raise ProtocolError(str(checked))
+        raise CheckFailed(checked)
 
 
 def checkable_variants(op: str) -> list[str]:
@@ -124,27 +73,28 @@ def check_variant(
     if not is_interpreting():
         hint = "set TRITON_INTERPRET=1 before Triton is imported"
         raise PlanError("the checker needs interpreted kernels", hint)
-    begin = time.monotonic()
+    begin = time.process_time()
     if problems is None:
         problems = [each for world in WORLD_SIZES for each in operation_shapes(op).tiny(world)]
     served = _served(_drawn_from(op, variant, problems), problems)
-    coverage, violation, schedules = Coverage(), None, 0
-    with _one_thread():
+    coverage, violation, schedules, accesses = Coverage(), None, 0, 0
+    with one_thread():
         for seed in seeds if served else ():
             problem, candidates = served[seed % len(served)]
             try:
                 outcome = Trial(op, problem, candidates, seed).run()
             except NoGroup:
                 break
-            schedules += 1
+            schedules, accesses = schedules + 1, accesses + outcome.accesses
             coverage.add(outcome.coverage)
             if outcome.violation is not None:
                 replay = replay_command(op, variant, problem, seed)
                 violation = replace(outcome.violation, replay=replay)
                 break
-    seconds = time.monotonic() - begin
+    seconds = time.process_time() - begin
     wanted = wanted or (_DRAWN if variant == MIXED else Wanted())
-    return Checked(op, variant, schedules, seconds, violation, coverage, wanted)
+    name = f"{op} {variant}"
+    return Checked(name, schedules, seconds, violation, coverage, wanted, accesses)
 
 
 def replay_command(op: str, variant: str, problem: Problem, seed: int) -> str:
@@ -159,17 +109,6 @@ def replay_command(op: str, variant: str, problem: Problem, seed: int) -> str:
         f'taxfree check --op {op} --variant {variant} --shapes "{shape}" --gpus {world_size} '
         f"--first-seed {seed} --seeds 1"
     )
-
-
-def coverage_rows(checks: Iterable[Checked]) -> list[tuple[str, str, int, int, int]]:
-    """Synchronising lines of checks: where, text, ranks, programs, generations."""
-    together = Coverage()
-    for each in checks:
-        together.add(each.coverage)
-    return [
-        (line.where, line.text, len(each.ranks), len(each.programs), len(each.calls))
-        for line, each in together.by_place()
-    ]
 
 
 def _drawn_from(op: str, variant: str, problems: Sequence[Problem]) -> list[Variant]:
@@ -203,14 +142,3 @@ def _served(
         for problem in problems
     ]
     return [(problem, found) for problem, found in serving if found]
-
-
-@contextlib.contextmanager
-def _one_thread() -> Iterator[None]:
-    """Run torch on one thread: the matrices are tiny, more threads only cost time."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)

@@ -11,11 +11,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import IntEnum
 from itertools import product
-from typing import Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
 Scope = Literal["cta", "gpu", "sys"]
+_SCOPES = ("cta", "gpu", "sys")
 
 
 class World(IntEnum):
@@ -58,19 +59,27 @@ class Actor:
             boundaries order them.
         rank: its rank.
         program: its id, or None for the host.
-        kernel: name of the kernel, or "host".
-        generation: of its rank's pool when it started.
+        name: of the program and its kernel, or of the host, for reports.
+        call: number of its rank's call when it started.
         clocks: int64 [worlds, slots].
     """
 
     slot: int
     rank: int
     program: int | None
-    kernel: str
-    generation: int
+    name: str
+    call: int
     clocks: np.ndarray
     began: int = field(init=False)  # its own clock before its first epoch
-    heard: dict[int, int] = field(default_factory=dict)  # rank -> generation acquired from
+    heard: dict[int, int] = field(default_factory=dict)  # rank -> call acquired from
+    #: The last message read of each word and sender, for reports.
+    taken: dict[tuple[int, Sender], Taken] = field(default_factory=dict)
+    #: Clocks at the last fence of each scope: relaxed writes since then release them.
+    fenced: dict[Scope, np.ndarray] = field(default_factory=dict)
+    #: Clocks at the begin of its kernel, if that counts as a fence.
+    begun: np.ndarray | None = None
+    #: Messages that relaxed reads found: a fence acquires them.
+    pending: dict[tuple[int, Sender, Scope], Message] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.began = self.epoch
@@ -99,56 +108,111 @@ class Actor:
 
 
 @dataclass(frozen=True)
-class _Sender:
+class Sender:
+    """A kind of writes of one rank."""
+
     rank: int
     scope: Scope
     releases: bool
 
 
-@dataclass
-class _Message:
+class Message(NamedTuple):
+    """The clocks of all writes of one kind, and the last of these writes."""
+
     clocks: np.ndarray
-    generation: int
+    call: int
+    access: Any
+
+
+class Taken(NamedTuple):
+    """A message, and the access that read it."""
+
+    message: Message
+    access: Any
+    address: int
 
 
 class Messages:
     """The messages of a synchronisation word: the release sequences that its value belongs to."""
 
     def __init__(self) -> None:
-        self._by_sender: dict[_Sender, _Message] = {}
+        self._by_sender: dict[Sender, Message] = {}
         # Some access releases or acquires it, or another rank writes it. Any other word is merely
         # a counter, and no repair turns it into a signal.
         self.is_signal = False
 
-    def leave(self, actor: Actor, scope: Scope, *, releases: bool, continues: bool) -> None:
+    def leave(
+        self, actor: Actor, scope: Scope, access: Any, *, releases: bool, continues: bool
+    ) -> None:
         """Record a write of the word.
 
         Args:
             releases: it is a release.
             continues: it is a read-modify-write, which keeps earlier releases alive.
         """
-        self.is_signal |= releases
+        self.is_signal |= releases or bool(actor.fenced)
         if not continues:
             self._by_sender.clear()
-        sender = _Sender(actor.rank, scope, releases)
-        message = self._by_sender.get(sender)
-        if message is None:
-            self._by_sender[sender] = _Message(actor.clocks.copy(), actor.generation)
-            return
-        np.maximum(message.clocks, actor.clocks, out=message.clocks)
-        message.generation = max(message.generation, actor.generation)
+        self._add(Sender(actor.rank, scope, releases), actor.clocks, actor.call, access)
+        if not releases and access.is_atomic:
+            fences = dict(actor.fenced)
+            if actor.begun is not None:
+                fences.setdefault("sys", actor.begun)
+            for fence, clocks in fences.items():
+                sender = Sender(actor.rank, narrower(fence, scope), True)
+                self._add(sender, clocks, actor.call, access)
 
-    def take(self, actor: Actor, scope: Scope, *, acquires: bool) -> None:
+    def _add(self, sender: Sender, clocks: np.ndarray, call: int, access: Any) -> None:
+        known = self._by_sender.get(sender)
+        if known is None:
+            self._by_sender[sender] = Message(clocks.copy(), call, access)
+            return
+        together = np.maximum(known.clocks, clocks)
+        self._by_sender[sender] = Message(together, max(known.call, call), access)
+
+    def take(
+        self, actor: Actor, scope: Scope, access: Any, address: int, *, acquires: bool
+    ) -> None:
         """Record a read of the word: the messages that reach `actor` join its clocks."""
         self.is_signal |= acquires
-        if not self.is_signal:
-            return
         for sender, message in self._by_sender.items():
-            reaches = covers(sender.scope, scope, same_rank=sender.rank == actor.rank)
-            counts = _COUNTS[sender.releases, acquires, reaches]
-            np.maximum(actor.clocks, message.clocks, out=actor.clocks, where=counts)
+            if not acquires:
+                actor.pending[address, sender, scope] = message
+            if not self.is_signal:
+                continue
+            known = actor.taken.get((address, sender))
+            if known is not None and known.message is message and known.access.reads_as(access):
+                continue
+            join(actor, sender, message, scope, acquires=acquires)
+            actor.taken[address, sender] = Taken(message, access, address)
             heard = actor.heard.get(sender.rank, 0)
-            actor.heard[sender.rank] = max(heard, message.generation)
+            actor.heard[sender.rank] = max(heard, message.call)
+
+
+def join(actor: Actor, sender: Sender, message: Message, scope: Scope, *, acquires: bool) -> None:
+    """Join a message to a reader's clocks, in the worlds in which it counts."""
+    reaches = covers(sender.scope, scope, same_rank=sender.rank == actor.rank)
+    counts = _COUNTS[sender.releases, acquires, reaches]
+    np.maximum(actor.clocks, message.clocks, out=actor.clocks, where=counts)
+
+
+def fence(actor: Actor, scope: Scope) -> None:
+    """A fence: earlier relaxed reads acquire, later relaxed writes release."""
+    for (_, sender, read), message in actor.pending.items():
+        join(actor, sender, message, narrower(read, scope), acquires=True)
+    actor.fenced[scope] = actor.clocks.copy()
+    actor.step()
+
+
+def end(actor: Actor) -> None:
+    """The end of a kernel that counts as a fence."""
+    for (_, sender, read), message in actor.pending.items():
+        join(actor, sender, message, read, acquires=True)
+
+
+def narrower(one: Scope, other: Scope) -> Scope:
+    """The smaller of two scopes."""
+    return min(one, other, key=_SCOPES.index)
 
 
 def covers(one: Scope, other: Scope, *, same_rank: bool) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import re
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,9 +17,9 @@ from functools import cache
 from typing import Any
 
 from taxfree_kernels.checker.clocks import Actor
-from taxfree_kernels.checker.sites import SYNC_FILES, Line, Site
+from taxfree_kernels.checker.launches import interpreted, is_device_function
+from taxfree_kernels.checker.sites import Line, Site, is_primitive
 from taxfree_kernels.device import trace
-from taxfree_kernels.launch import Kernel
 
 _PROGRAM = "program"  # the name that kernels give to tl.program_id(0)
 _GLOBALS = {"trace": trace}  # modules with constants
@@ -63,13 +64,13 @@ class Coverage:
     lines: dict[Line, Executed] = field(default_factory=dict)
     has_launches: bool = False
 
-    def expect(self, kernel: Kernel) -> None:
+    def expect(self, function: Any, constants: Mapping[str, Any], programs: int) -> None:
         """Count the lines that a launch can reach; of kernels without peers there are none."""
         self.has_launches = True
-        constants = tuple(sorted(kernel.constants.items()))
-        for line, programs in _reachable(kernel.function, constants, range(kernel.grid)).items():
+        given = tuple(sorted((name, each) for name, each in constants.items() if _is_fixed(each)))
+        for line, reaching in _reachable(function, given, range(programs)).items():
             executed = self.lines.setdefault(line, Executed())
-            executed.most_programs = max(executed.most_programs, programs)
+            executed.most_programs = max(executed.most_programs, reaching)
 
     def note(self, site: Site, actor: Actor) -> None:
         """Record an atomic access."""
@@ -80,7 +81,7 @@ class Coverage:
             if executed is not None:
                 executed.ranks.add(actor.rank)
                 executed.programs.add(actor.program)
-                executed.calls.add(actor.generation)
+                executed.calls.add(actor.call)
 
     def add(self, other: Coverage) -> None:
         self.has_launches |= other.has_launches
@@ -107,13 +108,17 @@ def _callee(call: ast.Call, caller: Any) -> Any | None:
     found = caller.fn.__globals__.get(first)
     for attribute in rest:
         found = getattr(found, attribute, None)
-    return found if hasattr(found, "rewrite") and hasattr(found, "fn") else None
+    return interpreted(found) if is_device_function(found) else None
+
+
+def parsed(function: Any) -> tuple[ast.FunctionDef, int]:
+    """The definition of a device function, and the offset of its line numbers."""
+    return _parsed(function.fn)  # compiled device functions have no cheap hash
 
 
 @cache
-def parsed(function: Any) -> tuple[ast.FunctionDef, int]:
-    """The definition of a device function, and the offset of its line numbers."""
-    lines, first = inspect.getsourcelines(function.fn)
+def _parsed(function: Any) -> tuple[ast.FunctionDef, int]:
+    lines, first = inspect.getsourcelines(function)
     return definition_in(ast.parse(textwrap.dedent("".join(lines)))), first - 1
 
 
@@ -141,8 +146,10 @@ def call_synchronises(call: ast.Call, caller: Any) -> bool:
     name = ast.unparse(call.func)
     if name.startswith("tl.atomic_"):
         return True
-    how = {keyword.arg for keyword in call.keywords}
-    if name in ("tl.load", "tl.store") and how & {"volatile", "cache_modifier"}:
+    if name == "tl.inline_asm_elementwise":
+        return re.search(r"\b(atom|red|ld|st)\b[.]", ast.unparse(call)) is not None
+    how = [each.value for each in call.keywords if each.arg in ("volatile", "cache_modifier")]
+    if name in ("tl.load", "tl.store") and any(isinstance(each, ast.Constant) for each in how):
         return True
     callee = _callee(call, caller)
     return callee is not None and callee is not caller and _synchronises(callee)
@@ -151,12 +158,17 @@ def call_synchronises(call: ast.Call, caller: Any) -> bool:
 Programs = Sequence[int]  # ids
 
 
+def _is_fixed(value: Any) -> bool:
+    """Whether a constant can be a key."""
+    return isinstance(value, bool | int | float | str | tuple | None)
+
+
 @cache
 def _reachable(
     function: Any, constants: tuple[tuple[str, Any], ...], programs: Programs
 ) -> Mapping[Line, int]:
     """Lines that some of these programs can reach -> how many can."""
-    if inspect.getsourcefile(function.fn) in SYNC_FILES:
+    if is_primitive(inspect.getfile(function.fn)):
         return {}
     definition, offset = parsed(function)
     known = dict(constants)
@@ -191,6 +203,11 @@ def _live(
 ) -> Iterator[tuple[ast.stmt, Programs]]:
     """Statements that known constants do not rule out, with the programs that can reach them."""
     for statement in statements:
+        if isinstance(statement, ast.For | ast.While):
+            head = statement.iter if isinstance(statement, ast.For) else statement.test
+            yield ast.Expr(head), programs
+            yield from _live([*statement.body, *statement.orelse], known, programs)
+            continue
         if not isinstance(statement, ast.If):
             if isinstance(statement, ast.AnnAssign) and statement.value is not None:
                 known[ast.unparse(statement.target)] = _value(statement.value, known)

@@ -8,7 +8,6 @@ instance. Their signatures differ between Triton's versions behind the arguments
 from __future__ import annotations
 
 import contextlib
-import inspect
 from collections.abc import Iterator
 from typing import Any
 
@@ -17,8 +16,9 @@ import triton.language as tl
 from triton.runtime import interpreter
 from triton.runtime.interpreter import TensorHandle, interpreter_builder
 
+from taxfree_kernels.checker.assembly import run_assembly
 from taxfree_kernels.checker.clocks import Scope
-from taxfree_kernels.checker.watch import Watch
+from taxfree_kernels.checker.watch import CHANGES, NO_CHANGE, Change, Watch
 from taxfree_kernels.device.packets import EMPTY
 from taxfree_kernels.interpreter import correct_bfloat16, hasten
 
@@ -62,7 +62,13 @@ class _Hooks:
     def create_masked_load(
         self, pointers: Any, mask: Any, other: Any, *rest: Any, **named: Any
     ) -> Any:
-        self._plain(pointers, mask)
+        addresses = _active(pointers, mask)
+        is_volatile = bool(rest[-1]) if rest else bool(named.get("is_volatile"))
+        if is_volatile and addresses.size and not self._watch.holds_words(addresses):
+            # in PTX, what a relaxed load at system scope does
+            self._atomic(addresses, _size(pointers), "relaxed", "sys")
+        else:
+            self._plain(pointers, mask)
         return self._load(pointers, mask, other, *rest, **named)
 
     def create_masked_store(
@@ -75,45 +81,61 @@ class _Hooks:
     def create_atomic_rmw(
         self, operation: Any, pointers: Any, value: Any, mask: Any, sem: Any, scope: Any
     ) -> Any:
-        # Polls add 0.
-        writes = operation.name not in ("ADD", "OR", "XOR") or bool(np.any(value.data))
-        self._atomic(pointers, mask, sem, scope, writes=writes)
+        name = operation.name
+
+        def change() -> Change:
+            if name in ("ADD", "FADD", "OR", "XOR") and not np.any(value.data):
+                return NO_CHANGE  # as polls do
+            if name != "XCHG":
+                return CHANGES
+            old = self._load(pointers, mask, None, None, True).data
+            return Change(True, bool(np.any(old != value.data)))
+
+        what = name.encode() + np.ascontiguousarray(value.data).tobytes()
+        self._ordered(pointers, mask, sem, scope, what=what, change=change)
         return self._rmw(operation, pointers, value, mask, sem, scope)
 
     def create_atomic_cas(
         self, pointers: Any, expected: Any, value: Any, sem: Any, scope: Any
     ) -> Any:
-        writes = bool(np.any(expected.data != value.data))
-        self._atomic(pointers, None, sem, scope, writes=writes)
+        def change() -> Change:
+            found = self._load(pointers, _everywhere(pointers), None, None, True).data
+            changes = bool(np.any((found == expected.data) & (expected.data != value.data)))
+            return Change(changes, changes)
+
+        what = b"CAS" + b"".join(
+            np.ascontiguousarray(each.data).tobytes() for each in (expected, value)
+        )
+        self._ordered(pointers, None, sem, scope, what=what, change=change)
         return self._cas(pointers, expected, value, sem, scope)
 
     def create_atomic_load(self, pointers: Any, mask: Any, sem: Any, scope: Any) -> Any:
-        self._atomic(pointers, mask, sem, scope, writes=False)
+        self._ordered(pointers, mask, sem, scope)
         return self._load(pointers, mask, None, None, True)
 
     def create_atomic_store(
         self, pointers: Any, value: Any, mask: Any, sem: Any, scope: Any
     ) -> Any:
-        self._atomic(pointers, mask, sem, scope, reads=False, writes=True)
+        self._ordered(pointers, mask, sem, scope, reads=False, change=lambda: CHANGES)
         return self._store(pointers, value, mask, None)
 
     def create_atomic_poll(
         self, pointers: Any, expected: Any, timeout_ns: Any, sem: Any, scope: Any
     ) -> Any:
-        everywhere = TensorHandle(np.ones_like(pointers.data, dtype=bool), tl.int1)
+        everywhere = _everywhere(pointers)
         while True:
             seen = self.create_atomic_load(pointers, everywhere, sem, scope)
             if np.array_equal(seen.data, np.broadcast_to(expected.data, seen.data.shape)):
                 return everywhere
 
+    def create_assume(self, condition: Any) -> None:
+        if not np.all(condition.data):
+            self._watch.on_false_assumption()
+
     def create_inline_asm(
         self, assembly: str, constraints: str, values: Any, types: list[Any], *rest: Any
     ) -> Any:
-        if "griddepcontrol.launch_dependents" in assembly:
-            self._watch.on_launch_dependents()
-        elif "griddepcontrol.wait" in assembly:
-            self._watch.on_gdc_wait()
-        return _NoResults(types)
+        return run_assembly(self._watch, assembly, constraints, values, types)
 
     def _plain(self, pointers: Any, mask: Any, value: Any = None) -> None:
         addresses = _active(pointers, mask)
@@ -122,14 +144,18 @@ class _Hooks:
             empties = writes and bool((value.data == EMPTY.value).all())
             self._watch.on_plain(addresses, _size(pointers), writes=writes, empties=empties)
 
-    def _atomic(
-        self, pointers: Any, mask: Any, sem: Any, scope: Any, *, reads: bool = True, writes: bool
-    ) -> None:
+    def _ordered(self, pointers: Any, mask: Any, sem: Any, scope: Any, **named: Any) -> None:
+        """An atomic as the interpreter describes it."""
         addresses = _active(pointers, mask)
         if addresses.size:
-            semantics, reach = _SEMANTICS[sem.name], _SCOPES[scope.name]
             size = _size(pointers)
-            self._watch.on_atomic(addresses, size, semantics, reach, reads=reads, writes=writes)
+            self._atomic(addresses, size, _SEMANTICS[sem.name], _SCOPES[scope.name], **named)
+
+    def _atomic(
+        self, addresses: np.ndarray, size: int, sem: str, scope: Scope, **named: Any
+    ) -> None:
+        change = named.pop("change", lambda: NO_CHANGE)
+        self._watch.on_atomic(addresses, size, sem, scope, change=change, **named)
 
     def _arriving_together(self, pointers: Any, mask: Any) -> list[Any]:
         """Masks of the lanes that become visible at once: words may arrive in two parts."""
@@ -145,17 +171,8 @@ class _Hooks:
         ]
 
 
-class _NoResults:
-    """Results of inline assembly, which is there for its effects: zeros."""
-
-    def __init__(self, types: list[Any]) -> None:
-        self._types = types
-
-    def get_result(self, index: int) -> Any:
-        kind = self._types[index]
-        shape = getattr(kind, "shape", ()) or (1,)
-        zeros = np.zeros([int(size) for size in shape], interpreter._get_np_dtype(kind))
-        return TensorHandle(zeros, kind.scalar)
+def _everywhere(pointers: Any) -> Any:
+    return TensorHandle(np.ones_like(pointers.data, dtype=bool), tl.int1)
 
 
 def _active(pointers: Any, mask: Any) -> np.ndarray:
@@ -170,14 +187,3 @@ def _active(pointers: Any, mask: Any) -> np.ndarray:
 
 def _size(pointers: Any) -> int:
     return max(1, pointers.get_element_ty().primitive_bitwidth // 8)
-
-
-def program_arguments(function: Any, args: tuple[Any, ...], constants: Any) -> dict[str, Any]:
-    """The arguments of a launch as the interpreter gives them to each program."""
-    rewritten = function.rewrite()
-    constexprs = interpreter.GridExecutor(rewritten, function.arg_names, (1,)).constexprs
-    named = inspect.getcallargs(rewritten, *args, **constants)
-    return {
-        name: value if name in constexprs else interpreter._implicit_cvt(value)
-        for name, value in named.items()
-    }

@@ -40,6 +40,10 @@ class Access:
     def is_atomic(self) -> bool:
         return self.scope is not None
 
+    def reads_as(self, other: Access) -> bool:
+        """Whether the other one synchronises with the same messages."""
+        return (self.sem, self.scope) == (other.sem, other.scope)
+
     def happened_before(self, actor: Actor) -> bool:
         return actor.has_seen(self.actor.slot, self.epoch)
 
@@ -55,8 +59,13 @@ class Conflict:
 
 @dataclass
 class Word:
-    """A word that atomics touch: its messages, and each slot's last atomic write and read of it."""
+    """A word that atomics touch: its messages, and each slot's last atomic write and read of it.
 
+    Args:
+        size: bytes.
+    """
+
+    size: int
     messages: Messages = field(default_factory=Messages)
     writes: dict[int, Access] = field(default_factory=dict)
     reads: dict[int, Access] = field(default_factory=dict)
@@ -71,7 +80,7 @@ class Region:
         rank: its owner.
         begin, end: addresses.
         word_bytes: 8 if it holds LL packets, 4 if it holds Lamport words, else 0. Races on whole
-            words of one generation are allowed.
+            words of one call are allowed.
     """
 
     describe: Callable[[int], str]
@@ -104,7 +113,7 @@ class Region:
         """The synchronisation word at `address`, which becomes one now if it is not yet."""
         found = self.words.get(address)
         if found is None:
-            found = self.words[address] = Word()
+            found = self.words[address] = Word(size)
             at = (address - self.begin) // GRANULE
             self.has_word[at : at + max(1, size // GRANULE)] = True
         return found

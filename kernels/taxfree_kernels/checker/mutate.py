@@ -29,6 +29,8 @@ _WEAKER = {
 }
 # Arguments that mutants change, by the function's name after the last dot: position -> meaning.
 _CHANNEL, _PEER = 1, 2
+_PROGRAMS = 1  # of `arrive`
+_SIGNALS = {"signal", "signal_by_chiplet"}
 _PLACES = {
     "signal": {_CHANNEL: "channel", _PEER: "peer"},
     "wait": {_CHANNEL: "channel", _PEER: "source"},
@@ -143,6 +145,10 @@ def _changes_of_call(call: ast.Call, function: Any) -> Iterator[Change]:
         yield "content with one of the words", _with(call, func=first)
     if name in ("wait", "wait_for_rows", "wait_for_channels", "gdc_wait"):
         yield f"{name}(...) deleted", ast.Constant(True)
+    if name == "arrive":
+        fewer = ast.BinOp(call.args[_PROGRAMS], ast.Sub(), ast.Constant(1))
+        yield "arrive: one program fewer", _with_argument(call, _PROGRAMS, fewer)
+        yield "arrive: not only the last", ast.BinOp(call, ast.BitOr(), ast.Constant(True))
     if _is_synchronising(call, function):
         yield from _other_generations(call)
     for position, what in _PLACES.get(name, {}).items():
@@ -250,11 +256,11 @@ def _partly_stored(call: ast.Call) -> ast.stmt:
 def _signals_first(node: ast.FunctionDef | ast.If) -> Iterator[Change]:
     """The signal before the data that it announces."""
     called = [{_name(call) for call in calls_in(each)} for each in node.body]
-    stores = [at for at, names in enumerate(called) if "copy" in names and "signal" not in names]
+    stores = [at for at, names in enumerate(called) if "copy" in names and not names & _SIGNALS]
     signals = [
         at
         for at, each in enumerate(node.body)
-        if isinstance(each, ast.Expr) and "signal" in called[at]
+        if isinstance(each, ast.Expr | ast.If) and called[at] & _SIGNALS
     ]
     if stores and signals:
         body = [each for each in node.body if each is not node.body[stores[0]]]

@@ -54,6 +54,10 @@ class Scheduler(Generic[_Owner]):
         self._stopped = False
 
     @property
+    def has_stopped(self) -> bool:
+        return self._stopped
+
+    @property
     def is_running(self) -> bool:
         return self._current is not None
 
@@ -118,10 +122,17 @@ class Scheduler(Generic[_Owner]):
 
     def touch(self, things: Iterable[Hashable]) -> None:
         """Wake all tasks that wait for one of `things`."""
-        if not self._asleep:
-            return
-        touched = set(things)
-        woken = [task for task in self._asleep if not touched.isdisjoint(task.waits_for)]
+        if self._asleep:
+            touched = set(things)
+            self._wake([each for each in self._asleep if not touched.isdisjoint(each.waits_for)])
+
+    def wake_if(self, is_meant: Callable[[Hashable], bool]) -> bool:
+        """Wake all tasks that wait for something that is meant; whether there are any."""
+        woken = [task for task in self._asleep if any(map(is_meant, task.waits_for))]
+        self._wake(woken)
+        return bool(woken)
+
+    def _wake(self, woken: Iterable[Task[_Owner]]) -> None:
         for task in woken:
             task.waits_for = frozenset()
             self._asleep.remove(task)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import itertools
+from bisect import bisect_right
 from collections.abc import Iterator
 
 import numpy as np
@@ -22,9 +23,10 @@ class Shadow:
 
     def __init__(self) -> None:
         self._regions: list[Region] = []
+        self._sorted: list[int] = []
         self._begins = np.zeros(0, np.uint64)
         self._accesses: list[Access | None] = [None]
-        self._times = np.zeros((3, 1024), np.int64)  # epoch, slot and generation of each access
+        self._times = np.zeros((3, 1024), np.int64)  # epoch, slot and call of each access
 
     def add(self, region: Region) -> None:
         """Declare memory; a region that is known is not declared again."""
@@ -32,11 +34,12 @@ class Shadow:
             return
         self._regions.append(region)
         self._regions.sort(key=lambda each: each.begin)
-        self._begins = np.array([each.begin for each in self._regions], np.uint64)
+        self._sorted = [each.begin for each in self._regions]
+        self._begins = np.array(self._sorted, np.uint64)
 
     def find(self, address: int) -> Region | None:
         """The region that holds `address`, or None."""
-        index = int(np.searchsorted(self._begins, np.uint64(address), side="right")) - 1
+        index = bisect_right(self._sorted, address) - 1
         if index < 0 or address >= self._regions[index].end:
             return None
         return self._regions[index]
@@ -101,7 +104,7 @@ class Shadow:
 
     def _of_others(self, access: Access, earlier: np.ndarray) -> np.ndarray:
         """Which of earlier accesses, by number, are of other generations than this one."""
-        return self._times[2][earlier] != access.actor.generation
+        return self._times[2][earlier] != access.actor.call
 
     def _conflict(
         self,
@@ -133,9 +136,9 @@ class Shadow:
                 if conflict is None and not other.happened_before(access.actor):
                     conflict = Conflict(other, access, address)
             if access.writes:
-                word.messages.leave(access.actor, "gpu", releases=False, continues=False)
+                word.messages.leave(access.actor, "gpu", access, releases=False, continues=False)
             else:
-                word.messages.take(access.actor, "gpu", acquires=False)
+                word.messages.take(access.actor, "gpu", access, address, acquires=False)
         if access.writes and touched:
             access.actor.step()
         return conflict
@@ -156,7 +159,7 @@ class Shadow:
                 racing = (numbers is not region.written) & ~self._of_others(access, earlier)
                 wrong = self._unordered(access, earlier) & ~racing
             else:
-                wrong = self._times[2][earlier] > access.actor.generation
+                wrong = self._times[2][earlier] > access.actor.call
             conflict = conflict or self._conflict(access, region, granules, earlier, wrong)
         self._note_words(access, region, granules, addresses.tolist())
         return conflict
@@ -221,17 +224,31 @@ class Shadow:
         assert access.scope is not None
         word, actor = region.word(address, size), access.actor
         at = (address - region.begin) // GRANULE
-        conflict = self._against_plain(access, region, np.arange(at, at + max(1, size // GRANULE)))
+        conflict = self._word_against_plain(access, region, range(at, at + max(1, size // GRANULE)))
         conflict = conflict or _against_atomics(access, word, address)
         word.messages.is_signal |= access.writes and actor.rank != region.rank
         if reads:
-            word.messages.take(actor, access.scope, acquires=access.sem in ("acquire", "acq_rel"))
+            acquires = access.sem in ("acquire", "acq_rel")
+            word.messages.take(actor, access.scope, access, address, acquires=acquires)
             word.reads[actor.slot] = access
         if access.writes:
             releases = access.sem in ("release", "acq_rel")
-            word.messages.leave(actor, access.scope, releases=releases, continues=reads)
+            word.messages.leave(actor, access.scope, access, releases=releases, continues=reads)
             word.writes[actor.slot] = access
         return conflict
+
+    def _word_against_plain(
+        self, access: Access, region: Region, granules: range
+    ) -> Conflict | None:
+        """As :meth:`_against_plain`, for the few granules of a word, which mostly has none."""
+        for numbers in self._last(access, region):
+            if any(numbers[granule] for granule in granules):
+                return self._against_plain(access, region, np.array(granules))
+        return None
+
+    def last_store(self, region: Region, address: int) -> Access | None:
+        """The last plain store to an address."""
+        return self._accesses[int(region.written[(address - region.begin) // GRANULE])]
 
     # -- accesses by number -----------------------------------------------------------------------
 
@@ -240,7 +257,7 @@ class Shadow:
         self._accesses.append(access)
         if number == self._times.shape[1]:
             self._times = np.concatenate([self._times, np.zeros_like(self._times)], axis=1)
-        self._times[:, number] = access.epoch, access.actor.slot, access.actor.generation
+        self._times[:, number] = access.epoch, access.actor.slot, access.actor.call
         return number
 
     def _access(self, number: int) -> Access:

@@ -22,9 +22,14 @@ _NOT_KERNELS = tuple(
         Path(__file__).parent,
         sysconfig.get_path("stdlib"),
     )
-)
+) + (str(_PACKAGE / "interpreter.py"),)
 #: The files of the primitives, with all raw atomics.
 SYNC_FILES = {str(_PACKAGE / "device" / name) for name in ("abort.py", "packets.py", "sync.py")}
+
+
+def is_primitive(file: str) -> bool:
+    """Whether a file has device functions whose calls count, not their lines: primitives."""
+    return file in SYNC_FILES or file.startswith(_NOT_KERNELS)
 
 
 @dataclass(frozen=True)
@@ -75,6 +80,18 @@ def _site(key: tuple[tuple[str, int, str], ...]) -> Site:
 def current_site() -> Site:
     """The site of the code that is running, seen from inside the checker."""
     return site_of(sys._getframe(1))
+
+
+def site_of_error(error: BaseException) -> Site | None:
+    """The site at which an exception was raised; None outside of kernels."""
+    key: list[tuple[str, int, str]] = []
+    step = error.__traceback__
+    while step is not None:
+        code = step.tb_frame.f_code
+        if _is_kernels(code.co_filename):
+            key.insert(0, (code.co_filename, step.tb_lineno, code.co_name))
+        step = step.tb_next
+    return _site(tuple(key)) if key else None
 
 
 def site_of(frame: FrameType | None) -> Site:

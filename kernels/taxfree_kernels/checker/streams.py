@@ -34,15 +34,15 @@ class Event:
     """A point in the work of an actor.
 
     Args:
-        generation: the actor's.
+        call: the actor's.
         stream: the stream that has to reach it, unless it has been reached.
         clocks: the actor's at this point, if it has been reached.
     """
 
     def __init__(
-        self, generation: int, stream: Stream | None = None, clocks: np.ndarray | None = None
+        self, call: int, stream: Stream | None = None, clocks: np.ndarray | None = None
     ) -> None:
-        self.generation, self._stream, self.clocks = generation, stream, clocks
+        self.call, self._stream, self.clocks = call, stream, clocks
 
     def reached(self) -> np.ndarray:
         """The clocks at this point, after running all work before it."""
@@ -96,7 +96,7 @@ class Stream(SideStream):
 
     def record(self) -> Event:
         """An event after all work issued here."""
-        event = Event(self._issuer.thread.actor.generation, self)
+        event = Event(self._issuer.thread.actor.call, self)
         self.issue(partial(self._note, event))
         return event
 
@@ -122,4 +122,4 @@ class Stream(SideStream):
 
     def _come_after(self, event: Event) -> None:
         self._actor.join(event.reached())
-        self._actor.generation = event.generation
+        self._actor.call = event.call

@@ -10,8 +10,9 @@ from typing import Any
 
 import torch
 
+from taxfree_kernels.checker.fabric import Setup, SimulatedFabric, Simulation
 from taxfree_kernels.checker.report import Reason, Violation
-from taxfree_kernels.checker.simulate import Call, Outcome, Setup, SimulatedFabric, Simulation
+from taxfree_kernels.checker.simulate import Call, Outcome
 from taxfree_kernels.hardware import KNOWN
 from taxfree_kernels.variant import Plan, Problem, Variant, operation
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from types import FrameType
 
 from taxfree_kernels.checker import report
+from taxfree_kernels.checker.memory import Region
 from taxfree_kernels.checker.report import Reason, Violation
 from taxfree_kernels.checker.schedule import Task
 from taxfree_kernels.checker.shadow import Shadow
@@ -53,7 +54,7 @@ def _places(task: Task[Thread], shadow: Shadow, wanted: int | None) -> Iterator[
             continue
         place = report.where(region, address)
         if wanted is None:
-            yield place
+            yield f"{place}, {_state(region, address, shadow)}"
             continue
         seen = ctypes.c_int64.from_address(address).value
         if region.is_lamport:
@@ -65,6 +66,25 @@ def _places(task: Task[Thread], shadow: Shadow, wanted: int | None) -> Iterator[
                 yield f"{place}, which has the flag {flag}"
         elif seen < wanted:
             yield f"{place}, which holds {seen}"
+
+
+def _state(region: Region, address: int, shadow: Shadow) -> str:
+    """What a word holds, and who has written it last."""
+    word = region.words.get(address)
+    writes = [] if word is None else list(word.writes.values())
+    stored = shadow.last_store(region, address)
+    if stored is not None:
+        writes.append(stored)
+    size = 4 if word is None else word.size
+    size = min(size, region.end - address)
+    held = int.from_bytes(ctypes.string_at(address, size), "little", signed=True)
+    if not writes:
+        return f"which holds {held}: nobody has written it"
+    last = max(writes, key=lambda access: (access.actor.call, access.epoch))
+    return (
+        f"which holds {held}, last written by {report.who(last.actor)} "
+        f"at {last.site.in_kernel.where}"
+    )
 
 
 def _wanted(task: Task[Thread]) -> int | None:

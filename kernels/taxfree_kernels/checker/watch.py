@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -14,23 +14,47 @@ from torch.utils._pytree import tree_leaves
 from triton.runtime.interpreter import interpreter_builder
 
 from taxfree_kernels.checker import report
-from taxfree_kernels.checker.clocks import Actor, Scope
+from taxfree_kernels.checker.clocks import Actor, Scope, fence
 from taxfree_kernels.checker.coverage import Coverage
 from taxfree_kernels.checker.launches import Launch
 from taxfree_kernels.checker.memory import Access, Conflict, Region
 from taxfree_kernels.checker.report import Reason, Violation
 from taxfree_kernels.checker.schedule import Scheduler
 from taxfree_kernels.checker.shadow import Shadow
-from taxfree_kernels.checker.sites import current_site
+from taxfree_kernels.checker.sites import current_site, site_of_error
 
 _MOST_ACCESSES = 300_000
-_PLAIN_POLLS = 8  # identical plain loads in a row that make a polling loop
 _FEW = 16  # addresses; an access of more is no poll
+_MOST_NUDGES = 64
+_LONGEST_LOOP = 8  # accesses of a polling loop
+_PLAIN_TURNS, _ATOMIC_TURNS = 8, 2  # equal turns that make a polling loop
+
+
+class Change(NamedTuple):
+    """What an atomic does to memory: it writes, and it changes a value."""
+
+    writes: bool
+    changes: bool
+
+
+NO_CHANGE, CHANGES = Change(False, False), Change(True, True)
+
+
+class Read(NamedTuple):
+    """A read of a few words, with the numbers of their writes at that time."""
+
+    key: tuple[Any, ...]
+    words: list[int]
+    versions: list[int]
+
+    @property
+    def is_atomic(self) -> bool:
+        return self.key[0] != "plain"
 
 
 @dataclass(eq=False)
 class Thread:
-    """An actor that the scheduler runs, with its last access: a repeated one is a poll.
+    """An actor that the scheduler runs, with its last reads: those that repeat are polls.
 
     Args:
         actor: a program or a host.
@@ -41,16 +65,14 @@ class Thread:
     actor: Actor
     launch: Launch | None = None
     stream: object | None = None
-    last: tuple[Any, ...] = ()
-    seen: tuple[int, ...] = ()
-    repeats: int = 0
+    reads: list[Read] = field(default_factory=list)  # since its last write
 
 
 def enter_program(thread: Thread) -> None:
     """Make the interpreter run as a thread's program."""
-    if thread.launch is not None:
-        interpreter_builder.grid_idx = (thread.actor.program, 0, 0)
-        interpreter_builder.grid_dim = (thread.launch.kernel.grid, 1, 1)
+    if thread.launch is not None and thread.actor.program is not None:
+        interpreter_builder.grid_idx = thread.launch.index_of(thread.actor.program)
+        interpreter_builder.grid_dim = thread.launch.grid
 
 
 class Watch:
@@ -64,9 +86,11 @@ class Watch:
     def __init__(self, scheduler: Scheduler[Thread], shadow: Shadow) -> None:
         self.coverage = Coverage()
         self.violation: Violation | None = None
+        self.doubt: Violation | None = None
         self.accesses = 0
         self._scheduler, self._shadow = scheduler, shadow
         self._versions: dict[int, int] = {}  # address -> number of writes
+        self._nudges = 0
 
     def on_plain(
         self, addresses: np.ndarray, size: int, *, writes: bool, empties: bool = False
@@ -80,8 +104,8 @@ class Watch:
         thread = self._scheduler.current.owner
         words = self.holds_words(addresses)
         few = words or addresses.size <= _FEW
-        poll = ("plain", addresses.tobytes()) if few and not writes else ()
-        self._pass_point(thread, poll, addresses, 1 if words else _PLAIN_POLLS)
+        poll = ("words" if words else "plain", addresses.tobytes()) if few and not writes else ()
+        self._pass_point(thread, poll)
         access = self._access(thread.actor, writes=writes, empties=empties)
         if words:
             self.coverage.note(access.site, access.actor)
@@ -106,13 +130,21 @@ class Watch:
         sem: str,
         scope: Scope,
         *,
-        reads: bool,
-        writes: bool,
+        what: bytes = b"",
+        reads: bool = True,
+        change: Callable[[], Change],
     ) -> None:
-        """An atomic, of active lanes, right before it happens."""
+        """An atomic, of active lanes, right before it happens.
+
+        Args:
+            what: its operation and operands: one that is repeated and changes nothing is a poll.
+            reads: it returns the old value.
+            change: whether it writes, and whether it changes memory, as memory is now.
+        """
         thread = self._scheduler.current.owner
-        poll = () if writes else (sem, scope, addresses.tobytes())
-        self._pass_point(thread, poll, addresses, 1)
+        poll = (sem, scope, what, addresses.tobytes()) if reads else ()
+        self._pass_point(thread, poll)
+        writes, changes = change()
         access = self._access(thread.actor, writes=writes, scope=scope, sem=sem)
         self.coverage.note(access.site, access.actor)
         for region, words in self._regions(access, addresses, size):
@@ -120,8 +152,39 @@ class Watch:
                 self._race(self._shadow.atomic(access, region, word, size, reads=reads), region)
         if writes:
             access.actor.step()
+        if changes:
             self._touch(addresses)
-        self._remember(thread, poll, addresses)
+        self._remember(thread, () if changes else poll, addresses)
+
+    def on_fence(self, scope: Scope) -> None:
+        """A fence of the running program."""
+        fence(self._scheduler.current.owner.actor, scope)
+
+    def pause(self) -> None:
+        """Let others run."""
+        thread = self._scheduler.current.owner
+        self._scheduler.point()
+        enter_program(thread)
+
+    @property
+    def launch(self) -> Launch:
+        """The launch of the running program."""
+        launch = self._scheduler.current.owner.launch
+        assert launch is not None
+        return launch
+
+    def on_false_assumption(self) -> None:
+        """An assumption is false: the violation of the run, unless there is a worse one."""
+        site = current_site()
+        details = (report.who(self._scheduler.current.owner.actor), *report.source(site))
+        where = (site.lines[0].where,)
+        self.doubt = self.doubt or Violation(Reason.ASSUMPTION, details, where)
+
+    def refuse(self, what: str) -> None:
+        """End the run: a program does what cannot be simulated."""
+        actor = self._scheduler.current.owner.actor
+        details = (report.who(actor), *report.source(current_site()), f"  {what}")
+        self._found(Violation(Reason.UNKNOWN, details))
 
     def on_tensor(self, tensor: torch.Tensor, *, writes: bool) -> None:
         """A library operation of a host accesses a tensor; not a scheduling point."""
@@ -152,31 +215,48 @@ class Watch:
 
     def crashed(self, actor: Actor, error: BaseException) -> None:
         """Record that a program raised an exception."""
-        details = (report.who(actor), f"  {error}")
+        while error.__cause__ is not None:  # the interpreter wraps them at each call
+            error = error.__cause__
+        site = site_of_error(error)
+        lines = [] if site is None else report.source(site)
+        details = (report.who(actor), *lines, f"  {error}")
         self._found(Violation(Reason.CRASH, details))
 
     # -- scheduling -------------------------------------------------------------------------------
 
-    def _pass_point(
-        self, thread: Thread, poll: tuple[Any, ...], addresses: np.ndarray, most: int
-    ) -> None:
-        """Let others run; a poll sleeps until one of its words has been written again."""
-        thread.repeats = thread.repeats + 1 if poll and poll == thread.last else 0
-        if thread.repeats >= most:
-            words = addresses.tolist()
-            while self._versions_of(words) == thread.seen:
+    def _pass_point(self, thread: Thread, poll: tuple[Any, ...]) -> None:
+        """Let others run; in a polling loop, sleep until one of its words has been written."""
+        turn = _polling_turn(thread.reads, poll) if poll else []
+        if turn:
+            words = [word for read in turn for word in read.words]
+            seen = [version for read in turn for version in read.versions]
+            nudges = self._nudges
+            while self._versions_of(words) == seen and self._nudges == nudges:
                 self._scheduler.sleep(words)
         else:
             self._scheduler.point()
         enter_program(thread)
 
-    def _remember(self, thread: Thread, poll: tuple[Any, ...], addresses: np.ndarray) -> None:
-        thread.last = poll
-        if poll:
-            thread.seen = self._versions_of(addresses.tolist())
+    def nudge(self) -> bool:
+        """When all sleep, let those that seem to poll read once more: their loops may end.
 
-    def _versions_of(self, addresses: list[int]) -> tuple[int, ...]:
-        return tuple(self._versions.get(address, 0) for address in addresses)
+        Returns:
+            Whether any seems to poll, and this has not been done too often.
+        """
+        self._nudges += 1
+        return self._nudges < _MOST_NUDGES and self._scheduler.wake_if(lambda it: type(it) is int)
+
+    def _remember(self, thread: Thread, poll: tuple[Any, ...], addresses: np.ndarray) -> None:
+        if not poll:
+            thread.reads.clear()
+            return
+        words = addresses.tolist()
+        thread.reads.append(Read(poll, words, self._versions_of(words)))
+        if len(thread.reads) > 2 * _LONGEST_LOOP * _PLAIN_TURNS:
+            del thread.reads[: -_LONGEST_LOOP * _PLAIN_TURNS]
+
+    def _versions_of(self, addresses: list[int]) -> list[int]:
+        return [self._versions.get(address, 0) for address in addresses]
 
     def _touch(self, addresses: np.ndarray) -> None:
         words = addresses.tolist()
@@ -234,11 +314,27 @@ class Watch:
 
     def _race(self, conflict: Conflict | None, region: Region, at_once: bool = True) -> None:
         if conflict is not None:
-            self._found(report.race(conflict, region), at_once=at_once)
+            self._found(report.race(conflict, region, self._shadow.find), at_once=at_once)
 
     def _about(self, reason: Reason, place: str, access: Access) -> Violation:
         details = (place, *report.describe(access))
         return Violation(reason, details, (access.site.lines[0].where,))
+
+
+def _polling_turn(reads: list[Read], poll: tuple[Any, ...]) -> list[Read]:
+    """The reads of the last turn of a loop that only reads, if `poll` begins the next one."""
+    for length in range(1, min(_LONGEST_LOOP, len(reads)) + 1):
+        turn = reads[-length:]
+        if turn[0].key != poll:
+            continue
+        is_atomic = any(read.is_atomic for read in turn)
+        turns = (1 if length == 1 else _ATOMIC_TURNS) if is_atomic else _PLAIN_TURNS
+        before = reads[-turns * length :]
+        if len(before) == turns * length and all(
+            read.key == before[index % length].key for index, read in enumerate(before)
+        ):
+            return turn
+    return []
 
 
 class TorchOperations(TorchDispatchMode):

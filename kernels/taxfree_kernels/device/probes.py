@@ -6,6 +6,7 @@ import triton
 import triton.language as tl
 
 from taxfree_kernels.device import sync, tiles
+from taxfree_kernels.device.chiplets import chiplet_of_program
 from taxfree_kernels.device.peers import Peers, translate
 
 
@@ -123,12 +124,15 @@ def hand_over(
 
 
 @triton.jit
-def start_order(counter_ptr, tickets_ptr, BUSY: tl.constexpr):
-    """Each program takes a ticket at its start, and stores it at its id.
+def start_order(
+    counter_ptr, tickets_ptr, chiplets_ptr,
+    XCDS: tl.constexpr, BACKEND: tl.constexpr, BUSY: tl.constexpr,
+):  # fmt: skip
+    """Each program takes a ticket at its start, and stores it and its chiplet at its id.
 
     Args:
         counter_ptr: int32, 0 before the launch.
-        tickets_ptr: int32 [num_programs].
+        tickets_ptr, chiplets_ptr: int32 [num_programs].
         BUSY: number of dependent loads that keep a program on its compute unit, long enough that
             all programs of one wave have started before the first of them ends.
     """
@@ -138,3 +142,4 @@ def start_order(counter_ptr, tickets_ptr, BUSY: tl.constexpr):
         # The address depends on the last load; only we know that the offset is always 0.
         seen = tl.load(counter_ptr + (seen < 0).to(tl.int32), volatile=True)
     tl.store(tickets_ptr + tl.program_id(0), ticket)
+    tl.store(chiplets_ptr + tl.program_id(0), chiplet_of_program(XCDS, BACKEND))

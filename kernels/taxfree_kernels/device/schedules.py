@@ -16,6 +16,9 @@ Schedules of a matmul are :func:`~taxfree_kernels.device.tiles.xcd_swizzle` foll
 | grouped | 1 | rows of tiles in a group |
 | M-split: each chiplet has its own rows of tiles | chiplets | 1 |
 | M-tile: each chiplet has its own columns of tiles, and walks down them | chiplets | all rows |
+
+:func:`stream_k` shares K among programs: in kernels that of one tile, among SPLIT_K of them.
+:func:`rank_rotated` lets each rank begin with its own rows.
 """
 
 from __future__ import annotations
@@ -24,6 +27,23 @@ import triton
 import triton.language as tl
 
 from taxfree_kernels.device.tiles import xcd_swizzle
+
+
+@triton.jit
+def stream_k(program, programs, iterations):
+    """The iterations [begin, end) of a program; all programs together have each of them once.
+
+    Numbers of iterations differ by at most one. For tiles of `steps` steps of K each, iteration i
+    is step i % steps of tile i // steps.
+    """
+    return iterations * program // programs, iterations * (program + 1) // programs
+
+
+@triton.jit
+def rank_rotated(tile_m, first, tiles_m):
+    """The row of tiles that a rank computes in place of row `tile_m`, if it begins with `first`."""
+    return (tile_m + first) % tiles_m
+
 
 #: the orders of attention's programs, see :func:`attention_tile`
 ATTENTION_MAPPINGS = (

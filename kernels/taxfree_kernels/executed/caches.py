@@ -218,8 +218,11 @@ class Gpu:
             memory.level.probed.append(self.agent)
             self.agent.probed += self.chiplets
         self.views = [
-            [View(self, (Level(chiplet), chiplet, self.agent, memory.level)) for _ in range(units)]
-            for chiplet in self.chiplets
+            [
+                View(self, number, (Level(chiplet), chiplet, self.agent, memory.level))
+                for _ in range(units)
+            ]
+            for number, chiplet in enumerate(self.chiplets)
         ]
 
     def map(self, pages: slice, home: int | None) -> None:
@@ -256,11 +259,12 @@ class View:
     """Memory as the waves of one compute unit see it.
 
     Args:
+        chiplet: the number of the unit's chiplet.
         levels: L1, L2, what the GPU's chiplets share, memory.
     """
 
-    def __init__(self, gpu: Gpu, levels: tuple[Level, Level, Level, Level]) -> None:
-        self.gpu, self.memory, self.levels = gpu, gpu.memory, levels
+    def __init__(self, gpu: Gpu, chiplet: int, levels: tuple[Level, Level, Level, Level]) -> None:
+        self.gpu, self.memory, self.chiplet, self.levels = gpu, gpu.memory, chiplet, levels
 
     def load(self, places: Lanes, size: int, scope: Scope) -> Lanes:
         """Elements of 1, 2, 4 or 8 bytes at offsets that are multiples of it."""

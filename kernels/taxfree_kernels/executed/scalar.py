@@ -292,6 +292,14 @@ def _wait(given: Instruction) -> Step:
     return step
 
 
+def _hardware_register(given: Instruction) -> Step:
+    """The number of the chiplet that the wave runs on is the only one that kernels read."""
+    put, name = scalar_destination(given.operands[0]), given.operands[1]
+    if name != "hwreg(HW_REG_XCC_ID)":
+        raise UnknownInstruction(f"{given.text}: {name} is not modelled")
+    return lambda wave: put(wave, wave.view.chiplet)
+
+
 def _end(given: Instruction) -> Step:
     def step(wave: Wave) -> int:
         if wave.vector_queue and not wave.timing.has_drained(wave.vector_queue, 0, wave.stalls):
@@ -307,6 +315,7 @@ _OTHERS: dict[str, Callable[[Instruction], Step]] = {
     "s_addc_u32": _with_carry, "s_subb_u32": _with_carry,
     "s_bitcmp0_b32": _bit_test, "s_bitcmp1_b32": _bit_test,
     "s_movk_i32": _with_immediate, "s_addk_i32": _with_immediate, "s_mulk_i32": _with_immediate,
+    "s_getreg_b32": _hardware_register,
     "s_waitcnt": _wait, "s_endpgm": _end, "s_barrier": lambda given: lambda wave: AT_BARRIER,
     **{f"s_{logic}_saveexec_b64": _save_exec for logic in _LOGIC},
     **{

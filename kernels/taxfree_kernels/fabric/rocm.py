@@ -8,6 +8,7 @@ all ranks use torch's symmetric memory instead.
 from __future__ import annotations
 
 import importlib
+from pathlib import Path
 from types import ModuleType
 
 import torch
@@ -18,6 +19,10 @@ from taxfree_kernels.fabric.gpu import GpuFabric
 from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.interpreter import is_interpreting
 
+#: where the driver describes each device, or each partition of one
+_TOPOLOGY = Path("/sys/class/kfd/kfd/topology/nodes")
+#: architecture -> compute units of a chiplet, where the driver does not tell their number
+_CHIPLET_UNITS = {"gfx942": 38, "gfx950": 32}
 #: architecture -> bytes of LDS
 _LDS = {"gfx942": 64 * 1024, "gfx950": 160 * 1024}
 #: methods of ROCm's Iris, which shares its name with an unrelated package
@@ -77,7 +82,7 @@ class RocmFabric(GpuFabric):
             shared_memory=_LDS[architecture],
             registers=512,
             memory_bytes=properties.total_memory,
-            num_xcds=8,
+            num_xcds=num_xcds(architecture, properties.multi_processor_count),
         )
 
     def _map_arenas(self, heap_bytes: int) -> tuple[torch.Tensor, list[int]]:
@@ -127,6 +132,25 @@ class RocmFabric(GpuFabric):
         offset = arena.data_ptr() - bases[dist.get_rank()]
         members = dist.get_process_group_ranks(self.group)
         return arena, [bases[member] + offset for member in members]
+
+
+def num_xcds(architecture: str, compute_units: int, topology: Path = _TOPOLOGY) -> int:
+    """The number of chiplets of a device, or of a partition of one: 8 in mode SPX, 1 in CPX.
+
+    Devices with equally many units are in the same mode. So the driver's description of one of them
+    tells; where there is none, the number of units does.
+
+    Args:
+        compute_units: of the device.
+        topology: a folder for each device, with its `properties`.
+    """
+    for path in sorted(topology.glob("*/properties")):
+        lines = (line.split() for line in path.read_text().splitlines())
+        found = {line[0]: int(line[1]) for line in lines if len(line) == 2}
+        units = found.get("simd_count", 0) // max(1, found.get("simd_per_cu", 1))
+        if units == compute_units and found.get("num_xcc"):
+            return found["num_xcc"]
+    return max(1, round(compute_units / _CHIPLET_UNITS[architecture]))
 
 
 def _architecture(properties: object) -> str:

@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 
 from taxfree_kernels.device import packets, sync
-from taxfree_kernels.device.exchange import wait_for_channels
+from taxfree_kernels.device.exchange import signal_by_chiplet, wait_for_channels
 from taxfree_kernels.device.peers import translate
 from taxfree_kernels.device.tiles import copy
 from taxfree_kernels.flash_decode.merge import merge_ranks, merge_splits, store_output
@@ -32,11 +32,13 @@ class Inbox(NamedTuple):
     Args:
         ptr: float32; words if LL.
         stride_slot, stride_part: elements from one slot, or part, to the next.
+        counters_ptr: int32 [XCD_SIGNALS], 0 between launches; None if that is 0.
     """
 
     ptr: Any
     stride_slot: Any
     stride_part: Any
+    counters_ptr: Any = None
 
 
 class Exchange(NamedTuple):
@@ -48,6 +50,7 @@ class Exchange(NamedTuple):
         SOURCES_BLOCK: ranks whose parts are loaded at a time.
         V_DIM: of the problem.
         OUT_ROWS: rows that a combiner merges.
+        XCD_SIGNALS: chiplets whose programs signal their chunks together; 0 if each signals.
     """
 
     CHUNK_ROWS: int
@@ -56,6 +59,7 @@ class Exchange(NamedTuple):
     SOURCES_BLOCK: int
     V_DIM: int
     OUT_ROWS: int
+    XCD_SIGNALS: int = 0
 
 
 @triton.jit
@@ -89,9 +93,14 @@ def merge_into_inboxes(
 @triton.jit
 def merge_and_push(
     chunk, parts, slot_ptr, part_elements, rows, peers,
-    GROUP: tl.constexpr, EXCHANGE: tl.constexpr, MERGE: tl.constexpr,
+    GROUP: tl.constexpr, EXCHANGE: tl.constexpr, MERGE: tl.constexpr, chunks=0, counters_ptr=None,
 ):  # fmt: skip
-    """Merge this rank's splits for one chunk of rows into every rank's inbox, and signal all."""
+    """Merge this rank's splits for one chunk of rows into every rank's inbox, and signal all.
+
+    Args:
+        chunks, counters_ptr: used with XCD_SIGNALS: programs that push, each one chunk with its own
+            id as number, and int32 [XCD_SIGNALS].
+    """
     peer, peer_mask = every_rank(peers.rank, GROUP)
     if EXCHANGE.LL:
         merge_into_words(
@@ -101,7 +110,10 @@ def merge_and_push(
         merge_into_inboxes(
             chunk, peer, peer_mask, parts, slot_ptr, part_elements, rows, peers, EXCHANGE, MERGE
         )
-        sync.signal(peers, chunk, peer, GROUP, mask=peer_mask)
+        if EXCHANGE.XCD_SIGNALS:
+            signal_by_chiplet(chunk, chunks, counters_ptr, peers, GROUP, EXCHANGE.XCD_SIGNALS)
+        else:
+            sync.signal(peers, chunk, peer, GROUP, mask=peer_mask)
 
 
 @triton.jit
@@ -123,14 +135,14 @@ def send_chunk(
 
 
 @triton.jit
-def wait_for_rows(
-    begin, end, peers, GROUP: tl.constexpr, CHUNK_ROWS: tl.constexpr, ROWS: tl.constexpr
-):
-    """Wait for all chunks with rows [begin, end), at most ROWS; return whether they arrived."""
-    most_chunks: tl.constexpr = (ROWS + CHUNK_ROWS - 2) // CHUNK_ROWS + 1
+def wait_for_rows(begin, end, peers, GROUP: tl.constexpr, EXCHANGE: tl.constexpr):
+    """Wait for all chunks with rows [begin, end), at most OUT_ROWS; return whether they arrived."""
+    CHUNK_ROWS: tl.constexpr = EXCHANGE.CHUNK_ROWS
+    most_chunks: tl.constexpr = (EXCHANGE.OUT_ROWS + CHUNK_ROWS - 2) // CHUNK_ROWS + 1
     return wait_for_channels(
-        peers, begin // CHUNK_ROWS, tl.cdiv(end, CHUNK_ROWS), GROUP, most_chunks
-    )
+        peers, begin // CHUNK_ROWS, tl.cdiv(end, CHUNK_ROWS), GROUP, most_chunks,
+        XCDS=EXCHANGE.XCD_SIGNALS,
+    )  # fmt: skip
 
 
 @triton.jit
@@ -151,7 +163,7 @@ def combine(
         )  # fmt: skip
     else:
         end = min(begin + OUT_ROWS, rows)
-        arrived = wait_for_rows(begin, end, peers, GROUP, EXCHANGE.CHUNK_ROWS, OUT_ROWS)
+        arrived = wait_for_rows(begin, end, peers, GROUP, EXCHANGE)
         out, _ = merge_ranks(
             row, row_mask, slot_ptr, part_elements, rows, GROUP, EXCHANGE.SOURCES_BLOCK, V_DIM
         )

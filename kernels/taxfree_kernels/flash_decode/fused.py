@@ -11,7 +11,9 @@ rank's signal for its rows. Every row has a combiner and every chunk has rows, s
 rank signals, and waits for, every peer on every channel: the full exchange under which the two
 payload slots of a pool suffice (:class:`taxfree_kernels.fabric.heap.Pool`). With `LL`, words
 replace rows and signals: LL packets in two slots of their own, or, if `PACKED`, Lamport words
-in three; every row goes to every rank, so the same holds.
+in three; every row goes to every rank, so the same holds. With `XCD_SIGNALS`, for devices of
+several chiplets, the last pushing program of a chiplet signals for all of them, on the chiplet's
+channel.
 """
 
 from __future__ import annotations
@@ -36,7 +38,8 @@ from taxfree_kernels.flash_decode.plans import (
 from taxfree_kernels.flash_decode.problem import FlashDecode
 from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.launch import Kernel
-from taxfree_kernels.variant import Config, Plan, Space
+from taxfree_kernels.spaces import xcd_signals_prune_reason, xcd_signals_space
+from taxfree_kernels.variant import Config, Plan, Signals, Space
 
 
 @triton.jit(do_not_specialize=["rank", "rows"])
@@ -51,8 +54,9 @@ def _push_and_combine(
     gdc_wait(GROUP)
     if program < PUSHERS:
         merge_and_push(
-            program, parts, slot_ptr, inbox.stride_part, rows, peers, GROUP, EXCHANGE, MERGE
-        )
+            program, parts, slot_ptr, inbox.stride_part, rows, peers, GROUP, EXCHANGE, MERGE,
+            PUSHERS, inbox.counters_ptr,
+        )  # fmt: skip
     else:
         if EXCHANGE.PACKED:
             packets.empty_last_turn(
@@ -95,6 +99,11 @@ class FusedPlan(DecodePlan):
         kernel(self.attention.parts, out)
 
 
+def _pushers(problem: FlashDecode, config: Config) -> int:
+    """The number of programs that signal, each a chunk; none with LL packets."""
+    return 0 if config["LL"] else -(-problem.rows // chunk_rows(problem, config))
+
+
 class Fused(ExchangingVariant):
     """The splits, then one kernel that merges, pushes and combines."""
 
@@ -106,7 +115,16 @@ class Fused(ExchangingVariant):
             **super().space(problem, hardware),
             **spaces.words_space(problem),
             **spaces.last_space(hardware),
+            **xcd_signals_space(hardware),
         }
+
+    def prune_reason(self, problem: FlashDecode, hardware: Hardware, config: Config) -> str | None:
+        reason = xcd_signals_prune_reason(hardware, config, _pushers(problem, config))
+        return reason or super().prune_reason(problem, hardware, config)
+
+    def signals(self, problem: FlashDecode, config: Config) -> Signals | None:
+        pushers = _pushers(problem, config)
+        return Signals(pushers, min(pushers, config.get("XCD_SIGNALS") or pushers))
 
     def plan(self, problem: FlashDecode, fabric: Fabric, config: Config) -> Plan:
         return FusedPlan(problem, fabric, config)

@@ -299,6 +299,8 @@ class PartsExchange:
         self._ranks = (fabric.pool.control, fabric.heap_bases, fabric.rank)
         self._out_rows = config["OUT_ROWS"]
         self.chunks = -(-problem.rows // chunk_rows)
+        xcds = config.get("XCD_SIGNALS", 0)
+        self._counters = fabric.workspace.counters(xcds) if xcds else lambda: None
         group = Group(problem.world_size, fabric.backend)
         self.constants = {
             "GROUP": group,
@@ -309,6 +311,7 @@ class PartsExchange:
                 _parts_at_a_time(problem, problem.world_size, self._out_rows),
                 problem.v_head_dim,
                 self._out_rows,
+                xcds,
             ),
         }
         self.sending_constants = {
@@ -331,7 +334,8 @@ class PartsExchange:
         part_elements = problem.part_elements
         if self._packed is not None:
             part_elements = words_of_part(problem, self._packed)
-        return (Inbox(*self._inbox, part_elements), problem.rows, *self._ranks)
+        inbox = Inbox(*self._inbox, part_elements, self._counters())
+        return (inbox, problem.rows, *self._ranks)
 
 
 class DecodeVariant(Variant):

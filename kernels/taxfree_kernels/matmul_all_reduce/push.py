@@ -51,7 +51,7 @@ from taxfree_kernels.reduction.tile import (
     total_of_tile,
 )
 from taxfree_kernels.spaces import power_of_2
-from taxfree_kernels.variant import Config, Plan
+from taxfree_kernels.variant import Config, Plan, Signals
 
 
 @triton.jit(do_not_specialize=["rank", "m"])
@@ -129,6 +129,10 @@ class Push(FusedVariant):
     ) -> str | None:
         crowded = spaces.warps_prune_reason(problem, hardware, config)
         return crowded or super().prune_reason(problem, hardware, config)
+
+    def signals(self, problem: MatmulAllReduce, config: Config) -> Signals:
+        tiles = tiles_of(problem.m, problem.n, config["BLOCK_M"], config["BLOCK_N"])
+        return Signals(tiles, -(-tiles // tiles_per_signal(tiles, config)))
 
     def plan(self, problem: MatmulAllReduce, fabric: Fabric, config: Config) -> Plan:
         def layout(problem: MatmulAllReduce) -> Layout:

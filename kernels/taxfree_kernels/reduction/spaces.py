@@ -8,6 +8,7 @@ from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.problem import ITEM_BYTES, PartialSum
 from taxfree_kernels.reduction.sizes import block_row
 from taxfree_kernels.spaces import (
+    ALL_ROWS,
     allowed,
     cdna_space,
     nearest_first,
@@ -54,6 +55,7 @@ def tile_space(problem: PartialSum, hardware: Hardware) -> Space:
     }
     if hardware.backend == "hip":
         space |= {**cdna_space(hardware), "matrix_instr_nonkdim": (16, 32)}
+        space["GROUP_M"] = (*space["GROUP_M"], ALL_ROWS)
     return space
 
 
@@ -68,10 +70,16 @@ def ways_to_load(problem: PartialSum, hardware: Hardware) -> tuple[bool, ...]:
 def signal_counts(hardware: Hardware, most: int) -> tuple[int, ...]:
     """Values of SIGNALS, the most signals per peer; with fewer, more tiles share one.
 
+    One for each chiplet is among them: with XCDS a chiplet computes a run of tiles, which are those
+    of its signal if the chiplets divide the tiles; else its first or last ones are a neighbour's.
+
     Args:
         most: number of channels that the protocol has for them.
     """
-    return (most, 2) if hardware.backend == "interpreter" else (most, most // 4)
+    if hardware.backend == "interpreter":
+        return (most, 2)
+    by_chiplet = (hardware.num_xcds,) if hardware.num_xcds > 1 else ()
+    return (most, most // 4, *by_chiplet)
 
 
 _LONG_K = 2048  # from here on, computing a tile takes far longer than starting and storing it

@@ -10,6 +10,7 @@ import triton.language as tl
 from taxfree_kernels.device import sync
 from taxfree_kernels.device.exchange import signal_everybody, wait_for_everybody
 from taxfree_kernels.device.peers import translate
+from taxfree_kernels.device.schedules import stream_k
 from taxfree_kernels.device.tiles import accumulate, accumulate_tma, swizzle2d
 from taxfree_kernels.reduction.epilogue import add_bias_residual
 
@@ -80,7 +81,7 @@ def partial_tile(
     cols = col_begin + tl.arange(0, TILE.BLOCK_N)
     row_mask, col_mask = rows < row_end, cols < col_end
     steps = tl.cdiv(k, TILE.BLOCK_K)
-    step_begin, step_end = steps * split // TILE.SPLIT_K, steps * (split + 1) // TILE.SPLIT_K
+    step_begin, step_end = stream_k(split, TILE.SPLIT_K, steps)
     if STAGGERED > 0:
         cut = min(max(steps * (2 * tile + 1) // (2 * STAGGERED), 1), steps - 1)
         step_begin = tl.where((tile < STAGGERED) & (split == 1), cut, 0)

@@ -31,6 +31,7 @@ These are mutated:
 
 - each acquire, release and scope; each wait and signal, deleted or for another generation, channel
   or rank; the set of ranks that a wait is for, smaller by one
+- arrivals: one program fewer is counted, or not only the last one goes on
 - the polling loop; the step of the generation; the order of data and signal
 - the number of payload slots and the offsets in them
 - LL packets and Lamport words: stores, deleted or partial; flags of constant value; polls that

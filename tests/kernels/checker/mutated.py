@@ -99,7 +99,7 @@ GROUPS = {
         ("push", "two_shot"),
         (exchange.signal_everybody, exchange.wait_for_everybody, exchange.wait_for_channels),
     ),
-    "gather: send": Group(_GATHER, ("push",), (tile.push_chunk,)),
+    "gather: send": Group(_GATHER, ("push",), (tile.push_chunk, exchange.signal_by_chiplet)),
     "gather: receive": Group(
         _GATHER, ("push", "pull", "push_tma"), (tile.wait_for_rows, tile.gathered_tile)
     ),
@@ -122,6 +122,7 @@ GROUPS = {
             sum_push._push,
             sum_tile.send_tile,
             sum_tile.announce_tile,
+            sum_tile._together,
             sum_tile.total_of_tile,
             sum_rows.sum_and_normalise,
         ),

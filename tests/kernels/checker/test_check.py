@@ -14,7 +14,7 @@ import triton.language as tl
 from taxfree_kernels.all_gather_matmul.problem import AllGatherMatmul
 from taxfree_kernels.checker import (
     MIXED,
-    ProtocolError,
+    CheckFailed,
     SimulatedFabric,
     Simulation,
     Wanted,
@@ -135,7 +135,7 @@ def test_a_report_names_both_lines_both_ranks_the_memory_and_the_edge():
 
 
 def test_a_failed_assertion_shows_the_report():
-    with _relaxed_signals(), pytest.raises(ProtocolError, match="no release"):
+    with _relaxed_signals(), pytest.raises(CheckFailed, match="no release"):
         assert_protocol_holds(OP, "push", seeds=range(1))
 
 
@@ -162,7 +162,7 @@ def _one_sender(control_ptr, bases, rank, GROUP: tl.constexpr):
 
 def test_one_program_covers_a_line_that_no_other_can_reach():
     coverage = Coverage()
-    coverage.expect(Kernel(_one_sender, 3, {"GROUP": Group(2, "interpreter")}))
+    coverage.expect(_one_sender, {"GROUP": Group(2, "interpreter")}, 3)
     by_text = {line.text.partition("(")[0]: executed for line, executed in coverage.lines.items()}
     assert {text: executed.most_programs for text, executed in by_text.items()} == {
         "sync.signal": 1,

@@ -12,7 +12,7 @@ import torch
 import triton
 import triton.language as tl
 
-from taxfree_kernels.device import fences, packets, pdl
+from taxfree_kernels.device import exchange, fences, packets, pdl
 from taxfree_kernels.device.peers import Group, Peers
 
 #: kernels that only Hopper can run.
@@ -78,6 +78,35 @@ def signal_to_the_device(data, word, want, out, BLOCK: tl.constexpr, GROUP: tl.c
     _drain(GROUP)
     tl.debug_barrier()
     tl.atomic_xchg(word, want, sem="release", scope="gpu")
+
+
+@triton.jit
+def good_signal_of_a_chiplet(data, word, want, out, BLOCK: tl.constexpr, GROUP: tl.constexpr):
+    _fill(data, BLOCK)
+    peers = Peers(word, word, 0, want)
+    counters = tl.cast(out, tl.pointer_type(tl.int32))
+    exchange.signal_by_chiplet(tl.program_id(0), 16, counters, peers, GROUP, 8)
+
+
+@triton.jit
+def arrival_without_drain(data, word, want, out, BLOCK: tl.constexpr, GROUP: tl.constexpr):
+    _fill(data, BLOCK)
+    tl.debug_barrier()
+    if tl.atomic_add(word, 1, sem="acq_rel", scope="gpu") == 1:
+        _signal(word + 1, want, GROUP)
+
+
+@triton.jit
+def arrival_then_signal_to_the_device(
+    data, word, want, out, BLOCK: tl.constexpr, GROUP: tl.constexpr
+):
+    _fill(data, BLOCK)
+    _drain(GROUP)
+    tl.debug_barrier()
+    if tl.atomic_add(word, 1, sem="acq_rel", scope="gpu") == 1:
+        _drain(GROUP)
+        tl.debug_barrier()
+        tl.atomic_xchg(word + 1, want, sem="release", scope="gpu")
 
 
 @triton.jit

@@ -26,6 +26,9 @@ WRONG = [
     ("signal_without_drain", "mi300x", BOTH, {"stores_drained"}),
     ("signal_to_the_device", "h200", BOTH, {"system_scope"}),
     ("signal_to_the_device", "mi300x", BOTH, {"system_scope"}),
+    ("arrival_without_drain", "mi300x", BOTH, {"stores_drained"}),
+    ("arrival_then_signal_to_the_device", "h200", BOTH, {"system_scope"}),
+    ("arrival_then_signal_to_the_device", "mi300x", BOTH, {"system_scope"}),
     ("bulk_store_then_signal", "h200", ("oldest",), {"bulk_stores_done"}),
     ("bulk_copy_after_wait", "h200", BOTH, {"proxy_fence_before_bulk_copies"}),
     ("load_before_early_wait", "h200", BOTH, {"nothing_before_early_wait"}),
@@ -56,7 +59,8 @@ WRONG = [
     ("spill", "h200", BOTH, {"no_spills", "overlapping_matrices"}),
 ]
 RIGHT = (
-    "good_signal", "good_wait", "good_relay", "good_words", "good_lamport_words",
+    "good_signal", "good_signal_of_a_chiplet", "good_wait", "good_relay", "good_words",
+    "good_lamport_words",
     "good_words_in_padded_rows", "good_words_of_one_warp", "good_multiply",
 )  # fmt: skip
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from taxfree_kernels.executed.caches import Gpu, Memory
-from taxfree_kernels.executed.errors import BadAccess
+from taxfree_kernels.executed.errors import BadAccess, UnknownInstruction
 from taxfree_kernels.executed.tactics import POISON
 from tests.kernels.executed.machine import LATE, Machine
 
@@ -190,3 +190,17 @@ def test_evicting_loses_nothing(gpus):
     first.chiplets[0].write_back(first.memory.used)
     first.agent.write_back(first.memory.used)
     assert word[0] == 42
+
+
+def test_a_wave_reads_the_number_of_its_chiplet(gpus):
+    (gpu, _), _ = gpus
+    for number, units in enumerate(gpu.views):
+        for view in units:
+            machine = Machine(view=view)
+            machine.run("s_getreg_b32 s4, hwreg(HW_REG_XCC_ID)")
+            assert machine.wave.s[4] == number
+
+
+def test_other_hardware_registers_are_unknown(gpus):
+    with pytest.raises(UnknownInstruction, match="HW_REG_MODE"):
+        Machine().run("s_getreg_b32 s4, hwreg(HW_REG_MODE)")

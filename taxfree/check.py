@@ -1,0 +1,29 @@
+"""Finds races, deadlocks and wrong scopes in kernels that run on several GPUs, on a CPU.
+
+::
+
+    from taxfree.check import World
+
+    def test_my_all_reduce():
+        with World(ranks=4, seeds=100) as world:
+            x = world.empty((1024,), torch.bfloat16)  # symmetric: one on each rank
+            flags = world.zeros((64,), torch.int32)
+            world.run(lambda rank: my_kernel[(8,)](x.local(rank), x.bases, flags.bases, rank, 4))
+
+Importing this module also makes ``iris`` and ``triton_dist`` importable where they are not
+installed. ``docs/check.md`` says what is found, and how to read a report.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+
+if importlib.util.find_spec("greenlet") is None:
+    raise ImportError("taxfree.check needs greenlet: pip install 'taxfree[check]'")
+
+from taxfree_kernels.checker import Checked, CheckFailed, Reason, Symmetric, Violation, World
+from taxfree_kernels.checker.conventions import stand_in
+
+stand_in()
+
+__all__ = ["CheckFailed", "Checked", "Reason", "Symmetric", "Violation", "World"]

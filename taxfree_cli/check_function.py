@@ -1,0 +1,173 @@
+"""`taxfree check FILE::FUNCTION`: checks kernels that a function runs, and shows what was found."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import inspect
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from taxfree.errors import TaxfreeError, UsageError, WrongResult
+from taxfree_cli.output import print_json, print_lines, print_table
+
+if TYPE_CHECKING:
+    from taxfree_kernels.checker import Checked
+
+_DEFAULT_RANKS = 4
+
+
+def check_function(
+    target: str, ranks: int | None, seeds: int | None, first_seed: int | None, json: bool
+) -> None:
+    """Run a function that checks kernels; it takes a world, or makes its own.
+
+    Args:
+        target: "FILE::FUNCTION".
+        ranks, seeds, first_seed: in place of those of its worlds; None leaves them.
+
+    Raises:
+        UsageError: there is no such function.
+        WrongResult: a schedule has shown a violation, or the function a wrong result.
+        TaxfreeError: nothing was found, but too little ran; or the function failed.
+    """
+    function = _function(target)
+    from taxfree_kernels.checker import Asked, CheckFailed, World, asked
+
+    wanted = "" if ranks is None else f" --ranks {ranks}"
+    request = Asked(ranks, seeds, first_seed, f"taxfree check {target}{wanted}")
+    token = asked.set(request)
+    wrong = ""
+    try:
+        if _takes_world(function):
+            with World(_DEFAULT_RANKS) as world:
+                function(world)
+        else:
+            function()
+    except CheckFailed:
+        pass  # the report is with its world
+    except AssertionError as error:
+        wrong = str(error) or "an assertion failed"
+    except TaxfreeError:
+        raise
+    except Exception as error:
+        message = f"{target} raised {type(error).__name__}: {error}"
+        raise TaxfreeError(message, "see its lines outside of kernels") from error
+    finally:
+        asked.reset(token)
+    found = [checked for world in request.worlds for checked in world.checks]
+    show(found, json)
+    if wrong:
+        raise WrongResult(f"{target}: {wrong}", "the result after the last schedule is wrong")
+    require_pass(found)
+
+
+def _takes_world(function: Callable[..., object]) -> bool:
+    parameters = inspect.signature(function).parameters.values()
+    return any(each.default is inspect.Parameter.empty for each in parameters)
+
+
+def _function(target: str) -> Callable[..., object]:
+    """The function that a target names.
+
+    Raises:
+        UsageError: there is none.
+    """
+    file, separator, name = target.partition("::")
+    path = Path(file)
+    if not separator or not name:
+        raise UsageError(f"{target!r} names no function", "FILE::FUNCTION")
+    if not path.is_file():
+        raise UsageError(f"there is no file {file!r}")
+    from taxfree_kernels.checker.conventions import stand_in
+
+    stand_in()
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    if spec is None or spec.loader is None:
+        raise UsageError(f"{file!r} is no Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module
+    with _importing_from(path.parent):
+        try:
+            spec.loader.exec_module(module)
+        except Exception as error:
+            message = f"{file} cannot be imported: {type(error).__name__}: {error}"
+            raise UsageError(message) from error
+    found = getattr(module, name, None)
+    if not callable(found):
+        names = [each for each, value in vars(module).items() if inspect.isfunction(value)]
+        raise UsageError(f"{file} has no function {name!r}", f"one of: {', '.join(names)}")
+    return found  # type: ignore[no-any-return]
+
+
+@contextlib.contextmanager
+def _importing_from(folder: Path) -> Iterator[None]:
+    sys.path.insert(0, str(folder.resolve()))
+    try:
+        yield
+    finally:
+        sys.path.remove(str(folder.resolve()))
+
+
+def show(found: list[Checked], json: bool) -> None:
+    """Print results: a table, coverage, and the reports."""
+    if json:
+        print_json({"checks": [_as_json(checked) for checked in found]})
+        return
+    from taxfree_kernels.checker import coverage_rows
+
+    columns = ["check", "verdict", "schedules", "seconds", "schedules/s"]
+    rows = [(each.name, each.verdict, each.schedules, each.seconds, each.speed) for each in found]
+    print_table(columns, rows)
+    covered = coverage_rows(found)
+    if covered:
+        print_lines(["", "synchronising lines, and how many ranks, programs and calls ran them:"])
+        print_table(["line", "text", "ranks", "programs", "calls"], covered)
+    for each in found:
+        if each.verdict in ("violation", "not covered"):
+            print_lines(["", *str(each).splitlines()])
+
+
+def _as_json(checked: Checked) -> dict[str, Any]:
+    from taxfree_kernels.checker import coverage_rows
+
+    violation = checked.violation
+    fields = ("line", "text", "ranks", "programs", "calls")
+    return {
+        "name": checked.name,
+        "verdict": checked.verdict,
+        "schedules": checked.schedules,
+        "accesses": checked.accesses,
+        "seconds": checked.seconds,
+        "coverage": [dict(zip(fields, row, strict=True)) for row in coverage_rows([checked])],
+        "violation": violation
+        and {
+            "reason": violation.reason.title,
+            "details": violation.details,
+            "lines": violation.lines,
+            "replay": violation.replay,
+        },
+    }
+
+
+def require_pass(found: list[Checked]) -> None:
+    """Turn verdicts into the exit code.
+
+    Raises:
+        WrongResult: there are violations.
+        TaxfreeError: nothing was found, but coverage is too low, or there was nothing to check.
+    """
+    wrong = [each for each in found if each.violation is not None]
+    if wrong:
+        names = ", ".join(each.name for each in wrong)
+        assert wrong[0].violation is not None
+        raise WrongResult(f"violations in {names}", f"replay: {wrong[0].violation.replay}")
+    if all(each.verdict == "nothing to check" for each in found):
+        raise TaxfreeError("nothing to check: no kernel was launched on these shapes")
+    thin = [each for each in found if each.verdict == "not covered"]
+    if thin:
+        names = ", ".join(each.name for each in thin)
+        hint = "give more --seeds, or shapes whose ranks and programs execute these lines"
+        raise TaxfreeError(f"too little was executed to pass: {names}", hint)

@@ -1,0 +1,48 @@
+"""`taxfree report`: one HTML page of what was tuned and measured, for a browser without network."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from typing import Annotated, TypeAlias
+
+import typer
+
+from taxfree.errors import TaxfreeError
+from taxfree.measuring import results as result_files
+from taxfree_cli import options
+from taxfree_cli.output import note, rank
+
+Out: TypeAlias = Annotated[
+    Path, typer.Option("--out", metavar="FILE.html", help="The page to write.")
+]
+ResultFiles: TypeAlias = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--results",
+        metavar="PATH",
+        help="A file of bench --out, explain --json or explain --trace, or a folder of them; "
+        "repeatable.",
+    ),
+]
+
+
+def report(
+    out: Out = Path("report.html"), db: options.Db = None, results: ResultFiles = None
+) -> None:
+    """Write a page of figures from the database, the shipped records and result files."""
+    if rank() != 0:
+        return
+    result_files.require_writable(out)
+    for module in ("altair", "vl_convert"):
+        if importlib.util.find_spec(module) is None:
+            raise TaxfreeError(
+                f"report needs {module}, which is not installed", "pip install 'taxfree[report]'"
+            )
+    from taxfree.reporting import sources
+    from taxfree.reporting.page import page
+
+    found = sources.read(options.database_path(db), db is not None, results or ())
+    text = page(found)
+    result_files.write(out, text)
+    note(f"wrote {out}, {len(text.encode()) / 1e6:.1f} MB")
