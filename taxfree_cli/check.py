@@ -58,7 +58,7 @@ _Seeds = Annotated[
         metavar="COUNT",
         min=1,
         show_default=str(_DEFAULT_SEEDS),
-        help="Schedules per variant.",
+        help="Schedules per variant; with --executed, runs per problem, and 4 by default.",
     ),
 ]
 _Compiled = Annotated[

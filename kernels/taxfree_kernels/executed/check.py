@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from taxfree_kernels.executed.coverage import Coverage, coverage, summed
+from taxfree_kernels.executed.errors import UnknownInstruction
 from taxfree_kernels.executed.program import Program
 from taxfree_kernels.executed.run import DEVICES, Executed, run
 from taxfree_kernels.hardware import KNOWN
@@ -102,35 +103,43 @@ def check_config(
     """Execute one config of a variant.
 
     Args:
-        problem: its inner dimension grows by 0, 64, 128 or 192, by seed.
+        problem: its inner dimension and its window grow by 0, 64, 128 or 192, by seed.
         seeds: one run each; the first one also draws the run in which the last rank is silent.
 
     Returns:
         What the runs showed. It has none if the library serves the problem.
     """
     programs: dict[str, Program] = {}
+
+    def tried(problem: Problem, seed: int, silent: int | None = None) -> Executed:
+        given = op, variant, problem, config, seed, architecture
+        try:
+            return run(*given, silent=silent, programs=programs)
+        except UnknownInstruction as error:
+            return Executed(
+                op, variant, problem, config, architecture, seed, "error", error.message
+            )
+
     runs = []
     for seed in seeds:
-        longer = _lengthened(problem, _STEP * (seed % _LENGTHS))
-        shown = run(op, variant, longer, config, seed, architecture, programs=programs)
+        shown = tried(_lengthened(problem, _STEP * (seed % _LENGTHS)), seed)
         if shown.verdict == "nothing to run":
             return Checked(op, variant, problem, config, architecture, [], [])
         runs.append(shown)
     hits = {key: _hits(program) for key, program in programs.items()}
-    last = problem.world_size - 1
-    silent = run(
-        op, variant, problem, config, seeds[0], architecture, silent=last, programs=programs
-    )
+    runs.append(tried(problem, seeds[0], silent=problem.world_size - 1))
     kernels = [
         coverage(program.listing, hits.get(key, set()), _hits(program))
         for key, program in programs.items()
     ]
-    return Checked(op, variant, problem, config, architecture, [*runs, silent], kernels)
+    return Checked(op, variant, problem, config, architecture, runs, kernels)
 
 
 def _lengthened(problem: Problem, by: int) -> Problem:
-    name = next(name for name in _INNER if hasattr(problem, name))
-    return replace(problem, **{name: getattr(problem, name) + by})
+    """A problem with a longer inner dimension, and a window, if any, that shows as much of it."""
+    names = [next(name for name in _INNER if hasattr(problem, name))]
+    names += ["window"] if getattr(problem, "window", 0) else []
+    return replace(problem, **{name: getattr(problem, name) + by for name in names})
 
 
 def _hits(program: Program) -> set[int]:

@@ -16,9 +16,9 @@ VARIANTS = [
 PATH = ":".join(str(ROOT / each) for each in ("", "kernels", "tuning_db"))
 ARCHITECTURES = ("gfx942", "gfx950")
 ALONE = {"attention"}  # its ranks share nothing
-AT_ONCE = 4  # of one process
+AT_ONCE = 2  # of one process
 
-#: of one compilation, outside of the path of giving up. The compiler adds code for lanes that
+#: of one kernel, outside of the path of giving up. The compiler adds code for lanes that
 #: change one address together: none of ours do.
 MOST_NEVER_EXECUTED = 0.2
 
@@ -55,6 +55,7 @@ def require_right(checked):
         assert bool(checked["runs"][-1]["gave_up"]) == (checked["op"] not in ALONE)
 
 
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("triton", TRITONS)
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_compiled_variants_are_right_on_two_ranks(architecture, triton, sample):
@@ -74,6 +75,7 @@ def test_a_signal_that_overtakes_its_write_back_is_found():
     require_right(checked)
 
 
+@pytest.mark.timeout(7200)
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_compiled_variants_are_right_on_more_ranks_and_with_other_configs(architecture, sample):
     if not sample.is_all:

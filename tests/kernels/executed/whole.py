@@ -12,7 +12,7 @@ import sys
 
 from taxfree_kernels.cross_compile.coverage import other_configs
 from taxfree_kernels.executed import run
-from taxfree_kernels.executed.check import check_config
+from taxfree_kernels.executed.check import check_config, kernels
 from taxfree_kernels.executed.decode import Listing, decode
 from taxfree_kernels.executed.run import DEVICES
 from taxfree_kernels.executed.tactics import Tactics
@@ -41,7 +41,7 @@ def main() -> None:
             corners = other_configs(variant, problem, hardware)
             config = corners[corner % len(corners)]
         checked = check_config(op, name, problem, config, seeds, architecture)
-        shares = {each.kernel: each.share_never for each in checked.kernels}
+        shares = {each.kernel: each.share_never for *_, each in kernels([checked])}
         found.append(checked.as_json() | {"shares": shares})
     print(json.dumps(found))
 
