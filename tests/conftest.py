@@ -46,7 +46,8 @@ def pytest_report_header(config: pytest.Config) -> str:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Marks come before the selection by marks.
 
-    Tests that may take long begin first, so that all workers end at about the same time.
+    Tests that may take long, which have a timeout of their own, begin first, so that all workers
+    end at about the same time.
     """
     for item in items:
         if "sample" in getattr(item, "fixturenames", ()):

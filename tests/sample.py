@@ -58,3 +58,8 @@ class Sample:
     def of(self, entries: Sequence[Entry]) -> Sequence[Entry]:
         """This run's part of a list, or all of it."""
         return entries if self.first is None else entries[self.first :: PARTS]
+
+    def one_of(self, entries: Sequence[Entry]) -> Sequence[Entry]:
+        """One entry of a short list, or all of it."""
+        assert len(entries) <= PARTS
+        return entries if self.first is None else [entries[self.first % len(entries)]]

@@ -4,8 +4,8 @@ Up to Triton 3.9 it computes bf16 wrongly: its dot multiplies bit patterns as in
 from fp32 does not round to nearest even. Both are overridden on its single builder instance, and
 tested bit for bit against torch.
 
-It is slow because it repeats work: it patches the language at each call of a device function, and
-builds a type with its shape for each value.
+It is slow because it repeats work: it patches the language at each call of a device function,
+builds a type with its shape for each value, and finds the types of operands that are alike.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import triton
 import triton.language as tl
-from triton.language import core  # noqa: F401 - patched because this module sees it
+from triton.language import core
 
 
 def is_interpreting() -> bool:
@@ -76,12 +76,18 @@ def hasten() -> None:
         return
     builder.is_hastened = True
     interpreter._patch_lang = _patch_once(interpreter._patch_lang, interpreter._LangPatchScope)
+    interpreter._patch_attr = _patch_directly(interpreter._patch_attr, interpreter)
     interpreter._get_np_dtype = _by_name(interpreter._get_np_dtype)
+    interpreter.TensorHandle.__init__ = _init_handle
+    core._unwrap_if_constexpr = _unless_tensor(core._unwrap_if_constexpr)
     tl.tensor.__init__ = _init_tensor
     tl.block_type.__init__ = _by_shape(tl.block_type.__init__)
+    tl.block_type.name = _name_of_block
     tl.tuple.__eq__ = _or_the_same(tl.tuple.__eq__)
     semantic = type(interpreter.interpreter_semantic)
     semantic.broadcast_impl_value = _unless_alike(semantic.broadcast_impl_value)
+    check = semantic.binary_op_type_checking_impl
+    semantic.binary_op_type_checking_impl = _unless_of_one_type(check)
     semantic.computation_type_impl = cache(semantic.computation_type_impl)  # of two types
     # Checking integer arithmetic for overflow takes a third of the interpreter's time.
     builder.options = replace(builder.options, sanitize_overflow=False)
@@ -109,6 +115,26 @@ def _patch_once(original: Callable[[Any], Any], nothing: Callable[[], Any]) -> C
     return patch
 
 
+def _patch_directly(original: Callable[..., None], interpreter: Any) -> Callable[..., None]:
+    """Patch a built-in function with what it wraps; Triton calls it through two wrappers."""
+    wrapper = core.builtin(lambda: None).__code__
+    semantic = interpreter.interpreter_semantic
+
+    def patch(obj: Any, name: str, member: Any, builder: Any, scope: Any) -> None:
+        if getattr(member, "__code__", None) is not wrapper:
+            original(obj, name, member, builder, scope)
+            return
+        function = member.__wrapped__
+
+        def call(*args: Any, **named: Any) -> Any:
+            named["_semantic"] = semantic
+            return function(*args, **named)
+
+        scope.set_attr(obj, name, call)
+
+    return patch
+
+
 def _by_name(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
     """Triton's look-up of NumPy types, cached; Triton builds its table at each call."""
     known: dict[str, Any] = {}
@@ -120,6 +146,17 @@ def _by_name(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
         return known[name]
 
     return numpy_type
+
+
+def _init_handle(self: Any, data: np.ndarray, dtype: Any, attr: Any = None) -> None:
+    """``TensorHandle.__init__`` that does not compare the sizes of types."""
+    self.data, self.dtype, self.attr = data, dtype, {} if attr is None else attr
+
+
+def _unless_tensor(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Unwrapping of constants; the most frequent arguments are none."""
+    plain = (tl.tensor, int, tl.dtype, type(None))
+    return lambda value: value if type(value) in plain else original(value)
 
 
 _shapes: dict[tuple[int, ...], tuple[Any, Any]] = {}
@@ -146,9 +183,13 @@ def _by_shape(original: Callable[..., None]) -> Callable[..., None]:
             known[key] = self.shape, self.numel
         self.element_ty = element_ty
         self.shape, self.numel = known[key]
-        self.name = f"<{key}, {element_ty}>"
 
     return init
+
+
+_name_of_block = property(  # is rarely read
+    lambda self: f"<{self.shape}, {self.element_ty}>", lambda self, name: None
+)
 
 
 def _or_the_same(original: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
@@ -168,6 +209,29 @@ def _unless_alike(original: Callable[..., Any]) -> Callable[..., Any]:
         return (lhs, rhs) if lhs.shape is rhs.shape else original(self, lhs, rhs)
 
     return broadcast
+
+
+def _unless_of_one_type(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Conversion of the operands of a binary operator to one type.
+
+    Most are tensors of one type, or one is an integer whose tensor is already known.
+    """
+    alike = {"int1", "int8", "int16", "int32", "int64", "uint32", "uint64", "fp32"}
+    known: dict[tuple[int, str], tl.tensor] = {}
+
+    def convert(self: Any, lhs: Any, rhs: Any, *allowed: bool, **named: bool) -> tuple[Any, Any]:
+        if not isinstance(lhs, tl.tensor) or lhs.dtype.name not in alike:
+            return original(self, lhs, rhs, *allowed, **named)
+        kind = lhs.dtype
+        other = known.get((rhs, kind.name), rhs) if type(rhs) is int else rhs
+        if isinstance(other, tl.tensor) and other.dtype is kind:
+            return self.broadcast_impl_value(lhs, other)
+        converted = original(self, lhs, rhs, *allowed, **named)
+        if type(rhs) is int and kind.is_int() and converted[0].dtype is kind:
+            known[rhs, kind.name] = self.scalar_constant(rhs, kind)
+        return converted
+
+    return convert
 
 
 def _to_float32(bits: np.ndarray) -> np.ndarray:

@@ -62,5 +62,6 @@ def include(runtime: Runtime) -> None:
 
 
 def clear() -> None:
-    """Forget all counts of layers."""
+    """Forget all counts, and the runtimes."""
     _layers.clear()
+    _runtimes.clear()

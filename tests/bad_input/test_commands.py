@@ -69,7 +69,6 @@ def call(row: Row, place: Place, capfd: pytest.CaptureFixture[str]) -> Outcome:
             stdout=stdout,
             stderr=subprocess.PIPE,
             preexec_fn=place.in_child,
-            timeout=60,
         )
     return Outcome(done.returncode, (done.stdout or b"").decode(), done.stderr.decode())
 

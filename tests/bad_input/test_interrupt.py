@@ -77,11 +77,11 @@ def test_an_interrupted_search_keeps_what_it_found(
     alive = processes_of(tuning.pid)
     assert len(alive) >= 3  # the controller and two ranks
     os.killpg(tuning.pid, signal.SIGINT)
-    out, err = tuning.communicate(timeout=60)
+    out, err = tuning.communicate(timeout=400)
     outcome = Outcome(tuning.returncode, out, err)
     assert_is_refused(outcome, INTERRUPTED.code, INTERRUPTED.error, INTERRUPTED.hint)
     assert outcome.out == ""
-    assert wait_until_gone(alive, 5) == []
+    assert wait_until_gone(alive, 60) == []
     assert set(os.listdir("/dev/shm")) <= shared
     assert list((tmp_path / "tmp").iterdir()) == []
     assert {path.name for path in tmp_path.iterdir()} == {"tmp", "tuning.sqlite", "tuning.journal"}
@@ -101,8 +101,8 @@ def test_a_bench_that_is_ended_writes_what_it_measured(tmp_path: Path) -> None:
             assert run.poll() is None, run.communicate()
         alive = processes_of(run.pid)
         run.send_signal(signal.SIGTERM)
-        assert run.wait(timeout=60) == INTERRUPTED.code
-        assert wait_until_gone(alive, 5) == []
+        assert run.wait(timeout=400) == INTERRUPTED.code
+        assert wait_until_gone(alive, 60) == []
     measured = {row["problem"]["m"] for row in json.loads(file.read_text())["rows"]}
     assert 1 in measured
     assert 5 not in measured

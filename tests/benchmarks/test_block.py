@@ -15,7 +15,7 @@ from tests.benchmarks.no_workers import NoWorkers
 SHAPE = ["--rows", "3,4", "--hidden", "32", "--intermediate", "64", "--repetitions", "2"]
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(900)
 def test_a_record_has_every_path_of_every_block(tmp_path, monkeypatch, capsys):
     file = tmp_path / "host.json"
     command = ["block", "--fabric", "host", "--gpus", "2", *SHAPE, "--out", str(file)]

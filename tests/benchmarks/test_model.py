@@ -28,7 +28,7 @@ def config(tmp_path):
     return path
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(900)
 def test_all_paths_choose_the_same_tokens(tmp_path, config, capsys):
     file = tmp_path / "host.json"
     options = ["--fabric", "host", "--gpus", "2", "--model", str(config), "--layers", "1"]

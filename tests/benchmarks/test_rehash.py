@@ -129,7 +129,7 @@ class TestTrees:
         assert entry["kernel_hash"] == (CURRENT if findings[0].status == "moved" else OLD)
         return findings
 
-    @pytest.mark.timeout(300)
+    @pytest.mark.timeout(900)
     def test_a_renamed_function_moves_the_hash(
         self, tmp_path: Path, measured: Subject, old: Digests, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -141,7 +141,7 @@ class TestTrees:
         assert (finding.status, finding.why) == ("moved", "")
         assert old.launches[measured, CURRENT][0].code.assembly
 
-    @pytest.mark.timeout(300)
+    @pytest.mark.timeout(900)
     def test_a_changed_instruction_does_not(
         self, tmp_path: Path, measured: Subject, old: Digests, monkeypatch: pytest.MonkeyPatch
     ) -> None:

@@ -27,7 +27,7 @@ def broken(ranks):
     group.call(soak_tasks.wait_again, 10)
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 class TestSoak:
     @on_every_fabric
     def test_every_variant_with_kernels_is_called_alone_and_in_turns(self, ranks):

@@ -57,7 +57,6 @@ def process(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
             env=environment | variables,
             capture_output=True,
             text=True,
-            timeout=60,
             check=False,
         )
 

@@ -114,7 +114,7 @@ class TestList:
         (only,) = documents(cli("db", "list", "--gpu", "mi300", "--json"))
         assert only["hardware"]["gpu"] == "AMD MI300X"
         assert documents(cli("db", "list", "--op", "flash_decode", "--json")) == []
-        assert cli("db", "list", "--op", "attention").code == 2
+        assert cli("db", "list", "--op", "atention").code == 2
 
     def test_json_holds_whole_records(self, cli, stored):
         stored(RECORD)

@@ -93,7 +93,7 @@ class TestLeavingNothingBehind:
         assert all(is_running(pid) for pid in pids)
         assert folder.is_dir()
         getattr(group, ending)()
-        assert wait_until_gone(pids, 5) == []
+        assert wait_until_gone(pids, 60) == []
         assert not folder.exists()
         assert not group.is_alive
         assert shared_memory() == before

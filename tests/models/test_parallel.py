@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from tests.ranks import Ranks
-from tests.sample import PARTS, Sample
+from tests.sample import Sample
 
 STEPS = 50
 
@@ -191,8 +191,7 @@ def check_training(ranks: Ranks, world_size: int, **arguments: Any) -> list[Any]
 
 def test_training_has_the_loss_curve_of_the_library(ranks: Ranks, sample: Sample) -> None:
     trainings = list(itertools.product((2, 4), (False, True)))
-    of_the_week = (trainings * PARTS)[:PARTS]  # one a day
-    for world_size, is_sequence_parallel in dict.fromkeys(sample.of(of_the_week)):
+    for world_size, is_sequence_parallel in sample.one_of(trainings):
         check_training(
             ranks, world_size, is_sequence_parallel=is_sequence_parallel, steps=STEPS, folder=""
         )

@@ -43,7 +43,6 @@ class Author:
             env=self.variables,
             capture_output=True,
             text=True,
-            timeout=100,
         )
 
     def __call__(self, *arguments):
@@ -55,16 +54,25 @@ class Author:
 class TestOneMore:
     """A variant of an operation, and an operation."""
 
+    @staticmethod
+    def add(what, folder):
+        """A tree with it, its operation, its name, a shape."""
+        if what == "variant":
+            return Author(folder, VARIANT), OP, "two_steps", "m=7 n=40 k=24 gather_dim=1"
+        names = [name for name in FILES if name.startswith("all_reduce/")]
+        return Author(folder, *names), "all_reduce", "push", "m=7 n=40"
+
     @pytest.fixture(params=["variant", "operation"])
     def added(self, request, tmp_path):
-        if request.param == "variant":
-            return Author(tmp_path, VARIANT), OP, "two_steps", "m=7 n=40 k=24 gather_dim=1"
-        names = [name for name in FILES if name.startswith("all_reduce/")]
-        return Author(tmp_path, *names), "all_reduce", "push", "m=7 n=40"
+        return self.add(request.param, tmp_path)
 
-    @pytest.mark.timeout(300)
-    def test_is_tuned_and_benched_and_explained_and_called(self, added):
-        author, op, name, shape = added
+    @pytest.mark.timeout(900)
+    def test_is_tuned_and_benched_and_explained_and_called(self, tmp_path, sample):
+        for what in sample.one_of(["variant", "operation"]):
+            self.check_commands(*self.add(what, tmp_path / what))
+
+    @staticmethod
+    def check_commands(author, op, name, shape):
         ranks = ["--op", op, "--shapes", shape, "--fabric", "host", "--gpus", "2"]
         ranks += ["--variant", name]
         (tuned,) = json.loads(author("tune", *ranks, "--trials", "2", "--json"))["rows"]

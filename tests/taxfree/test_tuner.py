@@ -413,7 +413,7 @@ def start(db, kernels=KERNELS, **options):
     )
 
 
-def finish(process, seconds=90):
+def finish(process, seconds=400):
     """What a controller said, by kind; the last of each."""
     with process:
         try:
@@ -481,7 +481,7 @@ class TestOnRealRanks:
                     if done >= 3:
                         os.kill(process.pid, signal.SIGKILL)
                         break
-        assert wait_until_gone(pids, 5) == []
+        assert wait_until_gone(pids, 60) == []
         with Database(db) as database:
             assert not list(database.records())
             before = database.trials(key())

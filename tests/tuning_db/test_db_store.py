@@ -156,7 +156,7 @@ with Database(sys.argv[1]) as database:
         with Database(path) as database:
             database.put(record_of(16, trials=0))
         workers = [start_python(script, path) for _ in range(4)]
-        assert [worker.communicate(timeout=60)[0] for worker in workers] == [""] * 4
+        assert [worker.communicate(timeout=400)[0] for worker in workers] == [""] * 4
         assert [worker.returncode for worker in workers] == [0] * 4
         with Database(path) as database:
             assert database.get(record_of(16).key).trials == 400

@@ -163,6 +163,8 @@ def _active(pointers: Any, mask: Any) -> np.ndarray:
     addresses = pointers.data
     if mask is None:
         return addresses.ravel()
+    if mask.data.shape == addresses.shape:
+        return addresses[mask.data]
     return addresses[np.broadcast_to(mask.data, addresses.shape)]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from random import Random
 from typing import Any
 
@@ -411,8 +411,8 @@ class _Schedule:
 
     def _begins_early(self, kernel: Kernel) -> bool:
         """Whether a kernel is launched before the last one has ended: drawn, as configs differ."""
-        waits = "gdc_wait(" in inspect.getsource(kernel.function.fn)
-        return self.backend == "cuda" and waits and self._order.random() < 0.5
+        waits = self.backend == "cuda" and _waits_for_launch_before(kernel.function)
+        return waits and self._order.random() < 0.5
 
     def _close(self) -> None:
         """Wait until the last launch of the running host has ended."""
@@ -448,6 +448,11 @@ class _Schedule:
             self._start_program(launch)
         elif launch.has_ended:
             self._scheduler.touch([launch])
+
+
+@cache
+def _waits_for_launch_before(function: Any) -> bool:
+    return "gdc_wait(" in inspect.getsource(function.fn)
 
 
 def _tensors(names: Iterable[str], values: Iterable[Any]) -> Iterator[tuple[str, torch.Tensor]]:

@@ -8,7 +8,7 @@ import sysconfig
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from types import CodeType, FrameType
+from types import FrameType
 
 import torch
 import triton
@@ -63,14 +63,13 @@ _NOWHERE = Site((Line("<unknown>", 0, "?"),))
 
 
 @cache
-def _is_kernel(code: CodeType) -> bool:
-    return not code.co_filename.startswith((*_NOT_KERNELS, "<"))
+def _is_kernels(file: str) -> bool:
+    return not file.startswith((*_NOT_KERNELS, "<"))
 
 
 @cache
-def _site(key: tuple[tuple[CodeType, int], ...]) -> Site:
-    lines = (Line(code.co_filename, number, code.co_name) for code, number in key)
-    return Site(tuple(lines)) if key else _NOWHERE
+def _site(key: tuple[tuple[str, int, str], ...]) -> Site:
+    return Site(tuple(Line(*line) for line in key)) if key else _NOWHERE
 
 
 def current_site() -> Site:
@@ -82,7 +81,8 @@ def site_of(frame: FrameType | None) -> Site:
     """The site of a suspended frame."""
     key = []
     while frame is not None:
-        if _is_kernel(frame.f_code):
-            key.append((frame.f_code, frame.f_lineno))
+        code = frame.f_code
+        if _is_kernels(code.co_filename):
+            key.append((code.co_filename, frame.f_lineno, code.co_name))
         frame = frame.f_back
     return _site(tuple(key))

@@ -55,7 +55,7 @@ def seeds(problems: Sequence[Any], sample: Sample) -> list[int]:
     return [*range(len(problems)), *sample.of(range(len(problems), SEEDS))]
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize(("op", "name"), VARIANTS)
 def test_a_variant_holds_its_protocol(op, name, sample):
     problems = [problem for world in WORLD_SIZES for problem in operation_shapes(op).tiny(world)]
@@ -86,7 +86,7 @@ SPARSE = {
 }
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize(("op", "name"), VARIANTS)
 def test_a_variant_holds_its_protocol_where_ranks_have_nothing(op, name, sample):
     problems = [problem_class(op)(world_size=5, **fields) for fields in SPARSE[op]]

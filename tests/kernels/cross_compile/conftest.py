@@ -35,7 +35,7 @@ def run_python(*arguments: str, triton: str = "installed", **environment: str) -
     done = subprocess.run(
         [sys.executable, "-W", "ignore", *arguments],
         env={**inherited, "PYTHONPATH": os.pathsep.join(paths), **environment},
-        capture_output=True, text=True, check=False, timeout=100,
+        capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout
