@@ -117,11 +117,12 @@ def tune(
             )
         request = given.request(options.MODELLED_GPUS)
         problems = [p for each in ops for p in choose(each, request, lambda: ()).problems]
-        asked = (problems, hardware or "h200", trials, seed, variant)
+        name = hardware or "h200"
         if dry_run:
-            _dry_run(*asked, json)
+            _dry_run(problems, name, trials, seed, variant, json)
         else:
-            _rank(*asked, options.database_path(db) if store else None, json)
+            into = options.database_path(db) if store else None
+            _rank(problems, name, trials, seed, variant, into, json)
         return
     from taxfree import devices
     from taxfree.tuning import session
