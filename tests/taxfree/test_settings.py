@@ -11,7 +11,7 @@ from taxfree.settings import VARIABLES, Settings
 
 
 def test_an_empty_environment_has_defaults():
-    assert Settings.from_environment({}) == Settings(False, False, 30.0, None, False)
+    assert Settings.from_environment({}) == Settings(False, False, False, 30.0, None, False)
 
 
 def test_empty_variables_are_as_good_as_none():
