@@ -4,12 +4,13 @@ import taxfree_tuning_db
 from tests.tuning_db.examples import ROOT, start_python
 
 PUBLIC = """
-    MODES OF_A_BENCH OF_A_MODEL SCHEMA_VERSION TRIAL_STATES Database DatabaseCorrupt
-    DatabaseError DatabaseFull DatabaseLocked DatabaseMissing DatabaseReadOnly DatabaseTooNew
-    DatabaseUnreadable ForeignRecord HardwareFingerprint ImportReport InvalidRecord LookUp
-    Measurement NotAnExport Record LookupStep Scalar SoftwareFingerprint Table TrialRecord
-    TrialState default_path differing_fields export import_records look_up neighbours prune
-    read_export record_key shipped_records stale_reason
+    Change Database DatabaseCorrupt DatabaseError DatabaseFull DatabaseLocked DatabaseMissing
+    DatabaseReadOnly DatabaseTooNew DatabaseUnreadable Difference ForeignRecord
+    HardwareFingerprint ImportReport InvalidRecord LookUp LookupStep MODES Measurement
+    NotAnExport OF_A_BENCH OF_A_MODEL Record SCHEMA_VERSION Scalar SoftwareFingerprint
+    TRIAL_STATES Table TrialRecord TrialState default_path differences differing_fields export
+    import_records look_up neighbours plan_import prune read_export read_table record_key
+    shipped_records stale_reason
 """
 
 
