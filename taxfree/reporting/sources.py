@@ -113,7 +113,9 @@ def _add(found: Sources, path: Path, name: str) -> bool:
         document = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise UsageError(f"{path} cannot be read as JSON", "give a result file") from error
-    rows = document.get("rows") if isinstance(document, dict) else None
+    if not isinstance(document, dict):
+        return False
+    rows = document.get("rows")
     first = rows[0] if isinstance(rows, list) and rows and isinstance(rows[0], dict) else {}
     if document.get("pictures"):
         _require(path, document["pictures"], ("op", "problem", "hardware", "timelines"))
