@@ -69,9 +69,10 @@ class Comparison:
 def comparisons(sources: Sources) -> list[Comparison]:
     """The newest comparison of each problem, by operation, numbers of GPUs, and size.
 
+    A bench comes before a record that was made from it: it measured what dispatch ran at the time.
     Of a record without a measured bound the bound is that of a bench, else modelled.
     """
-    every = [*_of_benches(sources.benches), *map(_of_record, sources.records)]
+    every = [*map(_of_record, sources.records), *_of_benches(sources.benches)]
     bounds = {each.key: each.bound_us for each in every if each.bound_us is not None}
     newest: dict[str, Comparison] = {}
     for each in sorted(every, key=lambda each: each.created):
