@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+import triton
 
 from taxfree.doctor.advice import IRIS_COMMIT
 from taxfree_kernels.errors import FabricUnavailable, PlanError
@@ -249,6 +250,7 @@ class TestProbe:
             (torch.version, "hip", None, "is built without ROCm"),
             (torch.cuda, "is_available", lambda: False, "torch sees no ROCm device"),
             (rocm, "is_interpreting", lambda: True, "TRITON_INTERPRET is set"),
+            (triton, "__version__", "3.7.1+rocm7.2", "3.8 does not"),
         ],
     )
     def test_why_it_cannot_serve(self, node, monkeypatch, owner, name, value, reason):

@@ -13,6 +13,7 @@ class Role(Enum):
 
     BARRIER = auto()  # of all threads of a program
     DRAIN = auto()  # the wave's own stores have completed
+    WRITE_BACK = auto()  # of a cache; a drain behind it waits for its end
     RELEASE = auto()
     ACQUIRE = auto()
     POLL = auto()  # reads a word that a peer writes
@@ -199,6 +200,7 @@ _AMD_DRAINED = re.compile(r"s_waitcnt\b.*vmcnt\(0\)|s_waitcnt 0\b")
 _AMD_ROLES = {
     ("s_barrier",): Role.BARRIER,
     ("buffer_inv",): Role.ACQUIRE,
+    ("buffer_wbl2",): Role.WRITE_BACK,
     ("v_mfma", "v_smfmac"): Role.MATRIX,
     ("ds_read",): Role.SHARED_LOAD,
     ("ds_write",): Role.SHARED_STORE,

@@ -13,6 +13,7 @@ from types import ModuleType
 
 import torch
 import torch.distributed as dist
+import triton
 
 from taxfree_kernels.errors import FabricUnavailable
 from taxfree_kernels.fabric.gpu import GpuFabric
@@ -27,6 +28,8 @@ _CHIPLET_UNITS = {"gfx942": 38, "gfx950": 32}
 _LDS = {"gfx942": 64 * 1024, "gfx950": 160 * 1024}
 #: methods of ROCm's Iris, which shares its name with an unrelated package
 _NEEDED = ("zeros", "get_heap_bases", "get_rank", "get_num_ranks")
+#: older compilers let a signal overtake the data that it announces: docs/amd.md#executed
+_OLDEST_TRITON = (3, 8)
 _IRIS_SLACK = 2 << 20  # bytes, for the alignment of Iris' allocators
 
 
@@ -41,6 +44,8 @@ def unavailable() -> str | None:
         return f"{properties.name} is {_architecture(properties)}, not {' or '.join(_LDS)}"
     if is_interpreting():
         return "kernels are interpreted: TRITON_INTERPRET is set"
+    if tuple(map(int, triton.__version__.split(".")[:2])) < _OLDEST_TRITON:
+        return f"Triton {triton.__version__} compiles signals wrongly for AMD; 3.8 does not"
     return None
 
 

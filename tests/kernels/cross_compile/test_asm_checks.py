@@ -103,6 +103,13 @@ EDITS = [
     ("good_signal", "mi300x", "s_waitcnt vmcnt(0)", "s_nop 0", "stores_drained"),
     ("good_signal", "mi300x", "buffer_wbl2 sc0 sc1", "buffer_wbl2 sc1", "system_scope"),
     ("good_signal", "mi300x", " sc1", "", "system_scope"),
+    (
+        "good_signal",
+        "mi300x",
+        "buffer_wbl2 sc0 sc1\n\ts_waitcnt vmcnt(0)",
+        "buffer_wbl2 sc0 sc1",
+        "written_back",
+    ),
     ("good_wait", "h200", "bar.sync", "// bar.sync", "barrier_after_acquire"),
     ("good_wait", "h200", ".sys.acquire", ".gpu.acquire", "acquire_after_poll"),
     ("good_wait", "h200", ".sys.relaxed", ".weak", "poll_in_loop"),

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from taxfree_kernels.cross_compile.coverage import DEVICES, Case, cases, smallest_cases
-from taxfree_kernels.cross_compile.report import check, format_report
+from taxfree_kernels.cross_compile.report import Report, check, format_report
 from taxfree_kernels.variant import operation_names, operation_shapes
 from tests.sample import Sample
 
@@ -24,10 +24,27 @@ TARGETS = list(product(TRITONS, DEVICES))
 
 
 def expect_good(wanted: Iterable[Case], triton: str) -> None:
+    """All kernels pass, but for a rule that the oldest Triton breaks on AMD; it is refused there."""
     reports = list(check(wanted, triton_path(triton), workers=1))
     assert reports
-    bad = [format_report(report) for report in reports if not report.is_good]
+    bad = [format_report(report) for report in reports if not _passes(report, triton)]
     assert not bad, "\n\n".join(bad)
+
+
+def _passes(report: Report, triton: str) -> bool:
+    if triton == "oldest" and report.architecture.startswith("gfx"):
+        broken = {violation.check for violation in report.violations}
+        return not report.error and broken <= {"written_back"}
+    return report.is_good
+
+
+def test_the_oldest_triton_signals_before_the_write_back_on_amd() -> None:
+    push = [
+        case for case in cases("matmul_all_reduce", "mi300x", examples=1) if case.variant == "push"
+    ]
+    for triton, expected in (("oldest", {"written_back"}), ("installed", set())):
+        (report,) = check(push, triton_path(triton), workers=1)
+        assert {violation.check for violation in report.violations} == expected
 
 
 def defaults(device: str, examples: int | None = None) -> list[Case]:
@@ -77,8 +94,10 @@ def test_the_smallest_problems_compile(triton: str, sample: Sample) -> None:
     reports = list(check(sample.of(smallest), triton_path(triton), workers=1))
     found = [violation for report in reports for violation in report.violations]
     assert [report.error for report in reports if report.error] == []
-    for_speed = {"no_spills", "no_waterfall", "overlapping_matrices"}
-    assert {violation.check for violation in found} <= for_speed
+    allowed = {"no_spills", "no_waterfall", "overlapping_matrices"}
+    if triton == "oldest":
+        allowed |= {"written_back"}
+    assert {violation.check for violation in found} <= allowed
 
 
 @pytest.mark.soak

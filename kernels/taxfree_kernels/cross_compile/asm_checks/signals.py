@@ -43,6 +43,19 @@ def stores_drained(kernel: CompiledKernel) -> Iterator[Finding]:
 
 
 @assembly_check
+def written_back(kernel: CompiledKernel) -> Iterator[Finding]:
+    """On CDNA a release waits until the write-back of the cache before it has ended.
+
+    Triton 3.6 breaks this rule: its LLVM deletes the wait where it counts no access in flight,
+    which https://github.com/llvm/llvm-project/pull/178316 mended.
+    """
+    for place in kernel.code.places(Role.RELEASE):
+        early = kernel.code.first(place, Role.DRAIN, Role.WRITE_BACK, backwards=True)
+        if early is not None:
+            yield Finding("the release does not wait for the write-back", early)
+
+
+@assembly_check
 def system_scope(kernel: CompiledKernel) -> Iterator[Finding]:
     """Releases and acquires at system scope in the source are in the assembly.
 
