@@ -24,7 +24,7 @@ TARGETS = list(product(TRITONS, DEVICES))
 
 
 def expect_good(wanted: Iterable[Case], triton: str) -> None:
-    """All kernels pass, but for a rule that the oldest Triton breaks on AMD; it is refused there."""
+    """All kernels pass; but the oldest Triton breaks one rule on AMD, and is refused there."""
     reports = list(check(wanted, triton_path(triton), workers=1))
     assert reports
     bad = [format_report(report) for report in reports if not _passes(report, triton)]
