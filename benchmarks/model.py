@@ -45,17 +45,21 @@ def sizes_of(path: Path, layers: int | None, world_size: int) -> tuple[Sizes, st
         UsageError: it cannot be read, or does not split over so many ranks.
     """
     config = read_config(path)
-    model = model_of(path, config)
-    for name in ("heads", "kv_heads", "intermediate"):
-        if getattr(model, name) % world_size:
+    model = model_of(str(path), config)
+    if model.experts or model.latent_dim:
+        raise UsageError(f"{path} describes no model of Llama's shape", "give one without experts")
+    split = {"heads": model.heads, "kv_heads": model.kv_heads, "intermediate": model.mlps[0]}
+    for name, count in split.items():
+        if count % world_size:
             raise UsageError(
-                f"{name} {getattr(model, name)} do not divide over {world_size} ranks",
-                "give another --gpus",
+                f"{name} {count} do not divide over {world_size} ranks", "give another --gpus"
             )
     vocabulary = int(config.get("vocab_size", 32000))
     parameters = config.get("rope_parameters") or {}
     sizes = Sizes(
-        **dataclasses.asdict(model),
+        hidden=model.hidden,
+        head_dim=model.head_dim,
+        **split,
         layers=min(layers or sys.maxsize, int(config.get("num_hidden_layers", 1))),
         vocabulary=-(-vocabulary // world_size) * world_size,
         rope_theta=float(config.get("rope_theta") or parameters.get("rope_theta", 10000.0)),

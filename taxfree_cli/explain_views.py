@@ -12,7 +12,6 @@ from rich.table import Table
 from rich.text import Text
 
 from taxfree.shapes import format_problem, heading
-from taxfree.taxes import stacked
 from taxfree_cli.bench_views import bounds_line, save_picture, us, without_frame
 from taxfree_cli.output import results
 from taxfree_cli.record_views import words
@@ -331,6 +330,8 @@ def plot(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
     from matplotlib.figure import Figure
     from matplotlib.patches import Patch
 
+    from taxfree.taxes import stacked
+
     along = varying([row["problem"] for row in rows])[:1]
     panels: dict[str, list[Mapping[str, Any]]] = {}
     for row in rows:
@@ -358,6 +359,9 @@ def _panel(row: Mapping[str, Any], along: Sequence[str]) -> str:
 
 
 def _bars(axis: Axes, panel: Sequence[Mapping[str, Any]], along: Sequence[str]) -> None:
+
+    from taxfree.taxes import stacked
+
     at, lowest, highest = 0.0, 0.0, 0.0
     places: list[float] = []
     groups: dict[str, list[float]] = {}

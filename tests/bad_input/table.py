@@ -254,7 +254,7 @@ OPTIONS = [
     Row("a check of nothing", "tune --check --hardware h200", USAGE, "no problems are given",
         "add --model or --shapes"),
     Row("a check that would measure", f"tune --check {SHAPE} --budget 10m", USAGE,
-        "--check takes neither --dry-run, --budget nor --variant", "it measures nothing"),
+        "--check takes neither --dry-run, --budget, --variant", "it measures nothing"),
     Row("a check of two machines", f"tune --check {HOST} {SHAPE} --hardware h200", USAGE,
         "--hardware and --fabric are given", "give one of them"),
     Row("a check of an unknown GPU", f"tune --check {SHAPE} --hardware abacus", USAGE,

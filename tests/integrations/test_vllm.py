@@ -27,6 +27,7 @@ def opened(database: str, **config: Any) -> Any:
         group.runtime.close()
     module._groups.clear()
     report.clear()
+    report._runtimes.clear()  # those of other tests
     os.environ["TAXFREE_DB"] = database
     return module, ENGINE.configure(**config)
 

@@ -303,7 +303,7 @@ def test_an_all_reduce_takes_the_bias_and_the_residual_along(ranks: Ranks) -> No
             "with bias, residual": 1,  # forward
             "with residual": 1,  # backward: the gradient that passes beside the layer
         }
-        assert any("bias=True" in each and "residual=True" in each for each in problems)
+        assert any("bias=True" in each and "residual=True" in each for each in problems), problems
 
 
 @pytest.mark.parametrize(

@@ -96,11 +96,13 @@ class Driver(AbsentDevice):
 
 kernels, launches = [], []
 triton.runtime.driver.set_active(Driver(target_of(KNOWN["h200"])))
-kernel = Kernel(probes.start_order, 8, {"BUSY": 4})
+kernel = Kernel(probes.start_order, 8, {"XCDS": 1, "BACKEND": "cuda", "BUSY": 4})
 words = torch.zeros(64, dtype=torch.int32)
-held = Kernel(probes.start_order, 8, {"BUSY": 4}, last_args=(words,))
+held = Kernel(
+    probes.start_order, 8, {"XCDS": 1, "BACKEND": "cuda", "BUSY": 4}, last_args=(words, words)
+)
 for counter in (words[:1], words[4:5], words[1:2], words[:1]):
-    kernel(counter, words)
+    kernel(counter, words, words)
     held(counter)
 print(json.dumps([launches[::2], launches[1::2], len(kernel._runners), len(held._runners)]))
 """
