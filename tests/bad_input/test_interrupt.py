@@ -19,6 +19,7 @@ from taxfree_tuning_db import Database, DatabaseError
 from tests.bad_input.outcome import Outcome, assert_is_refused
 from tests.bad_input.table import INTERRUPTED
 from tests.ranks import PYTHON, environment, wait_until_gone
+from tests.taxfree.test_faults import shared_memory
 
 
 @contextlib.contextmanager
@@ -73,7 +74,7 @@ def processes_of(group: int) -> list[int]:
 def test_an_interrupted_search_keeps_what_it_found(
     tuning: subprocess.Popen[str], tmp_path: Path
 ) -> None:
-    known, shared = trials(tmp_path / "tuning.sqlite"), set(os.listdir("/dev/shm"))
+    known, shared = trials(tmp_path / "tuning.sqlite"), shared_memory()
     alive = processes_of(tuning.pid)
     assert len(alive) >= 3  # the controller and two ranks
     os.killpg(tuning.pid, signal.SIGINT)
@@ -82,7 +83,7 @@ def test_an_interrupted_search_keeps_what_it_found(
     assert_is_refused(outcome, INTERRUPTED.code, INTERRUPTED.error, INTERRUPTED.hint)
     assert outcome.out == ""
     assert wait_until_gone(alive, 60) == []
-    assert set(os.listdir("/dev/shm")) <= shared
+    assert shared_memory() <= shared
     assert list((tmp_path / "tmp").iterdir()) == []
     assert {path.name for path in tmp_path.iterdir()} == {"tmp", "tuning.sqlite", "tuning.journal"}
     kept = trials(tmp_path / "tuning.sqlite")

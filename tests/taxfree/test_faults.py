@@ -194,8 +194,12 @@ class TestARankThatIsLate:
 
 
 def shared_memory():
-    """Names of shared memory; NCCL's own is left behind by ranks that die while it opens."""
-    return {name for name in os.listdir("/dev/shm") if not name.startswith("nccl-")}
+    """Names of shared memory.
+
+    NCCL's own is left behind by ranks that die while it opens; PostgreSQL is that of other tests.
+    """
+    others = ("nccl-", "PostgreSQL.")
+    return {name for name in os.listdir("/dev/shm") if not name.startswith(others)}
 
 
 class TestALostController:

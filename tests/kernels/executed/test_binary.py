@@ -14,7 +14,10 @@ from tests.kernels.cross_compile.conftest import TRITONS, run_python
 from tests.kernels.executed.test_executed import ARCHITECTURES, VARIANTS, python_path
 
 #: LLVM's names of what the ISA documents call otherwise
-LLVM_NAMES = {f"v_mad_{mixed}": f"v_fma_{mixed}" for mixed in ("mix_f32", "mixlo_f16", "mixhi_f16")}
+LLVM_NAMES = {
+    **{f"v_mad_{mixed}": f"v_fma_{mixed}" for mixed in ("mix_f32", "mixlo_f16", "mixhi_f16")},
+    **{f"v_accvgpr_{way}": f"v_accvgpr_{way}_b32" for way in ("read", "write", "mov")},
+}
 _REGISTER = re.compile(r"[-|a-z(]*[sv](?:(\d+)|\[(\d+)(?::\d+)?\])[|)]*")
 
 
