@@ -321,7 +321,16 @@ def _rank(
         print_json({"schema": 1, "hardware": name, "is_modelled": True, "rows": rows})
         return
     headings = (
-        *("rank", "problem", "variant", "us", "waits_us", "hit_rate", "programs", "registers"),
+        *(
+            "rank",
+            "problem",
+            "variant",
+            "modelled_us",
+            "waits_us",
+            "hit_rate",
+            "programs",
+            "registers",
+        ),
         *("spilled", "config", "refused"),
     )
     shown = [
@@ -362,7 +371,7 @@ def _ranked_row(problem: Problem, ranked: Ranked, ranks: Iterator[int]) -> dict[
         "rank": next(ranks) if is_ranked else None,
         "variant": ranked.variant,
         "config": ranked.config,
-        "us": ranked.us,
+        "modelled_us": ranked.us,
         "waits_us": None if traffic is None else ranked.waits_us,
         "hit_rate": None if traffic is None else 100 * traffic.hit_rate,
         "missed_bytes": None if traffic is None else traffic.missed,

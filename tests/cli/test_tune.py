@@ -174,7 +174,7 @@ class TestTune:
         assert (record.hardware.gpu, record.hardware.num_xcds) == ("AMD MI300X", 8)
         tried = (record.winner, record.baseline, *record.runners_up)
         assert {each.median_us["graph"] for each in tried} == {
-            row["us"] for row in (baseline, *ranked)
+            row["modelled_us"] for row in (baseline, *ranked)
         }
         of_db = ("--db", tmp_path / "modelled.sqlite", "--gpu", "mi300x")
         assert "modelled" in cli("db", "list", *of_db).out
