@@ -202,6 +202,12 @@ class TestWithoutIris:
         with pytest.raises(FabricUnavailable, match="another package of that name"):
             open_rocm()
 
+    def test_the_checkers_stand_in(self, node, monkeypatch):
+        from taxfree_kernels.checker.conventions import iris
+
+        monkeypatch.setitem(sys.modules, "iris", iris)
+        assert rocm.find_iris() == (None, "the imported iris is the checker's stand-in")
+
     def test_a_part_of_the_default_group(self, node):
         node.members = [1, 3]
         with pytest.raises(FabricUnavailable, match="default process group only"):

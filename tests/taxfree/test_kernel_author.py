@@ -94,7 +94,7 @@ class TestOneMore:
         author, op, name, _ = added
         options = ["--op", op, "--variant", name, "--seeds", "16", "--json"]
         (checked,) = json.loads(author("check", *options))["checks"]
-        assert checked["name"] == name
+        assert checked["name"] == f"{op} {name}"
         assert checked["violation"] is None
 
     def test_is_compiled_for_all_targets(self, added):

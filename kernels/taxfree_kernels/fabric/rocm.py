@@ -55,6 +55,8 @@ def find_iris() -> tuple[ModuleType | None, str]:
         module = importlib.import_module("iris")
     except (ImportError, OSError) as error:  # it loads the HIP runtime: OSError without one
         return None, f"iris is not importable ({_first_line(error)})"
+    if module.__name__ != "iris":
+        return None, "the imported iris is the checker's stand-in"
     context = getattr(module, "Iris", None)
     if callable(getattr(module, "iris", None)) and all(hasattr(context, name) for name in _NEEDED):
         return module, ""
