@@ -14,7 +14,8 @@ import vl_convert
 from taxfree import fingerprints
 from taxfree._version import __version__
 from taxfree.reporting.comparisons import verdict
-from taxfree.reporting.figures import Figure, Section, sections
+from taxfree.reporting.drawing import Figure
+from taxfree.reporting.sections import Section, sections
 from taxfree.reporting.sources import Origin, Sources, machine_of, machine_of_record, software_words
 
 _FILTERS = (("op", "Operation"), ("gpus", "GPUs"), ("machine", "Machine"))
