@@ -114,7 +114,7 @@ class Dispatcher:
             variant, config = found.predicted
             in_eager_calls = Choice("predicted", "baseline", why="predictions are for graphs")
             return Choice("predicted", variant, config, found.lookup_trace[-1].why, in_eager_calls)
-        if found.record is None or found.kind not in ("exact", "neighbour", "modelled"):
+        if found.record is None or found.kind == "stale":
             return Choice("baseline", "baseline", why=found.why_not)
         if found.kind == "modelled":
             modelled = found.record.winner
@@ -122,23 +122,11 @@ class Dispatcher:
                 return Choice("baseline", "baseline", why="the modelled variant cannot run here")
             why = "modelled for such a device; nothing was measured"
             return Choice("modelled", modelled.variant, dict(modelled.config), why)
+        kind: Kind = "exact" if found.kind == "exact" else "neighbour"
         record = self._limited(op, problem, found.record)
-        winner = record.winner
-        if found.kind == "exact":
-            flags = ", ".join(found.soft_mismatches)
-            why = "its own record" + (f", measured with another {flags}" if flags else "")
-            eager = self._eager("exact", op, problem, record)
-            return Choice("exact", winner.variant, dict(winner.config), why, eager)
-        near = {name: found.record.problem[name] for name in fingerprints.interpolated_fields(op)}
-        unlike = {
-            name: found.record.problem[name]
-            for name in fingerprints.ignored_fields(op)
-            if found.record.problem[name] != getattr(problem, name)
-        }
-        said = " ".join(f"{name}={value}" for name, value in (near | unlike).items())
-        source = f"the record of {said}"
-        eager = self._eager("neighbour", op, problem, record)
-        return Choice("neighbour", winner.variant, dict(winner.config), source, eager)
+        eager = self._eager(kind, op, problem, record)
+        winner, why = record.winner, _source(op, problem, found, record)
+        return Choice(kind, winner.variant, dict(winner.config), why, eager)
 
     def bounds(self, op: str, problem: Problem, name: str) -> tuple[int, int]:
         """The smallest and the largest size that are served together with a problem's.
@@ -311,15 +299,24 @@ def _measured(
     fresh = table.fresh(fingerprints.kernel_hashes(op))
     prediction, why = predicted(op, problem, fresh, fingerprint, hardware)
     step = LookupStep("a prediction for sizes without records", prediction is not None, why)
-    # the last step of a miss shows the nearest record
-    steps = found.lookup_trace[:-1] if found.kind == "miss" else found.lookup_trace
-    lookup_trace = (*steps, step)
+    last = len(found.lookup_trace) - (found.kind == "miss")  # a miss ends with the nearest record
+    steps = (*found.lookup_trace[:last], step)
     if prediction is None:
-        return dataclasses.replace(
-            found, lookup_trace=(*lookup_trace, *found.lookup_trace[len(steps) :])
-        )
+        return dataclasses.replace(found, lookup_trace=(*steps, *found.lookup_trace[last:]))
     runs = prediction.variant, prediction.config
-    return LookUp("predicted", None, (), lookup_trace, prediction.nearest, runs)
+    return LookUp("predicted", None, (), steps, prediction.nearest, runs)
+
+
+def _source(op: str, problem: Problem, found: LookUp, record: Record) -> str:
+    """The record that serves a problem, in one line."""
+    if found.kind == "exact":
+        flags = ", ".join(found.soft_mismatches)
+        return "its own record" + (f", measured with another {flags}" if flags else "")
+    fields = record.problem
+    ignored = fingerprints.ignored_fields(op)
+    differing = [name for name in ignored if fields[name] != getattr(problem, name)]
+    named = (*fingerprints.interpolated_fields(op), *differing)
+    return "the record of " + " ".join(f"{name}={fields[name]}" for name in named)
 
 
 def _explain_miss(

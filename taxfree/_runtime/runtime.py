@@ -12,7 +12,6 @@ import atexit
 import contextlib
 import itertools
 import os
-import threading
 import warnings
 import weakref
 from collections import Counter
@@ -25,6 +24,7 @@ import torch
 from taxfree import problems
 from taxfree._runtime.dispatch import Choice, Dispatcher
 from taxfree._runtime.met import MetProblems
+from taxfree._runtime.order import OneThread, StreamOrder
 from taxfree._runtime.plans import LIBRARY, Entry, Plans
 from taxfree._runtime.signatures import (
     ALL_GATHER_MATMUL,
@@ -103,8 +103,8 @@ class Runtime(contextlib.AbstractContextManager["Runtime"]):
         self._by_arguments: dict[Any, list[Entry | None]] = {}
         self._unprepared: Counter[Any] = Counter()
         self._numbers: dict[tuple[float, ...], torch.Tensor] = {}
-        self._streams = _StreamOrder()
-        self._calling = _OneThread()
+        self._streams = StreamOrder()
+        self._calling = OneThread()
         self._is_closed = False
         self._process = os.getpid()
         self.group_name: str = fabric.group.group_name
@@ -745,51 +745,3 @@ def runtime_of(group_name: str) -> Runtime:
     if runtime is None:
         raise UsageError(f"no taxfree runtime on group {group_name!r}", "call taxfree.init() first")
     return runtime
-
-
-class _OneThread:
-    """A context for one thread at a time; another is refused."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._owner: int | None = None
-
-    def __enter__(self) -> None:
-        if not self._lock.acquire(blocking=False):
-            raise UsageError(
-                "two threads call the same runtime at once", "let one thread make all calls"
-            )
-        self._owner = threading.get_ident()
-
-    def __exit__(self, *error: object) -> None:
-        self._owner = None
-        self._lock.release()
-
-    @property
-    def is_within(self) -> bool:
-        """Whether this thread is in the context."""
-        return self._owner == threading.get_ident()
-
-
-class _StreamOrder:
-    """Lets each call follow the last one, when they come on different streams.
-
-    Within a captured graph, a call follows the last one of the same graph. Whoever replays graphs
-    orders them with each other and with other calls: a graph cannot wait for what is not in it.
-    """
-
-    def __init__(self) -> None:
-        self._last: dict[bool, torch.cuda.Stream] = {}  # whether it was captured -> its stream
-
-    def follow(self, capturing: bool) -> None:
-        """Make the current stream wait for the last call."""
-        stream = torch.cuda.current_stream()
-        last = self._last.get(capturing)
-        self._last[capturing] = stream
-        if last is None or last == stream:
-            return
-        if capturing:
-            with torch.cuda.stream(last):
-                if not torch.cuda.is_current_stream_capturing():
-                    return  # it was another graph's
-        stream.wait_stream(last)

@@ -161,35 +161,33 @@ def look_up(
         if step(_CURRENT, reason is None, reason or "the hash is the same") and runs(record):
             return answer("exact", record)
 
-    others = [each for each in table.fresh(kernel_hashes) if each.op == op and each not in own]
-    found = neighbours(others, problem, hardware, interpolated_fields, ignored_fields)
     fields = (*interpolated_fields, *ignored_fields)
     looked_for = f"a neighbour that differs in {', '.join(fields) or 'nothing'}"
+
+    def distance(record: Record) -> float:
+        return _distance(record.problem, problem, interpolated_fields)
+
+    def is_smaller(record: Record) -> bool:
+        return any(record.problem[name] < problem[name] for name in interpolated_fields)  # type: ignore[operator]
+
+    def described(record: Record) -> str:
+        which = "nearest" if record is found[0] else "next"
+        return f"{which} is {_shown({name: record.problem[name] for name in fields})}"
+
+    others = [each for each in table.fresh(kernel_hashes) if each.op == op and each not in own]
+    found = neighbours(others, problem, hardware, interpolated_fields, ignored_fields)
+    near = [record for record in found if distance(record) <= max_log2_distance]
+    for record in sorted(near, key=is_smaller):
+        if step(looked_for, True, described(record)) and runs(record):
+            return answer("neighbour", record)
+    for record in found[len(near) :][:1]:
+        factor = f"a factor of {2 ** distance(record):.3g} away"
+        step(looked_for, False, f"{described(record)}, {factor}")
     if not found:
         step(looked_for, False, "no current record agrees in all other fields")
-
-    def order(record: Record) -> int:
-        if _distance(record.problem, problem, interpolated_fields) > max_log2_distance:
-            return 2
-        return int(any(record.problem[name] < problem[name] for name in interpolated_fields))  # type: ignore[operator]
-
-    for record in sorted(found, key=order):
-        which = "nearest" if record is found[0] else "next"
-        why = f"{which} is {_shown({name: record.problem[name] for name in fields})}"
-        if order(record) == 2:
-            factor = 2 ** _distance(record.problem, problem, interpolated_fields)
-            step(looked_for, False, f"{why}, a factor of {factor:.3g} away")
-            break
-        if step(looked_for, True, why) and runs(record):
-            return answer("neighbour", record)
     if own:
         return answer("stale", own[0])
-
-    nearest = _nearest([each for each in table.records() if each.op == op], problem, hardware)
-    why = f"{op} was never tuned"
-    if nearest is not None:
-        pairs = differing_fields(nearest, problem, hardware).items()
-        why = "; ".join(f"{name} is {had}, not {wanted}" for name, (had, wanted) in pairs)
+    nearest, why = _nearest(table, op, problem, hardware)
     step(f"the nearest record of {op}, not for use", nearest is not None, why)
     return LookUp("miss", None, (), tuple(trace), nearest)
 
@@ -252,13 +250,20 @@ def _soft_mismatches(record: Record, software: SoftwareFingerprint) -> tuple[str
 
 
 def _nearest(
-    records: Iterable[Record], problem: Mapping[str, Scalar], hardware: HardwareFingerprint
-) -> Record | None:
+    table: Table, op: str, problem: Mapping[str, Scalar], hardware: HardwareFingerprint
+) -> tuple[Record | None, str]:
+    """Return the record of an operation that differs least, and how it differs."""
+
     def rank(record: Record) -> tuple[int, float, str]:
         differing = differing_fields(record, problem, hardware)
         return len(differing), _distance(record.problem, problem, differing), record.key
 
-    return min(records, key=rank, default=None)
+    own = (record for record in table.records() if record.op == op)
+    nearest = min(own, key=rank, default=None)
+    if nearest is None:
+        return None, f"{op} was never tuned"
+    pairs = differing_fields(nearest, problem, hardware).items()
+    return nearest, "; ".join(f"{name} is {had}, not {wanted}" for name, (had, wanted) in pairs)
 
 
 def _without(names: set[str], problem: Mapping[str, Scalar]) -> dict[str, Scalar]:
