@@ -30,12 +30,11 @@ from taxfree_kernels.device.peers import Peers
 from taxfree_kernels.device.tiles import swizzle2d, xcd_swizzle
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.hardware import Hardware
+from taxfree_kernels.matmul_all_reduce import spaces
 from taxfree_kernels.matmul_all_reduce.problem import ONE_SHOT_ELEMENTS, MatmulAllReduce
-from taxfree_kernels.reduction import spaces
 from taxfree_kernels.reduction.epilogue import Epilogue, sum_and_normalise
 from taxfree_kernels.reduction.fused import FusedPlan, FusedVariant, Layout
 from taxfree_kernels.reduction.sizes import (
-    block_row,
     padded_columns,
     padded_elements,
     tiles_of,
@@ -145,8 +144,9 @@ class Push(FusedVariant):
         tiles = layout(problem).tiles
         per_signal = tiles_per_signal(tiles, config)
         groups = -(-tiles // per_signal)
+        lanes = power_of_2(problem.n, 1) if problem.rms_norm else 0
         constants = {
-            "EPILOGUE": Epilogue(problem.bias, problem.residual, block_row(problem)),
+            "EPILOGUE": Epilogue(problem.bias, problem.residual, lanes),
             "SCHEDULE": Schedule(per_signal),
             "GROUPS": power_of_2(groups, 1) if problem.rms_norm else 0,
         }

@@ -44,6 +44,7 @@ from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.fabric.heap import Pool
 from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.matmul_all_reduce.problem import MatmulAllReduce
+from taxfree_kernels.matmul_all_reduce.spaces import fits_addends
 from taxfree_kernels.problem import ITEM_BYTES
 from taxfree_kernels.reduction import spaces
 from taxfree_kernels.reduction.epilogue import Addends, Epilogue
@@ -203,7 +204,7 @@ class PushTwoShot(FusedVariant):
                 for count in space["PIECES"]
                 if 2 * count * adders >= units
                 and problem.world_size <= spaces.FEW_RANKS
-                and spaces.fits_addends(problem, hardware, config, count)
+                and fits_addends(problem, hardware, config, count)
             )
             config["PIECES"] = next(enough, space["PIECES"][-1])
             config["AHEAD"] = min(2, spaces.tiles_at_once(hardware, config))

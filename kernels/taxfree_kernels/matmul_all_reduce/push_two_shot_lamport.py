@@ -40,6 +40,11 @@ from taxfree_kernels.device.tiles import xcd_swizzle
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.matmul_all_reduce.problem import MatmulAllReduce
+from taxfree_kernels.matmul_all_reduce.spaces import (
+    rows_prune_reason,
+    warps_prune_reason,
+    with_room_for_rows,
+)
 from taxfree_kernels.reduction import spaces
 from taxfree_kernels.reduction.epilogue import Epilogue, store_normalised
 from taxfree_kernels.reduction.fused import Layout
@@ -50,7 +55,7 @@ from taxfree_kernels.reduction.packets import (
     total_of_lamport_words,
     words_of,
 )
-from taxfree_kernels.reduction.sizes import block_row, lanes_of, tiles_of
+from taxfree_kernels.reduction.sizes import lanes_of, tiles_of
 from taxfree_kernels.reduction.tile import numbered_tile, store_tile
 from taxfree_kernels.spaces import power_of_2
 from taxfree_kernels.variant import Config, Plan, Space
@@ -178,7 +183,7 @@ class PushTwoShotLamport(LamportVariant):
     name = "push_two_shot_lamport"
 
     def unsupported_reason(self, problem: MatmulAllReduce, hardware: Hardware) -> str | None:
-        return spaces.rows_prune_reason(problem) or super().unsupported_reason(problem, hardware)
+        return rows_prune_reason(problem) or super().unsupported_reason(problem, hardware)
 
     def space(self, problem: MatmulAllReduce, hardware: Hardware) -> Space:
         space = super().space(problem, hardware)
@@ -188,7 +193,7 @@ class PushTwoShotLamport(LamportVariant):
     def with_room(
         self, problem: MatmulAllReduce, hardware: Hardware, config: Config
     ) -> dict[str, Any]:
-        return spaces.with_room_for_rows(problem, hardware, config)
+        return with_room_for_rows(problem, hardware, config)
 
     def prune_reason(
         self, problem: MatmulAllReduce, hardware: Hardware, config: Config
@@ -196,7 +201,7 @@ class PushTwoShotLamport(LamportVariant):
         words = config["BLOCK_M"] * config["BLOCK_N"] // 2
         most = 64 if problem.world_size > spaces.FEW_RANKS else 32
         crowded = spaces.words_prune_reason(hardware, config, words, 1, most)
-        crowded = crowded or spaces.warps_prune_reason(problem, hardware, config)
+        crowded = crowded or warps_prune_reason(problem, hardware, config)
         return crowded or super().prune_reason(problem, hardware, config)
 
     def words(self, problem: MatmulAllReduce, config: Config) -> int:
@@ -211,7 +216,7 @@ class PushTwoShotLamport(LamportVariant):
             rows = problem.m if problem.rms_norm else 0
             return Layout(_tiles(problem, config), rows, words, (words,))
 
-        lanes = max(config["BLOCK_N"], block_row(problem)) if problem.rms_norm else 0
+        lanes = max(config["BLOCK_N"], power_of_2(problem.n, 1)) if problem.rms_norm else 0
         constants = {
             "EPILOGUE": Epilogue(problem.bias, problem.residual, lanes),
             "LANES": lanes_of(fabric.hardware, config, _slice_words(problem, config)),

@@ -13,7 +13,7 @@ from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.launch import Kernel, compile_options
 from taxfree_kernels.matmul_all_reduce.problem import MatmulAllReduce
 from taxfree_kernels.reduction.epilogue import store_normalised
-from taxfree_kernels.reduction.sizes import block_row
+from taxfree_kernels.spaces import power_of_2
 
 _MOST_THREADS = 1024
 _A_THREAD = 32  # elements of a row
@@ -39,7 +39,7 @@ class RMSNorm:
     """out[2, m, n] from a sum [m, n], which may be out[1]."""
 
     def __init__(self, problem: MatmulAllReduce, fabric: Fabric) -> None:
-        block, warp_size = block_row(problem), fabric.hardware.warp_size
+        block, warp_size = power_of_2(problem.n, 1), fabric.hardware.warp_size
         threads = min(_MOST_THREADS, max(warp_size, block // _A_THREAD))
         self._n = problem.n
         self._kernel = Kernel(

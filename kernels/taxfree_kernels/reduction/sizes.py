@@ -6,14 +6,8 @@ They are part of the kernels' hash, because they decide what is measured. The se
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from taxfree_kernels.hardware import Hardware
-from taxfree_kernels.spaces import power_of_2
 from taxfree_kernels.variant import Config
-
-if TYPE_CHECKING:
-    from taxfree_kernels.matmul_all_reduce.problem import MatmulAllReduce
 
 
 def padded_columns(n: int) -> int:
@@ -50,8 +44,3 @@ def lanes_of(hardware: Hardware, config: Config, words: int) -> int:
     if hardware.backend == "interpreter":
         return 2 * words  # more lanes than words, as on a GPU with few rows
     return max(words, 4 * config["num_warps"] * hardware.warp_size)
-
-
-def block_row(problem: MatmulAllReduce) -> int:
-    """Lanes for a normalised row; 0 without RMSNorm."""
-    return power_of_2(problem.n, 1) if problem.rms_norm else 0

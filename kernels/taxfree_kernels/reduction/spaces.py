@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.problem import ITEM_BYTES, PartialSum
-from taxfree_kernels.reduction.sizes import block_row
 from taxfree_kernels.spaces import (
     ALL_ROWS,
     allowed,
@@ -19,9 +18,6 @@ from taxfree_kernels.spaces import (
     within,
 )
 from taxfree_kernels.variant import Config, Space
-
-if TYPE_CHECKING:
-    from taxfree_kernels.matmul_all_reduce.problem import MatmulAllReduce
 
 _CHUNK_BYTES = 1 << 13  # one sender moves this in a few microseconds
 #: Most channels that tiles or chunks use if programs wait for several of them.
@@ -247,49 +243,3 @@ def words_prune_reason(
 def partial_bytes(problem: PartialSum) -> int:
     """Bytes of a rank's partial sum in the problem's dtype."""
     return problem.elements * ITEM_BYTES[problem.dtype]
-
-
-# -- register use of programs that add ----------------------------------------------------------
-
-_MOST_OF_A_ROW = 1 << 14  # elements
-_MOST_A_THREAD = 64  # float32 elements: a quarter of its registers
-
-
-def fits_addends(
-    problem: MatmulAllReduce, hardware: Hardware, config: Config, pieces: int = 1
-) -> bool:
-    """Whether a program that adds one of `pieces` of a tile can also hold bias and residual.
-
-    With RMSNorm, programs add rows instead.
-    """
-    has_addends = (problem.bias or problem.residual) and not problem.rms_norm
-    if hardware.backend != "cuda" or not has_addends:
-        return True
-    threads = pieces * config["num_warps"] * hardware.warp_size
-    return int(config["BLOCK_M"] * config["BLOCK_N"]) <= _MOST_A_THREAD * threads
-
-
-def rows_prune_reason(problem: MatmulAllReduce) -> str | None:
-    """The reason why no program can hold a row for RMSNorm, or None."""
-    if problem.rms_norm and problem.n > _MOST_OF_A_ROW:
-        return f"one program normalises a row, of {_MOST_OF_A_ROW} elements at most"
-    return None
-
-
-def warps_prune_reason(problem: MatmulAllReduce, hardware: Hardware, config: Config) -> str | None:
-    """The reason why a config's programs cannot hold a row for RMSNorm, or None."""
-    if not problem.rms_norm or hardware.backend == "interpreter":
-        return None
-    threads = config["num_warps"] * hardware.warp_size
-    if block_row(problem) > _MOST_A_THREAD * threads:
-        return f"{block_row(problem) // threads} elements of a row a thread"
-    return None
-
-
-def with_room_for_rows(
-    problem: MatmulAllReduce, hardware: Hardware, config: Config
-) -> dict[str, Any]:
-    """`config` with enough warps to hold a row for RMSNorm."""
-    if warps_prune_reason(problem, hardware, config) is None:
-        return dict(config)
-    return {**config, "num_warps": block_row(problem) // (_MOST_A_THREAD * hardware.warp_size)}
