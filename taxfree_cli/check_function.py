@@ -34,11 +34,11 @@ def check_function(
         TaxfreeError: nothing was found, but too little ran; or the function failed.
     """
     function = _function(target)
-    from taxfree_kernels.checker import Asked, CheckFailed, World, asked
+    from taxfree_kernels.checker import CheckFailed, Overrides, World, overrides
 
     wanted = "" if ranks is None else f" --ranks {ranks}"
-    request = Asked(ranks, seeds, first_seed, f"taxfree check {target}{wanted}")
-    token = asked.set(request)
+    request = Overrides(ranks, seeds, first_seed, f"taxfree check {target}{wanted}")
+    token = overrides.set(request)
     wrong = ""
     try:
         if _takes_world(function):
@@ -56,7 +56,7 @@ def check_function(
         message = f"{target} raised {type(error).__name__}: {error}"
         raise TaxfreeError(message, "see its lines outside of kernels") from error
     finally:
-        asked.reset(token)
+        overrides.reset(token)
     found = [checked for world in request.worlds for checked in world.checks]
     show(found, json)
     if wrong:

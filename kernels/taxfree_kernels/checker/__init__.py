@@ -15,16 +15,17 @@ from taxfree_kernels.checker.check import (
 from taxfree_kernels.checker.checked import Checked, CheckFailed, coverage_rows
 from taxfree_kernels.checker.coverage import Wanted
 from taxfree_kernels.checker.fabric import SimulatedFabric, Simulation
+from taxfree_kernels.checker.ranks import Symmetric
 from taxfree_kernels.checker.report import Reason, Violation
 from taxfree_kernels.checker.simulate import Outcome
-from taxfree_kernels.checker.world import Asked, Symmetric, World, asked, present
+from taxfree_kernels.checker.world import Overrides, World, overrides
 
 __all__ = [
     "MIXED",
-    "Asked",
     "CheckFailed",
     "Checked",
     "Outcome",
+    "Overrides",
     "Reason",
     "SimulatedFabric",
     "Simulation",
@@ -32,10 +33,9 @@ __all__ = [
     "Violation",
     "Wanted",
     "World",
-    "asked",
     "assert_protocol_holds",
     "check_variant",
     "checkable_variants",
     "coverage_rows",
-    "present",
+    "overrides",
 ]

@@ -1,9 +1,9 @@
 """Vector clocks, and the messages that atomics leave on words for later readers.
 
-Every clock is kept in several worlds at once: the kernels as written, and worlds in which one kind
-of mistake is repaired everywhere. When two accesses turn out to be unordered, the repaired world in
-which they are ordered names the missing edge. One more world tracks what the arrival of LL packets
-and Lamport words implies: too little to order loads, enough to order stores.
+Every clock is kept several times: for the kernels as written, and with one kind of mistake repaired
+everywhere. If two accesses turn out to be unordered, the repair that would order them names the
+missing edge. One more clock tracks what the arrival of LL packets and Lamport words implies: too
+little to order loads, enough to order stores.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Scope = Literal["cta", "gpu", "sys"]
 _SCOPES = ("cta", "gpu", "sys")
 
 
-class World(IntEnum):
+class Repair(IntEnum):
     """The mistakes that are repaired."""
 
     AS_WRITTEN = 0
@@ -34,12 +34,12 @@ class World(IntEnum):
 
 
 def _repairs(*, releases: bool, acquires: bool, reaches: bool) -> np.ndarray:
-    """The worlds in which a message counts: bool [worlds, 1]."""
+    """The repairs with which a message counts: bool [repairs, 1]."""
     counts = [
-        (releases or world in (World.RELEASES, World.ALL))
-        and (acquires or world in (World.ACQUIRES, World.ALL))
-        and (reaches or world in (World.SCOPES, World.ALL))
-        for world in World
+        (releases or repair in (Repair.RELEASES, Repair.ALL))
+        and (acquires or repair in (Repair.ACQUIRES, Repair.ALL))
+        and (reaches or repair in (Repair.SCOPES, Repair.ALL))
+        for repair in Repair
     ]
     return np.array(counts)[:, None]
 
@@ -61,7 +61,7 @@ class Actor:
         program: its id, or None for the host.
         name: of the program and its kernel, or of the host, for reports.
         call: number of its rank's call when it started.
-        clocks: int64 [worlds, slots].
+        clocks: int64 [repairs, slots].
     """
 
     slot: int
@@ -98,13 +98,13 @@ class Actor:
 
     def ended_before(self) -> np.ndarray:
         """The clock of what had ended when this actor began or acquired since: int64 [slots]."""
-        ended = self.clocks[World.ENDED].copy()
+        ended = self.clocks[Repair.ENDED].copy()
         ended[self.slot] = self.began
         return ended
 
-    def has_seen(self, slot: int, epoch: int, world: World = World.AS_WRITTEN) -> bool:
+    def has_seen(self, slot: int, epoch: int, repair: Repair = Repair.AS_WRITTEN) -> bool:
         """Whether epoch `epoch` of `slot` happened before now."""
-        return epoch <= int(self.clocks[world, slot])
+        return epoch <= int(self.clocks[repair, slot])
 
 
 @dataclass(frozen=True)
@@ -190,7 +190,7 @@ class Messages:
 
 
 def join(actor: Actor, sender: Sender, message: Message, scope: Scope, *, acquires: bool) -> None:
-    """Join a message to a reader's clocks, in the worlds in which it counts."""
+    """Join a message to a reader's clocks, with the repairs with which it counts."""
     reaches = covers(sender.scope, scope, same_rank=sender.rank == actor.rank)
     counts = _COUNTS[sender.releases, acquires, reaches]
     np.maximum(actor.clocks, message.clocks, out=actor.clocks, where=counts)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
 
-from taxfree_kernels.checker.clocks import Actor, Taken, World
+from taxfree_kernels.checker.clocks import Actor, Repair, Taken
 from taxfree_kernels.checker.memory import Access, Conflict, Region
 from taxfree_kernels.checker.sites import Site
 
@@ -151,7 +151,7 @@ def _signal(conflict: Conflict) -> Taken | None:
     found = list(later.actor.taken.values())
     slot = earlier.actor.slot
     ordering = [
-        each for each in found if each.message.clocks[World.ALL, slot] >= earlier.epoch
+        each for each in found if each.message.clocks[Repair.ALL, slot] >= earlier.epoch
     ] or [each for each in found if each.message.access.actor is earlier.actor]
     return ordering[-1] if ordering else None
 
@@ -236,14 +236,14 @@ def _race_reason(conflict: Conflict) -> Reason:
 def _repair(conflict: Conflict) -> Reason | None:
     """The smallest repair that would order the two accesses."""
     repairs = {
-        World.SCOPES: Reason.SCOPE,
-        World.ACQUIRES: Reason.NO_ACQUIRE,
-        World.RELEASES: Reason.NO_RELEASE,
-        World.ALL: Reason.SEVERAL,
+        Repair.SCOPES: Reason.SCOPE,
+        Repair.ACQUIRES: Reason.NO_ACQUIRE,
+        Repair.RELEASES: Reason.NO_RELEASE,
+        Repair.ALL: Reason.SEVERAL,
     }
     earlier, actor = conflict.earlier, conflict.later.actor
-    for world, reason in repairs.items():
-        if actor.has_seen(earlier.actor.slot, earlier.epoch, world):
+    for repair, reason in repairs.items():
+        if actor.has_seen(earlier.actor.slot, earlier.epoch, repair):
             return reason
     return None
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from taxfree_kernels.checker.clocks import World, covers
+from taxfree_kernels.checker.clocks import Repair, covers
 from taxfree_kernels.checker.memory import GRANULE, Access, Conflict, Region, Word
 from taxfree_kernels.device.packets import EMPTY
 
@@ -98,9 +98,9 @@ class Shadow:
 
         For a store it is enough that they have ended; a load has to see what they stored.
         """
-        world = World.ENDED if access.writes else World.AS_WRITTEN
+        repair = Repair.ENDED if access.writes else Repair.AS_WRITTEN
         epochs, slots = self._times[:2, earlier]
-        return epochs > access.actor.clocks[world][slots]
+        return epochs > access.actor.clocks[repair][slots]
 
     def _of_others(self, access: Access, earlier: np.ndarray) -> np.ndarray:
         """Which of earlier accesses, by number, are of other generations than this one."""
@@ -208,7 +208,7 @@ class Shadow:
         region.reads_of(actor.slot)[granules] = number
         told = [region.told.get(word) for word in words]
         for ended in {id(each): each for each in told if each is not None}.values():
-            np.maximum(actor.clocks[World.ENDED], ended, out=actor.clocks[World.ENDED])
+            np.maximum(actor.clocks[Repair.ENDED], ended, out=actor.clocks[Repair.ENDED])
 
     # -- atomics ----------------------------------------------------------------------------------
 

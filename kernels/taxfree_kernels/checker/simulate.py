@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from taxfree_kernels.checker import hooks, waits
-from taxfree_kernels.checker.clocks import Actor, World, end
+from taxfree_kernels.checker.clocks import Actor, Repair, end
 from taxfree_kernels.checker.coverage import Coverage
 from taxfree_kernels.checker.launches import Launch, Request, launched_through
 from taxfree_kernels.checker.memory import Region
@@ -170,7 +170,7 @@ class Schedule:
         """An actor that issues work on a stream; the slots after its own are its programs'."""
         per_stream = 1 + self._programs
         slots = self.ranks * self._streams * per_stream
-        clocks = np.zeros((len(World), slots), np.int64)
+        clocks = np.zeros((len(Repair), slots), np.int64)
         slot = (rank * self._streams + stream) * per_stream
         actor = Actor(slot, rank, None, name, self._first_call - 1, clocks)
         actor.step()

@@ -11,13 +11,13 @@ import contextlib
 import importlib.util
 import sys
 from collections.abc import Iterator
-from typing import Any
 
 from taxfree_kernels.checker.conventions import symm_mem
+from taxfree_kernels.checker.ranks import Ranks
 
 
 @contextlib.contextmanager
-def installed(world: Any) -> Iterator[None]:
+def installed(world: Ranks) -> Iterator[None]:
     """Within the context, hosts find a world's symmetric memory through PyTorch's functions."""
     with symm_mem.patched(world):
         yield

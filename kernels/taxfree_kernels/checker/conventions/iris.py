@@ -11,6 +11,8 @@ import torch
 import triton
 import triton.language as tl
 
+from taxfree_kernels.checker.ranks import Ranks, present
+
 
 @triton.jit
 def _translate(pointer, from_rank, to_rank, heap_bases):
@@ -168,7 +170,7 @@ class Iris:
         rank: that of the running call when left out.
     """
 
-    def __init__(self, world: Any, rank: int | None = None) -> None:
+    def __init__(self, world: Ranks, rank: int | None = None) -> None:
         self._world, self.cur_rank = world, world.rank if rank is None else rank
         self.num_ranks, self.device = world.ranks, torch.device("cpu")
         self._made = 0
@@ -225,6 +227,4 @@ class Iris:
 
 def iris(heap_size: int = 1 << 30, *_: Any, **__: Any) -> Iris:
     """The host of the rank whose call is running."""
-    from taxfree_kernels.checker.world import present
-
     return Iris(present())

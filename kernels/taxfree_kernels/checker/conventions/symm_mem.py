@@ -11,6 +11,8 @@ from unittest import mock
 
 import torch
 
+from taxfree_kernels.checker.ranks import Ranks
+
 _MODULE = "torch.distributed._symmetric_memory"
 _PAD_WORDS = 2048
 
@@ -23,7 +25,7 @@ class Handle:
         buffer_ptrs, signal_pad_ptrs: these pointers.
     """
 
-    def __init__(self, world: Any, rank: int, offset: int, size: int) -> None:
+    def __init__(self, world: Ranks, rank: int, offset: int, size: int) -> None:
         self._world, self.rank, self.world_size = world, rank, world.ranks
         self._offset, self.buffer_size = offset, size
         self.device = torch.device("cpu")
@@ -57,18 +59,18 @@ class Handle:
         self._world.barrier()
 
 
-def rendezvous(world: Any, tensor: torch.Tensor, group: Any = None) -> Handle:
+def rendezvous(world: Ranks, tensor: torch.Tensor, group: Any = None) -> Handle:
     """The handle of a tensor in symmetric memory."""
     rank, offset, size = world.place_of(tensor)
     return Handle(world, rank, offset, size)
 
 
-def _workspace(world: Any, group_name: str, min_size: int) -> Handle:
+def _workspace(world: Ranks, group_name: str, min_size: int) -> Handle:
     blocks = world.shared("workspace", min_size, torch.uint8, None)
     return rendezvous(world, blocks[world.rank])
 
 
-def _empty(world: Any, *size: Any, dtype: Any = None, device: Any = None) -> torch.Tensor:
+def _empty(world: Ranks, *size: Any, dtype: Any = None, device: Any = None) -> torch.Tensor:
     shape = torch.Size(size[0] if size and not isinstance(size[0], int) else size)
     kind = dtype or torch.get_default_dtype()
     name = "symmetric memory"
@@ -76,7 +78,7 @@ def _empty(world: Any, *size: Any, dtype: Any = None, device: Any = None) -> tor
 
 
 @contextlib.contextmanager
-def patched(world: Any) -> Iterator[None]:
+def patched(world: Ranks) -> Iterator[None]:
     """Within the context, PyTorch's functions serve a world."""
     with contextlib.ExitStack() as stack:
         found = sys.modules.get(_MODULE)

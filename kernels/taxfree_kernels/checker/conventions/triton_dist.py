@@ -14,14 +14,13 @@ import triton
 import triton.language as tl
 from triton.runtime.interpreter import TensorHandle
 
+from taxfree_kernels.checker.ranks import present
 from taxfree_kernels.device.clock import interpreted_only
 
 
 @interpreted_only
 def _shifted(pointer: Any, rank: Any) -> Any:
     """A pointer into this rank's heap, in that of `rank`."""
-    from taxfree_kernels.checker.world import present
-
     world = present()
     bases = world.heap_bases.numpy().astype("uint64")
     shift = bases[int(rank)] - bases[world.rank]
@@ -31,16 +30,12 @@ def _shifted(pointer: Any, rank: Any) -> Any:
 @interpreted_only
 def rank(axis: int = -1) -> Any:
     """This rank."""
-    from taxfree_kernels.checker.world import present
-
     return present().rank
 
 
 @interpreted_only
 def num_ranks(axis: int = -1) -> Any:
     """The number of ranks."""
-    from taxfree_kernels.checker.world import present
-
     return present().ranks
 
 
