@@ -44,7 +44,7 @@ from benchmarks.documents import (
 from taxfree.fingerprints import size_field
 from taxfree.measuring.results import DISPATCH, LIBRARY, Row, by_problem, fastest
 from taxfree.shapes import format_problem, heading
-from taxfree_cli.bench_views import plot
+from taxfree_cli.pictures import plot_times
 
 COLUMNS = (
     "library eager", "library graph", "ours, unfused", "best fused", "dispatch", "speed-up",
@@ -136,7 +136,7 @@ def main() -> int:
         return int(is_outdated or bool(missing))
     for path, file in pictures.items():
         rows = rows_of(file)
-        plot(rows, size_field(rows[0].op), path)
+        plot_times(rows, size_field(rows[0].op), path)
         print(f"drew {path.relative_to(ROOT)}")
     return 0
 

@@ -29,7 +29,8 @@ from benchmarks.documents import (
 )
 from taxfree.profiling.timeline import Timeline
 from taxfree.shapes import format_problem
-from taxfree_cli.explain_views import draw_timelines, plot, varying
+from taxfree_cli.explain_views import varying
+from taxfree_cli.pictures import plot_taxes, plot_timelines
 
 DOCUMENT = ROOT / "docs/lab/taxes.md"
 PICTURES = ROOT / "docs/lab/pictures"
@@ -68,10 +69,10 @@ def main() -> int:
 def _draw_taxes(document: Mapping[str, Any], file: Path) -> Iterator[Path]:
     rows = document["rows"]
     few = [row for row in rows if all(row["problem"].get(f) in v for f, v in FEW.items())]
-    plot(rows, picture(file))
+    plot_taxes(rows, picture(file))
     yield picture(file)
     if few and len(few) < len(rows):
-        plot(few, picture(file, "-few"))
+        plot_taxes(few, picture(file, "-few"))
         yield picture(file, "-few")
 
 
@@ -80,7 +81,7 @@ def _draw_timelines(document: Mapping[str, Any], file: Path) -> Iterator[Path]:
         path = timeline_picture(file, index)
         timelines = [Timeline.from_json(each) for each in drawn["timelines"]]
         title = f"{format_problem(drawn['op'], drawn['problem'])}, {drawn['hardware']}"
-        draw_timelines(timelines, title, path)
+        plot_timelines(timelines, title, path)
         yield path
 
 

@@ -17,9 +17,9 @@ from taxfree.measuring import results
 from taxfree.shapes import format_problem
 from taxfree_cli import options
 from taxfree_cli.asked import Asked, what_is_asked
-from taxfree_cli.bench_views import plot as draw
-from taxfree_cli.bench_views import print_comparison, print_problem, require_picture
+from taxfree_cli.bench_views import print_comparison, print_problem
 from taxfree_cli.output import messages, print_json, rank
+from taxfree_cli.pictures import plot_times, require_picture
 
 if TYPE_CHECKING:
     from taxfree.benching.bench import ProblemResult
@@ -120,7 +120,7 @@ def bench(
     elif verdicts is not None and compare is not None:
         print_comparison(verdicts, compare)
     if plot is not None and found.rows:
-        draw(found.rows, size_field(asked[0].op), plot)
+        plot_times(found.rows, size_field(asked[0].op), plot)
     fail_if_broken(found.skipped)
     if min_speedup is not None:
         _fail_if_below(found.rows, min_speedup)

@@ -16,10 +16,10 @@ from taxfree.shapes import choose, format_problem
 from taxfree_cli import options
 from taxfree_cli.asked import Asked, what_is_asked
 from taxfree_cli.bench import OnlyVariants, fail_if_broken, watched
-from taxfree_cli.bench_views import require_picture, us
-from taxfree_cli.explain_views import draw_timelines, print_explanation, print_sweep
-from taxfree_cli.explain_views import plot as draw
+from taxfree_cli.bench_views import us
+from taxfree_cli.explain_views import print_explanation, print_sweep
 from taxfree_cli.output import note, print_json, rank
+from taxfree_cli.pictures import plot_taxes, plot_timelines, require_picture
 
 if TYPE_CHECKING:
     from taxfree.benching.bench import ProblemResult
@@ -114,7 +114,7 @@ def explain(
             elif sweep:
                 print_sweep(explained)
             if plot is not None:
-                draw([row for each in explained for row in each.rows()], plot)
+                plot_taxes([row for each in explained for row in each.rows()], plot)
     if wants_timelines:
         _write_timelines(explained[0], environment, trace, timeline)
     fail_if_broken([each for explanation in explained for each in explanation.skipped])
@@ -189,7 +189,7 @@ def _write_timelines(
         results.write(trace_path, json_module.dumps(document))
     if picture is not None:
         title = f"{format_problem(explanation.op, explanation.problem)}, {explanation.hardware}"
-        draw_timelines(found, title, picture)
+        plot_timelines(found, title, picture)
 
 
 def _fail_below_bound(explained: Sequence[Explanation]) -> None:

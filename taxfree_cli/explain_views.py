@@ -1,28 +1,21 @@
-"""How accounts of the taxes are shown: bars that fit the terminal, a row per shape, pictures."""
+"""How accounts of the taxes are shown: bars that fit the terminal, or a row per shape."""
 
 from __future__ import annotations
 
-import itertools
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 from rich.text import Text
 
-from taxfree.shapes import format_problem, heading
-from taxfree_cli.bench_views import bounds_line, save_picture, us, without_frame
+from taxfree.shapes import format_problem
+from taxfree_cli.bench_views import bounds_line, us
 from taxfree_cli.output import results
 from taxfree_cli.record_views import words
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
     from taxfree.profiling.explain import Explanation, Pipeline
-    from taxfree.profiling.program_trace import Activity
-    from taxfree.profiling.step_timer import Span
-    from taxfree.profiling.timeline import Timeline
     from taxfree.taxes import Account, Part
 
 #: widths of label, time, spread and share; spreads are left out where the terminal is narrow
@@ -301,162 +294,3 @@ def varying(problems: Sequence[Mapping[str, Any]]) -> list[str]:
 
 def _optional(time: float | None) -> str:
     return "-" if time is None else _signed(time)
-
-
-# -- pictures --
-
-#: part of a row -> its colour; the lowest of a bar first
-_STACK = {
-    "bound": "#4c9f70",
-    "kernel work": "#8fa3bf",
-    "residual": "#c9d1de",
-    "locality": "#b48ead",
-    "bulk synchronous": "#e0b04a",
-    "launch": "#cf5c5c",
-    "graph penalty": "#5c2b2b",
-}
-
-
-def plot(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
-    """Draw the parts of each row as a stacked bar, a group per problem, and its bound.
-
-    Args:
-        rows: of `Explanation.rows`, or of a file of `explain --json`; at least one.
-        path: a PNG, or what else matplotlib writes by that name.
-
-    Raises:
-        TaxfreeError: the picture cannot be written.
-    """
-    from matplotlib.figure import Figure
-    from matplotlib.patches import Patch
-
-    from taxfree.taxes import stacked
-
-    along = varying([row["problem"] for row in rows])[:1]
-    panels: dict[str, list[Mapping[str, Any]]] = {}
-    for row in rows:
-        panels.setdefault(_panel(row, along), []).append(row)
-    widest = max(map(len, panels.values()))
-    size = (max(8.0, 1.0 + 0.75 * widest), 0.6 + 3.4 * len(panels))
-    figure = Figure(figsize=size, layout="constrained")
-    axes = figure.subplots(len(panels), 1, squeeze=False)[:, 0]
-    for axis, (title, panel) in zip(axes, panels.items(), strict=True):
-        _bars(axis, panel, along)
-        axis.set_title(title, fontsize="small", loc="left")
-    shown = [name for name in _STACK if any(stacked(row)[name] for row in rows)]
-    swatches = [Patch(color=_STACK[name], label=name) for name in shown]
-    figure.legend(
-        handles=swatches, loc="outside upper left", ncols=len(shown), fontsize="small",
-        frameon=False,
-    )  # fmt: skip
-    save_picture(figure, path)
-
-
-def _panel(row: Mapping[str, Any], along: Sequence[str]) -> str:
-    fields = {name: value for name, value in row["problem"].items() if name not in along}
-    modelled = ", modelled" if row["is_modelled"] else ""
-    return f"{heading(row['op'], fields)}, {row['hardware']}{modelled}"
-
-
-def _bars(axis: Axes, panel: Sequence[Mapping[str, Any]], along: Sequence[str]) -> None:
-
-    from taxfree.taxes import stacked
-
-    at, lowest, highest = 0.0, 0.0, 0.0
-    places: list[float] = []
-    groups: dict[str, list[float]] = {}
-    for row in panel:
-        problem = " ".join(f"{field}={row['problem'][field]}" for field in along)
-        at += 1.0 if problem in groups else 1.7
-        places.append(at)
-        groups.setdefault(problem, []).append(at)
-        above = below = 0.0
-        for name, time in stacked(row).items():
-            axis.bar(at, time, 0.85, bottom=above if time >= 0 else below, color=_STACK[name])
-            above, below = above + max(0.0, time), below + min(0.0, time)
-        axis.text(at, above, us(row["t_eager_us"], 3), ha="center", va="bottom", fontsize="x-small")
-        lowest, highest = min(lowest, below), max(highest, above)
-    axis.set_ylim(1.05 * lowest, 1.2 * highest)
-    for problem, own in groups.items():
-        middle = (own[0] + own[-1]) / 2
-        axis.text(middle, 1.18 * highest, problem, ha="center", va="top", fontsize="small")
-    axis.set_xticks(places, [row["variant"] for row in panel], fontsize="x-small")
-    axis.set_xlim(places[0] - 0.9, places[-1] + 0.9)
-    axis.set_ylabel("us per eager call", fontsize="small")
-    axis.tick_params(axis="x", length=0)
-    axis.tick_params(axis="y", labelsize="x-small")
-    axis.axhline(0, color="black", linewidth=0.5)
-    without_frame(axis)
-
-
-_ACTIVITIES = {"send": "#e0b04a", "compute": "#4c9f70", "wait": "#cf5c5c"}  # the last on top
-_STEPS = ("#5b8cc0", "#b48ead", "#4c9f70", "#8fa3bf", "#e0b04a")
-_BAND = 0.8  # of the distance from rank to rank
-
-
-def draw_timelines(timelines: Sequence[Timeline], title: str, path: Path) -> None:
-    """Draw one call of each pipeline, one above the other, on one time axis.
-
-    Steps are bars of a rank. Programs of a fused kernel are thin bars in the band of their rank,
-    the lowest program id on top.
-
-    Args:
-        timelines: the baseline's first.
-        title: of the picture.
-        path: a PNG, or what else matplotlib writes by that name.
-
-    Raises:
-        TaxfreeError: the picture cannot be written.
-    """
-    from matplotlib.figure import Figure
-    from matplotlib.patches import Patch
-
-    names = dict.fromkeys(step.name for timeline in timelines for step in timeline.steps)
-    steps = dict(zip(names, itertools.cycle(_STEPS), strict=False))
-    ranks = 1 + max(rank for timeline in timelines for rank in timeline.ranks)
-    size = (9.0, 0.8 + len(timelines) * (0.6 + 0.45 * ranks))
-    figure = Figure(figsize=size, layout="constrained")
-    axes = figure.subplots(len(timelines), 1, squeeze=False, sharex=True)[:, 0]
-    for axis, timeline in zip(axes, timelines, strict=True):
-        programs = 1 + max((each.program for each in timeline.activities), default=0)
-        bars: dict[str, list[_Bar]] = {}
-        for step in timeline.steps:
-            bars.setdefault(step.name, []).append(_bar(step, step.rank - _BAND / 2, _BAND))
-        for kind in _ACTIVITIES:
-            for each in timeline.activities:
-                if each.kind == kind:
-                    top = each.rank - _BAND / 2 + each.program * _BAND / programs
-                    bars.setdefault(kind, []).append(_bar(each, top, _BAND / programs))
-        colours = steps | _ACTIVITIES
-        _draw_bars(axis, bars, colours)
-        axis.set_yticks(range(ranks), [f"rank {rank}" for rank in range(ranks)], fontsize="x-small")
-        axis.set_ylim(ranks - 0.5, -0.5)
-        axis.set_title(timeline.variant, fontsize="small", loc="left")
-        swatches = [Patch(color=colours[name], label=name) for name in bars]
-        axis.legend(
-            handles=swatches, fontsize="x-small", loc="upper left", bbox_to_anchor=(1, 1),
-            frameon=False,
-        )  # fmt: skip
-        axis.tick_params(labelsize="x-small")
-        without_frame(axis)
-    axes[-1].set_xlabel("us since the first event of the call", fontsize="small")
-    figure.suptitle(title, fontsize="small")
-    save_picture(figure, path)
-
-
-_Bar = list[tuple[float, float]]
-
-
-def _bar(timed: Span | Activity, top: float, height: float) -> _Bar:
-    """The corners of a bar."""
-    left, right, bottom = timed.begin_us, timed.end_us, top + height
-    return [(left, top), (right, top), (right, bottom), (left, bottom)]
-
-
-def _draw_bars(axis: Axes, bars: Mapping[str, list[_Bar]], colours: Mapping[str, str]) -> None:
-    """One collection per colour: there may be ten thousand bars."""
-    from matplotlib.collections import PolyCollection
-
-    for name, corners in bars.items():
-        axis.add_collection(PolyCollection(corners, facecolors=colours[name], linewidths=0))
-    axis.autoscale_view()

@@ -14,6 +14,25 @@ from taxfree.profiling.step_timer import Span
 _Timed = TypeVar("_Timed", Span, Activity)
 
 
+BAND = 0.8  # of the distance from rank to rank
+
+
+@dataclass(frozen=True)
+class Bar:
+    """A step or an activity, as pictures show it.
+
+    Args:
+        kind: the step's name, or the activity's kind.
+        timed: its rank and its times.
+        top, bottom: its place, where rank r has the middle r.
+    """
+
+    kind: str
+    timed: Span | Activity
+    top: float
+    bottom: float
+
+
 @dataclass(frozen=True)
 class Timeline:
     """One call of a pipeline; times are in microseconds since its first event.
@@ -33,6 +52,15 @@ class Timeline:
         """Those that did anything, in order."""
         found = {step.rank for step in self.steps}
         return sorted(found | {activity.rank for activity in self.activities})
+
+    def bars(self) -> list[Bar]:
+        """A step fills the band of its rank; programs share it, the lowest id on top."""
+        height = BAND / (1 + max((each.program for each in self.activities), default=0))
+        tops = ((each, each.rank - BAND / 2 + each.program * height) for each in self.activities)
+        return [
+            *(Bar(s.name, s, s.rank - BAND / 2, s.rank + BAND / 2) for s in self.steps),
+            *(Bar(each.kind, each, top, top + height) for each, top in tops),
+        ]
 
     def to_json(self) -> dict[str, Any]:
         """As JSON, in hundredths of microseconds."""

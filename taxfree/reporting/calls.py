@@ -6,13 +6,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from taxfree import fingerprints
+from taxfree.profiling.program_trace import Activity
 from taxfree.profiling.timeline import Timeline
 from taxfree.reporting.comparisons import family_of
 from taxfree.reporting.sources import ResultFile, Sources, iterate
 from taxfree.shapes import format_problem, recorded_problem
 from taxfree.taxes import stacked
-
-_BAND = 0.8  # of the distance from rank to rank
 
 
 def taxes(sources: Sources) -> list[dict[str, Any]]:
@@ -70,8 +69,7 @@ def _common(file: ResultFile, row: Mapping[str, Any]) -> dict[str, Any]:
 def timelines(sources: Sources) -> list[dict[str, Any]]:
     """A row per step or activity of one call of each pipeline, in microseconds.
 
-    Steps are bars of a rank. Programs of a fused kernel are thin bars in the band of their rank,
-    the lowest program id on top.
+    Each has the place of its bar.
     """
     found = []
     for file, entry in iterate(sources.timelines):
@@ -81,20 +79,15 @@ def timelines(sources: Sources) -> list[dict[str, Any]]:
         }
         for timeline in map(Timeline.from_json, entry["timelines"]):
             pipeline = common | {"variant": timeline.variant}
-            programs = 1 + max((each.program for each in timeline.activities), default=0)
-            for step in timeline.steps:
-                place = {"top": step.rank - _BAND / 2, "bottom": step.rank + _BAND / 2}
-                found.append(pipeline | place | _times(step) | {"kind": step.name})
-            for each in timeline.activities:
-                top = each.rank - _BAND / 2 + each.program * _BAND / programs
-                place = {"top": round(top, 4), "bottom": round(top + _BAND / programs, 4)}
-                program = {"kind": each.kind, "program": each.program}
-                found.append(pipeline | place | _times(each) | program)
+            for bar in timeline.bars():
+                place = {"top": round(bar.top, 4), "bottom": round(bar.bottom, 4)}
+                timed = bar.timed
+                times = {"rank": timed.rank, "begin_us": timed.begin_us, "end_us": timed.end_us}
+                kind: dict[str, Any] = {"kind": bar.kind}
+                if isinstance(timed, Activity):
+                    kind["program"] = timed.program
+                found.append(pipeline | place | times | kind)
     return found
-
-
-def _times(timed: Any) -> dict[str, Any]:
-    return {"rank": timed.rank, "begin_us": timed.begin_us, "end_us": timed.end_us}
 
 
 def spans(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -21,7 +21,7 @@ from taxfree.profiling.program_trace import Activity
 from taxfree.profiling.step_timer import Alone, Span, TimedPipeline
 from taxfree.profiling.timeline import Timeline, chrome_trace, timelines
 from taxfree.taxes import INSIDE, accounts
-from taxfree_cli import explain_views
+from taxfree_cli import explain_views, pictures
 from taxfree_cli.exits import ExitCode
 from taxfree_kernels.all_gather_matmul.problem import AllGatherMatmul
 from taxfree_kernels.hardware import KNOWN
@@ -238,7 +238,7 @@ class TestTimelines:
 
     def test_are_drawn_on_one_axis(self, tmp_path):
         path = tmp_path / "timelines.png"
-        explain_views.draw_timelines(TIMELINES, "m=16", path)
+        pictures.plot_timelines(TIMELINES, "m=16", path)
         assert path.read_bytes().startswith(b"\x89PNG")
 
 
@@ -246,7 +246,7 @@ class TestPlot:
     def test_writes_a_picture(self, tmp_path):
         path = tmp_path / "taxes.png"
         rows = [*explanation(16).rows(), *explanation(64, host=-10).rows()]
-        explain_views.plot(rows, path)
+        pictures.plot_taxes(rows, path)
         assert path.read_bytes().startswith(b"\x89PNG")
 
 
