@@ -31,42 +31,27 @@ def _host_clock_ns() -> int:
 
 
 @triton.jit
-def clock_ns(BACKEND: tl.constexpr):
-    """This device's time in nanoseconds, int64."""
+def _counter(PTX: tl.constexpr, CDNA: tl.constexpr, BACKEND: tl.constexpr):
+    """What an instruction reads, int64; nanoseconds of the host when interpreted."""
     if BACKEND == "cuda":
-        now = tl.inline_asm_elementwise(
-            "mov.u64 $0, %globaltimer;", "=l", [], dtype=tl.int64, is_pure=False, pack=1
-        )
+        now = tl.inline_asm_elementwise(PTX, "=l", [], dtype=tl.int64, is_pure=False, pack=1)
     elif BACKEND == "hip":
-        now = AMD_TICK_NS * tl.inline_asm_elementwise(
-            "s_memrealtime $0\n\ts_waitcnt lgkmcnt(0)",
-            "=s",
-            [],
-            dtype=tl.int64,
-            is_pure=False,
-            pack=1,
-        )
+        now = tl.inline_asm_elementwise(CDNA, "=s", [], dtype=tl.int64, is_pure=False, pack=1)
     else:
         now = tl.full((), _host_clock_ns(), tl.int64)
     return now
 
 
 @triton.jit
+def clock_ns(BACKEND: tl.constexpr):
+    """This device's time in nanoseconds, int64."""
+    now = _counter("mov.u64 $0, %globaltimer;", "s_memrealtime $0\n\ts_waitcnt lgkmcnt(0)", BACKEND)
+    if BACKEND == "hip":
+        now = AMD_TICK_NS * now
+    return now
+
+
+@triton.jit
 def cycles(BACKEND: tl.constexpr):
     """Cycles of this program's compute unit, int64; nanoseconds when interpreted."""
-    if BACKEND == "cuda":
-        now = tl.inline_asm_elementwise(
-            "mov.u64 $0, %clock64;", "=l", [], dtype=tl.int64, is_pure=False, pack=1
-        )
-    elif BACKEND == "hip":
-        now = tl.inline_asm_elementwise(
-            "s_memtime $0\n\ts_waitcnt lgkmcnt(0)",
-            "=s",
-            [],
-            dtype=tl.int64,
-            is_pure=False,
-            pack=1,
-        )
-    else:
-        now = tl.full((), _host_clock_ns(), tl.int64)
-    return now
+    return _counter("mov.u64 $0, %clock64;", "s_memtime $0\n\ts_waitcnt lgkmcnt(0)", BACKEND)
