@@ -25,6 +25,7 @@ from taxfree_tuning_db import (
     LookUp,
     LookupStep,
     Measurement,
+    Query,
     Record,
     Table,
     differing_fields,
@@ -268,8 +269,7 @@ def _found(
             return refused(op, problem, record.winner, hardware)
         return illegal(op, problem, fingerprints.transferred(record, problem).winner, hardware)
 
-    found = find_record(
-        table,
+    query = Query(
         op,
         asked,
         fingerprint,
@@ -280,6 +280,7 @@ def _found(
         fingerprints.NEIGHBOUR_OCTAVES,
         why_not,
     )
+    found = find_record(table, query)
     if found.record is not None and found.kind == "neighbour":
         return dataclasses.replace(found, record=fingerprints.transferred(found.record, problem))
     return found

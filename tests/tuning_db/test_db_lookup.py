@@ -9,6 +9,7 @@ from taxfree_tuning_db import (
     Database,
     InvalidRecord,
     LookUp,
+    Query,
     Record,
     Table,
     differing_fields,
@@ -42,7 +43,8 @@ def find(
     **fields: object,
 ) -> LookUp:
     problem = problem_of(m, **fields)
-    return look_up(table, OP, problem, H200, SOFTWARE, HASHES, near, free, max_log2_distance)
+    query = Query(OP, problem, H200, SOFTWARE, HASHES, near, free, max_log2_distance)
+    return look_up(table, query)
 
 
 def table_of(*records: Record) -> Table:

@@ -27,7 +27,7 @@ from .exchange import (
     read_export,
     read_table,
 )
-from .lookup import LookUp, LookupStep, Table, differing_fields, look_up, neighbours
+from .lookup import LookUp, LookupStep, Query, Table, differing_fields, look_up, neighbours
 from .records import (
     MODES,
     OF_A_BENCH,
@@ -72,6 +72,7 @@ __all__ = [
     "LookupStep",
     "Measurement",
     "NotAnExport",
+    "Query",
     "Record",
     "Scalar",
     "SoftwareFingerprint",

@@ -106,24 +106,12 @@ class LookUp:
         return (wrong or [self.lookup_trace[-1].why])[0]
 
 
-def look_up(
-    table: Table,
-    op: str,
-    problem: Mapping[str, Scalar],
-    hardware: HardwareFingerprint,
-    software: SoftwareFingerprint,
-    kernel_hashes: Mapping[str, str],
-    interpolated_fields: Sequence[str],
-    ignored_fields: Sequence[str] = (),
-    max_log2_distance: float = math.inf,
-    refused: Callable[[Record], str | None] = lambda _: None,
-) -> LookUp:
-    """Find the record for a problem: its own, else that of its nearest neighbour that serves.
-
-    Neighbours of larger sizes come first: their tiles fit all rows, and smaller ones need more
-    tiles. The problem's own record, if it is stale, is returned where no neighbour serves.
+@dataclass(frozen=True)
+class Query:
+    """The problem of a look-up, and the rules for a record to serve it.
 
     Args:
+        op, problem, hardware: what is looked up.
         software: the current versions; differences are flagged, never refused.
         kernel_hashes: the current hash of every variant of the operation.
         interpolated_fields: positive sizes in which a neighbour may differ, such as `("m",)`.
@@ -135,61 +123,118 @@ def look_up(
 
     Raises:
         ValueError: a neighbour may not differ in the world size.
+    """
+
+    op: str
+    problem: Mapping[str, Scalar]
+    hardware: HardwareFingerprint
+    software: SoftwareFingerprint
+    kernel_hashes: Mapping[str, str]
+    interpolated_fields: Sequence[str]
+    ignored_fields: Sequence[str] = ()
+    max_log2_distance: float = math.inf
+    refused: Callable[[Record], str | None] = lambda _: None
+
+    def __post_init__(self) -> None:
+        if _FIXED in self.fields:
+            raise ValueError(f"a neighbour may not differ in {_FIXED}")
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """Those in which a neighbour may differ."""
+        return (*self.interpolated_fields, *self.ignored_fields)
+
+    def distance(self, record: Record) -> float:
+        """The distance of a neighbour."""
+        return _distance(record.problem, self.problem, self.interpolated_fields)
+
+    def is_larger(self, record: Record) -> bool:
+        """Whether the problem is larger than a neighbour's in some field."""
+        own, asked = record.problem, self.problem
+        return any(own[name] < asked[name] for name in self.interpolated_fields)  # type: ignore[operator]
+
+
+def look_up(table: Table, query: Query) -> LookUp:
+    """Find the record for a problem: its own, else that of its nearest neighbour that serves.
+
+    Neighbours of larger sizes come first: their tiles fit all rows, and smaller ones need more
+    tiles. The problem's own record, if it is stale, is returned where no neighbour serves.
+
+    Raises:
         InvalidRecord: a field of the problem is not a finite scalar.
     """
-    if _FIXED in {*interpolated_fields, *ignored_fields}:
-        raise ValueError(f"a neighbour may not differ in {_FIXED}")
-    trace: list[LookupStep] = []
+    trace = _Trace(query)
+    own = table.layers(record_key(query.op, query.problem, query.hardware))
+    record = _own_record(own, trace)
+    if record is not None:
+        return trace.answer("exact", record)
+    fresh = table.fresh(query.kernel_hashes)
+    record = _neighbour([each for each in fresh if each.op == query.op and each not in own], trace)
+    if record is not None:
+        return trace.answer("neighbour", record)
+    if own:
+        return trace.answer("stale", own[0])
+    nearest, why = _nearest(table, query)
+    trace.step(f"the nearest record of {query.op}, not for use", nearest is not None, why)
+    return LookUp("miss", None, (), tuple(trace.steps), nearest)
 
-    def step(looked_for: str, found: bool, why: str) -> bool:
-        trace.append(LookupStep(looked_for, found, why))
+
+class _Trace:
+    """A look-up on its way: the query, and the steps so far."""
+
+    def __init__(self, query: Query) -> None:
+        self.query, self.steps = query, list[LookupStep]()
+
+    def step(self, looked_for: str, found: bool, why: str) -> bool:
+        self.steps.append(LookupStep(looked_for, found, why))
         return found
 
-    def runs(record: Record) -> bool:
-        reason = refused(record)
-        return reason is None or step(_RUNS, False, reason)
+    def runs(self, record: Record) -> bool:
+        """Whether a record's config can run the problem; a step if not."""
+        reason = self.query.refused(record)
+        return reason is None or self.step(_RUNS, False, reason)
 
-    def answer(kind: Kind, record: Record) -> LookUp:
-        return LookUp(kind, record, _soft_mismatches(record, software), tuple(trace))
+    def answer(self, kind: Kind, record: Record) -> LookUp:
+        mismatches = _soft_mismatches(record, self.query.software)
+        return LookUp(kind, record, mismatches, tuple(self.steps))
 
-    own = table.layers(record_key(op, problem, hardware))
+
+def _own_record(own: Sequence[Record], trace: _Trace) -> Record | None:
+    """Return the first of a problem's own records that serves it."""
+    query = trace.query
     sources = " and ".join(record.provenance.get("source", "unnamed") for record in own)
-    asked = f"{op} with {_shown(problem)} on {hardware.gpu}"
-    step(asked, bool(own), f"record: {sources}" if own else "not measured on this hardware")
+    asked = f"{query.op} with {_shown(query.problem)} on {query.hardware.gpu}"
+    trace.step(asked, bool(own), f"record: {sources}" if own else "not measured on this hardware")
     for record in own:
-        reason = stale_reason(record, kernel_hashes)
-        if step(_CURRENT, reason is None, reason or "the hash is the same") and runs(record):
-            return answer("exact", record)
+        reason = stale_reason(record, query.kernel_hashes)
+        is_current = trace.step(_CURRENT, reason is None, reason or "the hash is the same")
+        if is_current and trace.runs(record):
+            return record
+    return None
 
-    fields = (*interpolated_fields, *ignored_fields)
-    looked_for = f"a neighbour that differs in {', '.join(fields) or 'nothing'}"
 
-    def distance(record: Record) -> float:
-        return _distance(record.problem, problem, interpolated_fields)
-
-    def is_smaller(record: Record) -> bool:
-        return any(record.problem[name] < problem[name] for name in interpolated_fields)  # type: ignore[operator]
+def _neighbour(others: Iterable[Record], trace: _Trace) -> Record | None:
+    """Return the first neighbour that serves the problem, those of larger sizes first."""
+    query = trace.query
+    looked_for = f"a neighbour that differs in {', '.join(query.fields) or 'nothing'}"
+    found = neighbours(
+        others, query.problem, query.hardware, query.interpolated_fields, query.ignored_fields
+    )
 
     def described(record: Record) -> str:
         which = "nearest" if record is found[0] else "next"
-        return f"{which} is {_shown({name: record.problem[name] for name in fields})}"
+        return f"{which} is {_shown({name: record.problem[name] for name in query.fields})}"
 
-    others = [each for each in table.fresh(kernel_hashes) if each.op == op and each not in own]
-    found = neighbours(others, problem, hardware, interpolated_fields, ignored_fields)
-    near = [record for record in found if distance(record) <= max_log2_distance]
-    for record in sorted(near, key=is_smaller):
-        if step(looked_for, True, described(record)) and runs(record):
-            return answer("neighbour", record)
+    near = [record for record in found if query.distance(record) <= query.max_log2_distance]
+    for record in sorted(near, key=query.is_larger):
+        if trace.step(looked_for, True, described(record)) and trace.runs(record):
+            return record
     for record in found[len(near) :][:1]:
-        factor = f"a factor of {2 ** distance(record):.3g} away"
-        step(looked_for, False, f"{described(record)}, {factor}")
+        factor = f"a factor of {2 ** query.distance(record):.3g} away"
+        trace.step(looked_for, False, f"{described(record)}, {factor}")
     if not found:
-        step(looked_for, False, "no current record agrees in all other fields")
-    if own:
-        return answer("stale", own[0])
-    nearest, why = _nearest(table, op, problem, hardware)
-    step(f"the nearest record of {op}, not for use", nearest is not None, why)
-    return LookUp("miss", None, (), tuple(trace), nearest)
+        trace.step(looked_for, False, "no current record agrees in all other fields")
+    return None
 
 
 def neighbours(
@@ -203,7 +248,7 @@ def neighbours(
 
     Args:
         records: of one operation.
-        interpolated_fields, ignored_fields: as of :func:`look_up`.
+        interpolated_fields, ignored_fields: as of :class:`Query`.
     """
     near = set(interpolated_fields)
     apart = near.union(ignored_fields)
@@ -249,20 +294,18 @@ def _soft_mismatches(record: Record, software: SoftwareFingerprint) -> tuple[str
     return tuple(each for each in recorded if each != "taxfree" and recorded[each] != current[each])
 
 
-def _nearest(
-    table: Table, op: str, problem: Mapping[str, Scalar], hardware: HardwareFingerprint
-) -> tuple[Record | None, str]:
+def _nearest(table: Table, query: Query) -> tuple[Record | None, str]:
     """Return the record of an operation that differs least, and how it differs."""
 
     def rank(record: Record) -> tuple[int, float, str]:
-        differing = differing_fields(record, problem, hardware)
-        return len(differing), _distance(record.problem, problem, differing), record.key
+        differing = differing_fields(record, query.problem, query.hardware)
+        return len(differing), _distance(record.problem, query.problem, differing), record.key
 
-    own = (record for record in table.records() if record.op == op)
+    own = (record for record in table.records() if record.op == query.op)
     nearest = min(own, key=rank, default=None)
     if nearest is None:
-        return None, f"{op} was never tuned"
-    pairs = differing_fields(nearest, problem, hardware).items()
+        return None, f"{query.op} was never tuned"
+    pairs = differing_fields(nearest, query.problem, query.hardware).items()
     return nearest, "; ".join(f"{name} is {had}, not {wanted}" for name, (had, wanted) in pairs)
 
 
