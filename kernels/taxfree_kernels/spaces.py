@@ -96,6 +96,40 @@ def accumulators(hardware: Hardware) -> int:
     return 160 * hardware.registers // 255
 
 
+def matmul_space(
+    hardware: Hardware, m: int, k: int, group_m: tuple[int, ...], splits: tuple[int, ...],
+    own: Space,
+) -> Space:  # fmt: skip
+    """Meta-parameters of a matmul's tiles, within the device's limits.
+
+    Args:
+        k: length of one loop over K, before it is split.
+        group_m, splits: values of GROUP_M on a GPU, and of SPLIT_K.
+        own: further meta-parameters of the operation's tiles.
+    """
+    widest_k = power_of_2(k, 16)
+    if hardware.backend == "interpreter":  # its time depends on the number of operations
+        return {
+            "BLOCK_M": (16, 32), "BLOCK_N": (32, 64), "BLOCK_K": up_to(widest_k, (16, 32, 64)),
+            "GROUP_M": (1, 4), "SPLIT_K": splits, "SWAP_AB": (False, True), **own,
+        }  # fmt: skip
+    space: dict[str, tuple[Any, ...]] = {
+        "BLOCK_M": up_to(power_of_2(m, 16), (16, 32, 64, 128, 256)),
+        "BLOCK_N": (32, 64, 128, 256),
+        "BLOCK_K": up_to(widest_k, (32, 64, 128, 256)),
+        "GROUP_M": (*group_m, ALL_ROWS) if hardware.backend == "hip" else group_m,
+        "SPLIT_K": splits,
+        "SWAP_AB": (False, True),
+        **own,
+        "num_warps": (4, 8),
+        "num_stages": (2, 3, 4, 5, 6),
+        **pdl_space(hardware),
+    }
+    if hardware.backend == "hip":
+        space |= {**cdna_space(hardware), "matrix_instr_nonkdim": (16, 32)}
+    return space
+
+
 def tile_prune_reason(
     hardware: Hardware, config: Config, k: int, outputs: int, swappable_rows: int
 ) -> str | None:

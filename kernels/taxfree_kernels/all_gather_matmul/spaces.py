@@ -9,15 +9,7 @@ from taxfree_kernels.all_gather_matmul.problem import AllGatherMatmul
 from taxfree_kernels.fabric.heap import Pool
 from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.problem import ITEM_BYTES
-from taxfree_kernels.spaces import (
-    ALL_ROWS,
-    allowed,
-    cdna_space,
-    pdl_space,
-    power_of_2,
-    tile_prune_reason,
-    up_to,
-)
+from taxfree_kernels.spaces import allowed, matmul_space, power_of_2, tile_prune_reason, up_to
 from taxfree_kernels.variant import Config, Space
 
 
@@ -33,30 +25,12 @@ def unsupported_reason(problem: AllGatherMatmul) -> str | None:
 def tile_space(problem: AllGatherMatmul, hardware: Hardware) -> Space:
     """Meta-parameters of tiles, within the device's limits."""
     world_size = problem.world_size
+    splits: tuple[int, ...] = (1, 2, 3, 4, 8)
     waits = tuple(dict.fromkeys((world_size, -(-world_size // 2), min(2, world_size), 1)))
-    widest_k = power_of_2(problem.shard_columns, 16)
-    if hardware.backend == "interpreter":  # its time depends on the number of operations
-        return {
-            "BLOCK_M": (16, 32), "BLOCK_N": (32, 64), "BLOCK_K": up_to(widest_k, (16, 32, 64)),
-            "GROUP_M": (1, 4), "SPLIT_K": (1, 2, 4, 8), "SWAP_AB": (False, True),
-            "SOURCES_PER_WAIT": (world_size, 1),
-        }  # fmt: skip
-    space: dict[str, tuple[Any, ...]] = {
-        "BLOCK_M": up_to(power_of_2(problem.m, 16), (16, 32, 64, 128, 256)),
-        "BLOCK_N": (32, 64, 128, 256),
-        "BLOCK_K": up_to(widest_k, (32, 64, 128, 256)),
-        "GROUP_M": (1, 2, 4, 8),
-        "SPLIT_K": (1, 2, 3, 4, 8),
-        "SWAP_AB": (False, True),
-        "SOURCES_PER_WAIT": waits,
-        "num_warps": (4, 8),
-        "num_stages": (2, 3, 4, 5, 6),
-        **pdl_space(hardware),
-    }
-    if hardware.backend == "hip":
-        space |= {**cdna_space(hardware), "matrix_instr_nonkdim": (16, 32)}
-        space["GROUP_M"] = (*space["GROUP_M"], ALL_ROWS)
-    return space
+    if hardware.backend == "interpreter":
+        splits, waits = (1, 2, 4, 8), (world_size, 1)
+    own = {"SOURCES_PER_WAIT": waits}
+    return matmul_space(hardware, problem.m, problem.shard_columns, (1, 2, 4, 8), splits, own)
 
 
 def tma_space(problem: AllGatherMatmul, hardware: Hardware) -> Space:

@@ -7,11 +7,9 @@ from typing import Any
 from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.problem import ITEM_BYTES, PartialSum
 from taxfree_kernels.spaces import (
-    ALL_ROWS,
     allowed,
-    cdna_space,
+    matmul_space,
     nearest_first,
-    pdl_space,
     power_of_2,
     tile_prune_reason,
     up_to,
@@ -30,29 +28,8 @@ def tile_space(problem: PartialSum, hardware: Hardware) -> Space:
     Args:
         problem: with m, n and k of a rank's own matmul.
     """
-    widest_k = power_of_2(problem.k, 16)
-    if hardware.backend == "interpreter":  # its time depends on the number of operations
-        return {
-            "BLOCK_M": (16, 32), "BLOCK_N": (32, 64), "BLOCK_K": up_to(widest_k, (16, 32, 64)),
-            "GROUP_M": (1, 4), "SPLIT_K": (1, 2, 4), "SWAP_AB": (False, True),
-            "TMA": ways_to_load(problem, hardware),
-        }  # fmt: skip
-    space: dict[str, tuple[Any, ...]] = {
-        "BLOCK_M": up_to(power_of_2(problem.m, 16), (16, 32, 64, 128, 256)),
-        "BLOCK_N": (32, 64, 128, 256),
-        "BLOCK_K": up_to(widest_k, (32, 64, 128, 256)),
-        "GROUP_M": (1, 4, 8),
-        "SPLIT_K": (1, 2, 4),
-        "SWAP_AB": (False, True),
-        "TMA": ways_to_load(problem, hardware),
-        "num_warps": (4, 8),
-        "num_stages": (2, 3, 4, 5, 6),
-        **pdl_space(hardware),
-    }
-    if hardware.backend == "hip":
-        space |= {**cdna_space(hardware), "matrix_instr_nonkdim": (16, 32)}
-        space["GROUP_M"] = (*space["GROUP_M"], ALL_ROWS)
-    return space
+    own = {"TMA": ways_to_load(problem, hardware)}
+    return matmul_space(hardware, problem.m, problem.k, (1, 4, 8), (1, 2, 4), own)
 
 
 def ways_to_load(problem: PartialSum, hardware: Hardware) -> tuple[bool, ...]:
