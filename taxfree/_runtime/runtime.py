@@ -377,22 +377,21 @@ class Runtime(contextlib.AbstractContextManager["Runtime"]):
                 )
                 pairs = zip(outs, biases, strict=True)
                 outs = [y if bias is None else y + bias for y, bias in pairs]
-                return [*outs, a] if returns_a else outs
-            outs = [own.new_empty(problem.m, each.shape[1]) for each in weights]
-            if choice.variant == LIBRARY:
-                a = own.new_empty(problem.m, problem.k)
-                all_gather(a, own, self._fabric.group)
             else:
-                *gathering, matmul = plan.steps(own, weights[0], biases[0], outs[0])
-                for step in gathering:
-                    step.run()
-                a = matmul.reads
-                assert a is not None
-            for out, weight, bias in zip(outs, weights, biases, strict=True):
-                matmul_into(out, a, weight, bias)
-            if returns_a:
-                outs.append(a if choice.variant == LIBRARY else a.clone())  # memory of all plans
-        return outs
+                outs = [own.new_empty(problem.m, each.shape[1]) for each in weights]
+                if choice.variant == LIBRARY:
+                    a = own.new_empty(problem.m, problem.k)
+                    all_gather(a, own, self._fabric.group)
+                else:
+                    *gathering, matmul = plan.steps(own, weights[0], biases[0], outs[0])
+                    for step in gathering:
+                        step.run()
+                    a = matmul.reads
+                for out, weight, bias in zip(outs, weights, biases, strict=True):
+                    matmul_into(out, a, weight, bias)
+                if returns_a and choice.variant != LIBRARY:
+                    a = a.clone()  # it is in memory of all plans
+        return [*outs, a] if returns_a else outs
 
     def _joint_problem(
         self,

@@ -8,6 +8,8 @@ a normalisation kernel, that kernel adds it.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from taxfree_kernels.fabric.base import Fabric
@@ -40,31 +42,15 @@ class BaselinePlan(Plan):
     def kernels(self, size: int) -> tuple[Kernel, ...]:
         return () if self._norm is None else (self._norm.kernel(size),)
 
-    def __call__(
-        self,
-        x: torch.Tensor,
-        weight: torch.Tensor,
-        bias: torch.Tensor | None,
-        residual: torch.Tensor | None,
-        norm_weight: torch.Tensor | None,
-        eps: torch.Tensor | None,
-        out: torch.Tensor,
-    ) -> torch.Tensor:
+    def __call__(self, *tensors: Any) -> torch.Tensor:
+        x, weight, bias, residual, norm_weight, eps, out = tensors
         total = self._total(out, residual)
         self._multiply(x, weight, bias, total)
         self._reduce(total)
         return self._finish(total, residual, norm_weight, eps, out)
 
-    def steps(
-        self,
-        x: torch.Tensor,
-        weight: torch.Tensor,
-        bias: torch.Tensor | None,
-        residual: torch.Tensor | None,
-        norm_weight: torch.Tensor | None,
-        eps: torch.Tensor | None,
-        out: torch.Tensor,
-    ) -> list[Step]:
+    def steps(self, *tensors: Any) -> list[Step]:
+        x, weight, bias, residual, norm_weight, eps, out = tensors
         total = self._total(out, residual)
         steps = [
             Step("matmul", "producer", lambda: self._multiply(x, weight, bias, total)),

@@ -65,16 +65,8 @@ class TorchSymmMemPlan(Plan):
         self._memory.rendezvous()
         self._all_reduce = symm_mem_op(self._name, self._group)
 
-    def __call__(
-        self,
-        x: torch.Tensor,
-        weight: torch.Tensor,
-        bias: torch.Tensor | None,
-        residual: torch.Tensor | None,
-        norm_weight: None,
-        eps: None,
-        out: torch.Tensor,
-    ) -> torch.Tensor:
+    def __call__(self, *tensors: Any) -> torch.Tensor:
+        x, weight, bias, residual, _, _, out = tensors
         partial = self._partials()[0][: out.numel()].view(out.shape)
         total = out
         if residual is not None and residual.data_ptr() == out.data_ptr():
