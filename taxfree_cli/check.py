@@ -136,25 +136,13 @@ def check(
         return
     if ranks is not None:
         raise UsageError("--ranks needs FILE::FUNCTION", "for variants: --gpus")
-    if triton is not None and not compiled:
-        raise UsageError("--triton needs --compiled", "schedules are interpreted, not compiled")
-    if triton is not None and not (triton / "triton").is_dir():
-        raise UsageError(
-            f"there is no Triton in {str(triton)!r}",
-            f"pip install --no-deps --target {triton} triton",
-        )
     of_schedules = (shapes, gpus, dtype, seeds, first_seed)
     if compiled and any(option is not None for option in of_schedules):
         raise UsageError(
             "--compiled takes neither --shapes, --gpus, --dtype, --seeds nor --first-seed",
             "it compiles the default configs of built-in problems",
         )
-    if compiled and executed:
-        raise UsageError("--compiled and --executed are two checks", "run one after the other")
-    if arch is not None and (not executed or arch not in _ARCHITECTURES):
-        raise UsageError(
-            "--arch is for --executed", f"--executed --arch {' or '.join(_ARCHITECTURES)}"
-        )
+    _require_compilers(compiled, triton, executed, arch)
     if op is not None:
         require_operation(op)
     ops = operation_names() if op is None else [op]
@@ -167,19 +155,51 @@ def check(
         of_ops = {each: _problems(each, shapes, gpus, dtype, (2,)) for each in ops}
         _check_executed(of_ops, variant, drawn, arch or _ARCHITECTURES[0], json)
         return
+    schedules = range(first, first + (seeds or _DEFAULT_SEEDS))
+    _check_schedules(
+        {each: _problems(each, shapes, gpus, dtype) for each in ops}, variant, schedules, json
+    )
+
+
+def _require_compilers(
+    compiled: bool, triton: Path | None, executed: bool, arch: str | None
+) -> None:
+    """Require options of compilation that fit together.
+
+    Raises:
+        UsageError: they do not, or there is no Triton in a folder.
+    """
+    if compiled and executed:
+        raise UsageError("--compiled and --executed are two checks", "run one after the other")
+    if triton is not None and not compiled:
+        raise UsageError("--triton needs --compiled", "schedules are interpreted, not compiled")
+    if triton is not None and not (triton / "triton").is_dir():
+        raise UsageError(
+            f"there is no Triton in {str(triton)!r}",
+            f"pip install --no-deps --target {triton} triton",
+        )
+    if arch is not None and (not executed or arch not in _ARCHITECTURES):
+        raise UsageError(
+            "--arch is for --executed", f"--executed --arch {' or '.join(_ARCHITECTURES)}"
+        )
+
+
+def _check_schedules(
+    problems: dict[str, list[Any]], names: list[str] | None, schedules: range, json: bool
+) -> None:
+    """Run the happens-before checker on variants, on all that launch our kernels by default."""
     _require_greenlet()
     os.environ["TRITON_INTERPRET"] = "1"  # read when Triton is imported, which is below
     from taxfree_kernels.checker import check_variant, checkable_variants
 
-    _require_variants(ops, [name for each in ops for name in checkable_variants(each)], variant)
-    schedules = range(first, first + (seeds or _DEFAULT_SEEDS))
+    known = {op: checkable_variants(op) for op in problems}
+    _require_variants(list(problems), [name for own in known.values() for name in own], names)
     found = []
-    for each in ops:
-        problems = _problems(each, shapes, gpus, dtype)
-        for name in checkable_variants(each):
-            if not variant or name in variant:
-                note(f"{each} {name}")
-                found.append(check_variant(each, name, problems, schedules))
+    for op, own in problems.items():
+        for name in known[op]:
+            if not names or name in names:
+                note(f"{op} {name}")
+                found.append(check_variant(op, name, own, schedules))
     show(found, json)
     require_pass(found)
 
