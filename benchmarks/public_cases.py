@@ -199,9 +199,7 @@ def _iris(root: Path) -> Iterator[Case]:
     def hosts(world: World) -> list[Iris]:
         return [Iris(world, rank) for rank in range(world.ranks)]
 
-    def copies(
-        name: str, kernel: str, *, of_all: bool, has_result: bool
-    ) -> Callable[[World], None]:
+    def bench(name: str, kernel: str, *, of_all: bool, has_result: bool) -> Callable[[World], None]:
         """A bench's kernel: all ranks reach into all memories, or rank 0 into that of rank 1."""
 
         def check(world: World) -> None:

@@ -74,32 +74,23 @@ class _FusionPass(CustomGraphPass):
 _PASS = _FusionPass()
 
 
-def _fuse_all_reduce(graph: Graph, wait: Node, collective: Node) -> str:
-    """mm + all-reduce."""
-    summed, op, group = collective.args
+def _fuse_sum(graph: Graph, wait: Node, collective: Node) -> str:
+    """mm + all-reduce, or mm + reduce-scatter of rows."""
+    summed, op, *_, group = collective.args
     matmul, reason = _producer(summed, op)
     if matmul is None:
         return reason
     x, weight = matmul.args
     with graph.inserting_before(wait):
-        fused = _call(graph, _ops.matmul_all_reduce.default, x, weight, None, None, group)
+        if collective.target is _c10d.all_reduce.default:
+            name = "matmul_all_reduce"
+            fused = _call(graph, _ops.matmul_all_reduce.default, x, weight, None, None, group)
+        else:
+            name = "matmul_reduce_scatter"
+            fused = _call(graph, _ops.matmul_reduce_scatter.default, x, weight, 0, group)
         result = _reshaped(graph, fused, _value(wait).shape)
     _replace(wait, result)
-    return "matmul_all_reduce"
-
-
-def _fuse_reduce_scatter(graph: Graph, wait: Node, collective: Node) -> str:
-    """mm + reduce-scatter of rows."""
-    summed, op, _, group = collective.args
-    matmul, reason = _producer(summed, op)
-    if matmul is None:
-        return reason
-    x, weight = matmul.args
-    with graph.inserting_before(wait):
-        fused = _call(graph, _ops.matmul_reduce_scatter.default, x, weight, 0, group)
-        result = _reshaped(graph, fused, _value(wait).shape)
-    _replace(wait, result)
-    return "matmul_reduce_scatter"
+    return name
 
 
 def _fuse_all_gather(graph: Graph, wait: Node, collective: Node) -> str:
@@ -188,8 +179,8 @@ def _moved_before(point: Node, node: Node) -> bool:
 
 _FUSIONS: dict[Any, Callable[[Graph, Node, Node], str]] = {
     _c10d.all_gather_into_tensor.default: _fuse_all_gather,
-    _c10d.all_reduce.default: _fuse_all_reduce,
-    _c10d.reduce_scatter_tensor.default: _fuse_reduce_scatter,
+    _c10d.all_reduce.default: _fuse_sum,
+    _c10d.reduce_scatter_tensor.default: _fuse_sum,
 }
 
 

@@ -1,15 +1,4 @@
-"""The face of the checker for any kernels: symmetric memory, calls on all ranks, many schedules.
-
-::
-
-    from taxfree.check import World
-
-    def test_my_all_reduce():
-        with World(ranks=4, seeds=100) as world:
-            x = world.empty((1024,), torch.bfloat16)  # symmetric: one on each rank
-            flags = world.zeros((64,), torch.int32)
-            world.run(lambda rank: my_kernel[(8,)](x.local(rank), x.bases, flags.bases, rank, 4))
-"""
+"""Worlds: calls of any kernels on simulated ranks, under many schedules; ``docs/check.md``."""
 
 from __future__ import annotations
 
