@@ -110,7 +110,7 @@ class _Group:
         self.coordinator = coordinator
         self.runtime: Runtime | None = None
         self.why_not = ""
-        self.sizes: dict[Any, _Size | None] = {}
+        self.sizes: dict[Any, _Size] = {}
         try:
             self.runtime = taxfree.init(coordinator.device_group)
         except FabricUnavailable as error:
@@ -125,18 +125,16 @@ class _Group:
         """Prepare a layer's sizes; the reason if no number of rows is served; collective."""
         if self.runtime is None:
             return self.why_not
-        most = config.scheduler_config.max_num_batched_tokens
-        is_compiled = config.compilation_config.mode == CompilationMode.VLLM_COMPILE
+        max_rows = config.scheduler_config.max_num_batched_tokens
         bias = layer.bias if not layer.skip_bias_add else None
-        plain = self._prepare(_key(layer.weight, bias, has_norm=False), most)
-        if plain is None:
+        if self._prepare(_key(layer.weight, bias, has_norm=False), max_rows).max_rows == 0:
             return "no record"
-        if is_compiled:
-            self._prepare(_key(layer.weight, bias, has_norm=True), most)
+        if config.compilation_config.mode == CompilationMode.VLLM_COMPILE:
+            self._prepare(_key(layer.weight, bias, has_norm=True), max_rows)
             _install_pass(config)
         return None
 
-    def _prepare(self, key: Any, most: int) -> _Size | None:
+    def _prepare(self, key: Any, max_rows: int) -> _Size:
         if key not in self.sizes:
             assert self.runtime is not None
             n, k, dtype, has_bias, has_norm = key
@@ -144,14 +142,13 @@ class _Group:
                 m=1, n=n, k=k, dtype=_DTYPES[dtype], world_size=self.runtime.world_size,
                 bias=has_bias, residual=has_norm, rms_norm=has_norm,
             )  # fmt: skip
-            size = _Size(self.runtime, problem, most)
-            self.sizes[key] = size if size.most else None
-            _logger.info("taxfree serves up to %d rows of %s", size.most, problem)
+            size = self.sizes[key] = _Size(self.runtime, problem, max_rows)
+            _logger.info("taxfree serves up to %d rows of %s", size.max_rows, problem)
         return self.sizes[key]
 
     def choices(self) -> list[str]:
         """The table's choices for the layers so far, as text."""
-        return sorted(f"{key} {size and size.choices}" for key, size in self.sizes.items())
+        return sorted(f"{key} {size.choices}" for key, size in self.sizes.items())
 
 
 class _Size:
@@ -160,18 +157,22 @@ class _Size:
     Args:
         runtime: which serves them.
         problem: theirs, of one row.
-        most: rows that vLLM may ask for.
+        max_rows: that vLLM may ask for.
+
+    Attributes:
+        max_rows: that are served; 0 if none are.
+        choices: rows -> the table's choice, as text.
     """
 
-    def __init__(self, runtime: Runtime, problem: taxfree.MatmulAllReduce, most: int) -> None:
+    def __init__(self, runtime: Runtime, problem: taxfree.MatmulAllReduce, max_rows: int) -> None:
         self._runtime, self._problem = runtime, problem
         self._found: dict[tuple[int, str], bool] = {}
-        tried = sorted({*(1 << bits for bits in range(most.bit_length())), most})
+        tried = sorted({*(1 << bits for bits in range(max_rows.bit_length())), max_rows})
         self.choices = {rows: str(runtime.choice(self._of(rows))) for rows in tried}
         self._collects = Settings.from_environment().log is not None
-        self.most = most if self._collects else self._largest(tried)
-        if self.most:
-            runtime.prepare([problem.for_rows(1, self.most)])
+        self.max_rows = max_rows if self._collects else self._largest(tried)
+        if self.max_rows:
+            runtime.prepare([problem.for_rows(1, self.max_rows)])
         self._found.clear()  # a plan may have failed
 
     def _largest(self, tried: Sequence[int]) -> int:
@@ -184,8 +185,8 @@ class _Size:
         return any(self._is_ours(rows, mode) for mode in ("graph", "eager"))
 
     def serves(self, rows: int) -> bool:
-        """Whether taxfree runs a call of this moment; with ``TAXFREE_LOG``, so that it is met."""
-        if not 0 < rows <= self.most:
+        """Whether taxfree runs a call of this moment; with ``TAXFREE_LOG`` it always does."""
+        if not 0 < rows <= self.max_rows:
             return False
         is_captured = torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
         return self._collects or self._is_ours(rows, "graph" if is_captured else "eager")

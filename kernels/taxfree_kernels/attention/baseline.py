@@ -23,12 +23,8 @@ class BaselinePlan(Plan):
     def __init__(self, problem: Attention, fabric: Fabric) -> None:
         self._problem, self._on_host = problem, fabric.device.type == "cpu"
 
-    def __call__(self, *tensors: torch.Tensor | None) -> torch.Tensor:
+    def __call__(self, *tensors: Any) -> torch.Tensor:
         q, k, v, starts, scale, flat = tensors
-        assert q is not None
-        assert k is not None
-        assert v is not None
-        assert flat is not None
         if is_compiling():
             return flat
         out, lse = split(flat, q)

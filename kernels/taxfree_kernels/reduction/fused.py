@@ -109,19 +109,13 @@ class FusedPlan(Plan):
     def kernels(self, size: int) -> tuple[Kernel, ...]:
         return (self._sized[size],)
 
-    def __call__(self, *tensors: torch.Tensor | None) -> torch.Tensor:
+    def __call__(self, *tensors: Any) -> torch.Tensor:
         x, weight, *others, out = tensors
-        assert x is not None
-        assert weight is not None
-        assert out is not None
-        x_operand: Any = x
-        w_operand: Any = weight
+        operands = x, weight
         if self._tma:
-            x_operand = self._x_descriptors(x)
-            w_operand = self._w_descriptors(weight)
-        self._sized[x.shape[0]](
-            x_operand, w_operand, weight.stride(), *self._epilogue(others, out), out
-        )
+            operands = self._x_descriptors(x), self._w_descriptors(weight)
+        kernel = self._sized[x.shape[0]]
+        kernel(*operands, weight.stride(), *self._epilogue(others, out), out)
         return out
 
     def _epilogue(
