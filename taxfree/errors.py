@@ -34,13 +34,13 @@ class TaxfreeError(Exception):
 
 
 class UsageError(TaxfreeError):
-    """An argument, a shape or an environment variable makes no sense."""
+    """An argument, a shape or an environment variable is invalid."""
 
     exit_code = 2
 
 
 class HardwareError(TaxfreeError):
-    """The asked fabric or hardware is not there."""
+    """The requested fabric or hardware is not available."""
 
     exit_code = 3
 

@@ -52,7 +52,7 @@ class Settings:
         """Read the variables.
 
         Raises:
-            UsageError: one of them makes no sense; the message names it.
+            UsageError: one of them is invalid; the message names it.
         """
         return cls(
             disable=_switch(environ, "TAXFREE_DISABLE"),

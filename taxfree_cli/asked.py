@@ -45,7 +45,7 @@ def what_is_asked(
         One for each operation.
 
     Raises:
-        UsageError: the shapes or counts make no sense.
+        UsageError: the shapes or counts are invalid.
         HardwareError: the fabric or the GPUs are not there.
         DatabaseError: the database that `--db` names cannot be read.
     """
@@ -73,7 +73,7 @@ def problems_here(
         only: variants that each operation must have.
 
     Raises:
-        UsageError: the shapes or counts make no sense.
+        UsageError: the shapes or counts are invalid.
         HardwareError: the GPUs are not there.
     """
     from taxfree import devices

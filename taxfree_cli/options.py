@@ -149,7 +149,7 @@ class ShapeOptions:
 
         Raises:
             UsageError: there is no such operation, one lacks a variant of `--variant`, a file is
-                not a list of shapes, or the model's config makes no sense.
+                not a list of shapes, or the model's config is invalid.
         """
         ops = [self.op] if self.op is not None else operations(request, DEFAULT_OP)
         for each in ops:

@@ -33,7 +33,7 @@ def vote(group: dist.ProcessGroup | None, value: Any) -> list[Any]:
         dist.all_gather_object(values, value, group)
     except RuntimeError as error:  # each backend says it in its own way
         raise PeerTimeout(
-            f"rank {dist.get_rank(group)} waited in vain for its peers: "
+            f"rank {dist.get_rank(group)} timed out waiting for its peers: "
             f"{str(error).partition(chr(10))[0]}",
             "all ranks make the same calls in the same order; one may have failed before",
         ) from error

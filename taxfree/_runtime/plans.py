@@ -226,10 +226,10 @@ class Plans:
             called: the problem of a call that all ranks make.
 
         Raises:
-            UsageError: ranks come with different problems.
+            UsageError: ranks give different problems.
             TaxfreeError: a rank cannot even run the library's path.
             NoRecord: with ``TAXFREE_STRICT``, a problem has no record of its own.
-            PeerTimeout: not all ranks have come.
+            PeerTimeout: not all ranks call this.
         """
         missing = sorted({each for each in problems if self.find(each) is None}, key=repr)
         buckets = {self.bucket(each): None for each in missing}
@@ -266,7 +266,7 @@ class Plans:
         """Vote on what is planned; where ranks choose differently, the library runs.
 
         Raises:
-            UsageError: ranks come with different problems.
+            UsageError: ranks give different problems.
         """
         told = [(each.bucket, list(each.modes.items())) for each in made]
         answers = collectives.vote(self._fabric.group, (missing, called, told))
@@ -317,7 +317,7 @@ class Plans:
         }
 
     def _require_same_calls(self, calls: Sequence[tuple[list[Problem], Problem | None]]) -> None:
-        """Raise, on every rank, when one of them has come with other problems."""
+        """Raise, on every rank, when one of them gives other problems."""
 
         def said(problems: list[Problem], called: Problem | None, others: list[Problem]) -> str:
             if called is not None:

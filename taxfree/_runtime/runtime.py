@@ -23,7 +23,6 @@ import torch
 
 from taxfree import problems
 from taxfree._runtime.dispatch import Choice, Dispatcher
-from taxfree._runtime.met import MetProblems
 from taxfree._runtime.order import OneThread, StreamOrder
 from taxfree._runtime.plans import LIBRARY, Entry, Plans
 from taxfree._runtime.signatures import (
@@ -37,6 +36,7 @@ from taxfree._runtime.signatures import (
     Signature,
     aligned,
 )
+from taxfree._runtime.unrecorded import UnrecordedProblems
 from taxfree.errors import NoRecord, UsageError
 from taxfree.fingerprints import interpolated_fields
 from taxfree.settings import Settings
@@ -93,11 +93,11 @@ class Runtime(contextlib.AbstractContextManager["Runtime"]):
         dispatcher: Dispatcher,
         plan_on_first_call: bool = True,
         heap_bytes: int = 0,
-        met: MetProblems | None = None,
+        unrecorded: UnrecordedProblems | None = None,
     ) -> None:
         self._fabric, self._dispatcher = fabric, dispatcher
         self._plan_on_first_call = plan_on_first_call
-        self._heap_bytes, self._met = heap_bytes, met
+        self._heap_bytes, self._unrecorded = heap_bytes, unrecorded
         self._plans = Plans(fabric, dispatcher)
         self._gather_plans = Plans(fabric, dispatcher.limited_to(_SEVERAL_WEIGHTS))
         self._by_arguments: dict[Any, list[Entry | None]] = {}
@@ -472,8 +472,8 @@ class Runtime(contextlib.AbstractContextManager["Runtime"]):
     def _note(self, entry: Entry, *sizes: int) -> None:
         """Count a call of these sizes, and collect it if it is not tuned."""
         entry.calls += 1
-        if self._met is not None and not entry.is_tuned:
-            self._met.add(entry.bucket.problem, *sizes)
+        if self._unrecorded is not None and not entry.is_tuned:
+            self._unrecorded.add(entry.bucket.problem, *sizes)
 
     def _on_device(self, *numbers: float) -> torch.Tensor:
         """float32 [len(numbers)], made once; under capture it is part of the graph."""
@@ -542,7 +542,7 @@ class Runtime(contextlib.AbstractContextManager["Runtime"]):
         """The entry of a problem that a call is the first to have."""
         self._require_open()
         if self._is_capturing():
-            return self._unprepared_entry(problem, plans, "first met under graph capture")
+            return self._unprepared_entry(problem, plans, "first called under graph capture")
         if not self._plan_on_first_call:
             return self._unprepared_entry(problem, plans, "not prepared")
         with self._calling:
@@ -659,27 +659,27 @@ class Runtime(contextlib.AbstractContextManager["Runtime"]):
         return self._is_closed
 
     def close(self) -> None:
-        """Give back the arena, the plans and the process group; collective.
+        """Free the arena, the plans and the process group; collective.
 
-        Every rank waits until all have come, then gives back its own. Later calls raise
+        Every rank waits until all have called it, then frees what it holds. Later calls raise
         :class:`taxfree.UsageError`; closing again does nothing. If the process group has been
         destroyed, no rank waits for another. Graphs that were captured hold addresses of the arena:
         do not replay them any more.
 
         Raises:
-            RuntimeError: a peer is lost; what this rank held is given back nevertheless.
+            RuntimeError: a peer is lost; what this rank held is freed nevertheless.
         """
         if self._retire():
             self._fabric.close()
 
     def _release(self) -> None:
-        """Give back what this rank holds, without its peers."""
+        """Free what this rank holds, without its peers."""
         if self._retire():
             with contextlib.suppress(RuntimeError):  # of a device whose error was raised before
                 self._fabric.release()
 
     def _retire(self) -> bool:
-        """Forget all plans; whether this process has a fabric to give back."""
+        """Forget all plans; whether this process has a fabric to free."""
         if self._is_closed or self._process != os.getpid():
             return False
         self._is_closed = True
@@ -688,8 +688,8 @@ class Runtime(contextlib.AbstractContextManager["Runtime"]):
             del _runtimes[self.group_name]
         for held in (self._plans, self._gather_plans, self._by_arguments, self._numbers):
             held.clear()
-        if self._met is not None:
-            self._met.close()
+        if self._unrecorded is not None:
+            self._unrecorded.close()
         return True
 
     def __exit__(self, kind: object, *_: object) -> None:
@@ -713,7 +713,7 @@ _plans_of_parent: list[Any] = []
 
 @atexit.register
 def _release_all() -> None:
-    """Give back what was never closed, while the interpreter still serves the groups' threads."""
+    """Free what was never closed, while the interpreter still serves the groups' threads."""
     for runtime in list(_open):
         runtime._release()
 

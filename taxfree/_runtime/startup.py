@@ -17,8 +17,8 @@ import taxfree._runtime.ops  # registers the torch ops  # noqa: F401
 from taxfree import fingerprints
 from taxfree._runtime.collectives import vote
 from taxfree._runtime.dispatch import Dispatcher
-from taxfree._runtime.met import MetProblems
 from taxfree._runtime.runtime import Runtime
+from taxfree._runtime.unrecorded import UnrecordedProblems
 from taxfree.errors import TaxfreeError, UsageError
 from taxfree.settings import Settings
 from taxfree.shapes import recorded_problem
@@ -79,8 +79,8 @@ def init(
         heap_bytes = _heap_bytes(used, dist.get_world_size(group))
     fabric = open_fabric("auto", group, heap_bytes, timeout_s or settings.timeout_s)
     dispatcher = Dispatcher(table, fabric.hardware, settings)
-    met = None if settings.log is None or fabric.rank else MetProblems(settings.log)
-    return Runtime(fabric, dispatcher, plan_on_first_call, heap_bytes, met)
+    unrecorded = None if settings.log is None or fabric.rank else UnrecordedProblems(settings.log)
+    return Runtime(fabric, dispatcher, plan_on_first_call, heap_bytes, unrecorded)
 
 
 def _agreed(

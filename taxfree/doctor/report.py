@@ -110,10 +110,10 @@ class StartOrder:
     Args:
         programs: of a launch.
         resident: how many of them the device holds at a time.
-        chiplets: to which programs are dealt out in turn; only within one is the order looked at.
+        chiplets: to which programs are assigned round-robin; only the order within each counts.
         largest_inversion: over all programs, how many lower ids at least had not started before
             it; 0 is id order.
-        elsewhere: number of programs that do not run on the chiplet that deals give them.
+        elsewhere: number of programs that run on another chiplet than the one assigned so.
     """
 
     programs: int

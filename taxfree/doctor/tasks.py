@@ -118,7 +118,7 @@ def order(fabric: Fabric) -> StartOrder:
 
 
 def off_their_chiplet(places: Sequence[int], chiplets: int) -> int:
-    """The number of programs that do not run where ids dealt out in turn would be.
+    """The number of programs that do not run where round-robin would put them.
 
     Args:
         places: the chiplet of each program, by any numbers.
@@ -137,7 +137,7 @@ def largest_inversion(tickets: Sequence[int], chiplets: int = 1) -> int:
 
     Args:
         tickets: by program id, each number once.
-        chiplets: to which ids are dealt out in turn; only the order within each counts.
+        chiplets: to which ids are assigned round-robin; only the order within each counts.
     """
     largest = 0
     for chiplet in range(chiplets):

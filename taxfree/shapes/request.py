@@ -138,7 +138,7 @@ def left_out(request: ShapeRequest) -> list[tuple[str, str]]:
     """Return (operation, reason) for each kind of layer of a request's model that it cannot serve.
 
     Raises:
-        UsageError: the model's config makes no sense.
+        UsageError: the model's config is invalid.
     """
     if request.model is None:
         return []
@@ -156,7 +156,7 @@ def expand(op: str, request: ShapeRequest) -> list[Problem]:
     """Return the problems of an operation that a request names, in its order and each once.
 
     Raises:
-        UsageError: a shape, a file or a model's config makes no sense; the message quotes what.
+        UsageError: a shape, a file or a model's config is invalid; the message quotes it.
     """
     return _problems(op, request, _arguments(request))
 

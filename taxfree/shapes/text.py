@@ -1,4 +1,4 @@
-"""Text of users: read, and quoted where it makes no sense."""
+"""Parsing of text that users write, and quoting of invalid text."""
 
 from __future__ import annotations
 

@@ -541,7 +541,7 @@ TENSORS = [
     Call("wrong tensors on one rank: that rank", "with_wrong_tensors_on_one_rank", USAGE,
          "weight is torch.bfloat16", SEE, ranks=(1,)),
     Call("wrong tensors on one rank: its peer", "with_wrong_tensors_on_one_rank", PEER_LOST,
-         "rank 0 waited in vain", "all ranks make the same calls", ranks=(0,)),
+         "rank 0 timed out waiting", "all ranks make the same calls", ranks=(0,)),
     Call("a rank that does not call", "on_one_rank_alone", PEER_LOST, "rank 0 waited 1.5 s for",
          "reset the pool on all ranks", ranks=(0,)),
     Call("a problem of another world size", "prepare_for_other_ranks", USAGE,

@@ -15,7 +15,7 @@ import torch
 import yaml
 
 from benchmarks import many_sizes
-from taxfree._runtime.met import MetProblems
+from taxfree._runtime.unrecorded import UnrecordedProblems
 from taxfree.errors import TaxfreeError, UsageError
 from taxfree.shapes import recorded_problem
 from taxfree_kernels.hardware import KNOWN
@@ -254,9 +254,9 @@ def log_what_is_met(fabric: Any, path: str) -> Any:
 
     recorded, other = problem_of(), problem_of(m=6)
     table = Table(user=[record_of(fabric, recorded)])
-    met = MetProblems(Path(path)) if fabric.rank == 0 else None
+    unrecorded = UnrecordedProblems(Path(path)) if fabric.rank == 0 else None
     for _ in range(2):
-        rt = Runtime(fabric, Dispatcher(table, fabric.hardware), met=met)
+        rt = Runtime(fabric, Dispatcher(table, fabric.hardware), unrecorded=unrecorded)
         served, attention = problem_of(m=4), problem_of(DECODE, batch=3, kv_len_per_rank=70)
         for problem, calls in (
             (recorded, 1), (served, 1), (other, 3), (problem_of(ALL_REDUCE), 2), (attention, 1),
@@ -266,9 +266,9 @@ def log_what_is_met(fabric: Any, path: str) -> Any:
                 called(rt, op, problem, tensors_of(fabric, problem)[0])
         inputs, expected = tensors_of(fabric, other)
         rt.call(other, inputs, torch.empty_like(expected))
-        if met is not None:
-            met.write()
-    unprepared = Runtime(fabric, Dispatcher(table, fabric.hardware), False, met=met)
+        if unrecorded is not None:
+            unrecorded.write()
+    unprepared = Runtime(fabric, Dispatcher(table, fabric.hardware), False, unrecorded=unrecorded)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for problem in (recorded, other):  # the first lacks no record

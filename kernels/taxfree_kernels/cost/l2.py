@@ -265,7 +265,7 @@ def attention(
         length: of queries and of keys, of each sequence.
         block_n: keys of a step; their K and V are a granule each.
         in_flight: programs that run on a compute unit at a time.
-        xcds: that the mapping deals heads out to; 0 is as many as there are.
+        xcds: to which the mapping assigns heads; 0 is as many as there are.
         simulated: caches to simulate; the result is scaled to all.
         most_steps: of programs of each cache to simulate, the first ones; None is all.
     """

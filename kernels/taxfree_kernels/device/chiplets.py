@@ -11,7 +11,7 @@ def chiplet_of_program(XCDS: tl.constexpr, BACKEND: tl.constexpr):
     """The number of the chiplet that runs this program, int32.
 
     On AMD it is read from the hardware. Elsewhere it follows from the rule that AMD documents:
-    programs are dealt out round-robin to XCDS chiplets.
+    programs are assigned round-robin to XCDS chiplets.
     """
     if BACKEND == "hip":
         register = tl.inline_asm_elementwise(

@@ -1,4 +1,4 @@
-"""What a run has met is kept in a file for `taxfree tune --shapes`."""
+"""The unrecorded problems of a run are kept in a file for `taxfree tune --shapes`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from taxfree._runtime.dispatch import Dispatcher
-from taxfree._runtime.met import MetProblems
+from taxfree._runtime.unrecorded import UnrecordedProblems
 from taxfree.settings import Settings
 from taxfree.shapes import ShapeRequest, expand, operations
 from taxfree_kernels.hardware import KNOWN
@@ -28,8 +28,8 @@ ATTENTION = problem_class(DECODE)(
     batch=1, q_heads=8, kv_heads=2, head_dim=64, kv_len_per_rank=1, page_size=16, world_size=2
 )
 STARTED = (
-    "import pathlib, torch, taxfree._runtime.met as m; "
-    "met = m.MetProblems(pathlib.Path({path!r})); "
+    "import pathlib, torch, taxfree._runtime.unrecorded as m; "
+    "met = m.UnrecordedProblems(pathlib.Path({path!r})); "
 )
 COUNTED = (
     "from taxfree_kernels.all_gather_matmul.problem import AllGatherMatmul as P; "
@@ -43,7 +43,7 @@ def path(tmp_path: Path) -> Path:
 
 
 def count(path: Path, problem: Any, *calls: tuple[int, ...]) -> None:
-    met = MetProblems(path)
+    met = UnrecordedProblems(path)
     for sizes in calls:
         met.add(problem, *sizes)
     met.close()
@@ -103,7 +103,7 @@ class TestFile:
         assert kept(path, "m", "calls") == [(60, 3), (100, 1)]
 
     def test_runtimes_of_one_process_add_up(self, path: Path) -> None:
-        first, second = MetProblems(path), MetProblems(path)
+        first, second = UnrecordedProblems(path), UnrecordedProblems(path)
         for met in (first, second, first):
             met.add(MATMUL, 5)
             met.write()
@@ -165,7 +165,7 @@ class TestFile:
     def test_what_cannot_be_written_now_is_warned_of_once_and_written_later(
         self, path: Path
     ) -> None:
-        met = MetProblems(path)
+        met = UnrecordedProblems(path)
         path.parent.touch()
         met.add(MATMUL, 5)
         with pytest.warns(RuntimeWarning, match="collects no problems"):

@@ -21,7 +21,7 @@ from taxfree.shapes import recorded_problem
 from taxfree_kernels.variant import Problem, op_of, resized
 
 
-class MetProblems:
+class UnrecordedProblems:
     """Counts calls, and adds them to a YAML list of shapes, the most frequent first.
 
     An entry stands for all sizes between two powers of two, with the largest of them that was
@@ -39,7 +39,7 @@ class MetProblems:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._process = os.getpid()
-        self._met: dict[tuple[Any, ...], tuple[int, tuple[int, ...]]] = {}
+        self._counts: dict[tuple[Any, ...], tuple[int, tuple[int, ...]]] = {}
         self._has_warned = False
         with self._warning():  # now, and not after a day of serving
             results.require_writable(path)
@@ -54,19 +54,21 @@ class MetProblems:
             sizes: of the call: rows, or sequences and keys, as in `interpolated_fields`.
         """
         key = (problem, *map(_octave, sizes))
-        calls, largest = self._met.get(key, (0, sizes))
-        self._met[key] = calls + 1, tuple(map(max, largest, sizes))
+        calls, largest = self._counts.get(key, (0, sizes))
+        self._counts[key] = calls + 1, tuple(map(max, largest, sizes))
 
     def write(self) -> None:
         """Add what was counted to the file; a fork of the process has nothing to add."""
-        if not self._met or self._process != os.getpid():
+        if not self._counts or self._process != os.getpid():
             return
-        met = [(_sized(problem, sizes), n) for (problem, *_), (n, sizes) in self._met.items()]
+        counted = [
+            (_sized(problem, sizes), n) for (problem, *_), (n, sizes) in self._counts.items()
+        ]
         with self._warning():
             self._path.parent.mkdir(parents=True, exist_ok=True)
             with _locked(self._path):
-                _write(self._path, _merged([*_read(self._path), *met]))
-            self._met.clear()
+                _write(self._path, _merged([*_read(self._path), *counted]))
+            self._counts.clear()
 
     def close(self) -> None:
         """Write for the last time."""
@@ -97,10 +99,10 @@ def _sized(problem: Problem, sizes: Iterable[int]) -> Any:
     return resized(problem, **dict(zip(interpolated_fields(op_of(problem)), sizes, strict=True)))
 
 
-def _merged(met: Iterable[tuple[Any, int]]) -> dict[Any, int]:
+def _merged(counted: Iterable[tuple[Any, int]]) -> dict[Any, int]:
     """Problems and their calls, one problem for all sizes between two powers of two."""
     found: dict[Any, tuple[list[int], int]] = {}
-    for problem, calls in met:
+    for problem, calls in counted:
         sizes = [getattr(problem, name) for name in interpolated_fields(op_of(problem))]
         family = _sized(problem, map(_octave, sizes))
         largest, before = found.get(family, (sizes, 0))
@@ -138,7 +140,7 @@ def _read(path: Path) -> list[tuple[Any, int]]:
         return []
     except (yaml.YAMLError, ValueError, TypeError, RecursionError) as error:
         raise TaxfreeError(
-            f"{path} holds something else than problems that a run has met", "give another file"
+            f"{path} holds something else than problems of a run", "give another file"
         ) from error
 
 
@@ -149,9 +151,9 @@ def _parsed(op: str, calls: int, **fields: Any) -> tuple[Any, int]:
     return problem, calls
 
 
-def _write(path: Path, met: dict[Any, int]) -> None:
+def _write(path: Path, calls: dict[Any, int]) -> None:
     entries = [
-        {"op": op_of(problem)} | dataclasses.asdict(problem) | {"calls": met[problem]}
-        for problem in sorted(met, key=lambda problem: -met[problem])
+        {"op": op_of(problem)} | dataclasses.asdict(problem) | {"calls": calls[problem]}
+        for problem in sorted(calls, key=lambda problem: -calls[problem])
     ]
     results.write(path, yaml.safe_dump(entries, sort_keys=False))
