@@ -78,13 +78,13 @@ def _arrive(counter_ptr, out_ptr, programs, GROUP: tl.constexpr):
 @triton.jit(do_not_specialize=["rank", "slot_words"])
 def _exchange_words(
     control_ptr, words_ptr, slot_words, bases, rank, receivers_ptr, sources_ptr, out_ptr,
-    GROUP: tl.constexpr, LANES: tl.constexpr, BARE: tl.constexpr,
+    GROUP: tl.constexpr, LANES: tl.constexpr, LAMPORT: tl.constexpr,
 ):  # fmt: skip
     """Send 100 rank + lane - 1 to each receiver, and note what each source has sent."""
     generation = sync.running_generation(control_ptr)
     peers = Peers(control_ptr, bases, rank, generation)
     number = generation % 2
-    if BARE:
+    if LAMPORT:
         turn = packets.running_turn(control_ptr)
         number = turn % 3
     slot = tl.multiple_of(words_ptr + number * slot_words, 16)
@@ -95,7 +95,7 @@ def _exchange_words(
             target = translate(own, peers, peer)
             payload = (100 * rank + lane - 1).to(tl.int32)
             packets.send(peers, target + lane, payload, peer)
-    if BARE:
+    if LAMPORT:
         packets.empty_last_turn(control_ptr, words_ptr, slot_words, turn, GROUP.WORLD * LANES, 0, 1)
     source = tl.minimum(tl.arange(0, triton.next_power_of_2(GROUP.WORLD)), GROUP.WORLD - 1)[:, None]
     payload, arrived = packets.receive(
@@ -104,7 +104,7 @@ def _exchange_words(
     )  # fmt: skip
     tl.store(out_ptr, arrived.to(tl.int32))
     tl.store(out_ptr + 1 + source * LANES + lane[None, :], payload)
-    if BARE:
+    if LAMPORT:
         packets.leave_turn(control_ptr)
     sync.leave(control_ptr)
 
@@ -247,16 +247,16 @@ def timeouts(fabric: Fabric, timeout_s: float) -> dict[str, Any]:
 
 
 class Exchanged:
-    """Calls that exchange words, 8 between each two ranks: bare ones, or LL packets."""
+    """Calls that exchange words, 8 between each two ranks: Lamport words, or LL packets."""
 
     LANES = 8
 
-    def __init__(self, fabric: Fabric, bare: bool) -> None:
+    def __init__(self, fabric: Fabric, lamport: bool) -> None:
         world = fabric.world_size
         self.fabric = fabric
-        constants = {"GROUP": Group(world, fabric.backend), "LANES": self.LANES, "BARE": bare}
+        constants = {"GROUP": Group(world, fabric.backend), "LANES": self.LANES, "LAMPORT": lamport}
         self._kernel = Kernel(_exchange_words, 1, constants)
-        slots = fabric.pool.lamport_slots if bare else fabric.pool.ll_slots
+        slots = fabric.pool.lamport_slots if lamport else fabric.pool.ll_slots
         self._words, self._slot_words = slots(world * self.LANES)
         with compiling():
             self.call([], [])
@@ -274,13 +274,13 @@ class Exchanged:
         return bool(out[0]), out[1:].view(world, self.LANES).tolist()
 
 
-def exchanged_words(fabric: Fabric, first: int, calls: int, bare: bool) -> list[bool]:
+def exchanged_words(fabric: Fabric, first: int, calls: int, lamport: bool) -> list[bool]:
     """Whether each of successive calls gets the words of that call from everybody."""
     with private(fabric) as own:
         own.pool.reset(first)
-        words, everybody = Exchanged(own, bare), range(own.world_size)
+        words, everybody = Exchanged(own, lamport), range(own.world_size)
         wanted = [[100 * rank + lane - 1 for lane in range(8)] for rank in everybody]
-        if bare:
+        if lamport:
             wanted[0][0] = 0x7FFFFFFF  # in the place of what would be EMPTY
         found = []
         for call in range(calls):
@@ -290,10 +290,10 @@ def exchanged_words(fabric: Fabric, first: int, calls: int, bare: bool) -> list[
         return found
 
 
-def missing_words(fabric: Fabric, timeout_s: float, bare: bool) -> dict[str, Any]:
+def missing_words(fabric: Fabric, timeout_s: float, lamport: bool) -> dict[str, Any]:
     """Rank 2 sends nothing to rank 0, whose wait does not mind at first; then all is as before."""
     with private(fabric, timeout_s=timeout_s) as own:
-        words = Exchanged(own, bare)
+        words = Exchanged(own, lamport)
         receivers = [0, 1, 2] if own.rank != 2 else [1, 2]
         found = {"masked": words.call(receivers, [0, 1])[0], "first error": _error(own)}
         own.barrier()

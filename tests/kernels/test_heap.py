@@ -71,7 +71,7 @@ class TestPool:
     def test_two_slots_share_what_the_words_leave(self, fabric, pool):
         assert fabric.heap.free_bytes < 2 * 256
         assert pool.slot_bytes % 256 == 0
-        words = pool.control.nbytes + pool.flags.nbytes + pool.bare.nbytes
+        words = pool.control.nbytes + pool.ll_packets.nbytes + pool.lamport_words.nbytes
         assert 2 * pool.slot_bytes <= (1 << 16) - words
 
     @pytest.mark.parametrize("slot_bytes", [0, 1, 1 << 20, (4 << 20) + 300])
@@ -117,8 +117,8 @@ class TestPool:
         assert words[control.REPORTED.value] == 0
         assert set(words[control.SIGNALS.value :]) == {7}
         assert words[control.TURN.value] == 0
-        assert set(pool.flags.tolist()) == {7 << 32}
-        assert set(pool.bare.tolist()) == {packets.EMPTY.value}
+        assert set(pool.ll_packets.tolist()) == {7 << 32}
+        assert set(pool.lamport_words.tolist()) == {packets.EMPTY.value}
 
     def test_a_report_raises_until_the_reset(self, pool):
         import torch

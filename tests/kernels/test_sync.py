@@ -56,17 +56,17 @@ class TestSignalsAndWaits:
 
 
 @on_every_fabric
-@pytest.mark.parametrize("bare", [False, True])
+@pytest.mark.parametrize("lamport", [False, True])
 class TestWords:
     @pytest.mark.parametrize("first", [0, 2**31 - 2, 2**32 - 3])
-    def test_come_as_they_were_sent_in_each_generation(self, ranks, first, bare):
+    def test_come_as_they_were_sent_in_each_generation(self, ranks, first, lamport):
         task = f"{TASKS}:exchanged_words"
-        for found in ranks.run(ranks.several, task, first=first, calls=8, bare=bare):
+        for found in ranks.run(ranks.several, task, first=first, calls=8, lamport=lamport):
             assert found == [True] * 8
 
-    def test_that_are_missing_end_in_a_timeout_that_names_their_sender(self, ranks, bare):
-        found = ranks.run(3, f"{TASKS}:missing_words", timeout_s=BOUND, bare=bare)
-        seen = 1 if bare else 0  # nobody knows of which call an empty word was
+    def test_that_are_missing_end_in_a_timeout_that_names_their_sender(self, ranks, lamport):
+        found = ranks.run(3, f"{TASKS}:missing_words", timeout_s=BOUND, lamport=lamport)
+        seen = 1 if lamport else 0  # nobody knows of which call an empty word was
         message = f"rank 0 waited 0.8 s for rank 2 (program 0, words, generation 2, seen {seen})"
         assert found[0]["error"] == message
         for rank, each in enumerate(found):

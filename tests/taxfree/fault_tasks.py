@@ -128,7 +128,8 @@ def _interrupted(fabric: Fabric, messages: int, interrupt: Callable[[], Any]) ->
     builder, ir = interpreter.interpreter_builder, interpreter._ir
     atomic, store, sent = builder.create_atomic_rmw, builder.create_masked_store, 0
     own, pool = int(fabric.heap_bases[fabric.rank]), fabric.pool
-    places = [(each.data_ptr() - own, each.nbytes) for each in (pool.flags, pool.bare)]
+    blocks = (pool.ll_packets, pool.lamport_words)
+    places = [(each.data_ptr() - own, each.nbytes) for each in blocks]
     words = [
         range(base + offset, base + offset + size)
         for base in fabric.heap_bases.tolist()

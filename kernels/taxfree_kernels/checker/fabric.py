@@ -103,11 +103,11 @@ class Simulation:
         self.world_size = world_size
         self.slot_bytes = aligned(slot_bytes)
         # Whatever fits a slot, as words of half payload.
-        self.flag_bytes = 2 * self.slot_bytes
+        self.ll_bytes = 2 * self.slot_bytes
         # Tiles are wider than tiny problems, and all is sent.
         self.lamport_bytes = 4 * self.slot_bytes
         control_bytes = (control.SIGNALS.value + Pool.CHANNELS * world_size) * 8
-        slots = 2 * (self.slot_bytes + self.flag_bytes) + 3 * self.lamport_bytes
+        slots = 2 * (self.slot_bytes + self.ll_bytes) + 3 * self.lamport_bytes
         size = aligned(control_bytes) + slots + aligned(heap_bytes)
         # side by side, so that which of several conflicts comes first does not depend on addresses
         self.arenas = list(torch.empty(world_size, size, dtype=torch.uint8))
@@ -129,7 +129,7 @@ class Simulation:
                 arena.fill_(0xFF)  # NaN in every floating-point type
             fabrics = [SimulatedFabric(schedule, rank, self.arenas) for rank in self._ranks]
             for fabric in fabrics:
-                fabric.pool = Pool(fabric, self.slot_bytes, self.flag_bytes, self.lamport_bytes)
+                fabric.pool = Pool(fabric, self.slot_bytes, self.ll_bytes, self.lamport_bytes)
                 fabric.pool.reset(first_generation - 1)
                 self._describe(fabric.pool, schedule)
             return [setup(fabric) for fabric in fabrics]
@@ -151,7 +151,7 @@ class Simulation:
         control_words.describe = partial(_control_word, self.world_size)
         size = self.slot_bytes
         slots.describe = lambda offset: f"payload slot {offset // size}, byte {offset % size}"
-        for words, name in ((pool.flags, "LL packet"), (pool.bare, "Lamport word")):
+        for words, name in ((pool.ll_packets, "LL packet"), (pool.lamport_words, "Lamport word")):
             region = schedule.find(words)
             assert region is not None
             region.word_bytes = words.element_size()

@@ -27,7 +27,7 @@ class DeviceBarrier:
     """A kernel that ends on every rank after it has begun on all of them."""
 
     def __init__(self, fabric: Home, timeout_s: float) -> None:
-        self.pool = Pool(fabric, slot_bytes=0, flag_bytes=0, lamport_bytes=0, timeout_s=timeout_s)
+        self.pool = Pool(fabric, slot_bytes=0, ll_bytes=0, lamport_bytes=0, timeout_s=timeout_s)
         self._kernel = Kernel(
             _barrier,
             grid=1,

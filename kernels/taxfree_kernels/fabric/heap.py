@@ -92,7 +92,7 @@ class Pool:
 
     Args:
         fabric: the fabric whose heap holds the pool.
-        slot_bytes, flag_bytes, lamport_bytes: size of one slot of payload, of LL packets and of
+        slot_bytes, ll_bytes, lamport_bytes: size of one slot of payload, of LL packets and of
             Lamport words; None divides up the free part of the heap.
         timeout_s: timeout of a wait in seconds.
     """
@@ -104,7 +104,7 @@ class Pool:
         self,
         fabric: Home,
         slot_bytes: int | None = None,
-        flag_bytes: int | None = None,
+        ll_bytes: int | None = None,
         lamport_bytes: int | None = None,
         timeout_s: float = 30.0,
     ) -> None:
@@ -112,10 +112,10 @@ class Pool:
         words = control.SIGNALS.value + self.CHANNELS * fabric.world_size
         self.control = fabric.heap.empty(words, torch.int64)
         share = aligned_down(fabric.heap.free_bytes // WORDS_SHARE)
-        flag_bytes = min(FLAG_BYTES, share) if flag_bytes is None else flag_bytes
+        ll_bytes = min(FLAG_BYTES, share) if ll_bytes is None else ll_bytes
         lamport_bytes = min(BARE_BYTES, share) if lamport_bytes is None else lamport_bytes
-        self.flags = fabric.heap.empty(2 * flag_bytes // 8, torch.int64)
-        self.bare = fabric.heap.empty(3 * lamport_bytes // 4, torch.int32)
+        self.ll_packets = fabric.heap.empty(2 * ll_bytes // 8, torch.int64)
+        self.lamport_words = fabric.heap.empty(3 * lamport_bytes // 4, torch.int32)
         if slot_bytes is None:
             slot_bytes = aligned_down(fabric.heap.free_bytes // 2)
         self.slot_bytes = slot_bytes
@@ -147,7 +147,7 @@ class Pool:
         Raises:
             HeapExhausted: `count` words are more than a slot holds.
         """
-        return _words(self.flags, 2, count, "LL packets")
+        return _words(self.ll_packets, 2, count, "LL packets")
 
     def lamport_slots(self, count: int) -> tuple[torch.Tensor, int]:
         """The first slot of Lamport words as `count` int32, and how far the next slot is.
@@ -155,7 +155,7 @@ class Pool:
         Raises:
             HeapExhausted: `count` words are more than a slot holds.
         """
-        return _words(self.bare, 3, count, "Lamport words")
+        return _words(self.lamport_words, 3, count, "Lamport words")
 
     def check(self) -> None:
         """Check, without synchronising, whether a wait of this rank has timed out.
@@ -207,8 +207,8 @@ class Pool:
         self.control[control.LIMIT.value] = self._limit
         self.control[control.STATUS.value] = self._report.data_ptr()
         flag = generation % 2**32 << 32
-        self.flags.fill_(flag - 2**64 if flag >= 2**63 else flag)
-        self.bare.fill_(packets.EMPTY.value)
+        self.ll_packets.fill_(flag - 2**64 if flag >= 2**63 else flag)
+        self.lamport_words.fill_(packets.EMPTY.value)
         self._report.zero_()
         self._fabric.barrier()
 
