@@ -132,11 +132,11 @@ class Dispatcher:
     def bounds(self, op: str, problem: Problem, name: str) -> tuple[int, int]:
         """The smallest and the largest size that are served together with a problem's.
 
-        A record serves the sizes within a factor of two of it, but for those that a larger one
-        serves. Sizes that no record of such problems serves are cut at those on record for others,
-        which predictions may start from, and at the powers of two; for attention, whose library
-        path has kernels of ours to compile, at the powers of eight. With ``TAXFREE_STRICT`` each
-        size is served by itself.
+        A record serves the sizes within a factor of two of its own, but for those that a larger
+        record serves. The other sizes are cut at the powers of two, and at the sizes of records of
+        other problems, from which predictions may start. Attention is cut at the powers of eight,
+        because its library path has kernels to compile. With ``TAXFREE_STRICT`` each size is served
+        alone.
 
         Args:
             name: the field that holds the size.

@@ -98,7 +98,7 @@ class _Made:
 
     Args:
         bucket, choice: what is planned.
-        plans: by mode, where ours run; and the "library", where it is needed.
+        plans: ours by mode, "graph" or "eager"; and the library's, as "library", if needed.
         refused: sizes that the choice does not serve.
         kernels: what is compiled for them.
     """

@@ -40,12 +40,12 @@ class Evidence:
     Args:
         op, gpu, fixed: the setting: an operation, a GPU, and the fields in which no record of
             another problem may differ, world_size among them.
-        method: that serves; None where none was shown to.
-        reach: field of the family -> log2 of the largest ratio over which a judged prediction
-            went. Nothing is predicted further away from a record.
+        method: the validated method; None if none is.
+        reach: field of the family -> log2 of the largest ratio between a record and a problem in
+            judged predictions. Nothing is predicted further away from a record.
         sizes: interpolated field -> its least and largest value in judged predictions. Nothing is
             predicted outside.
-        why: what was shown, or why nothing was, in one line.
+        why: what the validation showed, in one line.
     """
 
     op: str

@@ -348,7 +348,8 @@ class Runtime(contextlib.AbstractContextManager["Runtime"]):
     ) -> list[torch.Tensor] | None:
         """all_gather(a_shard) @ weight (+ bias) for several weights, after one exchange.
 
-        Looked up as one matmul with all columns, among the variants that can run several.
+        The record is that of one matmul with the columns of all weights. Only variants that can
+        run several weights are considered.
 
         Args:
             a_shard: [m / world_size, k], the same size on every rank.

@@ -29,8 +29,8 @@ class Signature:
         schema: the arguments of the torch op, but for the group's name.
         key: () -> properties of the arguments, but for their sizes; calls with equal ones are
             checked once.
-        sizes: (world_size) -> rows, or sequences and keys, as in `interpolated_fields`; less than
-            0 rows of tensors that have none.
+        sizes: (world_size) -> rows, or sequences and keys, as in `interpolated_fields`; negative
+            rows if the tensors have other dimensions than they must have.
         fits: (fabric, rows) -> whether the sizes of the arguments fit together.
         problem: (fabric) -> the problem; raises :class:`UsageError` if the arguments do not fit.
         inputs: (on_device) -> what plans are called with, before the output; `on_device` makes a

@@ -5,15 +5,16 @@ finished, and summed once it has arrived from all ranks), and the locality tax o
 is written, read by a collective, and written again. It sends a whole partial sum to every peer, so
 it suits few rows.
 
-Protocol. Tile programs have the lowest ids. Each computes a tile of this rank's partial sum, stores
-it into every rank's inbox, its own included, and never waits. A large problem has more tiles than a
-pool has channels, so one signal to every rank announces a group of tiles; the last program of the
-group to finish sends it. Above them, one program per tile waits for the tile's group from all ranks
-and adds what they sent in rank order, so that all ranks get the same bits. When the sum is
-normalised, each of these programs handles a row instead, and waits for all groups. So programs wait
-only for tile programs, of which those on the same rank have lower ids, and any order that starts
-low ids first makes progress. Every tile is waited for from every rank in every call: the full
-exchange under which the two payload slots of a pool suffice
+Protocol. Tile programs have the lowest ids, and never wait. Each computes a tile of this rank's
+partial sum, and stores it into every rank's inbox, its own included. A large problem has more tiles
+than a pool has channels, so tiles form groups: the last program of a group to finish signals every
+rank. Above them, one program per tile waits for the tile's group from all ranks. It adds what they
+sent in rank order, so that all ranks get the same bits. With RMSNorm, each of these programs
+handles a row instead, and waits for all groups.
+
+So programs wait only for tile programs. On the same rank these have lower ids: any order that
+starts low ids first makes progress. In every call, every rank waits for every tile of every rank.
+With this full exchange, the two payload slots of a pool suffice
 (:class:`taxfree_kernels.fabric.heap.Pool`).
 """
 
