@@ -28,7 +28,7 @@ from taxfree_kernels.launch import compiling
 from taxfree_kernels.meta import meta_tensors
 from taxfree_kernels.variant import Plan, Problem, SizeRange, op_of, resized, variants
 
-LIBRARY = "baseline"
+BASELINE = "baseline"
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,7 @@ class _Made:
     @property
     def ours(self) -> list[tuple[_Made, str, Choice]]:
         """The modes that do not run the library."""
-        return [(self, mode, each) for mode, each in self.modes.items() if each.variant != LIBRARY]
+        return [(self, mode, each) for mode, each in self.modes.items() if each.variant != BASELINE]
 
     @property
     def needs_library(self) -> bool:
@@ -129,14 +129,14 @@ class _Made:
         choice = self.modes.get(mode)
         if choice is None:
             return None
-        return self.plans["library" if choice.variant == LIBRARY else mode]
+        return self.plans["library" if choice.variant == BASELINE else mode]
 
     def fall_back(self, kind: Kind, why: str) -> None:
         """Let the library serve the bucket, with a warning that says why."""
         warnings.warn(
             f"{self.bucket.problem} runs the baseline: {why}", RuntimeWarning, stacklevel=6
         )
-        self.choice = Choice(kind, LIBRARY, why=why)
+        self.choice = Choice(kind, BASELINE, why=why)
         self.plans, self.refused, self.kernels = {}, set(), set()
 
 
@@ -256,8 +256,8 @@ class Plans:
         """
         alone = copy.copy(self._fabric)
         alone.__dict__["workspace"] = Workspace(self._fabric.device, has_pool=False)
-        plan = variants(op_of(problem))[LIBRARY].plan(problem, alone, {})
-        choice = Choice("unprepared", LIBRARY, why=why)
+        plan = variants(op_of(problem))[BASELINE].plan(problem, alone, {})
+        choice = Choice("unprepared", BASELINE, why=why)
         record = self._dispatcher.look_up(op_of(problem), self.bucket(problem).problem)
         is_tuned = record.kind == "exact"
         return Entry(Bucket(problem, rows_of(problem)), choice, plan, is_tuned=is_tuned)
@@ -340,7 +340,7 @@ class Plans:
             for each in made:
                 problem = each.bucket.problem
                 try:
-                    plan = variants(op_of(problem))[LIBRARY].plan(problem, self._fabric, {})
+                    plan = variants(op_of(problem))[BASELINE].plan(problem, self._fabric, {})
                     each.kernels |= self._compile(plan, each.bucket, each.bucket.sizes)
                 except Exception as error:
                     raise TaxfreeError(
@@ -369,7 +369,7 @@ class Plans:
         entries[bucket.low : bucket.high] = [entry] * (bucket.high - bucket.low)
         if made.refused:
             why = f"{choice.variant} {choice.config} does not serve this size"
-            library = Choice("baseline", LIBRARY, why=why)
+            library = Choice("baseline", BASELINE, why=why)
             entry = Entry(below, library, made.plans["library"], None, kernels)
             for size in made.refused:
                 entries[size] = entry

@@ -24,7 +24,7 @@ import torch
 from taxfree import problems
 from taxfree._runtime.dispatch import Choice, Dispatcher
 from taxfree._runtime.order import OneThread, StreamOrder
-from taxfree._runtime.plans import LIBRARY, Entry, Plans
+from taxfree._runtime.plans import BASELINE, Entry, Plans
 from taxfree._runtime.signatures import (
     ALL_GATHER_MATMUL,
     ATTENTION,
@@ -369,7 +369,7 @@ class Runtime(contextlib.AbstractContextManager["Runtime"]):
         with self._calling:
             self._note(entry, problem.m)
             plan, choice = self._plan_of(entry)
-            if is_optional and choice.variant in (LIBRARY, _OF_PYTORCH):
+            if is_optional and choice.variant in (BASELINE, _OF_PYTORCH):
                 return None
             own = aligned(a_shard)
             if choice.variant == _OF_PYTORCH:
@@ -380,7 +380,7 @@ class Runtime(contextlib.AbstractContextManager["Runtime"]):
                 outs = [y if bias is None else y + bias for y, bias in pairs]
             else:
                 outs = [own.new_empty(problem.m, each.shape[1]) for each in weights]
-                if choice.variant == LIBRARY:
+                if choice.variant == BASELINE:
                     a = own.new_empty(problem.m, problem.k)
                     all_gather(a, own, self._fabric.group)
                 else:
@@ -390,7 +390,7 @@ class Runtime(contextlib.AbstractContextManager["Runtime"]):
                     a = matmul.reads
                 for out, weight, bias in zip(outs, weights, biases, strict=True):
                     matmul_into(out, a, weight, bias)
-                if returns_a and choice.variant != LIBRARY:
+                if returns_a and choice.variant != BASELINE:
                     a = a.clone()  # it is in memory of all plans
         return [*outs, a] if returns_a else outs
 
