@@ -16,8 +16,8 @@ import triton.language as tl
 from triton.runtime import interpreter
 from triton.runtime.interpreter import TensorHandle, interpreter_builder
 
-from taxfree_kernels.checker.assembly import run_assembly
 from taxfree_kernels.checker.clocks import Scope
+from taxfree_kernels.checker.ptx import run_assembly
 from taxfree_kernels.checker.watch import CHANGES, NO_CHANGE, Change, Watch
 from taxfree_kernels.device.packets import EMPTY
 from taxfree_kernels.interpreter import correct_bfloat16, hasten
