@@ -200,30 +200,13 @@ def run(
 
 
 def _explain(group: WorkerGroup, tracing: WorkerGroup, result: ProblemResult) -> Explanation:
+    taken, fields = _timed_candidates(result), dataclasses.asdict(result.problem)
     on_host = result.hardware.backend == "interpreter"
-    picked = Candidate(result.choice.variant, result.choice.config)
-    known = {
-        row.variant: Candidate(row.variant, row.config)
-        for row in result.rows
-        if row.variant != DISPATCH and row.mode == "eager"
-    }
-    if any(row.variant == DISPATCH for row in result.rows):  # else it is wrong, and not timed
-        known[picked.variant] = picked
-    taken = list(known.values())
-    fused = [each for each in taken if variants(result.op)[each.variant].fused]
-    fields, limit_s = dataclasses.asdict(result.problem), deadline_s(result.hardware)
-    repetitions = _HOST_REPETITIONS if on_host else _GPU_REPETITIONS
     (found, *_) = group.call(
-        measure_pipelines, limit_s, op=result.op, problem=fields, candidates=taken,
-        repetitions=repetitions,
+        measure_pipelines, deadline_s(result.hardware), op=result.op, problem=fields,
+        candidates=taken, repetitions=_HOST_REPETITIONS if on_host else _GPU_REPETITIONS,
     )  # fmt: skip
-    traces: dict[str, ProgramTrace] = {}
-    if fused:
-        (traced, *_) = tracing.call(
-            trace_programs, limit_s, op=result.op, problem=fields, candidates=fused,
-            repetitions=_TRACED_REPETITIONS,
-        )  # fmt: skip
-        traces = {each.variant: trace for each, trace in zip(fused, traced, strict=True)}
+    traces = _traces(tracing, result, taken)
     launches = {
         row.config["variant"] if row.variant == DISPATCH else row.variant: row.launches
         for row in result.rows
@@ -236,7 +219,7 @@ def _explain(group: WorkerGroup, tracing: WorkerGroup, result: ProblemResult) ->
             Pipeline(
                 name,
                 dict(candidate.config),
-                name == picked.variant,
+                name == result.choice.variant,
                 measured.kernels or launches[name],
                 accounts(measured, result.bounds),
                 dataclasses.replace(timed, measurement=measured),
@@ -255,6 +238,34 @@ def _explain(group: WorkerGroup, tracing: WorkerGroup, result: ProblemResult) ->
         result.choice,
         result.lookup_trace,
     )
+
+
+def _timed_candidates(result: ProblemResult) -> list[Candidate]:
+    """The candidates that the bench has timed; of the dispatched variant, the dispatched config."""
+    known = {
+        row.variant: Candidate(row.variant, row.config)
+        for row in result.rows
+        if row.variant != DISPATCH and row.mode == "eager"
+    }
+    if any(row.variant == DISPATCH for row in result.rows):  # else it is wrong, and not timed
+        choice = result.choice
+        known[choice.variant] = Candidate(choice.variant, choice.config)
+    return list(known.values())
+
+
+def _traces(
+    group: WorkerGroup, result: ProblemResult, candidates: Sequence[Candidate]
+) -> dict[str, ProgramTrace]:
+    """What the programs of fused kernels did, by variant."""
+    fused = [each for each in candidates if variants(result.op)[each.variant].fused]
+    if not fused:
+        return {}
+    (traces, *_) = group.call(
+        trace_programs, deadline_s(result.hardware), op=result.op,
+        problem=dataclasses.asdict(result.problem), candidates=fused,
+        repetitions=_TRACED_REPETITIONS,
+    )  # fmt: skip
+    return {each.variant: trace for each, trace in zip(fused, traces, strict=True)}
 
 
 def _signals(

@@ -33,23 +33,21 @@ class BaselinePlan(Plan):
             if lse is None:
                 out.copy_(library(self._problem, q, k, v, factor))
                 return flat
-            found = self._with_lse(q, k, v, factor)
+            found = self._with_lse(q, k, v, scale=factor)
             out.copy_(found[0].transpose(1, 2))
             lse.copy_(found[1])
         elif self._on_host:
-            self._one_by_one(q, k, v, starts.tolist(), factor, out, lse)
+            self._one_by_one((q, k, v), starts.tolist(), factor, out, lse)
         else:
-            found = self._packed(q, k, v, starts, factor)
+            found = self._packed(q, k, v, starts, scale=factor)
             out.copy_(found[0])
             if lse is not None:
                 lse.copy_(found[1])
         return flat
 
-    def _with_lse(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float | None
-    ) -> Any:
+    def _with_lse(self, *qkv: torch.Tensor, scale: float | None) -> Any:
         """Output [batch, q_heads, length, head_dim], log-sum-exps [batch, q_heads, length]."""
-        operands = [each.transpose(1, 2) for each in (q, k, v)]
+        operands = [each.transpose(1, 2) for each in qkv]
         aten, causal = torch.ops.aten, self._problem.causal
         if self._on_host:
             flash = aten._scaled_dot_product_flash_attention_for_cpu
@@ -57,25 +55,17 @@ class BaselinePlan(Plan):
             flash = aten._scaled_dot_product_flash_attention
         return flash(*operands, 0.0, causal, scale=scale)
 
-    def _packed(
-        self,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        starts: torch.Tensor,
-        scale: float | None,
-    ) -> Any:
+    def _packed(self, *operands: torch.Tensor, scale: float | None) -> Any:
         """Output [length, q_heads, head_dim], log-sum-exps [q_heads, length]."""
-        most = len(q)  # a sequence cannot be longer; lengths are not known on the host
+        *qkv, starts = operands
+        most = len(qkv[0])  # a sequence cannot be longer; lengths are not known on the host
         return torch.ops.aten._flash_attention_forward(
-            q, k, v, starts, starts, most, most, 0.0, self._problem.causal, False, scale=scale
+            *qkv, starts, starts, most, most, 0.0, self._problem.causal, False, scale=scale
         )
 
     def _one_by_one(
         self,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
+        qkv: tuple[torch.Tensor, ...],
         starts: list[int],
         scale: float | None,
         out: torch.Tensor,
@@ -83,8 +73,7 @@ class BaselinePlan(Plan):
     ) -> None:
         for begin, end in pairwise(starts):
             if begin < end:
-                one = slice(begin, end)
-                found = self._with_lse(q[None, one], k[None, one], v[None, one], scale)
+                found = self._with_lse(*(each[None, begin:end] for each in qkv), scale=scale)
                 out[begin:end] = found[0][0].transpose(0, 1)
                 if lse is not None:
                     lse[:, begin:end] = found[1][0]

@@ -97,13 +97,9 @@ class BaselinePlan(Plan):
 
     def _lay_out(self, buffers: Buffers) -> None:
         """Transpose [m, owner, columns] to [owner, m, columns]."""
-        m, world, width = (
-            len(buffers.partial),
-            self._problem.world_size,
-            self._problem.shard_columns,
-        )
-        columns = buffers.partial.view(m, world, width)
-        buffers.by_owner.view(world, m, width).copy_(columns.transpose(0, 1))
+        m, world_size = len(buffers.partial), self._problem.world_size
+        columns = buffers.partial.view(m, world_size, -1)
+        buffers.by_owner.view(world_size, m, -1).copy_(columns.transpose(0, 1))
 
     def _scatter_one_element(self, buffers: Buffers, out: torch.Tensor) -> None:
         one_each = buffers.by_owner.view(-1)[: self._problem.world_size]
