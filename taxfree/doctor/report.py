@@ -111,8 +111,8 @@ class StartOrder:
         programs: of a launch.
         resident: how many of them the device holds at a time.
         chiplets: to which programs are assigned round-robin; only the order within each counts.
-        largest_inversion: over all programs, how many lower ids at least had not started before
-            it; 0 is id order.
+        largest_inversion: the largest number of lower ids that surely had not started before some
+            program; 0 is the order of ids.
         elsewhere: number of programs that run on another chiplet than the one assigned so.
     """
 

@@ -43,8 +43,8 @@ def ways_to_load(problem: PartialSum, hardware: Hardware) -> tuple[bool, ...]:
 def signal_counts(hardware: Hardware, most: int) -> tuple[int, ...]:
     """Values of SIGNALS, the most signals per peer; with fewer, more tiles share one.
 
-    One for each chiplet is among them: with XCDS a chiplet computes a run of tiles, which are those
-    of its signal if the chiplets divide the tiles; else its first or last ones are a neighbour's.
+    One signal for each chiplet is among them. With XCDS a chiplet computes a run of tiles. If the
+    chiplets divide the tiles, the run has one signal; else its ends belong to neighbours' signals.
 
     Args:
         most: number of channels that the protocol has for them.
