@@ -19,7 +19,7 @@ from taxfree_cli.bench import OnlyVariants, fail_if_broken, watched
 from taxfree_cli.bench_views import require_picture, us
 from taxfree_cli.explain_views import draw_timelines, print_explanation, print_sweep
 from taxfree_cli.explain_views import plot as draw
-from taxfree_cli.output import note, print_json, rank
+from taxfree_cli.output import note, print_json
 
 if TYPE_CHECKING:
     from taxfree.benching.bench import ProblemResult
@@ -72,8 +72,6 @@ def explain(
     json: options.Json = False,
 ) -> None:
     """Show the three taxes of the library path and the dispatched variant, part by part."""
-    if rank() != 0:  # under torchrun: the first rank starts the workers, on its node
-        return
     if plot is not None:
         require_picture(plot)
     if timeline is not None:
