@@ -31,7 +31,7 @@ from torch.distributed.rendezvous import rendezvous
 from taxfree.errors import TaxfreeError, UsageError, WorkerLost, one_line
 from taxfree.workers.launch import Launch
 from taxfree_kernels.variant import Problem, op_of
-from taxfree_tuning_db import Database, Record, TrialRecord
+from taxfree_tuning_db import Database, DatabaseMissing, Record, TrialRecord
 
 LEASE_S = 60.0  # without a heartbeat, after which a node counts as dead
 _JOIN_S = 300.0
@@ -238,7 +238,7 @@ class Nodes(AbstractContextManager["Nodes"]):
             NodeFailed, WorkerLost: it has failed, or died.
         """
         if self._node:
-            end = self._asked_end()
+            end = self._asked(0, "end")
             self._set(f"read/{self._node}", "true")
             if end["code"]:
                 raise NodeFailed(0, end)
@@ -248,12 +248,6 @@ class Nodes(AbstractContextManager["Nodes"]):
             self._told(f"read/{node}") for node in self._others
         ):
             time.sleep(_POLL_S)
-
-    def _asked_end(self) -> Any:
-        while (end := self._told("end/0")) is None:
-            self._require_alive(0)
-            time.sleep(_POLL_S)
-        return end
 
 
 def _end(error: BaseException) -> dict[str, Any]:
@@ -268,12 +262,18 @@ def _end(error: BaseException) -> dict[str, Any]:
 
 
 def _content(path: Path) -> bytes:
-    """A database at one moment, compressed; nothing where there is none."""
-    if not path.exists():
+    """A database at one moment, compressed; nothing where there is none.
+
+    Raises:
+        DatabaseError: it cannot be read.
+    """
+    try:
+        with Database(path, read_only=True):
+            pass
+    except DatabaseMissing:
         return b""
-    with contextlib.closing(
-        sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)
-    ) as opened:
+    address = f"{path.absolute().as_uri()}?mode=ro"
+    with contextlib.closing(sqlite3.connect(address, uri=True)) as opened:
         return zlib.compress(opened.serialize())
 
 
@@ -323,7 +323,7 @@ def _meet(launch: Launch) -> Store:
     missing = [name for name in ("MASTER_ADDR", "MASTER_PORT") if not os.environ.get(name)]
     if missing:
         raise UsageError(
-            f"{launch.nodes} nodes were launched, and {' and '.join(missing)} is not set",
+            f"{launch.nodes} nodes were launched without {' and '.join(missing)}",
             "in Slurm: export MASTER_PORT=29500 MASTER_ADDR=$(scontrol show hostnames | head -1)",
         )
     found: list[Store | Exception] = []

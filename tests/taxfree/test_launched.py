@@ -190,7 +190,7 @@ class TestNodes:
     def test_the_address_of_the_first_is_needed(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv("MASTER_ADDR", raising=False)
         monkeypatch.setenv("MASTER_PORT", "29500")
-        with pytest.raises(UsageError, match="2 nodes were launched, and MASTER_ADDR is not set"):
+        with pytest.raises(UsageError, match="2 nodes were launched without MASTER_ADDR"):
             Nodes(Launch(0, 2), print)
 
 
