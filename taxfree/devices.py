@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from taxfree.drivers import amd, nvidia
-from taxfree.errors import HardwareError
+from taxfree.errors import HardwareError, UsageError
 from taxfree.shapes import DEFAULT_SET, INTERPRETED_SET
+from taxfree.workers.launch import Launch, too_many
 from taxfree_kernels.fabric.layout import arena_bytes
 from taxfree_kernels.hardware import KNOWN
 
@@ -62,13 +63,24 @@ def _require_no_driver() -> None:
 
 
 def world_sizes(fabric: str) -> tuple[int, ...]:
-    """World sizes where none is asked for: all GPUs, or two ranks on the host."""
+    """World sizes where none is asked for.
+
+    The ranks that a launcher started on this node, else all GPUs, or two ranks on the host.
+    """
+    launched = Launch.from_environment().local_ranks
+    if launched > 1:
+        return (launched,)
     return (_HOST_RANKS,) if fabric == "host" else (available_gpus(),)
 
 
 def most_ranks(fabric: str) -> int:
-    """Largest world size: GPUs, or as many ranks as the host fabric may have."""
-    return _MOST_HOST_RANKS if fabric == "host" else available_gpus()
+    """Largest world size: GPUs, or as many ranks as the host fabric may have.
+
+    No more than a launcher has started on this node, if it has started several.
+    """
+    count = _MOST_HOST_RANKS if fabric == "host" else available_gpus()
+    launched = Launch.from_environment().local_ranks
+    return count if launched == 1 else min(count, launched)
 
 
 def default_shapes(fabric: str) -> str:
@@ -81,10 +93,18 @@ def require(fabric: str, ranks: int) -> None:
 
     Raises:
         HardwareError: there are fewer GPUs than ranks.
+        UsageError: a launcher has started fewer ranks.
     """
-    count = most_ranks(fabric)
+    launch, count = Launch.from_environment(), most_ranks(fabric)
     if ranks <= count:
         return
+    if fabric != "host" and count < min(ranks, launch.local_ranks):
+        raise HardwareError(
+            f"{ranks} GPUs are asked for, and a rank sees {count}",
+            "each rank must see all GPUs of its node: srun --gpus-per-node, not --gpus-per-task",
+        )
+    if launch != Launch():
+        raise UsageError(*too_many(ranks, count, launch.nodes))
     if fabric == "host":
         raise HardwareError(
             f"{ranks} ranks are asked for, the host fabric has at most {count}",

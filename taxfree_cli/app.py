@@ -21,11 +21,14 @@ import typer
 from typer.core import TyperGroup
 
 from taxfree._version import __version__
-from taxfree.errors import UsageError
+from taxfree.errors import TaxfreeError, UsageError
 from taxfree.settings import VARIABLES, Settings
-from taxfree_cli.exits import INTERRUPTED, ExitCode, failure
-from taxfree_cli.output import print_failure
+from taxfree.workers.launch import Launch
+from taxfree.workers.supervisor import Supervisors, supervise
+from taxfree_cli.exits import ExitCode, Interrupted, failure
+from taxfree_cli.output import note, print_failure
 
+_KEPT = "finished results are kept; `taxfree tune` continues from its finished trials"
 _COMMANDS = ("tune", "bench", "explain", "report", "check", "doctor", "db", "shapes")
 
 
@@ -110,7 +113,7 @@ def run(arguments: Sequence[str]) -> int:
         _give_up_what_cannot_be_printed()
         return code
     if code == ExitCode.INTERRUPTED:
-        print_failure(INTERRUPTED)
+        print_failure(failure(Interrupted("interrupted", _KEPT)))
     return code if isinstance(code, int) else ExitCode.DONE
 
 
@@ -124,7 +127,25 @@ def main() -> None:
         sys.stdout.reconfigure(errors="backslashreplace")
     # SIGTERM, which `timeout` and schedulers send, is handled like Ctrl-C.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    sys.exit(run(sys.argv[1:]))
+    sys.exit(_launched(sys.argv[1:]))
+
+
+def _launched(arguments: Sequence[str]) -> int:
+    """Run a command line, as the process that a launcher may have started; return its exit code."""
+    try:
+        launch = Launch.from_environment()
+        if launch.local_rank:
+            return supervise(launch)
+        if launch.node and arguments[:1] != ["tune"]:
+            note("only `tune` runs on several nodes", every_node=True)
+            return ExitCode.DONE
+        if launch.local_ranks == 1:
+            return run(arguments)
+        with Supervisors(launch) as supervisors:
+            supervisors.code = run(arguments)
+        return supervisors.code
+    except TaxfreeError as error:
+        return _report(error)
 
 
 def _report(error: Exception) -> int:

@@ -18,7 +18,7 @@ from taxfree.shapes import format_problem
 from taxfree_cli import options
 from taxfree_cli.asked import Asked, what_is_asked
 from taxfree_cli.bench_views import print_comparison, print_problem
-from taxfree_cli.output import messages, print_json, rank
+from taxfree_cli.output import messages, print_json
 from taxfree_cli.pictures import plot_times, require_picture
 
 if TYPE_CHECKING:
@@ -75,9 +75,10 @@ def bench(
     plot: Plot = None,
     json: options.Json = False,
 ) -> None:
-    """Measure all variants, the library path and dispatch against the hardware bounds."""
-    if rank() != 0:  # under torchrun: the first rank starts the workers, on its node
-        return
+    """Measure all variants, the library path and dispatch against the hardware bounds.
+
+    Under torchrun, srun or Kubernetes, the launcher's processes on the first node are the ranks.
+    """
     if plot is not None:
         require_picture(plot)
     if min_speedup is not None and not 0 < min_speedup < math.inf:

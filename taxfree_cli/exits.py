@@ -9,6 +9,8 @@ from enum import IntEnum
 
 from typer.exceptions import TyperException
 
+from taxfree.errors import TaxfreeError
+
 
 class ExitCode(IntEnum):
     """The exit status of a command."""
@@ -37,6 +39,12 @@ class Failure:
     exit_code: int
 
 
+class Interrupted(TaxfreeError):
+    """Ctrl-C, or what a scheduler sends."""
+
+    exit_code = ExitCode.INTERRUPTED
+
+
 MEANINGS: Mapping[ExitCode, str] = {
     ExitCode.DONE: "done",
     ExitCode.FAILED: "failed: the database, a file, no record, slower than `--min-speedup`",
@@ -46,11 +54,6 @@ MEANINGS: Mapping[ExitCode, str] = {
     ExitCode.PEER_LOST: "a rank died or hung",
     ExitCode.INTERRUPTED: "interrupted",
 }
-INTERRUPTED = Failure(
-    "interrupted",
-    "finished results are kept; `taxfree tune` continues from its finished trials",
-    ExitCode.INTERRUPTED,
-)
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 

@@ -18,7 +18,7 @@ from taxfree_cli.asked import Asked, what_is_asked
 from taxfree_cli.bench import OnlyVariants, fail_if_broken, watched
 from taxfree_cli.bench_views import us
 from taxfree_cli.explain_views import print_explanation, print_sweep
-from taxfree_cli.output import note, print_json, rank
+from taxfree_cli.output import note, print_json
 from taxfree_cli.pictures import plot_taxes, plot_timelines, require_picture
 
 if TYPE_CHECKING:
@@ -72,8 +72,6 @@ def explain(
     json: options.Json = False,
 ) -> None:
     """Show the three taxes of the library path and the dispatched variant, part by part."""
-    if rank() != 0:  # under torchrun: the first rank starts the workers, on its node
-        return
     if plot is not None:
         require_picture(plot)
     if timeline is not None:

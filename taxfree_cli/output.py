@@ -1,4 +1,7 @@
-"""Results on stdout, everything else on stderr, and both from rank 0 alone."""
+"""Results on stdout, everything else on stderr; of several nodes, the first one speaks.
+
+Problems are told by every process, and progress by one of each node, with its name before it.
+"""
 
 from __future__ import annotations
 
@@ -12,16 +15,20 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from taxfree.errors import UsageError
+from taxfree.workers.launch import Launch
 from taxfree_cli.exits import Failure
 
 # Used if the output is not a terminal.
 _UNWATCHED_WIDTH = 240
 
 
-def rank() -> int:
-    """This process's rank: 0, except under torchrun."""
-    text = os.environ.get("RANK", "0")
-    return int(text) if text.isdecimal() else 0
+def place() -> Launch:
+    """This process's place among those of a launcher."""
+    try:
+        return Launch.from_environment()
+    except UsageError:  # which `main` reports
+        return Launch()
 
 
 def results() -> Console:
@@ -34,9 +41,11 @@ def messages() -> Console:
     return _console(stderr=True)
 
 
-def note(text: str) -> None:
+def note(text: str, *, every_node: bool = False) -> None:
     """Print a message that is neither a result nor a problem."""
-    messages().print(text, style="dim", markup=False, highlight=False, soft_wrap=True)
+    _console(stderr=True, every_node=every_node).print(
+        _named(text), style="dim", markup=False, highlight=False, soft_wrap=True
+    )
 
 
 def warn(text: str) -> None:
@@ -45,17 +54,16 @@ def warn(text: str) -> None:
 
 
 def print_failure(failure: Failure) -> None:
-    """Print why the command stops, on every rank: each may have its own reason."""
-    where = f"rank {rank()}: " if rank() else ""
-    _labelled("error", "bold red", where + failure.message, every_rank=True)
+    """Print why the command stops, on every node: each may have its own reason."""
+    _labelled("error", "bold red", failure.message)
     if failure.hint:
-        _labelled("hint", "cyan", failure.hint, every_rank=True)
+        _labelled("hint", "cyan", failure.hint)
 
 
 def print_json(document: object) -> None:
     """Print the one JSON document of a command."""
     text = json.dumps(document, indent=2, allow_nan=False)
-    if rank() == 0:
+    if not place().name:
         sys.stdout.write(f"{text}\n")
 
 
@@ -112,16 +120,21 @@ def _shown(value: object) -> str:
     return str(value)
 
 
-def _labelled(label: str, style: str, text: str, *, every_rank: bool = False) -> None:
-    line = Text.assemble((f"{label}:", style), f" {text}")
-    _console(stderr=True, every_rank=every_rank).print(line, soft_wrap=True)
+def _labelled(label: str, style: str, text: str) -> None:
+    line = Text.assemble((f"{label}:", style), f" {_named(text)}")
+    _console(stderr=True, every_node=True).print(line, soft_wrap=True)
 
 
-def _console(*, stderr: bool, every_rank: bool = False) -> Console:
+def _named(text: str) -> str:
+    name = place().name
+    return f"{name}: {text}" if name else text
+
+
+def _console(*, stderr: bool, every_node: bool = False) -> Console:
     stream = sys.stderr if stderr else sys.stdout
     watched = stream.isatty() or "COLUMNS" in os.environ
     return Console(
         file=stream,
         width=None if watched else _UNWATCHED_WIDTH,
-        quiet=rank() != 0 and not every_rank,
+        quiet=bool(place().name) and not every_node,
     )

@@ -11,7 +11,7 @@ import typer
 from taxfree.errors import TaxfreeError
 from taxfree.measuring import results as result_files
 from taxfree_cli import options
-from taxfree_cli.output import note, rank
+from taxfree_cli.output import note
 
 Out: TypeAlias = Annotated[
     Path, typer.Option("--out", metavar="FILE.html", help="The page to write.")
@@ -31,8 +31,6 @@ def report(
     out: Out = Path("report.html"), db: options.Db = None, results: ResultFiles = None
 ) -> None:
     """Write a page of figures from the database, the shipped records and result files."""
-    if rank() != 0:
-        return
     result_files.require_writable(out)
     for module in ("altair", "vl_convert"):
         if importlib.util.find_spec(module) is None:

@@ -20,12 +20,14 @@ from taxfree.errors import NoRecord, UsageError
 from taxfree.shapes import choose, expand, format_problem
 from taxfree_cli import options
 from taxfree_cli.asked import problems_here
-from taxfree_cli.output import messages, note, print_json, print_table, rank, warn
+from taxfree_cli.exits import Interrupted
+from taxfree_cli.output import messages, note, place, print_json, print_table, warn
 from taxfree_cli.record_views import words
 from taxfree_kernels.variant import Problem, op_of
 
 if TYPE_CHECKING:
     from taxfree.tuning.fleet import Fleet
+    from taxfree.tuning.nodes import Nodes
     from taxfree.tuning.ranking import Ranked
     from taxfree.tuning.session import NotTuned, Tuned
     from taxfree.tuning.tuner import Event, Progress
@@ -115,9 +117,13 @@ def tune(
     store: Store = False,
     json: options.Json = False,
 ) -> None:
-    """Find the fastest config for each problem and store it in the tuning database."""
-    if rank() != 0:  # under torchrun: the first rank starts the workers, on its node
-        return
+    """Find the fastest config for each problem and store it in the tuning database.
+
+    Under torchrun, srun or Kubernetes, the launcher's processes are the ranks; each node tunes a
+    part of the problems for its own group.
+    """
+    if place().node and (check or dry_run or hardware is not None):
+        return  # what measures nothing is done once
     seconds = None if budget is None else _seconds(budget)
     if from_file is not None:
         shapes = [*(shapes or ()), _met(from_file)]
@@ -149,33 +155,70 @@ def tune(
         problems = [p for each in ops for p in choose(each, request, lambda: ()).problems]
         options.note_left_out(request)
         ranking = (problems, hardware or "h200", trials, seed, variant)
-        if dry_run:
-            _dry_run(*ranking, json)
-        else:
-            _rank(*ranking, options.database_path(db) if store else None, json)
+        try:
+            if dry_run:
+                _dry_run(*ranking, json)
+            else:
+                _rank(*ranking, options.database_path(db) if store else None, json)
+        except KeyboardInterrupt:
+            kept = "what is printed is stored" if store else "nothing is stored"
+            raise Interrupted("interrupted", kept) from None
         return
+    _measure(given, fabric or "auto", db, trials, seconds, seed, variant, storage, json)
+
+
+def _measure(
+    given: options.ShapeOptions,
+    fabric: str,
+    db: Path | None,
+    trials: int,
+    seconds: float | None,
+    seed: int,
+    only: Sequence[str] | None,
+    storage: str | None,
+    json: bool,
+) -> None:
     from taxfree import devices
     from taxfree.tuning import session
     from taxfree_tuning_db import Database
 
-    path, chosen = options.database_path(db), devices.fabric_for(fabric or "auto")
-    recorded = functools.partial(_recorded, path)
-    asked = problems_here(given, chosen, recorded, variant or ())
-    problems = [problem for own in asked.values() for problem in own]
-    found: list[session.Tuned | session.NotTuned] = []
-    with _fleet(storage) as fleet, Database(path) as database, _progress() as progress:
+    path, fabric = options.database_path(db), devices.fabric_for(fabric)
+    rows: list[dict[str, Any]] = []
+    launch = place()
+    with contextlib.ExitStack() as opened:
+        nodes = None
+        if launch.nodes > 1:
+            from taxfree.tuning.nodes import Nodes
+
+            note(f"waiting for {launch.nodes} nodes")
+            nodes = opened.enter_context(Nodes(launch, rows.append))
+            path = nodes.copy_of(path)
+        asked = problems_here(given, fabric, functools.partial(_recorded, path), only or ())
+        problems = [problem for own in asked.values() for problem in own]
+        fleet = opened.enter_context(_fleet(storage))
+        if nodes is not None and fleet is None:
+            problems = nodes.share_of(devices.gpu_name(fabric), problems)
+        opening = Database(path) if nodes is None else nodes.database(path)
+        database, progress = opened.enter_context(opening), opened.enter_context(_progress(nodes))
         for each in session.run(
-            problems, chosen, database, trials, seconds, seed, variant, progress, fleet
+            problems, fabric, database, trials, seconds, seed, only, progress, fleet
         ):
-            found.append(each)
+            row = _row(each) if isinstance(each, session.Tuned) else _skipped(each)
+            if launch.nodes > 1:
+                row["node"] = launch.node
+            rows.append(row)
+            if launch.node and nodes is not None:
+                nodes.send(row)
             if isinstance(each, session.NotTuned) and each.state == "refused":
                 warn(f"{_text(each.problem)} is left to the library: {each.reason}")
             if isinstance(each, session.NotTuned) and each.state == "disturbed":
                 warn(f"{_text(each.problem)} is not decided: {each.reason}; rerun to continue")
-    tuned = [_row(each) for each in found if isinstance(each, session.Tuned)]
-    skipped = [_skipped(each) for each in found if isinstance(each, session.NotTuned)]
-    _print(tuned, skipped, json)
-    untried = sum(each["state"] == "not tried" for each in skipped)
+        if nodes is not None:
+            nodes.gather()
+    if launch.node:
+        return
+    _print([row for row in rows if "winner" in row], [row for row in rows if "state" in row], json)
+    untried = sum(row.get("state") == "not tried" for row in rows)
     if untried:
         warn(f"{untried} problems were not tried: out of budget; rerun to continue")
     note(f"stored in {path}")
@@ -297,7 +340,7 @@ def _rank(
     into: Path | None,
     json: bool,
 ) -> None:
-    """Print the ranking, and store its first config into a database if one is given."""
+    """Print each problem's ranking, and store its first config into a database if one is given."""
     from taxfree.cost_model import machine
     from taxfree.tuning.ranking import modelled_record, ranking
     from taxfree_kernels.cross_compile.screen import Screen
@@ -311,34 +354,30 @@ def _rank(
             begun = time.monotonic()
             found = ranking(problem, screen, name, trials, seed, only)
             ranks = iter(range(1, len(found)))
-            rows += [_ranked_row(problem, each, ranks) for each in found]
+            own = [_ranked_row(problem, each, ranks) for each in found]
+            rows += own
             if database is not None:
                 seconds = time.monotonic() - begun
                 _store(database, problem, modelled_record(problem, name, found, trials, seconds))
+            if not json:
+                _print_ranked(problem, own, name)
     if into is not None:
         note(f"stored, marked modelled, in {into}")
     if json:
         print_json({"schema": 1, "hardware": name, "is_modelled": True, "rows": rows})
-        return
-    headings = (
-        *(
-            "rank",
-            "problem",
-            "variant",
-            "modelled_us",
-            "waits_us",
-            "hit_rate",
-            "programs",
-            "registers",
-        ),
+
+
+def _print_ranked(problem: Problem, rows: Sequence[dict[str, Any]], name: str) -> None:
+    headings = [
+        *("rank", "variant", "modelled_us", "waits_us", "hit_rate", "programs", "registers"),
         *("spilled", "config", "refused"),
-    )
-    shown = [
-        row | {"problem": format_problem(row["op"], row["problem"]), "config": words(row["config"])}
-        for row in rows
     ]
-    title = f"modelled for {name}, not measured; hit rates in percent"
-    print_table(headings, [[row[heading] for heading in headings] for row in shown], title)
+    shown = [row | {"config": words(row["config"])} for row in rows]
+    print_table(
+        headings,
+        [[row[heading] for heading in headings] for row in shown],
+        f"{_text(problem)}: modelled for {name}, not measured; hit rates in percent",
+    )
 
 
 def _database(path: Path) -> Database:
@@ -430,11 +469,12 @@ def _print(rows: Sequence[dict[str, Any]], skipped: Sequence[dict[str, Any]], js
     if json:
         print_json({"schema": 1, "rows": rows, "skipped": skipped})
         return
+    node = ["node"] if any("node" in row for row in rows) else []
     headings = ("op", "problem", "winner", "us", "baseline", "speed-up", "measured", "not measured")
     print_table(
-        headings,
+        [*headings, *node],
         [
-            (
+            [
                 row["op"],
                 format_problem(row["op"], row["problem"]),
                 row["winner"],
@@ -443,7 +483,8 @@ def _print(rows: Sequence[dict[str, Any]], skipped: Sequence[dict[str, Any]], js
                 row["speedup"],
                 row["measured"],
                 ", ".join(f"{count} {state}" for state, count in row["not_measured"].items()),
-            )
+                *(row[each] for each in node),
+            ]
             for row in rows
         ],
     )
@@ -454,18 +495,21 @@ def _text(problem: Problem) -> str:
 
 
 @contextlib.contextmanager
-def _progress() -> Iterator[Progress]:
+def _progress(nodes: Nodes | None) -> Iterator[Progress]:
     """Show the search as it goes: one live line on a terminal, else a line per problem."""
     console = messages()
+    is_live = console.is_terminal and not place().name
     current = None
     with Live(console=console, transient=True, refresh_per_second=4) as live:
 
         def show(event: Event) -> None:
             nonlocal current
-            if event.problem != current and not console.is_terminal:
-                note(f"tuning {_text(event.problem)}")
+            if event.problem != current and not is_live:
+                note(f"tuning {_text(event.problem)}", every_node=True)
             current = event.problem
             live.update(_line(event))
+            if nodes is not None:
+                nodes.collect()
 
         yield show
 

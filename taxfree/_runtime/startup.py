@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
+import socket
 import warnings
 from collections.abc import Iterable
 from pathlib import Path
@@ -36,6 +37,7 @@ from taxfree_tuning_db import (
     shipped_records,
 )
 
+_BOOT = Path("/proc/sys/kernel/random/boot_id")  # another on each node, and after each start
 _GPU_SLOT_BYTES = 64 << 20
 _HOST_SLOT_BYTES = 2 << 20
 
@@ -60,7 +62,8 @@ def init(
             the records that ship with taxfree are used.
 
     Raises:
-        UsageError: there is no process group, or an argument or environment variable is invalid.
+        UsageError: there is no process group, it has ranks on several nodes, or an argument or
+            environment variable is invalid.
         DatabaseError: rank 0 cannot read the table.
         TaxfreeError: one of the above happened on another rank, which the message names.
         FabricUnavailable: no fabric serves here; the message says why.
@@ -103,13 +106,20 @@ def _agreed(
         problem = error
     told = None if problem is None else (problem.message, problem.hint)
     own = (settings.steering(), {op: fingerprints.kernel_hashes(op) for op in operation_names()})
-    answers = vote(group, (told, table, own))
+    answers = vote(group, (told, table, own, _node()))
     if problem is not None:
         raise problem
-    for other, (told, _, _) in enumerate(answers):
+    for other, (told, *_) in enumerate(answers):
         if told is not None:
             raise TaxfreeError(f"rank {other}: {told[0]}", told[1])
-    table, everyone = answers[0][1], [own for _, _, own in answers]
+    elsewhere = [rank for rank, answer in enumerate(answers) if answer[3] != answers[0][3]]
+    if elsewhere:
+        raise UsageError(
+            f"the group spans nodes: ranks {elsewhere} are not on the node of rank 0",
+            "give taxfree the group of each node's ranks, such as the inner dimension of a mesh: "
+            "kernels store into the memory of GPUs of one node",
+        )
+    table, everyone = answers[0][1], [own for _, _, own, _ in answers]
     differing = [rank for rank, other in enumerate(everyone) if other != everyone[0]]
     if differing:
         if rank == 0:
@@ -121,6 +131,14 @@ def _agreed(
             )
         return settings, None
     return settings, [Record.from_json(document) for document in table]
+
+
+def _node() -> str:
+    """What all processes of this node have in common, also those in containers."""
+    try:
+        return _BOOT.read_text()
+    except OSError:
+        return socket.gethostname()
 
 
 def _require_positive(**arguments: float | None) -> None:

@@ -7,11 +7,9 @@ process id; the controller keeps what it knows and starts another group.
 from __future__ import annotations
 
 import contextlib
-import os
 import signal
 import socket
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -21,6 +19,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 from taxfree.errors import HardwareError, TaxfreeError, WorkerLost
+from taxfree.workers.process import start_worker
+from taxfree.workers.supervisor import Supervised, process_of
 
 if TYPE_CHECKING:
     from taxfree_kernels.fabric.base import Fabric
@@ -46,6 +46,9 @@ class TaskFailed(TaxfreeError):
 class WorkerGroup(contextlib.AbstractContextManager["WorkerGroup"]):
     """One process per rank on this node, with a fabric open among them.
 
+    This process starts them; where a launcher has started a process for each rank, each of those
+    starts its own (:mod:`taxfree.workers.supervisor`).
+
     Args:
         world_size: ranks; rank r takes GPU r, or shares GPU r modulo their number where they are
             fewer and the `variables` allow it (see :mod:`taxfree_kernels.fabric.gpu`).
@@ -68,9 +71,9 @@ class WorkerGroup(contextlib.AbstractContextManager["WorkerGroup"]):
         variables: Mapping[str, str] | None = None,
     ) -> None:
         self.world_size = world_size
-        self._variables = _environment(fabric) | dict(variables or {})
+        self._variables = dict(variables or {})
         self._folder = tempfile.TemporaryDirectory(prefix="taxfree-")
-        self._processes: list[subprocess.Popen[bytes]] = []
+        self._processes: list[subprocess.Popen[bytes] | Supervised] = []
         self._connections: list[Connection] = []
         try:
             # Not a FileStore, which may wait for ever for a file that a peer has deleted.
@@ -89,25 +92,20 @@ class WorkerGroup(contextlib.AbstractContextManager["WorkerGroup"]):
         options = {
             "rank": rank,
             "world_size": self.world_size,
-            "connection": theirs.fileno(),
-            "controller": os.getpid(),
             "heap_bytes": heap_bytes,
             "timeout_s": timeout_s,
             "store_port": store.getsockname()[1],
             "store_socket": store.fileno(),
             "fabric": fabric,
         }
-        command = [sys.executable, "-m", "taxfree.workers.worker"]
-        command += [f"--{name}={value}" for name, value in options.items()]
+        process: subprocess.Popen[bytes] | Supervised | None = process_of(rank)
         with open(self._log(rank), "wb") as log:
-            process = subprocess.Popen(
-                command,
-                env=self._variables,
-                pass_fds=(theirs.fileno(), *([store.fileno()] if rank == 0 else [])),
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-            )
+            files = theirs.fileno(), log.fileno()
+            if isinstance(process, Supervised):
+                process.start(options, self._variables, *files)
+            else:
+                inherited = [store.fileno()] if rank == 0 else []
+                process = start_worker(options, self._variables, *files, inherited)
         theirs.close()
         self._processes.append(process)
         self._connections.append(ours)
@@ -291,15 +289,3 @@ def _cause(replies: Mapping[int, tuple[str, Any]]) -> tuple[int, dict[str, Any]]
 
 def _ranks(ranks: list[int]) -> str:
     return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(map(str, ranks))
-
-
-def _environment(fabric: str) -> dict[str, str]:
-    environment = dict(os.environ)
-    environment.pop("TRITON_INTERPRET", None)
-    if fabric == "host":
-        environment["TRITON_INTERPRET"] = "1"
-        environment["OMP_NUM_THREADS"] = "1"
-        environment["GLOO_SOCKET_IFNAME"] = "lo"
-    roots = [path for path in sys.path if path]
-    environment["PYTHONPATH"] = os.pathsep.join(roots)
-    return environment

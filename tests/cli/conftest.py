@@ -61,3 +61,10 @@ def process(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
         )
 
     return call
+
+
+@pytest.fixture
+def second_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make this process the second of two nodes."""
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")

@@ -132,10 +132,9 @@ class TestErrors:
         assert outcome.code == 1
         assert "taxfree[cuda]" in outcome.err
 
-    def test_name_the_rank_that_is_not_the_first(self, cli, failing, monkeypatch):
-        monkeypatch.setenv("RANK", "3")
+    def test_name_the_node_that_is_not_the_first(self, cli, failing, second_node):
         failing(TaxfreeError("it failed"))
-        assert cli("shapes").err == "error: rank 3: it failed\n"
+        assert cli("shapes").err == "error: node 1: it failed\n"
 
 
 class TestCommands:
@@ -188,8 +187,7 @@ class TestOutput:
         assert len(json.loads(result.stdout)["problems"]) == 11
         assert result.stderr == ""
 
-    def test_other_ranks_are_silent(self, cli, monkeypatch):
-        monkeypatch.setenv("RANK", "1")
+    def test_other_nodes_are_silent(self, cli, second_node):
         assert cli("shapes", "--shapes", "demo").out == ""
         assert cli("shapes", "--shapes", "demo", "--json").out == ""
 

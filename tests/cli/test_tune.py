@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
+from taxfree.tuning.ranking import Ranked
 from taxfree_cli.exits import ExitCode
 from taxfree_tuning_db import Database
 
@@ -179,6 +180,26 @@ class TestTune:
         of_db = ("--db", tmp_path / "modelled.sqlite", "--gpu", "mi300x")
         assert "modelled" in cli("db", "list", *of_db).out
         assert "graph, modelled" in cli("db", "show", "--op", "attention", *of_db).out
+
+    def test_an_interrupted_ranking_has_shown_what_is_ranked(
+        self, cli: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        found = [[Ranked("baseline", {}, 12.5)]]
+
+        def ranking(*_: Any) -> list[Ranked]:
+            if not found:
+                raise KeyboardInterrupt
+            return found.pop()
+
+        monkeypatch.setattr("taxfree.tuning.ranking.ranking", ranking)
+        shapes = "batch=1 length=512,1024 q_heads=8 kv_heads=8 head_dim=64"
+        outcome = cli(
+            "tune", "--hardware", "mi300x", "--op", "attention", "--shapes", shapes,
+        )  # fmt: skip
+        assert outcome.code == ExitCode.INTERRUPTED
+        assert "length=512" in outcome.out
+        assert "12.5" in outcome.out
+        assert outcome.err.endswith("error: interrupted\nhint: nothing is stored\n")
 
 
 class TestBadInput:
