@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.forked_workers import Forks
 from tests.sample import ALL, Sample
 
 if TYPE_CHECKING:
@@ -59,6 +60,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def sample(request: pytest.FixtureRequest) -> Sample:
     """What the test takes of its lists in this run."""
     return Sample.of_test(request.config.option.sample, request.node.nodeid)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def forked_workers() -> Iterator[None]:
+    """Worker groups that tests start themselves fork the ranks of the host fabric."""
+    forks = Forks()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("taxfree.workers.group.Popen", forks)
+        yield
+    forks.close()
 
 
 @pytest.fixture(scope="session")

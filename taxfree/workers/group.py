@@ -10,7 +10,6 @@ import contextlib
 import os
 import signal
 import socket
-import subprocess
 import sys
 import tempfile
 import time
@@ -18,6 +17,7 @@ from collections.abc import Callable, Iterator, Mapping
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
+from subprocess import DEVNULL, Popen, TimeoutExpired
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 from taxfree.errors import HardwareError, TaxfreeError, WorkerLost
@@ -70,7 +70,7 @@ class WorkerGroup(contextlib.AbstractContextManager["WorkerGroup"]):
         self.world_size = world_size
         self._variables = _environment(fabric) | dict(variables or {})
         self._folder = tempfile.TemporaryDirectory(prefix="taxfree-")
-        self._processes: list[subprocess.Popen[bytes]] = []
+        self._processes: list[Popen[bytes]] = []
         self._connections: list[Connection] = []
         try:
             # Not a FileStore, which may wait for ever for a file that a peer has deleted.
@@ -100,11 +100,11 @@ class WorkerGroup(contextlib.AbstractContextManager["WorkerGroup"]):
         command = [sys.executable, "-m", "taxfree.workers.worker"]
         command += [f"--{name}={value}" for name, value in options.items()]
         with open(self._log(rank), "wb") as log:
-            process = subprocess.Popen(
+            process = Popen(
                 command,
                 env=self._variables,
                 pass_fds=(theirs.fileno(), *([store.fileno()] if rank == 0 else [])),
-                stdin=subprocess.DEVNULL,
+                stdin=DEVNULL,
                 stdout=log,
                 stderr=log,
             )
@@ -171,7 +171,7 @@ class WorkerGroup(contextlib.AbstractContextManager["WorkerGroup"]):
         return [replies[rank][1] for rank in range(self.world_size)]
 
     def _lost(self, rank: int, task: str) -> WorkerLost:
-        with contextlib.suppress(subprocess.TimeoutExpired):
+        with contextlib.suppress(TimeoutExpired):
             self._processes[rank].wait(_GRACE_S)
         code = self._processes[rank].returncode
         how = f"exit status {code}"
@@ -219,7 +219,7 @@ class WorkerGroup(contextlib.AbstractContextManager["WorkerGroup"]):
         for process in self._processes:
             try:
                 process.wait(max(0.0, deadline - time.monotonic()))
-            except subprocess.TimeoutExpired:
+            except TimeoutExpired:
                 process.kill()
         self._forget()
 
