@@ -84,6 +84,7 @@ def test_the_usual_build_reads_no_clock(usual):
     assert [what for what, text in usual.items() if _CLOCK[what] in text] == []
 
 
+@pytest.mark.dealt("gpu")
 @pytest.mark.parametrize(("gpu", "backend"), [("h200", "cuda"), ("mi300x", "hip")])
 def test_the_other_build_reads_it_at_every_event(folder, gpu, backend):
     found = compiled(folder, KERNELS, gpu, TAXFREE_TIMELINE=backend)

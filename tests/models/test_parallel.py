@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 from tests.ranks import Ranks
 from tests.sample import Sample
 
-STEPS = 50
+STEPS = 20
 
 
 def opened(model: Any, is_sequence_parallel: bool) -> tuple[Any, Any]:

@@ -51,6 +51,7 @@ class Author:
         return done.stdout
 
 
+@pytest.mark.dealt("added")
 class TestOneMore:
     """A variant of an operation, and an operation."""
 
@@ -67,12 +68,8 @@ class TestOneMore:
         return self.add(request.param, tmp_path)
 
     @pytest.mark.timeout(900)
-    def test_is_tuned_and_benched_and_explained_and_called(self, tmp_path, sample):
-        for what in sample.one_of(["variant", "operation"]):
-            self.check_commands(*self.add(what, tmp_path / what))
-
-    @staticmethod
-    def check_commands(author, op, name, shape):
+    def test_is_tuned_and_benched_and_explained_and_called(self, added):
+        author, op, name, shape = added
         ranks = ["--op", op, "--shapes", shape, "--fabric", "host", "--gpus", "2"]
         ranks += ["--variant", name]
         (tuned,) = json.loads(author("tune", *ranks, "--trials", "2", "--json"))["rows"]

@@ -16,7 +16,7 @@ VARIANTS = [
 PATH = ":".join(str(ROOT / each) for each in ("", "kernels", "tuning_db"))
 ARCHITECTURES = ("gfx942", "gfx950")
 ALONE = {"attention"}  # its ranks share nothing
-AT_ONCE = 2  # of one process
+AT_ONCE = 6  # of one process
 
 #: of one kernel, outside of the path of giving up. The lengths that a few seeds draw leave paths
 #: out, such as the merge of several splits; and the compiler adds code for lanes that change one
@@ -79,7 +79,7 @@ def test_a_signal_that_overtakes_its_write_back_is_found():
 @pytest.mark.timeout(7200)
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_compiled_variants_are_right_on_more_ranks_and_with_other_configs(architecture, sample):
-    if not sample.is_all:
+    if sample.is_part:
         pytest.skip("minutes: for the whole list")
     given = cases((4, 8), (None,), (0, 3)) + cases((2,), range(6), (1, 2))
     for checked in executed(given, architecture, "installed"):
