@@ -7,6 +7,7 @@ import one.
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -59,6 +60,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     config.hook.pytest_deselected(items=dropped)
     items[:] = [item for item in items if item not in dealt or dealt[item] in taken]
     items.sort(key=lambda item: item.get_closest_marker("timeout") is None)
+
+
+def pytest_collection_finish() -> None:
+    """What is imported stays: collections need not look through it again and again."""
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_sessionfinish() -> None:
+    gc.unfreeze()
 
 
 def _dealt(item: pytest.Item) -> tuple[str, tuple[int, ...]] | None:

@@ -8,6 +8,7 @@ as a user does start their workers as a user's do.
 from __future__ import annotations
 
 import ctypes
+import gc
 import os
 import signal
 import socket
@@ -104,8 +105,14 @@ class Fork:
 
 
 def _serve(inherited: int) -> None:
-    import torch.distributed  # noqa: F401 (what forks share)
+    # What forks share, none of which starts threads.
+    import torch._dynamo
+    import torch.distributed.tensor.parallel
     import triton  # noqa: F401
+
+    assert len(os.listdir("/proc/self/task")) == 1
+    gc.collect()
+    gc.freeze()  # to look through all of this takes a collection half a second
 
     connection = socket.socket(fileno=_moved(inherited))
     requests = Connection(_moved(os.dup(connection.fileno())))

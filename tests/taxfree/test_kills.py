@@ -20,7 +20,7 @@ from tests.ranks import PYTHON, environment, wait_until_gone, workers_of
 from tests.sample import Sample
 from tests.taxfree.test_tuner import PROBLEM, finish, key, start
 
-MOMENTS = range(28)  # each takes three starts of torch
+MOMENTS = range(14)  # each takes three starts of torch
 PATIENCE_S = 300.0  # of what never takes so long, unless the machine is busy
 
 

@@ -80,9 +80,12 @@ def test_each_case_gets_its_own_report(tmp_path: Path) -> None:
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(("triton", "device"), TARGETS)
 def test_defaults_and_corners_pass_the_checks(triton: str, device: str, sample: Sample) -> None:
-    """Defaults of all examples where compilers have failed most; of few and many rows elsewhere."""
-    has_failed = triton == "oldest" and device in ("h200", "mi300x")
-    some = defaults(device, None if has_failed else 2)
+    """Defaults of all examples where compilers have failed most; of few and many rows elsewhere.
+
+    AMD's fabric refuses the oldest Triton.
+    """
+    examples = {("oldest", "h200"): None, ("oldest", "mi300x"): 1, ("oldest", "mi350x"): 1}
+    some = defaults(device, examples.get((triton, device), 2))
     expect_good(sample.of([*some, *corners(triton, device)]), triton)
 
 
