@@ -107,7 +107,7 @@ class Fork:
 def _serve(inherited: int) -> None:
     # What forks share, none of which starts threads.
     import torch._dynamo
-    import torch.distributed.tensor.parallel
+    import torch.distributed.tensor.parallel  # noqa: F401
     import triton  # noqa: F401
 
     assert len(os.listdir("/proc/self/task")) == 1
