@@ -2,9 +2,9 @@
 
 PYTHON ?= python3
 TORCH_INDEX ?=
-# Tests of an xdist group run in one process, which keeps what they share. Three processes for two
-# cores: tests of ranks that wait or die leave a core idle for a fifth of the time.
-PYTEST_ARGS ?= -n 3 --dist loadgroup --no-loadscope-reorder --durations 20
+# Tests of a file run in one process, which keeps what they share. Three processes for two cores:
+# tests of ranks that wait or die leave a core idle for a fifth of the time.
+PYTEST_ARGS ?= -n 3 --dist loadfile --no-loadscope-reorder --durations 20
 GPUS ?=
 CALLS ?= 1000000
 

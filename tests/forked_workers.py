@@ -1,13 +1,15 @@
 """Rank workers of the host fabric, forked from a process that has imported torch.
 
 To import it takes a worker two seconds of processor time, and tests start more than a hundred. The
-forks are children of the tests' process, as workers of a controller are. Commands that tests run
-as a user does start their workers as a user's do.
+forks are children of the tests' process, as workers are of their controller; but all have one seed
+of hashes. Commands that tests run in processes of their own start workers as a user's do.
 """
 
 from __future__ import annotations
 
+import atexit
 import ctypes
+import fcntl
 import gc
 import os
 import signal
@@ -29,11 +31,13 @@ class Forks:
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
+        self._path = os.pathsep.join(filter(None, sys.path))
 
-    def __call__(self, command: Sequence[str], **options: Any) -> Any:
-        if options["env"].get("TRITON_INTERPRET") != "1":  # CUDA is not forked
-            return subprocess.Popen(command, **options)
-        return self._start(command, **options)
+    def __call__(self, command: Sequence[str], env: Mapping[str, str], **options: Any) -> Any:
+        # CUDA is not forked, and a test that changes the path may mean a start to be another.
+        if env.get("TRITON_INTERPRET") != "1" or env["PYTHONPATH"] != self._path:
+            return subprocess.Popen(command, env=env, **options)
+        return self._start(command, env, **options)
 
     def _begin(self) -> None:
         # Orphans are the children of this process from now on.
@@ -41,7 +45,7 @@ class Forks:
         ours, theirs = socket.socketpair()
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, __file__, str(theirs.fileno())],
+                [sys.executable, "-P", __file__, str(theirs.fileno())],
                 env=os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
@@ -60,7 +64,7 @@ class Forks:
         assert command[1:3] == ["-m", _MODULE]
         if self._process is None:
             self._begin()
-        request = command[3:], dict(env), os.getcwd(), pass_fds, os.getpid()
+        request = command[3:], dict(env), os.getcwd(), pass_fds
         self._requests.send(request)
         socket.send_fds(self._socket, [b"x"], [stdout.fileno(), *pass_fds])
         return Fork(self._requests.recv())
@@ -113,6 +117,7 @@ def _serve(inherited: int) -> None:
     assert len(os.listdir("/proc/self/task")) == 1
     gc.collect()
     gc.freeze()  # to look through all of this takes a collection half a second
+    atexit.register(gc.unfreeze)  # else bindings complain of leaks
 
     connection = socket.socket(fileno=_moved(inherited))
     requests = Connection(_moved(os.dup(connection.fileno())))
@@ -124,23 +129,24 @@ def _serve(inherited: int) -> None:
         _, fds, *_ = socket.recv_fds(connection, 1, 8)
         between = os.fork()
         if between == 0:
+            between = os.getpid()
             child = os.fork()
             if child == 0:
-                _become_worker(fds, *request)
+                _become_worker(between, fds, *request)
             requests.send(child)
-            os._exit(0)  # the child becomes the tests' process's
+            os._exit(0)  # the tests' process adopts the child
         os.waitpid(between, 0)
         for fd in fds:
             os.close(fd)
 
 
 def _become_worker(
+    parent: int,
     fds: list[int],
     arguments: list[str],
     environment: Mapping[str, str],
     folder: str,
     numbers: Sequence[int],
-    controller: int,
 ) -> None:
     log, *kept = [_moved(fd) for fd in fds]
     for fd, number in zip([log, log, *kept], [1, 2, *numbers], strict=True):
@@ -150,7 +156,7 @@ def _become_worker(
     os.environ.update(environment)
     sys.path[:0] = environment["PYTHONPATH"].split(os.pathsep)
     sys.argv[1:] = arguments
-    while os.getppid() != controller:
+    while os.getppid() == parent:
         time.sleep(0.001)
     from taxfree.workers.worker import main
 
@@ -160,8 +166,6 @@ def _become_worker(
 
 def _moved(fd: int) -> int:
     """The same file behind a descriptor that no worker is told of."""
-    import fcntl
-
     moved = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, _FIRST_FREE)
     os.close(fd)
     return moved

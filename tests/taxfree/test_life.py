@@ -68,7 +68,7 @@ def open_and_close(fabric: Any) -> Any:
     right = [is_right(rt, problem)]
     rt.close()
     before = held()
-    for _ in range(8):
+    for _ in range(4):
         rt, _ = with_a_record(fabric)
         open_ = held()
         right.append(is_right(rt, problem))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from itertools import product
+from itertools import cycle, islice
 
 import pytest
 from tinygrad.renderer.amd import decode_inst
@@ -49,8 +49,10 @@ def served(op: str, variant: str) -> bool:
 
 @pytest.mark.parametrize("triton", TRITONS)
 def test_the_text_is_what_the_binary_holds(triton, sample, tmp_path):
-    tried = product(sample.of([each for each in VARIANTS if served(*each)]), ARCHITECTURES)
-    given = [(*case, 2, 0, None, architecture, [0]) for case, architecture in tried]
+    # Each Triton has every second one for the other architecture.
+    turns = islice(cycle(ARCHITECTURES), list(TRITONS).index(triton), None)
+    tried = zip([each for each in VARIANTS if served(*each)], turns, strict=False)
+    given = [(*case, 2, 0, None, where, [0]) for case, where in sample.of(list(tried))]
     run_python(
         "-m", "tests.kernels.executed.whole", json.dumps(given), triton=triton,
         PYTHONPATH=python_path(triton), TRITON_CACHE_DIR=str(tmp_path),
