@@ -89,7 +89,7 @@ check-types: $(ENV) ## mypy
 	$(BIN)/mypy
 
 soak: $(ENV) ## the long tests
-	$(BIN)/pytest -m soak --timeout 1800
+	$(BIN)/pytest -m soak --sample all --timeout 1800
 
 # On GPUs there is an environment already: that of the Python whose torch sees them.
 ON_GPUS := PYTHONPATH=.:kernels:tuning_db$(addprefix :,$(PYTHONPATH)) $(PYTHON)
