@@ -2,12 +2,16 @@
 
 PYTHON ?= python3
 TORCH_INDEX ?=
-# Tests of an xdist group run in one process, which keeps what they share. Three processes for two
-# cores: tests of ranks that wait or die leave a core idle for a fifth of the time.
-PYTEST_ARGS ?= -n 3 --dist loadgroup --no-loadscope-reorder --durations 20
-SAMPLE ?=
+# Tests of a file run in one process, which keeps what they share. Three processes for two cores:
+# tests of ranks that wait or die leave a core idle for a fifth of the time.
+PYTEST_ARGS ?= -n 3 --dist loadfile --no-loadscope-reorder --durations 20
 GPUS ?=
 CALLS ?= 1000000
+
+# The date whose part of long lists `make test` takes; both runs of `make test-all` have the same.
+ifndef SAMPLE
+SAMPLE := $(shell date -u +%F)
+endif
 
 BIN := .venv/bin
 ENV := .venv/.stamp
@@ -70,11 +74,11 @@ demo: $(ENV) ## tune, bench and explain three shapes on 2 CPU ranks; fails if on
 	$(BIN)/taxfree bench $(DEMO) --fabric host
 	$(BIN)/taxfree explain $(DEMO) --fabric host
 
-test: lint check-types $(TRITON36) ## lint, types, import layers, tests that need no GPU; of long lists the part of today, or of the date SAMPLE
-	$(BIN)/pytest $(PYTEST_ARGS) $(addprefix --sample ,$(SAMPLE))
+test: lint $(TRITON36) ## lint, types, import layers, tests that need no GPU; of long lists the part of today, or of the date SAMPLE
+	$(BIN)/pytest $(PYTEST_ARGS) --sample $(SAMPLE)
 
-test-all: test ## and then all of the long lists; a release needs it
-	$(BIN)/pytest $(PYTEST_ARGS) --sample all -m 'sampled and not gpu and not soak'
+test-all: test ## and then the rest of the long lists, which CI and a release need
+	$(BIN)/pytest $(PYTEST_ARGS) --sample rest:$(SAMPLE) -m 'sampled and not gpu and not soak'
 
 lint: $(ENV) ## ruff and the import layers
 	$(BIN)/ruff check
@@ -85,7 +89,7 @@ check-types: $(ENV) ## mypy
 	$(BIN)/mypy
 
 soak: $(ENV) ## the long tests
-	$(BIN)/pytest -m soak --timeout 1800
+	$(BIN)/pytest -m soak --sample all --timeout 1800
 
 # On GPUs there is an environment already: that of the Python whose torch sees them.
 ON_GPUS := PYTHONPATH=.:kernels:tuning_db$(addprefix :,$(PYTHONPATH)) $(PYTHON)

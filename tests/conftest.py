@@ -7,6 +7,7 @@ import one.
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -14,7 +15,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.sample import ALL, Sample
+from tests.forked_workers import Forks
+from tests.sample import ALL, REST, Sample, turns_of
 
 if TYPE_CHECKING:
     from tests.ranks import Ranks
@@ -27,7 +29,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--sample",
         default=f"{datetime.now(UTC):%Y-%m-%d}",
         metavar="DATE",
-        help=f"of long lists take this date's part, or {ALL}; default: today's",
+        help=f"of long lists take this date's part, or {REST}DATE, or {ALL}; default: today's part",
     )
 
 
@@ -43,22 +45,57 @@ def pytest_report_header(config: pytest.Config) -> str:
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Marks come before the selection by marks.
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Deal the tests that are marked `dealt`. Marks come before the selection by marks.
 
     Tests that may take long, which have a timeout of their own, begin first, so that all workers
     end at about the same time.
     """
+    dealt = {item: turn for item in items if (turn := _dealt(item)) is not None}
     for item in items:
-        if "sample" in getattr(item, "fixturenames", ()):
+        if item in dealt or "sample" in getattr(item, "fixturenames", ()):
             item.add_marker("sampled")
+    taken = turns_of(config.option.sample, dealt.values())
+    dropped = [item for item, turn in dealt.items() if turn not in taken]
+    config.hook.pytest_deselected(items=dropped)
+    items[:] = [item for item in items if item not in dealt or dealt[item] in taken]
     items.sort(key=lambda item: item.get_closest_marker("timeout") is None)
+
+
+def pytest_collection_finish() -> None:
+    """What is imported stays: collections need not look through it again and again."""
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_sessionfinish() -> None:
+    gc.unfreeze()
+
+
+def _dealt(item: pytest.Item) -> tuple[str, tuple[int, ...]] | None:
+    """A test that is marked `dealt`, and which of the values of its dealt parameters it has."""
+    if (mark := item.get_closest_marker("dealt")) is None:
+        return None
+    # A part by the date of what is dealt by the date would leave some combinations out for ever.
+    assert isinstance(item, pytest.Function)
+    assert "sample" not in item.fixturenames
+    return item.nodeid.partition("[")[0], tuple(item.callspec.indices[name] for name in mark.args)
 
 
 @pytest.fixture
 def sample(request: pytest.FixtureRequest) -> Sample:
     """What the test takes of its lists in this run."""
     return Sample.of_test(request.config.option.sample, request.node.nodeid)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def forked_workers() -> Iterator[None]:
+    """Worker groups that tests start themselves fork the ranks of the host fabric."""
+    forks = Forks()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("taxfree.workers.process.Popen", forks)
+        yield
+    forks.close()
 
 
 @pytest.fixture(scope="session")

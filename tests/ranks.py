@@ -151,7 +151,7 @@ def workers_of(controller: int) -> list[int]:
     found = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         with contextlib.suppress(OSError):  # it has ended meanwhile
-            if f"--controller={controller}" in path.read_text().split("\0"):
+            if f"--controller={controller}".encode() in path.read_bytes().split(b"\0"):
                 found.append(int(path.parent.name))
     return found
 

@@ -1,18 +1,20 @@
 """The part of a long list that one run takes; the date decides which.
 
-`make test` takes a part of each, `make test-all` takes all. A test that wants a part has the
-fixture `sample`, and thereby the mark `sampled`.
+`make test` takes a part of each, `make test-all` then takes the rest. A test that wants a part has
+the fixture `sample`, and thereby the mark `sampled`. Of a test with the mark `dealt`, which names
+parameters, a run takes one combination of their values; tests of one file take the same.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import date
 from typing import TypeVar
 from zlib import crc32
 
 ALL = "all"
+REST = "rest:"
 PARTS = 14  # in the fourteen days from a Monday on, each entry is in one part
 
 Entry = TypeVar("Entry")
@@ -23,10 +25,12 @@ class Sample:
     """What one test takes of its lists.
 
     Args:
-        first: index of the first entry taken, below `PARTS`; None takes every entry.
+        first: index of the first entry of the part, below `PARTS`; None for every entry.
+        is_rest: take what the part leaves.
     """
 
     first: int | None
+    is_rest: bool = False
 
     @classmethod
     def of_test(cls, sample: str, test: str) -> Sample:
@@ -36,30 +40,58 @@ class Sample:
         the week moves on to the next part: who tests on Mondays only meets everything, too.
 
         Args:
-            sample: a date as in 2026-11-23, or "all".
+            sample: a date as in 2026-11-23; "rest:" and a date; or "all".
             test: its node id.
 
         Raises:
-            ValueError: `sample` is neither.
+            ValueError: `sample` is none of these.
         """
         if sample == ALL:
             return cls(None)
         try:
-            day = date.fromisoformat(sample)
+            day = date.fromisoformat(sample.removeprefix(REST))
         except ValueError:
-            raise ValueError(f"{sample!r} is neither a date as in 2026-11-23 nor {ALL!r}") from None
+            expected = f"a date as in 2026-11-23, {REST}2026-11-23, or {ALL}"
+            raise ValueError(f"{sample!r} is not {expected}") from None
         week, weekday = divmod(day.toordinal() - 1, 7)
-        return cls((2 * weekday + week + crc32(test.encode())) % PARTS)
+        first = (2 * weekday + week + crc32(test.encode())) % PARTS
+        return cls(first, sample.startswith(REST))
 
     @property
-    def is_all(self) -> bool:
-        return self.first is None
+    def is_part(self) -> bool:
+        """Whether this is the small part that each run of `make test` takes."""
+        return self.first is not None and not self.is_rest
 
     def of(self, entries: Sequence[Entry]) -> Sequence[Entry]:
-        """This run's part of a list, or all of it."""
-        return entries if self.first is None else entries[self.first :: PARTS]
+        """This run's part of a list."""
+        return self._taken(entries, PARTS)
 
     def one_of(self, entries: Sequence[Entry]) -> Sequence[Entry]:
-        """One entry of a short list, or all of it."""
+        """One entry of a short list, or the others, or all of it."""
         assert len(entries) <= PARTS
-        return entries if self.first is None else [entries[self.first % len(entries)]]
+        return self._taken(entries, len(entries))
+
+    def _taken(self, entries: Sequence[Entry], parts: int) -> Sequence[Entry]:
+        if self.first is None:
+            return entries
+        mine = self.first % parts
+        return [each for at, each in enumerate(entries) if (at % parts == mine) != self.is_rest]
+
+
+Turn = tuple[str, tuple[int, ...]]
+
+
+def turns_of(sample: str, turns: Iterable[Turn]) -> set[Turn]:
+    """Which turns of tests that are dealt a run takes; in one file they go together.
+
+    Args:
+        sample: see `Sample.of_test`.
+        turns: node ids without parameters, and the places of the dealt parameters' values.
+    """
+    of_tests: dict[str, set[Turn]] = {}
+    for turn in turns:
+        of_tests.setdefault(turn[0], set()).add(turn)
+    taken: set[Turn] = set()
+    for test, own in of_tests.items():
+        taken.update(Sample.of_test(sample, test.partition("::")[0]).one_of(sorted(own)))
+    return taken

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from datetime import date, timedelta
-from itertools import chain
+from itertools import chain, product
 
 import pytest
 
-from tests.sample import PARTS, Sample
+from tests.sample import PARTS, Sample, turns_of
 
 MONDAY = date(2026, 11, 23)
 ENTRIES = range(40)
@@ -35,6 +35,15 @@ def test_they_meet_each_entry_of_a_short_list_one_at_a_time(step: int, count: in
     assert list(Sample.of_test("all", "test").one_of(range(count))) == list(range(count))
 
 
+@pytest.mark.parametrize("day", days(PARTS))
+def test_the_rest_is_what_a_part_leaves(day: str) -> None:
+    assert sorted(taken([day]) + taken([f"rest:{day}"])) == list(ENTRIES)
+    part, rest = (Sample.of_test(each, "test") for each in (day, f"rest:{day}"))
+    assert sorted([*part.one_of(range(5)), *rest.one_of(range(5))]) == list(range(5))
+    assert part.is_part
+    assert not rest.is_part
+
+
 def test_tests_begin_at_different_places() -> None:
     firsts = {Sample.of_test(str(MONDAY), f"test {number}").first for number in range(150)}
     assert firsts == set(range(PARTS))
@@ -45,5 +54,17 @@ def test_all_is_everything() -> None:
 
 
 def test_anything_else_is_refused() -> None:
-    with pytest.raises(ValueError, match="'yesterday' is neither a date"):
-        Sample.of_test("yesterday", "test")
+    for given in ("yesterday", "rest:yesterday", "rest:all"):
+        with pytest.raises(ValueError, match=f"'{given}' is not a date"):
+            Sample.of_test(given, "test")
+
+
+@pytest.mark.parametrize("day", days(PARTS))
+def test_of_a_test_that_is_dealt_one_turn_is_taken_and_of_its_file_the_same(day: str) -> None:
+    places = list(product(range(3), range(2)))
+    turns = [(test, each) for test in ("a.py::one", "a.py::two", "b.py::one") for each in places]
+    taken, rest = turns_of(day, turns), turns_of(f"rest:{day}", turns)
+    assert sorted(test for test, _ in taken) == ["a.py::one", "a.py::two", "b.py::one"]
+    assert len({each for test, each in taken if test.startswith("a.py")}) == 1
+    assert sorted([*taken, *rest]) == sorted(turns)
+    assert turns_of("all", turns) == set(turns)

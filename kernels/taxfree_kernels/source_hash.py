@@ -45,6 +45,7 @@ def _closure(module: str) -> set[str]:
     return seen
 
 
+@cache
 def _imports(module: str) -> set[str]:
     """Modules of this package that a module imports, in any form of import."""
     found = set()
@@ -86,6 +87,7 @@ def _syntax_tree(module: str) -> ast.Module:
     return ast.parse(_source(module))
 
 
+@cache
 def _code(module: str) -> str:
     """The hashed lines of a module."""
     lines = _source(module).splitlines()

@@ -257,6 +257,7 @@ def operation_names() -> list[str]:
     )
 
 
+@cache
 def problem_class(op: str) -> type[Problem]:
     """The dataclass of an operation's problems; imports no torch.
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from subprocess import DEVNULL, Popen
 from typing import Any
 
 
@@ -15,7 +15,7 @@ def start_worker(
     connection: int,
     log: int,
     other_files: Sequence[int] = (),
-) -> subprocess.Popen[bytes]:
+) -> Popen[bytes]:
     """Start a worker that ends with this process.
 
     Args:
@@ -28,11 +28,11 @@ def start_worker(
     own = {"connection": connection, "controller": os.getpid()}
     command = [sys.executable, "-m", "taxfree.workers.worker"]
     command += [f"--{name}={value}" for name, value in {**options, **own}.items()]
-    return subprocess.Popen(
+    return Popen(
         command,
         env=_environment(str(options["fabric"])) | dict(variables),
         pass_fds=(connection, *other_files),
-        stdin=subprocess.DEVNULL,
+        stdin=DEVNULL,
         stdout=log,
         stderr=log,
     )

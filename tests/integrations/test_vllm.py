@@ -191,6 +191,7 @@ def test_a_layer_without_a_record_runs_vllms_own_forward(ranks: Ranks, tmp_path:
         assert report.layers == {NAME: {"library: no record": 1}}
 
 
+@pytest.mark.dealt("rows")
 @pytest.mark.parametrize("rows", [RECORDED_ROWS, 20])
 def test_compiled_code_takes_the_rms_norm_along(ranks: Ranks, database: str, rows: int) -> None:
     for is_right, targets, report, keys in run(ranks, "compile_norm", database=database, rows=rows):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import subprocess
 from pathlib import Path
@@ -11,10 +10,8 @@ import pytest
 
 from tests.ranks import KERNELS, PYTHON, copy_of_kernels, environment
 
-pytestmark = pytest.mark.xdist_group("timeline")  # the usual build is compiled once
-
 COMPILE = """
-import json, sys
+import sys
 from taxfree_kernels.all_gather_matmul.problem import AllGatherMatmul
 from taxfree_kernels.cross_compile.compile import compile_launch
 from taxfree_kernels.cross_compile.record import record
@@ -22,30 +19,29 @@ from taxfree_kernels.hardware import KNOWN
 from taxfree_kernels.variant import variants
 
 problem = AllGatherMatmul(m=64, n=3584, k=8192, world_size=4)
-found = {}
-for gpu in sys.argv[1:]:
-    hardware = KNOWN[gpu]
-    config = variants("all_gather_matmul")["push"].seed_configs(problem, hardware)[0]
-    (launch,) = record("all_gather_matmul", "push", problem, config, hardware)
-    found[gpu] = compile_launch(launch, hardware).text
-json.dump(found, sys.stdout)
+hardware = KNOWN[sys.argv[1]]
+config = variants("all_gather_matmul")["push"].seed_configs(problem, hardware)[0]
+(launch,) = record("all_gather_matmul", "push", problem, config, hardware)
+print(compile_launch(launch, hardware).text)
 """
 _NOTE = re.compile(r"\n *if trace.TIMELINE != \"\":\n *trace.note\([^\n]*\)")
 _DEBUG = re.compile(r"^\s*(\.loc|\.file|\.section\s+\.debug|//|;|\$L__tmp|\.Ltmp).*$", re.MULTILINE)
 _CLOCK = {"h200": "globaltimer", "mi300x": "s_memrealtime"}
+_BACKEND = {"h200": "cuda", "mi300x": "hip"}
+pytestmark = pytest.mark.dealt("gpu")
 
 
-def compiled(folder: Path, kernels: Path, *gpus: str, **variables: str) -> dict[str, str]:
-    """Assembly of push by GPU, from a process that compiles these kernels."""
+def compiled(folder: Path, kernels: Path, gpu: str, **variables: str) -> str:
+    """Assembly of push, from a process that compiles these kernels."""
     cache = {"TRITON_CACHE_DIR": str(folder / f"cache{len(variables)}{kernels == KERNELS}")}
     done = subprocess.run(
-        [PYTHON, "-W", "ignore", "-c", COMPILE, *gpus],
+        [PYTHON, "-W", "ignore", "-c", COMPILE, gpu],
         env=environment(kernels, **cache, **variables),
         capture_output=True,
         text=True,
         check=True,
     )
-    return json.loads(done.stdout)
+    return done.stdout
 
 
 def instructions(text: str) -> list[str]:
@@ -60,12 +56,17 @@ def folder(tmp_path_factory) -> Path:
     return tmp_path_factory.mktemp("timeline")
 
 
+@pytest.fixture(scope="module", params=_CLOCK)
+def gpu(request) -> str:
+    return request.param
+
+
 @pytest.fixture(scope="module")
-def usual(folder) -> dict[str, str]:
-    return compiled(folder, KERNELS, *_CLOCK)
+def usual(folder, gpu) -> str:
+    return compiled(folder, KERNELS, gpu)
 
 
-def test_the_usual_build_is_that_of_kernels_that_cannot_note(folder, usual):
+def test_the_usual_build_is_that_of_kernels_that_cannot_note(folder, gpu, usual):
     bare = copy_of_kernels(folder)
     found = 0
     for file in (bare / "taxfree_kernels/device").glob("*.py"):
@@ -74,17 +75,13 @@ def test_the_usual_build_is_that_of_kernels_that_cannot_note(folder, usual):
         assert re.findall(r"\n +trace\.note\(", text) == []  # all notes stand behind the switch
         file.write_text(text)
     assert found >= 5
-    without = compiled(folder, bare, *_CLOCK)
-    assert {what: instructions(text) for what, text in usual.items()} == {
-        what: instructions(text) for what, text in without.items()
-    }
+    assert instructions(usual) == instructions(compiled(folder, bare, gpu))
 
 
-def test_the_usual_build_reads_no_clock(usual):
-    assert [what for what, text in usual.items() if _CLOCK[what] in text] == []
+def test_the_usual_build_reads_no_clock(gpu, usual):
+    assert _CLOCK[gpu] not in usual
 
 
-@pytest.mark.parametrize(("gpu", "backend"), [("h200", "cuda"), ("mi300x", "hip")])
-def test_the_other_build_reads_it_at_every_event(folder, gpu, backend):
-    found = compiled(folder, KERNELS, gpu, TAXFREE_TIMELINE=backend)
-    assert found[gpu].count(_CLOCK[gpu]) >= 5
+def test_the_other_build_reads_it_at_every_event(folder, gpu):
+    found = compiled(folder, KERNELS, gpu, TAXFREE_TIMELINE=_BACKEND[gpu])
+    assert found.count(_CLOCK[gpu]) >= 5

@@ -306,6 +306,7 @@ def test_an_all_reduce_takes_the_bias_and_the_residual_along(ranks: Ranks) -> No
         assert any("bias=True" in each and "residual=True" in each for each in problems), problems
 
 
+@pytest.mark.dealt("what")
 @pytest.mark.parametrize(
     ("what", "layer", "calls"), [("collectives", "compiled all_reduce", 2), ("layers", "first", 1)]
 )

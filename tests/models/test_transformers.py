@@ -81,6 +81,7 @@ def generate(fabric: Any, model: str, folder: str, dtype: str) -> Any:
     return alone, found, is_same, taxfree.report().layers, kinds
 
 
+@pytest.mark.dealt("model")
 @pytest.mark.parametrize("model", MODELS)
 def test_tokens_are_those_of_one_process(ranks: Ranks, tmp_path: Path, model: str) -> None:
     task = f"{__name__}:generate"

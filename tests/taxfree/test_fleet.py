@@ -26,10 +26,7 @@ from tests import postgres
 from tests.ranks import environment
 from tests.taxfree.test_search import FAST, SLOW
 
-pytestmark = [
-    pytest.mark.skipif(not postgres.is_here(), reason="no server: apt install postgresql"),
-    pytest.mark.xdist_group("postgres"),
-]
+pytestmark = pytest.mark.skipif(not postgres.is_here(), reason="no server: apt install postgresql")
 
 
 @pytest.fixture(scope="module")

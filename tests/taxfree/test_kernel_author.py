@@ -51,57 +51,49 @@ class Author:
         return done.stdout
 
 
-class TestOneMore:
-    """A variant of an operation, and an operation."""
+def tune_bench_explain_and_call(author, op, name, shape):
+    ranks = ["--op", op, "--shapes", shape, "--fabric", "host", "--gpus", "2"]
+    ranks += ["--variant", name]
+    (tuned,) = json.loads(author("tune", *ranks, "--trials", "2", "--json"))["rows"]
+    assert tuned["measured"] == 2
+    assert tuned["winner"] in (name, "baseline")
+    (record,) = json.loads(author("db", "show", "--op", op, "--gpu", "cpu", "--json"))["records"]
+    measured = [record["winner"], *record["runners_up"]]
+    assert [each["variant"] for each in measured].count(name) == 2
+    rows = json.loads(author("bench", *ranks, "--json"))["rows"]
+    for each in (name, "dispatch"):  # a runtime calls what dispatch picks
+        medians = [row["median_us"] for row in rows if row["variant"] == each]
+        assert medians
+        assert min(medians) > 0
+    assert name in author("explain", *ranks)
 
-    @staticmethod
-    def add(what, folder):
-        """A tree with it, its operation, its name, a shape."""
-        if what == "variant":
-            return Author(folder, VARIANT), OP, "two_steps", "m=7 n=40 k=24 gather_dim=1"
+
+def run_the_checker(author, op, name, _):
+    options = ["--op", op, "--variant", name, "--seeds", "16", "--json"]
+    (checked,) = json.loads(author("check", *options))["checks"]
+    assert checked["name"] == f"{op} {name}"
+    assert checked["violation"] is None
+
+
+def compile_for_all_targets(author, op, name, _):
+    options = ["--compiled", "--op", op, "--variant", name, "--json"]
+    reports = json.loads(author("check", *options))["reports"]
+    assert {report["architecture"] for report in reports} == TARGETS
+
+
+@pytest.mark.dealt("what", "commands")
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("what", ["variant", "operation"])
+@pytest.mark.parametrize(
+    "commands", [tune_bench_explain_and_call, run_the_checker, compile_for_all_targets]
+)
+def test_one_more_is_served_by_all_commands(tmp_path, what, commands):
+    if what == "variant":
+        shape = "m=7 n=40 k=24 gather_dim=1"
+        commands(Author(tmp_path, VARIANT), OP, "two_steps", shape)
+    else:
         names = [name for name in FILES if name.startswith("all_reduce/")]
-        return Author(folder, *names), "all_reduce", "push", "m=7 n=40"
-
-    @pytest.fixture(params=["variant", "operation"])
-    def added(self, request, tmp_path):
-        return self.add(request.param, tmp_path)
-
-    @pytest.mark.timeout(900)
-    def test_is_tuned_and_benched_and_explained_and_called(self, tmp_path, sample):
-        for what in sample.one_of(["variant", "operation"]):
-            self.check_commands(*self.add(what, tmp_path / what))
-
-    @staticmethod
-    def check_commands(author, op, name, shape):
-        ranks = ["--op", op, "--shapes", shape, "--fabric", "host", "--gpus", "2"]
-        ranks += ["--variant", name]
-        (tuned,) = json.loads(author("tune", *ranks, "--trials", "2", "--json"))["rows"]
-        assert tuned["measured"] == 2
-        assert tuned["winner"] in (name, "baseline")
-        (record,) = json.loads(author("db", "show", "--op", op, "--gpu", "cpu", "--json"))[
-            "records"
-        ]
-        measured = [record["winner"], *record["runners_up"]]
-        assert [each["variant"] for each in measured].count(name) == 2
-        rows = json.loads(author("bench", *ranks, "--json"))["rows"]
-        for each in (name, "dispatch"):  # a runtime calls what dispatch picks
-            medians = [row["median_us"] for row in rows if row["variant"] == each]
-            assert medians
-            assert min(medians) > 0
-        assert name in author("explain", *ranks)
-
-    def test_is_accepted_by_the_checker(self, added):
-        author, op, name, _ = added
-        options = ["--op", op, "--variant", name, "--seeds", "16", "--json"]
-        (checked,) = json.loads(author("check", *options))["checks"]
-        assert checked["name"] == f"{op} {name}"
-        assert checked["violation"] is None
-
-    def test_is_compiled_for_all_targets(self, added):
-        author, op, name, _ = added
-        options = ["--compiled", "--op", op, "--variant", name, "--json"]
-        reports = json.loads(author("check", *options))["reports"]
-        assert {report["architecture"] for report in reports} == TARGETS
+        commands(Author(tmp_path, *names), "all_reduce", "push", "m=7 n=40")
 
 
 class TestOneMoreOperation:

@@ -164,8 +164,8 @@ def init_with_a_large_shipped_record(fabric: Any) -> Any:
     """What runs for a problem that needs more than the default heap."""
     import taxfree
 
-    problem = problem_of(m=600_000, k=64)
-    of_eight = dataclasses.replace(problem, m=60_000_000, world_size=8)
+    problem = problem_of(m=600, k=64_000)
+    of_eight = dataclasses.replace(problem, m=60_000, world_size=8)
     records = [record_of(fabric, each) for each in (problem, of_eight)]
     with mock.patch("taxfree._runtime.startup.shipped_records", return_value=tuple(records)):
         rt = taxfree.init(db="/nowhere/tuning.sqlite", timeout_s=10)

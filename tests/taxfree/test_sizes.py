@@ -87,7 +87,7 @@ def call_all_sizes(fabric: Any, op: str, fields: dict[str, Any], variant: str | 
     rt = runtime_of(fabric, *([] if variant is None else [record_of(fabric, top, variant)]))
     rt.prepare([top.for_rows(0, sizes[-1])])
     planned, complaints = rt.memory(), []
-    for seed, size in enumerate((0, *sizes, *sizes[::-1])):
+    for seed, size in enumerate((0, *sizes, sizes[0])):
         problem = sized(top, size)
         if size == 0:
             inputs = operation(op).make_inputs(sized(top, 1), fabric.rank, 1, fabric.device)
@@ -386,7 +386,7 @@ class TestSizes:
     def test_ever_new_sizes_take_no_memory_and_few_kernels(
         self, ranks: Ranks, sample: Sample
     ) -> None:
-        calls = 10_000 if sample.is_all else 500
+        calls = 500 if sample.is_part else 10_000
         for found in run(ranks, many_sizes.serve, calls=calls, seed=0):
             assert found["memory"] == found["memory_after_100"]
             # of Python's own objects, and its allocator's

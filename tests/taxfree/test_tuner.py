@@ -567,6 +567,7 @@ ENDS_RANKS = {
 }
 
 
+@pytest.mark.timeout(900)
 class TestOnRealRanks:
     def test_bad_candidates_are_recorded_with_their_reasons_and_skipped(self, db, tmp_path, sample):
         expected = {

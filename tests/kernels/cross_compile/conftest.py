@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from taxfree_kernels.cross_compile.compiled_kernel import CompiledKernel
+from taxfree_kernels.cross_compile.coverage import DEVICES
 from taxfree_kernels.cross_compile.resources import Resources
 
 HERE = Path(__file__).parent
@@ -42,17 +43,16 @@ def run_python(*arguments: str, triton: str = "installed", **environment: str) -
 
 
 class Snippets:
-    """Compiles the kernels of ``snippets.py``, all for one device and compiler at once."""
+    """Compiles the kernels of ``snippets.py``, all for one compiler at once."""
 
     def __init__(self) -> None:
-        self._done: dict[tuple[str, str], dict[str, Any]] = {}
+        self._done: dict[str, dict[str, Any]] = {}
 
     def compiled(self, name: str, device: str, triton: str) -> CompiledKernel:
-        key = device, triton
-        if key not in self._done:
+        if triton not in self._done:
             script = str(HERE / "snippets.py")
-            self._done[key] = json.loads(run_python(script, device, triton=triton))
-        fields = self._done[key][name]
+            self._done[triton] = json.loads(run_python(script, *DEVICES, triton=triton))
+        fields = self._done[triton][device][name]
         return CompiledKernel(**fields | {"resources": Resources(**fields["resources"])})
 
 

@@ -436,13 +436,16 @@ def _compile(name: str, device: str) -> dict[str, Any]:
 
 
 def main() -> None:
-    device = sys.argv[1]
+    print(json.dumps({device: _compile_all(device) for device in sys.argv[1:]}))
+
+
+def _compile_all(device: str) -> dict[str, dict[str, Any]]:
     names = [name for name, value in globals().items() if _is_kernel(name, value)]
     elsewhere = CDNA if device == "h200" else HOPPER
     names = [name for name in names if name not in elsewhere]
     if device == "mi350x":  # stands beside mi300x, where the wrong ones are tried
         names = [name for name in names if name.startswith("good_")]
-    print(json.dumps({name: _compile(name, device) for name in names}))
+    return {name: _compile(name, device) for name in names}
 
 
 def _is_kernel(name: str, value: Any) -> bool:

@@ -15,8 +15,6 @@ from taxfree_kernels.cross_compile.resources import Resources
 
 from .conftest import TRITONS, Snippets
 
-pytestmark = pytest.mark.xdist_group("snippets")  # are compiled once, and by one process
-
 BOTH = tuple(TRITONS)
 #: kernel, device, compilers, checks that must find it.
 WRONG = [

@@ -9,7 +9,7 @@ import pytest
 
 from .conftest import TRITONS, run_python
 
-pytestmark = pytest.mark.xdist_group("launches")  # the scripts run once, in one process
+pytestmark = pytest.mark.dealt("triton")
 
 #: Prints, in turn, how Triton's launcher specialises recorded arguments and real tensors.
 SPECIALISE = """

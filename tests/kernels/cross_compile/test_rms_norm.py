@@ -39,6 +39,7 @@ print(json.dumps(found))
 """
 
 
+@pytest.mark.dealt("triton")
 @pytest.mark.parametrize("triton", TRITONS)
 def test_it_compiles_well_for_all_devices(triton: str) -> None:
     found = json.loads(run_python("-c", COMPILE, triton=triton))

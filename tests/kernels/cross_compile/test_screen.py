@@ -38,7 +38,6 @@ def screen() -> Iterator[Screen]:
         yield screen
 
 
-@pytest.mark.xdist_group("screen")
 class TestScreen:
     def test_reports_resources_of_kernels(self, screen: Screen) -> None:
         (verdict,) = screen.verdicts(OP, PROBLEM, [("push", default("push", "h200"))])
@@ -55,6 +54,7 @@ class TestScreen:
             (verdict,) = screen.verdicts(OP, PROBLEM, [("push", config)])
         assert verdict.refused == "spills 0 bytes a thread"
 
+    @pytest.mark.dealt("device")
     @pytest.mark.parametrize("device", ["h200", "mi300x"])
     def test_refuses_what_is_compiled_wrongly(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, device: str

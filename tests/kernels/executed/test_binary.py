@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import re
+from itertools import cycle, islice
 
 import pytest
 from tinygrad.renderer.amd import decode_inst
 from tinygrad.runtime.support.elf import elf_loader
 
 from taxfree_kernels.executed.decode import Instruction, decode
+from taxfree_kernels.hardware import KNOWN
+from taxfree_kernels.variant import operation_shapes, variants
 from tests.kernels.cross_compile.conftest import TRITONS, run_python
 from tests.kernels.executed.test_executed import ARCHITECTURES, VARIANTS, python_path
 
@@ -39,10 +42,17 @@ def registers(given: Instruction) -> set[int]:
     return {int(each[1] or each[2]) for each in found if each} - {0}
 
 
+def served(op: str, variant: str) -> bool:
+    problem = operation_shapes(op).tiny(2)[0]
+    return variants(op)[variant].unsupported_reason(problem, KNOWN["mi300x"]) is None
+
+
 @pytest.mark.parametrize("triton", TRITONS)
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_the_text_is_what_the_binary_holds(architecture, triton, sample, tmp_path):
-    given = [(*case, 2, 0, None, architecture, [0]) for case in sample.of(VARIANTS)]
+def test_the_text_is_what_the_binary_holds(triton, sample, tmp_path):
+    # Each Triton has every second one for the other architecture.
+    turns = islice(cycle(ARCHITECTURES), list(TRITONS).index(triton), None)
+    tried = zip([each for each in VARIANTS if served(*each)], turns, strict=False)
+    given = [(*case, 2, 0, None, where, [0]) for case, where in sample.of(list(tried))]
     run_python(
         "-m", "tests.kernels.executed.whole", json.dumps(given), triton=triton,
         PYTHONPATH=python_path(triton), TRITON_CACHE_DIR=str(tmp_path),

@@ -16,7 +16,7 @@ VARIANTS = [
 PATH = ":".join(str(ROOT / each) for each in ("", "kernels", "tuning_db"))
 ARCHITECTURES = ("gfx942", "gfx950")
 ALONE = {"attention"}  # its ranks share nothing
-AT_ONCE = 2  # of one process
+AT_ONCE = 6  # of one process
 
 #: of one kernel, outside of the path of giving up. The lengths that a few seeds draw leave paths
 #: out, such as the merge of several splits; and the compiler adds code for lanes that change one
@@ -39,7 +39,7 @@ def cases(worlds, corners, seeds):
     ]
 
 
-def executed(given, architecture, triton, *options):
+def executed(given, architecture, triton="installed", *options):
     given = [(*case[:5], architecture, case[6]) for case in given]
     for begin in range(0, len(given), AT_ONCE):
         text = json.dumps(given[begin : begin + AT_ONCE])
@@ -60,8 +60,10 @@ def require_right(checked):
 @pytest.mark.parametrize("triton", TRITONS)
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_compiled_variants_are_right_on_two_ranks(architecture, triton, sample):
-    given = sample.of(cases((2,), (None,), (0, 1, 2, 3)))
-    options = ("repaired",) if triton == "oldest" else ()
+    given, options = cases((2,), (None,), (0, 1, 2, 3)), ()
+    if triton == "oldest":  # which AMD's fabric refuses: each case for one architecture
+        given, options = given[ARCHITECTURES.index(architecture) :: 2], ("repaired",)
+    given = sample.of(given)
     for checked in executed(given, architecture, triton, *options):
         require_right(checked)
         assert max(checked["shares"].values(), default=0.0) < MOST_NEVER_EXECUTED, checked["shares"]
@@ -77,12 +79,15 @@ def test_a_signal_that_overtakes_its_write_back_is_found():
 
 
 @pytest.mark.timeout(7200)
+@pytest.mark.parametrize("step", [7, pytest.param(1, marks=pytest.mark.soak)])
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_compiled_variants_are_right_on_more_ranks_and_with_other_configs(architecture, sample):
-    if not sample.is_all:
+def test_compiled_variants_are_right_on_more_ranks_and_with_other_configs(
+    architecture, step, sample
+):
+    if sample.is_part:
         pytest.skip("minutes: for the whole list")
     given = cases((4, 8), (None,), (0, 3)) + cases((2,), range(6), (1, 2))
-    for checked in executed(given, architecture, "installed"):
+    for checked in executed(given[ARCHITECTURES.index(architecture) :: step], architecture):
         require_right(checked)
 
 
