@@ -131,7 +131,7 @@ def check(
                 "FILE::FUNCTION takes --ranks, --seeds, --first-seed and --json only",
                 "the other options are for the variants of operations",
             )
-        _require_greenlet()
+        _require("greenlet")
         check_function(target, ranks, seeds, first_seed, json)
         return
     if ranks is not None:
@@ -167,7 +167,7 @@ def check(
         of_ops = {each: _problems(each, shapes, gpus, dtype, (2,)) for each in ops}
         _check_executed(of_ops, variant, drawn, arch or _ARCHITECTURES[0], json)
         return
-    _require_greenlet()
+    _require("greenlet")
     os.environ["TRITON_INTERPRET"] = "1"  # read when Triton is imported, which is below
     from taxfree_kernels.checker import check_variant, checkable_variants
 
@@ -184,14 +184,14 @@ def check(
     require_pass(found)
 
 
-def _require_greenlet() -> None:
-    """Require what the scheduler needs.
+def _require(package: str) -> None:
+    """Require a package that a check needs.
 
     Raises:
         TaxfreeError: it is not installed.
     """
-    if importlib.util.find_spec("greenlet") is None:
-        raise TaxfreeError("greenlet is not installed", "pip install 'taxfree[check]'")
+    if importlib.util.find_spec(package) is None:
+        raise TaxfreeError(f"{package} is not installed", "pip install 'taxfree[check]'")
 
 
 def _check_compiled(
@@ -229,6 +229,7 @@ def _check_executed(
     """Execute the code of variants, all by default, and compare what all ranks return."""
     if os.environ.get("TRITON_INTERPRET", "0") != "0":
         raise UsageError("--executed needs compiled kernels", "unset TRITON_INTERPRET")
+    _require("numba")
     from taxfree_kernels.executed.check import check
     from taxfree_kernels.variant import variants
 

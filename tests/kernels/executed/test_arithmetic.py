@@ -128,7 +128,7 @@ def test_lanes_that_are_off_keep_what_they_have():
     machine.set(0, 7)
     machine.run("s_mov_b64 exec, 1", "v_mov_b32_e32 v0, 9", "v_cmp_eq_u32_e32 vcc, 9, v0")
     assert machine.get(0).tolist() == [9] + [7] * 63
-    assert machine.wave.s[106:108] == [1, 0]
+    assert machine.wave.s[106:108].tolist() == [1, 0]
 
 
 def test_scalar_carry_and_condition_codes():
@@ -141,7 +141,7 @@ def test_scalar_carry_and_condition_codes():
         "s_bfe_i32 s5, 0xf0, 0x40004",
         "s_ashr_i32 s6, -8, 1",
     )
-    assert machine.wave.s[2:7] == [0, 0, 1, 0xFFFFFFFF, 0xFFFFFFFC]
+    assert machine.wave.s[2:7].tolist() == [0, 0, 1, 0xFFFFFFFF, 0xFFFFFFFC]
 
 
 def test_shifted_lanes_without_a_source_keep_the_destination_or_read_zero():
