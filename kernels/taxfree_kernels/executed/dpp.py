@@ -9,7 +9,7 @@ from taxfree_kernels.executed.encoding import compiled
 from taxfree_kernels.executed.errors import UnknownInstruction
 
 
-class Lanes(IntEnum):
+class Control(IntEnum):
     """Which lane each one reads; 0 for its own. Rows have 16 lanes."""
 
     quad_perm = 1
@@ -31,32 +31,32 @@ def lane_read(lanes: int, by: int, lane: int) -> int:
     """The lane that one reads, or -1.
 
     Args:
-        lanes: see :class:`Lanes`.
+        lanes: see :class:`Control`.
         by: the control's number; of ``quad_perm``, 4 numbers of 2 bits.
         lane: which reads.
     """
     row, place = lane & ~15, lane & 15
-    if lanes == Lanes.quad_perm:
+    if lanes == Control.quad_perm:
         return lane & ~3 | by >> 2 * (lane & 3) & 3
-    if lanes == Lanes.row_shl:
+    if lanes == Control.row_shl:
         return lane + by if place + by < 16 else -1
-    if lanes == Lanes.row_shr:
+    if lanes == Control.row_shr:
         return lane - by if by <= place else -1
-    if lanes == Lanes.row_ror:
+    if lanes == Control.row_ror:
         return row | place - by & 15
-    if lanes == Lanes.wave_shl:
+    if lanes == Control.wave_shl:
         return lane + 1 if lane < 63 else -1
-    if lanes == Lanes.wave_shr:
+    if lanes == Control.wave_shr:
         return lane - 1
-    if lanes == Lanes.wave_rol:
+    if lanes == Control.wave_rol:
         return lane + 1 & 63
-    if lanes == Lanes.wave_ror:
+    if lanes == Control.wave_ror:
         return lane - 1 & 63
-    if lanes == Lanes.row_mirror:
+    if lanes == Control.row_mirror:
         return row | 15 - place
-    if lanes == Lanes.row_half_mirror:
+    if lanes == Control.row_half_mirror:
         return lane & ~7 | 7 - (lane & 7)
-    if lanes == Lanes.row_newbcast:
+    if lanes == Control.row_newbcast:
         return row | by
     if by == 15:  # the last lane of the row before
         return row - 1
@@ -72,7 +72,7 @@ def fields(given: Instruction) -> dict[str, int]:
     Raises:
         UnknownInstruction: the control is unknown.
     """
-    name = next((name for name in Lanes.__members__ if name in given.modifiers), None)
+    name = next((name for name in Control.__members__ if name in given.modifiers), None)
     if name is None:
         raise UnknownInstruction(f"unknown lanes of {given.text}")
     if name == "quad_perm":
@@ -81,7 +81,9 @@ def fields(given: Instruction) -> dict[str, int]:
         by = given.number(name)
     rows, banks = given.number("row_mask", 15), given.number("bank_mask", 15)
     on = sum((rows >> (lane >> 4) & banks >> (lane >> 2 & 3) & 1) << lane for lane in range(64))
-    is_kept = given.number("bound_ctrl") != 1
     return {
-        "lanes": Lanes[name], "by": by, "on": on - (on >> 63 << 64), "gives_zero": int(not is_kept),
-    }  # fmt: skip
+        "lanes": Control[name],
+        "by": by,
+        "on": on - (on >> 63 << 64),
+        "gives_zero": int(given.number("bound_ctrl") == 1),
+    }

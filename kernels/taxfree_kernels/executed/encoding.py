@@ -57,15 +57,16 @@ def _numbers(names: str) -> list[tuple[str, Any]]:
 
 
 #: `at` is the value of a constant, or the word of the state, of a vector that of lane 0. Of what is
-#: there, `shift` and `mask` take a part, and `flip` changes bits; then half a float becomes one.
+#: there, `shift` and `mask` take a part, and `flip` changes bits; then a half becomes a float32.
 SOURCE = np.dtype(_numbers("kind at shift mask flip is_half"))
 #: `out` is the word that takes the result, of a vector that of lane 0, or -1; `mask` and `shift`
 #: say what is kept of the result, and where it goes. `bits` is the first of two words that take a
 #: bit of each lane, or -1.
 PART = np.dtype([*_numbers("out is_wide mask shift bits"), ("sources", SOURCE, 4)])
 #: `target` is where a branch goes. A wait leaves `vector` and `local` operations in flight. `lanes`
-#: and `by` say which lane the first source comes from (DPP); only the lanes of `on` are written,
-#: and of these, where there is no such lane, those of `gives_zero`.
+#: and `by` say which lane the first source comes from (DPP). Only the lanes of `on` are written;
+#: one whose source has no lane gets 0 with `gives_zero`, else it is not written. `count` parts are
+#: used; all read before one writes.
 INSTRUCTION = np.dtype([
     *_numbers("form operation target vector local lanes by on gives_zero count"),
     ("parts", PART, 2),

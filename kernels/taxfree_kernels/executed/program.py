@@ -194,7 +194,11 @@ class Launch:
         Raises:
             Hang: all wait at barriers that others have passed.
         """
-        found = [wave for wave in self._waves if not wave.state or wave.has_woken]
+        found = [
+            wave
+            for wave in self._waves
+            if not wave.state or (wave.state == ASLEEP and wave.has_woken)
+        ]
         if not found and all(wave.state in (AT_BARRIER, END) for wave in self._waves):
             raise Hang(f"{self.program.listing.name}: all waves wait at barriers", self.places())
         return found

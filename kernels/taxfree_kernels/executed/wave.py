@@ -56,6 +56,7 @@ class Wave:
         self.words = np.full(STATE_WORDS, timing.poison, np.uint32)
         self.registers = self.words[:SCALARS].reshape(VECTORS, 64)
         self.s = self.words[SCALARS:]
+        self._pairs = self.s.view(np.uint64)
         self.registers[0] = LANES + 64 * number
         self.s[SCC] = 0
         self.set_exec(ALL)
@@ -69,8 +70,8 @@ class Wave:
         self._polled: dict[tuple[Step, int], int] = {}
 
     def pair(self, number: int) -> int:
-        """Two scalar registers as one number."""
-        return int(self.s.item(number)) | self.s.item(number + 1) << 32
+        """Two scalar registers, the first of an even number, as one number."""
+        return int(self._pairs.item(number // 2))
 
     def scalar(self, source: Source) -> int:
         """The value of a scalar source, unsigned."""

@@ -157,6 +157,15 @@ def test_shifted_lanes_without_a_source_keep_the_destination_or_read_zero():
     assert machine.get(2)[[0, 1, 16]].tolist() == [0, 0, 0]
 
 
+def test_a_sum_takes_factors_of_other_lanes():
+    machine = Machine()
+    machine.set(0, 100, np.float32)
+    machine.set(1, np.arange(64), np.float32)
+    machine.set(2, 2, np.float32)
+    machine.run("v_fmac_f32_dpp v0, v1, v2 row_shr:1 row_mask:0xf bank_mask:0xf")
+    assert machine.get(0, np.float32)[:3].tolist() == [100, 100, 102]
+
+
 def test_a_lane_that_is_off_is_no_source():
     machine = Machine()
     machine.set(1, np.arange(64))
