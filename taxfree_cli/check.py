@@ -131,7 +131,7 @@ def check(
                 "FILE::FUNCTION takes --ranks, --seeds, --first-seed and --json only",
                 "the other options are for the variants of operations",
             )
-        _require_greenlet()
+        _require("greenlet")
         check_function(target, ranks, seeds, first_seed, json)
         return
     if ranks is not None:
@@ -188,7 +188,7 @@ def _check_schedules(
     problems: dict[str, list[Any]], names: list[str] | None, schedules: range, json: bool
 ) -> None:
     """Run the happens-before checker on variants, on all that launch our kernels by default."""
-    _require_greenlet()
+    _require("greenlet")
     os.environ["TRITON_INTERPRET"] = "1"  # read when Triton is imported, which is below
     from taxfree_kernels.checker import check_variant, checkable_variants
 
@@ -204,14 +204,14 @@ def _check_schedules(
     require_pass(found)
 
 
-def _require_greenlet() -> None:
-    """Require what the scheduler needs.
+def _require(package: str) -> None:
+    """Require a package that a check needs.
 
     Raises:
         TaxfreeError: it is not installed.
     """
-    if importlib.util.find_spec("greenlet") is None:
-        raise TaxfreeError("greenlet is not installed", "pip install 'taxfree[check]'")
+    if importlib.util.find_spec(package) is None:
+        raise TaxfreeError(f"{package} is not installed", "pip install 'taxfree[check]'")
 
 
 def _check_compiled(
@@ -249,6 +249,7 @@ def _check_executed(
     """Execute the code of variants, all by default, and compare what all ranks return."""
     if os.environ.get("TRITON_INTERPRET", "0") != "0":
         raise UsageError("--executed needs compiled kernels", "unset TRITON_INTERPRET")
+    _require("numba")
     from taxfree_kernels.executed.check import check
     from taxfree_kernels.variant import variants
 

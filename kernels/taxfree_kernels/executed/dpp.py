@@ -2,68 +2,88 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-import numpy as np
+from enum import IntEnum
 
 from taxfree_kernels.executed.decode import Instruction
+from taxfree_kernels.executed.encoding import compiled
 from taxfree_kernels.executed.errors import UnknownInstruction
-from taxfree_kernels.executed.lanes import LANES, Lanes
-from taxfree_kernels.executed.operands import Source, source
-from taxfree_kernels.executed.wave import Wave
-
-_ROW, _IN_ROW = LANES & ~15, LANES & 15
-_EVERY = np.ones(64, bool)
-
-#: control -> the lane that each lane reads, and whether there is one
-_CONTROLS: dict[str, Callable[[int], tuple[Lanes, Lanes]]] = {
-    "row_shl": lambda by: (LANES + by, _IN_ROW + by < 16),
-    "row_shr": lambda by: (LANES - by, by <= _IN_ROW),
-    "row_ror": lambda by: (_ROW + (_IN_ROW - by & 15), _EVERY),
-    "wave_shl": lambda by: (LANES + 1, LANES < 63),
-    "wave_shr": lambda by: (LANES - 1, LANES > 0),
-    "wave_rol": lambda by: (LANES + 1 & 63, _EVERY),
-    "wave_ror": lambda by: (LANES - 1 & 63, _EVERY),
-    "row_mirror": lambda by: (_ROW + 15 - _IN_ROW, _EVERY),
-    "row_half_mirror": lambda by: ((LANES & ~7) + 7 - (LANES & 7), _EVERY),
-    "row_newbcast": lambda by: (_ROW + by, _EVERY),
-    "row_bcast": lambda by: (_ROW - 1, LANES >= 16) if by == 15 else (_EVERY * 31, LANES >= 32),
-}
 
 
-def lanes_read(given: Instruction) -> tuple[Lanes, Lanes]:
-    """The lane that each lane reads, and whether there is one."""
-    modifiers = given.modifiers
-    if "quad_perm" in modifiers:
-        order = np.array(given.flags("quad_perm", []))
-        return (LANES & ~3) + order[LANES & 3], _EVERY
-    for name, lanes in _CONTROLS.items():
-        if name in modifiers:
-            reads, exists = lanes(given.number(name))
-            return np.clip(reads, 0, 63), exists
-    raise UnknownInstruction(f"unknown lanes of {given.text}")
+class Control(IntEnum):
+    """Which lane each one reads; 0 for its own. Rows have 16 lanes."""
+
+    quad_perm = 1
+    row_shl = 2
+    row_shr = 3
+    row_ror = 4
+    wave_shl = 5
+    wave_shr = 6
+    wave_rol = 7
+    wave_ror = 8
+    row_mirror = 9
+    row_half_mirror = 10
+    row_newbcast = 11
+    row_bcast = 12
 
 
-def dpp_source(given: Instruction, kind: str) -> tuple[Source, Callable[[Wave], Lanes]]:
-    """The first source operand, and in which lanes the destination is written.
+@compiled
+def lane_read(lanes: int, by: int, lane: int) -> int:
+    """The lane that one reads, or -1.
+
+    Args:
+        lanes: see :class:`Control`.
+        by: the control's number; of ``quad_perm``, 4 numbers of 2 bits.
+        lane: which reads.
+    """
+    row, place = lane & ~15, lane & 15
+    if lanes == Control.quad_perm:
+        return lane & ~3 | by >> 2 * (lane & 3) & 3
+    if lanes == Control.row_shl:
+        return lane + by if place + by < 16 else -1
+    if lanes == Control.row_shr:
+        return lane - by if by <= place else -1
+    if lanes == Control.row_ror:
+        return row | place - by & 15
+    if lanes == Control.wave_shl:
+        return lane + 1 if lane < 63 else -1
+    if lanes == Control.wave_shr:
+        return lane - 1
+    if lanes == Control.wave_rol:
+        return lane + 1 & 63
+    if lanes == Control.wave_ror:
+        return lane - 1 & 63
+    if lanes == Control.row_mirror:
+        return row | 15 - place
+    if lanes == Control.row_half_mirror:
+        return lane & ~7 | 7 - (lane & 7)
+    if lanes == Control.row_newbcast:
+        return row | by
+    if by == 15:  # the last lane of the row before
+        return row - 1
+    return 31 if lane >= 32 else -1
+
+
+def fields(given: Instruction) -> dict[str, int]:
+    """What an instruction's record says of lanes.
 
     A lane that reads none, or one that is off, gets 0 if ``bound_ctrl`` is set. Otherwise its
     destination keeps what it has, as it does in rows and banks that are masked off.
+
+    Raises:
+        UnknownInstruction: the control is unknown.
     """
-    reads, exists = lanes_read(given)
+    name = next((name for name in Control.__members__ if name in given.modifiers), None)
+    if name is None:
+        raise UnknownInstruction(f"unknown lanes of {given.text}")
+    if name == "quad_perm":
+        by = sum(lane << 2 * at for at, lane in enumerate(given.flags(name, [])))
+    else:
+        by = given.number(name)
     rows, banks = given.number("row_mask", 15), given.number("bank_mask", 15)
-    is_on = (rows >> (LANES >> 4) & banks >> (LANES >> 2 & 3) & 1).astype(bool)
-    gives_zero = given.number("bound_ctrl") == 1
-    get = source(given.operands[1], kind)
-
-    def first(wave: Wave) -> Lanes:
-        value = get(wave)
-        found = exists & wave.mask[reads]
-        return np.where(found, value[reads], value.dtype.type(0))
-
-    def writes(wave: Wave) -> Lanes:
-        if gives_zero:
-            return wave.mask & is_on
-        return wave.mask & is_on & exists & wave.mask[reads]
-
-    return first, writes
+    on = sum((rows >> (lane >> 4) & banks >> (lane >> 2 & 3) & 1) << lane for lane in range(64))
+    return {
+        "lanes": Control[name],
+        "by": by,
+        "on": on - (on >> 63 << 64),
+        "gives_zero": int(given.number("bound_ctrl") == 1),
+    }

@@ -21,10 +21,3 @@ def lanes_of(bits: int) -> Lanes:
     lanes = np.unpackbits(packed, bitorder="little").view(bool)
     lanes.flags.writeable = False
     return lanes
-
-
-def bits_of(lanes: Lanes) -> int:
-    """The mask of 64 booleans, or of one for all lanes."""
-    if not lanes.ndim:
-        return ALL if lanes else 0
-    return int.from_bytes(np.packbits(lanes, bitorder="little").tobytes(), "little")

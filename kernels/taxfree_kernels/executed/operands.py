@@ -1,26 +1,29 @@
-"""Operands as functions on a wave: made once for each instruction, called each time it runs.
+"""Operands of instructions: from their text to what executes them.
 
 A kind says how bits are read: "u32", "i32", "f32", "f16" (the low half), "u64" or "i64".
 """
 
 from __future__ import annotations
 
-import operator
 import re
 import struct
-from collections.abc import Callable
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from taxfree_kernels.executed.encoding import (
+    EXEC,
+    INSTRUCTION,
+    M0,
+    SCALARS,
+    VCC,
+    Form,
+    Kind,
+    Row,
+)
 from taxfree_kernels.executed.errors import UnknownInstruction
-from taxfree_kernels.executed.lanes import ALL, WORD, Lanes
-from taxfree_kernels.executed.wave import EXEC, M0, VCC, Wave
-
-Source = Callable[[Wave], Any]
-Destination = Callable[[Wave, Any], None]
-ScalarSource = Callable[[Wave], int]
-ScalarDestination = Callable[[Wave, int], None]
+from taxfree_kernels.executed.lanes import ALL, WORD
 
 ACCUMULATORS = 256  # row of a0 among the vector registers
 
@@ -30,10 +33,8 @@ _NAMED = {
 }  # fmt: skip
 _REGISTER = re.compile(r"([sva])(?:(\d+)|\[(\d+)(?::(\d+))?\])")
 _INVERSE_2PI = {"0.15915494", "0.15915494309189532"}
-_DTYPES: dict[str, Any] = {
-    "u32": np.uint32, "i32": np.int32, "f32": np.float32,
-    "f16": np.float16, "u64": np.uint64, "i64": np.int64,
-}  # fmt: skip
+WIDE = ("u64", "i64")
+_SIGN = {"f32": 1 << 31, "f16": 1 << 15}
 
 
 class Register(NamedTuple):
@@ -42,6 +43,11 @@ class Register(NamedTuple):
     is_vector: bool
     row: int
     words: int
+
+    @property
+    def word(self) -> int:
+        """Its word of a wave's state, of lane 0."""
+        return 64 * self.row if self.is_vector else SCALARS + self.row
 
 
 def register(text: str) -> Register | None:
@@ -54,6 +60,8 @@ def register(text: str) -> Register | None:
     first = int(found[2] or found[3])
     last = int(found[4] or first)
     base = ACCUMULATORS if found[1] == "a" else 0
+    if last >= (VCC if found[1] == "s" else ACCUMULATORS):
+        raise UnknownInstruction(f"there is no register {text}")
     return Register(found[1] != "s", base + first, last - first + 1)
 
 
@@ -62,6 +70,14 @@ def row_of(text: str) -> int:
     found = register(text)
     if found is None or not found.is_vector:
         raise UnknownInstruction(f"{text} is no vector register")
+    return found.row
+
+
+def scalar_of(text: str) -> int:
+    """The number of a scalar register, the first of several."""
+    found = register(text)
+    if found is None or found.is_vector:
+        raise UnknownInstruction(f"{text} is no scalar register")
     return found.row
 
 
@@ -83,7 +99,7 @@ def constant(text: str, kind: str) -> int:
         raise UnknownInstruction(f"unknown operand {text}") from None
     if kind == "f16":
         return 0x3118 if text in _INVERSE_2PI else int(np.float16(value).view(np.uint16))
-    if kind in ("u64", "i64"):
+    if kind in WIDE:
         return int(np.float64(value).view(np.uint64))
     return 0x3E22F983 if text in _INVERSE_2PI else bits_of_float(value)
 
@@ -102,131 +118,72 @@ def signs(text: str) -> tuple[str, bool, bool]:
     return text, is_negated, is_positive
 
 
-def source(text: str, kind: str) -> Source:
-    """Read an operand of a vector instruction: 64 lanes, or one number for all."""
+class Source(NamedTuple):
+    """A source operand, as :data:`taxfree_kernels.executed.encoding.SOURCE` has it."""
+
+    kind: Kind = Kind.CONSTANT
+    at: int = 0
+    shift: int = 0
+    mask: int = -1
+    flip: int = 0
+    is_half: bool = False
+
+
+def literal(value: int) -> Source:
+    """A number of up to 64 bits."""
+    value &= ALL
+    return Source(at=value - (value >> 63 << 64))
+
+
+def source(text: str, kind: str, part: tuple[int, int] | None = None, which: int = 0) -> Source:
+    """A source of a vector instruction: 64 lanes, or one number for all.
+
+    Args:
+        part: bits to the right of those that are read, and a mask of these.
+        which: of two words.
+    """
     text, is_negated, is_positive = signs(text)
-    get = _plain(text, kind)
-    if is_positive and is_negated:
-        return lambda wave: -np.abs(get(wave))
+    shift, mask = part or (0, 0xFFFF if kind == "f16" else -1)
+    if (is_negated or is_positive) and kind not in _SIGN:
+        raise UnknownInstruction(f"{text} has a sign, but is no float")
     if is_positive:
-        return lambda wave: np.abs(get(wave))
-    if is_negated:
-        return lambda wave: -get(wave)
-    return get
-
-
-def _plain(text: str, kind: str) -> Source:
+        mask &= ~_SIGN[kind]
+    flip = _SIGN[kind] if is_negated else 0
     found = register(text)
     if found is None:
-        return _constant_lanes(constant(text, kind), kind)
-    at = found.row
-    if found.is_vector:
-        return _vector(at, kind)
-    if kind in ("u64", "i64"):
-        dtype = _DTYPES[kind]
-        return lambda wave: np.uint64(wave.s[at] | wave.s[at + 1] << 32).view(dtype)
-    if kind == "u32":
-        return lambda wave: np.uint32(wave.s[at])
-    if kind == "f16":
-        return lambda wave: np.uint16(wave.s[at] & 0xFFFF).view(np.float16)
-    dtype = _DTYPES[kind]
-    return lambda wave: np.uint32(wave.s[at]).view(dtype)
+        bits = constant(text, kind)
+        at = literal(bits if kind in WIDE else bits & WORD).at
+        return Source(Kind.CONSTANT, at, shift, mask, flip)
+    kinds = (Kind.VECTOR, Kind.VECTOR_PAIR) if found.is_vector else (Kind.SCALAR, Kind.SCALAR_PAIR)
+    word = found.word + which * (64 if found.is_vector else 1)
+    return Source(kinds[kind in WIDE], word, shift, mask, flip)
 
 
-def _constant_lanes(bits: int, kind: str) -> Source:
-    if kind in ("u64", "i64"):
-        raw: Any = np.uint64(bits & ALL)
-    else:
-        raw = np.uint16(bits & 0xFFFF) if kind == "f16" else np.uint32(bits & WORD)
-    lanes = np.full(64, raw).view(_DTYPES[kind])
-    lanes.flags.writeable = False
-    return lambda wave: lanes
+def scalar_source(text: str, words: int = 1) -> Source:
+    """A source of a scalar instruction, an unsigned integer of 1 or 2 words."""
+    if register(text) is None:
+        return literal(constant(text, "u32") & (WORD if words == 1 else ALL))
+    return Source(Kind.SCALAR if words == 1 else Kind.SCALAR_PAIR, SCALARS + scalar_of(text))
 
 
-def _vector(row: int, kind: str) -> Source:
-    if kind == "u32":
-        return lambda wave: wave.u[row]
-    if kind == "i32":
-        return lambda wave: wave.i[row]
-    if kind == "f32":
-        return lambda wave: wave.f[row]
-    if kind == "f16":
-        return lambda wave: wave.u[row].astype(np.uint16).view(np.float16)
-    dtype = _DTYPES[kind]
+class Part(NamedTuple):
+    """A result and its sources, as :data:`taxfree_kernels.executed.encoding.PART` has them."""
 
-    def pair(wave: Wave) -> Lanes:
-        both = np.empty((64, 2), np.uint32)
-        both[:, 0], both[:, 1] = wave.u[row], wave.u[row + 1]
-        lanes: Lanes = both.view(dtype)[:, 0]
-        return lanes
-
-    return pair
+    sources: Sequence[Source] = ()
+    out: int = -1
+    is_wide: bool = False
+    mask: int = -1
+    shift: int = 0
+    bits: int = -1
 
 
-def destination(text: str, kind: str) -> Destination:
-    """Write an operand of a vector instruction, in the lanes that are on."""
-    row = row_of(text)
-    if kind in ("u64", "i64"):
-
-        def put_pair(wave: Wave, value: Any) -> None:
-            both = np.empty(64, np.uint64)
-            both[:] = value if kind == "u64" else value.view(np.uint64)
-            wave.put(row, 2, both.view(np.uint32).reshape(64, 2).T)
-
-        return put_pair
-    if kind == "f16":  # clears the upper half of the register
-
-        def put_half(wave: Wave, value: Any) -> None:
-            np.copyto(wave.u[row], np.asarray(value).view(np.uint16), where=wave.mask)
-
-        return put_half
-    rows = operator.attrgetter({"u32": "u", "i32": "i", "f32": "f"}[kind])
-
-    def put(wave: Wave, value: Any) -> None:
-        if wave.is_full:
-            rows(wave)[row][:] = value
-        else:
-            np.copyto(rows(wave)[row], value, where=wave.mask)
-
-    return put
-
-
-def scalar_source(text: str, words: int = 1) -> ScalarSource:
-    """Read an operand of a scalar instruction, as an unsigned integer of 1 or 2 words."""
-    found = register(text)
-    if found is None:
-        bits = constant(text, "u32") & (WORD if words == 1 else ALL)
-        return lambda wave: bits
-    if found.is_vector:
-        raise UnknownInstruction(f"{text} is no scalar register")
-    at = found.row
-    if words == 1:
-        return lambda wave: wave.s[at]
-    return lambda wave: wave.s[at] | wave.s[at + 1] << 32
-
-
-def scalar_destination(text: str, words: int = 1) -> ScalarDestination:
-    """Write an operand of a scalar instruction: 1 or 2 words."""
-    found = register(text)
-    if found is None or found.is_vector:
-        raise UnknownInstruction(f"{text} is no scalar register")
-    at = found.row
-    if at >= EXEC:
-        return _exec(at, words)
-
-    def put(wave: Wave, value: int) -> None:
-        wave.s[at] = value & WORD
-
-    def put_pair(wave: Wave, value: int) -> None:
-        wave.s[at] = value & WORD
-        wave.s[at + 1] = value >> 32 & WORD
-
-    return put if words == 1 else put_pair
-
-
-def _exec(at: int, words: int) -> ScalarDestination:
-    def put(wave: Wave, value: int) -> None:
-        wave.s[at] = value
-        wave.set_exec(wave.s[EXEC] | wave.s[EXEC + 1] << 32)
-
-    return put if words == 1 else lambda wave, value: wave.set_exec(value)
+def row(form: Form, operation: int = 0, *parts: Part, **fields: int) -> Row:
+    """An instruction as a record."""
+    made: Any = np.zeros((), INSTRUCTION)
+    made["form"], made["operation"], made["count"], made["on"] = form, operation, len(parts), -1
+    for name, value in fields.items():
+        made[name] = value
+    for at, (sources, *rest) in enumerate(parts):
+        filled = [*sources, *[literal(0)] * (4 - len(sources))]
+        made["parts"][at] = (*rest, filled)
+    return made

@@ -6,15 +6,26 @@ from collections.abc import Mapping, Sequence
 from copy import copy
 from random import Random
 
+import numpy as np
 import torch
 
-from taxfree_kernels.executed import matrix, scalar, scalar_memory, shared, vector, vector_memory
+from taxfree_kernels.executed import (
+    interpreter,
+    matrix,
+    scalar,
+    scalar_memory,
+    shared,
+    vector,
+    vector_memory,
+)
 from taxfree_kernels.executed.caches import Gpu, View
 from taxfree_kernels.executed.decode import Instruction, Listing
+from taxfree_kernels.executed.encoding import INSTRUCTION, Form, Row
 from taxfree_kernels.executed.errors import BadAccess, Hang
 from taxfree_kernels.executed.flight import Timing
 from taxfree_kernels.executed.lanes import WORD
 from taxfree_kernels.executed.lds import Shared
+from taxfree_kernels.executed.operands import row
 from taxfree_kernels.executed.tactics import Tactics
 from taxfree_kernels.executed.wave import AGAIN, ASLEEP, AT_BARRIER, END, Step, Wave
 
@@ -29,7 +40,8 @@ class Program:
         listing: the decoded kernel.
 
     Attributes:
-        steps: a function for each instruction.
+        rows: its instructions, as records.
+        steps: functions for those that are not compiled; else None.
         hits: for each instruction, whether it was executed.
 
     Raises:
@@ -38,14 +50,31 @@ class Program:
 
     def __init__(self, listing: Listing) -> None:
         self.listing = listing
-        self.steps = [build_step(each, listing.labels) for each in listing.instructions]
-        self.hits = bytearray(len(self.steps))
+        count = len(listing.instructions)
+        self.rows = np.zeros(count + 1, INSTRUCTION)  # at the last one, compiled code stops
+        self.steps: list[Step | None] = [None] * count
+        self.hits = bytearray(count)
+        for at, given in enumerate(listing.instructions):
+            built = _build(given, listing.labels)
+            if callable(built):
+                self.steps[at] = built
+            else:
+                self.rows[at] = built
+            if given.opcode == "s_waitcnt":
+                vector, local = scalar.left_in_flight(given)
+                self.rows[at] = row(Form.WAIT, vector=vector, local=local)
+
+    def step(self, at: int) -> Step:
+        """The function that executes an instruction."""
+        return self.steps[at] or interpreter.alone(self.rows[at])
 
     def with_steps(self, steps: Mapping[int, Step]) -> Program:
         """The same, but for some steps; as if it had never run."""
         changed = copy(self)
-        changed.steps = [steps.get(at, step) for at, step in enumerate(self.steps)]
+        changed.rows, changed.steps = self.rows.copy(), self.steps.copy()
         changed.hits = bytearray(len(self.steps))
+        for at, step in steps.items():
+            changed.rows["form"][at], changed.steps[at] = Form.PYTHON, step
         return changed
 
 
@@ -55,6 +84,11 @@ def build_step(given: Instruction, labels: Mapping[str, int]) -> Step:
     Raises:
         UnknownInstruction: the executor does not know it.
     """
+    built = _build(given, labels)
+    return built if callable(built) else interpreter.alone(built)
+
+
+def _build(given: Instruction, labels: Mapping[str, int]) -> Row | Step:
     family = given.opcode.split("_")[0]
     if family == "s":
         if given.opcode.startswith("s_load"):
@@ -160,7 +194,11 @@ class Launch:
         Raises:
             Hang: all wait at barriers that others have passed.
         """
-        found = [wave for wave in self._waves if not wave.state or wave.has_woken]
+        found = [
+            wave
+            for wave in self._waves
+            if not wave.state or (wave.state == ASLEEP and wave.has_woken)
+        ]
         if not found and all(wave.state in (AT_BARRIER, END) for wave in self._waves):
             raise Hang(f"{self.program.listing.name}: all waves wait at barriers", self.places())
         return found
@@ -170,7 +208,7 @@ class Launch:
         rng, before = self.timing.rng, wave.executed
         self._complete_some(wave, rng)
         try:
-            stopped = wave.run(rng.randint(1, _QUANTUM))
+            stopped = interpreter.run(wave, rng.randint(1, _QUANTUM))
         except BadAccess as error:
             text = self.program.listing.instructions[wave.pc].text
             raise BadAccess(error.message, f"{self.program.listing.name}, at: {text}") from None

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from functools import partial
+from operator import attrgetter
 from random import Random
 from typing import Any
 
@@ -43,6 +44,7 @@ MOST_INSTRUCTIONS = 5_000_000  # of all waves in a run; more is a hang
 NEVER = 1 << 40  # polls
 FEW_POLLS = 20
 
+_PRIORITY = attrgetter("priority")
 _IDLE = 32  # rounds in which every wave polls again, and nothing changes: a hang
 
 
@@ -279,8 +281,9 @@ class _Session:
                 version = self._memory.version
                 continue
             if self._tactics.by_priority:
-                rank = max(ready, key=lambda rank: max(wave.priority for wave in ready[rank]))
-                wave = max(ready[rank], key=lambda wave: wave.priority)
+                first = {rank: max(waves, key=_PRIORITY) for rank, waves in ready.items()}
+                rank = max(first, key=lambda rank: first[rank].priority)
+                wave = first[rank]
             else:
                 rank = self._rng.choices(list(ready), [weights[each] for each in ready])[0]
                 wave = self._rng.choice(ready[rank])

@@ -31,13 +31,13 @@ def build(given: Instruction) -> Step:
     fixed, first = given.number("offset"), target.row
 
     def step(wave: Wave) -> None:
-        address = base(wave) + moves(wave) + fixed & ~3
-        wave.s[first : first + count] = [wave.timing.poison] * count
+        address = wave.scalar(base) + wave.scalar(moves) + fixed & ~3
+        wave.s[first : first + count] = wave.timing.poison
 
         def effect() -> None:
             start = np.array([address], np.uint64)
             at = wave.view.memory.places(start, 4 * count)[0].item() // 4
-            wave.s[first : first + count] = wave.view.levels[1].of[4][at : at + count].tolist()
+            wave.s[first : first + count] = wave.view.levels[1].of[4][at : at + count]
 
         wave.timing.issue(
             wave.local_queue, InFlight(effect, rows=(first, first + count), is_scalar=True)

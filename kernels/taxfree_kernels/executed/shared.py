@@ -12,7 +12,7 @@ from taxfree_kernels.executed.decode import Instruction
 from taxfree_kernels.executed.errors import UnknownInstruction
 from taxfree_kernels.executed.flight import InFlight
 from taxfree_kernels.executed.lanes import LANES, Lanes
-from taxfree_kernels.executed.operands import row_of, source
+from taxfree_kernels.executed.operands import row_of
 from taxfree_kernels.executed.wave import Step, Wave
 
 _NAME = re.compile(r"ds_(read|write)(2?)(st64)?_[bu](8|16|32|64|96|128)(_d16_hi)?")
@@ -56,9 +56,11 @@ def _pieces(given: Instruction) -> tuple[int, list[int]]:
 def touched(given: Instruction) -> Callable[[Wave], Lanes]:
     """Wave -> the words of LDS that a read or write touches, by number."""
     size, offsets = _pieces(given)
-    base = source(given.operands[0 if "write" in given.opcode else 1], "u32")
+    base = row_of(given.operands[0 if "write" in given.opcode else 1])
     first = np.add.outer(offsets, np.arange(0, size, 4)).ravel()
-    return lambda wave: (base(wave)[_lanes_on(wave)].astype(np.int64)[:, None] + first).ravel() >> 2
+    return lambda wave: (
+        (wave.registers[base][_lanes_on(wave)].astype(np.int64)[:, None] + first).ravel() >> 2
+    )
 
 
 def _lanes_on(wave: Wave) -> Any:
@@ -71,12 +73,12 @@ def _issue(wave: Wave, effect: Callable[[], Any], row: int = 0, count: int = 0) 
 
 
 def _read(given: Instruction, size: int, offsets: list[int]) -> Step:
-    row, base = row_of(given.operands[0]), source(given.operands[1], "u32")
+    row, base = row_of(given.operands[0]), row_of(given.operands[1])
     words = max(size // 4, 1)
 
     def step(wave: Wave) -> None:
         is_on, shared = _lanes_on(wave), wave.group.shared
-        places = base(wave)[is_on].astype(np.int64)
+        places = wave.registers[base][is_on].astype(np.int64)
         wave.poison(row, words * len(offsets))
 
         def effect() -> None:
@@ -90,12 +92,12 @@ def _read(given: Instruction, size: int, offsets: list[int]) -> Step:
 
 
 def _write(given: Instruction, size: int, offsets: list[int], *, upper: bool) -> Step:
-    base, rows = source(given.operands[0], "u32"), [row_of(text) for text in given.operands[1:]]
+    base, rows = row_of(given.operands[0]), [row_of(text) for text in given.operands[1:]]
     words, shift = max(size // 4, 1), np.uint32(16 if upper else 0)
 
     def step(wave: Wave) -> None:
         is_on, shared = _lanes_on(wave), wave.group.shared
-        places = base(wave)[is_on].astype(np.int64)
+        places = wave.registers[base][is_on].astype(np.int64)
         taken = [wave.registers[row : row + words, is_on].T >> shift for row in rows]
         values = [each.astype(f"u{min(size, 4)}") for each in taken]
 
@@ -111,20 +113,20 @@ def _write(given: Instruction, size: int, offsets: list[int], *, upper: bool) ->
 def _permute(given: Instruction) -> Step:
     """Exchange between lanes: pull from (``bpermute``) or push to the lane of a byte address."""
     row, fixed = row_of(given.operands[0]), np.uint32(given.number("offset"))
-    address, value = (source(text, "u32") for text in given.operands[1:])
+    address, value = (row_of(text) for text in given.operands[1:])
     pulls = given.opcode == "ds_bpermute_b32"
 
     def step(wave: Wave) -> None:
         is_on = wave.mask
-        lanes = (address(wave) + fixed >> np.uint32(2) & np.uint32(63)).astype(np.intp)
-        lanes, values = np.broadcast_to(lanes, 64), np.broadcast_to(value(wave), 64)
+        lanes = (wave.registers[address] + fixed >> np.uint32(2) & np.uint32(63)).astype(np.intp)
+        values = wave.registers[value]
         result = np.zeros(64, np.uint32)
         if pulls:
             result = np.where(is_on[lanes], values[lanes], result)
         else:
             result[lanes[is_on]] = values[is_on]
         wave.poison(row, 1)
-        _issue(wave, lambda: np.copyto(wave.u[row], result, where=is_on), row, 1)
+        _issue(wave, lambda: np.copyto(wave.registers[row], result, where=is_on), row, 1)
 
     return step
 
@@ -134,21 +136,21 @@ def _swap(given: Instruction) -> Step:
     found = re.fullmatch(r"swizzle\(SWAP,(\d+)\)", given.modifiers.get("offset", ""))
     if found is None:
         raise UnknownInstruction(f"unknown form of {given.text}")
-    row, value = row_of(given.operands[0]), source(given.operands[1], "u32")
+    row, value = row_of(given.operands[0]), row_of(given.operands[1])
     partners = LANES ^ int(found[1])
 
     def step(wave: Wave) -> None:
-        is_on, values = wave.mask, np.broadcast_to(value(wave), 64)
+        is_on, values = wave.mask, wave.registers[value]
         result = np.where(is_on[partners], values[partners], np.uint32(0))
         wave.poison(row, 1)
-        _issue(wave, lambda: np.copyto(wave.u[row], result, where=is_on), row, 1)
+        _issue(wave, lambda: np.copyto(wave.registers[row], result, where=is_on), row, 1)
 
     return step
 
 
 def _read_transposed(given: Instruction) -> Step:
     """Transpose 4 x 16 halves: 16 lanes read them by rows, and each receives a column."""
-    row, base = row_of(given.operands[0]), source(given.operands[1], "u32")
+    row, base = row_of(given.operands[0]), row_of(given.operands[1])
     fixed = given.number("offset")
     lane, number = LANES[:, None], np.arange(4)
     giver = (lane & ~15) + 4 * number + (lane & 15) // 4
@@ -156,13 +158,13 @@ def _read_transposed(given: Instruction) -> Step:
     def step(wave: Wave) -> None:
         if not wave.is_full:
             raise UnknownInstruction(f"{given.opcode} with lanes off")
-        shared, places = wave.group.shared, base(wave).astype(np.int64) + fixed
+        shared, places = wave.group.shared, wave.registers[base].astype(np.int64) + fixed
         wave.poison(row, 2)
 
         def effect() -> None:
             halves = shared.load(places, 8).T.copy().view(np.uint16)  # lane, 4
             words = np.ascontiguousarray(halves[giver, lane % 4]).view(np.uint32)
-            wave.u[row][:], wave.u[row + 1][:] = words[:, 0], words[:, 1]
+            wave.registers[row][:], wave.registers[row + 1][:] = words[:, 0], words[:, 1]
 
         _issue(wave, effect, row, 2)
 

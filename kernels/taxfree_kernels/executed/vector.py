@@ -1,397 +1,527 @@
-"""Vector arithmetic: one NumPy operation on the 64 lanes of a wave."""
+"""Vector arithmetic: what an instruction does in each lane that is on."""
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
-from taxfree_kernels.executed import arithmetic
+from taxfree_kernels.executed import dpp
+from taxfree_kernels.executed.arithmetic import (
+    RELATIONS,
+    Word,
+    bits,
+    bitwise,
+    count_of_ones,
+    division_fixup,
+    division_fma,
+    division_scale,
+    f32,
+    fma,
+    from_half,
+    is_below,
+    length,
+    logical_shift,
+    maximum,
+    minimum,
+    ones,
+    order,
+    permuted_bytes,
+    reversed_bits,
+    scaled,
+    sign_extended,
+    signed,
+    to_bfloat16,
+    to_half,
+    to_signed,
+    to_unsigned,
+)
 from taxfree_kernels.executed.decode import Instruction
-from taxfree_kernels.executed.dpp import dpp_source
+from taxfree_kernels.executed.encoding import SCALARS, Form, Row, compiled, numbered
 from taxfree_kernels.executed.errors import UnknownInstruction
-from taxfree_kernels.executed.lanes import LANES, WORD, Lanes, bits_of, lanes_of
+from taxfree_kernels.executed.lanes import LANES
 from taxfree_kernels.executed.operands import (
-    ACCUMULATORS,
+    WIDE,
+    Part,
     Source,
-    destination,
+    literal,
     register,
+    row,
     row_of,
-    scalar_destination,
+    scalar_of,
     scalar_source,
     signs,
     source,
 )
-from taxfree_kernels.executed.wave import VCC, Step, Wave
+from taxfree_kernels.executed.wave import Step, Wave
 
-Function = Callable[..., Any]
+#: instructions of one destination: its kind, and the kinds of the sources -> names
+_KINDS = {
+    "u32: u32": "v_mov_b32 v_not_b32 v_bfrev_b32 v_accvgpr_read_b32 v_accvgpr_write_b32"
+    " v_accvgpr_mov_b32",
+    "u64: u64": "v_mov_b64",
+    "u32: u32 u32": "v_add_u32 v_sub_u32 v_subrev_u32 v_mul_lo_u32 v_mul_hi_u32 v_and_b32 v_or_b32"
+    " v_xor_b32 v_min_u32 v_max_u32 v_lshlrev_b32 v_lshrrev_b32 v_mul_u32_u24 v_pack_b32_f16"
+    " v_mbcnt_lo_u32_b32 v_mbcnt_hi_u32_b32",
+    "i32: i32 i32": "v_min_i32 v_max_i32 v_ashrrev_i32 v_mul_hi_i32 v_mul_i32_i24",
+    "u64: u32 u64": "v_lshlrev_b64 v_lshrrev_b64",
+    "i64: u32 i64": "v_ashrrev_i64",
+    "u32: u32 u32 u32": "v_add3_u32 v_lshl_add_u32 v_add_lshl_u32 v_lshl_or_b32 v_and_or_b32"
+    " v_or3_b32 v_xad_u32 v_bfi_b32 v_mad_u32_u24 v_bfe_u32 v_bfe_i32 v_perm_b32 v_alignbit_b32",
+    "u64: u64 u32 u64": "v_lshl_add_u64",
+    "i32: i32 i32 i32": "v_min3_i32 v_max3_i32 v_mad_i32_i24",
+    "f32: f32": "v_sqrt_f32 v_trunc_f32 v_floor_f32 v_ceil_f32 v_rndne_f32 v_exp_f32 v_log_f32"
+    " v_rcp_f32 v_rcp_iflag_f32 v_rsq_f32",
+    "f32: f32 f32": "v_add_f32 v_sub_f32 v_subrev_f32 v_mul_f32 v_min_f32 v_max_f32",
+    "f32: f32 f32 f32": "v_fma_f32 v_fmamk_f32 v_fmaak_f32 v_div_fixup_f32 v_max3_f32 v_min3_f32",
+    "f32: f32 i32": "v_ldexp_f32",
+    "f32: u32": "v_cvt_f32_u32 v_cvt_f32_ubyte0",
+    "f32: i32": "v_cvt_f32_i32",
+    "f32: f16": "v_cvt_f32_f16",
+    "i32: i32": "v_ffbh_i32",
+    "u32: f32": "v_cvt_u32_f32 v_cvt_f16_f32",
+    "i32: f32": "v_cvt_i32_f32",
+    "u32: f32 f32": "v_cvt_pk_bf16_f32 v_cvt_pk_f16_f32",
+}
+#: name -> the kind of its destination, and those of its sources
+OPERATIONS = {
+    name: (kinds.split(": ")[0], kinds.split(": ")[1].split())
+    for kinds, names in _KINDS.items()
+    for name in names.split()
+}
+_RELATIONS_OF = {  # kinds -> their relations
+    "u32 i32 u64 i64": "eq ne lt le gt ge",
+    "f32": "eq lg lt le gt ge o u nlg neq nlt nle ngt nge",
+}
+_COMPARED = {
+    f"v_cmp_{relation}_{kind}": (kind, RELATIONS[relation])
+    for kinds, relations in _RELATIONS_OF.items()
+    for kind in kinds.split()
+    for relation in relations.split()
+}
+#: what differs from another instruction only in its operands
+_SAME = {
+    "v_accvgpr_read_b32": "v_mov_b32", "v_accvgpr_write_b32": "v_mov_b32",
+    "v_accvgpr_mov_b32": "v_mov_b32", "v_pk_mov_b32": "v_mov_b32",
+    "v_fmamk_f32": "v_fma_f32", "v_fmaak_f32": "v_fma_f32", "v_fmac_f32": "v_fma_f32",
+    "v_pk_fma_f32": "v_fma_f32", "v_fma_mix_f32": "v_fma_f32",
+    "v_pk_add_f32": "v_add_f32", "v_pk_mul_f32": "v_mul_f32", "v_rcp_iflag_f32": "v_rcp_f32",
+    "v_subrev_u32": "v_sub_u32", "v_subrev_f32": "v_sub_f32",
+    "v_subrev_co_u32": "v_sub_co_u32", "v_subbrev_co_u32": "v_subb_co_u32",
+}  # fmt: skip
+_CARRIES = "v_add_co_u32 v_sub_co_u32 v_subrev_co_u32 v_addc_co_u32 v_subb_co_u32 v_subbrev_co_u32"
+_WITH_MORE = (  # operands than a destination and its sources
+    "v_bitop3_b32 v_cndmask_b32 v_mad_u64_u32 v_mad_i64_i32 v_div_scale_f32 v_div_fmas_f32"
+    " v_fma_mixlo_f16 v_fma_mixhi_f16 v_readfirstlane_b32 v_readlane_b32 v_writelane_b32"
+)
 
-
-class Operation(NamedTuple):
-    """An instruction of one destination: kinds of destination and sources, and the function."""
-
-    out: str
-    inputs: tuple[str, ...]
-    function: Function
-
-
-def _same(a: Lanes) -> Lanes:
-    return a
-
-
-def _u(number: int) -> np.uint32:
-    return np.uint32(number)
-
-
-def _wide(a: Lanes, mask: int) -> Lanes:
-    """Shift amounts of 64-bit shifts."""
-    return np.asarray(a & _u(mask), np.uint64)
-
-
-_LOW24 = _u(0xFFFFFF)
-
-
-def _signed24(a: Lanes) -> Lanes:
-    return (a << np.int32(8)) >> np.int32(8)
-
-
-def _pair_of(to_half: Function) -> Function:
-    """Two numbers of 16 bits in a word."""
-    return lambda a, b: to_half(a) | to_half(b) << _u(16)
-
-
-def _table() -> dict[str, Operation]:
-    """Name -> operation; kinds are written as "out: in in"."""
-    ufuncs: dict[str, dict[str, Function]] = {
-        "u32: u32": {
-            "v_mov_b32": np.positive, "v_not_b32": np.invert,
-            "v_accvgpr_read_b32": np.positive, "v_accvgpr_write_b32": np.positive,
-            "v_accvgpr_mov_b32": np.positive, "v_bfrev_b32": arithmetic.reversed_bits,
-        },
-        "u64: u64": {"v_mov_b64": _same},
-        "u32: u32 u32": {
-            "v_add_u32": np.add, "v_sub_u32": np.subtract, "v_mul_lo_u32": np.multiply,
-            "v_and_b32": np.bitwise_and, "v_or_b32": np.bitwise_or, "v_xor_b32": np.bitwise_xor,
-            "v_min_u32": np.minimum, "v_max_u32": np.maximum,
-            "v_subrev_u32": lambda a, b: b - a,
-            "v_lshlrev_b32": lambda a, b: b << (a & _u(31)),
-            "v_lshrrev_b32": lambda a, b: b >> (a & _u(31)),
-            "v_mul_hi_u32": arithmetic.high_product,
-            "v_mul_u32_u24": lambda a, b: (a & _LOW24) * (b & _LOW24),
-            "v_pack_b32_f16": lambda a, b: a & _u(0xFFFF) | b << _u(16),
-        },
-        "i32: i32 i32": {
-            "v_min_i32": np.minimum, "v_max_i32": np.maximum,
-            "v_ashrrev_i32": lambda a, b: b >> (a & np.int32(31)),
-            "v_mul_hi_i32": arithmetic.high_signed_product,
-            "v_mul_i32_i24": lambda a, b: _signed24(a) * _signed24(b),
-        },
-        "u64: u32 u64": {
-            "v_lshlrev_b64": lambda a, b: b << _wide(a, 63),
-            "v_lshrrev_b64": lambda a, b: b >> _wide(a, 63),
-        },
-        "i64: u32 i64": {"v_ashrrev_i64": lambda a, b: b >> _wide(a, 63).astype(np.int64)},
-        "u32: u32 u32 u32": {
-            "v_add3_u32": lambda a, b, c: a + b + c,
-            "v_lshl_add_u32": lambda a, b, c: (a << (b & _u(31))) + c,
-            "v_add_lshl_u32": lambda a, b, c: (a + b) << (c & _u(31)),
-            "v_lshl_or_b32": lambda a, b, c: a << (b & _u(31)) | c,
-            "v_and_or_b32": lambda a, b, c: a & b | c,
-            "v_or3_b32": lambda a, b, c: a | b | c,
-            "v_xad_u32": lambda a, b, c: (a ^ b) + c,
-            "v_bfi_b32": lambda a, b, c: a & b | ~a & c,
-            "v_mad_u32_u24": lambda a, b, c: (a & _LOW24) * (b & _LOW24) + c,
-            "v_bfe_u32": arithmetic.field, "v_bfe_i32": arithmetic.signed_field,
-            "v_perm_b32": arithmetic.permuted_bytes, "v_alignbit_b32": arithmetic.shifted_pair,
-        },
-        "u64: u64 u32 u64": {"v_lshl_add_u64": lambda a, b, c: (a << _wide(b, 7)) + c},
-        "i32: i32 i32 i32": {
-            "v_min3_i32": lambda a, b, c: np.minimum(np.minimum(a, b), c),
-            "v_mad_i32_i24": lambda a, b, c: _signed24(a) * _signed24(b) + c,
-            "v_max3_i32": lambda a, b, c: np.maximum(np.maximum(a, b), c),
-        },
-        "f32: f32": {
-            "v_sqrt_f32": np.sqrt, "v_trunc_f32": np.trunc, "v_floor_f32": np.floor,
-            "v_ceil_f32": np.ceil, "v_rndne_f32": np.rint, "v_exp_f32": np.exp2,
-            "v_log_f32": np.log2, "v_rcp_f32": np.reciprocal, "v_rcp_iflag_f32": np.reciprocal,
-            "v_rsq_f32": lambda a: (1.0 / np.sqrt(np.asarray(a, np.float64))).astype(np.float32),
-        },
-        "f32: f32 f32": {
-            "v_add_f32": np.add, "v_sub_f32": np.subtract, "v_mul_f32": np.multiply,
-            "v_min_f32": np.fmin, "v_max_f32": np.fmax, "v_subrev_f32": lambda a, b: b - a,
-        },
-        "f32: f32 f32 f32": {
-            "v_fma_f32": arithmetic.fma, "v_fmamk_f32": arithmetic.fma,
-            "v_fmaak_f32": arithmetic.fma, "v_div_fixup_f32": arithmetic.division_fixup,
-            "v_max3_f32": lambda a, b, c: np.fmax(np.fmax(a, b), c),
-            "v_min3_f32": lambda a, b, c: np.fmin(np.fmin(a, b), c),
-        },
-        "f32: f32 i32": {"v_ldexp_f32": arithmetic.scaled},
-        "f32: u32": {
-            "v_cvt_f32_u32": lambda a: np.asarray(a).astype(np.float32),
-            "v_cvt_f32_ubyte0": lambda a: (a & _u(255)).astype(np.float32),
-        },
-        "i32: i32": {"v_ffbh_i32": arithmetic.equal_leading_bits},
-        "f32: i32": {"v_cvt_f32_i32": lambda a: np.asarray(a).astype(np.float32)},
-        "u32: f32": {"v_cvt_u32_f32": arithmetic.to_unsigned, "v_cvt_f16_f32": arithmetic.to_half},
-        "i32: f32": {"v_cvt_i32_f32": arithmetic.to_signed},
-        "f32: f16": {"v_cvt_f32_f16": lambda a: np.asarray(a).astype(np.float32)},
-        "u32: f32 f32": {
-            "v_cvt_pk_bf16_f32": _pair_of(arithmetic.to_bfloat16),
-            "v_cvt_pk_f16_f32": _pair_of(arithmetic.to_half),
-        },
-    }  # fmt: skip
-    table = {}
-    for kinds, functions in ufuncs.items():
-        out, inputs = kinds.split(": ")
-        for name, function in functions.items():
-            table[name] = Operation(out, tuple(inputs.split()), function)
-    return table
+Operation = numbered(
+    [
+        *OPERATIONS,
+        *_CARRIES.split(),
+        *_WITH_MORE.split(),
+        *(f"v_cmp_{kind}" for kinds in _RELATIONS_OF for kind in kinds.split()),
+        "v_add_u32_clamp",
+        "v_sub_u32_clamp",
+    ],
+    __name__,
+)
 
 
-OPERATIONS = _table()
-_ROWS = {"u32": "u", "i32": "i", "f32": "f"}
+def _number(name: str) -> int:
+    return int(Operation[_SAME.get(name, name)])
 
 
-def build(given: Instruction) -> Step:
-    """Make the step of a vector instruction.
+# -- what happens in a lane -----------------------------------------------------------------------
+
+
+@compiled(inline="always")  # a call in each lane would take as long as the work
+def value(operation: int, a: Word, b: Word, c: Word, d: Word, lane: int) -> Word:
+    """The result of an instruction in one lane.
+
+    Args:
+        operation: see :data:`Operation`.
+        a, b, c: the sources' bits.
+        d: a mask of lanes, the truth table of ``v_bitop3_b32``, or what the destination has.
+    """
+    o, bit = Operation, d >> lane & 1
+    # 32 bits
+    if operation == o.v_mov_b32 or operation == o.v_mov_b64:
+        return a
+    if operation == o.v_not_b32:
+        return ~a
+    if operation == o.v_bfrev_b32:
+        return reversed_bits(a)
+    if operation == o.v_add_u32:
+        return a + b
+    if operation == o.v_sub_u32:
+        return a - b
+    if operation == o.v_mul_lo_u32:
+        return a * b
+    if operation == o.v_mul_hi_u32:
+        return a * b >> 32
+    if operation == o.v_and_b32:
+        return a & b
+    if operation == o.v_or_b32:
+        return a | b
+    if operation == o.v_xor_b32:
+        return a ^ b
+    if operation == o.v_min_u32:
+        return min(a, b)
+    if operation == o.v_max_u32:
+        return max(a, b)
+    if operation == o.v_lshlrev_b32:
+        return b << (a & 31)
+    if operation == o.v_lshrrev_b32:
+        return b >> (a & 31)
+    if operation == o.v_mul_u32_u24:
+        return (a & 0xFFFFFF) * (b & 0xFFFFFF)
+    if operation == o.v_pack_b32_f16:
+        return a & 0xFFFF | b << 16
+    if operation == o.v_mbcnt_lo_u32_b32:
+        return count_of_ones(a & ones(min(lane, 32))) + b
+    if operation == o.v_mbcnt_hi_u32_b32:
+        return count_of_ones(a & ones(max(lane - 32, 0))) + b
+    if operation == o.v_add3_u32:
+        return a + b + c
+    if operation == o.v_lshl_add_u32:
+        return (a << (b & 31)) + c
+    if operation == o.v_add_lshl_u32:
+        return a + b << (c & 31)
+    if operation == o.v_lshl_or_b32:
+        return a << (b & 31) | c
+    if operation == o.v_and_or_b32:
+        return a & b | c
+    if operation == o.v_or3_b32:
+        return a | b | c
+    if operation == o.v_xad_u32:
+        return (a ^ b) + c
+    if operation == o.v_bfi_b32:
+        return a & b | ~a & c
+    if operation == o.v_mad_u32_u24:
+        return (a & 0xFFFFFF) * (b & 0xFFFFFF) + c
+    if operation == o.v_bfe_u32:
+        return a >> (b & 31) & ones(c & 31)
+    if operation == o.v_perm_b32:
+        return permuted_bytes(a, b, c)
+    if operation == o.v_alignbit_b32:
+        return (a << 32 | b) >> (c & 31)
+    if operation == o.v_bitop3_b32:
+        return bitwise(a, b, c, d)
+    if operation == o.v_cndmask_b32:
+        return b if bit else a
+    if operation == o.v_add_co_u32:
+        return a + b
+    if operation == o.v_sub_co_u32:
+        return a - b
+    if operation == o.v_addc_co_u32:
+        return a + b + bit
+    if operation == o.v_subb_co_u32:
+        return a - b - bit
+    if operation == o.v_add_u32_clamp:
+        return min(a + b, 0xFFFFFFFF)
+    if operation == o.v_sub_u32_clamp:
+        return max(a - b, 0)
+    # 64 bits
+    if operation == o.v_lshlrev_b64:
+        return b << (a & 63)
+    if operation == o.v_lshrrev_b64:
+        return logical_shift(b, a & 63)
+    if operation == o.v_ashrrev_i64:
+        return b >> (a & 63)
+    if operation == o.v_lshl_add_u64:
+        return (a << (b & 7)) + c
+    if operation == o.v_mad_u64_u32:
+        return a * b + c
+    # signed
+    i, j, k = signed(a), signed(b), signed(c)
+    if operation == o.v_min_i32:
+        return min(i, j)
+    if operation == o.v_max_i32:
+        return max(i, j)
+    if operation == o.v_min3_i32:
+        return min(min(i, j), k)
+    if operation == o.v_max3_i32:
+        return max(max(i, j), k)
+    if operation == o.v_ashrrev_i32:
+        return j >> (a & 31)
+    if operation == o.v_mul_hi_i32:
+        return i * j >> 32
+    if operation == o.v_mul_i32_i24:
+        return sign_extended(a, 24) * sign_extended(b, 24)
+    if operation == o.v_mad_i32_i24:
+        return sign_extended(a, 24) * sign_extended(b, 24) + c
+    if operation == o.v_mad_i64_i32:
+        return i * j + c
+    if operation == o.v_bfe_i32:
+        return sign_extended(i >> (b & 31), c & 31) if c & 31 else 0
+    if operation == o.v_ffbh_i32:
+        return 32 - length(i ^ i >> 31) if i ^ i >> 31 else -1
+    # conversions
+    if operation == o.v_cvt_f32_u32:
+        return bits(np.float32(a))
+    if operation == o.v_cvt_f32_i32:
+        return bits(np.float32(i))
+    if operation == o.v_cvt_f32_ubyte0:
+        return bits(np.float32(a & 255))
+    if operation == o.v_cvt_f32_f16:
+        return from_half(a)
+    if operation == o.v_cvt_f16_f32:
+        return to_half(a)
+    if operation == o.v_cvt_pk_bf16_f32:
+        return to_bfloat16(a) | to_bfloat16(b) << 16
+    if operation == o.v_cvt_pk_f16_f32:
+        return to_half(a) | to_half(b) << 16
+    # float32
+    x, y, z = f32(a), f32(b), f32(c)
+    if operation == o.v_cvt_u32_f32:
+        return to_unsigned(x)
+    if operation == o.v_cvt_i32_f32:
+        return to_signed(x)
+    if operation == o.v_fma_mixlo_f16:
+        return d & 0xFFFF0000 | to_half(bits(fma(x, y, z)))
+    if operation == o.v_fma_mixhi_f16:
+        return d & 0xFFFF | to_half(bits(fma(x, y, z))) << 16
+    return bits(_float_value(operation, x, y, z, bit, b))
+
+
+@compiled
+def _float_value(operation: int, x: Any, y: Any, z: Any, bit: int, b: Word) -> Any:
+    o = Operation
+    if operation == o.v_add_f32:
+        return x + y
+    if operation == o.v_sub_f32:
+        return x - y
+    if operation == o.v_mul_f32:
+        return x * y
+    if operation == o.v_fma_f32:
+        return fma(x, y, z)
+    if operation == o.v_min_f32:
+        return minimum(x, y)
+    if operation == o.v_max_f32:
+        return maximum(x, y)
+    if operation == o.v_min3_f32:
+        return minimum(minimum(x, y), z)
+    if operation == o.v_max3_f32:
+        return maximum(maximum(x, y), z)
+    if operation == o.v_sqrt_f32:
+        return np.sqrt(x)
+    if operation == o.v_rcp_f32:
+        return np.float32(1) / x
+    if operation == o.v_rsq_f32:
+        return np.float32(1 / np.sqrt(np.float64(x)))
+    if operation == o.v_exp_f32:
+        return np.float32(np.exp2(np.float64(x)))
+    if operation == o.v_log_f32:
+        return np.float32(np.log2(np.float64(x)))
+    if operation == o.v_trunc_f32:
+        return np.trunc(x)
+    if operation == o.v_floor_f32:
+        return np.floor(x)
+    if operation == o.v_ceil_f32:
+        return np.ceil(x)
+    if operation == o.v_rndne_f32:
+        return np.rint(x)
+    if operation == o.v_ldexp_f32:
+        return scaled(x, signed(b))
+    if operation == o.v_div_scale_f32:
+        return division_scale(x, y, z)[0]
+    if operation == o.v_div_fmas_f32:
+        return division_fma(x, y, z, bit != 0)
+    return division_fixup(x, y, z)  # the only one that is left
+
+
+@compiled(inline="always")  # a call in each lane would take as long as the work
+def flag(operation: int, a: Word, b: Word, c: Word, d: Word, lane: int) -> bool:
+    """The bit that an instruction gives for one lane: of a comparison, a carry, or a division.
+
+    Args:
+        operation, a, b, c, d: see :func:`value`; of a comparison, `c` has the relations.
+    """
+    o, bit = Operation, d >> lane & 1
+    if operation == o.v_add_co_u32 or operation == o.v_addc_co_u32:
+        return a + b + bit > 0xFFFFFFFF
+    if operation == o.v_sub_co_u32 or operation == o.v_subb_co_u32:
+        return a - b - bit < 0
+    if operation == o.v_mad_u64_u32:
+        return is_below(a * b + c, a * b)
+    i, j = signed(a), signed(b)
+    if operation == o.v_mad_i64_i32:
+        # the sum has a 65th bit, its sign, which differs from the 64th if it overflows
+        product, total = i * j, i * j + c
+        return ((product ^ total) & (c ^ total) < 0) != (total < 0)
+    x, y = f32(a), f32(b)
+    if operation == o.v_div_scale_f32:
+        return division_scale(x, y, f32(c))[1]
+    if operation == o.v_cmp_f32:
+        return order(x < y, x == y, x > y) & c != 0
+    if operation == o.v_cmp_i32:
+        return order(i < j, i == j, True) & c != 0
+    if operation == o.v_cmp_u64:
+        return order(is_below(a, b), a == b, True) & c != 0
+    return order(a < b, a == b, True) & c != 0  # of words, and of 64 bits with a sign
+
+
+# -- what instructions are made of ----------------------------------------------------------------
+
+
+def build(given: Instruction) -> Row | Step:
+    """Make the record of a vector instruction, or a function that executes it.
 
     Raises:
         UnknownInstruction: it is not among those that this module knows.
     """
     name = given.opcode
     if name in OPERATIONS:
-        return _simple(given, OPERATIONS[name])
+        return _simple(given)
+    if name in _COMPARED:
+        kind, relations = _COMPARED[name]
+        part = Part([*_sources(given, [kind] * 2), literal(relations)], bits=_pair(given, 0))
+        return _row(given, f"v_cmp_{kind}", part)
     if name in _OTHERS:
         return _OTHERS[name](given)
     raise UnknownInstruction(f"unknown instruction {given.text}")
 
 
-def _simple(given: Instruction, operation: Operation) -> Step:
-    if len(given.operands) != 1 + len(operation.inputs):
-        raise UnknownInstruction(f"unknown form of {given.text}")
-    if given.form == "dpp":
-        return _across_lanes(given, operation)
-    function = operation.function
-    gets = [_source(given, at, kind) for at, kind in enumerate(operation.inputs)]
-    if "clamp" in given.modifiers:
-        function = _clamped(given)
-    selected = given.modifiers.get("dst_sel", "DWORD")
-    if selected != "DWORD":
-        return _into_part(given, operation, gets, selected)
-    known = set(given.modifiers) - _HANDLED
-    if known:
-        raise UnknownInstruction(f"unknown modifier of {given.text}")
-    if isinstance(function, np.ufunc) and operation.out in _ROWS:
-        return _ufunc(_ROWS[operation.out], row_of(given.operands[0]), function, gets)
-    put = destination(given.operands[0], operation.out)
-    if len(gets) == 1:
-        (first,) = gets
-        return lambda wave: put(wave, function(first(wave)))
-    if len(gets) == 2:
-        first, second = gets
-        return lambda wave: put(wave, function(first(wave), second(wave)))
-    first, second, third = gets
-    return lambda wave: put(wave, function(first(wave), second(wave), third(wave)))
+def _row(given: Instruction, name: str, *parts: Part) -> Row:
+    fields = dpp.fields(given) if given.form == "dpp" else {}
+    return row(Form.VECTOR, _number(name), *parts, **fields)
+
+
+def _out(given: Instruction, at: int = 0) -> int:
+    return 64 * row_of(given.operands[at])
+
+
+def _pair(given: Instruction, at: int) -> int:
+    return SCALARS + scalar_of(given.operands[at])
 
 
 _HANDLED = {"clamp", "src0_sel", "src1_sel", "dst_sel", "dst_unused"}
-
-
-def _ufunc(kind: str, row: int, function: np.ufunc, gets: list[Source]) -> Step:
-    """Let NumPy write where the result belongs."""
-    rows = operator.attrgetter(kind)
-    if len(gets) == 1:
-        (first,) = gets
-
-        def unary(wave: Wave) -> None:
-            out = rows(wave)[row]
-            if wave.is_full:
-                function(first(wave), out=out)
-            else:
-                function(first(wave), out=out, where=wave.mask)
-
-        return unary
-    first, second = gets
-
-    def binary(wave: Wave) -> None:
-        out = rows(wave)[row]
-        if wave.is_full:
-            function(first(wave), second(wave), out=out)
-        else:
-            function(first(wave), second(wave), out=out, where=wave.mask)
-
-    return binary
-
-
-def _clamped(given: Instruction) -> Function:
-    if given.opcode == "v_sub_u32":
-        return lambda a, b: np.where(a < b, _u(0), a - b)
-    if given.opcode == "v_add_u32":
-        return lambda a, b: np.where(a + b < a, _u(WORD), a + b)
-    raise UnknownInstruction(f"unknown form of {given.text}")
-
-
-# -- parts of registers (SDWA) --------------------------------------------------------------------
-
-_PARTS = {
+_PARTS = {  # of registers (SDWA)
     "BYTE_0": (0, 0xFF), "BYTE_1": (8, 0xFF), "BYTE_2": (16, 0xFF), "BYTE_3": (24, 0xFF),
     "WORD_0": (0, 0xFFFF), "WORD_1": (16, 0xFFFF),
 }  # fmt: skip
 
 
-def _source(given: Instruction, at: int, kind: str) -> Source:
-    """The source operand number `at`, or the part of it that SDWA selects, without its sign."""
-    text = given.operands[1 + at]
-    selected = given.modifiers.get(f"src{at}_sel", "DWORD")
-    if selected == "DWORD":
-        return source(text, kind)
-    if selected not in _PARTS or kind not in ("u32", "f16", "i32"):
+def _sources(given: Instruction, kinds: list[str], first: int = 1) -> list[Source]:
+    """The operands from number `first` on, or the parts of them that SDWA selects."""
+    made = []
+    for at, kind in enumerate(kinds):
+        selected = given.modifiers.get(f"src{at}_sel", "DWORD")
+        part = None
+        if selected != "DWORD":
+            if selected not in _PARTS or kind not in ("u32", "i32", "f16"):
+                raise UnknownInstruction(f"unknown form of {given.text}")
+            part = _PARTS[selected]
+        made.append(source(given.operands[first + at], kind, part))
+    if "rev" in given.opcode and "sub" in given.opcode:
+        made.reverse()
+    return made
+
+
+def _simple(given: Instruction) -> Row:
+    name, (out, kinds) = given.opcode, OPERATIONS[given.opcode]
+    if len(given.operands) != 1 + len(kinds):
         raise UnknownInstruction(f"unknown form of {given.text}")
-    shift, mask = (_u(number) for number in _PARTS[selected])
-    get = source(text, "u32")
-    if kind == "f16":
-        return lambda wave: (get(wave) >> shift & mask).astype(np.uint16).view(np.float16)
-    if kind == "i32":
-        return lambda wave: (get(wave) >> shift & mask).view(np.int32)
-    return lambda wave: get(wave) >> shift & mask
+    if given.form != "dpp" and set(given.modifiers) - _HANDLED:
+        raise UnknownInstruction(f"unknown modifier of {given.text}")
+    if "clamp" in given.modifiers:
+        name += "_clamp"
+        if name not in Operation.__members__:
+            raise UnknownInstruction(f"unknown form of {given.text}")
+    sources = _sources(given, kinds)
+    shift, mask = 0, -1
+    if (selected := given.modifiers.get("dst_sel", "DWORD")) != "DWORD":
+        if given.modifiers.get("dst_unused") != "UNUSED_PAD" or out != "u32":
+            raise UnknownInstruction(f"unknown form of {given.text}")
+        shift, mask = _PARTS[selected]
+    return _row(given, name, Part(sources, _out(given), out in WIDE, mask, shift))
 
 
-def _into_part(given: Instruction, operation: Operation, gets: list[Source], selected: str) -> Step:
-    if given.modifiers.get("dst_unused") != "UNUSED_PAD" or operation.out != "u32":
-        raise UnknownInstruction(f"unknown form of {given.text}")
-    shift, mask = (_u(number) for number in _PARTS[selected])
-    put = destination(given.operands[0], "u32")
-    function = operation.function
-    return lambda wave: put(wave, (function(*[get(wave) for get in gets]) & mask) << shift)
+def _carry(given: Instruction) -> Row:
+    sources = [*_sources(given, ["u32"] * 2, 2), literal(0)]
+    if len(given.operands) > 4:
+        sources.append(scalar_source(given.operands[4], 2))
+    return _row(given, given.opcode, Part(sources, _out(given), bits=_pair(given, 1)))
 
 
-def _across_lanes(given: Instruction, operation: Operation) -> Step:
-    """An instruction whose first source comes from other lanes (DPP)."""
-    get, writes = dpp_source(given, operation.inputs[0])
-    rest = [
-        source(text, kind)
-        for text, kind in zip(given.operands[2:], operation.inputs[1:], strict=True)
-    ]
-    rows, row, function = _ROWS[operation.out], row_of(given.operands[0]), operation.function
-
-    def step(wave: Wave) -> None:
-        value = function(get(wave), *[each(wave) for each in rest])
-        np.copyto(getattr(wave, rows)[row], value, where=writes(wave))
-
-    return step
-
-
-# -- comparisons, carries, selections -------------------------------------------------------------
-
-
-def _is_ordered(a: Lanes, b: Lanes) -> Lanes:
-    return ~(np.isnan(a) | np.isnan(b))
-
-
-_RELATIONS: dict[str, Function] = {
-    "eq": np.equal, "ne": np.not_equal, "lt": np.less, "le": np.less_equal,
-    "gt": np.greater, "ge": np.greater_equal,
-    "lg": lambda a, b: (a < b) | (a > b), "nlg": lambda a, b: ~((a < b) | (a > b)),
-    "o": _is_ordered, "u": lambda a, b: ~_is_ordered(a, b),
-    "neq": np.not_equal, "nlt": lambda a, b: ~(a < b), "nle": lambda a, b: ~(a <= b),
-    "ngt": lambda a, b: ~(a > b), "nge": lambda a, b: ~(a >= b),
-}  # fmt: skip
-
-
-_COMPARED = {  # kinds -> their relations
-    "u32 i32 u64 i64": "eq ne lt le gt ge",
-    "f32": "eq lg lt le gt ge o u nlg neq nlt nle ngt nge",
-}
-
-
-def _compare(given: Instruction) -> Step:
-    _, _, relation, kind = given.opcode.split("_")
-    function = _RELATIONS[relation]
-    first, second = (_source(given, at, kind) for at in range(2))
-    put = scalar_destination(given.operands[0], 2)
-
-    def step(wave: Wave) -> None:
-        put(wave, bits_of(function(first(wave), second(wave))) & wave.exec)
-
-    return step
-
-
-def _carry(given: Instruction) -> Step:
-    name = given.opcode.removeprefix("v_").removesuffix("_co_u32")
-    takes, adds = name in ("addc", "subb", "subbrev"), name.startswith("add")
-    put = destination(given.operands[0], "u32")
-    put_carry = scalar_destination(given.operands[1], 2)
-    first, second = (source(text, "u32") for text in given.operands[2:4])
-    if name.endswith("rev"):
-        first, second = second, first
-    carry = scalar_source(given.operands[4], 2) if takes else None
-
-    def step(wave: Wave) -> None:
-        a, b = first(wave), second(wave)
-        total = a + b if adds else a - b
-        carries = bits_of(total < a if adds else a < b)
-        if carry is not None:
-            given_in = lanes_of(carry(wave))
-            before, total = total, total + given_in if adds else total - given_in
-            carries |= bits_of(total < before if adds else total > before)
-        put(wave, total)
-        put_carry(wave, carries & wave.exec)
-
-    return step
-
-
-def _select(given: Instruction) -> Step:
+def _select(given: Instruction) -> Row:
     has_signs = any(signs(text)[1] or signs(text)[2] for text in given.operands[1:3])
-    kind = "f32" if has_signs else "u32"
-    no, yes = (_source(given, at, kind) for at in range(2))
-    condition, put = scalar_source(given.operands[3], 2), destination(given.operands[0], kind)
-    return lambda wave: put(wave, np.where(lanes_of(condition(wave)), yes(wave), no(wave)))
+    no, yes = _sources(given, ["f32" if has_signs else "u32"] * 2)
+    condition = scalar_source(given.operands[3], 2)
+    return _row(given, given.opcode, Part([no, yes, literal(0), condition], _out(given)))
 
 
-# -- between lanes --------------------------------------------------------------------------------
+def _wide_product(given: Instruction) -> Row:
+    sources = _sources(given, ["u32", "u32", "u64"], 2)
+    part = Part(sources, _out(given), is_wide=True, bits=_pair(given, 1))
+    return _row(given, given.opcode, part)
 
 
-def _count_below(given: Instruction) -> Step:
-    first_bit = 32 if "hi" in given.opcode else 0
-    below = [(1 << min(max(lane - first_bit, 0), 32)) - 1 for lane in range(64)]
-    masks = np.array(below, np.uint32)
-    bits, addend = (source(text, "u32") for text in given.operands[1:])
-    put = destination(given.operands[0], "u32")
-
-    def step(wave: Wave) -> None:
-        put(wave, np.bitwise_count(bits(wave) & masks) + addend(wave))
-
-    return step
+def _division_scale(given: Instruction) -> Row:
+    part = Part(_sources(given, ["f32"] * 3, 2), _out(given), bits=_pair(given, 1))
+    return _row(given, given.opcode, part)
 
 
-def _read_first_lane(given: Instruction) -> Step:
-    put, get = scalar_destination(given.operands[0]), source(given.operands[1], "u32")
-
-    def step(wave: Wave) -> None:
-        lane = (wave.exec & -wave.exec).bit_length() - 1 if wave.exec else 0
-        value = get(wave)
-        put(wave, int(value[lane] if value.ndim else value))
-
-    return step
+def _division_fma(given: Instruction) -> Row:
+    sources = [*_sources(given, ["f32"] * 3), scalar_source("vcc", 2)]
+    return _row(given, given.opcode, Part(sources, _out(given)))
 
 
-def _read_lane(given: Instruction) -> Step:
-    put, row = scalar_destination(given.operands[0]), row_of(given.operands[1])
-    lane = scalar_source(given.operands[2])
-    return lambda wave: put(wave, int(wave.u[row][lane(wave) & 63]))
+def _accumulate(given: Instruction) -> Row:
+    sources = [*_sources(given, ["f32"] * 2), source(given.operands[0], "f32")]
+    return _row(given, given.opcode, Part(sources, _out(given)))
 
 
-def _write_lane(given: Instruction) -> Step:
-    row, get = row_of(given.operands[0]), scalar_source(given.operands[1])
-    lane = scalar_source(given.operands[2])
+def _bitwise(given: Instruction) -> Row:
+    sources = [*_sources(given, ["u32"] * 3), literal(given.number("bitop3"))]
+    return _row(given, given.opcode, Part(sources, _out(given)))
 
-    def step(wave: Wave) -> None:
-        wave.u[row][lane(wave) & 63] = get(wave)
 
-    return step
+def _packed(given: Instruction) -> Row:
+    """Two results, in neighbouring registers, each of one word of each source."""
+    count = len(given.operands) - 1
+    selected = given.flags("op_sel", [0] * count), given.flags("op_sel_hi", [1] * count)
+    negated = [given.flags(name, [0] * count) for name in ("neg_lo", "neg_hi")]
+    out = _out(given)
+    if given.opcode == "v_pk_mov_b32":  # of the first source, then of the second
+        words = [source(given.operands[1 + at], "u32", which=selected[0][at]) for at in range(2)]
+        parts = [Part([word], out + 64 * at) for at, word in enumerate(words)]
+        return _row(given, given.opcode, *parts)
+    parts = []
+    for at in range(2):
+        halves = [
+            source(f"neg({text})" if sign else text, "f32", which=which)
+            for text, which, sign in zip(given.operands[1:], selected[at], negated[at], strict=True)
+        ]
+        parts.append(Part(halves, out + 64 * at))
+    return _row(given, given.opcode, *parts)
+
+
+def _mixed(given: Instruction) -> Row:
+    """A fused multiply-add in float32, of float32 operands and halves of registers."""
+    selected, is_half = given.flags("op_sel", [0] * 3), given.flags("op_sel_hi", [0] * 3)
+    sources = []
+    for text, which, half in zip(given.operands[1:], selected, is_half, strict=True):
+        if half:
+            is_constant = register(signs(text)[0]) is None
+            part = (0 if is_constant else 16 * which, 0xFFFF)
+            sources.append(source(text, "f16", part)._replace(is_half=True))
+        else:
+            sources.append(source(text, "f32"))
+    if given.opcode != "v_fma_mix_f32":
+        sources.append(source(given.operands[0], "u32"))
+    return _row(given, given.opcode, Part(sources, _out(given)))
+
+
+def _lane(given: Instruction) -> Row:
+    """A word that moves between a lane and a scalar register."""
+    is_write = given.opcode == "v_writelane_b32"
+    out = _out(given) if is_write else _pair(given, 0)
+    taken = scalar_source(given.operands[1]) if is_write else source(given.operands[1], "u32")
+    lane = scalar_source(given.operands[2]) if len(given.operands) > 2 else literal(0)
+    return row(Form.LANE, _number(given.opcode), Part([taken, lane], out))
 
 
 def _swap_lanes(given: Instruction) -> Step:
@@ -403,185 +533,16 @@ def _swap_lanes(given: Instruction) -> Step:
     def step(wave: Wave) -> None:
         if not wave.is_full:
             raise UnknownInstruction(f"{given.opcode} with lanes off")
-        a, b = wave.u[first], wave.u[second]
+        a, b = wave.registers[first], wave.registers[second]
         a[odd], b[even] = b[even], a[odd]
 
     return step
 
 
-# -- wide products, divisions ---------------------------------------------------------------------
-
-
-def _wide_product(given: Instruction) -> Step:
-    is_signed = "i64" in given.opcode
-    narrow, wide, dtype = ("i32", "i64", np.int64) if is_signed else ("u32", "u64", np.uint64)
-    put, put_carry = destination(given.operands[0], wide), scalar_destination(given.operands[1], 2)
-    first, second = (source(text, narrow) for text in given.operands[2:4])
-    addend = source(given.operands[4], wide)
-
-    def step(wave: Wave) -> None:
-        product, c = np.multiply(first(wave), second(wave), dtype=dtype), addend(wave)
-        total = np.broadcast_to(product + c, (64,))
-        # a signed sum has a 65th bit, its sign, which differs from the 64th if it overflows
-        overflows = ((product ^ total) & (c ^ total)) < 0 if is_signed else total < product
-        carry = overflows ^ (total < 0) if is_signed else overflows
-        put(wave, total)
-        put_carry(wave, bits_of(carry & wave.mask))
-
-    return step
-
-
-def _division_scale(given: Instruction) -> Step:
-    put, put_back = destination(given.operands[0], "f32"), scalar_destination(given.operands[1], 2)
-    gets = [source(text, "f32") for text in given.operands[2:]]
-
-    def step(wave: Wave) -> None:
-        value, scales_back = arithmetic.division_scale(*[get(wave) for get in gets])
-        put(wave, value)
-        put_back(wave, bits_of(scales_back & wave.mask))
-
-    return step
-
-
-def _division_fma(given: Instruction) -> Step:
-    put = destination(given.operands[0], "f32")
-    a, b, c = (source(text, "f32") for text in given.operands[1:])
-
-    def step(wave: Wave) -> None:
-        scales_back = lanes_of(wave.s[VCC] | wave.s[VCC + 1] << 32)
-        put(wave, arithmetic.division_fma(a(wave), b(wave), c(wave), scales_back))
-
-    return step
-
-
-def _accumulate(given: Instruction) -> Step:
-    texts = (*given.operands[1:3], given.operands[0])
-    put, gets = destination(given.operands[0], "f32"), [source(text, "f32") for text in texts]
-    return lambda wave: put(wave, arithmetic.fma(*[get(wave) for get in gets]))
-
-
-def _bitwise(given: Instruction) -> Step:
-    table = given.number("bitop3")
-    put = destination(given.operands[0], "u32")
-    a, b, c = (source(text, "u32") for text in given.operands[1:])
-    return lambda wave: put(wave, arithmetic.bitwise(a(wave), b(wave), c(wave), table))
-
-
-# -- pairs and halves -----------------------------------------------------------------------------
-
-
-def _half_of_pair(text: str, kind: str, which: int) -> Source:
-    """The low or high word of an operand of two; constants have one, for both."""
-    found = register(text)
-    if found is None:
-        return source(text, kind)
-    if not found.is_vector:
-        return source(f"s{found.row + which}", kind)
-    at = found.row + which
-    return source(f"a{at - ACCUMULATORS}" if at >= ACCUMULATORS else f"v{at}", kind)
-
-
-def _packed(given: Instruction) -> Step:
-    count = len(given.operands) - 1
-    low, high = given.flags("op_sel", [0] * count), given.flags("op_sel_hi", [1] * count)
-    if given.opcode == "v_pk_mov_b32":
-        firsts = _half_of_pair(given.operands[1], "u32", low[0])
-        seconds = _half_of_pair(given.operands[2], "u32", low[1])
-        put, put_next = _pair_destination(given, "u32")
-
-        def move(wave: Wave) -> None:
-            a, b = firsts(wave) + _u(0), seconds(wave) + _u(0)
-            put(wave, a)
-            put_next(wave, b)
-
-        return move
-    function = _PACKED[given.opcode]
-    low_signs, high_signs = (given.flags(name, [0] * count) for name in ("neg_lo", "neg_hi"))
-    halves = [
-        [
-            _negated(_half_of_pair(text, "f32", which), sign)
-            for text, which, sign in zip(given.operands[1:], selected, negated, strict=True)
-        ]
-        for selected, negated in ((low, low_signs), (high, high_signs))
-    ]
-    put, put_next = _pair_destination(given, "f32")
-
-    def step(wave: Wave) -> None:
-        a, b = (function(*[get(wave) for get in half]) for half in halves)
-        put(wave, a)
-        put_next(wave, b)
-
-    return step
-
-
-_PACKED: dict[str, Function] = {
-    "v_pk_add_f32": np.add, "v_pk_mul_f32": np.multiply, "v_pk_fma_f32": arithmetic.fma,
-}  # fmt: skip
-
-
-def _negated(get: Source, is_negated: int) -> Source:
-    return (lambda wave: -get(wave)) if is_negated else get
-
-
-def _pair_destination(given: Instruction, kind: str) -> tuple[Any, Any]:
-    row = row_of(given.operands[0])
-    letter, row = ("a", row - ACCUMULATORS) if row >= ACCUMULATORS else ("v", row)
-    return destination(f"{letter}{row}", kind), destination(f"{letter}{row + 1}", kind)
-
-
-def _mixed(given: Instruction) -> Step:
-    """A fused multiply-add in float32, of float32 operands and halves of registers."""
-    selected, is_half = given.flags("op_sel", [0] * 3), given.flags("op_sel_hi", [0] * 3)
-    gets = [
-        _half_as_float(text, which) if half else source(text, "f32")
-        for text, which, half in zip(given.operands[1:], selected, is_half, strict=True)
-    ]
-    if given.opcode == "v_fma_mix_f32":
-        put = destination(given.operands[0], "f32")
-        return lambda wave: put(wave, arithmetic.fma(*[get(wave) for get in gets]))
-    put, row = destination(given.operands[0], "u32"), row_of(given.operands[0])
-    shift = _u(16 if given.opcode == "v_fma_mixhi_f16" else 0)
-    kept = _u(0xFFFF if shift else 0xFFFF0000)
-
-    def step(wave: Wave) -> None:
-        half: Any = arithmetic.to_half(arithmetic.fma(*[get(wave) for get in gets]))
-        put(wave, np.bitwise_and(wave.u[row], kept) | half << shift)
-
-    return step
-
-
-def _part(text: str, shift: int) -> Source:
-    word: Any = source(text, "u32")
-    by, mask = _u(shift), _u(0xFFFF)
-    return lambda wave: (word(wave) >> by & mask).astype(np.uint16).view(np.float16)
-
-
-def _half_as_float(text: str, which: int) -> Source:
-    text, is_negated, is_positive = signs(text)
-    half = source(text, "f16") if register(text) is None else _part(text, 16 * which)
-
-    def get(wave: Wave) -> Lanes:
-        value = half(wave).astype(np.float32)
-        value = np.abs(value) if is_positive else value
-        return -value if is_negated else value
-
-    return get
-
-
-_MAKERS: dict[Callable[[Instruction], Step], str] = {
-    _compare: " ".join(
-        f"v_cmp_{relation}_{kind}"
-        for kinds, relations in _COMPARED.items()
-        for kind in kinds.split()
-        for relation in relations.split()
-    ),
-    _carry: "v_add_co_u32 v_addc_co_u32 v_sub_co_u32 v_subb_co_u32"
-    " v_subrev_co_u32 v_subbrev_co_u32",
+_MAKERS: dict[Callable[[Instruction], Row | Step], str] = {
+    _carry: _CARRIES,
     _select: "v_cndmask_b32",
-    _count_below: "v_mbcnt_lo_u32_b32 v_mbcnt_hi_u32_b32",
-    _read_first_lane: "v_readfirstlane_b32",
-    _read_lane: "v_readlane_b32",
-    _write_lane: "v_writelane_b32",
+    _lane: "v_readfirstlane_b32 v_readlane_b32 v_writelane_b32",
     _swap_lanes: "v_permlane16_swap_b32 v_permlane32_swap_b32",
     _wide_product: "v_mad_u64_u32 v_mad_i64_i32",
     _division_scale: "v_div_scale_f32",
@@ -594,4 +555,4 @@ _MAKERS: dict[Callable[[Instruction], Step], str] = {
 _OTHERS = {name: make for make, names in _MAKERS.items() for name in names.split()}
 
 #: all that this module knows
-OPCODES = frozenset(OPERATIONS) | frozenset(_OTHERS)
+OPCODES = frozenset(OPERATIONS) | frozenset(_COMPARED) | frozenset(_OTHERS)

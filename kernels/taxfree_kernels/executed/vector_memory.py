@@ -11,11 +11,12 @@ import numpy as np
 
 from taxfree_kernels.executed.caches import Scope, scope_of
 from taxfree_kernels.executed.decode import Instruction
+from taxfree_kernels.executed.encoding import M0
 from taxfree_kernels.executed.errors import UnknownInstruction
 from taxfree_kernels.executed.flight import InFlight
 from taxfree_kernels.executed.lanes import LANES, Lanes
-from taxfree_kernels.executed.operands import register, row_of, scalar_source, source
-from taxfree_kernels.executed.wave import ASLEEP, M0, Step, Wave
+from taxfree_kernels.executed.operands import register, row_of, scalar_source
+from taxfree_kernels.executed.wave import ASLEEP, Step, Wave
 
 #: type -> bytes of an element, and how many
 _SHAPES = {
@@ -112,11 +113,17 @@ def _addresses(given: Instruction, at: int, size: int) -> Addresses:
     vector, base = given.operands[at], given.operands[-1]
     offset = given.number("offset")
     if base == "off":
-        wide = source(vector, "u64")
-        fixed = np.uint64(offset & (1 << 64) - 1)
-        return lambda wave: _of_lanes_on(wave, wide(wave) + fixed)
-    narrow, scalar = source(vector, "u32"), scalar_source(base, 2)
-    return lambda wave: _of_lanes_on(wave, narrow(wave) + np.uint64(scalar(wave) + offset))
+        low, fixed = row_of(vector), np.uint64(offset & (1 << 64) - 1)
+
+        def wide(wave: Wave) -> Lanes:
+            high = np.left_shift(wave.registers[low + 1], 32, dtype=np.uint64)
+            return wave.registers[low] + high + fixed
+
+        return lambda wave: _of_lanes_on(wave, wide(wave))
+    row, scalar = row_of(vector), scalar_source(base, 2)
+    return lambda wave: _of_lanes_on(
+        wave, wave.registers[row] + np.uint64(wave.scalar(scalar) + offset)
+    )
 
 
 def _of_lanes_on(wave: Wave, every: Lanes) -> tuple[Lanes, Lanes | None]:
@@ -126,19 +133,19 @@ def _of_lanes_on(wave: Wave, every: Lanes) -> tuple[Lanes, Lanes | None]:
 def _buffer_addresses(given: Instruction, at: int, size: int) -> Addresses:
     """Offsets into a buffer: what lies beyond its end is read as 0, and not written."""
     texts = given.operands[at:]
-    moves = source(texts[0], "u32") if "offen" in given.modifiers else None
+    moves = row_of(texts[0]) if "offen" in given.modifiers else None
     resource, scalar = register(texts[-2]), scalar_source(texts[-1])
     if resource is None or resource.is_vector or resource.words != 4:
         raise UnknownInstruction(f"unknown form of {given.text}")
     first, fixed = resource.row, given.number("offset")
 
     def addresses(wave: Wave) -> tuple[Lanes, Lanes | None]:
-        low, high, records = wave.s[first : first + 3]
+        low, high, records = wave.s[first : first + 3].tolist()
         if high >> 16 & 0x3FFF:
             raise UnknownInstruction("buffers of structures")
-        offset = np.full(64, fixed + scalar(wave), np.uint64)
+        offset = np.full(64, fixed + wave.scalar(scalar), np.uint64)
         if moves is not None:
-            offset += moves(wave)
+            offset += wave.registers[moves]
         every = offset + np.uint64(low | (high & 0xFFFF) << 32)
         is_inside = wave.mask & (offset + np.uint64(size) <= np.uint64(records))
         return (every, None) if is_inside.all() else (every[is_inside], is_inside)
@@ -273,7 +280,7 @@ def _load_into_shared(given: Instruction, size: int) -> Step:
         found, inside = addresses(wave)
         is_on = wave.mask
         places, span = wave.view.memory.places(found, size)
-        targets = (wave.s[M0] & 0xFFFF) + fixed + LANES * size
+        targets = (wave.s.item(M0) & 0xFFFF) + fixed + LANES * size
 
         def effect() -> None:
             lanes = _spread(_gather(wave, places, 4, words, scope), inside)

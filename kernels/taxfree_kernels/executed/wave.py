@@ -8,12 +8,11 @@ from typing import Any, Protocol
 import numpy as np
 
 from taxfree_kernels.executed.caches import View
+from taxfree_kernels.executed.encoding import EXEC, SCALARS, SCC, STATE_WORDS, VECTORS, Kind
 from taxfree_kernels.executed.flight import InFlight, Timing
 from taxfree_kernels.executed.lanes import ALL, LANES, WORD, Lanes, lanes_of
 from taxfree_kernels.executed.lds import Shared
-
-#: numbers of special scalar registers
-VCC, M0, EXEC = 106, 124, 126
+from taxfree_kernels.executed.operands import Source
 
 #: what an instruction returns other than the index of the next one, or None for the one behind it
 END, AT_BARRIER, AGAIN, ASLEEP = -1, -2, -3, -4
@@ -22,9 +21,10 @@ Step = Callable[["Wave"], "int | None"]
 
 
 class Code(Protocol):
-    """What a wave executes: a function for each instruction, and whether it was executed."""
+    """What a wave executes: instructions, a function for some, and whether each was executed."""
 
-    steps: list[Step]
+    rows: Any
+    steps: list[Step | None]
     hits: bytearray
 
 
@@ -38,11 +38,10 @@ class Wave:
     """Registers of one wave, and its place in the program.
 
     Attributes:
-        u, i, f: rows of 64 lanes: the vector registers as uint32, int32 and float32. Row 256 is the
-            first accumulator.
-        s: scalar registers, as unsigned integers of 32 bits.
-        scc: the scalar condition code.
-        exec, mask, is_full: the lanes that are on, as bits and as booleans; whether all are.
+        words: all of them, see :mod:`taxfree_kernels.executed.encoding`.
+        registers: of these, uint32 [512, 64]: the vector registers. Row 256 is the first
+            accumulator.
+        s: likewise, the scalar registers.
         priority: of running, where that decides.
         stalls: the chance that it lets others go first when it waits for memory.
         state: 0, AT_BARRIER, ASLEEP or END.
@@ -54,14 +53,13 @@ class Wave:
         self, program: Code, group: Group, view: View, timing: Timing, number: int
     ) -> None:
         self.program, self.group, self.view, self.timing = program, group, view, timing
-        registers = np.full((512, 64), timing.poison, np.uint32)
-        self.registers = registers
-        self.u, self.i, self.f = (
-            list(registers.view(kind)) for kind in (np.uint32, np.int32, np.float32)
-        )
-        self.u[0][:] = LANES + 64 * number
-        self.s = [timing.poison] * 128
-        self.scc = 0
+        self.words = np.full(STATE_WORDS, timing.poison, np.uint32)
+        self.registers = self.words[:SCALARS].reshape(VECTORS, 64)
+        self.s = self.words[SCALARS:]
+        self._pairs = self.s.view(np.uint64)
+        self.registers[0] = LANES + 64 * number
+        self.s[SCC] = 0
+        self.set_exec(ALL)
         self.pc = self._slept_at = 0
         self.state = 0
         self.priority = timing.rng.random()
@@ -70,32 +68,36 @@ class Wave:
         self.vector_queue: list[InFlight] = []
         self.local_queue: list[InFlight] = []
         self._polled: dict[tuple[Step, int], int] = {}
-        self.set_exec(ALL)
+
+    def pair(self, number: int) -> int:
+        """Two scalar registers, the first of an even number, as one number."""
+        return int(self._pairs.item(number // 2))
+
+    def scalar(self, source: Source) -> int:
+        """The value of a scalar source, unsigned."""
+        kind, at = source[:2]
+        if kind == Kind.CONSTANT:
+            return at
+        return self.pair(at - SCALARS) if kind == Kind.SCALAR_PAIR else self.words.item(at)
 
     def set_exec(self, bits: int) -> None:
         """Turn lanes on and off."""
         self.s[EXEC], self.s[EXEC + 1] = bits & WORD, bits >> 32
-        self.exec, self.mask, self.is_full = bits, lanes_of(bits), bits == ALL
 
-    def run(self, budget: int) -> int:
-        """Execute up to `budget` instructions; returns what stopped it, or 0."""
-        steps, hits, pc, left = self.program.steps, self.program.hits, self.pc, budget
-        try:
-            while left:
-                hits[pc] = 1
-                left -= 1
-                goes_to = steps[pc](self)
-                if goes_to is None:
-                    pc += 1
-                elif goes_to >= 0:
-                    pc = goes_to
-                else:
-                    pc += goes_to > AGAIN
-                    return goes_to
-        finally:
-            self.pc = pc
-            self.executed += budget - left
-        return 0
+    @property
+    def exec(self) -> int:
+        """The lanes that are on, as bits."""
+        return self.pair(EXEC)
+
+    @property
+    def mask(self) -> Lanes:
+        """The lanes that are on, as booleans."""
+        return lanes_of(self.pair(EXEC))
+
+    @property
+    def is_full(self) -> bool:
+        """Whether all lanes are on."""
+        return self.pair(EXEC) == ALL
 
     @property
     def has_woken(self) -> bool:

@@ -138,7 +138,7 @@ class Witness:
         """The program, but watched."""
         steps = {}
         for at, given in enumerate(program.listing.instructions):
-            step = program.steps[at]
+            step = program.step(at)
             if given.opcode.startswith("s_cbranch"):
                 step = self._branch((key, at), step)
             elif (watch := self._watch((key, at), given)) is not None:

@@ -128,7 +128,7 @@ def test_lanes_that_are_off_keep_what_they_have():
     machine.set(0, 7)
     machine.run("s_mov_b64 exec, 1", "v_mov_b32_e32 v0, 9", "v_cmp_eq_u32_e32 vcc, 9, v0")
     assert machine.get(0).tolist() == [9] + [7] * 63
-    assert machine.wave.s[106:108] == [1, 0]
+    assert machine.wave.s[106:108].tolist() == [1, 0]
 
 
 def test_scalar_carry_and_condition_codes():
@@ -141,7 +141,7 @@ def test_scalar_carry_and_condition_codes():
         "s_bfe_i32 s5, 0xf0, 0x40004",
         "s_ashr_i32 s6, -8, 1",
     )
-    assert machine.wave.s[2:7] == [0, 0, 1, 0xFFFFFFFF, 0xFFFFFFFC]
+    assert machine.wave.s[2:7].tolist() == [0, 0, 1, 0xFFFFFFFF, 0xFFFFFFFC]
 
 
 def test_shifted_lanes_without_a_source_keep_the_destination_or_read_zero():
@@ -155,6 +155,15 @@ def test_shifted_lanes_without_a_source_keep_the_destination_or_read_zero():
     assert machine.get(0)[:3].tolist() == [100, 0, 1]
     assert machine.get(0)[16] == 100
     assert machine.get(2)[[0, 1, 16]].tolist() == [0, 0, 0]
+
+
+def test_a_sum_takes_factors_of_other_lanes():
+    machine = Machine()
+    machine.set(0, 100, np.float32)
+    machine.set(1, np.arange(64), np.float32)
+    machine.set(2, 2, np.float32)
+    machine.run("v_fmac_f32_dpp v0, v1, v2 row_shr:1 row_mask:0xf bank_mask:0xf")
+    assert machine.get(0, np.float32)[:3].tolist() == [100, 100, 102]
 
 
 def test_a_lane_that_is_off_is_no_source():
