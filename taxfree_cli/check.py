@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -16,14 +16,14 @@ from taxfree.shapes import DTYPE_ALIASES, expand, require_operation
 from taxfree_cli import options
 from taxfree_cli.check_function import check_function, require_pass, show
 from taxfree_cli.output import note, print_json, print_lines, print_table
-from taxfree_kernels.variant import operation_names
+from taxfree_kernels.variant import operation_names, operation_shapes
 
 if TYPE_CHECKING:
     from taxfree_kernels.executed.check import Checked as Executed
 
 _DEFAULT_GPUS = (2, 3)
 _DEFAULT_SEEDS = 100
-_DEFAULT_EXECUTED_SEEDS = 4
+_DEFAULT_EXECUTED_SEEDS = 3
 _ARCHITECTURES = ("gfx942", "gfx950")
 
 _Target = Annotated[
@@ -58,7 +58,7 @@ _Seeds = Annotated[
         metavar="COUNT",
         min=1,
         show_default=str(_DEFAULT_SEEDS),
-        help="Schedules per variant; with --executed, runs per problem, and 4 by default.",
+        help="Schedules per variant; with --executed, runs per problem, and 3 by default.",
     ),
 ]
 _Compiled = Annotated[
@@ -163,8 +163,12 @@ def check(
         return
     first = first_seed or 0
     if executed:
+        if os.environ.get("TRITON_INTERPRET", "0") != "0":
+            raise UsageError("--executed needs compiled kernels", "unset TRITON_INTERPRET")
+        from taxfree_kernels.executed.check import tiny_problems
+
         drawn = range(first, first + (seeds or _DEFAULT_EXECUTED_SEEDS))
-        of_ops = {each: _problems(each, shapes, gpus, dtype, (2,)) for each in ops}
+        of_ops = {each: _problems(each, shapes, gpus, dtype, (2,), tiny_problems) for each in ops}
         _check_executed(of_ops, variant, drawn, arch or _ARCHITECTURES[0], json)
         return
     _require_greenlet()
@@ -227,8 +231,6 @@ def _check_executed(
     json: bool,
 ) -> None:
     """Execute the code of variants, all by default, and compare what all ranks return."""
-    if os.environ.get("TRITON_INTERPRET", "0") != "0":
-        raise UsageError("--executed needs compiled kernels", "unset TRITON_INTERPRET")
     from taxfree_kernels.executed.check import check
     from taxfree_kernels.variant import variants
 
@@ -257,11 +259,12 @@ def _print_executed(found: list[Executed]) -> None:
     print_table(columns, rows(found))
     print_lines(["", "instructions of each kernel, all its compilations together:"])
     print_table(
-        ["op", "variant", "kernel", "compiled", "all", "executed", "giving up", "never", "share"],
+        ["op", "variant", "kernel", "compiled", "all", "executed", "giving up", "merging", "never",
+         "share"],
         [
-            (op, variant, each.kernel, times, each.instructions, each.executed, each.giving_up,
-             len(each.never), f"{each.share_never:.1%}")
-            for op, variant, times, each in kernels(found)
+            (op, variant, each.kernel, each.compiled, each.instructions, each.executed,
+             each.giving_up, each.merging, len(each.never), f"{each.share_never:.1%}")
+            for op, variant, each in kernels(found)
         ],
     )  # fmt: skip
     for checked in found:
@@ -274,25 +277,26 @@ def _print_executed(found: list[Executed]) -> None:
             ])  # fmt: skip
 
 
+def _tiny_problems(op: str, world_size: int) -> Sequence[Any]:
+    return operation_shapes(op).tiny(world_size)
+
+
 def _problems(
     op: str,
     shapes: list[str] | None,
     gpus: str | None,
     dtype: str | None,
     default_gpus: tuple[int, ...] = _DEFAULT_GPUS,
+    tiny: Callable[[str, int], Sequence[Any]] = _tiny_problems,
 ) -> list[Any]:
     request = options.ShapeOptions(op, shapes, gpus, dtype).request(default_gpus)
     if request.shapes:
         return expand(op, request)
-    from taxfree_kernels.variant import operation_shapes
-
-    tiny = [
-        problem for world in request.world_sizes for problem in operation_shapes(op).tiny(world)
-    ]
+    problems = [problem for world in request.world_sizes for problem in tiny(op, world)]
     if request.dtype is None:
-        return tiny
+        return problems
     dtype = DTYPE_ALIASES.get(request.dtype, request.dtype)
-    return list(dict.fromkeys(replace(problem, dtype=dtype) for problem in tiny))
+    return list(dict.fromkeys(replace(problem, dtype=dtype) for problem in problems))
 
 
 def _require_variants(ops: list[str], known: Iterable[str], names: list[str] | None) -> None:
