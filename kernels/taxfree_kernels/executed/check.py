@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import product
 from typing import Any
 
+from taxfree_kernels.errors import PlanError
 from taxfree_kernels.executed.coverage import Coverage, Hits, coverage
 from taxfree_kernels.executed.errors import UnknownInstruction
 from taxfree_kernels.executed.program import Program
@@ -15,12 +17,14 @@ from taxfree_kernels.variant import Config, Problem, operation_shapes, variants
 
 SEEDS = _LENGTHS = 3
 
-#: What the inner dimension grows by, seed by seed: a loop over it is entered once, then often
-#: enough for what the compiler peels off it. Senders of the gather need more to use all lanes.
-_LONGER = {"all_gather_matmul": (0, 64, 576), "attention": (0, 64, 128)}
+#: What the inner dimension grows by, seed by seed: a loop over it has one step, then enough for
+#: what the compiler peels off it. Senders of the gather need more to use all lanes.
+_LONGER = {"all_gather_matmul": (0, 64, 576)}
 _BY_DEFAULT = (0, 64, 192)
-_WIDER = 192
+_WIDER = 192  # a window
+_ROOM = (0, 512, 2048)  # by which small problems for a config grow until it fits
 _INNER = ("k", "kv_len_per_rank", "length")
+_SIZES = ("m", "n", "batch", "world_size", *_INNER)
 
 
 @dataclass(frozen=True)
@@ -32,6 +36,7 @@ class Checked:
         architecture: it was compiled for.
         runs: one for each seed, then one with a silent rank.
         hits: which instructions of its kernels were executed.
+        selection: options of `taxfree check` that select it; empty for its problem.
     """
 
     op: str
@@ -41,6 +46,7 @@ class Checked:
     architecture: str
     runs: list[Executed]
     hits: list[Hits]
+    selection: str = ""
 
     @property
     def wrong(self) -> list[Executed]:
@@ -48,16 +54,19 @@ class Checked:
 
     def replay(self, shown: Executed) -> str:
         """The command that repeats one of the runs, and the one with a silent rank."""
+        return (
+            f"taxfree check --executed {self.selection or self._of_problem()} "
+            f"--arch {self.architecture} --first-seed {shown.seed} --seeds 1"
+        )
+
+    def _of_problem(self) -> str:
         fields = asdict(self.problem)
         world_size = fields.pop("world_size")
         shape = " ".join(
             f"{name}={int(value) if isinstance(value, bool) else value}"
             for name, value in fields.items()
         )
-        return (
-            f'taxfree check --executed --op {self.op} --variant {self.variant} --shapes "{shape}" '
-            f"--gpus {world_size} --arch {self.architecture} --first-seed {shown.seed} --seeds 1"
-        )
+        return f'--op {self.op} --variant {self.variant} --shapes "{shape}" --gpus {world_size}'
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -112,6 +121,28 @@ def default_config(op: str, variant: str, problem: Problem, architecture: str) -
     return variants(op)[variant].seed_configs(problem, KNOWN[DEVICES[architecture]])[0]
 
 
+def reduced(op: str, variant: str, problem: Problem, config: Config, architecture: str) -> Problem:
+    """A small problem on two ranks for a config that was chosen for another.
+
+    Its sizes are those of a tiny problem, with the heads of one KV head; the rest stays.
+
+    Raises:
+        PlanError: the config fits no tiny problem.
+    """
+    hardware, candidate = KNOWN[DEVICES[architecture]], variants(op)[variant]
+    kept = {name: value for name, value in asdict(problem).items() if name not in _SIZES}
+    if "kv_heads" in kept:
+        kept |= {"q_heads": kept["q_heads"] // kept["kv_heads"], "kv_heads": 1}
+    every = [replace(tiny, **kept) for tiny in operation_shapes(op).tiny(2)]
+    for by, each in product(_ROOM, every):  # splits need steps
+        small = _grown(each, _inner(each), by)
+        refused = candidate.unsupported_reason(small, hardware)
+        refused = refused or candidate.prune_reason(small, hardware, config)
+        if not refused:
+            return small
+    raise PlanError(f"the config fits no small problem: {refused}")
+
+
 def check_config(
     op: str,
     variant: str,
@@ -157,8 +188,11 @@ def check_config(
 
 def _lengthened(op: str, problem: Problem, seed: int) -> Problem:
     """A problem with a longer inner dimension."""
-    name = next(name for name in _INNER if hasattr(problem, name))
-    return _grown(problem, name, _LONGER.get(op, _BY_DEFAULT)[seed % _LENGTHS])
+    return _grown(problem, _inner(problem), _LONGER.get(op, _BY_DEFAULT)[seed % _LENGTHS])
+
+
+def _inner(problem: Problem) -> str:
+    return next(name for name in _INNER if hasattr(problem, name))
 
 
 def _grown(problem: Problem, name: str, by: int) -> Problem:
