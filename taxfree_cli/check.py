@@ -4,26 +4,24 @@ from __future__ import annotations
 
 import importlib.util
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from taxfree.errors import TaxfreeError, UsageError, WrongResult
 from taxfree.shapes import DTYPE_ALIASES, expand, require_operation
 from taxfree_cli import options
+from taxfree_cli.check_executed import checked_records, show_executed
 from taxfree_cli.check_function import check_function, require_pass, show
-from taxfree_cli.output import note, print_json, print_lines, print_table
-from taxfree_kernels.variant import operation_names
-
-if TYPE_CHECKING:
-    from taxfree_kernels.executed.check import Checked as Executed
+from taxfree_cli.output import note, print_json, print_lines
+from taxfree_kernels.variant import operation_names, operation_shapes, variants
 
 _DEFAULT_GPUS = (2, 3)
 _DEFAULT_SEEDS = 100
-_DEFAULT_EXECUTED_SEEDS = 4
+_DEFAULT_EXECUTED_SEEDS = 3
 _ARCHITECTURES = ("gfx942", "gfx950")
 
 _Target = Annotated[
@@ -58,7 +56,7 @@ _Seeds = Annotated[
         metavar="COUNT",
         min=1,
         show_default=str(_DEFAULT_SEEDS),
-        help="Schedules per variant; with --executed, runs per problem, and 4 by default.",
+        help="Schedules per variant; with --executed, runs per problem, and 3 by default.",
     ),
 ]
 _Compiled = Annotated[
@@ -80,6 +78,15 @@ _Architecture = Annotated[
         metavar="NAME",
         show_default=_ARCHITECTURES[0],
         help=f"With --executed: {' or '.join(_ARCHITECTURES)}.",
+    ),
+]
+_Records = Annotated[
+    Path | None,
+    typer.Option(
+        "--records",
+        metavar="TABLE",
+        help="With --executed: the configs of a table's records for AMD GPUs, on small problems. A "
+        "tuning database, or a file of `taxfree db export`.",
     ),
 ]
 _OtherTriton = Annotated[
@@ -116,6 +123,7 @@ def check(
     triton: _OtherTriton = None,
     executed: _Executed = False,
     arch: _Architecture = None,
+    records: _Records = None,
     json: options.Json = False,
 ) -> None:
     """Search kernels for races, deadlocks and wrong results under many schedules, on a CPU.
@@ -125,7 +133,7 @@ def check(
     violation.
     """
     if target is not None:
-        of_variants = (op, shapes, variant, gpus, dtype, triton, arch)
+        of_variants = (op, shapes, variant, gpus, dtype, triton, arch, records)
         if compiled or executed or any(option is not None for option in of_variants):
             raise UsageError(
                 "FILE::FUNCTION takes --ranks, --seeds, --first-seed and --json only",
@@ -143,6 +151,11 @@ def check(
             "it compiles the default configs of built-in problems",
         )
     _require_compilers(compiled, triton, executed, arch)
+    if records is not None and (not executed or shapes or gpus or dtype):
+        raise UsageError(
+            "--records is for --executed, without --shapes, --gpus and --dtype",
+            "the problems are the smallest on two ranks that the configs fit",
+        )
     if op is not None:
         require_operation(op)
     ops = operation_names() if op is None else [op]
@@ -151,9 +164,20 @@ def check(
         return
     first = first_seed or 0
     if executed:
+        if os.environ.get("TRITON_INTERPRET", "0") != "0":
+            raise UsageError("--executed needs compiled kernels", "unset TRITON_INTERPRET")
+        _require("numba")
+        from taxfree_kernels.executed.check import check as checked_problems
+        from taxfree_kernels.executed.check import tiny_problems
+
+        names = [name for each in ops for name in variants(each)]
+        _require_variants(ops, names, variant)
         drawn = range(first, first + (seeds or _DEFAULT_EXECUTED_SEEDS))
-        of_ops = {each: _problems(each, shapes, gpus, dtype, (2,)) for each in ops}
-        _check_executed(of_ops, variant, drawn, arch or _ARCHITECTURES[0], json)
+        if records is not None:
+            show_executed(checked_records(records, ops, variant, drawn, arch), json)
+            return
+        of_ops = {each: _problems(each, shapes, gpus, dtype, (2,), tiny_problems) for each in ops}
+        show_executed(checked_problems(of_ops, variant, drawn, arch or _ARCHITECTURES[0]), json)
         return
     schedules = range(first, first + (seeds or _DEFAULT_SEEDS))
     _check_schedules(
@@ -239,60 +263,8 @@ def _check_compiled(
         raise WrongResult(f"{bad} kernels fail assembly checks", "see the reports above")
 
 
-def _check_executed(
-    problems: dict[str, list[Any]],
-    names: list[str] | None,
-    seeds: range,
-    architecture: str,
-    json: bool,
-) -> None:
-    """Execute the code of variants, all by default, and compare what all ranks return."""
-    if os.environ.get("TRITON_INTERPRET", "0") != "0":
-        raise UsageError("--executed needs compiled kernels", "unset TRITON_INTERPRET")
-    _require("numba")
-    from taxfree_kernels.executed.check import check
-    from taxfree_kernels.variant import variants
-
-    _require_variants(list(problems), [name for op in problems for name in variants(op)], names)
-    found = []
-    for checked in check(problems, names, seeds, architecture):
-        verdict = checked.wrong[0].verdict if checked.wrong else "right"
-        note(f"{checked.op} {checked.variant}, {checked.problem}: {verdict}")
-        found.append(checked)
-    if json:
-        print_json({"checks": [checked.as_json() for checked in found]})
-    else:
-        _print_executed(found)
-    if not found:
-        raise TaxfreeError("nothing to execute: no variant asked for runs these shapes by kernels")
-    wrong = [checked for checked in found if checked.wrong]
-    if wrong:
-        names = list(dict.fromkeys(f"{checked.op} {checked.variant}" for checked in wrong))
-        raise WrongResult(f"not right when executed: {', '.join(names)}", "see the report above")
-
-
-def _print_executed(found: list[Executed]) -> None:
-    from taxfree_kernels.executed.check import kernels, rows
-
-    columns = ["op", "variant", "verdict", "runs", "gave up", "instructions run", "seconds"]
-    print_table(columns, rows(found))
-    print_lines(["", "instructions of each kernel, all its compilations together:"])
-    print_table(
-        ["op", "variant", "kernel", "compiled", "all", "executed", "giving up", "never", "share"],
-        [
-            (op, variant, each.kernel, times, each.instructions, each.executed, each.giving_up,
-             len(each.never), f"{each.share_never:.1%}")
-            for op, variant, times, each in kernels(found)
-        ],
-    )  # fmt: skip
-    for checked in found:
-        for shown in checked.wrong:
-            silent = "" if shown.silent is None else f", rank {shown.silent} silent"
-            print_lines([
-                "", f"{shown.op} {shown.variant}, seed {shown.seed}{silent}: {shown.verdict}",
-                str(shown.problem), *([shown.details] if shown.details else []),
-                f"replay: {checked.replay(shown)}",
-            ])  # fmt: skip
+def _tiny_problems(op: str, world_size: int) -> Sequence[Any]:
+    return operation_shapes(op).tiny(world_size)
 
 
 def _problems(
@@ -301,19 +273,16 @@ def _problems(
     gpus: str | None,
     dtype: str | None,
     default_gpus: tuple[int, ...] = _DEFAULT_GPUS,
+    tiny: Callable[[str, int], Sequence[Any]] = _tiny_problems,
 ) -> list[Any]:
     request = options.ShapeOptions(op, shapes, gpus, dtype).request(default_gpus)
     if request.shapes:
         return expand(op, request)
-    from taxfree_kernels.variant import operation_shapes
-
-    tiny = [
-        problem for world in request.world_sizes for problem in operation_shapes(op).tiny(world)
-    ]
+    problems = [problem for world in request.world_sizes for problem in tiny(op, world)]
     if request.dtype is None:
-        return tiny
+        return problems
     dtype = DTYPE_ALIASES.get(request.dtype, request.dtype)
-    return list(dict.fromkeys(replace(problem, dtype=dtype) for problem in tiny))
+    return list(dict.fromkeys(replace(problem, dtype=dtype) for problem in problems))
 
 
 def _require_variants(ops: list[str], known: Iterable[str], names: list[str] | None) -> None:

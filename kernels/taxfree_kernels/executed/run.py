@@ -22,7 +22,7 @@ from taxfree_kernels import variant as registry
 from taxfree_kernels.cross_compile.compile import compile_launch
 from taxfree_kernels.cross_compile.record import Launch as Recorded
 from taxfree_kernels.cross_compile.record import flat
-from taxfree_kernels.errors import PeerTimeout
+from taxfree_kernels.errors import HeapExhausted, PeerTimeout
 from taxfree_kernels.executed.caches import Gpu, Memory
 from taxfree_kernels.executed.decode import Listing, decode
 from taxfree_kernels.executed.errors import ExecutionError, Hang, UnknownInstruction
@@ -34,7 +34,7 @@ from taxfree_kernels.executed.tactics import Tactics
 from taxfree_kernels.fabric.base import NoGroup
 from taxfree_kernels.hardware import KNOWN, Hardware
 from taxfree_kernels.launch import Kernel, launching_through
-from taxfree_kernels.variant import Config, Problem
+from taxfree_kernels.variant import Config, Plan, Problem
 
 #: architecture -> the device that kernels are compiled for
 DEVICES = {"gfx942": "mi300x", "gfx950": "mi350x"}
@@ -43,6 +43,7 @@ CALLS = 4  # of a run, back to back: the third uses the first slot again, or els
 MOST_INSTRUCTIONS = 5_000_000  # of all waves in a run; more is a hang
 NEVER = 1 << 40  # polls
 FEW_POLLS = 20
+_ROOM = (1, 4, 16)  # times the problem's slots: caches copy all memory, so it should be small
 
 _PRIORITY = attrgetter("priority")
 _IDLE = 32  # rounds in which every wave polls again, and nothing changes: a hang
@@ -205,7 +206,6 @@ class _Session:
         rng = self._rng = Random(shown.seed)
         self._tactics = tactics or Tactics.drawn(rng)
         self._timing = Timing(rng, self._tactics)
-        self._memory = Memory(self._tactics.grain)
         self._mirrors: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         self._launches: dict[int, Launch] = {}
 
@@ -216,11 +216,8 @@ class _Session:
             ExecutionError: what went wrong.
         """
         problem, op = self._shown.problem, registry.operation(self._shown.op)
-        world = problem.world_size
-        self._gpus = [Gpu(self._memory) for _ in range(world)]
-        variant = registry.variants(self._shown.op)[self._shown.variant]
-        fabrics = self._fabrics(problem)
-        plans = [variant.plan(problem, fabric, self._shown.config) for fabric in fabrics]
+        fabrics, plans = self._planned(problem)
+        self._gpus = [Gpu(self._memory) for _ in fabrics]
         cpu = torch.device("cpu")
         self._outputs: list[list[torch.Tensor]] = []
         hosts = []
@@ -249,16 +246,30 @@ class _Session:
         if not self._shown.instructions:
             self._shown.verdict = "nothing to run"
 
-    def _fabrics(self, problem: Problem) -> list[ExecutedFabric]:
-        size = arena_bytes(problem.world_size, problem.slot_bytes)
-        arenas = [self._memory.empty(size, torch.uint8, rank) for rank in range(problem.world_size)]
+    def _planned(self, problem: Problem) -> tuple[list[ExecutedFabric], list[Plan]]:
+        """Every rank's fabric and plan, in the first memory that has room for what a config sends.
+
+        Raises:
+            HeapExhausted: none has.
+        """
+        variant = registry.variants(self._shown.op)[self._shown.variant]
+        for slot_bytes in (problem.slot_bytes * factor for factor in _ROOM):
+            self._memory = Memory(self._tactics.grain)
+            fabrics = self._fabrics(problem.world_size, slot_bytes)
+            try:
+                return fabrics, [variant.plan(problem, at, self._shown.config) for at in fabrics]
+            except HeapExhausted as error:
+                exhausted = error
+        raise exhausted
+
+    def _fabrics(self, world_size: int, slot_bytes: int) -> list[ExecutedFabric]:
+        size = arena_bytes(world_size, slot_bytes)
+        arenas = [self._memory.empty(size, torch.uint8, rank) for rank in range(world_size)]
         for arena in arenas:
             arena.fill_(0xFF)
         return [
-            ExecutedFabric(
-                rank, arenas, self._memory, self._hardware, problem.slot_bytes, self._patience
-            )
-            for rank in range(problem.world_size)
+            ExecutedFabric(rank, arenas, self._memory, self._hardware, slot_bytes, self._patience)
+            for rank in range(world_size)
         ]
 
     def _execute(self, hosts: list[_Host]) -> None:

@@ -16,18 +16,27 @@ from pathlib import Path
 import torch
 
 from taxfree_kernels.variant import Problem
-from tests.kernels.executed.mutated import PROBLEMS, Outcome, Result, cases, result, survivors
+from tests.kernels.executed.mutated import (
+    ARCHITECTURE,
+    OTHER_ARCHITECTURE,
+    PROBLEMS,
+    Outcome,
+    Result,
+    cases,
+    result,
+    survivors,
+)
 
 PATH = Path(__file__).parents[3] / "docs" / "executed-mutants.md"
-MOST_OF_A_KIND = 4
+MOST_OF_A_KIND = {ARCHITECTURE: 4, OTHER_ARCHITECTURE: 2}
 
 _HEAD = """\
 # Changes to machine code that execution detects
 
 <!-- Written by `python -m tests.kernels.executed.document`: change that, not this page. -->
 
-`taxfree check --executed` runs the compiled code of gfx942 on a CPU. Would it notice wrong code?
-Here each mutant is a kernel of which one instruction is deleted or weakened:
+`taxfree check --executed` runs compiled code of gfx942 and gfx950 on a CPU. Would it notice wrong
+code? Here each mutant is a kernel of which one instruction is deleted or weakened:
 
 - `s_waitcnt` without one of its counters; `s_barrier`, matrix instructions, and reads and writes
   of LDS deleted
@@ -35,9 +44,9 @@ Here each mutant is a kernel of which one instruction is deleted or weakened:
   and stores with narrower scope bits
 - branches that never go, or always
 
-Of each kernel and each kind of change, at most {most} mutants are drawn; only instructions that the
-unchanged kernels execute are changed. Every mutant runs under up to six schedules, until one run is
-not right. The problems have two ranks:
+Of each kernel and each kind of change, at most {most} mutants are drawn; of gfx950, {less}, of one
+variant of each operation. Only instructions that the unchanged kernels execute are changed. Every
+mutant runs under up to six schedules, until one run is not right. The problems have two ranks:
 
 {problems}
 
@@ -46,8 +55,8 @@ cannot matter on the paths that ran. It is **harmless** if it survives and we kn
 right as the original, as long as no wait times out.
 """
 _BY_VARIANT = """\
-| operation | variant | code run | mutants | tried | equivalent | harmless | detected | survive |
-|---|---|---:|---:|---:|---:|---:|---:|---:|"""
+| operation | variant | GPU | code run | all | tried | equivalent | harmless | detected | survive |
+|---|---|---|---:|---:|---:|---:|---:|---:|---:|"""
 _BY_KIND = """
 | change | tried | equivalent | harmless | wrong result | hang | error | survive |
 |---|---:|---:|---:|---:|---:|---:|---:|"""
@@ -56,39 +65,41 @@ _REASONS = """
 |---|---:|"""
 _SURVIVORS = """
 These survive, and we have no proof that they are harmless. Some have a chance that no schedule
-here gave; of others the problem is too small. For example, two heads fill 2 of the 16 rows of
-decode attention's tiles. With 16 heads, `fused` without one of the barriers of attend.py:133 and
-attend.py:173 gave wrong results.
+here gave. For example, without a barrier in the loop that polls signals, a wave that has not yet
+read the result of a poll can miss it, if another wave polls again meanwhile, and sees the signal.
+Of others the problem is too small.
 
-| operation | variant | change | instruction | source |
-|---|---|---|---|---|"""
+| operation | variant | GPU | change | instruction | source |
+|---|---|---|---|---|---|"""
 
 
 def main(folder: Path) -> None:
     """Write the page."""
     torch.set_num_threads(1)
     folder.mkdir(parents=True, exist_ok=True)
-    results = [_kept(folder / f"{op}.{variant}.json", op, variant) for op, variant in cases()]
+    results = [_kept(folder / f"{'.'.join(case)}.json", *case) for case in cases()]
     PATH.write_text("\n".join(page(results)) + "\n", encoding="utf-8")
 
 
-def _kept(path: Path, op: str, variant: str) -> Result:
+def _kept(path: Path, op: str, variant: str, architecture: str) -> Result:
     if not path.exists():
-        path.write_text(json.dumps(result(op, variant, MOST_OF_A_KIND).as_json()))
+        found = result(op, variant, architecture, MOST_OF_A_KIND[architecture])
+        path.write_text(json.dumps(found.as_json()))
     return Result.of_json(json.loads(path.read_text()))
 
 
 def page(results: list[Result]) -> Iterable[str]:
     """Its lines."""
     problems = "\n".join(f"- {op}: `{_short(problem)}`" for op, problem in PROBLEMS.items())
-    yield _HEAD.format(most=MOST_OF_A_KIND, problems=problems)
+    most, less = MOST_OF_A_KIND.values()
+    yield _HEAD.format(most=most, less=less, problems=problems)
     every = [outcome for each in results for outcome in each.outcomes]
     detected = sum(each.verdict in ("wrong", "hang", "error") for each in every)
     matter = sum(each.verdict not in ("equivalent", "harmless") for each in every)
     yield f"**Detected: {detected} of {matter}** that are neither ({detected / matter:.1%}).\n"
     yield _BY_VARIANT
     for each in results:
-        yield _row(each.op, each.variant, f"{each.executed / each.instructions:.0%}", each)
+        yield _row(each, f"{each.executed / each.instructions:.0%}")
     yield from _kinds(every)
     for verdict in ("equivalent", "harmless"):
         yield _REASONS.format(what=f"why {verdict}")
@@ -98,7 +109,8 @@ def page(results: list[Result]) -> Iterable[str]:
         yield _SURVIVORS
     for each, outcome in survivors(results):
         lines = ", ".join(reversed(outcome.lines[:3]))
-        yield f"| {each.op} | {each.variant} | {outcome.kind} | `{outcome.instruction}` | {lines} |"
+        cells = (each.op, each.variant, each.architecture, outcome.kind, f"`{outcome.instruction}`")
+        yield f"| {' | '.join(cells)} | {lines} |"
 
 
 def _short(problem: Problem) -> str:
@@ -108,10 +120,11 @@ def _short(problem: Problem) -> str:
     return " ".join(f"{name}={value}" for name, value in shown.items() if value != defaults[name])
 
 
-def _row(op: str, variant: str, share: str, each: Result) -> str:
+def _row(each: Result, share: str) -> str:
     counts = (each.count("equivalent"), each.count("harmless"),
               each.count("wrong", "hang", "error"), each.count("survives"))  # fmt: skip
-    cells = (op, variant, share, each.every, len(each.outcomes), *counts)
+    case = (each.op, each.variant, each.architecture)
+    cells = (*case, share, each.every, len(each.outcomes), *counts)
     return "| " + " | ".join(map(str, cells)) + " |"
 
 

@@ -14,7 +14,16 @@ from taxfree_kernels.executed.run import DEVICES
 from taxfree_kernels.hardware import KNOWN
 from taxfree_kernels.variant import Problem, operation_names, problem_class, variants
 
-ARCHITECTURE = "gfx942"
+#: whose mutants are tried, of every fused variant; of gfx950, which has the same memory model and
+#: other matrix instructions, of one variant of each operation
+ARCHITECTURE, OTHER_ARCHITECTURE = "gfx942", "gfx950"
+OF_OTHER = (
+    ("all_gather_matmul", "push"),
+    ("attention", "flash"),
+    ("flash_decode", "fused"),
+    ("matmul_all_reduce", "push_two_shot_lamport"),
+    ("matmul_reduce_scatter", "push"),
+)
 
 
 def _problem(op: str, *sizes: int, **fields: Any) -> Problem:
@@ -25,21 +34,22 @@ def _problem(op: str, *sizes: int, **fields: Any) -> Problem:
 PROBLEMS = {
     "all_gather_matmul": _problem("all_gather_matmul", 64, 64, 64, gather_dim=0),
     "attention": _problem("attention", 1, 128, 2, 1, 32),
-    "flash_decode": _problem("flash_decode", 1, 2, 1, 16, 70),
+    "flash_decode": _problem("flash_decode", 1, 16, 1, 32, 70),
     "matmul_all_reduce": _problem("matmul_all_reduce", 16, 64, 128, residual=True),
     "matmul_reduce_scatter": _problem("matmul_reduce_scatter", 32, 64, 128),
 }
 
 
-def cases() -> list[tuple[str, str]]:
-    """Operations and their fused variants that run on this architecture."""
+def cases() -> list[tuple[str, str, str]]:
+    """Operations, their fused variants that run on this architecture, and the architecture."""
     hardware = KNOWN[DEVICES[ARCHITECTURE]]
-    return [
-        (op, name)
+    every = [
+        (op, name, ARCHITECTURE)
         for op in operation_names()
         for name, variant in variants(op).items()
         if variant.fused and not variant.unsupported_reason(PROBLEMS[op], hardware)
     ]
+    return every + [(*each, OTHER_ARCHITECTURE) for each in OF_OTHER]
 
 
 @dataclass(frozen=True)
@@ -92,6 +102,11 @@ HARMLESS = (
         "tl.store(slot_ptr + first + lanes, empty, mask=first + lanes < last, "
         'cache_modifier=".wt")',
         ("sc0",), "the kernel's end writes it back, before a peer sends to that slot again",
+    ),
+    Harmless(
+        "matmul_all_reduce.push_lamport",
+        "packets.send(peers, target_ptr, words, peer, mask=is_sent)", ("sc0 of", "sc1 of"),
+        "to the rank itself: the same workgroup reads it, and the kernel's end writes it back",
     ),
     Harmless(
         "device.packets", "for first in range(share * _EMPTIED, last, shares * _EMPTIED):",
@@ -174,6 +189,7 @@ class Result:
 
     op: str
     variant: str
+    architecture: str
     executed: int
     instructions: int
     every: int
@@ -191,17 +207,19 @@ class Result:
         return sum(each.verdict in verdicts for each in self.outcomes)
 
 
-def result(op: str, variant: str, most_of_a_kind: int, kinds: Sequence[str] = ()) -> Result:
+def result(
+    op: str, variant: str, architecture: str, most_of_a_kind: int, kinds: Sequence[str] = ()
+) -> Result:
     """Try mutants of a variant.
 
     Args:
         most_of_a_kind: of each kernel and kind of change.
         kinds: of changes; none for all.
     """
-    subject = Subject(op, variant, [PROBLEMS[op]], ARCHITECTURE)
+    subject = Subject(op, variant, [PROBLEMS[op]], architecture)
     every = [each for each in subject.mutants() if not kinds or each.kind in kinds]
     outcomes = tuple(Outcome.of(subject.try_one(each)) for each in sampled(every, most_of_a_kind))
-    return Result(op, variant, *subject.instructions(), len(every), outcomes)
+    return Result(op, variant, architecture, *subject.instructions(), len(every), outcomes)
 
 
 def survivors(results: list[Result]) -> Iterator[tuple[Result, Outcome]]:

@@ -1,7 +1,7 @@
 """A program for a process that compiles kernels: execute configs of variants, and report.
 
-Arguments: cases; "repaired" to wait behind each write-back, as LLVM before February 2026 does not
-always do; "adverse" for tactics that show it.
+Arguments: cases, and the architecture; "repaired" to wait behind each write-back, as LLVM before
+February 2026 does not always do; "adverse" for tactics that show it.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ import sys
 
 from taxfree_kernels.cross_compile.coverage import other_configs
 from taxfree_kernels.executed import run
-from taxfree_kernels.executed.check import check_config, kernels
+from taxfree_kernels.executed.check import check_config, default_config, kernels, tiny_problems
 from taxfree_kernels.executed.decode import Listing, decode
 from taxfree_kernels.executed.run import DEVICES
 from taxfree_kernels.executed.tactics import Tactics
 from taxfree_kernels.hardware import KNOWN
-from taxfree_kernels.variant import operation_shapes, variants
+from taxfree_kernels.variant import variants
 
 
 def repaired(text: str) -> Listing:
@@ -31,19 +31,19 @@ def main() -> None:
         adverse = Tactics(0.02, stalls=0.7, resident=2, by_priority=True, grain="coarse")
         Tactics.drawn = lambda rng: adverse  # type: ignore[method-assign]
     found = []
-    for op, name, world, at, corner, architecture, seeds in json.loads(sys.argv[1]):
-        problem, variant = operation_shapes(op).tiny(world)[at], variants(op)[name]
-        hardware = KNOWN[DEVICES[architecture]]
+    architecture = sys.argv[2]
+    hardware = KNOWN[DEVICES[architecture]]
+    for op, name, world, at, corner, seeds in json.loads(sys.argv[1]):
+        problem, variant = tiny_problems(op, world)[at], variants(op)[name]
         if variant.unsupported_reason(problem, hardware):
             continue
-        config = variant.seed_configs(problem, hardware)[0]
+        config = default_config(op, name, problem, architecture)
         if corner is not None:
             corners = other_configs(variant, problem, hardware)
             config = corners[corner % len(corners)]
-        checked = check_config(op, name, problem, config, seeds, architecture)
-        shares = {each.kernel: each.share_never for *_, each in kernels([checked])}
-        found.append(checked.as_json() | {"shares": shares})
-    print(json.dumps(found))
+        found.append(check_config(op, name, problem, config, seeds, architecture))
+    shares = [(each.kernel, each.share_never) for *_, each in kernels(found)]
+    print(json.dumps({"checks": [each.as_json() for each in found], "shares": shares}))
 
 
 if __name__ == "__main__":

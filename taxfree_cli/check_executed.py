@@ -1,0 +1,114 @@
+"""`taxfree check --executed`: which kernels are executed, and what that showed."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from shlex import quote
+from typing import TYPE_CHECKING
+
+from taxfree.errors import TaxfreeError, WrongResult
+from taxfree.shapes import format_problem, recorded_problem
+from taxfree_cli.output import note, print_json, print_lines, print_table
+from taxfree_kernels.errors import PlanError
+from taxfree_kernels.variant import variants
+from taxfree_tuning_db import read_table
+
+if TYPE_CHECKING:
+    from taxfree_kernels.executed.check import Checked
+
+
+def checked_records(
+    table: Path,
+    ops: Collection[str],
+    names: Collection[str] | None,
+    seeds: Sequence[int],
+    architecture: str | None,
+) -> Iterator[Checked]:
+    """Execute the winners of a table's records, each config once for problems of a kind.
+
+    Args:
+        ops: operations whose records count.
+        names: of variants; None for all.
+        architecture: None for all that can be executed.
+
+    Raises:
+        TaxfreeError: the table cannot be read.
+    """
+    from taxfree_kernels.executed.check import check_config, reduced
+    from taxfree_kernels.executed.run import DEVICES
+
+    executed = set()
+    for record in read_table(table):
+        op, name, config = record.op, record.winner.variant, record.winner.config
+        compiled_for = record.hardware.architecture
+        problem = recorded_problem(op, record.problem)
+        is_asked = op in ops and (not names or name in names)
+        if compiled_for not in DEVICES or architecture not in (None, compiled_for) or not is_asked:
+            continue
+        if problem is None or name not in variants(op) or not variants(op)[name].fused:
+            continue
+        try:
+            small = reduced(op, name, problem, config, compiled_for)
+        except PlanError as error:
+            note(f"{op} {name}, {format_problem(op, record.problem)}: {error.message}")
+            continue
+        case = op, name, small, compiled_for, tuple(config.items())
+        if case in executed:
+            continue
+        executed.add(case)
+        checked = check_config(op, name, small, config, seeds, compiled_for)
+        if checked.runs:
+            yield replace(
+                checked, selection=f"--records {quote(str(table))} --op {op} --variant {name}"
+            )
+
+
+def show_executed(checks: Iterable[Checked], json: bool) -> None:
+    """Execute, and print one report.
+
+    Raises:
+        WrongResult: a run is not right.
+        TaxfreeError: nothing was executed.
+    """
+    found = []
+    for checked in checks:
+        verdict = checked.wrong[0].verdict if checked.wrong else "right"
+        note(f"{checked.op} {checked.variant}, {checked.problem}: {verdict}")
+        found.append(checked)
+    if json:
+        print_json({"checks": [checked.as_json() for checked in found]})
+    else:
+        _print(found)
+    if not found:
+        raise TaxfreeError("nothing to execute: no kernels for AMD GPUs serve what was asked for")
+    wrong = [checked for checked in found if checked.wrong]
+    if wrong:
+        names = list(dict.fromkeys(f"{checked.op} {checked.variant}" for checked in wrong))
+        raise WrongResult(f"not right when executed: {', '.join(names)}", "see the report above")
+
+
+def _print(found: list[Checked]) -> None:
+    from taxfree_kernels.executed.check import kernels, rows
+
+    columns = ["op", "variant", "verdict", "runs", "gave up", "instructions run", "seconds"]
+    print_table(columns, rows(found))
+    print_lines(["", "instructions of each kernel, all its compilations together:"])
+    print_table(
+        ["op", "variant", "kernel", "compiled", "all", "executed", "giving up", "merging", "never",
+         "share"],
+        [
+            (op, variant, each.kernel, each.compiled, each.instructions, each.executed,
+             each.giving_up, each.merging, len(each.never), f"{each.share_never:.1%}")
+            for op, variant, each in kernels(found)
+        ],
+    )  # fmt: skip
+    for checked in found:
+        for shown in checked.wrong:
+            silent = "" if shown.silent is None else f", rank {shown.silent} silent"
+            print_lines([
+                "", f"{shown.op} {shown.variant}, seed {shown.seed}{silent}: {shown.verdict}",
+                str(shown.problem), *([shown.details] if shown.details else []),
+                f"replay: {checked.replay(shown)}",
+            ])  # fmt: skip
