@@ -10,6 +10,7 @@ config that hangs or takes its worker down is marked, and the worker replaced.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import json
 import os
@@ -37,7 +38,7 @@ from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.variant import Problem
 
 _BATCH = 4  # configs that a worker compiles before it asks for the GPU
-_OPEN_S, _COMPILE_S, _TIME_S, _TIMEOUT_S = 100.0, 60.0, 8.0, 5.0
+_OPEN_S, _COMPILE_S, _TIME_S, _TIMEOUT_S = 100.0, 60.0, 12.0, 5.0
 _WORTH_A_WORKER = 40  # configs that wait, for the seconds that a worker takes to start
 _LAST_BATCH_S = 20.0  # before the end no more is begun
 _WRITTEN_EVERY_S = 10.0
@@ -159,15 +160,15 @@ class Crew:
                 with Workers(start) as workers:
                     self._open(workers.group(), recording)
                     if is_first:  # making inputs takes the GPU from others
-                        self._all_open.wait(_OPEN_S)
                         is_first = False
+                        with contextlib.suppress(threading.BrokenBarrierError):
+                            self._all_open.wait(_OPEN_S)
                     while jobs := self._next_jobs(recording):
                         self._try(workers, recording, jobs)
             except Exception as error:  # no worker can be started; another one may
                 self.errors[f"{type(error).__name__}: {error}"[:300]] += 1
-                if is_first:
-                    self._all_open.abort()
-                    is_first = False
+                self._all_open.abort()
+                is_first = False
             finally:
                 with self._jobs:
                     recording.workers -= 1

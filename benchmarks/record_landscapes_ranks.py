@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -59,6 +60,8 @@ def compile_all(fabric: Fabric, jobs: Sequence[tuple[Candidate, Sequence[int]]])
     _state.compiled = [
         [_compiled(_state.calls[at], candidate) for at in indices] for candidate, indices in jobs
     ]
+    gc.collect()
+    gc.freeze()  # a capture collects garbage, while others wait for the GPU
 
 
 def _compiled(calls: Calls, candidate: Candidate) -> tuple[Plan, list[Any]] | str:
