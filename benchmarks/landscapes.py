@@ -10,16 +10,25 @@ improved on the first ones, and judged on the others.
 from __future__ import annotations
 
 import itertools
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from taxfree.measuring.trial import Candidate
+from taxfree.measuring.trial import Candidate, key
 from taxfree.shapes import ShapeRequest, expand
-from taxfree_kernels.hardware import Hardware
+from taxfree_kernels.hardware import KNOWN, Hardware
 from taxfree_kernels.spaces import within
-from taxfree_kernels.variant import Config, Plan, Problem, Space, Variant, variants
+from taxfree_kernels.variant import (
+    Config,
+    Plan,
+    Problem,
+    Space,
+    Variant,
+    problem_class,
+    variants,
+)
 
 if TYPE_CHECKING:
     from taxfree_kernels.fabric.base import Fabric
@@ -167,6 +176,54 @@ class OnGrid(Variant):
 
     def plan(self, problem: Problem, fabric: Fabric, config: Config) -> Plan:
         return self._variant.plan(problem, fabric, config)
+
+
+@dataclass(frozen=True)
+class Landscape:
+    """A recorded landscape.
+
+    Args:
+        name: of its file.
+        problem: the problem.
+        held_out: whether no search is improved on it.
+        hardware: of the machine that it was recorded on.
+        variants: name -> variant, whose space is the recorded grid.
+        times: candidates -> microseconds, or why there are none.
+    """
+
+    name: str
+    problem: Problem
+    held_out: bool
+    hardware: Hardware
+    variants: Mapping[str, Variant]
+    times: Mapping[str, float | str]
+
+    @property
+    def best_us(self) -> float:
+        return min(time for time in self.times.values() if not isinstance(time, str))
+
+
+def load(path: Path) -> Landscape:
+    """Read a landscape."""
+    content = json.loads(path.read_text(encoding="utf-8"))
+    op, gpu = content["op"], content["environment"]["hardware"]["gpu"]
+    spaces = {
+        name: {parameter: tuple(values) for parameter, values in space.items()}
+        for name, space in content["spaces"].items()
+    }
+    times = {
+        key(Candidate(name, dict(zip(spaces[name], values, strict=True)))): time
+        for name, trials in content["trials"].items()
+        for *values, time in trials
+    }
+    return Landscape(
+        path.stem,
+        problem_class(op)(**content["problem"]),
+        content["held_out"],
+        next(each for each in KNOWN.values() if gpu.startswith(each.name)),
+        {name: OnGrid(variants(op)[name], space) for name, space in spaces.items()},
+        times,
+    )
 
 
 def on_grids(problem: Problem, hardware: Hardware, op: str) -> dict[str, Variant]:

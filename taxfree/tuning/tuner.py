@@ -43,6 +43,7 @@ from taxfree_tuning_db import (
 if TYPE_CHECKING:
     from taxfree.tuning.fleet import Fleet
 
+BATCH = 12  # candidates that a GPU times together
 FINALISTS = 5
 OTHER_FINALISTS = 2
 _NEIGHBOURS = 3
@@ -210,7 +211,7 @@ class Tuner:
 
     @property
     def _batch(self) -> int:
-        return 12 if self.mode == "graph" else 4
+        return BATCH if self.mode == "graph" else 4
 
     @property
     def _unit(self) -> int:
