@@ -3,9 +3,9 @@
     python benchmarks/replay.py --json
 
 Three methods choose what to measure next: `random` draws from the configs that no variant refuses,
-`tpe` is Optuna's sampler as it comes, and `taxfree` is the search of `taxfree tune`, in its batches,
+`tpe` is Optuna's sampler as it comes, and `taxfree` the search of `taxfree tune`, in its batches,
 without winners of other problems. A trial is a config that gets a time, as for `tune --trials`:
-configs that the screen or the GPU refuses are not counted, for any of the methods. The recorded
+what a variant, the screen or the GPU refuses is not counted, for any of the methods. The recorded
 time counts as the true one.
 """
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import re
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
@@ -34,7 +35,17 @@ if TYPE_CHECKING:
     from taxfree_tuning_db import Database, Record
 
 Trials: TypeAlias = Annotated[
-    int, typer.Option("--trials", metavar="COUNT", min=1, help="Candidates measured per problem.")
+    int | None,
+    typer.Option(
+        "--trials", metavar="COUNT", min=1, help="Candidates measured per problem; 32 by default."
+    ),
+]
+Exhaustive: TypeAlias = Annotated[
+    bool,
+    typer.Option(
+        "--exhaustive",
+        help="Measure every config that no variant refuses, or --trials of them, drawn; no search.",
+    ),
 ]
 BudgetText: TypeAlias = Annotated[
     str | None,
@@ -91,6 +102,7 @@ Store: TypeAlias = Annotated[
     ),
 ]
 
+_TRIALS = 32
 _SECONDS = {"s": 1, "m": 60, "h": 3600}
 
 
@@ -104,7 +116,8 @@ def tune(
     dtype: options.Dtype = None,
     fabric: options.FabricIfMeasured = None,
     db: options.Db = None,
-    trials: Trials = 32,
+    trials: Trials = None,
+    exhaustive: Exhaustive = False,
     budget: BudgetText = None,
     seed: Seed = 0,
     variant: OnlyVariants = None,
@@ -122,6 +135,11 @@ def tune(
     if from_file is not None:
         shapes = [*(shapes or ()), _met(from_file)]
     given = options.ShapeOptions(op, shapes, gpus, dtype, model, tp)
+    if exhaustive and (check or dry_run or hardware is not None):
+        raise UsageError(
+            "--exhaustive takes neither --check, --dry-run nor --hardware", "it measures"
+        )
+    trials = trials or (sys.maxsize if exhaustive else _TRIALS)
     if "baseline" in (variant or ()):
         raise UsageError("--variant baseline cannot be tuned", "it is always measured")
     if check:
@@ -165,7 +183,7 @@ def tune(
     found: list[session.Tuned | session.NotTuned] = []
     with _fleet(storage) as fleet, Database(path) as database, _progress() as progress:
         for each in session.run(
-            problems, chosen, database, trials, seconds, seed, variant, progress, fleet
+            problems, chosen, database, trials, seconds, seed, variant, progress, fleet, exhaustive
         ):
             found.append(each)
             if isinstance(each, session.NotTuned) and each.state == "refused":

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+import random
+from collections.abc import Iterator, Mapping, Sequence
 
 from taxfree._runtime.legality import refusal
 from taxfree.cost_model import Times, machine_like, modelled_variants, times
+from taxfree.errors import UsageError
 from taxfree.measuring.trial import Candidate
 from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.variant import Config, Problem, Variant, op_of, variants
 
+_MOST = 100_000  # configs that can be measured within days
 _PROMISING = 1.4  # times the shortest modelled time: no winner so far was modelled slower than that
 
 
@@ -53,6 +56,37 @@ def serves(variant: Variant, problem: Problem, hardware: Hardware, config: Confi
     parameters = variant.space(problem, hardware).keys()
     # A record may be older than a meta-parameter, whose default is then what was measured.
     return config.keys() <= parameters and refusal(variant, problem, hardware, config) is None
+
+
+def valid_candidates(
+    found: Mapping[str, Variant], problem: Problem, hardware: Hardware
+) -> Iterator[Candidate]:
+    """Every candidate that its variant does not refuse."""
+    for name, variant in found.items():
+        space = variant.space(problem, hardware)
+        for values in itertools.product(*space.values()):
+            config = dict(zip(space, values, strict=True))
+            if variant.prune_reason(problem, hardware, config) is None:
+                yield Candidate(name, config)
+
+
+def every_candidate(
+    found: Mapping[str, Variant], problem: Problem, hardware: Hardware, seed: int
+) -> list[Candidate]:
+    """All valid candidates, in an order that is drawn.
+
+    Raises:
+        UsageError: they are too many to measure.
+    """
+    most = itertools.islice(valid_candidates(found, problem, hardware), _MOST + 1)
+    candidates = list(most)
+    if len(candidates) > _MOST:
+        raise UsageError(
+            f"{', '.join(found)} have more than {_MOST:,} configs together",
+            "name one of the variants with fewer, or leave --exhaustive out",
+        )
+    random.Random(seed).shuffle(candidates)
+    return candidates
 
 
 def first_candidates(

@@ -13,7 +13,7 @@ import contextlib
 import fcntl
 import json
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -46,6 +46,7 @@ class Search:
         journal: file that keeps the study from one run to the next; None keeps it in memory.
         name: of the study in the journal.
         fleet: nodes that share the study, instead of a journal.
+        every: candidates to ask for, in this order, in place of what the sampler proposes.
 
     Attributes:
         name: of the study.
@@ -60,8 +61,10 @@ class Search:
         journal: Path | None,
         name: str,
         fleet: Fleet | None = None,
+        every: Iterable[Candidate] | None = None,
     ) -> None:
         self.name, self._fleet = name, fleet
+        self._every = None if every is None else iter(every)
         self._variants, self._problem, self._hardware = variants, problem, hardware
         # variant -> parameter -> choice as text -> its value
         self._spaces = {
@@ -204,6 +207,8 @@ class Search:
             for _ in range(_ASKS_PER_CANDIDATE * count):
                 if len(found) == count:
                     break
+                if not self._enqueue_next():
+                    break
                 trial = self._study.ask() if self._fleet is None else self._fleet.ask(self._study)
                 candidate = self._suggest(trial)
                 if key(candidate) in self._asked.keys() | self._elsewhere:
@@ -220,6 +225,16 @@ class Search:
                         self._refused.append((candidate, reason))
                         self.tell_pruned(candidate, reason, trial)
         return found
+
+    def _enqueue_next(self) -> bool:
+        """Where candidates are given, try the next one; whether there is one, or a sampler."""
+        if self._every is None:
+            return True
+        known = self._known.keys() | self._asked.keys() | self._elsewhere
+        candidate = next((each for each in self._every if key(each) not in known), None)
+        if candidate is not None:
+            self._study.enqueue_trial(self._parameters(candidate))
+        return candidate is not None
 
     def take_refused(self) -> list[tuple[Candidate, str]]:
         """Candidates that variants refused since the last call, each with the reason."""
