@@ -125,7 +125,7 @@ class TestExhaustive:
 
     def test_each_is_measured_once_and_none_again(self, db):
         options = {"trials": 10**6, "only": ["one_shot"], "is_exhaustive": True}
-        _, trials, tried = tune(db, time_of, **options)
+        _, trials, _ = tune(db, time_of, **options)
         assert {keys(each) for each in trials} == self.valid("one_shot")
         assert len(trials) == len(self.valid("one_shot")) > 1
         _, again, _ = tune(db, time_of, **options)
@@ -146,7 +146,8 @@ class TestExhaustive:
                 path, time_of, trials=5, only=["push"], is_exhaustive=True, seed=seed
             )
             drawn.append([keys(each) for each in trials])
-        assert len(set(drawn[0])) == 5 and set(drawn[0]) <= self.valid("push")
+        assert len(set(drawn[0])) == 5
+        assert set(drawn[0]) <= self.valid("push")
         assert drawn[0] == drawn[1] != drawn[2]
 
     def test_too_many_are_refused(self):
