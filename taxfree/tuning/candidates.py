@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from taxfree._runtime.legality import refusal
 from taxfree.cost_model import Times, machine_like, modelled_variants, times
@@ -130,9 +130,20 @@ def _promising_first(
         found: their variants; a candidate with other meta-parameters than its variant's is not
             modelled.
     """
-    machine, modelled = machine_like(hardware), modelled_variants(op_of(problem))
-    if machine is None:
-        return list(candidates)
+    expected_us = model_of(problem, hardware, found)
+    expected = [(candidate, expected_us(candidate)) for candidate in (*before, *candidates)]
+    most = _PROMISING * min((us for _, us in expected if us is not None), default=0.0)
+    in_order = sorted(expected[len(before) :], key=lambda each: (each[1] or 0.0) > most)
+    return [candidate for candidate, _ in in_order]
+
+
+def model_of(
+    problem: Problem, hardware: Hardware, found: Mapping[str, Variant]
+) -> Callable[[Candidate], float | None]:
+    """Modelled microseconds of a candidate in a graph; None where there is no model of it."""
+    machine, modelled = machine_like(hardware), ()
+    if machine is not None:
+        modelled = modelled_variants(op_of(problem))
     parameters = {
         name: variant.space(problem, hardware).keys()
         for name, variant in found.items()
@@ -140,14 +151,11 @@ def _promising_first(
     }
 
     def expected_us(candidate: Candidate) -> float | None:
-        if parameters.get(candidate.variant) != candidate.config.keys():
+        if machine is None or parameters.get(candidate.variant) != candidate.config.keys():
             return None
         return times(machine, problem, candidate.variant, candidate.config).t_graph_us
 
-    expected = [(candidate, expected_us(candidate)) for candidate in (*before, *candidates)]
-    most = _PROMISING * min((us for _, us in expected if us is not None), default=0.0)
-    in_order = sorted(expected[len(before) :], key=lambda each: (each[1] or 0.0) > most)
-    return [candidate for candidate, _ in in_order]
+    return expected_us
 
 
 def _expected(

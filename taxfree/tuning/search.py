@@ -12,8 +12,9 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import json
+import random
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +24,8 @@ from optuna.trial import Trial, TrialState
 
 from taxfree.errors import TaxfreeError
 from taxfree.measuring.trial import Candidate, key
-from taxfree.tuning.candidates import serves
+from taxfree.tuning.candidates import model_of, serves
+from taxfree.tuning.surrogate import Surrogate
 from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.variant import Problem, Variant
 
@@ -31,6 +33,8 @@ if TYPE_CHECKING:
     from taxfree.tuning.fleet import Fleet
 
 _ASKS_PER_CANDIDATE = 50  # if so many are refused or known, the space counts as exhausted
+_LEAST_KNOWN, _MOST_KNOWN = 4, 200  # measurements that the surrogate learns from
+_STARTS, _DRAWN = 8, 400  # fastest candidates whose neighbours are judged, and drawn ones
 _TIMES = "median_us"  # of a trial in a fleet: mode -> microseconds
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)
@@ -74,6 +78,11 @@ class Search:
             }
             for name, variant in variants.items()
         }
+        self._surrogate = Surrogate(
+            {name: variant.space(problem, hardware) for name, variant in variants.items()},
+            model_of(problem, hardware, variants),
+        )
+        self._random = random.Random(seed)
         self._known: dict[str, float | None] = {}
         self._asked: dict[str, Trial] = {}
         self._refused: list[tuple[Candidate, str]] = []
@@ -207,7 +216,7 @@ class Search:
             for _ in range(_ASKS_PER_CANDIDATE * count):
                 if len(found) == count:
                     break
-                if not self._enqueue_next():
+                if not self._enqueue_next(count - len(found)):
                     break
                 trial = self._study.ask() if self._fleet is None else self._fleet.ask(self._study)
                 candidate = self._suggest(trial)
@@ -226,15 +235,51 @@ class Search:
                         self.tell_pruned(candidate, reason, trial)
         return found
 
-    def _enqueue_next(self) -> bool:
-        """Where candidates are given, try the next one; whether there is one, or a sampler."""
-        if self._every is None:
-            return True
+    def _enqueue_next(self, count: int) -> bool:
+        """Try what is promising, or the next of given candidates; whether there is anything."""
         known = self._known.keys() | self._asked.keys() | self._elsewhere
-        candidate = next((each for each in self._every if key(each) not in known), None)
-        if candidate is not None:
-            self._study.enqueue_trial(self._parameters(candidate))
-        return candidate is not None
+        if self._every is not None:
+            candidate = next((each for each in self._every if key(each) not in known), None)
+            if candidate is not None:
+                self._study.enqueue_trial(self._parameters(candidate))
+            return candidate is not None
+        waiting = self._study.get_trials(deepcopy=False, states=(TrialState.WAITING,))
+        measured = [(each, us) for us, each in self.best(_MOST_KNOWN)]
+        if not waiting and len(measured) >= _LEAST_KNOWN:
+            for each in self._surrogate.propose(measured, self._pool(measured, known), count):
+                self._study.enqueue_trial(self._parameters(each))
+        return True
+
+    def _pool(
+        self, measured: Sequence[tuple[Candidate, float]], known: Set[str]
+    ) -> list[Candidate]:
+        """Unknown candidates that no variant refuses: near the fastest ones, and drawn ones."""
+        found: dict[str, Candidate] = {}
+
+        def add(variant: str, config: dict[str, Any]) -> None:
+            candidate = Candidate(variant, config)
+            text = key(candidate)
+            if text in known or text in found:
+                return
+            asked = (self._problem, self._hardware, config)
+            if self._variants[variant].prune_reason(*asked) is None:
+                found[text] = candidate
+
+        for at, (candidate, _) in enumerate(measured[:_STARTS]):
+            space = self._spaces[candidate.variant]
+            for name, values in space.items():
+                for value in values.values():
+                    changed = {**candidate.config, name: value}
+                    add(candidate.variant, changed)
+                    if at < 3:
+                        other = self._random.choice(list(space))
+                        another = self._random.choice(list(space[other].values()))
+                        add(candidate.variant, {**changed, other: another})
+        for _ in range(_DRAWN):
+            variant = self._random.choice(list(self._spaces))
+            space = self._spaces[variant]
+            add(variant, {n: self._random.choice(list(v.values())) for n, v in space.items()})
+        return list(found.values())
 
     def take_refused(self) -> list[tuple[Candidate, str]]:
         """Candidates that variants refused since the last call, each with the reason."""
