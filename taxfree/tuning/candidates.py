@@ -141,9 +141,8 @@ def model_of(
     problem: Problem, hardware: Hardware, found: Mapping[str, Variant]
 ) -> Callable[[Candidate], float | None]:
     """Modelled microseconds of a candidate in a graph; None where there is no model of it."""
-    machine, modelled = machine_like(hardware), ()
-    if machine is not None:
-        modelled = modelled_variants(op_of(problem))
+    machine = machine_like(hardware)
+    modelled = () if machine is None else modelled_variants(op_of(problem))
     parameters = {
         name: variant.space(problem, hardware).keys()
         for name, variant in found.items()

@@ -45,13 +45,18 @@ class Surrogate:
         self._lengths: Array | None = None
 
     def propose(
-        self, measured: Sequence[tuple[Candidate, float]], pool: Sequence[Candidate], count: int
+        self,
+        measured: Sequence[tuple[Candidate, float]],
+        failed: Sequence[Candidate],
+        pool: Sequence[Candidate],
+        count: int,
     ) -> list[Candidate]:
         """The most promising `count` of the pool.
 
         Args:
             measured: candidates with microseconds, at least two.
-            pool: candidates that are not measured.
+            failed: candidates without a time; the more alike, the less promising.
+            pool: other candidates.
         """
         known = [candidate for candidate, _ in measured]
         fastest = min(us for _, us in measured)
@@ -68,10 +73,13 @@ class Surrogate:
         points = self._coordinates(pool)
         offset = (np.broadcast_to(rest, len(pool)) + mean) / spread
         best = y.min() / spread
+        chance = np.ones(len(pool))
+        if failed:
+            chance -= _kernel(points, self._coordinates(failed), lengths).max(axis=1)
         found: list[int] = []
         for _ in range(min(count, len(pool))):
             mu, sigma = _posterior(x, z, points, lengths, _NOISE / spread)
-            gain = _expected_gain(best, mu + offset, sigma)
+            gain = chance * _expected_gain(best, mu + offset, sigma)
             gain[found] = -1.0
             at = int(gain.argmax())
             found.append(at)
