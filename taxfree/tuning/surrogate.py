@@ -58,6 +58,8 @@ class Surrogate:
             failed: candidates without a time; the more alike, the less promising.
             pool: other candidates.
         """
+        if not pool:
+            return []
         known = [candidate for candidate, _ in measured]
         fastest = min(us for _, us in measured)
         x = self._coordinates(known)
