@@ -9,7 +9,6 @@ improved on the first ones, and judged on the others.
 
 from __future__ import annotations
 
-import itertools
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -234,26 +233,3 @@ def on_grids(problem: Problem, hardware: Hardware, op: str) -> dict[str, Variant
         for name, variant in found.items()
         if variant.unsupported_reason(problem, hardware) is None
     }
-
-
-def valid_candidates(
-    found: Mapping[str, Variant], problem: Problem, hardware: Hardware
-) -> list[Candidate]:
-    """Every candidate that its variant does not refuse; the first configs of a search first."""
-    seeds = [
-        Candidate(name, config)
-        for name, variant in found.items()
-        for config in variant.seed_configs(problem, hardware)
-    ]
-    every = (
-        Candidate(name, dict(zip(space, values, strict=True)))
-        for name, variant in found.items()
-        for space in [variant.space(problem, hardware)]
-        for values in itertools.product(*space.values())
-    )
-    return seeds + [
-        candidate
-        for candidate in every
-        if candidate not in seeds
-        and found[candidate.variant].prune_reason(problem, hardware, candidate.config) is None
-    ]

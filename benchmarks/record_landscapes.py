@@ -14,7 +14,6 @@ import contextlib
 import dataclasses
 import json
 import os
-import random
 import statistics
 import sys
 import threading
@@ -26,12 +25,13 @@ from typing import Any
 
 from benchmarks import record_landscapes_ranks as ranks
 from benchmarks.commands import exit_code, positive
-from benchmarks.landscapes import SUBJECTS, Subject, on_grids, valid_candidates
+from benchmarks.landscapes import SUBJECTS, Subject, on_grids
 from taxfree import devices, fingerprints
 from taxfree.errors import TaxfreeError
 from taxfree.measuring import environment
 from taxfree.measuring.results import machine_name, write
 from taxfree.measuring.trial import Candidate, key
+from taxfree.tuning.candidates import every_candidate
 from taxfree.workers.group import WorkerGroup, Workers
 from taxfree_kernels.fabric.layout import arena_bytes
 from taxfree_kernels.hardware import Hardware
@@ -62,11 +62,14 @@ class Recording:
         self.found: list[dict[str, ranks.Found]] = [{} for _ in subjects]
         jobs: dict[str, Job] = {}
         for at, (problem, grid) in enumerate(zip(self.problems, self.grids, strict=True)):
-            candidates = valid_candidates(grid, problem, hardware)
-            seeds = sum(len(each.seed_configs(problem, hardware)) for each in grid.values())
-            others = candidates[seeds:]
-            random.Random(0).shuffle(others)
-            for candidate in [*candidates[:seeds], *others][:limit]:
+            seeds = [
+                Candidate(name, config)
+                for name, variant in grid.items()
+                for config in variant.seed_configs(problem, hardware)
+            ]
+            every = every_candidate(grid, problem, hardware, seed=0)
+            others = [candidate for candidate in every if candidate not in seeds]
+            for candidate in [*seeds, *others][:limit]:
                 jobs.setdefault(key(candidate), (candidate, []))[1].append(at)
         self.jobs = deque(jobs.values())
         self.workers = 0

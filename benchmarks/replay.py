@@ -14,24 +14,23 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import random
 import statistics
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import optuna
 
 from benchmarks.commands import exit_code, positive
-from benchmarks.documents import table
-from benchmarks.landscapes import FOLDER, SUBJECTS, Landscape, load, valid_candidates
+from benchmarks.landscapes import FOLDER, SUBJECTS, Landscape, load
+from benchmarks.tables import replays
 from taxfree.measuring.trial import Candidate, key
-from taxfree.shapes import format_problem
-from taxfree.tuning.candidates import first_candidates
+from taxfree.tuning.candidates import every_candidate, first_candidates
 from taxfree.tuning.search import Search
 from taxfree.tuning.tuner import BATCH
 from taxfree_kernels.variant import op_of
@@ -55,10 +54,11 @@ class Row:
             that takes more than the trials of a replay.
         above_best_at_20_pct, above_best_at_20_pct_p90: the median, and the 90th percentile.
         seeds: how many.
+        most: trials of a replay.
     """
 
     op: str
-    problem: str
+    problem: dict[str, Any]
     method: str
     held_out: bool
     configs: int
@@ -68,12 +68,13 @@ class Row:
     above_best_at_20_pct: float
     above_best_at_20_pct_p90: float
     seeds: int
+    most: int
 
 
 def drawn(landscape: Landscape, seed: int) -> Iterator[float]:
     """Times of configs that are drawn without replacement."""
-    candidates = valid_candidates(landscape.variants, landscape.problem, landscape.hardware)
-    for candidate in random.Random(seed).sample(candidates, len(candidates)):
+    found, problem, hardware = landscape.variants, landscape.problem, landscape.hardware
+    for candidate in every_candidate(found, problem, hardware, seed):
         us = landscape.times.get(key(candidate))
         if isinstance(us, float):
             yield us
@@ -140,10 +141,9 @@ def row(path: Path, method: str, seeds: int) -> Row:
     landscape = load(path)
     found = [replay(landscape, method, seed) for seed in range(seeds)]
     trials, above = zip(*found, strict=True)
-    op = op_of(landscape.problem)
     return Row(
-        op,
-        format_problem(op, asdict(landscape.problem)),
+        op_of(landscape.problem),
+        asdict(landscape.problem),
         method,
         landscape.held_out,
         sum(isinstance(time, float) for time in landscape.times.values()),
@@ -153,6 +153,7 @@ def row(path: Path, method: str, seeds: int) -> Row:
         round(statistics.median(above), 1),
         round(_p90(above), 1),
         seeds,
+        _MOST,
     )
 
 
@@ -170,28 +171,6 @@ def rows(paths: Sequence[Path], methods: Sequence[str], seeds: int) -> list[Row]
     with ProcessPoolExecutor() as processes:
         asked = [processes.submit(row, path, each, seeds) for path in paths for each in methods]
         return [each.result() for each in asked]
-
-
-def table_of(found: Sequence[Row]) -> str:
-    """The rows as a table in Markdown."""
-
-    def trials(count: float | None) -> str:
-        return f"> {_MOST}" if count is None else f"{count:g}"
-
-    header = ("problem", "held out", "method", "trials, median", "p90", "above best at 20", "p90")
-    lines = [
-        (
-            f"{each.op} {each.problem}",
-            "yes" if each.held_out else "",
-            each.method,
-            trials(each.trials_to_3pct_median),
-            trials(each.trials_to_3pct_p90),
-            f"{each.above_best_at_20_pct:.1f} %",
-            f"{each.above_best_at_20_pct_p90:.1f} %",
-        )
-        for each in found
-    ]
-    return table(header, lines, text=[0, 1, 2])
 
 
 def main() -> int:
@@ -217,7 +196,7 @@ def _print(options: argparse.Namespace) -> None:
     if options.json:
         print(json.dumps({"schema": 1, "rows": [asdict(each) for each in found]}, indent=1))
     else:
-        print(table_of(found), end="")
+        print(replays([asdict(each) for each in found]), end="")
 
 
 if __name__ == "__main__":
