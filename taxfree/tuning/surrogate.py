@@ -19,6 +19,7 @@ from taxfree_kernels.variant import Space
 
 _NOISE = 0.02  # of a time, relative
 _LENGTHS = (0.5, 1.0, 2.0, 4.0, 16.0)  # in coordinates, which are powers of two
+_LEAST = 1e-6  # of a variance
 _SLOW = 3.0  # times the fastest: how much slower does not matter
 
 Array = np.ndarray[Any, Any]
@@ -130,8 +131,8 @@ def _likelihood(x: Array, z: Array, lengths: Array, noise: float) -> float:
     except np.linalg.LinAlgError:
         return -math.inf
     alpha = np.linalg.solve(factor, z)
-    # the variance is the one that fits best
-    return float(-0.5 * len(z) * math.log(alpha @ alpha / len(z)) - np.log(np.diag(factor)).sum())
+    variance = max(float(alpha @ alpha) / len(z), _LEAST)  # the one that fits best
+    return float(-0.5 * len(z) * math.log(variance) - np.log(np.diag(factor)).sum())
 
 
 def _fitted(x: Array, z: Array, begin: Array | None, noise: float) -> Array:
@@ -155,8 +156,8 @@ def _posterior(
     factor = np.linalg.cholesky(_kernel(x, x, lengths) + (noise**2 + 1e-6) * np.eye(len(x)))
     cross = np.linalg.solve(factor, _kernel(x, points, lengths))
     weights = np.linalg.solve(factor, z)
-    scale = max(float(weights @ weights) / len(z), 1e-6)
-    sigma = np.sqrt(np.maximum(scale * (1.0 - (cross**2).sum(axis=0)), 1e-12))
+    scale = max(float(weights @ weights) / len(z), _LEAST)
+    sigma = np.sqrt(scale * np.maximum(1.0 - (cross**2).sum(axis=0), _LEAST))
     return cross.T @ weights, sigma
 
 
