@@ -91,10 +91,10 @@ def emulate(
         arena_bytes: of each rank; those of all of them have to fit a slot of the pool.
     """
     if fabric.world_size == 1:
-        sync.wait, packets.receive = _wait_for_nobody, _receive_at_once
+        act_alone_for(fabric, problem["world_size"], arena_bytes)
     else:
         sync.signal, packets.receive = _signal_as_another, _receive_from_two
-    _act_for_others(fabric, problem["world_size"], arena_bytes)
+        _act_for_others(fabric, problem["world_size"], arena_bytes)
     calls = Calls(fabric, op, problem)
     calls.share_compilation(candidates)
     plans = [_plan_or_reason(calls, candidate) for candidate in candidates]
@@ -109,6 +109,12 @@ def emulate(
         else Emulated(candidate, None, plan)
         for candidate, plan in zip(candidates, plans, strict=True)
     ]
+
+
+def act_alone_for(fabric: Fabric, ranks: int, arena_bytes: int) -> None:
+    """Make a fabric of one rank look like one of `ranks`; kernels of this process never wait."""
+    sync.wait, packets.receive = _wait_for_nobody, _receive_at_once
+    _act_for_others(fabric, ranks, arena_bytes)
 
 
 def _act_for_others(fabric: Fabric, ranks: int, arena_bytes: int) -> None:

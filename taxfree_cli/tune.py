@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import re
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
@@ -36,7 +37,17 @@ if TYPE_CHECKING:
     from taxfree_tuning_db import Database, Record
 
 Trials: TypeAlias = Annotated[
-    int, typer.Option("--trials", metavar="COUNT", min=1, help="Candidates measured per problem.")
+    int | None,
+    typer.Option(
+        "--trials", metavar="COUNT", min=1, help="Candidates measured per problem; 32 by default."
+    ),
+]
+Exhaustive: TypeAlias = Annotated[
+    bool,
+    typer.Option(
+        "--exhaustive",
+        help="Measure every config that no variant refuses, or --trials of them, drawn; no search.",
+    ),
 ]
 BudgetText: TypeAlias = Annotated[
     str | None,
@@ -93,6 +104,7 @@ Store: TypeAlias = Annotated[
     ),
 ]
 
+_TRIALS = 32
 _SECONDS = {"s": 1, "m": 60, "h": 3600}
 
 
@@ -106,7 +118,8 @@ def tune(
     dtype: options.Dtype = None,
     fabric: options.FabricIfMeasured = None,
     db: options.Db = None,
-    trials: Trials = 32,
+    trials: Trials = None,
+    exhaustive: Exhaustive = False,
     budget: BudgetText = None,
     seed: Seed = 0,
     variant: OnlyVariants = None,
@@ -128,6 +141,11 @@ def tune(
     if from_file is not None:
         shapes = [*(shapes or ()), _met(from_file)]
     given = options.ShapeOptions(op, shapes, gpus, dtype, model, tp)
+    if exhaustive and (check or dry_run or hardware is not None):
+        raise UsageError(
+            "--exhaustive takes neither --check, --dry-run nor --hardware", "it measures"
+        )
+    trials = trials or (sys.maxsize if exhaustive else _TRIALS)
     if "baseline" in (variant or ()):
         raise UsageError("--variant baseline cannot be tuned", "it is always measured")
     if check:
@@ -164,7 +182,7 @@ def tune(
             kept = "what is printed is stored" if store else "nothing is stored"
             raise Interrupted("interrupted", kept) from None
         return
-    _measure(given, fabric or "auto", db, trials, seconds, seed, variant, storage, json)
+    _measure(given, fabric or "auto", db, trials, seconds, seed, variant, storage, exhaustive, json)
 
 
 def _measure(
@@ -176,6 +194,7 @@ def _measure(
     seed: int,
     only: Sequence[str] | None,
     storage: str | None,
+    exhaustive: bool,
     json: bool,
 ) -> None:
     from taxfree import devices
@@ -201,7 +220,7 @@ def _measure(
         opening = Database(path) if nodes is None else nodes.database(path)
         database, progress = opened.enter_context(opening), opened.enter_context(_progress(nodes))
         for each in session.run(
-            problems, fabric, database, trials, seconds, seed, only, progress, fleet
+            problems, fabric, database, trials, seconds, seed, only, progress, fleet, exhaustive
         ):
             row = _row(each) if isinstance(each, session.Tuned) else _skipped(each)
             if launch.nodes > 1:

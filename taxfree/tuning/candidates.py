@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from taxfree._runtime.legality import refusal
 from taxfree.cost_model import Times, machine_like, modelled_variants, times
+from taxfree.errors import UsageError
 from taxfree.measuring.trial import Candidate
 from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.variant import Config, Problem, Variant, op_of, variants
 
+_MOST = 100_000  # configs that can be measured within days
 _PROMISING = 1.4  # times the shortest modelled time: no winner so far was modelled slower than that
 
 
@@ -55,6 +58,37 @@ def serves(variant: Variant, problem: Problem, hardware: Hardware, config: Confi
     return config.keys() <= parameters and refusal(variant, problem, hardware, config) is None
 
 
+def valid_candidates(
+    found: Mapping[str, Variant], problem: Problem, hardware: Hardware
+) -> Iterator[Candidate]:
+    """Every candidate that its variant does not refuse."""
+    for name, variant in found.items():
+        space = variant.space(problem, hardware)
+        for values in itertools.product(*space.values()):
+            config = dict(zip(space, values, strict=True))
+            if variant.prune_reason(problem, hardware, config) is None:
+                yield Candidate(name, config)
+
+
+def every_candidate(
+    found: Mapping[str, Variant], problem: Problem, hardware: Hardware, seed: int
+) -> list[Candidate]:
+    """All valid candidates, in an order that is drawn.
+
+    Raises:
+        UsageError: they are too many to measure.
+    """
+    most = itertools.islice(valid_candidates(found, problem, hardware), _MOST + 1)
+    candidates = list(most)
+    if len(candidates) > _MOST:
+        raise UsageError(
+            f"{', '.join(found)} have more than {_MOST:,} configs together",
+            "name one of the variants with fewer, or leave --exhaustive out",
+        )
+    random.Random(seed).shuffle(candidates)
+    return candidates
+
+
 def first_candidates(
     found: Mapping[str, Variant],
     problem: Problem,
@@ -96,9 +130,19 @@ def _promising_first(
         found: their variants; a candidate with other meta-parameters than its variant's is not
             modelled.
     """
-    machine, modelled = machine_like(hardware), modelled_variants(op_of(problem))
-    if machine is None:
-        return list(candidates)
+    expected_us = model_of(problem, hardware, found)
+    expected = [(candidate, expected_us(candidate)) for candidate in (*before, *candidates)]
+    most = _PROMISING * min((us for _, us in expected if us is not None), default=0.0)
+    in_order = sorted(expected[len(before) :], key=lambda each: (each[1] or 0.0) > most)
+    return [candidate for candidate, _ in in_order]
+
+
+def model_of(
+    problem: Problem, hardware: Hardware, found: Mapping[str, Variant]
+) -> Callable[[Candidate], float | None]:
+    """Modelled microseconds of a candidate in a graph; None where there is no model of it."""
+    machine = machine_like(hardware)
+    modelled = () if machine is None else modelled_variants(op_of(problem))
     parameters = {
         name: variant.space(problem, hardware).keys()
         for name, variant in found.items()
@@ -106,14 +150,11 @@ def _promising_first(
     }
 
     def expected_us(candidate: Candidate) -> float | None:
-        if parameters.get(candidate.variant) != candidate.config.keys():
+        if machine is None or parameters.get(candidate.variant) != candidate.config.keys():
             return None
         return times(machine, problem, candidate.variant, candidate.config).t_graph_us
 
-    expected = [(candidate, expected_us(candidate)) for candidate in (*before, *candidates)]
-    most = _PROMISING * min((us for _, us in expected if us is not None), default=0.0)
-    in_order = sorted(expected[len(before) :], key=lambda each: (each[1] or 0.0) > most)
-    return [candidate for candidate, _ in in_order]
+    return expected_us
 
 
 def _expected(

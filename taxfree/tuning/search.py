@@ -1,19 +1,22 @@
-"""The Optuna study that picks the next candidate to try.
+"""What is tried next, in an Optuna study that keeps the trials and shares them.
 
-The variant is chosen first, then its own meta-parameters, all categorical. A proposal that the
-variant refuses is told as pruned and another is asked for, before anything is compiled. Failures
-are also told as pruned, because the sampler ignores failed trials. Duplicates are answered from
-memory. Nodes of a fleet share the study: what others have told is learned, and what others have
-claimed is not asked for.
+First come the candidates that were enqueued, with random ones where these are few. Then a surrogate
+of what was measured proposes: of the neighbours of the fastest, and of drawn candidates, those that
+are expected to gain most. The variant is one choice of a trial, and each of its meta-parameters
+another, all categorical. A random one that the variant refuses is told as pruned and another is
+asked for, before anything is compiled. Failures are also told as pruned. Duplicates are answered
+from memory. Nodes of a fleet share the study: what others have told is learned, and what others
+have claimed is not asked for.
 """
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
+import itertools
 import json
-import warnings
-from collections.abc import Iterator, Mapping, Sequence
+import random
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +26,8 @@ from optuna.trial import Trial, TrialState
 
 from taxfree.errors import TaxfreeError
 from taxfree.measuring.trial import Candidate, key
-from taxfree.tuning.candidates import serves
+from taxfree.tuning.candidates import model_of, serves
+from taxfree.tuning.surrogate import Surrogate
 from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.variant import Problem, Variant
 
@@ -31,6 +35,8 @@ if TYPE_CHECKING:
     from taxfree.tuning.fleet import Fleet
 
 _ASKS_PER_CANDIDATE = 50  # if so many are refused or known, the space counts as exhausted
+_LEAST_KNOWN, _MOST_KNOWN = 4, 200  # measurements that the surrogate learns from
+_STARTS, _DRAWN = 8, 400  # fastest candidates whose neighbours are judged, and drawn ones
 _TIMES = "median_us"  # of a trial in a fleet: mode -> microseconds
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)
@@ -46,6 +52,7 @@ class Search:
         journal: file that keeps the study from one run to the next; None keeps it in memory.
         name: of the study in the journal.
         fleet: nodes that share the study, instead of a journal.
+        every: candidates to ask for, in this order, in place of what the sampler proposes.
 
     Attributes:
         name: of the study.
@@ -60,8 +67,10 @@ class Search:
         journal: Path | None,
         name: str,
         fleet: Fleet | None = None,
+        every: Iterable[Candidate] | None = None,
     ) -> None:
         self.name, self._fleet = name, fleet
+        self._every = None if every is None else iter(every)
         self._variants, self._problem, self._hardware = variants, problem, hardware
         # variant -> parameter -> choice as text -> its value
         self._spaces = {
@@ -71,14 +80,20 @@ class Search:
             }
             for name, variant in variants.items()
         }
+        self._surrogate = Surrogate(
+            {name: variant.space(problem, hardware) for name, variant in variants.items()},
+            model_of(problem, hardware, variants),
+        )
+        self._random = random.Random(seed)
         self._known: dict[str, float | None] = {}
+        self._failed: list[Candidate] = []  # compiled or tried, but without a time
         self._asked: dict[str, Trial] = {}
         self._refused: list[tuple[Candidate, str]] = []
         self._waiting: list[dict[str, str]] = []
         self._elsewhere: set[str] = set()
         self._told_elsewhere: dict[int, tuple[Candidate, dict[str, float]]] = {}
         if fleet is not None:
-            self._study = fleet.study(name, _sampler(seed))
+            self._study = fleet.study(name, optuna.samplers.RandomSampler(seed=seed))
             with fleet.alone(self._study):
                 self._catch_up()
             return
@@ -87,7 +102,7 @@ class Search:
             study_name=name,
             load_if_exists=True,
             direction="minimize",
-            sampler=_sampler(seed),
+            sampler=optuna.samplers.RandomSampler(seed=seed),
         )
         for trial in self._study.get_trials(deepcopy=False):
             self._remember(trial)
@@ -146,6 +161,8 @@ class Search:
         variant = self._variants.get(candidate.variant)
         if variant is not None and serves(variant, self._problem, self._hardware, candidate.config):
             self._known[key(candidate)] = median_us
+            if median_us is None:
+                self._failed.append(candidate)
 
     def knows(self, candidate: Candidate) -> bool:
         """Whether a candidate has a time that holds for today's kernels."""
@@ -201,7 +218,8 @@ class Search:
             if wanted is not None:
                 claimed = len(self._asked) + len(self._elsewhere)
                 count = min(count, wanted - self.measured - claimed)
-            for _ in range(_ASKS_PER_CANDIDATE * count):
+            asks = self._enqueue_next(count)
+            for _ in range(asks):
                 if len(found) == count:
                     break
                 trial = self._study.ask() if self._fleet is None else self._fleet.ask(self._study)
@@ -220,6 +238,53 @@ class Search:
                         self._refused.append((candidate, reason))
                         self.tell_pruned(candidate, reason, trial)
         return found
+
+    def _enqueue_next(self, count: int) -> int:
+        """Let `count` candidates wait, where so many can be proposed; how often to ask for them."""
+        known = self._known.keys() | self._asked.keys() | self._elsewhere
+        waiting = len(self._study.get_trials(deepcopy=False, states=(TrialState.WAITING,)))
+        missing, asks = max(0, count - waiting), _ASKS_PER_CANDIDATE * count
+        proposed: list[Candidate] = []
+        if self._every is not None:
+            new = (each for each in self._every if key(each) not in known)
+            proposed = list(itertools.islice(new, missing))
+            asks = waiting + len(proposed)
+        elif missing and self.measured >= _LEAST_KNOWN:
+            measured = [(each, us) for us, each in self.best(_MOST_KNOWN)]
+            failed = self._failed[-_MOST_KNOWN:]
+            pool = self._pool([each for each, _ in measured[:_STARTS]], known)
+            proposed = self._surrogate.propose(measured, failed, pool, missing)
+        for each in proposed:
+            self._study.enqueue_trial(self._parameters(each))
+        return asks
+
+    def _pool(self, fastest: Sequence[Candidate], known: Set[str]) -> list[Candidate]:
+        """Unknown candidates that no variant refuses: near the fastest ones, and drawn ones."""
+        found: dict[str, Candidate] = {}
+
+        def add(variant: str, config: dict[str, Any]) -> None:
+            candidate = Candidate(variant, config)
+            text = key(candidate)
+            if text in known or text in found:
+                return
+            asked = (self._problem, self._hardware, config)
+            if self._variants[variant].prune_reason(*asked) is None:
+                found[text] = candidate
+
+        for candidate in fastest:
+            space = self._spaces[candidate.variant]
+            for name, values in space.items():
+                for value in values.values():
+                    changed = {**candidate.config, name: value}
+                    add(candidate.variant, changed)
+                    other = self._random.choice(list(space))
+                    another = self._random.choice(list(space[other].values()))
+                    add(candidate.variant, {**changed, other: another})
+        for _ in range(_DRAWN):
+            variant = self._random.choice(list(self._spaces))
+            space = self._spaces[variant]
+            add(variant, {n: self._random.choice(list(v.values())) for n, v in space.items()})
+        return list(found.values())
 
     def take_refused(self) -> list[tuple[Candidate, str]]:
         """Candidates that variants refused since the last call, each with the reason."""
@@ -272,6 +337,8 @@ class Search:
     def tell_pruned(self, candidate: Candidate, reason: str, trial: Trial | None = None) -> None:
         """A candidate cannot be used."""
         self._known[key(candidate)] = None
+        if trial is None:
+            self._failed.append(candidate)
         trial = trial or self._asked.pop(key(candidate))
         trial.set_user_attr("reason", reason)
         self._tell(trial, None)
@@ -328,11 +395,3 @@ def _storage(journal: Path) -> optuna.storages.BaseStorage:
             f"{journal} is not a journal of a search, or is damaged",
             "move it away: the database holds the trials too",
         ) from error
-
-
-def _sampler(seed: int) -> optuna.samplers.BaseSampler:
-    with warnings.catch_warnings():  # conditional spaces are experimental in Optuna
-        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-        return optuna.samplers.TPESampler(
-            seed=seed, multivariate=True, group=True, constant_liar=True
-        )

@@ -71,6 +71,7 @@ def run(
     only: Sequence[str] | None = None,
     progress: Progress = lambda event: None,
     fleet: Fleet | None = None,
+    is_exhaustive: bool = False,
 ) -> Iterator[Tuned | NotTuned]:
     """Tune problems, and store their records.
 
@@ -84,6 +85,7 @@ def run(
         only: names of variants to try; those that are searched by default.
         progress: receives every event of a search.
         fleet: nodes that tune the same problems; those that others are still measuring come last.
+        is_exhaustive: try every config that no variant refuses, instead of searching.
 
     Yields:
         Each problem when it is finished; closing the iterator ends the workers.
@@ -91,14 +93,16 @@ def run(
     Raises:
         DatabaseError: the database cannot be written.
         TaxfreeError: another session writes into it.
-        TaskFailed, WorkerLost, WrongResult: as of `Tuner.tune`.
+        TaskFailed, WorkerLost, WrongResult, UsageError: as of `Tuner.tune`.
     """
     database.require_writable()  # before hours of measuring
     begun, remaining = time.monotonic(), len(problems)
     with _alone(database.path):
         for world_size in dict.fromkeys(problem.world_size for problem in problems):
             alike = [problem for problem in problems if problem.world_size == world_size]
-            with _tuner(alike, fabric, database, seed, only, progress, fleet) as tuner:
+            with _tuner(
+                alike, fabric, database, seed, only, progress, fleet, is_exhaustive
+            ) as tuner:
                 waiting, pending = deque(alike), 0
                 while waiting:
                     share = None
@@ -144,6 +148,7 @@ def _tuner(
     only: Sequence[str] | None,
     progress: Progress,
     fleet: Fleet | None,
+    is_exhaustive: bool,
 ) -> Iterator[Tuner]:
     """A tuner with workers for problems of one world size."""
     world_size, heap_bytes = problems[0].world_size, devices.heap_bytes(problems)
@@ -155,7 +160,9 @@ def _tuner(
     with Workers(start) as workers:
         hardware = workers.group().hardware
         with Screen(hardware, heap_bytes=heap_bytes) as screen:
-            yield Tuner(database, workers, hardware, screen, seed, only, progress, fleet)
+            yield Tuner(
+                database, workers, hardware, screen, seed, only, progress, fleet, is_exhaustive
+            )
 
 
 @contextlib.contextmanager

@@ -22,7 +22,7 @@ from taxfree import fingerprints
 from taxfree.errors import WorkerLost, WrongResult
 from taxfree.measuring.trial import Candidate, Outcome, key
 from taxfree.shapes import recorded_problem
-from taxfree.tuning.candidates import first_candidates, serves, variants_for
+from taxfree.tuning.candidates import every_candidate, first_candidates, serves, variants_for
 from taxfree.tuning.search import Search
 from taxfree.tuning.together import BASELINE, Together
 from taxfree.tuning.winner import measurement_of, record_of
@@ -43,6 +43,7 @@ from taxfree_tuning_db import (
 if TYPE_CHECKING:
     from taxfree.tuning.fleet import Fleet
 
+BATCH = 12  # candidates that a GPU times together
 FINALISTS = 5
 OTHER_FINALISTS = 2
 _NEIGHBOURS = 3
@@ -102,6 +103,7 @@ class Tuner:
         only: names of variants to try; those that are searched by default.
         progress: receives every event.
         fleet: nodes that tune the same problems.
+        is_exhaustive: try every config that no variant refuses, instead of searching.
 
     Attributes:
         hardware: of the workers' devices.
@@ -121,7 +123,9 @@ class Tuner:
         only: Sequence[str] | None = None,
         progress: Progress = lambda event: None,
         fleet: Fleet | None = None,
+        is_exhaustive: bool = False,
     ) -> None:
+        self._is_exhaustive = is_exhaustive
         self._database, self.hardware, self._fleet = database, hardware, fleet
         self._screen, self._seed, self._only, self._progress = screen, seed, only, progress
         self._fingerprint = fingerprints.hardware_fingerprint(hardware)
@@ -140,11 +144,14 @@ class Tuner:
             WorkerLost, TaskFailed: ranks cannot be started, or the baseline itself cannot be run.
             WrongResult: the baseline is wrong.
             DatabaseError: the record cannot be stored.
+            UsageError: there are too many configs to try every one.
         """
         begun = time.monotonic()
         self.not_measured: Counter[str] = Counter()
         self.disturbed, self.is_pending = "", False
         search = self._search(op, problem)
+        if self._most is not None:
+            budget = dataclasses.replace(budget, trials=min(budget.trials, self._most))
         self._store_told_elsewhere(op, problem, search)
         asked = tried = 0
         most = _TRIED_PER_TRIAL * budget.trials
@@ -210,7 +217,7 @@ class Tuner:
 
     @property
     def _batch(self) -> int:
-        return 12 if self.mode == "graph" else 4
+        return BATCH if self.mode == "graph" else 4
 
     @property
     def _unit(self) -> int:
@@ -222,6 +229,10 @@ class Tuner:
     def _search(self, op: str, problem: Problem) -> Search:
         found = variants_for(problem, self.hardware, self._only)
         hashes = fingerprints.kernel_hashes(op)
+        every = self._most = None
+        if self._is_exhaustive:
+            every = every_candidate(found, problem, self.hardware, self._seed)
+            self._most = len(every)
         search = Search(
             found,
             problem,
@@ -230,6 +241,7 @@ class Tuner:
             self._database.path.with_suffix(".journal"),
             self._study(op, problem, found),
             self._fleet,
+            every,
         )
         self._refused: set[str] = set()
         self._stored: set[str] = set()
@@ -244,8 +256,9 @@ class Tuner:
                 self._refused.add(key(candidate))
             else:
                 search.learn(candidate, trial.median_us.get(self.mode))
-        nearby = self._winners_nearby(op, problem)
-        search.enqueue(first_candidates(found, problem, self.hardware, nearby))
+        if every is None:
+            nearby = self._winners_nearby(op, problem)
+            search.enqueue(first_candidates(found, problem, self.hardware, nearby))
         return search
 
     def _study(self, op: str, problem: Problem, found: Mapping[str, Variant]) -> str:

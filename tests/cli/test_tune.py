@@ -215,6 +215,7 @@ class TestBadInput:
                 ExitCode.USAGE,
                 "--hardware takes neither --fabric",
             ),
+            (("tune", *SHAPE, "--exhaustive", "--dry-run"), ExitCode.USAGE, "--exhaustive takes"),
             (("tune", *SHAPE[:4], "--hardware", "abacus"), ExitCode.USAGE, "no cost model"),
             (
                 ("tune", *SHAPE[:4], "--dry-run", "--hardware", "abacus"),

@@ -23,6 +23,7 @@ from tests.ranks import (
 from tests.taxfree import candidates
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*is an experimental feature")
+CPU = KNOWN["cpu"]
 PROBLEM = {"m": 5, "n": 16, "k": 12, "gather_dim": 1, "world_size": 2}
 DEFAULT = variants(OP)["push"].seed_configs(problem_class(OP)(**PROBLEM), KNOWN["cpu"])[0]
 
@@ -100,9 +101,62 @@ def time_of(candidate):
     return timed(50.0 + sum(key(candidate).encode()) % 97)
 
 
+def keys(trial):
+    """A stored trial's candidate as text."""
+    from taxfree.measuring.trial import Candidate, key
+
+    return key(Candidate(trial.variant, trial.config))
+
+
 @pytest.fixture
 def db(tmp_path):
     return tmp_path / "tuning.sqlite"
+
+
+class TestExhaustive:
+    """Every config that no variant refuses, in place of a search."""
+
+    def valid(self, name):
+        from taxfree.measuring.trial import key
+        from taxfree.tuning.candidates import valid_candidates
+
+        problem = problem_class(OP)(**PROBLEM, dtype="float16")
+        return {key(each) for each in valid_candidates({name: variants(OP)[name]}, problem, CPU)}
+
+    def test_each_is_measured_once_and_none_again(self, db):
+        options = {"trials": 10**6, "only": ["one_shot"], "is_exhaustive": True}
+        _, trials, _ = tune(db, time_of, **options)
+        assert {keys(each) for each in trials} == self.valid("one_shot")
+        assert len(trials) == len(self.valid("one_shot")) > 1
+        _, again, _ = tune(db, time_of, **options)
+        assert len(again) == len(trials)
+
+    def test_the_fastest_wins(self, db):
+        def script(candidate):
+            return timed(200.0) if candidate.variant == "baseline" else time_of(candidate)
+
+        record, trials, _ = tune(db, script, trials=10**6, only=["one_shot"], is_exhaustive=True)
+        assert record.winner.median_us["eager"] == min(t.median_us["eager"] for t in trials)
+
+    def test_trials_bound_what_is_drawn(self, db, tmp_path):
+        drawn = []
+        for seed in (0, 0, 1):
+            path = tmp_path / f"{len(drawn)}.sqlite"
+            _, trials, _ = tune(
+                path, time_of, trials=5, only=["push"], is_exhaustive=True, seed=seed
+            )
+            drawn.append([keys(each) for each in trials])
+        assert len(set(drawn[0])) == 5
+        assert set(drawn[0]) <= self.valid("push")
+        assert drawn[0] == drawn[1] != drawn[2]
+
+    def test_too_many_are_refused(self):
+        from taxfree.errors import UsageError
+        from taxfree.tuning.candidates import every_candidate
+
+        problem, gpu = problem_class(OP)(1024, 4096, 4096, world_size=8), KNOWN["h200"]
+        with pytest.raises(UsageError, match="more than 100,000 configs"):
+            every_candidate({"push": variants(OP)["push"]}, problem, gpu, seed=0)
 
 
 class TestAdoption:
