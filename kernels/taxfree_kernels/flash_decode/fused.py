@@ -23,7 +23,7 @@ import triton
 import triton.language as tl
 
 from taxfree_kernels.device import packets, sync
-from taxfree_kernels.device.pdl import gdc_wait
+from taxfree_kernels.device.pdl import gdc_launch_dependents, gdc_wait
 from taxfree_kernels.device.peers import Peers
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.flash_decode import spaces
@@ -34,6 +34,7 @@ from taxfree_kernels.flash_decode.plans import (
     ExchangingVariant,
     PartsExchange,
     finishing_options,
+    is_chained,
 )
 from taxfree_kernels.flash_decode.problem import FlashDecode
 from taxfree_kernels.hardware import Hardware
@@ -46,12 +47,15 @@ from taxfree_kernels.variant import Config, Plan, Signals, Space
 def _push_and_combine(
     parts, out_ptr, inbox, rows, control_ptr, heap_bases, rank,
     GROUP: tl.constexpr, PUSHERS: tl.constexpr, EXCHANGE: tl.constexpr, MERGE: tl.constexpr,
+    CHAINED: tl.constexpr,
 ):  # fmt: skip
     program = tl.program_id(0)
     generation = sync.running_generation(control_ptr)
     peers = Peers(control_ptr, heap_bases, rank, generation)
     slot_ptr, turn = running_slot(inbox, control_ptr, generation, EXCHANGE.PACKED)
     gdc_wait(GROUP)
+    if CHAINED:
+        gdc_launch_dependents(GROUP)
     if program < PUSHERS:
         merge_and_push(
             program, parts, slot_ptr, inbox.stride_part, rows, peers, GROUP, EXCHANGE, MERGE,
@@ -86,6 +90,7 @@ class FusedPlan(DecodePlan):
             | {
                 "PUSHERS": self._exchange.chunks,
                 "MERGE": self.attention.merging(config["ROWS"]),
+                "CHAINED": is_chained(config),
             },
             options=finishing_options(fabric, config),
         )
@@ -115,6 +120,7 @@ class Fused(ExchangingVariant):
             **super().space(problem, hardware),
             **spaces.words_space(problem),
             **spaces.last_space(hardware),
+            **spaces.chained_space(problem, hardware),
             **xcd_signals_space(hardware),
         }
 
