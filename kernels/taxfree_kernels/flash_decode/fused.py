@@ -3,7 +3,8 @@
 Removes the wait for the slowest rank and for the last byte, two launches, and the trip of the
 merged part through memory: a program stores what it has merged into every rank's inbox at once. One
 launch remains between the splits and their merge; with `launch_pdl` it is issued before the splits
-have ended.
+have ended. With `CHAINED` the splits, too, are launched early; they wait before they let the second
+kernel begin, so that it finds the generation of its own call.
 
 Protocol. In the second kernel, pushing programs have the lowest ids and never wait; each sends a
 chunk of rows to all ranks and signals them on the chunk's own channel. A combiner waits for every
