@@ -195,6 +195,7 @@ def _first_on_hopper(
         guess(*resident[0]),
         *to_many,
         guess(*resident[0], **other_words),
+        guess(*resident[0], CHAINED=True),
         guess(*resident[1]),
         guess(*resident[2]),
         guess(1, 4, 2 * keys, num_warps=8),
