@@ -32,6 +32,42 @@ def lengths_change(
     return found
 
 
+def chained(fabric: Fabric, case: Case, replays: int) -> list[str]:
+    """Complaints of captured calls, each right behind another or behind what writes its inputs.
+
+    Kernels bring the inputs of every second call, one after the other to the same place.
+    """
+    plan = case.plan(fabric)
+    sets = [Inputs(fabric, case, seed=seed, integers=True) for seed in range(3)]
+    place = [None if tensor is None else tensor.clone() for tensor in sets[0].tensors]
+    exact = [each.exact.to(place[0].dtype) for each in sets for _ in range(2)]
+    outputs = [torch.empty_like(each) for each in exact]
+
+    def calls() -> None:
+        for index, each in enumerate(sets):
+            for target, tensor in zip(place, each.tensors, strict=True):
+                if tensor is not None:
+                    torch.add(tensor, 0, out=target)
+            plan(*place, outputs[2 * index])
+            plan(*each.tensors, outputs[2 * index + 1])
+
+    calls()
+    torch.cuda.synchronize()
+    fabric.barrier()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        calls()
+    found = []
+    for _ in range(replays):
+        for out in outputs:
+            out.fill_(float("nan"))
+        graph.replay()
+        fabric.pool.check()
+        wrong = [int((out != right).sum()) for out, right in zip(outputs, exact, strict=True)]
+        found += [f"{case.variant}: {wrong} values wrong"] * any(wrong)
+    return found
+
+
 def reference_error(fabric: Fabric, case: Case) -> float:
     """How far the operation's reference, which sees no peer, is from what the ranks hold."""
     problem, reference = case.problem(fabric.world_size), operation(case.op).reference

@@ -39,3 +39,11 @@ def test_lengths_are_read_at_each_call(ranks, variant):
     lengths = [[[20, 3], [0, 20]], [[1, 0], [19, 0]], [[0, 0], [0, 0]]]
     run = {"case": case(DECODE, variant), "lengths": lengths}
     assert ranks.run(2, f"{DECODE_TASKS}:lengths_change", **run) == [[], []]
+
+
+@pytest.mark.parametrize("fabric", [pytest.param("cuda", marks=pytest.mark.gpu)], indirect=True)
+@pytest.mark.parametrize(("world_size", "variant"), [(1, "library"), (2, "fused")])
+def test_calls_in_a_chain_wait_for_what_comes_before(ranks, world_size, variant):
+    tried = case(DECODE, variant, {"CHAINED": True, "launch_pdl": True}, kv_len_per_rank=400)
+    for found in ranks.run(world_size, f"{DECODE_TASKS}:chained", case=tried, replays=20):
+        assert found == []

@@ -128,16 +128,29 @@ def test_chunks_of_rows_have_a_channel_each(tried):
             assert -(-tried.rows // found) <= chunks <= Pool.CHANNELS
 
 
-def test_only_the_kernel_behind_the_splits_is_launched_early():
-    """The splits of a call must not begin before the call before has ended."""
-    tried, hardware = FlashDecode(1, 96, 12, 128, 8192, world_size=8), KNOWN["h200"]
-    config = variants("flash_decode")["fused"].seed_configs(tried, hardware)[0]
-    for early in (False, True):
-        launches = record("flash_decode", "fused", tried, config | {"launch_pdl": early}, hardware)
-        assert [launch.kernel.options.get("launch_pdl", False) for launch in launches] == [
-            False,
-            early,
-        ]
+@pytest.mark.parametrize(("name", "world_size"), [("fused", 8), ("library", 1)])
+@pytest.mark.parametrize("chained", [False, True])
+@pytest.mark.parametrize("early", [False, True])
+def test_either_kernel_is_launched_early_if_the_config_says_so(name, world_size, chained, early):
+    tried, hardware = FlashDecode(1, 96, 12, 128, 8192, world_size=world_size), KNOWN["h200"]
+    config = variants("flash_decode")[name].seed_configs(tried, hardware)[0]
+    config |= {"launch_pdl": early, "CHAINED": chained}
+    launches = record("flash_decode", name, tried, config, hardware)
+    options = [launch.kernel.options.get("launch_pdl", False) for launch in launches]
+    assert options == [chained, early]
+
+
+def test_only_a_call_alone_or_of_two_kernels_is_launched_early():
+    """The library's path of several ranks stays that of an expert without our kernels."""
+    hardware = KNOWN["h200"]
+    spaces_of = {
+        (name, world_size): variants("flash_decode")[name].space(
+            FlashDecode(1, 96, 12, 128, 8192, world_size=world_size), hardware
+        )
+        for name, world_size in (("library", 1), ("library", 2), ("fused", 2), ("persistent", 2))
+    }
+    early = {key for key, space in spaces_of.items() if "CHAINED" in space}
+    assert early == {("library", 1), ("fused", 2)}
 
 
 @pytest.mark.parametrize("waves", [1, 2, 4])

@@ -22,6 +22,7 @@ class Role(Enum):
     BULK_COPY = auto()  # such a copy by the TMA, through the asynchronous proxy
     PROXY_FENCE = auto()  # orders it after what the generic proxy has seen in global memory
     EARLY_WAIT = auto()  # of a kernel that was launched early, until the one before has ended
+    LAUNCH_NEXT = auto()  # lets the next kernel begin
     STORE = auto()  # to global memory
     BULK_STORE = auto()  # to global memory, asynchronous
     BULK_READ = auto()  # waits until bulk stores have read their source, and no more
@@ -105,6 +106,7 @@ _PTX_ROLES = {
     ("bar.sync", "barrier.sync", "barrier.cta.sync"): Role.BARRIER,
     ("wgmma.mma_async", "mma.sync"): Role.MATRIX,
     ("griddepcontrol.wait",): Role.EARLY_WAIT,
+    ("griddepcontrol.launch_dependents",): Role.LAUNCH_NEXT,
     ("cp.async.cg", "cp.async.ca"): Role.COPY,
     ("ld.shared", "ldmatrix"): Role.SHARED_LOAD,
     ("st.shared", "stmatrix"): Role.SHARED_STORE,

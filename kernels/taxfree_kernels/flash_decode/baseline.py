@@ -30,7 +30,7 @@ class BaselinePlan(DecodePlan):
         super().__init__(problem, fabric, config, () if self._alone else (part, world * part))
         self.launches = 2 if self._alone else 4
         self._merge_splits = SplitsMerge(
-            problem, fabric, self.attention, rows, into_output=self._alone
+            problem, fabric, self.attention, rows, finishes=config if self._alone else None
         )
         if not self._alone:
             self._group = fabric.group

@@ -3,7 +3,8 @@
 Removes the wait for the slowest rank and for the last byte, two launches, and the trip of the
 merged part through memory: a program stores what it has merged into every rank's inbox at once. One
 launch remains between the splits and their merge; with `launch_pdl` it is issued before the splits
-have ended.
+have ended. With `CHAINED` the splits, too, are launched early; they wait before they let the second
+kernel begin, so that it finds the generation of its own call.
 
 Protocol. In the second kernel, pushing programs have the lowest ids and never wait; each sends a
 chunk of rows to all ranks and signals them on the chunk's own channel. A combiner waits for every
@@ -23,7 +24,7 @@ import triton
 import triton.language as tl
 
 from taxfree_kernels.device import packets, sync
-from taxfree_kernels.device.pdl import gdc_wait
+from taxfree_kernels.device.pdl import gdc_launch_dependents, gdc_wait
 from taxfree_kernels.device.peers import Peers
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.flash_decode import spaces
@@ -34,6 +35,7 @@ from taxfree_kernels.flash_decode.plans import (
     ExchangingVariant,
     PartsExchange,
     finishing_options,
+    is_chained,
 )
 from taxfree_kernels.flash_decode.problem import FlashDecode
 from taxfree_kernels.hardware import Hardware
@@ -46,12 +48,15 @@ from taxfree_kernels.variant import Config, Plan, Signals, Space
 def _push_and_combine(
     parts, out_ptr, inbox, rows, control_ptr, heap_bases, rank,
     GROUP: tl.constexpr, PUSHERS: tl.constexpr, EXCHANGE: tl.constexpr, MERGE: tl.constexpr,
+    CHAINED: tl.constexpr,
 ):  # fmt: skip
     program = tl.program_id(0)
     generation = sync.running_generation(control_ptr)
     peers = Peers(control_ptr, heap_bases, rank, generation)
     slot_ptr, turn = running_slot(inbox, control_ptr, generation, EXCHANGE.PACKED)
     gdc_wait(GROUP)
+    if CHAINED:
+        gdc_launch_dependents(GROUP)
     if program < PUSHERS:
         merge_and_push(
             program, parts, slot_ptr, inbox.stride_part, rows, peers, GROUP, EXCHANGE, MERGE,
@@ -86,6 +91,7 @@ class FusedPlan(DecodePlan):
             | {
                 "PUSHERS": self._exchange.chunks,
                 "MERGE": self.attention.merging(config["ROWS"]),
+                "CHAINED": is_chained(config),
             },
             options=finishing_options(fabric, config),
         )
@@ -115,6 +121,7 @@ class Fused(ExchangingVariant):
             **super().space(problem, hardware),
             **spaces.words_space(problem),
             **spaces.last_space(hardware),
+            **spaces.chained_space(problem, hardware),
             **xcd_signals_space(hardware),
         }
 

@@ -7,10 +7,12 @@ fusion.
 from __future__ import annotations
 
 from taxfree_kernels.fabric.base import Fabric
+from taxfree_kernels.flash_decode import spaces
 from taxfree_kernels.flash_decode.baseline import BaselinePlan
 from taxfree_kernels.flash_decode.plans import DecodeVariant
 from taxfree_kernels.flash_decode.problem import FlashDecode
-from taxfree_kernels.variant import Config, Plan
+from taxfree_kernels.hardware import Hardware
+from taxfree_kernels.variant import Config, Plan, Space
 
 
 class Library(DecodeVariant):
@@ -18,6 +20,16 @@ class Library(DecodeVariant):
 
     name = "library"
     fused = False
+
+    def space(self, problem: FlashDecode, hardware: Hardware) -> Space:
+        space = super().space(problem, hardware)
+        if problem.world_size == 1:
+            return {
+                **space,
+                **spaces.last_space(hardware),
+                **spaces.chained_space(problem, hardware),
+            }
+        return space
 
     def plan(self, problem: FlashDecode, fabric: Fabric, config: Config) -> Plan:
         return BaselinePlan(problem, fabric, config)

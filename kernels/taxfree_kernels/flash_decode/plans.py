@@ -10,7 +10,7 @@ import torch
 import triton
 import triton.language as tl
 
-from taxfree_kernels.device.pdl import gdc_launch_dependents
+from taxfree_kernels.device.pdl import gdc_launch_dependents, gdc_wait
 from taxfree_kernels.device.peers import Group
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.flash_decode import spaces
@@ -35,13 +35,20 @@ def _attend(
     q_ptr, k_ptr, v_ptr, lens_ptr, table_ptr, scaling_ptr, stride_k, stride_v, batch, capacity,
     parts, rank, GROUP: tl.constexpr, HEADS: tl.constexpr, SPLIT: tl.constexpr,
 ):  # fmt: skip
+    gdc_wait(GROUP)
     gdc_launch_dependents(GROUP)
     inputs = Inputs(q_ptr, k_ptr, v_ptr, lens_ptr, table_ptr, scaling_ptr, stride_k, stride_v)
     attend(tl.program_id(0), inputs, batch, capacity, parts, rank, GROUP, HEADS, SPLIT)
 
 
 @triton.jit(do_not_specialize=["rows"])
-def _merge_splits(parts, target_ptr, rows, MERGE: tl.constexpr, INTO_OUTPUT: tl.constexpr):
+def _merge_splits(
+    parts, target_ptr, rows, GROUP: tl.constexpr, MERGE: tl.constexpr, INTO_OUTPUT: tl.constexpr,
+    CHAINED: tl.constexpr,
+):  # fmt: skip
+    gdc_wait(GROUP)
+    if CHAINED:
+        gdc_launch_dependents(GROUP)
     row = tl.program_id(0) * MERGE.ROWS + tl.arange(0, MERGE.ROWS)
     row_mask = row < rows
     out, lse = merge_splits(row, row_mask, parts, MERGE)
@@ -107,7 +114,8 @@ class Attention:
         self.options = compile_options(fabric.backend, config)
         # Filled in place: planning under graph capture must not copy from the host.
         self._scaling = torch.full((2,), problem.head_dim**-0.5, device=fabric.device)
-        self._kernel = Kernel(_attend, 0, self.constants, self.options)
+        early = pdl_options({"launch_pdl": is_chained(config)})
+        self._kernel = Kernel(_attend, 0, self.constants, self.options | early)
 
     @property
     def parts(self) -> Parts:
@@ -161,7 +169,7 @@ class SplitsMerge:
 
     Args:
         rows: number of rows per program.
-        into_output: whether the target is the output, not a part.
+        finishes: the config of a call that ends with this kernel, which merges into the output.
     """
 
     def __init__(
@@ -170,14 +178,19 @@ class SplitsMerge:
         fabric: Fabric,
         attention: Attention,
         rows: int,
-        into_output: bool = False,
+        finishes: Config | None = None,
     ) -> None:
         self._attention, self._q_heads, self._rows = attention, problem.q_heads, rows
         self._kernel = Kernel(
             _merge_splits,
             grid=0,
-            constants={"MERGE": attention.merging(rows), "INTO_OUTPUT": into_output},
-            options=compile_options(fabric.backend, {}),
+            constants={
+                "GROUP": attention.constants["GROUP"],
+                "MERGE": attention.merging(rows),
+                "INTO_OUTPUT": finishes is not None,
+                "CHAINED": is_chained(finishes or {}),
+            },
+            options=finishing_options(fabric, finishes or {}),
         )
 
     def kernel(self, batch: int) -> Kernel:
@@ -216,8 +229,17 @@ class RanksMerge:
         kernel(parts, problem.part_elements, out, problem.rows)
 
 
+def is_chained(config: Config) -> bool:
+    """Whether the splits, too, are launched early, and the call's last kernel lets the next begin.
+
+    A kernel does so only after its own wait, so at most two kernels run at a time, and the second
+    kernel of a call begins after the previous call has ended.
+    """
+    return bool(config.get("CHAINED"))
+
+
 def finishing_options(fabric: Fabric, config: Config) -> dict[str, Any]:
-    """Options of the kernel after the splits, the only one of a call that is launched early."""
+    """Options of the kernel after the splits."""
     warps = {"num_warps": config["MERGE_WARPS"]} if "MERGE_WARPS" in config else {}
     return compile_options(fabric.backend, warps) | pdl_options(config)
 

@@ -97,6 +97,16 @@ def last_space(hardware: Hardware) -> Space:
     return {**pdl_space(hardware), **warps}
 
 
+def chained_space(problem: FlashDecode, hardware: Hardware) -> Space:
+    """CHAINED: launch the splits, too, before the preceding kernel has ended.
+
+    It is tried first on one rank, where it was measured. Interpreted, the checker draws which
+    kernels begin early, so that there it is whether the call's last kernel lets the next begin.
+    """
+    values = (True, False) if problem.world_size == 1 else (False, True)
+    return {"CHAINED": values} if hardware.backend in ("cuda", "interpreter") else {}
+
+
 def seed_configs(
     problem: FlashDecode, hardware: Hardware, space: Space | None = None
 ) -> list[dict[str, Any]]:
@@ -110,7 +120,7 @@ def seed_configs(
         "ROWS": max(1, min(16, problem.rows // 48)),
         "CHUNKS": 64,
         "OUT_ROWS": 1,
-        "MERGE_WARPS": 4,
+        "MERGE_WARPS": 2 if problem.world_size == 1 else 4,
     }
     words = {
         "LL": True,
@@ -185,6 +195,7 @@ def _first_on_hopper(
         guess(*resident[0]),
         *to_many,
         guess(*resident[0], **other_words),
+        guess(*resident[0], CHAINED=True),
         guess(*resident[1]),
         guess(*resident[2]),
         guess(1, 4, 2 * keys, num_warps=8),

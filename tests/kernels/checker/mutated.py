@@ -22,6 +22,7 @@ from taxfree_kernels.device.abort import is_aborted
 from taxfree_kernels.flash_decode import exchange as decode_exchange
 from taxfree_kernels.flash_decode import fine_wait, fused, gather, persistent
 from taxfree_kernels.flash_decode import packets as decode_words
+from taxfree_kernels.flash_decode import plans as decode_plans
 from taxfree_kernels.matmul_all_reduce import push as sum_push
 from taxfree_kernels.matmul_all_reduce import push_in_place as sum_in_place
 from taxfree_kernels.matmul_all_reduce import push_lamport as sum_push_lamport
@@ -171,6 +172,7 @@ GROUPS = {
         _DECODE,
         ("fused", MIXED),
         (
+            decode_plans._attend,
             fused._push_and_combine,
             decode_exchange.running_slot,
             decode_exchange.merge_into_inboxes,
@@ -182,7 +184,14 @@ GROUPS = {
         ),
     ),
     "decode: gather": Group(
-        _DECODE, ("gather", MIXED), (gather._gather, gather._copy_rows, decode_exchange.send_chunk)
+        _DECODE,
+        ("gather", MIXED),
+        (
+            decode_plans._merge_splits,
+            gather._gather,
+            gather._copy_rows,
+            decode_exchange.send_chunk,
+        ),
     ),
     "decode: fine_wait": Group(
         _DECODE,

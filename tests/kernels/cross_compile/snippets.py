@@ -25,8 +25,10 @@ HOPPER = (
     "ticket_before_early_wait",
     "early_wait_on_one_path",
     "early_without_a_wait",
+    "early_wait_after_next_launch",
     "good_early_wait",
     "good_early_wait_behind",
+    "good_early_wait_in_a_chain",
 )
 #: kernels that only CDNA can run.
 CDNA = ("words_polled_once_by_one_warp",)
@@ -232,6 +234,20 @@ def good_early_wait_behind(data, word, want, out, BLOCK: tl.constexpr, GROUP: tl
     generation = tl.atomic_add(word, 0, sem="relaxed", scope="gpu")
     pdl.gdc_wait(GROUP)
     _read(data + generation, out, BLOCK)
+
+
+@triton.jit
+def good_early_wait_in_a_chain(data, word, want, out, BLOCK: tl.constexpr, GROUP: tl.constexpr):
+    pdl.gdc_wait(GROUP)
+    pdl.gdc_launch_dependents(GROUP)
+    _read(data, out, BLOCK)
+
+
+@triton.jit
+def early_wait_after_next_launch(data, word, want, out, BLOCK: tl.constexpr, GROUP: tl.constexpr):
+    pdl.gdc_launch_dependents(GROUP)
+    pdl.gdc_wait(GROUP)
+    _read(data, out, BLOCK)
 
 
 @triton.jit

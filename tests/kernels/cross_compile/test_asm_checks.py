@@ -34,6 +34,7 @@ WRONG = [
     ("ticket_before_early_wait", "h200", BOTH, {"nothing_before_early_wait"}),
     ("early_wait_on_one_path", "h200", BOTH, {"nothing_before_early_wait"}),
     ("early_without_a_wait", "h200", BOTH, {"nothing_before_early_wait"}),
+    ("early_wait_after_next_launch", "h200", BOTH, {"next_launch_after_early_wait"}),
     ("acquire_unused", "h200", ("oldest",), {"system_scope", "acquire_after_poll"}),
     ("poll_by_plain_load", "h200", BOTH, {"poll_in_loop"}),
     ("poll_by_plain_load", "mi300x", BOTH, {"poll_in_loop"}),
@@ -85,6 +86,7 @@ def test_a_wrong_kernel_is_found(
         ("good_bulk_copy", "h200"),
         ("good_early_wait", "h200"),
         ("good_early_wait_behind", "h200"),
+        ("good_early_wait_in_a_chain", "h200"),
     ],
 )
 def test_a_right_kernel_passes(kernel: str, device: str, triton: str, snippets: Snippets) -> None:

@@ -111,6 +111,17 @@ def nothing_before_early_wait(kernel: CompiledKernel) -> Iterator[Finding]:
 
 
 @assembly_check
+def next_launch_after_early_wait(kernel: CompiledKernel) -> Iterator[Finding]:
+    """A kernel that is launched early lets the next one begin only after its own wait.
+
+    So a kernel that has begun knows that the last but one before it has ended.
+    """
+    early = kernel.code.first((0, -1), Role.EARLY_WAIT, Role.LAUNCH_NEXT)
+    if kernel.launched_early and early is not None:
+        yield Finding("the next kernel may begin before the wait", early)
+
+
+@assembly_check
 def no_wait_in_k_loop(kernel: CompiledKernel) -> Iterator[Finding]:
     """No poll and no acquire in a loop of matrix instructions: its loads are issued ahead."""
     for loop in kernel.k_loops:
