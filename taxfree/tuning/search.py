@@ -217,7 +217,7 @@ class Search:
         with self._alone():
             if wanted is not None:
                 claimed = len(self._asked) + len(self._elsewhere)
-                count = min(count, wanted - self.measured - claimed)
+                count = max(0, min(count, wanted - self.measured - claimed))
             asks = self._enqueue_next(count)
             for _ in range(asks):
                 if len(found) == count:

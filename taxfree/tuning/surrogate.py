@@ -109,7 +109,8 @@ class Surrogate:
         if value is None:
             return 0.0
         if isinstance(value, str):
-            return float(self._text[name].index(value))
+            texts = self._text[name]  # a record may have one that no space has now
+            return float(texts.index(value)) if value in texts else -1.0
         return math.log2(1 + value) if isinstance(value, bool) or value < 1 else math.log2(value)
 
 
