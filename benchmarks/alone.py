@@ -3,10 +3,11 @@
     python -m benchmarks.alone --ranks 8
 
 As with ``benchmarks.emulate --alone``: nothing crosses a link, and no kernel waits. Each fused
-variant runs at its first seed configs, in one process with the vendor's matmul of the same local
-shape, over rotated weights that together exceed L2, so all are timed by the same chains of calls.
-The file holds, for each, the time, the vendor's, and the floor: the problem's bytes at the measured
-memory bandwidth, or its flops at the measured matmul rate, whichever takes longer.
+variant runs at its first seed configs, or those of --try, in one process with the vendor's matmul
+of the same local shape, over rotated weights that together exceed L2, so all are timed by the same
+chains of calls. The file holds, for each, the time, the vendor's, and the floor: the problem's
+bytes at the measured memory bandwidth, or its flops at the measured matmul rate, whichever takes
+longer.
 """
 
 from __future__ import annotations
@@ -18,10 +19,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks import emulate_ranks
+from benchmarks import emulate, emulate_ranks
 from benchmarks.commands import exit_code, parser, positive
 from benchmarks.emulate_ranks import VENDOR, Emulated
-from taxfree import devices, fingerprints
+from taxfree import devices
 from taxfree.errors import UsageError
 from taxfree.measuring import environment
 from taxfree.measuring.bounds import Peaks, bounds, peaks
@@ -41,23 +42,27 @@ SHAPES = {
     "matmul_reduce_scatter": "m=64,256,1024,4096 n=8192 k=3584",
     "all_gather_matmul": "m=1,16,64,128,256,512,1024 n=3584 k=8192 gather_dim=1",
 }
-_SEEDS = 3  # configs of each variant
+_SEEDS = 2  # configs of each variant
 
 
 def seed_candidates(problem: Any, hardware: Hardware) -> list[Candidate]:
-    """The first seed configs of each fused variant that serves a problem."""
+    """The first seed configs of each fused variant that is searched and serves a problem."""
     return [
         Candidate(name, config)
         for name, variant in variants(op_of(problem)).items()
-        if variant.fused and variant.unsupported_reason(problem, hardware) is None
+        if variant.fused and variant.searched
+        if variant.unsupported_reason(problem, hardware) is None
         for config in variant.seed_configs(problem, hardware)[:_SEEDS]
     ]
 
 
 def measure(
-    problems: Sequence[Any], fabric: str, repetitions: int
+    problems: Sequence[Any], fabric: str, repetitions: int, attempts: Sequence[str] = ()
 ) -> Iterator[tuple[dict[str, Any], list[dict[str, Any]]]]:
     """Time all candidates of problems, each with the vendor's matmul, on one rank.
+
+    Args:
+        attempts: see :func:`benchmarks.emulate.candidates`; without any, seed configs are timed.
 
     Yields:
         After each problem, the environment's record and the problem's rows.
@@ -71,11 +76,12 @@ def measure(
         machine = environment.record(fabric, group.hardware)
         machine["peaks"] = [dataclasses.asdict(rates) | {"link_bytes_per_s": None}]
         for problem, arena in zip(problems, arenas, strict=True):
+            op, tried = op_of(problem), seed_candidates(problem, group.hardware)
+            if attempts:
+                tried = emulate.candidates(op, problem, group.hardware, attempts)
             found = group.call(
-                emulate_ranks.emulate, deadline, op=op_of(problem),
-                problem=dataclasses.asdict(problem),
-                candidates=seed_candidates(problem, group.hardware), arena_bytes=arena,
-                repetitions=repetitions, beside_vendor=True,
+                emulate_ranks.emulate, deadline, op=op, problem=dataclasses.asdict(problem),
+                candidates=tried, arena_bytes=arena, repetitions=repetitions, beside_vendor=True,
             )[0]  # fmt: skip
             yield machine, _rows(problem, found, rates)
 
@@ -91,7 +97,6 @@ def _rows(problem: Any, found: Sequence[Emulated], rates: Peaks) -> list[dict[st
             "problem": dataclasses.asdict(problem),
             "variant": each.candidate.variant,
             "config": dict(each.candidate.config),
-            "kernel_hash": fingerprints.kernel_hashes(op)[each.candidate.variant],
             "median_us": each.timing.median_us,
             "iqr_us": each.timing.iqr_us,
             "vendor_us": vendor.median_us,
@@ -110,6 +115,10 @@ def main() -> int:
     made.add_argument("--repetitions", type=positive, default=12, help="of a chain of calls")
     made.add_argument("--op", choices=SHAPES, help="one operation; all by default")
     made.add_argument("--shapes", action="append", help="with --op, instead of its usual shapes")
+    made.add_argument(
+        "--try", dest="attempts", action="append", default=[], metavar="VARIANT",
+        help="with --op, instead of seed configs: as of benchmarks.emulate",
+    )  # fmt: skip
     options = made.parse_args()
     return exit_code(lambda: _write(options))
 
@@ -117,8 +126,8 @@ def main() -> int:
 def _write(options: Any) -> None:
     fabric = devices.fabric_for(options.fabric)
     devices.require(fabric, 1)
-    if options.shapes and options.op is None:
-        raise UsageError("--shapes are of one operation", "name it: --op matmul_all_reduce")
+    if (options.shapes or options.attempts) and options.op is None:
+        raise UsageError("--shapes and --try are of one operation", "name it with --op")
     problems = [
         problem
         for op in ([options.op] if options.op else SHAPES)
@@ -130,7 +139,7 @@ def _write(options: Any) -> None:
         )
     ]
     rows: list[dict[str, Any]] = []
-    for machine, found in measure(problems, fabric, options.repetitions):
+    for machine, found in measure(problems, fabric, options.repetitions, options.attempts):
         _print(found)
         rows += found
         if options.out or fabric != "host":

@@ -28,4 +28,4 @@ def test_the_usual_shapes_have_candidates():
 def test_shapes_need_an_operation(monkeypatch, capsys):
     monkeypatch.setattr("sys.argv", ["alone", "--shapes", "m=16 n=64 k=64", "--fabric", "host"])
     assert alone.main() != 0
-    assert "are of one operation" in capsys.readouterr().err
+    assert "of one operation" in capsys.readouterr().err
