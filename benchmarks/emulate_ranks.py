@@ -11,6 +11,7 @@ A single rank waits for nobody, and all arenas are its own.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +21,7 @@ import triton
 import triton.language as tl
 
 from taxfree.measuring import timer
+from taxfree.measuring.bounds import vendor_kernel
 from taxfree.measuring.trial import Calls, Candidate
 from taxfree_kernels.device import packets, sync
 from taxfree_kernels.device.peers import Peers
@@ -28,6 +30,7 @@ from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.fabric.heap import Pool, SymmetricHeap
 from taxfree_kernels.variant import Plan
 
+VENDOR = "vendor"  # in the place of a variant
 TIMEOUT_S = 5.0  # a wait of a kernel that cannot be emulated
 
 _signal, _receive, _load_words = sync.signal, packets.receive, packets._load_words
@@ -83,13 +86,16 @@ def emulate(
     candidates: Sequence[Candidate],
     arena_bytes: int,
     repetitions: int,
+    beside_vendor: bool = False,
 ) -> list[Emulated]:
     """Time candidates of a problem of more ranks than exist; a task of two workers, or of one.
 
     Args:
         problem: fields of the operation's problem.
         arena_bytes: of each rank; those of all of them have to fit a slot of the pool.
+        beside_vendor: also time the vendor's kernel alone; it comes last, as VENDOR.
     """
+    fabric = copy.copy(fabric)  # the caller may emulate other problems on it
     if fabric.world_size == 1:
         act_alone_for(fabric, problem["world_size"], arena_bytes)
     else:
@@ -100,15 +106,19 @@ def emulate(
     plans = [_plan_or_reason(calls, candidate) for candidate in candidates]
     mode = "graph" if fabric.has_graphs else "eager"
     timed = [(calls.call(plan), mode) for plan in plans if isinstance(plan, Plan)]
+    vendor = vendor_kernel(calls) if beside_vendor else None
+    if vendor is not None:
+        timed.append((vendor, mode))
     timings = iter(timer.time_together(fabric, timed, repetitions))
     fabric.synchronize()
     fabric.pool.check()
-    return [
+    found = [
         Emulated(candidate, next(timings))
         if isinstance(plan, Plan)
         else Emulated(candidate, None, plan)
         for candidate, plan in zip(candidates, plans, strict=True)
     ]
+    return [*found, *(Emulated(Candidate(VENDOR, {}), timing) for timing in timings)]
 
 
 def act_alone_for(fabric: Fabric, ranks: int, arena_bytes: int) -> None:

@@ -76,16 +76,24 @@ class Row:
 
 
 def soak(
-    group: WorkerGroup, pauses: str, modes: Sequence[str], calls: int, seed: int
+    group: WorkerGroup,
+    pauses: str,
+    modes: Sequence[str],
+    calls: int,
+    seed: int,
+    names: Sequence[str] = (),
 ) -> Iterator[Row]:
     """Soak one group of ranks that has run no kernels yet, about `calls` times.
+
+    Args:
+        names: of variants; all if there are none.
 
     Raises:
         WrongResult: an output differs.
         TaskFailed: a peer was lost.
         TaxfreeError: a variant could not be made ready.
     """
-    members = _members(group, seed, pauses)
+    members = _members(group, seed, pauses, names)
     alone: dict[tuple[str, str], list[int]] = {}
     for index, member in enumerate(members):
         alone.setdefault((member.op, member.variant), []).append(index)
@@ -97,13 +105,13 @@ def soak(
                 yield _row(group, op, variant, mode, pauses, members, chosen, share)
 
 
-def _members(group: WorkerGroup, seed: int, pauses: str) -> list[Member]:
+def _members(group: WorkerGroup, seed: int, pauses: str, names: Sequence[str]) -> list[Member]:
     """Prepare the members of a soak on all ranks.
 
     Raises:
         TaxfreeError: no config of a variant can be compiled.
     """
-    arguments = {"seed": seed, "configs": 2, "inside": pauses == "inside"}
+    arguments = {"seed": seed, "configs": 2, "inside": pauses == "inside", "names": names}
     members: list[Member]
     left_out: list[tuple[Member, str]]
     members, left_out = group.call(soak_ranks.make_ready, DEADLINE_S, **arguments)[0]
@@ -195,6 +203,7 @@ def main() -> int:
     made.add_argument("--share", action="store_true", help="ranks share the GPUs that are there")
     made.add_argument("--calls", type=positive, default=1_000_000, help="at least, in total")
     made.add_argument("--seed", type=int, default=0)
+    made.add_argument("--variant", dest="names", action="append", default=[], help="only these")
     options = made.parse_args()
     return exit_code(lambda: _soak_all(options))
 
@@ -215,7 +224,8 @@ def _soak_all(options: argparse.Namespace) -> None:
     try:
         for pauses in PAUSES:  # each compiles other kernels, in new processes
             with WorkerGroup(world_size, fabric, heap_bytes, TIMEOUT_S, variables) as group:
-                for row in soak(group, pauses, modes, options.calls // len(PAUSES), options.seed):
+                calls = options.calls // len(PAUSES)
+                for row in soak(group, pauses, modes, calls, options.seed, options.names):
                     print(row, flush=True)
                     # not before the first row: a soak needs ranks that have run no kernels
                     us_per_load = us_per_load or max(group.call(soak_ranks.us_per_load, DEADLINE_S))

@@ -63,7 +63,7 @@ def _draw(stream, number):
 @triton.jit(do_not_specialize=["loads"])
 def _load(word_ptr, loads):
     """Load a non-negative word `loads` times, one after another."""
-    seen = tl.zeros((), tl.int64)
+    seen = tl.cast(0, tl.int64)
     for _ in range(loads):
         # The address depends on the last load, though the offset is always 0.
         seen = tl.load(word_ptr + (seen < 0).to(tl.int32), volatile=True)
@@ -320,9 +320,12 @@ class Soak:
         configs: number per variant and problem: the default, and others drawn from the space.
             A config that does not compile is left out.
         inside: whether programs pause too; for kernels that have not run in this process.
+        names: of variants; all if there are none.
     """
 
-    def __init__(self, fabric: Fabric, seed: int, configs: int, inside: bool) -> None:
+    def __init__(
+        self, fabric: Fabric, seed: int, configs: int, inside: bool, names: Sequence[str] = ()
+    ) -> None:
         self.members: list[Member] = []
         self.left_out: list[tuple[Member, str]] = []
         self._fabric, self._seed, self._random = fabric, seed, Random(seed)
@@ -331,7 +334,7 @@ class Soak:
         self._banks: dict[Any, _Bank] = {}
         self._graphs: dict[tuple[int, ...], list[_Graph]] = {}
         with self._pauses():
-            candidates = list(_candidates(fabric, self._random, configs))
+            candidates = list(_candidates(fabric, self._random, configs, names))
             self._call = torch.zeros(2, dtype=torch.int64, device=fabric.device)
             self._wrong = torch.zeros(len(candidates), dtype=torch.int64, device=fabric.device)
             self._first = torch.full_like(self._wrong, -1)
@@ -436,7 +439,9 @@ def _variant(member: Member) -> Variant:
     return variants(member.op)[member.variant]
 
 
-def _candidates(fabric: Fabric, random: Random, configs: int) -> Iterator[Member]:
+def _candidates(
+    fabric: Fabric, random: Random, configs: int, names: Sequence[str]
+) -> Iterator[Member]:
     """Variants with kernels of ours on tiny problems, each with a few configs."""
     for op in operation_names():
         for problem in operation_shapes(op).tiny(fabric.world_size):
@@ -444,6 +449,8 @@ def _candidates(fabric: Fabric, random: Random, configs: int) -> Iterator[Member
                 # The checker's K has too few steps to split.
                 problem = replace(problem, k=_TIMES_K * problem.k)
             for name, variant in variants(op).items():
+                if names and name not in names:
+                    continue
                 if variant.unsupported_reason(problem, fabric.hardware) is not None:
                     continue
                 for config in _configs(variant, problem, fabric, random, configs):
@@ -473,11 +480,11 @@ _soak: Soak | None = None
 
 
 def make_ready(
-    fabric: Fabric, seed: int, configs: int, inside: bool
+    fabric: Fabric, seed: int, configs: int, inside: bool, names: Sequence[str] = ()
 ) -> tuple[list[Member], list[tuple[Member, str]]]:
     """Plan and compile all members of a soak; returns them, and those left out with reasons."""
     global _soak
-    _soak = Soak(fabric, seed, configs, inside)
+    _soak = Soak(fabric, seed, configs, inside, names)
     return _soak.members, _soak.left_out
 
 

@@ -60,7 +60,7 @@ def our_names(op: str = OP) -> list[str]:
 
 def gather_dims(variant: str) -> tuple[int, ...]:
     """The dimensions in which a variant of all_gather_matmul gathers."""
-    return (0,) if variant == "overlap" else (0, 1)
+    return {"overlap": (0,), "push_specialized": (1,)}.get(variant, (0, 1))
 
 
 #: for tests and classes of tests: once with ranks of the host, and once, marked `gpu`, of GPUs

@@ -44,10 +44,10 @@ def with_fields(descriptor: TensorDescriptor, **fields: Any) -> TensorDescriptor
 class RowDescriptors(OperandDescriptors):
     """Descriptors of a [rows, k] as [slots, sources, rows, k] with one slot and one source."""
 
-    def __init__(self, box: list[int]) -> None:
-        def describe(a: torch.Tensor) -> TensorDescriptor:
+    def __init__(self, box: list[int], kind: Any = TensorDescriptor, *others: Any) -> None:
+        def describe(a: torch.Tensor) -> Any:
             a = _aligned(a)
-            return TensorDescriptor(a, *_one_source(a), box)
+            return kind(a, *_one_source(a), box, *others)
 
         super().__init__(describe)
 
@@ -86,19 +86,21 @@ class HeadDescriptors(OperandDescriptors):
         return descriptor
 
 
-def weight_descriptors(sources: int, box: list[int], is_nk: bool) -> OperandDescriptors:
+def weight_descriptors(
+    sources: int, box: list[int], is_nk: bool, kind: Any = TensorDescriptor, *others: Any
+) -> OperandDescriptors:
     """weight [k, n] as [sources, n, columns] when `is_nk`, else as [sources, columns, n].
 
     Args:
         sources: ranks that have columns of A, hence rows of the weight.
     """
 
-    def describe(weight: torch.Tensor) -> TensorDescriptor:
+    def describe(weight: torch.Tensor) -> Any:
         rows = _aligned(weight.t() if is_nk else weight)
         pitch, columns, n = rows.stride(0), weight.shape[0] // sources, weight.shape[1]
         if is_nk:
-            return TensorDescriptor(rows, [sources, n, columns], [columns, pitch, 1], box)
-        return TensorDescriptor(rows, [sources, columns, n], [columns * pitch, pitch, 1], box)
+            return kind(rows, [sources, n, columns], [columns, pitch, 1], box, *others)
+        return kind(rows, [sources, columns, n], [columns * pitch, pitch, 1], box, *others)
 
     return OperandDescriptors(describe)
 

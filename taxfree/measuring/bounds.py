@@ -19,7 +19,7 @@ from functools import cache
 import torch
 
 from taxfree.measuring import timer
-from taxfree.measuring.trial import Bench
+from taxfree.measuring.trial import Calls
 from taxfree_kernels.device import probes
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.launch import Kernel
@@ -181,7 +181,7 @@ def _pushes(fabric: Fabric, sizes: _Sizes) -> timer.Call:
     return call
 
 
-def vendor_kernel(bench: Bench) -> timer.Call | None:
+def vendor_kernel(bench: Calls) -> timer.Call | None:
     """The vendor's kernel of an operation as a call to time, with the weights rotated, or None."""
     make = operation(bench.op).vendor_kernel
     kernel = make and make(bench.problem, bench.fabric.device)

@@ -162,7 +162,10 @@ def tiny(op: str, variant: str, way: Fields, world_size: int) -> Case:
 def _served(op: str, variant: str, fields: Fields) -> Fields:
     """Fields of the most similar problem that the variant serves."""
     match op, variant:
-        case "all_gather_matmul", "push_tma":  # rows start at multiples of 16 bytes
+        case (
+            "all_gather_matmul",
+            "push_tma" | "push_specialized",
+        ):  # rows start at multiples of 16 bytes
             return fields | {"n": -(-fields["n"] // 8) * 8, "k": 8 * fields["k"]}
         case "all_gather_matmul", "overlap" if fields["m"] < 16:  # each rank has rows
             return fields | {"m": 8 * fields["m"]}

@@ -72,7 +72,7 @@ def _push(*, tma: bool) -> Formula:
         send = _exchange(machine, problem, config)
         if problem.gather_dim == 1:  # the first wave computes its own share of K before it waits
             own, peers = wave / problem.world_size, problem.world_size - 1
-            waits = -(-peers // config["SOURCES_PER_WAIT"]) if tma else 1
+            waits = -(-peers // config.get("SOURCES_PER_WAIT", 1)) if tma else 1
             computed = _in_turns(own, waits, send, wave - own) + tiles - wave
         elif tma and config["K_PARTS"] > 1:
             computed = _in_turns(0.0, config["K_PARTS"], send, wave) + tiles - wave
@@ -173,6 +173,7 @@ COST = CostModel(
         "one_shot": _one_shot,
         "push": _push(tma=False),
         "push_tma": _push(tma=True),
+        "push_specialized": _push(tma=True),
         "push_two_kernel": _push_two_kernel,
         "pull": _pull,
         "overlap": _overlap,

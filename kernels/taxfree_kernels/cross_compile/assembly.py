@@ -11,7 +11,8 @@ from enum import Enum, auto
 class Role(Enum):
     """Effects of an instruction that matter to the assembly checks."""
 
-    BARRIER = auto()  # of all threads of a program
+    BARRIER = auto()  # of all threads of a program, or of a role of several warps
+    WARP_BARRIER = auto()  # of a warp, which may be all that has a role
     DRAIN = auto()  # the wave's own stores have completed
     WRITE_BACK = auto()  # of a cache; a drain behind it waits for its end
     RELEASE = auto()
@@ -80,7 +81,7 @@ class Syntax:
     Args:
         label: its group is the label.
         comment: begins one.
-        branch: groups `condition`, which may be empty, and `target`.
+        branch: groups `condition`, which may be empty, and `target`, a label or one of a table.
         end: of the program.
         read: an instruction, from line number, text, and scope of a pending release.
         opens_release: scope of the release that a line begins, or "".
@@ -104,6 +105,7 @@ _PTX_BITS = re.compile(r"\.(?:v(\d)\.)?[bfsu](\d+)\b")
 _PTX_COPY_SIZE = re.compile(r"\],\s*(0x[0-9a-f]+|\d+)", re.IGNORECASE)
 _PTX_ROLES = {
     ("bar.sync", "barrier.sync", "barrier.cta.sync"): Role.BARRIER,
+    ("bar.warp.sync",): Role.WARP_BARRIER,
     ("wgmma.mma_async", "mma.sync"): Role.MATRIX,
     ("griddepcontrol.wait",): Role.EARLY_WAIT,
     ("griddepcontrol.launch_dependents",): Role.LAUNCH_NEXT,
@@ -186,7 +188,10 @@ def _ptx_load_roles(parts: frozenset[str]) -> Iterator[Role]:
 PTX = Syntax(
     label=re.compile(r"(\$L\w+):"),
     comment="//",
-    branch=re.compile(r"(?P<condition>@!?%\w+\s+)?bra(?:\.uni)?\s+(?P<target>\$L\w+)"),
+    branch=re.compile(
+        r"(?P<condition>@!?%\w+\s+)?"
+        r"(?:bra(?:\.uni)?\s+(?=\$L)|brx\.idx(?:\.uni)?\s+%\w+,\s*)(?P<target>\$?\w+)"
+    ),
     end=re.compile(r"(ret|exit|trap)\b"),
     read=_read_ptx,
     opens_release=lambda line: "",

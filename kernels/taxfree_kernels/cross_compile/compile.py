@@ -64,7 +64,7 @@ def compile_launch(launch: Launch, hardware: Hardware) -> CompiledKernel:
     binary = warm_up(launch, hardware)
     return CompiledKernel(
         text=binary.asm["ptx" if hardware.backend == "cuda" else "amdgcn"],
-        ttir=binary.asm.get("ttir", ""),  # Gluon has none
+        ttir=binary.asm.get("ttir") or binary.asm["ttgir"],  # Gluon has no TTIR
         ttgir=binary.asm["ttgir"],
         num_warps=binary.metadata.num_warps,
         num_stages=binary.metadata.num_stages,

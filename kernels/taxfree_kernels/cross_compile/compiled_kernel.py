@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from taxfree_kernels.cross_compile.assembly import Role
+from taxfree_kernels.cross_compile.assembly import Instruction, Role
 from taxfree_kernels.cross_compile.control_flow import ControlFlow, Loop, innermost
 from taxfree_kernels.cross_compile.resources import Resources
 
@@ -71,6 +71,11 @@ class CompiledKernel:
     def is_one_wave(self) -> bool:
         """Whether its threads run in step, on CDNA: compilers then leave barriers out."""
         return self.num_warps == 1 and not self.code.is_ptx
+
+    def is_barrier(self, instruction: Instruction) -> bool:
+        """Whether it is a barrier of all threads that run the same code."""
+        roles = (Role.BARRIER, Role.WARP_BARRIER) if self.has_roles else (Role.BARRIER,)
+        return instruction.has(*roles)
 
     @cached_property
     def k_loops(self) -> list[Loop]:

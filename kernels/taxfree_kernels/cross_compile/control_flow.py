@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -17,7 +18,7 @@ class Block:
 
     Args:
         label: "" behind a branch.
-        target: label that the branch at its end goes to, or "".
+        target: label that the branch at its end goes to, or that of a table of labels, or "".
         falls_through: it may go on to the next block.
         skips_if_masked: the branch is for waves without active lanes.
     """
@@ -48,7 +49,7 @@ class ControlFlow:
     def __init__(self, text: str) -> None:
         self.is_ptx = ".visible .entry" in text or ".target sm_" in text
         self.blocks = _parse(text, PTX if self.is_ptx else AMDGCN)
-        _connect(self.blocks)
+        _connect(self.blocks, _jump_tables(text))
 
     @cached_property
     def predecessors(self) -> list[list[int]]:
@@ -186,11 +187,17 @@ def _parse(text: str, syntax: Syntax) -> list[Block]:
     return blocks
 
 
-def _connect(blocks: list[Block]) -> None:
+def _jump_tables(text: str) -> dict[str, list[str]]:
+    """The labels of each table of a PTX kernel; with roles, a warp jumps to its role's code."""
+    found = re.findall(r"^\s*(\$?\w+):\s*\.branchtargets([^;]*);", text, re.MULTILINE)
+    return {name: re.findall(r"\$\w+", labels) for name, labels in found}
+
+
+def _connect(blocks: list[Block], tables: Mapping[str, list[str]]) -> None:
     index_of = {block.label: index for index, block in enumerate(blocks) if block.label}
     for index, block in enumerate(blocks):
-        if block.target in index_of:
-            block.successors.append(index_of[block.target])
+        targets = tables.get(block.target, [block.target])
+        block.successors += [index_of[each] for each in targets if each in index_of]
         if block.falls_through and index + 1 < len(blocks):
             block.successors.append(index + 1)
     _run_masked_acquires(blocks)

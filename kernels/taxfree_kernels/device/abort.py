@@ -24,7 +24,7 @@ def abort(peers, late_channel, late_source, seen, GROUP: tl.constexpr):
         late_channel, late_source: the missing signal; of several, the one furthest behind.
         seen: the generation in the signal word.
     """
-    none = tl.zeros((), tl.int64)
+    none = tl.cast(0, tl.int64)
     aborted = tl.atomic_xchg(peers.control_ptr + ABORT, 1 + late_source, sem="relaxed", scope="sys")
     lost = tl.where(aborted == 0, late_source, aborted - 1)
     if tl.atomic_xchg(peers.control_ptr + REPORTED, 1, sem="relaxed", scope="gpu") == 0:

@@ -118,8 +118,8 @@ def wait(peers, channel, source, GROUP: tl.constexpr, mask=None):
     lead = _poll(words, peers.generation, mask, POLL)
     if lead < 0:
         if is_aborted(peers.control_ptr):
-            limit = tl.zeros((), tl.int64)
-    ticks = tl.zeros((), tl.int64)
+            limit = tl.cast(0, tl.int64)
+    ticks = tl.cast(0, tl.int64)
     if GROUP.BACKEND == "interpreter":
         start = tl.full((), yield_and_clock_us(), tl.int64)  # uptime exceeds int32
     while (lead < 0) & (ticks < limit):
@@ -142,7 +142,7 @@ def wait(peers, channel, source, GROUP: tl.constexpr, mask=None):
 @triton.jit
 def _abort_on_signals(peers, words, channel, source, mask, GROUP: tl.constexpr):
     """Time out; report the signal that is furthest behind."""
-    none = tl.zeros((), tl.int64)
+    none = tl.cast(0, tl.int64)
     lead = tl.atomic_add(words, 0, sem="relaxed", scope="sys", mask=mask) - peers.generation
     late_channel = none + channel
     late_source = none + source

@@ -24,7 +24,7 @@ def barrier_before_release(kernel: CompiledKernel) -> Iterator[Finding]:
         return
     for place in kernel.code.places(Role.RELEASE):
         stores = (Role.STORE, Role.BULK_STORE)
-        early = kernel.code.first(place, Role.BARRIER, *stores, backwards=True)
+        early = kernel.code.first(place, kernel.is_barrier, *stores, backwards=True)
         if early is not None:
             yield Finding("no barrier between store and release", early)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from functools import partial
 
 from taxfree_kernels.cross_compile.asm_checks.rules import Finding, assembly_check
 from taxfree_kernels.cross_compile.assembly import POLLS, Instruction, Role
@@ -77,7 +78,7 @@ def barrier_after_acquire(kernel: CompiledKernel) -> Iterator[Finding]:
         return
     for place in kernel.code.places(Role.ACQUIRE):
         uses = (Role.LOAD, Role.COPY, Role.STORE, Role.BULK_STORE)
-        early = kernel.code.first(place, _ends_wait, *uses)
+        early = kernel.code.first(place, partial(_ends_wait, kernel), *uses)
         if early is not None:
             yield Finding("no barrier between acquire and use", early)
 
@@ -155,9 +156,10 @@ def no_blind_spin(kernel: CompiledKernel) -> Iterator[Finding]:
             yield Finding("a loop that waits for a thread outside of it", barriers[0])
 
 
-def _ends_wait(instruction: Instruction) -> bool:
+def _ends_wait(kernel: CompiledKernel, instruction: Instruction) -> bool:
     """A barrier; or the exchange of the thread that alone reports a timeout."""
-    return instruction.has(Role.BARRIER) or _REPORTS_TIMEOUT.search(instruction.text) is not None
+    reports = _REPORTS_TIMEOUT.search(instruction.text) is not None
+    return reports or kernel.is_barrier(instruction)
 
 
 def _acquires(instruction: Instruction) -> bool:

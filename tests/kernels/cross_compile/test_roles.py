@@ -1,0 +1,55 @@
+"""Assembly checks see what each role of a kernel does, though its warps jump there by a table."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from functools import cache
+
+import pytest
+
+from taxfree_kernels.cross_compile.asm_checks import violations
+from taxfree_kernels.cross_compile.compiled_kernel import CompiledKernel
+from taxfree_kernels.cross_compile.resources import Resources
+
+from .conftest import HERE, TRITONS, run_python
+
+KINDS = ("1", "1 next", "2", "2 next")  # warpgroups, and whether the next kernel is launched early
+
+
+@cache
+def compiled(triton: str) -> dict[str, CompiledKernel]:
+    found = json.loads(run_python(str(HERE / "roles.py"), triton=triton))
+    return {
+        kind: CompiledKernel(**fields | {"resources": Resources(**fields["resources"])})
+        for kind, fields in found.items()
+    }
+
+
+def without(kernel: CompiledKernel, text: str) -> set[str]:
+    """Rules that a kernel breaks without the lines that contain `text`."""
+    kept = [line for line in kernel.text.splitlines() if text not in line]
+    assert len(kept) < len(kernel.text.splitlines())
+    return {each.check for each in violations(replace(kernel, text="\n".join(kept)))}
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("triton", TRITONS)
+class TestKernelsWithRoles:
+    def test_pass_and_their_waits_are_seen(self, triton: str) -> None:
+        assert compiled(triton).keys() == set(KINDS)
+        for kernel in compiled(triton).values():
+            assert violations(kernel) == []
+            assert kernel.has_roles
+            assert kernel.code.system_acquires()
+            assert kernel.poll_loops
+
+    def test_a_missing_fence_wait_or_barrier_is_found(self, triton: str) -> None:
+        for kernel in compiled(triton).values():
+            assert "proxy_fence_before_bulk_copies" in without(kernel, "fence.proxy.async")
+            assert "nothing_before_early_wait" in without(kernel, "griddepcontrol.wait")
+            assert "barrier_after_acquire" in without(kernel, "bar.warp.sync")
+
+    def test_launch_the_next_kernel_if_told_to(self, triton: str) -> None:
+        for kind, kernel in compiled(triton).items():
+            assert ("griddepcontrol.launch_dependents" in kernel.text) == kind.endswith("next")
