@@ -140,7 +140,8 @@ class Variant(ABC):
     fused: ClassVar[bool] = True
 
     #: whether a search tries it, and a prediction may choose it, without being asked by name. False
-    #: for the paper's intermediate steps, which are kept to show the gain of each step.
+    #: for the paper's intermediate steps, which are kept to show the gain of each step, and for
+    #: what has not run on several GPUs yet.
     searched: ClassVar[bool] = True
 
     #: payload slots that calls alternate between; the checker runs until the first is reused.
