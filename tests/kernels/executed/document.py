@@ -64,10 +64,8 @@ _REASONS = """
 | {what} | mutants |
 |---|---:|"""
 _SURVIVORS = """
-These survive, and we have no proof that they are harmless. Some have a chance that no schedule
-here gave. For example, without a barrier in the loop that polls signals, a wave that has not yet
-read the result of a poll can miss it, if another wave polls again meanwhile, and sees the signal.
-Of others the problem is too small.
+These survive, and we have no proof that they are harmless. Some may need a schedule that none
+here was; of others the problem is too small.
 
 | operation | variant | GPU | change | instruction | source |
 |---|---|---|---|---|---|"""

@@ -104,11 +104,6 @@ HARMLESS = (
         ("sc0",), "the kernel's end writes it back, before a peer sends to that slot again",
     ),
     Harmless(
-        "matmul_all_reduce.push_lamport",
-        "packets.send(peers, target_ptr, words, peer, mask=is_sent)", ("sc0 of", "sc1 of"),
-        "to the rank itself: the same workgroup reads it, and the kernel's end writes it back",
-    ),
-    Harmless(
         "device.packets", "for first in range(share * _EMPTIED, last, shares * _EMPTIED):",
         ("branch never",), "a loop that is entered for no words: each of its stores is masked",
     ),
