@@ -15,7 +15,7 @@ from taxfree._runtime.runtime import Runtime
 from taxfree.measuring import environment
 from taxfree.measuring.results import machine_name, write
 from taxfree.workers.group import WorkerGroup
-from taxfree_cli.exits import INTERRUPTED, failure
+from taxfree_cli.exits import Interrupted, failure
 from taxfree_cli.output import print_failure
 from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.variant import op_of, variants
@@ -48,7 +48,7 @@ def exit_code(run: Callable[[], None]) -> int:
     try:
         run()
     except KeyboardInterrupt:
-        told = INTERRUPTED
+        told = failure(Interrupted("interrupted"))
     except Exception as error:
         told = failure(error)
     else:
