@@ -178,10 +178,13 @@ def _reachable(
             if not call_synchronises(call, function):
                 continue
             own = Line(inspect.getfile(function.fn), call.lineno + offset, function.fn.__name__)
-            reached = {own: len(reaching)}
             callee = _callee(call, function)
-            if callee is not None:
-                reached |= _reachable(callee, _handed_on(call, callee, known), reaching)
+            reached: Mapping[Line, int] = {}
+            if callee is not None and not is_primitive(inspect.getfile(callee.fn)):
+                reached = _reachable(callee, _handed_on(call, callee, known), reaching)
+                if not reached:  # what it is given rules out all that synchronises in it
+                    continue
+            reached = {**reached, own: len(reaching)}
             for line, count in reached.items():
                 found[line] = max(found.get(line, 0), count)
     return found
