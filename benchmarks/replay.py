@@ -181,6 +181,8 @@ def main() -> int:
     parser.add_argument("--method", action="append", choices=METHODS, help="repeatable")
     parser.add_argument("--landscapes", type=Path, default=FOLDER / "nvidia-h200", help="folder")
     parser.add_argument("--seen", action="store_true", help="without what is held out")
+    parser.add_argument("--rows", type=Path, help="a file of --json: its rows, no new replay")
+    parser.add_argument("--plot", type=Path, metavar="PICTURE", help="also draw the trials")
     options = parser.parse_args()
     return exit_code(lambda: _print(options))
 
@@ -192,11 +194,51 @@ def _print(options: argparse.Namespace) -> None:
         for path in sorted(options.landscapes.glob("*.json"))
         if not options.seen or path.stem not in held_out
     ]
-    found = rows(paths, options.method or list(METHODS), options.seeds)
-    if options.json:
-        print(json.dumps({"schema": 1, "rows": [asdict(each) for each in found]}, indent=1))
+    if options.rows:
+        found = json.loads(options.rows.read_text(encoding="utf-8"))["rows"]
     else:
-        print(replays([asdict(each) for each in found]), end="")
+        replayed = rows(paths, options.method or list(METHODS), options.seeds)
+        found = [asdict(each) for each in replayed]
+    if options.plot:
+        draw(found, options.plot)
+    if options.json:
+        print(json.dumps({"schema": 1, "rows": found}, indent=1))
+    else:
+        print(replays(found), end="")
+
+
+def draw(found: Sequence[Mapping[str, Any]], path: Path) -> None:
+    """The picture: per problem and method, trials in the median, and a line to the p90."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    problems = list(dict.fromkeys((each["op"], each["held_out"]) for each in found))
+    figure = Figure(figsize=(8, 4.2), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots()
+    styles = dict(zip(METHODS, ("tab:gray", "tab:blue", "tab:red"), strict=True))
+    for place, (method, color) in enumerate(styles.items()):
+        own = [each for each in found if each["method"] == method]
+        for each in own:
+            y = problems.index((each["op"], each["held_out"])) + 0.22 * (place - 1)
+            median, p90 = (
+                min(each["trials_to_3pct_" + which] or math.inf, each["most"])
+                for which in ("median", "p90")
+            )
+            axes.plot([median, p90], [y, y], color=color, linewidth=2, alpha=0.5)
+            label = method if each is own[0] else None
+            is_more = each["trials_to_3pct_median"] is None
+            axes.plot(median, y, ">" if is_more else "o", color=color, label=label)
+    axes.set_xscale("log")
+    ticks = (1, 3, 10, 30, 100, 300)
+    axes.set_xticks(ticks, [f"{tick}" if tick < _MOST else f"{tick} or more" for tick in ticks])
+    titles = [f"{op}{', held out' if held_out else ''}" for op, held_out in problems]
+    axes.set_yticks(range(len(titles)), titles)
+    axes.invert_yaxis()
+    axes.set_xlabel("trials until a config within 3 % of the best: median, and line to the p90")
+    axes.grid(axis="x", alpha=0.3)
+    axes.legend(loc="lower left", fontsize=9)
+    figure.savefig(path, dpi=110)
 
 
 if __name__ == "__main__":
