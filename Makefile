@@ -77,7 +77,7 @@ demo: $(ENV) ## tune, bench and explain three shapes on 2 CPU ranks; fails if on
 test: lint $(TRITON36) ## lint, types, import layers, tests that need no GPU; of long lists the part of today, or of the date SAMPLE
 	$(BIN)/pytest $(PYTEST_ARGS) --sample $(SAMPLE)
 
-test-all: test ## and then the rest of the long lists, which CI and a release need
+test-all: test ## and then the rest of the long lists, which a release needs
 	$(BIN)/pytest $(PYTEST_ARGS) --sample rest:$(SAMPLE) -m 'sampled and not gpu and not soak'
 
 lint: $(ENV) ## ruff and the import layers
