@@ -144,7 +144,7 @@ def test_a_failed_assertion_shows_the_report():
 
 
 def test_one_schedule_is_too_little_for_a_pass():
-    assert check_variant(OP, "push", seeds=range(1)).verdict == "not covered"
+    assert check_variant(OP, "one_shot", seeds=range(1)).verdict == "not covered"
 
 
 def test_lines_that_a_problem_cannot_reach_are_not_asked_for():
