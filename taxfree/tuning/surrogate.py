@@ -36,7 +36,7 @@ class Surrogate:
     def __init__(
         self, spaces: Mapping[str, Space], expected_us: Callable[[Candidate], float | None]
     ) -> None:
-        self._spaces, self._expected_us = spaces, expected_us
+        self._expected_us = expected_us
         self._variants = list(spaces)
         self._parameters = list(dict.fromkeys(itertools.chain(*spaces.values())))
         self._text = {
