@@ -72,18 +72,16 @@ class Search:
         self.name, self._fleet = name, fleet
         self._every = None if every is None else iter(every)
         self._variants, self._problem, self._hardware = variants, problem, hardware
+        spaces = {name: variant.space(problem, hardware) for name, variant in variants.items()}
         # variant -> parameter -> choice as text -> its value
         self._spaces = {
             name: {
                 parameter: {str(value): value for value in values}
-                for parameter, values in variant.space(problem, hardware).items()
+                for parameter, values in space.items()
             }
-            for name, variant in variants.items()
+            for name, space in spaces.items()
         }
-        self._surrogate = Surrogate(
-            {name: variant.space(problem, hardware) for name, variant in variants.items()},
-            model_of(problem, hardware, variants),
-        )
+        self._surrogate = Surrogate(spaces, model_of(problem, hardware, variants))
         self._random = random.Random(seed)
         self._known: dict[str, float | None] = {}
         self._failed: list[Candidate] = []  # compiled or tried, but without a time
