@@ -189,8 +189,7 @@ def first_copies(problem: Sharded, space: Space, rows_at_once: int) -> list[dict
         rows_at_once: rows per matmul below which the vendor's matmul is slow.
     """
     shards = nearest_first(space["CHUNKS_PER_WAIT"], -(-rows_at_once // problem.shard_rows))
-    default = {name: values[0] for name, values in space.items()}  # the rest is set below
-    whole = [default | {"CHUNKS": 1, "CHUNKS_PER_WAIT": count, "STREAMS": 2} for count in shards]
+    whole = [{"CHUNKS": 1, "CHUNKS_PER_WAIT": count, "STREAMS": 2} for count in shards]
     if problem.shard_rows < 128:  # starting a copy takes longer than moving the data
         return whole[:1]
     to_each = [count for count in space["STREAMS"] if count >= problem.world_size - 1][:1]
@@ -200,5 +199,4 @@ def first_copies(problem: Sharded, space: Space, rows_at_once: int) -> list[dict
         *whole[1:2],
         whole[0] | {"STREAMS": 1},
         whole[0] | {"CHUNKS": space["CHUNKS"][-1]},
-        *(whole[0] | {"COPIED_SIGNALS": copied} for copied in space.get("COPIED_SIGNALS", ())[1:]),
     ]
