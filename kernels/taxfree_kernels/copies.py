@@ -1,8 +1,7 @@
 """Copy engines that move data between ranks while the compute units multiply.
 
 For plans that use the vendor's matmul with many rows: a copy takes microseconds to start, but uses
-no compute unit. Copies run on side streams. A kernel after each copy signals the receiver; or, with
-`COPIED_SIGNALS`, a second copy, of 8 bytes, which need not find a place beside a matmul.
+no compute unit. Copies run on side streams. A kernel after each copy signals the receiver.
 
 Protocol. The addresses of copies are fixed when a graph is captured, so copies cannot alternate
 between the two payload slots: all go to the first slot. It is unused before and after the call:
@@ -34,12 +33,10 @@ import triton.language as tl
 
 from taxfree_kernels.device import sync
 from taxfree_kernels.device.abort import is_aborted
-from taxfree_kernels.device.control import SIGNALS
 from taxfree_kernels.device.exchange import signal_everybody, wait_for_everybody
 from taxfree_kernels.device.peers import Group, Peers
 from taxfree_kernels.launch import Kernel, compile_options, copy_between_ranks
 from taxfree_kernels.problem import Sharded
-from taxfree_kernels.variant import Config
 
 if TYPE_CHECKING:
     import torch
@@ -85,11 +82,11 @@ class PeerCopies:
     Args:
         fabric: whose pool the plan uses.
         channels: number of channels that the plan signals on; one more is for the entry barrier.
-        config: STREAMS, the number of streams, which copies use round-robin, and COPIED_SIGNALS.
+        streams: number of streams; copies use them round-robin.
     """
 
-    def __init__(self, fabric: Fabric, channels: int, config: Config) -> None:
-        self._streams: list[SideStream] = [fabric.side_stream() for _ in range(config["STREAMS"])]
+    def __init__(self, fabric: Fabric, channels: int, streams: int) -> None:
+        self._streams: list[SideStream] = [fabric.side_stream() for _ in range(streams)]
         self._turns = cycle(self._streams)
         self._entered = channels
         self._ends = (fabric.pool.control, fabric.heap_bases, fabric.rank)
@@ -98,14 +95,6 @@ class PeerCopies:
         self._meet = Kernel(_meet, 1, group, options)
         self._announce = Kernel(_announce, 1, group, options)
         self._finish = Kernel(_finish, 1, {"BLOCK": 1024}, options)
-        # [rank][channel]: the words that hold this rank's signals to each rank
-        self._signals = [
-            fabric.peer_view(fabric.pool.control, rank)[SIGNALS.value + fabric.rank :][
-                :: fabric.world_size
-            ]
-            for rank in range(fabric.world_size)
-            if config.get("COPIED_SIGNALS")
-        ]
 
     @property
     def kernels(self) -> tuple[Kernel, ...]:
@@ -130,13 +119,7 @@ class PeerCopies:
         """Copy on the next stream, then signal the peer."""
         with next(self._turns).entered():
             copy_between_ranks(target, source)
-            if self._signals:
-                # In a stream, the second copy begins when the first has been stored. The generation
-                # is found where the entry barrier has signalled this rank itself.
-                generation = self._signals[self._ends[-1]][self._entered]
-                copy_between_ranks(self._signals[peer][channel], generation)
-            else:
-                self._announce(*self._ends, channel, peer)
+            self._announce(*self._ends, channel, peer)
 
     def join(self) -> None:
         """Make the current stream wait for all copies."""

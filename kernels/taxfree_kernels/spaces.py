@@ -162,8 +162,6 @@ def tile_prune_reason(
 def copy_space(problem: Sharded, hardware: Hardware) -> Space:
     """Chunks in which copy engines move a rank's shard, chunks per matmul, and copy streams.
 
-    COPIED_SIGNALS: copies are announced by copies, not by kernels (NVIDIA).
-
     Args:
         problem: with `shard_rows` of `world_size` ranks.
     """
@@ -173,7 +171,6 @@ def copy_space(problem: Sharded, hardware: Hardware) -> Space:
         "CHUNKS": up_to(min(most, problem.shard_rows), (1, 2, 4)),
         "CHUNKS_PER_WAIT": up_to(copies, (1, 2, 4, 8)),
         "STREAMS": up_to(copies, (1, 2, 4, 8)),
-        **({"COPIED_SIGNALS": (False, True)} if hardware.backend == "cuda" else {}),
     }
 
 

@@ -106,15 +106,6 @@ class TestEveryVariant:
         assert complaints(ranks, 3, cases) == []
 
 
-@on_every_fabric
-@pytest.mark.parametrize("world_size", [2, 3])
-def test_copies_may_be_announced_by_copies(ranks, world_size):
-    config = {"COPIED_SIGNALS": True, "CHUNKS": 2, "STREAMS": 2}
-    kinds = [(GATHER, {"gather_dim": 0, "m": 24}), *((SCATTER, way) for way in ways(SCATTER, ""))]
-    cases = [case(op, "overlap", config, **fields) for op, fields in kinds]
-    assert back_to_back(ranks, world_size, cases, generations=12) == []
-
-
 @pytest.mark.parametrize(("op", "variant", "way"), SEARCHED)
 class TestConfigs:
     def test_the_ends_of_the_space_are_right(self, ranks, op, variant, way, sample):

@@ -90,7 +90,7 @@ class OverlapPlan(Plan):
     def __init__(self, problem: AllGatherMatmul, fabric: Fabric, config: Config) -> None:
         self._problem, self._fabric, self._config = problem, fabric, config
         self._inbox, _ = fabric.pool.slots(problem.gathered_elements, getattr(torch, problem.dtype))
-        self._copies = PeerCopies(fabric, config["CHUNKS"], config)
+        self._copies = PeerCopies(fabric, config["CHUNKS"], config["STREAMS"])
         self._await = Kernel(
             _await,
             1,

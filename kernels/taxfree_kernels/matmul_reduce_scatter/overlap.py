@@ -116,7 +116,7 @@ class OverlapPlan(Plan):
 
     def __init__(self, problem: MatmulReduceScatter, fabric: Fabric, config: Config) -> None:
         self._problem, self._fabric, self._config = problem, fabric, config
-        self._copies = PeerCopies(fabric, config["CHUNKS"], config)
+        self._copies = PeerCopies(fabric, config["CHUNKS"], config["STREAMS"])
         dtype = getattr(torch, problem.dtype)
         self._slot, _ = fabric.pool.slots(problem.inbox_elements, dtype)
         shard = problem.shard_rows * problem.shard_columns
