@@ -23,7 +23,8 @@ class LibraryPlan(Plan):
         self.is_connected = True
 
     def __call__(self, *tensors: Any) -> torch.Tensor:
-        assert self.is_connected and not is_compiling()
+        assert self.is_connected
+        assert not is_compiling()
         return tensors[-1]
 
 
@@ -35,5 +36,6 @@ def test_a_plan_without_kernels_of_ours_is_not_called_before_it_is_connected(mon
     calls.inputs, calls.outputs = [()], [torch.zeros(1)]
     monkeypatch.setattr(calls, "plan", lambda candidate: LibraryPlan(), raising=False)
     plan = calls.ready(Candidate("torch_fused", {}))
-    assert isinstance(plan, LibraryPlan) and plan.is_connected
+    assert isinstance(plan, LibraryPlan)
+    assert plan.is_connected
     calls.call(plan)(0)
