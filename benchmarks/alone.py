@@ -13,6 +13,7 @@ bandwidth, or its flops at the measured matmul rate, whichever takes longer.
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import json
 import sys
@@ -144,8 +145,15 @@ def main() -> int:
     made.add_argument("--repetitions", type=positive, default=12, help="of a chain of calls")
     made.add_argument("--op", choices=SHAPES, help="one operation; all by default")
     made.add_argument("--shapes", action="append", help="with --op, instead of its usual shapes")
+    add_choices(made)
+    options = made.parse_args()
+    return exit_code(lambda: _write(options))
+
+
+def add_choices(made: argparse.ArgumentParser) -> None:
+    """Add the options of peers and of candidates."""
     made.add_argument(
-        "--peers", choices=get_args(PeersAre), action="append",
+        "--peers", choices=get_args(PeersAre), nargs="+", default=["absent"],
         help="waited for by nobody, or as fast as this rank; both may be given",
     )  # fmt: skip
     made.add_argument(
@@ -155,11 +163,30 @@ def main() -> int:
     made.add_argument(
         "--seeds", type=int, help=f"seed configs of each variant: {SEEDS}, or 0 with --try"
     )
-    options = made.parse_args()
-    return exit_code(lambda: _write(options))
 
 
-def _write(options: Any) -> None:
+def chooser(options: argparse.Namespace, searched: bool = True) -> Choose:
+    """The candidates that the command line asks for.
+
+    Args:
+        options: of :func:`add_choices`.
+        searched: see :func:`seed_candidates`.
+    """
+    seeds = options.seeds
+    if seeds is None:
+        seeds = 0 if options.attempts else SEEDS
+
+    def choose(problem: Any, hardware: Hardware) -> list[Candidate]:
+        found = seed_candidates(problem, hardware, seeds, searched)
+        if options.attempts:
+            tried = emulate.candidates(op_of(problem), problem, hardware, options.attempts)
+            found += [each for each in tried if each not in found]
+        return found
+
+    return choose
+
+
+def _write(options: argparse.Namespace) -> None:
     fabric = devices.fabric_for(options.fabric)
     devices.require(fabric, 1)
     if options.shapes and options.op is None:
@@ -169,19 +196,9 @@ def _write(options: Any) -> None:
         for op in ([options.op] if options.op else SHAPES)
         for problem in usual_problems(op, options.ranks, options.shapes)
     ]
-    seeds = options.seeds
-    if seeds is None:
-        seeds = 0 if options.attempts else SEEDS
-
-    def choose(problem: Any, hardware: Hardware) -> list[Candidate]:
-        found = seed_candidates(problem, hardware, seeds)
-        if options.attempts:
-            tried = emulate.candidates(op_of(problem), problem, hardware, options.attempts)
-            found += [each for each in tried if each not in found]
-        return found
-
+    choose = chooser(options)
     rows: list[dict[str, Any]] = []
-    for peers in options.peers or ["absent"]:
+    for peers in options.peers:
         for machine, found in measure(problems, fabric, options.repetitions, choose, peers):
             _print(found)
             rows += found

@@ -137,10 +137,10 @@ def emulate(
         _act_for_others(fabric, problem["world_size"], arena_bytes)
     calls = Calls(fabric, op, problem)
     calls.share_compilation(candidates)
-    plans = [_plan_or_reason(calls, candidate) for candidate in candidates]
+    plans = [plan_or_reason(calls, candidate) for candidate in candidates]
     mode = "graph" if fabric.has_graphs else "eager"
     timed = [(calls.call(plan), mode) for plan in plans if isinstance(plan, Plan)]
-    vendor = _vendor(calls) if beside_vendor else None
+    vendor = vendor_of(calls) if beside_vendor else None
     if vendor is not None:
         timed.append((vendor, mode))
     timings = iter(timer.time_together(fabric, timed, repetitions))
@@ -155,7 +155,7 @@ def emulate(
     return [*found, *(Emulated(Candidate(VENDOR, {}), timing) for timing in timings)]
 
 
-def _vendor(calls: Calls) -> timer.Call | None:
+def vendor_of(calls: Calls) -> timer.Call | None:
     """The vendor's kernel of an operation, or None; of attention, cuDNN's on a GPU."""
     if calls.op != local_decode.OP:
         return vendor_kernel(calls)
@@ -194,7 +194,7 @@ def _act_for_others(fabric: Fabric, ranks: int, arena_bytes: int) -> None:
     fabric.pool = Pool(fabric, timeout_s=timeout_s)
 
 
-def _plan_or_reason(calls: Calls, candidate: Candidate) -> Plan | str:
+def plan_or_reason(calls: Calls, candidate: Candidate) -> Plan | str:
     """A plan that has run once, or why there is none; the same on both ranks."""
     plan = calls.ready(candidate)
     if isinstance(plan, str):
