@@ -8,7 +8,8 @@ fused variant runs at its first seed configs, or those of --try, in one process 
 kernel of the same local shape, over rotated inputs that together exceed L2, so all are timed by the
 same chains of calls. Decode attention is that of one rank, whose vendor is cuDNN. The file holds,
 for each, the time, the vendor's, and the floor: the problem's bytes at the measured memory
-bandwidth, or its flops at the measured matmul rate, whichever takes longer.
+bandwidth, or its flops at the measured matmul rate, whichever takes longer. `is_first` says whether
+a search would begin with it: the first seed config of a variant that is searched.
 """
 
 from __future__ import annotations
@@ -108,11 +109,16 @@ def measure(
             # after an emulation, which must come before any other kernel of the process
             rates = group.call(peaks, deadline, dtype=problem.dtype)[0]
             machine["peaks"] = [dataclasses.asdict(rates) | {"link_bytes_per_s": None}]
-            yield machine, _rows(problem, found, rates, peers)
+            first = seed_candidates(problem, group.hardware, 1)
+            yield machine, _rows(problem, found, rates, first, peers)
 
 
 def _rows(
-    problem: Any, found: Sequence[Emulated], rates: Peaks, peers: PeersAre
+    problem: Any,
+    found: Sequence[Emulated],
+    rates: Peaks,
+    first: Sequence[Candidate],
+    peers: PeersAre,
 ) -> list[dict[str, Any]]:
     """The rows of a problem, the fastest first."""
     op, floor = op_of(problem), bounds(problem.cost, rates, None).t_floor_us
@@ -123,6 +129,7 @@ def _rows(
             "problem": dataclasses.asdict(problem),
             "variant": each.candidate.variant,
             "config": dict(each.candidate.config),
+            "is_first": each.candidate in first,
             "peers": peers,
             "median_us": each.timing.median_us,
             "iqr_us": each.timing.iqr_us,
@@ -199,7 +206,9 @@ def _write(options: argparse.Namespace) -> None:
     choose = chooser(options)
     rows: list[dict[str, Any]] = []
     for peers in options.peers:
-        for machine, found in measure(problems, fabric, options.repetitions, choose, peers):
+        # one rank has no peers
+        played = [each for each in problems if peers == "absent" or each.world_size > 1]
+        for machine, found in measure(played, fabric, options.repetitions, choose, peers):
             _print(found)
             rows += found
             if options.out or fabric != "host":
