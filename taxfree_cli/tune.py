@@ -17,11 +17,10 @@ import typer
 from rich.live import Live
 from rich.text import Text
 
-from taxfree.errors import NoRecord, UsageError
+from taxfree.errors import Interrupted, NoRecord, UsageError
 from taxfree.shapes import choose, expand, format_problem
 from taxfree_cli import options
 from taxfree_cli.asked import problems_here
-from taxfree_cli.exits import Interrupted
 from taxfree_cli.output import messages, note, place, print_json, print_table, warn
 from taxfree_cli.record_views import words
 from taxfree_kernels.variant import Problem, op_of
