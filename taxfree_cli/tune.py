@@ -138,7 +138,7 @@ def tune(
         return  # what measures nothing is done once
     seconds = None if budget is None else _seconds(budget)
     if from_file is not None:
-        shapes = [*(shapes or ()), _met(from_file)]
+        shapes = [*(shapes or ()), _problems_file(from_file)]
     given = options.ShapeOptions(op, shapes, gpus, dtype, model, tp)
     if exhaustive and (check or dry_run or hardware is not None):
         raise UsageError(
@@ -250,7 +250,7 @@ def _fleet(storage: str | None) -> AbstractContextManager[Fleet | None]:
     return Fleet(storage)
 
 
-def _met(path: Path) -> str:
+def _problems_file(path: Path) -> str:
     if path.suffix not in (".yaml", ".yml") or not path.is_file():
         raise UsageError(
             f"--from {path} is no YAML file",
