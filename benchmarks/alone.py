@@ -54,20 +54,13 @@ SEEDS = 2  # configs of each variant
 Choose = Callable[[Any, Hardware], list[Candidate]]
 
 
-def seed_candidates(
-    problem: Any, hardware: Hardware, seeds: int = SEEDS, searched: bool = True
-) -> list[Candidate]:
-    """The first seed configs of each variant that serves a problem, fused for several ranks.
-
-    Args:
-        seeds: configs of each.
-        searched: leave out variants that a search does not try.
-    """
+def seed_candidates(problem: Any, hardware: Hardware, seeds: int = SEEDS) -> list[Candidate]:
+    """The first seed configs of each variant that is searched, and fused for several ranks."""
     return [
         Candidate(name, config)
         for name, variant in variants(op_of(problem)).items()
         if variant.fused or problem.world_size == 1
-        if variant.searched or not searched
+        if variant.searched
         if variant.unsupported_reason(problem, hardware) is None
         for config in variant.seed_configs(problem, hardware)[:seeds]
     ]
@@ -172,19 +165,14 @@ def add_choices(made: argparse.ArgumentParser) -> None:
     )
 
 
-def chooser(options: argparse.Namespace, searched: bool = True) -> Choose:
-    """The candidates that the command line asks for.
-
-    Args:
-        options: of :func:`add_choices`.
-        searched: see :func:`seed_candidates`.
-    """
+def chooser(options: argparse.Namespace) -> Choose:
+    """The candidates that the command line asks for, by options of :func:`add_choices`."""
     seeds = options.seeds
     if seeds is None:
         seeds = 0 if options.attempts else SEEDS
 
     def choose(problem: Any, hardware: Hardware) -> list[Candidate]:
-        found = seed_candidates(problem, hardware, seeds, searched)
+        found = seed_candidates(problem, hardware, seeds)
         if options.attempts:
             tried = emulate.candidates(op_of(problem), problem, hardware, options.attempts)
             found += [each for each in tried if each not in found]

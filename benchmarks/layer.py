@@ -102,7 +102,7 @@ def _write(options: argparse.Namespace) -> None:
     fabric = devices.fabric_for(options.fabric)
     devices.require(fabric, 1)
     layers = [problems(m, options.ranks) for m in options.rows]
-    choose = alone.chooser(options, searched=False)
+    choose = alone.chooser(options)
     rows: list[dict[str, Any]] = []
     for peers in options.peers:
         for machine, found in measure(layers, fabric, options.repetitions, choose, peers):

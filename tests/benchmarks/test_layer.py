@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import pytest
 
-from benchmarks import alone, layer
+from benchmarks import alone, emulate, layer
 from taxfree_kernels.hardware import KNOWN
 from taxfree_kernels.variant import op_of, variants
 
@@ -14,8 +12,7 @@ from taxfree_kernels.variant import op_of, variants
 @pytest.mark.parametrize("peers", ["absent", "alike"])
 def test_a_layer_has_a_time_for_each_choice_of_its_operations(peers):
     tiny = layer.problems(8, 2, hidden=64, qkv=64, intermediate=128)
-    every = partial(alone.seed_candidates, seeds=1, searched=False)
-    ((_, rows),) = layer.measure([tiny], "host", 1, every, peers)
+    ((_, rows),) = layer.measure([tiny], "host", 1, _seeds_and_unsearched, peers)
     assert [row["choice"] for row in rows] == ["vendor", "searched", "all"]
     for row in rows:
         assert row["m"] == 8
@@ -27,6 +24,13 @@ def test_a_layer_has_a_time_for_each_choice_of_its_operations(peers):
     assert all(variants(each["op"])[each["variant"]].searched for each in searched)
     times = ([each["median_us"] for each in chosen] for chosen in (fastest, searched))
     assert all(a <= b for a, b in zip(*times, strict=True))
+
+
+def _seeds_and_unsearched(problem, hardware):
+    tried = alone.seed_candidates(problem, hardware, 1)
+    if op_of(problem) == "all_gather_matmul":
+        tried += emulate.candidates(op_of(problem), problem, hardware, ["push_specialized"])
+    return tried
 
 
 def test_the_operations_are_those_of_a_llama():
