@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 import torch.distributed as dist
 
+from taxfree_kernels.cache_keys import find_constants_of_callees_first
 from taxfree_kernels.errors import PlanError
 from taxfree_kernels.fabric.heap import Pool, SymmetricHeap
 from taxfree_kernels.fabric.side_stream import SideStream
@@ -18,6 +19,8 @@ from taxfree_kernels.fabric.workspace import Workspace
 if TYPE_CHECKING:
     from taxfree_kernels.fabric.barrier import DeviceBarrier
     from taxfree_kernels.hardware import Hardware
+
+find_constants_of_callees_first()  # before any kernel is compiled
 
 
 class NoGroup(PlanError):
