@@ -28,7 +28,8 @@ _IF = re.compile(
 )
 
 
-#: in PTX: the source of a copy of the TMA
+#: in PTX: the moves of an address, and the source of a copy of the TMA
+_MOVED = re.compile(r"^\s*(?:mov|cvta?)\.\S+\s+(%\w+), (%?\w+);", re.MULTILINE)
 _TENSOR_MAP = re.compile(r"cp\.async\.bulk\.tensor\.\S*\.global\S* \[%\w+\], \[(%\w+), \{")
 
 
@@ -111,14 +112,15 @@ class CompiledKernel:
 
     @cached_property
     def _static_maps(self) -> set[str]:
-        """Registers of PTX with the address of a static argument's descriptor."""
+        """What holds the address of a static argument's descriptor: parameters, registers of PTX."""
         signature = next((line for line in self.ttgir.splitlines() if "tt.func public" in line), "")
-        names = re.findall(r"[(,] ?%(\w+):", signature)
-        numbers = "|".join(str(names.index(name)) for name in self.static)
-        argument = re.compile(rf"mov\.b64 \s*(%\w+), \w+_param_(?:{numbers or 'none'});")
-        held = set(argument.findall(self.text))
-        moved = re.findall(r"cvta\.param\.u64 \s*(%\w+), (%\w+);", self.text)
-        return {register for register, source in moved if source in held}
+        names = re.findall(r"[(,] ?%([\w.]+):", signature)
+        entry = re.search(r"\.entry (\w+)", self.text)
+        held = {f"{entry[1]}_param_{names.index(name)}" for name in self.static} if entry else set()
+        for target, source in _MOVED.findall(self.text):  # in the order of the text
+            if source in held:
+                held.add(target)
+        return held
 
     def loads_static(self, instruction: Instruction) -> bool:
         """Whether an instruction is a copy of the TMA from memory that nobody writes."""
