@@ -56,7 +56,7 @@ def _receive_from_two(peers, words, source, GROUP: tl.constexpr, mask=None):
 
 
 @triton.jit
-def _wait_for_nobody(peers, channel, source, GROUP: tl.constexpr, mask=None):
+def _wait_for_nobody(peers, channel, source, GROUP: tl.constexpr, mask=None, lane=None):
     return peers.generation > 0
 
 

@@ -112,7 +112,7 @@ class CompiledKernel:
 
     @cached_property
     def _static_maps(self) -> set[str]:
-        """What holds the address of a static argument's descriptor: parameters, registers of PTX."""
+        """Parameters and registers of PTX that hold addresses of static arguments' descriptors."""
         signature = next((line for line in self.ttgir.splitlines() if "tt.func public" in line), "")
         names = re.findall(r"[(,] ?%([\w.]+):", signature)
         entry = re.search(r"\.entry (\w+)", self.text)
