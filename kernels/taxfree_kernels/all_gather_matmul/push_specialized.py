@@ -1,4 +1,4 @@
-"""``push_tma`` with roles for warps, for Hopper: some wait and load, some send, others multiply.
+"""``push_tma`` with roles for warps, for Hopper: two wait and load, warpgroups multiply.
 
 In ``push_tma`` each wait for peers' data ends a loop over K: the pipeline of loads runs empty, and
 fills again after the wait. Here one warp loads the weight, and another waits for sources and loads
