@@ -70,9 +70,15 @@ def count_out(count_ptr, calls):
 
 
 @triton.jit
+def _zero(words):
+    """What an atomic adds to words that it only reads: of their shape, as Gluon demands."""
+    return words.to(tl.int64) * 0
+
+
+@triton.jit
 def _poll(words, want, mask, SEM: tl.constexpr):
     """The minimum of `words` - `want`: negative while any word is behind."""
-    lead = tl.atomic_add(words, 0, sem=SEM, scope="sys", mask=mask) - want
+    lead = tl.atomic_add(words, _zero(words), sem=SEM, scope="sys", mask=mask) - want
     if mask is not None:
         lead = tl.where(mask, lead, 0)
     if len(words.shape) > 0:
@@ -98,12 +104,13 @@ def signal(peers, channel, peer, GROUP: tl.constexpr, mask=None):
 
 
 @triton.jit
-def wait(peers, channel, source, GROUP: tl.constexpr, mask=None):
+def wait(peers, channel, source, GROUP: tl.constexpr, mask=None, lane=None):
     """Wait until `source` has signalled the generation on `channel`; then its stores are visible.
 
     Args:
         channel, source: scalars, or blocks of one shape, which are all waited for in one poll.
         mask: lanes that are waited for; for blocks.
+        lane: the lanes' numbers; for blocks of Gluon, whose layout only the caller knows.
 
     Returns:
         Whether the signal arrived. False after the timeout, or at once if the pool is aborted: the
@@ -132,7 +139,7 @@ def wait(peers, channel, source, GROUP: tl.constexpr, mask=None):
         lead = _poll(words, peers.generation, mask, "acquire")
     arrived = lead >= 0
     if lead < 0:
-        _abort_on_signals(peers, words, channel, source, mask, GROUP)
+        _abort_on_signals(peers, words, channel, source, mask, GROUP, lane)
     tl.debug_barrier()
     if trace.TIMELINE != "":
         trace.note(peers.control_ptr, trace.WAIT_ENDED, source, mask)
@@ -140,16 +147,18 @@ def wait(peers, channel, source, GROUP: tl.constexpr, mask=None):
 
 
 @triton.jit
-def _abort_on_signals(peers, words, channel, source, mask, GROUP: tl.constexpr):
+def _abort_on_signals(peers, words, channel, source, mask, GROUP: tl.constexpr, lane=None):
     """Time out; report the signal that is furthest behind."""
     none = tl.cast(0, tl.int64)
-    lead = tl.atomic_add(words, 0, sem="relaxed", scope="sys", mask=mask) - peers.generation
+    lead = tl.atomic_add(words, _zero(words), sem="relaxed", scope="sys", mask=mask)
+    lead -= peers.generation
     late_channel = none + channel
     late_source = none + source
     if len(words.shape) > 0:
         if mask is not None:
             lead = tl.where(mask, lead, 1)
-        lane = tl.arange(0, words.shape[0])
+        if lane is None:
+            lane = tl.arange(0, words.shape[0])
         latest = tl.min(tl.where(lead == tl.min(lead, 0), lane, words.shape[0]), 0)
         late_channel = tl.max(tl.where(lane == latest, late_channel, 0), 0)
         late_source = tl.max(tl.where(lane == latest, late_source, 0), 0)

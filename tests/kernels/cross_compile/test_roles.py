@@ -14,7 +14,11 @@ from taxfree_kernels.cross_compile.resources import Resources
 
 from .conftest import HERE, TRITONS, run_python
 
-KINDS = ("1", "1 next", "2", "2 next")  # warpgroups, and whether the next kernel is launched early
+#: see roles.py
+KINDS = tuple(
+    f"{kind}{told}" for kind in ("1", "1 folded", "2") for told in ("", " next", " early next")
+)
+WAIT = "griddepcontrol.wait"
 
 
 @cache
@@ -26,11 +30,14 @@ def compiled(triton: str) -> dict[str, CompiledKernel]:
     }
 
 
-def without(kernel: CompiledKernel, text: str) -> set[str]:
-    """Rules that a kernel breaks without the lines that contain `text`."""
-    kept = [line for line in kernel.text.splitlines() if text not in line]
-    assert len(kept) < len(kernel.text.splitlines())
-    return {each.check for each in violations(replace(kernel, text="\n".join(kept)))}
+def without(kernel: CompiledKernel, text: str, which: int | None = None) -> set[str]:
+    """Rules that a kernel breaks without one or all of the lines that contain `text`."""
+    lines = kernel.text.splitlines()
+    places = [place for place, line in enumerate(lines) if text in line]
+    assert places
+    removed = places if which is None else [places[which]]
+    kept = "\n".join(line for place, line in enumerate(lines) if place not in removed)
+    return {each.check for each in violations(replace(kernel, text=kept))}
 
 
 @pytest.mark.timeout(600)
@@ -47,8 +54,23 @@ class TestKernelsWithRoles:
     def test_a_missing_fence_wait_or_barrier_is_found(self, triton: str) -> None:
         for kernel in compiled(triton).values():
             assert "proxy_fence_before_bulk_copies" in without(kernel, "fence.proxy.async")
-            assert "nothing_before_early_wait" in without(kernel, "griddepcontrol.wait")
+            assert "nothing_before_early_wait" in without(kernel, WAIT)
             assert "barrier_after_acquire" in without(kernel, "bar.warp.sync")
+
+    def test_each_role_that_waits_for_the_preceding_kernel_has_to(self, triton: str) -> None:
+        for kind, kernel in compiled(triton).items():
+            warpgroups, early = int(kind[0]), "early" in kind
+            waits = kernel.text.count(WAIT)
+            assert waits == warpgroups + 3 - early  # those that send, load A, and load the weight
+            for which in range(waits):
+                assert "nothing_before_early_wait" in without(kernel, WAIT, which)
+
+    def test_only_static_weights_are_loaded_early(self, triton: str) -> None:
+        for kind, kernel in compiled(triton).items():
+            for static in ((), ("a_desc",), ("inbox_desc",)):
+                broken = violations(replace(kernel, static=static))
+                early = {"nothing_before_early_wait"} if "early" in kind else set()
+                assert {each.check for each in broken} == early
 
     def test_launch_the_next_kernel_if_told_to(self, triton: str) -> None:
         for kind, kernel in compiled(triton).items():
