@@ -227,6 +227,17 @@ class PushTwoShot(FusedVariant):
         return super().prune_reason(problem, hardware, config)
 
     def plan(self, problem: MatmulAllReduce, fabric: Fabric, config: Config) -> Plan:
+        return self._plan(PushTwoShotPlan, _push_two_shot, problem, fabric, config)
+
+    def _plan(
+        self,
+        kind: type[FusedPlan],
+        kernel: Any,
+        problem: MatmulAllReduce,
+        fabric: Fabric,
+        config: Config,
+    ) -> Plan:
+        """A plan of `kind` that launches `kernel`."""
         world = problem.world_size
         per_signal = -(-tiles_per_signal(_tiles(problem, config), config) // world) * world
         turn = per_signal * config["SPLIT_K"]
@@ -244,7 +255,7 @@ class PushTwoShot(FusedVariant):
             "EPILOGUE": Epilogue(problem.bias, problem.residual),
             "SCHEDULE": Schedule(per_signal, config["PIECES"], staggered),
         }
-        return PushTwoShotPlan(problem, fabric, config, _push_two_shot, layout, constants)
+        return kind(problem, fabric, config, kernel, layout, constants)
 
 
 _ALL_WAVES = 64  # more waves of tile programs than there are

@@ -9,9 +9,9 @@ the same protocol.
 Protocol. Tiles, groups, signals, channels and waits are those of ``push``, and so is the full
 exchange under which two payload slots suffice. What differs is that tiles and the pieces of sums
 are drawn, in the order of the numbers that programs have there: for why this makes progress, see
-the module of the roles. The consumer stores a tile, a barrier of its warps follows, and it
-arrives at a barrier of shared memory, for which the announcer waits before it counts the tile: so
-the counter's and the signal's releases cover the stores of all its warps.
+the module of the roles. A consumer stores its half of a tile, a barrier of its warps follows, and
+it arrives at a barrier of shared memory, for which the announcer waits before it counts the tile:
+so the counter's and the signal's releases cover the stores of both consumers.
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ from taxfree_kernels.device.exchange import wait_for_everybody
 from taxfree_kernels.device.pdl import gdc_wait
 from taxfree_kernels.device.peers import translate
 from taxfree_kernels.device.specialized import make_boxes, multiply, runs_of_8
-from taxfree_kernels.device.tiles import swizzle2d
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.matmul_reduce_scatter.problem import MatmulReduceScatter
@@ -34,6 +33,7 @@ from taxfree_kernels.matmul_reduce_scatter.push import Push, index_of_tile
 from taxfree_kernels.matmul_reduce_scatter.shards import owner_of_tile, tiles_of_shards
 from taxfree_kernels.reduction import specialized
 from taxfree_kernels.reduction.specialized import (
+    CONSUMERS,
     DRAWERS,
     PIECE_TICKETS,
     SpecializedPlan,
@@ -41,6 +41,7 @@ from taxfree_kernels.reduction.specialized import (
     announce,
     entered,
     make_mail,
+    place_of,
     produce,
     report_stored,
     sum_of_parts,
@@ -63,23 +64,23 @@ class Sizes(NamedTuple):
 
 @gluon.jit
 def _consume(
-    boxes, mail, out_ptr, buffers, rank, sizes,
+    part: gl.constexpr, boxes, mail, out_ptr, buffers, rank, sizes,
     GROUP: gl.constexpr, TILE: gl.constexpr, SCHEDULE: gl.constexpr, SCATTER_DIM: gl.constexpr,
     WORK: gl.constexpr,
 ):  # fmt: skip
-    """Multiply tiles and store them to their owners; then add pieces."""
+    """Multiply 64 rows of each tile and store them to their owners; then add pieces."""
     gdc_wait(GROUP)
     peers, slot_ptr = entered(buffers, rank)
     own_ptr = slot_ptr + rank.to(gl.int64) * sizes.shard.stride_source
     LAYOUT: gl.constexpr = runs_of_8(TILE.BLOCK_N, gl.num_warps())
-    tiles, steps = sizes.tiles_m * sizes.tiles_n, gl.cdiv(sizes.k, TILE.BLOCK_K)
+    steps = gl.cdiv(sizes.k, TILE.BLOCK_K)
     number, turn = gl.to_tensor(0), gl.to_tensor(0)
     tile = take(mail, turn)
-    while tile < tiles:
-        acc = multiply(0, steps, number, boxes, TILE, 1, WORK.STAGES)
+    while tile >= 0:
+        acc = multiply(part, steps, number, boxes, TILE, CONSUMERS, WORK.STAGES)
         number += steps
-        tile_m, tile_n = swizzle2d(tile, sizes.tiles_m, sizes.tiles_n, TILE.GROUP_M)
-        rows = tile_m * TILE.BLOCK_M + gl.arange(0, TILE.BLOCK_M, gl.SliceLayout(1, LAYOUT))
+        tile_m, tile_n = place_of(mail, turn)
+        rows = tile_m * TILE.BLOCK_M + part * 64 + gl.arange(0, 64, gl.SliceLayout(1, LAYOUT))
         owner, shard_row, _, shard_col = owner_of_tile(
             rows, tile_n, sizes.owner_tiles, sizes.shard_rows, sizes.shard.columns, GROUP,
             SCATTER_DIM, TILE.BLOCK_N,
@@ -157,19 +158,21 @@ def _push_specialized(
 ):  # fmt: skip
     tiles_m, tiles_n, owner_tiles = tiles_of_shards(m, shard.columns, GROUP, SCATTER_DIM, TILE)
     sizes = Sizes(m, k, shard_rows, shard, tiles_m, tiles_n, owner_tiles)
-    boxes = make_boxes(x_desc, w_desc, False, 1, WORK.STAGES)
+    boxes = make_boxes(x_desc, w_desc, False, CONSUMERS, WORK.STAGES)
     mail = make_mail()
     gl.warp_specialize(
         [
-            (_consume, (boxes, mail, out_ptr, buffers, rank, sizes,
+            (_consume, (0, boxes, mail, out_ptr, buffers, rank, sizes,
+                        GROUP, TILE, SCHEDULE, SCATTER_DIM, WORK)),
+            (_consume, (1, boxes, mail, out_ptr, buffers, rank, sizes,
                         GROUP, TILE, SCHEDULE, SCATTER_DIM, WORK)),
             (_add, (out_ptr, buffers, rank, sizes, GROUP, TILE, SCHEDULE, SCATTER_DIM)),
             (produce, (x_desc, w_desc, boxes, mail, buffers.counters_ptr, k, tiles_m, tiles_n,
                        owner_tiles, shard.columns, GROUP, TILE, WORK)),
             (announce, (mail, tiles_m * tiles_n, buffers, rank, GROUP, SCHEDULE.TILES_PER_SIGNAL)),
         ],
-        [2, 1, 1],
-        [WORK.OTHER_REGISTERS, WORK.OTHER_REGISTERS, WORK.OTHER_REGISTERS],
+        [4, 2, 1, 1],
+        [WORK.REGISTERS, WORK.OTHER_REGISTERS, WORK.OTHER_REGISTERS, WORK.OTHER_REGISTERS],
     )  # fmt: skip
     sync.leave(buffers.control_ptr)
 

@@ -3,16 +3,16 @@
 A program of these kernels stays on its compute unit and computes many tiles. Its warps have roles:
 
 * the *producer*, one warp, draws the numbers of tiles, and loads their operands;
-* the *consumer*, two warpgroups, multiplies tiles and stores them to their owners. It goes on with
-  the next tile at once;
-* the *announcer*, one warp, counts tiles in their groups once the consumer has stored them, and
+* two *consumers*, a warpgroup each, multiply: each has 64 rows of every tile, which it stores to
+  the tile's owner. It goes on with the next tile at once;
+* the *announcer*, one warp, counts tiles in their groups once both consumers have stored them, and
   signals what is complete;
 * the *adder*, two warps, draws pieces of sums, waits until they are there, and adds them. When
-  there are no more tiles, the consumer does as it does.
+  there are no more tiles, the consumers do as it does.
 
 Progress. Tiles and pieces are drawn, so they belong to no program before it runs. The producer
-waits for boxes and for the announcer, the consumer for boxes, the announcer for the consumer: none
-of these waits for another program, so programs that run finish all tiles, however few run. Pieces are
+waits for boxes and for the announcer, consumers for boxes, the announcer for consumers: none of
+these waits for another program, so programs that run finish all tiles, however few run. Pieces are
 drawn in the order in which a rank finishes what they need, and wait for tiles, or for pieces that
 come earlier in the same order on another rank. So the earliest piece of all ranks that is
 unfinished waits for tiles alone. One running program on each rank is enough.
@@ -50,8 +50,8 @@ from taxfree_kernels.reduction.tile import announce_tile
 from taxfree_kernels.variant import Config, Space
 
 _SLOTS = gl.constexpr(2)  # of a mailbox
-WARPS = 8  # of the consumer
-DRAWERS = gl.constexpr(2)  # roles of a program that draw pieces: the adder and the consumer
+CONSUMERS = gl.constexpr(2)  # warpgroups that multiply, each with 64 rows of a tile
+DRAWERS = gl.constexpr(1 + 2)  # roles of a program that draw pieces: the adder and consumers
 # Counters: tickets of tiles, tickets of pieces, then those of groups of tiles
 TILE_TICKETS, PIECE_TICKETS, TICKETS = gl.constexpr(0), gl.constexpr(1), gl.constexpr(2)
 
@@ -61,21 +61,29 @@ class Work(NamedTuple):
 
     Args:
         STAGES: boxes of both operands in shared memory.
-        OTHER_REGISTERS: of a thread of the roles besides the consumer, which are one warpgroup.
+        COPIES: pieces in which a peer's sum of a tile is copied.
+        REGISTERS, OTHER_REGISTERS: of a thread of a consumer, and of the other roles, which are
+            one warpgroup.
     """
 
     STAGES: int
-    OTHER_REGISTERS: int = 88
+    COPIES: int
+    REGISTERS: int = 184
+    OTHER_REGISTERS: int = 136
 
 
 class Mail(NamedTuple):
     """Shared memory through which the producer hands over tiles, in two slots that take turns.
 
-    A slot is full from the hand-over until the announcer has announced the tile. The
-    consumer arrives at `stored` in between.
+    In a slot are the tile's number, -1 at the end, and its place: the row and column of tiles.
+
+    A slot is full from the hand-over until the announcer has announced the tile. Consumers
+    arrive at `stored` in between.
     """
 
     tile: Any
+    tile_m: Any
+    tile_n: Any
     full: Any
     stored: Any
     empty: Any
@@ -92,26 +100,31 @@ def added(columns, warps):
 def make_mail():
     """Allocate a mailbox, and make its barriers."""
     barrier: gl.constexpr = mbarrier.MBarrierLayout()
+    word: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
     mail = Mail(
-        gl.allocate_shared_memory(gl.int32, [_SLOTS, 1], gl.SwizzledSharedLayout(1, 1, 1, [0])),
+        gl.allocate_shared_memory(gl.int32, [_SLOTS, 1], word),
+        gl.allocate_shared_memory(gl.int32, [_SLOTS, 1], word),
+        gl.allocate_shared_memory(gl.int32, [_SLOTS, 1], word),
         gl.allocate_shared_memory(gl.int64, [_SLOTS, 1], barrier),
         gl.allocate_shared_memory(gl.int64, [_SLOTS, 1], barrier),
         gl.allocate_shared_memory(gl.int64, [_SLOTS, 1], barrier),
     )
     for slot in gl.static_range(_SLOTS):
         mbarrier.init(mail.full.index(slot), count=1)
-        mbarrier.init(mail.stored.index(slot), count=1)
+        mbarrier.init(mail.stored.index(slot), count=CONSUMERS)
         mbarrier.init(mail.empty.index(slot), count=1)
     return mail
 
 
 @gluon.jit
-def hand_over(mail, turn, tile):
-    """Hand over a tile, or a number beyond the last: the end. `turn` counts from 0."""
+def hand_over(mail, turn, tile, tile_m, tile_n):
+    """Hand over a tile, or the end. `turn` counts from 0."""
     slot = turn % _SLOTS
     mbarrier.wait(mail.empty.index(slot), turn // _SLOTS & 1 ^ 1)
     ONE: gl.constexpr = gl.BlockedLayout([1], [32], [gl.num_warps()], [0])
     mail.tile.index(slot).store(gl.full([1], tile, gl.int32, ONE))
+    mail.tile_m.index(slot).store(gl.full([1], tile_m, gl.int32, ONE))
+    mail.tile_n.index(slot).store(gl.full([1], tile_n, gl.int32, ONE))
     tl.debug_barrier()
     mbarrier.arrive(mail.full.index(slot), count=1)
 
@@ -121,13 +134,24 @@ def take(mail, turn):
     """The tile of this turn, once it is handed over."""
     slot = turn % _SLOTS
     mbarrier.wait(mail.full.index(slot), turn // _SLOTS & 1)
+    return _word(mail.tile, slot)
+
+
+@gluon.jit
+def place_of(mail, turn):
+    """The row and the column of tiles of the tile of this turn, which was taken."""
+    return _word(mail.tile_m, turn % _SLOTS), _word(mail.tile_n, turn % _SLOTS)
+
+
+@gluon.jit
+def _word(words, slot):
     ONE: gl.constexpr = gl.BlockedLayout([1], [32], [gl.num_warps()], [0])
-    return gl.max(mail.tile.index(slot).load(ONE), 0)
+    return gl.max(words.index(slot).load(ONE), 0)
 
 
 @gluon.jit
 def report_stored(mail, turn):
-    """Say that the consumer has stored the tile of this turn."""
+    """Say that this consumer has stored its part of the tile of this turn."""
     tl.debug_barrier()
     mbarrier.arrive(mail.stored.index(turn % _SLOTS), count=1)
 
@@ -161,20 +185,22 @@ def produce(
     number, turn = gl.to_tensor(0), gl.to_tensor(0)
     tile = sync.draw(counters_ptr + TILE_TICKETS, draws)
     while tile < tiles:
-        hand_over(mail, turn, tile)
         tile_m, tile_n = swizzle2d(tile, tiles_m, tiles_n, TILE.GROUP_M)
+        hand_over(mail, turn, tile, tile_m, tile_n)
         row = tile_m * TILE.BLOCK_M
         col = tile_n // owner_tiles * owner_columns + tile_n % owner_tiles * TILE.BLOCK_N
         number = load_steps(
-            x_desc, 0, 0, row, w_desc, 0, col, 0, first, number, boxes, TILE, 1, WORK.STAGES,
+            x_desc, 0, 0, row, w_desc, 0, col, 0, first, number, boxes, TILE, CONSUMERS,
+            WORK.STAGES,
         )  # fmt: skip
         following = sync.draw(counters_ptr + TILE_TICKETS, draws)  # while consumers have boxes
         number = load_steps(
-            x_desc, 0, 0, row, w_desc, 0, col, first, steps, number, boxes, TILE, 1, WORK.STAGES,
+            x_desc, 0, 0, row, w_desc, 0, col, first, steps, number, boxes, TILE, CONSUMERS,
+            WORK.STAGES,
         )  # fmt: skip
         tile = following
         turn += 1
-    hand_over(mail, turn, tile)
+    hand_over(mail, turn, -1, 0, 0)
 
 
 @gluon.jit
@@ -186,7 +212,7 @@ def announce(
     peers, _ = entered(buffers, rank)
     turn = gl.to_tensor(0)
     tile = take(mail, turn)
-    while tile < tiles:
+    while tile >= 0:
         mbarrier.wait(mail.stored.index(turn % _SLOTS), turn // _SLOTS & 1)
         counters_ptr = buffers.counters_ptr + TICKETS
         announce_tile(tile, tiles, 0, counters_ptr, peers, GROUP, TILES_PER_SIGNAL)
@@ -220,15 +246,15 @@ class SpecializedPlan(FusedPlan):
         layout: Callable[[Any], Layout],
         constants: Mapping[str, Any],
     ) -> None:
-        work = Work(config["num_stages"])
+        work = Work(config["num_stages"], config["PIECES"] // 4)
         super().__init__(problem, fabric, config, function, layout, {**constants, "WORK": work})
         self._programs = fabric.hardware.compute_units
         self._counters = fabric.workspace.counters(layout(problem).tiles + Pool.CHANNELS + 2)
         self._kernel = Kernel(
-            function, 0, self._kernel.constants, {**self._kernel.options, "num_warps": WARPS}
+            function, 0, self._kernel.constants, {**self._kernel.options, "num_warps": 4}
         )
         block_n, block_k = config["BLOCK_N"], config["BLOCK_K"]
-        x_box, w_box = [1, 1, config["BLOCK_M"], block_k], [1, block_n, block_k]
+        x_box, w_box = [1, 1, 64, block_k], [1, block_n, block_k]
         dtype = {"float16": gl.float16, "bfloat16": gl.bfloat16}[problem.dtype]
         x_layout, w_layout = (
             gl.NVMMASharedLayout.get_default_for(box, dtype) for box in (x_box, w_box)
