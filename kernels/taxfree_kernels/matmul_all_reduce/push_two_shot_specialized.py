@@ -34,7 +34,7 @@ from taxfree_kernels.device.tiles import swizzle2d
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.matmul_all_reduce.problem import MatmulAllReduce
-from taxfree_kernels.matmul_all_reduce.push_two_shot import PushTwoShot, offsets_in_tile
+from taxfree_kernels.matmul_all_reduce.push_two_shot import PushTwoShot, PushTwoShotPlan
 from taxfree_kernels.reduction import specialized
 from taxfree_kernels.reduction.epilogue import add_bias_residual
 from taxfree_kernels.reduction.specialized import (
@@ -63,7 +63,6 @@ class Sizes(NamedTuple):
     m: Any
     n: Any
     k: Any
-    stride_row: Any
     tiles_m: Any
     tiles_n: Any
 
@@ -247,7 +246,7 @@ def _push_two_shot_specialized(
     WORK: gl.constexpr,
 ):  # fmt: skip
     tiles_m, tiles_n = gl.cdiv(m, TILE.BLOCK_M), gl.cdiv(n, TILE.BLOCK_N)
-    sizes = Sizes(m, n, k, stride_row, tiles_m, tiles_n)
+    sizes = Sizes(m, n, k, tiles_m, tiles_n)
     boxes = make_boxes(x_desc, w_desc, False, CONSUMERS, WORK.STAGES)
     mail = make_mail()
     gl.warp_specialize(
@@ -268,6 +267,10 @@ def _push_two_shot_specialized(
     sync.leave(buffers.control_ptr)
 
 
+class _Plan(SpecializedPlan, PushTwoShotPlan):
+    """One launch, without RMSNorm."""
+
+
 class PushTwoShotSpecialized(PushTwoShot):
     """One kernel whose warps have roles: sums and copies beside matrix products."""
 
@@ -282,10 +285,14 @@ class PushTwoShotSpecialized(PushTwoShot):
         space = specialized.narrowed(super().space(problem, hardware), hardware)
         return space | {"AHEAD": space["AHEAD"][:1]}
 
+    def seed_configs(self, problem: MatmulAllReduce, hardware: Hardware) -> list[dict[str, Any]]:
+        space = self.space(problem, hardware)
+        return specialized.seed_configs(problem, hardware, space, self.prune_reason)
+
     def plan(self, problem: MatmulAllReduce, fabric: Fabric, config: Config) -> Plan:
         if fabric.hardware.backend == "interpreter":
             return super().plan(problem, fabric, config)
-        return self._plan(SpecializedPlan, _push_two_shot_specialized, problem, fabric, config)
+        return self._plan(_Plan, _push_two_shot_specialized, problem, fabric, config)
 
 
 VARIANT = PushTwoShotSpecialized()

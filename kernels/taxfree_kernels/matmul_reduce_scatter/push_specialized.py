@@ -190,6 +190,10 @@ class PushSpecialized(Push):
     def space(self, problem: MatmulReduceScatter, hardware: Hardware) -> Space:
         return specialized.narrowed(super().space(problem, hardware), hardware)
 
+    def seed_configs(self, problem: MatmulReduceScatter, hardware: Hardware) -> list[dict[str, Any]]:
+        space = self.space(problem, hardware)
+        return specialized.seed_configs(problem, hardware, space, self.prune_reason)
+
     def plan(self, problem: MatmulReduceScatter, fabric: Fabric, config: Config) -> Plan:
         if fabric.hardware.backend == "interpreter":
             return super().plan(problem, fabric, config)

@@ -47,7 +47,10 @@ from taxfree_kernels.problem import PartialSum
 from taxfree_kernels.reduction import spaces
 from taxfree_kernels.reduction.fused import FusedPlan, Layout
 from taxfree_kernels.reduction.tile import announce_tile
+from taxfree_kernels.spaces import allowed, power_of_2
 from taxfree_kernels.variant import Config, Space
+
+PruneReason = Callable[[Any, Hardware, Config], str | None]
 
 _SLOTS = gl.constexpr(2)  # of a mailbox
 CONSUMERS = gl.constexpr(2)  # warpgroups that multiply, each with 64 rows of a tile
@@ -246,7 +249,7 @@ class SpecializedPlan(FusedPlan):
         layout: Callable[[Any], Layout],
         constants: Mapping[str, Any],
     ) -> None:
-        work = Work(config["num_stages"], config["PIECES"] // 4)
+        work = Work(config["num_stages"], max(1, config["PIECES"] // 4))
         super().__init__(problem, fabric, config, function, layout, {**constants, "WORK": work})
         self._programs = fabric.hardware.compute_units
         self._counters = fabric.workspace.counters(layout(problem).tiles + Pool.CHANNELS + 2)
@@ -285,6 +288,7 @@ def narrowed(space: Space, hardware: Hardware) -> Space:
         "BLOCK_M": (128,),
         "BLOCK_N": (128, 256),
         "BLOCK_K": (64,),
+        "GROUP_M": (4, 8, 32),
         "SPLIT_K": (1,),
         "SWAP_AB": (False,),
         "TMA": (True,),
@@ -293,3 +297,15 @@ def narrowed(space: Space, hardware: Hardware) -> Space:
         "PIECES": (4, 8, 16, 32),
         "STAGGERED": (False,),
     }
+
+
+def seed_configs(
+    problem: PartialSum, hardware: Hardware, space: Space, prune_reason: PruneReason
+) -> list[dict[str, Any]]:
+    """Configs that should suit a problem, moved into `space`."""
+    common = {"BLOCK_M": 128, "BLOCK_K": 64, "GROUP_M": 8, "SPLIT_K": 1, "num_warps": 8}
+    if hardware.backend == "interpreter":
+        common |= {"BLOCK_M": min(power_of_2(problem.m, 16), 32), "PIECES": 2}
+    square = common | {"BLOCK_N": 128, "num_stages": 6, "PIECES": 8}
+    wide = common | {"BLOCK_N": 256, "num_stages": 4, "PIECES": 16}
+    return allowed(problem, hardware, space, [square, wide], prune_reason)
