@@ -29,7 +29,7 @@ from taxfree_kernels.device import sync
 from taxfree_kernels.device.exchange import wait_for_everybody
 from taxfree_kernels.device.pdl import gdc_wait
 from taxfree_kernels.device.peers import translate
-from taxfree_kernels.device.specialized import make_boxes, multiply, runs_of_8
+from taxfree_kernels.device.specialized import make_boxes, multiply, lines
 from taxfree_kernels.device.tiles import swizzle2d
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.hardware import Hardware
@@ -83,7 +83,7 @@ def _consume(
     """Multiply 64 rows of each tile and store them to its owner; then add and copy pieces."""
     gdc_wait(GROUP)
     peers, slot_ptr = entered(buffers, rank)
-    LAYOUT: gl.constexpr = runs_of_8(TILE.BLOCK_N)
+    LAYOUT: gl.constexpr = lines(TILE.BLOCK_N)
     ELEMENTS: gl.constexpr = TILE.BLOCK_M * TILE.BLOCK_N
     owned = gl.cdiv(sizes.tiles_m * sizes.tiles_n, GROUP.WORLD)
     own_ptr = slot_ptr + rank * (owned.to(gl.int64) * ELEMENTS)
