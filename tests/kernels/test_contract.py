@@ -42,7 +42,7 @@ REFUSED = [
         2,
         {"rms_norm": True},
         dict.fromkeys(set(served_names(ALL_REDUCE)) - set(NORMALISING), "")
-        | dict.fromkeys(("two_shot", "push_two_shot"), "whole rows"),
+        | dict.fromkeys(("two_shot", "push_two_shot", "push_two_shot_specialized"), "whole rows"),
     ),
     (
         ALL_REDUCE,
