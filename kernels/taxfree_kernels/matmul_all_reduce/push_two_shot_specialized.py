@@ -34,7 +34,7 @@ from taxfree_kernels.device.tiles import swizzle2d
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.matmul_all_reduce.problem import MatmulAllReduce
-from taxfree_kernels.matmul_all_reduce.push_two_shot import PushTwoShot, PushTwoShotPlan
+from taxfree_kernels.matmul_all_reduce.push_two_shot import FINE, PushTwoShot, PushTwoShotPlan
 from taxfree_kernels.reduction import specialized
 from taxfree_kernels.reduction.epilogue import add_bias_residual
 from taxfree_kernels.reduction.specialized import (
@@ -50,6 +50,7 @@ from taxfree_kernels.reduction.specialized import (
     place_of,
     produce,
     report_stored,
+    rows_at_once,
     sum_of_parts,
     take,
 )
@@ -78,7 +79,7 @@ def _results(slot_ptr, out_ptr, stride_source, GROUP: gl.constexpr):
 def _consume(
     part: gl.constexpr, boxes, mail, addends, out_ptr, buffers, rank, sizes,
     GROUP: gl.constexpr, TILE: gl.constexpr, EPILOGUE: gl.constexpr, SCHEDULE: gl.constexpr,
-    WORK: gl.constexpr,
+    FINE: gl.constexpr, WORK: gl.constexpr,
 ):  # fmt: skip
     """Multiply 64 rows of each tile and store them to its owner; then add and copy pieces."""
     gdc_wait(GROUP)
@@ -105,7 +106,8 @@ def _consume(
         turn += 1
         tile = take(mail, turn)
     _do_pieces(
-        addends, out_ptr, buffers, peers, slot_ptr, sizes, GROUP, TILE, EPILOGUE, SCHEDULE, WORK
+        addends, out_ptr, buffers, peers, slot_ptr, sizes, GROUP, TILE, EPILOGUE, SCHEDULE, FINE,
+        WORK,
     )
 
 
@@ -113,12 +115,13 @@ def _consume(
 def _add(
     addends, out_ptr, buffers, rank, sizes,
     GROUP: gl.constexpr, TILE: gl.constexpr, EPILOGUE: gl.constexpr, SCHEDULE: gl.constexpr,
-    WORK: gl.constexpr,
+    FINE: gl.constexpr, WORK: gl.constexpr,
 ):  # fmt: skip
     gdc_wait(GROUP)
     peers, slot_ptr = entered(buffers, rank)
     _do_pieces(
-        addends, out_ptr, buffers, peers, slot_ptr, sizes, GROUP, TILE, EPILOGUE, SCHEDULE, WORK
+        addends, out_ptr, buffers, peers, slot_ptr, sizes, GROUP, TILE, EPILOGUE, SCHEDULE, FINE,
+        WORK,
     )
 
 
@@ -126,7 +129,7 @@ def _add(
 def _do_pieces(
     addends, out_ptr, buffers, peers, slot_ptr, sizes,
     GROUP: gl.constexpr, TILE: gl.constexpr, EPILOGUE: gl.constexpr, SCHEDULE: gl.constexpr,
-    WORK: gl.constexpr,
+    FINE: gl.constexpr, WORK: gl.constexpr,
 ):  # fmt: skip
     """Draw pieces of this rank's tiles and add them, and pieces of peers' tiles and copy them."""
     PEERS: gl.constexpr = GROUP.WORLD - 1
@@ -146,12 +149,12 @@ def _do_pieces(
         if place < additions:
             _add_piece(
                 begin * SCHEDULE.PIECES + place, groups, owned, addends, out_ptr, buffers, peers,
-                slot_ptr, sizes, GROUP, TILE, EPILOGUE, SCHEDULE,
+                slot_ptr, sizes, GROUP, TILE, EPILOGUE, SCHEDULE, FINE,
             )  # fmt: skip
         else:
             _copy_piece(
                 begin * COPIES + place - additions, groups, owned, out_ptr, peers, slot_ptr, sizes,
-                GROUP, TILE, SCHEDULE, WORK,
+                GROUP, TILE, SCHEDULE, FINE, WORK,
             )  # fmt: skip
         piece = sync.draw(tickets_ptr, draws)
 
@@ -160,11 +163,12 @@ def _do_pieces(
 def _add_piece(
     number, groups, owned, addends, out_ptr, buffers, peers, slot_ptr, sizes,
     GROUP: gl.constexpr, TILE: gl.constexpr, EPILOGUE: gl.constexpr, SCHEDULE: gl.constexpr,
+    FINE: gl.constexpr,
 ):  # fmt: skip
     """As an adder of ``push_two_shot`` with this number."""
     LAYOUT: gl.constexpr = added(TILE.BLOCK_N, gl.num_warps())
-    AT_ONCE: gl.constexpr = 256 * gl.num_warps() // TILE.BLOCK_N  # rows: 16 bytes a thread
     ROWS: gl.constexpr = TILE.BLOCK_M // SCHEDULE.PIECES
+    AT_ONCE: gl.constexpr = rows_at_once(ROWS, TILE.BLOCK_N, gl.num_warps())
     ELEMENTS: gl.constexpr = TILE.BLOCK_M * TILE.BLOCK_N
     OWNED_PER_SIGNAL: gl.constexpr = SCHEDULE.TILES_PER_SIGNAL // GROUP.WORLD
     tiles = sizes.tiles_m * sizes.tiles_n
@@ -178,7 +182,10 @@ def _add_piece(
     stride_source = owned.to(gl.int64) * ELEMENTS
     source_ptr = slot_ptr + own.to(gl.int64) * ELEMENTS
     result_ptr = _results(slot_ptr, out_ptr, stride_source, GROUP) + tile.to(gl.int64) * ELEMENTS
-    arrived = wait_for_everybody(peers, own // OWNED_PER_SIGNAL, GROUP)
+    channel = own // OWNED_PER_SIGNAL
+    if FINE:
+        channel = gl.where(tile < tiles, channel, 0)  # nobody computes a tile beyond the last
+    arrived = wait_for_everybody(peers, channel, GROUP)
     for begin in range(first, first + ROWS, AT_ONCE):
         row = begin + gl.arange(0, AT_ONCE, gl.SliceLayout(1, LAYOUT))
         rows = tile_m * TILE.BLOCK_M + row
@@ -202,14 +209,15 @@ def _add_piece(
         store_tile(out_ptr, rows, cols, row_mask, sizes.n, result)
     announce_tile(
         number, owned * SCHEDULE.PIECES, groups, buffers.counters_ptr + TICKETS + groups, peers,
-        GROUP, OWNED_PER_SIGNAL * SCHEDULE.PIECES,
+        GROUP, 1 if FINE else OWNED_PER_SIGNAL * SCHEDULE.PIECES,
     )  # fmt: skip
 
 
 @gluon.jit
 def _copy_piece(
     number, groups, owned, out_ptr, peers, slot_ptr, sizes,
-    GROUP: gl.constexpr, TILE: gl.constexpr, SCHEDULE: gl.constexpr, WORK: gl.constexpr,
+    GROUP: gl.constexpr, TILE: gl.constexpr, SCHEDULE: gl.constexpr,
+    FINE: gl.constexpr, WORK: gl.constexpr,
 ):  # fmt: skip
     """A part of the work of a copier of ``push_two_shot``."""
     LAYOUT: gl.constexpr = added(TILE.BLOCK_N, gl.num_warps())
@@ -227,7 +235,13 @@ def _copy_piece(
         cols = tile_n * TILE.BLOCK_N + gl.arange(0, TILE.BLOCK_N, gl.SliceLayout(0, LAYOUT))
         result_ptr = _results(slot_ptr, out_ptr, owned.to(gl.int64) * ELEMENTS, GROUP)
         result_ptr += tile.to(gl.int64) * ELEMENTS
-        arrived = sync.wait(peers, groups + own // OWNED_PER_SIGNAL, source, GROUP)
+        channel = groups + own // OWNED_PER_SIGNAL
+        if FINE:
+            channel = groups + own * SCHEDULE.PIECES + first // (TILE.BLOCK_M // SCHEDULE.PIECES)
+        arrived = sync.wait(peers, channel, source, GROUP)
+        if FINE:
+            for further in gl.static_range(1, SCHEDULE.PIECES // WORK.COPIES):
+                arrived = sync.wait(peers, channel + further, source, GROUP) & arrived
         for begin in range(first, first + ROWS, AT_ONCE):
             row = begin + gl.arange(0, AT_ONCE, gl.SliceLayout(1, LAYOUT))
             rows = tile_m * TILE.BLOCK_M + row
@@ -243,7 +257,7 @@ def _copy_piece(
 def _push_two_shot_specialized(
     x_desc, w_desc, stride_w, addends, out_ptr, buffers, rank, m, n, k, stride_row, ahead,
     GROUP: gl.constexpr, TILE: gl.constexpr, EPILOGUE: gl.constexpr, SCHEDULE: gl.constexpr,
-    WORK: gl.constexpr,
+    FINE: gl.constexpr, WORK: gl.constexpr,
 ):  # fmt: skip
     tiles_m, tiles_n = gl.cdiv(m, TILE.BLOCK_M), gl.cdiv(n, TILE.BLOCK_N)
     sizes = Sizes(m, n, k, tiles_m, tiles_n)
@@ -252,14 +266,15 @@ def _push_two_shot_specialized(
     gl.warp_specialize(
         [
             (_consume, (0, boxes, mail, addends, out_ptr, buffers, rank, sizes,
-                        GROUP, TILE, EPILOGUE, SCHEDULE, WORK)),
+                        GROUP, TILE, EPILOGUE, SCHEDULE, FINE, WORK)),
             (_consume, (1, boxes, mail, addends, out_ptr, buffers, rank, sizes,
-                        GROUP, TILE, EPILOGUE, SCHEDULE, WORK)),
+                        GROUP, TILE, EPILOGUE, SCHEDULE, FINE, WORK)),
             (_add, (addends, out_ptr, buffers, rank, sizes,
-                    GROUP, TILE, EPILOGUE, SCHEDULE, WORK)),
+                    GROUP, TILE, EPILOGUE, SCHEDULE, FINE, WORK)),
             (produce, (x_desc, w_desc, boxes, mail, buffers.counters_ptr, k, tiles_m, tiles_n,
                        tiles_n, n, GROUP, TILE, WORK)),
-            (announce, (mail, tiles_m * tiles_n, buffers, rank, GROUP, SCHEDULE.TILES_PER_SIGNAL)),
+            (announce, (mail, tiles_m * tiles_n, buffers, rank, GROUP, SCHEDULE.TILES_PER_SIGNAL,
+                        FINE)),
         ],
         [4, 2, 1, 1],
         [WORK.REGISTERS, WORK.OTHER_REGISTERS, WORK.OTHER_REGISTERS, WORK.OTHER_REGISTERS],
@@ -283,7 +298,7 @@ class PushTwoShotSpecialized(PushTwoShot):
 
     def space(self, problem: MatmulAllReduce, hardware: Hardware) -> Space:
         space = specialized.narrowed(super().space(problem, hardware), hardware)
-        return space | {"AHEAD": space["AHEAD"][:1]}
+        return space | {"AHEAD": space["AHEAD"][:1], "SIGNALS": (FINE, *space["SIGNALS"])}
 
     def seed_configs(self, problem: MatmulAllReduce, hardware: Hardware) -> list[dict[str, Any]]:
         space = self.space(problem, hardware)

@@ -27,11 +27,12 @@ from taxfree_kernels.device.pdl import gdc_wait
 from taxfree_kernels.device.peers import translate
 from taxfree_kernels.device.specialized import make_boxes, multiply, lines
 from taxfree_kernels.fabric.base import Fabric
+from taxfree_kernels.fabric.heap import Pool
 from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.matmul_reduce_scatter.problem import MatmulReduceScatter
 from taxfree_kernels.matmul_reduce_scatter.push import Push, index_of_tile
 from taxfree_kernels.matmul_reduce_scatter.shards import owner_of_tile, tiles_of_shards
-from taxfree_kernels.reduction import specialized
+from taxfree_kernels.reduction import spaces, specialized
 from taxfree_kernels.reduction.specialized import (
     CONSUMERS,
     DRAWERS,
@@ -44,6 +45,7 @@ from taxfree_kernels.reduction.specialized import (
     place_of,
     produce,
     report_stored,
+    rows_at_once,
     sum_of_parts,
     take,
 )
@@ -114,8 +116,8 @@ def _add_pieces(
 ):  # fmt: skip
     """Draw pieces of this rank's tiles, columns of tiles first, and add them."""
     LAYOUT: gl.constexpr = added(TILE.BLOCK_N, gl.num_warps())
-    AT_ONCE: gl.constexpr = 256 * gl.num_warps() // TILE.BLOCK_N  # rows: 16 bytes a thread
     PIECE_ROWS: gl.constexpr = TILE.BLOCK_M // SCHEDULE.PIECES
+    AT_ONCE: gl.constexpr = rows_at_once(PIECE_ROWS, TILE.BLOCK_N, gl.num_warps())
     rank, shard = peers.rank, sizes.shard
     first_row, end_row = 0, sizes.m
     if SCATTER_DIM == 0:
@@ -169,7 +171,8 @@ def _push_specialized(
             (_add, (out_ptr, buffers, rank, sizes, GROUP, TILE, SCHEDULE, SCATTER_DIM)),
             (produce, (x_desc, w_desc, boxes, mail, buffers.counters_ptr, k, tiles_m, tiles_n,
                        owner_tiles, shard.columns, GROUP, TILE, WORK)),
-            (announce, (mail, tiles_m * tiles_n, buffers, rank, GROUP, SCHEDULE.TILES_PER_SIGNAL)),
+            (announce, (mail, tiles_m * tiles_n, buffers, rank, GROUP, SCHEDULE.TILES_PER_SIGNAL,
+                        False)),
         ],
         [4, 2, 1, 1],
         [WORK.REGISTERS, WORK.OTHER_REGISTERS, WORK.OTHER_REGISTERS, WORK.OTHER_REGISTERS],
@@ -188,7 +191,8 @@ class PushSpecialized(Push):
         return reason or super().unsupported_reason(problem, hardware)
 
     def space(self, problem: MatmulReduceScatter, hardware: Hardware) -> Space:
-        return specialized.narrowed(super().space(problem, hardware), hardware)
+        space = specialized.narrowed(super().space(problem, hardware), hardware)
+        return space | {"SIGNALS": spaces.signal_counts(hardware, Pool.CHANNELS)}
 
     def seed_configs(self, problem: MatmulReduceScatter, hardware: Hardware) -> list[dict[str, Any]]:
         space = self.space(problem, hardware)

@@ -52,6 +52,7 @@ from taxfree_kernels.variant import Config, Space
 
 PruneReason = Callable[[Any, Hardware, Config], str | None]
 
+_COPIED = 4096  # elements of a piece to copy, at least: a warpgroup has them all in flight
 _SLOTS = gl.constexpr(2)  # of a mailbox
 CONSUMERS = gl.constexpr(2)  # warpgroups that multiply, each with 64 rows of a tile
 DRAWERS = gl.constexpr(1 + 2)  # roles of a program that draw pieces: the adder and consumers
@@ -97,6 +98,12 @@ def added(columns, warps):
     """The layout in which warps add rows of so many columns, 16 bytes of bf16 a thread."""
     across = min(columns // 8, 32)
     return gl.BlockedLayout([1, 8], [32 // across, across], [warps, 1], [1, 0])
+
+
+@gluon.constexpr_function
+def rows_at_once(rows, columns, warps):
+    """Rows of a piece that warps add at once: of a part, a thread loads 16 or 32 bytes of bf16."""
+    return min(rows, (256 if warps == 2 else 512) * warps // columns)
 
 
 @gluon.jit
@@ -208,17 +215,25 @@ def produce(
 
 @gluon.jit
 def announce(
-    mail, tiles, buffers, rank, GROUP: gl.constexpr, TILES_PER_SIGNAL: gl.constexpr
-):
-    """The announcer: see ``reduction.tile.announce_tile``."""
+    mail, tiles, buffers, rank, GROUP: gl.constexpr, TILES_PER_SIGNAL: gl.constexpr,
+    TO_OWNER: gl.constexpr,
+):  # fmt: skip
+    """The announcer: see ``reduction.tile.announce_tile``.
+
+    Args:
+        TO_OWNER: instead, signal tile t to rank t % WORLD, on channel t // WORLD.
+    """
     gdc_wait(GROUP)
     peers, _ = entered(buffers, rank)
     turn = gl.to_tensor(0)
     tile = take(mail, turn)
     while tile >= 0:
         mbarrier.wait(mail.stored.index(turn % _SLOTS), turn // _SLOTS & 1)
-        counters_ptr = buffers.counters_ptr + TICKETS
-        announce_tile(tile, tiles, 0, counters_ptr, peers, GROUP, TILES_PER_SIGNAL)
+        if TO_OWNER:
+            sync.signal(peers, tile // GROUP.WORLD, tile % GROUP.WORLD, GROUP)
+        else:
+            counters_ptr = buffers.counters_ptr + TICKETS
+            announce_tile(tile, tiles, 0, counters_ptr, peers, GROUP, TILES_PER_SIGNAL)
         mbarrier.arrive(mail.empty.index(turn % _SLOTS), count=1)
         turn += 1
         tile = take(mail, turn)
@@ -249,7 +264,8 @@ class SpecializedPlan(FusedPlan):
         layout: Callable[[Any], Layout],
         constants: Mapping[str, Any],
     ) -> None:
-        work = Work(config["num_stages"], max(1, config["PIECES"] // 4))
+        elements = config["BLOCK_M"] * config["BLOCK_N"]
+        work = Work(config["num_stages"], min(config["PIECES"], elements // _COPIED))
         super().__init__(problem, fabric, config, function, layout, {**constants, "WORK": work})
         self._programs = fabric.hardware.compute_units
         self._counters = fabric.workspace.counters(layout(problem).tiles + Pool.CHANNELS + 2)
