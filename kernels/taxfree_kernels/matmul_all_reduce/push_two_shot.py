@@ -54,6 +54,7 @@ from taxfree_kernels.reduction.tile import (
     Schedule,
     announce_tile,
     numbered_tile,
+    signal_owners,
     store_tile,
     total_of_tile,
 )
@@ -106,7 +107,7 @@ def _push_two_shot(
             mask = (row_begin + row < m)[:, None]
             tl.store(target_ptr + at, acc.to(slot_ptr.dtype.element_ty), mask=mask)
             if FINE:
-                sync.signal(peers, tile // GROUP.WORLD, tile % GROUP.WORLD, GROUP)
+                signal_owners(tile, tiles, peers, GROUP)
             else:
                 announce_tile(
                     tile, tiles, 0, buffers.counters_ptr + tiles, peers, GROUP,
@@ -292,8 +293,6 @@ def _fine_prune_reason(problem: MatmulAllReduce, config: Config) -> str | None:
     owned = -(-_tiles(problem, config) // problem.world_size)
     if owned * (1 + config["PIECES"]) > Pool.CHANNELS:
         return f"{owned} tiles of a rank and their pieces need more than {Pool.CHANNELS} channels"
-    if tiles_of(1, problem.n, config["BLOCK_M"], config["BLOCK_N"]) < problem.world_size:
-        return "with few rows a rank would own no tile, and hear from nobody"
     return None
 
 

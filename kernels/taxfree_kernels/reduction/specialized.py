@@ -46,7 +46,7 @@ from taxfree_kernels.launch import Kernel
 from taxfree_kernels.problem import PartialSum
 from taxfree_kernels.reduction import spaces
 from taxfree_kernels.reduction.fused import FusedPlan, Layout
-from taxfree_kernels.reduction.tile import announce_tile
+from taxfree_kernels.reduction.tile import announce_tile, signal_owners
 from taxfree_kernels.spaces import allowed, power_of_2
 from taxfree_kernels.variant import Config, Space
 
@@ -218,11 +218,7 @@ def announce(
     mail, tiles, buffers, rank, GROUP: gl.constexpr, TILES_PER_SIGNAL: gl.constexpr,
     TO_OWNER: gl.constexpr,
 ):  # fmt: skip
-    """The announcer: see ``reduction.tile.announce_tile``.
-
-    Args:
-        TO_OWNER: instead, signal tile t to rank t % WORLD, on channel t // WORLD.
-    """
+    """The announcer: ``reduction.tile.signal_owners`` if TO_OWNER, else ``announce_tile``."""
     gdc_wait(GROUP)
     peers, _ = entered(buffers, rank)
     turn = gl.to_tensor(0)
@@ -230,7 +226,7 @@ def announce(
     while tile >= 0:
         mbarrier.wait(mail.stored.index(turn % _SLOTS), turn // _SLOTS & 1)
         if TO_OWNER:
-            sync.signal(peers, tile // GROUP.WORLD, tile % GROUP.WORLD, GROUP)
+            signal_owners(tile, tiles, peers, GROUP)
         else:
             counters_ptr = buffers.counters_ptr + TICKETS
             announce_tile(tile, tiles, 0, counters_ptr, peers, GROUP, TILES_PER_SIGNAL)

@@ -1,4 +1,4 @@
-"""Compiles a kernel whose warps have roles; prints JSON: number of warpgroups -> kernel."""
+"""Compiles kernels whose warps have roles; prints JSON: what kind of kernel -> kernel."""
 
 from __future__ import annotations
 
@@ -10,15 +10,26 @@ from taxfree_kernels.cross_compile.record import record
 from taxfree_kernels.hardware import KNOWN
 from taxfree_kernels.variant import problem_class, variants
 
-OP, NAME, HARDWARE = "all_gather_matmul", "push_specialized", KNOWN["h200"]
+HARDWARE = KNOWN["h200"]
+GATHER = ("all_gather_matmul", "push_specialized")
+SUMS = {
+    "sum": ("matmul_all_reduce", "push_two_shot_specialized"),
+    "scatter": ("matmul_reduce_scatter", "push_specialized"),
+}
 
 found = {}
 for m in (64, 1024):
-    problem = problem_class(OP)(m=m, n=512, k=1024, gather_dim=1, world_size=2, dtype="bfloat16")
-    for config in variants(OP)[NAME].seed_configs(problem, HARDWARE):
-        (launch,) = record(OP, NAME, problem, config, HARDWARE)
+    op, name = GATHER
+    problem = problem_class(op)(m=m, n=512, k=1024, gather_dim=1, world_size=2, dtype="bfloat16")
+    for config in variants(op)[name].seed_configs(problem, HARDWARE):
+        (launch,) = record(op, name, problem, config, HARDWARE)
         warpgroups = launch.kernel.constants["WORK"].WARPGROUPS
         key = f"{int(warpgroups)}{' next' * config['LAUNCH_NEXT']}"
         if key not in found:
             found[key] = asdict(compile_launch(launch, HARDWARE))
+for kind, (op, name) in SUMS.items():
+    problem = problem_class(op)(m=1024, n=2048, k=1024, world_size=8, dtype="bfloat16")
+    for config in variants(op)[name].seed_configs(problem, HARDWARE):
+        (launch,) = record(op, name, problem, config, HARDWARE)
+        found[f"{kind} {config['BLOCK_N']}"] = asdict(compile_launch(launch, HARDWARE))
 print(json.dumps(found))

@@ -14,7 +14,10 @@ from taxfree_kernels.cross_compile.resources import Resources
 
 from .conftest import HERE, TRITONS, run_python
 
-KINDS = ("1", "1 next", "2", "2 next")  # warpgroups, and whether the next kernel is launched early
+#: of the gather, warpgroups, and whether the next kernel is launched early
+GATHERS = ("1", "1 next", "2", "2 next")
+#: of the sums, with columns of a tile
+SUMS = ("sum 128", "sum 256", "scatter 128", "scatter 256")
 
 
 @cache
@@ -37,7 +40,7 @@ def without(kernel: CompiledKernel, text: str) -> set[str]:
 @pytest.mark.parametrize("triton", TRITONS)
 class TestKernelsWithRoles:
     def test_pass_and_their_waits_are_seen(self, triton: str) -> None:
-        assert compiled(triton).keys() == set(KINDS)
+        assert compiled(triton).keys() == {*GATHERS, *SUMS}
         for kernel in compiled(triton).values():
             assert violations(kernel) == []
             assert kernel.has_roles
@@ -49,6 +52,13 @@ class TestKernelsWithRoles:
             assert "proxy_fence_before_bulk_copies" in without(kernel, "fence.proxy.async")
             assert "nothing_before_early_wait" in without(kernel, "griddepcontrol.wait")
             assert "barrier_after_acquire" in without(kernel, "bar.warp.sync")
+
+    def test_sums_store_before_another_role_signals(self, triton: str) -> None:
+        for kind in SUMS:
+            kernel = compiled(triton)[kind]
+            assert "barrier_before_arrival" in without(kernel, "bar.sync")
+            assert "barrier_before_release" in without(kernel, "bar.sync")
+            assert kernel.resources.spill_bytes == 0
 
     def test_launch_the_next_kernel_if_told_to(self, triton: str) -> None:
         for kind, kernel in compiled(triton).items():
