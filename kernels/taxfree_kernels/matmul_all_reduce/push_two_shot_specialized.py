@@ -96,11 +96,11 @@ def _consume(
     while tile >= 0:
         acc = multiply(part, steps, number, boxes, TILE, CONSUMERS, WORK.STAGES)
         number += steps
+        sent = gl.convert_layout(acc.to(slot_ptr.dtype.element_ty), LAYOUT)
         tile_m, _ = place_of(mail, turn)
         target_ptr = translate(own_ptr, peers, tile % GROUP.WORLD)
         target_ptr += (tile // GROUP.WORLD).to(gl.int64) * ELEMENTS
         mask = (tile_m * TILE.BLOCK_M + row < sizes.m)[:, None]
-        sent = gl.convert_layout(acc.to(slot_ptr.dtype.element_ty), LAYOUT)
         gl.store(target_ptr + (row * TILE.BLOCK_N)[:, None] + col[None, :], sent, mask=mask)
         report_stored(mail, turn)
         turn += 1

@@ -81,6 +81,7 @@ def _consume(
     while tile >= 0:
         acc = multiply(part, steps, number, boxes, TILE, CONSUMERS, WORK.STAGES)
         number += steps
+        sent = gl.convert_layout(acc.to(slot_ptr.dtype.element_ty), LAYOUT)
         tile_m, tile_n = place_of(mail, turn)
         rows = tile_m * TILE.BLOCK_M + part * 64 + gl.arange(0, 64, gl.SliceLayout(1, LAYOUT))
         owner, shard_row, _, shard_col = owner_of_tile(
@@ -91,7 +92,6 @@ def _consume(
         target_ptr = translate(own_ptr, peers, owner)
         target_ptr += shard_row.to(gl.int64) * sizes.shard.stride_row
         mask = (rows < sizes.m)[:, None] & (cols < sizes.shard.stride_row)[None, :]
-        sent = gl.convert_layout(acc.to(slot_ptr.dtype.element_ty), LAYOUT)
         gl.store(target_ptr[:, None] + cols[None, :], sent, mask=mask)
         report_stored(mail, turn)
         turn += 1

@@ -72,8 +72,8 @@ class Work(NamedTuple):
 
     STAGES: int
     COPIES: int
-    REGISTERS: int = 184
-    OTHER_REGISTERS: int = 136
+    REGISTERS: int = 176
+    OTHER_REGISTERS: int = 152
 
 
 class Mail(NamedTuple):
@@ -320,4 +320,5 @@ def seed_configs(
         common |= {"BLOCK_M": min(power_of_2(problem.m, 16), 32), "PIECES": 2}
     square = common | {"BLOCK_N": 128, "num_stages": 6, "PIECES": 8}
     wide = common | {"BLOCK_N": 256, "num_stages": 4, "PIECES": 16}
-    return allowed(problem, hardware, space, [square, wide], prune_reason)
+    guesses = [each | {"SIGNALS": space["SIGNALS"][-2]} for each in (square, wide)]
+    return allowed(problem, hardware, space, guesses, prune_reason)
