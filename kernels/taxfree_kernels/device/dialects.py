@@ -30,5 +30,5 @@ def for_each(block: Any, value: Any, _semantic: Any = None) -> Any:
     return _semantic.splat(value, block.type.get_block_shapes(), block.type.layout)
 
 
-for _each in (lanes, for_each):
-    _each.__triton_builtin__ = True  # type: ignore[attr-defined]
+lanes.__triton_builtin__ = True  # type: ignore[attr-defined]
+for_each.__triton_builtin__ = True  # type: ignore[attr-defined]

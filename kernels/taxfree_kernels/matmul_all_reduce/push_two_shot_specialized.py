@@ -29,7 +29,7 @@ from taxfree_kernels.device import sync
 from taxfree_kernels.device.exchange import wait_for_everybody
 from taxfree_kernels.device.pdl import gdc_wait
 from taxfree_kernels.device.peers import translate
-from taxfree_kernels.device.specialized import make_boxes, multiply, lines
+from taxfree_kernels.device.specialized import lines, make_boxes, multiply
 from taxfree_kernels.device.tiles import swizzle2d
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.hardware import Hardware
@@ -106,7 +106,17 @@ def _consume(
         turn += 1
         tile = take(mail, turn)
     _do_pieces(
-        addends, out_ptr, buffers, peers, slot_ptr, sizes, GROUP, TILE, EPILOGUE, SCHEDULE, FINE,
+        addends,
+        out_ptr,
+        buffers,
+        peers,
+        slot_ptr,
+        sizes,
+        GROUP,
+        TILE,
+        EPILOGUE,
+        SCHEDULE,
+        FINE,
         WORK,
     )
 
@@ -120,7 +130,17 @@ def _add(
     gdc_wait(GROUP)
     peers, slot_ptr = entered(buffers, rank)
     _do_pieces(
-        addends, out_ptr, buffers, peers, slot_ptr, sizes, GROUP, TILE, EPILOGUE, SCHEDULE, FINE,
+        addends,
+        out_ptr,
+        buffers,
+        peers,
+        slot_ptr,
+        sizes,
+        GROUP,
+        TILE,
+        EPILOGUE,
+        SCHEDULE,
+        FINE,
         WORK,
     )
 
@@ -190,9 +210,9 @@ def _add_piece(
         row = begin + gl.arange(0, AT_ONCE, gl.SliceLayout(1, LAYOUT))
         rows = tile_m * TILE.BLOCK_M + row
         row_mask = rows < end
-        at = (row * TILE.BLOCK_N)[:, None] + gl.arange(
-            0, TILE.BLOCK_N, gl.SliceLayout(0, LAYOUT)
-        )[None, :]
+        at = (row * TILE.BLOCK_N)[:, None] + gl.arange(0, TILE.BLOCK_N, gl.SliceLayout(0, LAYOUT))[
+            None, :
+        ]
         added_too = gl.zeros([AT_ONCE, TILE.BLOCK_N], gl.float32, LAYOUT)
         col_mask = (cols < sizes.n)[None, :]
         place = rows.to(gl.int64)[:, None] * sizes.n + cols[None, :]
@@ -298,7 +318,7 @@ class PushTwoShotSpecialized(PushTwoShot):
 
     def space(self, problem: MatmulAllReduce, hardware: Hardware) -> Space:
         space = specialized.narrowed(super().space(problem, hardware), hardware)
-        return space | {"AHEAD": space["AHEAD"][:1], "SIGNALS": (FINE, *space["SIGNALS"])}
+        return {**space, "AHEAD": space["AHEAD"][:1], "SIGNALS": (FINE, *space["SIGNALS"])}
 
     def seed_configs(self, problem: MatmulAllReduce, hardware: Hardware) -> list[dict[str, Any]]:
         space = self.space(problem, hardware)

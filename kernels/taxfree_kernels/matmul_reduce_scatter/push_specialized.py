@@ -25,7 +25,7 @@ from taxfree_kernels.device import sync
 from taxfree_kernels.device.exchange import wait_for_everybody
 from taxfree_kernels.device.pdl import gdc_wait
 from taxfree_kernels.device.peers import translate
-from taxfree_kernels.device.specialized import make_boxes, multiply, lines
+from taxfree_kernels.device.specialized import lines, make_boxes, multiply
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.fabric.heap import Pool
 from taxfree_kernels.hardware import Hardware
@@ -192,9 +192,11 @@ class PushSpecialized(Push):
 
     def space(self, problem: MatmulReduceScatter, hardware: Hardware) -> Space:
         space = specialized.narrowed(super().space(problem, hardware), hardware)
-        return space | {"SIGNALS": spaces.signal_counts(hardware, Pool.CHANNELS)}
+        return {**space, "SIGNALS": spaces.signal_counts(hardware, Pool.CHANNELS)}
 
-    def seed_configs(self, problem: MatmulReduceScatter, hardware: Hardware) -> list[dict[str, Any]]:
+    def seed_configs(
+        self, problem: MatmulReduceScatter, hardware: Hardware
+    ) -> list[dict[str, Any]]:
         space = self.space(problem, hardware)
         return specialized.seed_configs(problem, hardware, space, self.prune_reason)
 

@@ -236,9 +236,7 @@ def announce(
 
 
 @gluon.jit
-def sum_of_parts(
-    source_ptr, stride_source, at, mask, LAYOUT: gl.constexpr, GROUP: gl.constexpr
-):
+def sum_of_parts(source_ptr, stride_source, at, mask, LAYOUT: gl.constexpr, GROUP: gl.constexpr):
     """``reduction.tile.sum_of_sources`` of a block whose parts are all in flight at once."""
     total = gl.zeros(at.shape, gl.float32, LAYOUT)
     for source in gl.static_range(GROUP.WORLD):
@@ -296,7 +294,8 @@ def narrowed(space: Space, hardware: Hardware) -> Space:
     """The part of a space in which a program has two warpgroups that multiply."""
     if hardware.backend == "interpreter":
         return space
-    return space | {
+    return {
+        **space,
         "BLOCK_M": (128,),
         "BLOCK_N": (128, 256),
         "BLOCK_K": (64,),
