@@ -163,7 +163,8 @@ def _abort_on_words(peers, seen, source, mask, GROUP: tl.constexpr):
     if mask is not None:
         behind = tl.where(mask, behind, 0)
     most = tl.max(behind)
-    late_source = tl.max(tl.where(behind == most, source, 0).to(tl.int64))
+    sources = behind * 0 + source  # of one shape, in Gluon too
+    late_source = tl.max(tl.where(behind == most, sources, 0))
     abort(peers, NO_CHANNEL, late_source, peers.generation - most, GROUP)
 
 
