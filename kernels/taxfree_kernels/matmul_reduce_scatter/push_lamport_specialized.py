@@ -12,7 +12,7 @@ import triton
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from taxfree_kernels.device import packets, sync
+from taxfree_kernels.device import packets
 from taxfree_kernels.device.pdl import gdc_wait
 from taxfree_kernels.device.peers import Peers, translate
 from taxfree_kernels.device.specialized import make_boxes
@@ -123,8 +123,6 @@ def _push_lamport_specialized(
         [1, 1],
         [WORK.OTHER_REGISTERS, WORK.OTHER_REGISTERS],
     )  # fmt: skip
-    packets.leave_turn(buffers.control_ptr)
-    sync.leave(buffers.control_ptr)
 
 
 class PushLamportSpecialized(Specialized, PushLamport):

@@ -111,9 +111,10 @@ def make_books():
 
 @gluon.jit
 def keep_books(books, buffers, used, number, programs, GROUP: gl.constexpr):
-    """The clerk: read the generation and the turn, then empty a share of the previous turn's words.
+    """The clerk: read the generation and the turn, empty words as ``packets.empty_last_turn`` does.
 
-    See ``packets.empty_last_turn``.
+    It also counts the program out: the program does not read the generation or the turn again, and
+    the next call begins to read them once this one has ended.
     """
     gdc_wait(GROUP)
     LANES: gl.constexpr = 512
@@ -133,6 +134,8 @@ def keep_books(books, buffers, used, number, programs, GROUP: gl.constexpr):
     for first in range(number * LANES, last, programs * LANES):
         at = first + lanes
         gl.store(slot_ptr + at, empty, mask=at < last, cache_modifier=".wt")
+    packets.leave_turn(buffers.control_ptr)
+    sync.leave(buffers.control_ptr)
 
 
 @gluon.jit
