@@ -52,7 +52,7 @@ class Work(NamedTuple):
     """
 
     STAGES: int
-    EARLY: bool
+    EARLY: int
     LAUNCH_NEXT: int
     OTHER_REGISTERS: int = 56
 
@@ -148,12 +148,12 @@ def open_books(books):
 
 @gluon.jit
 def _load_weight(w_desc, boxes, place, step, TILE: gl.constexpr, WORK: gl.constexpr):
+    """Load the weight's box of a step; its stage then expects the box of x as well."""
     NBYTES: gl.constexpr = (TILE.BLOCK_M + TILE.BLOCK_N) * TILE.BLOCK_K * 2
-    stage, k = step % WORK.STAGES, (place.step_begin + step) * TILE.BLOCK_K
-    full = boxes.full.index(stage)
+    stage, at = step % WORK.STAGES, (place.step_begin + step) * TILE.BLOCK_K
+    full, box = boxes.full.index(stage), boxes.long if TILE.SWAP_AB else boxes.other
     mbarrier.expect(full, NBYTES)
-    box = boxes.long if TILE.SWAP_AB else boxes.other
-    load_box(w_desc, [0, place.col, k], full, box.index(stage))
+    load_box(w_desc, [0, place.col, at], full, box.index(stage))
 
 
 @gluon.jit
@@ -164,17 +164,20 @@ def load_tile(
     steps = place.step_end - place.step_begin
     early = 0
     if WORK.EARLY:
-        early = gl.minimum(steps, WORK.STAGES)
+        early = gl.minimum(steps, WORK.EARLY)
         for step in range(early):
             _load_weight(w_desc, boxes, place, step, TILE, WORK)
     gdc_wait(GROUP)
     for step in range(steps):
-        stage, k = step % WORK.STAGES, (place.step_begin + step) * TILE.BLOCK_K
+        stage, at = step % WORK.STAGES, (place.step_begin + step) * TILE.BLOCK_K
         mbarrier.wait(boxes.empty.index(stage), step // WORK.STAGES & 1 ^ 1)
         if step >= early:
             _load_weight(w_desc, boxes, place, step, TILE, WORK)
         box = boxes.other if TILE.SWAP_AB else boxes.long
-        load_box(x_desc, [0, 0, place.row, k], boxes.full.index(stage), box.index(stage))
+        load_box(x_desc, [0, 0, place.row, at], boxes.full.index(stage), box.index(stage))
+        if WORK.LAUNCH_NEXT > 2:
+            if step + WORK.LAUNCH_NEXT == steps:
+                gdc_launch_dependents(GROUP)
     if WORK.LAUNCH_NEXT == 1:
         gdc_launch_dependents(GROUP)
 
@@ -264,7 +267,7 @@ class SpecializedPlan(LamportPlan):
         layout: Callable[[Any], Layout],
         constants: Mapping[str, Any],
     ) -> None:
-        early = config["PREFETCH_WEIGHT"] and fabric.static_weights
+        early = config["PREFETCH_WEIGHT"] * fabric.static_weights
         work = Work(config["num_stages"], early, config["LAUNCH_NEXT"])
         super().__init__(problem, fabric, config, function, layout, {**constants, "WORK": work})
         registers = registers_of(fabric.hardware, config)
@@ -303,7 +306,7 @@ class Specialized(LamportVariant):
         space: dict[str, tuple[Any, ...]] = {**super().space(problem, hardware), "TMA": (True,)}
         if hardware.backend != "interpreter":
             space |= {"num_stages": (3, 4, 5, 6, 7, 8, 10, 11, 12)}
-            space |= {"LAUNCH_NEXT": (0, 1, 2), "PREFETCH_WEIGHT": (False, True)}
+            space |= {"LAUNCH_NEXT": (0, 1, 2), "PREFETCH_WEIGHT": (0, 2, 4, 6, 8, 10)}
         return space
 
     def seed_configs(self, problem: PartialSum, hardware: Hardware) -> list[dict[str, Any]]:
@@ -314,7 +317,7 @@ class Specialized(LamportVariant):
                   "num_warps": 4, "num_stages": {16: 10, 32: 8}.get(rows, 6)}  # fmt: skip
         square = {"BLOCK_M": 128, "BLOCK_N": 128, "BLOCK_K": 64, "GROUP_M": 8,
                   "num_warps": 8, "num_stages": 6}  # fmt: skip
-        guess = (skinny if rows <= 64 else square) | {"LAUNCH_NEXT": 1, "PREFETCH_WEIGHT": True}
+        guess = (skinny if rows <= 64 else square) | {"LAUNCH_NEXT": 1, "PREFETCH_WEIGHT": 6}
         space = self.space(problem, hardware)
         return allowed(problem, hardware, space, [guess], self.prune_reason)
 
