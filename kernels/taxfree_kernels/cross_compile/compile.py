@@ -73,6 +73,7 @@ def compile_launch(launch: Launch, hardware: Hardware) -> CompiledKernel:
         name=launch.name,
         cache_key=binary.hash,
         launched_early=launch.kernel.options.get("launch_pdl", False),
+        static=launch.kernel.static,
     )
 
 

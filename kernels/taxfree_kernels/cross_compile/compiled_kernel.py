@@ -28,6 +28,10 @@ _IF = re.compile(
 )
 
 
+#: in PTX: the source of a copy of the TMA
+_TENSOR_MAP = re.compile(r"cp\.async\.bulk\.tensor\.\S*\.global\S* \[%\w+\], \[(%\w+), \{")
+
+
 @dataclass(frozen=True)
 class CompiledKernel:
     """One compiled kernel, as the assembly checks look at it.
@@ -43,6 +47,7 @@ class CompiledKernel:
         aligned: rows of all matrices start at multiples of 16 bytes, so accesses can be wide.
         launched_early: before the kernel before it has ended.
         begins_call: the kernel before it is of another call.
+        static: names of arguments: descriptors of memory that nobody writes.
     """
 
     text: str
@@ -57,6 +62,7 @@ class CompiledKernel:
     aligned: bool = True
     launched_early: bool = False
     begins_call: bool = True
+    static: Sequence[str] = ()
 
     @cached_property
     def code(self) -> ControlFlow:
@@ -102,6 +108,22 @@ class CompiledKernel:
     def has_roles(self) -> bool:
         """Whether its warps have different programs: some load what others compute with."""
         return "ttg.warp_specialize" in self.ttgir
+
+    @cached_property
+    def _static_maps(self) -> set[str]:
+        """Registers of PTX with the address of a static argument's descriptor."""
+        signature = next((line for line in self.ttgir.splitlines() if "tt.func public" in line), "")
+        names = re.findall(r"[(,] ?%(\w+):", signature)
+        numbers = "|".join(str(names.index(name)) for name in self.static)
+        argument = re.compile(rf"mov\.b64 \s*(%\w+), \w+_param_(?:{numbers or 'none'});")
+        held = set(argument.findall(self.text))
+        moved = re.findall(r"cvta\.param\.u64 \s*(%\w+), (%\w+);", self.text)
+        return {register for register, source in moved if source in held}
+
+    def loads_static(self, instruction: Instruction) -> bool:
+        """Whether an instruction is a copy of the TMA from memory that nobody writes."""
+        source = _TENSOR_MAP.search(instruction.text)
+        return source is not None and source[1] in self._static_maps
 
     @cached_property
     def wait_loops(self) -> int:
