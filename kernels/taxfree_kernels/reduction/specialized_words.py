@@ -272,7 +272,8 @@ class SpecializedPlan(LamportPlan):
         super().__init__(problem, fabric, config, function, layout, {**constants, "WORK": work})
         registers = registers_of(fabric.hardware, config)
         options = {**self._kernel.options, "maxnreg": registers}
-        self._kernel = replace(self._kernel, options=options)
+        static = ("w_desc",) if early else ()
+        self._kernel = replace(self._kernel, options=options, static=static)
         block_m, block_n, block_k = (config[f"BLOCK_{side}"] for side in "MNK")
         dtype = {"float16": gl.float16, "bfloat16": gl.bfloat16}[problem.dtype]
         x_box, w_box = [1, 1, block_m, block_k], [1, block_n, block_k]
