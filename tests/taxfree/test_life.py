@@ -141,6 +141,14 @@ def as_a_block(fabric: Any) -> Any:
     return within, held()[0] - before
 
 
+def promised(fabric: Any) -> list[bool]:
+    found = []
+    for arguments in ({}, {"static_weights": fabric.rank == 0}):  # each rank for itself
+        with init(**arguments) as rt:
+            found.append(rt._fabric.static_weights)
+    return found
+
+
 def in_a_fork(fabric: Any) -> Any:
     rt, problem = with_a_record(fabric)
     right = [is_right(rt, problem)]
@@ -236,6 +244,9 @@ class TestClose:
         for within, after in run(ranks, "as_a_block"):
             assert within == 2
             assert after == 0
+
+    def test_plans_see_a_promise_of_static_weights(self, ranks: Ranks) -> None:
+        assert run(ranks, "promised") == [[False, True], [False, False]]
 
     def test_an_error_in_a_block_waits_for_nobody(self, ranks: Ranks) -> None:
         for seconds, left in run(ranks, "raises_on_one_rank"):

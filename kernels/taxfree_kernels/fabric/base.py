@@ -37,6 +37,8 @@ class Fabric(ABC):
         pool: the inboxes that plans share.
         device_barrier: aligns all ranks' streams.
         workspace: scratch memory of the plans.
+        static_weights: whether the caller promises what :func:`taxfree.init` says; plans that are
+            made afterwards may load weights before the preceding kernel has ended.
     """
 
     name: ClassVar[str]
@@ -52,6 +54,7 @@ class Fabric(ABC):
     heap_bases: torch.Tensor
     pool: Pool
     device_barrier: DeviceBarrier
+    static_weights: bool = False
 
     _is_closed = False
 
