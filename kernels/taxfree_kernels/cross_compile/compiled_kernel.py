@@ -113,12 +113,14 @@ class CompiledKernel:
     def _static_maps(self) -> set[str]:
         """Registers of PTX with the address of a static argument's descriptor."""
         signature = next((line for line in self.ttgir.splitlines() if "tt.func public" in line), "")
-        names = re.findall(r"[(,] ?%(\w+):", signature)
+        names = re.findall(r"[(,] ?%([\w.]+):", signature)
         numbers = "|".join(str(names.index(name)) for name in self.static)
-        argument = re.compile(rf"mov\.b64 \s*(%\w+), \w+_param_(?:{numbers or 'none'});")
-        held = set(argument.findall(self.text))
-        moved = re.findall(r"cvta\.param\.u64 \s*(%\w+), (%\w+);", self.text)
-        return {register for register, source in moved if source in held}
+        argument = rf"mov\.b(?:32|64) \s*(%\w+), \w+_param_(?:{numbers or 'none'});"
+        held = set(re.findall(argument, self.text))
+        for moved, source in re.findall(r"cvta?\S*\.u64\S* \s*(%\w+), (%\w+);", self.text):
+            if source in held:
+                held.add(moved)
+        return held
 
     def loads_static(self, instruction: Instruction) -> bool:
         """Whether an instruction is a copy of the TMA from memory that nobody writes."""

@@ -29,7 +29,7 @@ from taxfree_kernels.device.control import USED
 from taxfree_kernels.device.packets import EMPTY
 from taxfree_kernels.device.pdl import gdc_launch_dependents, gdc_wait
 from taxfree_kernels.device.schedules import stream_k
-from taxfree_kernels.device.specialized import load_box, multiply, runs_of_8
+from taxfree_kernels.device.specialized import load_box, multiply, lines
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.problem import PartialSum
@@ -83,7 +83,7 @@ def words_layout(columns, swap, warps):
     if swap:
         across = columns // 8
         return gl.BlockedLayout([1, 4], [32 // across, across], [warps, 1], [1, 0])
-    whole = runs_of_8(columns, warps)
+    whole = lines(columns, warps)
     bases = (whole.reg_bases[1:], whole.lane_bases, whole.warp_bases)
     halved = [[[row, column // 2] for row, column in each] for each in bases]
     return gl.DistributedLinearLayout(*halved, [], [16 * warps, columns // 2])
@@ -219,7 +219,7 @@ def words_of_tile(acc, ELEMENT: gl.constexpr, TILE: gl.constexpr):
         TURNED: gl.constexpr = gl.BlockedLayout([8, 1], [across, 32 // across], [1, WARPS], [0, 1])
         tile = gl.convert_layout(tile, TURNED).permute((1, 0))
     else:
-        tile = gl.convert_layout(tile, runs_of_8(TILE.BLOCK_N, WARPS))
+        tile = gl.convert_layout(tile, lines(TILE.BLOCK_N, WARPS))
     LAYOUT: gl.constexpr = words_layout(TILE.BLOCK_N, TILE.SWAP_AB, WARPS)
     pairs = tile.to(gl.uint16, bitcast=True).to(gl.int32)
     low, high = gl.split(pairs.reshape([TILE.BLOCK_M, TILE.BLOCK_N // 2, 2]))

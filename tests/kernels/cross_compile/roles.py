@@ -6,7 +6,7 @@ import json
 from dataclasses import asdict
 
 from taxfree_kernels.cross_compile.compile import compile_launch
-from taxfree_kernels.cross_compile.record import record
+from taxfree_kernels.cross_compile.record import GhostFabric, record
 from taxfree_kernels.hardware import KNOWN
 from taxfree_kernels.variant import problem_class, variants
 
@@ -15,6 +15,10 @@ GATHER = ("all_gather_matmul", "push_specialized")
 SUMS = {
     "sum": ("matmul_all_reduce", "push_two_shot_specialized"),
     "scatter": ("matmul_reduce_scatter", "push_specialized"),
+}
+WORDS = {
+    "words of sum": ("matmul_all_reduce", "push_two_shot_lamport_specialized"),
+    "words of scatter": ("matmul_reduce_scatter", "push_lamport_specialized"),
 }
 
 found = {}
@@ -32,4 +36,11 @@ for kind, (op, name) in SUMS.items():
     for config in variants(op)[name].seed_configs(problem, HARDWARE):
         (launch,) = record(op, name, problem, config, HARDWARE)
         found[f"{kind} {config['BLOCK_N']}"] = asdict(compile_launch(launch, HARDWARE))
+GhostFabric.static_weights = True
+for kind, (op, name) in WORDS.items():
+    for m in (64, 256):
+        problem = problem_class(op)(m=m, n=2048, k=1024, world_size=8, dtype="bfloat16")
+        config = variants(op)[name].seed_configs(problem, HARDWARE)[0]
+        (launch,) = record(op, name, problem, config, HARDWARE)
+        found[f"{kind} {m}"] = asdict(compile_launch(launch, HARDWARE))
 print(json.dumps(found))
