@@ -29,7 +29,7 @@ from taxfree_kernels.device.control import USED
 from taxfree_kernels.device.packets import EMPTY
 from taxfree_kernels.device.pdl import gdc_launch_dependents, gdc_wait
 from taxfree_kernels.device.schedules import stream_k
-from taxfree_kernels.device.specialized import load_box, multiply, lines
+from taxfree_kernels.device.specialized import lines, load_box, multiply
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.problem import PartialSum
@@ -37,7 +37,7 @@ from taxfree_kernels.reduction import spaces
 from taxfree_kernels.reduction.fused import Layout
 from taxfree_kernels.reduction.packets import LamportPlan, LamportVariant, halves_of
 from taxfree_kernels.reduction.specialized import unsupported_reason
-from taxfree_kernels.spaces import allowed, power_of_2
+from taxfree_kernels.spaces import power_of_2, within
 from taxfree_kernels.variant import Config, Space
 
 
@@ -52,8 +52,8 @@ class Work(NamedTuple):
     """
 
     STAGES: int
-    EARLY: int
-    LAUNCH_NEXT: int
+    EARLY: bool
+    LAUNCH_NEXT: bool
     OTHER_REGISTERS: int = 56
 
 
@@ -164,7 +164,7 @@ def load_tile(
     steps = place.step_end - place.step_begin
     early = 0
     if WORK.EARLY:
-        early = gl.minimum(steps, WORK.EARLY)
+        early = gl.minimum(steps, WORK.STAGES)
         for step in range(early):
             _load_weight(w_desc, boxes, place, step, TILE, WORK)
     gdc_wait(GROUP)
@@ -175,10 +175,7 @@ def load_tile(
             _load_weight(w_desc, boxes, place, step, TILE, WORK)
         box = boxes.other if TILE.SWAP_AB else boxes.long
         load_box(x_desc, [0, 0, place.row, at], boxes.full.index(stage), box.index(stage))
-        if WORK.LAUNCH_NEXT > 2:
-            if step + WORK.LAUNCH_NEXT == steps:
-                gdc_launch_dependents(GROUP)
-    if WORK.LAUNCH_NEXT == 1:
+    if WORK.LAUNCH_NEXT:
         gdc_launch_dependents(GROUP)
 
 
@@ -190,8 +187,6 @@ def multiplied(place, boxes, buffers, GROUP: gl.constexpr, TILE: gl.constexpr, W
         float32, in the layout of the accumulators: [BLOCK_N, BLOCK_M] when SWAP_AB.
     """
     acc = multiply(0, place.step_end - place.step_begin, 0, boxes, TILE, 1, WORK.STAGES)
-    if WORK.LAUNCH_NEXT == 2:
-        gdc_launch_dependents(GROUP)
     is_whole = place.split >= 0
     if TILE.SPLIT_K > 1:
         LAYOUT: gl.constexpr = acc.type.layout
@@ -267,7 +262,7 @@ class SpecializedPlan(LamportPlan):
         layout: Callable[[Any], Layout],
         constants: Mapping[str, Any],
     ) -> None:
-        early = config["PREFETCH_WEIGHT"] * fabric.static_weights
+        early = config["PREFETCH_WEIGHT"] and fabric.static_weights
         work = Work(config["num_stages"], early, config["LAUNCH_NEXT"])
         super().__init__(problem, fabric, config, function, layout, {**constants, "WORK": work})
         registers = registers_of(fabric.hardware, config)
@@ -307,20 +302,22 @@ class Specialized(LamportVariant):
         space: dict[str, tuple[Any, ...]] = {**super().space(problem, hardware), "TMA": (True,)}
         if hardware.backend != "interpreter":
             space |= {"num_stages": (3, 4, 5, 6, 7, 8, 10, 11, 12)}
-            space |= {"LAUNCH_NEXT": (0, 1, 2), "PREFETCH_WEIGHT": (0, 2, 4, 6, 8, 10)}
+            space |= {"LAUNCH_NEXT": (False, True), "PREFETCH_WEIGHT": (False, True)}
         return space
 
     def seed_configs(self, problem: PartialSum, hardware: Hardware) -> list[dict[str, Any]]:
         if hardware.backend == "interpreter":
             return super().seed_configs(problem, hardware)
         rows = power_of_2(problem.m, 16)
-        skinny = {"BLOCK_M": rows, "BLOCK_N": 64, "BLOCK_K": 64, "GROUP_M": 1, "SWAP_AB": True,
-                  "num_warps": 4, "num_stages": {16: 10, 32: 8}.get(rows, 6)}  # fmt: skip
-        square = {"BLOCK_M": 128, "BLOCK_N": 128, "BLOCK_K": 64, "GROUP_M": 8,
-                  "num_warps": 8, "num_stages": 6}  # fmt: skip
-        guess = (skinny if rows <= 64 else square) | {"LAUNCH_NEXT": 1, "PREFETCH_WEIGHT": 6}
-        space = self.space(problem, hardware)
-        return allowed(problem, hardware, space, [guess], self.prune_reason)
+        common = {"LAUNCH_NEXT": True, "PREFETCH_WEIGHT": True}
+        few = {"BLOCK_M": rows, "BLOCK_N": 64, "GROUP_M": 1, "SWAP_AB": True, "num_warps": 4,
+               "num_stages": {16: 10, 32: 8}.get(rows, 6)}  # fmt: skip
+        deep, two_at_once = (common | few | {"BLOCK_K": block_k} for block_k in (128, 64))
+        square = common | {"BLOCK_M": 128, "BLOCK_N": 128, "BLOCK_K": 64, "GROUP_M": 8,
+                           "num_warps": 8, "num_stages": 6}  # fmt: skip
+        space, guesses = self.space(problem, hardware), [deep, two_at_once]
+        configs = [within(space, guess) for guess in (guesses if rows <= 64 else [square])]
+        return [each for each in configs if not self.prune_reason(problem, hardware, each)]
 
     def prune_reason(self, problem: PartialSum, hardware: Hardware, config: Config) -> str | None:
         if hardware.backend != "interpreter":
