@@ -48,6 +48,7 @@ from taxfree_kernels.descriptors import (
     weight_descriptors,
 )
 from taxfree_kernels.device import sync
+from taxfree_kernels.device.dialects import lanes
 from taxfree_kernels.device.fences import before_tma_loads
 from taxfree_kernels.device.pdl import gdc_launch_dependents, gdc_wait
 from taxfree_kernels.device.peers import Peers, translate
@@ -167,7 +168,7 @@ def _wait_for_sources(
     """``tile.wait_for_rows`` of the SOURCES_PER_WAIT peers from a distance on, by one warp."""
     SOURCES: gl.constexpr = GATHER.SOURCES_PER_WAIT
     LANES: gl.constexpr = triton.next_power_of_2(GATHER.CHUNKS * SOURCES)
-    lane = gl.arange(0, LANES, gl.BlockedLayout([1], [32], [1], [0]))
+    lane = lanes(LANES)
     chunk, distance = lane // SOURCES, nearest + lane % SOURCES
     chunk_rows = gl.cdiv(shard_rows, GATHER.CHUNKS)
     begin = chunk * chunk_rows
@@ -176,7 +177,7 @@ def _wait_for_sources(
     is_last = (begin >= end) & (row_end >= m)  # a chunk without rows falls to the last tile
     needed = (has_rows | is_last) & (chunk < GATHER.CHUNKS) & (distance < GROUP.WORLD)
     source = (peers.rank + distance) % GROUP.WORLD
-    return sync.wait(peers, chunk, source, GROUP, mask=needed, lane=lane)
+    return sync.wait(peers, chunk, source, GROUP, mask=needed)
 
 
 @gluon.jit

@@ -22,6 +22,7 @@ from taxfree_kernels.device import trace
 from taxfree_kernels.device.abort import abort, is_aborted
 from taxfree_kernels.device.clock import interpreted_only
 from taxfree_kernels.device.control import GENERATION, LIMIT, ONE_CALL, SIGNALS
+from taxfree_kernels.device.dialects import for_each, lanes
 from taxfree_kernels.device.fences import drain_stores
 from taxfree_kernels.device.peers import translate
 
@@ -70,15 +71,9 @@ def count_out(count_ptr, calls):
 
 
 @triton.jit
-def _zero(words):
-    """What an atomic adds to words that it only reads: of their shape, as Gluon demands."""
-    return words.to(tl.int64) * 0
-
-
-@triton.jit
 def _poll(words, want, mask, SEM: tl.constexpr):
     """The minimum of `words` - `want`: negative while any word is behind."""
-    lead = tl.atomic_add(words, _zero(words), sem=SEM, scope="sys", mask=mask) - want
+    lead = tl.atomic_add(words, for_each(words, 0), sem=SEM, scope="sys", mask=mask) - want
     if mask is not None:
         lead = tl.where(mask, lead, 0)
     if len(words.shape) > 0:
@@ -98,19 +93,19 @@ def signal(peers, channel, peer, GROUP: tl.constexpr, mask=None):
     word = translate(own_word, peers, peer)
     drain_stores(GROUP)
     tl.debug_barrier()
-    tl.atomic_xchg(word, peers.generation, sem="release", scope="sys", mask=mask)
+    generation = for_each(word, peers.generation)
+    tl.atomic_xchg(word, generation, sem="release", scope="sys", mask=mask)
     if trace.TIMELINE != "":
         trace.note(peers.control_ptr, trace.SENT, peer, mask)
 
 
 @triton.jit
-def wait(peers, channel, source, GROUP: tl.constexpr, mask=None, lane=None):
+def wait(peers, channel, source, GROUP: tl.constexpr, mask=None):
     """Wait until `source` has signalled the generation on `channel`; then its stores are visible.
 
     Args:
         channel, source: scalars, or blocks of one shape, which are all waited for in one poll.
         mask: lanes that are waited for; for blocks.
-        lane: the lanes' numbers; for blocks of Gluon, whose layout only the caller knows.
 
     Returns:
         Whether the signal arrived. False after the timeout, or at once if the pool is aborted: the
@@ -139,7 +134,7 @@ def wait(peers, channel, source, GROUP: tl.constexpr, mask=None, lane=None):
         lead = _poll(words, peers.generation, mask, "acquire")
     arrived = lead >= 0
     if lead < 0:
-        _abort_on_signals(peers, words, channel, source, mask, GROUP, lane)
+        _abort_on_signals(peers, words, channel, source, mask, GROUP)
     tl.debug_barrier()
     if trace.TIMELINE != "":
         trace.note(peers.control_ptr, trace.WAIT_ENDED, source, mask)
@@ -147,18 +142,17 @@ def wait(peers, channel, source, GROUP: tl.constexpr, mask=None, lane=None):
 
 
 @triton.jit
-def _abort_on_signals(peers, words, channel, source, mask, GROUP: tl.constexpr, lane=None):
+def _abort_on_signals(peers, words, channel, source, mask, GROUP: tl.constexpr):
     """Time out; report the signal that is furthest behind."""
     none = tl.cast(0, tl.int64)
-    lead = tl.atomic_add(words, _zero(words), sem="relaxed", scope="sys", mask=mask)
+    lead = tl.atomic_add(words, for_each(words, 0), sem="relaxed", scope="sys", mask=mask)
     lead -= peers.generation
     late_channel = none + channel
     late_source = none + source
     if len(words.shape) > 0:
         if mask is not None:
             lead = tl.where(mask, lead, 1)
-        if lane is None:
-            lane = tl.arange(0, words.shape[0])
+        lane = lanes(words.shape[0])
         latest = tl.min(tl.where(lead == tl.min(lead, 0), lane, words.shape[0]), 0)
         late_channel = tl.max(tl.where(lane == latest, late_channel, 0), 0)
         late_source = tl.max(tl.where(lane == latest, late_source, 0), 0)
@@ -186,3 +180,12 @@ def arrive(counter_ptr, programs, GROUP: tl.constexpr):
 def ticket(counter_ptr):
     """A ticket: the number of programs that took one before this program."""
     return tl.atomic_add(counter_ptr, 1, sem="relaxed", scope="gpu")
+
+
+@triton.jit
+def draw(counter_ptr, draws):
+    """Like :func:`ticket`, in a launch that draws `draws` in all: the last leaves 0 behind."""
+    number = ticket(counter_ptr)
+    if number == draws - 1:
+        tl.atomic_xchg(counter_ptr, 0, sem="relaxed", scope="gpu")
+    return number
