@@ -96,6 +96,7 @@ def emulate(
         beside_vendor: also time the vendor's kernel alone; it comes last, as VENDOR.
     """
     fabric = copy.copy(fabric)  # the caller may emulate other problems on it
+    fabric.static_cache = True  # none is written after the inputs have been made
     if fabric.world_size == 1:
         act_alone_for(fabric, problem["world_size"], arena_bytes)
     else:
