@@ -129,6 +129,7 @@ def emulate(
         peers: of a single worker; the same in all its tasks.
     """
     fabric = copy.copy(fabric)  # the caller may emulate other problems on it
+    fabric.static_cache = True  # none is written after the inputs have been made
     if fabric.world_size == 1:
         act_alone_for(fabric, problem["world_size"], arena_bytes, peers)
     else:
