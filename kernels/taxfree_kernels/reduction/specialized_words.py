@@ -191,15 +191,15 @@ def multiplied(place, boxes, buffers, GROUP: gl.constexpr, TILE: gl.constexpr, W
         LAYOUT: gl.constexpr = acc.type.layout
         down = gl.arange(0, acc.shape[0], gl.SliceLayout(1, LAYOUT))
         across = gl.arange(0, acc.shape[1], gl.SliceLayout(0, LAYOUT))
-        within = down[:, None] * acc.shape[1] + across[None, :]
+        at = down[:, None] * acc.shape[1] + across[None, :]
         share_ptr = buffers.partials_ptr + place.tile.to(gl.int64) * acc.numel
         shares = place.tiles.to(gl.int64) * acc.numel
-        gl.store(share_ptr + place.split * shares + within, acc)
+        gl.store(share_ptr + place.split * shares + at, acc)
         is_whole = sync.arrive(buffers.counters_ptr + place.tile, TILE.SPLIT_K, GROUP)
         if is_whole:
             acc = gl.zeros([acc.shape[0], acc.shape[1]], gl.float32, LAYOUT)
             for other in gl.static_range(TILE.SPLIT_K):
-                acc += gl.load(share_ptr + other * shares + within)
+                acc += gl.load(share_ptr + other * shares + at)
     return acc, is_whole
 
 
