@@ -29,7 +29,7 @@ from taxfree_kernels.device import sync
 from taxfree_kernels.device.exchange import wait_for_everybody
 from taxfree_kernels.device.pdl import gdc_wait
 from taxfree_kernels.device.peers import translate
-from taxfree_kernels.device.specialized import lines, make_boxes, multiply
+from taxfree_kernels.device.specialized import make_boxes, multiply, runs_of_8
 from taxfree_kernels.device.tiles import swizzle2d
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.hardware import Hardware

@@ -25,7 +25,7 @@ from taxfree_kernels.device import sync
 from taxfree_kernels.device.exchange import wait_for_everybody
 from taxfree_kernels.device.pdl import gdc_wait
 from taxfree_kernels.device.peers import translate
-from taxfree_kernels.device.specialized import lines, make_boxes, multiply
+from taxfree_kernels.device.specialized import make_boxes, multiply, runs_of_8
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.fabric.heap import Pool
 from taxfree_kernels.hardware import Hardware
@@ -74,7 +74,7 @@ def _consume(
     gdc_wait(GROUP)
     peers, slot_ptr = entered(buffers, rank)
     own_ptr = slot_ptr + rank.to(gl.int64) * sizes.shard.stride_source
-    LAYOUT: gl.constexpr = lines(TILE.BLOCK_N, gl.num_warps())
+    LAYOUT: gl.constexpr = runs_of_8(TILE.BLOCK_N, gl.num_warps(), 8)
     steps = gl.cdiv(sizes.k, TILE.BLOCK_K)
     number, turn = gl.to_tensor(0), gl.to_tensor(0)
     tile = take(mail, turn)
