@@ -84,7 +84,7 @@ def _consume(
     """Multiply 64 rows of each tile and store them to its owner; then add and copy pieces."""
     gdc_wait(GROUP)
     peers, slot_ptr = entered(buffers, rank)
-    LAYOUT: gl.constexpr = lines(TILE.BLOCK_N)
+    LAYOUT: gl.constexpr = runs_of_8(TILE.BLOCK_N, across=8)
     ELEMENTS: gl.constexpr = TILE.BLOCK_M * TILE.BLOCK_N
     owned = gl.cdiv(sizes.tiles_m * sizes.tiles_n, GROUP.WORLD)
     own_ptr = slot_ptr + rank * (owned.to(gl.int64) * ELEMENTS)
