@@ -141,6 +141,16 @@ def as_a_block(fabric: Any) -> Any:
     return within, held()[0] - before
 
 
+def promised(fabric: Any) -> list[Any]:
+    """Each promise, first not made, then by rank 0 alone."""
+    found = []
+    for name in ("static_weights", "static_cache"):
+        for arguments in ({}, {name: fabric.rank == 0}):
+            with init(**arguments) as rt:
+                found.append(getattr(rt._fabric, name))
+    return found
+
+
 def in_a_fork(fabric: Any) -> Any:
     rt, problem = with_a_record(fabric)
     right = [is_right(rt, problem)]
@@ -236,6 +246,9 @@ class TestClose:
         for within, after in run(ranks, "as_a_block"):
             assert within == 2
             assert after == 0
+
+    def test_plans_see_what_their_rank_promises(self, ranks: Ranks) -> None:
+        assert run(ranks, "promised") == [[False, True] * 2, [False] * 4]
 
     def test_an_error_in_a_block_waits_for_nobody(self, ranks: Ranks) -> None:
         for seconds, left in run(ranks, "raises_on_one_rank"):

@@ -140,5 +140,6 @@ COST = CostModel(
         "push_in_place": _push_in_place,
         "push_lamport": push_lamport,
         "push_two_shot_lamport": _push_two_shot_lamport,
+        "push_two_shot_lamport_specialized": _push_two_shot_lamport,
     },
 )

@@ -107,6 +107,7 @@ COST = CostModel(
         "push": push,
         "push_specialized": push,
         "push_lamport": push_lamport,
+        "push_lamport_specialized": push_lamport,
         "torch_fused": _torch_fused,
     },
 )
