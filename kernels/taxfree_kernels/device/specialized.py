@@ -43,22 +43,19 @@ def accumulators(columns, warps=4):
 
 
 @gluon.constexpr_function
-def runs_of_8(columns, warps=4, across=4):
-    """Like :func:`accumulators`, but each thread has runs of 8 columns: it stores 16 bytes of bf16.
+def lines(columns, warps=4):
+    """Like :func:`accumulators`, but eight threads have 128 bytes of bf16 of a row: a cache line.
 
     Only threads of one warp exchange elements to get from one to the other.
 
     Args:
-        columns: a power of two, at least 8 * `across`.
+        columns: a power of two, at least 64.
         warps: 4 or 8.
-        across: threads side by side, 4 or 8; eight store a cache line.
     """
-    shift = across.bit_length() - 1
-    wider = [[0, 1 << bit] for bit in range(3 + shift, columns.bit_length() - 1)]
-    downs = [[1 << bit, 0] for bit in range(4)]
+    wider = [[0, 1 << bit] for bit in range(6, columns.bit_length() - 1)]
     return gl.DistributedLinearLayout(
-        reg_bases=[[0, 1], [0, 2], [0, 4], *downs[5 - shift :], *wider],
-        lane_bases=[*([0, 8 << bit] for bit in range(shift)), *downs[: 5 - shift]],
+        reg_bases=[[0, 1], [0, 2], [0, 4], [4, 0], [8, 0], *wider],
+        lane_bases=[[0, 8], [0, 16], [0, 32], [1, 0], [2, 0]],
         warp_bases=[[16, 0], [32, 0], [64, 0]][: warps.bit_length() - 1],
         block_bases=[],
         shape=[16 * warps, columns],
