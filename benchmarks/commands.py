@@ -12,10 +12,11 @@ from typing import Any
 
 from taxfree import fingerprints
 from taxfree._runtime.runtime import Runtime
+from taxfree.errors import Interrupted
 from taxfree.measuring import environment
 from taxfree.measuring.results import machine_name, write
 from taxfree.workers.group import WorkerGroup
-from taxfree_cli.exits import Interrupted, failure
+from taxfree_cli.exits import failure
 from taxfree_cli.output import print_failure
 from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.variant import op_of, variants

@@ -48,7 +48,8 @@ def candidates(
 
     Args:
         attempts: each a variant and meta-parameters that differ from its default config, as in
-            "push SIGNALS=64,16 num_warps=8"; all combinations of listed values are tried.
+            "push SIGNALS=64,16 num_warps=8"; all combinations of listed values are tried. Problems
+            may come first, as in "op=matmul_all_reduce m=64,128 push"; for others it is skipped.
 
     Raises:
         UsageError: there is no such variant, meta-parameter or value.
@@ -57,7 +58,11 @@ def candidates(
         attempts = [name for name, variant in variants(op).items() if variant.fused]
     found = []
     for attempt in attempts:
-        name, *settings = attempt.split()
+        words = attempt.split()
+        where = list(itertools.takewhile(lambda word: "=" in word, words))
+        if not all(_is_for(op, problem, condition) for condition in where):
+            continue
+        name, *settings = words[len(where) :]
         if name not in variants(op):
             raise UsageError(f"{op} has no variant {name!r}", f"one of: {', '.join(variants(op))}")
         variant = variants(op)[name]
@@ -71,6 +76,17 @@ def candidates(
             if variant.prune_reason(problem, hardware, config) is None:
                 found.append(Candidate(name, config))
     return found
+
+
+def _is_for(op: str, problem: Any, condition: str) -> bool:
+    """Whether a problem has one of the values of "FIELD=VALUE,VALUE"."""
+    fields = {"op": op, **dataclasses.asdict(problem)}
+    name, _, said = condition.partition("=")
+    if name not in fields:
+        raise UsageError(
+            f"{condition!r}: {op} has no field {name!r}", f"one of: {', '.join(fields)}"
+        )
+    return str(fields[name]) in said.split(",")
 
 
 def _values(setting: str, space: Any) -> tuple[str, list[Any]]:

@@ -34,7 +34,7 @@ from taxfree.measuring import environment, timer
 from taxfree.measuring.bounds import Bounds, Peaks, bounds, peaks
 from taxfree.measuring.groups import deadline_s, group_for
 from taxfree.measuring.results import Results, Row, Skipped, machine_name, save
-from taxfree.measuring.trial import Bench, Candidate, open_bench
+from taxfree.measuring.trial import Bench, Calls, Candidate, open_bench
 from taxfree.shapes import ShapeRequest, expand
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.variant import variants
@@ -135,7 +135,7 @@ def _ours(bench: Bench, candidate: Candidate) -> Attend:
     return attend
 
 
-def _torch(bench: Bench, backend: SDPBackend | None) -> Attend:
+def _torch(bench: Calls, backend: SDPBackend | None) -> Attend:
     """torch's attention, with the backend that it picks if none is given."""
     _require_plain(bench.problem, "scaled_dot_product_attention")
     is_causal = getattr(bench.problem, "causal", False)
@@ -149,7 +149,7 @@ def _torch(bench: Bench, backend: SDPBackend | None) -> Attend:
     return attend
 
 
-def _flex(bench: Bench) -> Attend:
+def _flex(bench: Calls) -> Attend:
     """torch's FlexAttention, compiled where there is a GPU."""
     _require_plain(bench.problem, "flex_attention")
     compiled = torch.compile(flex_attention, dynamic=False)
@@ -163,7 +163,7 @@ def _flex(bench: Bench) -> Attend:
     return attend
 
 
-def _of_torch(bench: Bench, step: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def _of_torch(bench: Calls, step: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Query, keys and values of a set of inputs, as [batch, heads, tokens, .]."""
     q, k, v, *_ = bench.inputs[step % len(bench.inputs)]
     assert q is not None
@@ -174,7 +174,7 @@ def _of_torch(bench: Bench, step: int) -> tuple[torch.Tensor, torch.Tensor, torc
     return q.unsqueeze(2), k.transpose(1, 2), v.transpose(1, 2)
 
 
-def flashinfer_decode(bench: Bench, library: Any) -> Attend:
+def flashinfer_decode(bench: Calls, library: Any) -> Attend:
     """FlashInfer's decode of a paged cache; a dense one is seen as pages of 16 keys.
 
     Args:
@@ -208,7 +208,7 @@ def flashinfer_decode(bench: Bench, library: Any) -> Attend:
     return lambda step: calls[step % len(calls)]()
 
 
-def _flashinfer(bench: Bench) -> Attend:
+def _flashinfer(bench: Calls) -> Attend:
     return flashinfer_decode(bench, importlib.import_module("flashinfer"))
 
 
@@ -217,13 +217,13 @@ def _require_plain(problem: Any, name: str) -> None:
         raise TaxfreeError(f"{name} is called without pages, soft cap, window and packed sequences")
 
 
-_TORCH: Mapping[str, Callable[[Bench], Attend]] = {
+_TORCH: Mapping[str, Callable[[Calls], Attend]] = {
     "torch_sdpa": functools.partial(_torch, backend=None),
     "torch_flash": functools.partial(_torch, backend=SDPBackend.FLASH_ATTENTION),
     "torch_cudnn": functools.partial(_torch, backend=SDPBackend.CUDNN_ATTENTION),
 }
 #: operation -> name -> maker of another implementation; its error says why there is none
-PEERS: Mapping[str, Mapping[str, Callable[[Bench], Attend]]] = {
+PEERS: Mapping[str, Mapping[str, Callable[[Calls], Attend]]] = {
     OP: {**_TORCH, "torch_flex": _flex, "flashinfer": _flashinfer},
     PROMPTS: _TORCH,
 }

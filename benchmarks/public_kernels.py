@@ -76,10 +76,10 @@ _PAGE = """# Public kernels, checked
 
 <!-- Written by `python -m benchmarks.public_kernels`: change that, not this page. -->
 
-Kernels of {projects} projects that have nothing to do with taxfree ran in [the checker](check.md), from checkouts of
-their repositories, on tiny problems, launched as their authors launch them, or as their benchmarks do: up to {seeds}
-schedules each. `reported` is what the checker says of this commit, under the memory model of PTX; each report was
-compared with the source. It does not say that hardware shows it. `pass` means that these schedules showed nothing.
+Kernels of {projects} other projects ran in [the checker](check.md), from checkouts of their repositories: on tiny problems,
+launched as their authors or their benchmarks do, in up to {seeds} schedules each. `reported` is what the checker says of
+this commit, under the memory model of PTX; each report was compared with the source. It does not say that hardware
+shows it. `pass` means that these schedules showed nothing.
 The lines of each report are in `benchmarks/results/check/public_kernels.json`.
 
 PyTorch's symmetric memory, Iris' hosts and Triton-distributed's language are simulated; the device functions of Iris are

@@ -14,6 +14,8 @@ length of the KV cache. Other kinds:
     block FILE          a model's block
     attention FILE      attention on one GPU
     replay FILE         searches replayed on recorded landscapes
+    alone FILE          what a rank does by itself, before and after
+    layer FILE          a layer's operations one after another, on a rank alone
     plot FILE           a picture of time / bound
 
 Below a table are the variants that have changed since they were measured. `--check` writes nothing,
@@ -122,6 +124,21 @@ REPLAYED_CAPTION = (
     "Trials until a config within 3 % of the landscape's best was measured, and how much slower "
     "than it the best of 20 trials is: median, and 90th percentile in brackets."
 )
+#: what a rank should reach by itself, in microseconds: operation -> size -> time
+WANTED: Mapping[str, Mapping[int, float]] = {
+    "matmul_all_reduce": {16: 18, 64: 19, 256: 28, 512: 50, 1024: 90, 4096: 355},
+    "matmul_reduce_scatter": {64: 18, 256: 26, 1024: 88, 4096: 350},
+    "all_gather_matmul": {1: 16.5, 16: 17, 64: 20, 128: 22, 256: 31, 512: 46, 1024: 80},
+    "flash_decode": {8192: 16, 16384: 27, 32768: 50},
+}
+ALONE_CAPTION = (
+    "Microseconds; of several ranks emulated. Before: the fastest of the configs with which a "
+    "search begins, one of each variant. After: the fastest of all. Bold: as fast as wanted."
+)
+LAYER_CAPTION = (
+    "Microseconds for a layer, emulated. Vendor: its matmuls alone. Searched: the fastest of the "
+    "variants that a search tries. All: the fastest of all, with these variants."
+)
 _COMMON = ("dtype", "world_size", "v_head_dim")  # the same in the whole table
 
 
@@ -168,21 +185,23 @@ def update(text: str, root: Path) -> str:
     def where(block: Block) -> dict[str, str]:
         return dict(word.split("=", 1) for word in block["where"].split())
 
-    def block_of_model(block: Block) -> str:
-        return block_tables(json.loads((root / block["file"]).read_text(encoding="utf-8"))["rows"])
+    def of_rows(maker: Callable[[Sequence[Mapping[str, Any]]], str]) -> Callable[[Block], str]:
+        def made(block: Block) -> str:
+            return maker(json.loads((root / block["file"]).read_text(encoding="utf-8"))["rows"])
 
-    def replayed(block: Block) -> str:
-        return replays(json.loads((root / block["file"]).read_text(encoding="utf-8"))["rows"])
+        return made
 
     return with_blocks(
         text,
         {
-            "replay": replayed,
+            "replay": of_rows(replays),
+            "alone": of_rows(alone_tables),
+            "layer": of_rows(layers),
             "results": lambda block: tables(rows(block), where(block)),
             "evolution": lambda block: evolution(rows(block), where(block)),
             "summary": lambda block: summary(root, block["file"]),
             "highlights": lambda block: highlights(root, block["file"]),
-            "block": block_of_model,
+            "block": of_rows(block_tables),
             "attention": lambda block: attention(rows(block)),
             "plot": lambda block: f"![{PLOT_CAPTION}]({_picture(block)})\n\n{PLOT_CAPTION}\n",
         },
@@ -301,6 +320,76 @@ def attention(rows: Iterable[Row]) -> str:
         others = [_us(fastest([row for row in group if row.variant == v])) for v in ATTENTIONS]
         lines.append([str(problem["batch"]), str(problem["kv_len_per_rank"]), *times, *others])
     return f"{table(header, lines)}\n{ATTENTION_CAPTION}{_age(shown)}\n"
+
+
+def alone_tables(rows: Sequence[Mapping[str, Any]]) -> str:
+    """What a rank does by itself, a table for each operation, in Markdown.
+
+    Args:
+        rows: of a record of ``benchmarks/alone.py``.
+    """
+    titled: dict[str, dict[int, list[Mapping[str, Any]]]] = {}
+    for row in rows:
+        along = size_field(row["op"])
+        fields = {name: value for name, value in row["problem"].items() if name != along}
+        of_title = titled.setdefault(f"{row['op']}, {heading(row['op'], fields)}", {})
+        of_title.setdefault(row["problem"][along], []).append(row)
+    parts = []
+    for title, sizes in titled.items():
+        some = [row for group in sizes.values() for row in group]
+        ways = [w for w in ("absent", "alike") if any(row["peers"] == w for row in some)]
+        header = [size_field(some[0]["op"]), "floor", "vendor"]
+        header += [f"{each}, peers {way}" for way in ways for each in ("before", "after")]
+        lines = [
+            [
+                str(size),
+                us(sizes[size][0]["floor_us"]),
+                us(sizes[size][0]["vendor_us"]),
+                *(cell for way in ways for cell in _before_and_after(sizes[size], way)),
+                f"{_wanted(sizes[size][0]) or '-'}",
+            ]
+            for size in sorted(sizes)
+        ]
+        parts.append(f"**{title}**\n\n{table([*header, 'wanted'], lines)}\n")
+    return "".join(parts) + f"{ALONE_CAPTION}\n"
+
+
+def _wanted(row: Mapping[str, Any]) -> float | None:
+    """What the problem of a row should take, in microseconds; of attention, that of one query."""
+    is_usual = row["problem"].get("batch", 1) == 1 and not row["problem"].get("page_size")
+    return WANTED[row["op"]].get(row["problem"][size_field(row["op"])]) if is_usual else None
+
+
+def _before_and_after(rows: Sequence[Mapping[str, Any]], peers: str) -> tuple[str, str]:
+    of_peers = [row for row in rows if row["peers"] == peers]
+    before, after = (
+        min(some, key=lambda row: float(row["median_us"]), default=None)
+        for some in ([row for row in of_peers if row["is_first"]], of_peers)
+    )
+    if before is None or after is None:
+        return "-", "-"
+    found, wanted = us(after["median_us"]), _wanted(after)
+    if peers == "absent" and wanted is not None and float(found) <= wanted:
+        found = f"**{found}**"
+    return us(before["median_us"]), f"{found} ({after['variant']})"
+
+
+def layers(rows: Sequence[Mapping[str, Any]]) -> str:
+    """A layer's operations one after another, with each choice of variants, in Markdown.
+
+    Args:
+        rows: of a record of ``benchmarks/layer.py``.
+    """
+    found: dict[tuple[int, str], dict[str, Mapping[str, Any]]] = {}
+    for row in rows:
+        found.setdefault((row["m"], row["peers"]), {})[row["choice"]] = row
+    lines = []
+    for (m, peers), choices in sorted(found.items()):
+        times = [us(choices[choice]["median_us"]) for choice in ("vendor", "searched", "all")]
+        variants = ", ".join(str(each["variant"]) for each in choices["all"]["operations"])
+        lines.append([str(m), peers, *times, variants])
+    header = ["rows", "peers", "vendor", "searched", "all", "QKV, attention's sum, gate-up, down"]
+    return f"{table(header, lines, text=[1, 5])}\n{LAYER_CAPTION}\n"
 
 
 def _titled(

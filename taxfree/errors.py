@@ -6,7 +6,8 @@
     ├── WrongResult           4  a result differs from the reference
     ├── WorkerLost            5  a rank died or hung
     ├── NoRecord              1  TAXFREE_STRICT, and the problem has no record of its own
-    └── BelowTarget           1  slower than was asked for
+    ├── BelowTarget           1  slower than was asked for
+    └── Interrupted         130  Ctrl-C, or what a scheduler sends
 
 The kernels and the tuning database know nothing of this module. Their errors have the same shape,
 a `message`, a `hint` and perhaps an `exit_code`, and pass through unchanged.
@@ -71,6 +72,12 @@ class NoRecord(TaxfreeError):
 
 class BelowTarget(TaxfreeError):
     """A measured speed-up is below the required one."""
+
+
+class Interrupted(TaxfreeError):
+    """Ctrl-C, or what a scheduler sends."""
+
+    exit_code = 130
 
 
 def one_line(error: BaseException) -> str:

@@ -21,11 +21,11 @@ import typer
 from typer.core import TyperGroup
 
 from taxfree._version import __version__
-from taxfree.errors import TaxfreeError, UsageError
+from taxfree.errors import Interrupted, TaxfreeError, UsageError
 from taxfree.settings import VARIABLES, Settings
 from taxfree.workers.launch import Launch
 from taxfree.workers.supervisor import Supervisors, supervise
-from taxfree_cli.exits import ExitCode, Interrupted, failure
+from taxfree_cli.exits import ExitCode, failure
 from taxfree_cli.output import note, print_failure
 
 _KEPT = "finished results are kept; `taxfree tune` continues from its finished trials"

@@ -9,19 +9,26 @@ from enum import IntEnum
 
 from typer.exceptions import TyperException
 
-from taxfree.errors import TaxfreeError
+from taxfree.errors import (
+    HardwareError,
+    Interrupted,
+    TaxfreeError,
+    UsageError,
+    WorkerLost,
+    WrongResult,
+)
 
 
 class ExitCode(IntEnum):
     """The exit status of a command."""
 
     DONE = 0
-    FAILED = 1
-    USAGE = 2
-    NO_HARDWARE = 3
-    WRONG_RESULT = 4
-    PEER_LOST = 5
-    INTERRUPTED = 130
+    FAILED = TaxfreeError.exit_code
+    USAGE = UsageError.exit_code
+    NO_HARDWARE = HardwareError.exit_code
+    WRONG_RESULT = WrongResult.exit_code
+    PEER_LOST = WorkerLost.exit_code
+    INTERRUPTED = Interrupted.exit_code
 
 
 @dataclass(frozen=True)
@@ -37,12 +44,6 @@ class Failure:
     message: str
     hint: str
     exit_code: int
-
-
-class Interrupted(TaxfreeError):
-    """Ctrl-C, or what a scheduler sends."""
-
-    exit_code = ExitCode.INTERRUPTED
 
 
 MEANINGS: Mapping[ExitCode, str] = {

@@ -17,11 +17,10 @@ import typer
 from rich.live import Live
 from rich.text import Text
 
-from taxfree.errors import NoRecord, UsageError
+from taxfree.errors import Interrupted, NoRecord, UsageError
 from taxfree.shapes import choose, expand, format_problem
 from taxfree_cli import options
 from taxfree_cli.asked import problems_here
-from taxfree_cli.exits import Interrupted
 from taxfree_cli.output import messages, note, place, print_json, print_table, warn
 from taxfree_cli.record_views import words
 from taxfree_kernels.variant import Problem, op_of
@@ -139,7 +138,7 @@ def tune(
         return  # what measures nothing is done once
     seconds = None if budget is None else _seconds(budget)
     if from_file is not None:
-        shapes = [*(shapes or ()), _met(from_file)]
+        shapes = [*(shapes or ()), _problems_file(from_file)]
     given = options.ShapeOptions(op, shapes, gpus, dtype, model, tp)
     if exhaustive and (check or dry_run or hardware is not None):
         raise UsageError(
@@ -251,7 +250,7 @@ def _fleet(storage: str | None) -> AbstractContextManager[Fleet | None]:
     return Fleet(storage)
 
 
-def _met(path: Path) -> str:
+def _problems_file(path: Path) -> str:
     if path.suffix not in (".yaml", ".yml") or not path.is_file():
         raise UsageError(
             f"--from {path} is no YAML file",

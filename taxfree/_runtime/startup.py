@@ -48,6 +48,7 @@ def init(
     timeout_s: float | None = None,
     plan_on_first_call: bool = True,
     db: str | Path | None = None,
+    static_weights: bool = False,
     static_cache: bool = False,
 ) -> Runtime:
     """Open a fabric on a group and load the tuning table; collective.
@@ -61,6 +62,10 @@ def init(
             the baseline.
         db: the tuning database; by default ``TAXFREE_DB`` or the user's. Where there is none, only
             the records that ship with taxfree are used.
+        static_weights: a promise of this rank: when a call is queued, or a graph with it is
+            replayed, no work that has not finished yet writes the call's weight. Kernels may then
+            load weights while the preceding kernel still runs. If the promise is broken, a call may
+            multiply by old and new values, and nothing reports it.
         static_cache: a promise of this rank: when flash_decode is called, or a graph with it is
             replayed, no work that has not finished yet writes its lengths, its block table, or its
             cache, but for each sequence's newest key and value. Kernels may then load keys while
@@ -87,6 +92,7 @@ def init(
         used = () if settings.disable else table.records()
         heap_bytes = _heap_bytes(used, dist.get_world_size(group))
     fabric = open_fabric("auto", group, heap_bytes, timeout_s or settings.timeout_s)
+    fabric.static_weights = static_weights
     fabric.static_cache = static_cache
     dispatcher = Dispatcher(table, fabric.hardware, settings)
     unrecorded = None if settings.log is None or fabric.rank else UnrecordedProblems(settings.log)

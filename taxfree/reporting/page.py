@@ -131,6 +131,11 @@ def origins(sources: Sources) -> list[Origin]:
         for file in result_files:
             problems = [entry["problem"] for entry in file.entries]
             found.append(_of_file(file.source, holds, file.environment, problems, ()))
+    for file in sources.landscapes:
+        (entry,) = file.entries
+        hashes = [(entry["op"], *each) for each in entry["kernel_hashes"].items()]
+        problems = [entry["problem"]] * len(hashes)
+        found.append(_of_file(file.source, "landscapes", file.environment, problems, hashes))
     return found
 
 

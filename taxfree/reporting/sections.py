@@ -59,7 +59,8 @@ def sections(sources: Sources) -> list[Section]:
             "Studies",
             "Each tuned problem is a study: candidates in the order in which they were tried, and "
             "the best so far. Importances are Optuna's PED-ANOVA over the meta-parameters of "
-            "one variant; with few trials they are rough.",
+            "one variant; with few trials they are rough. Of landscapes all configs of a grid were "
+            "measured.",
             (
                 *_some(convergence_of, studies.convergence(sources)),
                 *_some(importances_of, studies.importances(sources)),

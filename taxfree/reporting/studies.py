@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import optuna
 
 from taxfree import fingerprints
-from taxfree.reporting.sources import Recorded, Sources, machine_of_record
+from taxfree.reporting.sources import (
+    Recorded,
+    ResultFile,
+    Sources,
+    machine_of,
+    machine_of_record,
+)
 from taxfree.shapes import format_problem
 from taxfree_tuning_db import TrialRecord
 
 _LEAST_TRIALS = 4  # of a variant, before importances of its meta-parameters mean anything
+
+#: a config, and its time in microseconds
+_Tried = tuple[Mapping[str, Any], float]
 
 _FASTEST = 0.25  # of trials: their distribution is compared with that of all; a tenth is too few
 
@@ -48,22 +57,50 @@ def importances(sources: Sources) -> list[dict[str, Any]]:
 
     Each variant is judged alone, as no meta-parameter is of them all.
     """
-    found = []
+    studied: list[tuple[dict[str, Any], str, list[_Tried]]] = []
     for recorded in sources.records:
         trials = _measured(recorded)
         for variant in dict.fromkeys(trial.variant for trial in trials):
-            own = [trial for trial in trials if trial.variant == variant]
-            for parameter, importance in _importances(own).items():
-                found.append(
-                    _common(recorded)
-                    | {
-                        "variant": variant,
-                        "parameter": parameter,
-                        "importance": round(importance, 4),
-                        "trials": len(own),
-                    }
-                )
-    return found
+            own: list[_Tried] = [
+                (trial.config, trial.median_us[_mode(trial.median_us)])
+                for trial in trials
+                if trial.variant == variant
+            ]
+            studied.append((_common(recorded), variant, own))
+    studied += [each for file in sources.landscapes for each in _landscape(file)]
+    return [
+        common
+        | {
+            "variant": variant,
+            "parameter": parameter,
+            "importance": round(importance, 4),
+            "trials": len(own),
+        }
+        for common, variant, own in studied
+        for parameter, importance in _importances(own).items()
+    ]
+
+
+def _landscape(file: ResultFile) -> Iterator[tuple[dict[str, Any], str, list[_Tried]]]:
+    """The configs and times of each of a landscape's variants; whether its kernel has changed."""
+    (landscape,) = file.entries
+    op, problem = landscape["op"], landscape["problem"]
+    how = "one rank alone, emulated" if landscape["emulated"] else "one rank"
+    common = {
+        "op": op,
+        "gpus": problem["world_size"],
+        "machine": machine_of(file.environment),
+        "panel": f"{op} {format_problem(op, problem)}: all of a grid, {how}",
+        "measured": str(file.environment.get("created", ""))[:10],
+        "source": file.source,
+    }
+    hashes = fingerprints.kernel_hashes(op)
+    for variant, trials in landscape["trials"].items():
+        names = landscape["spaces"][variant]
+        timed = [trial for trial in trials if not isinstance(trial[-1], str)]
+        is_today = landscape["kernel_hashes"][variant] == hashes.get(variant)
+        named = variant if is_today else f"{variant}, changed since"
+        yield common, named, [(dict(zip(names, t, strict=False)), t[-1]) for t in timed]
 
 
 def _common(recorded: Recorded) -> dict[str, Any]:
@@ -94,13 +131,13 @@ def _measured(recorded: Recorded) -> list[TrialRecord]:
     ]
 
 
-def _importances(trials: Sequence[TrialRecord]) -> dict[str, float]:
+def _importances(trials: Sequence[_Tried]) -> dict[str, float]:
     """Meta-parameter -> importance; nothing where too few trials differ in any."""
-    names = list(dict.fromkeys(name for trial in trials for name in trial.config))
+    names = list(dict.fromkeys(name for config, _ in trials for name in config))
     values = {
-        name: sorted({str(trial.config.get(name)) for trial in trials})
+        name: sorted({str(config.get(name)) for config, _ in trials})
         for name in names
-        if len({str(trial.config.get(name)) for trial in trials}) > 1
+        if len({str(config.get(name)) for config, _ in trials}) > 1
     }
     if len(trials) < _LEAST_TRIALS or not values:
         return {}
@@ -109,12 +146,12 @@ def _importances(trials: Sequence[TrialRecord]) -> dict[str, float]:
         for name, each in values.items()
     }
     study = optuna.create_study(direction="minimize")
-    for trial in trials:
+    for config, us in trials:
         study.add_trial(
             optuna.trial.create_trial(
-                params={name: str(trial.config.get(name)) for name in choices},
+                params={name: str(config.get(name)) for name in choices},
                 distributions=dict(choices),
-                value=trial.median_us[_mode(trial.median_us)],
+                value=us,
             )
         )
     with warnings.catch_warnings():  # of few trials, which the page says how many they are

@@ -28,7 +28,7 @@ from typing import Any
 from torch.distributed import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
-from taxfree.errors import TaxfreeError, UsageError, WorkerLost, one_line
+from taxfree.errors import Interrupted, TaxfreeError, UsageError, WorkerLost, one_line
 from taxfree.workers.launch import Launch
 from taxfree_kernels.variant import Problem, op_of
 from taxfree_tuning_db import Database, DatabaseMissing, Record, TrialRecord
@@ -39,7 +39,6 @@ _BEATS = 6  # of a lease
 _POLL_S = 0.1
 _FAREWELL_S = 10.0
 _PIECE_BYTES = 4 << 20  # of a message: the store limits them
-_INTERRUPTED = 130
 
 
 class NodeFailed(TaxfreeError):
@@ -253,7 +252,7 @@ class Nodes(AbstractContextManager["Nodes"]):
 def _end(error: BaseException) -> dict[str, Any]:
     """The end of a node by an error, for the others."""
     if isinstance(error, KeyboardInterrupt):
-        return {"code": _INTERRUPTED, "message": "interrupted", "hint": ""}
+        return {"code": Interrupted.exit_code, "message": "interrupted", "hint": ""}
     return {
         "code": getattr(error, "exit_code", 1),
         "message": one_line(error),

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from taxfree.measuring.trial import Candidate
+from taxfree.measuring.trial import Candidate, key
 from taxfree_kernels.variant import Space
 
 _NOISE = 0.02  # of a time, relative
@@ -44,6 +44,7 @@ class Surrogate:
             for name in self._parameters
         }
         self._lengths: Array | None = None
+        self._modelled_us: dict[str, float | None] = {}
 
     def propose(
         self,
@@ -91,7 +92,11 @@ class Surrogate:
 
     def _base(self, candidates: Sequence[Candidate]) -> Array:
         """Logarithms of modelled times; those of variants without a model are the median's."""
-        times = [self._expected_us(each) for each in candidates]
+        for each in candidates:
+            name = key(each)
+            if name not in self._modelled_us:
+                self._modelled_us[name] = self._expected_us(each)
+        times = [self._modelled_us[key(each)] for each in candidates]
         known = [us for us in times if us]
         otherwise = float(np.median(known)) if known else 1.0
         return np.log([us or otherwise for us in times])

@@ -275,8 +275,9 @@ class _PartialFailure(TaskFailed):
 def _cause(replies: Mapping[int, tuple[str, Any]]) -> tuple[int, dict[str, Any]]:
     """A rank that failed, and how, as close to the cause as can be told.
 
-    First a failure of a driver, for whose rank others may have waited in vain; then what is no echo
-    of another rank's timeout; of these the one that was told first.
+    A driver's failure comes before all others, because these may be timeouts of ranks that waited
+    for that one. A timeout that only follows another rank's comes last. Otherwise the first that
+    was told is taken.
     """
     failures = [(rank, details) for rank, (state, details) in replies.items() if state == "failed"]
 

@@ -21,5 +21,5 @@ def _lose_signal(peers, channel, peer, GROUP: tl.constexpr, mask=None):
 
 def emulate(fabric: Fabric, **arguments: Any) -> list[Emulated]:
     """As :func:`benchmarks.emulate_ranks.emulate`, without signals."""
-    emulate_ranks._signal_as_another = _lose_signal
+    emulate_ranks._signal_as_another = emulate_ranks._signal_itself = _lose_signal
     return emulate_ranks.emulate(fabric, **arguments)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import optuna
 import pytest
+import sqlalchemy
 from optuna.trial import FrozenTrial, TrialState
 
 from taxfree.errors import TaxfreeError, UsageError
@@ -95,16 +95,20 @@ class TestClaims:
         first.tell_pruned(failed, "hung: rank 1")
         assert failed not in search(node(), "failed").ask(10)
 
-    def test_claims_of_a_dead_node_are_asked_anew(
-        self, node: Callable[[], Fleet], monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr(fleets, "LEASE_S", 2)
+    def test_claims_of_a_dead_node_are_asked_anew(self, node: Callable[[], Fleet]) -> None:
         dead, alive = node(), node()
         claimed = search(dead, "dead").ask(2)
         other = search(alive, "dead")
-        dead._ended.set()
         assert not {*map(key, claimed)} & {*map(key, other.ask(2))}
-        time.sleep(4)
+        dead.__exit__(None, None, None)  # its heartbeats end
+        with alive.storage.engine.begin() as connection:
+            connection.execute(
+                sqlalchemy.text(
+                    "UPDATE trial_heartbeats SET heartbeat = heartbeat - :lease * interval '1 s' "
+                    "WHERE trial_id = ANY(:claims)"
+                ),
+                {"lease": 2 * fleets.LEASE_S, "claims": [*dead._held]},
+            )
         assert [key(each) for each in other.ask(2)] == [key(each) for each in claimed]
 
     def test_the_last_measurement_is_of_one_node(self, node: Callable[[], Fleet]) -> None:

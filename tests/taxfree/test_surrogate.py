@@ -56,6 +56,15 @@ def test_begins_around_the_modelled_times(factor: float) -> None:
     assert min(EVERY, key=time_of) in proposed
 
 
+def test_asks_the_model_once_about_each_candidate() -> None:
+    asked: list[Candidate] = []
+    made = surrogate(lambda candidate: asked.append(candidate) or time_of(candidate))
+    for count in (6, 8):
+        known, pool = EVERY[:count], EVERY[count:20]
+        made.propose([(each, time_of(each)) for each in known], [], pool, 2)
+    assert asked == EVERY[:20]
+
+
 @pytest.mark.parametrize("fails", [False, True])
 def test_avoids_what_resembles_failures(fails: bool) -> None:
     def at(block: int, tma: bool) -> Candidate:

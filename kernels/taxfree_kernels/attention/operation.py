@@ -10,6 +10,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from taxfree_kernels.attention.problem import Attention
+from taxfree_kernels.inputs import random_rows
 from taxfree_kernels.variant import Operation
 
 _CHUNK_ELEMENTS = 1 << 26  # float64 logits of one head that the reference has at a time
@@ -35,7 +36,7 @@ def make_inputs(
     own = 1000 * seed + 10 * (rank + 1)
     lead = (problem.length,) if problem.packed else (problem.batch, problem.length)
     q, k, v = (
-        _random((*lead, heads, problem.head_dim), own + which, device, problem.dtype, integers)
+        random_rows((*lead, heads, problem.head_dim), own + which, device, problem.dtype, integers)
         for which, heads in enumerate((problem.q_heads, problem.kv_heads, problem.kv_heads))
     )
     starts = _starts(problem, own, integers) if problem.packed else None
@@ -108,18 +109,6 @@ def _sequences(problem: Attention, starts: torch.Tensor | None) -> Iterator[int 
 
 
 # -- what the inputs are made of ----------------------------------------------------------------
-
-
-def _random(
-    size: tuple[int, ...], seed: int, device: torch.device, dtype: str, integers: bool
-) -> torch.Tensor:
-    """Normal numbers; or -1 and 1, of which no two long rows are alike."""
-    generator = torch.Generator(device=device).manual_seed(seed)
-    kind = getattr(torch, dtype)
-    if not integers:
-        return torch.randn(size, generator=generator, device=device, dtype=kind)
-    bits = torch.randint(0, 2, size, generator=generator, device=device, dtype=torch.int8)
-    return (2 * bits - 1).to(kind)
 
 
 def _starts(problem: Attention, seed: int, integers: bool) -> list[int]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 import torch.distributed as dist
 
+from taxfree_kernels.cache_keys import find_constants_of_callees_first
 from taxfree_kernels.errors import PlanError
 from taxfree_kernels.fabric.heap import Pool, SymmetricHeap
 from taxfree_kernels.fabric.side_stream import SideStream
@@ -18,6 +19,8 @@ from taxfree_kernels.fabric.workspace import Workspace
 if TYPE_CHECKING:
     from taxfree_kernels.fabric.barrier import DeviceBarrier
     from taxfree_kernels.hardware import Hardware
+
+find_constants_of_callees_first()  # before any kernel is compiled
 
 
 class NoGroup(PlanError):
@@ -37,6 +40,8 @@ class Fabric(ABC):
         pool: the inboxes that plans share.
         device_barrier: aligns all ranks' streams.
         workspace: scratch memory of the plans.
+        static_weights: whether the caller promises what :func:`taxfree.init` says; plans that are
+            made afterwards may load weights before the preceding kernel has ended.
         static_cache: whether the caller promises what :func:`taxfree.init` says; plans that are
             made afterwards may load keys before the preceding kernel has ended.
     """
@@ -54,6 +59,7 @@ class Fabric(ABC):
     heap_bases: torch.Tensor
     pool: Pool
     device_barrier: DeviceBarrier
+    static_weights: bool = False
     static_cache: bool = False
 
     _is_closed = False

@@ -8,6 +8,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from taxfree_kernels.flash_decode.problem import FlashDecode
+from taxfree_kernels.inputs import random_rows
 from taxfree_kernels.variant import Operation
 
 _CHUNK_ELEMENTS = 1 << 24  # keys that the reference converts to float64 at a time
@@ -35,7 +36,7 @@ def make_inputs(
     """
     lengths = _lengths(problem, seed, integers)
     k, v, table = _cache(problem, rank, seed, device, integers)
-    codes = _random((problem.rows, problem.head_dim), seed, device, problem.dtype, integers)
+    codes = random_rows((problem.rows, problem.head_dim), seed, device, problem.dtype, integers)
     q = codes.view(problem.batch, problem.q_heads, problem.head_dim)
     if integers:
         q = _look_for_one_key_each(problem, rank, seed, lengths, q, k, table)
@@ -132,18 +133,6 @@ def _keys(
 # -- parts of the inputs ------------------------------------------------------------------------
 
 
-def _random(
-    size: tuple[int, ...], seed: int, device: torch.device, dtype: str, integers: bool
-) -> torch.Tensor:
-    """Normal numbers; or -1 and 1, such that no two long rows are equal."""
-    generator = torch.Generator(device=device).manual_seed(seed)
-    kind = getattr(torch, dtype)
-    if not integers:
-        return torch.randn(size, generator=generator, device=device, dtype=kind)
-    bits = torch.randint(0, 2, size, generator=generator, device=device, dtype=torch.int8)
-    return (2 * bits - 1).to(kind)
-
-
 def _lengths(problem: FlashDecode, seed: int, integers: bool) -> list[list[int]]:
     """The number of keys of each sequence on each rank."""
     size = (problem.world_size, problem.batch)
@@ -178,7 +167,7 @@ def _cache(
         by_sequence = order.view(problem.batch, problem.pages_per_sequence)
         table = by_sequence.to(device=device, dtype=torch.int32)
     k, v = (
-        _random((*lead, problem.kv_heads, dim), own + which, device, problem.dtype, integers)
+        random_rows((*lead, problem.kv_heads, dim), own + which, device, problem.dtype, integers)
         for which, dim in ((1, problem.head_dim), (2, problem.v_head_dim))
     )
     return k, v, table

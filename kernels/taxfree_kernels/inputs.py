@@ -1,0 +1,17 @@
+"""Random inputs that several operations share."""
+
+from __future__ import annotations
+
+import torch
+
+
+def random_rows(
+    size: tuple[int, ...], seed: int, device: torch.device, dtype: str, integers: bool
+) -> torch.Tensor:
+    """Normal numbers; or -1 and 1, of which no two long rows are alike."""
+    generator = torch.Generator(device=device).manual_seed(seed)
+    kind = getattr(torch, dtype)
+    if not integers:
+        return torch.randn(size, generator=generator, device=device, dtype=kind)
+    bits = torch.randint(0, 2, size, generator=generator, device=device, dtype=torch.int8)
+    return (2 * bits - 1).to(kind)
