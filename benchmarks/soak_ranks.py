@@ -14,7 +14,7 @@ import contextlib
 import itertools
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextvars import Context
 from dataclasses import dataclass, replace
 from functools import partial
@@ -26,6 +26,7 @@ import triton
 import triton.language as tl
 
 from taxfree._runtime.collectives import Failure, attempt
+from taxfree.fingerprints import rows_field
 from taxfree_kernels.cross_compile.record import record
 from taxfree_kernels.device import control, packets, sync
 from taxfree_kernels.fabric.base import Fabric
@@ -150,8 +151,8 @@ def _late_signal(peers, channel, peer, GROUP: tl.constexpr, mask=None):
 
 
 @triton.jit
-def _late_wait(peers, channel, source, GROUP: tl.constexpr, mask=None):
-    arrived = _wait(peers, channel, source, GROUP, mask=mask)
+def _late_wait(peers, channel, source, GROUP: tl.constexpr, mask=None, lane=None):
+    arrived = _wait(peers, channel, source, GROUP, mask=mask, lane=lane)
     _pause_inside(peers)
     return arrived
 
@@ -219,6 +220,7 @@ class _Bank:
         found, rank, device = operation(op), fabric.rank, fabric.device
         sets = [found.make_inputs(problem, rank, s, device, integers=True) for s in range(SETS)]
         results = [found.reference(problem, rank, s, device, integers=True) for s in range(SETS)]
+        self.size = getattr(problem, rows_field(op))
         self.out = found.empty_output(problem, device)
         self.results = torch.stack(results).to(self.out.dtype)
         self.rows = torch.stack([_packed(each, device) for each in sets])
@@ -270,7 +272,7 @@ class _Caller:
         counters: tuple[torch.Tensor, ...],
         streams: tuple[int, int, int],
     ) -> None:
-        self._plan, self._bank = plan, bank
+        self.plan, self._bank = plan, bank
         call, wrong, first = counters
         shared, before, between = streams
         words, elements = bank.row.numel(), bank.out.numel()
@@ -300,12 +302,15 @@ class _Caller:
 
     def compile(self) -> None:
         """Compile the kernels of a call, and run none of them."""
+        parts: list[Callable[[], object]] = [self._begin, self._pause, self._end]
+        if self.plan.kernels(self._bank.size):
+            parts.append(self._run)
         with compiling():
-            for part in (self._begin, self._pause, self._run, self._end):
+            for part in parts:
                 part()
 
     def _run(self) -> None:
-        self._plan(*self._bank.inputs, self._bank.out)
+        self.plan(*self._bank.inputs, self._bank.out)
 
 
 _Graph = tuple[torch.cuda.CUDAGraph, Counter[int]]  # with how often it calls each member
@@ -371,6 +376,7 @@ class Soak:
         if isinstance(caller, Failure):
             self.left_out.append((member, caller.why))
             return
+        caller.plan.connect()
         self.members.append(member)
         self._callers.append(caller)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from triton.runtime.jit import DependenciesFinder
+from triton.runtime import jit
 
 
 def find_constants_of_callees_first() -> None:
@@ -14,12 +14,13 @@ def find_constants_of_callees_first() -> None:
     callee's before it has looked for them, so it misses those of a callee that is new. Then a
     worker compiles anew what the compile screen has compiled, and an engine what a search has.
     """
-    update: Any = DependenciesFinder._update_hash
-    if not hasattr(update, "__wrapped__"):
+    finder: Any = getattr(jit, "DependenciesFinder", None)
+    update = getattr(finder, "_update_hash", None)
+    if update is not None and not hasattr(update, "__wrapped__"):
 
         def update_hash(self: Any, function: Any) -> None:
             function.cache_key  # noqa: B018  looks for the constants
             update(self, function)
 
         update_hash.__wrapped__ = update  # type: ignore[attr-defined]
-        DependenciesFinder._update_hash = update_hash
+        finder._update_hash = update_hash

@@ -5,7 +5,7 @@ Rows have to start at multiples of 16 bytes. Elements beyond the ends of a tenso
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -42,24 +42,39 @@ def with_fields(descriptor: TensorDescriptor, **fields: Any) -> TensorDescriptor
 
 
 class RowDescriptors(OperandDescriptors):
-    """Descriptors of a [rows, k] as [slots, sources, rows, k] with one slot and one source."""
+    """Descriptors of a [rows, k] as [slots, sources, rows, k] with one slot and one source.
 
-    def __init__(self, box: list[int], kind: Any = TensorDescriptor, *others: Any) -> None:
+    Args:
+        kind: a class of descriptors, Triton's or Gluon's, with what else its constructor takes.
+        fold: see :func:`folded`; 0 for matrices as they are.
+    """
+
+    def __init__(
+        self, box: list[int], kind: Any = TensorDescriptor, *others: Any, fold: int = 0
+    ) -> None:
+        self._fold = fold
+
         def describe(a: torch.Tensor) -> Any:
             a = _aligned(a)
-            return kind(a, *_one_source(a), box, *others)
+            return kind(a, *self._one_source(a), box, *others)
 
         super().__init__(describe)
 
     def __call__(self, matrix: torch.Tensor) -> TensorDescriptor:
         descriptor = super().__call__(matrix)
-        if descriptor.shape[2] != matrix.shape[0]:
-            descriptor.shape, descriptor.strides = _one_source(matrix)
+        if descriptor.shape[-2] != matrix.shape[0]:
+            descriptor.shape, descriptor.strides = self._one_source(matrix)
         return descriptor
 
+    def _one_source(self, a: torch.Tensor) -> tuple[list[int], list[int]]:
+        shape, strides = [1, 1, *a.shape], [a.numel(), a.numel(), *a.stride()]
+        return folded(shape, strides, self._fold) if self._fold else (shape, strides)
 
-def _one_source(a: torch.Tensor) -> tuple[list[int], list[int]]:
-    return [1, 1, *a.shape], [a.numel(), a.numel(), *a.stride()]
+
+def folded(shape: Sequence[int], strides: Sequence[int], fold: int) -> tuple[list[int], list[int]]:
+    """Shape and strides of [..., rows, k] as [..., fold, rows, k // fold]: equal parts of rows."""
+    width = shape[-1] // fold
+    return [*shape[:-2], fold, shape[-2], width], [*strides[:-2], width, *strides[-2:]]
 
 
 class HeadDescriptors(OperandDescriptors):
@@ -105,8 +120,13 @@ def weight_descriptors(
     return OperandDescriptors(describe)
 
 
+def is_aligned(matrix: torch.Tensor) -> bool:
+    """Whether rows start at multiples of 16 bytes; descriptors are of copies of other matrices."""
+    return (matrix.data_ptr() | matrix.stride(0) * matrix.itemsize) % 16 == 0
+
+
 def _aligned(matrix: torch.Tensor) -> torch.Tensor:
     """A matrix whose rows start at multiples of 16 bytes: itself, or for odd views a copy."""
-    if (matrix.data_ptr() | matrix.stride(0) * matrix.itemsize) % 16:
+    if not is_aligned(matrix):
         return matrix.clone(memory_format=torch.contiguous_format)
     return matrix

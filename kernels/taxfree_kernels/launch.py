@@ -40,6 +40,8 @@ class Kernel:
         constants: its constexpr arguments, by name.
         options: compile options (``num_warps``, ``num_stages``, and target-specific ones).
         last_args: the arguments after those of a call; they are the same in every call.
+        static: names of descriptors, of memory that by a promise nobody writes: a kernel may load
+            it before the preceding one has ended. Assembly checks allow no other such load.
     """
 
     function: Any
@@ -47,6 +49,7 @@ class Kernel:
     constants: Mapping[str, Any] = field(default_factory=dict)
     options: Mapping[str, Any] = field(default_factory=dict)
     last_args: tuple[Any, ...] = field(default=(), repr=False, compare=False)
+    static: tuple[str, ...] = field(default=(), compare=False)
     _runners: dict[tuple[Any, ...], Callable[..., Any]] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )

@@ -49,6 +49,7 @@ def init(
     plan_on_first_call: bool = True,
     db: str | Path | None = None,
     static_weights: bool = False,
+    static_cache: bool = False,
 ) -> Runtime:
     """Open a fabric on a group and load the tuning table; collective.
 
@@ -65,6 +66,11 @@ def init(
             replayed, no work that has not finished yet writes the call's weight. Kernels may then
             load weights while the preceding kernel still runs. If the promise is broken, a call may
             multiply by old and new values, and nothing reports it.
+        static_cache: a promise of this rank: when flash_decode is called, or a graph with it is
+            replayed, no work that has not finished yet writes its lengths, its block table, or its
+            cache, but for each sequence's newest key and value. Kernels may then load keys while
+            the preceding kernel still runs. If the promise is broken, a call may attend to old
+            keys, and nothing reports it.
 
     Raises:
         UsageError: there is no process group, it has ranks on several nodes, or an argument or
@@ -87,6 +93,7 @@ def init(
         heap_bytes = _heap_bytes(used, dist.get_world_size(group))
     fabric = open_fabric("auto", group, heap_bytes, timeout_s or settings.timeout_s)
     fabric.static_weights = static_weights
+    fabric.static_cache = static_cache
     dispatcher = Dispatcher(table, fabric.hardware, settings)
     unrecorded = None if settings.log is None or fabric.rank else UnrecordedProblems(settings.log)
     return Runtime(fabric, dispatcher, plan_on_first_call, heap_bytes, unrecorded)

@@ -167,6 +167,8 @@ def _served(op: str, variant: str, fields: Fields) -> Fields:
             "push_tma" | "push_specialized",
         ):  # rows start at multiples of 16 bytes
             return fields | {"n": -(-fields["n"] // 8) * 8, "k": 8 * fields["k"]}
+        case _, "push_specialized" | "push_two_shot_specialized":
+            return fields | {"k": 8 * fields["k"]}
         case "all_gather_matmul", "overlap" if fields["m"] < 16:  # each rank has rows
             return fields | {"m": 8 * fields["m"]}
         case "matmul_reduce_scatter", "overlap":
@@ -176,6 +178,9 @@ def _served(op: str, variant: str, fields: Fields) -> Fields:
             }
         case "matmul_reduce_scatter", "push_lamport":  # each rank has rows
             return fields | {"m": max(5, fields["m"])}
+        case _, "push_lamport_specialized" | "push_two_shot_lamport_specialized":
+            aligned = {"k": 8 * fields["k"], "weight_layout": "nk"}
+            return fields | aligned | {"m": max(5, fields["m"])}
     return fields
 
 

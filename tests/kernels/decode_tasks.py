@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from itertools import chain
 
 import torch
+import triton
+import triton.language as tl
 
+from taxfree_kernels.device.pdl import gdc_launch_dependents, gdc_wait
+from taxfree_kernels.device.peers import Group
 from taxfree_kernels.fabric.base import Fabric
-from taxfree_kernels.variant import operation
+from taxfree_kernels.launch import Kernel, pdl_options
+from taxfree_kernels.variant import Plan, operation
 from tests.kernels.tasks import Case, Inputs
 
 
@@ -77,3 +83,67 @@ def reference_error(fabric: Fabric, case: Case) -> float:
         found = reference(problem, fabric.rank, 3, fabric.device, integers=integers)
         worst = max(worst, float((found - exact).abs().max()))
     return worst
+
+
+@triton.jit
+def _write_late(
+    q_ptr, k_ptr, v_ptr, new_ptr, queries, elements, GROUP: tl.constexpr, BLOCK: tl.constexpr
+):
+    """Let the next kernel begin; some microseconds later write the queries, a key and a value."""
+    gdc_launch_dependents(GROUP)
+    gdc_wait(GROUP)
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    q = tl.load(new_ptr + at, mask=at < queries, other=0.0)
+    k = tl.load(new_ptr + queries + at, mask=at < elements, other=0.0)
+    v = tl.load(new_ptr + queries + elements + at, mask=at < elements, other=0.0)
+    delay = at.to(tl.float32)
+    for _ in range(4000):
+        delay = delay * 0.5 + 1.0
+    nothing = tl.where(delay < 1e9, 0.0, 1.0)
+    tl.store(q_ptr + at, (q + nothing).to(q.dtype), mask=at < queries)
+    tl.store(k_ptr + at, (k + nothing).to(k.dtype), mask=at < elements)
+    tl.store(v_ptr + at, (v + nothing).to(v.dtype), mask=at < elements)
+
+
+def newest_keys(fabric: Fabric, case: Case, steps: int) -> list[str]:
+    """Complaints of decode steps in a graph, if the caller promises that the cache is static.
+
+    Before each step a kernel, during which the step's first kernel begins, writes the queries, the
+    newest key and its value. Each result must be that of a plan without the promise.
+    """
+    problem, promised = case.problem(fabric.world_size), copy.copy(fabric)
+    promised.static_cache = True
+    q, k, v, lens, *others = Inputs(fabric, case, seed=5, integers=False).tensors
+    last = problem.kv_len_per_rank - 1
+    if problem.page_size:
+        place = int(others[0][0, last // problem.page_size]), last % problem.page_size
+    else:
+        place = 0, last
+    news = torch.randn(steps, q.numel() + 2 * k[place].numel(), device=q.device).to(q.dtype)
+    outputs = [torch.empty_like(q) for _ in range(2 * steps)]
+    group = Group(problem.world_size, fabric.backend)
+    constants = {"GROUP": group, "BLOCK": 256}
+    programs = -(-max(q.numel(), k[place].numel()) // 256)
+    write = Kernel(_write_late, programs, constants, pdl_options({"launch_pdl": True}))
+
+    def run(plan: Plan, outputs: Sequence[torch.Tensor]) -> None:
+        for new, out in zip(news, outputs, strict=True):
+            write(q, k[place], v[place], new, q.numel(), k[place].numel())
+            plan(q, k, v, lens, *others, out)
+
+    run(case.plan(fabric), outputs[:steps])
+    plan = case.plan(promised)
+    run(plan, outputs[steps:])
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        run(plan, outputs[steps:])
+    found = []
+    for _ in range(20):
+        for out in outputs[steps:]:
+            out.fill_(float("nan"))
+        graph.replay()
+        pairs = zip(outputs[:steps], outputs[steps:], strict=True)
+        wrong = [int((out != right).sum()) for right, out in pairs]
+        found += [f"{case.variant}: {wrong} values wrong"] * any(wrong)
+    return found

@@ -32,17 +32,27 @@ from tests.kernels.contract import (
 )
 from tests.ranks import LOCAL, on_every_fabric, served_names, variant_names
 
+#: variants of matmul_reduce_scatter whose rows start at multiples of 16 bytes
+ALIGNED = ("push_specialized", "push_lamport_specialized")
 #: operation, ranks, fields, what each variant says that serves other problems but not this one
 REFUSED = [
     (GATHER, 2, {"gather_dim": 1, "k": 64}, {"overlap": ""}),
-    (SCATTER, 2, {}, {"overlap": ""}),
-    (SCATTER, 3, {"n": 96, "m": 4}, {"push_lamport": "a rank without rows would hear from nobody"}),
+    (SCATTER, 2, {}, {"overlap": ""} | dict.fromkeys(ALIGNED, "16 bytes")),
+    (
+        SCATTER,
+        3,
+        {"n": 96, "m": 4, "k": 64},
+        dict.fromkeys(
+            ("push_lamport", "push_lamport_specialized"),
+            "a rank without rows would hear from nobody",
+        ),
+    ),
     (
         ALL_REDUCE,
         2,
         {"rms_norm": True},
         dict.fromkeys(set(served_names(ALL_REDUCE)) - set(NORMALISING), "")
-        | dict.fromkeys(("two_shot", "push_two_shot"), "whole rows"),
+        | dict.fromkeys(("two_shot", "push_two_shot", "push_two_shot_specialized"), "whole rows"),
     ),
     (
         ALL_REDUCE,

@@ -47,3 +47,40 @@ def test_calls_in_a_chain_wait_for_what_comes_before(ranks, world_size, variant)
     tried = case(DECODE, variant, {"CHAINED": True, "launch_pdl": True}, kv_len_per_rank=400)
     for found in ranks.run(world_size, f"{DECODE_TASKS}:chained", case=tried, replays=20):
         assert found == []
+
+
+#: a call by warp, which the interpreter does not run
+BY_WARP = {
+    "BY_WARP": True, "CHAINED": True, "launch_pdl": True, "BLOCK_H": 16, "BLOCK_N": 64,
+    "num_warps": 4, "num_stages": 4, "SPLITS": 3, "OUT_ROWS": 1, "MERGE_WARPS": 2,
+}  # fmt: skip
+GPU = pytest.mark.parametrize(
+    "fabric", [pytest.param("cuda", marks=pytest.mark.gpu)], indirect=True
+)
+HEADS = {"q_heads": 16, "kv_heads": 2, "head_dim": 64, "kv_len_per_rank": 1100}
+
+
+@GPU
+@pytest.mark.parametrize(
+    "kind",
+    [
+        {"batch": 1},
+        {"batch": 3, "head_dim": 128, "dtype": "bfloat16"},
+        {"batch": 1, "page_size": 16, "soft_cap": True},
+        {"batch": 2, "page_size": 7},
+        {"q_heads": 40, "batch": 2},  # a program has 16 of the 20 heads
+        {"batch": 1, "kv_len_per_rank": 5},
+    ],
+)
+def test_splits_by_warp_are_right(ranks, kind):
+    assert complaints(ranks, 1, [case(DECODE, "library", BY_WARP, **HEADS | kind)]) == []
+
+
+@GPU
+@pytest.mark.parametrize("kind", [{}, {"page_size": 16}, {"kv_len_per_rank": 200}])
+@pytest.mark.parametrize("num_stages", [3, 7])
+def test_with_the_promise_only_queries_and_the_newest_key_are_waited_for(ranks, kind, num_stages):
+    config = BY_WARP | {"num_stages": num_stages}
+    tried = case(DECODE, "library", config, **HEADS | {"batch": 1} | kind)
+    for found in ranks.run(1, f"{DECODE_TASKS}:newest_keys", case=tried, steps=7):
+        assert found == []

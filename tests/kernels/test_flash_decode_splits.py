@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 
 from taxfree_kernels.device.peers import Group
-from taxfree_kernels.flash_decode.attend import Splits, _split_of
+from taxfree_kernels.flash_decode.attend import Splits, split_of
 
 BLOCK_N, CAPACITY = 16, 1000
 
@@ -19,8 +19,9 @@ def _every_split(
     GROUP: tl.constexpr, WINDOW: tl.constexpr, SPLIT: tl.constexpr,
 ):  # fmt: skip
     slot = tl.program_id(0)
-    sequence, split, own_splits, begin, end, _ = _split_of(
-        slot, lens_ptr, batch, capacity, 0, GROUP, WINDOW, SPLIT
+    every = tl.arange(0, SPLIT.BATCH_BLOCK)
+    sequence, split, own_splits, begin, end, _ = split_of(
+        slot, every, lens_ptr, batch, capacity, 0, GROUP, WINDOW, SPLIT
     )
     tl.store(found_ptr + 5 * slot, sequence)
     tl.store(found_ptr + 5 * slot + 1, split)

@@ -141,11 +141,13 @@ def as_a_block(fabric: Any) -> Any:
     return within, held()[0] - before
 
 
-def promised(fabric: Any) -> list[bool]:
+def promised(fabric: Any) -> list[Any]:
+    """Each promise, first not made, then by rank 0 alone."""
     found = []
-    for arguments in ({}, {"static_weights": fabric.rank == 0}):  # each rank for itself
-        with init(**arguments) as rt:
-            found.append(rt._fabric.static_weights)
+    for name in ("static_weights", "static_cache"):
+        for arguments in ({}, {name: fabric.rank == 0}):
+            with init(**arguments) as rt:
+                found.append(getattr(rt._fabric, name))
     return found
 
 
@@ -245,8 +247,8 @@ class TestClose:
             assert within == 2
             assert after == 0
 
-    def test_plans_see_a_promise_of_static_weights(self, ranks: Ranks) -> None:
-        assert run(ranks, "promised") == [[False, True], [False, False]]
+    def test_plans_see_what_their_rank_promises(self, ranks: Ranks) -> None:
+        assert run(ranks, "promised") == [[False, True] * 2, [False] * 4]
 
     def test_an_error_in_a_block_waits_for_nobody(self, ranks: Ranks) -> None:
         for seconds, left in run(ranks, "raises_on_one_rank"):

@@ -1,24 +1,32 @@
-"""``push_tma`` with roles for warps, for Hopper: one warp waits and loads, warpgroups multiply.
+"""``push_tma`` with roles for warps, for Hopper: two wait and load, warpgroups multiply.
 
 In ``push_tma`` each wait for peers' data ends a loop over K: the pipeline of loads runs empty, and
-fills again after the wait. Here a producer warp waits for each source and keeps the TMA busy, so
-the matrix units go on with what is in shared memory. Triton's compiler does not do this, so the
-kernel is written in Gluon. The interpreter does not run Gluon: there, and for the happens-before
-checker, this variant is ``push_tma`` that waits for one source at a time, the same protocol.
+fills again after the wait. Here one warp loads the weight, and another waits for sources and loads
+their parts of A, so the matrix units go on with what is in shared memory. Triton's compiler does
+not do this, so the kernel is written in Gluon. The interpreter does not run Gluon: there, and for
+the happens-before checker, this variant is ``push_tma``, the same protocol.
 
-Protocol. As in ``push_tma`` with gather_dim 1: senders have the lowest ids and wait for nobody, a
-tile's producer waits for all sources, one by one, each wait followed by a proxy fence. Signals,
-channels and waits are the same.
+Protocol. As in ``push_tma`` with gather_dim 1: senders have the lowest ids and wait for nobody; a
+tile waits for all sources, in groups of SOURCES_PER_WAIT, each wait followed by a proxy fence.
+Signals, channels and waits are the same.
 
-Barriers of shared memory. Each stage has one that counts the bytes that have arrived, and one that
-counts the warpgroups that have read them. A stage's n-th use has parity n % 2; the first wait for
-an empty stage passes at once, because its parity is that of a phase before.
+Where weights are static, see :func:`taxfree.init`, and PREFETCH_WEIGHT, the warp that loads the
+weight does not wait for the preceding kernel. It touches nothing else in global memory, and no rank
+writes the weight, so the protocol between ranks is the same: A is loaded, sent, and waited for
+after the wait for the preceding kernel.
+
+Barriers of shared memory. Each stage has one that counts the bytes that have arrived, announced by
+both warps that load, and one that counts the warpgroups that have read them. A stage's n-th use has
+parity n % 2; the first wait for an empty stage passes at once, because its parity is that of a
+phase before.
 """
 
 from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+import torch
+import triton
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
@@ -33,8 +41,14 @@ from taxfree_kernels.all_gather_matmul import spaces
 from taxfree_kernels.all_gather_matmul.problem import AllGatherMatmul
 from taxfree_kernels.all_gather_matmul.push_tma import PushTma, PushTmaPlan
 from taxfree_kernels.all_gather_matmul.tile import Shard, place_of, running_slot
-from taxfree_kernels.descriptors import RowDescriptors, weight_descriptors
+from taxfree_kernels.descriptors import (
+    RowDescriptors,
+    folded,
+    is_aligned,
+    weight_descriptors,
+)
 from taxfree_kernels.device import sync
+from taxfree_kernels.device.dialects import lanes
 from taxfree_kernels.device.fences import before_tma_loads
 from taxfree_kernels.device.pdl import gdc_launch_dependents, gdc_wait
 from taxfree_kernels.device.peers import Peers, translate
@@ -55,16 +69,20 @@ class Work(NamedTuple):
     Args:
         WARPGROUPS: that multiply; each has 64 rows of the tile, or 64 columns when SWAP_AB.
         STAGES: boxes of both operands in shared memory.
-        LAUNCH_NEXT: the next kernel may be launched once all programs have left their loops over K;
-            its programs are resident when this kernel ends, if shared memory has room for both.
-        REGISTERS, PRODUCER_REGISTERS: of a thread of a warpgroup, and of the producer.
+        LAUNCH_NEXT: the next kernel may be launched once all programs of this one have begun; its
+            programs then take the place of each that ends.
+        PREFETCH: the weight is loaded before the preceding kernel has ended.
+        FOLD: parts of a source's K that are multiplied at once, see :func:`_unfolded`.
+        REGISTERS, LOADER_REGISTERS: of a thread of a second warpgroup, and of a warp that loads.
     """
 
     WARPGROUPS: int
     STAGES: int
     LAUNCH_NEXT: bool
-    REGISTERS: int = 232
-    PRODUCER_REGISTERS: int = 40
+    PREFETCH: bool
+    FOLD: int
+    REGISTERS: int = 208
+    LOADER_REGISTERS: int = 88
 
 
 class Place(NamedTuple):
@@ -88,6 +106,22 @@ class Boxes(NamedTuple):
     failed: Any
 
 
+class Call(NamedTuple):
+    """The run-time values of all roles of a tile."""
+
+    a_desc: Any
+    w_desc: Any
+    inbox_desc: Any
+    shard_rows: Any
+    output: Any
+    memory: Any
+    rank: Any
+    m: Any
+    n: Any
+    place: Any
+    boxes: Any
+
+
 @gluon.constexpr_function
 def _accumulators(columns):
     """The layout of a warpgroup's matrix product of so many columns."""
@@ -95,166 +129,246 @@ def _accumulators(columns):
 
 
 @gluon.constexpr_function
-def _stored(columns, swap):
-    """The layout in which 64 rows and so many columns are stored, 16 bytes of bf16 a thread."""
+def _stored(rows, columns, swap):
+    """The layout in which so many rows and columns are stored, 16 bytes of bf16 a thread."""
     if swap:
-        return gl.BlockedLayout([8, 1], [8, 4], [1, 4], [0, 1])
+        return gl.BlockedLayout([8, 1], [rows // 8, 256 // rows], [1, 4], [0, 1])
     across = min(columns // 8, 32)
     return gl.BlockedLayout([1, 8], [32 // across, across], [4, 1], [1, 0])
 
 
 @gluon.jit
-def _send(
-    program, a_ptr, own_rows, shard_rows, shard_columns, slot_ptr, peers,
-    GROUP: gl.constexpr, GATHER: gl.constexpr,
-):  # fmt: skip
+def _send(program, shard, memory, rank, GROUP: gl.constexpr, GATHER: gl.constexpr):
     """Send messages to peers as ``tile.push_chunk`` does."""
+    gdc_wait(GROUP)
     LAYOUT: gl.constexpr = gl.BlockedLayout([8], [32], [4], [0])
     MESSAGES: gl.constexpr = GATHER.CHUNKS * (GROUP.WORLD - 1)
-    own_block = slot_ptr + peers.rank.to(gl.int64) * shard_rows * shard_columns
-    chunk_rows = gl.cdiv(shard_rows, GATHER.CHUNKS)
+    generation = sync.running_generation(memory.control_ptr)
+    peers = Peers(memory.control_ptr, memory.heap_bases, rank, generation)
+    own_block = running_slot(memory, generation) + rank.to(gl.int64) * shard.rows * shard.columns
+    chunk_rows = gl.cdiv(shard.rows, GATHER.CHUNKS)
     for message in range(program, MESSAGES, GATHER.SENDERS):
-        peer = (peers.rank + GROUP.WORLD - 1 - message // GATHER.CHUNKS) % GROUP.WORLD
+        peer = (rank + GROUP.WORLD - 1 - message // GATHER.CHUNKS) % GROUP.WORLD
         chunk = message % GATHER.CHUNKS
         begin = chunk * chunk_rows
-        end = gl.minimum(begin + chunk_rows, own_rows)
+        end = gl.minimum(begin + chunk_rows, shard.own_rows)
         target = translate(own_block, peers, peer)
-        for start in range(begin * shard_columns, end * shard_columns, GATHER.SEND_BLOCK):
+        for start in range(begin * shard.columns, end * shard.columns, GATHER.SEND_BLOCK):
             at = start + gl.arange(0, GATHER.SEND_BLOCK, LAYOUT)
-            mask = at < end * shard_columns
-            gl.store(target + at, gl.load(a_ptr + at, mask=mask), mask=mask)
+            mask = at < end * shard.columns
+            gl.store(target + at, gl.load(shard.ptr + at, mask=mask), mask=mask)
         sync.signal(peers, chunk, peer, GROUP)
 
 
 @gluon.jit
-def _wait_for_source(
-    source, row_begin, row_end, peers, m, shard_rows, GROUP: gl.constexpr, GATHER: gl.constexpr
-):
-    """Wait for the chunks of a source that ``tile.wait_for_rows`` would wait for."""
-    arrived = row_end > 0
+def _wait_for_sources(
+    nearest, row_begin, row_end, peers, m, shard_rows,
+    GROUP: gl.constexpr, GATHER: gl.constexpr,
+):  # fmt: skip
+    """``tile.wait_for_rows`` of the SOURCES_PER_WAIT peers from a distance on, by one warp."""
+    SOURCES: gl.constexpr = GATHER.SOURCES_PER_WAIT
+    LANES: gl.constexpr = triton.next_power_of_2(GATHER.CHUNKS * SOURCES)
+    lane = lanes(LANES)
+    chunk, distance = lane // SOURCES, nearest + lane % SOURCES
     chunk_rows = gl.cdiv(shard_rows, GATHER.CHUNKS)
-    for chunk in range(GATHER.CHUNKS):
-        begin = chunk * chunk_rows
-        end = gl.minimum(begin + chunk_rows, shard_rows)
-        has_rows = (begin < row_end) & (end > row_begin)
-        is_last = (begin >= end) & (row_end >= m)  # a chunk without rows falls to the last tile
-        if has_rows | is_last:
-            arrived = sync.wait(peers, chunk, source, GROUP) & arrived
-    return arrived
+    begin = chunk * chunk_rows
+    end = gl.minimum(begin + chunk_rows, shard_rows)
+    has_rows = (begin < row_end) & (end > row_begin)
+    is_last = (begin >= end) & (row_end >= m)  # a chunk without rows falls to the last tile
+    needed = (has_rows | is_last) & (chunk < GATHER.CHUNKS) & (distance < GROUP.WORLD)
+    source = (peers.rank + distance) % GROUP.WORLD
+    return sync.wait(peers, chunk, source, GROUP, mask=needed)
 
 
 @gluon.jit
 def _load_source(
-    a_desc, slot, at, source, number, w_desc, boxes, place,
-    TILE: gl.constexpr, WORK: gl.constexpr,
+    desc, slot, source, row, ring, number, boxes, place,
+    PARTS: gl.constexpr, TILE: gl.constexpr, WORK: gl.constexpr,
 ):  # fmt: skip
-    """Load all steps of a source's part of K, as stages become empty.
+    """Load all steps of a source's part of one operand, as stages become empty.
 
     Args:
-        a_desc, slot, at: the descriptor of its part of A, and the first two coordinates there.
+        desc: the operand's descriptor; that of A has slots before its sources.
+        ring: the operand's boxes, PARTS of them in each stage.
         number: of stages filled before; returned with these steps added.
     """
-    NBYTES: gl.constexpr = (TILE.BLOCK_M + TILE.BLOCK_N) * TILE.BLOCK_K * 2
     for step in range(place.step_begin, place.step_end):
-        stage, k = number % WORK.STAGES, step * TILE.BLOCK_K
-        full, other = boxes.full.index(stage), boxes.other.index(stage)
+        stage, k = number % WORK.STAGES, step * (TILE.BLOCK_K // WORK.FOLD)
+        full = boxes.full.index(stage)
         mbarrier.wait(boxes.empty.index(stage), number // WORK.STAGES & 1 ^ 1)
-        mbarrier.expect(full, NBYTES)
-        for part in gl.static_range(WORK.WARPGROUPS):
-            long = boxes.long.index(stage * WORK.WARPGROUPS + part)
-            if TILE.SWAP_AB:
-                _load_box(w_desc, [source, place.col + part * _ROWS, k], full, long)
+        mbarrier.expect(full, PARTS * desc.block_type.nbytes)
+        for part in gl.static_range(PARTS):
+            box = ring.index(stage * PARTS + part)
+            if len(desc.block_shape) == 4:
+                _load_box(desc, [source, 0, row + part * _ROWS, k], full, box)
             else:
-                _load_box(a_desc, [slot, at, place.row + part * _ROWS, k], full, long)
-        if TILE.SWAP_AB:
-            _load_box(a_desc, [slot, at, place.row, k], full, other)
-        else:
-            _load_box(w_desc, [source, place.col, k], full, other)
+                _load_box(desc, [slot, source, 0, row + part * _ROWS, k], full, box)
         number += 1
     return number
 
 
 @gluon.jit
-def _produce(
-    own_desc, inbox_desc, w_desc, boxes, place, memory, rank, m, shard_rows,
-    GROUP: gl.constexpr, GATHER: gl.constexpr, TILE: gl.constexpr, WORK: gl.constexpr,
-):  # fmt: skip
-    """Load this rank's part of A, then each peer's once it is there, and the weight."""
+def _load_weight(call, GROUP: gl.constexpr, TILE: gl.constexpr, WORK: gl.constexpr):
+    """Load the weight of this rank's part of A, then of each peer's."""
+    if not WORK.PREFETCH:
+        gdc_wait(GROUP)
+    PARTS: gl.constexpr = WORK.WARPGROUPS if TILE.SWAP_AB else 1
+    ring = call.boxes.long if TILE.SWAP_AB else call.boxes.other
+    number = gl.to_tensor(0)
+    for near in range(GROUP.WORLD):
+        source = (call.rank + near) % GROUP.WORLD
+        number = _load_source(
+            call.w_desc, 0, source, call.place.col, ring, number, call.boxes, call.place, PARTS,
+            TILE, WORK,
+        )  # fmt: skip
+
+
+@gluon.jit
+def _load_rows(
+    call, GROUP: gl.constexpr, GATHER: gl.constexpr, TILE: gl.constexpr, WORK: gl.constexpr
+):
+    """Load this rank's part of A, then each peer's once it is there."""
     gdc_wait(GROUP)
-    row_end = gl.minimum(place.row + TILE.BLOCK_M, m)
+    if WORK.LAUNCH_NEXT:
+        gdc_launch_dependents(GROUP)
+    place, boxes, memory, rank, m = call.place, call.boxes, call.memory, call.rank, call.m
+    PARTS: gl.constexpr = 1 if TILE.SWAP_AB else WORK.WARPGROUPS
+    ring = boxes.other if TILE.SWAP_AB else boxes.long
+    row, row_end = place.row, gl.minimum(place.row + TILE.BLOCK_M, m)
     none = gl.to_tensor(0)
-    number = _load_source(own_desc, 0, 0, rank, none, w_desc, boxes, place, TILE, WORK)
+    number = _load_source(call.a_desc, 0, 0, row, ring, none, boxes, place, PARTS, TILE, WORK)
     # read here, because the first loads need not wait for it
     generation = sync.running_generation(memory.control_ptr)
     peers = Peers(memory.control_ptr, memory.heap_bases, rank, generation)
     slot = (generation % 2).to(gl.int32)
     for near in range(1, GROUP.WORLD):
+        if (near - 1) % GATHER.SOURCES_PER_WAIT == 0:
+            arrived = _wait_for_sources(
+                near, row, row_end, peers, m, call.shard_rows, GROUP, GATHER
+            )
+            before_tma_loads(GROUP)
+            if not arrived:
+                LAYOUT: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
+                boxes.failed.store(gl.full([1], 1, gl.int32, LAYOUT))
         source = (rank + near) % GROUP.WORLD
-        arrived = _wait_for_source(source, place.row, row_end, peers, m, shard_rows, GROUP, GATHER)
-        before_tma_loads(GROUP)
-        if not arrived:
-            LAYOUT: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
-            boxes.failed.store(gl.full([1], 1, gl.int32, LAYOUT))
         number = _load_source(
-            inbox_desc, slot, source, source, number, w_desc, boxes, place, TILE, WORK
+            call.inbox_desc, slot, source, row, ring, number, boxes, place, PARTS, TILE, WORK
         )
 
 
 @gluon.jit
 def _consume(
-    part: gl.constexpr, boxes, place, m, n, output, memory,
+    part: gl.constexpr, call,
     GROUP: gl.constexpr, GATHER: gl.constexpr, TILE: gl.constexpr, WORK: gl.constexpr,
 ):  # fmt: skip
     """Multiply and store 64 rows of the tile, or 64 columns when SWAP_AB."""
     gdc_wait(GROUP)
-    COLUMNS: gl.constexpr = TILE.BLOCK_M if TILE.SWAP_AB else TILE.BLOCK_N
-    STORED: gl.constexpr = _stored(COLUMNS, TILE.SWAP_AB)
+    place, boxes = call.place, call.boxes
+    COLUMNS: gl.constexpr = WORK.FOLD * (TILE.BLOCK_M if TILE.SWAP_AB else TILE.BLOCK_N)
+    WIDTH: gl.constexpr = TILE.BLOCK_K // WORK.FOLD
     acc = gl.zeros([_ROWS, COLUMNS], gl.float32, _accumulators(COLUMNS))
     steps = (place.step_end - place.step_begin) * GROUP.WORLD
     gl.assume(steps > 0)
     for step in range(steps):
         stage = step % WORK.STAGES
         mbarrier.wait(boxes.full.index(stage), step // WORK.STAGES & 1)
-        long = boxes.long.index(stage * WORK.WARPGROUPS + part).reshape([_ROWS, TILE.BLOCK_K])
-        other = boxes.other.index(stage).reshape([COLUMNS, TILE.BLOCK_K]).permute((1, 0))
+        long = boxes.long.index(stage * WORK.WARPGROUPS + part).reshape([_ROWS, WIDTH])
+        other = boxes.other.index(stage).reshape([COLUMNS, WIDTH]).permute((1, 0))
         acc = warpgroup_mma(long, other, acc, is_async=True)
         acc = warpgroup_mma_wait(1, deps=[acc])
         last = (step + WORK.STAGES - 1) % WORK.STAGES
         mbarrier.arrive(boxes.empty.index(last), count=1, pred=step > 0)
     acc = warpgroup_mma_wait(0, deps=[acc])
-    if WORK.LAUNCH_NEXT:
-        gdc_launch_dependents(GROUP)
     ONE: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
     failed = gl.max(boxes.failed.load(ONE), 0) > 0
     acc = gl.where(failed, float("nan"), acc)
-    down = part * _ROWS + gl.arange(0, _ROWS, gl.SliceLayout(1, STORED))[:, None]
-    across = gl.arange(0, COLUMNS, gl.SliceLayout(0, STORED))[None, :]
-    if TILE.SWAP_AB:
-        rows, cols = place.row + across, place.col + down
+    row = place.row if TILE.SWAP_AB else place.row + part * _ROWS
+    col = place.col + part * _ROWS if TILE.SWAP_AB else place.col
+    if TILE.SPLIT_K > 1:
+        _add_shares(acc, part, row, col, call, GROUP, GATHER, TILE, WORK)
     else:
-        rows, cols = place.row + down, place.col + across
-    mask = (rows < m) & (cols < n)
-    at = rows.to(gl.int64) * n + cols
-    element: gl.constexpr = output.ptr.dtype.element_ty
-    if TILE.SPLIT_K == 1:
+        if WORK.FOLD > 1:
+            acc = _unfolded(acc, WORK)
         if not GATHER.HAS_BIAS:
-            acc = acc.to(element)  # half of the bytes to exchange
-        total = gl.convert_layout(acc, STORED)
-        is_whole = place.split >= 0
+            acc = acc.to(call.output.ptr.dtype.element_ty)  # half of the bytes to exchange
+        LAYOUT: gl.constexpr = _stored(acc.shape[0], acc.shape[1], TILE.SWAP_AB)
+        _store(gl.convert_layout(acc, LAYOUT), row, col, call, GATHER, TILE)
+
+
+@gluon.jit
+def _unfolded(acc, WORK: gl.constexpr):
+    """[rows, columns] of a product from [FOLD * rows, FOLD * columns], of its parts of K.
+
+    A matrix instruction has 64 rows. With FOLD 2, these are 32 columns of the weight, of one half
+    of a source's K and of the other, so that a program needs no other to share K with. The products
+    of unequal halves are left out.
+    """
+    LAYOUT: gl.constexpr = acc.type.layout
+    ROWS: gl.constexpr = acc.shape[0] // WORK.FOLD
+    COLUMNS: gl.constexpr = acc.shape[1] // WORK.FOLD
+    down = gl.arange(0, acc.shape[0], gl.SliceLayout(1, LAYOUT))[:, None] // ROWS
+    across = gl.arange(0, acc.shape[1], gl.SliceLayout(0, LAYOUT))[None, :] // COLUMNS
+    acc = gl.where(down == across, acc, 0.0).reshape([WORK.FOLD, ROWS, WORK.FOLD, COLUMNS])
+    return gl.sum(gl.sum(acc, 2), 0)
+
+
+@gluon.jit
+def _add_shares(
+    acc, part: gl.constexpr, row, col, call,
+    GROUP: gl.constexpr, GATHER: gl.constexpr, TILE: gl.constexpr, WORK: gl.constexpr,
+):  # fmt: skip
+    """Leave a warpgroup's share of a sum in memory; the last to do so stores the total.
+
+    A share is [rows, columns] of the product: threads store what they hold, and whoever adds them
+    loads pieces, in few registers, in the layout in which they are stored.
+    """
+    COLUMNS: gl.constexpr = TILE.BLOCK_M if TILE.SWAP_AB else TILE.BLOCK_N
+    tiles = (gl.num_programs(0) - GATHER.SENDERS) // TILE.SPLIT_K
+    number = call.place.tile * WORK.WARPGROUPS + part
+    share_ptr = call.memory.partials_ptr + number.to(gl.int64) * (_ROWS * COLUMNS)
+    stride = tiles.to(gl.int64) * (WORK.WARPGROUPS * _ROWS * COLUMNS)
+    HELD: gl.constexpr = acc.type.layout
+    there = _within(0, COLUMNS, COLUMNS, HELD, TILE)
+    gl.store(share_ptr + call.place.split * stride + there, acc)
+    if sync.arrive(call.memory.counters_ptr + number, TILE.SPLIT_K, GROUP):
+        PIECE: gl.constexpr = min(32, COLUMNS)
+        LAYOUT: gl.constexpr = _stored(_ROWS, PIECE, TILE.SWAP_AB)
+        for begin in range(0, COLUMNS, PIECE):
+            here = _within(begin, PIECE, COLUMNS, LAYOUT, TILE)
+            total = gl.zeros([_ROWS, PIECE], gl.float32, LAYOUT)
+            for each in gl.static_range(TILE.SPLIT_K):  # always in the same order
+                total += gl.load(share_ptr + each * stride + here)
+            if TILE.SWAP_AB:
+                _store(total, row + begin, col, call, GATHER, TILE)
+            else:
+                _store(total, row, col + begin, call, GATHER, TILE)
+
+
+@gluon.jit
+def _within(
+    begin, PIECE: gl.constexpr, COLUMNS: gl.constexpr, LAYOUT: gl.constexpr, TILE: gl.constexpr
+):
+    """Where in a share the elements of PIECE of its columns are: as in the output."""
+    down = gl.arange(0, _ROWS, gl.SliceLayout(1, LAYOUT))[:, None]
+    across = begin + gl.arange(0, PIECE, gl.SliceLayout(0, LAYOUT))[None, :]
+    return across * _ROWS + down if TILE.SWAP_AB else down * COLUMNS + across
+
+
+@gluon.jit
+def _store(acc, row, col, call, GATHER: gl.constexpr, TILE: gl.constexpr):
+    """Write a product, or its transpose when SWAP_AB, to the output's rows and columns."""
+    LAYOUT: gl.constexpr = acc.type.layout
+    output, m, n = call.output, call.m, call.n
+    down = gl.arange(0, acc.shape[0], gl.SliceLayout(1, LAYOUT))[:, None]
+    across = gl.arange(0, acc.shape[1], gl.SliceLayout(0, LAYOUT))[None, :]
+    if TILE.SWAP_AB:
+        rows, cols = row + across, col + down
     else:
-        total = gl.convert_layout(acc, STORED)
-        plane = m.to(gl.int64) * n
-        gl.store(memory.partials_ptr + place.split * plane + at, total, mask=mask)
-        counter = memory.counters_ptr + place.tile * WORK.WARPGROUPS + part
-        is_whole = sync.arrive(counter, TILE.SPLIT_K, GROUP)
-        if is_whole:
-            total = gl.zeros([_ROWS, COLUMNS], gl.float32, STORED)
-            for each in gl.static_range(TILE.SPLIT_K):
-                total += gl.load(memory.partials_ptr + each * plane + at, mask=mask, other=0.0)
-    if is_whole:
-        if GATHER.HAS_BIAS:
-            total += gl.load(output.bias_ptr + cols, mask=cols < n, other=0.0).to(gl.float32)
-        gl.store(output.ptr + at, total.to(element), mask=mask)
+        rows, cols = row + down, col + across
+    if GATHER.HAS_BIAS:
+        acc += gl.load(output.bias_ptr + cols, mask=cols < n, other=0.0).to(gl.float32)
+    out = output.ptr + (rows.to(gl.int64) * n + cols)
+    gl.store(out, acc.to(output.ptr.dtype.element_ty), mask=(rows < m) & (cols < n))
 
 
 @gluon.jit(do_not_specialize=["rank", "own_rows", "m", "shard_rows"])
@@ -264,14 +378,10 @@ def _push_specialized(
     WORK: gl.constexpr,
 ):  # fmt: skip
     program = gl.program_id(0)
+    shard = Shard(a_ptr, own_rows, shard_rows, shard_columns)
     if program < GATHER.SENDERS:
-        gdc_wait(GROUP)
-        generation = sync.running_generation(memory.control_ptr)
-        peers = Peers(memory.control_ptr, memory.heap_bases, rank, generation)
-        slot_ptr = running_slot(memory, generation)
-        _send(program, a_ptr, own_rows, shard_rows, shard_columns, slot_ptr, peers, GROUP, GATHER)
+        _send(program, shard, memory, rank, GROUP, GATHER)
     else:
-        shard = Shard(a_ptr, own_rows, shard_rows, shard_columns)
         tile, split, row, col, step_begin, step_end = place_of(
             program - GATHER.SENDERS, rank, m, n, shard, GATHER.GATHER_DIM, TILE
         )
@@ -292,29 +402,33 @@ def _push_specialized(
         )
         boxes.failed.store(gl.full([1], 0, gl.int32, gl.BlockedLayout([1], [32], [4], [0])))
         for stage in gl.static_range(STAGES):
-            mbarrier.init(boxes.full.index(stage), count=1)
+            mbarrier.init(boxes.full.index(stage), count=2)  # by both warps that load
             mbarrier.init(boxes.empty.index(stage), count=WORK.WARPGROUPS)
+        call = Call(
+            a_desc, w_desc, inbox_desc, shard_rows, output, memory, rank, m, n, place, boxes
+        )  # fmt: skip
+        LOADER: gl.constexpr = WORK.LOADER_REGISTERS
         if WORK.WARPGROUPS == 2:
             gl.warp_specialize(
                 [
-                    (_consume, (0, boxes, place, m, n, output, memory, GROUP, GATHER, TILE, WORK)),
-                    (_consume, (1, boxes, place, m, n, output, memory, GROUP, GATHER, TILE, WORK)),
-                    (_produce, (a_desc, inbox_desc, w_desc, boxes, place, memory, rank, m,
-                                shard_rows, GROUP, GATHER, TILE, WORK)),
+                    (_consume, (0, call, GROUP, GATHER, TILE, WORK)),
+                    (_consume, (1, call, GROUP, GATHER, TILE, WORK)),
+                    (_load_weight, (call, GROUP, TILE, WORK)),
+                    (_load_rows, (call, GROUP, GATHER, TILE, WORK)),
                 ],
-                [4, 1],
-                [WORK.REGISTERS, WORK.PRODUCER_REGISTERS],
-            )  # fmt: skip
+                [4, 1, 1],
+                [WORK.REGISTERS, LOADER, LOADER],
+            )
         else:
             gl.warp_specialize(
                 [
-                    (_consume, (0, boxes, place, m, n, output, memory, GROUP, GATHER, TILE, WORK)),
-                    (_produce, (a_desc, inbox_desc, w_desc, boxes, place, memory, rank, m,
-                                shard_rows, GROUP, GATHER, TILE, WORK)),
+                    (_consume, (0, call, GROUP, GATHER, TILE, WORK)),
+                    (_load_weight, (call, GROUP, TILE, WORK)),
+                    (_load_rows, (call, GROUP, GATHER, TILE, WORK)),
                 ],
-                [1],
-                [WORK.PRODUCER_REGISTERS],
-            )  # fmt: skip
+                [1, 1],
+                [LOADER, LOADER],
+            )
     sync.leave(memory.control_ptr)
 
 
@@ -324,29 +438,57 @@ class PushSpecializedPlan(PushTmaPlan):
     def __init__(self, problem: AllGatherMatmul, fabric: Fabric, config: Config) -> None:
         super().__init__(problem, fabric, config)
         block_m, block_n, block_k = (config[f"BLOCK_{side}"] for side in "MNK")
-        rows, columns = (block_m, ROWS) if config["SWAP_AB"] else (ROWS, block_n)
-        warpgroups = (block_n if config["SWAP_AB"] else block_m) // ROWS
-        counters = warpgroups * self._tiles(problem)
-        self._counters = fabric.workspace.counters(counters)
-        work = Work(warpgroups, config["num_stages"], config["LAUNCH_NEXT"])
+        swap, split_k, fold = config["SWAP_AB"], config["SPLIT_K"], config["FOLD"]
+        warpgroups = fold * (block_n if swap else block_m) // ROWS
+        tiles = self._tiles(problem)
+        self._counters = fabric.workspace.counters(warpgroups * tiles)
+        shares = split_k * tiles * block_m * block_n if split_k > 1 else 1
+        self._partials = fabric.workspace.scratch(((shares,), torch.float32))
+        prefetch = config["PREFETCH_WEIGHT"] and fabric.static_weights
+        self._waiting: Plan | None = None  # for a weight that has to be copied first: see __call__
+        if prefetch:
+            self._waiting = PushSpecializedPlan(
+                problem, fabric, {**config, "PREFETCH_WEIGHT": False}
+            )
+        work = Work(warpgroups, config["num_stages"], config["LAUNCH_NEXT"], prefetch, fold)
         self._kernel = Kernel(
             _push_specialized,
             grid=0,
             constants={**self._kernel.constants, "WORK": work},
             options={**self._kernel.options, "num_warps": 4}
             | ({"maxnreg": 128} if warpgroups == 1 else {}),
+            static=("w_desc",) if prefetch else (),
         )
         dtype = {"float16": gl.float16, "bfloat16": gl.bfloat16}[problem.dtype]
-        a_box, w_box = [1, 1, rows, block_k], [1, columns, block_k]
-        a_layout, w_layout = (
-            gl.NVMMASharedLayout.get_default_for(box, dtype) for box in (a_box, w_box)
+        width = block_k // fold
+        self._a_box = [1, 1, fold, block_m if swap else ROWS, width]
+        w_box = [1, fold, ROWS // fold if swap else block_n, width]
+        self._a_layout, w_layout = (
+            gl.NVMMASharedLayout.get_default_for(box, dtype) for box in (self._a_box, w_box)
         )
-        self._a_descriptors = RowDescriptors(a_box, TensorDescriptor, a_layout)
+        self._fold = fold
+        self._a_descriptors = RowDescriptors(
+            self._a_box, TensorDescriptor, self._a_layout, fold=fold
+        )
+
+        def describe(rows: torch.Tensor, shape: list[int], strides: list[int], *others: Any) -> Any:
+            return TensorDescriptor(rows, *folded(shape, strides, fold), *others)
+
         self._w_descriptors = weight_descriptors(
-            problem.world_size, w_box, True, TensorDescriptor, w_layout
+            problem.world_size, w_box, True, describe, w_layout
         )
-        inbox = self._inbox_desc
-        self._inbox_desc = TensorDescriptor(inbox.base, inbox.shape, inbox.strides, a_box, a_layout)
+
+    def _layout(self, problem: AllGatherMatmul) -> tuple[Any, bool]:
+        inbox, reads_own = super()._layout(problem)
+        sizes = folded(inbox.shape, inbox.strides, self._fold)
+        return TensorDescriptor(inbox.base, *sizes, self._a_box, self._a_layout), reads_own
+
+    def __call__(
+        self, a: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor
+    ) -> torch.Tensor:
+        if self._waiting is not None and not is_aligned(weight.t()):
+            return self._waiting(a, weight, bias, out)  # the copy is written just before
+        return super().__call__(a, weight, bias, out)
 
 
 class PushSpecialized(PushTma):
@@ -374,7 +516,7 @@ class PushSpecialized(PushTma):
         return spaces.specialized_prune_reason(problem, hardware, config)
 
     def plan(self, problem: AllGatherMatmul, fabric: Fabric, config: Config) -> Plan:
-        config = {**config, "SOURCES_PER_WAIT": 1, "K_PARTS": 1, "SEND_STAGES": 1}
+        config = {**config, "K_PARTS": 1, "SEND_STAGES": 1}
         if fabric.hardware.backend == "interpreter":
             return PushTmaPlan(problem, fabric, config)
         return PushSpecializedPlan(problem, fabric, config)

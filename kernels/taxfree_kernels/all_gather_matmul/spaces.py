@@ -150,16 +150,24 @@ def first_tma_configs(
     return allowed(problem, hardware, space, [waits | guess for guess in guesses], tma_prune_reason)
 
 
-#: meta-parameters of ``push_tma`` that mean nothing where a warp waits for one source at a time
-_OF_LOOPS = ("SOURCES_PER_WAIT", "K_PARTS", "SEND_STAGES")
+#: meta-parameters of ``push_tma`` that mean nothing where one warp loads all of A
+_OF_LOOPS = ("K_PARTS", "SEND_STAGES")
 
 
 def specialized_space(problem: AllGatherMatmul, hardware: Hardware) -> Space:
     """Meta-parameters of tiles whose warps have roles."""
     space: dict[str, tuple[Any, ...]] = {**tma_space(problem, hardware)}
     if hardware.backend != "interpreter":
-        space |= {"num_warps": (4,), "num_stages": (3, 4, 5, 6, 8, 10, 12)}
-        space["LAUNCH_NEXT"] = (False, True)
+        if problem.m <= 8:
+            space["BLOCK_M"] = (8, *space["BLOCK_M"])
+        space |= {
+            "BLOCK_K": up_to(power_of_2(problem.shard_columns, 64), (64, 128, 256)),
+            "num_warps": (4,),
+            "num_stages": (3, 4, 5, 6, 7, 8, 9, 11, 14),
+            "LAUNCH_NEXT": (False, True),
+            "PREFETCH_WEIGHT": (False, True),
+            "FOLD": (1, 2),
+        }
     return {name: values for name, values in space.items() if name not in _OF_LOOPS}
 
 
@@ -168,25 +176,39 @@ def first_specialized_configs(
 ) -> list[dict[str, Any]]:
     """Seed configs; see :func:`seed_configs`. Alone on one H200 these tiles were the fastest.
 
-    All leave a compute unit to each of 16 senders.
+    The first is for calls without a promise of static weights, the second for calls with it. Stages
+    fill shared memory, so a program has a compute unit for itself, and the next call's programs can
+    only begin where one has ended. At most 16 programs send: tiles leave them a unit each. From M =
+    128 on they have several messages, of which those that are needed first come first.
     """
-    rows = power_of_2(problem.m, 16)
+    rows, world = power_of_2(problem.m, 16), problem.world_size
+    messages, sources = {16: 8, 32: 16, 64: 16}.get(rows, 64), world if rows <= 64 else 1
+    sent: dict[str, Any] = {
+        "CHUNKS": max(1, messages // max(1, world - 1)),
+        "SENDERS": 16,
+        "SEND_BLOCK": 16384,
+        "SOURCES_PER_WAIT": sources,
+        "LAUNCH_NEXT": True,
+    }
     skinny = {"BLOCK_M": rows, "BLOCK_N": 64, "BLOCK_K": 128, "GROUP_M": 1, "SWAP_AB": True,
-              "SPLIT_K": 2, "num_stages": 5}  # fmt: skip
-    deep = skinny | {"BLOCK_K": 64, "num_stages": 10 if rows < 128 else 8}
+              "SPLIT_K": 2}  # fmt: skip
     if hardware.backend == "interpreter":
-        guesses = [_first_interpreted(rows)]
+        guess = _first_interpreted(rows)
+    elif rows == 16:
+        least = power_of_2(problem.m, 8)
+        guess = skinny | {
+            "BLOCK_M": least, "BLOCK_N": 32, "BLOCK_K": 256, "SPLIT_K": 1, "FOLD": 2,
+            "num_stages": 11 if least == 8 else 9,
+        }  # fmt: skip
     elif rows <= 64:
-        guesses = [skinny, deep]
+        guess = skinny | {"num_stages": 9 if rows == 32 else 7}
     elif rows == 128:
-        guesses = [deep]
+        guess = skinny | {"BLOCK_K": 64, "num_stages": 9}
+    elif rows == 256:
+        guess = _SQUARE | {"SPLIT_K": 2, "GROUP_M": 2, "num_stages": 7}
     else:
-        halved = _SQUARE | {"SPLIT_K": 2, "GROUP_M": 2}
-        guesses = [{256: halved, 512: _SQUARE}.get(rows, _WIDE) | {"GROUP_M": min(4, rows // 128)}]
-    chunks = 1 if rows == 16 else 2 if rows <= 256 else 8
-    sent = {"CHUNKS": chunks, "SENDERS": 16, "SEND_BLOCK": 16384}
-    configs = [sent | {"SPLIT_K": 1} | guess for guess in guesses]
-    configs += [configs[0] | {"LAUNCH_NEXT": True}]
+        guess = (_SQUARE if rows == 512 else _WIDE) | {"SPLIT_K": 1, "GROUP_M": 4}
+    configs = [sent | guess, sent | guess | {"PREFETCH_WEIGHT": True}]
     return allowed(problem, hardware, space, configs, specialized_prune_reason)
 
 
@@ -252,8 +274,12 @@ def specialized_prune_reason(
     problem: AllGatherMatmul, hardware: Hardware, config: Config
 ) -> str | None:
     """The reason not to compile a config of tiles whose warps have roles, or None."""
-    block_m, block_n = config["BLOCK_M"], config["BLOCK_N"]
-    longer, other = (block_n, block_m) if config["SWAP_AB"] else (block_m, block_n)
+    block_m, block_n, fold = config["BLOCK_M"], config["BLOCK_N"], config.get("FOLD", 1)
+    longer, other = (fold * block_n, fold * block_m) if config["SWAP_AB"] else (block_m, block_n)
+    if fold > 1 and (not config["SWAP_AB"] or longer != 64 or config["SPLIT_K"] > 1):
+        return "parts of K are rows of a matrix instruction where its other rows are too few"
+    if problem.shard_columns % (8 * fold):
+        return "parts of K do not start at multiples of 16 bytes"
     if hardware.backend != "interpreter" and (longer not in (64, 128) or other > 256):
         return "a warpgroup has 64 rows of its product, and a program one or two warpgroups"
     whole = {"SOURCES_PER_WAIT": 1, "K_PARTS": 1, **config}

@@ -64,7 +64,8 @@ def compile_launch(launch: Launch, hardware: Hardware) -> CompiledKernel:
     binary = warm_up(launch, hardware)
     return CompiledKernel(
         text=binary.asm["ptx" if hardware.backend == "cuda" else "amdgcn"],
-        ttir=binary.asm.get("ttir") or binary.asm["ttgir"],  # Gluon has no TTIR
+        # Gluon has no TTIR, whose types have no layouts
+        ttir=binary.asm.get("ttir") or re.sub(r", #\w+>", ">", binary.asm["ttgir"]),
         ttgir=binary.asm["ttgir"],
         num_warps=binary.metadata.num_warps,
         num_stages=binary.metadata.num_stages,
@@ -72,6 +73,7 @@ def compile_launch(launch: Launch, hardware: Hardware) -> CompiledKernel:
         name=launch.name,
         cache_key=binary.hash,
         launched_early=launch.kernel.options.get("launch_pdl", False),
+        static=launch.kernel.static,
     )
 
 

@@ -28,6 +28,11 @@ _IF = re.compile(
 )
 
 
+#: in PTX: the moves of an address, and the source of a copy of the TMA
+_MOVED = re.compile(r"^\s*(?:mov|cvta?)\.\S+\s+(%\w+), (%?\w+);", re.MULTILINE)
+_TENSOR_MAP = re.compile(r"cp\.async\.bulk\.tensor\.\S*\.global\S* \[%\w+\], \[(%\w+), \{")
+
+
 @dataclass(frozen=True)
 class CompiledKernel:
     """One compiled kernel, as the assembly checks look at it.
@@ -43,6 +48,7 @@ class CompiledKernel:
         aligned: rows of all matrices start at multiples of 16 bytes, so accesses can be wide.
         launched_early: before the kernel before it has ended.
         begins_call: the kernel before it is of another call.
+        static: names of arguments: descriptors of memory that nobody writes.
     """
 
     text: str
@@ -57,6 +63,7 @@ class CompiledKernel:
     aligned: bool = True
     launched_early: bool = False
     begins_call: bool = True
+    static: Sequence[str] = ()
 
     @cached_property
     def code(self) -> ControlFlow:
@@ -102,6 +109,23 @@ class CompiledKernel:
     def has_roles(self) -> bool:
         """Whether its warps have different programs: some load what others compute with."""
         return "ttg.warp_specialize" in self.ttgir
+
+    @cached_property
+    def _static_maps(self) -> set[str]:
+        """Parameters and registers of PTX that hold addresses of static arguments' descriptors."""
+        signature = next((line for line in self.ttgir.splitlines() if "tt.func public" in line), "")
+        names = re.findall(r"[(,] ?%([\w.]+):", signature)
+        entry = re.search(r"\.entry (\w+)", self.text)
+        held = {f"{entry[1]}_param_{names.index(name)}" for name in self.static} if entry else set()
+        for target, source in _MOVED.findall(self.text):  # in the order of the text
+            if source in held:
+                held.add(target)
+        return held
+
+    def loads_static(self, instruction: Instruction) -> bool:
+        """Whether an instruction is a copy of the TMA from memory that nobody writes."""
+        source = _TENSOR_MAP.search(instruction.text)
+        return source is not None and source[1] in self._static_maps
 
     @cached_property
     def wait_loops(self) -> int:

@@ -84,8 +84,8 @@ def receive(peers, words, source, GROUP: tl.constexpr, mask=None):
     late = _count_late(seen, peers.generation, mask)
     if late > 0:
         if is_aborted(peers.control_ptr):
-            limit = tl.zeros((), tl.int64)
-    ticks = tl.zeros((), tl.int64)
+            limit = tl.cast(0, tl.int64)
+    ticks = tl.cast(0, tl.int64)
     if GROUP.BACKEND == "interpreter":
         start = tl.full((), yield_and_clock_us(), tl.int64)  # uptime exceeds int32
     while (late > 0) & (ticks < limit):
@@ -163,7 +163,7 @@ def _abort_on_words(peers, seen, source, mask, GROUP: tl.constexpr):
     if mask is not None:
         behind = tl.where(mask, behind, 0)
     most = tl.max(behind)
-    sources = tl.zeros_like(behind) + source
+    sources = behind * 0 + source  # of one shape, in Gluon too
     late_source = tl.max(tl.where(behind == most, sources, 0))
     abort(peers, NO_CHANNEL, late_source, peers.generation - most, GROUP)
 

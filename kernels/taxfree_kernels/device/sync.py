@@ -22,6 +22,7 @@ from taxfree_kernels.device import trace
 from taxfree_kernels.device.abort import abort, is_aborted
 from taxfree_kernels.device.clock import interpreted_only
 from taxfree_kernels.device.control import GENERATION, LIMIT, ONE_CALL, SIGNALS
+from taxfree_kernels.device.dialects import for_each, lanes
 from taxfree_kernels.device.fences import drain_stores
 from taxfree_kernels.device.peers import translate
 
@@ -72,7 +73,7 @@ def count_out(count_ptr, calls):
 @triton.jit
 def _poll(words, want, mask, SEM: tl.constexpr):
     """The minimum of `words` - `want`: negative while any word is behind."""
-    lead = tl.atomic_add(words, 0, sem=SEM, scope="sys", mask=mask) - want
+    lead = tl.atomic_add(words, for_each(words, 0), sem=SEM, scope="sys", mask=mask) - want
     if mask is not None:
         lead = tl.where(mask, lead, 0)
     if len(words.shape) > 0:
@@ -92,7 +93,8 @@ def signal(peers, channel, peer, GROUP: tl.constexpr, mask=None):
     word = translate(own_word, peers, peer)
     drain_stores(GROUP)
     tl.debug_barrier()
-    tl.atomic_xchg(word, peers.generation, sem="release", scope="sys", mask=mask)
+    generation = for_each(word, peers.generation)
+    tl.atomic_xchg(word, generation, sem="release", scope="sys", mask=mask)
     if trace.TIMELINE != "":
         trace.note(peers.control_ptr, trace.SENT, peer, mask)
 
@@ -143,13 +145,14 @@ def wait(peers, channel, source, GROUP: tl.constexpr, mask=None):
 def _abort_on_signals(peers, words, channel, source, mask, GROUP: tl.constexpr):
     """Time out; report the signal that is furthest behind."""
     none = tl.cast(0, tl.int64)
-    lead = tl.atomic_add(words, 0, sem="relaxed", scope="sys", mask=mask) - peers.generation
+    lead = tl.atomic_add(words, for_each(words, 0), sem="relaxed", scope="sys", mask=mask)
+    lead -= peers.generation
     late_channel = none + channel
     late_source = none + source
     if len(words.shape) > 0:
         if mask is not None:
             lead = tl.where(mask, lead, 1)
-        lane = tl.arange(0, words.shape[0])
+        lane = lanes(words.shape[0])
         latest = tl.min(tl.where(lead == tl.min(lead, 0), lane, words.shape[0]), 0)
         late_channel = tl.max(tl.where(lane == latest, late_channel, 0), 0)
         late_source = tl.max(tl.where(lane == latest, late_source, 0), 0)
@@ -177,3 +180,12 @@ def arrive(counter_ptr, programs, GROUP: tl.constexpr):
 def ticket(counter_ptr):
     """A ticket: the number of programs that took one before this program."""
     return tl.atomic_add(counter_ptr, 1, sem="relaxed", scope="gpu")
+
+
+@triton.jit
+def draw(counter_ptr, draws):
+    """Like :func:`ticket`, in a launch that draws `draws` in all: the last leaves 0 behind."""
+    number = ticket(counter_ptr)
+    if number == draws - 1:
+        tl.atomic_xchg(counter_ptr, 0, sem="relaxed", scope="gpu")
+    return number

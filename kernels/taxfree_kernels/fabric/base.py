@@ -42,6 +42,8 @@ class Fabric(ABC):
         workspace: scratch memory of the plans.
         static_weights: whether the caller promises what :func:`taxfree.init` says; plans that are
             made afterwards may load weights before the preceding kernel has ended.
+        static_cache: whether the caller promises what :func:`taxfree.init` says; plans that are
+            made afterwards may load keys before the preceding kernel has ended.
     """
 
     name: ClassVar[str]
@@ -58,6 +60,7 @@ class Fabric(ABC):
     pool: Pool
     device_barrier: DeviceBarrier
     static_weights: bool = False
+    static_cache: bool = False
 
     _is_closed = False
 

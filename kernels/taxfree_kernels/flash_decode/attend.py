@@ -97,7 +97,7 @@ def attend(
 
     Args:
         index: of slot, kv head and block of query heads, the last varying fastest. There are
-            batch * SPLITS slots, assigned to the sequences by :func:`_split_of`.
+            batch * SPLITS slots, assigned to the sequences by :func:`split_of`.
 
     Returns:
         group: index of sequence, kv head and block of query heads; -1 for an unused slot.
@@ -120,9 +120,10 @@ def attend(
     index = xcd_swizzle(index, batch * SPLIT.SPLITS * columns, SPLIT.XCDS)
     slot, column = index // columns, index % columns
     kv_head = column // HEAD_BLOCKS
-    sequence, split, own_splits, begin, end, splits = _split_of(
-        slot, inputs.lens_ptr, batch, capacity, rank, GROUP, HEADS.WINDOW, SPLIT
-    )
+    sequence, split, own_splits, begin, end, splits = split_of(
+        slot, tl.arange(0, SPLIT.BATCH_BLOCK), inputs.lens_ptr, batch, capacity, rank, GROUP,
+        HEADS.WINDOW, SPLIT,
+    )  # fmt: skip
     head = column % HEAD_BLOCKS * BLOCK_H + tl.arange(0, BLOCK_H)  # of the group
     head_mask = head < tl.where(sequence < batch, GROUP_SIZE, 0)
     head += kv_head * GROUP_SIZE
@@ -173,7 +174,7 @@ def attend(
         k = tl.load(k_rows[None, :] + d[:, None], mask=k_mask, other=0.0)
         logits = tl.dot(q, k) * factor
         if HEADS.SOFT_CAP:
-            logits = _tanh(logits) * cap_log2
+            logits = tanh(logits) * cap_log2
         logits = tl.where(n_mask[None, :], logits, float("-inf"))
         new_top = tl.maximum(top, tl.max(logits, 1))
         weights = tl.exp2(logits - new_top[:, None])
@@ -197,8 +198,8 @@ def attend(
 
 
 @triton.jit
-def _split_of(
-    slot, lens_ptr, batch, capacity, rank,
+def split_of(
+    slot, every, lens_ptr, batch, capacity, rank,
     GROUP: tl.constexpr, WINDOW: tl.constexpr, SPLIT: tl.constexpr,
 ):  # fmt: skip
     """The work of one of batch * SPLITS slots, given the lengths in device memory.
@@ -207,13 +208,15 @@ def _split_of(
     rounded down; so longer sequences get more slots. The blocks of a sequence are spread evenly
     over its slots.
 
+    Args:
+        every: all numbers below BATCH_BLOCK; made by the caller, because Gluon wants their layout.
+
     Returns:
         sequence: at least batch for an unused slot.
         split: which of own_splits.
         begin, end: its keys.
         splits: int32 [BATCH_BLOCK]: the number of splits of each sequence.
     """
-    every = tl.arange(0, SPLIT.BATCH_BLOCK)
     is_sequence = every < batch
     begins, ends = _visible_keys(lens_ptr, every, is_sequence, batch, capacity, rank, GROUP, WINDOW)
     blocks = tl.cdiv(ends - begins, SPLIT.BLOCK_N)
@@ -259,7 +262,8 @@ def _visible_keys(
 
 
 @triton.jit
-def _tanh(x):
+def tanh(x):
+    """The hyperbolic tangent."""
     small = tl.exp2(tl.abs(x) * (-2 * _LOG2_E))
     tanh = (1 - small) / (1 + small)
     return tl.where(x < 0, -tanh, tanh)

@@ -28,6 +28,7 @@ class Library(DecodeVariant):
                 **space,
                 **spaces.last_space(hardware),
                 **spaces.chained_space(problem, hardware),
+                **spaces.by_warp_space(problem, hardware),
             }
         return space
 

@@ -15,6 +15,13 @@ from taxfree_kernels.device.peers import Group
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.flash_decode import spaces
 from taxfree_kernels.flash_decode.attend import Heads, Inputs, Parts, Splits, attend, store_rows
+from taxfree_kernels.flash_decode.by_warp import (
+    MERGE_REGISTERS,
+    REGISTERS,
+    Steps,
+    attend_by_warp,
+    merge_by_thread,
+)
 from taxfree_kernels.flash_decode.constants import words_of_part
 from taxfree_kernels.flash_decode.exchange import Exchange, Inbox
 from taxfree_kernels.flash_decode.merge import Merge, merge_ranks, merge_splits, store_output
@@ -114,8 +121,16 @@ class Attention:
         self.options = compile_options(fabric.backend, config)
         # Filled in place: planning under graph capture must not copy from the host.
         self._scaling = torch.full((2,), problem.head_dim**-0.5, device=fabric.device)
-        early = pdl_options({"launch_pdl": is_chained(config)})
-        self._kernel = Kernel(_attend, 0, self.constants, self.options | early)
+        options = self.options | pdl_options({"launch_pdl": is_chained(config)})
+        self._by_warp = bool(config.get("BY_WARP"))
+        if self._by_warp:
+            early = loads_early(fabric, config)
+            steps = Steps(config["num_warps"], config["num_stages"] - 1, early)
+            constants = self.constants | {"STEP": steps}
+            options |= {"num_stages": 1, "maxnreg": REGISTERS}  # Triton has nothing to pipeline
+            self._kernel = Kernel(attend_by_warp, 0, constants, options)
+        else:
+            self._kernel = Kernel(_attend, 0, self.constants, options)
 
     @property
     def parts(self) -> Parts:
@@ -142,6 +157,8 @@ class Attention:
             inputs: q, k, v, kv_lens, table and scaling, as the operation's ``make_inputs`` says.
         """
         q, k, v, kv_lens, table, scaling = inputs
+        if self._by_warp:
+            k, v = _aligned(k), _aligned(v)
         return (
             q, k, v, kv_lens, kv_lens if table is None else table,
             self._scaling if scaling is None else scaling, k.stride()[:3], v.stride()[:3],
@@ -157,6 +174,13 @@ class Attention:
             problem.v_head_dim,
             rows,
         )
+
+
+def _aligned(cache: torch.Tensor) -> torch.Tensor:
+    """A cache whose rows of a head can be loaded 16 bytes at a time: itself, or else a copy."""
+    if cache.data_ptr() % 16 or any(stride % 16 for stride in cache.stride()[:3]):
+        return cache.clone(memory_format=torch.contiguous_format)
+    return cache
 
 
 def _parts_at_a_time(problem: FlashDecode, parts: int, rows: int) -> int:
@@ -181,17 +205,21 @@ class SplitsMerge:
         finishes: Config | None = None,
     ) -> None:
         self._attention, self._q_heads, self._rows = attention, problem.q_heads, rows
-        self._kernel = Kernel(
-            _merge_splits,
-            grid=0,
-            constants={
-                "GROUP": attention.constants["GROUP"],
-                "MERGE": attention.merging(rows),
-                "INTO_OUTPUT": finishes is not None,
-                "CHAINED": is_chained(finishes or {}),
-            },
-            options=finishing_options(fabric, finishes or {}),
-        )
+        config = finishes or {}
+        constants = {
+            "GROUP": attention.constants["GROUP"],
+            "MERGE": attention.merging(rows),
+            "CHAINED": is_chained(config),
+        }
+        options = finishing_options(fabric, config)
+        if config.get("BY_WARP"):
+            # The next splits can only load early if they begin before the merge.
+            constants |= {"NEXT_FIRST": loads_early(fabric, config), "WARPS": config["MERGE_WARPS"]}
+            options |= {"maxnreg": MERGE_REGISTERS}
+            self._kernel = Kernel(merge_by_thread, 0, constants, options)
+        else:
+            constants |= {"INTO_OUTPUT": finishes is not None}
+            self._kernel = Kernel(_merge_splits, 0, constants, options)
 
     def kernel(self, batch: int) -> Kernel:
         """The kernel for a number of sequences."""
@@ -227,6 +255,11 @@ class RanksMerge:
         """Merge; takes the result of :meth:`kernel`."""
         problem = resized(self._problem, batch=len(out))
         kernel(parts, problem.part_elements, out, problem.rows)
+
+
+def loads_early(fabric: Fabric, config: Config) -> bool:
+    """Whether the splits load their first keys before the preceding kernel has ended."""
+    return fabric.static_cache and is_chained(config) and bool(config.get("BY_WARP"))
 
 
 def is_chained(config: Config) -> bool:

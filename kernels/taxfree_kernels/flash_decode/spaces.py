@@ -107,6 +107,21 @@ def chained_space(problem: FlashDecode, hardware: Hardware) -> Space:
     return {"CHAINED": values} if hardware.backend in ("cuda", "interpreter") else {}
 
 
+def by_warp_space(problem: FlashDecode, hardware: Hardware) -> Space:
+    """BY_WARP: each warp has keys of its own."""
+    can = hardware.backend == "cuda" and by_warp_unsupported(problem) is None
+    return {"BY_WARP": (False, True) if can else (False,)}
+
+
+def by_warp_unsupported(problem: FlashDecode) -> str | None:
+    """Why BY_WARP does not serve a problem, or None."""
+    if problem.window:
+        return "not written for windows"
+    if problem.head_dim != problem.v_head_dim or problem.head_dim not in (64, 128):
+        return "written for heads of 64 or 128 elements"
+    return None
+
+
 def seed_configs(
     problem: FlashDecode, hardware: Hardware, space: Space | None = None
 ) -> list[dict[str, Any]]:
@@ -136,6 +151,10 @@ def seed_configs(
     else:
         has_words = True in space.get("LL", ())
         guesses = _first_on_hopper(problem, hardware, signals, words if has_words else {})
+        if True in space.get("BY_WARP", ()):
+            one_each = {"SPLITS": splits_of(problem, hardware, 1), "CHAINED": True, "BY_WARP": True}
+            sizes = {"BLOCK_H": 16, "BLOCK_N": 64, "num_warps": 4, "num_stages": 4}
+            guesses.insert(1, guesses[0] | one_each | sizes)
     return runnable(problem, hardware, [within(space, guess) for guess in guesses])
 
 
@@ -229,6 +248,13 @@ def prune_reason(problem: FlashDecode, hardware: Hardware, config: Config) -> st
     blocks = -(-problem.kv_len_per_rank // config["BLOCK_N"])
     if config["SPLITS"] > blocks:
         return f"SPLITS {config['SPLITS']} of {blocks} blocks of keys"
+    if config.get("BY_WARP"):
+        if config["BLOCK_H"] != 16 or config["BLOCK_N"] != 16 * config["num_warps"]:
+            return "a program has 16 query heads, and a warp 16 keys of a block"
+        if problem.world_size == 1 and config["OUT_ROWS"] > 1:
+            return "a program merges one row"
+        if problem.world_size == 1 and problem.v_head_dim < 32 * config["MERGE_WARPS"]:
+            return "a thread that merges has no column"
     dims = power_of_2(problem.head_dim, 16) + power_of_2(problem.v_head_dim, 16)
     shared = (config["num_stages"] - 1) * config["BLOCK_N"] * dims * ITEM_BYTES
     if shared > hardware.shared_memory:

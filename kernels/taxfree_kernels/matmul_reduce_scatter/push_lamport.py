@@ -17,6 +17,8 @@ without rows are refused.
 
 from __future__ import annotations
 
+from functools import partial
+
 import triton
 import triton.language as tl
 
@@ -41,7 +43,7 @@ from taxfree_kernels.reduction.tile import partial_tile, store_tile, tile_and_sh
 from taxfree_kernels.spaces import power_of_2
 from taxfree_kernels.variant import Config, Plan
 
-_MOST_POLLED = 64  # words per thread, from all ranks
+MOST_POLLED = 64  # words per thread, from all ranks
 
 
 @triton.jit(do_not_specialize=["rank", "m", "shard_rows", "used"])
@@ -134,20 +136,22 @@ class PushLamport(LamportVariant):
     def words(self, problem: MatmulReduceScatter, config: Config) -> int:
         return int(problem.world_size * _stride_source(problem, config))
 
-    def plan(self, problem: MatmulReduceScatter, fabric: Fabric, config: Config) -> Plan:
-        def layout(problem: MatmulReduceScatter) -> Layout:
-            rows, columns = problem.shard_rows, problem.shard_columns
-            tiles = tiles_of(problem.m, columns, config["BLOCK_M"], config["BLOCK_N"])
-            if problem.scatter_dim == 1:
-                tiles *= problem.world_size
-            words = self.words(problem, config)
-            shard = Shard(columns, _stride_source(problem, config))
-            return Layout(tiles, 0, words, (rows, shard, words))
+    def layout(self, config: Config, problem: MatmulReduceScatter) -> Layout:
+        """The layout of a launch."""
+        rows, columns = problem.shard_rows, problem.shard_columns
+        tiles = tiles_of(problem.m, columns, config["BLOCK_M"], config["BLOCK_N"])
+        if problem.scatter_dim == 1:
+            tiles *= problem.world_size
+        words = self.words(problem, config)
+        shard = Shard(columns, _stride_source(problem, config))
+        return Layout(tiles, 0, words, (rows, shard, words))
 
+    def plan(self, problem: MatmulReduceScatter, fabric: Fabric, config: Config) -> Plan:
         constants = {
             "SCATTER_DIM": problem.scatter_dim,
             "ROWS": _rows_at_once(problem, fabric.hardware, config),
         }
+        layout = partial(self.layout, config)
         return LamportPlan(problem, fabric, config, _push_lamport, layout, constants)
 
 
@@ -165,7 +169,7 @@ def _rows_at_once(problem: MatmulReduceScatter, hardware: Hardware, config: Conf
     """
     width = config["BLOCK_N"] // 2
     threads = config.get("num_warps", 1) * hardware.warp_size
-    most = max(1, _MOST_POLLED * threads // (power_of_2(problem.world_size, 1) * width))
+    most = max(1, MOST_POLLED * threads // (power_of_2(problem.world_size, 1) * width))
     lanes = lanes_of(hardware, config, power_of_2(problem.shard_rows, 1) * width)
     return int(min(most, config["BLOCK_M"], lanes // width))
 

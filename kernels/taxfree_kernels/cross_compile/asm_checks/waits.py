@@ -96,8 +96,8 @@ def proxy_fence_before_bulk_copies(kernel: CompiledKernel) -> Iterator[Finding]:
 def nothing_before_early_wait(kernel: CompiledKernel) -> Iterator[Finding]:
     """A kernel that is launched early waits, and on no path accesses memory before that wait.
 
-    Exception: after a kernel of its own call it may read the generation, by an atomic that only
-    reads, since the kernels of earlier calls have ended.
+    Exceptions: after a kernel of its own call it may read the generation, by an atomic that only
+    reads, since the kernels of earlier calls have ended; and what by a promise nobody writes.
     """
     uses = [Role.LOAD, Role.COPY, Role.BULK_COPY, Role.STORE, Role.BULK_STORE, Role.ATOMIC]
     if kernel.begins_call:
@@ -106,9 +106,10 @@ def nothing_before_early_wait(kernel: CompiledKernel) -> Iterator[Finding]:
         if kernel.launched_early:
             yield Finding("launched early, and does not wait")
         return
-    early = kernel.code.first((0, -1), Role.EARLY_WAIT, *uses)
-    if early is not None:
-        yield Finding("memory is used before the wait", early)
+    for early in kernel.code.walk((0, -1), lambda one: one.has(Role.EARLY_WAIT)):
+        if early.has(*uses) and not kernel.loads_static(early):
+            yield Finding("memory is used before the wait", early)
+            return
 
 
 @assembly_check

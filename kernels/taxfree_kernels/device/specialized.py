@@ -1,0 +1,154 @@
+"""Device functions of Gluon kernels for Hopper whose warps have roles: one loads, others multiply.
+
+A producer warp loads boxes of both operands by TMA. One or two consumers multiply them. A consumer
+is one warpgroup or two, each with 64 rows of the product, those of a matrix instruction (64 columns
+when SWAP_AB, which computes W^T A^T).
+
+Barriers of shared memory. Each stage of boxes has one that counts the bytes that have arrived, and
+one that counts the consumers that have read them. A stage's n-th use has parity n % 2; the first
+wait for an empty stage passes at once, because its parity is that of a phase before. Producer and
+consumers count uses alike, over all tiles of a program.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+
+# Triton 3.6 has the old name alone; later versions refuse it.
+load_box = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
+
+
+class Boxes(NamedTuple):
+    """Shared memory: boxes of the operand whose rows consumers share, of the other; barriers."""
+
+    long: Any
+    other: Any
+    full: Any
+    empty: Any
+
+
+@gluon.constexpr_function
+def accumulators(columns, warps=4):
+    """The layout of a product of 16 rows for each warp of a consumer, and of so many columns."""
+    return gl.NVMMADistributedLayout([3, 0], [warps, 1], [16, columns, 16])
+
+
+@gluon.constexpr_function
+def lines(columns, warps=4):
+    """Like :func:`accumulators`, but eight threads have 128 bytes of bf16 of a row: a cache line.
+
+    Only threads of one warp exchange elements to get from one to the other.
+
+    Args:
+        columns: a power of two, at least 64.
+        warps: 4 or 8.
+    """
+    wider = [[0, 1 << bit] for bit in range(6, columns.bit_length() - 1)]
+    return gl.DistributedLinearLayout(
+        reg_bases=[[0, 1], [0, 2], [0, 4], [4, 0], [8, 0], *wider],
+        lane_bases=[[0, 8], [0, 16], [0, 32], [1, 0], [2, 0]],
+        warp_bases=[[16, 0], [32, 0], [64, 0]][: warps.bit_length() - 1],
+        block_bases=[],
+        shape=[16 * warps, columns],
+    )
+
+
+@gluon.jit
+def make_boxes(
+    a_desc, w_desc, SWAP_AB: gl.constexpr, CONSUMERS: gl.constexpr, STAGES: gl.constexpr
+):
+    """Allocate boxes for so many stages and consumers, and make their barriers.
+
+    Args:
+        a_desc, w_desc: their boxes have the rows of one consumer, and all rows of the other side.
+    """
+    LONG: gl.constexpr = w_desc if SWAP_AB else a_desc
+    OTHER: gl.constexpr = a_desc if SWAP_AB else w_desc
+    dtype: gl.constexpr = w_desc.dtype
+    barrier: gl.constexpr = mbarrier.MBarrierLayout()
+    boxes = Boxes(
+        gl.allocate_shared_memory(dtype, [STAGES * CONSUMERS] + LONG.block_shape, LONG.layout),
+        gl.allocate_shared_memory(dtype, [STAGES] + OTHER.block_shape, OTHER.layout),
+        gl.allocate_shared_memory(gl.int64, [STAGES, 1], barrier),
+        gl.allocate_shared_memory(gl.int64, [STAGES, 1], barrier),
+    )
+    for stage in gl.static_range(STAGES):
+        mbarrier.init(boxes.full.index(stage), count=1)
+        mbarrier.init(boxes.empty.index(stage), count=CONSUMERS)
+    return boxes
+
+
+@gluon.jit
+def load_steps(
+    a_desc, slot, at, row, w_desc, source, col, step_begin, step_end, number, boxes,
+    TILE: gl.constexpr, CONSUMERS: gl.constexpr, STAGES: gl.constexpr,
+):  # fmt: skip
+    """Load a tile's steps [step_begin, step_end) of one source's K, as stages become empty.
+
+    Args:
+        a_desc, slot, at: descriptor of [slots, sources, rows, k], and the first two coordinates.
+        w_desc, source: descriptor of [sources, n, k], and the first coordinate.
+        number: of stages filled before; returned with these steps added.
+    """
+    ROWS: gl.constexpr = (TILE.BLOCK_N if TILE.SWAP_AB else TILE.BLOCK_M) // CONSUMERS
+    NBYTES: gl.constexpr = (TILE.BLOCK_M + TILE.BLOCK_N) * TILE.BLOCK_K * 2
+    for step in range(step_begin, step_end):
+        stage, k = number % STAGES, step * TILE.BLOCK_K
+        full, other = boxes.full.index(stage), boxes.other.index(stage)
+        mbarrier.wait(boxes.empty.index(stage), number // STAGES & 1 ^ 1)
+        mbarrier.expect(full, NBYTES)
+        for part in gl.static_range(CONSUMERS):
+            long = boxes.long.index(stage * CONSUMERS + part)
+            if TILE.SWAP_AB:
+                load_box(w_desc, [source, col + part * ROWS, k], full, long)
+            else:
+                load_box(a_desc, [slot, at, row + part * ROWS, k], full, long)
+        if TILE.SWAP_AB:
+            load_box(a_desc, [slot, at, row, k], full, other)
+        else:
+            load_box(w_desc, [source, col, k], full, other)
+        number += 1
+    return number
+
+
+@gluon.jit
+def multiply(
+    part: gl.constexpr, steps, number, boxes,
+    TILE: gl.constexpr, CONSUMERS: gl.constexpr, STAGES: gl.constexpr,
+):  # fmt: skip
+    """Multiply this consumer's rows of a tile, or its columns when SWAP_AB, as boxes arrive.
+
+    Args:
+        part: number of this consumer.
+        steps: of K, at least one.
+        number: of stages read before.
+
+    Returns:
+        float32 [16 * warps, BLOCK_N], or [16 * warps, BLOCK_M] when SWAP_AB.
+    """
+    COLUMNS: gl.constexpr = TILE.BLOCK_M if TILE.SWAP_AB else TILE.BLOCK_N
+    ROWS: gl.constexpr = 16 * gl.num_warps()
+    acc = gl.zeros([ROWS, COLUMNS], gl.float32, accumulators(COLUMNS, gl.num_warps()))
+    gl.assume(steps > 0)
+    for step in range(number, number + steps):
+        stage = step % STAGES
+        mbarrier.wait(boxes.full.index(stage), step // STAGES & 1)
+        long = boxes.long.index(stage * CONSUMERS + part).reshape([ROWS, TILE.BLOCK_K])
+        other = boxes.other.index(stage).reshape([COLUMNS, TILE.BLOCK_K]).permute((1, 0))
+        acc = warpgroup_mma(long, other, acc, is_async=True)
+        acc = warpgroup_mma_wait(1, deps=[acc])
+        last = (step + STAGES - 1) % STAGES
+        mbarrier.arrive(boxes.empty.index(last), count=1, pred=step > number)
+    acc = warpgroup_mma_wait(0, deps=[acc])
+    last = (number + steps - 1) % STAGES
+    mbarrier.arrive(boxes.empty.index(last), count=1)
+    return acc
