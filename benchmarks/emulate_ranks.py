@@ -87,7 +87,7 @@ def _receive_from(peers, words, source, exists, GROUP: tl.constexpr, mask):
 
 
 @triton.jit
-def _wait_for_nobody(peers, channel, source, GROUP: tl.constexpr, mask=None, lane=None):
+def _wait_for_nobody(peers, channel, source, GROUP: tl.constexpr, mask=None):
     return peers.generation > 0
 
 
