@@ -36,7 +36,6 @@ from taxfree_kernels.problem import PartialSum
 from taxfree_kernels.reduction import spaces
 from taxfree_kernels.reduction.fused import Layout
 from taxfree_kernels.reduction.packets import LamportPlan, LamportVariant, halves_of
-from taxfree_kernels.reduction.specialized import unsupported_reason
 from taxfree_kernels.spaces import power_of_2, within
 from taxfree_kernels.variant import Config, Space
 
@@ -295,8 +294,13 @@ class Specialized(LamportVariant):
     searched = False  # until it is measured on several GPUs
 
     def unsupported_reason(self, problem: PartialSum, hardware: Hardware) -> str | None:
-        reason = unsupported_reason(problem, hardware)
-        return reason or super().unsupported_reason(problem, hardware)
+        if hardware.architecture not in ("sm_90", "cpu"):
+            return "warps have roles on Hopper alone"
+        if problem.weight_layout != "nk":
+            return "columns of the weight are not contiguous"
+        if True not in spaces.ways_to_load(problem, hardware):
+            return "rows do not start at multiples of 16 bytes"
+        return super().unsupported_reason(problem, hardware)
 
     def space(self, problem: PartialSum, hardware: Hardware) -> Space:
         space: dict[str, tuple[Any, ...]] = {**super().space(problem, hardware), "TMA": (True,)}
