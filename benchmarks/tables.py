@@ -133,7 +133,9 @@ WANTED: Mapping[str, Mapping[int, float]] = {
 }
 ALONE_CAPTION = (
     "Microseconds; of several ranks emulated. Before: the fastest of the configs with which a "
-    "search begins, one of each variant. After: the fastest of all. Bold: as fast as wanted."
+    "search begins, one of each variant. Promised: the fastest of those that load before the "
+    "preceding kernel has ended, because the caller promises that weights, or cached keys and "
+    "values, are static. After: the fastest of the others. Bold: as fast as wanted."
 )
 LAYER_CAPTION = (
     "Microseconds for a layer, emulated. Vendor: its matmuls alone. Searched: the fastest of the "
@@ -337,21 +339,42 @@ def alone_tables(rows: Sequence[Mapping[str, Any]]) -> str:
     parts = []
     for title, sizes in titled.items():
         some = [row for group in sizes.values() for row in group]
-        ways = [w for w in ("absent", "alike") if any(row["peers"] == w for row in some)]
+        columns = [
+            (peers, name, is_shown)
+            for peers in ("absent", "alike")
+            for name, is_shown in _ALONE.items()
+            if any(row["peers"] == peers and is_shown(row) for row in some)
+        ]
         header = [size_field(some[0]["op"]), "floor", "vendor"]
-        header += [f"{each}, peers {way}" for way in ways for each in ("before", "after")]
+        header += [name if peers == "absent" else f"{name}, {peers}" for peers, name, _ in columns]
         lines = [
             [
                 str(size),
-                us(sizes[size][0]["floor_us"]),
-                us(sizes[size][0]["vendor_us"]),
-                *(cell for way in ways for cell in _before_and_after(sizes[size], way)),
-                f"{_wanted(sizes[size][0]) or '-'}",
+                us(rows[0]["floor_us"]),
+                us(rows[0]["vendor_us"]),
+                *(
+                    _fastest_cell([r for r in rows if r["peers"] == peers and is_shown(r)])
+                    for peers, _, is_shown in columns
+                ),
+                f"{_wanted(rows[0]) or '-'}",
             ]
-            for size in sorted(sizes)
+            for size, rows in sorted(sizes.items())
         ]
         parts.append(f"**{title}**\n\n{table([*header, 'wanted'], lines)}\n")
     return "".join(parts) + f"{ALONE_CAPTION}\n"
+
+
+def _is_promised(row: Mapping[str, Any]) -> bool:
+    """Whether a row needs the promise that weights, or the cache, are static."""
+    return bool(row.get("static_cache") or row["config"].get("PREFETCH_WEIGHT"))
+
+
+#: columns of a rank alone -> the rows of which the fastest is shown
+_ALONE: Mapping[str, Callable[[Mapping[str, Any]], bool]] = {
+    "before": lambda row: bool(row["is_first"]),
+    "after": lambda row: not _is_promised(row),
+    "promised": _is_promised,
+}
 
 
 def _wanted(row: Mapping[str, Any]) -> float | None:
@@ -360,18 +383,14 @@ def _wanted(row: Mapping[str, Any]) -> float | None:
     return WANTED[row["op"]].get(row["problem"][size_field(row["op"])]) if is_usual else None
 
 
-def _before_and_after(rows: Sequence[Mapping[str, Any]], peers: str) -> tuple[str, str]:
-    of_peers = [row for row in rows if row["peers"] == peers]
-    before, after = (
-        min(some, key=lambda row: float(row["median_us"]), default=None)
-        for some in ([row for row in of_peers if row["is_first"]], of_peers)
-    )
-    if before is None or after is None:
-        return "-", "-"
-    found, wanted = us(after["median_us"]), _wanted(after)
-    if peers == "absent" and wanted is not None and float(found) <= wanted:
+def _fastest_cell(rows: Sequence[Mapping[str, Any]]) -> str:
+    if not rows:
+        return "-"
+    row = min(rows, key=lambda each: float(each["median_us"]))
+    wanted, found = _wanted(row), us(row["median_us"])
+    if wanted is not None and row["median_us"] <= wanted:
         found = f"**{found}**"
-    return us(before["median_us"]), f"{found} ({after['variant']})"
+    return f"{found} ({row['variant']})"
 
 
 def layers(rows: Sequence[Mapping[str, Any]]) -> str:

@@ -236,22 +236,24 @@ class TestTables:
         common = {"op": "matmul_all_reduce", "floor_us": 13.0, "vendor_us": 18.0}
         problem = {"m": 64, "n": 8192, "k": 3584}
         rows = [
-            {**common, "problem": problem, "variant": name, "peers": peers, "median_us": us} | first
-            for name, peers, us, first in (
-                ("push", "absent", 25.0, {"is_first": True}),
-                ("push_lamport", "absent", 24.0, {"is_first": True}),
-                ("push_lamport", "absent", 18.9, {"is_first": False}),
-                ("push", "alike", 26.0, {"is_first": True}),
+            {**common, "problem": problem, "variant": name, "peers": peers, "median_us": us}
+            | {"config": {"PREFETCH_WEIGHT": is_promised}, "is_first": is_first}
+            for name, peers, us, is_first, is_promised in (
+                ("push", "absent", 25.0, True, False),
+                ("push_lamport", "absent", 24.0, True, False),
+                ("push_lamport", "absent", 20.1, False, False),
+                ("push_lamport", "absent", 18.9, False, True),
+                ("push", "alike", 26.0, True, False),
             )
         ]
         lines = script("tables").alone_tables(rows).splitlines()
-        assert lines[2].startswith("| m | floor | vendor | before, peers absent | after")
-        assert (
-            "| 64 | 13.0 | 18.0 | 24.0 | **18.9** (push_lamport) | 26.0 | 26.0 (push) | 19 |"
-            in lines
+        assert lines[2].startswith(
+            "| m | floor | vendor | before | after | promised | before, alike"
         )
-        lines = script("tables").alone_tables(rows[:2]).splitlines()
-        assert "| 64 | 13.0 | 18.0 | 24.0 | 24.0 (push_lamport) | 19 |" in lines
+        after = "20.1 (push_lamport) | **18.9** (push_lamport) | 26.0 (push) | 26.0 (push) | 19 |"
+        assert f"| 64 | 13.0 | 18.0 | 24.0 (push_lamport) | {after}" in lines
+        lines = script("tables").alone_tables(rows[2:3]).splitlines()
+        assert "| 64 | 13.0 | 18.0 | 20.1 (push_lamport) | 19 |" in lines
 
     def test_a_layer_has_a_row_for_each_number_of_rows(self):
         operations = [{"variant": name} for name in ("push", "push_two_shot")]
