@@ -87,7 +87,7 @@ def _receive_from(peers, words, source, exists, GROUP: tl.constexpr, mask):
 
 
 @triton.jit
-def _wait_for_nobody(peers, channel, source, GROUP: tl.constexpr, mask=None, lane=None):
+def _wait_for_nobody(peers, channel, source, GROUP: tl.constexpr, mask=None):
     return peers.generation > 0
 
 
@@ -189,7 +189,7 @@ def _act_for_others(fabric: Fabric, ranks: int, arena_bytes: int) -> None:
     fabric.heap_bases = torch.where(rank == own, begins[own], others) + rank * arena_bytes
     fabric.heap = SymmetricHeap(arenas[own * arena_bytes : (own + 1) * arena_bytes])
     fabric.world_size = ranks
-    fabric.static_weights = fabric.static_cache = True  # as none is written after inputs are made
+    fabric.static_weights = fabric.static_cache = True  # no input is written once it is made
     fabric.device_barrier = DeviceBarrier(fabric, timeout_s)
     fabric.pool = Pool(fabric, timeout_s=timeout_s)
 

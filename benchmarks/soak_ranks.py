@@ -151,8 +151,8 @@ def _late_signal(peers, channel, peer, GROUP: tl.constexpr, mask=None):
 
 
 @triton.jit
-def _late_wait(peers, channel, source, GROUP: tl.constexpr, mask=None, lane=None):
-    arrived = _wait(peers, channel, source, GROUP, mask=mask, lane=lane)
+def _late_wait(peers, channel, source, GROUP: tl.constexpr, mask=None):
+    arrived = _wait(peers, channel, source, GROUP, mask=mask)
     _pause_inside(peers)
     return arrived
 

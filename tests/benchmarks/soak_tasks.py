@@ -12,7 +12,7 @@ _wait = sync.wait
 
 
 @triton.jit
-def _no_wait(peers, channel, source, GROUP: tl.constexpr, mask=None, lane=None):
+def _no_wait(peers, channel, source, GROUP: tl.constexpr, mask=None):
     return peers.rank >= 0
 
 

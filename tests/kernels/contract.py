@@ -167,8 +167,6 @@ def _served(op: str, variant: str, fields: Fields) -> Fields:
             "push_tma" | "push_specialized",
         ):  # rows start at multiples of 16 bytes
             return fields | {"n": -(-fields["n"] // 8) * 8, "k": 8 * fields["k"]}
-        case _, "push_specialized" | "push_two_shot_specialized":
-            return fields | {"k": 8 * fields["k"]}
         case "all_gather_matmul", "overlap" if fields["m"] < 16:  # each rank has rows
             return fields | {"m": 8 * fields["m"]}
         case "matmul_reduce_scatter", "overlap":

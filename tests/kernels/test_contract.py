@@ -33,7 +33,7 @@ from tests.kernels.contract import (
 from tests.ranks import LOCAL, on_every_fabric, served_names, variant_names
 
 #: variants of matmul_reduce_scatter whose rows start at multiples of 16 bytes
-ALIGNED = ("push_specialized", "push_lamport_specialized")
+ALIGNED = ("push_lamport_specialized",)
 #: operation, ranks, fields, what each variant says that serves other problems but not this one
 REFUSED = [
     (GATHER, 2, {"gather_dim": 1, "k": 64}, {"overlap": ""}),
@@ -52,7 +52,7 @@ REFUSED = [
         2,
         {"rms_norm": True},
         dict.fromkeys(set(served_names(ALL_REDUCE)) - set(NORMALISING), "")
-        | dict.fromkeys(("two_shot", "push_two_shot", "push_two_shot_specialized"), "whole rows"),
+        | dict.fromkeys(("two_shot", "push_two_shot"), "whole rows"),
     ),
     (
         ALL_REDUCE,

@@ -13,7 +13,6 @@ class Role(Enum):
 
     BARRIER = auto()  # of all threads of a program, or of a role of several warps
     WARP_BARRIER = auto()  # of a warp, which may be all that has a role
-    ARRIVAL = auto()  # at a barrier of shared memory, at which another role may wait
     DRAIN = auto()  # the wave's own stores have completed
     WRITE_BACK = auto()  # of a cache; a drain behind it waits for its end
     RELEASE = auto()
@@ -107,7 +106,6 @@ _PTX_COPY_SIZE = re.compile(r"\],\s*(0x[0-9a-f]+|\d+)", re.IGNORECASE)
 _PTX_ROLES = {
     ("bar.sync", "barrier.sync", "barrier.cta.sync"): Role.BARRIER,
     ("bar.warp.sync",): Role.WARP_BARRIER,
-    ("mbarrier.arrive.shared",): Role.ARRIVAL,
     ("wgmma.mma_async", "mma.sync"): Role.MATRIX,
     ("griddepcontrol.wait",): Role.EARLY_WAIT,
     ("griddepcontrol.launch_dependents",): Role.LAUNCH_NEXT,

@@ -88,39 +88,6 @@ def make_boxes(
 
 
 @gluon.jit
-def load_steps(
-    a_desc, slot, at, row, w_desc, source, col, step_begin, step_end, number, boxes,
-    TILE: gl.constexpr, CONSUMERS: gl.constexpr, STAGES: gl.constexpr,
-):  # fmt: skip
-    """Load a tile's steps [step_begin, step_end) of one source's K, as stages become empty.
-
-    Args:
-        a_desc, slot, at: descriptor of [slots, sources, rows, k], and the first two coordinates.
-        w_desc, source: descriptor of [sources, n, k], and the first coordinate.
-        number: of stages filled before; returned with these steps added.
-    """
-    ROWS: gl.constexpr = (TILE.BLOCK_N if TILE.SWAP_AB else TILE.BLOCK_M) // CONSUMERS
-    NBYTES: gl.constexpr = (TILE.BLOCK_M + TILE.BLOCK_N) * TILE.BLOCK_K * 2
-    for step in range(step_begin, step_end):
-        stage, k = number % STAGES, step * TILE.BLOCK_K
-        full, other = boxes.full.index(stage), boxes.other.index(stage)
-        mbarrier.wait(boxes.empty.index(stage), number // STAGES & 1 ^ 1)
-        mbarrier.expect(full, NBYTES)
-        for part in gl.static_range(CONSUMERS):
-            long = boxes.long.index(stage * CONSUMERS + part)
-            if TILE.SWAP_AB:
-                load_box(w_desc, [source, col + part * ROWS, k], full, long)
-            else:
-                load_box(a_desc, [slot, at, row + part * ROWS, k], full, long)
-        if TILE.SWAP_AB:
-            load_box(a_desc, [slot, at, row, k], full, other)
-        else:
-            load_box(w_desc, [source, col, k], full, other)
-        number += 1
-    return number
-
-
-@gluon.jit
 def multiply(
     part: gl.constexpr, steps, number, boxes,
     TILE: gl.constexpr, CONSUMERS: gl.constexpr, STAGES: gl.constexpr,

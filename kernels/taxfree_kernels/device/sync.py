@@ -180,12 +180,3 @@ def arrive(counter_ptr, programs, GROUP: tl.constexpr):
 def ticket(counter_ptr):
     """A ticket: the number of programs that took one before this program."""
     return tl.atomic_add(counter_ptr, 1, sem="relaxed", scope="gpu")
-
-
-@triton.jit
-def draw(counter_ptr, draws):
-    """Like :func:`ticket`, in a launch that draws `draws` in all: the last leaves 0 behind."""
-    number = ticket(counter_ptr)
-    if number == draws - 1:
-        tl.atomic_xchg(counter_ptr, 0, sem="relaxed", scope="gpu")
-    return number

@@ -122,7 +122,6 @@ class Fused(ExchangingVariant):
             **spaces.words_space(problem),
             **spaces.last_space(hardware),
             **spaces.chained_space(problem, hardware),
-            **spaces.by_warp_space(problem, hardware),
             **xcd_signals_space(hardware),
         }
 

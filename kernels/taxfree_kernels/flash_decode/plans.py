@@ -15,13 +15,7 @@ from taxfree_kernels.device.peers import Group
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.flash_decode import spaces
 from taxfree_kernels.flash_decode.attend import Heads, Inputs, Parts, Splits, attend, store_rows
-from taxfree_kernels.flash_decode.by_warp import (
-    MERGE_REGISTERS,
-    REGISTERS,
-    Steps,
-    attend_by_warp,
-    merge_by_thread,
-)
+from taxfree_kernels.flash_decode.by_warp import REGISTERS, Steps, attend_by_warp
 from taxfree_kernels.flash_decode.constants import words_of_part
 from taxfree_kernels.flash_decode.exchange import Exchange, Inbox
 from taxfree_kernels.flash_decode.merge import Merge, merge_ranks, merge_splits, store_output
@@ -51,8 +45,10 @@ def _attend(
 @triton.jit(do_not_specialize=["rows"])
 def _merge_splits(
     parts, target_ptr, rows, GROUP: tl.constexpr, MERGE: tl.constexpr, INTO_OUTPUT: tl.constexpr,
-    CHAINED: tl.constexpr,
+    CHAINED: tl.constexpr, NEXT_FIRST: tl.constexpr,
 ):  # fmt: skip
+    if NEXT_FIRST:
+        gdc_launch_dependents(GROUP)
     gdc_wait(GROUP)
     if CHAINED:
         gdc_launch_dependents(GROUP)
@@ -205,21 +201,19 @@ class SplitsMerge:
         finishes: Config | None = None,
     ) -> None:
         self._attention, self._q_heads, self._rows = attention, problem.q_heads, rows
-        config = finishes or {}
-        constants = {
-            "GROUP": attention.constants["GROUP"],
-            "MERGE": attention.merging(rows),
-            "CHAINED": is_chained(config),
-        }
-        options = finishing_options(fabric, config)
-        if config.get("BY_WARP"):
-            # The next splits can only load early if they begin before the merge.
-            constants |= {"NEXT_FIRST": loads_early(fabric, config), "WARPS": config["MERGE_WARPS"]}
-            options |= {"maxnreg": MERGE_REGISTERS}
-            self._kernel = Kernel(merge_by_thread, 0, constants, options)
-        else:
-            constants |= {"INTO_OUTPUT": finishes is not None}
-            self._kernel = Kernel(_merge_splits, 0, constants, options)
+        self._kernel = Kernel(
+            _merge_splits,
+            grid=0,
+            constants={
+                "GROUP": attention.constants["GROUP"],
+                "MERGE": attention.merging(rows),
+                "INTO_OUTPUT": finishes is not None,
+                "CHAINED": is_chained(finishes or {}),
+                # Splits can only load early if they begin before the merge has ended.
+                "NEXT_FIRST": loads_early(fabric, finishes or {}),
+            },
+            options=finishing_options(fabric, finishes or {}),
+        )
 
     def kernel(self, batch: int) -> Kernel:
         """The kernel for a number of sequences."""

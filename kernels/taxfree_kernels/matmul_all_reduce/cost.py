@@ -136,7 +136,6 @@ COST = CostModel(
         "two_shot": then(_two_shot),
         "push": push,
         "push_two_shot": _push_two_shot,
-        "push_two_shot_specialized": _push_two_shot,
         "push_in_place": _push_in_place,
         "push_lamport": push_lamport,
         "push_two_shot_lamport": _push_two_shot_lamport,

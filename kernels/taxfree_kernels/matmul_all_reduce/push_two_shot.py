@@ -54,7 +54,6 @@ from taxfree_kernels.reduction.tile import (
     Schedule,
     announce_tile,
     numbered_tile,
-    signal_owners,
     store_tile,
     total_of_tile,
 )
@@ -65,14 +64,12 @@ from taxfree_kernels.variant import Config, Plan, Space
 def _push_two_shot(
     x, w, stride_w, addends, out_ptr, buffers, rank, m, n, k, stride_row, ahead,
     GROUP: tl.constexpr, TILE: tl.constexpr, EPILOGUE: tl.constexpr, SCHEDULE: tl.constexpr,
-    FINE: tl.constexpr,
 ):  # fmt: skip
     """See the module.
 
     Args:
         stride_row: see :func:`offsets_in_tile`.
         ahead: number of tile programs before the first adder: whole groups, or all.
-        FINE: see :class:`PushTwoShot`; TILES_PER_SIGNAL is then WORLD.
     """
     gdc_wait(GROUP)
     program = tl.program_id(0)
@@ -106,13 +103,10 @@ def _push_two_shot(
             target_ptr += (tile // GROUP.WORLD).to(tl.int64) * ELEMENTS
             mask = (row_begin + row < m)[:, None]
             tl.store(target_ptr + at, acc.to(slot_ptr.dtype.element_ty), mask=mask)
-            if FINE:
-                signal_owners(tile, tiles, peers, GROUP)
-            else:
-                announce_tile(
-                    tile, tiles, 0, buffers.counters_ptr + tiles, peers, GROUP,
-                    SCHEDULE.TILES_PER_SIGNAL,
-                )  # fmt: skip
+            announce_tile(
+                tile, tiles, 0, buffers.counters_ptr + tiles, peers, GROUP,
+                SCHEDULE.TILES_PER_SIGNAL,
+            )  # fmt: skip
     elif number < adders:
         own, piece = number // SCHEDULE.PIECES, number % SCHEDULE.PIECES
         tile = own * GROUP.WORLD + rank
@@ -123,12 +117,9 @@ def _push_two_shot(
         rows, cols = tile_m * TILE.BLOCK_M + row, tile_n * TILE.BLOCK_N + tl.arange(0, TILE.BLOCK_N)
         row_mask = rows < tl.where(tile < tiles, m, 0)
         at = offsets_in_tile(row, stride_row, TILE.BLOCK_N)
-        channel = own // OWNED_PER_SIGNAL
-        if FINE:
-            channel = tl.where(tile < tiles, channel, 0)  # nobody computes a tile beyond the last
         total = total_of_tile(
             rows, cols, row_mask, n, addends, slot_ptr + own.to(tl.int64) * ELEMENTS,
-            stride_source, at, row_mask[:, None], channel, peers, GROUP, EPILOGUE,
+            stride_source, at, row_mask[:, None], own // OWNED_PER_SIGNAL, peers, GROUP, EPILOGUE,
         )  # fmt: skip
         result = total.to(out_ptr.dtype.element_ty)
         result_ptr = results_ptr + tile.to(tl.int64) * ELEMENTS
@@ -137,7 +128,7 @@ def _push_two_shot(
             tl.store(target_ptr + at, result, mask=row_mask[:, None])
         announce_tile(
             number, adders, groups, buffers.counters_ptr + tiles + groups, peers, GROUP,
-            1 if FINE else ADDERS_PER_SIGNAL,
+            ADDERS_PER_SIGNAL,
         )  # fmt: skip
         store_tile(out_ptr, rows, cols, row_mask, n, result)
     else:
@@ -150,13 +141,7 @@ def _push_two_shot(
             row = tl.arange(0, TILE.BLOCK_M)
             rows = tile_m * TILE.BLOCK_M + row
             cols = tile_n * TILE.BLOCK_N + tl.arange(0, TILE.BLOCK_N)
-            if FINE:
-                arrived = tile >= 0
-                for piece in tl.static_range(SCHEDULE.PIECES):
-                    channel = groups + own * SCHEDULE.PIECES + piece
-                    arrived = sync.wait(peers, channel, source, GROUP) & arrived
-            else:
-                arrived = sync.wait(peers, groups + own // OWNED_PER_SIGNAL, source, GROUP)
+            arrived = sync.wait(peers, groups + own // OWNED_PER_SIGNAL, source, GROUP)
             result_ptr = results_ptr + tile.to(tl.int64) * ELEMENTS
             at = offsets_in_tile(row, stride_row, TILE.BLOCK_N)
             result = tl.load(result_ptr + at, mask=(rows < m)[:, None])
@@ -236,30 +221,14 @@ class PushTwoShot(FusedVariant):
         needed = ITEM_BYTES[config["WIRE"]] * _slot_elements(problem, config)
         if needed > problem.slot_bytes:
             return f"{needed} bytes of whole tiles in a slot of {problem.slot_bytes}"
-        reason = _fine_prune_reason(problem, config)
-        reason = reason or spaces.staggered_prune_reason(
-            hardware, config, _tiles(problem, config), problem.k
-        )
+        reason = spaces.staggered_prune_reason(hardware, config, _tiles(problem, config), problem.k)
         if reason is not None:
             return reason
         return super().prune_reason(problem, hardware, config)
 
     def plan(self, problem: MatmulAllReduce, fabric: Fabric, config: Config) -> Plan:
-        return self._plan(PushTwoShotPlan, _push_two_shot, problem, fabric, config)
-
-    def _plan(
-        self,
-        kind: type[FusedPlan],
-        kernel: Any,
-        problem: MatmulAllReduce,
-        fabric: Fabric,
-        config: Config,
-    ) -> Plan:
-        """A plan of `kind` that launches `kernel`."""
-        world, is_fine = problem.world_size, config["SIGNALS"] == FINE
+        world = problem.world_size
         per_signal = -(-tiles_per_signal(_tiles(problem, config), config) // world) * world
-        if is_fine:
-            per_signal = world
         turn = per_signal * config["SPLIT_K"]
         turns_ahead = -(-config["AHEAD"] * fabric.hardware.compute_units // turn)
         staggered = staggered_tiles(fabric.hardware, config)
@@ -274,26 +243,15 @@ class PushTwoShot(FusedVariant):
         constants = {
             "EPILOGUE": Epilogue(problem.bias, problem.residual),
             "SCHEDULE": Schedule(per_signal, config["PIECES"], staggered),
-            "FINE": is_fine,
         }
-        return kind(problem, fabric, config, kernel, layout, constants)
+        return PushTwoShotPlan(problem, fabric, config, _push_two_shot, layout, constants)
 
 
-FINE = Pool.CHANNELS  # of SIGNALS: see the kernel
 _ALL_WAVES = 64  # more waves of tile programs than there are
 
 
 def _tiles(problem: MatmulAllReduce, config: Config) -> int:
     return tiles_of(problem.m, problem.n, config["BLOCK_M"], config["BLOCK_N"])
-
-
-def _fine_prune_reason(problem: MatmulAllReduce, config: Config) -> str | None:
-    if config["SIGNALS"] != FINE:
-        return None
-    owned = -(-_tiles(problem, config) // problem.world_size)
-    if owned * (1 + config["PIECES"]) > Pool.CHANNELS:
-        return f"{owned} tiles of a rank and their pieces need more than {Pool.CHANNELS} channels"
-    return None
 
 
 def _slot_elements(problem: MatmulAllReduce, config: Config) -> int:

@@ -152,18 +152,6 @@ class Push(FusedVariant):
         return reason or super().prune_reason(problem, hardware, config)
 
     def plan(self, problem: MatmulReduceScatter, fabric: Fabric, config: Config) -> Plan:
-        return self._plan(FusedPlan, _push, problem, fabric, config)
-
-    def _plan(
-        self,
-        kind: type[FusedPlan],
-        kernel: Any,
-        problem: MatmulReduceScatter,
-        fabric: Fabric,
-        config: Config,
-    ) -> Plan:
-        """A plan of `kind` that launches `kernel`."""
-
         def layout(problem: MatmulReduceScatter) -> Layout:
             tiles, sums = _tiles_and_sums(problem, config)
             rows, columns = problem.shard_rows, problem.shard_columns
@@ -178,7 +166,7 @@ class Push(FusedVariant):
             staggered_tiles(fabric.hardware, config),
         )
         constants = {"SCATTER_DIM": problem.scatter_dim, "SCHEDULE": schedule}
-        return kind(problem, fabric, config, kernel, layout, constants)
+        return FusedPlan(problem, fabric, config, _push, layout, constants)
 
 
 def _tiles_and_sums(problem: MatmulReduceScatter, config: Config) -> tuple[int, int]:

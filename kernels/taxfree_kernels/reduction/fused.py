@@ -103,11 +103,8 @@ class FusedPlan(Plan):
             *self._inbox, self._control, self._partials()[0], self._counters(), self._heap_bases
         )
         sizes = (m, problem.n, problem.k, *layout.sizes)
-        return self._kernel.resized(self._grid(layout), (buffers, self._rank, *sizes))
-
-    def _grid(self, layout: Layout) -> int:
-        """Number of programs."""
-        return layout.tiles * self._split_k + self._staggered + layout.others
+        grid = layout.tiles * self._split_k + self._staggered + layout.others
+        return self._kernel.resized(grid, (buffers, self._rank, *sizes))
 
     def kernels(self, size: int) -> tuple[Kernel, ...]:
         return (self._sized[size],)

@@ -36,7 +36,6 @@ from taxfree_kernels.problem import PartialSum
 from taxfree_kernels.reduction import spaces
 from taxfree_kernels.reduction.fused import Layout
 from taxfree_kernels.reduction.packets import LamportPlan, LamportVariant, halves_of
-from taxfree_kernels.reduction.specialized import unsupported_reason
 from taxfree_kernels.spaces import power_of_2, within
 from taxfree_kernels.variant import Config, Space
 
@@ -192,15 +191,15 @@ def multiplied(place, boxes, buffers, GROUP: gl.constexpr, TILE: gl.constexpr, W
         LAYOUT: gl.constexpr = acc.type.layout
         down = gl.arange(0, acc.shape[0], gl.SliceLayout(1, LAYOUT))
         across = gl.arange(0, acc.shape[1], gl.SliceLayout(0, LAYOUT))
-        within = down[:, None] * acc.shape[1] + across[None, :]
+        at = down[:, None] * acc.shape[1] + across[None, :]
         share_ptr = buffers.partials_ptr + place.tile.to(gl.int64) * acc.numel
         shares = place.tiles.to(gl.int64) * acc.numel
-        gl.store(share_ptr + place.split * shares + within, acc)
+        gl.store(share_ptr + place.split * shares + at, acc)
         is_whole = sync.arrive(buffers.counters_ptr + place.tile, TILE.SPLIT_K, GROUP)
         if is_whole:
             acc = gl.zeros([acc.shape[0], acc.shape[1]], gl.float32, LAYOUT)
             for other in gl.static_range(TILE.SPLIT_K):
-                acc += gl.load(share_ptr + other * shares + within)
+                acc += gl.load(share_ptr + other * shares + at)
     return acc, is_whole
 
 
@@ -295,8 +294,13 @@ class Specialized(LamportVariant):
     searched = False  # until it is measured on several GPUs
 
     def unsupported_reason(self, problem: PartialSum, hardware: Hardware) -> str | None:
-        reason = unsupported_reason(problem, hardware)
-        return reason or super().unsupported_reason(problem, hardware)
+        if hardware.architecture not in ("sm_90", "cpu"):
+            return "warps have roles on Hopper alone"
+        if problem.weight_layout != "nk":
+            return "columns of the weight are not contiguous"
+        if True not in spaces.ways_to_load(problem, hardware):
+            return "rows do not start at multiples of 16 bytes"
+        return super().unsupported_reason(problem, hardware)
 
     def space(self, problem: PartialSum, hardware: Hardware) -> Space:
         space: dict[str, tuple[Any, ...]] = {**super().space(problem, hardware), "TMA": (True,)}

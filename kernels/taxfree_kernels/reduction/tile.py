@@ -197,16 +197,6 @@ def announce_tile(
 
 
 @triton.jit
-def signal_owners(tile, tiles, peers, GROUP: tl.constexpr):
-    """Signal tile t to its owner, rank t % WORLD, on channel t // WORLD.
-
-    If there are fewer tiles than ranks, each rank that owns none hears of one as well.
-    """
-    for owner in range(tile % GROUP.WORLD, GROUP.WORLD, tiles):
-        sync.signal(peers, tile // GROUP.WORLD, owner, GROUP)
-
-
-@triton.jit
 def send_tile(part, own_ptr, at, mask, peers, GROUP: tl.constexpr, TO_SELF: tl.constexpr):
     """Store a tile at offsets `at` of this rank's part of all inboxes; of its own if TO_SELF."""
     for step in tl.static_range(0 if TO_SELF else 1, GROUP.WORLD):

@@ -2,8 +2,8 @@
 
 A kind of the gather is the number of warpgroups, and what else the kernel is told: "folded" where
 it multiplies two parts of K at once, "early" where weights are static, so that they may be loaded
-early, and "next" where the next kernel may be launched early. Kinds of sums have the columns of a
-tile; those by Lamport words have the rows of the problem.
+early, and "next" where the next kernel may be launched early. Kinds of sums by Lamport words have
+the rows of the problem.
 """
 
 from __future__ import annotations
@@ -19,10 +19,6 @@ from taxfree_kernels.variant import problem_class, variants
 
 HARDWARE = KNOWN["h200"]
 GATHER = ("all_gather_matmul", "push_specialized")
-SUMS = {
-    "sum": ("matmul_all_reduce", "push_two_shot_specialized"),
-    "scatter": ("matmul_reduce_scatter", "push_specialized"),
-}
 WORDS = {
     "words of sum": ("matmul_all_reduce", "push_two_shot_lamport_specialized"),
     "words of scatter": ("matmul_reduce_scatter", "push_lamport_specialized"),
@@ -42,11 +38,6 @@ for m in (16, 64, 1024):
         }  # fmt: skip
         key = " ".join([str(work.WARPGROUPS), *(name for name, is_so in told.items() if is_so)])
         found[key] = asdict(compile_launch(launch, HARDWARE))
-for kind, (op, name) in SUMS.items():
-    problem = problem_class(op)(m=1024, n=2048, k=1024, world_size=8, dtype="bfloat16")
-    for config in variants(op)[name].seed_configs(problem, HARDWARE):
-        (launch,) = record(op, name, problem, config, HARDWARE)
-        found[f"{kind} {config['BLOCK_N']}"] = asdict(compile_launch(launch, HARDWARE))
 for kind, (op, name) in WORDS.items():
     for m in (64, 256):
         problem = problem_class(op)(m=m, n=2048, k=1024, world_size=8, dtype="bfloat16")

@@ -19,9 +19,6 @@ GATHERS = tuple(
     f"{kind}{told}" for kind in ("1", "1 folded", "2") for told in ("", " next", " early next")
 )
 WAIT = "griddepcontrol.wait"
-#: of the sums, with columns of a tile
-SUMS = ("sum 128", "sum 256", "scatter 128", "scatter 256")
-
 #: of sums by Lamport words, with rows, and how many loops poll words
 WORDS = {"words of sum 64": 2, "words of sum 256": 2, "words of scatter 64": 1,
          "words of scatter 256": 1}  # fmt: skip
@@ -50,7 +47,7 @@ def without(kernel: CompiledKernel, text: str, which: int | None = None) -> set[
 @pytest.mark.parametrize("triton", TRITONS)
 class TestKernelsWithRoles:
     def test_pass_and_their_waits_are_seen(self, triton: str) -> None:
-        assert compiled(triton).keys() == {*GATHERS, *SUMS, *WORDS}
+        assert compiled(triton).keys() == {*GATHERS, *WORDS}
         for kind, kernel in compiled(triton).items():
             assert violations(kernel) == []
             assert kernel.has_roles
@@ -59,7 +56,7 @@ class TestKernelsWithRoles:
             assert kernel.poll_loops or kind in WORDS
 
     def test_a_missing_fence_wait_or_barrier_is_found(self, triton: str) -> None:
-        for kind in (*GATHERS, *SUMS):
+        for kind in GATHERS:
             kernel = compiled(triton)[kind]
             assert "proxy_fence_before_bulk_copies" in without(kernel, "fence.proxy.async")
             assert "nothing_before_early_wait" in without(kernel, WAIT)
@@ -90,13 +87,6 @@ class TestKernelsWithRoles:
             assert "nothing_before_early_wait" in without(kernel, "griddepcontrol.wait")
             found = {each.check for each in violations(replace(kernel, static=()))}
             assert found == {"nothing_before_early_wait"}
-            assert kernel.resources.spill_bytes == 0
-
-    def test_sums_store_before_another_role_signals(self, triton: str) -> None:
-        for kind in SUMS:
-            kernel = compiled(triton)[kind]
-            assert "barrier_before_arrival" in without(kernel, "bar.sync")
-            assert "barrier_before_release" in without(kernel, "bar.sync")
             assert kernel.resources.spill_bytes == 0
 
     def test_launch_the_next_kernel_if_told_to(self, triton: str) -> None:

@@ -30,19 +30,6 @@ def barrier_before_release(kernel: CompiledKernel) -> Iterator[Finding]:
 
 
 @assembly_check
-def barrier_before_arrival(kernel: CompiledKernel) -> Iterator[Finding]:
-    """Between a role's stores and its arrival there is a barrier of its threads.
-
-    Where one role stores and another signals, the arrival is what the latter waits for.
-    """
-    for place in kernel.code.places(Role.ARRIVAL):
-        stores = (Role.STORE, Role.BULK_STORE)
-        early = kernel.code.first(place, kernel.is_barrier, *stores, backwards=True)
-        if early is not None:
-            yield Finding("no barrier between store and arrival", early)
-
-
-@assembly_check
 def stores_drained(kernel: CompiledKernel) -> Iterator[Finding]:
     """On CDNA each wave waits for its own stores before the barrier that precedes the release."""
     code = kernel.code
