@@ -88,7 +88,7 @@ HARMLESS = (
     ),
     Harmless(
         "device.sync",
-        'tl.atomic_xchg(word, peers.generation, sem="release", scope="sys", mask=mask)',
+        'tl.atomic_xchg(word, generation, sem="release", scope="sys", mask=mask)',
         ("ds_read", "branch never", "s_waitcnt lgkmcnt"),
         "the compiler's code for lanes that write the same word: none do",
     ),
