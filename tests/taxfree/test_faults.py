@@ -36,11 +36,12 @@ BOUND = 1.0
 ALLOWED = BOUND + 2
 GATHER, ALL_REDUCE, SCATTER = "all_gather_matmul", "matmul_all_reduce", "matmul_reduce_scatter"
 DECODE = "flash_decode"
-#: two chunks of rows, so that push has four signals to send among three ranks, pull two
+#: two chunks of rows, so that push has four signals to send among three ranks, pull two; rows of
+#: sums start at multiples of 16 bytes
 FIELDS = {
     GATHER: {"m": 5, "n": 16, "k": 48},
-    ALL_REDUCE: {"m": 5, "n": 48, "k": 12},
-    SCATTER: {"m": 5, "n": 48, "k": 12},
+    ALL_REDUCE: {"m": 5, "n": 48, "k": 24},
+    SCATTER: {"m": 5, "n": 48, "k": 24},
     DECODE: {"batch": 2, "q_heads": 3, "kv_heads": 1, "head_dim": 16, "kv_len_per_rank": 20},
 }
 #: name -> operation, variant, what differs from its default config

@@ -236,7 +236,12 @@ _UNKNOWN = inspect.Parameter.empty
 
 
 def _value(expression: ast.expr, known: Mapping[str, Any]) -> Any:
-    """The value of an expression of constants, or _UNKNOWN."""
+    """The value of an expression of constants, or _UNKNOWN; a part may decide `or` and `and`."""
+    if isinstance(expression, ast.BoolOp):
+        decisive = isinstance(expression.op, ast.Or)
+        parts = (_value(each, known) for each in expression.values)
+        if any(each is not _UNKNOWN and bool(each) is decisive for each in parts):
+            return decisive
     names = {node.id for node in ast.walk(expression) if isinstance(node, ast.Name)}
     scope = {name: each for name, each in known.items() if each is not _UNKNOWN} | _GLOBALS
     if not names <= scope.keys():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -152,6 +153,16 @@ def test_lines_that_a_problem_cannot_reach_are_not_asked_for():
     checked = check_variant(OP, "push", rows, seeds=range(4))
     waits = [line.text for line in checked.coverage.lines if "wait_for_rows" in line.text]
     assert [text.partition("(")[0] for text in waits] == ["arrived = wait_for_rows"]
+
+
+def test_a_part_of_a_condition_may_rule_lines_out():
+    """Rows are normalised by programs of their own, unless BLOCK_ROW, a constant, is 0."""
+    problem = problem_class("matmul_all_reduce")(m=2, n=16, k=16, world_size=2)
+    for rms_norm in (False, True):
+        problems = [replace(problem, rms_norm=rms_norm)]
+        checked = check_variant("matmul_all_reduce", "push_two_shot_lamport", problems, range(1))
+        texts = {line.text.partition("(")[0] for line in checked.coverage.lines}
+        assert ("_normalise_row" in texts) == rms_norm
 
 
 @triton.jit
