@@ -181,13 +181,15 @@ class Nodes(AbstractContextManager["Nodes"]):
 
     def _asked(self, node: int, name: str) -> Any:
         """What another node tells, once it does."""
-        while (told := self._told(f"{name}/{node}")) is None:
-            end = self._told(f"end/{node}")
+        while True:
+            end = self._told(f"end/{node}")  # first: a node may tell, and end, between two looks
+            told = self._told(f"{name}/{node}")
+            if told is not None:
+                return told
             if end is not None:
                 raise NodeFailed(node, end)
             self._require_alive(node)
             time.sleep(_POLL_S)
-        return told
 
     def _require_alive(self, node: int) -> None:
         told = self._get(f"beat/{node}")
