@@ -30,7 +30,7 @@ channel: the full exchange under which the two payload slots of a pool suffice
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -38,7 +38,7 @@ import triton.language as tl
 
 from taxfree_kernels.device import sync
 from taxfree_kernels.device.pdl import gdc_wait
-from taxfree_kernels.device.peers import Peers, translate
+from taxfree_kernels.device.peers import translate
 from taxfree_kernels.device.tiles import in_turns, swizzle2d
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.fabric.heap import Pool
@@ -54,10 +54,35 @@ from taxfree_kernels.reduction.tile import (
     Schedule,
     announce_tile,
     numbered_tile,
+    running_slot,
     store_tile,
     total_of_tile,
 )
 from taxfree_kernels.variant import Config, Plan, Space
+
+
+class Inbox(NamedTuple):
+    """The slot of the running call; pointers, and strides in elements.
+
+    Args:
+        parts_ptr: the partial sums of own tiles, `stride_source` from one source to the next.
+        sums_ptr: the sums of all tiles.
+        stride_row: see :func:`offsets_in_tile`.
+    """
+
+    parts_ptr: Any
+    sums_ptr: Any
+    stride_source: Any
+    stride_row: Any
+
+
+class Counts(NamedTuple):
+    """Numbers of tiles: of rows and columns, and all; of groups of tiles that share a signal."""
+
+    tiles_m: Any
+    tiles_n: Any
+    tiles: Any
+    groups: Any
 
 
 @triton.jit(do_not_specialize=["rank", "m", "ahead"])
@@ -73,81 +98,126 @@ def _push_two_shot(
     """
     gdc_wait(GROUP)
     program = tl.program_id(0)
-    generation = sync.running_generation(buffers.control_ptr)
-    peers = Peers(buffers.control_ptr, buffers.heap_bases, rank, generation)
-    slot_ptr = tl.multiple_of(buffers.inbox_ptr + (generation % 2) * buffers.stride_slot, 16)
-    tiles_m, tiles_n = tl.cdiv(m, TILE.BLOCK_M), tl.cdiv(n, TILE.BLOCK_N)
-    tiles = tiles_m * tiles_n
-    groups, owned = tl.cdiv(tiles, SCHEDULE.TILES_PER_SIGNAL), tl.cdiv(tiles, GROUP.WORLD)
-    senders, adders = tiles * TILE.SPLIT_K + SCHEDULE.STAGGERED, owned * SCHEDULE.PIECES
-    OWNED_PER_SIGNAL: tl.constexpr = SCHEDULE.TILES_PER_SIGNAL // GROUP.WORLD
-    ADDERS_PER_SIGNAL: tl.constexpr = OWNED_PER_SIGNAL * SCHEDULE.PIECES
-    ELEMENTS: tl.constexpr = TILE.BLOCK_M * TILE.BLOCK_N
-    stride_source = owned.to(tl.int64) * ELEMENTS
-    results_ptr = tl.cast(
-        slot_ptr + GROUP.WORLD * stride_source, tl.pointer_type(out_ptr.dtype.element_ty)
-    )
+    peers, slot_ptr = running_slot(buffers, rank)
+    counts, owned = counts_of(m, n, GROUP, TILE, SCHEDULE)
+    senders, adders = counts.tiles * TILE.SPLIT_K + SCHEDULE.STAGGERED, owned * SCHEDULE.PIECES
+    ADDERS_PER_SIGNAL: tl.constexpr = SCHEDULE.TILES_PER_SIGNAL // GROUP.WORLD * SCHEDULE.PIECES
+    inbox = inbox_of(slot_ptr, out_ptr, owned, stride_row, GROUP, TILE)
     is_sender, number = in_turns(
         program, senders, ahead, SCHEDULE.TILES_PER_SIGNAL * TILE.SPLIT_K, ADDERS_PER_SIGNAL,
         TILE.XCDS,
     )  # fmt: skip
     if is_sender:
-        tile, row_begin, _, acc, is_whole = numbered_tile(
-            number, m, n, k, x, w, stride_w, buffers, GROUP, TILE, SCHEDULE.STAGGERED
+        send_to_owner(
+            number, x, w, stride_w, buffers, inbox, counts, peers, m, n, k, GROUP, TILE, SCHEDULE
         )
-        if is_whole:
-            row = tl.arange(0, TILE.BLOCK_M)
-            at = offsets_in_tile(row, stride_row, TILE.BLOCK_N)
-            own_ptr = slot_ptr + rank.to(tl.int64) * stride_source
-            target_ptr = translate(own_ptr, peers, tile % GROUP.WORLD)
-            target_ptr += (tile // GROUP.WORLD).to(tl.int64) * ELEMENTS
-            mask = (row_begin + row < m)[:, None]
-            tl.store(target_ptr + at, acc.to(slot_ptr.dtype.element_ty), mask=mask)
-            announce_tile(
-                tile, tiles, 0, buffers.counters_ptr + tiles, peers, GROUP,
-                SCHEDULE.TILES_PER_SIGNAL,
-            )  # fmt: skip
     elif number < adders:
-        own, piece = number // SCHEDULE.PIECES, number % SCHEDULE.PIECES
-        tile = own * GROUP.WORLD + rank
-        tile_m, tile_n = swizzle2d(min(tile, tiles - 1), tiles_m, tiles_n, TILE.GROUP_M)
-        row = piece * (TILE.BLOCK_M // SCHEDULE.PIECES) + tl.arange(
-            0, TILE.BLOCK_M // SCHEDULE.PIECES
-        )
-        rows, cols = tile_m * TILE.BLOCK_M + row, tile_n * TILE.BLOCK_N + tl.arange(0, TILE.BLOCK_N)
-        row_mask = rows < tl.where(tile < tiles, m, 0)
-        at = offsets_in_tile(row, stride_row, TILE.BLOCK_N)
-        total = total_of_tile(
-            rows, cols, row_mask, n, addends, slot_ptr + own.to(tl.int64) * ELEMENTS,
-            stride_source, at, row_mask[:, None], own // OWNED_PER_SIGNAL, peers, GROUP, EPILOGUE,
+        add_piece(
+            number, adders, addends, out_ptr, buffers, inbox, counts, peers, m, n, GROUP, TILE,
+            EPILOGUE, SCHEDULE,
         )  # fmt: skip
-        result = total.to(out_ptr.dtype.element_ty)
-        result_ptr = results_ptr + tile.to(tl.int64) * ELEMENTS
-        for step in tl.static_range(1, GROUP.WORLD):
-            target_ptr = translate(result_ptr, peers, (rank + step) % GROUP.WORLD)
-            tl.store(target_ptr + at, result, mask=row_mask[:, None])
-        announce_tile(
-            number, adders, groups, buffers.counters_ptr + tiles + groups, peers, GROUP,
-            ADDERS_PER_SIGNAL,
-        )  # fmt: skip
-        store_tile(out_ptr, rows, cols, row_mask, n, result)
     else:
-        copier = number - adders
-        own = copier // (GROUP.WORLD - 1)
-        source = (rank + 1 + copier % (GROUP.WORLD - 1)) % GROUP.WORLD
-        tile = own * GROUP.WORLD + source
-        if tile < tiles:
-            tile_m, tile_n = swizzle2d(tile, tiles_m, tiles_n, TILE.GROUP_M)
-            row = tl.arange(0, TILE.BLOCK_M)
-            rows = tile_m * TILE.BLOCK_M + row
-            cols = tile_n * TILE.BLOCK_N + tl.arange(0, TILE.BLOCK_N)
-            arrived = sync.wait(peers, groups + own // OWNED_PER_SIGNAL, source, GROUP)
-            result_ptr = results_ptr + tile.to(tl.int64) * ELEMENTS
-            at = offsets_in_tile(row, stride_row, TILE.BLOCK_N)
-            result = tl.load(result_ptr + at, mask=(rows < m)[:, None])
-            result = tl.where(arrived, result, float("nan"))
-            store_tile(out_ptr, rows, cols, rows < m, n, result)
+        copy_sum(number - adders, out_ptr, inbox, counts, peers, m, n, GROUP, TILE, SCHEDULE)
     sync.leave(buffers.control_ptr)
+
+
+@triton.jit
+def counts_of(m, n, GROUP: tl.constexpr, TILE: tl.constexpr, SCHEDULE: tl.constexpr):
+    """Numbers of tiles, and the most that a rank owns."""
+    tiles_m, tiles_n = tl.cdiv(m, TILE.BLOCK_M), tl.cdiv(n, TILE.BLOCK_N)
+    tiles = tiles_m * tiles_n
+    groups, owned = tl.cdiv(tiles, SCHEDULE.TILES_PER_SIGNAL), tl.cdiv(tiles, GROUP.WORLD)
+    return Counts(tiles_m, tiles_n, tiles, groups), owned
+
+
+@triton.jit
+def inbox_of(slot_ptr, out_ptr, owned, stride_row, GROUP: tl.constexpr, TILE: tl.constexpr):
+    """The inbox in a slot."""
+    stride_source = owned.to(tl.int64) * (TILE.BLOCK_M * TILE.BLOCK_N)
+    sums_ptr = tl.cast(
+        slot_ptr + GROUP.WORLD * stride_source, tl.pointer_type(out_ptr.dtype.element_ty)
+    )
+    return Inbox(slot_ptr, sums_ptr, stride_source, stride_row)
+
+
+@triton.jit
+def send_to_owner(
+    number, x, w, stride_w, buffers, inbox, counts, peers, m, n, k, GROUP: tl.constexpr,
+    TILE: tl.constexpr, SCHEDULE: tl.constexpr,
+):  # fmt: skip
+    """Compute a tile of this rank's partial sum, or a share of one; store it to its owner."""
+    tile, row_begin, _, acc, is_whole = numbered_tile(
+        number, m, n, k, x, w, stride_w, buffers, GROUP, TILE, SCHEDULE.STAGGERED
+    )
+    if is_whole:
+        row = tl.arange(0, TILE.BLOCK_M)
+        at = offsets_in_tile(row, inbox.stride_row, TILE.BLOCK_N)
+        own_ptr = inbox.parts_ptr + peers.rank.to(tl.int64) * inbox.stride_source
+        target_ptr = translate(own_ptr, peers, tile % GROUP.WORLD)
+        target_ptr += (tile // GROUP.WORLD).to(tl.int64) * (TILE.BLOCK_M * TILE.BLOCK_N)
+        mask = (row_begin + row < m)[:, None]
+        tl.store(target_ptr + at, acc.to(inbox.parts_ptr.dtype.element_ty), mask=mask)
+        announce_tile(
+            tile, counts.tiles, 0, buffers.counters_ptr + counts.tiles, peers, GROUP,
+            SCHEDULE.TILES_PER_SIGNAL,
+        )  # fmt: skip
+
+
+@triton.jit
+def add_piece(
+    number, adders, addends, out_ptr, buffers, inbox, counts, peers, m, n, GROUP: tl.constexpr,
+    TILE: tl.constexpr, EPILOGUE: tl.constexpr, SCHEDULE: tl.constexpr,
+):  # fmt: skip
+    """Add a piece of one of this rank's tiles, once all ranks have sent it; send the sum to all."""
+    ROWS: tl.constexpr = TILE.BLOCK_M // SCHEDULE.PIECES
+    ELEMENTS: tl.constexpr = TILE.BLOCK_M * TILE.BLOCK_N
+    OWNED_PER_SIGNAL: tl.constexpr = SCHEDULE.TILES_PER_SIGNAL // GROUP.WORLD
+    own, piece = number // SCHEDULE.PIECES, number % SCHEDULE.PIECES
+    tile = own * GROUP.WORLD + peers.rank
+    tile_m, tile_n = swizzle2d(
+        min(tile, counts.tiles - 1), counts.tiles_m, counts.tiles_n, TILE.GROUP_M
+    )
+    row = piece * ROWS + tl.arange(0, ROWS)
+    rows, cols = tile_m * TILE.BLOCK_M + row, tile_n * TILE.BLOCK_N + tl.arange(0, TILE.BLOCK_N)
+    row_mask = rows < tl.where(tile < counts.tiles, m, 0)
+    at = offsets_in_tile(row, inbox.stride_row, TILE.BLOCK_N)
+    total = total_of_tile(
+        rows, cols, row_mask, n, addends, inbox.parts_ptr + own.to(tl.int64) * ELEMENTS,
+        inbox.stride_source, at, row_mask[:, None], own // OWNED_PER_SIGNAL, peers, GROUP, EPILOGUE,
+    )  # fmt: skip
+    result = total.to(out_ptr.dtype.element_ty)
+    sum_ptr = inbox.sums_ptr + tile.to(tl.int64) * ELEMENTS
+    for step in tl.static_range(1, GROUP.WORLD):
+        target_ptr = translate(sum_ptr, peers, (peers.rank + step) % GROUP.WORLD)
+        tl.store(target_ptr + at, result, mask=row_mask[:, None])
+    announce_tile(
+        number, adders, counts.groups, buffers.counters_ptr + counts.tiles + counts.groups, peers,
+        GROUP, OWNED_PER_SIGNAL * SCHEDULE.PIECES,
+    )  # fmt: skip
+    store_tile(out_ptr, rows, cols, row_mask, n, result)
+
+
+@triton.jit
+def copy_sum(
+    copier, out_ptr, inbox, counts, peers, m, n, GROUP: tl.constexpr, TILE: tl.constexpr,
+    SCHEDULE: tl.constexpr,
+):  # fmt: skip
+    """Copy the sum of a peer's tile to the output, once it has arrived."""
+    own = copier // (GROUP.WORLD - 1)
+    source = (peers.rank + 1 + copier % (GROUP.WORLD - 1)) % GROUP.WORLD
+    tile = own * GROUP.WORLD + source
+    if tile < counts.tiles:
+        tile_m, tile_n = swizzle2d(tile, counts.tiles_m, counts.tiles_n, TILE.GROUP_M)
+        row = tl.arange(0, TILE.BLOCK_M)
+        rows = tile_m * TILE.BLOCK_M + row
+        cols = tile_n * TILE.BLOCK_N + tl.arange(0, TILE.BLOCK_N)
+        group = own // (SCHEDULE.TILES_PER_SIGNAL // GROUP.WORLD)
+        arrived = sync.wait(peers, counts.groups + group, source, GROUP)
+        sum_ptr = inbox.sums_ptr + tile.to(tl.int64) * (TILE.BLOCK_M * TILE.BLOCK_N)
+        at = offsets_in_tile(row, inbox.stride_row, TILE.BLOCK_N)
+        result = tl.load(sum_ptr + at, mask=(rows < m)[:, None])
+        result = tl.where(arrived, result, float("nan"))
+        store_tile(out_ptr, rows, cols, rows < m, n, result)
 
 
 @triton.jit
@@ -197,7 +267,7 @@ class PushTwoShot(FusedVariant):
         for config in super().seed_configs(problem, hardware):
             if self.prune_reason(problem, hardware, config):
                 continue
-            tiles = _tiles(problem, config)
+            tiles = tiles_in(problem, config)
             adders = -(-tiles // problem.world_size)
             enough = (  # with many ranks each adds few tiles, so use the most pieces
                 count
@@ -210,7 +280,7 @@ class PushTwoShot(FusedVariant):
             config["AHEAD"] = min(2, spaces.tiles_at_once(hardware, config))
             configs.append(spaces.staggered_if_worth_it(problem, hardware, config, tiles))
         first = configs[0]
-        if _tiles(problem, first) * first["SPLIT_K"] > units:  # more than one wave
+        if tiles_in(problem, first) * first["SPLIT_K"] > units:  # more than one wave
             configs.append({**first, "STAGGERED": not first["STAGGERED"]})
             configs.append({**first, "AHEAD": space["AHEAD"][-1]})
         return [each for each in configs if self.prune_reason(problem, hardware, each) is None]
@@ -218,45 +288,51 @@ class PushTwoShot(FusedVariant):
     def prune_reason(
         self, problem: MatmulAllReduce, hardware: Hardware, config: Config
     ) -> str | None:
-        needed = ITEM_BYTES[config["WIRE"]] * _slot_elements(problem, config)
+        needed = ITEM_BYTES[config["WIRE"]] * slot_elements(problem, config)
         if needed > problem.slot_bytes:
             return f"{needed} bytes of whole tiles in a slot of {problem.slot_bytes}"
-        reason = spaces.staggered_prune_reason(hardware, config, _tiles(problem, config), problem.k)
+        reason = spaces.staggered_prune_reason(hardware, config, tiles_in(problem, config), problem.k)
         if reason is not None:
             return reason
         return super().prune_reason(problem, hardware, config)
 
     def plan(self, problem: MatmulAllReduce, fabric: Fabric, config: Config) -> Plan:
         world = problem.world_size
-        per_signal = -(-tiles_per_signal(_tiles(problem, config), config) // world) * world
-        turn = per_signal * config["SPLIT_K"]
+        schedule = schedule_of(problem, fabric.hardware, config)
+        turn = schedule.TILES_PER_SIGNAL * config["SPLIT_K"]
         turns_ahead = -(-config["AHEAD"] * fabric.hardware.compute_units // turn)
-        staggered = staggered_tiles(fabric.hardware, config)
 
         def layout(problem: MatmulAllReduce) -> Layout:
-            tiles = _tiles(problem, config)
-            ahead = min(turns_ahead * turn, tiles * config["SPLIT_K"]) + staggered
+            tiles = tiles_in(problem, config)
+            ahead = min(turns_ahead * turn, tiles * config["SPLIT_K"])
+            ahead += schedule.STAGGERED
             others = -(-tiles // world) * (config["PIECES"] + world - 1)
             sizes = (config["BLOCK_N"], ahead)
-            return Layout(tiles, others, _slot_elements(problem, config), sizes)
+            return Layout(tiles, others, slot_elements(problem, config), sizes)
 
-        constants = {
-            "EPILOGUE": Epilogue(problem.bias, problem.residual),
-            "SCHEDULE": Schedule(per_signal, config["PIECES"], staggered),
-        }
+        epilogue = Epilogue(problem.bias, problem.residual)
+        constants = {"EPILOGUE": epilogue, "SCHEDULE": schedule}
         return PushTwoShotPlan(problem, fabric, config, _push_two_shot, layout, constants)
 
 
 _ALL_WAVES = 64  # more waves of tile programs than there are
 
 
-def _tiles(problem: MatmulAllReduce, config: Config) -> int:
+def schedule_of(problem: MatmulAllReduce, hardware: Hardware, config: Config) -> Schedule:
+    """The schedule of a config: all ranks own equally many of the tiles that share a signal."""
+    world = problem.world_size
+    per_signal = -(-tiles_per_signal(tiles_in(problem, config), config) // world) * world
+    return Schedule(per_signal, config["PIECES"], staggered_tiles(hardware, config))
+
+
+def tiles_in(problem: MatmulAllReduce, config: Config) -> int:
+    """Number of tiles of the sum."""
     return tiles_of(problem.m, problem.n, config["BLOCK_M"], config["BLOCK_N"])
 
 
-def _slot_elements(problem: MatmulAllReduce, config: Config) -> int:
+def slot_elements(problem: MatmulAllReduce, config: Config) -> int:
     """Elements of a slot, in the WIRE type: own tiles from every source, and all sums."""
-    tiles, elements = _tiles(problem, config), config["BLOCK_M"] * config["BLOCK_N"]
+    tiles, elements = tiles_in(problem, config), config["BLOCK_M"] * config["BLOCK_N"]
     inboxes = -(-tiles // problem.world_size) * problem.world_size
     wire, own = ITEM_BYTES[config["WIRE"]], ITEM_BYTES[problem.dtype]
     return int(inboxes * elements + tiles * elements * own // wire)

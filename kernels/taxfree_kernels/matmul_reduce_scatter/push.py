@@ -25,7 +25,7 @@ import triton.language as tl
 from taxfree_kernels.device import sync
 from taxfree_kernels.device.exchange import wait_for_everybody
 from taxfree_kernels.device.pdl import gdc_wait
-from taxfree_kernels.device.peers import Peers, translate
+from taxfree_kernels.device.peers import translate
 from taxfree_kernels.device.tiles import swizzle2d, xcd_swizzle
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.hardware import Hardware
@@ -44,6 +44,7 @@ from taxfree_kernels.reduction.tile import (
     Schedule,
     announce_tile,
     partial_tile,
+    running_slot,
     sum_of_sources,
     tile_and_share,
 )
@@ -58,62 +59,84 @@ def _push(
 ):  # fmt: skip
     gdc_wait(GROUP)
     program = tl.program_id(0)
-    generation = sync.running_generation(buffers.control_ptr)
-    peers = Peers(buffers.control_ptr, buffers.heap_bases, rank, generation)
-    slot_ptr = tl.multiple_of(buffers.inbox_ptr + (generation % 2) * buffers.stride_slot, 16)
+    peers, slot_ptr = running_slot(buffers, rank)
+    tiles_m, tiles_n, owner_tiles = tiles_of_shards(m, shard.columns, GROUP, SCATTER_DIM, TILE)
+    senders = tiles_m * tiles_n * TILE.SPLIT_K + SCHEDULE.STAGGERED
+    if program < senders:
+        send_to_owners(
+            xcd_swizzle(program, senders, TILE.XCDS), x, w, stride_w, buffers, slot_ptr, peers, m,
+            k, shard_rows, shard, GROUP, TILE, SCHEDULE, SCATTER_DIM,
+        )  # fmt: skip
+    else:
+        add_piece(
+            program - senders, out_ptr, slot_ptr, peers, m, shard_rows, shard, GROUP, TILE,
+            SCHEDULE, SCATTER_DIM,
+        )  # fmt: skip
+    sync.leave(buffers.control_ptr)
+
+
+@triton.jit
+def send_to_owners(
+    number, x, w, stride_w, buffers, slot_ptr, peers, m, k, shard_rows, shard, GROUP: tl.constexpr,
+    TILE: tl.constexpr, SCHEDULE: tl.constexpr, SCATTER_DIM: tl.constexpr,
+):  # fmt: skip
+    """Compute a tile of this rank's partial sum, or a share; store its rows to their owners."""
     tiles_m, tiles_n, owner_tiles = tiles_of_shards(m, shard.columns, GROUP, SCATTER_DIM, TILE)
     tiles = tiles_m * tiles_n
-    senders = tiles * TILE.SPLIT_K + SCHEDULE.STAGGERED
-    if program < senders:
-        index = xcd_swizzle(program, senders, TILE.XCDS)
-        tile, split = tile_and_share(index, TILE.SPLIT_K, SCHEDULE.STAGGERED)
-        tile_m, tile_n = swizzle2d(tile, tiles_m, tiles_n, TILE.GROUP_M)
-        rows = tile_m * TILE.BLOCK_M + tl.arange(0, TILE.BLOCK_M)
-        owner, shard_row, first_col, shard_col = owner_of_tile(
-            rows, tile_n, owner_tiles, shard_rows, shard.columns, GROUP, SCATTER_DIM, TILE.BLOCK_N
+    tile, split = tile_and_share(number, TILE.SPLIT_K, SCHEDULE.STAGGERED)
+    tile_m, tile_n = swizzle2d(tile, tiles_m, tiles_n, TILE.GROUP_M)
+    rows = tile_m * TILE.BLOCK_M + tl.arange(0, TILE.BLOCK_M)
+    owner, shard_row, first_col, shard_col = owner_of_tile(
+        rows, tile_n, owner_tiles, shard_rows, shard.columns, GROUP, SCATTER_DIM, TILE.BLOCK_N
+    )
+    acc, is_whole = partial_tile(
+        tile, split, tiles, tile_m * TILE.BLOCK_M, m, first_col + shard_col,
+        first_col + shard.columns, x, w, stride_w, buffers, k, GROUP, TILE, SCHEDULE.STAGGERED,
+    )  # fmt: skip
+    if is_whole:
+        cols = shard_col + tl.arange(0, TILE.BLOCK_N)
+        own_ptr = slot_ptr + peers.rank.to(tl.int64) * shard.stride_source
+        target_ptr = translate(own_ptr, peers, owner)
+        target_ptr += shard_row.to(tl.int64) * shard.stride_row
+        mask = (rows < m)[:, None] & (cols < shard.stride_row)[None, :]
+        target = target_ptr[:, None] + cols[None, :]
+        tl.store(target, acc.to(slot_ptr.dtype.element_ty), mask=mask)
+        announce_tile(
+            tile, tiles, 0, buffers.counters_ptr + tiles, peers, GROUP, SCHEDULE.TILES_PER_SIGNAL
         )
-        acc, is_whole = partial_tile(
-            tile, split, tiles, tile_m * TILE.BLOCK_M, m, first_col + shard_col,
-            first_col + shard.columns, x, w, stride_w, buffers, k, GROUP, TILE, SCHEDULE.STAGGERED,
-        )  # fmt: skip
-        if is_whole:
-            cols = shard_col + tl.arange(0, TILE.BLOCK_N)
-            own_ptr = slot_ptr + rank.to(tl.int64) * shard.stride_source
-            target_ptr = translate(own_ptr, peers, owner)
-            target_ptr += shard_row.to(tl.int64) * shard.stride_row
-            mask = (rows < m)[:, None] & (cols < shard.stride_row)[None, :]
-            target = target_ptr[:, None] + cols[None, :]
-            tl.store(target, acc.to(slot_ptr.dtype.element_ty), mask=mask)
-            announce_tile(
-                tile, tiles, 0, buffers.counters_ptr + tiles, peers, GROUP,
-                SCHEDULE.TILES_PER_SIGNAL,
-            )  # fmt: skip
-    else:
-        ROWS: tl.constexpr = TILE.BLOCK_M // SCHEDULE.PIECES
-        index, piece = (program - senders) // SCHEDULE.PIECES, (program - senders) % SCHEDULE.PIECES
-        tile_m, tile_n = index // owner_tiles, index % owner_tiles
-        if SCATTER_DIM == 0:
-            tile_m += rank * shard_rows // TILE.BLOCK_M
-        sum_rows = tile_m * TILE.BLOCK_M + piece * ROWS + tl.arange(0, ROWS)
-        own_row = sum_rows
-        if SCATTER_DIM == 0:
-            own_row -= rank * shard_rows
-        cols = tile_n * TILE.BLOCK_N + tl.arange(0, TILE.BLOCK_N)
-        if SCATTER_DIM == 1:
-            tile_n += rank * owner_tiles
-        tile = index_of_tile(min(tile_m, tiles_m - 1), tile_n, tiles_m, tiles_n, TILE.GROUP_M)
-        arrived = wait_for_everybody(peers, tile // SCHEDULE.TILES_PER_SIGNAL, GROUP)
-        is_own = own_row < shard_rows
-        if SCATTER_DIM == 0:
-            is_own = is_own & (own_row >= 0)
-        at = own_row.to(tl.int64)[:, None] * shard.stride_row + cols[None, :]
-        was_sent = (is_own & (sum_rows < m))[:, None] & (cols < shard.stride_row)[None, :]
-        total = sum_of_sources(slot_ptr, shard.stride_source, at, was_sent, GROUP)
-        total = tl.where(arrived, total, float("nan"))
-        out = out_ptr + own_row.to(tl.int64)[:, None] * shard.columns + cols[None, :]
-        is_stored = is_own[:, None] & (cols < shard.columns)[None, :]
-        tl.store(out, total.to(out_ptr.dtype.element_ty), mask=is_stored)
-    sync.leave(buffers.control_ptr)
+
+
+@triton.jit
+def add_piece(
+    number, out_ptr, slot_ptr, peers, m, shard_rows, shard, GROUP: tl.constexpr,
+    TILE: tl.constexpr, SCHEDULE: tl.constexpr, SCATTER_DIM: tl.constexpr,
+):  # fmt: skip
+    """Add a piece of a tile of this rank's shard, once all ranks have sent it."""
+    tiles_m, tiles_n, owner_tiles = tiles_of_shards(m, shard.columns, GROUP, SCATTER_DIM, TILE)
+    ROWS: tl.constexpr = TILE.BLOCK_M // SCHEDULE.PIECES
+    index, piece = number // SCHEDULE.PIECES, number % SCHEDULE.PIECES
+    tile_m, tile_n = index // owner_tiles, index % owner_tiles
+    if SCATTER_DIM == 0:
+        tile_m += peers.rank * shard_rows // TILE.BLOCK_M
+    sum_rows = tile_m * TILE.BLOCK_M + piece * ROWS + tl.arange(0, ROWS)
+    own_row = sum_rows
+    if SCATTER_DIM == 0:
+        own_row -= peers.rank * shard_rows
+    cols = tile_n * TILE.BLOCK_N + tl.arange(0, TILE.BLOCK_N)
+    if SCATTER_DIM == 1:
+        tile_n += peers.rank * owner_tiles
+    tile = index_of_tile(min(tile_m, tiles_m - 1), tile_n, tiles_m, tiles_n, TILE.GROUP_M)
+    arrived = wait_for_everybody(peers, tile // SCHEDULE.TILES_PER_SIGNAL, GROUP)
+    is_own = own_row < shard_rows
+    if SCATTER_DIM == 0:
+        is_own = is_own & (own_row >= 0)
+    at = own_row.to(tl.int64)[:, None] * shard.stride_row + cols[None, :]
+    was_sent = (is_own & (sum_rows < m))[:, None] & (cols < shard.stride_row)[None, :]
+    total = sum_of_sources(slot_ptr, shard.stride_source, at, was_sent, GROUP)
+    total = tl.where(arrived, total, float("nan"))
+    out = out_ptr + own_row.to(tl.int64)[:, None] * shard.columns + cols[None, :]
+    is_stored = is_own[:, None] & (cols < shard.columns)[None, :]
+    tl.store(out, total.to(out_ptr.dtype.element_ty), mask=is_stored)
 
 
 @triton.jit
@@ -153,20 +176,29 @@ class Push(FusedVariant):
 
     def plan(self, problem: MatmulReduceScatter, fabric: Fabric, config: Config) -> Plan:
         def layout(problem: MatmulReduceScatter) -> Layout:
-            tiles, sums = _tiles_and_sums(problem, config)
-            rows, columns = problem.shard_rows, problem.shard_columns
-            shard = Shard(columns, padded_elements(rows, columns), padded_columns(columns))
-            programs = sums * config["PIECES"]
-            return Layout(tiles, programs, problem.inbox_elements, (rows, shard))
+            return layout_of(problem, config)
 
-        tiles, _ = _tiles_and_sums(problem, config)
-        schedule = Schedule(
-            tiles_per_signal(tiles, config),
-            config["PIECES"],
-            staggered_tiles(fabric.hardware, config),
-        )
-        constants = {"SCATTER_DIM": problem.scatter_dim, "SCHEDULE": schedule}
+        constants = constants_of(problem, fabric.hardware, config)
         return FusedPlan(problem, fabric, config, _push, layout, constants)
+
+
+def layout_of(problem: MatmulReduceScatter, config: Config) -> Layout:
+    """The layout of a launch: shards of the inbox have padded rows."""
+    tiles, sums = _tiles_and_sums(problem, config)
+    rows, columns = problem.shard_rows, problem.shard_columns
+    shard = Shard(columns, padded_elements(rows, columns), padded_columns(columns))
+    return Layout(tiles, sums * config["PIECES"], problem.inbox_elements, (rows, shard))
+
+
+def constants_of(
+    problem: MatmulReduceScatter, hardware: Hardware, config: Config
+) -> dict[str, Any]:
+    """The constants of a config besides its tiles."""
+    tiles, _ = _tiles_and_sums(problem, config)
+    schedule = Schedule(
+        tiles_per_signal(tiles, config), config["PIECES"], staggered_tiles(hardware, config)
+    )
+    return {"SCATTER_DIM": problem.scatter_dim, "SCHEDULE": schedule}
 
 
 def _tiles_and_sums(problem: MatmulReduceScatter, config: Config) -> tuple[int, int]:

@@ -99,24 +99,29 @@ class FusedPlan(Plan):
     def _of_size(self, m: int) -> Kernel:
         problem = resized(self._problem, m=m)
         layout = self._layout(problem)
-        buffers = Buffers(
-            *self._inbox, self._control, self._partials()[0], self._counters(), self._heap_bases
-        )
         sizes = (m, problem.n, problem.k, *layout.sizes)
         grid = layout.tiles * self._split_k + self._staggered + layout.others
-        return self._kernel.resized(grid, (buffers, self._rank, *sizes))
+        return self._kernel.resized(grid, (self._buffers(), self._rank, *sizes))
+
+    def _buffers(self) -> Buffers:
+        return Buffers(
+            *self._inbox, self._control, self._partials()[0], self._counters(), self._heap_bases
+        )
 
     def kernels(self, size: int) -> tuple[Kernel, ...]:
         return (self._sized[size],)
 
     def __call__(self, *tensors: Any) -> torch.Tensor:
         x, weight, *others, out = tensors
-        operands = x, weight
-        if self._tma:
-            operands = self._x_descriptors(x), self._w_descriptors(weight)
         kernel = self._sized[x.shape[0]]
-        kernel(*operands, weight.stride(), *self._epilogue(others, out), out)
+        kernel(*self._operands(x, weight), weight.stride(), *self._epilogue(others, out), out)
         return out
+
+    def _operands(self, x: torch.Tensor, weight: torch.Tensor) -> tuple[Any, Any]:
+        """The kernel's arguments for x and the weight."""
+        if self._tma:
+            return self._x_descriptors(x), self._w_descriptors(weight)
+        return x, weight
 
     def _epilogue(
         self, given: Sequence[torch.Tensor | None], out: torch.Tensor

@@ -8,6 +8,7 @@ from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.problem import ITEM_BYTES, PartialSum
 from taxfree_kernels.spaces import (
     allowed,
+    distinct,
     matmul_space,
     nearest_first,
     power_of_2,
@@ -145,6 +146,24 @@ def _first_on_cdna(rows: int) -> list[dict[str, Any]]:
         wide | {"BLOCK_N": 128, "GROUP_M": 4},
         wide | {"BLOCK_N": 256, "GROUP_M": 8},
     ]
+
+
+def two_kernel_space(space: Space) -> Space:
+    """`space` of a fused kernel for tiles and sums in kernels of their own."""
+    pieces = space["PIECES"]  # a program of few registers fits beside those of tiles
+    return {**space, "SPLIT_K": (1,), "STAGGERED": (False,), "PIECES": (*pieces, 2 * pieces[-1])}
+
+
+def two_kernel_seeds(
+    problem: PartialSum, hardware: Hardware, space: Space
+) -> list[dict[str, Any]]:
+    """Configs of a kernel of tiles beside one of sums, which adds the smallest pieces."""
+    configs = seed_configs(problem, hardware, space)
+    if hardware.backend == "cuda":
+        square = {"BLOCK_M": 128, "BLOCK_N": 128, "BLOCK_K": 64, "GROUP_M": 8, "TMA": True}
+        two_at_once = square | {"num_warps": 4, "num_stages": 3}
+        configs = [*allowed(problem, hardware, space, [two_at_once], prune_reason), *configs]
+    return distinct([{**config, "PIECES": space["PIECES"][-1]} for config in configs])
 
 
 def tiles_at_once(hardware: Hardware, config: Config) -> int:

@@ -9,7 +9,7 @@ import triton.language as tl
 
 from taxfree_kernels.device import sync
 from taxfree_kernels.device.exchange import signal_everybody, wait_for_everybody
-from taxfree_kernels.device.peers import translate
+from taxfree_kernels.device.peers import Peers, translate
 from taxfree_kernels.device.schedules import stream_k
 from taxfree_kernels.device.tiles import accumulate, accumulate_tma, swizzle2d
 from taxfree_kernels.reduction.epilogue import add_bias_residual
@@ -53,6 +53,15 @@ class Schedule(NamedTuple):
     TILES_PER_SIGNAL: int
     PIECES: int = 1
     STAGGERED: int = 0
+
+
+@triton.jit
+def running_slot(buffers, rank):
+    """The peers of the running call, and its slot."""
+    generation = sync.running_generation(buffers.control_ptr)
+    peers = Peers(buffers.control_ptr, buffers.heap_bases, rank, generation)
+    slot_ptr = tl.multiple_of(buffers.inbox_ptr + (generation % 2) * buffers.stride_slot, 16)
+    return peers, slot_ptr
 
 
 @triton.jit

@@ -1,0 +1,81 @@
+"""Two launches: tiles of this rank's partial sum, and beside them the sums of all ranks' tiles.
+
+A kernel that also adds has as much shared memory for each of its programs as a tile needs, so its
+adders start when tiles have ended. Here they are programs of a kernel of their own, with registers
+and no shared memory, for which a compute unit has room beside the programs of tiles.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from taxfree_kernels.fabric.base import Fabric
+from taxfree_kernels.launch import Kernel
+from taxfree_kernels.problem import PartialSum
+from taxfree_kernels.reduction import spaces
+from taxfree_kernels.reduction.fused import FusedPlan, Layout
+from taxfree_kernels.variant import Config, resized
+
+_SUM_WARPS = 4
+#: registers of a thread that leave room for a sum's program beside two programs of 128 x 128
+_TILE_REGISTERS, _SUM_REGISTERS = 208, 96
+
+
+class TwoKernelPlan(FusedPlan):
+    """A kernel whose programs compute tiles one after another, and one whose programs add.
+
+    On NVIDIA the second is launched once all programs of the first have begun: they are as many as
+    fit at once. It waits for tiles by their signals, and its last program for the end of the first.
+
+    Args:
+        tiles: the first kernel. It takes x, the weight and its strides, then what a fused kernel
+            takes behind the output; see :class:`FusedPlan`.
+        sums: the second kernel, which takes the addends and the output first.
+        constants: of both; `sum_constants` of the second alone.
+    """
+
+    launches = 2
+
+    def __init__(
+        self,
+        problem: PartialSum,
+        fabric: Fabric,
+        config: Config,
+        tiles: Any,
+        sums: Any,
+        layout: Callable[[Any], Layout],
+        constants: Mapping[str, Any],
+        sum_constants: Mapping[str, Any],
+    ) -> None:
+        super().__init__(problem, fabric, config, tiles, layout, constants)
+        hardware = fabric.hardware
+        self._at_once = spaces.tiles_at_once(hardware, config) * hardware.compute_units
+        options = dict(self._kernel.options)
+        if fabric.backend == "cuda":
+            self._kernel.options["maxnreg"] = _TILE_REGISTERS
+            options["maxnreg"] = _SUM_REGISTERS
+        if "num_warps" in options:
+            options["num_warps"] = _SUM_WARPS
+        self._sums = Kernel(
+            sums, 0, {**self._kernel.constants, **sum_constants}, options, beside=True
+        )
+
+    def _of_size(self, m: int) -> tuple[Kernel, Kernel]:
+        problem = resized(self._problem, m=m)
+        layout = self._layout(problem)
+        last_args = (self._buffers(), self._rank, m, problem.n, problem.k, *layout.sizes)
+        tiles = self._kernel.resized(min(layout.tiles, self._at_once), last_args)
+        return tiles, self._sums.resized(layout.others, last_args)
+
+    def kernels(self, size: int) -> tuple[Kernel, ...]:
+        return self._sized[size]
+
+    def __call__(self, *tensors: Any) -> torch.Tensor:
+        x, weight, *others, out = tensors
+        tiles, sums = self._sized[x.shape[0]]
+        tiles(*self._operands(x, weight), weight.stride())
+        sums(*self._epilogue(others, out), out)
+        return out
