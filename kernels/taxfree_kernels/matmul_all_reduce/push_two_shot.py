@@ -200,24 +200,28 @@ def add_piece(
 @triton.jit
 def copy_sum(
     copier, out_ptr, inbox, counts, peers, m, n, GROUP: tl.constexpr, TILE: tl.constexpr,
-    SCHEDULE: tl.constexpr,
+    SCHEDULE: tl.constexpr, PIECES: tl.constexpr = 1,
 ):  # fmt: skip
-    """Copy the sum of a peer's tile to the output, once it has arrived."""
+    """Copy the sum of a peer's tile to the output, once it has arrived, in PIECES pieces."""
+    ROWS: tl.constexpr = TILE.BLOCK_M // PIECES
     own = copier // (GROUP.WORLD - 1)
     source = (peers.rank + 1 + copier % (GROUP.WORLD - 1)) % GROUP.WORLD
     tile = own * GROUP.WORLD + source
     if tile < counts.tiles:
         tile_m, tile_n = swizzle2d(tile, counts.tiles_m, counts.tiles_n, TILE.GROUP_M)
-        row = tl.arange(0, TILE.BLOCK_M)
+        row = tl.arange(0, ROWS)
         rows = tile_m * TILE.BLOCK_M + row
         cols = tile_n * TILE.BLOCK_N + tl.arange(0, TILE.BLOCK_N)
         group = own // (SCHEDULE.TILES_PER_SIGNAL // GROUP.WORLD)
         arrived = sync.wait(peers, counts.groups + group, source, GROUP)
         sum_ptr = inbox.sums_ptr + tile.to(tl.int64) * (TILE.BLOCK_M * TILE.BLOCK_N)
-        at = offsets_in_tile(row, inbox.stride_row, TILE.BLOCK_N)
-        result = tl.load(sum_ptr + at, mask=(rows < m)[:, None])
-        result = tl.where(arrived, result, float("nan"))
-        store_tile(out_ptr, rows, cols, rows < m, n, result)
+        for piece in tl.static_range(PIECES):
+            below = piece * ROWS
+            mask = rows + below < m
+            at = offsets_in_tile(row + below, inbox.stride_row, TILE.BLOCK_N)
+            result = tl.load(sum_ptr + at, mask=mask[:, None])
+            result = tl.where(arrived, result, float("nan"))
+            store_tile(out_ptr, rows + below, cols, mask, n, result)
 
 
 @triton.jit

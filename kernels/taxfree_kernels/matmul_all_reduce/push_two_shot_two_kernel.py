@@ -85,7 +85,9 @@ def _sums(
             EPILOGUE, SCHEDULE,
         )  # fmt: skip
     else:
-        copy_sum(number, out_ptr, inbox, counts, peers, m, n, GROUP, TILE, SCHEDULE)
+        copy_sum(
+            number, out_ptr, inbox, counts, peers, m, n, GROUP, TILE, SCHEDULE, SCHEDULE.PIECES
+        )
     if program == tl.num_programs(0) - 1:
         gdc_wait(GROUP)
     sync.leave(buffers.control_ptr)

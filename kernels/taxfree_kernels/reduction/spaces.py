@@ -8,7 +8,6 @@ from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.problem import ITEM_BYTES, PartialSum
 from taxfree_kernels.spaces import (
     allowed,
-    distinct,
     matmul_space,
     nearest_first,
     power_of_2,
@@ -150,20 +149,29 @@ def _first_on_cdna(rows: int) -> list[dict[str, Any]]:
 
 def two_kernel_space(space: Space) -> Space:
     """`space` of a fused kernel for tiles and sums in kernels of their own."""
-    pieces = space["PIECES"]  # a program of few registers fits beside those of tiles
-    return {**space, "SPLIT_K": (1,), "STAGGERED": (False,), "PIECES": (*pieces, 2 * pieces[-1])}
+    pieces = space["PIECES"]
+    smaller = (*pieces, 2 * pieces[-1], 4 * pieces[-1])
+    return {**space, "SPLIT_K": (1,), "STAGGERED": (False,), "PIECES": smaller}
+
+
+_PIECE = 2048  # elements that 128 threads of 80 registers add
 
 
 def two_kernel_seeds(
     problem: PartialSum, hardware: Hardware, space: Space
 ) -> list[dict[str, Any]]:
-    """Configs of a kernel of tiles beside one of sums, which adds the smallest pieces."""
+    """Configs of a kernel of tiles beside one of sums, whose programs have few registers."""
     configs = seed_configs(problem, hardware, space)
     if hardware.backend == "cuda":
         square = {"BLOCK_M": 128, "BLOCK_N": 128, "BLOCK_K": 64, "GROUP_M": 8, "TMA": True}
-        two_at_once = square | {"num_warps": 4, "num_stages": 3}
-        configs = [*allowed(problem, hardware, space, [two_at_once], prune_reason), *configs]
-    return distinct([{**config, "PIECES": space["PIECES"][-1]} for config in configs])
+        wide = {"BLOCK_N": 256, "num_warps": 8, "num_stages": 4}
+        guesses = [square | {"num_warps": 4, "num_stages": 3}, square | wide]
+        configs = allowed(problem, hardware, space, guesses, prune_reason)
+    pieces = [max(1, config["BLOCK_M"] * config["BLOCK_N"] // _PIECE) for config in configs]
+    return [
+        within(space, {**config, "PIECES": count})
+        for config, count in zip(configs, pieces, strict=True)
+    ]
 
 
 def tiles_at_once(hardware: Hardware, config: Config) -> int:

@@ -20,8 +20,8 @@ from taxfree_kernels.reduction.fused import FusedPlan, Layout
 from taxfree_kernels.variant import Config, resized
 
 _SUM_WARPS = 4
-#: registers of a thread that leave room for a sum's program beside two programs of 128 x 128
-_TILE_REGISTERS, _SUM_REGISTERS = 208, 96
+#: registers of a thread that leave room for a sum's program beside 256 threads that multiply
+_TILE_REGISTERS, _SUM_REGISTERS = 216, 80
 
 
 class TwoKernelPlan(FusedPlan):
