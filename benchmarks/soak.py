@@ -3,10 +3,14 @@
     python -m benchmarks.soak --gpus 4 --calls 1000000
 
 All variants take turns on one pool, and each also runs alone; in captured graphs and eagerly; with
-pauses between calls and between the kernels of a call, then also inside kernels. Each case runs
-with generations that cross the 31-bit and 32-bit limits halfway, and with generations that end just
-below the limit of the generation word. The soak stops at the first mismatch (exit code 4) or lost
-peer (5). The record is written to ``benchmarks/results/soak``.
+pauses between calls and between the kernels of a call; without pauses, in chains with nothing
+between calls; then with pauses also inside kernels. Each case runs with generations that cross the
+31-bit and 32-bit limits halfway, and with generations that end just below the limit of the
+generation word. The soak stops at the first mismatch (exit code 4) or lost peer (5). The record is
+written to ``benchmarks/results/soak``.
+
+Variants that load early what a caller promises to be static run with the promise and without.
+``--shapes "all_gather_matmul m=16,128 n=256 k=2048"`` soaks such problems instead of tiny ones.
 
 With ``--share``, more ranks than GPUs share the GPUs, which tests the protocols on the GPU's own
 memory, but neither links nor speed.
@@ -16,6 +20,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import itertools
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -28,13 +33,14 @@ from benchmarks.commands import exit_code, keep, parser, positive
 from benchmarks.soak_ranks import Member, Stretch
 from taxfree import devices
 from taxfree.errors import TaxfreeError, WrongResult, one_line
+from taxfree.shapes import ShapeRequest, expand
 from taxfree.workers.group import WorkerGroup
 from taxfree_kernels.device import control
 from taxfree_kernels.fabric.gpu import SHARING
 from taxfree_kernels.variant import operation_names, operation_shapes
 
 FOLDER = Path(__file__).parent / "results" / "soak"
-PAUSES = ("between", "inside")
+PAUSES = ("between", "none", "inside")
 SHARES = {"graph": 0.85, "eager": 0.15}  # of the calls
 TIMEOUT_S = 20.0
 DEADLINE_S = 300.0
@@ -49,10 +55,12 @@ class Row:
     Args:
         op, variant: of the calls; "all" and "mixed" where they take turns.
         mode: "graph" or "eager".
-        pauses: "between" calls and between a call's kernels, or "inside" kernels as well.
+        pauses: "between" calls and between a call's kernels, or "inside" kernels as well; "none":
+            nothing lies between calls.
         calls, mismatches: on each rank, and over all ranks.
         seconds: of the slowest rank; pauses and comparisons included.
-        calls_by_variant: "op variant" -> calls.
+        calls_by_variant: "op variant" -> calls; of calls with a promise that their kernel uses,
+            "op variant promised".
     """
 
     op: str
@@ -77,41 +85,47 @@ class Row:
 
 def soak(
     group: WorkerGroup,
-    pauses: str,
+    pauses: Sequence[str],
     modes: Sequence[str],
     calls: int,
     seed: int,
     names: Sequence[str] = (),
+    problems: Sequence[Any] = (),
+    configs: int = 2,
 ) -> Iterator[Row]:
     """Soak one group of ranks that has run no kernels yet, about `calls` times.
 
     Args:
+        pauses: of :data:`PAUSES`; "inside" alone, because it changes kernels.
         names: of variants; all if there are none.
+        problems: tiny ones of all operations if there are none.
+        configs: number per variant and problem, see :class:`benchmarks.soak_ranks.Soak`.
 
     Raises:
         WrongResult: an output differs.
         TaskFailed: a peer was lost.
         TaxfreeError: a variant could not be made ready.
     """
-    members = _members(group, seed, pauses, names)
+    ready = {"seed": seed, "configs": configs, "names": names, "problems": problems}
+    members = _members(group, inside="inside" in pauses, **ready)
     alone: dict[tuple[str, str], list[int]] = {}
     for index, member in enumerate(members):
         alone.setdefault((member.op, member.variant), []).append(index)
     everything = {("all", "mixed"): list(range(len(members)))}
-    for mode in modes:
-        most = calls * SHARES[mode] / sum(SHARES[each] for each in modes) / 2
-        for choices, share in ((everything, most), (alone, most / len(alone))):
+    for kind, mode in itertools.product(pauses, modes):
+        share = SHARES[mode] / sum(SHARES[each] for each in modes)
+        most = calls * share / len(pauses) / 2
+        for choices, each in ((everything, most), (alone, most / len(alone))):
             for (op, variant), chosen in choices.items():
-                yield _row(group, op, variant, mode, pauses, members, chosen, share)
+                yield _row(group, op, variant, mode, kind, members, chosen, each)
 
 
-def _members(group: WorkerGroup, seed: int, pauses: str, names: Sequence[str]) -> list[Member]:
-    """Prepare the members of a soak on all ranks.
+def _members(group: WorkerGroup, **arguments: Any) -> list[Member]:
+    """Prepare the members of a soak on all ranks, with arguments of its `make_ready`.
 
     Raises:
         TaxfreeError: no config of a variant can be compiled.
     """
-    arguments = {"seed": seed, "configs": 2, "inside": pauses == "inside", "names": names}
     members: list[Member]
     left_out: list[tuple[Member, str]]
     members, left_out = group.call(soak_ranks.make_ready, DEADLINE_S, **arguments)[0]
@@ -136,12 +150,13 @@ def _row(
     made: Counter[str] = Counter()
     seconds = 0.0
     for first, count in _stretches(calls, mode):
-        run = {"members": chosen, "mode": mode, "first_generation": first, "calls": count}
+        run = {"members": chosen, "mode": mode, "chained": pauses == "none"}
+        run |= {"first_generation": first, "calls": count}
         stretches: list[Stretch] = group.call(soak_ranks.run, DEADLINE_S, **run)
         for rank, stretch in enumerate(stretches):
             _require_right(rank, stretch, members, f"{mode}, pauses {pauses}, from {first} on")
         for member, times in zip(members, stretches[0].calls, strict=True):
-            made[f"{member.op} {member.variant}"] += times
+            made[f"{member.op} {member.variant}{' promised' * member.promised}"] += times
         seconds += max(stretch.seconds for stretch in stretches)
     by_variant = {name: times for name, times in made.items() if times}
     return Row(op, variant, mode, pauses, made.total(), 0, seconds, by_variant)
@@ -164,7 +179,8 @@ def _require_right(rank: int, stretch: Stretch, members: Sequence[Member], where
     member = members[first]
     raise WrongResult(
         f"{member.op} {member.variant}: {sum(wrong.values())} mismatches on rank {rank} ({where}), "
-        f"first in call {stretch.first_mismatch[first]}: {member.problem}, {member.config}",
+        f"first in call {stretch.first_mismatch[first]}: {member.problem}, {member.config}"
+        f"{', with the promise of static inputs' * member.promised}",
         "the same --seed makes the same calls in the same order",
     )
 
@@ -184,7 +200,8 @@ def record(
     return {
         "seed": seed,
         "pauses": {
-            "between": f"half of them; up to {longest:.1f} us before a call and its later kernels",
+            "between": f"half of them; up to {longest:.1f} us before the copies of inputs to a "
+            "call, and before its later kernels",
             "inside": f"as between; up to {longest_inside:.1f} us before signals, behind waits",
         },
         "calls": calls,
@@ -204,6 +221,12 @@ def main() -> int:
     made.add_argument("--calls", type=positive, default=1_000_000, help="at least, in total")
     made.add_argument("--seed", type=int, default=0)
     made.add_argument("--variant", dest="names", action="append", default=[], help="only these")
+    made.add_argument(
+        "--shapes", action="append", default=[], metavar="OP SHAPE",
+        help="problems, instead of tiny ones of all operations",
+    )  # fmt: skip
+    made.add_argument("--configs", type=positive, default=2, help="of each variant and problem")
+    made.add_argument("--pauses", choices=PAUSES, nargs="+", default=PAUSES)
     options = made.parse_args()
     return exit_code(lambda: _soak_all(options))
 
@@ -216,16 +239,24 @@ def _soak_all(options: argparse.Namespace) -> None:
     if shared_gpus is None:
         devices.require(fabric, world_size)
     variables = {} if shared_gpus is None else {SHARING: "1"}
-    problems = [each for op in operation_names() for each in operation_shapes(op).tiny(world_size)]
-    heap_bytes = devices.heap_bytes(problems)
+    problems = [each for text in options.shapes for each in _problems(text, world_size)]
+    tiny = [each for op in operation_names() for each in operation_shapes(op).tiny(world_size)]
+    heap_bytes = devices.heap_bytes(problems or tiny)
     modes = ["eager"] if fabric == "host" else ["graph", "eager"]
     rows: list[Row] = []
     us_per_load, stopped_by = 0.0, None
     try:
-        for pauses in PAUSES:  # each compiles other kernels, in new processes
+        # pauses inside kernels are compiled into them, in new processes
+        for inside in (False, True):
+            pauses = [each for each in options.pauses if (each == "inside") == inside]
+            if not pauses:
+                continue
             with WorkerGroup(world_size, fabric, heap_bytes, TIMEOUT_S, variables) as group:
-                calls = options.calls // len(PAUSES)
-                for row in soak(group, pauses, modes, calls, options.seed, options.names):
+                calls = options.calls * len(pauses) // len(options.pauses)
+                for row in soak(
+                    group, pauses, modes, calls, options.seed, options.names, problems,
+                    options.configs,
+                ):  # fmt: skip
                     print(row, flush=True)
                     # not before the first row: a soak needs ranks that have run no kernels
                     us_per_load = us_per_load or max(group.call(soak_ranks.us_per_load, DEADLINE_S))
@@ -243,6 +274,12 @@ def _soak_all(options: argparse.Namespace) -> None:
                 f"the longest pause was {longest_us:.0f} us"
             )
             keep(found, group, fabric, FOLDER, options.out, shared_gpus)
+
+
+def _problems(text: str, world_size: int) -> list[Any]:
+    """The problems of "OP SHAPE", for ranks that the shape does not name."""
+    op, _, shape = text.partition(" ")
+    return expand(op, ShapeRequest([shape], world_sizes=(world_size,), dtype="bf16"))
 
 
 if __name__ == "__main__":

@@ -1,23 +1,33 @@
 """The soak on the ranks: calls in random order, pauses, changing inputs, outputs compared.
 
-All work between two calls is on the device. Before a call, a kernel pauses, copies one of a few
-sets of inputs and poisons the output; after it, another compares the output with that set's result.
-The set and each rank's pause are drawn from the number of the call in device memory, so each replay
-of a graph draws new ones.
+All work between two calls is on the device. Before a call, one kernel copies the inputs that a
+caller may promise to be static, of one of a few sets, and another the set's other inputs. The
+second lets the call's kernel begin early, pauses, and poisons the output. After the call, a kernel
+compares the output with the set's result. The set and each rank's pauses are drawn from the number
+of the call in device memory, so each replay of a graph draws new ones.
+
+So the promise of static inputs holds: an ordinary kernel lies between their copy and the call. What
+is not promised is written while the call's kernel may have begun.
+
+In a chain nothing lies between calls. Each call has its own output and reads one of the sets, which
+nobody writes; all outputs are compared when the chain has ended.
 
 Inputs are small integers, whose sums are exact in any order: one different value is a mismatch.
+Results are computed on the CPU, because ranks that share a GPU through NVIDIA's multi-process
+service got wrong products from cuBLAS.
 """
 
 from __future__ import annotations
 
 import contextlib
+import copy
 import itertools
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextvars import Context
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from random import Random
 from typing import Any
 
@@ -29,6 +39,8 @@ from taxfree._runtime.collectives import Failure, attempt
 from taxfree.fingerprints import rows_field
 from taxfree_kernels.cross_compile.record import record
 from taxfree_kernels.device import control, packets, sync
+from taxfree_kernels.device.pdl import gdc_launch_dependents
+from taxfree_kernels.device.peers import Group
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.fabric.layout import aligned
 from taxfree_kernels.launch import Kernel, compiling, launch_normally, launching_through
@@ -36,6 +48,7 @@ from taxfree_kernels.problem import MatmulProblem
 from taxfree_kernels.variant import (
     Plan,
     Variant,
+    op_of,
     operation,
     operation_names,
     operation_shapes,
@@ -48,6 +61,12 @@ GRAPH_CALLS = 200
 GRAPHS = 2  # captured orders of calls, for each choice of members
 MOST_LOADS = 64  # of a pause, one after another
 MOST_LOADS_INSIDE = 16  # of a pause inside a kernel, where many programs pause
+_BLOCK = 4096  # elements that a program copies or compares at a time
+_COPIERS = 8  # programs that copy inputs, at most
+_CPU = torch.device("cpu")
+#: operation -> inputs that a caller may promise to be static: see :func:`taxfree.init`
+_STATIC = {"flash_decode": range(1, 5), "attention": range(0)}
+_WEIGHT = range(1, 2)  # of other operations
 
 # -- kernels ------------------------------------------------------------------------------------
 
@@ -84,7 +103,8 @@ def _pause_between(call_ptr, stream, MOST: tl.constexpr):
 @triton.jit(do_not_specialize=["seed", "stream", "words", "elements"])
 def _begin(
     call_ptr, rows_ptr, inputs_ptr, words, out_ptr, elements, seed, stream,
-    SETS: tl.constexpr, MOST: tl.constexpr, BLOCK: tl.constexpr,
+    GROUP: tl.constexpr, LAUNCH_NEXT: tl.constexpr, SETS: tl.constexpr, MOST: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Pause, put one row of `rows_ptr` in the place of the inputs, fill the output with NaN.
 
@@ -93,22 +113,26 @@ def _begin(
         rows_ptr: int32 [SETS, words]; inputs_ptr: int32 [words].
         out_ptr: [elements].
         seed, stream: random streams of all ranks together, and of this rank.
+        LAUNCH_NEXT: let the next kernel begin before all that.
     """
+    if LAUNCH_NEXT:
+        gdc_launch_dependents(GROUP)
     call = tl.load(call_ptr)
     _pause(call_ptr, stream, call, MOST)
-    row_ptr = rows_ptr + _draw(seed, call) % SETS * words
-    for begin in range(0, words, BLOCK):
+    row_ptr = rows_ptr + (_draw(seed, call) % SETS).to(tl.int64) * words
+    first, stride = tl.program_id(0) * BLOCK, tl.num_programs(0) * BLOCK
+    for begin in range(first, words, stride):
         at = begin + tl.arange(0, BLOCK)
         tl.store(inputs_ptr + at, tl.load(row_ptr + at, mask=at < words), mask=at < words)
     nothing = tl.full((BLOCK,), float("nan"), tl.float32).to(out_ptr.dtype.element_ty)
-    for begin in range(0, elements, BLOCK):
+    for begin in range(first, elements, stride):
         at = begin + tl.arange(0, BLOCK)
         tl.store(out_ptr + at, nothing, mask=at < elements)
 
 
-@triton.jit(do_not_specialize=["seed", "elements", "member"])
+@triton.jit(do_not_specialize=["seed", "elements", "member", "chosen"])
 def _end(
-    call_ptr, results_ptr, out_ptr, elements, seed, wrong_ptr, first_ptr, member,
+    call_ptr, results_ptr, out_ptr, elements, seed, wrong_ptr, first_ptr, member, chosen,
     SETS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Compare the output with the result of its set, count a mismatch, and count the call.
@@ -116,9 +140,11 @@ def _end(
     Args:
         results_ptr: [SETS, elements].
         wrong_ptr, first_ptr: int64 [members]: mismatches, and the number of the first such call.
+        chosen: the set; negative if it was drawn.
     """
     call = tl.load(call_ptr)
-    result_ptr = results_ptr + _draw(seed, call) % SETS * elements
+    number = tl.where(chosen < 0, _draw(seed, call) % SETS, chosen)
+    result_ptr = results_ptr + number.to(tl.int64) * elements
     differs = tl.zeros((BLOCK,), tl.int32)
     for begin in range(0, elements, BLOCK):
         at = begin + tl.arange(0, BLOCK)
@@ -189,12 +215,17 @@ def pausing_inside() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Member:
-    """One plan of a soak: a variant with a config on a problem."""
+    """One plan of a soak: a variant with a config on a problem.
+
+    Args:
+        promised: whether the caller promises that weights and caches are static.
+    """
 
     op: str
     problem: Any
     variant: str
     config: dict[str, Any]
+    promised: bool = False
 
 
 @dataclass(frozen=True)
@@ -213,24 +244,59 @@ class Stretch:
     first_mismatch: list[int]
 
 
+_Tensors = Sequence[torch.Tensor | None]
+
+
 class _Bank:
-    """The sets of inputs of a problem with their results, and the buffers of calls."""
+    """The sets of inputs of a problem with their results, and the buffers of calls.
+
+    Attributes:
+        parts: of the inputs, those that may be promised to be static and the others: int32
+            [SETS, words] of all sets, and int32 [words] of the set of a call.
+        inputs: of a call, in the memory of `parts`.
+        sets: the inputs of each set.
+    """
 
     def __init__(self, fabric: Fabric, op: str, problem: Any) -> None:
         found, rank, device = operation(op), fabric.rank, fabric.device
-        sets = [found.make_inputs(problem, rank, s, device, integers=True) for s in range(SETS)]
-        results = [found.reference(problem, rank, s, device, integers=True) for s in range(SETS)]
+        made = [found.make_inputs(problem, rank, s, _CPU, integers=True) for s in range(SETS)]
+        results = [found.reference(problem, rank, s, _CPU, integers=True) for s in range(SETS)]
         self.size = getattr(problem, rows_field(op))
         self.out = found.empty_output(problem, device)
-        self.results = torch.stack(results).to(self.out.dtype)
-        self.rows = torch.stack([_packed(each, device) for each in sets])
-        self.row = torch.empty_like(self.rows[0])
-        self.inputs = _unpacked(self.row, sets[0])
+        self.results = torch.stack(results).to(self.out.dtype).to(device)
+        static = _STATIC.get(op, _WEIGHT)
+        self.parts: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self.inputs: tuple[torch.Tensor | None, ...] = (None,) * len(made[0])
+        self.sets = [self.inputs] * SETS
+        for is_static in (True, False):
+            part = [_only(each, static, is_static) for each in made]
+            rows = torch.stack([_packed(each) for each in part]).to(device)
+            row = torch.empty_like(rows[0])
+            self.parts.append((rows, row))
+            self.inputs = _either(self.inputs, _unpacked(row, part[0]))
+            self.sets = [
+                _either(before, _unpacked(own, each))
+                for before, own, each in zip(self.sets, rows, part, strict=True)
+            ]
+
+    @cached_property
+    def chained(self) -> torch.Tensor:
+        """The outputs of a chain's calls, each in its place."""
+        return torch.stack([self.out] * GRAPH_CALLS)
 
 
-def _packed(tensors: Sequence[torch.Tensor | None], device: torch.device) -> torch.Tensor:
+def _only(tensors: _Tensors, static: range, is_static: bool) -> list[torch.Tensor | None]:
+    """The static tensors or the others, with None in the places of the rest."""
+    return [each if (at in static) == is_static else None for at, each in enumerate(tensors)]
+
+
+def _either(some: _Tensors, others: _Tensors) -> tuple[torch.Tensor | None, ...]:
+    return tuple([a if b is None else b for a, b in zip(some, others, strict=True)])
+
+
+def _packed(tensors: _Tensors) -> torch.Tensor:
     """The storages of tensors, one behind the other and aligned, as int32."""
-    parts = [torch.empty(0, dtype=torch.uint8, device=device)]
+    parts = [torch.empty(0, dtype=torch.uint8)]
     for tensor in tensors:
         if tensor is not None:
             storage = parts[0].new_empty(0).set_(tensor.untyped_storage())
@@ -238,9 +304,7 @@ def _packed(tensors: Sequence[torch.Tensor | None], device: torch.device) -> tor
     return torch.cat(parts).view(torch.int32)
 
 
-def _unpacked(
-    row: torch.Tensor, like: Sequence[torch.Tensor | None]
-) -> tuple[torch.Tensor | None, ...]:
+def _unpacked(row: torch.Tensor, like: _Tensors) -> tuple[torch.Tensor | None, ...]:
     """Tensors with the layouts of the packed ones, in the memory of `row`."""
     found: list[torch.Tensor | None] = []
     begin, row = 0, row.view(torch.uint8)
@@ -261,31 +325,40 @@ class _Caller:
 
     Args:
         counters: the number of the call; mismatches and the first one, by member.
-        streams: of random numbers: one that all ranks share, two of this rank alone.
+        streams: of random numbers: one that all ranks share, three of this rank alone.
     """
 
     def __init__(
         self,
+        fabric: Fabric,
         plan: Plan,
         bank: _Bank,
         member: int,
         counters: tuple[torch.Tensor, ...],
-        streams: tuple[int, int, int],
+        streams: tuple[int, int, int, int],
     ) -> None:
-        self.plan, self._bank = plan, bank
+        self.plan, self.bank = plan, bank
         call, wrong, first = counters
-        shared, before, between = streams
-        words, elements = bank.row.numel(), bank.out.numel()
-        blocks = {"BLOCK": 1024, "SETS": SETS}
-        self._begin = partial(
-            Kernel(_begin, 1, {"MOST": MOST_LOADS, **blocks}),
-            call, bank.rows, bank.row, words, bank.out, elements, shared, before,
-        )  # fmt: skip
+        shared, before, early, between = streams
+        group = {"GROUP": Group(fabric.world_size, fabric.backend)}
+        sizes = {"BLOCK": _BLOCK, "SETS": SETS}
+        self._begin: list[Callable[[], object]] = []
+        for (rows, row), poisoned in zip(bank.parts, (0, bank.out.numel()), strict=True):
+            blocks = max(1, -(-max(row.numel(), poisoned) // _BLOCK))
+            constants = {"LAUNCH_NEXT": poisoned > 0, "MOST": MOST_LOADS, **group, **sizes}
+            begin = Kernel(_begin, min(blocks, _COPIERS), constants)
+            stream = early if poisoned else before
+            self._begin.append(
+                partial(begin, call, rows, row, row.numel(), bank.out, poisoned, shared, stream)
+            )
         self._pause = partial(Kernel(_pause_between, 1, {"MOST": MOST_LOADS}), call, between)
-        self._end = partial(
-            Kernel(_end, 1, blocks),
-            call, bank.results, bank.out, elements, shared, wrong, first, member,
-        )  # fmt: skip
+        compare = Kernel(_end, 1, sizes)
+        elements = bank.out.numel()
+
+        def end(out: torch.Tensor, chosen: int) -> None:
+            compare(call, bank.results, out, elements, shared, wrong, first, member, chosen)
+
+        self._end = end
 
     def call(self) -> None:
         """Make one call with its pauses and its comparison."""
@@ -295,22 +368,31 @@ class _Caller:
             Context().run(next(pauses))  # a new context: its own kernel is launched without a pause
             launch_normally(kernel, args)
 
-        self._begin()
+        for begin in self._begin:
+            begin()
         with launching_through(launch_after_pause):
             self._run()
-        self._end()
+        self._end(self.bank.out, -1)
+
+    def call_chained(self, chosen: int, place: int) -> None:
+        """Make the call at a place of a chain, on the inputs of a set; nothing else."""
+        self.plan(*self.bank.sets[chosen], self.bank.chained[place])
+
+    def compare_chained(self, chosen: int, place: int) -> None:
+        """Compare the output of such a call."""
+        self._end(self.bank.chained[place], chosen)
 
     def compile(self) -> None:
         """Compile the kernels of a call, and run none of them."""
-        parts: list[Callable[[], object]] = [self._begin, self._pause, self._end]
-        if self.plan.kernels(self._bank.size):
+        parts = [*self._begin, self._pause, partial(self._end, self.bank.out, -1)]
+        if self.plan.kernels(self.bank.size):
             parts.append(self._run)
         with compiling():
             for part in parts:
                 part()
 
     def _run(self) -> None:
-        self.plan(*self._bank.inputs, self._bank.out)
+        self.plan(*self.bank.inputs, self.bank.out)
 
 
 _Graph = tuple[torch.cuda.CUDAGraph, Counter[int]]  # with how often it calls each member
@@ -322,14 +404,22 @@ class Soak:
     Args:
         fabric: of this rank; all members share its pool.
         seed: of configs, of the order of calls and of the draws on the device.
-        configs: number per variant and problem: the default, and others drawn from the space.
-            A config that does not compile is left out.
+        configs: number per variant and problem: one half seed configs, the default first, the
+            other drawn from the space. A config that does not compile is left out. One that needs
+            a promise runs with it and without.
         inside: whether programs pause too; for kernels that have not run in this process.
         names: of variants; all if there are none.
+        problems: tiny ones of all operations if there are none.
     """
 
     def __init__(
-        self, fabric: Fabric, seed: int, configs: int, inside: bool, names: Sequence[str] = ()
+        self,
+        fabric: Fabric,
+        seed: int,
+        configs: int,
+        inside: bool,
+        names: Sequence[str] = (),
+        problems: Sequence[Any] = (),
     ) -> None:
         self.members: list[Member] = []
         self.left_out: list[tuple[Member, str]] = []
@@ -337,9 +427,10 @@ class Soak:
         self._pauses = pausing_inside if inside else contextlib.nullcontext
         self._callers: list[_Caller] = []
         self._banks: dict[Any, _Bank] = {}
-        self._graphs: dict[tuple[int, ...], list[_Graph]] = {}
+        self._graphs: dict[tuple[tuple[int, ...], bool], list[_Graph]] = {}
         with self._pauses():
-            candidates = list(_candidates(fabric, self._random, configs, names))
+            tried = problems or _tiny_problems(fabric)
+            candidates = list(_candidates(tried, fabric, self._random, configs, names))
             self._call = torch.zeros(2, dtype=torch.int64, device=fabric.device)
             self._wrong = torch.zeros(len(candidates), dtype=torch.int64, device=fabric.device)
             self._first = torch.full_like(self._wrong, -1)
@@ -352,12 +443,14 @@ class Soak:
     def _compiled(self, member: Member) -> _Caller:
         if member.problem not in self._banks:
             self._banks[member.problem] = _Bank(self._fabric, member.op, member.problem)
-        plan = _variant(member).plan(member.problem, self._fabric, member.config)
+        fabric = copy.copy(self._fabric)
+        fabric.static_weights = fabric.static_cache = member.promised
+        plan = _variant(member).plan(member.problem, fabric, member.config)
         counters = (self._call, self._wrong, self._first)
         shared, own = 1000 * self._seed, 1000 * self._seed + self._fabric.rank
-        streams = (shared, own + 100, own + 200)
+        streams = (shared, own + 100, own + 300, own + 200)
         bank = self._banks[member.problem]
-        caller = _Caller(plan, bank, len(self.members), counters, streams)
+        caller = _Caller(self._fabric, plan, bank, len(self.members), counters, streams)
         caller.compile()
         return caller
 
@@ -382,12 +475,20 @@ class Soak:
 
     # -- calls -----------------------------------------------------------------------------------
 
-    def run(self, members: Sequence[int], mode: str, first_generation: int, calls: int) -> Stretch:
+    def run(
+        self,
+        members: Sequence[int],
+        mode: str,
+        chained: bool,
+        first_generation: int,
+        calls: int,
+    ) -> Stretch:
         """Make calls of members in random order, back to back, on a pool that is reset; collective.
 
         Args:
             members: by index.
             mode: "eager", or "graph", where only whole graphs are replayed.
+            chained: whether nothing lies between calls; else each is paused and compared.
             first_generation: of the pool.
             calls: at least so many.
 
@@ -398,8 +499,9 @@ class Soak:
         made: Counter[int] = Counter()
         self._wrong.zero_()
         self._first.fill_(-1)
+        call = self._call_chained if chained else self._call_each
         with self._pauses():
-            graphs = self._captured(tuple(members)) if mode == "graph" else []
+            graphs = self._captured(tuple(members), chained) if mode == "graph" else []
             fabric.pool.reset(first_generation)
             begin = time.monotonic()
             while made.total() < calls:
@@ -408,9 +510,7 @@ class Soak:
                     graph.replay()
                     made += ordered
                 else:
-                    member = self._random.choice(members)
-                    self._callers[member].call()
-                    made[member] += 1
+                    made += call(members, min(GRAPH_CALLS, calls - made.total()))
             fabric.synchronize()
             seconds = time.monotonic() - begin
         fabric.pool.check()
@@ -423,53 +523,91 @@ class Soak:
             self._first[:count].tolist(),
         )
 
-    def _captured(self, members: tuple[int, ...]) -> list[_Graph]:
-        """Graphs of these members' calls in different orders."""
-        if members not in self._graphs:
-            for member in members:  # libraries initialise before the first capture
-                self._callers[member].call()
-            self._fabric.barrier()
-            self._graphs[members] = [self._capture(members) for _ in range(GRAPHS)]
-        return self._graphs[members]
+    def _call_each(self, members: Sequence[int], calls: int) -> Counter[int]:
+        """Call members, with pauses and comparisons; returns how often each."""
+        order = [self._random.choice(members) for _ in range(calls)]
+        for member in order:
+            self._callers[member].call()
+        return Counter(order)
 
-    def _capture(self, members: Sequence[int]) -> _Graph:
-        order = [self._random.choice(members) for _ in range(GRAPH_CALLS)]
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-            for member in order:
-                self._callers[member].call()
-        return graph, Counter(order)
+    def _call_chained(self, members: Sequence[int], calls: int) -> Counter[int]:
+        """Call members one after another, and compare all at the end; returns how often each."""
+        drawn = [
+            (self._random.choice(members), self._random.randrange(SETS), place)
+            for place in range(calls)
+        ]
+        order = [(self._callers[member], chosen, place) for member, chosen, place in drawn]
+        for bank in {id(caller.bank): caller.bank for caller, _, _ in order}.values():
+            bank.chained.fill_(float("nan"))
+        for caller, chosen, place in order:
+            caller.call_chained(chosen, place)
+        for caller, chosen, place in order:
+            caller.compare_chained(chosen, place)
+        return Counter(member for member, _, _ in drawn)
+
+    def _captured(self, members: tuple[int, ...], chained: bool) -> list[_Graph]:
+        """Graphs of these members' calls in different orders."""
+        found = self._graphs.get((members, chained))
+        if found is None:
+            call = self._call_chained if chained else self._call_each
+            for member in members:  # libraries initialise before the first capture
+                call([member], 1)
+            self._fabric.barrier()
+            found = self._graphs[members, chained] = [
+                _capture(call, members) for _ in range(GRAPHS)
+            ]
+        return found
+
+
+def _capture(call: Callable[[Sequence[int], int], Counter[int]], members: Sequence[int]) -> _Graph:
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        made = call(members, GRAPH_CALLS)
+    return graph, made
 
 
 def _variant(member: Member) -> Variant:
     return variants(member.op)[member.variant]
 
 
-def _candidates(
-    fabric: Fabric, random: Random, configs: int, names: Sequence[str]
-) -> Iterator[Member]:
-    """Variants with kernels of ours on tiny problems, each with a few configs."""
+def _tiny_problems(fabric: Fabric) -> Iterator[Any]:
     for op in operation_names():
         for problem in operation_shapes(op).tiny(fabric.world_size):
             if fabric.has_graphs and isinstance(problem, MatmulProblem):
                 # The checker's K has too few steps to split.
-                problem = replace(problem, k=_TIMES_K * problem.k)
-            for name, variant in variants(op).items():
-                if names and name not in names:
-                    continue
-                if variant.unsupported_reason(problem, fabric.hardware) is not None:
-                    continue
-                for config in _configs(variant, problem, fabric, random, configs):
-                    if record(op, name, problem, config, fabric.hardware):
-                        yield Member(op, problem, name, config)
+                yield replace(problem, k=_TIMES_K * problem.k)
+            else:
+                yield problem
+
+
+def _candidates(
+    problems: Iterable[Any], fabric: Fabric, random: Random, configs: int, names: Sequence[str]
+) -> Iterator[Member]:
+    """Variants with kernels of ours on these problems, each with a few configs."""
+    for problem in problems:
+        op = op_of(problem)
+        for name, variant in variants(op).items():
+            if names and name not in names:
+                continue
+            if variant.unsupported_reason(problem, fabric.hardware) is not None:
+                continue
+            for config in _configs(variant, problem, fabric, random, configs):
+                if record(op, name, problem, config, fabric.hardware):
+                    for promised in (False, True)[: 1 + may_load_early(config)]:
+                        yield Member(op, problem, name, config, promised)
+
+
+def may_load_early(config: Mapping[str, Any]) -> bool:
+    """Whether a plan of this config loads before its turn what a caller promises to be static."""
+    return bool(config.get("PREFETCH_WEIGHT") or (config.get("BY_WARP") and config["CHAINED"]))
 
 
 def _configs(
     variant: Variant, problem: Any, fabric: Fabric, random: Random, count: int
 ) -> list[dict[str, Any]]:
-    """The default config, and others that the variant does not refuse."""
+    """Seed configs, the default first, and others that the variant does not refuse."""
     hardware = fabric.hardware
-    found = variant.seed_configs(problem, hardware)[:1]
+    found = variant.seed_configs(problem, hardware)[: -(-count // 2)]
     space = variant.space(problem, hardware)
     for _ in range(100):
         if len(found) == count:
@@ -486,11 +624,16 @@ _soak: Soak | None = None
 
 
 def make_ready(
-    fabric: Fabric, seed: int, configs: int, inside: bool, names: Sequence[str] = ()
+    fabric: Fabric,
+    seed: int,
+    configs: int,
+    inside: bool,
+    names: Sequence[str] = (),
+    problems: Sequence[Any] = (),
 ) -> tuple[list[Member], list[tuple[Member, str]]]:
     """Plan and compile all members of a soak; returns them, and those left out with reasons."""
     global _soak
-    _soak = Soak(fabric, seed, configs, inside, names)
+    _soak = Soak(fabric, seed, configs, inside, names, problems)
     return _soak.members, _soak.left_out
 
 

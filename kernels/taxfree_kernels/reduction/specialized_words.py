@@ -330,7 +330,7 @@ class Specialized(LamportVariant):
             if longer != 16 * warps or other > 256:
                 return "each warp has 16 rows of the product"
             if not config["SWAP_AB"] and block_n < 64:
-                return "a warp stores whole cache lines"
+                return "eight threads have a cache line of a row"
             if block_m < power_of_2(problem.world_size, 1):
                 return "slices of a tile are whole rows"
         return super().prune_reason(problem, hardware, config)
