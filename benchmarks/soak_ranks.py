@@ -14,7 +14,7 @@ import contextlib
 import itertools
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextvars import Context
 from dataclasses import dataclass, replace
 from functools import partial
@@ -302,12 +302,10 @@ class _Caller:
 
     def compile(self) -> None:
         """Compile the kernels of a call, and run none of them."""
-        parts: list[Callable[[], object]] = [self._begin, self._pause, self._end]
-        if self.plan.kernels(self._bank.size):
-            parts.append(self._run)
         with compiling():
-            for part in parts:
+            for part in (self._begin, self._pause, self._end):
                 part()
+        self.plan.compile(self._bank.size, *self._bank.inputs, self._bank.out)
 
     def _run(self) -> None:
         self.plan(*self._bank.inputs, self._bank.out)

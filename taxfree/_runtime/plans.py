@@ -24,7 +24,7 @@ from taxfree.errors import TaxfreeError, UsageError, one_line
 from taxfree.fingerprints import capacity_field, rows_field
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.fabric.workspace import Workspace
-from taxfree_kernels.launch import compiling
+from taxfree_kernels.launch import Kernel
 from taxfree_kernels.meta import meta_tensors
 from taxfree_kernels.variant import Plan, Problem, SizeRange, op_of, resized, variants
 
@@ -301,19 +301,16 @@ class Plans:
 
     def _compile(self, plan: Plan, bucket: Bucket, sizes: Iterable[int]) -> set[Any]:
         """Compile all that calls of these sizes launch; what that is."""
-        first: dict[tuple[Any, ...], int] = {}  # size of each set of compiled kernels
+        first: dict[tuple[Any, ...], tuple[int, tuple[Kernel, ...]]] = {}  # of those compiled alike
         for size in sizes:
             kernels = plan.kernels(size)
-            if not kernels:
-                return set()
-            first.setdefault(tuple(each.specialization for each in kernels), size)
-        with compiling():
-            for size in first.values():
-                plan(*meta_tensors(bucket.of(size), self._fabric.rank))
+            first.setdefault(tuple(each.specialization for each in kernels), (size, kernels))
+        for size, _ in first.values():
+            plan.compile(size, *meta_tensors(bucket.of(size), self._fabric.rank))
         return {
             (each.function, *each.constants.items(), *each.options.items(), *each.specialization)
-            for size in first.values()
-            for each in plan.kernels(size)
+            for _, kernels in first.values()
+            for each in kernels
         }
 
     def _require_same_calls(self, calls: Sequence[tuple[list[Problem], Problem | None]]) -> None:
