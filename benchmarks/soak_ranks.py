@@ -384,12 +384,10 @@ class _Caller:
 
     def compile(self) -> None:
         """Compile the kernels of a call, and run none of them."""
-        parts = [*self._begin, self._pause, partial(self._end, self.bank.out, -1)]
-        if self.plan.kernels(self.bank.size):
-            parts.append(self._run)
         with compiling():
-            for part in parts:
+            for part in (*self._begin, self._pause, partial(self._end, self.bank.out, -1)):
                 part()
+        self.plan.compile(self.bank.size, *self.bank.inputs, self.bank.out)
 
     def _run(self) -> None:
         self.plan(*self.bank.inputs, self.bank.out)

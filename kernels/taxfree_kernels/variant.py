@@ -120,6 +120,17 @@ class Plan(ABC):
         """The kernels of this package that a call of this size launches."""
         return ()
 
+    def compile(self, size: int, *tensors: torch.Tensor | None) -> None:
+        """Compile what a call of this size, on such tensors, launches; run nothing, call no peer.
+
+        A plan without kernels of this package is not called: it may need its peers to be connected.
+        """
+        from taxfree_kernels.launch import compiling  # it imports triton, which few readers need
+
+        if self.kernels(size):
+            with compiling():
+                self(*tensors)
+
     @abstractmethod
     def __call__(self, *tensors: torch.Tensor | None) -> torch.Tensor:
         """Run on the operation's inputs; the last argument is the output, which is returned."""

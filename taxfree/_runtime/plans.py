@@ -12,7 +12,7 @@ import dataclasses
 import itertools
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -24,7 +24,7 @@ from taxfree.errors import TaxfreeError, UsageError, one_line
 from taxfree.fingerprints import capacity_field, rows_field
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.fabric.workspace import Workspace
-from taxfree_kernels.launch import compiling
+from taxfree_kernels.launch import Kernel
 from taxfree_kernels.meta import meta_tensors
 from taxfree_kernels.variant import Plan, Problem, SizeRange, op_of, resized, variants
 
@@ -188,14 +188,15 @@ class Plans:
         found = {(op_of(entry.bucket.problem), each) for entry in self for each in entry.kernels}
         return dict(Counter(op for op, _ in found))
 
-    def ends(self, sizes: SizeRange) -> Iterator[Problem]:
-        """A problem for each bucket that holds some of these sizes."""
+    def buckets(self, sizes: SizeRange) -> dict[Problem, Bucket]:
+        """The buckets that hold some of these sizes, each by the problem of the first such size."""
         first, last = sizes.bounds
-        size = max(first, 1)  # calls without rows need no plan
+        size, found = max(first, 1), {}  # calls without rows need no plan
         while size <= last:
             problem = resized(sizes.problem, **{rows_field(op_of(sizes.problem)): size})
-            yield problem
-            size = self.bucket(problem).high + 1
+            found[problem] = self.bucket(problem)
+            size = found[problem].high + 1
+        return found
 
     def _family(self, problem: Problem) -> Any:
         """A problem without rows; the keys that it has room for are those of its bucket."""
@@ -215,14 +216,14 @@ class Plans:
 
     # -- planning ----------------------------------------------------------------------------
 
-    def prepare(self, problems: Iterable[Problem], called: Problem | None = None) -> None:
+    def prepare(self, buckets: Mapping[Problem, Bucket], called: Problem | None = None) -> None:
         """Plan the buckets of problems that are not planned yet; collective.
 
         All ranks vote on what they plan. Each then makes and compiles it without its peers, and all
         vote again: what one rank cannot run runs on none.
 
         Args:
-            problems: the same on all ranks.
+            buckets: of problems that are the same on all ranks.
             called: the problem of a call that all ranks make.
 
         Raises:
@@ -231,11 +232,11 @@ class Plans:
             NoRecord: with ``TAXFREE_STRICT``, a problem has no record of its own.
             PeerTimeout: not all ranks call this.
         """
-        missing = sorted({each for each in problems if self.find(each) is None}, key=repr)
-        buckets = {self.bucket(each): None for each in missing}
+        missing = sorted((each for each in buckets if self.find(each) is None), key=repr)
+        wanted = dict.fromkeys(buckets[each] for each in missing)
         made = [
             _Made(bucket, self._dispatcher.choose(op_of(bucket.problem), bucket.problem))
-            for bucket in sorted(buckets, key=lambda each: -each.high)  # scratch grows only once
+            for bucket in sorted(wanted, key=lambda each: -each.high)  # scratch grows only once
         ]
         self._agree(missing, called, made)
         self._attempt([step for each in made for step in each.ours], self._make)
@@ -301,19 +302,16 @@ class Plans:
 
     def _compile(self, plan: Plan, bucket: Bucket, sizes: Iterable[int]) -> set[Any]:
         """Compile all that calls of these sizes launch; what that is."""
-        first: dict[tuple[Any, ...], int] = {}  # size of each set of compiled kernels
+        first: dict[tuple[Any, ...], tuple[int, tuple[Kernel, ...]]] = {}  # of those compiled alike
         for size in sizes:
             kernels = plan.kernels(size)
-            if not kernels:
-                return set()
-            first.setdefault(tuple(each.specialization for each in kernels), size)
-        with compiling():
-            for size in first.values():
-                plan(*meta_tensors(bucket.of(size), self._fabric.rank))
+            first.setdefault(tuple(each.specialization for each in kernels), (size, kernels))
+        for size, _ in first.values():
+            plan.compile(size, *meta_tensors(bucket.of(size), self._fabric.rank))
         return {
             (each.function, *each.constants.items(), *each.options.items(), *each.specialization)
-            for size in first.values()
-            for each in plan.kernels(size)
+            for _, kernels in first.values()
+            for each in kernels
         }
 
     def _require_same_calls(self, calls: Sequence[tuple[list[Problem], Problem | None]]) -> None:

@@ -24,7 +24,7 @@ import torch
 from taxfree import problems
 from taxfree._runtime.dispatch import Choice, Dispatcher
 from taxfree._runtime.order import OneThread, StreamOrder
-from taxfree._runtime.plans import BASELINE, Entry, Plans
+from taxfree._runtime.plans import BASELINE, Bucket, Entry, Plans
 from taxfree._runtime.signatures import (
     ALL_GATHER_MATMUL,
     ATTENTION,
@@ -521,12 +521,10 @@ class Runtime(contextlib.AbstractContextManager["Runtime"]):
         if not isinstance(problems, Iterable):
             raise UsageError(f"{problems!r} is no list of problems", "prepare([problem])")
         self._require_open()
-        wanted: list[Problem] = []
+        wanted: dict[Problem, Bucket] = {}
         for each in problems:
             self._require_ours(each.problem if isinstance(each, SizeRange) else each)
-            wanted.extend(
-                self._plans.ends(each if isinstance(each, SizeRange) else SizeRange(each))
-            )
+            wanted |= self._plans.buckets(each if isinstance(each, SizeRange) else SizeRange(each))
         with self._calling:
             self._plans.prepare(wanted)
 
@@ -547,7 +545,7 @@ class Runtime(contextlib.AbstractContextManager["Runtime"]):
         if not self._plan_on_first_call:
             return self._unprepared_entry(problem, plans, "not prepared")
         with self._calling:
-            plans.prepare([problem], called=problem)
+            plans.prepare({problem: plans.bucket(problem)}, called=problem)
         entry = plans.find(problem)
         assert entry is not None
         return entry

@@ -22,7 +22,6 @@ from taxfree.fingerprints import rows_field
 from taxfree.measuring import disturbance, timer
 from taxfree_kernels.errors import PeerTimeout
 from taxfree_kernels.fabric.base import Fabric
-from taxfree_kernels.launch import compiling
 from taxfree_kernels.variant import Config, Plan, operation, problem_class, variants
 
 ERROR_ALLOWANCE = 1.25  # of the library baseline's own relative error
@@ -125,11 +124,8 @@ class Calls:
 
     def _compiled(self, candidate: Candidate) -> Plan:
         plan = self.plan(candidate)
-        if plan.kernels(
-            getattr(self.problem, rows_field(self.op))
-        ):  # other plans may need their peers to be called
-            with compiling():
-                plan(*self.inputs[0], self.outputs[0])
+        size = getattr(self.problem, rows_field(self.op))
+        plan.compile(size, *self.inputs[0], self.outputs[0])
         return plan
 
     def hang(self) -> str | None:

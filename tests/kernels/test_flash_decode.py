@@ -4,6 +4,13 @@ from __future__ import annotations
 
 import pytest
 
+from taxfree_kernels.cross_compile.record import GhostFabric
+from taxfree_kernels.fabric.layout import arena_bytes
+from taxfree_kernels.flash_decode import plans
+from taxfree_kernels.hardware import KNOWN
+from taxfree_kernels.launch import launching_through
+from taxfree_kernels.meta import meta_tensors
+from taxfree_kernels.variant import problem_class, variants
 from tests.kernels.contract import DECODE, case, complaints
 from tests.ranks import on_every_fabric
 
@@ -84,3 +91,19 @@ def test_with_the_promise_only_queries_and_the_newest_key_are_waited_for(ranks, 
     tried = case(DECODE, "library", config, **HEADS | {"batch": 1} | kind)
     for found in ranks.run(1, f"{DECODE_TASKS}:newest_keys", case=tried, steps=7):
         assert found == []
+
+
+@pytest.mark.parametrize(("padding", "function"), [(16, "attend_by_warp"), (8, "_attend")])
+def test_a_cache_that_splits_by_warp_cannot_load_is_read_in_place_by_the_others(padding, function):
+    problem = problem_class(DECODE)(**HEADS, batch=2)
+    fabric = GhostFabric(1, KNOWN["h200"], arena_bytes(problem.slot_bytes))
+    plan = variants(DECODE)["library"].plan(problem, fabric, BY_WARP)
+    q, k, *others = meta_tensors(problem)
+    k = k.new_empty(*k.shape[:3], problem.head_dim + padding)[..., : problem.head_dim]
+    launched = []
+    with launching_through(lambda *launch: launched.append(launch)):
+        plan(q, k, *others)
+    (kernel, args), _ = launched
+    assert kernel.function is getattr(plans, function)
+    assert kernel.options["num_stages"] == (4 if function == "_attend" else 1)
+    assert args[1] is k

@@ -77,12 +77,12 @@ class TestPool:
     @pytest.mark.parametrize("slot_bytes", [0, 1, 1 << 20, (4 << 20) + 300])
     def test_an_arena_for_a_slot_has_it_and_all_words(self, slot_bytes):
         from taxfree_kernels.fabric.heap import Pool
-        from taxfree_kernels.fabric.layout import BARE_BYTES, FLAG_BYTES, arena_bytes
+        from taxfree_kernels.fabric.layout import LAMPORT_SLOT_BYTES, LL_SLOT_BYTES, arena_bytes
 
         pool = Pool(LoneFabric(arena_bytes(slot_bytes)))
         assert pool.slot_bytes >= slot_bytes
-        assert pool.ll_slots(FLAG_BYTES // 8)[1] == FLAG_BYTES // 8
-        assert pool.lamport_slots(BARE_BYTES // 4)[1] == BARE_BYTES // 4
+        assert pool.ll_slots(LL_SLOT_BYTES // 8)[1] == LL_SLOT_BYTES // 8
+        assert pool.lamport_slots(LAMPORT_SLOT_BYTES // 4)[1] == LAMPORT_SLOT_BYTES // 4
 
     def test_a_slot_is_typed_and_says_how_far_the_next_is(self, pool):
         import torch

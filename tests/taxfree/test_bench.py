@@ -20,7 +20,7 @@ from taxfree.measuring.trial import Outcome
 from taxfree.profiling import explain
 from taxfree.tuning.history import TuningHistory
 from taxfree_kernels.all_gather_matmul.problem import AllGatherMatmul
-from taxfree_kernels.fabric.layout import BARE_BYTES, FLAG_BYTES, WORDS_SHARE
+from taxfree_kernels.fabric.layout import LAMPORT_SLOT_BYTES, LL_SLOT_BYTES, WORDS_SHARE
 from taxfree_kernels.hardware import KNOWN
 from taxfree_kernels.variant import operation, variants
 from taxfree_tuning_db import Database, Measurement, Record, TrialRecord
@@ -193,10 +193,10 @@ class TestDevices:
     def test_the_heap_holds_two_slots_of_the_largest_problem(self):
         large = AllGatherMatmul(m=4096, n=8, k=8192, world_size=8)
         slots = 2 * 4096 * 8192 * 2
-        words = 2 * FLAG_BYTES + 3 * BARE_BYTES
+        words = 2 * LL_SLOT_BYTES + 3 * LAMPORT_SLOT_BYTES
         assert heap_bytes([PROBLEM, large]) == slots + words + (1 << 20)
         # the least of which a pool keeps enough for words
-        assert heap_bytes([PROBLEM]) == WORDS_SHARE * BARE_BYTES + (1 << 20)
+        assert heap_bytes([PROBLEM]) == WORDS_SHARE * LAMPORT_SLOT_BYTES + (1 << 20)
 
 
 def test_a_problem_is_measured_on_the_host():

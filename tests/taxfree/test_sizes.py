@@ -200,6 +200,15 @@ def grow_in_vain(fabric: Any) -> list[Any]:
     return [*found, torch.equal(called(rt, GATHER, problem, inputs), expected)]
 
 
+def ask_for_buckets(fabric: Any) -> tuple[int, int]:
+    """How often the dispatcher is asked for sizes that are served together, and for how many."""
+    problem = problem_of(m=RECORDED)
+    rt = runtime_of(fabric, record_of(fabric, problem))
+    with mock.patch.object(rt._dispatcher, "bounds", wraps=rt._dispatcher.bounds) as bounds:
+        rt.prepare([problem.for_rows(1, 2 * RECORDED)])
+    return bounds.call_count, len({call.args[1] for call in bounds.call_args_list})
+
+
 def attend_again_with_others(fabric: Any, what: str) -> str:
     """The error of a call that differs from one before in what a key of arguments cannot hold."""
     problem = problem_of(DECODE, page_size=4, kv_len_per_rank=8, batch=4)
@@ -423,6 +432,10 @@ class TestPlanning:
 
     def test_a_range_that_fits_no_memory_leaves_earlier_plans_alone(self, ranks: Ranks) -> None:
         assert run(ranks, grow_in_vain) == [[True] * 3] * ranks.few
+
+    def test_each_bucket_of_a_range_is_asked_for_once(self, ranks: Ranks) -> None:
+        for asked, buckets in run(ranks, ask_for_buckets):
+            assert asked == buckets > 3
 
 
 class TestArguments:

@@ -31,7 +31,6 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
     mbarrier,
-    tma,
     warpgroup_mma,
     warpgroup_mma_wait,
 )
@@ -52,13 +51,12 @@ from taxfree_kernels.device.dialects import lanes
 from taxfree_kernels.device.fences import before_tma_loads
 from taxfree_kernels.device.pdl import gdc_launch_dependents, gdc_wait
 from taxfree_kernels.device.peers import Peers, translate
+from taxfree_kernels.device.specialized import accumulators, load_box, make_boxes
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.launch import Kernel
 from taxfree_kernels.variant import Config, Plan, Space
 
-# Triton 3.6 has the old name alone; later versions refuse it.
-_load_box = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
 ROWS = 64
 _ROWS = gl.constexpr(ROWS)  # of a warpgroup's accumulators: those of a matrix instruction
 
@@ -96,18 +94,12 @@ class Place(NamedTuple):
     step_end: Any
 
 
-class Boxes(NamedTuple):
-    """Shared memory: the long operand's boxes, the other's, and their barriers."""
-
-    long: Any
-    other: Any
-    full: Any
-    empty: Any
-    failed: Any
-
-
 class Call(NamedTuple):
-    """The run-time values of all roles of a tile."""
+    """The run-time values of all roles of a tile.
+
+    Args:
+        failed: shared memory: whether a wait has failed.
+    """
 
     a_desc: Any
     w_desc: Any
@@ -120,12 +112,7 @@ class Call(NamedTuple):
     n: Any
     place: Any
     boxes: Any
-
-
-@gluon.constexpr_function
-def _accumulators(columns):
-    """The layout of a warpgroup's matrix product of so many columns."""
-    return gl.NVMMADistributedLayout([3, 0], [4, 1], [16, columns, 16])
+    failed: Any
 
 
 @gluon.constexpr_function
@@ -200,9 +187,9 @@ def _load_source(
         for part in gl.static_range(PARTS):
             box = ring.index(stage * PARTS + part)
             if len(desc.block_shape) == 4:
-                _load_box(desc, [source, 0, row + part * _ROWS, k], full, box)
+                load_box(desc, [source, 0, row + part * _ROWS, k], full, box)
             else:
-                _load_box(desc, [slot, source, 0, row + part * _ROWS, k], full, box)
+                load_box(desc, [slot, source, 0, row + part * _ROWS, k], full, box)
         number += 1
     return number
 
@@ -249,7 +236,7 @@ def _load_rows(
             before_tma_loads(GROUP)
             if not arrived:
                 LAYOUT: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
-                boxes.failed.store(gl.full([1], 1, gl.int32, LAYOUT))
+                call.failed.store(gl.full([1], 1, gl.int32, LAYOUT))
         source = (rank + near) % GROUP.WORLD
         number = _load_source(
             call.inbox_desc, slot, source, row, ring, number, boxes, place, PARTS, TILE, WORK
@@ -266,7 +253,7 @@ def _consume(
     place, boxes = call.place, call.boxes
     COLUMNS: gl.constexpr = WORK.FOLD * (TILE.BLOCK_M if TILE.SWAP_AB else TILE.BLOCK_N)
     WIDTH: gl.constexpr = TILE.BLOCK_K // WORK.FOLD
-    acc = gl.zeros([_ROWS, COLUMNS], gl.float32, _accumulators(COLUMNS))
+    acc = gl.zeros([_ROWS, COLUMNS], gl.float32, accumulators(COLUMNS))
     steps = (place.step_end - place.step_begin) * GROUP.WORLD
     gl.assume(steps > 0)
     for step in range(steps):
@@ -280,7 +267,7 @@ def _consume(
         mbarrier.arrive(boxes.empty.index(last), count=1, pred=step > 0)
     acc = warpgroup_mma_wait(0, deps=[acc])
     ONE: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
-    failed = gl.max(boxes.failed.load(ONE), 0) > 0
+    failed = gl.max(call.failed.load(ONE), 0) > 0
     acc = gl.where(failed, float("nan"), acc)
     row = place.row if TILE.SWAP_AB else place.row + part * _ROWS
     col = place.col + part * _ROWS if TILE.SWAP_AB else place.col
@@ -386,26 +373,11 @@ def _push_specialized(
             program - GATHER.SENDERS, rank, m, n, shard, GATHER.GATHER_DIM, TILE
         )
         place = Place(tile, split, row, col, step_begin, step_end)
-        dtype: gl.constexpr = w_desc.dtype
-        barrier: gl.constexpr = mbarrier.MBarrierLayout()
-        STAGES: gl.constexpr = WORK.STAGES
-        LONG: gl.constexpr = w_desc if TILE.SWAP_AB else a_desc
-        OTHER: gl.constexpr = a_desc if TILE.SWAP_AB else w_desc
-        boxes = Boxes(
-            gl.allocate_shared_memory(
-                dtype, [STAGES * WORK.WARPGROUPS] + LONG.block_shape, LONG.layout
-            ),
-            gl.allocate_shared_memory(dtype, [STAGES] + OTHER.block_shape, OTHER.layout),
-            gl.allocate_shared_memory(gl.int64, [STAGES, 1], barrier),
-            gl.allocate_shared_memory(gl.int64, [STAGES, 1], barrier),
-            gl.allocate_shared_memory(gl.int32, [1], gl.SwizzledSharedLayout(1, 1, 1, [0])),
-        )
-        boxes.failed.store(gl.full([1], 0, gl.int32, gl.BlockedLayout([1], [32], [4], [0])))
-        for stage in gl.static_range(STAGES):
-            mbarrier.init(boxes.full.index(stage), count=2)  # by both warps that load
-            mbarrier.init(boxes.empty.index(stage), count=WORK.WARPGROUPS)
+        failed = gl.allocate_shared_memory(gl.int32, [1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+        failed.store(gl.full([1], 0, gl.int32, gl.BlockedLayout([1], [32], [4], [0])))
+        boxes = make_boxes(a_desc, w_desc, TILE.SWAP_AB, WORK.WARPGROUPS, WORK.STAGES, LOADERS=2)
         call = Call(
-            a_desc, w_desc, inbox_desc, shard_rows, output, memory, rank, m, n, place, boxes
+            a_desc, w_desc, inbox_desc, shard_rows, output, memory, rank, m, n, place, boxes, failed
         )  # fmt: skip
         LOADER: gl.constexpr = WORK.LOADER_REGISTERS
         if WORK.WARPGROUPS == 2:

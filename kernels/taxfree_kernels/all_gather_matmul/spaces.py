@@ -81,7 +81,7 @@ def _first_interpreted(rows: int) -> dict[str, Any]:
 
 
 def sending_chunks(problem: AllGatherMatmul) -> int:
-    """Chunks of some 32 KiB: what one sender program moves in a few microseconds."""
+    """The number of chunks of some 32 KiB, which a sender moves in a few microseconds."""
     shard_bytes = problem.shard_rows * problem.shard_columns * ITEM_BYTES[problem.dtype]
     return max(1, min(64, shard_bytes >> 15))
 
@@ -134,7 +134,7 @@ def first_tma_configs(
         guesses = [more, *_as_it_comes(problem, skinny)[:1], few]
     elif rows <= 2048:
         tiles = {256: _SQUARE | {"SPLIT_K": 2}, 512: _SQUARE}.get(rows, _WIDE)
-        # With as many messages to each peer, 12 senders are 7 on 8 ranks, 18 are 14.
+        # Each peer gets equally many messages: on 8 ranks 7 of 12 senders have one, and 14 of 18.
         order = (12, 18) if problem.world_size <= 4 else (18, 12)
         guesses = [
             *_as_it_comes(problem, tiles),
@@ -150,7 +150,7 @@ def first_tma_configs(
     return allowed(problem, hardware, space, [waits | guess for guess in guesses], tma_prune_reason)
 
 
-#: meta-parameters of ``push_tma`` that mean nothing where one warp loads all of A
+#: meta-parameters of ``push_tma`` that have no meaning where warps have roles
 _OF_LOOPS = ("K_PARTS", "SEND_STAGES")
 
 
@@ -174,12 +174,13 @@ def specialized_space(problem: AllGatherMatmul, hardware: Hardware) -> Space:
 def first_specialized_configs(
     problem: AllGatherMatmul, hardware: Hardware, space: Space
 ) -> list[dict[str, Any]]:
-    """Seed configs; see :func:`seed_configs`. Alone on one H200 these tiles were the fastest.
+    """Seed configs of tiles whose warps have roles; see :func:`seed_configs`.
 
-    The first is for calls without a promise of static weights, the second for calls with it. Stages
-    fill shared memory, so a program has a compute unit for itself, and the next call's programs can
-    only begin where one has ended. At most 16 programs send: tiles leave them a unit each. From M =
-    128 on they have several messages, of which those that are needed first come first.
+    The first config is for calls without a promise of static weights, the second for calls with it.
+    For each M, these tiles were the fastest in isolation on H200. Stages fill shared memory, so a
+    program has a compute unit for itself, and programs of the next call begin where one has ended.
+    At most 16 programs send, and tiles leave a unit free for each. From M = 128 on each sends
+    several messages, in the order in which tiles need them.
     """
     rows, world = power_of_2(problem.m, 16), problem.world_size
     messages, sources = {16: 8, 32: 16, 64: 16}.get(rows, 64), world if rows <= 64 else 1
@@ -277,7 +278,7 @@ def specialized_prune_reason(
     block_m, block_n, fold = config["BLOCK_M"], config["BLOCK_N"], config.get("FOLD", 1)
     longer, other = (fold * block_n, fold * block_m) if config["SWAP_AB"] else (block_m, block_n)
     if fold > 1 and (not config["SWAP_AB"] or longer != 64 or config["SPLIT_K"] > 1):
-        return "parts of K are rows of a matrix instruction where its other rows are too few"
+        return "FOLD is for products with SWAP_AB of 32 columns, in one share of K"
     if problem.shard_columns % (8 * fold):
         return "parts of K do not start at multiples of 16 bytes"
     if hardware.backend != "interpreter" and (longer not in (64, 128) or other > 256):
@@ -289,7 +290,10 @@ def specialized_prune_reason(
 
 
 def tma_prune_reason(problem: AllGatherMatmul, hardware: Hardware, config: Config) -> str | None:
-    """Like :func:`prune_reason`, but this kernel asserts that the loop after a wait has steps."""
+    """Like :func:`prune_reason`, but wide tiles may wait for a few sources at a time.
+
+    This kernel asserts that the loop after a wait has steps.
+    """
     parts, steps = config["K_PARTS"], -(-problem.shard_columns // config["BLOCK_K"])
     last = steps - (parts - 1) * steps_of_part(problem, config)
     if parts > 1 and last < config["SPLIT_K"]:

@@ -23,7 +23,6 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
     mbarrier,
-    tma,
     warpgroup_mma,
     warpgroup_mma_wait,
 )
@@ -35,6 +34,7 @@ from taxfree_kernels.attention.plans import AttentionPlan
 from taxfree_kernels.attention.problem import Attention
 from taxfree_kernels.descriptors import HeadDescriptors
 from taxfree_kernels.device.schedules import attention_tile
+from taxfree_kernels.device.specialized import load_box
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.launch import Kernel, compile_options
@@ -43,8 +43,6 @@ from taxfree_kernels.variant import Config, Plan, Space, Variant
 
 _LOG2_E = gl.constexpr(1.4426950408889634)
 _LN_2 = gl.constexpr(0.6931471805599453)
-# Triton 3.6 has the old name alone; later versions refuse it.
-_load_box = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
 _ROWS = gl.constexpr(64)  # queries of a warpgroup: those of a matrix instruction
 _PRODUCER_REGISTERS = gl.constexpr(24)
 
@@ -120,17 +118,17 @@ def _produce(q_desc, k_desc, v_desc, shared, place, WORK: gl.constexpr):
     mbarrier.expect(shared.q_full, WORK.CONSUMERS * q_desc.block_type.nbytes)
     for consumer in gl.static_range(WORK.CONSUMERS):
         at = [place.sequence, place.head, place.row + consumer * _ROWS, 0]
-        _load_box(q_desc, at, shared.q_full, shared.q.index(consumer))
+        load_box(q_desc, at, shared.q_full, shared.q.index(consumer))
     for step in range(place.steps):
         stage = step % WORK.STAGES
         parity = step // WORK.STAGES & 1
         at = [place.sequence, kv_head, step * WORK.BLOCK_N, 0]
         mbarrier.wait(shared.k_empty.index(stage), parity ^ 1)
         mbarrier.expect(shared.k_full.index(stage), k_desc.block_type.nbytes)
-        _load_box(k_desc, at, shared.k_full.index(stage), shared.k.index(stage))
+        load_box(k_desc, at, shared.k_full.index(stage), shared.k.index(stage))
         mbarrier.wait(shared.v_empty.index(stage), parity ^ 1)
         mbarrier.expect(shared.v_full.index(stage), v_desc.block_type.nbytes)
-        _load_box(v_desc, at, shared.v_full.index(stage), shared.v.index(stage))
+        load_box(v_desc, at, shared.v_full.index(stage), shared.v.index(stage))
 
 
 @gluon.jit

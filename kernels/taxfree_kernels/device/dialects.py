@@ -1,7 +1,7 @@
 """What device functions say differently in Triton and in Gluon, whose blocks have layouts.
 
-With these, both kinds of kernels call the same functions of :mod:`taxfree_kernels.device.sync` and
-:mod:`taxfree_kernels.device.exchange`. In Triton they add nothing.
+With these, both kinds of kernels call the same functions of :mod:`taxfree_kernels.device.sync`. In
+Triton they add nothing.
 """
 
 from __future__ import annotations

@@ -6,13 +6,12 @@ import triton
 import triton.language as tl
 
 from taxfree_kernels.device import sync
-from taxfree_kernels.device.dialects import lanes
 
 
 @triton.jit
 def signal_everybody(peers, channel, GROUP: tl.constexpr):
     """Signal all ranks, including this one, that this program's stores are complete."""
-    lane = lanes(triton.next_power_of_2(GROUP.WORLD))
+    lane = tl.arange(0, triton.next_power_of_2(GROUP.WORLD))
     peer = lane % GROUP.WORLD
     sync.signal(peers, channel, peer, GROUP, mask=lane == peer)
 
@@ -52,7 +51,7 @@ def wait_for_channels(
 
     If XCDS, these are numbers of programs that signal by :func:`signal_by_chiplet`.
     """
-    lane = lanes(triton.next_power_of_2(GROUP.WORLD * MOST))
+    lane = tl.arange(0, triton.next_power_of_2(GROUP.WORLD * MOST))
     source, channel = lane % GROUP.WORLD, begin + lane // GROUP.WORLD
     needed = channel < end
     if BUT_SELF:

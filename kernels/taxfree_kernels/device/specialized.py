@@ -64,12 +64,14 @@ def lines(columns, warps=4):
 
 @gluon.jit
 def make_boxes(
-    a_desc, w_desc, SWAP_AB: gl.constexpr, CONSUMERS: gl.constexpr, STAGES: gl.constexpr
-):
+    a_desc, w_desc, SWAP_AB: gl.constexpr, CONSUMERS: gl.constexpr, STAGES: gl.constexpr,
+    LOADERS: gl.constexpr = 1,
+):  # fmt: skip
     """Allocate boxes for so many stages and consumers, and make their barriers.
 
     Args:
         a_desc, w_desc: their boxes have the rows of one consumer, and all rows of the other side.
+        LOADERS: warps that announce bytes of each stage.
     """
     LONG: gl.constexpr = w_desc if SWAP_AB else a_desc
     OTHER: gl.constexpr = a_desc if SWAP_AB else w_desc
@@ -82,7 +84,7 @@ def make_boxes(
         gl.allocate_shared_memory(gl.int64, [STAGES, 1], barrier),
     )
     for stage in gl.static_range(STAGES):
-        mbarrier.init(boxes.full.index(stage), count=1)
+        mbarrier.init(boxes.full.index(stage), count=LOADERS)
         mbarrier.init(boxes.empty.index(stage), count=CONSUMERS)
     return boxes
 

@@ -9,8 +9,8 @@ import torch
 from taxfree_kernels.device import control, packets
 from taxfree_kernels.errors import HeapExhausted, PeerTimeout
 from taxfree_kernels.fabric.layout import (
-    BARE_BYTES,
-    FLAG_BYTES,
+    LAMPORT_SLOT_BYTES,
+    LL_SLOT_BYTES,
     WORDS_SHARE,
     aligned,
     aligned_down,
@@ -112,8 +112,8 @@ class Pool:
         words = control.SIGNALS.value + self.CHANNELS * fabric.world_size
         self.control = fabric.heap.empty(words, torch.int64)
         share = aligned_down(fabric.heap.free_bytes // WORDS_SHARE)
-        ll_bytes = min(FLAG_BYTES, share) if ll_bytes is None else ll_bytes
-        lamport_bytes = min(BARE_BYTES, share) if lamport_bytes is None else lamport_bytes
+        ll_bytes = min(LL_SLOT_BYTES, share) if ll_bytes is None else ll_bytes
+        lamport_bytes = min(LAMPORT_SLOT_BYTES, share) if lamport_bytes is None else lamport_bytes
         self.ll_packets = fabric.heap.empty(2 * ll_bytes // 8, torch.int64)
         self.lamport_words = fabric.heap.empty(3 * lamport_bytes // 4, torch.int32)
         if slot_bytes is None:

@@ -6,10 +6,10 @@ _ALIGNMENT = 256  # bytes; more than any vector access or bulk copy needs
 
 #: Largest slot of LL packets, of which a pool has two: 256 KiB of payload from each of 8 ranks.
 #: Larger messages gain nothing from carrying their flags.
-FLAG_BYTES = 4 << 20
+LL_SLOT_BYTES = 4 << 20
 
 #: Largest slot of Lamport words, of which a pool has three: both shots of an all-reduce of 4 MiB.
-BARE_BYTES = 8 << 20
+LAMPORT_SLOT_BYTES = 8 << 20
 
 _CONTROL_BYTES = 1 << 20
 
@@ -30,5 +30,5 @@ def aligned_down(size: int) -> int:
 
 def arena_bytes(slot_bytes: int) -> int:
     """Size of an arena whose pool has payload slots of `slot_bytes`, and full slots of words."""
-    words = 2 * FLAG_BYTES + 3 * BARE_BYTES
-    return max(2 * aligned(slot_bytes) + words, WORDS_SHARE * BARE_BYTES) + _CONTROL_BYTES
+    words = 2 * LL_SLOT_BYTES + 3 * LAMPORT_SLOT_BYTES
+    return max(2 * aligned(slot_bytes) + words, WORDS_SHARE * LAMPORT_SLOT_BYTES) + _CONTROL_BYTES

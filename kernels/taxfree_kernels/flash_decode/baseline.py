@@ -65,7 +65,7 @@ class BaselinePlan(DecodePlan):
         own, gathered = self._parts(len(out))
         one_of_each = gathered[: self._problem.world_size]
         return [
-            Step("attention", "producer", lambda: attend(*self.attention.args(inputs))),
+            Step("attention", "producer", lambda: self.attention.launch(attend, inputs)),
             Step(
                 "merge of splits",
                 "producer",

@@ -118,15 +118,13 @@ class Attention:
         # Filled in place: planning under graph capture must not copy from the host.
         self._scaling = torch.full((2,), problem.head_dim**-0.5, device=fabric.device)
         options = self.options | pdl_options({"launch_pdl": is_chained(config)})
-        self._by_warp = bool(config.get("BY_WARP"))
-        if self._by_warp:
+        self._kernel = self._for_any_cache = Kernel(_attend, 0, self.constants, options)
+        if config.get("BY_WARP"):
             early = loads_early(fabric, config)
             steps = Steps(config["num_warps"], config["num_stages"] - 1, early)
             constants = self.constants | {"STEP": steps}
-            options |= {"num_stages": 1, "maxnreg": REGISTERS}  # Triton has nothing to pipeline
-            self._kernel = Kernel(attend_by_warp, 0, constants, options)
-        else:
-            self._kernel = Kernel(_attend, 0, self.constants, options)
+            own = {"num_stages": 1, "maxnreg": REGISTERS}  # Triton has nothing to pipeline
+            self._kernel = Kernel(attend_by_warp, 0, constants, options | own)
 
     @property
     def parts(self) -> Parts:
@@ -153,12 +151,21 @@ class Attention:
             inputs: q, k, v, kv_lens, table and scaling, as the operation's ``make_inputs`` says.
         """
         q, k, v, kv_lens, table, scaling = inputs
-        if self._by_warp:
-            k, v = _aligned(k), _aligned(v)
         return (
             q, k, v, kv_lens, kv_lens if table is None else table,
             self._scaling if scaling is None else scaling, k.stride()[:3], v.stride()[:3],
         )  # fmt: skip
+
+    def launch(self, kernel: Kernel, inputs: Sequence[Any]) -> None:
+        """Write the splits' parts; takes the result of :meth:`kernel`.
+
+        The kernel by warp loads 16 bytes at a time. Problems have no strides, so only a call shows
+        whether rows of its cache start at multiples of that; if not, the other kernel runs.
+        """
+        _, k, v, *_ = inputs
+        if self._kernel is not self._for_any_cache and not (_is_aligned(k) and _is_aligned(v)):
+            kernel = self._for_any_cache.resized(kernel.grid, kernel.last_args)
+        kernel(*self.args(inputs))
 
     def merging(self, rows: int) -> Merge:
         """The constants to merge splits, `rows` rows at a time."""
@@ -172,11 +179,9 @@ class Attention:
         )
 
 
-def _aligned(cache: torch.Tensor) -> torch.Tensor:
-    """A cache whose rows of a head can be loaded 16 bytes at a time: itself, or else a copy."""
-    if cache.data_ptr() % 16 or any(stride % 16 for stride in cache.stride()[:3]):
-        return cache.clone(memory_format=torch.contiguous_format)
-    return cache
+def _is_aligned(cache: torch.Tensor) -> bool:
+    """Whether compilers see that rows of a head start at multiples of 16 bytes."""
+    return cache.data_ptr() % 16 == 0 and all(each % 16 == 0 for each in cache.stride()[:3])
 
 
 def _parts_at_a_time(problem: FlashDecode, parts: int, rows: int) -> int:
@@ -298,7 +303,7 @@ class DecodePlan(Plan):
         *inputs, out = tensors
         assert out is not None
         attend, *finishing = self._sized[size_of(inputs)]
-        attend(*self.attention.args(inputs))
+        self.attention.launch(attend, inputs)
         self.finish(out, *finishing)
         return out
 

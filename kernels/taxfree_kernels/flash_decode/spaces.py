@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from taxfree_kernels.fabric.heap import Pool
-from taxfree_kernels.fabric.layout import BARE_BYTES, FLAG_BYTES
+from taxfree_kernels.fabric.layout import LAMPORT_SLOT_BYTES, LL_SLOT_BYTES
 from taxfree_kernels.flash_decode.constants import words_of_part
 from taxfree_kernels.flash_decode.problem import ITEM_BYTES, FlashDecode
 from taxfree_kernels.hardware import Hardware
@@ -88,7 +88,7 @@ def words_space(problem: FlashDecode) -> Space:
 
 def _fits_words(problem: FlashDecode, packed: bool) -> bool:
     words = problem.world_size * words_of_part(problem, packed)
-    return 4 * words <= BARE_BYTES if packed else 8 * words <= FLAG_BYTES
+    return 4 * words <= LAMPORT_SLOT_BYTES if packed else 8 * words <= LL_SLOT_BYTES
 
 
 def last_space(hardware: Hardware) -> Space:

@@ -28,6 +28,7 @@ then the row has been rounded, as between a library's all-reduce and its normali
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import triton
@@ -210,17 +211,25 @@ class PushTwoShotLamport(LamportVariant):
         words = _slice_words(problem, config)
         return _tiles(problem, config) * (world * -(-slices // world) + slices) * words
 
-    def plan(self, problem: MatmulAllReduce, fabric: Fabric, config: Config) -> Plan:
-        def layout(problem: MatmulAllReduce) -> Layout:
-            words = self.words(problem, config)
-            rows = problem.m if problem.rms_norm else 0
-            return Layout(_tiles(problem, config), rows, words, (words,))
+    def layout(self, config: Config, problem: MatmulAllReduce) -> Layout:
+        """The layout of a launch."""
+        words = self.words(problem, config)
+        rows = problem.m if problem.rms_norm else 0
+        return Layout(_tiles(problem, config), rows, words, (words,))
 
+    def constants(
+        self, config: Config, problem: MatmulAllReduce, hardware: Hardware
+    ) -> dict[str, Any]:
+        """Constants of the kernel, besides those of all fused plans."""
         lanes = max(config["BLOCK_N"], power_of_2(problem.n, 1)) if problem.rms_norm else 0
-        constants = {
+        return {
             "EPILOGUE": Epilogue(problem.bias, problem.residual, lanes),
-            "LANES": lanes_of(fabric.hardware, config, _slice_words(problem, config)),
+            "LANES": lanes_of(hardware, config, _slice_words(problem, config)),
         }
+
+    def plan(self, problem: MatmulAllReduce, fabric: Fabric, config: Config) -> Plan:
+        constants = self.constants(config, problem, fabric.hardware)
+        layout = partial(self.layout, config)
         return LamportPlan(problem, fabric, config, _push_two_shot_lamport, layout, constants)
 
 

@@ -6,6 +6,8 @@ The interpreter does not run Gluon: there, and for the happens-before checker, t
 
 from __future__ import annotations
 
+from functools import partial
+
 import triton
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -19,10 +21,8 @@ from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.matmul_all_reduce.problem import MatmulAllReduce
 from taxfree_kernels.matmul_all_reduce.push_two_shot_lamport import PushTwoShotLamport
-from taxfree_kernels.reduction.epilogue import Epilogue, add_bias_residual
-from taxfree_kernels.reduction.fused import Layout
+from taxfree_kernels.reduction.epilogue import add_bias_residual
 from taxfree_kernels.reduction.packets import halves_of
-from taxfree_kernels.reduction.sizes import lanes_of, tiles_of
 from taxfree_kernels.reduction.specialized_words import (
     Specialized,
     SpecializedPlan,
@@ -37,7 +37,6 @@ from taxfree_kernels.reduction.specialized_words import (
     words_layout,
     words_of_tile,
 )
-from taxfree_kernels.spaces import power_of_2
 from taxfree_kernels.variant import Config, Plan
 
 
@@ -168,19 +167,8 @@ class PushTwoShotLamportSpecialized(Specialized, PushTwoShotLamport):
     def plan(self, problem: MatmulAllReduce, fabric: Fabric, config: Config) -> Plan:
         if fabric.hardware.backend == "interpreter":
             return super().plan(problem, fabric, config)
-
-        def layout(problem: MatmulAllReduce) -> Layout:
-            words = self.words(problem, config)
-            tiles = tiles_of(problem.m, problem.n, config["BLOCK_M"], config["BLOCK_N"])
-            return Layout(tiles, 0, words, (words,))
-
-        words = config["BLOCK_M"] * config["BLOCK_N"] // 2
-        slice_words = words // power_of_2(problem.world_size, 1)
-        constants = {
-            "EPILOGUE": Epilogue(problem.bias, problem.residual),
-            "LANES": lanes_of(fabric.hardware, config, slice_words),
-        }
-        function = _push_two_shot_lamport_specialized
+        constants = self.constants(config, problem, fabric.hardware)
+        function, layout = _push_two_shot_lamport_specialized, partial(self.layout, config)
         return SpecializedPlan(problem, fabric, config, function, layout, constants)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from taxfree_kernels.descriptors import RowDescriptors, weight_descriptors
+from taxfree_kernels.descriptors import OperandDescriptors, RowDescriptors, weight_descriptors
 from taxfree_kernels.device.peers import Group
 from taxfree_kernels.device.tiles import Tile
 from taxfree_kernels.fabric.base import Fabric
@@ -62,14 +62,12 @@ class FusedPlan(Plan):
     ) -> None:
         self._problem, self._layout, self._split_k = problem, layout, config["SPLIT_K"]
         top = layout(problem)
-        block_m, block_n, block_k = (config[f"BLOCK_{side}"] for side in "MNK")
-        is_nk, self._tma = problem.weight_layout == "nk", config["TMA"]
-        w_box = [1, block_n, block_k] if is_nk else [1, block_k, block_n]
-        self._x_descriptors = RowDescriptors([1, 1, block_m, block_k])
-        self._w_descriptors = weight_descriptors(1, w_box, is_nk)
+        self._tma = config["TMA"]
+        self._x_descriptors, self._w_descriptors = self.descriptors(problem, config)
         self._staggered = constants["SCHEDULE"].STAGGERED if "SCHEDULE" in constants else 0
         shares = 2 * self._staggered + (self._split_k * top.tiles if self._split_k > 1 else 0)
-        partials = ((max(1, shares * block_m * block_n),), torch.float32)
+        tile_elements = config["BLOCK_M"] * config["BLOCK_N"]
+        partials = ((max(1, shares * tile_elements),), torch.float32)
         self._inbox = self.inbox(fabric, config, top.slot_elements)
         self._control = fabric.pool.control
         self._partials = fabric.workspace.scratch(partials)
@@ -86,6 +84,15 @@ class FusedPlan(Plan):
             options=compile_options(fabric.backend, config) | pdl_options(config),
         )
         self._sized = fabric.workspace.by_size(self._of_size)
+
+    def descriptors(
+        self, problem: PartialSum, config: Config
+    ) -> tuple[OperandDescriptors, OperandDescriptors]:
+        """The TMA descriptors of x and of the weight."""
+        block_m, block_n, block_k = (config[f"BLOCK_{side}"] for side in "MNK")
+        is_nk = problem.weight_layout == "nk"
+        w_box = [1, block_n, block_k] if is_nk else [1, block_k, block_n]
+        return RowDescriptors([1, 1, block_m, block_k]), weight_descriptors(1, w_box, is_nk)
 
     def inbox(self, fabric: Fabric, config: Config, elements: int) -> tuple[torch.Tensor, int]:
         """The inbox of peers' tiles: its first slot, and the stride to the next one.

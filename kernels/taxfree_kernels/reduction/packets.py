@@ -12,7 +12,7 @@ import triton.language as tl
 from taxfree_kernels.device import packets
 from taxfree_kernels.device.peers import translate
 from taxfree_kernels.fabric.base import Fabric
-from taxfree_kernels.fabric.layout import BARE_BYTES
+from taxfree_kernels.fabric.layout import LAMPORT_SLOT_BYTES, LL_SLOT_BYTES
 from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.problem import PartialSum
 from taxfree_kernels.reduction import spaces
@@ -20,9 +20,8 @@ from taxfree_kernels.reduction.epilogue import add_bias_residual
 from taxfree_kernels.reduction.fused import FusedPlan, FusedVariant
 from taxfree_kernels.variant import Config, Space
 
-MOST_WORDS = 1 << 19  # capacity of a pool's slot of Lamport words
-#: Most elements of the output: their words from 8 ranks fill such a slot.
-MOST_ELEMENTS = MOST_WORDS * 2 // 8
+#: Most elements of an output, two in a packet, whose packets from 8 ranks fit a slot.
+MOST_ELEMENTS = 2 * (LL_SLOT_BYTES // 8) // 8
 
 
 @triton.jit
@@ -165,6 +164,6 @@ class LamportVariant(FusedVariant):
         return dict(config)
 
     def prune_reason(self, problem: PartialSum, hardware: Hardware, config: Config) -> str | None:
-        if 4 * self.words(problem, config) > BARE_BYTES:
+        if 4 * self.words(problem, config) > LAMPORT_SLOT_BYTES:
             return "more words than a slot holds"
         return super().prune_reason(problem, hardware, config)

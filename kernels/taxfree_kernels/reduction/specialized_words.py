@@ -23,7 +23,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from taxfree_kernels.descriptors import RowDescriptors, weight_descriptors
+from taxfree_kernels.descriptors import OperandDescriptors, RowDescriptors, weight_descriptors
 from taxfree_kernels.device import packets, sync
 from taxfree_kernels.device.control import USED
 from taxfree_kernels.device.packets import EMPTY
@@ -268,14 +268,20 @@ class SpecializedPlan(LamportPlan):
         options = {**self._kernel.options, "maxnreg": registers}
         static = ("w_desc",) if early else ()
         self._kernel = replace(self._kernel, options=options, static=static)
+
+    def descriptors(
+        self, problem: PartialSum, config: Config
+    ) -> tuple[OperandDescriptors, OperandDescriptors]:
         block_m, block_n, block_k = (config[f"BLOCK_{side}"] for side in "MNK")
         dtype = {"float16": gl.float16, "bfloat16": gl.bfloat16}[problem.dtype]
         x_box, w_box = [1, 1, block_m, block_k], [1, block_n, block_k]
         x_layout, w_layout = (
             gl.NVMMASharedLayout.get_default_for(box, dtype) for box in (x_box, w_box)
         )
-        self._x_descriptors = RowDescriptors(x_box, TensorDescriptor, x_layout)
-        self._w_descriptors = weight_descriptors(1, w_box, True, TensorDescriptor, w_layout)
+        return (
+            RowDescriptors(x_box, TensorDescriptor, x_layout),
+            weight_descriptors(1, w_box, True, TensorDescriptor, w_layout),
+        )
 
 
 def registers_of(hardware: Hardware, config: Config) -> int:
