@@ -125,7 +125,7 @@ class Plan(ABC):
 
         A plan without kernels of this package is not called: it may need its peers to be connected.
         """
-        from taxfree_kernels.launch import compiling  # it imports triton, which few readers need
+        from taxfree_kernels.launch import compiling  # imports triton, which problems do without
 
         if self.kernels(size):
             with compiling():
