@@ -295,7 +295,9 @@ class PushTwoShot(FusedVariant):
         needed = ITEM_BYTES[config["WIRE"]] * slot_elements(problem, config)
         if needed > problem.slot_bytes:
             return f"{needed} bytes of whole tiles in a slot of {problem.slot_bytes}"
-        reason = spaces.staggered_prune_reason(hardware, config, tiles_in(problem, config), problem.k)
+        reason = spaces.staggered_prune_reason(
+            hardware, config, tiles_in(problem, config), problem.k
+        )
         if reason is not None:
             return reason
         return super().prune_reason(problem, hardware, config)

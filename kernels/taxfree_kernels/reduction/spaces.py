@@ -157,9 +157,7 @@ def two_kernel_space(space: Space) -> Space:
 _PIECE = 2048  # elements that 128 threads of 80 registers add
 
 
-def two_kernel_seeds(
-    problem: PartialSum, hardware: Hardware, space: Space
-) -> list[dict[str, Any]]:
+def two_kernel_seeds(problem: PartialSum, hardware: Hardware, space: Space) -> list[dict[str, Any]]:
     """Configs of a kernel of tiles beside one of sums, whose programs have few registers."""
     configs = seed_configs(problem, hardware, space)
     if hardware.backend == "cuda":

@@ -17,13 +17,19 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+import torch
 import triton
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from taxfree_kernels.descriptors import OperandDescriptors, RowDescriptors, weight_descriptors
+from taxfree_kernels.descriptors import (
+    OperandDescriptors,
+    RowDescriptors,
+    is_aligned,
+    weight_descriptors,
+)
 from taxfree_kernels.device import packets, sync
 from taxfree_kernels.device.control import USED
 from taxfree_kernels.device.packets import EMPTY
@@ -262,12 +268,21 @@ class SpecializedPlan(LamportPlan):
         constants: Mapping[str, Any],
     ) -> None:
         early = config["PREFETCH_WEIGHT"] and fabric.static_weights
+        self._waiting: SpecializedPlan | None = None  # for a weight that is copied: see __call__
+        if early:
+            waits = {**config, "PREFETCH_WEIGHT": False}
+            self._waiting = SpecializedPlan(problem, fabric, waits, function, layout, constants)
         work = Work(config["num_stages"], early, config["LAUNCH_NEXT"])
         super().__init__(problem, fabric, config, function, layout, {**constants, "WORK": work})
         registers = registers_of(fabric.hardware, config)
         options = {**self._kernel.options, "maxnreg": registers}
         static = ("w_desc",) if early else ()
         self._kernel = replace(self._kernel, options=options, static=static)
+
+    def __call__(self, *tensors: Any) -> torch.Tensor:
+        if self._waiting is not None and not is_aligned(tensors[1].t()):
+            return self._waiting(*tensors)  # the copy is written just before
+        return super().__call__(*tensors)
 
     def descriptors(
         self, problem: PartialSum, config: Config
