@@ -9,7 +9,8 @@ kernel of the same local shape, over rotated inputs that together exceed L2, so 
 same chains of calls. Decode attention is that of one rank, whose vendor is cuDNN. The file holds,
 for each, the time, the vendor's, and the floor: the problem's bytes at the measured memory
 bandwidth, or its flops at the measured matmul rate, whichever takes longer. `is_first` says whether
-a search would begin with it: the first seed config of a variant that is searched.
+a search would begin with it: the first seed config of a variant that is searched. A config that can
+use a promise of static weights, or of a static cache, is timed without it and with it.
 """
 
 from __future__ import annotations
@@ -125,7 +126,8 @@ def _rows(
             "problem": dataclasses.asdict(problem),
             "variant": each.candidate.variant,
             "config": dict(each.candidate.config),
-            "is_first": each.candidate in first,
+            "is_first": each.candidate in first and not each.promised,
+            "promised": each.promised,
             "peers": peers,
             "median_us": each.timing.median_us,
             "iqr_us": each.timing.iqr_us,
@@ -217,7 +219,10 @@ def _print(rows: Sequence[dict[str, Any]]) -> None:
     print(f"{first['op']} {said}, peers {first['peers']}: {limits}")
     for row in rows:
         config = " ".join(f"{name}={value}" for name, value in row["config"].items())
-        print(f"  {row['median_us']:9.1f} us alone  {row['variant']} {config}", flush=True)
+        promised = ", promised" * row["promised"]
+        print(
+            f"  {row['median_us']:9.1f} us alone  {row['variant']} {config}{promised}", flush=True
+        )
 
 
 if __name__ == "__main__":

@@ -161,6 +161,7 @@ def _print_all(options: argparse.Namespace) -> None:
         print(format_problem(options.op, dataclasses.asdict(problem)))
         for each in emulated:
             config = " ".join(f"{name}={value}" for name, value in each.candidate.config.items())
+            config += ", promised" * each.promised
             us = "-" if each.timing is None else f"{each.timing.median_us:.1f} us {word}"
             print(f"  {us:>20}  {each.candidate.variant} {each.reason or config}", flush=True)
 

@@ -26,6 +26,7 @@ import triton
 import triton.language as tl
 
 from benchmarks import local_decode
+from benchmarks.promises import promises
 from taxfree.errors import TaxfreeError
 from taxfree.measuring import timer
 from taxfree.measuring.bounds import vendor_kernel
@@ -103,11 +104,13 @@ class Emulated:
     Args:
         timing: of calls in a graph, or eager on the host.
         reason: empty if it was timed.
+        promised: whether it was told that weights and the cache are static, and used that.
     """
 
     candidate: Candidate
     timing: timer.Timing | None
     reason: str = ""
+    promised: bool = False
 
 
 def emulate(
@@ -121,6 +124,8 @@ def emulate(
     peers: PeersAre = "absent",
 ) -> list[Emulated]:
     """Time candidates of a problem of more ranks than exist; a task of two workers, or of one.
+
+    Each runs without the promise of static inputs, and with it if that makes a difference.
 
     Args:
         problem: fields of the operation's problem.
@@ -136,7 +141,8 @@ def emulate(
         _act_for_others(fabric, problem["world_size"], arena_bytes)
     calls = Calls(fabric, op, problem)
     calls.share_compilation(candidates)
-    plans = [plan_or_reason(calls, candidate) for candidate in candidates]
+    tried = [(each, promised) for each in candidates for promised in promises(each.config)]
+    plans = [plan_or_reason(calls, candidate, promised) for candidate, promised in tried]
     mode = "graph" if fabric.has_graphs else "eager"
     timed = [(calls.call(plan), mode) for plan in plans if isinstance(plan, Plan)]
     vendor = vendor_of(calls) if beside_vendor else None
@@ -146,10 +152,10 @@ def emulate(
     fabric.synchronize()
     fabric.pool.check()
     found = [
-        Emulated(candidate, next(timings))
+        Emulated(candidate, next(timings), promised=promised)
         if isinstance(plan, Plan)
-        else Emulated(candidate, None, plan)
-        for candidate, plan in zip(candidates, plans, strict=True)
+        else Emulated(candidate, None, plan, promised)
+        for (candidate, promised), plan in zip(tried, plans, strict=True)
     ]
     return [*found, *(Emulated(Candidate(VENDOR, {}), timing) for timing in timings)]
 
@@ -189,13 +195,18 @@ def _act_for_others(fabric: Fabric, ranks: int, arena_bytes: int) -> None:
     fabric.heap_bases = torch.where(rank == own, begins[own], others) + rank * arena_bytes
     fabric.heap = SymmetricHeap(arenas[own * arena_bytes : (own + 1) * arena_bytes])
     fabric.world_size = ranks
-    fabric.static_weights = fabric.static_cache = True  # no input is written once it is made
     fabric.device_barrier = DeviceBarrier(fabric, timeout_s)
     fabric.pool = Pool(fabric, timeout_s=timeout_s)
 
 
-def plan_or_reason(calls: Calls, candidate: Candidate) -> Plan | str:
-    """A plan that has run once, or why there is none; the same on both ranks."""
+def plan_or_reason(calls: Calls, candidate: Candidate, promised: bool = False) -> Plan | str:
+    """A plan that has run once, or why there is none; the same on both ranks.
+
+    Args:
+        promised: whether it may rely on static inputs: none is written once it is made.
+    """
+    fabric = calls.fabric
+    fabric.static_weights = fabric.static_cache = promised
     plan = calls.ready(candidate)
     if isinstance(plan, str):
         return plan

@@ -10,7 +10,8 @@ each operation all candidates are timed, repeated, and the layer is timed with
 
  - `vendor`: the vendor's matmuls of the same local shapes;
  - `searched`: each operation's fastest candidate of those that a search would try;
- - `all`: its fastest candidate.
+ - `all`: its fastest candidate that needs no promise;
+ - `promised`: its fastest candidate, where weights are promised to be static.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ import copy
 import itertools
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextvars import Context
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -35,6 +35,7 @@ import torch
 import triton
 import triton.language as tl
 
+from benchmarks.promises import promises
 from taxfree._runtime.collectives import Failure, attempt
 from taxfree.fingerprints import rows_field
 from taxfree_kernels.cross_compile.record import record
@@ -591,13 +592,8 @@ def _candidates(
                 continue
             for config in _configs(variant, problem, fabric, random, configs):
                 if record(op, name, problem, config, fabric.hardware):
-                    for promised in (False, True)[: 1 + may_load_early(config)]:
+                    for promised in promises(config):
                         yield Member(op, problem, name, config, promised)
-
-
-def may_load_early(config: Mapping[str, Any]) -> bool:
-    """Whether a plan of this config loads before its turn what a caller promises to be static."""
-    return bool(config.get("PREFETCH_WEIGHT") or (config.get("BY_WARP") and config["CHAINED"]))
 
 
 def _configs(

@@ -124,7 +124,8 @@ REPLAYED_CAPTION = (
     "Trials until a config within 3 % of the landscape's best was measured, and how much slower "
     "than it the best of 20 trials is: median, and 90th percentile in brackets."
 )
-#: what a rank should reach by itself, in microseconds: operation -> size -> time
+WANTED_OF = "NVIDIA H200"
+#: what a rank of such GPUs should reach by itself, in us: operation -> size -> time
 WANTED: Mapping[str, Mapping[int, float]] = {
     "matmul_all_reduce": {16: 18, 64: 19, 256: 28, 512: 50, 1024: 90, 4096: 355},
     "matmul_reduce_scatter": {64: 18, 256: 26, 1024: 88, 4096: 350},
@@ -135,12 +136,14 @@ ALONE_CAPTION = (
     "Microseconds; of several ranks emulated. Before: the fastest of the configs with which a "
     "search begins, one of each variant. Promised: the fastest of those that load before the "
     "preceding kernel has ended, because the caller promises that weights, or cached keys and "
-    "values, are static. After: the fastest of the others. Bold: as fast as wanted."
+    "values, are static. After: the fastest of the others."
 )
 LAYER_CAPTION = (
     "Microseconds for a layer, emulated. Vendor: its matmuls alone. Searched: the fastest of the "
-    "variants that a search tries. All: the fastest of all, with these variants."
+    "variants that a search tries. All: the fastest of all that need no promise. Promised: the "
+    "fastest of all. The variants are those of the last time of a row."
 )
+_CHOICES = ("vendor", "searched", "all", "promised")  # of operations of a layer
 _COMMON = ("dtype", "world_size", "v_head_dim")  # the same in the whole table
 
 
@@ -193,11 +196,15 @@ def update(text: str, root: Path) -> str:
 
         return made
 
+    def alone(block: Block) -> str:
+        record = json.loads((root / block["file"]).read_text(encoding="utf-8"))
+        return alone_tables(record["rows"], record["environment"]["hardware"]["gpu"])
+
     return with_blocks(
         text,
         {
             "replay": of_rows(replays),
-            "alone": of_rows(alone_tables),
+            "alone": alone,
             "layer": of_rows(layers),
             "results": lambda block: tables(rows(block), where(block)),
             "evolution": lambda block: evolution(rows(block), where(block)),
@@ -324,12 +331,14 @@ def attention(rows: Iterable[Row]) -> str:
     return f"{table(header, lines)}\n{ATTENTION_CAPTION}{_age(shown)}\n"
 
 
-def alone_tables(rows: Sequence[Mapping[str, Any]]) -> str:
+def alone_tables(rows: Sequence[Mapping[str, Any]], gpu: str = WANTED_OF) -> str:
     """What a rank does by itself, a table for each operation, in Markdown.
 
     Args:
         rows: of a record of ``benchmarks/alone.py``.
+        gpu: its name; what is wanted is shown of WANTED_OF alone.
     """
+    has_wanted = gpu == WANTED_OF
     titled: dict[str, dict[int, list[Mapping[str, Any]]]] = {}
     for row in rows:
         along = size_field(row["op"])
@@ -353,19 +362,25 @@ def alone_tables(rows: Sequence[Mapping[str, Any]]) -> str:
                 us(rows[0]["floor_us"]),
                 us(rows[0]["vendor_us"]),
                 *(
-                    _fastest_cell([r for r in rows if r["peers"] == peers and is_shown(r)])
+                    _fastest_cell(
+                        [r for r in rows if r["peers"] == peers and is_shown(r)], has_wanted
+                    )
                     for peers, _, is_shown in columns
                 ),
-                f"{_wanted(rows[0]) or '-'}",
+                *([f"{_wanted(rows[0]) or '-'}"] if has_wanted else []),
             ]
             for size, rows in sorted(sizes.items())
         ]
-        parts.append(f"**{title}**\n\n{table([*header, 'wanted'], lines)}\n")
-    return "".join(parts) + f"{ALONE_CAPTION}\n"
+        header += ["wanted"] if has_wanted else []
+        parts.append(f"**{title}**\n\n{table(header, lines)}\n")
+    bold = " Bold: as fast as wanted." if has_wanted else ""
+    return "".join(parts) + f"{ALONE_CAPTION}{bold}\n"
 
 
 def _is_promised(row: Mapping[str, Any]) -> bool:
     """Whether a row needs the promise that weights, or the cache, are static."""
+    if "promised" in row:
+        return bool(row["promised"])
     return bool(row.get("static_cache") or row["config"].get("PREFETCH_WEIGHT"))
 
 
@@ -383,12 +398,12 @@ def _wanted(row: Mapping[str, Any]) -> float | None:
     return WANTED[row["op"]].get(row["problem"][size_field(row["op"])]) if is_usual else None
 
 
-def _fastest_cell(rows: Sequence[Mapping[str, Any]]) -> str:
+def _fastest_cell(rows: Sequence[Mapping[str, Any]], has_wanted: bool) -> str:
     if not rows:
         return "-"
     row = min(rows, key=lambda each: float(each["median_us"]))
     wanted, found = _wanted(row), us(row["median_us"])
-    if wanted is not None and row["median_us"] <= wanted:
+    if has_wanted and wanted is not None and row["median_us"] <= wanted:
         found = f"**{found}**"
     return f"{found} ({row['variant']})"
 
@@ -402,13 +417,15 @@ def layers(rows: Sequence[Mapping[str, Any]]) -> str:
     found: dict[tuple[int, str], dict[str, Mapping[str, Any]]] = {}
     for row in rows:
         found.setdefault((row["m"], row["peers"]), {})[row["choice"]] = row
+    shown = [name for name in _CHOICES if any(name in choices for choices in found.values())]
     lines = []
     for (m, peers), choices in sorted(found.items()):
-        times = [us(choices[choice]["median_us"]) for choice in ("vendor", "searched", "all")]
-        variants = ", ".join(str(each["variant"]) for each in choices["all"]["operations"])
+        times = [us(choices[each]["median_us"]) if each in choices else "-" for each in shown]
+        fastest = choices.get("promised", choices["all"])
+        variants = ", ".join(str(each["variant"]) for each in fastest["operations"])
         lines.append([str(m), peers, *times, variants])
-    header = ["rows", "peers", "vendor", "searched", "all", "QKV, attention's sum, gate-up, down"]
-    return f"{table(header, lines, text=[1, 5])}\n{LAYER_CAPTION}\n"
+    header = ["rows", "peers", *shown, "QKV, attention's sum, gate-up, down"]
+    return f"{table(header, lines, text=[1, len(header) - 1])}\n{LAYER_CAPTION}\n"
 
 
 def _titled(

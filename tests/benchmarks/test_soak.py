@@ -52,9 +52,10 @@ class TestSoak:
             called = {name.removesuffix(" promised") for name in row.calls_by_variant}
             assert called <= expected
 
-    def test_a_wait_that_does_not_wait_is_found_and_named(self, broken):
+    @pytest.mark.parametrize("pauses", ["between", "none"])
+    def test_a_wait_that_does_not_wait_is_found_and_named(self, broken, pauses):
         with pytest.raises(WrongResult, match=r"mismatches on rank \d .*first in call \d+: \w+\("):
-            list(soak(broken, ["between"], ["eager"], 100, seed=3))
+            list(soak(broken, [pauses], ["eager"], 100, seed=3))
 
 
 def test_what_was_finished_is_kept_with_what_stopped_it(tmp_path, monkeypatch, capsys):
