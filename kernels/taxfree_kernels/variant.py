@@ -150,10 +150,13 @@ class Variant(ABC):
     #: rank can compile its plans. False for library paths and for our stand-alone collectives.
     fused: ClassVar[bool] = True
 
-    #: whether a search tries it, and a prediction may choose it, without being asked by name. False
-    #: for the paper's intermediate steps, which are kept to show the gain of each step, and for
-    #: what has not run on several GPUs yet.
+    #: whether a search tries it without being asked by name. False for the paper's intermediate
+    #: steps, which are kept to show the gain of each step, and for what several GPUs have not run.
     searched: ClassVar[bool] = True
+
+    #: whether a prediction may choose it, if it is searched. False for what shipped tables do not
+    #: hold yet, because committed results then cannot tell how good such predictions are.
+    predicted: ClassVar[bool] = True
 
     #: payload slots that calls alternate between; the checker runs until the first is reused.
     slots: ClassVar[int] = 2

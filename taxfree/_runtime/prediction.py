@@ -211,7 +211,7 @@ def _of_the_nearest(
     for each in (record.winner, record.baseline, *record.runners_up):
         if each.kernel_hash != hashes.get(each.variant) or "graph" not in each.median_us:
             continue
-        if each.variant not in modelled_variants(op) or not variants(op)[each.variant].searched:
+        if each.variant not in modelled_variants(op) or not _may_choose(op, each.variant):
             continue
         if illegal(op, problem, each, hardware):
             continue
@@ -228,12 +228,17 @@ def _of_the_model(
 ) -> Iterator[_Candidate]:
     for name in modelled_variants(op):
         variant = variants(op)[name]
-        if not variant.searched or variant.unsupported_reason(problem, hardware) is not None:
+        if not _may_choose(op, name) or variant.unsupported_reason(problem, hardware) is not None:
             continue
         for config in variant.seed_configs(problem, hardware):
             if refusal(variant, problem, hardware, config) is None:
                 us = _modelled_us(machine, op, problem, name, config, hardware)
                 yield us, name, config
+
+
+def _may_choose(op: str, name: str) -> bool:
+    variant = variants(op)[name]
+    return variant.searched and variant.predicted
 
 
 def _modelled_us(

@@ -467,7 +467,7 @@ class PushSpecialized(PushTma):
     """Senders, and tiles whose warps have roles, in one kernel."""
 
     name = "push_specialized"
-    searched = False  # until it is measured on several GPUs
+    predicted = False
 
     def unsupported_reason(self, problem: AllGatherMatmul, hardware: Hardware) -> str | None:
         if problem.gather_dim == 0:

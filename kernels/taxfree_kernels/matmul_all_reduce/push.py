@@ -27,7 +27,6 @@ import triton.language as tl
 
 from taxfree_kernels.device import sync
 from taxfree_kernels.device.pdl import gdc_wait
-from taxfree_kernels.device.peers import Peers
 from taxfree_kernels.device.tiles import swizzle2d, xcd_swizzle
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.hardware import Hardware
@@ -46,6 +45,7 @@ from taxfree_kernels.reduction.tile import (
     Strides,
     announce_tile,
     numbered_tile,
+    running_slot,
     send_tile,
     store_tile,
     total_of_tile,
@@ -63,9 +63,7 @@ def _push(
     """See the module; GROUPS is the most signals that announce one row, with RMSNorm."""
     gdc_wait(GROUP)
     program = tl.program_id(0)
-    generation = sync.running_generation(buffers.control_ptr)
-    peers = Peers(buffers.control_ptr, buffers.heap_bases, rank, generation)
-    slot_ptr = tl.multiple_of(buffers.inbox_ptr + (generation % 2) * buffers.stride_slot, 16)
+    peers, slot_ptr = running_slot(buffers, rank)
     tiles_m, tiles_n = tl.cdiv(m, TILE.BLOCK_M), tl.cdiv(n, TILE.BLOCK_N)
     tiles = tiles_m * tiles_n
     senders = tiles * TILE.SPLIT_K

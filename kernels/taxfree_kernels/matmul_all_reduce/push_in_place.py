@@ -28,7 +28,6 @@ import triton.language as tl
 from taxfree_kernels.device import sync
 from taxfree_kernels.device.exchange import signal_everybody, wait_for_everybody
 from taxfree_kernels.device.pdl import gdc_wait
-from taxfree_kernels.device.peers import Peers
 from taxfree_kernels.device.tiles import xcd_swizzle
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.fabric.heap import Pool
@@ -43,6 +42,7 @@ from taxfree_kernels.reduction.tile import (
     Strides,
     bias_residual_of_tile,
     numbered_tile,
+    running_slot,
     send_tile,
     store_tile,
     sum_of_sources,
@@ -60,9 +60,7 @@ def _push_in_place(
     GROUP: tl.constexpr, TILE: tl.constexpr, EPILOGUE: tl.constexpr, LL: tl.constexpr,
 ):  # fmt: skip
     gdc_wait(GROUP)
-    generation = sync.running_generation(buffers.control_ptr)
-    peers = Peers(buffers.control_ptr, buffers.heap_bases, rank, generation)
-    slot_ptr = tl.multiple_of(buffers.inbox_ptr + (generation % 2) * buffers.stride_slot, 16)
+    peers, slot_ptr = running_slot(buffers, rank)
     programs = tl.cdiv(m, TILE.BLOCK_M) * tl.cdiv(n, TILE.BLOCK_N) * TILE.SPLIT_K
     tile, row_begin, col_begin, acc, is_whole = numbered_tile(
         xcd_swizzle(tl.program_id(0), programs, TILE.XCDS), m, n, k, x, w, stride_w, buffers, GROUP,

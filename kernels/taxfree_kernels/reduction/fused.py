@@ -103,12 +103,12 @@ class FusedPlan(Plan):
             return fabric.pool.ll_slots(elements)
         return fabric.pool.slots(elements, getattr(torch, config["WIRE"]))
 
-    def _of_size(self, m: int) -> Kernel:
+    def _of_size(self, m: int) -> tuple[Kernel, ...]:
         problem = resized(self._problem, m=m)
         layout = self._layout(problem)
         sizes = (m, problem.n, problem.k, *layout.sizes)
         grid = layout.tiles * self._split_k + self._staggered + layout.others
-        return self._kernel.resized(grid, (self._buffers(), self._rank, *sizes))
+        return (self._kernel.resized(grid, (self._buffers(), self._rank, *sizes)),)
 
     def _buffers(self) -> Buffers:
         return Buffers(
@@ -116,11 +116,11 @@ class FusedPlan(Plan):
         )
 
     def kernels(self, size: int) -> tuple[Kernel, ...]:
-        return (self._sized[size],)
+        return self._sized[size]
 
     def __call__(self, *tensors: Any) -> torch.Tensor:
         x, weight, *others, out = tensors
-        kernel = self._sized[x.shape[0]]
+        (kernel,) = self._sized[x.shape[0]]
         kernel(*self._operands(x, weight), weight.stride(), *self._epilogue(others, out), out)
         return out
 

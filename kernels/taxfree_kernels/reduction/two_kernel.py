@@ -8,6 +8,7 @@ and no shared memory, for which a compute unit has room beside the programs of t
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -53,25 +54,21 @@ class TwoKernelPlan(FusedPlan):
         super().__init__(problem, fabric, config, tiles, layout, constants)
         hardware = fabric.hardware
         self._at_once = spaces.tiles_at_once(hardware, config) * hardware.compute_units
-        options = dict(self._kernel.options)
-        if fabric.backend == "cuda":
-            self._kernel.options["maxnreg"] = _TILE_REGISTERS
-            options["maxnreg"] = _SUM_REGISTERS
-        if "num_warps" in options:
-            options["num_warps"] = _SUM_WARPS
-        self._sums = Kernel(
-            sums, 0, {**self._kernel.constants, **sum_constants}, options, beside=True
+        common, constants = self._kernel.options, {**self._kernel.constants, **sum_constants}
+        few_warps = {"num_warps": _SUM_WARPS} if "num_warps" in common else {}
+        of_tiles, of_sums = (
+            {"maxnreg": registers} if fabric.backend == "cuda" else {}
+            for registers in (_TILE_REGISTERS, _SUM_REGISTERS)
         )
+        self._kernel = replace(self._kernel, options={**common, **of_tiles})
+        self._sums = Kernel(sums, 0, constants, {**common, **few_warps, **of_sums}, beside=True)
 
-    def _of_size(self, m: int) -> tuple[Kernel, Kernel]:
+    def _of_size(self, m: int) -> tuple[Kernel, ...]:
         problem = resized(self._problem, m=m)
         layout = self._layout(problem)
         last_args = (self._buffers(), self._rank, m, problem.n, problem.k, *layout.sizes)
         tiles = self._kernel.resized(min(layout.tiles, self._at_once), last_args)
         return tiles, self._sums.resized(layout.others, last_args)
-
-    def kernels(self, size: int) -> tuple[Kernel, ...]:
-        return self._sized[size]
 
     def __call__(self, *tensors: Any) -> torch.Tensor:
         x, weight, *others, out = tensors
