@@ -38,6 +38,7 @@ import triton.language as tl
 from benchmarks.promises import promises
 from taxfree._runtime.collectives import Failure, attempt
 from taxfree.fingerprints import rows_field
+from taxfree.measuring.timer import capturing
 from taxfree_kernels.cross_compile.record import record
 from taxfree_kernels.device import control, packets, sync
 from taxfree_kernels.device.pdl import gdc_launch_dependents
@@ -560,7 +561,7 @@ class Soak:
 
 def _capture(call: Callable[[Sequence[int], int], Counter[int]], members: Sequence[int]) -> _Graph:
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+    with capturing(graph):
         made = call(members, GRAPH_CALLS)
     return graph, made
 

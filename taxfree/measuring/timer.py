@@ -11,10 +11,12 @@ call is interpreted and takes milliseconds, a chain is one call.
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import random
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -108,10 +110,27 @@ def _runner(fabric: Fabric, call: Call, mode: str, chain: int) -> Callable[[], N
         return eager
     fabric.barrier()
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+    with capturing(graph):
         eager()
     graph.replay()  # the first one uploads it
     return graph.replay
+
+
+@contextlib.contextmanager
+def capturing(graph: torch.cuda.CUDAGraph) -> Iterator[None]:
+    """Capture what the context launches.
+
+    PyTorch ends the process if a graph is freed while another is captured, so cycles of garbage,
+    which may hold graphs, are not collected meanwhile.
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+            yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def _device_clock(

@@ -356,6 +356,6 @@ def _kernels(fabric: Fabric, step: Step) -> int:
     if not fabric.has_graphs:
         return 0
     graph = torch.cuda.CUDAGraph(keep_graph=True)
-    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+    with timer.capturing(graph):
         step.run()
     return count_nodes(graph.raw_cuda_graph())
