@@ -162,7 +162,7 @@ def two_kernel_seeds(problem: PartialSum, hardware: Hardware, space: Space) -> l
     configs = seed_configs(problem, hardware, space)
     if hardware.backend == "cuda":
         square = {"BLOCK_M": 128, "BLOCK_N": 128, "BLOCK_K": 64, "GROUP_M": 8, "TMA": True}
-        wide = {"BLOCK_N": 256, "num_warps": 8, "num_stages": 4}
+        wide = {"BLOCK_N": 256, "num_warps": 8, "num_stages": 3}
         guesses = [square | {"num_warps": 4, "num_stages": 3}, square | wide]
         configs = allowed(problem, hardware, space, guesses, prune_reason)
     pieces = [max(1, config["BLOCK_M"] * config["BLOCK_N"] // _PIECE) for config in configs]
