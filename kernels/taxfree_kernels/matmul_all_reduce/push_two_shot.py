@@ -217,8 +217,8 @@ def copy_sum(
         sum_ptr = inbox.sums_ptr + tile.to(tl.int64) * (TILE.BLOCK_M * TILE.BLOCK_N)
         for piece in tl.static_range(PIECES):
             below = piece * ROWS
-            mask = rows + below < m
             at = offsets_in_tile(row + below, inbox.stride_row, TILE.BLOCK_N)
+            mask = rows + below < m
             result = tl.load(sum_ptr + at, mask=mask[:, None])
             result = tl.where(arrived, result, float("nan"))
             store_tile(out_ptr, rows + below, cols, mask, n, result)
