@@ -14,14 +14,14 @@ from typing import Any
 import torch
 
 from taxfree_kernels.fabric.base import Fabric
+from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.launch import Kernel
 from taxfree_kernels.problem import PartialSum
-from taxfree_kernels.reduction import spaces
 from taxfree_kernels.reduction.fused import FusedPlan, Layout
 from taxfree_kernels.variant import Config, resized
 
-_SUM_WARPS = 4
-#: registers of a thread that leave room for a sum's program beside 256 threads that multiply
+_TILE_WARPS, _SUM_WARPS = 8, 4  # of a compute unit
+#: registers of a thread that leave room for a sum's program beside those warps of tiles
 _TILE_REGISTERS, _SUM_REGISTERS = 216, 80
 
 
@@ -53,7 +53,7 @@ class TwoKernelPlan(FusedPlan):
     ) -> None:
         super().__init__(problem, fabric, config, tiles, layout, constants)
         hardware = fabric.hardware
-        self._at_once = spaces.tiles_at_once(hardware, config) * hardware.compute_units
+        self._at_once = _programs_at_once(hardware, config) * hardware.compute_units
         common, constants = self._kernel.options, {**self._kernel.constants, **sum_constants}
         few_warps = {"num_warps": _SUM_WARPS} if "num_warps" in common else {}
         of_tiles, of_sums = (
@@ -76,3 +76,12 @@ class TwoKernelPlan(FusedPlan):
         tiles(*self._operands(x, weight), weight.stride())
         sums(*self._epilogue(others, out), out)
         return out
+
+
+def _programs_at_once(hardware: Hardware, config: Config) -> int:
+    """Tile programs that fit on a compute unit, by their warps and their shared memory."""
+    if hardware.backend != "cuda":
+        return 1
+    box = (config["BLOCK_M"] + config["BLOCK_N"]) * config["BLOCK_K"] * 2
+    by_shared = hardware.shared_memory // (config["num_stages"] * box)
+    return max(1, min(_TILE_WARPS // config["num_warps"], by_shared))
