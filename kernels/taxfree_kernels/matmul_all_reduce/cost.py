@@ -68,7 +68,7 @@ def _push_two_shot(machine: Machine, problem: MatmulAllReduce, config: Config) -
     tiles, wave = tiles_us(machine, problem, config, tma=tma)
     kept, world = kept_bytes(problem), problem.world_size
     shot = 1e6 * kept * (world - 1) / world / machine.link_bytes_per_s
-    behind = min(1.0, config["AHEAD"] * wave / tiles) * shot
+    behind = min(1.0, config.get("AHEAD", 1) * wave / tiles) * shot
     added = 1e6 * 3 * kept / machine.memory_bytes_per_s
     us = max(tiles, wave + 2 * shot - behind) + behind + 2 * machine.signal_us + added
     return [Piece("fused", machine.tile_start_us + us, launch_us(machine, tma=tma))]
@@ -136,6 +136,7 @@ COST = CostModel(
         "two_shot": then(_two_shot),
         "push": push,
         "push_two_shot": _push_two_shot,
+        "push_two_shot_two_kernel": _push_two_shot,
         "push_in_place": _push_in_place,
         "push_lamport": push_lamport,
         "push_two_shot_lamport": _push_two_shot_lamport,

@@ -103,6 +103,11 @@ class PushTwoShotTwoKernel(PushTwoShot):
     name = "push_two_shot_two_kernel"
     searched = False
 
+    def unsupported_reason(self, problem: MatmulAllReduce, hardware: Hardware) -> str | None:
+        if hardware.backend == "cuda" and True not in spaces.ways_to_load(problem, hardware):
+            return "tiles without TMA leave no registers for the second kernel"
+        return super().unsupported_reason(problem, hardware)
+
     def space(self, problem: MatmulAllReduce, hardware: Hardware) -> Space:
         space = spaces.two_kernel_space(super().space(problem, hardware))
         return {name: values for name, values in space.items() if name != "AHEAD"}

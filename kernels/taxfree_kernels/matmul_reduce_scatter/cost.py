@@ -105,6 +105,7 @@ COST = CostModel(
         "one_shot": then(_one_shot),
         "overlap": _overlap,
         "push": push,
+        "push_two_kernel": push,
         "push_lamport": push_lamport,
         "push_lamport_specialized": push_lamport,
         "torch_fused": _torch_fused,

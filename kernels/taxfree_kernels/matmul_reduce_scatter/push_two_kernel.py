@@ -77,6 +77,11 @@ class PushTwoKernel(Push):
     name = "push_two_kernel"
     searched = False
 
+    def unsupported_reason(self, problem: MatmulReduceScatter, hardware: Hardware) -> str | None:
+        if hardware.backend == "cuda" and True not in spaces.ways_to_load(problem, hardware):
+            return "tiles without TMA leave no registers for the second kernel"
+        return super().unsupported_reason(problem, hardware)
+
     def space(self, problem: MatmulReduceScatter, hardware: Hardware) -> Space:
         return spaces.two_kernel_space(super().space(problem, hardware))
 
