@@ -6,7 +6,8 @@ A method names candidates and the time that the cost model expects of each in a 
   of its modelled times, here over there.
 - "model": the first configs of all variants, as modelled.
 
-Variants that are not searched are no candidates. The fastest candidate is predicted to win.
+Variants that are not searched, or must not be predicted, are no candidates. The fastest candidate
+is predicted to win.
 
 ``prediction.json`` says which method serves which settings, and why none does elsewhere:
 ``benchmarks/unseen.py`` computes it, from predictions for sizes whose results and records were left
@@ -29,7 +30,7 @@ from taxfree._runtime.legality import illegal, refusal
 from taxfree.cost_model import Machine, machine_like, modelled_variants, times
 from taxfree.shapes import format_problem, recorded_problem
 from taxfree_kernels.hardware import Hardware
-from taxfree_kernels.variant import Problem, operation, variants
+from taxfree_kernels.variant import Problem, Variant, operation, variants
 from taxfree_tuning_db import HardwareFingerprint, Record, neighbours
 
 
@@ -211,7 +212,7 @@ def _of_the_nearest(
     for each in (record.winner, record.baseline, *record.runners_up):
         if each.kernel_hash != hashes.get(each.variant) or "graph" not in each.median_us:
             continue
-        if each.variant not in modelled_variants(op) or not _may_choose(op, each.variant):
+        if each.variant not in modelled_variants(op) or not _may_choose(variants(op)[each.variant]):
             continue
         if illegal(op, problem, each, hardware):
             continue
@@ -228,7 +229,7 @@ def _of_the_model(
 ) -> Iterator[_Candidate]:
     for name in modelled_variants(op):
         variant = variants(op)[name]
-        if not _may_choose(op, name) or variant.unsupported_reason(problem, hardware) is not None:
+        if not _may_choose(variant) or variant.unsupported_reason(problem, hardware) is not None:
             continue
         for config in variant.seed_configs(problem, hardware):
             if refusal(variant, problem, hardware, config) is None:
@@ -236,8 +237,7 @@ def _of_the_model(
                 yield us, name, config
 
 
-def _may_choose(op: str, name: str) -> bool:
-    variant = variants(op)[name]
+def _may_choose(variant: Variant) -> bool:
     return variant.searched and variant.predicted
 
 
