@@ -14,8 +14,6 @@ call begins after the second kernel's end, and its last program waits for that o
 
 from __future__ import annotations
 
-from typing import Any
-
 import triton
 import triton.language as tl
 
@@ -23,7 +21,6 @@ from taxfree_kernels.device import sync
 from taxfree_kernels.device.pdl import gdc_launch_dependents, gdc_wait
 from taxfree_kernels.device.tiles import in_turns, xcd_swizzle
 from taxfree_kernels.fabric.base import Fabric
-from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.matmul_all_reduce.problem import MatmulAllReduce
 from taxfree_kernels.matmul_all_reduce.push_two_shot import (
     PushTwoShot,
@@ -37,12 +34,11 @@ from taxfree_kernels.matmul_all_reduce.push_two_shot import (
     slot_elements,
     tiles_in,
 )
-from taxfree_kernels.reduction import spaces
 from taxfree_kernels.reduction.epilogue import Epilogue
 from taxfree_kernels.reduction.fused import Layout
 from taxfree_kernels.reduction.tile import running_slot
-from taxfree_kernels.reduction.two_kernel import TwoKernelPlan
-from taxfree_kernels.variant import Config, Plan, Space
+from taxfree_kernels.reduction.two_kernel import TwoKernelPlan, TwoKernelVariant
+from taxfree_kernels.variant import Config, Plan
 
 
 @triton.jit(do_not_specialize=["rank", "m"])
@@ -97,24 +93,10 @@ class PushTwoShotTwoKernelPlan(TwoKernelPlan, PushTwoShotPlan):
     """The two kernels, with the arguments of a sum without RMSNorm."""
 
 
-class PushTwoShotTwoKernel(PushTwoShot):
+class PushTwoShotTwoKernel(TwoKernelVariant, PushTwoShot):
     """Two kernels: tiles go to their owners, sums to all ranks beside later tiles."""
 
     name = "push_two_shot_two_kernel"
-    searched = False
-
-    def unsupported_reason(self, problem: MatmulAllReduce, hardware: Hardware) -> str | None:
-        if hardware.backend == "cuda" and True not in spaces.ways_to_load(problem, hardware):
-            return "tiles without TMA leave no registers for the second kernel"
-        return super().unsupported_reason(problem, hardware)
-
-    def space(self, problem: MatmulAllReduce, hardware: Hardware) -> Space:
-        space = spaces.two_kernel_space(super().space(problem, hardware))
-        return {name: values for name, values in space.items() if name != "AHEAD"}
-
-    def seed_configs(self, problem: MatmulAllReduce, hardware: Hardware) -> list[dict[str, Any]]:
-        configs = spaces.two_kernel_seeds(problem, hardware, self.space(problem, hardware))
-        return [each for each in configs if self.prune_reason(problem, hardware, each) is None]
 
     def plan(self, problem: MatmulAllReduce, fabric: Fabric, config: Config) -> Plan:
         def layout(problem: MatmulAllReduce) -> Layout:

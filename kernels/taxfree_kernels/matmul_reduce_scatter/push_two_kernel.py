@@ -12,8 +12,6 @@ last program waits for that of the first.
 
 from __future__ import annotations
 
-from typing import Any
-
 import triton
 import triton.language as tl
 
@@ -21,7 +19,6 @@ from taxfree_kernels.device import sync
 from taxfree_kernels.device.pdl import gdc_launch_dependents, gdc_wait
 from taxfree_kernels.device.tiles import xcd_swizzle
 from taxfree_kernels.fabric.base import Fabric
-from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.matmul_reduce_scatter.problem import MatmulReduceScatter
 from taxfree_kernels.matmul_reduce_scatter.push import (
     Push,
@@ -31,11 +28,10 @@ from taxfree_kernels.matmul_reduce_scatter.push import (
     send_to_owners,
 )
 from taxfree_kernels.matmul_reduce_scatter.shards import tiles_of_shards
-from taxfree_kernels.reduction import spaces
 from taxfree_kernels.reduction.fused import Layout
 from taxfree_kernels.reduction.tile import running_slot
-from taxfree_kernels.reduction.two_kernel import TwoKernelPlan
-from taxfree_kernels.variant import Config, Plan, Space
+from taxfree_kernels.reduction.two_kernel import TwoKernelPlan, TwoKernelVariant
+from taxfree_kernels.variant import Config, Plan
 
 
 @triton.jit(do_not_specialize=["rank", "m", "shard_rows"])
@@ -71,24 +67,10 @@ def _sums(
     sync.leave(buffers.control_ptr)
 
 
-class PushTwoKernel(Push):
+class PushTwoKernel(TwoKernelVariant, Push):
     """Two kernels: tiles go to their owners, which add them beside later tiles."""
 
     name = "push_two_kernel"
-    searched = False
-
-    def unsupported_reason(self, problem: MatmulReduceScatter, hardware: Hardware) -> str | None:
-        if hardware.backend == "cuda" and True not in spaces.ways_to_load(problem, hardware):
-            return "tiles without TMA leave no registers for the second kernel"
-        return super().unsupported_reason(problem, hardware)
-
-    def space(self, problem: MatmulReduceScatter, hardware: Hardware) -> Space:
-        return spaces.two_kernel_space(super().space(problem, hardware))
-
-    def seed_configs(
-        self, problem: MatmulReduceScatter, hardware: Hardware
-    ) -> list[dict[str, Any]]:
-        return spaces.two_kernel_seeds(problem, hardware, self.space(problem, hardware))
 
     def plan(self, problem: MatmulReduceScatter, fabric: Fabric, config: Config) -> Plan:
         def layout(problem: MatmulReduceScatter) -> Layout:

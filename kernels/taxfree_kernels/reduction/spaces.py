@@ -151,7 +151,8 @@ def two_kernel_space(space: Space) -> Space:
     """`space` of a fused kernel for tiles and sums in kernels of their own."""
     pieces = space["PIECES"]
     smaller = (*pieces, 2 * pieces[-1], 4 * pieces[-1])
-    return {**space, "SPLIT_K": (1,), "STAGGERED": (False,), "PIECES": smaller}
+    own = {"SPLIT_K": (1,), "STAGGERED": (False,), "PIECES": smaller}
+    return {name: own.get(name, values) for name, values in space.items() if name != "AHEAD"}
 
 
 _PIECE = 2048  # elements that 128 threads of 80 registers add

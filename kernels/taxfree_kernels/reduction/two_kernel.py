@@ -17,8 +17,9 @@ from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.launch import Kernel
 from taxfree_kernels.problem import PartialSum
-from taxfree_kernels.reduction.fused import FusedPlan, Layout
-from taxfree_kernels.variant import Config, resized
+from taxfree_kernels.reduction import spaces
+from taxfree_kernels.reduction.fused import FusedPlan, FusedVariant, Layout
+from taxfree_kernels.variant import Config, Space, resized
 
 _TILE_WARPS, _SUM_WARPS = 8, 4  # of a compute unit
 #: registers of a thread that leave room for a sum's program beside those warps of tiles
@@ -76,6 +77,24 @@ class TwoKernelPlan(FusedPlan):
         tiles(*self._operands(x, weight), weight.stride())
         sums(*self._epilogue(others, out), out)
         return out
+
+
+class TwoKernelVariant(FusedVariant):
+    """A variant of two kernels, in place of one with a single kernel; to be mixed in."""
+
+    searched = False  # until it is measured on several GPUs
+
+    def unsupported_reason(self, problem: PartialSum, hardware: Hardware) -> str | None:
+        if hardware.backend == "cuda" and True not in spaces.ways_to_load(problem, hardware):
+            return "tiles without TMA leave no registers for the second kernel"
+        return super().unsupported_reason(problem, hardware)
+
+    def space(self, problem: PartialSum, hardware: Hardware) -> Space:
+        return spaces.two_kernel_space(super().space(problem, hardware))
+
+    def seed_configs(self, problem: PartialSum, hardware: Hardware) -> list[dict[str, Any]]:
+        configs = spaces.two_kernel_seeds(problem, hardware, self.space(problem, hardware))
+        return [each for each in configs if self.prune_reason(problem, hardware, each) is None]
 
 
 def _programs_at_once(hardware: Hardware, config: Config) -> int:
