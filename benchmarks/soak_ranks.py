@@ -618,17 +618,10 @@ def _configs(
 _soak: Soak | None = None
 
 
-def make_ready(
-    fabric: Fabric,
-    seed: int,
-    configs: int,
-    inside: bool,
-    names: Sequence[str] = (),
-    problems: Sequence[Any] = (),
-) -> tuple[list[Member], list[tuple[Member, str]]]:
-    """Plan and compile all members of a soak; returns them, and those left out with reasons."""
+def make_ready(fabric: Fabric, **arguments: Any) -> tuple[list[Member], list[tuple[Member, str]]]:
+    """Plan and compile the members of a :class:`Soak`; returns them, and those left out and why."""
     global _soak
-    _soak = Soak(fabric, seed, configs, inside, names, problems)
+    _soak = Soak(fabric, **arguments)
     return _soak.members, _soak.left_out
 
 
