@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 import triton
@@ -28,6 +28,9 @@ from taxfree_kernels.device import step_clock
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.launch import Kernel
 from taxfree_kernels.variant import Step
+
+#: name -> microseconds, and the distance of their quartiles over the repetitions
+Parts: TypeAlias = dict[str, tuple[float, float]]
 
 REPETITIONS = 15
 NO_BOUNDS = Bounds(0.0, 0.0, None)
@@ -131,12 +134,12 @@ def _undisturbed(fabric: Fabric) -> Iterator[None]:
         gc.enable()
 
 
-def parts_with(fabric: Fabric, **knobs: Any) -> list[dict[str, float]]:
+def parts_with(fabric: Fabric, **knobs: Any) -> list[Parts]:
     """The parts of a pipeline with some meta-parameters turned, by rank."""
     return _timed(fabric, _Pipeline(fabric, Knobs(**knobs)))
 
 
-def paced(fabric: Fabric, host_us: float) -> tuple[list[dict[str, float]], float]:
+def paced(fabric: Fabric, host_us: float) -> tuple[list[Parts], float]:
     """The parts of a pipeline whose calls take the host so long; and how long they took it."""
     pipeline = _Pipeline(fabric, Knobs(host_us=host_us))
     with _undisturbed(fabric):
@@ -144,7 +147,7 @@ def paced(fabric: Fabric, host_us: float) -> tuple[list[dict[str, float]], float
     return parts, statistics.median(pipeline.host_us)
 
 
-def evicted(fabric: Fabric, blocks: int) -> tuple[list[dict[str, float]], float]:
+def evicted(fabric: Fabric, blocks: int) -> tuple[list[Parts], float]:
     """The parts of a pipeline whose consumer reads so much; and what reading it cold costs."""
     pipeline = _Pipeline(fabric, Knobs(blocks=blocks))
     before = _cold_minus_warm(fabric, pipeline)
@@ -152,10 +155,11 @@ def evicted(fabric: Fabric, blocks: int) -> tuple[list[dict[str, float]], float]
     return parts, (before + _cold_minus_warm(fabric, pipeline)) / 2
 
 
-def _timed(fabric: Fabric, pipeline: _Pipeline) -> list[dict[str, float]]:
+def _timed(fabric: Fabric, pipeline: _Pipeline) -> list[Parts]:
     timed = step_timer.time_steps(fabric, pipeline.call, pipeline.steps, REPETITIONS)
     return [
-        {part.name: part.us for part in account.parts} | {"residual": account.residual_us}
+        {part.name: (part.us, part.iqr_us or 0.0) for part in account.parts}
+        | {"residual": (account.residual_us, account.residual_iqr_us or 0.0)}
         for account in accounts(timed.measurement, NO_BOUNDS)
     ]
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import pytest
@@ -28,6 +28,11 @@ AMOUNTS = (5.0, 20.0, 100.0)
 DEADLINE_S = 120.0
 PACE_US = 400.0  # more than the host and the device take for a call
 REPETITIONS = 15
+ROUNDS = 3  # of a comparison whose noise is the host's
+ACROSS_CLOCKS = ("skew", "latency", "transfer", "work")
+NOTHING = (0.0, 0.0)
+
+Parts: TypeAlias = dict[str, tuple[float, float]]
 
 
 @pytest.fixture(scope="module")
@@ -61,44 +66,62 @@ def record(gpus) -> Iterator[list[dict[str, Any]]]:
 
 
 @pytest.fixture(scope="module")
-def usual(gpus) -> list[dict[str, float]]:
+def usual(gpus) -> list[Parts]:
     return parts(gpus)
 
 
-def parts(gpus: WorkerGroup, **knobs: float) -> list[dict[str, float]]:
+@pytest.fixture(scope="module")
+def clock_error_us(gpus) -> float:
+    return float(gpus.call(gpu_tax_tasks.instrument, DEADLINE_S)[0]["error_us"])
+
+
+def parts(gpus: WorkerGroup, **knobs: float) -> list[Parts]:
     """Parts by rank; the meta-parameters are those of the tasks, which only workers may import."""
     return gpus.call(gpu_tax_tasks.parts_with, DEADLINE_S, **knobs)[0]
 
 
-def in_graph(found: Mapping[str, float]) -> dict[str, float]:
+def in_graph(found: Parts) -> Parts:
     """Without what is of eager calls too, whose noise is the host's."""
-    return {name: us for name, us in found.items() if name not in ("host", "residual")}
+    return {name: part for name, part in found.items() if name not in ("host", "residual")}
 
 
 def assert_only(
     record: list[dict[str, Any]],
-    before: Mapping[str, float],
-    after: Mapping[str, float],
+    before: Parts,
+    after: Parts,
     name: str,
     amount: float,
+    clock_error_us: float,
 ) -> None:
-    """The amount has come to one part, and to no other."""
-    allowed = max(1.5, 0.1 * amount)
-    others = {each: after[each] - before[each] for each in after}
+    """The amount has come to one part, and to no other.
+
+    A part may be wrong by 1.5 us or a tenth of the amount, and by its quartiles' distance: three
+    standard deviations of the difference of two medians of 15. Parts that compare two ranks'
+    clocks, which each measurement aligns anew, may differ by the errors of both.
+    """
+
+    def allowed(part: str) -> float:
+        clocks = 2 * clock_error_us if part in ACROSS_CLOCKS and part != name else 0.0
+        spread = max(before.get(part, NOTHING)[1], after[part][1])
+        return max(1.5, 0.1 * amount) + spread + clocks
+
+    others = {part: us - before.get(part, NOTHING)[0] for part, (us, _) in after.items()}
     found = others.pop(name)
-    where = max(others, key=lambda each: abs(others[each]))
+    where = max(others, key=lambda part: abs(others[part]) - allowed(part))
     record.append(
         {
             "part": name,
             "put_us": amount,
             "found_us": found,
-            "allowed_us": allowed,
+            "allowed_us": allowed(name),
             "elsewhere": where,
             "elsewhere_us": others[where],
+            "elsewhere_allowed_us": allowed(where),
         }
     )
-    assert found == pytest.approx(amount, abs=allowed)
-    assert {each: us for each, us in others.items() if abs(us) > allowed} == {}
+    assert allowed(name) < amount, "the machine is too restless to tell so little"
+    assert found == pytest.approx(amount, abs=allowed(name))
+    assert {part: us for part, us in others.items() if abs(us) > allowed(part)} == {}
 
 
 def test_the_clocks_serve(gpus):
@@ -117,41 +140,57 @@ def test_a_rank_may_have_nothing_to_launch(gpus):
 
 @pytest.mark.parametrize("amount", AMOUNTS)
 class TestKnownTaxes:
-    def test_a_host_delay_is_launch(self, gpus, record, amount):
-        (before, pace), (after, slower) = (
+    def test_a_host_delay_is_launch(self, gpus, record, clock_error_us, amount):
+        rounds = [
             gpus.call(gpu_tax_tasks.paced, DEADLINE_S, host_us=PACE_US + each)[0]
+            for _ in range(ROUNDS)
             for each in (0.0, amount)
-        )
+        ]
+        (before, pace), (after, slower) = (middle(rounds[each::2]) for each in (0, 1))
         assert slower - pace == pytest.approx(amount, rel=0.5)  # else the pace was not kept
-        assert_only(record, before[0], after[0], "host", slower - pace)
+        assert_only(record, before, after, "host", slower - pace, clock_error_us)
 
-    def test_a_late_rank_is_skew_of_the_others(self, gpus, record, amount):
+    def test_a_late_rank_is_skew_of_the_others(self, gpus, record, clock_error_us, amount):
         # A kernel more, which does nothing where the rank is not late.
         before, after = (parts(gpus, late_us=each) for each in (0.01, amount))
         # The first call of a chain finds all ranks aligned.
-        assert_only(record, before[0], in_graph(after[0]), "skew", amount * 19 / 20)
-        assert after[1]["skew"] - before[1]["skew"] == pytest.approx(0, abs=1.5)
+        late = amount * 19 / 20
+        assert_only(record, before[0], in_graph(after[0]), "skew", late, clock_error_us)
+        (earlier, iqr), (later, iqr_later) = before[1]["skew"], after[1]["skew"]
+        allowed = 1.5 + max(iqr, iqr_later) + 2 * clock_error_us
+        assert later - earlier == pytest.approx(0, abs=allowed)
 
-    def test_a_chain_of_empty_kernels_is_launch(self, gpus, record, usual, amount):
+    def test_a_chain_of_empty_kernels_is_launch(self, gpus, record, usual, clock_error_us, amount):
         gap = gpus.call(gpu_tax_tasks.instrument, DEADLINE_S)[0]["gap_us"]
         kernels = round(amount / gap)
         after = parts(gpus, empty_kernels=1 + kernels)[0]
-        assert_only(record, usual[0], in_graph(after), "gaps", kernels * gap)
+        put = kernels * gap
+        assert_only(record, usual[0], in_graph(after), "gaps", put, clock_error_us)
 
-    def test_evicted_input_is_locality(self, gpus, record, usual, amount):
+    def test_evicted_input_is_locality(self, gpus, record, usual, clock_error_us, amount):
         _, of_hundred = gpus.call(gpu_tax_tasks.evicted, DEADLINE_S, blocks=100)[0]
         blocks = max(2, round(100 * amount / of_hundred))
         after, truth = gpus.call(gpu_tax_tasks.evicted, DEADLINE_S, blocks=blocks)[0]
         assert truth == pytest.approx(amount, rel=0.5)  # else the size does not tell the time
-        nothing = dict(usual[0]) | {"read": 0.0}
-        assert_only(record, nothing, in_graph(after[0]), "read", truth)
+        nothing = usual[0] | {"read": NOTHING}
+        assert_only(record, nothing, in_graph(after[0]), "read", truth, clock_error_us)
+
+
+def middle(rounds: Sequence[tuple[list[Parts], float]]) -> tuple[Parts, float]:
+    """The medians of rank 0's parts over rounds, and of what the host took."""
+    first = [by_rank[0] for by_rank, _ in rounds]
+    names = set.union(*map(set, first))  # "host" may be a penalty of graphs in one of them
+    return {
+        name: tuple(np.median([each.get(name, NOTHING) for each in first], axis=0))
+        for name in names
+    }, float(np.median([us for _, us in rounds]))
 
 
 @pytest.mark.parametrize("amount", AMOUNTS)
 class TestInsideFusedKernels:
     """A kernel that records what its programs do, one of which takes longer."""
 
-    def parts(self, tracing: WorkerGroup, **delays: float) -> dict[str, float]:
+    def parts(self, tracing: WorkerGroup, **delays: float) -> Parts:
         trace = tracing.call(
             program_trace_tasks.delayed,
             DEADLINE_S,
@@ -159,12 +198,20 @@ class TestInsideFusedKernels:
             **delays,
         )[0]
         calls = [dataclasses.asdict(inside(trace, 0, each)) for each in range(REPETITIONS)]
-        return {name: float(np.median([call[name] for call in calls])) for name in calls[0]}
+        quartiles = {
+            name: np.percentile([call[name] for call in calls], (25, 50, 75)) for name in calls[0]
+        }
+        return {
+            name: (float(middle), float(high - low))
+            for name, (low, middle, high) in quartiles.items()
+        }
 
     @pytest.mark.parametrize(
         ("delay", "part"),
         [("late", "skew"), ("send", "transfer"), ("tile", "work"), ("other", "outside")],
     )
-    def test_a_delay_is_found_where_it_was_put(self, tracing, record, delay, part, amount):
+    def test_a_delay_is_found_where_it_was_put(
+        self, tracing, record, clock_error_us, delay, part, amount
+    ):
         before, after = self.parts(tracing), self.parts(tracing, **{delay: amount})
-        assert_only(record, before, after, part, amount)
+        assert_only(record, before, after, part, amount, clock_error_us)
