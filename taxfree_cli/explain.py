@@ -55,7 +55,7 @@ TimelineFile: TypeAlias = Annotated[
 
 
 def explain(
-    op: options.Op = options.DEFAULT_OP,
+    op: options.OpOfShapes = None,
     shapes: options.Shapes = None,
     model: options.Model = None,
     tp: options.Tp = None,
@@ -78,7 +78,6 @@ def explain(
         require_picture(timeline, "--timeline")
     if trace is not None:
         results.require_writable(trace)
-    options.require_variants(op, variant or ())
     given = options.ShapeOptions(op, shapes, gpus, dtype, model, tp)
     wants_timelines = trace is not None or timeline is not None
     if hardware is not None:
@@ -89,14 +88,13 @@ def explain(
                 "--hardware takes neither --fabric nor --db",
                 "a model measures and dispatches nothing",
             )
-        problems = choose(op, given.request(options.MODELLED_GPUS), lambda: ()).problems
-        found, environment = _modelled(op, problems, hardware, variant or ())
+        found, environment = _modelled(given, hardware, variant or ())
     else:
-        (asked,) = what_is_asked(given, fabric or "auto", db, variant or ())
-        if wants_timelines and len(asked.problems) > 1:
+        asked = what_is_asked(given, fabric or "auto", db, variant or ())
+        count = sum(len(each.problems) for each in asked)
+        if wants_timelines and count > 1:
             raise UsageError(
-                f"--trace and --timeline are of one shape, not {len(asked.problems)}",
-                "name one with --shapes",
+                f"--trace and --timeline are of one shape, not {count}", "name one with --shapes"
             )
         found, environment = _measured(asked)
     explained: list[Explanation] = []
@@ -120,22 +118,28 @@ def explain(
 
 
 def _modelled(
-    op: str, problems: Sequence[Any], hardware: str, only: Sequence[str]
+    given: options.ShapeOptions, hardware: str, only: Sequence[str]
 ) -> tuple[Iterator[Explanation], Callable[[], dict[str, Any]]]:
     """Explanations by the cost model, and what gives the environment that they are of."""
     from taxfree import cost_model, fingerprints
     from taxfree.profiling.explain import model
 
+    request = given.request(options.MODELLED_GPUS)
+    problems = {
+        op: choose(op, request, lambda: ()).problems for op in given.operations(request, only)
+    }
     machine = cost_model.machine(hardware)
     note("modelled: nothing was measured; docs/cost-model.md says how, and how wrong it is on H200")
     fingerprint = asdict(fingerprints.hardware_fingerprint(machine.hardware))
     return (
-        (model(op, problem, machine, only) for problem in problems),
+        (model(op, problem, machine, only) for op, own in problems.items() for problem in own),
         lambda: {"hardware": fingerprint, "modelled": True},
     )
 
 
-def _measured(asked: Asked) -> tuple[Iterator[Explanation], Callable[[], dict[str, Any]]]:
+def _measured(
+    asked: Sequence[Asked],
+) -> tuple[Iterator[Explanation], Callable[[], dict[str, Any]]]:
     """Explanations as they are measured, and what gives the environment of those so far."""
     from taxfree.benching.bench import collect
     from taxfree.profiling.explain import run
@@ -143,12 +147,13 @@ def _measured(asked: Asked) -> tuple[Iterator[Explanation], Callable[[], dict[st
     measured: list[ProblemResult] = []
 
     def explanations() -> Iterator[Explanation]:
-        found = run(asked.op, asked.problems, asked.fabric, asked.history, asked.only or ())
-        for result, explanation in watched(asked, found):
-            measured.append(result)
-            yield explanation
+        for own in asked:
+            found = run(own.op, own.problems, own.fabric, own.history, own.only or ())
+            for result, explanation in watched(own, found):
+                measured.append(result)
+                yield explanation
 
-    return explanations(), lambda: collect(asked.fabric, measured).environment
+    return explanations(), lambda: collect(asked[0].fabric, measured).environment
 
 
 def _print_json(explained: Sequence[Explanation], environment: dict[str, Any]) -> None:
