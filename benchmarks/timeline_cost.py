@@ -28,7 +28,7 @@ from taxfree.shapes import ShapeRequest, choose, format_problem
 from taxfree.workers.group import WorkerGroup
 from taxfree_cli.asked import Asked, what_is_asked
 from taxfree_cli.options import ShapeOptions
-from taxfree_kernels.variant import variants
+from taxfree_kernels.variant import op_of, variants
 
 FOLDER = Path(__file__).parent / "results" / "timeline"
 ROUNDS = 3
@@ -74,15 +74,16 @@ def costs(asked: Asked, plain: WorkerGroup, tracing: WorkerGroup, rounds: int) -
     on_host = asked.fabric == "host"
     mode = "eager" if on_host else "graph"
     for problem in asked.problems:
-        known, _ = candidates(asked.op, problem, plain.hardware, asked.history, asked.only or None)
-        taken = [each for each in known if variants(asked.op)[each.variant].fused]
+        op = op_of(problem)
+        known, _ = candidates(op, problem, plain.hardware, asked.history, asked.only or None)
+        taken = [each for each in known if variants(op)[each.variant].fused]
         rows = [
-            Row(asked.op, dataclasses.asdict(problem), each.variant, dict(each.config), [], [])
+            Row(op, dataclasses.asdict(problem), each.variant, dict(each.config), [], [])
             for each in taken
         ]
         arguments: dict[str, Any] = {
             "deadline_s": deadline_s(plain.hardware),
-            "op": asked.op,
+            "op": op,
             "problem": dataclasses.asdict(problem),
             "candidates": taken,
             "repetitions": _HOST_REPETITIONS if on_host else _GPU_REPETITIONS,
@@ -101,8 +102,8 @@ def pictures(asked: Asked, shapes: Sequence[str]) -> Iterator[dict[str, Any]]:
     """Timelines of shapes: of the library's pipeline, and of the chosen or dispatched variants."""
     first = asked.problems[0]
     request = ShapeRequest(shapes, world_sizes=(first.world_size,), dtype=first.dtype)
-    problems = choose(asked.op, request, lambda: ()).problems if shapes else []
-    found = explain.run(asked.op, problems, asked.fabric, asked.history, asked.only or ())
+    problems = choose(op_of(first), request, lambda: ()).problems if shapes else []
+    found = explain.run(problems, asked.fabric, asked.history, asked.only or ())
     for _, explanation in found:
         yield {
             "op": explanation.op,
@@ -128,7 +129,7 @@ def main() -> int:
 
 def _measure(options: argparse.Namespace) -> None:
     given = ShapeOptions(options.op, options.shapes or ["paper"], options.gpus, options.dtype)
-    (asked,) = what_is_asked(given, options.fabric, options.db, options.variant)
+    asked = what_is_asked(given, options.fabric, options.db, options.variant)
     world_sizes = {problem.world_size for problem in asked.problems}
     if len(world_sizes) > 1:
         raise UsageError("--gpus must be one number here", "--gpus 4, for example")

@@ -19,17 +19,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Asked:
-    """Problems of one operation, to measure.
+    """Problems to measure.
 
     Args:
-        op: the operation.
-        problems: of any world sizes.
+        problems: of any operations and world sizes.
         fabric: "host", "cuda" or "rocm".
         history: earlier tuning.
         only: variants, or None for all.
     """
 
-    op: str
     problems: list[Any]
     fabric: str
     history: TuningHistory
@@ -38,11 +36,8 @@ class Asked:
 
 def what_is_asked(
     given: ShapeOptions, fabric: str, db: Path | None, only: Sequence[str] | None
-) -> list[Asked]:
+) -> Asked:
     """Find the problems to measure and the fabric; prints choices that the user did not make.
-
-    Returns:
-        One for each operation.
 
     Raises:
         UsageError: the shapes or counts are invalid.
@@ -55,7 +50,7 @@ def what_is_asked(
     fabric = devices.fabric_for(fabric)
     history = TuningHistory.read(database_path(db), required=db is not None)
     problems = problems_here(given, fabric, history.problems, only or ())
-    return [Asked(op, problems[op], fabric, history, only) for op in problems]
+    return Asked([each for own in problems.values() for each in own], fabric, history, only)
 
 
 def problems_here(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import os
 from collections.abc import Iterator, Sequence
@@ -16,13 +15,14 @@ from taxfree.errors import BelowTarget, UsageError, WorkerLost, WrongResult
 from taxfree.measuring import results
 from taxfree.shapes import format_problem
 from taxfree_cli import options
-from taxfree_cli.asked import Asked, what_is_asked
+from taxfree_cli.asked import what_is_asked
 from taxfree_cli.bench_views import print_comparison, print_problem
 from taxfree_cli.output import messages, print_json
 from taxfree_cli.pictures import plot_times, require_picture
+from taxfree_kernels.variant import op_of
 
 if TYPE_CHECKING:
-    from taxfree.benching.bench import ProblemResult
+    pass
 
 _T = TypeVar("_T")
 
@@ -92,51 +92,47 @@ def bench(
         if path is not None:
             results.require_writable(path)
     before = None if compare is None else results.load(compare).rows
-    from taxfree.benching.bench import collect
+    from taxfree.benching.bench import collect, run
     from taxfree.fingerprints import size_field
 
     given = options.ShapeOptions(op, shapes, gpus, dtype, model, tp)
     asked = what_is_asked(given, fabric, db, variant or None)
-    if plot is not None and len(asked) > 1:
+    ops = {op_of(problem) for problem in asked.problems}
+    if plot is not None and len(ops) > 1:
         raise UsageError("--plot draws one operation, the shapes are of several", "add --op")
     measured = []
     try:
-        for result in itertools.chain.from_iterable(map(measuring, asked)):
+        for result in watched(
+            "bench",
+            len(asked.problems),
+            run(asked.problems, asked.fabric, asked.history, asked.only),
+        ):
             measured.append(result)
             if not json:
                 print_problem(result)
     finally:  # what is finished is kept, also where the rest is not
         if measured:
-            found = collect(asked[0].fabric, measured)
+            collected = collect(asked.fabric, measured)
             if out is not None:
-                results.save(found, out)
+                results.save(collected, out)
             if csv is not None:
-                results.save_csv(found, csv)
-    verdicts = None if before is None else results.compare(found.rows, before)
+                results.save_csv(collected, csv)
+    verdicts = None if before is None else results.compare(collected.rows, before)
     if json:
-        document = found.to_json()
+        document = collected.to_json()
         if verdicts is not None:
             document["comparison"] = [verdict.to_json() for verdict in verdicts]
         print_json(document)
     elif verdicts is not None and compare is not None:
         print_comparison(verdicts, compare)
-    if plot is not None and found.rows:
-        plot_times(found.rows, size_field(asked[0].op), plot)
-    fail_if_broken(found.skipped)
+    if plot is not None and collected.rows:
+        plot_times(collected.rows, size_field(ops.pop()), plot)
+    fail_if_broken(collected.skipped)
     if min_speedup is not None:
-        _fail_if_below(found.rows, min_speedup)
+        _fail_if_below(collected.rows, min_speedup)
 
 
-def measuring(asked: Asked) -> Iterator[ProblemResult]:
-    """Measure, watched by the user."""
-    from taxfree.benching.bench import run
-
-    yield from watched(
-        asked, run(asked.op, asked.problems, asked.fabric, asked.history, asked.only)
-    )
-
-
-def watched(asked: Asked, results: Iterator[_T]) -> Iterator[_T]:
+def watched(command: str, count: int, results: Iterator[_T]) -> Iterator[_T]:
     """Results with a bar on stderr that knows the remaining time and goes while they print."""
     console = messages()
     progress = Progress(
@@ -149,7 +145,7 @@ def watched(asked: Asked, results: Iterator[_T]) -> Iterator[_T]:
         redirect_stdout=False,
         disable=not console.is_terminal,
     )
-    task = progress.add_task(asked.op, total=len(asked.problems))
+    task = progress.add_task(command, total=count)
     with progress:
         for result in results:
             progress.advance(task)

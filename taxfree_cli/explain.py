@@ -91,10 +91,10 @@ def explain(
         found, environment = _modelled(given, hardware, variant or ())
     else:
         asked = what_is_asked(given, fabric or "auto", db, variant or ())
-        count = sum(len(each.problems) for each in asked)
-        if wants_timelines and count > 1:
+        if wants_timelines and len(asked.problems) > 1:
             raise UsageError(
-                f"--trace and --timeline are of one shape, not {count}", "name one with --shapes"
+                f"--trace and --timeline are of one shape, not {len(asked.problems)}",
+                "name one with --shapes",
             )
         found, environment = _measured(asked)
     explained: list[Explanation] = []
@@ -138,7 +138,7 @@ def _modelled(
 
 
 def _measured(
-    asked: Sequence[Asked],
+    asked: Asked,
 ) -> tuple[Iterator[Explanation], Callable[[], dict[str, Any]]]:
     """Explanations as they are measured, and what gives the environment of those so far."""
     from taxfree.benching.bench import collect
@@ -147,13 +147,12 @@ def _measured(
     measured: list[ProblemResult] = []
 
     def explanations() -> Iterator[Explanation]:
-        for own in asked:
-            found = run(own.op, own.problems, own.fabric, own.history, own.only or ())
-            for result, explanation in watched(own, found):
-                measured.append(result)
-                yield explanation
+        found = run(asked.problems, asked.fabric, asked.history, asked.only or ())
+        for result, explanation in watched("explain", len(asked.problems), found):
+            measured.append(result)
+            yield explanation
 
-    return explanations(), lambda: collect(asked[0].fabric, measured).environment
+    return explanations(), lambda: collect(asked.fabric, measured).environment
 
 
 def _print_json(explained: Sequence[Explanation], environment: dict[str, Any]) -> None:

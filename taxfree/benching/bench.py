@@ -25,7 +25,7 @@ from taxfree.tuning.candidates import serves
 from taxfree.tuning.history import TuningHistory
 from taxfree.workers.group import WorkerGroup
 from taxfree_kernels.hardware import Hardware
-from taxfree_kernels.variant import Problem, Variant, variants
+from taxfree_kernels.variant import Problem, Variant, op_of, variants
 from taxfree_tuning_db import LookupStep, Table
 
 _GPU_REPETITIONS, _HOST_REPETITIONS = 25, 5
@@ -105,7 +105,6 @@ class ProblemResult:
 
 
 def run(
-    op: str,
     problems: Sequence[Any],
     fabric: str,
     history: TuningHistory,
@@ -114,8 +113,7 @@ def run(
     """Measure problems, with one group of workers per world size.
 
     Args:
-        op: the operation.
-        problems: of any world sizes.
+        problems: of any operations and world sizes.
         fabric: "host", "cuda" or "rocm".
         history: gives the configs, and the records that the dispatcher uses.
         only: variants besides the baseline and the dispatcher's pick; None for all.
@@ -129,12 +127,11 @@ def run(
         WorkerLost: a worker died or hung.
     """
     for group, problem in on_groups(problems, fabric):
-        yield run_one(group, op, problem, history, only)
+        yield run_one(group, problem, history, only)
 
 
 def run_one(
     group: WorkerGroup,
-    op: str,
     problem: Problem,
     history: TuningHistory,
     only: Sequence[str] | None,
@@ -145,7 +142,7 @@ def run_one(
     Args:
         repetitions: of each variant and mode, where it should not be the usual number.
     """
-    hardware = group.hardware
+    op, hardware = op_of(problem), group.hardware
     taken, skipped = candidates(op, problem, hardware, history, only)
     on_host = hardware.backend == "interpreter"
     if repetitions is None:

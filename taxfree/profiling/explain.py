@@ -162,7 +162,6 @@ def _instrument(timed: TimedPipeline) -> dict[str, Any]:
 
 
 def run(
-    op: str,
     problems: Sequence[Any],
     fabric: str,
     history: TuningHistory,
@@ -171,7 +170,7 @@ def run(
     """Measure where the time of problems goes.
 
     Args:
-        op, problems, fabric, history: as of `taxfree.benching.bench.run`.
+        problems, fabric, history: as of `taxfree.benching.bench.run`.
         only: variants beside the baseline and what the dispatcher picks.
 
     Yields:
@@ -195,7 +194,7 @@ def run(
                 tracing[world_size] = opened.enter_context(
                     group_for(alike, fabric, variables(fabric))
                 )
-            result = run_one(group, op, problem, history, only, _BENCH_REPETITIONS)
+            result = run_one(group, problem, history, only, _BENCH_REPETITIONS)
             yield result, _explain(group, tracing[world_size], result)
 
 

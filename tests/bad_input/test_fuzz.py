@@ -226,7 +226,7 @@ def run_case(place: Place, seed: int) -> bool:
 def use_as_a_library_does(place: Place, seed: int) -> None:
     """What commands that measure, and a runtime, read of the records before they measure."""
     try:
-        (asked,) = what_is_asked(ShapeOptions(OP, None, None, None), "host", place.database, None)
+        asked = what_is_asked(ShapeOptions(OP, None, None, None), "host", place.database, None)
         _heap_bytes(asked.history.records, 2)
     except DatabaseError:
         return
