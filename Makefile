@@ -25,7 +25,7 @@ DEMO := --op all_gather_matmul --shapes demo --gpus 2 --db $(DEMO_DB)
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help prerequisites env demo test test-all lint check-types soak soak-gpu test-gpu docs wheel
-.PHONY: clean measure targets rehash site test-vllm report
+.PHONY: accept accept-long clean measure targets rehash site test-vllm report
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -97,6 +97,12 @@ ON_GPUS := PYTHONPATH=.:kernels:tuning_db$(addprefix :,$(PYTHONPATH)) $(PYTHON)
 test-gpu: ## the tests that need GPUs, one at least, with PYTHON's torch; what the instrument found to RECORD
 	$(addprefix TAXFREE_INSTRUMENT_RECORD=,$(RECORD)) $(ON_GPUS) -m pytest -m gpu -v --durations 10 --sample all \
 	  $$(grep -rlE 'on_every_fabric|mark\.gpu' tests --include='test_*.py')
+
+accept: ## what a user runs, on GPUS GPUs, with PYTHON's torch; at most six minutes
+	$(ON_GPUS) -m benchmarks.accept $(addprefix --gpus ,$(GPUS))
+
+accept-long: ## and then the tests that need GPUs, and whole models, in steps that a later run goes on with
+	$(ON_GPUS) -m benchmarks.accept --long $(addprefix --gpus ,$(GPUS))
 
 test-vllm: ## the plugin in the real vLLM of PYTHON, where one is installed, and its signatures
 	$(ON_GPUS) -m pytest tests/integrations/test_vllm_engine.py -v -rs --timeout 1200

@@ -1,0 +1,319 @@
+"""Runs what a user runs, on the GPUs of this machine, and fails where something is broken or slow.
+
+    python -m benchmarks.accept --gpus 2           # at most six minutes
+    python -m benchmarks.accept --gpus 2 --long    # the tests that need GPUs, and whole models
+
+Each step is a command with a limit. The record says what each found, and holds the figures. It is
+written to ``benchmarks/results/accept``, after every step; with ``--long`` steps that passed with
+the same sources are not run again, so that a run that was cut short goes on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from benchmarks.commands import positive
+from taxfree import devices
+from taxfree.measuring.results import DISPATCH, LIBRARY, machine_name, write
+
+RESULTS = Path(__file__).parents[1] / "results" / "accept"
+PROBLEMS = Path(__file__).with_name("problems.yaml")
+LEAST = 0.97  # of the fastest library path's speed, for what dispatch runs
+ACCOUNTED = 0.1  # of a call's time, that an account may leave open
+SOURCES = ("kernels", "taxfree", "taxfree_cli", "tuning_db", "benchmarks", "tests")
+
+#: what a command printed on stdout -> figures, and what is wrong with them
+Judge = Callable[[str], tuple[Any, list[str]]]
+
+
+@dataclass(frozen=True)
+class Step:
+    """A command, what may be wrong with its result, and how long it may take.
+
+    Args:
+        name: in the record.
+        arguments: of Python.
+        seconds: its limit.
+        judge: of its output; None where only the exit code counts.
+        variables: of its environment.
+    """
+
+    name: str
+    arguments: tuple[str, ...]
+    seconds: float
+    judge: Judge | None = None
+    variables: Mapping[str, str] = field(default_factory=dict)
+
+    def run(self) -> dict[str, Any]:
+        """The entry of the record."""
+        begin = time.monotonic()
+        with subprocess.Popen(
+            [sys.executable, *self.arguments],
+            env=os.environ | self.variables,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        ) as process:
+            try:
+                out, said = process.communicate(timeout=self.seconds)
+                failures = [f"exit code {process.returncode}"] if process.returncode else []
+            except subprocess.TimeoutExpired:
+                _end(process)
+                out, said = process.communicate()
+                failures = [f"ended after {self.seconds:g} s"]
+            finally:
+                _end(process)
+        found: dict[str, Any] = {"name": self.name, "seconds": round(time.monotonic() - begin, 1)}
+        if failures:
+            found["said"] = (said or out)[-2000:]
+        if self.judge is not None:
+            try:
+                found["figures"], wrong = self.judge(out)
+                failures += wrong
+            except (ValueError, KeyError) as error:
+                failures.append(f"its output is not what it should be: {error!r}")
+        return found | {"failures": failures}
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    """Kill a command and all that it has started."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+
+
+def steps(gpus: int, folder: Path) -> Iterator[Step]:
+    """What is run in a few minutes."""
+    on = ("--gpus", str(gpus))
+    database = {"TAXFREE_DB": str(folder / "tuning.sqlite"), "TAXFREE_VERIFY": "0"}
+    asked = (*on, "--dtype", "bf16", "--shapes", str(PROBLEMS), "--json")
+    yield DOCTOR
+    yield Step("tune", taxfree("tune", *asked, "--trials", "12"), 120, tuned, database)
+    yield Step("bench", taxfree("bench", *asked), 90, benched, database)
+    yield Step("explain", taxfree("explain", *asked), 120, explained, database)
+    yield Step("db verify", taxfree("db", "verify", "--sample", "3", "--json"), 60, None, database)
+    yield Step("PyTorch", model(on, folder, 2, "--prompts", "1024", "--batches", "1,16"), 90,
+               modelled(folder), database)  # fmt: skip
+    yield Step("Transformers", launched(gpus, "generate"), 120, same, database)
+    yield Step("training", launched(gpus, "train"), 90, same, database)
+
+
+def long_steps(gpus: int, folder: Path) -> Iterator[Step]:
+    """The rest, in steps of at most eight minutes."""
+    on = ("--gpus", str(gpus))
+    database = {"TAXFREE_DB": str(folder / "tuning.sqlite")}
+    yield DOCTOR
+    marked = ["-m", "pytest", "-m", "gpu", "-q", "--sample", "all", "-p", "no:cacheprovider"]
+    for path in gpu_tests():
+        yield Step(str(path), (*marked, str(path)), 480)
+    rows = ("--prompts", "1024,4096", "--batches", "1,16,64")
+    yield Step("model of 4 layers", model(on, folder, 4, *rows), 480, modelled(folder), database)
+    whole = model(on, folder, 32, "--prompts", "1024", "--batches", "1")
+    yield Step("whole model", whole, 480, modelled(folder), database)
+
+
+def gpu_tests() -> list[Path]:
+    """The files of tests that are marked `gpu`."""
+    marks = ("on_every_fabric", "mark.gpu")
+    return [
+        path
+        for path in sorted(Path("tests").rglob("test_*.py"))
+        if any(mark in path.read_text(encoding="utf-8") for mark in marks)
+    ]
+
+
+def taxfree(*arguments: str) -> tuple[str, ...]:
+    """A command as a user gives it."""
+    return ("-m", "taxfree_cli.app", *arguments)
+
+
+def launched(gpus: int, name: str) -> tuple[str, ...]:
+    """A script of this folder, on ranks."""
+    run = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(gpus))
+    return (*run, "-m", f"benchmarks.accept.{name}")
+
+
+def model(on: Sequence[str], folder: Path, layers: int, *phases: str) -> tuple[str, ...]:
+    """The benchmark of a model of Llama 8B's shape."""
+    config = {
+        "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 4096,
+        "intermediate_size": 14336, "num_attention_heads": 32, "num_key_value_heads": 8,
+        "num_hidden_layers": 32, "vocab_size": 128256, "dtype": "bfloat16",
+    }  # fmt: skip
+    path = folder / "config.json"
+    path.write_text(json.dumps(config), encoding="utf-8")
+    paths = ("--paths", "torch eager,torch compiled,taxfree eager,taxfree compiled")
+    given = (*on, "--model", str(path), "--layers", str(layers), *paths, *phases)
+    return ("-m", "benchmarks.model", *given, "--out", str(folder / "model.json"))
+
+
+# -- what is wrong with a result --
+
+
+def tuned(out: str) -> tuple[Any, list[str]]:
+    """Problems with the record's winner and its gain."""
+    document = json.loads(out)
+    names = ("op", "problem", "winner", "mode", "median_us", "speedup", "measured", "seconds")
+    left = [f"{row['op']} {row['problem']}: {row['reason']}" for row in document["skipped"]]
+    return [{name: row[name] for name in names} for row in document["rows"]], left
+
+
+def found_machine(out: str) -> tuple[Any, list[str]]:
+    """The software and the machine."""
+    document = json.loads(out)
+    return {name: document[name] for name in ("software", "machine")}, []
+
+
+def benched(out: str) -> tuple[Any, list[str]]:
+    """What dispatch runs, beside the fastest library path."""
+    document = json.loads(out)
+    wrong = [
+        f"{each['op']} {each['variant']} {each['state']}: {each['reason']}"
+        for each in document["skipped"]
+        if each["state"] != "refused"
+    ]
+    figures = []
+    for row in document["rows"]:
+        if row["variant"] != DISPATCH:
+            continue
+        beside = [
+            each
+            for each in document["rows"]
+            if each["variant"] in LIBRARY
+            and all(each[name] == row[name] for name in ("op", "problem", "mode"))
+        ]
+        best = min(beside, key=lambda each: each["median_us"])
+        speedup = best["median_us"] / row["median_us"]
+        names = ("op", "problem", "mode", "config", "median_us", "iqr_us")
+        figure = {name: row[name] for name in names}
+        figures.append(
+            figure | {"library": best["variant"], "library_us": best["median_us"],
+                      "library_iqr_us": best["iqr_us"], "speedup": speedup}
+        )  # fmt: skip
+        slower = row["median_us"] - best["median_us"] / LEAST
+        if slower > 2 * max(row["iqr_us"], best["iqr_us"]):
+            wrong.append(
+                f"{row['op']} {row['problem']}, {row['mode']}: dispatch takes "
+                f"{row['median_us']:.1f} us, {best['variant']} {best['median_us']:.1f}"
+            )
+    return figures, wrong
+
+
+def explained(out: str) -> tuple[Any, list[str]]:
+    """How much of each account is open."""
+    figures, wrong = [], []
+    for row in json.loads(out)["rows"]:
+        rest = row["unexplained_us"]
+        rest = row["residual_us"] if rest is None else rest
+        share = rest / row["t_eager_us"]
+        names = ("op", "problem", "variant", "t_eager_us", "t_graph_us", "open")
+        figures.append({name: row[name] for name in names} | {"unexplained": share})
+        if abs(share) > ACCOUNTED and not row["open"]:
+            wrong.append(f"{row['op']} {row['problem']} {row['variant']}: {share:.0%} is open")
+    return figures, wrong
+
+
+def modelled(folder: Path) -> Judge:
+    """Logits within the allowed error (checked by the benchmark), and the gain over PyTorch."""
+
+    def judge(_: str) -> tuple[Any, list[str]]:
+        document = json.loads((folder / "model.json").read_text(encoding="utf-8"))
+        names = ("phase", "path", "mode", "median_us", "iqr_us", "speedup", "relative_error")
+        rows = [{name: row.get(name) for name in names} for row in document["rows"]]
+        return rows, [f"{row['path']}: {row['skipped']}" for row in document["rows"]
+                      if row["skipped"]]  # fmt: skip
+
+    return judge
+
+
+def same(out: str) -> tuple[Any, list[str]]:
+    """Whether taxfree's results are the library's."""
+    document = json.loads(out.splitlines()[-1])
+    return document, [f"another result: {row}" for row in document["rows"] if not row["is_same"]]
+
+
+DOCTOR = Step("doctor", taxfree("doctor", "--json"), 60, found_machine)
+
+
+# -- the record --
+
+
+def main() -> int:
+    """Run the command line; returns the exit code."""
+    made = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    made.add_argument("--gpus", type=positive, default=2)
+    made.add_argument("--long", action="store_true", help="the tests, and whole models")
+    made.add_argument("--seconds", type=positive, default=100_000, help="begin no step after them")
+    made.add_argument("--only", action="append", help="a step by name; repeatable")
+    made.add_argument("--out", type=Path, help="file of the record")
+    options = made.parse_args()
+    gpu = devices.gpu_name(devices.fabric_for("auto")) or "unknown"
+    suffix = "-long" if options.long else ""
+    name = f"{machine_name(gpu)}-x{options.gpus}{suffix}.json"
+    path, begin, sources = options.out or RESULTS / name, time.monotonic(), _digest()
+    kept = _passed(path, sources) if options.long else {}
+    created = datetime.now(UTC).isoformat(timespec="seconds")
+    record: dict[str, Any] = {"schema": 1, "created": created, "gpu": gpu, "ranks": options.gpus}
+    record |= {"sources": sources, "steps": []}
+    failed = False
+    with tempfile.TemporaryDirectory() as folder:
+        for step in (long_steps if options.long else steps)(options.gpus, Path(folder)):
+            if options.only and step.name not in options.only:
+                continue
+            if step.name in kept:
+                record["steps"].append(kept[step.name])
+                continue
+            if time.monotonic() - begin > options.seconds:
+                print(f"{step.name}: not begun", flush=True)
+                failed = True
+                continue
+            found = step.run()
+            record["steps"].append(found)
+            write(path, json.dumps(record, indent=1) + "\n")
+            state = "FAILED" if found["failures"] else "passed"
+            print(f"{step.name}: {state}, {found['seconds']} s", flush=True)
+            for failure in found["failures"]:
+                print(f"  {failure}", flush=True)
+            if "said" in found:
+                print(found["said"], flush=True)
+            failed |= bool(found["failures"])
+    print(f"{time.monotonic() - begin:.0f} s, wrote {path}")
+    return int(failed)
+
+
+def _digest() -> str:
+    """16 hex digits for the Python files that a result may depend on."""
+    files = sorted(path for folder in SOURCES for path in Path(folder).rglob("*.py"))
+    digest = hashlib.sha256()
+    for path in files:
+        digest.update(str(path).encode() + path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def _passed(path: Path, sources: str) -> dict[str, Any]:
+    """The steps of an earlier run with these sources that passed, by name."""
+    try:
+        record = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    if record["sources"] != sources:
+        return {}
+    return {step["name"]: step for step in record["steps"] if not step["failures"]}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

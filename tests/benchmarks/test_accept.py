@@ -1,0 +1,99 @@
+"""The acceptance script: what its judges find wrong, and that a step cannot run for ever."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+import pytest
+
+from benchmarks.accept import __main__ as accept
+from benchmarks.accept.__main__ import Step, benched, explained, same
+
+
+def row(variant: str, median_us: float, iqr_us: float = 0.0) -> dict[str, Any]:
+    return {
+        "op": "matmul_all_reduce", "problem": {"m": 16}, "mode": "graph", "config": {},
+        "variant": variant, "median_us": median_us, "iqr_us": iqr_us,
+    }  # fmt: skip
+
+
+def bench(*rows: dict[str, Any], skipped: tuple[dict[str, Any], ...] = ()) -> str:
+    return json.dumps({"rows": rows, "skipped": skipped})
+
+
+@pytest.mark.parametrize(
+    ("rows", "is_slow"),
+    [
+        ([row("baseline", 20.0), row("dispatch", 15.0)], False),
+        ([row("baseline", 20.0), row("torch_symm_mem", 14.0), row("dispatch", 15.0)], True),
+        ([row("baseline", 20.0), row("push", 10.0), row("dispatch", 20.5)], False),  # ours may win
+        ([row("baseline", 20.0, 0.5), row("dispatch", 21.5)], False),  # within the spread
+        ([row("baseline", 20.0, 0.1), row("dispatch", 21.5, 0.1)], True),
+    ],
+)
+def test_dispatch_is_compared_with_the_fastest_library_path(
+    rows: list[dict[str, Any]], is_slow: bool
+) -> None:
+    _, wrong = benched(bench(*rows))
+    assert bool(wrong) == is_slow
+
+
+@pytest.mark.parametrize(
+    ("state", "is_wrong"), [("refused", False), ("failed", True), ("wrong", True), ("hung", True)]
+)
+def test_a_variant_that_fails_is_an_error(state: str, is_wrong: bool) -> None:
+    skipped = {"op": "attention", "variant": "flash", "state": state, "reason": "why"}
+    _, wrong = benched(bench(skipped=(skipped,)))
+    assert bool(wrong) == is_wrong
+
+
+@pytest.mark.parametrize(
+    ("unexplained", "why", "is_wrong"),
+    [(9.0, [], False), (11.0, [], True), (-11.0, [], True), (11.0, ["the residual"], False)],
+)
+def test_an_account_is_closed_or_says_why(
+    unexplained: float, why: list[str], is_wrong: bool
+) -> None:
+    account = {
+        "op": "attention", "problem": {}, "variant": "baseline", "t_eager_us": 100.0,
+        "t_graph_us": 90.0, "residual_us": 50.0, "unexplained_us": unexplained, "open": why,
+    }  # fmt: skip
+    figures, wrong = explained(json.dumps({"rows": [account]}))
+    assert figures[0]["unexplained"] == pytest.approx(unexplained / 100)
+    assert bool(wrong) == is_wrong
+
+
+def test_another_result_is_an_error() -> None:
+    document = json.dumps({"rows": [{"is_same": True}, {"is_same": False}]})
+    assert len(same(f"a log line\n{document}\n")[1]) == 1
+
+
+def test_a_step_ends_at_its_limit_with_all_that_it_started() -> None:
+    child = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'input()'])"
+    begin = time.monotonic()
+    found = Step("endless", ("-c", f"{child}; import time; time.sleep(60)"), 2).run()
+    assert time.monotonic() - begin < 20
+    assert found["failures"] == ["ended after 2 s"]
+
+
+def test_an_exit_code_and_an_unreadable_output_are_errors() -> None:
+    found = Step("broken", ("-c", "import sys; print('no JSON'); sys.exit(3)"), 60, same).run()
+    assert found["failures"][0] == "exit code 3"
+    assert "not what it should be" in found["failures"][1]
+    assert found["said"] == "no JSON\n"
+
+
+def test_a_long_run_goes_on_where_it_was_cut(tmp_path, monkeypatch, capsys) -> None:
+    file, ran = tmp_path / "ran", tmp_path / "accept.json"
+    once = f"open({str(file)!r}, 'a').write('x')"
+    fails = f"import os, sys; sys.exit(os.path.getsize({str(file)!r}) == 1)"
+    made = [Step("first", ("-c", once), 60), Step("second", ("-c", fails), 60)]
+    monkeypatch.setattr(accept, "long_steps", lambda *_: iter(made))
+    monkeypatch.setattr("sys.argv", ["accept", "--long", "--out", str(ran)])
+    assert accept.main() == 1
+    file.write_text("xx")
+    assert accept.main() == 0
+    assert file.read_text() == "xx"  # the first was not run again
+    assert [step["failures"] for step in json.loads(ran.read_text())["steps"]] == [[], []]
