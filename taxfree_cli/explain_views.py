@@ -90,6 +90,8 @@ def _pipeline(pipeline: Pipeline, width: int, modelled: str) -> list[Text | Tabl
         programs, releases, *by_chiplet = pipeline.signals.values()
         fewest = "".join(f"; {count} if chiplets share one" for count in by_chiplet)
         found += _wrapped(f"{programs} programs signal, {releases} releases{fewest}", width)
+    if account.no_account:
+        return [*found, *_no_account(pipeline, width)]
     for tax in dict.fromkeys(part.tax for part in account.parts):
         found.append(_tax(tax, account.tax_us(tax) or 0.0, None, account, width, modelled))
         for part in account.parts:
@@ -114,13 +116,32 @@ def _pipeline(pipeline: Pipeline, width: int, modelled: str) -> list[Text | Tabl
     return found
 
 
+def _no_account(pipeline: Pipeline, width: int) -> list[Text]:
+    """The call and its steps as they were timed, and why there is no more to say."""
+    account = pipeline.slowest
+    found = [Text(_figures("  call", account.t_eager_us, account.t_eager_iqr_us, 1.0, width))]
+    assert pipeline.timed is not None
+    measured = pipeline.timed.measurement
+    for step, us_in_place in zip(measured.steps, measured.step_us(), strict=True):
+        share = us_in_place / account.t_eager_us
+        found.append(Text(_figures(f"    {step.name}", us_in_place, None, share, width)))
+    if account.t_graph_us is None:
+        todo = "interpreted kernels share the cores: on GPUs the account is of the hardware"
+    else:
+        todo = "run it again with nothing else on the machine"
+    found += _wrapped(f"no account: {account.no_account}", width, 2, "red")
+    return [*found, *_wrapped(todo, width, 4, "dim")]
+
+
 def _tax(
     name: str, time: float, spread: float | None, account: Account, width: int, remark: str
 ) -> Text:
     share = time / account.t_eager_us
     line = Text(_figures(f"  {name}", time, spread, share, width) + remark)
     room = min(_WIDEST_BAR, width - len(line) - 2)
-    return line.append("  ").append("█" * round(room * max(0.0, share)), style=_STYLES[name])
+    return line.append("  ").append(
+        "█" * round(room * min(1.0, max(0.0, share))), style=_STYLES[name]
+    )
 
 
 def _part(part: Part, account: Account, width: int) -> list[Text]:

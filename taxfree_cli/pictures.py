@@ -150,6 +150,7 @@ _STACK = {
     "bulk synchronous": "#e0b04a",
     "launch": "#cf5c5c",
     "graph penalty": "#5c2b2b",
+    "no account": "#9a9a9a",
 }
 
 
@@ -179,7 +180,7 @@ def plot_taxes(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
     for axis, (title, panel) in zip(axes, panels.items(), strict=True):
         _bars(axis, panel, along)
         axis.set_title(title, fontsize="small", loc="left")
-    shown = [name for name in _STACK if any(stacked(row)[name] for row in rows)]
+    shown = [name for name in _STACK if any(stacked(row).get(name) for row in rows)]
     swatches = [Patch(color=_STACK[name], label=name) for name in shown]
     figure.legend(
         handles=swatches, loc="outside upper left", ncols=len(shown), fontsize="small",

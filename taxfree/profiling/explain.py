@@ -14,8 +14,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from taxfree._runtime.dispatch import Choice
 from taxfree.benching.bench import ProblemResult, run_one
 from taxfree.cost_model import Machine, bounds_of, modelled
@@ -140,7 +138,7 @@ def _instrument(timed: TimedPipeline) -> dict[str, Any]:
     """How the parts were measured, and what each step takes elsewhere than in place."""
     measured = timed.measurement
     traced = {} if measured.trace is None else {"program_trace_us": measured.program_trace_us()}
-    in_place = np.median(measured.in_place.step_us(), axis=1).max(axis=0).tolist()
+    in_place = measured.step_us()
     alone = {each.name: each for each in timed.alone}
     return traced | {
         "clock_reading_us": float(measured.clock_reading_us().max()),

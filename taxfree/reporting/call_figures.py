@@ -23,7 +23,7 @@ from taxfree.reporting.drawing import (
 
 _PARTS = (
     *("bound", "kernel work", "residual", "locality"),
-    *("bulk synchronous", "launch", "graph penalty"),
+    *("bulk synchronous", "launch", "graph penalty", "no account"),
 )
 _TAXED = {
     "panel": "panel",

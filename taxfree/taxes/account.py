@@ -12,6 +12,7 @@ Tax: TypeAlias = Literal["launch", "bulk synchronous", "locality", "graph penalt
 TAXES: tuple[Tax, ...] = ("launch", "bulk synchronous", "locality", "graph penalty")
 INSIDE = "what happens inside the kernels is in the residual"
 NO_GRAPHS = "no graphs on this fabric: launches are in the residual"
+NO_ACCOUNT = "no account"
 ALLOWED = 0.1  # of t_eager, for the residual and for any negative part
 
 
@@ -41,11 +42,12 @@ class Account:
 
     Args:
         rank: the rank.
-        t_eager_us, t_graph_us: of the rank.
+        t_eager_us, t_graph_us, t_eager_iqr_us: of the rank, and the spread of its eager calls.
         t_bound_us: of the problem.
         parts: of the taxes, in order.
         residual_iqr_us: spread of the residual; None where it is modelled.
         unsplit: why taxes have no parts; empty if they have.
+        no_account: why the parts do not add up to anything that can be believed; empty if they do.
         kernel_us: the share of the residual observed to be kernels' work beyond the bound; None if
             nothing was observed.
     """
@@ -58,6 +60,8 @@ class Account:
     residual_iqr_us: float | None
     unsplit: str = ""
     kernel_us: float | None = None
+    t_eager_iqr_us: float | None = None
+    no_account: str = ""
 
     def tax_us(self, tax: Tax) -> float | None:
         """The sum of a tax's parts; None where it has none."""
@@ -76,6 +80,8 @@ class Account:
 
     def problems(self) -> list[str]:
         """Reasons that the account is not closed, one line each."""
+        if self.no_account:
+            return [self.no_account]
         allowed = ALLOWED * self.t_eager_us
         found = [
             f"{part.name} is negative: {part.us:.1f} us"
@@ -102,7 +108,9 @@ class Account:
         return {
             "rank": self.rank,
             "t_eager_us": self.t_eager_us,
+            "t_eager_iqr_us": self.t_eager_iqr_us,
             "t_graph_us": self.t_graph_us,
+            "no_account": self.no_account,
             "t_bound_us": self.t_bound_us,
             **{names[tax]: self.tax_us(tax) for tax in TAXES},
             "residual_us": self.residual_us,
@@ -122,8 +130,11 @@ def stacked(row: Mapping[str, Any]) -> dict[str, float]:
     """The parts of an account as the parts of a bar, the lowest first, in microseconds.
 
     Args:
-        row: of `explain --json`. The residual of the bar is without the observed kernel work.
+        row: of `explain --json`. The residual of the bar is without the observed kernel work. What
+            is no account is one part.
     """
+    if row.get("no_account"):
+        return {NO_ACCOUNT: row["t_eager_us"]}
     kernels = row.get("kernel_us") or 0.0
     return {
         "bound": row["t_bound_us"],

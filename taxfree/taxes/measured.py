@@ -162,6 +162,11 @@ class Measurement:
         readings = self.calls * len(self.steps) + 1
         return np.asarray(added * self.calls / readings, dtype=np.float64)
 
+    def step_us(self) -> list[float]:
+        """Time of each step in its place, with the clock reading before it, of the slowest rank."""
+        found: list[float] = np.median(self.in_place.step_us(), axis=1).max(axis=0).tolist()
+        return found
+
     def program_trace_us(self) -> float:
         """Time that tracing adds to a call, of the slowest rank."""
         assert self.trace is not None

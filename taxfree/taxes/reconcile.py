@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 
 import numpy as np
 
 from taxfree.measuring.bounds import Bounds
-from taxfree.taxes.account import INSIDE, NO_GRAPHS, Account, Part, Tax
+from taxfree.taxes.account import ALLOWED, INSIDE, NO_GRAPHS, Account, Part, Tax
 from taxfree.taxes.critical_path import Inside, inside
 from taxfree.taxes.measured import ClockReadings, Measurement, ProgramTrace, Times
+
+MOST_SPREAD = 0.25  # of t_eager, between the repetitions of a residual
 
 
 def accounts(measured: Measurement, bounds: Bounds) -> tuple[Account, ...]:
@@ -36,16 +39,43 @@ def _account(measured: Measurement, bounds: Bounds, rank: int) -> Account:
     spent = sum(
         (part.us if len(times) != len(eager) else times for part, times in found), 0 * eager
     )
+    parts = tuple(part for part, _ in found)
     return Account(
         rank,
         float(np.median(eager)),
         None if graph is None else float(np.median(graph)),
         bounds.t_bound_us,
-        tuple(part for part, _ in found),
+        parts,
         _iqr(eager - spent),
         "; ".join(unsplit),
         None if work is None else float(np.median(work)),
+        _iqr(eager),
+        _no_account(measured, rank, parts, _iqr(eager - spent)),
     )
+
+
+def _no_account(
+    measured: Measurement, rank: int, parts: Sequence[Part], residual_iqr_us: float
+) -> str:
+    """Why the parts cannot be believed; empty if they can."""
+    total = float(np.median(measured.eager_us[rank]))
+    reading = float(measured.clock_reading_us()[rank])
+    if reading < 0:
+        return f"the calls were {-reading:.3g} us a reading faster with clock readings than without"
+    steps = np.median(measured.in_place.step_us()[rank], axis=0)
+    shortest = int(np.argmin(steps))
+    if reading > steps[shortest]:
+        return (
+            f"a clock reading seems to take {reading:.3g} us, more than the step "
+            f"{measured.steps[shortest].name} together with it, {steps[shortest]:.3g}"
+        )
+    for part in parts:
+        allowed = max(ALLOWED * total, 2 * (part.iqr_us or 0.0))
+        if part.us < -allowed and part.tax != "graph penalty":
+            return f"{part.name} is negative, {part.us:.3g} us, by more than its spread"
+    if residual_iqr_us > MOST_SPREAD * total:
+        return f"what is left of a call differs by {residual_iqr_us:.3g} us between repetitions"
+    return ""
 
 
 def _launch(measured: Measurement, host: Times) -> list[tuple[Part, Times]]:

@@ -109,6 +109,22 @@ class TestAccount:
         (account, *_) = accounts(dataclasses.replace(measured, trace=None), BOUNDS)
         assert account.unsplit == INSIDE
 
+    def test_what_is_no_account_shows_the_call_and_its_steps_as_timed(self):
+        usual = explanation()
+        library = usual.pipelines[0]
+        doubted = tuple(
+            dataclasses.replace(account, no_account="readings cannot be believed")
+            for account in library.accounts
+        )
+        library = dataclasses.replace(library, accounts=doubted)
+        found = dataclasses.replace(usual, pipelines=(library,))
+        text = "\n".join(str(line) for line in explain_views.lines(found, 80))
+        assert "no account: readings cannot be believed" in text
+        assert "run it again" in text
+        assert "\n  call " in text
+        assert "\n    all-gather " in text
+        assert "█" not in text
+
     def test_the_instrument_tells_how_exact_it_is(self):
         text = " ".join(shown(160).split())
         assert "a clock reading adds 1.7 us" in text

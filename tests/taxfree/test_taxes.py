@@ -5,17 +5,35 @@ from __future__ import annotations
 import dataclasses
 import json
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 
 from taxfree.measuring.bounds import Bounds
-from taxfree.taxes import INSIDE, Account, Alignment, Part, StepInfo, accounts, slowest
+from taxfree.taxes import (
+    INSIDE,
+    Account,
+    Alignment,
+    ClockReadings,
+    Part,
+    StepInfo,
+    accounts,
+    slowest,
+    stacked,
+)
 from tests.taxfree.pipelines import EPOCH_NS, Truth
 
 BOUNDS = Bounds(t_floor_us=14.0, t_link_us=3.0, t_gemm_us=20.0)
 AMOUNTS = (5.0, 20.0, 100.0)
 TRUTH = Truth()
+
+
+def slower(readings: ClockReadings, factors: Any) -> ClockReadings:
+    """The same chain, so many times as slow, by repetition."""
+    first = readings.clock_ns[:, :, :1]
+    factor = np.broadcast_to(np.array(factors), first.shape[1])[None, :, None]
+    return replace(readings, clock_ns=first + (readings.clock_ns - first) * factor)
 
 
 def parts(truth: Truth, rank: int = 0, bounds: Bounds = BOUNDS) -> dict[str, float]:
@@ -106,6 +124,23 @@ class TestAccount:
             "graph penalty is negative: -30.0 us",
             *account.problems()[1:],
         ]
+
+    @pytest.mark.parametrize(
+        ("disturb", "why"),
+        [
+            (lambda us: {"instrumented_us": us.eager_us - 60}, "faster with clock readings"),
+            (lambda us: {"instrumented_us": us.eager_us + 400}, "more than the step"),
+            (lambda us: {"latency_probe": slower(us.in_place, 3)}, "transfer is negative"),
+            (lambda us: {"in_place": slower(us.in_place, [1, 2, 3, 4, 5])}, "differs by"),
+        ],
+    )
+    def test_parts_that_cannot_be_believed_are_no_account(self, disturb, why):
+        usual = TRUTH.measurement()
+        assert not accounts(usual, BOUNDS)[0].no_account
+        account = accounts(replace(usual, **disturb(usual)), BOUNDS)[0]
+        assert why in account.no_account
+        assert account.problems() == [account.no_account]
+        assert stacked(account.to_json()) == {"no account": account.t_eager_us}
 
     def test_a_fused_kernel_is_not_split(self):
         usual = TRUTH.measurement()
