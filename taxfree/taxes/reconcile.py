@@ -27,8 +27,8 @@ def _account(measured: Measurement, bounds: Bounds, rank: int) -> Account:
     unsplit = [NO_GRAPHS] if graph is None and measured.trace is None else []
     work: Times | None = None
     if measured.trace is not None and measured.trace.shows_programs:
-        parts, work = _inside(measured, measured.trace, bounds, rank)
-        found += parts
+        inner, work = _inside(measured, measured.trace, bounds, rank)
+        found += inner
     elif measured.only("collective") is None:
         unsplit.append(INSIDE)
     else:
