@@ -201,7 +201,7 @@ class TestDevices:
 
 def test_a_problem_is_measured_on_the_host():
     history = TuningHistory((record(measurement("push", DEFAULT)),), None)
-    (result,) = bench.run(OP, [PROBLEM], "host", history, only=["one_shot"])
+    (result,) = bench.run([PROBLEM], "host", history, only=["one_shot"])
     assert [row.variant for row in result.rows] == ["baseline", "one_shot", "dispatch"]
     dispatch = result.rows[-1]
     assert dispatch.config == {"variant": "push", **DEFAULT}
@@ -213,7 +213,7 @@ def test_a_problem_is_measured_on_the_host():
 
 def test_a_problem_is_explained_on_the_host():
     history = TuningHistory((record(measurement("push", DEFAULT)),), None)
-    ((_, explained),) = explain.run(OP, [PROBLEM], "host", history, only=["one_shot"])
+    ((_, explained),) = explain.run([PROBLEM], "host", history, only=["one_shot"])
     assert [(each.variant, each.is_dispatched) for each in explained.pipelines] == [
         ("baseline", False), ("one_shot", False), ("push", True),
     ]  # fmt: skip
