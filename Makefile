@@ -25,7 +25,7 @@ DEMO := --op all_gather_matmul --shapes demo --gpus 2 --db $(DEMO_DB)
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help prerequisites env demo test test-all lint check-types soak soak-gpu test-gpu docs wheel
-.PHONY: accept accept-long clean measure targets rehash site test-vllm report
+.PHONY: accept accept-long clean measure targets site test-vllm report
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -130,9 +130,6 @@ report: $(ENV) ## docs/report.html from the shipped tables and the committed res
 
 targets: $(ENV) ## each target with the measured figure and its file
 	$(BIN)/python -m benchmarks.targets
-
-rehash: $(TRITON36) ## after a refactoring: move kernel hashes where kernels compile to the same instructions
-	$(BIN)/python -m benchmarks.rehash
 
 clean: ## remove what was made here, but the environments
 	rm -rf .demo build dist site .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache

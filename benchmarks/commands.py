@@ -94,8 +94,8 @@ def record_of(problem: Any, variant: str, hardware: Hardware, mode: str) -> Reco
     op = op_of(problem)
 
     def measured(name: str, config: dict[str, Any], us: float) -> Measurement:
-        kernel_hash = fingerprints.kernel_hashes(op)[name]
-        return Measurement(name, config, kernel_hash, {mode: us}, {mode: 0.0}, 1, None)
+        version = fingerprints.versions(op)[name]
+        return Measurement(name, config, version, {mode: us}, {mode: 0.0}, 1, None)
 
     config = variants(op)[variant].seed_configs(problem, hardware)[0]
     return Record(

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
-from taxfree.fingerprints import kernel_hashes
+from taxfree.fingerprints import versions
 from taxfree.measuring.results import DISPATCH, Row, load
 
 ROOT = Path(__file__).parents[1]
@@ -88,9 +88,9 @@ def ran(row: Row) -> str:
 
 def is_removed(row: Row) -> bool:
     """Whether a row is of a variant of ours that no longer exists."""
-    return bool(row.kernel_hash) and ran(row) not in kernel_hashes(row.op)
+    return row.version is not None and ran(row) not in versions(row.op)
 
 
 def is_current(row: Row) -> bool:
-    """Whether a row has the hash of the current sources, or is not of a kernel of ours."""
-    return row.kernel_hash == kernel_hashes(row.op).get(ran(row), "")
+    """Whether a row is of its variant's current version, or not of a kernel of ours."""
+    return row.version == versions(row.op).get(ran(row))

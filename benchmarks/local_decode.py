@@ -282,7 +282,7 @@ def _rows(op: str, problem: Any, outcome: Implementation, limits: Bounds) -> lis
             t_link_us=limits.t_link_us,
             t_bound_us=limits.t_bound_us,
             relative_error=outcome.relative_error,
-            kernel_hash=fingerprints.kernel_hashes(op)[outcome.name] if is_ours else "",
+            version=fingerprints.versions(op)[outcome.name] if is_ours else None,
             tflops=cost.flops / timing.median_us * 1e-6,
             gbps=cost.memory_bytes / timing.median_us * 1e-3,
         )

@@ -73,7 +73,7 @@ class Recording:
                 jobs.setdefault(key(candidate), (candidate, []))[1].append(at)
         self.jobs = deque(jobs.values())
         self.workers = 0
-        self._hashes = fingerprints.kernel_hashes(self.op)
+        self._versions = fingerprints.versions(self.op)
 
     @property
     def to_measure(self) -> int:
@@ -111,7 +111,7 @@ class Recording:
             "emulated": "alone" if self.arena_bytes else None,
             "held_out": self.subjects[at].held_out,
             "timing": {"mode": "graph", "calls": ranks.CHAIN, "repetitions": ranks.REPETITIONS},
-            "kernel_hashes": {name: self._hashes[name] for name in grid},
+            "versions": {name: self._versions[name] for name in grid},
             "spaces": spaces,
             "trials": trials,  # the values of a config in the order of its space, and us or why not
         }

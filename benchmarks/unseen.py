@@ -48,7 +48,7 @@ from taxfree._runtime.prediction import (
     predict,
 )
 from taxfree.cost_model import H200, Machine
-from taxfree.fingerprints import interpolated_fields, kernel_hashes
+from taxfree.fingerprints import interpolated_fields, versions
 from taxfree.measuring.results import DISPATCH, by_problem, load
 from taxfree.shapes import recorded_problem
 from taxfree_kernels.hardware import KNOWN
@@ -142,11 +142,11 @@ def measured(results: Path, records: Iterable[Record]) -> list[ProblemTimes]:
     for record in records:
         if record.provenance.get("method") == OF_A_BENCH:  # of a result file
             continue
-        hashes = kernel_hashes(record.op) if record.op in operation_names() else {}
+        current = versions(record.op) if record.op in operation_names() else {}
         run = {
             _name(each.variant, each.config): each.median_us[_MODE]
             for each in (record.baseline, record.winner, *record.runners_up)
-            if each.kernel_hash == hashes.get(each.variant) and _MODE in each.median_us
+            if each.version == current.get(each.variant) and _MODE in each.median_us
         }
         add(ProblemTimes(record.op, record.problem, record.hardware), run)
     return list(found.values())
@@ -219,10 +219,10 @@ def judged(*, refit: bool = False) -> tuple[Row, ...]:
         refit: predict for each family by a cost model that was fitted without its rows.
     """
     records = shipped_records()
-    fresh = [
+    known = [
         record
         for op in operation_names()
-        for record in Table(shipped=records).fresh(kernel_hashes(op))
+        for record in Table(shipped=records).serving(versions(op))
         if record.op == op
     ]  # fmt: skip
     groups: dict[str, list[ProblemTimes]] = {}
@@ -234,7 +234,7 @@ def judged(*, refit: bool = False) -> tuple[Row, ...]:
         op, families = group[0].op, sorted({each.family for each in group})
         for method, family in itertools.product(METHODS, families):
             machine = fitted_without(op, family) if refit and len(families) > 1 else None
-            rows.append(judge(method, family, group, fresh, machine))
+            rows.append(judge(method, family, group, known, machine))
     return tuple(rows)
 
 

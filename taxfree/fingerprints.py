@@ -1,4 +1,4 @@
-"""Fingerprints of hardware and software, hashes of kernels' sources, and roles of fields."""
+"""Fingerprints of hardware and software, versions of variants, and roles of fields."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from functools import cache
 
 from taxfree._version import __version__
 from taxfree_kernels.hardware import Hardware
-from taxfree_kernels.source_hash import kernel_hash
 from taxfree_kernels.variant import Problem, operation, variants
 from taxfree_tuning_db import HardwareFingerprint, Measurement, Record, SoftwareFingerprint
 
@@ -68,9 +67,9 @@ def _driver_version() -> str:
 
 
 @cache
-def kernel_hashes(op: str) -> dict[str, str]:
-    """Variant -> hash of its sources."""
-    return {name: kernel_hash(op, name) for name in variants(op)}
+def versions(op: str) -> dict[str, int]:
+    """Variant -> its current version."""
+    return {name: variant.version for name, variant in variants(op).items()}
 
 
 def interpolated_fields(op: str) -> tuple[str, ...]:

@@ -51,6 +51,7 @@ from taxfree_tuning_db import (
     read_export,
     read_table,
     shipped_records,
+    stale_reason,
 )
 
 db = typer.Typer(
@@ -307,9 +308,9 @@ def verify_command(
 def adopt_command(file: ResultFile, db: options.Db = None, json: options.Json = False) -> None:
     """Make records from the results of a bench, for problems without a record.
 
-    Measurements and records of kernels that have changed since are ignored.
+    Measurements and records of other versions of their variants are ignored.
     """
-    from taxfree.fingerprints import kernel_hashes
+    from taxfree.fingerprints import versions
     from taxfree.tuning.winner import adopted  # loads torch
 
     found = adopted(results.load(file))
@@ -320,7 +321,8 @@ def adopt_command(file: ResultFile, db: options.Db = None, json: options.Json = 
         known = {
             record.key
             for op in {record.op for record in found.records}
-            for record in table.fresh(kernel_hashes(op))
+            for record in table.serving(versions(op))
+            if record.op == op and stale_reason(record, versions(op)) is None
         }
         added = [record for record in found.records if record.key not in known]
         for record in added:
@@ -339,14 +341,14 @@ def adopt_command(file: ResultFile, db: options.Db = None, json: options.Json = 
 
 @db.command("prune")
 def prune_command(db: options.Db = None, json: options.Json = False) -> None:
-    """Delete the records whose kernels have changed since they were measured."""
-    from taxfree.fingerprints import kernel_hashes  # loads torch
+    """Delete the records whose winners are variants that no longer exist."""
+    from taxfree_kernels.variant import variants  # loads torch
 
     with _reading(db) as database:
         recorded = {record.op for record in database.records()}
-    hashes = {op: kernel_hashes(op) for op in operation_names() if op in recorded}
+    known = {op: variants(op) for op in operation_names() if op in recorded}
     with Database(options.database_path(db)) as database:
-        deleted = prune(database, hashes)
+        deleted = prune(database, known)
     if json:
         print_json({"deleted": [record.to_json() for record in deleted]})
         return

@@ -128,7 +128,7 @@ def _outcome(answer: LookUp) -> str:
     if answer.predicted is not None:
         variant, config = answer.predicted
         return f"{answer.kind}, in graphs: {variant} {words(config)}".rstrip()
-    if answer.record is None or answer.kind not in ("exact", "neighbour", "modelled"):
+    if answer.record is None or answer.kind == "refused":
         return f"{answer.kind}: the baseline runs"
     winner = answer.record.winner
     outcome = f"{answer.kind}: {winner.variant} {words(winner.config)}".rstrip()

@@ -146,6 +146,10 @@ class Variant(ABC):
     #: its name in tables, configs and the command line; the module's name.
     name: ClassVar[str]
 
+    #: raised, with the reason beside it, by a change after which other configs may be the fastest.
+    #: Measurements name it: those of another version are transferred like those of a neighbour.
+    version: ClassVar[int] = 1
+
     #: whether it overlaps communication with computation and calls no collective, so that a single
     #: rank can compile its plans. False for library paths and for our stand-alone collectives.
     fused: ClassVar[bool] = True

@@ -1,6 +1,7 @@
 """The choice between fused and library for a problem, from the tuning table alone.
 
-It depends only on what is the same on all ranks: problem, table, kernel sources and settings.
+It depends only on what is the same on all ranks: problem, table, versions of variants
+and settings.
 """
 
 from __future__ import annotations
@@ -29,12 +30,16 @@ from taxfree_tuning_db import (
     Record,
     Table,
     differing_fields,
+    stale_reason,
 )
 from taxfree_tuning_db import look_up as find_record
 
 _WORTH_A_PLAN = 0.97  # of the winner's eager time: a slower variant gets no eager plan of its own
 
-Kind = Literal["exact", "neighbour", "predicted", "modelled", "baseline", "disabled", "unprepared"]
+Kind = Literal[
+    "exact", "another version", "neighbour", "predicted", "modelled", "baseline", "disabled",
+    "unprepared",
+]  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -42,8 +47,10 @@ class Choice:
     """The variant and config for a problem, and the reason.
 
     Args:
-        kind: "exact": its own record; "neighbour": a similar problem's config; "predicted": what
-            the cost model expects to be the fastest, where results show that such predictions hold;
+        kind: "exact": its own record; "another version": its own record, measured with an earlier
+            or a later version of the variant; "neighbour": a similar problem's config; "predicted":
+            what the cost model expects to be the fastest, where results show that such predictions
+            hold;
             "modelled": a record that was modelled for such a device, if the settings allow it;
             "baseline": no record serves; "disabled": the environment, or ranks that disagree,
             forbid fused variants; "unprepared": first called under graph capture.
@@ -115,7 +122,7 @@ class Dispatcher:
             variant, config = found.predicted
             in_eager_calls = Choice("predicted", "baseline", why="predictions are for graphs")
             return Choice("predicted", variant, config, found.lookup_trace[-1].why, in_eager_calls)
-        if found.record is None or found.kind == "stale":
+        if found.record is None or found.kind == "refused":
             return Choice("baseline", "baseline", why=found.why_not)
         if found.kind == "modelled":
             modelled = found.record.winner
@@ -123,11 +130,10 @@ class Dispatcher:
                 return Choice("baseline", "baseline", why="the modelled variant cannot run here")
             why = "modelled for such a device; nothing was measured"
             return Choice("modelled", modelled.variant, dict(modelled.config), why)
-        kind: Kind = "exact" if found.kind == "exact" else "neighbour"
         record = self._limited(op, problem, found.record)
-        eager = self._eager(kind, op, problem, record)
+        eager = self._eager(found, op, problem, record)
         winner, why = record.winner, _source(op, problem, found, record)
-        return Choice(kind, winner.variant, dict(winner.config), why, eager)
+        return Choice(_kind(found, op, winner), winner.variant, dict(winner.config), why, eager)
 
     def bounds(self, op: str, problem: Problem, name: str) -> tuple[int, int]:
         """The smallest and the largest size that are served together with a problem's.
@@ -190,7 +196,7 @@ class Dispatcher:
         )
         return dataclasses.replace(record, winner=winner, runners_up=tuple(measured))
 
-    def _eager(self, kind: Kind, op: str, problem: Problem, record: Record) -> Choice | None:
+    def _eager(self, found: LookUp, op: str, problem: Problem, record: Record) -> Choice | None:
         """The measurement of a record that beats its winner in eager calls and is still valid."""
         winner = record.winner
         if "eager" not in winner.median_us:
@@ -207,12 +213,12 @@ class Dispatcher:
         fastest = min(faster, key=lambda each: each.median_us["eager"])
         theirs = fastest.median_us["eager"]
         why = f"outside of graphs {theirs:.3g} us, {winner.variant} {ours:.3g}"
-        return Choice(kind, fastest.variant, dict(fastest.config), why)
+        return Choice(_kind(found, op, fastest), fastest.variant, dict(fastest.config), why)
 
     def _is_valid(self, op: str, problem: Problem, measured: Measurement) -> bool:
-        """Whether a measurement is of today's kernels, and its config serves a problem."""
+        """Whether a measurement is of a known variant, and its config serves a problem."""
         return (
-            measured.kernel_hash == fingerprints.kernel_hashes(op).get(measured.variant)
+            measured.variant in fingerprints.versions(op)
             and illegal(op, problem, measured, self._hardware) is None
         )
 
@@ -234,7 +240,7 @@ def look_up(
         modelled: whether a modelled record may serve where nothing measured does.
     """
     found = _measured(op, problem, table, fingerprint, hardware)
-    is_served = found.kind in ("exact", "neighbour", "predicted")
+    is_served = found.is_measured or found.kind == "predicted"
     kind_of = table.modelled_for(fingerprint)
     if is_served or not any(record.op == op for record in kind_of.records()):
         return found
@@ -242,7 +248,7 @@ def look_up(
         step = LookupStep("a modelled record", False, "there is one; TAXFREE_MODELLED=1 allows it")
         return dataclasses.replace(found, lookup_trace=(*found.lookup_trace, step))
     other = _found(op, problem, kind_of, fingerprint, hardware)
-    if other.kind not in ("exact", "neighbour"):
+    if not other.is_measured:
         return found
     steps = (
         *found.lookup_trace,
@@ -260,12 +266,13 @@ def _found(
     hardware: Hardware | None,
 ) -> LookUp:
     """The record for a problem, or a neighbour's that is transferred to it."""
-    asked = dataclasses.asdict(problem)
+    asked, versions = dataclasses.asdict(problem), fingerprints.versions(op)
 
     def why_not(record: Record) -> str | None:
         if hardware is None:
             return None
-        if record.problem == asked:  # its space may have lost this config, which was measured
+        is_own = record.problem == asked and stale_reason(record, versions) is None
+        if is_own:  # its space may have lost this config, which was measured
             return refused(op, problem, record.winner, hardware)
         return illegal(op, problem, fingerprints.transferred(record, problem).winner, hardware)
 
@@ -274,7 +281,7 @@ def _found(
         asked,
         fingerprint,
         fingerprints.software_fingerprint(),
-        fingerprints.kernel_hashes(op),
+        versions,
         fingerprints.interpolated_fields(op),
         fingerprints.ignored_fields(op),
         fingerprints.NEIGHBOUR_OCTAVES,
@@ -295,10 +302,10 @@ def _measured(
 ) -> LookUp:
     """The measured record that serves, else a prediction from measured ones."""
     found = _found(op, problem, table, fingerprint, hardware)
-    if found.kind in ("exact", "neighbour") or hardware is None:
+    if found.is_measured or hardware is None:
         return found
-    fresh = table.fresh(fingerprints.kernel_hashes(op))
-    prediction, why = predicted(op, problem, fresh, fingerprint, hardware)
+    known = table.serving(fingerprints.versions(op))
+    prediction, why = predicted(op, problem, known, fingerprint, hardware)
     step = LookupStep("a prediction for sizes without records", prediction is not None, why)
     last = len(found.lookup_trace) - (found.kind == "miss")  # a miss ends with the nearest record
     steps = (*found.lookup_trace[:last], step)
@@ -308,16 +315,26 @@ def _measured(
     return LookUp("predicted", None, (), steps, prediction.nearest, runs)
 
 
+def _kind(found: LookUp, op: str, measured: Measurement) -> Kind:
+    """The kind of a choice of a measurement from the record that was found."""
+    if found.kind == "neighbour":
+        return "neighbour"
+    is_current = stale_reason(measured, fingerprints.versions(op)) is None
+    return "exact" if is_current else "another version"
+
+
 def _source(op: str, problem: Problem, found: LookUp, record: Record) -> str:
     """The record that serves a problem, in one line."""
-    if found.kind == "exact":
+    stale = stale_reason(record, fingerprints.versions(op))
+    suffix = f", {stale}" if stale else ""
+    if found.kind != "neighbour":
         flags = ", ".join(found.soft_mismatches)
-        return "its own record" + (f", measured with another {flags}" if flags else "")
+        return f"its own record{suffix}" + (f", measured with another {flags}" if flags else "")
     fields = record.problem
     ignored = fingerprints.ignored_fields(op)
     differing = [name for name in ignored if fields[name] != getattr(problem, name)]
     named = (*fingerprints.interpolated_fields(op), *differing)
-    return "the record of " + " ".join(f"{name}={fields[name]}" for name in named)
+    return "the record of " + " ".join(f"{name}={fields[name]}" for name in named) + suffix
 
 
 def _explain_miss(
@@ -329,4 +346,4 @@ def _explain_miss(
         return message, "the table is empty: run `taxfree tune`"
     differing = differing_fields(nearest, dataclasses.asdict(problem), hardware).items()
     fields = ", ".join(f"{name}: {ours} there, {asked} asked" for name, (ours, asked) in differing)
-    return message, f"the nearest differs in {fields or 'its kernel hash (stale)'}"
+    return message, f"the nearest differs in {fields or 'the version of its variant'}"

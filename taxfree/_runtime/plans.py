@@ -381,7 +381,7 @@ def rows_of(problem: Problem) -> int:
 
 def _below(choice: Choice, bucket: Bucket) -> Choice:
     """The choice for sizes below that of a bucket's record."""
-    if choice.kind != "exact":
+    if choice.kind not in ("exact", "another version"):
         return choice
     name = rows_field(op_of(bucket.problem))
     why, eager = f"the record of {name}={bucket.high}", choice.eager

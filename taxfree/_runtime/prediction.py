@@ -108,7 +108,7 @@ def predicted(
     """The prediction for a problem without a record, and why; None where the library runs.
 
     Args:
-        records: those that are not stale.
+        records: those whose winner is a known variant.
         fingerprint, hardware: of the ranks.
     """
     fixed = fixed_fields(op, dataclasses.asdict(problem))
@@ -206,13 +206,13 @@ _Candidate = tuple[float, str, dict[str, Any]]  # expected time in us, variant, 
 def _of_the_nearest(
     machine: Machine, op: str, problem: Problem, nearest: Record, hardware: Hardware
 ) -> Iterator[_Candidate]:
-    hashes, there = fingerprints.kernel_hashes(op), recorded_problem(op, nearest.problem)
+    there = recorded_problem(op, nearest.problem)
     assert there is not None
     record = fingerprints.transferred(nearest, problem)
     for each in (record.winner, record.baseline, *record.runners_up):
-        if each.kernel_hash != hashes.get(each.variant) or "graph" not in each.median_us:
+        if "graph" not in each.median_us or each.variant not in modelled_variants(op):
             continue
-        if each.variant not in modelled_variants(op) or not _may_choose(variants(op)[each.variant]):
+        if not _may_choose(variants(op)[each.variant]):
             continue
         if illegal(op, problem, each, hardware):
             continue

@@ -20,6 +20,7 @@ from taxfree._runtime.collectives import vote
 from taxfree._runtime.dispatch import Dispatcher
 from taxfree._runtime.runtime import Runtime
 from taxfree._runtime.unrecorded import UnrecordedProblems
+from taxfree._version import __version__
 from taxfree.errors import TaxfreeError, UsageError
 from taxfree.settings import Settings
 from taxfree.shapes import recorded_problem
@@ -105,7 +106,7 @@ def _agreed(
     timeout_s: float | None,
     db: str | Path | None,
 ) -> tuple[Settings, list[Record] | None]:
-    """The settings, and rank 0's table if all ranks have the same settings and kernel sources.
+    """The settings, and rank 0's table if all ranks have the same settings and versions.
 
     An error on one rank is raised on all of them.
     """
@@ -118,7 +119,8 @@ def _agreed(
     except (UsageError, DatabaseError) as error:
         problem = error
     told = None if problem is None else (problem.message, problem.hint)
-    own = (settings.steering(), {op: fingerprints.kernel_hashes(op) for op in operation_names()})
+    versions = {op: fingerprints.versions(op) for op in operation_names()}
+    own = (settings.steering(), __version__, versions)
     answers = vote(group, (told, table, own, _node()))
     if problem is not None:
         raise problem
@@ -138,7 +140,7 @@ def _agreed(
         if rank == 0:
             warnings.warn(
                 f"taxfree runs the baseline only: ranks {differing} differ from rank 0 in their "
-                "environment (TAXFREE_*) or in the kernels' sources",
+                "environment (TAXFREE_*) or in the versions of taxfree and its kernels",
                 RuntimeWarning,
                 stacklevel=3,
             )

@@ -201,7 +201,7 @@ def _rows(
                 t_link_us=measured.bounds.t_link_us,
                 t_bound_us=measured.bounds.t_bound_us,
                 relative_error=outcome.relative_error,
-                kernel_hash=fingerprints.kernel_hashes(op)[source],
+                version=fingerprints.versions(op)[source],
                 fused=variants(op)[source].fused,
                 launches=measured.outcomes.get(source, outcome).launches,
                 skew_us=timing.skew_us,

@@ -49,7 +49,7 @@ class Row:
         t_floor_us, t_gemm_us, t_link_us, t_bound_us: see `taxfree.measuring.bounds`.
         relative_error: Frobenius norm of the difference from the float64 reference over that of
             the reference; the worst rank's.
-        kernel_hash: of the variant's sources; for "dispatch", of the picked variant's.
+        version: of the variant; for "dispatch", of the picked one; None if it is none of ours.
         fused: see `taxfree_kernels.variant.Variant`.
         launches: kernels that one call launches; a collective counts as one.
         skew_us: median over repetitions of slowest minus fastest rank.
@@ -75,7 +75,7 @@ class Row:
     t_link_us: float
     t_bound_us: float
     relative_error: float | None
-    kernel_hash: str = ""
+    version: int | None = None
     fused: bool = False
     launches: int = 0
     skew_us: float = 0.0
@@ -176,6 +176,7 @@ _IS: Mapping[str, Callable[[Any], bool]] = {
     "str": lambda value: isinstance(value, str),
     "bool": lambda value: isinstance(value, bool),
     "int": lambda value: isinstance(value, int),
+    "int | None": lambda value: value is None or isinstance(value, int),
     "float": lambda value: _is_number(value) and value >= 0,
     "float | None": lambda value: value is None or (_is_number(value) and value >= 0),
     "Mode": lambda value: value in get_args(Mode),

@@ -101,12 +101,12 @@ def _of_record(recorded: Recorded) -> Comparison:
     record = recorded.record
     modes = record.baseline.median_us
     mode = "graph" if "graph" in modes else "eager"
-    hashes = fingerprints.kernel_hashes(record.op)
+    versions = fingerprints.versions(record.op)
     measured = {each.variant: each for each in (*record.runners_up[::-1], record.winner)}
     measured["baseline"] = record.baseline
 
     def timed(each: Measurement, in_mode: str) -> Timed:
-        us, is_current = each.median_us[in_mode], each.kernel_hash == hashes.get(each.variant)
+        us, is_current = each.median_us[in_mode], each.version == versions.get(each.variant)
         return Timed(each.variant, each.config, in_mode, us, is_current)
 
     libraries = [each for name, each in measured.items() if name in LIBRARY]
@@ -154,14 +154,14 @@ def _of_benches(benches: Sequence[tuple[str, Results]]) -> Iterator[Comparison]:
 
 def _is_library(row: Row) -> bool:
     """Whether a row is of the library's kernels: by name, or as it has no kernel of ours."""
-    return row.variant != DISPATCH and (row.variant in LIBRARY or not row.kernel_hash)
+    return row.variant != DISPATCH and (row.variant in LIBRARY or row.version is None)
 
 
 def _timed(row: Row) -> Timed:
     config = dict(row.config)
     variant = str(config.pop("variant")) if row.variant == DISPATCH else row.variant
-    known = fingerprints.kernel_hashes(row.op).get(variant, "")
-    return Timed(variant, config, row.mode, row.median_us, row.kernel_hash == known)
+    known = fingerprints.versions(row.op).get(variant)
+    return Timed(variant, config, row.mode, row.median_us, row.version == known)
 
 
 def _fastest(found: Sequence[Timed], *default: Any) -> Any:

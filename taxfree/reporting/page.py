@@ -114,16 +114,16 @@ def origins(sources: Sources) -> list[Origin]:
     for (source, machine, software), records in alike.items():
         times = [record.provenance.get("created", "") for record in records]
         gpus = {int(record.problem["world_size"]) for record in records}
-        hashes = [(r.op, r.winner.variant, r.winner.kernel_hash) for r in records]
-        found.append(_origin(source, "records", machine, gpus, times, software, hashes))
+        versions = [(r.op, r.winner.variant, r.winner.version) for r in records]
+        found.append(_origin(source, "records", machine, gpus, times, software, versions))
     for source, results in sources.benches:
         rows, environment = results.rows, results.environment
-        hashes = [
-            (row.op, str(row.config.get("variant", row.variant)), row.kernel_hash)
+        versions = [
+            (row.op, str(row.config.get("variant", row.variant)), row.version)
             for row in rows
-            if row.kernel_hash
+            if row.version is not None
         ]
-        found.append(_of_file(source, "times", environment, [r.problem for r in rows], hashes))
+        found.append(_of_file(source, "times", environment, [r.problem for r in rows], versions))
     for holds, result_files in (
         ("accounts of taxes", sources.accounts),
         ("timelines", sources.timelines),
@@ -133,9 +133,9 @@ def origins(sources: Sources) -> list[Origin]:
             found.append(_of_file(file.source, holds, file.environment, problems, ()))
     for file in sources.landscapes:
         (entry,) = file.entries
-        hashes = [(entry["op"], *each) for each in entry["kernel_hashes"].items()]
-        problems = [entry["problem"]] * len(hashes)
-        found.append(_of_file(file.source, "landscapes", file.environment, problems, hashes))
+        versions = [(entry["op"], *each) for each in entry["versions"].items()]
+        problems = [entry["problem"]] * len(versions)
+        found.append(_of_file(file.source, "landscapes", file.environment, problems, versions))
     return found
 
 
@@ -144,12 +144,12 @@ def _of_file(
     holds: str,
     environment: Mapping[str, Any],
     problems: Sequence[Mapping[str, Any]],
-    hashes: Sequence[tuple[str, str, str]],
+    versions: Sequence[tuple[str, str, int]],
 ) -> Origin:
     software = software_words(environment.get("software", {}))
     gpus = {int(problem["world_size"]) for problem in problems}
     times = [str(environment.get("created", ""))] * len(problems)
-    return _origin(source, holds, machine_of(environment), gpus, times, software, hashes)
+    return _origin(source, holds, machine_of(environment), gpus, times, software, versions)
 
 
 def _origin(
@@ -159,9 +159,9 @@ def _origin(
     gpus: set[int],
     times: Sequence[str],
     software: str,
-    hashes: Sequence[tuple[str, str, str]],
+    versions: Sequence[tuple[str, str, int]],
 ) -> Origin:
-    changed = sum(fingerprints.kernel_hashes(op).get(v) != known for op, v, known in hashes)
+    changed = sum(fingerprints.versions(op).get(v) != known for op, v, known in versions)
     first, last = min(times, default=""), max(times, default="")
     return Origin(
         source, holds, machine, tuple(sorted(gpus)), first, last, software, len(times), changed

@@ -123,7 +123,7 @@ def _add(found: Sources, path: Path, name: str) -> bool:
         _require(path, document["pictures"], ("op", "problem", "hardware", "timelines"))
         file = ResultFile(name, _environment(document), document["pictures"])
         found.timelines.append(file)
-    elif document.keys() >= {"op", "problem", "spaces", "trials", "kernel_hashes"}:
+    elif document.keys() >= {"op", "problem", "spaces", "trials", "versions"}:
         found.landscapes.append(ResultFile(name, _environment(document), [document]))
     elif "t_graph_us" in first and "is_modelled" in first:
         _require(path, rows, ("op", "problem", "variant", "t_eager_us", "residual_us"))

@@ -94,11 +94,11 @@ def _landscape(file: ResultFile) -> Iterator[tuple[dict[str, Any], str, list[_Tr
         "measured": str(file.environment.get("created", ""))[:10],
         "source": file.source,
     }
-    hashes = fingerprints.kernel_hashes(op)
+    versions = fingerprints.versions(op)
     for variant, trials in landscape["trials"].items():
         names = landscape["spaces"][variant]
         timed = [trial for trial in trials if not isinstance(trial[-1], str)]
-        is_today = landscape["kernel_hashes"][variant] == hashes.get(variant)
+        is_today = landscape["versions"][variant] == versions.get(variant)
         named = variant if is_today else f"{variant}, changed since"
         yield common, named, [(dict(zip(names, t, strict=False)), t[-1]) for t in timed]
 
@@ -121,13 +121,13 @@ def _mode(times: Mapping[str, float]) -> str:
 
 def _measured(recorded: Recorded) -> list[TrialRecord]:
     """The measured trials of today's kernels, in the order in which they were tried."""
-    hashes = fingerprints.kernel_hashes(recorded.record.op)
+    versions = fingerprints.versions(recorded.record.op)
     return [
         trial
         for trial in recorded.trials
         if trial.state == "measured"
         and not trial.reason  # not disturbed
-        and trial.kernel_hash == hashes.get(trial.variant)
+        and trial.version == versions.get(trial.variant)
     ]
 
 

@@ -77,10 +77,10 @@ class TuningHistory:
         """The last trial of each candidate with today's kernels."""
         if self.path is None:
             return {}
-        hashes = fingerprints.kernel_hashes(op)
+        versions = fingerprints.versions(op)
         with Database(self.path, read_only=True) as database:
             return {
                 key(Candidate(trial.variant, trial.config)): trial
                 for trial in database.trials(place)
-                if trial.kernel_hash == hashes.get(trial.variant)
+                if trial.version == versions.get(trial.variant)
             }

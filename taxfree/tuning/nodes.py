@@ -298,7 +298,7 @@ def _is_stored(database: Database, key: str, trial: TrialRecord) -> bool:
     """Whether a fleet has told this node the same trial."""
 
     def content(each: TrialRecord) -> tuple[Any, ...]:
-        return each.variant, each.config, each.state, each.median_us, each.kernel_hash
+        return each.variant, each.config, each.state, each.median_us, each.version
 
     return content(trial) in map(content, database.trials(key))
 

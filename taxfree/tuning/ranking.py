@@ -102,12 +102,12 @@ def modelled_record(
         trials, seconds: candidates that were modelled, and the time that it took.
     """
     op = op_of(problem)
-    hashes = fingerprints.kernel_hashes(op)
+    versions = fingerprints.versions(op)
     times = [
         Measurement(
             each.variant,
             dict(each.config),  # type: ignore[arg-type]
-            hashes[each.variant],
+            versions[each.variant],
             median_us={"graph": each.us},
             iqr_us={"graph": 0.0},
             samples=0,

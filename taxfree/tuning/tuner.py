@@ -228,7 +228,7 @@ class Tuner:
 
     def _search(self, op: str, problem: Problem) -> Search:
         found = variants_for(problem, self.hardware, self._only)
-        hashes = fingerprints.kernel_hashes(op)
+        versions = fingerprints.versions(op)
         every = self._most = None
         if self._is_exhaustive:
             every = every_candidate(found, problem, self.hardware, self._seed)
@@ -246,7 +246,7 @@ class Tuner:
         self._refused: set[str] = set()
         self._stored: set[str] = set()
         for trial in self._database.trials(self._key(op, problem)):
-            if trial.kernel_hash != hashes.get(trial.variant):
+            if trial.version != versions.get(trial.variant):
                 continue
             candidate = Candidate(trial.variant, trial.config)
             if trial.state == "measured" and trial.reason:  # disturbed
@@ -258,18 +258,30 @@ class Tuner:
                 search.learn(candidate, trial.median_us.get(self.mode))
         if every is None:
             nearby = self._winners_nearby(op, problem)
-            search.enqueue(first_candidates(found, problem, self.hardware, nearby))
+            first = first_candidates(found, problem, self.hardware, nearby)
+            search.enqueue([*self._winners_of_other_versions(op, problem), *first])
         return search
 
     def _study(self, op: str, problem: Problem, found: Mapping[str, Variant]) -> str:
         """A name that changes with what a study cannot survive: kernels, compiler, and choices."""
-        hashes = fingerprints.kernel_hashes(op)
+        versions = fingerprints.versions(op)
         spaces = [(name, each.space(problem, self.hardware)) for name, each in found.items()]
         choices = hashlib.sha256(repr(spaces).encode()).hexdigest()[:16]
         return (
-            f"{self._key(op, problem)} {sorted((n, hashes[n]) for n in found)}"
+            f"{self._key(op, problem)} {sorted((n, versions[n]) for n in found)}"
             f" triton {fingerprints.software_fingerprint().triton} spaces {choices}"
         )
+
+    def _winners_of_other_versions(self, op: str, problem: Problem) -> list[Candidate]:
+        """What the problem's own records name, measured with another version of its variant."""
+        place, versions = self._key(op, problem), fingerprints.versions(op)
+        shipped = (record for record in shipped_records() if record.key == place)
+        winners = [each.winner for each in (self._database.get(place), *shipped) if each]
+        return [
+            Candidate(each.variant, each.config)
+            for each in winners
+            if each.variant != "baseline" and each.version != versions.get(each.variant)
+        ]
 
     def _winners_nearby(self, op: str, problem: Problem) -> list[Candidate]:
         """Configs that won on the most similar problems, in the user's records and shipped ones."""
@@ -335,13 +347,13 @@ class Tuner:
             reason=f"disturbed: {outcome.disturbed}" if outcome.disturbed else outcome.reason,
             median_us={mode: timing.median_us for mode, timing in outcome.timings.items()},
             seconds=outcome.seconds,
-            kernel_hash=fingerprints.kernel_hashes(op)[candidate.variant],
+            version=fingerprints.versions(op)[candidate.variant],
         )
         self._database.add_trial(self._key(op, problem), trial)
 
     def _store_told_elsewhere(self, op: str, problem: Problem, search: Search) -> None:
         """Keep what other nodes have measured like what was measured here."""
-        hashes = fingerprints.kernel_hashes(op)
+        versions = fingerprints.versions(op)
         for candidate, times in search.take_told_elsewhere():
             if key(candidate) not in self._stored:
                 self._stored.add(key(candidate))
@@ -352,7 +364,7 @@ class Tuner:
                     reason="",
                     median_us=dict(times),
                     seconds=0.0,
-                    kernel_hash=hashes[candidate.variant],
+                    version=versions[candidate.variant],
                 )
                 self._database.add_trial(self._key(op, problem), trial)
 
@@ -380,8 +392,8 @@ class Tuner:
         return [*found, *(candidate for candidate in known if candidate not in found)]
 
     def _known(self, op: str, problem: Problem) -> list[Candidate]:
-        """The candidates of the problem's record that are unchanged since and still valid."""
-        record, hashes = self._database.get(self._key(op, problem)), fingerprints.kernel_hashes(op)
+        """The candidates of the problem's record that are still valid, of any version."""
+        record = self._database.get(self._key(op, problem))
         if record is None:
             return []
         measured = (record.winner, *record.runners_up)
@@ -390,7 +402,6 @@ class Tuner:
             Candidate(each.variant, each.config)
             for each in measured
             if each.variant in found
-            and each.kernel_hash == hashes[each.variant]
             and serves(found[each.variant], problem, self.hardware, each.config)
         ]
 

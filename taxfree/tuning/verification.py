@@ -30,12 +30,13 @@ class Verdict:
     Args:
         record: as recorded.
         state: "holds"; "slower" where another candidate of the record is now clearly faster than
-            its winner; "stale" where the winner's kernel has changed; "disturbed" where the GPUs
-            were busy or throttled, which decides nothing; else the state of the winner's outcome.
+            its winner; "unknown" where the winner is a variant that does not exist; "disturbed"
+            where the GPUs were busy or throttled, which decides nothing; else the state of the
+            winner's outcome.
         mode: "graph" or "eager": the mode that decides.
         winner_us: time of the recorded winner now, or None.
         fastest: variant of the fastest candidate now; empty if none was timed.
-        reason: one line, empty if the record holds.
+        reason: one line; empty if a record of today's version holds.
     """
 
     record: Record
@@ -97,18 +98,20 @@ def verify(records: Sequence[Record], fabric: str) -> Iterator[Verdict]:
 
 
 def _verdict(record: Record, problem: Problem, together: Together) -> Verdict:
-    hashes = fingerprints.kernel_hashes(record.op)
-    stale = stale_reason(record, hashes)
-    if stale is not None:
-        return Verdict(record, "stale", together.mode, reason=stale)
+    versions = fingerprints.versions(record.op)
+    stale = stale_reason(record, versions) or ""
+    if record.winner.variant not in versions:
+        return Verdict(record, "unknown", together.mode, reason=stale)
     others = [
         Candidate(each.variant, each.config)
         for each in (record.winner, *record.runners_up)
-        if each.kernel_hash == hashes.get(each.variant) and each.variant != BASELINE.variant
+        if each.variant in versions and each.variant != BASELINE.variant
     ]
     candidates = [BASELINE, *others]
     outcomes = together.finals(problem, candidates)
-    return judged(record, together.mode, list(zip(candidates, outcomes, strict=True)))
+    verdict = judged(record, together.mode, list(zip(candidates, outcomes, strict=True)))
+    reasons = "; ".join(filter(None, (stale, verdict.reason)))
+    return dataclasses.replace(verdict, reason=reasons)
 
 
 def judged(record: Record, mode: Mode, tried: Sequence[tuple[Candidate, Outcome]]) -> Verdict:
@@ -155,7 +158,7 @@ def require_held(verdicts: Sequence[Verdict]) -> None:
             f"{len(broken)} of {len(verdicts)} records no longer hold; first "
             f"{first.record.op} {format_problem(first.record.op, first.record.problem)}: "
             f"{first.state}: {first.reason}",
-            "`taxfree tune` measures them anew; `taxfree db prune` deletes stale ones",
+            "`taxfree tune` measures them anew; `taxfree db prune` deletes unknown variants",
         )
     if all(each.state == "disturbed" for each in verdicts):
         raise TaxfreeError(f"nothing could be verified: {verdicts[0].reason}", "free the GPUs")
@@ -166,11 +169,11 @@ def require_held(verdicts: Sequence[Verdict]) -> None:
 
 @dataclass(frozen=True)
 class Lacking:
-    """A problem without a current record.
+    """A problem without a record of today's version.
 
     Args:
         problem: the problem.
-        reason: "no record", or why its record is stale.
+        reason: "no record", or the version that its record was measured with.
     """
 
     problem: Problem
@@ -178,7 +181,7 @@ class Lacking:
 
 
 def lacking(problems: Iterable[Problem], table: Table, gpu: str | None) -> list[Lacking]:
-    """Return the problems without a current record of a kind of GPU; measures nothing."""
+    """Return the problems without a record of today's version for a GPU; measures nothing."""
     of_gpu: dict[tuple[str, str], list[Record]] = {}
     for key in [record.key for record in table.records() if record.hardware.gpu == gpu]:
         for record in table.layers(key):
@@ -186,9 +189,9 @@ def lacking(problems: Iterable[Problem], table: Table, gpu: str | None) -> list[
     found = []
     for problem in problems:
         op = op_of(problem)
-        hashes = fingerprints.kernel_hashes(op)
+        versions = fingerprints.versions(op)
         records = of_gpu.get(_place(op, dataclasses.asdict(problem)), [])
-        stale = [stale_reason(record, hashes) for record in records]
+        stale = [stale_reason(record, versions) for record in records]
         if None not in stale:
             found.append(Lacking(problem, next(filter(None, stale), "no record")))
     return found

@@ -79,7 +79,7 @@ def measurement_of(op: str, candidate: Candidate, outcome: Outcome, mode: Mode) 
     return Measurement(
         variant=candidate.variant,
         config=dict(candidate.config),
-        kernel_hash=fingerprints.kernel_hashes(op)[candidate.variant],
+        version=fingerprints.versions(op)[candidate.variant],
         median_us={name: timing.median_us for name, timing in outcome.timings.items()},
         iqr_us={name: timing.iqr_us for name, timing in outcome.timings.items()},
         samples=len(outcome.timings[mode].samples_us),
@@ -168,18 +168,18 @@ def _measured(rows: Sequence[Row]) -> list[Measurement]:
     """Unchanged variants that were timed in all modes; the baseline first, if it is among them."""
     modes = {row.mode for row in rows}
     found = []
-    for variant, kernel_hash in fingerprints.kernel_hashes(rows[0].op).items():
+    for variant, version in fingerprints.versions(rows[0].op).items():
         by_mode = {row.mode: row for row in rows if row.variant == variant}
         if by_mode.keys() != modes:
             continue
         row = by_mode[_deciding_mode(modes)]
-        if row.kernel_hash != kernel_hash:
+        if row.version != version:
             continue
         found.append(
             Measurement(
                 variant=variant,
                 config=row.config,
-                kernel_hash=kernel_hash,
+                version=version,
                 median_us={mode: each.median_us for mode, each in by_mode.items()},
                 iqr_us={mode: each.iqr_us for mode, each in by_mode.items()},
                 samples=len(row.samples_us),

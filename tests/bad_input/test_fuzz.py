@@ -25,7 +25,7 @@ import pytest
 import yaml
 
 from taxfree._runtime.startup import _heap_bytes
-from taxfree.fingerprints import kernel_hashes
+from taxfree.fingerprints import versions
 from taxfree.measuring import results
 from taxfree_cli.app import run
 from taxfree_cli.asked import what_is_asked
@@ -66,8 +66,8 @@ TO_ADOPT = EARLIER | {
         "created": "2026-01-02T03:04:05+00:00",
     },
     "rows": [
-        EARLIER["rows"][0] | {"variant": name, "kernel_hash": kernel_hash}
-        for name, kernel_hash in kernel_hashes(OP).items()
+        EARLIER["rows"][0] | {"variant": name, "version": version}
+        for name, version in versions(OP).items()
     ],
 }
 

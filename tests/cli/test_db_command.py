@@ -25,7 +25,7 @@ from taxfree_tuning_db import (
 H200 = HardwareFingerprint("NVIDIA H200", "sm_90", 132, 141 << 30, "nvlink")
 MI300X = HardwareFingerprint("AMD MI300X", "gfx942", 304, 192 << 30, "xgmi", 8)
 SOFTWARE = SoftwareFingerprint("0.1.0", "3.6.0", "2.11.0", "580.65", "cuda 13.0", "nccl 2.28.9")
-HASHES = {"baseline": "b1", "push": "p1"}
+VERSIONS = {"baseline": 1, "push": 1}
 PROBLEM = {
     "m": 16,
     "n": 3584,
@@ -46,7 +46,7 @@ def measured(variant, us):
     return Measurement(
         variant=variant,
         config=PUSH if variant == "push" else {},
-        kernel_hash=HASHES[variant],
+        version=VERSIONS[variant],
         median_us={"graph": us},
         iqr_us={"graph": 0.5},
         samples=50,
@@ -70,7 +70,7 @@ RECORD = Record(
 
 @pytest.fixture(autouse=True)
 def _kernels_of_today(monkeypatch):
-    monkeypatch.setattr(fingerprints, "kernel_hashes", lambda op: HASHES)
+    monkeypatch.setattr(fingerprints, "versions", lambda op: VERSIONS)
     monkeypatch.setattr(fingerprints, "software_fingerprint", lambda: SOFTWARE)
     monkeypatch.setattr("taxfree_cli.db.shipped_records", lambda: ())
 
@@ -156,7 +156,7 @@ class TestShow:
 
     def test_shows_trials(self, cli, stored):
         path = stored(RECORD)
-        hung = TrialRecord("push", {"block_n": 32}, "hung", "rank 3 is late", {}, 30.0, "p1")
+        hung = TrialRecord("push", {"block_n": 32}, "hung", "rank 3 is late", {}, 30.0, 1)
         with Database(path) as database:
             database.add_trial(RECORD.key, hung)
         assert "rank 3 is late" in cli("db", "show", "--trials").out
@@ -208,8 +208,8 @@ class TestWhy:
             if record.op == "matmul_all_reduce" and sizes.items() <= record.problem.items()
         )
         measured = (source.winner, source.baseline, *source.runners_up)
-        hashes = {each.variant: each.kernel_hash for each in measured}
-        monkeypatch.setattr(fingerprints, "kernel_hashes", lambda op: hashes)
+        versions = {each.variant: each.version for each in measured}
+        monkeypatch.setattr(fingerprints, "versions", lambda op: versions)
         monkeypatch.setattr("taxfree_cli.db.shipped_records", lambda: (source,))
         why = ("db", "why", "--op", "matmul_all_reduce", "--gpus", "8", "--dtype", "bf16")
         outcome = cli(*why, "--shapes", "m=64 n=8192 k=2048")
@@ -223,12 +223,19 @@ class TestWhy:
         assert "- a prediction for sizes without records: no record is near enough" in outcome.out
         assert "miss: the baseline runs" in outcome.out
 
-    def test_says_that_a_changed_kernel_is_stale(self, cli, stored, monkeypatch):
+    def test_says_that_the_record_is_of_an_earlier_version(self, cli, stored, monkeypatch):
         stored(RECORD)
-        monkeypatch.setattr(fingerprints, "kernel_hashes", lambda op: HASHES | {"push": "p2"})
+        monkeypatch.setattr(fingerprints, "versions", lambda op: VERSIONS | {"push": 2})
         outcome = cli("db", "why", "--shapes", SHAPE)
-        assert "kernel of push has changed" in outcome.out
-        assert "stale: the baseline runs" in outcome.out
+        assert "+ a known variant: measured with version 1 of push, now 2" in outcome.out
+        assert "= another version: push BLOCK_K=" in outcome.out
+
+    def test_says_that_the_variant_is_unknown(self, cli, stored, monkeypatch):
+        stored(RECORD)
+        monkeypatch.setattr(fingerprints, "versions", lambda op: {"baseline": 1})
+        outcome = cli("db", "why", "--shapes", SHAPE)
+        assert "variant push is unknown" in outcome.out
+        assert "refused: the baseline runs" in outcome.out
 
     def test_flags_other_software(self, cli, stored, monkeypatch):
         stored(RECORD)
@@ -347,7 +354,7 @@ def timed(variant, mode, us, problem=PROBLEM, **other):
         "config": PUSH if variant == "push" else {}, "mode": mode, "median_us": us,
         "iqr_us": 0.5, "samples_us": (us,) * 25, "t_floor_us": 14.0, "t_gemm_us": 20.0,
         "t_link_us": 3.0, "t_bound_us": 14.0, "relative_error": 0.001,
-        "kernel_hash": HASHES.get(variant, ""),
+        "version": VERSIONS.get(variant),
     }  # fmt: skip
     return Row(**values | other)
 
@@ -389,7 +396,7 @@ class TestVerify:
         [
             ("holds", 0, ""),
             ("slower", 1, "1 of 1 records no longer hold"),
-            ("stale", 1, "no longer hold"),
+            ("unknown", 1, "no longer hold"),
             ("failed", 1, "no longer hold"),
             ("wrong", 4, "no longer hold"),
             ("hung", 5, "no longer hold"),
@@ -501,14 +508,14 @@ class TestAdopt:
         assert done["kept"] == [RECORD.key]
         assert len(done["added"]) == 1
 
-    def test_takes_the_place_of_a_stale_record(self, cli, bench, stored):
-        stored(replace(RECORD, winner=replace(RECORD.winner, kernel_hash="p0")))
+    def test_takes_the_place_of_a_record_of_another_version(self, cli, bench, stored):
+        stored(replace(RECORD, winner=replace(RECORD.winner, version=0)))
         assert cli("db", "adopt", bench(*ROWS)).out.endswith("\n1 added, 0 kept, 0 left out\n")
         assert "= exact: push" in cli("db", "why", "--shapes", SHAPE).out
 
     def test_what_has_changed_may_be_slower_but_not_faster(self, cli, bench, tmp_path):
         slower, faster = (
-            [timed("pull", mode, us, kernel_hash="l0") for mode in ("eager", "graph")]
+            [timed("pull", mode, us, version=0) for mode in ("eager", "graph")]
             for us in (200.0, 20.0)
         )
         assert "1 added" in cli("db", "adopt", bench(*ROWS, *slower)).out
@@ -537,10 +544,10 @@ class TestAdopt:
 
 
 class TestPrune:
-    def test_deletes_records_of_changed_kernels(self, cli, stored, monkeypatch):
-        stored(RECORD, replace(RECORD, problem=PROBLEM | {"m": 32}, winner=RECORD.baseline))
-        assert cli("db", "prune").out == "records deleted: 0\n"
-        monkeypatch.setattr(fingerprints, "kernel_hashes", lambda op: HASHES | {"push": "p2"})
+    def test_deletes_records_of_unknown_variants(self, cli, stored):
+        gone = replace(RECORD.winner, variant="removed")
+        stored(replace(RECORD, winner=gone))
+        stored(replace(RECORD, problem=PROBLEM | {"m": 32}, winner=RECORD.baseline))
         (deleted,) = json.loads(cli("db", "prune", "--json").out)["deleted"]
         assert deleted["problem"]["m"] == 16
         assert len(documents(cli("db", "list", "--json"))) == 1

@@ -129,7 +129,7 @@ def _status(process: int) -> int:
 def warm_up() -> None:
     """Import and cache what `init` needs; no thread may start, since forks would lack it."""
     for op in operation_names():
-        fingerprints.kernel_hashes(op)
+        fingerprints.versions(op)
 
 
 def main() -> None:

@@ -40,8 +40,8 @@ def record_of(fabric: Any, problem: Any, variant: str = "push") -> Record:
     op = op_of(problem)
 
     def measured(name: str, config: dict[str, Any], us: float) -> Measurement:
-        hashes = fingerprints.kernel_hashes(op)
-        return Measurement(name, config, hashes[name], {"eager": us}, {"eager": 0.0}, 1, None)
+        version = fingerprints.versions(op)[name]
+        return Measurement(name, config, version, {"eager": us}, {"eager": 0.0}, 1, None)
 
     config = variants(op)[variant].seed_configs(problem, fabric.hardware)[0]
     return Record(

@@ -36,17 +36,16 @@ OTHER = DEFAULT | {"CHUNKS": TUNED["CHUNKS"]}
 
 
 def measurement(variant: str, config: dict) -> Measurement:
-    kernel_hash = fingerprints.kernel_hashes(OP)[variant]
-    return Measurement(variant, config, kernel_hash, {"eager": 9.0}, {"eager": 1.0}, 3, 0.001)
+    version = fingerprints.versions(OP)[variant]
+    return Measurement(variant, config, version, {"eager": 9.0}, {"eager": 1.0}, 3, 0.001)
 
 
 BASELINE = measurement("baseline", {})
 
 
-def trial(config: dict, us: float | None = None, state="measured", kernel_hash=None) -> TrialRecord:
+def trial(config: dict, us: float | None = None, state="measured", version=1) -> TrialRecord:
     times = {} if us is None else {"eager": us}
-    kernel_hash = kernel_hash or fingerprints.kernel_hashes(OP)["push"]
-    return TrialRecord("push", config, state, "", times, 1.0, kernel_hash)
+    return TrialRecord("push", config, state, "", times, 1.0, version)
 
 
 def record(winner: Measurement) -> Record:
@@ -113,7 +112,7 @@ class TestCandidates:
         with Database(tmp_path / "tuning.sqlite") as database:
             won = record(BASELINE)
             database.put(won)
-            database.add_trial(won.key, trial(TUNED, 10.0, kernel_hash="of old"))
+            database.add_trial(won.key, trial(TUNED, 10.0, version=0))
         history = TuningHistory.read(tmp_path / "tuning.sqlite", required=True)
         assert configs(history)["push"] == DEFAULT
 
@@ -148,7 +147,7 @@ class TestRows:
         ]  # fmt: skip
         row = rows[-1]
         assert (row.speedup_eager, row.speedup_graph, row.x_bound) == (2.5, 2.0, 2.0)
-        assert row.kernel_hash == fingerprints.kernel_hashes(OP)["push"]
+        assert row.version == fingerprints.versions(OP)["push"]
         assert row.fused
         assert row.tflops == pytest.approx(2 * 5 * 32 * 32 / 4e-6 / 1e12)
         assert (row.sm_mhz, row.throttled) == (1755.0, ("power cap",))

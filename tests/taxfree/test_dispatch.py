@@ -27,7 +27,7 @@ def measurement(
     return Measurement(
         variant=variant,
         config=config,
-        kernel_hash=fingerprints.kernel_hashes(OP)[variant],
+        version=fingerprints.versions(OP)[variant],
         median_us=times,
         iqr_us=dict.fromkeys(times, 0.1),
         samples=30,
@@ -82,9 +82,10 @@ class TestChoice:
         changes = {"winner": winner, "baseline": measurement("baseline", 40.0, 50.0)}
         choice = dispatcher(record(**changes, runners_up=(second,))).choose(OP, PROBLEM)
         assert choice.of("eager").variant == "one_shot"
-        stale = dataclasses.replace(second, kernel_hash="0" * 16)
-        choice = dispatcher(record(**changes, runners_up=(stale,))).choose(OP, PROBLEM)
-        assert choice.of("eager").variant == "baseline"
+        earlier = dataclasses.replace(second, version=0)
+        choice = dispatcher(record(**changes, runners_up=(earlier,))).choose(OP, PROBLEM)
+        kinds = [(choice.of(mode).kind, choice.of(mode).variant) for mode in ("graph", "eager")]
+        assert kinds == [("exact", "push"), ("another version", "one_shot")]
 
     def test_calls_that_few_variants_can_run_take_the_fastest_of_these(self) -> None:
         config = variants(OP)["one_shot"].seed_configs(PROBLEM, HARDWARE)[0]
@@ -97,13 +98,11 @@ class TestChoice:
         choice = chosen(second)
         assert (choice.kind, choice.variant, choice.config) == ("exact", "one_shot", config)
         too_slow = measurement("one_shot", 39.5, **config)  # the baseline took 40
-        stale = dataclasses.replace(second, kernel_hash="0" * 16)
-        for measured in (too_slow, stale, measurement("push_two_kernel", 25.0)):
+        for measured in (too_slow, measurement("push_two_kernel", 25.0)):
             assert chosen(measured).variant == "baseline"
         assert dispatcher().limited_to(["one_shot"]).choose(OP, PROBLEM).variant == "baseline"
 
     def test_a_variant_that_was_removed_is_not_used(self) -> None:
-        """Its hash is that of no sources, and no other variant has its name."""
         gone = dataclasses.replace(measurement("push", 10.0, 10.0), variant="removed")
         ours = measurement("push", 20.0, 60.0, **push_config(PROBLEM))
         baseline = measurement("baseline", 40.0, 50.0)
@@ -179,11 +178,8 @@ class TestChoice:
         op = "matmul_all_reduce"
         source = problem_class(op)(m=512, n=8192, k=3584, dtype="bfloat16", world_size=8)
         config = variants(op)["push"].seed_configs(source, HARDWARE)[0]
-        hashes = fingerprints.kernel_hashes(op)
-        winner = dataclasses.replace(
-            measurement("push", 20.0, **config), kernel_hash=hashes["push"]
-        )
-        baseline = dataclasses.replace(winner, variant="baseline", config={}, kernel_hash="")
+        winner = measurement("push", 20.0, **config)
+        baseline = dataclasses.replace(winner, variant="baseline", config={})
         lent = dataclasses.replace(
             record(), op=op, problem=dataclasses.asdict(source), winner=winner, baseline=baseline
         )
@@ -197,9 +193,27 @@ class TestChoice:
         choice = dispatcher(record()).choose(OP, dataclasses.replace(PROBLEM, **change))
         assert choice.variant == "baseline"
 
-    def test_a_stale_record_is_never_used(self) -> None:
-        stale = dataclasses.replace(record().winner, kernel_hash="0" * 16)
-        assert dispatcher(record(winner=stale)).choose(OP, PROBLEM).variant == "baseline"
+    def test_a_record_of_another_version_serves_and_says_so(self) -> None:
+        earlier = dataclasses.replace(record().winner, version=0)
+        own = dispatcher(record(winner=earlier)).choose(OP, PROBLEM)
+        assert (own.kind, own.config) == ("another version", earlier.config)
+        assert own.why == "its own record, measured with version 0 of push, now 1"
+        near = dispatcher(record(winner=earlier)).choose(OP, dataclasses.replace(PROBLEM, m=48))
+        assert near.kind == "neighbour"
+        assert near.why.endswith("m=64, measured with version 0 of push, now 1")
+        with pytest.raises(NoRecord, match="own"):
+            dispatcher(record(winner=earlier), strict=True).choose(OP, PROBLEM)
+
+    def test_a_config_of_another_version_must_be_in_todays_space(self) -> None:
+        """The own record of today's version may hold what its space has lost since."""
+        odd = dataclasses.replace(
+            record().winner, config=push_config(PROBLEM) | {"SEND_BLOCK": 12345}
+        )
+        assert dispatcher(record(winner=odd)).choose(OP, PROBLEM).kind == "exact"
+        earlier = dataclasses.replace(odd, version=0)
+        choice = dispatcher(record(winner=earlier)).choose(OP, PROBLEM)
+        assert (choice.kind, choice.variant) == ("baseline", "baseline")
+        assert "SEND_BLOCK=12345 is not in the space" in choice.why
 
     def test_another_software_is_used_and_flagged(self) -> None:
         software = dataclasses.replace(fingerprints.software_fingerprint(), triton="3.0.0")

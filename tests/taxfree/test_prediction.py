@@ -154,11 +154,11 @@ class TestTheLibraryRuns:
         why = said(REDUCE, all_reduce(2048), dataclasses.replace(source, baseline=fast))
         assert why.startswith("the baseline is expected to be the fastest")
 
-    def test_where_the_only_near_record_is_stale(self) -> None:
+    def test_where_the_only_near_record_is_of_an_unknown_variant(self) -> None:
         source = recorded(m=64, k=3584)
-        winner = dataclasses.replace(source.winner, kernel_hash="0" * 16)
-        stale = dataclasses.replace(source, winner=winner)
-        assert "no record is near enough" in said(REDUCE, all_reduce(2048), stale)
+        winner = dataclasses.replace(source.winner, variant="removed")
+        useless = dataclasses.replace(source, winner=winner)
+        assert "no record is near enough" in said(REDUCE, all_reduce(2048), useless)
 
     def test_on_hardware_without_results(self) -> None:
         table = Table(shipped=SHIPPED)
@@ -196,7 +196,7 @@ def test_variants_that_are_not_searched_are_not_predicted(
         record.winner,
         variant=step.name,
         config=config,
-        kernel_hash=fingerprints.kernel_hashes(GATHER)[step.name],
+        version=fingerprints.versions(GATHER)[step.name],
         median_us=dict.fromkeys(record.winner.median_us, 0.1),
     )
     source = dataclasses.replace(record, runners_up=(fast,))

@@ -37,8 +37,8 @@ def store(folder: Path, record: Record, *trials: TrialRecord) -> None:
 
 
 def trial(record: Record, us: float, **config: int) -> TrialRecord:
-    hashes = fingerprints.kernel_hashes(record.op)
-    return TrialRecord("push", dict(config), "measured", "", {"graph": us}, 1.0, hashes["push"])
+    version = fingerprints.versions(record.op)["push"]
+    return TrialRecord("push", dict(config), "measured", "", {"graph": us}, 1.0, version)
 
 
 class TestSources:
@@ -101,7 +101,7 @@ class TestComparisons:
         assert kinds(BENCH) == {"modelled", "at measured rates"}
 
     def test_a_changed_kernel_is_marked(self, tmp_path: Path, record: Record) -> None:
-        changed = replace(record, winner=replace(record.winner, kernel_hash="another"))
+        changed = replace(record, winner=replace(record.winner, version=0))
         store(tmp_path, replace(changed, provenance={"created": "2030-01-01T00:00"}))
         rows = comparisons.rows(comparisons.comparisons(read(tmp_path)))
         assert [row["kernel"] for row in rows if row["measured"][:4] == "2030"] == ["changed since"]
@@ -143,7 +143,7 @@ class TestStudies:
     def test_a_landscape_says_what_matters_in_a_grid(self, tmp_path: Path) -> None:
         file = RESULTS / "landscapes/nvidia-h200/matmul_all_reduce-down.json"
         landscape = json.loads(file.read_text(encoding="utf-8"))
-        landscape["kernel_hashes"] = fingerprints.kernel_hashes("matmul_all_reduce") | {"push": "0"}
+        landscape["versions"] = fingerprints.versions("matmul_all_reduce") | {"push": 0}
         (tmp_path / "landscape.json").write_text(json.dumps(landscape), encoding="utf-8")
         found = studies.importances(read(tmp_path, tmp_path / "landscape.json"))
         names = {row["variant"] for row in found}
@@ -157,7 +157,7 @@ class TestStudies:
             }
 
     def test_trials_of_other_kernels_are_left_out(self, tmp_path: Path, record: Record) -> None:
-        store(tmp_path, record, replace(trial(record, 9.0, block=1), kernel_hash="another"))
+        store(tmp_path, record, replace(trial(record, 9.0, block=1), version=0))
         assert studies.convergence(read(tmp_path)) == []
 
 

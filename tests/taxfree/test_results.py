@@ -196,11 +196,8 @@ class TestTables:
         assert text.count("| m |") == 2
 
     def test_a_table_names_the_variants_that_have_changed_since(self):
-        hashes, of_another = (
-            fingerprints.kernel_hashes("all_gather_matmul"),
-            {"kernel_hash": "0" * 16},
-        )
-        new = dataclasses.replace(row("one_shot", "graph", 9.0), kernel_hash=hashes["one_shot"])
+        current, of_another = fingerprints.versions("all_gather_matmul"), {"version": 0}
+        new = dataclasses.replace(row("one_shot", "graph", 9.0), version=current["one_shot"])
         old = dataclasses.replace(row("push", "graph", 9.0), **of_another)
         picked = row("dispatch", "graph", 9.0)
         picked = dataclasses.replace(picked, config={"variant": "pull"}, **of_another)
@@ -284,8 +281,8 @@ class TestTargets:
         assert "of former kernels" in lines[2]
 
     def test_a_target_over_the_library(self, tmp_path):
-        today = fingerprints.kernel_hashes(OP)["push"]
-        rows = [dataclasses.replace(each, kernel_hash=today) for each in ROWS]
+        today = fingerprints.versions(OP)["push"]
+        rows = [dataclasses.replace(each, version=today) for each in ROWS]
         save(Results({}, tuple(rows)), tmp_path / "r.json")
         target = self.target(against=["baseline eager", "baseline graph"], speedup=1.3)
         lines = script("targets").report(target, tmp_path)

@@ -453,16 +453,26 @@ class TestSearching:
     def test_a_changed_kernel_is_searched_anew_and_the_others_are_not(self, db, monkeypatch):
         from taxfree import fingerprints
 
-        before = fingerprints.kernel_hashes(OP)
+        before = fingerprints.versions(OP)
         tune(db, time_of, trials=4, only=["push", "pull"])
-        monkeypatch.setattr(fingerprints, "kernel_hashes", lambda op: before | {"push": "f" * 16})
+        monkeypatch.setattr(fingerprints, "versions", lambda op: before | {"push": 2})
         record, trials, _ = tune(db, time_of, trials=4, only=["push", "pull"])
-        again = [t for t in trials if t.variant == "push" and t.kernel_hash == "f" * 16]
+        again = [t for t in trials if t.variant == "push" and t.version == 2]
         assert again
         pulls = [str(t.config) for t in trials if t.variant == "pull"]
         assert len(pulls) == len(set(pulls))
-        hashes = {each.variant: each.kernel_hash for each in (record.winner, *record.runners_up)}
-        assert hashes["push"] == "f" * 16
+        versions = {each.variant: each.version for each in (record.winner, *record.runners_up)}
+        assert versions["push"] == 2
+
+    def test_the_winner_of_another_version_is_measured_first(self, db, tmp_path):
+        problem, cpu = problem_class(OP)(**PROBLEM, dtype="float16"), KNOWN["cpu"]
+        record, _, _ = tune(tmp_path / "another.sqlite", time_of, trials=1)
+        config = variants(OP)["push"].seed_configs(problem, cpu)[-1]
+        earlier = dataclasses.replace(record.baseline, variant="push", config=config, version=0)
+        with Database(db) as database:
+            database.put(dataclasses.replace(record, winner=earlier))
+        _, trials, _ = tune(db, time_of, trials=1)
+        assert (trials[0].variant, trials[0].config, trials[0].version) == ("push", config, 1)
 
     def test_only_the_named_variants_are_tried(self, db):
         _, _, tried = tune(db, time_of, trials=4, only=["push"])

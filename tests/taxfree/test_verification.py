@@ -6,7 +6,7 @@ from dataclasses import asdict, replace
 
 import pytest
 
-from taxfree.fingerprints import hardware_fingerprint, kernel_hashes
+from taxfree.fingerprints import hardware_fingerprint, versions
 from taxfree.measuring.timer import Timing
 from taxfree.measuring.trial import Candidate, Outcome
 from taxfree.shapes import ShapeRequest, expand
@@ -22,7 +22,7 @@ PUSH = variants(OP)["push"].seed_configs(PROBLEM, KNOWN["cpu"])[0]
 
 def measured(variant, us, config=None):
     return Measurement(
-        variant, config or {}, kernel_hashes(OP)[variant], {"eager": us}, {"eager": 0.0}, 9, 0.0
+        variant, config or {}, versions(OP)[variant], {"eager": us}, {"eager": 0.0}, 9, 0.0
     )
 
 
@@ -84,13 +84,16 @@ class TestJudged:
 
 
 class TestVerify:
-    def test_records_of_the_host_are_measured_and_stale_ones_are_not(self):
-        stale = replace(RECORD, winner=replace(RECORD.winner, kernel_hash="old"))
-        now, before = verify([RECORD, stale], "host")
-        assert now.state in ("holds", "slower")  # times of interpreted kernels are what they are
-        assert now.winner_us > 0
-        assert before.state == "stale"
-        assert before.winner_us is None
+    def test_records_of_the_host_are_measured_and_those_of_unknown_variants_are_not(self):
+        earlier = replace(RECORD, winner=replace(RECORD.winner, version=0))
+        unknown = replace(RECORD, winner=replace(RECORD.winner, variant="removed"))
+        now, before, never = verify([RECORD, earlier, unknown], "host")
+        for each in (now, before):
+            assert each.state in ("holds", "slower")  # interpreted kernels take what they take
+            assert each.winner_us > 0
+        assert before.reason.startswith("measured with version 0 of push, now 1")
+        assert (never.state, never.reason) == ("unknown", "variant removed is unknown")
+        assert never.winner_us is None
 
     def test_of_this_machine_are_those_it_can_run(self):
         others = [
@@ -109,9 +112,9 @@ class TestLacking:
         assert len(lacking(asked, Table([RECORD]), "NVIDIA H200")) == 2
 
     def test_a_stale_record_is_none_unless_a_shipped_one_is_current(self):
-        stale = replace(RECORD, winner=replace(RECORD.winner, kernel_hash="old"))
+        stale = replace(RECORD, winner=replace(RECORD.winner, version=0))
         (missing,) = lacking([PROBLEM], Table([stale]), "CPU")
-        assert missing.reason == "kernel of push has changed since it was measured"
+        assert missing.reason == "measured with version 0 of push, now 1"
         assert lacking([PROBLEM], Table([stale], [RECORD]), "CPU") == []
 
     def test_shipped_tables_serve_the_papers_shapes_on_h200(self):

@@ -22,23 +22,23 @@ ROOT = Path(__file__).parents[2]
 H200 = HardwareFingerprint("NVIDIA H200", "sm_90", 132, 150_754_820_096, "nvlink-18")
 MI300X = HardwareFingerprint("AMD Instinct MI300X", "gfx942", 304, 206_141_652_992, "xgmi-7", 8)
 SOFTWARE = SoftwareFingerprint("1.0.0", "3.6.0", "2.11.0", "580.65", "cuda 13.0", "nccl 2.28.9")
-HASHES = {"push": "p1", "baseline": "b1"}
+VERSIONS = {"push": 2, "baseline": 1}
 OP = "all_gather_matmul"
 
 PUSH = Measurement(
     variant="push",
     config={"block_m": 64, "layout": "nk", "persistent": True, "share": 0.5},
-    kernel_hash="p1",
+    version=2,
     median_us={"eager": 60.5, "graph": 28.25},
     iqr_us={"eager": 2.0, "graph": 0.5},
     samples=50,
     relative_error=0.0019,
 )
 BASELINE = Measurement(
-    "baseline", {}, "b1", {"eager": 110.0, "graph": 41.0}, {"eager": 5.0, "graph": 0.5}, 50, None
+    "baseline", {}, 1, {"eager": 110.0, "graph": 41.0}, {"eager": 5.0, "graph": 0.5}, 50, None
 )
-TRIAL = TrialRecord("push", {"block_m": 64}, "measured", "", {"graph": 28.5}, 1.5, "p1")
-HUNG = TrialRecord("push", {"block_m": 256}, "hung", "rank 3 missed its deadline", {}, 30.0, "p1")
+TRIAL = TrialRecord("push", {"block_m": 64}, "measured", "", {"graph": 28.5}, 1.5, 2)
+HUNG = TrialRecord("push", {"block_m": 256}, "hung", "rank 3 missed its deadline", {}, 30.0, 2)
 
 
 def problem_of(m: int, **fields: Any) -> dict[str, Any]:

@@ -160,7 +160,7 @@ class TestImport:
                 {"winner": replace(PUSH, samples=60)},
                 {
                     "provenance": created("2027-01-01T00:00:00Z"),
-                    "winner": replace(PUSH, kernel_hash="p2"),
+                    "winner": replace(PUSH, version=3),
                 },
                 True,
             ),

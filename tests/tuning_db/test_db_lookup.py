@@ -21,17 +21,18 @@ from taxfree_tuning_db import (
 from tests.tuning_db.examples import (
     BASELINE,
     H200,
-    HASHES,
     MI300X,
     OP,
     PUSH,
     SOFTWARE,
+    VERSIONS,
     modelled_record_of,
     problem_of,
     record_of,
 )
 
-STALE = replace(PUSH, kernel_hash="p0")
+EARLIER = replace(PUSH, version=1)
+UNKNOWN = replace(PUSH, variant="pull")
 
 
 def find(
@@ -43,7 +44,7 @@ def find(
     **fields: object,
 ) -> LookUp:
     problem = problem_of(m, **fields)
-    query = Query(OP, problem, H200, SOFTWARE, HASHES, near, free, max_log2_distance)
+    query = Query(OP, problem, H200, SOFTWARE, VERSIONS, near, free, max_log2_distance)
     return look_up(table, query)
 
 
@@ -99,26 +100,49 @@ class TestUserOverShipped:
         assert find(table, 64).record == record_of(64)
         assert len(list(table.records())) == 2
 
-    def test_a_shipped_record_serves_where_the_users_is_stale(self):
-        table = Table([record_of(16, winner=STALE)], [record_of(16)])
+    @pytest.mark.parametrize("winner", [EARLIER, UNKNOWN])
+    def test_a_shipped_record_of_todays_version_precedes_the_users_of_another(self, winner):
+        table = Table([record_of(16, winner=winner)], [record_of(16)])
         answer = find(table, 16)
         assert (answer.kind, answer.record) == ("exact", record_of(16))
-        assert [step.found for step in answer.lookup_trace] == [True, False, True]
+        neighbour = find(table, 32)
+        assert (neighbour.kind, neighbour.record) == ("neighbour", record_of(16))
 
 
-class TestStale:
-    def test_another_kernel_is_shown_and_not_used(self):
-        answer = find(table_of(record_of(16, winner=STALE)), 16)
-        assert (answer.kind, answer.record.winner) == ("stale", STALE)
-        assert "kernel of push has changed" in answer.lookup_trace[1].why
+class TestAnotherVersion:
+    @pytest.mark.parametrize("version", [0, 1, 3])
+    def test_its_own_record_serves_and_says_so(self, version):
+        winner = replace(PUSH, version=version)
+        answer = find(table_of(record_of(16, winner=winner), record_of(32)), 16)
+        assert (answer.kind, answer.record.winner) == ("another version", winner)
+        why = f"measured with version {version} of push, now 2"
+        assert answer.lookup_trace[-1].why == why
 
-    def test_an_unknown_variant_is_shown_and_not_used(self):
-        answer = find(table_of(record_of(16, winner=replace(PUSH, variant="pull"))), 16)
-        assert answer.kind == "stale"
+    def test_a_neighbour_serves_and_says_so(self):
+        answer = find(table_of(record_of(16, winner=EARLIER)), 32)
+        assert (answer.kind, answer.record.winner) == ("neighbour", EARLIER)
+        assert answer.lookup_trace[-1].why.endswith("measured with version 1 of push, now 2")
+
+    def test_a_config_that_is_illegal_by_now_gives_way_to_a_neighbour(self):
+        own = record_of(16, winner=EARLIER)
+        query = replace(
+            Query(OP, problem_of(16), H200, SOFTWARE, VERSIONS, ("m",)),
+            refused=lambda record: "has no such tile" if record == own else None,
+        )
+        answer = look_up(table_of(own, record_of(64)), query)
+        assert (answer.kind, answer.record) == ("neighbour", record_of(64))
+        alone = look_up(table_of(own), query)
+        assert (alone.kind, alone.why_not) == ("refused", "has no such tile")
+
+
+class TestUnknownVariant:
+    def test_it_is_shown_and_not_used(self):
+        answer = find(table_of(record_of(16, winner=UNKNOWN)), 16)
+        assert (answer.kind, answer.record.winner) == ("refused", UNKNOWN)
         assert answer.lookup_trace[1].why == "variant pull is unknown"
 
-    def test_a_fresh_neighbour_serves_instead(self):
-        answer = find(table_of(record_of(16, winner=STALE), record_of(64)), 16)
+    def test_a_neighbour_serves_instead(self):
+        answer = find(table_of(record_of(16, winner=UNKNOWN), record_of(64)), 16)
         assert (answer.kind, answer.record) == ("neighbour", record_of(64))
 
     def test_a_record_without_a_field_is_nobodys_neighbour(self):
@@ -126,14 +150,14 @@ class TestStale:
         table = table_of(record_of(64, problem=older))
         assert find(table, 16, free=("gather_dim",)).kind == "miss"
 
-    def test_a_stale_record_is_nobodys_neighbour(self):
-        answer = find(table_of(record_of(16, winner=STALE)), 32)
+    def test_it_is_nobodys_neighbour(self):
+        answer = find(table_of(record_of(16, winner=UNKNOWN)), 32)
         assert (answer.kind, answer.record) == ("miss", None)
-        assert answer.nearest.winner == STALE
+        assert answer.nearest.winner == UNKNOWN
 
     def test_only_the_winner_must_be_todays(self):
-        runners_up = (replace(PUSH, variant="pull"),)
-        assert stale_reason(record_of(16, runners_up=runners_up), HASHES) is None
+        runners_up = (UNKNOWN, EARLIER)
+        assert stale_reason(record_of(16, runners_up=runners_up), VERSIONS) is None
 
 
 class TestNeighbour:
@@ -229,9 +253,9 @@ class TestMiss:
 class TestPrune:
     RECORDS = (
         record_of(16),
-        record_of(32, winner=STALE),
+        record_of(32, winner=UNKNOWN),
         record_of(64, hardware=MI300X),
-        record_of(128, op="attention"),
+        record_of(128, op="attention", winner=EARLIER),
     )
 
     @pytest.fixture
@@ -245,10 +269,10 @@ class TestPrune:
         assert prune(database, {}) == []
         assert len(list(database.records())) == 4
 
-    def test_changed_kernels_are_removed_by_operation(self, database):
-        assert prune(database, {OP: HASHES}) == [self.RECORDS[1]]
+    def test_unknown_variants_are_removed_by_operation(self, database):
+        assert prune(database, {OP: VERSIONS}) == [self.RECORDS[1]]
         assert len(list(database.records())) == 3
 
-    def test_unknown_variants_are_stale(self, database):
-        removed = prune(database, {OP: HASHES, "attention": {}})
-        assert {record.key for record in removed} == {self.RECORDS[i].key for i in (1, 3)}
+    def test_other_versions_stay(self, database):
+        assert prune(database, {"attention": VERSIONS}) == []
+        assert prune(database, {"attention": {}}) == [self.RECORDS[3]]

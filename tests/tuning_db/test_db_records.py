@@ -44,7 +44,7 @@ def measurements(draw: st.DrawFn) -> Measurement:
     return Measurement(
         variant=draw(names),
         config=draw(configs),
-        kernel_hash=draw(names),
+        version=draw(st.integers(0, 9)),
         median_us={mode: draw(numbers) for mode in modes},
         iqr_us={mode: draw(numbers) for mode in modes},
         samples=draw(st.integers(min_value=1)),

@@ -85,8 +85,8 @@ def plan_import(
 
     A measured record beats a modelled one. Of two records of the same taxfree version, one from a
     search beats one from a bench; then the one with more samples behind its winner wins, then the
-    newer. Records of different versions, or with different sources of the same winner, measured
-    different kernels: there the newer wins. In a tie, the known record stays.
+    newer. Of different versions of the same winner the later wins, of different versions of taxfree
+    the newer record. In a tie, the known record stays.
 
     Args:
         known: key -> the record that there is, or None.
@@ -242,11 +242,9 @@ def _validated(entries: Iterable[object]) -> tuple[list[Record], list[tuple[str,
 def _is_better(one: Record, other: Record) -> bool:
     if one.is_modelled != other.is_modelled:
         return other.is_modelled
-    has_changed = (
-        one.winner.variant == other.winner.variant
-        and one.winner.kernel_hash != other.winner.kernel_hash
-    )
-    if has_changed or one.software.taxfree != other.software.taxfree:
+    if one.winner.variant == other.winner.variant and one.winner.version != other.winner.version:
+        return one.winner.version > other.winner.version
+    if one.software.taxfree != other.software.taxfree:
         return _created(one) > _created(other)
     return _worth(one) > _worth(other)
 

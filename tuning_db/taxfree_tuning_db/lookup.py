@@ -10,17 +10,20 @@ from typing import Literal, TypeAlias
 from .records import HardwareFingerprint, Record, Scalar, SoftwareFingerprint, record_key
 from .staleness import stale_reason
 
-_CURRENT = "the current kernel"
+_KNOWN = "a known variant"
 _RUNS = "a config that runs this problem"
 _FIXED = "world_size"  # decides more than any other field which variant is fastest
 
-Kind: TypeAlias = Literal["exact", "neighbour", "predicted", "modelled", "stale", "miss"]
+Kind: TypeAlias = Literal[
+    "exact", "another version", "neighbour", "predicted", "modelled", "refused", "miss"
+]
 
 
 class Table:
     """Records in memory; the user's take precedence over the shipped ones, record by record.
 
-    A shipped record is still used if the user's own is stale. Modelled records are kept apart.
+    A shipped record of today's version of its winner precedes a user's of another version.
+    Modelled records are kept apart.
 
     Attributes:
         modelled: the user's modelled records.
@@ -50,14 +53,18 @@ class Table:
         """Yield the measured record that takes precedence for each key."""
         return (layers[0] for layers in self._layers.values())
 
-    def layers(self, key: str) -> tuple[Record, ...]:
-        """Return the records of a key, the user's first."""
-        return tuple(self._layers.get(key, ()))
+    def layers(self, key: str, versions: Mapping[str, int] | None = None) -> tuple[Record, ...]:
+        """Return the records of a key, the user's first; first of all those of today's versions."""
+        layers = self._layers.get(key, ())
+        if versions is None:
+            return tuple(layers)
+        return tuple(sorted(layers, key=lambda each: stale_reason(each, versions) is not None))
 
-    def fresh(self, kernel_hashes: Mapping[str, str]) -> Iterator[Record]:
-        """Yield the first record of each key that is not stale."""
-        for layers in self._layers.values():
-            yield from [each for each in layers if stale_reason(each, kernel_hashes) is None][:1]
+    def serving(self, versions: Mapping[str, int]) -> Iterator[Record]:
+        """Yield the record of each key that serves others: the first of a known variant."""
+        for key in self._layers:
+            layers = self.layers(key, versions)
+            yield from [each for each in layers if each.winner.variant in versions][:1]
 
 
 @dataclass(frozen=True)
@@ -80,9 +87,10 @@ class LookUp:
     """The answer to a look-up.
 
     Args:
-        kind: `exact`, `neighbour`, `predicted` and `modelled` may be used; `stale` may only be
-            shown; `miss` means that nothing was found. `look_up` itself answers neither `predicted`
-            nor `modelled`.
+        kind: `exact`, `another version` (the problem's own record, of another version of its
+            winner), `neighbour`, `predicted` and `modelled` may be used; `refused` (its own record,
+            of an unknown variant or a config that does not run) may only be shown; `miss` means
+            that nothing was found. `look_up` itself answers neither `predicted` nor `modelled`.
         record: the record of that kind, or None for a prediction or a miss.
         soft_mismatches: fields of the software fingerprint that differ from the record's.
         lookup_trace: the steps taken, in order.
@@ -99,9 +107,14 @@ class LookUp:
     predicted: tuple[str, dict[str, Scalar]] | None = None
 
     @property
+    def is_measured(self) -> bool:
+        """Whether a record serves, its own or a neighbour's."""
+        return self.kind in ("exact", "another version", "neighbour")
+
+    @property
     def why_not(self) -> str:
         """Why nothing serves: what is wrong with a record, else how the nearest one differs."""
-        steps = [step for step in self.lookup_trace if step.looked_for in (_CURRENT, _RUNS)]
+        steps = [step for step in self.lookup_trace if step.looked_for in (_KNOWN, _RUNS)]
         wrong = [step.why for step in steps if not step.found]
         return (wrong or [self.lookup_trace[-1].why])[0]
 
@@ -113,7 +126,7 @@ class Query:
     Args:
         op, problem, hardware: what is looked up.
         software: the current versions; differences are flagged, never refused.
-        kernel_hashes: the current hash of every variant of the operation.
+        versions: the current version of every variant of the operation.
         interpolated_fields: positive sizes in which a neighbour may differ, such as `("m",)`.
         ignored_fields: fields in which it may differ as well; of two equally near neighbours, the
             one that agrees in more of them is taken.
@@ -129,7 +142,7 @@ class Query:
     problem: Mapping[str, Scalar]
     hardware: HardwareFingerprint
     software: SoftwareFingerprint
-    kernel_hashes: Mapping[str, str]
+    versions: Mapping[str, int]
     interpolated_fields: Sequence[str]
     ignored_fields: Sequence[str] = ()
     max_log2_distance: float = math.inf
@@ -158,22 +171,23 @@ def look_up(table: Table, query: Query) -> LookUp:
     """Find the record for a problem: its own, else that of its nearest neighbour that serves.
 
     Neighbours of larger sizes come first: their tiles fit all rows, and smaller ones need more
-    tiles. The problem's own record, if it is stale, is returned where no neighbour serves.
+    tiles. The problem's own record, if it cannot run, is returned where no neighbour serves.
 
     Raises:
         InvalidRecord: a field of the problem is not a finite scalar.
     """
     trace = _Trace(query)
-    own = table.layers(record_key(query.op, query.problem, query.hardware))
+    own = table.layers(record_key(query.op, query.problem, query.hardware), query.versions)
     record = _own_record(own, trace)
     if record is not None:
-        return trace.answer("exact", record)
-    fresh = table.fresh(query.kernel_hashes)
-    record = _neighbour([each for each in fresh if each.op == query.op and each not in own], trace)
+        is_current = stale_reason(record, query.versions) is None
+        return trace.answer("exact" if is_current else "another version", record)
+    others = [each for each in table.serving(query.versions) if each.op == query.op]
+    record = _neighbour([each for each in others if each not in own], trace)
     if record is not None:
         return trace.answer("neighbour", record)
     if own:
-        return trace.answer("stale", own[0])
+        return trace.answer("refused", own[0])
     nearest, why = _nearest(table, query)
     trace.step(f"the nearest record of {query.op}, not for use", nearest is not None, why)
     return LookUp("miss", None, (), tuple(trace.steps), nearest)
@@ -206,9 +220,9 @@ def _own_record(own: Sequence[Record], trace: _Trace) -> Record | None:
     asked = f"{query.op} with {_shown(query.problem)} on {query.hardware.gpu}"
     trace.step(asked, bool(own), f"record: {sources}" if own else "not measured on this hardware")
     for record in own:
-        reason = stale_reason(record, query.kernel_hashes)
-        is_current = trace.step(_CURRENT, reason is None, reason or "the hash is the same")
-        if is_current and trace.runs(record):
+        reason = stale_reason(record, query.versions) or "measured with today's version"
+        is_known = trace.step(_KNOWN, record.winner.variant in query.versions, reason)
+        if is_known and trace.runs(record):
             return record
     return None
 
@@ -223,7 +237,9 @@ def _neighbour(others: Iterable[Record], trace: _Trace) -> Record | None:
 
     def described(record: Record) -> str:
         which = "nearest" if record is found[0] else "next"
-        return f"{which} is {_shown({name: record.problem[name] for name in query.fields})}"
+        stale = stale_reason(record, query.versions)
+        fields = _shown({name: record.problem[name] for name in query.fields})
+        return f"{which} is {fields}" + (f", {stale}" if stale else "")
 
     near = [record for record in found if query.distance(record) <= query.max_log2_distance]
     for record in sorted(near, key=query.is_larger):
@@ -233,7 +249,7 @@ def _neighbour(others: Iterable[Record], trace: _Trace) -> Record | None:
         factor = f"a factor of {2 ** query.distance(record):.3g} away"
         trace.step(looked_for, False, f"{described(record)}, {factor}")
     if not found:
-        trace.step(looked_for, False, "no current record agrees in all other fields")
+        trace.step(looked_for, False, "no record agrees in all other fields")
     return None
 
 
@@ -290,7 +306,7 @@ def differing_fields(
 
 def _soft_mismatches(record: Record, software: SoftwareFingerprint) -> tuple[str, ...]:
     recorded, current = asdict(record.software), asdict(software)
-    # the version of taxfree does not count: the kernel hash tells whether the kernel has changed
+    # the version of taxfree does not count: that of the variant tells whether it has changed
     return tuple(each for each in recorded if each != "taxfree" and recorded[each] != current[each])
 
 

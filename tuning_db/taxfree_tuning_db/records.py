@@ -88,7 +88,7 @@ class Measurement:
     Args:
         variant: name of the variant.
         config: its configuration.
-        kernel_hash: hash of the kernel's source, its helpers and the compile options.
+        version: of the variant, when it was measured; 0 is older than all.
         median_us: median time per mode (`eager`, `graph`), in microseconds.
         iqr_us: interquartile range for the same modes, in microseconds.
         samples: repetitions behind the medians; 0 if they are modelled.
@@ -97,7 +97,7 @@ class Measurement:
 
     variant: str
     config: dict[str, Scalar]
-    kernel_hash: str
+    version: int
     median_us: dict[str, float]
     iqr_us: dict[str, float]
     samples: int
@@ -106,7 +106,7 @@ class Measurement:
     def __post_init__(self) -> None:
         _name("variant", self.variant)
         _scalars("config", self.config)
-        _text("kernel_hash", self.kernel_hash)
+        _count("version", self.version)
         _times("median_us", self.median_us)
         _require(bool(self.median_us), "median_us", "holds no mode")
         _times("iqr_us", self.iqr_us)
@@ -201,7 +201,7 @@ class TrialRecord:
     """One candidate that the tuner tried.
 
     Args:
-        variant, config, kernel_hash: as in `Measurement`.
+        variant, config, version: as in `Measurement`.
         state: the outcome.
         reason: why it was not measured; empty if it was.
         median_us: median time per mode, in microseconds; empty unless measured.
@@ -214,7 +214,7 @@ class TrialRecord:
     reason: str
     median_us: dict[str, float]
     seconds: float
-    kernel_hash: str
+    version: int
 
     def __post_init__(self) -> None:
         _name("variant", self.variant)
@@ -225,7 +225,7 @@ class TrialRecord:
         measured = self.state == "measured"
         _require(bool(self.median_us) == measured, "median_us", f"does not fit {self.state!r}")
         _number("seconds", self.seconds)
-        _text("kernel_hash", self.kernel_hash)
+        _count("version", self.version)
 
     def to_json(self) -> dict[str, Any]:
         """Return the trial as a JSON document."""

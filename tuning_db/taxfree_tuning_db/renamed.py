@@ -1,8 +1,9 @@
 """Former names in stored documents, and the current name of each.
 
 A change that renames a variant, a key of configs or a field of problems adds the old name here.
-Every reader of records, trials, exports, result files and digests of instructions maps old names to
-new ones, so measurements outlive their names. An old name never gets another meaning.
+Every reader of records, trials, exports and result files maps old names to new ones, so
+measurements outlive their names. An old name never gets another meaning. The same readers replace
+the hashes of kernels' sources that older files have by versions.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
+
+from .hashes import VERSIONS
 
 _PICKED = "variant"  # in a config of a dispatcher's row: the variant that it chose
 
@@ -34,16 +37,16 @@ _NONE = Renamed()
 
 
 def with_new_names(op: object, document: Any) -> Any:
-    """Return a copy of a measurement, trial, row or record with current names.
+    """Return a copy of a measurement, trial, row or record with current names, and a version.
 
     Args:
-        op: the operation; if it is unknown, nothing is renamed.
+        op: the operation; if it is unknown, no variant, parameter or field is renamed.
         document: a JSON object, perhaps an invalid one; anything else is returned as it is.
     """
     names = RENAMED.get(op, _NONE) if isinstance(op, str) else _NONE
-    if names is _NONE or not isinstance(document, Mapping):
+    if not isinstance(document, Mapping):
         return document
-    new = dict(document)
+    new = dict(map(_with_version, document.items()))
     if "variant" in new:
         new["variant"] = _new(new["variant"], names.variants)
     if "config" in new:
@@ -79,6 +82,13 @@ def op_of_key(key: str) -> str | None:
     except (ValueError, TypeError, KeyError, RecursionError):
         return None
     return op if isinstance(op, str) else None
+
+
+def _with_version(item: tuple[Any, Any]) -> tuple[Any, Any]:
+    name, value = item
+    if name != "kernel_hash" or not isinstance(value, str):
+        return item
+    return "version", VERSIONS.get(value, 0) if value else None  # a row without a kernel of ours
 
 
 def _new(name: Any, names: Mapping[str, str]) -> Any:

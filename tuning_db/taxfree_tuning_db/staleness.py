@@ -1,38 +1,39 @@
-"""Stale records: their kernel has changed since it was measured."""
+"""Stale records: their winner was measured with another version of its variant, or is unknown."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
-from .records import Record
+from .records import Measurement, Record
 from .store import Database
 
 
-def stale_reason(record: Record, kernel_hashes: Mapping[str, str]) -> str | None:
-    """Return why a record's winner is not the current kernel, or None if it is.
+def stale_reason(measured: Record | Measurement, versions: Mapping[str, int]) -> str | None:
+    """Return why a measurement, or a record's winner, is not of today's kernel; None if it is.
 
     Args:
-        kernel_hashes: the current hash of every variant of the operation.
+        versions: the current version of every variant of the operation.
     """
-    winner = record.winner
-    if winner.variant not in kernel_hashes:
+    winner = measured.winner if isinstance(measured, Record) else measured
+    current = versions.get(winner.variant)
+    if current is None:
         return f"variant {winner.variant} is unknown"
-    if winner.kernel_hash != kernel_hashes[winner.variant]:
-        return f"kernel of {winner.variant} has changed since it was measured"
+    if winner.version != current:
+        return f"measured with version {winner.version} of {winner.variant}, now {current}"
     return None
 
 
-def prune(database: Database, kernel_hashes: Mapping[str, Mapping[str, str]]) -> list[Record]:
-    """Delete the stale records of a database, and return them. Trials stay.
+def prune(database: Database, variants: Mapping[str, Collection[str]]) -> list[Record]:
+    """Delete the records whose winner is an unknown variant, and return them. Trials stay.
 
     Args:
-        kernel_hashes: operation -> variant -> its current hash; records of other operations stay.
+        variants: operation -> its variants; records of other operations stay.
     """
     with database.transaction():
-        stale = [
+        useless = [
             record
             for record in database.records()
-            if record.op in kernel_hashes and stale_reason(record, kernel_hashes[record.op])
+            if record.op in variants and record.winner.variant not in variants[record.op]
         ]
-        database.delete(record.key for record in stale)
-    return stale
+        database.delete(record.key for record in useless)
+    return useless

@@ -32,7 +32,7 @@ from vllm.platforms import current_platform
 
 import taxfree
 from taxfree._runtime.runtime import Runtime
-from taxfree.fingerprints import kernel_hashes
+from taxfree.fingerprints import versions
 from taxfree.models import report
 from taxfree.settings import Settings
 from taxfree_kernels.errors import FabricUnavailable
@@ -318,9 +318,9 @@ class _RmsNormPass(InductorPass):  # type: ignore[misc]
     def uuid(self) -> str:
         """vLLM's cache key of compiled code: the version, the kernels, this file, the table."""
         choices = {name: group.choices() for name, group in _groups.items()}
-        hashes = sorted(kernel_hashes("matmul_all_reduce").items())
+        variants = sorted(versions("matmul_all_reduce").items())
         source = Path(__file__).read_text(encoding="utf-8")
-        known: str = self.hash_dict({"hashes": hashes, "choices": choices, "source": source})
+        known: str = self.hash_dict({"versions": variants, "choices": choices, "source": source})
         return f"taxfree {taxfree.__version__} {known}"
 
 
