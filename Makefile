@@ -7,6 +7,7 @@ TORCH_INDEX ?=
 PYTEST_ARGS ?= -n 3 --dist loadfile --no-loadscope-reorder --durations 20
 GPUS ?=
 CALLS ?= 1000000
+BASE ?= main
 
 # The date whose part of long lists `make test` takes; both runs of `make test-all` have the same.
 ifndef SAMPLE
@@ -25,7 +26,7 @@ DEMO := --op all_gather_matmul --shapes demo --gpus 2 --db $(DEMO_DB)
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help prerequisites env demo test test-all lint check-types soak soak-gpu test-gpu docs wheel
-.PHONY: accept accept-long clean measure targets site test-vllm report
+.PHONY: accept accept-long clean measure targets instructions site test-vllm report
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -77,7 +78,7 @@ demo: $(ENV) ## tune, bench and explain three shapes on 2 CPU ranks; fails if on
 test: lint $(TRITON36) ## lint, types, import layers, tests that need no GPU; of long lists the part of today, or of the date SAMPLE
 	$(BIN)/pytest $(PYTEST_ARGS) --sample $(SAMPLE)
 
-test-all: test ## and then the rest of the long lists, which a release needs
+test-all: test instructions ## and then the rest of the long lists, which a release needs
 	$(BIN)/pytest $(PYTEST_ARGS) --sample rest:$(SAMPLE) -m 'sampled and not gpu and not soak'
 
 lint: $(ENV) ## ruff and the import layers
@@ -121,6 +122,9 @@ docs: $(ENV) ## the documents as a site in site/, after those that are written f
 
 site: $(ENV) ## the documents as a site in site/, as they are
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+instructions: $(TRITON36) ## compare compiled instructions with those of the base commit BASE; some minutes
+	$(BIN)/python -m benchmarks.instructions --base $(BASE)
 
 wheel: $(ENV) ## a wheel in dist/
 	$(BIN)/python -m build --wheel --no-isolation

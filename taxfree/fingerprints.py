@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import subprocess
 from functools import cache
+from pathlib import Path
 
 from taxfree._version import __version__
 from taxfree_kernels.hardware import Hardware
@@ -70,6 +72,20 @@ def _driver_version() -> str:
 def versions(op: str) -> dict[str, int]:
     """Variant -> its current version."""
     return {name: variant.version for name, variant in variants(op).items()}
+
+
+@cache
+def source_commit() -> str | None:
+    """The commit of the sources that run, with "-dirty" after changes; None outside of git."""
+    root = Path(__file__).parents[1]
+    if not (root / ".git").exists():
+        return None
+    command = ["git", "-C", str(root), "describe", "--always", "--dirty", "--exclude=*"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() or None
 
 
 def interpolated_fields(op: str) -> tuple[str, ...]:

@@ -412,6 +412,7 @@ class Tuner:
         measured = self._side_by_side(op, problem, search, finalists)
         if self.disturbed:
             return None
+        commit = fingerprints.source_commit()
         return record_of(
             op,
             dataclasses.asdict(problem),
@@ -422,6 +423,7 @@ class Tuner:
             seconds=seconds,
             created=datetime.now(UTC).isoformat(timespec="seconds"),
             incumbent=incumbent,
+            **({} if commit is None else {"commit": commit}),
         )
 
     def _decide_once(

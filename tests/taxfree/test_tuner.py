@@ -464,6 +464,12 @@ class TestSearching:
         versions = {each.variant: each.version for each in (record.winner, *record.runners_up)}
         assert versions["push"] == 2
 
+    def test_a_record_names_the_commit_of_the_sources(self, db):
+        from taxfree import fingerprints
+
+        record, _, _ = tune(db, time_of, trials=1)
+        assert record.provenance.get("commit") == fingerprints.source_commit()
+
     def test_the_winner_of_another_version_is_measured_first(self, db, tmp_path):
         problem, cpu = problem_class(OP)(**PROBLEM, dtype="float16"), KNOWN["cpu"]
         record, _, _ = tune(tmp_path / "another.sqlite", time_of, trials=1)

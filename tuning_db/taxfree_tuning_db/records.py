@@ -130,7 +130,8 @@ class Record:
         trials: number of candidates tried.
         seconds_spent: duration of the search, in seconds.
         provenance: `source` ("user", "imported" or "shipped"), `created` (ISO time), perhaps
-            `from` (the file of an import), `method` (:data:`OF_A_BENCH`, :data:`OF_A_MODEL`), ...
+            `from` (the file of an import), `commit` (of the sources that were measured), `method`
+            (:data:`OF_A_BENCH`, :data:`OF_A_MODEL`), ...
         schema: version of this layout.
     """
 

@@ -1,4 +1,4 @@
-"""Digests of the code that a recorded launch compiles to, without the names in its sources.
+"""Digests of the code that recorded launches compile to, without the names in their sources.
 
 Two digests are made. That of the TTIR, Triton's first intermediate form after inlining, together
 with the compile options: it is the whole input of the compiler proper, so equal digests mean equal
@@ -11,11 +11,10 @@ from __future__ import annotations
 import hashlib
 import re
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from typing import Any
 
-import torch
 import triton
 
 from taxfree_kernels.cross_compile.compile import warm_up
@@ -25,52 +24,30 @@ from taxfree_kernels.hardware import Hardware
 _UNCOUNTED_OPTIONS = ("extern_libs",)  # holds paths
 
 
-def kernel_key(launch: Launch) -> str:
-    """All that the compiled code of a launch depends on in this tree, as text."""
-    kernel = launch.kernel
-    function = kernel.function.fn
-    parts: list[Any] = [f"{function.__module__}.{function.__qualname__}"]
-    for options in (kernel.constants, kernel.options):
-        parts.append(sorted((name, _text(value)) for name, value in options.items()))
-    parts += [_kind(arg) for arg in launch.args]
-    return repr(parts)
-
-
-def _text(value: Any) -> str:
-    """A constant; of functions the name, the same where kernels are interpreted."""
-    function = getattr(value, "fn", None)
-    return repr(value) if function is None else f"{function.__module__}.{function.__qualname__}"
-
-
-def _kind(arg: Any) -> Any:
-    """The properties of an argument that Triton specialises on, at least."""
-    if isinstance(arg, torch.Tensor):
-        return str(arg.dtype), arg.data_ptr() % 16
-    if hasattr(arg, "block_shape"):  # a descriptor of Triton, or of Gluon
-        return "descriptor", str(arg.base.dtype), tuple(arg.block_shape), str(arg.padding)
-    if isinstance(arg, tuple):
-        return tuple(_kind(each) for each in arg)
-    if isinstance(arg, int):
-        return type(arg).__name__, arg == 1, arg % 16 == 0, arg.bit_length() > 31
-    return type(arg).__name__, repr(arg)
-
-
-def run_time_values(launch: Launch) -> list[int | float]:
-    """The numbers among the arguments, in order: what a kernel does depends on them as well."""
-    return [arg for arg in flat(launch.args) if isinstance(arg, int | float)]
-
-
 class _Stop(Exception):
     """Ends a compilation before the assembler."""
 
 
-def digests(launch: Launch, hardware: Hardware, assembly: bool) -> dict[str, str]:
-    """Compile a launch as far as is asked: {"ttir": digest} and, if `assembly`, {"assembly": ...}.
+def digests(launches: Sequence[Launch], hardware: Hardware, assembly: bool) -> dict[str, str]:
+    """Compile as far as is asked: {"ttir": digest} and, if `assembly`, {"assembly": ...}.
 
+    Numbers of programs and numeric arguments count as well; of no launches there are no digests.
     Triton's driver and cache of this process are replaced: for processes that do nothing else.
     Raises whatever the compiler raises.
     """
     _use_own_cache()
+    made = [_digests(launch, hardware, assembly) for launch in launches]
+    given = [
+        (each.kernel.grid, [arg for arg in flat(each.args) if isinstance(arg, int | float)])
+        for each in launches
+    ]
+    return {
+        form: _digest(repr([(each[form], *more) for each, more in zip(made, given, strict=True)]))
+        for form in (made[0] if made else ())
+    }
+
+
+def _digests(launch: Launch, hardware: Hardware, assembly: bool) -> dict[str, str]:
     found: dict[str, str] = {}
 
     def watch(*stage_args: Any) -> Any:

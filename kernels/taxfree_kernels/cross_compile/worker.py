@@ -30,7 +30,7 @@ def main() -> None:
 
 def _answer(request: dict[str, Any]) -> dict[str, Any]:
     from taxfree_kernels.cross_compile.compile import compile_launch
-    from taxfree_kernels.cross_compile.instructions import digests, kernel_key
+    from taxfree_kernels.cross_compile.instructions import digests
     from taxfree_kernels.cross_compile.record import record
     from taxfree_kernels.hardware import Hardware
     from taxfree_kernels.variant import problem_class
@@ -41,12 +41,8 @@ def _answer(request: dict[str, Any]) -> dict[str, Any]:
         request["op"], request["variant"], problem, request["config"], hardware,
         request["heap_bytes"],
     )  # fmt: skip
-    if "digest" in request:
-        asked = request["digest"]
-        launch = launches[asked["launch"]]
-        if kernel_key(launch) != asked["key"]:
-            raise RuntimeError(f"{launch.name}: the plan is another one under this Triton")
-        return digests(launch, hardware, asked["assembly"])
+    if "assembly" in request:
+        return digests(launches, hardware, request["assembly"])
     compiled = [compile_launch(launch, hardware) for launch in launches]
     return {
         "kernels": [

@@ -1,0 +1,267 @@
+"""Whether recorded problems still compile to the instructions of the base commit.
+
+    python -m benchmarks.instructions [--base REF]     compiles and compares; exit status 1 if not
+    python -m benchmarks.instructions --write [--because "OP VARIANT" "REASON" ...]
+
+benchmarks/instructions.json holds digests of the code of some recorded problems of each variant,
+under each Triton, for NVIDIA and AMD targets, which need not be present. Where a change makes
+other instructions, its author raises the variant's `version`, or states why the times stay good;
+`--write` then writes the digests of now. This is advice to authors: no user's run reads the file.
+
+Two codes are the same if TTIR and compile options are, the whole input of the compiler; else if the
+assembly is, before the assembler. Numbers of programs and numeric arguments count; names, comments
+and calls of torch and of vendors' libraries do not. Digests are of one version of Triton: those of
+one that is not here are neither compared nor kept.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from taxfree._runtime.legality import refusal
+from taxfree.shapes import format_problem
+from taxfree_kernels.cross_compile.pool import CompilePool
+from taxfree_kernels.cross_compile.report import triton_version
+from taxfree_kernels.cross_compile.screen import request
+from taxfree_kernels.hardware import KNOWN
+from taxfree_kernels.variant import operation_names, operation_shapes, problem_class, variants
+from taxfree_tuning_db import files, shipped_records
+from taxfree_tuning_db.records import canonical_json
+from taxfree_tuning_db.renamed import with_new_names
+
+ROOT = Path(__file__).parents[1]
+FILE = "benchmarks/instructions.json"
+OLDEST_TRITON = ROOT / ".triton36"
+_TARGETS = {"h200": 3, "mi300x": 1}  # target -> problems of a variant that are compiled for it
+_TIMEOUT_S = 600.0
+
+Digest = dict[str, str]  # "ttir" and "assembly", or "error" and why
+Pools = Mapping[str, CompilePool]  # by version of Triton
+
+
+@dataclass(frozen=True, order=True)
+class Case:
+    """A variant with a config on a problem of a target; problem and config are canonical JSON."""
+
+    op: str
+    variant: str
+    target: str
+    problem: str
+    config: str
+
+    @classmethod
+    def of(cls, op: str, variant: str, target: str, problem: Any, config: Any) -> Case:
+        return cls(op, variant, target, canonical_json(problem), canonical_json(config))
+
+    def __str__(self) -> str:
+        shown = format_problem(self.op, json.loads(self.problem))
+        return f"{shown} on {self.target} with {self.config}"
+
+
+@dataclass
+class Digests:
+    """The content of the file.
+
+    Args:
+        statements: "OP VARIANT" -> its version, and why the times of this version stay good though
+            its instructions have changed; empty if they have not.
+        cases: case -> version of Triton -> digest.
+    """
+
+    statements: dict[str, tuple[int, str]] = field(default_factory=dict)
+    cases: dict[Case, dict[str, Digest]] = field(default_factory=dict)
+
+    @classmethod
+    def load(cls, text: str) -> Digests:
+        """Read a file, with current names."""
+        document, found = json.loads(text), cls()
+        for place, (version, because) in document["statements"].items():
+            op, name = place.split()
+            name = with_new_names(op, {"variant": name})["variant"]
+            found.statements[f"{op} {name}"] = version, because
+        for op, name, target, problem, config, digests in document["cases"]:
+            new = with_new_names(op, {"variant": name, "problem": problem, "config": config})
+            case = Case.of(op, new["variant"], target, new["problem"], new["config"])
+            found.cases[case] = digests
+        return found
+
+    def text(self) -> str:
+        """The content of the file, a line for each case; the order of recording does not count."""
+        statements = json.dumps(self.statements, indent=1, sort_keys=True)
+        cases = ",\n".join(
+            f'["{case.op}","{case.variant}","{case.target}",{case.problem},{case.config},'
+            f"{canonical_json(digests)}]"
+            for case, digests in sorted(self.cases.items())
+        )
+        return f'{{"statements":{statements},\n"cases":[\n{cases}\n]}}\n'
+
+
+def recorded_cases(op: str, name: str) -> Iterator[Case]:
+    """Recorded problems of a variant, or those that tests compile, with a config for each target.
+
+    For a target that no record names it is the first config that a search would try.
+    """
+    measured = [
+        (problem_class(op)(**record.problem), each.config, record.hardware.gpu)
+        for record in shipped_records()
+        for each in (record.winner, *record.runners_up)
+        if (record.op, each.variant) == (op, name)
+    ]
+    asked = measured or [(problem, {}, "") for problem in operation_shapes(op).aligned]
+    variant = variants(op)[name]
+    for target, count in _TARGETS.items():
+        hardware, found = KNOWN[target], dict[str, Case]()
+        for problem, config, gpu in asked:
+            if variant.unsupported_reason(problem, hardware) is None:
+                own = [config] if gpu == hardware.name else []
+                for each in (*own, *variant.seed_configs(problem, hardware)):
+                    if refusal(variant, problem, hardware, each) is None:
+                        case = Case.of(op, name, target, vars(problem), dict(each))
+                        found.setdefault(case.problem, case)
+                        break
+        every = sorted(found.values())
+        yield from every[:: max(1, -(-len(every) // count))]
+
+
+def compiled(known: Mapping[Case, Mapping[str, Digest]], pools: Pools) -> dict[Case, Any]:
+    """The digests of cases under each Triton; assembly is made only where the TTIR has changed.
+
+    Cases that launch no kernel of ours are left out, unless they did.
+    """
+    every = [(triton, case) for case in known for triton in pools]
+    made = _answers(every, pools, assembly=False)
+    unlike = [each for each in every if not _same(known[each[1]].get(each[0], {}), made[each])]
+    made |= _answers(unlike, pools, assembly=True)
+    found: dict[Case, dict[str, Digest]] = {}
+    for triton, case in every:
+        was = known[case].get(triton, {})
+        now = made[triton, case] if (triton, case) in unlike else was
+        if was or now:
+            found.setdefault(case, {})[triton] = now
+    return found
+
+
+def _answers(
+    every: Sequence[tuple[str, Case]], pools: Pools, assembly: bool
+) -> dict[tuple[str, Case], Digest]:
+    def asked(case: Case) -> dict[str, Any]:
+        problem = problem_class(case.op)(**json.loads(case.problem))
+        target, config = KNOWN[case.target], json.loads(case.config)
+        return request(case.op, problem, case.variant, config, target) | {"assembly": assembly}
+
+    answers = {
+        triton: pool.answers([asked(case) for each, case in every if each == triton])
+        for triton, pool in pools.items()
+    }
+    return {each: next(answers[each[0]]) for each in every}
+
+
+def _same(was: Digest, now: Digest) -> bool:
+    if "error" in was and "error" in now:
+        return True
+    return any(was.get(form) == digest for form, digest in now.items())
+
+
+def silent_changes(before: Digests, now: Digests) -> list[str]:
+    """What to tell the author of other digests who neither raised a version nor said why."""
+    changed: dict[str, list[str]] = {}
+    for case, digests in now.cases.items():
+        for triton, digest in digests.items():
+            was = before.cases.get(case, {}).get(triton)
+            if was is not None and not _same(was, digest):
+                lines = changed.setdefault(f"{case.op} {case.variant}", [])
+                lines.append(f"  {case}, Triton {triton}")
+    return [
+        f"instructions of {place} changed for these recorded problems: raise its version, or state "
+        f"why its times stay good (--write, --because)\n" + "\n".join(lines)
+        for place, lines in changed.items()
+        if not _is_explained(before.statements.get(place), *now.statements[place])
+    ]
+
+
+def _is_explained(before: tuple[int, str] | None, version: int, because: str) -> bool:
+    return before is None or version > before[0] or because not in ("", before[1])
+
+
+def today(known: Digests, reasons: Mapping[str, str]) -> Digests:
+    """The cases of today's variants, with their versions, still with the digests that are known."""
+    now = Digests()
+    for op in operation_names():
+        for name, variant in variants(op).items():
+            place = f"{op} {name}"
+            version, because = known.statements.get(place, (0, ""))
+            stays = because if version == variant.version else ""
+            now.statements[place] = variant.version, reasons.get(place, stays)
+            own = {case: made for case, made in known.cases.items()
+                   if (case.op, case.variant) == (op, name)}  # fmt: skip
+            now.cases |= own or {case: {} for case in recorded_cases(op, name)}
+    return now
+
+
+def base_digests(ref: str) -> Digests | None:
+    """The digests of a commit; None if there is no such commit, or it has none."""
+    command = ["git", "show", f"{ref}:{FILE}"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    return Digests.load(done.stdout) if done.returncode == 0 else None
+
+
+def main() -> int:
+    """Run the command line; returns the exit status."""
+    options = _parser().parse_args()
+    path = ROOT / FILE
+    known = Digests.load(path.read_text(encoding="utf-8")) if path.exists() else Digests()
+    folders = [None, OLDEST_TRITON] if (OLDEST_TRITON / "triton").is_dir() else [None]
+    here = {triton_version(folder): folder for folder in folders}
+    recorded = {triton for digests in known.cases.values() for triton in digests}
+    for triton in sorted(recorded ^ here.keys()):
+        _say(f"NOT COMPARED under Triton {triton}: no digests (--write), or not installed here")
+    with contextlib.ExitStack() as stack:
+        pools = {
+            triton: stack.enter_context(CompilePool(1, _TIMEOUT_S, folder))
+            for triton, folder in here.items()
+            if options.write or triton in recorded
+        }
+        now = today(known, dict(options.because))
+        now.cases = compiled(now.cases, pools)
+    told = silent_changes(known, now)
+    if options.write:
+        if not told:
+            files.write(path, now.text())
+    elif (base := base_digests(options.base)) is None:
+        _say(f"NOT COMPARED with {options.base}: there is no such commit, or it has no digests")
+    else:
+        told += silent_changes(base, known)
+    if not options.write and now.statements != known.statements:
+        told.append("variants and versions differ from those of the file: run --write")
+    print("\n\n".join(told) or "the same instructions, or it is said why not")
+    return int(bool(told))
+
+
+def _say(text: str) -> None:
+    print(f"instructions: {text}", file=sys.stderr, flush=True)
+
+
+def _parser() -> argparse.ArgumentParser:
+    form = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(
+        "python -m benchmarks.instructions", description=__doc__, formatter_class=form
+    )
+    parser.add_argument("--base", default="main", metavar="REF", help="the base commit (main)")
+    parser.add_argument("--write", action="store_true", help="write the digests of now")
+    parser.add_argument(
+        "--because", action="append", nargs=2, default=[], metavar=("'OP VARIANT'", "REASON"),
+        help="with --write: why its times stay good; repeatable",
+    )  # fmt: skip
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())
