@@ -3,7 +3,7 @@
     python -m benchmarks.instructions [--base REF]     compiles and compares; exit status 1 if not
     python -m benchmarks.instructions --write [--because "OP VARIANT" "REASON" ...]
 
-benchmarks/instructions.json holds digests of the code of some recorded problems of each variant,
+benchmarks/digests.json holds digests of the code of some recorded problems of each variant,
 under each Triton, for NVIDIA and AMD targets, which need not be present. Where a change makes
 other instructions, its author raises the variant's `version`, or states why the times stay good;
 `--write` then writes the digests of now. This is advice to authors: no user's run reads the file.
@@ -38,7 +38,7 @@ from taxfree_tuning_db.records import canonical_json
 from taxfree_tuning_db.renamed import with_new_names
 
 ROOT = Path(__file__).parents[1]
-FILE = "benchmarks/instructions.json"
+FILE = "benchmarks/digests.json"
 OLDEST_TRITON = ROOT / ".triton36"
 _TARGETS = {"h200": 3, "mi300x": 1}  # target -> problems of a variant that are compiled for it
 _TIMEOUT_S = 600.0

@@ -42,7 +42,6 @@ if TYPE_CHECKING:
     import torch
 
     from taxfree_kernels.fabric.base import Fabric
-    from taxfree_kernels.fabric.side_stream import SideStream  # so that the hash counts it
 
 
 @triton.jit(do_not_specialize=["rank", "channel"])
@@ -86,7 +85,7 @@ class PeerCopies:
     """
 
     def __init__(self, fabric: Fabric, channels: int, streams: int) -> None:
-        self._streams: list[SideStream] = [fabric.side_stream() for _ in range(streams)]
+        self._streams = [fabric.side_stream() for _ in range(streams)]
         self._turns = cycle(self._streams)
         self._entered = channels
         self._ends = (fabric.pool.control, fabric.heap_bases, fabric.rank)

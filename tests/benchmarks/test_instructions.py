@@ -60,7 +60,7 @@ class TestCommittedFile:
 class TestTrees:
     """The current sources against edited ones, which only the compiling process sees."""
 
-    @pytest.fixture(scope="class")
+    @pytest.fixture
     def case(self, recorded: Digests) -> Case:
         return min(
             each for each in recorded.cases

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from itertools import product
 
 import pytest
@@ -10,7 +11,7 @@ from taxfree_kernels.errors import PlanError
 from taxfree_kernels.hardware import KNOWN
 from taxfree_kernels.reduction import spaces
 from taxfree_kernels.variant import operation_names, problem_class, variants
-from tests.ranks import OP, variant_names
+from tests.ranks import KERNELS, OP, variant_names
 
 PROBLEMS = [
     {"m": m, "n": 3584, "k": 8192, "gather_dim": dim, "world_size": 8}
@@ -268,3 +269,15 @@ class TestOverlap:
         for chunks, is_refused in ((1, False), (2, False), (4, True)):
             refused = self.OVERLAP.prune_reason(problem, KNOWN["h200"], {"CHUNKS": chunks})
             assert bool(refused) == is_refused
+
+
+def test_plans_ask_no_search_space():
+    """What a config launches does not depend on what else would be tried."""
+    asking = set()
+    for path in (KERNELS / "taxfree_kernels").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.FunctionDef) and node.name in ("__init__", "plan"):
+                names = {each.id for each in ast.walk(node) if isinstance(each, ast.Name)}
+                if "spaces" in names:
+                    asking.add(f"{path.parent.name}/{path.stem}")
+    assert asking == {"flash_decode/baseline"}  # which takes what would be tried first

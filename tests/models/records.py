@@ -1,7 +1,6 @@
 """A tuning table for the small models of these tests, so that fused variants run under them.
 
-`records.yaml` names the problems and the variants that won. Configs and hashes are those of now: a
-table with hashes would be stale after each change of a kernel.
+`records.yaml` names the problems and the variants that won. Configs and versions are those of now.
 """
 
 from __future__ import annotations

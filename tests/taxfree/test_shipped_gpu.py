@@ -1,7 +1,7 @@
 """The shipped table on GPUs: what each record says has won still compiles, and is right.
 
-Records outlive changes of the sources that leave their kernels' hashes, and a driver is none of
-the hash. Where there are fewer GPUs than ranks, these share them.
+Records outlive changes of the sources that leave the variants' versions, of Triton and of drivers.
+Where there are fewer GPUs than ranks, these share them.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Launch constants of the attention kernels, derived from a problem and a config.
 
-They are part of the kernels' hash, because they decide what is measured. The search space is in
+They decide what is measured for a config; the search space is in
 :mod:`taxfree_kernels.flash_decode.spaces`.
 """
 

@@ -38,11 +38,10 @@ _BLOCK, _INTERPRETED_BLOCK = 2048, 64  # elements that a program adds at a time
 _PROGRAMS = 4  # adding programs for each compute unit
 
 
-# The measurements had the unnamed arguments: without them the compiled code differs.
 @triton.jit(do_not_specialize=["channel", "rank", "first", "count", "size"])
 def _add(
-    partial_ptr, _1, out_ptr, _2, inbox, control_ptr, channel, heap_bases, rank,
-    first, count, size, _3, GROUP: tl.constexpr, CHUNKS: tl.constexpr, BLOCK: tl.constexpr,
+    partial_ptr, out_ptr, inbox, control_ptr, channel, heap_bases, rank,
+    first, count, size, GROUP: tl.constexpr, CHUNKS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Add all ranks' partial sums of this rank's shard, in rank order.
 
@@ -147,8 +146,8 @@ class OverlapPlan(Plan):
         owners = [(rank + distance) % world for distance in range(1, world + 1)]
         own = rows_of_chunk(problem, rank, 0, 1)
         last_args = (
-            inbox, (inbox, stride), fabric.pool.control, 0, fabric.heap_bases, rank,
-            0, (own.stop - own.start) * num_vec16, rows * num_vec16, columns,
+            (inbox, stride), fabric.pool.control, 0, fabric.heap_bases, rank,
+            0, (own.stop - own.start) * num_vec16, rows * num_vec16,
         )  # fmt: skip
         most = _PROGRAMS * fabric.hardware.compute_units
         grid = min(-(-rows * columns // self._add.constants["BLOCK"]), most)
@@ -174,7 +173,7 @@ class OverlapPlan(Plan):
             self._copies.follow()
             self._send(part.messages)
         self._copies.join()
-        sized.add(sized.partial, (out, out), out)
+        sized.add(sized.partial, out)
         self._copies.finish(out)
         return out
 

@@ -1,6 +1,6 @@
 """Sizes of partial sums, of their inboxes and of launches, from a problem and a config.
 
-They are part of the kernels' hash, because they decide what is measured. The search space is in
+They decide what is measured for a config; the search space is in
 :mod:`taxfree_kernels.reduction.spaces`.
 """
 
