@@ -11,7 +11,7 @@ from typing import Any
 from taxfree import fingerprints
 from taxfree.measuring.results import load
 from taxfree_kernels.variant import operation_names, variants
-from taxfree_tuning_db import Database, Record, import_records, shipped_records
+from taxfree_tuning_db import Database, Record, TrialRecord, import_records, shipped_records
 from taxfree_tuning_db.hashes import HASHES_OF_VERSION_1
 from tests.ranks import PYTHON, copy_of_kernels, environment, replace_in
 
@@ -102,6 +102,16 @@ class TestHashes:
                 database._records[record.key] = json.dumps(entry)
             stored = {each.key: each for each in database.records()}
         assert stored == {each.key: each for each in shipped_records()}
+
+    def test_trials_of_a_database(self, tmp_path) -> None:
+        record = shipped_records()[0]
+        winner = record.winner
+        trial = TrialRecord(winner.variant, winner.config, "measured", "", {"graph": 1.0}, 1.0, 1)
+        with Database(tmp_path / "tuning.sqlite") as database:
+            database.add_trial(record.key, trial)
+            ((place, stored),) = database._trials.items()
+            database._trials[place] = json.dumps(with_hashes(record.op, json.loads(stored)))
+            assert database.trials(record.key) == (trial,)
 
     def test_rows_of_a_result_file(self, tmp_path) -> None:
         row = {
