@@ -240,7 +240,7 @@ def look_up(
         modelled: whether a modelled record may serve where nothing measured does.
     """
     found = _measured(op, problem, table, fingerprint, hardware)
-    is_served = found.is_measured or found.kind == "predicted"
+    is_served = found.is_recorded or found.kind == "predicted"
     kind_of = table.modelled_for(fingerprint)
     if is_served or not any(record.op == op for record in kind_of.records()):
         return found
@@ -248,7 +248,7 @@ def look_up(
         step = LookupStep("a modelled record", False, "there is one; TAXFREE_MODELLED=1 allows it")
         return dataclasses.replace(found, lookup_trace=(*found.lookup_trace, step))
     other = _found(op, problem, kind_of, fingerprint, hardware)
-    if not other.is_measured:
+    if not other.is_recorded:
         return found
     steps = (
         *found.lookup_trace,
@@ -302,7 +302,7 @@ def _measured(
 ) -> LookUp:
     """The measured record that serves, else a prediction from measured ones."""
     found = _found(op, problem, table, fingerprint, hardware)
-    if found.is_measured or hardware is None:
+    if found.is_recorded or hardware is None:
         return found
     known = table.serving(fingerprints.versions(op))
     prediction, why = predicted(op, problem, known, fingerprint, hardware)

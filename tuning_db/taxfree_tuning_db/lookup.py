@@ -107,7 +107,7 @@ class LookUp:
     predicted: tuple[str, dict[str, Scalar]] | None = None
 
     @property
-    def is_measured(self) -> bool:
+    def is_recorded(self) -> bool:
         """Whether a record serves, its own or a neighbour's."""
         return self.kind in ("exact", "another version", "neighbour")
 
