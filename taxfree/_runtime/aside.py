@@ -24,11 +24,11 @@ def aside(device: torch.device, work: Callable[[], _T]) -> _T:
 
     It is ordered after what the current stream has been given, and it is done when this returns.
     """
-    if device.type == "cuda":
-        before = torch.cuda.current_stream(device).record_event()
+    is_gpu = device.type == "cuda"
+    before = torch.cuda.current_stream(device).record_event() if is_gpu else None
 
     def run() -> _T:
-        if device.type != "cuda":
+        if before is None:
             return work()
         torch.cuda.set_device(device)
         stream = torch.cuda.current_stream()

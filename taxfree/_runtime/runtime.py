@@ -17,11 +17,13 @@ import weakref
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 
 from taxfree import problems
+from taxfree._runtime.aside import aside
 from taxfree._runtime.dispatch import Choice, Dispatcher
 from taxfree._runtime.order import OneThread, StreamOrder
 from taxfree._runtime.plans import BASELINE, Bucket, Entry, Plans
@@ -43,7 +45,7 @@ from taxfree.settings import Settings
 from taxfree_kernels.all_gather_matmul.problem import AllGatherMatmul
 from taxfree_kernels.attention.output import split
 from taxfree_kernels.fabric.base import Fabric
-from taxfree_kernels.variant import Plan, Problem, SizeRange, op_of, resized
+from taxfree_kernels.variant import Problem, Ready, SizeRange, op_of, resized
 from taxfree_kernels.vendor import all_gather, matmul_into
 from taxfree_tuning_db import Record, Table
 
@@ -480,16 +482,21 @@ class Runtime(contextlib.AbstractContextManager["Runtime"]):
         """float32 [len(numbers)], made once; under capture it is part of the graph."""
         found = self._numbers.get(numbers)
         if found is None:
-            found = torch.empty(len(numbers), dtype=torch.float32, device=self._fabric.device)
-            for at, number in enumerate(numbers):  # a kernel each: copies from the host would wait
-                found[at].fill_(number)
-            if not self._is_capturing():
-                if len(self._numbers) >= _MOST_LAYOUTS:
-                    self._numbers.clear()
-                self._numbers[numbers] = found
+            if self._is_capturing():
+                return self._filled(numbers)
+            if len(self._numbers) >= _MOST_LAYOUTS:
+                self._numbers.clear()
+            found = aside(self._fabric.device, partial(self._filled, numbers))
+            self._numbers[numbers] = found
         return found
 
-    def _plan_of(self, entry: Entry) -> tuple[Plan, Choice]:
+    def _filled(self, numbers: tuple[float, ...]) -> torch.Tensor:
+        found = torch.empty(len(numbers), dtype=torch.float32, device=self._fabric.device)
+        for at, number in enumerate(numbers):  # a kernel each: copies from the host would wait
+            found[at].fill_(number)
+        return found
+
+    def _plan_of(self, entry: Entry) -> tuple[Ready, Choice]:
         """The plan that a call of this moment runs, on this stream, and the choice behind it."""
         self._fabric.pool.check()
         capturing = self._is_capturing()

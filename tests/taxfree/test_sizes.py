@@ -131,7 +131,7 @@ def fail_at(fabric: Any, stage: str) -> Any:
     config = push.seed_configs(problem, fabric.hardware)[0]
     targets: dict[str, tuple[Any, str]] = {
         "plan": (type(push), "plan"),
-        "compile": (type(push.plan(problem, fabric, config)), "__call__"),
+        "compile": (type(push.plan(problem, fabric, config)), "run"),
         "allocate": (type(fabric.workspace), "scratch"),
         "library": (type(library), "plan"),
     }
