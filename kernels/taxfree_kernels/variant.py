@@ -163,11 +163,11 @@ class Ready:
 
     def __init__(self, plan: Plan) -> None:
         plan.connect()
-        self.launches, self.steps, self._run = plan.launches, plan.steps, plan.run
+        self.launches, self.steps, self.run = plan.launches, plan.steps, plan.run
 
     def __call__(self, *tensors: torch.Tensor | None) -> torch.Tensor:
         """Run on the operation's inputs; the last argument is the output, which is returned."""
-        return self._run(*tensors)
+        return self.run(*tensors)
 
 
 class Variant(ABC):
