@@ -9,20 +9,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
 from torch.nn import functional
 
-from taxfree._runtime.collectives import vote
+from taxfree._runtime.collectives import Failure, vote
+from taxfree._runtime.ready import ready_plans
 from taxfree._runtime.runtime import Runtime
+from taxfree.errors import TaxfreeError
 from taxfree.measuring.timer import Timing, copies_needed, time_together
 from taxfree_kernels.all_gather_matmul.problem import AllGatherMatmul
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.matmul_all_reduce.problem import MatmulAllReduce
 from taxfree_kernels.matmul_reduce_scatter.problem import MatmulReduceScatter
-from taxfree_kernels.variant import Plan, op_of, variants
+from taxfree_kernels.variant import Ready, op_of, variants
 from taxfree_tuning_db import Record
 
 #: path -> the variants of its operations, of which the first that serves runs; None: dispatched
@@ -159,12 +162,15 @@ def _planned(
             if name in known and known[name].unsupported_reason(problem, fabric.hardware) is None
         )
         config = known[name].seed_configs(problem, fabric.hardware)[0]
-        ops.append(_of_plan(known[name].plan(problem, fabric, config), problem))
+        (plan,) = ready_plans(fabric, [partial(known[name].plan, problem, fabric, config)])
+        if isinstance(plan, Failure):
+            raise TaxfreeError(f"{name} cannot be planned: {plan.why}")
+        ops.append(_of_plan(plan, problem))
         choices[op_of(problem)] = name
     return ops, choices
 
 
-def _of_plan(plan: Plan, problem: Any) -> _Op:
+def _of_plan(plan: Ready, problem: Any) -> _Op:
     size, rest = (problem.m, problem.n), ()
     if isinstance(problem, MatmulReduceScatter):
         size = (problem.shard_rows, problem.shard_columns)

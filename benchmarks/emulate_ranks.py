@@ -36,7 +36,7 @@ from taxfree_kernels.device.peers import Peers
 from taxfree_kernels.fabric.barrier import DeviceBarrier
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.fabric.heap import Pool, SymmetricHeap
-from taxfree_kernels.variant import Plan
+from taxfree_kernels.variant import Ready
 
 VENDOR = "vendor"  # in the place of a variant
 TIMEOUT_S = 5.0  # a wait of a kernel that cannot be emulated
@@ -144,7 +144,7 @@ def emulate(
     tried = [(each, promised) for each in candidates for promised in promises(each.config)]
     plans = [plan_or_reason(calls, candidate, promised) for candidate, promised in tried]
     mode = "graph" if fabric.has_graphs else "eager"
-    timed = [(calls.call(plan), mode) for plan in plans if isinstance(plan, Plan)]
+    timed = [(calls.call(plan), mode) for plan in plans if isinstance(plan, Ready)]
     vendor = vendor_of(calls) if beside_vendor else None
     if vendor is not None:
         timed.append((vendor, mode))
@@ -153,7 +153,7 @@ def emulate(
     fabric.pool.check()
     found = [
         Emulated(candidate, next(timings), promised=promised)
-        if isinstance(plan, Plan)
+        if isinstance(plan, Ready)
         else Emulated(candidate, None, plan, promised)
         for (candidate, promised), plan in zip(tried, plans, strict=True)
     ]
@@ -199,7 +199,7 @@ def _act_for_others(fabric: Fabric, ranks: int, arena_bytes: int) -> None:
     fabric.pool = Pool(fabric, timeout_s=timeout_s)
 
 
-def plan_or_reason(calls: Calls, candidate: Candidate, promised: bool = False) -> Plan | str:
+def plan_or_reason(calls: Calls, candidate: Candidate, promised: bool = False) -> Ready | str:
     """A plan that has run once, or why there is none; the same on both ranks.
 
     Args:

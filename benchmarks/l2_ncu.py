@@ -17,6 +17,7 @@ import json
 import sys
 from collections import defaultdict
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -47,9 +48,10 @@ def launch() -> None:
     import torch
     import torch.distributed as dist
 
+    from taxfree._runtime.ready import ready_plans
     from taxfree_kernels.attention.problem import Attention
     from taxfree_kernels.fabric.open import open_fabric
-    from taxfree_kernels.variant import operation, variants
+    from taxfree_kernels.variant import Ready, operation, variants
 
     torch.cuda.set_device(0)
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
@@ -60,7 +62,9 @@ def launch() -> None:
             head_dim=128, causal=False, packed=False, dtype="bfloat16", world_size=1,
         )  # fmt: skip
         config = TILE | {"MAPPING": case["mapping"]}
-        plan = variants("attention")["flash"].plan(problem, fabric, config)
+        flash = variants("attention")["flash"]
+        (plan,) = ready_plans(fabric, [partial(flash.plan, problem, fabric, config)])
+        assert isinstance(plan, Ready), plan
         op = operation("attention")
         inputs = op.make_inputs(problem, 0, 1, fabric.device)
         plan(*inputs, op.empty_output(problem, fabric.device))

@@ -18,7 +18,7 @@ from benchmarks.promises import promises
 from taxfree.measuring import timer
 from taxfree.measuring.trial import Calls, Candidate
 from taxfree_kernels.fabric.base import Fabric
-from taxfree_kernels.variant import Plan, variants
+from taxfree_kernels.variant import Ready, variants
 
 _LAYERS = 5  # of a repetition on a GPU
 
@@ -110,7 +110,7 @@ def _timed(
     ready = [
         (each, promised, calls.call(plan))
         for each, promised, plan in plans
-        if isinstance(plan, Plan)
+        if isinstance(plan, Ready)
     ]
     vendor = vendor_of(calls)
     assert vendor is not None

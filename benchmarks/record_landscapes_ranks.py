@@ -8,13 +8,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from benchmarks.emulate_ranks import act_alone_for
+from taxfree._runtime.collectives import Failure
+from taxfree._runtime.ready import ready_plans
 from taxfree.errors import one_line
 from taxfree.measuring import timer
 from taxfree.measuring.trial import Bench, Calls, Candidate
 from taxfree_kernels.cross_compile.resources import Resources, programs_per_unit, prune_reason
 from taxfree_kernels.cross_compile.screen import SPILL_LIMIT
 from taxfree_kernels.fabric.base import Fabric
-from taxfree_kernels.launch import Kernel, launching_through
+from taxfree_kernels.launch import Kernel
 from taxfree_kernels.variant import Plan
 
 CHAIN, REPETITIONS = 10, 5  # fewer calls than a search times, because there are many configs
@@ -73,9 +75,7 @@ def _compiled(calls: Calls, candidate: Candidate) -> tuple[Plan, list[Any]] | st
         )
 
     try:
-        plan = calls.plan(candidate)
-        with launching_through(compile_only):
-            plan(*calls.inputs[0], calls.outputs[0])
+        plan = calls.compiled(candidate, compile_only)
     except Exception as error:
         return f"does not compile: {one_line(error)}"
     return plan, kernels
@@ -95,14 +95,16 @@ def time_all(fabric: Fabric, jobs: Sequence[tuple[Candidate, Sequence[int]]]) ->
 def _timed(fabric: Fabric, calls: Calls, compiled: tuple[Plan, list[Any]] | str) -> Found:
     if isinstance(compiled, str):
         return compiled
-    plan, kernels = compiled
+    made, kernels = compiled
     try:
         why_not = next(filter(None, (_refusal(fabric, kernel) for kernel in kernels)), None)
     except Exception as error:  # it does not fit the GPU
         return f"cannot be loaded: {one_line(error)}"
     if why_not is not None:
         return why_not
-    plan.connect()
+    (plan,) = ready_plans(fabric, [lambda: made])
+    if isinstance(plan, Failure):
+        return f"cannot be connected: {plan.why}"
     calls.call(plan)(0)
     hang = calls.hang()
     if hang is not None:

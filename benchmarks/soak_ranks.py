@@ -36,7 +36,8 @@ import triton
 import triton.language as tl
 
 from benchmarks.promises import promises
-from taxfree._runtime.collectives import Failure, attempt
+from taxfree._runtime.collectives import Failure
+from taxfree._runtime.ready import ready_plans
 from taxfree.fingerprints import rows_field
 from taxfree.measuring.timer import capturing
 from taxfree_kernels.cross_compile.record import record
@@ -45,10 +46,11 @@ from taxfree_kernels.device.pdl import gdc_launch_dependents
 from taxfree_kernels.device.peers import Group
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.fabric.layout import aligned
-from taxfree_kernels.launch import Kernel, compiling, launch_normally, launching_through
+from taxfree_kernels.launch import Kernel, launch_normally, launching_through
 from taxfree_kernels.problem import MatmulProblem
 from taxfree_kernels.variant import (
     Plan,
+    Ready,
     Variant,
     op_of,
     operation,
@@ -333,7 +335,7 @@ class _Caller:
     def __init__(
         self,
         fabric: Fabric,
-        plan: Plan,
+        plan: Ready,
         bank: _Bank,
         member: int,
         counters: tuple[torch.Tensor, ...],
@@ -384,13 +386,6 @@ class _Caller:
         """Compare the output of such a call."""
         self._end(self.bank.chained[place], chosen)
 
-    def compile(self) -> None:
-        """Compile the kernels of a call, and run none of them."""
-        with compiling():
-            for part in (*self._begin, self._pause, partial(self._end, self.bank.out, -1)):
-                part()
-        self.plan.compile(self.bank.size, *self.bank.inputs, self.bank.out)
-
     def _run(self) -> None:
         self.plan(*self.bank.inputs, self.bank.out)
 
@@ -440,19 +435,17 @@ class Soak:
 
     # -- making ready ----------------------------------------------------------------------------
 
-    def _compiled(self, member: Member) -> _Caller:
+    def _bank(self, member: Member) -> _Bank:
         if member.problem not in self._banks:
             self._banks[member.problem] = _Bank(self._fabric, member.op, member.problem)
-        fabric = copy.copy(self._fabric)
+        return self._banks[member.problem]
+
+    def _compiled(self, member: Member) -> Plan:
+        bank, fabric = self._bank(member), copy.copy(self._fabric)
         fabric.static_weights = fabric.static_cache = member.promised
         plan = _variant(member).plan(member.problem, fabric, member.config)
-        counters = (self._call, self._wrong, self._first)
-        shared, own = 1000 * self._seed, 1000 * self._seed + self._fabric.rank
-        streams = (shared, own + 100, own + 300, own + 200)
-        bank = self._banks[member.problem]
-        caller = _Caller(self._fabric, plan, bank, len(self.members), counters, streams)
-        caller.compile()
-        return caller
+        plan.compile(bank.size, *bank.inputs, bank.out)
+        return plan
 
     def _share_compilation(self, candidates: Sequence[Member]) -> None:
         """Each rank compiles its share into the compiler's cache, where the others find it."""
@@ -465,13 +458,17 @@ class Soak:
 
     def _add(self, member: Member) -> None:
         """Add a member, if every rank can plan and compile it."""
-        caller = attempt(self._fabric.group, [partial(self._compiled, member)])[0]
-        if isinstance(caller, Failure):
-            self.left_out.append((member, caller.why))
+        plan = ready_plans(self._fabric, [partial(self._compiled, member)])[0]
+        if isinstance(plan, Failure):
+            self.left_out.append((member, plan.why))
             return
-        caller.plan.connect()
+        counters = (self._call, self._wrong, self._first)
+        shared, own = 1000 * self._seed, 1000 * self._seed + self._fabric.rank
+        streams = (shared, own + 100, own + 300, own + 200)
+        self._callers.append(
+            _Caller(self._fabric, plan, self._bank(member), len(self.members), counters, streams)
+        )
         self.members.append(member)
-        self._callers.append(caller)
 
     # -- calls -----------------------------------------------------------------------------------
 

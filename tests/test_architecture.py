@@ -54,6 +54,33 @@ def test_raw_atomics_stand_in_the_primitives_alone():
     assert found == {"device/abort.py", "device/packets.py", "device/sync.py"}
 
 
+def test_plans_become_callable_in_one_place():
+    """Others have no peers: the checker, AMD's executor, and calls that nobody prepared."""
+    rooms = ("taxfree", "taxfree_cli", "benchmarks", "kernels", "integrations", "examples")
+    found = {
+        str(path.relative_to(ROOT))
+        for room in rooms
+        for path in (ROOT / room).rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call) and any(name(each) == "Ready" for each in called_by(node))
+    }
+    package = "kernels/taxfree_kernels"
+    assert found == {
+        "taxfree/_runtime/plans.py", "taxfree/_runtime/ready.py", f"{package}/checker/trial.py",
+        f"{package}/executed/run.py",
+    }  # fmt: skip
+
+
+def called_by(call: ast.Call) -> list[ast.expr]:
+    """The function of a call, and functions among its arguments: of `partial`, or `map`."""
+    is_other = ast.unparse(call.func) != "isinstance"
+    return [call.func, *(call.args if is_other else [])]
+
+
+def name(node: ast.expr) -> str:
+    return ast.unparse(node).rpartition(".")[2]
+
+
 def test_device_functions_take_few_parameters():
     """What belongs together travels as one NamedTuple."""
     found = [

@@ -1,8 +1,9 @@
 """Operations, problems, variants and plans, for the tuner, the dispatcher and the reports.
 
 An operation is a mathematical contract, a problem its dimensions, a variant one way to compute it,
-and a plan a variant made ready on a fabric for one problem and config. A variant is a module in the
-operation's folder that defines ``VARIANT``; it is discovered there, without a registry.
+and a plan a variant made on a fabric for one problem and config; it is called once it is ready. A
+variant is a module in the operation's folder that defines ``VARIANT``; it is discovered there,
+without a registry.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
     from taxfree_kernels.fabric.base import Fabric
     from taxfree_kernels.hardware import Hardware
-    from taxfree_kernels.launch import Kernel
+    from taxfree_kernels.launch import Kernel, Launcher
 
 Config = Mapping[str, Any]
 Space = Mapping[str, tuple[Any, ...]]
@@ -98,12 +99,12 @@ class Step:
 
 
 class Plan(ABC):
-    """A variant prepared on one fabric, for a problem and for the same problem with fewer rows.
+    """A variant made for one fabric, for a problem and for the same problem with fewer rows.
 
     The size of a call (rows, or sequences) is read from its tensors. Constants of kernels depend on
     the problem, run-time arguments on the call. Making a plan calls no peer and takes its scratch
-    memory from the fabric's workspace. Calling it does not synchronise with the host, and can be
-    captured in a graph.
+    memory from the fabric's workspace. It is called through :class:`Ready` alone, once all ranks
+    have made it.
     """
 
     #: kernels that one call of the problem's size launches, collectives counted as one.
@@ -116,28 +117,57 @@ class Plan(ABC):
             PlanError: this machine does not support it.
         """
 
+    @property
+    def connects(self) -> bool:
+        """Whether it has something to set up with its peers."""
+        return type(self).connect is not Plan.connect
+
     def kernels(self, size: int) -> tuple[Kernel, ...]:
         """The kernels of this package that a call of this size launches."""
         return ()
 
-    def compile(self, size: int, *tensors: torch.Tensor | None) -> None:
+    def compile(
+        self, size: int, *tensors: torch.Tensor | None, launcher: Launcher | None = None
+    ) -> None:
         """Compile what a call of this size, on such tensors, launches; run nothing, call no peer.
 
-        A plan without kernels of this package is not called: it may need its peers to be connected.
+        A plan without kernels of this package is not run: it may need its peers to be connected.
+
+        Args:
+            launcher: gets each kernel in place of the compiler.
         """
-        from taxfree_kernels.launch import compiling  # imports triton, which problems do without
+        from taxfree_kernels.launch import compiling, launching_through  # they import triton
 
         if self.kernels(size):
-            with compiling():
-                self(*tensors)
+            with compiling() if launcher is None else launching_through(launcher):
+                self.run(*tensors)
 
     @abstractmethod
-    def __call__(self, *tensors: torch.Tensor | None) -> torch.Tensor:
-        """Run on the operation's inputs; the last argument is the output, which is returned."""
+    def run(self, *tensors: torch.Tensor | None) -> torch.Tensor:
+        """Run on the operation's inputs; the last argument is the output, which is returned.
+
+        It does not synchronise with the host, and can be captured in a graph.
+        """
 
     def steps(self, *tensors: torch.Tensor | None) -> list[Step]:
         """The parts of a call on these tensors, in order, so that reports can time each."""
-        return [Step("kernel", "fused", lambda: self(*tensors))]
+        return [Step("kernel", "fused", lambda: self.run(*tensors))]
+
+
+class Ready:
+    """A plan that can be called, because it is connected; see ``taxfree._runtime.ready``.
+
+    Args:
+        plan: made on all ranks; connected here, which is collective if it :attr:`Plan.connects`.
+    """
+
+    def __init__(self, plan: Plan) -> None:
+        plan.connect()
+        self.launches, self.steps, self.run = plan.launches, plan.steps, plan.run
+
+    def __call__(self, *tensors: torch.Tensor | None) -> torch.Tensor:
+        """Run on the operation's inputs; the last argument is the output, which is returned."""
+        return self.run(*tensors)
 
 
 class Variant(ABC):

@@ -9,24 +9,25 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import itertools
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 from taxfree._runtime import collectives
+from taxfree._runtime.collectives import Failure
 from taxfree._runtime.dispatch import Choice, Dispatcher, Kind
 from taxfree._runtime.legality import refusal
+from taxfree._runtime.ready import ready_plans
 from taxfree.errors import TaxfreeError, UsageError, one_line
 from taxfree.fingerprints import capacity_field, rows_field
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.fabric.workspace import Workspace
 from taxfree_kernels.launch import Kernel
 from taxfree_kernels.meta import meta_tensors
-from taxfree_kernels.variant import Plan, Problem, SizeRange, op_of, resized, variants
+from taxfree_kernels.variant import Plan, Problem, Ready, SizeRange, op_of, resized, variants
 
 BASELINE = "baseline"
 
@@ -65,7 +66,7 @@ class Entry:
     Args:
         bucket: the sizes.
         choice: what, and why.
-        plan: the choice, made ready.
+        plan: the choice.
         eager: takes its place outside of graph capture, if there is one.
         kernels: what is compiled for them, and for the other sizes of their plan.
         is_tuned: the largest of the sizes that share the plan has a record of its own.
@@ -74,14 +75,14 @@ class Entry:
 
     bucket: Bucket
     choice: Choice
-    plan: Plan
-    eager: Plan | None = None
+    plan: Ready
+    eager: Ready | None = None
     kernels: frozenset[Any] = frozenset()
     is_tuned: bool = False
     calls: int = 0
 
     @property
-    def plans(self) -> tuple[Plan, ...]:
+    def plans(self) -> tuple[Ready, ...]:
         """For graphs and, if another runs there, for eager calls."""
         return (self.plan,) if self.eager is None else (self.plan, self.eager)
 
@@ -105,7 +106,7 @@ class _Made:
 
     bucket: Bucket
     choice: Choice
-    plans: dict[str, Plan] = field(default_factory=dict)
+    plans: dict[str, Ready] = field(default_factory=dict)
     refused: set[int] = field(default_factory=set)
     kernels: set[Any] = field(default_factory=set)
 
@@ -124,7 +125,7 @@ class _Made:
     def needs_library(self) -> bool:
         return bool(self.refused) or len(self.ours) < len(self.modes)
 
-    def plan(self, mode: str) -> Plan | None:
+    def plan(self, mode: str) -> Ready | None:
         """The plan of a mode, if there is one."""
         choice = self.modes.get(mode)
         if choice is None:
@@ -239,13 +240,7 @@ class Plans:
             for bucket in sorted(wanted, key=lambda each: -each.high)  # scratch grows only once
         ]
         self._agree(missing, called, made)
-        self._attempt([step for each in made for step in each.ours], self._make)
-        connecting = [
-            (each, mode, choice)
-            for each, mode, choice in itertools.chain.from_iterable(each.ours for each in made)
-            if type(each.plans[mode]).connect is not Plan.connect
-        ]
-        self._attempt(connecting, lambda each, mode, _: each.plans[mode].connect())
+        self._add_ours([step for each in made for step in each.ours])
         self._add_library([each for each in made if each.needs_library])
         for each in made:
             self._enter(each)
@@ -257,7 +252,7 @@ class Plans:
         """
         alone = copy.copy(self._fabric)
         alone.__dict__["workspace"] = Workspace(self._fabric.device, has_pool=False)
-        plan = variants(op_of(problem))[BASELINE].plan(problem, alone, {})
+        plan = Ready(variants(op_of(problem))[BASELINE].plan(problem, alone, {}))
         choice = Choice("unprepared", BASELINE, why=why)
         record = self._dispatcher.look_up(op_of(problem), self.bucket(problem).problem)
         is_tuned = record.kind == "exact"
@@ -277,18 +272,16 @@ class Plans:
                 why = "ranks choose differently: their records or their hardware differ"
                 each.fall_back("disabled", why)
 
-    def _attempt(
-        self, steps: Sequence[tuple[_Made, str, Choice]], take: Callable[[_Made, str, Choice], None]
-    ) -> None:
-        """Take steps; where one fails on a rank, the library serves its bucket on all."""
-        if not steps:
-            return
-        taken = collectives.attempt(self._fabric.group, [partial(take, *step) for step in steps])
-        for (made, mode, choice), failure in zip(steps, taken, strict=True):
-            if failure is not None and made.modes.get(mode) is choice:  # it has not fallen back yet
-                made.fall_back("baseline", f"{choice.variant}: {failure.why}")
+    def _add_ours(self, steps: Sequence[tuple[_Made, str, Choice]]) -> None:
+        """Make the choices ready; where one fails on a rank, the library serves its bucket."""
+        found = ready_plans(self._fabric, [partial(self._make, *step) for step in steps])
+        for (made, mode, choice), plan in zip(steps, found, strict=True):
+            if not isinstance(plan, Failure):
+                made.plans[mode] = plan
+            elif made.modes.get(mode) is choice:  # it has not fallen back yet
+                made.fall_back("baseline", f"{choice.variant}: {plan.why}")
 
-    def _make(self, made: _Made, mode: str, choice: Choice) -> None:
+    def _make(self, made: _Made, mode: str, choice: Choice) -> Plan:
         """Plan and compile a choice for the sizes that it serves, without the peers."""
         bucket, variant = made.bucket, variants(op_of(made.bucket.problem))[choice.variant]
         made.refused |= {
@@ -296,9 +289,10 @@ class Plans:
             for size in bucket.sizes[:-1]
             if refusal(variant, bucket.of(size), self._fabric.hardware, choice.config) is not None
         }
-        made.plans[mode] = variant.plan(bucket.problem, self._fabric, choice.config)
+        plan = variant.plan(bucket.problem, self._fabric, choice.config)
         served = (size for size in bucket.sizes if size not in made.refused)
-        made.kernels |= self._compile(made.plans[mode], bucket, served)
+        made.kernels |= self._compile(plan, bucket, served)
+        return plan
 
     def _compile(self, plan: Plan, bucket: Bucket, sizes: Iterable[int]) -> set[Any]:
         """Compile all that calls of these sizes launch; what that is."""
@@ -334,21 +328,22 @@ class Plans:
     def _add_library(self, made: Sequence[_Made]) -> None:
         """Make the library's path where it is needed; collective if it is anywhere."""
 
-        def make() -> None:
-            for each in made:
-                problem = each.bucket.problem
-                try:
-                    plan = variants(op_of(problem))[BASELINE].plan(problem, self._fabric, {})
-                    each.kernels |= self._compile(plan, each.bucket, each.bucket.sizes)
-                except Exception as error:
-                    raise TaxfreeError(
-                        f"cannot run {problem} even by the library: {one_line(error)}"
-                    ) from error
-                each.plans["library"] = plan
+        def make(each: _Made) -> Plan:
+            problem = each.bucket.problem
+            try:
+                plan = variants(op_of(problem))[BASELINE].plan(problem, self._fabric, {})
+                each.kernels |= self._compile(plan, each.bucket, each.bucket.sizes)
+            except Exception as error:
+                raise TaxfreeError(
+                    f"cannot run {problem} even by the library: {one_line(error)}"
+                ) from error
+            return plan
 
-        failure = collectives.attempt(self._fabric.group, [make])[0] if made else None
-        if failure is not None:
-            raise TaxfreeError(f"rank {failure.rank} {failure.why}", "is its memory exhausted?")
+        found = ready_plans(self._fabric, [partial(make, each) for each in made])
+        for each, plan in zip(made, found, strict=True):
+            if isinstance(plan, Failure):
+                raise TaxfreeError(f"rank {plan.rank} {plan.why}", "is its memory exhausted?")
+            each.plans["library"] = plan
 
     def _enter(self, made: _Made) -> None:
         """Let a bucket's sizes run what was made."""

@@ -17,14 +17,17 @@ import weakref
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
+from torch.compiler import is_compiling
 
 from taxfree import problems
+from taxfree._runtime.aside import aside
 from taxfree._runtime.dispatch import Choice, Dispatcher
 from taxfree._runtime.order import OneThread, StreamOrder
-from taxfree._runtime.plans import BASELINE, Bucket, Entry, Plans
+from taxfree._runtime.plans import BASELINE, Bucket, Entry, Plans, rows_of
 from taxfree._runtime.signatures import (
     ALL_GATHER_MATMUL,
     ATTENTION,
@@ -43,12 +46,16 @@ from taxfree.settings import Settings
 from taxfree_kernels.all_gather_matmul.problem import AllGatherMatmul
 from taxfree_kernels.attention.output import split
 from taxfree_kernels.fabric.base import Fabric
-from taxfree_kernels.variant import Plan, Problem, SizeRange, op_of, resized
+from taxfree_kernels.variant import Problem, Ready, SizeRange, op_of, resized
 from taxfree_kernels.vendor import all_gather, matmul_into
 from taxfree_tuning_db import Record, Table
 
 _MOST_LAYOUTS = 4096  # of arguments, that a runtime remembers
 _OF_PYTORCH = "torch_fused"
+#: entries by size, the size, and the shape of the output, of a call
+_Seen = tuple[list[Entry | None], int, tuple[int, ...]]
+_UNSEEN: _Seen = ([], 0, ())
+_UNKNOWN: tuple[None, list[Entry | None], int] = (None, [], 0)
 _SEVERAL_WEIGHTS = ("one_shot", "registered", _OF_PYTORCH)  # the first two gather, then compute
 
 
@@ -101,9 +108,11 @@ class Runtime(contextlib.AbstractContextManager["Runtime"]):
         self._plans = Plans(fabric, dispatcher)
         self._gather_plans = Plans(fabric, dispatcher.limited_to(_SEVERAL_WEIGHTS))
         self._by_arguments: dict[Any, list[Entry | None]] = {}
+        self._seen: dict[tuple[Any, ...], _Seen] = {}
+        self._given: dict[int, tuple[Problem, list[Entry | None], int]] = {}  # problems, by id
         self._unprepared: Counter[Any] = Counter()
         self._numbers: dict[tuple[float, ...], torch.Tensor] = {}
-        self._streams = StreamOrder()
+        self._streams = StreamOrder(fabric.device)
         self._calling = OneThread()
         self._is_closed = False
         self._process = os.getpid()
@@ -333,10 +342,18 @@ class Runtime(contextlib.AbstractContextManager["Runtime"]):
         self, problem: Problem, tensors: Sequence[torch.Tensor | None], out: torch.Tensor
     ) -> torch.Tensor:
         """Run the operation of a given problem; its tensors are not checked against it."""
-        self._require_ours(problem)
-        entry = self._plans.find(problem) or self._planned(problem, self._plans)
-        sizes = (getattr(problem, name) for name in interpolated_fields(op_of(problem)))
-        return self._launch(entry, tensors, out, sizes)
+        _, entries, size = self._given.get(id(problem), _UNKNOWN)
+        entry = entries[size] if size < len(entries) else None
+        if entry is None:
+            self._require_ours(problem)
+            entry = self._plans.find(problem) or self._planned(problem, self._plans)
+            if entry.choice.kind != "unprepared":
+                found = problem, self._plans.by_size(problem), rows_of(problem)
+                _remember(self._given, id(problem), found)
+        if self._unrecorded is not None:
+            fields = interpolated_fields(op_of(problem))
+            self._collect(entry, *(getattr(problem, name) for name in fields))
+        return self._launch(entry, tensors, out)
 
     def _all_gather_matmuls(
         self,
@@ -367,8 +384,10 @@ class Runtime(contextlib.AbstractContextManager["Runtime"]):
         problem = self._joint_problem(a_shard, weights, biases)
         entry = self._gather_plans.find(problem) or self._planned(problem, self._gather_plans)
         with self._calling:
-            self._note(entry, problem.m)
-            plan, choice = self._plan_of(entry)
+            entry.calls += 1
+            self._collect(entry, problem.m)
+            plan = self._plan_of(entry)
+            choice = entry.choice if plan is entry.plan else entry.choice.of("eager")
             if is_optional and choice.variant in (BASELINE, _OF_PYTORCH):
                 return None
             own = aligned(a_shard)
@@ -412,7 +431,7 @@ class Runtime(contextlib.AbstractContextManager["Runtime"]):
         self, signature: Signature, arguments: tuple[Any, ...], out: torch.Tensor | None
     ) -> torch.Tensor:
         """Run an operation; as its torch op if the compiler or autograd must see it."""
-        if not torch.compiler.is_compiling() and not requires_grad(*arguments):
+        if not is_compiling() and not (torch.is_grad_enabled() and requires_grad(*arguments)):
             return self._run(signature, arguments, out)
         result: torch.Tensor = getattr(torch.ops.taxfree, signature.name)(
             *arguments, self.group_name
@@ -426,27 +445,24 @@ class Runtime(contextlib.AbstractContextManager["Runtime"]):
         self, signature: Signature, arguments: tuple[Any, ...], out: torch.Tensor | None = None
     ) -> torch.Tensor:
         """Run an operation; its method and its torch op come here."""
-        arguments = signature.normalized(arguments)
-        key = signature.name, signature.key(*arguments)
-        sizes = signature.sizes(self.world_size, *arguments)
-        rows = sizes[0]
-        entries = self._by_arguments.get(key, ())
-        entry = entries[rows] if 0 <= rows < len(entries) else None
-        if entry is None or not signature.fits(self._fabric, rows, *arguments):
+        entries, rows, shape = self._seen.get(signature.layout(*arguments), _UNSEEN)
+        entry = entries[rows] if rows < len(entries) else None
+        if entry is None:
+            arguments = signature.normalized(arguments)
+            sizes = signature.sizes(self.world_size, *arguments)
+            rows, shape = sizes[0], signature.shape(self.world_size, sizes[0], *arguments)
             if rows == 0 and signature.fits(self._fabric, 0, *arguments):
-                shape = signature.shape(self.world_size, 0, *arguments)
                 return self._of_nothing(arguments[0], out, shape)
-            entry = self._entry(key, signature.problem(self._fabric, *arguments))
+            entry = self._entry(signature, rows, shape, arguments)
+        if self._unrecorded is not None:
+            self._collect(entry, *signature.sizes(self.world_size, *arguments))
         inputs = signature.inputs(self._on_device, *arguments)
-        shape = signature.shape(self.world_size, rows, *arguments)
-        first = inputs[0]
-        assert first is not None
         if out is None:
-            out = first.new_empty(shape)
+            out = arguments[0].new_empty(shape)
         else:
             reusable = None if signature.reusable is None else inputs[signature.reusable]
-            problems.require_output(out, shape, first, inputs, reusable)
-        return self._launch(entry, inputs, out, sizes)
+            problems.require_output(out, shape, arguments[0], inputs, reusable)
+        return self._launch(entry, inputs, out)
 
     def _of_nothing(
         self, like: torch.Tensor, out: torch.Tensor | None, shape: tuple[int, ...]
@@ -459,20 +475,17 @@ class Runtime(contextlib.AbstractContextManager["Runtime"]):
         return out
 
     def _launch(
-        self,
-        entry: Entry,
-        inputs: Sequence[torch.Tensor | None],
-        out: torch.Tensor,
-        sizes: Iterable[int],
+        self, entry: Entry, inputs: Sequence[torch.Tensor | None], out: torch.Tensor
     ) -> torch.Tensor:
-        with self._calling:
-            self._note(entry, *sizes)
-            plan, _ = self._plan_of(entry)
-            return plan(*inputs, out)
+        self._calling.enter()
+        try:
+            entry.calls += 1
+            return self._plan_of(entry).run(*inputs, out)
+        finally:
+            self._calling.leave()
 
-    def _note(self, entry: Entry, *sizes: int) -> None:
-        """Count a call of these sizes, and collect it if it is not tuned."""
-        entry.calls += 1
+    def _collect(self, entry: Entry, *sizes: int) -> None:
+        """Note a call of these sizes, if notes are taken and it is not tuned."""
         if self._unrecorded is not None and not entry.is_tuned:
             self._unrecorded.add(entry.bucket.problem, *sizes)
 
@@ -480,26 +493,27 @@ class Runtime(contextlib.AbstractContextManager["Runtime"]):
         """float32 [len(numbers)], made once; under capture it is part of the graph."""
         found = self._numbers.get(numbers)
         if found is None:
-            found = torch.empty(len(numbers), dtype=torch.float32, device=self._fabric.device)
-            for at, number in enumerate(numbers):  # a kernel each: copies from the host would wait
-                found[at].fill_(number)
-            if not self._is_capturing():
-                if len(self._numbers) >= _MOST_LAYOUTS:
-                    self._numbers.clear()
-                self._numbers[numbers] = found
+            if self._is_capturing():
+                return self._filled(numbers)
+            found = aside(self._fabric.device, partial(self._filled, numbers))
+            _remember(self._numbers, numbers, found)
         return found
 
-    def _plan_of(self, entry: Entry) -> tuple[Plan, Choice]:
-        """The plan that a call of this moment runs, on this stream, and the choice behind it."""
+    def _filled(self, numbers: tuple[float, ...]) -> torch.Tensor:
+        found = torch.empty(len(numbers), dtype=torch.float32, device=self._fabric.device)
+        for at, number in enumerate(numbers):  # a kernel each: copies from the host would wait
+            found[at].fill_(number)
+        return found
+
+    def _plan_of(self, entry: Entry) -> Ready:
+        """The plan that a call of this moment runs, on this stream."""
         self._fabric.pool.check()
         capturing = self._is_capturing()
         if self._fabric.has_graphs:
             self._streams.follow(capturing)
         if capturing:
             self._fabric.keep_memory()
-        if capturing or entry.eager is None:
-            return entry.plan, entry.choice
-        return entry.eager, entry.choice.of("eager")
+        return entry.plan if capturing or entry.eager is None else entry.eager
 
     def _is_capturing(self) -> bool:
         return self._fabric.has_graphs and torch.cuda.is_current_stream_capturing()
@@ -528,13 +542,21 @@ class Runtime(contextlib.AbstractContextManager["Runtime"]):
         with self._calling:
             self._plans.prepare(wanted)
 
-    def _entry(self, key: tuple[Any, ...], problem: Problem) -> Entry:
-        """The entry of a problem; later calls with such arguments find it in the dict."""
-        entry = self._plans.find(problem) or self._planned(problem, self._plans)
-        if entry.choice.kind != "unprepared":
-            if len(self._by_arguments) >= _MOST_LAYOUTS:
-                self._by_arguments.clear()
-            self._by_arguments[key] = self._plans.by_size(problem)
+    def _entry(
+        self, signature: Signature, rows: int, shape: tuple[int, ...], arguments: tuple[Any, ...]
+    ) -> Entry:
+        """The entry of a call that is like none lately; later ones like it are found at once."""
+        key = signature.name, signature.key(*arguments)
+        entries = self._by_arguments.get(key, [])
+        entry = entries[rows] if 0 <= rows < len(entries) else None
+        if entry is None or not signature.fits(self._fabric, rows, *arguments):
+            problem = signature.problem(self._fabric, *arguments)
+            entry = self._plans.find(problem) or self._planned(problem, self._plans)
+            if entry.choice.kind == "unprepared":
+                return entry
+            entries = self._plans.by_size(problem)
+            _remember(self._by_arguments, key, entries)
+        _remember(self._seen, signature.layout(*arguments), (entries, rows, shape))
         return entry
 
     def _planned(self, problem: Problem, plans: Plans) -> Entry:
@@ -685,7 +707,10 @@ class Runtime(contextlib.AbstractContextManager["Runtime"]):
         _open.discard(self)
         if _runtimes.get(self.group_name) is self:
             del _runtimes[self.group_name]
-        for held in (self._plans, self._gather_plans, self._by_arguments, self._numbers):
+        for held in (
+            self._plans, self._gather_plans, self._by_arguments, self._seen, self._given,
+            self._numbers,
+        ):  # fmt: skip
             held.clear()
         if self._unrecorded is not None:
             self._unrecorded.close()
@@ -698,11 +723,20 @@ class Runtime(contextlib.AbstractContextManager["Runtime"]):
             self._release()  # the peers may never come
 
 
+def _remember(held: dict[Any, Any], key: Any, value: Any) -> None:
+    """Add to a dict, which is emptied when it has become large."""
+    if len(held) >= _MOST_LAYOUTS:
+        held.clear()
+    held[key] = value
+
+
 def requires_grad(*arguments: Any) -> bool:
     """Whether autograd must see an operation with these arguments."""
-    return torch.is_grad_enabled() and any(
-        isinstance(each, torch.Tensor) and each.requires_grad for each in arguments
-    )
+    if torch.is_grad_enabled():
+        for each in arguments:  # a generator takes twice as long
+            if isinstance(each, torch.Tensor) and each.requires_grad:
+                return True
+    return False
 
 
 _runtimes: weakref.WeakValueDictionary[str, Runtime] = weakref.WeakValueDictionary()
@@ -726,7 +760,7 @@ def _after_fork() -> None:
         _plans_of_parent.append((runtime._plans, runtime._gather_plans, runtime._by_arguments))
         runtime._plans = Plans(runtime._fabric, runtime._dispatcher)
         runtime._gather_plans = Plans(runtime._fabric, runtime._dispatcher)
-        runtime._by_arguments = {}
+        runtime._by_arguments, runtime._seen, runtime._given = {}, {}, {}
     _open.clear()
 
 

@@ -27,8 +27,9 @@ class Signature:
     Args:
         name: of the runtime's method and of the torch op.
         schema: the arguments of the torch op, but for the group's name.
-        key: () -> properties of the arguments, but for their sizes; calls with equal ones are
-            checked once.
+        layout: () -> the operation, and properties of the arguments that decide what runs. It takes
+            no tensor apart, because it is made in each call.
+        key: () -> the same, but for sizes; calls with equal ones are checked once.
         sizes: (world_size) -> rows, or sequences and keys, as in `interpolated_fields`; negative
             rows if the tensors have other dimensions than they must have.
         fits: (fabric, rows) -> whether the sizes of the arguments fit together.
@@ -41,6 +42,7 @@ class Signature:
 
     name: str
     schema: str
+    layout: Callable[..., tuple[Any, ...]]
     key: Callable[..., tuple[Any, ...]]
     sizes: Callable[..., tuple[int, ...]]
     fits: Callable[..., bool]
@@ -106,8 +108,9 @@ def _by_row(tensor: torch.Tensor | None) -> Any:
 
 def aligned(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor, contiguous and aligned to 16 bytes; a copy if it is not."""
-    tensor = tensor.contiguous()
-    return tensor.clone() if tensor.data_ptr() % 16 else tensor
+    if tensor.is_contiguous():
+        return tensor.clone() if tensor.data_ptr() % 16 else tensor
+    return tensor.contiguous()
 
 
 def _rows(matrix: torch.Tensor) -> int:
@@ -119,6 +122,10 @@ def _rows(matrix: torch.Tensor) -> int:
 ALL_GATHER_MATMUL = Signature(
     "all_gather_matmul",
     "Tensor a_shard, Tensor weight, Tensor? bias, int gather_dim, int? m",
+    layout=lambda a, weight, bias, gather_dim, m: (
+        "all_gather_matmul", a.shape, a.dtype, a.device, weight.shape, weight.stride(),
+        weight.dtype, weight.device, None if bias is None else _fixed(bias), gather_dim, m,
+    ),
     key=lambda a, weight, bias, gather_dim, _: (
         _by_row(a), _fixed(weight), _fixed(bias), gather_dim,
     ),
@@ -136,6 +143,12 @@ ALL_GATHER_MATMUL = Signature(
 MATMUL_ALL_REDUCE = Signature(
     "matmul_all_reduce",
     "Tensor x, Tensor weight, Tensor? bias, Tensor? residual",
+    layout=lambda x, weight, bias, residual, norm_weight=None, eps=None: (
+        "matmul_all_reduce", x.shape, x.dtype, x.device, weight.shape, weight.stride(),
+        weight.dtype, weight.device, None if bias is None else _fixed(bias),
+        None if residual is None else (residual.shape, residual.dtype, residual.device),
+        None if norm_weight is None else _fixed(norm_weight), eps,
+    ),
     key=lambda x, weight, bias, residual, norm_weight=None, eps=None: (
         _by_row(x), _fixed(weight), _fixed(bias), _by_row(residual), _fixed(norm_weight), eps,
     ),
@@ -160,6 +173,10 @@ MATMUL_ALL_REDUCE_RMS_NORM = dataclasses.replace(
 MATMUL_REDUCE_SCATTER = Signature(
     "matmul_reduce_scatter",
     "Tensor x, Tensor weight, int scatter_dim",
+    layout=lambda x, weight, scatter_dim: (
+        "matmul_reduce_scatter", x.shape, x.dtype, x.device, weight.shape, weight.stride(),
+        weight.dtype, weight.device, scatter_dim,
+    ),
     key=lambda x, weight, scatter_dim: (_by_row(x), _fixed(weight), scatter_dim),
     sizes=lambda _, x, *others: (_rows(x),),
     fits=lambda *_: True,
@@ -170,12 +187,19 @@ MATMUL_REDUCE_SCATTER = Signature(
         if scatter_dim == 1
         else (-(-m // world_size), weight.shape[-1])
     ),
-)
+)  # fmt: skip
 
 FLASH_DECODE = Signature(
     "flash_decode",
     "Tensor q, Tensor k, Tensor v, Tensor kv_lens, Tensor? block_table, float? scale, "
     "float? soft_cap, int? window",
+    layout=lambda q, k, v, kv_lens, table, scale, soft_cap, window: (
+        "flash_decode", q.shape, q.dtype, q.device, k.shape, k.stride(), k.dtype, k.device,
+        v.shape, v.stride(), v.dtype, v.device,
+        kv_lens.shape, kv_lens.is_contiguous(), kv_lens.dtype, kv_lens.device,
+        None if table is None else (*_fixed(table), table.is_contiguous()),
+        scale, soft_cap, window,
+    ),
     key=lambda q, k, v, kv_lens, table, *numbers: (
         _by_row(q), _by_sequence(k), _by_sequence(v), kv_lens.dtype, kv_lens.device,
         _by_sequence(table), numbers,
@@ -204,6 +228,12 @@ FLASH_DECODE = Signature(
 ATTENTION = Signature(
     "attention",
     "Tensor q, Tensor k, Tensor v, Tensor? cu_seqlens, bool causal, float? scale",
+    layout=lambda q, k, v, cu_seqlens, causal, scale: (
+        "attention", q.shape, q.stride(), q.dtype, q.device, k.shape, k.stride(), k.dtype,
+        k.device, v.shape, v.stride(), v.dtype, v.device,
+        None if cu_seqlens is None else (*_fixed(cu_seqlens), cu_seqlens.is_contiguous()),
+        causal, scale,
+    ),
     key=lambda q, k, v, cu_seqlens, causal, scale: (
         _by_sequence(q), _by_sequence(k), _by_sequence(v), causal, scale,
         None if cu_seqlens is None else (q.shape[:1], cu_seqlens.dtype, cu_seqlens.device),
@@ -226,6 +256,7 @@ ATTENTION = Signature(
 ATTENTION_LSE = dataclasses.replace(
     ATTENTION,
     name="attention_lse",
+    layout=lambda *arguments: ("attention_lse", *ATTENTION.layout(*arguments)),
     shape=lambda _, batch, q, *others: (elements_with_lse(q),),
 )
 

@@ -14,9 +14,17 @@ from taxfree._runtime.runtime import Runtime
 from taxfree.measuring import environment, timer
 from taxfree.measuring.bounds import Bounds, Peaks, bounds, peaks, vendor_kernel
 from taxfree.measuring.results import DISPATCH
-from taxfree.measuring.trial import SEED, Bench, Candidate, Outcome, open_bench, try_candidates
+from taxfree.measuring.trial import (
+    SEED,
+    Bench,
+    Candidate,
+    Compute,
+    Outcome,
+    open_bench,
+    try_candidates,
+)
 from taxfree_kernels.fabric.base import Fabric
-from taxfree_kernels.variant import Plan, Problem
+from taxfree_kernels.variant import Problem
 from taxfree_tuning_db import Record
 
 
@@ -40,18 +48,6 @@ class ProblemTimes:
     gpus: list[dict[str, Any]]
 
 
-class _DispatchPlan(Plan):
-    """The dispatcher's hot path, as a plan."""
-
-    def __init__(self, runtime: Runtime, problem: Problem) -> None:
-        self._runtime, self._problem = runtime, problem
-
-    def __call__(self, *tensors: torch.Tensor | None) -> torch.Tensor:
-        *inputs, out = tensors
-        assert out is not None
-        return self._runtime.call(self._problem, inputs, out)
-
-
 def measure_problem(
     fabric: Fabric,
     op: str,
@@ -68,7 +64,7 @@ def measure_problem(
     checked = try_candidates(fabric, op, problem, candidates, modes=(), repetitions=0)
     outcomes = {c.variant: outcome for c, outcome in zip(candidates, checked, strict=True)}
     bench = open_bench(fabric, op, problem)
-    plans = {
+    plans: dict[str, Compute] = {
         candidate.variant: bench.plan(candidate)
         for candidate in candidates
         if outcomes[candidate.variant].state in ("measured", "wrong")
@@ -76,8 +72,8 @@ def measure_problem(
     runtime = Runtime.on_fabric(fabric, records)
     runtime.prepare([bench.problem])
     choice = runtime.choice(bench.problem)
-    plans[DISPATCH] = _DispatchPlan(runtime, bench.problem)
-    outcomes[DISPATCH] = _dispatch_outcome(bench, plans, choice)
+    plans[DISPATCH] = _dispatched(runtime, bench.problem)
+    outcomes[DISPATCH] = _dispatch_outcome(bench, plans[DISPATCH], choice)
     wrong = {
         name: _wrong_values(bench, plan)
         for name, plan in plans.items()
@@ -96,10 +92,19 @@ def measure_problem(
     )
 
 
-def _dispatch_outcome(bench: Bench, plans: Mapping[str, Plan], choice: Choice) -> Outcome:
-    picked, checked = plans.get(choice.variant), [plans[DISPATCH]]
-    if picked is None or choice.eager is not None:
-        picked = bench.plan(Candidate(choice.variant, choice.config))
+def _dispatched(runtime: Runtime, problem: Problem) -> Compute:
+    """The dispatcher's hot path, as a plan."""
+
+    def run(*tensors: torch.Tensor | None) -> torch.Tensor:
+        *inputs, out = tensors
+        assert out is not None
+        return runtime.call(problem, inputs, out)
+
+    return run
+
+
+def _dispatch_outcome(bench: Bench, dispatched: Compute, choice: Choice) -> Outcome:
+    picked, checked = bench.plan(Candidate(choice.variant, choice.config)), [dispatched]
     if choice.eager is not None:  # dispatch is checked eagerly, where it runs another
         checked.append(picked)
     found = [bench.check(plan) for plan in checked]
@@ -111,7 +116,7 @@ def _dispatch_outcome(bench: Bench, plans: Mapping[str, Plan], choice: Choice) -
     return Outcome("measured", relative_error=worst, launches=picked.launches)
 
 
-def _wrong_values(bench: Bench, plan: Plan) -> int:
+def _wrong_values(bench: Bench, plan: Compute) -> int:
     """Number of wrong values on small-integer inputs, over all ranks; collective."""
     operation, problem, fabric = bench.operation, bench.problem, bench.fabric
     where = (problem, fabric.rank, SEED, fabric.device)
@@ -122,7 +127,7 @@ def _wrong_values(bench: Bench, plan: Plan) -> int:
 
 
 def _time(
-    bench: Bench, plans: Mapping[str, Plan], outcomes: Mapping[str, Outcome], repetitions: int
+    bench: Bench, plans: Mapping[str, Compute], outcomes: Mapping[str, Outcome], repetitions: int
 ) -> float | None:
     """Fill in the timings of plans; returns the vendor's kernel alone, in microseconds."""
     fabric = bench.fabric

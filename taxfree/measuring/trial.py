@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -17,15 +17,21 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from taxfree._runtime.collectives import Failure, attempt, vote
+from taxfree._runtime.collectives import Failure, vote
+from taxfree._runtime.ready import ready_plans
+from taxfree.errors import TaxfreeError
 from taxfree.fingerprints import rows_field
 from taxfree.measuring import disturbance, timer
 from taxfree_kernels.errors import PeerTimeout
 from taxfree_kernels.fabric.base import Fabric
-from taxfree_kernels.variant import Config, Plan, operation, problem_class, variants
+from taxfree_kernels.launch import Launcher
+from taxfree_kernels.variant import Config, Plan, Ready, operation, problem_class, variants
 
 ERROR_ALLOWANCE = 1.25  # of the library baseline's own relative error
 SEED = 1
+
+#: a plan, or what takes its place: of the operation's inputs and the output, which it returns
+Compute = Callable[..., torch.Tensor]
 
 
 @dataclass(frozen=True)
@@ -92,16 +98,12 @@ class Calls:
             self.problem, fabric.rank, seed, fabric.device, integers=integers
         )
 
-    def plan(self, candidate: Candidate) -> Plan:
-        variant = variants(self.op)[candidate.variant]
-        return variant.plan(self.problem, self.fabric, candidate.config)
-
-    def call(self, plan: Plan) -> timer.Call:
+    def call(self, compute: Compute) -> timer.Call:
         """Calls of a plan, whose inputs change with each step."""
 
         def run(step: int) -> None:
             copy = step % len(self.inputs)
-            plan(*self.inputs[copy], self.outputs[copy])
+            compute(*self.inputs[copy], self.outputs[copy])
 
         return run
 
@@ -111,21 +113,31 @@ class Calls:
         fused = [c for c in candidates if variants(self.op)[c.variant].fused]
         for candidate in fused[rank::world_size]:
             with contextlib.suppress(Exception):  # all ranks meet it again, and vote on it
-                self._compiled(candidate)
+                self.compiled(candidate)
         self.fabric.barrier()
 
-    def ready(self, candidate: Candidate) -> Plan | str:
-        """A plan that is compiled on every rank, or why some rank has none; collective."""
-        plan = attempt(self.fabric.group, [partial(self._compiled, candidate)])[0]
-        if isinstance(plan, Failure):
-            return plan.why
-        plan.connect()
+    def ready(self, candidate: Candidate) -> Ready | str:
+        """A plan that can be called, or why some rank has none; collective."""
+        plan = ready_plans(self.fabric, [partial(self.compiled, candidate)])[0]
+        return plan.why if isinstance(plan, Failure) else plan
+
+    def plan(self, candidate: Candidate) -> Ready:
+        """The same, where a plan is expected.
+
+        Raises:
+            TaxfreeError: some rank has none.
+        """
+        plan = self.ready(candidate)
+        if isinstance(plan, str):
+            raise TaxfreeError(f"{candidate.variant} cannot be planned: {plan}")
         return plan
 
-    def _compiled(self, candidate: Candidate) -> Plan:
-        plan = self.plan(candidate)
+    def compiled(self, candidate: Candidate, launcher: Launcher | None = None) -> Plan:
+        """A plan whose kernels the compiler has had, or `launcher` in its place."""
+        variant = variants(self.op)[candidate.variant]
+        plan = variant.plan(self.problem, self.fabric, candidate.config)
         size = getattr(self.problem, rows_field(self.op))
-        plan.compile(size, *self.inputs[0], self.outputs[0])
+        plan.compile(size, *self.inputs[0], self.outputs[0], launcher=launcher)
         return plan
 
     def hang(self) -> str | None:
@@ -154,11 +166,8 @@ class Bench(Calls):
         self._integers = self._inputs(SEED, integers=True)
         self._exact = self._reference(integers=True).to(self.outputs[0].dtype)
         self._reference64 = self._reference(integers=False)
-        self.baseline = super().plan(Candidate("baseline", {}))
-        self.baseline_error = self._worst(self._relative_error(self.baseline))
-
-    def plan(self, candidate: Candidate) -> Plan:
-        return self.baseline if candidate.variant == "baseline" else super().plan(candidate)
+        baseline = self.plan(Candidate("baseline", {}))
+        self.baseline_error = self._worst(self._relative_error(baseline))
 
     def _reference(self, integers: bool) -> torch.Tensor:
         fabric = self.fabric
@@ -168,8 +177,8 @@ class Bench(Calls):
 
     # -- correctness -------------------------------------------------------------------------
 
-    def _relative_error(self, plan: Plan) -> float:
-        return self.error_of(plan(*self.inputs[0], self.outputs[0].fill_(float("nan"))))
+    def _relative_error(self, compute: Compute) -> float:
+        return self.error_of(compute(*self.inputs[0], self.outputs[0].fill_(float("nan"))))
 
     def error_of(self, out: torch.Tensor) -> float:
         """The relative error on this rank of a result on the first inputs."""
@@ -180,11 +189,11 @@ class Bench(Calls):
     def _worst(self, error: float) -> float:
         return float(max(vote(self.fabric.group, error if error == error else float("inf"))))
 
-    def check(self, plan: Plan) -> tuple[str | None, float]:
+    def check(self, compute: Compute) -> tuple[str | None, float]:
         """Why a plan is wrong on some rank, or None; and its relative error, the worst rank's."""
-        out = plan(*self._integers, self.outputs[0].fill_(float("nan")))
+        out = compute(*self._integers, self.outputs[0].fill_(float("nan")))
         wrong = int((out != self._exact).sum())
-        error = self._worst(self._relative_error(plan))
+        error = self._worst(self._relative_error(compute))
         wrong_by_rank = vote(self.fabric.group, wrong)
         if any(wrong_by_rank):
             rank = next(r for r, count in enumerate(wrong_by_rank) if count)
@@ -245,7 +254,7 @@ def try_candidates(
     return outcomes
 
 
-def _check(bench: Bench, candidate: Candidate) -> tuple[Outcome, Plan | None]:
+def _check(bench: Bench, candidate: Candidate) -> tuple[Outcome, Ready | None]:
     plan = bench.ready(candidate)
     if isinstance(plan, str):
         return Outcome("failed", plan), None

@@ -14,7 +14,7 @@ from taxfree_kernels.device.pdl import gdc_launch_dependents, gdc_wait
 from taxfree_kernels.device.peers import Group
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.launch import Kernel, pdl_options
-from taxfree_kernels.variant import Plan, operation
+from taxfree_kernels.variant import Ready, operation
 from tests.kernels.tasks import Case, Inputs
 
 
@@ -126,7 +126,7 @@ def newest_keys(fabric: Fabric, case: Case, steps: int) -> list[str]:
     programs = -(-max(q.numel(), k[place].numel()) // 256)
     write = Kernel(_write_late, programs, constants, pdl_options({"launch_pdl": True}))
 
-    def run(plan: Plan, outputs: Sequence[torch.Tensor]) -> None:
+    def run(plan: Ready, outputs: Sequence[torch.Tensor]) -> None:
         for new, out in zip(news, outputs, strict=True):
             write(q, k[place], v[place], new, q.numel(), k[place].numel())
             plan(q, k, v, lens, *others, out)

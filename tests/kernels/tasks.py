@@ -22,7 +22,7 @@ from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.fabric.open import open_fabric
 from taxfree_kernels.interpreter import is_interpreting
 from taxfree_kernels.launch import compiling
-from taxfree_kernels.variant import Plan, operation, problem_class, variants
+from taxfree_kernels.variant import Plan, Ready, operation, problem_class, variants
 from tests.ranks import OP
 
 
@@ -46,10 +46,14 @@ class Case:
     def problem(self, world_size: int) -> Any:
         return problem_class(self.op)(**self.fields, world_size=world_size)
 
-    def plan(self, fabric: Fabric) -> Plan:
+    def made(self, fabric: Fabric) -> Plan:
+        """A plan that cannot be called yet."""
         variant, problem = variants(self.op)[self.variant], self.problem(fabric.world_size)
         default = variant.seed_configs(problem, fabric.hardware)[0]
         return variant.plan(problem, fabric, default | dict(self.config or {}))
+
+    def plan(self, fabric: Fabric) -> Ready:
+        return Ready(self.made(fabric))
 
     def tensors(self, fabric: Fabric, seed: int, integers: bool) -> tuple[Any, ...]:
         """A rank's own tensors."""
@@ -90,7 +94,7 @@ class Inputs:
         """The tensors hold something else now, on all ranks; collective."""
         self.exact = self._find_exact()
 
-    def run(self, plan: Plan) -> torch.Tensor:
+    def run(self, plan: Ready) -> torch.Tensor:
         out = self.exact.new_full(self.exact.shape, float("nan"), dtype=self.tensors[0].dtype)
         assert plan(*self.tensors, out) is out
         return out
@@ -348,11 +352,11 @@ def _share_compilation(fabric: Fabric, cases: Sequence[Case]) -> None:
         tensors = case.tensors(fabric, seed=1, integers=True)
         out = operation(case.op).empty_output(case.problem(fabric.world_size), fabric.device)
         with compiling():
-            case.plan(fabric)(*tensors, out)
+            case.made(fabric).run(*tensors, out)
     fabric.barrier()
 
 
-def _inaccuracy(fabric: Fabric, case: Case, plan: Plan) -> list[str]:
+def _inaccuracy(fabric: Fabric, case: Case, plan: Ready) -> list[str]:
     inputs = Inputs(fabric, case, seed=2, integers=False)
     baseline = Case("baseline", case.fields, padded=case.padded, op=case.op).plan(fabric)
     allowed = 1.25 * inputs.relative_error(inputs.run(baseline))

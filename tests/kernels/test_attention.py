@@ -14,7 +14,7 @@ from taxfree_kernels.attention.problem import MOST_PACKED, Attention
 from taxfree_kernels.errors import PlanError
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.hardware import KNOWN
-from taxfree_kernels.variant import operation, variants
+from taxfree_kernels.variant import Ready, operation, variants
 from tests.kernels.contract import complaints, refusals
 from tests.kernels.tasks import Case
 from tests.ranks import Ranks, on_every_fabric
@@ -33,7 +33,7 @@ def run(ranks: Ranks, task: Any, **arguments: Any) -> Any:
 def planned(fabric: Fabric, problem: Attention, variant: str, **config: Any) -> Any:
     found = variants("attention")[variant]
     default = found.seed_configs(problem, fabric.hardware)[0]
-    return found.plan(problem, fabric, default | config)
+    return Ready(found.plan(problem, fabric, default | config))
 
 
 def inputs_of(fabric: Fabric, problem: Attention) -> list[Any]:

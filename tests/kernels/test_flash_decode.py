@@ -10,7 +10,7 @@ from taxfree_kernels.flash_decode import plans
 from taxfree_kernels.hardware import KNOWN
 from taxfree_kernels.launch import launching_through
 from taxfree_kernels.meta import meta_tensors
-from taxfree_kernels.variant import problem_class, variants
+from taxfree_kernels.variant import Ready, problem_class, variants
 from tests.kernels.contract import DECODE, case, complaints
 from tests.ranks import on_every_fabric
 
@@ -97,7 +97,7 @@ def test_with_the_promise_only_queries_and_the_newest_key_are_waited_for(ranks, 
 def test_a_cache_that_splits_by_warp_cannot_load_is_read_in_place_by_the_others(padding, function):
     problem = problem_class(DECODE)(**HEADS, batch=2)
     fabric = GhostFabric(1, KNOWN["h200"], arena_bytes(problem.slot_bytes))
-    plan = variants(DECODE)["library"].plan(problem, fabric, BY_WARP)
+    plan = Ready(variants(DECODE)["library"].plan(problem, fabric, BY_WARP))
     q, k, *others = meta_tensors(problem)
     k = k.new_empty(*k.shape[:3], problem.head_dim + padding)[..., : problem.head_dim]
     launched = []

@@ -10,7 +10,7 @@ from taxfree_kernels.fabric.layout import arena_bytes
 from taxfree_kernels.hardware import KNOWN
 from taxfree_kernels.launch import launching_through
 from taxfree_kernels.meta import meta_tensors
-from taxfree_kernels.variant import problem_class, variants
+from taxfree_kernels.variant import Ready, problem_class, variants
 
 OP, HARDWARE = "all_gather_matmul", KNOWN["h200"]
 PROBLEM = problem_class(OP)(m=16, n=64, k=512, gather_dim=1, world_size=2, dtype="bfloat16")
@@ -22,7 +22,7 @@ def loaded_early(config: dict, promised: bool, pitch: int = PROBLEM.k) -> tuple[
     """Arguments of a call's kernel that it loads early; rows of the weight are `pitch` apart."""
     fabric = GhostFabric(PROBLEM.world_size, HARDWARE, arena_bytes(PROBLEM.slot_bytes))
     fabric.static_weights = promised
-    plan = VARIANT.plan(PROBLEM, fabric, config)
+    plan = Ready(VARIANT.plan(PROBLEM, fabric, config))
     a, weight, bias, out = meta_tensors(PROBLEM)
     weight = torch.empty(PROBLEM.n, pitch, dtype=weight.dtype, device="meta")[:, : PROBLEM.k].t()
     launched = []

@@ -25,11 +25,11 @@ class ThePlan(BaselinePlan):
         super().__init__(problem, fabric)
         self.fabric, self.config = fabric, config
 
-    def __call__(self, a, weight, bias, out):
+    def run(self, a, weight, bias, out):
         compiling = _launcher.get() is not None
         self.calls += not compiling
 {call}
-        return super().__call__(a, weight, bias, out)
+        return super().run(a, weight, bias, out)
 
 
 class TheVariant(Variant):
@@ -74,7 +74,7 @@ RAISES = variant(
 WRONG = variant(
     "is_wrong",
     "Is wrong on one rank",
-    call="super().__call__(a, weight, bias, out)\nreturn out.add_(self.fabric.rank == 1)",
+    call="super().run(a, weight, bias, out)\nreturn out.add_(self.fabric.rank == 1)",
 )
 CRASHES = variant("crashes", "Aborts", call="if self.fabric.rank == 1 and self.calls: os.abort()")
 SLEEPS = variant("sleeps", "Never returns", call="if self.calls: time.sleep(1000)")
@@ -86,7 +86,7 @@ POISONS = variant(
         "def lost(*_):\n"
         "    raise RuntimeError('CUDA error: an illegal memory access was encountered')\n"
         "if self.calls:\n"
-        "    BaselinePlan.__call__ = lost"
+        "    BaselinePlan.run = lost"
     ),
 )
 
@@ -143,7 +143,7 @@ class HangingPlan(Plan):
             _hang, 1, {"GROUP": Group(problem.world_size, fabric.backend)}
         )
 
-    def __call__(self, a, weight, bias, out):
+    def run(self, a, weight, bias, out):
         self._kernel(*self._args)
         return out
 

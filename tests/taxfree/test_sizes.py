@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import threading
 import warnings
@@ -131,7 +132,7 @@ def fail_at(fabric: Any, stage: str) -> Any:
     config = push.seed_configs(problem, fabric.hardware)[0]
     targets: dict[str, tuple[Any, str]] = {
         "plan": (type(push), "plan"),
-        "compile": (type(push.plan(problem, fabric, config)), "__call__"),
+        "compile": (type(push.plan(problem, fabric, config)), "run"),
         "allocate": (type(fabric.workspace), "scratch"),
         "library": (type(library), "plan"),
     }
@@ -198,6 +199,20 @@ def grow_in_vain(fabric: Any) -> list[Any]:
     except TaxfreeError as error:
         found.append("even by the library" in error.message)
     return [*found, torch.equal(called(rt, GATHER, problem, inputs), expected)]
+
+
+def first_call_in_inference_mode(fabric: Any, op: str, fields: dict[str, Any]) -> list[bool]:
+    """Calls under inference mode, which are planned there, and later ones under none."""
+    fabric = copy.copy(fabric)
+    fabric.__dict__.pop("workspace", None)
+    problem = largest(op, fields)
+    rt = runtime_of(fabric)
+    right = []
+    for is_inference in (True, False):
+        inputs, expected = tensors_of(fabric, problem)
+        with torch.inference_mode(is_inference):
+            right.append(torch.equal(called(rt, op, problem, inputs), expected))
+    return right
 
 
 def ask_for_buckets(fabric: Any) -> tuple[int, int]:
@@ -432,6 +447,13 @@ class TestPlanning:
 
     def test_a_range_that_fits_no_memory_leaves_earlier_plans_alone(self, ranks: Ranks) -> None:
         assert run(ranks, grow_in_vain) == [[True] * 3] * ranks.few
+
+    @pytest.mark.parametrize(("op", "fields"), CASES)
+    def test_inference_mode_leaves_no_mark_on_what_stays(
+        self, ranks: Ranks, op: str, fields: dict[str, Any]
+    ) -> None:
+        found = run(ranks, first_call_in_inference_mode, op=op, fields=fields)
+        assert found == [[True, True]] * ranks.few
 
     def test_each_bucket_of_a_range_is_asked_for_once(self, ranks: Ranks) -> None:
         for asked, buckets in run(ranks, ask_for_buckets):

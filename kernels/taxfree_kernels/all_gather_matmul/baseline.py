@@ -70,7 +70,7 @@ class BaselinePlan(Plan):
         copied = shard[: problem.shard_rows] if self._copies_shard(problem) else None
         return Buffers(copied, gathered, matrix[:m], needs_layout)
 
-    def __call__(
+    def run(
         self, a: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor
     ) -> torch.Tensor:
         buffers = self._sized[out.shape[0]]

@@ -133,7 +133,7 @@ class OverlapPlan(Plan):
     def kernels(self, size: int) -> tuple[Kernel, ...]:
         return (self._await, *self._copies.kernels)
 
-    def __call__(
+    def run(
         self, a: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor
     ) -> torch.Tensor:
         calls = self._sized[out.shape[0]]

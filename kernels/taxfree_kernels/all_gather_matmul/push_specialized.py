@@ -417,7 +417,7 @@ class PushSpecializedPlan(PushTmaPlan):
         shares = split_k * tiles * block_m * block_n if split_k > 1 else 1
         self._partials = fabric.workspace.scratch(((shares,), torch.float32))
         prefetch = config["PREFETCH_WEIGHT"] and fabric.static_weights
-        self._waiting: Plan | None = None  # for a weight that has to be copied first: see __call__
+        self._waiting: Plan | None = None  # for a weight that has to be copied first: see run
         if prefetch:
             self._waiting = PushSpecializedPlan(
                 problem, fabric, {**config, "PREFETCH_WEIGHT": False}
@@ -455,12 +455,12 @@ class PushSpecializedPlan(PushTmaPlan):
         sizes = folded(inbox.shape, inbox.strides, self._fold)
         return TensorDescriptor(inbox.base, *sizes, self._a_box, self._a_layout), reads_own
 
-    def __call__(
+    def run(
         self, a: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor
     ) -> torch.Tensor:
         if self._waiting is not None and not is_aligned(weight.t()):
-            return self._waiting(a, weight, bias, out)  # the copy is written just before
-        return super().__call__(a, weight, bias, out)
+            return self._waiting.run(a, weight, bias, out)  # the copy is written just before
+        return super().run(a, weight, bias, out)
 
 
 class PushSpecialized(PushTma):

@@ -25,7 +25,7 @@ class TorchFusedPlan(Plan):
     def connect(self) -> None:
         self._op = symm_mem_op("fused_all_gather_matmul", self._group)
 
-    def __call__(
+    def run(
         self, a: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor
     ) -> torch.Tensor:
         _, (product,) = self._op(a, [weight], 0, self._group.group_name, return_A=False)

@@ -23,7 +23,7 @@ class BaselinePlan(Plan):
     def __init__(self, problem: Attention, fabric: Fabric) -> None:
         self._problem, self._on_host = problem, fabric.device.type == "cpu"
 
-    def __call__(self, *tensors: Any) -> torch.Tensor:
+    def run(self, *tensors: Any) -> torch.Tensor:
         q, k, v, starts, scale, flat = tensors
         if is_compiling():
             return flat

@@ -48,7 +48,7 @@ class AttentionPlan(Plan):
     def kernels(self, size: int) -> tuple[Kernel, ...]:
         return (self._sized[size, self._problem.length],)
 
-    def __call__(self, *tensors: Any) -> torch.Tensor:
+    def run(self, *tensors: Any) -> torch.Tensor:
         q, k, v, starts, scale, flat = tensors
         out, lse = split(flat, q)
         size = (q.shape[0], q.shape[1]) if starts is None else (starts.shape[0] - 1, q.shape[0])

@@ -14,7 +14,7 @@ from taxfree_kernels.checker.fabric import Setup, SimulatedFabric, Simulation
 from taxfree_kernels.checker.report import Reason, Violation
 from taxfree_kernels.checker.simulate import Call, Outcome
 from taxfree_kernels.hardware import KNOWN
-from taxfree_kernels.variant import Plan, Problem, Variant, operation
+from taxfree_kernels.variant import Problem, Ready, Variant, operation
 
 _TOLERANCE = 0.02  # of the largest value; a wrong payload is off by more, or NaN
 # Generations go on beyond 32 bits; both sides of each edge are crossed within a few calls.
@@ -64,7 +64,7 @@ class Trial:
         if fabric.rank == 0:
             self._outputs = []
         plans = {
-            variant: variant.plan(self._problem, fabric, config)
+            variant: Ready(variant.plan(self._problem, fabric, config))
             for variant, config in self._configs.items()
         }
         return [
@@ -72,7 +72,7 @@ class Trial:
             for number, variant in enumerate(self._variants)
         ]
 
-    def _call(self, fabric: SimulatedFabric, plan: Plan, number: int) -> None:
+    def _call(self, fabric: SimulatedFabric, plan: Ready, number: int) -> None:
         output = self._op.empty_output(self._problem, fabric.device)
         self._outputs.append((fabric.rank, number, output))
         plan(*_inputs(self._op.name, self._problem, fabric.rank, number), output)

@@ -1,7 +1,7 @@
 """Records the launches of a plan without a device.
 
-A plan is made on a :class:`GhostFabric`, whose tensors have shapes and no memory, and called on
-such inputs; its launches go to a list instead of a device.
+A plan is made on a :class:`GhostFabric`, whose tensors have shapes and no memory, and run on such
+inputs, without peers that it could connect; its launches go to a list instead of a device.
 """
 
 from __future__ import annotations
@@ -94,5 +94,5 @@ def record(
         return []
     launches: list[Launch] = []
     with launching_through(lambda kernel, args: launches.append(Launch(kernel, args))):
-        plan(*meta_tensors(problem, ghost.rank))
+        plan.run(*meta_tensors(problem, ghost.rank))
     return launches

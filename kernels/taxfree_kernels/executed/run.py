@@ -34,7 +34,7 @@ from taxfree_kernels.executed.tactics import Tactics
 from taxfree_kernels.fabric.base import NoGroup
 from taxfree_kernels.hardware import KNOWN, Hardware
 from taxfree_kernels.launch import Kernel, launching_through
-from taxfree_kernels.variant import Config, Plan, Problem
+from taxfree_kernels.variant import Config, Problem, Ready
 
 #: architecture -> the device that kernels are compiled for
 DEVICES = {"gfx942": "mi300x", "gfx950": "mi350x"}
@@ -246,7 +246,7 @@ class _Session:
         if not self._shown.instructions:
             self._shown.verdict = "nothing to run"
 
-    def _planned(self, problem: Problem) -> tuple[list[ExecutedFabric], list[Plan]]:
+    def _planned(self, problem: Problem) -> tuple[list[ExecutedFabric], list[Ready]]:
         """Every rank's fabric and plan, in the first memory that has room for what a config sends.
 
         Raises:
@@ -257,7 +257,8 @@ class _Session:
             self._memory = Memory(self._tactics.grain)
             fabrics = self._fabrics(problem.world_size, slot_bytes)
             try:
-                return fabrics, [variant.plan(problem, at, self._shown.config) for at in fabrics]
+                config = self._shown.config
+                return fabrics, [Ready(variant.plan(problem, at, config)) for at in fabrics]
             except HeapExhausted as error:
                 exhausted = error
         raise exhausted

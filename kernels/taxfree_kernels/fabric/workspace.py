@@ -126,7 +126,8 @@ class Scratch:
 
     def __call__(self) -> list[torch.Tensor]:
         if not self._tensors:
-            self._tensors = self._workspace._carve(self._pieces)
+            with torch.inference_mode(False):  # calls outside of it will write there, too
+                self._tensors = self._workspace._carve(self._pieces)
         return self._tensors
 
     def clear(self) -> None:
@@ -144,7 +145,8 @@ class BySize(dict[Any, Made], Generic[Made]):
     def __missing__(self, size: Any) -> Made:
         if len(self) >= _MOST_SIZES:
             self.clear()
-        self[size] = made = self._make(size)
+        with torch.inference_mode(False):
+            self[size] = made = self._make(size)
         return made
 
 

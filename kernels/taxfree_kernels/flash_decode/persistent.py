@@ -141,7 +141,7 @@ class PersistentPlan(Plan):
     def kernels(self, size: int) -> tuple[Kernel, ...]:
         return (self._sized[size, self._problem.kv_len_per_rank],)
 
-    def __call__(self, *tensors: torch.Tensor | None) -> torch.Tensor:
+    def run(self, *tensors: torch.Tensor | None) -> torch.Tensor:
         *inputs, out = tensors
         assert out is not None
         attention, size = self._attention, size_of(inputs)

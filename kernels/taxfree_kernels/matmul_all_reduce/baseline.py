@@ -42,7 +42,7 @@ class BaselinePlan(Plan):
     def kernels(self, size: int) -> tuple[Kernel, ...]:
         return () if self._norm is None else (self._norm.kernel(size),)
 
-    def __call__(self, *tensors: Any) -> torch.Tensor:
+    def run(self, *tensors: Any) -> torch.Tensor:
         x, weight, bias, residual, norm_weight, eps, out = tensors
         total = self._total(out, residual)
         self._multiply(x, weight, bias, total)

@@ -64,7 +64,7 @@ class BaselinePlan(Plan):
             return Buffers(partial[: problem.elements].view(m, -1), by_owner, by_owner[:0])
         return Buffers(by_owner[:m], by_owner, by_owner[m:])
 
-    def __call__(self, x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+    def run(self, x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
         buffers = self._sized[x.shape[0]]
         self._multiply(buffers, x, weight)
         if self._is_by_columns:

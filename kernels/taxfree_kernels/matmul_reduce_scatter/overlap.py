@@ -164,7 +164,7 @@ class OverlapPlan(Plan):
     def kernels(self, size: int) -> tuple[Kernel, ...]:
         return (self._add, *self._copies.kernels)
 
-    def __call__(self, x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+    def run(self, x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
         sized = self._sized[x.shape[0]]
         self._copies.begin()
         self._send(sized.empty)

@@ -36,8 +36,8 @@ class RegisteredPlan(BaselinePlan):
     def _shard(self, out: torch.Tensor) -> torch.Tensor:
         return self._scratch()[2][: out.numel()].view(out.shape)
 
-    def __call__(self, x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
-        return out.copy_(super().__call__(x, weight, self._shard(out)))
+    def run(self, x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+        return out.copy_(super().run(x, weight, self._shard(out)))
 
     def steps(self, x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> list[Step]:
         shard = self._shard(out)

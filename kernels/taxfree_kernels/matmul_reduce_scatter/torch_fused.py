@@ -25,7 +25,7 @@ class TorchFusedPlan(Plan):
     def connect(self) -> None:
         self._op = symm_mem_op("fused_matmul_reduce_scatter", self._group)
 
-    def __call__(self, x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+    def run(self, x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
         return out.copy_(self._op(x, weight, "sum", self._scatter_dim, self._group.group_name))
 
 

@@ -118,7 +118,7 @@ class FusedPlan(Plan):
     def kernels(self, size: int) -> tuple[Kernel, ...]:
         return self._sized[size]
 
-    def __call__(self, *tensors: Any) -> torch.Tensor:
+    def run(self, *tensors: Any) -> torch.Tensor:
         x, weight, *others, out = tensors
         (kernel,) = self._sized[x.shape[0]]
         kernel(*self._operands(x, weight), weight.stride(), *self._epilogue(others, out), out)

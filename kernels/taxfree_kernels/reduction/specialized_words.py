@@ -268,7 +268,7 @@ class SpecializedPlan(LamportPlan):
         constants: Mapping[str, Any],
     ) -> None:
         early = config["PREFETCH_WEIGHT"] and fabric.static_weights
-        self._waiting: SpecializedPlan | None = None  # for a weight that is copied: see __call__
+        self._waiting: SpecializedPlan | None = None  # for a weight that is copied: see run
         if early:
             waits = {**config, "PREFETCH_WEIGHT": False}
             self._waiting = SpecializedPlan(problem, fabric, waits, function, layout, constants)
@@ -279,10 +279,10 @@ class SpecializedPlan(LamportPlan):
         static = ("w_desc",) if early else ()
         self._kernel = replace(self._kernel, options=options, static=static)
 
-    def __call__(self, *tensors: Any) -> torch.Tensor:
+    def run(self, *tensors: Any) -> torch.Tensor:
         if self._waiting is not None and not is_aligned(tensors[1].t()):
-            return self._waiting(*tensors)  # the copy is written just before
-        return super().__call__(*tensors)
+            return self._waiting.run(*tensors)  # the copy is written just before
+        return super().run(*tensors)
 
     def descriptors(
         self, problem: PartialSum, config: Config

@@ -74,7 +74,7 @@ class SumPlan(Plan):
         """Launch the sum; takes the plan's arguments after x and the weight."""
         kernel(partial, *rest)
 
-    def __call__(self, x: torch.Tensor, weight: torch.Tensor, *rest: torch.Tensor) -> torch.Tensor:
+    def run(self, x: torch.Tensor, weight: torch.Tensor, *rest: torch.Tensor) -> torch.Tensor:
         flat, matrix, kernel = self._sized[x.shape[0]]
         matmul_into(matrix, x, weight, None)
         self.add_up(flat, kernel, *rest)

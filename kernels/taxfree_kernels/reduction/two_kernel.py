@@ -71,7 +71,7 @@ class TwoKernelPlan(FusedPlan):
         tiles = self._kernel.resized(min(layout.tiles, self._at_once), last_args)
         return tiles, self._sums.resized(layout.others, last_args)
 
-    def __call__(self, *tensors: Any) -> torch.Tensor:
+    def run(self, *tensors: Any) -> torch.Tensor:
         x, weight, *others, out = tensors
         tiles, sums = self._sized[x.shape[0]]
         tiles(*self._operands(x, weight), weight.stride())

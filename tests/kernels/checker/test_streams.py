@@ -8,7 +8,7 @@ from taxfree_kernels import copies
 from taxfree_kernels.checker import Reason, SimulatedFabric, Simulation, check_variant
 from taxfree_kernels.checker.mutate import mutants
 from taxfree_kernels.checker.streams import Stream
-from taxfree_kernels.variant import operation, problem_class, variants
+from taxfree_kernels.variant import Ready, operation, problem_class, variants
 
 OP = "all_gather_matmul"
 SEEDS = range(6)
@@ -52,7 +52,7 @@ def turns() -> list:
         for name in ("overlap", "push", "overlap", "one_shot"):
             variant = variants(OP)[name]
             config = variant.seed_configs(problem, fabric.hardware)[0]
-            plan = variant.plan(problem, fabric, config)
+            plan = Ready(variant.plan(problem, fabric, config))
             calls.append(lambda plan=plan: plan(*inputs[fabric.rank], out))
         return calls
 

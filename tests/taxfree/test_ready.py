@@ -1,0 +1,90 @@
+"""Plans that can be called, as ranks make them together."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from taxfree._runtime import collectives
+from taxfree._runtime.collectives import Failure
+from taxfree._runtime.ready import ready_plans
+from taxfree.measuring.trial import Calls, Candidate
+from taxfree_kernels.all_gather_matmul.problem import AllGatherMatmul
+from taxfree_kernels.errors import PlanError
+from taxfree_kernels.launch import is_compiling
+from taxfree_kernels.variant import Plan, Ready, Variant
+
+FABRIC: Any = SimpleNamespace(group=None, device=torch.device("cpu"))
+
+
+class LibraryPlan(Plan):
+    """As PyTorch's fused ops: nothing of ours to compile, and no run before peers are known."""
+
+    def __init__(self, why_not: str = "") -> None:
+        self.is_connected, self._why_not = False, why_not
+
+    def connect(self) -> None:
+        if self._why_not:
+            raise PlanError(self._why_not)
+        self.is_connected = True
+
+    def run(self, *tensors: Any) -> torch.Tensor:
+        assert self.is_connected
+        assert not is_compiling()
+        out: torch.Tensor = tensors[-1]
+        return out
+
+
+class Library(Variant):
+    name = "library"
+
+    def plan(self, *_: Any) -> Plan:
+        return LibraryPlan()
+
+
+@pytest.fixture(autouse=True)
+def two_ranks(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What the other rank says in each vote; it agrees where nothing is left."""
+    said: list[Any] = []
+    monkeypatch.setattr(
+        collectives, "vote", lambda _, own: [own, said.pop(0) if said else [None] * len(own)]
+    )
+    monkeypatch.setattr(collectives.dist, "get_rank", lambda _: 0)
+    return said
+
+
+def test_a_plan_is_not_callable_until_it_is_ready() -> None:
+    plan, out = LibraryPlan(), torch.zeros(1)
+    assert not callable(plan)
+    (ready,) = ready_plans(FABRIC, [lambda: plan])
+    assert isinstance(ready, Ready)
+    assert ready(out) is out
+
+
+def test_what_fails_on_another_rank_is_not_connected(two_ranks: list[Any]) -> None:
+    failure = Failure(1, "out of registers")
+    two_ranks.append([None, failure])
+    plans = LibraryPlan(), LibraryPlan()
+    first, second = ready_plans(FABRIC, [lambda: plans[0], lambda: plans[1]])
+    assert isinstance(first, Ready)
+    assert second is failure
+    assert [each.is_connected for each in plans] == [True, False]
+
+
+def test_what_cannot_connect_on_a_rank_is_no_plan(two_ranks: list[Any]) -> None:
+    failure = Failure(1, "no such op")
+    two_ranks += [[None, None], [failure, None]]
+    plans = LibraryPlan(), LibraryPlan("no multicast")
+    found = ready_plans(FABRIC, [lambda: plans[0], lambda: plans[1]])
+    assert found == [failure, Failure(0, "no multicast")]
+
+
+def test_a_trial_runs_nothing_before_it_is_connected(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("taxfree.measuring.trial.variants", lambda _: {"library": Library()})
+    calls = object.__new__(Calls)
+    calls.fabric, calls.op, calls.problem = FABRIC, "all_gather_matmul", AllGatherMatmul(5, 32, 32)
+    calls.inputs, calls.outputs = [()], [torch.zeros(1)]
+    calls.call(calls.plan(Candidate("library", {})))(0)
