@@ -102,11 +102,11 @@ def steps(gpus: int, folder: Path) -> Iterator[Step]:
     database = {"TAXFREE_DB": str(folder / "tuning.sqlite"), "TAXFREE_VERIFY": "0"}
     asked = (*on, "--dtype", "bf16", "--shapes", str(PROBLEMS), "--json")
     yield DOCTOR
-    yield Step("tune", taxfree("tune", *asked, "--trials", "12"), 120, tuned, database)
+    yield Step("tune", taxfree("tune", *asked, "--trials", "8"), 120, tuned, database)
     yield Step("bench", taxfree("bench", *asked), 90, benched, database)
     yield Step("explain", taxfree("explain", *asked), 120, explained, database)
-    yield Step("db verify", taxfree("db", "verify", "--sample", "3", "--json"), 60, None, database)
-    yield Step("PyTorch", model(on, folder, 2, "--prompts", "1024", "--batches", "1,16"), 90,
+    yield Step("db verify", taxfree("db", "verify", "--sample", "2", "--json"), 60, None, database)
+    yield Step("PyTorch", model(on, folder, 2, "--prompts", "1024", "--batches", "1"), 90,
                modelled(folder), database)  # fmt: skip
     yield Step("Transformers", launched(gpus, "generate"), 120, same, database)
     yield Step("training", launched(gpus, "train"), 90, same, database)

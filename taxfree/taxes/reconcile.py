@@ -29,6 +29,8 @@ def _account(measured: Measurement, bounds: Bounds, rank: int) -> Account:
     if measured.trace is not None and measured.trace.shows_programs:
         inner, work = _inside(measured, measured.trace, bounds, rank)
         found += inner
+    elif bounds.t_link_us == 0:  # ranks exchange nothing
+        work = _kernel_us(measured, measured.in_place, rank).sum(axis=1) - bounds.t_floor_us
     elif measured.only("collective") is None:
         unsplit.append(INSIDE)
     else:

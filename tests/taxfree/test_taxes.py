@@ -150,6 +150,14 @@ class TestAccount:
         assert account.unsplit == INSIDE
         assert account.tax_us("bulk synchronous") is None
 
+    def test_kernels_that_exchange_nothing_are_all_work(self):
+        usual = TRUTH.measurement()
+        local = tuple(replace(step, kind="fused") for step in usual.steps)
+        bounds = Bounds(t_floor_us=14.0, t_link_us=0.0, t_gemm_us=None)
+        account = accounts(replace(usual, steps=local), bounds)[0]
+        assert not account.unsplit
+        assert account.unexplained_us == pytest.approx(0, abs=1.5)
+
     def test_without_graphs_launches_are_in_the_residual(self):
         measured = replace(TRUTH.measurement(), graph_us=None)
         account = accounts(measured, BOUNDS)[0]
