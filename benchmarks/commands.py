@@ -108,7 +108,14 @@ def record_of(problem: Any, variant: str, hardware: Hardware, mode: str) -> Reco
 def call_of(runtime: Runtime, problem: Any, inputs: Any, **options: Any) -> Callable[[], Any]:
     """Return a call of the runtime's method on the inputs that an operation makes."""
     op = op_of(problem)
-    taken = {"matmul_all_reduce": 4, "flash_decode": 5}.get(op, 2)
+    taken = {"matmul_all_reduce": 4, "flash_decode": 5, "matmul_reduce_scatter": 2}.get(op, 3)
+    given = inputs[:taken]
     if op == "all_gather_matmul":
         options["gather_dim"] = problem.gather_dim
-    return partial(getattr(runtime, op), *inputs[:taken], **options)
+    if op == "attention":
+        options |= {"causal": problem.causal, "cu_seqlens": inputs[3]}
+    if getattr(problem, "rms_norm", False):
+        x, weight, bias, residual, norm_weight, eps = inputs
+        given = (x, weight, norm_weight, bias, residual, float(eps))
+        op = "matmul_all_reduce_rms_norm"
+    return partial(getattr(runtime, op), *given, **options)

@@ -1,21 +1,27 @@
-"""Measures the host time of a call, up to the driver's launch, without a GPU.
+"""Measures the host time of a call.
 
-    python -m benchmarks.host_cost
+    python -m benchmarks.host_cost            # of our variants, up to the launch, without a GPU
+    python -m benchmarks.host_cost --gpus 2   # of the library's paths, and what dispatch adds
 
-A record makes every fused variant the winner of a problem on eight H200s, at its default config.
-The runtime calls it with tensors that have no memory. Its kernels are compiled, but a no-op
-replaces Triton's launcher. The remaining time is the Python time of an eager call in the runtime,
-the plan and Triton: of one size again and again, and of the first and second calls of many prepared
-sizes.
+Without a GPU, a record makes every fused variant the winner of a problem on eight H200s, at its
+default config. The runtime calls it with tensors that have no memory. Its kernels are compiled, but
+a no-op replaces Triton's launcher. The remaining time is the Python time of an eager call in the
+runtime, the plan and Triton: of one size again and again, and of the first and second calls of many
+prepared sizes.
+
+With ranks, nothing is on record. Eager calls of the library's plans are timed with and without the
+runtime. What the runtime adds is also timed alone: plans do nothing then.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import statistics
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
@@ -23,10 +29,12 @@ from unittest import mock
 import torch
 import triton
 
-from benchmarks.commands import call_of, record_of
-from taxfree import fingerprints
+from benchmarks import host_cost_ranks
+from benchmarks.commands import call_of, exit_code, keep, parser, positive, record_of
+from taxfree import devices, fingerprints
 from taxfree._runtime.plans import rows_of
 from taxfree._runtime.runtime import Runtime
+from taxfree.measuring.groups import deadline_s, group_for
 from taxfree_kernels.cross_compile.compile import AbsentDevice, target_of
 from taxfree_kernels.cross_compile.record import GhostFabric
 from taxfree_kernels.fabric.layout import arena_bytes
@@ -43,6 +51,19 @@ PROBLEMS: dict[str, dict[str, Any]] = {
         "batch": 16, "q_heads": 96, "kv_heads": 12, "head_dim": 128, "kv_len_per_rank": 8192,
     },
 }  # fmt: skip
+#: of the library's paths; small, so that a host cannot wait for its device
+LIBRARY: list[tuple[str, dict[str, Any]]] = [
+    ("all_gather_matmul", {"m": 16, "n": 256, "k": 512, "gather_dim": 0}),
+    ("all_gather_matmul", {"m": 16, "n": 256, "k": 512, "gather_dim": 1, "bias": True}),
+    ("matmul_all_reduce", {"m": 16, "n": 256, "k": 256}),
+    ("matmul_all_reduce", {"m": 16, "n": 256, "k": 256, "residual": True, "rms_norm": True}),
+    ("matmul_reduce_scatter", {"m": 16, "n": 256, "k": 256}),
+    ("flash_decode", {
+        "batch": 4, "q_heads": 8, "kv_heads": 1, "head_dim": 128, "kv_len_per_rank": 256,
+    }),
+    ("attention", {"batch": 1, "length": 64, "q_heads": 8, "kv_heads": 1, "head_dim": 128}),
+]  # fmt: skip
+FOLDER = Path(__file__).parent / "results" / "host_cost"
 _WORLD = 8
 _SAMPLES, _CALLS = 9, 2000
 
@@ -117,10 +138,32 @@ def _timed(call: Callable[[], object]) -> float:
 
 
 def main() -> int:
-    """Print a table; returns the exit code."""
-    argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    ).parse_args()
+    """Run the command line; returns the exit code."""
+    made = parser(__doc__)
+    made.add_argument("--gpus", type=positive, help="time the library's paths on so many ranks")
+    options = made.parse_args()
+    return exit_code(lambda: _of_library(options) if options.gpus else _of_ours())
+
+
+def _of_library(options: argparse.Namespace) -> None:
+    """Print a table, and keep a record."""
+    fabric = devices.fabric_for(options.fabric)
+    devices.require(fabric, options.gpus)
+    problems = [problem_class(op)(world_size=options.gpus, **fields) for op, fields in LIBRARY]
+    with group_for(problems, fabric) as group:
+        limit = deadline_s(group.hardware)
+        found = group.call(host_cost_ranks.time_library, limit, problems=problems)[0]
+        print("| | library us | dispatched | added to a problem | to a method |")
+        print("| --- | ---: | ---: | ---: | ---: |")
+        for each in found:
+            times = (each.library_us, each.dispatched_us, each.given_us, each.method_us)
+            print(f"| {each.problem} | {' | '.join(f'{us:.1f}' for us in times)} |")
+        rows = [dataclasses.asdict(each) for each in found]
+        keep({"rows": rows}, group, fabric, FOLDER, options.out)
+
+
+def _of_ours() -> None:
+    """Print a table."""
     triton.runtime.driver.set_active(_IdleDevice(target_of(H200)))
     torch.set_num_threads(1)
     print("| | variant | us | first call | second | ratio |")
@@ -135,7 +178,6 @@ def main() -> int:
             first, second = (min(each) for each in zip(*pairs, strict=True))
             costs = f"{us:.1f} | {first:.1f} | {second:.1f} | {first / second:.2f}"
             print(f"| {op} | `{name}` | {costs} |", flush=True)
-    return 0
 
 
 if __name__ == "__main__":

@@ -33,6 +33,7 @@ from taxfree.measuring.results import DISPATCH, LIBRARY, machine_name, write
 RESULTS = Path(__file__).parents[1] / "results" / "accept"
 PROBLEMS = Path(__file__).with_name("problems.yaml")
 LEAST = 0.97  # of the fastest library path's speed, for what dispatch runs
+ADDED_US = 3.0  # by dispatch to an eager call of the library
 ACCOUNTED = 0.1  # of a call's time, that an account may leave open
 SOURCES = ("kernels", "taxfree", "taxfree_cli", "tuning_db", "benchmarks", "tests")
 
@@ -99,13 +100,16 @@ def _end(process: subprocess.Popen[str]) -> None:
 def steps(gpus: int, folder: Path) -> Iterator[Step]:
     """What is run in a few minutes."""
     on = ("--gpus", str(gpus))
-    database = {"TAXFREE_DB": str(folder / "tuning.sqlite"), "TAXFREE_VERIFY": "0"}
+    database = {"TAXFREE_DB": str(folder / "tuning.sqlite")}
     asked = (*on, "--dtype", "bf16", "--shapes", str(PROBLEMS), "--json")
     yield DOCTOR
     yield Step("tune", taxfree("tune", *asked, "--trials", "8"), 120, tuned, database)
     yield Step("bench", taxfree("bench", *asked), 90, benched, database)
     yield Step("explain", taxfree("explain", *asked), 120, explained, database)
     yield Step("db verify", taxfree("db", "verify", "--sample", "2", "--json"), 60, None, database)
+    cost = folder / "host_cost.json"
+    yield Step("host cost", ("-m", "benchmarks.host_cost", *on, "--out", str(cost)), 60,
+               dispatched(cost))  # fmt: skip
     yield Step("PyTorch", model(on, folder, 2, "--prompts", "1024", "--batches", "1"), 90,
                modelled(folder), database)  # fmt: skip
     yield Step("Transformers", launched(gpus, "generate"), 120, same, database)
@@ -236,6 +240,20 @@ def modelled(folder: Path) -> Judge:
         rows = [{name: row.get(name) for name in names} for row in document["rows"]]
         return rows, [f"{row['path']}: {row['skipped']}" for row in document["rows"]
                       if row["skipped"]]  # fmt: skip
+
+    return judge
+
+
+def dispatched(path: Path) -> Judge:
+    """What dispatch adds to the host time of library calls."""
+
+    def judge(_: str) -> tuple[Any, list[str]]:
+        rows = json.loads(path.read_text(encoding="utf-8"))["rows"]
+        return rows, [
+            f"dispatch adds {row['given_us']:.1f} us to {row['problem']}"
+            for row in rows
+            if row["given_us"] > ADDED_US
+        ]
 
     return judge
 

@@ -309,8 +309,8 @@ class Runtime(contextlib.AbstractContextManager["Runtime"]):
             PeerTimeout: an earlier call lost a peer.
         """
         arguments = (x, weight, bias, residual, norm_weight, eps)
-        both = self._call(MATMUL_ALL_REDUCE_RMS_NORM, arguments, out)
-        return both[0], both[1]
+        normalised, total = self._call(MATMUL_ALL_REDUCE_RMS_NORM, arguments, out).unbind()
+        return normalised, total
 
     def matmul_reduce_scatter(
         self,

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from benchmarks.accept import __main__ as accept
-from benchmarks.accept.__main__ import Step, benched, explained, same
+from benchmarks.accept.__main__ import Step, benched, dispatched, explained, same
 
 
 def row(variant: str, median_us: float, iqr_us: float = 0.0) -> dict[str, Any]:
@@ -63,6 +63,15 @@ def test_an_account_is_closed_or_says_why(
     figures, wrong = explained(json.dumps({"rows": [account]}))
     assert figures[0]["unexplained"] == pytest.approx(unexplained / 100)
     assert bool(wrong) == is_wrong
+
+
+def test_dispatch_may_not_add_much_to_calls_of_the_library(tmp_path) -> None:
+    cost = tmp_path / "host_cost.json"
+    rows = [{"problem": "AllGatherMatmul", "given_us": us, "method_us": 9.0} for us in (2.9, 3.1)]
+    cost.write_text(json.dumps({"rows": rows}))
+    figures, wrong = dispatched(cost)("a table")
+    assert figures == rows
+    assert wrong == ["dispatch adds 3.1 us to AllGatherMatmul"]
 
 
 def test_another_result_is_an_error() -> None:
