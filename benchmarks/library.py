@@ -20,7 +20,7 @@ from functools import cache
 from benchmarks.documents import ROOT, table
 from taxfree._runtime import library
 from taxfree._runtime.library import BASELINE, Measured, Path
-from taxfree.measuring.results import LIBRARY, by_problem, load
+from taxfree.measuring.results import by_problem, load
 from taxfree.shapes import recorded_problem
 from taxfree_kernels.hardware import KNOWN
 from taxfree_kernels.variant import operation_names
@@ -41,7 +41,7 @@ def measured() -> tuple[Measured, ...]:
             problem = recorded_problem(rows[0].op, rows[0].problem)
             paths: dict[str, Path] = {}
             for row in rows:
-                if row.variant in LIBRARY:
+                if row.is_library:
                     path = Path(row.variant, row.config)
                     us = float(f"{row.median_us:.4g}")  # more digits than a measurement has
                     paths.setdefault(str(path), path).median_us[row.mode] = us

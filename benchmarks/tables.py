@@ -47,7 +47,7 @@ from benchmarks.documents import (
 )
 from taxfree._runtime.dispatch import Dispatcher
 from taxfree.fingerprints import size_field
-from taxfree.measuring.results import DISPATCH, LIBRARY, Row, by_problem, fastest, machine_name
+from taxfree.measuring.results import DISPATCH, Row, by_problem, fastest, machine_name
 from taxfree.settings import Settings
 from taxfree.shapes import format_problem, heading, recorded_problem
 from taxfree_cli.pictures import plot_times
@@ -290,8 +290,9 @@ def _size(group: Sequence[Row]) -> int:
 def _compared(group: Sequence[Row], machine: str) -> tuple[Row, Row | None, Row]:
     """Our fastest in a graph, what dispatch picks there today, and the library's fastest."""
     in_graph = [row for row in group if row.mode == "graph"]
-    ours = fastest([row for row in in_graph if row.variant not in (*LIBRARY, DISPATCH)])
-    library = fastest([row for row in group if row.variant in LIBRARY])
+    others = [row for row in in_graph if not row.is_library]
+    ours = fastest([row for row in others if row.variant != DISPATCH])
+    library = fastest([row for row in group if row.is_library])
     assert ours is not None
     assert library is not None
     return ours, _picked(in_graph, machine), library
@@ -542,7 +543,7 @@ def _step(row: Row | None, before: Row | None) -> str:
 
 def _cells(group: Sequence[Row]) -> list[str]:
     mode = "graph" if any(row.mode == "graph" for row in group) else "eager"
-    library = [row for row in group if row.variant in LIBRARY]
+    library = [row for row in group if row.is_library]
     timed = [row for row in group if row.mode == mode and row not in library]
     others = [row for row in timed if row.variant != DISPATCH]
     dispatch = fastest([row for row in timed if row.variant == DISPATCH])
