@@ -63,7 +63,7 @@ class Choice:
         why: one line.
         eager: what runs instead outside graph capture, if something else was faster there: plans
             with many launches win in graphs and lose in eager calls.
-        lender: of a lent record, the GPU.
+        lender: the GPU that lent the record, also if it was tried here since; empty if none did.
     """
 
     kind: Kind
@@ -75,8 +75,8 @@ class Choice:
 
     @property
     def source(self) -> str:
-        """The kind, with the GPU that lent the record if one did."""
-        return f"{self.kind}: {self.lender}" if self.lender else self.kind
+        """The kind, and the GPU that lends."""
+        return f"lent: {self.lender}" if self.kind == "lent" else self.kind
 
     @property
     def in_eager_calls(self) -> str:
@@ -163,9 +163,8 @@ class Dispatcher:
     def of_record(self, kind: Kind, problem: Problem, record: Record, why: str) -> Choice:
         """The choice of a record's winner for a problem, in all calls or in graphs."""
         winner, eager = record.winner, self._eager(kind, record.op, problem, record)
-        lender = record.lender if kind == "lent" else ""
         kind = _of_version(kind, record.op, winner)
-        return Choice(kind, winner.variant, dict(winner.config), why, eager, lender)
+        return Choice(kind, winner.variant, dict(winner.config), why, eager, record.lender)
 
     @property
     def tries_lent(self) -> bool:

@@ -69,7 +69,7 @@ class Entry:
         plan: the choice.
         eager: takes its place outside of graph capture, if there is one.
         kernels: what is compiled for them, and for the other sizes of their plan.
-        is_tuned: the largest of the sizes that share the plan has a record of its own.
+        is_tuned: the largest of the sizes that share the plan was tuned.
         calls: how many there were.
     """
 
@@ -301,8 +301,8 @@ class Plans:
         alone.__dict__["workspace"] = Workspace(self._fabric.device, has_pool=False)
         plan = Ready(variants(op_of(problem))[BASELINE].plan(problem, alone, {}))
         choice = Choice("unprepared", BASELINE, why=why)
-        record = self._dispatcher.look_up(op_of(problem), self.bucket(problem).problem)
-        is_tuned = record.kind == "exact"
+        found = self._dispatcher.look_up(op_of(problem), self.bucket(problem).problem)
+        is_tuned = found.kind == "exact" and found.record is not None and not found.record.lender
         return Entry(Bucket(problem, rows_of(problem)), choice, plan, is_tuned=is_tuned)
 
     def _agree(self, missing: list[Problem], called: Problem | None, made: list[_Made]) -> None:
@@ -419,7 +419,7 @@ class Plans:
         plan, *eagers = (made.part(mode).plan for mode in made.modes)
         eager = eagers[0] if eagers else None
         assert plan is not None
-        is_tuned = choice.kind == "exact"
+        is_tuned = choice.kind == "exact" and not choice.lender
         last = Bucket(bucket.problem, bucket.high)
         entries[bucket.high] = Entry(last, choice, plan, eager, kernels, is_tuned)
         if bucket.low == bucket.high:

@@ -77,6 +77,7 @@ def try_and_start_again(fabric: Any, library_us: float, ours_us: float, path: st
     rt = start(fabric, [lent_record(fabric), *own])
     with mock.patch("taxfree.measuring.lent.try_beside_library", side_effect=AssertionError):
         again = [call(rt, fabric), rt.choice(problem).kind, rt.choice(problem).variant]
+    assert not any(entry.is_tuned for entry in rt._plans)
     return found, again, [record.provenance for record in own]
 
 
