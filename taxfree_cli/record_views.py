@@ -159,8 +159,14 @@ def _row(record: Record) -> list[object]:
         ours,
         baseline,
         baseline / ours if ours else 0.0,
-        "modelled" if record.is_modelled else record.provenance.get("source", ""),
+        _source(record),
     ]
+
+
+def _source(record: Record) -> str:
+    if record.is_lent:
+        return f"lent: {record.lender}"
+    return "modelled" if record.is_modelled else record.provenance.get("source", "")
 
 
 def _rows(role: str, measured: Measurement) -> list[list[object]]:
