@@ -13,6 +13,8 @@ from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 
+import torch
+
 from taxfree import fingerprints
 from taxfree._runtime.aside import aside
 from taxfree._runtime.dispatch import Choice
@@ -45,6 +47,8 @@ def tried(
     expected_us = min(lent.baseline.median_us.values())
     trial = partial(try_beside_library, fabric, problem, [plan for _, plan in plans], expected_us)
     found = aside(fabric.device, trial)
+    if fabric.has_graphs:
+        torch.cuda.empty_cache()  # an engine may be about to measure what is free
     if isinstance(found, str):
         return found
     candidates = [Candidate(each.variant, each.config) for each, _ in plans]

@@ -13,7 +13,7 @@ import json
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, cached_property
 from importlib.resources import files
 from typing import Any
 
@@ -57,6 +57,11 @@ class Measured:
     problem: Problem
     hardware: HardwareFingerprint
     paths: tuple[Path, ...]
+
+    @cached_property
+    def fixed(self) -> dict[str, Any]:
+        """What other problems must have in common with it."""
+        return fixed_fields(self.op, dataclasses.asdict(self.problem))
 
     def us(self, variant: str, mode: str) -> float:
         """The time of a variant; infinite if there is none."""
@@ -118,7 +123,7 @@ def _around(problem: Problem, known: Iterable[Measured]) -> tuple[Measured, Meas
     op, fixed = op_of(problem), fixed_fields(op_of(problem), dataclasses.asdict(problem))
     near: list[tuple[float, str, float, Measured]] = []
     for each in known:
-        if each.op != op or fixed_fields(op, dataclasses.asdict(each.problem)) != fixed:
+        if each.op != op or each.fixed != fixed:
             continue
         apart = {work: _octaves(each.problem, problem, work) for work in _OCTAVES}
         if all(abs(apart[work]) <= most for work, most in _OCTAVES.items()):

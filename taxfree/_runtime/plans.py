@@ -114,7 +114,8 @@ class _Made:
 
     Args:
         bucket, choice: what is planned.
-        parts: ours by mode, "graph" or "eager"; and the library's, as "library", if needed.
+        parts: of each mode, "graph" or "eager", that does not run the baseline; and the baseline's,
+            as "library", if it is needed.
     """
 
     bucket: Bucket
@@ -129,7 +130,7 @@ class _Made:
 
     @property
     def ours(self) -> list[tuple[_Made, str, Choice]]:
-        """The modes that do not run the library."""
+        """The modes that do not run the baseline."""
         return [(self, mode, each) for mode, each in self.modes.items() if each.variant != BASELINE]
 
     @property
@@ -139,7 +140,7 @@ class _Made:
 
     @property
     def needs_trial(self) -> bool:
-        """Whether another device lent it, and it is not the library."""
+        """Whether another device lent it, and it is not the baseline."""
         return self.choice.kind == "lent" and bool(self.ours)
 
     @property
@@ -323,10 +324,12 @@ class Plans:
         """Make the choices ready; where one fails on a rank, the library serves its bucket."""
         found = ready_plans(self._fabric, [partial(self._make, *step) for step in steps])
         for (made, mode, choice), plan in zip(steps, found, strict=True):
-            if not isinstance(plan, Failure):
-                made.parts[mode].plan = plan
-            elif made.modes.get(mode) is choice:  # it has not fallen back yet
+            if made.modes.get(mode) is not choice:  # it has fallen back
+                continue
+            if isinstance(plan, Failure):
                 made.fall_back("baseline", f"{choice.variant}: {plan.why}")
+            else:
+                made.parts[mode].plan = plan
 
     def _make(self, made: _Made, mode: str, choice: Choice) -> Plan:
         """Plan and compile a choice for the sizes that it serves, without the peers."""
