@@ -347,6 +347,7 @@ def _found(
     table: Table,
     fingerprint: HardwareFingerprint,
     hardware: Hardware | None,
+    nearest: bool = True,
 ) -> LookUp:
     """The record for a problem, or a neighbour's that is transferred to it."""
     asked, versions = dataclasses.asdict(problem), fingerprints.versions(op)
@@ -370,7 +371,7 @@ def _found(
         fingerprints.NEIGHBOUR_OCTAVES,
         why_not,
     )
-    found = find_record(table, query)
+    found = find_record(table, query, nearest)
     if found.record is not None and found.kind == "neighbour":
         return dataclasses.replace(found, record=fingerprints.transferred(found.record, problem))
     return found
@@ -387,7 +388,7 @@ def _lent(
     """The record that another device lends, else what was found, with the reason."""
     if not any(record.op == op for record in lent.records()):
         return found
-    other = _found(op, problem, lent, fingerprint, hardware)
+    other = _found(op, problem, lent, fingerprint, hardware, nearest=False)
     looked_for = "a record of a device that computes alike"
     if other.record is None or not other.is_recorded:
         return _with_step(found, LookupStep(looked_for, False, other.why_not))

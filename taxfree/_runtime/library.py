@@ -19,9 +19,9 @@ from typing import Any
 
 from taxfree._runtime.legality import illegal
 from taxfree._runtime.prediction import fixed_fields
-from taxfree.shapes import format_problem, recorded_problem
+from taxfree.shapes import recorded_problem
 from taxfree_kernels.hardware import Hardware
-from taxfree_kernels.variant import Problem, op_of, variants
+from taxfree_kernels.variant import Problem, op_of, operation, variants
 from taxfree_tuning_db import HardwareFingerprint
 
 _OCTAVES = {"link_bytes": 2.0, "flops": 3.0}  # within which a result is near
@@ -110,8 +110,7 @@ def fastest(
         ratio, best = min(zip(ratios, legal, strict=True), key=lambda each: each[0])
         found[mode] = best if ratio <= _WORTH_IT else BASELINE
         said.append(f"{best} {where} {ratio:.2f}")
-    shown = (format_problem(each.op, dataclasses.asdict(each.problem)) for each in around)
-    where = f"{' and '.join(shown)} on {around[0].hardware.gpu}"
+    where = f"{' and '.join(map(_sizes, around))} on {around[0].hardware.gpu}"
     return found, f"{', '.join(said)} of the baseline's time, by {where}"
 
 
@@ -133,6 +132,12 @@ def _around(problem: Problem, known: Iterable[Measured]) -> tuple[Measured, Meas
     smaller = next((each for *_, message, each in near if message <= 0), None)
     larger = next((each for *_, message, each in near if message >= 0 and each != smaller), None)
     return None if larger is None else (smaller or larger, larger)
+
+
+def _sizes(measured: Measured) -> str:
+    found = operation(measured.op)
+    names = (*found.interpolated_fields, *found.family_fields)
+    return " ".join(f"{name}={getattr(measured.problem, name)}" for name in names)
 
 
 def _octaves(one: Problem, other: Problem, work: str) -> float:

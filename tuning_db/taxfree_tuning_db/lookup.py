@@ -228,11 +228,14 @@ class Query:
         return any(own[name] < asked[name] for name in self.interpolated_fields)  # type: ignore[operator]
 
 
-def look_up(table: Table, query: Query) -> LookUp:
+def look_up(table: Table, query: Query, nearest: bool = True) -> LookUp:
     """Find the record for a problem: its own, else that of its nearest neighbour that serves.
 
     Neighbours of larger sizes come first: their tiles fit all rows, and smaller ones need more
     tiles. The problem's own record, if it cannot run, is returned where no neighbour serves.
+
+    Args:
+        nearest: whether a miss names the record that differs least.
 
     Raises:
         InvalidRecord: a field of the problem is not a finite scalar.
@@ -249,9 +252,11 @@ def look_up(table: Table, query: Query) -> LookUp:
         return trace.answer("neighbour", record)
     if own:
         return trace.answer("refused", own[0])
-    nearest, why = _nearest(table, query)
-    trace.step(f"the nearest record of {query.op}, not for use", nearest is not None, why)
-    return LookUp("miss", None, (), tuple(trace.steps), nearest)
+    if not nearest:
+        return LookUp("miss", None, (), tuple(trace.steps))
+    record, why = _nearest(table, query)
+    trace.step(f"the nearest record of {query.op}, not for use", record is not None, why)
+    return LookUp("miss", None, (), tuple(trace.steps), record)
 
 
 class _Trace:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields
 from datetime import datetime
 from itertools import repeat
 from typing import Any, Literal, TypeAlias, TypeVar, get_args
@@ -61,7 +61,8 @@ class HardwareFingerprint:
 
     def computes_like(self, other: HardwareFingerprint) -> bool:
         """Whether two devices differ in nothing but their names, memory and clocks."""
-        return replace(self, gpu=other.gpu, memory_bytes=other.memory_bytes) == other
+        names = ("architecture", "compute_units", "link", "num_xcds")
+        return all(getattr(self, name) == getattr(other, name) for name in names)
 
     def is_kind_of(self, other: HardwareFingerprint) -> bool:
         """Whether two devices differ in nothing but their names; one may not be their driver's."""
